@@ -100,7 +100,7 @@ def run_forward[
     elif part == "varlen_forward":
         launch_forward_varlen(launcher, tensors, layout)
     elif part == "dropout_forward":
-        launch_forward_dropout(launcher, tensors, layout, draws_of(arguments))
+        launch_forward_dropout(launcher, tensors, layout, draws_of(arguments), choice == 1)
     else:
         if choice == 1:
             launch_forward_window[tiles=1](launcher, tensors, layout)
@@ -160,7 +160,7 @@ def run_backward[
     elif part == "varlen_backward":
         launch_backward_varlen(launcher, tensors, layout)
     elif part == "dropout_backward":
-        launch_backward_dropout(launcher, tensors, layout, draws_of(arguments))
+        launch_backward_dropout(launcher, tensors, layout, draws_of(arguments), choice == 1)
     else:
         if choice == 1:
             launch_backward_window[tiles=1](launcher, tensors, layout)

@@ -31,10 +31,11 @@ CASES = {
     "two batches, shared heads, causal": ((2, 2, 1, 70, 90, 64, 0), "", 58982, "bfloat16", "natural", 0),
     "several blocks": ((1, 1, 1, 200, 330, 40, EVERY_KEY), "", 32768, "float16", "shuffled:1", 0),
     "a mask of every head": ((1, 2, 2, 70, 75, 64, EVERY_KEY), "nst", 58982, "bfloat16", "natural", 0),
-    "padding": ((2, 2, 1, 65, 130, 24, EVERY_KEY), "bt", 52429, "float16", "shuffled:2", 0),
+    "the same in boxes": ((1, 4, 2, 70, 88, 64, EVERY_KEY), "nst", 58982, "float16", "shuffled:3", 0),
+    "padding": ((2, 2, 1, 65, 328, 24, EVERY_KEY), "bt", 52429, "float16", "shuffled:2", 0),
     "a scale below 0": ((1, 1, 1, 33, 20, 8, EVERY_KEY), "", 49152, "bfloat16", "natural", -0.5),
     "wide, causal": ((1, 2, 1, 140, 130, 128, 0), "", 58982, "bfloat16", "natural", 0),
-    "wide, padding": ((1, 1, 1, 130, 200, 72, EVERY_KEY), "t", 39322, "float16", "shuffled:3", 0),
+    "wide, padding": ((1, 2, 1, 140, 200, 72, EVERY_KEY), "t", 39322, "float16", "shuffled:3", 0),
     "nothing is kept": ((1, 1, 1, 20, 20, 64, 0), "", 0, "bfloat16", "natural", 0),
 }  # fmt: skip
 
@@ -68,8 +69,15 @@ def truth(Q, K, V, dO, visible, scale, mask, left):
     }
 
 
-def run(dims, axes, kept, dtype, scale):
-    """Both passes; the error of each result."""
+def call(function, *arguments):
+    """By the module, with as much scratch memory as it asks for, full of ones."""
+    scratch = on_device(np.full(max(1, function(0, 0, 0, 0, *arguments)), 0xFF, np.uint8))
+    function(gpu, 0, scratch._data_ptr(), scratch.num_elements, *arguments)
+    device.synchronize()
+
+
+def run(dims, axes, kept, dtype, scale, choice):
+    """Both passes by the fastest kernels, or by the portable ones with `choice` 1; the error of each result."""
     B, N, G, S, T, d, diagonal = dims
     scale = scale or d**-0.5
     shapes = {"q": (B, N, S, d), "k": (B, G, T, d), "v": (B, G, T, d), "g": (B, N, S, d)}
@@ -91,20 +99,21 @@ def run(dims, axes, kept, dtype, scale):
     at = {name: buffer._data_ptr() for name, buffer in (written | given).items()}
     inputs = [at[name] for name in "qkv"]
     sizes = (B, N, G, S, T, d, diagonal, *bias_strides, 1 if axes else 0)
-    nowhere = (gpu, 0, 0, 0, 2 if dtype == "bfloat16" else 3, 0, *sizes)
+    front = (2 if dtype == "bfloat16" else 3, choice, *sizes)
     rows, keys = (N * S * d, S * d, d), (G * T * d, T * d, d)
     drawn = (state._data_ptr(), kept)
-    module.dropout_forward(
-        *(*nowhere, scale, at["output"], lse._data_ptr(), *inputs, bias._data_ptr()),
+    call(
+        module.dropout_forward,
+        *(*front, scale, at["output"], lse._data_ptr(), *inputs, bias._data_ptr()),
         *(*rows, *keys, *keys, *rows, *drawn),
     )
-    module.delta(*nowhere, delta._data_ptr(), at["g"], at["output"], 0, *rows, *rows)
-    module.dropout_backward(
-        *(*nowhere, scale, at["grad_query"], at["grad_key"], at["grad_value"], at["g"], *inputs),
+    call(module.delta, *front, delta._data_ptr(), at["g"], at["output"], 0, *rows, *rows)
+    call(
+        module.dropout_backward,
+        *(*front, scale, at["grad_query"], at["grad_key"], at["grad_value"], at["g"], *inputs),
         *(lse._data_ptr(), delta._data_ptr(), bias._data_ptr()),
         *(*rows, *keys, *keys, *rows, *rows, *keys, *keys, *drawn),
     )
-    device.synchronize()
     s, t = np.ogrid[:S, :T]
     left = keep_mask(torch.from_numpy(STATE), (B, N, S, T), kept).numpy() * (ONE / kept if kept else 0)
     Q, K, V, dO = (decode(bits[name], dtype) for name in "qkvg")
@@ -116,11 +125,13 @@ def run(dims, axes, kept, dtype, scale):
     return errors
 
 
-errors = {}
-for name, (dims, axes, kept, dtype, order, scale) in CASES.items():
-    virtual.blocks = order
-    errors[name] = run(dims, axes, kept, dtype, scale)
-names = sorted({launch.name for launch in virtual.launches})
+errors, names = {}, {}
+for choice, by in enumerate(("fastest", "portable")):
+    for name, (dims, axes, kept, dtype, order, scale) in CASES.items():
+        before = len(virtual.launches)
+        virtual.blocks = order
+        errors[f"{name}, {by}"] = run(dims, axes, kept, dtype, scale, choice)
+        names[f"{name}, {by}"] = sorted({launch.name for launch in virtual.launches[before:]})
 refused = []
 # The dtype's number, elements of a head, elements that are kept.
 for kind, d, kept in ((0, 64, 1), (2, 136, 1), (2, 60, 1), (2, 64, -1), (2, 64, ONE)):
@@ -130,5 +141,9 @@ for kind, d, kept in ((0, 64, 1), (2, 136, 1), (2, 60, 1), (2, 64, -1), (2, 64, 
             getattr(module, f"dropout_{part}")(gpu, 0, 0, 0, kind, 0, *sizes, 1.0, *[0] * addresses, 0, kept)
         except Exception as error:
             refused.append(str(error))
-report = {"errors": errors, "launches": names, "refused": refused}
+scratch = []
+for length in (2**16, 2**17):
+    sizes = (1, 1, 1, length, length, 64, EVERY_KEY, 0, 0, 0, 0, 0)
+    scratch.append(module.dropout_forward(0, 0, 0, 0, 2, 0, *sizes, 1.0, *[64] * (6 + 12), 0, 1))
+report = {"errors": errors, "launches": names, "refused": refused, "scratch": scratch}
 print(json.dumps(report | {"findings": [finding.text() for finding in virtual.findings]}))

@@ -1,6 +1,8 @@
-"""How attention with dropout is launched: the kernels of `fast_kernels.mojo` that draw which probabilities become 0."""
+"""How attention with dropout is launched: the kernels of `fast_kernels.mojo` that draw which probabilities become 0, and on a Hopper those
+with wgmma, for which `fast_hopper_dropout.mojo` draws."""
 
 from .fast_dropout import ONE, Draws
+from .fast_hopper_dropout import MOST_WORDS, count_words
 from .fast_launches import (
     ROOM,
     WIDE,
@@ -8,9 +10,13 @@ from .fast_launches import (
     fits_chunks,
     has_tensor_cores,
     is_aligned,
+    launch_backward_hopper,
+    launch_forward_hopper,
     launch_forward_tiles,
     launch_key_value_tiles,
     launch_query_tiles,
+    suits_hopper,
+    suits_hopper_forward,
 )
 from .fast_tiles import CHUNK
 from .flash_tensors import FlashBackward, FlashForward, FlashSizes
@@ -35,14 +41,22 @@ def expect_dropout[dtype: DType](aligned: Bool, sizes: FlashSizes, draws: Draws)
 
 def launch_forward_dropout[
     L: Launcher, dtype: DType, //
-](mut launcher: L, t: FlashForward[dtype], layout: Layout, draws: Draws) raises:
-    """One launch: output, of probabilities with dropout, and lse, of all of them."""
+](mut launcher: L, t: FlashForward[dtype], layout: Layout, draws: Draws, portable: Bool) raises:
+    """One launch, two on a Hopper: output, of probabilities with dropout, and lse, of all of them; by the `portable` kernels, or by
+    the fastest."""
     var plain = fits_chunks(t.query, layout.query) and fits_chunks(t.key, layout.key)
     plain = plain and fits_chunks(t.value, layout.value) and fits_chunks(t.output.as_imm(), layout.output)
     expect_dropout[dtype](plain, t.sizes, draws)
     comptime if has_tensor_cores[dtype]():
         if t.sizes.rows() == 0:
             return
+        comptime if L.wgmma:
+            if not portable and suits_hopper_forward(t, layout) and count_words(t.sizes) <= MOST_WORDS:
+                if t.sizes.mask_block != 0:
+                    launch_forward_dropout_hopper[biased=True](launcher, t, layout, draws)
+                else:
+                    launch_forward_dropout_hopper[biased=False](launcher, t, layout, draws)
+                return
         if t.sizes.head_dim > 64:
             launch_forward_tiles[True, WIDE, bands=2, warps=4, step=32, resident=2, dropout=True](
                 launcher, t, layout, draws
@@ -57,14 +71,36 @@ def launch_forward_dropout[
             )
 
 
+def launch_forward_dropout_hopper[
+    L: Launcher, dtype: DType, //, *, biased: Bool
+](mut launcher: L, t: FlashForward[dtype], layout: Layout, draws: Draws) raises:
+    """Two launches: the draws, and the kernel with wgmma."""
+    if t.sizes.head_dim <= 64:
+        launch_forward_hopper[64, groups=1, keys=128, resident=2, biased=biased, dropped=True](
+            launcher, t, layout, draws
+        )
+    else:
+        launch_forward_hopper[128, groups=2, keys=128, resident=1, biased=biased, dropped=True](
+            launcher, t, layout, draws
+        )
+
+
 def launch_backward_dropout[
     L: Launcher, dtype: DType, //
-](mut launcher: L, t: FlashBackward[dtype], layout: Layout, draws: Draws) raises:
-    """Two launches: grad_key and grad_value, then grad_query."""
+](mut launcher: L, t: FlashBackward[dtype], layout: Layout, draws: Draws, portable: Bool) raises:
+    """Two launches, four on a Hopper: grad_key and grad_value, then grad_query; by the `portable` kernels, or by the fastest.
+    """
     expect_dropout[dtype](is_aligned(t, layout), t.sizes, draws)
     comptime if has_tensor_cores[dtype]():
         if t.sizes.rows() == 0 or t.sizes.key_len == 0:
             return
+        comptime if L.wgmma:
+            if not portable and suits_hopper(t, layout) and count_words(t.sizes) <= MOST_WORDS:
+                if t.sizes.mask_block != 0:
+                    launch_backward_dropout_hopper[biased=True](launcher, t, layout, draws)
+                else:
+                    launch_backward_dropout_hopper[biased=False](launcher, t, layout, draws)
+                return
         if t.sizes.head_dim > 64:
             launch_key_value_tiles[
                 True, WIDE, bands=1, warps=8 if ROOMY else 4, step=32, part=32, resident=1, dropout=True
@@ -88,3 +124,31 @@ def launch_backward_dropout[
     launch_query_tiles[masked, 64, bands=2, warps=4, step=64, part=32, resident=2, dropout=True](
         launcher, t, layout, draws
     )
+
+
+def launch_backward_dropout_hopper[
+    L: Launcher, dtype: DType, //, *, biased: Bool
+](mut launcher: L, t: FlashBackward[dtype], layout: Layout, draws: Draws) raises:
+    """Four launches: the draws, lse and delta in whole boxes, and the kernels with wgmma."""
+    if t.sizes.head_dim <= 64:
+        launch_backward_hopper[
+            64,
+            key_groups=1,
+            key_resident=2,
+            query_groups=1,
+            query_stages=3,
+            query_resident=2,
+            biased=biased,
+            dropped=True,
+        ](launcher, t, None, layout, draws)
+    else:
+        launch_backward_hopper[
+            128,
+            key_groups=2,
+            key_resident=1,
+            query_groups=2,
+            query_stages=3,
+            query_resident=1,
+            biased=biased,
+            dropped=True,
+        ](launcher, t, None, layout, draws)

@@ -19,18 +19,25 @@ from std.memory import AddressSpace
 from std.sys import inlined_assembly
 from std.utils import StaticTuple
 from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, barrier, block_idx, lane_id, thread_idx
-from max.gpu.compute.mma import (
-    ld_matrix,
-    wgmma_commit_group_sync,
-    wgmma_fence_aligned,
-    wgmma_wait_group_sync,
-)
+from max.gpu.compute.mma import ld_matrix, wgmma_commit_group_sync, wgmma_fence_aligned, wgmma_wait_group_sync
 from max.gpu.host.nvidia.tma import TMADescriptor
 from max.gpu.intrinsics import warpgroup_reg_alloc, warpgroup_reg_dealloc
 from max.gpu.memory import external_memory, fence_mbarrier_init
 from max.gpu.sync import mbarrier_arrive, mbarrier_arrive_expect_tx_shared, mbarrier_init
 
-from .fast_hopper import (
+from .fast_hopper import registers
+from .fast_hopper_dropout import WORDS_BYTES, drop, word_of_keys, words_of
+from .fast_hopper_masks import (
+    add_mask,
+    arrivals,
+    arrives,
+    box_bytes,
+    boxes_sent,
+    clear_rows,
+    hides_keys,
+    send_mask,
+)
+from .fast_hopper_tiles import (
     BOX_BYTES,
     GROUP,
     HALF,
@@ -43,9 +50,9 @@ from .fast_hopper import (
     common,
     multiply,
     own_group,
-    registers,
     rounded,
     scores_from_shared,
+    send_numbers,
     send_tile,
     settled,
     settled_sums,
@@ -76,24 +83,14 @@ def key_owners[width: Int, groups: Int]() -> Int:
     return groups if width <= 2 * SIDE else groups // 2
 
 
-def key_bytes[width: Int, groups: Int]() -> Int:
+def key_bytes[width: Int, groups: Int, biased: Bool, dropped: Bool]() -> Int:
     """Shared memory of a block."""
     comptime stages = key_stages[width]()
     comptime owners = key_owners[width, groups]()
-    comptime boxes = width // SIDE * 2 * (owners + stages)
+    comptime boxes = width // SIDE * 2 * (owners + stages) + (stages * owners if biased else 0)
     comptime handed = 2 * HANDED_BYTES if owners < groups else 0
-    return boxes * BOX_BYTES + stages * NUMBERS_BYTES + handed + 8 * (1 + 2 * stages)
-
-
-@always_inline
-def send_numbers(target: Shared[UInt8], source: ImmPtr[DType.float32], bytes: Int32, full: Shared[Int64]):
-    """Sends for neighbouring numbers, a multiple of 16 bytes that begins at one."""
-    inlined_assembly[
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];",
-        NoneType,
-        constraints="r,l,r,r,~{memory}",
-        has_side_effect=True,
-    ](Int32(Int(target)), Int64(Int(source)), bytes, Int32(Int(full)))
+    comptime words = owners * WORDS_BYTES if dropped else 0
+    return boxes * BOX_BYTES + stages * (NUMBERS_BYTES + words) + handed + 8 * (1 + 2 * stages)
 
 
 @always_inline
@@ -155,12 +152,13 @@ def hide_earlier(mut weights: HALF, s0: Int, first: Int, sizes: FlashSizes):
 @__llvm_arg_metadata(grad_map, `nvvm.grid_constant`)
 @__llvm_arg_metadata(key_map, `nvvm.grid_constant`)
 @__llvm_arg_metadata(value_map, `nvvm.grid_constant`)
+@__llvm_arg_metadata(mask_map, `nvvm.grid_constant`)
 @__llvm_metadata(
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32((groups + 1) * GROUP)),
     `nvvm.minctasm`=SIMDLength(resident),
 )
 def hopper_key_value_kernel[
-    dtype: DType, width: Int, groups: Int, resident: Int, masked: Bool
+    dtype: DType, width: Int, groups: Int, resident: Int, masked: Bool, biased: Bool, dropped: Bool
 ](
     grad_key: MutPtr[dtype],  # [B, G, T, d]
     grad_value: MutPtr[dtype],  # [B, G, T, d]
@@ -168,21 +166,28 @@ def hopper_key_value_kernel[
     grad_map: TMADescriptor,
     key_map: TMADescriptor,
     value_map: TMADescriptor,
+    mask_map: TMADescriptor,  # read only where biased
+    mask: ImmPtr[dtype],  # likewise
+    words: ImmPtr[DType.uint32],  # of `hopper_draws_kernel`, read only where dropped
     numbers: ImmPtr[DType.float32],  # [B, N, 2, padded S]
     grad_key_strides: Strides,
     grad_value_strides: Strides,
     packed: PackedSizes,
     scale: Float32,
+    rescale: Float32,  # of probabilities that are kept; 1 if not dropped
 ):
     """The gradients of key and value. A block owns 64 keys for each of its `key_owners` and walks over the queries of every head
-    that shares them, 64 at a time."""
+    that shares them, 64 at a time. `masked`, a query sees no key after its own diagonal; `biased`, a mask is added to the scores;
+    `dropped`, some probabilities were made 0."""
     comptime owners = key_owners[width, groups]()
     comptime paired = owners < groups
     comptime assert not paired or groups == 2, "a pair are the two warpgroups of a block"
     comptime ROWS = owners * SIDE
     comptime TILE = width // SIDE * BOX_BYTES
-    comptime STAGE = 2 * TILE
+    comptime MASK = owners * BOX_BYTES if biased else 0
+    comptime STAGE = 2 * TILE + MASK
     comptime STAGES = key_stages[width]()
+    comptime OF_STAGE = NUMBERS_BYTES + (owners * WORDS_BYTES if dropped else 0)
     var sizes = FlashSizes(packed)
     var S = Int(sizes.query_len)
     var T = Int(sizes.key_len)
@@ -199,12 +204,33 @@ def hopper_key_value_kernel[
     comptime if masked and width == SIDE:
         hiding = max(1, min(ceildiv(t0 + ROWS - 1 - Int(sizes.diagonal), SIDE) - start, steps))
     var members = sharing(sizes)
+    comptime if biased:
+        if hides_keys[ROWS](mask, shared_head * members, members, t0, sizes):
+            var d = Int(sizes.head_dim)
+            wait_for_earlier_grids()
+            clear_rows(
+                grad_key.unsafe_offset(start_of_head(batch, own_head, grad_key_strides)),
+                t0,
+                ROWS,
+                T,
+                Int(grad_key_strides[2]),
+                d,
+            )
+            clear_rows(
+                grad_value.unsafe_offset(start_of_head(batch, own_head, grad_value_strides)),
+                t0,
+                ROWS,
+                T,
+                Int(grad_value_strides[2]),
+                d,
+            )
+            return
     var shared = external_memory[
         UInt8, address_space=AddressSpace.SHARED, alignment=1024
     ]().as_unsafe_any_origin()
     var stages = shared.unsafe_offset(2 * owners * TILE)
     var stage_numbers = stages.unsafe_offset(STAGES * STAGE)
-    var handed = stage_numbers.unsafe_offset(STAGES * NUMBERS_BYTES)
+    var handed = stage_numbers.unsafe_offset(STAGES * OF_STAGE)
     var own_here = handed.unsafe_offset(2 * HANDED_BYTES if paired else 0).unsafe_bitcast[Int64]()
     var full = own_here.unsafe_offset(1)
     var empty = full.unsafe_offset(STAGES)
@@ -212,7 +238,7 @@ def hopper_key_value_kernel[
         mbarrier_init(own_here, 1)
         comptime for i in range(STAGES):
             mbarrier_init(full.unsafe_offset(i), 1)
-            mbarrier_init(empty.unsafe_offset(i), Int32(groups))
+            mbarrier_init(empty.unsafe_offset(i), arrivals[biased or dropped](groups))
         fence_mbarrier_init()
     barrier()
 
@@ -236,23 +262,43 @@ def hopper_key_value_kernel[
                     var rows = numbers.unsafe_offset((shared_head * members + member) * 2 * length)
                     for step in range(begin, end):
                         var tile = stages.unsafe_offset(turn.stage * STAGE)
-                        var own_numbers = stage_numbers.unsafe_offset(turn.stage * NUMBERS_BYTES)
-                        var arrives = full.unsafe_offset(turn.stage)
+                        var own_numbers = stage_numbers.unsafe_offset(turn.stage * OF_STAGE)
+                        var here = full.unsafe_offset(turn.stage)
+                        var bytes = 2 * TILE + OF_STAGE
+                        comptime if biased:
+                            bytes += boxes_sent[1, owners](sizes)
                         wait(empty.unsafe_offset(turn.stage), turn.parity)
-                        mbarrier_arrive_expect_tx_shared(arrives, Int32(STAGE + NUMBERS_BYTES))
-                        send_tile[width, SIDE](tile, query_map, arrives, step * SIDE, head, batch)
+                        mbarrier_arrive_expect_tx_shared(here, Int32(bytes))
+                        send_tile[width, SIDE](tile, query_map, here, step * SIDE, head, batch)
                         send_tile[width, SIDE](
-                            tile.unsafe_offset(TILE), grad_map, arrives, step * SIDE, head, batch
+                            tile.unsafe_offset(TILE), grad_map, here, step * SIDE, head, batch
                         )
+                        comptime if biased:
+                            var boxes = tile.unsafe_offset(2 * TILE)
+                            send_mask[1, owners](boxes, mask_map, here, step * SIDE, t0, head, batch, sizes)
                         send_numbers(
-                            own_numbers, rows.unsafe_offset(step * SIDE), Int32(NUMBERS_BYTES // 2), arrives
+                            own_numbers, rows.unsafe_offset(step * SIDE), Int32(NUMBERS_BYTES // 2), here
                         )
                         send_numbers(
                             own_numbers.unsafe_offset(NUMBERS_BYTES // 2),
                             rows.unsafe_offset(length + step * SIDE),
                             Int32(NUMBERS_BYTES // 2),
-                            arrives,
+                            here,
                         )
+                        comptime if dropped:
+                            comptime for owner in range(owners):
+                                send_numbers(
+                                    own_numbers.unsafe_offset(NUMBERS_BYTES + owner * WORDS_BYTES),
+                                    words_of(
+                                        words,
+                                        shared_head * members + member,
+                                        step * SIDE,
+                                        t0 + owner * SIDE,
+                                        sizes,
+                                    ),
+                                    Int32(WORDS_BYTES),
+                                    here,
+                                )
                         turn.step[STAGES]()
 
             # What it sends for first is older than the grid in front of this one, which the numbers are of.
@@ -270,8 +316,10 @@ def hopper_key_value_kernel[
     var makes_key = paired and group == 1
     var owner = 0 if paired else group
     var first = t0 + owner * SIDE + thread_idx.x % GROUP // 32 * 16
-    var leads = thread_idx.x % GROUP == 0
-    var factor = scale * LOG2_E
+    var leads = arrives[biased or dropped]()
+    # With a mask what comes to the exponential is the score itself.
+    var factor = LOG2_E if biased else scale * LOG2_E
+    var own_box = 2 * TILE + owner * box_bytes(sizes)
     var key_sums = Sums[width](fill=HALF(0))
     var value_sums = Sums[width](fill=HALF(0))
     var turn = Turn(0, 0)
@@ -294,6 +342,11 @@ def hopper_key_value_kernel[
         comptime if hides:
             hide_earlier(weights, s0, first, sizes)
 
+    # A mask has no place beside the P that is handed over.
+    comptime assert not (
+        paired and (biased or dropped)
+    ), "masks and dropout are for heads of up to 128 elements"
+
     @__parameter
     @always_inline
     def advance_paired[hides: Bool](s0: Int):
@@ -301,7 +354,7 @@ def hopper_key_value_kernel[
         var queries = stages.unsafe_offset(turn.stage * STAGE)
         var grads = queries.unsafe_offset(TILE)
         var own_numbers = (
-            stage_numbers.unsafe_offset(turn.stage * NUMBERS_BYTES)
+            stage_numbers.unsafe_offset(turn.stage * OF_STAGE)
             .unsafe_bitcast[Float32]()
             .unsafe_offset(lane_id() % 4 * 2)
         )
@@ -343,7 +396,7 @@ def hopper_key_value_kernel[
         var queries = stages.unsafe_offset(turn.stage * STAGE)
         var grads = queries.unsafe_offset(TILE)
         var own_numbers = (
-            stage_numbers.unsafe_offset(turn.stage * NUMBERS_BYTES)
+            stage_numbers.unsafe_offset(turn.stage * OF_STAGE)
             .unsafe_bitcast[Float32]()
             .unsafe_offset(lane_id() % 4 * 2)
         )
@@ -358,13 +411,26 @@ def hopper_key_value_kernel[
         # Now the products of the step before are done too: its stage may be filled again.
         if before >= 0 and leads:
             _ = mbarrier_arrive(empty.unsafe_offset(before))
+        comptime if biased:
+            add_mask[dtype=dtype, transposed=True](weights, scale, queries.unsafe_offset(own_box), sizes)
         weigh[hides](weights, own_numbers, s0)
-        var left = rounded[dtype, 4](weights)
+        var kept = weights
+        var drawn = SIMD[DType.uint32, 1](0)
+        comptime if dropped:
+            drawn = word_of_keys(
+                stage_numbers.unsafe_offset(
+                    turn.stage * OF_STAGE + NUMBERS_BYTES + owner * WORDS_BYTES
+                ).unsafe_bitcast[UInt32]()
+            )
+            drop[transposed=True](kept, drawn)
+        var left = rounded[dtype, 4](kept)
         wgmma_fence_aligned()
         add_products[dtype, 4, width](left, grads, value_sums)
         wgmma_commit_group_sync()
         wgmma_wait_group_sync[1]()
         settled(slopes)
+        comptime if dropped:
+            drop[transposed=True](slopes, drawn)
         comptime for j in range(8):
             var deltas = own_numbers.unsafe_load[width=2, alignment=8](SIDE + j * 8)
             comptime for e in range(4):
@@ -410,7 +476,7 @@ def hopper_key_value_kernel[
         store_sums[width](
             grad_key.unsafe_offset(start_of_head(batch, own_head, grad_key_strides)),
             key_sums,
-            StaticTuple[Float32, 2](scale, scale),
+            StaticTuple[Float32, 2](scale * rescale, scale * rescale),
             first,
             T,
             Int(grad_key_strides[2]),
@@ -420,7 +486,7 @@ def hopper_key_value_kernel[
         store_sums[width](
             grad_value.unsafe_offset(start_of_head(batch, own_head, grad_value_strides)),
             value_sums,
-            StaticTuple[Float32, 2](1, 1),
+            StaticTuple[Float32, 2](rescale, rescale),
             first,
             T,
             Int(grad_value_strides[2]),

@@ -1,9 +1,9 @@
 """How the fast variant is launched: which kernels, in which tiles, and with what geometry.
 
 Of 16-bit types on NVIDIA's GPUs, up to the widest tile, the kernels of `fast_kernels.mojo`, or of `fast_hopper.mojo` where they
-fit and the GPU is a Hopper; of float32, where they suit, those for pairs of float16 (`fast_pairs_launches.mojo`). In every
-other case the flash kernels; these and the pairs take contiguous tensors alone. Where there is no mask, its
-blocks have size 0 and the mask is a single 0, which the flash kernels read.
+fit and the GPU is a Hopper (a mask: `suits_hopper_mask`); of float32, where they suit, those for pairs of float16
+(`fast_pairs_launches.mojo`). In every other case the flash kernels; these and the pairs take contiguous tensors alone. Where there
+is no mask, its blocks have size 0 and the mask is a single 0, which the flash kernels read.
 """
 
 from std.math import ceildiv
@@ -23,18 +23,18 @@ from .fast_kernels import (
     in_pairs,
 )
 from .fast_hopper import (
-    GROUP,
-    SIDE,
     forward_bytes,
-    head_map,
     hopper_forward_kernel,
     hopper_numbers_kernel,
     hopper_query_kernel,
     padded,
     query_bytes,
 )
+from .fast_hopper_tiles import GROUP, SIDE, head_map
+from .fast_hopper_masks import map_of_mask, suits_boxes
 from .fast_hopper_keys import hopper_key_value_kernel, key_bytes, key_owners
-from .fast_dropout import Draws
+from .fast_dropout import ONE, Draws
+from .fast_hopper_dropout import DRAW_THREADS, count_words, draw_blocks, hopper_draws_kernel
 from .fast_masks import is_one_row
 from .fast_mask_gradient import launch_mask_gradient_tiles
 from .fast_pairs_launches import launch_backward_pairs, launch_forward_pairs, suits_pairs
@@ -45,7 +45,6 @@ from .mask_gradient import MaskGradient, launch_mask_gradient
 from .flash_tensors import FlashBackward, FlashForward, FlashSizes
 from .shared.common import ImmPtr, MutPtr, accum_type, shared_memory
 from .shared.launcher import Launcher
-
 
 comptime FEW_QUERIES = 1024
 """Up to so many, and under a causal mask, small blocks of the query's kernel leave less of a Hopper idle at the end."""
@@ -144,17 +143,14 @@ def launch_forward_fast[
             if not plain or sizes.head_dim % CHUNK != 0:
                 launch_forward_tiles[True, aligned=False](launcher, t, layout)
                 return
-            if sizes.mask_block != 0 or t.scale <= 0:
-                launch_forward_tiles[True](launcher, t, layout)
-                return
             comptime if L.wgmma:
-                var suits = suits_tma(sizes, sizes.query_heads, sizes.query_len, layout.query)
-                suits = suits and suits_tma(sizes, sizes.key_heads, sizes.key_len, layout.key)
-                suits = suits and suits_tma(sizes, sizes.key_heads, sizes.key_len, layout.value)
-                if suits and not portable and sizes.key_len > 0:
+                if not portable and suits_hopper_forward(t, layout):
                     launch_forward_hopper(launcher, t, layout)
                     return
-            launch_forward_tiles[False](launcher, t, layout)
+            if sizes.mask_block != 0 or t.scale <= 0:
+                launch_forward_tiles[True](launcher, t, layout)
+            else:
+                launch_forward_tiles[False](launcher, t, layout)
             return
     comptime if splits[dtype]():
         if pairs and suits_pairs(sizes, t.scale.cast[DType.float32]()):
@@ -350,14 +346,14 @@ def launch_backward_fast[
             if not is_aligned(t, layout):
                 launch_backward_tiles[True, aligned=False](launcher, t, layout)
                 return
-            if sizes.mask_block != 0 or t.scale <= 0:
-                launch_backward_tiles[True](launcher, t, layout)
-                return
             comptime if L.wgmma:
                 if not portable and suits_hopper(t, layout):
                     launch_backward_hopper(launcher, t, None, layout)
                     return
-            launch_backward_tiles[False](launcher, t, layout)
+            if sizes.mask_block != 0 or t.scale <= 0:
+                launch_backward_tiles[True](launcher, t, layout)
+            else:
+                launch_backward_tiles[False](launcher, t, layout)
             return
     comptime if splits[dtype]():
         if pairs and suits_pairs(sizes, t.scale.cast[DType.float32]()):
@@ -391,8 +387,7 @@ def launch_gradients_fast[
             return
     comptime if has_tensor_cores[dtype]() and L.wgmma:
         if not portable and Int(t.sizes.head_dim) <= WIDEST and fits_chunks(output, layout.output):
-            var plain = is_aligned(t, layout) and t.sizes.mask_block == 0 and t.scale > 0
-            if plain and suits_hopper(t, layout):
+            if is_aligned(t, layout) and suits_hopper(t, layout):
                 launch_backward_hopper(launcher, t, output, layout)
                 return
     var delta = launcher.workspace[accum_type[dtype]]("delta", t.sizes.rows())
@@ -432,6 +427,24 @@ def is_aligned[dtype: DType, //](t: FlashBackward[dtype], layout: Layout) -> Boo
     return plain and t.sizes.head_dim % CHUNK == 0
 
 
+def suits_hopper_mask[dtype: DType](mask: ImmPtr[dtype], sizes: FlashSizes) -> Bool:
+    """Whether the kernels with wgmma take the mask; the wider ones take none, and none takes a causal one too.
+    """
+    if sizes.mask_block == 0:
+        return True
+    var alone = sizes.keys_seen(0) == Int(sizes.key_len)
+    return alone and Int(sizes.head_dim) <= 2 * SIDE and suits_boxes(mask, sizes)
+
+
+def suits_hopper_forward[dtype: DType, //](t: FlashForward[dtype], layout: Layout) -> Bool:
+    """Whether the forward kernel with wgmma takes tensors that are plain."""
+    ref sizes = t.sizes
+    var suits = suits_tma(sizes, sizes.query_heads, sizes.query_len, layout.query)
+    suits = suits and suits_tma(sizes, sizes.key_heads, sizes.key_len, layout.key)
+    suits = suits and suits_tma(sizes, sizes.key_heads, sizes.key_len, layout.value)
+    return suits and suits_hopper_mask(t.mask, sizes) and t.scale > 0 and sizes.key_len > 0
+
+
 def suits_hopper[dtype: DType, //](t: FlashBackward[dtype], layout: Layout) -> Bool:
     """Whether the backward kernels with wgmma take tensors that are plain."""
     ref sizes = t.sizes
@@ -439,6 +452,7 @@ def suits_hopper[dtype: DType, //](t: FlashBackward[dtype], layout: Layout) -> B
     suits = suits and suits_tma(sizes, sizes.query_heads, sizes.query_len, layout.grad_output)
     suits = suits and suits_tma(sizes, sizes.key_heads, sizes.key_len, layout.key)
     suits = suits and suits_tma(sizes, sizes.key_heads, sizes.key_len, layout.value)
+    suits = suits and suits_hopper_mask(t.mask, sizes) and t.scale > 0
     return suits and sizes.rows() > 0 and sizes.shared_heads() > 0 and sizes.key_len > 0
 
 
@@ -723,7 +737,12 @@ def launch_forward_hopper[
     L: Launcher, dtype: DType, //
 ](mut launcher: L, t: FlashForward[dtype], layout: Layout) raises:
     """The forward kernel with wgmma, in tiles for the head dimension."""
-    if Int(t.sizes.head_dim) <= SIDE:
+    if t.sizes.mask_block != 0:
+        if Int(t.sizes.head_dim) <= SIDE:
+            launch_forward_hopper[SIDE, groups=1, keys=128, resident=2, biased=True](launcher, t, layout)
+        else:
+            launch_forward_hopper[2 * SIDE, groups=2, keys=128, resident=1, biased=True](launcher, t, layout)
+    elif Int(t.sizes.head_dim) <= SIDE:
         launch_forward_hopper[SIDE, groups=1, keys=128, resident=2](launcher, t, layout)
     elif Int(t.sizes.head_dim) <= 2 * SIDE:
         launch_forward_hopper[2 * SIDE, groups=2, keys=128, resident=1](launcher, t, layout)
@@ -734,27 +753,75 @@ def launch_forward_hopper[
 
 
 def launch_forward_hopper[
-    L: Launcher, dtype: DType, //, width: Int, *, groups: Int, keys: Int, resident: Int
-](mut launcher: L, t: FlashForward[dtype], layout: Layout) raises:
-    """The forward kernel with wgmma in one tiling."""
+    L: Launcher,
+    dtype: DType,
+    //,
+    width: Int,
+    *,
+    groups: Int,
+    keys: Int,
+    resident: Int,
+    biased: Bool = False,
+    dropped: Bool = False,
+](mut launcher: L, t: FlashForward[dtype], layout: Layout, draws: Optional[Draws] = None) raises:
+    """The forward kernel with wgmma in one tiling; `biased`, with a mask; `dropped`, what is kept is drawn first.
+    """
+    ref sizes = t.sizes
+    var words = draw_words[dropped](launcher, sizes, draws)
     var ctx = launcher.context()
     if not ctx:
         return
-    ref sizes = t.sizes
-    launcher.launch[hopper_forward_kernel[dtype, width, groups, keys, resident]](
+    var query = head_map(ctx.value(), t.query, sizes.query_heads, sizes.query_len, sizes, layout.query)
+    launcher.launch[hopper_forward_kernel[dtype, width, groups, keys, resident, biased, dropped]](
         "hopper_forward",
         t.output,
         rebind[MutPtr[DType.float32]](t.lse),
-        head_map(ctx.value(), t.query, sizes.query_heads, sizes.query_len, sizes, layout.query),
+        query,
         head_map(ctx.value(), t.key, sizes.key_heads, sizes.key_len, sizes, layout.key),
         head_map(ctx.value(), t.value, sizes.key_heads, sizes.key_len, sizes, layout.value),
+        map_of_mask(ctx.value(), t.mask, sizes) if biased else query,
+        t.mask,
+        words,
         layout.output,
         sizes.packed(),
         t.scale.cast[DType.float32](),
+        rescale_of(draws),
         grid_dim=Dim(ceildiv(Int(sizes.query_len), groups * SIDE), Int(sizes.query_heads), Int(sizes.batch)),
         block_dim=Dim((groups + 1) * GROUP),
-        shared_bytes=forward_bytes[width, groups, keys](),
+        shared_bytes=forward_bytes[width, groups, keys, biased](),
     )
+
+
+def draw_words[
+    L: Launcher, //, dropped: Bool
+](mut launcher: L, sizes: FlashSizes, draws: Optional[Draws]) raises -> ImmPtr[DType.uint32]:
+    """One launch where some probabilities are `dropped`: words of which are kept; else nothing, and an address that nobody reads.
+    """
+    comptime if not dropped:
+        return ImmPtr[DType.uint32](unsafe_from_address=16)
+    var words = launcher.workspace[DType.uint32]("draws", count_words(sizes))
+    if launcher.context():
+        launcher.launch[hopper_draws_kernel](
+            "hopper_draws",
+            words,
+            draws.value().state,
+            draws.value().kept,
+            sizes.packed(),
+            grid_dim=Dim(draw_blocks(sizes)),
+            block_dim=Dim(DRAW_THREADS),
+        )
+    return words.as_imm()
+
+
+def share_of(draws: Optional[Draws]) -> Float32:
+    """The share of probabilities that are kept."""
+    return Float32(draws.value().kept) / ONE if draws else 1
+
+
+def rescale_of(draws: Optional[Draws]) -> Float32:
+    """What they are multiplied by."""
+    var share = share_of(draws)
+    return 1 / share if share != 0 else 0
 
 
 def launch_backward_hopper[
@@ -765,7 +832,28 @@ def launch_backward_hopper[
     Delta is made of the output where there is one, else it is t.delta.
     """
     ref sizes = t.sizes
-    if Int(sizes.head_dim) > 3 * SIDE:
+    if sizes.mask_block != 0:
+        if Int(sizes.head_dim) <= SIDE:
+            launch_backward_hopper[
+                SIDE,
+                key_groups=1,
+                key_resident=2,
+                query_groups=1,
+                query_stages=3,
+                query_resident=2,
+                biased=True,
+            ](launcher, t, output, layout)
+        else:
+            launch_backward_hopper[
+                2 * SIDE,
+                key_groups=2,
+                key_resident=1,
+                query_groups=2,
+                query_stages=3,
+                query_resident=1,
+                biased=True,
+            ](launcher, t, output, layout)
+    elif Int(sizes.head_dim) > 3 * SIDE:
         launch_backward_hopper[
             WIDEST, key_groups=2, key_resident=1, query_groups=1, query_stages=2, query_resident=1
         ](launcher, t, output, layout)
@@ -798,10 +886,19 @@ def launch_backward_hopper[
     query_groups: Int,
     query_stages: Int,
     query_resident: Int,
-](mut launcher: L, t: FlashBackward[dtype], output: Optional[ImmPtr[dtype]], layout: Layout) raises:
-    """The backward kernels with wgmma in one tiling. So many blocks of a kernel are `resident` on a multiprocessor.
-    """
+    biased: Bool = False,
+    dropped: Bool = False,
+](
+    mut launcher: L,
+    t: FlashBackward[dtype],
+    output: Optional[ImmPtr[dtype]],
+    layout: Layout,
+    draws: Optional[Draws] = None,
+) raises:
+    """The backward kernels with wgmma in one tiling; `biased`, with a mask; `dropped`, what is kept is drawn first, once more. So many
+    blocks of a kernel are `resident` on a multiprocessor."""
     ref sizes = t.sizes
+    var words = draw_words[dropped](launcher, sizes, draws)
     var count = sizes.heads() * 2 * padded(Int(sizes.query_len))
     var numbers = launcher.workspace[DType.float32]("numbers", count)
     var ctx = launcher.context()
@@ -813,6 +910,7 @@ def launch_backward_hopper[
     )
     var key = head_map(ctx.value(), t.key, sizes.key_heads, sizes.key_len, sizes, layout.key)
     var value = head_map(ctx.value(), t.value, sizes.key_heads, sizes.key_len, sizes, layout.value)
+    var mask = map_of_mask(ctx.value(), t.mask, sizes) if biased else query
     launcher.launch[hopper_numbers_kernel[dtype]](
         "hopper_numbers",
         numbers,
@@ -821,6 +919,7 @@ def launch_backward_hopper[
         t.grad_output,
         output.value() if output else t.grad_output,
         Int32(1 if output else 0),
+        share_of(draws),
         layout.grad_output,
         layout.output,
         sizes.packed(),
@@ -828,37 +927,51 @@ def launch_backward_hopper[
         block_dim=Dim(DELTA_THREADS),
         early=True,
     )
-    # Whether the first query sees the last key, and so every query every key.
-    if sizes.keys_seen(0) == Int(sizes.key_len):
-        launch_key_value_hopper[width, key_groups, key_resident, False](
-            launcher, t, query, grad, key, value, numbers.as_imm(), layout
+    # Whether the first query sees the last key, and so every query every key. With dropout there is but the kernel that asks.
+    if biased or (not dropped and sizes.keys_seen(0) == Int(sizes.key_len)):
+        launch_key_value_hopper[width, key_groups, key_resident, dropped and not biased, biased, dropped](
+            launcher, t, query, grad, key, value, mask, words, numbers.as_imm(), layout, rescale_of(draws)
         )
     else:
-        launch_key_value_hopper[width, key_groups, key_resident, True](
-            launcher, t, query, grad, key, value, numbers.as_imm(), layout
+        launch_key_value_hopper[width, key_groups, key_resident, not biased, biased, dropped](
+            launcher, t, query, grad, key, value, mask, words, numbers.as_imm(), layout, rescale_of(draws)
         )
-    launcher.launch[hopper_query_kernel[dtype, width, query_groups, query_stages, query_resident]](
+    launcher.launch[
+        hopper_query_kernel[dtype, width, query_groups, query_stages, query_resident, biased, dropped]
+    ](
         "hopper_query",
         t.grad_query,
         query,
         grad,
         key,
         value,
+        mask,
+        t.mask,
+        words,
         numbers.as_imm(),
         layout.grad_query,
         sizes.packed(),
         t.scale.cast[DType.float32](),
+        rescale_of(draws),
         grid_dim=Dim(
             ceildiv(Int(sizes.query_len), query_groups * SIDE), Int(sizes.query_heads), Int(sizes.batch)
         ),
         block_dim=Dim((query_groups + 1) * GROUP),
-        shared_bytes=query_bytes[width, query_groups, query_stages](),
+        shared_bytes=query_bytes[width, query_groups, query_stages, biased, dropped](),
         early=True,
     )
 
 
 def launch_key_value_hopper[
-    L: Launcher, dtype: DType, //, width: Int, groups: Int, resident: Int, masked: Bool
+    L: Launcher,
+    dtype: DType,
+    //,
+    width: Int,
+    groups: Int,
+    resident: Int,
+    masked: Bool,
+    biased: Bool,
+    dropped: Bool,
 ](
     mut launcher: L,
     t: FlashBackward[dtype],
@@ -866,13 +979,16 @@ def launch_key_value_hopper[
     grad: TMADescriptor,
     key: TMADescriptor,
     value: TMADescriptor,
+    mask: TMADescriptor,
+    words: ImmPtr[DType.uint32],
     numbers: ImmPtr[DType.float32],
     layout: Layout,
+    rescale: Float32,
 ) raises:
-    """The kernel of the gradients of key and value with wgmma in one tiling; `masked` where a query does not see every key.
-    """
+    """The kernel of the gradients of key and value with wgmma in one tiling; `masked` where a query does not see every key for a causal
+    mask, `biased` with one that is added, `dropped` with dropout."""
     ref sizes = t.sizes
-    launcher.launch[hopper_key_value_kernel[dtype, width, groups, resident, masked]](
+    launcher.launch[hopper_key_value_kernel[dtype, width, groups, resident, masked, biased, dropped]](
         "hopper_key_value",
         t.grad_key,
         t.grad_value,
@@ -880,17 +996,21 @@ def launch_key_value_hopper[
         grad,
         key,
         value,
+        mask,
+        t.mask,
+        words,
         numbers,
         layout.grad_key,
         layout.grad_value,
         sizes.packed(),
         t.scale.cast[DType.float32](),
+        rescale,
         grid_dim=Dim(
             ceildiv(Int(sizes.key_len), key_owners[width, groups]() * SIDE),
             Int(sizes.key_heads),
             Int(sizes.batch),
         ),
         block_dim=Dim((groups + 1) * GROUP),
-        shared_bytes=key_bytes[width, groups](),
+        shared_bytes=key_bytes[width, groups, biased, dropped](),
         early=True,
     )

@@ -24,7 +24,7 @@ from max.gpu.intrinsics import warpgroup_reg_alloc, warpgroup_reg_dealloc
 from max.gpu.memory import external_memory, fence_mbarrier_init
 from max.gpu.sync import mbarrier_arrive, mbarrier_arrive_expect_tx_shared, mbarrier_init
 
-from .fast_hopper import (
+from .fast_hopper_tiles import (
     BOX_BYTES,
     GROUP,
     HALF,

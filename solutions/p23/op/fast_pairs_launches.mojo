@@ -11,7 +11,6 @@ On a Hopper every launch but the first of a part begins before the one in front 
 """
 
 from std.math import ceildiv
-from max.gpu import block_idx
 from max.gpu.host import Dim
 
 from .attention import flash_forward_kernel, flash_key_value_kernel, flash_query_kernel
@@ -29,7 +28,7 @@ from .fast_pairs import (
     split_tiles_kernel,
     take_turn,
 )
-from .fast_hopper import GROUP
+from .fast_hopper_tiles import GROUP
 from .fast_pairs_hopper import (
     FORWARD_PAIRS_BYTES,
     KEY_VALUE_PAIRS_BYTES,

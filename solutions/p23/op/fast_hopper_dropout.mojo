@@ -1,0 +1,138 @@
+"""Dropout for the kernels with `wgmma`: which probabilities are kept, a bit for each, drawn ahead of a pass.
+
+A draw is of 32 queries (`fast_dropout.mojo`) and a warp that multiplies has 16, so a kernel of its own draws, once for a pass. A word has
+what a lane wants of 16 queries and 64 keys: the bit 16 * side + 8 * half + j is that of query 8 * half + lane // 4 and key
+8 * j + lane % 4 * 2 + side, as sums lie. They are sixteen blocks of 8 x 8: where scores are transposed, each block is. The words of 64
+queries and 64 keys lie together, 512 bytes.
+"""
+
+from std.math import ceildiv
+from max.gpu import block_idx, lane_id, thread_idx
+from max.gpu.primitives import warp
+
+from .fast_dropout import Dropout, philox
+from .fast_hopper_tiles import GROUP, SIDE, Shared, divided
+from .flash_tensors import FlashSizes, PackedSizes
+from .shared.common import ImmPtr, MutPtr
+
+comptime LANES = 32
+comptime WORDS = SIDE // 16 * LANES
+"""Of 64 queries and 64 keys."""
+comptime WORDS_BYTES = WORDS * 4
+comptime DRAW_THREADS = 256
+comptime MOST_WORDS = 2**28
+"""A GiB: they are scratch memory of a pass, and grow with the square of the length."""
+
+
+@always_inline
+def boxes(sizes: FlashSizes) -> Int:
+    """Of 64 queries, in a head."""
+    return ceildiv(Int(sizes.query_len), SIDE)
+
+
+@always_inline
+def tiles(sizes: FlashSizes) -> Int:
+    """Of 64 keys, in a head: whole steps of the forward pass, 128 keys."""
+    return ceildiv(Int(sizes.key_len), 2 * SIDE) * 2
+
+
+def count_words(sizes: FlashSizes) -> Int:
+    """Of all heads."""
+    return sizes.heads() * boxes(sizes) * tiles(sizes) * WORDS
+
+
+def draw_blocks(sizes: FlashSizes) -> Int:
+    """Of the kernel that draws: a warp for each 32 queries and 64 keys."""
+    return ceildiv(count_words(sizes) // 2, DRAW_THREADS)
+
+
+def hopper_draws_kernel(
+    words: MutPtr[DType.uint32],  # [B, N, boxes of queries, tiles of keys, 4, 32]
+    state: ImmPtr[DType.uint32],  # [4]
+    kept: Int32,
+    packed: PackedSizes,
+):
+    """Writes the words of one pass; not those of keys that a causal mask hides from all of their queries."""
+    var sizes = FlashSizes(packed)
+    var unit = block_idx.x * (DRAW_THREADS // LANES) + thread_idx.x // LANES
+    var rest, tile = divided(unit, tiles(sizes))
+    var head, pair = divided(rest, boxes(sizes) * 2)
+    if head >= sizes.heads() or sizes.keys_seen(pair * 32 + 31) <= tile * SIDE:
+        return
+    var lane = Int(lane_id())
+    var draws = Dropout(state, kept, head)
+    var drawn = SIMD[DType.uint32, 2](0)
+    comptime for sixteen in range(4):
+        comptime for side in range(2):
+            var counter = SIMD[DType.uint32, 4](
+                UInt32((tile * 4 + sixteen) * 8 + lane % 4 * 2 + side),
+                UInt32(pair * 8 + lane // 4),
+                draws.head,
+                draws.call,
+            )
+            var numbers = philox(counter, draws.key)
+            comptime for eight in range(4):
+                comptime for after in range(2):
+                    comptime bit = 16 * side + 8 * (eight % 2) + 2 * sixteen + after
+                    var number = numbers[eight] if after == 1 else numbers[eight] << 16
+                    drawn[eight // 2] |= UInt32(1 << bit) if number < draws.limit else 0
+    var own = words_of(words.as_imm(), head, pair * 32, tile * SIDE, sizes).unsafe_mut_cast[True]()
+    own[unsafe_offset=pair % 2 * 2 * LANES + lane] = drawn[0]
+    own[unsafe_offset=(pair % 2 * 2 + 1) * LANES + lane] = drawn[1]
+
+
+@always_inline
+def words_of(
+    words: ImmPtr[DType.uint32], head: Int, s0: Int, t0: Int, sizes: FlashSizes
+) -> ImmPtr[DType.uint32]:
+    """The words of the 64 queries around s0 and the 64 keys around t0; where there are no such queries, those of the last.
+    """
+    var box = head * boxes(sizes) + min(s0 // SIDE, boxes(sizes) - 1)
+    return words.unsafe_offset((box * tiles(sizes) + t0 // SIDE) * WORDS)
+
+
+@always_inline
+def own_word() -> Int:
+    """Which of the words of 64 queries is this lane's."""
+    return thread_idx.x % GROUP
+
+
+@always_inline
+def words_at[count: Int](own: ImmPtr[DType.uint32], t0: Int) -> SIMD[DType.uint32, count]:
+    """This lane's words of the keys from t0 on, 64 for each; `own` is its first."""
+    var read = SIMD[DType.uint32, count](0)
+    comptime for i in range(count):
+        read[i] = own[unsafe_offset=(t0 // SIDE + i) * WORDS]
+    return read
+
+
+@always_inline
+def drop[
+    width: SIMDLength, count: SIMDLength, //, transposed: Bool = False
+](mut sums: SIMD[DType.float32, width], words: SIMD[DType.uint32, count]):
+    """Makes 0 of what is not kept, of 16 queries and 64 keys for each word; `transposed`, by `word_of_keys`.
+    """
+    comptime for i in range(Int(width)):
+        comptime half = i // 2 % 2
+        comptime j = i % 32 // 4
+        comptime bit = 16 * (i % 2) + (8 * (j % 2) + j // 2 * 2 + half if transposed else 8 * half + j)
+        sums[i] = sums[i] if words[i // 32] & UInt32(1 << bit) != 0 else 0
+
+
+@always_inline
+def word_of_keys(words: Shared[UInt32]) -> UInt32:
+    """A lane's word of transposed scores: of all 64 queries, and of the 64 keys the 16 that its warp has.
+
+    Of each word two bits of each half and side are the warp's: those of its two eights of keys. Those of all four are sixteen blocks of
+    8 x 8 again. The element (r, c) of a block lies with lane 4 * r + c // 2, and is wanted by lane 4 * c + r // 2.
+    """
+    var lane = Int(lane_id())
+    var shift = UInt32(thread_idx.x % GROUP // LANES * 2)
+    var joined = UInt32(0)
+    comptime for strip in range(WORDS // LANES):
+        joined |= (words[unsafe_offset=strip * LANES + lane] >> shift & 0x03030303) << UInt32(2 * strip)
+    var source = UInt32(lane % 4 * 8 + lane // 8)
+    var upper = UInt32(lane // 4 % 2 * 16)
+    var even = warp.shuffle_idx(joined, source) >> upper & 0xFFFF
+    var odd = warp.shuffle_idx(joined, source + 4) >> upper & 0xFFFF
+    return even | odd << 16

@@ -2,15 +2,16 @@
 
 `attention` takes the place of `torch.nn.functional.scaled_dot_product_attention`. Between forward and backward pass it keeps
 query, key, value, the output and one number for each row, the log of the sum of its exponentials (lse); the probabilities
-are computed again, and no matrix of query length x key length is stored. Gradients have the same bits in every run.
+are computed again, and no matrix of query length x key length is stored. Gradients have the same bits in every run, unless the
+call is left to PyTorch (`attention_direct.left_to_torch`).
 
 `attention_block` and `attention_block_backward` are the same for a part of a larger attention: queries and keys from some
 position on, and blocks of them that are left out. `attention_backward` is the backward pass by itself.
 
 Three operators are registered, `mojo_workbook::attention`, `mojo_workbook::attention_backward` and, for a mask that needs a
 gradient, `mojo_workbook::attention_mask_backward`. On a GPU an extension module launches the kernels of the first two
-(`harness.nn.attention_direct`). With dropout there are two others, and PyTorch's own function for what they do not take
-(`harness.nn.attention_dropout`). Everything else runs as MAX graphs on the memory of the torch tensors; a graph is compiled when a
+(`harness.nn.attention_direct`). With dropout there are two others (`harness.nn.attention_dropout`). PyTorch's own function takes
+the calls for which a GPU's tensor cores have no kernel here. Everything else runs as MAX graphs on the memory of the torch tensors; a graph is compiled when a
 dtype is first used on a device, and cached.
 """
 
@@ -27,7 +28,7 @@ import torch.nn.functional as F
 from harness.devices.graphs import Program, load_each
 from harness.nn import attention_direct, attention_dropout
 from harness.nn.arguments import DTYPES, check_attended, check_dense, check_flag, check_scale, plain
-from harness.nn.attention_direct import CHUNK, FIRST_ONLY
+from harness.nn.attention_direct import CHUNK, FIRST_ONLY, TENSOR_CORES
 from harness.nn.attention_ops import BACKWARD, DELTA, EVERY_KEY, FORWARD, MASK_BACKWARD
 from harness.nn.autograd import compiling, max_device, programs, refuse_after_fork, run
 from harness.spec.ops import Call
@@ -64,6 +65,8 @@ def attention(
     On an NVIDIA GPU float32 is multiplied on tensor cores, for heads of up to 64 elements: as pairs of float16, with
     float32's accuracy and scratch memory of the tensors' size. Inputs that are no good for that (infinities, NaN, a largest element
     below 3e-14 or above 2e9, norms that allow for scores above 11,000) take kernels without tensor cores, which the GPU decides.
+    PyTorch's own function computes, unless PyTorch is asked for deterministic algorithms: float32 of wider heads; and calls whose
+    mask needs a gradient, in float32 and in heads of more than 128 elements.
 
     Args:
         query: Shape [..., N, S, d], 1 <= d <= 256; float32, float64, bfloat16 or float16. Any strides.
@@ -94,19 +97,21 @@ def attention(
         if output is not None:
             return output
     kept = attention_dropout.kept_of(dropout_p)
-    if kept == attention_dropout.ONE:
-        return attention_with_lse(query, key, value, attn_mask, 0.0, is_causal, scale, enable_gqa)[0]
+    drops = kept < attention_dropout.ONE
     folded, diagonal = prepared(query, key, value, attn_mask, is_causal, enable_gqa)
     q, k, v, mask = folded.tensors
-    if attention_direct.without_dropout(q, mask) is None:
-        # Zeros behind query and key leave the scores as they are; the kernels take whole chunks.
-        tensors = (F.pad(tensor, (0, -tensor.shape[-1] % CHUNK)) for tensor in (q, k, v))
+    if attention_direct.left_to_torch(q, mask, drops) is not None:
+        output = torchs_own(q, k, v, mask, dropout_p if drops else 0.0, factor(scale, query), diagonal)
+    elif drops:
+        missing = -q.shape[-1] % CHUNK
+        # Zeros after query and key leave the scores as they are; the kernels take whole chunks.
+        tensors = [F.pad(tensor, (0, missing)) if missing else tensor for tensor in (q, k, v)]
         state = attention_dropout.new_state(query.device)
         output, _ = torch.ops.mojo_workbook.attention_dropout(
             *tensors, mask, state, factor(scale, query), diagonal, kept
         )
     else:
-        output = torchs_own(q, k, v, mask, dropout_p, factor(scale, query), diagonal)
+        output, _ = torch.ops.mojo_workbook.attention(q, k, v, mask, factor(scale, query), diagonal, 1)
     return output[..., : value.shape[-1]].reshape(*folded.lead, query.shape[-2], value.shape[-1])
 
 
@@ -124,7 +129,8 @@ def torchs_own(
     if diagonal not in (0, EVERY_KEY):
         mask = torch.ones(1, 1, S, T, dtype=torch.bool, device=query.device).tril(diagonal)
     if mask is not None:
-        mask = mask.expand(*mask.shape[:3], T)  # PyTorch's fused kernels want an element for each key
+        # PyTorch's fused kernels want an element for each key, side by side.
+        mask = mask.expand(*mask.shape[:3], T).contiguous() if mask.shape[3] < T else mask
     shared = query.shape[1] != key.shape[1]
     return F.scaled_dot_product_attention(
         query, key, value, mask, dropout_p, diagonal == 0, scale=scale, enable_gqa=shared
@@ -553,13 +559,21 @@ def four_axes(mask: Tensor, lead: tuple[int, ...], query: Tensor, key: Tensor) -
     if not fits:
         raise ValueError(f"attn_mask: shape {list(mask.shape)} does not broadcast to {list(scores)}")
     if mask.dtype == torch.bool:
-        mask = mask.to(query.dtype).log()  # of 1 it is 0, of 0 -inf
+        mask = as_numbers(mask, query)
     mask = mask.reshape(*(1,) * (max(len(scores), 4) - mask.dim()), *mask.shape)
     if mask.dim() > 4:
         if any(size != 1 for size in mask.shape[:-3]):
             mask = mask.expand(*lead[:-1], *mask.shape[-3:])
         mask = mask.reshape(math.prod(mask.shape[:-3]), *mask.shape[-3:])
     return mask
+
+
+def as_numbers(mask: Tensor, query: Tensor) -> Tensor:
+    """0 where a bool mask is True, -inf elsewhere; for tensor cores in rows that begin at multiples of 16 bytes."""
+    length = mask.shape[-1]
+    if query.device.type == "cuda" and query.dtype in TENSOR_CORES and length > 1:
+        mask = F.pad(mask, (0, -length % CHUNK))
+    return mask.to(query.dtype).log()[..., :length]  # of 1 it is 0, of 0 -inf
 
 
 def accum(dtype: torch.dtype) -> torch.dtype:

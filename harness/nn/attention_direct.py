@@ -2,7 +2,8 @@
 
 Nothing waits for the GPU and nothing is allocated but the results, so that a CUDA graph can capture a step. 16-bit types are
 multiplied on tensor cores, at any strides whose last is 1; float32 up to a head dimension of 64, as pairs of float16; every
-other case runs on the flash kernels. All but 16-bit types are wanted contiguous. `explain` says which kernels a call takes, and by which way.
+other case runs on the flash kernels, or by PyTorch's own function (`left_to_torch`). All but 16-bit types are wanted contiguous.
+`explain` says which kernels a call takes, and by which way.
 
 `call_directly` is the way of a plain call: past torch's dispatcher, with all that follows from shapes and strides worked out
 once (`AttentionPlan`), because a small attention costs its host time.
@@ -53,8 +54,9 @@ flash kernels, without tensor cores."""
 MEASURED_LENGTH = 512
 """The fewest queries and keys for which the time of both passes is on record,"""
 FASTER_HEADS = (range(64, 65), range(129, 193))
-"""and the head dimensions for which they are as fast there as the fastest of PyTorch's kernels: `attention` and
-`attention_options` in book/records."""
+"""the head dimensions for which they are as fast there as the fastest of PyTorch's kernels,"""
+FASTER_MASKED = (range(64, 129),)
+"""and those with a mask: `attention` and `attention_options` in book/records."""
 
 
 def on_tensor_cores(query: Tensor) -> bool:
@@ -102,6 +104,41 @@ def without_dropout(query: Tensor, mask: Tensor | None = None) -> str | None:
         return f"query has heads of {query.shape[-1]} elements; with dropout the kernels take up to {WIDE}"
     needs = mask is not None and mask.requires_grad
     return "attn_mask needs a gradient; with dropout the kernels make none" if needs else None
+
+
+def left_to_torch(query: Tensor, mask: Tensor | None, dropped: bool) -> str | None:
+    """Why `attention` leaves a call to PyTorch's own function; None where it does not.
+
+    Without tensor cores these kernels take many times as long as PyTorch's. They have the same bits in every run, though: a program
+    that asks PyTorch for deterministic algorithms keeps them.
+    """
+    if dropped:
+        return without_dropout(query, mask)
+    keeps = torch.are_deterministic_algorithms_enabled() or AttentionKernels.choice != BEST
+    if query.device.type != on_stream.DEVICE or keeps:
+        return None
+    return without_tensor_cores(query, mask if mask is not None and mask.requires_grad else None)
+
+
+def without_wgmma(query: Tensor, mask: Tensor | None, dropped: bool) -> str | None:
+    """Which argument keeps a call on a Hopper from wgmma; None where none does. A mask is as the caller gave it: of a bool mask the
+    kernels read a copy, whose rows begin where they should. With dropout they read a copy of heads that are no whole chunks."""
+    d = query.shape[-1]
+    if query.dtype not in TENSOR_CORES:
+        return None if mask is None else f"of {plain(query.dtype)} wgmma takes no attn_mask"
+    if d % CHUNK and not dropped:
+        return f"query has heads of {d} elements, no multiple of {CHUNK}"
+    if mask is None:
+        return None
+    if d > WIDE:
+        return f"there is attn_mask, and query has heads of {d} elements; for that wgmma takes up to {WIDE}"
+    if mask.shape[-1] == 1:
+        return "attn_mask is one number for all keys"
+    strides = [stride for stride, size in zip(mask.stride(), mask.shape, strict=True) if size > 1]
+    at_chunks = strides[-1] == 1 and not any(stride % CHUNK for stride in strides[:-1])
+    if mask.dtype == torch.bool or (at_chunks and mask.data_ptr() % 16 == 0):
+        return None
+    return "the rows of attn_mask do not begin at multiples of 16 bytes"
 
 
 def warn_of(cause: str | None) -> None:
@@ -209,10 +246,10 @@ class AttentionKernels(OnDevice):
         launch: Callable[..., int],
         dtype: torch.dtype,
         *arguments,
-        scratch: int = 0,
+        scratch: int | None = 0,
         choice: int | None = None,
     ) -> None:
-        """Launches on torch's current stream of the GPU, with so many bytes of scratch memory.
+        """Launches on torch's current stream of the GPU, with so many bytes of scratch memory; None for as many as the module counts.
 
         `choice` is among the kernels; None for what all take.
         """
@@ -222,8 +259,8 @@ class AttentionKernels(OnDevice):
             with torch.cuda.device(self.index):
                 self.call(launch, dtype, *arguments, scratch=scratch, choice=choice)
             return
-        if dtype == torch.float32 and choice != FLASH:
-            # Pairs take scratch memory, which the module counts where it has no GPU to launch on.
+        if scratch is None or (dtype == torch.float32 and choice != FLASH):
+            # The module counts where it has no GPU to launch on; pairs take scratch memory too.
             scratch = launch(0, 0, 0, 0, KINDS[dtype], choice, *arguments)
         lent = empty_strided((scratch,), (1,), torch.uint8) if scratch else None
         start = 0 if lent is None else lent.data_ptr()
@@ -625,28 +662,21 @@ kernels = Opened(
 
 def explain(query: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0) -> str:
     """Which kernels `attention` runs for a query, a mask and dropout, and how it comes to them, in one line."""
-    if dropout_p and (cause := without_dropout(query, attn_mask)):
+    if cause := left_to_torch(query, attn_mask, dropout_p > 0):
         return f"PyTorch's own scaled_dot_product_attention: {cause}"
     if dropout_p and kernels(query.device) is None:
         return "PyTorch's products and a mask of all pairs: there is no extension module for this GPU"
-    if dropout_p:
-        return "mma.sync, through the extension module: wgmma has no dropout"
-    if query.device.type != "cuda":
+    if query.device.type != on_stream.DEVICE:
         return "the plain loops of the CPU path, through a MAX graph"
     if kernels(query.device) is None:
         return "the flash kernels, through a MAX graph: there is no extension module for this GPU"
     choice = AttentionKernels.choice_for(query.dtype)
     hopper = is_hopper(query.device) and choice != PORTABLE
-    if attn_mask is not None and hopper and (on_tensor_cores(query) or as_pairs(query)):
+    if on_tensor_cores(query) or (as_pairs(query) and choice != FLASH):
+        cause = without_wgmma(query, attn_mask, dropout_p > 0) if hopper else None
+        by = "wgmma" if hopper and cause is None else "mma.sync"
         pairs = " on pairs of float16" if as_pairs(query) else ""
-        return f"mma.sync{pairs}, through the extension module: wgmma takes no attn_mask"
-    if on_hopper(query) and hopper:
-        return "wgmma, through the extension module; where there is a mask, mma.sync"
-    if on_tensor_cores(query):
-        return "mma.sync, through the extension module"
-    if as_pairs(query) and choice != FLASH:
-        by = "wgmma" if hopper else "mma.sync"
-        return f"{by} on pairs of float16, through the extension module; where there is a mask, mma.sync"
+        return f"{by}{pairs}, through the extension module" + (f": {cause}" if cause else "")
     by_choice = query.dtype == torch.float32 and choice == FLASH
     reason = without_tensor_cores(query) or ("asked for" if by_choice else "there are no others")
     return f"the flash kernels, through the extension module: {reason}"
@@ -657,10 +687,14 @@ def may_be_slower(query: Tensor, key: Tensor, attn_mask: Tensor | None, dropout_
     d = query.shape[-1]
     if not on_hopper(query):
         return "it is faster only in 16 bits on a Hopper"
-    if attn_mask is not None or dropout_p:
-        return "PyTorch's takes attn_mask and dropout_p in less time"
-    if not any(d in heads for heads in FASTER_HEADS):
-        return f"PyTorch's takes heads of {d} elements in less time"
+    if dropout_p:
+        return "with dropout_p it would draw other numbers than PyTorch's"
+    if not any(d in heads for heads in (FASTER_HEADS if attn_mask is None else FASTER_MASKED)):
+        return f"PyTorch's takes {'' if attn_mask is None else 'attn_mask and '}heads of {d} elements in less time"
+    if attn_mask is not None and (
+        attn_mask.shape[-1] == 1 or (attn_mask.dtype != torch.bool and attn_mask.shape[-1] % CHUNK)
+    ):
+        return f"PyTorch's takes an attn_mask of rows of {attn_mask.shape[-1]} elements in less time"
     lengths = query.shape[-2], key.shape[-2]
     if not all(isinstance(length, int) for length in lengths):
         return "its lengths are known only when it is called"

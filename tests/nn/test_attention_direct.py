@@ -122,7 +122,8 @@ def test_dropout_hands_over_as_many_arguments_as_the_module_wants(module):
     attention(query, key, value, mask, 0.25, enable_gqa=True).sum().backward()
     wanted = expected_counts()
     assert counts(module).keys() == DROPOUT | {"delta"} and counts(module).items() <= wanted.items()
-    (_, forward), _, (_, backward) = module.calls
+    (_, counted), (_, forward), _, (_, counted_too), (_, backward) = module.calls
+    assert not any(counted[:4]) and not any(counted_too[:4]), "how much scratch memory it wants"
     sizes = (2, 4, 2, 9, 9, 8, EVERY_KEY, 0, 0, 0, 1, 1)
     assert forward[6:18] == backward[6:18] == sizes and forward[18] == backward[18] == 1 / 3**0.5
     assert forward[-2:] == backward[-2:] and forward[-1] == 49152
@@ -300,26 +301,49 @@ def test_explain_says_which_kernels_and_which_way(monkeypatch):
     monkeypatch.setattr(attention_direct, "kernels", lambda device: object())
     monkeypatch.setattr(on_stream, "capability", lambda device: (9, 0))
     assert explain(torch.zeros(1, 1, 8, 8)).startswith("the plain loops of the CPU path")
-    assert explain(Query(64)).startswith("wgmma")
+    wgmma = "wgmma, through the extension module"
+    assert explain(Query(64)) == wgmma
     with attention_direct.portable_kernels():
         assert explain(Query(64)).startswith("mma.sync")
     assert explain(Query(128)).startswith("wgmma")
     assert explain(Query(65)).startswith("mma.sync")
     assert explain(Query(256)).startswith("wgmma")
     assert explain(Query(129)).startswith("mma.sync")
-    assert explain(Query(64), object()) == (
-        "mma.sync, through the extension module: wgmma takes no attn_mask"
-    )
-    assert explain(Query(264)) == (
-        "the flash kernels, through the extension module: query has heads of 264 elements; of bfloat16 they take up to "
-        f"{attention_direct.WIDEST}"
+    mask = torch.zeros(8, 16, dtype=torch.bfloat16)
+    assert explain(Query(64), mask) == explain(Query(128), mask[:, :1].bool().expand(8, 3)) == wgmma
+    for query, given, cause in [
+        (
+            Query(136),
+            mask,
+            "there is attn_mask, and query has heads of 136 elements; for that wgmma takes up to 128",
+        ),
+        (Query(64), mask[:, :1], "attn_mask is one number for all keys"),
+        (Query(64), mask[:, 1:9], "the rows of attn_mask do not begin at multiples of 16 bytes"),
+        (Query(64), mask.t(), "the rows of attn_mask do not begin at multiples of 16 bytes"),
+    ]:
+        assert explain(query, given) == f"mma.sync, through the extension module: {cause}"
+    torchs = "PyTorch's own scaled_dot_product_attention: "
+    too_wide = f"query has heads of 264 elements; of bfloat16 they take up to {attention_direct.WIDEST}"
+    assert explain(Query(264)) == torchs + too_wide
+    assert explain(Query(136), mask.float().requires_grad_()) == (
+        torchs
+        + "attn_mask needs a gradient, and query has heads of 136 elements; for that they take up to 128"
     )
     monkeypatch.setattr(Query, "dtype", torch.float32)
     assert explain(Query(64)).startswith("wgmma on pairs of float16")
     with attention_direct.portable_kernels():
         assert explain(Query(64)).startswith("mma.sync on pairs of float16")
-    assert explain(Query(128)).startswith("the flash kernels, through the extension module")
-    assert explain(Query(64), object()).startswith("mma.sync on pairs of float16")
+    assert explain(Query(128)).startswith(torchs)
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert explain(Query(128)).startswith(
+            "the flash kernels, through the extension module: query has heads"
+        )
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert explain(Query(64), mask.float()) == (
+        "mma.sync on pairs of float16, through the extension module: of float32 wgmma takes no attn_mask"
+    )
     with attention_direct.flash_kernels():
         assert explain(Query(64)) == "the flash kernels, through the extension module: asked for"
     monkeypatch.setattr(Query, "dtype", torch.float64)

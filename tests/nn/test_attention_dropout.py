@@ -266,7 +266,11 @@ def test_which_argument_keeps_a_call_from_the_kernels(operators, monkeypatch):
         "PyTorch's products and a mask of all pairs: there is no extension module"
     )
     monkeypatch.setattr(attention_direct.kernels, "table", {-1: object()})
-    assert by(query, dropout_p=0.1) == "mma.sync, through the extension module: wgmma has no dropout"
+    monkeypatch.setattr(attention_direct, "is_hopper", lambda device: True)
+    assert by(query, dropout_p=0.1) == "wgmma, through the extension module"
+    assert by(query, torch.ones(1, dtype=torch.bfloat16), 0.1) == (
+        "mma.sync, through the extension module: attn_mask is one number for all keys"
+    )
     monkeypatch.setattr(on_stream, "DEVICE", "cuda")
     cause = "query is on cpu; dropout has kernels on NVIDIA's GPUs alone"
     assert by(query, dropout_p=0.1) == f"PyTorch's own scaled_dot_product_attention: {cause}"

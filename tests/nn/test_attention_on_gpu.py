@@ -2,6 +2,7 @@
 
 import csv
 import gc
+import random
 import subprocess
 import sys
 
@@ -11,7 +12,7 @@ from attention_checks import assert_as_exact_as_torch, inputs, output_and_gradie
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from typed import three
 
-from harness.nn import attention
+from harness.nn import attention, attention_direct
 from harness.puzzles.p23 import claim_methods
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -22,7 +23,14 @@ def on_gpu(device="cuda", **sizes) -> list[torch.Tensor]:
     return [tensor.to(device) for tensor in inputs(**sizes)]
 
 
+@pytest.fixture
+def own_kernels(monkeypatch):
+    """No call is left to PyTorch, so that the kernels without tensor cores are tried too."""
+    monkeypatch.setattr(attention_direct, "left_to_torch", lambda query, mask, drops: None)
+
+
 @pytest.mark.gpu
+@pytest.mark.usefixtures("own_kernels")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     ("sizes", "options"),
@@ -44,6 +52,7 @@ def test_gpu_agrees_with_torch(dtype, sizes, options):
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("own_kernels")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(40, 50), (2, 1, 40, 50), (1, 50), (40, 1), (1,)], ids=str)
 def test_gpu_masks_and_their_gradients(dtype, shape):
@@ -53,6 +62,82 @@ def test_gpu_masks_and_their_gradients(dtype, shape):
     with sdpa_kernel(SDPBackend.MATH):
         assert_as_exact_as_torch(tensors, attn_mask=mask.requires_grad_())
         assert_as_exact_as_torch(tensors, attn_mask=mask.detach() > -1)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("dtype", "d", "mask"),
+    [
+        (torch.float32, 72, None),
+        (torch.float32, 128, torch.rand(2, 1, 1, 50) < 0.6),
+        (torch.float32, 64, torch.randn(40, 50)),
+        (torch.bfloat16, 160, torch.randn(2, 1, 40, 50)),
+    ],
+    ids=["wide float32", "the same, padding", "float32's bias", "a wide bias"],
+)
+def test_gpu_what_is_left_to_pytorch(dtype, d, mask):
+    """A mask of numbers gets its gradient."""
+    if mask is not None and mask.dtype != torch.bool:
+        mask = mask.to("cuda", dtype).requires_grad_()
+    tensors = on_gpu(S=40, T=50, d=d, dtype=dtype)
+    assert attention_direct.explain(tensors[0], mask).startswith("PyTorch's own")
+    with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+        assert_as_exact_as_torch(tensors, attn_mask=mask if mask is None else mask.to("cuda"))
+
+
+@pytest.mark.gpu
+def test_gpu_a_bias_of_one_number_for_all_keys_is_left_to_pytorch():
+    """Which then gets one for each."""
+    query, key, value = tensors = three(t.requires_grad_() for t in on_gpu(S=40, T=50, dtype=torch.float16))
+    bias = torch.randn(40, 1, device="cuda", dtype=torch.float16, requires_grad=True)
+    assert attention_direct.explain(query, bias).startswith("PyTorch's own")
+    output = attention(query, key, value, bias)
+    *gradients, of_bias = torch.autograd.grad(output.square().sum(), [*tensors, bias])
+    plain = attention(query, key, value)
+    expected = torch.autograd.grad(plain.square().sum(), tensors)
+    for ours, theirs in zip([output, *gradients], [plain, *expected], strict=True):
+        assert (ours - theirs).abs().max() <= 4e-3 * theirs.abs().max()
+    assert of_bias.shape == bias.shape and of_bias.abs().max() < 1e-2, "it shifts all scores of a row alike"
+
+
+def drawn_mask(draw: random.Random, B: int, N: int, S: int, T: int, dtype: torch.dtype) -> torch.Tensor:
+    """A mask of some kind: short rows, holes of whole tiles, no visible key, pairs, and numbers at any strides."""
+    kind = draw.randrange(6)
+    if kind == 0:
+        lengths = torch.tensor([draw.randint(0, T) for _ in range(B)])
+        return (torch.arange(T) < lengths[:, None])[:, None, None, :]
+    if kind == 1:
+        tiles = torch.rand(B, N, 1, -(-T // 64)) < 0.5
+        return (torch.rand(B, N, 1, T) < 0.3) & tiles.repeat_interleave(64, -1)[..., :T]
+    if kind == 2:
+        return (torch.rand(B, draw.choice([1, N]), S, T) < 0.6) & (torch.arange(S) % 3 != 0)[:, None]
+    if kind == 3:
+        return torch.randn(1, N, 1, T, dtype=dtype)
+    if kind == 4:
+        return torch.randn(B, N, S, T + draw.choice([0, 8 + -T % 8]), dtype=dtype)[..., -T:]
+    return torch.randn(draw.choice([1, B]), N, S, T, dtype=dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("seed", range(4))
+def test_gpu_drawn_calls_with_masks(seed):
+    """Fifty a seed: as exact as PyTorch's formula, and the same bits again."""
+    draw = random.Random(seed)
+    torch.manual_seed(seed)
+    for _ in range(50):
+        dtype = draw.choice([torch.bfloat16, torch.float16])
+        B, G, shared = draw.randint(1, 3), draw.randint(1, 3), draw.choice([1, 1, 2])
+        S = draw.choice([1, 63, 64, 65, 128, 129, 200, 257, 511])
+        T = draw.choice([2, 16, 64, 65, 120, 128, 136, 192, 200, 320, 520])
+        d = draw.choice([8, 40, 64, 72, 80, 128])
+        tensors = on_gpu(B=B, N=G * shared, G=G, S=S, T=T, d=d, dtype=dtype)
+        with torch.device("cuda"):
+            mask = drawn_mask(draw, B, G * shared, S, T, dtype)
+        options = {"attn_mask": mask, "enable_gqa": shared > 1}
+        with sdpa_kernel(SDPBackend.MATH):
+            assert_as_exact_as_torch(tensors, **options)
+        runs = [output_and_gradients(attention, tensors, **options) for _ in range(2)]
+        assert all(torch.equal(one, other) for one, other in zip(*runs, strict=True))
 
 
 @pytest.mark.gpu

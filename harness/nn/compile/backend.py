@@ -288,16 +288,14 @@ def mask_of(given: dict[str, Any]) -> torch.Tensor | None:
 def swap_attention(gm: GraphModule, node: Node) -> Attention:
     """Puts the workbook's attention, which takes the same arguments, in the place of PyTorch's.
 
-    Nothing is changed where it refuses them (TypeError, ValueError or NotImplementedError), nor where there is dropout that it would
-    leave to PyTorch's.
+    Nothing is changed where it refuses them (TypeError, ValueError or NotImplementedError), nor where it would leave them to PyTorch's.
     """
     from harness.nn.attention_autograd import attention
-    from harness.nn.attention_direct import without_dropout
+    from harness.nn.attention_direct import left_to_torch
 
     given = attention_arguments(node)
-    cause = without_dropout(value(node), mask_of(given))
-    if given.get("dropout_p") and cause:
-        raise NotImplementedError(f"dropout_p: attention leaves it to PyTorch's own function: {cause}")
+    if cause := left_to_torch(value(given["query"]), mask_of(given), bool(given.get("dropout_p"))):
+        raise NotImplementedError(f"attention leaves it to PyTorch's own function: {cause}")
     add = Adder(gm, node)
     try:
         output = add.function(attention, *node.args, **node.kwargs)

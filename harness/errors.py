@@ -35,10 +35,6 @@ class Unsolved(WorkbookError):
     exit_code = 3
 
 
-class KernelFailed(WorkbookError):
-    """A kernel that did not come to its end on the virtual GPU."""
-
-
 class CompileFailed(WorkbookError):
     """The Mojo package does not compile, or lacks an op. `details` holds the compiler's whole output."""
 

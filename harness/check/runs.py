@@ -34,7 +34,6 @@ class DeviceResult:
     target: Target
     cached: bool
     compile_seconds: float
-    run_seconds: float
     variants: dict[str, VariantResult]
 
     @property
@@ -202,7 +201,7 @@ def run_device(
     """Runs every case on one device and judges what came out."""
     from harness.check.ran import Compiled, Simulated
 
-    started, puzzle = time.monotonic(), options.puzzle
+    puzzle = options.puzzle
     device: Device = (
         Simulated(ready.compiled, judge.reference, judge.source, options.blocks)
         if isinstance(ready.compiled, Recording)
@@ -220,5 +219,4 @@ def run_device(
         blame_gates([gate for each in variants.values() for gate in each.gates], puzzle.mojo_rung.needs)
     for result in variants.values():
         result.gates = [gate for gate in result.gates if gate.gate.id in asked]
-    seconds = time.monotonic() - started
-    return DeviceResult(target, ready.cached, ready.seconds, seconds, variants)
+    return DeviceResult(target, ready.cached, ready.seconds, variants)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.check.accesses import Access, Accesses, Line, Place, Thread, bank_conflicts, index3, sectors
+from harness.check.accesses import Accesses, Line, Place, Thread, bank_conflicts, index3, sectors
 from harness.check.blame import Fault
 from harness.check.picture import Picture, Wrong
 from harness.vgpu import Finding
@@ -238,8 +238,3 @@ def launch_cost(run: Accesses, number: int) -> Cost:
     costs = [step_cost(run, launch.first_step + n) for n in range(len(launch.events.steps))]
     conflicts, moved, least = (sum(column) for column in zip(*costs, strict=True)) if costs else (0, 0, 0)
     return Cost(conflicts, moved, least)
-
-
-def value_text(access: Access) -> str:
-    """A value with six digits."""
-    return "?" if math.isnan(access.value) else f"{access.value:.6g}"

@@ -18,12 +18,12 @@ def has_c_compiler(path: str | None = None) -> bool:
     return any(shutil.which(name, path=path) for name in ("cc", "gcc", "clang"))
 
 
-def environment_with_linker(folder: Path, env: dict[str, str] | None = None) -> dict[str, str]:
+def environment_with_linker(folder: Path) -> dict[str, str]:
     """An environment in which `mojo build --emit shared-lib` can link.
 
     Unchanged where a C compiler is on the PATH; else the stand-in is written into `folder` and put in front.
     """
-    env = dict(os.environ if env is None else env)
+    env = dict(os.environ)
     if has_c_compiler(env.get("PATH", "")):
         return env
     stand_in = folder / "cc"

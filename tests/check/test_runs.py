@@ -46,7 +46,6 @@ def run_of(*kinds, verdict=RIGHT, unsolved=(), repeats=None, findings=(), size=3
             Target(kind, None, ""),
             True,
             0.1,
-            0.1,
             {"fused": variant(verdict, unsolved, repeats, findings)},
         )
         for kind in kinds

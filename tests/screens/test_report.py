@@ -44,7 +44,7 @@ def make_run(puzzle, solution):
             first = next(iter(variants.values()))
             first.findings, first.errors = list(findings), [f for f in findings if f.is_error]
             target = Target(kind, None, WORDS[kind])
-            devices.append(DeviceResult(target, kind == "cpu", 12.3, 0.5, variants))
+            devices.append(DeviceResult(target, kind == "cpu", 12.3, variants))
         blanks = {
             id: Blank(id, f"the task of {id}", "", (), 40) for ids in (unsolved or {}).values() for id in ids
         }

@@ -23,10 +23,10 @@ def as_stored(array: np.ndarray) -> np.ndarray:
     return array.reshape(*heads, n, m)
 
 
-def without_rest(array: np.ndarray, axis: int, tile: int = TILE) -> np.ndarray:
-    """With zeros behind the last whole tile along an axis."""
+def without_rest(array: np.ndarray, axis: int) -> np.ndarray:
+    """With zeros after the last whole tile along an axis."""
     kept = np.moveaxis(array.copy(), axis, -1)
-    kept[..., kept.shape[-1] // tile * tile :] = 0
+    kept[..., kept.shape[-1] // TILE * TILE :] = 0
     return np.moveaxis(kept, -1, axis)
 
 

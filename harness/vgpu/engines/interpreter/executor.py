@@ -121,7 +121,6 @@ class Batch(WarpgroupOps):
         ctaid = self.blocks
         x, y, z = ctaid % gx, ctaid // gx % gy, ctaid // (gx * gy)
         rank = (x % cx) + (y % cy) * cx + (z % cz) * cx * cy
-        self.cluster_rank = rank
         one = u4(1)
         per_block = {
             "ctaid_x": x, "ctaid_y": y, "ctaid_z": z,

@@ -272,7 +272,7 @@ class BulkOps(WarpOps):
         if self.order:
             self.order.bulk_commit(self.positions(L))
 
-    def bulk_wait(self, allowed: int, reads_only: bool, L):
+    def bulk_wait(self, allowed: int, L):
         """cp.async.bulk.wait_group: all but the newest `allowed` groups are done, or have at least read."""
         if self.order:
             self.order.bulk_wait(self.positions(L), allowed)

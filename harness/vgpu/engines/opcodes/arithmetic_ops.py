@@ -46,7 +46,7 @@ def _packed(w: Writer, i: Instr, t: str, args, f: Callable[..., str]) -> str:
     return f"{half[0]} | ({half[1]} << {w.code.constant('u4', 16)})"
 
 
-def _binary(w: Writer, i: Instr, t: str, f: Callable[[str, str], str], float_ok: bool = True):
+def _binary(w: Writer, i: Instr, t: str, f: Callable[[str, str], str]):
     """An operation on two operands of one type, for all floating and integer types."""
     d, a, b = i.args
     _plain16(i, t)

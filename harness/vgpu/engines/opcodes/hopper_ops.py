@@ -101,7 +101,7 @@ def bulk_copy(w: Writer, i: Instr):
     if "commit_group" in i.mods:
         w.emit("m.bulk_commit(L)")
     elif "wait_group" in i.mods:
-        w.emit(f"m.bulk_wait({int(i.args[0].value)}, {'read' in i.mods}, L)")
+        w.emit(f"m.bulk_wait({int(i.args[0].value)}, L)")
     elif "prefetch" not in i.mods:
         check(i, *_BULK, *_REDUCTIONS)
         spaces = [m for m in i.mods if m == "global" or m in _SHARED]

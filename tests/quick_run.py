@@ -32,7 +32,7 @@ FEWER = {
     "check/test_diagnose.py::test_every_mistake_is_named_in_every_quantity_that_it_spoils": 100,
     "dev/test_dev.py::test_what_is_missing_or_unexpected_is_named": 2,
     "learner/test_reset.py::test_a_damaged_file_is_one_clear_line_and_reset_repairs_it": 8,
-    "nn/test_direct.py::test_only_what_is_asked_for_is_computed_or_multiplied": 60,
+    "nn/test_direct_products.py::test_only_what_is_asked_for_is_computed_or_multiplied": 60,
     "nn/test_patching_ways.py::test_compiled_the_layers_are_torch_s": 0,
     "nn/test_patching_random.py::test_random_modules": 3,
     "p20/test_p20_rungs.py::test_what_a_learner_may_write": 4,

@@ -1,6 +1,6 @@
 """The backward pass of the direct way on branches of a CUDA graph: what runs where, in which order, and on whose memory.
 
-Without a GPU the stand-in module of `test_direct.py` computes; what is launched on another stream than the current one waits
+Without a GPU the stand-in module of `direct_module.py` computes; what is launched on another stream than the current one waits
 until that one is waited for, so that memory which was let go too early is written over. The tests at the end want a real GPU.
 """
 
@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from direct_module import DTYPES, TorchModule, bits, forget_plans, gpu_inputs, stand_in
 from layer_checks import ROWS, H, O, assert_as_good_as_torch, assert_near, make_inputs, plain_torch
-from test_direct import DTYPES, TorchModule, bits, forget_plans, gpu_inputs, kernels, stand_in  # noqa: F401
 from typed import loosely
 
 from harness.nn import direct, layers, products
@@ -223,7 +223,7 @@ def assert_right(got, expected, relative=1e-2):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("sizes", FORKED, ids=str)
-def test_gpu_branches_again_and_again(kernels, sizes):  # noqa: F811
+def test_gpu_branches_again_and_again(kernels, sizes):
     """New values in the same memory, and each time the same bits."""
     rows, width, outputs = sizes
     inputs = gpu_inputs(torch.bfloat16, (rows,), width, outputs)
@@ -246,7 +246,7 @@ def test_gpu_branches_again_and_again(kernels, sizes):  # noqa: F811
 
 
 @pytest.mark.gpu
-def test_gpu_a_stack_of_layers_on_branches(kernels):  # noqa: F811
+def test_gpu_a_stack_of_layers_on_branches(kernels):
     """Every layer's branches meet before the next one's begin, whose kernels may start early."""
     torch.manual_seed(0)
     layers = [LayerNormLinear(768, 768, device="cuda", dtype=torch.bfloat16) for _ in range(4)]
@@ -270,7 +270,7 @@ def test_gpu_a_stack_of_layers_on_branches(kernels):  # noqa: F811
 
 
 @pytest.mark.gpu
-def test_gpu_branches_of_layers_on_streams_of_the_caller_s(kernels):  # noqa: F811
+def test_gpu_branches_of_layers_on_streams_of_the_caller_s(kernels):
     """Two layers beside each other in one graph, on two streams of whoever captures it."""
     inputs = [gpu_inputs(torch.bfloat16, (512,), 256, 1024, seed) for seed in range(2)]
     grad_output = torch.randn(512, 1024, dtype=torch.bfloat16, device="cuda")
@@ -293,7 +293,7 @@ def test_gpu_branches_of_layers_on_streams_of_the_caller_s(kernels):  # noqa: F8
 
 
 @pytest.mark.gpu
-def test_gpu_graphed_callables(kernels):  # noqa: F811
+def test_gpu_graphed_callables(kernels):
     """torch's own way to graphs of forward and backward."""
     layer = LayerNormLinear(256, 1024, device="cuda", dtype=torch.bfloat16)
     x = torch.randn(512, 256, device="cuda", dtype=torch.bfloat16, requires_grad=True)

@@ -1,6 +1,6 @@
 """The backward pass of the direct way in little memory: dW first, asked for or because there is no room for more.
 
-Without a GPU the stand-in module of `test_direct.py` computes. The test at the end wants a real GPU.
+Without a GPU the stand-in module of `direct_module.py` computes. The test at the end wants a real GPU.
 """
 
 import weakref
@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from direct_module import WAYS, bits, gpu_inputs
 from layer_checks import (
     EPS,
     O,
@@ -17,7 +18,6 @@ from layer_checks import (
     output_and_gradients,
     plain_torch,
 )
-from test_direct import WAYS, bits, chosen, gpu_inputs, kernels, module, no_operator  # noqa: F401
 from torch import nn
 
 from harness.nn import LayerNormLinear, direct, fused_layernorm_linear, patch
@@ -33,14 +33,14 @@ def least(*inputs: Any) -> torch.Tensor:
     return fused_layernorm_linear(*inputs, memory="least")
 
 
-def launched(module) -> list[int]:  # noqa: F811
+def launched(module) -> list[int]:
     """The gradients that each backward pass through the module was asked for."""
     return [call[2] % 16 for call in module.calls if call[0] == "backward"]
 
 
 @pytest.mark.parametrize("way", [(OWN, OWN, OWN), *WAYS], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_dW_comes_first(module, chosen, no_operator, dtype, way):  # noqa: F811
+def test_dW_comes_first(module, chosen, no_operator, dtype, way):
     chosen(*way)
     assert_as_good_as_torch(least, make_inputs(dtype, H=8, O=16))
     assert launched(module) == [1 if way[2] == OWN else 0, REST]
@@ -48,13 +48,13 @@ def test_dW_comes_first(module, chosen, no_operator, dtype, way):  # noqa: F811
 
 @pytest.mark.parametrize(("H", "O"), [(7, 16), (8, 15)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_rows_of_16_bits_that_are_not_aligned_stay_together(module, no_operator, dtype, H, O):  # noqa: F811
+def test_rows_of_16_bits_that_are_not_aligned_stay_together(module, no_operator, dtype, H, O):
     assert_as_good_as_torch(least, make_inputs(dtype, H=H, O=O))
     assert launched(module) == ([1, REST] if dtype is torch.float32 else [1 + REST])
 
 
 @pytest.mark.parametrize("number", range(1, 32))
-def test_of_frozen_inputs_nothing_is_computed(module, no_operator, number):  # noqa: F811
+def test_of_frozen_inputs_nothing_is_computed(module, no_operator, number):
     inputs = make_inputs()
     for index, tensor in enumerate(inputs):
         tensor.requires_grad_(bool(number >> index & 1))
@@ -70,7 +70,7 @@ def test_of_frozen_inputs_nothing_is_computed(module, no_operator, number):  # n
     assert launched(module) == ([1, wanted - 1] if splits else [wanted])
 
 
-def test_without_room_for_both_dW_comes_first(module, no_operator, monkeypatch):  # noqa: F811
+def test_without_room_for_both_dW_comes_first(module, no_operator, monkeypatch):
     """The allocator refuses the scratch memory of both at once, and lends that of either once the rest is given back."""
     inputs = make_inputs()
     output = fused(*inputs)
@@ -95,7 +95,7 @@ def test_without_room_for_both_dW_comes_first(module, no_operator, monkeypatch):
     assert lent and len(refused) == 1 and launched(module) == [1, REST]
 
 
-def test_layer_and_patch_hand_it_on(module):  # noqa: F811
+def test_layer_and_patch_hand_it_on(module):
     layer = LayerNormLinear(7, O, memory="least")
     assert "memory='least'" in repr(layer)
     assert layer.explain(make_inputs()[0])["way"] == "extension module, dW first"
@@ -109,7 +109,7 @@ def test_layer_and_patch_hand_it_on(module):  # noqa: F811
 
 
 @pytest.mark.compiler
-def test_the_operator_hands_it_on(module):  # noqa: F811
+def test_the_operator_hands_it_on(module):
     torch._dynamo.reset()
     inputs = make_inputs()
     torch.library.opcheck(torch.ops.mojo_workbook.layernorm_linear.default, (*inputs, EPS, "fast", "least"))
@@ -135,7 +135,7 @@ def test_an_unknown_choice_is_refused(call):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("sizes", [(4096, 768, 3072), (1000, 769, 1531)], ids=str)
-def test_gpu_less_memory_and_the_same_gradients(kernels, dtype, sizes):  # noqa: F811
+def test_gpu_less_memory_and_the_same_gradients(kernels, dtype, sizes):
     rows, width, outputs = sizes
     inputs = gpu_inputs(dtype, (rows,), width, outputs)
     grad_output = torch.randn(rows, outputs, dtype=dtype, device="cuda")

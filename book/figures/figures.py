@@ -6,7 +6,8 @@ A figure is one line of SVG without empty lines, so that a page can include it; 
 import html
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -97,6 +98,36 @@ class Drawing:
             f'<svg{narrow} xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width} {self.height}"'
             f' width="{self.width}" height="{self.height}" role="img" aria-label="{html.escape(self.label)}">'
             f"{''.join(self.parts)}</svg>\n"
+        )
+
+
+class Steps(Drawing):
+    """A drawing whose parts are there at some steps; `words` are one sentence or two for each step.
+
+    Args:
+        still: The step that is shown without scripts and on paper.
+    """
+
+    def __init__(self, width: int, height: int, label: str, *, still: int):
+        super().__init__(width, height, label)
+        self.still = still
+        self.words: list[str] = []
+
+    @contextmanager
+    def during(self, first: int, last: int | None = None) -> Iterator[None]:
+        """What is drawn inside is there from step `first` to step `last`, or at `first` alone."""
+        last = first if last is None else last
+        shown = "visible" if first <= self.still <= last else "hidden"
+        self.parts.append(f'<g data-from="{first}" data-to="{last}" visibility="{shown}">')
+        yield
+        self.parts.append("</g>")
+
+    def hero(self, caption: str) -> str:
+        """The box: the drawing, the words of all steps, and a caption."""
+        steps = "".join(f"<li>{html.escape(words)}</li>" for words in self.words)
+        return (
+            f'<div class="hero"><figure>{self.svg().strip()}<figcaption>{html.escape(caption)}</figcaption></figure>'
+            f'<ol class="hero-steps">{steps}</ol></div>\n'
         )
 
 

@@ -9,7 +9,7 @@ import pytest
 from book_paths import BOOK
 from browser import PHONE, find_browser
 
-from book.figures import heroes, tape_figures
+from book.figures import attention_heroes, heroes, tape_figures
 from book.measure import outputs
 
 PLACES = {
@@ -87,7 +87,7 @@ def test_the_cells_are_the_matrix_s():
 
 
 def test_the_ring_ends_with_one_device_s_output_and_gradients():
-    errors, where, backward, back_errors = heroes.ring_run()
+    errors, where, backward, back_errors = attention_heroes.ring_run()
     assert min(errors[:-1]) > 0.1 and errors[-1] < 1e-12
     assert min(back_errors[:-2]) > 0.1 and max(back_errors[-2:]) < 1e-12
     assert where[1] == [3, 0, 1, 2], "the block of the rank before"
@@ -96,8 +96,8 @@ def test_the_ring_ends_with_one_device_s_output_and_gradients():
 
 
 def test_a_tile_s_weights_are_the_softmax_s_and_its_owner_s_sum_ends_exact():
-    exact = heroes.head()["probabilities"]
-    walk = list(heroes.tiles_walk())
+    exact = attention_heroes.head()["probabilities"]
+    walk = list(attention_heroes.tiles_walk())
     assert len(walk) == 32
     for what, s, t, weights, error in walk:
         np.testing.assert_allclose(weights, exact[s : s + 2, t : t + 2], atol=1e-6)

@@ -6,26 +6,19 @@ All programs are one binary (programs/suite.mojo), compiled once for this file.
 import json
 import os
 import re
-import selectors
 import signal
-import socket
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import pytest
+from exec_tools import HERE, ROOT, VGPU, vgpu
 from typed import present
 
-from harness.vgpu import Finding, cli
+from harness.vgpu import cli
 from harness.vgpu.driver import build, server
-from harness.vgpu.errors import LaunchError, StepBudgetExceeded
-
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
-VGPU = [sys.executable, "-m", "harness.vgpu.cli"]
 
 
 @pytest.fixture(scope="session")
@@ -53,19 +46,6 @@ def suite_on_gpu(request) -> str:
     except build.DriverBuildError as error:
         pytest.skip(str(error))
     return request.getfixturevalue("suite")
-
-
-def vgpu(*arguments: str, timeout: float = 100, **options) -> subprocess.CompletedProcess:
-    """`vgpu exec ARGUMENTS`, with a time limit that no test should reach."""
-    return subprocess.run(
-        [*VGPU, "exec", *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-        **options,
-    )
 
 
 def run_suite(suite: str, name: str, *options: str) -> subprocess.CompletedProcess:
@@ -394,112 +374,6 @@ def test_program_without_gpu_use(suite):
     assert "the program ran no kernel, 0 errors, 0 notes" in done.stderr
 
 
-# ---- the CUDA driver API, called by hand ---------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="session", params=["exec", "inprocess"])
-def api(request) -> dict:
-    """What cuda_api.py was answered, through an executor process and in process."""
-    script = str(HERE / "cuda_api.py")
-    if request.param == "exec":
-        done = vgpu("--", sys.executable, script)
-    else:
-        env = {**os.environ, "PYTHONPATH": str(ROOT)}
-        command = [sys.executable, script, "inprocess"]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
-@pytest.mark.compiler
-def test_fills_and_copies(api):
-    expected = np.full(64, 7, np.uint8)
-    expected[8:16] = [4, 3, 2, 1] * 2
-    expected[16:20] = [6, 5] * 2
-    expected[24:28] = expected[40:44] = [9, 0, 0, 0]
-    assert api["memory"]["bytes"] == list(expected)
-    assert api["memory"]["range"] == [0, 64]
-    assert api["memory"]["used"] == 128
-
-
-@pytest.mark.compiler
-def test_fills_and_copies_of_pinned_host_memory(api):
-    """Every fill and copy takes pinned host memory for device memory; a freed or too short range is refused."""
-    host = api["pinned"]
-    row = [0] * 16
-    for name, value in (("8", [0x11] * 16), ("16", [0x33, 0x22] * 8), ("32", [0x77, 0x66, 0x55, 0x44] * 4)):
-        assert host[f"cuMemsetD{name}_v2"] == host[f"cuMemsetD{name}Async"] == value
-        width = int(name) // 8
-        for at in (0, 8):
-            row[at : at + width] = value[:width]
-        assert host[f"cuMemsetD2D{name}_v2"] == host[f"cuMemsetD2D{name}Async"] == row
-    copies = [name for name in host if name.startswith("cuMemcpy")]
-    assert len(copies) == 9 and all(host[name] == list(range(16)) for name in copies)
-    assert host["registered"] == [5] * 16
-    refused = ("past the end", "unregistered", "freed twice")
-    assert {host[name] for name in refused} == {"CUDA_ERROR_INVALID_VALUE"}
-
-
-@pytest.mark.compiler
-def test_copies_of_rectangles(api):
-    """Between host and device, dense and pitched, and what lies beside the rectangle stays."""
-    found = api["rectangles"]
-    expected = np.zeros((4, 5), int)
-    expected[:2, 2:] = np.arange(20).reshape(4, 5)[1:3, 1:4]
-    assert (found["pitch"], found["back"]) == (512, expected.ravel().tolist())
-    assert found["past the end"] == "CUDA_ERROR_INVALID_VALUE"
-    assert found["array"] == "CUDA_ERROR_NOT_SUPPORTED"
-
-
-@pytest.mark.compiler
-def test_memory_errors(api):
-    errors = {name: code for name, code in api["memory"].items() if isinstance(code, str)}
-    assert errors.pop("too large") == "CUDA_ERROR_OUT_OF_MEMORY"
-    assert {errors.pop(name) for name in ("free", "free null")} == {"CUDA_SUCCESS"}
-    assert set(errors.values()) == {"CUDA_ERROR_INVALID_VALUE"}
-    assert len(errors) == 7
-
-
-@pytest.mark.compiler
-def test_three_ways_to_launch(api):
-    launches = api["launches"]
-    assert launches["launch"] == "CUDA_SUCCESS"
-    assert launches["by pointers"] == [0, 0.5, 1, 1.5, 2, 2.5]
-    assert launches["by buffer"] == [0, 3, 6, 9, 12, 15]
-    assert launches["by config"] == [0, 2, 4, 6, 8, 10]
-    assert launches["parameters"] == [[0, 8], [8, 8], [16, 4], [20, 4]]
-
-
-@pytest.mark.compiler
-def test_launches_that_a_driver_refuses(api):
-    launches = api["launches"]
-    refused = ("fifth parameter", "empty grid", "grid y", "block", "block z", "no arguments")
-    refused += ("shared without attribute", "attribute too large")
-    assert {launches[name] for name in refused} == {"CUDA_ERROR_INVALID_VALUE"}
-    assert {launches[name] for name in ("attribute", "shared with attribute")} == {"CUDA_SUCCESS"}
-
-
-@pytest.mark.compiler
-def test_threads_do_not_get_in_each_others_way(api):
-    assert api["threads"] == 8 * 25
-
-
-@pytest.mark.compiler
-def test_modules_that_a_driver_refuses(api):
-    modules = api["modules"]
-    code, log = modules["machine code"]
-    assert code == "CUDA_ERROR_INVALID_IMAGE"
-    assert "compiled to machine code" in log
-    assert modules["not PTX"][0] == "CUDA_ERROR_INVALID_IMAGE"
-    code, log = modules["unknown version"]
-    assert code == "CUDA_ERROR_UNSUPPORTED_PTX_VERSION"
-    assert "99.0" in log
-    assert modules["unknown kernel"] == modules["unknown variable"] == "CUDA_ERROR_NOT_FOUND"
-    assert (modules["unload"], modules["unload twice"]) == ("CUDA_SUCCESS", "CUDA_ERROR_INVALID_HANDLE")
-    assert modules["graphs"] == "CUDA_ERROR_NOT_SUPPORTED"
-    assert modules["second device"] == "CUDA_ERROR_INVALID_DEVICE"
-
-
 # ---- ends: crash, time limit, Ctrl-C, forks ------------------------------------------------------------------------
 
 
@@ -640,122 +514,3 @@ def test_two_programs_at_once(suite):
     outputs = [process.communicate(timeout=60)[0] for process in both]
     assert [process.returncode for process in both] == [0, 0]
     assert outputs[0] == outputs[1] != ""
-
-
-# ---- the command line ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.compiler
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["exec"], "no program given"),
-        (["exec", "--", "/no/such/program"], "cannot run /no/such/program"),
-        (["exec", "--checks", "memory,luck", "--", "true"], "unknown check luck"),
-        (["exec", "--blocks", "sideways", "--", "true"], "sideways"),
-        (
-            ["exec", "--timeout", "-1", "--", "true"],
-            "--timeout -1: must be more than 0 and at most 10,000,000",
-        ),
-        (["exec", "--timeout", "0", "--", "true"], "--timeout 0: must be more than 0"),
-        (["exec", "--timeout", "nan", "--", "true"], "--timeout nan: must be more than 0"),
-        (["exec", "--timeout", "inf", "--", "true"], "--timeout inf: must be more than 0"),
-        (["exec", "--error-exitcode", "0", "--", "true"], "--error-exitcode 0: must be from 1 to 255"),
-        (["exec", "--", "/"], "cannot run /: Permission denied"),
-    ],
-)
-def test_bad_use_is_exit_code_2(arguments, message, capsys):
-    assert cli.main(arguments) == 2
-    assert message in capsys.readouterr().err
-
-
-def test_cache_that_cannot_be_written_is_exit_code_5(tmp_path, monkeypatch, capsys):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("WORKBOOK_CACHE", str(tmp_path / "file"))
-    assert cli.main(["exec", "--", "true"]) == 5
-    assert "set WORKBOOK_CACHE to a folder you can write" in capsys.readouterr().err
-
-
-@dataclass
-class Outcome:
-    """As much of a `Device` as the summary looks at."""
-
-    findings: list = field(default_factory=list)
-    errors: list = field(default_factory=list)
-    launches: tuple = (None,)
-
-    @property
-    def gpu(self):
-        return self
-
-
-FAULT = Finding("out-of-bounds load", "load past the end of x")
-NOTE = Finding("uninitialised read", "in the library", is_error=False)
-
-
-@pytest.mark.parametrize(
-    ("program", "outcome", "code"),
-    [
-        (0, Outcome(), 0),
-        (0, Outcome([NOTE]), 0),
-        (0, Outcome([NOTE, FAULT]), 1),
-        (3, Outcome([FAULT]), 3),
-        (0, Outcome(errors=[StepBudgetExceeded("it loops")]), 1),
-        (0, Outcome(errors=[LaunchError("too many threads")]), 0),  # the program saw it, and may go on
-    ],
-)
-def test_exit_code_says_whether_something_is_wrong(program, outcome, code, capsys):
-    assert cli.summarise([outcome], "sm_90a", program) == code
-    errors = sum(finding.is_error for finding in outcome.findings)
-    assert f"1 launch, {errors} error" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("program", "outcome", "code"),
-    [(0, Outcome(), 0), (3, Outcome([NOTE]), 3), (0, Outcome([FAULT]), 99), (3, Outcome([FAULT]), 99)],
-)
-def test_an_exit_code_of_its_own_goes_before_the_programs(program, outcome, code):
-    assert cli.summarise([outcome], "sm_90a", program, 99) == code
-
-
-@pytest.mark.compiler
-def test_unsupported_instruction_is_exit_code_5_even_if_the_program_goes_on(tmp_path):
-    """multimem is not simulated."""
-    script = tmp_path / "program.py"
-    script.write_text(
-        f"import sys; sys.path.insert(0, {str(HERE)!r}); import cuda_api\n"
-        "cuda = cuda_api.Cuda(); cuda('cuInit', 0)\n"
-        "ptx = cuda_api.PTX.replace(b'mul.f32 %f3, %f2, %f1;', b'multimem.red.relaxed.sys.global.add.f32 [%rd4], %f2;')\n"
-        "ptx = ptx.replace(b'.version 8.0', b'.version 8.5').replace(b'sm_80', b'sm_90a')\n"
-        "scale, x = cuda.function(ptx, b'scale'), cuda.upload([1.0])\n"
-        "n = cuda_api.ctypes.c_uint32(1)\n"
-        "print(cuda.launch(scale, (1, 1, 1), (1, 1, 1), [x, x, cuda_api.ctypes.c_float(1), n]))\n"
-    )
-    done = vgpu("--", sys.executable, str(script))
-    assert (done.returncode, done.stdout) == (5, "CUDA_ERROR_NOT_SUPPORTED\n")
-    assert "multimem.red" in done.stderr
-
-
-@pytest.mark.compiler
-def test_info_names_the_device(capsys):
-    assert cli.main(["info", "--arch", "sm_80"]) == 0
-    lines = dict(re.split(r"\s{2,}", line, maxsplit=1) for line in capsys.readouterr().out.splitlines())
-    assert lines["device"] == "virtual GPU (sm_80)"
-    assert lines["compute capability"] == "8.0"
-    assert "166912 bytes" not in lines["threads per block"]
-    assert "166912" in lines["shared memory"]
-
-
-@pytest.mark.compiler
-def test_strangers_are_turned_away(monkeypatch):
-    """A process of another user may name the socket; it is not served."""
-    executor = server.Executor(lambda: pytest.fail("a device was made"), build.build())
-    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as stranger:
-        name = f"\0workbook-vgpu-test-{os.getpid()}"
-        listener.bind(name)
-        listener.listen()
-        stranger.connect(name)
-        monkeypatch.setattr(os, "getuid", lambda: -1)
-        executor._accept(selectors.DefaultSelector(), listener)
-        assert stranger.recv(1) == b""
-    assert executor.devices == []

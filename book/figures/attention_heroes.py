@@ -1,0 +1,289 @@
+"""The drawings in steps of attention: the backward pass in tiles, a curve to walk, the ring.
+
+Like those in heroes.py, each is drawn from a run.
+"""
+
+import math
+from collections.abc import Iterator
+from functools import cache
+
+import numpy as np
+
+from book.figures import online_steps
+from book.figures.figures import NARROW, ROOT, Steps
+from harness.check.python_files import load
+from harness.nn import orders
+from harness.puzzles.p23 import spec as p23
+
+RANKS, LENGTH = 4, 16
+SIDE = 8
+
+
+# ---- Puzzle 23: the backward pass in tiles ------------------------------------------------------------------------
+
+TILE = 2
+"""Queries and keys of a tile; the kernel's have 16."""
+
+
+def head() -> dict[str, np.ndarray]:
+    """One head of puzzle 23's case "hard values", with the exact gradients, in float64."""
+    given = online_steps.arrays()
+    exact = p23.PUZZLE.exact(given)
+    return {
+        name: np.asarray(array[0, 0], np.float64)
+        for name, array in {**given, **exact}.items()
+        if array.ndim > 2
+    }
+
+
+def tiles_walk() -> Iterator[tuple[str, int, int, np.ndarray, float]]:
+    """Each tile in the order of the two kernels: what is summed, first query, first key, its weights [TILE, TILE], and how far
+    the sum of its owner still is from the exact gradient."""
+    of = head()
+    q, k, v, dO = (of[name] for name in ("query", "key", "value", "grad_output"))
+    scale, count = 1 / np.sqrt(q.shape[1]), len(q)
+    seen = np.where(np.isneginf(of["lse"]), 0, of["lse"])[
+        :, None
+    ]  # as the kernel does for a row that sees no key
+    mask, delta = online_steps.arrays()["mask"], (dO * of["output"]).sum(-1)
+    exact = {"dQ": of["grad_query"], "dK and dV": of["grad_key"]}
+    for what in exact:
+        for own in range(0, count, TILE):
+            total = np.zeros((TILE, q.shape[1]))
+            for other in range(0, count, TILE):
+                s, t = (own, other) if what == "dQ" else (other, own)
+                rows, keys = slice(s, s + TILE), slice(t, t + TILE)
+                P = np.exp(scale * q[rows] @ k[keys].T + mask[rows, keys] - seen[rows])
+                dS = P * (dO[rows] @ v[keys].T - delta[rows, None])
+                total += scale * (dS @ k[keys] if what == "dQ" else dS.T @ q[rows])
+                yield what, s, t, P, float(np.abs(total - exact[what][own : own + TILE]).max())
+
+
+def tiles() -> str:
+    """The scores of one head, a tile at a time, never two tiles at once; what is kept stands on the left."""
+    of, walk_ = head(), list(tiles_walk())
+    count, cell, left, top, last = len(of["query"]), 27, 190, 60, len(walk_)
+    delta = (of["grad_output"] * of["output"]).sum(-1)
+    drawing = Steps(
+        NARROW,
+        330,
+        f"A head of {count} queries and {count} keys in tiles of {TILE} x {TILE}: for each query lse and delta are kept, the weights of one "
+        "tile exist at a time, first along the rows for dQ, then down the columns for dK and dV.",
+        still=6,
+    )
+    drawing.text(70, 44, "lse", size=13)
+    drawing.text(130, 44, "delta", size=13)
+    drawing.text(left + cell * count / 2, 24, "keys", size=13)
+    drawing.text(left + cell * count + 42, 44, "dQ", size=13)
+    drawing.text(left - 12, top + cell * count + 30, "dK, dV", anchor="end", size=13)
+    for i in range(count):
+        drawing.text(70, top + cell * i + 18, f"{of['lse'][i]:.2f}", size=12)
+        with drawing.during(1, last):
+            drawing.text(130, top + cell * i + 18, f"{delta[i]:.2f}", size=12)
+        for j in range(count):
+            drawing.box(left + cell * j, top + cell * i, cell - 2, cell - 2, shade=0.02, thick=0.4)
+    for i in range(0, count, TILE):
+        done_row, done_column = (
+            1 + count // TILE * (i // TILE + 1),
+            1 + count // TILE * (count // TILE + i // TILE + 1),
+        )
+        side = TILE * cell - 4
+        drawing.box(left + cell * count + 24, top + cell * i, 36, side)
+        drawing.box(left + cell * i, top + cell * count + 12, side, 30)
+        with drawing.during(done_row - 1, last):
+            drawing.box(left + cell * count + 24, top + cell * i, 36, side, shade=0.4, thick=0)
+        with drawing.during(done_column - 1, last):
+            drawing.box(left + cell * i, top + cell * count + 12, side, 30, shade=0.4, thick=0)
+    drawing.words = [
+        "The forward pass has kept one number a query, lse. The weights are gone.",
+    ]
+    for number, (what, s, t, P, error) in enumerate(walk_, start=1):
+        with drawing.during(number):
+            for (i, j), weight in np.ndenumerate(P):
+                x, y = left + cell * (t + j), top + cell * (s + i)
+                drawing.box(x, y, cell - 2, cell - 2, shade=0.1 + 0.25 * float(weight), thick=2)
+                drawing.text(x + 12, y + 17, f"{weight:.1f}", size=10)
+        owner = f"queries {s} and {s + 1}" if what == "dQ" else f"keys {t} and {t + 1}"
+        verdict = "is exact" if error < 1e-5 else f"is still off by {error:.2f}"
+        first = "Delta, the row sum of dO times O, is there too. " if number == 1 else ""
+        drawing.words.append(
+            f"{first}Queries {s} and {s + 1} meet keys {t} and {t + 1}: four weights are made again from lse and thrown away. "
+            f"{what.split()[0]} of {owner} {verdict}."
+        )
+    return drawing.hero(
+        "The two backward kernels on one head of the case “hard values”, tile by tile. The numbers in a tile are its weights."
+    )
+
+
+# ---- Puzzle 24: a curve to walk ------------------------------------------------------------------------------
+
+
+def spread(cells: np.ndarray) -> tuple[int, int]:
+    """Height and width of the smallest rectangle around some cells of the grid."""
+    rows, columns = np.divmod(cells, SIDE)
+    return int(np.ptp(rows)) + 1, int(np.ptp(columns)) + 1
+
+
+def walk(window: int = 16) -> str:
+    """Two orders of a grid, walked together."""
+    cell, top = 26, 30
+    named = {
+        "row-major": orders.ORDERS["row-major"](SIDE, SIDE),
+        "Hilbert": orders.ORDERS["hilbert"](SIDE, SIDE),
+    }
+    last = SIDE * SIDE - 1
+    drawing = Steps(
+        NARROW, 290, f"A grid of {SIDE} x {SIDE} cells walked row by row and along Hilbert's curve; the last {window} cells are shaded.",
+        still=last // 2,
+    )  # fmt: skip
+    boxes: dict[str, list[tuple[int, int]]] = {}
+    for number, (name, order) in enumerate(named.items()):
+        left = 14 + 240 * number
+        drawing.text(left + cell * SIDE / 2, 18, name, size=13)
+        points = [(left + cell * (c % SIDE) + 13, top + cell * (c // SIDE) + 13) for c in order.tolist()]
+        boxes[name] = [spread(order[max(0, step - window + 1) : step + 1]) for step in range(last + 1)]
+        for x, y in points:
+            drawing.box(x - 12, y - 12, 24, 24, shade=0.03, thick=0.4)
+        for step, (x, y) in enumerate(points):
+            with drawing.during(step, min(step + window - 1, last)):
+                drawing.box(x - 12, y - 12, 24, 24, shade=0.25, thick=0)
+            with drawing.during(step):
+                drawing.box(x - 7, y - 7, 14, 14, shade=0.8, thick=0, radius=7)
+            if step:
+                with drawing.during(step, last):
+                    drawing.segment(*points[step - 1], x, y, thick=2)
+    drawing.text(NARROW / 2, 268, f"shaded: the last {window} cells", size=13)
+    for step in range(last + 1):
+        said = "; ".join(f"{name}, {boxes[name][step][0]} x {boxes[name][step][1]} cells" for name in named)
+        places = ", ".join(f"cell {named[name][step]}" for name in named)
+        drawing.words.append(
+            f"The walks are at {places}. The smallest rectangle around the last {min(step + 1, window)} cells: {said}."
+        )
+    return drawing.hero(
+        "Walk both orders. What lies close together in the order is a stripe on the left and a patch on the right."
+    )
+
+
+# ---- Puzzle 25: the ring, forward and backward -----------------------------------------------------------------
+
+
+@cache
+def ring_run() -> tuple[list[float], list[list[int]], list[list[tuple[int, ...]]], list[float]]:
+    """A ring of four, run step by step with the solution's own functions and compared with attention on one device.
+
+    Returns the forward error after each step, whose block is at each rank at each step, which ranks have added to the dK and dV
+    that lie at each rank after each step of the backward pass, and the error of the dK that lies there, of its owner's.
+    """
+    ring = load(ROOT / "solutions" / "p25" / "in_numpy.py")
+    generator = np.random.default_rng(0)
+    q, k, v, dO = generator.standard_normal((4, 1, 1, LENGTH, 4))
+    held = [[each] for each in ring["cut"](LENGTH, RANKS)]
+    whole = [[(0, LENGTH)]]
+    out, lse = ring["ring_forward"]([q], [k], [v], whole, 0.5, False)
+    _, dK, _ = ring["ring_backward"]([dO], [q], [k], [v], out, lse, whole, 0.5, False)
+    parts = [np.split(each, RANKS, 2) for each in (q, k, v, dO, out[0], dK[0])]
+    turn, blocks, owners = ring["turn"], list(zip(parts[1], parts[2], strict=True)), list(range(RANKS))
+    found = [(np.zeros_like(each), np.full(each.shape[:-1], -np.inf)) for each in parts[0]]
+    errors, where = [], []
+    for _step in range(RANKS):
+        where.append(owners)
+        for rank, block in enumerate(blocks):
+            more = ring["block_forward"](parts[0][rank], *block, held[rank], held[owners[rank]], 0.5, False)
+            found[rank] = ring["merge"](*found[rank], *more)
+        errors.append(
+            max(float(np.abs(mine[0] - exact).max()) for mine, exact in zip(found, parts[4], strict=True))
+        )
+        blocks, owners = turn(blocks), turn(owners)
+    blocks, owners = list(zip(parts[1], parts[2], strict=True)), list(range(RANKS))
+    travelling = [np.zeros_like(each) for each in parts[1]]
+    added: list[tuple[int, ...]] = [()] * RANKS
+    backward, back_errors = [], []
+    for _step in range(RANKS):
+        for rank, block in enumerate(blocks):
+            delta = (parts[3][rank] * parts[4][rank]).sum(-1)
+            more = ring["block_backward"](
+                parts[3][rank],
+                parts[0][rank],
+                *block,
+                found[rank][1],
+                delta,
+                held[rank],
+                held[owners[rank]],
+                0.5,
+                False,
+            )
+            travelling[rank] = travelling[rank] + more[1]
+            added[rank] = (*added[rank], rank)
+        exact = [parts[5][owner] for owner in owners]
+        backward.append(list(added))
+        back_errors.append(max(float(np.abs(a - b).max()) for a, b in zip(travelling, exact, strict=True)))
+        blocks, owners, travelling, added = turn(blocks), turn(owners), turn(travelling), turn(added)
+    backward.append(list(added))
+    back_errors.append(max(float(np.abs(a - b).max()) for a, b in zip(travelling, parts[5], strict=True)))
+    return errors, where, backward, back_errors
+
+
+def ring() -> str:
+    """Four steps forward, four backward, and the transfer that brings the gradients home."""
+    errors, where, backward, back_errors = ring_run()
+    last = 2 * RANKS
+    drawing = Steps(
+        NARROW,
+        372,
+        f"Four ranks in a circle, in {last + 1} steps: blocks of keys and values go round once forward and once backward, the "
+        "gradients of a block go with it and one transfer further.",
+        still=RANKS + 1,
+    )
+    places = [
+        (240 - 165 * math.cos(turn), 182 - 126 * math.sin(turn))
+        for turn in (math.pi / 2 * rank for rank in range(RANKS))
+    ]
+    for rank, (x, y) in enumerate(places):
+        drawing.labelled(x - 68, y - 56, 136, 32, f"rank {rank}: Q, dO {rank}")
+        x1, y1 = places[(rank + 1) % RANKS]
+        ends = (x + 0.34 * (x1 - x), y + 0.42 * (y1 - y), x + 0.66 * (x1 - x), y + 0.58 * (y1 - y))
+        with drawing.during(0, RANKS - 2):
+            drawing.arrow(*ends)
+        with drawing.during(RANKS, last - 1):
+            drawing.arrow(*ends)
+        for step in range(last + 1):
+            with drawing.during(step):
+                if step < last:
+                    drawing.labelled(
+                        x - 68, y - 22, 136, 32, f"K, V of {where[step % RANKS][rank]}", shade=0.3
+                    )
+                if step >= RANKS:
+                    adders = ", ".join(map(str, backward[step - RANKS][rank]))
+                    drawing.labelled(x - 68, y + 12, 136, 36, "dK, dV, parts of", adders, shade=0.12, size=12)
+    for step in range(last + 1):
+        forward = step < RANKS
+        title = "forward" if forward else "backward" if step < last else "home"
+        with drawing.during(step):
+            drawing.text(240, 176, title, size=14)
+            drawing.text(240, 194, f"step {step % RANKS}" if step < last else "dK, dV", size=14)
+        if forward:
+            error = errors[step]
+            words = f"Forward, step {step}. Every rank merges one more block into its output"
+            done = (
+                "the output is that of one device"
+                if step == RANKS - 1
+                else f"the largest error of an output is still {error:.2f}"
+            )
+            drawing.words.append(f"{words}; {done}.")
+        elif step < last:
+            left = back_errors[step - RANKS]
+            tail = (
+                f"dK is still off by {left:.2f}."
+                if step < last - 1
+                else "Every part is in, but each sum lies one rank before its owner."
+            )
+            drawing.words.append(
+                f"Backward, step {step - RANKS}. Every rank adds its part to the dK and dV of the block that it has. {tail}"
+            )
+        else:
+            drawing.words.append(
+                "One transfer more, of the gradients alone: each rank has the dK and dV of its own block, with a part from every rank."
+            )
+    return drawing.hero(
+        "A ring of four, there and back. The errors are those of a run of the NumPy solution on 16 positions."
+    )

@@ -1,0 +1,113 @@
+"""The CUDA driver API, called by hand (cuda_api.py), through an executor process and in process."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from exec_tools import HERE, ROOT, vgpu
+
+
+@pytest.fixture(scope="session", params=["exec", "inprocess"])
+def api(request) -> dict:
+    """What cuda_api.py was answered, through an executor process and in process."""
+    script = str(HERE / "cuda_api.py")
+    if request.param == "exec":
+        done = vgpu("--", sys.executable, script)
+    else:
+        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, script, "inprocess"]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.compiler
+def test_fills_and_copies(api):
+    expected = np.full(64, 7, np.uint8)
+    expected[8:16] = [4, 3, 2, 1] * 2
+    expected[16:20] = [6, 5] * 2
+    expected[24:28] = expected[40:44] = [9, 0, 0, 0]
+    assert api["memory"]["bytes"] == list(expected)
+    assert api["memory"]["range"] == [0, 64]
+    assert api["memory"]["used"] == 128
+
+
+@pytest.mark.compiler
+def test_fills_and_copies_of_pinned_host_memory(api):
+    """Every fill and copy takes pinned host memory for device memory; a freed or too short range is refused."""
+    host = api["pinned"]
+    row = [0] * 16
+    for name, value in (("8", [0x11] * 16), ("16", [0x33, 0x22] * 8), ("32", [0x77, 0x66, 0x55, 0x44] * 4)):
+        assert host[f"cuMemsetD{name}_v2"] == host[f"cuMemsetD{name}Async"] == value
+        width = int(name) // 8
+        for at in (0, 8):
+            row[at : at + width] = value[:width]
+        assert host[f"cuMemsetD2D{name}_v2"] == host[f"cuMemsetD2D{name}Async"] == row
+    copies = [name for name in host if name.startswith("cuMemcpy")]
+    assert len(copies) == 9 and all(host[name] == list(range(16)) for name in copies)
+    assert host["registered"] == [5] * 16
+    refused = ("past the end", "unregistered", "freed twice")
+    assert {host[name] for name in refused} == {"CUDA_ERROR_INVALID_VALUE"}
+
+
+@pytest.mark.compiler
+def test_copies_of_rectangles(api):
+    """Between host and device, dense and pitched, and what lies beside the rectangle stays."""
+    found = api["rectangles"]
+    expected = np.zeros((4, 5), int)
+    expected[:2, 2:] = np.arange(20).reshape(4, 5)[1:3, 1:4]
+    assert (found["pitch"], found["back"]) == (512, expected.ravel().tolist())
+    assert found["past the end"] == "CUDA_ERROR_INVALID_VALUE"
+    assert found["array"] == "CUDA_ERROR_NOT_SUPPORTED"
+
+
+@pytest.mark.compiler
+def test_memory_errors(api):
+    errors = {name: code for name, code in api["memory"].items() if isinstance(code, str)}
+    assert errors.pop("too large") == "CUDA_ERROR_OUT_OF_MEMORY"
+    assert {errors.pop(name) for name in ("free", "free null")} == {"CUDA_SUCCESS"}
+    assert set(errors.values()) == {"CUDA_ERROR_INVALID_VALUE"}
+    assert len(errors) == 7
+
+
+@pytest.mark.compiler
+def test_three_ways_to_launch(api):
+    launches = api["launches"]
+    assert launches["launch"] == "CUDA_SUCCESS"
+    assert launches["by pointers"] == [0, 0.5, 1, 1.5, 2, 2.5]
+    assert launches["by buffer"] == [0, 3, 6, 9, 12, 15]
+    assert launches["by config"] == [0, 2, 4, 6, 8, 10]
+    assert launches["parameters"] == [[0, 8], [8, 8], [16, 4], [20, 4]]
+
+
+@pytest.mark.compiler
+def test_launches_that_a_driver_refuses(api):
+    launches = api["launches"]
+    refused = ("fifth parameter", "empty grid", "grid y", "block", "block z", "no arguments")
+    refused += ("shared without attribute", "attribute too large")
+    assert {launches[name] for name in refused} == {"CUDA_ERROR_INVALID_VALUE"}
+    assert {launches[name] for name in ("attribute", "shared with attribute")} == {"CUDA_SUCCESS"}
+
+
+@pytest.mark.compiler
+def test_threads_do_not_get_in_each_others_way(api):
+    assert api["threads"] == 8 * 25
+
+
+@pytest.mark.compiler
+def test_modules_that_a_driver_refuses(api):
+    modules = api["modules"]
+    code, log = modules["machine code"]
+    assert code == "CUDA_ERROR_INVALID_IMAGE"
+    assert "compiled to machine code" in log
+    assert modules["not PTX"][0] == "CUDA_ERROR_INVALID_IMAGE"
+    code, log = modules["unknown version"]
+    assert code == "CUDA_ERROR_UNSUPPORTED_PTX_VERSION"
+    assert "99.0" in log
+    assert modules["unknown kernel"] == modules["unknown variable"] == "CUDA_ERROR_NOT_FOUND"
+    assert (modules["unload"], modules["unload twice"]) == ("CUDA_SUCCESS", "CUDA_ERROR_INVALID_HANDLE")
+    assert modules["graphs"] == "CUDA_ERROR_NOT_SUPPORTED"
+    assert modules["second device"] == "CUDA_ERROR_INVALID_DEVICE"

@@ -1,0 +1,131 @@
+"""The command line of `vgpu`: bad use, exit codes, what it says of the device."""
+
+import os
+import re
+import selectors
+import socket
+import sys
+from dataclasses import dataclass, field
+
+import pytest
+from exec_tools import HERE, vgpu
+
+from harness.vgpu import Finding, cli
+from harness.vgpu.driver import build, server
+from harness.vgpu.errors import LaunchError, StepBudgetExceeded
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["exec"], "no program given"),
+        (["exec", "--", "/no/such/program"], "cannot run /no/such/program"),
+        (["exec", "--checks", "memory,luck", "--", "true"], "unknown check luck"),
+        (["exec", "--blocks", "sideways", "--", "true"], "sideways"),
+        (
+            ["exec", "--timeout", "-1", "--", "true"],
+            "--timeout -1: must be more than 0 and at most 10,000,000",
+        ),
+        (["exec", "--timeout", "0", "--", "true"], "--timeout 0: must be more than 0"),
+        (["exec", "--timeout", "nan", "--", "true"], "--timeout nan: must be more than 0"),
+        (["exec", "--timeout", "inf", "--", "true"], "--timeout inf: must be more than 0"),
+        (["exec", "--error-exitcode", "0", "--", "true"], "--error-exitcode 0: must be from 1 to 255"),
+        (["exec", "--", "/"], "cannot run /: Permission denied"),
+    ],
+)
+def test_bad_use_is_exit_code_2(arguments, message, capsys):
+    assert cli.main(arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_cache_that_cannot_be_written_is_exit_code_5(tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("WORKBOOK_CACHE", str(tmp_path / "file"))
+    assert cli.main(["exec", "--", "true"]) == 5
+    assert "set WORKBOOK_CACHE to a folder you can write" in capsys.readouterr().err
+
+
+@dataclass
+class Outcome:
+    """As much of a `Device` as the summary looks at."""
+
+    findings: list = field(default_factory=list)
+    errors: list = field(default_factory=list)
+    launches: tuple = (None,)
+
+    @property
+    def gpu(self):
+        return self
+
+
+FAULT = Finding("out-of-bounds load", "load past the end of x")
+NOTE = Finding("uninitialised read", "in the library", is_error=False)
+
+
+@pytest.mark.parametrize(
+    ("program", "outcome", "code"),
+    [
+        (0, Outcome(), 0),
+        (0, Outcome([NOTE]), 0),
+        (0, Outcome([NOTE, FAULT]), 1),
+        (3, Outcome([FAULT]), 3),
+        (0, Outcome(errors=[StepBudgetExceeded("it loops")]), 1),
+        (0, Outcome(errors=[LaunchError("too many threads")]), 0),  # the program saw it, and may go on
+    ],
+)
+def test_exit_code_says_whether_something_is_wrong(program, outcome, code, capsys):
+    assert cli.summarise([outcome], "sm_90a", program) == code
+    errors = sum(finding.is_error for finding in outcome.findings)
+    assert f"1 launch, {errors} error" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("program", "outcome", "code"),
+    [(0, Outcome(), 0), (3, Outcome([NOTE]), 3), (0, Outcome([FAULT]), 99), (3, Outcome([FAULT]), 99)],
+)
+def test_an_exit_code_of_its_own_goes_before_the_programs(program, outcome, code):
+    assert cli.summarise([outcome], "sm_90a", program, 99) == code
+
+
+@pytest.mark.compiler
+def test_unsupported_instruction_is_exit_code_5_even_if_the_program_goes_on(tmp_path):
+    """multimem is not simulated."""
+    script = tmp_path / "program.py"
+    script.write_text(
+        f"import sys; sys.path.insert(0, {str(HERE)!r}); import cuda_api\n"
+        "cuda = cuda_api.Cuda(); cuda('cuInit', 0)\n"
+        "ptx = cuda_api.PTX.replace(b'mul.f32 %f3, %f2, %f1;', b'multimem.red.relaxed.sys.global.add.f32 [%rd4], %f2;')\n"
+        "ptx = ptx.replace(b'.version 8.0', b'.version 8.5').replace(b'sm_80', b'sm_90a')\n"
+        "scale, x = cuda.function(ptx, b'scale'), cuda.upload([1.0])\n"
+        "n = cuda_api.ctypes.c_uint32(1)\n"
+        "print(cuda.launch(scale, (1, 1, 1), (1, 1, 1), [x, x, cuda_api.ctypes.c_float(1), n]))\n"
+    )
+    done = vgpu("--", sys.executable, str(script))
+    assert (done.returncode, done.stdout) == (5, "CUDA_ERROR_NOT_SUPPORTED\n")
+    assert "multimem.red" in done.stderr
+
+
+@pytest.mark.compiler
+def test_info_names_the_device(capsys):
+    assert cli.main(["info", "--arch", "sm_80"]) == 0
+    lines = dict(re.split(r"\s{2,}", line, maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert lines["device"] == "virtual GPU (sm_80)"
+    assert lines["compute capability"] == "8.0"
+    assert "166912 bytes" not in lines["threads per block"]
+    assert "166912" in lines["shared memory"]
+
+
+@pytest.mark.compiler
+def test_strangers_are_turned_away(monkeypatch):
+    """A process of another user may name the socket; it is not served."""
+    executor = server.Executor(lambda: pytest.fail("a device was made"), build.build())
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as stranger:
+        name = f"\0workbook-vgpu-test-{os.getpid()}"
+        listener.bind(name)
+        listener.listen()
+        stranger.connect(name)
+        monkeypatch.setattr(os, "getuid", lambda: -1)
+        executor._accept(selectors.DefaultSelector(), listener)
+        assert stranger.recv(1) == b""
+    assert executor.devices == []

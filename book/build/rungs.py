@@ -1,13 +1,14 @@
 """The template of a page with tasks: why, with a picture; the tasks; what goes wrong; what was measured; a question.
 
-A page belongs to a rung where it has a hint ladder. Puzzle 21's keeps its hints to the command line and counts too.
+A page belongs to a rung where it has a hint ladder. Puzzle 21's keeps its hints to the command line and counts too;
+it opens on a verdict, and its tasks begin under a heading.
 """
 
 import re
 from collections.abc import Iterator
 
 LADDER = re.compile(r"\{\{#hints [\w:-]+\}\}")
-HUNT = "puzzle_21/puzzle_21.md"
+HUNT, FIRST_TASK = "puzzle_21/puzzle_21.md", "\n## Fix it\n"
 PICTURE = re.compile(r"<figure|generated/hero_")
 EVIDENCE = re.compile(r"^```output |generated/|pictures/|\{\{= ", re.M)
 SECTIONS = {
@@ -23,7 +24,7 @@ def missing(path: str, text: str) -> Iterator[str]:
     ladders = list(LADDER.finditer(text))
     if not path.startswith("puzzle_") or not (ladders or (path == HUNT and "```run" in text)):
         return
-    first, last = (ladders[0].start(), ladders[-1].end()) if ladders else (text.index("\n## "), 0)
+    first, last = (ladders[0].start(), ladders[-1].end()) if ladders else (text.index(FIRST_TASK), 0)
     if not PICTURE.search(text, 0, first):
         yield "no picture before the first task"
     if "```run" not in text:

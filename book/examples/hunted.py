@@ -5,9 +5,8 @@ The first test is what many people write: gradcheck in float64.
 
 import sys
 import tempfile
+import textwrap
 from pathlib import Path
-
-from rich.console import Console
 
 from harness.check.results import exit_code
 from harness.learner import blanks
@@ -16,6 +15,9 @@ from harness.puzzles.p21.hunt import HuntChecker
 from harness.puzzles.p21.spec import PUZZLE
 from harness.screens.gate_report import verdict_lines
 from harness.toolchain import roots
+
+COLUMNS = 88
+"""A page's column of code is not wider, and the verdict must be read whole."""
 
 # ANCHOR: first
 FIRST_TEST = """
@@ -38,10 +40,9 @@ def main(gate: str) -> int:
         else:
             path.write_text(blanks.skeleton((roots.solutions() / "p21" / rung.file).read_text()))
             results = HuntChecker(PUZZLE, rung).check(path, [gate])
-        console = Console(highlight=False, emoji=False)
         for result in results:
             for text in verdict_lines(result, PUZZLE, path, blanks.find(path.read_text())):
-                console.print(str(text).replace(f"{folder}/", ""), soft_wrap=True)
+                print(textwrap.fill(str(text).replace(f"{folder}/", ""), COLUMNS, subsequent_indent=" " * 8))
     return exit_code(results, [result.gate.id for result in results])
 
 

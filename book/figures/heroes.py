@@ -173,7 +173,7 @@ def clock() -> str:
 # ---- Puzzle 20: a graph of five nodes -------------------------------------------------------------------------
 
 
-def graph() -> str:
+def walked_graph() -> Steps:
     """Puzzle 20's graph, walked there and back by the solution's own functions; at x the two paths add up."""
     module = load(ROOT / "solutions" / "p20" / "graph.py")
     values = module["forward"](2.0)
@@ -231,10 +231,17 @@ def graph() -> str:
     with drawing.during(last):
         drawing.text(x, y + 23, f"gradient {gradients['x']:g}", size=12)
     drawing.words += [
-        f"x. Two parts have arrived, {one:g} and {other:g}. If you assign in place of adding, only the last to come survives: {other:g}.",
+        f"x. Two parts have arrived, {one:g} and {other:g}. If you assign instead of adding, only the last to come survives: {other:g}.",
         f"Added up they are {gradients['x']:g}, and that is the gradient of x.",
     ]
-    return drawing.hero("The graph with the numbers of the solution's own run at x = 2, forward and back.")
+    return drawing
+
+
+def graph() -> str:
+    """The walk, step by step."""
+    return walked_graph().hero(
+        "The graph with the numbers of the solution's own run at x = 2, forward and back."
+    )
 
 
 # ---- Puzzle 21: which check sees what -------------------------------------------------------------------------
@@ -423,4 +430,7 @@ HEROES: dict[str, Callable[[], str]] = {
     "rewriting": rewriting,
     "tape_steps": tape,
 }
-FILES = {f"hero_{name}.html": draw for name, draw in HEROES.items()}
+FILES = {
+    **{f"hero_{name}.html": draw for name, draw in HEROES.items()},
+    "graph_walked.svg": lambda: walked_graph().svg(),
+}

@@ -15,7 +15,7 @@ from book.measure import outputs
 PLACES = {
     "barrier": "puzzle_19/puzzle_19.html",
     "clock": "puzzle_19/each_alone.html",
-    "graph": "puzzle_20/graph.html",
+    "graph": "puzzle_20/puzzle_20.html",
     "checks": "puzzle_21/puzzle_21.html",
     "tiles": "essays/flash_attention_backward.html",
     "walk": "puzzle_24/curve.html",

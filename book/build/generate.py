@@ -256,11 +256,11 @@ def cross_entropy_table() -> str:
             f"{int(H):,} → {int(V):,}",
             *(
                 f"{float(each['ms']):.2f} / {int(each['peak_mib']):,}"
-                for each in map(found.get, ways)
+                for each in map(by_way.get, ways)
                 if each
             ),
         ]
-        for (H, V), found in sizes.items()
+        for (H, V), by_way in sizes.items()
     ]
     head = ["H → V", "bare products", "eager", "`torch.compile`", "chunks of 2,048", "chunks of 4,096"]
     facts = record.rows("cross_entropy")[0]
@@ -270,16 +270,16 @@ def cross_entropy_table() -> str:
 
 def cliffs_table() -> str:
     """A line for each dtype and head dimension: attention's time over that of PyTorch's fastest kernel, by option."""
-    found = record.rows("attention_options")
-    options = list(dict.fromkeys(row["option"] for row in found))
+    cliffs = record.rows("attention_options")
+    options = list(dict.fromkeys(row["option"] for row in cliffs))
     lines: dict[tuple[str, str], dict[str, str]] = {}
-    for row in found:
+    for row in cliffs:
         ratio = f"**{row['ratio']}**" if float(row["ratio"]) > 1.3 else row["ratio"]
         lines.setdefault((row["dtype"], row["d"]), {})[row["option"]] = ratio
     rows = [
         [f"{dtype}, {d}", *(ratios[option] for option in options)] for (dtype, d), ratios in lines.items()
     ]
-    where = f"{found[0]['device']}, {found[0]['date']}, PyTorch {found[0]['torch']}"
+    where = f"{cliffs[0]['device']}, {cliffs[0]['date']}, PyTorch {cliffs[0]['torch']}"
     head = ["dtype, d", *(option.replace("S x S", "S × S") for option in options)]
     return (
         table(head, rows, "l" + "r" * len(options))
@@ -293,10 +293,12 @@ def backend_table() -> str:
     order = [gate.id for gate in find_puzzle("p26").gates]
     rows = []
     for wrong in sorted(zoo.load("p26"), key=lambda wrong: order.index(wrong.gate)):
-        kind, _, seen = said[wrong.name].strip().partition(": ")
+        kind, _, words = said[wrong.name].strip().partition(": ")
         assert kind == wrong.mistake, wrong.name
-        seen = re.sub(r"([|*_\[\]<>$])", r"\\\1", seen)
-        rows.append([wrong.story.replace("*", "\\*"), f"**{kind}**: {seen}", FIXES[kind].replace("*", "\\*")])
+        words = re.sub(r"([|*_\[\]<>$])", r"\\\1", words)
+        rows.append(
+            [wrong.story.replace("*", "\\*"), f"**{kind}**: {words}", FIXES[kind].replace("*", "\\*")]
+        )
     return table(["what was done", "what the gate says", "what to do"], rows)
 
 

@@ -51,10 +51,10 @@ def room(puzzle: str, keep: Callable[[Wrong], bool] = lambda wrong: True) -> str
 
 def by_gate(puzzle: str) -> dict[str, list[Wrong]]:
     """The wrong solutions of each gate, both in their order."""
-    found: dict[str, list[Wrong]] = {gate.id: [] for gate in find_puzzle(puzzle).gates}
+    mistakes: dict[str, list[Wrong]] = {gate.id: [] for gate in find_puzzle(puzzle).gates}
     for wrong in zoo.load(puzzle):
-        found[wrong.gate].append(wrong)
-    return found
+        mistakes[wrong.gate].append(wrong)
+    return mistakes
 
 
 def about(puzzle: str, gate: str) -> str:
@@ -104,14 +104,14 @@ def plain(words: str) -> str:
 
 def seen_in(source: str) -> Iterator[str]:
     """Links to the threads in which a mistake was reported; a source in words stays as it is."""
-    links = [f"[{thread_name(found)}]({found[0]})" for found in THREAD.finditer(source)]
+    links = [f"[{thread_name(thread)}]({thread[0]})" for thread in THREAD.finditer(source)]
     if source:
         yield f"*Seen in* {', '.join(links) or plain(source)}."
 
 
-def thread_name(found: re.Match) -> str:
+def thread_name(thread: re.Match) -> str:
     """A thread as its project calls it, "owner/name issue 12", or the name of the site."""
-    repository, kind, number, site = found.groups()
+    repository, kind, number, site = thread.groups()
     if not repository:
         return site
     return f"{repository} {'pull request' if kind == 'pull' else 'issue'} {number}" if kind else repository
@@ -185,9 +185,11 @@ def digits(number: float) -> str:
 @functools.cache
 def right_steps(puzzle: str, name: str) -> tuple[Arrays, Derivation]:
     """The inputs of a puzzle's case, and the derivation without a mistake, which all of its mistakes are compared with."""
-    found = find_puzzle(puzzle)
-    arrays = found.inputs(next(case for case in found.cases(None) if case.name == name), "float32", 0)
-    return arrays, found.derive(arrays, {})
+    puzzle_spec = find_puzzle(puzzle)
+    arrays = puzzle_spec.inputs(
+        next(case for case in puzzle_spec.cases(None) if case.name == name), "float32", 0
+    )
+    return arrays, puzzle_spec.derive(arrays, {})
 
 
 def off(puzzle: Puzzle, known: Mistake, quantities: tuple[str, ...], case: Case) -> float | None:
@@ -250,13 +252,15 @@ def overview() -> str:
     """The rooms: how many wrong solutions each puzzle has, for how many gates, and how many were seen in public."""
     rows = ["| room | wrong solutions | gates | seen in public |", "| --- | ---: | ---: | ---: |"]
     for puzzle in puzzle_names():
-        found = zoo.load(puzzle)
-        if found:
-            threads = sum(bool(THREAD.search(wrong.source)) for wrong in found)
+        mistakes = zoo.load(puzzle)
+        if mistakes:
+            threads = sum(bool(THREAD.search(wrong.source)) for wrong in mistakes)
             folder = f"puzzle_{puzzle.removeprefix('p')}"
             title = html.escape(find_puzzle(puzzle).title)
             link = f"[Puzzle {puzzle.removeprefix('p')}: {title}]({folder}/museum.md)"
-            rows.append(f"| {link} | {len(found)} | {len({wrong.gate for wrong in found})} | {threads} |")
+            rows.append(
+                f"| {link} | {len(mistakes)} | {len({wrong.gate for wrong in mistakes})} | {threads} |"
+            )
     return "\n".join(rows) + "\n"
 
 

@@ -162,19 +162,19 @@ def paste(code: str, folder: Path) -> str:
         file, anchor = folder / include[1], include[2]
         if not file.is_file() or not re.fullmatch(r"[A-Za-z_][\w-]*", anchor or ""):
             return include[0]
-        found = re.search(
+        matched = re.search(
             rf"^[^\n]*ANCHOR:\s*{anchor}\s*\n(.*?)^[^\n]*ANCHOR_END:\s*{anchor}\s*$",
             read_source(file),
             re.M | re.S,
         )
-        if not found:
+        if not matched:
             return include[0]
-        lines = (LINTER_NOTE.sub("", line) for line in found[1].splitlines() if "ANCHOR" not in line)
+        lines = (LINTER_NOTE.sub("", line) for line in matched[1].splitlines() if "ANCHOR" not in line)
         return "\n".join(lines).strip("\n")
 
     def body(include: re.Match) -> str:
-        found = find_blank(folder / include[1], include[2])
-        return textwrap.dedent("\n".join(found.body)) if found else include[0]
+        blank = find_blank(folder / include[1], include[2])
+        return textwrap.dedent("\n".join(blank.body)) if blank else include[0]
 
     def function(include: re.Match) -> str:
         return find_function(folder / include[1], include[2]) or include[0]
@@ -187,8 +187,8 @@ def find_function(file: Path, name: str) -> str | None:
     if not file.is_file():
         return None
     next_definition = r"(?=^(?:def|struct|trait|comptime|@|#|\"\"\")|\Z)"
-    found = re.search(rf"^def {name}\b.*?{next_definition}", read_source(file), re.M | re.S)
-    return found[0].rstrip() if found else None
+    matched = re.search(rf"^def {name}\b.*?{next_definition}", read_source(file), re.M | re.S)
+    return matched[0].rstrip() if matched else None
 
 
 def find_blank(file: Path, name: str) -> blanks.Blank | None:

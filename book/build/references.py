@@ -65,18 +65,18 @@ def names() -> dict[str, Any]:
 def resolve(text: str, known: dict[str, Any], fault: Callable[[str, str], None]) -> str:
     """The text with its references replaced; `fault` takes a reference and what is wrong with it."""
 
-    def value(found: re.Match) -> str:
+    def value(reference: re.Match) -> str:
         try:
-            made = eval(found["expression"], dict(known))  # an expression of the book's own page
-            if found["kind"] != "=":
-                if not made:
-                    fault(found[0], f"is not so: {found['expression']}")
+            result = eval(reference["expression"], dict(known))  # an expression of the book's own page
+            if reference["kind"] != "=":
+                if not result:
+                    fault(reference[0], f"is not so: {reference['expression']}")
                 return ""
-            form = found["format"] or ""
-            return FORMATS[form](made) if form in FORMATS else format(made, form)
+            form = reference["format"] or ""
+            return FORMATS[form](result) if form in FORMATS else format(result, form)
         except Exception as error:  # whatever a page's expression raises is a fault of the page
-            fault(found[0], f"{found['expression']}: {type(error).__name__}: {error}")
-            return found[0]
+            fault(reference[0], f"{reference['expression']}: {type(error).__name__}: {error}")
+            return reference[0]
 
     return REFERENCE.sub(value, text)
 
@@ -89,10 +89,11 @@ def sources(generated: Path) -> dict[str, list[str]]:
 
 def records_of(text: str, made_from: dict[str, list[str]], known: dict[str, Any]) -> list[str]:
     """The records whose numbers a page shows: by its tables and pictures, and by its references."""
-    found = {name for include in GENERATED.findall(text) for name in made_from.get(include, ())}
+    included = {name for include in GENERATED.findall(text) for name in made_from.get(include, ())}
     expressions = " ".join(reference["expression"] for reference in REFERENCE.finditer(text))
     return sorted(
-        found | {name for name in re.findall(r"\w+", expressions) if isinstance(known.get(name), said.Rows)}
+        included
+        | {name for name in re.findall(r"\w+", expressions) if isinstance(known.get(name), said.Rows)}
     )
 
 
@@ -113,13 +114,13 @@ def typed_numbers(text: str, made_from: dict[str, list[str]]) -> Iterator[tuple[
 
 def note(names: Iterable[str]) -> str:
     """Where the numbers of a page are from, folded; what is older than its kernels is named in the open."""
-    found = [record.read(name) for name in names]
-    if not found:
+    records = [record.read(name) for name in names]
+    if not records:
         return ""
-    old = [each.question for each in found if each.changed]
-    said = f"Measured: {len(found)} record{'s' * (len(found) != 1)}"
+    old = [each.question for each in records if each.changed]
+    said = f"Measured: {len(records)} record{'s' * (len(records) != 1)}"
     said += f", {len(old)} of kernels that have changed since" if old else ""
-    items = "".join(f"<li>{line(each)}</li>" for each in found)
+    items = "".join(f"<li>{line(each)}</li>" for each in records)
     return f'<details class="records">\n<summary>{said}</summary>\n<ul>{items}</ul>\n</details>'
 
 

@@ -102,9 +102,9 @@ def speak_formulas(site: Path) -> None:
     It comes after mdBook has made its search index, which would take the letters of a formula for words.
     """
 
-    def spoken(found: re.Match) -> str:
-        mathml = maths.mathml(html.unescape(found[3]), display="display" in found[2])
-        return f'{found[1]}><span class="math-spoken">{mathml}</span>'
+    def spoken(span: re.Match) -> str:
+        mathml = maths.mathml(html.unescape(span[3]), display="display" in span[2])
+        return f'{span[1]}><span class="math-spoken">{mathml}</span>'
 
     for page in site.rglob("*.html"):
         text = page.read_text(encoding="utf-8")
@@ -130,9 +130,9 @@ def shrink_search_index(site: Path) -> None:
     """Leaves of the search index the texts alone, a third of it: theme/search.js makes the rest of it where it is read."""
     maker = (BOOK / "theme" / "search.js").read_text(encoding="utf-8")
     for file in site.glob("searchindex*.js"):
-        found = INDEX.search(file.read_text(encoding="utf-8"))
-        assert found, file  # mdBook writes it so
-        search = json.loads(re.sub(r"\\(['\\])", r"\1", found[2]))
+        matched = INDEX.search(file.read_text(encoding="utf-8"))
+        assert matched, file  # mdBook writes it so
+        search = json.loads(re.sub(r"\\(['\\])", r"\1", matched[2]))
         documents = search.pop("index")["documentStore"]["docs"]
         del search["search_options"]["fields"]["breadcrumbs"]
         texts = [

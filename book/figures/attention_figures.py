@@ -230,9 +230,9 @@ def tile_masks(side: int = 64, radius: int = 4, tile: int = 64) -> str:
 
 def order_bars() -> str:
     """Milliseconds of the kernels on tensor cores in each order, on the large grid with the smaller window, beside dense attention."""
-    found = order_figures.measured()
-    times = {name: order_figures.own(found, 128, 4, name)[0] for name in orders.ORDERS}
-    times["dense, every key"] = found[128, 4, "SDPA, every key", "both"]
+    measured_times = order_figures.measured()
+    times = {name: order_figures.own(measured_times, 128, 4, name)[0] for name in orders.ORDERS}
+    times["dense, every key"] = measured_times[128, 4, "SDPA, every key", "both"]
     label = "Forward and backward on a grid of 128 x 128 with a radius of 4: " + ", ".join(
         f"{name} {time:.2f} ms" for name, time in times.items()
     )
@@ -376,19 +376,19 @@ def balances(length: int = 2048) -> dict[str, list[list[int]]]:
 
 def balance_chart() -> str:
     """Tiles of each rank at each step, plain and zig-zag; a step lasts as long as its busiest rank."""
-    found = balances()
-    lasts = {name: sum(map(max, zip(*ranks, strict=True))) for name, ranks in found.items()}
+    by_layout = balances()
+    lasts = {name: sum(map(max, zip(*ranks, strict=True))) for name, ranks in by_layout.items()}
     drawing = Drawing(
         NARROW,
         300,
         "Tiles that each of four ranks computes at each step. "
         + "; ".join(
             f"{name}: {', '.join(f'rank {rank} {sum(tiles):,}' for rank, tiles in enumerate(ranks))}, the ring takes the time of {lasts[name]:,}"
-            for name, ranks in found.items()
+            for name, ranks in by_layout.items()
         ),
     )
     scale = 350 / max(lasts.values())
-    for number, (name, ranks) in enumerate(found.items()):
+    for number, (name, ranks) in enumerate(by_layout.items()):
         top = 148 * number
         drawing.text(8, top + 16, f"{name}: the time of {lasts[name]:,} tiles", anchor="start", size=13)
         steps = [max(each) for each in zip(*ranks, strict=True)]

@@ -42,7 +42,7 @@ def tiles_walk() -> Iterator[tuple[str, int, int, np.ndarray, float]]:
     of = head()
     q, k, v, dO = (of[name] for name in ("query", "key", "value", "grad_output"))
     scale, count = 1 / np.sqrt(q.shape[1]), len(q)
-    seen = np.where(np.isneginf(of["lse"]), 0, of["lse"])[
+    lse = np.where(np.isneginf(of["lse"]), 0, of["lse"])[
         :, None
     ]  # as the kernel does for a row that sees no key
     mask, delta = online_steps.arrays()["mask"], (dO * of["output"]).sum(-1)
@@ -53,7 +53,7 @@ def tiles_walk() -> Iterator[tuple[str, int, int, np.ndarray, float]]:
             for other in range(0, count, TILE):
                 s, t = (own, other) if what == "dQ" else (other, own)
                 rows, keys = slice(s, s + TILE), slice(t, t + TILE)
-                P = np.exp(scale * q[rows] @ k[keys].T + mask[rows, keys] - seen[rows])
+                P = np.exp(scale * q[rows] @ k[keys].T + mask[rows, keys] - lse[rows])
                 dS = P * (dO[rows] @ v[keys].T - delta[rows, None])
                 total += scale * (dS @ k[keys] if what == "dQ" else dS.T @ q[rows])
                 yield what, s, t, P, float(np.abs(total - exact[what][own : own + TILE]).max())
@@ -183,15 +183,15 @@ def ring_run() -> tuple[list[float], list[list[int]], list[list[tuple[int, ...]]
     _, dK, _ = ring["ring_backward"]([dO], [q], [k], [v], out, lse, whole, 0.5, False)
     parts = [np.split(each, RANKS, 2) for each in (q, k, v, dO, out[0], dK[0])]
     turn, blocks, owners = ring["turn"], list(zip(parts[1], parts[2], strict=True)), list(range(RANKS))
-    found = [(np.zeros_like(each), np.full(each.shape[:-1], -np.inf)) for each in parts[0]]
+    merged = [(np.zeros_like(each), np.full(each.shape[:-1], -np.inf)) for each in parts[0]]
     errors, where = [], []
     for _step in range(RANKS):
         where.append(owners)
         for rank, block in enumerate(blocks):
             more = ring["block_forward"](parts[0][rank], *block, held[rank], held[owners[rank]], 0.5, False)
-            found[rank] = ring["merge"](*found[rank], *more)
+            merged[rank] = ring["merge"](*merged[rank], *more)
         errors.append(
-            max(float(np.abs(mine[0] - exact).max()) for mine, exact in zip(found, parts[4], strict=True))
+            max(float(np.abs(mine[0] - exact).max()) for mine, exact in zip(merged, parts[4], strict=True))
         )
         blocks, owners = turn(blocks), turn(owners)
     blocks, owners = list(zip(parts[1], parts[2], strict=True)), list(range(RANKS))
@@ -205,7 +205,7 @@ def ring_run() -> tuple[list[float], list[list[int]], list[list[tuple[int, ...]]
                 parts[3][rank],
                 parts[0][rank],
                 *block,
-                found[rank][1],
+                merged[rank][1],
                 delta,
                 held[rank],
                 held[owners[rank]],

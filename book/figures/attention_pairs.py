@@ -24,10 +24,10 @@ def times_table(rows: list[Row]) -> str:
         if row["graph_us"]:
             times.setdefault((int(row["S"]), row["causal"]), {})[row["way"]] = row
     ways, body = measured(rows), []
-    for (S, causal), found in sorted(times.items()):
-        peer = float(found[PEER]["graph_us"])
-        own = [float(found[way]["graph_us"]) for way in ways]
-        memory = int(found["pairs"]["peak_bytes"]) / int(found[PEER]["peak_bytes"])
+    for (S, causal), by_way in sorted(times.items()):
+        peer = float(by_way[PEER]["graph_us"])
+        own = [float(by_way[way]["graph_us"]) for way in ways]
+        memory = int(by_way["pairs"]["peak_bytes"]) / int(by_way[PEER]["peak_bytes"])
         cells = [f"{S:,}", "causal" if causal == "1" else "", *map(time_text, (*own, peer))]
         body.append([*cells, *(f"{time / peer:.2f}" for time in own), f"{memory:.2f}"])
     ratios = [f"{name}, of it" for name in ways.values()]
@@ -42,9 +42,9 @@ def errors_table(rows: list[Row]) -> str:
     plain, ways = set(), measured(rows)
     for row in rows:
         if row["error"]:
-            found = worst.setdefault(row["inputs"], {})
+            ratios = worst.setdefault(row["inputs"], {})
             ratio = float(row["error"]) / float(row[f"of_{PEER}"])
-            found[row["way"]] = max(found.get(row["way"], 0), ratio)
+            ratios[row["way"]] = max(ratios.get(row["way"], 0), ratio)
             if row["way"] == "pairs":
                 largest[row["inputs"]] = max(largest.get(row["inputs"], 0), float(row["error"]))
             if row["note"]:
@@ -53,10 +53,10 @@ def errors_table(rows: list[Row]) -> str:
         [
             kind,
             f"{largest[kind]:.1e}",
-            *(f"{found[way]:.2f}" for way in ways),
+            *(f"{ratios[way]:.2f}" for way in ways),
             "plain" if kind in plain else "",
         ]
-        for kind, found in worst.items()
+        for kind, ratios in worst.items()
     ]
     head = ["inputs", "largest error", *(f"{name}, of PyTorch's" for name in ways.values()), "path"]
     return table(head, body)

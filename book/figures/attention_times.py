@@ -40,15 +40,15 @@ class Times:
 
     def sizes(self, column: str) -> list[Size]:
         """Every size in which ours was measured, small heads and short lengths first."""
-        found = {size for size, other, who in self.by if other == column and who == OURS}
-        return sorted(found, key=lambda size: (size[1], *size))
+        timed = {size for size, other, who in self.by if other == column and who == OURS}
+        return sorted(timed, key=lambda size: (size[1], *size))
 
     def rate(self, dtype: str) -> float:
         """Operations a second of a large matrix product in the same run."""
-        found = [
+        matching = [
             row for row in self.rows if row["column"] == "ceiling" and row["dtype"] == dtype and row["tflops"]
         ]
-        return float(found[0]["tflops"]) * 1e12
+        return float(matching[0]["tflops"]) * 1e12
 
 
 def size_of(row: Row) -> Size:
@@ -113,17 +113,17 @@ def ladder_table(times: Times) -> str:
         S, d, causal, dtype = size
         if dtype != "bfloat16" or causal or S % 64:
             continue
-        made = predicted(times, size)
+        prediction = predicted(times, size)
         taken = times.microseconds(size, "graph", OURS)
         assert taken is not None
         rows.append(
             [
                 f"{S:,}",
                 str(d),
-                *(milliseconds(made[part]) for part in ("needed", "done", "exponentials")),
+                *(milliseconds(prediction[part]) for part in ("needed", "done", "exponentials")),
                 milliseconds(times.microseconds(size, "graph", PORTABLE)),
                 milliseconds(taken),
-                ratio(made["done"], taken),
+                ratio(prediction["done"], taken),
             ]
         )
     head = ["S", "d", "7 products", "9 products", "exponentials", "mma.sync", "wgmma", "9 products / wgmma"]
@@ -172,14 +172,15 @@ def host_table(times: Times) -> str:
         FLASH: "the same, its flash backend asked for",
         CUDNN: "the same, its cuDNN backend asked for",
     }
-    found: dict[str, dict[str, float]] = {}
+    medians: dict[str, dict[str, float]] = {}
     for row in times.rows:
         if row["column"] == "host" and row["median_us"]:
-            found.setdefault(row["candidate"], {})[row["pass"]] = float(row["median_us"])
+            medians.setdefault(row["candidate"], {})[row["pass"]] = float(row["median_us"])
     rows = [
-        [words] + [f"{found[who][part]:.0f}" if part in found[who] else "" for part in ("inference", "both")]
+        [words]
+        + [f"{medians[who][part]:.0f}" if part in medians[who] else "" for part in ("inference", "both")]
         for who, words in names.items()
-        if who in found
+        if who in medians
     ]
     return table(["", "without gradients", "forward and backward"], rows, "lrr")
 

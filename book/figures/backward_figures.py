@@ -50,10 +50,10 @@ def softmax_row() -> str:
 def bits_kept() -> str:
     """Bits that ReLU keeps for each element, by way, as measured."""
     lines = outputs.load("what_is_kept").text.splitlines()[1:]
-    found = [re.match(r"(\w+) +(.+?) +[\d,]+ +[\d,]+ +([\d.]+)  (.+)$", line) for line in lines]
+    matches = [re.match(r"(\w+) +(.+?) +[\d,]+ +[\d,]+ +([\d.]+)  (.+)$", line) for line in lines]
     rows = [
         (f"{way[1]}: {way[2]}" if way[1] == "PyTorch" else way[2], float(way[3]), way[4])
-        for way in found
+        for way in matches
         if way
     ]
     drawing = Drawing(
@@ -101,8 +101,8 @@ def ballot() -> str:
 def checks_see() -> str:
     """How many of the wrong backward passes each common check sees, as recorded."""
     rows = [
-        (name, int(seen), int(of))
-        for name, seen, of in re.findall(
+        (name, int(caught), int(of))
+        for name, caught, of in re.findall(
             r"^(.+): sees (\d+) of (\d+)$", outputs.load("hunt_matrix").text, re.M
         )
     ]
@@ -110,14 +110,14 @@ def checks_see() -> str:
         NARROW,
         34 * len(rows) + 12,
         "Wrong backward passes that a check sees: "
-        + ", ".join(f"{name} {seen} of {of}" for name, seen, of in rows),
+        + ", ".join(f"{name} {caught} of {of}" for name, caught, of in rows),
     )
-    for number, (name, seen, of) in enumerate(rows):
+    for number, (name, caught, of) in enumerate(rows):
         y = 8 + 34 * number
         drawing.text(150, y + 18, name, anchor="end", size=13)
         drawing.box(160, y, 240, 26)
-        drawing.box(160, y, 240 * seen / of, 26, shade=0.4)
-        drawing.text(408, y + 18, f"{seen} of {of}", anchor="start", size=13)
+        drawing.box(160, y, 240 * caught / of, 26, shade=0.4)
+        drawing.text(408, y + 18, f"{caught} of {of}", anchor="start", size=13)
     return drawing.svg()
 
 
@@ -135,9 +135,9 @@ def difference_errors(dtype: type) -> list[tuple[float, float]]:
 
 def difference_chart() -> str:
     """The error of a central difference over its step: too large a step on the right, rounding on the left."""
-    found = {"float32": difference_errors(np.float32), "float64": difference_errors(np.float64)}
-    least = {name: min(points, key=lambda point: point[1]) for name, points in found.items()}
-    chosen = {name: dict(points).get(1e-6) for name, points in found.items()}
+    curves = {"float32": difference_errors(np.float32), "float64": difference_errors(np.float64)}
+    least = {name: min(points, key=lambda point: point[1]) for name, points in curves.items()}
+    chosen = {name: dict(points).get(1e-6) for name, points in curves.items()}
     drawing = LogChart(
         (NARROW, 320),
         "Errors of central differences of tanh over the step. "
@@ -150,7 +150,7 @@ def difference_chart() -> str:
         x_ticks={10.0**power: f"1e{power}" for power in (-11, -8, -6, -4, -2)},
         y_ticks={10.0**power: f"1e{power}" if power else "1" for power in range(-12, 1, 3)},
     )
-    for name, points in found.items():
+    for name, points in curves.items():
         drawing.curve(points, dash="6 4" if name == "float32" else "", thick=2)
         drawing.note(*points[2], name, dx=8, dy=-6)
     return drawing.svg()
@@ -285,15 +285,15 @@ def percent(share: float) -> str:
 
 def symptom_kinds() -> str:
     """How the wrong backends show: the kinds of verdicts that came more than once, from the recorded run."""
-    found = Counter(
+    counts = Counter(
         line.split()[1].rstrip(":") for line in outputs.load("backend_symptoms").text.splitlines()
     )
-    often = [(kind, count) for kind, count in found.most_common() if count > 1]
-    once = sum(count == 1 for count in found.values())
+    often = [(kind, count) for kind, count in counts.most_common() if count > 1]
+    once = sum(count == 1 for count in counts.values())
     drawing = Drawing(
         NARROW,
         34 * (len(often) + 1) + 12,
-        f"{sum(found.values())} wrong backends by what the gate calls them: "
+        f"{sum(counts.values())} wrong backends by what the gate calls them: "
         + ", ".join(f"{kind} {count}" for kind, count in often)
         + f"; {once} kinds once each",
     )

@@ -68,12 +68,12 @@ def size(row: Row) -> Size:
 
 def select(rows: Iterable[Row], direction: str, column: str) -> dict[Size, dict[str, Row]]:
     """The rows of a pass in a column that hold a measurement: size -> candidate -> row."""
-    found: dict[Size, dict[str, Row]] = {}
+    selected: dict[Size, dict[str, Row]] = {}
     value = "saved_bytes" if column == "memory" else "median_us"
     for row in rows:
         if (row["pass"], row["column"]) == (direction, column) and row[value]:
-            found.setdefault(size(row), {})[row["candidate"]] = row
-    return found
+            selected.setdefault(size(row), {})[row["candidate"]] = row
+    return selected
 
 
 def size_text(dims: Size) -> str:
@@ -108,8 +108,8 @@ def table(head: list[str], body: list[list[str]], left: int = 1) -> str:
 def times_table(rows: list[Row], direction: str, column: str) -> str:
     """A line for each size and candidate: time, spread, ratio to the products, TFLOP/s and error, the fastest first."""
     body = []
-    for dims, found in select(rows, direction, column).items():
-        for name, row in sorted(found.items(), key=lambda item: float(item[1]["median_us"])):
+    for dims, by_name in select(rows, direction, column).items():
+        for name, row in sorted(by_name.items(), key=lambda item: float(item[1]["median_us"])):
             body.append(
                 [
                     size_text(dims),
@@ -180,11 +180,11 @@ def passes(rows: list[Row], column: str) -> Iterator[tuple[Size, str, dict[str, 
 
     Where the backward pass was not timed alone, it is the difference of the two others, which has no spread.
     """
-    found = {direction: select(rows, direction, column) for direction in PASSES}
-    for dims in dict.fromkeys(dims for at in found.values() for dims in at):
+    selected = {direction: select(rows, direction, column) for direction in PASSES}
+    for dims in dict.fromkeys(dims for at in selected.values() for dims in at):
         alone = {
             direction: {name: timed(row) for name, row in at.get(dims, {}).items()}
-            for direction, at in found.items()
+            for direction, at in selected.items()
         }
         forward, both = alone["forward"], alone["both"]
         difference = {name: less(both[name], forward[name]) for name in both if name in forward}
@@ -202,8 +202,8 @@ def less(both: Timed, forward: Timed) -> Timed:
 
 def peers_of(rows: list[Row], column: str) -> list[str]:
     """Everybody to compare with, in the order of NAMES: the products first."""
-    seen = {name for _, _, found in passes(rows, column) for name in found}
-    return [name for name in NAMES if name in seen and name not in OUR_OWN]
+    measured = {name for _, _, by_name in passes(rows, column) for name in by_name}
+    return [name for name in NAMES if name in measured and name not in OUR_OWN]
 
 
 def peers_table(rows: list[Row], column: str) -> str:
@@ -212,10 +212,10 @@ def peers_table(rows: list[Row], column: str) -> str:
     The spread of a time is the larger distance of the 20 % and the 80 % quantile. Above 1 it is slower, and the ratio is bold.
     """
     peers, body = peers_of(rows, column), []
-    for dims, what, found in passes(rows, column):
-        if OURS in found:
-            ours = found[OURS]
-            ratios = [ours.over(found[name]) if name in found else None for name in peers]
+    for dims, what, by_name in passes(rows, column):
+        if OURS in by_name:
+            ours = by_name[OURS]
+            ratios = [ours.over(by_name[name]) if name in by_name else None for name in peers]
             size = "{:,}:\u00a0{:,}→{:,}".format(*dims)
             body.append([size, what.replace(" ", NARROW), ours.words, *map(bold_ratio, ratios)])
     head = ["rows: H→O", "pass", "time", *(SHORT[name] for name in peers)]
@@ -233,8 +233,8 @@ def losses(rows: list[Row], column: str) -> str:
     """In how many comparisons with a peer LayerNormLinear is slower or level, pass by pass, and what the spread is."""
     tally: dict[str, list[float]] = {}
     peers = [name for name in peers_of(rows, column) if name != FLOOR]
-    for _, what, found in passes(rows, column):
-        ratios = [found[OURS].over(found[name]) for name in peers if {OURS, name} <= set(found)]
+    for _, what, by_name in passes(rows, column):
+        ratios = [by_name[OURS].over(by_name[name]) for name in peers if {OURS, name} <= set(by_name)]
         tally.setdefault(what, []).extend(round(ratio, 2) for ratio in ratios if ratio is not None)
     counts = [
         f"- {what}: slower in {sum(ratio > 1 for ratio in ratios)} and level in {ratios.count(1)} of {len(ratios)} "
@@ -274,8 +274,8 @@ def loop_and_graph(rows: list[Row]) -> str:
 def memory_table(rows: list[Row]) -> str:
     """Bytes kept for backward and the peak of forward and backward, for each size and candidate."""
     body = []
-    for dims, found in select(rows, "both", "memory").items():
-        for name, row in found.items():
+    for dims, by_name in select(rows, "both", "memory").items():
+        for name, row in by_name.items():
             cells = (row["saved_bytes"], row["grown_bytes"], row["peak_bytes"])
             body.append([size_text(dims), NAMES[name], *(mebibytes(cell) for cell in cells)])
     return table(["sizes", "", "kept for backward", "grown by forward", "peak"], body, left=2)
@@ -284,11 +284,11 @@ def memory_table(rows: list[Row]) -> str:
 def memory_note(rows: list[Row]) -> str:
     """How LayerNormLinear stands in what is kept and at the peak, a list item for each peer."""
     compared: dict[str, dict[str, list[float]]] = {}
-    for found in select(rows, "both", "memory").values():
-        for name in (name for name in found if name != OURS and OURS in found):
+    for by_name in select(rows, "both", "memory").values():
+        for name in (name for name in by_name if name != OURS and OURS in by_name):
             for field in ("saved_bytes", "peak_bytes"):
-                if found[name][field] and found[OURS][field]:
-                    ratio = int(found[OURS][field]) / int(found[name][field])
+                if by_name[name][field] and by_name[OURS][field]:
+                    ratio = int(by_name[OURS][field]) / int(by_name[name][field])
                     compared.setdefault(name, {}).setdefault(field, []).append(ratio)
     lines = []
     for name, ratios in compared.items():
@@ -337,8 +337,8 @@ def products_beside_ceiling(rows: list[Row]) -> str:
 def compared(rows: list[Row]) -> str:
     """What LayerNormLinear takes and keeps beside torch.compile, as the benchmark has it: list items."""
     times: dict[str, list[float]] = {}
-    for _, what, found in passes(rows, "graph"):
-        ratio = found[OURS].over(found["compile"]) if {OURS, "compile"} <= set(found) else None
+    for _, what, by_name in passes(rows, "graph"):
+        ratio = by_name[OURS].over(by_name["compile"]) if {OURS, "compile"} <= set(by_name) else None
         if ratio is not None:
             times.setdefault(what, []).append(ratio)
     lines = [f"- {what}: {span(ratios)} of its time" for what, ratios in times.items() if what != DIFFERENCE]
@@ -356,13 +356,13 @@ def compared(rows: list[Row]) -> str:
 def host_table(rows: list[Row]) -> str:
     """How long a call keeps its caller at the chapter's sizes, with the spread."""
     passes = ("inference", "forward", "both")
-    found = {direction: next(iter(select(rows, direction, "host").values()), {}) for direction in passes}
-    names = [name for name in NAMES if name in found["forward"]]
+    by_pass = {direction: next(iter(select(rows, direction, "host").values()), {}) for direction in passes}
+    names = [name for name in NAMES if name in by_pass["forward"]]
     body = [
         [
             NAMES[name],
             *(
-                timed(found[direction][name]).words if name in found[direction] else "–"
+                timed(by_pass[direction][name]).words if name in by_pass[direction] else "–"
                 for direction in passes
             ),
         ]
@@ -380,12 +380,12 @@ def absent(rows: list[Row]) -> str:
 
 def left_out(rows: list[Row]) -> str:
     """Who was not measured and why, a list item each."""
-    seen = {}
+    refusals = {}
     for row in rows:
         if row["candidate"] in NAMES and not row["median_us"] and not row["saved_bytes"]:
-            seen.setdefault((NAMES[row["candidate"]], row["note"]), []).append(size_text(size(row)))
+            refusals.setdefault((NAMES[row["candidate"]], row["note"]), []).append(size_text(size(row)))
     return "".join(
-        f"- {name} ({'; '.join(dict.fromkeys(sizes))}): {note}\n" for (name, note), sizes in seen.items()
+        f"- {name} ({'; '.join(dict.fromkeys(sizes))}): {note}\n" for (name, note), sizes in refusals.items()
     )
 
 
@@ -433,8 +433,8 @@ def bars(
 def ratio_chart(rows: list[Row], direction: str = "both", column: str = "graph") -> str:
     """Time over the bare matrix products' time, for every size and candidate."""
     groups, spoken = {}, []
-    for dims, found in select(rows, direction, column).items():
-        able = {name: row for name, row in found.items() if row["ratio_to_floor"] and name != "bare GEMMs"}
+    for dims, by_name in select(rows, direction, column).items():
+        able = {name: row for name, row in by_name.items() if row["ratio_to_floor"] and name != "bare GEMMs"}
         group = []
         for name, row in sorted(able.items(), key=lambda item: float(item[1]["ratio_to_floor"])):
             ratio = float(row["ratio_to_floor"])
@@ -457,12 +457,12 @@ def memory_chart(rows: list[Row], field: str, what: str) -> str:
         what: What these bytes are, in words.
     """
     groups, spoken = {}, []
-    for dims, found in select(rows, "both", "memory").items():
-        if "eager" not in found or not found["eager"][field]:
+    for dims, by_name in select(rows, "both", "memory").items():
+        if "eager" not in by_name or not by_name["eager"][field]:
             continue
-        eager = int(found["eager"][field])
+        eager = int(by_name["eager"][field])
         group = []
-        for name, row in found.items():
+        for name, row in by_name.items():
             share = int(row[field]) / eager
             group.append((NAMES[name], share, f"{share:.2f} · {mebibytes(row[field])}", name == OURS))
             spoken.append(f"{size_text(dims)} {NAMES[name]} {share:.2f}")
@@ -481,7 +481,7 @@ def roofline_chart(rows: list[Row], direction: str = "both", column: str = "grap
         raise ValueError("the rows hold no ceilings: they were not measured on a GPU")
     peak = float(ceilings["matmul ceiling"]["tflops"])
     bandwidth = float(ceilings["copy ceiling"]["gbs"]) / 1000  # TB/s, so that operations a byte give TFLOP/s
-    found = select(rows, direction, column)
+    selected = select(rows, direction, column)
     low, high = 30.0, 4e3
     drawing = LogChart(
         (720, 420),
@@ -498,8 +498,8 @@ def roofline_chart(rows: list[Row], direction: str = "both", column: str = "grap
     drawing.curve([(low, max(30.0, low * bandwidth)), (knee, peak), (high, peak)])
     drawing.note(high, peak, f"large matrix product: {peak:,.0f} TFLOP/s", dx=-4, dy=-7, anchor="end")
     drawing.note(low * 1.3, low * 1.3 * bandwidth, f"large copy: {bandwidth:.1f} TB/s", dx=12, dy=14)
-    shown = [name for name in MARKS if any(name in at for at in found.values())]
-    for at in found.values():
+    shown = [name for name in MARKS if any(name in at for at in selected.values())]
+    for at in selected.values():
         for name in shown:
             if name in at and float(at[name]["tflops"]) > 30:
                 shape, hollow = MARKS[name]
@@ -524,10 +524,10 @@ def legend(drawing: LogChart, names: list[str], across: float, up: float) -> Non
 
 def training(name: str) -> dict[str, list[Row]]:
     """The rows of a training run's record, by model."""
-    found: dict[str, list[Row]] = {}
+    by_model: dict[str, list[Row]] = {}
     for row in record.rows(name):
-        found.setdefault(row["model"], []).append(row)
-    return found
+        by_model.setdefault(row["model"], []).append(row)
+    return by_model
 
 
 def training_table(models: dict[str, list[Row]], untimed: int = 10, window: int = 10) -> str:

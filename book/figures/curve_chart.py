@@ -14,19 +14,19 @@ def runs(puzzle: str) -> dict[str, tuple[Curve, Curve]]:
     """Wrong solution -> the right run's losses and its own, each at its step; of a puzzle that was not trained, none."""
     if puzzle not in RECORDS:
         return {}
-    found: dict[str, list[tuple[int, float, float]]] = {}
+    by_bug: dict[str, list[tuple[int, float, float]]] = {}
     for row in record.rows(RECORDS[puzzle]):
         point = int(row["step"]), float(row["right"]), float(row["wrong"])
-        found.setdefault(row["bug"], []).append(point)
-    for name, run in found.items():
+        by_bug.setdefault(row["bug"], []).append(point)
+    for name, run in by_bug.items():
         if run[0][0] == 0:  # steps are counted from 1 here
-            found[name] = [(step + 1, right, own) for step, right, own in run]
+            by_bug[name] = [(step + 1, right, own) for step, right, own in run]
     return {
         name: (
             thinned([(step, right) for step, right, _ in run]),
             thinned([(step, own) for step, _, own in run]),
         )
-        for name, run in found.items()
+        for name, run in by_bug.items()
     }
 
 

@@ -34,8 +34,8 @@ class Beside:
 
 def beside(rows: list[Row], column: str) -> Iterator[Beside]:
     """Each drawn size that a column has, the ratio taken of the medians."""
-    for dims, found in select(rows, "both", column).items():
-        times = {name: float(row["median_us"]) for name, row in found.items()}
+    for dims, by_name in select(rows, "both", column).items():
+        times = {name: float(row["median_us"]) for name, row in by_name.items()}
         peers = {name: time for name, time in times.items() if name in (*PEERS, *SOMETIMES)}
         if dims not in MODELS and OURS in times and peers:
             fastest = min(peers, key=peers.__getitem__)
@@ -45,9 +45,9 @@ def beside(rows: list[Row], column: str) -> Iterator[Beside]:
 def beside_compile() -> dict[Size, float]:
     """The layer's time over torch.compile's at every size of the newest records, both passes as CUDA graphs."""
     return {
-        dims: float(found[OURS]["median_us"]) / float(found["compile"]["median_us"])
-        for dims, found in select(record.rows("sizes"), "both", "graph").items()
-        if OURS in found and "compile" in found
+        dims: float(by_name[OURS]["median_us"]) / float(by_name["compile"]["median_us"])
+        for dims, by_name in select(record.rows("sizes"), "both", "graph").items()
+        if OURS in by_name and "compile" in by_name
     }
 
 
@@ -98,12 +98,12 @@ def verdict(rows: list[Row]) -> str:
     """Worst and median ratio of both columns, beside the goals."""
     sentences = []
     for column, where in (("graph", "As CUDA graphs"), ("loop", "In plain loops")):
-        found = list(beside(rows, column))
-        worst = max(found, key=lambda one: one.ratio)
-        median = statistics.median(one.ratio for one in found)
-        slower = sum(one.ratio > WORST for one in found)
+        comparisons = list(beside(rows, column))
+        worst = max(comparisons, key=lambda one: one.ratio)
+        median = statistics.median(one.ratio for one in comparisons)
+        slower = sum(one.ratio > WORST for one in comparisons)
         sentences.append(
-            f"{where}, over {len(found)} sizes, the median ratio to the fastest peer is {median:.2f}, and the worst "
+            f"{where}, over {len(comparisons)} sizes, the median ratio to the fastest peer is {median:.2f}, and the worst "
             f"{worst.ratio:.2f}, at {small(worst.dims)}; at {slower} of them the layer is more than 1 % slower."
         )
     sentences.append(f"The goals were {MEDIAN:.2f} and {WORST:.2f}.")
@@ -113,25 +113,25 @@ def verdict(rows: list[Row]) -> str:
 def peaks(rows: list[Row]) -> dict[Size, dict[str, int]]:
     """Bytes at the peak of both passes, by size and candidate."""
     return {
-        dims: {name: int(row["peak_bytes"]) for name, row in found.items()}
-        for dims, found in select(rows, "both", "memory").items()
+        dims: {name: int(row["peak_bytes"]) for name, row in by_name.items()}
+        for dims, by_name in select(rows, "both", "memory").items()
     }
 
 
 def peak_table(rows: list[Row]) -> str:
     """A line for each size: mebibytes of the layer, torch.compile and eager."""
     body = []
-    for dims, found in sorted(peaks(rows).items(), key=lambda item: item[1][OURS]):
-        compiled = found.get("compile")
-        ratio = "" if compiled is None else f"{found[OURS] / compiled:.2f}"
+    for dims, by_name in sorted(peaks(rows).items(), key=lambda item: item[1][OURS]):
+        compiled = by_name.get("compile")
+        ratio = "" if compiled is None else f"{by_name[OURS] / compiled:.2f}"
         body.append(
             [
                 small(dims),
                 *(
-                    f"{found[name] / 2**20:,.1f}" if name in found else ""
+                    f"{by_name[name] / 2**20:,.1f}" if name in by_name else ""
                     for name in (OURS, "compile", "eager")
                 ),
-                f"**{ratio}**" if compiled is not None and found[OURS] > compiled else ratio,
+                f"**{ratio}**" if compiled is not None and by_name[OURS] > compiled else ratio,
             ]
         )
     return table(["rows: H → O", "the layer", "`torch.compile`", "eager", "of `torch.compile`'s"], body)
@@ -139,8 +139,8 @@ def peak_table(rows: list[Row]) -> str:
 
 def peak_verdict(rows: list[Row]) -> str:
     """At how many sizes the layer needs less than torch.compile."""
-    both = [found for found in peaks(rows).values() if "compile" in found]
-    less = sum(found[OURS] <= found["compile"] for found in both)
+    both = [by_name for by_name in peaks(rows).values() if "compile" in by_name]
+    less = sum(by_name[OURS] <= by_name["compile"] for by_name in both)
     return f"At {less} of {len(both)} sizes the layer needs no more than `torch.compile`; the goal was all of them.\n"
 
 
@@ -200,8 +200,8 @@ def pairs_tables(rows: list[Row]) -> str:
         elif row["norm_error"]:
             for error in ("norm", "largest"):
                 ratio = float(row[f"{error}_error"]) / max(float(row[f"{error}_of_torch"]), 1e-30)
-                found = worst.setdefault(row["inputs"], {})
-                found[error] = max(found.get(error, 0), ratio)
+                ratios = worst.setdefault(row["inputs"], {})
+                ratios[error] = max(ratios.get(error, 0), ratio)
         else:
             strange[row["note"]] = strange.get(row["note"], 0) + 1
     timed = table(
@@ -217,15 +217,15 @@ def pairs_tables(rows: list[Row]) -> str:
         [
             [
                 small(dims),
-                *(time_text(found[way]) for way in ("pairs", "fast", *PAIRS_PEERS)),
-                f"{found['pairs'] / min(found[peer] for peer in PAIRS_PEERS):.2f}",
+                *(time_text(by_name[way]) for way in ("pairs", "fast", *PAIRS_PEERS)),
+                f"{by_name['pairs'] / min(by_name[peer] for peer in PAIRS_PEERS):.2f}",
             ]
-            for dims, found in times.items()
+            for dims, by_name in times.items()
         ],
     )
     errors = table(
         ["inputs", "error in the norm, of PyTorch's", "at the largest element"],
-        [[kind, f"{found['norm']:.2f}", f"{found['largest']:.2f}"] for kind, found in worst.items()],
+        [[kind, f"{ratios['norm']:.2f}", f"{ratios['largest']:.2f}"] for kind, ratios in worst.items()],
     )
     places = "; ".join(f"{count} results {note}" for note, count in strange.items())
     return (

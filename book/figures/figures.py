@@ -135,9 +135,9 @@ def kernel_constant(name: str) -> int:
     """A compile-time constant of the solution's kernels, read from their source."""
     folder = ROOT / "solutions" / "p22" / "op"
     source = "\n".join(path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.mojo")))
-    found = re.search(rf"^comptime {name} = (\d+)$", source, re.M)
-    assert found, name
-    return int(found[1])
+    matched = re.search(rf"^comptime {name} = (\d+)$", source, re.M)
+    assert matched, name
+    return int(matched[1])
 
 
 def glossary() -> str:
@@ -437,8 +437,8 @@ def lifetimes(launches: list[ledger.Launch], last: tuple[str, ...]) -> str:
 
     A launch is a line, a tensor a column: a full box writes, an open one reads.
     """
-    made = list(dict.fromkeys(name for step in launches for name in step.writes if name not in last))
-    columns = [*made, *last]
+    temporary = list(dict.fromkeys(name for step in launches for name in step.writes if name not in last))
+    columns = [*temporary, *last]
     left, top, cell, gap, line = 210, 74, 54, 22, 30
     xs = {name: left + cell * (i + 0.5) + gap * (name in last) for i, name in enumerate(columns)}
     drawing = Drawing(
@@ -446,12 +446,12 @@ def lifetimes(launches: list[ledger.Launch], last: tuple[str, ...]) -> str:
         top + line * len(launches) + 6,
         "; ".join(
             f"launch {number}, {step.name}, writes {', '.join(step.writes)}"
-            + (f" and reads {', '.join(kept)}" if (kept := [n for n in step.reads if n in made]) else "")
+            + (f" and reads {', '.join(kept)}" if (kept := [n for n in step.reads if n in temporary]) else "")
             for number, step in enumerate(launches, start=1)
         ),
     )
-    drawing.text(left + cell * len(made) / 2, 16, "within the pass", size=12)
-    drawing.text(left + gap + cell * (len(made) + len(last) / 2), 16, "gradients", size=12)
+    drawing.text(left + cell * len(temporary) / 2, 16, "within the pass", size=12)
+    drawing.text(left + gap + cell * (len(temporary) + len(last) / 2), 16, "gradients", size=12)
     for i, name in enumerate(columns):
         drawing.text(xs[name], 40 + 16 * (i % 2), name, size=11, code=True)
     levels = {name: [] for name in columns}

@@ -114,9 +114,9 @@ ROWS, COLUMNS = 16, 8
 
 def sectors(launch: str) -> float:
     """Sectors for each request of a launch, as the virtual GPU counted them."""
-    found = re.search(rf"^ +{launch} +.* ([\d.]+) +\d+$", outputs.load("profile").text, re.M)
-    assert found, launch
-    return float(found[1])
+    matched = re.search(rf"^ +{launch} +.* ([\d.]+) +\d+$", outputs.load("profile").text, re.M)
+    assert matched, launch
+    return float(matched[1])
 
 
 def clock() -> str:
@@ -264,7 +264,7 @@ def checks() -> str:
         NARROW,
         250,
         f"{count} wrong backward passes and {len(matrix)} checks, one check after the other. "
-        + "; ".join(f"{name} sees {sum(seen)}" for name, seen in matrix.items()),
+        + "; ".join(f"{name} sees {sum(caught)}" for name, caught in matrix.items()),
         still=len(matrix) + 1,
     )
     last, so_far = len(matrix) + 1, [False] * count
@@ -274,14 +274,14 @@ def checks() -> str:
     drawing.words = [f"Each cell is a wrong backward pass, {count} in all. No check has run yet."]
     for x, y in places:
         drawing.box(x, y, cell - 6, cell - 2, shade=0.03, thick=0.5)
-    for step, (name, seen) in enumerate(matrix.items(), start=1):
+    for step, (name, caught) in enumerate(matrix.items(), start=1):
         new = 0
         for number, (x, y) in enumerate(places):
-            if seen[number] and not so_far[number]:
+            if caught[number] and not so_far[number]:
                 new, so_far[number] = new + 1, True
                 with drawing.during(step, last):
                     drawing.box(x, y, cell - 6, cell - 2, shade=0.25, thick=0)
-            if seen[number]:
+            if caught[number]:
                 with drawing.during(step):
                     drawing.box(x, y, cell - 6, cell - 2, thick=3)
         with drawing.during(step):
@@ -292,7 +292,7 @@ def checks() -> str:
             else "and not one that the checks before it had missed"
         )
         drawing.words.append(
-            f"{name} sees {sum(seen)}, with a thick line, {more}. Shaded: {sum(so_far)} so far."
+            f"{name} sees {sum(caught)}, with a thick line, {more}. Shaded: {sum(so_far)} so far."
         )
     with drawing.during(last):
         drawing.text(NARROW / 2, 20, f"seen by none: {so_far.count(False)}", size=14)

@@ -17,12 +17,12 @@ DASHES = {
 
 def losses() -> dict[str, list[float]]:
     """The losses step by step of "right" and of each wrong one."""
-    found: dict[str, list[float]] = {"right": []}
+    by_bug: dict[str, list[float]] = {"right": []}
     for row in record.rows("hunt_curves"):
-        found.setdefault(row["bug"], []).append(float(row["wrong"]))
+        by_bug.setdefault(row["bug"], []).append(float(row["wrong"]))
         if row["bug"] == next(iter(DASHES)):
-            found["right"].append(float(row["right"]))
-    return found
+            by_bug["right"].append(float(row["right"]))
+    return by_bug
 
 
 def windows(curve: list[float]) -> Iterator[tuple[float, float]]:

@@ -119,13 +119,13 @@ class Ladder:
 
     def of(self, algorithm: str, direction: str, *kernels: str) -> list[Launch]:
         """Some launches of a pass, all without names. Raises LookupError for what the file does not have."""
-        found = self.launches.get((algorithm, direction))
-        if not found:
+        launches = self.launches.get((algorithm, direction))
+        if not launches:
             raise LookupError(f"{RECORD} has no rows of {algorithm}, {direction}")
-        missing = [kernel for kernel in kernels if not any(launch.kernel == kernel for launch in found)]
+        missing = [kernel for kernel in kernels if not any(launch.kernel == kernel for launch in launches)]
         if missing:
             raise LookupError(f"{RECORD}: {algorithm}, {direction}: no row of {', '.join(missing)}")
-        return [launch for launch in found if not kernels or launch.kernel in kernels]
+        return [launch for launch in launches if not kernels or launch.kernel in kernels]
 
     def product(self) -> Launch:
         """The one matrix product of the fast forward pass. Raises LookupError where there is none."""
@@ -150,11 +150,11 @@ def load(rows: list[Row]) -> Ladder:
             steps = ledger.LAUNCHES.get((direction, algorithm), [None] * len(ours))
             if len(steps) != len(ours) or not ours:
                 raise LookupError(f"{RECORD}: {algorithm}, {direction}: {len(ours)} rows")
-            found = []
+            timed = []
             for row, step in zip(ours, steps, strict=True):
                 name = full_name(row["kernel"], step)
-                found.append(Launch(name, float(row["median_us"]), *prediction(name, step, dims)))
-            launches[algorithm, direction] = found
+                timed.append(Launch(name, float(row["median_us"]), *prediction(name, step, dims)))
+            launches[algorithm, direction] = timed
     bare: dict[str, float] = {}
     for row in rows:
         if row["algorithm"] == BARE:

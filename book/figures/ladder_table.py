@@ -238,12 +238,12 @@ def table(ladder: Ladder, direction: str, steps: list[Step]) -> str:
 def beside(ladder: Ladder) -> str:
     """The fast pass and the bare products in the benchmark at this size, in a sentence; or that it has not this size."""
     both = {way: bench_times(ladder, way) for way in ("forward", "backward")}
-    if not all("fast" in found and "bare GEMMs" in found for found in both.values()):
+    if not all("fast" in by_name and "bare GEMMs" in by_name for by_name in both.values()):
         return "The [benchmark](benchmark.md) has no row of this size.\n"
     said = [
-        f"{way} {duration(found['fast'])}, the bare products {duration(found['bare GEMMs'])} "
-        f"({found['bare GEMMs'] / found['fast']:.0%})".replace("%", "&nbsp;%")
-        for way, found in both.items()
+        f"{way} {duration(by_name['fast'])}, the bare products {duration(by_name['bare GEMMs'])} "
+        f"({by_name['bare GEMMs'] / by_name['fast']:.0%})".replace("%", "&nbsp;%")
+        for way, by_name in both.items()
     ]
     return (
         f"The [benchmark](benchmark.md) has this size too, as CUDA graphs that are replayed: {'; '.join(said)}. "

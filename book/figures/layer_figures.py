@@ -86,8 +86,8 @@ def recorded_graph() -> dict[str, tuple[float, float]]:
 
 def autograd_nodes() -> str:
     """The page's small graph: values forward, the local derivative on each edge, gradients backward."""
-    found = recorded_graph()
-    value = {name: pair[0] for name, pair in found.items()}
+    recorded = recorded_graph()
+    value = {name: pair[0] for name, pair in recorded.items()}
     edges = {
         ("w", "u"): value["x"], ("x", "u"): value["w"], ("u", "v"): 1.0, ("b", "v"): 1.0, ("v", "L"): 2 * value["v"],
     }  # fmt: skip
@@ -97,7 +97,7 @@ def autograd_nodes() -> str:
         NARROW,
         245,
         "A graph: w and x make u, u and b make v, v makes L. "
-        + "; ".join(f"{name} is {v:g}, its gradient {g:g}" for name, (v, g) in found.items()),
+        + "; ".join(f"{name} is {v:g}, its gradient {g:g}" for name, (v, g) in recorded.items()),
     )
     for (start, end), slope in edges.items():
         (x0, y0), (x1, y1) = places[start], places[end]
@@ -107,7 +107,7 @@ def autograd_nodes() -> str:
         )
         drawing.text((x0 + x1) / 2 + aside, (y0 + y1) / 2 + below, f"×{slope:g}", size=13)
     for name, (x, y) in places.items():
-        v, g = found[name]
+        v, g = recorded[name]
         drawing.labelled(
             x - 45, y - 32, 90, 64, formulas.get(name, name), f"{v:g}", f"gradient {g:g}", shade=0.06
         )
@@ -276,9 +276,9 @@ def two_rows() -> str:
 def saved_names() -> tuple[list[str], list[str]]:
     """What the operator keeps for its backward pass, and what of its forward pass it does not."""
     source = (ROOT / "harness" / "nn" / "autograd.py").read_text(encoding="utf-8")
-    found = re.search(r"ctx\.save_for_backward\(([^)]*)\)", source)
-    assert found
-    kept = re.findall(r"\w+", found[1])
+    matched = re.search(r"ctx\.save_for_backward\(([^)]*)\)", source)
+    assert matched
+    kept = re.findall(r"\w+", matched[1])
     return kept, ["output", "ln_out", "linear_bias"]
 
 
@@ -347,8 +347,8 @@ def rms_flow() -> str:
 def inductor_counts() -> dict[str, tuple[int, int]]:
     """Function -> kernels of Inductor's and calls of a library, as recorded."""
     text = outputs.load("inductor_kernels").text
-    found = re.findall(r"^(.+?) +(\d+) of Inductor's, (\d+) of a library$", text, re.M)
-    return {name: (int(own), int(calls)) for name, own, calls in found}
+    counts = re.findall(r"^(.+?) +(\d+) of Inductor's, (\d+) of a library$", text, re.M)
+    return {name: (int(own), int(calls)) for name, own, calls in counts}
 
 
 def compiled_pair() -> str:
@@ -388,22 +388,22 @@ def algebra_errors(dtype: str) -> dict[str, list[tuple[float, float]]]:
     """Way -> (mean over deviation, error), from the recorded run; a mean of 0 has no place on the axis."""
     head, *lines = outputs.load("algebra").text.splitlines()
     names = re.split(r" {2,}", head.replace("unrounded one-pass", "unrounded  one-pass"))[2:]
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
+    by_name: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
     for line in lines:
         which, mean, *errors = line.split()
         if which == dtype and float(mean) > 0:
             for name, error in zip(names, errors, strict=True):
-                found[name].append((float(mean), float(error)))
-    return found
+                by_name[name].append((float(mean), float(error)))
+    return by_name
 
 
 def cancellation() -> str:
     """The error of the product with LayerNorm after it, over the mean of the rows, in float32."""
-    found = algebra_errors("float32")
+    errors = algebra_errors("float32")
     drawing = LogChart(
         (NARROW, 310),
         "Errors in float32 where the mean of a row is 1, 10, 100 and 1000 deviations. "
-        + "; ".join(f"{way}: {', '.join(f'{error:.1e}' for _, error in found[way])}" for way in WAYS),
+        + "; ".join(f"{way}: {', '.join(f'{error:.1e}' for _, error in errors[way])}" for way in WAYS),
         x=(0.8, 6000),
         y=(1e-7, 1),
         x_name="mean of a row, in deviations",
@@ -412,8 +412,8 @@ def cancellation() -> str:
         y_ticks={10.0**power: f"1e{power}" if power else "1" for power in (-6, -4, -2, 0)},
     )
     for way, dash in WAYS.items():
-        drawing.curve(found[way], dash=dash, thick=2)
-        x, y = found[way][-1]
+        drawing.curve(errors[way], dash=dash, thick=2)
+        x, y = errors[way][-1]
         drawing.note(
             x, y, {"in order": "in order", "after": "after", "one-pass variance": "one pass"}[way], dx=6
         )
@@ -422,21 +422,21 @@ def cancellation() -> str:
 
 def drawn_sizes() -> str:
     """The layer's time over the fastest peer's at the drawn sizes, over the work of one product."""
-    found = {
+    by_column = {
         column: [
             (float(math.prod(one.dims)), one.ratio) for one in every_size.beside(record.rows("sizes"), column)
         ]
         for column in ("graph", "loop")
     }
-    below = {column: sum(ratio <= 1 for _, ratio in points) for column, points in found.items()}
-    everything = [point for points in found.values() for point in points]
+    below = {column: sum(ratio <= 1 for _, ratio in points) for column, points in by_column.items()}
+    everything = [point for points in by_column.values() for point in points]
     bottom, top = min(x for x, _ in everything) / 2, max(x for x, _ in everything) * 2
     drawing = LogChart(
         (NARROW, 330),
         "The layer's time over the fastest peer's at sizes drawn at random. "
         + "; ".join(
             f"{'as CUDA graphs' if column == 'graph' else 'in plain loops'} it is at most 1 at {below[column]} of {len(points)} sizes"
-            for column, points in found.items()
+            for column, points in by_column.items()
         ),
         x=(bottom, top),
         y=(min(y for _, y in everything) / 1.1, max(y for _, y in everything) * 1.1),
@@ -448,7 +448,7 @@ def drawn_sizes() -> str:
     _, level = drawing.place(1e9, 1.0)
     left, _ = drawing.place(drawing.x[0], 1.0)
     drawing.segment(left, level, drawing.width - 20, level, dash="6 4", thick=1.5)
-    for column, points in found.items():
+    for column, points in by_column.items():
         for x, y in points:
             drawing.marker(x, y, "circle" if column == "graph" else "diamond", hollow=column == "loop")
     return drawing.svg()
@@ -486,18 +486,18 @@ def fused_over_unfused() -> dict[str, float]:
 
 def three_views() -> str:
     """Fused over unfused in three ways, on a logarithmic axis around 1."""
-    found = fused_over_unfused()
+    ratios = fused_over_unfused()
     where = ("forward, GPT-2 small", "both passes, chapter's sizes", "forward, GPT-2 small")
     drawing = Drawing(
         NARROW,
         196,
         "Fused kernels over unfused ones: "
-        + ", ".join(f"{name} {ratio:.2g} times" for name, ratio in found.items()),
+        + ", ".join(f"{name} {ratio:.2g} times" for name, ratio in ratios.items()),
     )
     one, decade = 262, 80
     drawing.segment(one, 8, one, 160, opacity=0.6)
     drawing.text(one, 182, "as much as unfused", size=13)
-    for number, ((name, ratio), sizes) in enumerate(zip(found.items(), where, strict=True)):
+    for number, ((name, ratio), sizes) in enumerate(zip(ratios.items(), where, strict=True)):
         y = 12 + 50 * number
         length = decade * math.log10(ratio)
         drawing.text(6, y + 14, name, anchor="start", size=13)

@@ -60,7 +60,7 @@ def tiles() -> list[Tile]:
     b, n, s = row()
     scores, values = masked_scores()[b, n, s], arrays()["value"][b, n]
     largest, total, sums = -np.inf, 0.0, np.zeros(values.shape[-1])
-    found = []
+    walked = []
     for first in range(0, len(scores), KEYS):
         tile = scores[first : first + KEYS]
         grown = max(largest, tile.max())
@@ -69,20 +69,20 @@ def tiles() -> list[Tile]:
         total = total * rescale + weights.sum()
         sums = sums * rescale + weights @ values[first : first + KEYS]
         largest = grown
-        found.append(Tile(first, tile, weights, float(largest), float(rescale), float(total), sums))
-    return found
+        walked.append(Tile(first, tile, weights, float(largest), float(rescale), float(total), sums))
+    return walked
 
 
 def pages() -> dict[str, str]:
     """Name -> HTML of each step: a table for every tile, and one for what the row comes to."""
     done = tiles()
-    made = {str(number): step(tile) for number, tile in enumerate(done, 1)}
+    tables = {str(number): step(tile) for number, tile in enumerate(done, 1)}
     last = done[-1]
     quotient = {"sums": last.sums, "output = sums / total": last.sums / last.total}
-    made["quotient"] = table(
+    tables["quotient"] = table(
         quotient, f"lse = largest + log(total) = {last.largest + np.log(last.total):.4f}"
     )
-    return made
+    return tables
 
 
 def step(tile: Tile) -> str:

@@ -91,7 +91,7 @@ def ratios() -> str:
     for side, radius in SIZES:
         for tile in TILES:
             pairs = {name: pairs_of(name, side, radius, tile) for name in orders.ORDERS}
-            counted = [f"{found:,}" for found in pairs.values()]
+            counted = [f"{number:,}" for number in pairs.values()]
             ratio = f"{pairs['row-major'] / pairs['hilbert']:.2f}"
             lines.append(row(f"{side} x {side}", radius, tile, *counted, ratio))
     return "\n".join(lines) + "\n"
@@ -107,35 +107,35 @@ def measured() -> Times:
     }
 
 
-def own(found: Times, side: int, radius: int, name: str) -> tuple[float, int]:
+def own(measured_times: Times, side: int, radius: int, name: str) -> tuple[float, int]:
     """This project's kernels, forward and backward, in an order: milliseconds, and the tile that is its best."""
-    return min((found[side, radius, f"Mojo, {name}, {tile}", "both"], tile) for tile in TILES)
+    return min((measured_times[side, radius, f"Mojo, {name}, {tile}", "both"], tile) for tile in TILES)
 
 
-def flex(found: Times, side: int, radius: int, name: str) -> float:
+def flex(measured_times: Times, side: int, radius: int, name: str) -> float:
     """FlexAttention, likewise: with the mask that is its best, by a table or by arithmetic."""
     masks = [name, *([f"{name} by arithmetic"] if name in BY_ARITHMETIC else [])]
-    return min(found[side, radius, f"Flex, {mask}, 128", "both"] for mask in masks)
+    return min(measured_times[side, radius, f"Flex, {mask}, 128", "both"] for mask in masks)
 
 
 def times() -> str:
     """These kernels in each order, each at its best tile; dense attention beside them."""
-    found = measured()
+    measured_times = measured()
     dense = ("SDPA, every key", "SDPA, masked")
     lines = [
         row("grid", "radius", *orders.ORDERS, "dense, every key", "dense, masked"),
         row("---", *["---:"] * (1 + len(orders.ORDERS) + len(dense))),
     ]
     for side, radius in SIZES:
-        cells = [f"{own(found, side, radius, name)[0]:.2f}" for name in orders.ORDERS]
-        cells += [f"{found[side, radius, name, 'both']:.2f}" for name in dense]
+        cells = [f"{own(measured_times, side, radius, name)[0]:.2f}" for name in orders.ORDERS]
+        cells += [f"{measured_times[side, radius, name, 'both']:.2f}" for name in dense]
         lines.append(row(f"{side} x {side}", radius, *cells))
     return "\n".join(lines) + "\n"
 
 
 def peers() -> str:
     """FlexAttention in each order, with how many times as long as these kernels it takes; NATTEN's window at the end."""
-    found = measured()
+    measured_times = measured()
     natten = ("row-major", "z-order")
     lines = [
         row("grid", "radius", *orders.ORDERS, *(f"NATTEN, {name}" for name in natten)),
@@ -144,9 +144,11 @@ def peers() -> str:
     for side, radius in SIZES:
         cells = []
         for name in orders.ORDERS:
-            time = flex(found, side, radius, name)
-            cells.append(f"{time:.2f} ({time / own(found, side, radius, name)[0]:.2f})")
-        cells += [f"{found[side, radius, f'Flex, NATTEN {name}, 128', 'both']:.2f}" for name in natten]
+            time = flex(measured_times, side, radius, name)
+            cells.append(f"{time:.2f} ({time / own(measured_times, side, radius, name)[0]:.2f})")
+        cells += [
+            f"{measured_times[side, radius, f'Flex, NATTEN {name}, 128', 'both']:.2f}" for name in natten
+        ]
         lines.append(row(f"{side} x {side}", radius, *cells))
     return "\n".join(lines) + "\n"
 
@@ -164,14 +166,16 @@ def pairs_of(name: str, side: int, radius: int, tile: int) -> int:
 
 def counted_and_timed() -> str:
     """The counted ratio of row-major over Hilbert order beside the measured one: these kernels, then FlexAttention."""
-    found = measured()
+    measured_times = measured()
     lines = [
         row("grid", "radius", "tiles of 64", "time", "share", "tiles of 128", "FlexAttention", "share"),
         row("---", *["---:"] * 7),
     ]
     for side, radius in SIZES:
-        ours = [own(found, side, radius, name)[0] for name in ("row-major", "hilbert")]
-        theirs = [found[side, radius, f"Flex, {name}, 128", "both"] for name in ("row-major", "hilbert")]
+        ours = [own(measured_times, side, radius, name)[0] for name in ("row-major", "hilbert")]
+        theirs = [
+            measured_times[side, radius, f"Flex, {name}, 128", "both"] for name in ("row-major", "hilbert")
+        ]
         cells = []
         for tile, taken in zip(TILES, (ours, theirs), strict=True):
             counted, timed = ratio(side, radius, tile), taken[0] / taken[1]
@@ -182,7 +186,7 @@ def counted_and_timed() -> str:
 
 def arithmetic() -> str:
     """FlexAttention with masks that compute rows and columns beside masks that read them from a table."""
-    found = measured()
+    measured_times = measured()
     names = [mask for name in BY_ARITHMETIC for mask in (name, f"{name} by arithmetic")]
     lines = [
         row(
@@ -191,7 +195,7 @@ def arithmetic() -> str:
         row("---", *["---:"] * (1 + len(names))),
     ]
     for side, radius in SIZES:
-        cells = (f"{found[side, radius, f'Flex, {name}, 128', 'both']:.2f}" for name in names)
+        cells = (f"{measured_times[side, radius, f'Flex, {name}, 128', 'both']:.2f}" for name in names)
         lines.append(row(f"{side} x {side}", radius, *cells))
     return "\n".join(lines) + "\n"
 
@@ -207,10 +211,15 @@ LARGE = (8, 12, 128, 128, 64, 4, 64)
 def claims() -> str:
     """The usual claims, each with a count or a time and a verdict."""
     side, radius = LARGE[2], LARGE[5]
-    found = measured()
-    gather = {name: found[side, radius, f"gather of Q, K and V, {name}", "forward"] for name in orders.ORDERS}
-    scatter = {name: found[side, radius, f"scatter of O, {name}", "forward"] for name in orders.ORDERS}
-    whole, _ = own(found, side, radius, "hilbert")
+    measured_times = measured()
+    gather = {
+        name: measured_times[side, radius, f"gather of Q, K and V, {name}", "forward"]
+        for name in orders.ORDERS
+    }
+    scatter = {
+        name: measured_times[side, radius, f"scatter of O, {name}", "forward"] for name in orders.ORDERS
+    }
+    whole, _ = own(measured_times, side, radius, "hilbert")
     counts = {name: count(make(side, side), side, radius, 64) for name, make in orders.ORDERS.items()}
     row_bytes = LARGE[4] * 2
     kept = ledger(LARGE, "bfloat16")
@@ -228,7 +237,7 @@ def claims() -> str:
         ),
         (
             "fused operations",
-            f"a gather of Q, K and V takes {gather['hilbert'] / found[side, radius, 'copy of Q, K and V', 'forward']:.1f} times a "
+            f"a gather of Q, K and V takes {gather['hilbert'] / measured_times[side, radius, 'copy of Q, K and V', 'forward']:.1f} times a "
             "copy of them; the kernels here launch one forward and two backward, and no gather",
             "**Where it is done.** An order does not fuse anything; kernels that take an index do",
         ),

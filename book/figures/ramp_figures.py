@@ -11,9 +11,9 @@ WIDE = 150  # columns of the row that a block adds up in the picture of `reduce`
 def constant(name: str, file: str = "ramp.mojo") -> int:
     """A compile-time constant of the solution."""
     source = (ROOT / "solutions" / "p19" / "op" / file).read_text(encoding="utf-8")
-    found = re.search(rf"^comptime {name} = (\d+)$", source, re.M)
-    assert found, f"{file} has no {name}"
-    return int(found[1])
+    matched = re.search(rf"^comptime {name} = (\d+)$", source, re.M)
+    assert matched, f"{file} has no {name}"
+    return int(matched[1])
 
 
 def cells(

@@ -55,12 +55,12 @@ class Ring:
 
     def sizes(self, causal: bool = True) -> list[tuple[str, int, int, int]]:
         """(kernels, d, length, ranks) of every ring that was measured, in order."""
-        found = {
+        measured = {
             (kernels, d, length, ranks)
             for candidate, kernels, ranks, length, d, mask in self.by
             if candidate == WHOLE and mask == causal
         }
-        return sorted(found, key=lambda each: (each[0] != "flash", -each[1], *each[2:]))
+        return sorted(measured, key=lambda each: (each[0] != "flash", -each[1], *each[2:]))
 
 
 def times_table(ring: Ring, causal: bool = True) -> str:
@@ -167,15 +167,15 @@ def ideal_chart(ring: Ring) -> str:
 
 def traces(path: Path) -> dict[tuple[str, int, int], list[list[tuple[str, float, float]]]]:
     """(kernels, d, length) -> of each rank its kernels: kind, start and end in microseconds; causal rings only."""
-    found = {}
+    by_run = {}
     for line in path.read_text(encoding="utf-8").splitlines():
         trace = json.loads(line)
         if trace["causal"] and "kernels_by_rank" in trace:
             key = trace["kernels"], trace["d"], trace["length"]
-            found[key] = [
+            by_run[key] = [
                 [(kind, start, end) for kind, start, end in rank] for rank in trace["kernels_by_rank"]
             ]
-    return found
+    return by_run
 
 
 def union(intervals: list[Interval]) -> list[Interval]:
@@ -307,15 +307,15 @@ def simulated_table(ring: Ring) -> str:
             S = length // 2 * count
             one, measured = ring.ms(ONE, kernels, 1, S, d), ring.ms(WHOLE, kernels, count, S, d)
             if one:
-                found = simulated(ranks, bare, count)
+                simulated_ms = simulated(ranks, bare, count)
                 rows.append(
                     [
                         kernels,
                         str(d),
                         f"{S:,}",
                         str(count),
-                        f"{found:,.1f} ms",
-                        f"{one / found / count:.1%}",
+                        f"{simulated_ms:,.1f} ms",
+                        f"{one / simulated_ms / count:.1%}",
                         f"{measured:,.1f} ms" if measured else "",
                     ]
                 )
@@ -337,11 +337,11 @@ def training_table(name: str) -> str:
         return statistics.median(times[UNTIMED:] or times) / 1e3
 
     rows = []
-    for (way, pairs), found in curves.items():
-        losses = [float(row["loss"]) for row in found]
+    for (way, pairs), steps in curves.items():
+        losses = [float(row["loss"]) for row in steps]
         alone = [float(row["loss"]) for row in curves["one", pairs]]
         apart = max(abs(a - b) / b for a, b in zip(means(losses), means(alone), strict=True))
-        ideal = step("one", pairs) / step(way, pairs) / int(found[0]["ranks"])
+        ideal = step("one", pairs) / step(way, pairs) / int(steps[0]["ranks"])
         distributed = way not in ("one", "moved")
         rows.append(
             [
@@ -351,7 +351,7 @@ def training_table(name: str) -> str:
                 f"{apart:.1e}" if way != "one" else "",
                 f"{step(way, pairs):.1f} ms",
                 f"{ideal:.0%}" if distributed else "",
-                f"{int(found[-1]['peak_bytes']) / 2**20:,.0f} MiB",
+                f"{int(steps[-1]['peak_bytes']) / 2**20:,.0f} MiB",
             ]
         )
     head = ["way", "layers", "loss", "apart from one process", "a step", "of the ideal", "peak of a step"]

@@ -28,21 +28,21 @@ class Rows:
         rows = record.rows(self.name)
         if unknown := {number, *wanted} - rows[0].keys():
             raise LookupError(f"{self.name} has no column {', '.join(sorted(unknown))}")
-        found = [
+        matching = [
             float(row[number]) for row in rows if row[number] and all(row[k] == v for k, v in wanted.items())
         ]
-        if not found:
+        if not matching:
             raise LookupError(
                 f"{self.name}: no row with {', '.join(f'{k} = {v}' for k, v in wanted.items())}"
             )
-        return found
+        return matching
 
     def __call__(self, number: str, /, **where: object) -> float:
         """The one number with these values. Raises LookupError where there is none or more than one."""
-        found = self.all(number, **where)
-        if len(found) > 1:
-            raise LookupError(f"{self.name}: {len(found)} rows with these values, not one")
-        return found[0]
+        matching = self.all(number, **where)
+        if len(matching) > 1:
+            raise LookupError(f"{self.name}: {len(matching)} rows with these values, not one")
+        return matching[0]
 
 
 # ---- Fusion and the roofline --------------------------------------------------------------------------------
@@ -105,14 +105,14 @@ def of_compile(*size: int) -> float:
 
 def of_products(*size: int) -> float:
     """The layer's time over the three bare products' at one of the benchmark's sizes, as graphs."""
-    found = bench_results.select(record.rows("bench"), "both", "graph")[size[0], size[1], size[2]]
-    return float(found["fast"]["ratio_to_floor"])
+    by_name = bench_results.select(record.rows("bench"), "both", "graph")[size[0], size[1], size[2]]
+    return float(by_name["fast"]["ratio_to_floor"])
 
 
 def gains_shrink() -> bool:
     """Whether the layer gains less over plain PyTorch the larger the product is, in the record `bench`."""
-    found = bench_results.select(record.rows("bench"), "both", "graph")
-    by_size = sorted(found.items(), key=lambda item: item[0][0] * item[0][1] * item[0][2])
+    selected = bench_results.select(record.rows("bench"), "both", "graph")
+    by_size = sorted(selected.items(), key=lambda item: item[0][0] * item[0][1] * item[0][2])
     gains = [float(at["eager"]["median_us"]) / float(at["fast"]["median_us"]) for _, at in by_size]
     return gains == sorted(gains, reverse=True)
 
@@ -135,13 +135,13 @@ def of_peer(
 ) -> list[float]:
     """Attention's time over a peer's, forward and backward as a graph, at every length with such heads."""
     times = attention_times.read()
-    found = []
+    ratios = []
     for size in times.sizes("graph"):
         S, own_d, own_causal, dtype = size
         taken = [times.microseconds(size, "graph", name) for name in (who, peer)]
         if (own_d, own_causal, dtype, S % 64 != 0) == (d, causal, "bfloat16", ragged) and all(taken):
-            found.append((taken[0] or 0) / (taken[1] or 1))
-    return found
+            ratios.append((taken[0] or 0) / (taken[1] or 1))
+    return ratios
 
 
 def of_nine_products(length: int, d: int, who: str = "attention") -> float:
@@ -153,8 +153,8 @@ def of_nine_products(length: int, d: int, who: str = "attention") -> float:
 def exponentials(d: int) -> list[float]:
     """The time of the exponentials over that of the nine products, at every length."""
     times = attention_times.read()
-    made = [attention_times.predicted(times, size) for size in times.sizes("graph") if size[1] == d]
-    return [one["exponentials"] / one["done"] for one in made]
+    predictions = [attention_times.predicted(times, size) for size in times.sizes("graph") if size[1] == d]
+    return [one["exponentials"] / one["done"] for one in predictions]
 
 
 # ---- Orders -------------------------------------------------------------------------------------------------
@@ -172,8 +172,8 @@ def longer(name: str) -> list[float]:
 
 def kept_of_the_count(flex: bool = False) -> list[float]:
     """How much of the counted ratio of row-major over Hilbert order the time keeps; FlexAttention with its best masks."""
-    found = order_figures.measured()
-    taken = (lambda *at: order_figures.flex(found, at[1], at[2], at[0])) if flex else windowed
+    measured_times = order_figures.measured()
+    taken = (lambda *at: order_figures.flex(measured_times, at[1], at[2], at[0])) if flex else windowed
     return [
         taken("row-major", *size) / taken("hilbert", *size) / order_figures.ratio(*size, 128 if flex else 64)
         for size in order_figures.SIZES
@@ -187,8 +187,8 @@ def beside_flex(name: str, side: int, radius: int) -> float:
 
 def by_arithmetic(name: str, side: int, radius: int) -> float:
     """FlexAttention's time with a mask that computes rows and columns over that with a table."""
-    found = order_figures.measured()
-    ways = (found[side, radius, f"Flex, {name}{how}, 128", "both"] for how in (" by arithmetic", ""))
+    measured_times = order_figures.measured()
+    ways = (measured_times[side, radius, f"Flex, {name}{how}, 128", "both"] for how in (" by arithmetic", ""))
     return next(ways) / next(ways)
 
 
@@ -207,9 +207,10 @@ def more_pairs() -> list[float]:
 
 def moved(side: int) -> float:
     """Milliseconds to bring a grid into Hilbert order and back, forward and backward."""
-    found = order_figures.measured()
+    measured_times = order_figures.measured()
     return 2 * sum(
-        found[side, 4, f"{what}, hilbert", "forward"] for what in ("gather of Q, K and V", "scatter of O")
+        measured_times[side, 4, f"{what}, hilbert", "forward"]
+        for what in ("gather of Q, K and V", "scatter of O")
     )
 
 
@@ -234,5 +235,5 @@ def hidden(kernels: str, d: int, length: int) -> float:
     """The share of a ring's transfers that runs behind computing."""
     lines = ring_results.where_table().splitlines()[2:]
     rows = [[cell.strip() for cell in line.strip("| ").split("|")] for line in lines]
-    found = {tuple(row[:3]): int(row[-1].rstrip("%")) / 100 for row in rows}
-    return found[kernels, str(d), f"{length:,}"]
+    shares = {tuple(row[:3]): int(row[-1].rstrip("%")) / 100 for row in rows}
+    return shares[kernels, str(d), f"{length:,}"]

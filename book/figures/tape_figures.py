@@ -94,8 +94,8 @@ TOKENS = (2, 0, 3, 2, 3, 3, 0, 2)
 
 def sorted_places() -> str:
     """Places with their tokens, the same sorted, and the row of the table that each stretch belongs to."""
-    found = sorted_by_token(np.array(TOKENS), max(TOKENS) + 1)
-    order, starts = found["order"].tolist(), found["starts"].tolist()
+    by_token = sorted_by_token(np.array(TOKENS), max(TOKENS) + 1)
+    order, starts = by_token["order"].tolist(), by_token["starts"].tolist()
     stretches = [order[a:b] for a, b in itertools.pairwise(starts)]
     label = "; ".join(
         f"row {row} adds up the places {', '.join(map(str, s)) or 'none'}" for row, s in enumerate(stretches)

@@ -12,14 +12,14 @@ def ways() -> dict[str, float]:
 
 def ways_table() -> str:
     """Every way of timing with its median and how far its rounds lie apart."""
-    found = rows("timing_ways")
+    measured = rows("timing_ways")
     lines = ["| what was timed | median | least to most | remark |", "| --- | ---: | ---: | --- |"]
-    for row in found:
+    for row in measured:
         median, least, most = (duration(float(row[name])) for name in ("median_us", "least_us", "most_us"))
         apart = "" if row["rounds"] == "1" else f"{least} to {most}"
         note = row["note"].removesuffix(", 59").removesuffix(", 49")  # the temperature, cut to a place
         lines.append(f"| {row['what']} | {median} | {apart} | {note} |")
-    facts = found[0]
+    facts = measured[0]
     where = f"{facts['device']}, bfloat16, {facts['date']}, PyTorch {facts['torch']}"
     return "\n".join(lines) + f"\n\nMeasured on an {where}, by `python -m book.measure timing_ways`.\n"
 
@@ -59,11 +59,11 @@ def both_devices() -> list[tuple[tuple[int, ...], str, float, float]]:
         for row in rows("fusion")
         if (row["candidate"], row["dtype"]) == ("eager", "float32")
     }
-    found = []
+    pairs = []
     for row in rows("cpu_times"):
         B, S, H, O = (int(row[letter]) for letter in "BSHO")
-        found.append(((B, S, H, O), row["pass"], float(row["median_us"]), gpu[B * S, H, O, row["pass"]]))
-    return found
+        pairs.append(((B, S, H, O), row["pass"], float(row["median_us"]), gpu[B * S, H, O, row["pass"]]))
+    return pairs
 
 
 def devices_table() -> str:

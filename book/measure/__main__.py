@@ -115,10 +115,10 @@ def main(arguments: list[str] | None = None) -> int:
     for name in flags.names:
         begun = time.monotonic()
         try:
-            made = record.write(
+            path = record.write(
                 as_record(name, entries[name], measure(name, entries[name]), facts()), flags.output
             )
-            print(f"{made}, {time.monotonic() - begun:.0f} s", flush=True)
+            print(f"{path}, {time.monotonic() - begun:.0f} s", flush=True)
         except (RuntimeError, ValueError) as error:
             print(error, file=sys.stderr, flush=True)
             failed = 1

@@ -29,11 +29,11 @@ def take(package, gate: str, dims: tuple[int, ...]) -> picture.Picture:
 
 def solution() -> dict:
     """What the blocks of the solution's launch access: tensor -> shape, and kind -> block -> ranges of elements."""
-    made = take(roots.op_package(roots.solutions(), PUZZLE.name), GATE, PUZZLE.dims)
-    run = made.mine.accesses
+    taken = take(roots.op_package(roots.solutions(), PUZZLE.name), GATE, PUZZLE.dims)
+    run = taken.mine.accesses
     number = next(n for n, launch in enumerate(run.launches) if launch.name == LAUNCH)
     launch = run.launches[number]
-    shapes = {name: list(made.shapes.get(name) or [t.size]) for name, t in launch.events.tensors.items()}
+    shapes = {name: list(taken.shapes.get(name) or [t.size]) for name, t in launch.events.tensors.items()}
     return {"launch": LAUNCH, "grid": launch.grid, "block": launch.block, "tensors": {
         name: {"shape": shape, **by_kind(run, number, name)} for name, shape in shapes.items()
     }}  # fmt: skip

@@ -126,12 +126,12 @@ def main() -> None:
         for dtype in DTYPES:
             for width in WIDTHS:
                 for option in OPTIONS:
-                    found = medians(dict(candidates(dtype, width, option)))
-                    ours = found.pop("ours")
-                    peer = min(found, key=found.__getitem__)
+                    times = medians(dict(candidates(dtype, width, option)))
+                    ours = times.pop("ours")
+                    peer = min(times, key=times.__getitem__)
                     row = [str(dtype).removeprefix("torch."), width, option, f"{ours:.4f}", peer]
-                    writer.writerow([*facts, *row, f"{found[peer]:.4f}", f"{ours / found[peer]:.2f}"])
-                    print(*row, f"{ours / found[peer]:.2f}", flush=True)
+                    writer.writerow([*facts, *row, f"{times[peer]:.4f}", f"{ours / times[peer]:.2f}"])
+                    print(*row, f"{ours / times[peer]:.2f}", flush=True)
                     file.flush()
 
 

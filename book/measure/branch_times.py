@@ -43,12 +43,12 @@ def ways(M: int, H: int, O: int) -> dict[tuple[str, str, int], Choice]:
     two = (ALL_OWN[1:], ALL_LIBRARY[1:]) if unaligned else TWO
     if unaligned and M * H * O > 2**27:
         one = two = (ALL_OWN[1:],)  # the library's products take several times as long
-    found = {}
+    choices = {}
     for branches, pairs in ((1, one), (2, two)):
         for dln, dW in pairs:
             way = Products(chosen.output, dln, dW)
-            found[dln, dW, branches] = Choice(way, way, branches == 2)
-    return found
+            choices[dln, dW, branches] = Choice(way, way, branches == 2)
+    return choices
 
 
 def exact(dy, x, gamma, beta, W) -> tuple[torch.Tensor, ...]:

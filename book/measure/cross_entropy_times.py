@@ -50,15 +50,15 @@ def steps(H: int, V: int) -> dict[str, Step]:
     weight = (torch.randn(V, H, device="cuda") / H**0.5).bfloat16()
     target = torch.randint(0, V, (TOKENS,), device="cuda")
     gradient = torch.randn(TOKENS, V, device="cuda", dtype=torch.bfloat16)
-    found = {
+    candidates = {
         "products": lambda: (input @ weight.t(), gradient @ weight, gradient.t() @ input),
         "eager": both_passes(eager, input, weight, target),
         "compile": both_passes(torch.compile(eager, dynamic=False), input, weight, target),
     }
     for rows in CHUNKS:
         function = partial(linear_cross_entropy, chunk_rows=rows)
-        found[f"chunks of {rows}"] = both_passes(function, input, weight, target)
-    return found
+        candidates[f"chunks of {rows}"] = both_passes(function, input, weight, target)
+    return candidates
 
 
 def peak_mib(step: Step) -> int:

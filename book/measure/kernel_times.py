@@ -57,10 +57,10 @@ def kernel_name(mangled: str) -> str:
     ours."""
     if NAMELESS.match(mangled):
         return ""
-    found = OURS.match(mangled)
-    if not found:
+    matched = OURS.match(mangled)
+    if not matched:
         return f"other {mangled[:60]}"
-    return PRODUCTS[found[1]] if found[1] else found[2]
+    return PRODUCTS[matched[1]] if matched[1] else matched[2]
 
 
 def named(launches: list[tuple[str, float]], algorithm: str, direction: str) -> list[tuple[str, float]]:

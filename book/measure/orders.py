@@ -167,15 +167,15 @@ class Problem:
 def block_mask(problem: Problem, mask: Callable, tile: int) -> tuple[BlockMask, int]:
     """FlexAttention's block mask of a window, and how many tiles it holds, partial ones and whole ones."""
     length = problem.side**2
-    made = create_block_mask(mask, None, None, length, length, device=problem.device, BLOCK_SIZE=tile)
-    whole = made.full_kv_num_blocks
-    return made, int(made.kv_num_blocks.sum() + (whole.sum() if whole is not None else 0))
+    blocks = create_block_mask(mask, None, None, length, length, device=problem.device, BLOCK_SIZE=tile)
+    whole = blocks.full_kv_num_blocks
+    return blocks, int(blocks.kv_num_blocks.sum() + (whole.sum() if whole is not None else 0))
 
 
 def flex(problem: Problem, order: str, tile: int, compiled: Callable, by_table: bool = True) -> Candidate:
     """FlexAttention in an order. Raises AssertionError where its block mask holds other tiles than are counted."""
     mask = problem.window(order) if by_table else problem.by_arithmetic(order)
-    made, pairs = block_mask(problem, mask, tile)
+    blocks, pairs = block_mask(problem, mask, tile)
     counted = orders.window_tiles(
         orders.ORDERS[order](problem.side, problem.side), problem.side, problem.radius, tile
     )
@@ -184,15 +184,15 @@ def flex(problem: Problem, order: str, tile: int, compiled: Callable, by_table: 
     )
 
     def run(q, k, v):
-        return compiled(q, k, v, block_mask=made)
+        return compiled(q, k, v, block_mask=blocks)
 
     return Candidate(order, tile, pairs, run)
 
 
 def natten(problem: Problem, order: str, tile: int, compiled: Callable) -> Candidate:
     """FlexAttention with NATTEN's window, which is another function at the grid's edge."""
-    made, pairs = block_mask(problem, problem.by_arithmetic(order, inward=True), tile)
-    return Candidate(order, tile, pairs, lambda q, k, v: compiled(q, k, v, block_mask=made), same=False)
+    blocks, pairs = block_mask(problem, problem.by_arithmetic(order, inward=True), tile)
+    return Candidate(order, tile, pairs, lambda q, k, v: compiled(q, k, v, block_mask=blocks), same=False)
 
 
 def ours(problem: Problem, order: str, blocks: int, attend: Callable) -> Candidate:
@@ -213,7 +213,7 @@ def makers(
     """What makes each candidate, by name."""
     attend = window_attention if problem.device.type == "cuda" else window_on_cpu
     mask = problem.dense_mask()
-    found: dict[str, Callable[[], Candidate]] = {
+    by_name: dict[str, Callable[[], Candidate]] = {
         "SDPA, masked": lambda: Candidate(
             "", 0, 0, lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         ),
@@ -221,23 +221,23 @@ def makers(
     }
     for blocks in (1, 2):
         for order in orders.ORDERS:
-            found[f"Mojo, {order}, {TILE * blocks}"] = lambda order=order, blocks=blocks: ours(
+            by_name[f"Mojo, {order}, {TILE * blocks}"] = lambda order=order, blocks=blocks: ours(
                 problem, order, blocks, attend
             )
     for tile in tiles:
         for order in orders.ORDERS:
-            found[f"Flex, {order}, {tile}"] = lambda order=order, tile=tile: flex(
+            by_name[f"Flex, {order}, {tile}"] = lambda order=order, tile=tile: flex(
                 problem, order, tile, compiled
             )
         for order in ("row-major", "z-order", "tiled"):
-            found[f"Flex, {order} by arithmetic, {tile}"] = lambda order=order, tile=tile: flex(
+            by_name[f"Flex, {order} by arithmetic, {tile}"] = lambda order=order, tile=tile: flex(
                 problem, order, tile, compiled, by_table=False
             )
         for order in ("row-major", "z-order"):
-            found[f"Flex, NATTEN {order}, {tile}"] = lambda order=order, tile=tile: natten(
+            by_name[f"Flex, NATTEN {order}, {tile}"] = lambda order=order, tile=tile: natten(
                 problem, order, tile, compiled
             )
-    return found
+    return by_name
 
 
 def on_cpu(q, k, v, *, block_mask: BlockMask) -> torch.Tensor:
@@ -294,7 +294,7 @@ def measure(
     problem: Problem, tiles: tuple[int, ...], only: list[str], compiled: Callable, clock, protocol: Protocol
 ) -> list[dict]:
     """A row for each candidate and pass, of those that are wanted. One that cannot be run has a note, and no time."""
-    made: dict[str, Candidate] = {}
+    candidates: dict[str, Candidate] = {}
     timed: dict[tuple[str, str], Callable[[], object]] = {}
     rows, expected, exact = [], None, problem.exact()
     errors: dict[str, float] = {}
@@ -318,7 +318,7 @@ def measure(
                 note = f"WRONG: {distance:.1e} from the first, {errors[name]:.1e} from float64"
                 rows.append({"candidate": name, "note": note})
                 continue
-        made[name] = candidate
+        candidates[name] = candidate
         timed.update({(name, part): call for part, call in passes.items()})
     for order in orders.ORDERS:
         index, tensors = problem.orders[order], problem.cells[:3]
@@ -331,16 +331,16 @@ def measure(
     timed["copy of Q, K and V", "forward"] = lambda: [t.clone() for t in problem.cells[:3]]
     timed = {key: call for key, call in timed.items() if wanted(key[0], only)}
     for (name, part), times in take_turns(timed, clock, protocol).items():
-        found, candidate = summary(times), made.get(name)
+        summed_up, candidate = summary(times), candidates.get(name)
         rows.append(
             {
                 "candidate": name,
                 "pass": part,
                 "tile_pairs": candidate.pairs if candidate else "",
                 "error": f"{errors[name]:.1e}" if name in errors else "",
-                "median_us": f"{found.median:.1f}",
-                "p20_us": f"{found.p20:.1f}",
-                "p80_us": f"{found.p80:.1f}",
+                "median_us": f"{summed_up.median:.1f}",
+                "p20_us": f"{summed_up.p20:.1f}",
+                "p80_us": f"{summed_up.p80:.1f}",
                 "samples": len(times),
             }
         )
@@ -355,21 +355,23 @@ COLUMNS = (
 
 def main(arguments: list[str] | None = None) -> int:
     """Measures every size, prints a line for each candidate, and writes a CSV. 1 where a candidate is wrong."""
-    made = argparse.ArgumentParser(prog="book.measure.orders", description=main.__doc__)
-    made.add_argument(
+    parser = argparse.ArgumentParser(prog="book.measure.orders", description=main.__doc__)
+    parser.add_argument(
         "--sizes", nargs="+", default=[f"{side}:{radius}" for side, radius in SIZES], metavar="S:R"
     )
-    made.add_argument("--tiles", type=int, nargs="+", default=TILES)
-    made.add_argument(
+    parser.add_argument("--tiles", type=int, nargs="+", default=TILES)
+    parser.add_argument(
         "--only", nargs="+", default=[], metavar="WORDS", help="candidates whose names hold one of these"
     )
-    made.add_argument("--autotune", action="store_true", help="let Inductor try kernels: tiles of 64 need it")
-    made.add_argument("--batch", type=int, default=8)
-    made.add_argument("--heads", type=int, default=12)
-    made.add_argument("--rounds", type=int, default=9)
-    made.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    made.add_argument("--csv", type=Path)
-    flags = made.parse_args(arguments)
+    parser.add_argument(
+        "--autotune", action="store_true", help="let Inductor try kernels: tiles of 64 need it"
+    )
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--heads", type=int, default=12)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--csv", type=Path)
+    flags = parser.parse_args(arguments)
     device = torch.device(flags.device)
     on_gpu = device.type == "cuda"
     torch._dynamo.config.recompile_limit = 64  # pyright: ignore[reportAttributeAccessIssue]

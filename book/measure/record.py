@@ -101,22 +101,22 @@ class Record:
 
 def pairs(text: str) -> dict[str, str]:
     """`name value, name value` as a dict."""
-    found = (each.strip().rpartition(" ") for each in text.split(",") if each.strip())
-    return {name: value for name, _, value in found}
+    split = (each.strip().rpartition(" ") for each in text.split(",") if each.strip())
+    return {name: value for name, _, value in split}
 
 
 def parse(name: str, lines: Iterable[str]) -> Record:
     """The record that some lines hold. Raises ValueError, with the line, for what is no record."""
     texts, header, known = [], True, {}
     for number, line in enumerate(lines, 1):
-        found = re.fullmatch(r"# (\w+): (.*)\n?", line) if header else None
-        header = found is not None
-        if found is None:
+        matched = re.fullmatch(r"# (\w+): (.*)\n?", line) if header else None
+        header = matched is not None
+        if matched is None:
             texts.append(line)
-        elif found[1] not in FIELDS or found[1] in known:
-            raise ValueError(f"{name}.csv:{number}: no field `{found[1]}`, or there twice")
+        elif matched[1] not in FIELDS or matched[1] in known:
+            raise ValueError(f"{name}.csv:{number}: no field `{matched[1]}`, or there twice")
         else:
-            known[found[1]] = found[2].strip()
+            known[matched[1]] = matched[2].strip()
     missing = [each for each in REQUIRED if not known.get(each)]
     if missing:
         raise ValueError(f"{name}.csv:1: without {', '.join(missing)}")

@@ -214,12 +214,12 @@ def ring(problem: Problem, job: Job) -> Iterator[Run]:
 
 def the_same(zeros: Callable) -> Callable[..., Tensors]:
     """In the place of `contributions`: the same zeros at every step, so that what travels has its size."""
-    made: Tensors = []
+    zeroed: Tensors = []
 
     def contributions(dO, q, k, v, *rest) -> Tensors:
-        if not made:
-            made.extend(map(zeros, (q, k, v)))
-        return made
+        if not zeroed:
+            zeroed.extend(map(zeros, (q, k, v)))
+        return zeroed
 
     return contributions
 
@@ -319,7 +319,7 @@ class Own:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
-        taken, found = milliseconds(problem, job, run)
+        taken, result = milliseconds(problem, job, run)
         self.times = [taken]
         if on_gpu:
             part = sum(tensor.nbytes for tensor in problem.whole) // (
@@ -327,11 +327,11 @@ class Own:
             )
             self.peak = torch.cuda.max_memory_allocated() - before + part
         if job.candidate == ONE and not problem.expected:
-            problem.expected = found
+            problem.expected = result
         elif problem.expected and job.candidate in (ONE, RING, PARALLEL):
             alone = job.candidate == ONE  # every rank then has the whole
             right = (each if alone else problem.part(each, job.ranks) for each in problem.expected)
-            self.apart = max(map(apart, found, right))
+            self.apart = max(map(apart, result, right))
 
 
 def milliseconds(problem: Problem, job: Job, run: Run) -> tuple[float, Tensors]:
@@ -341,14 +341,14 @@ def milliseconds(problem: Problem, job: Job, run: Run) -> tuple[float, Tensors]:
         world.begin(world.groups[job.ranks])
     if world.device.type != "cuda":
         start = time.perf_counter()
-        found = run()
-        return 1e3 * (time.perf_counter() - start), found
+        result = run()
+        return 1e3 * (time.perf_counter() - start), result
     begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begun.record()
-    found = run()
+    result = run()
     ended.record()
     torch.cuda.synchronize()
-    return begun.elapsed_time(ended), found
+    return begun.elapsed_time(ended), result
 
 
 def apart(one: torch.Tensor, other: torch.Tensor) -> float:
@@ -426,21 +426,25 @@ def kind_of(kernel: str) -> str:
 
 def parser() -> argparse.ArgumentParser:
     """The flags."""
-    made = argparse.ArgumentParser(prog="book.measure.ring", description=main.__doc__)
-    made.add_argument("--lengths", type=int, nargs="+", default=[2**n for n in range(15, 20)])
-    made.add_argument("--dims", type=int, nargs="+", default=[128, 64], help="elements of a head")
-    made.add_argument("--seconds", type=float, default=0.5, help="of runs for a row, 1 to 9 runs")
-    made.add_argument("--budget", type=float, default=150.0, help="seconds after which no row is begun")
-    made.add_argument("--patience", type=float, default=60.0, help="seconds to wait for another rank")
-    made.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    made.add_argument("--csv", type=Path, help="rows go here as they are found")
-    made.add_argument(
+    argument_parser = argparse.ArgumentParser(prog="book.measure.ring", description=main.__doc__)
+    argument_parser.add_argument("--lengths", type=int, nargs="+", default=[2**n for n in range(15, 20)])
+    argument_parser.add_argument("--dims", type=int, nargs="+", default=[128, 64], help="elements of a head")
+    argument_parser.add_argument("--seconds", type=float, default=0.5, help="of runs for a row, 1 to 9 runs")
+    argument_parser.add_argument(
+        "--budget", type=float, default=150.0, help="seconds after which no row is begun"
+    )
+    argument_parser.add_argument(
+        "--patience", type=float, default=60.0, help="seconds to wait for another rank"
+    )
+    argument_parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    argument_parser.add_argument("--csv", type=Path, help="rows go here as they are found")
+    argument_parser.add_argument(
         "--trace", type=Path, help="what each GPU does when in one run of a ring, a line of JSON each"
     )
-    made.add_argument(
+    argument_parser.add_argument(
         "--traced", type=int, default=131072, help="the longest sequence of which there is a trace"
     )
-    return made
+    return argument_parser
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -468,12 +472,12 @@ def main(arguments: list[str] | None = None) -> int:
             if problem is None or problem.size != job.size:
                 problem = None  # its memory is free before the next takes its own
                 problem = Problem(*job.size, world)
-            found = measure(problem, job, flags.seconds)
+            figures = measure(problem, job, flags.seconds)
             right = right and not (
-                job.candidate == RING and found.get("apart") and not float(found["apart"]) < ALIKE
+                job.candidate == RING and figures.get("apart") and not float(figures["apart"]) < ALIKE
             )
             if table:
-                table.add(job, found)
+                table.add(job, figures)
             if (
                 flags.trace
                 and job.candidate == RING
@@ -503,14 +507,14 @@ class Table:
         if self.writer:
             self.writer.writeheader()
 
-    def add(self, job: Job, found: dict[str, Any]) -> None:
+    def add(self, job: Job, figures: dict[str, Any]) -> None:
         """Adds a row."""
-        milliseconds, key = found.get("ms"), (job.kernels, *job.size)
+        milliseconds, key = figures.get("ms"), (job.kernels, *job.size)
         if job.candidate == ONE and milliseconds:
             self.base[key] = milliseconds
         if milliseconds and key in self.base and job.candidate in (ONE, RING, PARALLEL):
-            found["of_ideal"] = round(self.base[key] / milliseconds / job.ranks, 4)
-        whole = self.facts | vars(job) | {"causal": int(job.causal)} | found
+            figures["of_ideal"] = round(self.base[key] / milliseconds / job.ranks, 4)
+        whole = self.facts | vars(job) | {"causal": int(job.causal)} | figures
         if self.writer and self.file:
             self.writer.writerow(whole)
             self.file.flush()

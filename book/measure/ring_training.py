@@ -217,20 +217,28 @@ def line(way: str, pairs: str, size: int, curve: Curve, alone: Curve | None) -> 
 
 def parser() -> argparse.ArgumentParser:
     """The flags."""
-    made = argparse.ArgumentParser(prog="book.measure.ring_training", description="Train on several ranks.")
-    made.add_argument("preset", nargs="?", choices=PRESETS, default="small", help="default: small")
+    argument_parser = argparse.ArgumentParser(
+        prog="book.measure.ring_training", description="Train on several ranks."
+    )
+    argument_parser.add_argument("preset", nargs="?", choices=PRESETS, default="small", help="default: small")
     for name in SIZES:
-        made.add_argument(f"--{name}", type=int, help="default: the preset's")
-    made.add_argument("--ways", nargs="+", choices=WAYS, help="default: all that the device has")
-    made.add_argument("--pairs", nargs="+", choices=PAIRS, default=list(PAIRS))
-    made.add_argument("--precision", choices=("autocast", "float32"), help="default: autocast on GPUs")
-    made.add_argument(
+        argument_parser.add_argument(f"--{name}", type=int, help="default: the preset's")
+    argument_parser.add_argument("--ways", nargs="+", choices=WAYS, help="default: all that the device has")
+    argument_parser.add_argument("--pairs", nargs="+", choices=PAIRS, default=list(PAIRS))
+    argument_parser.add_argument(
+        "--precision", choices=("autocast", "float32"), help="default: autocast on GPUs"
+    )
+    argument_parser.add_argument(
         "--blocks", choices=BLOCKS, help="of the ring; default: flash on GPUs, else the solution's"
     )
-    made.add_argument("--patience", type=float, default=120.0, help="seconds to wait for another rank")
-    made.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda where there is one")
-    made.add_argument("--csv", type=Path, help="loss and time of every step go here, after each way")
-    return made
+    argument_parser.add_argument(
+        "--patience", type=float, default=120.0, help="seconds to wait for another rank"
+    )
+    argument_parser.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda where there is one")
+    argument_parser.add_argument(
+        "--csv", type=Path, help="loss and time of every step go here, after each way"
+    )
+    return argument_parser
 
 
 def main(arguments: list[str] | None = None, chapters: Path | None = None) -> int:

@@ -80,15 +80,15 @@ def measure() -> list[tuple[str, list[float], str]]:
     gamma, clock = bfloat16(H), CudaClock()
     product = lambda: x @ W.T  # noqa: E731
     norm = lambda: F.layer_norm(x, (H,), gamma, gamma)  # noqa: E731
-    found = [("product, the first call of the process", first_call(product), "host's clock, synchronised")]
-    found.append(("product, the second call", first_call(product), "host's clock, synchronised"))
+    measured = [("product, the first call of the process", first_call(product), "host's clock, synchronised")]
+    measured.append(("product, the second call", first_call(product), "host's clock, synchronised"))
     for _ in range(10):
         product()
         norm()
     cold = ColdClock("cuda")
     graph = Graph(lambda: lambda: tuple(product() for _ in range(MANY)))
     norms = Graph(lambda: lambda: tuple(norm() for _ in range(MANY)))
-    found += [
+    measured += [
         ("product, not synchronised", rounds(lambda: wall(product, False)), "how long the host is kept"),
         ("product, synchronised", rounds(lambda: wall(product, True)), "host's clock"),
         ("product, events around one call", rounds(lambda: clock.elapsed(product, 1)), ""),
@@ -104,14 +104,14 @@ def measure() -> list[tuple[str, list[float], str]]:
     a, b = bfloat16(rows, inner), bfloat16(outer, inner)
     large = lambda: a @ b.T  # noqa: E731
     large()
-    found.append(
+    measured.append(
         ("large product, rested", rounds(lambda: clock.elapsed(large, 2), 9), smi("power.draw,clocks.sm"))
     )
-    found.append(("large product, after 4 s of it", *under_load(large, 4.0)))
+    measured.append(("large product, after 4 s of it", *under_load(large, 4.0)))
     a.zero_()
     b.zero_()
-    found.append(("large product of zeros, after 4 s of it", *under_load(large, 4.0)))
-    return found
+    measured.append(("large product of zeros, after 4 s of it", *under_load(large, 4.0)))
+    return measured
 
 
 def profile() -> list[tuple[str, int, str]]:

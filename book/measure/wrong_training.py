@@ -98,10 +98,10 @@ def losses(
             curve.append(float((apart**2).mean() / 2))
             dy = apart / apart.size
             right, wrong = quantities(p, u, dy), quantities(p, u, dy, changes)
-            found = {p_name: with_mistake(q, right, wrong, spoiled) for p_name, q in GRADIENT_OF.items()}
+            gradients = {p_name: with_mistake(q, right, wrong, spoiled) for p_name, q in GRADIENT_OF.items()}
             dx = with_mistake("grad_input", right, wrong, spoiled)
-            found["matrix"] = np.einsum("bsh,bsd->hd", dx, u)
-            for name, gradient in found.items():
+            gradients["matrix"] = np.einsum("bsh,bsd->hd", dx, u)
+            for name, gradient in gradients.items():
                 first, second = moments[name]
                 first += (1 - KEEP) * (gradient - first)
                 second += (1 - KEEP_SQUARES) * (gradient**2 - second)
@@ -117,13 +117,13 @@ def windows(curve: list[float]) -> list[float]:
 
 def curves() -> dict[str, tuple[list[float], list[float]]]:
     """Wrong kernel -> the windows of the right run and of its own; those left out that these sizes do not show."""
-    right, found = losses(), {}
+    right, by_mistake = losses(), {}
     for wrong in zoo.load("p22"):
         if pair := chosen(wrong):
             short = losses(*pair, steps=3)
             if short != right[:3]:
-                found[wrong.name] = windows(right), windows(losses(*pair))
-    return found
+                by_mistake[wrong.name] = windows(right), windows(losses(*pair))
+    return by_mistake
 
 
 def main() -> None:

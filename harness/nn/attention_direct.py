@@ -55,7 +55,7 @@ MEASURED_LENGTH = 512
 """The fewest queries and keys for which the time of both passes is on record,"""
 FASTER_HEADS = (range(64, 65), range(129, 193))
 """the head dimensions for which they are as fast there as the fastest of PyTorch's kernels,"""
-FASTER_MASKED = (range(64, 129),)
+FASTER_MASKED = (range(64, 193),)
 """and those with a mask: `attention` and `attention_options` in book/records."""
 
 

@@ -507,8 +507,8 @@ def called(dtype=torch.bfloat16, *, heads=64, queries=512, keys=512, mask=None, 
         (called(mask=torch.ones(1)), "PyTorch's takes an attn_mask of rows of 1 elements in less time"),
         (called(mask=torch.ones(1001)), "PyTorch's takes an attn_mask of rows of 1001 elements in less time"),
         (
-            called(heads=136, mask=torch.ones(512)),
-            "PyTorch's takes attn_mask and heads of 136 elements in less time",
+            called(heads=200, mask=torch.ones(512)),
+            "PyTorch's takes attn_mask and heads of 200 elements in less time",
         ),
         (called(dropout_p=0.1), "with dropout_p it would draw other numbers than PyTorch's"),
         (called(heads=128), "PyTorch's takes heads of 128 elements in less time"),
@@ -521,15 +521,25 @@ def test_which_attention_is_faster_than_pytorch_s(call, why, monkeypatch):
 
 
 def test_an_attention_that_is_swapped_unasked_is_faster_on_record(monkeypatch):
-    """In every row of the record without a mask that the choice favours."""
+    """In every row of the record that the choice favours."""
+    masks = {"padding": torch.ones(512).bool(), "bool S x S": torch.ones(512, 512).bool()}
+    masks |= {"bias": torch.ones(512, 512), "none": None, "causal": None}
     monkeypatch.setattr(attention_direct, "is_hopper", lambda device: True)
     favoured = [
         row
         for row in record.rows("attention_options")
-        if row["option"] in ("none", "causal")
-        and attention_direct.may_be_slower(*called(getattr(torch, row["dtype"]), heads=int(row["d"]))) is None
+        if row["option"] in masks
+        and attention_direct.may_be_slower(
+            *called(getattr(torch, row["dtype"]), heads=int(row["d"]), mask=masks[row["option"]])
+        )
+        is None
     ]
-    assert {int(row["d"]) for row in favoured} == {64, 160}
+    assert {(row["option"], int(row["d"])) for row in favoured} == {
+        (option, d)
+        for option in masks
+        for d in (64, 72, 128, 160)
+        if d in (64, 160) or masks[option] is not None
+    }
     assert max(float(row["ratio"]) for row in favoured) <= 1
 
 

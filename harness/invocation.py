@@ -1,6 +1,6 @@
 """How a command of the workbook is typed here: through poe, through pixi, or plainly, as this process was started.
 
-Whoever came by `uv run poe pNN` has no `python` that knows the harness; a command that a message names must be one that can
+A learner who came by `uv run poe pNN` has no `python` that knows the harness; a command that a message names must be one that can
 be pasted.
 """
 

@@ -3,7 +3,7 @@
 A learner's run is compared with the solution's, access by access, from the wrong element backwards. Its writers are
 compared thread by thread: one that writes elsewhere, or not at all, or another value. Of a thread that writes another
 value, what it read is compared: other elements, or the same elements with other values. Those are wrong themselves,
-so the search goes on with whoever wrote them. It ends at the first thread that got the right values and did the wrong
+so the search goes on with the thread that wrote them. It ends at the first thread that got the right values and did the wrong
 thing. A launch's geometry is given, so a thread of one run has its counterpart in the other.
 """
 
@@ -37,7 +37,7 @@ WORDS = {
 
 @dataclass(frozen=True)
 class Hop:
-    """One step of the way back: a thread's write to a wrong place, and the read of the wrong value behind it."""
+    """One step of the way back: a thread's write to a wrong place, and the read of a wrong value that led to it."""
 
     write: Access
     expected: float
@@ -88,7 +88,7 @@ class Search:
 
     # -- the way back ---------------------------------------------------------------------------------------
     def run(self, place: Place) -> Fault | None:
-        """The fault behind a wrong place, None where neither run writes it."""
+        """The fault that made a place wrong, None where neither run writes it."""
         visited = set()
         before = len(self.mine.steps)
         other = len(self.theirs.steps)
@@ -102,7 +102,7 @@ class Search:
         return fault
 
     def writers(self, place: Place, before: int, other: int) -> tuple[Fault | None, Hop | None, int]:
-        """Compares who wrote a place before a step of each run: a fault, and the hop that may lead behind it."""
+        """Compares who wrote a place before a step of each run: a fault, and the hop that may lead further back."""
         mine, theirs = self.writes(self.mine, place, before), self.writes(self.theirs, place, other)
         for who in sorted({*mine, *theirs}):
             ours, right = mine.get(who, []), theirs.get(who, [])
@@ -312,5 +312,5 @@ def amount(writes: list[Access]) -> float:
 
 
 def blame(mine: Accesses, theirs: Accesses, place: Place) -> Fault | None:
-    """The fault behind a wrong place of the learner's run; None where neither run writes it."""
+    """The fault that made a place of the learner's run wrong; None where neither run writes it."""
     return Search(mine, theirs).run(place)

@@ -322,7 +322,7 @@ def fitting(
     return Explanation(tuple(mistake for mistake, _ in fits), fits[0][1], numbers_only)
 
 
-# Finding kind -> the mistake behind it and what it means. Causes stand before what follows from them: threads that are
+# Finding kind -> the mistake that causes it and what it means. Causes stand before what follows from them: threads that are
 # not where they must be leave memory unwritten and come into each other's way.
 FOUND = {
     "barrier divergence": (
@@ -393,7 +393,7 @@ FIRST = [
 ]
 """Kinds that are the cause, whatever else was found."""
 FIRST_CAUSES = {FOUND[kind][0] for kind in FIRST}
-"""And the mistakes behind them, which decide over what the values look like too."""
+"""The mistakes that cause them; they outweigh what the values look like."""
 
 
 OUTSIDE = tuple(kind for kind in FOUND if kind.startswith("out-of-bounds"))
@@ -413,7 +413,7 @@ def first_causes(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def from_findings(findings: Sequence[Finding]) -> tuple[str, str] | None:
-    """The mistake behind the findings of the virtual GPU, and what it means."""
+    """The mistake that causes the findings of the virtual GPU, and what it means."""
     kinds = {finding.kind for finding in findings}
     if cause := next((FOUND[kind] for kind in FIRST if kind in kinds), None):
         return cause

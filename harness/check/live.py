@@ -8,7 +8,7 @@ _listeners: list[Listener] = []
 
 
 def tell(words: str) -> None:
-    """Says what is being done, "case 3 of 18 (wide)". Whoever listened last hears it, in the thread that says it."""
+    """Says what is being done, "case 3 of 18 (wide)". The newest listener hears it, in the thread that says it."""
     if _listeners:
         _listeners[-1](words)
 

@@ -114,7 +114,7 @@ def judged_as_given(gates: Sequence[str] | None, blanks: Mapping[str, Blank]) ->
 
 
 def leave_unsolved(result: GateResult) -> GateResult:
-    """The verdict on code as it was given: what is wrong with it, which is nobody's mistake; the first hint comes next."""
+    """The verdict on code as it was given: what is wrong with it, which is not the learner's mistake; the first hint comes next."""
     result.state, result.mistake = "unsolved", None
     result.hint = result.hint and f"{result.hint.rpartition('-')[0]}-1"
     return result

@@ -102,7 +102,7 @@ def one_rank(
     describe: Callable[[Exception], str],
 ) -> None:
     """What a process does: joins the group, says so, calls the function, and sends what it returns."""
-    # Whoever ends the starting process by a signal that runs no clean-up would leave this one to wait for its neighbours.
+    # A signal that ends the starting process without clean-up would leave this one waiting for its neighbours.
     watcher = threading.Thread(target=end_with_parent, args=(answer,), daemon=True)
     watcher.start()
     import torch

@@ -10,7 +10,7 @@ A blank stands between two comment lines in any file under `solutions/`:
 `_solution` of book anchors. `python -m harness dev generate` writes `problems/` from `solutions/`: these files, and
 links to what has no blanks.
 
-A blank may be given with wrong code in it, which the learner mends. It stands in the solution as comments, behind
+A blank may be given with wrong code in it, which the learner mends. It stands in the solution as comments, after
 the right code:
 
     # BLANK-GIVEN dx
@@ -242,7 +242,7 @@ def outside(text: str, name: str = "the file") -> str:
 def generate(solutions: Path, problems: Path, *, force: bool = False) -> list[Path]:
     """Writes every problem file that differs from the skeleton of its solution, and every link; returns what it wrote.
 
-    A file in which a blank has been worked on, or that stands in the place of a link, is left alone and raises
+    A file in which a blank has been worked on, or that replaces a link, is left alone and raises
     DamagedFile, unless `force`.
     """
     written: list[Path] = []

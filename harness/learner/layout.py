@@ -16,7 +16,7 @@ from harness.toolchain import roots
 
 SUFFIXES = {".mojo", ".py"}
 BLANK = "BLANK-START"
-# What turns up in a folder by itself: copies that `reset` keeps, and what Python and file managers leave behind.
+# What turns up in a folder by itself: copies that `reset` keeps, and what Python and file managers leave.
 PASSED_OVER = (".bak", ".pyc", ".tmp")
 
 
@@ -68,7 +68,7 @@ def is_link_to(path: Path, solution: Path) -> bool:
 
 
 def put_link(solution: Path, link: Path) -> None:
-    """Makes a link in the place of what stands there, which must be no folder."""
+    """Replaces what is there, which must not be a folder, by a link."""
     link.parent.mkdir(parents=True, exist_ok=True)
     temporary = link.with_name(f"{link.name}.{os.getpid()}.tmp")
     temporary.symlink_to(link_text(solution, link))
@@ -113,7 +113,7 @@ def faults(solutions: Path, problems: Path) -> Iterator[Fault]:
 
 
 def fault_of_link(path: Path, solution: Path) -> Fault | None:
-    """What is wrong with what stands in the place of a link, None where it is the link."""
+    """What is wrong with what stands where a link should be; None if it is the link."""
     if is_link_to(path, solution) and path.exists():
         return None
     if path.is_symlink():

@@ -130,7 +130,7 @@ def renew(folder: Path, relative: Path, present: str, text: str, before: str) ->
 
 
 def mend_links(solutions: Path, problems: Path) -> None:
-    """Takes away links that lead nowhere and puts those that are missing; a file in the place of one stays."""
+    """Takes away links that lead nowhere and puts those that are missing; a file that replaced one stays."""
     for path in [path for path in problems.rglob("*") if path.is_symlink() and not path.exists()]:
         path.unlink()
     for relative in layout.layout(solutions).linked:
@@ -142,7 +142,7 @@ def mend_links(solutions: Path, problems: Path) -> None:
 
 
 def copy_solutions(folder: Path) -> None:
-    """Puts this package's solutions in the place of those of the folder."""
+    """Replaces the folder's solutions by this package's."""
     fresh, target = folder / f".solutions.{os.getpid()}.tmp", folder / "solutions"
     ignored = shutil.ignore_patterns("__pycache__")
     try:
@@ -168,7 +168,7 @@ def built_book() -> Path:
 
 
 def put_book(folder: Path, built: Path | None) -> None:
-    """Copies the built book into the folder, in the place of an older one."""
+    """Copies the built book into the folder and replaces an older one."""
     if built:
         shutil.rmtree(folder / BOOK, ignore_errors=True)
         shutil.copytree(built, folder / BOOK)

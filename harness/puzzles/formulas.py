@@ -100,9 +100,9 @@ def softmax(weights: str, whole: str, result: str, scores: str, threads: int) ->
 
 @dataclass(frozen=True)
 class Online:
-    """Rows of scores as an online softmax takes them; arrays are [..., threads, steps, width], -inf behind a row's end.
+    """Rows of scores as an online softmax takes them; arrays are [..., threads, steps, width], -inf after a row's end.
 
-    In each step the first thread takes the next `width` columns, the second those behind them, and so on.
+    In each step the first thread takes the next `width` columns, the second those after them, and so on.
 
     Attributes:
         scores: The scores.
@@ -140,7 +140,7 @@ def or_0(largest: np.ndarray) -> np.ndarray:
 
 
 def later(factors: np.ndarray) -> np.ndarray:
-    """Of a factor for each step the product of those behind it, [..., steps, 1]."""
+    """For each step, the product of the factors of later steps, [..., steps, 1]."""
     shifted = np.concatenate([factors[..., 1:, :], np.ones_like(factors[..., :1, :])], -2)
     return np.flip(np.cumprod(np.flip(shifted, -2), -2), -2)
 

@@ -63,7 +63,7 @@ def check_gates(
     Args:
         console: Where it prints.
         work: The file.
-        options: The gate, the seed, an op package in the place of the file's, and how its kernels run.
+        options: The gate, the seed, an op package instead of the file's, and how its kernels run.
         cases: None for the puzzle's.
     """
     puzzle, gates = work.puzzle, [options.gate] if options.gate else None

@@ -98,7 +98,7 @@ class Ledger:
 
 @dataclass(frozen=True)
 class Symptom:
-    """What a wrong result looks like where no known mistake explains it: an id, and words behind "your dx ..."."""
+    """What a wrong result looks like where no known mistake explains it: an id, and words after "your dx ..."."""
 
     mistake: str
     words: str

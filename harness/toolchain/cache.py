@@ -108,7 +108,7 @@ def whole(target: Path) -> bool:
 
 
 def discard(target: Path) -> None:
-    """Lets an entry be made anew, although it fits its note: whoever read it could make nothing of it."""
+    """Lets an entry be made anew, although it fits its note, because its reader could not use it."""
     note_beside(target).unlink(missing_ok=True)
 
 

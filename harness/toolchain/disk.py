@@ -1,4 +1,4 @@
-"""Writing to disk: a file whole or not at all; what can be written; full disks, also behind a compiler's failure.
+"""Writing to disk: a file whole or not at all; what can be written; full disks, also as the cause of a compiler's failure.
 
 A compiler that finds no room says so in words of its own, far from any line of code, or says nothing at all. Neither is
 a learner's mistake.
@@ -65,7 +65,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def replace_file(place: Path, text: str) -> None:
-    """Puts a UTF-8 file in the place of another, with its permissions, or of a link. Raises OSError."""
+    """Replaces a file, whose permissions it keeps, or a link by a UTF-8 file. Raises OSError."""
     temporary = place.with_name(f"{place.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:

@@ -232,7 +232,7 @@ def compile_module(architecture: str, staging: Path, puzzle: str) -> Path:
     tools = staging / "tools"
     tools.mkdir()
     env = environment_with_linker(tools)
-    env["TMPDIR"] = str(tools)  # mojo leaves intermediate files behind
+    env["TMPDIR"] = str(tools)  # mojo leaves intermediate files
     done = subprocess.run(
         [sys.executable, *MOJO, *command],
         env=env,

@@ -82,7 +82,7 @@ derive = derive_by(STEPS)
 
 
 def first_rows(array: np.ndarray, count: int) -> np.ndarray:
-    """With zeros behind the first rows."""
+    """With zeros after the first rows."""
     kept = array.copy()
     kept[count:] = 0
     return kept

@@ -260,7 +260,7 @@ def by_autograd(tensors: dict, order) -> dict:
     relu, softmax = F.relu(x), F.softmax(logits, -1)
     (passed,) = torch.autograd.grad(relu, x, torch.ones_like(relu), retain_graph=True)
     # Of 16 bits, LayerNorm in float32 and rounded once, as on a GPU: PyTorch's CPU kernel adds the gradients of the
-    # parameters up in 16 bits, an error behind which a wrong kernel could hide.
+    # parameters up in 16 bits, an error so large that a wrong kernel could hide in it.
     accum = torch.float64 if x.dtype == torch.float64 else torch.float32
     layernorm, mean, rstd = torch.native_layer_norm(
         x.to(accum), x.shape[-1:], weight.to(accum), bias.to(accum), EPS

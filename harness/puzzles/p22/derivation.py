@@ -70,7 +70,7 @@ def values(v: Derivation) -> int:
 
 
 def truncated(array: np.ndarray, multiple: int) -> np.ndarray:
-    """With zeros behind the last whole multiple along the last axis."""
+    """With zeros after the last whole multiple along the last axis."""
     kept = array.copy()
     kept[..., array.shape[-1] // multiple * multiple :] = 0
     return kept

@@ -1,4 +1,4 @@
-"""The checker of puzzle 22's derive rung: finite differences in float64 in the place of formulas.
+"""The checker of puzzle 22's derive rung: finite differences in float64 instead of formulas.
 
 The truth is central differences of x_hat and of sum(g * x_hat), extrapolated. The baseline is the formula in float64, so that
 the limit is what finite differences are good for.

@@ -1,4 +1,4 @@
-"""Mistakes of indexing in puzzle 22: another row read than one's own, and what stands behind the last whole vector.
+"""Mistakes of indexing in puzzle 22: a wrong row is read, or what comes after the last whole vector is mishandled.
 
 Shapes are those of `derivation.py`.
 """
@@ -87,7 +87,7 @@ def wrong_rows() -> Iterator[Mistake]:
 
 
 def tail(v: Derivation, width: int) -> np.ndarray:
-    """[H]: 1 behind the last whole multiple of `width` along H, 0 before."""
+    """[H]: 1 after the last whole multiple of `width` along H, 0 before."""
     return (np.arange(values(v)) >= values(v) // width * width).astype(float)
 
 
@@ -97,7 +97,7 @@ def without_tail(v: Derivation, array: np.ndarray, width: int) -> np.ndarray:
 
 
 def tails() -> Iterator[Mistake]:
-    """What is left out behind the last whole vector of 2, 4, ... elements."""
+    """What is left out after the last whole vector of 2, 4, ... elements."""
     for w in (2, 4, 8, 16, 32, 128):
         behind = f"past the last full {w} elements"
         yield Mistake(

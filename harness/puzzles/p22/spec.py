@@ -256,7 +256,7 @@ def by_autograd(tensors: dict, order) -> dict:
     for tensor in (x, gamma, beta, W, b):
         tensor.requires_grad_(True)
     # Of 16 bits, LayerNorm in float32 and rounded once, as PyTorch computes it on a GPU and under autocast; its CPU
-    # kernel adds dgamma and dbeta up in 16 bits, an error behind which a wrong kernel could hide.
+    # kernel adds dgamma and dbeta up in 16 bits, an error so large that a wrong kernel could hide in it.
     accum = torch.float64 if x.dtype == torch.float64 else torch.float32
     ln_out = F.layer_norm(x.to(accum), x.shape[-1:], gamma.to(accum), beta.to(accum), EPS).to(x.dtype)
     output = F.linear(ln_out, W, b)

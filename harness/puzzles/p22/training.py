@@ -1,4 +1,4 @@
-"""Training models side by side that differ in nothing but their layers: the loop behind `--demo`.
+"""Training models side by side that differ in nothing but their layers: the loop that `--demo` runs.
 
 All start from the same parameters, see the same batches of the workbook's own chapters and take turns step by step, so
 that their losses and their step times compare. Random weights, no download; the solution's kernels.
@@ -27,7 +27,7 @@ from harness.puzzles.p22.demo_model import CharacterModel, Pair, plain_pair
 
 OURS, PLAIN, CONTROL = "LayerNormLinear", "plain PyTorch", "plain PyTorch, moved"
 BOTH = "with attention"
-"""LayerNormLinear as in OURS, and the workbook's attention in the place of PyTorch's."""
+"""LayerNormLinear as in OURS, and the workbook's attention instead of PyTorch's."""
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ def reference(tensors: dict) -> dict:
     """PyTorch's own answer, in the dtype and on the device of the tensors, under the op's names.
 
     Of 16 bits, what PyTorch computes in float32 from the same inputs, rounded once: its CPU kernels round in between, an
-    error behind which a wrong kernel could hide. "fused.grad_query" is PyTorch's where it starts from output and lse.
+    error so large that a wrong kernel could hide in it. "fused.grad_query" is PyTorch's where it starts from output and lse.
 
     Args:
         tensors: query and grad_output [B, N, S, d], key and value [B, G, T, d], mask [S, T].

@@ -41,7 +41,7 @@ SHOWN = (AUTOGRAD, CUSTOM, LAYER, SDPA)
 WIDTHS = (10, 8, 8, 8)
 
 
-# ---- The formulas behind the published memory ---------------------------------------------------------------
+# ---- The formulas of the published memory ---------------------------------------------------------------
 
 
 def formula(length: int, batch: int = 8, heads: int = 12, dim: int = 64) -> tuple[int, int]:

@@ -38,7 +38,7 @@ def apart(mistakes: Iterable[Mistake]) -> Iterator[Mistake]:
 
 
 def by_tiles(v: Derivation, weights: Callable[[formulas.Online], np.ndarray]) -> np.ndarray:
-    """What stands in the place of the exponentials [B, N, S, T] in an online softmax over the tiles of keys."""
+    """What replaces the exponentials [B, N, S, T] in an online softmax over the tiles of keys."""
     online = formulas.Online.of(v.masked, 1, TILE)
     return online.rows(weights(online))
 

@@ -35,7 +35,7 @@ SECONDS = 120.0
 
 
 class Failed(Exception):
-    """A case that ended without values; `mistake` is the known mistake behind it, or ""."""
+    """A case that ended without values; `mistake` is the known mistake that explains it, or ""."""
 
     def __init__(self, words: str, mistake: str = ""):
         super().__init__(words)
@@ -361,7 +361,7 @@ class RanksChecker(RingChecker):
 
 
 def blame(answers: list[Answer]) -> tuple[str, str]:
-    """What went wrong in a case, in a line, and the known mistake behind it, of what the ranks say."""
+    """What went wrong in a case, in a line, and the known mistake that explains it, from what the ranks say."""
     failed = [(rank, answer) for rank, answer in enumerate(answers) if answer.words]
     size = len(answers)
     # A rank that says what it did wrong comes before those that waited for it.

@@ -257,7 +257,7 @@ def ranges(v: Derivation) -> np.ndarray:
 
 
 def within_ranges(v: Derivation) -> np.ndarray:
-    """What a query sees by the index within a range, of the ranges that do not all stand behind it."""
+    """What a query sees by the index within a range, of the ranges that do not lie wholly after it."""
     number = ranges(v)
     index = np.arange(len(number)) - np.searchsorted(number, number)
     return ((index <= index[:, None]) & (number <= number[:, None])) | (v.causal == 0)
@@ -287,7 +287,7 @@ def by_range(mistakes: tuple[Mistake, ...]) -> Iterator[Mistake]:
 
 
 def where_blocks_meet(mistake: Mistake) -> Mistake:
-    """The same where ranges of keys that stand wholly behind a range of queries are left out, not masked."""
+    """The same where ranges of keys that lie wholly after a range of queries are left out, not masked."""
 
     def grad_scores(v: Derivation) -> np.ndarray:
         number = ranges(v)

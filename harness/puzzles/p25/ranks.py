@@ -61,7 +61,7 @@ class Answer:
     Attributes:
         values: In float32.
         words: "" where nothing went wrong.
-        mistake: The known mistake behind it; "".
+        mistake: The known mistake that explains it; "".
         stuck: Of a rank that waits in vain, see `wire.Broken`.
         kept: Bytes kept for the backward pass.
     """
@@ -205,5 +205,5 @@ def changed_input(name: str) -> str:
 
 
 def named(words: str) -> str:
-    """The known mistake behind an exception of PyTorch's; ""."""
+    """The known mistake that explains an exception of PyTorch's; ""."""
     return "group-rank" if "is not part of group" in words else ""

@@ -2,7 +2,7 @@
 
 gloo forgives much: a small send ends before anybody receives it, and a received block is often there before it is waited
 for. A GPU's network need not. So here a send ends only when the neighbour has begun to receive, what is received is NaN until it
-is waited for, and no buffer may change on its way. Whoever breaks a rule is told which; who waits for ever, for whom.
+is waited for, and no buffer may change on its way. A rank that breaks a rule is told which rule; one that would wait for ever is told for whom.
 """
 
 import datetime
@@ -21,7 +21,7 @@ PATCHED = ("isend", "irecv", "send", "recv")
 
 
 class Broken(Exception):
-    """A rule of the wire that was broken; `mistake` is the known mistake behind it.
+    """A rule of the wire that was broken; `mistake` is the known mistake that explains it.
 
     Of a rank that waits in vain, `stuck` says what for: "send" or "receive", the other rank, and the ranks of the group that it has
     begun to receive from.

@@ -120,7 +120,7 @@ def fault_of(gate: str, module: Module, path: Path) -> Fault | None:
 
 
 def with_line(fault: Fault, path: Path, gate: str) -> Fault:
-    """A fault, with the line of the learner's file in front where an exception is behind it."""
+    """A fault, with the line of the learner's file in front where an exception caused it."""
     error = fault.__cause__ and cause_of(fault.__cause__)
     if error is None or isinstance(error, Fault):  # no exception, but a verdict
         return fault

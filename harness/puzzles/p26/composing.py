@@ -118,7 +118,7 @@ def rewriting(m: Module) -> None:
 
 @contextlib.contextmanager
 def standing_in(module: Module, name: str, other: Callable[..., Any]) -> Iterator[None]:
-    """Puts a function in the place of one of Inductor's, also where the learner's file has imported it by its name."""
+    """Replaces one of Inductor's functions, also where the learner's file has imported it by its name."""
     real, own = getattr(inductor, name), module.get(name)
     setattr(inductor, name, other)
     if own is not None:

@@ -42,7 +42,7 @@ class Try:
         function: A function of tensors, or a module.
         inputs: Tensors to call it with.
         after: The names of the operations that should be left in the graph, in order; None where they are not asked for.
-        kind: The mistake behind whatever goes wrong here; without, it is named by what is seen.
+        kind: The mistake that explains whatever goes wrong here; without one, the symptom names it.
         gradients: Whether the floating inputs ask for gradients.
         same_bits: Whether outputs must be eager mode's bit for bit.
         more: Further inputs, of other shapes, that the same compilation has to serve.
@@ -101,7 +101,7 @@ class Probe:
 
 @dataclass
 class Outcome:
-    """What a call came to: outputs, gradients (None where there is none), the inputs behind it, and which input each output shares memory with."""
+    """What a call came to: outputs, gradients (None where there is none), the inputs after it, and which input each output shares memory with."""
 
     outputs: list[Tensor]
     gradients: list[Tensor | None]

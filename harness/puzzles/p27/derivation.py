@@ -45,7 +45,7 @@ STEPS = {
 
 
 def last_of_each(v: Derivation) -> np.ndarray:
-    """What assigning in the place of adding leaves: for each token the gradient of its last place, [V, C]."""
+    """What assigning instead of adding leaves: for each token the gradient of its last place, [V, C]."""
     table = np.zeros((int(v.V), v.dx.shape[-1]))
     table[v.tokens.reshape(-1)] = v.dx.reshape(-1, v.dx.shape[-1])
     return table

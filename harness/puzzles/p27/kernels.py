@@ -328,7 +328,7 @@ def propagated(arrays: Arrays, saved: Arrays) -> dict[str, float]:
 def reference(tensors: dict) -> dict:
     """PyTorch's own answers, in the dtype and on the device of the tensors, under the ops' names.
 
-    16-bit tensors are computed with in float32 and rounded once: behind PyTorch's own roundings a wrong kernel could hide.
+    16-bit tensors are computed in float32 and rounded once, because a wrong kernel could hide in PyTorch's own roundings.
     """
     import torch
     import torch.nn.functional as F

@@ -1,5 +1,5 @@
-"""Whose branch kept threads away from an instruction: the question behind findings in the library's
-collectives.
+"""Whose branch kept threads away from an instruction: the question that findings in the library's
+collectives raise.
 
 `warp.sum` and `block.sum` need all threads of a warp or block. Where some are missing, either the reader's
 code sent them elsewhere (`if thread_idx.x < n`, an early return, an uneven loop), or the library does so in

@@ -228,7 +228,7 @@ def _columns(entry: _Pending, itemsize: int) -> tuple[np.ndarray, ...]:
 
 
 def decoded(bits: np.ndarray, tensor: Tensor, float_like: bool = False) -> np.ndarray:
-    """The numbers behind some bits, in float64. Without a dtype, 4 and 8 bytes are floats where they look
+    """The numbers that some bits stand for, in float64. Without a dtype, 4 and 8 bytes are floats where they look
     like it."""
     raw = bits.astype(f"u{tensor.itemsize}")
     if tensor.dtype == "bfloat16":

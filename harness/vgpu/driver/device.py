@@ -189,7 +189,7 @@ def parameter_layout(sizes: list[int]) -> list[tuple[int, int]]:
 class Device:
     """Answers driver calls on one virtual GPU.
 
-    `gpu` is the machine; `arch` its target name. `errors` collects the exceptions behind failed calls, in
+    `gpu` is the machine; `arch` its target name. `errors` collects the exceptions that made calls fail, in
     order: the program sees only a CUDA result code, the reader of a report wants the sentence. `log` gets one
     line per failed call and, when `verbose`, one per module and launch."""
 

@@ -245,7 +245,7 @@ def active() -> bool:
 
 
 def device() -> Device | None:
-    """The driver side: `.errors` (exceptions behind failed CUDA calls), `.catalogue` (names for kernels)."""
+    """The driver side: `.errors` (the exceptions that made CUDA calls fail), `.catalogue` (names for kernels)."""
     return _session.device if _session else None
 
 

@@ -140,7 +140,7 @@ def _names(a) -> list[str]:
 @opcode("fence", "membar")
 def fence(w: Writer, i: Instr):
     """all scopes; orders accesses of blocks for the race check, unless its scope is one block (.cta) or it is
-    a proxy fence; proxy.async: bulk copies and wgmma see stores behind it"""
+    a proxy fence; proxy.async: bulk copies and wgmma see stores after it"""
     if any("proxy" in m for m in i.mods):
         if any(m.startswith("async") for m in i.mods):
             w.emit("m.proxy_fence(L)")

@@ -327,8 +327,8 @@ def fitting(
 FOUND = {
     "barrier divergence": (
         "barrier-divergence",
-        "some threads of a block never reach a barrier(), or a collective such as block.sum that holds one: it stands in a "
-        "branch, or behind a return, that only a part of them takes",
+        "some threads of a block never reach a barrier(), or a collective such as block.sum that "
+        "contains one: it is in a branch that only some of them take, or after a return",
     ),
     "early return": (
         "barrier-divergence",
@@ -344,11 +344,11 @@ FOUND = {
     ),
     "store to an input": (
         "input-overwritten",
-        "the kernel writes to an input: whoever reads it after this launch, PyTorch and other kernels among them, gets other "
-        "values",
+        "the kernel writes to an input: PyTorch, and every kernel that reads it after this "
+        "launch, gets the wrong values",
     ),
     "hang": ("endless-loop", "a loop does not end"),
-    "trap": ("trap", "an assertion has stopped the kernel, or it has come where it never should"),
+    "trap": ("trap", "an assertion has stopped the kernel, or it has reached a line that it never should"),
     **{
         f"out-of-bounds {access}": (
             f"out-of-bounds-{access}",
@@ -359,18 +359,18 @@ FOUND = {
     **{
         f"misaligned {access}": (
             "misaligned-vector",
-            "a GPU stops at an access whose address is no multiple of its size: a vector of four elements may begin at every "
-            "fourth one only, whichever row that is in",
+            "a GPU stops at an access whose address is not a multiple of its size: a vector of four "
+            "elements may begin only at every fourth element of memory, whatever the row",
         )
         for access in ("load", "store", "atomic")
     },
     **{
-        f"null pointer {access}": ("null-pointer", "a pointer is used that points to nothing")
+        f"null pointer {access}": ("null-pointer", "the kernel uses a pointer that points to nothing")
         for access in ("load", "store", "atomic")
     },
     "undeclared atomic": (
         "undeclared-atomic",
-        "this result is promised to be the same in every run, and what atomics add up is not: add up in a fixed order",
+        "this result must be the same in every run, and a sum by atomics is not: add up in a fixed order",
     ),
     "shared race": (
         "missing-barrier",
@@ -379,9 +379,10 @@ FOUND = {
     "race inside a block": ("missing-barrier", "threads of one block use the same memory with no barrier()"),
     "atomic scope": (
         "atomic-scope",
-        "an atomic of block scope counts for the threads of one block, and several blocks use it: additions get lost",
+        "an atomic of block scope protects only against threads of the same block, and several "
+        "blocks use it: additions get lost",
     ),
-    "uninitialised read": ("uninitialised-read", "memory is read that nothing has written"),
+    "uninitialised read": ("uninitialised-read", "the kernel reads memory that nothing has written"),
 }
 DIVERGENCE = list(FOUND)[:4]
 FIRST = [

@@ -307,7 +307,7 @@ def inputs_unchanged(subject: Subject) -> str | None:
         ("the gradient coming in", incoming, given),
     ):
         if not all(torch.equal(a.detach(), b) for a, b in zip(now, then, strict=True)):
-            return f"{what} is changed in place: whoever reads it after the call, autograd too, meets other numbers"
+            return f"{what} is changed in place: anyone who reads it after the call, autograd too, gets the wrong numbers"
     return None
 
 

@@ -127,7 +127,7 @@ def fault_of_link(path: Path, solution: Path) -> Fault | None:
         and path.stat().st_size < 1000
         and path.read_bytes() == os.fsencode(link_text(solution, path))
     ):
-        what = "is a text file in the place of a link: check out again with `git config core.symlinks true`"
+        what = "is a text file instead of a link: check out again with `git config core.symlinks true`"
         return Fault(path, what, broken=True)
     return Fault(path, "is your own, not the link to the solution's")
 

@@ -159,7 +159,7 @@ def summarise(devices: list[Device], arch: str, code: int, error_code: int = 1) 
     errors = sum(finding.is_error for finding in findings)
     if any(finding.instr is not None and finding.instr.loc is None for finding in findings):
         server.say(
-            "compile with -g1 (mojo run -g1, mojo build -g1) to see source lines in place of PTX lines, and"
+            "compile with -g1 (mojo run -g1, mojo build -g1) to see source lines instead of PTX lines, and"
             " the"
         )
         server.say("Mojo library's own quirks told apart from errors of yours")

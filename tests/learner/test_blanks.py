@@ -296,7 +296,7 @@ FAULTS = {
     "missing": ["launches.mojo is missing"],
     "own": ["launches.mojo is your own, not the link to the solution's"],
     "text": [
-        "launches.mojo is a text file in the place of a link: check out again with `git config core.symlinks true`"
+        "launches.mojo is a text file instead of a link: check out again with `git config core.symlinks true`"
     ],
     "dangling": ["launches.mojo links to ../../nowhere.mojo, which is not there"],
     "elsewhere": ["launches.mojo links to kernel.mojo, not to the solution's"],

@@ -230,7 +230,7 @@ def test_a_run_of_a_damaged_file_is_one_clear_line(checkout, how):
 BROKEN = {
     "missing": "launches.mojo is missing",
     "dangling": "launches.mojo links to ../nowhere.mojo, which is not there",
-    "text": "launches.mojo is a text file in the place of a link",
+    "text": "launches.mojo is a text file instead of a link",
 }
 
 

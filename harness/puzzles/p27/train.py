@@ -151,7 +151,7 @@ def add_size(parser: Parser) -> None:
     parser.add_argument(
         "--size",
         choices=SIZES,
-        help="in place of your tape: the step of the workbook's layers, for a GPT of this size",
+        help="instead of your tape: the step of the workbook's layers, for a GPT of this size",
     )
     parser.add_argument(
         "--device", choices=("cpu", "gpu"), help="with --size: where (default: a GPU where torch sees one)"

@@ -385,7 +385,7 @@ class Order:
             unordered = ~own & (row < time)
             unfenced = ~unordered & ~through & np.where(own, fenced == NEVER, row < fenced)
             for bad, kind, why in (
-                (unordered, "unordered store", f"{verb} here, and nothing orders it behind the store by"
+                (unordered, "unordered store", f"{verb} here, and nothing orders it after the store by"
                                                f" {{}}"),
                 (unfenced, "missing proxy fence", f"{verb} here by the async proxy, and no fence.proxy.async"
                                                   " lies between"

@@ -103,8 +103,8 @@ def one_barrier() -> str:
         )
         drawing.words.append(f"{taken} {with_it}")
     return drawing.hero(
-        "A row reversed by four warps. Who takes whose numbers is from a recorded run; the order, one warp after the other, is "
-        "one of those that a GPU may choose."
+        "A row reversed by four warps. Which warp takes whose numbers comes from a recorded run. The order, one warp after the "
+        "other, is one of those that a GPU may choose."
     )
 
 
@@ -408,11 +408,11 @@ def tape() -> str:
         if way == "forward":
             top = " This is the peak." if number == peak else ""
             drawing.words.append(
-                f"Forward, {name}: it puts down what its backward will need. {held:g} KiB lie on the tape.{top}"
+                f"Forward, {name}: it keeps what its backward will need. The tape holds {held:g} KiB.{top}"
             )
         else:
             drawing.words.append(
-                f"Backward, {name.removesuffix(' back')}: it takes its own from the top. {held:g} KiB are left."
+                f"Backward, {name.removesuffix(' back')}: it takes its own from the top. The tape still holds {held:g} KiB."
             )
     return drawing.hero(
         "The tape of a recorded step of the solution, three blocks of 4 x 32 tokens. What was put down last is taken first."

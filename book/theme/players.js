@@ -52,7 +52,7 @@
     function heatMap(p) {
         const cell = 34, side = cell * p.H;
         const svg = shape('svg', { viewBox: `0 0 ${side} ${side}`, role: 'img',
-            'aria-label': `J divided by rstd: ones on the diagonal, less 1/H and x_hat_i x_hat_j / H everywhere` });
+            'aria-label': `J divided by rstd: ones on the diagonal, minus 1/H and minus x_hat_i x_hat_j / H everywhere` });
         for (let i = 0; i < p.H; i++) {
             for (let j = 0; j < p.H; j++) {
                 const value = (i === j) - 1 / p.H - p.xHat[i] * p.xHat[j] / p.H;

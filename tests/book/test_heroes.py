@@ -19,7 +19,7 @@ PLACES = {
     "checks": "puzzle_21/puzzle_21.html",
     "tiles": "essays/flash_attention_backward.html",
     "walk": "puzzle_24/curve.html",
-    "ring_steps": "puzzle_25/backward.html",
+    "ring_steps": "puzzle_25/puzzle_25.html",
     "rewriting": "puzzle_26/puzzle_26.html",
     "tape_steps": "puzzle_27/tape.html",
 }

@@ -229,19 +229,20 @@ def ring() -> str:
     last = 2 * RANKS
     drawing = Steps(
         NARROW,
-        372,
+        374,
         f"Four ranks in a circle, in {last + 1} steps: blocks of keys and values go round once forward and once backward, the "
         "gradients of a block go with it and one transfer further.",
         still=RANKS + 1,
     )
     places = [
-        (240 - 165 * math.cos(turn), 182 - 126 * math.sin(turn))
+        (240 - 165 * math.cos(turn), 184 - 126 * math.sin(turn))
         for turn in (math.pi / 2 * rank for rank in range(RANKS))
     ]
     for rank, (x, y) in enumerate(places):
         drawing.labelled(x - 68, y - 56, 136, 32, f"rank {rank}: Q, dO {rank}")
         x1, y1 = places[(rank + 1) % RANKS]
-        ends = (x + 0.34 * (x1 - x), y + 0.42 * (y1 - y), x + 0.66 * (x1 - x), y + 0.58 * (y1 - y))
+        start, stop = (0.42, 0.54) if y1 > y else (0.46, 0.58)  # from below a pile to above the next, or back
+        ends = (x + 0.34 * (x1 - x), y + start * (y1 - y), x + 0.66 * (x1 - x), y + stop * (y1 - y))
         with drawing.during(0, RANKS - 2):
             drawing.arrow(*ends)
         with drawing.during(RANKS, last - 1):

@@ -167,17 +167,17 @@ def online(
         wrong("not-rescaled", f"so far not made smaller when a larger {score} comes", lambda o: np.exp(o.scores - o.after)),
         wrong(
             "old-largest",
-            f"of exponentials less the largest {score} before this step: the new one belongs there, with what is so far rescaled to it",
+            f"of exponentials that subtract the largest {score} before this step: subtract the new one, and rescale what is there to it",
             lambda o: np.exp(o.scores - or_0(o.before)),
         ),
         wrong(
             "old-largest-rescaled",
-            f"rescaled to the new largest {score}, of exponentials less the one before",
+            f"rescaled to the new largest {score}, but of exponentials that subtract the one before",
             lambda o: np.exp(o.scores - or_0(o.before)) * np.exp(o.after - o.last),
         ),
         wrong(
             "step-rescaled-too",
-            "rescaled together with what this step adds: that is less the new largest already",
+            "rescaled together with what this step adds, which has the new largest subtracted already",
             lambda o: np.exp(o.scores - o.after) * np.exp(o.before - o.last),
         ),
         wrong(
@@ -200,8 +200,8 @@ def infinite_at_first(scores: np.ndarray, got: np.ndarray, truth: np.ndarray) ->
         return None
     return Symptom(
         "infinite-at-first",
-        "is infinite, and no score is so large: the exponentials are less the largest before this step, and before the first "
-        "that is the lowest number there is; the new largest belongs there",
+        "is infinite, and no score is so large: the exponentials subtract the largest before this step, and before the first "
+        "that is the lowest number there is; subtract the new largest",
     )
 
 

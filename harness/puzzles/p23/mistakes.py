@@ -197,7 +197,7 @@ SOFTMAX = (
     Mistake("softmax-over-queries", "taken over the queries, not the keys", {"probabilities": by_query}, 1),
     Mistake(
         "largest-of-hidden",
-        "less the largest of all scores, also of those that the mask hides",
+        "with the largest of all scores subtracted, those that the mask hides included",
         {"weights": lambda v: np.exp(v.masked - v.scores.max(-1, keepdims=True))},
     ),
     *formulas.softmax("weights", "total", "probabilities", "masked", BLOCK),

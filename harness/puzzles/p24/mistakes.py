@@ -134,7 +134,7 @@ CURVE = (
     ),
     Mistake(
         "printed-sequence",
-        "with 0 1 3 2 7 6 4 5 ..., which texts print for 4 x 4: no order whose steps are neighbours",
+        "with 0 1 3 2 7 6 4 5 ... for 4 x 4: a permutation, but its steps do not go to neighbours",
         {"index": printed, "inverse": lambda v: orders.inverse(printed(v))},
     ),
     *(

@@ -131,7 +131,9 @@ def without_wgmma(query: Tensor, mask: Tensor | None, dropped: bool) -> str | No
     if mask is None:
         return None
     if d > WIDE:
-        return f"there is attn_mask, and query has heads of {d} elements; for that wgmma takes up to {WIDE}"
+        return (
+            f"there is attn_mask, and query has heads of {d} elements; backward wgmma then takes up to {WIDE}"
+        )
     if mask.shape[-1] == 1:
         return "attn_mask is one number for all keys"
     strides = [stride for stride, size in zip(mask.stride(), mask.shape, strict=True) if size > 1]

@@ -315,7 +315,7 @@ def test_explain_says_which_kernels_and_which_way(monkeypatch):
         (
             Query(136),
             mask,
-            "there is attn_mask, and query has heads of 136 elements; for that wgmma takes up to 128",
+            "there is attn_mask, and query has heads of 136 elements; backward wgmma then takes up to 128",
         ),
         (Query(64), mask[:, :1], "attn_mask is one number for all keys"),
         (Query(64), mask[:, 1:9], "the rows of attn_mask do not begin at multiples of 16 bytes"),

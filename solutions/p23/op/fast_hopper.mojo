@@ -82,11 +82,11 @@ comptime FORWARD_STAGES = 2
 def registers[groups: Int, resident: Int, biased: Bool = False]() -> Int:
     """What a thread of `groups` warpgroups that multiply can have, where so many blocks share a multiprocessor.
     """
-    comptime if biased:
-        return 208 if resident == 2 else 224
     comptime if groups == 1 and resident == 1:
         # As many as a thread of two warpgroups has at its start: it cannot ask for fewer.
         return 248
+    comptime if biased:
+        return 208 if resident == 2 else 224
     return 232 if resident == 2 else 240 if groups == 2 else 160
 
 

@@ -427,13 +427,13 @@ def is_aligned[dtype: DType, //](t: FlashBackward[dtype], layout: Layout) -> Boo
     return plain and t.sizes.head_dim % CHUNK == 0
 
 
-def suits_hopper_mask[dtype: DType](mask: ImmPtr[dtype], sizes: FlashSizes) -> Bool:
-    """Whether the kernels with wgmma take the mask; the wider ones take none, and none takes a causal one too.
+def suits_hopper_mask[dtype: DType](mask: ImmPtr[dtype], sizes: FlashSizes, widest: Int) -> Bool:
+    """Whether the kernels with wgmma take the mask, those of heads of up to `widest` elements; none takes a causal one too.
     """
     if sizes.mask_block == 0:
         return True
     var alone = sizes.keys_seen(0) == Int(sizes.key_len)
-    return alone and Int(sizes.head_dim) <= 2 * SIDE and suits_boxes(mask, sizes)
+    return alone and Int(sizes.head_dim) <= widest and suits_boxes(mask, sizes)
 
 
 def suits_hopper_forward[dtype: DType, //](t: FlashForward[dtype], layout: Layout) -> Bool:
@@ -442,7 +442,7 @@ def suits_hopper_forward[dtype: DType, //](t: FlashForward[dtype], layout: Layou
     var suits = suits_tma(sizes, sizes.query_heads, sizes.query_len, layout.query)
     suits = suits and suits_tma(sizes, sizes.key_heads, sizes.key_len, layout.key)
     suits = suits and suits_tma(sizes, sizes.key_heads, sizes.key_len, layout.value)
-    return suits and suits_hopper_mask(t.mask, sizes) and t.scale > 0 and sizes.key_len > 0
+    return suits and suits_hopper_mask(t.mask, sizes, WIDEST) and t.scale > 0 and sizes.key_len > 0
 
 
 def suits_hopper[dtype: DType, //](t: FlashBackward[dtype], layout: Layout) -> Bool:
@@ -452,7 +452,7 @@ def suits_hopper[dtype: DType, //](t: FlashBackward[dtype], layout: Layout) -> B
     suits = suits and suits_tma(sizes, sizes.query_heads, sizes.query_len, layout.grad_output)
     suits = suits and suits_tma(sizes, sizes.key_heads, sizes.key_len, layout.key)
     suits = suits and suits_tma(sizes, sizes.key_heads, sizes.key_len, layout.value)
-    suits = suits and suits_hopper_mask(t.mask, sizes) and t.scale > 0
+    suits = suits and suits_hopper_mask(t.mask, sizes, 2 * SIDE) and t.scale > 0
     return suits and sizes.rows() > 0 and sizes.shared_heads() > 0 and sizes.key_len > 0
 
 
@@ -740,8 +740,12 @@ def launch_forward_hopper[
     if t.sizes.mask_block != 0:
         if Int(t.sizes.head_dim) <= SIDE:
             launch_forward_hopper[SIDE, groups=1, keys=128, resident=2, biased=True](launcher, t, layout)
-        else:
+        elif Int(t.sizes.head_dim) <= 2 * SIDE:
             launch_forward_hopper[2 * SIDE, groups=2, keys=128, resident=1, biased=True](launcher, t, layout)
+        elif Int(t.sizes.head_dim) <= 3 * SIDE:
+            launch_forward_hopper[3 * SIDE, groups=2, keys=64, resident=1, biased=True](launcher, t, layout)
+        else:
+            launch_forward_hopper[WIDEST, groups=2, keys=64, resident=1, biased=True](launcher, t, layout)
     elif Int(t.sizes.head_dim) <= SIDE:
         launch_forward_hopper[SIDE, groups=1, keys=128, resident=2](launcher, t, layout)
     elif Int(t.sizes.head_dim) <= 2 * SIDE:

@@ -23,7 +23,7 @@ output.sum().backward()
 torch.testing.assert_close(output, expected)
 torch.testing.assert_close(x.grad, expected_dx)
 
-# In a model: a layer in the place of nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 16)).
+# In a model: a layer instead of nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 16)).
 layer = harness.LayerNormLinear(8, 16)
 layer.load_state_dict(nn.Sequential(ln, linear).state_dict())
 torch.testing.assert_close(layer(x), expected)

@@ -27,7 +27,7 @@ FAR = 32
 
 
 def replace(gm, node, target, *args, **kwargs):
-    """Puts a call of `target` in the place of a node: what is known of it stays known, and its users use the new one."""
+    """Replaces a node by a call of `target`: what is known of it stays known, and its users use the new one."""
     # BLANK-START replace: insert before the node, copy its meta, move its users, erase it; then what fed nobody but it
     # FILL IN (about 12 lines)
     # BLANK-END replace

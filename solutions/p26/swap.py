@@ -85,7 +85,7 @@ def refuse(match):
 
 
 def swap(gm, match):
-    """Puts the operator in the place of the Linear. The LayerNorm goes if nobody else reads it.
+    """Replaces the Linear by the operator. The LayerNorm goes if nobody else reads it.
 
     torch.ops.mojo_workbook.layernorm_linear.default(x, ln_weight, ln_bias, weight [O, H], bias, eps, "fast") returns the
     output and the statistics of the rows, as a tuple. It knows nothing of autocast: all its tensors have one dtype.

@@ -141,7 +141,7 @@ def ratio_text(row: Row, name: str) -> str:
 def all_times(rows: list[Row], column: str) -> str:
     """The tables of a column, one for each pass that was timed."""
     tables = [
-        f"Everybody, {PASSES[direction]}:\n\n{times_table(rows, direction, column)}"
+        f"All candidates, {PASSES[direction]}:\n\n{times_table(rows, direction, column)}"
         for direction in PASSES
         if select(rows, direction, column)
     ]
@@ -329,7 +329,7 @@ def products_beside_ceiling(rows: list[Row]) -> str:
     if not shares or max(shares) <= 100:
         return ""
     return (
-        f"The lines are no bounds: the bare products of the benchmark reach up to {max(shares):.0f} % of the large one. "
+        f"The lines are not bounds: the bare products of the benchmark reach up to {max(shares):.0f} % of the large one. "
         "That one is called without a graph, and on other numbers.\n"
     )
 

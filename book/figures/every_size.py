@@ -58,7 +58,7 @@ def pays_verdict() -> str:
     slower = sum(ratio > 1 for ratio in ratios.values())
     return (
         f"At {len(ratios)} sizes the layer took {min(ratios.values()):.2f} to {ratios[worst]:.2f} of `torch.compile`'s time; the "
-        f"median is {statistics.median(ratios.values()):.2f}, and the most was at {small(worst)}. It was slower at {slower}.\n"
+        f"median is {statistics.median(ratios.values()):.2f}, and the most was at {small(worst)}. It was slower at {slower} of them.\n"
     )
 
 

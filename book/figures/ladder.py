@@ -307,11 +307,10 @@ def where(ladder: Ladder) -> str:
     """A paragraph about what was measured."""
     sizes = ", ".join(f"{letter} = {size:,}" for letter, size in zip("BSHO", ladder.dims, strict=True))
     return (
-        "The last column of each table is the measured time divided by the prediction. A number near 1 says that the guess "
-        "was right and that nothing is left to gain without another idea. A large number says that something else holds the "
-        "kernel up as well; what it is, the number does not say. "
-        f"Measured were single launches under PyTorch's profiler, on an {ladder.facts['device']}, {ladder.facts['dtype']}, "
-        f"{sizes}, medians of several calls, {ladder.facts['date']}, PyTorch {ladder.facts['torch']}.\n"
+        "The last column of each table is the measured time divided by the prediction. A number near 1 says that the "
+        "prediction was right and that nothing is left to gain without another idea. A large number says that something else "
+        "holds the kernel up as well, but not what it is. The times are those of single launches under PyTorch's profiler, on "
+        f"an {ladder.facts['device']}, {ladder.facts['dtype']}, {sizes}, medians of several calls, {ladder.facts['date']}, PyTorch {ladder.facts['torch']}.\n"
     )
 
 
@@ -322,7 +321,7 @@ def results(ladder: Ladder) -> dict[str, str]:
     tiled = ladder.took("unfused", "forward", "transpose", "matmul")
     saved = ladder.took("unfused", "forward", "add_bias")
     return {
-        "3": f"The two launches that it takes the place of needed {duration(rows)}, {times(rows / fast)} times as long.",
+        "3": f"The two launches that it replaces needed {duration(rows)}, {times(rows / fast)} times as long.",
         "4": f"Transpose and tiled product needed {duration(tiled)}, {times(tiled / ladder.product().took)} times as "
         "long.",
         "5": f"That launch of {duration(saved)} is gone. The product with the bias in it is the one measured in step 4.",

@@ -247,7 +247,7 @@ def beside(ladder: Ladder) -> str:
     ]
     return (
         f"The [benchmark](benchmark.md) has this size too, as CUDA graphs that are replayed: {'; '.join(said)}. "
-        "Another way of timing than the profiler's, so the numbers differ a little.\n"
+        "It is timed in another way than by the profiler, so the numbers differ a little.\n"
     )
 
 

@@ -45,13 +45,13 @@ def replays_of(events: list[tuple[str, float, float]]) -> list[tuple[str, float,
         [events[first : first + length] for first in range(0, length * REPLAYS, length)] if length else []
     )
     if not length or len(events) % REPLAYS:
-        raise RuntimeError(f"{len(events)} replayed in {REPLAYS} replays")
-    # On two branches the replayed of one may come before or behind those of the other: the same ones are compared.
+        raise RuntimeError(f"{len(events)} launches in {REPLAYS} replays")
+    # On two branches the launches of one may come before or after those of the other: the same ones are compared.
     replays = [sorted(replay, key=lambda event: event[0]) for replay in replays]
     replayed = []
     for same in zip(*replays, strict=True):
         if len({name for name, *_ in same}) > 1:
-            raise RuntimeError(f"different replayed in {REPLAYS} replays")
+            raise RuntimeError(f"different launches in {REPLAYS} replays")
         begins = [
             event[1] - min(replay, key=lambda event: event[1])[1]
             for event, replay in zip(same, replays, strict=True)

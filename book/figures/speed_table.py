@@ -16,6 +16,12 @@ LENGTH = 2048, 64, False, "bfloat16"
 """Of attention: S, d, causal or not, dtype."""
 
 
+def elsewhere(name: str) -> str:
+    """ ", on an NVIDIA H100" where a record is of another machine than that of the layers; else nothing."""
+    machine = record.read(name).machine
+    return "" if machine == record.read("bench").machine else f", on an {' '.join(machine.split()[:2])}"
+
+
 def layer_rows() -> list[list[str]]:
     """LayerNorm + Linear, forward and backward as a CUDA graph, at four sizes."""
     measured, rows = record.rows("bench"), []
@@ -40,7 +46,9 @@ def attention_row() -> list[str]:
     if not (ours and flash and cudnn):
         raise ValueError(f"the record attention holds no graphs at {LENGTH}")
     batch, heads = attention_times.HEADS
-    what = f"attention, {batch} x {heads} heads of {LENGTH[1]}, {LENGTH[0]:,} positions"
+    what = (
+        f"attention, {batch} x {heads} heads of {LENGTH[1]}, {LENGTH[0]:,} positions{elsewhere('attention')}"
+    )
     return [what, time_text(ours), bold_ratio(ours / flash), "–", f"{bold_ratio(ours / cudnn)} cuDNN"]
 
 
@@ -55,7 +63,7 @@ def gpt2_row() -> list[str]:
     compiled = bold_ratio(ours / ms["torch.compile"])
     eager = bold_ratio(ours / ms["eager"])
     return [
-        "GPT-2 (124M), both passes, 16 x 1,024 tokens",
+        "GPT-2 (124M), both passes, 16 x 1,024 tokens" + elsewhere("gpt2_step"),
         f"{ours:.1f} ms",
         eager,
         compiled,
@@ -69,7 +77,7 @@ def step_by_hand_row() -> list[str]:
     ours = us["by hand"]
     compiled = bold_ratio(ours / us["torch.compile"])
     return [
-        "GPT-2 (124M), a whole step by hand (`p27`)",
+        "GPT-2 (124M), a whole step by hand (`p27`)" + elsewhere("step_by_hand"),
         f"{ours / 1e3:.1f} ms",
         bold_ratio(ours / us["autograd"]),
         compiled,

@@ -1,6 +1,7 @@
 """Tables and charts of the benchmark say what the CSV says, refuse what it refuses, and can be read light and dark."""
 
 import xml.etree.ElementTree as ElementTree
+from types import SimpleNamespace
 
 import pytest
 
@@ -252,7 +253,11 @@ def test_a_ratio_of_the_readme_s_table_is_one_time_over_the_other(monkeypatch):
     steps = [{"setting": "autocast", "way": way, "median_ms": time} for way, time in times.items()]
     steps.append({"setting": "bfloat16", "way": "mojo_workbook", "median_ms": "1"})
     monkeypatch.setattr(speed_table.record, "rows", lambda name: steps)
+    machines = {"bench": "NVIDIA H200", "gpt2_step": "NVIDIA H200", "step_by_hand": "NVIDIA H100 80GB HBM3"}
+    monkeypatch.setattr(speed_table.record, "read", lambda name: SimpleNamespace(machine=machines[name]))
+    assert speed_table.gpt2_row()[0].endswith("1,024 tokens")
     assert speed_table.gpt2_row()[1:] == ["20.0 ms", "0.50", "**1.25**", "**1.25** compile"]
     times = {"autograd": "40", "torch.compile": "25", "by hand": "20", "products": "10"}
     steps[:] = [{"what": what, "median_us": f"{time}000"} for what, time in times.items()]
+    assert speed_table.step_by_hand_row()[0].endswith("by hand (`p27`), on an NVIDIA H100")
     assert speed_table.step_by_hand_row()[1:] == ["20.0 ms", "0.50", "0.80", "0.80 compile"]

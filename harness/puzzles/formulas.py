@@ -224,6 +224,7 @@ def softmax_backward(
         Mistake("diagonal-jacobian", "with the diagonal of the Jacobian alone, P * (1 - P)", {result: lambda v: p(v) * (1 - p(v)) * dp(v)}, 1),
         *sums(lambda v: dp(v) * p(v), threads, {dot: lambda change: change}),
         Mistake("sum-over-columns", "with the sum of dP * P taken along the columns, not along the row", {dot: lambda v: (dp(v) * p(v)).sum(-2, keepdims=True)}, 1),
+        Mistake("sum-over-both", "with the sum of dP * P taken over rows and columns together, not along each row", {dot: lambda v: 0 * p(v)[..., :1] + (dp(v) * p(v)).sum((-2, -1), keepdims=True)}, 1),
         Mistake("probabilities-twice", "with P multiplied twice", {result: lambda v: p(v) ** 2 * (dp(v) - row(v))}),
         Mistake("probabilities-inside", "with P multiplied twice: P * (dP * P - sum(dP * P))", {result: lambda v: p(v) * (dp(v) * p(v) - row(v))}),
         Mistake("probabilities-forgotten", "without the factor P", {result: lambda v: dp(v) - row(v)}),

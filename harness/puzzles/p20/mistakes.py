@@ -45,6 +45,14 @@ def next_in_word(passes: np.ndarray) -> np.ndarray:
     return np.roll(flat.reshape(-1, WORD), -1, 1).ravel()[: passes.size].reshape(passes.shape)
 
 
+def place_and_word(passes: np.ndarray) -> np.ndarray:
+    """For every element the lowest bit of its word and of its place in it, both set."""
+    flat = np.zeros(-(-passes.size // WORD) * WORD, bool)
+    flat[: passes.size] = passes.ravel()
+    both = flat.reshape(-1, WORD)[:, :1] & (np.arange(WORD) % 2 == 1)
+    return both.ravel()[: passes.size].reshape(passes.shape)
+
+
 def softmax(scores: np.ndarray, axis: int = -1) -> np.ndarray:
     """exp(scores) over its sum, shifted by the largest."""
     with np.errstate(invalid="ignore", over="ignore"):
@@ -127,6 +135,12 @@ MISTAKES = (
         {"grad_relu": lambda v: np.where(next_in_word(v.passes), v.grad_output, 0.0)},
         3,
     ),
+    Mistake(
+        "place-not-shifted-by",
+        "with the lowest bit of `word & place`: the word must be shifted by the element's place in it, `word >> place`",
+        {"grad_relu": lambda v: np.where(place_and_word(v.passes), v.grad_output, 0.0)},
+        3,
+    ),
     Mistake("relu-not-applied", "with nothing set to 0", {"relu": lambda v: v.input}, 1),
     # Softmax.
     *formulas.softmax_backward("grad_softmax", "softmax", "grad_output", "dot", ROW_THREADS),
@@ -164,6 +178,11 @@ MISTAKES = (
         "x-hat-forgotten",
         "without x_hat in the sum",
         {"grad_weight": lambda v: v.grad_output.sum(0)},
+    ),
+    Mistake(
+        "x-hat-squared",
+        "with x_hat multiplied twice in the sum",
+        {"grad_weight": lambda v: (v.grad_output * v.x_hat**2).sum(0)},
     ),
     Mistake(
         "from-layernorm",

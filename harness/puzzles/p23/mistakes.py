@@ -259,6 +259,11 @@ SOFTMAX_BACKWARD = (
 
 CHAIN = (
     Mistake(
+        "probabilities-squared",
+        "with P multiplied twice",
+        {"grad_value": lambda v: transposed(v.probabilities**2) @ v.grad_output},
+    ),
+    Mistake(
         "scores-for-probabilities",
         "taken from the scores, not from the probabilities",
         {

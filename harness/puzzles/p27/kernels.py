@@ -286,6 +286,8 @@ MISTAKES = (
     Mistake("betas-exchanged", "with the two betas exchanged",
             {"new_mean": lambda v: BETA2 * v.mean + (1 - BETA2) * v.dx, "new_square": lambda v: BETA1 * v.square + (1 - BETA1) * v.dx**2}),
     Mistake("not-squared", "of the elements, not of their squares", {"square_sums": lambda v: sums_of_chunks(v, v.dx)}),
+    Mistake("absolute-not-squared", "of the elements' absolute values, not of their squares",
+            {"square_sums": lambda v: sums_of_chunks(v, np.abs(v.dx))}),
     Mistake("first-of-each-thread", f"of the first {THREADS} elements of each chunk, one for each thread: a loop is missing", {
         "square_sums": lambda v: sums_of_chunks(v, np.where(np.arange(v.dx.size) % CHUNK < THREADS, v.dx.reshape(-1) ** 2, 0))},
         3),

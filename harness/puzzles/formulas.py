@@ -85,7 +85,7 @@ def softmax(weights: str, whole: str, result: str, scores: str, threads: int) ->
         ),
         Mistake(
             "largest-not-subtracted",
-            "without the largest subtracted: the exponential overflows",
+            "without the largest subtracted: exponentials overflow, or are all 0",
             {weights: unshifted},
         ),
         Mistake("largest-in-the-sum-alone", "with the largest subtracted in the sum alone, not where each column is written",

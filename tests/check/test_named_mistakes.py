@@ -220,7 +220,7 @@ NAMED = {
     ),
     "softmax: no shift": (
         P20, "softmax", lambda v: exp32(v.logits) / row_sum(exp32(v.logits)),
-        "equals the reference without the largest subtracted: the exponential overflows",
+        "equals the reference without the largest subtracted: exponentials overflow, or are all 0",
     ),
     "drelu: the gradient times its bit": (
         P20, "grad_relu", lambda v: v.grad_output * v.passes,

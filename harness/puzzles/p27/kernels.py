@@ -222,7 +222,7 @@ def by_order(v: Derivation, rows: Callable[[int, int], np.ndarray]) -> np.ndarra
 
 MISTAKES = (
     *derivation.MISTAKES,
-    Mistake("largest-not-subtracted", "without the largest logit subtracted: an exponential overflows",
+    Mistake("largest-not-subtracted", "without the largest logit subtracted: exponentials overflow, or are all 0",
             {"row_lse": overflowing}),
     *formulas.sums(
         lambda v: np.exp(v.logits - v.row_largest), THREADS, {"row_total": lambda change: change}, "exponentials-"

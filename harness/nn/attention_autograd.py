@@ -573,7 +573,8 @@ def as_numbers(mask: Tensor, query: Tensor) -> Tensor:
     length = mask.shape[-1]
     if query.device.type == "cuda" and query.dtype in TENSOR_CORES and length > 1:
         mask = F.pad(mask, (0, -length % CHUNK))
-    return mask.to(query.dtype).log()[..., :length]  # of 1 it is 0, of 0 -inf
+    # The log of 1 is 0, of 0 -inf. In place, because autocast would make float32 of another.
+    return mask.to(query.dtype).log_()[..., :length]
 
 
 def accum(dtype: torch.dtype) -> torch.dtype:

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from attention_checks import NAMES, assert_as_exact_as_torch, inputs, output_and_gradients
+from torch._subclasses.fake_tensor import FakeTensorMode
 from typed import present, three
 
 from harness.nn import attention, attention_autograd, attention_backward, attention_delta, attention_with_lse
@@ -361,6 +362,19 @@ def test_memory_is_constant():
     alive(1)
     gc.collect()
     assert alive(1) == alive(300)
+
+
+def test_a_bool_mask_becomes_numbers_of_query_s_dtype_under_autocast_on_a_gpu_too():
+    """Which makes float32 of some functions' results. Fake tensors need no GPU."""
+    with FakeTensorMode():
+        query = torch.empty(2, 2, 8, 64, device="cuda", dtype=torch.bfloat16)
+        mask = torch.empty(2, 1, 8, 12, device="cuda", dtype=torch.bool)
+        torch.set_autocast_enabled("cuda", True)
+        try:
+            bias = attention_autograd.as_numbers(mask, query)
+        finally:
+            torch.set_autocast_enabled("cuda", False)
+    assert bias.dtype == torch.bfloat16 and bias.shape == mask.shape and bias.stride() == (128, 128, 16, 1)
 
 
 @pytest.mark.compiler

@@ -260,6 +260,11 @@ def test_gpu_autocast():
     torch.testing.assert_close(
         output.float(), attention(query, key, value, is_causal=True), rtol=0.02, atol=0.02
     )
+    mask = torch.rand(64, 64, device="cuda") < 0.6
+    with torch.autocast("cuda", torch.bfloat16):
+        outputs = [call(query, key, value, mask) for call in (attention, torch.compile(attention))]
+    for output in outputs:
+        torch.testing.assert_close(output.float(), attention(query, key, value, mask), rtol=0.02, atol=0.02)
 
 
 @pytest.mark.gpu

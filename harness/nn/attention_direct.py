@@ -50,13 +50,10 @@ BEST, PORTABLE, FLASH = 0, 1, 2
 """How the module numbers what a call may take: the fastest kernels, those for every GPU on a Hopper too, or of float32 the
 flash kernels, without tensor cores."""
 
-
-MEASURED_LENGTH = 512
-"""The fewest queries and keys for which the time of both passes is on record,"""
-FASTER_HEADS = (range(64, 65), range(129, 193))
-"""the head dimensions for which they are as fast there as the fastest of PyTorch's kernels,"""
-FASTER_MASKED = (range(64, 193),)
-"""and those with a mask: `attention` and `attention_options` in book/records."""
+MEASURED_LENGTH, MEASURED_MASKED = 512, 1024
+FASTER_HEADS, FASTER_MASKED = (range(64, 65), range(129, 193)), (range(64, 193),)
+"""Without a mask and with one: the fewest queries and keys for which the time of both passes is on record, and the head dimensions for
+which they are as fast there as the fastest of PyTorch's kernels (`attention` and `attention_options` in book/records)."""
 
 
 def on_tensor_cores(query: Tensor) -> bool:
@@ -700,6 +697,7 @@ def may_be_slower(query: Tensor, key: Tensor, attn_mask: Tensor | None, dropout_
     lengths = query.shape[-2], key.shape[-2]
     if not all(isinstance(length, int) for length in lengths):
         return "its lengths are known only when it is called"
-    if min(lengths) < MEASURED_LENGTH:
-        return f"it is measured from {MEASURED_LENGTH} queries and keys on"
+    shortest = MEASURED_LENGTH if attn_mask is None else MEASURED_MASKED
+    if min(lengths) < shortest:
+        return f"it is measured from {shortest} queries and keys on"
     return None

@@ -502,8 +502,9 @@ def called(dtype=torch.bfloat16, *, heads=64, queries=512, keys=512, mask=None, 
         (called(torch.float16, heads=160, queries=4096), None),
         (called(torch.float32), "it is faster only in 16 bits on a Hopper"),
         (called(heads=60), "it is faster only in 16 bits on a Hopper"),
-        (called(mask=torch.ones(512)), None),
-        (called(heads=128, keys=1001, mask=torch.ones(512, 1001).bool()), None),
+        (called(queries=1024, keys=1024, mask=torch.ones(1024)), None),
+        (called(queries=1024, keys=1031, heads=128, mask=torch.ones(1024, 1031).bool()), None),
+        (called(mask=torch.ones(512)), "it is measured from 1024 queries and keys on"),
         (called(mask=torch.ones(1)), "PyTorch's takes an attn_mask of rows of 1 elements in less time"),
         (called(mask=torch.ones(1001)), "PyTorch's takes an attn_mask of rows of 1001 elements in less time"),
         (
@@ -522,15 +523,16 @@ def test_which_attention_is_faster_than_pytorch_s(call, why, monkeypatch):
 
 def test_an_attention_that_is_swapped_unasked_is_faster_on_record(monkeypatch):
     """In every row of the record that the choice favours."""
-    masks = {"padding": torch.ones(512).bool(), "bool S x S": torch.ones(512, 512).bool()}
-    masks |= {"bias": torch.ones(512, 512), "none": None, "causal": None}
+    masks = {"padding": torch.ones(1024).bool(), "bool S x S": torch.ones(1024, 1024).bool()}
+    masks |= {"bias": torch.ones(1024, 1024), "none": None, "causal": None}
+    lengths = {"queries": 1024, "keys": 1024}
     monkeypatch.setattr(attention_direct, "is_hopper", lambda device: True)
     favoured = [
         row
         for row in record.rows("attention_options")
         if row["option"] in masks
         and attention_direct.may_be_slower(
-            *called(getattr(torch, row["dtype"]), heads=int(row["d"]), mask=masks[row["option"]])
+            *called(getattr(torch, row["dtype"]), heads=int(row["d"]), mask=masks[row["option"]], **lengths)
         )
         is None
     ]

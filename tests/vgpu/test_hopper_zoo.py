@@ -183,7 +183,7 @@ WRONG = {
     "no proxy fence before the store": ([(FENCE, "")], "missing proxy fence", "dynamic shared memory"),
     "the proxy fence is too early": (
         [(FENCE, ""), (WAIT_0, f"{WAIT_0} {FENCE}")], "missing proxy fence", "is read here by the async proxy"),
-    "no barrier before the store": ([("bar.sync 1, 128;", "")], "unordered store", "behind the store by thread"),
+    "no barrier before the store": ([("bar.sync 1, 128;", "")], "unordered store", "after the store by thread"),
     "sums are used before the last wait": ([(WAIT_0, WAIT_1)], "accumulator in use", "has not waited for"),
     "sums are not waited for at all": ([(WAIT_0, ""), (WAIT_1, "")], "accumulator in use", "has not waited for"),
     "a wait too few before a stage is given back": (

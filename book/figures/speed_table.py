@@ -17,9 +17,9 @@ LENGTH = 2048, 64, False, "bfloat16"
 
 
 def elsewhere(name: str) -> str:
-    """ ", on an NVIDIA H100" where a record is of another machine than that of the layers; else nothing."""
+    """A comma and the GPU, H100 for example, where a record is of another NVIDIA GPU than that of the layers; else nothing."""
     machine = record.read(name).machine
-    return "" if machine == record.read("bench").machine else f", on an {' '.join(machine.split()[:2])}"
+    return "" if machine == record.read("bench").machine else f", {machine.split()[1]}"
 
 
 def layer_rows() -> list[list[str]]:

@@ -11,8 +11,8 @@ position on, and blocks of them that are left out. `attention_backward` is the b
 Three operators are registered, `mojo_workbook::attention`, `mojo_workbook::attention_backward` and, for a mask that needs a
 gradient, `mojo_workbook::attention_mask_backward`. On a GPU an extension module launches the kernels of the first two
 (`harness.nn.attention_direct`). With dropout there are two others (`harness.nn.attention_dropout`). PyTorch's own function takes
-the calls for which a GPU's tensor cores have no kernel here. Everything else runs as MAX graphs on the memory of the torch tensors; a graph is compiled when a
-dtype is first used on a device, and cached.
+the calls for which a GPU's tensor cores have no kernel here. Everything else runs as MAX graphs on the memory of the torch tensors; a
+graph is compiled when a dtype is first used on a device, and cached.
 """
 
 import functools

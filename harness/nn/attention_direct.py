@@ -133,9 +133,9 @@ def without_wgmma(query: Tensor, mask: Tensor | None, dropped: bool) -> str | No
         )
     if mask.shape[-1] == 1:
         return "attn_mask is one number for all keys"
-    strides = [stride for stride, size in zip(mask.stride(), mask.shape, strict=True) if size > 1]
-    at_chunks = strides[-1] == 1 and not any(stride % CHUNK for stride in strides[:-1])
-    if mask.dtype == torch.bool or (at_chunks and mask.data_ptr() % 16 == 0):
+    if mask.dtype == torch.bool or in_chunks(
+        mask.squeeze()
+    ):  # the stride of an axis of one place is never taken
         return None
     return "the rows of attn_mask do not begin at multiples of 16 bytes"
 

@@ -133,9 +133,8 @@ def without_wgmma(query: Tensor, mask: Tensor | None, dropped: bool) -> str | No
         )
     if mask.shape[-1] == 1:
         return "attn_mask is one number for all keys"
-    if mask.dtype == torch.bool or in_chunks(
-        mask.squeeze()
-    ):  # the stride of an axis of one place is never taken
+    # Without the axes of one place: nothing takes their strides.
+    if mask.dtype == torch.bool or in_chunks(mask.squeeze()):
         return None
     return "the rows of attn_mask do not begin at multiples of 16 bytes"
 

@@ -8,7 +8,7 @@ import torch
 
 from harness.puzzles.p25 import layout
 from harness.puzzles.p25.derivation import MISTAKES, derive
-from harness.puzzles.p25.spec import EVERY, PUZZLE, reference
+from harness.puzzles.p25.spec import EVERY, PUZZLE, reference, symptom
 
 CASES = PUZZLE.cases(None)
 
@@ -87,3 +87,44 @@ def test_heads_that_cannot_be_shared():
     case = replace(CASES[0], dims=(1, 3, 2, 8, 4))
     with pytest.raises(ValueError, match="3 heads of the query cannot share 2 heads of the key"):
         PUZZLE.inputs(case, "float32", 0)
+
+
+EARLY, OVERFLOWS, HIDDEN = "waited for", "overflows", "sees no key"
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "value", "quantity", "waits", "mistake", "causes"),
+    [
+        ("four ranks", slice(None), np.nan, "output", True, "read-too-early", [EARLY]),
+        ("four ranks", slice(None), np.inf, "output", True, None, []),
+        ("four ranks", slice(None), np.nan, "output", False, None, []),
+        ("one rank", slice(None), np.nan, "output", True, None, []),
+        ("large scores", slice(None), np.nan, "output", False, "overflows", [OVERFLOWS]),
+        ("large scores", slice(None), np.inf, "output", True, "overflows", [OVERFLOWS]),
+        ("large scores", slice(None), np.nan, "output", True, "not-finite", [EARLY, OVERFLOWS]),
+        ("causal", slice(0, 12), np.nan, "output", False, "nothing-visible", [HIDDEN]),
+        ("causal", slice(0, 12), np.nan, "output", True, "not-finite", [EARLY, HIDDEN]),
+        ("causal", slice(12, 13), np.nan, "grad_query", True, "read-too-early", [EARLY]),
+        ("causal", slice(12, 13), np.nan, "grad_value", True, "not-finite", [EARLY, HIDDEN]),
+        ("balanced", slice(13, 14), np.nan, "output", False, "nothing-visible", [HIDDEN]),
+        ("balanced", slice(14, 16), np.nan, "output", True, "read-too-early", [EARLY]),
+        ("fewer than ranks", slice(2, 3), np.nan, "output", False, "nothing-visible", [HIDDEN]),
+    ],
+)
+def test_of_what_is_no_number_every_cause_that_fits_is_said(
+    name, rows, value, quantity, waits, mistake, causes
+):
+    case = next(case for case in CASES if case.name == name)
+    arrays = PUZZLE.inputs(case, "float32", 0)
+    truth = np.zeros_like(arrays["value" if quantity == "grad_value" else "query"])
+    got = truth.copy()
+    got[:, :, rows] = value
+    said = symptom(waits, quantity, arrays, got, truth)
+    assert (said and said.mistake) == mistake
+    words = said.words if said else ""
+    assert [cause for cause in (EARLY, OVERFLOWS, HIDDEN) if cause in words] == causes
+
+
+def test_numbers_have_no_such_symptom():
+    arrays = PUZZLE.inputs(CASES[0], "float32", 0)
+    assert symptom(True, "output", arrays, arrays["query"], arrays["query"]) is None

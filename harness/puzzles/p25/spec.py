@@ -9,6 +9,7 @@ import functools
 import numpy as np
 
 from harness.puzzles.p25.derivation import MISTAKES, derive
+from harness.puzzles.p25.layout import cut
 from harness.spec.baseline import unluckiest
 from harness.spec.puzzle import Arrays, Case, Demo, Gate, Puzzle, Symptom
 from harness.spec.rounding import rounded
@@ -144,19 +145,56 @@ def by_autograd(tensors: dict, order) -> dict:
     return {name: tensor.detach()[..., back] for name, tensor in results.items()}
 
 
+LARGE = 44.0
+"""The difference of two scores up to this size has an exponential that float32 can hold."""
+EARLY = Symptom(
+    "read-too-early",
+    "is NaN: a block is read before its transfer has been waited for, or memory that nothing was received into",
+)
+NOTHING_VISIBLE = Symptom(
+    "nothing-visible",
+    "is no number: a row that sees no key of a block has the lse -inf there, and -inf - -inf is no number",
+)
+OVERFLOWS = Symptom("overflows", "is no number: an exponential overflows, or a sum of exponentials is 0")
+
+
 def symptom(waits: bool, quantity: str, arrays: Arrays, got: np.ndarray, truth: np.ndarray) -> Symptom | None:
-    """What values that are no numbers come from; `waits` says whether the code receives blocks, which are NaN before they come."""
-    if np.isfinite(got).all():
+    """What values that are no numbers come from, as far as they and the inputs tell.
+
+    `waits` says whether the code receives blocks, which are NaN before they come.
+    """
+    bad = ~np.isfinite(got)
+    if not bad.any():
         return None
-    if waits:
-        return Symptom("read-too-early", "is NaN: a block is read before its transfer has been waited for")
-    if arrays["causal"]:
-        return Symptom(
-            "nothing-visible",
-            "is no number: an exponential overflows; or a row that sees no key of a block has the lse -inf there, and "
-            "-inf - -inf is no number",
-        )
-    return Symptom("overflows", "is no number: an exponential overflows, or a division is by 0")
+    causes = []
+    if waits and arrays["ranks"] > 1 and np.isnan(got[bad]).all():
+        causes.append(EARLY)
+    if largest_product(arrays) > LARGE:
+        causes.append(OVERFLOWS)
+    blind = sees_nothing(arrays)
+    by_rows = quantity in ("output", "grad_query")
+    if blind.any() and not (by_rows and bad[:, :, ~blind].any()):
+        causes.append(NOTHING_VISIBLE)
+    if len(causes) < 2:
+        return causes[0] if causes else None
+    words = (cause.words.split(": ", 1)[1] for cause in causes)
+    return Symptom("not-finite", f"is no number: {'; or '.join(words)}")
+
+
+def largest_product(arrays: Arrays) -> float:
+    """The largest of the scores without their scale, which is below 1: no score is larger, and no log-sum-exp by much."""
+    query, key = arrays["query"], arrays["key"]
+    keys = key.repeat(query.shape[1] // key.shape[1], 1)
+    return float(np.abs(query @ keys.swapaxes(-1, -2)).max())
+
+
+def sees_nothing(arrays: Arrays) -> np.ndarray:
+    """True for a row [S] that sees no key of one of the ranges that the ranks hold."""
+    size, S = int(arrays["ranks"]), arrays["query"].shape[2]
+    ranges = cut(S, size * (2 if arrays["balanced"] else 1))
+    if any(start == stop for start, stop in ranges):
+        return np.ones(S, bool)
+    return (np.arange(S) < ranges[-1][0]) & bool(arrays["causal"])
 
 
 def multiply_adds(dims: tuple[int, ...]) -> int:

@@ -153,14 +153,11 @@ def recomputed_table() -> str:
 
 def measured(dtype: str) -> dict[tuple, dict[str, float]]:
     """The medians of the record `fusion`, in microseconds: (sizes, pass) -> who -> median."""
-    medians: dict[tuple, dict[str, float]] = {}
     batches = {(B * S, H, O): (B, S, H, O) for B, S, H, O in FUSION_SIZES}
-    for row in record.rows("fusion"):
-        if row["dtype"] == dtype:
-            dims = batches[int(row["M"]), int(row["H"]), int(row["O"])]
-            who = "PyTorch" if row["candidate"] == "eager" else row["candidate"]
-            medians.setdefault((dims, row["pass"]), {})[who] = float(row["median_us"])
-    return medians
+    return {
+        (batches[size], direction): times
+        for (size, direction), times in bench_results.waited_passes(dtype).items()
+    }
 
 
 def duration(microseconds: float) -> str:
@@ -175,9 +172,9 @@ def times_table() -> str:
             dtype,
             short_dims(dims),
             direction,
-            *(duration(times[who]) for who in ("fused", "unfused", "PyTorch")),
+            *(duration(times[who]) for who in ("fused", "unfused", "eager")),
             f"{times['unfused'] / times['fused']:.2g}",
-            f"{times['unfused'] / times['PyTorch']:.2g}",
+            f"{times['unfused'] / times['eager']:.2g}",
         ]
         for dtype in roofline.PEAKS
         for (dims, direction), times in measured(dtype).items()

@@ -12,7 +12,7 @@ from functools import partial
 
 import numpy as np
 
-from book.figures import every_size
+from book.figures import bench_results, every_size
 from book.figures.charts import LogChart
 from book.figures.figures import LEGIBLE, NARROW, ROOT, Drawing, bars, player_start
 from book.measure import ledger, outputs, record
@@ -471,12 +471,7 @@ def fused_over_unfused() -> dict[str, float]:
     assert asked
     fused, unfused = (int(count.replace(",", "")) for count in asked.groups())
     B, S, H, O = GPT2_SMALL
-    wanted = (str(B * S), str(H), str(O), "forward", "float32")
-    times = {
-        row["candidate"]: float(row["median_us"])
-        for row in record.rows("fusion")
-        if (row["M"], row["H"], row["O"], row["pass"], row["dtype"]) == wanted
-    }
+    times = bench_results.waited_passes("float32")[(B * S, H, O), "forward"]
     return {
         "bytes that must move": moved[0] / moved[1],
         "bytes that threads ask for": fused / unfused,

@@ -59,7 +59,7 @@ def pair(dims: tuple[int, int, int, int], dtype: str, direction: str) -> Work:
 
 
 RATES = {2: "M", 3: "G", 4: "T", 5: "P"}
-MARKS = {"PyTorch": "circle", "unfused": "square", "fused": "triangle"}
+MARKS = {"eager": "circle", "unfused": "square", "fused": "triangle"}
 
 
 def chart(
@@ -106,6 +106,6 @@ def chart(
         y = 0.3 / 4**i
         drawing.marker(9, y, shape)
         drawing.marker(11.5, y, shape, hollow=True)
-        drawing.note(11.5, y, who)
+        drawing.note(11.5, y, "PyTorch" if who == "eager" else who)
     drawing.note(9, 1.2, "full: float32, hollow: bfloat16", dx=-5)
     return drawing.svg()

@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 from book_paths import BOOK, ROOT
 
-from book.figures import attention_figures, backward_figures, figures, layer_figures, said, tape_figures
+from book.figures import (
+    attention_figures,
+    backward_figures,
+    bench_results,
+    figures,
+    layer_figures,
+    said,
+    tape_figures,
+)
 from book.measure import ledger, record
 from harness.learner import blanks
 
@@ -162,6 +170,13 @@ def test_three_views_are_those_of_the_page():
     assert "times_faster('fused', 'unfused', GPT2)" in page
     assert said.times_faster("fused", "unfused", said.GPT2) == pytest.approx(ratios["time on an H200"])
     assert ratios["bytes that threads ask for"] == pytest.approx(122_752 / 29_568)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_every_waited_pass_has_all_three_and_no_floor(dtype):
+    waited = bench_results.waited_passes(dtype)
+    assert len(waited) == 2 * len({size for size, _ in waited}) > 2
+    assert all(times.keys() == {"fused", "unfused", "eager"} for times in waited.values())
 
 
 @pytest.mark.parametrize("puzzle", ["p19", "p26", "p27"])

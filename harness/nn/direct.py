@@ -208,12 +208,12 @@ class LayerNormKernels(OnDevice):
         self.forward(plan(ones.shape, 8, ones.dtype), EPS, False, ones, ones[0], ones[0], ones, ones[0])
 
     def is_first(self, plan: Plan, wanted: int = 0) -> bool:
-        """Whether a pass of a plan whose calls in CUDA graphs are others than plain ones was never asked about; forward, or
-        backward with what is wanted.
+        """Whether this is the first plain call of a plan that launches other kernels in a CUDA graph; forward, or backward with
+        what is wanted.
 
-        The first plain call also makes what a graph will launch, and forgets it: kernels are loaded when they are first
-        launched, which cannot be done while a graph is being captured. A plan is known by its identity, for its hash would
-        take longer than a look at it; so it is kept.
+        That call also runs what a graph will launch, and drops the results: a kernel is loaded when it is first launched,
+        which is not possible while a graph is being captured. Plans are told apart by their id, because hashing one takes
+        longer than the lookup, and kept, so that no id is used twice.
         """
         key = id(plan), wanted
         first = key not in self.rehearsed

@@ -95,16 +95,25 @@ def mojo_version() -> str:
     raise EnvironmentProblem("Mojo is not installed: run `uv sync`, or start through `uv run` or `pixi run`")
 
 
+# What the compiler says, with no file named, where another process has just moved an entry of its cache away. Rare: one
+# compile in tens of thousands, with two at a time.
+CACHE_MOVED = re.compile(r'(.*mojo: error: |{"kind":"error","message":")No such file or directory("})?\s*')
+
+
 def run_mojo(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Runs the installed Mojo compiler and captures what it prints."""
+    """Runs the installed Mojo compiler and captures what it prints; once more where its cache moved under it."""
     from mojo.run import subprocess_run_mojo  # pyright: ignore[reportMissingTypeStubs] (it has no types)
 
-    return cast(
-        "subprocess.CompletedProcess[str]",
-        subprocess_run_mojo(
-            list(arguments), capture_output=True, text=True, encoding="utf-8", errors="replace", **options
-        ),
-    )
+    def run() -> subprocess.CompletedProcess[str]:
+        return cast(
+            "subprocess.CompletedProcess[str]",
+            subprocess_run_mojo(
+                list(arguments), capture_output=True, text=True, encoding="utf-8", errors="replace", **options
+            ),
+        )
+
+    finished = run()
+    return run() if finished.returncode and CACHE_MOVED.fullmatch(finished.stderr) else finished
 
 
 def compile_failed(path: Path, output: str, *written: Path) -> WorkbookError:

@@ -3,8 +3,6 @@ its matrix products alone against NumPy in float64: every form, ragged, unaligne
 
 import functools
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -335,12 +333,15 @@ def launches(request):
     """The words of each line that the launch program prints for a target: launch, kind, rows, H, O, shift, name, ..."""
     package = roots.op_package(roots.solutions(), PUZZLE.name).path
     name, *flags = TARGETS[request.param]
-    command = [
-        *(str(Path(sys.executable).with_name("mojo")), "run", f"--target-accelerator={request.param}"),
-        *("-D", f"TARGET={name}", *flags, "-I", str(package.parent)),
-        str(ROOT / "tests" / "p22" / "p22_fast_launches.mojo"),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=550)
+    flags = (
+        f"--target-accelerator={request.param}",
+        "-D",
+        f"TARGET={name}",
+        *flags,
+        "-I",
+        str(package.parent),
+    )
+    done = run_mojo("run", *flags, str(ROOT / "tests" / "p22" / "p22_fast_launches.mojo"), timeout=550)
     # The compiler may print a target's error and return 0.
     assert done.returncode == 0 and "error" not in done.stderr.lower(), done.stderr
     return [line.split() for line in done.stdout.splitlines() if line.startswith("launch ")], request.param

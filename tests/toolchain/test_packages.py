@@ -1,12 +1,14 @@
 """Op packages: which folders are one, what names their content, and what a package that does not compile says."""
 
 import json
+import subprocess
 
+import mojo.run
 import pytest
 
 from harness.errors import BadUse, CompileFailed, DamagedFile
 from harness.toolchain.diagnostics import parse_diagnostics
-from harness.toolchain.packages import OpPackage, compile_failed
+from harness.toolchain.packages import OpPackage, compile_failed, run_mojo
 
 
 def diagnostic(file="a.mojo", line=3, column=7, kind="error", message="no such name"):
@@ -119,3 +121,31 @@ def test_compiling_again_takes_the_same_file(solution):
     assert solution.digest in first.name
     assert OpPackage(solution.path).compile() == first
     assert first.stat().st_mtime_ns == written
+
+
+MOVED = "/some where/bin/mojo: error: No such file or directory\n"
+AS_JSON = '{"kind":"error","message":"No such file or directory"}\n'
+MISSING = "/bin/mojo: error: cannot open input file 'x.mojo': No such file or directory\n"
+
+
+@pytest.mark.parametrize(
+    ("says", "runs", "code"),
+    [
+        pytest.param([MOVED, ""], 2, 0, id="its cache moved once"),
+        pytest.param([AS_JSON, ""], 2, 0, id="and says it as JSON"),
+        pytest.param([MOVED, MOVED], 2, 1, id="its cache moved twice"),
+        pytest.param([MISSING], 1, 1, id="a file is missing"),
+        pytest.param([""], 1, 0, id="it compiles"),
+    ],
+)
+def test_the_compiler_runs_again_only_where_its_cache_moved(monkeypatch, says, runs, code):
+    calls = []
+
+    def answer(arguments, **options):
+        calls.append(arguments)
+        said = says[len(calls) - 1]
+        return subprocess.CompletedProcess(arguments, bool(said), "", said)
+
+    monkeypatch.setattr(mojo.run, "subprocess_run_mojo", answer)
+    assert run_mojo("run", "x.mojo").returncode == code
+    assert calls == [["run", "x.mojo"]] * runs

@@ -313,9 +313,11 @@ def test_a_wrong_engine_is_named(monkeypatch):
 @pytest.fixture
 def fresh_machine():
     """Asks anew what the machine has, before and after."""
-    machine_code.unavailable.cache_clear()
+    for ask in (machine_code.unavailable, machine_code.setting):
+        ask.cache_clear()
     yield
-    machine_code.unavailable.cache_clear()
+    for ask in (machine_code.unavailable, machine_code.setting):
+        ask.cache_clear()
 
 
 def features(**has):

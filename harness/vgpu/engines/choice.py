@@ -42,8 +42,8 @@ def chosen() -> str:
 def execute(run: Run) -> None:
     """Run a launch to its end; `run.launch.engine` says by what. Raises what Run.execute raises."""
     wanted = chosen()
-    able = wanted != "numpy" and engine.refusal(run) is None and not run.checks.counters
-    if not able:
+    able = wanted != "numpy" and not machine_code.unavailable()
+    if not able or run.checks.counters or engine.refusal(run):
         run.execute()
     elif wanted == "native" or is_long(run):
         if not engine.ran(run):

@@ -26,8 +26,10 @@ from harness.console import (
 from harness.errors import BadUse, EnvironmentProblem, WorkbookError, unknown_gate
 from harness.spec.catalogue import find_puzzle, puzzle_names
 from harness.spec.puzzle import Puzzle
+from harness.spec.rungs import name_of
 from harness.toolchain import roots
 from harness.toolchain.bytecode import keep_bytecode, mend_bytecode
+from harness.toolchain.disk import check_target
 
 EXIT_CODES = """\
 exit codes: 0 all correct; 1 a wrong result; 2 bad use; 3 unsolved blanks, nothing attempted is wrong; 4 the Mojo
@@ -297,9 +299,21 @@ def run_puzzle(puzzle: Puzzle, flags: argparse.Namespace) -> int:
         if getattr(flags, demo.flag.replace("-", "_")):
             return pkgutil.resolve_name(demo.run)(console)
     check_values(puzzle, flags)
-    from harness.screens.checking import check
+    from harness.screens.checking import check, count
 
-    return check(console, make_options(flags, puzzle))
+    options = make_options(flags, puzzle)
+    if options.json not in (None, "-"):
+        check_target("--json", options.json)
+    if options.work.in_package:
+        if options.show is not None:
+            from harness.screens.show import show
+
+            return show(console, options)
+        if options.html:
+            raise BadUse("--html: only --show writes a page")
+        if options.profile:
+            return count(console, options)
+    return check(console, options)
 
 
 def check_values(puzzle: Puzzle, flags: argparse.Namespace) -> None:
@@ -331,6 +345,9 @@ def make_options(flags: argparse.Namespace, puzzle: Puzzle) -> Options:
     of_kernels = flags.rung == "mojo" or not (flags.rung or puzzle.rung_of(gate or "").language == "Python")
     if gate is not None and of_kernels and gate not in gates:
         raise BadUse(f"--gate {gate or repr('')}: {unknown_gate(gate, gates)}")
+    if flags.ops and not of_kernels:
+        rung = name_of(flags.rung or puzzle.rung_of(gate or "").id)
+        raise BadUse(f"--ops {flags.ops}: an op package has no file of the {rung} rung")
     chosen = tuple(name for name in puzzle.variants if getattr(flags, name))
     gradients = False
     if gate in gates and of_kernels:

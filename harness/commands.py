@@ -372,7 +372,7 @@ def verify_work(console: Console, work: Work, *, verbose: bool = False) -> int |
         console.print(Text(title, style="bold"))
         if work.in_package:
             print_lines(console, [f"   note: {relative(note)}" for note in layout.notes(work.puzzle.name)])
-        return check_gates(console, work, Options(work.puzzle, rung=work.rung.id))[0]
+        return check_gates(console, Options(work.puzzle, rung=work.rung.id))[0]
     except WorkbookError as error:
         details = getattr(error, "details", "") if verbose else ""
         print_lines(console, [f"   error: {relative(str(error))}", *relative(details).splitlines()])

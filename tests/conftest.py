@@ -66,15 +66,15 @@ def program(puzzle, solution, cpu_graphs) -> Callable:
 
     In float32 it is the one that a run of the command line uses.
     """
-    from harness.check import runs
-    from harness.check.options import Options
+    from harness.devices import graphs
     from harness.devices.targets import cpu
 
     @functools.cache
     def load(dtype: str):
         if dtype != "float32":
             return cpu_graphs()[dtype]
-        return runs.load(Options(puzzle, root="solutions"), solution, cpu(), lambda target: None)
+        calls = puzzle.calls_of(puzzle.compiled_with(puzzle.default_variants))
+        return graphs.load(solution, calls, dtype, cpu().device)
 
     return load
 

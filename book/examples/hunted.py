@@ -13,7 +13,7 @@ from harness.learner import blanks
 from harness.puzzles.p21.catch import CatchChecker
 from harness.puzzles.p21.hunt import HuntChecker
 from harness.puzzles.p21.spec import PUZZLE
-from harness.screens.gate_report import verdict_lines
+from harness.screens.report import verdict_lines
 from harness.toolchain import roots
 
 COLUMNS = 88

@@ -11,7 +11,7 @@ from harness.check import zoo
 from harness.check.gates import Checker
 from harness.learner.blanks import find
 from harness.puzzles.p22.spec import PUZZLE
-from harness.screens.gate_report import verdict_lines
+from harness.screens.report import verdict_lines
 
 console = Console(highlight=False, emoji=False)
 checker = Checker(PUZZLE)

@@ -7,17 +7,15 @@ runs: this module itself is light. A gate whose blank is untouched is not run.
 
 import re
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.check.live import tell
-from harness.check.results import GateResult, OnFirst, judged_as_given, leave_unsolved, wanted_gates
+from harness.check.results import GateResult, OnFirst, judged_as_given, wanted_gates
 from harness.check.source_faults import faults
-from harness.check.upstream import blame_gates
 from harness.devices.recorder import Order, Recording, record_dtypes
 from harness.devices.targets import VIRTUAL
 from harness.errors import CompileFailed
@@ -36,7 +34,7 @@ class Checker:
 
     Attributes:
         spent: Where the time of the last check went: what -> how long it took.
-        other: Judges what is right on a few cases in another dtype too, whose kernels the same program compiles; or None.
+        other: The dtype in which a few cases of what is right are judged too, compiled by the same program; "" for none.
         blocks: The block order of the virtual GPU.
         repeat: How often a case runs again.
     """
@@ -52,21 +50,21 @@ class Checker:
         blocks: str = "natural",
         repeat: int = 1,
     ):
-        self.puzzle = puzzle
-        self.rung = rung or puzzle.rung("mojo")
-        self.dtype = dtype
-        self.seed = seed
-        self.blocks = blocks
-        self.repeat = repeat
+        self.puzzle, self.rung = puzzle, rung or puzzle.rung("mojo")
+        self.dtype, self.seed, self.other = dtype, seed, other
+        self.blocks, self.repeat = blocks, repeat
         self.spent: dict[str, float] = {}
-        self.other = Checker(puzzle, self.rung, dtype=other, seed=seed, blocks=blocks) if other else None
+        self._references: dict[str, Reference] = {}
 
-    @cached_property
+    @property
     def reference(self) -> "Reference":
         """Inputs, truth and baseline of the cases."""
+        return self._reference(self.dtype)
+
+    def _reference(self, dtype: str) -> "Reference":
         from harness.check.reference import Reference
 
-        return Reference(self.puzzle, self.dtype, self.seed)
+        return self._references.setdefault(dtype, Reference(self.puzzle, dtype, self.seed))
 
     def check(
         self,
@@ -89,110 +87,82 @@ class Checker:
         # A fresh one: it remembers the hash of what it has read.
         package = OpPackage(path.path if isinstance(path, OpPackage) else path)
         wanted = wanted_gates(self.puzzle, self.rung, gates)
-        if cases is None:
-            cases = [*self.puzzle.cases(None), *self.puzzle.gate_cases]
-        cases = [case for case in cases if case.world_size == 1]
         blanks = package_blanks(package, self.puzzle)
         given = judged_as_given(gates, blanks)
         empty = {id for id, blank in blanks.items() if blank.size == 0} - given
         variants = sorted({gate.variant for gate in wanted if gate.id not in empty})
         self.spent = {}
-        narrow = [case for case in cases if case.in_16_bits] if self.other else []
+        if not variants:
+            return [GateResult(gate, "unsolved") for gate in wanted]
+        if cases is None:
+            cases = [*self.puzzle.cases(None), *self.puzzle.gate_cases]
+        cases = [case for case in cases if case.world_size == 1]
+        asked = {self.dtype: cases}
+        if self.other and (narrow := [case for case in cases if case.in_16_bits]):
+            asked[self.other] = narrow
         try:
-            recording, *others = self._recorded(package, cases, variants, narrow)
+            recordings = self._recorded(package, asked, variants)
         except CompileFailed as error:
             raise with_owner(error, package.path / self.puzzle.source, blanks, gates or [*blanks]) from error
-        if on_first and variants and len(cases) > 1:
-            with self._timed("first case"):
-                first = self._results(recording, cases[:1], wanted, variants, package, blanks, given)
-            on_first(first)
-        with self._timed("all cases"):
-            results = self._results(recording, cases, wanted, variants, package, blanks, given, self.repeat)
-        if not (self.other and others):
-            return results
-        right = [result.gate for result in results if result.state == "correct"]
-        with self._timed(f"in {self.other.dtype}"):
-            again = self.other._results(others[0], narrow, right, variants, package, blanks)
-        wrong = {result.gate.id: result for result in again if result.state == "wrong"}
-        for result in wrong.values():
-            result.diagnosis.insert(0, f"right in {self.dtype}, and wrong in {self.other.dtype}:")
-        return [wrong.get(result.gate.id, result) for result in results]
-
-    def _results(
-        self,
-        recording: Recording,
-        cases: list[Case],
-        wanted: list[Gate],
-        variants: list[str],
-        package: OpPackage,
-        blanks: dict[str, Blank],
-        given: Collection[str] = (),
-        repeat: int = 1,
-    ) -> list[GateResult]:
-        """The verdict on each wanted gate in these cases."""
         from harness.check.judge import Judge
         from harness.check.ran import Simulated
 
-        judge = Judge(self.puzzle, self.reference, package, blanks, given)
-        device = Simulated(recording, self.reference, judge.source, self.blocks)
-        judged: dict[str, GateResult] = {}
-        for name in variants:
-            mine = [case for case in cases if case.variant in ("", name)]
-            variant = judge.variant(device, name, mine)
-            if repeat > 1:
-                judge.repeat(device, variant, mine, [q for gate in wanted for q in gate.own], repeat)
-            judged |= {result.gate.id: result for result in variant.gates}
-        blame_gates(list(judged.values()), self.rung.needs)
-        for id in given:
-            leave_unsolved(judged[id])
-        return [judged.get(gate.id) or GateResult(gate, "unsolved") for gate in wanted]
+        def verdicts(dtype: str, cases: Sequence[Case], wanted: Sequence[Gate], runs: int = 1):
+            again = [quantity for gate in wanted for quantity in gate.own]
+            reference = self._reference(dtype)
+            judge = Judge(reference, package, blanks, variants, cases, wanted, (), again, runs, given)
+            return judge.verdicts(Simulated(recordings[dtype], judge.source, self.blocks))
+
+        if on_first and len(cases) > 1:
+            with self._timed("first case"):
+                first = verdicts(self.dtype, cases[:1], wanted)
+            on_first(first)
+        with self._timed("all cases"):
+            results = verdicts(self.dtype, cases, wanted, self.repeat)
+        right = [result.gate for result in results if result.state == "correct"]
+        if self.other not in asked or not right:
+            return results
+        with self._timed(f"in {self.other}"):
+            narrowed = verdicts(self.other, asked[self.other], right)
+        wrong = {result.gate.id: result for result in narrowed if result.state == "wrong"}
+        for result in wrong.values():
+            result.diagnosis.insert(0, f"right in {self.dtype}, and wrong in {self.other}:")
+        return [wrong.get(result.gate.id, result) for result in results]
+
+    def _recorded(
+        self, package: OpPackage, asked: Mapping[str, Sequence[Case]], variants: Sequence[str]
+    ) -> dict[str, Recording]:
+        """The recording of each dtype's cases; while the compiler runs, PyTorch is imported and asked for what is right.
+
+        Raises what `record` does, and that without waiting for PyTorch to answer all.
+        """
+        orders = [
+            Order(package, tuple(dict.fromkeys(case.dims for case in cases)), tuple(variants), True, dtype)
+            for dtype, cases in asked.items()
+        ]
+        pool = ThreadPoolExecutor(max_workers=1)
+        try:
+            tell("compiling the kernels")
+            with self._timed("compiler"):
+                recorded = pool.submit(record_dtypes, orders, self.puzzle.name)
+                with self._timed("beside it PyTorch"):
+                    for dtype, case in ((dtype, case) for dtype, cases in asked.items() for case in cases):
+                        if recorded.done():
+                            break
+                        self._reference(dtype).truth(case, VIRTUAL)
+                        self._reference(dtype).baseline(case, VIRTUAL)
+                return dict(zip(asked, recorded.result(), strict=True))
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
     @contextmanager
-    def _timed(self, what: str) -> Iterator[None]:
+    def _timed(self, what: str) -> Generator[None]:
         """Adds what the block takes to `spent`."""
         started = time.monotonic()
         try:
             yield
         finally:
             self.spent[what] = self.spent.get(what, 0.0) + time.monotonic() - started
-
-    def _recorded(
-        self, package: OpPackage, cases: list[Case], variants: list[str], narrow: Sequence[Case] = ()
-    ) -> list[Recording]:
-        """The recording, and one of the `narrow` cases in the other dtype; while the compiler runs, PyTorch is imported and
-        asked for what is right.
-
-        Raises what `record` does, and that without waiting for PyTorch to answer all.
-        """
-        if not variants:
-            return [Recording()]
-        orders = [self._order(package, cases, variants)]
-        if self.other and narrow:
-            orders.append(self.other._order(package, narrow, variants))
-        pool = ThreadPoolExecutor(max_workers=1)
-        try:
-            tell("compiling the kernels")
-            with self._timed("compiler"):
-                recording = pool.submit(record_dtypes, orders, self.puzzle.name)
-                self._prepare(cases, recording)
-                if self.other:
-                    self.other._prepare(narrow, recording)
-                return recording.result()
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-
-    def _prepare(self, cases: Sequence[Case], recording: "Future[list[Recording]]") -> None:
-        """Makes truth and baseline of the cases, in order, until the recording is there."""
-        with self._timed("beside it PyTorch"):
-            for case in cases:
-                if recording.done():
-                    return
-                self.reference.truth(case, VIRTUAL)
-                self.reference.baseline(case, VIRTUAL)
-
-    def _order(self, package: OpPackage, cases: Sequence[Case], variants: list[str]) -> Order:
-        dims = tuple(dict.fromkeys(case.dims for case in cases))
-        return Order(package, dims, tuple(variants), small_grid=True, dtype=self.dtype)
 
 
 def with_owner(
@@ -203,14 +173,13 @@ def with_owner(
     at = re.search(rf"{re.escape(str(source))}:(\d+):", str(error))
     line = int(at[1]) if at else 0
     owners = [id for id, blank in blanks.items() if 0 <= line - blank.line < len(blank.body)]
-    words = [
-        f"the line is in the blank of {id}, and its kernel is compiled as a whole: mend {id} first"
-        for id in owners
-        if id not in asked
-    ]
-    if not owners:
+    if owners:
+        words = [
+            f"the line is in the blank of {id}, and its kernel is compiled as a whole: mend {id} first"
+            for id in owners
+            if id not in asked
+        ]
+    else:
         slips = (fault for blank in blanks.values() for fault in faults(source, blank))
         words = [f"line {slip.line}: {slip.words}" for slip in slips if slip.mistake == "double-index"]
-    if words:
-        return CompileFailed(f"{error}\n   -> {words[0]}", error.details)
-    return error
+    return CompileFailed(f"{error}\n   -> {words[0]}", error.details) if words else error

@@ -7,7 +7,6 @@ down to the right one. Of several causes the first is named, and what follows fr
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.check import reference as truth
 from harness.check.diagnose import (
     FIRST_CAUSES,
     OUTSIDE,
@@ -17,14 +16,21 @@ from harness.check.diagnose import (
     first_causes,
     from_findings,
 )
+from harness.check.evidence import Evidence
 from harness.check.places import finding_lines, has_merged_line, touches
 from harness.check.ran import Device, Outcome
-from harness.check.reference import Reference, evidence, judge_variant
-from harness.check.results import Comparison, GateResult, VariantResult, right_in_all
+from harness.check.reference import Reference, evidence, judge_variant, repeat
+from harness.check.results import (
+    Comparison,
+    GateResult,
+    VariantResult,
+    leave_unsolved,
+    right_in_all,
+)
 from harness.check.source_faults import Fault, faults
-from harness.check.upstream import blame_quantities, point_back
+from harness.check.upstream import blame_gates, blame_quantities, point_back
 from harness.learner.blanks import Blank
-from harness.spec.puzzle import Case, Gate, Puzzle
+from harness.spec.puzzle import Case, Gate
 from harness.toolchain.packages import OpPackage
 from harness.vgpu import Finding
 from harness.vgpu.checks.findings import plural
@@ -38,46 +44,69 @@ UNWRITTEN = ("uninitialised read", "output never written")
 
 @dataclass
 class Judge:
-    """Judges what devices make of one state of a learner's package; of `given` gates the code that was given too."""
+    """Judges what devices make of one state of a learner's package.
 
-    puzzle: Puzzle
+    Attributes:
+        reference: Inputs, truth and baseline of the cases.
+        package, blanks: What is judged.
+        variants, cases: What of it is run, and on what.
+        gates: Of which gates there are verdicts, as far as they are attempted; without any, of all.
+        quantities: What is compared besides the quantities of attempted gates.
+        repeated, runs: What is compared where one case runs again and again, and how often it does.
+        given: The gates that are judged by the code that was given.
+    """
+
     reference: Reference
     package: OpPackage
     blanks: Mapping[str, Blank]
+    variants: Sequence[str] = ()
+    cases: Sequence[Case] = ()
+    gates: Sequence[Gate] = ()
+    quantities: Sequence[str] = ()
+    repeated: Sequence[str] = ()
+    runs: int = 1
     given: Collection[str] = ()
 
     def __post_init__(self):
+        self.puzzle = self.reference.puzzle
         self.source = (self.package.path / self.puzzle.source).resolve()
         self.empty = {id for id, blank in self.blanks.items() if blank.size == 0} - {*self.given}
 
-    def variant(
-        self, device: Device, name: str, cases: Sequence[Case], quantities: Sequence[str] = ()
-    ) -> VariantResult:
-        """The verdict on a variant.
+    def on(self, device: Device) -> dict[str, VariantResult]:
+        """The verdict on each variant on one device."""
+        results = {name: self.variant(device, name) for name in self.variants}
+        gates = [gate for result in results.values() for gate in result.gates]
+        blame_gates(gates, self.puzzle.mojo_rung.needs if self.puzzle.mojo_rung else {})
+        for result in results.values():
+            result.gates = [gate for gate in result.gates if not self.gates or gate.gate in self.gates]
+        for gate in gates:
+            if gate.gate.id in self.given:
+                leave_unsolved(gate)
+        return results
 
-        Args:
-            device: What runs it.
-            name: Which.
-            cases: On what.
-            quantities: What is compared besides the quantities of attempted gates.
+    def verdicts(self, device: Device) -> list[GateResult]:
+        """The verdict on each of the gates on one device, whatever its variant; one that is not attempted is unsolved."""
+        results = {gate.gate.id: gate for result in self.on(device).values() for gate in result.gates}
+        return [results.get(gate.id) or GateResult(gate, "unsolved") for gate in self.gates]
 
-        The CPU path has no blanks, and so no gates.
-        """
+    def variant(self, device: Device, name: str) -> VariantResult:
+        """The verdict on a variant by itself. The CPU path has no blanks, and so no gates."""
+        cases = [case for case in self.cases if case.variant in ("", name)]
         mine = [g for g in self.puzzle.kernel_gates if g.variant == name and device.target.kind != "cpu"]
         attempted = [gate for gate in mine if gate.id not in self.empty]
         waiting = {q: (gate.id,) for gate in mine if gate.id in self.empty for q in gate.own}
-        outcome = device.outcome(name, cases)
+        outcome = device.outcome(name, cases, self.reference)
         judged = [q for gate in attempted for q in (*gate.own, *gate.given)]
-        wanted = [q for q in dict.fromkeys((*quantities, *judged)) if q not in waiting]
+        wanted = [q for q in dict.fromkeys((*self.quantities, *judged)) if q not in waiting]
         comparisons = [
-            Comparison(case, self._verdicts(device, case, name, outcome, wanted))
+            Comparison(case, judge_variant(self.reference, case, device.target, name, outputs, wanted))
             for case in cases
-            if case.name in outcome.outputs
+            if (outputs := outcome.outputs.get(case.name)) is not None
         ]
-        diagnoses = self._diagnoses(device, name, outcome, comparisons, mine)
+        diagnoses = self._diagnoses(device, outcome, comparisons, mine)
         if not outcome.given and not outcome.failure:
             blame_quantities(diagnoses, self.puzzle, name)
-        result = VariantResult(name, comparisons, {q: waiting[q] for q in quantities if q in waiting})
+        result = VariantResult(name, comparisons, {q: waiting[q] for q in self.quantities if q in waiting})
         result.findings, result.failure = outcome.findings, str(outcome.failure or "")
         errors = [finding for finding in result.findings if finding.is_error]
         result.gates = [by_values(gate, comparisons, result.failure) for gate in attempted]
@@ -89,72 +118,43 @@ class Judge:
                 self._explain(gate, diagnoses, result.failure)
         point_back(diagnoses, self.puzzle)
         result.diagnoses = diagnoses
+        if self.runs > 1 and not result.failure:
+            self._repeat(device, result, cases[min(1, len(cases) - 1)])
         return result
 
-    def repeat(
-        self,
-        device: Device,
-        result: VariantResult,
-        cases: Sequence[Case],
-        quantities: Sequence[str],
-        runs: int,
-    ) -> None:
-        """Adds what a variant's quantities, as far as they are solved, show when one case runs again and again.
+    def _repeat(self, device: Device, result: VariantResult, hard: Case) -> None:
+        """Adds what a variant's quantities, as far as they are solved, show when one case runs again and again; the first is
+        the chapter's, whose values hide a race.
 
         Where the order of sums is fixed the bits must be the same; a gate of which they are not is wrong.
         """
         name, written = result.variant, self.puzzle.writes(result.variant)
-        asked = [q for q in quantities if q in written and q not in result.unsolved]
-        hard = cases[min(1, len(cases) - 1)]  # the first is the chapter's, whose values hide a race
-        result.repeats = truth.repeat(
-            lambda: device.outputs(name, hard), self.reference, hard, device.target, name, asked, runs
-        )
+        asked = [q for q in self.repeated if q in written and q not in result.unsolved]
+        result.repeats = repeat(
+            lambda: device.outputs(name, hard, self.reference),
+            self.reference, hard, device.target, name, asked, self.runs,
+        )  # fmt: skip
         for gate in result.gates:
             gate.repeats = {q: repeats for q, repeats in result.repeats.items() if q in gate.gate.own}
             if gate.state == "correct" and not all(repeats.ok for repeats in gate.repeats.values()):
                 gate.state, gate.hint = "wrong", f"{gate.gate.id}-{CODE_RUNG}"
 
-    def _verdicts(
-        self, device: Device, case: Case, variant: str, outcome: Outcome, quantities: Sequence[str]
-    ) -> dict:
-        outputs = outcome.outputs[case.name]
-        there = [quantity for quantity in quantities if quantity in outputs]
-        return judge_variant(self.reference, case, device.target, variant, outputs, there)
-
     def _diagnoses(
-        self,
-        device: Device,
-        variant: str,
-        outcome: Outcome,
-        comparisons: Sequence[Comparison],
-        gates: Sequence[Gate],
+        self, device: Device, outcome: Outcome, comparisons: Sequence[Comparison], gates: Sequence[Gate]
     ) -> dict[str, Diagnosis]:
         """What is wrong with each wrong quantity of a variant."""
         right, puzzle = right_in_all(comparisons), self.puzzle
         hints = {quantity: gate.id for gate in gates for quantity in gate.own}
-        wrong = dict.fromkeys(q for c in comparisons for q, verdict in c.verdicts.items() if not verdict.ok)
+        wrong: dict[str, list[Evidence]] = {}
+        for c in comparisons:
+            for q, verdict in c.verdicts.items():
+                if not verdict.ok:
+                    got = outcome.outputs[c.case.name][q]
+                    shown = evidence(puzzle, self.reference, c.case, device.target, q, got, verdict)
+                    wrong.setdefault(q, []).append(shown)
         return {
-            quantity: diagnose(
-                puzzle,
-                quantity,
-                [
-                    evidence(
-                        puzzle,
-                        self.reference,
-                        c.case,
-                        device.target,
-                        quantity,
-                        outcome.outputs[c.case.name][quantity],
-                        c.verdicts[quantity],
-                    )
-                    for c in comparisons
-                    if quantity in c.verdicts and not c.verdicts[quantity].ok
-                ],
-                name=puzzle.printed(quantity),
-                gate=hints.get(quantity),
-                right=right,
-            )
-            for quantity in wrong
+            q: diagnose(puzzle, q, cases, name=puzzle.printed(q), gate=hints.get(q), right=right)
+            for q, cases in wrong.items()
         }
 
     def _share(self, findings: Sequence[Finding], gates: Sequence[GateResult], waits: bool) -> None:

@@ -1,12 +1,12 @@
 """What is asked of a command on one puzzle, as one value, and the op package that it is asked of. Loads neither torch nor MAX."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.devices.targets import VIRTUAL_LIMIT
-from harness.errors import CompileFailed
 from harness.learner.work import Work
-from harness.spec.puzzle import Puzzle
+from harness.spec.puzzle import Case, Gate, Puzzle
 from harness.toolchain import roots
 from harness.toolchain.packages import OpPackage
 
@@ -56,36 +56,64 @@ class Options:
 
     @property
     def work(self) -> Work:
-        """The file of the rung that is meant, the learner's or the solution's."""
+        """The file of the rung that is meant: the learner's, the solution's, or that of an op package elsewhere."""
         puzzle = self.puzzle
         rung = puzzle.rung(self.rung) if self.rung else puzzle.rung_of(self.gate or "")
+        if self.root not in ("problems", "solutions"):
+            return Work(puzzle, rung, ops=Path(self.root))
         return Work(puzzle, rung, roots.solutions() if self.root == "solutions" else None)
 
     @property
-    def one_gate(self) -> bool:
-        """Whether one gate of the kernels is asked for, and where recorded launches can answer: on the virtual GPU."""
+    def files(self) -> "Sequence[Options]":
+        """The same for each file that is asked about: for one, or for each in turn where the puzzle is all of its rungs."""
+        puzzle = self.puzzle
+        if not puzzle.every_rung or self.rung or self.gate is not None or self.dims:
+            return [self]
+        if puzzle.variants and (self.json or self.root not in ("problems", "solutions")):
+            return [self]
+        python = [replace(self, rung=rung.id) for rung in puzzle.rungs if rung.language == "Python"]
+        return [*python, self] if puzzle.variants else python
+
+    @property
+    def by_gate(self) -> bool:
+        """Whether the answer is a verdict on each gate: of a file in Python, and of the kernels where one gate is asked for and
+        recorded launches can answer, on the virtual GPU."""
+        if not self.work.in_package:
+            return True
         if self.gate is None or not self.puzzle.gpu or self.dtype == "float64":
             return False
         small = self.dims is None or self.puzzle.multiply_adds(self.dims) <= VIRTUAL_LIMIT
         return self.device == "virtual" or (self.device == "auto" and small)
 
+    @property
+    def cases(self) -> list[Case] | None:
+        """The cases of --dims and --ranks; None, for the puzzle's own, without either."""
+        if not self.dims and not self.ranks:
+            return None
+        ranks, cases = self.ranks, self.puzzle.cases(self.dims)
+        return [replace(case, world_size=ranks) if ranks and case.world_size > 1 else case for case in cases]
+
+    @property
+    def quantities(self) -> list[str]:
+        """What a run of the kernels compares: the forward outputs, and with --backward the gradients and what leads to them."""
+        puzzle = self.puzzle
+        if self.gate:
+            return list(next(gate.quantities for gate in puzzle.gates if gate.id == self.gate))
+        forward = list(puzzle.forward)
+        return [*forward, *puzzle.backward, *puzzle.intermediate] if self.backward else forward
+
+    @property
+    def gates(self) -> list[Gate]:
+        """The gates of the kernels that a run is about."""
+        asked = {*self.quantities}
+        return [
+            gate
+            for gate in self.puzzle.kernel_gates
+            if gate.variant in self.variants and asked & {*gate.quantities} and self.gate in (None, gate.id)
+        ]
+
 
 def locate(options: Options) -> OpPackage:
-    """The op package of a run."""
-    name = options.puzzle.name
-    if options.root == "solutions":
-        return roots.op_package(roots.solutions(), name)
-    if options.root == "problems":
-        work = Work(options.puzzle, options.puzzle.rung("mojo"))
-        work.blanks()  # a learner's file has all of them, or says in a line what happened to it
-        return work.package
-    return package_of(options.puzzle, Path(options.root))
-
-
-def package_of(puzzle: Puzzle, folder: Path) -> OpPackage:
-    """The op package in a folder. Raises CompileFailed, before anything is compiled, for that of another puzzle."""
-    package = OpPackage(folder)
-    wanted, there = [call.op.name for call in puzzle.calls], package.registers()
-    if there and not there & {*wanted}:
-        raise CompileFailed(f"{folder} is no package of {puzzle.name}: it registers no op {wanted[0]!r}")
-    return package
+    """The op package of a run; a learner's file has all of its blanks, or says in a line what happened to it."""
+    options.work.blanks()
+    return options.work.package

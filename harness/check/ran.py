@@ -45,15 +45,17 @@ class Outcome:
 
 
 class Device(Protocol):
-    """Where kernels run."""
+    """Where kernels run, and how these came about: compiled now, in how many seconds, or cached."""
 
     target: Target
+    cached: bool
+    seconds: float
 
-    def outcome(self, variant: str, cases: Sequence[Case]) -> Outcome:
+    def outcome(self, variant: str, cases: Sequence[Case], reference: "Reference") -> Outcome:
         """Runs a variant on every case."""
         ...
 
-    def outputs(self, variant: str, case: Case) -> Tensors:
+    def outputs(self, variant: str, case: Case, reference: "Reference") -> Tensors:
         """Runs a variant on one case once more; what it wrote, by quantity."""
         ...
 
@@ -61,25 +63,26 @@ class Device(Protocol):
 class Compiled:
     """A device with a MAX graph, which runs all of its variants at once; each case is run when the first of them asks."""
 
-    def __init__(self, program: "Program", reference: "Reference", target: Target):
-        self.program, self.reference, self.target = program, reference, target
+    def __init__(self, program: "Program", target: Target):
+        self.program, self.target = program, target
+        self.cached, self.seconds = program.cached, program.seconds
         self._ran: dict[Case, Tensors] = {}
 
-    def outcome(self, variant: str, cases: Sequence[Case]) -> Outcome:
+    def outcome(self, variant: str, cases: Sequence[Case], reference: "Reference") -> Outcome:
         for number, case in enumerate(cases, 1):
             if case not in self._ran:
                 tell(f"{self.target.label}: case {number} of {len(cases)} ({case.name})")
-                self._ran[case] = self._execute(case)
+                self._ran[case] = self._execute(case, reference)
         return Outcome({case.name: of_variant(self._ran[case], variant) for case in cases})
 
-    def outputs(self, variant: str, case: Case) -> Tensors:
-        return of_variant(self._execute(case), variant)
+    def outputs(self, variant: str, case: Case, reference: "Reference") -> Tensors:
+        return of_variant(self._execute(case, reference), variant)
 
-    def _execute(self, case: Case) -> Tensors:
+    def _execute(self, case: Case, reference: "Reference") -> Tensors:
         from harness.check import tensors
 
-        inputs = self.reference.inputs(case)
-        return tensors.execute(self.reference.puzzle, self.program, self.target, inputs, case.dims)
+        inputs = reference.inputs(case)
+        return tensors.execute(reference.puzzle, self.program, self.target, inputs, case.dims)
 
 
 def of_variant(outputs: Tensors, variant: str) -> Tensors:
@@ -94,52 +97,54 @@ class Simulated:
 
     target = VIRTUAL
 
-    def __init__(self, recording: Recording, reference: "Reference", source: Path, blocks: str = "natural"):
-        self.recording, self.reference, self.source, self.blocks = recording, reference, source, blocks
+    def __init__(
+        self,
+        recording: Recording,
+        source: Path,
+        blocks: str = "natural",
+        cached: bool = True,
+        seconds: float = 0.0,
+    ):
+        self.recording, self.source, self.blocks = recording, source, blocks
+        self.cached, self.seconds = cached, seconds
         self._replays: dict[str, Replay] = {}
 
-    def outcome(self, variant: str, cases: Sequence[Case]) -> Outcome:
+    def outcome(self, variant: str, cases: Sequence[Case], reference: "Reference") -> Outcome:
         from harness.check.reference import judge_variant
 
-        outcome, puzzle = self._replay(variant, cases), self.reference.puzzle
-        saved = puzzle.saved(variant)
+        outcome, saved = self._replay(variant, cases, reference), reference.puzzle.saved(variant)
         if outcome.failure is None and not all(
             verdict.ok
             for case in cases
             for verdict in judge_variant(
-                self.reference, case, self.target, variant, outcome.outputs[case.name], saved
+                reference, case, self.target, variant, outcome.outputs[case.name], saved
             ).values()
         ):
-            again = self._replay(variant, cases, given=True)
+            again = self._replay(variant, cases, reference, given=True)
             again.findings = outcome.findings
             return again
         return outcome
 
-    def outputs(self, variant: str, case: Case) -> Tensors:
-        return self._machine(variant).run(variant, case, self.reference.inputs(case))
+    def outputs(self, variant: str, case: Case, reference: "Reference") -> Tensors:
+        """On the machine that has run the variant last."""
+        return self._replays[variant].run(variant, case, reference.inputs(case))
 
-    def _machine(self, variant: str) -> "Replay":
-        """The machine that has run a variant last."""
-        if variant not in self._replays:
-            self._replays[variant] = self._new_machine()
-        return self._replays[variant]
-
-    def _new_machine(self) -> "Replay":
+    def _replay(
+        self, variant: str, cases: Sequence[Case], reference: "Reference", given: bool = False
+    ) -> Outcome:
         from harness.devices.replay import Replay
         from harness.vgpu import Checks
 
-        reference, checks = self.reference, Checks(counters=False)
-        return Replay(self.recording, reference.puzzle, reference.dtype, blocks=self.blocks, checks=checks)
-
-    def _replay(self, variant: str, cases: Sequence[Case], given: bool = False) -> Outcome:
-        replay = self._replays[variant] = self._new_machine()
+        puzzle, checks = reference.puzzle, Checks(counters=False)
+        replay = Replay(self.recording, puzzle, reference.dtype, blocks=self.blocks, checks=checks)
+        self._replays[variant] = replay
         outcome = Outcome(given=given)
         for number, case in enumerate(cases, 1):
             tell(f"{variant} on the virtual GPU: case {number} of {len(cases)} ({case.name})")
-            replay.gpu.steps = STEPS + self.reference.puzzle.multiply_adds(case.dims)
-            saved = self.reference.saved(case, self.target, variant) if given else {}
+            replay.gpu.steps = STEPS + puzzle.multiply_adds(case.dims)
+            saved = reference.saved(case, self.target, variant) if given else {}
             try:
-                outcome.outputs[case.name] = replay.run(variant, case, self.reference.inputs(case), saved)
+                outcome.outputs[case.name] = replay.run(variant, case, reference.inputs(case), saved)
             except UnsupportedInstruction as error:
                 raise EnvironmentProblem(str(error)) from error
             except VirtualGPUError as error:

@@ -168,7 +168,7 @@ def judge_variant(
     outputs: dict[str, torch.Tensor],
     quantities: Sequence[str],
 ) -> dict[str, Verdict]:
-    """The verdict on each of some quantities that a variant has written; `outputs` holds these and what it saves.
+    """The verdict on each of some quantities that a variant writes; `outputs` holds what it has written.
 
     One that is off is judged again with what the rounding of the saved quantities, where these are right, makes of it.
     """
@@ -179,8 +179,8 @@ def judge_variant(
         s, got = allowance(atomic, puzzle.summands(case.dims)), outputs[quantity]
         return verdict_on(puzzle, reference, case, target, quantity, got, s, variant, propagated)
 
-    verdicts = {quantity: verdict(quantity) for quantity in quantities}
-    wrong = [q for q in quantities if not verdicts[q].ok and not verdicts[q].nonfinite]
+    verdicts = {quantity: verdict(quantity) for quantity in quantities if quantity in outputs}
+    wrong = [quantity for quantity, each in verdicts.items() if not each.ok and not each.nonfinite]
     if wrong:
         kept = {q: values(outputs[q]) for q in puzzle.saved(variant) if verdict(q).ok}
         moved = puzzle.propagated(reference.arrays(case), kept)

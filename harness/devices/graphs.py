@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO, Any, TypeVar
 
 from max.driver import CPU, Buffer, Device
 from max.dtype import DType
@@ -132,7 +132,7 @@ def kernel_library(package: OpPackage) -> KernelLibrary:
     return library
 
 
-def load(package: OpPackage, calls: tuple[Call, ...], dtype: str, device: Device, **options) -> Program:
+def load(package: OpPackage, calls: tuple[Call, ...], dtype: str, device: Device, **options: Any) -> Program:
     """The compiled graph of `calls` on `device`: `load_each` for one graph."""
     return load_each(package, {"graph": calls}, dtype, device, **options)["graph"]
 

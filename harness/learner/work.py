@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.errors import unknown_gate
+from harness.errors import CompileFailed, unknown_gate
 from harness.learner import blanks, layout
 from harness.learner.blanks import Blank
 from harness.learner.progress import Progress
@@ -15,15 +15,19 @@ from harness.toolchain.packages import OpPackage, mojo_files
 
 @dataclass(frozen=True)
 class Work:
-    """The file of one rung of a puzzle, under a root: the learner's folder `problems/` unless another is given."""
+    """The file of one rung of a puzzle, under a root: the learner's folder `problems/` unless another is given. `ops` is an
+    op package that lies elsewhere."""
 
     puzzle: Puzzle
     rung: Rung
     root: Path | None = None
+    ops: Path | None = None
 
     @property
     def path(self) -> Path:
         """The learner's file."""
+        if self.ops:
+            return self.ops / self.puzzle.source
         return (self.root or roots.problems()) / self.puzzle.name / self.rung.file
 
     @property
@@ -38,7 +42,15 @@ class Work:
 
     @property
     def package(self) -> OpPackage:
-        """The learner's op package. Raises DamagedFile where a link in it is missing or leads nowhere."""
+        """The learner's op package. Raises DamagedFile where a link in it is missing or leads nowhere, and CompileFailed,
+        before anything is compiled, for that of another puzzle."""
+        if self.ops:
+            package = OpPackage(self.ops)
+            wanted, there = [call.op.name for call in self.puzzle.calls], package.registers()
+            if there and not there & {*wanted}:
+                words = f"{self.ops} is no package of {self.puzzle.name}: it registers no op {wanted[0]!r}"
+                raise CompileFailed(words)
+            return package
         layout.notes(self.puzzle.name, self.root)
         return OpPackage(self.path.parent)
 
@@ -66,6 +78,8 @@ class Work:
 
     def blanks(self) -> dict[str, Blank]:
         """The blanks of the learner's file. Raises DamagedFile where it cannot be read or a blank is gone."""
+        if self.ops:
+            return package_blanks(self.package, self.puzzle)
         return rung_blanks(self.path, self.rung)
 
     def ladder(self, gate: str) -> str:

@@ -1,306 +1,417 @@
-"""Prints a run for a person, or gives it as JSON. Computes nothing but the words."""
+"""The words of every check: the verdict on gates, and the report on a whole run of kernels, for a person or as JSON.
 
-from collections.abc import Collection, Iterable, Mapping
+Computes nothing but the words: all of it is lines, for whoever prints them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
 
 from harness import invocation
-from harness.check.compare import Verdict
-from harness.check.results import VariantResult
-from harness.check.runs import DeviceResult, Run
-from harness.console import relative, shown
-from harness.devices.targets import LABELS
+from harness.check.compare import Repeats, Verdict
+from harness.check.options import Options
+from harness.check.results import Comparison, GateResult, VariantResult
+from harness.console import printable, relative, shown
+from harness.devices.targets import LABELS, Skipped
 from harness.learner import layout
 from harness.learner.blanks import Blank
-from harness.screens.gate_report import cases_json, gate_json, repeat_json, repeat_words, verdict_lines
-from harness.vgpu.checks.findings import plural
+from harness.spec.puzzle import Case, Puzzle
 
+if TYPE_CHECKING:  # a list of gates needs no run
+    from harness.check.runs import DeviceResult, Run
+
+MARKS = {"correct": "✅", "wrong": "❌", "unsolved": "⏳"}
+NAMED = 4
+"""Of the cases in which a gate is wrong, so many are named."""
 RULE = "=" * 60
 THIN_RULE = "-" * 57
-STATES = {"correct": "✅ CORRECT", "wrong": "❌ INCORRECT", "unsolved": "⏳ UNSOLVED"}
+STATES = {"wrong": "❌ INCORRECT", "unsolved": "⏳ UNSOLVED", "correct": "✅ CORRECT"}
+"""What is said of a state; of several things together the first that one of them is in."""
+OVERALL = {
+    0: "✅ ALL CORRECT",
+    1: "❌ INCORRECT",
+    3: "⏳ UNSOLVED, nothing attempted is wrong",
+    6: "✅ CPU CORRECT, GPU NOT RUN",
+}
+"""The verdict on a whole run, by its exit code."""
 
 
-class Report:
-    """Writes a run to a console; piped output is the same text, plain and unwrapped."""
-
-    def __init__(self, console: Console, *, verbose: bool = False):
-        self.console = console
-        self.verbose = verbose
-
-    def line(self, text: str = "", style: str = "") -> None:
-        """One line, as it is: nothing in it is read as markup, and nothing wraps."""
-        self.console.print(Text(text, style=style), soft_wrap=True)
-
-    def run(self, run: Run) -> None:
-        """The whole report."""
-        self.header(run)
-        first = run.options.variants[0]
-        if run.options.puzzle.separate:
-            self.parts(run)
-        else:
-            for name in run.options.variants:
-                self.devices(run, name)
-        self.findings(run)
-        self.unsolved(run)
-        self.ledger(run)
-        self.summary(run, first)
-
-    def header(self, run: Run) -> None:
-        """What is run: sizes, files, and how the graphs came about."""
-        puzzle = run.options.puzzle
-        dimensions = puzzle.say_dims(run.cases[0].dims)
-        self.line(f"Testing with dimensions: {dimensions}")
-        self.line("✅ Loaded Mojo operations library")
-        self.line(
-            f"   ran {shown(run.package.path)} (hash {run.package.digest[:8]}), {run.options.dtype}, seed {run.options.seed}"
-        )
-        if run.options.root == "problems":
-            for note in layout.notes(run.options.puzzle.name):
-                self.line(f"   note: {relative(note)}")
-        for device in run.devices:
-            how = "cached" if device.cached else f"compiled in {device.compile_seconds:.1f} s"
-            what = "kernels" if device.target.kind == "virtual" else "graph"
-            self.line(f"   on {device.target.label}: {device.target.detail}, {what} {how}")
-        if run.options.backward:
-            for text in (
-                RULE,
-                f"{'':11}Comprehensive Backward Pass Test",
-                f"{'':11}Testing Custom {puzzle.subject or puzzle.title} Gradients",
-                RULE,
-            ):
-                self.line(text)
-            self.line(f"Testing with dimensions: {dimensions}")
-
-    def devices(self, run: Run, name: str) -> None:
-        """The sections of one variant, a device after the other, skipped ones by their reason."""
-        main = name == main_variant(run)
-        suffix = suffix_of(run, name)
-        what = "Backward" if run.options.backward else "Forward"
-        for kind in ("cpu", "gpu", "virtual"):
-            device = next((d for d in run.devices if d.target.kind == kind), None)
-            skipped = next((s for s in run.skipped if s.kind == kind), None)
-            if device or (skipped and main):
-                self.line()
-                self.line(f"Testing {LABELS[kind]} {what} Pass{suffix}:", style="bold")
-            if skipped and not device and main:
-                self.line(f"   ⏭ SKIPPED ({skipped.reason})")
-            if device:
-                self.section(run, device, name, what)
-
-    def parts(self, run: Run) -> None:
-        """The sections of a puzzle whose variants are separate: one for each device, a line for each quantity in it."""
-        what = "Backward" if run.options.backward else "Forward"
-        for skipped in run.skipped:
-            self.line()
-            self.line(f"Testing {LABELS[skipped.kind]} {what} Pass:", style="bold")
-            self.line(f"   ⏭ SKIPPED ({skipped.reason})")
-        for device in run.devices:
-            self.line()
-            self.line(f"Testing {LABELS[device.target.kind]} {what} Pass:", style="bold")
-            self.line(
-                "   largest difference from PyTorch in the chapter's case, and the verdict on all cases:"
-            )
-            for variant in device.variants.values():
-                written = run.options.puzzle.writes(variant.variant)
-                for quantity in run.quantities:
-                    if quantity in written:
-                        self.line(f"   {quantity}: {self.figure(variant, quantity)}")
-                self.wrong(run, variant)
-                self.repeats(run, variant)
-            self.errors(run, *device.variants.values())
-            states = {variant.state(run.quantities) for variant in device.variants.values()}
-            self.line(f"   Overall: {STATES[worst(states)]}")
-
-    def section(self, run: Run, device: DeviceResult, name: str, what: str) -> None:
-        """One variant on one device: the published lines, then the details."""
-        label, variant = device.target.label, device.variants[name]
-        puzzle = run.options.puzzle
-        written = puzzle.writes(name)
-        forward = [q for q in puzzle.forward if q in run.quantities]
-        gradients = [q for q in puzzle.backward if q in run.quantities and q in written]
-        self.line()
-        self.line(f"Testing {label} {what} Implementation - {what} Pass{suffix_of(run, name)}")
-        self.line(THIN_RULE)
-        self.line("   Computing PyTorch autograd reference...")
-        self.line(f"   Computing Mojo {what.lower()} implementation ({label})...")
-        if device.target.kind != "cpu":
-            self.line()
-        self.line(f"✅ {label} {what} Implementation {what.lower()} completed")
-        outputs = [quantity for quantity in puzzle.forward if quantity in written]
-        for output in outputs[:1]:
-            self.line(f"   Forward max difference: {self.figure(variant, output, tick=False)}")
-        for quantity in gradients or [q for q in puzzle.intermediate if q in run.quantities and q in written]:
-            self.line(f"   {puzzle.printed(quantity)}: {self.figure(variant, quantity)}")
-        self.wrong(run, variant)
-        self.errors(run, variant)
-        self.repeats(run, variant)
-        self.line()
-        if outputs:
-            self.line(f"   Forward pass: {STATES[variant.state(forward)]}")
-        if gradients:
-            self.line(f"   Gradients:    {STATES[variant.state([*gradients, *puzzle.intermediate])]}")
-        self.line(f"   Overall:      {STATES[variant.state(run.quantities)]}")
-
-    def figure(self, variant: VariantResult, quantity: str, tick: bool = True) -> str:
-        """The published figure of a quantity: the largest difference from PyTorch in the chapter's case."""
-        if quantity in variant.unsolved:
-            return f"⏳ UNSOLVED (blank {', '.join(variant.unsolved[quantity])})"
-        chapter = variant.comparisons[0].verdicts if variant.comparisons else {}
-        if quantity not in chapter:
-            return "not compared"
-        mark = (" ✅" if variant.ok(quantity) else " ❌") if tick else ""
-        return f"{chapter[quantity].difference:.2e}{mark}"
-
-    def wrong(self, run: Run, variant: VariantResult) -> None:
-        """The quantities that are wrong in some case, where, by how much and why; the gates say why of their own."""
-        names = printed_names(run)
-        gates = [result for result in variant.gates if result.state == "wrong"]
-        told = {quantity for result in gates for quantity in (*result.gate.own, *result.gate.given)}
-        for quantity in run.quantities:
-            bad = [
-                (c, c.verdicts[quantity])
-                for c in variant.comparisons
-                if quantity in c.verdicts and not c.verdicts[quantity].ok
-            ]
-            if bad:
-                comparison, verdict = max(bad, key=lambda pair: pair[1].error / pair[1].limit)
-                cases = f"{len(bad)} of {len(variant.comparisons)} cases"
-                self.line(
-                    f"   ❌ {names[quantity]} is wrong in {cases}, most in '{comparison.case.name}' ({comparison.case.why})",
-                    style="red",
-                )
-                self.line(f"      {explain(verdict)}")
-                diagnosis = variant.diagnoses.get(quantity) if quantity not in told else None
-                for text in diagnosis.lines if diagnosis else ():
-                    self.line(f"      {text}")
-        for result in gates:
-            for line in verdict_lines(result, run.options.puzzle, run.source, run.blanks):
-                self.console.print(Text("   ") + line, soft_wrap=True)
-        if variant.failure and not gates:
-            self.line(f"   ❌ {variant.failure}", style="red")
-
-    def errors(self, run: Run, *variants: VariantResult) -> None:
-        """A table of the worst case of every quantity of some variants: its error, PyTorch's, and the limit."""
-        names = printed_names(run)
-        cases = [comparison.case.name for comparison in variants[0].comparisons]
-        self.line(f"   {plural(len(cases), 'case')}: {', '.join(cases)}", style="dim")
-        row = "   {:20} {:>8} {:>10} {:>7} {:>8}  {}".format
-        heading = row("error against truth", "ours", "PyTorch's", "ratio", "limit", "in the hardest case")
-        for quantity in run.quantities:
-            judged = [
-                (c.verdicts[quantity], c)
-                for variant in variants
-                for c in variant.comparisons
-                if quantity in c.verdicts
-            ]
-            if not judged:
-                continue
-            verdict, comparison = max(judged, key=lambda pair: pair[0].error / pair[0].limit)
-            if heading:
-                self.line(heading, style="dim")
-                heading = ""
-            figures = [
-                f"{verdict.error:.1e}",
-                f"{verdict.baseline:.1e}",
-                f"{verdict.ratio:.1f}x",
-                f"{verdict.limit:.1e}",
-            ]
-            self.line(row(names[quantity], *figures, comparison.case.name))
-
-    def repeats(self, run: Run, variant: VariantResult) -> None:
-        """What repeated runs showed, a line for each gradient."""
-        names = printed_names(run)
-        for quantity, repeats in variant.repeats.items():
-            self.line(f"   {names[quantity]}: {repeat_words(repeats)}")
-
-    def findings(self, run: Run) -> None:
-        """How much the virtual GPU found besides the values, and what of it no gate has told."""
-        for device in run.devices:
-            if device.target.kind != "virtual":
-                continue
-            variants = device.variants.values()
-            errors = [finding for variant in variants for finding in variant.errors]
-            told = [f for variant in variants for result in variant.gates for f in result.findings]
-            notes = sum(not finding.is_error for finding in device.findings)
-            self.line()
-            self.line(
-                f"Virtual GPU, memory and race check: {len(errors) or 'no'} finding{'s' * (len(errors) != 1)}"
-                + (f", {plural(notes, 'note')} on library code" if notes else ""),
-                style="bold",
-            )
-            for finding in device.findings if self.verbose else [f for f in errors if f not in told]:
-                for text in finding.text().splitlines():
-                    self.line(f"   {relative(text)}", style="red" if finding.is_error else "dim")
-
-    def unsolved(self, run: Run) -> None:
-        """Where the untouched blanks are."""
-        if not run.unsolved:
-            return
-        self.line()
-        self.line(
-            f"Unsolved blanks ({len(run.unsolved)} of {len(run.options.puzzle.kernel_gates)}):", style="bold"
-        )
-        source = shown(run.source)
-        for gate in run.unsolved:
-            blank: Blank = run.blanks[gate]
-            self.line(f"   {gate:9}{source}:{blank.line}  {blank.task}")
-
-    def ledger(self, run: Run) -> None:
-        """Bytes kept for the backward pass and allocated in between, from the shapes."""
-        counted = [name for name in run.options.variants if run.ledger and name in run.ledger.between]
-        if not run.options.backward or run.ledger is None or not counted:
-            return
-        dimensions = run.options.puzzle.say_dims(run.cases[0].dims)
-        self.line()
-        self.line(f"Bytes kept for the backward pass, parameters left out ({dimensions}):")
-        self.line(f"   PyTorch eager: {describe_bytes(run.ledger.saved_eager)}")
-        self.line(f"   ours:          {describe_bytes(run.ledger.saved_ours)}")
-        for name in [name for name in counted if name in run.ledger.saved_by]:
-            self.line(f"   {name + ':':14} {describe_bytes(run.ledger.saved_by[name])}")
-        self.line("Bytes allocated in between on a GPU:")
-        for name in counted:
-            self.line(f"   {name + ':':14} {describe_bytes(run.ledger.between[name])}")
-
-    def summary(self, run: Run, first: str) -> None:
-        """The verdict, a line for each device and variant, and one for all."""
-        what = "Backward" if run.options.backward else "Forward"
-        self.line()
-        self.line(f"{what} Pass Test Summary:", style="bold")
-        for text in summary_lines(run, what, first):
-            self.line(text)
-        self.line()
-        self.line(f"   Overall Result: {overall(run)}", style="bold")
-        if run.exit_code() in (1, 3):
-            self.line(f"   Run this again: {command(run)}")
-        self.line()
-        self.line(f"{what.upper()} PASS Test Completed!")
+# ---- Gates --------------------------------------------------------------------------------------------------
 
 
-def summary_lines(run: Run, what: str, first: str) -> Iterable[str]:
-    """`   - CPU Backward:  ✅ CORRECT`, for the first variant; the others follow with their names."""
-    if run.options.puzzle.separate:
-        for device in run.devices:
-            states = {variant.state(run.quantities) for variant in device.variants.values()}
-            yield f"   - {device.target.label} {what}:  {STATES[worst(states)]}"
-        for skipped in run.skipped:
-            yield f"   - {LABELS[skipped.kind]} {what}:  ⏭ SKIPPED ({skipped.reason})"
+def verdict_lines(
+    result: GateResult, puzzle: Puzzle, source: Path, blanks: Mapping[str, Blank]
+) -> Iterator[Text]:
+    """One gate: a line with the verdict, then what is wrong, then the command for the hint.
+
+    Args:
+        result: The verdict.
+        puzzle: The puzzle.
+        source: The file with the blanks.
+        blanks: Its blanks.
+    """
+    gate = result.gate
+    head = f"{MARKS[result.state]} {gate.id:<{name_width(puzzle)}}"
+    if result.state == "unsolved":
+        blank = blanks[gate.id]
+        yield Text(f"{head} unsolved   {shown(source)}:{blank.line}")
+        yield Text(f"             {blank.task}", style="dim")
+        if result.diagnosis:
+            yield Text(f"      what is given is wrong{where_wrong(result)}:")
+            yield from explanation_lines(result, puzzle)
         return
-    for name in (first, *(v for v in run.options.variants if v != first)):
-        suffix = suffix_of(run, name)
-        for kind in ("cpu", "gpu", "virtual"):
-            for device in run.devices:
-                if device.target.kind == kind:
-                    state = device.variants[name].state(run.quantities)
-                    yield f"   - {device.target.label} {what}{suffix}:  {STATES[state]}"
-            for skipped in run.skipped:
-                if skipped.kind == kind and name == first:
-                    yield f"   - {LABELS[kind]} {what}{suffix}:  ⏭ SKIPPED ({skipped.reason})"
+    cases = len(result.comparisons)
+    if result.state == "correct":
+        where = f" in {counted(cases, 'case')}; {describe_worst(result)}" if cases else ""
+        yield Text(f"{head} correct{where}{result.summary and f': {result.summary}'}", style="green")
+        more = (*repeat_lines(result.repeats, puzzle), *result.picture)
+        yield from (Text(f"      {line}") for line in more)
+        return
+    yield Text(f"{head} wrong{where_wrong(result)}", style="bold red")
+    yield from explanation_lines(result, puzzle)
 
 
-def worst(states: Collection[str]) -> str:
-    """The verdict on several things together, by the verdict on each."""
-    return next(state for state in ("wrong", "unsolved", "correct") if state in states)
+def where_wrong(result: GateResult) -> str:
+    """In how many cases a gate is wrong, and in which; empty where nothing was compared."""
+    cases = len(result.comparisons)
+    bad = [c.case.name for c in result.comparisons if not all(v.ok for v in c.verdicts.values())]
+    if bad and len(bad) == cases:
+        return f" in {'every case' if cases == 1 else f'all {cases} cases'}"
+    few = [*bad[:NAMED], *(["..."] if len(bad) > NAMED else [])]
+    return f" in {len(bad)} of {cases} cases ({', '.join(few)})" if bad else ""
+
+
+def explanation_lines(result: GateResult, puzzle: Puzzle) -> Iterator[Text]:
+    """What is wrong with a gate, and the command for the hint."""
+    for line in (*result.diagnosis, *repeat_lines(result.repeats, puzzle), *result.picture):
+        yield Text(f"      {printable(relative(line))}")
+    if result.hint:
+        # Where no mistake has a name, no rung is the one that helps: the next that was not read.
+        hint = result.hint if result.mistake else result.hint.rpartition("-")[0]
+        yield Text(f"      next: {invocation.command(f'hint {puzzle.name} {hint}')}", style="dim")
+
+
+def case_lines(result: GateResult) -> Iterator[Text]:
+    """Every case of a gate, with each quantity's error and its limit, and every finding: what --verbose adds."""
+    for comparison in result.comparisons:
+        for quantity, verdict in comparison.verdicts.items():
+            mark = MARKS["correct" if verdict.ok else "wrong"]
+            words = f"error {verdict.error:.1e}, the limit {verdict.limit:.1e}"
+            yield Text(f"      {mark} {comparison.case.name}: {quantity}: {words}", style="dim")
+    for finding in result.findings:
+        yield from (Text(f"      {relative(line)}", style="dim") for line in finding.text().splitlines())
+
+
+def first_lines(results: Iterable[GateResult]) -> Iterator[Text]:
+    """What the first case has shown, while the others are running. Mistakes are named when all cases are known."""
+    for result in results:
+        if result.state == "unsolved":
+            continue
+        right = result.state == "correct"
+        name = f" ({result.comparisons[0].case.name})" if result.comparisons else ""
+        element = f": {printable(relative(result.diagnosis[0]))}" if result.diagnosis else ""
+        head = f"{MARKS[result.state]} {result.gate.id:<9}"
+        words = f"{head} {'right' if right else 'wrong'} in the first case{name}{'' if right else element}"
+        yield Text(f"{words}; the other cases follow ...", style="green" if right else "bold red")
+
+
+def counted(count: int, what: str) -> str:
+    """ "1 case", "2 cases"."""
+    return f"{count} {what}{'s' * (count != 1)}"
+
+
+def name_width(puzzle: Puzzle) -> int:
+    """The width of a column with the gates of a puzzle."""
+    return max([9, *(len(gate.id) for gate in puzzle.gates)])
+
+
+def judged(comparisons: Iterable[Comparison], quantity: str) -> list[tuple[Verdict, Case]]:
+    """The verdict on a quantity in every case in which it was compared."""
+    return [(c.verdicts[quantity], c.case) for c in comparisons if quantity in c.verdicts]
+
+
+def hardest(pairs: Iterable[tuple[Verdict, Case]]) -> tuple[Verdict, Case]:
+    """The verdict that comes nearest to its limit, and in which case."""
+    return max(pairs, key=lambda pair: pair[0].error / pair[0].limit)
+
+
+def describe_worst(result: GateResult) -> str:
+    """How near to the limit the hardest case of a gate came."""
+    verdict, _ = hardest((v, c.case) for c in result.comparisons for v in c.verdicts.values())
+    return f"largest error {verdict.error:.1e}, the limit there {verdict.limit:.1e}"
+
+
+def repeat_lines(repeats: Mapping[str, Repeats], puzzle: Puzzle) -> list[str]:
+    """What repeated runs showed of some quantities, a line for each."""
+    return [f"{puzzle.printed(name)}: {repeat_words(each)}" for name, each in repeats.items()]
+
+
+def repeat_words(repeats: Repeats) -> str:
+    """What repeated runs of one quantity showed, and whether it is as it must be."""
+    what = "bit-equal" if repeats.bit_equal else f"spread of {repeats.spread_ulps:.1f} ulp"
+    wrong = f", ❌ wrong in {repeats.wrong_runs}" if repeats.wrong_runs else ""
+    return f"{what} in {repeats.runs} runs ({expected_spread(repeats)}){wrong}"
+
+
+def expected_spread(repeats: Repeats) -> str:
+    """What the spread of repeated runs should be, and whether it is."""
+    if not repeats.atomic:
+        must = "it must be: the order of its sums is fixed"
+        return f"as {must}" if repeats.bit_equal else f"❌ bit-equal is what {must}"
+    may = "blocks add with atomics, in any order, and the sum is rounded once: the last bit may differ"
+    return may if repeats.spread_ulps <= 1 else f"{may}, here more: terms cancel, or a sum is kept in float32"
+
+
+# ---- A run of kernels ---------------------------------------------------------------------------------------
+
+
+Line = str | Text
+"""A line as it is: nothing in it is read as markup."""
+
+
+def write(console: Console, run: Run, *, verbose: bool = False) -> None:
+    """Writes a run to a console; piped output is the same text, plain and unwrapped."""
+    for line in lines(run, verbose):
+        console.print(line if isinstance(line, Text) else Text(line), soft_wrap=True)
+
+
+def lines(run: Run, verbose: bool = False) -> Iterator[Line]:
+    """The whole report."""
+    yield from header(run)
+    for names in groups(run):
+        yield from sections(run, names)
+    yield from findings(run, verbose)
+    yield from unsolved(run)
+    yield from ledger(run)
+    yield from summary(run)
+
+
+def header(run: Run) -> Iterator[Line]:
+    """What is run: sizes, files, and how the graphs came about."""
+    options, puzzle = run.options, run.options.puzzle
+    dimensions = f"Testing with dimensions: {puzzle.say_dims(run.cases[0].dims)}"
+    yield dimensions
+    yield "✅ Loaded Mojo operations library"
+    hashed = f"ran {shown(run.package.path)} (hash {run.package.digest[:8]})"
+    yield f"   {hashed}, {options.dtype}, seed {options.seed}"
+    if options.root == "problems":
+        yield from (f"   note: {relative(note)}" for note in layout.notes(puzzle.name))
+    for device in run.devices:
+        how = "cached" if device.cached else f"compiled in {device.compile_seconds:.1f} s"
+        made = "kernels" if device.kind == "virtual" else "graph"
+        yield f"   on {device.target.label}: {device.target.detail}, {made} {how}"
+    if options.backward:
+        yield RULE
+        yield f"{'':11}Comprehensive Backward Pass Test"
+        yield f"{'':11}Testing Custom {puzzle.subject or puzzle.title} Gradients"
+        yield RULE
+        yield dimensions
+
+
+def groups(run: Run) -> list[tuple[str, ...]]:
+    """The variants that have a section together: all, where each is a step by itself, else each alone."""
+    variants = run.options.variants
+    return [variants] if run.options.puzzle.separate else [(name,) for name in variants]
+
+
+def sections(run: Run, names: Sequence[str]) -> Iterator[Line]:
+    """The sections of some variants, a device after the other; skipped ones by their reason, once."""
+    separate = run.options.puzzle.separate
+    for place in [*run.skipped, *run.devices] if separate else in_order(run):
+        skipped = isinstance(place, Skipped)
+        if skipped and main_variant(run) not in names and not separate:
+            continue
+        yield ""
+        yield Text(f"Testing {LABELS[place.kind]} {what(run)} Pass{suffix_of(run, names)}:", style="bold")
+        if skipped:
+            yield f"   ⏭ SKIPPED ({place.reason})"
+        else:
+            yield from parts(run, place) if separate else section(run, place, names[0])
+
+
+def parts(run: Run, device: DeviceResult) -> Iterator[Line]:
+    """One device of a puzzle whose variants are separate: a line for each quantity."""
+    yield "   largest difference from PyTorch in the chapter's case, and the verdict on all cases:"
+    for name, variant in device.variants.items():
+        written = run.options.puzzle.writes(name)
+        yield from (f"   {q}: {figure(variant, q)}" for q in run.quantities if q in written)
+        yield from wrong(run, variant)
+        yield from repeats(run, variant)
+    yield from errors(run, *device.variants.values())
+    yield f"   Overall: {state_of(run, device, device.variants)}"
+
+
+def section(run: Run, device: DeviceResult, name: str) -> Iterator[Line]:
+    """One variant on one device: the published lines, then the details."""
+    label, variant, puzzle = device.target.label, device.variants[name], run.options.puzzle
+    written, backward = puzzle.writes(name), what(run)
+    forward = [q for q in puzzle.forward if q in run.quantities]
+    gradients = [q for q in puzzle.backward if q in run.quantities and q in written]
+    yield ""
+    yield f"Testing {label} {backward} Implementation - {backward} Pass{suffix_of(run, [name])}"
+    yield THIN_RULE
+    yield "   Computing PyTorch autograd reference..."
+    yield f"   Computing Mojo {backward.lower()} implementation ({label})..."
+    if device.kind != "cpu":
+        yield ""
+    yield f"✅ {label} {backward} Implementation {backward.lower()} completed"
+    outputs = [quantity for quantity in puzzle.forward if quantity in written]
+    for output in outputs[:1]:
+        yield f"   Forward max difference: {figure(variant, output, tick=False)}"
+    for quantity in gradients or [q for q in puzzle.intermediate if q in run.quantities and q in written]:
+        yield f"   {puzzle.printed(quantity)}: {figure(variant, quantity)}"
+    yield from wrong(run, variant)
+    yield from errors(run, variant)
+    yield from repeats(run, variant)
+    yield ""
+    if outputs:
+        yield f"   Forward pass: {STATES[variant.state(forward)]}"
+    if gradients:
+        yield f"   Gradients:    {STATES[variant.state([*gradients, *puzzle.intermediate])]}"
+    yield f"   Overall:      {STATES[variant.state(run.quantities)]}"
+
+
+def figure(variant: VariantResult, quantity: str, tick: bool = True) -> str:
+    """The published figure of a quantity: the largest difference from PyTorch in the chapter's case."""
+    if quantity in variant.unsolved:
+        return f"⏳ UNSOLVED (blank {', '.join(variant.unsolved[quantity])})"
+    chapter = variant.comparisons[0].verdicts if variant.comparisons else {}
+    if quantity not in chapter:
+        return "not compared"
+    mark = (" ✅" if variant.ok(quantity) else " ❌") if tick else ""
+    return f"{chapter[quantity].difference:.2e}{mark}"
+
+
+def wrong(run: Run, variant: VariantResult) -> Iterator[Line]:
+    """The quantities that are wrong in some case, where, by how much and why; the gates say why of their own."""
+    puzzle = run.options.puzzle
+    gates = [result for result in variant.gates if result.state == "wrong"]
+    told = {quantity for result in gates for quantity in (*result.gate.own, *result.gate.given)}
+    for quantity in run.quantities:
+        bad = [pair for pair in judged(variant.comparisons, quantity) if not pair[0].ok]
+        if bad:
+            verdict, case = hardest(bad)
+            cases = f"{len(bad)} of {len(variant.comparisons)} cases"
+            where = f"wrong in {cases}, most in '{case.name}' ({case.why})"
+            yield Text(f"   ❌ {puzzle.printed(quantity)} is {where}", style="red")
+            yield f"      {explain(verdict)}"
+            diagnosis = variant.diagnoses.get(quantity) if quantity not in told else None
+            yield from (f"      {text}" for text in (diagnosis.lines if diagnosis else ()))
+    for result in gates:
+        yield from (Text("   ") + line for line in verdict_lines(result, puzzle, run.source, run.blanks))
+    if variant.failure and not gates:
+        yield Text(f"   ❌ {variant.failure}", style="red")
+
+
+def errors(run: Run, *variants: VariantResult) -> Iterator[Line]:
+    """A table of the worst case of every quantity of some variants: its error, PyTorch's, and the limit."""
+    cases = [comparison.case.name for comparison in variants[0].comparisons]
+    yield Text(f"   {counted(len(cases), 'case')}: {', '.join(cases)}", style="dim")
+    row = "   {:20} {:>8} {:>10} {:>7} {:>8}  {}".format
+    heading = row("error against truth", "ours", "PyTorch's", "ratio", "limit", "in the hardest case")
+    for quantity in run.quantities:
+        pairs = [pair for variant in variants for pair in judged(variant.comparisons, quantity)]
+        if not pairs:
+            continue
+        verdict, case = hardest(pairs)
+        if heading:
+            yield Text(heading, style="dim")
+            heading = ""
+        name, ratio = run.options.puzzle.printed(quantity), f"{verdict.ratio:.1f}x"
+        ours, theirs, limit = (f"{x:.1e}" for x in (verdict.error, verdict.baseline, verdict.limit))
+        yield row(name, ours, theirs, ratio, limit, case.name)
+
+
+def repeats(run: Run, variant: VariantResult) -> Iterator[Line]:
+    """What repeated runs showed, a line for each gradient."""
+    yield from (f"   {line}" for line in repeat_lines(variant.repeats, run.options.puzzle))
+
+
+def findings(run: Run, verbose: bool) -> Iterator[Line]:
+    """How much the virtual GPU found besides the values, and what of it no gate has told."""
+    for device in run.devices:
+        if device.kind != "virtual":
+            continue
+        variants = device.variants.values()
+        errors = [finding for variant in variants for finding in variant.errors]
+        told = [f for variant in variants for result in variant.gates for f in result.findings]
+        notes = sum(not finding.is_error for finding in device.findings)
+        yield ""
+        yield Text(
+            f"Virtual GPU, memory and race check: {counted(len(errors), 'finding') if errors else 'no findings'}"
+            + (f", {counted(notes, 'note')} on library code" if notes else ""),
+            style="bold",
+        )
+        for finding in device.findings if verbose else [f for f in errors if f not in told]:
+            for text in finding.text().splitlines():
+                yield Text(f"   {relative(text)}", style="red" if finding.is_error else "dim")
+
+
+def unsolved(run: Run) -> Iterator[Line]:
+    """Where the untouched blanks are."""
+    if run.unsolved:
+        of_all = f"{len(run.unsolved)} of {len(run.options.puzzle.kernel_gates)}"
+        yield ""
+        yield Text(f"Unsolved blanks ({of_all}):", style="bold")
+    for gate in run.unsolved:
+        yield f"   {gate:9}{shown(run.source)}:{run.blanks[gate].line}  {run.blanks[gate].task}"
+
+
+def ledger(run: Run) -> Iterator[Line]:
+    """Bytes kept for the backward pass and allocated in between, from the shapes."""
+    bytes_of = run.ledger
+    counted = [name for name in run.options.variants if bytes_of and name in bytes_of.between]
+    if not run.options.backward or bytes_of is None or not counted:
+        return
+    dimensions = run.options.puzzle.say_dims(run.cases[0].dims)
+    yield ""
+    yield f"Bytes kept for the backward pass, parameters left out ({dimensions}):"
+    yield f"   PyTorch eager: {describe_bytes(bytes_of.saved_eager)}"
+    yield f"   ours:          {describe_bytes(bytes_of.saved_ours)}"
+    own = [name for name in counted if name in bytes_of.saved_by]
+    yield from (f"   {name + ':':14} {describe_bytes(bytes_of.saved_by[name])}" for name in own)
+    yield "Bytes allocated in between on a GPU:"
+    yield from (f"   {name + ':':14} {describe_bytes(bytes_of.between[name])}" for name in counted)
+
+
+def summary(run: Run) -> Iterator[Line]:
+    """The verdict, a line for each device and variant, `   - CPU Backward:  ✅ CORRECT`, and one for all."""
+    yield ""
+    yield Text(f"{what(run)} Pass Test Summary:", style="bold")
+    for names in groups(run):
+        for place in in_order(run):
+            head = f"   - {LABELS[place.kind]} {what(run)}{suffix_of(run, names)}: "
+            if not isinstance(place, Skipped):
+                yield f"{head} {state_of(run, place, names)}"
+            elif run.options.variants[0] in names:
+                yield f"{head} ⏭ SKIPPED ({place.reason})"
+    yield ""
+    yield Text(f"   Overall Result: {OVERALL[run.exit_code()]}", style="bold")
+    if run.exit_code() in (1, 3):
+        yield f"   Run this again: {command(run)}"
+    yield ""
+    yield f"{what(run).upper()} PASS Test Completed!"
+
+
+def what(run: Run) -> str:
+    """What is tested, as headings say it."""
+    return "Backward" if run.options.backward else "Forward"
+
+
+def state_of(run: Run, device: DeviceResult, names: Iterable[str]) -> str:
+    """The verdict on some variants together on one device."""
+    states = {device.variants[name].state(run.quantities) for name in names}
+    return next(words for state, words in STATES.items() if state in states)
+
+
+def in_order(run: Run) -> list[DeviceResult | Skipped]:
+    """The devices of a run and those that it leaves out, in the order in which reports name them."""
+    return sorted([*run.devices, *run.skipped], key=lambda place: [*LABELS].index(place.kind))
 
 
 def main_variant(run: Run) -> str:
@@ -308,43 +419,25 @@ def main_variant(run: Run) -> str:
     return next(iter(run.options.puzzle.variants))
 
 
-def suffix_of(run: Run, name: str) -> str:
-    """A variant's name after its lines; none for the main one, if it makes everything that the puzzle is about."""
-    puzzle = run.options.puzzle
+def suffix_of(run: Run, names: Sequence[str]) -> str:
+    """A variant's name after its lines; none for the main one, if it makes everything that the puzzle is about, and none for
+    variants that are told together."""
+    puzzle, name = run.options.puzzle, names[0]
     everything = {*puzzle.forward, *puzzle.backward} <= puzzle.writes(name)
-    return "" if name == main_variant(run) and everything else f" ({name})"
-
-
-def overall(run: Run) -> str:
-    """The verdict on the whole run in a few words."""
-    return {
-        0: "✅ ALL CORRECT",
-        1: "❌ INCORRECT",
-        3: "⏳ UNSOLVED, nothing attempted is wrong",
-        6: "✅ CPU CORRECT, GPU NOT RUN",
-    }[run.exit_code()]
+    return "" if puzzle.separate or (name == main_variant(run) and everything) else f" ({name})"
 
 
 def explain(verdict: Verdict) -> str:
     """Why a verdict is not ok, in a line."""
+    at = list(verdict.worst)
     if verdict.unwritten:
-        return (
-            f"{verdict.unwritten} elements were never written, the first wrong one at {list(verdict.worst)}"
-        )
+        return f"{verdict.unwritten} elements were never written, the first wrong one at {at}"
     if verdict.nonfinite:
-        return (
-            f"{verdict.nonfinite} elements are NaN or infinite where the reference is not (or the reverse), "
-            f"one at {list(verdict.worst)}: not a wrong gradient but a value that is none"
-        )
-    return (
-        f"error {verdict.error:.2e}, {verdict.ratio:.3g} times PyTorch's own {verdict.baseline:.2e} "
-        f"(limit {verdict.limit:.2e}), worst at {list(verdict.worst)}"
-    )
-
-
-def printed_names(run: Run) -> dict[str, str]:
-    """Op argument -> the name that reports print, of what a run is about."""
-    return {quantity: run.options.puzzle.printed(quantity) for quantity in run.quantities}
+        where = "NaN or infinite where the reference is not (or the reverse)"
+        words = f"{verdict.nonfinite} elements are {where}, one at {at}"
+        return f"{words}: not a wrong gradient but a value that is none"
+    times = f"{verdict.ratio:.3g} times PyTorch's own {verdict.baseline:.2e}"
+    return f"error {verdict.error:.2e}, {times} (limit {verdict.limit:.2e}), worst at {at}"
 
 
 def describe_bytes(parts: Mapping[str, int]) -> str:
@@ -357,35 +450,71 @@ def describe_bytes(parts: Mapping[str, int]) -> str:
 def command(run: Run) -> str:
     """The command that runs the failing part again."""
     options = run.options
-    wrong = [
-        (device.target.kind, name)
+    bad = [
+        (device.kind, name)
         for device in run.devices
         for name, variant in device.variants.items()
         if variant.state(run.quantities) == "wrong"
     ]
-    parts = [options.puzzle.name]
-    parts += ["--backward"] if options.backward else []
-    if wrong and len({name for _, name in wrong}) == 1:
-        parts.append(f"--{wrong[0][1]}")
-    elif options.variants != options.puzzle.default_variants and not options.gate:
-        parts += [f"--{name}" for name in options.variants]
-    if wrong and len({kind for kind, _ in wrong}) == 1:
-        parts.append(f"--device {wrong[0][0]}")
-    elif options.device != "auto":
-        parts.append(f"--device {options.device}")
+    kinds, names = {kind for kind, _ in bad}, {name for _, name in bad}
+    parts = [options.puzzle.name, *(["--backward"] if options.backward else [])]
+    if len(names) == 1 or (options.variants != options.puzzle.default_variants and not options.gate):
+        parts += [f"--{name}" for name in (names if len(names) == 1 else options.variants)]
+    device = kinds.pop() if len(kinds) == 1 else options.device
+    parts += [f"--device {device}"] if device != "auto" else []
     parts += {"problems": [], "solutions": ["--solution"]}.get(options.root, [f"--ops {options.root}"])
     parts += [f"--dims {' '.join(map(str, options.dims))}"] if options.dims else []
-    parts += [f"--dtype {options.dtype}"] if options.dtype != "float32" else []
-    parts += [f"--seed {options.seed}"] if options.seed else []
-    parts += [f"--gate {options.gate}"] if options.gate else []
-    parts += [f"--repeat {options.repeat}"] if options.repeat > 1 else []
-    parts += [f"--blocks {options.blocks}"] if options.blocks != "natural" else []
+    for flag in ("dtype", "seed", "gate", "repeat", "blocks"):
+        value = getattr(options, flag)
+        parts += [f"--{flag} {value}"] if value != getattr(Options, flag) else []
     return invocation.command(" ".join(parts))
 
 
-def as_json(run: Run) -> dict:
+# ---- The same as data ---------------------------------------------------------------------------------------
+
+
+GATE = "state mistake hint lines=diagnosis summary"
+VERDICT = "ok error pytorch_error=baseline limit difference nonfinite unwritten"
+
+
+def plain(value: object, names: str) -> dict[str, object]:
+    """Attributes of a value as plain data; "lines=diagnosis" is one under another name."""
+    pairs = (name.partition("=") for name in names.split())
+    return {key: getattr(value, attribute or key) for key, _, attribute in pairs}
+
+
+def gates_json(results: Iterable[GateResult], puzzle: Puzzle, **about: object) -> dict[str, object]:
+    """The verdicts on some gates as plain data, quantities under their printed names; `about` says of what."""
+    gates: dict[str, object] = {}
+    for result in results:
+        quantities = {*result.repeats, *(name for c in result.comparisons for name in c.verdicts)}
+        names = {quantity: puzzle.printed(quantity) for quantity in quantities}
+        repeat, cases = repeats_json(result.repeats, names), cases_json(result.comparisons, names)
+        gates[result.gate.id] = {**plain(result, GATE), "repeat": repeat, "cases": cases}
+    return {"puzzle": puzzle.name, **about, "gates": gates}
+
+
+def repeats_json(repeats: Mapping[str, Repeats], names: Mapping[str, str]) -> dict[str, object]:
+    """Printed name -> what repeated runs showed, as plain data."""
+    return {
+        names[name]: {
+            **plain(each, "runs bit_equal spread_ulps wrong_runs"),
+            "must_be_equal": not each.atomic,
+        }
+        for name, each in repeats.items()
+    }
+
+
+def cases_json(comparisons: Sequence[Comparison], names: Mapping[str, str]) -> dict[str, object]:
+    """Case -> printed name -> verdict, as plain data, of the quantities that have a name."""
+    return {
+        c.case.name: {names[q]: plain(verdict, VERDICT) for q, verdict in c.verdicts.items() if q in names}
+        for c in comparisons
+    }
+
+
+def as_json(run: Run) -> dict[str, Any]:
     """The run as plain data, gradients under their printed names."""
-    names = printed_names(run)
     return {
         "puzzle": run.options.puzzle.name,
         "ops": str(run.package.path),
@@ -397,47 +526,33 @@ def as_json(run: Run) -> dict:
         "exit_code": run.exit_code(),
         "unsolved": run.unsolved,
         "skipped": {s.kind: s.reason for s in run.skipped},
-        "ledger": run.ledger
-        and {
-            "saved_eager": dict(run.ledger.saved_eager),
-            "saved_ours": dict(run.ledger.saved_ours),
-            "saved_by": {name: dict(parts) for name, parts in run.ledger.saved_by.items()},
-            "between": {name: dict(parts) for name, parts in run.ledger.between.items()},
-        },
+        "ledger": run.ledger and plain(run.ledger, "saved_eager saved_ours saved_by between"),
         "devices": [
             {
-                "device": device.target.kind,
+                "device": device.kind,
                 "detail": device.target.detail,
                 "cached": device.cached,
                 "compile_seconds": round(device.compile_seconds, 3),
                 "findings": [
-                    {
-                        "kind": f.kind,
-                        "error": f.is_error,
-                        "where": f.where,
-                        "count": f.count,
-                        "text": f.text(),
-                    }
-                    for f in device.findings
+                    {**plain(f, "kind error=is_error where count"), "text": f.text()} for f in device.findings
                 ],
-                "variants": {
-                    name: variant_json(variant, run, names) for name, variant in device.variants.items()
-                },
+                "variants": {name: variant_json(variant, run) for name, variant in device.variants.items()},
             }
             for device in run.devices
         ],
     }
 
 
-def variant_json(variant: VariantResult, run: Run, names: dict[str, str]) -> dict:
+def variant_json(variant: VariantResult, run: Run) -> dict[str, object]:
     """One variant on one device as plain data."""
+    names = {quantity: run.options.puzzle.printed(quantity) for quantity in run.quantities}
     return {
         "state": variant.state(run.quantities),
         "unsolved": {names[quantity]: list(ids) for quantity, ids in variant.unsolved.items()},
-        "repeat": {names[quantity]: repeat_json(repeats) for quantity, repeats in variant.repeats.items()},
-        "gates": {result.gate.id: gate_json(result) for result in variant.gates},
+        "repeat": repeats_json(variant.repeats, names),
+        "gates": {result.gate.id: plain(result, GATE) for result in variant.gates},
         "diagnosis": {
-            names[quantity]: {"mistake": diagnosis.mistake, "hint": diagnosis.hint, "lines": diagnosis.lines}
+            names[quantity]: plain(diagnosis, "mistake hint lines")
             for quantity, diagnosis in variant.diagnoses.items()
             if quantity in names
         },

@@ -34,8 +34,8 @@ from harness.learner import blanks
 from harness.learner.blanks import Blank
 from harness.learner.progress import FILE, Progress, fingerprint
 from harness.learner.work import Work
-from harness.screens import gate_report
-from harness.screens.work import list_lines, next_hint, next_step, show_difference
+from harness.screens import report
+from harness.screens.work import list_lines, next_hint, next_step, progress_bar, show_difference
 from harness.spec.puzzle import Gate
 from harness.spec.rungs import name_of
 from harness.toolchain import roots
@@ -418,7 +418,7 @@ class Watch:
         """Puzzle, gate and progress, in one line of the screen."""
         try:
             states = self.work.states(self.progress)
-            done = gate_report.progress_bar(sum(s == "passed" for s in states.values()), len(states))
+            done = progress_bar(sum(s == "passed" for s in states.values()), len(states))
         except DamagedFile:
             done = ""
         gate = self.work.gate(self.gate)
@@ -433,13 +433,13 @@ class Watch:
         check = self.current
         if self.running() or not check.seconds:
             yield Text(check.status, style="dim")
-            yield from gate_report.first_lines(check.first)
+            yield from report.first_lines(check.first)
             return
         if check.error:
             yield Text(relative(check.error), style="red")
         else:
             for result in check.results:
-                yield from gate_report.verdict_lines(result, self.work.puzzle, self.work.path, check.blanks)
+                yield from report.verdict_lines(result, self.work.puzzle, self.work.path, check.blanks)
         yield Text(f"{check.seconds:.1f} s after the save", style="dim")
         if check.correct and self.upcoming() is None:
             yield Text(next_step(self.work, self.progress), style="green")

@@ -1,5 +1,7 @@
 """A learner's work on the screen: the list of gates, the next hint, the lines beside the solution's."""
 
+import re
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
 from rich.console import Console
@@ -9,13 +11,21 @@ from harness.console import shown
 from harness.errors import BadUse, DamagedFile
 from harness.invocation import command
 from harness.learner import blanks, hints
+from harness.learner.hints import Hint
 from harness.learner.progress import Progress
 from harness.learner.score import score_of
 from harness.learner.work import Work
-from harness.screens import difference, gate_report
+from harness.screens import difference
+from harness.screens.report import name_width
 from harness.spec.catalogue import find_puzzle, puzzle_names
 from harness.spec.puzzle import Puzzle
 
+STATES = {
+    "passed": ("✅", "passed"),
+    "changed": ("✎", "changed since it passed"),
+    "begun": ("✎", "begun, not passed yet"),
+    "unsolved": ("·", "unsolved"),
+}
 DAMAGED = "red"
 """The style of the line of a file that cannot be read."""
 
@@ -29,10 +39,10 @@ def list_lines(work: Work, progress: Progress) -> Iterable[Text]:
         yield Text(f"   {title}: {error}", style=DAMAGED)
         return
     done = sum(state == "passed" for state in states.values())
-    yield Text(f"   {gate_report.progress_bar(done, len(states))}  {title}: {shown(work.path)}")
-    width = gate_report.name_width(work.puzzle)
+    yield Text(f"   {progress_bar(done, len(states))}  {title}: {shown(work.path)}")
+    width = name_width(work.puzzle)
     for gate in work.gates:
-        mark, words = gate_report.STATES[states[gate.id]]
+        mark, words = STATES[states[gate.id]]
         yield Text(f"      {mark} {gate.id:<{width}} {words + '':<24} {gate.about}")
 
 
@@ -41,7 +51,7 @@ def puzzle_lines(puzzle: Puzzle, progress: Progress) -> Iterator[Text]:
     states = [
         state for work in works(puzzle) if not work.rung.optional for state in gate_states(work, progress)
     ]
-    bar = gate_report.progress_bar(states.count("passed"), len(states), 10)
+    bar = progress_bar(states.count("passed"), len(states), 10)
     yield Text(f"{puzzle.name}  {bar:<18} {puzzle.title}", no_wrap=True, overflow="ellipsis")
     for work in works(puzzle):
         yield from (line for line in list_lines(work, progress) if line.style == DAMAGED)
@@ -142,6 +152,27 @@ def is_solved(work: Work, progress: Progress) -> bool:
     return {*gate_states(work, progress)} == {"passed"}
 
 
+def progress_bar(done: int, total: int, width: int = 20) -> str:
+    """`[########------------] 3/7`."""
+    filled = round(width * done / total) if total else 0
+    return f"[{'#' * filled}{'-' * (width - filled)}] {done}/{total}"
+
+
+def hint_lines(hint: Hint, number: int, total: int, width: int = 0) -> Iterator[Text]:
+    """A rung: its name and place in the ladder, the paragraph, the code; `width` columns wide, or as long as it is."""
+    yield Text(f"Hint {hint.id} ({number} of {total})", style="bold")
+    yield from (Text(line) for line in (wrapped(hint.text, width) if width else [hint.text]))
+    for line in hint.code.splitlines():
+        yield Text(f"    {line}", style="cyan")
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """A paragraph in lines; no line ends within `code`."""
+    whole = re.sub(r"`[^`]*`", lambda code: code[0].replace(" ", "\xa0"), text)
+    lines = textwrap.wrap(whole, width, break_long_words=False, break_on_hyphens=False)
+    return [line.replace("\xa0", " ") for line in lines]
+
+
 def next_hint(
     work: Work, gate: str, progress: Progress, number: int | None = None, width: int = 0
 ) -> list[Text]:
@@ -153,7 +184,7 @@ def next_hint(
     number = number or min(progress.hints.get(key, 0) + 1, len(ladder))
     last = progress.hints.get(key, 0) >= len(ladder)
     progress.read_hint(key, number)
-    lines = list(gate_report.hint_lines(ladder[number - 1], number, len(ladder), width))
+    lines = list(hint_lines(ladder[number - 1], number, len(ladder), width))
     if last and number == len(ladder):
         rung = "" if work.rung.id == work.puzzle.rung_of(gate).id else f" --rung {work.rung.id}"
         spoil = command(f"diff {work.puzzle.name} {gate}{rung} --spoil")
@@ -170,7 +201,7 @@ def show_difference(
     printed = False
     for gate in gates:
         if states[gate] != "passed" and not spoil:
-            words = gate_report.STATES[states[gate]][1]
+            words = STATES[states[gate]][1]
             console.print(Text(f"{gate}: {words}; --spoil shows the solution all the same", style="dim"))
             continue
         width = console.width if console.is_terminal else 0

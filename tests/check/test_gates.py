@@ -11,6 +11,7 @@ from typed import stand_in
 
 from harness.check import gates, places
 from harness.check.gates import Checker
+from harness.check.results import GateResult
 from harness.devices.recorder import Order, RecordedLaunch, RecordedTensor, Recording, record_many
 from harness.devices.replay import pointer
 from harness.errors import BadUse, CompileFailed, DamagedFile
@@ -259,13 +260,16 @@ def test_a_load_that_the_compiler_has_moved_out_of_its_loop_is_put_at_its_line(t
 
 def test_the_first_case_is_told_before_the_others_are_run(checker, puzzle, solution, monkeypatch):
     """Without a compiler: the verdicts are those of a stand-in."""
-    told, judged = [], []
-    monkeypatch.setattr(checker, "_recorded", lambda *_: [None])
-    monkeypatch.setattr(
-        checker, "_results", lambda recording, cases, *_: judged.append(len(cases)) or [len(cases)]
-    )
-    assert checker.check(solution, ["dx"], on_first=told.append) == [len(puzzle.cases(None))]
-    assert told == [[1]] and judged == [1, len(puzzle.cases(None))] and "first case" in checker.spent
+    told, judged, cases = [], [], len(puzzle.cases(None))
+
+    def verdicts(judge, device):
+        judged.append(len(judge.cases))
+        return [stand_in(GateResult, gate=len(judge.cases), state="wrong")]
+
+    monkeypatch.setattr(checker, "_recorded", lambda *_: {"float32": None})
+    monkeypatch.setattr("harness.check.judge.Judge.verdicts", verdicts)
+    (result,) = checker.check(solution, ["dx"], on_first=lambda first: told.append(first[0].gate))
+    assert (result.gate, told, judged) == (cases, [1], [1, cases]) and "first case" in checker.spent
 
 
 def test_this_module_is_light_until_it_is_asked():

@@ -20,7 +20,7 @@ from harness.devices.recorder import Order, RecordedLaunch, RecordedTensor, Reco
 from harness.devices.replay import pointer
 from harness.learner import blanks
 from harness.puzzles.p19.spec import PUZZLE
-from harness.screens.gate_report import verdict_lines
+from harness.screens.report import verdict_lines
 from harness.spec.puzzle import Case
 from harness.toolchain import roots
 from harness.toolchain.packages import OpPackage
@@ -93,7 +93,7 @@ class OfRecording(Checker):
     recording: Recording
 
     def _recorded(self, *arguments, **options):
-        return [self.recording]
+        return {self.dtype: self.recording}
 
 
 @pytest.fixture(scope="module")

@@ -21,29 +21,31 @@ from harness.spec.catalogue import find_puzzle
 from harness.spec.puzzle import Case, Puzzle
 
 CASES = [Case(name, "", (1,), "plain") for name in ("chapter", "wide")]
-REFERENCE = stand_in(Reference, puzzle=stand_in(Puzzle, multiply_adds=lambda dims: 1))
-PROGRAM = stand_in(Program)
+REFERENCE = stand_in(Reference, dtype="float32", puzzle=stand_in(Puzzle, multiply_adds=lambda dims: 1))
+PROGRAM = stand_in(Program, cached=True, seconds=0.0)
 
 
 def test_a_graph_tells_its_cases_once(monkeypatch):
-    monkeypatch.setattr(Compiled, "_execute", lambda self, case: {"fused.y": case.name, "unfused.y": "other"})
-    device, told = Compiled(PROGRAM, REFERENCE, Target("cpu", None, "")), []
+    monkeypatch.setattr(
+        Compiled, "_execute", lambda self, case, reference: {"fused.y": case.name, "unfused.y": "other"}
+    )
+    device, told = Compiled(PROGRAM, Target("cpu", None, "")), []
     with listening(told.append):
-        outcome = device.outcome("fused", CASES)
-        device.outcome("unfused", CASES)
+        outcome = device.outcome("fused", CASES, REFERENCE)
+        device.outcome("unfused", CASES, REFERENCE)
     assert outcome.outputs == {"chapter": {"y": "chapter"}, "wide": {"y": "wide"}}
     assert told == ["CPU: case 1 of 2 (chapter)", "CPU: case 2 of 2 (wide)"]
 
 
 def test_the_virtual_gpu_tells_its_cases(monkeypatch):
     machine = SimpleNamespace(gpu=SimpleNamespace(steps=0, findings=[]), run=lambda *arguments: {})
-    monkeypatch.setattr(Simulated, "_new_machine", lambda self: machine)
+    monkeypatch.setattr("harness.devices.replay.Replay", lambda *arguments, **options: machine)
     monkeypatch.setattr(Puzzle, "saved", lambda self, variant: [])
     monkeypatch.setattr(Reference, "inputs", lambda self, case: {})
     monkeypatch.setattr("harness.check.reference.judge_variant", lambda *arguments: {})
-    device, told = Simulated(Recording(), REFERENCE, Path("op.mojo")), []
+    device, told = Simulated(Recording(), Path("op.mojo")), []
     with listening(told.append):
-        device.outcome("fused", CASES)
+        device.outcome("fused", CASES, REFERENCE)
     assert told == [
         f"fused on the virtual GPU: case {n} of 2 ({case.name})" for n, case in enumerate(CASES, 1)
     ]

@@ -21,6 +21,7 @@ from harness.spec import catalogue
 from harness.spec.puzzle import Case, Gate, Puzzle
 from harness.toolchain.packages import OpPackage
 from harness.vgpu import Finding
+from harness.vgpu.errors import VirtualGPUError
 
 RIGHT = Verdict(True, 1e-8, 1e-8, 1e-6, 1e-8)
 WRONG = Verdict(False, 1e-2, 1e-8, 1e-6, 1e-2)
@@ -107,15 +108,15 @@ def test_a_variant_that_did_not_end_is_wrong():
 class Stopped:
     """A virtual GPU that has found something in the first case, and come no further."""
 
-    target = VIRTUAL
+    target, cached, seconds = VIRTUAL, True, 0.0
 
-    def __init__(self, *findings):
-        self.findings = list(findings)
+    def __init__(self, *findings, failure=None):
+        self.findings, self.failure = list(findings), failure
 
-    def outcome(self, variant, cases) -> Outcome:
-        return Outcome({}, self.findings)
+    def outcome(self, variant, cases, reference) -> Outcome:
+        return Outcome({}, self.findings, self.failure)
 
-    def outputs(self, variant, case):
+    def outputs(self, variant, case, reference):
         raise AssertionError("nothing runs again")
 
 
@@ -125,8 +126,8 @@ def counted(puzzle, package, finding, *, empty=()) -> list[Finding]:
         id: replace(blank, body=()) if id in empty else blank
         for id, blank in package_blanks(package, puzzle).items()
     }
-    judge = Judge(puzzle, Reference(puzzle, "float32", 0), package, by_id)
-    return judge.variant(Stopped(finding), "fused", []).errors
+    judge = Judge(Reference(puzzle, "float32", 0), package, by_id)
+    return judge.variant(Stopped(finding), "fused").errors
 
 
 def test_what_an_untouched_blank_left_unwritten_may_be_read(puzzle, solution):
@@ -138,12 +139,20 @@ def test_what_an_untouched_blank_left_unwritten_may_be_read(puzzle, solution):
 def test_a_note_is_no_error_and_an_error_in_no_blank_is_every_gate_s(puzzle, solution):
     note = Finding("global race", "two blocks", "library", is_error=False)
     assert counted(puzzle, solution, note) == []
-    judge = Judge(puzzle, Reference(puzzle, "float32", 0), solution, package_blanks(solution, puzzle))
-    result = judge.variant(Stopped(RACE), "fused", [])
+    judge = Judge(Reference(puzzle, "float32", 0), solution, package_blanks(solution, puzzle))
+    result = judge.variant(Stopped(RACE), "fused")
     assert {gate.gate.id: gate.state for gate in result.gates} == dict.fromkeys(
         ("forward", "db", "dW", "dgamma", "dx"), "wrong"
     )
     assert all("global race" in " ".join(gate.diagnosis) for gate in result.gates)
+
+
+def test_what_did_not_end_is_not_run_again(puzzle, solution):
+    judge = Judge(Reference(puzzle, "float32", 0), solution, {}, ["fused"], puzzle.cases(None)[:1], runs=3)
+    judge.repeated = ["grad_input"]
+    result = judge.on(Stopped(failure=VirtualGPUError("a launch did not end")))["fused"]
+    assert result.failure == "a launch did not end" and result.repeats == {}
+    assert {gate.state for gate in result.gates} == {"wrong"}
 
 
 def test_state_names_the_worst():
@@ -165,10 +174,10 @@ def test_puzzles_are_found_by_name(puzzle):
 
 
 def test_quantities_follow_the_question(puzzle):
-    assert runs.quantities_of(Options(puzzle, backward=False)) == ["output", "mean", "rstd"]
-    whole = runs.quantities_of(Options(puzzle))
+    assert Options(puzzle, backward=False).quantities == ["output", "mean", "rstd"]
+    whole = Options(puzzle).quantities
     assert whole[:3] == ["output", "mean", "rstd"] and {"grad_input", "row_sums"} <= set(whole)
-    assert runs.quantities_of(Options(puzzle, gate="dgamma")) == ["grad_ln_weight", "grad_ln_bias"]
+    assert Options(puzzle, gate="dgamma").quantities == ["grad_ln_weight", "grad_ln_bias"]
 
 
 def test_only_gpu_kernels_wait_for_blanks(puzzle, solution):
@@ -176,13 +185,13 @@ def test_only_gpu_kernels_wait_for_blanks(puzzle, solution):
         id: replace(blank, body=()) if id in ("dx", "ln") else blank
         for id, blank in package_blanks(solution, puzzle).items()
     }
-    judge = Judge(puzzle, Reference(puzzle, "float32", 0), solution, by_id)
     quantities = [*puzzle.forward, *puzzle.backward]
+    judge = Judge(Reference(puzzle, "float32", 0), solution, by_id, quantities=quantities)
 
     def waits(kind, variant):
         device = Stopped()
         device.target = Target(kind, None, "")
-        return judge.variant(device, variant, [], quantities).unsolved
+        return judge.variant(device, variant).unsolved
 
     assert waits("cpu", "fused") == {}
     assert waits("gpu", "fused") == waits("virtual", "fused") == {"grad_input": ("dx",)}

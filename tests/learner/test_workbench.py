@@ -368,7 +368,7 @@ def test_after_the_last_rung_of_all_nothing_is_left(checkout):
 def test_verbose_adds_every_case_to_a_gate(checkout, puzzle):
     from harness.check.compare import Verdict
     from harness.check.results import Comparison, GateResult
-    from harness.screens.gate_report import case_lines
+    from harness.screens.report import case_lines
     from harness.vgpu import Finding
 
     bad = Verdict(False, 2e-3, 1e-7, 1e-6, 2e-3)

@@ -10,10 +10,9 @@ import sys
 import pytest
 import torch
 
-from harness.check import runs
-from harness.check.options import Options, locate
 from harness.check.ran import of_variant
 from harness.check.reference import Reference, judge_variant
+from harness.devices import graphs
 from harness.devices.targets import cpu
 from harness.puzzles.p19.spec import PUZZLE
 from harness.toolchain import roots
@@ -132,8 +131,8 @@ def test_the_cpu_graph_writes_every_element(solved):
     from harness.check import tensors
     from harness.spec.puzzle import Case
 
-    options = Options(PUZZLE, root="solutions")
-    program = runs.load(options, locate(options), cpu(), lambda target: None)
+    calls = PUZZLE.calls_of(PUZZLE.default_variants)
+    program = graphs.load(roots.op_package(roots.solutions(), "p19"), calls, "float32", cpu().device)
     assert program.cached
     case = Case("awkward", "", (97, 5, 129), "hard")
     reference = Reference(PUZZLE, "float32", 3)

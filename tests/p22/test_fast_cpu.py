@@ -174,9 +174,15 @@ MANY_BLOCKS = Case("many blocks", "", (2, 350, 129, 200), "hard")
 def test_every_run_gives_the_same_bits(puzzle, fast_program):
     reference = Reference(puzzle, "float32", 0)
     program = fast_program("float32")
-    device = Compiled(program, reference, cpu())
+    device = Compiled(program, cpu())
     by_quantity = repeat(
-        lambda: device.outputs("fast", MANY_BLOCKS), reference, MANY_BLOCKS, cpu(), "fast", QUANTITIES, 20
+        lambda: device.outputs("fast", MANY_BLOCKS, reference),
+        reference,
+        MANY_BLOCKS,
+        cpu(),
+        "fast",
+        QUANTITIES,
+        20,
     )
     assert all(repeats.bit_equal and not repeats.wrong_runs for repeats in by_quantity.values())
 

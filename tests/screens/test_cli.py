@@ -429,6 +429,7 @@ def bad_use(command_line, *arguments: str) -> str:
         (["p22", "--blocks", "random"], ["--blocks random", "natural, reversed, shuffled"]),
         (["p22", "--solution", "--problem"], ["--problem", "not allowed with argument --solution"]),
         (["p22", "--ops", "/nowhere"], ["no op package at /nowhere", "not a folder"]),
+        (["p22", "--ops", "op", "--numpy"], ["--ops op: an op package has no file of the NumPy rung"]),
         (["p22", "--solution", "--device", "virtual", "--dtype", "float64"], ["--dtype float64", "CPU path"]),
     ],
     ids=lambda value: " ".join(value) if value and value[0] in ("p22", "p99") else "",

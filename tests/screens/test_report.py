@@ -66,7 +66,7 @@ def make_run(puzzle, solution):
 def printed(run: Run, **options) -> list[str]:
     """The lines of the report in a pipe."""
     stream = io.StringIO()
-    report.Report(Console(file=stream, highlight=False, width=60), **options).run(run)
+    report.write(Console(file=stream, highlight=False, width=60), run, **options)
     return stream.getvalue().splitlines()
 
 

@@ -17,7 +17,7 @@ from harness.errors import DamagedFile
 from harness.learner import blanks
 from harness.learner.progress import Progress
 from harness.learner.work import Work
-from harness.screens import gate_report
+from harness.screens import report
 from harness.screens import work as screen
 from harness.spec.catalogue import find_puzzle, puzzle_names
 from harness.toolchain.roots import CHECKOUT
@@ -48,8 +48,8 @@ def test_printable_keeps_what_is_no_control_character():
 def test_what_a_learner_s_code_says_does_not_reach_the_terminal_as_a_command():
     gate = P24.gates[0]
     result = GateResult(gate, "wrong", diagnosis=["ValueError: \x1b[2J\x07"])
-    lines = [str(line) for line in gate_report.verdict_lines(result, P24, NUMPY.path, {})]
-    lines += [str(line) for line in gate_report.first_lines([result])]
+    lines = [str(line) for line in report.verdict_lines(result, P24, NUMPY.path, {})]
+    lines += [str(line) for line in report.first_lines([result])]
     assert sum("ValueError: \\x1b[2J\\x07" in line for line in lines) == 2
     assert not any("\x1b" in line or "\x07" in line for line in lines)
 

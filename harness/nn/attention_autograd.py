@@ -31,6 +31,7 @@ from harness.nn.arguments import DTYPES, check_attended, check_dense, check_flag
 from harness.nn.attention_direct import CHUNK, FIRST_ONLY, TENSOR_CORES
 from harness.nn.attention_ops import BACKWARD, DELTA, EVERY_KEY, FORWARD, MASK_BACKWARD
 from harness.nn.autograd import compiling, max_device, programs, refuse_after_fork, run
+from harness.nn.operators import registered
 from harness.spec.ops import Call
 from harness.toolchain.roots import op_package, solutions
 
@@ -111,8 +112,12 @@ def attention(
             *tensors, mask, state, factor(scale, query), diagonal, kept
         )
     else:
-        output, _ = torch.ops.mojo_workbook.attention(q, k, v, mask, factor(scale, query), diagonal, 1)
-    return output[..., : value.shape[-1]].reshape(*folded.lead, query.shape[-2], value.shape[-1])
+        scale, output = factor(scale, query), None
+        if not torch.compiler.is_compiling():
+            output = attention_direct.by_plan(q, k, v, mask, diagonal, scale, True)
+        if output is None:
+            output, _ = torch.ops.mojo_workbook.attention(q, k, v, mask, scale, diagonal, 1)
+    return folded.unfold(output, value.shape[-1])
 
 
 def torchs_own(
@@ -157,8 +162,7 @@ def attention_with_lse(
         )
     folded, diagonal = prepared(query, key, value, attn_mask, is_causal, enable_gqa)
     output, lse = torch.ops.mojo_workbook.attention(*folded.tensors, factor(scale, query), diagonal, 1)
-    rows = (*folded.lead, query.shape[-2])
-    return output[..., : value.shape[-1]].reshape(*rows, value.shape[-1]), lse.reshape(rows)
+    return folded.unfold(output, value.shape[-1]), lse.reshape(*folded.lead, query.shape[-2])
 
 
 def prepared(
@@ -523,6 +527,11 @@ class Folded:
     lead: tuple[int, ...]
     tensors: tuple[Tensor, Tensor, Tensor, Tensor | None]
 
+    def unfold(self, output: Tensor, d: int) -> Tensor:
+        """The first d columns of an output [B, N, S, ...] as [..., N, S, d]: itself where it is that already."""
+        shape = (*self.lead, output.shape[-2], d)
+        return output if output.shape == shape else output[..., :d].reshape(shape)
+
 
 def fold(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, enable_gqa: bool) -> Folded:
     """Broadcasts the leading axes, makes one batch of all but the heads, and one head dimension of two.
@@ -531,14 +540,14 @@ def fold(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, en
     Raises ValueError where axes do not broadcast.
     """
     last = -3 if enable_gqa else -2
-    try:
-        batch = torch.broadcast_shapes(query.shape[:last], key.shape[:last], value.shape[:last])
-    except RuntimeError as error:
-        shapes = ", ".join(str(list(t.shape)) for t in (query, key, value))
-        raise ValueError(f"query, key, value: leading axes do not broadcast: {shapes}") from error
+    batch = query.shape[:last]
+    if not batch == key.shape[:last] == value.shape[:last]:
+        batch = broadcast(query, key, value, last)
     d = max(query.shape[-1], value.shape[-1])
 
     def four(t: Tensor) -> Tensor:
+        if t.dim() == 4 and t.shape[:last] == batch and t.shape[-1] == d:
+            return t
         whole = F.pad(t, (0, d - t.shape[-1])) if t.shape[-1] < d else t
         whole = whole.expand(*batch, *t.shape[last:-1], d)
         heads = whole.shape[-3] if whole.dim() > 2 else 1
@@ -549,18 +558,26 @@ def fold(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, en
     return Folded(lead, (four(query), four(key), four(value), mask))
 
 
+def broadcast(query: Tensor, key: Tensor, value: Tensor, last: int) -> torch.Size:
+    """The leading axes, up to `last`, that all three are broadcast to. Raises ValueError where there are none."""
+    try:
+        return torch.broadcast_shapes(query.shape[:last], key.shape[:last], value.shape[:last])
+    except RuntimeError as error:
+        shapes = ", ".join(str(list(t.shape)) for t in (query, key, value))
+        raise ValueError(f"query, key, value: leading axes do not broadcast: {shapes}") from error
+
+
 def four_axes(mask: Tensor, lead: tuple[int, ...], query: Tensor, key: Tensor) -> Tensor:
     """The mask as numbers to add, [B or 1, N or 1, S or 1, T or 1]. Raises ValueError where it does not broadcast."""
     scores = (*lead, query.shape[-2], key.shape[-2])
-    try:
-        fits = torch.broadcast_shapes(mask.shape, scores) == scores
-    except RuntimeError:
-        fits = False
-    if not fits:
+    pairs = zip(reversed(mask.shape), reversed(scores), strict=False)
+    # torch.broadcast_shapes says the same in 20 us.
+    if mask.dim() > len(scores) or not all(size in (1, wanted) for size, wanted in pairs):
         raise ValueError(f"attn_mask: shape {list(mask.shape)} does not broadcast to {list(scores)}")
     if mask.dtype == torch.bool:
         mask = as_numbers(mask, query)
-    mask = mask.reshape(*(1,) * (max(len(scores), 4) - mask.dim()), *mask.shape)
+    if mask.dim() < 4 or len(scores) > 4:
+        mask = mask.reshape(*(1,) * (max(len(scores), 4) - mask.dim()), *mask.shape)
     if mask.dim() > 4:
         if any(size != 1 for size in mask.shape[:-3]):
             mask = mask.expand(*lead[:-1], *mask.shape[-3:])
@@ -571,10 +588,11 @@ def four_axes(mask: Tensor, lead: tuple[int, ...], query: Tensor, key: Tensor) -
 def as_numbers(mask: Tensor, query: Tensor) -> Tensor:
     """0 where a bool mask is True, -inf elsewhere; for tensor cores in rows that begin at multiples of 16 bytes."""
     length = mask.shape[-1]
-    if query.device.type == "cuda" and query.dtype in TENSOR_CORES and length > 1:
+    if length % CHUNK and query.device.type == "cuda" and query.dtype in TENSOR_CORES and length > 1:
         mask = F.pad(mask, (0, -length % CHUNK))
     # The log of 1 is 0, of 0 -inf. In place, because autocast would make float32 of another.
-    return mask.to(query.dtype).log_()[..., :length]
+    numbers = mask.to(query.dtype, memory_format=torch.contiguous_format).log_()
+    return numbers if mask.shape[-1] == length else numbers[..., :length]
 
 
 def accum(dtype: torch.dtype) -> torch.dtype:
@@ -585,7 +603,7 @@ def accum(dtype: torch.dtype) -> torch.dtype:
 # ---- The operators ------------------------------------------------------------------------------------------
 
 
-@torch.library.custom_op("mojo_workbook::attention", mutates_args=())
+@registered("attention")
 def forward_operator(
     query: Tensor,
     key: Tensor,
@@ -622,7 +640,7 @@ def forward_buffers(query, key, value, attn_mask, scale, diagonal, mask_block):
     return attention_direct.empty_in_order(query), lse
 
 
-@torch.library.custom_op("mojo_workbook::attention_backward", mutates_args=())
+@registered("attention_backward")
 def backward_operator(
     grad_out: Tensor,
     query: Tensor,
@@ -642,13 +660,11 @@ def backward_operator(
     """
     kernels = attention_direct.kernels(out.device) if out.numel() else None
     if kernels is not None:
-        if (
-            attn_mask is None
-            and grad_lse is None
-            and attention_direct.as_pairs(query)
-            and kernels.choice != attention_direct.FLASH
-        ):
-            return kernels.gradients(grad_out, query, key, value, out, lse, scale, diagonal)
+        if grad_lse is None:
+            tensors = grad_out, query, key, value, out, lse, attn_mask
+            gradients = kernels.gradients(*tensors, scale, diagonal, mask_block)
+            if gradients is not None:
+                return gradients
         delta = kernels.delta(grad_out, out, grad_lse)
     else:
         delta = row_sums(grad_out, out)
@@ -690,7 +706,7 @@ def backward_of_rows(
     return gradients
 
 
-@torch.library.custom_op("mojo_workbook::attention_mask_backward", mutates_args=())
+@registered("attention_mask_backward")
 def mask_operator(
     grad_out: Tensor,
     query: Tensor,

@@ -5,15 +5,13 @@ multiplied on tensor cores, at any strides whose last is 1; float32 up to a head
 other case runs on the flash kernels, or by PyTorch's own function (`left_to_torch`). All but 16-bit types are wanted contiguous.
 `explain` says which kernels a call takes, and by which way.
 
-`call_directly` is the way of a plain call: past torch's dispatcher, with all that follows from shapes and strides worked out
-once (`AttentionPlan`), because a small attention costs its host time.
+`by_plan` is the way of a plain call: past torch's dispatcher, by a plan.
 """
 
 import functools
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import ModuleType
 
 import torch
@@ -22,8 +20,20 @@ from torch.autograd import forward_ad
 from harness.nn import on_stream
 from harness.nn.arguments import plain
 from harness.nn.attention_ops import EVERY_KEY
+from harness.nn.attention_plan import (
+    BOX,
+    TENSOR_CORES,
+    WIDEST,
+    AttentionPlan,
+    backward_of,
+    dense_strides,
+    forward_of,
+    mask_sizes,
+    numbers_of_queries,
+    plan,
+)
 from harness.nn.derivatives import FirstOnly
-from harness.nn.on_stream import KINDS, PLAIN, OnDevice, Opened, applied, contiguous_strides, is_hopper
+from harness.nn.on_stream import KINDS, PLAIN, OnDevice, Opened, applied, is_hopper
 from harness.nn.private import (
     any_autocast,
     current_device,
@@ -37,13 +47,8 @@ Tensor = torch.Tensor
 PUZZLE = "p23"
 FIRST_ONLY = FirstOnly("attention", "torch.nn.functional.scaled_dot_product_attention")
 
-TENSOR_CORES = (torch.bfloat16, torch.float16)
-WIDEST = 256
-"""The largest head dimension of the kernels on tensor cores,"""
 WIDE = 128
-"""and of those that make a mask's gradient, attention in a window, or with dropout."""
-BOX = 64
-"""Rows and elements of a row that the kernels with wgmma take at once: for float32 as pairs there is no more."""
+"""The largest head dimension of the kernels that make a mask's gradient, of attention in a window, and with dropout."""
 CHUNK = 8
 """What the head dimension must be a multiple of for wgmma: 16 bytes."""
 BEST, PORTABLE, FLASH = 0, 1, 2
@@ -54,6 +59,9 @@ MEASURED_LENGTH, MEASURED_MASKED = 512, 1024
 FASTER_HEADS, FASTER_MASKED = (range(64, 65), range(129, 193)), (range(64, 193),)
 """Without a mask and with one: the fewest queries and keys for which the time of both passes is on record, and the head dimensions for
 which they are as fast there as the fastest of PyTorch's kernels (`attention` and `attention_options` in book/records)."""
+
+
+NOTHING_TO_DO = nullcontext()
 
 
 def on_tensor_cores(query: Tensor) -> bool:
@@ -74,16 +82,16 @@ def as_pairs(query: Tensor) -> bool:
 def without_tensor_cores(query: Tensor, mask: Tensor | None = None) -> str | None:
     """Which argument keeps a call on a GPU from the tensor cores; None where it takes them, and for float64. With a mask, which keeps
     that mask's gradient from them."""
-    name, d = plain(query.dtype), query.shape[-1]
+    d = query.shape[-1]
     if query.dtype == torch.float64 or torch.version.hip:
         return None
     if not (on_tensor_cores(query) or as_pairs(query)):
         widest = WIDEST if query.dtype in TENSOR_CORES else BOX
-        return f"query has heads of {d} elements; of {name} they take up to {widest}"
+        return f"query has heads of {d} elements; of {plain(query.dtype)} they take up to {widest}"
     if mask is None:
         return None
     if query.dtype not in TENSOR_CORES:
-        return f"attn_mask needs a gradient; of {name} they make none"
+        return f"attn_mask needs a gradient; of {plain(query.dtype)} they make none"
     if mask.shape[-1] == 1:
         return "attn_mask needs a gradient, and is one number for all keys"
     if d > WIDE:
@@ -188,15 +196,6 @@ def aligned(tensor: Tensor) -> Tensor:
     return tensor if at_chunks else tensor.clone(memory_format=torch.contiguous_format)
 
 
-def dense_strides(size: torch.Size, strides: tuple[int, ...]) -> tuple[int, ...]:
-    """Of a result [B, N, S, d] without gaps, in the order of a tensor with other strides: where that has the heads of a row side by
-    side, as models split them, the result has them so too, and joining them copies nothing."""
-    if strides[1] >= strides[2]:
-        return contiguous_strides(size)
-    _, N, S, d = size
-    return (N * S * d, d, N * d, 1)
-
-
 def empty_in_order(tensor: Tensor) -> Tensor:
     """A tensor of the same size and dtype for results, without gaps. On a GPU's tensor cores the strides are `dense_strides`;
     other kernels write contiguous tensors."""
@@ -213,11 +212,6 @@ def row_strides(tensor: Tensor) -> tuple[int, ...]:
 def backward_scratch(query: Tensor) -> int:
     """Bytes that the backward pass may want: on a Hopper two numbers for each query, in whole boxes."""
     return numbers_of_queries(*query.shape[:3]) if on_tensor_cores(query) else 0
-
-
-def numbers_of_queries(B: int, N: int, S: int) -> int:
-    """Bytes of two numbers for each query, in whole boxes."""
-    return -(-B * N * 2 * 4 * (-(-S // BOX) * BOX) // 256) * 256
 
 
 class AttentionKernels(OnDevice):
@@ -267,21 +261,39 @@ class AttentionKernels(OnDevice):
     def sizes(self, query: Tensor, key: Tensor, mask: Tensor | None, diagonal: int, mask_block: int):
         """What the module takes as sizes: B, N, G, S, T, d, the diagonal, the strides of the mask, and its blocks' side."""
         B, N, S, d = query.shape
-        strides = (0, 0, 0, 0)
-        if mask is not None:
-            pairs = zip(mask.stride(), mask.shape, strict=True)
-            strides = tuple(0 if size == 1 else stride for stride, size in pairs)
-        return (
-            B,
-            N,
-            key.shape[1],
-            S,
-            key.shape[2],
-            d,
+        return (B, N, key.shape[1], S, key.shape[2], d, diagonal, *mask_sizes(mask, mask_block))
+
+    def planned(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        scale: float,
+        diagonal: int,
+        mask_block: int,
+    ) -> AttentionPlan | None:
+        """The plan for the arguments of an operator, where there is one."""
+        return plan(
+            query.shape,
+            key.shape,
+            value.shape,
+            query.stride(),
+            key.stride(),
+            value.stride(),
+            query.dtype,
+            key.dtype,
+            value.dtype,
             diagonal,
-            *strides,
-            mask_block if mask is not None else 0,
+            scale,
+            True,
+            self.choice & PORTABLE,
+            mask_sizes(mask, mask_block),
         )
+
+    def current(self) -> AbstractContextManager[object]:
+        """Meanwhile this GPU is the current one."""
+        return NOTHING_TO_DO if current_device() == self.index else torch.cuda.device(self.index)
 
     def mask_address(self, mask: Tensor | None, dtype: torch.dtype) -> int:
         """Where the mask lies, or the 0 that stands for none."""
@@ -289,6 +301,10 @@ class AttentionKernels(OnDevice):
 
     def forward(self, query, key, value, mask, scale: float, diagonal: int, mask_block: int):
         """Output [B, N, S, d], in the order of query, and lse [B, N, S], contiguous. None of the tensors is empty."""
+        planned = self.planned(query, key, value, mask, scale, diagonal, mask_block)
+        if planned is not None:
+            with self.current():
+                return forward_of(planned, self, query, key, value, mask)
         warn_of(without_tensor_cores(query))
         any_strides = on_tensor_cores(query)
         output = empty_in_order(query)
@@ -406,9 +422,25 @@ class AttentionKernels(OnDevice):
         return gradient
 
     def gradients(
-        self, grad_out, query, key, value, output, lse, scale: float, diagonal: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """`delta` and `backward` in one, of float32 without a mask and without a gradient of lse."""
+        self,
+        grad_out,
+        query,
+        key,
+        value,
+        output,
+        lse,
+        mask,
+        scale: float,
+        diagonal: int,
+        mask_block: int,
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
+        """`delta` and `backward` in one, without a gradient of lse: in 16 bits, and in float32 without a mask; None of other calls."""
+        planned = self.planned(query, key, value, mask, scale, diagonal, mask_block)
+        if planned is not None and output.stride() == planned.strides and lse.is_contiguous():
+            with self.current():
+                return backward_of(planned, self, grad_out, query, key, value, output, lse, mask)
+        if mask is not None or not as_pairs(query) or self.choice == FLASH:
+            return None
         grad_out, query, key, value, output, lse = (
             tensor.contiguous() for tensor in (grad_out, query, key, value, output, lse)
         )
@@ -436,159 +468,34 @@ class AttentionKernels(OnDevice):
 # ---- A plain call -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class AttentionPlan:
-    """What follows from shapes, strides and options of a call: the integers that the module takes around the addresses."""
-
-    dtype: torch.dtype
-    size: tuple[int, ...]
-    """Of the output; it and the gradients lie in the order of query, key and value."""
-    strides: tuple[int, ...]
-    rows: tuple[int, int, int]
-    row_strides: tuple[int, int, int]
-    key_size: tuple[int, ...]
-    key_strides: tuple[tuple[int, ...], tuple[int, ...]]
-    """Of the gradients of key and value."""
-    front: tuple[float, ...]
-    """Kind, sizes and scale."""
-    given: tuple[int, ...]
-    """The strides of query, key and value,"""
-    written: tuple[int, ...]
-    """and of the output and the three gradients."""
-    scratch: int
-    """Bytes that the backward pass may want: delta, and what goes with it on a Hopper."""
-
-
-@functools.lru_cache(maxsize=4096)
-def plan(
-    query: torch.Size,
-    key: torch.Size,
-    value: torch.Size,
-    query_strides: tuple[int, ...],
-    key_strides: tuple[int, ...],
-    value_strides: tuple[int, ...],
-    query_dtype: torch.dtype,
-    key_dtype: torch.dtype,
-    value_dtype: torch.dtype,
-    is_causal: bool,
-    scale: float | None,
-    enable_gqa: bool,
-    choice: int,
-) -> AttentionPlan | None:
-    """The plan for query [B, N, S, d] and key and value [B, G, T, d], at their strides; None for what is not done directly."""
-    if not (
-        query_dtype == key_dtype == value_dtype
-        and query_dtype in TENSOR_CORES
-        and not torch.version.hip
-        and len(query) == 4 == len(key)
-        and key == value
-        and query_strides[3] == key_strides[3] == value_strides[3] == 1
-    ):
-        return None
-    B, N, S, d = query
-    G, T = key[1:3]
-    shares = N == G or (enable_gqa and G and N % G == 0)
-    if not (shares and (B, d) == (key[0], key[3]) and 0 < d <= WIDEST and B * N * S * T):
-        return None
-    output_strides = dense_strides(query, query_strides)
-    gradient_strides = dense_strides(key, key_strides), dense_strides(key, value_strides)
-    sizes = (B, N, G, S, T, d, 0 if is_causal else EVERY_KEY, 0, 0, 0, 0, 0)
-    return AttentionPlan(
-        query_dtype,
-        tuple(query),
-        output_strides,
-        (B, N, S),
-        (N * S, S, 1),
-        tuple(key),
-        gradient_strides,
-        (KINDS[query_dtype], choice, *sizes, d**-0.5 if scale is None else float(scale)),
-        (*query_strides[:3], *key_strides[:3], *value_strides[:3]),
-        (*output_strides[:3], *output_strides[:3], *gradient_strides[0][:3], *gradient_strides[1][:3]),
-        numbers_of_queries(B, N, S),
-    )
-
-
-def forward_of(plan: AttentionPlan, kernels: AttentionKernels, query, key, value) -> tuple[Tensor, Tensor]:
-    """The output and lse. The GPU is the current one."""
-    output = empty_strided(plan.size, plan.strides, plan.dtype)
-    lse = empty_strided(plan.rows, plan.row_strides, torch.float32)
-    kernels.module.forward(
-        kernels.gpu,
-        current_stream(kernels.index),
-        0,
-        0,
-        *plan.front,
-        output.data_ptr(),
-        lse.data_ptr(),
-        query.data_ptr(),
-        key.data_ptr(),
-        value.data_ptr(),
-        0,
-        *plan.given,
-        *plan.strides[:3],
-    )
-    return output, lse
-
-
-def backward_of(plan: AttentionPlan, kernels: AttentionKernels, grad_out, query, key, value, output, lse):
-    """The gradients of query, key and value. The GPU is the current one."""
-    if grad_out.stride(3) != 1:
-        grad_out = grad_out.contiguous()
-    scratch = empty_strided((plan.scratch,), (1,), torch.uint8)
-    grad_query = empty_strided(plan.size, plan.strides, plan.dtype)
-    grad_key, grad_value = (empty_strided(plan.key_size, strides, plan.dtype) for strides in plan.key_strides)
-    kernels.module.gradients(
-        kernels.gpu,
-        current_stream(kernels.index),
-        scratch.data_ptr(),
-        plan.scratch,
-        *plan.front,
-        grad_query.data_ptr(),
-        grad_key.data_ptr(),
-        grad_value.data_ptr(),
-        grad_out.data_ptr(),
-        query.data_ptr(),
-        key.data_ptr(),
-        value.data_ptr(),
-        output.data_ptr(),
-        lse.data_ptr(),
-        0,
-        *plan.given,
-        *grad_out.stride()[:3],
-        *plan.written,
-    )
-    return grad_query, grad_key, grad_value
-
-
 class Direct(torch.autograd.Function):
     """One pass each way through the extension module, between tensors on one GPU, the current one."""
 
     @staticmethod
-    def forward(ctx, query, key, value, plan, kernels):
-        output, lse = forward_of(plan, kernels, query, key, value)
-        ctx.save_for_backward(query, key, value, output, lse)
+    def forward(ctx, query, key, value, mask, plan, kernels):
+        output, lse = forward_of(plan, kernels, query, key, value, mask)
+        ctx.save_for_backward(query, key, value, output, lse, mask)
         ctx.plan, ctx.kernels = plan, kernels
         return output
 
     @staticmethod
     def backward(ctx, grad_out):
-        query, key, value, output, lse = ctx.saved_tensors
+        query, key, value, output, lse, mask = ctx.saved_tensors
         plan, kernels = ctx.plan, ctx.kernels
         if torch.is_grad_enabled():  # create_graph=True: the operator is there to refuse a second derivative
             scale, diagonal = plan.front[-1], plan.front[8]
             gradients = torch.ops.mojo_workbook.attention_backward(
-                grad_out, query, key, value, output, lse, None, None, scale, diagonal, 1
+                grad_out, query, key, value, output, lse, None, mask, scale, diagonal, 1
             )
-        elif current_device() != kernels.index:
-            with torch.cuda.device(kernels.index):
-                gradients = backward_of(plan, kernels, grad_out, query, key, value, output, lse)
         else:
-            gradients = backward_of(plan, kernels, grad_out, query, key, value, output, lse)
+            with kernels.current():
+                gradients = backward_of(plan, kernels, grad_out, query, key, value, output, lse, mask)
         needed = ctx.needs_input_grad
         return (
             gradients[0] if needed[0] else None,
             gradients[1] if needed[1] else None,
             gradients[2] if needed[2] else None,
+            None,
             None,
             None,
         )
@@ -600,21 +507,34 @@ apply_direct = applied(Direct)
 def call_directly(
     query: Tensor, key: Tensor, value: Tensor, is_causal: bool, scale: float | None, enable_gqa: bool
 ) -> Tensor | None:
-    """Attention without a mask by the direct way; None where the registered operator must do it, or must say what is wrong.
+    """Attention of a caller's tensors without a mask by the direct way; None where the registered operator must do it, or must
+    say what is wrong. Direct are 16-bit tensors [B, N, S, d] on the current GPU, outside of autocast."""
+    if type(is_causal) is bool and type(enable_gqa) is bool and not any_autocast():
+        return by_plan(query, key, value, None, 0 if is_causal else EVERY_KEY, scale, enable_gqa)
+    return None
 
-    Direct are 16-bit tensors [B, N, S, d] on the current GPU, and no subclass, no mode, no
-    transform, no autocast, and no tangent that would be lost.
+
+def by_plan(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    diagonal: int,
+    scale: float | None,
+    enable_gqa: bool,
+) -> Tensor | None:
+    """Attention past the registered operator; None where there is no plan for it.
+
+    There is none for a subclass, a mode, a transform, a tangent that would be lost, and a mask that needs a gradient.
     """
     if not (
         type(query) in PLAIN
         and type(key) in PLAIN
         and type(value) in PLAIN
-        and type(is_causal) is bool
-        and type(enable_gqa) is bool
+        and (mask is None or (type(mask) in PLAIN and not mask.requires_grad))
         and query.layout is torch.strided
         and dispatch_modes() == 0
         and not transforms_active()
-        and not any_autocast()
         and forward_ad._current_level < 0
     ):
         return None
@@ -634,10 +554,11 @@ def call_directly(
         query.dtype,
         key.dtype,
         value.dtype,
-        is_causal,
+        diagonal,
         scale,
         enable_gqa,
         AttentionKernels.choice & PORTABLE,  # there are no flash kernels for the 16-bit types
+        mask_sizes(mask, 1),
     )
     if planned is None:
         return None
@@ -646,8 +567,8 @@ def call_directly(
         if opened is None:
             return None
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
-        return apply_direct(query, key, value, planned, opened)
-    return forward_of(planned, opened, query, key, value)[0]
+        return apply_direct(query, key, value, mask, planned, opened)
+    return forward_of(planned, opened, query, key, value, mask)[0]
 
 
 # ---- Which GPUs have a module -------------------------------------------------------------------------------

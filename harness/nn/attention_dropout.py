@@ -18,6 +18,7 @@ from harness.nn.attention_direct import (
     row_strides,
     without_dropout,
 )
+from harness.nn.operators import registered
 
 Tensor = torch.Tensor
 ONE = 65536
@@ -110,7 +111,7 @@ def widened(query: Tensor, *tensors: Tensor) -> list[Tensor]:
     return [tensor.to(wide).repeat_interleave(N // tensor.shape[1], 1) for tensor in (query, *tensors)]
 
 
-@torch.library.custom_op("mojo_workbook::attention_dropout", mutates_args=())
+@registered("attention_dropout")
 def forward_operator(
     query: Tensor,
     key: Tensor,
@@ -156,7 +157,7 @@ def forward_buffers(query, key, value, attn_mask, state, scale, diagonal, kept):
     return empty_in_order(query), query.new_empty(query.shape[:-1], dtype=wide)
 
 
-@torch.library.custom_op("mojo_workbook::attention_dropout_backward", mutates_args=())
+@registered("attention_dropout_backward")
 def backward_operator(
     grad_out: Tensor,
     query: Tensor,

@@ -24,6 +24,7 @@ from harness.nn.arguments import DTYPES, plain
 from harness.nn.derivatives import FirstOnly
 from harness.nn.direct import ALL_GRADIENTS, BIAS, INPUT, NORM, WEIGHT, Gradients
 from harness.nn.on_stream import PLAIN, applied
+from harness.nn.operators import registered
 from harness.nn.ops import BACKWARD, FORWARD
 from harness.nn.private import dispatch_modes, transforms_active
 from harness.spec.ops import Call
@@ -39,7 +40,40 @@ Tensor = torch.Tensor
 # ---- The operators ------------------------------------------------------------------------------------------
 
 
-@torch.library.custom_op("mojo_workbook::layernorm_linear", mutates_args=())
+def forward_pass(
+    x: Tensor,
+    ln_weight: Tensor | None,
+    ln_bias: Tensor | None,
+    linear_weight: Tensor,
+    linear_bias: Tensor | None,
+    eps: float,
+    algorithm: str,
+    memory: str = direct.AUTO,
+) -> tuple[Tensor, Tensor]:
+    """What `layernorm_linear` returns, of arguments that have been checked."""
+    tensors = with_absent(x, ln_weight, ln_bias, linear_weight, linear_bias)
+    algorithm, kernels, plan = direct.way(x, x.dtype, linear_weight, algorithm)
+    if kernels and plan:
+        output, statistics = kernels.forward(plan, eps, True, *as_kernels_read(tensors, weight=3))
+        assert statistics is not None  # they are to be kept
+        return output, statistics
+    H, O = x.shape[-1], linear_weight.shape[0]
+    output, statistics = forward_buffers(x, ln_weight, ln_bias, linear_weight, linear_bias, eps, algorithm)
+    rows = statistics[0].numel()
+    if rows:
+        arguments = {
+            "output": output.view(rows, 1, O),
+            "mean": statistics[0].view(rows, 1),
+            "rstd": statistics[1].view(rows, 1),
+            **dict(zip(FORWARD.reads, tensors, strict=True)),
+            "input": x.reshape(rows, 1, H),
+            "eps": torch.tensor(eps, dtype=torch.float64),
+        }
+        run(program("forward", algorithm, x.dtype, x.device), arguments, x.device)
+    return output, statistics
+
+
+@registered("layernorm_linear", bare=forward_pass)
 def layernorm_linear(
     x: Tensor,
     ln_weight: Tensor | None,
@@ -55,26 +89,7 @@ def layernorm_linear(
     `memory` is for the backward pass. Raises TypeError, ValueError or NotImplementedError where `check` does.
     """
     check(x, ln_weight, ln_bias, linear_weight, linear_bias, algorithm, memory)
-    H, O = x.shape[-1], linear_weight.shape[0]
-    tensors = with_absent(x, ln_weight, ln_bias, linear_weight, linear_bias)
-    algorithm, kernels, plan = direct.way(x, x.dtype, linear_weight, algorithm)
-    if kernels and plan:
-        output, statistics = kernels.forward(plan, eps, True, *as_kernels_read(tensors, weight=3))
-        assert statistics is not None  # they are to be kept
-        return output, statistics
-    output, statistics = forward_buffers(x, ln_weight, ln_bias, linear_weight, linear_bias, eps, algorithm)
-    rows = statistics[0].numel()
-    if rows:
-        arguments = {
-            "output": output.view(rows, 1, O),
-            "mean": statistics[0].view(rows, 1),
-            "rstd": statistics[1].view(rows, 1),
-            **dict(zip(FORWARD.reads, tensors, strict=True)),
-            "input": x.reshape(rows, 1, H),
-            "eps": torch.tensor(eps, dtype=torch.float64),
-        }
-        run(program("forward", algorithm, x.dtype, x.device), arguments, x.device)
-    return output, statistics
+    return forward_pass(x, ln_weight, ln_bias, linear_weight, linear_bias, eps, algorithm, memory)
 
 
 def as_kernels_read(tensors, weight: int) -> list[Tensor]:
@@ -108,7 +123,7 @@ def forward_buffers(x, ln_weight, ln_bias, linear_weight, linear_bias, eps, algo
     )
 
 
-@torch.library.custom_op("mojo_workbook::layernorm_linear_backward", mutates_args=())
+@registered("layernorm_linear_backward")
 def layernorm_linear_backward(
     grad_output: Tensor,
     x: Tensor,

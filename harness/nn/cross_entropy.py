@@ -29,6 +29,7 @@ from harness.nn.cross_entropy_chunks import (
 from harness.nn.derivatives import FirstOnly
 from harness.nn.layers import check_dense_tensors, in_autocast_dtype, parameter
 from harness.nn.on_stream import PLAIN
+from harness.nn.operators import registered
 from harness.nn.private import any_autocast, dispatch_modes
 
 Tensor = torch.Tensor
@@ -330,7 +331,7 @@ def as_operator(*tensors: Tensor | None) -> bool:
     return given[0].device.type == on_stream.DEVICE and dispatch_modes() > 0
 
 
-@torch.library.custom_op("mojo_workbook::linear_cross_entropy", mutates_args=())
+@registered("linear_cross_entropy")
 def operator(
     input: Tensor,
     weight: Tensor,
@@ -390,7 +391,7 @@ def operator_buffers(
     return (value, *filled(gradients, input), value.new_empty(()))
 
 
-@torch.library.custom_op("mojo_workbook::linear_cross_entropy_backward", mutates_args=())
+@registered("linear_cross_entropy_backward")
 def operator_backward(
     grad: Tensor,
     input: Tensor,

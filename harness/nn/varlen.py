@@ -16,6 +16,7 @@ from harness.nn.attention_autograd import accum, backward_operator, check, facto
 from harness.nn.attention_direct import CHUNK, WIDE, AttentionKernels, aligned, row_strides
 from harness.nn.attention_ops import EVERY_KEY
 from harness.nn.derivatives import FirstOnly
+from harness.nn.operators import registered
 
 Tensor = torch.Tensor
 FIRST_ONLY = FirstOnly(
@@ -141,7 +142,7 @@ def sizes(query: Tensor, key: Tensor, offsets: Tensor, diagonal: int) -> tuple[i
     return (1, N, key.shape[1], total, key.shape[0], d, diagonal, 0, 0, 0, 0, offsets.shape[1] - 1)
 
 
-@torch.library.custom_op("mojo_workbook::attention_varlen", mutates_args=())
+@registered("attention_varlen")
 def varlen_operator(
     query: Tensor, key: Tensor, value: Tensor, offsets: Tensor, scale: float, diagonal: int
 ) -> tuple[Tensor, Tensor]:
@@ -182,7 +183,7 @@ def varlen_buffers(query, key, value, offsets, scale, diagonal):
     return query.new_empty(query.shape), query.new_empty((N, total), dtype=accum(query.dtype))
 
 
-@torch.library.custom_op("mojo_workbook::attention_varlen_backward", mutates_args=())
+@registered("attention_varlen_backward")
 def varlen_backward_operator(
     grad_out: Tensor,
     query: Tensor,

@@ -169,9 +169,9 @@ def run_backward[
 
 
 def run_gradients[dtype: DType](mut arguments: Arguments, mut launcher: StreamLauncher, choice: Int) raises:
-    """Delta and the backward pass without a mask: sizes, scale, the addresses of the three gradients, grad_output, query, key,
-    value, output, lse and a single 0, which the flash kernels read for a mask, and strides: query, key, value, grad_output, output,
-    and the three gradients. In float32 output and gradients have no gaps.
+    """Delta and the backward pass: sizes, scale, the addresses of the three gradients, grad_output, query, key, value, output, lse
+    and mask, a single 0 for the flash kernels where there is none, and strides: query, key, value, grad_output, output, and the three
+    gradients. In float32 there is no mask, and output and gradients have no gaps.
     """
     var sizes = sizes_of(arguments)
     var scale = arguments.float().cast[accum_type[dtype]]()

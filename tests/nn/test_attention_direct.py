@@ -12,7 +12,14 @@ import torch
 from typed import loosely, present, three
 
 from harness.errors import EnvironmentProblem
-from harness.nn import attention, attention_autograd, attention_direct, attention_varlen, on_stream
+from harness.nn import (
+    attention,
+    attention_autograd,
+    attention_direct,
+    attention_plan,
+    attention_varlen,
+    on_stream,
+)
 from harness.nn.attention_ops import EVERY_KEY
 from harness.nn.window import GridWindow, WindowAttention
 from harness.toolchain import extension
@@ -47,12 +54,13 @@ def module(monkeypatch):
     stand_in = Module()
     kernels = attention_direct.AttentionKernels(stand_in, torch.device("cpu"))
     monkeypatch.setattr(attention_direct, "current_device", lambda: CPU_INDEX)
-    monkeypatch.setattr(attention_direct, "current_stream", lambda index: 99)
-    monkeypatch.setattr(
-        attention_direct,
-        "empty_strided",
-        lambda size, strides, dtype: torch.zeros(size, dtype=dtype).as_strided(size, strides),
-    )
+    for file in (attention_direct, attention_plan):
+        monkeypatch.setattr(file, "current_stream", lambda index: 99)
+        monkeypatch.setattr(
+            file,
+            "empty_strided",
+            lambda size, strides, dtype: torch.zeros(size, dtype=dtype).as_strided(size, strides),
+        )
     monkeypatch.setattr(on_stream, "DEVICE", "cpu")
     monkeypatch.setattr(attention_direct.kernels, "table", {CPU_INDEX: kernels})
     return stand_in
@@ -86,8 +94,10 @@ def test_both_ways_hand_over_as_many_arguments_as_the_module_wants(module):
     direct = counts(module)
     module.calls.clear()
     mask = torch.zeros(9, 9, dtype=torch.bfloat16, requires_grad=True)
-    attention_autograd.attention_with_lse(*tensors, mask)[0].sum().backward()
+    output, lse = attention_autograd.attention_with_lse(*tensors, mask)
+    (output.sum() + lse.sum()).backward()
     assert mask.grad is not None and mask.grad.shape == (9, 9)
+    assert counts(module).keys() >= {"delta", "backward"}, "the gradient of lse"
     assert direct.keys() == {"forward", "gradients"} and direct.items() <= wanted.items()
     assert {**direct, **counts(module)} == wanted
 
@@ -173,9 +183,8 @@ def test_heads_side_by_side_stay_so_and_contiguous_tensors_too(module, masked):
         gradients = torch.autograd.grad(output.sum(), tensors)
         for result in (output, *gradients):
             assert result.transpose(1, 2).is_contiguous() == inside and result.is_contiguous() != inside
-        kinds = [name for name, _ in module.calls]
-        assert kinds == (["forward", "delta", "backward"] if masked else ["forward", "gradients"])
-        written = module.calls[-1][1][-12:] if not masked else module.calls[-1][1][-9:]
+        assert [name for name, _ in module.calls] == ["forward", "gradients"]
+        written = module.calls[-1][1][-12:]
         assert {written[at : at + 3] for at in range(0, len(written), 3)} == {result.stride()[:3]}
         module.calls.clear()
 
@@ -186,6 +195,16 @@ def test_other_dtypes_and_devices_get_contiguous_results(module, monkeypatch):
     assert not attention_direct.empty_in_order(query).is_contiguous()
     monkeypatch.setattr(on_stream, "DEVICE", "cuda")
     assert attention_direct.empty_in_order(query).is_contiguous()
+
+
+def test_an_output_in_another_order_is_read_at_its_own_strides(module):
+    query, key, value = three(tensor.detach() for tensor in leaves())
+    output, lse = attention_autograd.attention_with_lse(query, key, value)
+    attention_autograd.attention_backward(output, query, key, value, output, lse)
+    attention_autograd.attention_backward(output, query, key, value, output.contiguous(), lse)
+    names = [name for name, _ in module.calls]
+    assert names == ["forward", "gradients", "delta", "backward"]
+    assert module.calls[2][1][-3:] == output.contiguous().stride()[:3]
 
 
 def test_only_wanted_gradients_are_returned(module):
@@ -234,12 +253,36 @@ def test_modes_and_subclasses_and_other_ranks_are_left_to_the_operator(module):
         assert call(query, key, value, False, None, False) is None
 
 
+def is_direct(output):
+    """Whether a result, or what it is a view of, was computed past the dispatcher."""
+    names, node = [], output.grad_fn
+    while node is not None:
+        names.append(node.name())
+        node = node.next_functions[0][0] if node.next_functions else None
+    return "DirectBackward" in names
+
+
+def test_a_masked_call_goes_past_the_dispatcher_where_the_mask_needs_no_gradient(module):
+    tensors, mask = leaves(S=9, T=16), torch.ones(9, 16, dtype=torch.bool)
+    for given in (mask, mask.float().to(torch.bfloat16)):
+        output = attention(*tensors, given)
+        assert is_direct(output)
+        (gradient,) = torch.autograd.grad(output.sum(), tensors[:1], create_graph=True)
+        with pytest.raises(NotImplementedError, match="attention has no double backward"):
+            gradient.sum().backward()
+    needs = given.requires_grad_()
+    assert not is_direct(attention(*tensors, needs))
+    with torch.autocast("cpu", torch.bfloat16):
+        narrowed = attention(*three(tensor.float() for tensor in tensors), mask)
+    assert narrowed.dtype == torch.bfloat16 and is_direct(narrowed)
+
+
 def test_a_mask_is_handed_over_at_its_own_strides(module):
-    query, key, value = leaves()
     mask = torch.zeros(9, 9, dtype=torch.bfloat16).t()
-    attention(query, key, value, mask)
-    ((_, arguments),) = module.calls
-    assert arguments[13:18] == (0, 0, 1, 9, 1) and arguments[24] == mask.data_ptr()
+    attention(*leaves(), mask).sum().backward()
+    (_, forward), (name, backward) = module.calls
+    assert name == "gradients" and forward[13:18] == backward[13:18] == (0, 0, 1, 9, 1)
+    assert forward[24] == backward[28] == mask.data_ptr()
     module.calls.clear()
     attention(*leaves(torch.float32))
     *_, (_, arguments) = module.calls

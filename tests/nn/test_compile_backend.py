@@ -9,9 +9,11 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+import harness.nn.attention_autograd  # noqa: F401 registers the operator
 from book.measure import record
 from harness.nn import attention_direct, mojo_workbook, on_stream
 from harness.nn.compile import backend as backend_module
+from harness.nn.operators import bare_of
 
 B, S, H, O = 2, 3, 8, 6
 pytestmark = pytest.mark.compiler
@@ -357,6 +359,44 @@ def test_inductor_compiles_the_rest(tmp_path, monkeypatch):
 
 
 # ---- The report, the options, the entry point ---------------------------------------------------------------
+
+
+def operators_run(call) -> set[str]:
+    """The names of this project's operators that run once everything is compiled."""
+    call()
+    with torch.profiler.profile() as profile:
+        call()
+    names = {event.key for event in profile.key_averages()}
+    return {name.removeprefix("mojo_workbook::") for name in names if name.startswith("mojo_workbook::")}
+
+
+def test_inductor_runs_the_operators_without_what_surrounds_them(tmp_path, monkeypatch):
+    """Those without a backward pass and without checks, in both directions; the uncompiled model runs the whole ones."""
+    if not backend_module.has_compiler():
+        pytest.skip("no C++ compiler for Inductor")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    model, x = Pieces(lambda m, x: m.a(m.ln(x)).relu()), torch.randn(B, S, H, requires_grad=True)
+    compiled = torch.compile(model, backend=mojo_workbook)
+    eager = Recorder()
+    whole = torch.compile(model, backend=eager)
+    names = {"layernorm_linear", "layernorm_linear_backward"}
+    assert operators_run(lambda: compiled(x).sum().backward()) == {f"{name}_bare" for name in names}
+    assert operators_run(lambda: whole(x).sum().backward()) == names
+    both_ways(model, x)
+
+
+@pytest.mark.parametrize("asked", ["layernorm_linear", "attention"])
+def test_a_bare_operator_gives_what_the_whole_one_gives(asked):
+    tensors = {
+        "layernorm_linear": (torch.randn(B, S, H), None, None, torch.randn(O, H), None, 1e-5, "fast"),
+        "attention": (*(torch.randn(1, 2, 5, 8) for _ in range(3)), None, 0.3, 1, 1),
+    }[asked]
+    whole = getattr(torch.ops.mojo_workbook, asked).default
+    bare = bare_of(whole)
+    assert bare.name() == f"mojo_workbook::{asked}_bare" and bare_of(bare) is bare
+    for one, other in zip(whole(*tensors), bare(*tensors), strict=True):
+        assert torch.equal(one, other)
+    torch.library.opcheck(bare, tensors, test_utils=("test_schema", "test_faketensor"))
 
 
 def test_report_names_layers_as_the_model_does(capfd, monkeypatch):

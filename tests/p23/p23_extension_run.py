@@ -151,13 +151,13 @@ def run(dims, dtype, visible, mask=0, choice=0, scale=None, mask_sizes=()):
             *(*nowhere, *front, scale, blank["grad_mask"]._data_ptr(), g._data_ptr(), *inputs, at["output"]),
             *(lse._data_ptr(), delta._data_ptr(), read, *given, *g_strides),
         )
-    elif not mask and not mask_sizes:
+    if not mask:
         again = {name: on_device(np.full_like(blank[name].to(CPU()).to_numpy(), 0xFFFF)) for name in names}
         scratch = on_device(np.full(scratch.num_elements, 0xFF, np.uint8))
         module.gradients(
             *(gpu, stream, scratch._data_ptr(), scratch.num_elements, *front, scale),
             *(again[name]._data_ptr() for name in names),
-            *(g._data_ptr(), *inputs, at["output"], lse._data_ptr(), 0, *given, *g_strides),
+            *(g._data_ptr(), *inputs, at["output"], lse._data_ptr(), read, *given, *g_strides),
             *(*rows, *rows, *keys, *keys),
         )
         device.synchronize()

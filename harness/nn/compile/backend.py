@@ -152,7 +152,10 @@ def mojo_workbook(
         return aot_eager(gm, example_inputs)
     from torch._inductor.compile_fx import compile_fx
 
-    patches = (torch._inductor.list_mode_options(mode) if mode else {}) | patches
+    from harness.nn.compile.bare import Bare
+
+    last = {"post_grad_custom_post_pass": Bare()}
+    patches = (torch._inductor.list_mode_options(mode) if mode else {}) | last | patches
     # As patches: the backward pass is compiled later, when a context manager would be over.
     compiled: Any = compile_fx(gm, example_inputs, config_patches=patches)
     return compiled

@@ -36,21 +36,24 @@ Key = tuple[str, str, str, str]
 
 @dataclass
 class Tally:
-    """What became of mutants: how many were rejected, how many pass and have an explanation, and which pass without one."""
+    """What became of mutants: how many were rejected, pass and have an explanation, or have no verdict, as what does not compile;
+    and which pass without an explanation."""
 
     rejected: int = 0
     explained: int = 0
+    unjudged: int = 0
     survived: list[Mutant] = field(default_factory=list)
 
     @property
-    def total(self) -> int:
-        """How many there were."""
+    def judged(self) -> int:
+        """How many a verdict is known of."""
         return self.rejected + self.explained + len(self.survived)
 
     def __str__(self) -> str:
-        share = f", {100 * self.rejected / self.total:.1f} % rejected" if self.total else ""
+        share = f"; {100 * self.rejected / self.judged:.1f} % of those judged rejected" if self.judged else ""
         numbers = f"{self.rejected} rejected, {self.explained} explained, {len(self.survived)} survived"
-        return f"{plural(self.total, 'mutant')}: {numbers}{share}"
+        total = plural(self.judged + self.unjudged, "mutant")
+        return f"{total}: {numbers}, {self.unjudged} could not be judged{share}"
 
 
 def works(puzzle: Puzzle, rungs: Sequence[str] | None = None) -> list[Work]:
@@ -74,6 +77,8 @@ def run(work: Work, *, seed: int = 0, most: int | None = None) -> Tally:
         )
         if passes:
             tally.survived.append(mutant)
+        elif passes is None:
+            tally.unjudged += 1
         else:
             tally.rejected += 1
     return tally
@@ -135,8 +140,11 @@ def outdated(puzzle: Puzzle) -> list[str]:
 # ---- The judge ----------------------------------------------------------------------------------------------
 
 
-def judged(work: Work, asked: Sequence[Mutant]) -> Iterator[tuple[Mutant, bool]]:
-    """Each mutant, and whether it passes: its own gate first, then every gate of the file. Raises BadUse, as `run` says."""
+def judged(work: Work, asked: Sequence[Mutant]) -> Iterator[tuple[Mutant, bool | None]]:
+    """Each mutant, and whether it passes: its own gate first, then every gate of the file; None where there is no verdict.
+
+    Raises BadUse, as `run` says.
+    """
     checker = judge_of(work)
     began = time.monotonic()
     if asked and not passes(checker, work.target, None):
@@ -148,7 +156,8 @@ def judged(work: Work, asked: Sequence[Mutant]) -> Iterator[tuple[Mutant, bool]]
             batch = asked[start : start + TOGETHER]
             left = set(that_compile(work, batch)) if work.in_package else set(batch)
             for mutant in batch:
-                yield mutant, mutant in left and passes(checker, mutant.as_wrong(work).target(), mutant.gate)
+                path = mutant.as_wrong(work).target()
+                yield mutant, passes(checker, path, mutant.gate) if mutant in left else None
     finally:
         os.environ.pop(SECONDS)
         if before:
@@ -157,8 +166,8 @@ def judged(work: Work, asked: Sequence[Mutant]) -> Iterator[tuple[Mutant, bool]]
             checker.close()
 
 
-def passes(checker: RungChecker, path: Path, gate: str | None) -> bool:
-    """Whether every gate of a file is correct, one of them asked first; what cannot be judged at all does not pass."""
+def passes(checker: RungChecker, path: Path, gate: str | None) -> bool | None:
+    """Whether every gate of a file is correct, one of them asked first; None where the file cannot be judged."""
     try:
         return all(
             result.state == "correct"
@@ -166,7 +175,7 @@ def passes(checker: RungChecker, path: Path, gate: str | None) -> bool:
             for result in checker.check(path, gates)
         )
     except WorkbookError:
-        return False
+        return None
 
 
 def that_compile(work: Work, some: Sequence[Mutant]) -> Iterable[Mutant]:

@@ -313,6 +313,7 @@ def test_the_zoo_holds_wrong_solutions_in_python(here):
         ("return x * x * x", "return x[:2] ** 3", "cube", "output has shape [2], expected [5]"),
         ("return x * x * x", "return y", "cube", "in_torch.py:14: NameError: name 'y' is not defined"),
         ("return 3 * x * x * dy", "return None", "dcube", "no gradient comes back for input"),
+        ("return 3 * x * x * dy", "return dy.mul_(3 * x * x)", "dcube", "grad_output is changed in place: whoever reads it"),
         ("class Cube(torch.autograd.Function)", "class Other(torch.autograd.Function)", "cube", "there is no function"),
         ("return torch.empty_like(x)", "return torch.empty_like(x)[:2]", "triple", "by torch.library.opcheck"),
         ('"toys::triple"', '"toys::tripled"', "triple", "the file registers no op 'toys::triple"),

@@ -12,10 +12,11 @@ import numpy as np
 
 from harness.check.evidence import NEARER, Evidence, largest, severity
 from harness.check.families import family
-from harness.spec.cases import is_not_finite
+from harness.spec.cases import CANCELLING, is_not_finite
 from harness.spec.derivation import Mistake
 from harness.spec.ops import Shape
 from harness.spec.puzzle import Dims, Puzzle, Symptom
+from harness.spec.rounding import rounded
 from harness.vgpu import Finding
 
 SHOWN = 4
@@ -30,6 +31,8 @@ NUMBERS = 4
 TIGHT = 1e-6
 # From so many limits on an error is plain to see, and the smallest such case is shown.
 PLAIN = 1000
+# What 16 bits leave of the largest of many terms: a few units in the last place of bfloat16.
+SIXTEEN_BITS = 2.0**-6
 
 
 @dataclass
@@ -127,6 +130,7 @@ def unexplained(
         symptom = (
             misplaced(evidence, worst)
             or coarse(worst)
+            or rounded_inside(puzzle, quantity, evidence)
             or puzzle.symptom(quantity, worst.arrays, worst.got, worst.truth)
         )
     if symptom:
@@ -493,8 +497,26 @@ def coarse(e: Evidence) -> Symptom | None:
     """Whether every element has no more digits than a 16-bit type although the kernel writes a wider one."""
     if e.dtype not in ("float32", "float64") or not np.isfinite(e.got).all() or e.got.size < 4:
         return None
-    if (e.got.astype(np.float16).astype(np.float64) == e.got).all() and severity(e) < 1e5:
-        return Symptom(
-            "rounded-to-float16", "has only the digits of float16: somewhere it is rounded to 16 bits"
-        )
+    for kind in ("bfloat16", "float16"):
+        if (rounded(e.got, kind) == e.got).all() and severity(e) < 1e5:
+            return Symptom(
+                f"rounded-to-{kind}", f"has only the digits of {kind}: somewhere it is rounded to 16 bits"
+            )
     return None
+
+
+def rounded_inside(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) -> Symptom | None:
+    """Whether sums that cancel are wrong, they alone, and by no more than a rounding to 16 bits of what is added up."""
+    for e in evidence:
+        if e.case.values != CANCELLING or not np.isfinite(e.got).all():
+            return None
+        sizes = {name: np.abs(a) if a.dtype.kind == "f" else a for name, a in e.arrays.items()}
+        summed = np.abs(getattr(puzzle.derive(sizes, {}), quantity))
+        terms = max(summed.max(initial=0.0), puzzle.terms(e.arrays).get(quantity, 0.0))
+        if np.abs(e.got - e.truth).max(initial=0.0) > SIXTEEN_BITS * terms:
+            return None
+    return Symptom(
+        "rounded-in-a-sum",
+        "is off by a rounding to 16 bits, and only where a sum cancels: the sum, or a term of it, is rounded on the way; add up in "
+        "float32, and round once",
+    )

@@ -165,7 +165,9 @@ def function_of(path: Path, asked: TorchFunction) -> Callable:
 
 
 def called(path: Path, asked: TorchFunction, tensors: Tensors) -> Tensors:
-    """Outputs and gradients by quantity. Raises ValueError for what cannot be compared."""
+    """Outputs and gradients by quantity. Raises ValueError for what cannot be compared, and where a tensor that was given has
+    changed."""
+    before = {name: tensors[name].detach().clone() for name in (*asked.takes, *asked.grad_outputs)}
     leaves = {name: tensors[name].requires_grad_() for name in asked.gradients}
     returned = as_tuple(function_of(path, asked)(*(tensors[name] for name in asked.takes)))
     if len(returned) != len(asked.returns) or not all(isinstance(each, torch.Tensor) for each in returned):
@@ -180,6 +182,11 @@ def called(path: Path, asked: TorchFunction, tensors: Tensors) -> Tensors:
             if gradient is None:
                 raise ValueError(f"no gradient comes back for {name}: backward returns None in its place")
             results[quantity] = gradient
+    for name, then in before.items():
+        if not torch.equal(tensors[name].nan_to_num(), then.nan_to_num()):
+            raise ValueError(
+                f"{name} is changed in place: whoever reads it after the call, autograd too, gets the wrong numbers"
+            )
     return results
 
 

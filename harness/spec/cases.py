@@ -116,6 +116,10 @@ def odd_place(array: np.ndarray) -> int:
     return array.size * 2 // 3
 
 
+CANCELLING = "cancelling"
+"""What the `values` of a case are called that are drawn by `cancelling`."""
+
+
 def cancelling(
     rows: int, columns: int, random: np.random.Generator, cancel: bool
 ) -> tuple[np.ndarray, np.ndarray]:

@@ -11,7 +11,8 @@ from harness.check.diagnose import Evidence
 from harness.puzzles.p22 import spec as p22
 from harness.puzzles.p22.mistakes import MISTAKES, derive
 from harness.puzzles.p22.spec import PUZZLE
-from harness.spec.cases import is_not_finite
+from harness.spec.cases import CANCELLING, is_not_finite
+from harness.spec.rounding import rounded
 from harness.vgpu import Finding
 
 CASES = [
@@ -143,12 +144,27 @@ def test_without_a_gate_there_is_no_hint():
     assert diagnosis.hint is None and not any("hint" in line for line in diagnosis.lines)
 
 
-def test_a_float32_result_with_the_digits_of_float16():
+@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+def test_a_float32_result_with_the_digits_of_16_bits(kind):
     case = CASES[1]
-    diagnosis = d.diagnose(
-        PUZZLE, "output", [evidence(case, "output", truth(case, "output").astype(np.float16))], gate="forward"
-    )
-    assert diagnosis.mistake == "rounded-to-float16" and "float16" in diagnosis.lines[-1]
+    got = rounded(truth(case, "output"), kind)
+    diagnosis = d.diagnose(PUZZLE, "output", [evidence(case, "output", got)], gate="forward")
+    assert diagnosis.mistake == f"rounded-to-{kind}" and f"the digits of {kind}:" in diagnosis.lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("off", "others", "named"), [(2.0**-8, (), True), (0.1, (), False), (2.0**-8, CASES[:1], False)]
+)
+def test_a_sum_that_16_bits_have_rounded_is_named_where_it_alone_is_wrong(off, others, named):
+    """An error of `off` times what is added up; not where it is larger, nor where another case is wrong too."""
+    cancels = next(case for case in p22.cases() if case.values == CANCELLING)
+    size = np.abs(ARRAYS[cancels.name]["grad_output"]).sum((0, 1))
+    noise = size * np.random.default_rng(0).uniform(-off, off, size.shape)
+    cases = [evidence(case, "grad_bias", truth(case, "grad_bias") + noise[0]) for case in others]
+    cases.append(evidence(cancels, "grad_bias", truth(cancels, "grad_bias") + noise))
+    diagnosis = d.diagnose(PUZZLE, "grad_bias", cases)
+    assert (diagnosis.mistake == "rounded-in-a-sum") == named
+    assert ("a term of it, is rounded on the way" in diagnosis.lines[-1]) == named
 
 
 def test_cancellation_is_seen_by_the_rows_that_it_spoils():

@@ -183,7 +183,7 @@ def test_the_cases_cover_what_kernels_get_wrong():
     assert any(S == T == d for _, _, S, T, d in sizes), "every transpose has the shape of the matrix"
     assert any(S == 1 for _, _, S, *_ in sizes) and any(T == 1 for *_, T, _ in sizes)
     assert {case.values for case in FINITE} == {
-        "plain", "hard", "unmasked", "causal", "expanded", "transposed", "large", "low", "hidden",
+        "plain", "hard", "unmasked", "causal", "expanded", "transposed", "large", "low", "hidden", "cancelling",
     }  # fmt: skip
 
 

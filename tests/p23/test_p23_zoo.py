@@ -30,14 +30,20 @@ def cases_for(puzzle, kernel):
 
 
 @pytest.fixture(scope="module")
-def checker(puzzle, request):
-    """One warm checker; the chosen kernels are recorded together, and it finds them in the cache."""
+def checkers(puzzle, request):
+    """A warm checker of each dtype; the chosen kernels are recorded together, and it finds them in the cache."""
     orders = [
-        Order(kernel.package(), dims_of(cases_for(puzzle, kernel)), (VARIANT[kernel.gate],), small_grid=True)
+        Order(
+            kernel.package(),
+            dims_of(cases_for(puzzle, kernel)),
+            (VARIANT[kernel.gate],),
+            small_grid=True,
+            dtype=kernel.dtype,
+        )
         for kernel in chosen(request, "kernel")
     ]
-    record_many(orders, puzzle.name, "float32")
-    return Checker(puzzle)
+    record_many(orders, puzzle.name)
+    return {dtype: Checker(puzzle, dtype=dtype) for dtype in {kernel.dtype for kernel in KERNELS}}
 
 
 def checker_of(puzzle, rung):
@@ -60,9 +66,9 @@ def named(results, wrong) -> None:
 
 @pytest.mark.compiler
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
-def test_a_wrong_kernel_is_rejected_for_the_right_reason(kernel, puzzle, checker):
+def test_a_wrong_kernel_is_rejected_for_the_right_reason(kernel, puzzle, checkers):
     gates = [id for id, variant in VARIANT.items() if variant == VARIANT[kernel.gate]]
-    results = checker.check(kernel.package(), gates, cases_for(puzzle, kernel))
+    results = checkers[kernel.dtype].check(kernel.package(), gates, cases_for(puzzle, kernel))
     named(results, kernel)
     hint = next(result for result in results if result.gate.id == kernel.gate).hint
     assert hint.startswith(f"{kernel.gate}-")

@@ -31,23 +31,24 @@ def cases_for(kernel):
 
 
 @pytest.fixture(scope="module")
-def checker(request):
-    """The chosen wrong kernels are recorded together."""
+def checkers(request):
+    """A checker of each dtype; the chosen wrong kernels are recorded together."""
     orders = [
         Order(
-            each.package(), tuple(dict.fromkeys(case.dims for case in cases_for(each))), (VARIANT[each.gate],), small_grid=True
+            each.package(), tuple(dict.fromkeys(case.dims for case in cases_for(each))), (VARIANT[each.gate],), small_grid=True,
+            dtype=each.dtype,
         )
         for each in chosen(request, "kernel")
     ]  # fmt: skip
     record_many(orders, "p27")
-    return Checker(PUZZLE)
+    return {dtype: Checker(PUZZLE, dtype=dtype) for dtype in {each.dtype for each in WRONG}}
 
 
 @pytest.mark.compiler
 @pytest.mark.parametrize("kernel", WRONG, ids=lambda kernel: kernel.name)
-def test_a_wrong_kernel_is_rejected_for_the_right_reason(kernel, checker):
+def test_a_wrong_kernel_is_rejected_for_the_right_reason(kernel, checkers):
     gates = [gate.id for gate in kernels.GATES if gate.variant == VARIANT[kernel.gate]]
-    results = {r.gate.id: r for r in checker.check(kernel.package(), gates, cases_for(kernel))}
+    results = {r.gate.id: r for r in checkers[kernel.dtype].check(kernel.package(), gates, cases_for(kernel))}
     named = results[kernel.gate]
     wrong = {id for id, result in results.items() if result.state == "wrong"}
     assert wrong == {kernel.gate, *kernel.also}, "\n".join(named.diagnosis)

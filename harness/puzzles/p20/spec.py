@@ -8,7 +8,16 @@ import numpy as np
 
 from harness.puzzles.p20.mistakes import EPS, MISTAKES, ROW_THREADS, WORD, derive
 from harness.spec.baseline import unluckiest
-from harness.spec.cases import cancelling, covering, listed, not_finite, odd_place, tiled, with_not_finite
+from harness.spec.cases import (
+    CANCELLING,
+    cancelling,
+    covering,
+    listed,
+    not_finite,
+    odd_place,
+    tiled,
+    with_not_finite,
+)
 from harness.spec.ops import ACCUM, Argument, Call, OpSpec, Scalar, accum_dtype, bytes_of
 from harness.spec.puzzle import Arrays, Case, Demo, Dims, Gate, Ledger, Puzzle
 from harness.spec.rounding import rounded
@@ -153,7 +162,7 @@ def cases(dims: Dims | None = None) -> list[Case]:
             "sums that cancel",
             "in 16-bit types, sums over rows leave a tenth of one term: none may be rounded on the way",
             (2 * WORD + 2, 20),
-            "cancelling",
+            CANCELLING,
             in_16_bits=True,
         ),
         Case(
@@ -209,7 +218,7 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
     elif case.values == "uneven":
         # exp(-5.5625) is just less than half a unit in the last place of a bfloat16 1.
         arrays["logits"][:] = np.where(np.arange(C) < ROW_THREADS, 0.0, -5.5625)
-    elif case.values == "cancelling":
+    elif case.values == CANCELLING:
         dy, group = cancelling(R, C, random, cancel=dtype in ("float16", "bfloat16"))
         steps = np.stack([random.permutation(C) for _ in range(R)])[group] - (C - 1) / 2
         arrays["input"] = steps / 2 + random.integers(8, 17, (R, 1)) / 4

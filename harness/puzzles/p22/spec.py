@@ -9,7 +9,7 @@ from harness.nn.ops import BACKWARD, BY_INPUT, EPS, FORWARD, INPUT, OUTPUT, STAT
 from harness.puzzles.p22 import derive_rung, transfer_mistakes
 from harness.puzzles.p22.mistakes import MISTAKES, derive, packed
 from harness.spec.baseline import unluckiest
-from harness.spec.cases import cancelling, not_finite, with_not_finite
+from harness.spec.cases import CANCELLING, cancelling, not_finite, with_not_finite
 from harness.spec.ops import ACCUM, Argument, Call, OpSpec, Scalar, accum_dtype, bytes_of
 from harness.spec.puzzle import Arrays, Case, Demo, Gate, Ledger, Puzzle, Symptom
 from harness.spec.rounding import rounded
@@ -121,7 +121,7 @@ def cases(dims: tuple[int, ...] | None = None) -> list[Case]:
             "sums that cancel",
             "in 16-bit types, sums over rows leave a tenth of one term: none may be rounded on the way",
             (2, 33, 12, 20),
-            "cancelling",
+            CANCELLING,
             in_16_bits=True,
         ),
         *not_finite(NOT_FINITE, (B, S, H, O)),
@@ -159,7 +159,7 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
         # With a constant grad_output the rounding of every tiny-variance row adds up in dgamma: that measures luck.
         tiny = 1.0 if case.values in ("expanded", "large") else 0.05
         arrays = {**hard_values(B, S, H, O, random, tiny), **weights}
-        if case.values == "cancelling":
+        if case.values == CANCELLING:
             arrays |= cancelling_values(B, S, H, O, random, cancel=dtype in ("float16", "bfloat16"))
         if case.values == "expanded":
             arrays["grad_output"] = np.broadcast_to(np.float64(1.25), (B, S, O))

@@ -10,7 +10,7 @@ from harness.puzzles import formulas
 from harness.puzzles.p23.baseline import reference
 from harness.puzzles.p23.derivation import derive, gathered, repeated, transposed
 from harness.puzzles.p23.mistakes import MISTAKES, TILE
-from harness.spec.cases import covering, not_finite, tiled, with_not_finite
+from harness.spec.cases import CANCELLING, cancelling, covering, not_finite, tiled, with_not_finite
 from harness.spec.ops import ACCUM, Argument, Call, OpSpec, accum_dtype, bytes_of
 from harness.spec.puzzle import Arrays, Case, Demo, Gate, Ledger, Puzzle, Symptom
 from harness.spec.rounding import rounded
@@ -182,6 +182,13 @@ def cases(dims: tuple[int, ...] | None = None) -> list[Case]:
             "low",
         ),
         Case("hidden", "the largest score is one that the mask hides", (1, 2, 6, 9, 16), "hidden"),
+        Case(
+            "sums that cancel",
+            "in 16-bit types, sums over queries and keys leave little of one term: none may be rounded on the way",
+            (1, 1, 34, 64, 8),
+            CANCELLING,
+            in_16_bits=True,
+        ),
         *not_finite(NOT_FINITE, dims),
         *covering(AXES, ("hard", "unmasked"), lambda S, T, d: (1, 1, S, T, d)),
         Case(
@@ -255,9 +262,33 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
             key[:, :, 0, 0] = 64
             mask[:, 0] = -np.inf
     arrays = {"query": query, "key": key, "value": value, "mask": mask, "grad_output": grad}
+    if case.values == CANCELLING:
+        cancel = dtype in ("float16", "bfloat16")
+        arrays |= {**cancelling_values(B * N, S, T, d, random, cancel), "mask": np.zeros((S, T))}
     with_not_finite(arrays, case.values)
     arrays = {name: rounded(array, dtype) for name, array in arrays.items()}
     return {**arrays, "attn_mask": arrays["mask"][None, None]}  # the fused ops take a mask of four axes
+
+
+def cancelling_values(
+    heads: int, S: int, T: int, d: int, random: np.random.Generator, cancel: bool
+) -> Arrays:
+    """query, key, value and grad_output whose sums over queries and over keys show a rounding to 16 bits inside of them.
+
+    Queries of a group have the same row, and so have keys; value and grad_output cancel in each group. A query has even
+    elements alone and a key odd ones, so that all scores are 0, each probability is 1 / T, and the output, where T is a power
+    of two, a number that 16 bits hold: delta has no rounding but its own.
+    """
+    pairs = [[cancelling(rows, d, random, cancel) for _ in range(heads)] for rows in (S, T)]
+    (grad, value), (query, key) = (
+        [np.stack([dy / 16 for dy, _ in each])[None] for each in pairs],
+        [
+            np.stack([random.integers(1, 16, (rows, d))[group] / 8 for _, group in each])[None]
+            for rows, each in zip((S, T), pairs, strict=True)
+        ],
+    )
+    even = np.arange(d) % 2 == 0
+    return {"query": query * even, "key": key * ~even, "value": value, "grad_output": grad}
 
 
 def heads_of_key(dims: tuple[int, ...]) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 
 from harness.nn import orders
 from harness.puzzles import formulas
-from harness.puzzles.p24.derivation import apart, gathered, in_tiles, placed, tiles_with
+from harness.puzzles.p24.derivation import apart, gathered, in_tiles, near, placed, tiles_with
 from harness.spec.derivation import Derivation, Mistake
 from harness.spec.puzzle import Arrays, Symptom
 
@@ -155,7 +155,7 @@ CURVE = (
     Mistake(
         "digits-reversed",
         "with the quarters' digits in the reverse order: the largest square has the highest two bits",
-        {"inverse": wrong_end},
+        {"inverse": wrong_end, "index": lambda v: orders.inverse(wrong_end(v))},
     ),
     Mistake(
         "z-order",
@@ -179,6 +179,25 @@ PERMUTATIONS = (
     ),
     Mistake(
         "not-permuted", "as it came in, in the order of the steps", {"grad_input": lambda v: v.grad_gathered}
+    ),
+    Mistake(
+        "permuted-twice",
+        "put back twice",
+        {"grad_input": lambda v: placed(placed(v.grad_gathered, v.order), v.order)},
+    ),
+    Mistake(
+        "order-backwards",
+        "with the order taken from its end",
+        {"grad_input": lambda v: placed(v.grad_gathered, v.order[::-1])},
+    ),
+    Mistake(
+        "first-batch-alone",
+        "of the first sequence alone, and 0 in the others",
+        {
+            "grad_input": lambda v: (
+                placed(v.grad_gathered, v.order) * (np.arange(len(v.input)) == 0)[:, None, None, None]
+            )
+        },
     ),
     Mistake(
         "one-column-too-far",
@@ -236,6 +255,45 @@ def one_step_for_cell(v: Derivation) -> np.ndarray:
     )
 
 
+def of_width(v: Derivation, width: int) -> np.ndarray:
+    """Pairs within the window of a grid of another width."""
+    rows, columns = np.divmod(v.order, max(1, width))
+    return np.maximum(apart(rows), apart(columns)) <= v.radius
+
+
+def signed(v: Derivation, *parts: int) -> np.ndarray:
+    """Pairs within the window where the distances of some parts, rows 0 and columns 1, keep their sign."""
+    cells = np.divmod(v.order, v.width)
+    far = (cells[k][:, None] - cells[k] if k in parts else apart(cells[k]) for k in (0, 1))
+    return np.maximum(*far) <= v.radius
+
+
+def later(v: Derivation) -> np.ndarray:
+    """True where the key comes after the query."""
+    return np.triu(np.ones_like(v.near), 1)
+
+
+WRONG_PAIRS: tuple[tuple[str, str, Callable[[Derivation], np.ndarray]], ...] = (
+    ("euclidean", "with the length of the straight line: the window is a square, and the larger of both distances counts",
+     lambda v: sum(far**2 for far in distances(v)) <= v.radius**2),
+    ("columns-alone", "with the distance of the columns alone", lambda v: distances(v)[1] <= v.radius),
+    ("either-distance", "with the smaller of both distances: both must be within the window",
+     lambda v: np.minimum(*distances(v)) <= v.radius),
+    ("radius-long", "with a window one too wide", lambda v: np.maximum(*distances(v)) <= v.radius + 1),
+    ("diameter", "with a window of radius 2 * radius", lambda v: np.maximum(*distances(v)) <= 2 * v.radius),
+    ("half-radius", "with a window of half the radius", lambda v: np.maximum(*distances(v)) <= v.radius // 2),
+    ("sign-kept", "with distances that keep their sign: abs() is missing", lambda v: signed(v, 0, 1)),
+    ("sign-of-rows-kept", "with a distance of rows that keeps its sign: abs() is missing", lambda v: signed(v, 0)),
+    ("sign-of-columns-kept", "with a distance of columns that keeps its sign: abs() is missing", lambda v: signed(v, 1)),
+    ("far-for-near", "with the pairs that are too far apart", lambda v: ~v.near),
+    ("without-itself", "without the cell itself: its distance is 0", lambda v: v.near & ~np.eye(len(v.near), dtype=bool)),
+    ("earlier-keys-alone", "with the keys up to the query's own step alone: no causal mask is meant", lambda v: v.near & ~later(v)),
+    ("order-inverted", "with the inverse of the order: order[s] is the cell at step s",
+     lambda v: near(np.argsort(v.order), v.width, v.radius)),
+    ("height-for-width", "with the height of the grid for its width", lambda v: of_width(v, len(v.order) // int(v.width))),
+    ("square-grid", "with the side of a square of as many cells for the width", lambda v: of_width(v, int(len(v.order) ** 0.5))),
+    ("tile-for-width", "with the size of a tile for the width", lambda v: of_width(v, int(v.tile))),
+)  # fmt: skip
 WINDOWS = (
     Mistake(
         "window-in-one-dimension",
@@ -268,6 +326,15 @@ WINDOWS = (
         "radius-short",
         "with a window one short: a neighbour at distance radius belongs to it",
         {"tiles": lambda v: tiles_with(np.maximum(*distances(v)) < v.radius, int(v.tile))},
+    ),
+    *(
+        Mistake(id, words, {"tiles": lambda v, near=near: tiles_with(near(v), int(v.tile))})
+        for id, words, near in WRONG_PAIRS
+    ),
+    Mistake(
+        "every-tile",
+        "with every tile: only those with a near pair are needed",
+        {"tiles": lambda v: np.ones_like(tiles_with(v.near, int(v.tile)))},
     ),
     Mistake("one-tile-short", "without the last tile of keys", {"tiles": without_last}, 3),
     Mistake(
@@ -385,14 +452,30 @@ def curve_symptom(quantity: str, arrays: Arrays, got: np.ndarray, truth: np.ndar
             "comes-twice",
             f"is no order: {what} {twice} comes {times}, at {here}s {places}, and {what} {never} never",
         )
-    if quantity == "index" and len(numbers) >= 4:
-        pairs = zip(np.split(numbers, 4), np.split(truth.astype(np.int64), 4), strict=True)
-        for quarter, (mine, right) in enumerate(pairs):
-            if set(mine) == set(right) and (mine != right).any():
-                return Symptom(
-                    "quarter-turned",
-                    f"has the right cells in quarter {quarter}, in another order: it is turned otherwise",
-                )
+    return wrong_quarter(
+        *(each if quantity == "index" else orders.inverse(each) for each in (numbers, truth.astype(np.int64)))
+    )
+
+
+def wrong_quarter(order: np.ndarray, truth: np.ndarray) -> Symptom | None:
+    """What an order of all cells does to the quarters of the square: one in another's place, or each in its own and one turned."""
+    if len(order) < 4:
+        return None
+    mine, right = np.split(order, 4), np.split(truth, 4)
+    cells = [set(each) for each in right]
+    at = [cells.index(set(each)) if set(each) in cells else None for each in mine]
+    for quarter, there in enumerate(at):
+        if there not in (quarter, None):
+            return Symptom(
+                "quarter-misplaced",
+                f"goes through quarter {there} where it should go through quarter {quarter}",
+            )
+    for quarter in range(4):
+        if at == [0, 1, 2, 3] and (mine[quarter] != right[quarter]).any():
+            return Symptom(
+                "quarter-turned",
+                f"has the right cells in quarter {quarter}, in another order: it is turned otherwise",
+            )
     return None
 
 

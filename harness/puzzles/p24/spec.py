@@ -11,7 +11,7 @@ from harness.nn import orders
 from harness.puzzles.p24.derivation import derive
 from harness.puzzles.p24.mistakes import MISTAKES, curve_symptom
 from harness.spec.baseline import unluckiest
-from harness.spec.cases import covering, listed
+from harness.spec.cases import covering, is_not_finite, listed, not_finite, with_not_finite
 from harness.spec.ops import ACCUM, Argument, Call, OpSpec, Scalar, accum_dtype, bytes_of
 from harness.spec.puzzle import Arrays, Case, Demo, Dims, Gate, Ledger, Puzzle
 from harness.spec.rounding import rounded
@@ -126,6 +126,12 @@ def cases(dims: Dims | None = None) -> list[Case]:
             (3, 3, 5, 7, 5, 1, 16),
             "hilbert hard",
         ),
+        Case(
+            "many tiles",
+            "neither height nor width is the side of a square, and tiles are few cells of the grid",
+            (1, 1, 9, 28, 4, 2, 16),
+            "hilbert hard",
+        ),
         Case("wide heads", "d is no multiple of a tile", (1, 1, 4, 6, 37, 2, 16), "hilbert hard"),
         Case(
             "the whole grid",
@@ -133,12 +139,18 @@ def cases(dims: Dims | None = None) -> list[Case]:
             (1, 2, 6, 6, 4, 6, 16),
             "hilbert hard",
         ),
+        *not_finite(NOT_FINITE, (1, 2, 4, 4, 4, 1, 16)),
         *covering(AXES, ("hilbert hard",), lambda H, W, radius: (1, 1, H, W, 4, radius, 16)),
     ]
 
 
 AXES = (listed("H", 1, 3, 5), listed("W", 1, 5, 33), listed("radius", 0, 2, 9))
 """What the cases vary: a cell, a row and a column, strips, grids; a curve larger than most; a window within a tile and beyond."""
+
+
+NOT_FINITE = {"input": ("the tensor", "NaN"), "grad_gathered": ("its gradient", "NaN", "inf")}
+"""Tensor -> what it is, and what one of its elements becomes. Of the gather's alone: the reference of the window makes NaN of
+hidden keys."""
 
 
 def inputs(case: Case, dtype: str, seed: int) -> Arrays:
@@ -148,7 +160,7 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
     radius and tile.
     """
     B, N, H, W, d, radius, tile = case.dims
-    name, values = case.values.split()
+    name, values = ("hilbert", "hard") if is_not_finite(case.values) else case.values.split()
     random = np.random.default_rng([seed, *case.dims])
     names = ("input", "grad_gathered", "query", "key", "value", "grad_output")
     arrays = {each: random.standard_normal((B, N, H * W, d)) for each in names}
@@ -159,6 +171,7 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
             arrays[each] += 0.5
         arrays["value"] += 1
         arrays["grad_output"] += 0.5 + arrays["value"].mean(-2, keepdims=True)
+    with_not_finite(arrays, case.values)
     order = orders.ORDERS[name](H, W)
     whole = {"order": order, "side": side_of(case.dims), "width": W, "radius": radius, "tile": tile}
     return {each: rounded(array, dtype) for each, array in arrays.items()} | {

@@ -15,6 +15,7 @@ from harness.puzzles.p27.derivation import IGNORED
 from harness.spec.derivation import Derivation, Mistake, Step, derive_by
 from harness.spec.ops import ACCUM, Argument, Call, OpSpec, Scalar, accum_dtype
 from harness.spec.puzzle import Arrays, Gate, Symptom
+from harness.spec.rounding import rounded
 
 THREADS, CHUNK = 128, 256
 """As in `solutions/p27/op/parts.mojo`: threads of a block, and elements that a block of the norm's first stage takes."""
@@ -220,6 +221,20 @@ def by_order(v: Derivation, rows: Callable[[int, int], np.ndarray]) -> np.ndarra
     return np.stack([flat[rows(a, b)].sum(0) for a, b in zip(v.starts[:-1], v.starts[1:], strict=True)])
 
 
+def added_in(kind: str, v: Derivation) -> np.ndarray:
+    """The table's gradient where each addition is rounded to 16 bits."""
+    flat, table = v.dx.reshape(-1, v.dx.shape[-1]), np.zeros((int(v.V), v.dx.shape[-1]))
+    for place, token in enumerate(v.tokens.reshape(-1)):
+        table[token] = rounded(table[token] + flat[place], kind)
+    return table
+
+
+def by_sigmoid(v: Derivation, inner: float) -> np.ndarray:
+    """The gradient of x sigmoid(1.702 x), whose inner derivative is 1.702."""
+    s = 1 / (1 + np.exp(-1.702 * v.x))
+    return v.dx * (s + inner * v.x * s * (1 - s))
+
+
 MISTAKES = (
     *derivation.MISTAKES,
     Mistake("largest-not-subtracted", "without the largest logit subtracted: exponentials overflow, or are all 0",
@@ -248,6 +263,11 @@ MISTAKES = (
             {"grad_rows": lambda v: v.counted * (v.row_p / v.places - v.onehot)}),
     Mistake("onehot-forgotten", "of p alone: 1 is subtracted from the target's",
             {"grad_rows": lambda v: v.counted * v.row_p / v.places}),
+    *(
+        Mistake(f"p-rounded-to-{kind}", f"with p rounded to {kind} before 1 is subtracted from the target's",
+                {"grad_rows": lambda v, kind=kind: v.counted * (rounded(v.row_p, kind) - v.onehot) / v.places})
+        for kind in ("bfloat16", "float16")
+    ),
     Mistake("cube-forgotten", "without the term of x^3 in u", {"tanh": lambda v: np.tanh(v.k * v.x)}),
     Mistake("two-forgotten", "with s (1 - s) u' for the derivative of s, which is 2 s (1 - s) u'",
             {"grad_gelu": lambda v: v.dx * ((1 + v.tanh) / 2 + v.x * (1 - v.tanh**2) / 4 * v.slope)}),
@@ -255,6 +275,31 @@ MISTAKES = (
             {"slope": lambda v: v.k * (1 + derivation.CUBE * v.x**2)}),
     Mistake("rule-multiplied", "with the two terms of the product rule multiplied, not added",
             {"grad_gelu": lambda v: v.dx * (1 + v.tanh) / 2 * v.x * (1 - v.tanh**2) / 2 * v.slope}),
+    Mistake("gelu-sigmoid", "of the other approximation, x sigmoid(1.702 x)",
+            {"grad_gelu": lambda v: by_sigmoid(v, 1.702), "gelu": lambda v: v.x / (1 + np.exp(-1.702 * v.x))}),
+    Mistake("gelu-sigmoid-inner", "of the other approximation, x sigmoid(1.702 x), and without its inner 1.702",
+            {"grad_gelu": lambda v: by_sigmoid(v, 1)}),
+    Mistake("gelu-erf-inner", "of the other GELU, x Phi(x), with the density of erf, exp(-x^2 / 2) / sqrt(pi): the inner 1 / sqrt(2) is missing",
+            {"grad_gelu": lambda v: v.dx * (derivation.phi(v.x) + v.x * np.exp(-(v.x**2) / 2) / np.sqrt(np.pi))}),
+    Mistake("first-term-forgotten", "of the second term of the product alone",
+            {"grad_gelu": lambda v: v.dx * v.x / 2 * (1 - v.tanh**2) * v.slope}),
+    Mistake("x-forgotten", "without the x that stands before the derivative of tanh",
+            {"grad_gelu": lambda v: v.dx * ((1 + v.tanh) / 2 + (1 - v.tanh**2) / 2 * v.slope)}),
+    Mistake("tanh-not-squared", "with 1 - tanh for the derivative of tanh, which is 1 - tanh^2",
+            {"grad_gelu": lambda v: v.dx * ((1 + v.tanh) / 2 + v.x / 2 * (1 - v.tanh) * v.slope)}),
+    Mistake("gradient-in-one-term", "with the gradient that came in as a factor of the first term alone: the brackets are missing",
+            {"grad_gelu": lambda v: v.dx * (1 + v.tanh) / 2 + v.x / 2 * (1 - v.tanh**2) * v.slope}),
+    *(
+        Mistake(f"added-in-{kind}", f"added up in {kind}: each addition is rounded", {"grad_token": lambda v, kind=kind: added_in(kind, v)})
+        for kind in ("bfloat16", "float16")
+    ),
+    Mistake("order-inverted", "with the inverse of `order`: order[i] is the place that comes at i, and not where place i comes",
+            {"grad_token": lambda v: by_order(v, lambda a, b: np.argsort(v.order)[a:b])}),
+    Mistake("order-twice", "with `order` taken twice", {"grad_token": lambda v: by_order(v, lambda a, b: v.order[v.order[a:b]])}),
+    Mistake("first-place-only", "of the first place of each token alone: a loop is missing",
+            {"grad_token": lambda v: by_order(v, lambda a, b: v.order[a : min(a + 1, b)])}),
+    Mistake("start-forgotten", "of the places of all tokens before it too: a token's begin at its own start",
+            {"grad_token": lambda v: by_order(v, lambda a, b: v.order[:b])}),
     Mistake("order-forgotten", "of the rows that stand at the sorted places: `order` says where each comes from",
             {"grad_token": lambda v: by_order(v, lambda a, b: np.arange(a, b))}),
     Mistake("segment-too-short", "without the last place of each token",
@@ -277,6 +322,16 @@ MISTAKES = (
             {"new_x": lambda v: parameter(v, v.corrected_mean / (np.sqrt(v.new_square) / v.corrections[1] + EPS))}),
     Mistake("gradient-not-squared", "of the gradients, not of their squares",
             {"new_square": lambda v: BETA2 * v.square + (1 - BETA2) * v.dx}),
+    Mistake("absolute-gradient", "of the gradients' absolute values, not of their squares",
+            {"new_square": lambda v: BETA2 * v.square + (1 - BETA2) * np.abs(v.dx)}),
+    Mistake("square-not-rooted", "divided by the mean square itself: its root is missing",
+            {"new_x": lambda v: parameter(v, v.corrected_mean / (v.corrected_square + EPS))}),
+    Mistake("gradient-for-mean", "with the gradient itself, where its mean belongs",
+            {"new_x": lambda v: parameter(v, v.dx / v.corrections[0] / (np.sqrt(v.corrected_square) + EPS))}),
+    Mistake("corrections-exchanged", "with the two corrections exchanged",
+            {"new_x": lambda v: parameter(v, v.new_mean / v.corrections[1] / (np.sqrt(v.new_square / v.corrections[0]) + EPS))}),
+    Mistake("decay-rate-twice", "with a decay that is multiplied by the learning rate twice",
+            {"new_x": lambda v: parameter(v, v.corrected_mean / (np.sqrt(v.corrected_square) + EPS), DECAY * RATE)}),
     Mistake("decay-without-parameter", "with the decay itself subtracted: it is a share of the parameter",
             {"new_x": lambda v: parameter(v, v.corrected_mean / (np.sqrt(v.corrected_square) + EPS) + DECAY, 0)}),
     Mistake("decay-without-rate", "with a decay that is not multiplied by the learning rate",

@@ -9,7 +9,7 @@ import numpy as np
 
 from harness.puzzles.p27 import kernels
 from harness.puzzles.p27.derivation import IGNORED
-from harness.spec.cases import covering, listed, not_finite, tiled, with_not_finite
+from harness.spec.cases import CANCELLING, cancelling, covering, listed, not_finite, tiled, with_not_finite
 from harness.spec.puzzle import Arrays, Case, Demo, Dims, Gate, Puzzle
 from harness.spec.rounding import rounded
 from harness.spec.rungs import MojoRung, NumpyRung, Rung
@@ -58,6 +58,13 @@ def cases(dims: Dims | None = None) -> list[Case]:
         Case("few words", "every token comes often", (4, 9, 5, 2), "smoothed", in_16_bits=True),
         Case(
             "many places", "more of them than a block has threads", (2, kernels.THREADS - 40, 2, 3), "plain"
+        ),
+        Case(
+            "sums that cancel",
+            "in 16-bit types, a token's places leave little of one term, and so does p - 1: neither may be rounded on the way",
+            (2, 33, 6, 5),
+            CANCELLING,
+            in_16_bits=True,
         ),
         *covering(AXES, ("plain",), lambda places, C, V: (*places_of[places], C, V)),
     ]
@@ -118,9 +125,27 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
         "smoothing": np.asarray(0.1 if case.values == "smoothed" else 0.0),
         "V": np.asarray(V),
     }
+    if case.values == CANCELLING:
+        arrays |= cancelling_values(arrays, random, cancel=dtype in ("float16", "bfloat16"))
     with_not_finite(arrays, case.values)
     moments = {"mean": normal(B, T, C), "square": rounded(normal(B, T, C) ** 2, dtype)}
     return arrays | moments | kernels.sorted_places(arrays["tokens"], V)
+
+
+def cancelling_values(arrays: Arrays, random: np.random.Generator, cancel: bool) -> Arrays:
+    """tokens, dx and logits whose sums and differences show a rounding to 16 bits inside of them.
+
+    The groups of places that cancel are shared out among the tokens, so that a token's sum grows before it shrinks; the
+    probability of each target is near 1.
+    """
+    B, T, C = arrays["dx"].shape
+    dx, group = cancelling(B * T, C, random, cancel)
+    sure = (arrays["targets"][..., None] == np.arange(int(arrays["V"]))) * 5.0
+    return {
+        "tokens": group.reshape(B, T) % arrays["V"],
+        "dx": dx.reshape(B, T, C) / 16,
+        "logits": np.round(2 * arrays["logits"]) / 8 + sure,
+    }
 
 
 NUMPY_RUNG = NumpyRung(

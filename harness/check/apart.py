@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -27,7 +27,7 @@ from typing import Any
 
 from harness.check.live import tell
 from harness.check.python_files import LEFT
-from harness.check.results import GateResult, OnFirst, wanted_gates
+from harness.check.results import Cases, GateIds, GateResult, OnFirst, wanted_gates
 from harness.check.upstream import blame_gates
 from harness.devices.processes import PRELOADED, start_server
 from harness.errors import DamagedFile, WorkbookError
@@ -61,12 +61,7 @@ class Apart:
         self._process: Judge | None = None
 
     def check(
-        self,
-        path: Path,
-        gates: Sequence[str] | None = None,
-        cases: list[Case] | None = None,
-        *,
-        on_first: OnFirst | None = None,
+        self, path: Path, gates: GateIds = None, cases: Cases = None, *, on_first: OnFirst = None
     ) -> list[GateResult]:
         """The verdict on each gate; one whose code ends the process, or does not end in time, is wrong.
 

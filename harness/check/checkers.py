@@ -1,13 +1,11 @@
 """What judges a learner's file: the checker that its rung names, imported when it is asked for."""
 
 import pkgutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from harness.check.results import GateResult, OnFirst
+from harness.check.results import Cases, GateIds, GateResult, OnFirst
 from harness.learner.work import Work
-from harness.spec.puzzle import Case
 from harness.spec.rungs import MojoRung
 
 
@@ -15,12 +13,7 @@ class RungChecker(Protocol):
     """What `harness.spec.rungs` says that every checker can do."""
 
     def check(
-        self,
-        path: Path,
-        gates: Sequence[str] | None = None,
-        cases: list[Case] | None = None,
-        *,
-        on_first: OnFirst | None = None,
+        self, path: Path, gates: GateIds = None, cases: Cases = None, *, on_first: OnFirst = None
     ) -> list[GateResult]:
         """The verdict on each gate; `on_first` is called by a checker that judges case after case."""
         ...

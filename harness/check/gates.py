@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.check.live import tell
-from harness.check.results import GateResult, OnFirst, judged_as_given, wanted_gates
+from harness.check.results import Cases, GateIds, GateResult, OnFirst, judged_as_given, wanted_gates
 from harness.check.source_faults import faults
 from harness.devices.recorder import Order, Recording, record_dtypes
 from harness.devices.targets import VIRTUAL
@@ -67,12 +67,7 @@ class Checker:
         return self._references.setdefault(dtype, Reference(self.puzzle, dtype, self.seed))
 
     def check(
-        self,
-        path: Path | OpPackage,
-        gates: Sequence[str] | None = None,
-        cases: list[Case] | None = None,
-        *,
-        on_first: OnFirst | None = None,
+        self, path: Path | OpPackage, gates: GateIds = None, cases: Cases = None, *, on_first: OnFirst = None
     ) -> list[GateResult]:
         """The verdict on each gate, in the puzzle's order.
 

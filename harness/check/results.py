@@ -62,8 +62,12 @@ class GateResult:
     repeats: dict[str, Repeats] = field(default_factory=dict)
 
 
-OnFirst = Callable[[list[GateResult]], None]
+OnFirst = Callable[[list[GateResult]], None] | None
 """Takes the verdicts on the first case, while the others are run."""
+GateIds = Sequence[str] | None
+"""Some gates of a rung; None for all of them."""
+Cases = list[Case] | None
+"""Some cases; None for those of the puzzle."""
 
 
 @dataclass

@@ -6,12 +6,7 @@ A checker is a class with this protocol; a puzzle may bring its own, "harness.pu
         def __init__(self, puzzle: Puzzle, rung: Rung, *, seed: int = 0): ...
 
         def check(
-            self,
-            path: Path,
-            gates: Sequence[str] | None = None,
-            cases: list[Case] | None = None,
-            *,
-            on_first: OnFirst | None = None,
+            self, path: Path, gates: GateIds = None, cases: Cases = None, *, on_first: OnFirst = None
         ) -> list[GateResult]: ...
 
 `path` is the learner's file (of a Mojo rung its op package), read anew at every call; `gates` are ids and `cases` the

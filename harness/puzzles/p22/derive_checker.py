@@ -4,13 +4,13 @@ The truth is central differences of x_hat and of sum(g * x_hat), extrapolated. T
 the limit is what finite differences are good for.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from harness.check.numpy_rung import NumpyChecker
-from harness.check.results import GateResult, OnFirst
+from harness.check.results import Cases, GateIds, GateResult, OnFirst
 from harness.nn.ops import EPS
 from harness.spec.derivation import Derivation
 from harness.spec.puzzle import Arrays, Case
@@ -55,12 +55,7 @@ class DeriveChecker(NumpyChecker):
     """Judges the functions of `derive.py`, each alone, on one row of every case whose inputs are numbers."""
 
     def check(
-        self,
-        path: Path,
-        gates: Sequence[str] | None = None,
-        cases: list[Case] | None = None,
-        *,
-        on_first: OnFirst | None = None,
+        self, path: Path, gates: GateIds = None, cases: Cases = None, *, on_first: OnFirst = None
     ) -> list[GateResult]:
         """The verdict on each function, as the NumPy rung's checker gives it."""
         cases = self.puzzle.cases(None) if cases is None else cases

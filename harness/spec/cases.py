@@ -26,6 +26,14 @@ class Axis:
     classes: Mapping[str, tuple[int, ...]]
 
 
+def first_two(dims: Dims, plain: str, hard: str) -> list[Case]:
+    """The two cases with which a puzzle begins, at the same sizes: the chapter's, and one of hard values, with why each is there."""
+    return [
+        Case("chapter", plain, dims, "plain"),
+        Case("hard values", hard, dims, "hard", in_16_bits=True),
+    ]
+
+
 def tiled(name: str, tile: int, *larger: int) -> Axis:
     """An axis that a kernel takes `tile` elements at a time; `larger` are further sizes, as more than a block has threads."""
     sizes = ((tile - 1, 1), (tile,), (2 * tile + 1, tile + 1, *larger))

@@ -7,7 +7,7 @@ itself, so that a gate compiles its kernel alone and no kernel can spoil the ver
 import numpy as np
 
 from harness.puzzles.p19.mistakes import EPS, MISTAKES, ROW_THREADS, TILE, derive
-from harness.spec.cases import covering, not_finite, tiled, with_not_finite
+from harness.spec.cases import covering, first_two, not_finite, tiled, with_not_finite
 from harness.spec.ops import ACCUM, Argument, Call, OpSpec
 from harness.spec.puzzle import Arrays, Case, Gate, Puzzle
 from harness.spec.rounding import rounded
@@ -62,19 +62,11 @@ GATES = tuple(Gate(id, id, tuple(op.writes), ABOUT[id]) for id, op in OPS.items(
 
 def cases(dims: tuple[int, ...] | None = None) -> list[Case]:
     """The chapter's case and harder ones; with `dims`, plain and hard values at those sizes."""
-    chapter = Case("chapter", "the chapter's sizes", dims or DIMS, "plain")
-    hard = Case(
-        "hard values",
-        "a mean of 3, some rows so small that eps counts",
-        dims or DIMS,
-        "hard",
-        in_16_bits=True,
-    )
+    first = first_two(dims or DIMS, "the chapter's sizes", "a mean of 3, some rows so small that eps counts")
     if dims:
-        return [chapter, hard]
+        return first
     return [
-        chapter,
-        hard,
+        *first,
         Case("one of each", "a single element", (1, 1, 1), "hard"),
         Case("square", "an exchange of row and column stays inside", (33, 12, 12), "hard"),
         *not_finite({"vector": ("the vector", "NaN"), "matrix": ("the matrix", "inf")}, DIMS),

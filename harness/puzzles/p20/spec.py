@@ -12,6 +12,7 @@ from harness.spec.cases import (
     CANCELLING,
     cancelling,
     covering,
+    first_two,
     listed,
     not_finite,
     odd_place,
@@ -137,21 +138,15 @@ RUNGS = (
 
 def cases(dims: Dims | None = None) -> list[Case]:
     """The chapter's case and the hard ones; with `dims`, plain and hard values at those sizes."""
-    chapter = Case("chapter", "small enough to print", dims or (ROWS, COLUMNS), "plain")
-    hard = Case(
-        "hard values",
-        "means far from 0, gradients that follow the result",
-        chapter.dims,
-        "hard",
-        in_16_bits=True,
+    first = first_two(
+        dims or (ROWS, COLUMNS), "small enough to print", "means far from 0, gradients that follow the result"
     )
     if dims:
-        return [chapter, hard]
+        return first
     return [
-        chapter,
-        hard,
+        *first,
         Case("odd sizes", "fewer elements than a word has bits", (3, 7), "hard"),
-        *not_finite(NOT_FINITE, chapter.dims),
+        *not_finite(NOT_FINITE, (ROWS, COLUMNS)),
         Case("minus infinity", "masked logits, and a row with nothing left: NaN", (6, 9), "masked"),
         Case("huge logits", "without the shift an exponential overflows", (4, 33), "huge"),
         Case("far below 0", "whole rows at -1,000: the largest of a row is not 0", (5, 9), "low"),

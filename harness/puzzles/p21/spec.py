@@ -7,6 +7,7 @@ right and wrong backward passes. The kernels have no forward pass: what they com
 import numpy as np
 
 from harness.puzzles.p21.derivation import EPS, MISTAKES, derive
+from harness.spec.cases import first_two
 from harness.spec.ops import ACCUM, Argument, Call, OpSpec
 from harness.spec.puzzle import Arrays, Case, Demo, Dims, Gate, Puzzle
 from harness.spec.rounding import rounded
@@ -95,19 +96,13 @@ RUNGS = (
 
 def cases(dims: Dims | None = None) -> list[Case]:
     """The chapter's case and the hard ones; with `dims`, plain and hard values at those sizes."""
-    chapter = Case("chapter", "small enough to print", dims or DIMS, "plain")
-    hard = Case(
-        "hard values",
-        "means far from 0, gradients that follow the input",
-        chapter.dims,
-        "hard",
-        in_16_bits=True,
+    first = first_two(
+        dims or DIMS, "small enough to print", "means far from 0, gradients that follow the input"
     )
     if dims:
-        return [chapter, hard]
+        return first
     return [
-        chapter,
-        hard,
+        *first,
         Case("one sequence", "a batch of one: one of two leading axes is enough", (1, 4, 6), "hard"),
         Case("one position", "sequences of one: the other one is enough", (4, 1, 6), "hard"),
         Case("odd sizes", "no size is a multiple of another", (3, 5, 7), "hard"),

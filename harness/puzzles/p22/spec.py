@@ -9,7 +9,7 @@ from harness.nn.ops import BACKWARD, BY_INPUT, EPS, FORWARD, INPUT, OUTPUT, STAT
 from harness.puzzles.p22 import derive_rung, transfer_mistakes
 from harness.puzzles.p22.mistakes import MISTAKES, derive, packed
 from harness.spec.baseline import unluckiest
-from harness.spec.cases import CANCELLING, cancelling, not_finite, with_not_finite
+from harness.spec.cases import CANCELLING, cancelling, first_two, not_finite, with_not_finite
 from harness.spec.ops import ACCUM, Argument, Call, OpSpec, Scalar, accum_dtype, bytes_of
 from harness.spec.puzzle import Arrays, Case, Demo, Gate, Ledger, Puzzle, Symptom
 from harness.spec.rounding import rounded
@@ -90,19 +90,15 @@ ATOMIC = frozenset(
 def cases(dims: tuple[int, ...] | None = None) -> list[Case]:
     """The chapter's case and the hard ones; with `dims`, the chapter's and the hard values at those sizes."""
     B, S, H, O = dims or (BATCH_SIZE, SEQ_LEN, HIDDEN_DIM, OUTPUT_DIM)
-    chapter = Case("chapter", "gamma = 1, beta = 0, grad_output = 1", (B, S, H, O), "plain")
-    hard = Case(
-        "hard values",
-        "mean 3, tiny variance, grad_output follows x_hat",
+    first = first_two(
         (B, S, H, O),
-        "hard",
-        in_16_bits=True,
+        "gamma = 1, beta = 0, grad_output = 1",
+        "mean 3, tiny variance, grad_output follows x_hat",
     )
     if dims:
-        return [chapter, hard]
+        return first
     return [
-        chapter,
-        hard,
+        *first,
         Case("odd sizes", "B != S, nothing divides a tile", (3, 9, 7, 13), "hard"),
         Case("wide", "H is larger than a block and no multiple of one", (3, 7, 131, 5), "hard"),
         Case("wide output", "O is larger than a block and no multiple of one", (2, 5, 9, 133), "hard"),

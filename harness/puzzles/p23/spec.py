@@ -10,7 +10,7 @@ from harness.puzzles import formulas
 from harness.puzzles.p23.baseline import reference
 from harness.puzzles.p23.derivation import derive, gathered, repeated, transposed
 from harness.puzzles.p23.mistakes import MISTAKES, TILE
-from harness.spec.cases import CANCELLING, cancelling, covering, not_finite, tiled, with_not_finite
+from harness.spec.cases import CANCELLING, cancelling, covering, first_two, not_finite, tiled, with_not_finite
 from harness.spec.ops import ACCUM, Argument, Call, OpSpec, accum_dtype, bytes_of
 from harness.spec.puzzle import Arrays, Case, Demo, Gate, Ledger, Puzzle, Symptom
 from harness.spec.rounding import rounded
@@ -152,19 +152,13 @@ GATES = (
 def cases(dims: tuple[int, ...] | None = None) -> list[Case]:
     """The chapter's case and the hard ones; with `dims`, the chapter's and the hard values at those sizes."""
     dims = dims or DIMS
-    chapter = Case("chapter", "no mask, grad_output = 1", dims, "plain")
-    hard = Case(
-        "hard values",
-        "means far from 0, a mask that empties a row, grad_output follows V",
-        dims,
-        "hard",
-        in_16_bits=True,
+    first = first_two(
+        dims, "no mask, grad_output = 1", "means far from 0, a mask that empties a row, grad_output follows V"
     )
     if dims != DIMS:
-        return [chapter, hard]
+        return first
     return [
-        chapter,
-        hard,
+        *first,
         Case("odd sizes", "S != T, nothing divides a tile", (1, 3, 7, 13, 5), "hard"),
         Case("square", "S = T = d: every transpose has the shape of the matrix", (1, 2, 12, 12, 12), "hard"),
         Case("one query", "no sum over queries to hide in", (1, 2, 1, 6, 8), "unmasked"),

@@ -385,6 +385,33 @@ def test_inductor_runs_the_operators_without_what_surrounds_them(tmp_path, monke
     both_ways(model, x)
 
 
+@pytest.mark.parametrize("way", ["option", "configuration"])
+def test_a_last_pass_of_the_caller_s_stays(way, tmp_path, monkeypatch):
+    if not backend_module.has_compiler():
+        pytest.skip("no C++ compiler for Inductor")
+    import torch._inductor.config
+    from torch._inductor.custom_graph_pass import CustomGraphPass
+
+    class Counts(CustomGraphPass):
+        graphs = 0
+
+        def __call__(self, graph):
+            Counts.graphs += 1
+
+        def uuid(self):
+            return "counts"
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    model, x = Pieces(lambda m, x: m.a(m.ln(x))), torch.randn(B, S, H)
+    name = "post_grad_custom_post_pass"
+    if way == "configuration":
+        monkeypatch.setattr(torch._inductor.config, name, Counts())
+    options = {name: Counts()} if way == "option" else None
+    compiled = torch.compile(model, backend=mojo_workbook, options=options)
+    assert_same(results(model, [x]), results(compiled, [x], of=model))
+    assert Counts.graphs >= 1
+
+
 @pytest.mark.parametrize("asked", ["layernorm_linear", "attention"])
 def test_a_bare_operator_gives_what_the_whole_one_gives(asked):
     tensors = {

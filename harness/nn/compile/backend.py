@@ -154,7 +154,8 @@ def mojo_workbook(
 
     from harness.nn.compile.bare import Bare
 
-    last = {"post_grad_custom_post_pass": Bare()}
+    # There is room for one: a caller's own stays, and the operators are then the whole ones.
+    last = {} if torch._inductor.config.post_grad_custom_post_pass else {"post_grad_custom_post_pass": Bare()}
     patches = (torch._inductor.list_mode_options(mode) if mode else {}) | last | patches
     # As patches: the backward pass is compiled later, when a context manager would be over.
     compiled: Any = compile_fx(gm, example_inputs, config_patches=patches)

@@ -1,6 +1,6 @@
 """The museum of wrong solutions: a room for each puzzle, made from `solutions/pNN/wrong/*.toml` and the code that they edit.
 
-An exhibit has its story, the public thread where one is named, the gate and the check that catch it, by how much it is
+An exhibit has its story, what that does to the numbers, the public thread where one is named, the gate and the check that catch it, by how much it is
 off, the loss of a training run where there is one, and its lines. Whatever no longer applies stops the build.
 """
 
@@ -63,7 +63,7 @@ def about(puzzle: str, gate: str) -> str:
 
 
 def exhibit(wrong: Wrong) -> str:
-    """One wrong solution, folded to what it does: where it was seen, what catches it, its loss, its lines.
+    """One wrong solution, folded to its story: what it does to the numbers, where it was seen, what catches it, its loss, its lines.
 
     The address is inside of the fold, so that a browser opens the fold for whoever follows a link to it.
     """
@@ -75,6 +75,7 @@ def exhibit(wrong: Wrong) -> str:
             f"<summary>{in_html(wrong.story)}</summary>",
             f'<div class="exhibit" id="{wrong.name}">',
             "",
+            f"{marked(wrong.effect)}\n",
             *(f"{where}\n" for where in seen_in(wrong.source)),
             *(f"- {fact}" for fact in facts),
             "",
@@ -100,6 +101,12 @@ def in_html(words: str) -> str:
 def plain(words: str) -> str:
     """Words of a file in which Markdown and TeX have no signs, as a sentence of a page."""
     return re.sub(r"([\\`*_\[\]<>|$])", r"\\\1", words)
+
+
+def marked(words: str) -> str:
+    """`plain`, but what stands between two backquotes is code."""
+    parts = words.split("`")
+    return "`".join(part if number % 2 else plain(part) for number, part in enumerate(parts))
 
 
 def seen_in(source: str) -> Iterator[str]:

@@ -120,8 +120,11 @@ NUMBERS = re.compile(r"(?:(?<=\s)[-+]?\d[\d.,/:]*(?:e[-+]?\d+)?[x%]?\s+){3,}")
 """A row of a table: numbers that nobody searches for."""
 
 
-PRINTED = re.compile(r"(?:Lines \d+ to \d+ of: )?Printed by .{0,300}?numpy \d[\d.]*\s*")
-"""The source of a recorded output."""
+UNSEEN = re.compile(
+    r"(?:Lines \d+ to \d+ of: )?Printed by .{0,300}?numpy \d[\d.]*\s*"
+    rf"|(?:The lines of [\w ]{{1,80}}? )?{re.escape(preprocess.WITHHELD)}[0-9a-f]{{16}}\s*"
+)
+"""What no search wants: the source of a recorded output, and what stands for the code of a solution until it is put back."""
 LISTS = re.compile(rf"{preprocess.REJECTED}|Measured: \d+ records?\b")
 """Begins what ends a section and stands elsewhere too: stories of the museum, the records of a page."""
 
@@ -140,7 +143,7 @@ def shrink_search_index(site: Path) -> None:
                 address,
                 text["title"],
                 text["breadcrumbs"].removesuffix(f" » {text['title']}"),
-                NUMBERS.sub("… ", PRINTED.sub("", LISTS.split(text["body"])[0])),
+                NUMBERS.sub("… ", UNSEEN.sub("", LISTS.split(text["body"])[0])),
             ]
             for number, address in enumerate(search.pop("doc_urls"))
             for text in [documents[str(number)]]

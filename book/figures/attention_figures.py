@@ -160,6 +160,86 @@ def two_passes() -> str:
     return drawing.svg()
 
 
+def fast_block(rows: int = 128, tile: int = 64, warps: int = 4, tiles: int = 5, at: int = 2) -> str:
+    """What a block of the fast kernels does at one moment: its rows, by warp, and the tiles of the other side."""
+    drawing = Drawing(
+        NARROW,
+        216,
+        f"A block owns {rows} queries, {rows // warps} for each of {warps} warps, and walks over the keys in tiles of {tile}. While tile "
+        f"{at} is multiplied, tile {at + 1} is copied into shared memory. Earlier tiles are done, later ones are still in memory.",
+    )
+    drawing.text(70, 18, f"{rows} queries")
+    drawing.text(312, 18, f"keys, in tiles of {tile}")
+    top, height, left, width = 30, 32, 148, 66
+    for warp in range(warps):
+        drawing.labelled(10, top + height * warp, 120, height - 3, f"warp {warp}: {rows // warps}", shade=0.2)
+        for number in range(tiles):
+            shade = {at: 0.5, at + 1: 0.15}.get(number, 0.03)
+            drawing.box(left + width * number, top + height * warp, width - 3, height - 3, shade=shade)
+    for number, words in ((0, "done"), (at, "multiplied"), (at + 1, "copied"), (at + 2, "in memory")):
+        drawing.text(left + width * (number + 0.5) - 1, top + height * warps + 16, words)
+    drawing.segment(left + width * at, 182, left + width * (at + 2) - 3, 182)
+    drawing.text(left + width * (at + 1) - 1, 200, "two tiles in shared memory")
+    return drawing.svg()
+
+
+def slots(lengths: tuple[int, ...], rows: int) -> list[tuple[int, int]]:
+    """For each block of a grid that knows only the total: its sequence, and how many rows it gets of it."""
+    starts = [sum(lengths[:i]) for i in range(len(lengths))]
+    first = [start // rows + i for i, start in enumerate(starts)]
+    found = []
+    for block in range(sum(lengths) // rows + len(lengths)):
+        own = max(i for i, slot in enumerate(first) if slot <= block)
+        found.append((own, min(max(lengths[own] - rows * (block - first[own]), 0), rows)))
+    return found
+
+
+def slot_picture(lengths: tuple[int, ...] = (5, 3, 6), rows: int = 4) -> str:
+    """Sequences that lie one after another, and the blocks of a grid that find their rows."""
+    blocks = slots(lengths, rows)
+    words = ", ".join(f"block {i} {count} of sequence {own}" for i, (own, count) in enumerate(blocks))
+    drawing = Drawing(NARROW, 196, f"Sequences of {lengths} rows in blocks of {rows}. Rows: {words}.")
+    cell, shades = 460 / sum(lengths), (0.3, 0.06, 0.18)
+    drawing.text(10, 16, "rows of all sequences, one after another", anchor="start")
+    row = 0
+    for sequence, length in enumerate(lengths):
+        for _ in range(length):
+            drawing.labelled(10 + cell * row, 26, cell - 3, 26, str(sequence), shade=shades[sequence])
+            row += 1
+    drawing.text(10, 92, f"the grid: {len(blocks)} blocks of up to {rows} rows", anchor="start")
+    wide = 460 / len(blocks)
+    for block, (own, count) in enumerate(blocks):
+        drawing.box(10 + wide * block, 102, wide - 8, 48, shade=0)
+        drawing.text(10 + wide * (block + 0.5) - 4, 168, f"block {block}")
+        drawing.text(
+            10 + wide * (block + 0.5) - 4,
+            186,
+            f"{count} row{'s' * (count > 1)}" if count else "returns",
+        )
+        for place in range(count):
+            drawing.box(16 + wide * block + 16 * place, 116, 13, 20, shade=shades[own])
+    return drawing.svg()
+
+
+def halves() -> str:
+    """The product of two numbers, each cut in two, as an area; not to scale."""
+    drawing = Drawing(
+        NARROW,
+        220,
+        "x is cut into x_h and x_l, y into y_h and y_l. x_h y_h is the product but for its last digits; x_h y_l and x_l y_h are up to 2 "
+        "to the -11 of it, x_l y_l up to 2 to the -22, and is left out.",
+    )
+    columns, rows = ((104, 190, "x_h"), (300, 172, "x_l")), ((34, 110, "y_h"), (150, 54, "y_l"))
+    sizes = (("x_h y_h", "x_l y_h: up to 2⁻¹¹"), ("x_h y_l: up to 2⁻¹¹", "left out: 2⁻²²"))
+    for j, (y, height, side) in enumerate(rows):
+        drawing.text(88, y + height / 2 + 5, side, anchor="end")
+        for i, (x, width, name) in enumerate(columns):
+            if not j:
+                drawing.text(x + width / 2, 22, name)
+            drawing.labelled(x, y, width, height, sizes[j][i], shade=0 if i and j else LEGIBLE / (1 + i + j))
+    return drawing.svg()
+
+
 # ---- Puzzle 24 ----------------------------------------------------------------------------------------------
 
 
@@ -409,6 +489,9 @@ FILES = {
     "three_products.svg": three_products,
     "softmax_heat.svg": softmax_heat,
     "two_passes.svg": two_passes,
+    "fast_block.svg": fast_block,
+    "slots.svg": slot_picture,
+    "halves.svg": halves,
     "gather_and_scatter.svg": gather_and_scatter,
     "tile_masks.svg": tile_masks,
     "order_bars.svg": order_bars,

@@ -107,7 +107,7 @@ def tiles() -> str:
         verdict = "is exact" if error < 1e-5 else f"is still off by {error:.2f}"
         first = "Delta, the row sum of dO times O, is there too. " if number == 1 else ""
         drawing.words.append(
-            f"{first}Queries {s} and {s + 1} meet keys {t} and {t + 1}: four weights are made again from lse and thrown away. "
+            f"{first}Queries {s} and {s + 1} meet keys {t} and {t + 1}: four weights, computed from lse, used and dropped. "
             f"{what.split()[0]} of {owner} {verdict}."
         )
     return drawing.hero(
@@ -154,10 +154,10 @@ def walk(window: int = 16) -> str:
                     drawing.segment(*points[step - 1], x, y, thick=2)
     drawing.text(NARROW / 2, 268, f"shaded: the last {window} cells", size=13)
     for step in range(last + 1):
-        said = "; ".join(f"{name}, {boxes[name][step][0]} x {boxes[name][step][1]} cells" for name in named)
-        places = ", ".join(f"cell {named[name][step]}" for name in named)
+        (rows, columns), (high, wide) = (boxes[name][step] for name in named)
+        last_cells = f"the last {min(step + 1, window)} cells" if step else "the first cell"
         drawing.words.append(
-            f"The walks are at {places}. The smallest rectangle around the last {min(step + 1, window)} cells: {said}."
+            f"Step {step}. The smallest rectangle around {last_cells} is {rows} x {columns} row by row, and {high} x {wide} along the curve."
         )
     return drawing.hero(
         "Walk both orders. What lies close together in the order is a stripe on the left and a patch on the right."

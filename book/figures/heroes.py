@@ -160,7 +160,9 @@ def clock() -> str:
     drawing.words = ["Nothing has arrived. The elements that the threads ask for have a thick line."]
     for tick in range(1, ticks + 1):
         drawing.words.append(
-            f"Tick {tick}. On the right one sector held all that the warp asked for, and it goes on."
+            "Tick 1. On the right one sector held all that the warp asked for, and it goes on. On the left one thread has its element."
+            if tick == 1
+            else f"Tick {tick}. On the left {tick} of {ticks} threads have their element; the warp waits for the others."
             if tick < ticks
             else f"Tick {tick}. On the left the last thread has its element: {ticks} sectors for {ticks} elements, an eighth of what came."
         )
@@ -364,7 +366,7 @@ def rewriting(title: str = "gelu: with x**3") -> str:
         drawing.arrow(395, y + 30, 300, end + 13)
     swept = [name for name, *_ in reversed(gone)]
     drawing.words = [
-        f"The graph as Dynamo hands it over: {len(gone)} pointwise nodes between {before[0][0]} and the output.",
+        f"The graph as PyTorch hands it over. The {len(gone)} nodes between {before[0][0]} and the output work element by element.",
         "A hundred numbers went through the marked nodes, and what came out is GELU. That is the match.",
         f"{new[0]} takes {before[0][0]}, and the output now uses it. Nobody uses {swept[0]} any more.",
         *(f"The sweep: {earlier} is gone, and now nobody uses {name}." for earlier, name in pairwise(swept)),

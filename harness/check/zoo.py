@@ -2,7 +2,7 @@
 
 A wrong solution is a file `solutions/pNN/wrong/NAME.toml` with the keys gate, mistake (its name, "" where the diagnosis has
 none for it), file, old, new, and maybe `story`
-(a line), `rung` (whose file it is; without, the puzzle's last), `also` (further gates that it gets wrong), `cases` (those
+(a line), `effect` (what that does to the numbers and how it shows, for the museum), `rung` (whose file it is; without, the puzzle's last), `also` (further gates that it gets wrong), `cases` (those
 that alone show it), `source` (where such a bug was reported) and `curve` (what it does to a training run). Where the
 gate's blank is given with wrong code, `old` and `new` may be left out: it is that code.
 """
@@ -21,7 +21,7 @@ from harness.toolchain.cache import cache_folder, digest, keep
 from harness.toolchain.packages import OpPackage
 
 KEYS = {"gate", "mistake", "file"}
-MORE = {"old", "new", "story", "rung", "also", "cases", "source", "curve", "dtype"}
+MORE = {"old", "new", "story", "effect", "rung", "also", "cases", "source", "curve", "dtype"}
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,7 @@ class WrongKernel:
     old: str = ""
     new: str = ""
     story: str = ""
+    effect: str = ""
     rung: str = ""
     also: tuple[str, ...] = ()
     cases: tuple[str, ...] = ()

@@ -354,6 +354,14 @@ def test_the_gather_follows_the_curve():
     assert "o = 0, 1, 5, 4, 8, 12, 13, 9." in label and drawn.count("13") == 2
 
 
+def test_blocks_find_the_rows_of_their_sequence_and_no_row_twice():
+    assert attention_figures.slots((5, 3, 6), 4) == [(0, 4), (0, 1), (1, 3), (1, 0), (2, 4), (2, 2)]
+    for lengths in ((0, 9), (1, 1, 1), (16, 4)):
+        blocks = attention_figures.slots(lengths, 4)
+        for sequence, length in enumerate(lengths):
+            assert sum(rows for own, rows in blocks if own == sequence) == length
+
+
 def test_shares_make_the_whole_softmax_of_its_blocks():
     whole, parts, shares = attention_figures.merged()
     np.testing.assert_allclose(

@@ -107,7 +107,7 @@ def test_a_tile_s_weights_are_the_softmax_s_and_its_owner_s_sum_ends_exact():
 
 
 def test_the_walk_ends_in_a_square_patch():
-    assert "row-major, 2 x 8 cells; Hilbert, 4 x 4 cells" in words("walk")[-1]
+    assert "2 x 8 row by row, and 4 x 4 along the curve" in words("walk")[-1]
 
 
 def test_the_rewrite_is_the_printed_one():

@@ -51,6 +51,21 @@ def test_an_exhibit_has_story_thread_check_error_and_folded_lines(pages):
     assert "c1)" not in words, "a line of the solution stands outside of the fold"
 
 
+def test_every_exhibit_says_in_its_own_words_what_the_mistake_does(pages):
+    rooms = "".join(page for name, page in pages.items() if name.startswith("museum_"))
+    effects = [wrong.effect for puzzle in puzzle_names() for wrong in zoo.load(puzzle)]
+    assert len(effects) == len(set(effects))
+    for effect in effects:
+        assert re.fullmatch(r"[^\n]{20,260}\.", effect), effect
+        assert re.sub(r"([\\*_\[\]<>|$])", r"\\\1", re.split("`", effect)[0]) in rooms, effect
+
+
+def test_words_between_backquotes_stay_code_and_no_other_sign_is_markdown():
+    from book.build import museum
+
+    assert museum.marked("x * y and `a_b[0]`, c_d") == r"x \* y and `a_b[0]`, c\_d"
+
+
 def test_what_the_diagnosis_has_no_name_for_is_caught_by_its_values(pages):
     assert "*Caught by* `dgather`, in the case “odd sizes” alone, by its values alone." in exhibit(
         pages["museum_p24.md"], "dgather_first_eight_heads"

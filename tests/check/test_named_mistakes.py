@@ -36,6 +36,16 @@ def layernorm_dx(v, x_hat, c1=None, c2=None):
     return v.row_rstd * (v.g - (v.c2 if c2 is None else c2) - x_hat * c1)
 
 
+def tiles_of(v, is_near, width=0):
+    """Puzzle 24's tiles, pair by pair, by another distance or another width of the grid."""
+    cells, T = [divmod(int(cell), width or int(v.width)) for cell in v.order], int(v.tile)
+    tiles = np.zeros((-(-len(cells) // T),) * 2, bool)
+    for s, (r, c) in enumerate(cells):
+        down, right = (np.abs(each - np.array(cells)[:, k]) for k, each in ((0, r), (1, c)))
+        tiles[s // T, np.flatnonzero(is_near(down, right)) // T] = True
+    return tiles
+
+
 def scores_to(v, dS):
     """dQ of puzzle 23 from some dS."""
     return v.scale * (dS @ v.key)
@@ -384,6 +394,25 @@ NAMED = {
         P24, "grad_query",
         lambda v: put_back(v, v.scale * ((v.P * (v.dP - row_sum(v.dO * v.V))) @ v.K)),
         "equals the reference with the row sum of dO * V, not of dO * O",
+    ),
+    "dx: the bracket ends before x_hat * c1": (
+        P22, "grad_input", lambda v: v.row_rstd * (v.g - v.c2) - v.x_hat * v.c1,
+        "equals the reference with rstd not on the variance term x_hat * c1: the bracket ends too early",
+    ),
+    "dx: gamma in front": (
+        P22, "grad_input", lambda v: v.row_rstd * v.ln_weight * (v.dln - v.c2 - v.x_hat * v.c1),
+        "equals the reference with gamma outside of the bracket: c1 and c2 hold it already",
+    ),
+    # Puzzle 24
+    "window: the grid taken for a square": (
+        P24, "tiles", lambda v: tiles_of(v, lambda down, right: np.maximum(down, right) <= v.radius, int(len(v.order) ** 0.5)),
+        "equals the reference with the side of a square of as many cells for the width",
+    ),
+    "window: the straight line": (
+        P24, "tiles", lambda v: tiles_of(v, lambda down, right: np.hypot(down, right) <= v.radius),
+        "equals the reference with the sum of both distances: the window is a square, and the larger of them counts; "
+        "or with the length of the straight line: the window is a square, and the larger of both distances counts, which gives the same "
+        "here",
     ),
     # Whatever the puzzle
     "the sign": (P22, "grad_bias", lambda v: -v.grad_bias, "has the opposite sign in every element, and is right otherwise"),

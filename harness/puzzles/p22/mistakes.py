@@ -105,7 +105,20 @@ def rounded_terms(kind: str) -> dict:
 
 EPS_OF_OTHERS = (1e-2, 1e-3, 1e-4, 1e-7, 1e-12)
 
+WRONG_C1 = (
+    ("product-of-means", "with c1 = mean(g) * mean(x_hat): it is the mean of their product",
+     lambda v, g: g.mean(-1, keepdims=True) * v.x_hat.mean(-1, keepdims=True)),
+    ("gamma-twice-in-c1", "with gamma twice in c1: g holds it already", lambda v, g: (g * v.ln_weight * v.x_hat).mean(-1, keepdims=True)),
+    ("c1-over-h-minus-1", "with c1 divided by H - 1, not H",
+     lambda v, g: (g * v.x_hat).sum(-1, keepdims=True) / max(1, g.shape[-1] - 1)),
+    ("x-hat-squared-in-c1", "with x_hat squared in c1", lambda v, g: (g * v.x_hat**2).mean(-1, keepdims=True)),
+)  # fmt: skip
 MISTAKES = (
+    Mistake(
+        "rstd-not-on-variance-term",
+        "with rstd not on the variance term x_hat * c1: the bracket ends too early",
+        {"grad_input": lambda v: v.row_rstd * (v.g - v.c2) - v.x_hat * v.c1},
+    ),
     # The statistics.
     Mistake("eps-forgotten", "without eps in rstd", {"row_rstd": lambda v: 1 / np.sqrt(v.variance)}),
     Mistake(
@@ -428,7 +441,43 @@ MISTAKES = (
             "c1": lambda v: v.c2,
         },
     ),
+    *(
+        Mistake(
+            id,
+            words,
+            {
+                "row_sums": lambda v, c1=c1: packed(
+                    c1(v, v.given_dln * v.ln_weight), row_sums(v, v.given_dln)[1]
+                )
+            },
+        )
+        for id, words, c1 in WRONG_C1
+    ),
+    Mistake(
+        "c2-over-the-tensor",
+        "with the mean of g over the whole tensor in c2, not over each row",
+        {
+            "row_sums": lambda v: packed(
+                row_sums(v, v.given_dln)[0], np.full_like(v.row_rstd, (v.given_dln * v.ln_weight).mean())
+            )
+        },
+    ),
+    Mistake(
+        "gamma-on-the-means",
+        "with gamma outside of the bracket: c1 and c2 hold it already",
+        {"grad_input": lambda v: v.row_rstd * v.ln_weight * (v.dln - v.c2 - v.x_hat * v.c1)},
+    ),
+    Mistake(
+        "divided-by-h-twice",
+        "with c1 and c2 divided by H once more: they are means",
+        {"grad_input": lambda v: v.row_rstd * (v.g - (v.c2 + v.x_hat * v.c1) / v.input.shape[-1])},
+    ),
     # The parameter gradients.
+    Mistake(
+        "product-of-sums",
+        "of the sum of dln times the sum of x_hat: it is the sum of their products",
+        {"grad_ln_weight": lambda v: v.dln.sum((0, 1)) * v.x_hat.sum((0, 1))},
+    ),
     Mistake(
         "from-ln-out",
         "multiplied with the LayerNorm output instead of x_hat",

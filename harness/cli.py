@@ -24,6 +24,7 @@ from harness.console import (
     printable,
 )
 from harness.errors import BadUse, EnvironmentProblem, WorkbookError, unknown_gate
+from harness.invocation import command
 from harness.spec.catalogue import find_puzzle, puzzle_names
 from harness.spec.puzzle import Puzzle
 from harness.spec.rungs import name_of
@@ -92,9 +93,9 @@ def named_puzzle(arguments: list[str]) -> Puzzle:
 def general_parser() -> Parser:
     """What `--help` shows where no puzzle is named."""
     parser = Parser(
-        prog="python -m harness",
+        prog=command("").rstrip(),
         description="Run a puzzle's kernels and compare every output and gradient with PyTorch autograd.",
-        epilog=f"`python -m harness pNN --help` lists a puzzle's flags; sub-commands, each with its own --help: "
+        epilog=f"`{command('pNN --help')}` lists a puzzle's flags; sub-commands, each with its own --help: "
         f"{', '.join(COMMANDS)}, vgpu; {EXIT_CODES}",
         allow_abbrev=False,
     )

@@ -44,7 +44,7 @@ from harness.toolchain.disk import is_full, no_room, write_target
 
 def command_parser(name: str, about: str | None, puzzle: str | None = None) -> Parser:
     """A parser for one sub-command; `puzzle` is "?" where the puzzle may be left out."""
-    parser = Parser(prog=f"python -m harness {name}", description=about, allow_abbrev=False)
+    parser = Parser(prog=command(name), description=about, allow_abbrev=False)
     parser.add_argument("puzzle", nargs=puzzle, help="for example p20")
     return parser
 
@@ -84,7 +84,7 @@ def chosen(name: str | None) -> list[Puzzle]:
 
 def init(arguments: list[str]) -> int:
     """Write a folder of your own to solve puzzles in: problems/, and the solutions that it links to. No clone is needed."""
-    parser = Parser(prog="python -m harness init", description=init.__doc__, allow_abbrev=False)
+    parser = Parser(prog=command("init"), description=init.__doc__, allow_abbrev=False)
     parser.add_argument(
         "folder",
         nargs="?",
@@ -108,7 +108,7 @@ def init(arguments: list[str]) -> int:
 
 def update(arguments: list[str]) -> int:
     """Renew a folder that init made from the package that is installed now; what you wrote into blanks stays."""
-    parser = Parser(prog="python -m harness update", description=update.__doc__, allow_abbrev=False)
+    parser = Parser(prog=command("update"), description=update.__doc__, allow_abbrev=False)
     parser.add_argument(
         "--book", action="store_true", help="the built book too, where the folder has none yet"
     )
@@ -135,7 +135,7 @@ def update(arguments: list[str]) -> int:
 
 
 def list_puzzles(arguments: list[str]) -> int:
-    """The next step; then the puzzle that you are at with its gates, and a line for each other."""
+    """The next step; then the puzzle that you are at, with the gates of the file at hand, and a line for each other."""
     parser = command_parser("list", list_puzzles.__doc__, "?")
     parser.add_argument("--all", action="store_true", help="every puzzle with its gates")
     flags = parser.parse_args(arguments)
@@ -152,7 +152,8 @@ def list_puzzles(arguments: list[str]) -> int:
             continue
         console.print(Text(f"{puzzle.name}  {puzzle.title}", style="bold"), soft_wrap=True)
         for work in works(puzzle):
-            print_lines(console, list_lines(work, progress))
+            away = not (flags.all or flags.puzzle) and upcoming and work.rung.id != upcoming.rung.id
+            print_lines(console, list_lines(work, progress, folded=bool(away)))
     if not (flags.all or flags.puzzle):
         one, every = command(f"list {puzzles[-1].name}"), command("list --all")
         print_lines(console, [Text(f"gates of another puzzle: `{one}`; of all: `{every}`", style="dim")])
@@ -422,6 +423,8 @@ def measure_watch(work: Work, gate: str, saves: int) -> int:
     print(line(f"{work.puzzle.name} {work.ladder(gate)}: save to verdict", [m.verdict for m in measured]))
     if measured[0].empty:
         print(line("   a changed empty `mojo run` beside it:", [m.empty for m in measured]))
+        print(line("   of the processor, all cases:", [m.processor for m in measured]))
+        print(line("   of the processor, the empty `mojo run`:", [m.empty_processor for m in measured]))
     if measured[0].whole > measured[0].verdict:
         print(line("   save to the verdict on all cases:", [m.whole for m in measured]))
     for part in measured[0].parts:
@@ -431,7 +434,7 @@ def measure_watch(work: Work, gate: str, saves: int) -> int:
 
 def doctor(arguments: list[str]) -> int:
     """What this machine has of what the workbook needs, a line each, with the remedy where something is missing."""
-    parser = Parser(prog="python -m harness doctor", description=doctor.__doc__, allow_abbrev=False)
+    parser = Parser(prog=command("doctor"), description=doctor.__doc__, allow_abbrev=False)
     parser.parse_args(arguments)
     from harness.screens.doctor import examine
 
@@ -450,7 +453,7 @@ def build_ext(arguments: list[str]) -> int:
     from harness.toolchain import extension
 
     parser = Parser(
-        prog="python -m harness build-ext",
+        prog=command("build-ext"),
         description=build_ext.__doc__,
         epilog="exit codes: 0 built, or there already; 2 bad use; 4 the kernels do not compile; 5 the environment",
         allow_abbrev=False,

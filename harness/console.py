@@ -122,9 +122,22 @@ def page_width(console: Console) -> int:
 def print_lines(console: Console, lines: Iterable[Text | str]) -> None:
     """Lines as they are: nothing in them is read as markup."""
     for line in lines:
-        console.print(
-            line if isinstance(line, Text) else Text(printable(line)), soft_wrap=not console.is_terminal
-        )
+        text = line if isinstance(line, Text) else Text(printable(line))
+        if not console.is_terminal:
+            console.print(text, soft_wrap=True)
+            continue
+        for row in hanging(console, text):  # rich forgets a text's own wrapping when it prints
+            console.print(row, no_wrap=row.no_wrap, overflow=row.overflow)
+
+
+def hanging(console: Console, line: Text, column: int | None = None) -> list[Text]:
+    """The rows of a line on a terminal: what does not fit goes on below the line's own beginning, or at a column."""
+    column = len(line.plain) - len(line.plain.lstrip(" ")) if column is None else column
+    if not column or line.no_wrap or line.cell_len <= console.width or column > console.width // 2:
+        return [line]
+    head = line[:column]
+    first, *rest = line[column:].wrap(console, console.width - head.cell_len)
+    return [head + first, *(Text(" " * head.cell_len) + row for row in rest)]
 
 
 def write_json(data: dict, target: str) -> None:

@@ -6,14 +6,25 @@ command that imports little.
 
 import io
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+from rich.text import Text
 
 from harness import console
-from harness.console import PLAIN, make_console, output_lost, plain_signs, prepare_streams
+from harness.console import (
+    PLAIN,
+    hanging,
+    make_console,
+    output_lost,
+    plain_signs,
+    prepare_streams,
+    print_lines,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 LIST = (sys.executable, "-m", "harness", "list", "--all")
@@ -135,3 +146,31 @@ def test_streams_keep_an_error_handler_that_somebody_chose(monkeypatch):
     monkeypatch.setattr(console.sys, "stdout", chosen)
     prepare_streams()
     assert chosen.errors == "replace"
+
+
+def printed(*lines: Text, terminal: bool = True) -> list[str]:
+    """What a terminal of 40 columns, or a pipe, shows of some lines."""
+    stream = io.StringIO()
+    print_lines(Console(file=stream, force_terminal=terminal, width=40, highlight=False), lines)
+    return [re.sub(r"\x1b\[[0-9;]*m", "", row).rstrip() for row in stream.getvalue().splitlines()]
+
+
+def test_a_long_line_goes_on_below_its_own_beginning():
+    line = Text("      your dx equals the reference without the mean term")
+    assert printed(line) == ["      your dx equals the reference", "      without the mean term"]
+    assert printed(line, terminal=False) == [line.plain]
+    finding = Text("✅ cache  a folder with a name that is not short")
+    narrow = Console(file=io.StringIO(), width=24)
+    assert [row.plain.rstrip() for row in hanging(narrow, finding, 9)] == [
+        "✅ cache  a folder with",
+        "          a name that is",
+        "          not short",
+    ]
+
+
+def test_a_text_that_is_not_to_be_wrapped_is_cut_short():
+    title = Text("The bug hunt: wrong backward passes, and tests that catch them")
+    assert len(printed(title)) == 2
+    title.no_wrap, title.overflow = True, "ellipsis"
+    assert printed(title) == ["The bug hunt: wrong backward passes, an…"]
+    assert printed(title, terminal=False) == [title.plain]

@@ -19,8 +19,11 @@ from rich.console import Console
 from rich.text import Text
 
 from harness import invocation
+from harness.check.live import tell
+from harness.console import hanging
 from harness.errors import WorkbookError
 from harness.learner import workspace
+from harness.screens.live import live
 from harness.toolchain import roots
 from harness.toolchain.bytecode import spoiled
 from harness.toolchain.cache import VARIABLE, cache_folder, whole
@@ -28,6 +31,8 @@ from harness.toolchain.cache import VARIABLE, cache_folder, whole
 INSTALL = "run `uv sync` or `pixi install`, and start through `uv run poe ...` or `pixi run ...`"
 REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)\s*(?P<versions>.*)")
 COMPARE = {"==": operator.eq, ">=": operator.ge, "<": operator.lt}
+HANG = 19
+"""The column in which a finding's words begin, and go on."""
 MARKS = {"good": "✅", "note": "·", "broken": "❌"}
 
 
@@ -44,18 +49,26 @@ class Finding:
 def examine(console: Console) -> int:
     """Prints a line for each part. Returns 5 where something is broken, else 0."""
     broken = False
-    for finding in findings():
-        broken |= finding.state == "broken"
-        line = f"{MARKS[finding.state]} {finding.part:<16} {finding.words}"
-        line += f" -> {finding.remedy}" if finding.remedy else ""
-        style = {"broken": "red", "note": "dim"}.get(finding.state, "")
-        console.print(Text(line, style=style), soft_wrap=True)
+    with live(console):
+        for finding in findings():
+            broken |= finding.state == "broken"
+            show(console, finding)
     return 5 if broken else 0
+
+
+def show(console: Console, finding: Finding) -> None:
+    """Prints one line, or on a narrow terminal several."""
+    line = f"{MARKS[finding.state]} {finding.part:<16} {finding.words}"
+    line += f" -> {finding.remedy}" if finding.remedy else ""
+    text = Text(line, style={"broken": "red", "note": "dim"}.get(finding.state, ""))
+    for row in hanging(console, text, HANG) if console.is_terminal else [text]:
+        console.print(row, soft_wrap=True)
 
 
 def findings() -> Iterator[Finding]:
     """Every part in turn; a check that itself fails is a broken part."""
     for part, check in PARTS.items():
+        tell(part)
         try:
             yield from check()
         except WorkbookError as error:

@@ -28,7 +28,7 @@ from rich.text import Text
 from harness.check.checkers import RungChecker, judge_of
 from harness.check.gates import Checker
 from harness.check.live import listening
-from harness.console import make_console, relative
+from harness.console import hanging, make_console, relative
 from harness.errors import DamagedFile, WorkbookError
 from harness.learner import blanks
 from harness.learner.blanks import Blank
@@ -119,7 +119,7 @@ class Terminal:
             for line in lines:
                 self.console.print(line, soft_wrap=True)
             return
-        rows = [row for line in lines for row in self.console.render_lines(line, pad=False)]
+        rows = self.rows(lines)
         room = self.console.height - 1
         if len(rows) > room:
             size = room - 2
@@ -131,13 +131,22 @@ class Terminal:
         self.console.print(Segments([part for row in rows for part in (*row, Segment.line())]), end="")
         self.console.print(Text(footer, style="reverse"), end="")
 
-    def say(self, words: str) -> None:
-        """Writes a line over the second of the screen; everything else, and the cursor, stays."""
+    def rows(self, lines: Iterable[RenderableType]) -> list[list[Segment]]:
+        """Lines as the rows of the screen that they take."""
+        parts = [
+            part
+            for line in lines
+            for part in (hanging(self.console, line) if isinstance(line, Text) else [line])
+        ]
+        return [row for part in parts for row in self.console.render_lines(part, pad=False)]
+
+    def say(self, words: str, row: int) -> None:
+        """Writes a line over one of the screen, the first is row 1; everything else, and the cursor, stays."""
         if self.console.is_terminal:
             line = Text(words, style="dim", no_wrap=True, overflow="ellipsis")
             with self.console.capture() as captured:
                 self.console.print(line, end="")
-            self.console.file.write(f"\x1b7\x1b[2;1H\x1b[2K{captured.get()}\x1b8")
+            self.console.file.write(f"\x1b7\x1b[{row};1H\x1b[2K{captured.get()}\x1b8")
             self.console.file.flush()
 
 
@@ -224,7 +233,7 @@ class Watch:
                     self.draw()
                 if self.running() and self.current.status != self.status:
                     self.status = self.current.status
-                    terminal.say(self.status)
+                    terminal.say(self.status, self.status_row)
                 key = terminal.key(POLL)
                 if key == "q":
                     terminal.show([], "")
@@ -279,6 +288,7 @@ class Watch:
                 check.results = self.checker.check(
                     self.work.target, [check.gate], on_first=lambda results: self.show_first(check, results)
                 )
+            self.again |= self.work.blanks() != check.blanks  # which of the two was judged, nobody knows
         except WorkbookError as error:
             check.error = str(error)
         except Exception as error:  # a file that vanishes between two looks must not end the loop
@@ -290,16 +300,17 @@ class Watch:
         check.first, check.first_at = results, time.monotonic()
 
     def finish(self) -> None:
-        """Shows a verdict; begins anew where the file was saved meanwhile."""
+        """Notes and shows a verdict; begins anew where the file was saved meanwhile."""
         check = self.current
         check.seconds = time.monotonic() - check.started
+        if self.again:
+            self.start()
+            return
         for result in check.results:
             id = result.gate.id
             self.progress.note(self.work.key(id), check.blanks[id], result.state == "correct")
         upcoming = None if self.staying or not check.correct else self.upcoming()
-        if self.again:
-            self.start()
-        elif upcoming:
+        if upcoming:
             passed, self.last, self.gate = [*self.verdict()], self.gate, upcoming.id
             self.start(passed)
         else:
@@ -408,6 +419,12 @@ class Watch:
 
     # ---- The screen ------------------------------------------------------------------------------------------
 
+    @property
+    def status_row(self) -> int:
+        """Where the line that moves stands: below the verdict on the gate that has just passed."""
+        above = len(self.terminal.rows([self.heading(), *self.passed]))
+        return above + 1 if above < self.console.height - 1 else 2
+
     def draw(self) -> None:
         """The gate, the verdict or what is going on, what a key asked for after its first line, and the keys."""
         first, *rest = self.verdict()
@@ -436,7 +453,7 @@ class Watch:
             yield from report.first_lines(check.first)
             return
         if check.error:
-            yield Text(relative(check.error), style="red")
+            yield from (Text(line, style="red") for line in relative(check.error).splitlines())
         else:
             for result in check.results:
                 yield from report.verdict_lines(result, self.work.puzzle, self.work.path, check.blanks)
@@ -471,12 +488,16 @@ class Measured:
         whole: From the save to the verdict on all cases.
         empty: A changed empty program, compiled and run right after it; 0 where the file is not Mojo.
         parts: Where the time went, by the checker's own account.
+        processor: Seconds of the processor for the whole of it, here and in the compiler; on a busy machine it says more.
+        empty_processor: The same for the empty program.
     """
 
     verdict: float
     whole: float
     empty: float
     parts: dict[str, float]
+    processor: float
+    empty_processor: float
 
 
 def measure(work: Work, gate: str, saves: int) -> list[Measured]:
@@ -504,21 +525,28 @@ def measure(work: Work, gate: str, saves: int) -> list[Measured]:
             full = blanks.find(blanks.fill(skeleton, solution))
             bodies = {id: blank.body for id, blank in full.items()} | {gate: (changed, *body)}
             copy.path.write_text(blanks.join(blanks.split(skeleton), bodies))
-            saved = time.monotonic()
+            saved, began = time.monotonic(), processor_seconds()
             while not files.saved():
                 time.sleep(POLL)
             noticed = time.monotonic() - saved
             watch.start()
             watch.current.done.wait()
-            whole = time.monotonic() - saved
+            whole, processor = time.monotonic() - saved, processor_seconds() - began
             watch.finish()
             if not watch.current.correct:
                 raise WorkbookError(watch.current.error or "the solution's gate is not correct")
             first = watch.current.first_at - saved if watch.current.first_at else whole
             spent = watch.checker.spent if isinstance(watch.checker, Checker) else {}
             parts = {"noticing it": noticed, **spent}
-            measured.append(Measured(first, whole, empty_run(Path(folder), work.rung.language), parts))
+            began = processor_seconds()
+            empty = empty_run(Path(folder), work.rung.language)
+            measured.append(Measured(first, whole, empty, parts, processor, processor_seconds() - began))
         return measured[1:]
+
+
+def processor_seconds() -> float:
+    """What this process and its children that have ended have used so far."""
+    return sum(os.times()[:4])
 
 
 def empty_run(folder: Path, language: str) -> float:

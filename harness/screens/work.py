@@ -30,8 +30,8 @@ DAMAGED = "red"
 """The style of the line of a file that cannot be read."""
 
 
-def list_lines(work: Work, progress: Progress) -> Iterable[Text]:
-    """One file: its progress bar, then a line for each gate."""
+def list_lines(work: Work, progress: Progress, *, folded: bool = False) -> Iterable[Text]:
+    """One file: its progress bar, then, unless it is folded, a line for each gate."""
     title = f"{work.rung.words} ({work.rung.about})" if work.rung.about else work.rung.words
     try:
         states = work.states(progress)
@@ -41,9 +41,10 @@ def list_lines(work: Work, progress: Progress) -> Iterable[Text]:
     done = sum(state == "passed" for state in states.values())
     yield Text(f"   {progress_bar(done, len(states))}  {title}: {shown(work.path)}")
     width = name_width(work.puzzle)
-    for gate in work.gates:
+    for gate in () if folded else work.gates:
         mark, words = STATES[states[gate.id]]
-        yield Text(f"      {mark} {gate.id:<{width}} {words + '':<24} {gate.about}")
+        line = f"      {mark} {gate.id:<{width}} {words:<24} {gate.about}"
+        yield Text(line, no_wrap=True, overflow="ellipsis")
 
 
 def puzzle_lines(puzzle: Puzzle, progress: Progress) -> Iterator[Text]:

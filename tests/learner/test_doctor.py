@@ -6,6 +6,7 @@ import tomllib
 import pytest
 from checkouts import ROOT
 
+from harness.check.live import listening
 from harness.cli import main
 from harness.screens import doctor
 
@@ -67,6 +68,9 @@ def test_doctor_goes_on_behind_a_check_that_fails(monkeypatch):
         yield
 
     monkeypatch.setattr(doctor, "PARTS", {"one": fails, "two": doctor.python})
-    findings = list(doctor.findings())
+    told = []
+    with listening(told.append):
+        findings = list(doctor.findings())
+    assert told == ["one", "two"], "what the moving line says"
     assert (findings[0].part, findings[0].state) == ("one", "broken") and "no luck" in findings[0].words
     assert findings[1].part == "Python"

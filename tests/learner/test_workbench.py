@@ -313,6 +313,10 @@ def test_the_list_unfolds_the_puzzle_at_hand_and_gives_each_other_a_line(checkou
     first, *lines, last = checkout.run("list").stdout.splitlines()
     assert first == "next: p22, NumPy rung, dW: python -m harness watch p22"
     assert "      ✅ db        passed                   the gradient of the linear bias" in lines
+    assert not [line for line in lines if " dmean " in line], (
+        "of another file of the puzzle no more than its bar"
+    )
+    assert [line for line in lines if "Mojo kernels: problems/p22/op/layernorm_linear.mojo" in line]
     others = [puzzle for puzzle in map(find_puzzle, puzzle_names()) if puzzle.name != "p22"]
     for puzzle in others:
         assert [line for line in lines if line.startswith(puzzle.name) and puzzle.title in line]

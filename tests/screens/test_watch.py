@@ -19,8 +19,12 @@ from rich.console import Console
 from rich.text import Text
 
 from harness.check.live import listening, tell
+from harness.check.results import GateResult
 from harness.learner import blanks
-from harness.screens.watch import Check, Terminal
+from harness.learner.work import Work
+from harness.screens.watch import Check, Terminal, Watch
+from harness.spec.catalogue import find_puzzle
+from harness.toolchain import roots
 
 ROOT = Path(__file__).resolve().parents[2]
 KEYS = "n next · t stay · r run · h hint · s show · d diff · l list · q quit"
@@ -225,6 +229,47 @@ def test_the_moving_line_says_what_and_for_how_long():
     assert "case 3" in check.status
 
 
+def test_the_moving_line_leaves_the_verdict_on_the_gate_before():
+    stream = io.StringIO()
+    watch = Watch(
+        Work(find_puzzle("p22"), find_puzzle("p22").rung("numpy")),
+        "db",
+        Console(file=stream, force_terminal=True, width=40, height=10),
+    )
+    watch.terminal = Terminal(watch.console)
+    assert watch.status_row == 2
+    watch.passed = [Text("✅ db correct"), Text("a line that takes more than one row of the screen")]
+    assert watch.status_row == 5
+    watch.terminal.say("checking dW: 1 s", watch.status_row)
+    assert "\x1b[5;1H" in stream.getvalue()
+    watch.passed *= 5
+    assert watch.status_row == 2, "the screen is turned by m"
+
+
+def test_a_save_while_the_file_is_judged_is_judged_again(tmp_path, monkeypatch):
+    """A formatter writes a moment after the editor: the verdict may be on either, and is noted for neither."""
+    session = Session(tmp_path)
+    monkeypatch.setattr(roots, "CHECKOUT", tmp_path)
+    work = Work(find_puzzle("p22"), find_puzzle("p22").rung("numpy"))
+    watch = Watch(work, "db", Console(file=io.StringIO()))
+    watch.terminal = Terminal(watch.console)
+
+    class Slow:
+        def check(self, path, gates, *, on_first):
+            session.save(session.numpy, db=RIGHT_DB)
+            return [GateResult(work.gate("db"), "correct")]
+
+    monkeypatch.setattr(watch, "checker", Slow())
+    watch.start()
+    first = watch.current
+    assert first.done.wait(20)
+    watch.finish()
+    assert watch.current is not first and not watch.progress.passed
+    assert watch.current.done.wait(20)
+    watch.finish()
+    assert len(watch.progress.passed) == 1
+
+
 def test_n_twice_skips_a_gate(watch):
     watch.press("n")
     watch.wait("db has not passed")
@@ -350,7 +395,6 @@ def test_a_kernel_is_watched_too_and_keys_answer_while_it_compiles(tmp_path):
 
 def test_measuring_a_save_changes_the_code_and_leaves_the_learner_alone(tmp_path, monkeypatch, capsys):
     from harness.cli import main
-    from harness.toolchain import roots
 
     session = Session(tmp_path)
     monkeypatch.setattr(roots, "CHECKOUT", tmp_path)

@@ -25,17 +25,25 @@ from rich.segment import Segment, Segments
 from rich.style import Style
 from rich.text import Text
 
+from harness.check.apart import Apart
 from harness.check.checkers import RungChecker, judge_of
 from harness.check.gates import Checker
 from harness.check.live import listening
-from harness.console import hanging, make_console, relative
+from harness.console import hanging, make_console, relative, shown
 from harness.errors import DamagedFile, WorkbookError
 from harness.learner import blanks
 from harness.learner.blanks import Blank
 from harness.learner.progress import FILE, Progress, fingerprint
 from harness.learner.work import Work
 from harness.screens import report
-from harness.screens.work import list_lines, next_hint, next_step, progress_bar, show_difference
+from harness.screens.work import (
+    following,
+    list_lines,
+    next_hint,
+    next_step,
+    progress_bar,
+    show_difference,
+)
 from harness.spec.puzzle import Gate
 from harness.spec.rungs import name_of
 from harness.toolchain import roots
@@ -217,13 +225,13 @@ class Watch:
         """Watches until q is pressed. Returns 0; Ctrl-C ends it too."""
         self.choose_first_gate()
         self.follow()
-        files = Files(self.work)
+        self.files = Files(self.work)
         with Terminal(self.console) as terminal:
             self.terminal = terminal
             self.start()
             shown: Check | None = None  # the check whose first verdict is on the screen
             while True:
-                if files.saved():
+                if self.files.saved():
                     self.follow()
                     self.start()
                 if self.check and self.check.done.is_set() and not self.check.seconds:
@@ -339,10 +347,23 @@ class Watch:
         except DamagedFile as error:
             self.note([Text(relative(str(error)), style="red")])
             return
-        if upcoming is None:
+        step = None if upcoming else following(self.work, self.progress)
+        if step and step.puzzle is self.work.puzzle:
+            self.take(step)
+        elif upcoming is None:
             self.note([Text(next_step(self.work, self.progress), style="green")])
-            return
-        self.gate = upcoming.id
+        else:
+            self.gate = upcoming.id
+            self.start()
+
+    def take(self, work: Work) -> None:
+        """Goes on in another file of the puzzle, once every gate of this one has passed."""
+        if isinstance(self.checker, Apart):
+            self.checker.close()
+        self.work, self.checker, self.gate, self.bodies = work, None, "", {}
+        self.files = Files(work)
+        self.choose_first_gate()
+        self.follow()
         self.start()
 
     def stay(self) -> None:
@@ -460,6 +481,9 @@ class Watch:
         yield Text(f"{check.seconds:.1f} s after the save", style="dim")
         if check.correct and self.upcoming() is None:
             yield Text(next_step(self.work, self.progress), style="green")
+            step = following(self.work, self.progress)
+            if step and step.puzzle is self.work.puzzle:
+                yield Text(f"n goes on with {shown(step.path)}", style="green")
         elif check.correct and self.staying:
             yield Text(f"{check.gate} has passed: n goes on to the next gate", style="green")
 

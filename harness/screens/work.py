@@ -132,14 +132,19 @@ def next_step(work: Work, progress: Progress) -> str:
         done = f"{done} Your path: {path}; `{command(f'score {work.puzzle.name}')}` draws it."
     if finale and whole:
         return f"{done} What now: {finale.about}: `{command(f'{work.puzzle.name} --{finale.flag}')}`"
+    step = following(work, progress)
+    if step is None:
+        return f"{done} Nothing is left: `{command('verify')}` checks all of it at once."
+    where = f"{step.puzzle.name}, {step.rung.words} ({shown(step.path)})"
+    return f"{done} What now: {where}: `{watching(step, progress)}`"
+
+
+def following(work: Work, progress: Progress) -> Work | None:
+    """The file to go on with after one: the next unsolved one, else one before it that is not optional."""
     order = list(steps())
     here = [(step.puzzle.name, step.rung.id) for step in order].index((work.puzzle.name, work.rung.id))
-    for step in [*order[here + 1 :], *(step for step in order[:here] if not step.rung.optional)]:
-        if is_solved(step, progress):
-            continue
-        where = f"{step.puzzle.name}, {step.rung.words} ({shown(step.path)})"
-        return f"{done} What now: {where}: `{watching(step, progress)}`"
-    return f"{done} Nothing is left: `{command('verify')}` checks all of it at once."
+    after = [*order[here + 1 :], *(step for step in order[:here] if not step.rung.optional)]
+    return next((step for step in after if not is_solved(step, progress)), None)
 
 
 def steps() -> Iterator[Work]:

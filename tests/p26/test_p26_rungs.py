@@ -282,6 +282,22 @@ def test_a_gate_that_is_wrong_beside_a_wrong_part_is_named_itself(tmp_path, chec
     assert result.mistake == "not-rewritten" and result.hint == "chain-1"
 
 
+@pytest.mark.parametrize(
+    ("rung", "gate", "body", "words", "advice"),
+    [
+        ("fold", "exact", "    return False", "exact(2.0, 3.0, torch.float32) is False, expected True", "too-careful"),
+        ("printer", "rows", "    len(gm.graph.nodes)", "rows(gm) is None, expected a list", "rows"),
+        ("printer", "groups", "    len(gm.graph.nodes)", "groups(gm) is None, expected a list", "groups"),
+    ],
+)  # fmt: skip
+def test_what_a_blank_returns_is_named(tmp_path, checkers, rung, gate, body, words, advice):
+    path = tmp_path / f"{rung}.py"
+    text = (roots.solutions() / "p26" / path.name).read_text()
+    path.write_text(blanks.join(blanks.split(text), {gate: (body,)}))
+    (result,) = checkers[rung].check(path, [gate])
+    assert result.mistake == advice and words in result.diagnosis[0], result.diagnosis
+
+
 def test_what_a_graph_prints_when_it_fails_is_not_shown(tmp_path, checkers, capfd):
     """FX writes a traceback to standard error where generated code raises."""
     text = (roots.solutions() / "p26" / "match.py").read_text()

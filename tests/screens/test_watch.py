@@ -175,7 +175,11 @@ def test_after_the_last_gate_stands_what_now(watch):
         id: blank.body for id, blank in blanks.find((ROOT / "solutions/p22/backward.py").read_text()).items()
     }
     watch.save(watch.numpy, **{id: "\n".join(lines) for id, lines in body.items()})
-    assert "5/5" in watch.wait("NumPy rung: 5 of 5, solved. What now: p22, ")
+    assert "5/5" in watch.wait("n goes on with problems/p22/op/layernorm_linear.mojo")
+    assert "NumPy rung: 5 of 5, solved. What now: p22, Mojo kernels" in watch.screen
+    watch.press("n")
+    watch.wait("⏳ ln")
+    assert "p22 · ln" in watch.screen
 
 
 def test_everything_fits_80_by_24(tmp_path):

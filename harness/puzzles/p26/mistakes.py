@@ -45,6 +45,7 @@ FIXES = {
     "shape-baked": "keep sizes as the nodes that they are; int() of a symbolic size makes a constant of it",
     "shared-norm": "every Linear needs its own LayerNorm, with the gradient; drop it when nothing reads it",
     "stale-code": "call recompile(): a GraphModule runs the code that was made of its graph last",
+    "too-careful": "a power of two rounds nothing, and integers never round: ask only whether the product fits",
     "two-axes": "the operator normalises the last axis: look at normalized_shape",
     "value": "compare with eager mode on numbers that are not all alike",
 }

@@ -1,5 +1,7 @@
 """What judges the printer: tables of rows, groups and histories, and a run of it."""
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -45,10 +47,18 @@ ROWS = (
 )
 
 
+def listed(got, what: str, kind: str) -> Iterable:
+    """What a blank returned, where that can be gone through; a blank without a `return` gives None."""
+    if not isinstance(got, Iterable):
+        raise wrong(kind, f"{what} is {got!r}, expected a list")
+    return got
+
+
 def table(m: Module) -> None:
     """Names, shapes and dtypes of two"""
     for function, inputs, wanted in ROWS:
-        expect([tuple(row) for row in m["rows"](captured(function, *inputs))], wanted, "rows(gm)", "rows")
+        rows = listed(m["rows"](captured(function, *inputs)), "rows(gm)", "rows")
+        expect([tuple(row) for row in rows], wanted, "rows(gm)", "rows")
 
 
 def two_paths(x: Tensor, w: Tensor) -> Tensor:
@@ -85,7 +95,8 @@ GROUPS = (
 def grouping(m: Module) -> None:
     """Groups of pointwise operations."""
     for words, function, wanted in GROUPS:
-        got = [sorted(called(n) for n in group) for group in m["groups"](captured(function, X, W))]
+        groups = listed(m["groups"](captured(function, X, W)), f"{words}: groups(gm)", "groups")
+        got = [sorted(called(n) for n in group) for group in groups]
         expect(sorted(got), sorted(sorted(g) for g in wanted), f"{words}: groups(gm)", "groups")
 
 

@@ -286,6 +286,8 @@ def test_a_gate_that_is_wrong_beside_a_wrong_part_is_named_itself(tmp_path, chec
     ("rung", "gate", "body", "words", "advice"),
     [
         ("fold", "exact", "    return False", "exact(2.0, 3.0, torch.float32) is False, expected True", "too-careful"),
+        ("compose", "rewrite", "    for each in passes:\n        each(gm)\n    gm.recompile()", "what rewrite returns is None, expected 1", "count"),
+        ("compose", "backend", "    rewrite(gm, passes)", "compiler_fn did not return callable", "not-callable"),
         ("printer", "rows", "    len(gm.graph.nodes)", "rows(gm) is None, expected a list", "rows"),
         ("printer", "groups", "    len(gm.graph.nodes)", "groups(gm) is None, expected a list", "groups"),
     ],
@@ -293,7 +295,7 @@ def test_a_gate_that_is_wrong_beside_a_wrong_part_is_named_itself(tmp_path, chec
 def test_what_a_blank_returns_is_named(tmp_path, checkers, rung, gate, body, words, advice):
     path = tmp_path / f"{rung}.py"
     text = (roots.solutions() / "p26" / path.name).read_text()
-    path.write_text(blanks.join(blanks.split(text), {gate: (body,)}))
+    path.write_text(blanks.join(blanks.split(text), {gate: tuple(body.split("\n"))}))
     (result,) = checkers[rung].check(path, [gate])
     assert result.mistake == advice and words in result.diagnosis[0], result.diagnosis
 

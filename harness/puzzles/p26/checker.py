@@ -98,6 +98,10 @@ class BackendChecker(PythonChecker):
         return "" if fault_of(gate, mended, path) else wrong[0]
 
 
+SAID = {"Tried to erase Node": "erased-in-use", "compiler_fn did not return callable": "not-callable"}
+"""Words of an exception of PyTorch's -> the mistake that they name."""
+
+
 def fault_of(gate: str, module: Module, path: Path) -> Fault | None:
     """The first fault that the checks of a gate find; what the learner's code raises is one, with its line."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
@@ -113,7 +117,8 @@ def fault_of(gate: str, module: Module, path: Path) -> Fault | None:
                 words = (
                     f"{where(inner, path, gate)}{type(inner).__name__}: {' '.join(str(inner).split())[:300]}"
                 )
-                return Fault("erased-in-use" if "Tried to erase Node" in words else "raises", words)
+                kind = next((kind for said, kind in SAID.items() if said in words), "raises")
+                return Fault(kind, words)
             finally:
                 torch._dynamo.reset()
     return None

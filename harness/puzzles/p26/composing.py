@@ -84,7 +84,7 @@ def rewriting(m: Module) -> None:
         raise wrong("stale-code", "the graph has changed, and what runs has not")
     if not torch.equal(got, cosine(X)):
         raise wrong("value", "after the pass the graph computes something else")
-    expect(count, 1, "what rewrite returns", "value")
+    expect(count, 1, "what rewrite returns", "count")
     gm = with_code(captured(checkpointed, X.clone().requires_grad_()))
     expect(
         m["rewrite"](gm, [sine_to_cosine]), 1, "the count of changes in a checkpointed region", "child-graphs"

@@ -205,7 +205,8 @@ class Judge:
             result.mistake = result.mistake or (None if vague else diagnosis.mistake)
             result.hint = diagnosis.hint if own and diagnosis.mistake and diagnosis.hint else result.hint
         if right := [q for q in gate.own if q not in wrong] if wrong else []:
-            result.diagnosis.append(f"{', '.join(right)} itself is right in every case")
+            itself = "itself is" if len(right) == 1 else "themselves are"
+            result.diagnosis.append(f"{', '.join(right)} {itself} right in every case")
         if gate.id not in self.given:  # what is wrong is what a learner is to find out
             self._causes(result, causes, slips, known)
 

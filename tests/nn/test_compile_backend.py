@@ -406,7 +406,7 @@ def test_a_last_pass_of_the_caller_s_stays(way, tmp_path, monkeypatch):
     name = "post_grad_custom_post_pass"
     if way == "configuration":
         monkeypatch.setattr(torch._inductor.config, name, Counts())
-    options = {name: Counts()} if way == "option" else None
+    options: dict[str, Any] = {name: Counts()} if way == "option" else {}
     compiled = torch.compile(model, backend=mojo_workbook, options=options)
     assert_same(results(model, [x]), results(compiled, [x], of=model))
     assert Counts.graphs >= 1

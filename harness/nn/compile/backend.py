@@ -150,12 +150,13 @@ def mojo_workbook(
         from torch._dynamo.backends.debugging import aot_eager
 
         return aot_eager(gm, example_inputs)
+    from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx
 
     from harness.nn.compile.bare import Bare
 
     # There is room for one: a caller's own stays, and the operators are then the whole ones.
-    last = {} if torch._inductor.config.post_grad_custom_post_pass else {"post_grad_custom_post_pass": Bare()}
+    last = {} if config.post_grad_custom_post_pass else {"post_grad_custom_post_pass": Bare()}
     patches = (torch._inductor.list_mode_options(mode) if mode else {}) | last | patches
     # As patches: the backward pass is compiled later, when a context manager would be over.
     compiled: Any = compile_fx(gm, example_inputs, config_patches=patches)

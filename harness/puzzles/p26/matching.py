@@ -122,6 +122,7 @@ GELUS = (
     gelu("of |x| inside, the same for x > 0", lambda x: 0.5 * x * (1 + torch.tanh(K * (x.abs() + 0.044715 * x.abs() ** 3))), None, "false-match"),
     gelu("of |x| outside, the same for x > 0", lambda x: 0.5 * x.abs() * (1 + torch.tanh(K * (x + 0.044715 * x**3))), None, "false-match"),
     gelu("with another constant, 0.04", lambda x: 0.5 * x * (1 + torch.tanh(K * (x + 0.04 * x**3))), None, "false-match"),
+    gelu("cut off below 6, 5e-5 away at one point", lambda x: 0.5 * torch.minimum(x, x * 0 + 5.99995) * (1 + torch.tanh(K * (x + 0.044715 * x**3))), None, "false-match", 2 * WIDE),
     gelu("of two tensors", lambda x: 0.5 * x.sin() * (1 + torch.tanh(K * (x + 0.044715 * x**3))), None, "false-match"),
     gelu("x is written to in between", written_inside, None, "across-mutation", gradients=False),
     gelu("the exact form, by erf", lambda x: 0.5 * x * (1 + torch.erf(x * 0.70710678)), None, "exact-gelu"),

@@ -54,7 +54,7 @@ class Apart:
     `at_terminal`: the code may read from the terminal that this process reads from, as `input()` and `breakpoint()` do.
     """
 
-    def __init__(self, work: Work, *, at_terminal: bool = False, **options):
+    def __init__(self, work: Work, *, at_terminal: bool = False, **options: object):
         self.work = work
         self.terminal = terminal_here() if at_terminal else ""
         self.options = options
@@ -102,7 +102,7 @@ class Apart:
 class Judge:
     """A process that judges, as the one that started it sees it; `gate` is the gate that it is at, None before the first."""
 
-    def __init__(self, work: Work, options: dict[str, Any], terminal: str = ""):
+    def __init__(self, work: Work, options: dict[str, object], terminal: str = ""):
         self.gate: str | None = None
         self.folder = tempfile.TemporaryDirectory()
         self.stack = Path(self.folder.name) / "stack"
@@ -221,7 +221,7 @@ def serve(
     folders: list[str],
     puzzle: str,
     rung: str,
-    options: dict[str, Any],
+    options: dict[str, object],
     environment: dict[str, str],
     terminal: str = "",
 ) -> None:

@@ -19,7 +19,7 @@ class RungChecker(Protocol):
         ...
 
 
-def judge_of(work: Work, *, at_terminal: bool = False, **options) -> RungChecker:
+def judge_of(work: Work, *, at_terminal: bool = False, **options: object) -> RungChecker:
     """What judges a file that a learner writes: Python runs in a process of its own, where leaving ends no verdict.
 
     `at_terminal`: whether that code may read from the terminal.
@@ -31,7 +31,7 @@ def judge_of(work: Work, *, at_terminal: bool = False, **options) -> RungChecker
     return Apart(work, at_terminal=at_terminal, **options)
 
 
-def make_checker(work: Work, **options) -> RungChecker:
+def make_checker(work: Work, **options: object) -> RungChecker:
     """The checker of a file; `options` are its keywords, as `seed`. Importing it may take seconds.
 
     Kernels are judged in bfloat16 too where nothing says which dtype is meant.

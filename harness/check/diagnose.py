@@ -49,7 +49,7 @@ class Diagnosis:
 
     def by_itself(self, quantity: str) -> bool:
         """Whether a quantity's own last step alone is wrong, and all that it is computed from right."""
-        return self.steps == {quantity}
+        return set(self.steps) == {quantity}
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def most_telling(evidence: Sequence[Evidence], dims: Dims = ()) -> Evidence:
     """
     plain = min(PLAIN, max(severity(e) for e in evidence))
 
-    def rank(e: Evidence) -> tuple:
+    def rank(e: Evidence) -> tuple[bool, bool, bool, bool, bool, float]:
         narrow = any(size == 1 != usual for size, usual in zip(e.case.dims, dims, strict=False))
         shown = bool(largest(e.truth)) and e.got.size > SHOWN and severity(e) >= plain and not narrow
         broken = bool(e.verdict.nonfinite or e.verdict.unwritten)
@@ -221,7 +221,7 @@ def place(wrong: np.ndarray, axes: Shape) -> str:
         return "the tensor as a whole"
     if wrong.sum() == 1:
         return f"one element, {np.argwhere(wrong)[0].tolist()}"
-    parts = []
+    parts: list[str] = []
     for axis, size in enumerate(axes):
         others = tuple(k for k in range(wrong.ndim) if k != axis)
         hit = np.flatnonzero(wrong.any(others))
@@ -296,7 +296,7 @@ def shows_in_numbers(puzzle: Puzzle, quantity: str, e: Evidence, mistake: Mistak
     arrays = {name: np.where(np.isfinite(array), array, 1) for name, array in e.arrays.items()}
     with np.errstate(all="ignore"):
         right, wrong = (
-            getattr(puzzle.derive(arrays, changes), quantity) for changes in ({}, mistake.changes)
+            getattr(puzzle.derive(arrays, changes), quantity) for changes in (None, mistake.changes)
         )
         return not np.allclose(right, wrong, rtol=1e-3, atol=0)
 
@@ -307,7 +307,7 @@ def fitting(
     """Those of some mistakes that give a quantity's values, or all that are numbers, in every case."""
     fits: list[tuple[Mistake, float]] = []
     for mistake in asked:
-        distances = []
+        distances: list[float] = []
         for e in evidence:
             with np.errstate(all="ignore"):
                 formula = getattr(puzzle.derive(e.arrays, mistake.changes), quantity)

@@ -25,6 +25,9 @@ FACTORS = (1.0, -1.0, 2.0, -2.0, 0.5, -0.5)
 
 Fit = Callable[[Evidence], np.ndarray]
 """What a family gives in a case, in the shape of the tensor."""
+Axes = int | tuple[int, ...]
+Size = Callable[[Evidence], float]
+"""What a size, or a number made from some, is in a case."""
 
 
 def family(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) -> Symptom | None:
@@ -95,27 +98,40 @@ def same(a: float, b: float) -> bool:
     return math.isclose(a, b, rel_tol=2e-3 if abs(b) < 1e-3 else 2e-4)
 
 
-def sizes_of(puzzle: Puzzle) -> Iterator[tuple[str, Callable[[Evidence], float]]]:
+def sizes_of(puzzle: Puzzle) -> Iterator[tuple[str, Size]]:
     """Sizes, products and roots of them, by the names that the puzzle gives them."""
 
-    def size(name: str) -> Callable[[Evidence], float]:
+    def size(name: str) -> Size:
         index = puzzle.dim_names.index(name)
         return lambda e: float(e.case.dims[index])
 
+    def number(value: float) -> Size:
+        return lambda e: value
+
     one = [(name, size(name)) for name in puzzle.dim_names]
-    two = [(f"{a} * {b}", lambda e, f=f, g=g: f(e) * g(e)) for (a, f), (b, g) in combinations(one, 2)]
+
+    def root(of: Size) -> Size:
+        return lambda e: math.sqrt(of(e))
+
+    def over(above: Size, below: Size) -> Size:
+        return lambda e: above(e) / below(e)
+
+    def times(left: Size, right: Size) -> Size:
+        return lambda e: left(e) * right(e)
+
+    two = [(f"{a} * {b}", times(f, g)) for (a, f), (b, g) in combinations(one, 2)]
     for words, value in (*one, *two):
         yield words, value
-        yield f"1 / {words}" if words.isidentifier() else f"1 / ({words})", lambda e, v=value: 1 / v(e)
+        yield f"1 / {words}" if words.isidentifier() else f"1 / ({words})", over(number(1), value)
     for words, value in one:
-        yield f"sqrt({words})", lambda e, v=value: math.sqrt(v(e))
-        yield f"1 / sqrt({words})", lambda e, v=value: 1 / math.sqrt(v(e))
+        yield f"sqrt({words})", root(value)
+        yield f"1 / sqrt({words})", over(number(1), root(value))
         for block in BLOCKS:
-            yield f"{words} / {block}", lambda e, v=value, b=block: v(e) / b
-            yield f"{block} / {words}", lambda e, v=value, b=block: b / v(e)
+            yield f"{words} / {block}", over(value, number(block))
+            yield f"{block} / {words}", over(number(block), value)
     for (a, f), (b, g) in combinations(one, 2):
-        yield f"{a} / {b}", lambda e, f=f, g=g: f(e) / g(e)
-        yield f"{b} / {a}", lambda e, f=f, g=g: g(e) / f(e)
+        yield f"{a} / {b}", over(f, g)
+        yield f"{b} / {a}", over(g, f)
 
 
 def constant_offset(evidence: Sequence[Evidence]) -> Symptom | None:
@@ -184,8 +200,8 @@ def steps_of(puzzle: Puzzle, quantity: str, e: Evidence) -> dict[str, np.ndarray
     return {
         name: array
         for name, array in vars(steps).items()
-        if name != quantity and not name.startswith("_") and isinstance(array, np.ndarray)
-        and array.dtype.kind == "f" and array.ndim
+        if name != quantity and not name.startswith("_")
+        and np.asarray(array).dtype.kind == "f" and np.ndim(array) and isinstance(array, np.ndarray)
     }  # fmt: skip
 
 
@@ -223,23 +239,30 @@ def by_axis(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) -> Symp
         if not any(tells(e.truth - e.truth.mean(axes, keepdims=True), e) for e in matrices):
             continue
 
-        def factors(e: Evidence, axes=axes) -> np.ndarray:
+        def factors(e: Evidence, axes: Axes = axes) -> np.ndarray:
             square = (e.truth**2).sum(axes, keepdims=True)
             return (e.got * e.truth).sum(axes, keepdims=True) / np.where(square == 0, 1.0, square)
 
-        def summands(e: Evidence, axes=axes) -> np.ndarray:
+        def summands(e: Evidence, axes: Axes = axes) -> np.ndarray:
             return (e.got - e.truth).mean(axes, keepdims=True)
 
-        for values, fit, words, what in (
-            (factors, lambda e, f=factors: f(e) * e.truth, "times what it should be", "factor"),
-            (summands, lambda e, f=summands: e.truth + f(e), "away from what it should be", "summand"),
-        ):
+        def scaled(e: Evidence, of: Fit = factors) -> np.ndarray:
+            return of(e) * e.truth
+
+        def shifted(e: Evidence, by: Fit = summands) -> np.ndarray:
+            return e.truth + by(e)
+
+        ways: tuple[tuple[Fit, Fit, str, str], ...] = (
+            (factors, scaled, "times what it should be", "factor"),
+            (summands, shifted, "away from what it should be", "summand"),
+        )
+        for values, fit, words, what in ways:
             if explains(fit, evidence):
                 if what == "factor" and all(is_a_part(values(e)) for e in matrices):
                     return None  # which elements are 0 is said already
                 each_one = values(matrices[0])
-                size = np.abs(each_one).max()
-                low, high = (size * np.round(end / size, 6) + 0.0 for end in (each_one.min(), each_one.max()))
+                size, ends = float(np.abs(each_one).max()), (float(each_one.min()), float(each_one.max()))
+                low, high = (size * round(end / size, 6) + 0.0 for end in ends)
                 return Symptom(
                     f"{what}-of-each-{one}",
                     f"is in each {one} a constant {words}, from {low:.4g} to {high:.4g} in '{matrices[0].case.name}': a {what} "
@@ -260,13 +283,14 @@ def moved(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) -> Sympto
         return None
     axes = [str(name) if isinstance(name, str) else f"axis {name}" for name in puzzle.axes(quantity, count)]
     for number, axis in enumerate(axes):
-        for words, change in (
-            (f"is right, but in reverse order along {axis}", lambda a, n=number: np.flip(a, n)),
-            (f"is right, but one place too far along {axis}", lambda a, n=number: np.roll(a, 1, n)),
-            (f"is right, but one place too early along {axis}", lambda a, n=number: np.roll(a, -1, n)),
-        ):
-            if explains(lambda e, change=change: change(e.truth), evidence):
-                return Symptom("moved", words)
+        fits: tuple[tuple[str, Fit], ...] = (
+            ("in reverse order", lambda e, n=number: np.flip(e.truth, n)),
+            ("one place too far", lambda e, n=number: np.roll(e.truth, 1, n)),
+            ("one place too early", lambda e, n=number: np.roll(e.truth, -1, n)),
+        )
+        for words, fit in fits:
+            if explains(fit, evidence):
+                return Symptom("moved", f"is right, but {words} along {axis}")
     for first, second in combinations(range(count), 2):
         words = f"holds the right values at the wrong places: {axes[first]} and {axes[second]} are exchanged"
         if explains(lambda e, a=first, b=second: e.truth.swapaxes(a, b).reshape(e.truth.shape), evidence):

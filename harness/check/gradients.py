@@ -76,29 +76,39 @@ def pulled_back(
 ) -> list[Tensor]:
     """The same from outputs that there are already, whose graph may be needed again."""
     outputs = tuple(t for t in outputs if t.requires_grad)
-    gradients_or_none = torch.autograd.grad(
-        outputs, leaves(inputs), incoming(outputs), allow_unused=True, retain_graph=again
+    each = gradients_or_none(outputs, leaves(inputs), incoming(outputs), retain_graph=again)
+    return [torch.zeros_like(t) if g is None else g for t, g in zip(leaves(inputs), each, strict=True)]
+
+
+def gradients_or_none(
+    outputs: Sequence[Tensor],
+    inputs: Sequence[Tensor],
+    incoming: Sequence[Tensor],
+    *,
+    retain_graph: bool = False,
+    create_graph: bool = False,
+) -> Sequence[Tensor | None]:
+    """The gradient of each input, None where no output depends on it, which the types of `torch.autograd.grad` leave out."""
+    keep = retain_graph or create_graph
+    return torch.autograd.grad(
+        outputs, inputs, incoming, allow_unused=True, retain_graph=keep, create_graph=create_graph
     )
-    return [
-        torch.zeros_like(t) if g is None else g
-        for t, g in zip(leaves(inputs), gradients_or_none, strict=True)
-    ]
 
 
 def second_gradients(function: Function, inputs: list[Tensor]) -> list[Tensor]:
     """The gradients of a random sum of the gradients: with respect to the inputs, then to the gradients coming in."""
     outputs = tuple(t for t in outputs_of(function, inputs) if t.requires_grad)
     incoming = [g.requires_grad_() for g in random_like(outputs)]
-    gradients_or_none = torch.autograd.grad(
-        outputs, leaves(inputs), incoming, create_graph=True, allow_unused=True
-    )
+    first = gradients_or_none(outputs, leaves(inputs), incoming, create_graph=True)
     weights = random_like(tuple(leaves(inputs)), 2)
     total = sum(
-        ((g * w).sum() for g, w in zip(gradients_or_none, weights, strict=True) if g is not None),
+        ((g * w).sum() for g, w in zip(first, weights, strict=True) if g is not None),
         torch.zeros(()),
     )
     if total.requires_grad:
-        total.backward()  # unlike grad it runs all that there is: once_differentiable then refuses
+        torch.autograd.backward(
+            total
+        )  # unlike grad it runs all that there is: once_differentiable then refuses
     every = (*leaves(inputs), *incoming)
     return [torch.zeros_like(t) if t.grad is None else t.grad for t in every]
 

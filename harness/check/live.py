@@ -1,6 +1,6 @@
 """What a check is at, told to what shows it: the line that moves while a check takes longer than a second."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 Listener = Callable[[str], None]
@@ -14,7 +14,7 @@ def tell(words: str) -> None:
 
 
 @contextmanager
-def listening(listener: Listener) -> Iterator[None]:
+def listening(listener: Listener) -> Generator[None, None, None]:
     """Hears what is told, from any thread, until the block ends."""
     _listeners.append(listener)
     try:

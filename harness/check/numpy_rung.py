@@ -13,7 +13,7 @@ import numpy as np
 
 from harness.check.compare import Verdict, judge
 from harness.check.diagnose import Evidence
-from harness.check.python_files import PythonChecker, describe, explain
+from harness.check.python_files import Module, PythonChecker, as_tuple, describe, explain
 from harness.check.results import Comparison, GateResult
 from harness.spec.puzzle import Arrays, Case, Gate, Puzzle
 from harness.spec.rungs import NumpyRung
@@ -28,7 +28,7 @@ class NumpyChecker(PythonChecker):
         super().__init__(puzzle, rung, seed=seed)
         self._known: dict[Case, tuple[Arrays, Arrays]] = {}
 
-    def _judge(self, gate: Gate, module: dict, path: Path, cases: list[Case]) -> GateResult:
+    def _judge(self, gate: Gate, module: Module, path: Path, cases: list[Case]) -> GateResult:
         result, function = GateResult(gate, "correct"), module.get(gate.id)
         ladder = self.puzzle.ladder(self.rung, gate.id)
         evidence: dict[str, list[Evidence]] = {}
@@ -60,10 +60,7 @@ class NumpyChecker(PythonChecker):
             returned = function(*self._arguments(gate, function, case))
         if returned is None:
             raise ValueError(f"{gate.id}() returns nothing: a `return` is missing")
-        values = [
-            np.asarray(value, np.float64)
-            for value in (returned if isinstance(returned, tuple) else (returned,))
-        ]
+        values = [np.asarray(value, np.float64) for value in as_tuple(returned)]
         quantities = self.rung.returns[gate.id]
         pack = self.rung.pack.get(quantities[0])
         expected = len(inspect.signature(pack).parameters if pack else quantities)
@@ -78,7 +75,7 @@ class NumpyChecker(PythonChecker):
                 )
         return dict(zip(quantities, values, strict=True))
 
-    def _arguments(self, gate: Gate, function: Callable, case: Case) -> list[np.ndarray]:
+    def _arguments(self, gate: Gate, function: Callable[..., object], case: Case) -> list[np.ndarray]:
         """Copies of the steps that a function asks for."""
         derivation = self.puzzle.derive(self._case(case)[0], {})
         names = inspect.signature(function).parameters

@@ -67,7 +67,7 @@ def used_in_the_loop(finding: Finding, source: Path) -> int | None:
         return None
     uses = re.compile(rf"\b{re.escape(finding.tensor)}\[")
     depth = len(text[number - 1]) - len(text[number - 1].lstrip())
-    using = []
+    using: list[int] = []
     for line, code in enumerate(text[number:], start=number + 1):
         if code.strip() and len(code) - len(code.lstrip()) <= depth:
             break

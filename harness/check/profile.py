@@ -5,11 +5,12 @@ The bytes that the shapes predict are so the least that any kernel with the same
 """
 
 import textwrap
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from harness.check.options import Options, locate
 from harness.devices.recorder import RecordedLaunch, RecordedTensor, record
-from harness.vgpu import Counters
+from harness.vgpu import Counters, Launch
 from harness.vgpu.checks.findings import plural
 
 
@@ -49,9 +50,9 @@ class LaunchProfile:
 class Replayed:
     """The launches of one variant as they ran, each with its recording, and every event of the recording."""
 
-    launches: list
+    launches: list[Launch]
     recorded: list[RecordedLaunch]
-    events: list
+    events: Sequence[RecordedTensor | RecordedLaunch]
 
 
 def replayed(options: Options) -> dict[str, Replayed]:
@@ -69,7 +70,7 @@ def replayed(options: Options) -> dict[str, Replayed]:
     )
     player = replay.Replay(recording, puzzle, options.dtype, blocks=options.blocks)
     inputs = Reference(puzzle, options.dtype, options.seed).inputs(case)
-    runs = {}
+    runs: dict[str, Replayed] = {}
     for variant in options.variants:
         before = len(player.gpu.launches)
         player.run(variant, case, inputs)
@@ -81,7 +82,7 @@ def replayed(options: Options) -> dict[str, Replayed]:
     return runs
 
 
-def needed(launches: list, outputs: set[str]) -> int:
+def needed(launches: list[Launch], outputs: set[str]) -> int:
     """How many launches it takes until every output is written; later ones only show intermediates to a gate."""
     writers = [
         number
@@ -102,7 +103,9 @@ def profile(options: Options) -> dict[str, list[LaunchProfile]]:
     }
 
 
-def measured(launch, recorded: RecordedLaunch, events: list) -> LaunchProfile:
+def measured(
+    launch: Launch, recorded: RecordedLaunch, events: Sequence[RecordedTensor | RecordedLaunch]
+) -> LaunchProfile:
     """The profile of a replayed launch; sizes come from the tensors that it was recorded with."""
     sizes = {event.name: event.nbytes for event in events if isinstance(event, RecordedTensor)}
     traffic = launch.counters.tensors
@@ -115,7 +118,7 @@ def table(profiles: dict[str, list[LaunchProfile]], width: int = 0) -> list[str]
     """The profile as lines: one for each launch, then the variants side by side; tables of more columns than fit into `width`
     go on below themselves, and 0 is as wide as they are.
     """
-    lines = []
+    lines: list[str] = []
     for variant, launches in profiles.items():
         lines += ["", f"{variant}: {plural(len(launches), 'launch', 'launches')}"]
         lines += aligned([HEADS, *map(cells, launches)], width)
@@ -132,7 +135,8 @@ def table(profiles: dict[str, list[LaunchProfile]], width: int = 0) -> list[str]
 def aligned(rows: list[list[str]], width: int) -> list[str]:
     """Rows of cells as lines, the first column to the left and the others to the right, each group of columns that fits in turn."""
     sizes = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines, first = [], 1
+    lines: list[str] = []
+    first = 1
     while first < len(sizes):
         used, last = 3 + sizes[0], first
         while last < len(sizes) and (not width or last == first or used + 2 + sizes[last] <= width):
@@ -180,7 +184,7 @@ def cells(launch: LaunchProfile) -> list[str]:
     ]
 
 
-TOTALS = {
+TOTALS: dict[str, Callable[[list[LaunchProfile]], int]] = {
     "launches": len,
     "bytes moved": lambda launches: sum(launch.moved for launch in launches),
     "bytes the shapes predict": lambda launches: sum(launch.touched for launch in launches),

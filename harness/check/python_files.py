@@ -4,6 +4,7 @@ import signal
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 from harness.check.diagnose import Evidence, diagnose
 from harness.check.results import (
@@ -27,6 +28,14 @@ LEFT = "the code left the process, and nothing of it was judged"
 """What is said of code that leaves, whatever its exit code: nothing is right that no verdict says."""
 
 
+Module = dict[str, Any]
+"""What a learner's file defines, by name: anything."""
+
+
+def unheard(kind: str, value: object) -> None:
+    """Stands for who is told of a checker's steps where nobody is."""
+
+
 class PythonChecker:
     """Judges the gates of one file, each alone; what is right or wrong about one is the subclass's `_judge`.
 
@@ -35,7 +44,7 @@ class PythonChecker:
             take)), ("judged", the verdict).
     """
 
-    on_step: Callable[[str, object], None] = staticmethod(lambda kind, value: None)
+    on_step: Callable[[str, object], None] = staticmethod(unheard)
 
     def __init__(self, puzzle: Puzzle, rung: Rung, *, seed: int = 0):
         self.puzzle = puzzle
@@ -66,7 +75,7 @@ class PythonChecker:
         cases = self.puzzle.cases(None) if cases is None else cases
         self.on_step("begun", (None, self.limit(cases)))
         module = load(path)
-        results = []
+        results: list[GateResult] = []
         for gate in wanted:
             self.on_step("begun", (gate.id, self.limit(cases)))
             judged = by_id[gate.id].size or gate.id in given
@@ -76,7 +85,7 @@ class PythonChecker:
         blame_gates(results, self.rung.needs)
         return results
 
-    def _verdict_on(self, gate: Gate, module: dict, path: Path, cases: list[Case]) -> GateResult:
+    def _verdict_on(self, gate: Gate, module: Module, path: Path, cases: list[Case]) -> GateResult:
         """The verdict on one gate; code that leaves the process is wrong."""
         try:
             return self._judge(gate, module, path, cases)
@@ -88,19 +97,19 @@ class PythonChecker:
             hint = f"{self.puzzle.ladder(self.rung, gate.id)}-1"
             return GateResult(gate, "wrong", diagnosis=[describe_leaving(error, path)], hint=hint)
 
-    def _judge(self, gate: Gate, module: dict, path: Path, cases: list[Case]) -> GateResult:
+    def _judge(self, gate: Gate, module: Module, path: Path, cases: list[Case]) -> GateResult:
         """The verdict on one gate whose blank is filled; `module` is what the file defines."""
         raise NotImplementedError
 
 
-def load(path: Path) -> dict:
+def load(path: Path) -> Module:
     """What a Python file defines, read anew at every call. Raises DamagedFile where it does not run."""
     return run(blanks.read(path), path)
 
 
-def run(text: str, path: Path) -> dict:
+def run(text: str, path: Path) -> Module:
     """What a Python file defines that holds a text. Raises DamagedFile where it does not run."""
-    namespace: dict = {"__name__": path.stem, "__file__": str(path)}
+    namespace: Module = {"__name__": path.stem, "__file__": str(path)}
     try:
         exec(compile(text, str(path), "exec"), namespace)
     except SyntaxError as error:
@@ -112,6 +121,11 @@ def run(text: str, path: Path) -> dict:
             raise
         raise DamagedFile(describe_leaving(error, path)) from error
     return namespace
+
+
+def as_tuple(returned: object) -> tuple[object, ...]:
+    """What a function returned, one thing or several."""
+    return cast(tuple[object, ...], returned) if isinstance(returned, tuple) else (returned,)
 
 
 def by_keyboard(error: BaseException) -> bool:

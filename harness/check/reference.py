@@ -3,7 +3,7 @@
 Needs torch, and not MAX.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -21,7 +21,7 @@ SMALL = 2**16
 
 
 @contextmanager
-def few_threads(tensors: dict[str, torch.Tensor]) -> Iterator[None]:
+def few_threads(tensors: dict[str, torch.Tensor]) -> Generator[None, None, None]:
     """One thread of PyTorch for small tensors: on a busy machine more of them take thirty times as long, waiting."""
     before = torch.get_num_threads()
     if sum(tensor.numel() for tensor in tensors.values()) <= SMALL:

@@ -42,16 +42,16 @@ def faults(path: Path, blank: Blank) -> list[Fault]:
     if item is None:
         return []
     scope = Scope(item)
-    located = []
+    located: list[Fault] = []
     for number, line in enumerate(blank.body, start=blank.line):
         code = NOT_CODE.sub("", line)
         bounds = scope.bounds(number - item.line)
-        for check in (
-            scope.double_index,
-            lambda code, bounds=bounds: scope.axes(code, bounds),
-            lambda code: exchanged_arguments(code, items, scope),
+        for faults in (
+            scope.double_index(code),
+            scope.axes(code, bounds),
+            exchanged_arguments(code, items, scope),
         ):
-            located += [Fault(mistake, number, words) for mistake, words in check(code)]
+            located += [Fault(mistake, number, words) for mistake, words in faults]
     return located
 
 
@@ -161,7 +161,7 @@ def arguments_of(function: Item) -> list[str]:
     return [part.partition(":")[0].strip() for part in parts(bracketed(text, head.end() - 1))] if head else []
 
 
-def blanked(match: re.Match) -> str:
+def blanked(match: re.Match[str]) -> str:
     """What stands for text or a comment: nothing, in as many lines."""
     return " " + "\n" * match[0].count("\n")
 

@@ -1,7 +1,7 @@
 """The tensors of a run through MAX: what its graph is given, and what comes back."""
 
 import torch
-from max.driver import Buffer
+from max.driver import Buffer  # pyright: ignore[reportMissingTypeStubs] (it has no types)
 
 from harness.devices.graphs import Program, to_device
 from harness.devices.poison import poisoned
@@ -34,7 +34,8 @@ def make_buffers(
     """
     shapes = puzzle.shapes(dims or sizes_of(puzzle, inputs))
     scalars = {name: scalar for call in puzzle.calls for name, scalar in call.op.scalars.items()}
-    outputs, buffers = {}, {}
+    outputs: dict[str, torch.Tensor] = {}
+    buffers: dict[str, Buffer] = {}
     for name in program.arguments:
         quantity = name.split(".")[-1]
         if "." in name:
@@ -64,7 +65,7 @@ def execute(
     outputs, buffers = make_buffers(puzzle, program, target, inputs, dims)
     program.run(buffers)
     if target.kind != "cpu":
-        from max.driver import CPU
+        from max.driver import CPU  # pyright: ignore[reportMissingTypeStubs] (it has no types)
 
         outputs = {name: torch.from_dlpack(buffers[name].to(CPU())) for name in outputs}
     return outputs

@@ -7,6 +7,7 @@ tensors. Nothing here needs MAX or a compiler.
 """
 
 import functools
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +15,8 @@ import numpy as np
 import torch
 
 from harness.check.diagnose import Evidence
-from harness.check.python_files import PythonChecker, describe, explain, load
+from harness.check.gradients import gradients_or_none
+from harness.check.python_files import Module, PythonChecker, as_tuple, describe, explain, load
 from harness.check.reference import Reference, evidence, verdict_on
 from harness.check.results import Comparison, GateResult
 from harness.devices.processes import START, RankFailed, run_ranks
@@ -45,11 +47,12 @@ class TorchChecker(PythonChecker):
     def limit(self, cases: list[Case]) -> float:
         return super().limit(cases) + sum(START + self.seconds for c in cases if c.world_size > 1)
 
-    def _judge(self, gate: Gate, module: dict, path: Path, cases: list[Case]) -> GateResult:
+    def _judge(self, gate: Gate, module: Module, path: Path, cases: list[Case]) -> GateResult:
         result = GateResult(gate, "correct")
         asked = self.rung.functions[gate.id]
         ladder = self.puzzle.ladder(self.rung, gate.id)
         wrong: dict[str, list[Evidence]] = {}
+        where = ""
         try:
             for case in cases:
                 where = f"in case '{case.name}'"
@@ -128,10 +131,9 @@ class TorchChecker(PythonChecker):
         tensors = self.wide.inputs(case)
         leaves = [tensors[name].requires_grad_() for name in asked.gradients]
 
-        def outputs(*moved: torch.Tensor):
+        def outputs(*moved: torch.Tensor) -> tuple[torch.Tensor, ...]:
             given = {**tensors, **dict(zip(asked.gradients, moved, strict=True))}
-            returned = function(*(given[name] for name in asked.takes))
-            return as_tuple(returned)[: len(asked.grad_outputs)]
+            return returned_by(function, asked, given)[: len(asked.grad_outputs)]
 
         torch.autograd.gradcheck(outputs, leaves)
 
@@ -142,10 +144,10 @@ class TorchChecker(PythonChecker):
         load(path)
         tensors = self.reference.inputs(case)
         arguments = tuple(tensors[name].requires_grad_(name in asked.gradients) for name in asked.takes)
-        torch.library.opcheck(registered(asked.op), arguments)
+        torch.library.opcheck(registered(asked.op), arguments)  # pyright: ignore[reportUnknownMemberType] (two parameters have no types)
 
 
-def registered(name: str) -> torch._ops.OpOverload:
+def registered(name: str) -> torch._ops.OpOverload:  # pyright: ignore[reportPrivateUsage] (it has no public name)
     """A registered op by its name, "namespace::name". Raises ValueError where there is none."""
     namespace, _, op = name.partition("::")
     try:
@@ -154,10 +156,10 @@ def registered(name: str) -> torch._ops.OpOverload:
         raise ValueError(f"the file registers no op {name!r}") from None
 
 
-def function_of(path: Path, asked: TorchFunction) -> Callable:
+def function_of(path: Path, asked: TorchFunction) -> Callable[..., object]:
     """What is called for a gate. Raises ValueError where the file does not define it."""
     defined = load(path).get(asked.name)
-    if isinstance(defined, type) and issubclass(defined, torch.autograd.Function):
+    if inspect.isclass(defined) and issubclass(defined, torch.autograd.Function):
         return defined.apply
     if not callable(defined):
         raise ValueError(f"there is no function and no torch.autograd.Function {asked.name!r}")
@@ -169,15 +171,12 @@ def called(path: Path, asked: TorchFunction, tensors: Tensors) -> Tensors:
     changed."""
     before = {name: tensors[name].detach().clone() for name in (*asked.takes, *asked.grad_outputs)}
     leaves = {name: tensors[name].requires_grad_() for name in asked.gradients}
-    returned = as_tuple(function_of(path, asked)(*(tensors[name] for name in asked.takes)))
-    if len(returned) != len(asked.returns) or not all(isinstance(each, torch.Tensor) for each in returned):
-        count = len(asked.returns)
-        raise ValueError(f"{asked.name} should return {count} tensor{'s' * (count != 1)}")
+    returned = returned_by(function_of(path, asked), asked, tensors)
     results = {name: tensor.detach() for name, tensor in zip(asked.returns, returned, strict=True)}
     if leaves:
         incoming = [tensors[name] for name in asked.grad_outputs]
         outputs = returned[: len(incoming)]
-        gradients = torch.autograd.grad(outputs, list(leaves.values()), incoming, allow_unused=True)
+        gradients = gradients_or_none(outputs, list(leaves.values()), incoming)
         for (name, quantity), gradient in zip(asked.gradients.items(), gradients, strict=True):
             if gradient is None:
                 raise ValueError(f"no gradient comes back for {name}: backward returns None in its place")
@@ -190,9 +189,16 @@ def called(path: Path, asked: TorchFunction, tensors: Tensors) -> Tensors:
     return results
 
 
-def as_tuple(returned: object) -> tuple:
-    """What a function returned, one thing or several."""
-    return returned if isinstance(returned, tuple) else (returned,)
+def returned_by(
+    function: Callable[..., object], asked: TorchFunction, tensors: Tensors
+) -> tuple[torch.Tensor, ...]:
+    """The tensors that a gate's function returns. Raises ValueError where they are too few or many, or none."""
+    returned = as_tuple(function(*(tensors[name] for name in asked.takes)))
+    outputs = tuple(each for each in returned if isinstance(each, torch.Tensor))
+    if len(outputs) != len(returned) or len(returned) != len(asked.returns):
+        count = len(asked.returns)
+        raise ValueError(f"{asked.name} should return {count} tensor{'s' * (count != 1)}")
+    return outputs
 
 
 # ---- Several ranks ------------------------------------------------------------------------------------------
@@ -213,7 +219,7 @@ def called_for_arrays(
     path: Path, asked: TorchFunction, arrays: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     """`called` in a process of its own, which is sent arrays and sends arrays back."""
-    outputs = called(path, asked, {name: torch.from_numpy(array) for name, array in arrays.items()})
+    outputs = called(path, asked, {name: torch.as_tensor(array) for name, array in arrays.items()})
     return {name: tensor.contiguous().numpy() for name, tensor in outputs.items()}
 
 
@@ -225,6 +231,5 @@ def whole(asked: TorchFunction, answers: list[dict[str, np.ndarray]]) -> list[Te
         if name in asked.split
     }
     return [
-        {name: torch.from_numpy(array) for name, array in {**answer, **together}.items()}
-        for answer in answers
+        {name: torch.as_tensor(array) for name, array in {**answer, **together}.items()} for answer in answers
     ]

@@ -111,11 +111,11 @@ def read(path: Path, puzzle: str) -> WrongKernel:
         entries = tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
         raise DamagedFile(f"{path}: {error}") from error
-    edit = {"old", "new"} if {"old", "new"} & entries.keys() else set()
+    edit = {"old", "new"} if {"old", "new"} & entries.keys() else set[str]()
     missing, unknown = (KEYS | edit) - entries.keys(), entries.keys() - KEYS - MORE
     if missing or unknown:
         what = [f"has no {', '.join(sorted(missing))}"] if missing else []
         what += [f"has an unknown key {', '.join(sorted(unknown))}"] if unknown else []
         raise DamagedFile(f"{path} {' and '.join(what)}")
-    lists = {key: tuple(entries.get(key, ())) for key in ("also", "cases")}
-    return WrongKernel(puzzle, path.stem, **{**entries, **lists})
+    also, cases = (tuple(entries.pop(key, ())) for key in ("also", "cases"))
+    return WrongKernel(puzzle, path.stem, also=also, cases=cases, **entries)

@@ -37,7 +37,7 @@ class RankFailed(Exception):
 
 def run_ranks(
     function: Callable[..., Any],
-    arguments: Sequence[tuple],
+    arguments: Sequence[tuple[Any, ...]],
     *,
     describe: Callable[[Exception], str] = repr,
     source: Path | None = None,

@@ -28,7 +28,13 @@ class Replay:
             self._kernels[symbol] = self.gpu.load(self.recording.ptx[symbol]).kernels[symbol]
         return self._kernels[symbol]
 
-    def run(self, variant: str, case: Case, inputs: dict, given: dict | None = None) -> dict:
+    def run(
+        self,
+        variant: str,
+        case: Case,
+        inputs: dict[str, torch.Tensor],
+        given: dict[str, torch.Tensor] | None = None,
+    ) -> dict[str, torch.Tensor]:
         """Runs one variant on one case.
 
         Args:

@@ -7,7 +7,7 @@ in the library's own algorithms (block and warp primitives and the like), the fi
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from harness.vgpu.ptx.parser import Instr
@@ -181,7 +181,7 @@ class Findings(list):
         return finding
 
 
-def by_cause(findings) -> list[Finding]:
+def by_cause(findings: Iterable[Finding]) -> list[Finding]:
     """One finding for each cause, errors first and the most frequent first.
 
     Findings of several launches have one cause when kind, kernel and both places are the same.

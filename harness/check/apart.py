@@ -58,7 +58,7 @@ class Apart:
         self.work = work
         self.terminal = terminal_here() if at_terminal else ""
         self.options = options
-        self._process: Judge | None = None
+        self._process: JudgingProcess | None = None
 
     def check(
         self, path: Path, gates: GateIds = None, cases: Cases = None, *, on_first: OnFirst = None
@@ -70,7 +70,7 @@ class Apart:
         wanted = [gate.id for gate in wanted_gates(self.work.puzzle, self.work.rung, gates)]
         verdicts: dict[str, GateResult] = {}
         while left := [id for id in wanted if id not in verdicts]:
-            self._process = judge = self._process or Judge(self.work, self.options, self.terminal)
+            self._process = judge = self._process or JudgingProcess(self.work, self.options, self.terminal)
             try:
                 judge.ask(path, left, cases, verdicts)
             except Gone as gone:
@@ -99,7 +99,7 @@ class Apart:
 # ---- In the process that asks -------------------------------------------------------------------------------
 
 
-class Judge:
+class JudgingProcess:
     """A process that judges, as the one that started it sees it; `gate` is the gate that it is at, None before the first."""
 
     def __init__(self, work: Work, options: dict[str, object], terminal: str = ""):

@@ -19,7 +19,7 @@ class RungChecker(Protocol):
         ...
 
 
-def judge_of(work: Work, *, at_terminal: bool = False, **options: object) -> RungChecker:
+def checker_of(work: Work, *, at_terminal: bool = False, **options: object) -> RungChecker:
     """What judges a file that a learner writes: Python runs in a process of its own, where leaving ends no verdict.
 
     `at_terminal`: whether that code may read from the terminal.

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.check.apart import SECONDS, Apart
-from harness.check.checkers import RungChecker, judge_of
+from harness.check.checkers import RungChecker, checker_of
 from harness.dev.mutants import Mutant, mutants
 from harness.devices.recorder import Order, record_many
 from harness.errors import BadUse, CompileFailed, DamagedFile, WorkbookError
@@ -145,7 +145,7 @@ def judged(work: Work, asked: Sequence[Mutant]) -> Iterator[tuple[Mutant, bool |
 
     Raises BadUse, as `run` says.
     """
-    checker = judge_of(work)
+    checker = checker_of(work)
     began = time.monotonic()
     if asked and not passes(checker, work.target, None):
         raise BadUse(f"{work.solution} is not right: its mutants would say nothing")

@@ -5,7 +5,7 @@ from contextlib import nullcontext
 from rich.console import Console
 from rich.text import Text
 
-from harness.check.checkers import judge_of
+from harness.check.checkers import checker_of
 from harness.check.options import Options
 from harness.check.results import exit_code
 from harness.console import page_width, print_lines, shown, write_json
@@ -50,7 +50,7 @@ def check_gates(console: Console, options: Options) -> tuple[int, dict[str, obje
     blanks = work.blanks()
     kernels = {"dtype": options.dtype, "blocks": options.blocks, "repeat": options.repeat}
     asked = {name: value for name, value in kernels.items() if value != getattr(Options, name)}
-    checker = judge_of(work, at_terminal=True, seed=options.seed, **asked)
+    checker = checker_of(work, at_terminal=True, seed=options.seed, **asked)
     target = work.target
     if gates and work.in_package:
         ran = work.package

@@ -26,7 +26,7 @@ from rich.style import Style
 from rich.text import Text
 
 from harness.check.apart import Apart
-from harness.check.checkers import RungChecker, judge_of
+from harness.check.checkers import RungChecker, checker_of
 from harness.check.gates import Checker
 from harness.check.live import listening
 from harness.console import hanging, make_console, relative, shown
@@ -290,7 +290,7 @@ class Watch:
     def judge(self, check: Check) -> None:
         """Runs in a thread of its own: everything that goes wrong becomes the check's error."""
         try:
-            self.checker = self.checker or judge_of(self.work)
+            self.checker = self.checker or checker_of(self.work)
             check.blanks = self.work.blanks()
             with listening(check.told):
                 check.results = self.checker.check(

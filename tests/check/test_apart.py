@@ -11,7 +11,7 @@ import pytest
 from typed import present
 
 from harness.check.apart import Apart
-from harness.check.checkers import judge_of, make_checker
+from harness.check.checkers import checker_of, make_checker
 from harness.check.results import GateResult, exit_code
 from harness.errors import DamagedFile
 from harness.learner import blanks
@@ -74,7 +74,7 @@ def on_top(work, statement):
 def test_a_blank_that_leaves_is_wrong_and_the_other_gates_are_judged(work, statement, monkeypatch):
     monkeypatch.setenv("WORKBOOK_GATE_SECONDS", "2")
     line = with_first(work, statement)
-    first, *others = judge_of(work).check(work.path)
+    first, *others = checker_of(work).check(work.path)
     assert first.state == "wrong" and first.hint == "numpy-index-1"
     assert first.diagnosis == [f"{work.path}:{line}: {WAYS[statement]}"]
     assert [result.state for result in others] == ["correct"] * 3
@@ -85,20 +85,20 @@ def test_a_file_that_leaves_before_any_gate_is_damaged(work, statement, monkeypa
     monkeypatch.setenv("WORKBOOK_GATE_SECONDS", "2")
     on_top(work, statement)
     with pytest.raises(DamagedFile) as error:
-        judge_of(work).check(work.path)
+        checker_of(work).check(work.path)
     assert str(error.value) == f"{work.path}:1: {WAYS[statement]}"
 
 
 def test_a_killed_process_is_named_with_what_may_have_killed_it(work):
     with_first(work, "__import__('os').kill(__import__('os').getpid(), 9)")
-    (result,) = judge_of(work).check(work.path, ["index"])
+    (result,) = checker_of(work).check(work.path, ["index"])
     said = "the process ended by SIGKILL, which the system sends where memory runs out, and nothing of it was judged"
     assert result.diagnosis == [f"{work.path}: {said}"]
 
 
 def test_a_file_that_closes_every_connection_is_wrong(work):
     with_first(work, "__import__('os').closerange(3, 99) or __import__('time').sleep(99)")
-    (result,) = judge_of(work).check(work.path, ["index"])
+    (result,) = checker_of(work).check(work.path, ["index"])
     assert result.diagnosis == [
         f"{work.path}: the connection of the process was closed, and nothing of it was judged"
     ]
@@ -111,7 +111,7 @@ def test_a_copy_of_the_process_answers_nothing(work):
         work,
         "__import__('os').environ.setdefault('FORKED', str(__import__('os').environ.get('FORKED') or __import__('os').fork()))",
     )
-    assert [result.state for result in judge_of(work).check(work.path)] == ["correct"] * 4
+    assert [result.state for result in checker_of(work).check(work.path)] == ["correct"] * 4
 
 
 def test_the_process_is_kept_and_comes_back_after_a_fall(work):
@@ -140,9 +140,9 @@ def test_what_is_computed_from_a_gate_that_ended_the_process_is_put_down_to_it(w
     broken = {second: (f"{indent}raise ValueError('of its own')", *body)}
     work.path.write_text(blanks.join(blanks.split(text), broken))
     needs = Work(work.puzzle, replace(work.rung, needs={second: (first,)}), work.root)
-    alone = {result.gate.id: result for result in judge_of(work).check(work.path)}
+    alone = {result.gate.id: result for result in checker_of(work).check(work.path)}
     assert "of its own" in alone[second].diagnosis[0]
-    blamed = {result.gate.id: result for result in judge_of(needs).check(work.path)}
+    blamed = {result.gate.id: result for result in checker_of(needs).check(work.path)}
     assert blamed[second].diagnosis == [f"computed from {first}, which is wrong: mend that first"]
     assert "os._exit(0)" in blamed[first].diagnosis[0]
 
@@ -170,17 +170,17 @@ def test_a_blank_may_read_from_the_terminal(work, tmp_path):
     os.close(ours)
     os.close(theirs)
     assert "✅ index" in out and "typed? " in out
-    (result,) = judge_of(work).check(work.path, ["index"])
+    (result,) = checker_of(work).check(work.path, ["index"])
     assert result.state == "wrong" and "EOFError" in result.diagnosis[0]
 
 
 def test_an_exception_is_what_it_is_in_this_process(work):
     with_first(work, "1 / 0")
-    here, apart = (judge.check(work.path) for judge in (make_checker(work), judge_of(work)))
+    here, apart = (judge.check(work.path) for judge in (make_checker(work), checker_of(work)))
     assert [(r.state, r.diagnosis, r.hint) for r in here] == [(r.state, r.diagnosis, r.hint) for r in apart]
     on_top(work, "1 / 0")
     with pytest.raises(DamagedFile, match=":1: ZeroDivisionError: division by zero"):
-        judge_of(work).check(work.path)
+        checker_of(work).check(work.path)
 
 
 def test_a_checker_that_fails_says_where(work):
@@ -242,7 +242,7 @@ def test_no_rung_in_python_takes_leaving_for_success(puzzle, rung, tmp_path):
     on_top(work, "raise SystemExit(0)")
     with pytest.raises(DamagedFile, match=":1: SystemExit: 0: the code left the process"):
         here.check(work.path, [gate])
-    for judge, statement in ((here, "raise SystemExit(0)"), (judge_of(work), "__import__('os')._exit(0)")):
+    for judge, statement in ((here, "raise SystemExit(0)"), (checker_of(work), "__import__('os')._exit(0)")):
         with_first(work, statement)
         assert said_of(judge, work, gate), statement
 

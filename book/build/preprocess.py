@@ -253,7 +253,7 @@ def printed_output(chapter: Chapter, fence: re.Match, name: str) -> str:
     if lines:
         first, last = map(int, lines.split("-"))
         text = "".join(text.splitlines(keepends=True)[first - 1 : last])
-        source = f"Lines {first} to {last} of: {source}"
+        source = f"Lines {first} to {last} of what was {source[0].lower()}{source[1:]}"
     return f'{ticks}text\n{text}{ticks}\n\n<p class="output-source">{source}</p>'
 
 

@@ -103,7 +103,7 @@ def one_barrier() -> str:
         )
         drawing.words.append(f"{taken} {with_it}")
     return drawing.hero(
-        "A row reversed by four warps. Which warp takes whose numbers comes from a recorded run. The order, one warp after the "
+        "A row reversed by four warps. A recorded run says whose numbers each warp takes. The order, one warp after the "
         "other, is one of those that a GPU may choose."
     )
 
@@ -164,7 +164,7 @@ def clock() -> str:
             if tick == 1
             else f"Tick {tick}. On the left {tick} of {ticks} threads have their element; the warp waits for the others."
             if tick < ticks
-            else f"Tick {tick}. On the left the last thread has its element: {ticks} sectors for {ticks} elements, an eighth of what came."
+            else f"Tick {tick}. On the left the last thread has its element: {ticks} sectors have come, {32 * ticks} bytes; {4 * ticks} of them were asked for."
         )
     return drawing.hero(
         "A load as its sectors arrive, one at a tick. The numbers of sectors are the virtual GPU's, of the first launch of the unfused "
@@ -369,7 +369,10 @@ def rewriting(title: str = "gelu: with x**3") -> str:
         f"The graph as PyTorch hands it over. The {len(gone)} nodes between {before[0][0]} and the output work element by element.",
         "A hundred numbers went through the marked nodes, and what came out is GELU. That is the match.",
         f"{new[0]} takes {before[0][0]}, and the output now uses it. Nobody uses {swept[0]} any more.",
-        *(f"The sweep: {earlier} is gone, and now nobody uses {name}." for earlier, name in pairwise(swept)),
+        *(
+            f"The sweep: {earlier} is gone. The next that nobody uses is {name}."
+            for earlier, name in pairwise(swept)
+        ),
         f"{len(after)} nodes are left: {', '.join(name for name, *_ in after)}.",
     ]
     return drawing.hero(f"The rewrite “{title}” as p26 --rewrites prints it, one step at a time.")

@@ -168,7 +168,7 @@ def counted_and_timed() -> str:
     """The counted ratio of row-major over Hilbert order beside the measured one: these kernels, then FlexAttention."""
     measured_times = measured()
     lines = [
-        row("grid", "radius", "tiles of 64", "time", "share", "tiles of 128", "FlexAttention", "share"),
+        row("grid", "radius", "tiles of 64", "time", "of it", "tiles of 128", "FlexAttention", "of it"),
         row("---", *["---:"] * 7),
     ]
     for side, radius in SIZES:

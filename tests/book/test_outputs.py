@@ -34,7 +34,7 @@ def test_a_page_may_show_some_lines_of_an_output():
     fence = present(re.match("(?P<ticks>```)", "```"))
     shown = preprocess.printed_output(preprocess.Chapter("page.md", "", []), fence, "backend_levels 2-4")
     lines = outputs.load("backend_levels").text.splitlines()
-    assert shown.splitlines()[1:4] == lines[1:4] and "Lines 2 to 4 of: Printed by" in shown
+    assert shown.splitlines()[1:4] == lines[1:4] and "Lines 2 to 4 of what was printed by" in shown
     assert lines[1].startswith("Graph 0/0") and "AOTAutograd" not in shown
 
 

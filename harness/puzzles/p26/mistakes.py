@@ -47,6 +47,6 @@ FIXES = {
     "stale-code": "call recompile(): a GraphModule runs the code that was made of its graph last",
     "too-careful": "a power of two rounds nothing, and integers never round: ask only whether the product fits",
     "two-axes": "the operator normalises the last axis: look at normalized_shape",
-    "value": "compare with eager mode on numbers that are not all alike",
+    "value": "run the case that the gate names, and compare it with what is expected there",
 }
 """Mistake -> what to do about it, for the symptom table."""

@@ -110,7 +110,9 @@ def test_the_derivation_is_pytorch_s_and_every_known_mistake_is_rejected(dtype):
 
     every = [*cases(), LONG]
     assert [case.name for case in every if not right({}, case)] == []
-    assert [m.id for m in known if all(right(m.changes, case) for case in every)] == []
+    # What passes through float16 is no mistake in bfloat16, which has three binary digits fewer.
+    finer = {"p-rounded-to-float16", "added-in-float16"} if dtype == "bfloat16" else set[str]()
+    assert {m.id for m in known if all(right(m.changes, case) for case in every)} == finer
 
 
 def test_places_are_sorted_by_token():

@@ -11,7 +11,7 @@ other case runs on the flash kernels, or by PyTorch's own function (`left_to_tor
 import functools
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from types import ModuleType
 
 import torch
@@ -59,9 +59,6 @@ MEASURED_LENGTH, MEASURED_MASKED = 512, 1024
 FASTER_HEADS, FASTER_MASKED = (range(64, 65), range(129, 193)), (range(64, 193),)
 """Without a mask and with one: the fewest queries and keys for which the time of both passes is on record, and the head dimensions for
 which they are as fast there as the fastest of PyTorch's kernels (`attention` and `attention_options` in book/records)."""
-
-
-NOTHING_TO_DO = nullcontext()
 
 
 def on_tensor_cores(query: Tensor) -> bool:
@@ -263,48 +260,16 @@ class AttentionKernels(OnDevice):
         B, N, S, d = query.shape
         return (B, N, key.shape[1], S, key.shape[2], d, diagonal, *mask_sizes(mask, mask_block))
 
-    def planned(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        scale: float,
-        diagonal: int,
-        mask_block: int,
-    ) -> AttentionPlan | None:
-        """The plan for the arguments of an operator, where there is one."""
-        return plan(
-            query.shape,
-            key.shape,
-            value.shape,
-            query.stride(),
-            key.stride(),
-            value.stride(),
-            query.dtype,
-            key.dtype,
-            value.dtype,
-            diagonal,
-            scale,
-            True,
-            self.choice & PORTABLE,
-            mask_sizes(mask, mask_block),
-        )
-
-    def current(self) -> AbstractContextManager[object]:
-        """Meanwhile this GPU is the current one."""
-        return NOTHING_TO_DO if current_device() == self.index else torch.cuda.device(self.index)
-
     def mask_address(self, mask: Tensor | None, dtype: torch.dtype) -> int:
         """Where the mask lies, or the 0 that stands for none."""
         return (self.no_mask[dtype] if mask is None else mask).data_ptr()
 
     def forward(self, query, key, value, mask, scale: float, diagonal: int, mask_block: int):
         """Output [B, N, S, d], in the order of query, and lse [B, N, S], contiguous. None of the tensors is empty."""
-        planned = self.planned(query, key, value, mask, scale, diagonal, mask_block)
-        if planned is not None:
+        way = planned(query, key, value, mask, diagonal, scale, True, mask_block)
+        if way is not None:
             with self.current():
-                return forward_of(planned, self, query, key, value, mask)
+                return forward_of(way, self, query, key, value, mask)
         warn_of(without_tensor_cores(query))
         any_strides = on_tensor_cores(query)
         output = empty_in_order(query)
@@ -435,10 +400,10 @@ class AttentionKernels(OnDevice):
         mask_block: int,
     ) -> tuple[Tensor, Tensor, Tensor] | None:
         """`delta` and `backward` in one, without a gradient of lse: in 16 bits, and in float32 without a mask; None of other calls."""
-        planned = self.planned(query, key, value, mask, scale, diagonal, mask_block)
-        if planned is not None and output.stride() == planned.strides and lse.is_contiguous():
+        way = planned(query, key, value, mask, diagonal, scale, True, mask_block)
+        if way is not None and output.stride() == way.strides and lse.is_contiguous():
             with self.current():
-                return backward_of(planned, self, grad_out, query, key, value, output, lse, mask)
+                return backward_of(way, self, grad_out, query, key, value, output, lse, mask)
         if mask is not None or not as_pairs(query) or self.choice == FLASH:
             return None
         grad_out, query, key, value, output, lse = (
@@ -466,6 +431,35 @@ class AttentionKernels(OnDevice):
 
 
 # ---- A plain call -------------------------------------------------------------------------------------------
+
+
+def planned(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    diagonal: int,
+    scale: float | None,
+    enable_gqa: bool,
+    mask_block: int = 1,
+) -> AttentionPlan | None:
+    """The plan for some tensors, where there is one."""
+    return plan(
+        query.shape,
+        key.shape,
+        value.shape,
+        query.stride(),
+        key.stride(),
+        value.stride(),
+        query.dtype,
+        key.dtype,
+        value.dtype,
+        diagonal,
+        scale,
+        enable_gqa,
+        AttentionKernels.choice & PORTABLE,  # there are no flash kernels for the 16-bit types
+        mask_sizes(mask, mask_block),
+    )
 
 
 class Direct(torch.autograd.Function):
@@ -544,31 +538,16 @@ def by_plan(
         return None
     if current_device() != index or not index == key.get_device() == value.get_device():
         return None
-    planned = plan(
-        query.shape,
-        key.shape,
-        value.shape,
-        query.stride(),
-        key.stride(),
-        value.stride(),
-        query.dtype,
-        key.dtype,
-        value.dtype,
-        diagonal,
-        scale,
-        enable_gqa,
-        AttentionKernels.choice & PORTABLE,  # there are no flash kernels for the 16-bit types
-        mask_sizes(mask, 1),
-    )
-    if planned is None:
+    way = planned(query, key, value, mask, diagonal, scale, enable_gqa)
+    if way is None:
         return None
     if opened is None:
         opened = kernels(query.device)
         if opened is None:
             return None
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
-        return apply_direct(query, key, value, mask, planned, opened)
-    return forward_of(planned, opened, query, key, value, mask)[0]
+        return apply_direct(query, key, value, mask, way, opened)
+    return forward_of(way, opened, query, key, value, mask)[0]
 
 
 # ---- Which GPUs have a module -------------------------------------------------------------------------------

@@ -5,11 +5,10 @@ A small attention costs its host time: with a plan there is little left to do bu
 
 import functools
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from harness.nn.on_stream import KINDS, contiguous_strides
+from harness.nn.on_stream import KINDS, OnDevice, contiguous_strides
 from harness.nn.private import current_stream, empty_strided
 
 Tensor = torch.Tensor
@@ -122,7 +121,7 @@ def plan(
 
 
 def forward_of(
-    plan: AttentionPlan, kernels: Any, query, key, value, mask: Tensor | None = None
+    plan: AttentionPlan, kernels: OnDevice, query, key, value, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """The output and lse. The GPU is the current one."""
     output = empty_strided(plan.size, plan.strides, plan.dtype)
@@ -146,7 +145,7 @@ def forward_of(
 
 
 def backward_of(
-    plan: AttentionPlan, kernels: Any, grad_out, query, key, value, output, lse, mask
+    plan: AttentionPlan, kernels: OnDevice, grad_out, query, key, value, output, lse, mask
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of query, key and value. The GPU is the current one."""
     if grad_out.stride(3) != 1:

@@ -40,7 +40,13 @@ Tensor = torch.Tensor
 # ---- The operators ------------------------------------------------------------------------------------------
 
 
-def forward_pass(
+def check_call(x, ln_weight, ln_bias, linear_weight, linear_bias, eps, algorithm, memory=direct.AUTO) -> None:
+    """`check`, of the forward operator's arguments."""
+    check(x, ln_weight, ln_bias, linear_weight, linear_bias, algorithm, memory)
+
+
+@registered("layernorm_linear", check=check_call)
+def layernorm_linear(
     x: Tensor,
     ln_weight: Tensor | None,
     ln_bias: Tensor | None,
@@ -50,7 +56,10 @@ def forward_pass(
     algorithm: str,
     memory: str = direct.AUTO,
 ) -> tuple[Tensor, Tensor]:
-    """What `layernorm_linear` returns, of arguments that have been checked."""
+    """Returns output [..., O], and mean and rstd of the rows of x [..., H] as [2, ...], in float32 or wider.
+
+    `memory` is for the backward pass. Raises TypeError, ValueError or NotImplementedError where `check` does.
+    """
     tensors = with_absent(x, ln_weight, ln_bias, linear_weight, linear_bias)
     algorithm, kernels, plan = direct.way(x, x.dtype, linear_weight, algorithm)
     if kernels and plan:
@@ -71,25 +80,6 @@ def forward_pass(
         }
         run(program("forward", algorithm, x.dtype, x.device), arguments, x.device)
     return output, statistics
-
-
-@registered("layernorm_linear", bare=forward_pass)
-def layernorm_linear(
-    x: Tensor,
-    ln_weight: Tensor | None,
-    ln_bias: Tensor | None,
-    linear_weight: Tensor,
-    linear_bias: Tensor | None,
-    eps: float,
-    algorithm: str,
-    memory: str = direct.AUTO,
-) -> tuple[Tensor, Tensor]:
-    """Returns output [..., O], and mean and rstd of the rows of x [..., H] as [2, ...], in float32 or wider.
-
-    `memory` is for the backward pass. Raises TypeError, ValueError or NotImplementedError where `check` does.
-    """
-    check(x, ln_weight, ln_bias, linear_weight, linear_bias, algorithm, memory)
-    return forward_pass(x, ln_weight, ln_bias, linear_weight, linear_bias, eps, algorithm, memory)
 
 
 def as_kernels_read(tensors, weight: int) -> list[Tensor]:
@@ -115,7 +105,7 @@ def with_absent(x, ln_weight, ln_bias, linear_weight, linear_bias) -> tuple[Tens
 @layernorm_linear.register_fake
 def forward_buffers(x, ln_weight, ln_bias, linear_weight, linear_bias, eps, algorithm, memory=direct.AUTO):
     """Checks the arguments and allocates what the forward operator returns."""
-    check(x, ln_weight, ln_bias, linear_weight, linear_bias, algorithm, memory)
+    check_call(x, ln_weight, ln_bias, linear_weight, linear_bias, eps, algorithm, memory)
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     return (
         x.new_empty((*x.shape[:-1], linear_weight.shape[0])),

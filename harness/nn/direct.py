@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 
 from harness.nn import on_stream
-from harness.nn.on_stream import KINDS, OnDevice, Opened, contiguous_strides
+from harness.nn.on_stream import KINDS, NOTHING_TO_DO, OnDevice, Opened, contiguous_strides
 from harness.nn.ops import EPS
 from harness.nn.private import (
     any_autocast,
@@ -654,9 +654,6 @@ def result_bytes(plan: Plan, wanted: int) -> int:
         BIAS: plan.O,
     }
     return plan.dtype.itemsize * sum(size for bit, size in sizes.items() if wanted & bit)
-
-
-NOTHING_TO_DO = contextlib.nullcontext()
 
 
 def plain_torch() -> contextlib.AbstractContextManager:

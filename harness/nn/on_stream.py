@@ -4,6 +4,7 @@ import functools
 import threading
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 
@@ -11,9 +12,11 @@ import torch
 from torch.autograd import Function
 
 from harness.errors import WorkbookError
+from harness.nn.private import current_device
 from harness.toolchain import extension
 
 Tensor = torch.Tensor
+NOTHING_TO_DO = nullcontext()
 DEVICE = "cuda"
 """What torch calls NVIDIA's and AMD's GPUs."""
 # How a module numbers dtypes.
@@ -67,6 +70,10 @@ class OnDevice:
         self.module: Any = module
         self.gpu = module.open(self.index)
         self.hopper = is_hopper(device)
+
+    def current(self) -> AbstractContextManager[object]:
+        """Meanwhile this GPU is the current one."""
+        return NOTHING_TO_DO if current_device() == self.index else torch.cuda.device(self.index)
 
     def smallest_pass(self) -> None:
         """Launches one small forward pass."""

@@ -5,6 +5,7 @@ Python, a search for results that alias arguments, a fence against Dynamo. A gra
 backward pass is a graph by itself then (`harness.nn.compile.bare`).
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,22 +16,24 @@ _library = torch.library.Library(NAMESPACE, "FRAGMENT")
 _twins: dict[Any, Any] = {}
 
 
-def registered(name: str, bare: Callable[..., Any] | None = None) -> Callable[[Callable[..., Any]], Any]:
+def registered(name: str, check: Callable[..., None] | None = None) -> Callable[[Callable[..., Any]], Any]:
     """Registers a function that changes none of its arguments as the operator `mojo_workbook::name`, and as `name_bare`.
 
     The result is what `torch.library.custom_op` returns; the bare one has the same fake results and no backward pass.
 
     Args:
         name: Of the operator.
-        bare: The same without checks of the arguments, which a compiled graph has behind it; None for the function itself.
+        check: Takes the operator's arguments, and raises where the function cannot take them. The bare operator goes without, because
+            a compiled graph's arguments have been checked.
     """
 
     def register(function: Callable[..., Any]) -> Any:
-        done = torch.library.custom_op(f"{NAMESPACE}::{name}", mutates_args=())(function)
+        public = after(check, function) if check else function
+        done = torch.library.custom_op(f"{NAMESPACE}::{name}", mutates_args=())(public)
         twin = f"{name}_bare"
         _library.define(f"{twin}{torch.library.infer_schema(function, mutates_args=())}")
         for device in ("CPU", "CUDA"):
-            _library.impl(twin, bare or function, device)
+            _library.impl(twin, function, device)
         operators = getattr(torch.ops, NAMESPACE)
         whole = getattr(operators, name).default
         torch.library.register_fake(f"{NAMESPACE}::{twin}", whole, lib=_library)
@@ -38,6 +41,17 @@ def registered(name: str, bare: Callable[..., Any] | None = None) -> Callable[[C
         return done
 
     return register
+
+
+def after(check: Callable[..., None], function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with a check of its arguments before it."""
+
+    @functools.wraps(function)
+    def checked(*arguments: Any) -> Any:
+        check(*arguments)
+        return function(*arguments)
+
+    return checked
 
 
 def bare_of(target: Any) -> Any:

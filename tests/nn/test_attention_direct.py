@@ -53,7 +53,8 @@ def module(monkeypatch):
     """A module on the CPU, in the place of a GPU's."""
     stand_in = Module()
     kernels = attention_direct.AttentionKernels(stand_in, torch.device("cpu"))
-    monkeypatch.setattr(attention_direct, "current_device", lambda: CPU_INDEX)
+    for file in (attention_direct, on_stream):
+        monkeypatch.setattr(file, "current_device", lambda: CPU_INDEX)
     for file in (attention_direct, attention_plan):
         monkeypatch.setattr(file, "current_stream", lambda index: 99)
         monkeypatch.setattr(

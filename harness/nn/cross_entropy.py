@@ -60,7 +60,7 @@ def linear_cross_entropy(
 
     For "mean" and "sum" the forward pass makes the gradients too, if any is needed: three products in all. For "none" the
     backward pass computes the logits again: four. The gradient of weight is added up over the chunks in float32 (float64 for float64),
-    so it takes twice its size for a while with the 16-bit types. Every run gives the same bits. Under
+    so with the 16-bit types it takes twice its size for a while. Every run gives the same bits. Under
     `torch.autocast` input, weight and bias are taken in the autocast dtype.
 
     On NVIDIA and AMD GPUs the loss and the gradient of a chunk's rows are one launch of a Mojo kernel, on torch's stream, and the products
@@ -77,8 +77,7 @@ def linear_cross_entropy(
         reduction: "mean" over the rows that count (NaN where none does), "sum", or "none".
         z_loss: Not negative: the weight of lse^2, which keeps logits from drifting.
         softcap: Above 0: no capped logit is larger; None for no cap.
-        chunk_rows: Rows of a chunk, at least 1; None for 2,048, or H if that is more, on a GPU, and elsewhere for as many as have 32
-            MiB of logits. More rows take more memory and less time.
+        chunk_rows: Rows of a chunk, at least 1; None for 2,048 on a GPU, and elsewhere for as many as have 32 MiB of logits. More rows take more memory and less time.
 
     Returns:
         The loss, a scalar, or [...] for "none"; float64 for float64, else float32.
@@ -181,8 +180,8 @@ class LinearCrossEntropy(nn.Linear):
         """
         dtype = in_autocast_dtype((input.new_empty(0),))[0].dtype
         rows = input.shape[:-1].numel()
-        V, H = self.weight.shape
-        chunk = self.chunk_rows or rows_of_a_chunk(rows, H, V, dtype, input.device)
+        V = len(self.weight)
+        chunk = self.chunk_rows or rows_of_a_chunk(rows, V, dtype, input.device)
         again = self.reduction == "none"
         return {
             "rows": "PyTorch's operations" if kernels(input.device) is None else "extension module",
@@ -208,11 +207,12 @@ def forward(
     wanted: int,
     chunk_rows: int,
     empty: Callable[..., Tensor] | None = None,
+    stays_wide: bool = False,
 ) -> tuple[Tensor, Results, Tensor | None]:
     """The reduced loss; the losses and gradients it was made from; and what the gradients are still to be multiplied by.
 
     For "none" there are no gradients yet. In float16 the mean's 1 / count comes last, and the gradient of weight waits in
-    float32: a scaler's factor keeps them from being 0. `empty` is as in `compute`.
+    float32: a scaler's factor keeps them from being 0. `empty` and `stays_wide` are as in `compute`.
     """
     check_targets(target, len(weight), loss.ignore_index)
     sums = wide(input.dtype)
@@ -227,7 +227,8 @@ def forward(
             scales, late = late.reshape(1), None
     made = 0 if reduction == "none" else wanted
     flat = input.reshape(-1, input.shape[-1])
-    results = compute(flat, weight, bias, rows, scales, loss, made, chunk_rows, empty)
+    stays_wide |= late is not None
+    results = compute(flat, weight, bias, rows, scales, loss, made, chunk_rows, empty, stays_wide)
     if reduction == "none":
         return results.losses.view(target.shape), results, None
     total = results.losses.sum()

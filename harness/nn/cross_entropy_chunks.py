@@ -20,12 +20,15 @@ Tensor = torch.Tensor
 INPUT, WEIGHT, BIAS = 1, 2, 4
 """Gradients that are wanted, added."""
 GPU_ROWS = 2048
-"""Rows of a chunk on a GPU, or H where that is more: fewer would add to dW's wide sum so often that it takes as long as products.
-The logits of H rows take no more than dW in input's dtype, for which there must be room beside the wide sum in the end."""
+"""Rows of a chunk on a GPU: fewer would add to dW's wide sum so often that it takes as long as products."""
 CPU_LOGITS = 2**25
 """Bytes that the logits of a chunk take at most elsewhere, if that is more than STEP rows."""
 STEP = 128
 """A chunk has a multiple of so many rows: a product's tiles are as high."""
+PIECE_STEP = 128
+"""The first piece of the sum of dW has a multiple of so many rows, for the same reason."""
+NARROWED_FIRST = 2**18
+"""Elements of a sum that are narrowed by way of a copy; after them as many at a time as are done already."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class Loss:
 class Results:
     """The losses [rows], and the gradients that were wanted: dx [rows, H] in input's dtype, dW [V, H] and db [V].
 
-    dW and db are in the dtype of sums where they were added up over chunks, and else in input's.
+    dW is in input's dtype, unless it was to stay in that of sums and was added up over chunks; db is in that of sums.
     """
 
     losses: Tensor
@@ -56,12 +59,10 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def rows_of_a_chunk(rows: int, H: int, classes: int, dtype: torch.dtype, device: torch.device) -> int:
+def rows_of_a_chunk(rows: int, classes: int, dtype: torch.dtype, device: torch.device) -> int:
     """How many rows a chunk has, where the caller does not say: chunks are as equal as STEP lets them be."""
-    if device.type == on_stream.DEVICE:
-        limit = max(GPU_ROWS, H // STEP * STEP)
-    else:
-        limit = max(STEP, CPU_LOGITS // (classes * dtype.itemsize) // STEP * STEP)
+    on_cpu = max(STEP, CPU_LOGITS // (classes * dtype.itemsize) // STEP * STEP)
+    limit = GPU_ROWS if device.type == on_stream.DEVICE else on_cpu
     chunks = max(1, math.ceil(rows / limit))
     return max(1, math.ceil(rows / chunks / STEP)) * STEP
 
@@ -169,6 +170,57 @@ def rows_by_torch(
         logits.copy_(values)
 
 
+# ---- The gradient of weight ---------------------------------------------------------------------------------
+
+
+class WeightSum:
+    """dW [V, H] while the products of chunks are added up, in the dtype of sums.
+
+    A sum that is wider than the gradient made of it needs no room for both: its first rows lie in the gradient's own memory, and
+    are narrowed there in the end.
+
+    Args:
+        weight: [V, H].
+        chunked: Whether there are several products; one alone is written in weight's dtype.
+        stays_wide: Whether the gradient of several products is to stay in the dtype of sums.
+    """
+
+    def __init__(self, weight: Tensor, *, chunked: bool, stays_wide: bool):
+        classes, H = weight.shape
+        sums = wide(weight.dtype) if chunked else weight.dtype
+        self.dW = weight.new_empty(classes, H, dtype=sums if stays_wide else weight.dtype)
+        self.pieces = [self.dW]
+        if self.dW.dtype != sums:
+            rows = classes * self.dW.itemsize // sums.itemsize // PIECE_STEP * PIECE_STEP
+            own = self.dW.view(-1).view(torch.uint8)[: rows * H * sums.itemsize].view(sums).view(rows, H)
+            self.pieces = [own, weight.new_empty(classes - rows, H, dtype=sums)]
+
+    def add(self, dlogits: Tensor, x: Tensor, *, first: bool) -> None:
+        """Adds dlogits^T [V, rows] x [rows, H]; the `first` is written."""
+        begin = 0
+        for piece in self.pieces:
+            for some in whole_vectors(len(piece), x):
+                classes = slice(begin + some.start, begin + some.stop)
+                add_product(piece[some], dlogits[:, classes].t(), x, first=first)
+            begin += len(piece)
+
+    def gradient(self) -> Tensor:
+        """dW, in weight's dtype unless it stays wide; to be asked for once."""
+        if len(self.pieces) == 1:
+            return self.dW
+        own, rest = self.pieces
+        values, narrowed = own.view(-1), self.dW.view(-1)
+        done = min(len(values), NARROWED_FIRST)
+        narrowed[:done] = values[:done].clone()
+        while done < len(values):
+            # These are written where no value lies that is still to be read: they take half the bytes.
+            part = slice(done, min(2 * done, len(values)))
+            narrowed[part] = values[part]
+            done = part.stop
+        self.dW[len(own) :] = rest
+        return self.dW
+
+
 # ---- All rows -----------------------------------------------------------------------------------------------
 
 
@@ -182,6 +234,7 @@ def compute(
     wanted: int,
     chunk_rows: int,
     empty: Callable[..., Tensor] | None = None,
+    stays_wide: bool = False,
 ) -> Results:
     """Losses and gradients of input [rows, H], weight [V, H], bias [V] and target [rows], all on one device.
 
@@ -195,19 +248,20 @@ def compute(
         wanted: INPUT, WEIGHT and BIAS, added.
         chunk_rows: Rows of a chunk, of which the last one may have fewer; 0: as `rows_of_a_chunk` says.
         empty: What makes uninitialised matrices of input's dtype, for dx and the logits of a chunk, from their sizes; torch unless given.
+        stays_wide: Whether dW stays in the dtype of sums, if it was added up over chunks.
     """
     empty = empty or input.new_empty
     rows, classes = len(input), len(weight)
-    chunk_rows = chunk_rows or rows_of_a_chunk(rows, input.shape[1], classes, input.dtype, input.device)
+    chunk_rows = chunk_rows or rows_of_a_chunk(rows, classes, input.dtype, input.device)
     sums = wide(input.dtype)
     opened = kernels(input.device)
     make_rows = rows_by_torch if opened is None else opened.rows
     chunked = rows > chunk_rows
     losses = input.new_empty(rows, dtype=sums)
     dx = empty(*input.shape) if wanted & INPUT else None
-    # The first chunk is written, not added. One product needs no wide sum.
-    make = input.new_empty if rows else input.new_zeros
-    dW = make(weight.shape, dtype=sums if chunked else input.dtype) if wanted & WEIGHT else None
+    weight_sum = None
+    if wanted & WEIGHT:
+        weight_sum = WeightSum(weight, chunked=chunked, stays_wide=stays_wide)
     db = input.new_zeros(classes, dtype=sums) if wanted & BIAS else None
     buffer = empty(min(rows, chunk_rows), padded(classes, input.dtype))
     for part in parts(rows, chunk_rows):
@@ -220,13 +274,14 @@ def compute(
             else:
                 torch.addmm(bias[some], x, weight[some].t(), out=logits[:, some])
         make_rows(logits, losses[part], own_target, own_scales, loss, wanted != 0)
-        for some in whole_vectors(classes, input):
-            if dx is not None:
+        if dx is not None:
+            for some in whole_vectors(classes, input):
                 add_product(dx[part], logits[:, some], weight[some], first=some.start == 0)
-            if dW is not None:
-                add_product(dW[some], logits[:, some].t(), x, first=part.start == 0)
+        if weight_sum is not None:
+            weight_sum.add(logits, x, first=part.start == 0)
         if db is not None:
             db += logits.sum(0, dtype=sums)
+    dW = None if weight_sum is None else weight_sum.gradient() if rows else torch.zeros_like(weight)
     return Results(losses, dx, dW, db)
 
 

@@ -197,7 +197,16 @@ class Pass:
         y, statistics = parts.layernorm(x, self.p["ln_f.weight"], self.p["ln_f.bias"])
         rows, token = targets.flatten(), self.p["token"]
         loss, results, _ = cross_entropy.forward(
-            self.shown("ln_f", y), token, None, rows, PLAIN_LOSS, "mean", INPUT | WEIGHT, 0, self.matrix
+            self.shown("ln_f", y),
+            token,
+            None,
+            rows,
+            PLAIN_LOSS,
+            "mean",
+            INPUT | WEIGHT,
+            0,
+            self.matrix,
+            stays_wide=True,
         )
         assert results.dx is not None and results.dW is not None  # they are wanted
         self.kept["head"] = (statistics, results.dx, results.dW)

@@ -35,6 +35,9 @@ LARGEST = 2**14
 """Multiply-adds of the largest case that a mistake's formula is tried on."""
 THREAD = re.compile(r"https://(?:github\.com/([^/]+/[^/]+)(?:/(issues|pull)/(\d+))?|([^/]+))[^,\s]*")
 
+LANGUAGES = {"numpy": "NumPy", "torch": "PyTorch", "mojo": "Mojo"}
+"""Rung that a puzzle's gates have in common with others -> the language of its file."""
+
 Wrong = zoo.WrongKernel
 find_puzzle = functools.cache(catalogue.find_puzzle)
 
@@ -43,10 +46,20 @@ def room(puzzle: str, keep: Callable[[Wrong], bool] = lambda wrong: True) -> str
     """The exhibits of a puzzle that `keep` takes, below a heading for each gate."""
     groups = {gate: [wrong for wrong in group if keep(wrong)] for gate, group in by_gate(puzzle).items()}
     return "\n".join(
-        f"### `{gate}`: {about(puzzle, gate)}\n\n" + "\n".join(map(exhibit, group))
+        f"### `{gate}`: {about(puzzle, gate)}\n\n" + "\n".join(exhibits(group))
         for gate, group in groups.items()
         if group
     )
+
+
+def exhibits(group: list[Wrong]) -> Iterator[str]:
+    """The exhibits of a gate; where it has several files, those of one file together, with its language after the title."""
+    languages = [LANGUAGES.get(wrong.of_rung.id, "") for wrong in group]
+    for language in dict.fromkeys(languages):
+        label = f" ({language})" if language and len(set(languages)) > 1 else ""
+        yield from (
+            exhibit(wrong, label) for wrong, own in zip(group, languages, strict=True) if own == language
+        )
 
 
 def by_gate(puzzle: str) -> dict[str, list[Wrong]]:
@@ -62,17 +75,17 @@ def about(puzzle: str, gate: str) -> str:
     return plain(next(known.about for known in find_puzzle(puzzle).gates if known.id == gate) or gate)
 
 
-def exhibit(wrong: Wrong) -> str:
-    """One wrong solution, folded to its story: what it does to the numbers, where it was seen, what catches it, its loss, its lines.
+def exhibit(wrong: Wrong, label: str) -> str:
+    """One wrong solution, folded to its story: what it does to the numbers, where it was seen, what rejects it, its loss, its lines.
 
     The address is inside of the fold, so that a browser opens the fold for whoever follows a link to it.
     """
     curve, words = curve_chart.of(wrong)
-    facts = [caught_by(wrong), *error(wrong), *([f"*The loss:* {plain(words)}"] if words else [])]
+    facts = [rejected_by(wrong), *error(wrong), *([f"*The loss:* {plain(words)}"] if words else [])]
     return "\n".join(
         [
             '<details class="exhibit-fold">',
-            f"<summary>{in_html(wrong.story)}</summary>",
+            f"<summary>{in_html(wrong.story)}{label}</summary>",
             f'<div class="exhibit" id="{wrong.name}">',
             "",
             f"{marked(wrong.effect)}\n",
@@ -124,12 +137,16 @@ def thread_name(thread: re.Match) -> str:
     return f"{repository} {'pull request' if kind == 'pull' else 'issue'} {number}" if kind else repository
 
 
-def caught_by(wrong: Wrong) -> str:
-    """The gate that rejects it, those that cannot be right either, the cases that it needs, and what it is called."""
-    also = f"; {', '.join(f'`{gate}`' for gate in wrong.also)} cannot be right either" if wrong.also else ""
-    needs = f", in the case{'s' * (len(wrong.cases) > 1)} {listed(wrong.cases)} alone" if wrong.cases else ""
-    called = f", as `{wrong.mistake}`{meaning(wrong)}" if wrong.mistake else ", by its values alone"
-    return f"*Caught by* `{wrong.gate}`{needs}{called}{also}."
+def rejected_by(wrong: Wrong) -> str:
+    """The gate that rejects it, the cases that it needs, what the gate says and calls it, and the gates that fail with it."""
+    words, name = plain(meaning(wrong)), f"`{wrong.mistake}`"
+    said = f"which says “{words}” and calls it {name}" if words else f"which calls it {name}"
+    said = f"by its check {name}: {words}" if wrong.mistake in checks() else said
+    only = f"in the case{'s' * (len(wrong.cases) > 1)} {listed(wrong.cases)} alone, " if wrong.cases else ""
+    also = f" {', '.join(f'`{gate}`' for gate in wrong.also)} cannot be right either." if wrong.also else ""
+    return (
+        f"*Rejected by* the gate `{wrong.gate}`, {only}{said if wrong.mistake else 'for its values'}.{also}"
+    )
 
 
 def listed(cases: tuple[str, ...]) -> str:
@@ -139,13 +156,12 @@ def listed(cases: tuple[str, ...]) -> str:
 
 
 def meaning(wrong: Wrong) -> str:
-    """What the workbook says for the name of a mistake, in brackets, or nothing."""
+    """What the workbook says for the name of a mistake, or nothing."""
     known = formula(wrong)
     words = f"equal to the reference {known.words}" if known else ""
     words = words or next((words for name, words in FOUND.values() if name == wrong.mistake), "")
     words = words or (FIXES.get(wrong.mistake, "") if wrong.puzzle == "p26" else "")
-    words = words or checks().get(wrong.mistake, "")
-    return f" ({plain(words)})" if words else ""
+    return words or checks().get(wrong.mistake, "")
 
 
 @functools.cache
@@ -158,9 +174,7 @@ def checks() -> dict[str, str]:
         if isinstance(node, ast.FunctionDef)
     ]
     docs = {function.name: (ast.get_docstring(function) or "").split("\n")[0] for function in functions}
-    return {
-        name: "what must hold: " + doc[:1].lower() + doc[1:].rstrip(".") for name, doc in docs.items() if doc
-    }
+    return {name: doc[:1].lower() + doc[1:].rstrip(".") for name, doc in docs.items() if doc}
 
 
 def formula(wrong: Wrong) -> Mistake | None:
@@ -181,7 +195,7 @@ def error(wrong: Wrong) -> Iterator[str]:
     if errors and max(errors.values()) > SEEN:
         name, first = next(iter(errors.items()))
         own, worst = (digits(error) if error > SEEN else "none" for error in (first, max(errors.values())))
-        yield f"*Error*, relative to the largest element: {own} in the case “{name}”, up to {worst} in all."
+        yield f"*How far off*, as a share of the largest element: {own} in the case “{name}”, up to {worst} in all."
 
 
 def digits(number: float) -> str:

@@ -122,9 +122,13 @@ NUMBERS = re.compile(r"(?:(?<=\s)[-+]?\d[\d.,/:]*(?:e[-+]?\d+)?[x%]?\s+){3,}")
 
 UNSEEN = re.compile(
     r"(?:Lines \d+ to \d+ of: )?Printed by .{0,300}?numpy \d[\d.]*\s*"
-    rf"|(?:The lines of [\w ]{{1,80}}? )?{re.escape(preprocess.WITHHELD)}[0-9a-f]{{16}}\s*"
+    r"|How far off, as a share of the largest element: .{0,80}? in all\.\s*"
+    r"|what was done what the gate says what to do .*?(?=Three of the fixes)"
+    rf"|(?:The lines of [\w ]{{1,80}}? )?{re.escape(preprocess.WITHHELD)}[0-9a-f]{{16}}\s*",
+    re.S,
 )
-"""What no search wants: the source of a recorded output, and what stands for the code of a solution until it is put back."""
+"""What no search wants: the source of a recorded output, the errors of an exhibit, puzzle 26's table of symptoms, whose words the museum
+has too, and what stands for the code of a solution until it is put back."""
 LISTS = re.compile(rf"{preprocess.REJECTED}|Measured: \d+ records?\b")
 """Begins what ends a section and stands elsewhere too: stories of the museum, the records of a page."""
 
@@ -143,7 +147,7 @@ def shrink_search_index(site: Path) -> None:
                 address,
                 text["title"],
                 text["breadcrumbs"].removesuffix(f" » {text['title']}"),
-                NUMBERS.sub("… ", UNSEEN.sub("", LISTS.split(text["body"])[0])),
+                " ".join(NUMBERS.sub("… ", UNSEEN.sub("", LISTS.split(text["body"])[0])).split()),
             ]
             for number, address in enumerate(search.pop("doc_urls"))
             for text in [documents[str(number)]]

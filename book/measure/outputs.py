@@ -165,6 +165,12 @@ COMMANDS = {
     "ring_balance": Command(
         "p25 --balance", ("-m", "harness", "p25", "--balance"), exact=True, anywhere=True
     ),
+    "ring_balance_eight": Command(
+        "p25 --balance --ranks 8",
+        ("-m", "harness", "p25", "--balance", "--ranks", "8"),
+        exact=True,
+        anywhere=True,
+    ),
     "train_by_hand": Command(
         "p27 --train --solution --seconds 900",
         ("-m", "harness", "p27", "--train", "--solution", "--seconds", "900"),
@@ -181,6 +187,8 @@ COMMANDS = {
     "order_numbers": order("--draw --size 4 4 --numbers"),
     "order_count": order("--count"),
     "order_sectors": order("--count --sides 64 --radii 4 --dim 1 --bytes 4"),
+    "order_small_tiles": order("--count --sides 64 --radii 4 --tile 16"),
+    "order_radius": order("--count --sides 64 --radii 8 9"),
     "forward_fused": puzzle("--fused"),
     "backward_solution": puzzle("--backward"),
 }

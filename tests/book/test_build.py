@@ -484,3 +484,10 @@ def test_a_readme_with_other_numbers_than_the_records_is_a_fault(monkeypatch, tm
     monkeypatch.setattr(build, "build", lambda book, site: [])
     assert build.main(["--no-open"]) == 1
     assert "README.md:1: its table of speed is not that of the records" in capsys.readouterr().err
+
+
+def test_every_box_of_a_page_is_one(site):
+    """mdBook takes `> [!TIP]` for the head of a box only where it is alone on its line."""
+    assert [
+        page.name for page in site.rglob("*.html") if re.search(r"\[!(NOTE|TIP|WARNING)\]", page.read_text())
+    ] == []

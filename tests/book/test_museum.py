@@ -43,7 +43,7 @@ def test_an_exhibit_has_story_thread_check_error_and_folded_lines(pages):
     assert "<summary>The mean term c2 is subtracted twice.</summary>" in words
     assert "[tenstorrent/tt-metal issue 53204](https://github.com/tenstorrent/tt-metal/issues/53204)" in words
     assert (
-        "`dx`, as `mean-term-doubled` (equal to the reference with the mean term c2 subtracted twice)"
+        "the gate `dx`, which says “equal to the reference with the mean term c2 subtracted twice” and calls it `mean-term-doubled`"
         in words
     )
     assert "- grad_input[unsafe_offset" in lines or re.search(r"^- .*g - c2 - x_hat \* c1", lines, re.M)
@@ -67,7 +67,7 @@ def test_words_between_backquotes_stay_code_and_no_other_sign_is_markdown():
 
 
 def test_what_the_diagnosis_has_no_name_for_is_caught_by_its_values(pages):
-    assert "*Caught by* `dgather`, in the case “odd sizes” alone, by its values alone." in exhibit(
+    assert "*Rejected by* the gate `dgather`, in the case “odd sizes” alone, for its values." in exhibit(
         pages["museum_p24.md"], "dgather_first_eight_heads"
     )
 

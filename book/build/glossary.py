@@ -17,6 +17,7 @@ TERMS = {
     "multiprocessor": r"multiprocessors?",
     "occupancy": r"occupancy",
     "barrier": r"barriers?",
+    "race": r"races?",
     "shuffle": r"shuffles?",
     "register": r"registers",
     "shared-memory": r"shared memory",
@@ -32,12 +33,21 @@ TERMS = {
     "tensor-memory-accelerator": r"tensor memory accelerator|TMA",
     "epilogue": r"epilogues?",
     "prologue": r"prologues?",
-    "stream": r"streams?",
+    "stream": r"(?<!the )(?<!every )streams?",  # that of a model, which residuals add to, is another thing
     "cuda-event": r"CUDA events?",
     "cuda-graph": r"CUDA graphs?",
     "ptx": r"PTX",
     "virtual-gpu": r"virtual GPU",
     "zoo": r"zoo",
+    "logit": r"logits?",
+    "log-sum-exp": r"log-sum-exp|lse",
+    "grouped-queries": r"grouped queries",
+    "autocast": r"autocast",
+    "checkpointing": r"checkpointing",
+    "dynamo": r"Dynamo",
+    "aotautograd": r"AOTAutograd",
+    "inductor": r"Inductor",
+    "nccl": r"NCCL",
 }
 """Heading of the glossary, as its anchor -> what is a use of the word."""
 USES = {term: re.compile(rf"(?<![\w-])({uses})(?![\w-])(?![^<]*</a>)") for term, uses in TERMS.items()}

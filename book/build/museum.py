@@ -55,7 +55,7 @@ def room(puzzle: str, keep: Callable[[Wrong], bool] = lambda wrong: True) -> str
 def exhibits(group: list[Wrong]) -> Iterator[str]:
     """The exhibits of a gate; where it has several files, those of one file together, with its language after the title."""
     languages = [LANGUAGES.get(wrong.of_rung.id, "") for wrong in group]
-    for language in dict.fromkeys(languages):
+    for language in ("", *LANGUAGES.values()):
         label = f" ({language})" if language and len(set(languages)) > 1 else ""
         yield from (
             exhibit(wrong, label) for wrong, own in zip(group, languages, strict=True) if own == language

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 
 LADDER = re.compile(r"\{\{#hints [\w:-]+\}\}")
+SECTION = re.compile(r"^(?=##+ )", re.M)
 HUNT, FIRST_TASK = "puzzle_21/puzzle_21.md", "\n## Fix it\n"
 PICTURE = re.compile(r"<figure|generated/hero_")
 EVIDENCE = re.compile(r"^```output |generated/|pictures/|\{\{= ", re.M)
@@ -27,8 +28,10 @@ def missing(path: str, text: str) -> Iterator[str]:
     first, last = (ladders[0].start(), ladders[-1].end()) if ladders else (text.index(FIRST_TASK), 0)
     if not PICTURE.search(text, 0, first):
         yield "no picture before the first task"
-    if "```run" not in text:
-        yield "no command that checks the tasks"
+    for section in SECTION.split(text):
+        tasks = LADDER.findall(section)
+        if tasks and "```run" not in section:
+            yield f"no command in the section of {tasks[-1]} that checks it"
     for name, holds in SECTIONS.items():
         heading = re.compile(rf"^## {name}(?::.*| \{{#.*)?$", re.M).search(text, last)
         if heading is None:

@@ -35,6 +35,7 @@ from harness.nn.compile.match import (
     value,
 )
 from harness.nn.compile.picture import Rewrite, Snapshot
+from harness.nn.products import padded
 
 REPORT = "MOJO_WORKBOOK_REPORT"
 TAILS = ("inductor", "aot_eager", "eager")
@@ -42,6 +43,8 @@ ALGORITHM = "fast"
 ATTENTION = torch.nn.functional.scaled_dot_product_attention
 OWN = ("report", "pictures", "attention", "head", "tail")
 """The options that are not Inductor's."""
+MANY_UNALIGNED = 4
+"""How many outputs there are for each input where those that fill no whole vectors are left to Inductor."""
 
 
 @dataclass(frozen=True)
@@ -218,7 +221,7 @@ def rewrite(
         ends = find_heads(graph_module, head)
         heads += each_swapped(graph_module, ends, swap_head, pictures)
         heads_left += [(name_of(one.linear), one.why) for one in ends.left]
-        found = find(graph_module)
+        found = without_slower(find(graph_module))
         swaps += each_swapped(graph_module, found, swap, pictures)
         left += [(name_of(one.linear), one.why) for one in found.left]
         for node in attentions_of(graph_module, attention):
@@ -258,6 +261,27 @@ def each_swapped(
             if before:
                 pictures(Rewrite(str(done[-1]), before, Snapshot.of(gm.graph)).near())
     return done
+
+
+def without_slower(found: Found) -> Found:
+    """What was found, but for the swaps that would cost time."""
+    reasons = [copies_cost(match) for match in found.matches]
+    slower = [Left(match.linear, why) for match, why in zip(found.matches, reasons, strict=True) if why]
+    kept = [match for match, why in zip(found.matches, reasons, strict=True) if not why]
+    return Found(kept, found.left + slower)
+
+
+def copies_cost(match: Match) -> str:
+    """Why a Linear on a Hopper is faster without the swap; empty where it is not.
+
+    The kernels copy outputs and their gradients whose rows fill no whole vectors, as a head's of 50,257 classes. Inductor writes such
+    rows with padding to begin with.
+    """
+    out, H, O = value(match.linear), shape(match.x)[-1], shape(match.linear)[-1]
+    unaligned = out.dtype.itemsize == 2 and isinstance(O, int) and padded(O, out.dtype) != O
+    if unaligned and O > MANY_UNALIGNED * H and on_stream.is_hopper(out.device):
+        return f"rows of {O} outputs fill no whole vectors, which Inductor pads at less cost"
+    return ""
 
 
 def attentions_of(gm: GraphModule, asked: bool | None) -> list[Node]:

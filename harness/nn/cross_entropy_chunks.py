@@ -45,7 +45,7 @@ class Loss:
 class Results:
     """The losses [rows], and the gradients that were wanted: dx [rows, H] in input's dtype, dW [V, H] and db [V].
 
-    dW is in input's dtype, unless it was to stay in that of sums and was added up over chunks; db is in that of sums.
+    dW is in the dtype of sums or, if it was not added up over chunks or narrowed already, in input's; db is in that of sums.
     """
 
     losses: Tensor
@@ -176,19 +176,19 @@ def rows_by_torch(
 class WeightSum:
     """dW [V, H] while the products of chunks are added up, in the dtype of sums.
 
-    A sum that is wider than the gradient made of it needs no room for both: its first rows lie in the gradient's own memory, and
-    are narrowed there in the end.
+    A narrow gradient needs no room beside its wide sum: the sum's first rows lie in the gradient's own memory, and are narrowed
+    there in the end.
 
     Args:
         weight: [V, H].
         chunked: Whether there are several products; one alone is written in weight's dtype.
-        stays_wide: Whether the gradient of several products is to stay in the dtype of sums.
+        narrow: Whether dW is to be in weight's dtype whatever the sum is.
     """
 
-    def __init__(self, weight: Tensor, *, chunked: bool, stays_wide: bool):
+    def __init__(self, weight: Tensor, *, chunked: bool, narrow: bool):
         classes, H = weight.shape
         sums = wide(weight.dtype) if chunked else weight.dtype
-        self.dW = weight.new_empty(classes, H, dtype=sums if stays_wide else weight.dtype)
+        self.dW = weight.new_empty(classes, H, dtype=weight.dtype if narrow else sums)
         self.pieces = [self.dW]
         if self.dW.dtype != sums:
             rows = classes * self.dW.itemsize // sums.itemsize // PIECE_STEP * PIECE_STEP
@@ -205,7 +205,7 @@ class WeightSum:
             begin += len(piece)
 
     def gradient(self) -> Tensor:
-        """dW, in weight's dtype unless it stays wide; to be asked for once."""
+        """dW; to be asked for once."""
         if len(self.pieces) == 1:
             return self.dW
         own, rest = self.pieces
@@ -261,7 +261,9 @@ def compute(
     dx = empty(*input.shape) if wanted & INPUT else None
     weight_sum = None
     if wanted & WEIGHT:
-        weight_sum = WeightSum(weight, chunked=chunked, stays_wide=stays_wide)
+        # With fewer features than rows in a chunk, dW has room where the logits were.
+        narrow = not stays_wide and input.shape[1] > chunk_rows
+        weight_sum = WeightSum(weight, chunked=chunked, narrow=narrow)
     db = input.new_zeros(classes, dtype=sums) if wanted & BIAS else None
     buffer = empty(min(rows, chunk_rows), padded(classes, input.dtype))
     for part in parts(rows, chunk_rows):

@@ -528,6 +528,30 @@ def test_attention_is_swapped_where_asked():
         )
 
 
+@pytest.mark.parametrize(
+    ("outputs", "dtype", "hopper", "swapped"),
+    [
+        (97, torch.bfloat16, True, 0),
+        (97, torch.bfloat16, False, 1),
+        (97, torch.float32, True, 1),
+        (96, torch.bfloat16, True, 1),
+        (95, torch.bfloat16, True, 1),
+    ],
+)
+def test_a_wide_head_of_unaligned_rows_is_left_on_a_hopper(monkeypatch, outputs, dtype, hopper, swapped):
+    """GPT-2's 50,257 classes: the kernels copy such rows, Inductor writes them with padding."""
+    monkeypatch.setattr(on_stream, "is_hopper", lambda device: hopper)
+    model = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, outputs)).to(dtype)
+    x = torch.randn(4, 8, dtype=dtype)
+    recorder = Recorder()
+    got = torch.compile(model, backend=recorder)(x)
+    assert recorder.swaps == swapped
+    assert recorder.reasons == [
+        "rows of 97 outputs fill no whole vectors, which Inductor pads at less cost"
+    ] * (1 - swapped)
+    torch.testing.assert_close(got, model(x), rtol=2e-2, atol=2e-2)
+
+
 @pytest.mark.usefixtures("attention_graphs")
 def test_attention_is_swapped_without_being_asked_where_it_is_faster(monkeypatch):
     """On a GPU of the kind that was measured: what the measurements favour, and only if gradients are wanted."""

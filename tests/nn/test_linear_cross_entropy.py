@@ -267,7 +267,7 @@ def test_the_sum_lies_in_the_gradient_s_own_memory(monkeypatch, dtype, classes):
     """What is narrowed there overwrites nothing that is still to be read, however the classes are cut."""
     monkeypatch.setattr(cross_entropy_chunks, "NARROWED_FIRST", 5)
     given = tensors(dtype, rows=(40,), bias=False, classes=classes)
-    loss, _, got = loss_and_gradients(linear_cross_entropy, given, reduction="sum", chunk_rows=16)
+    loss, _, got = loss_and_gradients(linear_cross_entropy, given, reduction="sum", chunk_rows=6)
     exact = loss_and_gradients(
         plain_torch, [t.double() if t.is_floating_point() else t for t in given[:3]] + [None], reduction="sum"
     )
@@ -279,7 +279,7 @@ def test_a_wide_sum_and_the_gradient_take_little_more_memory_than_the_sum():
     weight = torch.ones(512, 640, dtype=torch.bfloat16)
     dlogits, x = torch.ones(8, 512, dtype=torch.bfloat16), torch.ones(8, 640, dtype=torch.bfloat16)
     with Live() as live:
-        sums = cross_entropy_chunks.WeightSum(weight, chunked=True, stays_wide=False)
+        sums = cross_entropy_chunks.WeightSum(weight, chunked=True, narrow=True)
     with Live() as narrowing:
         gradient = sums.gradient()
     assert live.peak == 4 * weight.numel()

@@ -185,6 +185,7 @@ COMMANDS = {
     ),
     "order_draw": order("--draw --size 6 10"),
     "order_numbers": order("--draw --size 4 4 --numbers"),
+    "order_z_numbers": order("--draw --order z-order --size 4 4 --numbers"),
     "order_count": order("--count"),
     "order_sectors": order("--count --sides 64 --radii 4 --dim 1 --bytes 4"),
     "order_small_tiles": order("--count --sides 64 --radii 4 --tile 16"),

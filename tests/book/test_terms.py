@@ -81,6 +81,7 @@ TERMS = {
     "AOTAutograd": r"AOTAutograd",
     "ATen": r"ATen",
     "Inductor": r"Inductor",
+    "tail": r"tails?",
     "placeholder": r"placeholders?",
     "pointwise": r"pointwise",
     "lint": r"lint",

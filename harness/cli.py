@@ -194,7 +194,7 @@ def add_kernel_flags(
         "--device",
         choices=("auto", "cpu", "gpu", "virtual", "all"),
         default="auto",
-        help="auto: the CPU, and a GPU where MAX sees one, else the virtual GPU",
+        help="auto: the CPU, and a GPU where MAX sees one, else the virtual GPU; for a gate by itself the virtual GPU",
     )
     root.add_argument("--dtype", choices=DTYPES, default="float32")
     root.add_argument(

@@ -1,5 +1,17 @@
 """What a model imports: the layers, made of the workbook's kernels.
 
+From `LayerNormLinear(H, O)(x)` to the launch:
+
+    layers.py    fused_layernorm_linear: checks of types, autocast's dtype
+    autograd.py  call_directly, past PyTorch's dispatcher; where somebody watches operators, or there is no module, the operator
+                 `layernorm_linear` instead. Both have the same plan,
+    direct.py    plan, in which products.py says who multiplies; `way` puts it into words. LayerNormKernels.forward calls
+                 the extension module (on_stream.py opens it):
+    solutions/p22/extension.mojo, then op/fast.mojo, which launches
+
+Without a module the operator goes through a MAX graph (ops.py). Attention goes the same way through attention_autograd.py,
+attention_plan.py and attention_direct.py, cross-entropy through cross_entropy.py and cross_entropy_chunks.py.
+
 Nothing is loaded before it is asked for, so that `import harness.nn` does not import PyTorch.
 """
 

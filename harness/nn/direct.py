@@ -723,7 +723,10 @@ class Way(NamedTuple):
 
 
 def way(x: Tensor, dtype: torch.dtype, linear_weight: Tensor, algorithm: str, memory: str = AUTO) -> Way:
-    """Who computes both passes of a call, of x [..., H] taken in a dtype and linear_weight [O, H]. The one place that decides it."""
+    """Who computes both passes of a call, of x [..., H] taken in a dtype and linear_weight [O, H]: for the operator and `explain`.
+
+    `autograd.call_directly` has the same `plan` wherever there is a module.
+    """
     if algorithm not in THROUGH_MODULE:
         return Way(algorithm)
     opened = kernels(x.device)

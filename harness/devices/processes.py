@@ -55,7 +55,8 @@ def run_ranks(
     Raises RankFailed.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
+    # Else each rank would import what the function's module needs by itself.
+    context.set_forkserver_preload([*PRELOADED, function.__module__])
     start_server()
     with tempfile.TemporaryDirectory() as folder:
         ranks: list[tuple[BaseProcess, Connection]] = []

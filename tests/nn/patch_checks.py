@@ -2,8 +2,9 @@
 
 import copy
 import functools
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -13,6 +14,13 @@ from harness.nn import patch
 M = TypeVar("M", bound=nn.Module)
 H, O = 8, 6
 seeded = functools.partial(torch.randn, dtype=torch.float64)
+
+
+def transformers() -> Any:
+    """The package, imported only by the tests that use it; they skip where it is not installed."""
+    return pytest.importorskip(
+        "transformers", reason="transformers is not installed: it comes with the extra `models`"
+    )
 
 
 class Pair(torch.autograd.Function):

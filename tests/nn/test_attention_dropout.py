@@ -7,7 +7,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from attention_checks import inputs, output_and_gradients
-from torch.nn.attention import bias
 from typed import three
 
 from harness.nn import attention, attention_direct, attention_dropout, attention_with_lse, on_stream
@@ -242,6 +241,8 @@ def test_a_call_without_kernels_is_pytorch_s_own_with_its_draws(sizes, options):
 
 
 def test_a_causal_mask_from_the_bottom_right_is_left_to_pytorch_as_numbers():
+    from torch.nn.attention import bias  # imports all of Dynamo
+
     tensors = three(inputs())
     triangle = torch.ones(5, 7, dtype=torch.bool).tril(2)
     for mask in (bias.causal_lower_right(5, 7), triangle):

@@ -1,9 +1,9 @@
 """PyTorch's own samples of scaled_dot_product_attention through `harness.nn.attention`: right, and with PyTorch's draws."""
 
-import warnings
 from typing import Any
 
 import pytest
+import sample_inputs
 import torch
 import torch.nn.functional as F
 from attention_checks import assert_as_exact_as_torch
@@ -13,11 +13,6 @@ from harness.nn import attention
 
 pytestmark = [pytest.mark.compiler, pytest.mark.usefixtures("attention_graphs")]
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    from torch.testing._internal.common_methods_invocations import op_db
-
-OP = next(info for info in op_db if info.name == "nn.functional.scaled_dot_product_attention")
 OPTIONS = ("attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 
 
@@ -31,7 +26,8 @@ def with_names(sample) -> tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor],
 def test_samples(dtype):
     drawn = []
     outcomes = {"right": 0, "dropout": 0, "gradient of the mask": 0}
-    for sample in OP.sample_inputs("cpu", dtype, requires_grad=True):
+    samples = sample_inputs.of_operator("nn.functional.scaled_dot_product_attention")
+    for sample in samples("cpu", dtype, requires_grad=True):
         tensors, options = with_names(sample)
         if options.get("dropout_p"):
             for function in (attention, F.scaled_dot_product_attention):

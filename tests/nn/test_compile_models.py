@@ -8,13 +8,11 @@ import copy
 
 import pytest
 import torch
+from patch_checks import transformers
 from torch.nn import functional as F
 
 from harness.nn import mojo_workbook, patch
 
-transformers = pytest.importorskip(
-    "transformers", reason="transformers is not installed: it comes with the extra `models`"
-)
 pytestmark = [pytest.mark.compiler, pytest.mark.usefixtures("layer_graphs")]
 WIDTH, HEADS, LAYERS, WORDS = 16, 2, 2, 40
 SMALL = {
@@ -26,32 +24,32 @@ SMALL = {
 
 
 def gpt2():
-    config = transformers.GPT2Config(
+    config = transformers().GPT2Config(
         vocab_size=WORDS, n_positions=12, n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS,
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False,
     )  # fmt: skip
-    return transformers.GPT2LMHeadModel(config)
+    return transformers().GPT2LMHeadModel(config)
 
 
 def bert():
-    config = transformers.BertConfig(
+    config = transformers().BertConfig(
         vocab_size=WORDS, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **SMALL
     )
-    return transformers.BertForMaskedLM(config)
+    return transformers().BertForMaskedLM(config)
 
 
 def vit():
-    config = transformers.ViTConfig(
+    config = transformers().ViTConfig(
         image_size=8, patch_size=4, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **SMALL
     )
-    return transformers.ViTForImageClassification(config)
+    return transformers().ViTForImageClassification(config)
 
 
 def llama():
-    config = transformers.LlamaConfig(
+    config = transformers().LlamaConfig(
         vocab_size=WORDS, max_position_embeddings=12, num_key_value_heads=HEADS, use_cache=False, **SMALL
     )
-    return transformers.LlamaForCausalLM(config)
+    return transformers().LlamaForCausalLM(config)
 
 
 MODELS = {

@@ -8,16 +8,13 @@ import copy
 
 import pytest
 import torch
-from patch_checks import assert_same, fresh
+from patch_checks import assert_same, fresh, transformers
 from torch import nn
 
 from harness.nn import patch
 
 pytestmark = pytest.mark.long
 
-transformers = pytest.importorskip(
-    "transformers", reason="transformers is not installed: it comes with the extra `models`"
-)
 WIDTH, LAYERS, WORDS = 16, 2, 40
 SMALL = {"hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": 2, "intermediate_size": 32}
 TEXT = {
@@ -33,7 +30,7 @@ IMAGE = {**SMALL, "image_size": 8, "patch_size": 4}
 
 def model_of(name: str, **config):
     """A model of `transformers` by the name of its class; its configuration's is the same up to the task."""
-    kind = getattr(transformers, name)
+    kind = getattr(transformers(), name)
     return kind(kind.config_class(**config))
 
 

@@ -1,9 +1,9 @@
 """PyTorch's own sample inputs, of layer_norm's OpInfo and of the module tests, through the layer: right, or refused in words."""
 
 import itertools
-import warnings
 
 import pytest
+import sample_inputs
 import torch
 import torch.nn.functional as F
 
@@ -11,14 +11,7 @@ from harness.nn.layers import LayerNormLinear, fused_layernorm_linear
 
 pytestmark = pytest.mark.compiler
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    from torch.testing._internal.common_methods_invocations import op_db
-    from torch.testing._internal.common_modules import module_db
-
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-OP = next(info for info in op_db if info.name == "nn.functional.layer_norm")
-MODULES = {info.module_cls: info for info in module_db}
 
 
 def bound(dtype: torch.dtype) -> float:
@@ -32,7 +25,8 @@ def assert_near(got: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -
 
 def samples(dtype: torch.dtype):
     """The samples that normalise the last axis alone: LayerNorm as the layer has it."""
-    for sample in OP.sample_inputs("cpu", dtype, requires_grad=False):
+    samples_of = sample_inputs.of_operator("nn.functional.layer_norm")
+    for sample in samples_of("cpu", dtype, requires_grad=False):
         shape, *more = (*sample.args, *(sample.kwargs.get(name) for name in ("weight", "bias")))[:3]
         eps = sample.kwargs.get("eps", 1e-5)
         if len(shape) == 1 and sample.input.dim() >= 1:
@@ -73,10 +67,8 @@ def test_layer_norm_samples(dtype):
 
 def module_inputs(module: type, dtype: torch.dtype):
     """The constructor arguments and the first input of a module's own tests."""
-    module_samples = MODULES[module].module_inputs_func(
-        MODULES[module], device="cpu", dtype=dtype, requires_grad=False, training=True
-    )
-    for sample in module_samples:
+    options = {"device": "cpu", "dtype": dtype, "requires_grad": False, "training": True}
+    for sample in sample_inputs.of_module(module, **options):
         given = sample.forward_input
         yield sample.constructor_input, (given.args or tuple(given.kwargs.values()))[0]
 

@@ -1,19 +1,25 @@
 """harness.nn.ring_attention: what a model gets, which derivatives and arguments are refused, and who is said to be gone."""
 
-import os
 import re
-import signal
-import time
 from itertools import pairwise
 
 import pytest
 import torch
 import torch.distributed as dist
+from ring_ranks import (
+    gone_at_once,
+    of_a_model,
+    of_a_penalty,
+    of_bad_arguments,
+    of_the_survivors,
+    tensors,
+    two_are_killed,
+)
 from torch.autograd import forward_ad
 from typed import three
 
 from harness.devices.processes import RankFailed, run_ranks
-from harness.nn import ring, ring_attention, ring_peers
+from harness.nn import ring_attention, ring_peers
 from harness.nn.ring import length_of
 from harness.puzzles.p25 import layout
 
@@ -21,14 +27,6 @@ from harness.puzzles.p25 import layout
 def part_of(rank, size, length, balanced):
     """How many positions a rank holds."""
     return len(layout.places(rank, size, length, balanced))
-
-
-def tensors(*shape, dtype=torch.float64, requires_grad=False):
-    generator = torch.Generator().manual_seed(0)
-    shape = shape or (1, 2, 5, 4)
-    return three(
-        torch.randn(shape, generator=generator, dtype=dtype).requires_grad_(requires_grad) for _ in range(3)
-    )
 
 
 def test_ring_attention_for_a_model():
@@ -46,36 +44,9 @@ def test_ring_attention_for_a_model():
         torch.testing.assert_close(whole, expected, rtol=1e-10, atol=1e-10)
 
 
-def of_a_model(*arrays):
-    """What a rank's model gets."""
-    *inputs, grad = (torch.from_numpy(array) for array in arrays)
-    leaves = three(leaf.requires_grad_() for leaf in inputs)
-    out = ring_attention(*leaves, is_causal=True, scale=0.3)
-    gradients = torch.autograd.grad(out, leaves, grad)
-    return [tensor.detach().numpy() for tensor in (out, *gradients)]
-
-
 # ---- Derivatives --------------------------------------------------------------------------------------------
 
 TWICE = "ring_attention has no double backward: its gradients cannot be differentiated again; use torch.nn.functional.sc"
-
-
-def gradient_penalty(loss):
-    """The gradients of an outer loss that holds the inner gradients beside the output."""
-    leaves = tensors(requires_grad=True)
-    out = ring_attention(*leaves)
-    inner = torch.autograd.grad(loss(out), leaves, create_graph=True)
-    outer = out.sum() + sum(gradient.square().sum() for gradient in inner)
-    return torch.autograd.grad(outer, leaves)
-
-
-def of_a_penalty(squared):
-    """What a rank says of a second derivative."""
-    try:
-        gradient_penalty(lambda out: out.square().sum() if squared else out.sum())
-    except NotImplementedError as error:
-        return str(error)
-    return "silence"
 
 
 @pytest.mark.parametrize("squared", [True, False], ids=["dO follows the output", "dO is constant"])
@@ -215,27 +186,6 @@ def test_no_group_at_all():
         ring_attention(**ONE)
 
 
-def of_bad_arguments(kinds):
-    """What a rank hears of each kind; rank 1 is the one that has it."""
-    said = []
-    for kind in kinds:
-        query, key, value = tensors()
-        options = {}
-        if dist.get_rank() == 1:
-            if kind == "dtype":
-                key = key.float()
-            elif kind == "requires_grad":
-                query.requires_grad_()
-            else:
-                options = {kind: {"is_causal": True, "scale": 0.5, "balanced": True}[kind]}
-        try:
-            ring_attention(query, key, value, **options)
-            said.append("silence")
-        except (TypeError, ValueError) as error:
-            said.append(f"{type(error).__name__}: {error}")
-    return said
-
-
 def test_every_rank_hears_of_another_rank_s_argument():
     """Nobody is left waiting for messages that never fit."""
     kinds = ["dtype", "requires_grad", "is_causal", "scale", "balanced"]
@@ -298,27 +248,6 @@ def test_right_parts_have_a_length():
 # ---- A rank that is gone ------------------------------------------------------------------------------------
 
 
-def of_the_survivors(dead, transfer, late):
-    """Of a ring whose rank `dead` is killed at a transfer; the others begin theirs when it is gone for sure, where `late`."""
-    module, begun, mine = ring.ring_of("solution"), 0, dist.get_rank()
-    exchange = module["exchange"]
-
-    def watched(*arguments):
-        nonlocal begun
-        begun += 1
-        if begun == transfer + 1:
-            if mine == dead:
-                os.kill(os.getpid(), signal.SIGKILL)
-            time.sleep(late)
-        return exchange(*arguments)
-
-    module["exchange"] = watched
-    leaves = tensors(requires_grad=True)
-    group = dist.new_group(list(range(dist.get_world_size())))
-    out = ring_attention(*leaves, group=group)
-    torch.autograd.grad(out.sum(), leaves)
-
-
 @pytest.mark.parametrize("late", [0.0, 0.4], ids=["who waits", "who begins a transfer"])
 @pytest.mark.parametrize(("dead", "transfer"), [(0, 0), (1, 1), (2, 3), (1, 6)])
 def test_survivors_of_a_killed_rank_name_it(dead, transfer, late):
@@ -336,15 +265,6 @@ def test_survivors_of_a_killed_rank_name_it(dead, transfer, late):
         ), line
 
 
-def two_are_killed():
-    """Ranks 0 and 1 end; rank 2 begins when both are gone."""
-    if dist.get_rank() < 2:
-        os._exit(9)
-    while any(ring_peers.connected(rank, dist.group.WORLD) for rank in (0, 1)):
-        time.sleep(0.05)
-    ring_attention(*tensors(), length=15)
-
-
 def test_who_has_lost_several_names_them():
     with pytest.raises(RankFailed) as raised:
         run_ranks(two_are_killed, [()] * 3, describe=str)
@@ -359,13 +279,6 @@ def test_a_rank_that_is_gone_before_anything_is_known_of_it():
         run_ranks(gone_at_once, [()] * 2, describe=str)
     words = "rank 1 of 2, telling the others what it has: rank 0 is gone, or gave up on another"
     assert str(raised.value).endswith(words)
-
-
-def gone_at_once():
-    """Rank 0 ends before it says what it has."""
-    if dist.get_rank() == 0:
-        os._exit(9)
-    ring_attention(*tensors())
 
 
 @pytest.mark.parametrize(

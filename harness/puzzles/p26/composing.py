@@ -1,4 +1,7 @@
-"""What judges the way from passes to a backend: stale code, child graphs, options, and Inductor itself."""
+"""What judges the way from passes to a backend: stale code, child graphs, options, and Inductor itself.
+
+Inductor and Dynamo are imported where they are used: they take seconds, which every rung's first verdict would wait for.
+"""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -6,9 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._dynamo.backends.debugging import aot_eager
-from torch._functorch._aot_autograd.utils import make_boxed_func
-from torch._inductor import compile_fx as inductor
 from torch.fx import GraphModule
 from torch.utils.checkpoint import checkpoint
 
@@ -119,6 +119,8 @@ def rewriting(m: Module) -> None:
 @contextlib.contextmanager
 def standing_in(module: Module, name: str, other: Callable[..., Any]) -> Iterator[None]:
     """Replaces one of Inductor's functions, also where the learner's file has imported it by its name."""
+    from torch._inductor import compile_fx as inductor
+
     real, own = getattr(inductor, name), module.get(name)
     setattr(inductor, name, other)
     if own is not None:
@@ -134,6 +136,8 @@ def standing_in(module: Module, name: str, other: Callable[..., Any]) -> Iterato
 @contextlib.contextmanager
 def watched(module: Module) -> Iterator[list[dict]]:
     """Records how compile_fx is called, and compiles nothing."""
+    from torch._dynamo.backends.debugging import aot_eager
+
     calls: list[dict] = []
 
     def stand_in(gm: GraphModule, example_inputs: list[Any], **options) -> Callable[..., Any]:
@@ -190,6 +194,9 @@ def by_inductor(m: Module) -> None:
 
 def both_graphs(m: Module) -> None:
     """Behind AOTAutograd: a forward and a backward graph of ATen, both compiled by Inductor."""
+    from torch._functorch._aot_autograd.utils import make_boxed_func
+    from torch._inductor import compile_fx as inductor
+
     graphs: list[tuple[str, list[str]]] = []
     backwards: list[bool] = []
     real, compiles = inductor.compile_fx_inner, has_compiler()

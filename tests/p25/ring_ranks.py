@@ -1,0 +1,104 @@
+"""What the ranks of test_ring_attention.py run, in a file of its own: each of forty ranks would import pytest with the tests."""
+
+import os
+import signal
+import time
+
+import torch
+import torch.distributed as dist
+from typed import three
+
+from harness.nn import ring, ring_attention, ring_peers
+
+
+def tensors(*shape, dtype=torch.float64, requires_grad=False):
+    generator = torch.Generator().manual_seed(0)
+    shape = shape or (1, 2, 5, 4)
+    return three(
+        torch.randn(shape, generator=generator, dtype=dtype).requires_grad_(requires_grad) for _ in range(3)
+    )
+
+
+def of_a_model(*arrays):
+    """What a rank's model gets."""
+    *inputs, grad = (torch.from_numpy(array) for array in arrays)
+    leaves = three(leaf.requires_grad_() for leaf in inputs)
+    out = ring_attention(*leaves, is_causal=True, scale=0.3)
+    gradients = torch.autograd.grad(out, leaves, grad)
+    return [tensor.detach().numpy() for tensor in (out, *gradients)]
+
+
+def gradient_penalty(loss):
+    """The gradients of an outer loss that holds the inner gradients beside the output."""
+    leaves = tensors(requires_grad=True)
+    out = ring_attention(*leaves)
+    inner = torch.autograd.grad(loss(out), leaves, create_graph=True)
+    outer = out.sum() + sum(gradient.square().sum() for gradient in inner)
+    return torch.autograd.grad(outer, leaves)
+
+
+def of_a_penalty(squared):
+    """What a rank says of a second derivative."""
+    try:
+        gradient_penalty(lambda out: out.square().sum() if squared else out.sum())
+    except NotImplementedError as error:
+        return str(error)
+    return "silence"
+
+
+def of_bad_arguments(kinds):
+    """What a rank hears of each kind; rank 1 is the one that has it."""
+    said = []
+    for kind in kinds:
+        query, key, value = tensors()
+        options = {}
+        if dist.get_rank() == 1:
+            if kind == "dtype":
+                key = key.float()
+            elif kind == "requires_grad":
+                query.requires_grad_()
+            else:
+                options = {kind: {"is_causal": True, "scale": 0.5, "balanced": True}[kind]}
+        try:
+            ring_attention(query, key, value, **options)
+            said.append("silence")
+        except (TypeError, ValueError) as error:
+            said.append(f"{type(error).__name__}: {error}")
+    return said
+
+
+def of_the_survivors(dead, transfer, late):
+    """Of a ring whose rank `dead` is killed at a transfer; the others begin theirs when it is gone for sure, where `late`."""
+    module, begun, mine = ring.ring_of("solution"), 0, dist.get_rank()
+    exchange = module["exchange"]
+
+    def watched(*arguments):
+        nonlocal begun
+        begun += 1
+        if begun == transfer + 1:
+            if mine == dead:
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(late)
+        return exchange(*arguments)
+
+    module["exchange"] = watched
+    leaves = tensors(requires_grad=True)
+    group = dist.new_group(list(range(dist.get_world_size())))
+    out = ring_attention(*leaves, group=group)
+    torch.autograd.grad(out.sum(), leaves)
+
+
+def two_are_killed():
+    """Ranks 0 and 1 end; rank 2 begins when both are gone."""
+    if dist.get_rank() < 2:
+        os._exit(9)
+    while any(ring_peers.connected(rank, dist.group.WORLD) for rank in (0, 1)):
+        time.sleep(0.05)
+    ring_attention(*tensors(), length=15)
+
+
+def gone_at_once():
+    """Rank 0 ends before it says what it has."""
+    if dist.get_rank() == 0:
+        os._exit(9)
+    ring_attention(*tensors())

@@ -268,6 +268,19 @@ def signed(v: Derivation, *parts: int) -> np.ndarray:
     return np.maximum(*far) <= v.radius
 
 
+def added(v: Derivation, part: int) -> np.ndarray:
+    """Pairs within the window where a part, rows 0 or columns 1, of both cells is added, not one minus the other."""
+    far, cells = list(distances(v)), np.divmod(v.order, v.width)
+    far[part] = cells[part][:, None] + cells[part]
+    return np.maximum(*far) <= v.radius
+
+
+def divided_by_cells(v: Derivation) -> np.ndarray:
+    """Pairs within the window where the width is divided by the cell, 0 by the first one."""
+    rows, columns = (np.where(v.order, part, 0) for part in np.divmod(v.width, np.where(v.order, v.order, 1)))
+    return np.maximum(apart(rows), apart(columns)) <= v.radius
+
+
 def later(v: Derivation) -> np.ndarray:
     """True where the key comes after the query."""
     return np.triu(np.ones_like(v.near), 1)
@@ -285,6 +298,9 @@ WRONG_PAIRS: tuple[tuple[str, str, Callable[[Derivation], np.ndarray]], ...] = (
     ("sign-kept", "with distances that keep their sign: abs() is missing", lambda v: signed(v, 0, 1)),
     ("sign-of-rows-kept", "with a distance of rows that keeps its sign: abs() is missing", lambda v: signed(v, 0)),
     ("sign-of-columns-kept", "with a distance of columns that keeps its sign: abs() is missing", lambda v: signed(v, 1)),
+    ("rows-added", "with the rows of both cells added, not one minus the other", lambda v: added(v, 0)),
+    ("columns-added", "with the columns of both cells added, not one minus the other", lambda v: added(v, 1)),
+    ("divided-by-cells", "with the width divided by the cell: row and column are cell // width and cell % width", divided_by_cells),
     ("far-for-near", "with the pairs that are too far apart", lambda v: ~v.near),
     ("without-itself", "without the cell itself: its distance is 0", lambda v: v.near & ~np.eye(len(v.near), dtype=bool)),
     ("earlier-keys-alone", "with the keys up to the query's own step alone: no causal mask is meant", lambda v: v.near & ~later(v)),

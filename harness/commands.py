@@ -125,9 +125,8 @@ def update(arguments: list[str]) -> int:
         + (f"; the old file is {shown(file.copy)}, for lines outside of blanks" if file.copy else "")
         for file in renewed
     ]
-    print_lines(
-        make_console(sys.stdout), [*lines, f"{roots.CHECKOUT} is as version {now} has it; it was of {before}"]
-    )
+    was = f"; it was of {before}" if before != now else ""
+    print_lines(make_console(sys.stdout), [*lines, f"{roots.CHECKOUT} is as version {now} has it{was}"])
     return 0
 
 

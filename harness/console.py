@@ -8,6 +8,7 @@ import codecs
 import io
 import json
 import os
+import re
 import sys
 import unicodedata
 from collections.abc import Iterable
@@ -21,6 +22,8 @@ from harness.errors import BadUse, EnvironmentProblem
 from harness.toolchain.disk import write_target
 
 INTERRUPTED = 130
+VERDICT = r" *(?:[✅❌⏳] \S+ +)?"
+"""What stands in a line before its words: spaces and, of a verdict, a sign and the gate."""
 NARROWEST = 20
 """Columns; nothing can be laid out in fewer, and COLUMNS is then not obeyed."""
 PLAIN = {
@@ -131,8 +134,13 @@ def print_lines(console: Console, lines: Iterable[Text | str]) -> None:
 
 
 def hanging(console: Console, line: Text, column: int | None = None) -> list[Text]:
-    """The rows of a line on a terminal: what does not fit goes on below the line's own beginning, or at a column."""
-    column = len(line.plain) - len(line.plain.lstrip(" ")) if column is None else column
+    """The rows of a line on a terminal: what does not fit goes on below the line's own beginning, or at a column.
+
+    A verdict begins after its sign and the gate's name.
+    """
+    if column is None:
+        beginning = re.match(VERDICT, line.plain)
+        column = beginning.end() if beginning else 0
     if not column or line.no_wrap or line.cell_len <= console.width or column > console.width // 2:
         return [line]
     head = line[:column]

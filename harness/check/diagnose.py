@@ -67,7 +67,8 @@ class Explanation:
     def words(self) -> str:
         """Ends the sentence "your dx equals the reference ..."."""
         first, *others = dict.fromkeys(mistake.words for mistake in self.mistakes)
-        words = f"{first}, to {self.distance:.0e}"
+        near = f"to {self.distance:.0e}" if self.distance else "exactly"
+        words = f"{first}, {near}"
         words += "".join(f"; or {other}, which gives the same here" for other in others[: ALIKE - 1])
         return words + (
             ", wherever it is a number; the rest is 0 / 0, -inf - -inf, 0 * inf or an overflow"
@@ -356,7 +357,7 @@ FOUND = {
     **{
         f"out-of-bounds {access}": (
             f"out-of-bounds-{access}",
-            f"an index runs past the end of a tensor ({access})",
+            f"an index lies outside of a tensor ({access})",
         )
         for access in ("load", "store", "atomic")
     },

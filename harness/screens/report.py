@@ -82,8 +82,11 @@ def where_wrong(result: GateResult) -> str:
     bad = [c.case.name for c in result.comparisons if not all(v.ok for v in c.verdicts.values())]
     if bad and len(bad) == cases:
         return f" in {'every case' if cases == 1 else f'all {cases} cases'}"
-    few = [*bad[:NAMED], *(["..."] if len(bad) > NAMED else [])]
-    return f" in {len(bad)} of {cases} cases ({', '.join(few)})" if bad else ""
+    right = [c.case.name for c in result.comparisons if c.case.name not in bad]
+    few = ", ".join(bad)
+    if len(bad) > NAMED:  # which are right says more, where they are few
+        few = f"all but {' and '.join(right)}" if len(right) <= 2 else f"{', '.join(bad[:NAMED])}, ..."
+    return f" in {len(bad)} of {cases} cases ({few})" if bad else ""
 
 
 def explanation_lines(result: GateResult, puzzle: Puzzle) -> Iterator[Text]:

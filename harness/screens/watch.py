@@ -188,10 +188,10 @@ class Check:
 
     @property
     def status(self) -> str:
-        """What is going on, and from the first second on for how long."""
+        """What is going on, and from the first second on for how long: first, as a narrow screen cuts the end off."""
         seconds = int(time.monotonic() - self.started)
         return (
-            f"checking {self.gate}: {self.doing or 'starting'}, {seconds} s"
+            f"checking {self.gate}, {seconds} s: {self.doing or 'starting'}"
             if seconds
             else f"checking {self.gate} ..."
         )
@@ -350,8 +350,8 @@ class Watch:
         step = None if upcoming else following(self.work, self.progress)
         if step and step.puzzle is self.work.puzzle:
             self.take(step)
-        elif upcoming is None:
-            self.note([Text(next_step(self.work, self.progress), style="green")])
+        elif upcoming is None:  # the verdict has said what comes next
+            self.note([Text("nothing is left in this puzzle: q ends the watch", style="green")])
         else:
             self.gate = upcoming.id
             self.start()

@@ -126,4 +126,6 @@ def compile_failed(path: Path, output: str, *written: Path) -> WorkbookError:
     if not errors and (full := compiler_out_of_room(output, *written)):
         return full
     text = "\n".join(map(str, diagnostics)) or output.strip()
-    return CompileFailed(f"{path} does not compile\n{translate.failure_text(diagnostics, output)}", text)
+    return CompileFailed(
+        f"{path} does not compile\n{translate.failure_text(diagnostics, output, path)}", text
+    )

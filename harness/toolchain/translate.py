@@ -52,6 +52,10 @@ MESSAGES: tuple[tuple[str, str], ...] = (
         r"implicit declaration of '(\w+)' is not allowed",
         "The first assignment declares a name, and says so: `var {0} = ...`; after that `{0} = ...` and `{0} += ...`.",
     ),
+    (
+        r"Int and UInt do not conform to DevicePassable",
+        "A launch passes no Int to a kernel: the size goes in as `Int32(width)`, as the kernel's own argument has it.",
+    ),
     (r"'fn' has been removed", "Functions are written `def`; one that can raise says `raises`."),
     (
         r"unable to locate module '(gpu|algorithm|nn|linalg)",
@@ -353,12 +357,13 @@ def spelled(name: str) -> str:
     return "Scalar[dtype]" if name.endswith("ElementType") else name
 
 
-def failure_text(diagnostics: Sequence[Diagnostic], output: str) -> str:
+def failure_text(diagnostics: Sequence[Diagnostic], output: str, path: Path) -> str:
     """What a compile failed with, in a few lines: the first error as the compiler put it, its reason, the sentence.
 
     Args:
         diagnostics: The located messages of the compiler.
         output: Everything that it printed.
+        path: The package, or the file, that was compiled; what else a message names was written around it.
     """
     errors = [diagnostic for diagnostic in diagnostics if diagnostic.kind == "error"]
     if not errors:
@@ -369,9 +374,14 @@ def failure_text(diagnostics: Sequence[Diagnostic], output: str) -> str:
     constraints = re.findall(r"note: (constraint failed: .*)", output)
     lines = [str(first), *shown_code(first)]
     if vague(first.message):
-        # The innermost located note is the learner's line; the standard library's come as plain text. The reason
-        # stands at the bottom of the chain.
-        lines += [str(d) for d in after if d.kind == "note"][-1:]
+        # The innermost note in the package is the learner's line; the standard library's come as plain text. The
+        # reason stands at the bottom of the chain.
+        inner = [note for note in after if note.kind == "note" and Path(note.file).is_relative_to(path)][-1:]
+        if inner and not Path(first.file).is_relative_to(
+            path
+        ):  # the program that calls it is not the learner's
+            lines = []
+        lines += [line for note in inner for line in (str(note), *(() if lines else shown_code(note)))]
         lines += [f"   {constraints[-1]}"] if constraints else []
     if sentence := explain(first, [*constraints[::-1], *notes]):
         lines.append(f"   -> {sentence}")

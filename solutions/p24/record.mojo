@@ -42,7 +42,8 @@ def record_curve(mut recorder: Recorder, dims: List[Int]) raises:
     var W = dims[3]
     var side = next_power_of_two(max(H, W))
     var cells = side * side
-    var index = recorder.tensor[DType.int32]("index", cells)
+    var steps = side * side
+    var index = recorder.tensor[DType.int32]("index", steps)
     var inverse = recorder.tensor[DType.int32]("inverse", cells)
     launch_curve(recorder, index, inverse, side)
 

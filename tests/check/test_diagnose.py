@@ -110,7 +110,7 @@ def test_every_mistake_is_named_in_every_quantity_that_it_spoils(mistake):
                 apart = apart.min(0) if other.ndim > values.ndim else apart
                 assert apart.max() <= 1e-6 * np.abs(values).max(), (quantity, diagnosis.mistake)
         assert diagnosis.hint == f"G-{named.hint}"
-        assert f"equals the reference {named.words}, to " in diagnosis.lines[-1]
+        assert f"equals the reference {named.words}, " in diagnosis.lines[-1]
     assert spoiled, "a mistake that spoils nothing cannot be found"
 
 

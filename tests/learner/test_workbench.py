@@ -14,6 +14,7 @@ from harness.check.numpy_rung import NumpyChecker
 from harness.learner import blanks, hints, progress
 from harness.learner.work import Work
 from harness.puzzles.p22.spec import PUZZLE
+from harness.screens.work import hint_lines
 from harness.spec.catalogue import find_puzzle, puzzle_names
 from harness.spec.rungs import NumpyRung
 from harness.toolchain import roots
@@ -50,6 +51,14 @@ def test_no_hint_gives_the_whole_solution_away():
         code = {line.strip() for line in body if line.strip()}
         for hint in ladder:
             assert not code <= {line.strip() for line in hint.code.splitlines()}, hint.id
+
+
+@pytest.mark.parametrize("puzzle", puzzle_names())
+def test_every_line_of_a_hint_fits_a_terminal_of_80_columns(puzzle):
+    for ladder in hints.ladders(puzzle).values():
+        for number, hint in enumerate(ladder, start=1):
+            rows = [line.plain for line in hint_lines(hint, number, len(ladder), width=80)]
+            assert max(map(len, rows)) <= 80, (hint.id, max(rows, key=len))
 
 
 def test_code_in_hints_uses_names_of_the_kernels():

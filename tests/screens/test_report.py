@@ -3,6 +3,7 @@
 import io
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -300,3 +301,31 @@ def test_a_variant_without_a_forward_pass_says_nothing_of_one(make_run):
     lines = printed(make_run("virtual", variants=("rmsnorm",)))
     assert not [line for line in lines if "Forward" in line or line.startswith("Bytes")]
     assert "   rms_grad_input: 1.50e-08 ✅" in lines and "   Overall:      ✅ CORRECT" in lines
+
+
+@pytest.mark.parametrize(
+    ("right", "words"),
+    [
+        (["d"], "wrong in 5 of 6 cases (all but d)"),
+        (["d", "f"], "wrong in 4 of 6 cases (a, b, c, e)"),
+        (["a", "b", "c"], "wrong in 3 of 6 cases (d, e, f)"),
+        ([], "wrong in all 6 cases"),
+    ],
+)
+def test_the_cases_that_are_right_are_named_where_they_are_few(right, words):
+    comparisons = [
+        Comparison(replace(CASES[0], name=name), {"grad_input": RIGHT if name in right else WRONG})
+        for name in "abcdef"
+    ]
+    result = GateResult(next(gate for gate in p22.PUZZLE.gates if gate.id == "dx"), "wrong", comparisons)
+    (line, *_) = report.verdict_lines(result, p22.PUZZLE, Path("layernorm_linear.mojo"), {})
+    assert words in line.plain
+
+
+def test_a_verdict_goes_on_below_its_words():
+    stream = io.StringIO()
+    terminal = Console(file=stream, width=80, force_terminal=True, color_system=None)
+    console.print_lines(terminal, [f"✅ dbias        correct in 9 cases; {'largest error, ' * 4}6.4e-07"])
+    first, second = stream.getvalue().splitlines()
+    assert first.startswith("✅ dbias        correct") and second.startswith(" " * 16)
+    assert second[16] != " " and "6.4e-07" in second

@@ -225,9 +225,9 @@ def test_a_screen_that_is_too_long_is_turned_by_m():
 def test_the_moving_line_says_what_and_for_how_long():
     check = Check("dx", time.monotonic() - 75.5)
     with listening(check.told):
-        assert check.status == "checking dx: starting, 75 s"
+        assert check.status == "checking dx, 75 s: starting"
         tell("fused on the virtual GPU: case 3 of 18 (wide)")
-    assert check.status == "checking dx: fused on the virtual GPU: case 3 of 18 (wide), 75 s"
+    assert check.status == "checking dx, 75 s: fused on the virtual GPU: case 3 of 18 (wide)"
     assert Check("dx", time.monotonic()).status == "checking dx ..."
     tell("nothing listens now")
     assert "case 3" in check.status

@@ -1,5 +1,8 @@
 """The error translator, on what the installed compiler really says: every case compiles a small file with one mistake."""
 
+import json
+from pathlib import Path
+
 import pytest
 from kernel_slips import SLIPS
 
@@ -222,6 +225,29 @@ def test_an_instantiation_names_the_learners_line(tmp_path):
     assert f"{program}:3:" in text
 
 
+def test_of_a_program_around_the_package_the_learners_line_is_named(tmp_path):
+    def said(kind: str, file: str, line: int, text: str, message: str) -> str:
+        place = {"file": file, "location": {"line": line, "column": 5}, "text": text}
+        return json.dumps({"kind": kind, "message": message, "diagnostic": place})
+
+    package, around = tmp_path / "op", tmp_path / "around"
+    output = [
+        said("error", f"{around}/main.mojo", 3, "def main() raises:", "function instantiation failed"),
+        said(
+            "note", f"{package}/hunt.mojo", 170, "def launch_scale_gradient[", "function instantiation failed"
+        ),
+        said(
+            "note", f"{package}/hunt.mojo", 182, "    launcher.launch[clear_kernel](", "call expansion failed"
+        ),
+        said("note", f"{around}/recorder.mojo", 90, "  args[i]._to_device_type(", "call expansion failed"),
+        "Mojo/stdlib/std/simd.mojo:662:9: note: constraint failed: Int and UInt do not conform to DevicePassable; use Int32",
+    ]
+    text = str(compile_failed(package, "\n".join(output)))
+    assert text.splitlines()[1].startswith(f"{package}/hunt.mojo:182:5: ")
+    assert "launcher.launch[clear_kernel](" in text and str(around) not in text
+    assert text.splitlines()[-1].startswith("   -> A launch passes no Int") and "`Int32(width)`" in text
+
+
 def test_a_message_that_no_rule_knows_stands_alone(tmp_path):
     assert explain(Diagnostic("a.mojo", 1, 1, "error", "the moon is full", "x")) is None
 
@@ -307,10 +333,13 @@ def test_further_errors_are_listed_a_line_each_and_counted_beyond_three():
     from harness.toolchain.translate import failure_text
 
     errors = [Diagnostic("a.mojo", line, 5, "error", f"no {line}", "    x = y") for line in range(1, 7)]
-    assert failure_text(errors[:2], "").splitlines() == [
+    assert failure_text(errors[:2], "", Path()).splitlines() == [
         "a.mojo:1:5: error: no 1", "    x = y", "    ^", "also a.mojo:2:5: error: no 2",
     ]  # fmt: skip
-    assert failure_text(errors, "").splitlines()[-2:] == ["also a.mojo:4:5: error: no 4", "(and 2 more)"]
+    assert failure_text(errors, "", Path()).splitlines()[-2:] == [
+        "also a.mojo:4:5: error: no 4",
+        "(and 2 more)",
+    ]
 
 
 def test_the_sizes_of_the_very_kernel_are_named(tmp_path):

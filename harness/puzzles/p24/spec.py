@@ -23,7 +23,8 @@ DIMS = (1, 1, 4, 4, 4, 1, 16)
 ROWS = Argument(("B", "N", "L", "d"))
 ROW = Argument(("B", "N", "L"), ACCUM)
 ORDER = Argument(("L",), "int32")
-SQUARE = Argument(("cells",), "int32")
+STEPS = Argument(("steps",), "int32")
+CELLS = Argument(("cells",), "int32")
 TILES = Argument(("t", "t"), "int32")
 WINDOW = {"width": Scalar(1, "int32"), "radius": Scalar(0, "int32"), "tile": Scalar(16, "int32")}
 
@@ -31,7 +32,7 @@ OPS = {
     "curve": (
         OpSpec(
             "hilbert_curve_train",
-            writes={"index": SQUARE, "inverse": SQUARE},
+            writes={"index": STEPS, "inverse": CELLS},
             reads={},
             scalars={"side": Scalar(1, "int32")},
         ),
@@ -327,9 +328,10 @@ def ledger(dims: Dims, dtype: str) -> Ledger:
 
 
 def derived_sizes(dims: Dims) -> dict[str, int]:
-    """L cells of the grid, cells of the curve's square, t tiles."""
+    """L cells of the grid, cells of the curve's square and as many steps, t tiles."""
     _, _, H, W, _, _, tile = dims
-    return {"L": H * W, "cells": side_of(dims) ** 2, "t": -(-H * W // tile)}
+    square = side_of(dims) ** 2
+    return {"L": H * W, "cells": square, "steps": square, "t": -(-H * W // tile)}
 
 
 def describe_dims(dims: Dims) -> str:
@@ -344,6 +346,7 @@ MOJO_SIZES = {
     "L": "H * W",
     "side": "next_power_of_two(max(H, W))",
     "cells": "side * side",
+    "steps": "side * side",
     "sizes": "WindowSizes(Int32(B * N), Int32(L), Int32(d), Int32(W), Int32(r), Int32(T))",
     "t": "sizes.tiles()",
 }

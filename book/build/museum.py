@@ -15,7 +15,8 @@ from functools import partial
 
 import numpy as np
 
-from book.figures import curve_chart
+from book.figures import curve_chart, museum_chart
+from book.measure import record
 from harness.check import zoo
 from harness.check.diagnose import FOUND
 from harness.learner import blanks
@@ -184,18 +185,67 @@ def formula(wrong: Wrong) -> Mistake | None:
 
 
 def error(wrong: Wrong) -> Iterator[str]:
-    """How far the mistake's formula is from what is right, on the chapter's own inputs and on the hardest ones."""
+    """How far the mistake's formula is from what is right, on the chapter's own inputs and on the hardest ones; or its verdict's size."""
+    if sizes := errors(wrong):
+        name, first, worst = sizes
+        own, most = (digits(error) if error > SEEN else "none" for error in (first, worst))
+        yield f"*How far off*, as a share of the largest element: {own} in the case “{name}”, up to {most} in all."
+    elif 0 <= (size := verdicts().get((wrong.puzzle, wrong.name), -1)) < np.inf:
+        yield f"*How far off*, as a share of what is right: {digits(size)} in the verdict of its gate."
+
+
+@functools.cache
+def errors(wrong: Wrong) -> tuple[str, float, float] | None:
+    """The first case's name, the error of the mistake's formula in it, and the largest of all cases; None where none is to be seen."""
     puzzle, known = find_puzzle(wrong.puzzle), formula(wrong)
     gate = next(gate for gate in puzzle.gates if gate.id == wrong.gate)
     if not (known and gate.quantities and puzzle.cases(None)):
-        return
+        return None
     small = [case for case in puzzle.cases(None) if puzzle.multiply_adds(case.dims) <= LARGEST]
-    errors = {case.name: off(puzzle, known, gate.quantities, case) for case in small}
-    errors = {name: error for name, error in errors.items() if error is not None}
-    if errors and max(errors.values()) > SEEN:
-        name, first = next(iter(errors.items()))
-        own, worst = (digits(error) if error > SEEN else "none" for error in (first, max(errors.values())))
-        yield f"*How far off*, as a share of the largest element: {own} in the case “{name}”, up to {worst} in all."
+    found = {case.name: off(puzzle, known, gate.quantities, case) for case in small}
+    found = {name: error for name, error in found.items() if error is not None}
+    if not found or max(found.values()) <= SEEN:
+        return None
+    name, first = next(iter(found.items()))
+    return name, first, max(found.values())
+
+
+@functools.cache
+def verdicts() -> dict[tuple[str, str], float]:
+    """Puzzle and name of a wrong solution in Python -> the recorded size of its error, -1 where it has none."""
+    return {(row["puzzle"], row["wrong"]): float(row["error"]) for row in record.rows("zoo_verdicts")}
+
+
+def mark(wrong: Wrong, room: str = "") -> museum_chart.Mark:
+    """A wrong solution as the chart shows it; `room` is its page, where that is another one."""
+    sizes, recorded = errors(wrong), verdicts().get((wrong.puzzle, wrong.name), -1.0)
+    size = sizes[2] if sizes else recorded if recorded >= 0 else None
+    of_machine = wrong.mistake in {name for name, _ in FOUND.values()}
+    ruled = size is None and not isinstance(wrong.of_rung, MojoRung)
+    check = "formula" if sizes else "machine" if of_machine else "rule" if ruled else "values"
+    return museum_chart.Mark(
+        f"{room}#{wrong.name}", wrong.story, check, size, bool(sizes and sizes[1] <= SEEN)
+    )
+
+
+def chart(puzzle: str) -> str:
+    """The exhibits of a room by gate and by the size of their errors."""
+    return museum_chart.figure(
+        {gate: list(map(mark, group)) for gate, group in by_gate(puzzle).items() if group}
+    )
+
+
+def all_rooms() -> str:
+    """The same of all rooms, a row for each puzzle, in small marks."""
+    return museum_chart.figure(
+        {
+            f"puzzle {puzzle[1:]}": [
+                mark(wrong, f"puzzle_{puzzle[1:]}/museum.html") for wrong in zoo.load(puzzle)
+            ]
+            for puzzle in puzzle_names()
+        },
+        cell=6,
+    )
 
 
 def digits(number: float) -> str:
@@ -304,4 +354,12 @@ def pages() -> dict[str, Callable[[], str]]:
         "museum_held_back.md": partial(room, "p21", lambda wrong: wrong.rung != "catch" and bool(wrong.old)),
         "museum_catch.md": partial(room, "p21", lambda wrong: wrong.rung == "catch"),
     }
-    return {**rooms, **hunt, "museum.md": overview, "museum_losses.md": losses}
+    charts = {f"room_{puzzle}.html": partial(chart, puzzle) for puzzle in puzzle_names()}
+    return {
+        **rooms,
+        **hunt,
+        **charts,
+        "museum.md": overview,
+        "museum_losses.md": losses,
+        "rooms.html": all_rooms,
+    }

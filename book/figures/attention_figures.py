@@ -20,44 +20,6 @@ RANKS = 4
 # ---- Puzzle 23 ----------------------------------------------------------------------------------------------
 
 
-def attention_chain() -> str:
-    """Attention forward and backward as a chain of three functions."""
-    drawing = Drawing(
-        NARROW,
-        330,
-        "Forward: Q and K make the scores S, softmax makes P of them, P and V make O. Backward: dO gives dV and dP, dP gives dS, dS "
-        "gives dQ and dK.",
-    )
-    rows = (
-        (("Q", "[S, d]"), ("K", "[T, d]"), ("S", "[S, T]")),
-        (("S", "[S, T]"), ("M", "mask"), ("P", "[S, T]")),
-        (("P", "[S, T]"), ("V", "[T, d]"), ("O", "[S, d]")),
-    )
-    functions = ("Q Kᵀ / √d", "softmax(S + M)", "P V")
-    back = (("dQ", "dK"), ("dS", ""), ("dP", "dV"))
-    arrives = ("dS", "dP", "dO")
-    drawing.text(150, 18, "forward", size=13)
-    drawing.text(420, 18, "backward", size=13)
-    for number, (given, function) in enumerate(zip(rows, functions, strict=True)):
-        y = 30 + 100 * number
-        drawing.labelled(5, y, 64, 40, *given[0])
-        drawing.labelled(5, y + 46, 64, 40, *given[1])
-        drawing.labelled(100, y + 22, 112, 42, function)
-        drawing.labelled(244, y + 23, 64, 40, *given[2], shade=0.35)
-        drawing.arrow(70, y + 20, 98, y + 36)
-        drawing.arrow(70, y + 66, 98, y + 52)
-        drawing.arrow(214, y + 43, 242, y + 43)
-        drawing.arrow(440, y + 43, 408, y + 43)
-        drawing.labelled(442, y + 26, 36, 34, arrives[number])
-        first, second = back[number]
-        if second:
-            drawing.labelled(370, y + 4, 36, 34, first, shade=0.35)
-            drawing.labelled(370, y + 48, 36, 34, second, shade=0.35)
-        else:
-            drawing.labelled(370, y + 26, 36, 34, first, shade=0.35)
-    return drawing.svg()
-
-
 def three_products() -> str:
     """One kernel for three forms of a product: which factor changes places while its tile is loaded."""
     drawing = Drawing(
@@ -485,7 +447,6 @@ def balance_chart() -> str:
 
 
 FILES = {
-    "attention_chain.svg": attention_chain,
     "three_products.svg": three_products,
     "softmax_heat.svg": softmax_heat,
     "two_passes.svg": two_passes,

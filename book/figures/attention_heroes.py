@@ -10,7 +10,7 @@ from functools import cache
 import numpy as np
 
 from book.figures import online_steps
-from book.figures.figures import NARROW, ROOT, Steps
+from book.figures.figures import LEGIBLE, NARROW, ROOT, Steps
 from harness.check.python_files import load
 from harness.nn import orders
 from harness.puzzles.p23 import spec as p23
@@ -34,6 +34,60 @@ def head() -> dict[str, np.ndarray]:
         for name, array in {**given, **exact}.items()
         if array.ndim > 2
     }
+
+
+QUERY = 1
+"""Of the row that is walked through: it sees every key."""
+
+
+def one_row() -> str:
+    """A query's scores, weights and output, and on the way back the gradient at each of them, in numbers."""
+    of = head()
+    scale = 1 / np.sqrt(of["query"].shape[1])
+    S, P, O, dO, dP, dS, dQ = (
+        of[name][QUERY]
+        for name in (
+            "scores", "probabilities", "output", "grad_output", "grad_probabilities", "grad_scores", "grad_query",
+        )
+    )  # fmt: skip
+    S, delta = S + online_steps.arrays()["mask"][QUERY], float(of["delta"][QUERY])
+    rows = (
+        ("S", S, "q·k/√d + M", f"A score for each of the {len(S)} keys: the product of this query with the key, times {scale:g}, plus the mask."),
+        ("P", P, "softmax", f"Softmax: weights that add up to {P.sum():g}. Key {P.argmax()} has the largest, {P.max():.2f}."),
+        ("O", O, "P V", f"The output: the mean of the values with these weights, {len(O)} numbers. The forward pass ends here."),
+        ("dO", dO, "arrives", "Backward. The gradient of the output arrives."),
+        ("dP", dP, "dO·v", f"Its product with each value is the gradient of the weight. The mean of these with the weights is delta, {delta:.2f}, which is also dO times O."),
+        ("dS", dS, "P (dP − Δ)", f"Softmax's backward: the weight times the distance from delta. Key {dS.argmax()} is above it and its score has the largest gradient, key {dS.argmin()} the lowest; the sum is {abs(round(dS.sum(), 5)):g}."),
+        ("dQ", dQ, "dS K / √d", "The keys with these as their weights are the gradient of the query."),
+    )  # fmt: skip
+    drawing = Steps(
+        NARROW,
+        44 * len(rows) + 44,
+        "One row of attention. "
+        + "; ".join(f"{name}: {', '.join(f'{value:.2f}' for value in values)}" for name, values, *_ in rows),
+        still=len(rows) - 1,
+    )
+    for t in range(len(S)):
+        drawing.text(140 + 42 * t, 14, f"key {t}" if t == 0 else str(t), size=13)
+    for number, (name, values, how, words) in enumerate(rows):
+        y = 24 + 44 * number + 12 * (number > 2)
+        drawing.words.append(words)
+        with drawing.during(number, len(rows) - 1):
+            drawing.text(4, y + 17, name, anchor="start", size=15)
+            drawing.text(36, y + 17, how, anchor="start", size=13)
+            largest = np.abs(values).max()
+            for t, value in enumerate(values):
+                shade = LEGIBLE * abs(value) / largest
+                drawing.labelled(
+                    120 + 42 * t, y, 40, 30, f"{round(float(value), 2) + 0.0:.2f}", shade=shade, size=13
+                )
+        with drawing.during(number):
+            drawing.box(116, y - 4, 42 * len(values) + 6, 38, thick=2.5, radius=5)
+    drawing.segment(4, 155, NARROW - 4, 155, dash="4 4", opacity=0.6)
+    return drawing.hero(
+        f"Query {QUERY} of a head of the case “hard values”, forward above the line and back below it: every number is that of the harness. "
+        "The stronger the shade, the larger the number in its row."
+    )
 
 
 def tiles_walk() -> Iterator[tuple[str, int, int, np.ndarray, float]]:
@@ -60,58 +114,64 @@ def tiles_walk() -> Iterator[tuple[str, int, int, np.ndarray, float]]:
 
 
 def tiles() -> str:
-    """The scores of one head, a tile at a time, never two tiles at once; what is kept stands on the left."""
+    """The scores of one head, a tile at a time, never two tiles at once; beside them the tile's weights in numbers."""
     of, walk_ = head(), list(tiles_walk())
-    count, cell, left, top, last = len(of["query"]), 27, 190, 60, len(walk_)
+    count, cell, left, top, last = len(of["query"]), 22, 64, 46, len(walk_)
     delta = (of["grad_output"] * of["output"]).sum(-1)
+    right, close = left + cell * count, 360
     drawing = Steps(
         NARROW,
-        330,
+        306,
         f"A head of {count} queries and {count} keys in tiles of {TILE} x {TILE}: for each query lse and delta are kept, the weights of one "
         "tile exist at a time, first along the rows for dQ, then down the columns for dK and dV.",
         still=6,
     )
-    drawing.text(70, 44, "lse", size=13)
-    drawing.text(130, 44, "delta", size=13)
-    drawing.text(left + cell * count / 2, 24, "keys", size=13)
-    drawing.text(left + cell * count + 42, 44, "dQ", size=13)
-    drawing.text(left - 12, top + cell * count + 30, "dK, dV", anchor="end", size=13)
+    drawing.text(34, 36, "lse", size=13)
+    drawing.text((left + right) / 2, 18, "keys", size=13)
+    drawing.text(right + 26, 36, "delta", size=13)
+    drawing.text(right + 64, 36, "dQ", size=13)
+    drawing.text(left - 8, top + cell * count + 26, "dK, dV", anchor="end", size=13)
+    drawing.text(close + 58, 36, "weights of the tile", size=13)
     for i in range(count):
-        drawing.text(70, top + cell * i + 18, f"{of['lse'][i]:.2f}", size=12)
+        drawing.text(34, top + cell * i + 16, f"{of['lse'][i]:.2f}", size=13)
         with drawing.during(1, last):
-            drawing.text(130, top + cell * i + 18, f"{delta[i]:.2f}", size=12)
+            drawing.text(right + 26, top + cell * i + 16, f"{delta[i]:.2f}", size=13)
         for j in range(count):
             drawing.box(left + cell * j, top + cell * i, cell - 2, cell - 2, shade=0.02, thick=0.4)
+    side = TILE * cell - 4
     for i in range(0, count, TILE):
-        done_row, done_column = (
-            1 + count // TILE * (i // TILE + 1),
-            1 + count // TILE * (count // TILE + i // TILE + 1),
-        )
-        side = TILE * cell - 4
-        drawing.box(left + cell * count + 24, top + cell * i, 36, side)
-        drawing.box(left + cell * i, top + cell * count + 12, side, 30)
-        with drawing.during(done_row - 1, last):
-            drawing.box(left + cell * count + 24, top + cell * i, 36, side, shade=0.4, thick=0)
-        with drawing.during(done_column - 1, last):
-            drawing.box(left + cell * i, top + cell * count + 12, side, 30, shade=0.4, thick=0)
+        done_row = count // TILE * (i // TILE + 1)
+        done_column = done_row + count * count // TILE**2
+        for done, box in (
+            (done_row, (right + 50, top + cell * i, 28, side)),
+            (done_column, (left + cell * i, top + cell * count + 8, side, 28)),
+        ):
+            drawing.box(*box)
+            with drawing.during(done, last):
+                drawing.box(*box, shade=0.4, thick=0)
     drawing.words = [
         "The forward pass has kept one number a query, lse. The weights are gone.",
     ]
     for number, (what, s, t, P, error) in enumerate(walk_, start=1):
         with drawing.during(number):
             for (i, j), weight in np.ndenumerate(P):
-                x, y = left + cell * (t + j), top + cell * (s + i)
-                drawing.box(x, y, cell - 2, cell - 2, shade=0.1 + 0.25 * float(weight), thick=2)
-                drawing.text(x + 12, y + 17, f"{weight:.1f}", size=10)
+                shade = 0.05 + 0.25 * float(weight)
+                drawing.box(
+                    left + cell * (t + j), top + cell * (s + i), cell - 2, cell - 2, shade=shade, thick=2
+                )
+                drawing.labelled(close + 58 * j, top + 58 * i, 56, 56, f"{weight:.3f}", size=16, shade=shade)
         owner = f"queries {s} and {s + 1}" if what == "dQ" else f"keys {t} and {t + 1}"
         verdict = "is exact" if error < 1e-5 else f"is still off by {error:.2f}"
+        for y, line in ((190, what.split()[0]), (210, owner), (230, verdict)):
+            with drawing.during(number):
+                drawing.text(close + 57, y, line, size=14)
         first = "Delta, the row sum of dO times O, is there too. " if number == 1 else ""
         drawing.words.append(
             f"{first}Queries {s} and {s + 1} meet keys {t} and {t + 1}: four weights, computed from lse, used and dropped. "
             f"{what.split()[0]} of {owner} {verdict}."
         )
     return drawing.hero(
-        "The two backward kernels on one head of the case “hard values”, tile by tile. The numbers in a tile are its weights."
+        "The two backward kernels on one head of the case “hard values”, tile by tile. Only the weights of one tile exist; on the right they are in numbers."
     )
 
 
@@ -161,6 +221,78 @@ def walk(window: int = 16) -> str:
         )
     return drawing.hero(
         "Walk both orders. What lies close together in the order is a stripe on the left and a patch on the right."
+    )
+
+
+def runs(cells: np.ndarray, width: int, side: float, left: float, top: float) -> str:
+    """An SVG path of some cells, a rectangle for each run in a row."""
+    mask = np.zeros((width, width + 2), np.int8)
+    mask[cells // width, cells % width + 1] = 1
+    starts, stops = (np.argwhere(np.diff(mask, axis=1) == turn) for turn in (1, -1))
+    return "".join(
+        f"M{left + side * x:g} {top + side * y:g}h{side * (end - x):g}v{side:g}H{left + side * x:g}z"
+        for (y, x), (_, end) in zip(starts.tolist(), stops.tolist(), strict=True)
+    )
+
+
+def reads(width: int = 32, radius: int = 4, tile: int = 16) -> str:
+    """Two orders of one grid: for each tile of queries the tiles of keys that attention in a window has to load."""
+    cell, top = 6.75, 40
+    named = {
+        "row by row": orders.ORDERS["row-major"](width, width),
+        "along the curve": orders.ORDERS["hilbert"](width, width),
+    }
+    loads = [orders.window_tiles(order, width, radius, tile) for order in named.values()]
+    totals, steps = [int(each.sum()) for each in loads], width * width // tile
+    most = [each.sum(1) == each.sum(1).max() for each in loads]
+    still = int(np.flatnonzero(most[0] & most[1])[-1])
+    drawing = Steps(
+        NARROW,
+        330,
+        f"A grid of {width} x {width} cells, walked in tiles of {tile} cells; a cell sees those within {radius} rows and columns. Row by row "
+        f"{totals[0]} pairs of tiles are computed, along Hilbert's curve {totals[1]}.",
+        still=still,
+    )
+    for panel, (name, order) in enumerate(named.items()):
+        left = 6 + 252 * panel
+        drawing.text(left + cell * width / 2, 18, name, size=15)
+        drawing.box(left, top, cell * width, cell * width, thick=1.5, radius=0)
+        middles = [(left + cell * (c % width + 0.5), top + cell * (c // width + 0.5)) for c in order.tolist()]
+        way = " ".join(f"{x:g},{y:g}" for x, y in middles)
+        drawing.parts.append(
+            f'<polyline points="{way}" fill="none" stroke="currentColor" stroke-opacity="0.45"/>'
+        )
+        by_tile = order.reshape(steps, tile)
+        for step in range(steps):
+            loaded, own = by_tile[loads[panel][step]].ravel(), by_tile[step]
+            with drawing.during(step):
+                for cells, opacity in ((loaded, 0.35), (own, 0.9)):
+                    drawing.parts.append(
+                        f'<path d="{runs(cells, width, cell, left, top)}" fill="currentColor" fill-opacity="{opacity}"/>'
+                    )
+                x, count, so_far = (
+                    left + cell * width / 2,
+                    int(loads[panel][step].sum()),
+                    int(loads[panel][: step + 1].sum()),
+                )
+                drawing.text(x, top + cell * width + 26, f"reads {count} tiles", size=15)
+                drawing.text(x, top + cell * width + 50, f"so far {so_far}", size=15)
+                drawing.box(
+                    left, top + cell * width + 60, cell * width * so_far / max(totals), 10, shade=0.5, thick=0
+                )
+    for step in range(steps):
+        now, so_far = (
+            [int(each[step].sum()) for each in loads],
+            [int(each[: step + 1].sum()) for each in loads],
+        )
+        end = f" That is {totals[0] / totals[1]:.2f} times as many." if step == steps - 1 else ""
+        drawing.words.append(
+            f"Tile {step} of {steps}. Its {tile} queries see keys in {now[0]} tiles row by row, in {now[1]} along the curve. "
+            f"So far {so_far[0]} and {so_far[1]} tiles are read.{end}"
+        )
+    return drawing.hero(
+        f"Walk the grid tile by tile. Strongest: {tile} queries. Around them: the tiles of keys that are loaded for them, because a cell in them lies "
+        f"within {radius} rows and columns. The bars count what has been read."
     )
 
 

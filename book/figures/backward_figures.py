@@ -12,7 +12,7 @@ import numpy as np
 
 from book.figures.charts import LogChart
 from book.figures.every_size import beside_compile
-from book.figures.figures import NARROW, Drawing
+from book.figures.figures import LEGIBLE, NARROW, Drawing
 from book.figures.layer_figures import bars_of, inductor_counts
 from book.measure import outputs
 
@@ -215,35 +215,40 @@ def backend_path() -> str:
     return drawing.svg()
 
 
-def level_counts() -> dict[str, int]:
-    """How many nodes the pair is at each level, from the recorded graphs."""
-    text = outputs.load("backend_levels").text
-    counts = {"Dynamo": int(re.findall(r"(\d+) ops", text)[0])}
-    for title, name in (
-        ("AOTAutograd, no table", "AOTAutograd"),
-        ("AOTAutograd, Inductor's table", "Inductor's table"),
-    ):
-        part = text.split(f"{title}:")[1]
-        for direction in ("forward", "backward"):
-            nodes = re.search(rf"  {direction}: (.*?)\n    returns", part, re.S)
-            assert nodes
-            counts[f"{name}, {direction}"] = len(re.findall(r"\w+", nodes[1]))
-    return counts
+def level_nodes() -> dict[str, list[str]]:
+    """What the pair is made of at each level, from the recorded graphs."""
+    first, *parts = re.split(r"^AOTAutograd, (.*):$", outputs.load("backend_levels").text, flags=re.M)
+    nodes = {"Dynamo": re.findall(r"^    (\w+) ", first, re.M)}
+    for title, part in zip(parts[::2], parts[1::2], strict=True):
+        for direction, names in re.findall(r"^  (\w+): (.*?)\n    returns", part, re.M | re.S):
+            level = "AOTAutograd" if title == "no table" else title
+            nodes[f"{level}, {direction}"] = re.findall(r"\w+", names)
+    return nodes
 
 
 def levels_chart() -> str:
-    """The same pair at each level, in nodes."""
-    counts = level_counts()
+    """The same pair at each level, node by node."""
+    levels = level_nodes()
     drawing = Drawing(
         NARROW,
-        36 * len(counts) + 10,
-        "Nodes of LayerNorm and Linear: " + ", ".join(f"{name} {count}" for name, count in counts.items()),
+        0,
+        "Nodes of LayerNorm and Linear: "
+        + ", ".join(f"{name} {len(nodes)}" for name, nodes in levels.items())
+        + ". Only those of Dynamo's graph, and LayerNorm's own in AOTAutograd's, are called by their names.",
     )
-    for number, (name, count) in enumerate(counts.items()):
-        y = 6 + 36 * number
-        drawing.text(190, y + 18, name, anchor="end", size=13)
-        drawing.box(198, y, 9.5 * count, 26, shade=0.35)
-        drawing.text(204 + 9.5 * count, y + 18, str(count), anchor="start", size=13)
+    y = 18
+    for name, nodes in levels.items():
+        drawing.text(2, y, f"{name}: {len(nodes)}", anchor="start", size=14)
+        x, y = 2.0, y + 8
+        for node in nodes:
+            wide = 7.9 * len(node) + 12
+            if x + wide > NARROW - 2:
+                x, y = 2.0, y + 26
+            named = "layer_norm" in node or node == "linear"
+            drawing.labelled(x, y, wide, 22, node, size=13, code=True, shade=LEGIBLE if named else 0.04)
+            x += wide + 4
+        y += 48
+    drawing.height = y - 14
     return drawing.svg()
 
 

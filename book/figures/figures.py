@@ -26,6 +26,9 @@ LEGIBLE = 0.3
 class Drawing:
     """A growing SVG. Coordinates are pixels of a drawing that scales with the page."""
 
+    role = "img"
+    """To those who do not see it: one picture with a label, or a "group" of links."""
+
     def __init__(self, width: int, height: int, label: str):
         self.width, self.height, self.label = width, height, label
         self.parts: list[str] = []
@@ -96,7 +99,7 @@ class Drawing:
         narrow = ' class="narrow"' if self.width <= NARROW else ""
         return (
             f'<svg{narrow} xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width} {self.height}"'
-            f' width="{self.width}" height="{self.height}" role="img" aria-label="{html.escape(self.label)}">'
+            f' width="{self.width}" height="{self.height}" role="{self.role}" aria-label="{html.escape(self.label)}">'
             f"{''.join(self.parts)}</svg>\n"
         )
 
@@ -105,7 +108,7 @@ class Steps(Drawing):
     """A drawing whose parts are there at some steps; `words` are one sentence or two for each step.
 
     Args:
-        still: The step that is shown without scripts and on paper.
+        still: The step that is shown first, and without scripts and on paper: the one that says most.
     """
 
     def __init__(self, width: int, height: int, label: str, *, still: int):
@@ -126,7 +129,7 @@ class Steps(Drawing):
         """The box: the drawing, the words of all steps, and a caption."""
         steps = "".join(f"<li>{html.escape(words)}</li>" for words in self.words)
         return (
-            f'<div class="hero"><figure>{self.svg().strip()}<figcaption>{html.escape(caption)}</figcaption></figure>'
+            f'<div class="hero" data-still="{self.still}"><figure>{self.svg().strip()}<figcaption>{html.escape(caption)}</figcaption></figure>'
             f'<ol class="hero-steps">{steps}</ol></div>\n'
         )
 

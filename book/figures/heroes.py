@@ -4,13 +4,14 @@ Each is drawn from a run: of the solution's own functions, of a recorded output,
 group is shown from its step `data-from` to its step `data-to`; theme/workbook.js does the rest.
 """
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from book.figures import tape_figures
-from book.figures.attention_heroes import ring, tiles, walk
-from book.figures.figures import NARROW, ROOT, Steps
+from book.figures.attention_heroes import one_row, reads, ring, tiles, walk
+from book.figures.figures import LEGIBLE, NARROW, ROOT, Steps
 from book.measure import outputs
 from harness.check.python_files import load
 
@@ -249,45 +250,45 @@ def graph() -> str:
 # ---- Puzzle 21: which check sees what -------------------------------------------------------------------------
 
 
-def seen_by_checks() -> dict[str, list[bool]]:
-    """Check -> whether it sees each wrong backward pass, from the recorded matrix of `p21 --matrix`."""
+def seen_by_checks() -> tuple[list[str], dict[str, list[bool]]]:
+    """The wrong backward passes, and check -> whether it sees each, from the recorded matrix of `p21 --matrix`."""
     head, *lines = outputs.load("hunt_matrix").text.splitlines()
     names = re.split(r"  +", head)[1:]
-    rows = [re.findall(r"seen|·", line) for line in lines if not re.search(r": sees \d", line)]
+    wrong = [line for line in lines if not re.search(r": sees \d", line)]
+    rows = [re.findall(r"seen|·", line) for line in wrong]
     assert all(len(row) == len(names) for row in rows)
-    return {name: [row[number] == "seen" for row in rows] for number, name in enumerate(names)}
+    seen = {name: [row[number] == "seen" for row in rows] for number, name in enumerate(names)}
+    return [re.split(r"  +", line)[0] for line in wrong], seen
 
 
 def checks() -> str:
-    """The wrong backward passes as nameless cells: what each check sees, and what the checks so far have seen together."""
-    matrix = seen_by_checks()
-    count, across, cell = len(next(iter(matrix.values()))), 10, 40
+    """The wrong backward passes by name: what each check sees, and what the checks so far have seen together."""
+    bugs, matrix = seen_by_checks()
+    count, line = len(bugs), 22
+    half, last, so_far = -(-count // 2), len(matrix) + 1, [False] * count
     drawing = Steps(
         NARROW,
-        250,
+        half * line + 34,
         f"{count} wrong backward passes and {len(matrix)} checks, one check after the other. "
         + "; ".join(f"{name} sees {sum(caught)}" for name, caught in matrix.items()),
-        still=len(matrix) + 1,
+        still=last,
     )
-    last, so_far = len(matrix) + 1, [False] * count
-    places = [
-        (40 + cell * (number % across), 36 + (cell + 6) * (number // across)) for number in range(count)
-    ]
-    drawing.words = [f"Each cell is a wrong backward pass, {count} in all. No check has run yet."]
-    for x, y in places:
-        drawing.box(x, y, cell - 6, cell - 2, shade=0.03, thick=0.5)
+    boxes = [(2 + 239 * (n // half), 30 + line * (n % half), 236, line - 3) for n in range(count)]
+    drawing.words = [f"{count} wrong backward passes. No check has run yet."]
+    for box in boxes:
+        drawing.box(*box, thick=0.4)
     for step, (name, caught) in enumerate(matrix.items(), start=1):
         new = 0
-        for number, (x, y) in enumerate(places):
+        for number, box in enumerate(boxes):
             if caught[number] and not so_far[number]:
                 new, so_far[number] = new + 1, True
                 with drawing.during(step, last):
-                    drawing.box(x, y, cell - 6, cell - 2, shade=0.25, thick=0)
+                    drawing.box(*box, shade=LEGIBLE, thick=0)
             if caught[number]:
                 with drawing.during(step):
-                    drawing.box(x, y, cell - 6, cell - 2, thick=3)
+                    drawing.box(*box, thick=2.5)
         with drawing.during(step):
-            drawing.text(NARROW / 2, 20, name, size=14, code=True)
+            drawing.text(NARROW / 2, 18, f"{name}: sees {sum(caught)}, {new} of them new", size=14)
         more = (
             f"{new} of them no check before it saw"
             if new
@@ -296,13 +297,18 @@ def checks() -> str:
         drawing.words.append(
             f"{name} sees {sum(caught)}, with a thick line, {more}. Shaded: {sum(so_far)} so far."
         )
+    for bug, (x, y, *_) in zip(bugs, boxes, strict=True):
+        drawing.text(x + 8, y + 14, bug, anchor="start", size=13)
     with drawing.during(last):
-        drawing.text(NARROW / 2, 20, f"seen by none: {so_far.count(False)}", size=14)
+        drawing.text(NARROW / 2, 18, f"not shaded: {so_far.count(False)} that no check sees", size=14)
+        for number, box in enumerate(boxes):
+            if not so_far[number]:
+                drawing.box(*box, thick=2.5)
     drawing.words.append(
         f"All {len(matrix)} checks together see {sum(so_far)}. {so_far.count(False)} of {count} go through every one of them."
     )
     return drawing.hero(
-        "Seven checks in common use, one after the other. The cells are the rows of the recorded matrix."
+        "Seven checks in common use, one after the other, as the matrix was recorded. The held-back mistakes are among the names."
     )
 
 
@@ -326,101 +332,156 @@ def printed_graphs(title: str) -> tuple[list[Node], list[Node]]:
     return graphs[0], graphs[1]
 
 
+def values_at(nodes: list[Node], x: float) -> dict[str, float]:
+    """What each node of a graph of pointwise calls computes of one number."""
+    does = {"mul": lambda a, b: a * b, "add": lambda a, b: a + b, "pow": lambda a, b: a**b, "tanh": math.tanh}
+    values: dict[str, float] = {}
+    for name, what, inputs, _ in nodes:
+        call, constant = re.findall(r"^(\w+)(?:\((.*)\))?$", what)[0]
+        given = [*(values[source] for source in inputs), *([float(constant)] if constant else [])]
+        values[name] = x if call == "input" else given[0] if call == "output" else does[call](*given)
+    return values
+
+
+AT = 2.0
+"""What goes through the graph in the picture."""
+
+
 def rewriting(title: str = "gelu: with x**3") -> str:
     """GELU written out becomes one call: found from its end, replaced, and what nobody uses any more swept away."""
     before, after = printed_graphs(title)
     gone = [node for node in before if node[3] == "-"]
     (new,) = [node for node in after if node[3] == "+"]
-    line, top = 34, 12
-    last = len(gone) + 2
+    values, inputs_of = values_at(before, AT), {name: inputs for name, _, inputs, _ in before}
+    depth: dict[str, int] = {}
+    for name, inputs in inputs_of.items():
+        depth[name] = 1 + max((depth[source] for source in inputs), default=-1)
+    chain = ["output"]  # the longest way, drawn from top to bottom; what is not on it stands to its left
+    while inputs_of[chain[-1]]:
+        chain.append(max(inputs_of[chain[-1]], key=lambda source: depth[source]))
+    last, line, wide, high = len(gone) + 2, 50, 132, 34
+    middle = line * (len(chain) - 1) / 2 + high / 2 + 4
+    places = {name: (212.0, 4.0 + line * depth[name]) for name in chain}
+    places |= {name: (70.0, middle - high / 2) for name in inputs_of if name not in places}
     drawing = Steps(
         NARROW,
-        line * len(before) + 40,
-        f"A graph of {len(before)} nodes; {len(gone)} of them are found to be {new[1]}, which takes their place.",
+        line * (len(chain) - 1) + high + 10,
+        f"A graph of {len(before)} nodes; {len(gone)} of them are found to be {new[1]}, which takes their place. Of {AT:g} both make "
+        f"{values['output']:.4f}.",
         still=1,
     )
-    ys = {name: top + line * number for number, (name, *_) in enumerate(before)}
     removed = {name: len(gone) + 1 - number for number, (name, *_) in enumerate(gone)}  # from the end upward
     for name, what, inputs, _ in before:
-        y, until = ys[name], removed.get(name, last)
-        what = re.sub(r"(\d\.\d{6})\d+", r"\1…", what)
-        words = what if what == name else f"{name} = {what}"
-        with drawing.during(0, until if name in removed else last):
-            drawing.labelled(90, y, 210, 26, words, size=12, code=True)
-            for number, source in enumerate(inputs if name != "output" else ()):
-                x = 84 - 7 * ((ys[name] - ys[source]) // line)
-                drawing.parts.append(
-                    f'<path d="M90 {ys[source] + 15:g} Q{x - 40:g} {(y + ys[source]) / 2 + 13:g} 90 {y + 9 + 6 * number:g}" fill="none" '
-                    'stroke="currentColor" stroke-opacity="0.5"/>'
-                )
+        (x, y), until = places[name], removed.get(name, last)
+        with drawing.during(0, 1 if name == "output" else until):
+            for source in inputs:
+                x0, y0 = places[source]
+                if x < x0:
+                    drawing.arrow(x0 - wide / 2, y0 + high / 2, x, y)
+                elif x > x0:
+                    drawing.arrow(x0, y0 + high, x - wide / 2, y + high / 2)
+                elif y - y0 > line:
+                    side = x + wide / 2
+                    drawing.parts.append(
+                        f'<path d="M{side:g} {y0 + high / 2:g}Q{side + 44:g} {(y + y0 + high) / 2:g} {side + 2:g} {y + high / 2:g}" '
+                        'fill="none" stroke="currentColor"/>'
+                    )
+                else:
+                    drawing.arrow(x, y0 + high, x, y)
+        with drawing.during(0, until):
+            short = re.sub(r"(\d\.\d{4})\d+", r"\1…", what)
+            drawing.labelled(x - wide / 2, y, wide, high, short, f"{values[name]:.4f}", size=13, code=True)
         if name in removed:
             with drawing.during(1, until):
-                drawing.box(90, y, 210, 26, shade=0.18, thick=2)
-    end, x_y = ys["output"], ys[before[0][0]]
-    with drawing.during(0, 1):
-        drawing.arrow(195, end - 8, 195, end)
+                drawing.box(x - wide / 2, y, wide, high, shade=0.18, thick=2.5)
+    (x, top), (_, end) = places[before[0][0]], places["output"]
     with drawing.during(2, last):
-        y = (x_y + end) / 2
-        drawing.labelled(330, y, 130, 30, f"{new[0]}({before[0][0]})", shade=0.3, size=13, code=True)
-        drawing.arrow(300, x_y + 13, 395, y)
-        drawing.arrow(395, y + 30, 300, end + 13)
+        drawing.labelled(
+            350,
+            middle - 24,
+            124,
+            48,
+            new[1].removesuffix(".default"),
+            f"{values['output']:.4f}",
+            shade=0.3,
+            code=True,
+            thick=2,
+        )
+        drawing.arrow(x + wide / 2, top + high / 2, 412, middle - 24)
+        drawing.arrow(412, middle + 24, x + wide / 2, end + high / 2)
     swept = [name for name, *_ in reversed(gone)]
     drawing.words = [
-        f"The graph as PyTorch hands it over. The {len(gone)} nodes between {before[0][0]} and the output work element by element.",
-        "A hundred numbers went through the marked nodes, and what came out is GELU. That is the match.",
+        f"The graph as PyTorch hands it over; {AT:g} goes through it, and {values['output']:.4f} comes out.",
+        f"A hundred numbers went through the {len(gone)} marked nodes, and what came out is GELU. That is the match.",
         f"{new[0]} takes {before[0][0]}, and the output now uses it. Nobody uses {swept[0]} any more.",
         *(
             f"The sweep: {earlier} is gone. The next that nobody uses is {name}."
             for earlier, name in pairwise(swept)
         ),
-        f"{len(after)} nodes are left: {', '.join(name for name, *_ in after)}.",
+        f"{len(after)} nodes are left: {', '.join(name for name, *_ in after)}. What comes out is still {values['output']:.4f}.",
     ]
-    return drawing.hero(f"The rewrite “{title}” as p26 --rewrites prints it, one step at a time.")
+    return drawing.hero(
+        f"The rewrite “{title}” as p26 --rewrites prints it, one step at a time. Below each call is what it makes of x = {AT:g}."
+    )
 
 
 # ---- Puzzle 27: the tape and its memory -------------------------------------------------------------------------
 
 
 def tape() -> str:
-    """What lies on the tape after each part of the recorded step, as a pile."""
+    """What lies on the tape after each part of the recorded step: a column for each part there and back, the piles side by side."""
     run = tape_figures.live()
     most = max(held for _, held in run)
     peak = next(number for number, (_, held) in enumerate(run) if held == most)
     drawing = Steps(
         NARROW,
-        350,
-        f"A pile that grows part by part to {most:g} KiB at {run[peak][0]} and is taken down in the opposite order.",
+        344,
+        f"Columns that grow part by part to {most:g} KiB at {run[peak][0]} and shrink in the opposite order to {run[-1][1]:g}.",
         still=peak,
     )
-    scale, bottom, before = 270 / most, 318, 0.0
-    for number, (name, held) in enumerate(run[: peak + 1]):
-        added = held - before
-        back = next((n for n, (other, _) in enumerate(run) if other == f"{name} back"), None)
-        assert back, name
-        with drawing.during(number, back - 1):
-            drawing.box(170, bottom - scale * held, 140, scale * added, shade=0.2)
-            if scale * added > 16:
-                drawing.text(240, bottom - scale * (held - added / 2) + 4, f"{name}: {added:g} KiB", size=12)
-        before = held
-    drawing.segment(150, bottom, 330, bottom, thick=2)
+    scale, bottom, wide = 190 / most, 244, 30
+    for words, first, end in (("forward", 0, peak), ("backward", peak + 1, len(run) - 1)):
+        left, right = 20 + 32 * first, 20 + 32 * end + wide
+        drawing.text((left + right) / 2, 16, words, size=14)
+        drawing.arrow(left, 24, right, 24)
+    drawing.segment(10, bottom, NARROW - 10, bottom, thick=2)
+    kept = [held - before for (_, before), (_, held) in pairwise([("", 0.0), *run[: peak + 1]])]
     for number, (name, held) in enumerate(run):
+        x, part = 20 + 32 * number, name.removesuffix(" back")
         way = "backward" if name.endswith(" back") else "forward"
+        left, pile, level = held, [], bottom
+        for piece in kept:  # from the bottom; whatever is on the tape was put there in this order
+            if left > 0:
+                pile.append(min(piece, left))
+                left -= piece
+        for piece in pile:
+            level -= scale * piece
+            drawing.box(x, level, wide, scale * piece, thick=0.5, radius=0)
+            with drawing.during(number, len(run) - 1):
+                drawing.box(x, level, wide, scale * piece, shade=0.2, thick=0.5, radius=0)
+        drawing.parts.append(f'<g transform="translate({x + 20} {bottom + 8}) rotate(-90)">')
+        drawing.text(0, 0, part, anchor="end", size=13, code=True)
+        drawing.parts.append("</g>")
         with drawing.during(number):
-            drawing.text(60, 60, way, size=14)
-            drawing.text(60, 80, name.removesuffix(" back"), size=13, code=True)
-            drawing.text(410, bottom - scale * held + 4, f"{held:g} KiB", size=13)
-            drawing.segment(314, bottom - scale * held, 372, bottom - scale * held, dash="4 3")
+            drawing.box(x, level, wide, max(bottom - level, 1), shade=0.35, thick=2.5, radius=0)
+            drawing.text(
+                min(max(x + wide / 2, 44), NARROW - 44),
+                level - 6 if level > 60 else 38,
+                f"{held:g} KiB",
+                size=14,
+            )
         if way == "forward":
             top = " This is the peak." if number == peak else ""
             drawing.words.append(
-                f"Forward, {name}: it keeps what its backward will need. The tape holds {held:g} KiB.{top}"
+                f"Forward, {name}: it keeps what its backward will need, {kept[number]:g} KiB. The tape holds {held:g} KiB.{top}"
             )
         else:
             drawing.words.append(
-                f"Backward, {name.removesuffix(' back')}: it takes its own from the top. The tape still holds {held:g} KiB."
+                f"Backward, {part}: it takes its own from the top. The tape still holds {held:g} KiB."
             )
     return drawing.hero(
-        "The tape of a recorded step of the solution, three blocks of 4 x 32 tokens. What was put down last is taken first."
+        "The tape of a recorded step of the solution, three blocks of 4 x 32 tokens: what lies on it after each part, bottom first. What was put "
+        "down last is taken first. The blocks are nearly all of it."
     )
 
 
@@ -429,7 +490,9 @@ HEROES: dict[str, Callable[[], str]] = {
     "clock": clock,
     "graph": graph,
     "checks": checks,
+    "one_row": one_row,
     "tiles": tiles,
+    "reads": reads,
     "walk": walk,
     "ring_steps": ring,
     "rewriting": rewriting,

@@ -7,18 +7,14 @@ needs torch.
 import ast
 import math
 import re
-from collections import Counter
-from functools import partial
 
 import numpy as np
 
 from book.figures import bench_results, every_size
 from book.figures.charts import LogChart
-from book.figures.figures import LEGIBLE, NARROW, ROOT, Drawing, bars, player_start
+from book.figures.figures import LEGIBLE, NARROW, ROOT, Drawing, player_start
 from book.measure import ledger, outputs, record
 from book.measure.ledger import GPT2_SMALL
-from harness.check import zoo
-from harness.spec.catalogue import find_puzzle, puzzle_names
 
 SIGNS = {
     "gamma": "γ",
@@ -454,16 +450,6 @@ def drawn_sizes() -> str:
     return drawing.svg()
 
 
-def rooms() -> str:
-    """How many wrong solutions each puzzle's gates must reject."""
-    counts = {name: len(zoo.load(name)) for name in puzzle_names()}
-    label = "Wrong solutions that the gates must reject: " + ", ".join(
-        f"{count} of puzzle {name[1:]}" for name, count in counts.items()
-    )
-    rows = [(f"puzzle {name[1:]}", count, str(count)) for name, count in counts.items()]
-    return bars(rows, label, width=NARROW, left=88, longest=320, size=13)
-
-
 def fused_over_unfused() -> dict[str, float]:
     """What the fused kernels take of what the unfused ones take, seen in three ways."""
     moved = [ledger.moved("forward", who, GPT2_SMALL) for who in ("fused", "unfused")]
@@ -499,25 +485,6 @@ def three_views() -> str:
         drawing.text(6, y + 32, sizes, anchor="start", size=13)
         drawing.box(min(one, one + length), y + 6, abs(length), 24, shade=0.35)
         drawing.text(max(one, one + length) + 8, y + 23, f"{ratio:.2g} times", anchor="start", size=13)
-    return drawing.svg()
-
-
-def room(puzzle: str) -> str:
-    """How many wrong solutions each gate of a puzzle must reject."""
-    counts = Counter(wrong.gate for wrong in zoo.load(puzzle))
-    gates = [gate.id for gate in find_puzzle(puzzle).gates if counts[gate.id]]
-    drawing = Drawing(
-        NARROW,
-        26 * len(gates) + 10,
-        f"{counts.total()} exhibits of puzzle {puzzle[1:]} by gate: "
-        + ", ".join(f"{gate} {counts[gate]}" for gate in gates),
-    )
-    largest = max(counts.values())
-    for number, gate in enumerate(gates):
-        y = 5 + 26 * number
-        drawing.text(168, y + 16, gate, anchor="end", size=13, code=True)
-        drawing.box(178, y, 250 * counts[gate] / largest, 20, shade=0.35)
-        drawing.text(186 + 250 * counts[gate] / largest, y + 16, str(counts[gate]), anchor="start", size=13)
     return drawing.svg()
 
 
@@ -572,10 +539,5 @@ FILES = {
     "cancellation.svg": cancellation,
     "drawn_sizes.svg": drawn_sizes,
     "three_views.svg": three_views,
-    "rooms.svg": rooms,
     "racing_warps.svg": racing_warps,
-    **{
-        f"room_{puzzle}.svg": partial(room, puzzle)
-        for puzzle in ("p19", "p20", "p22", "p23", "p24", "p25", "p26", "p27")
-    },
 }

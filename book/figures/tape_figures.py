@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 
-from book.figures.figures import NARROW, Drawing, bars
+from book.figures.figures import NARROW, Drawing
 from book.measure import outputs
 from harness.puzzles.p27.kernels import sorted_places as sorted_by_token
 
@@ -64,28 +64,75 @@ def live() -> list[tuple[str, float]]:
     ]
 
 
+def training_curve() -> tuple[list[float], float]:
+    """The losses of the recorded training run, means of its 64 parts as its plot has them, and how high a line of the plot is."""
+    lines = re.findall(r"^ *([\d.]*) │(.*)$", outputs.load("train_by_hand").text, re.M)[:10]
+    high, low = (float(lines[number][0]) for number in (0, -1))
+    line = (high - low) / (len(lines) - 1)
+    at = {
+        column: row
+        for row, (_, cells) in enumerate(lines)
+        for column, cell in enumerate(cells)
+        if cell == "o"
+    }
+    return [high - line * at[column] for column in sorted(at)], line
+
+
 def loss_by_hand() -> str:
-    """The losses that the recorded training run names."""
+    """The curve of the recorded training run below what a model knows that knows nothing, with the means of its ends."""
     said = re.search(
         r"^loss ([\d.]+) in the first ten steps, ([\d.]+) in the last ten of (\d+)$",
         outputs.load("train_by_hand").text,
         re.M,
     )
     assert said
-    rows = [
-        ("knows nothing", math.log(256)),
-        ("first ten steps", float(said[1])),
-        (f"last ten of {said[3]}", float(said[2])),
-    ]
-    label = "Loss of the recorded training run: " + ", ".join(f"{name} {loss:.3f}" for name, loss in rows)
-    return bars(
-        [(name, loss, f"{loss:.3f}") for name, loss in rows],
-        label,
-        width=NARROW,
-        left=130,
-        longest=280,
-        size=13,
+    (curve, line), steps = training_curve(), int(said[3])
+    drawing = Drawing(
+        NARROW,
+        300,
+        f"The loss falls from {said[1]} in the first ten steps to {said[2]} in the last ten of {steps}, most of it in the first "
+        f"hundred; a model that knows nothing has log 256, {math.log(256):.3f}.",
     )
+    left, wide, scale, bottom = 40, 6.6, 40, 262
+
+    def height(loss: float) -> float:
+        return bottom - scale * loss
+
+    for loss in range(7):
+        drawing.segment(
+            left, height(loss), left + wide * len(curve), height(loss), opacity=0.2 if loss else 1
+        )
+        drawing.text(left - 10, height(loss) + 4, str(loss), anchor="end")
+    drawing.segment(
+        left, height(math.log(256)), left + wide * len(curve), height(math.log(256)), dash="6 4", thick=2
+    )
+    drawing.text(
+        left + wide * len(curve),
+        height(math.log(256)) - 8,
+        f"knows nothing: log 256 = {math.log(256):.3f}",
+        anchor="end",
+        size=14,
+    )
+    for number, loss in enumerate(curve):
+        drawing.box(
+            left + wide * number,
+            height(loss + line / 2),
+            wide - 1,
+            scale * line,
+            shade=0.75,
+            thick=0,
+            radius=1,
+        )
+    drawing.text(
+        left + 40, height(float(said[1])) + 12, f"first ten steps: {said[1]}", anchor="start", size=14
+    )
+    drawing.text(
+        left + wide * len(curve), height(float(said[2])) - 18, f"last ten: {said[2]}", anchor="end", size=14
+    )
+    for step in range(0, steps + 1, 100):
+        drawing.text(left + wide * len(curve) * step / steps, bottom + 18, str(step))
+    drawing.text(left + wide * len(curve) / 2, bottom + 35, "step", size=14)
+    return drawing.svg()
 
 
 TOKENS = (2, 0, 3, 2, 3, 3, 0, 2)

@@ -101,23 +101,25 @@
         });
     }
 
-    // Back and Next, and a slider where there are many steps; the arrow keys, Home and End do the same anywhere inside, and do
+    // Start, Back and Next, and a slider where there are many steps; the arrow keys, Home and End do the same anywhere inside, and do
     // not turn to the next chapter. Each step is announced. `show` is called with a step's number and returns its words.
-    function addControls(place, count, show) {
+    // A drawing begins at the step that is its still, which says most.
+    function addControls(place, count, show, first) {
         const controls = document.createElement('div');
         controls.className = 'stepper-controls';
-        controls.innerHTML = '<button type="button">Back</button><button type="button">Next</button>' +
+        controls.innerHTML = '<button type="button">Start</button><button type="button">Back</button><button type="button">Next</button>' +
             (count > 8 ? '<input type="range" min="0" step="1" aria-label="step">' : '') + '<span role="status" aria-live="polite"></span>';
-        const [back, next] = controls.querySelectorAll('button');
+        const [start, back, next] = controls.querySelectorAll('button');
         const slider = controls.querySelector('input'), status = controls.querySelector('span');
         let current = 0;
         function go(index) {
             current = Math.min(Math.max(index, 0), count - 1);
-            back.disabled = current === 0;
+            start.disabled = back.disabled = current === 0;
             next.disabled = current === count - 1;
             if (slider) { slider.value = current; }
             status.textContent = 'Step ' + (current + 1) + ' of ' + count + '. ' + show(current);
         }
+        start.addEventListener('click', function () { go(0); });
         back.addEventListener('click', function () { go(current - 1); });
         next.addEventListener('click', function () { go(current + 1); });
         if (slider) {
@@ -134,7 +136,7 @@
         place.prepend(controls);
         if (!place.hasAttribute('tabindex')) { place.tabIndex = 0; }
         place.classList.add('stepper-ready');
-        go(0);
+        go(first);
     }
 
     function setUpSteppers() {
@@ -145,7 +147,7 @@
                 steps.forEach(function (step, i) { step.hidden = i !== index; });
                 const title = steps[index].querySelector('strong');
                 return title ? title.textContent : '';
-            });
+            }, 0);
         });
     }
 
@@ -162,7 +164,7 @@
                 });
                 hero.dataset.step = index;
                 return words[index];
-            });
+            }, Number(hero.dataset.still));
         });
     }
 
@@ -204,7 +206,28 @@
         });
     }
 
+    // The marks of a museum: one stop of the Tab key, the arrow keys go from mark to mark, and the story of each is said below.
+    function setUpMarks() {
+        document.querySelectorAll('figure.marks').forEach(function (figure) {
+            const marks = Array.from(figure.querySelectorAll('a[aria-label]')), story = figure.querySelector('output');
+            function tell(mark) { story.textContent = mark.getAttribute('aria-label'); }
+            marks.forEach(function (mark, index) {
+                mark.setAttribute('tabindex', index ? -1 : 0);
+                mark.addEventListener('focus', function () { tell(mark); });
+                mark.addEventListener('mouseenter', function () { tell(mark); });
+                mark.addEventListener('keydown', function (event) {
+                    const to = { ArrowLeft: index - 1, ArrowRight: index + 1, Home: 0, End: marks.length - 1 }[event.key];
+                    if (to === undefined) { return; }
+                    event.stopPropagation();
+                    event.preventDefault();
+                    marks[Math.min(Math.max(to, 0), marks.length - 1)].focus();
+                });
+            });
+        });
+    }
+
     highlightMojo();
+    setUpMarks();
     enlargeFigures();
     cueTables();
     openFoldsInPrint();

@@ -1,6 +1,7 @@
 """The drawings in steps: they show what the runs say, keys and fingers move them, and without scripts one step stands still."""
 
 import json
+import math
 import re
 from itertools import permutations
 
@@ -9,15 +10,19 @@ import pytest
 from book_paths import BOOK
 from browser import PHONE, find_browser
 
-from book.figures import attention_heroes, heroes, tape_figures
+from book.figures import attention_heroes, heroes, online_steps, tape_figures
 from book.measure import outputs
+from harness.nn import orders
+from harness.puzzles.p24.counting import count
 
 PLACES = {
     "barrier": "puzzle_19/puzzle_19.html",
     "clock": "puzzle_19/each_alone.html",
     "graph": "puzzle_20/puzzle_20.html",
     "checks": "puzzle_21/puzzle_21.html",
+    "one_row": "puzzle_23/puzzle_23.html",
     "tiles": "essays/flash_attention_backward.html",
+    "reads": "puzzle_24/puzzle_24.html",
     "walk": "puzzle_24/curve.html",
     "ring_steps": "puzzle_25/puzzle_25.html",
     "rewriting": "puzzle_26/puzzle_26.html",
@@ -80,7 +85,8 @@ def test_the_walk_over_the_graph_has_the_slope_of_its_function():
 def test_the_cells_are_the_matrix_s():
     text = outputs.load("hunt_matrix").text
     totals = {name: int(checks) for name, checks in re.findall(r"^(.+): sees (\d+) of 40$", text, re.M)}
-    matrix = heroes.seen_by_checks()
+    bugs, matrix = heroes.seen_by_checks()
+    assert len(bugs) == 40 and bugs[0] == "addbias first rows" and all(bug in heroes.checks() for bug in bugs)
     assert {name: sum(checks) for name, checks in matrix.items()} == totals and len(totals) == 7
     unseen = sum("seen" not in line for line in text.splitlines() if "·" in line)
     assert words("checks")[-1].endswith(f"{unseen} of 40 go through every one of them.")
@@ -106,6 +112,31 @@ def test_a_tile_s_weights_are_the_softmax_s_and_its_owner_s_sum_ends_exact():
     assert max(error for *_, error in walk) > 0.1
 
 
+def test_the_row_is_attention_s_by_its_definition():
+    """Each row of numbers follows from those before it."""
+    of, s = attention_heroes.head(), attention_heroes.QUERY
+    scores = of["query"][s] @ of["key"].T / np.sqrt(of["key"].shape[1]) + online_steps.arrays()["mask"][s]
+    weights = np.exp(scores - scores.max())
+    np.testing.assert_allclose(of["probabilities"][s], weights / weights.sum(), atol=1e-6)
+    P, dP = of["probabilities"][s], of["value"] @ of["grad_output"][s]
+    dS = P * (dP - P @ dP)
+    np.testing.assert_allclose(of["grad_probabilities"][s], dP, rtol=1e-5)
+    np.testing.assert_allclose(of["grad_scores"][s], dS, atol=1e-5)
+    np.testing.assert_allclose(of["grad_query"][s], dS @ of["key"] / np.sqrt(of["key"].shape[1]), atol=1e-5)
+    assert all(
+        f">{round(float(value), 2) + 0.0:.2f}<" in attention_heroes.one_row() for value in (*P, *dP, *dS)
+    )
+    assert f"delta, {P @ dP:.2f}" in words("one_row")[4] and words("one_row")[5].endswith("the sum is 0.")
+
+
+def test_the_tiles_that_are_read_are_those_that_the_puzzle_counts():
+    totals = [count(orders.ORDERS[name](32, 32), 32, 4, 16).pairs for name in ("row-major", "hilbert")]
+    assert f"So far {totals[0]} and {totals[1]} tiles" in words("reads")[-1] and len(words("reads")) == 64
+    cells = np.array([0, 1, 2, 5, 9])
+    path = "M0 0h6v2H0zM2 2h2v2H2zM2 4h2v2H2z"  # of a grid of 4 x 4 cells, 2 pixels each
+    assert attention_heroes.runs(cells, 4, 2, 0, 0) == path
+
+
 def test_the_walk_ends_in_a_square_patch():
     assert "2 x 8 row by row, and 4 x 4 along the curve" in words("walk")[-1]
 
@@ -113,6 +144,10 @@ def test_the_walk_ends_in_a_square_patch():
 def test_the_rewrite_is_the_printed_one():
     before, after = heroes.printed_graphs("gelu: with x**3")
     assert [name for name, *_ in after] == ["x", "gelu", "output"] and len(before) == 10
+    x = heroes.AT
+    gelu = x / 2 * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    assert heroes.values_at(before, x)["output"] == pytest.approx(gelu, rel=1e-9)
+    assert words("rewriting")[-1].endswith(f"What comes out is still {gelu:.4f}.")
     told = " ".join(words("rewriting"))
     assert all(name in told for name, _, _, sign in before if sign == "-")
 
@@ -132,6 +167,9 @@ def test_keys_move_a_hero_and_stay_in_the_chapter(browser, site, name):
     hero = "document.querySelector('.hero')"
     browser.run(f"{hero}.closest('details')?.setAttribute('open', '')")  # puzzle 21's waits for a prediction
     browser.run(f"{hero}.focus()")
+    assert browser.run(f"{hero}.dataset.step === {hero}.dataset.still"), "it begins with its still"
+    browser.run(f"{hero}.querySelectorAll('button')[0].click()")
+    browser.run(f"{hero}.focus()")
     browser.press("ArrowRight")
     browser.press("ArrowRight")
     assert browser.run("location.href") == place and browser.run(f"{hero}.dataset.step") == "2"
@@ -143,8 +181,8 @@ def test_keys_move_a_hero_and_stay_in_the_chapter(browser, site, name):
         (g.dataset.from <= 2 && 2 <= g.dataset.to))"""
     assert browser.run(shown)
     browser.run(f"{hero}.dispatchEvent(new KeyboardEvent('keydown', {{key: 'End', bubbles: true}}))")
-    assert browser.run(f"{hero}.querySelectorAll('button')[1].disabled")
-    browser.run(f"{hero}.querySelectorAll('button')[0].click()")
+    assert browser.run(f"{hero}.querySelectorAll('button')[2].disabled")
+    browser.run(f"{hero}.querySelectorAll('button')[1].click()")
     assert browser.run(f"{hero}.dataset.step") == str(len(words(name)) - 2)
     slider = f"{hero}.querySelector('input')"
     browser.run(f"(() => {{ const s = {slider}; s.value = 1; s.dispatchEvent(new Event('input')); }})()")

@@ -180,3 +180,89 @@ def test_a_wrong_run_has_the_mistake_in_what_its_gate_checks_and_nowhere_else():
     assert w.losses(known, set(), steps=5) == w.losses(steps=5)
     assert w.losses(known, spoiled, steps=5)[:1] == w.losses(steps=1), "the first loss is before any gradient"
     assert w.losses(known, spoiled, steps=5)[2:] != w.losses(steps=5)[2:]
+
+
+# ---- The chart ----------------------------------------------------------------------------------------------
+
+
+def test_every_exhibit_has_its_mark_and_a_caption_in_numbers(pages):
+    for puzzle in puzzle_names():
+        names = sorted(wrong.name for wrong in zoo.load(puzzle))
+        shown = pages[f"room_{puzzle}.html"]
+        assert sorted(re.findall(r'<a href="#(\w+)"', shown)) == names
+        assert f"of {len(names)} mistakes" in shown
+        assert pages["rooms.html"].count(f'href="puzzle_{puzzle[1:]}/museum.html#') == len(names)
+
+
+def test_a_mark_stands_at_its_error_in_the_row_of_its_gate():
+    from book.build import museum
+    from book.figures import museum_chart
+
+    known = {wrong.name: museum.mark(wrong) for wrong in zoo.load("p22")}
+    dropped, hidden, race = (
+        known[name] for name in ("dx_mean_term_dropped", "dw_from_x_hat", "matmul_no_barrier_after_load")
+    )
+    assert (dropped.check, dropped.quiet, hidden.quiet) == ("formula", False, True)
+    assert (race.check, race.size) == ("machine", None)
+    marks = [
+        museum_chart.Mark("#a", "A story.", "values", size) for size in (1e-9, 0.1, 1, 1, float("inf"), None)
+    ]
+    piles = museum_chart.piles(marks)
+    at = [x - museum_chart.LEFT + museum_chart.BIN / 2 for x in piles]
+    assert at[:4] == [0, 3 * museum_chart.DECADE, 4 * museum_chart.DECADE, 6 * museum_chart.DECADE]
+    assert len(piles[museum_chart.RIGHT]) == 1 and [len(pile) for pile in piles.values()] == [1, 1, 2, 1, 1]
+    assert "1 of them stays below 1%" in museum_chart.label(
+        marks
+    ) and "5 of 6 mistakes" in museum_chart.label(marks)
+
+
+def test_the_recorded_verdicts_are_of_every_wrong_solution_in_python_and_of_a_fresh_run(
+    monkeypatch, tmp_path
+):
+    import csv
+
+    from book.build import museum
+    from book.measure import zoo_verdicts
+    from harness.spec.rungs import MojoRung
+
+    python = {
+        (puzzle, wrong.name)
+        for puzzle in puzzle_names()
+        for wrong in zoo.load(puzzle)
+        if not isinstance(wrong.of_rung, MojoRung)
+    }
+    assert set(museum.verdicts()) == python, "`python -m book.measure zoo_verdicts` measures them anew"
+    some = ("attention_no_mask", "embedding_assigned", "clip_up", "tape_view_alone")
+    monkeypatch.setattr(
+        zoo_verdicts.zoo, "load", lambda puzzle: [w for w in zoo_load(puzzle) if w.name in some]
+    )
+    monkeypatch.setattr(zoo_verdicts, "puzzle_names", lambda: ["p27"])
+    monkeypatch.setattr("sys.argv", ["", str(tmp_path / "fresh.csv")])
+    zoo_verdicts.main()
+    with open(tmp_path / "fresh.csv", encoding="utf-8") as file:
+        fresh = {row["wrong"]: float(row["error"]) for row in csv.DictReader(file)}
+    assert fresh == {name: pytest.approx(museum.verdicts()["p27", name], rel=0.02) for name in some}
+    assert fresh["tape_view_alone"] == -1
+
+
+zoo_load = zoo.load
+
+
+@pytest.mark.parametrize(
+    ("line", "size"),
+    [
+        ("at [5]: got 0.844279, expected 12.6642, off by 9.3e-01 of the largest element", 0.93),
+        ("output 0 is wrong: its error is 7.2e-01, eager mode's 2.3e-07", 0.72),
+        ("loss[] got 225.299, expected 1.925633: 117 times that", 116),
+        ("at x = 2: edges: x->a is 2, expected 4", 0.5),
+        ("output 0 has 24 of 24 elements with other bits: 3.71347523 for 7.42695045", 0.5),
+        ("1 of 1 elements of loss are NaN", float("inf")),
+        ("output[2] is nan, expected 0.3", float("inf")),
+        ("1 pairs found, expected 0", None),
+        ("x * 2.0 * 4.0, a long chain: fold(gm) is 1, expected 3", None),
+    ],
+)
+def test_the_size_of_an_error_is_read_from_a_verdict(line, size):
+    from book.measure import zoo_verdicts
+
+    assert zoo_verdicts.size(["a line before", line]) == (size and pytest.approx(size, rel=0.01))

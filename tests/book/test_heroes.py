@@ -185,8 +185,11 @@ def test_keys_move_a_hero_and_stay_in_the_chapter(browser, site, name):
     browser.run(f"{hero}.querySelectorAll('button')[1].click()")
     assert browser.run(f"{hero}.dataset.step") == str(len(words(name)) - 2)
     slider = f"{hero}.querySelector('input')"
-    browser.run(f"(() => {{ const s = {slider}; s.value = 1; s.dispatchEvent(new Event('input')); }})()")
-    assert browser.run(f"{hero}.dataset.step") == "1" and browser.errors == []
+    assert browser.run(f"{slider} !== null") == (len(words(name)) > 8)
+    if len(words(name)) > 8:
+        browser.run(f"(() => {{ const s = {slider}; s.value = 1; s.dispatchEvent(new Event('input')); }})()")
+        assert browser.run(f"{hero}.dataset.step") == "1"
+    assert browser.errors == []
 
 
 @needs_browser

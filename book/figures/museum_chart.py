@@ -111,7 +111,7 @@ def chart(rows: Mapping[str, Sequence[Mark]], cell: int = BIN) -> str:
         drawing.segment(x, TOP - 4, x, bottom, opacity=0.18)
     drawing.segment(RIGHT - 8, TOP - 4, RIGHT - 8, bottom, opacity=0.5)
     y = TOP
-    for name, marks in rows.items():
+    for name in rows:
         floor = y + heights[name] - 7
         drawing.text(LEFT - 14, floor - cell / 2 + 4, name, anchor="end", size=13, code=True)
         drawing.segment(4, floor + 3, NARROW - 4, floor + 3, opacity=0.18)

@@ -147,7 +147,9 @@ class Accesses:
         self.step = np.repeat(np.arange(len(self.steps)), lengths)
         owners = [n for n, launch in enumerate(self.launches) for _ in launch.events.steps]
         self.launch = column(owners).astype(np.int32)
-        self.kind = column([step.kind[0] for step in self.steps]) if self.steps else np.zeros(0, "U1")
+        self.kind: np.ndarray = (
+            column([step.kind[0] for step in self.steps]) if self.steps else np.zeros(0, "U1")
+        )
         self.tensor = column(codes).astype(np.int32)
         self.region = column(region).astype(np.int32)
         self.block, self.thread = joined("block", np.int32), joined("thread", np.int32)

@@ -8,7 +8,7 @@ thing. A launch's geometry is given, so a thread of one run has its counterpart 
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -85,21 +85,20 @@ class Search:
     mine: Accesses
     theirs: Accesses
     hops: list[Hop] = field(default_factory=list)
+    scales: dict[tuple[int, str], float] = field(default_factory=dict)
 
     # -- the way back ---------------------------------------------------------------------------------------
     def run(self, place: Place) -> Fault | None:
-        """The fault that made a place wrong, None where neither run writes it."""
-        visited = set()
+        """The fault that made a place wrong, None where neither run writes it or the way back is longer than LONGEST."""
         before = len(self.mine.steps)
         other = len(self.theirs.steps)
-        while place not in visited and len(self.hops) < LONGEST:
-            visited.add(place)
+        while len(self.hops) < LONGEST:  # it may come back to a place, always at an earlier step
             fault, hop, until = self.writers(place, before, other)
             if hop is None:
                 return fault
             self.hops.append(hop)
             place, before, other = hop.read.place, hop.read.step, until
-        return fault
+        return None
 
     def writers(self, place: Place, before: int, other: int) -> tuple[Fault | None, Hop | None, int]:
         """Compares who wrote a place before a step of each run: a fault, and the hop that may lead further back."""
@@ -124,7 +123,7 @@ class Search:
         who = next(iter(sorted(mine)), None)
         return (self.fault("same", place, who, mine[who][-1], mine[who][-1].value) if who else None), None, 0
 
-    def harmless(self, access: Access, theirs: dict) -> bool:
+    def harmless(self, access: Access, theirs: dict[Thread, list[Access]]) -> bool:
         """Whether a store that only one run makes is of the value that the others store there too."""
         return access.kind == "W" and any(
             a.kind == "W" and not self.differ(a.value, access.value, access.place)
@@ -132,7 +131,9 @@ class Search:
             for a in some
         )
 
-    def behind(self, place: Place, who: Thread, ours: Access, right: Access):
+    def behind(
+        self, place: Place, who: Thread, ours: Access, right: Access
+    ) -> tuple[Fault | None, Hop | None, int]:
         """A thread wrote another value than the solution's: what it read says why."""
         fault, read, until = self.reads(who, ours, right)
         if fault or read:
@@ -151,36 +152,23 @@ class Search:
         mine, theirs = self.read_by(self.mine, who, blank), self.read_by(self.theirs, who, blank)
         extra = [access for place, access in mine.items() if place not in theirs]
         missing = [place for place in theirs if place not in mine]
-        at = {"place": ours.place, "who": who, "got": ours.value, "expected": right.value}
         if extra or missing:
             step = self.telling(extra, missing, ours, who)
-            return (
-                Fault(
-                    "element", step=step, line=self.mine.line(step), extra=tuple(extra), missing=tuple(missing),
-                    hops=tuple(self.hops), **at,
-                ),
-                None,
-                0,
-            )  # fmt: skip
+            fault = self.fault("element", ours.place, who, ours, right.value)
+            line = self.mine.line(step)
+            return replace(fault, step=step, line=line, extra=tuple(extra), missing=tuple(missing)), None, 0
         for place, access in mine.items():
             if access.step < ours.step and self.differ(access.value, theirs[place].value, place):
                 return None, access, theirs[place].step
         if belongs := self.belongs(who, ours):
-            return Fault(
-                "place", step=ours.step, line=self.mine.line(ours.step), missing=(belongs,), hops=tuple(self.hops), **at
-            ), None, 0  # fmt: skip
+            fault = self.fault("place", ours.place, who, ours, right.value)
+            return replace(fault, missing=(belongs,)), None, 0
         late = self.last_read(who, ours, right, blank)
         if late:
             access, place = late
-            step = access.step
-            return (
-                Fault(
-                    "order", step=step, line=self.mine.line(step), extra=(access,), missing=(place,),
-                    hops=tuple(self.hops), **at,
-                ),
-                None,
-                0,
-            )  # fmt: skip
+            fault = self.fault("order", ours.place, who, ours, right.value)
+            line = self.mine.line(access.step)
+            return replace(fault, step=access.step, line=line, extra=(access,), missing=(place,)), None, 0
         return None, None, 0
 
     def telling(self, extra: list[Access], missing: list[Place], ours: Access, who: Thread) -> int:
@@ -250,7 +238,7 @@ class Search:
             out.setdefault(access.place, access)
         return out
 
-    def latest(self, run: Accesses, who: Thread, before: int, blank: str) -> dict[tuple, Access]:
+    def latest(self, run: Accesses, who: Thread, before: int, blank: str) -> dict[tuple[int, str], Access]:
         """The last read of every tensor by a thread before a step."""
         mask = run.by(who) & (run.kind == "R") & (run.step < before) & self.within(run, blank)
         accesses = (run.access(row) for row in np.flatnonzero(mask).tolist())
@@ -258,7 +246,7 @@ class Search:
 
     def peers(self, who: Thread) -> Iterator[Thread]:
         """The other threads of a thread's block that touch memory in either run."""
-        numbers = set()
+        numbers: set[int] = set()
         for run in (self.mine, self.theirs):
             here = (run.launch == who.launch) & (run.block == who.block)
             numbers |= set(np.unique(run.thread[here]).tolist())
@@ -297,11 +285,10 @@ class Search:
     def scale(self, place: Place) -> float:
         """The largest finite value at a place's tensor in the solution's run."""
         key = place.launch, place.tensor
-        scales = self.__dict__.setdefault("_scales", {})
-        if key not in scales:
+        if key not in self.scales:
             values = np.abs(self.theirs.value[self.theirs.tensor == self.code(self.theirs, place)])
-            scales[key] = float(values[np.isfinite(values)].max(initial=0.0))
-        return scales[key]
+            self.scales[key] = float(values[np.isfinite(values)].max(initial=0.0))
+        return self.scales[key]
 
 
 def amount(writes: list[Access]) -> float:

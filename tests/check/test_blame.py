@@ -161,6 +161,22 @@ def test_the_way_back_goes_through_launches_and_shared_memory():
     assert fault.missing == (Place("x", 3),) and fault.extra[0].place == Place("x", 2)
 
 
+def test_the_way_back_may_pass_a_place_twice():
+    """Thread 1 stores to a cell, and after it thread 0 doubles what is there."""
+
+    def doubled(stored):
+        return launch(
+            ("R", "x", 10, [(0, 1, 0, 1.5)]),
+            ("W", "y", 11, [(0, 1, 0, stored)]),
+            ("R", "y", 12, [(0, 0, 0, stored)]),
+            ("W", "y", 12, [(0, 0, 0, 2 * stored)]),
+        )
+
+    fault = fault_of(run(doubled(4.0)), run(doubled(1.5)), Place("y", 0))
+    assert (fault.kind, fault.who, fault.got, fault.expected) == ("value", Thread(0, 0, 1), 4.0, 1.5)
+    assert [hop.write.who for hop in fault.hops] == [Thread(0, 0, 0)]
+
+
 def test_shared_memory_of_another_block_is_another_place():
     launched = launch(("W", "tile", 11, [(0, 0, 5, 1.0), (1, 0, 5, 2.0)]), shared=("tile",))
     accesses = run(launched)

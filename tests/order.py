@@ -16,6 +16,7 @@ SHARED = {
     "module_on_virtual_gpu": "module",
     "public_ops": "public ops",
     "site": "site",
+    "attention_cpu_graphs": "attention's graphs",
 }
 """Fixture -> the group of the files with a test that takes it; the first one counts."""
 

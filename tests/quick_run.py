@@ -72,6 +72,7 @@ FEWER = {
     "screens/test_watch.py::test_the_picture_needs_a_kernel": 0,
     "test_console.py::test_a_closed_stream_changes_nothing": 1,
     "test_console.py::test_a_terminal_without_utf_8_gets_all_of_it": 1,
+    "test_invocation.py::test_what_the_commands_of_a_puzzle_print_can_be_pasted": 5,
     "test_new_puzzle.py::test_the_rank_that_goes_wrong_is_named": 1,
     "vgpu/test_hopper_values.py::test_every_bit_is_what_a_gpu_gives": 1,
     "vgpu/test_hopper_zoo.py::test_right_kernels_are_clean_and_right": 6,

@@ -5,12 +5,13 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 from tiers import chosen
 
 from harness.check import zoo
 from harness.check.compare import judge
 from harness.check.gates import Checker
-from harness.check.reference import Reference
+from harness.check.reference import Reference, judge_variant
 from harness.devices.recorder import Order, record_many
 from harness.devices.targets import cpu
 from harness.learner import blanks
@@ -55,6 +56,20 @@ def test_a_wrong_kernel_is_rejected_for_the_right_reason(kernel, checkers):
     assert named.mistake == kernel.mistake, "\n".join(named.diagnosis)
     for id in kernel.also:
         assert results[id].diagnosis[0].endswith("which is wrong: mend that first")
+
+
+def test_the_mean_of_losses_that_are_rounded_as_they_may_be_is_right():
+    """As on a real GPU, whose logarithm gives other last digits: losses that are small beside their logits have few digits, and
+    so has their mean. From exact losses the same mean is wrong."""
+    (case,) = (case for case in cases() if case.name == "sums that cancel")
+    reference = Reference(PUZZLE, "float32", 0)
+    truth = {name: torch.as_tensor(array) for name, array in reference.truth(case, cpu()).items()}
+    exact = {name: truth[name].float() for name in ("row_loss", "row_lse", "places", "mean_loss")}
+    moved = {name: exact[name] * (1 + 1.3e-6) for name in ("row_loss", "mean_loss")}
+    for losses, right in ((moved["row_loss"], True), (exact["row_loss"], False)):
+        outputs = exact | {"row_loss": losses, "mean_loss": moved["mean_loss"]}
+        verdicts = judge_variant(reference, case, cpu(), "loss", outputs, ["row_loss", "mean_loss"])
+        assert verdicts["row_loss"].ok and verdicts["mean_loss"].ok == right
 
 
 def test_the_zoo_has_two_wrong_kernels_for_every_gate():

@@ -372,11 +372,16 @@ def symptom(name: str, arrays: Arrays, got: np.ndarray, truth: np.ndarray) -> Sy
 
 
 def propagated(arrays: Arrays, saved: Arrays) -> dict[str, float]:
-    """How far the lse as it was saved, rounded, moves the gradient: of logits in the hundreds it has few digits after the point."""
-    if "row_lse" not in saved or not np.isfinite(saved["row_lse"]).all():
-        return {}
-    whole, moved = (derive(arrays, change) for change in ({}, {"row_lse": lambda v: saved["row_lse"]}))
-    return {"grad_rows": float(np.abs(moved.grad_rows - whole.grad_rows).max(initial=0.0))}
+    """How far the lse as it was saved, rounded, moves the gradient, and losses as they were saved their mean: of logits in the
+    hundreds, and of losses that are small beside them, there are few digits after the point."""
+    whole, moved = derive(arrays), dict[str, float]()
+    for name, quantity in (("row_lse", "grad_rows"), ("row_loss", "mean_loss")):
+        if name in saved and np.isfinite(saved[name]).all():
+            other = derive(arrays, {name: lambda v, kept=saved[name]: kept})
+            moved[quantity] = float(
+                np.abs(getattr(other, quantity) - getattr(whole, quantity)).max(initial=0.0)
+            )
+    return moved
 
 
 # ---- PyTorch's answers --------------------------------------------------------------------------------------

@@ -120,7 +120,7 @@ class Simulated:
                 reference, case, self.target, variant, outcome.outputs[case.name], saved
             ).values()
         ):
-            again = self._replay(variant, cases, reference, given=True)
+            again = self._replay(variant, cases, reference, given=outcome)
             again.findings = outcome.findings
             return again
         return outcome
@@ -130,21 +130,24 @@ class Simulated:
         return self._replays[variant].run(variant, case, reference.inputs(case))
 
     def _replay(
-        self, variant: str, cases: Sequence[Case], reference: "Reference", given: bool = False
+        self, variant: str, cases: Sequence[Case], reference: "Reference", given: Outcome | None = None
     ) -> Outcome:
+        from harness.devices.poison import unwritten
         from harness.devices.replay import Replay
         from harness.vgpu import Checks
 
         puzzle, checks = reference.puzzle, Checks(counters=False)
         replay = Replay(self.recording, puzzle, reference.dtype, blocks=self.blocks, checks=checks)
         self._replays[variant] = replay
-        outcome = Outcome(given=given)
+        outcome = Outcome(given=given is not None)
         for number, case in enumerate(cases, 1):
             tell(f"{variant} on the virtual GPU: case {number} of {len(cases)} ({case.name})")
             replay.gpu.steps = STEPS + puzzle.multiply_adds(case.dims)
             saved = reference.saved(case, self.target, variant) if given else {}
+            before = given.outputs[case.name] if given else {}
+            unmade = [name for name in saved if unwritten(before[name]).all()]
             try:
-                outcome.outputs[case.name] = replay.run(variant, case, reference.inputs(case), saved)
+                outcome.outputs[case.name] = replay.run(variant, case, reference.inputs(case), saved, unmade)
             except UnsupportedInstruction as error:
                 raise EnvironmentProblem(str(error)) from error
             except VirtualGPUError as error:

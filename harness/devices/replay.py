@@ -1,6 +1,7 @@
 """Replays recorded launches on the virtual GPU: no MAX, no driver, one process, a second for a puzzle's cases."""
 
 import math
+from collections.abc import Collection
 
 import numpy as np
 import torch
@@ -34,6 +35,7 @@ class Replay:
         case: Case,
         inputs: dict[str, torch.Tensor],
         given: dict[str, torch.Tensor] | None = None,
+        unmade: Collection[str] = (),
     ) -> dict[str, torch.Tensor]:
         """Runs one variant on one case.
 
@@ -42,6 +44,7 @@ class Replay:
             case: Its dims must have been recorded.
             inputs: The input tensors (torch, on the CPU, contiguous, in the dtype of the recording), by name.
             given: What some of the written tensors shall hold for the launches that read them, whatever was written there.
+            unmade: Those of them that no launch makes: the first that takes one reads it.
 
         Returns what was written, as torch tensors by name; outputs start out poisoned, scratch memory unwritten.
         """
@@ -73,8 +76,12 @@ class Replay:
                 self._place(address, event, inputs[event.name])
             else:
                 dtype = self.puzzle.written_dtype(event.name, self.dtype)
-                self._place(address, event, poisoned(shapes[event.name], dtype))
+                poison = poisoned(shapes[event.name], dtype)
+                self._place(address, event, poison)
                 written[event.name] = address
+                if event.name in stood and event.name in unmade:
+                    computed[event.name] = raw(poison)  # what it is judged by
+                    self.gpu.write(address, stood[event.name])
         for name, values in computed.items():
             self.gpu.write(written[name], values)
         outputs = {name: self._read(name, address, shapes[name]) for name, address in written.items()}

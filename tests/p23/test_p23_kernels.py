@@ -1,6 +1,7 @@
 """Puzzle 23's kernels: the GPU kernels on the virtual GPU in three dtypes, the CPU path in four, and awkward sizes."""
 
 import functools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,9 +15,11 @@ from harness.check.reference import Reference, judge_variant
 from harness.devices.recorder import Order, RecordedLaunch, RecordedTensor, record_many
 from harness.devices.replay import Replay
 from harness.devices.targets import cpu
+from harness.learner import blanks
 from harness.learner.work import Work
 from harness.puzzles.p23 import spec as p23
 from harness.spec.puzzle import Case
+from harness.toolchain import roots
 
 pytestmark = pytest.mark.compiler
 
@@ -71,6 +74,30 @@ def test_the_variants_on_request_are_right(puzzle, recorded, dtype, variant):
         assert {"grad_query", "grad_attn_mask"} & set(verdicts)
         assert all(verdict.ok for verdict in verdicts.values()), (case.name, verdicts)
     assert not player.gpu.findings
+
+
+@pytest.mark.parametrize(
+    ("dP", "dot", "states"),
+    [
+        ((), "block.sum[block_size=ROW_THREADS](partial)", {"dP": "unsolved", "dsoftmax": "correct"}),
+        (("    pass",), "block.sum[block_size=ROW_THREADS](partial)", {"dP": "wrong", "dsoftmax": "correct"}),
+        ((), "partial", {"dP": "unsolved", "dsoftmax": "wrong"}),
+    ],
+    ids=["before dP", "after a dP that writes nothing", "wrong before dP"],
+)
+def test_a_gate_is_judged_before_the_one_that_it_reads_from_is_solved(puzzle, tmp_path, dP, dot, states):
+    blanks.generate(roots.solutions() / "p23", tmp_path / "p23")
+    work = replace(Work(puzzle, puzzle.mojo_rung), root=tmp_path)
+    skeleton, solution = blanks.read(work.path), blanks.find(blanks.read(work.solution))
+    bodies = {id: blank.body for id, blank in blanks.find(skeleton).items()}
+    whole = "block.sum[block_size=ROW_THREADS](partial)"
+    bodies |= {id: solution[id].body for id in ("matmul", "softmax")} | ({"dP": dP} if dP else {})
+    bodies["dsoftmax"] = tuple(line.replace(whole, dot) for line in solution["dsoftmax"].body)
+    work.path.write_text(blanks.join(blanks.split(skeleton), bodies))
+    results = Checker(puzzle).check(work.package, ["dP", "dsoftmax"])
+    assert {result.gate.id: result.state for result in results} == states
+    if states["dsoftmax"] == "wrong":
+        assert "block.sum is missing" in " ".join(results[-1].diagnosis)
 
 
 def test_the_learners_file_compiles_and_is_unsolved(puzzle):

@@ -438,7 +438,7 @@ NAMED = {
 @pytest.mark.parametrize("line", NAMED)
 def test_a_wrong_line_is_named(line):
     puzzle, quantity, wrong, words = NAMED[line]
-    last = re.sub(r", to \de[-+]\d\d", "", said(puzzle, quantity, wrong).lines[-1])
+    last = re.sub(r", (?:to \de[-+]\d\d|exactly)", "", said(puzzle, quantity, wrong).lines[-1])
     assert last.startswith(f"your {quantity} {words}"), last
     rest = last.removeprefix(f"your {quantity} {words}")
     assert rest.startswith((": see hint G-", "; or ", " with", ", wherever it is a number")), rest

@@ -1,4 +1,7 @@
-"""`python -m harness`, and what the command `workbook` starts: Ctrl-C is one line from the first import on."""
+"""`python -m harness`, and what the command `workbook` starts: Ctrl-C is one line from the first import on.
+
+`harness.check` has the way from the command to a verdict, `harness.nn` that from a layer to its launches, file by file.
+"""
 
 import os
 import sys

@@ -396,8 +396,6 @@ def watch(arguments: list[str]) -> int:
     puzzle = find_puzzle(flags.puzzle)
     check_gate(puzzle, flags.rung, flags.gate)
     work = work_of(puzzle, flags.rung, flags.gate)
-    if flags.gate is not None:
-        work.gate(flags.gate)
     if flags.measure is not None:
         return measure_watch(work, flags.gate or work.gates[-1].id, flags.measure)
     from harness.screens.watch import Watch

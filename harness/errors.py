@@ -17,12 +17,15 @@ class BadUse(WorkbookError):
     exit_code = 2
 
 
-def unknown_gate(id: str, there: Iterable[str]) -> BadUse:
-    """The error for a gate that is none, with those there are, and the one that was meant where it is much like one."""
+def unknown_gate(id: str, there: Iterable[str], where: str = "") -> BadUse:
+    """The error for a gate that is none, or none of `where`, with those there are, and the one that was meant where it is
+    much like one."""
     ids = [*there]
     near = difflib.get_close_matches(id, ids, 1)
     words = f" (did you mean {near[0]}?)" if near else ""
-    return BadUse(f"unknown gate {id!r}{words}; there is {', '.join(ids)}")
+    return BadUse(
+        f"{f'{where} has no' if where else 'unknown'} gate {id!r}{words}; there is {', '.join(ids)}"
+    )
 
 
 class DamagedFile(BadUse):

@@ -229,7 +229,7 @@ def test_json_has_the_puzzle_s_own_names(finished):
 
 @pytest.mark.compiler
 def test_the_command_that_the_report_suggests_parses_and_says_the_same(here, finished):
-    from harness import cli
+    from harness.flags import parse
 
     code, out, _ = finished["wrong"]
     assert code == 1 and "without the factor 2" in out and "only one" not in out
@@ -237,8 +237,7 @@ def test_the_command_that_the_report_suggests_parses_and_says_the_same(here, fin
         "python -m harness "
     )[1]
     assert suggested.startswith("p90 --backward --plain --device cpu --ops ")
-    puzzle, flags = cli.parse(suggested.split())
-    options = cli.make_options(flags, puzzle)
+    options = parse(suggested.split())
     assert options.variants == ("plain",) and options.device == "cpu" and options.root == str(here / "wrong")
     code, out, _ = finished["unsolved"]
     assert (

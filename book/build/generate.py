@@ -39,7 +39,7 @@ from book.figures import (
 from book.figures.markdown_table import table
 from book.measure import ledger, outputs, record
 from book.measure.ledger import GPT2_SMALL
-from harness import cli
+from harness import flags
 from harness.check import zoo
 from harness.puzzles.p22 import spec as p22
 from harness.puzzles.p26.mistakes import FIXES
@@ -363,7 +363,7 @@ def tasks_table() -> str:
 def options_table() -> str:
     """The options of `pNN`, in the words of its own help."""
     rows = []
-    for action in cli.parser(p22.PUZZLE)._actions:
+    for action in flags.parser(p22.PUZZLE)._actions:
         names = [name for name in action.option_strings if name.startswith("--") and name != "--help"]
         if not names:
             continue

@@ -13,7 +13,7 @@ import torch
 
 from book.measure.cuda_graphs import capture
 from book.measure.product_times import graph_time, measure_all
-from harness.nn import direct, products
+from harness.nn import direct, layernorm_plan, products
 from harness.nn.products import ALL_LIBRARY, ALL_OWN, LIBRARY, OWN, Choice, Products
 
 ONE = ((OWN, OWN), (OWN, LIBRARY), (LIBRARY, LIBRARY))
@@ -75,9 +75,9 @@ def measure(M: int, H: int, O: int) -> list[dict]:
     truth = exact(dy, x, gamma, beta, W)
     graphs = {}
     for way, choice in ways(M, H, O).items():
-        direct.choose = lambda *sizes, choice=choice, **facts: choice
-        direct.plan.cache_clear()
-        plan = direct.plan(x.shape, O, x.dtype, False, kernels.hopper)
+        layernorm_plan.choose = lambda *sizes, choice=choice, **facts: choice
+        layernorm_plan.plan.cache_clear()
+        plan = layernorm_plan.plan(x.shape, O, x.dtype, False, kernels.hopper)
         got = []
 
         def both(plan=plan, got=got):
@@ -91,7 +91,7 @@ def measure(M: int, H: int, O: int) -> list[dict]:
             error = (mine.double() - right).norm() / right.norm()
             if not error < LARGEST_ERROR:
                 raise RuntimeError(f"{(M, H, O)}, {way}: an error of {error:.1e}")
-    direct.choose = products.choose
+    layernorm_plan.choose = products.choose
     repeats = 10 if M * H * O < 2**36 else 2
     taken = {way: [] for way in graphs}
     for _ in range(ROUNDS):

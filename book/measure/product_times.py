@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 import torch
 
 from book.measure.cuda_graphs import capture
-from harness.nn import autograd, direct, products
+from harness.nn import autograd, direct, layernorm_plan, products
 from harness.nn.layers import fused_layernorm_linear
 from harness.nn.products import ALL_OWN, LIBRARY, OWN, PADDED, Products
 
@@ -66,8 +66,8 @@ def host_time(call, repeats: int = 20) -> float:
 def force(way: Products) -> None:
     """Makes every plan from now on take one way."""
     choice = products.same(ALL_OWN if way == ALL_OWN else way)
-    direct.choose = lambda *sizes, **facts: choice
-    direct.plan.cache_clear()
+    layernorm_plan.choose = lambda *sizes, **facts: choice
+    layernorm_plan.plan.cache_clear()
     autograd.checked_plan.cache_clear()
 
 
@@ -87,7 +87,7 @@ def measure(M: int, H: int, O: int) -> list[dict]:
     graphs, host = {}, {}
     for way in UNALIGNED if unaligned else ALIGNED:
         force(way)
-        plan = direct.plan(x.shape, O, x.dtype, False, kernels.hopper)
+        plan = layernorm_plan.plan(x.shape, O, x.dtype, False, kernels.hopper)
         _, statistics_of_rows = kernels.forward(plan, 1e-5, True, x, gamma, beta, W, b)
         assert statistics_of_rows is not None
 

@@ -1,8 +1,8 @@
 """Running kernels and judging what they wrote: cases, gates, rungs, diagnoses, the bug zoo.
 
-From `p22 --gate dW` to its verdict:
+From `pNN --gate dW` to its verdict:
 
-    harness/cli.py               the arguments become Options (options.py)
+    harness/flags.py             the arguments become Options (options.py), and are checked, the gate too
     harness/screens/checking.py  check_gates asks a checker for verdicts and prints them (screens/report.py)
     checkers.py                  which checker: the one that the file's rung names
     gates.py                     Checker, of kernels: they are recorded (devices/recorder.py) while PyTorch says what is right
@@ -11,5 +11,5 @@ From `p22 --gate dW` to its verdict:
                                  (compare.py), and says what went wrong (diagnose.py, blame.py)
     results.py                   GateResult: what a verdict holds
 
-A whole run, `p22 --backward`, goes by runs.py to the same Judge, once for each device.
+A whole run, `pNN --backward`, goes by runs.py to the same Judge, once for each device.
 """

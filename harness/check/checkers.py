@@ -8,6 +8,9 @@ from harness.check.results import Cases, GateIds, GateResult, OnFirst
 from harness.learner.work import Work
 from harness.spec.rungs import MojoRung
 
+NARROW = "bfloat16"
+"""In what a few cases of a gate that is right are judged too."""
+
 
 class RungChecker(Protocol):
     """What `harness.spec.rungs` says that every checker can do."""
@@ -34,8 +37,8 @@ def checker_of(work: Work, *, at_terminal: bool = False, **options: object) -> R
 def make_checker(work: Work, **options: object) -> RungChecker:
     """The checker of a file; `options` are its keywords, as `seed`. Importing it may take seconds.
 
-    Kernels are judged in bfloat16 too where nothing says which dtype is meant.
+    Kernels are judged in NARROW too where nothing says which dtype is meant.
     """
     if isinstance(work.rung, MojoRung):
-        options = {"other": "bfloat16", **options} if "dtype" not in options else options
+        options = {"other": NARROW, **options} if "dtype" not in options else options
     return pkgutil.resolve_name(work.rung.checker)(work.puzzle, work.rung, **options)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from harness.devices.targets import VIRTUAL_LIMIT
 from harness.learner.work import Work
-from harness.spec.puzzle import Case, Gate, Puzzle
+from harness.spec.puzzle import Case, Demo, Gate, Puzzle
 from harness.toolchain import roots
 from harness.toolchain.packages import OpPackage
 
@@ -28,6 +28,7 @@ class Options:
         profile: Count what the kernels do, and judge nothing.
         show: Draw the run of this gate; "" for the one at hand, None for no picture.
         html, json: Where the page and the data go.
+        demo: The demonstration that is asked for in the place of a check.
         verbose: Print all that is known.
     """
 
@@ -48,6 +49,7 @@ class Options:
     show: str | None = None
     html: Path | None = None
     json: str | None = None
+    demo: Demo | None = None
     verbose: bool = False
 
     def __post_init__(self):

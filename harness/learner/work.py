@@ -8,7 +8,7 @@ from harness.learner import blanks, layout
 from harness.learner.blanks import Blank
 from harness.learner.progress import Progress
 from harness.spec.puzzle import Gate, Puzzle
-from harness.spec.rungs import MojoRung, Rung
+from harness.spec.rungs import MojoRung, Rung, name_of
 from harness.toolchain import roots
 from harness.toolchain.packages import OpPackage, mojo_files
 
@@ -70,11 +70,8 @@ class Work:
         return self.puzzle.gates_of(self.rung)
 
     def gate(self, id: str) -> Gate:
-        """One gate. Raises BadUse, naming those there are."""
-        for gate in self.gates:
-            if gate.id == id:
-                return gate
-        raise unknown_gate(id, self.rung.gates)
+        """One of its gates."""
+        return next(gate for gate in self.gates if gate.id == id)
 
     def blanks(self) -> dict[str, Blank]:
         """The blanks of the learner's file. Raises DamagedFile where it cannot be read or a blank is gone."""
@@ -107,13 +104,14 @@ class Work:
 
 
 def check_gate(puzzle: Puzzle, rung: str | None, id: str | None) -> None:
-    """Raises BadUse for a gate that no rung of a puzzle holds, naming those there are, the main rung's first.
+    """Raises BadUse for a gate that a rung does not hold, naming those it has; without a rung, for one that no rung holds.
 
-    Where a rung is named, it says which it has, and without a gate nothing is wrong.
+    Of a command's gate this is the one check. Without a gate nothing is wrong.
     """
-    there = dict.fromkeys([*puzzle.main_rung.gates, *(gate.id for gate in puzzle.gates)])
-    if not rung and id is not None and id not in there:
-        raise unknown_gate(id, there)
+    named = puzzle.rung(rung) if rung else None
+    there = named.gates if named else [*puzzle.main_rung.gates, *(gate.id for gate in puzzle.gates)]
+    if id is not None and id not in there:
+        raise unknown_gate(id, dict.fromkeys(there), f"the {name_of(named.id)} rung" if named else "")
 
 
 def rung_blanks(path: Path, rung: Rung) -> dict[str, Blank]:

@@ -23,6 +23,7 @@ from harness.nn import direct, on_stream
 from harness.nn.arguments import DTYPES, plain
 from harness.nn.derivatives import FirstOnly
 from harness.nn.direct import ALL_GRADIENTS, BIAS, INPUT, NORM, WEIGHT, Gradients
+from harness.nn.layernorm_plan import AUTO, LEAST, MEMORY, Plan, plan
 from harness.nn.on_stream import PLAIN, applied
 from harness.nn.operators import registered
 from harness.nn.ops import BACKWARD, FORWARD
@@ -40,7 +41,7 @@ Tensor = torch.Tensor
 # ---- The operators ------------------------------------------------------------------------------------------
 
 
-def check_call(x, ln_weight, ln_bias, linear_weight, linear_bias, eps, algorithm, memory=direct.AUTO) -> None:
+def check_call(x, ln_weight, ln_bias, linear_weight, linear_bias, eps, algorithm, memory=AUTO) -> None:
     """`check`, of the forward operator's arguments."""
     check(x, ln_weight, ln_bias, linear_weight, linear_bias, algorithm, memory)
 
@@ -54,7 +55,7 @@ def layernorm_linear(
     linear_bias: Tensor | None,
     eps: float,
     algorithm: str,
-    memory: str = direct.AUTO,
+    memory: str = AUTO,
 ) -> tuple[Tensor, Tensor]:
     """Returns output [..., O], and mean and rstd of the rows of x [..., H] as [2, ...], in float32 or wider.
 
@@ -103,7 +104,7 @@ def with_absent(x, ln_weight, ln_bias, linear_weight, linear_bias) -> tuple[Tens
 
 
 @layernorm_linear.register_fake
-def forward_buffers(x, ln_weight, ln_bias, linear_weight, linear_bias, eps, algorithm, memory=direct.AUTO):
+def forward_buffers(x, ln_weight, ln_bias, linear_weight, linear_bias, eps, algorithm, memory=AUTO):
     """Checks the arguments and allocates what the forward operator returns."""
     check_call(x, ln_weight, ln_bias, linear_weight, linear_bias, eps, algorithm, memory)
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
@@ -123,7 +124,7 @@ def layernorm_linear_backward(
     linear_weight: Tensor,
     wanted: int,
     algorithm: str,
-    memory: str = direct.AUTO,
+    memory: str = AUTO,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Returns dx [..., H], dgamma [H], dbeta [H], dW [O, H] and db [O] from grad_output [..., O].
 
@@ -166,7 +167,7 @@ def layernorm_linear_backward(
 
 @layernorm_linear_backward.register_fake
 def backward_buffers(
-    grad_output, x, statistics, ln_weight, ln_bias, linear_weight, wanted, algorithm, memory=direct.AUTO
+    grad_output, x, statistics, ln_weight, ln_bias, linear_weight, wanted, algorithm, memory=AUTO
 ):
     """Allocates what the backward operator returns; dW lies as the weight does, row by row or transposed."""
     O, H = linear_weight.shape
@@ -242,7 +243,7 @@ class Direct(torch.autograd.Function):
         needed = ctx.needs_input_grad
         wanted = wanted_of(needed)
         if torch.is_grad_enabled():  # create_graph=True: the operator is there to refuse a second derivative
-            asked = "pairs" if ctx.plan.pairs else "fast", direct.LEAST if ctx.plan.lean else direct.AUTO
+            asked = "pairs" if ctx.plan.pairs else "fast", LEAST if ctx.plan.lean else AUTO
             gradients = layernorm_linear_backward(grad_output, *ctx.saved_tensors, wanted, *asked)
             return (*only(gradients, needed), None, None, None)
         x, statistics, ln_weight, ln_bias, linear_weight = ctx.saved_tensors
@@ -279,16 +280,18 @@ def call_directly(
     linear_weight: Tensor,
     linear_bias: Tensor | None,
     eps: float,
-    pairs: bool = False,
-    lean: bool = False,
+    algorithm: str = "fast",
+    memory: str = AUTO,
 ) -> Tensor | None:
     """The output [..., O] by the direct way; None where the registered operator must do it, or must say what is wrong.
 
-    Those are: no module for x's device, tensors on different devices, subclasses of Tensor, and torch's modes and
+    Those are: an algorithm that the module does not have, no module for x's device, tensors on different devices, subclasses of Tensor, and torch's modes and
     transforms that watch operators.
     """
     if not (
-        type(x) in PLAIN
+        algorithm in direct.THROUGH_MODULE
+        and memory in MEMORY
+        and type(x) in PLAIN
         and x.layout is torch.strided
         and type(linear_weight) in PLAIN
         and dispatch_modes() == 0
@@ -314,16 +317,16 @@ def call_directly(
         return None
     tensors = (x, ln_weight, ln_bias, linear_weight, linear_bias)
     if kernels is None:
-        check(*tensors, "fast")  # so that nobody waits for a module to be built for a call that is wrong
+        check(*tensors, algorithm)  # so that nobody waits for a module to be built for a call that is wrong
         kernels = direct.kernels(x.device)
         if kernels is None:
             return None
     transposed = direct.lies_transposed(linear_weight)
-    plan = checked_plan(
+    planned = checked_plan(
         transposed,
         kernels.hopper,
-        pairs,
-        lean,
+        algorithm,
+        memory,
         x.shape,
         ln_weight.shape,
         ln_bias.shape,
@@ -335,7 +338,7 @@ def call_directly(
         linear_weight.dtype,
         linear_bias.dtype,
     )
-    if plan is None:
+    if planned is None:
         return None
     if not (
         x.is_contiguous()
@@ -352,16 +355,16 @@ def call_directly(
         or ln_bias.requires_grad
         or linear_bias.requires_grad
     ):
-        return apply_direct(*tensors, eps, plan, kernels)
-    return kernels.forward(plan, eps, False, *tensors)[0]
+        return apply_direct(*tensors, eps, planned, kernels)
+    return kernels.forward(planned, eps, False, *tensors)[0]
 
 
 @functools.lru_cache(maxsize=4096)
 def checked_plan(
     transposed: bool,
     hopper: bool,
-    pairs: bool,
-    lean: bool,
+    algorithm: str,
+    memory: str,
     x,
     ln_weight,
     ln_bias,
@@ -369,7 +372,7 @@ def checked_plan(
     linear_bias,
     dtype,
     *dtypes,
-) -> direct.Plan | None:
+) -> Plan | None:
     """The plan for tensors of these shapes and dtypes, or None where `check` has something against them."""
     tensors = [
         torch.empty(shape, dtype=dtype, device="meta")
@@ -378,16 +381,16 @@ def checked_plan(
         )
     ]
     try:
-        check(*tensors, algorithm="fast")
+        check(*tensors, algorithm=algorithm)
     except (TypeError, ValueError):
         return None
-    return direct.plan(x, linear_weight[0], dtype, transposed, hopper, pairs, lean)
+    return plan(x, linear_weight[0], dtype, transposed, hopper, algorithm, memory)
 
 
 # ---- Checks -------------------------------------------------------------------------------------------------
 
 
-def check(x, ln_weight, ln_bias, linear_weight, linear_bias, algorithm, memory=direct.AUTO) -> None:
+def check(x, ln_weight, ln_bias, linear_weight, linear_bias, algorithm, memory=AUTO) -> None:
     """Raises where the forward operator cannot take its arguments; the message names the first one at fault.
 
     Raises:
@@ -427,8 +430,8 @@ def check_algorithm(algorithm: str) -> None:
 
 def check_memory(memory: str) -> None:
     """Raises ValueError for a choice of memory that there is not."""
-    if memory not in direct.MEMORY:
-        raise ValueError(f"memory: expected {' or '.join(map(repr, direct.MEMORY))}, got {memory!r}")
+    if memory not in MEMORY:
+        raise ValueError(f"memory: expected {' or '.join(map(repr, MEMORY))}, got {memory!r}")
 
 
 def check_parameter(name: str, tensor: Tensor, rank: int, x: Tensor) -> None:

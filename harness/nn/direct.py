@@ -1,22 +1,21 @@
 """The extension module's kernels on torch tensors: allocates, launches on torch's current stream, and nothing more.
 
 Every microsecond counts here: a small layer costs its host time. So everything that follows from shapes and dtypes alone
-is worked out once (`Plan`), memory comes from torch's allocator in the way compiled graphs take it, and addresses go to
+is worked out once (`layernorm_plan`), memory comes from torch's allocator in the way compiled graphs take it, and addresses go to
 the module as integers. Whoever calls has checked that the tensors lie on one GPU.
 """
 
 import contextlib
 import functools
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import ModuleType
 from typing import NamedTuple
 
 import torch
 
 from harness.nn import on_stream
-from harness.nn.on_stream import KINDS, NOTHING_TO_DO, OnDevice, Opened, contiguous_strides
+from harness.nn.layernorm_plan import AUTO, Plan, plan
+from harness.nn.on_stream import KINDS, NOTHING_TO_DO, OnDevice, Opened
 from harness.nn.ops import EPS
 from harness.nn.private import (
     any_autocast,
@@ -32,11 +31,8 @@ from harness.nn.products import (
     OWN,
     PADDED,
     VECTOR,
-    Choice,
     Products,
-    choose,
     padded,
-    same,
 )
 from harness.toolchain import extension
 
@@ -46,11 +42,6 @@ linear = torch.nn.functional.linear
 
 TF32, PAIRS = 1, 5
 """How the module numbers what it computes in, beside KINDS."""
-LINE = 128
-"""Bytes: rows that the module copies begin at multiples of so many (`pitch_of` in `solutions/shared/gemm_hopper.mojo`)."""
-PAIR_ELEMENTS = 8
-"""Of which the rows of a matrix that is split into a pair must be a multiple."""
-LARGEST = 2**31 - 1
 WEIGHT, BIAS, INPUT, NORM = 1, 2, 4, 8
 """Gradients that are wanted, added: dW, db, dx, and dgamma with dbeta."""
 ALL_GRADIENTS = WEIGHT | BIAS | INPUT | NORM
@@ -61,96 +52,11 @@ MOST_FEW_ROWS = 64
 """The most rows that are few: of more, adding columns row by row takes longer than a launch."""
 THROUGH_MODULE = ("fast", "pairs")
 """The algorithms of the module; without one, both are a MAX graph of the fast kernels."""
-AUTO, LEAST = "auto", "least"
-MEMORY = (AUTO, LEAST)
-"""What a backward pass is made for: time, and the least memory only where there is no room otherwise; or the least memory."""
 NOWHERE = (0, 0, 0, 0)
 """In the place of GPU, stream and scratch memory: launches nothing, and only counts the scratch memory."""
 
 
-# ---- Sizes and scratch memory -------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What follows from the shapes and the dtype of a call."""
-
-    rows: int
-    H: int
-    O: int
-    dtype: torch.dtype
-    wide: torch.dtype
-    """Of the statistics."""
-    choice: Choice
-    """What multiplies."""
-    pairs: bool
-    """Whether this project's products of float32 are made of pairs of float16 matrices."""
-    transposed: bool
-    """Whether linear_weight lies in memory as [H, O], as in GPT-2; then so does its gradient."""
-    weight_room: int
-    """Elements that the memory of dW must have for the module, which first puts a copy of linear_weight there; 0: no more
-    than dW itself."""
-    input_size: tuple[int, ...]
-    input_strides: tuple[int, ...]
-    output_size: tuple[int, ...]
-    output_strides: tuple[int, ...]
-    statistics_size: tuple[int, ...]
-    statistics_strides: tuple[int, ...]
-    lean: bool = False
-    """Whether the backward pass makes dW first and gives its ln_out back before it makes dln."""
-
-
-@functools.lru_cache(maxsize=4096)
-def plan(
-    shape: torch.Size,
-    output_dim: int,
-    dtype: torch.dtype,
-    transposed: bool = False,
-    hopper: bool = False,
-    pairs: bool = False,
-    lean: bool = False,
-) -> Plan:
-    """The plan for x of a shape [..., H] and linear_weight [O, H], which may lie transposed, on a GPU that may be a Hopper;
-    with pairs of float16 where they are asked for and suit; `lean` for the least memory.
-
-    Raises ValueError where a size is beyond the 32-bit integers that the kernels take.
-    """
-    rows, H = math.prod(shape[:-1]), shape[-1]
-    for name, size in (("rows", rows), ("H", H), ("O", output_dim)):
-        if size > LARGEST:
-            raise ValueError(f"{name}: the kernels take at most {LARGEST:,}, got {size:,}")
-    whole = H % PAIR_ELEMENTS == 0 == output_dim % PAIR_ELEMENTS
-    pairs = pairs and hopper and whole and not transposed and dtype == torch.float32
-    # Rows of 16 bits that are not aligned are copied, and both halves would need copies beside dW.
-    aligned = padded(H, dtype) == H and padded(output_dim, dtype) == output_dim
-    lean = lean and (aligned or dtype.itemsize > 2)
-    output_size = (*shape[:-1], output_dim)
-    statistics_size = (2, *shape[:-1])
-    return Plan(
-        rows,
-        H,
-        output_dim,
-        dtype,
-        torch.float64 if dtype == torch.float64 else torch.float32,
-        same(ALL_OWN) if pairs else choose(rows, H, output_dim, dtype, transposed=transposed, hopper=hopper),
-        pairs,
-        transposed,
-        weight_room(H, output_dim, dtype) if hopper else 0,
-        tuple(shape),
-        contiguous_strides(shape),
-        output_size,
-        contiguous_strides(output_size),
-        statistics_size,
-        contiguous_strides(statistics_size),
-        lean,
-    )
-
-
-def weight_room(H: int, output_dim: int, dtype: torch.dtype) -> int:
-    """The elements of linear_weight on Hopper where its rows must be copied to begin at multiples of LINE bytes; else 0."""
-    copied = dtype.itemsize == 2 and padded(H, dtype) != H
-    step = LINE // dtype.itemsize
-    return output_dim * -(-H // step) * step if copied else 0
+# ---- How tensors lie ----------------------------------------------------------------------------------------
 
 
 def captured(plan: Plan) -> bool:
@@ -723,9 +629,10 @@ class Way(NamedTuple):
 
 
 def way(x: Tensor, dtype: torch.dtype, linear_weight: Tensor, algorithm: str, memory: str = AUTO) -> Way:
-    """Who computes both passes of a call, of x [..., H] taken in a dtype and linear_weight [O, H]: for the operator and `explain`.
+    """Who computes both passes of a call, of x [..., H] taken in a dtype and linear_weight [O, H].
 
-    `autograd.call_directly` has the same `plan` wherever there is a module.
+    The registered operators and `explain` ask here. `autograd.call_directly`, where every microsecond counts, asks the same
+    three by itself: `THROUGH_MODULE`, `kernels` and `plan`, the last together with the check of its arguments.
     """
     if algorithm not in THROUGH_MODULE:
         return Way(algorithm)
@@ -733,6 +640,5 @@ def way(x: Tensor, dtype: torch.dtype, linear_weight: Tensor, algorithm: str, me
     if opened is None:
         return Way(graph_algorithm(x.device))
     transposed = lies_transposed(linear_weight)
-    pairs, lean = algorithm == "pairs", memory == LEAST
-    planned = plan(x.shape, len(linear_weight), dtype, transposed, opened.hopper, pairs, lean)
+    planned = plan(x.shape, len(linear_weight), dtype, transposed, opened.hopper, algorithm, memory)
     return Way(algorithm, opened, planned)

@@ -8,6 +8,7 @@ from torch.autograd import forward_ad
 
 from harness.nn import direct
 from harness.nn.autograd import FIRST_ONLY, call_directly, layernorm_linear
+from harness.nn.layernorm_plan import AUTO
 from harness.nn.on_stream import PLAIN
 from harness.nn.ops import EPS
 from harness.nn.private import any_autocast, transforms_active
@@ -24,7 +25,7 @@ def fused_layernorm_linear(
     eps: float = EPS,
     *,
     algorithm: str = "fast",
-    memory: str = direct.AUTO,
+    memory: str = AUTO,
 ) -> Tensor:
     """`linear(layer_norm(x))` with hand-written Mojo kernels for the forward and the backward pass.
 
@@ -81,8 +82,8 @@ def fused_layernorm_linear(
         tensors = in_autocast_dtype(tensors)
     if forward_ad._current_level >= 0:
         FIRST_ONLY.refuse_tangents(**dict(zip(NAMES, tensors, strict=True)))
-    if algorithm in direct.THROUGH_MODULE and memory in direct.MEMORY and not compiling:
-        output = call_directly(*tensors, eps, algorithm == "pairs", memory == direct.LEAST)
+    if not compiling:
+        output = call_directly(*tensors, eps, algorithm, memory)
         if output is not None:
             return output
     check_types(*tensors)
@@ -168,7 +169,7 @@ class LayerNormLinear(nn.Module):
         ln_bias: bool = True,
         bias: bool = True,
         algorithm: str = "fast",
-        memory: str = direct.AUTO,
+        memory: str = AUTO,
         device=None,
         dtype=None,
     ):
@@ -181,7 +182,7 @@ class LayerNormLinear(nn.Module):
 
     @classmethod
     def from_modules(
-        cls, ln: nn.LayerNorm, linear: nn.Linear, *, algorithm: str = "fast", memory: str = direct.AUTO
+        cls, ln: nn.LayerNorm, linear: nn.Linear, *, algorithm: str = "fast", memory: str = AUTO
     ) -> "LayerNormLinear":
         """A layer around two existing ones. It shares them: an optimizer that holds their parameters goes on.
 

@@ -21,7 +21,7 @@ from torch.autograd import forward_ad
 
 from harness.nn.arguments import DTYPES
 from harness.nn.autograd import check_algorithm, check_memory
-from harness.nn.direct import AUTO
+from harness.nn.layernorm_plan import AUTO
 from harness.nn.layers import fused_layernorm_linear, parameter
 from harness.nn.on_stream import PLAIN
 from harness.nn.private import (

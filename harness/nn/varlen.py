@@ -12,7 +12,8 @@ import torch.nn.functional as F
 
 from harness.nn import attention_direct
 from harness.nn.arguments import check_dense, check_flag, plain
-from harness.nn.attention_autograd import accum, backward_operator, check, factor, in_autocast_dtype
+from harness.nn.attention_arguments import accum, check, factor, in_autocast_dtype
+from harness.nn.attention_autograd import backward_operator
 from harness.nn.attention_direct import CHUNK, WIDE, AttentionKernels, aligned, row_strides
 from harness.nn.attention_ops import EVERY_KEY
 from harness.nn.derivatives import FirstOnly

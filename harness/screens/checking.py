@@ -5,16 +5,15 @@ from contextlib import nullcontext
 from rich.console import Console
 from rich.text import Text
 
-from harness.check.checkers import checker_of
+from harness.check.checkers import NARROW, checker_of
 from harness.check.options import Options
 from harness.check.results import exit_code
 from harness.console import page_width, print_lines, shown, write_json
-from harness.errors import BadUse, WorkbookError
+from harness.errors import WorkbookError
 from harness.learner.progress import Progress
 from harness.screens import report
 from harness.screens.live import compile_callbacks, live
 from harness.screens.work import is_solved, next_step
-from harness.spec.rungs import name_of
 
 
 def check(console: Console, options: Options) -> int:
@@ -43,10 +42,7 @@ def check_gates(console: Console, options: Options) -> tuple[int, dict[str, obje
     What the learner's file passes in the puzzle's own cases is remembered.
     """
     work, puzzle, cases = options.work, options.puzzle, options.cases
-    rung, gate, gates = work.rung, options.gate, [options.gate] if options.gate else None
-    if gate is not None and gate not in rung.gates:
-        there = f"the {name_of(rung.id)} rung has no gate {gate!r}; there is {', '.join(rung.gates)}"
-        raise BadUse(f"--gate {gate or repr('')}: {there}")
+    rung, gates = work.rung, [options.gate] if options.gate else None
     blanks = work.blanks()
     kernels = {"dtype": options.dtype, "blocks": options.blocks, "repeat": options.repeat}
     asked = {name: value for name, value in kernels.items() if value != getattr(Options, name)}
@@ -54,7 +50,9 @@ def check_gates(console: Console, options: Options) -> tuple[int, dict[str, obje
     target = work.target
     if gates and work.in_package:
         ran = work.package
-        about = f"ran {shown(ran.path)} (hash {ran.digest[:8]}), {options.dtype}, seed {options.seed}, on the virtual GPU"
+        narrow = "dtype" not in asked and any(case.in_16_bits for case in cases or puzzle.cases(None))
+        dtypes = f"{options.dtype}, then {NARROW}" if narrow else options.dtype
+        about = f"ran {shown(ran.path)} (hash {ran.digest[:8]}), {dtypes}, seed {options.seed}, on the virtual GPU"
         print_lines(console, [Text(f"   {about}", style="dim")])
     first = (lambda first: print_lines(console, report.first_lines(first))) if gates else None
     # A gate in Python may be one that prints, or that stops in a debugger: it has the terminal to itself.

@@ -82,6 +82,11 @@ class Demo:
     options: bool = False
     finale: bool = False
 
+    @property
+    def dest(self) -> str:
+        """The name of its flag as a parser keeps it."""
+        return self.flag.replace("-", "_")
+
 
 @dataclass(frozen=True)
 class Ledger:

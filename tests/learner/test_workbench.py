@@ -122,7 +122,7 @@ def test_after_an_error_without_a_name_the_next_rung_is_offered_not_the_first_ag
         (("hint", "p99"), "unknown puzzle 'p99'"),
         (("hint",), "the following arguments are required: puzzle"),
         (("list", "--whole"), "unrecognized arguments: --whole"),
-        (("diff", "p22", "ln", "--numpy"), "unknown gate 'ln'; there is db, dW"),
+        (("diff", "p22", "ln", "--numpy"), "the NumPy rung has no gate 'ln'; there is db, dW"),
         (("reset", "p22", "dy"), "unknown blank 'dy'; there is ln"),
         (("watch", "p22", "--gate", "dy"), "unknown gate 'dy'"),
         (("p22", "--numpy", "--gate", "ln"), "the NumPy rung has no gate 'ln'; there is db"),

@@ -9,7 +9,7 @@ import pytest
 import torch
 from direct_module import TorchModule, forget_plans, stand_in
 
-from harness.nn import direct, products
+from harness.nn import direct, layernorm_plan, products
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +70,7 @@ def chosen(module, monkeypatch):
         forget_plans()
         loop = products.Products(output, dln, dW)
         choice = products.Choice(loop, loop if graph is None else products.Products(*graph))
-        monkeypatch.setattr(direct, "choose", lambda *sizes, **facts: choice)
+        monkeypatch.setattr(layernorm_plan, "choose", lambda *sizes, **facts: choice)
 
     yield choose
     forget_plans()

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from layer_checks import ROWS, H, O, make_inputs
 from torch import nn
 
-from harness.nn import autograd, direct, on_stream
+from harness.nn import autograd, direct, layernorm_plan, on_stream
 from harness.nn.products import LIBRARY, OWN, PADDED
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -192,7 +192,7 @@ def bits(inputs):
 
 
 def forget_plans():
-    for cached in (direct.plan, autograd.checked_plan):
+    for cached in (layernorm_plan.plan, autograd.checked_plan):
         cached.cache_clear()
 
 

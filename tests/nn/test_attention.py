@@ -11,7 +11,14 @@ from attention_checks import NAMES, assert_as_exact_as_torch, inputs, output_and
 from torch._subclasses.fake_tensor import FakeTensorMode
 from typed import present, three
 
-from harness.nn import attention, attention_autograd, attention_backward, attention_delta, attention_with_lse
+from harness.nn import (
+    attention,
+    attention_arguments,
+    attention_autograd,
+    attention_backward,
+    attention_delta,
+    attention_with_lse,
+)
 
 compiled = pytest.mark.usefixtures("attention_graphs")
 OPERATOR = attention_autograd.forward_operator
@@ -371,7 +378,7 @@ def test_a_bool_mask_becomes_numbers_of_query_s_dtype_under_autocast_on_a_gpu_to
         mask = torch.empty(2, 1, 8, 12, device="cuda", dtype=torch.bool)
         torch.set_autocast_enabled("cuda", True)
         try:
-            bias = attention_autograd.as_numbers(mask, query)
+            bias = attention_arguments.as_numbers(mask, query)
         finally:
             torch.set_autocast_enabled("cuda", False)
     assert bias.dtype == torch.bfloat16 and bias.shape == mask.shape and bias.stride() == (128, 128, 16, 1)

@@ -14,7 +14,7 @@ from direct_module import DTYPES, TorchModule, bits, forget_plans, gpu_inputs, s
 from layer_checks import ROWS, H, O, assert_as_good_as_torch, assert_near, make_inputs, plain_torch
 from typed import loosely
 
-from harness.nn import direct, layers, products
+from harness.nn import direct, layernorm_plan, layers, products
 from harness.nn.layers import LayerNormLinear
 from harness.nn.products import LIBRARY, OWN
 
@@ -89,7 +89,7 @@ def forked(monkeypatch):
     def choose(dln, dW):
         forget_plans()
         choice = products.Choice(products.ALL_OWN, products.Products(OWN, dln, dW), True)
-        monkeypatch.setattr(direct, "choose", lambda *sizes, **facts: choice)
+        monkeypatch.setattr(layernorm_plan, "choose", lambda *sizes, **facts: choice)
 
     return choose
 
@@ -228,7 +228,7 @@ def test_gpu_branches_again_and_again(kernels, sizes):
     rows, width, outputs = sizes
     inputs = gpu_inputs(torch.bfloat16, (rows,), width, outputs)
     grad_output = torch.randn(rows, outputs, dtype=torch.bfloat16, device="cuda")
-    plan = direct.plan(inputs[0].shape, outputs, torch.bfloat16, False, kernels.hopper)
+    plan = layernorm_plan.plan(inputs[0].shape, outputs, torch.bfloat16, False, kernels.hopper)
     assert plan.choice.forked == kernels.hopper
     graph, got = captured(lambda: step(inputs, grad_output))
     for seed in range(3):

@@ -19,7 +19,7 @@ from layer_checks import (
 )
 from typed import loosely, present
 
-from harness.nn import autograd, direct, layers, products
+from harness.nn import autograd, direct, layernorm_plan, layers, products
 
 fused_layernorm_linear = loosely(layers.fused_layernorm_linear)
 call_directly = loosely(autograd.call_directly)
@@ -41,7 +41,7 @@ call_directly = loosely(autograd.call_directly)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_gpu_agrees_with_autograd(kernels, counted, dtype, rows, width, outputs):
     assert_as_good_as_torch(fused_layernorm_linear, gpu_inputs(dtype, rows, width, outputs))
-    plan = direct.plan(torch.Size([*rows, width]), outputs, dtype, False, kernels.hopper)
+    plan = layernorm_plan.plan(torch.Size([*rows, width]), outputs, dtype, False, kernels.hopper)
     own = plan.choice.loop == products.ALL_OWN
     assert counted == (["launch_forward", "launch_backward"] if own else ["launch_backward"])
 
@@ -222,7 +222,7 @@ def test_gpu_graph_captures_both_passes(kernels):
 def test_gpu_graph_of_a_layer_whose_plain_calls_multiply_otherwise(kernels):
     """A capture can load no kernel: the plain call before has launched those of the graph too."""
     inputs = gpu_inputs(torch.bfloat16, (64,), 768, 776)
-    choice = direct.plan(inputs[0].shape, 776, torch.bfloat16, False, kernels.hopper).choice
+    choice = layernorm_plan.plan(inputs[0].shape, 776, torch.bfloat16, False, kernels.hopper).choice
     grad_output = torch.randn(64, 776, dtype=torch.bfloat16, device="cuda")
 
     def run():

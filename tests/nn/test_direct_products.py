@@ -23,7 +23,7 @@ from layer_checks import (
 from torch._subclasses.fake_tensor import FakeTensorMode
 from typed import loosely, present
 
-from harness.nn import autograd, direct, layers, products
+from harness.nn import autograd, direct, layernorm_plan, layers, products
 from harness.nn.layers import LayerNormLinear
 from harness.nn.products import LIBRARY, OWN, PADDED
 
@@ -174,15 +174,16 @@ def test_pairs_are_for_whole_rows_of_float32(module, no_operator, dtype, sizes, 
 
 @pytest.mark.parametrize("rows", [2**20 - 1, 2**20])
 def test_large_products_are_torch_s(rows):
-    plan = direct.plan(torch.Size([rows, 4]), 4, torch.float32)
+    plan = layernorm_plan.plan(torch.Size([rows, 4]), 4, torch.float32)
     assert plan.choice.graph == (products.ALL_LIBRARY if rows == 2**20 else products.ALL_OWN)
-    assert direct.plan(torch.Size([rows, 8]), 8, torch.bfloat16).choice.graph == products.ALL_OWN
+    assert layernorm_plan.plan(torch.Size([rows, 8]), 8, torch.bfloat16).choice.graph == products.ALL_OWN
 
 
 @pytest.mark.parametrize(("width", "outputs", "aligned"), [(64, 64, True), (63, 64, False), (64, 60, False)])
 def test_unaligned_products_of_16_bits_are_torch_s_where_they_are_large(width, outputs, aligned):
     few, many = (
-        direct.plan(torch.Size([rows, width]), outputs, torch.bfloat16).choice.loop for rows in (8, 4096)
+        layernorm_plan.plan(torch.Size([rows, width]), outputs, torch.bfloat16).choice.loop
+        for rows in (8, 4096)
     )
     assert few == products.ALL_OWN and (many == products.ALL_OWN) == aligned
 

@@ -212,6 +212,7 @@ def test_json_and_repeats_of_a_gate_take_the_gate_s_own_road(command_line):
         "      grad_input: bit-equal in 2 runs (as it must be: the order of its sums is fixed)"
         in finished.err
     )
+    assert "float32, then bfloat16, seed 0, on the virtual GPU" in finished.err
 
 
 @pytest.mark.compiler
@@ -578,19 +579,19 @@ def test_problems_with_the_solution_s_blanks_pasted_in_pass(solution, full_run, 
 
 
 def test_the_default_root_is_problems():
-    from harness import cli
     from harness.check.options import locate
+    from harness.flags import parse
 
-    options = cli.make_options(cli.parse(["p22", "--backward"])[1], p22.PUZZLE)
+    options = parse(["p22", "--backward"])
     assert locate(options).path == ROOT / "problems" / "p22" / "op"
-    chosen = cli.make_options(cli.parse(["p22", "--solution"])[1], p22.PUZZLE)
+    chosen = parse(["p22", "--solution"])
     assert locate(chosen).path == ROOT / "solutions" / "p22" / "op"
 
 
 def test_2_sizes_beyond_the_memory_say_what_was_asked_for(monkeypatch, capsys):
     from harness import cli
 
-    def refuse(puzzle, flags):
+    def refuse(options):
         raise MemoryError("Unable to allocate 522. GiB for an array")
 
     monkeypatch.setattr(cli, "run_puzzle", refuse)

@@ -111,8 +111,8 @@ def test_a_target_that_does_not_fit(disk, command_line, monkeypatch, flag):
     from harness.screens import show
     from harness.toolchain.disk import write_target
 
-    def run_puzzle(puzzle, flags):
-        write_target(flag, getattr(flags, flag.removeprefix("--")), "x" * 2 * SIZE)
+    def run_puzzle(options):
+        write_target(flag, getattr(options, flag.removeprefix("--")), "x" * 2 * SIZE)
 
     monkeypatch.setattr("harness.cli.run_puzzle", run_puzzle)
     done = command_line("p22", flag, disk / "result.json")

@@ -10,10 +10,10 @@ import pytest
 from harness.check.checkers import make_checker
 from harness.check.reference import Reference
 from harness.check.results import GateResult
-from harness.cli import parse
 from harness.console import printable
 from harness.devices.targets import cpu
 from harness.errors import DamagedFile
+from harness.flags import parse
 from harness.learner import blanks
 from harness.learner.progress import Progress
 from harness.learner.work import Work
@@ -93,11 +93,11 @@ def test_what_was_meant(command_line, arguments, words):
     "words", [("p24", "index"), ("p24", "--rung", "numpy", "index"), ("p24", "--gate", "index")]
 )
 def test_a_gate_is_named_with_and_without_its_flag(words):
-    assert parse([*words])[1].gate == "index"
+    assert parse([*words]).gate == "index"
 
 
 def test_a_flag_s_name_that_is_a_gate_s_too_is_the_gate():
-    assert parse(["p19", "map"])[1].gate == "map" and not parse(["p19", "map"])[1].map
+    assert parse(["p19", "map"]).gate == "map" and not parse(["p19", "map"]).demo
 
 
 @pytest.mark.parametrize("more", [(), ("--gate", "dx"), ("--show", "dx"), ("--profile",)])

@@ -135,11 +135,12 @@ def ours(algorithm: str, memory: str = "auto") -> Callable[[Problem], Differenti
         refuse_large(problem, algorithm)
         try:
             from harness.nn import direct, layers
+            from harness.nn.layernorm_plan import AUTO
         except ImportError as error:
             raise Unavailable(f"{error}; the workbook's kernels need MAX") from error
         on_gpu = problem.device.type == "cuda"
         detour = algorithm == "fast" and on_gpu and direct.kernels(problem.device) is None
-        if memory != direct.AUTO and (detour or not on_gpu):
+        if memory != AUTO and (detour or not on_gpu):
             raise Unavailable("only the extension module chooses between time and memory")
 
         def function(*leaves: Tensor) -> Tensor:

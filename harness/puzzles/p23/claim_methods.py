@@ -18,7 +18,8 @@ from harness.bench.timing import CudaClock, Protocol, WallClock, summary, take_t
 from harness.check.gradient_checks import kept_bytes
 from harness.devices.graphs import load_each
 from harness.nn import attention
-from harness.nn.attention_autograd import backward_buffers, factor, forward_buffers, options, package
+from harness.nn.attention_arguments import factor
+from harness.nn.attention_autograd import backward_buffers, forward_buffers, options, package
 from harness.nn.attention_ops import BACKWARD, DELTA, EVERY_KEY, FORWARD
 from harness.nn.autograd import DTYPES, max_device, run
 from harness.puzzles.p23.claim_rows import (

@@ -132,7 +132,7 @@ def gradcheck_float32(subject: Subject) -> str | None:
 def allclose_on_ones(subject: Subject) -> str | None:
     """allclose at 1e-4 after loss = sum of the output, on inputs of ones: what many texts show."""
     ones = [torch.ones_like(t) if t.is_floating_point() else t for t in subject.make("odd", 0)]
-    pairs = []
+    pairs: list[list[Tensor]] = []
     for function in (subject.function, subject.reference):
         inputs = [
             t.clone().float().requires_grad_(t.is_floating_point()) if t.is_floating_point() else t
@@ -163,7 +163,11 @@ def random_directions(subject: Subject) -> str | None:
         slope = float(sum((g.detach() * d).sum() for g, d in zip(grads, directions, strict=True)))
 
         def along(
-            sign: float, inputs=inputs, directions=directions, incoming=incoming, asking=asking
+            sign: float,
+            inputs: list[Tensor] = inputs,
+            directions: list[Tensor] = directions,
+            incoming: list[Tensor] = incoming,
+            asking: list[bool] = asking,
         ) -> float:
             moving = iter(directions)
             moved = [t + sign * step * next(moving) if t.requires_grad else t for t in inputs]
@@ -182,7 +186,10 @@ def random_directions(subject: Subject) -> str | None:
 @guarded
 def expanded_gradient(subject: Subject) -> str | None:
     """A gradient with stride 0, as `out.sum().backward()` hands it in."""
-    incoming = lambda out: [t.new_tensor(1.25).expand(t.shape) for t in out]  # noqa: E731
+
+    def incoming(out: tuple[Tensor, ...]) -> list[Tensor]:
+        return [t.new_tensor(1.25).expand(t.shape) for t in out]
+
     return off(
         compare(subject, incoming=incoming),
         "an expanded gradient, as from sum(), is read as if it were contiguous",
@@ -227,7 +234,7 @@ def strided_inputs(subject: Subject) -> str | None:
     """Inputs that are not contiguous, as from a transpose or a slice before the function."""
     for words, laid in LAYOUTS.items():
 
-        def turned(laid=laid) -> list[Tensor]:
+        def turned(laid: Callable[[Tensor], Tensor] = laid) -> list[Tensor]:
             return [laid(t.detach()).requires_grad_(t.requires_grad) for t in subject.inputs()]
 
         error = furthest(
@@ -247,7 +254,7 @@ def frozen_inputs(subject: Subject) -> str | None:
         itertools.combinations(range(count), some) for some in range(1, count)
     ):
 
-        def grads_of(function: Function, kept=kept) -> list[Tensor]:
+        def grads_of(function: Function, kept: tuple[int, ...] = kept) -> list[Tensor]:
             inputs = subject.inputs()
             for i, leaf in enumerate(leaves(inputs)):
                 leaf.requires_grad_(i in kept)
@@ -284,9 +291,11 @@ def two_calls(subject: Subject) -> str | None:
 @guarded
 def under_checkpoint(subject: Subject) -> str | None:
     """The forward pass runs again in the backward pass, as under torch.utils.checkpoint."""
-    from torch.utils.checkpoint import checkpoint
+    from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
-    again = lambda *tensors: checkpoint(subject.function, *tensors, use_reentrant=False)  # noqa: E731
+    def again(*tensors: Tensor) -> Tensor | tuple[Tensor, ...]:
+        return checkpoint(subject.function, *tensors, use_reentrant=False)
+
     return off(after_another_call(subject, again), "under checkpoint the gradients differ")
 
 
@@ -427,7 +436,7 @@ def far_from_zero(subject: Subject) -> str | None:
     """All inputs moved up or down so far that exp of them is infinite or 0; errors relative to 1 where gradients are small."""
     for far in (FAR, -FAR):
 
-        def grads_of(function: Function, far=far) -> list[Tensor]:
+        def grads_of(function: Function, far: float = far) -> list[Tensor]:
             inputs = subject.inputs()
             with torch.no_grad():
                 for leaf in leaves(inputs):

@@ -7,15 +7,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from harness.learner.blanks import Blank
-from harness.vgpu import Events
+from harness.vgpu import Events, Finding
 from harness.vgpu.checks.counters import bank_cycles
 from harness.vgpu.checks.events import Step, Tensor
 from harness.vgpu.ptx.parser import Instr
 from harness.vgpu.ptx.places import user_location
+
+if TYPE_CHECKING:
+    from harness.vgpu import Launch  # which loads the engines
 
 SECTOR = 32
 """Bytes that global memory moves at least."""
@@ -35,7 +39,7 @@ class Source:
     """The file with the blanks and what its blanks are; other files of a package are known by their paths only."""
 
     path: Path
-    blanks: Mapping[str, Blank] = field(default_factory=dict)
+    blanks: Mapping[str, Blank] = field(default_factory=dict[str, Blank])
 
     def line(self, instr: Instr | None) -> Line | None:
         """The line of an instruction that a learner looks for: in a blank, else in this file, else where it is."""
@@ -89,7 +93,7 @@ class LaunchTrace:
     block: tuple[int, int, int]
     events: Events
     first_step: int
-    findings: list
+    findings: list[Finding]
     shuffles: bool
 
     def block_index(self, number: int) -> tuple[int, int, int]:
@@ -110,12 +114,14 @@ def index3(number: int, sizes: tuple[int, int, int]) -> tuple[int, int, int]:
 class Accesses:
     """A run's accesses as columns, one row an access, in the order of execution."""
 
-    def __init__(self, launches: Sequence, source: Source):
-        """`launches` are the virtual GPU's, each with its events."""
+    def __init__(self, launches: "Sequence[Launch]", source: Source):
+        """`launches` are the virtual GPU's; those without events are left out."""
         self.source = source
         self.launches: list[LaunchTrace] = []
         first = 0
         for launch in launches:
+            if launch.events is None:
+                continue
             shuffles = any(i.op in ("shfl", "redux") for i in launch.kernel.function.body)
             self.launches.append(
                 LaunchTrace(
@@ -123,14 +129,14 @@ class Accesses:
                 )
             )
             first += len(launch.events.steps)
-        self.steps: list[Step] = [step for launch in launches for step in launch.events.steps]
-        self.dropped = sum(launch.events.dropped for launch in launches)
+        self.steps: list[Step] = [step for launch in self.launches for step in launch.events.steps]
+        self.dropped = sum(launch.events.dropped for launch in self.launches)
         self.lines = [source.line(step.instr) for step in self.steps]
         self._columns()
 
     def _columns(self) -> None:
         names: dict[tuple[int, str], int] = {}
-        codes = []
+        codes: list[int] = []
         for number, launch in enumerate(self.launches):
             for step in launch.events.steps:
                 tensor = launch.events.tensors.get(step.tensor)
@@ -140,20 +146,24 @@ class Accesses:
         lengths = np.array([step.last - step.first for step in self.steps], np.int64)
         regions = {"": 0} | {id: n for n, id in enumerate(self.source.blanks, start=1)}
         region = [regions[line.blank] if line else 0 for line in self.lines]
-        column = lambda values: np.repeat(np.array(values), lengths)  # noqa: E731
-        joined = lambda name, kind: np.concatenate(  # noqa: E731
-            [np.asarray(getattr(launch.events, name)) for launch in self.launches] or [np.zeros(0, kind)]
-        )
+
+        def column(values: Sequence[int] | Sequence[str], kind: str = "i4") -> np.ndarray:
+            return np.repeat(np.array(values, kind), lengths)
+
+        def joined(parts: list[np.ndarray], kind: str) -> np.ndarray:
+            return np.concatenate([*parts, np.zeros(0, kind)])
+
         self.step = np.repeat(np.arange(len(self.steps)), lengths)
         owners = [n for n, launch in enumerate(self.launches) for _ in launch.events.steps]
-        self.launch = column(owners).astype(np.int32)
-        self.kind: np.ndarray = (
-            column([step.kind[0] for step in self.steps]) if self.steps else np.zeros(0, "U1")
-        )
-        self.tensor = column(codes).astype(np.int32)
-        self.region = column(region).astype(np.int32)
-        self.block, self.thread = joined("block", np.int32), joined("thread", np.int32)
-        self.element, self.value = joined("element", np.int64), joined("value", np.float64)
+        self.launch = column(owners)
+        self.kind = column([step.kind[0] for step in self.steps], "U1")
+        self.tensor = column(codes)
+        self.region = column(region)
+        events = [launch.events for launch in self.launches]
+        self.block = joined([e.block for e in events], "i4")
+        self.thread = joined([e.thread for e in events], "i4")
+        self.element = joined([e.element for e in events], "i8")
+        self.value = joined([e.value for e in events], "f8")
         self.regions = list(regions)
 
     @cached_property
@@ -176,7 +186,7 @@ class Accesses:
 
     def place(self, row: int) -> Place:
         """The place that a row touches."""
-        launch, name = self.names[self.tensor[row]]
+        launch, name = self.names[int(self.tensor[row])]
         return Place(name, int(self.element[row]), launch, int(self.block[row]) if launch >= 0 else -1)
 
     def access(self, row: int) -> Access:

@@ -13,6 +13,7 @@ import torch
 
 from harness.check.accesses import Accesses, Line, Place, Source, Thread
 from harness.check.blame import Fault, blame
+from harness.check.compare import Verdict
 from harness.check.diagnose import FOUND
 from harness.check.gates import Checker
 from harness.check.ran import STEPS
@@ -189,17 +190,22 @@ def take(
     dims = list(dict.fromkeys(case.dims for case in cases))
     recording = record(package, puzzle.name, checker.dtype, dims, [gate.variant], small_grid=True)
     here = Source(source.resolve(), by_gate)
-    for case in preferred(puzzle, small, result, checker.reference):
+    left = preferred(puzzle, small, result, checker.reference)
+    while True:
+        case = left.pop(0)
         mine = run(puzzle, recording, gate, case, checker, here)
         wrong = wrong_elements(puzzle, gate, case, checker, mine)
-        if result.state == "correct" or wrong or mine.failure or causes(mine.findings, result, symptoms=True):
+        shows = wrong or mine.failure or causes(mine.findings, result, symptoms=True)
+        if not left or result.state == "correct" or shows:
             break
     on_solution()
     theirs = solution_run(puzzle, gate, case, dims, checker)
     return explained(Picture(puzzle, gate, case, result, mine, theirs, wrong))
 
 
-def solution_run(puzzle: Puzzle, gate: Gate, case: Case, dims: list, checker: Checker) -> Side:
+def solution_run(
+    puzzle: Puzzle, gate: Gate, case: Case, dims: list[tuple[int, ...]], checker: Checker
+) -> Side:
     """The solution's run of a case."""
     package = roots.op_package(roots.solutions(), puzzle.name)
     source = Source((package.path / puzzle.source).resolve(), package_blanks(package, puzzle))
@@ -219,7 +225,7 @@ def preferred(puzzle: Puzzle, cases: list[Case], result: GateResult, reference: 
     """The cases in the order in which they show most: wrong ones, the chapter's sizes, finite and varied values."""
     wrong = {c.case.name for c in result.comparisons if not all(v.ok for v in c.verdicts.values())}
 
-    def rank(case: Case) -> tuple:
+    def rank(case: Case) -> tuple[bool, bool, bool, int, int]:
         arrays = list(reference.arrays(case).values())
         finite = all(np.isfinite(array).all() for array in arrays)
         size = sum(array.size for array in arrays)
@@ -243,22 +249,30 @@ def run(
     return replayed(puzzle, recording, gate, case, checker, source, given)
 
 
-def replayed(puzzle, recording, gate, case, checker, source, given) -> Side:
+def replayed(
+    puzzle: Puzzle,
+    recording: Recording,
+    gate: Gate,
+    case: Case,
+    checker: Checker,
+    source: Source,
+    given: dict[str, torch.Tensor],
+) -> Side:
     """One recorded replay."""
     replay = Replay(recording, puzzle, checker.dtype, blocks=checker.blocks)
     replay.gpu.keep_events = EVENTS
     replay.gpu.steps = STEPS + puzzle.multiply_adds(case.dims)
-    outputs, failure = {}, ""
+    outputs: dict[str, torch.Tensor] = {}
+    failure = ""
     try:
         outputs = replay.run(gate.variant, case, checker.reference.inputs(case), given)
     except VirtualGPUError as error:
         failure = str(error)
-    launches = [launch for launch in replay.gpu.launches if launch.events is not None]
     findings = [finding for finding in by_cause(replay.gpu.findings) if finding.is_error]
-    return Side(Accesses(launches, source), outputs, findings, failure)
+    return Side(Accesses(replay.gpu.launches, source), outputs, findings, failure)
 
 
-def verdict(puzzle: Puzzle, gate: Gate, case: Case, checker: Checker, side: Side, quantity: str):
+def verdict(puzzle: Puzzle, gate: Gate, case: Case, checker: Checker, side: Side, quantity: str) -> Verdict:
     """The verdict on one quantity of a run."""
     judged = judge_variant(checker.reference, case, VIRTUAL, gate.variant, side.outputs, [quantity])
     return judged[quantity]
@@ -266,7 +280,7 @@ def verdict(puzzle: Puzzle, gate: Gate, case: Case, checker: Checker, side: Side
 
 def wrong_elements(puzzle: Puzzle, gate: Gate, case: Case, checker: Checker, side: Side) -> list[Wrong]:
     """The wrong quantities of a gate, each with its wrong elements, in the order in which they are written."""
-    out = []
+    out: list[Wrong] = []
     for quantity in (*gate.given, *gate.quantities) if side.outputs else ():
         judged = verdict(puzzle, gate, case, checker, side, quantity)
         if judged.ok:
@@ -277,7 +291,7 @@ def wrong_elements(puzzle: Puzzle, gate: Gate, case: Case, checker: Checker, sid
         flat = np.flatnonzero(compared.wrong)
         if not len(flat):
             flat = np.array([np.abs(compared.got - compared.truth).argmax()])
-        index = tuple(int(i) for i in np.unravel_index(flat[0], compared.got.shape))
+        index = tuple(int(i) for i in np.unravel_index(int(flat[0]), compared.got.shape))
         out.append(
             Wrong(
                 quantity, index, float(compared.got[index]), float(compared.truth[index]),

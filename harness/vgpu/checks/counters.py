@@ -164,7 +164,7 @@ class Counters:
             traffic.ideal += ideal
 
 
-def bank_cycles(group, unit, banks: int) -> tuple[int, int]:
+def bank_cycles(group: np.ndarray, unit: np.ndarray, banks: int) -> tuple[int, int]:
     """(cycles, groups): the busiest bank of each group decides; `group` is ascending, `unit` the word
     accessed."""
     change = np.r_[True, group[1:] != group[:-1]]

@@ -10,7 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from harness.check.limits import check_dims
-from harness.check.options import Options
+from harness.check.options import OF_KERNELS, Options
 from harness.console import Parser
 from harness.errors import BadUse
 from harness.invocation import command
@@ -238,6 +238,9 @@ def options_of(puzzle: Puzzle, flags: argparse.Namespace) -> Options:
     of_kernels = rung.language == "Mojo"
     if flags.ops and not of_kernels:
         raise BadUse(f"--ops {flags.ops}: an op package has no file of the {name_of(rung.id)} rung")
+    for name in () if of_kernels else OF_KERNELS:
+        if getattr(flags, name, getattr(Options, name)) != getattr(Options, name):
+            raise BadUse(f"--{name}: for kernels alone, and the {name_of(rung.id)} rung is a file in Python")
     chosen = tuple(name for name in puzzle.variants if getattr(flags, name))
     gradients = False
     if gate in gates and of_kernels:

@@ -10,6 +10,9 @@ from harness.spec.puzzle import Case, Demo, Gate, Puzzle
 from harness.toolchain import roots
 from harness.toolchain.packages import OpPackage
 
+OF_KERNELS = ("dtype", "blocks", "repeat")
+"""The options that files in Python do not have."""
+
 
 @dataclass(frozen=True)
 class Options:
@@ -73,7 +76,8 @@ class Options:
             return [self]
         if puzzle.variants and (self.json or self.root not in ("problems", "solutions")):
             return [self]
-        python = [replace(self, rung=rung.id) for rung in puzzle.rungs if rung.language == "Python"]
+        plain = {name: getattr(Options, name) for name in OF_KERNELS}
+        python = [replace(self, rung=rung.id, **plain) for rung in puzzle.rungs if rung.language == "Python"]
         return [*python, self] if puzzle.variants else python
 
     @property

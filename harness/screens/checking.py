@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.text import Text
 
 from harness.check.checkers import NARROW, checker_of
-from harness.check.options import Options
+from harness.check.options import OF_KERNELS, Options
 from harness.check.results import exit_code
 from harness.console import page_width, print_lines, shown, write_json
 from harness.errors import WorkbookError
@@ -44,7 +44,7 @@ def check_gates(console: Console, options: Options) -> tuple[int, dict[str, obje
     work, puzzle, cases = options.work, options.puzzle, options.cases
     rung, gates = work.rung, [options.gate] if options.gate else None
     blanks = work.blanks()
-    kernels = {"dtype": options.dtype, "blocks": options.blocks, "repeat": options.repeat}
+    kernels = {name: getattr(options, name) for name in OF_KERNELS}
     asked = {name: value for name, value in kernels.items() if value != getattr(Options, name)}
     checker = checker_of(work, at_terminal=True, seed=options.seed, **asked)
     target = work.target

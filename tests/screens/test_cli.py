@@ -18,10 +18,12 @@ import pytest
 from typed import present
 
 from harness.check import tensors
+from harness.check.options import Options
 from harness.console import make_console
 from harness.devices import poison
 from harness.learner import blanks
 from harness.puzzles.p22 import spec as p22
+from harness.puzzles.p27.spec import PUZZLE as P27
 from harness.toolchain.packages import OpPackage
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -390,6 +392,16 @@ def test_1_an_unwritten_element_is_reported_as_such(command_line, monkeypatch):
     assert finished.code == 1 and "7 elements were never written" in finished.out
 
 
+def test_of_a_puzzle_with_files_in_python_only_the_kernels_have_a_dtype():
+    asked = Options(P27, "solutions", dtype="bfloat16", repeat=2, blocks="reversed")
+    got = [(each.rung, each.dtype, each.repeat, each.blocks) for each in asked.files]
+    assert got == [
+        ("numpy", "float32", 1, "natural"),
+        ("tape", "float32", 1, "natural"),
+        (None, "bfloat16", 2, "reversed"),
+    ]
+
+
 def bad_use(command_line, *arguments: str) -> str:
     """The one line that a command line of exit code 2 prints."""
     finished = command_line(*arguments)
@@ -430,6 +442,12 @@ def bad_use(command_line, *arguments: str) -> str:
         (["p22", "--blocks", "random"], ["--blocks random", "natural, reversed, shuffled"]),
         (["p22", "--solution", "--problem"], ["--problem", "not allowed with argument --solution"]),
         (["p22", "--ops", "/nowhere"], ["no op package at /nowhere", "not a folder"]),
+        (
+            ["p22", "--numpy", "--dtype", "bfloat16"],
+            ["--dtype: for kernels alone", "the NumPy rung is a file in Python"],
+        ),
+        (["p22", "--numpy", "--repeat", "2"], ["--repeat: for kernels alone"]),
+        (["p22", "--numpy", "--blocks", "reversed"], ["--blocks: for kernels alone"]),
         (["p22", "--ops", "op", "--numpy"], ["--ops op: an op package has no file of the NumPy rung"]),
         (["p22", "--solution", "--device", "virtual", "--dtype", "float64"], ["--dtype float64", "CPU path"]),
     ],

@@ -34,7 +34,7 @@ def size(diagnosis: list[str]) -> float | None:
             return math.inf
         if pair := PAIR.search(line):
             got, right = (float(number) for number in pair.groups() if number is not None)
-            if not math.isfinite(got):
+            if not math.isfinite(got - right):
                 return math.inf
             return abs(got - right) / abs(right) if right else math.inf if got else None
     return None
@@ -59,8 +59,8 @@ def main() -> None:
                 if wrong.of_rung.id in checkers:
                     results = checkers[wrong.of_rung.id].check(wrong.target(), [wrong.gate])
                     (verdict,) = (result for result in results if result.gate.id == wrong.gate)
-                    found = size(verdict.diagnosis)
-                    writer.writerow([name, wrong.name, -1 if found is None else f"{found:.2g}"])
+                    error = size(verdict.diagnosis)
+                    writer.writerow([name, wrong.name, -1 if error is None else f"{error:.2g}"])
                     file.flush()
 
 

@@ -258,6 +258,7 @@ zoo_load = zoo.load
         ("output 0 has 24 of 24 elements with other bits: 3.71347523 for 7.42695045", 0.5),
         ("1 of 1 elements of loss are NaN", float("inf")),
         ("output[2] is nan, expected 0.3", float("inf")),
+        ("merge of out 1 with nan: out is 0, expected nan: it says", float("inf")),
         ("1 pairs found, expected 0", None),
         ("x * 2.0 * 4.0, a long chain: fold(gm) is 1, expected 3", None),
     ],

@@ -86,7 +86,7 @@ def one_row() -> str:
     drawing.segment(4, 155, NARROW - 4, 155, dash="4 4", opacity=0.6)
     return drawing.hero(
         f"Query {QUERY} of a head of the case “hard values”, forward above the line and back below it: every number is that of the harness. "
-        "The stronger the shade, the larger the number in its row."
+        "The stronger the shade, the larger the number in its row, whatever its sign."
     )
 
 

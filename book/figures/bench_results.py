@@ -541,7 +541,7 @@ def training(name: str) -> dict[str, list[Row]]:
 
 
 def training_table(models: dict[str, list[Row]], untimed: int = 10, window: int = 10) -> str:
-    """First and last loss, step time and peak memory of every model; the last loss is the mean of a window."""
+    """First loss, mean of the last ones, step time, its ratio to plain PyTorch's step by step, and peak memory of every model."""
     plain = [float(row["step_us"]) for row in models["plain PyTorch"]][untimed:]
     body = []
     for name, steps in models.items():
@@ -558,7 +558,15 @@ def training_table(models: dict[str, list[Row]], untimed: int = 10, window: int 
                 mebibytes(steps[0]["peak_bytes"]),
             ]
         )
-    return table(["model", "first loss", "last loss", "step", "/ plain PyTorch", "peak of a step"], body)
+    columns = [
+        "model",
+        "first loss",
+        f"mean of the last {window}",
+        "median step",
+        "median ratio",
+        "peak of a step",
+    ]
+    return table(columns, body)
 
 
 def training_note(models: dict[str, list[Row]], untimed: int = 10) -> str:

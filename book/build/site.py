@@ -124,11 +124,14 @@ UNSEEN = re.compile(
     r"(?:Lines \d+ to \d+ of: )?Printed by .{0,300}?numpy \d[\d.]*\s*"
     r"|How far off, as a share of the largest element: .{0,80}? in all\.\s*"
     r"|what was done what the gate says what to do .*?(?=Three of the fixes)"
+    r"|(?:reads \d+ tiles so far \d+\s*)+|Tile \d+ of \d+\. .*? tiles are read\.\s*"
+    r"|Step \d+\. The smallest rectangle .*? along the curve\.\s*"
+    r"|Queries \d+ and \d+ meet keys \d+ and \d+: .*?(?:is exact|off by [\d.]+)\.\s*|[▁-█▉-▏]+\s*"
     rf"|(?:The lines of [\w ]{{1,80}}? )?{re.escape(preprocess.WITHHELD)}[0-9a-f]{{16}}\s*",
     re.S,
 )
 """What no search wants: the source of a recorded output, the errors of an exhibit, puzzle 26's table of symptoms, whose words the museum
-has too, and what stands for the code of a solution until it is put back."""
+has too, what a walk says of each of its many steps, bars, and what stands for the code of a solution until it is put back."""
 LISTS = re.compile(rf"{preprocess.REJECTED}|Measured: \d+ records?\b")
 """Begins what ends a section and stands elsewhere too: stories of the museum, the records of a page."""
 

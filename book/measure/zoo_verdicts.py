@@ -8,6 +8,7 @@ import csv
 import math
 import re
 import sys
+from unittest import mock
 
 from harness.check import zoo
 from harness.check.checkers import make_checker
@@ -42,10 +43,9 @@ def size(diagnosis: list[str]) -> float | None:
 
 def main() -> None:
     """Writes a row for each wrong solution in Python."""
-    hunt.seen_by = (
-        lambda subject: {}
-    )  # the usual checks take most of the time, and their verdicts are no sizes
-    with open(sys.argv[1], "w", encoding="utf-8") as file:
+    # The usual checks of puzzle 21 take most of the time, and their verdicts are no sizes.
+    without = mock.patch.object(hunt, "seen_by", return_value={})
+    with without, open(sys.argv[1], "w", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["puzzle", "wrong", "error"])
         for name in puzzle_names():

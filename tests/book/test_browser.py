@@ -226,10 +226,15 @@ def test_the_search_index_is_small_and_finds_what_mdbook_s_own_finds(browser, si
     assert browser.errors == []
 
 
+def button(words: str) -> str:
+    """The button of a page's first stepper with these words on it."""
+    return f"[...document.querySelectorAll('.stepper-controls button')].find(b => b.innerText === '{words}')"
+
+
 def test_stepper_walks_through_the_five_phases(browser, site):
     browser.open(site / P22)
     visible = "[...document.querySelectorAll('.step')].map(s => s.offsetParent !== null)"
-    next_button = "document.querySelectorAll('.stepper-controls button')[1]"
+    next_button = button("Next")
     for phase in range(5):
         assert browser.run(visible) == [i == phase for i in range(5)]
         assert f"Step {phase + 1} of 5" in browser.run(
@@ -237,8 +242,10 @@ def test_stepper_walks_through_the_five_phases(browser, site):
         )
         assert browser.run(f"{next_button}.disabled") == (phase == 4)
         browser.run(f"{next_button}.click()")
-    browser.run("document.querySelectorAll('.stepper-controls button')[0].click()")
+    browser.run(f"{button('Back')}.click()")
     assert browser.run(visible)[3]
+    browser.run(f"{button('Start')}.click()")
+    assert browser.run(visible)[0]
     assert browser.errors == []
 
 
@@ -246,9 +253,7 @@ def test_a_row_of_data_lights_up_with_its_code_and_formula(browser, site):
     browser.open(site / P22)
     browser.run("document.querySelectorAll('.step details').forEach(fold => { fold.open = true; })")
     step = "document.querySelectorAll('.step')[3]"
-    browser.run(
-        "for (let i = 0; i < 3; i++) document.querySelectorAll('.stepper-controls button')[1].click()"
-    )
+    browser.run(f"for (let i = 0; i < 3; i++) {button('Next')}.click()")
     lit = f"[...{step}.querySelectorAll('.code-line.lit')].map(line => line.innerText.trim())"
     assert browser.run(lit) == []
     browser.run(f"{step}.querySelectorAll('tr')[2].focus()")  # dln * x_hat

@@ -239,7 +239,7 @@ def options_of(puzzle: Puzzle, flags: argparse.Namespace) -> Options:
     if flags.ops and not of_kernels:
         raise BadUse(f"--ops {flags.ops}: an op package has no file of the {name_of(rung.id)} rung")
     for name in () if of_kernels else OF_KERNELS:
-        if getattr(flags, name, getattr(Options, name)) != getattr(Options, name):
+        if getattr(flags, name) != FIELDS[name]:
             raise BadUse(f"--{name}: for kernels alone, and the {name_of(rung.id)} rung is a file in Python")
     chosen = tuple(name for name in puzzle.variants if getattr(flags, name))
     gradients = False

@@ -202,12 +202,12 @@ def errors(wrong: Wrong) -> tuple[str, float, float] | None:
     if not (known and gate.quantities and puzzle.cases(None)):
         return None
     small = [case for case in puzzle.cases(None) if puzzle.multiply_adds(case.dims) <= LARGEST]
-    found = {case.name: off(puzzle, known, gate.quantities, case) for case in small}
-    found = {name: error for name, error in found.items() if error is not None}
-    if not found or max(found.values()) <= SEEN:
+    by_case = {case.name: off(puzzle, known, gate.quantities, case) for case in small}
+    by_case = {name: error for name, error in by_case.items() if error is not None}
+    if not by_case or max(by_case.values()) <= SEEN:
         return None
-    name, first = next(iter(found.items()))
-    return name, first, max(found.values())
+    name, first = next(iter(by_case.items()))
+    return name, first, max(by_case.values())
 
 
 @functools.cache

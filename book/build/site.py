@@ -124,20 +124,43 @@ UNSEEN = re.compile(
     r"(?:Lines \d+ to \d+ of: )?Printed by .{0,300}?numpy \d[\d.]*\s*"
     r"|How far off, as a share of the largest element: .{0,80}? in all\.\s*"
     r"|what was done what the gate says what to do .*?(?=Three of the fixes)"
-    r"|(?:reads \d+ tiles so far \d+\s*)+|Tile \d+ of \d+\. .*? tiles are read\.\s*"
-    r"|Step \d+\. The smallest rectangle .*? along the curve\.\s*"
-    r"|Queries \d+ and \d+ meet keys \d+ and \d+: .*?(?:is exact|off by [\d.]+)\.\s*|[▁-█▉-▏]+\s*"
+    r"|[▁-█▉-▏]+\s*"
     rf"|(?:The lines of [\w ]{{1,80}}? )?{re.escape(preprocess.WITHHELD)}[0-9a-f]{{16}}\s*",
     re.S,
 )
 """What no search wants: the source of a recorded output, the errors of an exhibit, puzzle 26's table of symptoms, whose words the museum
-has too, what a walk says of each of its many steps, bars, and what stands for the code of a solution until it is put back."""
+has too, bars, and what stands for the code of a solution until it is put back."""
 LISTS = re.compile(rf"{preprocess.REJECTED}|Measured: \d+ records?\b")
 """Begins what ends a section and stands elsewhere too: stories of the museum, the records of a page."""
 
 
+HERO = re.compile(r'<div class="hero".*?(?=<figcaption>)|<ol class="hero-steps">.*?</ol>', re.S)
+"""Of a drawing that is walked through: its labels, and what it says of each step."""
+
+
+def walks(site: Path) -> dict[str, list[str]]:
+    """Page -> the words of its heroes as the search index has them: every step of a drawing at once, which no search wants."""
+
+    def words(part: str) -> str:
+        return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", part)).split())
+
+    return {
+        page.relative_to(site).as_posix(): [*map(words, HERO.findall(page.read_text(encoding="utf-8")))]
+        for page in site.rglob("*.html")
+    }
+
+
+def searched(body: str, walked: list[str]) -> str:
+    """What a search looks through of the text of a section, which may hold heroes."""
+    text = " ".join(body.split())
+    for words in walked:
+        text = text.replace(words, "")
+    return " ".join(NUMBERS.sub("… ", UNSEEN.sub("", LISTS.split(text)[0])).split())
+
+
 def shrink_search_index(site: Path) -> None:
     """Leaves of the search index the texts alone, a third of it: theme/search.js makes the rest of it where it is read."""
+    walked = walks(site)
     maker = (BOOK / "theme" / "search.js").read_text(encoding="utf-8")
     for file in site.glob("searchindex*.js"):
         matched = INDEX.search(file.read_text(encoding="utf-8"))
@@ -150,7 +173,7 @@ def shrink_search_index(site: Path) -> None:
                 address,
                 text["title"],
                 text["breadcrumbs"].removesuffix(f" » {text['title']}"),
-                " ".join(NUMBERS.sub("… ", UNSEEN.sub("", LISTS.split(text["body"])[0])).split()),
+                searched(text["body"], walked[address.split("#")[0]]),
             ]
             for number, address in enumerate(search.pop("doc_urls"))
             for text in [documents[str(number)]]

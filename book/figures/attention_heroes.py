@@ -243,9 +243,10 @@ def reads(width: int = 32, radius: int = 4, tile: int = 16) -> str:
         "along the curve": orders.ORDERS["hilbert"](width, width),
     }
     loads = [orders.window_tiles(order, width, radius, tile) for order in named.values()]
-    totals, steps = [int(each.sum()) for each in loads], width * width // tile
-    most = [each.sum(1) == each.sum(1).max() for each in loads]
-    still = int(np.flatnonzero(most[0] & most[1])[-1])
+    counts = [each.sum(1) for each in loads]
+    so_far = [each.cumsum() for each in counts]
+    totals, steps = [each[-1] for each in so_far], width * width // tile
+    still = int(np.flatnonzero((counts[0] == counts[0].max()) & (counts[1] == counts[1].max()))[-1])
     drawing = Steps(
         NARROW,
         330,
@@ -270,25 +271,17 @@ def reads(width: int = 32, radius: int = 4, tile: int = 16) -> str:
                     drawing.parts.append(
                         f'<path d="{runs(cells, width, cell, left, top)}" fill="currentColor" fill-opacity="{opacity}"/>'
                     )
-                x, count, so_far = (
-                    left + cell * width / 2,
-                    int(loads[panel][step].sum()),
-                    int(loads[panel][: step + 1].sum()),
-                )
-                drawing.text(x, top + cell * width + 26, f"reads {count} tiles", size=15)
-                drawing.text(x, top + cell * width + 50, f"so far {so_far}", size=15)
+                x, total = left + cell * width / 2, so_far[panel][step]
+                drawing.text(x, top + cell * width + 26, f"reads {counts[panel][step]} tiles", size=15)
+                drawing.text(x, top + cell * width + 50, f"so far {total}", size=15)
                 drawing.box(
-                    left, top + cell * width + 60, cell * width * so_far / max(totals), 10, shade=0.5, thick=0
+                    left, top + cell * width + 60, cell * width * total / max(totals), 10, shade=0.5, thick=0
                 )
-    for step in range(steps):
-        now, so_far = (
-            [int(each[step].sum()) for each in loads],
-            [int(each[: step + 1].sum()) for each in loads],
-        )
+    for step, (rows, curve, of_rows, of_curve) in enumerate(zip(*counts, *so_far, strict=True)):
         end = f" That is {totals[0] / totals[1]:.2f} times as many." if step == steps - 1 else ""
         drawing.words.append(
-            f"Tile {step} of {steps}. Its {tile} queries see keys in {now[0]} tiles row by row, in {now[1]} along the curve. "
-            f"So far {so_far[0]} and {so_far[1]} tiles are read.{end}"
+            f"Tile {step} of {steps}. Its {tile} queries see keys in {rows} tiles row by row, in {curve} along the curve. "
+            f"So far {of_rows} and {of_curve} tiles are read.{end}"
         )
     return drawing.hero(
         f"Walk the grid tile by tile. Strongest: {tile} queries. Around them: the tiles of keys that are loaded for them, because a cell in them lies "

@@ -222,7 +222,7 @@ def rewrite(
         ends = find_heads(graph_module, head)
         heads += each_swapped(graph_module, ends, swap_head, pictures)
         heads_left += [(name_of(one.linear), one.why) for one in ends.left]
-        found = without_slower(find(graph_module))
+        found = find(graph_module)
         swaps += each_swapped(graph_module, found, swap, pictures)
         left += [(name_of(one.linear), one.why) for one in found.left]
         for node in attentions_of(graph_module, attention):
@@ -262,14 +262,6 @@ def each_swapped(
             if before:
                 pictures(Rewrite(str(done[-1]), before, Snapshot.of(gm.graph)).near())
     return done
-
-
-def without_slower(found: Found) -> Found:
-    """What was found, but for the swaps that would cost time."""
-    reasons = [copies_cost(match) for match in found.matches]
-    slower = [Left(match.linear, why) for match, why in zip(found.matches, reasons, strict=True) if why]
-    kept = [match for match, why in zip(found.matches, reasons, strict=True) if not why]
-    return Found(kept, found.left + slower)
 
 
 def copies_cost(match: Match) -> str:
@@ -342,10 +334,12 @@ def swap_attention(gm: GraphModule, node: Node) -> Attention:
 def swap(gm: GraphModule, match: Match) -> Swap:
     """Puts the operator in the place of one Linear, and drops what nobody uses any more.
 
-    Nothing is changed where the operator refuses its arguments (TypeError, ValueError or NotImplementedError).
+    Nothing is changed where the operator refuses its arguments (TypeError, ValueError or NotImplementedError), nor where it is slower.
     """
     import harness.nn.autograd  # noqa: F401 registers the operator
 
+    if cause := copies_cost(match):
+        raise NotImplementedError(cause)
     dtype = value(match.linear).dtype
     add = Adder(gm, match.linear)
     try:

@@ -34,7 +34,7 @@ from harness.errors import DamagedFile, WorkbookError
 from harness.learner.work import Work
 from harness.spec.catalogue import PUZZLES, find_puzzle
 from harness.spec.puzzle import Case
-from harness.spec.rungs import NumpyRung
+from harness.spec.rungs import NumpyRung, Rung
 
 SECONDS = "WORKBOOK_GATE_SECONDS"
 """Environment variable: for how many seconds a file, or a gate of it, may run; without it the checker says."""
@@ -110,7 +110,7 @@ class JudgingProcess:
             context = multiprocessing.get_context("fork")
         else:
             context = multiprocessing.get_context("forkserver")
-            context.set_forkserver_preload([] if isinstance(work.rung, NumpyRung) else PRELOADED)
+            context.set_forkserver_preload(preloaded(work.rung))
             start_server()
         self.connection, theirs = context.Pipe()
         folders = [*importlib.import_module(PUZZLES).__path__]
@@ -171,6 +171,11 @@ class JudgingProcess:
                     return f"{path}:{line}: "
             time.sleep(0.05)
         return f"{path}: "
+
+
+def preloaded(rung: Rung) -> list[str]:
+    """What the server imports once for all that come from it. A process with torch will ask for judges and ranks that need it."""
+    return [] if isinstance(rung, NumpyRung) and "torch" not in sys.modules else PRELOADED
 
 
 def terminal_here() -> str:

@@ -114,6 +114,42 @@ def test_a_copy_of_the_process_answers_nothing(work):
     assert [result.state for result in checker_of(work).check(work.path)] == ["correct"] * 4
 
 
+def test_where_torch_is_here_the_server_of_a_numpy_judge_has_it_too(work):
+    """In a process of its own: here another test may have started the server. Each rank imported torch by itself."""
+    program = """\
+import multiprocessing, sys
+from pathlib import Path
+
+def main():
+    if sys.argv[2] == "torch":
+        import torch
+    from harness.check.apart import Apart, may_fork
+    from harness.learner.work import Work
+    from harness.puzzles.p24.spec import PUZZLE
+
+    may_fork.__code__ = (lambda: False).__code__
+    judge = Apart(Work(PUZZLE, PUZZLE.rung("numpy"), Path(sys.argv[1])))
+    judge.check(judge.work.path, ["index"])
+    imported = "__import__('os')._exit('torch' in __import__('sys').modules)"
+    later = multiprocessing.get_context("forkserver").Process(target=eval, args=(imported,))
+    later.start()
+    later.join()
+    print(later.exitcode)
+    judge.close()
+
+if __name__ == "__main__":
+    main()
+"""
+    script = work.root / "program.py"
+    script.write_text(program)
+    for word, expected in (("torch", "1"), ("none", "0")):
+        done = subprocess.run(
+            [sys.executable, str(script), str(work.root), word], capture_output=True, text=True, cwd=roots.CHECKOUT,
+            env=os.environ | {"PYTHONPATH": str(roots.CHECKOUT)},
+        )  # fmt: skip
+        assert done.stdout.split() == [expected], done.stderr
+
+
 def test_the_process_is_kept_and_comes_back_after_a_fall(work):
     judge = Apart(work)
     assert [result.state for result in judge.check(work.path, ["index"])] == ["correct"]

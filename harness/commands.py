@@ -365,13 +365,15 @@ def verify_work(console: Console, work: Work, *, verbose: bool = False) -> int |
     title = f"{work.puzzle.name} {work.rung.words}: {shown(work.path)}"
     try:
         blanks = work.blanks()
+        touched = any(blank.size for blank in blanks.values())
         # An optional rung is an offer: the puzzle counts as solved without it.
-        if work.rung.optional and not any(blank.size for blank in blanks.values()):
-            console.print(Text(f"{title}: untouched (it is optional)", style="dim"))
-            return None
-        console.print(Text(title, style="bold"))
+        what = "it is optional" if work.rung.optional else f"{len(blanks)} to solve"
+        line = Text(title, style="bold") if touched else Text(f"{title}: untouched ({what})", style="dim")
+        console.print(line)
         if work.in_package:
             print_lines(console, [f"   note: {relative(note)}" for note in layout.notes(work.puzzle.name)])
+        if not touched:
+            return None if work.rung.optional else Unsolved.exit_code
         return check_gates(console, Options(work.puzzle, rung=work.rung.id))[0]
     except WorkbookError as error:
         details = getattr(error, "details", "") if verbose else ""

@@ -160,9 +160,9 @@ class Judge:
     def _share(self, findings: Sequence[Finding], gates: Sequence[GateResult], waits: bool) -> None:
         """Gives every gate of a variant the findings that belong to it.
 
-        A finding belongs to the gate in whose blank it is. Where the compiler has merged lines, so that it has none, it
-        belongs with the other findings of its kernel. One in no blank belongs to the gates with wrong values, or to all
-        of them where no value is wrong.
+        A finding belongs to the gate in whose blank it is, or to the one whose launch alone shows it. Where the compiler
+        has merged lines, so that it has none, it belongs with the other findings of its kernel. One in no blank belongs to
+        the gates with wrong values, or to all of them where no value is wrong.
         """
         blamed = [r.gate.id for r in gates if wrong_quantities(r)] or [r.gate.id for r in gates]
         placed = [
@@ -172,12 +172,23 @@ class Judge:
         for finding, owners in placed:
             if not owners and has_merged_line(finding):
                 owners = [id for other, ids in placed for id in ids if other.kernel == finding.kernel]
+            if any(self._is_lent(finding, id, findings) for id in owners):
+                owners = [finding.kernel]
             if not owners and waits and finding.kind in UNWRITTEN:
                 continue
             for result in gates:
                 if result.gate.id in (owners or blamed):
                     result.findings.append(finding)
                     result.state = "wrong"
+
+    def _is_lent(self, finding: Finding, owner: str, findings: Sequence[Finding]) -> bool:
+        """Whether what is found in a gate's blank is shown by other gates' launches of its kernel alone, which are called as they."""
+        launches = {other.kernel for other in findings if other.where == finding.where}
+        return all(owner in self._needs(launch) for launch in launches)
+
+    def _needs(self, gate: str) -> Sequence[str]:
+        """The gates whose code a gate runs."""
+        return self.puzzle.mojo_rung.needs.get(gate, ()) if self.puzzle.mojo_rung else ()
 
     def _explain(self, result: GateResult, diagnoses: Mapping[str, Diagnosis], failure: str) -> None:
         """Fills in the diagnosis: what the text shows, the gate's own quantities, then findings, then given code."""
@@ -225,6 +236,11 @@ class Judge:
             result.diagnosis += finding_lines(finding, self.source, blank)
         if len(causes) > SHOWN:
             result.diagnosis.append(f"... and {plural(len(causes) - SHOWN, 'more finding')}")
+        lent = self._needs(gate.id) if any(finding.kernel == gate.id for finding in causes) else ()
+        for owner in lent:
+            result.diagnosis.append(
+                f"{owner}'s code is right where {owner} launches it: the sizes or the tensors of this launch do not fit each other"
+            )
         if not cause:
             return
         # A formula that gives these very values says more than what it does to memory.

@@ -38,6 +38,12 @@ def own_share(terms: np.ndarray, threads: int) -> np.ndarray:
     return sums
 
 
+def own_warp(terms: np.ndarray, threads: int) -> np.ndarray:
+    """For every column the sum of the columns that the 32 threads of its own thread's warp have, [..., columns]."""
+    warp = np.arange(terms.shape[-1]) % threads // 32
+    return terms @ (warp[:, None] == warp).astype(terms.dtype)
+
+
 def sums(
     terms: Terms, threads: int, steps: Mapping[str, Callable[[Terms], Step]], name: str = ""
 ) -> tuple[Mistake, ...]:
@@ -56,12 +62,16 @@ def sums(
         )
 
     return (
-        changed("first-thread-only", "of the first thread's columns alone, not summed over the block", lambda t: share(t, threads), 3),
-        changed("own-share-only", "with every thread's own share of the sum: block.sum is missing", lambda t: own_share(t, threads), 3),
+        changed("first-thread-only", "of the first thread's columns alone, not summed over the block", lambda t: share(t, threads)),
+        changed("own-share-only", "with every thread's own share of the sum: block.sum is missing", lambda t: own_share(t, threads)),
         changed("first-warp-only", "of the first warp alone: warp.sum adds up 32 threads, block.sum the whole block",
-                lambda t: total(np.where(np.arange(t.shape[-1]) % threads < 32, t, 0.0)), 3),
+                lambda t: total(np.where(np.arange(t.shape[-1]) % threads < 32, t, 0.0))),
+        changed("own-warp-only", "with the sum of each thread's own warp: warp.sum, and a block_size of 32, add up 32 threads, not the block",
+                lambda t: own_warp(t, threads)),
         changed("first-columns-only", f"of the first {threads} columns alone, one for each thread: a loop is missing",
                 lambda t: total(t[..., :threads]), 3),
+        changed("last-columns-only", f"of the last {threads} columns alone, one for each thread: each step of the loop overwrites the thread's sum",
+                lambda t: total(t[..., -threads:])),
         changed("every-thread-adds-all", f"{threads} times too large: every thread adds up the whole row, and the block adds up its threads",
                 lambda t: threads * total(t), 3),
         changed("first-term-missing", "without the first column: the loop begins at 1", lambda t: total(t[..., 1:])),

@@ -9,6 +9,7 @@ import re
 import numpy as np
 import pytest
 
+from harness.learner.hints import ladder
 from harness.puzzles.p19.spec import PUZZLE as P19
 from harness.puzzles.p20.spec import PUZZLE as P20
 from harness.puzzles.p21.spec import PUZZLE as P21
@@ -28,6 +29,18 @@ def row_sum(array):
 def by_thread(terms, threads):
     """For each column what its own thread has added up: no block.sum."""
     return np.stack([terms[..., c % threads :: threads].sum(-1) for c in range(terms.shape[-1])], -1)
+
+
+def by_warp(terms, threads):
+    """For each column what the 32 threads of its own thread's warp have added up."""
+    own = [terms[..., thread::threads].sum(-1) for thread in range(threads)]
+    return np.stack([sum(own[c % threads // 32 * 32 :][:32]) for c in range(terms.shape[-1])], -1)
+
+
+def last_steps(terms, threads):
+    """The sum of what each thread has read last: `=` for `+=`."""
+    last = {c % threads: c for c in range(terms.shape[-1])}
+    return sum(terms[..., c] for c in last.values())[..., None]
 
 
 def layernorm_dx(v, x_hat, c1=None, c2=None):
@@ -305,6 +318,26 @@ NAMED = {
         lambda v: v.probabilities * (v.grad_probabilities - by_thread(v.grad_probabilities * v.probabilities, 128)),
         "equals the reference with every thread's own share of the sum: block.sum is missing",
     ),
+    "dsoftmax: block_size=32": (
+        P23, "grad_scores",
+        lambda v: v.probabilities * (v.grad_probabilities - by_warp(v.grad_probabilities * v.probabilities, 128)),
+        "equals the reference with the sum of each thread's own warp: warp.sum, and a block_size of 32, add up 32 threads, not "
+        "the block",
+    ),
+    "dsoftmax: partial = dP * P": (
+        P23, "grad_scores",
+        lambda v: v.probabilities * (v.grad_probabilities - last_steps(v.grad_probabilities * v.probabilities, 128)),
+        "equals the reference of the last 128 columns alone, one for each thread: each step of the loop overwrites the thread's sum",
+    ),
+    "dP: transpose_a": (
+        P23, "grad_probabilities",
+        lambda v: (
+            v.grad_output.reshape(*v.grad_output.shape[:2], *v.grad_output.shape[:1:-1]).swapaxes(-1, -2)
+            @ v.value.reshape(*v.value.shape[:2], *v.value.shape[:1:-1])
+        ),
+        "equals the reference with transpose_a for transpose_b, or the other way round: the factor that is stored as it is needed "
+        "is turned, the other is not",
+    ),
     "online: weight for row_total(weight)": (
         P23, "output", by_own_row_totals,
         "equals the reference divided by what each thread adds up of its own keys: row_total adds up the threads of a row, "
@@ -433,6 +466,23 @@ NAMED = {
         "column is wrong or missing",
     ),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("puzzle", "gate", "step"),
+    [
+        (P20, "softmax", "total"),
+        (P20, "dsoftmax", "dot"),
+        (P23, "softmax", "total"),
+        (P23, "dsoftmax", "dot"),
+        (P23, "delta", "delta"),
+    ],
+)
+def test_a_missing_block_sum_leads_to_words_about_it_and_not_to_the_code(puzzle, gate, step):
+    ids = ("first-thread-only", "own-share-only")
+    rungs = {m.hint for m in puzzle.mistakes if step in m.changes and m.id.endswith(ids)}
+    (hint,) = (ladder(puzzle.name, gate)[rung - 1] for rung in rungs)
+    assert "block.sum" in hint.text and not hint.code
 
 
 @pytest.mark.parametrize("line", NAMED)

@@ -259,11 +259,24 @@ def test_the_whole_numpy_backward_pass_agrees_with_finite_differences():
 # ---- verify -------------------------------------------------------------------------------------------------
 
 
-def test_verify_of_untouched_files_says_unsolved(checkout):
+def test_verify_of_an_untouched_file_is_one_line(checkout):
     finished = checkout.run("verify", "p22")
     assert finished.returncode == 3
-    assert "backward.py: untouched (it is optional)" in finished.stdout
-    assert finished.stdout.count("⏳ ") == len(PUZZLE.kernel_gates) + 1
+    files = ["derive.py", "backward.py", "op/layernorm_linear.mojo"]
+    words = ["it is optional", "it is optional", f"{len(PUZZLE.kernel_gates)} to solve"]
+    *lines, last = finished.stdout.splitlines()
+    assert [line.partition("problems/p22/")[2] for line in lines] == [
+        f"{file}: untouched ({what})" for file, what in zip(files, words, strict=True)
+    ]
+    assert "gates are left; nothing attempted is wrong" in last
+
+
+@pytest.mark.compiler
+def test_verify_of_a_file_with_one_solved_blank_says_where_each_other_is(checkout):
+    checkout.fill(checkout.kernels, "db")
+    finished = checkout.run("verify", "p22")
+    assert finished.returncode == 3 and "✅ db" in finished.stdout
+    assert finished.stdout.count("⏳ ") == len(PUZZLE.kernel_gates) - 1 + 1
     line = blanks.find(checkout.kernels.read_text())["dx"].line
     assert f"problems/p22/op/layernorm_linear.mojo:{line}\n" in finished.stdout
 
@@ -294,7 +307,10 @@ def test_verify_of_a_damaged_file_goes_on_with_the_others(checkout):
     damage(checkout.numpy, "one marker deleted")
     finished = checkout.run("verify", "p22")
     assert finished.returncode == 2
-    assert "blank dx has no BLANK-END" in finished.stdout and "⏳ ln" in finished.stdout
+    assert (
+        "blank dx has no BLANK-END" in finished.stdout
+        and "layernorm_linear.mojo: untouched" in finished.stdout
+    )
 
 
 # ---- From one rung to the next ------------------------------------------------------------------------------

@@ -100,6 +100,38 @@ def test_a_gate_is_judged_before_the_one_that_it_reads_from_is_solved(puzzle, tm
         assert "block.sum is missing" in " ".join(results[-1].diagnosis)
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "states"),
+    [
+        ("n=d, k=T", "n=T, k=d", {"matmul": "correct", "output": "wrong"}),
+        (
+            "element(A, row0 + y, k0 + x, M, K)",
+            "A[unsafe_offset=(row0 + y) * K + k0 + x]",
+            {"matmul": "wrong", "output": "correct"},
+        ),
+    ],
+    ids=["n and k of a launch", "the kernel"],
+)
+def test_what_leaves_a_tensor_in_one_launch_alone_is_put_down_to_that_launch(
+    puzzle, tmp_path, old, new, states
+):
+    blanks.generate(roots.solutions() / "p23", tmp_path / "p23")
+    work = replace(Work(puzzle, puzzle.mojo_rung), root=tmp_path)
+    skeleton, solution = blanks.read(work.path), blanks.find(blanks.read(work.solution))
+    bodies = {
+        id: tuple(line.replace(old, new) for line in solution[id].body)
+        for id in ("matmul", "softmax", "output")
+    }
+    work.path.write_text(blanks.join(blanks.split(skeleton), bodies))
+    results = Checker(puzzle).check(work.package, ["matmul", "output"], puzzle.cases(None)[:3])
+    assert {result.gate.id: result.state for result in results} == states
+    said = "matmul's code is right where matmul launches it: the sizes or the tensors of this launch do not fit each other"
+    assert (said in results[1].diagnosis) == (states["output"] == "wrong") and said not in results[
+        0
+    ].diagnosis
+    assert results[1].hint == ("output-2" if states["output"] == "wrong" else None)
+
+
 def test_the_learners_file_compiles_and_is_unsolved(puzzle):
     results = Checker(puzzle).check(Work(puzzle, puzzle.mojo_rung).package)
     assert {result.state for result in results} == {"unsolved"}

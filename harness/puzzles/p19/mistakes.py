@@ -131,7 +131,7 @@ MISTAKES = (
     *(
         mistake
         for mistake in formulas.sums(lambda v: v.matrix, ROW_THREADS, {"row_sums": of_a_row}, "row-")
-        if "own-share" not in mistake.id
+        if "own-" not in mistake.id
     ),
     Mistake(
         "every-thread-adds-all",

@@ -180,6 +180,16 @@ TRANSPOSES = (
         3,
     ),
     Mistake(
+        "other-factor-transposed",
+        "with transpose_a for transpose_b, or the other way round: the factor that is stored as it is needed is turned, the other is not",
+        {
+            "grad_value": lambda v: as_stored(v.probabilities) @ transposed(as_stored(v.grad_output)),
+            "grad_probabilities": lambda v: transposed(as_stored(v.grad_output)) @ as_stored(v.value),
+            "grad_key": lambda v: v.scale * (as_stored(v.grad_scores) @ transposed(as_stored(v.query))),
+        },
+        3,
+    ),
+    Mistake(
         "query-not-transposed",
         "with the query read as if it were stored [d, S]",
         {"transposed_product": lambda v: as_stored(v.query) @ v.grad_output},
@@ -397,8 +407,9 @@ FLASH = (
             {"delta": lambda change: lambda v: change(v)[..., 0]},
             "delta-",
         )
-        # No case has heads as wide; of one number a thread's own share is the first thread's.
-        if mistake.id not in ("delta-first-columns-only", "delta-own-share-only")
+        # No case has heads as wide; of one number a thread's own share is the first thread's, and its warp the first.
+        if mistake.id.removeprefix("delta-")
+        not in ("first-columns-only", "last-columns-only", "own-share-only", "own-warp-only")
     ),
     Mistake(
         "delta-of-grad-output",

@@ -21,6 +21,8 @@ from harness.learner import blanks
 from harness.learner.work import Work
 from harness.spec.catalogue import find_puzzle
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "toys"))
 import checkout as toys  # noqa: E402

@@ -14,6 +14,8 @@ from harness.errors import BadUse, DamagedFile
 from harness.spec.catalogue import find_puzzle, puzzle_names
 from harness.spec.puzzle import Puzzle
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -10,6 +10,8 @@ from harness.errors import DamagedFile
 from harness.learner import blanks
 from harness.spec.catalogue import find_puzzle, puzzle_names
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "toys"))
 import checkout as toys  # noqa: E402

@@ -10,6 +10,8 @@ from harness.cli import main
 from harness.learner import blanks, workspace
 from harness.toolchain import roots
 
+pytestmark = pytest.mark.long
+
 DERIVE = "p20/graph.py"
 
 

@@ -22,6 +22,8 @@ from harness.puzzles.p25 import run
 from harness.puzzles.p25.timeline import Event, waiting
 from harness.toolchain import roots
 
+pytestmark = pytest.mark.long
+
 SMALL = ("--dims", "1", "2", "2", "32", "4")
 
 

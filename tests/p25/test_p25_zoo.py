@@ -11,6 +11,8 @@ from harness.learner.work import Work
 from harness.puzzles.p25.spec import PUZZLE
 from harness.toolchain import roots
 
+pytestmark = pytest.mark.long
+
 WRONG = zoo.load("p25")
 WAITS_FOR_EVER = {"read_too_early", "own_shape", "not_returned", "receives_first", "sends_first", "backwards"}
 """Of whom a rank waits in vain, however long it does."""

@@ -26,6 +26,8 @@ from harness.screens.watch import Check, Terminal, Watch
 from harness.spec.catalogue import find_puzzle
 from harness.toolchain import roots
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parents[2]
 KEYS = "n next · t stay · r run · h hint · s show · d diff · l list · q quit"
 START = "import sys, pathlib; from harness.toolchain import roots; roots.CHECKOUT = pathlib.Path.cwd(); from harness.cli import main; sys.exit(main())"

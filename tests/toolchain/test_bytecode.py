@@ -10,6 +10,8 @@ from harness.toolchain import bytecode
 from harness.toolchain.bytecode import FORBID, PLACE
 from harness.toolchain.roots import CHECKOUT
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def forbidden(tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ inputs of the failing cases. A mistake is named only where it explains every fai
 
 import re
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -56,12 +56,14 @@ class Diagnosis:
 class Explanation:
     """Known mistakes that give the same values, the likeliest first, and how far the result is from theirs at most.
 
-    `numbers_only`: what is no number in the result is not what they give.
+    `numbers_only`: what is no number in the result is not what they give. `finite_only`: in cases with NaN or infinity the result
+    is not what they give.
     """
 
     mistakes: tuple[Mistake, ...]
     distance: float
     numbers_only: bool = False
+    finite_only: bool = False
 
     @property
     def words(self) -> str:
@@ -73,6 +75,8 @@ class Explanation:
         return words + (
             ", wherever it is a number; the rest is 0 / 0, -inf - -inf, 0 * inf or an overflow"
             if self.numbers_only
+            else ", but not where an input is NaN or infinite"
+            if self.finite_only
             else ""
         )
 
@@ -155,10 +159,11 @@ def most_telling(evidence: Sequence[Evidence], dims: Dims = ()) -> Evidence:
     there is little to see.
     """
     plain = min(PLAIN, max(severity(e) for e in evidence))
+    few = min(SHOWN, max(e.got.size for e in evidence) - 1)  # a norm is one number in every case
 
     def rank(e: Evidence) -> tuple[bool, bool, bool, bool, bool, float]:
         narrow = any(size == 1 != usual for size, usual in zip(e.case.dims, dims, strict=False))
-        shown = bool(largest(e.truth)) and e.got.size > SHOWN and severity(e) >= plain and not narrow
+        shown = bool(largest(e.truth)) and e.got.size > few and severity(e) >= plain and not narrow
         broken = bool(e.verdict.nonfinite or e.verdict.unwritten)
         size = sum(array.size for array in e.arrays.values())
         return (
@@ -265,7 +270,8 @@ def explanation(
     """The known mistakes that give these values in every failing case.
 
     One that is made `together` is passed over where a quantity that it changes is among the `right` ones. Where none gives
-    every value, one that gives all that are numbers is taken: what is none may come of how a thing is written.
+    every value, one that gives all that are numbers is taken, or all values of the cases of finite numbers: what is none, and what
+    becomes of it, may come of how a thing is written.
     """
     if not puzzle.mistakes or any(puzzle.multiply_adds(e.case.dims) > LARGEST for e in evidence):
         return None
@@ -286,10 +292,18 @@ def explanation(
         asked = [mistake for mistake in asked if not shows_in_numbers(puzzle, quantity, evidence[0], mistake)]
     small_first = sorted(evidence, key=lambda e: e.got.size)
     fit = fitting(puzzle, quantity, small_first, asked, numbers_only=False)
-    if fit or not any((np.isfinite(e.truth) & ~np.isfinite(e.got)).any() for e in evidence):
-        return fit
     numbers = sum(int((e.wrong & np.isfinite(e.got)).sum()) for e in evidence)
-    return fitting(puzzle, quantity, small_first, asked, numbers_only=True) if numbers >= NUMBERS else None
+    if (
+        not fit
+        and numbers >= NUMBERS
+        and any((np.isfinite(e.truth) & ~np.isfinite(e.got)).any() for e in evidence)
+    ):
+        fit = fitting(puzzle, quantity, small_first, asked, numbers_only=True)
+    finite = [e for e in small_first if not is_not_finite(e.case.values) and np.isfinite(e.truth).all()]
+    if not fit and 0 < len(finite) < len(evidence):
+        fit = fitting(puzzle, quantity, finite, asked, numbers_only=False)
+        return fit and replace(fit, finite_only=True)
+    return fit
 
 
 def shows_in_numbers(puzzle: Puzzle, quantity: str, e: Evidence, mistake: Mistake) -> bool:

@@ -16,6 +16,7 @@ from harness.puzzles.p21.spec import PUZZLE as P21
 from harness.puzzles.p22.spec import PUZZLE as P22
 from harness.puzzles.p23.spec import PUZZLE as P23
 from harness.puzzles.p24.spec import PUZZLE as P24
+from harness.puzzles.p27.spec import PUZZLE as P27
 from tests.known_mistakes import said
 
 LOWEST = float(np.finfo(np.float32).min)
@@ -41,6 +42,22 @@ def last_steps(terms, threads):
     """The sum of what each thread has read last: `=` for `+=`."""
     last = {c % threads: c for c in range(terms.shape[-1])}
     return sum(terms[..., c] for c in last.values())[..., None]
+
+
+def first_thread_s_lse(v):
+    """Puzzle 27's lse where the first thread writes its own largest and total."""
+    own = v.logits[..., ::128]
+    return np.log(np.exp(own - own.max(-1, keepdims=True)).sum(-1)) + own.max(-1)
+
+
+def s_of(v, times):
+    """1 / (1 + exp(-times * u)) of puzzle 27's GELU; half of 1 + tanh u with 2."""
+    return 1 / (1 + np.exp(-times * np.sqrt(2 / np.pi) * (v.x + 0.044715 * v.x**3)))
+
+
+def gelu_gradient(v, s, two=2.0, first=1.0):
+    """GELU's gradient by the product rule, with another s, 2 or factor of the first term."""
+    return v.dx * (first * s + two * v.x * s * (1 - s) * np.sqrt(2 / np.pi) * (1 + 3 * 0.044715 * v.x**2))
 
 
 def layernorm_dx(v, x_hat, c1=None, c2=None):
@@ -84,6 +101,62 @@ def by_own_row_totals(v):
         total = v.weights[..., c % 16 :: 16].sum(-1)
         out[..., c] /= np.where(total == 0, 1, total)
     return out
+
+
+def turned_tiles(rows):
+    """Matrices whose tiles are each transposed, with zeros outside: element by element."""
+    R, C = rows.shape[-2:]
+    out = np.zeros_like(rows)
+    for r in range(R):
+        for c in range(C):
+            row, column = r // 16 * 16 + c % 16, c // 16 * 16 + r % 16
+            if row < R and column < C:
+                out[..., r, c] = rows[..., row, column]
+    return out
+
+
+FACTORS = (
+    ("online", "values", "output", lambda v, read: v.probabilities @ read(v.value)),
+    ("flash_dQ", "keys", "grad_query", lambda v, read: v.scale * (v.grad_scores @ read(v.key))),
+    ("flash_dKdV", "queries", "grad_key", lambda v, read: v.scale * (v.grad_scores.swapaxes(-1, -2) @ read(v.query))),
+    ("flash_dKdV", "grads", "grad_value", lambda v, read: v.probabilities.swapaxes(-1, -2) @ read(v.grad_output)),
+)  # fmt: skip
+"""Puzzle 23: a gate, the tile that it loads, and what it makes of that tile's matrix as it is read."""
+
+
+def at_the_queries(v, weights, rows):
+    """A product over the keys where a tile of rows is read at s0 + y."""
+    *heads, S, T = weights.shape
+    out = np.zeros((*heads, S, rows.shape[-1]))
+    for s in range(S):
+        for t in range(T):
+            row = s // 16 * 16 + t % 16
+            if row < T:
+                out[..., s, :] += weights[..., s, t, None] * rows[..., row, :]
+    return out
+
+
+def by_turned_weights(v):
+    """The online softmax's output where row y of a tile takes column y of the weights; tile by tile, as the kernel goes."""
+    *heads, S, T = v.masked.shape
+    masked = np.full((*heads, -(-S // 16) * 16, -(-T // 16) * 16), -np.inf)
+    masked[..., :S, :T] = v.masked
+    value = np.zeros((*heads, masked.shape[-1], v.value.shape[-1]))
+    value[..., :T, :] = v.value
+    out = np.zeros((*heads, masked.shape[-2], v.value.shape[-1]))
+    for s0 in range(0, masked.shape[-2], 16):
+        largest, total = np.full((*heads, 16, 1), -np.inf), np.zeros((*heads, 16, 1))
+        sums = np.zeros((*heads, 16, value.shape[-1]))
+        for t0 in range(0, masked.shape[-1], 16):
+            score = masked[..., s0 : s0 + 16, t0 : t0 + 16]
+            grown = np.maximum(largest, score.max(-1, keepdims=True))
+            shift = np.where(np.isneginf(grown), 0, grown)
+            rescale, weight = np.exp(largest - shift), np.exp(score - shift)
+            total = total * rescale + weight.sum(-1, keepdims=True)
+            sums = sums * rescale + weight.swapaxes(-1, -2) @ value[..., t0 : t0 + 16, :]
+            largest = grown
+        out[..., s0 : s0 + 16, :] = sums / np.where(total == 0, 1, total)
+    return out[..., :S, :]
 
 
 def at_the_keys(v):
@@ -338,6 +411,38 @@ NAMED = {
         "equals the reference with transpose_a for transpose_b, or the other way round: the factor that is stored as it is needed "
         "is turned, the other is not",
     ),
+    **{
+        f"{gate}: {tile}[x, i]": (
+            P23, quantity, lambda v, wrong=wrong: wrong(v, turned_tiles),
+            "equals the reference with each tile of the factor read as its transpose: [x, i] for [i, x]",
+        )
+        for gate, tile, quantity, wrong in FACTORS
+    },
+    **{
+        f"{gate}: x for chunk * TILE + x": (
+            P23, quantity, lambda v, wrong=wrong: wrong(v, lambda rows: rows[..., np.arange(rows.shape[-1]) % 16]),
+            "equals the reference with the first 16 elements of each row in every chunk: chunk * TILE is missing",
+        )
+        for gate, tile, quantity, wrong in FACTORS
+    },
+    **{
+        f"{gate}: {tile} at s0 + y": (
+            P23, quantity, lambda v, wrong=wrong: at_the_queries(v, *wrong(v)),
+            "equals the reference with the rows of a tile of keys read at the place of the queries, s0 for t0",
+        )
+        for gate, tile, quantity, wrong in (
+            ("online", "values", "output", lambda v: (v.probabilities, v.value)),
+            ("flash_dQ", "keys", "grad_query", lambda v: (v.scale * v.grad_scores, v.key)),
+        )
+    },
+    "online: weights[i, y]": (
+        P23, "output", by_turned_weights,
+        "equals the reference with each tile of weights read as its transpose: weights[i, y] for weights[y, i]",
+    ),
+    "online: largest = grown is missing": (
+        P23, "lse", lambda v: np.full_like(v.lse, -np.inf),
+        "is -inf in every row: `largest` is still what it began with, it has to become `grown`",
+    ),
     "online: weight for row_total(weight)": (
         P23, "output", by_own_row_totals,
         "equals the reference divided by what each thread adds up of its own keys: row_total adds up the threads of a row, "
@@ -447,6 +552,60 @@ NAMED = {
         "or with the length of the straight line: the window is a square, and the larger of both distances counts, which gives the same "
         "here",
     ),
+    # Puzzle 27
+    **{
+        f"row_loss: neither block.max nor block.sum, {name}": (
+            P27, name, wrong, "equals the reference of the first thread's columns alone: block.max and block.sum are missing",
+        )
+        for name, wrong in (
+            ("row_lse", first_thread_s_lse),
+            ("row_loss", lambda v: np.where(v.targets == -100, 0, first_thread_s_lse(v) - v.row_target)),
+        )
+    },
+    "row_loss: no block.sum": (
+        P27, "row_lse",
+        lambda v: v.row_largest[..., 0] + np.log(exp32(v.logits - v.row_largest)[..., ::128].sum(-1)),
+        "equals the reference of the first thread's columns alone, not summed over the block",
+    ),
+    "row_gradient: the ignored rows hold p": (
+        P27, "grad_rows",
+        lambda v: np.where(v.targets[..., None] == -100, v.row_p, (v.row_p - v.onehot) / v.places),
+        "equals the reference with p in the places that are ignored: their rows are 0",
+    ),
+    "row_gradient: if target == IGNORED": (
+        P27, "grad_rows", lambda v: np.where(v.targets[..., None] == -100, v.row_p / v.places, 0),
+        "equals the reference of the ignored places alone: the condition is the wrong way round",
+    ),
+    "gelu_forward: exp(-u)": (
+        P27, "gelu", lambda v: v.x * s_of(v, 1),
+        "equals the reference with exp(-u) for exp(-2 u): half of 1 + tanh u is 1 / (1 + exp(-2 u))",
+    ),
+    **{
+        f"gelu_backward: exp(-u), {two}": (
+            P27, "grad_gelu", lambda v, two=two: gelu_gradient(v, s_of(v, 1), two),
+            "equals the reference with exp(-u) for exp(-2 u): half of 1 + tanh u is 1 / (1 + exp(-2 u))",
+        )
+        for two in (1, 2)
+    },
+    "gelu_forward: exp(2 u)": (
+        P27, "gelu", lambda v: v.x * s_of(v, -2),
+        "equals the reference with exp(2 u) for exp(-2 u): half of 1 + tanh u is 1 / (1 + exp(-2 u))",
+    ),
+    "gelu_forward: x * (1 + tanh u)": (
+        P27, "gelu", lambda v: v.x * 2 * s_of(v, 2), "equals the reference without the half of 1 + tanh u",
+    ),
+    "gelu_backward: 1 + tanh u": (
+        P27, "grad_gelu", lambda v: gelu_gradient(v, s_of(v, 2), first=2),
+        "equals the reference with 1 + tanh u in the first term, not half of it",
+    ),
+    "gelu_backward: x * (1 - tanh^2) * u'": (
+        P27, "grad_gelu", lambda v: gelu_gradient(v, s_of(v, 2), 4),
+        "equals the reference with the second term twice as large: s' is half of (1 - tanh^2 u) u', or 2 s (1 - s) u'",
+    ),
+    "gelu_backward: x / 2 * s * (1 - s) * u'": (
+        P27, "grad_gelu", lambda v: gelu_gradient(v, s_of(v, 2), 0.5),
+        "equals the reference with s (1 - s) u' / 2 for the derivative of s, which is 2 s (1 - s) u'",
+    ),
     # Whatever the puzzle
     "the sign": (P22, "grad_bias", lambda v: -v.grad_bias, "has the opposite sign in every element, and is right otherwise"),
     "nothing": (P22, "grad_bias", lambda v: 0 * v.grad_bias, "is 0 in every element"),
@@ -491,7 +650,25 @@ def test_a_wrong_line_is_named(line):
     last = re.sub(r", (?:to \de[-+]\d\d|exactly)", "", said(puzzle, quantity, wrong).lines[-1])
     assert last.startswith(f"your {quantity} {words}"), last
     rest = last.removeprefix(f"your {quantity} {words}")
-    assert rest.startswith((": see hint G-", "; or ", " with", ", wherever it is a number")), rest
+    assert rest.startswith(
+        (": see hint G-", "; or ", " with", ", wherever it is a number", ", but not where an input")
+    ), rest
+
+
+def test_a_mistake_is_named_that_meets_nan_otherwise():
+    """A kernel's maximum, guard or loop may let NaN through where a formula does not; finite numbers tell what is wrong."""
+    diagnosis = said(P20, "softmax", lambda v: np.nan_to_num(v.weights))
+    assert diagnosis.mistake == "not-normalised"
+    assert diagnosis.lines[-1].startswith(
+        "your softmax equals the reference not divided by the sum of the row, to "
+    )
+    assert diagnosis.lines[-1].endswith(", but not where an input is NaN or infinite: see hint G-2")
+    assert said(P20, "softmax", lambda v: np.nan_to_num(v.softmax)).mistake == "nan-swallowed"
+
+
+def test_one_number_is_shown_in_the_chapter_s_case_where_that_shows_it_as_plainly():
+    lines = said(P27, "norm", lambda v: v.norm**2).lines
+    assert "where in 'chapter': every element" in lines and "its root is missing" in lines[-1]
 
 
 def test_two_mistakes_that_no_case_tells_apart_are_both_named():

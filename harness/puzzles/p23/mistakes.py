@@ -493,6 +493,46 @@ FLASH = (
         },
         3,
     ),
+    *(
+        Mistake(
+            id,
+            words,
+            {
+                "output": lambda v, read=read: v.probabilities @ read(v.value),
+                "grad_query": lambda v, read=read: v.scale * (v.grad_scores @ read(v.key)),
+                "grad_key": lambda v, read=read: v.scale * (transposed(v.grad_scores) @ read(v.query)),
+                "grad_value": lambda v, read=read: transposed(v.probabilities) @ read(v.grad_output),
+            },
+            3,
+        )
+        for id, words, read in (
+            (
+                "factor-tile-transposed",
+                "with each tile of the factor read as its transpose: [x, i] for [i, x]",
+                tile_transposed,
+            ),
+            (
+                "first-chunk-again",
+                "with the first 16 elements of each row in every chunk: chunk * TILE is missing",
+                lambda rows: rows[..., np.arange(rows.shape[-1]) % TILE],
+            ),
+        )
+    ),
+    Mistake(
+        "keys-at-the-queries",
+        "with the rows of a tile of keys read at the place of the queries, s0 for t0",
+        {
+            "output": lambda v: at_the_keys(transposed(v.probabilities), v.value),
+            "grad_query": lambda v: v.scale * at_the_keys(transposed(v.grad_scores), v.key),
+        },
+        3,
+    ),
+    Mistake(
+        "weights-transposed",
+        "with each tile of weights read as its transpose: weights[i, y] for weights[y, i]",
+        {"output": lambda v: weights_transposed(v) @ v.value / or_1(v.total)},
+        3,
+    ),
     Mistake(
         "lse-forgotten",
         "with exp(score) for P, without lse",
@@ -571,6 +611,14 @@ def at_the_keys(weights: np.ndarray, rows: np.ndarray) -> np.ndarray:
         transposed(weights[..., t0 : t0 + TILE]) @ padded[..., t0 + place, :] for t0 in range(0, T, TILE)
     ]
     return np.concatenate(tiles, -2)
+
+
+def weights_transposed(v: Derivation) -> np.ndarray:
+    """The exponentials of an online softmax [B, N, S, T] whose tiles are each transposed, as they count in the end."""
+    online = formulas.Online.of(v.masked, 1, TILE)
+    tiles = tile_transposed(online.rows(np.exp(online.scores - online.after)))
+    rescaled = formulas.later(np.exp(online.before - online.after))
+    return tiles * online.rows(np.broadcast_to(rescaled, online.scores.shape))
 
 
 def last_tile(array: np.ndarray, axis: int = -1) -> np.ndarray:

@@ -339,7 +339,14 @@ def terms(arrays: Arrays) -> dict[str, float]:
 
 def symptom(name: str, arrays: Arrays, got: np.ndarray, truth: np.ndarray) -> Symptom | None:
     """What a wrong lse looks like that is infinite."""
-    return formulas.infinite_at_first(derive(arrays).masked, got, truth) if name == "lse" else None
+    if name != "lse":
+        return None
+    if np.isneginf(got).all() and np.isfinite(truth).any():
+        return Symptom(
+            "largest-not-kept",
+            "is -inf in every row: `largest` is still what it began with, it has to become `grown`",
+        )
+    return formulas.infinite_at_first(derive(arrays).masked, got, truth)
 
 
 def multiply_adds(dims: tuple[int, ...]) -> int:

@@ -191,6 +191,17 @@ def overflowing(v: Derivation) -> np.ndarray:
         return np.log(np.exp(v.logits.astype(np.float32)).sum(-1)).astype(np.float64)
 
 
+def exponentials(v: Derivation) -> np.ndarray:
+    """What a row's total adds up: 0 where float32 has none so small."""
+    weights = np.exp(v.logits - v.row_largest)
+    return np.where(weights < np.finfo(np.float32).smallest_subnormal, 0, weights)
+
+
+def of_first_thread(v: Derivation) -> np.ndarray:
+    """The lse of the first thread's logits of each row, [B, T]."""
+    return first_largest(v)[..., 0] + np.log(shifted_by_own(v.logits[..., ::THREADS]))
+
+
 def shifted_by_own(logits: np.ndarray) -> np.ndarray:
     """A thread's total, by its own largest logit."""
     return np.exp(logits - logits.max(-1, keepdims=True)).sum(-1)
@@ -229,6 +240,26 @@ def added_in(kind: str, v: Derivation) -> np.ndarray:
     return table
 
 
+def gelu_of(v: Derivation, s: np.ndarray) -> dict[str, np.ndarray]:
+    """GELU and its gradients, with the 2 of s' and without, of another s."""
+    return {
+        "gelu": v.x * s,
+        "grad_gelu": np.stack([v.dx * (s + v.x * two * s * (1 - s) * v.slope) for two in (1, 2)]),
+    }
+
+
+def another_s(id: str, words: str, times: float) -> Mistake:
+    """GELU with exp(times * u) in s."""
+    return Mistake(id, words, {
+        name: lambda v, name=name: gelu_of(v, 1 / (1 + np.exp(times * v.u)))[name] for name in ("gelu", "grad_gelu")
+    })  # fmt: skip
+
+
+def of_product(v: Derivation, first: float, second: float) -> np.ndarray:
+    """The gradient of GELU with factors on the two terms of the product rule."""
+    return v.dx * (first * (1 + v.tanh) / 2 + second * v.x / 2 * (1 - v.tanh**2) * v.slope)
+
+
 def by_sigmoid(v: Derivation, inner: float) -> np.ndarray:
     """The gradient of x sigmoid(1.702 x), whose inner derivative is 1.702."""
     s = 1 / (1 + np.exp(-1.702 * v.x))
@@ -239,9 +270,9 @@ MISTAKES = (
     *derivation.MISTAKES,
     Mistake("largest-not-subtracted", "without the largest logit subtracted: exponentials overflow, or are all 0",
             {"row_lse": overflowing}),
-    *formulas.sums(
-        lambda v: np.exp(v.logits - v.row_largest), THREADS, {"row_total": lambda change: change}, "exponentials-"
-    ),
+    *formulas.sums(exponentials, THREADS, {"row_total": lambda change: change}, "exponentials-"),
+    Mistake("not-joined", "of the first thread's columns alone: block.max and block.sum are missing",
+            {"row_lse": of_first_thread}),
     *formulas.online("a thread's total", "logit", lambda weights: {"row_total": lambda v: by_steps(v, weights)}),
     Mistake("joined-without-rescaling", "of the threads' totals added as they are: each belongs to its own thread's largest",
             {"row_total": lambda v: of_threads(v, shifted_by_own)}, 3),
@@ -268,6 +299,17 @@ MISTAKES = (
                 {"grad_rows": lambda v, kind=kind: v.counted * (rounded(v.row_p, kind) - v.onehot) / v.places})
         for kind in ("bfloat16", "float16")
     ),
+    Mistake("ignored-unscaled", "with p in the places that are ignored: their rows are 0",
+            {"grad_rows": lambda v: np.where(v.counted, (v.row_p - v.onehot) / v.places, v.row_p)}),
+    Mistake("ignored-alone", "of the ignored places alone: the condition is the wrong way round",
+            {"grad_rows": lambda v: np.where(v.counted, 0, v.row_p / v.places)}),
+    another_s("u-not-doubled", "with exp(-u) for exp(-2 u): half of 1 + tanh u is 1 / (1 + exp(-2 u))", -1),
+    another_s("u-negated", "with exp(2 u) for exp(-2 u): half of 1 + tanh u is 1 / (1 + exp(-2 u))", 2),
+    Mistake("half-forgotten", "without the half of 1 + tanh u", {"gelu": lambda v: v.x * (1 + v.tanh), "grad_gelu": lambda v: of_product(v, 2, 2)}),
+    Mistake("half-forgotten-in-first", "with 1 + tanh u in the first term, not half of it", {"grad_gelu": lambda v: of_product(v, 2, 1)}),
+    Mistake("half-forgotten-in-second", "with the second term twice as large: s' is half of (1 - tanh^2 u) u', or 2 s (1 - s) u'",
+            {"grad_gelu": lambda v: of_product(v, 1, 2)}),
+    Mistake("two-divided", "with s (1 - s) u' / 2 for the derivative of s, which is 2 s (1 - s) u'", {"grad_gelu": lambda v: of_product(v, 1, 1 / 4)}),
     Mistake("cube-forgotten", "without the term of x^3 in u", {"tanh": lambda v: np.tanh(v.k * v.x)}),
     Mistake("two-forgotten", "with s (1 - s) u' for the derivative of s, which is 2 s (1 - s) u'",
             {"grad_gelu": lambda v: v.dx * ((1 + v.tanh) / 2 + v.x * (1 - v.tanh**2) / 4 * v.slope)}),

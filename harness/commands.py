@@ -171,7 +171,7 @@ def hint(arguments: list[str]) -> int:
         nargs="?",
         help="a blank (dx), or a rung (dx-2); left out: the one you are at, else the first that has not passed",
     )
-    flags = parser.parse_args(arguments)
+    flags = parser.parse_intermixed_args(arguments)
     puzzle = find_puzzle(flags.puzzle)
     progress = Progress.load()
     wanted = flags.gate or ""
@@ -207,7 +207,7 @@ def diff(arguments: list[str]) -> int:
     with_rung(parser)
     parser.add_argument("gate", nargs="?", help="one blank (default: all)")
     parser.add_argument("--spoil", action="store_true", help="also of gates that have not passed")
-    flags = parser.parse_args(arguments)
+    flags = parser.parse_intermixed_args(arguments)
     console, progress, shown_any = make_console(sys.stdout), Progress.load(), False
     puzzle = find_puzzle(flags.puzzle)
     check_gate(puzzle, flags.rung, flags.gate)
@@ -253,9 +253,13 @@ def reset(arguments: list[str]) -> int:
     with_rung(parser)
     parser.add_argument("blank", nargs="?", help="one blank (default: all of them)")
     parser.add_argument("--yes", action="store_true", help="do not ask")
-    flags = parser.parse_args(arguments)
+    flags = parser.parse_intermixed_args(arguments)
     puzzle = find_puzzle(flags.puzzle)
     changes = changed_files(parts(puzzle, flags.rung, flags.blank), flags.blank)
+    if flags.blank and not flags.rung and not changes:
+        # Its gate may be taken in several rungs, and the learner be at another than the last.
+        holding = [work for work in works(puzzle) if flags.blank in work.rung.gates]
+        changes = next((found for work in holding if (found := changed_files([work], flags.blank))), {})
     if not (puzzle.every_rung or flags.rung or flags.blank):
         damaged = changed_files([work for work in works(puzzle) if is_damaged(work)], None)
         changes = damaged or changes or changed_files([Work(puzzle, puzzle.main_rung)], None)

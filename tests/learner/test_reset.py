@@ -70,6 +70,20 @@ def test_reset_of_one_blank_keeps_the_others_and_a_copy(checkout):
     assert kept.read_text() == work and kept.parent == checkout.kernels.parent
 
 
+def test_reset_of_a_blank_of_several_rungs_finds_the_one_that_holds_work(checkout):
+    """The words may stand before a flag and after it."""
+    untouched = checkout.numpy.read_text()
+    for flags in ((), ("--rung", "numpy")):
+        checkout.fill(checkout.numpy, "dx")
+        finished = checkout.run("reset", "p22", *flags, "dx", say="y\n")
+        assert finished.returncode == 0 and "reset blank dx of problems/p22/backward.py" in finished.stdout
+        assert checkout.numpy.read_text() == untouched
+    checkout.fill(checkout.kernels, "dx")
+    checkout.fill(checkout.numpy, "dx")
+    finished = checkout.run("reset", "p22", "dx", say="n\n")
+    assert "backward.py" not in finished.stdout and "layernorm_linear.mojo" in finished.stdout
+
+
 def test_reset_of_a_puzzle_puts_every_changed_file_back(checkout):
     checkout.fill(checkout.kernels, "dx")
     fast = checkout.kernels.with_name("fast.mojo")

@@ -72,6 +72,19 @@ def test_commands_work_on_the_folder_that_they_are_called_in(folder, command_lin
     assert command_line("dev", "check").err.startswith("error: dev works on a checkout")
 
 
+def test_reset_asks_in_a_folder_of_one_s_own_and_a_yes_puts_the_file_back(folder, command_line, monkeypatch):
+    problem = folder / "problems" / DERIVE
+    untouched = problem.read_text()
+    solve(folder)
+    worked = problem.read_text()
+    monkeypatch.setattr("builtins.input", lambda words: "y" if words == "Go on? [y/N] " else "")
+    said = command_line("reset", "p20", "--rung", "derive")
+    assert said.code == 0 and f"wrote problems/{DERIVE}, kept problems/{DERIVE}." in said.out
+    assert problem.read_text() == untouched
+    (kept,) = problem.parent.glob("*.bak")
+    assert kept.read_text() == worked
+
+
 def test_outside_of_a_workbook_a_command_is_one_line(tmp_path, monkeypatch, command_line):
     monkeypatch.setattr(roots, "CHECKOUT", tmp_path)
     monkeypatch.chdir(tmp_path)

@@ -17,8 +17,8 @@ the right code:
     # dx = 2 * dy
     # BLANK-END dx
 
-In the problem file the start marker then bears a hash of that code, `# BLANK-START dx (given 0f3a92c1): ...`: while
-the blank holds nothing else, it is untouched.
+In the problem file the end marker then bears a hash of that code and says why, `# BLANK-END dx (unsolved while it reads as
+given: 0f3a92c1)`: while the blank holds nothing else, it is untouched. Files of older versions bear it in the start marker.
 """
 
 import codecs
@@ -39,7 +39,9 @@ START = re.compile(
     r"^(?P<indent>[ \t]*)# BLANK-START (?P<id>\w+)(?: \(given (?P<mark>[0-9a-f]{8})\))?: (?P<task>.+)$"
 )
 GIVEN = re.compile(r"^[ \t]*# BLANK-GIVEN (?P<id>\w+)$")
-END = re.compile(r"^[ \t]*# BLANK-END (?P<id>\w+)$")
+AS_GIVEN = "unsolved while it reads as given"
+END = re.compile(rf"^[ \t]*# BLANK-END (?P<id>\w+)(?: \({AS_GIVEN}: (?P<mark>[0-9a-f]{{8}})\))?$")
+MARKED = re.compile(rf" \((?:given|{AS_GIVEN}:) [0-9a-f]{{8}}\)")
 MARKER = re.compile(r"^[ \t]*#\s*BLANK-(START|GIVEN|END)")
 LARGEST = 2**22
 """Bytes of a source file, at most."""
@@ -129,7 +131,7 @@ def split(text: str, name: str = "the file") -> list[str | Blank]:
                     tuple(body),
                     opened_at + 1,
                     tuple(given or ()),
-                    opened["mark"] or "",
+                    end["mark"] or opened["mark"] or "",
                 )
             )
             pieces.append(line)
@@ -223,8 +225,8 @@ def skeleton(solution: str, name: str = "the file") -> str:
             fill_in = f"{piece.indent}# FILL IN (about {piece.size} line{'s' * (piece.size != 1)})"
             bodies[piece.id] = piece.given or (fill_in,)
             if piece.given:
-                marked = f"{piece.id} (given {mark_of(piece.given)})"
-                pieces[at - 1] = f"{piece.indent}# BLANK-START {marked}: {piece.task}"
+                marked = f"{piece.id} ({AS_GIVEN}: {mark_of(piece.given)})"
+                pieces[at + 1] = f"{piece.indent}# BLANK-END {marked}"
     return re.sub(r"(# ANCHOR(?:_END)?: *\w+?)_solution\b", r"\1", join(pieces, bodies))
 
 
@@ -234,9 +236,9 @@ def fill(problem: str, solution: str, name: str = "the file") -> str:
 
 
 def outside(text: str, name: str = "the file") -> str:
-    """Everything but the bodies of the blanks: what a learner leaves as it is."""
+    """Everything but the bodies of the blanks and the hashes of what was given: what a learner leaves as it is."""
     pieces = split(text, name)
-    return join(pieces, {piece.id: () for piece in pieces if isinstance(piece, Blank)})
+    return MARKED.sub("", join(pieces, {piece.id: () for piece in pieces if isinstance(piece, Blank)}))
 
 
 def generate(solutions: Path, problems: Path, *, force: bool = False) -> list[Path]:

@@ -47,10 +47,10 @@ class Softmax(Function):
     def backward(ctx, dP):
         """The gradient of x, [..., C]."""
         (P,) = ctx.saved_tensors
-        # BLANK-START softmax (given ec2548b2): mend the gradient of x
+        # BLANK-START softmax: mend the gradient of x
         weighted = dP * P
         return P * (weighted - weighted.sum(-1, keepdim=True))
-        # BLANK-END softmax
+        # BLANK-END softmax (unsolved while it reads as given: ec2548b2)
 
 
 class LogSoftmax(Function):
@@ -70,9 +70,9 @@ class LogSoftmax(Function):
     def backward(ctx, dy):
         """The gradient of x, [..., C]."""
         (y,) = ctx.saved_tensors
-        # BLANK-START logsoftmax (given 74feb928): mend the gradient of x
+        # BLANK-START logsoftmax: mend the gradient of x
         return dy - y.exp() * dy.sum(0, keepdim=True)
-        # BLANK-END logsoftmax
+        # BLANK-END logsoftmax (unsolved while it reads as given: 74feb928)
 
 
 class CrossEntropy(Function):
@@ -95,12 +95,12 @@ class CrossEntropy(Function):
     def backward(ctx, dloss):
         """The gradient of the logits, [..., C]."""
         logits, target = ctx.saved_tensors
-        # BLANK-START crossentropy (given 0bcd08d8): mend the gradient of the logits
+        # BLANK-START crossentropy: mend the gradient of the logits
         counted = target != IGNORED
         wanted = F.one_hot(torch.where(counted, target, 0), logits.shape[-1])
         dlogits = (torch.softmax(logits, -1) - wanted) / counted.sum()
         return torch.where(counted[..., None], dlogits, 0.0), None
-        # BLANK-END crossentropy
+        # BLANK-END crossentropy (unsolved while it reads as given: 0bcd08d8)
 
 
 class Attention(Function):
@@ -122,11 +122,11 @@ class Attention(Function):
         q, k, v = ctx.saved_tensors
         scale = q.shape[-1] ** -0.5
         P = torch.softmax(q @ k.mT * scale, -1)
-        # BLANK-START attention (given 42785b3f): mend the gradients of q, k and v
+        # BLANK-START attention: mend the gradients of q, k and v
         dP = dout @ v.mT
         dS = P * (dP - (dP * P).sum(-1, keepdim=True))
         return dS @ k, scale * dS.mT @ q, P.mT @ dout
-        # BLANK-END attention
+        # BLANK-END attention (unsolved while it reads as given: 42785b3f)
 
 
 class SiLU(Function):
@@ -147,12 +147,12 @@ class SiLU(Function):
         """The gradient of x, [...]."""
         (x,) = ctx.saved_tensors
         dx = torch.empty_like(x, memory_format=torch.contiguous_format)
-        # BLANK-START silu (given d9a72ae6): mend what is handed to the loop over memory
+        # BLANK-START silu: mend what is handed to the loop over memory
         given, coming = memory(x.contiguous()), memory(dy)
         s = torch.sigmoid(given)
         memory(dx).copy_(coming * s * (1 + given * (1 - s)))
         return dx
-        # BLANK-END silu
+        # BLANK-END silu (unsolved while it reads as given: d9a72ae6)
 
 
 class Sigmoid(Function):
@@ -172,9 +172,9 @@ class Sigmoid(Function):
     def backward(ctx, dy):
         """The gradient of x, [...]."""
         (y,) = ctx.saved_tensors
-        # BLANK-START sigmoid (given 7ce6d388): mend what becomes of y
+        # BLANK-START sigmoid: mend what becomes of y
         return y.mul_(1 - y).mul_(dy)  # no further memory is needed
-        # BLANK-END sigmoid
+        # BLANK-END sigmoid (unsolved while it reads as given: 7ce6d388)
 
 
 class Dropout(Function):
@@ -185,7 +185,7 @@ class Dropout(Function):
         """y, [...]."""
         return torch.where(keep, x / (1 - DROPPED), 0.0)
 
-    # BLANK-START dropout (given a1250585): mend what is kept, and the gradient of x
+    # BLANK-START dropout: mend what is kept, and the gradient of x
     @staticmethod
     def setup_context(ctx, inputs, output):
         """Keeps y, from which the mask can be had again."""
@@ -197,7 +197,7 @@ class Dropout(Function):
         (y,) = ctx.saved_tensors
         return torch.where(y != 0, dy / (1 - DROPPED), 0.0), None
 
-    # BLANK-END dropout
+    # BLANK-END dropout (unsolved while it reads as given: a1250585)
 
 
 class RMSNorm(Function):
@@ -217,13 +217,13 @@ class RMSNorm(Function):
         """sqrt(mean(x^2) + EPS), [..., 1]."""
         return (x.square().mean(-1, keepdim=True) + EPS).sqrt()
 
-    # BLANK-START rmsnorm (given 7b783726): mend what autograd is told about the outputs
+    # BLANK-START rmsnorm: mend what autograd is told about the outputs
     @staticmethod
     def setup_context(ctx, inputs, output):
         """Keeps the inputs."""
         ctx.save_for_backward(*inputs)
 
-    # BLANK-END rmsnorm
+    # BLANK-END rmsnorm (unsolved while it reads as given: 7b783726)
     @staticmethod
     def backward(ctx, dy, _):
         """The gradients of x [..., H] and weight [H]."""
@@ -249,7 +249,7 @@ class Standardise(Function):
         """1 / sqrt(variance + EPS), [..., 1]."""
         return (x.var(-1, correction=0, keepdim=True) + EPS).rsqrt()
 
-    # BLANK-START standardise (given bf54da49): mend what is kept, and where
+    # BLANK-START standardise: mend what is kept, and where
     @staticmethod
     def setup_context(ctx, inputs, output):
         """Keeps y and rstd."""
@@ -262,7 +262,7 @@ class Standardise(Function):
         (y,), rstd = ctx.saved_tensors, Standardise.rstd
         return rstd * (dy - dy.mean(-1, keepdim=True) - y * (dy * y).mean(-1, keepdim=True))
 
-    # BLANK-END standardise
+    # BLANK-END standardise (unsolved while it reads as given: bf54da49)
 
 
 class AddBias(Function):
@@ -280,9 +280,9 @@ class AddBias(Function):
     @staticmethod
     def backward(ctx, dy):
         """The gradients of x [..., H] and bias [H]."""
-        # BLANK-START addbias (given e23986de): mend the gradient of the bias
+        # BLANK-START addbias: mend the gradient of the bias
         return dy, rows(dy).sum(0).expand_as(dy)
-        # BLANK-END addbias
+        # BLANK-END addbias (unsolved while it reads as given: e23986de)
 
 
 class Scale(Function):
@@ -302,12 +302,12 @@ class Scale(Function):
     def backward(ctx, dy):
         """The gradients of x [..., H] and weight [H], the latter slab by slab."""
         x, weight = ctx.saved_tensors
-        # BLANK-START scale (given 5aa215dd): mend the sum over the rows
+        # BLANK-START scale: mend the sum over the rows
         total = torch.zeros_like(weight)
         for dy_slab, x_slab in zip(rows(dy).split(SLAB), rows(x).split(SLAB), strict=True):
             total += (dy_slab * x_slab).sum(0)
         return dy * weight, total
-        # BLANK-END scale
+        # BLANK-END scale (unsolved while it reads as given: 5aa215dd)
 
 
 class Linear(Function):
@@ -318,7 +318,7 @@ class Linear(Function):
         """y, [..., O]."""
         return x @ weight.T
 
-    # BLANK-START linear (given 9f7beea8): mend what is kept of the shapes
+    # BLANK-START linear: mend what is kept of the shapes
     @staticmethod
     def setup_context(ctx, inputs, output):
         """Keeps both inputs, and x's leading shape."""
@@ -327,7 +327,7 @@ class Linear(Function):
         if x.dim() > 2:
             ctx.leading = x.shape[:-1]
 
-    # BLANK-END linear
+    # BLANK-END linear (unsolved while it reads as given: 9f7beea8)
     @staticmethod
     def backward(ctx, dy):
         """The gradients of x [..., H] and weight [O, H]."""
@@ -353,9 +353,9 @@ class LowRank(Function):
     def backward(ctx, dy):
         """The gradients of x [..., H], a [r, H] and b [O, r]; None for what nobody asks for."""
         x, a, b = ctx.saved_tensors
-        # BLANK-START lowrank (given 9a5704df): mend what is computed, and when
+        # BLANK-START lowrank: mend what is computed, and when
         if not ctx.needs_input_grad[0]:
             return None, None, None
         inner = dy @ b
         return inner @ a, rows(inner).T @ rows(x), rows(dy).T @ rows(x @ a.T)
-        # BLANK-END lowrank
+        # BLANK-END lowrank (unsolved while it reads as given: 9a5704df)

@@ -73,7 +73,7 @@ class Linear:
 class Embedding:
     """x = token[tokens] + position[:T]; the parameters are "token" and "position"."""
 
-    # BLANK-START embedding (given a6b79827): keep the tokens, and add rows up, whatever comes twice
+    # BLANK-START embedding: keep the tokens, and add rows up, whatever comes twice
     @staticmethod
     def forward(tokens: Tensor, tape: Tape, name: str, p: Parameters) -> Tensor:
         raise NotImplementedError
@@ -81,13 +81,13 @@ class Embedding:
     @staticmethod
     def backward(dx: Tensor, tape: Tape, name: str, p: Parameters, grads: Parameters) -> None:
         raise NotImplementedError
-    # BLANK-END embedding
+    # BLANK-END embedding (unsolved while it reads as given: a6b79827)
 
 
 class LayerNorm:
     """y = (x - mean) / sqrt(variance + EPS) * weight + bias, the statistics over the last axis."""
 
-    # BLANK-START layernorm (given 4ec12f7a): keep x and two numbers for each row; puzzle 22
+    # BLANK-START layernorm: keep x and two numbers for each row; puzzle 22
     @staticmethod
     def forward(x: Tensor, tape: Tape, name: str, p: Parameters) -> Tensor:
         raise NotImplementedError
@@ -95,7 +95,7 @@ class LayerNorm:
     @staticmethod
     def backward(dy: Tensor, tape: Tape, name: str, p: Parameters, grads: Parameters) -> Tensor:
         raise NotImplementedError
-    # BLANK-END layernorm
+    # BLANK-END layernorm (unsolved while it reads as given: 4ec12f7a)
 
 
 def split_heads(joined: Tensor, parts: int) -> tuple[Tensor, ...]:
@@ -111,7 +111,7 @@ def join_heads(parts: tuple[Tensor, ...]) -> Tensor:
 class Attention:
     """softmax(q k^T / sqrt(d)) v of every head, where no place sees a later one; q, k and v lie in qkv, [B, T, 3 C]."""
 
-    # BLANK-START attention (given b3802554): keep q, k, v and P; puzzle 23, with a mask
+    # BLANK-START attention: keep q, k, v and P; puzzle 23, with a mask
     @staticmethod
     def forward(qkv: Tensor, tape: Tape, name: str, p: Parameters) -> Tensor:
         raise NotImplementedError
@@ -119,7 +119,7 @@ class Attention:
     @staticmethod
     def backward(dy: Tensor, tape: Tape, name: str, p: Parameters, grads: Parameters) -> Tensor:
         raise NotImplementedError
-    # BLANK-END attention
+    # BLANK-END attention (unsolved while it reads as given: b3802554)
 
 
 class Gelu:
@@ -127,7 +127,7 @@ class Gelu:
 
     SCALE, CUBE = math.sqrt(2 / math.pi), 0.044715
 
-    # BLANK-START gelu (given 4ec12f7a): keep x alone, and compute tanh again
+    # BLANK-START gelu: keep x alone, and compute tanh again
     @staticmethod
     def forward(x: Tensor, tape: Tape, name: str, p: Parameters) -> Tensor:
         raise NotImplementedError
@@ -135,13 +135,13 @@ class Gelu:
     @staticmethod
     def backward(dy: Tensor, tape: Tape, name: str, p: Parameters, grads: Parameters) -> Tensor:
         raise NotImplementedError
-    # BLANK-END gelu
+    # BLANK-END gelu (unsolved while it reads as given: 4ec12f7a)
 
 
 class CrossEntropy:
     """The mean of -log p[target] over the places whose target is not IGNORED; the gradient coming in is 1."""
 
-    # BLANK-START cross_entropy (given 506c5a43): keep p and the targets; shift the logits first
+    # BLANK-START cross_entropy: keep p and the targets; shift the logits first
     @staticmethod
     def forward(logits: Tensor, targets: Tensor, tape: Tape, name: str) -> Tensor:
         raise NotImplementedError
@@ -149,7 +149,7 @@ class CrossEntropy:
     @staticmethod
     def backward(tape: Tape, name: str) -> Tensor:
         raise NotImplementedError
-    # BLANK-END cross_entropy
+    # BLANK-END cross_entropy (unsolved while it reads as given: 506c5a43)
 
 
 class Block:

@@ -148,6 +148,21 @@ def test_given_code_stands_in_the_problem_and_is_no_work_of_the_learner_s():
     assert blanks.find(blanks.fill(problem, GIVEN))["one"].body == ("    right()",)
 
 
+def test_the_hash_of_given_code_stands_after_it_and_says_what_it_is_for():
+    lines = blanks.skeleton(GIVEN).split("\n")
+    assert lines[1] == "    # BLANK-START one: mend it"
+    assert lines[5] == f"    # BLANK-END one (unsolved while it reads as given: {blanks.mark_of(lines[2:5])})"
+    assert lines[8] == "    # BLANK-END two"
+
+
+def test_a_file_of_an_older_version_bears_the_hash_in_the_start_marker():
+    lines = blanks.skeleton(GIVEN).split("\n")
+    mark = blanks.mark_of(lines[2:5])
+    lines[1], lines[5] = f"    # BLANK-START one (given {mark}): mend it", "    # BLANK-END one"
+    there = blanks.find("\n".join(lines))["one"]
+    assert there.is_given and there.size == 0 and there.task == "mend it"
+
+
 @pytest.mark.parametrize(
     "change",
     [

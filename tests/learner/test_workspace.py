@@ -152,6 +152,19 @@ def newer(folder, tmp_path, monkeypatch):
     return fresh
 
 
+def test_update_of_a_file_with_hashes_in_start_markers_renews_them_and_keeps_no_copy(folder, command_line):
+    hunt = folder / "problems" / "p21" / "hunt.py"
+    text = hunt.read_text()
+    for id, blank in blanks.find(text).items():
+        text = text.replace(f"BLANK-START {id}:", f"BLANK-START {id} (given {blank.mark}):")
+    hunt.write_text(blanks.MARKED.sub(lambda m: m[0] if "(given " in m[0] else "", text))
+    assert "(given " in hunt.read_text() and blanks.AS_GIVEN not in hunt.read_text()
+    said = command_line("update")
+    assert said.code == 0 and "(given " not in hunt.read_text()
+    assert not any(blank.size for blank in blanks.find(hunt.read_text()).values())
+    assert not list(hunt.parent.glob("*.bak"))
+
+
 def test_update_brings_the_new_version_and_keeps_what_is_solved(folder, newer, command_line):
     mine = solve(folder)
     before = blanks.find(mine.read_text())

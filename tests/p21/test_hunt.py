@@ -49,7 +49,7 @@ def test_what_is_given_is_unsolved_and_would_be_wrong(checker, tmp_path, alone):
     path = tmp_path / "hunt.py"
     path.write_text(blanks.skeleton(SOLUTION.read_text()))
     assert {result.state for result in checker.check(path)} == {"unsolved"}
-    unmarked = re.sub(r" \(given \w+\)", "", path.read_text())
+    unmarked = re.sub(rf" \({blanks.AS_GIVEN}: \w+\)", "", path.read_text())
     path.write_text(unmarked)
     assert {result.state for result in checker.check(path)} == {"wrong"}
 

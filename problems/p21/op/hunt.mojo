@@ -40,12 +40,12 @@ def bias_gradient_kernel[
     if c >= Int(width):
         return
     var dy = TileTensor(grad_output, row_major(Int(batch), Int(sequence), Int(width)))
-    # BLANK-START dbias (given 9b2b1d32): mend the sum of this thread's column
+    # BLANK-START dbias: mend the sum of this thread's column
     var total = Scalar[accum](0)
     for s in range(Int(sequence)):
         total += dy[0, s, c].cast[accum]()
     grad_bias[unsafe_offset=c] = total.cast[dtype]()
-    # BLANK-END dbias
+    # BLANK-END dbias (unsolved while it reads as given: 9b2b1d32)
 
 
 def clear_kernel[dtype: DType](sums: MutPtr[dtype], count: Int32):
@@ -98,11 +98,11 @@ def softmax_gradient_kernel[
         partial += exp(x[c].cast[accum]() - largest)
     var total = block.sum[block_size=THREADS](partial)
 
-    # BLANK-START dsoftmax (given 6dd55c3b): mend the gradient of this row, whose P is exp(x - largest) / total
+    # BLANK-START dsoftmax: mend the gradient of this row, whose P is exp(x - largest) / total
     for c in range(thread_idx.x, W, block_dim.x):
         var P = exp(x[c].cast[accum]() - largest) / total
         dx[c] = (P * (1 - P) * dy[c].cast[accum]()).cast[dtype]()
-    # BLANK-END dsoftmax
+    # BLANK-END dsoftmax (unsolved while it reads as given: 6dd55c3b)
 
 
 def standardise_gradient_kernel[
@@ -139,12 +139,12 @@ def standardise_gradient_kernel[
         sum_products += dy[c].cast[accum]() * (x[c].cast[accum]() - mean)
     var mean_dy = block.sum[block_size=THREADS](sum_dy) / count
     var mean_products = block.sum[block_size=THREADS](sum_products) / count
-    # BLANK-START dstandardise (given 6dfb6f00): mend the gradient of this row
+    # BLANK-START dstandardise: mend the gradient of this row
     for c in range(thread_idx.x, W, block_dim.x):
         var deviation = x[c].cast[accum]() - mean
         var through_variance = deviation * rstd * rstd * rstd * mean_products
         dx[c] = (rstd * (dy[c].cast[accum]() - mean_dy - through_variance)).cast[dtype]()
-    # BLANK-END dstandardise
+    # BLANK-END dstandardise (unsolved while it reads as given: 6dfb6f00)
 
 
 # ---- Launches -----------------------------------------------------------------------------------------------
@@ -178,11 +178,11 @@ def launch_scale_gradient[
     width: Int,
 ) raises:
     """A block for each row adds to `grad_scale`; the caller hands in memory that nobody has written."""
-    # BLANK-START dscale (given b926e84e): mend what is launched for the gradient of the scale
+    # BLANK-START dscale: mend what is launched for the gradient of the scale
     launcher.launch[scale_gradient_kernel[dtype]](
         "scale_gradient", grad_scale, grad_output, input, Int32(width), grid_dim=rows, block_dim=THREADS
     )
-    # BLANK-END dscale
+    # BLANK-END dscale (unsolved while it reads as given: b926e84e)
 
 
 def launch_softmax_gradient[

@@ -151,9 +151,9 @@ class Terminal:
     def say(self, words: str, row: int) -> None:
         """Writes a line over one of the screen, the first is row 1; everything else, and the cursor, stays."""
         if self.console.is_terminal:
-            line = Text(words, style="dim", no_wrap=True, overflow="ellipsis")
             with self.console.capture() as captured:
-                self.console.print(line, end="")
+                # A Text's own no_wrap is lost where print joins what it is given.
+                self.console.print(Text(words, style="dim"), end="", no_wrap=True, overflow="ellipsis")
             self.console.file.write(f"\x1b7\x1b[{row};1H\x1b[2K{captured.get()}\x1b8")
             self.console.file.flush()
 
@@ -470,7 +470,7 @@ class Watch:
         """What the check of the current gate came to."""
         check = self.current
         if self.running() or not check.seconds:
-            yield Text(check.status, style="dim")
+            yield Text(check.status, style="dim", no_wrap=True, overflow="ellipsis")
             yield from report.first_lines(check.first)
             return
         if check.error:

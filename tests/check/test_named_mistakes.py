@@ -435,6 +435,10 @@ NAMED = {
             ("flash_dQ", "keys", "grad_query", lambda v: (v.scale * v.grad_scores, v.key)),
         )
     },
+    "flash_dKdV: key_sum += weights[y, i] * ...": (
+        P23, "grad_key", lambda v: v.probabilities.swapaxes(-1, -2) @ v.query,
+        "equals the reference with P instead of scale * dS",
+    ),
     "online: weights[i, y]": (
         P23, "output", by_turned_weights,
         "equals the reference with each tile of weights read as its transpose: weights[i, y] for weights[y, i]",

@@ -252,6 +252,22 @@ def test_the_moving_line_leaves_the_verdict_on_the_gate_before():
     assert watch.status_row == 2, "the screen is turned by m"
 
 
+def test_the_moving_line_takes_one_row_of_the_screen():
+    stream = io.StringIO()
+    watch = Watch(
+        Work(find_puzzle("p22"), find_puzzle("p22").rung("numpy")),
+        "db",
+        Console(file=stream, force_terminal=True, width=40, height=10),
+    )
+    watch.terminal = Terminal(watch.console)
+    watch.check = Check("db", time.monotonic() - 96, doing="fused on the virtual GPU: case 13 of 30 (sums)")
+    (drawn,) = watch.terminal.rows(watch.verdict())
+    watch.terminal.say(watch.check.status, watch.status_row)
+    said = stream.getvalue()
+    assert "\n" not in said and "checking db, 96 s: fused on the virtual…" in said
+    assert "".join(part.text for part in drawn).rstrip() == "checking db, 96 s: fused on the virtual…"
+
+
 def test_a_save_while_the_file_is_judged_is_judged_again(tmp_path, monkeypatch):
     """A formatter writes a moment after the editor: the verdict may be on either, and is noted for neither."""
     session = Session(tmp_path)

@@ -547,6 +547,14 @@ FLASH = (
         {"grad_value": lambda v: v.scale * (transposed(v.grad_scores) @ v.grad_output)},
     ),
     Mistake(
+        "weights-for-slopes",
+        "with P instead of scale * dS",
+        {
+            "grad_query": lambda v: v.probabilities @ v.key,
+            "grad_key": lambda v: transposed(v.probabilities) @ v.query,
+        },
+    ),
+    Mistake(
         "one-query-head",
         "with the last alone of the query heads that share a head of key and value",
         {

@@ -227,20 +227,26 @@ def place(wrong: np.ndarray, axes: Shape) -> str:
         return "the tensor as a whole"
     if wrong.sum() == 1:
         return f"one element, {np.argwhere(wrong)[0].tolist()}"
-    parts: list[str] = []
-    for axis, size in enumerate(axes):
-        others = tuple(k for k in range(wrong.ndim) if k != axis)
-        hit = np.flatnonzero(wrong.any(others))
-        part = along(hit, wrong.shape[axis], size if isinstance(size, str) else f"axis {axis}")
-        if part:
-            parts.append(part)
-    full = np.ix_(
-        *[np.flatnonzero(wrong.any(tuple(k for k in range(wrong.ndim) if k != a))) for a in range(wrong.ndim)]
-    )
-    share = wrong[full].mean()
-    if not parts:
-        return f"spread over the tensor, {share:.0%} of the elements"
-    return ", ".join(parts) + ("" if share == 1 else f" ({share:.0%} of the elements there)")
+    parts, block = along_axes(wrong, axes)
+    if parts:
+        return ", ".join(parts) + ("" if block.all() else f" ({block.mean():.0%} of the elements there)")
+    rest, block = along_axes(~wrong, axes)
+    if rest and block.all():
+        return f"everything but {', '.join(part.removeprefix('only ') for part in rest)}"
+    return f"spread over the tensor, {wrong.mean():.0%} of the elements"
+
+
+def along_axes(marked: np.ndarray, axes: Shape) -> tuple[list[str], np.ndarray]:
+    """Where along each axis some elements sit, and the smallest block that holds them."""
+    hits = [
+        np.flatnonzero(marked.any(tuple(k for k in range(marked.ndim) if k != axis)))
+        for axis in range(marked.ndim)
+    ]
+    parts = [
+        along(hit, marked.shape[axis], size if isinstance(size, str) else f"axis {axis}")
+        for axis, (hit, size) in enumerate(zip(hits, axes, strict=True))
+    ]
+    return [part for part in parts if part], marked[np.ix_(*hits)]
 
 
 def along(hit: np.ndarray, size: int, axis: str) -> str:

@@ -315,6 +315,8 @@ def marked(shape, *indices):
         (marked((9,), (slice(2, None, 3))), "H", "H = 2, 5, ... (every 3)"),
         (marked((9,), 1, 2, 6), "H", "3 of 9 along H"),
         (marked((2, 2), (0, 0), (1, 1)), "OH", "spread over the tensor, 50% of the elements"),
+        (~marked((2, 2, 5), (0, 0, slice(None))), "BSH", "everything but B = 0 (the first), S = 0 (the first)"),
+        (~marked((4, 8), (slice(0, 2), slice(4, 8))), "OH", "everything but O from 0 to 1, H from 4 to the end"),
         (marked((4, 4), (2, 0), (3, 1), (3, 0)), "OH", "O from 2 to the end, H from 0 to 1 (75% of the elements there)"),
         (np.zeros((2, 2), bool), "OH", "the tensor as a whole"),
     ],

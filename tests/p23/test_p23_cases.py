@@ -268,6 +268,22 @@ def test_what_makes_no_mistake_is_right(references, dtype):
     assert not any(rejected(references[dtype], QUANTITIES, nothing, case) for case in EVERY)
 
 
+def test_sums_that_each_tile_overwrites_keep_the_last_tile_of_the_last_head_that_shares_them():
+    (case,) = p23.GATE_CASES
+    arrays = p23.PUZZLE.inputs(case, "float64", 0)
+    right = p23.derive(arrays)
+    group, last = int(right.group), (right.query.shape[2] - 1) // TILE * TILE
+    assert group > 1 and last > 0
+    kept = (slice(None), slice(group - 1, None, group), slice(last, None))
+    for quantity, weights, rows in (
+        ("grad_key", right.scale * right.grad_scores, right.query),
+        ("grad_value", right.probabilities, right.grad_output),
+    ):
+        (mistake,) = (m for m in MISTAKES if m.id == "last-queries-alone" and quantity in m.changes)
+        got = getattr(p23.derive(arrays, mistake.changes), quantity)
+        np.testing.assert_allclose(got, weights[kept].swapaxes(-1, -2) @ rows[kept], atol=1e-12)
+
+
 def test_a_mistake_changes_one_step_and_has_it_to_itself():
     """Two changes at once would give the values of neither where one step follows from the other."""
     assert all(len(mistake.changes) == 1 for mistake in MISTAKES)

@@ -462,8 +462,12 @@ FLASH = (
         "last-queries-alone",
         "of the last tile of queries alone: what came before is overwritten",
         {
-            "grad_key": lambda v: v.scale * (transposed(last_tile(v.grad_scores, -2)) @ v.query),
-            "grad_value": lambda v: transposed(last_tile(v.probabilities, -2)) @ v.grad_output,
+            "grad_key": lambda v: (
+                v.scale * (transposed(last_tile(v.grad_scores, -2)) @ last_of_group(v.query, v))
+            ),
+            "grad_value": lambda v: (
+                transposed(last_tile(v.probabilities, -2)) @ last_of_group(v.grad_output, v)
+            ),
         },
     ),
     Mistake(

@@ -53,7 +53,7 @@ def wrongs(gates: str) -> list[WrongKernel]:
         (cases("a.py::test_x", wrong=wrongs("aaabba")), ["wrong 2", "wrong 5"]),
         (cases("p22/test_fast.py::test_x", launches=["sm_80", "gfx942", "apple-m4"]), ["gfx942", "apple-m4"]),
         (cases("book/test_players.py::test_players_fit_a_phone", page=["one", "two"]), ["two"]),
-        (cases(tiers.RECORDED, name=["algebra", "opcheck"]), ["algebra"]),
+        (cases(tiers.RECORDED, name=["algebra", "opcheck", "wrong_kernels"]), ["algebra", "wrong_kernels"]),
         (cases("a.py::test_x"), []),
     ],
 )
@@ -93,6 +93,12 @@ def test_recorded_programs_of_pytorch_alone_import_nothing_else():
         names = [each.names[0].name for each in ast.walk(tree) if isinstance(each, ast.Import)]
         names += [each.module or "" for each in ast.walk(tree) if isinstance(each, ast.ImportFrom)]
         assert not roots.intersection(name.partition(".")[0] for name in names), program
+
+
+def test_outputs_that_wait_for_the_night_are_outputs():
+    from book.measure import outputs
+
+    assert {*tiers.OF_PYTORCH_ALONE, *tiers.OF_KERNELS} <= outputs.COMMANDS.keys()
 
 
 def test_a_fixture_makes_what_the_run_takes():

@@ -2,8 +2,9 @@
 
 Which test bears it is said here and nowhere else. What is nightly runs code that a test of the other tier runs too: in the
 other 16-bit type, from another seed, for another GPU or processor, in another width or theme of a page, or on one more wrong
-solution of a gate; or it runs nothing of this repository's but a program of the book. `python tests/tiers.py` lists what only
-nightly tests would check, and fails where there is any; so does tests/test_tiers.py.
+solution of a gate; or it compares what a command or a program prints with what the book says it prints, where other tests
+run that command. `python tests/tiers.py` lists what only nightly tests would check, and fails where there is any; so does
+tests/test_tiers.py.
 """
 
 import re
@@ -22,7 +23,7 @@ FIRST = {
     "p22/test_right_kernels.py::test_a_right_kernel_is_accepted_however_it_is_written": 4,
     "p23/test_p23_options.py::test_a_wrong_index_is_noticed": 2,
     "screens/test_show.py::test_it_can_be_read_at_every_width_in_both_themes": 1,
-    "check/test_in_order.py::test_every_kernel_s_gate_passes_in_its_turn": 3,
+    "check/test_in_order.py::test_every_kernel_s_gate_passes_in_its_turn": 2,
     "book/test_browser.py::test_a_theme_is_remembered_from_page_to_page": 1,
     "book/test_browser.py::test_text_formulas_and_labels_are_legible": 1,
     "book/test_players.py::test_without_scripts_there_is_a_still_picture": 1,
@@ -41,8 +42,14 @@ OF_PYTORCH_ALONE = ("algebra", "autograd_function", "autograd_graph", "compensat
     "gradcheck_kink", "gradcheck_order", "gradcheck_strides", "inductor_kernels", "inductor_pattern", "parameter_gradients",
     "saving_less")  # fmt: skip
 """Recorded outputs of the book's programs that import nothing of this repository: only another PyTorch changes them."""
+OF_KERNELS = ("attention_claims", "brightest_mended", "brightest_race", "first_backward", "first_registration", "forward_fused",
+    "hunt_matrix", "mirrored_mended", "mirrored_race", "picture_of_a_bug", "profile_fast", "race_reversed", "row_largest",
+    "wrong_kernels")  # fmt: skip
+"""Recorded outputs that compile kernels for seconds each, of commands that other tests run: of each kind of them one stays."""
 RECORDED = "book/test_outputs.py::test_recorded_output_is_what_the_command_prints"
 ALONE = {
+    "book/test_print_edition.py::test_every_chapter_is_in_the_outline": "book/test_print_edition.py::"
+    "test_what_is_folded_is_printed",
     "p22/test_p22_kernels.py::test_the_whole_graph_compiles_for_amd": "p22/test_p22_kernels.py::"
     "test_every_kernel_compiles_in_three_dtypes",
     "p22/test_p22_kernels.py::test_a_wrong_atomic_scope_is_seen_though_the_compile_claims_success": "devices/test_graphs.py::"
@@ -54,7 +61,7 @@ ALONE = {
     "test_right_in_every_block_order_and_without_a_finding",
 }
 """A test none of whose cases stay -> the one that stays and runs the same code: the kernels without the graph around them, the
-message without the compiler that prints it, the module for another GPU, the products for the processor at hand, the simulator untimed."""
+message without the compiler that prints it, the module for another GPU, the products for the processor at hand, the simulator untimed, a page printed in the place of the book."""
 COLLECTED = pytest.StashKey[list[pytest.Item]]()
 
 
@@ -89,7 +96,9 @@ def leaves(item: pytest.Item, ids: set[str], counts: Counter) -> bool:
         return True
     if case is None or item.get_closest_marker("gpu"):
         return False
-    if case.params.get("seed") or (name == RECORDED and case.params.get("name") in OF_PYTORCH_ALONE):
+    if case.params.get("seed") or (
+        name == RECORDED and case.params.get("name") in (*OF_PYTORCH_ALONE, *OF_KERNELS)
+    ):
         return True
     if (twin := re.sub(r"(?<![a-z])float16", "bfloat16", item.nodeid)) != item.nodeid and twin in ids:
         return True

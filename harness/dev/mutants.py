@@ -266,14 +266,17 @@ STATEMENT = re.compile(
 def mojo_edits(text: str, blank: Blank) -> Iterator[Edit]:
     """The edits of a blank, line by line."""
     at = sum(len(line) + 1 for line in text.split("\n")[: blank.line - 1])
-    before = ""
+    before, opened = "", 0
     for line in blank.body:
         code = line.split("#")[0].rstrip()
         if code and '"""' not in code:
-            yield from ((at + start, at + end, new) for start, end, new in line_edits(code))
+            for start, end, new in line_edits(code):
+                if not opened or new != "pass":  # part of a statement
+                    yield at + start, at + end, new
             if STATEMENT.match(code) and STATEMENT.match(before) and in_order(before, code):
                 yield at - len(before) - 1, at + len(code), f"{code}\n{before}"
         before = code if code == line else ""
+        opened += len(re.findall(r"[(\[]", code)) - len(re.findall(r"[)\]]", code))
         at += len(line) + 1
 
 

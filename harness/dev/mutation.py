@@ -29,6 +29,8 @@ from harness.vgpu.checks.findings import plural
 
 TOGETHER = 12
 """Mutants of kernels that are recorded by one run of the compiler."""
+FEW = 3
+"""Cases that the mutant of a kernel is tried on before the rest: most are wrong at once."""
 PATIENCE = 10.0
 """Seconds that a gate of a mutant may take, beyond those that the whole solution does."""
 Key = tuple[str, str, str, str]
@@ -147,7 +149,7 @@ def judged(work: Work, asked: Sequence[Mutant]) -> Iterator[tuple[Mutant, bool |
     """
     checker = checker_of(work)
     began = time.monotonic()
-    if asked and not passes(checker, work.target, None):
+    if asked and not passes(checker, work, work.target):
         raise BadUse(f"{work.solution} is not right: its mutants would say nothing")
     before = os.environ.get(SECONDS)
     os.environ[SECONDS] = before or f"{PATIENCE + time.monotonic() - began:.0f}"
@@ -157,7 +159,7 @@ def judged(work: Work, asked: Sequence[Mutant]) -> Iterator[tuple[Mutant, bool |
             left = set(that_compile(work, batch)) if work.in_package else set(batch)
             for mutant in batch:
                 path = mutant.as_wrong(work).target()
-                yield mutant, passes(checker, path, mutant.gate) if mutant in left else None
+                yield mutant, passes(checker, work, path, mutant.gate) if mutant in left else None
     finally:
         os.environ.pop(SECONDS)
         if before:
@@ -166,13 +168,16 @@ def judged(work: Work, asked: Sequence[Mutant]) -> Iterator[tuple[Mutant, bool |
             checker.close()
 
 
-def passes(checker: RungChecker, path: Path, gate: str | None) -> bool | None:
-    """Whether every gate of a file is correct, one of them asked first; None where the file cannot be judged."""
+def passes(checker: RungChecker, work: Work, path: Path, gate: str | None = None) -> bool | None:
+    """Whether every gate of a file is correct, `gate` asked first, in few cases if it is a kernel's; None where the file
+    cannot be judged."""
+    few = work.puzzle.cases(None)[:FEW] if work.in_package else None
+    first = [([gate], few)] if gate and (few or len(work.rung.gates) > 1) else []
     try:
         return all(
             result.state == "correct"
-            for gates in ([[gate], None] if gate else [None])
-            for result in checker.check(path, gates)
+            for gates, cases in (*first, (None, None))
+            for result in checker.check(path, gates, cases)
         )
     except WorkbookError:
         return None

@@ -171,9 +171,14 @@ class Kernels:
         if not all(map(self.file_of, kernels)):
             return False
         output = compile_together([(self, kernels)])
-        if output and self._speaks_of_the_package(parse_diagnostics(output), self.needed(kernels)):
-            raise compile_failed(self.package.path, output, cache_folder("kernels"))
+        if output:
+            self.refuse(kernels, output)
         return not output
+
+    def refuse(self, kernels: Sequence[Instance], output: str) -> None:
+        """Raises CompileFailed where what the compiler said of kernels is the fault of this package."""
+        if self._speaks_of_the_package(parse_diagnostics(output), self.needed(kernels)):
+            raise compile_failed(self.package.path, output, cache_folder("kernels"))
 
     def needed(self, kernels: Iterable[Instance]) -> list[Item]:
         """The items that kernels need."""

@@ -171,7 +171,8 @@ def record_dtypes(orders: Sequence[Order], puzzle: str) -> list[Recording]:
     left = [order for order in orders if not whole(_cache_file(order, puzzle))]
     if left and all(_planned(order, puzzle) for order in left):
         missing = [kernel for order in left for kernel in _missing(order, puzzle)]
-        kernels.compile(list(dict.fromkeys(missing)))
+        if missing:  # a program without a kernel would take its second too
+            kernels.compile(list(dict.fromkeys(missing)))
     elif len(left) > 1:
         record_many(left, puzzle)
     return [record_one(order, puzzle) for order in orders]
@@ -254,8 +255,9 @@ def _put_together(orders: Sequence[Order], puzzle: str) -> dict[Order, Recording
         if new := [kernel for kernel, file in files.items() if file not in listed]:
             wanted.append((kernels, new))
         listed.update(files.values())
-    if wanted:
-        compile_together(wanted)
+    output = compile_together(wanted) if wanted else ""
+    for kernels, new in wanted if output else ():
+        kernels.refuse(new, output)
     parts = {order: _from_parts(order, puzzle) for order in orders}
     return {order: recording for order, recording in parts.items() if recording}
 

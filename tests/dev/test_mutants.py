@@ -86,6 +86,7 @@ def test_a_line_of_python(body, wanted):
         ("while i < n:  # a + b", {"while i <= n:", "while not (i < n):", "while False:"}),
         ("a[i] = b\nbarrier()", {"pass", "barrier() a[i] = b"}),
         ("a[i] = b\nc[i] = n", {"pass"}),
+        ("f(\n    b, n,\n    b + n\n)", {"b - n"}),
     ],
 )  # fmt: skip
 def test_a_line_of_mojo(body, wanted):

@@ -176,6 +176,21 @@ def test_what_many_packages_have_in_common_is_compiled_once(edited, runs):
         assert_same(recordings[name], recorder.parse(text), name, *orders[name].variants)
 
 
+@pytest.mark.compiler
+def test_where_plans_are_known_no_program_runs_but_for_new_kernels_and_one_that_does_not_compile_is_named(
+    edited, runs
+):
+    take(edited())
+    recorder.record_dtypes([recorder.Order(edited(), DIMS[:1], ("plain",))], "p90")
+    assert runs == ["whole"]
+    broken = edited((CHANGE[0], "no_such_name * x[from_row"), place="broken")
+    orders = [recorder.Order(each, DIMS, ("plain",)) for each in (edited(CHANGE, place="slope"), broken)]
+    with pytest.raises(CompileFailed, match=f"^{broken.path} does not compile") as caught:
+        recorder.record_many(orders, "p90")
+    assert f"{broken.path}/square.mojo:" in caught.value.details
+    assert runs[1:] == ["square_backward_kernel + square_backward_kernel"]
+
+
 def take_order(order: recorder.Order):
     """What `record` gives for an order."""
     return record(order.package, "p90", "float32", order.dims, order.variants)

@@ -58,6 +58,13 @@ def test_the_solution_is_right_in_every_case(puzzle, solution, recorded, dtype):
     assert not any(result.findings for result in results)
 
 
+def test_block_max_begins_with_the_lowest_finite_number_and_the_online_softmax_does_not(recorded):
+    """As the hint about a row of -inf says."""
+    launched = recorded("float32")
+    lowest = {name: "0fFF7FFFFF" in launched.ptx[symbol] for symbol, name in launched.kernel_names().items()}
+    assert lowest["softmax"] and not lowest["flash_forward"]
+
+
 def requested():
     """The cases of the variants on request."""
     return [case for case in CASES if case.name in SIZES]

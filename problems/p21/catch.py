@@ -11,8 +11,8 @@ wrong, where it has something against the op; it returns None where it has nothi
     op.dtypes                      the dtypes that the function computes in, the widest first; not all know float64
 
 A right op may be written in any way, and may add up in another order each time: it is then right to rounding. Its inputs
-may lie at a corner of the function. It may refuse second derivatives, or a backward pass after its inputs have been
-overwritten, by raising a RuntimeError. A wrong one may be right in most calls.
+may lie at a corner of the function, and it may leave one of them unused. It may refuse second derivatives, or a backward
+pass after its inputs have been overwritten, by raising a RuntimeError. A wrong one may be right in most calls.
 """
 
 import torch
@@ -22,5 +22,5 @@ def check(op):
     """Raises AssertionError where an op is wrong."""
 
     # BLANK-START check: a test that finds every wrong op and accuses no right one
-    # FILL IN (about 104 lines)
+    # FILL IN (about 105 lines)
     # BLANK-END check

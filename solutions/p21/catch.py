@@ -11,8 +11,8 @@ wrong, where it has something against the op; it returns None where it has nothi
     op.dtypes                      the dtypes that the function computes in, the widest first; not all know float64
 
 A right op may be written in any way, and may add up in another order each time: it is then right to rounding. Its inputs
-may lie at a corner of the function. It may refuse second derivatives, or a backward pass after its inputs have been
-overwritten, by raising a RuntimeError. A wrong one may be right in most calls.
+may lie at a corner of the function, and it may leave one of them unused. It may refuse second derivatives, or a backward
+pass after its inputs have been overwritten, by raising a RuntimeError. A wrong one may be right in most calls.
 """
 
 import torch
@@ -22,6 +22,8 @@ def check(op):
     """Raises AssertionError where an op is wrong."""
 
     # BLANK-START check: a test that finds every wrong op and accuses no right one
+    import itertools
+
     def randomly(outputs, seed=1):
         generator = torch.Generator().manual_seed(seed)
         return [(0.5 + torch.randn(t.shape, generator=generator)).to(t.dtype) for t in outputs]
@@ -137,8 +139,8 @@ def check(op):
         compare([leaf(moved(t), t) if t.is_floating_point() else t for t in inputs])
     # Some of the inputs frozen.
     floating = [t.is_floating_point() for t in op.inputs("odd", 4, dtype)]
-    for asked in range(1, 2 ** len(floating)):
-        wanted = [asks and asked >> i & 1 == 1 for i, asks in enumerate(floating)]
+    for asked in itertools.product((True, False), repeat=len(floating)):
+        wanted = [asks and real for asks, real in zip(asked, floating, strict=True)]
         if any(wanted):
             inputs = op.inputs("odd", 4, dtype)
             compare([t.detach().requires_grad_(asks) for t, asks in zip(inputs, wanted, strict=True)])

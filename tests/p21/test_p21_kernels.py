@@ -81,7 +81,7 @@ def test_everything_is_right_through_the_command_line(graphs_of_runs):
     said = finished.stdout
     assert finished.returncode == 0, said + finished.stderr
     assert "Fix it, in PyTorch:" in said and len(re.findall(r"correct: \d+ checks", said)) == 13
-    assert "caught 40 of 40 wrong ones" in said
+    assert "caught 46 of 46 wrong ones" in said
     assert "- CPU Backward:  ✅ CORRECT" in said and "- Virtual GPU Backward:  ✅ CORRECT" in said
     assert "Forward" not in said and "Overall Result: ✅ ALL CORRECT" in said
 

@@ -13,7 +13,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from harness.check.gradients import Subject
-from harness.puzzles.p21.subjects import ALL_SIZES, EPS, WANTED, Random, one
+from harness.puzzles.p21.subjects import ALL_SIZES, EPS, WANTED, Random, one, with_weight
 
 WIDE = (torch.float64, torch.float32)
 EVERY = (*WIDE, torch.bfloat16, torch.float16)
@@ -146,6 +146,21 @@ def gelu_inputs(sizes: str, seed: int) -> tuple[Tensor, ...]:
     return (random.rows(sizes) * 6,)
 
 
+def steep_tanh(x: Tensor) -> Tensor:
+    """-1,000,000 tanh(x), whose gradients are far from 1, and below 0 for a gradient of ones."""
+    return -1e6 * torch.tanh(x)
+
+
+def steep_tanh_in_parts(x: Tensor) -> Tensor:
+    """The same in 50 parts: their gradients are added up, and each sum is rounded."""
+    return torch.stack([-2e4 * torch.tanh(x) for _ in range(50)]).sum(0)
+
+
+def silu_beside(x: Tensor, _: Tensor) -> Tensor:
+    """SiLU; the other input gets no gradient, where autograd is allowed to give none."""
+    return F.silu(x)
+
+
 def right_ones(solution: dict) -> list[Op]:
     """Every right implementation: the classes of the solution (a module's names), and those of this file."""
     return [
@@ -158,4 +173,12 @@ def right_ones(solution: dict) -> list[Op]:
         op_of("scale", ScaleByMatrix.apply, "scale, in bfloat16 alone", (torch.bfloat16,)),
         Op(ReluFromMask.apply, F.relu, at_the_kink, sizes=ALL_SIZES, name="relu, with inputs at its kink"),
         Op(lambda x: F.gelu(x), F.gelu, gelu_inputs, sizes=ALL_SIZES, name="gelu, with flat parts"),
+        Op(steep_tanh_in_parts, steep_tanh, one, sizes=ALL_SIZES, name="tanh, falling steeply, in parts"),
+        Op(
+            silu_beside,
+            silu_beside,
+            with_weight,
+            sizes=ALL_SIZES,
+            name="silu, beside an input that it does not use",
+        ),
     ]

@@ -50,7 +50,7 @@ def wrongs(gates: str) -> list[WrongKernel]:
         (cases("a.py::test_x", dtype=["float32", "float16"]), []),
         (cases("a.py::test_x", ("gpu",), dtype=["bfloat16", "float16"]), []),
         (cases("a.py::test_x", seed=[0, 1, 2]), ["1", "2"]),
-        (cases("a.py::test_x", wrong=wrongs("aaabba")), ["wrong 2", "wrong 5"]),
+        (cases("a.py::test_x", wrong=wrongs("aaabba")), ["wrong 1", "wrong 2", "wrong 4", "wrong 5"]),
         (cases("p22/test_fast.py::test_x", launches=["sm_80", "gfx942", "apple-m4"]), ["gfx942", "apple-m4"]),
         (cases("book/test_players.py::test_players_fit_a_phone", page=["one", "two"]), ["two"]),
         (cases(tiers.RECORDED, name=["algebra", "opcheck", "wrong_kernels"]), ["algebra", "wrong_kernels"]),

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-WRONG_OF_A_GATE = 2
+WRONG_OF_A_GATE = 1
 """So many wrong solutions of each gate, the first by name, stay with `poe tests`."""
 FIRST = {
     "p22/test_mojo_mistakes.py::test_a_mistake_is_named_and_by_no_wrong_name": 6,

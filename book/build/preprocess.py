@@ -9,6 +9,7 @@ mdBook hands over the book as JSON on standard input and takes it back on standa
 - `{{#wrong PUZZLE}}` lists, folded, the wrong solutions that the gates of the page's hint ladders reject;
 - `{{#hints PUZZLE:BLANK}}` is the hint ladder of a blank, a fold for each rung, below its task where the page has not shown it;
 - `{{= EXPRESSION | FORMAT }}` is a number of a record, `{{check EXPRESSION}}` a statement that must hold (`references.py`);
+- `{{#skip}}` below a page's heading says that it may wait, and where the path goes on (`reading.py`);
 - an included Markdown file is treated like the page that it stands in;
 - an empty `<summary></summary>` gets a label.
 
@@ -29,7 +30,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from book.build import museum, references, rungs, stubs
+from book.build import museum, reading, references, rungs, stubs
 from book.build.maths import BadFormula, PageMaths
 from book.measure import outputs
 from harness.check import zoo
@@ -54,6 +55,7 @@ TOKEN = re.compile(
     | (?<!\\) \{\{\#include[ ]+(?P<snippet>[^}:\s]+\.md)\}\}
     | \{\{\#hints[ ]+(?P<puzzle>\w+):(?P<ladder>[\w-]+)\}\}
     | \{\{\#wrong[ ]+(?P<zoo>\w+)\}\}
+    | (?P<skip> ^\{\{\#skip\}\}$ )
     | \$\$ (?P<display>.+?) \$\$ (?:[ ]?\{\#(?P<name>[\w-]+)\})?
     | \\\\\[ (?P<display_public>.+?) \\\\\]
     | \\\\\( (?P<inline_public>.+?) \\\\\)
@@ -333,6 +335,18 @@ def wrong_solutions(chapter: Chapter, place: re.Match) -> str:
     return "\n".join(['<details class="wrong">', summary, "", *lines, "", "</details>\n"])
 
 
+def skip_note(chapter: Chapter, token: re.Match, book: Path) -> str:
+    """The first line of a page that may wait; a fault where it stands elsewhere, or where no page comes after."""
+    if not re.fullmatch(r"# .*\n\n", chapter.text[: token.start()]):
+        chapter.fault(token.start(), f"{reading.SKIP} stands below the heading of a page, or nowhere")
+        return ""
+    try:
+        return reading.skip_note(book / "src", chapter.path.removeprefix("src/"))
+    except LookupError as error:
+        chapter.fault(token.start(), str(error.args[0]))
+        return ""
+
+
 def transform(chapter: Chapter, folder: Path, setting: Setting, within: tuple[Path, ...] = ()) -> str:
     """The chapter with its faults noted, formulas drawn, tabs made, code pasted and empty summaries labelled."""
     check_includes(chapter, folder)
@@ -352,6 +366,8 @@ def transform(chapter: Chapter, folder: Path, setting: Setting, within: tuple[Pa
             return wrong_solutions(chapter, token)
         if token["ladder"]:
             return hint_ladder(chapter, token, folder, setting)
+        if token["skip"]:
+            return skip_note(chapter, token, setting.book)
         if token["ticks"] and token["info"].strip() == "run":
             tabs, unknown = command_tabs(token["body"], setting.tasks, token["indent"])
             for command in unknown:

@@ -9,11 +9,14 @@ import re
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
+import numpy as np
+
 from book.figures import tape_figures
 from book.figures.attention_heroes import one_row, reads, ring, tiles, walk
-from book.figures.figures import LEGIBLE, NARROW, ROOT, Steps
+from book.figures.figures import LEGIBLE, NARROW, ROOT, Steps, player_start
 from book.measure import outputs
 from harness.check.python_files import load
+from harness.puzzles.p22.spec import EPS
 
 # ---- Puzzle 19: a barrier, and what a warp's load costs -----------------------------------------------------------
 
@@ -312,6 +315,58 @@ def checks() -> str:
     )
 
 
+# ---- Puzzle 22: the formula that was in print --------------------------------------------------------------------
+
+
+def slopes(x: np.ndarray, step: float = 1e-4) -> np.ndarray:
+    """How fast each element of x_hat [i] grows with each x [j], by central differences: no formula."""
+
+    def x_hat(row: np.ndarray) -> np.ndarray:
+        return (row - row.mean(-1, keepdims=True)) / np.sqrt(row.var(-1, keepdims=True) + EPS)
+
+    moved = step * np.eye(len(x))
+    return ((x_hat(x + moved) - x_hat(x - moved)) / (2 * step)).T
+
+
+def printed() -> str:
+    """A row, normalised, and its gradient twice: by the diagonal of the slopes alone, as it was printed, and by all of them."""
+    start = player_start()
+    x, g = np.array(start["x"]), np.array(start["g"])
+    J = slopes(x)
+    diagonal, full = np.diag(J) * g, J.T @ g
+    turned = [i for i in range(len(x)) if diagonal[i] * full[i] < 0]
+    rows = (
+        ("x", x, f"A row of {len(x)} numbers."),
+        ("x̂", (x - x.mean()) / np.sqrt(x.var() + EPS), "Normalised: minus its mean, over its deviation. Add 1 to every x, and nothing changes here."),
+        ("g", g, "Backward. The gradient at x̂ arrives."),
+        ("in print", diagonal, f"What was printed: each g times the slope of its own x̂. It adds up to {diagonal.sum():.2f}, as if adding 1 to every x did something."),
+        ("dx", full, f"The gradient: each x moves all eight x̂. It adds up to {abs(round(full.sum(), 3)):g}. Elements {', '.join(map(str, turned))} had the wrong sign."),
+    )  # fmt: skip
+    drawing = Steps(
+        NARROW,
+        44 * len(rows) + 36,
+        "; ".join(f"{name}: {', '.join(f'{value:.2f}' for value in values)}" for name, values, _ in rows),
+        still=len(rows) - 1,
+    )
+    for i in range(len(x)):
+        drawing.text(110 + 48 * i, 14, str(i), size=13)
+    for number, (name, values, words) in enumerate(rows):
+        y = 24 + 44 * number + 8 * (number > 1)
+        drawing.words.append(words)
+        with drawing.during(number, len(rows) - 1):
+            drawing.text(4, y + 20, name, anchor="start", size=15)
+            for i, value in enumerate(values):
+                shade, wrong = LEGIBLE * abs(value) / np.abs(values).max(), name == "in print" and i in turned
+                said = f"{value:.2f}".replace("-", "\u2212")
+                drawing.labelled(88 + 48 * i, y, 44, 30, said, shade=shade, size=13, thick=3 if wrong else 1)
+        with drawing.during(number):
+            drawing.box(84, y - 4, 48 * len(x) + 4, 38, thick=2.5, radius=5)
+    drawing.segment(4, 112, NARROW - 4, 112, dash="4 4", opacity=0.6)
+    return drawing.hero(
+        "Forward above the line, back below it. The slopes are differences, so no formula is used. Thick frames: the sign is wrong."
+    )
+
+
 # ---- Puzzle 26: a graph being rewritten -------------------------------------------------------------------------
 
 Node = tuple[str, str, list[str], str]
@@ -485,11 +540,58 @@ def tape() -> str:
     )
 
 
+LINE = 56
+"""Characters of a line of what the model writes."""
+
+
+def writes() -> str:
+    """What the model of the recorded training run writes after some of its steps, below the curve of its loss so far."""
+    curve = tape_figures.losses()
+    samples = tape_figures.samples()
+    drawing = Steps(
+        NARROW,
+        282,
+        "The loss of a training run, and what the model writes: "
+        + "; ".join(f"after {step} steps, at {loss:.2f}, {wrote[:LINE]}" for step, loss, wrote in samples),
+        still=len(samples) - 1,
+    )
+    left, right, bottom, scale = 30, NARROW - 10, 170, 26
+    place = lambda step: (left + (right - left) * step / len(curve), bottom - scale * curve[max(step - 1, 0)])  # noqa: E731
+    for loss in range(0, 7, 2):
+        drawing.segment(left, bottom - scale * loss, right, bottom - scale * loss, opacity=0.2 if loss else 1)
+        drawing.text(left - 8, bottom - scale * loss + 4, str(loss), anchor="end", size=13)
+    drawing.text(left + (right - left) / 2, 30, "loss", size=13)
+    drawing.text(right, bottom + 18, f"step {len(curve)}", anchor="end", size=13)
+    points = ["{:.1f},{:.1f}".format(*place(step)) for step in range(1, len(curve) + 1)]
+    drawing.parts.append(
+        f'<polyline points="{" ".join(points)}" fill="none" stroke="currentColor" stroke-opacity="0.25"/>'
+    )
+    for number, (step, own, wrote) in enumerate(samples):
+        with drawing.during(number):
+            drawing.parts.append(
+                f'<polyline points="{" ".join(points[:step])}" fill="none" stroke="currentColor" stroke-width="2"/>'
+            )
+            x, y = place(step)
+            drawing.box(x - 4, y - 4, 8, 8, shade=0.75, thick=2, radius=4)
+            drawing.text(min(x + 10, right - 60), y - 10, f"{own:.2f}", anchor="start", size=14)
+            for line, first in enumerate(range(0, 3 * LINE, LINE)):
+                drawing.text(
+                    left, 214 + 22 * line, wrote[first : first + LINE], anchor="start", size=13, code=True
+                )
+        drawing.words.append(
+            f"After {step} step{'s' * (step > 1)}, {step * 1024:,} bytes of this book, the loss is {own:.2f}. Given “The gradient”, it goes on as below."
+        )
+    return drawing.hero(
+        f"A recorded run of the solution, on a CPU: {len(curve)} steps of 16 x 64 bytes, every gradient by hand."
+    )
+
+
 HEROES: dict[str, Callable[[], str]] = {
     "barrier": one_barrier,
     "clock": clock,
     "graph": graph,
     "checks": checks,
+    "printed": printed,
     "one_row": one_row,
     "tiles": tiles,
     "reads": reads,
@@ -497,6 +599,7 @@ HEROES: dict[str, Callable[[], str]] = {
     "ring_steps": ring,
     "rewriting": rewriting,
     "tape_steps": tape,
+    "writes": writes,
 }
 FILES = {
     **{f"hero_{name}.html": draw for name, draw in HEROES.items()},

@@ -20,6 +20,7 @@ PLACES = {
     "clock": "puzzle_19/each_alone.html",
     "graph": "puzzle_20/puzzle_20.html",
     "checks": "puzzle_21/puzzle_21.html",
+    "printed": "puzzle_22/puzzle_22.html",
     "one_row": "puzzle_23/puzzle_23.html",
     "tiles": "essays/flash_attention_backward.html",
     "reads": "puzzle_24/puzzle_24.html",
@@ -27,6 +28,7 @@ PLACES = {
     "ring_steps": "puzzle_25/puzzle_25.html",
     "rewriting": "puzzle_26/puzzle_26.html",
     "tape_steps": "puzzle_27/tape.html",
+    "writes": "puzzle_27/puzzle_27.html",
 }
 needs_browser = pytest.mark.skipif(
     find_browser() is None, reason="no Chromium or Chrome on this machine (Debian: apt-get install chromium)"
@@ -90,6 +92,18 @@ def test_the_cells_are_the_matrix_s():
     assert {name: sum(checks) for name, checks in matrix.items()} == totals and len(totals) == 7
     unseen = sum("seen" not in line for line in text.splitlines() if "·" in line)
     assert words("checks")[-1].endswith(f"{unseen} of 46 go through every one of them.")
+
+
+def test_the_gradient_by_differences_is_the_formula_s_and_the_printed_one_is_not():
+    x = np.array([0.5, -1.2, 2.0, 0.3])
+    g, n = np.array([1.0, -2.0, 0.5, 3.0]), 4
+    rstd = 1 / np.sqrt(x.var() + 1e-5)
+    x_hat = (x - x.mean()) * rstd
+    J = heroes.slopes(x)
+    np.testing.assert_allclose(J.T @ g, rstd * (g - g.mean() - x_hat * (g * x_hat).mean()), atol=1e-7)
+    np.testing.assert_allclose(np.diag(J), rstd * (1 - 1 / n - x_hat**2 / n), atol=1e-7)
+    assert "adds up to 0." in words("printed")[-1] and "adds up to 0." not in words("printed")[-2]
+    assert heroes.printed().count('stroke-width="3"') == 2, "the two of which the sentence speaks"
 
 
 def test_the_ring_ends_with_one_device_s_output_and_gradients():

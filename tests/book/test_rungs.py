@@ -7,10 +7,12 @@ import pytest
 from book_paths import BOOK
 from typed import present
 
-from book.build import preprocess, rungs
+from book.build import preprocess, reading, rungs
 from harness.check import zoo
+from harness.spec.catalogue import find_puzzle
 
-PAGES = {page.relative_to(BOOK / "src").as_posix(): page.read_text() for page in (BOOK / "src").rglob("puzzle_*/*.md")}  # fmt: skip
+SRC = BOOK / "src"
+PAGES = {page.relative_to(SRC).as_posix(): page.read_text() for page in SRC.rglob("puzzle_*/*.md")}  # fmt: skip
 WITH_TASKS = [name for name, text in PAGES.items() if rungs.LADDER.search(text) or name == rungs.HUNT]
 WHOLE = """# P
 
@@ -91,10 +93,58 @@ def test_a_list_without_a_gate_is_a_fault():
 
 
 def test_every_page_of_the_path_leads_on_to_the_next():
-    """From the first chapter to the last page of the capstone, by its last "Next:"."""
-    contents = re.findall(r"\]\(([^)]+)\)", (BOOK / "src" / "SUMMARY.md").read_text())
-    path = contents[contents.index("autograd.md") : contents.index("puzzle_27/kernels.md") + 1]
-    for page, following in pairwise(path):
-        last = (BOOK / "src" / page).read_text().rpartition("\nNext: ")[2]
+    """From the first chapter to where to go from here, by its last "Next:"; a page that may wait leads on in the contents."""
+    contents, path = list(reading.pages(SRC)), reading.path(SRC)
+    end = contents.index("puzzle_27/where_to_go.md")
+    for page, following in pairwise(contents[contents.index("autograd.md") : end + 1]):
+        last = (SRC / page).read_text().rpartition("\nNext: ")[2]
         target = present(re.search(r"\]\(([^)#]+)", last))[1]
-        assert (BOOK / "src" / page).parent.joinpath(target).resolve() == BOOK / "src" / following, page
+        wanted = path[path.index(page) + 1] if page in path else following
+        assert (SRC / page).parent.joinpath(target).resolve() == SRC / wanted, page
+
+
+def test_a_page_that_may_wait_says_so_first_and_links_the_next_of_the_path(tmp_path):
+    (tmp_path / "src").mkdir()
+    contents = "".join(f"- [Page <{name}>]({name}.md)\n" for name in "abcd")
+    (tmp_path / "src" / "SUMMARY.md").write_text(contents)
+    for name, wait in zip("abcd", (False, True, True, False), strict=True):
+        text = f"# {name}\n\n{reading.SKIP if wait else 'Text.'}\n\nMore.\n"
+        (tmp_path / "src" / f"{name}.md").write_text(text)
+    assert reading.path(tmp_path / "src") == ["a.md", "d.md"]
+    note = reading.skip_note(tmp_path / "src", "b.md")
+    assert '<a href="d.html">Page &lt;d&gt;</a>' in note and "Skip on a first reading" in note
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("# P\n\nText.\n\n{{#skip}}\n", "src/page.md:5: {{#skip}} stands below the heading of a page, or nowhere"),
+        ("# P\n\n{{#skip}}\n", "src/page.md:3: no page of the path comes after page.md"),
+    ],
+)  # fmt: skip
+def test_a_misplaced_skip_is_a_fault(tmp_path, text, said):
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "SUMMARY.md").write_text("- [P](page.md)\n")
+    (tmp_path / "src" / "page.md").write_text(text)
+    chapter = preprocess.Chapter("src/page.md", text, [])
+    preprocess.skip_note(chapter, present(re.search(r"\{\{#skip\}\}", text)), tmp_path)
+    assert chapter.faults == [said]
+
+
+def test_the_lists_of_the_pages_name_every_exhibit_of_the_museum_once():
+    """All but puzzle 21's: its pages must not give the hunt away."""
+    for number in {19, *range(20, 28)} - {21}:
+        spec = find_puzzle(f"p{number}")
+        ladders = [
+            ladder
+            for name, text in PAGES.items()
+            if name.startswith(f"puzzle_{number}/")
+            for ladder in re.findall(rf"\{{\{{#hints {spec.name}:([\w-]+)\}}\}}", text)
+        ]
+        assert len(ladders) == len(set(ladders)), spec.name
+        missing = {
+            wrong.name
+            for wrong in zoo.load(spec.name)
+            if spec.ladder(wrong.of_rung, wrong.gate) not in ladders
+        }
+        assert not missing, spec.name

@@ -117,7 +117,7 @@ TERMS = {
 def path() -> list[str]:
     """The pages of the path in reading order, from the introduction to the last of the capstone."""
     pages = re.findall(r"\]\(([^)]+)\)", (SRC / "SUMMARY.md").read_text())
-    return pages[: pages.index("puzzle_27/kernels.md") + 1]
+    return pages[: pages.index("puzzle_27/where_to_go.md") + 1]
 
 
 def paragraphs(text: str) -> list[str]:

@@ -1,7 +1,7 @@
 """How `p23 --claims` measures: the tutorials' own method, and a fair one, on the same two functions and on others.
 
 The custom backward pass is the one that tutorials show: it keeps query, key, value and the probabilities, as autograd does
-for the same formula, and computes the gradients by five products. Inputs are [B, N, S, d], float32.
+for the same formula, and computes the gradients by four products. Inputs are [B, N, S, d], float32.
 """
 
 import math

@@ -7,7 +7,8 @@ import re
 import numpy as np
 
 from book.figures.figures import NARROW, Drawing
-from book.measure import outputs
+from book.figures.markdown_table import table
+from book.measure import outputs, record
 from harness.puzzles.p27.kernels import sorted_places as sorted_by_token
 
 PARTS = (
@@ -64,74 +65,60 @@ def live() -> list[tuple[str, float]]:
     ]
 
 
-def training_curve() -> tuple[list[float], float]:
-    """The losses of the recorded training run, means of its 64 parts as its plot has them, and how high a line of the plot is."""
-    lines = re.findall(r"^ *([\d.]*) │(.*)$", outputs.load("train_by_hand").text, re.M)[:10]
-    high, low = (float(lines[number][0]) for number in (0, -1))
-    line = (high - low) / (len(lines) - 1)
-    at = {
-        column: row
-        for row, (_, cells) in enumerate(lines)
-        for column, cell in enumerate(cells)
-        if cell == "o"
-    }
-    return [high - line * at[column] for column in sorted(at)], line
+def losses() -> list[float]:
+    """The loss of every step of the recorded training run."""
+    return [float(row["loss"]) for row in record.rows("training_by_hand")]
+
+
+def samples() -> list[tuple[int, float, str]]:
+    """Steps of that run with their losses and what the model wrote then: a dot for bytes that are no sign of English text."""
+    return [
+        (int(row["step"]), float(row["loss"]), re.sub(r"(\\x[0-9a-f]{2}|[^ -~])+", "·", row["wrote"]))
+        for row in record.rows("training_by_hand")
+        if row["wrote"]
+    ]
+
+
+def samples_table() -> str:
+    """The same as a table."""
+    rows = [
+        [str(step), f"{loss:.2f}", f"`{wrote.replace('`', chr(39)).replace('|', '¦')}`"]
+        for step, loss, wrote in samples()
+    ]
+    return table(["step", "loss", "what it writes"], rows, "rrl")
 
 
 def loss_by_hand() -> str:
-    """The curve of the recorded training run below what a model knows that knows nothing, with the means of its ends."""
-    said = re.search(
-        r"^loss ([\d.]+) in the first ten steps, ([\d.]+) in the last ten of (\d+)$",
-        outputs.load("train_by_hand").text,
-        re.M,
-    )
-    assert said
-    (curve, line), steps = training_curve(), int(said[3])
+    """The curve of that run below what a model knows that knows nothing, with the means of its ends."""
+    curve, nothing = losses(), math.log(256)
+    first, last = (sum(part) / 10 for part in (curve[:10], curve[-10:]))
     drawing = Drawing(
         NARROW,
         300,
-        f"The loss falls from {said[1]} in the first ten steps to {said[2]} in the last ten of {steps}, most of it in the first "
-        f"hundred; a model that knows nothing has log 256, {math.log(256):.3f}.",
+        f"The loss falls from {first:.3f} in the first ten steps to {last:.3f} in the last ten of {len(curve)}, most of it in the first "
+        f"hundred; a model that knows nothing has log 256, {nothing:.3f}.",
     )
-    left, wide, scale, bottom = 40, 6.6, 40, 262
+    left, right, scale, bottom = 40, 470, 40, 262
 
-    def height(loss: float) -> float:
-        return bottom - scale * loss
+    def place(step: float, loss: float) -> tuple[float, float]:
+        return left + (right - left) * step / len(curve), bottom - scale * loss
 
     for loss in range(7):
-        drawing.segment(
-            left, height(loss), left + wide * len(curve), height(loss), opacity=0.2 if loss else 1
-        )
-        drawing.text(left - 10, height(loss) + 4, str(loss), anchor="end")
-    drawing.segment(
-        left, height(math.log(256)), left + wide * len(curve), height(math.log(256)), dash="6 4", thick=2
+        _, y = place(0, loss)
+        drawing.segment(left, y, right, y, opacity=0.2 if loss else 1)
+        drawing.text(left - 10, y + 4, str(loss), anchor="end")
+    _, y = place(0, nothing)
+    drawing.segment(left, y, right, y, dash="6 4", thick=2)
+    drawing.text(right, y - 8, f"knows nothing: log 256 = {nothing:.3f}", anchor="end", size=14)
+    points = " ".join("{:.1f},{:.1f}".format(*place(step, loss)) for step, loss in enumerate(curve, 1))
+    drawing.parts.append(
+        f'<polyline points="{points}" fill="none" stroke="currentColor" stroke-width="1.5"/>'
     )
-    drawing.text(
-        left + wide * len(curve),
-        height(math.log(256)) - 8,
-        f"knows nothing: log 256 = {math.log(256):.3f}",
-        anchor="end",
-        size=14,
-    )
-    for number, loss in enumerate(curve):
-        drawing.box(
-            left + wide * number,
-            height(loss + line / 2),
-            wide - 1,
-            scale * line,
-            shade=0.75,
-            thick=0,
-            radius=1,
-        )
-    drawing.text(
-        left + 40, height(float(said[1])) + 12, f"first ten steps: {said[1]}", anchor="start", size=14
-    )
-    drawing.text(
-        left + wide * len(curve), height(float(said[2])) - 18, f"last ten: {said[2]}", anchor="end", size=14
-    )
-    for step in range(0, steps + 1, 100):
-        drawing.text(left + wide * len(curve) * step / steps, bottom + 18, str(step))
-    drawing.text(left + wide * len(curve) / 2, bottom + 35, "step", size=14)
+    drawing.text(left + 40, place(0, first)[1] + 12, f"first ten steps: {first:.3f}", anchor="start", size=14)
+    drawing.text(right, place(0, last)[1] - 18, f"last ten: {last:.3f}", anchor="end", size=14)
+    for step in range(0, len(curve) + 1, 100):
+        drawing.text(place(step, 0)[0], bottom + 18, str(step))
+    drawing.text((left + right) / 2, bottom + 35, "step", size=14)
     return drawing.svg()
 
 
@@ -171,4 +158,5 @@ FILES = {
     "sorted_places.svg": sorted_places,
     "tape_of_gpt.svg": tape,
     "loss_by_hand.svg": loss_by_hand,
+    "samples_by_hand.md": samples_table,
 }

@@ -86,6 +86,8 @@ COMMANDS = {
     "rms_row": example("rms_row", anywhere=True),
     "flash_rows": example("flash_rows", anywhere=True),
     "compensated": example("compensated", anywhere=True),
+    "gather_twice": example("gather_twice", anywhere=True),
+    "stale_code": example("stale_code", anywhere=True),
     "parameter_gradients": example("parameter_gradients", anywhere=True),
     "in_autograd": example("in_autograd", anywhere=True),
     "algebra": example("algebra", anywhere=True, exact=False),
@@ -170,12 +172,6 @@ COMMANDS = {
         ("-m", "harness", "p25", "--balance", "--ranks", "8"),
         exact=True,
         anywhere=True,
-    ),
-    "train_by_hand": Command(
-        "p27 --train --solution --seconds 900",
-        ("-m", "harness", "p27", "--train", "--solution", "--seconds", "900"),
-        anywhere=True,
-        timed=True,
     ),
     "tape_gates": Command(
         "p27 --rung tape --solution",

@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from book_paths import BOOK, ROOT
+from typed import present
 
 from book.figures import (
     attention_figures,
@@ -17,7 +18,7 @@ from book.figures import (
     said,
     tape_figures,
 )
-from book.measure import ledger, record
+from book.measure import ledger, record, training_by_hand
 from harness.learner import blanks
 
 SETS = (layer_figures, backward_figures, attention_figures, tape_figures)
@@ -220,20 +221,30 @@ def test_places_lie_sorted_as_the_label_says():
 
 
 def test_the_losses_by_hand_are_those_of_the_record():
-    said = (BOOK / "outputs" / "train_by_hand.txt").read_text()
-    drawn, (first, last) = (
-        words(tape_figures.loss_by_hand()),
-        re.findall(r"\d\.\d{3}", said.split("loss ")[-1])[:2],
+    losses = tape_figures.losses()
+    first, last = (sum(part) / 10 for part in (losses[:10], losses[-10:]))
+    drawn = words(tape_figures.loss_by_hand())
+    assert {
+        f"first ten steps: {first:.3f}",
+        f"last ten: {last:.3f}",
+        "knows nothing: log 256 = 5.545",
+    } <= set(drawn)
+    points = re.findall(
+        r"[\d.]+,([\d.]+)", present(re.search(r'points="([^"]+)"', tape_figures.loss_by_hand()))[1]
     )
-    assert (
-        f"first ten steps: {first}" in drawn
-        and f"last ten: {last}" in drawn
-        and "knows nothing: log 256 = 5.545" in drawn
+    assert len(points) == len(losses) == 600 and float(points[-1]) == pytest.approx(
+        262 - 40 * losses[-1], abs=0.05
     )
-    curve, line = tape_figures.training_curve()
-    assert len(curve) == 64 and curve[0] == 5.05 and curve[-1] == pytest.approx(1.81)
-    assert abs(curve[0] - float(first)) < line and abs(curve[-1] - float(last)) < line
-    assert curve[0] - curve[64 * 100 // 600] > 3 / 4 * (curve[0] - curve[-1]), "as the caption says"
+    hundred = sum(losses[95:105]) / 10
+    assert first - hundred > 3 / 4 * (first - last), "as the caption says"
+
+
+def test_the_samples_are_the_record_s_and_stay_in_their_cells():
+    lines = tape_figures.samples_table().splitlines()
+    assert [line.split("|")[1].strip() for line in lines[2:]] == [
+        str(step) for step in training_by_hand.SAMPLES
+    ]
+    assert all(line.count("|") == 4 and line.count("`") == 2 for line in lines[2:])
 
 
 # ---- Puzzles 20, 21 and 26 ----------------------------------------------------------------------------------

@@ -47,7 +47,6 @@ def forks() -> Iterator[Forks]:
 
 HELD_ELSEWHERE = {
     "backend_symptoms": "tests/p26/test_p26_rungs.py, line by line, with the verdicts of which it is made",
-    "train_by_hand": "tests/p27/test_p27_train.py, with fewer steps",
     "worth_it": "test_the_table_that_decides_has_its_rows",
 }
 THROUGH_THE_LAYER = ("opcheck", "in_autograd")

@@ -3,6 +3,7 @@
 The strict build runs it first. Everything goes to book/.cache/generated/, so it can never be older than the code.
 """
 
+import html
 import json
 import re
 import tomllib
@@ -285,18 +286,41 @@ def cliffs_table() -> str:
 
 
 def backend_table() -> str:
-    """The wrong backends of puzzle 26: what each does, what its gate says in a recorded run, and what to do about it."""
+    """The wrong backends of puzzle 26 by what their gates call them, folded: what each does, and what its gate says in a recorded run.
+
+    A kind has one thing to do about it; the kinds that came once share the last fold.
+    """
     said = dict(line.split(maxsplit=1) for line in outputs.load("backend_symptoms").text.splitlines())
     order = [gate.id for gate in find_puzzle("p26").gates]
-    rows = []
+    kinds: dict[str, list[list[str]]] = {}
     for wrong in sorted(zoo.load("p26"), key=lambda wrong: order.index(wrong.gate)):
         kind, _, words = said[wrong.name].strip().partition(": ")
         assert kind == wrong.mistake, wrong.name
         words = re.sub(r"([|*_\[\]<>$])", r"\\\1", words)
-        rows.append(
-            [wrong.story.replace("*", "\\*"), f"**{kind}**: {words}", FIXES[kind].replace("*", "\\*")]
+        kinds.setdefault(kind, []).append([wrong.story.replace("*", "\\*"), words])
+    often = sorted(
+        (kind for kind, rows in kinds.items() if len(rows) > 1), key=lambda kind: -len(kinds[kind])
+    )
+    once = [
+        [story, f"**{kind}**: {words}", FIXES[kind].replace("*", "\\*")]
+        for kind, rows in kinds.items()
+        for story, words in rows
+        if len(rows) == 1
+    ]
+    folds = [
+        (
+            f"<strong>{kind}</strong>, {len(kinds[kind])} backends: {html.escape(FIXES[kind])}",
+            table(HEAD[:2], kinds[kind]),
         )
-    return table(["what was done", "what the gate says", "what to do"], rows)
+        for kind in often
+    ]
+    folds.append((f"<strong>{len(once)} kinds that came once each</strong>", table(HEAD, once)))
+    return "\n".join(
+        f"<details>\n<summary>{words}</summary>\n\n{rows}\n</details>\n" for words, rows in folds
+    )
+
+
+HEAD = ["what was done", "what the gate says", "what to do"]
 
 
 def roofline_table() -> str:

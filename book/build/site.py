@@ -123,7 +123,7 @@ NUMBERS = re.compile(r"(?:(?<=\s)[-+]?\d[\d.,/:]*(?:e[-+]?\d+)?[x%]?\s+){3,}")
 UNSEEN = re.compile(
     r"(?:Lines \d+ to \d+ of: )?Printed by .{0,300}?numpy \d[\d.]*\s*"
     r"|How far off, as a share of the largest element: .{0,80}? in all\.\s*"
-    r"|what was done what the gate says what to do .*?(?=Three of the fixes)"
+    r"|what was done what the gate says .*?(?=Three of the fixes)"
     r"|[▁-█▉-▏]+\s*"
     rf"|(?:The lines of [\w ]{{1,80}}? )?{re.escape(preprocess.WITHHELD)}[0-9a-f]{{16}}\s*",
     re.S,
@@ -132,6 +132,10 @@ UNSEEN = re.compile(
 has too, bars, and what stands for the code of a solution until it is put back."""
 LISTS = re.compile(rf"{preprocess.REJECTED}|Measured: \d+ records?\b")
 """Begins what ends a section and stands elsewhere too: stories of the museum, the records of a page."""
+
+
+TABS = re.compile(r"uv pixi (uv run poe (.{1,120}?)) pixi run \2(?= |$)")
+"""A command in both of its tabs."""
 
 
 HERO = re.compile(r'<div class="hero".*?(?=<figcaption>)|<ol class="hero-steps">.*?</ol>', re.S)
@@ -155,7 +159,7 @@ def searched(body: str, walked: list[str]) -> str:
     text = " ".join(body.split())
     for words in walked:
         text = text.replace(words, "")
-    return " ".join(NUMBERS.sub("… ", UNSEEN.sub("", LISTS.split(text)[0])).split())
+    return " ".join(NUMBERS.sub("… ", UNSEEN.sub("", TABS.sub(r"\1", LISTS.split(text)[0]))).split())
 
 
 def shrink_search_index(site: Path) -> None:

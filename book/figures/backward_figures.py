@@ -288,6 +288,32 @@ def percent(share: float) -> str:
     return "100%" if share == 1 else f"{min(99.9, 100 * share):.1f}%"
 
 
+def stale_code() -> str:
+    """A module's graph, its code and its result at 3, at the three moments that the example printed."""
+    moments = re.findall(
+        r"^(.+?) +graph: (\w+) +code: (.+?) {2,}f\(3\) = (\d+)$", outputs.load("stale_code").text, re.M
+    )
+    drawing = Drawing(
+        NARROW,
+        184,
+        "; ".join(f"{when}: the graph has {graph}, the code {code}, the result is {result}"
+                  for when, graph, code, result in moments),
+    )  # fmt: skip
+    for number, (when, graph, code, result) in enumerate(moments):
+        x, agree = 66 + 140 * number, graph == moments[0][1] or number == len(moments) - 1
+        drawing.text(x + 62, 16, when, size=14)
+        drawing.labelled(x, 28, 124, 34, graph, code=True, shade=0.2 if graph != moments[0][1] else 0.06)
+        drawing.labelled(
+            x, 88, 124, 34, code, code=True, size=13, shade=0.2 if code != moments[0][2] else 0.06
+        )
+        drawing.segment(x + 62, 62, x + 62, 88, dash="" if agree else "3 4", thick=2)
+        drawing.arrow(x + 62, 122, x + 62, 146)
+        drawing.text(x + 62, 166, f"f(3) = {result}", size=14, code=True)
+    for y, words in ((50, "graph"), (110, "code")):
+        drawing.text(54, y, words, anchor="end", size=14)
+    return drawing.svg()
+
+
 def symptom_kinds() -> str:
     """How the wrong backends show: the kinds of verdicts that came more than once, from the recorded run."""
     counts = Counter(
@@ -368,6 +394,7 @@ FILES = {
     "backend_path.svg": backend_path,
     "levels.svg": levels_chart,
     "folds.svg": folds,
+    "stale_code.svg": stale_code,
     "symptom_kinds.svg": symptom_kinds,
     "kernels.svg": kernels_chart,
     "swaps.svg": swaps_chart,

@@ -335,6 +335,31 @@ def overview() -> str:
     return "\n".join(rows) + "\n"
 
 
+GUESSED = {
+    "p19": "map_source_within_the_block", "p20": "dsoftmax_sum_times_p", "p21": "dbias_one_leading_axis",
+    "p22": "dx_variance_term_dropped", "p23": "matmul_a_tile_not_turned", "p24": "numpy_tiles_rows_added",
+    "p25": "numpy_clipped", "p26": "show_tensor_for_tuple", "p27": "attention_no_mask",
+}  # fmt: skip
+"""The exhibit of each room whose gate a visitor is asked to guess, from what it does to the numbers."""
+
+
+def guess(puzzle: str) -> str:
+    """A question at the door of a room: what one mistake does; folded, its gate and its story."""
+    (wrong,) = [each for each in zoo.load(puzzle) if each.name == GUESSED[puzzle]]
+    gates = ", ".join(f"`{gate}`" for gate in by_gate(puzzle))
+    return "\n".join(
+        [
+            "## Guess the gate\n",
+            "One of the exhibits does this to the numbers:\n",
+            f"> {marked(wrong.effect)}\n",
+            f"The gates are {gates}. Which one rejects it, and what was changed? Decide before you open the answer.\n",
+            '<details class="reveal">\n<summary>Reveal</summary>\n',
+            f"{plain(wrong.story)} {rejected_by(wrong)} [Its exhibit](#{wrong.name}) has the lines.\n",
+            "</details>\n",
+        ]
+    )
+
+
 def losses() -> str:
     """How many of the trained wrong solutions of puzzle 22 end where the right one does, in a sentence."""
     runs = curve_chart.runs("p22").values()
@@ -355,9 +380,11 @@ def pages() -> dict[str, Callable[[], str]]:
         "museum_catch.md": partial(room, "p21", lambda wrong: wrong.rung == "catch"),
     }
     charts = {f"room_{puzzle}.html": partial(chart, puzzle) for puzzle in puzzle_names()}
+    guesses = {f"guess_{puzzle}.md": partial(guess, puzzle) for puzzle in puzzle_names()}
     return {
         **rooms,
         **hunt,
+        **guesses,
         **charts,
         "museum.md": overview,
         "museum_losses.md": losses,

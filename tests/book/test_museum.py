@@ -31,6 +31,19 @@ def test_every_wrong_solution_is_in_the_room_of_its_puzzle(pages):
         assert f"({page.relative_to(BOOK / 'src')}) | {len(names)} |" in pages["museum.md"]
 
 
+def test_a_visitor_guesses_a_gate_before_the_exhibits_and_the_question_does_not_say_which(pages):
+    from book.build import museum
+
+    for puzzle in puzzle_names():
+        question, answer = pages[f"guess_{puzzle}.md"].split("<details")
+        (wrong,) = [each for each in zoo.load(puzzle) if each.name == museum.GUESSED[puzzle]]
+        effect = question.split("> ")[1].split("\n")[0]
+        assert f"`{wrong.gate}`" in question and not re.search(rf"\b{wrong.gate}\b", effect), puzzle
+        assert f"gate `{wrong.gate}`" in answer and f"(#{wrong.name})" in answer
+        page = (BOOK / "src" / f"puzzle_{puzzle.removeprefix('p')}" / "museum.md").read_text()
+        assert page.index(f"guess_{puzzle}.md") < page.index("generated/museum_")
+
+
 def exhibit(page: str, name: str) -> str:
     """From its summary to the next one's."""
     (own,) = [part for part in page.split('<details class="exhibit-fold">') if f'id="{name}"' in part]

@@ -540,21 +540,27 @@ def training(name: str) -> dict[str, list[Row]]:
     return by_model
 
 
+def step_ratio(models: dict[str, list[Row]], name: str, untimed: int = 10) -> float:
+    """The median, step by step, of a model's time over plain PyTorch's."""
+    own, plain = (
+        [float(row["step_us"]) for row in models[each]][untimed:] for each in (name, "plain PyTorch")
+    )
+    return statistics.median(a / b for a, b in zip(own, plain, strict=True))
+
+
 def training_table(models: dict[str, list[Row]], untimed: int = 10, window: int = 10) -> str:
     """First loss, mean of the last ones, step time, its ratio to plain PyTorch's step by step, and peak memory of every model."""
-    plain = [float(row["step_us"]) for row in models["plain PyTorch"]][untimed:]
     body = []
     for name, steps in models.items():
         losses = [float(row["loss"]) for row in steps]
         times = [float(row["step_us"]) for row in steps][untimed:]
-        ratio = statistics.median(a / b for a, b in zip(times, plain, strict=True))
         body.append(
             [
                 name,
                 f"{losses[0]:.4f}",
                 f"{statistics.fmean(losses[-window:]):.4f}",
                 f"{statistics.median(times) / 1000:.2f} ms",
-                f"{ratio:.3f}",
+                f"{step_ratio(models, name, untimed):.3f}",
                 mebibytes(steps[0]["peak_bytes"]),
             ]
         )

@@ -130,6 +130,11 @@ def apart(model: str) -> float:
     return sum(abs(a - b) for a, b in zip(models[model], plain, strict=True)) / len(plain)
 
 
+def in_a_loop(name: str, model: str) -> float:
+    """A step of a training run without a CUDA graph over plain PyTorch's."""
+    return bench_results.step_ratio(bench_results.training(name), model)
+
+
 # ---- Attention ----------------------------------------------------------------------------------------------
 
 

@@ -12,6 +12,7 @@ def say(when: str, gm: GraphModule) -> None:
     print(f"{when:<17} graph: {node.target.__name__}   code: {line:<11}   f(3) = {gm(3)}")
 
 
+# ANCHOR: pass
 gm = symbolic_trace(lambda x: x * 2)
 say("as captured", gm)
 for node in gm.graph.nodes:
@@ -20,3 +21,4 @@ for node in gm.graph.nodes:
 say("graph changed", gm)
 gm.recompile()
 say("after recompile()", gm)
+# ANCHOR_END: pass

@@ -7,7 +7,6 @@ import re
 import numpy as np
 
 from book.figures.figures import NARROW, Drawing
-from book.figures.markdown_table import table
 from book.measure import outputs, record
 from harness.puzzles.p27.kernels import sorted_places as sorted_by_token
 
@@ -79,13 +78,12 @@ def samples() -> list[tuple[int, float, str]]:
     ]
 
 
-def samples_table() -> str:
-    """The same as a table."""
-    rows = [
-        [str(step), f"{loss:.2f}", f"`{wrote.replace('`', chr(39)).replace('|', '¦')}`"]
+def samples_list() -> str:
+    """The same as a list: a table would not let code wrap."""
+    return "".join(
+        f"- after {step} step{'s' * (step > 1)}, at a loss of {loss:.2f}: `{wrote.replace('`', chr(39))}`\n"
         for step, loss, wrote in samples()
-    ]
-    return table(["step", "loss", "what it writes"], rows, "rrl")
+    )
 
 
 def loss_by_hand() -> str:
@@ -158,5 +156,5 @@ FILES = {
     "sorted_places.svg": sorted_places,
     "tape_of_gpt.svg": tape,
     "loss_by_hand.svg": loss_by_hand,
-    "samples_by_hand.md": samples_table,
+    "samples_by_hand.md": samples_list,
 }

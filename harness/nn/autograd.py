@@ -230,12 +230,12 @@ class Direct(torch.autograd.Function):
     """One pass each way through the extension module, between tensors on one GPU."""
 
     @staticmethod
-    def forward(ctx, x, ln_weight, ln_bias, linear_weight, linear_bias, eps, plan, kernels):
-        output, statistics = kernels.forward(
-            plan, eps, True, x, ln_weight, ln_bias, linear_weight, linear_bias
+    def forward(ctx, x, ln_weight, ln_bias, linear_weight, linear_bias, call):
+        eps, ctx.plan, ctx.kernels = call
+        output, statistics = ctx.kernels.forward(
+            ctx.plan, eps, True, x, ln_weight, ln_bias, linear_weight, linear_bias
         )
         ctx.save_for_backward(x, statistics, ln_weight, ln_bias, linear_weight)
-        ctx.plan, ctx.kernels = plan, kernels
         return output
 
     @staticmethod
@@ -245,7 +245,7 @@ class Direct(torch.autograd.Function):
         if torch.is_grad_enabled():  # create_graph=True: the operator is there to refuse a second derivative
             asked = "pairs" if ctx.plan.pairs else "fast", LEAST if ctx.plan.lean else AUTO
             gradients = layernorm_linear_backward(grad_output, *ctx.saved_tensors, wanted, *asked)
-            return (*only(gradients, needed), None, None, None)
+            return (*only(gradients, needed), None)
         x, statistics, ln_weight, ln_bias, linear_weight = ctx.saved_tensors
         tensors = (grad_output, x, statistics, ln_weight, ln_bias, linear_weight)
         if not (
@@ -258,16 +258,7 @@ class Direct(torch.autograd.Function):
         ):
             tensors = as_kernels_read(tensors, weight=5)
         dx, dgamma, dbeta, dW, db = ctx.kernels.backward(ctx.plan, wanted, *tensors)
-        return (
-            dx,
-            dgamma if needed[1] else None,
-            dbeta if needed[2] else None,
-            dW,
-            db,
-            None,
-            None,
-            None,
-        )
+        return dx, dgamma if needed[1] else None, dbeta if needed[2] else None, dW, db, None
 
 
 apply_direct = applied(Direct)
@@ -355,7 +346,7 @@ def call_directly(
         or ln_bias.requires_grad
         or linear_bias.requires_grad
     ):
-        return apply_direct(*tensors, eps, planned, kernels)
+        return apply_direct(*tensors, (eps, planned, kernels))
     return kernels.forward(planned, eps, False, *tensors)[0]
 
 

@@ -44,6 +44,9 @@ TILE_ROWS, TILE_COLUMNS, DEPTH = 128, (256, 192, 128), 64
 TILE_COST, HANDING_COST, NARROW = 650, 1200, 9 / 8
 """Of this project's product: its tiles, what a tile and what handing over unfinished sums cost beside the steps, in steps
 of one column, and how much dearer a step of the narrowest tile is."""
+EMPTY_COLUMNS, EMPTY_ROWS = TILE_COLUMNS[-1] // 2, 8 * TILE_ROWS * PROCESSORS
+"""Columns below which most of every tile is empty, and rows above which there are so many of them, eight rounds, that reading and
+writing come on top."""
 STEP = 0.0023 * 1.15
 """Microseconds of a step of one column: as planned, and by how much the measured products are above."""
 LARGE, LARGE_COST = 2**37, 1.05
@@ -230,7 +233,8 @@ def own_cost(m: int, n: int, k: int, *, shared: bool = False) -> Cost:
             costs.append((tile, tiles * shares * tile))
     time, work = min(costs)
     step = STEP * (LARGE_COST if m * n * k >= LARGE else 1)
-    return Cost(OWN_LAUNCH + step * time, step * work / PROCESSORS)
+    waits = 2 * (m * k + k * n + m * n) / BANDWIDTH if n < EMPTY_COLUMNS and m > EMPTY_ROWS else 0
+    return Cost(OWN_LAUNCH + waits + step * time, waits + step * work / PROCESSORS)
 
 
 def own_time(m: int, n: int, k: int, *, shared: bool = False) -> float:

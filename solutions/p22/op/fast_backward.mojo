@@ -34,6 +34,7 @@ from .fast_rows import (
     store_row,
     wait_for_row,
     wide_room,
+    wide_slots,
 )
 from .shared.common import (
     ImmPtr,
@@ -310,10 +311,11 @@ def ln_backward_wide[
     var scale = 1 / Scalar[accum](H)
     var stride = grid_dim.x * block_dim.y
     var column = thread_idx.x * width
-    # Shared memory: two rows of the input and of dln for every group of threads, then gamma and beta.
+    # Shared memory: `wide_slots` rows for every group of threads, then gamma and beta.
+    comptime of_group = wide_slots(shifted) * room
     var memory = external_memory[Scalar[dtype], address_space=AddressSpace.SHARED, alignment=VECTOR_BYTES]()
-    var slots = memory.unsafe_offset(thread_idx.y * 4 * room)
-    var gamma = memory.unsafe_offset(block_dim.y * 4 * room + column)
+    var slots = memory.unsafe_offset(thread_idx.y * of_group)
+    var gamma = memory.unsafe_offset(block_dim.y * of_group + column)
     var beta = gamma.unsafe_offset(vectors * step)
 
     @__parameter
@@ -357,40 +359,43 @@ def ln_backward_wide[
     # Every group of the block takes as many turns, whether it has a row in the last one or not: turns hold barriers.
     var turns = ceildiv(Int(rows) - block_idx.x * block_dim.y, stride)
     for turn in range(turns):
-        comptime if shifted:
-            # Nobody reads the row before any more, and all see this one.
-            wait_for_copies[0]()
-            wait_for_row[group]()
+        # Nobody reads the row before any more: what is being stored of it has a room of its own.
         fetch(row + stride, (turn + 1) % 2)
         var next_mean = Scalar[accum](0)
         var next_rstd = Scalar[accum](0)
         if row + stride < Int(rows):
             next_mean = mean[unsafe_offset=row + stride]
             next_rstd = rstd[unsafe_offset=row + stride]
-        comptime if not shifted:
-            wait_for_copies[1]()
+        wait_for_copies[1]()
+        comptime if shifted:
+            wait_for_row[group]()
         var x_row = slots.unsafe_offset(turn % 2 * 2 * room + column)
         var d_row = x_row.unsafe_offset(room)
         var shift = Int32(row * H) & Int32(width - 1)
         # Behind the last row there are no columns.
         var left = Int32((H if row < Int(rows) else 0) - column)
 
+        # Of rows that begin at any address the vectors of x lie in the room of dx until that is made.
+        var x_again = slots.unsafe_offset(4 * room + column) if shifted else x_row
+
         @__parameter
         @always_inline
-        def x_hat_of[v: Int]() -> SIMD[accum, width]:
-            comptime if shifted:
-                var x = load_across(x_row, v * step, shift).cast[accum]()
-                return first_of(normalised[dtype](x, row_mean, row_rstd), left - Int32(v * step))
-            else:
-                return normalised[dtype](load_vector[width, accum](x_row, v * step), row_mean, row_rstd)
+        def x_hat_of[v: Int](x: SIMD[dtype, width]) -> SIMD[accum, width]:
+            var x_hat = normalised[dtype](x.cast[accum](), row_mean, row_rstd)
+            return first_of(x_hat, left - Int32(v * step)) if shifted else x_hat
 
         var sums = SIMD[accum, 2](0)
         comptime for v in range(vectors):
             if Int32(v * step) < left:
-                var x_hat = x_hat_of[v]()
+                var x: SIMD[dtype, width]
                 var d = load_vector[width, accum](d_row, v * step)
                 comptime if shifted:
+                    x = load_across(x_row, v * step, shift)
+                    store_vector(x_again, v * step, x)
                     d = first_of(d, left - Int32(v * step))
+                else:
+                    x = load_vector[width, dtype](x_row, v * step)
+                var x_hat = x_hat_of[v](x)
                 dgamma[v] = d.fma(x_hat, dgamma[v])
                 dbeta[v] += d
                 var g = d * load_vector[width, accum](gamma, v * step)
@@ -401,7 +406,7 @@ def ln_backward_wide[
         # beta are 0, and so is ln_out.
         comptime for v in range(vectors):
             if Int32(v * step) < left:
-                var x_hat = x_hat_of[v]()
+                var x_hat = x_hat_of[v](load_vector[width, dtype](x_again, v * step))
                 var scaled = load_vector[width, accum](gamma, v * step)
                 if parts & LN_OUT != 0:
                     var y = x_hat.fma(scaled, load_vector[width, accum](beta, v * step)).cast[dtype]()
@@ -412,7 +417,7 @@ def ln_backward_wide[
                     var g = load_vector[width, accum](d_row, v * step) * scaled
                     var dx = g.fma(row_rstd, x_hat.fma(-sums[0], -sums[1])).cast[dtype]()
                     comptime if shifted:
-                        store_vector(d_row, v * step, dx)
+                        store_vector(x_again, v * step, dx)
                     else:
                         grad_input.unsafe_offset(row * H + column).unsafe_store[alignment=VECTOR_BYTES](
                             v * step, dx
@@ -422,7 +427,7 @@ def ln_backward_wide[
         comptime if shifted:
             wait_for_row[group]()
             if parts & DX != 0 and row < Int(rows):
-                store_row[step](grad_input, slots.unsafe_offset((turn % 2 * 2 + 1) * room), row, H)
+                store_row[step](grad_input, slots.unsafe_offset(4 * room), row, H)
         row_mean = next_mean
         row_rstd = next_rstd
         row += stride
@@ -431,13 +436,13 @@ def ln_backward_wide[
         return
     # The slots have done their work; there every group lays down its sums.
     barrier()
-    var of_group = slots.unsafe_bitcast[Scalar[accum]]().unsafe_offset(column)
+    var sums_of_group = slots.unsafe_bitcast[Scalar[accum]]().unsafe_offset(column)
     comptime for v in range(vectors):
         if column + v * step < H:
-            store_vector(of_group, v * step, dgamma[v])
-            store_vector(of_group, room + v * step, dbeta[v])
+            store_vector(sums_of_group, v * step, dgamma[v])
+            store_vector(sums_of_group, room + v * step, dbeta[v])
     barrier()
-    store_sums(partials, memory.unsafe_bitcast[Scalar[accum]](), 2 * room, room, H)
+    store_sums(partials, memory.unsafe_bitcast[Scalar[accum]](), of_group // 2, room, H)
 
 
 @always_inline

@@ -29,6 +29,7 @@ from .fast_rows import (
     starts_early,
     whole_warps,
     wide_room,
+    wide_slots,
 )
 from .fast_sums import COLUMN_BLOCKS, Shares, launch_column_partials
 from .shared.common import (
@@ -125,15 +126,22 @@ def wide_geometry[dtype: DType](rows: Int, H: Int) -> RowGeometry:
     var group = lanes_of_a_warp()
     while group < WIDE_THREADS and WIDE_VECTORS * group * vector_width[dtype] < H:
         group *= 2
-    # Two rows of both tensors for every group, and gamma and beta.
+    # Beside the rows of every group there are gamma and beta.
     var row_bytes = wide_room[dtype](group) * size_of[Scalar[dtype]]()
-    var most = min(WIDE_THREADS // group, (shared_memory() // row_bytes - 2) // 4)
+    var slots = wide_slots(wide_shifted[dtype](H, group))
+    var most = min(WIDE_THREADS // group, (shared_memory() // row_bytes - 2) // slots)
     if WIDE_VECTORS * group * vector_width[dtype] < H or most == 0 or rows == 0:
         return RowGeometry(WIDE_VECTORS, group, 0, 0, 0)
     var turns = ceildiv(rows, multiprocessors() * most)
     var groups = ceildiv(rows, multiprocessors() * turns)
     var blocks = min(ceildiv(rows, groups), multiprocessors())
-    return RowGeometry(WIDE_VECTORS, group, groups, blocks, (4 * groups + 2) * row_bytes)
+    return RowGeometry(WIDE_VECTORS, group, groups, blocks, (slots * groups + 2) * row_bytes)
+
+
+def wide_shifted[dtype: DType](H: Int, group: Int) -> Bool:
+    """Whether rows begin at any address: rows of whole vectors are short only where those of dln lie apart.
+    """
+    return H % vector_width[dtype] != 0 or group < WIDE_THREADS
 
 
 def launch_ln_backward_rows[
@@ -204,8 +212,7 @@ def launch_ln_backward_wide[
     var H = Int(sizes.hidden_dim)
     var count = geometry.blocks * 2 * H if parts & SUMS != 0 else 0
     var partials = launcher.workspace[accum_type[dtype]]("ln_backward_partials", count)
-    # Rows of whole vectors are short only where those of dln lie apart.
-    var shifted = H % vector_width[dtype] != 0 or geometry.group < WIDE_THREADS
+    var shifted = wide_shifted[dtype](H, geometry.group)
     comptime for way in range(6):
         comptime group = WIDE_THREADS >> max(0, way - 1)
         if geometry.group == group and shifted == (way > 0):

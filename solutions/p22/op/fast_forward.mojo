@@ -1,6 +1,6 @@
 """LayerNorm forward in the fast variant: kernels for short rows, for rows at any address, and for any row; their launch.
 
-`layernorm_rows` keeps a row in registers; `layernorm_shared` passes short rows that begin at any address through shared
+`layernorm_rows` keeps a row in registers; `layernorm_shared` passes rows that begin at any address through shared
 memory; `layernorm_any` takes all that is left, and reads a row again for every sum. All but the first can leave room after
 the rows that they write, so that a product finds aligned ones.
 """
@@ -11,11 +11,9 @@ from std.sys import size_of
 from std.utils import StaticTuple
 from max.gpu import (
     MAX_THREADS_PER_BLOCK_METADATA,
-    WARP_SIZE,
     block_dim,
     block_idx,
     grid_dim,
-    syncwarp,
     thread_idx,
 )
 from max.gpu.host import Dim
@@ -33,6 +31,7 @@ from .fast_rows import (
     load_elements,
     normalised,
     starts_early,
+    wait_for_row,
     whole_warps,
 )
 from .shared.common import (
@@ -65,7 +64,11 @@ a thread then holds its elements, gamma and beta one by one."""
 comptime NARROW_THREADS = 128
 """Threads of a block of it for rows narrower than a warp."""
 comptime SHARED_THREADS = 128
-"""Threads of a block of the forward kernel for short rows that begin at any address."""
+"""The fewest threads of a block of the forward kernel for rows that begin at any address,"""
+comptime SHARED_GROUPS = [32, 32, 32, 128, 256, 512]
+"""those that share a row, fewest first,"""
+comptime SHARED_VECTORS = [1, 2, 4, 4, 4, 4]
+"""and the most vectors of it that each of them owns."""
 
 
 @__llvm_metadata(
@@ -171,9 +174,12 @@ def layernorm_rows[
             break
 
 
-@__llvm_metadata(MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(SHARED_THREADS)))
+@__llvm_metadata(
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(max(SHARED_THREADS, group))),
+    `nvvm.minctasm`=SIMDLength(FORWARD_RESIDENT // max(SHARED_THREADS, group)),
+)
 def layernorm_shared[
-    dtype: DType, early: Bool
+    dtype: DType, group: Int, vectors: Int, early: Bool
 ](
     ln_out: MutPtr[dtype],  # [rows, ln_out_stride], zeros from H on
     mean: MutPtr[accum_type[dtype]],  # [rows]
@@ -186,16 +192,18 @@ def layernorm_shared[
     eps: Scalar[accum_type[dtype]],
     ln_out_stride: Int32,
 ):
-    """As `layernorm_rows`, of rows that begin at any address of an aligned tensor; those of ln_out are aligned. A warp owns a
-    row, a lane one vector of it, which passes through shared memory.
+    """As `layernorm_rows`, of rows that begin at any address of an aligned tensor; those of ln_out are aligned. A row passes
+    through shared memory. `group` threads own it, up to `vectors` vectors each; more than a warp have a block to themselves.
 
     Parameters:
         dtype: Of the rows.
+        group: block_dim.x, known here so that distances are constants.
+        vectors: The most vectors of a row that a thread owns.
         early: Whether the kernel may be started before the launch in front of it is done.
     """
     comptime accum = accum_type[dtype]
     comptime width = vector_width[dtype]
-    comptime step = WARP_SIZE * width
+    comptime step = group * width
     comptime if early:
         wait_for_earlier_grids()
         start_later_grids()
@@ -207,31 +215,45 @@ def layernorm_shared[
     if row >= Int(rows):
         return
     var memory = external_memory[Scalar[dtype], address_space=AddressSpace.SHARED, alignment=VECTOR_BYTES]()
-    var slot = memory.unsafe_offset(thread_idx.y * (step + width))
+    var slot = memory.unsafe_offset(thread_idx.y * (vectors * step + width))
     fetch_row[step](slot, input, row, H, Int(rows))
     end_copies()
     wait_for_copies[0]()
-    syncwarp()
+    wait_for_row[group]()
 
     var left = Int32(H - column)
-    var x = SIMD[accum, width](0)
-    if left > 0:
-        x = first_of(load_across(slot, column, Int32(row * H) & Int32(width - 1)), left).cast[accum]()
-    var first_mean = rounded_product(row_sum(x.reduce_add(), 0), scale)
-    var deviation = first_of(x - first_mean, left)
-    var sums = row_sum(SIMD[accum, 2](deviation.reduce_add(), (deviation * deviation).reduce_add()), 1)
+    var shift = Int32(row * H) & Int32(width - 1)
+    # Kept as they are read: in the type of sums they would take twice the registers.
+    var x = Array[SIMD[dtype, width], vectors](fill=0)
+    var total = SIMD[accum, width](0)
+    comptime for v in range(vectors):
+        if Int32(v * step) < left:
+            x[v] = first_of(load_across(slot, column + v * step, shift), left - Int32(v * step))
+            total += x[v].cast[accum]()
+    var first_mean = rounded_product(row_sum(total.reduce_add(), 0), scale)
+    var deviations = SIMD[accum, width](0)
+    var squares = SIMD[accum, width](0)
+    comptime for v in range(vectors):
+        if Int32(v * step) < left:
+            var deviation = first_of(x[v].cast[accum]() - first_mean, left - Int32(v * step))
+            deviations += deviation
+            squares = deviation.fma(deviation, squares)
+    var sums = row_sum(SIMD[accum, 2](deviations.reduce_add(), squares.reduce_add()), 1)
     sums = rounded_product(sums, SIMD[accum, 2](scale))
     var row_mean = first_mean + sums[0]
     var row_rstd = 1 / sqrt(sums[1] - sums[0] * sums[0] + eps)
     if thread_idx.x == 0:
         mean[unsafe_offset=row] = row_mean
         rstd[unsafe_offset=row] = row_rstd
-    if left > 0:
-        # Behind the last column gamma and beta are 0, and so is what is stored.
-        var y = normalised[dtype](x, row_mean, row_rstd).fma(
-            load_columns[accum](ln_weight, column, left), load_columns[accum](ln_bias, column, left)
-        )
-        ln_out.unsafe_store[alignment=VECTOR_BYTES](row * pitch + column, y.cast[dtype]())
+    comptime for v in range(vectors):
+        var h = column + v * step
+        var rest = left - Int32(v * step)
+        if rest > 0:
+            # Behind the last column gamma and beta are 0, and so is what is stored.
+            var y = normalised[dtype](x[v].cast[accum](), row_mean, row_rstd).fma(
+                load_columns[accum](ln_weight, h, rest), load_columns[accum](ln_bias, h, rest)
+            )
+            ln_out.unsafe_store[alignment=VECTOR_BYTES](row * pitch + h, y.cast[dtype]())
     fill_row[step](ln_out, row, H, pitch)
 
 
@@ -314,26 +336,32 @@ def launch_layernorm_fast[
     var whole = Int(sizes.hidden_dim) % vector_width[dtype] == 0 and ln_out_stride == Int(sizes.hidden_dim)
     var aligned = tensors and whole
     comptime if L.wgmma and dtype.is_half_float():
-        if tensors and suits_shared[dtype](Int(sizes.hidden_dim), ln_out_stride):
-            var groups = min(rows, SHARED_THREADS // lanes_of_a_warp())
-            launcher.launch[layernorm_shared[dtype, L.wgmma]](
-                "layernorm_shared",
-                ln_out,
-                mean,
-                rstd,
-                input,
-                ln_weight,
-                ln_bias,
-                sizes.rows(),
-                sizes.hidden_dim,
-                eps,
-                Int32(ln_out_stride),
-                grid_dim=Dim(ceildiv(rows, groups)),
-                block_dim=Dim(lanes_of_a_warp(), groups),
-                shared_bytes=groups * (lanes_of_a_warp() + 1) * VECTOR_BYTES,
-                early=starts_early(sizes),
-            )
-            return
+        var shifted = Int(sizes.hidden_dim) % vector_width[dtype] != 0
+        if tensors and shifted and ln_out_stride % vector_width[dtype] == 0:
+            var owned = ceildiv(Int(sizes.hidden_dim), vector_width[dtype])
+            comptime for way in range(len(SHARED_GROUPS)):
+                comptime threads = SHARED_GROUPS[way]
+                comptime vectors = SHARED_VECTORS[way]
+                if owned <= vectors * threads:
+                    var groups = min(rows, max(1, SHARED_THREADS // threads))
+                    launcher.launch[layernorm_shared[dtype, threads, vectors, L.wgmma]](
+                        "layernorm_shared",
+                        ln_out,
+                        mean,
+                        rstd,
+                        input,
+                        ln_weight,
+                        ln_bias,
+                        sizes.rows(),
+                        sizes.hidden_dim,
+                        eps,
+                        Int32(ln_out_stride),
+                        grid_dim=Dim(ceildiv(rows, groups)),
+                        block_dim=Dim(threads, groups),
+                        shared_bytes=groups * (vectors * threads + 1) * VECTOR_BYTES,
+                        early=starts_early(sizes),
+                    )
+                    return
     var lanes = lanes_of_a_row[dtype](Int(sizes.hidden_dim))
     comptime if dtype.is_half_float():
         comptime for narrow in NARROW_LANES:
@@ -398,10 +426,3 @@ def launch_layernorm_fast[
                 block_dim=Dim(ANY_THREADS),
             )
             return
-
-
-def suits_shared[dtype: DType](H: Int, stride: Int) -> Bool:
-    """Whether rows of the input begin at any address, those of ln_out do not, and a lane of a warp has no more than a vector of
-    a row: longer ones are faster element by element."""
-    comptime width = vector_width[dtype]
-    return H % width != 0 and stride % width == 0 and H <= width * lanes_of_a_warp()

@@ -111,6 +111,12 @@ def wide_room[dtype: DType](group: Int) -> Int:
     return (WIDE_VECTORS * group + 1) * vector_width[dtype]
 
 
+def wide_slots(shifted: Bool) -> Int:
+    """Rows of every group of its threads there: two of the input and of dln, and one of dx where that is shifted.
+    """
+    return 5 if shifted else 4
+
+
 @always_inline
 def fetch_row[
     dtype: DType, //, step: Int

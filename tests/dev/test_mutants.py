@@ -240,14 +240,14 @@ def test_kernels_are_judged_together_and_one_that_does_not_compile_has_no_verdic
 # ---- The puzzles ----------------------------------------------------------------------------------------------
 
 RUNGS = {
-    "p20": ("derive", "torch", "register"), "p22": ("derive", "numpy"), "p23": ("numpy", "torch"), "p24": ("numpy", "torch"),
-    "p25": ("numpy",), "p26": ("printer", "fold", "match", "swap"), "p27": ("numpy", "tape"),
+    "p20": ("derive", "torch", "register"), "p21": ("catch",), "p22": ("derive", "numpy"), "p23": ("numpy", "torch"),
+    "p24": ("numpy", "torch"), "p25": ("numpy",), "p26": ("printer", "fold", "match", "swap"), "p27": ("numpy", "tape"),
 }  # fmt: skip
 """Whose mutants are judged in seconds."""
 FEW = ("p22-derive", "p22-numpy", "p23-numpy", "p24-numpy", "p24-torch")
-MANY = ("p26-fold", "p26-match", "p26-swap", "p27-numpy", "p27-tape")
+MANY = ("p21-catch", "p26-fold", "p26-match", "p26-swap", "p27-numpy", "p27-tape")
 """Those that have a hundred or hundreds: some are drawn."""
-LONG = ("torch", "printer", "fold", "match", "swap", "tape")
+LONG = ("catch", "torch", "printer", "fold", "match", "swap", "tape")
 SAMPLES = [
     pytest.param(name, rung, seed, marks=pytest.mark.long if rung in LONG else (), id=f"{name}-{rung}-{seed}")
     for seed in (0, 1)
@@ -255,7 +255,9 @@ SAMPLES = [
     for rung in rungs
     if seed or f"{name}-{rung}" in FEW
 ]
-KERNELS = [pytest.param("p19", "mojo", 1, marks=pytest.mark.compiler, id="p19-mojo-1")]
+KERNELS = [
+    pytest.param(name, "mojo", 1, marks=pytest.mark.compiler, id=f"{name}-mojo-1") for name in ("p19", "p23")
+]
 
 
 @pytest.mark.parametrize(("name", "rung", "seed"), SAMPLES + KERNELS)

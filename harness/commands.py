@@ -259,7 +259,7 @@ def reset(arguments: list[str]) -> int:
     if flags.blank and not flags.rung and not changes:
         # Its gate may be taken in several rungs, and the learner be at another than the last.
         holding = [work for work in works(puzzle) if flags.blank in work.rung.gates]
-        changes = next((found for work in holding if (found := changed_files([work], flags.blank))), {})
+        changes = next(filter(None, (changed_files([work], flags.blank) for work in holding)), {})
     if not (puzzle.every_rung or flags.rung or flags.blank):
         damaged = changed_files([work for work in works(puzzle) if is_damaged(work)], None)
         changes = damaged or changes or changed_files([Work(puzzle, puzzle.main_rung)], None)

@@ -42,7 +42,7 @@ FIXED: tuple[Task, ...] = (
     (
         "quick",
         "python -m pytest --quick -n 2 --dist loadgroup",
-        "Run the tests that need no compiler and no browser: a minute or two",
+        "Run the tests that need no compiler, no browser and no seconds: about a minute",
     ),
     ("book", "python -m book.build", "Build the book and open it"),
     ("dev", "python -m harness dev", "Work on puzzles: dev new, dev check, dev tasks, dev generate"),

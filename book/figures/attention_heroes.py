@@ -259,10 +259,7 @@ def reads(width: int = 32, radius: int = 4, tile: int = 16) -> str:
         drawing.text(left + cell * width / 2, 18, name, size=15)
         drawing.box(left, top, cell * width, cell * width, thick=1.5, radius=0)
         middles = [(left + cell * (c % width + 0.5), top + cell * (c // width + 0.5)) for c in order.tolist()]
-        way = " ".join(f"{x:g},{y:g}" for x, y in middles)
-        drawing.parts.append(
-            f'<polyline points="{way}" fill="none" stroke="currentColor" stroke-opacity="0.45"/>'
-        )
+        drawing.polyline(middles, opacity=0.45)
         by_tile = order.reshape(steps, tile)
         for step in range(steps):
             loaded, own = by_tile[loads[panel][step]].ravel(), by_tile[step]

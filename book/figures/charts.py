@@ -60,11 +60,7 @@ class LogChart(Drawing):
 
     def curve(self, points: Iterable[tuple[float, float]], *, dash: str = "", thick: float = 1.6) -> None:
         """Straight lines from point to point."""
-        places = " ".join("{:.1f},{:.1f}".format(*self.place(*point)) for point in points)
-        dashes = f' stroke-dasharray="{dash}"' if dash else ""
-        self.parts.append(
-            f'<polyline points="{places}" fill="none" stroke="currentColor" stroke-width="{thick:g}"{dashes}/>'
-        )
+        self.polyline((self.place(*point) for point in points), dash=dash, thick=thick)
 
     def marker(self, x: float, y: float, shape: str, *, hollow: bool = False) -> None:
         """A "circle", "square", "triangle", "diamond", "bar" or "wedge" (a triangle on its tip) at a point."""

@@ -6,7 +6,7 @@ A figure is one line of SVG without empty lines, so that a page can include it; 
 import html
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -79,6 +79,17 @@ class Drawing:
         self.parts.append(
             f'<line x1="{x0:.1f}" y1="{y0:.1f}" x2="{x1:.1f}" y2="{y1:.1f}" stroke="currentColor"'
             f' stroke-opacity="{opacity:g}" stroke-width="{thick:g}"{dashes}/>'
+        )
+
+    def polyline(
+        self, points: Iterable[tuple[float, float]], *, opacity: float = 1, dash: str = "", thick: float = 1
+    ) -> None:
+        """Straight lines from pixel to pixel; `dash` as in SVG."""
+        places = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+        dashes = f' stroke-dasharray="{dash}"' if dash else ""
+        self.parts.append(
+            f'<polyline points="{places}" fill="none" stroke="currentColor" stroke-opacity="{opacity:g}"'
+            f' stroke-width="{thick:g}"{dashes}/>'
         )
 
     def arrow(self, x0: float, y0: float, x1: float, y1: float, *, faint: bool = False) -> None:

@@ -318,12 +318,13 @@ def checks() -> str:
 # ---- Puzzle 22: the formula that was in print --------------------------------------------------------------------
 
 
+def x_hat(rows: np.ndarray) -> np.ndarray:
+    """Rows [..., H] minus their mean, over their deviation."""
+    return (rows - rows.mean(-1, keepdims=True)) / np.sqrt(rows.var(-1, keepdims=True) + EPS)
+
+
 def slopes(x: np.ndarray, step: float = 1e-4) -> np.ndarray:
     """How fast each element of x_hat [i] grows with each x [j], by central differences: no formula."""
-
-    def x_hat(row: np.ndarray) -> np.ndarray:
-        return (row - row.mean(-1, keepdims=True)) / np.sqrt(row.var(-1, keepdims=True) + EPS)
-
     moved = step * np.eye(len(x))
     return ((x_hat(x + moved) - x_hat(x - moved)) / (2 * step)).T
 
@@ -337,7 +338,7 @@ def printed() -> str:
     turned = [i for i in range(len(x)) if diagonal[i] * full[i] < 0]
     rows = (
         ("x", x, f"A row of {len(x)} numbers."),
-        ("x̂", (x - x.mean()) / np.sqrt(x.var() + EPS), "Normalised: minus its mean, over its deviation. Add 1 to every x, and nothing changes here."),
+        ("x̂", x_hat(x), "Normalised: minus its mean, over its deviation. Add 1 to every x, and nothing changes here."),
         ("g", g, "Backward. The gradient at x̂ arrives."),
         ("in print", diagonal, f"What was printed: each g times the slope of its own x̂. It adds up to {diagonal.sum():.2f}, as if adding 1 to every x did something."),
         ("dx", full, f"The gradient: each x moves all eight x̂. It adds up to {abs(round(full.sum(), 3)):g}. Elements {', '.join(map(str, turned))} had the wrong sign."),
@@ -556,21 +557,20 @@ def writes() -> str:
         still=len(samples) - 1,
     )
     left, right, bottom, scale = 30, NARROW - 10, 170, 26
-    place = lambda step: (left + (right - left) * step / len(curve), bottom - scale * curve[max(step - 1, 0)])  # noqa: E731
+
+    def place(step: int) -> tuple[float, float]:
+        return left + (right - left) * step / len(curve), bottom - scale * curve[step - 1]
+
     for loss in range(0, 7, 2):
         drawing.segment(left, bottom - scale * loss, right, bottom - scale * loss, opacity=0.2 if loss else 1)
         drawing.text(left - 8, bottom - scale * loss + 4, str(loss), anchor="end", size=13)
     drawing.text(left + (right - left) / 2, 30, "loss", size=13)
     drawing.text(right, bottom + 18, f"step {len(curve)}", anchor="end", size=13)
-    points = ["{:.1f},{:.1f}".format(*place(step)) for step in range(1, len(curve) + 1)]
-    drawing.parts.append(
-        f'<polyline points="{" ".join(points)}" fill="none" stroke="currentColor" stroke-opacity="0.25"/>'
-    )
+    points = [place(step) for step in range(1, len(curve) + 1)]
+    drawing.polyline(points, opacity=0.25)
     for number, (step, own, wrote) in enumerate(samples):
         with drawing.during(number):
-            drawing.parts.append(
-                f'<polyline points="{" ".join(points[:step])}" fill="none" stroke="currentColor" stroke-width="2"/>'
-            )
+            drawing.polyline(points[:step], thick=2)
             x, y = place(step)
             drawing.box(x - 4, y - 4, 8, 8, shade=0.75, thick=2, radius=4)
             drawing.text(min(x + 10, right - 60), y - 10, f"{own:.2f}", anchor="start", size=14)

@@ -108,10 +108,7 @@ def loss_by_hand() -> str:
     _, y = place(0, nothing)
     drawing.segment(left, y, right, y, dash="6 4", thick=2)
     drawing.text(right, y - 8, f"knows nothing: log 256 = {nothing:.3f}", anchor="end", size=14)
-    points = " ".join("{:.1f},{:.1f}".format(*place(step, loss)) for step, loss in enumerate(curve, 1))
-    drawing.parts.append(
-        f'<polyline points="{points}" fill="none" stroke="currentColor" stroke-width="1.5"/>'
-    )
+    drawing.polyline((place(step, loss) for step, loss in enumerate(curve, 1)), thick=1.5)
     drawing.text(left + 40, place(0, first)[1] + 12, f"first ten steps: {first:.3f}", anchor="start", size=14)
     drawing.text(right, place(0, last)[1] - 18, f"last ten: {last:.3f}", anchor="end", size=14)
     for step in range(0, len(curve) + 1, 100):

@@ -235,7 +235,8 @@ def test_the_moving_line_says_what_and_for_how_long():
     assert "case 3" in check.status
 
 
-def test_the_moving_line_leaves_the_verdict_on_the_gate_before():
+def small_watch() -> tuple[Watch, io.StringIO]:
+    """On a screen of 40 columns and 10 rows; and what is written to it."""
     stream = io.StringIO()
     watch = Watch(
         Work(find_puzzle("p22"), find_puzzle("p22").rung("numpy")),
@@ -243,6 +244,11 @@ def test_the_moving_line_leaves_the_verdict_on_the_gate_before():
         Console(file=stream, force_terminal=True, width=40, height=10),
     )
     watch.terminal = Terminal(watch.console)
+    return watch, stream
+
+
+def test_the_moving_line_leaves_the_verdict_on_the_gate_before():
+    watch, stream = small_watch()
     assert watch.status_row == 2
     watch.passed = [Text("✅ db correct"), Text("a line that takes more than one row of the screen")]
     assert watch.status_row == 5
@@ -253,13 +259,7 @@ def test_the_moving_line_leaves_the_verdict_on_the_gate_before():
 
 
 def test_the_moving_line_takes_one_row_of_the_screen():
-    stream = io.StringIO()
-    watch = Watch(
-        Work(find_puzzle("p22"), find_puzzle("p22").rung("numpy")),
-        "db",
-        Console(file=stream, force_terminal=True, width=40, height=10),
-    )
-    watch.terminal = Terminal(watch.console)
+    watch, stream = small_watch()
     watch.check = Check("db", time.monotonic() - 96, doing="fused on the virtual GPU: case 13 of 30 (sums)")
     (drawn,) = watch.terminal.rows(watch.verdict())
     watch.terminal.say(watch.check.status, watch.status_row)

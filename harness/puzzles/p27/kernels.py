@@ -312,7 +312,7 @@ MISTAKES = (
     Mistake("two-divided", "with s (1 - s) u' / 2 for the derivative of s, which is 2 s (1 - s) u'", {"grad_gelu": lambda v: of_product(v, 1, 1 / 4)}),
     Mistake("cube-forgotten", "without the term of x^3 in u", {"tanh": lambda v: np.tanh(v.k * v.x)}),
     Mistake("two-forgotten", "with s (1 - s) u' for the derivative of s, which is 2 s (1 - s) u'",
-            {"grad_gelu": lambda v: v.dx * ((1 + v.tanh) / 2 + v.x * (1 - v.tanh**2) / 4 * v.slope)}),
+            {"grad_gelu": lambda v: of_product(v, 1, 1 / 2)}),
     Mistake("three-forgotten", "with the cube's derivative x^2, not 3 x^2",
             {"slope": lambda v: v.k * (1 + derivation.CUBE * v.x**2)}),
     Mistake("rule-multiplied", "with the two terms of the product rule multiplied, not added",

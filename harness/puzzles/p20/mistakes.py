@@ -99,125 +99,53 @@ def first_rows(array: np.ndarray, count: int) -> np.ndarray:
 MISTAKES = (
     # ReLU.
     Mistake("mask-ignored", "with every gradient let through", {"grad_relu": lambda v: v.grad_output}),
-    Mistake(
-        "multiplied-by-the-bit",
-        "with the gradient multiplied by its bit, where the bit should choose: infinity times 0 is NaN",
-        {"grad_relu": lambda v: v.grad_output * v.passes},
-    ),
-    Mistake(
-        "mask-inverted",
-        "with the mask the wrong way round",
-        {
-            "grad_relu": lambda v: np.where(v.passes, 0.0, v.grad_output),
-            "mask": lambda v: pack(~v.passes),
-        },
-    ),
-    Mistake(
-        "grad-output-ignored",
-        "with grad_output taken to be 1",
-        {"grad_output": lambda v: np.ones_like(v.original("grad_output"))},
-        1,
-    ),
-    Mistake(
-        "bits-reversed",
-        "with the first element in the highest bit, not the lowest",
-        {
-            "mask": lambda v: reversed_bits(v.passes),
-            "grad_relu": lambda v: np.where(
-                bits_of(reversed_bits(v.passes), v.passes.shape), v.grad_output, 0.0
-            ),
-        },
-        3,
-    ),
-    Mistake(
-        "neighbours-bit",
-        "with the bit of the next element of its word",
-        {"grad_relu": lambda v: np.where(next_in_word(v.passes), v.grad_output, 0.0)},
-        3,
-    ),
-    Mistake(
-        "place-not-shifted-by",
-        "with the lowest bit of `word & place`: the word must be shifted by the element's place in it, `word >> place`",
-        {"grad_relu": lambda v: np.where(place_and_word(v.passes), v.grad_output, 0.0)},
-        3,
-    ),
+    Mistake("multiplied-by-the-bit",
+            "with the gradient multiplied by its bit, where the bit should choose: infinity times 0 is NaN",
+            {"grad_relu": lambda v: v.grad_output * v.passes}),
+    Mistake("mask-inverted", "with the mask the wrong way round",
+            {"grad_relu": lambda v: np.where(v.passes, 0.0, v.grad_output), "mask": lambda v: pack(~v.passes)}),
+    Mistake("grad-output-ignored", "with grad_output taken to be 1",
+            {"grad_output": lambda v: np.ones_like(v.original("grad_output"))}, 1),
+    Mistake("bits-reversed", "with the first element in the highest bit, not the lowest",
+            {"mask": lambda v: reversed_bits(v.passes),
+             "grad_relu": lambda v: np.where(bits_of(reversed_bits(v.passes), v.passes.shape), v.grad_output, 0.0)},
+            3),
+    Mistake("neighbours-bit", "with the bit of the next element of its word",
+            {"grad_relu": lambda v: np.where(next_in_word(v.passes), v.grad_output, 0.0)}, 3),
+    Mistake("place-not-shifted-by",
+            "with the lowest bit of `word & place`: the word must be shifted by the element's place in it, `word >> place`",
+            {"grad_relu": lambda v: np.where(place_and_word(v.passes), v.grad_output, 0.0)}, 3),
     Mistake("relu-not-applied", "with nothing set to 0", {"relu": lambda v: v.input}, 1),
     # Softmax.
     *formulas.softmax_backward("grad_softmax", "softmax", "grad_output", "dot", ROW_THREADS),
-    Mistake(
-        "wrong-axis",
-        "along the columns, not along the rows",
-        {"softmax": lambda v: softmax(v.logits, 0)},
-    ),
+    Mistake("wrong-axis", "along the columns, not along the rows", {"softmax": lambda v: softmax(v.logits, 0)}),
     *formulas.softmax("weights", "total", "softmax", "logits", ROW_THREADS),
     # LayerNorm.
     *formulas.layernorm_dx("grad_output", "weight"),
-    Mistake(
-        "diagonal-jacobian",
-        "by the diagonal of the Jacobian alone",
-        {
-            "grad_input": lambda v: (
-                v.row_rstd * v.g * (1 - 1 / v.input.shape[-1] - v.x_hat**2 / v.input.shape[-1])
-            )
-        },
-    ),
-    Mistake(
-        "sums-not-means",
-        "with sums in c1 and c2, not means",
-        {"grad_input": lambda v: v.row_rstd * (v.g - v.input.shape[-1] * (v.c2 + v.x_hat * v.c1))},
-    ),
+    Mistake("diagonal-jacobian", "by the diagonal of the Jacobian alone",
+            {"grad_input": lambda v: v.row_rstd * v.g * (1 - 1 / v.input.shape[-1] - v.x_hat**2 / v.input.shape[-1])}),
+    Mistake("sums-not-means", "with sums in c1 and c2, not means",
+            {"grad_input": lambda v: v.row_rstd * (v.g - v.input.shape[-1] * (v.c2 + v.x_hat * v.c1))}),
     *formulas.layernorm_means(ROW_THREADS),
     *formulas.layernorm_x_hat(),
-    Mistake(
-        "gamma-twice",
-        "with the weight multiplied in: the gradient of the weight is made of dy, not of dy * weight",
-        {"grad_weight": lambda v: (v.g * v.x_hat).sum(0), "grad_bias": lambda v: v.g.sum(0)},
-    ),
+    Mistake("gamma-twice",
+            "with the weight multiplied in: the gradient of the weight is made of dy, not of dy * weight",
+            {"grad_weight": lambda v: (v.g * v.x_hat).sum(0), "grad_bias": lambda v: v.g.sum(0)}),
     Mistake("weight-forgotten", "without the weight in g", {"g": lambda v: v.grad_output}),
-    Mistake(
-        "x-hat-forgotten",
-        "without x_hat in the sum",
-        {"grad_weight": lambda v: v.grad_output.sum(0)},
-    ),
-    Mistake(
-        "x-hat-squared",
-        "with x_hat multiplied twice in the sum",
-        {"grad_weight": lambda v: (v.grad_output * v.x_hat**2).sum(0)},
-    ),
-    Mistake(
-        "from-layernorm",
-        "from LayerNorm's output, not from x_hat",
-        {"grad_weight": lambda v: (v.grad_output * v.layernorm).sum(0)},
-    ),
-    Mistake(
-        "first-row-only",
-        "from the first row alone",
-        {
-            "grad_weight": lambda v: first_rows(v.grad_output * v.x_hat, 1).sum(0),
-            "grad_bias": lambda v: first_rows(v.grad_output, 1).sum(0),
-        },
-    ),
-    Mistake(
-        "last-row-missing",
-        "without the last row",
-        {
-            "grad_weight": lambda v: first_rows(v.grad_output * v.x_hat, -1).sum(0),
-            "grad_bias": lambda v: first_rows(v.grad_output, -1).sum(0),
-        },
-    ),
-    Mistake(
-        "exchanged",
-        "with the gradients of weight and bias exchanged",
-        {
-            "grad_weight": lambda v: v.grad_output.sum(0),
-            "grad_bias": lambda v: (v.grad_output * v.x_hat).sum(0),
-        },
-        3,
-        together=True,
-    ),
-    Mistake(
-        "x-hat-in-bias",
-        "with x_hat in the sum, which belongs to the weight's alone",
-        {"grad_bias": lambda v: (v.grad_output * v.x_hat).sum(0)},
-    ),
-)
+    Mistake("x-hat-forgotten", "without x_hat in the sum", {"grad_weight": lambda v: v.grad_output.sum(0)}),
+    Mistake("x-hat-squared", "with x_hat multiplied twice in the sum",
+            {"grad_weight": lambda v: (v.grad_output * v.x_hat**2).sum(0)}),
+    Mistake("from-layernorm", "from LayerNorm's output, not from x_hat",
+            {"grad_weight": lambda v: (v.grad_output * v.layernorm).sum(0)}),
+    Mistake("first-row-only", "from the first row alone",
+            {"grad_weight": lambda v: first_rows(v.grad_output * v.x_hat, 1).sum(0),
+             "grad_bias": lambda v: first_rows(v.grad_output, 1).sum(0)}),
+    Mistake("last-row-missing", "without the last row",
+            {"grad_weight": lambda v: first_rows(v.grad_output * v.x_hat, -1).sum(0),
+             "grad_bias": lambda v: first_rows(v.grad_output, -1).sum(0)}),
+    Mistake("exchanged", "with the gradients of weight and bias exchanged",
+            {"grad_weight": lambda v: v.grad_output.sum(0),
+             "grad_bias": lambda v: (v.grad_output * v.x_hat).sum(0)}, 3, together=True),
+    Mistake("x-hat-in-bias", "with x_hat in the sum, which belongs to the weight's alone",
+            {"grad_bias": lambda v: (v.grad_output * v.x_hat).sum(0)}),
+)  # fmt: skip

@@ -38,42 +38,20 @@ STEPS: Mapping[str, Step] = {
 }
 
 MISTAKES = (
-    Mistake(
-        "one-leading-axis",
-        "summed over the sequence alone, for the first of the batch",
-        {"grad_bias": lambda v: v.grad_output[0].sum(0)},
-    ),
-    Mistake(
-        "first-position-only",
-        "summed over the batch alone, for the first position",
-        {"grad_bias": lambda v: v.grad_output[:, 0].sum(0)},
-    ),
-    Mistake(
-        "last-position-only",
-        "summed over the batch alone, for the last position",
-        {"grad_bias": lambda v: v.grad_output[:, -1].sum(0)},
-    ),
-    Mistake(
-        "last-batch-only",
-        "summed over the sequence alone, for the last of the batch",
-        {"grad_bias": lambda v: v.grad_output[-1].sum(0)},
-    ),
+    Mistake("one-leading-axis", "summed over the sequence alone, for the first of the batch",
+            {"grad_bias": lambda v: v.grad_output[0].sum(0)}),
+    Mistake("first-position-only", "summed over the batch alone, for the first position",
+            {"grad_bias": lambda v: v.grad_output[:, 0].sum(0)}),
+    Mistake("last-position-only", "summed over the batch alone, for the last position",
+            {"grad_bias": lambda v: v.grad_output[:, -1].sum(0)}),
+    Mistake("last-batch-only", "summed over the sequence alone, for the last of the batch",
+            {"grad_bias": lambda v: v.grad_output[-1].sum(0)}),
     Mistake("input-left-out", "without the factor x", {"grad_scale": lambda v: v.grad_output.sum((0, 1))}),
     *formulas.softmax_backward("grad_logits", "P", "grad_output", "dot", ROW_THREADS),
-    Mistake(
-        "dot-not-normalised",
-        "with exp(x - largest), not divided by its sum, in the row sum of dy * P",
-        {
-            "dot": lambda v: (v.grad_output * np.exp(v.input - v.input.max(-1, keepdims=True))).sum(
-                -1, keepdims=True
-            )
-        },
-    ),
-    Mistake(
-        "variance-power",
-        "with rstd to the third power, not the second, in the term of the variance",
-        {"through_variance": lambda v: v.deviation * v.rstd**3 * v.mean_products},
-    ),
+    Mistake("dot-not-normalised", "with exp(x - largest), not divided by its sum, in the row sum of dy * P",
+            {"dot": lambda v: (v.grad_output * np.exp(v.input - v.input.max(-1, keepdims=True))).sum(-1, keepdims=True)}),
+    Mistake("variance-power", "with rstd to the third power, not the second, in the term of the variance",
+            {"through_variance": lambda v: v.deviation * v.rstd**3 * v.mean_products}),
     *(
         Mistake(f"variance-{id}", f"with {words} in the term of the variance", {"through_variance": term})
         for id, words, term in (
@@ -84,21 +62,12 @@ MISTAKES = (
             ("input", "x for x - mean", lambda v: v.input * v.rstd**2 * v.mean_products),
         )
     ),
-    Mistake(
-        "mean-added",
-        "with the mean of dy added, not subtracted",
-        {"mean_dy": lambda v: -v.grad_output.mean(-1, keepdims=True)},
-    ),
-    Mistake(
-        "variance-dropped",
-        "without the term of the variance",
-        {"through_variance": lambda v: 0 * v.deviation},
-    ),
+    Mistake("mean-added", "with the mean of dy added, not subtracted",
+            {"mean_dy": lambda v: -v.grad_output.mean(-1, keepdims=True)}),
+    Mistake("variance-dropped", "without the term of the variance",
+            {"through_variance": lambda v: 0 * v.deviation}),
     Mistake("mean-dropped", "without the mean of dy", {"mean_dy": lambda v: np.zeros_like(v.input[..., :1])}),
-    Mistake(
-        "first-block-only",
-        "of the first row alone",
-        {"grad_scale": lambda v: v.grad_output[0, 0] * v.input[0, 0]},
-    ),
-)
+    Mistake("first-block-only", "of the first row alone",
+            {"grad_scale": lambda v: v.grad_output[0, 0] * v.input[0, 0]}),
+)  # fmt: skip
 derive = derive_by(STEPS)

@@ -4,13 +4,16 @@ Shapes: input, x_hat, ln_out, dln, g [B, S, H]; grad_output [B, S, O]; row_mean,
 the gradient at the LayerNorm output that the row sums start from when they are checked alone.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from harness.nn.ops import EPS
 from harness.puzzles.p22 import derive_rung
 from harness.spec.derivation import Derivation, Step, as_dtype
+
+Mean = Callable[[Derivation, np.ndarray], np.ndarray]
+"""One of the two means of every row, [B, S, 1], of the derivation and dln."""
 
 
 def row_sums(v: Derivation, dln: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -22,6 +25,17 @@ def row_sums(v: Derivation, dln: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def packed(c1: np.ndarray, c2: np.ndarray) -> np.ndarray:
     """As the kernel writes them, [B * S, 2]."""
     return np.concatenate([c1, c2], -1).reshape(-1, 2)
+
+
+def means(c1: Mean | None = None, c2: Mean | None = None, inside: bool = True) -> dict[str, Step]:
+    """c1 or c2 as another function of the derivation and dln, in the row sums, and `inside` of dx too."""
+    one = c1 or (lambda v, dln: row_sums(v, dln)[0])
+    two = c2 or (lambda v, dln: row_sums(v, dln)[1])
+    changes: dict[str, Step] = {"row_sums": lambda v: packed(one(v, v.given_dln), two(v, v.given_dln))}
+    for name, mean in (("c1", c1), ("c2", c2)):
+        if mean and inside:
+            changes[name] = lambda v, mean=mean: mean(v, v.dln)
+    return changes
 
 
 STEPS = {

@@ -9,6 +9,7 @@ from harness.nn.ops import EPS
 from harness.puzzles import formulas
 from harness.puzzles.p22.derivation import (
     derive,
+    means,
     one_row_only,
     packed,
     parameter_gradients,
@@ -35,12 +36,6 @@ def by_row(v: Derivation, parameter: np.ndarray, again: bool) -> np.ndarray:
     return longer[:rows].reshape(*v.input.shape[:2], 1)
 
 
-def first_thread(v: Derivation, dln: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """What the first of 128 threads adds to the sums of a row, divided by H, [B, S, 1] each."""
-    g = (dln * v.ln_weight)[..., ::128]
-    return (g * v.x_hat[..., ::128]).sum(-1, keepdims=True) / values(v), g.sum(-1, keepdims=True) / values(v)
-
-
 def swapped(array: np.ndarray) -> np.ndarray:
     """The rows read with batch and sequence exchanged: row (b, s) gets what lies at s * B + b."""
     B, S, n = array.shape
@@ -56,23 +51,6 @@ def as_stored(matrix: np.ndarray) -> np.ndarray:
 def diagonal(v: Derivation) -> np.ndarray:
     """dx by the diagonal of the Jacobian alone."""
     return v.row_rstd * v.g * (1 - 1 / values(v) - v.x_hat**2 / values(v))
-
-
-def summed(v: Derivation, name: str, rows: np.ndarray) -> np.ndarray:
-    """A parameter gradient summed over some rows only; `rows` is a mask [B, S]."""
-    return one_row_only(v)[name][rows.reshape(-1)].sum(0)
-
-
-def mask(v: Derivation, keep) -> np.ndarray:
-    """[B, S] booleans from `keep(b, s, B, S)`."""
-    B, S = v.input.shape[:2]
-    b, s = np.indices((B, S))
-    return keep(b, s, B, S) & np.ones((B, S), bool)
-
-
-def only_rows(keep) -> dict:
-    """Parameter gradients from those rows alone."""
-    return parameter_gradients(lambda v, name: summed(v, name, mask(v, keep)))
 
 
 def alternatives(count) -> dict:
@@ -91,9 +69,19 @@ def counted(weight) -> dict:
 
     def total(v: Derivation, name: str) -> np.ndarray:
         B, S = v.input.shape[:2]
-        b, s = np.indices((B, S))
-        times = np.asarray(weight(b, s, B, S), float) * np.ones((B, S))
+        times = weight(*np.indices((B, S)), B, S) * np.ones((B, S))
         return np.tensordot(times.reshape(-1), one_row_only(v)[name], 1)
+
+    return parameter_gradients(total)
+
+
+def only_rows(keep) -> dict:
+    """Parameter gradients from the rows alone for which `keep(b, s, B, S)` says so."""
+
+    def total(v: Derivation, name: str) -> np.ndarray:
+        B, S = v.input.shape[:2]
+        kept = keep(*np.indices((B, S)), B, S)
+        return one_row_only(v)[name][kept.reshape(-1)].sum(0)
 
     return parameter_gradients(total)
 
@@ -105,484 +93,221 @@ def rounded_terms(kind: str) -> dict:
 
 EPS_OF_OTHERS = (1e-2, 1e-3, 1e-4, 1e-7, 1e-12)
 
-WRONG_C1 = (
-    ("product-of-means", "with c1 = mean(g) * mean(x_hat): it is the mean of their product",
-     lambda v, g: g.mean(-1, keepdims=True) * v.x_hat.mean(-1, keepdims=True)),
-    ("gamma-twice-in-c1", "with gamma twice in c1: g holds it already", lambda v, g: (g * v.ln_weight * v.x_hat).mean(-1, keepdims=True)),
-    ("c1-over-h-minus-1", "with c1 divided by H - 1, not H",
-     lambda v, g: (g * v.x_hat).sum(-1, keepdims=True) / max(1, g.shape[-1] - 1)),
-    ("x-hat-squared-in-c1", "with x_hat squared in c1", lambda v, g: (g * v.x_hat**2).mean(-1, keepdims=True)),
-)  # fmt: skip
+
+def first_thread(terms: np.ndarray) -> np.ndarray:
+    """What the first of 128 threads adds to the sum of a row, divided by H, [B, S, 1]."""
+    return terms[..., ::128].sum(-1, keepdims=True) / terms.shape[-1]
+
+
+def mean(terms: np.ndarray) -> np.ndarray:
+    """That of every row, [B, S, 1]."""
+    return terms.mean(-1, keepdims=True)
+
+
 MISTAKES = (
-    Mistake(
-        "rstd-not-on-variance-term",
-        "with rstd not on the variance term x_hat * c1: the bracket ends too early",
-        {"grad_input": lambda v: v.row_rstd * (v.g - v.c2) - v.x_hat * v.c1},
-    ),
+    Mistake("rstd-not-on-variance-term",
+            "with rstd not on the variance term x_hat * c1: the bracket ends too early",
+            {"grad_input": lambda v: v.row_rstd * (v.g - v.c2) - v.x_hat * v.c1}),
     # The statistics.
     Mistake("eps-forgotten", "without eps in rstd", {"row_rstd": lambda v: 1 / np.sqrt(v.variance)}),
-    Mistake(
-        "eps-outside-root",
-        "with eps added outside the root, rstd = 1 / (sqrt(variance) + eps)",
-        {"row_rstd": lambda v: 1 / (np.sqrt(v.variance) + EPS)},
-    ),
-    Mistake(
-        "eps-twice", "with eps added twice in rstd", {"row_rstd": lambda v: 1 / np.sqrt(v.variance + 2 * EPS)}
-    ),
+    Mistake("eps-outside-root", "with eps added outside the root, rstd = 1 / (sqrt(variance) + eps)",
+            {"row_rstd": lambda v: 1 / (np.sqrt(v.variance) + EPS)}),
+    Mistake("eps-twice", "with eps added twice in rstd",
+            {"row_rstd": lambda v: 1 / np.sqrt(v.variance + 2 * EPS)}),
     Mistake("eps-too-small", "with eps = 1e-6", {"row_rstd": lambda v: 1 / np.sqrt(v.variance + 1e-6)}),
     *(
-        Mistake(
-            f"eps-{eps:.0e}",
-            f"with eps = {eps:.0e}",
-            {"row_rstd": lambda v, eps=eps: 1 / np.sqrt(v.variance + eps)},
-        )
+        Mistake(f"eps-{eps:.0e}", f"with eps = {eps:.0e}",
+                {"row_rstd": lambda v, eps=eps: 1 / np.sqrt(v.variance + eps)})
         for eps in EPS_OF_OTHERS
     ),
-    Mistake(
-        "eps-after-division",
-        "with eps added after the division, rstd = 1 / sqrt(variance) + eps",
-        {"row_rstd": lambda v: 1 / np.sqrt(v.variance) + EPS},
-    ),
-    Mistake(
-        "eps-before-division",
-        "with eps added to the sum of squares, before it is divided by H",
-        {"row_rstd": lambda v: 1 / np.sqrt(v.variance + EPS / values(v))},
-    ),
-    Mistake(
-        "variance-not-divided",
-        "with the sum of squares not divided by H",
-        {"variance": lambda v: ((v.input - v.row_mean) ** 2).sum(-1, keepdims=True)},
-    ),
-    Mistake(
-        "variance-around-zero",
-        "with E[x^2] for the variance, the mean not subtracted",
-        {"variance": lambda v: (v.input**2).mean(-1, keepdims=True)},
-    ),
-    Mistake(
-        "unbiased-variance",
-        "with the variance divided by H - 1, not H",
-        {
-            "variance": lambda v: (
-                v.input.var(-1, keepdims=True, ddof=1) if values(v) > 1 else np.inf * v.row_mean
-            )
-        },
-    ),
-    Mistake(
-        "variance-for-rstd",
-        "with 1 / (variance + eps), the root forgotten",
-        {"row_rstd": lambda v: 1 / (v.variance + EPS)},
-    ),
-    Mistake(
-        "std-for-rstd",
-        "multiplied by the deviation instead of divided",
-        {"row_rstd": lambda v: np.sqrt(v.variance + EPS)},
-    ),
-    Mistake(
-        "padding-counted",
-        "with zeros after the row, up to a power of two, counted in the variance",
-        {
-            "variance": lambda v: (
-                ((v.input - v.row_mean) ** 2).mean(-1, keepdims=True) + padding(v) * v.row_mean**2
-            )
-        },
-        3,
-    ),
+    Mistake("eps-after-division", "with eps added after the division, rstd = 1 / sqrt(variance) + eps",
+            {"row_rstd": lambda v: 1 / np.sqrt(v.variance) + EPS}),
+    Mistake("eps-before-division", "with eps added to the sum of squares, before it is divided by H",
+            {"row_rstd": lambda v: 1 / np.sqrt(v.variance + EPS / values(v))}),
+    Mistake("variance-not-divided", "with the sum of squares not divided by H",
+            {"variance": lambda v: ((v.input - v.row_mean) ** 2).sum(-1, keepdims=True)}),
+    Mistake("variance-around-zero", "with E[x^2] for the variance, the mean not subtracted",
+            {"variance": lambda v: (v.input**2).mean(-1, keepdims=True)}),
+    Mistake("unbiased-variance", "with the variance divided by H - 1, not H",
+            {"variance": lambda v: v.input.var(-1, keepdims=True, ddof=1) if values(v) > 1 else np.inf * v.row_mean}),
+    Mistake("variance-for-rstd", "with 1 / (variance + eps), the root forgotten",
+            {"row_rstd": lambda v: 1 / (v.variance + EPS)}),
+    Mistake("std-for-rstd", "multiplied by the deviation instead of divided",
+            {"row_rstd": lambda v: np.sqrt(v.variance + EPS)}),
+    Mistake("padding-counted", "with zeros after the row, up to a power of two, counted in the variance",
+            {"variance": lambda v: ((v.input - v.row_mean) ** 2).mean(-1, keepdims=True) + padding(v) * v.row_mean**2},
+            3),
     # The LayerNorm output.
     *formulas.layernorm_x_hat(),
     Mistake("from-x-hat", "taken from x_hat instead of the LayerNorm output", {"ln_out": lambda v: v.x_hat}),
-    Mistake(
-        "from-input", "taken from the input instead of the LayerNorm output", {"ln_out": lambda v: v.input}
-    ),
+    Mistake("from-input", "taken from the input instead of the LayerNorm output",
+            {"ln_out": lambda v: v.input}),
     Mistake("beta-forgotten", "without beta in the LayerNorm output", {"ln_out": lambda v: v.scaled}),
     Mistake("gamma-forgotten", "without gamma in the LayerNorm output", {"scaled": lambda v: v.x_hat}),
-    Mistake(
-        "beta-scaled",
-        "with beta multiplied by gamma too",
-        {"ln_out": lambda v: (v.x_hat + v.ln_bias) * v.ln_weight},
-    ),
-    Mistake(
-        "gamma-beta-swapped",
-        "with gamma and beta exchanged",
-        {"ln_out": lambda v: v.x_hat * v.ln_bias + v.ln_weight},
-    ),
+    Mistake("beta-scaled", "with beta multiplied by gamma too",
+            {"ln_out": lambda v: (v.x_hat + v.ln_bias) * v.ln_weight}),
+    Mistake("gamma-beta-swapped", "with gamma and beta exchanged",
+            {"ln_out": lambda v: v.x_hat * v.ln_bias + v.ln_weight}),
     *(
-        Mistake(
-            f"{name}-by-row{'-again' * again}",
-            f"with {name.replace('-', ' and ')} read at the index of the row, not of the column",
-            {
-                "ln_out": lambda v, g=gamma, b=beta, again=again: (
-                    v.x_hat * (by_row(v, v.ln_weight, again) if g else v.ln_weight)
-                    + (by_row(v, v.ln_bias, again) if b else v.ln_bias)
-                )
-            },
-            3,
-        )
+        Mistake(f"{name}-by-row{'-again' * again}",
+                f"with {name.replace('-', ' and ')} read at the index of the row, not of the column",
+                {"ln_out": lambda v, g=gamma, b=beta, again=again: v.x_hat * (by_row(v, v.ln_weight, again) if g else v.ln_weight) + (by_row(v, v.ln_bias, again) if b else v.ln_bias)},
+                3)
         for name, gamma, beta in (("beta", False, True), ("gamma", True, False), ("gamma-beta", True, True))
         for again in (False, True)
     ),
     Mistake("bias-forgotten", "without the linear bias", {"output": lambda v: v.product}),
-    Mistake(
-        "bias-forgotten-behind-block",
-        "without the linear bias past the first 128 columns",
-        {"linear_bias": lambda v: v.original("linear_bias") * (np.arange(v.linear_weight.shape[0]) < 128)},
-        3,
-    ),
-    Mistake(
-        "bias-in-every-term",
-        "with the linear bias added once for every h, inside of the loop",
-        {"output": lambda v: v.product + values(v) * v.linear_bias},
-    ),
-    Mistake(
-        "total-never-reset",
-        "with a sum that goes on from one o to the next, because it begins outside of the loop over o",
-        {"output": lambda v: np.cumsum(v.product + v.linear_bias, -1)},
-        3,
-    ),
-    Mistake(
-        "bias-twice", "with the linear bias added twice", {"output": lambda v: v.product + 2 * v.linear_bias}
-    ),
-    Mistake(
-        "weight-strides-swapped",
-        "with W read as if it were stored [H, O]",
-        {"linear_weight": lambda v: as_stored(v.original("linear_weight"))},
-        3,
-    ),
-    Mistake(
-        "grad-weight-strides-swapped",
-        "stored as [H, O]: written at h * O + o, not o * H + h",
-        {
-            "grad_weight": lambda v: np.einsum("bso,bsh->ho", v.grad_output, v.ln_out).reshape(
-                v.linear_weight.shape
-            )
-        },
-        3,
-    ),
-    Mistake(
-        "last-tile-dropped",
-        "without the last part of a tile of 16 along H",
-        {"product": lambda v: truncated(v.ln_out, 16) @ v.linear_weight.T},
-        3,
-    ),
+    Mistake("bias-forgotten-behind-block", "without the linear bias past the first 128 columns",
+            {"linear_bias": lambda v: v.original("linear_bias") * (np.arange(v.linear_weight.shape[0]) < 128)},
+            3),
+    Mistake("bias-in-every-term", "with the linear bias added once for every h, inside of the loop",
+            {"output": lambda v: v.product + values(v) * v.linear_bias}),
+    Mistake("total-never-reset",
+            "with a sum that goes on from one o to the next, because it begins outside of the loop over o",
+            {"output": lambda v: np.cumsum(v.product + v.linear_bias, -1)}, 3),
+    Mistake("bias-twice", "with the linear bias added twice",
+            {"output": lambda v: v.product + 2 * v.linear_bias}),
+    Mistake("weight-strides-swapped", "with W read as if it were stored [H, O]",
+            {"linear_weight": lambda v: as_stored(v.original("linear_weight"))}, 3),
+    Mistake("grad-weight-strides-swapped", "stored as [H, O]: written at h * O + o, not o * H + h",
+            {"grad_weight": lambda v: np.einsum("bso,bsh->ho", v.grad_output, v.ln_out).reshape(v.linear_weight.shape)},
+            3),
+    Mistake("last-tile-dropped", "without the last part of a tile of 16 along H",
+            {"product": lambda v: truncated(v.ln_out, 16) @ v.linear_weight.T}, 3),
     # grad_output.
-    Mistake(
-        "grad-output-ignored",
-        "with grad_output taken to be 1",
-        {"grad_output": lambda v: np.ones_like(v.original("grad_output"))},
-        1,
-    ),
-    Mistake(
-        "grad-output-swapped",
-        "with batch and sequence of grad_output exchanged",
-        {"grad_output": lambda v: swapped(v.original("grad_output"))},
-        3,
-    ),
-    Mistake(
-        "grad-output-first-row",
-        "with the grad_output of the first row used for all",
-        {
-            "grad_output": lambda v: np.broadcast_to(
-                v.original("grad_output")[:1, :1], v.original("grad_output").shape
-            )
-        },
-        3,
-    ),
-    Mistake(
-        "grad-output-reversed",
-        "with the rows of grad_output in reverse order",
-        {"grad_output": lambda v: v.original("grad_output")[::-1, ::-1]},
-        3,
-    ),
-    Mistake(
-        "input-swapped",
-        "with batch and sequence of the input exchanged",
-        {"x_hat": lambda v: swapped((v.input - v.row_mean) * v.row_rstd)},
-        3,
-    ),
+    Mistake("grad-output-ignored", "with grad_output taken to be 1",
+            {"grad_output": lambda v: np.ones_like(v.original("grad_output"))}, 1),
+    Mistake("grad-output-swapped", "with batch and sequence of grad_output exchanged",
+            {"grad_output": lambda v: swapped(v.original("grad_output"))}, 3),
+    Mistake("grad-output-first-row", "with the grad_output of the first row used for all",
+            {"grad_output": lambda v: np.broadcast_to(v.original("grad_output")[:1, :1], v.original("grad_output").shape)},
+            3),
+    Mistake("grad-output-reversed", "with the rows of grad_output in reverse order",
+            {"grad_output": lambda v: v.original("grad_output")[::-1, ::-1]}, 3),
+    Mistake("input-swapped", "with batch and sequence of the input exchanged",
+            {"x_hat": lambda v: swapped((v.input - v.row_mean) * v.row_rstd)}, 3),
     # dx.
     *formulas.layernorm_dx("dln", "ln_weight"),
-    Mistake(
-        "sums-not-means",
-        "with sums over H in c1 and c2, not means",
-        {
-            "grad_input": lambda v: v.row_rstd * (v.g - values(v) * (v.c2 + v.x_hat * v.c1)),
-            "row_sums": lambda v: values(v) * packed(*row_sums(v, v.given_dln)),
-        },
-    ),
+    Mistake("sums-not-means", "with sums over H in c1 and c2, not means",
+            {"grad_input": lambda v: v.row_rstd * (v.g - values(v) * (v.c2 + v.x_hat * v.c1)),
+             "row_sums": lambda v: values(v) * packed(*row_sums(v, v.given_dln))}),
     *formulas.layernorm_means(128),
     *(
-        Mistake(
-            f"row-sums-{name}-not-divided",
-            f"with {name} a sum, not a mean: {name} is divided by H too",
-            {
-                "row_sums": lambda v, times=times: (
-                    packed(*row_sums(v, v.given_dln)) * np.where(times, values(v), 1)
-                )
-            },
-        )
+        Mistake(f"row-sums-{name}-not-divided", f"with {name} a sum, not a mean: {name} is divided by H too",
+                {"row_sums": lambda v, times=times: packed(*row_sums(v, v.given_dln)) * np.where(times, values(v), 1)})
         for name, times in (("c1", (True, False)), ("c2", (False, True)))
     ),
-    Mistake(
-        "means-not-complete",
-        "with c1 and c2 as they are on the way, taken inside of the loop that still sums them up",
-        {
-            "grad_input": lambda v: (
-                v.row_rstd * (v.g - (np.cumsum(v.g, -1) + v.x_hat * np.cumsum(v.g * v.x_hat, -1)) / values(v))
-            ),
-        },
-        3,
-    ),
-    Mistake(
-        "means-over-output",
-        "with c1 and c2 divided by O, not H",
-        {
-            "grad_input": lambda v: (
-                v.row_rstd * (v.g - values(v) / v.grad_output.shape[-1] * (v.c2 + v.x_hat * v.c1))
-            ),
-        },
-    ),
+    Mistake("means-not-complete",
+            "with c1 and c2 as they are on the way, taken inside of the loop that still sums them up",
+            {"grad_input": lambda v: v.row_rstd * (v.g - (np.cumsum(v.g, -1) + v.x_hat * np.cumsum(v.g * v.x_hat, -1)) / values(v))},
+            3),
+    Mistake("means-over-output", "with c1 and c2 divided by O, not H",
+            {"grad_input": lambda v: v.row_rstd * (v.g - values(v) / v.grad_output.shape[-1] * (v.c2 + v.x_hat * v.c1))}),
     Mistake("diagonal-jacobian", "with the diagonal of the Jacobian alone", {"grad_input": diagonal}, 1),
-    Mistake(
-        "gamma-forgotten-in-dx",
-        "without gamma in g",
-        {
-            "g": lambda v: v.dln,
-            "row_sums": lambda v: packed(
-                (v.given_dln * v.x_hat).mean(-1, keepdims=True), v.given_dln.mean(-1, keepdims=True)
-            ),
-        },
-    ),
-    Mistake(
-        "gamma-forgotten-in-c1",
-        "with gamma in g and c2 but not in c1",
-        {
-            "c1": lambda v: (v.dln * v.x_hat).mean(-1, keepdims=True),
-            "row_sums": lambda v: packed(
-                (v.given_dln * v.x_hat).mean(-1, keepdims=True), row_sums(v, v.given_dln)[1]
-            ),
-        },
-    ),
-    Mistake(
-        "gamma-forgotten-in-c2",
-        "with gamma in g and c1 but not in c2",
-        {
-            "c2": lambda v: v.dln.mean(-1, keepdims=True),
-            "row_sums": lambda v: packed(row_sums(v, v.given_dln)[0], v.given_dln.mean(-1, keepdims=True)),
-        },
-    ),
-    Mistake(
-        "sums-over-h-minus-1",
-        "with c1 and c2 divided by H - 1, not H",
-        {"row_sums": lambda v: values(v) / (values(v) - 1) * packed(*row_sums(v, v.given_dln))},
-    ),
-    Mistake(
-        "rstd-forgotten-in-terms",
-        "with the deviation from the mean where x_hat belongs, in c1 and in front of it",
-        {
-            "grad_input": lambda v: (
-                v.row_rstd
-                * (
-                    v.g
-                    - v.c2
-                    - (v.input - v.row_mean) * (v.g * (v.input - v.row_mean)).mean(-1, keepdims=True)
-                )
-            )
-        },
-    ),
-    Mistake(
-        "dx-negated",
-        "with the sign turned",
-        {"grad_input": lambda v: -v.row_rstd * (v.g - v.c2 - v.x_hat * v.c1)},
-    ),
+    Mistake("gamma-forgotten-in-dx", "without gamma in g",
+            {"g": lambda v: v.dln, **means(lambda v, dln: mean(dln * v.x_hat), lambda v, dln: mean(dln), inside=False)}),
+    Mistake("gamma-forgotten-in-c1", "with gamma in g and c2 but not in c1", means(c1=lambda v, dln: mean(dln * v.x_hat))),
+    Mistake("gamma-forgotten-in-c2", "with gamma in g and c1 but not in c2", means(c2=lambda v, dln: mean(dln))),
+    Mistake("sums-over-h-minus-1", "with c1 and c2 divided by H - 1, not H",
+            {"row_sums": lambda v: values(v) / (values(v) - 1) * packed(*row_sums(v, v.given_dln))}),
+    Mistake("rstd-forgotten-in-terms",
+            "with the deviation from the mean where x_hat belongs, in c1 and in front of it",
+            {"grad_input": lambda v: v.row_rstd * (v.g - v.c2 - (v.input - v.row_mean) * (v.g * (v.input - v.row_mean)).mean(-1, keepdims=True))}),
+    Mistake("dx-negated", "with the sign turned",
+            {"grad_input": lambda v: -v.row_rstd * (v.g - v.c2 - v.x_hat * v.c1)}),
     # The row sums alone.
-    Mistake(
-        "first-thread-only",
-        "of the first thread's columns alone, not summed over the block",
-        {
-            "row_sums": lambda v: packed(*first_thread(v, v.given_dln)),
-            "c1": lambda v: first_thread(v, v.dln)[0],
-            "c2": lambda v: first_thread(v, v.dln)[1],
-        },
-        3,
-    ),
-    Mistake(
-        "c1-first-thread-only",
-        "with c1 of the first thread's columns alone, not summed over the block",
-        {"row_sums": lambda v: packed(first_thread(v, v.given_dln)[0], row_sums(v, v.given_dln)[1])},
-        3,
-    ),
-    Mistake(
-        "c2-first-thread-only",
-        "with c2 of the first thread's columns alone, not summed over the block",
-        {"row_sums": lambda v: packed(row_sums(v, v.given_dln)[0], first_thread(v, v.given_dln)[1])},
-        3,
-    ),
-    Mistake(
-        "no-stride",
-        "with every column h counted h + 1 times: each thread goes on to the next column, not to the one 128 further",
-        {"row_sums": lambda v: packed(*row_sums(v, v.given_dln * np.minimum(np.arange(values(v)) + 1, 128)))},
-        3,
-    ),
-    Mistake(
-        "every-thread-all-columns",
-        "of all columns by each of the 128 threads, and then added up over the block: 128 times too large",
-        {"row_sums": lambda v: 128 * packed(*row_sums(v, v.given_dln))},
-        3,
-    ),
-    Mistake(
-        "row-sums-exchanged",
-        "with c1 and c2 written in each other's place",
-        {"row_sums": lambda v: packed(*row_sums(v, v.given_dln)[::-1])},
-    ),
-    Mistake(
-        "row-sums-x-hat-forgotten",
-        "with x_hat left out of c1",
-        {
-            "row_sums": lambda v: packed(*[row_sums(v, v.given_dln)[1]] * 2),
-            "c1": lambda v: v.c2,
-        },
-    ),
+    Mistake("first-thread-only", "of the first thread's columns alone, not summed over the block",
+            means(lambda v, dln: first_thread(dln * v.ln_weight * v.x_hat), lambda v, dln: first_thread(dln * v.ln_weight)), 3),
+    Mistake("c1-first-thread-only", "with c1 of the first thread's columns alone, not summed over the block",
+            means(c1=lambda v, dln: first_thread(dln * v.ln_weight * v.x_hat), inside=False), 3),
+    Mistake("c2-first-thread-only", "with c2 of the first thread's columns alone, not summed over the block",
+            means(c2=lambda v, dln: first_thread(dln * v.ln_weight), inside=False), 3),
+    Mistake("no-stride",
+            "with every column h counted h + 1 times: each thread goes on to the next column, not to the one 128 further",
+            {"row_sums": lambda v: packed(*row_sums(v, v.given_dln * np.minimum(np.arange(values(v)) + 1, 128)))},
+            3),
+    Mistake("every-thread-all-columns",
+            "of all columns by each of the 128 threads, and then added up over the block: 128 times too large",
+            {"row_sums": lambda v: 128 * packed(*row_sums(v, v.given_dln))}, 3),
+    Mistake("row-sums-exchanged", "with c1 and c2 written in each other's place",
+            {"row_sums": lambda v: packed(*row_sums(v, v.given_dln)[::-1])}),
+    Mistake("row-sums-x-hat-forgotten", "with x_hat left out of c1", means(c1=lambda v, dln: mean(dln * v.ln_weight))),
     *(
-        Mistake(
-            id,
-            words,
-            {
-                "row_sums": lambda v, c1=c1: packed(
-                    c1(v, v.given_dln * v.ln_weight), row_sums(v, v.given_dln)[1]
-                )
-            },
+        Mistake(id, words, means(c1=c1, inside=False))
+        for id, words, c1 in (
+            ("product-of-means", "with c1 = mean(g) * mean(x_hat): it is the mean of their product",
+             lambda v, dln: mean(dln * v.ln_weight) * mean(v.x_hat)),
+            ("gamma-twice-in-c1", "with gamma twice in c1: g holds it already",
+             lambda v, dln: mean(dln * v.ln_weight * v.ln_weight * v.x_hat)),
+            ("c1-over-h-minus-1", "with c1 divided by H - 1, not H",
+             lambda v, dln: (dln * v.ln_weight * v.x_hat).sum(-1, keepdims=True) / max(1, values(v) - 1)),
+            ("x-hat-squared-in-c1", "with x_hat squared in c1", lambda v, dln: mean(dln * v.ln_weight * v.x_hat**2)),
         )
-        for id, words, c1 in WRONG_C1
     ),
-    Mistake(
-        "c2-over-the-tensor",
-        "with the mean of g over the whole tensor in c2, not over each row",
-        {
-            "row_sums": lambda v: packed(
-                row_sums(v, v.given_dln)[0], np.full_like(v.row_rstd, (v.given_dln * v.ln_weight).mean())
-            )
-        },
-    ),
-    Mistake(
-        "gamma-on-the-means",
-        "with gamma outside of the bracket: c1 and c2 hold it already",
-        {"grad_input": lambda v: v.row_rstd * v.ln_weight * (v.dln - v.c2 - v.x_hat * v.c1)},
-    ),
-    Mistake(
-        "divided-by-h-twice",
-        "with c1 and c2 divided by H once more: they are means",
-        {"grad_input": lambda v: v.row_rstd * (v.g - (v.c2 + v.x_hat * v.c1) / v.input.shape[-1])},
-    ),
+    Mistake("c2-over-the-tensor", "with the mean of g over the whole tensor in c2, not over each row",
+            means(c2=lambda v, dln: np.full_like(v.row_rstd, (dln * v.ln_weight).mean()), inside=False)),
+    Mistake("gamma-on-the-means", "with gamma outside of the bracket: c1 and c2 hold it already",
+            {"grad_input": lambda v: v.row_rstd * v.ln_weight * (v.dln - v.c2 - v.x_hat * v.c1)}),
+    Mistake("divided-by-h-twice", "with c1 and c2 divided by H once more: they are means",
+            {"grad_input": lambda v: v.row_rstd * (v.g - (v.c2 + v.x_hat * v.c1) / v.input.shape[-1])}),
     # The parameter gradients.
-    Mistake(
-        "product-of-sums",
-        "of the sum of dln times the sum of x_hat: it is the sum of their products",
-        {"grad_ln_weight": lambda v: v.dln.sum((0, 1)) * v.x_hat.sum((0, 1))},
-    ),
-    Mistake(
-        "from-ln-out",
-        "multiplied with the LayerNorm output instead of x_hat",
-        {"grad_ln_weight": lambda v: (v.dln * v.ln_out).sum((0, 1))},
-    ),
-    Mistake(
-        "gamma-twice",
-        "with gamma multiplied in: dgamma and dbeta want dln, not g",
-        {
-            "grad_ln_weight": lambda v: (v.g * v.x_hat).sum((0, 1)),
-            "grad_ln_bias": lambda v: v.g.sum((0, 1)),
-        },
-    ),
-    Mistake(
-        "dgamma-dbeta-exchanged",
-        "with dgamma and dbeta in each other's place",
-        {
-            "grad_ln_weight": lambda v: v.dln.sum((0, 1)),
-            "grad_ln_bias": lambda v: (v.dln * v.x_hat).sum((0, 1)),
-        },
-        together=True,
-    ),
-    Mistake(
-        "x-hat-forgotten-in-dgamma",
-        "without x_hat: the sum of dln alone, which is dbeta",
-        {"grad_ln_weight": lambda v: v.dln.sum((0, 1))},
-    ),
-    Mistake(
-        "averaged-over-rows",
-        "divided by the number of rows: a mean, not a sum",
-        parameter_gradients(lambda v, name: one_row_only(v)[name].mean(0)),
-    ),
-    Mistake("only-first-batch", "of the first batch alone", only_rows(lambda b, s, B, S: b == 0), 3),
-    Mistake(
-        "only-first-position", "of the first sequence position alone", only_rows(lambda b, s, B, S: s == 0), 3
-    ),
-    Mistake("only-first-row", "of the first row alone", only_rows(lambda b, s, B, S: (b == 0) & (s == 0)), 3),
-    Mistake(
-        "last-row-missed", "without the last row", only_rows(lambda b, s, B, S: (b < B - 1) | (s < S - 1)), 3
-    ),
-    Mistake("first-row-missed", "without the first row", only_rows(lambda b, s, B, S: (b > 0) | (s > 0)), 3),
-    Mistake(
-        "last-row-twice",
-        "with the last row counted twice",
-        counted(lambda b, s, B, S: 1 + (b == B - 1) * (s == S - 1)),
-        3,
-    ),
-    Mistake(
-        "first-row-twice",
-        "with the first row counted twice",
-        counted(lambda b, s, B, S: 1 + (b == 0) * (s == 0)),
-        3,
-    ),
-    Mistake("last-batch-missed", "without the last batch", only_rows(lambda b, s, B, S: b < B - 1), 3),
-    Mistake("first-batch-missed", "without the first batch", only_rows(lambda b, s, B, S: b > 0), 3),
-    Mistake("last-position-missed", "without the last position", only_rows(lambda b, s, B, S: s < S - 1), 3),
-    Mistake("first-position-missed", "without the first position", only_rows(lambda b, s, B, S: s > 0), 3),
+    Mistake("product-of-sums", "of the sum of dln times the sum of x_hat: it is the sum of their products",
+            {"grad_ln_weight": lambda v: v.dln.sum((0, 1)) * v.x_hat.sum((0, 1))}),
+    Mistake("from-ln-out", "multiplied with the LayerNorm output instead of x_hat",
+            {"grad_ln_weight": lambda v: (v.dln * v.ln_out).sum((0, 1))}),
+    Mistake("gamma-twice", "with gamma multiplied in: dgamma and dbeta want dln, not g",
+            {"grad_ln_weight": lambda v: (v.g * v.x_hat).sum((0, 1)),
+             "grad_ln_bias": lambda v: v.g.sum((0, 1))}),
+    Mistake("dgamma-dbeta-exchanged", "with dgamma and dbeta in each other's place",
+            {"grad_ln_weight": lambda v: v.dln.sum((0, 1)),
+             "grad_ln_bias": lambda v: (v.dln * v.x_hat).sum((0, 1))}, together=True),
+    Mistake("x-hat-forgotten-in-dgamma", "without x_hat: the sum of dln alone, which is dbeta",
+            {"grad_ln_weight": lambda v: v.dln.sum((0, 1))}),
+    Mistake("averaged-over-rows", "divided by the number of rows: a mean, not a sum",
+            parameter_gradients(lambda v, name: one_row_only(v)[name].mean(0))),
     *(
-        Mistake(
-            f"rows-tail-{w}",
-            f"without the rows past the last full {w}",
-            only_rows(lambda b, s, B, S, w=w: b * S + s < B * S // w * w),
-            3,
+        Mistake(id, words, only_rows(keep), 3)
+        for id, words, keep in (
+            ("only-first-batch", "of the first batch alone", lambda b, s, B, S: b == 0),
+            ("only-first-position", "of the first sequence position alone", lambda b, s, B, S: s == 0),
+            ("only-first-row", "of the first row alone", lambda b, s, B, S: (b == 0) & (s == 0)),
+            ("last-row-missed", "without the last row", lambda b, s, B, S: (b < B - 1) | (s < S - 1)),
+            ("first-row-missed", "without the first row", lambda b, s, B, S: (b > 0) | (s > 0)),
         )
+    ),
+    Mistake("last-row-twice", "with the last row counted twice", counted(lambda b, s, B, S: 1 + (b == B - 1) * (s == S - 1)), 3),
+    Mistake("first-row-twice", "with the first row counted twice", counted(lambda b, s, B, S: 1 + (b == 0) * (s == 0)), 3),
+    *(
+        Mistake(f"{end}-{axis}-missed", f"without the {end} {axis}", only_rows(keep), 3)
+        for end, axis, keep in (
+            ("last", "batch", lambda b, s, B, S: b < B - 1),
+            ("first", "batch", lambda b, s, B, S: b > 0),
+            ("last", "position", lambda b, s, B, S: s < S - 1),
+            ("first", "position", lambda b, s, B, S: s > 0),
+        )
+    ),
+    *(
+        Mistake(f"rows-tail-{w}", f"without the rows past the last full {w}",
+                only_rows(lambda b, s, B, S, w=w: b * S + s < B * S // w * w), 3)
         for w in (2, 4, 8, 16, 32)
     ),
     *(
-        Mistake(
-            f"rows-from-{w}",
-            f"of the first {w} rows alone: a loop over the rows stops or was left out",
-            only_rows(lambda b, s, B, S, w=w: b * S + s < w),
-            3,
-        )
+        Mistake(f"rows-from-{w}", f"of the first {w} rows alone: a loop over the rows stops or was left out",
+                only_rows(lambda b, s, B, S, w=w: b * S + s < w), 3)
         for w in (16, 32, 64)
     ),
     *(
-        Mistake(
-            f"terms-rounded-to-{kind}",
-            f"with every term rounded to {kind} before it is added",
-            rounded_terms(kind),
-            3,
-        )
+        Mistake(f"terms-rounded-to-{kind}", f"with every term rounded to {kind} before it is added",
+                rounded_terms(kind), 3)
         for kind in ("bfloat16", "float16")
     ),
-    Mistake(
-        "overwritten",
-        "of one row only, in each element: what the other rows added is overwritten or lost",
-        {**parameter_gradients(lambda v, name: one_row_only(v)[name])},
-        3,
-    ),
-    Mistake(
-        "not-accumulated-over-batch",
-        "of one batch only, in each element: not summed over the batch",
-        alternatives(1),
-        3,
-    ),
-    Mistake(
-        "not-accumulated-over-sequence",
-        "of one sequence position only, in each element: not summed over the sequence",
-        alternatives(0),
-        3,
-    ),
-    Mistake(
-        "doubled", "twice over", parameter_gradients(lambda v, name: 2 * one_row_only(v)[name].sum(0)), 3
-    ),
+    Mistake("overwritten", "of one row only, in each element: what the other rows added is overwritten or lost",
+            {**parameter_gradients(lambda v, name: one_row_only(v)[name])}, 3),
+    Mistake("not-accumulated-over-batch", "of one batch only, in each element: not summed over the batch",
+            alternatives(1), 3),
+    Mistake("not-accumulated-over-sequence",
+            "of one sequence position only, in each element: not summed over the sequence", alternatives(0), 3),
+    Mistake("doubled", "twice over", parameter_gradients(lambda v, name: 2 * one_row_only(v)[name].sum(0)), 3),
     *wrong_rows(),
     *tails(),
-)
+)  # fmt: skip

@@ -127,90 +127,49 @@ WRONG_TURNS = (
     ),
 )
 CURVE = (
-    Mistake(
-        "inverse-for-index",
-        "with index and inverse exchanged: one says which cell comes at a step, the other at which step a cell comes",
-        {"index": lambda v: orders.inverse(hilbert(v)), "inverse": hilbert},
-    ),
-    Mistake(
-        "printed-sequence",
-        "with 0 1 3 2 7 6 4 5 ... for 4 x 4: a permutation, but its steps do not go to neighbours",
-        {"index": printed, "inverse": lambda v: orders.inverse(printed(v))},
-    ),
+    Mistake("inverse-for-index",
+            "with index and inverse exchanged: one says which cell comes at a step, the other at which step a cell comes",
+            {"index": lambda v: orders.inverse(hilbert(v)), "inverse": hilbert}),
+    Mistake("printed-sequence",
+            "with 0 1 3 2 7 6 4 5 ... for 4 x 4: a permutation, but its steps do not go to neighbours",
+            {"index": printed, "inverse": lambda v: orders.inverse(printed(v))}),
     *(
-        Mistake(
-            id,
-            words,
-            {"index": lambda v, t=turns: curve(v, t), "inverse": lambda v, t=turns: step_of(v, t)},
-            3 if "end" in id else 2,
-        )
+        Mistake(id, words,
+                {"index": lambda v, t=turns: curve(v, t), "inverse": lambda v, t=turns: step_of(v, t)},
+                3 if "end" in id else 2)
         for id, words, turns in WRONG_TURNS
     ),
-    Mistake(
-        "row-and-column-exchanged",
-        "with row and column exchanged",
-        {"index": exchanged, "inverse": lambda v: orders.inverse(exchanged(v))},
-        3,
-    ),
-    Mistake(
-        "digits-reversed",
-        "with the quarters' digits in the reverse order: the largest square has the highest two bits",
-        {"inverse": wrong_end, "index": lambda v: orders.inverse(wrong_end(v))},
-    ),
-    Mistake(
-        "z-order",
-        "by the bits of row and column in turn: that is the Z-order, whose steps jump",
-        {
-            "index": lambda v: orders.z_order(int(v.side), int(v.side)),
-            "inverse": lambda v: orders.inverse(orders.z_order(int(v.side), int(v.side))),
-        },
-        1,
-    ),
+    Mistake("row-and-column-exchanged", "with row and column exchanged",
+            {"index": exchanged, "inverse": lambda v: orders.inverse(exchanged(v))}, 3),
+    Mistake("digits-reversed",
+            "with the quarters' digits in the reverse order: the largest square has the highest two bits",
+            {"inverse": wrong_end, "index": lambda v: orders.inverse(wrong_end(v))}),
+    Mistake("z-order", "by the bits of row and column in turn: that is the Z-order, whose steps jump",
+            {"index": lambda v: orders.z_order(int(v.side), int(v.side)),
+             "inverse": lambda v: orders.inverse(orders.z_order(int(v.side), int(v.side)))}, 1),
     Mistake("row-by-row", "row by row", {"index": lambda v: v.steps, "inverse": lambda v: v.steps}, 1),
-)
+)  # fmt: skip
 
 # ---- Permutations -------------------------------------------------------------------------------------------
 
 PERMUTATIONS = (
-    Mistake(
-        "permuted-alike",
-        "gathered once more by the same index: the backward of a permutation is its inverse",
-        {"grad_input": lambda v: gathered(v.grad_gathered, v.order)},
-    ),
-    Mistake(
-        "not-permuted", "as it came in, in the order of the steps", {"grad_input": lambda v: v.grad_gathered}
-    ),
-    Mistake(
-        "permuted-twice",
-        "put back twice",
-        {"grad_input": lambda v: placed(placed(v.grad_gathered, v.order), v.order)},
-    ),
-    Mistake(
-        "order-backwards",
-        "with the order taken from its end",
-        {"grad_input": lambda v: placed(v.grad_gathered, v.order[::-1])},
-    ),
-    Mistake(
-        "first-batch-alone",
-        "of the first sequence alone, and 0 in the others",
-        {
-            "grad_input": lambda v: (
-                placed(v.grad_gathered, v.order) * (np.arange(len(v.input)) == 0)[:, None, None, None]
-            )
-        },
-    ),
-    Mistake(
-        "one-column-too-far",
-        "with the columns of a row moved by one",
-        {"grad_input": lambda v: np.roll(placed(v.grad_gathered, v.order), 1, -1)},
-    ),
-    Mistake(
-        "one-head",
-        "with the rows of the first head for all of them",
-        {"grad_input": lambda v: np.broadcast_to(placed(v.grad_gathered, v.order)[:1, :1], v.input.shape)},
-        3,
-    ),
-)
+    Mistake("permuted-alike",
+            "gathered once more by the same index: the backward of a permutation is its inverse",
+            {"grad_input": lambda v: gathered(v.grad_gathered, v.order)}),
+    Mistake("not-permuted", "as it came in, in the order of the steps",
+            {"grad_input": lambda v: v.grad_gathered}),
+    Mistake("permuted-twice", "put back twice",
+            {"grad_input": lambda v: placed(placed(v.grad_gathered, v.order), v.order)}),
+    Mistake("order-backwards", "with the order taken from its end",
+            {"grad_input": lambda v: placed(v.grad_gathered, v.order[::-1])}),
+    Mistake("first-batch-alone", "of the first sequence alone, and 0 in the others",
+            {"grad_input": lambda v: placed(v.grad_gathered, v.order) * (np.arange(len(v.input)) == 0)[:, None, None, None]}),
+    Mistake("one-column-too-far", "with the columns of a row moved by one",
+            {"grad_input": lambda v: np.roll(placed(v.grad_gathered, v.order), 1, -1)}),
+    Mistake("one-head", "with the rows of the first head for all of them",
+            {"grad_input": lambda v: np.broadcast_to(placed(v.grad_gathered, v.order)[:1, :1], v.input.shape)},
+            3),
+)  # fmt: skip
 
 # ---- Windows ------------------------------------------------------------------------------------------------
 
@@ -311,108 +270,56 @@ WRONG_PAIRS: tuple[tuple[str, str, Callable[[Derivation], np.ndarray]], ...] = (
     ("tile-for-width", "with the size of a tile for the width", lambda v: of_width(v, int(v.tile))),
 )  # fmt: skip
 WINDOWS = (
-    Mistake(
-        "window-in-one-dimension",
-        "with the window measured along the steps: neighbours on the grid may be far apart on the curve",
-        {"tiles": lambda v: tiles_with(apart(np.arange(len(v.order))) <= v.radius, int(v.tile))},
-        1,
-    ),
-    Mistake(
-        "window-in-cells",
-        "with the window measured along the cells as they are stored: a neighbour below is a whole row away",
-        {"tiles": lambda v: tiles_with(apart(v.order) <= v.radius, int(v.tile))},
-        1,
-    ),
-    Mistake(
-        "wrapped-at-the-edge",
-        "with a window that goes round the edge of the grid",
-        {"tiles": lambda v: tiles_with(wrapped(v), int(v.tile))},
-    ),
-    Mistake(
-        "diamond",
-        "with the sum of both distances: the window is a square, and the larger of them counts",
-        {"tiles": lambda v: tiles_with(sum(distances(v)) <= v.radius, int(v.tile))},
-    ),
-    Mistake(
-        "rows-alone",
-        "with the distance of the rows alone",
-        {"tiles": lambda v: tiles_with(distances(v)[0] <= v.radius, int(v.tile))},
-    ),
-    Mistake(
-        "radius-short",
-        "with a window one short: a neighbour at distance radius belongs to it",
-        {"tiles": lambda v: tiles_with(np.maximum(*distances(v)) < v.radius, int(v.tile))},
-    ),
+    Mistake("window-in-one-dimension",
+            "with the window measured along the steps: neighbours on the grid may be far apart on the curve",
+            {"tiles": lambda v: tiles_with(apart(np.arange(len(v.order))) <= v.radius, int(v.tile))}, 1),
+    Mistake("window-in-cells",
+            "with the window measured along the cells as they are stored: a neighbour below is a whole row away",
+            {"tiles": lambda v: tiles_with(apart(v.order) <= v.radius, int(v.tile))}, 1),
+    Mistake("wrapped-at-the-edge", "with a window that goes round the edge of the grid",
+            {"tiles": lambda v: tiles_with(wrapped(v), int(v.tile))}),
+    Mistake("diamond", "with the sum of both distances: the window is a square, and the larger of them counts",
+            {"tiles": lambda v: tiles_with(sum(distances(v)) <= v.radius, int(v.tile))}),
+    Mistake("rows-alone", "with the distance of the rows alone",
+            {"tiles": lambda v: tiles_with(distances(v)[0] <= v.radius, int(v.tile))}),
+    Mistake("radius-short", "with a window one short: a neighbour at distance radius belongs to it",
+            {"tiles": lambda v: tiles_with(np.maximum(*distances(v)) < v.radius, int(v.tile))}),
     *(
         Mistake(id, words, {"tiles": lambda v, near=near: tiles_with(near(v), int(v.tile))})
         for id, words, near in WRONG_PAIRS
     ),
-    Mistake(
-        "every-tile",
-        "with every tile: only those with a near pair are needed",
-        {"tiles": lambda v: np.ones_like(tiles_with(v.near, int(v.tile)))},
-    ),
+    Mistake("every-tile", "with every tile: only those with a near pair are needed",
+            {"tiles": lambda v: np.ones_like(tiles_with(v.near, int(v.tile)))}),
     Mistake("one-tile-short", "without the last tile of keys", {"tiles": without_last}, 3),
-    Mistake(
-        "first-of-a-tile",
-        "from the first query and the first key of each tile: one near pair anywhere in it is enough",
-        {"tiles": first_of_each},
-    ),
-    Mistake(
-        "every-pair",
-        "with the tiles whose every pair is near: one is enough",
-        {"tiles": tiles_of_all},
-    ),
-    Mistake(
-        "later-keys-alone",
-        "with the tiles of later keys alone: the dK/dV pass walks the same pairs from the other side",
-        {"tiles": lambda v: np.triu(tiles_with(v.near, int(v.tile)))},
-    ),
-    Mistake(
-        "order-forgotten-for-queries",
-        "with the step itself for the cell of the query: both cells are order[s]",
-        {"tiles": lambda v: tiles_with(one_step_for_cell(v), int(v.tile))},
-    ),
-    Mistake(
-        "order-forgotten-for-keys",
-        "with the step itself for the cell of the key: both cells are order[s]",
-        {"tiles": lambda v: tiles_with(one_step_for_cell(v).T, int(v.tile))},
-    ),
-    Mistake(
-        "order-forgotten",
-        "of the grid as it is stored, without the order",
-        {
-            "tiles": lambda v: orders.window_tiles(
-                np.arange(len(v.order)), int(v.width), int(v.radius), int(v.tile)
-            )
-        },
-        1,
-    ),
-)
+    Mistake("first-of-a-tile",
+            "from the first query and the first key of each tile: one near pair anywhere in it is enough",
+            {"tiles": first_of_each}),
+    Mistake("every-pair", "with the tiles whose every pair is near: one is enough", {"tiles": tiles_of_all}),
+    Mistake("later-keys-alone",
+            "with the tiles of later keys alone: the dK/dV pass walks the same pairs from the other side",
+            {"tiles": lambda v: np.triu(tiles_with(v.near, int(v.tile)))}),
+    Mistake("order-forgotten-for-queries",
+            "with the step itself for the cell of the query: both cells are order[s]",
+            {"tiles": lambda v: tiles_with(one_step_for_cell(v), int(v.tile))}),
+    Mistake("order-forgotten-for-keys", "with the step itself for the cell of the key: both cells are order[s]",
+            {"tiles": lambda v: tiles_with(one_step_for_cell(v).T, int(v.tile))}),
+    Mistake("order-forgotten", "of the grid as it is stored, without the order",
+            {"tiles": lambda v: orders.window_tiles(np.arange(len(v.order)), int(v.width), int(v.radius), int(v.tile))},
+            1),
+)  # fmt: skip
 
 # ---- Attention on gathered tensors --------------------------------------------------------------------------
 
 THROUGH = (
-    Mistake(
-        "permuted-alike",
-        "gathered once more where it should be put back",
-        {
-            "grad_query": lambda v: gathered(v.dQ, v.order),
-            "grad_key": lambda v: gathered(v.dK, v.order),
-            "grad_value": lambda v: gathered(v.dV, v.order),
-        },
-    ),
-    Mistake(
-        "not-put-back",
-        "in the order of the steps: it is the gradient of a tensor that is stored in the order of the cells",
-        {"grad_query": lambda v: v.dQ, "grad_key": lambda v: v.dK, "grad_value": lambda v: v.dV},
-    ),
-    Mistake(
-        "grad-output-not-gathered",
-        "with the gradient of the output read as it came, in the order of the cells",
-        {"dO": lambda v: v.grad_output},
-        1,
-    ),
+    Mistake("permuted-alike", "gathered once more where it should be put back",
+            {"grad_query": lambda v: gathered(v.dQ, v.order), "grad_key": lambda v: gathered(v.dK, v.order),
+             "grad_value": lambda v: gathered(v.dV, v.order)}),
+    Mistake("not-put-back",
+            "in the order of the steps: it is the gradient of a tensor that is stored in the order of the cells",
+            {"grad_query": lambda v: v.dQ, "grad_key": lambda v: v.dK, "grad_value": lambda v: v.dV}),
+    Mistake("grad-output-not-gathered",
+            "with the gradient of the output read as it came, in the order of the cells",
+            {"dO": lambda v: v.grad_output}, 1),
     *(
         Mistake(f"delta-{name}", words, {"dot": dot})
         for name, words, dot in (
@@ -435,18 +342,10 @@ THROUGH = (
         )
     ),
     *formulas.softmax_backward("dS", "P", "dP", "dot", 128),
-    Mistake(
-        "scale-forgotten",
-        "without the scale 1 / sqrt(d)",
-        {"dQ": lambda v: v.dS @ v.K, "dK": lambda v: v.dS.swapaxes(-1, -2) @ v.Q},
-    ),
-    Mistake(
-        "scores-not-transposed",
-        "with dS not transposed",
-        {"dK": lambda v: v.scale * (v.dS @ v.Q)},
-        3,
-    ),
-)
+    Mistake("scale-forgotten", "without the scale 1 / sqrt(d)",
+            {"dQ": lambda v: v.dS @ v.K, "dK": lambda v: v.dS.swapaxes(-1, -2) @ v.Q}),
+    Mistake("scores-not-transposed", "with dS not transposed", {"dK": lambda v: v.scale * (v.dS @ v.Q)}, 3),
+)  # fmt: skip
 
 
 def curve_symptom(quantity: str, arrays: Arrays, got: np.ndarray, truth: np.ndarray) -> Symptom | None:

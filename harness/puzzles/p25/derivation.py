@@ -107,127 +107,55 @@ def last_share(v: Derivation) -> np.ndarray:
 
 
 RINGS = (
-    Mistake(
-        "scale-forgotten",
-        "without the scale 1 / sqrt(d)",
-        {
-            "grad_query": lambda v: v.grad_scores @ heads(v.key, v),
-            "grad_key": lambda v: folded(v.grad_scores.swapaxes(-1, -2) @ v.query, v),
-        },
-    ),
-    Mistake(
-        "scale-forgotten",
-        "without the scale 1 / sqrt(d) in the scores",
-        {"scores": lambda v: v.query @ heads(v.key, v).swapaxes(-1, -2)},
-    ),
-    Mistake(
-        "not-renormalised",
-        "with the outputs of the blocks added as they are: each must be weighed by exp(its lse - the lse of all)",
-        {"share": lambda v: np.where(np.isneginf(v.block_lse), 0.0, 1.0)},
-    ),
-    Mistake(
-        "step-too-few",
-        "without the block that takes the longest way: a ring of n ranks has n steps, and n - 1 transfers between them",
-        {"seen": without(lambda v: distance(v) == v.ranks - 1)},
-    ),
-    Mistake(
-        "own-block-only",
-        "with the rank's own keys alone",
-        {"seen": without(lambda v: distance(v) > 0)},
-    ),
-    Mistake(
-        "own-block-missing",
-        "without the rank's own keys",
-        {"seen": without(lambda v: distance(v) == 0)},
-    ),
-    Mistake(
-        "local-index",
-        "with the causal mask by the index within a block: it must compare positions in the whole sequence",
-        {"seen": lambda v: (v.index[None, :] <= v.index[:, None]) | (v.causal == 0)},
-    ),
-    Mistake(
-        "mask-forgotten",
-        "without the causal mask",
-        {"seen": lambda v: np.ones((len(v.owner),) * 2, bool)},
-    ),
-    Mistake(
-        "diagonal-hidden",
-        "with a query's own key hidden",
-        {"seen": lambda v: np.tri(len(v.owner), k=-1, dtype=bool) | (v.causal == 0)},
-    ),
-    Mistake(
-        "backwards",
-        "with the blocks taken for those of other ranks: they travel in the opposite direction to the steps' count",
-        {
-            "seen": lambda v: seen_through(
-                v, ((2 * v.owner[:, None] - v.owner[None, :]) % int(v.ranks)).astype(int)
-            )
-        },
-    ),
-    Mistake(
-        "lse-of-the-block",
-        "with P from the lse of the block alone: it must be that of all keys, which the forward pass has kept",
-        {"probabilities": lambda v: np.exp(v.masked - finite(np.moveaxis(v.block_lse[v.block], 0, -1)))},
-    ),
-    Mistake(
-        "delta-forgotten",
-        "without delta: dS = P * (dP - delta)",
-        {"delta": lambda v: np.zeros(1)},
-    ),
-    Mistake(
-        "lse-for-delta",
-        "with lse instead of delta: dS = P * (dP - delta)",
-        {"delta": lambda v: v.lse[..., None]},
-    ),
-    Mistake(
-        "delta-of-the-block",
-        "with the row sum of dP * P over the keys of the block alone: delta is that over all keys, the row sum of dO * out",
-        {
-            "delta": lambda v: np.einsum(
-                "bnsu,tu->bnst", v.probabilities * v.grad_probabilities, (v.block[:, None] == v.block) * 1.0
-            )
-        },
-    ),
-    Mistake(
-        "not-returned",
-        "with the gradients of another rank's block: they have one more step to go to their owner",
-        {name: lambda v, name=name: moved(STEPS[name](v), v, 1) for name in ("grad_key", "grad_value")},
-    ),
-    Mistake(
-        "one-step-too-far",
-        "with the gradients of another rank's block: they have gone a step too far",
-        {name: lambda v, name=name: moved(STEPS[name](v), v, -1) for name in ("grad_key", "grad_value")},
-    ),
-    Mistake(
-        "own-share-only",
-        "with what the rank's own queries add alone",
-        {
-            "grad_key": lambda v: folded(v.scale * (within(v.grad_scores, v).swapaxes(-1, -2) @ v.query), v),
-            "grad_value": lambda v: folded(within(v.probabilities, v).swapaxes(-1, -2) @ v.grad_output, v),
-        },
-    ),
-    Mistake(
-        "last-share-only",
-        "with what the last rank on the way adds alone: each rank must add to what has come",
-        {
-            "grad_key": lambda v: folded(
-                v.scale * (by_the_last(v.grad_scores, v).swapaxes(-1, -2) @ v.query), v
-            ),
-            "grad_value": lambda v: folded(
-                by_the_last(v.probabilities, v).swapaxes(-1, -2) @ v.grad_output, v
-            ),
-        },
-    ),
-    Mistake(
-        "travels-in-bfloat16",
-        "as a sum that is rounded to bfloat16 at every rank: it must travel in float32",
-        {
-            "grad_key": lambda v: in_bfloat16(v, v.scale * v.grad_scores, v.query),
-            "grad_value": lambda v: in_bfloat16(v, v.probabilities, v.grad_output),
-        },
-        3,
-    ),
-)
+    Mistake("scale-forgotten", "without the scale 1 / sqrt(d)",
+            {"grad_query": lambda v: v.grad_scores @ heads(v.key, v),
+             "grad_key": lambda v: folded(v.grad_scores.swapaxes(-1, -2) @ v.query, v)}),
+    Mistake("scale-forgotten", "without the scale 1 / sqrt(d) in the scores",
+            {"scores": lambda v: v.query @ heads(v.key, v).swapaxes(-1, -2)}),
+    Mistake("not-renormalised",
+            "with the outputs of the blocks added as they are: each must be weighed by exp(its lse - the lse of all)",
+            {"share": lambda v: np.where(np.isneginf(v.block_lse), 0.0, 1.0)}),
+    Mistake("step-too-few",
+            "without the block that takes the longest way: a ring of n ranks has n steps, and n - 1 transfers between them",
+            {"seen": without(lambda v: distance(v) == v.ranks - 1)}),
+    Mistake("own-block-only", "with the rank's own keys alone", {"seen": without(lambda v: distance(v) > 0)}),
+    Mistake("own-block-missing", "without the rank's own keys", {"seen": without(lambda v: distance(v) == 0)}),
+    Mistake("local-index",
+            "with the causal mask by the index within a block: it must compare positions in the whole sequence",
+            {"seen": lambda v: (v.index[None, :] <= v.index[:, None]) | (v.causal == 0)}),
+    Mistake("mask-forgotten", "without the causal mask",
+            {"seen": lambda v: np.ones((len(v.owner),) * 2, bool)}),
+    Mistake("diagonal-hidden", "with a query's own key hidden",
+            {"seen": lambda v: np.tri(len(v.owner), k=-1, dtype=bool) | (v.causal == 0)}),
+    Mistake("backwards",
+            "with the blocks taken for those of other ranks: they travel in the opposite direction to the steps' count",
+            {"seen": lambda v: seen_through(v, ((2 * v.owner[:, None] - v.owner[None, :]) % int(v.ranks)).astype(int))}),
+    Mistake("lse-of-the-block",
+            "with P from the lse of the block alone: it must be that of all keys, which the forward pass has kept",
+            {"probabilities": lambda v: np.exp(v.masked - finite(np.moveaxis(v.block_lse[v.block], 0, -1)))}),
+    Mistake("delta-forgotten", "without delta: dS = P * (dP - delta)", {"delta": lambda v: np.zeros(1)}),
+    Mistake("lse-for-delta", "with lse instead of delta: dS = P * (dP - delta)",
+            {"delta": lambda v: v.lse[..., None]}),
+    Mistake("delta-of-the-block",
+            "with the row sum of dP * P over the keys of the block alone: delta is that over all keys, the row sum of dO * out",
+            {"delta": lambda v: np.einsum("bnsu,tu->bnst", v.probabilities * v.grad_probabilities, (v.block[:, None] == v.block) * 1.0)}),
+    Mistake("not-returned",
+            "with the gradients of another rank's block: they have one more step to go to their owner",
+            {name: lambda v, name=name: moved(STEPS[name](v), v, 1) for name in ("grad_key", "grad_value")}),
+    Mistake("one-step-too-far", "with the gradients of another rank's block: they have gone a step too far",
+            {name: lambda v, name=name: moved(STEPS[name](v), v, -1) for name in ("grad_key", "grad_value")}),
+    Mistake("own-share-only", "with what the rank's own queries add alone",
+            {"grad_key": lambda v: folded(v.scale * (within(v.grad_scores, v).swapaxes(-1, -2) @ v.query), v),
+             "grad_value": lambda v: folded(within(v.probabilities, v).swapaxes(-1, -2) @ v.grad_output, v)}),
+    Mistake("last-share-only",
+            "with what the last rank on the way adds alone: each rank must add to what has come",
+            {"grad_key": lambda v: folded(v.scale * (by_the_last(v.grad_scores, v).swapaxes(-1, -2) @ v.query), v),
+             "grad_value": lambda v: folded(by_the_last(v.probabilities, v).swapaxes(-1, -2) @ v.grad_output, v)}),
+    Mistake("travels-in-bfloat16",
+            "as a sum that is rounded to bfloat16 at every rank: it must travel in float32",
+            {"grad_key": lambda v: in_bfloat16(v, v.scale * v.grad_scores, v.query),
+             "grad_value": lambda v: in_bfloat16(v, v.probabilities, v.grad_output)}, 3),
+)  # fmt: skip
 
 
 def within(array: np.ndarray, v: Derivation) -> np.ndarray:
@@ -308,39 +236,20 @@ MISTAKES = (
     *by_range(RINGS),
     *SOFTMAX_BACKWARD,
     *map(where_blocks_meet, SOFTMAX_BACKWARD),
-    Mistake(
-        "last-block-only",
-        "with the block that came last alone",
-        {"share": last_share},
-    ),
-    Mistake(
-        "local-index",
-        "with the causal mask by the index within a range: it must compare positions in the whole sequence",
-        {"seen": within_ranges},
-    ),
-    Mistake(
-        "sees-later",
-        "with a query that sees its own key and the later ones: the mask hides what it should show",
-        {"seen": lambda v: np.tri(len(v.owner), dtype=bool).T | (v.causal == 0)},
-    ),
-    Mistake(
-        "sees-later",
-        "with a query that sees its own key and the later ones of its range: the mask hides what it should show",
-        {"seen": lambda v: (np.tri(len(v.owner), dtype=bool).T & same_range(v)) | (v.causal == 0)},
-    ),
-    Mistake(
-        "mask-turned",
-        "with rows and columns of the mask exchanged: it has a row for each query and a column for each key",
-        {"seen": lambda v: turned(v, v.owner, v.index)},
-    ),
-    Mistake(
-        "mask-turned",
-        "with rows and columns of the mask exchanged: it has a row for each query and a column for each key",
-        {
-            "seen": lambda v: (
-                np.where(same_range(v), np.tri(len(v.owner), dtype=bool).T, STEPS["seen"](v))
-                | (v.causal == 0)
-            )
-        },
-    ),
-)
+    Mistake("last-block-only", "with the block that came last alone", {"share": last_share}),
+    Mistake("local-index",
+            "with the causal mask by the index within a range: it must compare positions in the whole sequence",
+            {"seen": within_ranges}),
+    Mistake("sees-later",
+            "with a query that sees its own key and the later ones: the mask hides what it should show",
+            {"seen": lambda v: np.tri(len(v.owner), dtype=bool).T | (v.causal == 0)}),
+    Mistake("sees-later",
+            "with a query that sees its own key and the later ones of its range: the mask hides what it should show",
+            {"seen": lambda v: (np.tri(len(v.owner), dtype=bool).T & same_range(v)) | (v.causal == 0)}),
+    Mistake("mask-turned",
+            "with rows and columns of the mask exchanged: it has a row for each query and a column for each key",
+            {"seen": lambda v: turned(v, v.owner, v.index)}),
+    Mistake("mask-turned",
+            "with rows and columns of the mask exchanged: it has a row for each query and a column for each key",
+            {"seen": lambda v: np.where(same_range(v), np.tri(len(v.owner), dtype=bool).T, STEPS["seen"](v)) | (v.causal == 0)}),
+)  # fmt: skip

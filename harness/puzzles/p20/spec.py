@@ -153,21 +153,13 @@ def cases(dims: Dims | None = None) -> list[Case]:
         Case("expanded", "grad_output has stride 0, as from sum()", (5, 10), "expanded"),
         Case("transposed", "grad_output is not contiguous", (5, 10), "transposed"),
         *covering(AXES, ("hard",), lambda *sizes: sizes),
-        Case(
-            "sums that cancel",
-            "in 16-bit types, sums over rows leave a tenth of one term: none may be rounded on the way",
-            (2 * WORD + 2, 20),
-            CANCELLING,
-            in_16_bits=True,
-        ),
-        Case(
-            "small beside large",
-            "in 16-bit types, what a thread adds to its first exponential is lost where the sum is rounded",
-            (2, 9 * ROW_THREADS),
-            "uneven",
-            in_16_bits=True,
-        ),
-    ]
+        Case("sums that cancel",
+             "in 16-bit types, sums over rows leave a tenth of one term: none may be rounded on the way",
+             (2 * WORD + 2, 20), CANCELLING, in_16_bits=True),
+        Case("small beside large",
+             "in 16-bit types, what a thread adds to its first exponential is lost where the sum is rounded",
+             (2, 9 * ROW_THREADS), "uneven", in_16_bits=True),
+    ]  # fmt: skip
 
 
 AXES = (listed("rows", 1, 3), tiled("columns", ROW_THREADS, 4 * ROW_THREADS + 5))

@@ -67,19 +67,14 @@ STATED = ("mean", "rstd")
 GATES = (
     Gate("ln", "unfused", ("output", "grad_weight"), "the LayerNorm output from given statistics", STATED),
     Gate("forward", "fused", ("output",), "the whole forward pass in one kernel", STATED),
-    Gate(
-        "row_sums",
-        "unfused",
-        ("row_sums", "grad_input"),
-        "the two means c1 and c2 of every row",
-        ("grad_ln_weight", "grad_ln_bias", "grad_bias"),
-    ),
+    Gate("row_sums", "unfused", ("row_sums", "grad_input"), "the two means c1 and c2 of every row",
+         ("grad_ln_weight", "grad_ln_bias", "grad_bias")),
     Gate("db", "fused", ("grad_bias",), "the gradient of the linear bias"),
     Gate("dW", "fused", ("grad_weight",), "the gradient of the linear weight"),
     Gate("dgamma", "fused", ("grad_ln_weight", "grad_ln_bias"), "the gradients of the LayerNorm parameters"),
     Gate("dx", "fused", ("grad_input",), "the gradient of the input"),
     Gate("transfer", "rmsnorm", tuple(TRANSFER.writes), "RMSNorm + Linear, backward, on your own"),
-)
+)  # fmt: skip
 
 # Sums that blocks add to with atomics on a GPU.
 ATOMIC = frozenset(
@@ -106,22 +101,14 @@ def cases(dims: tuple[int, ...] | None = None) -> list[Case]:
         Case("one row", "no sum over rows to hide in", (1, 1, 24, 8), "hard"),
         Case("expanded", "grad_output has stride 0, as from sum()", (5, 7, 10, 6), "expanded"),
         Case("transposed", "grad_output is not contiguous", (5, 7, 10, 6), "transposed"),
-        Case(
-            "large values",
-            "input in the hundreds, small grad_output: nothing may overflow",
-            (3, 6, 16, 20),
-            "large",
-        ),
+        Case("large values", "input in the hundreds, small grad_output: nothing may overflow", (3, 6, 16, 20),
+             "large"),
         Case("square", "O = H: W transposed has the shape of W", (2, 3, 10, 10), "hard"),
-        Case(
-            "sums that cancel",
-            "in 16-bit types, sums over rows leave a tenth of one term: none may be rounded on the way",
-            (2, 33, 12, 20),
-            CANCELLING,
-            in_16_bits=True,
-        ),
+        Case("sums that cancel",
+             "in 16-bit types, sums over rows leave a tenth of one term: none may be rounded on the way",
+             (2, 33, 12, 20), CANCELLING, in_16_bits=True),
         *not_finite(NOT_FINITE, (B, S, H, O)),
-    ]
+    ]  # fmt: skip
 
 
 NOT_FINITE = {

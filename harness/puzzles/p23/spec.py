@@ -126,13 +126,9 @@ RECORDED = {
 }
 
 GATES = (
-    Gate(
-        "matmul",
-        "unfused",
-        ("scores",),
-        "the scores, and Q^T dO, by a tiled product of stored or transposed factors",
-        recorded=("transposed_product",),
-    ),
+    Gate("matmul", "unfused", ("scores",),
+         "the scores, and Q^T dO, by a tiled product of stored or transposed factors",
+         recorded=("transposed_product",)),
     Gate("softmax", "unfused", ("probabilities",), "the probabilities, with a mask and rows that it empties"),
     Gate("output", "unfused", ("output",), "the output, O = P V"),
     Gate("dV", "unfused", ("grad_value",), "the gradient of the value"),
@@ -144,7 +140,7 @@ GATES = (
     Gate("delta", "fused", ("delta",), "the row sum of dP * P, from dO and the output"),
     Gate("flash_dQ", "fused", ("grad_query",), "the gradient of the query, from P computed again"),
     Gate("flash_dKdV", "fused", ("grad_key", "grad_value"), "the gradients of key and value, likewise"),
-)
+)  # fmt: skip
 
 # ---- Cases --------------------------------------------------------------------------------------------------
 
@@ -166,52 +162,27 @@ def cases(dims: tuple[int, ...] | None = None) -> list[Case]:
         Case("causal", "a query sees the keys up to its own place", (1, 2, 10, 10, 8), "causal"),
         Case("expanded", "grad_output has stride 0, as from sum()", (2, 1, 7, 6, 10), "expanded"),
         Case("transposed", "grad_output is not contiguous", (2, 2, 7, 6, 10), "transposed"),
-        Case(
-            "large scores", "scores in the hundreds: no exponential may overflow", (1, 2, 6, 9, 16), "large"
-        ),
-        Case(
-            "far below 0",
-            "every score near -1,000: the largest is not 0",
-            (1, 2, 6, 9, 16),
-            "low",
-        ),
+        Case("large scores", "scores in the hundreds: no exponential may overflow", (1, 2, 6, 9, 16), "large"),
+        Case("far below 0", "every score near -1,000: the largest is not 0", (1, 2, 6, 9, 16), "low"),
         Case("hidden", "the largest score is one that the mask hides", (1, 2, 6, 9, 16), "hidden"),
-        Case(
-            "sums that cancel",
-            "in 16-bit types, sums over queries and keys leave little of one term: none may be rounded on the way",
-            (1, 1, 34, 64, 8),
-            CANCELLING,
-            in_16_bits=True,
-        ),
+        Case("sums that cancel",
+             "in 16-bit types, sums over queries and keys leave little of one term: none may be rounded on the way",
+             (1, 1, 34, 64, 8), CANCELLING, in_16_bits=True),
         *not_finite(NOT_FINITE, dims),
         *covering(AXES, ("hard", "unmasked"), lambda S, T, d: (1, 1, S, T, d)),
-        Case(
-            "many queries",
-            "more rows than a tile holds, more heads than a small grid",
-            (3, 2, 18, 19, 6),
-            "hard",
-        ),
-        Case(
-            "many keys", "a thread has more than two keys of a row", (1, 1, 3, 2 * ROW_THREADS + 3, 9), "hard"
-        ),
-        Case(
-            "wide heads",
-            "d is longer than a block has threads, and no multiple of a tile",
-            (1, 2, 5, 6, ROW_THREADS + TILE + 3),
-            "hard",
-        ),
-    ]
+        Case("many queries", "more rows than a tile holds, more heads than a small grid", (3, 2, 18, 19, 6),
+             "hard"),
+        Case("many keys", "a thread has more than two keys of a row", (1, 1, 3, 2 * ROW_THREADS + 3, 9),
+             "hard"),
+        Case("wide heads", "d is longer than a block has threads, and no multiple of a tile",
+             (1, 2, 5, 6, ROW_THREADS + TILE + 3), "hard"),
+    ]  # fmt: skip
 
 
 GATE_CASES = (
-    Case(
-        "grouped queries",
-        "query heads share a head of key and value, over more than a tile of queries",
-        (2, 4, 18, 20, 5, 2),
-        "hard",
-        variant="fused",
-    ),
-)
+    Case("grouped queries", "query heads share a head of key and value, over more than a tile of queries",
+         (2, 4, 18, 20, 5, 2), "hard", variant="fused"),
+)  # fmt: skip
 """B, N, S, T, d, and G, the heads of key and value; the plain kernels know no others than N."""
 AXES = (tiled("S", TILE), tiled("T", TILE), tiled("d", TILE))
 """What the cases vary."""

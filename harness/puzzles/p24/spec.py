@@ -80,15 +80,10 @@ GATES = (
     Gate("index", "curve", ("index",), "the cell at each step of the curve, by its bits"),
     Gate("inverse", "curve", ("inverse",), "the step at which each cell comes"),
     Gate("dgather", "permute", ("grad_input",), "the gradient of a gather", given=("gathered",)),
-    Gate(
-        "tiles",
-        "window",
-        ("tiles",),
-        "the pairs of tiles that a window needs",
-        given=("output", "lse", "delta", *GRADIENTS),
-    ),
+    Gate("tiles", "window", ("tiles",), "the pairs of tiles that a window needs",
+         given=("output", "lse", "delta", *GRADIENTS)),
     Gate("attention", "", ("output", *GRADIENTS), "gradients through gather, attention and scatter"),
-)
+)  # fmt: skip
 MOJO = ("index", "inverse", "dgather", "tiles")
 
 # ---- Cases --------------------------------------------------------------------------------------------------
@@ -103,46 +98,25 @@ def cases(dims: Dims | None = None) -> list[Case]:
         return [Case(name, f"positions in {name} order", dims, f"{name} hard") for name in orders.ORDERS]
     return [
         Case("chapter", "small enough to print", DIMS, "hilbert plain"),
-        Case(
-            "hard values",
-            "means far from 0, grad_output follows V",
-            (2, 2, 8, 8, 8, 1, 16),
-            "hilbert hard",
-            in_16_bits=True,
-        ),
-        Case(
-            "wide window",
-            "a tile needs tiles that it does not touch",
-            (1, 2, 16, 16, 4, 3, 16),
-            "hilbert hard",
-        ),
+        Case("hard values", "means far from 0, grad_output follows V", (2, 2, 8, 8, 8, 1, 16), "hilbert hard",
+             in_16_bits=True),
+        Case("wide window", "a tile needs tiles that it does not touch", (1, 2, 16, 16, 4, 3, 16),
+             "hilbert hard"),
         Case("row by row", "the order in which the grid is stored", (1, 2, 8, 8, 4, 2, 16), "row-major hard"),
         Case("z-order", "its steps jump", (2, 1, 8, 8, 4, 1, 16), "z-order hard"),
-        Case(
-            "squares", "a grid of 8 x 8 squares, cut off at two edges", (1, 1, 12, 20, 4, 2, 32), "tiled hard"
-        ),
-        Case(
-            "odd sizes",
-            "sides without a power of two, no whole tile, twice more heads than a small grid",
-            (3, 3, 5, 7, 5, 1, 16),
-            "hilbert hard",
-        ),
-        Case(
-            "many tiles",
-            "neither height nor width is the side of a square, and tiles are few cells of the grid",
-            (1, 1, 9, 28, 4, 2, 16),
-            "hilbert hard",
-        ),
+        Case("squares", "a grid of 8 x 8 squares, cut off at two edges", (1, 1, 12, 20, 4, 2, 32),
+             "tiled hard"),
+        Case("odd sizes", "sides without a power of two, no whole tile, twice more heads than a small grid",
+             (3, 3, 5, 7, 5, 1, 16), "hilbert hard"),
+        Case("many tiles",
+             "neither height nor width is the side of a square, and tiles are few cells of the grid",
+             (1, 1, 9, 28, 4, 2, 16), "hilbert hard"),
         Case("wide heads", "d is no multiple of a tile", (1, 1, 4, 6, 37, 2, 16), "hilbert hard"),
-        Case(
-            "the whole grid",
-            "every cell sees every other: dense attention",
-            (1, 2, 6, 6, 4, 6, 16),
-            "hilbert hard",
-        ),
+        Case("the whole grid", "every cell sees every other: dense attention", (1, 2, 6, 6, 4, 6, 16),
+             "hilbert hard"),
         *not_finite(NOT_FINITE, (1, 2, 4, 4, 4, 1, 16)),
         *covering(AXES, ("hilbert hard",), lambda H, W, radius: (1, 1, H, W, 4, radius, 16)),
-    ]
+    ]  # fmt: skip
 
 
 AXES = (listed("H", 1, 3, 5), listed("W", 1, 5, 33), listed("radius", 0, 2, 9))

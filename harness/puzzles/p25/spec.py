@@ -52,19 +52,15 @@ def cases(dims: tuple[int, ...] | None = None) -> list[Case]:
         Case("balanced", "zig-zag", (1, 2, 2, 16, 4), "causal balanced", 4),
         Case("one rank", "no ring: no one to talk to", (2, 2, 2, 5, 4), "causal", 1),
         Case("three ranks", "in a group whose ranks are not those of the world", (2, 2, 2, 9, 4), "full", 3),
-        Case(
-            "grouped heads",
-            "two heads of the query share a head of the key; in memory as a model has them: [B, s, heads, d]",
-            (2, 4, 2, 12, 4),
-            "causal transposed",
-            3,
-        ),
+        Case("grouped heads",
+             "two heads of the query share a head of the key; in memory as a model has them: [B, s, heads, d]",
+             (2, 4, 2, 12, 4), "causal transposed", 3),
         Case("large scores", "no exponential may overflow", (1, 2, 2, 12, 8), "large bfloat16", 3),
         Case("uneven", "blocks of different lengths", (1, 2, 1, 11, 4), "causal", 4),
         Case("uneven, balanced", "chunks of different lengths", (1, 2, 2, 19, 5), "causal balanced", 3),
         Case("fewer than ranks", "a rank holds nothing", (1, 2, 2, 3, 4), "causal", 4),
         Case("bfloat16", "16 bits in, 16 bits out, sums in float32", (1, 2, 2, 16, 8), "causal bfloat16", 4),
-    ]
+    ]  # fmt: skip
 
 
 def dtype_of(case: Case) -> str:

@@ -56,18 +56,12 @@ def cases(dims: Dims | None = None) -> list[Case]:
         Case("one sequence", "no sum over the batch", (1, 7, 3, 4), "smoothed"),
         Case("one token", "no sum over the places", (5, 1, 4, 9), "smoothed"),
         Case("few words", "every token comes often", (4, 9, 5, 2), "smoothed", in_16_bits=True),
-        Case(
-            "many places", "more of them than a block has threads", (2, kernels.THREADS - 40, 2, 3), "plain"
-        ),
-        Case(
-            "sums that cancel",
-            "in 16-bit types, a token's places leave little of one term, and so does p - 1: neither may be rounded on the way",
-            (2, 33, 6, 5),
-            CANCELLING,
-            in_16_bits=True,
-        ),
+        Case("many places", "more of them than a block has threads", (2, kernels.THREADS - 40, 2, 3), "plain"),
+        Case("sums that cancel",
+             "in 16-bit types, a token's places leave little of one term, and so does p - 1: neither may be rounded on the way",
+             (2, 33, 6, 5), CANCELLING, in_16_bits=True),
         *covering(AXES, ("plain",), lambda places, C, V: (*places_of[places], C, V)),
-    ]
+    ]  # fmt: skip
 
 
 AXES = (

@@ -84,6 +84,7 @@ def test_no_record_and_failed_tests_are_failures(record, tmp_path):
         judge(record(passed=0))
 
 
+@pytest.mark.long
 def test_a_run_writes_what_came_of_it(record, tmp_path, monkeypatch, capsys):
     """On a machine with a stand-in for the GPU's name: one test passes, one skips, one fails."""
     (tmp_path / "tests" / "nn" / "test_direct.py").unlink()

@@ -81,12 +81,12 @@ def test_compiles_a_graph():
 def test_in_a_quick_run_nothing_compiles_in_secret(suite):
     whole = "import pytest\npytestmark = [pytest.mark.compiler]\nraise ImportError('is imported')\n"
     models = "import pytest\npytestmark = pytest.mark.long\nraise ImportError('is imported too')\n"
-    named = "import pytest\ndef test_random_program(): pytest.fail('of these a quick run takes none')\n"
+    named = "import pytest\n@pytest.mark.parametrize('seed', range(2))\ndef test_random_modules(seed): assert seed == 0\n"
     files = {
         "test_some.py": COMPILES,
         "test_whole.py": whole,
         "test_models.py": models,
-        "vgpu/test_random_programs.py": named,
+        "nn/test_patching_random.py": named,
     }
     done = suite(files, "--quick", "-rE")
     assert done.returncode == 1, done.stdout

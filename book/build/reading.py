@@ -3,6 +3,7 @@
 `{{#skip}}` below a page's heading becomes that line, with a link to the next page of the path.
 """
 
+import functools
 import html
 import os
 import re
@@ -12,12 +13,14 @@ SKIP = "{{#skip}}"
 PAGE = re.compile(r"\[([^\]]+)\]\(([^)]+)\)")
 
 
+@functools.cache
 def pages(src: Path) -> dict[str, str]:
     """Every page of the contents in their order, with its title there."""
     contents = (src / "SUMMARY.md").read_text(encoding="utf-8")
     return {page: title for title, page in PAGE.findall(contents)}
 
 
+@functools.cache
 def path(src: Path) -> list[str]:
     """The pages of a first reading, in their order."""
     return [page for page in pages(src) if SKIP not in (src / page).read_text(encoding="utf-8")]

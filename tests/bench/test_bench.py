@@ -90,6 +90,7 @@ def scaled(factor, quantity):
 # ---- What is compared ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_every_pass_returns_its_quantities():
     problem = candidates.make_problem(TINY, torch.float32, torch.device("cpu"))
     truth = BENCHMARK.truth(problem)

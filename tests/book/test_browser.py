@@ -1,21 +1,20 @@
 """The built book in a real browser: no error, no network, both themes, phone width, folding, search, tabs, stepper."""
 
 import re
+from pathlib import Path
 
 import pytest
 from book_paths import BOOK, ROOT
 from browser import DESKTOP, PHONE, find_browser
 from typed import present
 
+from book.build import reading
+
 pytestmark = pytest.mark.skipif(
     find_browser() is None, reason="no Chromium or Chrome on this machine (Debian: apt-get install chromium)"
 )
 
-PAGES = [
-    page.relative_to(BOOK / "src").with_suffix(".html")
-    for page in sorted((BOOK / "src").rglob("*.md"))
-    if page.name != "SUMMARY.md" and not page.name.startswith("_")
-]
+PAGES = [Path(page).with_suffix(".html") for page in reading.pages(BOOK / "src")]
 P22 = "puzzle_22/backward_pass.html"
 DERIVATION = "puzzle_22/derivation.html"
 

@@ -21,6 +21,7 @@ def pages() -> dict[str, str]:
     return {name: make() for name, make in museum.pages().items()}
 
 
+@pytest.mark.long
 def test_every_wrong_solution_is_in_the_room_of_its_puzzle(pages):
     for puzzle in puzzle_names():
         names = [wrong.name for wrong in zoo.load(puzzle)]
@@ -50,6 +51,7 @@ def exhibit(page: str, name: str) -> str:
     return own
 
 
+@pytest.mark.long
 def test_an_exhibit_has_story_thread_check_error_and_folded_lines(pages):
     shown = exhibit(pages["museum_p22.md"], "dx_mean_term_doubled")
     words, lines = shown.split("<details")
@@ -167,6 +169,7 @@ def test_the_right_run_is_that_of_autograd_and_of_torchs_adam():
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.long
 def test_the_recorded_losses_are_those_of_a_fresh_run():
     from book.measure import record
     from book.measure import wrong_training as w
@@ -229,6 +232,7 @@ def test_a_mark_stands_at_its_error_in_the_row_of_its_gate():
     ) and "5 of 6 mistakes" in museum_chart.label(marks)
 
 
+@pytest.mark.long
 def test_the_recorded_verdicts_are_of_every_wrong_solution_in_python_and_of_a_fresh_run(
     monkeypatch, tmp_path
 ):

@@ -189,6 +189,7 @@ sys.exit(7)
 """
 
 
+@pytest.mark.long
 def test_a_forked_program_finds_what_a_fresh_interpreter_gives_it(tmp_path):
     from book.measure import outputs
 

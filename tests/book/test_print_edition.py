@@ -7,7 +7,7 @@ import pytest
 from book_paths import BOOK
 from typed import present
 
-from book.build import pdf
+from book.build import pdf, reading
 
 needs_browser = pytest.mark.skipif(
     pdf.find_browser() is None,
@@ -36,13 +36,14 @@ def test_every_chapter_is_in_the_outline(site, tmp_path):
     printed = {
         "".join(title.split()) for title in outline(tmp_path / "book.pdf")
     }  # a wrapped one loses a space
-    sources = [page.read_text() for page in (BOOK / "src").rglob("[!_]*.md") if page.name != "SUMMARY.md"]
+    sources = [(BOOK / "src" / page).read_text() for page in reading.pages(BOOK / "src")]
     titles = {
         present(re.search(r"^# (.+)$", text, re.M))[1].replace("`", "").replace(" ", "") for text in sources
     }
     assert len(titles) > 60 and titles <= printed
 
 
+@pytest.mark.long
 @needs_browser
 def test_what_is_folded_is_printed(tmp_path):
     """A fold of three metres makes the paper pages longer."""

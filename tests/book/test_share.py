@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from book_paths import BOOK
 
-from book.build import share
+from book.build import reading, share
 
 
 def tags(page) -> dict[str, str]:
@@ -35,10 +35,9 @@ def pixels(file) -> np.ndarray:
 
 
 def test_every_page_has_its_own_description_and_an_image_that_is_there(site):
-    pages = [page for page in (BOOK / "src").rglob("[!_]*.md") if page.name != "SUMMARY.md"]
-    described = {}
+    pages, described = reading.pages(BOOK / "src"), {}
     for source in pages:
-        page = (site / source.relative_to(BOOK / "src")).with_suffix(".html")
+        page = (site / source).with_suffix(".html")
         told = tags(page)
         assert len(told["og:description"]) > 20 and told["description"] == told["og:description"], page
         image = (page.parent / told["og:image"]).resolve()

@@ -2,9 +2,10 @@
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 from book_paths import BOOK
+
+from book.build import reading
 
 SRC = BOOK / "src"
 MATHS = re.compile(r"\$\$(.+?)\$\$|\$([^$\n]+)\$", re.S)
@@ -40,13 +41,10 @@ def lines() -> Iterator[tuple[str, str]]:
 
 def used() -> set[tuple[str, str]]:
     """Each letter with each puzzle that uses it."""
-    pages: Iterator[Path] = (
-        page for page in SRC.rglob("*.md") if page.name not in ("glossary.md", "SUMMARY.md")
-    )
     return {
-        (letter, puzzle(page.relative_to(SRC).as_posix()))
-        for page in pages
-        for letter in letters(page.read_text(encoding="utf-8"))
+        (letter, puzzle(page))
+        for page in reading.pages(SRC).keys() - {"glossary.md"}
+        for letter in letters((SRC / page).read_text(encoding="utf-8"))
     }
 
 

@@ -6,6 +6,8 @@ import pytest
 from book_paths import BOOK
 from typed import present
 
+from book.build import reading
+
 SRC = BOOK / "src"
 TERMS = {
     "kernel": r"kernels?",
@@ -116,7 +118,7 @@ TERMS = {
 
 def path() -> list[str]:
     """The pages of the path in reading order, from the introduction to the last of the capstone."""
-    pages = re.findall(r"\]\(([^)]+)\)", (SRC / "SUMMARY.md").read_text())
+    pages = list(reading.pages(SRC))
     return pages[: pages.index("puzzle_27/where_to_go.md") + 1]
 
 

@@ -114,6 +114,7 @@ def test_a_copy_of_the_process_answers_nothing(work):
     assert [result.state for result in checker_of(work).check(work.path)] == ["correct"] * 4
 
 
+@pytest.mark.long
 def test_where_torch_is_here_the_server_of_a_numpy_judge_has_it_too(work):
     """In a process of its own: here another test may have started the server. Each rank imported torch by itself."""
     program = """\

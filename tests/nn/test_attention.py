@@ -230,6 +230,7 @@ LAUNCHES = {"no key": pytest.mark.compiler}
 """There are rows for which something is computed."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("of_query", "of_key"),
     [pytest.param(*sizes, id=name, marks=LAUNCHES.get(name, ())) for name, sizes in EMPTY.items()],

@@ -32,6 +32,7 @@ def rewrite():
     return Rewrite("sin becomes cos", before, Snapshot.of(graph))
 
 
+@pytest.mark.long
 def test_what_went_and_what_came(rewrite):
     assert rewrite.gone == {"sin", "add"} and rewrite.come == {"cos", "add"}
     lines = rewrite.text()

@@ -214,6 +214,7 @@ def test_autocast_is_left_to_torch(pairs, dtype):
     assert pairs == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_compiled_the_layers_are_torch_s(pairs, backend):
     """Also where a graph breaks between the two, and one of them runs uncompiled."""

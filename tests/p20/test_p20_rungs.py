@@ -258,6 +258,7 @@ def test_a_conclusion_follows_from_the_numbers():
     assert worth.conclusion([eager, row("custom", 0, 0, "no kernel")]) == "nothing to compare"
 
 
+@pytest.mark.long
 def test_a_wrong_candidate_is_not_timed_and_bytes_and_lines_are_counted():
     import torch
 

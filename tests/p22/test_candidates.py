@@ -118,6 +118,7 @@ assert (output - expected).norm() < 1e-6 * expected.norm()
 """
 
 
+@pytest.mark.long
 def test_triton_s_product_and_its_gradients_in_triton_s_interpreter():
     """Sizes that no tile divides, and factors in each layout; the interpreter multiplies in float32."""
     pytest.importorskip("triton", reason="no Triton")

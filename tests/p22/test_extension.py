@@ -417,6 +417,7 @@ def test_hopper_s_kernels_on_the_virtual_gpu():
 # ---- The command --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_build_ext_says_what_and_where(command_line, monkeypatch, tmp_path):
     monkeypatch.setattr(extension, "compile_module", slow_compile)
     done = command_line("build-ext", "--arch", "sm_80", "--arch", "mi300x", "--output", tmp_path)

@@ -252,6 +252,7 @@ def references():
     return {dtype: Reference(p23.PUZZLE, dtype, 0) for dtype in DTYPES}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_known_mistake_is_rejected(references, dtype):
     survivors = [
@@ -262,6 +263,7 @@ def test_every_known_mistake_is_rejected(references, dtype):
     assert not survivors
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_what_makes_no_mistake_is_right(references, dtype):
     nothing = Mistake("none", "as it should be", {})

@@ -108,6 +108,7 @@ def test_the_two_backward_passes_stand_in_a_table_of_their_own():
     assert claims.passes([claim_rows.Row(512, claim_rows.FAIR, claim_rows.AUTOGRAD)]) == []
 
 
+@pytest.mark.long
 def test_who_runs_out_of_memory_is_left_out(monkeypatch):
     def too_much(*_):
         raise torch.cuda.OutOfMemoryError("as if")

@@ -38,6 +38,7 @@ NAMES = ("query", "key", "value", "grad_output")
 # ---- Blocks -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("balanced", [False, True])
 def test_flash_attention_s_blocks_fit_into_the_ring(balanced):
     """PyTorch's own flash attention in the place of the blocks, as on GPUs, on two ranks; float64, against the reference."""
@@ -144,6 +145,7 @@ def test_mojo_s_blocks_need_room_for_max(capsys, monkeypatch):
     assert "--ranks 4: that many processes take 10.9 GiB, and 8.0 are free" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_the_command_with_flash_blocks(capfd):
     sizes = ("--dims", "1", "2", "2", "32", "4", "--ranks", "2")
     assert cli.main(["p25", "--backward", "--solution", "--blocks", "flash", *sizes]) == 0

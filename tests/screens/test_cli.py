@@ -189,6 +189,7 @@ def test_json_to_standard_output_is_nothing_but_json(command_line):
     assert "Overall Result" in finished.err
 
 
+@pytest.mark.long
 def test_json_of_a_rung_in_python(command_line):
     finished = command_line("p24", "--numpy", "--solution", "--gate", "index", "--json", "-")
     data = json.loads(finished.out)

@@ -54,6 +54,7 @@ def on_virtual_gpu(case: Case) -> tuple[str, set[str]]:
     return hashlib.sha256(out).hexdigest(), {f.kind for f in gpu.findings}
 
 
+@pytest.mark.long
 @covers("wgmma", "cp", "mbarrier", "ldmatrix", "stmatrix")
 @pytest.mark.parametrize(
     "group",

@@ -44,6 +44,7 @@ def bench(**options) -> Bench:
     return Bench(checks=Checks(counters=False), **options)
 
 
+@pytest.mark.long
 @settings(max_examples=8, deadline=None, derandomize=True)
 @given(program, st.integers(0, 1000))
 def test_random_programs_end_as_an_interpreter_says(statements, seed):

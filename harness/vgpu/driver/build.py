@@ -22,6 +22,46 @@ from harness.toolchain.linker import environment_with_linker
 HERE = Path(__file__).resolve().parent
 LIBRARIES = {"libcuda.so.1": ("libcuda.mojo", "libcuda_work.mojo"), "libnvidia-ml.so.1": ("libnvml.mojo",)}
 """Library -> its source, and what is linked in: Mojo exports the functions of the file it compiles, not of those it imports."""
+SAME = {
+    "libcuda.so.1": {
+        "cuMemAlloc_v2": "cuMemAllocAsync",
+        "cuMemFree_v2": "cuMemFreeAsync",
+        "cuMemHostAlloc": "cuMemAllocHost_v2",
+        "cuMemcpyHtoD_v2": "cuMemcpyHtoDAsync_v2",
+        "cuMemcpyDtoH_v2": "cuMemcpyDtoHAsync_v2",
+        "cuMemcpy": "cuMemcpyAsync cuMemcpyDtoD_v2 cuMemcpyDtoDAsync_v2",
+        "cuMemcpyPeer": "cuMemcpyPeerAsync",
+        "cuMemcpy2D_v2": "cuMemcpy2DUnaligned_v2 cuMemcpy2DAsync_v2",
+        "cuMemsetD8_v2": "cuMemsetD8Async",
+        "cuMemsetD16_v2": "cuMemsetD16Async",
+        "cuMemsetD32_v2": "cuMemsetD32Async",
+        "cuMemsetD2D8_v2": "cuMemsetD2D8Async",
+        "cuMemsetD2D16_v2": "cuMemsetD2D16Async",
+        "cuMemsetD2D32_v2": "cuMemsetD2D32Async",
+        "cuDevicePrimaryCtxRetain": "cuCtxCreate_v2 cuCtxGetCurrent",
+        "cuStreamCreate": "cuStreamCreateWithPriority",
+        "workbook_vgpu_nothing_to_do": (
+            "cuMemPoolSetAccess cuMemPoolTrimTo cuDevicePrimaryCtxRelease_v2 cuCtxDestroy cuCtxSetCurrent "
+            "cuCtxPushCurrent cuCtxEnablePeerAccess cuStreamDestroy cuStreamSynchronize cuStreamWaitEvent "
+            "cuEventQuery cuEventSynchronize"
+        ),
+    },
+    "libnvidia-ml.so.1": {"nvmlDeviceGetHandleByIndex": "nvmlDeviceGetHandleByIndex_v2"},
+}
+"""Library -> function -> the other names that it has there: with a stream, which orders nothing, or with flags."""
+REFUSED = """
+cuGraphAddChildGraphNode cuGraphAddEmptyNode cuGraphAddKernelNode cuGraphAddMemcpyNode
+cuGraphAddMemsetNode cuGraphCreate cuGraphDebugDotPrint cuGraphDestroy cuGraphExecDestroy
+cuGraphInstantiate cuGraphInstantiateWithFlags cuGraphInstantiateWithParams
+cuGraphKernelNodeSetAttribute cuGraphLaunch cuMemAddressFree cuMemAddressReserve cuMemCreate
+cuMemExportToShareableHandle cuMemGetAllocationGranularity cuMemGetHandleForAddressRange cuMemMap
+cuMemRelease cuMemSetAccess cuMemUnmap cuMemcpyBatchAsync cuMulticastAddDevice cuMulticastBindMem
+cuMulticastCreate cuMulticastGetGranularity cuMulticastUnbind cuPointerGetAttributes
+cuPointerSetAttribute cuStreamBeginCapture cuStreamEndCapture cuStreamGetCaptureInfo_v2
+cuStreamWaitValue64_v2 cuTensorMapEncodeIm2col
+"""
+"""What MAX looks up in libcuda.so.1 and the virtual GPU does not have: it answers CUDA_ERROR_NOT_SUPPORTED, and Python hears its name."""
+REFUSAL = '\n\n@export("{0}")\ndef {0}() abi("C") -> Int32:\n    return unsupported("{0}")\n'
 CONSTRUCTOR = "workbook_vgpu_open"
 OPTIONS = ("-D", "ASSERT=none")
 """Without assertions, which print by Mojo's run-time library: these libraries need libc only."""
@@ -103,10 +143,8 @@ def last_line(text: str) -> str:
 
 def cache_key(mojo: str) -> str:
     """Changes with any source of the libraries, with how they are built and with the compiler."""
-    sources = sorted(HERE.glob("*.mojo"))
-    return digest(
-        [mojo_version(mojo), PTXAS, CONSTRUCTOR, *OPTIONS, *(source.read_bytes() for source in sources)]
-    )
+    sources = [*sorted(HERE.glob("*.mojo")), Path(__file__)]
+    return digest([mojo_version(mojo), *(source.read_bytes() for source in sources)])
 
 
 def build() -> Driver:
@@ -140,17 +178,25 @@ def build_into(folder: Path, mojo: str) -> None:
 
 def compile_library(target: Path, sources: Sequence[str], mojo: str, env: dict[str, str]) -> None:
     """One shared library. The soname is what later dlopen calls find it by."""
-    options = [f"-soname={target.name}", f"-init={CONSTRUCTOR}"]
+    names = [(name, function) for function, others in SAME[target.name].items() for name in others.split()]
+    options = [
+        f"-soname={target.name}",
+        f"-init={CONSTRUCTOR}",
+        *(f"--defsym={name}={f}" for name, f in names),
+    ]
+    refusals = map(REFUSAL.format, REFUSED.split() if target.name == "libcuda.so.1" else ())
+    whole = Path(env["TMPDIR"]) / sources[0]
+    whole.write_text((HERE / sources[0]).read_text() + "".join(refusals))
     for source in sources[1:]:
         compiled = Path(env["TMPDIR"]) / f"{source}.o"
-        compile_source(compiled, source, "object", target, mojo, env)
+        compile_source(compiled, HERE / source, "object", target, mojo, env)
         options.append(str(compiled))
-    compile_source(target, sources[0], "shared-lib", target, mojo, env, options)
+    compile_source(target, whole, "shared-lib", target, mojo, env, options)
 
 
 def compile_source(
     to: Path,
-    source: str,
+    source: Path,
     kind: str,
     library: Path,
     mojo: str,
@@ -158,7 +204,7 @@ def compile_source(
     options: Sequence[str] = (),
 ) -> None:
     """One file of a library. Raises EnvironmentProblem on a full disk, DriverBuildError with the compiler's last line."""
-    command = [mojo, "build", *OPTIONS, "--emit", kind, "-o", str(to), str(HERE / source)]
+    command = [mojo, "build", *OPTIONS, "-I", str(HERE), "--emit", kind, "-o", str(to), str(source)]
     for option in options:
         command += ["-Xlinker", option]
     done = subprocess.run(

@@ -29,18 +29,8 @@ def cuMemAlloc_v2(address: Int, count: Int) abi("C") -> Int32:
     return int_answer(Request(OP_ALLOCATE, count), address)
 
 
-@export("cuMemAllocAsync")
-def cuMemAllocAsync(address: Int, count: Int, stream: Int) abi("C") -> Int32:
-    return int_answer(Request(OP_ALLOCATE, count), address)
-
-
 @export("cuMemFree_v2")
 def cuMemFree_v2(address: Int) abi("C") -> Int32:
-    return ask(OP_FREE, address)
-
-
-@export("cuMemFreeAsync")
-def cuMemFreeAsync(address: Int, stream: Int) abi("C") -> Int32:
     return ask(OP_FREE, address)
 
 
@@ -56,23 +46,14 @@ def cuMemGetAddressRange_v2(base: Int, size: Int, address: Int) abi("C") -> Int3
     return code
 
 
-def host_allocate(address: Int, count: Int) -> Int32:
+@export("cuMemHostAlloc")
+def cuMemHostAlloc(address: Int, count: Int) abi("C") -> Int32:
     """Pinned host memory is ordinary page-aligned memory that fills, copies and arguments of kernels may name.
     """
     if external_call["posix_memalign", Int32](address, Int(4096), max(count, 1)) != 0:
         return OUT_OF_MEMORY
     remember_pinned(at[Int](address)[], count)
     return SUCCESS
-
-
-@export("cuMemHostAlloc")
-def cuMemHostAlloc(address: Int, count: Int, flags: UInt32) abi("C") -> Int32:
-    return host_allocate(address, count)
-
-
-@export("cuMemAllocHost_v2")
-def cuMemAllocHost_v2(address: Int, count: Int) abi("C") -> Int32:
-    return host_allocate(address, count)
 
 
 @export("cuMemFreeHost")
@@ -151,18 +132,8 @@ def cuMemcpyHtoD_v2(address: Int, host: Int, count: Int) abi("C") -> Int32:
     return write_to_device(address, host, count)
 
 
-@export("cuMemcpyHtoDAsync_v2")
-def cuMemcpyHtoDAsync_v2(address: Int, host: Int, count: Int, stream: Int) abi("C") -> Int32:
-    return write_to_device(address, host, count)
-
-
 @export("cuMemcpyDtoH_v2")
 def cuMemcpyDtoH_v2(host: Int, address: Int, count: Int) abi("C") -> Int32:
-    return read_from_device(host, address, count)
-
-
-@export("cuMemcpyDtoHAsync_v2")
-def cuMemcpyDtoHAsync_v2(host: Int, address: Int, count: Int, stream: Int) abi("C") -> Int32:
     return read_from_device(host, address, count)
 
 
@@ -171,34 +142,13 @@ def cuMemcpy(target: Int, source: Int, count: Int) abi("C") -> Int32:
     return copy(target, source, count)
 
 
-@export("cuMemcpyAsync")
-def cuMemcpyAsync(target: Int, source: Int, count: Int, stream: Int) abi("C") -> Int32:
-    return copy(target, source, count)
-
-
-@export("cuMemcpyDtoD_v2")
-def cuMemcpyDtoD_v2(target: Int, source: Int, count: Int) abi("C") -> Int32:
-    return copy(target, source, count)
-
-
-@export("cuMemcpyDtoDAsync_v2")
-def cuMemcpyDtoDAsync_v2(target: Int, source: Int, count: Int, stream: Int) abi("C") -> Int32:
-    return copy(target, source, count)
-
-
 @export("cuMemcpyPeer")
 def cuMemcpyPeer(target: Int, to_context: Int, source: Int, from_context: Int, count: Int) abi("C") -> Int32:
     return copy(target, source, count)
 
 
-@export("cuMemcpyPeerAsync")
-def cuMemcpyPeerAsync(
-    target: Int, to_context: Int, source: Int, from_context: Int, count: Int, stream: Int
-) abi("C") -> Int32:
-    return copy(target, source, count)
-
-
-def copy_rows(rows: Int) -> Int32:
+@export("cuMemcpy2D_v2")
+def cuMemcpy2D_v2(rows: Int) abi("C") -> Int32:
     """A copy of a rectangle; `rows` is the address of a CUDA_MEMCPY2D, whose two halves describe source and target.
 
     Each half: x in bytes, y, memory type, host address, device address, array, pitch, eight bytes each. Types: 1 host, 2
@@ -231,21 +181,6 @@ def copy_rows(rows: Int) -> Int32:
     return SUCCESS
 
 
-@export("cuMemcpy2D_v2")
-def cuMemcpy2D_v2(rows: Int) abi("C") -> Int32:
-    return copy_rows(rows)
-
-
-@export("cuMemcpy2DUnaligned_v2")
-def cuMemcpy2DUnaligned_v2(rows: Int) abi("C") -> Int32:
-    return copy_rows(rows)
-
-
-@export("cuMemcpy2DAsync_v2")
-def cuMemcpy2DAsync_v2(rows: Int, stream: Int) abi("C") -> Int32:
-    return copy_rows(rows)
-
-
 @export("cuMemAllocPitch_v2")
 def cuMemAllocPitch_v2(address: Int, pitch: Int, width: Int, height: Int, element: UInt32) abi("C") -> Int32:
     """Rows begin at multiples of 512 bytes, as on most GPUs."""
@@ -258,18 +193,8 @@ def cuMemsetD8_v2(address: Int, value: UInt8, count: Int) abi("C") -> Int32:
     return fill(address, Int(value), 1, count)
 
 
-@export("cuMemsetD8Async")
-def cuMemsetD8Async(address: Int, value: UInt8, count: Int, stream: Int) abi("C") -> Int32:
-    return fill(address, Int(value), 1, count)
-
-
 @export("cuMemsetD16_v2")
 def cuMemsetD16_v2(address: Int, value: UInt16, count: Int) abi("C") -> Int32:
-    return fill(address, Int(value), 2, count)
-
-
-@export("cuMemsetD16Async")
-def cuMemsetD16Async(address: Int, value: UInt16, count: Int, stream: Int) abi("C") -> Int32:
     return fill(address, Int(value), 2, count)
 
 
@@ -278,20 +203,8 @@ def cuMemsetD32_v2(address: Int, value: UInt32, count: Int) abi("C") -> Int32:
     return fill(address, Int(value), 4, count)
 
 
-@export("cuMemsetD32Async")
-def cuMemsetD32Async(address: Int, value: UInt32, count: Int, stream: Int) abi("C") -> Int32:
-    return fill(address, Int(value), 4, count)
-
-
 @export("cuMemsetD2D8_v2")
 def cuMemsetD2D8_v2(address: Int, pitch: Int, value: UInt8, columns: Int, rows: Int) abi("C") -> Int32:
-    return fill_rows(address, pitch, Int(value), 1, columns, rows)
-
-
-@export("cuMemsetD2D8Async")
-def cuMemsetD2D8Async(
-    address: Int, pitch: Int, value: UInt8, columns: Int, rows: Int, stream: Int
-) abi("C") -> Int32:
     return fill_rows(address, pitch, Int(value), 1, columns, rows)
 
 
@@ -300,22 +213,8 @@ def cuMemsetD2D16_v2(address: Int, pitch: Int, value: UInt16, columns: Int, rows
     return fill_rows(address, pitch, Int(value), 2, columns, rows)
 
 
-@export("cuMemsetD2D16Async")
-def cuMemsetD2D16Async(
-    address: Int, pitch: Int, value: UInt16, columns: Int, rows: Int, stream: Int
-) abi("C") -> Int32:
-    return fill_rows(address, pitch, Int(value), 2, columns, rows)
-
-
 @export("cuMemsetD2D32_v2")
 def cuMemsetD2D32_v2(address: Int, pitch: Int, value: UInt32, columns: Int, rows: Int) abi("C") -> Int32:
-    return fill_rows(address, pitch, Int(value), 4, columns, rows)
-
-
-@export("cuMemsetD2D32Async")
-def cuMemsetD2D32Async(
-    address: Int, pitch: Int, value: UInt32, columns: Int, rows: Int, stream: Int
-) abi("C") -> Int32:
     return fill_rows(address, pitch, Int(value), 4, columns, rows)
 
 

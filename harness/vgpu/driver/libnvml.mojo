@@ -70,12 +70,6 @@ def nvmlDeviceGetHandleByIndex(index: UInt32, device: Int) abi("C") -> Int32:
     return NVML_SUCCESS
 
 
-@export("nvmlDeviceGetHandleByIndex_v2")
-def nvmlDeviceGetHandleByIndex_v2(index: UInt32, device: Int) abi("C") -> Int32:
-    at[Int](device)[] = DEVICE
-    return NVML_SUCCESS
-
-
 @export("nvmlDeviceForCudaDevice")
 def nvmlDeviceForCudaDevice(device: Int32, handle: Int) abi("C") -> Int32:
     at[Int](handle)[] = DEVICE

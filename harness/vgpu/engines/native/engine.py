@@ -111,7 +111,7 @@ class Launch:
         self.run, self.native = run, native
         self.arena = run.arena
         self.arrays: list[np.ndarray] = []
-        self.words = self.array(8 * len(rt.WORDS)).view(np.uint64)
+        self.words = self.array(8 * rt.WORDS).view(np.uint64)
         t = native.translation
         extents = [e for e in self.arena.extents if e.end > e.start]
         for a, b in itertools.pairwise(extents):

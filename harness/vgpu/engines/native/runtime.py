@@ -30,58 +30,14 @@ from .builtins import copy_bytes, load, perform, step, store, unlikely
 
 u2, u4, u8, i8, f2, f4, f8 = np.uint16, np.uint32, np.uint64, np.int64, np.float16, np.float32, np.float64
 
+WORDS = 43
 #: The words of a launch, by byte offset.
-WORDS = [
-    "FOUND",
-    "SINK",
-    "DATA",
-    "STATE",
-    "BASE",
-    "TABLE",
-    "MARKS",
-    "SHARED",
-    "SHARED_STATE",
-    "SHARED_INIT",
-    "SHARED_SIZE",
-    "SHARED_MARKS",
-    "LOCAL",
-    "LOCAL_STATE",
-    "LOCAL_INIT",
-    "LOCAL_SIZE",
-    "PARAMETERS",
-    "COUNTS",
-    "QUEUE",
-    "START",
-    "FIRST",
-    "NOW",
-    "ROUNDS",
-    "THREADS",
-    "BLOCKS",
-    "BLOCK_COUNT",
-    "CTAID_X",
-    "CTAID_Y",
-    "CTAID_Z",
-    "NTID_X",
-    "NTID_Y",
-    "NTID_Z",
-    "NCTAID_X",
-    "NCTAID_Y",
-    "NCTAID_Z",
-    "DYNAMIC_SHARED",
-    "STATES",
-    "STRIDE",
-    "ALIVE",
-    "EPOCHS",
-    "SERIAL_END",
-    "SCRATCH",
-    "BARRIERS",
-]
 (
     FOUND, SINK, DATA, STATE, BASE, TABLE, MARKS, SHARED, SHARED_STATE, SHARED_INIT, SHARED_SIZE,
     SHARED_MARKS, LOCAL, LOCAL_STATE, LOCAL_INIT, LOCAL_SIZE, PARAMETERS, COUNTS, QUEUE, START, FIRST, NOW,
     ROUNDS, THREADS, BLOCKS, BLOCK_COUNT, CTAID_X, CTAID_Y, CTAID_Z, NTID_X, NTID_Y, NTID_Z, NCTAID_X,
     NCTAID_Y, NCTAID_Z, DYNAMIC_SHARED, STATES, STRIDE, ALIVE, EPOCHS, SERIAL_END, SCRATCH, BARRIERS,
-) = (u8(8 * k) for k in range(len(WORDS)))  # fmt: skip
+) = (u8(8 * k) for k in range(WORDS))  # fmt: skip
 
 #: What an access may touch (TABLE): first address, highest offset, flags, and whether it has stored.
 ENTRY = 32

@@ -30,17 +30,9 @@ for mark in ("POE_ACTIVE", "PIXI_PROJECT_ROOT", "UV_RUN_RECURSION_DEPTH"):
     os.environ.pop(mark, None)
 
 pytest_plugins = [
-    "both_engines",
-    "compiles",
-    "cpu_graphs",
-    "folder_times",
-    "old_records",
-    "gpu_runs",
-    "order",
-    "public_ops",
-    "tiers",
-    "quick_run",
-]
+    "both_engines", "compiles", "cpu_graphs", "folder_times", "old_records", "gpu_runs", "order",
+    "public_ops", "tiers", "quick_run",
+]  # fmt: skip
 
 ROOT = Path(__file__).resolve().parents[1]
 gc.disable()  # until all is collected: what is imported and the thousands of tests stay to the end

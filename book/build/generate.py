@@ -181,15 +181,9 @@ def times_table() -> str:
         for (dims, direction), times in measured(dtype).items()
     ]
     head = [
-        "dtype",
-        "B × S, H → O",
-        "pass",
-        "fused",
-        "unfused",
-        "PyTorch",
-        "unfused / fused",
+        "dtype", "B × S, H → O", "pass", "fused", "unfused", "PyTorch", "unfused / fused",
         "unfused / PyTorch",
-    ]
+    ]  # fmt: skip
     return table(head, rows, "lllrrrrr")
 
 

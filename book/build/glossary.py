@@ -54,22 +54,9 @@ USES = {term: re.compile(rf"(?<![\w-])({uses})(?![\w-])(?![^<]*</a>)") for term,
 ANY = re.compile("|".join(TERMS.values()))
 """What most texts hold none of: one search says so."""
 LEFT_ALONE = (
-    "a",
-    "code",
-    "pre",
-    "h1",
-    "h2",
-    "h3",
-    "h4",
-    "svg",
-    "figure",
-    "summary",
-    "button",
-    "script",
-    "style",
-    "math",
-    "th",
-)
+    "a", "code", "pre", "h1", "h2", "h3", "h4", "svg", "figure", "summary", "button", "script", "style",
+    "math", "th",
+)  # fmt: skip
 """Elements in which nothing is linked."""
 TAG = re.compile(r"<!--.*?-->|<(/?)([a-zA-Z][\w-]*)[^>]*?(/?)>", re.S)
 MAIN = re.compile(r"(<main>)(.*?)(</main>)", re.S)

@@ -206,12 +206,7 @@ def pairs_tables(rows: list[Row]) -> str:
             strange[row["note"]] = strange.get(row["note"], 0) + 1
     timed = table(
         [
-            "rows: H → O",
-            "pairs",
-            "by default",
-            "eager",
-            "`torch.compile`",
-            "Triton, `tf32x3`",
+            "rows: H → O", "pairs", "by default", "eager", "`torch.compile`", "Triton, `tf32x3`",
             "of the fastest peer",
         ],
         [
@@ -222,7 +217,7 @@ def pairs_tables(rows: list[Row]) -> str:
             ]
             for dims, by_name in times.items()
         ],
-    )
+    )  # fmt: skip
     errors = table(
         ["inputs", "error in the norm, of PyTorch's", "at the largest element"],
         [[kind, f"{ratios['norm']:.2f}", f"{ratios['largest']:.2f}"] for kind, ratios in worst.items()],

@@ -84,16 +84,8 @@ def times_table(ring: Ring, causal: bool = True) -> str:
             ]
         )
     head = [
-        "kernels",
-        "d",
-        "S",
-        "GPUs",
-        "one GPU",
-        "ring",
-        "times as fast",
-        "of the ideal",
-        "tokens a second",
-    ]
+        "kernels", "d", "S", "GPUs", "one GPU", "ring", "times as fast", "of the ideal", "tokens a second",
+    ]  # fmt: skip
     return table([*head, "context parallel / ring"], rows, "lrrrrrrrrr")
 
 
@@ -114,15 +106,8 @@ def memory_table(ring: Ring) -> str:
         for kernels, length, d in sizes
     ]
     head = [
-        "kernels",
-        "d",
-        "S",
-        "one GPU",
-        "ring, 2",
-        "ring, 4",
-        "context parallel, 2",
-        "context parallel, 4",
-    ]
+        "kernels", "d", "S", "one GPU", "ring, 2", "ring, 4", "context parallel, 2", "context parallel, 4",
+    ]  # fmt: skip
     return table(head, rows, "lrrrrrrr")
 
 
@@ -223,16 +208,9 @@ def where_table() -> str:
             [kernels, str(d), f"{length:,}", *(f"{each / 1e3:,.2f}" for each in cells), f"{hidden:.0%}"]
         )
     head = [
-        "kernels",
-        "d",
-        "S",
-        "ms in all",
-        "attention",
-        "element by element",
-        "transfers",
-        "of these bare",
+        "kernels", "d", "S", "ms in all", "attention", "element by element", "transfers", "of these bare",
         "hidden",
-    ]
+    ]  # fmt: skip
     return table(head, rows, "lrrrrrrrr")
 
 

@@ -18,20 +18,9 @@ import torch.nn.functional as F
 SIZES = {(4, 4, 8, 16): 2000, (8, 1024, 768, 3072): 1}
 ROUNDS = 7
 FIELDS = (
-    "machine",
-    "date",
-    "torch",
-    "B",
-    "S",
-    "H",
-    "O",
-    "pass",
-    "median_us",
-    "least_us",
-    "most_us",
-    "rounds",
+    "machine", "date", "torch", "B", "S", "H", "O", "pass", "median_us", "least_us", "most_us", "rounds",
     "repeats",
-)
+)  # fmt: skip
 
 
 def processor() -> str:

@@ -16,15 +16,9 @@ from importlib import import_module
 from pathlib import Path
 
 PRELOADED = (
-    "numpy",
-    "rich.console",
-    "torch",
-    "torch._dynamo",
-    "torch._inductor.compile_fx",
-    "torch.autograd.gradcheck",
-    "max.engine",
-    "max.experimental.torch",
-)
+    "numpy", "rich.console", "torch", "torch._dynamo", "torch._inductor.compile_fx",
+    "torch.autograd.gradcheck", "max.engine", "max.experimental.torch",
+)  # fmt: skip
 
 
 class Forks:

@@ -25,22 +25,9 @@ BARE = "bare product"
 DIMS = (4, 1024, 768, 3072)
 CALLS = {"fused": 3, "unfused": 12, "fast": 30, BARE: 30}
 FIELDS = [
-    "device",
-    "date",
-    "torch",
-    "max",
-    "dtype",
-    "B",
-    "S",
-    "H",
-    "O",
-    "algorithm",
-    "pass",
-    "position",
-    "kernel",
-    "median_us",
-    "calls",
-]
+    "device", "date", "torch", "max", "dtype", "B", "S", "H", "O", "algorithm", "pass", "position", "kernel",
+    "median_us", "calls",
+]  # fmt: skip
 
 # Mojo cuts the names of kernels: package, file and the first letters of the function, about 30 in all, then types.
 OURS = re.compile(

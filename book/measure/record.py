@@ -20,17 +20,8 @@ FOLDER = ROOT / "book" / "records"
 FIELDS = ("question", "machine", "driver", "versions", "date", "protocol", "command", "kernels", "units")
 REQUIRED = ("question", "machine", "date", "command")
 FACTS = (
-    "device",
-    "machine",
-    "driver",
-    "torch",
-    "triton",
-    "max",
-    "transformers",
-    "date",
-    "command",
-    "protocol",
-)
+    "device", "machine", "driver", "torch", "triton", "max", "transformers", "date", "command", "protocol",
+)  # fmt: skip
 """Columns of a script's own table that belong above the table where every row says the same."""
 UNITS = {
     "us": "µs",

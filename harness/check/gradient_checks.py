@@ -550,32 +550,11 @@ def held_by_ctx(subject: Subject) -> str | None:
 CHECKS: dict[str, Check] = {
     check.__name__: check
     for check in (
-        forward,
-        against_autograd,
-        gradcheck_float64,
-        gradcheck_float32,
-        allclose_on_ones,
-        square_shapes,
-        random_directions,
-        expanded_gradient,
-        strided_gradient,
-        strided_inputs,
-        frozen_inputs,
-        two_calls,
-        under_checkpoint,
-        second_backward,
-        written_between,
-        second_derivatives,
-        inputs_unchanged,
-        differentiable_outputs,
-        repeat_runs,
-        at_zero,
-        infinite_gradient,
-        far_from_zero,
-        narrow_dtypes,
-        many_rows_bfloat16,
-        memory_kept,
-        held_by_ctx,
+        forward, against_autograd, gradcheck_float64, gradcheck_float32, allclose_on_ones, square_shapes,
+        random_directions, expanded_gradient, strided_gradient, strided_inputs, frozen_inputs, two_calls,
+        under_checkpoint, second_backward, written_between, second_derivatives, inputs_unchanged,
+        differentiable_outputs, repeat_runs, at_zero, infinite_gradient, far_from_zero, narrow_dtypes,
+        many_rows_bfloat16, memory_kept, held_by_ctx,
     )
-}
+}  # fmt: skip
 """Every check by its name, for tables of what each one sees."""

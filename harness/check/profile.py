@@ -151,18 +151,9 @@ def aligned(rows: list[list[str]], width: int) -> list[str]:
 
 
 HEADS = [
-    "launch",
-    "blocks",
-    "threads",
-    "read B",
-    "written B",
-    "predicted",
-    "x",
-    "sect/req",
-    "bank",
-    "atomics",
+    "launch", "blocks", "threads", "read B", "written B", "predicted", "x", "sect/req", "bank", "atomics",
     "flops",
-]
+]  # fmt: skip
 
 
 def cells(launch: LaunchProfile) -> list[str]:

@@ -21,38 +21,11 @@ from harness.puzzles.p22.candidates import BENCHMARK, Sizes
 
 pytestmark = pytest.mark.usefixtures("short_bursts")
 FIELDS = [
-    "device",
-    "driver",
-    "torch",
-    "triton",
-    "max",
-    "date",
-    "protocol",
-    "M",
-    "H",
-    "O",
-    "dtype",
-    "pass",
-    "candidate",
-    "role",
-    "column",
-    "median_us",
-    "p20_us",
-    "p80_us",
-    "samples",
-    "ratio_to_floor",
-    "ratio_to_fastest_peer",
-    "fastest_peer",
-    "tflops",
-    "percent_of_matmul",
-    "gbs",
-    "percent_of_copy",
-    "error",
-    "saved_bytes",
-    "grown_bytes",
-    "peak_bytes",
-    "note",
-]
+    "device", "driver", "torch", "triton", "max", "date", "protocol", "M", "H", "O", "dtype", "pass",
+    "candidate", "role", "column", "median_us", "p20_us", "p80_us", "samples", "ratio_to_floor",
+    "ratio_to_fastest_peer", "fastest_peer", "tflops", "percent_of_matmul", "gbs", "percent_of_copy", "error",
+    "saved_bytes", "grown_bytes", "peak_bytes", "note",
+]  # fmt: skip
 """The columns of the CSV, which the book's tools and every stored measurement rely on."""
 
 

@@ -14,17 +14,10 @@ from pathlib import Path
 from book.build.pdf import find_browser as find_browser  # the tests ask this module
 
 FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--disable-extensions",
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-extensions",
     "--remote-debugging-pipe",
-]
+]  # fmt: skip
 DESKTOP, PHONE = (1280, 900), (390, 844)
 TIMEOUT = 60  # seconds, for one answer
 CODES = {"End": 35, "ArrowRight": 39}

@@ -49,14 +49,7 @@ def test_the_custom_ops_are_right_on_the_virtual_gpu_through_max():
     assert (architecture, findings, errors) == ("sm_90a", [], [])
     assert set(right) == {"chapter", "odd sizes"}
     written = {
-        "output",
-        "mean",
-        "rstd",
-        "grad_input",
-        "grad_ln_weight",
-        "grad_ln_bias",
-        "grad_weight",
-        "grad_bias",
-    }
+        "output", "mean", "rstd", "grad_input", "grad_ln_weight", "grad_ln_bias", "grad_weight", "grad_bias",
+    }  # fmt: skip
     for verdicts in right.values():
         assert written <= set(verdicts) and all(verdicts.values()), verdicts

@@ -27,15 +27,8 @@ pytestmark = pytest.mark.compiler
 ROOT = Path(__file__).resolve().parents[2]
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 QUANTITIES = (
-    "output",
-    "mean",
-    "rstd",
-    "grad_input",
-    "grad_ln_weight",
-    "grad_ln_bias",
-    "grad_weight",
-    "grad_bias",
-)
+    "output", "mean", "rstd", "grad_input", "grad_ln_weight", "grad_ln_bias", "grad_weight", "grad_bias",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")

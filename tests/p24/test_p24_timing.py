@@ -11,20 +11,9 @@ from book.measure import orders as timing
 pytestmark = pytest.mark.long  # PyTorch's FlexAttention takes long to import
 
 SMALL = (
-    "--device",
-    "cpu",
-    "--batch",
-    "1",
-    "--heads",
-    "2",
-    "--rounds",
-    "1",
-    "--sizes",
-    "8:1",
-    "--tiles",
-    "16",
+    "--device", "cpu", "--batch", "1", "--heads", "2", "--rounds", "1", "--sizes", "8:1", "--tiles", "16",
     "32",
-)
+)  # fmt: skip
 
 
 def test_every_candidate_is_timed_and_none_is_wrong(tmp_path, capsys):

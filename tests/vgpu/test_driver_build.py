@@ -152,16 +152,9 @@ def test_other_systems_are_refused(monkeypatch):
 
 def test_linker_translates_a_compiler_call():
     call = [
-        "-shared",
-        "-Wl,--whole-archive",
-        "a.a",
-        "-Wl,-z,now",
-        "-Xlinker",
-        "-soname=x.so",
-        "-lm",
-        "-o",
+        "-shared", "-Wl,--whole-archive", "a.a", "-Wl,-z,now", "-Xlinker", "-soname=x.so", "-lm", "-o",
         "x.so",
-    ]
+    ]  # fmt: skip
     assert linker.lld_arguments(call, Path("/lib/libc.so.6")) == [
         *("-flavor", "gnu", "--as-needed"),
         *("-shared", "--whole-archive", "a.a", "-z", "now", "-soname=x.so", "/lib/libm.so.6", "-o", "x.so"),

@@ -32,17 +32,10 @@ CLASSES = {
     "attention": "Attention",
 }
 COMMON = (
-    checks.forward,
-    checks.against_autograd,
-    checks.gradcheck_float64,
-    checks.expanded_gradient,
-    checks.strided_gradient,
-    checks.two_calls,
-    checks.under_checkpoint,
-    checks.inputs_unchanged,
-    checks.held_by_ctx,
-    checks.memory_kept,
-)
+    checks.forward, checks.against_autograd, checks.gradcheck_float64, checks.expanded_gradient,
+    checks.strided_gradient, checks.two_calls, checks.under_checkpoint, checks.inputs_unchanged,
+    checks.held_by_ctx, checks.memory_kept,
+)  # fmt: skip
 """What every function must pass, the most telling first."""
 RELU = (*COMMON, checks.at_zero, checks.at_no_numbers)
 """And where there is a kink, and where a mask meets what is no number."""

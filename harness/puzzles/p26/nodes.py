@@ -11,49 +11,19 @@ from torch.fx import Node
 from harness.nn.compile.match import bound, called, layer_norm, mutates, shape, value
 
 __all__ = [
-    "CALLS",
-    "POINTWISE",
-    "bound",
-    "called",
-    "is_tensor",
-    "layer_norm",
-    "mutates",
-    "pointwise",
-    "shape",
-    "value",
-    "written_between",
-]
+    "CALLS", "POINTWISE", "bound", "called", "is_tensor", "layer_norm", "mutates", "pointwise", "shape",
+    "value", "written_between",
+]  # fmt: skip
 
 CALLS = ("call_function", "call_method", "call_module")
 """The kinds of node that compute something."""
 POINTWISE = frozenset(
     [
-        "abs",
-        "add",
-        "cos",
-        "div",
-        "exp",
-        "gelu",
-        "log",
-        "maximum",
-        "minimum",
-        "mul",
-        "neg",
-        "pow",
-        "reciprocal",
-        "relu",
-        "rsqrt",
-        "sigmoid",
-        "silu",
-        "sin",
-        "sqrt",
-        "square",
-        "sub",
-        "tanh",
-        "truediv",
+        "abs", "add", "cos", "div", "exp", "gelu", "log", "maximum", "minimum", "mul", "neg", "pow",
+        "reciprocal", "relu", "rsqrt", "sigmoid", "silu", "sin", "sqrt", "square", "sub", "tanh", "truediv",
         "where",
     ]
-)
+)  # fmt: skip
 """Names of functions and methods that compute each element by itself, into new memory."""
 
 

@@ -28,29 +28,10 @@ class Access:
     tensor."""
 
     __slots__ = [
-        "_space",
-        "_twins",
-        "_views",
-        "acquires",
-        "count",
-        "instr",
-        "kind",
-        "mask",
-        "mixed",
-        "narrow",
-        "nbytes",
-        "number",
-        "releases",
-        "shape",
-        "shift",
-        "shift64",
-        "space",
-        "tensor",
-        "unlogged",
-        "used",
-        "width",
-        "writes",
-    ]
+        "_space", "_twins", "_views", "acquires", "count", "instr", "kind", "mask", "mixed", "narrow",
+        "nbytes", "number", "releases", "shape", "shift", "shift64", "space", "tensor", "unlogged", "used",
+        "width", "writes",
+    ]  # fmt: skip
 
     def __init__(self, number: int, instr: Instr, kind: str, space: str, width: int, count: int):
         self.number, self.instr, self.space = number, instr, space

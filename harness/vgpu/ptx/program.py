@@ -17,68 +17,13 @@ from .parser import Function, Instr, Mem, Module, Pair, Reg, Sym, TensorMem, Vec
 
 #: Opcodes without memory effects or thread communication: guarded ones become a select, all others are split
 #: off.
-PURE = set(
-    [
-        "mov",
-        "add",
-        "sub",
-        "mul",
-        "mad",
-        "mul24",
-        "mad24",
-        "fma",
-        "div",
-        "rem",
-        "min",
-        "max",
-        "abs",
-        "neg",
-        "not",
-        "and",
-        "or",
-        "xor",
-        "cnot",
-        "shl",
-        "shr",
-        "shf",
-        "setp",
-        "set",
-        "selp",
-        "slct",
-        "cvt",
-        "cvta",
-        "rcp",
-        "rsqrt",
-        "sqrt",
-        "sin",
-        "cos",
-        "ex2",
-        "lg2",
-        "tanh",
-        "copysign",
-        "testp",
-        "lop3",
-        "prmt",
-        "popc",
-        "clz",
-        "brev",
-        "bfe",
-        "bfi",
-        "bfind",
-        "sad",
-        "dp4a",
-        "dp2a",
-        "isspacep",
-        "mapa",
-        "getctarank",
-        "addc",
-        "subc",
-        "madc",
-        "szext",
-        "bmsk",
-        "fns",
-    ]
-)
+PURE = {
+    "mov", "add", "sub", "mul", "mad", "mul24", "mad24", "fma", "div", "rem", "min", "max", "abs", "neg",
+    "not", "and", "or", "xor", "cnot", "shl", "shr", "shf", "setp", "set", "selp", "slct", "cvt", "cvta",
+    "rcp", "rsqrt", "sqrt", "sin", "cos", "ex2", "lg2", "tanh", "copysign", "testp", "lop3", "prmt",
+    "popc", "clz", "brev", "bfe", "bfi", "bfind", "sad", "dp4a", "dp2a", "isspacep", "mapa", "getctarank",
+    "addc", "subc", "madc", "szext", "bmsk", "fns",
+}  # fmt: skip
 TERMINATORS = {"bra", "brx", "ret", "exit", "trap", "call"}
 BUILTINS = {"vprintf", "__assertfail"}
 LOCAL_ALIGN = 16
@@ -410,43 +355,14 @@ class Program:
                 self.blocks[k].spins = True
 
 
-SPECIAL_REGISTERS = set(
-    [
-        "tid",
-        "ntid",
-        "ctaid",
-        "nctaid",
-        "laneid",
-        "warpid",
-        "nwarpid",
-        "smid",
-        "nsmid",
-        "gridid",
-        "clock",
-        "clock64",
-        "clock_hi",
-        "globaltimer",
-        "globaltimer_lo",
-        "globaltimer_hi",
-        "lanemask_eq",
-        "lanemask_le",
-        "lanemask_lt",
-        "lanemask_ge",
-        "lanemask_gt",
-        "clusterid",
-        "nclusterid",
-        "cluster_ctaid",
-        "cluster_nctaid",
-        "cluster_ctarank",
-        "cluster_nctarank",
-        "is_explicit_cluster",
-        "total_smem_size",
-        "dynamic_smem_size",
-        "aggr_smem_size",
-        "reserved_smem_offset_begin",
-        "reserved_smem_offset_end",
-    ]
-)
+SPECIAL_REGISTERS = {
+    "tid", "ntid", "ctaid", "nctaid", "laneid", "warpid", "nwarpid", "smid", "nsmid", "gridid", "clock",
+    "clock64", "clock_hi", "globaltimer", "globaltimer_lo", "globaltimer_hi", "lanemask_eq",
+    "lanemask_le", "lanemask_lt", "lanemask_ge", "lanemask_gt", "clusterid", "nclusterid",
+    "cluster_ctaid", "cluster_nctaid", "cluster_ctarank", "cluster_nctarank", "is_explicit_cluster",
+    "total_smem_size", "dynamic_smem_size", "aggr_smem_size", "reserved_smem_offset_begin",
+    "reserved_smem_offset_end",
+}  # fmt: skip
 
 
 def polls(i: Instr) -> bool:
@@ -458,34 +374,11 @@ def polls(i: Instr) -> bool:
     return i.op == "ld" and any(m in ("acquire", "relaxed", "volatile") for m in i.mods)
 
 
-_NO_DESTINATION = set(
-    [
-        "st",
-        "red",
-        "bra",
-        "brx",
-        "bar",
-        "barrier",
-        "fence",
-        "membar",
-        "prefetch",
-        "prefetchu",
-        "cp",
-        "ret",
-        "exit",
-        "trap",
-        "call",
-        "stmatrix",
-        "nanosleep",
-        "griddepcontrol",
-        "brkpt",
-        "pmevent",
-        "builtin",
-        "discard",
-        "applypriority",
-        "setmaxnreg",
-    ]
-)
+_NO_DESTINATION = {
+    "st", "red", "bra", "brx", "bar", "barrier", "fence", "membar", "prefetch", "prefetchu", "cp", "ret",
+    "exit", "trap", "call", "stmatrix", "nanosleep", "griddepcontrol", "brkpt", "pmevent", "builtin",
+    "discard", "applypriority", "setmaxnreg",
+}  # fmt: skip
 
 
 def registers(a) -> list[str]:

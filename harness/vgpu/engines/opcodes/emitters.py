@@ -15,15 +15,8 @@ Emitter = Callable[..., None]
 
 #: The modifiers that name a state space.
 STATE_SPACES = (
-    "global",
-    "shared",
-    "shared::cta",
-    "shared::cluster",
-    "local",
-    "param",
-    "param::entry",
-    "const",
-)
+    "global", "shared", "shared::cta", "shared::cluster", "local", "param", "param::entry", "const",
+)  # fmt: skip
 
 OPCODES: dict[str, Emitter] = {}
 

@@ -14,7 +14,7 @@ from book.figures.charts import LogChart
 from book.figures.every_size import beside_compile
 from book.figures.figures import LEGIBLE, NARROW, Drawing
 from book.figures.layer_figures import bars_of, inductor_counts
-from book.measure import outputs
+from book.measure import outputs, record
 
 # ---- Puzzle 20 ----------------------------------------------------------------------------------------------
 
@@ -384,6 +384,63 @@ def swaps_chart() -> str:
     return drawing.svg()
 
 
+def swap_gains() -> str:
+    """A pair and what it keeps between the passes, before and after the swap; below, a step of GPT-2 by the record."""
+    ways = {"torch.compile": "Inductor alone", "mojo_workbook": "with the swaps"}
+    steps = {row["way"]: row for row in record.rows("gpt2_step") if row["setting"] == "autocast"}
+    measures = [
+        ("the peak of a step", {way: int(steps[way]["peak_mib"]) / 1024 for way in ways}, "GiB"),
+        ("its time", {way: float(steps[way]["median_ms"]) for way in ways}, "ms"),
+    ]
+    written = "; ".join(
+        f"{what} " + ", ".join(f"{size:.1f} {unit} {ways[way]}" for way, size in sizes.items())
+        for what, sizes, unit in measures
+    )
+    drawing = Drawing(
+        NARROW,
+        330,
+        "Before the swap x goes into layer_norm and its result into linear, and both tensors are kept; after it x goes into one "
+        f"operator and x alone is kept. A step of GPT-2: {written}.",
+    )
+    before, after = (
+        (("x", True), ("layer_norm", False), ("ln", True), ("linear", False)),
+        (
+            ("x", True),
+            ("layernorm_linear", False),
+        ),
+    )
+    for y, title, chain in ((4, "before", before), (62, "after", after)):
+        drawing.text(2, y + 26, title, anchor="start", size=13)
+        x = 62.0
+        for number, (name, kept) in enumerate(chain):
+            wide = 8 * len(name) + 18
+            drawing.labelled(x, y + 6, wide, 30, name, shade=LEGIBLE if kept else 0.04, code=True, size=13)
+            if number + 1 < len(chain):
+                drawing.arrow(x + wide + 1, y + 21, x + wide + 25, y + 21)
+            x += wide + 26
+    drawing.text(
+        62, 126, "shaded: a tensor as large as x that is kept for the backward pass", anchor="start", size=13
+    )
+    y = 160
+    for what, sizes, unit in measures:
+        drawing.text(2, y, f"GPT-2 (124M), {what}", anchor="start", size=14)
+        for way, size in sizes.items():
+            drawing.text(118, y + 25, ways[way], anchor="end", size=13)
+            drawing.box(
+                126,
+                y + 9,
+                260 * size / max(sizes.values()),
+                23,
+                shade=0.35 if way == "mojo_workbook" else 0.1,
+            )
+            drawing.text(
+                134 + 260 * size / max(sizes.values()), y + 25, f"{size:.1f} {unit}", anchor="start", size=13
+            )
+            y += 28
+        y += 34
+    return drawing.svg()
+
+
 FILES = {
     "softmax_row.svg": softmax_row,
     "bits_kept.svg": bits_kept,
@@ -398,4 +455,5 @@ FILES = {
     "symptom_kinds.svg": symptom_kinds,
     "kernels.svg": kernels_chart,
     "swaps.svg": swaps_chart,
+    "swap_gains.svg": swap_gains,
 }

@@ -109,6 +109,7 @@ COMMANDS = {
         "python book/examples/hunted.py check", ("book/examples/hunted.py", "check"), 1, anywhere=True
     ),
     "backend_levels": example("backend_levels", anywhere=True),
+    "backend_report": example("backend_report", anywhere=True, exact=False),
     "backend_rewrites": Command(
         "p26 --rewrites", ("-m", "harness", "p26", "--rewrites"), exact=True, anywhere=True
     ),

@@ -323,6 +323,14 @@ def test_wrong_backends_and_sizes_are_all_there():
     assert backward_figures.inductor_counts()["LayerNorm, then Linear"] == (1, 1)
 
 
+def test_what_the_swap_gains_is_the_record_s():
+    step = {row["way"]: row for row in record.rows("gpt2_step") if row["setting"] == "autocast"}
+    drawn = words(backward_figures.swap_gains())
+    for way in ("torch.compile", "mojo_workbook"):
+        assert f"{int(step[way]['peak_mib']) / 1024:.1f} GiB" in drawn
+        assert f"{float(step[way]['median_ms']):.1f} ms" in drawn
+
+
 # ---- Puzzles 23, 24 and 25 ----------------------------------------------------------------------------------
 
 

@@ -47,10 +47,51 @@ def room(puzzle: str, keep: Callable[[Wrong], bool] = lambda wrong: True) -> str
     """The exhibits of a puzzle that `keep` takes, below a heading for each gate."""
     groups = {gate: [wrong for wrong in group if keep(wrong)] for gate, group in by_gate(puzzle).items()}
     return "\n".join(
-        f"### `{gate}`: {about(puzzle, gate)}\n\n" + "\n".join(exhibits(group))
+        f"### `{gate}`: {about(puzzle, gate)}\n\n{riddle(group)}" + "\n".join(exhibits(group))
         for gate, group in groups.items()
         if group
     )
+
+
+FEW = 3
+"""A gate with fewer exhibits asks nothing: there is no choice. Nor does it ask for more than so many."""
+APART = 3
+"""Errors whose ratio is below this are a tie."""
+
+
+def riddle(group: list[Wrong]) -> str:
+    """What to guess before the exhibits of a gate are opened: which are hidden by easy inputs, which is furthest off, or which does what
+    one of them does; its answer is folded. `site.py` leaves it out of the search index, which has the exhibits."""
+    if len(group) < FEW:
+        return ""
+    hidden = [wrong for wrong in group if mark(wrong).quiet]
+    sized = sorted((size, wrong.name) for wrong in group if (size := mark(wrong).size) and size < np.inf)
+    named = {wrong.name: wrong for wrong in group}
+    if 0 < len(hidden) <= FEW < len(group):
+        these = (
+            f"{len(hidden)} of these {len(group)} mistakes leave"
+            if len(hidden) > 1
+            else "One of these mistakes leaves"
+        )
+        question = f"{these} the puzzle's easiest inputs right. Which?"
+        answer = "\n".join(f"- {titled(wrong)}" for wrong in hidden)
+    elif len(sized) >= FEW and sized[-1][0] > APART * sized[0][0]:
+        question = "On the hardest inputs, which of these mistakes is furthest off, and which least?"
+        ends = [(sized[-1], "Furthest"), (sized[0], "Least")]
+        answer = "\n".join(f"- {word}, {digits(size)}: {titled(named[name])}" for (size, name), word in ends)
+    else:
+        told = max(group, key=lambda wrong: (len(wrong.effect), wrong.name))
+        question = f"One of these mistakes does this: “{marked(told.effect)}” Which?"
+        answer = f"- {titled(told)}"
+    return (
+        f'<div class="riddle">\n\n**Guess first.** {question}\n\n<details class="reveal">\n<summary>Reveal</summary>\n\n'
+        f"{answer}\n\n</details>\n</div>\n\n"
+    )
+
+
+def titled(wrong: Wrong) -> str:
+    """The story of an exhibit, as a link to it."""
+    return f"[{plain(wrong.story)}](#{wrong.name})"
 
 
 def exhibits(group: list[Wrong]) -> Iterator[str]:
@@ -143,7 +184,8 @@ def rejected_by(wrong: Wrong) -> str:
     words, name = plain(meaning(wrong)), f"`{wrong.mistake}`"
     said = f"which says “{words}” and calls it {name}" if words else f"which calls it {name}"
     said = f"by its check {name}: {words}" if wrong.mistake in checks() else said
-    only = f"in the case{'s' * (len(wrong.cases) > 1)} {listed(wrong.cases)} alone, " if wrong.cases else ""
+    only = f"with {wrong.dtype} tensors, " if wrong.dtype != "float32" else ""
+    only += f"in the case{'s' * (len(wrong.cases) > 1)} {listed(wrong.cases)} alone, " if wrong.cases else ""
     also = f" {', '.join(f'`{gate}`' for gate in wrong.also)} cannot be right either." if wrong.also else ""
     return (
         f"*Rejected by* the gate `{wrong.gate}`, {only}{said if wrong.mistake else 'for its values'}.{also}"
@@ -189,7 +231,7 @@ def error(wrong: Wrong) -> Iterator[str]:
     if sizes := errors(wrong):
         name, first, worst = sizes
         own, most = (digits(error) if error > SEEN else "none" for error in (first, worst))
-        yield f"*How far off*, as a share of the largest element: {own} in the case “{name}”, up to {most} in all."
+        yield f"*How far off*, by its formula, as a share of the largest element: {own} in the case “{name}”, up to {most} in all."
     elif 0 <= (size := verdicts().get((wrong.puzzle, wrong.name), -1)) < np.inf:
         yield f"*How far off*, as a share of what is right: {digits(size)} in the verdict of its gate."
 

@@ -122,7 +122,7 @@ NUMBERS = re.compile(r"(?:(?<=\s)[-+]?\d[\d.,/:]*(?:e[-+]?\d+)?[x%]?\s+){3,}")
 
 UNSEEN = re.compile(
     r"(?:Lines \d+ to \d+ of: )?Printed by .{0,300}?numpy \d[\d.]*\s*"
-    r"|How far off, as a share of the largest element: .{0,80}? in all\.\s*"
+    r"|How far off, by its formula, as a share of the largest element: .{0,80}? in all\.\s*"
     r"|what was done what the gate says .*?(?=Three of the fixes)"
     r"|[▁-█▉-▏]+\s*"
     rf"|(?:The lines of [\w ]{{1,80}}? )?{re.escape(preprocess.WITHHELD)}[0-9a-f]{{16}}\s*",
@@ -138,8 +138,11 @@ TABS = re.compile(r"uv pixi (uv run poe (.{1,120}?)) pixi run \2(?= |$)")
 """A command in both of its tabs."""
 
 
-HERO = re.compile(r'<div class="hero".*?(?=<figcaption>)|<ol class="hero-steps">.*?</ol>', re.S)
-"""Of a drawing that is walked through: its labels, and what it says of each step."""
+HERO = re.compile(
+    r'<div class="hero".*?(?=<figcaption>)|<ol class="hero-steps">.*?</ol>|<div class="riddle">.*?</div>',
+    re.S,
+)
+"""Of a drawing that is walked through: its labels, and what it says of each step. Of the museum: its riddles, made of its exhibits."""
 
 
 def walks(site: Path) -> dict[str, list[str]]:

@@ -45,6 +45,29 @@ def test_a_visitor_guesses_a_gate_before_the_exhibits_and_the_question_does_not_
         assert page.index(f"guess_{puzzle}.md") < page.index("generated/museum_")
 
 
+def test_a_group_of_three_exhibits_begins_with_a_riddle_that_names_those_whom_it_asks_for(pages):
+    from book.build import museum
+
+    def answers(room: str, gate: str) -> list[str]:
+        (group,) = re.findall(rf"^### `{gate}`.*?(?=^### |\Z)", pages[room], re.S | re.M)
+        assert group.index("riddle") < group.index("exhibit-fold")
+        return re.findall(r"\(#(\w+)\)", group.split("</div>")[0])
+
+    hidden = ["dw_batch_sequence_swapped", "dw_beta_forgotten", "dw_from_x_hat"]
+    assert answers("museum_p22.md", "dW") == hidden, "they need gamma, beta or B != S"
+    furthest, least = (
+        museum.mark(wrong).size
+        for name in answers("museum_p27.md", "dgelu")
+        for wrong in zoo.load("p27")
+        if wrong.name == name
+    )
+    sizes = [museum.mark(wrong).size for wrong in zoo.load("p27") if wrong.gate == "dgelu"]
+    assert (furthest, least) == (max(sizes), min(sizes))
+    for puzzle in set(puzzle_names()) - {"p21"}:
+        large = [gate for gate, group in museum.by_gate(puzzle).items() if len(group) >= museum.FEW]
+        assert pages[f"museum_{puzzle}.md"].count('class="riddle"') == len(large) > 0, puzzle
+
+
 def exhibit(page: str, name: str) -> str:
     """From its summary to the next one's."""
     (own,) = [part for part in page.split('<details class="exhibit-fold">') if f'id="{name}"' in part]

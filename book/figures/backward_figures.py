@@ -95,6 +95,38 @@ def ballot() -> str:
     return drawing.svg()
 
 
+def kept_by_way() -> str:
+    """Bytes that four functions keep for their backward pass: PyTorch's, compiled, and the leanest custom one, as recorded."""
+    found = re.findall(
+        r"^   (\w+) +(eager|compiled|custom, \w+) +[\d.]+ ms +([\d.]+) MB",
+        outputs.load("worth_it").text,
+        re.M,
+    )
+    kept: dict[str, dict[str, float]] = {}
+    for function, way, size in found:
+        ways = kept.setdefault(function, {})
+        way = way.split(",")[0]
+        ways[way] = min(float(size), ways.get(way, math.inf))
+    drawing = Drawing(
+        NARROW,
+        88 * len(kept) + 4,
+        "Megabytes kept for the backward pass: "
+        + "; ".join(
+            f"{name} " + ", ".join(f"{way} {size}" for way, size in ways.items())
+            for name, ways in kept.items()
+        ),
+    )
+    largest = max(size for ways in kept.values() for size in ways.values())
+    for number, (function, ways) in enumerate(kept.items()):
+        drawing.text(2, 88 * number + 44, function, anchor="start", size=13)
+        for line, (way, size) in enumerate(ways.items()):
+            y = 88 * number + 6 + 26 * line
+            drawing.text(148, y + 15, way, anchor="end", size=13)
+            drawing.box(156, y, 230 * size / largest, 21, shade=0.35 if way == "custom" else 0.1)
+            drawing.text(164 + 230 * size / largest, y + 15, f"{size:g} MB", anchor="start", size=13)
+    return drawing.svg()
+
+
 # ---- Puzzle 21 ----------------------------------------------------------------------------------------------
 
 
@@ -445,6 +477,7 @@ FILES = {
     "softmax_row.svg": softmax_row,
     "bits_kept.svg": bits_kept,
     "ballot.svg": ballot,
+    "kept_by_way.svg": kept_by_way,
     "checks_see.svg": checks_see,
     "differences.svg": difference_chart,
     "where_wrong.svg": where_wrong,

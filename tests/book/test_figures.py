@@ -272,6 +272,14 @@ def test_bits_and_checks_are_those_of_the_recorded_runs():
     )
 
 
+def test_what_four_functions_keep_is_the_record_s_and_only_relu_s_custom_pass_keeps_less():
+    text, drawn = (BOOK / "outputs" / "worth_it.txt").read_text(), words(backward_figures.kept_by_way())
+    kept = [float(said.split()[0]) for said in drawn if said.endswith("MB")]
+    assert sorted({f"{size:.2f}" for size in kept}) == sorted(set(re.findall(r"([\d.]+) MB", text)))
+    eager, custom = kept[::3], kept[2::3]
+    assert [own < theirs for own, theirs in zip(custom, eager, strict=True)] == [True, False, False, False]
+
+
 def test_the_vote_is_a_word_of_the_lanes_answers():
     svg = backward_figures.ballot()
     (word,) = re.findall(r"vote: (0x\w{8})", svg)

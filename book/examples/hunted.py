@@ -1,6 +1,6 @@
 """What the harness says of puzzle 21's files: `python hunted.py GATE` as they are given, `python hunted.py check` of a first test.
 
-The first test is what many people write: gradcheck in float64.
+The first test is what many people write: gradcheck in float64. `python hunted.py dq` prints a row of a gradient, given and mended.
 """
 
 import sys
@@ -8,6 +8,9 @@ import tempfile
 import textwrap
 from pathlib import Path
 
+import torch
+
+from harness.check.python_files import run
 from harness.check.results import exit_code
 from harness.learner import blanks
 from harness.puzzles.p21.catch import CatchChecker
@@ -29,6 +32,18 @@ def check(op):
 # ANCHOR_END: first
 
 
+def show_dq() -> None:
+    """The gradient of the first query, by the code that is given and by the solution's, each run as its file has it."""
+    solution = roots.solutions() / "p21" / "hunt.py"
+    texts = {"given": blanks.skeleton(solution.read_text()), "mended": solution.read_text()}
+    for name, text in texts.items():
+        generator = torch.Generator().manual_seed(21)
+        q, k, v, dout = (torch.randn(4, 6, generator=generator) for _ in range(4))
+        q.requires_grad_()
+        run(text, solution)["Attention"].apply(q, k, v).backward(dout)
+        print(f"{name:8}" + "".join(f"{element:8.3f}" for element in q.grad[0].tolist()))
+
+
 def main(gate: str) -> int:
     """Prints the verdict on a gate; returns its exit code."""
     rung = PUZZLE.rung_of(gate)
@@ -47,4 +62,4 @@ def main(gate: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(show_dq() if sys.argv[1] == "dq" else main(sys.argv[1]))

@@ -130,6 +130,28 @@ def kept_by_way() -> str:
 # ---- Puzzle 21 ----------------------------------------------------------------------------------------------
 
 
+def wrong_dq() -> str:
+    """The gradient of a query by the hunt's first bug and by the mended code, as recorded."""
+    rows = {
+        name: np.array([float(element) for element in elements.split()])
+        for name, elements in re.findall(r"^(given|mended) +(.+)$", outputs.load("hunt_dq").text, re.M)
+    }
+    drawing = Drawing(
+        NARROW,
+        318,
+        "A row of a gradient, six numbers. "
+        + "; ".join(f"{name}: " + ", ".join(f"{value:.2f}" for value in row) for name, row in rows.items())
+        + ". Signs and proportions agree, and the size does not.",
+    )
+    most = max(float(np.abs(row).max()) for row in rows.values())
+    for top, (name, words) in zip((4, 170), (("given", "as given"), ("mended", "mended")), strict=True):
+        drawing.text(10, top + 14, words, anchor="start", size=13)
+        height = 50 * float(np.abs(rows[name]).max()) / most
+        bars_of(drawing, 10, top + 86, 460, height, rows[name], None)
+    drawing.height = 296
+    return drawing.svg()
+
+
 def checks_see() -> str:
     """How many of the wrong backward passes each common check sees, as recorded."""
     rows = [
@@ -478,6 +500,7 @@ FILES = {
     "bits_kept.svg": bits_kept,
     "ballot.svg": ballot,
     "kept_by_way.svg": kept_by_way,
+    "wrong_dq.svg": wrong_dq,
     "checks_see.svg": checks_see,
     "differences.svg": difference_chart,
     "where_wrong.svg": where_wrong,

@@ -104,6 +104,7 @@ COMMANDS = {
     "hunt_wrong": Command(
         "python book/examples/hunted.py attention", ("book/examples/hunted.py", "attention"), 3, anywhere=True
     ),
+    "hunt_dq": Command("python book/examples/hunted.py dq", ("book/examples/hunted.py", "dq"), anywhere=True),
     "hunt_curves": Command("p21 --curves", ("-m", "harness", "p21", "--curves"), anywhere=True),
     "catch_first": Command(
         "python book/examples/hunted.py check", ("book/examples/hunted.py", "check"), 1, anywhere=True

@@ -280,6 +280,17 @@ def test_what_four_functions_keep_is_the_record_s_and_only_relu_s_custom_pass_ke
     assert [own < theirs for own, theirs in zip(custom, eager, strict=True)] == [True, False, False, False]
 
 
+def test_the_wrong_gradient_is_the_right_one_times_the_root_of_six():
+    drawn = [
+        float(said.replace("−", "-"))
+        for said in words(backward_figures.wrong_dq())
+        if re.fullmatch(r"−?[\d.]+", said)
+    ]
+    given, mended = np.array(drawn[:6]), np.array(drawn[6:])
+    np.testing.assert_allclose(given, mended * 6**0.5, atol=0.02)
+    assert np.abs(given).max() > 0.5
+
+
 def test_the_vote_is_a_word_of_the_lanes_answers():
     svg = backward_figures.ballot()
     (word,) = re.findall(r"vote: (0x\w{8})", svg)

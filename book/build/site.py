@@ -123,12 +123,14 @@ NUMBERS = re.compile(r"(?:(?<=\s)[-+]?\d[\d.,/:]*(?:e[-+]?\d+)?[x%]?\s+){3,}")
 UNSEEN = re.compile(
     r"(?:Lines \d+ to \d+ of: )?Printed by .{0,300}?numpy \d[\d.]*\s*"
     r"|How far off, by its formula, as a share of the largest element: .{0,80}? in all\.\s*"
+    r"|Rejected by the gate [\w-]+, (?:which says )?"
+    r"|How far off, as a share of what is right: \S+ in the verdict of its gate\.\s*"
     r"|what was done what the gate says .*?(?=Three of the fixes)"
     r"|[▁-█▉-▏]+\s*"
     rf"|(?:The lines of [\w ]{{1,80}}? )?{re.escape(preprocess.WITHHELD)}[0-9a-f]{{16}}\s*",
     re.S,
 )
-"""What no search wants: the source of a recorded output, the errors of an exhibit, puzzle 26's table of symptoms, whose words the museum
+"""What no search wants: the source of a recorded output, the errors of an exhibit, its gate, which its heading has, puzzle 26's table of symptoms, whose words the museum
 has too, bars, and what stands for the code of a solution until it is put back."""
 LISTS = re.compile(rf"{preprocess.REJECTED}|Measured: \d+ records?\b")
 """Begins what ends a section and stands elsewhere too: stories of the museum, the records of a page."""

@@ -49,3 +49,22 @@ print(f"kept for the backward pass beside Q, K, V and O: {lse.size} numbers, whe
 print(f"the largest piece of P that existed at once: {max(pieces)} numbers, of {len(pieces)} pieces")
 delta, collapsed = (dO * O).sum(1), (dP * P).sum(1)
 print(f"delta two ways, query 0: {delta[0]:.6f} and {collapsed[0]:.6f}")
+
+keep = rng.random((n, n)) > 0.1
+dropped, arriving = (
+    P * keep / 0.9,
+    dO @ V.T * keep / 0.9,
+)  # a weight stays or is zero, and so does its gradient
+delta, collapsed = (dO * (dropped @ V)).sum(1), (arriving * P).sum(1)
+print(f"with dropout, delta two ways, query 0: {delta[0]:.6f} and {collapsed[0]:.6f}")
+
+
+def loss(S, dL=0.7):
+    """A loss with the gradient dO at the output and dL at the log-sum-exp, of query 0 alone."""
+    return (dO[0] * (np.exp(S) / np.exp(S).sum() @ V)).sum() + dL * np.log(np.exp(S).sum())
+
+
+nudge = 1e-6 * (np.arange(n) == 3)
+slope = (loss(S[0] + nudge) - loss(S[0] - nudge)) / 2e-6
+exact = P[0, 3] * (dP[0, 3] - ((dO * O).sum(1)[0] - 0.7))
+print(f"lse with a gradient of 0.7, dS of query 0 and key 3: nudged {slope:.6f}, by D - 0.7 {exact:.6f}")

@@ -44,3 +44,6 @@ print(f"mean {x.mean():.3f}  rstd {rstd:.3f}  c1 {(g * x_hat).mean():.3f}  c2 {g
 for name, gradient in (("dx", dx), ("in print", printed)):
     total, along = (round(float(value), 3) + 0.0 for value in (gradient.sum(), (gradient * x_hat).sum()))
     print(f"{name:8}  sums to {total:6.3f}, along x_hat {along:6.3f}")
+
+g[2] = 0  # as where the third weight of gamma is zero
+print(f"with a third g of zero, dx_3: {backward(g, x)[2]:.3f}, nudged {nudged(g, x)[2]:.3f}")

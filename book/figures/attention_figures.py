@@ -122,6 +122,39 @@ def two_passes() -> str:
     return drawing.svg()
 
 
+def never_stored(side: int = 8, tile: int = 2) -> str:
+    """What is in memory between the passes: every score, or one number for each query; a tile is there for a moment."""
+    drawing = Drawing(
+        NARROW,
+        262,
+        f"Scores of {side} queries and {side} keys. On the left all {side * side} are kept between the passes. On the right {side} numbers "
+        f"are kept, one for each query, and {tile} x {tile} scores at a time are made and dropped.",
+    )
+    cell = 21
+    for left, title in ((54, "every score is kept"), (256, "one number a query is kept")):
+        drawing.text(left + cell * side / 2 + (14 if left > 54 else 0), 18, title, size=13)
+        drawing.text(left + cell * side / 2, 44, "keys →", size=13)
+        for row in range(side):
+            for column in range(side):
+                here = left > 54 and 2 <= row < 2 + tile and 4 <= column < 4 + tile
+                shade = 0.5 if left == 54 else 0.12 if here else 0
+                drawing.box(
+                    left + cell * column,
+                    52 + cell * row,
+                    cell - 3,
+                    cell - 3,
+                    shade=shade,
+                    thick=2 if here else 0.4,
+                )
+            if left > 54:
+                drawing.box(left + cell * side + 10, 52 + cell * row, cell - 3, cell - 3, shade=0.5)
+    drawing.text(24, 130, "queries", size=13)
+    drawing.text(24, 146, "↓", size=13)
+    drawing.text(54 + cell * side / 2, 242, "the plain kernels", size=13)
+    drawing.text(256 + cell * side / 2 + 14, 242, "flash attention; framed: a tile", size=13)
+    return drawing.svg()
+
+
 def fast_block(rows: int = 128, tile: int = 64, warps: int = 4, tiles: int = 5, at: int = 2) -> str:
     """What a block of the fast kernels does at one moment: its rows, by warp, and the tiles of the other side."""
     drawing = Drawing(
@@ -450,6 +483,7 @@ FILES = {
     "three_products.svg": three_products,
     "softmax_heat.svg": softmax_heat,
     "two_passes.svg": two_passes,
+    "never_stored.svg": never_stored,
     "fast_block.svg": fast_block,
     "slots.svg": slot_picture,
     "halves.svg": halves,

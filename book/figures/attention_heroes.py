@@ -57,7 +57,7 @@ def one_row() -> str:
         ("O", O, "P V", f"The output: the mean of the values with these weights, {len(O)} numbers. The forward pass ends here."),
         ("dO", dO, "arrives", "Backward. The gradient of the output arrives."),
         ("dP", dP, "dO·v", f"Its product with each value is the gradient of the weight. The mean of these with the weights is delta, {delta:.2f}, which is also dO times O."),
-        ("dS", dS, "P (dP − Δ)", f"Softmax's backward: the weight times the distance from delta. Key {dS.argmax()} is above it and its score has the largest gradient, key {dS.argmin()} the lowest; the sum is {abs(round(dS.sum(), 5)):g}."),
+        ("dS", dS, "P (dP − D)", f"Softmax's backward: the weight times the distance from delta, D. Key {dS.argmax()} is above it and its score has the largest gradient, key {dS.argmin()} the lowest; the sum is {abs(round(dS.sum(), 5)):g}."),
         ("dQ", dQ, "dS K / √d", "The keys with these as their weights are the gradient of the query."),
     )  # fmt: skip
     drawing = Steps(

@@ -39,9 +39,9 @@ def show_dq() -> None:
     for name, text in texts.items():
         generator = torch.Generator().manual_seed(21)
         q, k, v, dout = (torch.randn(4, 6, generator=generator) for _ in range(4))
-        q.requires_grad_()
-        run(text, solution)["Attention"].apply(q, k, v).backward(dout)
-        print(f"{name:8}" + "".join(f"{element:8.3f}" for element in q.grad[0].tolist()))
+        out = run(text, solution)["Attention"].apply(q.requires_grad_(), k, v)
+        (dq,) = torch.autograd.grad(out, q, dout)
+        print(f"{name:8}" + "".join(f"{element:8.3f}" for element in dq[0].tolist()))
 
 
 def main(gate: str) -> int:

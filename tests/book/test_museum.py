@@ -55,14 +55,11 @@ def test_a_group_of_three_exhibits_begins_with_a_riddle_that_names_those_whom_it
 
     hidden = ["dw_batch_sequence_swapped", "dw_beta_forgotten", "dw_from_x_hat"]
     assert answers("museum_p22.md", "dW") == hidden, "they need gamma, beta or B != S"
-    furthest, least = (
-        museum.mark(wrong).size
-        for name in answers("museum_p27.md", "dgelu")
-        for wrong in zoo.load("p27")
-        if wrong.name == name
-    )
-    sizes = [museum.mark(wrong).size for wrong in zoo.load("p27") if wrong.gate == "dgelu"]
-    assert (furthest, least) == (max(sizes), min(sizes))
+    sizes = {
+        wrong.name: present(museum.mark(wrong).size) for wrong in zoo.load("p27") if wrong.gate == "dgelu"
+    }
+    furthest, least = (sizes[name] for name in answers("museum_p27.md", "dgelu"))
+    assert (furthest, least) == (max(sizes.values()), min(sizes.values()))
     for puzzle in set(puzzle_names()) - {"p21"}:
         large = [gate for gate, group in museum.by_gate(puzzle).items() if len(group) >= museum.FEW]
         assert pages[f"museum_{puzzle}.md"].count('class="riddle"') == len(large) > 0, puzzle

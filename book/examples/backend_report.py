@@ -27,8 +27,10 @@ class Writes(nn.Module):
 def gpt2():
     """GPT-2's own code with small sizes, and its loss of some tokens."""
     torch.manual_seed(0)
-    off = {"resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0, "bos_token_id": 0, "eos_token_id": 0}
-    config = transformers.GPT2Config(n_layer=2, n_head=4, n_embd=64, vocab_size=128, n_positions=32, **off)
+    config = transformers.GPT2Config(
+        n_layer=2, n_head=4, n_embd=64, vocab_size=128, n_positions=32, bos_token_id=0, eos_token_id=0
+    )
+    config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.0
     model, ids = transformers.GPT2LMHeadModel(config), torch.randint(128, (2, 16))
     return model, lambda: model(ids, labels=ids).loss
 

@@ -86,13 +86,7 @@ def test_pixi_toml_fits_the_schema():
         {name: value for name, value in PIXI.items() if name != "workspace"},
         PIXI | {"workspace": PIXI["workspace"] | {"platforms": ["linux"]}},
     ],
-    ids=[
-        "an unknown table",
-        "no description",
-        "an unknown key",
-        "no workspace",
-        "a platform without a name",
-    ],
+    ids=["an unknown table", "no description", "an unknown key", "no workspace", "a platform without a name"],
 )
 def test_a_damaged_pixi_toml_does_not_fit(damaged):
     import jsonschema

@@ -207,9 +207,7 @@ def slot_picture(lengths: tuple[int, ...] = (5, 3, 6), rows: int = 4) -> str:
         drawing.box(10 + wide * block, 102, wide - 8, 48, shade=0)
         drawing.text(10 + wide * (block + 0.5) - 4, 168, f"block {block}")
         drawing.text(
-            10 + wide * (block + 0.5) - 4,
-            186,
-            f"{count} row{'s' * (count > 1)}" if count else "returns",
+            10 + wide * (block + 0.5) - 4, 186, f"{count} row{'s' * (count > 1)}" if count else "returns"
         )
         for place in range(count):
             drawing.box(16 + wide * block + 16 * place, 116, 13, 20, shade=shades[own])

@@ -149,9 +149,7 @@ def tiles() -> str:
             drawing.box(*box)
             with drawing.during(done, last):
                 drawing.box(*box, shade=0.4, thick=0)
-    drawing.words = [
-        "The forward pass has kept one number a query, lse. The weights are gone.",
-    ]
+    drawing.words = ["The forward pass has kept one number a query, lse. The weights are gone."]
     for number, (what, s, t, P, error) in enumerate(walk_, start=1):
         with drawing.during(number):
             for (i, j), weight in np.ndenumerate(P):

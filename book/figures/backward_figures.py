@@ -458,10 +458,7 @@ def swap_gains() -> str:
     )
     before, after = (
         (("x", True), ("layer_norm", False), ("ln", True), ("linear", False)),
-        (
-            ("x", True),
-            ("layernorm_linear", False),
-        ),
+        (("x", True), ("layernorm_linear", False)),
     )
     for y, title, chain in ((4, "before", before), (62, "after", after)):
         drawing.text(2, y + 26, title, anchor="start", size=13)

@@ -248,13 +248,7 @@ def context_parallel(problem: Problem, job: Job) -> Iterator[Run]:
         yield run
 
 
-CANDIDATES = {
-    ONE: one_device,
-    RING: ring,
-    TRANSFERS: ring,
-    BLOCKS: ring,
-    PARALLEL: context_parallel,
-}
+CANDIDATES = {ONE: one_device, RING: ring, TRANSFERS: ring, BLOCKS: ring, PARALLEL: context_parallel}
 
 
 # ---- One row ------------------------------------------------------------------------------------------------

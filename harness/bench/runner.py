@@ -221,10 +221,7 @@ class Bench:
             calls = self.callables(problem, ready, direction, column)
             protocol = self.protocol(column)
             times = take_turns(
-                calls,
-                self.clock(column),
-                protocol,
-                on_round=lambda number: advance(number / protocol.rounds),
+                calls, self.clock(column), protocol, on_round=lambda number: advance(number / protocol.rounds)
             )
         if not times:
             return

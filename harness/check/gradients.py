@@ -102,8 +102,7 @@ def second_gradients(function: Function, inputs: list[Tensor]) -> list[Tensor]:
     first = gradients_or_none(outputs, leaves(inputs), incoming, create_graph=True)
     weights = random_like(tuple(leaves(inputs)), 2)
     total = sum(
-        ((g * w).sum() for g, w in zip(first, weights, strict=True) if g is not None),
-        torch.zeros(()),
+        ((g * w).sum() for g, w in zip(first, weights, strict=True) if g is not None), torch.zeros(())
     )
     if total.requires_grad:
         torch.autograd.backward(
@@ -120,10 +119,7 @@ class Distance(float):
 
 
 def furthest(
-    got: list[Tensor],
-    expected: list[Tensor],
-    least: float = CANCELLED,
-    names: Sequence[str] = (),
+    got: list[Tensor], expected: list[Tensor], least: float = CANCELLED, names: Sequence[str] = ()
 ) -> Distance:
     """The largest difference, relative to the largest expected element of its tensor, or to `least`; inf where shapes differ or a value
     is none. `names` says what the gradients are of, where it is not input 0, input 1 and so on.

@@ -20,13 +20,7 @@ from harness.check.evidence import Evidence
 from harness.check.places import finding_lines, has_merged_line, touches
 from harness.check.ran import Device, Outcome
 from harness.check.reference import Reference, evidence, judge_variant, repeat
-from harness.check.results import (
-    Comparison,
-    GateResult,
-    VariantResult,
-    leave_unsolved,
-    right_in_all,
-)
+from harness.check.results import Comparison, GateResult, VariantResult, leave_unsolved, right_in_all
 from harness.check.source_faults import Fault, faults
 from harness.check.upstream import blame_gates, blame_quantities, point_back
 from harness.learner.blanks import Blank

@@ -36,14 +36,7 @@ from harness.learner.blanks import Blank
 from harness.learner.progress import FILE, Progress, fingerprint
 from harness.learner.work import Work
 from harness.screens import report
-from harness.screens.work import (
-    following,
-    list_lines,
-    next_hint,
-    next_step,
-    progress_bar,
-    show_difference,
-)
+from harness.screens.work import following, list_lines, next_hint, next_step, progress_bar, show_difference
 from harness.spec.puzzle import Gate
 from harness.spec.rungs import name_of
 from harness.toolchain import roots

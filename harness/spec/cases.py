@@ -28,10 +28,7 @@ class Axis:
 
 def first_two(dims: Dims, plain: str, hard: str) -> list[Case]:
     """The two cases with which a puzzle begins, at the same sizes: the chapter's, and one of hard values, with why each is there."""
-    return [
-        Case("chapter", plain, dims, "plain"),
-        Case("hard values", hard, dims, "hard", in_16_bits=True),
-    ]
+    return [Case("chapter", plain, dims, "plain"), Case("hard values", hard, dims, "hard", in_16_bits=True)]
 
 
 def tiled(name: str, tile: int, *larger: int) -> Axis:

@@ -81,10 +81,7 @@ MESSAGES: tuple[tuple[str, str], ...] = (
         r"'(if|for)' statement does not support decorators",
         "A compile-time `{0}` is written `comptime {0} ...:`, without a decorator.",
     ),
-    (
-        r"negative indexing is not supported",
-        "Mojo has no `x[-1]`: the last element is `x[len(x) - 1]`.",
-    ),
+    (r"negative indexing is not supported", "Mojo has no `x[-1]`: the last element is `x[len(x) - 1]`."),
     (
         r"[Ii]nequality is only defined for `Scalar`s|[Ee]quality is only defined for `Scalar`s",
         "`a > b` on vectors is not one truth value: `a.gt(b)`, `.lt`, `.eq` give a mask, `mask.select(x, y)` uses it.",
@@ -199,11 +196,7 @@ BY_CODE: tuple[tuple[str, str, str], ...] = (
         "The number of threads is a parameter: `block.{0}[block_size=...](value)`, the launch's own. "
         "Every thread of the block must call it.",
     ),
-    (
-        r"",
-        r"\S\s*(&&|\|\|)",
-        "Conditions are joined by `and` and `or`, and turned by `not`.",
-    ),
+    (r"", r"\S\s*(&&|\|\|)", "Conditions are joined by `and` and `or`, and turned by `not`."),
 )
 
 

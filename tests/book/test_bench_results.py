@@ -58,13 +58,7 @@ def rows():
     """A benchmark with two columns, memory, ceilings, and a peer that was not installed."""
     absent = SHARED | dict(zip("MHO", SMALL, strict=True))
     absent |= {"column": "all", "candidate": "liger", "note": "skipped: not installed"}
-    return strings(
-        *csv_rows("graph"),
-        *csv_rows("loop"),
-        *memory_rows(),
-        *ceiling_rows(),
-        absent,
-    )
+    return strings(*csv_rows("graph"), *csv_rows("loop"), *memory_rows(), *ceiling_rows(), absent)
 
 
 def cells(markdown):

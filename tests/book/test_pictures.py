@@ -17,7 +17,7 @@ PICTURES = {
         "grad_input[0, 0, 0] got",
         "without the mean term",
         "problems/p22/op/layernorm_linear.mojo",
-    ],
+    ]
 }
 
 

@@ -34,10 +34,7 @@ NOT_HERE = {
     "threads exited before a barrier": "a note, which gates do not show",
 }
 SOLUTION = roots.op_package(roots.solutions(), "p19")
-CASES = [
-    PUZZLE.cases(None)[0],
-    Case("wide", "more columns than a block has threads", (131, 3, 150), "hard"),
-]
+CASES = [PUZZLE.cases(None)[0], Case("wide", "more columns than a block has threads", (131, 3, 150), "hard")]
 """Cases of these texts alone, so that they say the same whatever cases the puzzle has."""
 
 

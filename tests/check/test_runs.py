@@ -44,10 +44,7 @@ def run_of(*kinds, verdict=RIGHT, unsolved=(), repeats=None, findings=(), size=3
     blanks = {"dx": stand_in(Blank, body=("a line",) * size)}
     devices = [
         DeviceResult(
-            Target(kind, None, ""),
-            True,
-            0.1,
-            {"fused": variant(verdict, unsolved, repeats, findings)},
+            Target(kind, None, ""), True, 0.1, {"fused": variant(verdict, unsolved, repeats, findings)}
         )
         for kind in kinds
     ]

@@ -223,16 +223,7 @@ def test_the_second_derivative_is_refused_on_the_direct_way_too(module):
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [
-        {"dtype": torch.float32},
-        {"d": 264},
-        {"d": 0},
-        {"S": 0},
-        {"T": 0},
-        {"G": 2},
-    ],
-    ids=str,
+    "arguments", [{"dtype": torch.float32}, {"d": 264}, {"d": 0}, {"S": 0}, {"T": 0}, {"G": 2}], ids=str
 )
 def test_what_the_direct_way_leaves_to_the_operator(module, arguments):
     assert attention_direct.call_directly(*leaves(**arguments), False, None, False) is None

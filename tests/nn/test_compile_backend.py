@@ -255,10 +255,7 @@ def test_without_gradients():
 
 @pytest.mark.parametrize(
     ("switch", "name"),
-    [
-        (torch.no_grad, "_set_grad_enabled"),
-        (lambda: torch.autocast("cpu", torch.bfloat16), "_exit_autocast"),
-    ],
+    [(torch.no_grad, "_set_grad_enabled"), (lambda: torch.autocast("cpu", torch.bfloat16), "_exit_autocast")],
     ids=["no_grad", "autocast"],
 )
 def test_a_layer_norm_does_not_leave_the_mode_that_it_stands_in(switch, name):

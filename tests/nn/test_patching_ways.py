@@ -9,17 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from patch_checks import (
-    H,
-    Named,
-    O,
-    assert_same,
-    assert_unchanged,
-    fresh,
-    outcome,
-    seeded,
-    sequential,
-)
+from patch_checks import H, Named, O, assert_same, assert_unchanged, fresh, outcome, seeded, sequential
 from torch import nn
 from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
@@ -260,11 +250,7 @@ def saved(model):
     return torch.load(file, weights_only=False)
 
 
-COPIES = {
-    "deepcopy": copy.deepcopy,
-    "pickle": lambda m: pickle.loads(pickle.dumps(m)),
-    "torch.save": saved,
-}
+COPIES = {"deepcopy": copy.deepcopy, "pickle": lambda m: pickle.loads(pickle.dumps(m)), "torch.save": saved}
 
 
 @pytest.mark.parametrize("name", COPIES)

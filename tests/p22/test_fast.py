@@ -379,10 +379,7 @@ def test_unaligned_and_long_rows_take_kernels_of_their_own(launches):
 @pytest.mark.compiler
 def test_no_rows_leave_only_the_launches_that_write_zeros(launches):
     lines, _ = launches
-    assert {line[6] for line in lines if line[2] == "0"} == {
-        "finish_sums",
-        "grad_weight",
-    }
+    assert {line[6] for line in lines if line[2] == "0"} == {"finish_sums", "grad_weight"}
 
 
 # ---- The command line ---------------------------------------------------------------------------------------

@@ -67,9 +67,7 @@ def run(dims, choice, given):
             *(*rows, *keys, *keys, *rows, *rows, *rows, *keys, *keys),
         )
         gradients = {name: blank[name].to(CPU()).to_numpy() for name in blank if name.startswith("grad")}
-    call(
-        *(module.delta, choice, *sizes, at["delta"], at["grad_output"], at["output"], 0, *rows, *rows),
-    )
+    call(*(module.delta, choice, *sizes, at["delta"], at["grad_output"], at["output"], 0, *rows, *rows))
     call(
         *(module.backward, choice, *sizes, scale, at["grad_query"], at["grad_key"], at["grad_value"]),
         *(at["grad_output"], *factors, at["lse"], at["delta"], at["attn_mask"]),

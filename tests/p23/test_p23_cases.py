@@ -22,12 +22,7 @@ EVERY = [*CASES, *p23.GATE_CASES]
 FINITE = [case for case in CASES if not is_not_finite(case.values)]
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 QUANTITIES = [quantity for call in p23.PUZZLE.calls for quantity in call.op.writes]
-DIFFERENTIATED = {
-    "grad_query": "query",
-    "grad_key": "key",
-    "grad_value": "value",
-    "grad_mask": "mask",
-}
+DIFFERENTIATED = {"grad_query": "query", "grad_key": "key", "grad_value": "value", "grad_mask": "mask"}
 
 
 GRADIENTS = ("grad_query", "grad_key", "grad_value", "grad_attn_mask")

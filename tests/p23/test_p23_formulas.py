@@ -115,9 +115,7 @@ def seen(v):
 
 def factor(v):
     m, grown = Seen(v, 1).m, Seen(v, T).m
-    return [
-        (torch.exp(v.scores[0] - m) * torch.exp(m - grown), torch.exp(v.scores[0] - grown)),
-    ]
+    return [(torch.exp(v.scores[0] - m) * torch.exp(m - grown), torch.exp(v.scores[0] - grown))]
 
 
 def step(v):

@@ -172,7 +172,7 @@ RIGHT = {
     total = np.logaddexp(lse, block_lse)
     shares = (np.exp(each - finite(total)[..., 0])[..., None] for each in (lse, block_lse))
     return sum(share * part for share, part in zip(shares, (out, block_out), strict=True)), total
-""",
+"""
     },
     "torch": {
         "merge": """

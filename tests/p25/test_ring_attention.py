@@ -113,11 +113,7 @@ BAD = {
         "query: expected four axes, [B, heads, length, d], got [2, 5, 4]",
     ),
     "None": ({"value": None}, TypeError, "value: expected a torch tensor, got NoneType"),
-    "mixed dtypes": (
-        {"key": ONE["key"].float()},
-        TypeError,
-        "key: expected float64, as query, got float32",
-    ),
+    "mixed dtypes": ({"key": ONE["key"].float()}, TypeError, "key: expected float64, as query, got float32"),
     "three heads over two": (
         {"query": torch.ones(1, 3, 5, 4).double()},
         ValueError,
@@ -158,11 +154,7 @@ BAD = {
     ),
     "balanced": ({"balanced": 1}, TypeError, "balanced: expected True or False, got 1"),
     "length": ({"length": 5.0}, TypeError, "length: expected a whole number, got 5.0"),
-    "another length": (
-        {"length": 6},
-        ValueError,
-        "length: of 6 positions rank 0 of 1 holds 6, got 5",
-    ),
+    "another length": ({"length": 6}, ValueError, "length: of 6 positions rank 0 of 1 holds 6, got 5"),
     "blocks": (
         {"blocks": None},
         ValueError,

@@ -497,9 +497,7 @@ def test_unsupported_instructions_are_clear_errors(instr):
 
 def test_unsupported_instruction_on_a_path_not_taken():
     (got,) = run(
-        "mov.u32 %y0, 5; setp.gt.u32 %p1, %i, 99999; @!%p1 bra go; tcgen05.fence; go:",
-        [words()],
-        ["u4"],
+        "mov.u32 %y0, 5; setp.gt.u32 %p1, %i, 99999; @!%p1 bra go; tcgen05.fence; go:", [words()], ["u4"]
     )
     assert (got == 5).all()
 

@@ -51,11 +51,7 @@ ABOUT = {
     "stages": "column sums in two launches",
     "rmsnorm": "RMSNorm, forward",
 }
-AXES = (
-    tiled("n", TILE),
-    tiled("rows", SIDE, TILE + 1),
-    tiled("columns", ROW_THREADS, 4 * ROW_THREADS + 1),
-)
+AXES = (tiled("n", TILE), tiled("rows", SIDE, TILE + 1), tiled("columns", ROW_THREADS, 4 * ROW_THREADS + 1))
 """What the cases vary: a vector by tiles, rows by square blocks and by threads of a block, columns by threads of a row."""
 GATES = tuple(Gate(id, id, tuple(op.writes), ABOUT[id]) for id, op in OPS.items())
 

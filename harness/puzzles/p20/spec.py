@@ -35,9 +35,7 @@ WORDS = Argument(("words",), "int32")
 CALLS = (
     OpSpec("relu_mask_train", writes={"relu": MATRIX, "mask": WORDS}, reads={"input": MATRIX}),
     OpSpec(
-        "relu_mask_backward_train",
-        writes={"grad_relu": MATRIX},
-        reads={"grad_output": MATRIX, "mask": WORDS},
+        "relu_mask_backward_train", writes={"grad_relu": MATRIX}, reads={"grad_output": MATRIX, "mask": WORDS}
     ),
     OpSpec("softmax_train", writes={"softmax": MATRIX}, reads={"logits": MATRIX}),
     OpSpec(

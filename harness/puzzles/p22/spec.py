@@ -54,10 +54,7 @@ VARIANTS = {
     "fast": variant("fast"),
     "rmsnorm": (
         Call(
-            TRANSFER,
-            (),
-            "rmsnorm",
-            "launch_rmsnorm_linear_backward[dtype](..., sizes, Scalar[accum](EPS))",
+            TRANSFER, (), "rmsnorm", "launch_rmsnorm_linear_backward[dtype](..., sizes, Scalar[accum](EPS))"
         ),
     ),
 }
@@ -290,10 +287,7 @@ def terms(arrays: Arrays) -> dict[str, float]:
     v = derive(arrays)
     sizes = v.row_rstd * (np.abs(v.g) + np.abs(v.c2) + np.abs(v.x_hat * v.c1))
     rms_sizes = v.rms_rstd * (np.abs(v.g) + np.abs(v.rms_x_hat * v.rms_c))
-    return {
-        "grad_input": float(sizes.max(initial=0.0)),
-        "rms_grad_input": float(rms_sizes.max(initial=0.0)),
-    }
+    return {"grad_input": float(sizes.max(initial=0.0)), "rms_grad_input": float(rms_sizes.max(initial=0.0))}
 
 
 def propagated(arrays: Arrays, saved: Arrays) -> dict[str, float]:

@@ -115,13 +115,7 @@ VARIANTS = {
 }
 RECORDED = {
     "fast": (
-        Call(
-            MASK_BACKWARD,
-            FAST,
-            "fast",
-            FAST_LAUNCHES[MASK_BACKWARD.name],
-            "size_or(dims, 7, 0) == 1",
-        ),
+        Call(MASK_BACKWARD, FAST, "fast", FAST_LAUNCHES[MASK_BACKWARD.name], "size_or(dims, 7, 0) == 1"),
     )
 }
 

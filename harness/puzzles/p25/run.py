@@ -272,12 +272,7 @@ def heading(case: Case, path: Path, flags) -> list[str]:
 
 
 def start(
-    console: Console,
-    path: Path,
-    case: Case,
-    reference: Reference,
-    flags,
-    fault: tuple[int, int, str] | None,
+    console: Console, path: Path, case: Case, reference: Reference, flags, fault: tuple[int, int, str] | None
 ) -> list[Done]:
     """What every rank has. Raises EnvironmentProblem, or WorkbookError where the code fails, after a line for each rank."""
     arrays = reference.arrays(case)

@@ -32,10 +32,7 @@ CHECKS: dict[str, tuple[Check, ...]] = {
     "replace": (matching.replacing,),
     "silu": (tries("silu", matching.SILUS),),
     "values": (matching.computed,),
-    "gelu": (
-        matching.tanh_form,
-        tries("gelu", matching.GELUS),
-    ),
+    "gelu": (matching.tanh_form, tries("gelu", matching.GELUS)),
     "rewrite": (composing.rewriting,),
     "backend": (composing.handing_on, composing.by_inductor),
     "aot": (composing.both_graphs,),

@@ -16,16 +16,7 @@ from harness.nn.compile.backend import has_compiler
 from harness.nn.compile.match import graph_modules
 from harness.puzzles.p26 import models
 from harness.puzzles.p26.nodes import CALLS, called
-from harness.puzzles.p26.trying import (
-    Module,
-    X,
-    captured,
-    expect,
-    outputs_of,
-    stale,
-    with_code,
-    wrong,
-)
+from harness.puzzles.p26.trying import Module, X, captured, expect, outputs_of, stale, with_code, wrong
 
 
 def sine_to_cosine(gm: GraphModule) -> int:

@@ -68,11 +68,7 @@ CHAIN = (
     bits("x * 2.0 * 4.0 * 3.0 * 8.0, a long chain", lambda x: x * 2.0 * 4.0 * 3.0 * 8.0, ("mul",), count=3),
     bits("torch.mul(x.mul(2.0), 3.0)", lambda x: torch.mul(x.mul(2.0), 3.0), ("mul",)),
     bits(
-        "x * 2.0 * 3.0 at both ends of float32",
-        lambda x: x * 2.0 * 3.0,
-        ("mul",),
-        special(),
-        gradients=False,
+        "x * 2.0 * 3.0 at both ends of float32", lambda x: x * 2.0 * 3.0, ("mul",), special(), gradients=False
     ),
     bits("x * 2.0 * 3.0, with x * 2.0 used twice", also_used, ("mul", "sin", "mul"), kind="erased-in-use"),
     bits(

@@ -41,10 +41,7 @@ KINDS = {
     "cross_entropy": "CrossEntropy",
 }
 """Gate of a part -> its class."""
-CONCERN = {
-    "block": ("residual", "fork"),
-    "model": ("head", "embedding"),
-}
+CONCERN = {"block": ("residual", "fork"), "model": ("head", "embedding")}
 """Gate of several parts -> the parts whose known mistakes its own code can make; of one part that part's."""
 
 

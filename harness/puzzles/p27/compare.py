@@ -40,10 +40,7 @@ def both(module: Module, seed: int) -> tuple[Tensors, Tensors]:
     right = by_autograd(model, model.loss(tokens, targets, held), None, held)
     mine = by_hand(loss, watched, grads, zeros)
     activations = {f"{name}, its output": t.detach() for name, t in model.outputs.items()}
-    return (
-        {f"{name}, its output": t for name, t in watched.outputs.items()} | mine,
-        activations | right,
-    )
+    return ({f"{name}, its output": t for name, t in watched.outputs.items()} | mine, activations | right)
 
 
 def rows(got: Tensors, right: Tensors) -> Iterator[tuple[str, str, bool]]:

@@ -351,15 +351,7 @@ def mapa(w: Writer, i: Instr):
     )
 
 
-@opcode(
-    "nanosleep",
-    "prefetch",
-    "prefetchu",
-    "griddepcontrol",
-    "pmevent",
-    "discard",
-    "applypriority",
-)
+@opcode("nanosleep", "prefetch", "prefetchu", "griddepcontrol", "pmevent", "discard", "applypriority")
 def hint(w: Writer, i: Instr):
     """no effect on results"""
 

@@ -18,10 +18,7 @@ GATES = (
     Gate("dsquare", "plain", ("grad_input",), "the gradient of the input"),
 )
 
-STEPS = {
-    "output": lambda v: v.input**2,
-    "grad_input": lambda v: 2 * v.input * v.grad_output,
-}
+STEPS = {"output": lambda v: v.input**2, "grad_input": lambda v: 2 * v.input * v.grad_output}
 MISTAKES = (
     Mistake("two-forgotten", "without the factor 2", {"grad_input": lambda v: v.input * v.grad_output}),
 )

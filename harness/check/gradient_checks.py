@@ -234,13 +234,10 @@ def strided_inputs(subject: Subject) -> str | None:
     """Inputs that are not contiguous, as from a transpose or a slice before the function."""
     for words, laid in LAYOUTS.items():
 
-        def turned(laid: Callable[[Tensor], Tensor] = laid) -> list[Tensor]:
-            return [laid(t.detach()).requires_grad_(t.requires_grad) for t in subject.inputs()]
+        def turned(inputs: list[Tensor], laid: Callable[[Tensor], Tensor] = laid) -> list[Tensor]:
+            return [laid(t.detach()).requires_grad_(t.requires_grad) for t in inputs]
 
-        error = furthest(
-            gradients(subject.function, turned(), random_like),
-            gradients(subject.reference, turned(), random_like),
-        )
+        error = compare(subject, change=turned)
         if line := off(error, f"an input that is not contiguous is read as if it were ({words})"):
             return line
     return None
@@ -254,21 +251,14 @@ def frozen_inputs(subject: Subject) -> str | None:
         itertools.combinations(range(count), some) for some in range(1, count)
     ):
 
-        def grads_of(function: Function, kept: tuple[int, ...] = kept) -> list[Tensor]:
-            inputs = subject.inputs()
+        def frozen(inputs: list[Tensor], kept: tuple[int, ...] = kept) -> list[Tensor]:
             for i, leaf in enumerate(leaves(inputs)):
                 leaf.requires_grad_(i in kept)
-            return gradients(function, inputs, random_like)
+            return inputs
 
         only = f"only input{'s' * (len(kept) > 1)} {' and '.join(map(str, kept))}"
-        if words := off(
-            furthest(
-                grads_of(subject.function),
-                grads_of(subject.reference),
-                names=[f"input {number}" for number in kept],
-            ),
-            f"with {only} asking for a gradient (the others frozen), a gradient is wrong",
-        ):
+        error = compare(subject, change=frozen, names=[f"input {number}" for number in kept])
+        if words := off(error, f"with {only} asking for a gradient (the others frozen), a gradient is wrong"):
             return words
     return None
 
@@ -395,17 +385,13 @@ def repeat_runs(subject: Subject) -> str | None:
 def at_zero(subject: Subject) -> str | None:
     """Inputs with exact zeros among them: PyTorch's gradient there."""
 
-    def zeroed() -> list[Tensor]:
-        inputs = subject.inputs()
+    def zeroed(inputs: list[Tensor]) -> list[Tensor]:
         with torch.no_grad():
             for leaf in leaves(inputs):
                 leaf.view(-1)[::3] = 0.0
         return inputs
 
-    got = gradients(subject.function, zeroed(), random_like)
-    return off(
-        furthest(got, gradients(subject.reference, zeroed(), random_like)), "where an input is exactly 0"
-    )
+    return off(compare(subject, change=zeroed), "where an input is exactly 0")
 
 
 @guarded
@@ -436,14 +422,13 @@ def far_from_zero(subject: Subject) -> str | None:
     """All inputs moved up or down so far that exp of them is infinite or 0; errors relative to 1 where gradients are small."""
     for far in (FAR, -FAR):
 
-        def grads_of(function: Function, far: float = far) -> list[Tensor]:
-            inputs = subject.inputs()
+        def moved(inputs: list[Tensor], far: float = far) -> list[Tensor]:
             with torch.no_grad():
                 for leaf in leaves(inputs):
                     leaf += far
-            return gradients(function, inputs, random_like)
+            return inputs
 
-        error = furthest(grads_of(subject.function), grads_of(subject.reference), least=1.0)
+        error = compare(subject, change=moved, least=1.0)
         if words := off(error, f"with inputs near {far:g}, where exp is {'infinite' if far > 0 else '0'}"):
             return words
     return None

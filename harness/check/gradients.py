@@ -150,12 +150,14 @@ def compare(
     sizes: str = "odd",
     seed: int = 0,
     incoming: Callable[[tuple[Tensor, ...]], list[Tensor]] = random_like,
+    change: Callable[[list[Tensor]], list[Tensor]] = list,
+    least: float = CANCELLED,
+    names: Sequence[str] = (),
 ) -> Distance:
-    """How far the gradients in float64 are from PyTorch's."""
-    return furthest(
-        gradients(subject.function, subject.inputs(sizes, seed), incoming),
-        gradients(subject.reference, subject.inputs(sizes, seed), incoming),
-    )
+    """How far the gradients in float64 are from PyTorch's, both on inputs that `change` has made others of; the rest as in `furthest`."""
+    functions = (subject.function, subject.reference)
+    ours, theirs = (gradients(f, change(subject.inputs(sizes, seed)), incoming) for f in functions)
+    return furthest(ours, theirs, least, names)
 
 
 def off(error: Distance, what: str) -> str | None:

@@ -39,118 +39,70 @@ NAMES = {
 SHOWN = 3
 """So many errors after the first are shown, in a line each."""
 MESSAGES: tuple[tuple[str, str], ...] = (
-    (
-        r"use of unknown declaration '(\w+)'; did you mean to import it from '([\w.]+)'",
-        "`{0}` is not imported here: add `from {1} import {0}` to the imports at the top of the file.",
-    ),
-    (
-        r"use of unknown declaration '(\w+)'",
-        "Nothing called `{0}` is visible at this line: a typo, a name that another blank declares, or one declared "
-        "inside a loop that has ended. See the lines above the blank for the names that you are given.",
-    ),
-    (
-        r"implicit declaration of '(\w+)' is not allowed",
-        "The first assignment declares a name, and says so: `var {0} = ...`; after that `{0} = ...` and `{0} += ...`.",
-    ),
-    (
-        r"Int and UInt do not conform to DevicePassable",
-        "A launch passes no Int to a kernel: the size goes in as `Int32(width)`, as the kernel's own argument has it.",
-    ),
+    (r"use of unknown declaration '(\w+)'; did you mean to import it from '([\w.]+)'",
+     "`{0}` is not imported here: add `from {1} import {0}` to the imports at the top of the file."),
+    (r"use of unknown declaration '(\w+)'",
+     "Nothing called `{0}` is visible at this line: a typo, a name that another blank declares, or one declared "
+     "inside a loop that has ended. See the lines above the blank for the names that you are given."),
+    (r"implicit declaration of '(\w+)' is not allowed",
+     "The first assignment declares a name, and says so: `var {0} = ...`; after that `{0} = ...` and `{0} += ...`."),
+    (r"Int and UInt do not conform to DevicePassable",
+     "A launch passes no Int to a kernel: the size goes in as `Int32(width)`, as the kernel's own argument has it."),
     (r"'fn' has been removed", "Functions are written `def`; one that can raise says `raises`."),
-    (
-        r"unable to locate module '(gpu|algorithm|nn|linalg)",
-        "The GPU and kernel modules moved below `max`: `from max.{0} import ...`. "
-        "See the imports at the top of the file.",
-    ),
-    (
-        r"unable to locate module '([\w.]+)'",
-        "There is no module `{0}`: standard modules begin with `std.` (`from std.math import sqrt`), GPU modules "
-        "with `max.gpu`, files of this package with a dot (`from .shared.common import atomic_add`).",
-    ),
-    (
-        r"(?:package|module) '([\w.]+)' does not contain '(\w+)'",
-        "`{1}` is not in `{0}`: it is spelled otherwise, has moved, or was removed from a file that others import it "
-        "from. See `git diff`, or put the file back with `python -m harness reset pNN`.",
-    ),
-    (
-        r"expression must be mutable in assignment|evaluated to False, expected 'mut'",
-        "The left side may only be read: an input tensor, or an argument. Write to the output tensor, or copy the "
-        "value first: `var copy = ...`.",
-    ),
-    (
-        r"'(if|for)' statement does not support decorators",
-        "A compile-time `{0}` is written `comptime {0} ...:`, without a decorator.",
-    ),
+    (r"unable to locate module '(gpu|algorithm|nn|linalg)",
+     "The GPU and kernel modules moved below `max`: `from max.{0} import ...`. "
+     "See the imports at the top of the file."),
+    (r"unable to locate module '([\w.]+)'",
+     "There is no module `{0}`: standard modules begin with `std.` (`from std.math import sqrt`), GPU modules "
+     "with `max.gpu`, files of this package with a dot (`from .shared.common import atomic_add`)."),
+    (r"(?:package|module) '([\w.]+)' does not contain '(\w+)'",
+     "`{1}` is not in `{0}`: it is spelled otherwise, has moved, or was removed from a file that others import it "
+     "from. See `git diff`, or put the file back with `python -m harness reset pNN`."),
+    (r"expression must be mutable in assignment|evaluated to False, expected 'mut'",
+     "The left side may only be read: an input tensor, or an argument. Write to the output tensor, or copy the "
+     "value first: `var copy = ...`."),
+    (r"'(if|for)' statement does not support decorators",
+     "A compile-time `{0}` is written `comptime {0} ...:`, without a decorator."),
     (r"negative indexing is not supported", "Mojo has no `x[-1]`: the last element is `x[len(x) - 1]`."),
-    (
-        r"[Ii]nequality is only defined for `Scalar`s|[Ee]quality is only defined for `Scalar`s",
-        "`a > b` on vectors is not one truth value: `a.gt(b)`, `.lt`, `.eq` give a mask, `mask.select(x, y)` uses it.",
-    ),
-    (
-        r"GPU architecture '?[\w.]*'? ?(?:is not supported|detected)|[Uu]nknown GPU architecture"
-        r"|target '\w*' is not supported by this build|target architecture '\w*' is not valid",
-        "The kernel was compiled for a GPU that this compiler does not know, or where none is seen; nothing is wrong "
-        "with the kernel. See `python -m harness doctor`; `--device virtual` needs no GPU.",
-    ),
-    (
-        r"unsupported atomic synchronization scope",
-        "The scope of an atomic differs between makers: use `atomic_add` of shared/common.mojo, which chooses it.",
-    ),
-    (
-        r"'([^']+)' value has no attribute '(sqrt|exp|log|tanh|rsqrt|max|min|abs)'",
-        "`{1}` is a function, not a method: `{1}(x)`, imported by `from std.math import {1}` unless it is built in.",
-    ),
-    (
-        r"'([^']+)' value has no attribute '(\w+)'",
-        "A `{0}` has nothing called `{1}`: check the spelling, and whether it is the tensor or an element of it "
-        "(`x` or `x[row, h]`).",
-    ),
-    (
-        r"invalid call to 'cast': unexpected argument",
-        "The dtype is a parameter, in square brackets: `x.cast[DType.float32]()`.",
-    ),
-    (
-        r"missing required argument: '(\w+)'",
-        "The call leaves out `{0}`. See the declaration that the compiler names in its note (--verbose).",
-    ),
-    (
-        r"failed to infer parameter 'origin'",
-        "A pointer type names what it points into: `ImmPtr[dtype]` for what is read, `MutPtr[dtype]` for what is "
-        "written, both from shared/common.mojo.",
-    ),
-    (
-        r"cannot call function that may raise",
-        "The called function may raise, so that the one around it must say `raises`; a GPU kernel cannot.",
-    ),
+    (r"[Ii]nequality is only defined for `Scalar`s|[Ee]quality is only defined for `Scalar`s",
+     "`a > b` on vectors is not one truth value: `a.gt(b)`, `.lt`, `.eq` give a mask, `mask.select(x, y)` uses it."),
+    (r"GPU architecture '?[\w.]*'? ?(?:is not supported|detected)|[Uu]nknown GPU architecture"
+     r"|target '\w*' is not supported by this build|target architecture '\w*' is not valid",
+     "The kernel was compiled for a GPU that this compiler does not know, or where none is seen; nothing is wrong "
+     "with the kernel. See `python -m harness doctor`; `--device virtual` needs no GPU."),
+    (r"unsupported atomic synchronization scope",
+     "The scope of an atomic differs between makers: use `atomic_add` of shared/common.mojo, which chooses it."),
+    (r"'([^']+)' value has no attribute '(sqrt|exp|log|tanh|rsqrt|max|min|abs)'",
+     "`{1}` is a function, not a method: `{1}(x)`, imported by `from std.math import {1}` unless it is built in."),
+    (r"'([^']+)' value has no attribute '(\w+)'",
+     "A `{0}` has nothing called `{1}`: check the spelling, and whether it is the tensor or an element of it "
+     "(`x` or `x[row, h]`)."),
+    (r"invalid call to 'cast': unexpected argument",
+     "The dtype is a parameter, in square brackets: `x.cast[DType.float32]()`."),
+    (r"missing required argument: '(\w+)'",
+     "The call leaves out `{0}`. See the declaration that the compiler names in its note (--verbose)."),
+    (r"failed to infer parameter 'origin'",
+     "A pointer type names what it points into: `ImmPtr[dtype]` for what is read, `MutPtr[dtype]` for what is "
+     "written, both from shared/common.mojo."),
+    (r"cannot call function that may raise",
+     "The called function may raise, so that the one around it must say `raises`; a GPU kernel cannot."),
     (r"invalid redefinition of '(\w+)'", "`{0}` is declared already: assign to it without `var`."),
-    (
-        r"indentation must not mix tabs and spaces",
-        "The file indents by spaces (four of them), this line by tabs. See your editor's setting for .mojo files.",
-    ),
-    (
-        r"statement indentation must match|unexpected indentation|expected an indented block",
-        "This line stands at another depth than the block around it.",
-    ),
-    (
-        r"body must not be empty",
-        "A loop, an `if` or a function needs at least one statement; a comment is none. `pass` does nothing.",
-    ),
-    (
-        r"unexpected token in expression",
-        "Something here, or at the end of the line before, cannot stand in an expression: a stray or missing bracket or "
-        "operator, or `i++`, which is `i += 1`.",
-    ),
+    (r"indentation must not mix tabs and spaces",
+     "The file indents by spaces (four of them), this line by tabs. See your editor's setting for .mojo files."),
+    (r"statement indentation must match|unexpected indentation|expected an indented block",
+     "This line stands at another depth than the block around it."),
+    (r"body must not be empty",
+     "A loop, an `if` or a function needs at least one statement; a comment is none. `pass` does nothing."),
+    (r"unexpected token in expression",
+     "Something here, or at the end of the line before, cannot stand in an expression: a stray or missing bracket or "
+     "operator, or `i++`, which is `i += 1`."),
     (r"expected ':'", "A line that opens a block (`for`, `if`, `def`) ends in a colon."),
-    (
-        r"expected 'else' clause in ternary",
-        "A conditional value always has both sides: `a if condition else b`.",
-    ),
-    (
-        r"registers no op '(\w+)'",
-        'No struct carries `@extensibility.register("{0}")`: the line was removed or renamed. '
-        "See `git diff`, or put the file back with `python -m harness reset pNN`.",
-    ),
-)
+    (r"expected 'else' clause in ternary",
+     "A conditional value always has both sides: `a if condition else b`."),
+    (r"registers no op '(\w+)'",
+     'No struct carries `@extensibility.register("{0}")`: the line was removed or renamed. '
+     "See `git diff`, or put the file back with `python -m harness reset pNN`."),
+)  # fmt: skip
 # Mistakes that the compiler only sees the consequences of: the line of code says what was meant.
 CODE: tuple[tuple[str, str], ...] = (
     (r"^\s*alias\s", NAMES["alias"]),
@@ -163,41 +115,23 @@ CODE: tuple[tuple[str, str], ...] = (
 
 # The message together with the line of code: (message or note, code, sentence); the code's groups are {0}, {1}, ...
 BY_CODE: tuple[tuple[str, str, str], ...] = (
-    (
-        r"'__[gs]etitem__'|Slice'|value to 'TileTensor\[",
-        r"\b(\w+\[[^\[\]:]*:[^\[\]]*\])",
-        "`{0}` is a slice, and nothing is computed with slices: a loop takes one element at a time, as `x[row, c]` for c in "
-        "`range(columns)`.",
-    ),
-    (
-        r"'__[gs]etitem__'(?:.|\n)*unsafe_offset",
-        r"(\w+)\[([^\[\],]+), *([^\[\]]+)\]",
-        "`{0}` is an address, not a tensor with axes: it takes one index, computed from both and named, "
-        "`{0}[unsafe_offset={1} * COLUMNS + {2}]`; what several blocks add to goes through `atomic_add({0}, index, value)`.",
-    ),
-    (
-        r"'CompensatedSum\[[^']*'",
-        r"",
-        "A `CompensatedSum` is added to with `+=`; what it holds is its `.total`.",
-    ),
-    (
-        r"does not implement the '__call__' method",
-        r"\b(\w+_(?:idx|dim)\.[xyz])\(\)",
-        "`{0}` is a value, not a function: it goes without `()`.",
-    ),
-    (
-        r"does not implement the '__call__' method",
-        r"^[^()]*\b(\w+)\(([^()]*)\)[^()]*$",
-        "An element is taken with square brackets: `{0}[{1}]`.",
-    ),
-    (
-        r"in call to 'sum'",
-        r"\bblock\.(sum|max|min)\(",
-        "The number of threads is a parameter: `block.{0}[block_size=...](value)`, the launch's own. "
-        "Every thread of the block must call it.",
-    ),
+    (r"'__[gs]etitem__'|Slice'|value to 'TileTensor\[", r"\b(\w+\[[^\[\]:]*:[^\[\]]*\])",
+     "`{0}` is a slice, and nothing is computed with slices: a loop takes one element at a time, as `x[row, c]` for c in "
+     "`range(columns)`."),
+    (r"'__[gs]etitem__'(?:.|\n)*unsafe_offset", r"(\w+)\[([^\[\],]+), *([^\[\]]+)\]",
+     "`{0}` is an address, not a tensor with axes: it takes one index, computed from both and named, "
+     "`{0}[unsafe_offset={1} * COLUMNS + {2}]`; what several blocks add to goes through `atomic_add({0}, index, value)`."),
+    (r"'CompensatedSum\[[^']*'", r"",
+     "A `CompensatedSum` is added to with `+=`; what it holds is its `.total`."),
+    (r"does not implement the '__call__' method", r"\b(\w+_(?:idx|dim)\.[xyz])\(\)",
+     "`{0}` is a value, not a function: it goes without `()`."),
+    (r"does not implement the '__call__' method", r"^[^()]*\b(\w+)\(([^()]*)\)[^()]*$",
+     "An element is taken with square brackets: `{0}[{1}]`."),
+    (r"in call to 'sum'", r"\bblock\.(sum|max|min)\(",
+     "The number of threads is a parameter: `block.{0}[block_size=...](value)`, the launch's own. "
+     "Every thread of the block must call it."),
     (r"", r"\S\s*(&&|\|\|)", "Conditions are joined by `and` and `or`, and turned by `not`."),
-)
+)  # fmt: skip
 
 
 def explain(diagnostic: Diagnostic, notes: Sequence[str] = ()) -> str | None:

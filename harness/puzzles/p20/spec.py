@@ -34,27 +34,17 @@ WORDS = Argument(("words",), "int32")
 
 CALLS = (
     OpSpec("relu_mask_train", writes={"relu": MATRIX, "mask": WORDS}, reads={"input": MATRIX}),
-    OpSpec(
-        "relu_mask_backward_train", writes={"grad_relu": MATRIX}, reads={"grad_output": MATRIX, "mask": WORDS}
-    ),
+    OpSpec("relu_mask_backward_train", writes={"grad_relu": MATRIX},
+           reads={"grad_output": MATRIX, "mask": WORDS}),
     OpSpec("softmax_train", writes={"softmax": MATRIX}, reads={"logits": MATRIX}),
-    OpSpec(
-        "softmax_backward_train",
-        writes={"grad_softmax": MATRIX},
-        reads={"grad_output": MATRIX, "softmax": MATRIX},
-    ),
-    OpSpec(
-        "layernorm_train",
-        writes={"layernorm": MATRIX, "mean": ROW, "rstd": ROW},
-        reads={"input": MATRIX, "weight": COLUMN, "bias": COLUMN},
-        scalars={"eps": Scalar(EPS)},
-    ),
-    OpSpec(
-        "layernorm_backward_train",
-        writes={"grad_input": MATRIX, "grad_weight": COLUMN, "grad_bias": COLUMN},
-        reads={"grad_output": MATRIX, "input": MATRIX, "mean": ROW, "rstd": ROW, "weight": COLUMN},
-    ),
-)
+    OpSpec("softmax_backward_train", writes={"grad_softmax": MATRIX},
+           reads={"grad_output": MATRIX, "softmax": MATRIX}),
+    OpSpec("layernorm_train", writes={"layernorm": MATRIX, "mean": ROW, "rstd": ROW},
+           reads={"input": MATRIX, "weight": COLUMN, "bias": COLUMN}, scalars={"eps": Scalar(EPS)}),
+    OpSpec("layernorm_backward_train",
+           writes={"grad_input": MATRIX, "grad_weight": COLUMN, "grad_bias": COLUMN},
+           reads={"grad_output": MATRIX, "input": MATRIX, "mean": ROW, "rstd": ROW, "weight": COLUMN}),
+)  # fmt: skip
 
 SIZES = {
     "relu_mask_train": "rows * columns",

@@ -22,22 +22,13 @@ VARIANT = "kernels"
 """The one variant: every op once."""
 CALLS = (
     OpSpec("bias_gradient_train", writes={"grad_bias": COLUMN}, reads={"grad_output": TENSOR}),
-    OpSpec(
-        "scale_gradient_train",
-        writes={"grad_scale": Argument(("width",), ACCUM)},
-        reads={"grad_output": TENSOR, "input": TENSOR},
-    ),
-    OpSpec(
-        "softmax_gradient_train",
-        writes={"grad_logits": TENSOR},
-        reads={"grad_output": TENSOR, "input": TENSOR},
-    ),
-    OpSpec(
-        "standardise_gradient_train",
-        writes={"grad_input": TENSOR},
-        reads={"grad_output": TENSOR, "input": TENSOR},
-    ),
-)
+    OpSpec("scale_gradient_train", writes={"grad_scale": Argument(("width",), ACCUM)},
+           reads={"grad_output": TENSOR, "input": TENSOR}),
+    OpSpec("softmax_gradient_train", writes={"grad_logits": TENSOR},
+           reads={"grad_output": TENSOR, "input": TENSOR}),
+    OpSpec("standardise_gradient_train", writes={"grad_input": TENSOR},
+           reads={"grad_output": TENSOR, "input": TENSOR}),
+)  # fmt: skip
 
 
 def call(op: OpSpec) -> Call:

@@ -28,28 +28,16 @@ SCORES = Argument(("B", "N", "S", "T"), ACCUM)
 # Each step is an op of its own, so that what one writes the next reads: a wrong step spoils no verdict but its own.
 STEPS = (
     OpSpec("attention_scores", writes={"scores": SCORES}, reads={"query": QUERY, "key": KEY}),
-    OpSpec(
-        "attention_softmax",
-        writes={"probabilities": SCORES},
-        reads={"scores": SCORES, "mask": Argument(("S", "T"))},
-    ),
+    OpSpec("attention_softmax", writes={"probabilities": SCORES},
+           reads={"scores": SCORES, "mask": Argument(("S", "T"))}),
     OpSpec("attention_output", writes={"output": QUERY}, reads={"probabilities": SCORES, "value": KEY}),
-    OpSpec(
-        "attention_output_backward",
-        writes={"grad_value": KEY, "grad_probabilities": SCORES},
-        reads={"grad_output": QUERY, "probabilities": SCORES, "value": KEY},
-    ),
-    OpSpec(
-        "attention_softmax_backward",
-        writes={"grad_scores": SCORES},
-        reads={"grad_probabilities": SCORES, "probabilities": SCORES},
-    ),
-    OpSpec(
-        "attention_scores_backward",
-        writes={"grad_query": QUERY, "grad_key": KEY},
-        reads={"grad_scores": SCORES, "query": QUERY, "key": KEY},
-    ),
-)
+    OpSpec("attention_output_backward", writes={"grad_value": KEY, "grad_probabilities": SCORES},
+           reads={"grad_output": QUERY, "probabilities": SCORES, "value": KEY}),
+    OpSpec("attention_softmax_backward", writes={"grad_scores": SCORES},
+           reads={"grad_probabilities": SCORES, "probabilities": SCORES}),
+    OpSpec("attention_scores_backward", writes={"grad_query": QUERY, "grad_key": KEY},
+           reads={"grad_scores": SCORES, "query": QUERY, "key": KEY}),
+)  # fmt: skip
 PRODUCT = OpSpec(
     "attention_transposed_product",
     writes={"transposed_product": Argument(("B", "N", "d", "d"), ACCUM)},

@@ -97,35 +97,20 @@ def printed(v: Derivation) -> np.ndarray:
 WRONG_TURNS = (
     ("turn-forgotten", "with quarters that are never turned", Turns((), ())),
     ("exchange-forgotten", "with row and column not exchanged in the first and the last quarter", Turns(())),
-    (
-        "flip-forgotten",
-        "with the last quarter not turned round: row and column are exchanged there, and must be counted from the other end",
-        Turns(flip=()),
-    ),
-    (
-        "last-quarter-not-exchanged",
-        "with quarter 3 turned round, but its row and column not exchanged",
-        Turns((0,)),
-    ),
+    ("flip-forgotten",
+     "with the last quarter not turned round: row and column are exchanged there, and must be counted from the other end",
+     Turns(flip=())),
+    ("last-quarter-not-exchanged", "with quarter 3 turned round, but its row and column not exchanged",
+     Turns((0,))),
     ("last-quarter-not-turned", "with quarter 3 not turned", Turns((0,), ())),
     ("first-quarter-not-turned", "with quarter 0 not turned", Turns((3,))),
     ("first-quarter-flipped", "with quarter 0 turned round too", Turns(flip=(0, 3))),
-    (
-        "flip-in-the-whole",
-        "with the last quarter counted from the far side of the whole square, not of its own",
-        Turns(edge=lambda size, side: side - 1),
-    ),
-    (
-        "end-one-too-far",
-        "with quarter 3 counted from size, not from size - 1, the last one",
-        Turns(edge=lambda size, side: size),
-    ),
-    (
-        "right-half-too-late",
-        "with quarter 2 in the left half: the right one begins with it",
-        Turns(right=(3,)),
-    ),
-)
+    ("flip-in-the-whole", "with the last quarter counted from the far side of the whole square, not of its own",
+     Turns(edge=lambda size, side: side - 1)),
+    ("end-one-too-far", "with quarter 3 counted from size, not from size - 1, the last one",
+     Turns(edge=lambda size, side: size)),
+    ("right-half-too-late", "with quarter 2 in the left half: the right one begins with it", Turns(right=(3,))),
+)  # fmt: skip
 CURVE = (
     Mistake("inverse-for-index",
             "with index and inverse exchanged: one says which cell comes at a step, the other at which step a cell comes",

@@ -30,40 +30,26 @@ WINDOW = {"width": Scalar(1, "int32"), "radius": Scalar(0, "int32"), "tile": Sca
 
 OPS = {
     "curve": (
-        OpSpec(
-            "hilbert_curve_train",
-            writes={"index": STEPS, "inverse": CELLS},
-            reads={},
-            scalars={"side": Scalar(1, "int32")},
-        ),
+        OpSpec("hilbert_curve_train", writes={"index": STEPS, "inverse": CELLS}, reads={},
+               scalars={"side": Scalar(1, "int32")}),
     ),
     "permute": (
         OpSpec("hilbert_gather_train", writes={"gathered": ROWS}, reads={"input": ROWS, "order": ORDER}),
-        OpSpec(
-            "hilbert_scatter_train",
-            writes={"grad_input": ROWS},
-            reads={"grad_gathered": ROWS, "order": ORDER},
-        ),
+        OpSpec("hilbert_scatter_train", writes={"grad_input": ROWS},
+               reads={"grad_gathered": ROWS, "order": ORDER}),
     ),
     "window": (
         OpSpec("window_tiles_train", writes={"tiles": TILES}, reads={"order": ORDER}, scalars=WINDOW),
-        OpSpec(
-            "window_attention_train",
-            writes={"output": ROWS, "lse": ROW},
-            reads={"query": ROWS, "key": ROWS, "value": ROWS, "order": ORDER, "tiles": TILES},
-            scalars=WINDOW,
-        ),
-        OpSpec(
-            "window_attention_train_backward",
-            writes={"grad_query": ROWS, "grad_key": ROWS, "grad_value": ROWS, "delta": ROW},
-            reads={
-                **{name: ROWS for name in ("grad_output", "query", "key", "value", "output")},
-                **{"lse": ROW, "order": ORDER, "tiles": TILES},
-            },
-            scalars=WINDOW,
-        ),
+        OpSpec("window_attention_train", writes={"output": ROWS, "lse": ROW},
+               reads={"query": ROWS, "key": ROWS, "value": ROWS, "order": ORDER, "tiles": TILES},
+               scalars=WINDOW),
+        OpSpec("window_attention_train_backward",
+               writes={"grad_query": ROWS, "grad_key": ROWS, "grad_value": ROWS, "delta": ROW},
+               reads={**{name: ROWS for name in ("grad_output", "query", "key", "value", "output")},
+                      **{"lse": ROW, "order": ORDER, "tiles": TILES}},
+               scalars=WINDOW),
     ),
-}
+}  # fmt: skip
 LAUNCHES = {
     "hilbert_curve_train": "launch_curve(..., side)",
     "hilbert_gather_train": "launch_gather[dtype](..., B * N, L, d)",

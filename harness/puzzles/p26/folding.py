@@ -67,100 +67,41 @@ CHAIN = (
     bits("3.0 * (x * 2.0), the constant in front", lambda x: 3.0 * (x * 2.0), ("mul",)),
     bits("x * 2.0 * 4.0 * 3.0 * 8.0, a long chain", lambda x: x * 2.0 * 4.0 * 3.0 * 8.0, ("mul",), count=3),
     bits("torch.mul(x.mul(2.0), 3.0)", lambda x: torch.mul(x.mul(2.0), 3.0), ("mul",)),
-    bits(
-        "x * 2.0 * 3.0 at both ends of float32", lambda x: x * 2.0 * 3.0, ("mul",), special(), gradients=False
-    ),
+    bits("x * 2.0 * 3.0 at both ends of float32", lambda x: x * 2.0 * 3.0, ("mul",), special(),
+         gradients=False),
     bits("x * 2.0 * 3.0, with x * 2.0 used twice", also_used, ("mul", "sin", "mul"), kind="erased-in-use"),
-    bits(
-        "x * 2 * 3 of integers",
-        lambda x: x * 2 * 3,
-        ("mul",),
-        numbers(torch.int32),
-        kind="integer-through-float",
-    ),
-    bits(
-        "x * 4 * 0.5 of integers that wrap",
-        lambda x: x * 4 * 0.5,
-        ("mul", "mul"),
-        torch.tensor([2**30, 5], dtype=torch.int32),
-        kind="integer-through-float",
-    ),
-    bits(
-        "x * 3 * 2.0 of int64, which is rounded to float32 only after it has wrapped",
-        lambda x: x * 3 * 2.0,
-        ("mul", "mul"),
-        WRAPPING,
-        kind="integer-through-float",
-    ),
-    bits(
-        "x * 100 * 3 of int8, whose product does not fit",
-        lambda x: x * 100 * 3,
-        ("mul", "mul"),
-        numbers(torch.int8),
-        kind="integer-through-float",
-    ),
+    bits("x * 2 * 3 of integers", lambda x: x * 2 * 3, ("mul",), numbers(torch.int32),
+         kind="integer-through-float"),
+    bits("x * 4 * 0.5 of integers that wrap", lambda x: x * 4 * 0.5, ("mul", "mul"),
+         torch.tensor([2**30, 5], dtype=torch.int32), kind="integer-through-float"),
+    bits("x * 3 * 2.0 of int64, which is rounded to float32 only after it has wrapped", lambda x: x * 3 * 2.0,
+         ("mul", "mul"), WRAPPING, kind="integer-through-float"),
+    bits("x * 100 * 3 of int8, whose product does not fit", lambda x: x * 100 * 3, ("mul", "mul"),
+         numbers(torch.int8), kind="integer-through-float"),
     bits("x * 2 * 3 of bools, which become integers", lambda x: x * 2 * 3, None, numbers() > 0),
     bits("x * 0.1 * 3.0, which rounds twice", lambda x: x * 0.1 * 3.0, ("mul", "mul"), kind="rounds"),
-    bits(
-        "x * 1e30 * 1e-30, which overflows first",
-        lambda x: x * 1e30 * 1e-30,
-        ("mul", "mul"),
-        special(),
-        kind="rounds",
-        gradients=False,
-    ),
-    bits(
-        "x * 3.0 * 5.0 in bfloat16",
-        lambda x: x * 3.0 * 5.0,
-        ("mul", "mul"),
-        numbers(torch.bfloat16, 50),
-        kind="rounds",
-    ),
+    bits("x * 1e30 * 1e-30, which overflows first", lambda x: x * 1e30 * 1e-30, ("mul", "mul"), special(),
+         kind="rounds", gradients=False),
+    bits("x * 3.0 * 5.0 in bfloat16", lambda x: x * 3.0 * 5.0, ("mul", "mul"), numbers(torch.bfloat16, 50),
+         kind="rounds"),
     bits("y *= 3.0, which writes", in_place_product, ("mul", "imul"), kind="across-mutation"),
-    bits(
-        "x * 2.0, then a write to the product, then * 3.0",
-        written_product,
-        None,
-        kind="across-mutation",
-        gradients=False,
-    ),
-    Try(
-        "x * rows * 2.0 * 4.0 with a symbolic number of rows",
-        lambda x: x * x.shape[0] * 2.0 * 4.0,
-        (numbers(rows=4),),
-        more=((numbers(rows=7),),),
-        dynamic=True,
-        same_bits=True,
-        kind="shape-baked",
-    ),
-)
+    bits("x * 2.0, then a write to the product, then * 3.0", written_product, None, kind="across-mutation",
+         gradients=False),
+    Try("x * rows * 2.0 * 4.0 with a symbolic number of rows", lambda x: x * x.shape[0] * 2.0 * 4.0,
+        (numbers(rows=4),), more=((numbers(rows=7),),), dynamic=True, same_bits=True, kind="shape-baked"),
+)  # fmt: skip
 
 NEUTRAL = (
     bits("sin(x * 1.0)", lambda x: (x * 1.0).sin(), ("sin",)),
     bits("cos(1 * x)", lambda x: (1 * x).cos(), ("cos",)),
-    bits(
-        "sin(x * 1.0) + cos(x * 1.0)",
-        lambda x: (x * 1.0).sin() + (x * 1.0).cos(),
-        ("sin", "cos", "add"),
-        count=2,
-    ),
-    bits(
-        "1 / (x + 0.0), where x is -0.0",
-        lambda x: 1 / (x + 0.0),
-        None,
-        special(),
-        kind="minus-zero",
-        gradients=False,
-    ),
+    bits("sin(x * 1.0) + cos(x * 1.0)", lambda x: (x * 1.0).sin() + (x * 1.0).cos(), ("sin", "cos", "add"),
+         count=2),
+    bits("1 / (x + 0.0), where x is -0.0", lambda x: 1 / (x + 0.0), None, special(), kind="minus-zero",
+         gradients=False),
     bits("x * 1.0 of integers", lambda x: (x * 1.0).exp(), None, numbers(torch.int32), kind="dtype"),
     bits("x * 1.0 + 2 of integers, a float32", lambda x: x * 1.0 + 2, None, WRAPPING, kind="dtype"),
-    bits(
-        "(x * 1) + (x * 1) of bools, an integer",
-        lambda x: (x * 1) + (x * 1),
-        None,
-        numbers() > 0,
-        kind="dtype",
-    ),
+    bits("(x * 1) + (x * 1) of bools, an integer", lambda x: (x * 1) + (x * 1), None, numbers() > 0,
+         kind="dtype"),
     bits("sin(x * -1.0)", lambda x: (x * -1.0).sin(), ("mul", "sin")),
     bits("exp(x * 1.5)", lambda x: (x * 1.5).exp(), ("mul", "exp")),
     bits("x * 1 of integers", lambda x: (x * 1).abs(), ("abs",), numbers(torch.int32)),
@@ -170,7 +111,7 @@ NEUTRAL = (
     bits("x * 1.0, then a write to it", kept_one, None, kind="aliased", gradients=False, count=0),
     bits("x * 1.0, then a write to x", written_source, None, kind="aliased", gradients=False),
     bits("x * 0.0, which keeps NaN", lambda x: (x * 0.0).cos(), None, special(), gradients=False),
-)
+)  # fmt: skip
 
 
 def unused(x: Tensor) -> Tensor:
@@ -203,16 +144,11 @@ def item_written(x: Tensor) -> Tensor:
 
 SWEEP = (
     bits("sin(x) * 2 and cos of it, which nothing uses", unused, ("add",), count=3),
-    bits(
-        "y.add_(1), whose result nothing uses",
-        written_and_unused,
-        None,
-        kind="mutation-dropped",
-        gradients=False,
-    ),
+    bits("y.add_(1), whose result nothing uses", written_and_unused, None, kind="mutation-dropped",
+         gradients=False),
     bits("torch.neg(x, out=y)", out_and_unused, None, kind="mutation-dropped", gradients=False),
     bits("y[0] = 3", item_written, None, kind="mutation-dropped", gradients=False),
-)
+)  # fmt: skip
 
 
 def inputs_stay(m: Module) -> None:

@@ -481,6 +481,98 @@ def rewriting(title: str = "gelu: with x**3") -> str:
     )
 
 
+SWAP = "swap: GPT-2's Conv1D after a LayerNorm"
+OLD = ("layer_norm", "view", "addmm")
+"""The nodes that the swap makes needless, in their order."""
+STANDS = {
+    "x": (60, 18, 60), "ln.weight, ln.bias": (296, 6, 108), "c": (386, 18, 44), "w": (446, 18, 44),
+    "layer_norm": (76, 96, 116), "view": (76, 152, 116), "addmm": (76, 208, 116),
+    "reshape": (206, 96, 96), "t": (446, 96, 44), "layernorm_linear_default": (338, 152, 180), "getitem": (338, 208, 100),
+    "view_1": (206, 268, 100), "output": (206, 318, 100),
+}  # fmt: skip
+"""Where a node of the swap stands: the middle of its upper edge, and its width. Two parameters share a box."""
+INPUTS = ("x", "c", "ln.weight, ln.bias", "w")
+
+
+def together(nodes: list[Node]) -> list[Node]:
+    """The nodes of the swap with the two parameters of LayerNorm as one."""
+    one = INPUTS[2].split(", ")
+    return [
+        (
+            INPUTS[2] if name == one[0] else name,
+            what,
+            [INPUTS[2] if source == one[0] else source for source in inputs if source != one[1]],
+            sign,
+        )
+        for name, what, inputs, sign in nodes
+        if name != one[1]
+    ]
+
+
+def swapping() -> str:
+    """LayerNorm, a reshape and GPT-2's addmm become one operator, node by node, as the rewrite's recorded graphs have them."""
+    before, after = map(together, printed_graphs(SWAP))
+    came = {"reshape": 3, "t": 4, "layernorm_linear_default": 5, "getitem": 5}
+    last = 7
+    drawing = Steps(
+        NARROW,
+        352,
+        "A graph in which addmm reads a view of layer_norm's result. One operator takes the place of both; the view becomes a reshape of x, "
+        "and the weight is transposed.",
+        still=5,
+    )
+
+    def joined(source: str, name: str) -> None:
+        x0, y0, _ = STANDS[source]
+        x1, y1, wide = STANDS[name]
+        side = max(-wide / 2 + 12, min(wide / 2 - 12, (x0 - x1) / 2))
+        high = 44 if "," in source else 24
+        drawing.arrow(x0, y0 + high, x1 + side, y1, faint=source in INPUTS and source != "x")
+
+    for (name, _, inputs, _), ends in (
+        (node, end) for nodes, end in ((before, True), (after, False)) for node in nodes
+    ):
+        old, new = name in OLD, name in came
+        if ends or new or name == "view_1":
+            for source in inputs:
+                turned = name == "view_1"
+                first = came.get(name, 6 if turned and not ends else 0)
+                with drawing.during(first, 5 if turned and ends else last - 1 if old else last):
+                    joined(source, name)
+        if not (ends or new):
+            continue
+        with drawing.during(came.get(name, 0), last - 1 if old else last):
+            x, y, wide = STANDS[name]
+            short = name.removesuffix("_default").removesuffix("_1")
+            drawing.labelled(
+                x - wide / 2,
+                y,
+                wide,
+                44 if "," in name else 24,
+                *short.split(", "),
+                size=13,
+                code=True,
+                shade=0.25 if new else 0.04,
+                thick=2 if new else 1,
+            )
+        if old:
+            with drawing.during(1, last - 1):
+                drawing.box(x - wide / 2, y, wide, 24, thick=2.5)
+    drawing.words = [
+        "The graph as Dynamo hands it over. GPT-2's Conv1D is a view, an addmm and a view back.",
+        "find begins at the product, addmm. Its input is a view, which keeps the rows; behind that is a LayerNorm. A pair.",
+        "refuse asks: is anything written between the two, and is the weight a matrix? Nothing speaks against the swap.",
+        "swap begins. What the view did to the normalised rows now happens to x.",
+        "The weight of an addmm is stored as [H, O], the operator's as [O, H]: it is transposed.",
+        "The operator takes x, the parameters of both layers, and normalises for itself. Its first result is the output.",
+        "The view that followed reads the new output. Nobody reads addmm any more.",
+        "addmm, its view and the LayerNorm are gone, and with them the normalised rows that were kept for the backward pass.",
+    ]
+    return drawing.hero(
+        "The rewrite of GPT-2's Conv1D after a LayerNorm, from the graphs that p26 --rewrites prints."
+    )
+
+
 # ---- Puzzle 27: the tape and its memory -------------------------------------------------------------------------
 
 
@@ -598,6 +690,7 @@ HEROES: dict[str, Callable[[], str]] = {
     "walk": walk,
     "ring_steps": ring,
     "rewriting": rewriting,
+    "swapping": swapping,
     "tape_steps": tape,
     "writes": writes,
 }

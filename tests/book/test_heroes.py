@@ -27,6 +27,7 @@ PLACES = {
     "walk": "puzzle_24/curve.html",
     "ring_steps": "puzzle_25/puzzle_25.html",
     "rewriting": "puzzle_26/puzzle_26.html",
+    "swapping": "puzzle_26/real_one.html",
     "tape_steps": "puzzle_27/tape.html",
     "writes": "puzzle_27/puzzle_27.html",
 }
@@ -104,6 +105,23 @@ def test_the_gradient_by_differences_is_the_formula_s_and_the_printed_one_is_not
     np.testing.assert_allclose(np.diag(J), rstd * (1 - 1 / n - x_hat**2 / n), atol=1e-7)
     assert "adds up to 0." in words("printed")[-1] and "adds up to 0." not in words("printed")[-2]
     assert heroes.printed().count('stroke-width="3"') == 2, "the two of which the sentence speaks"
+
+
+def test_the_swap_begins_and_ends_with_the_recorded_graphs():
+    drawing = heroes.swapping()
+    groups = re.findall(r'data-from="(\d+)" data-to="(\d+)" visibility="\w+">(.*?)</g>', drawing)
+
+    def named(step: int) -> list[str]:
+        parts = [part for first, last, part in groups if int(first) <= step <= int(last)]
+        return sorted(name for part in parts for name in re.findall(r">([\w.]+)</text>", part))
+
+    for step, graph in ((0, 0), (len(words("swapping")) - 1, 1)):
+        nodes = [
+            name.removesuffix("_default").removesuffix("_1")
+            for name, *_ in heroes.printed_graphs(heroes.SWAP)[graph]
+        ]
+        assert named(step) == sorted(nodes), step
+    assert "layer_norm" in named(6) and "getitem" in named(5) and "getitem" not in named(4)
 
 
 def test_the_ring_ends_with_one_device_s_output_and_gradients():

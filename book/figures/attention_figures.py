@@ -5,12 +5,14 @@ measured; nothing needs torch.
 """
 
 import math
+import re
 
 import numpy as np
 
 from book.figures import order_figures
 from book.figures.backward_figures import LOGITS, softmax
 from book.figures.figures import LEGIBLE, NARROW, Drawing, bars
+from book.measure import outputs
 from harness.nn import orders
 from harness.puzzles.p25 import layout
 from harness.puzzles.p25.balance import TILE
@@ -152,6 +154,44 @@ def never_stored(side: int = 8, tile: int = 2) -> str:
     drawing.text(24, 146, "↓", size=13)
     drawing.text(54 + cell * side / 2, 242, "the plain kernels", size=13)
     drawing.text(256 + cell * side / 2 + 14, 242, "flash attention; framed: a tile", size=13)
+    return drawing.svg()
+
+
+def collapse() -> str:
+    """Delta of a query two ways: through a row of dP and a row of P, as long as the keys are many, or from two rows of the head."""
+    said = outputs.load("flash_rows").text
+    ((keys, short, long),) = re.findall(
+        r"(\d+) numbers, where P has .*?^delta two ways, query 0: (\S+) and (\S+)$", said, re.M | re.S
+    )
+    drawing = Drawing(
+        NARROW,
+        268,
+        f"Two ways to delta. Long: a row of dO times all values gives a row of dP, {keys} numbers; each times its weight, and the sum is {long}. "
+        f"Short: a row of dO times the same row of O, and the sum is {short}.",
+    )
+
+    def row(x: float, y: float, cells: int, wide: float, name: str, shade: float) -> None:
+        for number in range(cells):
+            drawing.box(x + wide * number, y, wide - 2, 20, shade=shade, thick=0.6)
+        drawing.text(x + wide * cells / 2, y - 6, name, size=13)
+
+    drawing.text(4, 16, "the long way, over all keys", anchor="start", size=14)
+    row(4, 48, 6, 12, "dO", 0.25)
+    drawing.text(92, 62, "×", size=16)
+    for line in range(6):
+        for key in range(24):
+            drawing.box(108 + 7 * key, 36 + 7 * line, 6, 6, shade=0.04, thick=0.4)
+    drawing.text(192, 92, "V, transposed: every key", size=13)
+    drawing.text(290, 62, "=", size=16)
+    row(306, 48, 24, 7, "dP", 0.12)
+    row(306, 92, 24, 7, "times P", 0.12)
+    drawing.text(390, 134, f"sum = {float(long):.4f}", size=14)
+    drawing.segment(4, 156, 476, 156, opacity=0.3)
+    drawing.text(4, 184, "the short way: no key is read", anchor="start", size=14)
+    row(4, 220, 6, 12, "dO", 0.25)
+    drawing.text(92, 234, "·", size=20)
+    row(108, 220, 6, 12, "O", 0.25)
+    drawing.text(390, 236, f"sum = {float(short):.4f}", size=14)
     return drawing.svg()
 
 
@@ -482,6 +522,7 @@ FILES = {
     "softmax_heat.svg": softmax_heat,
     "two_passes.svg": two_passes,
     "never_stored.svg": never_stored,
+    "collapse.svg": collapse,
     "fast_block.svg": fast_block,
     "slots.svg": slot_picture,
     "halves.svg": halves,

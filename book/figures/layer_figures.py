@@ -195,6 +195,52 @@ def one_moves_all(which: int = 2) -> str:
     return drawing.svg()
 
 
+def three_parts() -> dict[str, np.ndarray]:
+    """The Jacobian of the essay's row, without its factor rstd, by its three paths, from the recorded numbers."""
+    rows = re.findall(r"^ *(-?\d+\.\d) +(-?\d+\.\d{3}) ", outputs.load("one_row").text, re.M)
+    x_hat = np.array([float(normalised) for _, normalised in rows])
+    count = len(x_hat)
+    return {
+        "directly": np.eye(count),
+        "through the mean": np.full((count, count), -1 / count),
+        "through the variance": -np.outer(x_hat, x_hat) / count,
+    }
+
+
+def three_paths() -> str:
+    """Three matrices and their sum, the Jacobian of a row of eight: an entry is a square, filled where it is positive."""
+    parts = three_parts()
+    J = sum(parts.values(), np.zeros((8, 8)))
+    drawing = Drawing(
+        NARROW,
+        448,
+        "The Jacobian of eight numbers as a sum of three matrices of eight by eight: ones on the diagonal; the same small negative number "
+        "everywhere; and minus an outer product, whose signs form blocks. In the sum no entry is zero.",
+    )
+    cell = 20
+    for number, (words, matrix) in enumerate([*parts.items(), ("all three: the Jacobian", J)]):
+        left, top = 22 + 240 * (number % 2), 30 + 218 * (number // 2)
+        drawing.text(left + 4 * cell, top - 10, words, size=13)
+        drawing.box(left - 2, top - 2, 8 * cell + 4, 8 * cell + 4, thick=0.5)
+        for i, row in enumerate(matrix):
+            for j, value in enumerate(row):
+                side = max((cell - 2) * min(abs(value), 1) ** 0.5, 0)
+                if side > 0.5:
+                    at = (cell - side) / 2
+                    drawing.box(
+                        left + cell * j + at,
+                        top + cell * i + at,
+                        side,
+                        side,
+                        shade=0.75 if value > 0 else 0,
+                        thick=1,
+                        radius=1,
+                    )
+        if number < 3:
+            drawing.text(left + 8 * cell + 28, top + 4 * cell + 8, "+" if number < 2 else "=", size=22)
+    return drawing.svg()
+
+
 def backward_flow() -> str:
     """From dy to the five gradients: what stays in its row, and what is a sum over all rows."""
     drawing = Drawing(
@@ -531,6 +577,7 @@ FILES = {
     "autograd_nodes.svg": autograd_nodes,
     "through_memory.svg": through_memory,
     "one_moves_all.svg": one_moves_all,
+    "three_paths.svg": three_paths,
     "backward_flow.svg": backward_flow,
     "two_rows.svg": two_rows,
     "kept_between.svg": kept_between,

@@ -353,6 +353,16 @@ def test_what_the_swap_gains_is_the_record_s():
 # ---- Puzzles 23, 24 and 25 ----------------------------------------------------------------------------------
 
 
+def test_three_paths_add_up_to_the_jacobian_and_delta_s_two_ways_to_one_number():
+    rows = re.findall(r"^ +(-?\d.*)$", (BOOK / "outputs" / "one_row.txt").read_text(), re.M)
+    _, _, g, _, dx, _ = np.array([row.split() for row in rows], float).T
+    rstd = float(present(re.search(r"rstd (\S+)", (BOOK / "outputs" / "one_row.txt").read_text()))[1])
+    J = sum(layer_figures.three_parts().values(), np.zeros((8, 8)))
+    np.testing.assert_allclose(rstd * J @ g, dx, atol=2e-3)
+    sums = [said for said in words(attention_figures.collapse()) if said.startswith("sum")]
+    assert len(sums) == 2 and len(set(sums)) == 1
+
+
 def test_the_jacobian_of_softmax_has_rows_that_add_up_to_nothing():
     p, J = backward_figures.softmax(np.array(backward_figures.LOGITS)), attention_figures.softmax_jacobian()
     np.testing.assert_allclose(J, np.diag(p) - np.outer(p, p), atol=1e-9)

@@ -6,6 +6,7 @@ down to the right one. Of several causes the first is named, and what follows fr
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from harness.check.diagnose import (
     FIRST_CAUSES,
@@ -19,7 +20,7 @@ from harness.check.diagnose import (
 from harness.check.evidence import Evidence
 from harness.check.places import finding_lines, has_merged_line, touches
 from harness.check.ran import Device, Outcome
-from harness.check.reference import Reference, evidence, judge_variant, repeat
+from harness.check.reference import Reference
 from harness.check.results import Comparison, GateResult, VariantResult, leave_unsolved, right_in_all
 from harness.check.source_faults import Fault, faults
 from harness.check.upstream import blame_gates, blame_quantities, point_back
@@ -93,7 +94,7 @@ class Judge:
         judged = [q for gate in attempted for q in (*gate.own, *gate.given)]
         wanted = [q for q in dict.fromkeys((*self.quantities, *judged)) if q not in waiting]
         comparisons = [
-            Comparison(case, judge_variant(self.reference, case, device.target, name, outputs, wanted))
+            Comparison(case, self.reference.judged(case, device.target, name, outputs, wanted))
             for case in cases
             if (outputs := outcome.outputs.get(case.name)) is not None
         ]
@@ -124,10 +125,8 @@ class Judge:
         """
         name, written = result.variant, self.puzzle.writes(result.variant)
         asked = [q for q in self.repeated if q in written and q not in result.unsolved]
-        result.repeats = repeat(
-            lambda: device.outputs(name, hard, self.reference),
-            self.reference, hard, device.target, name, asked, self.runs,
-        )  # fmt: skip
+        again = partial(device.outputs, name, hard, self.reference)
+        result.repeats = self.reference.repeated(again, hard, device.target, name, asked, self.runs)
         for gate in result.gates:
             gate.repeats = {q: repeats for q, repeats in result.repeats.items() if q in gate.gate.own}
             if gate.state == "correct" and not all(repeats.ok for repeats in gate.repeats.values()):
@@ -144,7 +143,7 @@ class Judge:
             for q, verdict in c.verdicts.items():
                 if not verdict.ok:
                     got = outcome.outputs[c.case.name][q]
-                    shown = evidence(puzzle, self.reference, c.case, device.target, q, got, verdict)
+                    shown = self.reference.evidence(c.case, device.target, q, got, verdict)
                     wrong.setdefault(q, []).append(shown)
         return {
             q: diagnose(puzzle, q, cases, name=puzzle.printed(q), gate=hints.get(q), right=right)

@@ -13,11 +13,10 @@ import torch
 
 from harness.check.accesses import Accesses, Line, Place, Source, Thread
 from harness.check.blame import Fault, blame
-from harness.check.compare import Verdict
 from harness.check.diagnose import FOUND
 from harness.check.gates import Checker
 from harness.check.ran import STEPS
-from harness.check.reference import Reference, evidence, judge_variant
+from harness.check.reference import Reference
 from harness.check.results import GateResult
 from harness.console import shown
 from harness.devices.recorder import Recording, record
@@ -194,7 +193,7 @@ def take(
     while True:
         case = left.pop(0)
         mine = run(puzzle, recording, gate, case, checker, here)
-        wrong = wrong_elements(puzzle, gate, case, checker, mine)
+        wrong = wrong_elements(gate, case, checker, mine)
         shows = wrong or mine.failure or causes(mine.findings, result, symptoms=True)
         if not left or result.state == "correct" or shows:
             break
@@ -242,7 +241,9 @@ def run(
     side = replayed(puzzle, recording, gate, case, checker, source, {})
     own = (*gate.quantities, *gate.given)
     saved = [quantity for quantity in puzzle.saved(gate.variant) if quantity not in own]
-    if side.failure or all(verdict(puzzle, gate, case, checker, side, name).ok for name in saved):
+    if side.failure or all(
+        v.ok for v in checker.reference.judged(case, VIRTUAL, gate.variant, side.outputs, saved).values()
+    ):
         return side
     given = checker.reference.saved(case, VIRTUAL, gate.variant)
     given = {name: tensor for name, tensor in given.items() if name in saved}
@@ -272,21 +273,14 @@ def replayed(
     return Side(Accesses(replay.gpu.launches, source), outputs, findings, failure)
 
 
-def verdict(puzzle: Puzzle, gate: Gate, case: Case, checker: Checker, side: Side, quantity: str) -> Verdict:
-    """The verdict on one quantity of a run."""
-    judged = judge_variant(checker.reference, case, VIRTUAL, gate.variant, side.outputs, [quantity])
-    return judged[quantity]
-
-
-def wrong_elements(puzzle: Puzzle, gate: Gate, case: Case, checker: Checker, side: Side) -> list[Wrong]:
+def wrong_elements(gate: Gate, case: Case, checker: Checker, side: Side) -> list[Wrong]:
     """The wrong quantities of a gate, each with its wrong elements, in the order in which they are written."""
     out: list[Wrong] = []
-    for quantity in (*gate.given, *gate.quantities) if side.outputs else ():
-        judged = verdict(puzzle, gate, case, checker, side, quantity)
-        if judged.ok:
-            continue
-        compared = evidence(
-            puzzle, checker.reference, case, VIRTUAL, quantity, side.outputs[quantity], judged
+    asked = (*gate.given, *gate.quantities) if side.outputs else ()
+    judged = checker.reference.judged(case, VIRTUAL, gate.variant, side.outputs, asked)
+    for quantity in (quantity for quantity, verdict in judged.items() if not verdict.ok):
+        compared = checker.reference.evidence(
+            case, VIRTUAL, quantity, side.outputs[quantity], judged[quantity]
         )
         flat = np.flatnonzero(compared.wrong)
         if not len(flat):

@@ -110,14 +110,12 @@ class Simulated:
         self._replays: dict[str, Replay] = {}
 
     def outcome(self, variant: str, cases: Sequence[Case], reference: "Reference") -> Outcome:
-        from harness.check.reference import judge_variant
-
         outcome, saved = self._replay(variant, cases, reference), reference.puzzle.saved(variant)
         if outcome.failure is None and not all(
             verdict.ok
             for case in cases
-            for verdict in judge_variant(
-                reference, case, self.target, variant, outcome.outputs[case.name], saved
+            for verdict in reference.judged(
+                case, self.target, variant, outcome.outputs[case.name], saved
             ).values()
         ):
             again = self._replay(variant, cases, reference, given=outcome)

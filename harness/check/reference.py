@@ -16,12 +16,13 @@ from harness.devices.poison import unwritten
 from harness.devices.targets import Target
 from harness.spec.puzzle import Arrays, Case, Puzzle
 
+Tensors = dict[str, torch.Tensor]
 SMALL = 2**16
 """Elements of all inputs of a case up to which PyTorch is asked with one thread."""
 
 
 @contextmanager
-def few_threads(tensors: dict[str, torch.Tensor]) -> Generator[None, None, None]:
+def few_threads(tensors: Tensors) -> Generator[None, None, None]:
     """One thread of PyTorch for small tensors: on a busy machine more of them take thirty times as long, waiting."""
     before = torch.get_num_threads()
     if sum(tensor.numel() for tensor in tensors.values()) <= SMALL:
@@ -49,14 +50,14 @@ class Reference:
     _baseline: dict[tuple[Case, str], Arrays] = field(default_factory=dict)
     _terms: dict[Case, dict[str, float]] = field(default_factory=dict)
 
-    def inputs(self, case: Case) -> dict[str, torch.Tensor]:
+    def inputs(self, case: Case) -> Tensors:
         """The input tensors of a case on the CPU, contiguous, each in the dtype that it has in this run."""
         return {
             name: torch.tensor(array).to(self._kind(name, array, self.dtype)).contiguous()
             for name, array in self.arrays(case).items()
         }
 
-    def strided_inputs(self, case: Case) -> dict[str, torch.Tensor]:
+    def strided_inputs(self, case: Case) -> Tensors:
         """The same with the strides of the arrays, for code that has to take every tensor as it comes."""
         arrays = self.arrays(case)
         return {name: strided(array, self._kind(name, array, self.dtype)) for name, array in arrays.items()}
@@ -91,11 +92,105 @@ class Reference:
             self._terms[case] = self.puzzle.terms(self.arrays(case))
         return self._terms[case]
 
-    def saved(self, case: Case, target: Target, variant: str) -> dict[str, torch.Tensor]:
+    def saved(self, case: Case, target: Target, variant: str) -> Tensors:
         """What a variant's forward pass hands to its backward pass, as it should be, in the dtypes of the run."""
         truth = self.truth(case, target)
         kinds = {name: self.puzzle.written_dtype(name, self.dtype) for name in self.puzzle.saved(variant)}
         return {name: torch.tensor(truth[name]).to(getattr(torch, kind)) for name, kind in kinds.items()}
+
+    # ---- What a device has written, beside this ----------------------------------------------------------------
+
+    def verdict(
+        self,
+        case: Case,
+        target: Target,
+        quantity: str,
+        got: torch.Tensor,
+        allowance: float = 1.0,
+        variant: str = "",
+        propagated: float = 0.0,
+    ) -> Verdict:
+        """The verdict on one quantity of a case, on the CPU; `allowance` and `propagated` are those of
+        `harness.check.compare.judge`.
+
+        A `variant` that the puzzle's reference answers by itself is measured by that answer.
+        """
+        baseline = self.baseline(case, target)
+        return judge(
+            values(got),
+            self.truth(case, target)[quantity],
+            baseline.get(f"{variant}.{quantity}", baseline[quantity]),
+            self.puzzle.written_dtype(quantity, self.dtype),
+            allowance=allowance,
+            poison=unwritten(got).numpy(),
+            terms=self.terms(case).get(quantity, 0.0),
+            propagated=propagated,
+        )
+
+    def judged(
+        self, case: Case, target: Target, variant: str, outputs: Tensors, quantities: Sequence[str]
+    ) -> dict[str, Verdict]:
+        """The verdict on each of some quantities that a variant writes; `outputs` holds what it has written.
+
+        One that is off is judged again with what the rounding of the saved quantities, where these are right, makes of it.
+        """
+        puzzle = self.puzzle
+
+        def verdict(quantity: str, propagated: float = 0.0) -> Verdict:
+            atomic = target.kind != "cpu" and (variant, quantity) in puzzle.atomic
+            s = allowance(atomic, puzzle.summands(case.dims))
+            return self.verdict(case, target, quantity, outputs[quantity], s, variant, propagated)
+
+        verdicts = {quantity: verdict(quantity) for quantity in quantities if quantity in outputs}
+        wrong = [quantity for quantity, each in verdicts.items() if not each.ok and not each.nonfinite]
+        if wrong:
+            kept = {q: values(outputs[q]) for q in puzzle.saved(variant) if verdict(q).ok}
+            moved = puzzle.propagated(self.arrays(case), kept)
+            verdicts |= {q: verdict(q, moved[q]) for q in wrong if q in moved}
+        return verdicts
+
+    def repeated(
+        self,
+        run: Callable[[], Tensors],
+        case: Case,
+        target: Target,
+        variant: str,
+        quantities: Sequence[str],
+        runs: int,
+    ) -> dict[str, Repeats]:
+        """Runs one case again and again: per quantity, bit-equal or the spread in ulps, and how many runs were wrong.
+
+        `run` gives what the variant writes, by quantity.
+        """
+        low: Arrays = {}
+        high: Arrays = {}
+        wrong = dict.fromkeys(quantities, 0)
+        for _ in range(runs):
+            outputs = run()
+            verdicts = self.judged(case, target, variant, outputs, quantities)
+            for quantity in quantities:
+                got = values(outputs[quantity])
+                low[quantity] = np.minimum(low.get(quantity, got), got)
+                high[quantity] = np.maximum(high.get(quantity, got), got)
+                wrong[quantity] += not verdicts[quantity].ok
+        return {
+            q: Repeats(
+                runs,
+                bool(np.array_equal(low[q], high[q])),
+                spread_in_ulps(low[q], high[q], self.puzzle.written_dtype(q, self.dtype)),
+                wrong[q],
+                target.kind != "cpu" and (variant, q) in self.puzzle.atomic,
+            )
+            for q in quantities
+        }
+
+    def evidence(
+        self, case: Case, target: Target, quantity: str, got: torch.Tensor, verdict: Verdict
+    ) -> Evidence:
+        """What the diagnosis of a wrong quantity needs to know about one case."""
+        truth = np.asarray(self.truth(case, target)[quantity], np.float64)
+        kind = self.puzzle.written_dtype(quantity, self.dtype)
+        return Evidence(case, self.arrays(case), values(got), truth, unwritten(got).numpy(), verdict, kind)
 
     def _autograd(self, arrays: Arrays, dtype: str, device: torch.device) -> Arrays:
         tensors = {
@@ -129,118 +224,3 @@ def strided(
 def values(tensor: torch.Tensor) -> np.ndarray:
     """The values of a tensor on the CPU, in float64."""
     return tensor.to(torch.float64).numpy()
-
-
-def verdict_on(
-    puzzle: Puzzle,
-    reference: Reference,
-    case: Case,
-    target: Target,
-    quantity: str,
-    got: torch.Tensor,
-    allowance: float = 1.0,
-    variant: str = "",
-    propagated: float = 0.0,
-) -> Verdict:
-    """The verdict on one quantity of a case, on the CPU; `allowance` and `propagated` are those of
-    `harness.check.compare.judge`.
-
-    A `variant` that the puzzle's reference answers by itself is measured by that answer.
-    """
-    baseline = reference.baseline(case, target)
-    return judge(
-        values(got),
-        reference.truth(case, target)[quantity],
-        baseline.get(f"{variant}.{quantity}", baseline[quantity]),
-        puzzle.written_dtype(quantity, reference.dtype),
-        allowance=allowance,
-        poison=unwritten(got).numpy(),
-        terms=reference.terms(case).get(quantity, 0.0),
-        propagated=propagated,
-    )
-
-
-def judge_variant(
-    reference: Reference,
-    case: Case,
-    target: Target,
-    variant: str,
-    outputs: dict[str, torch.Tensor],
-    quantities: Sequence[str],
-) -> dict[str, Verdict]:
-    """The verdict on each of some quantities that a variant writes; `outputs` holds what it has written.
-
-    One that is off is judged again with what the rounding of the saved quantities, where these are right, makes of it.
-    """
-    puzzle = reference.puzzle
-
-    def verdict(quantity: str, propagated: float = 0.0) -> Verdict:
-        atomic = target.kind != "cpu" and (variant, quantity) in puzzle.atomic
-        s, got = allowance(atomic, puzzle.summands(case.dims)), outputs[quantity]
-        return verdict_on(puzzle, reference, case, target, quantity, got, s, variant, propagated)
-
-    verdicts = {quantity: verdict(quantity) for quantity in quantities if quantity in outputs}
-    wrong = [quantity for quantity, each in verdicts.items() if not each.ok and not each.nonfinite]
-    if wrong:
-        kept = {q: values(outputs[q]) for q in puzzle.saved(variant) if verdict(q).ok}
-        moved = puzzle.propagated(reference.arrays(case), kept)
-        verdicts |= {quantity: verdict(quantity, moved[quantity]) for quantity in wrong if quantity in moved}
-    return verdicts
-
-
-def repeat(
-    run: Callable[[], dict[str, torch.Tensor]],
-    reference: Reference,
-    case: Case,
-    target: Target,
-    variant: str,
-    quantities: Sequence[str],
-    runs: int,
-) -> dict[str, Repeats]:
-    """Runs one case again and again: per quantity, bit-equal or the spread in ulps, and how many runs were wrong.
-
-    `run` gives what the variant writes, by quantity.
-    """
-    low: dict[str, np.ndarray] = {}
-    high: dict[str, np.ndarray] = {}
-    wrong = dict.fromkeys(quantities, 0)
-    puzzle = reference.puzzle
-    for _ in range(runs):
-        outputs = run()
-        verdicts = judge_variant(reference, case, target, variant, outputs, quantities)
-        for quantity in quantities:
-            got = values(outputs[quantity])
-            low[quantity] = np.minimum(low.get(quantity, got), got)
-            high[quantity] = np.maximum(high.get(quantity, got), got)
-            wrong[quantity] += not verdicts[quantity].ok
-    return {
-        quantity: Repeats(
-            runs,
-            bool(np.array_equal(low[quantity], high[quantity])),
-            spread_in_ulps(low[quantity], high[quantity], puzzle.written_dtype(quantity, reference.dtype)),
-            wrong[quantity],
-            target.kind != "cpu" and (variant, quantity) in puzzle.atomic,
-        )
-        for quantity in quantities
-    }
-
-
-def evidence(
-    puzzle: Puzzle,
-    reference: Reference,
-    case: Case,
-    target: Target,
-    quantity: str,
-    got: torch.Tensor,
-    verdict: Verdict,
-) -> Evidence:
-    """What the diagnosis of a wrong quantity needs to know about one case."""
-    return Evidence(
-        case,
-        reference.arrays(case),
-        values(got),
-        np.asarray(reference.truth(case, target)[quantity], np.float64),
-        unwritten(got).numpy(),
-        verdict,
-        puzzle.written_dtype(quantity, reference.dtype),
-    )

@@ -17,7 +17,7 @@ import torch
 from harness.check.diagnose import Evidence
 from harness.check.gradients import gradients_or_none
 from harness.check.python_files import Module, PythonChecker, as_tuple, describe, explain, load
-from harness.check.reference import Reference, evidence, verdict_on
+from harness.check.reference import Reference
 from harness.check.results import Comparison, GateResult
 from harness.devices.processes import START, RankFailed, run_ranks
 from harness.devices.targets import Target
@@ -58,14 +58,11 @@ class TorchChecker(PythonChecker):
                 where = f"in case '{case.name}'"
                 outputs = self._run(asked, path, case)
                 verdicts = {
-                    name: verdict_on(self.puzzle, self.reference, case, CPU, name, got)
-                    for name, got in outputs.items()
+                    name: self.reference.verdict(case, CPU, name, got) for name, got in outputs.items()
                 }
                 result.comparisons.append(Comparison(case, verdicts))
                 for name in (name for name, verdict in verdicts.items() if not verdict.ok):
-                    compared = evidence(
-                        self.puzzle, self.reference, case, CPU, name, outputs[name], verdicts[name]
-                    )
+                    compared = self.reference.evidence(case, CPU, name, outputs[name], verdicts[name])
                     wrong.setdefault(name, []).append(compared)
             if not wrong:
                 case = min(cases, key=self._elements)

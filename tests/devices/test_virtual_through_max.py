@@ -16,7 +16,7 @@ gpu = inprocess.start()
 from max.driver import Accelerator
 from harness.check import tensors
 from harness.check.ran import of_variant
-from harness.check.reference import Reference, judge_variant
+from harness.check.reference import Reference
 from harness.devices import graphs
 from harness.devices.targets import Target
 from harness.puzzles.p22.spec import PUZZLE
@@ -31,7 +31,7 @@ right = {}
 for case in PUZZLE.cases(None):
     if case.name in ("chapter", "odd sizes"):
         outputs = of_variant(tensors.execute(PUZZLE, program, target, reference.inputs(case), case.dims), "fused")
-        verdicts = judge_variant(reference, case, target, "fused", outputs, list(outputs))
+        verdicts = reference.judged(case, target, "fused", outputs, list(outputs))
         right[case.name] = {name: verdict.ok for name, verdict in verdicts.items()}
 errors = [str(error) for error in inprocess.device().errors]
 print(json.dumps([device.architecture_name, right, [f.kind for f in gpu.findings if f.is_error], errors]))

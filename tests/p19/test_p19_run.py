@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from harness.check.ran import of_variant
-from harness.check.reference import Reference, judge_variant
+from harness.check.reference import Reference
 from harness.devices import graphs
 from harness.devices.targets import cpu
 from harness.puzzles.p19.spec import PUZZLE
@@ -139,7 +139,7 @@ def test_the_cpu_graph_writes_every_element(solved):
     outputs = tensors.execute(PUZZLE, program, cpu(), reference.inputs(case), case.dims)
     for gate in PUZZLE.gates:
         (quantity,) = gate.quantities
-        verdicts = judge_variant(reference, case, cpu(), gate.id, of_variant(outputs, gate.id), [quantity])
+        verdicts = reference.judged(case, cpu(), gate.id, of_variant(outputs, gate.id), [quantity])
         assert verdicts[quantity].ok, gate.id
         assert torch.isfinite(outputs[f"{gate.id}.{quantity}"].float()).all()
 

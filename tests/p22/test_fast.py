@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from harness.check.compare import EPSILON
-from harness.check.reference import Reference, judge_variant
+from harness.check.reference import Reference
 from harness.devices.kernel_cache import WHAT
 from harness.devices.recorder import LAUNCHER, RecordedLaunch, RecordedTensor, Recording, parse
 from harness.devices.replay import Replay
@@ -109,7 +109,7 @@ def replayed(players, case: Case, dtype: str, blocks: str = "natural"):
 @pytest.mark.parametrize("case", [*PUZZLE.cases(None), *extra()], ids=lambda case: case.name)
 def test_right_on_the_virtual_gpu_without_a_finding(players, case, dtype):
     outputs, gpu, reference = replayed(players, case, dtype)
-    verdicts = judge_variant(reference, case, VIRTUAL, "fast", outputs, QUANTITIES)
+    verdicts = reference.judged(case, VIRTUAL, "fast", outputs, QUANTITIES)
     assert {name: verdict for name, verdict in verdicts.items() if not verdict.ok} == {}
     assert not gpu.findings, gpu.findings[0].text()
 

@@ -8,6 +8,7 @@ import os
 import platform
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ import torch
 from harness.check import tensors
 from harness.check.compare import EPSILON
 from harness.check.ran import Compiled, of_variant
-from harness.check.reference import Reference, judge_variant, repeat
+from harness.check.reference import Reference
 from harness.devices.targets import cpu
 from harness.spec.puzzle import Case
 from harness.toolchain.packages import run_mojo
@@ -41,7 +42,7 @@ def wrong(puzzle, program, dtype, case, seed=0) -> dict[str, tuple[float, float]
     """Quantity -> error and limit, of those that are not within their limit in one case."""
     reference = Reference(puzzle, dtype, seed)
     outputs = tensors.execute(puzzle, program, cpu(), reference.inputs(case))
-    verdicts = judge_variant(reference, case, cpu(), "fast", of_variant(outputs, "fast"), list(QUANTITIES))
+    verdicts = reference.judged(case, cpu(), "fast", of_variant(outputs, "fast"), list(QUANTITIES))
     return {name: (verdict.error, verdict.limit) for name, verdict in verdicts.items() if not verdict.ok}
 
 
@@ -168,15 +169,8 @@ def test_every_run_gives_the_same_bits(puzzle, fast_program):
     reference = Reference(puzzle, "float32", 0)
     program = fast_program("float32")
     device = Compiled(program, cpu())
-    by_quantity = repeat(
-        lambda: device.outputs("fast", MANY_BLOCKS, reference),
-        reference,
-        MANY_BLOCKS,
-        cpu(),
-        "fast",
-        QUANTITIES,
-        20,
-    )
+    again = partial(device.outputs, "fast", MANY_BLOCKS, reference)
+    by_quantity = reference.repeated(again, MANY_BLOCKS, cpu(), "fast", QUANTITIES, 20)
     assert all(repeats.bit_equal and not repeats.wrong_runs for repeats in by_quantity.values())
 
 

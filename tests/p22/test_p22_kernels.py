@@ -19,7 +19,7 @@ import torch
 from harness.check import tensors
 from harness.check.compare import EPSILON, relative_error
 from harness.check.ran import of_variant
-from harness.check.reference import Reference, judge_variant
+from harness.check.reference import Reference
 from harness.devices import poison
 from harness.devices.targets import cpu
 from harness.puzzles.p22 import spec as p22
@@ -45,7 +45,7 @@ def judged(puzzle, program):
         verdicts = {}
         for variant in puzzle.default_variants:
             quantities = [name.split(".")[1] for name in outputs if name.startswith(f"{variant}.")]
-            judged = judge_variant(reference, case, cpu(), variant, of_variant(outputs, variant), quantities)
+            judged = reference.judged(case, cpu(), variant, of_variant(outputs, variant), quantities)
             verdicts |= {f"{variant}.{quantity}": verdict for quantity, verdict in judged.items()}
         return outputs, verdicts
 

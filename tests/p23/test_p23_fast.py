@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from players import anew
 
-from harness.check.reference import Reference, judge_variant
+from harness.check.reference import Reference
 from harness.devices.recorder import Order, RecordedLaunch, record_many
 from harness.devices.replay import Replay
 from harness.devices.targets import Target
@@ -168,7 +168,7 @@ def test_right_in_the_puzzles_cases(puzzle_player, case):
     reference = Reference(PUZZLE, "bfloat16", seed=0)
     player = anew(puzzle_player)
     outputs = player.run("fast", case, reference.inputs(case))
-    verdicts = judge_variant(reference, case, VIRTUAL, "fast", outputs, QUANTITIES)
+    verdicts = reference.judged(case, VIRTUAL, "fast", outputs, QUANTITIES)
     assert {name: verdict for name, verdict in verdicts.items() if not verdict.ok} == {}
     assert not player.gpu.findings, player.gpu.findings[0].text()
 

@@ -11,7 +11,7 @@ from tiers import chosen
 from harness.check import zoo
 from harness.check.compare import judge
 from harness.check.gates import Checker
-from harness.check.reference import Reference, judge_variant
+from harness.check.reference import Reference
 from harness.devices.recorder import Order, record_many
 from harness.devices.targets import cpu
 from harness.learner import blanks
@@ -68,7 +68,7 @@ def test_the_mean_of_losses_that_are_rounded_as_they_may_be_is_right():
     moved = {name: exact[name] * (1 + 1.3e-6) for name in ("row_loss", "mean_loss")}
     for losses, right in ((moved["row_loss"], True), (exact["row_loss"], False)):
         outputs = exact | {"row_loss": losses, "mean_loss": moved["mean_loss"]}
-        verdicts = judge_variant(reference, case, cpu(), "loss", outputs, ["row_loss", "mean_loss"])
+        verdicts = reference.judged(case, cpu(), "loss", outputs, ["row_loss", "mean_loss"])
         assert verdicts["row_loss"].ok and verdicts["mean_loss"].ok == right
 
 

@@ -8,7 +8,7 @@ import pytest
 from typed import present
 
 from book.measure import virtual_speed as speed
-from harness.check.reference import Reference, judge_variant
+from harness.check.reference import Reference
 from harness.devices.recorder import Order, RecordedLaunch, record_many
 from harness.devices.replay import Replay
 from harness.devices.targets import Target
@@ -50,7 +50,7 @@ def test_right_in_every_block_order_and_without_a_finding(recordings, dtype, dim
     reference = Reference(PUZZLE, dtype, seed=0)
     player = Replay(recordings[dtype], PUZZLE, dtype, blocks=order)
     outputs = player.run(variant, case, reference.inputs(case))
-    verdicts = judge_variant(reference, case, VIRTUAL, variant, outputs, list(outputs))
+    verdicts = reference.judged(case, VIRTUAL, variant, outputs, list(outputs))
     assert {name for name, verdict in verdicts.items() if not verdict.ok} == set()
     assert {*PUZZLE.forward, *PUZZLE.backward} <= set(verdicts)
     assert not player.gpu.findings, player.gpu.findings[0].text()

@@ -14,7 +14,7 @@ import numpy as np
 
 from harness.check.diagnose import Evidence
 from harness.check.python_files import PythonChecker, describe, explain
-from harness.check.reference import Reference, evidence, verdict_on
+from harness.check.reference import Reference
 from harness.check.results import Comparison, GateResult
 from harness.check.upstream import sentence
 from harness.devices.processes import START, RankFailed, run_ranks
@@ -95,14 +95,14 @@ class RingChecker(PythonChecker):
             for name, array in outputs.items()
         }
         verdicts = {
-            name: verdict_on(self.puzzle, reference, case, CPU, name, tensor)
+            name: reference.verdict(case, CPU, name, tensor)
             for name, tensor in tensors.items()
             if name in result.gate.quantities  # what else is wrong then follows
         }
         result.comparisons.append(Comparison(case, verdicts))
         for name, verdict in verdicts.items():
             if not verdict.ok:
-                compared = evidence(self.puzzle, reference, case, CPU, name, tensors[name], verdict)
+                compared = reference.evidence(case, CPU, name, tensors[name], verdict)
                 wrong.setdefault(name, []).append(compared)
 
     def tensor(self, values: object):

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from rich.console import Console
 
 from harness.check.python_files import describe, load
-from harness.check.reference import Reference, verdict_on
+from harness.check.reference import Reference
 from harness.console import Parser, print_lines, shown
 from harness.devices.processes import RankFailed, run_ranks
 from harness.errors import BadUse, EnvironmentProblem, Unsolved, WorkbookError
@@ -199,7 +199,7 @@ def main(console: Console, arguments: Sequence[str] = ()) -> int:
     wrong: list[str] = []
     for name in EVERY:
         got = torch.from_numpy(layout.joined([each.values[name] for each in done], balanced))
-        verdict = verdict_on(PUZZLE, reference, case, CPU, name, got)
+        verdict = reference.verdict(case, CPU, name, got)
         if not verdict.ok:
             wrong.append(name)
         mark = "✅" if verdict.ok else "❌"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from harness.check.limits import check_dims
 from harness.check.options import OF_KERNELS, Options
+from harness.check.warm import FLAG
 from harness.console import Parser
 from harness.errors import BadUse
 from harness.invocation import command
@@ -202,6 +203,11 @@ def add_kernel_flags(
         help="block order of the virtual GPU: natural, reversed, shuffled or shuffled:SEED",
     )
     root.add_argument("--html", type=Path, metavar="FILE", help="where --show puts its page")
+    root.add_argument(
+        FLAG,
+        action="store_true",
+        help="judge in this process, not in the warm one that --gate starts and the next one finds",
+    )
     root.add_argument("--verbose", action="store_true", help="print the compiler's whole output")
 
 

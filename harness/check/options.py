@@ -92,6 +92,13 @@ class Options:
         return self.device == "virtual" or (self.device == "auto" and small)
 
     @property
+    def of_checker(self) -> dict[str, object]:
+        """The keywords of the checker of a file: the seed, and of the options of kernels those that are given."""
+        kernels = {name: getattr(self, name) for name in OF_KERNELS}
+        asked = {name: value for name, value in kernels.items() if value != getattr(Options, name)}
+        return {"seed": self.seed, **asked}
+
+    @property
     def cases(self) -> list[Case] | None:
         """The cases of --dims and --ranks; None, for the puzzle's own, without either."""
         if not self.dims and not self.ranks:

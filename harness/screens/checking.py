@@ -6,8 +6,9 @@ from rich.console import Console
 from rich.text import Text
 
 from harness.check.checkers import NARROW, checker_of
-from harness.check.options import OF_KERNELS, Options
+from harness.check.options import Options
 from harness.check.results import exit_code
+from harness.check.warm import WarmFirst, start
 from harness.console import page_width, print_lines, shown, write_json
 from harness.errors import WorkbookError
 from harness.learner.progress import Progress
@@ -44,13 +45,13 @@ def check_gates(console: Console, options: Options) -> tuple[int, dict[str, obje
     work, puzzle, cases = options.work, options.puzzle, options.cases
     rung, gates = work.rung, [options.gate] if options.gate else None
     blanks = work.blanks()
-    kernels = {name: getattr(options, name) for name in OF_KERNELS}
-    asked = {name: value for name, value in kernels.items() if value != getattr(Options, name)}
-    checker = checker_of(work, at_terminal=True, seed=options.seed, **asked)
+    checker = WarmFirst(lambda: checker_of(work, at_terminal=True, **options.of_checker))
     target = work.target
     if gates and work.in_package:
         ran = work.package
-        narrow = "dtype" not in asked and any(case.in_16_bits for case in cases or puzzle.cases(None))
+        narrow = "dtype" not in options.of_checker and any(
+            case.in_16_bits for case in cases or puzzle.cases(None)
+        )
         dtypes = f"{options.dtype}, then {NARROW}" if narrow else options.dtype
         about = f"ran {shown(ran.path)} (hash {ran.digest[:8]}), {dtypes}, seed {options.seed}, on the virtual GPU"
         print_lines(console, [Text(f"   {about}", style="dim")])
@@ -75,6 +76,7 @@ def check_gates(console: Console, options: Options) -> tuple[int, dict[str, obje
         print_lines(console, [Text(f"   (not noted as passed: only {words} were checked)", style="dim")])
     elif counts and (not was_solved or not gates) and (step := next_step(work, noted)):
         print_lines(console, [Text(f"   {step}", style="green")])
+    start()
     code = exit_code(results, wanted)
     about = {"rung": rung.id, "file": str(work.path), "dtype": options.dtype, "seed": options.seed}
     return code, report.gates_json(results, puzzle, **about, exit_code=code)

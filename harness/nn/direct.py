@@ -45,9 +45,9 @@ TF32, PAIRS = 1, 5
 WEIGHT, BIAS, INPUT, NORM = 1, 2, 4, 8
 """Gradients that are wanted, added: dW, db, dx, and dgamma with dbeta."""
 ALL_GRADIENTS = WEIGHT | BIAS | INPUT | NORM
-DLN_GIVEN, LN_OUT_TAKEN, FEW_ROWS = 16, 32, 64
+DLN_GIVEN, LN_OUT_TAKEN, FEW_ROWS, TRANSPOSED = 16, 32, 64, 128
 """Beside these for the module: dln has been multiplied, ln_out is wanted for the product dW; with both, that rows are few
-and dx apart from dln, so that one launch makes all the rest."""
+and dx apart from dln, so that one launch makes all the rest; ln_out is wanted transposed, in a launch of its own."""
 MOST_FEW_ROWS = 64
 """The most rows that are few: of more, adding columns row by row takes longer than a launch."""
 THROUGH_MODULE = ("fast", "pairs")
@@ -271,6 +271,11 @@ class LayerNormKernels(OnDevice):
                     gradient.zero_()
         return gradients
 
+    def reads_along_sums(self, plan: Plan) -> bool:
+        """Whether the library's product dW is faster by more than it costs to write ln_out transposed: in TF32, Hopper's tensor
+        cores read both factors along the sum, and the library turns those that lie otherwise as it goes."""
+        return self.hopper and plan.rows % 4 == 0 and kind_of(plan.dtype) == TF32
+
     def launch_gradients(
         self,
         plan: Plan,
@@ -457,8 +462,9 @@ class LayerNormKernels(OnDevice):
                 if few:
                     parts |= FEW_ROWS
                 if products.dW is not OWN and wanted & WEIGHT:
-                    ln_out = empty_strided((rows, stride), (stride, 1), dtype)
-                    parts = parts & ~WEIGHT | LN_OUT_TAKEN
+                    turned = not few and self.reads_along_sums(plan)
+                    ln_out = empty_strided((rows, stride), (1, rows) if turned else (stride, 1), dtype)
+                    parts = parts & ~WEIGHT | LN_OUT_TAKEN | (TRANSPOSED if turned else 0)
                 elif wanted & WEIGHT:
                     dW = empty_strided((O, H), (H, 1), dtype)
                 dgamma, dbeta, db = self.launch_gradients(

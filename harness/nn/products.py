@@ -47,6 +47,8 @@ of one column, and how much dearer a step of the narrowest tile is."""
 EMPTY_COLUMNS, EMPTY_ROWS = TILE_COLUMNS[-1] // 2, 8 * TILE_ROWS * PROCESSORS
 """Columns below which most of every tile is empty, and rows above which there are so many of them, eight rounds, that reading and
 writing come on top."""
+NARROW_ROWS = 2**16
+"""Rows of fewer columns than that from which on both products may be the library's on branches of their own."""
 STEP = 0.0023 * 1.15
 """Microseconds of a step of one column: as planned, and by how much the measured products are above."""
 LARGE, LARGE_COST = 2**37, 1.05
@@ -193,10 +195,14 @@ def chain_times(rows: int, H: int, O: int) -> Times:
 
 
 def branch_times(rows: int, H: int, O: int) -> Times:
-    """The longer branch, or the work of both where that fills the GPU. The library on both would want two workspaces."""
+    """The longer branch, or the work of both where that fills the GPU. The library on both wants two workspaces, which only many
+    narrow rows are worth."""
     apart = rows * O >= MANY_SUMS
     found = {}
-    for dln, dW in ((OWN, OWN), (OWN, LIBRARY), (LIBRARY, OWN)):
+    ways = [(OWN, OWN), (OWN, LIBRARY), (LIBRARY, OWN)]
+    if H < EMPTY_COLUMNS and rows >= NARROW_ROWS:
+        ways.append((LIBRARY, LIBRARY))
+    for dln, dW in ways:
         mine = own_cost(rows, H, O) if dln == OWN else library_cost(rows, H, O)
         other = own_cost(O, H, rows, shared=True) if dW == OWN else library_cost(O, H, rows)
         behind = 0 if dln == LIBRARY and rows <= FEW_ROWS else SUMS

@@ -131,7 +131,7 @@ class TorchModule:
             (H,),
             (O, H),
         ]
-        shapes += [(rows, stride), (rows, stride)]
+        shapes += [(rows, stride), (H, rows) if wanted & 128 else (rows, stride)]
         types = [*[dtype] * 7, wide, wide, *[dtype] * 5]
         tensors = [at(*each) for each in zip(addresses, shapes, types, strict=True)]
         dx, dgamma, dbeta, dW, db = tensors[:5]
@@ -153,7 +153,7 @@ class TorchModule:
         if dx is not None:
             dx.copy_(rstd[:, None] * (g - c2 - x_hat * c1))
         if taken is not None:
-            taken.zero_()[:, :H] = ln_out
+            taken.zero_()[:, : rows if wanted & 128 else H] = ln_out.T if wanted & 128 else ln_out
         if dW is not None:
             dW.copy_(dy.T @ ln_out)
         if db is not None:

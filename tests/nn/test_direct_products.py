@@ -53,6 +53,32 @@ def test_products_of_torch_between_the_rows(module, library, no_operator, dtype,
     assert module.calls[-1][2] == (2 + 4 + 8 + 16 + 32 + few if dtype.itemsize >= 4 else 15)
 
 
+@pytest.mark.parametrize(
+    ("rows", "hopper", "precision", "dtype", "transposed"),
+    [
+        (16, True, "tf32", torch.float32, True),
+        (16, True, "ieee", torch.float32, False),
+        (16, False, "tf32", torch.float32, False),
+        (15, True, "tf32", torch.float32, False),
+        (16, True, "tf32", torch.float64, False),
+        (4, True, "tf32", torch.float32, False),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("lies", ["row by row", "transposed"])
+def test_tf32_on_hopper_multiplies_dW_along_the_sum(
+    module, library, no_operator, monkeypatch, rows, hopper, precision, dtype, transposed, lies
+):
+    """ln_out transposed, but for rows that the library's loads do not divide, and few ones, of which one launch makes it."""
+    monkeypatch.setattr(present(direct.kernels.table[-1]), "hopper", hopper)
+    monkeypatch.setattr(torch.backends.cuda.matmul, "fp32_precision", precision)
+    inputs = make_inputs(dtype, (rows,))
+    if lies == "transposed":
+        inputs[3] = inputs[3].detach().t().contiguous().t().requires_grad_()
+    assert_as_good_as_torch(fused_layernorm_linear, inputs)
+    assert bool(module.calls[-1][2] & 128) == transposed
+
+
 @pytest.mark.parametrize("way", WAYS, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("sizes", [(7, 6), (8, 16), (16, 5)], ids=str)

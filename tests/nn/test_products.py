@@ -79,6 +79,14 @@ def test_a_product_of_few_tiles_and_long_sums_is_the_library_s():
     assert choose(8192, 1024, 4096, half, hopper=True).graph[1:] == (OWN, OWN)
 
 
+@pytest.mark.parametrize(
+    ("rows", "H", "both"), [(401408, 48, True), (65536, 32, True), (65535, 32, False), (401408, 64, False)]
+)
+def test_only_many_narrow_rows_are_worth_two_workspaces_of_the_library(rows, H, both):
+    choice = choose(rows, H, 96, half, hopper=True)
+    assert (choice.forked and choice.graph[1:] == (LIBRARY, LIBRARY)) == both
+
+
 def test_a_loop_that_waits_for_the_host_multiplies_by_itself():
     choice = choose(64, 768, 768, half, hopper=True)
     assert choice.loop == ALL_OWN != choice.graph

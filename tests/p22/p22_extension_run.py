@@ -14,6 +14,7 @@ import numpy as np
 
 from harness.toolchain import extension
 from harness.vgpu.driver import inprocess
+from harness.vgpu.driver.device import Op
 
 HOPPER = sys.argv[2:] == ["hopper"]
 virtual = inprocess.start(arch="sm_90a" if HOPPER else "sm_80")
@@ -127,10 +128,10 @@ def run(rows, H, O, wanted=15, offset=0, kind=0):
     return errors
 
 
-def run_rows(rows, H, O, wanted=15, kind=0, padding=0, few=False):
+def run_rows(rows, H, O, wanted=15, kind=0, padding=0, few=False, transposed=False):
     """What lies around the products, which are NumPy's here; the error of each result. Rows of what goes into a product and
     comes out of it may be longer than H; where they are `few`, one launch without scratch memory makes what is left of the
-    backward pass."""
+    backward pass. The backward pass's ln_out may be wanted `transposed`."""
     dtype = np.float64 if kind == 4 else np.float32
     stride = H + padding
 
@@ -141,6 +142,8 @@ def run_rows(rows, H, O, wanted=15, kind=0, padding=0, few=False):
     x, gamma, beta, W, dy = draw(rows, H), draw(H), draw(H), draw(O, H), draw(rows, O)
     shapes = {"ln_out": (rows, stride), "mean": (rows,), "rstd": (rows,)}
     shapes |= {"dx": (rows, H), "dgamma": (H,), "dbeta": (H,), "ln_out again": (rows, stride), "db": (O,)}
+    if transposed:
+        shapes["ln_out again"] = (H, rows)
     got = {name: on_device(np.full(shape, np.nan, dtype)) for name, shape in shapes.items()}
     dln = np.full((rows, stride), np.nan, dtype)
     dln[:, :H] = dy @ W
@@ -148,7 +151,13 @@ def run_rows(rows, H, O, wanted=15, kind=0, padding=0, few=False):
     given = {name: on_device(array) for name, array in given.items()}
     address = {name: buffer._data_ptr() for name, buffer in {**got, **given}.items()} | {"none": 0}
     # The caller's product dW has this project's ln_out; that of dln is given.
-    parts = wanted & ~1 | (32 if wanted & 1 else 0) | (16 if wanted & 12 else 0) | (64 if few else 0)
+    parts = (
+        wanted & ~1
+        | (32 if wanted & 1 else 0)
+        | (16 if wanted & 12 else 0)
+        | (64 if few else 0)
+        | (128 if transposed else 0)
+    )
     for launch, extra, names in (
         (module.forward_rows, 1e-5, "ln_out mean rstd x gamma beta"),
         (module.backward, parts, "dx dgamma dbeta none db dy x mean rstd gamma beta none dln ln_out_again"),
@@ -171,13 +180,37 @@ def run_rows(rows, H, O, wanted=15, kind=0, padding=0, few=False):
     dx = g - g.mean(1, keepdims=True) - x_hat * (g * x_hat).mean(1, keepdims=True)
     ln_out = np.pad(x_hat * gamma + beta, ((0, 0), (0, padding)))
     truth = {"ln_out": ln_out, "mean": mean, "rstd": rstd, "dx": rstd[:, None] * dx}
-    truth |= {"dgamma": (dln * x_hat).sum(0), "dbeta": dln.sum(0), "ln_out again": ln_out, "db": dy.sum(0)}
+    truth |= {"dgamma": (dln * x_hat).sum(0), "dbeta": dln.sum(0), "db": dy.sum(0)}
+    truth["ln_out again"] = ln_out.T if transposed else ln_out
     return {name: error_of(got[name].to(CPU()).to_numpy(), exact) for name, exact in truth.items()}
 
 
 def error_of(got, exact):
     """The largest error by the largest value, or "untouched"."""
     return "untouched" if np.isnan(got).all() else float(np.abs(got - exact).max() / np.abs(exact).max())
+
+
+def maps_encoded(call):
+    """How often the driver is asked for a tensor map meanwhile."""
+    driver, asked = inprocess.device(), []
+    answer = driver.handle
+    driver.handle = lambda op, *rest: asked.append(op) or answer(op, *rest)
+    call()
+    driver.handle = answer
+    return asked.count(Op.ENCODE_TENSOR_MAP)
+
+
+def run_maps():
+    """How many maps a forward pass encodes: the first time, the second, and with fewer rows at the same addresses."""
+    H, O = 264, 64
+    need = module.forward(0, 0, 0, 0, 2, 16, H, O, 1e-5, *[0] * 8)
+    memory = on_device(np.zeros(1 << 20, np.uint8))
+    lent, *tensors = (memory._data_ptr() + (1 << 16) * place for place in range(9))
+
+    def forward(rows):
+        return lambda: module.forward(gpu, stream, lent, need, 2, rows, H, O, 1e-5, *tensors)
+
+    return [maps_encoded(forward(rows)) for rows in (16, 16, 8)]
 
 
 def run_hopper():
@@ -226,7 +259,8 @@ def run_hopper():
     launches = [[launch.name, list(launch.grid)] for launch in virtual.launches]
     narrow = [name for name, (_, kind, _) in cases.items() if kind == 3]
     findings = [f.text() for f in virtual.findings]
-    return {"errors": errors, "pairs": pairs, "narrow": narrow, "launches": launches, "findings": findings}
+    told = {"errors": errors, "pairs": pairs, "narrow": narrow, "launches": launches, "findings": findings}
+    return told | {"maps": run_maps()}
 
 
 if HOPPER:
@@ -274,6 +308,9 @@ print(
             "whole vectors, padded, ln_out alone": run_rows(*VECTORS, wanted=1, padding=4),
             "rows, frozen input": run_rows(*VECTORS, wanted=11),
             "rows, float64": run_rows(*LARGER, kind=4),
+            "rows, ln_out transposed": run_rows(70, 45, 8, transposed=True),
+            "rows, all transposed, float64": run_rows(33, 64, 8, kind=4, transposed=True),
+            "rows, transposed, ln_out alone": run_rows(70, 45, 8, wanted=1, transposed=True),
             "few rows": run_rows(*VECTORS, few=True),
             "few rows, padded": run_rows(*LARGER, padding=7, few=True),
             "few rows, frozen bias": run_rows(*MANY, wanted=13, few=True),

@@ -16,7 +16,7 @@ that waits for no dln (`fast_ln_out.mojo`).
 from .fast_backward_launches import launch_ln_backward_fast
 from .fast_few_rows import launch_ln_backward_few
 from .fast_forward import launch_layernorm_fast
-from .fast_ln_out import launch_ln_out
+from .fast_ln_out import launch_ln_out, launch_ln_out_transposed
 from .fast_padded import Factor, launch_aligned, lies_aligned
 from .fast_rows import DX, LN_OUT, SUMS
 from .fast_sums import DIRECT_ROWS, Shares, launch_bias_partials, launch_finish_sums
@@ -81,6 +81,8 @@ comptime DLN_GIVEN = 16
 """Beside these: the caller has multiplied dln."""
 comptime LN_OUT_TAKEN = 32
 """Likewise: the caller multiplies dW, from ln_out."""
+comptime TRANSPOSED = 128
+"""Beside LN_OUT_TAKEN: ln_out is wanted as [H, rows]."""
 comptime FEW_ROWS = 64
 """Beside the other two: the rows are few, and dx does not lie over dln."""
 
@@ -130,7 +132,9 @@ def launch_gradients[
             dln = t.grad_input.as_imm()
         else:
             dln = launcher.workspace[dtype]("dln", Int(rows) * Int(H)).as_imm()
-    if wanted & LN_OUT_TAKEN != 0:
+    if wanted & TRANSPOSED != 0:
+        launch_ln_out_transposed(launcher, t, taken_ln_out)
+    elif wanted & LN_OUT_TAKEN != 0:
         ln_out = taken_ln_out
         parts |= LN_OUT
     elif wanted & WEIGHT != 0:

@@ -10,10 +10,13 @@ speaks of, and its page says so.
 import csv
 import hashlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+
+from harness.toolchain.mojo_items import Items
+from harness.toolchain.mojo_items import read as read_items
 
 ROOT = Path(__file__).absolute().parents[2]
 FOLDER = ROOT / "book" / "records"
@@ -189,19 +192,19 @@ def code(text: str) -> str:
     return "\n".join(line for line in lines if line)
 
 
-def kernel_files(puzzle: str, root: Path) -> Iterator[Path]:
-    """The Mojo files of a puzzle's solution, with what it links to."""
-    folder = root / "solutions" / puzzle
-    for path in sorted(folder.glob("*.mojo")) + sorted((folder / "op").glob("*.mojo")):
-        if path.stem != "record":
-            yield path
-    yield from sorted((root / "solutions" / "shared").glob("*.mojo"))
-
-
 @cache
 def kernels_of(puzzle: str, root: Path = ROOT) -> str:
-    """A hash of the code of a puzzle's kernels."""
+    """A hash of the code of a puzzle's kernels: that of its own files, and of the shared ones what these import and what that needs."""
+    folder = root / "solutions"
+    files = sorted((folder / puzzle).glob("*.mojo")) + sorted((folder / puzzle / "op").glob("*.mojo"))
+    own = {path.name: path.read_text(encoding="utf-8") for path in files if path.stem != "record"}
+    shared = Items(
+        {path.name: path.read_text(encoding="utf-8") for path in (folder / "shared").glob("*.mojo")}
+    )
+    imports = [each for name, text in own.items() for each in read_items(name, text).imports]
+    names = [name for each in imports if "shared" in each.module.split(".") for name, _ in each.names]
+    needed = [(item.name, item.text) for item in shared.needed(names)]
     digest = hashlib.sha256()
-    for path in kernel_files(puzzle, root):
-        digest.update(f"{path.name}\n{code(path.read_text(encoding='utf-8'))}\n".encode())
+    for name, text in [*own.items(), *needed]:
+        digest.update(f"{name}\n{code(text)}\n".encode())
     return digest.hexdigest()[:12]

@@ -72,6 +72,25 @@ def test_a_changed_kernel_makes_a_record_old_and_a_changed_comment_does_not(tmp_
     assert dataclasses.replace(MEASURED, kernels={"p22": record.kernels_of("p22")}).changed == []
 
 
+def test_of_the_shared_code_only_what_a_puzzle_needs_makes_its_records_old(tmp_path):
+    op, shared = tmp_path / "solutions" / "p1" / "op", tmp_path / "solutions" / "shared"
+    op.mkdir(parents=True)
+    shared.mkdir()
+    (op / "kernel.mojo").write_text("from .shared.rows import total\n\ndef f():\n    total()\n")
+    (shared / "words.mojo").write_text("def word():\n    a()\n")
+    rows = "from .words import word\n\ndef total():\n    word()\n\n\ndef other():\n    b()\n"
+    hashes = []
+    for name, text in (
+        ("rows", rows),
+        ("rows", rows.replace("b()", "c()")),
+        ("words", "def word():\n    b()\n"),
+    ):
+        (shared / f"{name}.mojo").write_text(text)
+        record.kernels_of.cache_clear()
+        hashes.append(record.kernels_of("p1", tmp_path))
+    assert hashes[0] == hashes[1] != hashes[2]
+
+
 SCRIPT = """
 import sys
 with open(sys.argv[1], "w") as file:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from harness.puzzles.rows import or_0
 from harness.spec.derivation import Derivation, Mistake, Step
 from harness.spec.puzzle import Symptom
 
@@ -142,11 +143,6 @@ class Online:
     def rows(self, weights: np.ndarray) -> np.ndarray:
         """Weights of the exponentials as rows [..., columns]."""
         return weights.swapaxes(-3, -2).reshape(*weights.shape[:-3], -1)[..., : self.columns]
-
-
-def or_0(largest: np.ndarray) -> np.ndarray:
-    """What is subtracted from scores: the largest, and 0 where that is -inf."""
-    return np.where(np.isneginf(largest), 0.0, largest)
 
 
 def later(factors: np.ndarray) -> np.ndarray:

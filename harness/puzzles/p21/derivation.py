@@ -9,18 +9,13 @@ from collections.abc import Mapping
 import numpy as np
 
 from harness.puzzles import formulas
+from harness.puzzles.rows import softmax
 from harness.spec.derivation import Mistake, Step, derive_by
 
 EPS = 1e-5
 """What is added to the variance."""
 ROW_THREADS = 128
 """Threads that share a row."""
-
-
-def softmax(x: np.ndarray) -> np.ndarray:
-    """exp(x) over its sum along the last axis, shifted by the largest."""
-    exps = np.exp(x - x.max(-1, keepdims=True))
-    return exps / exps.sum(-1, keepdims=True)
 
 
 STEPS: Mapping[str, Step] = {

@@ -9,22 +9,18 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from harness.puzzles.rows import gathered, or_0, or_1, repeated, transposed
 from harness.spec.derivation import Derivation, Step, as_dtype
-
-
-def transposed(array: np.ndarray) -> np.ndarray:
-    """The matrices of an array with rows and columns exchanged."""
-    return array.swapaxes(-1, -2)
-
-
-def shift(largest: np.ndarray) -> np.ndarray:
-    """What is subtracted from a row before the exponential: its largest score, or 0 where all are -inf."""
-    return np.where(np.isneginf(largest), 0.0, largest)
 
 
 def share(weights: np.ndarray, total: np.ndarray) -> np.ndarray:
     """Weights as shares of their row's total; 0 where all of them are."""
-    return np.where(total == 0, 0.0, weights / np.where(total == 0, 1.0, total))
+    return np.where(total == 0, 0.0, weights / or_1(total))
+
+
+def lse_of(v: Derivation, total: np.ndarray) -> np.ndarray:
+    """[B, N, S]: the lse with a total [B, N, S, 1]."""
+    return np.where(total == 0, -np.inf, or_0(v.largest) + np.log(or_1(total)))[..., 0]
 
 
 STEPS = {
@@ -32,12 +28,10 @@ STEPS = {
     "scores": lambda v: v.scale * (v.query @ transposed(v.key)),
     "masked": lambda v: v.scores + v.mask,
     "largest": lambda v: v.masked.max(-1, keepdims=True),
-    "weights": lambda v: np.exp(v.masked - shift(v.largest)),
+    "weights": lambda v: np.exp(v.masked - or_0(v.largest)),
     "total": lambda v: v.weights.sum(-1, keepdims=True),
     "probabilities": lambda v: share(v.weights, v.total),
-    "lse": lambda v: np.where(
-        v.total == 0, -np.inf, shift(v.largest) + np.log(np.where(v.total == 0, 1.0, v.total))
-    )[..., 0],
+    "lse": lambda v: lse_of(v, v.total),
     "delta": lambda v: v.dot[..., 0],
     "output": lambda v: v.probabilities @ v.value,
     "grad_value": lambda v: transposed(v.probabilities) @ v.grad_output,
@@ -50,18 +44,6 @@ STEPS = {
     "grad_attn_mask": lambda v: v.grad_mask[None, None],
     "transposed_product": lambda v: transposed(v.query) @ v.grad_output,
 }
-
-
-def repeated(array: np.ndarray, query: np.ndarray) -> np.ndarray:
-    """Key or value [B, G, T, d] with a head for each one of the query [B, N, S, d]."""
-    return array.repeat(query.shape[1] // array.shape[1], 1)
-
-
-def gathered(gradient: np.ndarray, key: np.ndarray) -> np.ndarray:
-    """The gradient [B, N, T, d] of what `repeated` returns, as that of the key or value [B, G, T, d] itself."""
-    *lead, heads, T, d = gradient.shape
-    G = key.shape[1]
-    return gradient.reshape(*lead, G, heads // G, T, d).sum(-3)
 
 
 def derive(

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from harness.puzzles import formulas
-from harness.puzzles.p23.derivation import share, shift, transposed
+from harness.puzzles.p23.derivation import lse_of, share
+from harness.puzzles.rows import or_0, or_1, softmax, transposed
 from harness.spec.derivation import Derivation, Mistake, Step
 
 TILE = 16
@@ -112,9 +113,9 @@ def tile_transposed(array: np.ndarray) -> np.ndarray:
 
 def by_query(v: Derivation) -> np.ndarray:
     """The softmax taken over the queries, not the keys."""
-    weights = np.exp(v.masked - shift(v.masked.max(-2, keepdims=True)))
+    weights = np.exp(v.masked - or_0(v.masked.max(-2, keepdims=True)))
     total = weights.sum(-2, keepdims=True)
-    return np.where(total == 0, 0.0, weights / np.where(total == 0, 1.0, total))
+    return weights / or_1(total)
 
 
 def heads(array: np.ndarray, index: Callable[[np.ndarray, int, int], np.ndarray]) -> np.ndarray:
@@ -145,17 +146,7 @@ def in_float32(function: Callable, array: np.ndarray) -> np.ndarray:
 
 def lse_or_0(v: Derivation) -> np.ndarray:
     """[B, N, S, 1]: lse, and 0 for a row that sees no key."""
-    return shift(v.lse[..., None])
-
-
-def lse_of(v: Derivation, total: np.ndarray) -> np.ndarray:
-    """[B, N, S]: the lse with another total [B, N, S, 1]."""
-    return np.where(total == 0, -np.inf, shift(v.largest) + np.log(or_1(total)))[..., 0]
-
-
-def or_1(total: np.ndarray) -> np.ndarray:
-    """A total as a divisor: 1 where it is 0."""
-    return np.where(total == 0, 1.0, total)
+    return or_0(v.lse[..., None])
 
 
 def own_keys(v: Derivation) -> np.ndarray:
@@ -189,12 +180,6 @@ def last_tile(array: np.ndarray, axis: int = -1) -> np.ndarray:
     first = (kept.shape[-1] - 1) // TILE * TILE
     kept[..., first:] = np.moveaxis(array, axis, -1)[..., first:]
     return np.moveaxis(kept, -1, axis)
-
-
-def softmax(scores: np.ndarray) -> np.ndarray:
-    """The softmax of scores without a mask."""
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    return weights / weights.sum(-1, keepdims=True)
 
 
 def head_of(v: Derivation) -> np.ndarray:
@@ -321,14 +306,14 @@ FLASH = (
     Mistake("last-tile-alone", "of the last tile of keys alone: what came before is overwritten",
             misreading(last_tile, "probabilities", "grad_scores", steps=("output", "grad_query"))),
     Mistake("past-the-end-counted", "with the total counting keys past the end, as if their score were 0",
-            {"total": lambda v: v.weights.sum(-1, keepdims=True) + -v.masked.shape[-1] % TILE * np.exp(-shift(v.largest))}),
+            {"total": lambda v: v.weights.sum(-1, keepdims=True) + -v.masked.shape[-1] % TILE * np.exp(-or_0(v.largest))}),
     Mistake("lse-without-largest", "without the largest score of the row", {"lse": lambda v: np.log(v.total[..., 0])}),
     Mistake("lse-without-log", "without the logarithm of the total",
             {"lse": lambda v: np.where(v.total == 0, -np.inf, v.largest + v.total)[..., 0]}),
     *DELTA,
     Mistake("total-of-own-keys", "divided by what each thread adds up of its own keys: row_total adds up the threads of a row",
             {"output": lambda v: (v.weights @ v.value) / or_1(own_keys(v)[..., np.arange(v.value.shape[-1]) % TILE]),
-             "lse": lambda v: np.log(own_keys(v)[..., 0]) + shift(v.largest[..., 0])}),
+             "lse": lambda v: np.log(own_keys(v)[..., 0]) + or_0(v.largest[..., 0])}),
     other_weights("weights-lse-in-bits", "with lse divided by ln 2: exp takes natural logarithms",
                   lambda v: np.exp(v.masked - lse_or_0(v) / np.log(2))),
     other_weights("weights-lse-times-ln-2", "with lse multiplied by ln 2: it is a natural logarithm already",

@@ -8,8 +8,9 @@ import numpy as np
 from harness.nn.attention_ops import BACKWARD, DELTA, FORWARD, MASK_BACKWARD
 from harness.puzzles import formulas
 from harness.puzzles.p23.baseline import reference
-from harness.puzzles.p23.derivation import derive, gathered, repeated, transposed
+from harness.puzzles.p23.derivation import derive
 from harness.puzzles.p23.mistakes import MISTAKES, TILE
+from harness.puzzles.rows import gathered, repeated, transposed
 from harness.spec.cases import CANCELLING, cancelling, covering, first_two, not_finite, tiled, with_not_finite
 from harness.spec.ops import ACCUM, Argument, Call, OpSpec, accum_dtype, bytes_of
 from harness.spec.puzzle import Arrays, Case, Demo, Gate, Ledger, Puzzle, Symptom

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from harness.nn import orders
+from harness.puzzles.rows import log_sum_exp, softmax, transposed
 from harness.spec.derivation import Step, derive_by
 
 
@@ -21,11 +22,6 @@ def gathered(array: np.ndarray, order: np.ndarray, axis: int = 2) -> np.ndarray:
 def placed(array: np.ndarray, order: np.ndarray, axis: int = 2) -> np.ndarray:
     """Rows put back: row i of the array becomes row order[i]."""
     return np.take(array, np.argsort(order), axis)
-
-
-def transposed(array: np.ndarray) -> np.ndarray:
-    """The matrices of an array with rows and columns exchanged."""
-    return array.swapaxes(-1, -2)
 
 
 def apart(cells: np.ndarray) -> np.ndarray:
@@ -50,20 +46,6 @@ def in_tiles(pairs: np.ndarray, tile: int) -> np.ndarray:
 def tiles_with(pairs: np.ndarray, tile: int) -> np.ndarray:
     """Which tiles hold one of the pairs: bool [t, t]."""
     return np.asarray(in_tiles(pairs, tile).any((2, 3)))
-
-
-def softmax(scores: np.ndarray) -> np.ndarray:
-    """Over the keys; a row that sees no key gives 0."""
-    largest = scores.max(-1, keepdims=True)
-    weights = np.exp(scores - np.where(np.isneginf(largest), 0, largest))
-    total = weights.sum(-1, keepdims=True)
-    return weights / np.where(total == 0, 1, total)
-
-
-def log_sum_exp(scores: np.ndarray) -> np.ndarray:
-    """The log of the sum of the exponentials of each row; every row sees a key, itself."""
-    largest = scores.max(-1, keepdims=True)
-    return (largest + np.log(np.exp(scores - largest).sum(-1, keepdims=True)))[..., 0]
 
 
 STEPS: Mapping[str, Step] = {

@@ -12,37 +12,14 @@ import numpy as np
 
 from harness.puzzles import formulas
 from harness.puzzles.p25.layout import cut, locals_, owners
+from harness.puzzles.rows import gathered, log_sum_exp, or_0, repeated
 from harness.spec.derivation import Derivation, Mistake, Step, derive_by
 from harness.spec.rounding import rounded
-
-
-def finite(lse: np.ndarray) -> np.ndarray:
-    """0 where a row sees no key."""
-    return np.where(np.isneginf(lse), 0.0, lse)
 
 
 def of_blocks(v: Derivation) -> list[np.ndarray]:
     """The scores, -inf where the key is in another block, for every block."""
     return [np.where(v.block == number, v.masked, -np.inf) for number in range(int(v.block.max()) + 1)]
-
-
-def logsumexp(scores: np.ndarray) -> np.ndarray:
-    """Along the last axis; -inf of nothing but -inf."""
-    largest = finite(scores.max(-1, keepdims=True))
-    with np.errstate(divide="ignore"):
-        return np.log(np.exp(scores - largest).sum(-1)) + largest[..., 0]
-
-
-def heads(array: np.ndarray, v: Derivation) -> np.ndarray:
-    """Key or value with a head for every head of the query."""
-    return array.repeat(v.query.shape[1] // array.shape[1], 1)
-
-
-def folded(array: np.ndarray, v: Derivation) -> np.ndarray:
-    """The sum over the heads of the query that share a head of the key."""
-    B, N, S, d = array.shape
-    M = v.key.shape[1]
-    return array.reshape(B, M, N // M, S, d).sum(2)
 
 
 def seen_through(v: Derivation, label: np.ndarray) -> np.ndarray:
@@ -66,26 +43,26 @@ STEPS = {
     "index": lambda v: locals_(int(v.ranks), v.query.shape[2], bool(v.balanced)),
     "block": lambda v: v.owner,
     "scale": lambda v: 1 / np.sqrt(v.query.dtype.type(v.query.shape[-1])),
-    "scores": lambda v: v.scale * (v.query @ heads(v.key, v).swapaxes(-1, -2)),
+    "scores": lambda v: v.scale * (v.query @ repeated(v.key, v.query).swapaxes(-1, -2)),
     "seen": lambda v: np.tri(len(v.owner), dtype=bool) | (v.causal == 0),
     "masked": lambda v: np.where(v.seen, v.scores, -np.inf),
-    "block_lse": lambda v: np.stack([logsumexp(scores) for scores in of_blocks(v)]),
+    "block_lse": lambda v: np.stack([log_sum_exp(scores) for scores in of_blocks(v)]),
     "block_output": lambda v: np.stack(
         [
-            np.exp(scores - finite(lse)[..., None]) @ heads(v.value, v)
+            np.exp(scores - or_0(lse)[..., None]) @ repeated(v.value, v.query)
             for scores, lse in zip(of_blocks(v), v.block_lse, strict=True)
         ]
     ),
-    "lse": lambda v: logsumexp(v.masked),
-    "share": lambda v: np.exp(v.block_lse - finite(v.lse)),
+    "lse": lambda v: log_sum_exp(v.masked),
+    "share": lambda v: np.exp(v.block_lse - or_0(v.lse)),
     "output": lambda v: (v.share[..., None] * v.block_output).sum(0),
-    "probabilities": lambda v: np.exp(v.masked - finite(v.lse)[..., None]),
-    "grad_probabilities": lambda v: v.grad_output @ heads(v.value, v).swapaxes(-1, -2),
+    "probabilities": lambda v: np.exp(v.masked - or_0(v.lse)[..., None]),
+    "grad_probabilities": lambda v: v.grad_output @ repeated(v.value, v.query).swapaxes(-1, -2),
     "delta": lambda v: (v.grad_output * v.output).sum(-1, keepdims=True),
     "grad_scores": lambda v: v.probabilities * (v.grad_probabilities - v.delta),
-    "grad_query": lambda v: v.scale * (v.grad_scores @ heads(v.key, v)),
-    "grad_key": lambda v: folded(v.scale * (v.grad_scores.swapaxes(-1, -2) @ v.query), v),
-    "grad_value": lambda v: folded(v.probabilities.swapaxes(-1, -2) @ v.grad_output, v),
+    "grad_query": lambda v: v.scale * (v.grad_scores @ repeated(v.key, v.query)),
+    "grad_key": lambda v: gathered(v.scale * (v.grad_scores.swapaxes(-1, -2) @ v.query), v.key),
+    "grad_value": lambda v: gathered(v.probabilities.swapaxes(-1, -2) @ v.grad_output, v.key),
 }
 derive = derive_by(STEPS)
 
@@ -108,10 +85,10 @@ def last_share(v: Derivation) -> np.ndarray:
 
 RINGS = (
     Mistake("scale-forgotten", "without the scale 1 / sqrt(d)",
-            {"grad_query": lambda v: v.grad_scores @ heads(v.key, v),
-             "grad_key": lambda v: folded(v.grad_scores.swapaxes(-1, -2) @ v.query, v)}),
+            {"grad_query": lambda v: v.grad_scores @ repeated(v.key, v.query),
+             "grad_key": lambda v: gathered(v.grad_scores.swapaxes(-1, -2) @ v.query, v.key)}),
     Mistake("scale-forgotten", "without the scale 1 / sqrt(d) in the scores",
-            {"scores": lambda v: v.query @ heads(v.key, v).swapaxes(-1, -2)}),
+            {"scores": lambda v: v.query @ repeated(v.key, v.query).swapaxes(-1, -2)}),
     Mistake("not-renormalised",
             "with the outputs of the blocks added as they are: each must be weighed by exp(its lse - the lse of all)",
             {"share": lambda v: np.where(np.isneginf(v.block_lse), 0.0, 1.0)}),
@@ -132,7 +109,7 @@ RINGS = (
             {"seen": lambda v: seen_through(v, ((2 * v.owner[:, None] - v.owner[None, :]) % int(v.ranks)).astype(int))}),
     Mistake("lse-of-the-block",
             "with P from the lse of the block alone: it must be that of all keys, which the forward pass has kept",
-            {"probabilities": lambda v: np.exp(v.masked - finite(np.moveaxis(v.block_lse[v.block], 0, -1)))}),
+            {"probabilities": lambda v: np.exp(v.masked - or_0(np.moveaxis(v.block_lse[v.block], 0, -1)))}),
     Mistake("delta-forgotten", "without delta: dS = P * (dP - delta)", {"delta": lambda v: np.zeros(1)}),
     Mistake("lse-for-delta", "with lse instead of delta: dS = P * (dP - delta)",
             {"delta": lambda v: v.lse[..., None]}),
@@ -145,12 +122,12 @@ RINGS = (
     Mistake("one-step-too-far", "with the gradients of another rank's block: they have gone a step too far",
             {name: lambda v, name=name: moved(STEPS[name](v), v, -1) for name in ("grad_key", "grad_value")}),
     Mistake("own-share-only", "with what the rank's own queries add alone",
-            {"grad_key": lambda v: folded(v.scale * (within(v.grad_scores, v).swapaxes(-1, -2) @ v.query), v),
-             "grad_value": lambda v: folded(within(v.probabilities, v).swapaxes(-1, -2) @ v.grad_output, v)}),
+            {"grad_key": lambda v: gathered(v.scale * (within(v.grad_scores, v).swapaxes(-1, -2) @ v.query), v.key),
+             "grad_value": lambda v: gathered(within(v.probabilities, v).swapaxes(-1, -2) @ v.grad_output, v.key)}),
     Mistake("last-share-only",
             "with what the last rank on the way adds alone: each rank must add to what has come",
-            {"grad_key": lambda v: folded(v.scale * (by_the_last(v.grad_scores, v).swapaxes(-1, -2) @ v.query), v),
-             "grad_value": lambda v: folded(by_the_last(v.probabilities, v).swapaxes(-1, -2) @ v.grad_output, v)}),
+            {"grad_key": lambda v: gathered(v.scale * (by_the_last(v.grad_scores, v).swapaxes(-1, -2) @ v.query), v.key),
+             "grad_value": lambda v: gathered(by_the_last(v.probabilities, v).swapaxes(-1, -2) @ v.grad_output, v.key)}),
     Mistake("travels-in-bfloat16",
             "as a sum that is rounded to bfloat16 at every rank: it must travel in float32",
             {"grad_key": lambda v: in_bfloat16(v, v.scale * v.grad_scores, v.query),
@@ -173,7 +150,7 @@ def in_bfloat16(v: Derivation, weights: np.ndarray, rows: np.ndarray) -> np.ndar
     total = np.zeros(v.key.shape)
     for step in range(int(v.ranks)):
         share = np.where(distance(v) == step, weights, 0.0).swapaxes(-1, -2) @ rows
-        total = rounded(total + rounded(folded(share, v), "bfloat16"), "bfloat16")
+        total = rounded(total + rounded(gathered(share, v.key), "bfloat16"), "bfloat16")
     return total
 
 

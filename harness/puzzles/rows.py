@@ -1,0 +1,46 @@
+"""What the mathematics of several puzzles is written with: matrices of scores, whose rows may be hidden, and heads that share a key.
+
+Scores are [..., columns], what stands for a whole row is [..., 1].
+"""
+
+import numpy as np
+
+
+def transposed(array: np.ndarray) -> np.ndarray:
+    """The matrices of an array with rows and columns exchanged."""
+    return array.swapaxes(-1, -2)
+
+
+def or_0(largest: np.ndarray) -> np.ndarray:
+    """What is subtracted from scores: the largest, and 0 where that is -inf."""
+    return np.where(np.isneginf(largest), 0.0, largest)
+
+
+def or_1(total: np.ndarray) -> np.ndarray:
+    """A total as a divisor: 1 where it is 0."""
+    return np.where(total == 0, 1.0, total)
+
+
+def softmax(scores: np.ndarray) -> np.ndarray:
+    """Of every row; one that is hidden throughout gives 0."""
+    weights = np.exp(scores - or_0(scores.max(-1, keepdims=True)))
+    return weights / or_1(weights.sum(-1, keepdims=True))
+
+
+def log_sum_exp(scores: np.ndarray) -> np.ndarray:
+    """Of every row, without its axis; -inf of one that is hidden throughout."""
+    largest = or_0(scores.max(-1, keepdims=True))
+    with np.errstate(divide="ignore"):
+        return np.log(np.exp(scores - largest).sum(-1)) + largest[..., 0]
+
+
+def repeated(array: np.ndarray, query: np.ndarray) -> np.ndarray:
+    """Key or value [B, G, T, d] with a head for each one of the query [B, N, S, d]."""
+    return array.repeat(query.shape[1] // array.shape[1], 1)
+
+
+def gathered(gradient: np.ndarray, key: np.ndarray) -> np.ndarray:
+    """The gradient [B, N, T, d] of what `repeated` returns, as that of the key or value [B, G, T, d] itself."""
+    *lead, heads, T, d = gradient.shape
+    G = key.shape[1]
+    return gradient.reshape(*lead, G, heads // G, T, d).sum(-3)

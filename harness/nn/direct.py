@@ -27,6 +27,7 @@ from harness.nn.private import (
 )
 from harness.nn.products import (
     ALL_OWN,
+    ALONG_SUMS_FROM,
     MANY_SUMS,
     OWN,
     PADDED,
@@ -274,7 +275,8 @@ class LayerNormKernels(OnDevice):
     def reads_along_sums(self, plan: Plan) -> bool:
         """Whether the library's product dW is faster by more than it costs to write ln_out transposed: in TF32, Hopper's tensor
         cores read both factors along the sum, and the library turns those that lie otherwise as it goes."""
-        return self.hopper and plan.rows % 4 == 0 and kind_of(plan.dtype) == TF32
+        large = plan.rows * plan.H * plan.O >= ALONG_SUMS_FROM
+        return self.hopper and large and plan.rows % 4 == 0 and kind_of(plan.dtype) == TF32
 
     def launch_gradients(
         self,

@@ -35,6 +35,9 @@ LIBRARY_FROM_IN_A_LOOP = 3 * 2**27
 """The same for plain calls, of which smaller ones wait for the host."""
 SHORT_SUM = 8192
 """Rows up to which they do so: over more of them the library's sums, which it splits, lose fewer digits."""
+ALONG_SUMS_FROM = 2**32
+"""From this many on dW in TF32 reads ln_out transposed on Hopper: from twice as many it gained 8 to 12 % of both passes, and of small
+products a launch more takes what it wins."""
 LIBRARY_FROM_UNALIGNED = 2**16
 """The same for the 16-bit types where rows of a factor begin at any address, and neither wide loads nor tensor cores' tiles
 fit."""

@@ -61,6 +61,7 @@ def test_products_of_torch_between_the_rows(module, library, no_operator, dtype,
         (16, False, "tf32", torch.float32, False),
         (15, True, "tf32", torch.float32, False),
         (16, True, "tf32", torch.float64, False),
+        (12, True, "tf32", torch.float32, False),
         (4, True, "tf32", torch.float32, False),
     ],
     ids=str,
@@ -69,7 +70,9 @@ def test_products_of_torch_between_the_rows(module, library, no_operator, dtype,
 def test_tf32_on_hopper_multiplies_dW_along_the_sum(
     module, library, no_operator, monkeypatch, rows, hopper, precision, dtype, transposed, lies
 ):
-    """ln_out transposed, but for rows that the library's loads do not divide, and few ones, of which one launch makes it."""
+    """ln_out transposed, but for rows that the library's loads do not divide, small products, and few rows, of which one launch
+    makes it."""
+    monkeypatch.setattr(direct, "ALONG_SUMS_FROM", 15 * H * O)
     monkeypatch.setattr(present(direct.kernels.table[-1]), "hopper", hopper)
     monkeypatch.setattr(torch.backends.cuda.matmul, "fp32_precision", precision)
     inputs = make_inputs(dtype, (rows,))

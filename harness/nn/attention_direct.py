@@ -1,7 +1,7 @@
 """The kernels of attention's fast variant on torch tensors, by an extension module: on torch's current stream, without MAX.
 
 Nothing waits for the GPU and nothing is allocated but the results, so that a CUDA graph can capture a step. 16-bit types are
-multiplied on tensor cores, at any strides whose last is 1; float32 up to a head dimension of 64, as pairs of float16; every
+multiplied on tensor cores, at any strides whose last is 1; float32 up to a head dimension of 128, as pairs of float16; every
 other case runs on the flash kernels, or by PyTorch's own function (`left_to_torch`). All but 16-bit types are wanted contiguous.
 `explain` says which kernels a call takes, and by which way.
 
@@ -21,7 +21,6 @@ from harness.nn import on_stream
 from harness.nn.arguments import plain
 from harness.nn.attention_ops import EVERY_KEY
 from harness.nn.attention_plan import (
-    BOX,
     TENSOR_CORES,
     WIDEST,
     AttentionPlan,
@@ -48,7 +47,7 @@ PUZZLE = "p23"
 FIRST_ONLY = FirstOnly("attention", "torch.nn.functional.scaled_dot_product_attention")
 
 WIDE = 128
-"""The largest head dimension of the kernels that make a mask's gradient, of attention in a window, and with dropout."""
+"""The largest head dimension of float32, and of the kernels that make a mask's gradient, of attention in a window, and with dropout."""
 CHUNK = 8
 """What the head dimension must be a multiple of for wgmma: 16 bytes."""
 BEST, PORTABLE, FLASH = 0, 1, 2
@@ -73,7 +72,7 @@ def on_hopper(query: Tensor) -> bool:
 
 def as_pairs(query: Tensor) -> bool:
     """Whether there are kernels that take float32 as pairs of float16 for query's head dimension."""
-    return query.dtype == torch.float32 and query.shape[-1] <= BOX and not torch.version.hip
+    return query.dtype == torch.float32 and query.shape[-1] <= WIDE and not torch.version.hip
 
 
 def without_tensor_cores(query: Tensor, mask: Tensor | None = None) -> str | None:
@@ -83,7 +82,7 @@ def without_tensor_cores(query: Tensor, mask: Tensor | None = None) -> str | Non
     if query.dtype == torch.float64 or torch.version.hip:
         return None
     if not (on_tensor_cores(query) or as_pairs(query)):
-        widest = WIDEST if query.dtype in TENSOR_CORES else BOX
+        widest = WIDEST if query.dtype in TENSOR_CORES else WIDE
         return f"query has heads of {d} elements; of {plain(query.dtype)} they take up to {widest}"
     if mask is None:
         return None
@@ -127,7 +126,7 @@ def without_wgmma(query: Tensor, mask: Tensor | None, dropped: bool) -> str | No
     kernels read a copy, whose rows begin where they should. With dropout they read a copy of heads that are no whole chunks."""
     d = query.shape[-1]
     if query.dtype not in TENSOR_CORES:
-        return None if mask is None else f"of {plain(query.dtype)} wgmma takes no attn_mask"
+        return None
     if d % CHUNK and not dropped:
         return f"query has heads of {d} elements, no multiple of {CHUNK}"
     if mask is None:
@@ -399,12 +398,12 @@ class AttentionKernels(OnDevice):
         diagonal: int,
         mask_block: int,
     ) -> tuple[Tensor, Tensor, Tensor] | None:
-        """`delta` and `backward` in one, without a gradient of lse: in 16 bits, and in float32 without a mask; None of other calls."""
+        """`delta` and `backward` in one, without a gradient of lse: in 16 bits, and in float32 by pairs; None of other calls."""
         way = planned(query, key, value, mask, diagonal, scale, True, mask_block)
         if way is not None and output.stride() == way.strides and lse.is_contiguous():
             with self.current():
                 return backward_of(way, self, grad_out, query, key, value, output, lse, mask)
-        if mask is not None or not as_pairs(query) or self.choice == FLASH:
+        if not as_pairs(query) or self.choice == FLASH:
             return None
         grad_out, query, key, value, output, lse = (
             tensor.contiguous() for tensor in (grad_out, query, key, value, output, lse)
@@ -413,10 +412,10 @@ class AttentionKernels(OnDevice):
         self.call(
             self.module.gradients,
             query.dtype,
-            *self.sizes(query, key, None, diagonal, 0),
+            *self.sizes(query, key, mask, diagonal, mask_block),
             scale,
             *(tensor.data_ptr() for tensor in (*gradients, grad_out, query, key, value, output, lse)),
-            self.mask_address(None, query.dtype),
+            self.mask_address(mask, query.dtype),
             *(
                 stride
                 for tensor in (query, key, value, grad_out, output, *gradients)

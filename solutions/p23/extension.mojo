@@ -171,7 +171,7 @@ def run_backward[
 def run_gradients[dtype: DType](mut arguments: Arguments, mut launcher: StreamLauncher, choice: Int) raises:
     """Delta and the backward pass: sizes, scale, the addresses of the three gradients, grad_output, query, key, value, output, lse
     and mask, a single 0 for the flash kernels where there is none, and strides: query, key, value, grad_output, output, and the three
-    gradients. In float32 there is no mask, and output and gradients have no gaps.
+    gradients. In float32 output and gradients have no gaps.
     """
     var sizes = sizes_of(arguments)
     var scale = arguments.float().cast[accum_type[dtype]]()
@@ -186,7 +186,7 @@ def run_gradients[dtype: DType](mut arguments: Arguments, mut launcher: StreamLa
     var value = arguments.read[dtype]()
     var output = arguments.read[dtype]()
     var lse = arguments.read[accum_type[dtype]]()
-    var no_mask = arguments.read[dtype]()
+    var mask = arguments.read[dtype]()
     layout.query = strides_of(arguments)
     layout.key = strides_of(arguments)
     layout.value = strides_of(arguments)
@@ -205,7 +205,7 @@ def run_gradients[dtype: DType](mut arguments: Arguments, mut launcher: StreamLa
         value=value,
         lse=lse,
         delta=lse,  # not read
-        mask=no_mask,
+        mask=mask,
         sizes=sizes^,
         scale=scale,
     )

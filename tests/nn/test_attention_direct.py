@@ -270,12 +270,14 @@ def test_a_masked_call_goes_past_the_dispatcher_where_the_mask_needs_no_gradient
 
 
 def test_a_mask_is_handed_over_at_its_own_strides(module):
-    mask = torch.zeros(9, 9, dtype=torch.bfloat16).t()
-    attention(*leaves(), mask).sum().backward()
-    (_, forward), (name, backward) = module.calls
-    assert name == "gradients" and forward[13:18] == backward[13:18] == (0, 0, 1, 9, 1)
-    assert forward[24] == backward[28] == mask.data_ptr()
-    module.calls.clear()
+    for dtype in (torch.bfloat16, torch.float32):
+        mask = torch.zeros(9, 9, dtype=dtype).t()
+        attention(*leaves(dtype), mask).sum().backward()
+        calls = dict(module.calls)
+        forward, backward = calls["forward"], calls["gradients"]
+        assert len(calls) == 2 and forward[13:18] == backward[13:18] == (0, 0, 1, 9, 1)
+        assert forward[24] == backward[28] == mask.data_ptr()
+        module.calls.clear()
     attention(*leaves(torch.float32))
     *_, (_, arguments) = module.calls
     assert arguments[13:18] == (0, 0, 0, 0, 0), "no mask: its blocks have size 0"
@@ -365,20 +367,18 @@ def test_explain_says_which_kernels_and_which_way(monkeypatch):
         + "attn_mask needs a gradient, and query has heads of 136 elements; for that they take up to 128"
     )
     monkeypatch.setattr(Query, "dtype", torch.float32)
-    assert explain(Query(64)).startswith("wgmma on pairs of float16")
+    for given in (None, mask.float(), mask.float()[:, 1:9]):
+        assert explain(Query(101), given) == "wgmma on pairs of float16, through the extension module"
     with attention_direct.portable_kernels():
-        assert explain(Query(64)).startswith("mma.sync on pairs of float16")
-    assert explain(Query(128)).startswith(torchs)
+        assert explain(Query(128)).startswith("mma.sync on pairs of float16")
+    assert explain(Query(129)) == (torchs + "query has heads of 129 elements; of float32 they take up to 128")
     torch.use_deterministic_algorithms(True)
     try:
-        assert explain(Query(128)).startswith(
+        assert explain(Query(129)).startswith(
             "the flash kernels, through the extension module: query has heads"
         )
     finally:
         torch.use_deterministic_algorithms(False)
-    assert explain(Query(64), mask.float()) == (
-        "mma.sync on pairs of float16, through the extension module: of float32 wgmma takes no attn_mask"
-    )
     with attention_direct.flash_kernels():
         assert explain(Query(64)) == "the flash kernels, through the extension module: asked for"
     monkeypatch.setattr(Query, "dtype", torch.float64)

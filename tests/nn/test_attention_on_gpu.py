@@ -54,11 +54,18 @@ def test_gpu_agrees_with_torch(dtype, sizes, options):
 @pytest.mark.gpu
 @pytest.mark.usefixtures("own_kernels")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", [(40, 50), (2, 1, 40, 50), (1, 50), (40, 1), (1,)], ids=str)
-def test_gpu_masks_and_their_gradients(dtype, shape):
+@pytest.mark.parametrize(
+    ("shape", "d"),
+    [
+        *(((40, 50), d) for d in (64, 72, 128)),
+        *(((2, 1, 40, 50), 64), ((1, 50), 64), ((1, 50), 128), ((40, 1), 64), ((40, 1), 72), ((1,), 64)),
+    ],
+    ids=str,
+)
+def test_gpu_masks_and_their_gradients(dtype, shape, d):
     """Beside PyTorch's formula in plain products: its fused kernels take no mask that is broadcast along the keys."""
     mask = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to("cuda", dtype)
-    tensors = on_gpu(S=40, T=50, d=64, dtype=dtype)
+    tensors = on_gpu(S=40, T=50, d=d, dtype=dtype)
     with sdpa_kernel(SDPBackend.MATH):
         assert_as_exact_as_torch(tensors, attn_mask=mask.requires_grad_())
         assert_as_exact_as_torch(tensors, attn_mask=mask.detach() > -1)
@@ -68,8 +75,8 @@ def test_gpu_masks_and_their_gradients(dtype, shape):
 @pytest.mark.parametrize(
     ("dtype", "d", "mask"),
     [
-        (torch.float32, 72, None),
-        (torch.float32, 128, torch.rand(2, 1, 1, 50) < 0.6),
+        (torch.float32, 136, None),
+        (torch.float32, 256, torch.rand(2, 1, 1, 50) < 0.6),
         (torch.float32, 64, torch.randn(40, 50)),
         (torch.bfloat16, 160, torch.randn(2, 1, 40, 50)),
     ],
@@ -141,9 +148,10 @@ def test_gpu_drawn_calls_with_masks(seed):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("d", [64, 128])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_gpu_same_bits_in_every_run(dtype):
-    tensors = on_gpu(B=2, N=12, S=512, T=512, d=64, dtype=dtype)
+def test_gpu_same_bits_in_every_run(dtype, d):
+    tensors = on_gpu(B=2, N=12, S=512, T=512, d=d, dtype=dtype)
     runs = [output_and_gradients(attention, tensors, is_causal=True) for _ in range(20)]
     assert all(torch.equal(one, first) for run in runs[1:] for one, first in zip(run, runs[0], strict=True))
 

@@ -27,6 +27,11 @@ OPTIONS = {
     "queries that see no key": (1, 1, 70, 40, 64, 1, -50, 0),
     "odd head": (1, 1, 33, 34, 13, 1, 34, 0),
     "mask, causal, shared heads, in parts": (2, 4, 70, 77, 64, 2, 20, 1),
+    "two boxes, whole tiles, in two parts": (3, 1, 128, 128, 128, 1, 128, 0),
+    "two boxes, causal, shared heads": (1, 2, 70, 140, 128, 1, 70, 0),
+    "two boxes, odd head, queries that see no key": (1, 1, 70, 40, 101, 1, -50, 0),
+    "a box and a half, mask, in parts": (2, 4, 70, 77, 72, 2, 77, 1),
+    "two boxes, mask, causal": (1, 2, 70, 77, 128, 1, 20, 1),
 }
 HARD = (1, 6, 70, 70, 64, 6, 70, 0)
 ONE = (1, 1, 70, 70, 64, 1, 70, 0)

@@ -10,9 +10,9 @@ and what is left out, low low, is below the rounding of float32. Tensor cores cu
 so that every tile's products get sums of their own, which are added outside. Splitting: Ootomo and Yokota, "Recovering
 single precision accuracy from Tensor Cores while surpassing the FP32 theoretical peak performance", 2022.
 
-A tile is 64 rows of a head, of 64 elements each: zeros fill what a head has less. It lies in memory as it will lie in shared
-memory, chunks of 16 bytes swizzled, high half then low half. The tiles of all tensors are counted in one row (`TileRows`), each
-with a record: what undoes its scale, and how large its rows are. From the records `choose_path_kernel` finds, on the device,
+A tile is 64 rows of a head, in boxes of 64 elements of each: zeros fill what a head has less. It lies in memory as it will lie in
+shared memory, box after box, of each the high half then the low half, chunks of 16 bytes swizzled. The tiles of all tensors are
+counted in one row (`TileRows`), each with a record: what undoes its scale, and how large its rows are. From the records `choose_path_kernel` finds, on the device,
 whether all of it is in the range that pairs are good for. Both paths are launched; the one that is not chosen does nothing.
 """
 
@@ -34,9 +34,11 @@ from .shared.gemm_pairs import LARGEST_EXPONENT, MANY_BITS
 
 comptime HALF_TYPE = DType.float16
 comptime SIDE = 64
-"""Rows of a tile, and elements of its rows: the largest head dimension."""
+"""Rows of a tile, and elements of a box's rows."""
+comptime WIDEST_PAIRS = 2 * SIDE
+"""The largest head dimension."""
 comptime HALF_TILE = SIDE * SIDE
-"""Elements of one half of a tile."""
+"""Elements of one half of a box."""
 comptime SPLIT_THREADS = 256
 """Threads of a block that splits a tile; eight share a row,"""
 comptime SPLIT_ROWS = SPLIT_THREADS // (SIDE // CHUNK)
@@ -187,18 +189,23 @@ def place_of_block(index: Int, of_head: Int, heads: Int, sizes: FlashSizes) -> T
     return (first + rest % here, rest // here)
 
 
+def boxes_of[width: Int]() -> Int:
+    """Boxes of a tile of heads of up to `width` elements."""
+    return ceildiv(width, SIDE)
+
+
 @always_inline
 def load_pair_rows[
-    rows: Int, threads: Int
-](target: SharedPtr[HALF_TYPE], to_low: Int, source: ImmPtr[HALF_TYPE]):
-    """Copies rows of a tile, from where their high half begins; their low half goes `to_low` elements further.
+    rows: Int, threads: Int, boxes: Int, here: Int = rows
+](target: SharedPtr[HALF_TYPE], source: ImmPtr[HALF_TYPE]):
+    """Copies rows of a tile, from where they begin in the first box's high half, to where they begin among `here` rows.
     """
-    comptime for half in range(2):
+    comptime for half in range(2 * boxes):
         comptime for i in range(rows * (SIDE // CHUNK) // threads):
             var at = (i * threads + thread_idx.x) * CHUNK
             async_copy[16](
                 source.unsafe_offset(half * HALF_TILE + at).unsafe_address_space_cast[AddressSpace.GLOBAL](),
-                target.unsafe_offset(half * to_low + at),
+                target.unsafe_offset(half * here * SIDE + at),
             )
 
 
@@ -247,9 +254,9 @@ def load_chunk(
 ) -> SIMD[DType.float32, CHUNK]:
     """Eight elements of a row of a matrix [rows, d]; 0 outside of it."""
     var values = SIMD[DType.float32, CHUNK](0)
-    if row < rows:
-        if d == SIDE and Int(source) % 16 == 0:
-            values = source.unsafe_load[width=CHUNK, alignment=16](row * SIDE + column)
+    if row < rows and column < d:
+        if d % CHUNK == 0 and Int(source) % 16 == 0:
+            values = source.unsafe_load[width=CHUNK, alignment=16](row * d + column)
         else:
             comptime for i in range(CHUNK):
                 if column + i < d:
@@ -272,10 +279,12 @@ def write_numbers(target: MutPtr[DType.float32], lse: Float32, delta: Float32):
     target[unsafe_offset=2 * SIDE] = delta
 
 
-def split_tiles_kernel(
-    tiles: MutPtr[HALF_TYPE],  # [tiles of query and grad_output, 2, 64, 64], chunks swizzled
-    key_tiles: MutPtr[HALF_TYPE],  # [tiles of key, 2, 64, 64]
-    value_tiles: MutPtr[HALF_TYPE],  # [tiles of value, 2, 64, 64]
+def split_tiles_kernel[
+    boxes: Int
+](
+    tiles: MutPtr[HALF_TYPE],  # [tiles of query and grad_output, boxes, 2, 64, 64], chunks swizzled
+    key_tiles: MutPtr[HALF_TYPE],  # [tiles of key, boxes, 2, 64, 64]
+    value_tiles: MutPtr[HALF_TYPE],  # [tiles of value, boxes, 2, 64, 64]
     tiles_before: Int32,  # of key, and of value, in front of those of the part
     records: MutPtr[DType.float32],  # [tiles, 4]
     numbers: MutPtr[DType.float32],  # [tiles of grad_output, 3, 64], written in a backward pass
@@ -325,23 +334,29 @@ def split_tiles_kernel(
     var row = thread_idx.x // (SIDE // CHUNK)
     source = source.unsafe_offset(head * length * d)
 
-    var values = Array[SIMD[DType.float32, CHUNK], SIDE // SPLIT_ROWS](fill=0)
+    comptime of_box = SIDE // SPLIT_ROWS
+    var values = Array[SIMD[DType.float32, CHUNK], boxes * of_box](fill=0)
     var largest = Float32(0)
     var norm = Float32(0)
     var biggest_delta = Float32(0)
-    comptime for i in range(SIDE // SPLIT_ROWS):
+    comptime for i in range(of_box):
         var s = first + row + i * SPLIT_ROWS
-        values[i] = load_chunk(source, s, length, column, d)
-        comptime for j in range(CHUNK):
-            largest = max(largest, magnitude(values[i][j]))
-        var squares = (values[i] * values[i]).reduce_add()
+        var squares = Float32(0)
+        comptime for box in range(boxes):
+            var chunk = load_chunk(source, s, length, column + box * SIDE, d)
+            values[box * of_box + i] = chunk
+            comptime for j in range(CHUNK):
+                largest = max(largest, magnitude(chunk[j]))
+            squares += (chunk * chunk).reduce_add()
         comptime for distance in range(3):
             squares += warp.shuffle_xor(squares, UInt32(1 << distance))
         norm = max(norm, sqrt(squares))
         var row_delta = Float32(0)
         if tensor == 3 and with_output != 0:
             var outputs = output.unsafe_offset(head * length * d)
-            row_delta = (values[i] * load_chunk(outputs, s, length, column, d)).reduce_add()
+            comptime for box in range(boxes):
+                var chunk = load_chunk(outputs, s, length, column + box * SIDE, d)
+                row_delta += (values[box * of_box + i] * chunk).reduce_add()
             comptime for distance in range(3):
                 row_delta += warp.shuffle_xor(row_delta, UInt32(1 << distance))
             # An infinite dO makes each dS of its row infinity less infinity: NaN.
@@ -370,9 +385,10 @@ def split_tiles_kernel(
     if thread_idx.x == 0:
         var record = SIMD[DType.float32, RECORD](inverse_power(factor), norm, biggest_delta, largest)
         records.unsafe_store[alignment=16](tile * RECORD, record)
-    comptime for i in range(SIDE // SPLIT_ROWS):
-        var r = row + i * SPLIT_ROWS
-        var at = here * (2 * HALF_TILE) + r * SIDE + (column // CHUNK ^ r % 8) * CHUNK
+    comptime for i in range(boxes * of_box):
+        var r = row + i % of_box * SPLIT_ROWS
+        var box = here * boxes + i // of_box
+        var at = box * (2 * HALF_TILE) + r * SIDE + (column // CHUNK ^ r % 8) * CHUNK
         var scaled = values[i] * factor
         var high = scaled.cast[HALF_TYPE]()
         target.unsafe_store[alignment=16](at, high)

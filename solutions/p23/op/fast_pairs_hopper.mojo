@@ -2,9 +2,12 @@
 
 Who does what is as in `fast_hopper.mojo`: a thread of the first warpgroup sends for tiles, the second warpgroup owns 64 rows
 and multiplies; two blocks share a multiprocessor, so that one computes exponentials while the other multiplies. A tile lies in
-memory as `wgmma` wants it, high half then low half: one copy of 16 KiB brings it, and no tensor map is needed.
+memory as `wgmma` wants it, of each box the high half then the low half: one copy brings it, and no tensor map is needed.
 
 A product of 64 x 64 by 64 x 64 is twelve instructions: four for low high, four for high low, then four for high high.
+
+Tiles of two boxes fill the shared memory of a multiprocessor, and their sums the registers: one block is there, whose products
+take twice as long as the exponentials between them, and a warpgroup each makes the gradients of key and value.
 """
 
 from std.math import ceildiv, exp2, log2
@@ -38,7 +41,6 @@ from .fast_hopper_tiles import (
 )
 from .fast_kernels import LN_2, all_seen, of_row, sees
 from .fast_pairs import (
-    HALF_TILE,
     HALF_TYPE,
     NUMBERS,
     PAIRS,
@@ -46,26 +48,57 @@ from .fast_pairs import (
     WEIGHT,
     Record,
     TileRows,
+    boxes_of,
     inverse_power,
     place_of_block,
     score_factor,
     slope_power,
     take_turn,
 )
+from .fast_pairs_kernels import add_mask
 from .fast_tiles import HIDDEN
 from .flash_tensors import FlashSizes, PackedSizes
 from .shared.common import ImmPtr, MutPtr
 
 comptime PAIR_BYTES = 2 * BOX_BYTES
-"""Both halves of a tile."""
+"""Both halves of a box."""
 comptime STAGES = 2
-comptime STAGE_BYTES = 2 * PAIR_BYTES
-"""Two tiles of the other side."""
 comptime NUMBER_BYTES = NUMBERS * SIDE * 4
 """The numbers of a tile of queries."""
-comptime FORWARD_PAIRS_BYTES = PAIR_BYTES + STAGES * STAGE_BYTES + 8 * (1 + 4 * STAGES)
-comptime QUERY_PAIRS_BYTES = STAGE_BYTES + STAGES * STAGE_BYTES + 8 * (1 + 2 * STAGES)
-comptime KEY_VALUE_PAIRS_BYTES = QUERY_PAIRS_BYTES + STAGES * NUMBER_BYTES
+
+
+def tile_bytes[width: Int]() -> Int:
+    """A tile of heads of up to `width` elements."""
+    return boxes_of[width]() * PAIR_BYTES
+
+
+def forward_bytes[width: Int]() -> Int:
+    """Shared memory: own queries, stages of keys and values, and barriers."""
+    return (1 + 2 * STAGES) * tile_bytes[width]() + 8 * (1 + 4 * STAGES)
+
+
+def query_bytes[width: Int]() -> Int:
+    """Own tiles, stages of two tiles of the other side, and barriers;"""
+    return (2 + 2 * STAGES) * tile_bytes[width]() + 8 * (1 + 2 * STAGES)
+
+
+def key_value_bytes[width: Int]() -> Int:
+    """and numbers of the queries."""
+    return query_bytes[width]() + STAGES * NUMBER_BYTES
+
+
+def blocks_together[width: Int]() -> Int:
+    """Blocks that share a multiprocessor."""
+    return 2 if width <= SIDE else 1
+
+
+def gradient_groups[width: Int]() -> Int:
+    """Warpgroups that make the gradients of key and value."""
+    return 1 if width <= SIDE else 2
+
+
+comptime BoxSums[width: Int] = StaticTuple[HALF, boxes_of[width]()]
+"""A lane's share of sums of 64 rows, box after box."""
 comptime Fragments = StaticTuple[SIMD[HALF_TYPE, 8], SIDE // 16]
 """64 x 64 of float16 as left factor, in registers."""
 
@@ -85,9 +118,10 @@ def send(target: Shared[UInt8], source: Int, bytes: Int, full: Shared[Int64]):
 
 
 @always_inline
-def send_pair(target: Shared[UInt8], tiles: ImmPtr[HALF_TYPE], tile: Int, full: Shared[Int64]):
-    """Sends for both halves of a tile."""
-    send(target, Int(tiles.unsafe_offset(tile * (2 * HALF_TILE))), PAIR_BYTES, full)
+def send_tile[width: Int](target: Shared[UInt8], tiles: ImmPtr[HALF_TYPE], tile: Int, full: Shared[Int64]):
+    """Sends for all of a tile."""
+    comptime bytes = tile_bytes[width]()
+    send(target, Int(tiles.unsafe_offset(tile * (bytes // 2))), bytes, full)
 
 
 @always_inline
@@ -99,37 +133,32 @@ def along(half: Shared[UInt8]) -> WGMMADescriptor[HALF_TYPE]:
 
 
 @always_inline
-def add_rows(own: WGMMADescriptor[HALF_TYPE], other: WGMMADescriptor[HALF_TYPE], start: HALF) -> HALF:
-    """Enqueues start + own @ other^T of two halves."""
-    var sums = start
-    comptime for k in range(SIDE // 16):
-        sums = wgmma_async[64, 64, 16, a_type=HALF_TYPE, b_type=HALF_TYPE, layout_a="row", layout_b="col"](
-            own + k * 32, other + k * 32, sums
-        )
+def times_pair[width: Int](own: Shared[UInt8], other: Shared[UInt8]) -> HALF:
+    """Enqueues own @ other^T of two tiles, the small products first."""
+    var sums = HALF(0)
+    comptime for term in range(3):
+        comptime for box in range(boxes_of[width]()):
+            var left = along(own.unsafe_offset(box * PAIR_BYTES + (BOX_BYTES if term == 0 else 0)))
+            var right = along(other.unsafe_offset(box * PAIR_BYTES + (BOX_BYTES if term == 1 else 0)))
+            comptime for k in range(min(SIDE, width - box * SIDE) // 16):
+                sums = wgmma_async[
+                    64,
+                    64,
+                    16,
+                    a_type=HALF_TYPE,
+                    b_type=HALF_TYPE,
+                    layout_a="row",
+                    layout_b="col",
+                    scale_d=0 if term == 0 and box == 0 and k == 0 else 1,
+                ](left + k * 32, right + k * 32, sums)
     return sums
 
 
 @always_inline
-def times_pair(own: Shared[UInt8], other: Shared[UInt8]) -> HALF:
-    """Enqueues own @ other^T of two tiles, the small products first."""
-    var own_low = along(own.unsafe_offset(BOX_BYTES))
-    var other_high = along(other)
-    var sums = wgmma_async[
-        64, 64, 16, a_type=HALF_TYPE, b_type=HALF_TYPE, layout_a="row", layout_b="col", scale_d=0
-    ](own_low, other_high, HALF(0))
-    comptime for k in range(1, SIDE // 16):
-        sums = wgmma_async[64, 64, 16, a_type=HALF_TYPE, b_type=HALF_TYPE, layout_a="row", layout_b="col"](
-            own_low + k * 32, other_high + k * 32, sums
-        )
-    sums = add_rows(along(own), along(other.unsafe_offset(BOX_BYTES)), sums)
-    return add_rows(along(own), other_high, sums)
-
-
-@always_inline
-def product_of_pairs(high: Fragments, low: Fragments, right: Shared[UInt8]) -> HALF:
-    """Enqueues left @ right of a factor in registers and a tile, the small products first."""
-    var right_high = tile_descriptor(right, BOX_BYTES // 16)
-    var right_low = tile_descriptor(right.unsafe_offset(BOX_BYTES), BOX_BYTES // 16)
+def product_of_box[box: Int](high: Fragments, low: Fragments, tile: Shared[UInt8]) -> HALF:
+    """Enqueues left @ right of a factor in registers and a box of a tile, the small products first."""
+    var right_high = tile_descriptor(tile.unsafe_offset(box * PAIR_BYTES), BOX_BYTES // 16)
+    var right_low = tile_descriptor(tile.unsafe_offset(box * PAIR_BYTES + BOX_BYTES), BOX_BYTES // 16)
     var sums = multiply[False, fresh=True](low[0], right_high, HALF(0))
     comptime for k in range(1, SIDE // 16):
         sums = multiply[False](low[k], right_high + Int64(k * ROW_BYTES), sums)
@@ -138,6 +167,36 @@ def product_of_pairs(high: Fragments, low: Fragments, right: Shared[UInt8]) -> H
     comptime for k in range(SIDE // 16):
         sums = multiply[False](high[k], right_high + Int64(k * ROW_BYTES), sums)
     return sums
+
+
+@always_inline
+def product_of_pairs[width: Int](high: Fragments, low: Fragments, right: Shared[UInt8]) -> BoxSums[width]:
+    """`product_of_box`, for all of them."""
+    var all = BoxSums[width]()
+    comptime for box in range(boxes_of[width]()):
+        all[box] = product_of_box[box](high, low, right)
+    return all
+
+
+@always_inline
+def add_part(mut sums: HALF, part: HALF, before: StaticTuple[Float32, 2]):
+    """Sums = sums * before + part, of what has arrived; `before` by row."""
+    var here = part
+    settled(here)
+    comptime for i in range(32):
+        sums[i] = sums[i] * before[i // 2 % 2] + here[i]
+
+
+@always_inline
+def add_scaled[width: Int](mut sums: BoxSums[width], part: BoxSums[width], factor: Float32):
+    """Sums += part * factor, of what has arrived."""
+    comptime for box in range(boxes_of[width]()):
+        var whole = sums[box]
+        var here = part[box]
+        settled(here)
+        comptime for i in range(32):
+            whole[i] = here[i] * factor + whole[i]
+        sums[box] = whole
 
 
 @always_inline
@@ -162,25 +221,29 @@ def column_of(i: Int) -> Int:
 
 
 @always_inline
-def store_pairs(
+def store_pairs[
+    width: Int
+](
     target: MutPtr[DType.float32],
-    sums: HALF,
+    sums: BoxSums[width],
     factors: StaticTuple[Float32, 2],
     first: Int,
     count: Int,
     d: Int,
 ):
     """Writes a warp's sums to rows `first` ... of a matrix [count, d], each row times its own factor."""
-    var whole = d == SIDE and Int(target) % 8 == 0
+    var whole = d % 2 == 0 and Int(target) % 8 == 0
     comptime for half in range(2):
         var row = first + half * 8 + lane_id() // 4
         if row < count:
-            comptime for j in range(SIDE // 8):
+            comptime for j in range(width // 8):
                 var column = j * 8 + lane_id() % 4 * 2
-                var pair = SIMD[DType.float32, 2](sums[4 * j + 2 * half], sums[4 * j + 2 * half + 1])
-                pair *= factors[half]
+                comptime i = j % (SIDE // 8) * 4 + 2 * half
+                var of_box = sums[j // (SIDE // 8)]
+                var pair = SIMD[DType.float32, 2](of_box[i], of_box[i + 1]) * factors[half]
                 if whole:
-                    target.unsafe_store[alignment=8](row * SIDE + column, pair)
+                    if column < d:
+                        target.unsafe_store[alignment=8](row * d + column, pair)
                 else:
                     comptime for e in range(2):
                         if column + e < d:
@@ -191,17 +254,21 @@ def store_pairs(
 
 
 @__llvm_metadata(
-    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(2 * GROUP)), `nvvm.minctasm`=SIMDLength(2)
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(2 * GROUP)),
+    `nvvm.minctasm`=SIMDLength(blocks_together[width]()),
 )
-def hopper_pairs_forward_kernel(
+def hopper_pairs_forward_kernel[
+    width: Int, masked: Bool
+](
     output: MutPtr[DType.float32],  # [B, N, S, d]
     lse: MutPtr[DType.float32],  # [B, N, S]
-    tiles: ImmPtr[HALF_TYPE],  # [tiles of query and grad_output, 2, 64, 64]
-    key_tiles: ImmPtr[HALF_TYPE],  # [tiles of key, 2, 64, 64]
-    value_tiles: ImmPtr[HALF_TYPE],  # [tiles of value, 2, 64, 64]
+    tiles: ImmPtr[HALF_TYPE],  # [tiles of query and grad_output, boxes, 2, 64, 64]
+    key_tiles: ImmPtr[HALF_TYPE],  # [tiles of key, boxes, 2, 64, 64]
+    value_tiles: ImmPtr[HALF_TYPE],  # [tiles of value, boxes, 2, 64, 64]
     tiles_before: Int32,  # of key, and of value, in front of those of the part
     records: ImmPtr[DType.float32],  # [tiles, 4]
     path: ImmPtr[DType.int32],  # [1]
+    mask: ImmPtr[DType.float32],  # [B or 1, N or 1, S or 1, T or 1], read if `masked`
     first_entry: Int32,
     packed: PackedSizes,  # of the part of the batch from the first entry on
     scale: Float32,
@@ -210,6 +277,7 @@ def hopper_pairs_forward_kernel(
 
     The scores of a step are multiplied while the product with the values of the step before is under way.
     """
+    comptime bytes = tile_bytes[width]()
     take_turn()
     if path[unsafe_offset=0] != PAIRS:
         return
@@ -223,6 +291,7 @@ def hopper_pairs_forward_kernel(
     var own_tile = places.of_queries - 1 - mine[1]
     var shared_tile = Int(tiles_before) + places.shared(sizes.shared_head(head))
     var s0 = own_tile * SIDE
+    var of_head = mask.unsafe_offset(sizes.mask_of(whole_head) if masked else 0)
     var key_tile = places.key(sizes.shared_head(head))
     var value_tile = places.value(sizes.shared_head(head))
     # One step at least: a row that sees nothing is a row whose keys are all hidden.
@@ -230,9 +299,9 @@ def hopper_pairs_forward_kernel(
     var shared = external_memory[
         UInt8, address_space=AddressSpace.SHARED, alignment=1024
     ]().as_unsafe_any_origin()
-    var keys = shared.unsafe_offset(PAIR_BYTES)
-    var values = keys.unsafe_offset(STAGES * PAIR_BYTES)
-    var query_here = values.unsafe_offset(STAGES * PAIR_BYTES).unsafe_bitcast[Int64]()
+    var keys = shared.unsafe_offset(bytes)
+    var values = keys.unsafe_offset(STAGES * bytes)
+    var query_here = values.unsafe_offset(STAGES * bytes).unsafe_bitcast[Int64]()
     var keys_full = query_here.unsafe_offset(1)
     var values_full = keys_full.unsafe_offset(STAGES)
     var keys_empty = values_full.unsafe_offset(STAGES)
@@ -244,25 +313,26 @@ def hopper_pairs_forward_kernel(
     barrier()
 
     if thread_idx.x < GROUP:
-        warpgroup_reg_dealloc[24]()
+        comptime if width <= SIDE:
+            warpgroup_reg_dealloc[24]()
         if thread_idx.x == 0:
-            mbarrier_arrive_expect_tx_shared(query_here, Int32(PAIR_BYTES))
-            send_pair(shared, tiles, places.query(head) + own_tile, query_here)
+            mbarrier_arrive_expect_tx_shared(query_here, Int32(bytes))
+            send_tile[width](shared, tiles, places.query(head) + own_tile, query_here)
             var turn = Turn(0, 1)
             for step in range(steps):
                 var stage = turn.stage
                 wait(keys_empty.unsafe_offset(stage), turn.parity)
-                mbarrier_arrive_expect_tx_shared(keys_full.unsafe_offset(stage), Int32(PAIR_BYTES))
-                send_pair(
-                    keys.unsafe_offset(stage * PAIR_BYTES),
+                mbarrier_arrive_expect_tx_shared(keys_full.unsafe_offset(stage), Int32(bytes))
+                send_tile[width](
+                    keys.unsafe_offset(stage * bytes),
                     key_tiles,
                     shared_tile + step,
                     keys_full.unsafe_offset(stage),
                 )
                 wait(values_empty.unsafe_offset(stage), turn.parity)
-                mbarrier_arrive_expect_tx_shared(values_full.unsafe_offset(stage), Int32(PAIR_BYTES))
-                send_pair(
-                    values.unsafe_offset(stage * PAIR_BYTES),
+                mbarrier_arrive_expect_tx_shared(values_full.unsafe_offset(stage), Int32(bytes))
+                send_tile[width](
+                    values.unsafe_offset(stage * bytes),
                     value_tiles,
                     shared_tile + step,
                     values_full.unsafe_offset(stage),
@@ -270,14 +340,16 @@ def hopper_pairs_forward_kernel(
                 turn.step[STAGES]()
         return
 
-    warpgroup_reg_alloc[232]()
+    # With one block on a multiprocessor there are registers for everybody.
+    comptime if width <= SIDE:
+        warpgroup_reg_alloc[232]()
     var first = s0 + thread_idx.x % GROUP // 32 * 16
     var leads = thread_idx.x % GROUP == 0
     var query = Record(records, places.query(head) + own_tile)
     var largest = StaticTuple[Float32, 2](HIDDEN, HIDDEN)
     var totals = StaticTuple[Float32, 2](0, 0)
     var rescales = StaticTuple[Float32, 2](0, 0)
-    var sums = HALF(0)
+    var sums = BoxSums[width](HALF(0))
     # What undoes the scale of the values that are in the sums.
     var undo = Float32(1)
 
@@ -287,6 +359,12 @@ def hopper_pairs_forward_kernel(
         var factor = score_factor(query, key, scale)
         var to_new = undo * inverse_power(value.undo)
         undo = value.undo
+        comptime if masked:
+            comptime for i in range(32):
+                scores[i] = add_mask(
+                    scores[i], factor, of_head, place_of(i, first), step * SIDE + column_of(i), sizes
+                )
+            factor = 1
         if not all_seen(first, first + 1, step * SIDE, step * SIDE + SIDE, sizes):
             comptime for i in range(32):
                 var seen = sees(place_of(i, first), step * SIDE + column_of(i), sizes)
@@ -308,21 +386,41 @@ def hopper_pairs_forward_kernel(
                     total += weight
             totals[half] = totals[half] * rescale + total
 
+    var high = Fragments()
+    var low = Fragments()
+
+    @__parameter
+    @always_inline
+    def add_boxes(first_box: HALF, tile: Shared[UInt8], rescales: StaticTuple[Float32, 2]):
+        """Adds a step's product with the values, of which the first box has arrived; the others are multiplied here: all of them
+        at once would want more registers than there are."""
+        var part = first_box
+        comptime for box in range(boxes_of[width]()):
+            var whole = sums[box]
+            comptime if box + 1 < boxes_of[width]():
+                wgmma_fence_aligned()
+                var next = product_of_box[box + 1](high, low, tile)
+                wgmma_commit_group_sync()
+                add_part(whole, part, rescales)
+                wgmma_wait_group_sync[0]()
+                part = next
+            else:
+                add_part(whole, part, rescales)
+            sums[box] = whole
+
     # Records are read before a step's products begin: the answer takes time.
     var key = Record(records, key_tile)
     var value = Record(records, value_tile)
     wait(query_here, 0)
     wait(keys_full, 0)
     wgmma_fence_aligned()
-    var scores = times_pair(shared, keys)
+    var scores = times_pair[width](shared, keys)
     wgmma_commit_group_sync()
     wgmma_wait_group_sync[0]()
     settled(scores)
     if leads:
         _ = mbarrier_arrive(keys_empty)
     weigh(scores, 0, key, value)
-    var high = Fragments()
-    var low = Fragments()
     split(scores, high, low)
     var turn = Turn(1 % STAGES, 0)
     var before = Turn(0, 0)
@@ -331,11 +429,12 @@ def hopper_pairs_forward_kernel(
         value = Record(records, value_tile + step)
         wait(keys_full.unsafe_offset(turn.stage), turn.parity)
         wgmma_fence_aligned()
-        var next = times_pair(shared, keys.unsafe_offset(turn.stage * PAIR_BYTES))
+        var next = times_pair[width](shared, keys.unsafe_offset(turn.stage * bytes))
         wgmma_commit_group_sync()
         wait(values_full.unsafe_offset(before.stage), before.parity)
         wgmma_fence_aligned()
-        var part = product_of_pairs(high, low, values.unsafe_offset(before.stage * PAIR_BYTES))
+        var values_before = values.unsafe_offset(before.stage * bytes)
+        var part = product_of_box[0](high, low, values_before)
         wgmma_commit_group_sync()
         wgmma_wait_group_sync[1]()
         settled(next)
@@ -344,22 +443,19 @@ def hopper_pairs_forward_kernel(
         var earlier = rescales
         weigh(next, step, key, value)
         wgmma_wait_group_sync[0]()
-        settled(part)
+        add_boxes(part, values_before, earlier)
         if leads:
             _ = mbarrier_arrive(values_empty.unsafe_offset(before.stage))
-        comptime for i in range(32):
-            sums[i] = sums[i] * earlier[i // 2 % 2] + part[i]
         split(next, high, low)
         turn.step[STAGES]()
         before.step[STAGES]()
     wait(values_full.unsafe_offset(before.stage), before.parity)
     wgmma_fence_aligned()
-    var part = product_of_pairs(high, low, values.unsafe_offset(before.stage * PAIR_BYTES))
+    var values_before = values.unsafe_offset(before.stage * bytes)
+    var part = product_of_box[0](high, low, values_before)
     wgmma_commit_group_sync()
     wgmma_wait_group_sync[0]()
-    settled(part)
-    comptime for i in range(32):
-        sums[i] = sums[i] * rescales[i // 2 % 2] + part[i]
+    add_boxes(part, values_before, rescales)
 
     var factors = StaticTuple[Float32, 2](0, 0)
     comptime for half in range(2):
@@ -370,29 +466,34 @@ def hopper_pairs_forward_kernel(
             lse[unsafe_offset=whole_head * S + s] = (
                 HIDDEN if total == 0 else (largest[half] + log2(total)) * LN_2
             )
-    store_pairs(output.unsafe_offset(whole_head * S * d), sums, factors, first, S, d)
+    store_pairs[width](output.unsafe_offset(whole_head * S * d), sums, factors, first, S, d)
 
 
 # ---- Backward -----------------------------------------------------------------------------------------------
 
 
 @__llvm_metadata(
-    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(2 * GROUP)), `nvvm.minctasm`=SIMDLength(2)
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(2 * GROUP)),
+    `nvvm.minctasm`=SIMDLength(blocks_together[width]()),
 )
-def hopper_pairs_query_kernel(
+def hopper_pairs_query_kernel[
+    width: Int, masked: Bool
+](
     grad_query: MutPtr[DType.float32],  # [B, N, S, d]
     numbers: ImmPtr[DType.float32],  # [tiles of grad_output, 3, 64]
-    tiles: ImmPtr[HALF_TYPE],  # [tiles of query and grad_output, 2, 64, 64]
-    key_tiles: ImmPtr[HALF_TYPE],  # [tiles of key, 2, 64, 64]
-    value_tiles: ImmPtr[HALF_TYPE],  # [tiles of value, 2, 64, 64]
+    tiles: ImmPtr[HALF_TYPE],  # [tiles of query and grad_output, boxes, 2, 64, 64]
+    key_tiles: ImmPtr[HALF_TYPE],  # [tiles of key, boxes, 2, 64, 64]
+    value_tiles: ImmPtr[HALF_TYPE],  # [tiles of value, boxes, 2, 64, 64]
     tiles_before: Int32,  # of key, and of value, in front of those of the part
     records: ImmPtr[DType.float32],  # [tiles, 4]
     path: ImmPtr[DType.int32],  # [1]
+    mask: ImmPtr[DType.float32],  # [B or 1, N or 1, S or 1, T or 1], read if `masked`
     first_entry: Int32,
     packed: PackedSizes,  # of the part of the batch from the first entry on
     scale: Float32,
 ):
     """The gradient of the query. A block owns 64 queries and walks over the keys, 64 at a time."""
+    comptime bytes = tile_bytes[width]()
     take_turn()
     if path[unsafe_offset=0] != PAIRS:
         return
@@ -406,15 +507,16 @@ def hopper_pairs_query_kernel(
     var own_tile = places.of_queries - 1 - mine[1]
     var shared_tile = Int(tiles_before) + places.shared(sizes.shared_head(head))
     var s0 = own_tile * SIDE
+    var of_head = mask.unsafe_offset(sizes.mask_of(whole_head) if masked else 0)
     var key_tile = places.key(sizes.shared_head(head))
     var value_tile = places.value(sizes.shared_head(head))
     var steps = ceildiv(sizes.keys_seen(min(s0 + SIDE, S) - 1), SIDE)
     var shared = external_memory[
         UInt8, address_space=AddressSpace.SHARED, alignment=1024
     ]().as_unsafe_any_origin()
-    var own_grads = shared.unsafe_offset(PAIR_BYTES)
-    var stages = shared.unsafe_offset(STAGE_BYTES)
-    var own_here = stages.unsafe_offset(STAGES * STAGE_BYTES).unsafe_bitcast[Int64]()
+    var own_grads = shared.unsafe_offset(bytes)
+    var stages = shared.unsafe_offset(2 * bytes)
+    var own_here = stages.unsafe_offset(2 * STAGES * bytes).unsafe_bitcast[Int64]()
     var full = own_here.unsafe_offset(1)
     var empty = full.unsafe_offset(STAGES)
     if thread_idx.x == 0:
@@ -424,23 +526,25 @@ def hopper_pairs_query_kernel(
     barrier()
 
     if thread_idx.x < GROUP:
-        warpgroup_reg_dealloc[24]()
+        comptime if width <= SIDE:
+            warpgroup_reg_dealloc[24]()
         if thread_idx.x == 0:
-            mbarrier_arrive_expect_tx_shared(own_here, Int32(STAGE_BYTES))
-            send_pair(shared, tiles, places.query(head) + own_tile, own_here)
-            send_pair(own_grads, tiles, places.grad_here(head) + own_tile, own_here)
+            mbarrier_arrive_expect_tx_shared(own_here, Int32(2 * bytes))
+            send_tile[width](shared, tiles, places.query(head) + own_tile, own_here)
+            send_tile[width](own_grads, tiles, places.grad_here(head) + own_tile, own_here)
             var turn = Turn(0, 1)
             for step in range(steps):
-                var stage = stages.unsafe_offset(turn.stage * STAGE_BYTES)
+                var stage = stages.unsafe_offset(turn.stage * 2 * bytes)
                 var arrives = full.unsafe_offset(turn.stage)
                 wait(empty.unsafe_offset(turn.stage), turn.parity)
-                mbarrier_arrive_expect_tx_shared(arrives, Int32(STAGE_BYTES))
-                send_pair(stage, key_tiles, shared_tile + step, arrives)
-                send_pair(stage.unsafe_offset(PAIR_BYTES), value_tiles, shared_tile + step, arrives)
+                mbarrier_arrive_expect_tx_shared(arrives, Int32(2 * bytes))
+                send_tile[width](stage, key_tiles, shared_tile + step, arrives)
+                send_tile[width](stage.unsafe_offset(bytes), value_tiles, shared_tile + step, arrives)
                 turn.step[STAGES]()
         return
 
-    warpgroup_reg_alloc[232]()
+    comptime if width <= SIDE:
+        warpgroup_reg_alloc[232]()
     var warp_rows = thread_idx.x % GROUP // 32 * 16
     var first = s0 + warp_rows
     var leads = thread_idx.x % GROUP == 0
@@ -457,7 +561,7 @@ def hopper_pairs_query_kernel(
         deltas[half] = own_numbers[unsafe_offset=2 * SIDE]
         # Probabilities are not multiplied, what they are multiplied with is.
         factors[half] = own_numbers[unsafe_offset=SIDE] * (scale / WEIGHT)
-    var sums = HALF(0)
+    var sums = BoxSums[width](HALF(0))
     var turn = Turn(0, 0)
     wait(own_here, 0)
     for step in range(steps):
@@ -469,15 +573,21 @@ def hopper_pairs_query_kernel(
         var apart_factor = grad.undo * value.undo * down
         var undo = key.undo * (power / WEIGHT)
         wait(full.unsafe_offset(turn.stage), turn.parity)
-        var keys = stages.unsafe_offset(turn.stage * STAGE_BYTES)
+        var keys = stages.unsafe_offset(turn.stage * 2 * bytes)
         wgmma_fence_aligned()
-        var weights = times_pair(shared, keys)
+        var weights = times_pair[width](shared, keys)
         wgmma_commit_group_sync()
         wgmma_fence_aligned()
-        var slopes = times_pair(own_grads, keys.unsafe_offset(PAIR_BYTES))
+        var slopes = times_pair[width](own_grads, keys.unsafe_offset(bytes))
         wgmma_commit_group_sync()
         wgmma_wait_group_sync[1]()
         settled(weights)
+        comptime if masked:
+            comptime for i in range(32):
+                weights[i] = add_mask(
+                    weights[i], factor, of_head, place_of(i, first), step * SIDE + column_of(i), sizes
+                )
+            factor = 1
         comptime for i in range(32):
             weights[i] = exp2(weights[i] * factor - shifts[i // 2 % 2])
         if not all_seen(first, first + 1, step * SIDE, step * SIDE + SIDE, sizes):
@@ -492,37 +602,41 @@ def hopper_pairs_query_kernel(
         var low = Fragments()
         split(slopes, high, low)
         wgmma_fence_aligned()
-        var part = product_of_pairs(high, low, keys)
+        var part = product_of_pairs[width](high, low, keys)
         wgmma_commit_group_sync()
         wgmma_wait_group_sync[0]()
-        settled(part)
         if leads:
             _ = mbarrier_arrive(empty.unsafe_offset(turn.stage))
-        comptime for i in range(32):
-            sums[i] = part[i] * undo + sums[i]
+        add_scaled[width](sums, part, undo)
         turn.step[STAGES]()
-    store_pairs(grad_query.unsafe_offset(whole_head * S * d), sums, factors, first, S, d)
+    store_pairs[width](grad_query.unsafe_offset(whole_head * S * d), sums, factors, first, S, d)
 
 
 @__llvm_metadata(
-    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(2 * GROUP)), `nvvm.minctasm`=SIMDLength(2)
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32((1 + gradient_groups[width]()) * GROUP)),
+    `nvvm.minctasm`=SIMDLength(blocks_together[width]()),
 )
-def hopper_pairs_key_value_kernel(
+def hopper_pairs_key_value_kernel[
+    width: Int, masked: Bool
+](
     grad_key: MutPtr[DType.float32],  # [B, G, T, d]
     grad_value: MutPtr[DType.float32],  # [B, G, T, d]
     numbers: ImmPtr[DType.float32],  # [tiles of grad_output, 3, 64]
-    tiles: ImmPtr[HALF_TYPE],  # [tiles of query and grad_output, 2, 64, 64]
-    key_tiles: ImmPtr[HALF_TYPE],  # [tiles of key, 2, 64, 64]
-    value_tiles: ImmPtr[HALF_TYPE],  # [tiles of value, 2, 64, 64]
+    tiles: ImmPtr[HALF_TYPE],  # [tiles of query and grad_output, boxes, 2, 64, 64]
+    key_tiles: ImmPtr[HALF_TYPE],  # [tiles of key, boxes, 2, 64, 64]
+    value_tiles: ImmPtr[HALF_TYPE],  # [tiles of value, boxes, 2, 64, 64]
     tiles_before: Int32,  # of key, and of value, in front of those of the part
     records: ImmPtr[DType.float32],  # [tiles, 4]
     path: ImmPtr[DType.int32],  # [1]
+    mask: ImmPtr[DType.float32],  # [B or 1, N or 1, S or 1, T or 1], read if `masked`
     first_entry: Int32,
     packed: PackedSizes,  # of the part of the batch from the first entry on
     scale: Float32,
 ):
     """The gradients of key and value. A block owns 64 keys and walks over the queries of every head that shares them, 64 at a
     time. Scores are transposed, [keys, queries]: so P^T and dS^T are left factors as they are."""
+    comptime bytes = tile_bytes[width]()
+    comptime groups = gradient_groups[width]()
     take_turn()
     if path[unsafe_offset=0] != PAIRS:
         return
@@ -542,36 +656,38 @@ def hopper_pairs_key_value_kernel(
     var shared = external_memory[
         UInt8, address_space=AddressSpace.SHARED, alignment=1024
     ]().as_unsafe_any_origin()
-    var own_values = shared.unsafe_offset(PAIR_BYTES)
-    var stages = shared.unsafe_offset(STAGE_BYTES)
-    var numbers_here = stages.unsafe_offset(STAGES * STAGE_BYTES)
+    var own_values = shared.unsafe_offset(bytes)
+    var stages = shared.unsafe_offset(2 * bytes)
+    var numbers_here = stages.unsafe_offset(2 * STAGES * bytes)
     var own_here = numbers_here.unsafe_offset(STAGES * NUMBER_BYTES).unsafe_bitcast[Int64]()
     var full = own_here.unsafe_offset(1)
     var empty = full.unsafe_offset(STAGES)
     if thread_idx.x == 0:
         comptime for i in range(1 + 2 * STAGES):
-            mbarrier_init(own_here.unsafe_offset(i), 1)
+            mbarrier_init(own_here.unsafe_offset(i), Int32(1 if i <= STAGES else groups))
         fence_mbarrier_init()
     barrier()
 
     if thread_idx.x < GROUP:
         warpgroup_reg_dealloc[24]()
         if thread_idx.x == 0:
-            mbarrier_arrive_expect_tx_shared(own_here, Int32(STAGE_BYTES))
-            send_pair(shared, key_tiles, Int(tiles_before) + places.shared(shared_head) + own_tile, own_here)
-            send_pair(
+            mbarrier_arrive_expect_tx_shared(own_here, Int32(2 * bytes))
+            send_tile[width](
+                shared, key_tiles, Int(tiles_before) + places.shared(shared_head) + own_tile, own_here
+            )
+            send_tile[width](
                 own_values, value_tiles, Int(tiles_before) + places.shared(shared_head) + own_tile, own_here
             )
             var turn = Turn(0, 1)
             for step in range(steps):
                 var head = head0 + step // of_head
                 var tile = start + step % of_head
-                var stage = stages.unsafe_offset(turn.stage * STAGE_BYTES)
+                var stage = stages.unsafe_offset(turn.stage * 2 * bytes)
                 var arrives = full.unsafe_offset(turn.stage)
                 wait(empty.unsafe_offset(turn.stage), turn.parity)
-                mbarrier_arrive_expect_tx_shared(arrives, Int32(STAGE_BYTES + NUMBER_BYTES))
-                send_pair(stage, tiles, places.query(head) + tile, arrives)
-                send_pair(stage.unsafe_offset(PAIR_BYTES), tiles, places.grad_here(head) + tile, arrives)
+                mbarrier_arrive_expect_tx_shared(arrives, Int32(2 * bytes + NUMBER_BYTES))
+                send_tile[width](stage, tiles, places.query(head) + tile, arrives)
+                send_tile[width](stage.unsafe_offset(bytes), tiles, places.grad_here(head) + tile, arrives)
                 var source = numbers.unsafe_offset((head * places.of_queries + tile) * (NUMBERS * SIDE))
                 send(
                     numbers_here.unsafe_offset(turn.stage * NUMBER_BYTES), Int(source), NUMBER_BYTES, arrives
@@ -579,88 +695,134 @@ def hopper_pairs_key_value_kernel(
                 turn.step[STAGES]()
         return
 
-    warpgroup_reg_alloc[232]()
+    warpgroup_reg_alloc[232 if groups == 1 else 240]()
     var first = t0 + thread_idx.x % GROUP // 32 * 16
     var leads = thread_idx.x % GROUP == 0
     var key = Record(records, places.key(shared_head) + own_tile)
     var value = Record(records, places.value(shared_head) + own_tile)
-    var key_sums = HALF(0)
-    var value_sums = HALF(0)
-    var turn = Turn(0, 0)
-    wait(own_here, 0)
-    var tile = Int32(start)
-    var query_tile = Int32(places.query(head0) + start)
-    var to_grad = Int32(places.grad(0) - places.query(0))
-    for _ in range(steps):
-        # Records are read where they are used: registers are short here.
-        var factor = score_factor(Record(records, Int(query_tile)), key, scale)
-        wait(full.unsafe_offset(turn.stage), turn.parity)
-        var queries = stages.unsafe_offset(turn.stage * STAGE_BYTES)
-        var grads = queries.unsafe_offset(PAIR_BYTES)
-        var own_numbers = numbers_here.unsafe_offset(turn.stage * NUMBER_BYTES).unsafe_bitcast[Float32]()
-        own_numbers = own_numbers.unsafe_offset(lane_id() % 4 * 2)
-        wgmma_fence_aligned()
-        var weights = times_pair(shared, queries)
-        wgmma_commit_group_sync()
-        wgmma_fence_aligned()
-        var slopes = times_pair(own_values, grads)
-        wgmma_commit_group_sync()
-        wgmma_wait_group_sync[1]()
-        settled(weights)
-        comptime for j in range(SIDE // 8):
-            var shift = own_numbers.unsafe_load[width=2, alignment=8](j * 8)
-            var weight = own_numbers.unsafe_load[width=2, alignment=8](SIDE + j * 8)
-            comptime for e in range(4):
-                weights[4 * j + e] = exp2(weights[4 * j + e] * factor - shift[e % 2]) * weight[e % 2]
-        var s0 = Int(tile) * SIDE
-        if not all_seen(s0, s0 + SIDE, first, first + 16, sizes):
-            comptime for i in range(32):
-                var seen = sees(s0 + column_of(i), place_of(i, first), sizes)
-                weights[i] = weights[i] if seen else 0
-        var high = Fragments()
-        var low = Fragments()
-        split(weights, high, low)
-        wgmma_fence_aligned()
-        var value_part = product_of_pairs(high, low, grads)
-        wgmma_commit_group_sync()
-        wgmma_wait_group_sync[1]()
-        settled(slopes)
-        var grad = Record(records, Int(query_tile + to_grad))
-        var power = slope_power(grad, value)
-        var down = inverse_power(power)
-        var apart_factor = grad.undo * value.undo * down
-        var value_undo = grad.undo / WEIGHT
-        comptime for j in range(SIDE // 8):
-            var delta = own_numbers.unsafe_load[width=2, alignment=8](2 * SIDE + j * 8) * down
-            comptime for e in range(4):
-                comptime i = 4 * j + e
-                slopes[i] = weights[i] * (slopes[i] * apart_factor - delta[e % 2])
-        wgmma_wait_group_sync[0]()
-        settled(value_part)
-        comptime for i in range(32):
-            value_sums[i] = value_part[i] * value_undo + value_sums[i]
-        split(slopes, high, low)
-        wgmma_fence_aligned()
-        var key_part = product_of_pairs(high, low, queries)
-        wgmma_commit_group_sync()
-        wgmma_wait_group_sync[0]()
-        settled(key_part)
-        if leads:
-            _ = mbarrier_arrive(empty.unsafe_offset(turn.stage))
-        var key_undo = Record(records, Int(query_tile)).undo * (power / WEIGHT)
-        comptime for i in range(32):
-            key_sums[i] = key_part[i] * key_undo + key_sums[i]
-        turn.step[STAGES]()
-        tile += 1
-        query_tile += 1
-        if tile == Int32(places.of_queries):
-            # On to the next head that shares the keys.
-            tile = Int32(start)
-            query_tile += Int32(start)
     var start_of_head = (Int(first_entry) * Int(sizes.key_heads) + shared_head) * T * d
-    store_pairs(
-        grad_key.unsafe_offset(start_of_head), key_sums, StaticTuple[Float32, 2](scale, scale), first, T, d
-    )
-    store_pairs(
-        grad_value.unsafe_offset(start_of_head), value_sums, StaticTuple[Float32, 2](1, 1), first, T, d
-    )
+    wait(own_here, 0)
+
+    @__parameter
+    @always_inline
+    def walk[with_key: Bool, with_value: Bool]():
+        var key_sums = BoxSums[width](HALF(0))
+        var value_sums = BoxSums[width](HALF(0))
+        var turn = Turn(0, 0)
+        var tile = Int32(start)
+        var query_tile = Int32(places.query(head0) + start)
+        var to_grad = Int32(places.grad(0) - places.query(0))
+        var whole_head = Int(first_entry) * Int(sizes.query_heads) + head0
+        var mask_here = sizes.mask_of(whole_head) if masked else 0
+        for _ in range(steps):
+            # Records are read where they are used: registers are short here.
+            var factor = score_factor(Record(records, Int(query_tile)), key, scale)
+            wait(full.unsafe_offset(turn.stage), turn.parity)
+            var queries = stages.unsafe_offset(turn.stage * (2 * bytes))
+            var grads = queries.unsafe_offset(bytes)
+            var own_numbers = numbers_here.unsafe_offset(turn.stage * NUMBER_BYTES).unsafe_bitcast[Float32]()
+            own_numbers = own_numbers.unsafe_offset(lane_id() % 4 * 2)
+            wgmma_fence_aligned()
+            var weights = times_pair[width](shared, queries)
+            wgmma_commit_group_sync()
+            var slopes = HALF(0)
+            comptime if with_key:
+                wgmma_fence_aligned()
+                slopes = times_pair[width](own_values, grads)
+                wgmma_commit_group_sync()
+                wgmma_wait_group_sync[1]()
+            else:
+                wgmma_wait_group_sync[0]()
+            settled(weights)
+            var s0 = Int(tile) * SIDE
+            comptime if masked:
+                comptime for i in range(32):
+                    weights[i] = add_mask(
+                        weights[i],
+                        factor,
+                        mask.unsafe_offset(mask_here),
+                        s0 + column_of(i),
+                        place_of(i, first),
+                        sizes,
+                    )
+                factor = 1
+            comptime for j in range(SIDE // 8):
+                var shift = own_numbers.unsafe_load[width=2, alignment=8](j * 8)
+                var weight = own_numbers.unsafe_load[width=2, alignment=8](SIDE + j * 8)
+                comptime for e in range(4):
+                    weights[4 * j + e] = exp2(weights[4 * j + e] * factor - shift[e % 2]) * weight[e % 2]
+            if not all_seen(s0, s0 + SIDE, first, first + 16, sizes):
+                comptime for i in range(32):
+                    var seen = sees(s0 + column_of(i), place_of(i, first), sizes)
+                    weights[i] = weights[i] if seen else 0
+            var high = Fragments()
+            var low = Fragments()
+            var grad = Record(records, Int(query_tile + to_grad))
+            var value_part = BoxSums[width]()
+            comptime if with_value:
+                split(weights, high, low)
+                wgmma_fence_aligned()
+                value_part = product_of_pairs[width](high, low, grads)
+                wgmma_commit_group_sync()
+            comptime if with_key:
+                wgmma_wait_group_sync[1 if with_value else 0]()
+                settled(slopes)
+                var power = slope_power(grad, value)
+                var down = inverse_power(power)
+                var apart_factor = grad.undo * value.undo * down
+                comptime for j in range(SIDE // 8):
+                    var delta = own_numbers.unsafe_load[width=2, alignment=8](2 * SIDE + j * 8) * down
+                    comptime for e in range(4):
+                        comptime i = 4 * j + e
+                        slopes[i] = weights[i] * (slopes[i] * apart_factor - delta[e % 2])
+                comptime if with_value:
+                    wgmma_wait_group_sync[0]()
+                    add_scaled[width](value_sums, value_part, grad.undo / WEIGHT)
+                split(slopes, high, low)
+                wgmma_fence_aligned()
+                var key_part = product_of_pairs[width](high, low, queries)
+                wgmma_commit_group_sync()
+                wgmma_wait_group_sync[0]()
+                var undo = Record(records, Int(query_tile)).undo * (power / WEIGHT)
+                add_scaled[width](key_sums, key_part, undo)
+            else:
+                wgmma_wait_group_sync[0]()
+                add_scaled[width](value_sums, value_part, grad.undo / WEIGHT)
+            if leads:
+                _ = mbarrier_arrive(empty.unsafe_offset(turn.stage))
+            turn.step[STAGES]()
+            tile += 1
+            query_tile += 1
+            if tile == Int32(places.of_queries):
+                # On to the next head that shares the keys.
+                tile = Int32(start)
+                query_tile += Int32(start)
+                comptime if masked:
+                    whole_head += 1
+                    mask_here = sizes.mask_of(whole_head)
+        comptime if with_key:
+            store_pairs[width](
+                grad_key.unsafe_offset(start_of_head),
+                key_sums,
+                StaticTuple[Float32, 2](scale, scale),
+                first,
+                T,
+                d,
+            )
+        comptime if with_value:
+            store_pairs[width](
+                grad_value.unsafe_offset(start_of_head),
+                value_sums,
+                StaticTuple[Float32, 2](1, 1),
+                first,
+                T,
+                d,
+            )
+
+    comptime if groups == 1:
+        walk[True, True]()
+    else:
+        if thread_idx.x < 2 * GROUP:
+            walk[True, False]()
+        else:
+            walk[False, True]()

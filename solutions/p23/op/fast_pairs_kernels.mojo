@@ -1,8 +1,10 @@
 """The flash kernels for float32 on tensor cores, by pairs of float16: forward, and a backward pass of two kernels.
 
 The scheme is that of `fast_kernels.mojo`: a block owns rows and walks over tiles of the other side, two of which are in shared
-memory; P and dS stay in registers and are split there. Tiles come as `fast_pairs.mojo` has made them, from heads of up to 64
-elements. A mask is added to the scores, element by element. Each tile's products are summed apart, and the sums added in float32 with what undoes the scales.
+memory; P and dS stay in registers and are split there. Tiles come as `fast_pairs.mojo` has made them, from heads of up to 128
+elements. Of more than 64, in two boxes, a block takes fewer rows at once: so many registers and so much shared memory there are. A
+mask is added to the scores, element by element. Each tile's products are summed apart, and the sums added in float32 with what
+undoes the scales.
 
 Output, lse, delta and gradients are float32 and contiguous: [B, N, S, d], [B, G, T, d] and [B, N, S].
 """
@@ -24,6 +26,7 @@ from .fast_pairs import (
     WEIGHT,
     Record,
     TileRows,
+    boxes_of,
     inverse_power,
     load_pair_rows,
     place_of_block,
@@ -31,22 +34,41 @@ from .fast_pairs import (
     slope_power,
     take_turn,
 )
-from .fast_tiles import HIDDEN, Lane, Own, SharedPtr, Sums
+from .fast_tiles import HIDDEN, Lane, SharedPtr, Sums
 from .flash_tensors import FlashSizes, PackedSizes
 from .shared.common import ImmPtr, MutPtr
 
 comptime WARPS = 4
 comptime THREADS = 32 * WARPS
 comptime PART = 32
-"""Rows of the other side whose scores a warp holds at once."""
-comptime COLUMNS = PART // 8
-comptime OUTPUT_BANDS = 2
-"""16 queries each that a warp owns of the output, and of the gradient of the query;"""
-comptime OUTPUT_ROWS = 16 * OUTPUT_BANDS * WARPS
-comptime KEY_ROWS = 16 * WARPS
-"""Keys that a block owns of the gradients of key and value: a tile."""
-comptime PART_TILE = 2 * PART * SIDE
-"""Elements of both halves of so many rows."""
+"""Rows of the other side whose scores a warp holds at once,"""
+comptime WIDE_PART = 16
+"""and of heads of two boxes in a backward pass."""
+
+
+def part_of[width: Int]() -> Int:
+    """Rows of the other side that a backward pass takes at once."""
+    return PART if width <= SIDE else WIDE_PART
+
+
+def stage_rows[width: Int]() -> Int:
+    """Queries of a stage of the kernel that makes the gradients of key and value."""
+    return SIDE if width <= SIDE else WIDE_PART
+
+
+def bands_of[width: Int]() -> Int:
+    """16 queries each that a warp owns of the output, and of the gradient of the query;"""
+    return 2 if width <= SIDE else 1
+
+
+def output_rows[width: Int]() -> Int:
+    """and a block."""
+    return 16 * bands_of[width]() * WARPS
+
+
+def of_rows[width: Int, rows: Int]() -> Int:
+    """Elements of both halves of so many rows."""
+    return 2 * boxes_of[width]() * rows * SIDE
 
 
 # ---- Products -----------------------------------------------------------------------------------------------
@@ -70,45 +92,45 @@ def add_three(
 
 @always_inline
 def times_rows[
-    bands: Int, kept: Bool, //, columns: Int
-](
-    high: Own[HALF_TYPE, bands, SIDE, kept],
-    low: Own[HALF_TYPE, bands, SIDE, kept],
-    right: SharedPtr[HALF_TYPE],
-    to_low: Int,
-) -> Array[Sums, bands * columns]:
-    """Own @ right^T: products of the own rows with 8 * columns rows, whose low half is `to_low` elements further.
+    width: Int, bands: Int, columns: Int, own_rows: Int, rows: Int
+](own: SharedPtr[HALF_TYPE], right: SharedPtr[HALF_TYPE], lane: Lane[SIDE]) -> Array[Sums, bands * columns]:
+    """Own @ right^T: products of own rows, among `own_rows`, with 8 * columns ones, among `rows`. Each box has sums of its own.
     """
-    var sums = Array[Sums, bands * columns](fill=0)
-    comptime for k in range(SIDE // 16):
-        var left_high = Array[SIMD[HALF_TYPE, 8], bands](fill=0)
-        var left_low = Array[SIMD[HALF_TYPE, 8], bands](fill=0)
-        comptime for band in range(bands):
-            left_high[band] = high.fragment[band, k]()
-            left_low[band] = low.fragment[band, k]()
-        comptime for pair in range(columns // 2):
-            var at = right.unsafe_offset(pair * 16 * SIDE + high.lane.across[k]())
-            var right_high = ld_matrix[8](at)
-            var right_low = ld_matrix[8](at.unsafe_offset(to_low))
+    var all = Array[Sums, bands * columns](fill=0)
+    comptime for box in range(boxes_of[width]()):
+        var sums = Array[Sums, bands * columns](fill=0)
+        comptime for k in range(min(SIDE, width - box * SIDE) // 16):
+            var left_high = Array[SIMD[HALF_TYPE, 8], bands](fill=0)
+            var left_low = Array[SIMD[HALF_TYPE, 8], bands](fill=0)
             comptime for band in range(bands):
-                comptime for side in range(2):
-                    add_three(
-                        sums[band * columns + 2 * pair + side],
-                        left_high[band],
-                        left_low[band],
-                        right_high.slice[4, offset=4 * side](),
-                        right_low.slice[4, offset=4 * side](),
-                    )
-    return sums^
+                var at = own.unsafe_offset((2 * box * own_rows + band * 16) * SIDE + lane.down[k]())
+                left_high[band] = ld_matrix[8](at)
+                left_low[band] = ld_matrix[8](at.unsafe_offset(own_rows * SIDE))
+            comptime for pair in range(columns // 2):
+                var at = right.unsafe_offset((2 * box * rows + pair * 16) * SIDE + lane.across[k]())
+                var right_high = ld_matrix[8](at)
+                var right_low = ld_matrix[8](at.unsafe_offset(rows * SIDE))
+                comptime for band in range(bands):
+                    comptime for side in range(2):
+                        add_three(
+                            sums[band * columns + 2 * pair + side],
+                            left_high[band],
+                            left_low[band],
+                            right_high.slice[4, offset=4 * side](),
+                            right_low.slice[4, offset=4 * side](),
+                        )
+        comptime for place in range(bands * columns):
+            all[place] = sums[place] if box == 0 else all[place] + sums[place]
+    return all^
 
 
 @always_inline
 def product[
-    bands: Int, columns: Int
-](left: Array[Sums, bands * columns], right: SharedPtr[HALF_TYPE], to_low: Int, lane: Lane[SIDE]) -> Array[
+    width: Int, box: Int, bands: Int, columns: Int, rows: Int
+](left: Array[Sums, bands * columns], right: SharedPtr[HALF_TYPE], lane: Lane[SIDE]) -> Array[
     Sums, bands * (SIDE // 8)
 ]:
-    """Left @ right, of 8 * columns rows; left is split on the way."""
+    """Left @ right, of 8 * columns rows among `rows`, one box of them; left is split on the way."""
     var sums = Array[Sums, bands * (SIDE // 8)](fill=0)
     comptime for k in range(columns // 2):
         var left_high = Array[SIMD[HALF_TYPE, 8], bands](fill=0)
@@ -118,10 +140,10 @@ def product[
             var whole = left[first].join(left[first + 1])
             left_high[band] = whole.cast[HALF_TYPE]()
             left_low[band] = (whole - left_high[band].cast[DType.float32]()).cast[HALF_TYPE]()
-        comptime for pair in range(SIDE // 16):
-            var at = right.unsafe_offset(k * 16 * SIDE + lane.down[pair]())
+        comptime for pair in range(min(SIDE, width - box * SIDE) // 16):
+            var at = right.unsafe_offset((2 * box * rows + k * 16) * SIDE + lane.down[pair]())
             var right_high = ld_matrix[8, transpose=True](at)
-            var right_low = ld_matrix[8, transpose=True](at.unsafe_offset(to_low))
+            var right_low = ld_matrix[8, transpose=True](at.unsafe_offset(rows * SIDE))
             comptime for band in range(bands):
                 comptime for side in range(2):
                     add_three(
@@ -136,26 +158,31 @@ def product[
 
 @always_inline
 def store_sums[
-    bands: Int
+    width: Int, bands: Int
 ](
     target: MutPtr[DType.float32],
-    sums: Array[Sums, bands * (SIDE // 8)],
+    sums: Array[Sums, boxes_of[width]() * bands * (SIDE // 8)],
     factors: Array[Float32, 2 * bands],
     first: Int,
     count: Int,
     d: Int,
 ):
-    """Writes a warp's sums to rows `first` ... of a matrix [count, d], each row times its own factor."""
+    """Writes a warp's sums, box after box, to rows `first` ... of a matrix [count, d], each row times its own factor.
+    """
+    var whole = d % 2 == 0 and Int(target) % 8 == 0
     comptime for half in range(2 * bands):
         var row = first + half * 8 + lane_id() // 4
         if row < count:
-            comptime for j in range(SIDE // 8):
+            comptime for j in range(width // 8):
                 var column = j * 8 + lane_id() % 4 * 2
-                var of_sums = sums[half // 2 * (SIDE // 8) + j]
+                comptime box = j // (SIDE // 8)
+                comptime place = (box * bands + half // 2) * (SIDE // 8) + j % (SIDE // 8)
+                var of_sums = sums[place]
                 var pair = SIMD[DType.float32, 2](of_sums[half % 2 * 2], of_sums[half % 2 * 2 + 1])
                 pair *= factors[half]
-                if d == SIDE and Int(target) % 8 == 0:
-                    target.unsafe_store[alignment=8](row * SIDE + column, pair)
+                if whole:
+                    if column < d:
+                        target.unsafe_store[alignment=8](row * d + column, pair)
                 else:
                     comptime for e in range(2):
                         if column + e < d:
@@ -167,29 +194,32 @@ def add_mask(
     product: Float32, factor: Float32, mask: ImmPtr[DType.float32], s: Int, t: Int, sizes: FlashSizes
 ) -> Float32:
     """The score to the base 2 of a query and a key with their element of the head's mask; past the end, that of the last.
+    Compared in 32 bits, which takes half of the instructions.
     """
-    var row = min(s, Int(sizes.query_len) - 1) * Int(sizes.mask_s)
-    var column = min(t, Int(sizes.key_len) - 1) * Int(sizes.mask_t)
+    var row = Int(min(Int32(s), sizes.query_len - 1)) * Int(sizes.mask_s)
+    var column = Int(min(Int32(t), sizes.key_len - 1)) * Int(sizes.mask_t)
     return mask[unsafe_offset=row + column].fma(LOG2_E, product * factor)
 
 
 # ---- Forward ------------------------------------------------------------------------------------------------
 
-comptime PAIRS_FORWARD_ELEMENTS = 2 * OUTPUT_ROWS * SIDE + 4 * PART_TILE
-"""Of float16, in shared memory: own queries, and two stages of keys and values."""
+
+def forward_elements[width: Int]() -> Int:
+    """Of float16, in shared memory: own queries, and two stages of keys and values."""
+    return of_rows[width, output_rows[width]()]() + 4 * of_rows[width, PART]()
 
 
 @__llvm_metadata(
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(THREADS)), `nvvm.minctasm`=SIMDLength(2)
 )
 def pairs_forward_kernel[
-    masked: Bool
+    width: Int, masked: Bool
 ](
     output: MutPtr[DType.float32],  # [B, N, S, d]
     lse: MutPtr[DType.float32],  # [B, N, S]
-    tiles: ImmPtr[HALF_TYPE],  # [tiles of query and grad_output, 2, 64, 64]
-    key_tiles: ImmPtr[HALF_TYPE],  # [tiles of key, 2, 64, 64]
-    value_tiles: ImmPtr[HALF_TYPE],  # [tiles of value, 2, 64, 64]
+    tiles: ImmPtr[HALF_TYPE],  # [tiles of query and grad_output, boxes, 2, 64, 64]
+    key_tiles: ImmPtr[HALF_TYPE],  # [tiles of key, boxes, 2, 64, 64]
+    value_tiles: ImmPtr[HALF_TYPE],  # [tiles of value, boxes, 2, 64, 64]
     tiles_before: Int32,  # of key, and of value, in front of those of the part
     records: ImmPtr[DType.float32],  # [tiles, 4]
     path: ImmPtr[DType.int32],  # [1]
@@ -198,8 +228,13 @@ def pairs_forward_kernel[
     packed: PackedSizes,  # of the part of the batch from the first entry on
     scale: Float32,
 ):
-    """Output and lse. A block owns 128 queries and walks over the keys, 32 at a time."""
-    comptime bands = OUTPUT_BANDS
+    """Output and lse. A block owns 128 queries, or 64, and walks over the keys, 32 at a time."""
+    comptime bands = bands_of[width]()
+    comptime boxes = boxes_of[width]()
+    comptime own_rows = output_rows[width]()
+    comptime rows = PART
+    comptime columns = rows // 8
+    comptime tile = of_rows[width, rows]()
     take_turn()
     if path[unsafe_offset=0] != PAIRS:
         return
@@ -207,11 +242,11 @@ def pairs_forward_kernel[
     var places = TileRows(sizes)
     var S = Int(sizes.query_len)
     var d = Int(sizes.head_dim)
-    var blocks = ceildiv(S, OUTPUT_ROWS)
+    var blocks = ceildiv(S, own_rows)
     var mine = place_of_block(block_idx.x, blocks, sizes.heads(), sizes)
     var head = mine[0]
     var whole_head = Int(first_entry) * Int(sizes.query_heads) + head
-    var s0 = (blocks - 1 - mine[1]) * OUTPUT_ROWS
+    var s0 = (blocks - 1 - mine[1]) * own_rows
     var shared_tile = Int(tiles_before) + places.shared(sizes.shared_head(head))
     var of_head = mask.unsafe_offset(sizes.mask_of(whole_head) if masked else 0)
     var key_tile = places.key(sizes.shared_head(head))
@@ -219,40 +254,32 @@ def pairs_forward_kernel[
     var queries = external_memory[
         Scalar[HALF_TYPE], address_space=AddressSpace.SHARED, alignment=128
     ]().as_unsafe_any_origin()
-    var stages = queries.unsafe_offset(2 * OUTPUT_ROWS * SIDE)
+    var stages = queries.unsafe_offset(of_rows[width, own_rows]())
     var lane = Lane[SIDE]()
     var warp_rows = thread_idx.x // 32 * (16 * bands)
     var first = s0 + warp_rows
-    var end = sizes.keys_seen(min(s0 + OUTPUT_ROWS, S) - 1)
+    var end = sizes.keys_seen(min(s0 + own_rows, S) - 1)
 
     @__parameter
     @always_inline
     def fetch(t: Int, stage: Int):
-        var keys = stages.unsafe_offset(stage * 2 * PART_TILE)
-        var at = t // SIDE * (2 * HALF_TILE) + t % SIDE * SIDE
-        load_pair_rows[PART, THREADS](
-            keys, PART * SIDE, key_tiles.unsafe_offset(shared_tile * (2 * HALF_TILE) + at)
-        )
-        load_pair_rows[PART, THREADS](
-            keys.unsafe_offset(PART_TILE),
-            PART * SIDE,
-            value_tiles.unsafe_offset(shared_tile * (2 * HALF_TILE) + at),
-        )
+        var keys = stages.unsafe_offset(stage * 2 * tile)
+        var at = (shared_tile + t // SIDE) * (2 * boxes * HALF_TILE) + t % SIDE * SIDE
+        load_pair_rows[rows, THREADS, boxes](keys, key_tiles.unsafe_offset(at))
+        load_pair_rows[rows, THREADS, boxes](keys.unsafe_offset(tile), value_tiles.unsafe_offset(at))
         async_copy_commit_group()
 
-    load_own_rows(queries, tiles, places.query(head), s0, places.of_queries)
+    load_own_rows[width](queries, tiles, places.query(head), s0, places.of_queries)
     fetch(0, 0)
     var own = queries.unsafe_offset(warp_rows * SIDE)
-    var high = Own[HALF_TYPE, bands, SIDE, False](own, lane)
-    var low = Own[HALF_TYPE, bands, SIDE, False](own.unsafe_offset(OUTPUT_ROWS * SIDE), lane)
     var query = Record(records, places.query(head) + min(first // SIDE, places.of_queries - 1))
-    var sums = Array[Sums, bands * (SIDE // 8)](fill=0)
+    var sums = Array[Sums, boxes * bands * (SIDE // 8)](fill=0)
     var largest = Array[Float32, 2 * bands](fill=HIDDEN)
     var totals = Array[Float32, 2 * bands](fill=0)
     # What undoes the scale of the values that are in the sums.
     var undo = Float32(1)
     var stage = 0
-    for t0 in range(0, end, PART):
+    for t0 in range(0, end, rows):
         var key = Record(records, key_tile + t0 // SIDE)
         var value = Record(records, value_tile + t0 // SIDE)
         var factor = score_factor(query, key, scale)
@@ -261,47 +288,49 @@ def pairs_forward_kernel[
         async_copy_wait_group(0)
         # Now everybody's share of these tiles is here, and nobody still reads those of the step before.
         barrier()
-        if t0 + PART < end:
-            fetch(t0 + PART, 1 - stage)
-        var keys = stages.unsafe_offset(stage * 2 * PART_TILE)
-        var scores = times_rows[COLUMNS](high, low, keys, PART * SIDE)
+        if t0 + rows < end:
+            fetch(t0 + rows, 1 - stage)
+        var keys = stages.unsafe_offset(stage * 2 * tile)
+        var scores = times_rows[width, bands, columns, own_rows, rows](own, keys, lane)
         comptime if masked:
-            comptime for place in range(bands * COLUMNS):
+            comptime for place in range(bands * columns):
                 comptime for e in range(4):
-                    var s = first + place // COLUMNS * 16 + e // 2 * 8 + lane_id() // 4
-                    var t = t0 + place % COLUMNS * 8 + lane_id() % 4 * 2 + e % 2
+                    var s = first + place // columns * 16 + e // 2 * 8 + lane_id() // 4
+                    var t = t0 + place % columns * 8 + lane_id() % 4 * 2 + e % 2
                     scores[place][e] = add_mask(scores[place][e], factor, of_head, s, t, sizes)
             factor = 1
-        if not all_seen(first, first + 1, t0, t0 + PART, sizes):
-            comptime for place in range(bands * COLUMNS):
+        if not all_seen(first, first + 1, t0, t0 + rows, sizes):
+            comptime for place in range(bands * columns):
                 comptime for e in range(4):
-                    var s = first + place // COLUMNS * 16 + e // 2 * 8 + lane_id() // 4
-                    var t = t0 + place % COLUMNS * 8 + lane_id() % 4 * 2 + e % 2
+                    var s = first + place // columns * 16 + e // 2 * 8 + lane_id() // 4
+                    var t = t0 + place % columns * 8 + lane_id() % 4 * 2 + e % 2
                     scores[place][e] = scores[place][e] if sees(s, t, sizes) else HIDDEN
         var rescales = Array[Float32, 2 * bands](fill=0)
         comptime for half in range(2 * bands):
             comptime band = half // 2
             comptime e = half % 2 * 2
             var biggest = HIDDEN
-            comptime for j in range(COLUMNS):
-                biggest = max(biggest, max(scores[band * COLUMNS + j][e], scores[band * COLUMNS + j][e + 1]))
+            comptime for j in range(columns):
+                biggest = max(biggest, max(scores[band * columns + j][e], scores[band * columns + j][e + 1]))
             var grown = max(largest[half], of_row(biggest, True) * factor)
             # Less -inf, a row that has seen nothing yet would be NaN; less 0, its exponentials are 0.
             var shift = grown if grown > HIDDEN else Float32(0)
             rescales[half] = exp2(largest[half] - shift)
             largest[half] = grown
             var total = Float32(0)
-            comptime for j in range(COLUMNS):
+            comptime for j in range(columns):
                 comptime for side in range(2):
-                    var weight = exp2(scores[band * COLUMNS + j][e + side] * factor - shift)
-                    scores[band * COLUMNS + j][e + side] = weight * WEIGHT
+                    var weight = exp2(scores[band * columns + j][e + side] * factor - shift)
+                    scores[band * columns + j][e + side] = weight * WEIGHT
                     total += weight
             totals[half] = totals[half] * rescales[half] + total
-        var part = product[bands, COLUMNS](scores, keys.unsafe_offset(PART_TILE), PART * SIDE, lane)
-        comptime for place in range(bands * (SIDE // 8)):
-            comptime for e in range(4):
-                comptime half = place // (SIDE // 8) * 2 + e // 2
-                sums[place][e] = sums[place][e] * (rescales[half] * to_new) + part[place][e]
+        comptime for box in range(boxes):
+            var part = product[width, box, bands, columns, rows](scores, keys.unsafe_offset(tile), lane)
+            comptime for place in range(bands * (SIDE // 8)):
+                comptime at = box * bands * (SIDE // 8) + place
+                comptime for e in range(4):
+                    comptime half = place // (SIDE // 8) * 2 + e // 2
+                    sums[at][e] = sums[at][e] * (rescales[half] * to_new) + part[place][e]
         stage = 1 - stage
 
     var factors = Array[Float32, 2 * bands](fill=0)
@@ -314,42 +343,48 @@ def pairs_forward_kernel[
             lse[unsafe_offset=whole_head * S + s] = (
                 HIDDEN if total == 0 else (largest[half] + log2(total)) * LN_2
             )
-    store_sums[bands](output.unsafe_offset(whole_head * S * d), sums, factors, first, S, d)
+    store_sums[width, bands](output.unsafe_offset(whole_head * S * d), sums, factors, first, S, d)
 
 
 @always_inline
-def load_own_rows(
-    target: SharedPtr[HALF_TYPE], tiles: ImmPtr[HALF_TYPE], head_tile: Int, s0: Int, of_head: Int
-):
-    """Copies the 128 rows from s0 on; where a head ends after 64 of them, those once more."""
-    comptime for i in range(OUTPUT_ROWS // SIDE):
+def load_own_rows[
+    width: Int
+](target: SharedPtr[HALF_TYPE], tiles: ImmPtr[HALF_TYPE], head_tile: Int, s0: Int, of_head: Int):
+    """Copies a block's rows from s0 on; where a head ends after 64 of 128, those once more."""
+    comptime boxes = boxes_of[width]()
+    comptime rows = output_rows[width]()
+    comptime for i in range(rows // SIDE):
         var tile = head_tile + min(s0 // SIDE + i, of_head - 1)
-        load_pair_rows[SIDE, THREADS](
-            target.unsafe_offset(i * HALF_TILE),
-            OUTPUT_ROWS * SIDE,
-            tiles.unsafe_offset(tile * (2 * HALF_TILE)),
+        load_pair_rows[SIDE, THREADS, boxes, rows](
+            target.unsafe_offset(i * HALF_TILE), tiles.unsafe_offset(tile * (2 * boxes * HALF_TILE))
         )
 
 
 # ---- Backward -----------------------------------------------------------------------------------------------
 
-comptime PAIRS_QUERY_ELEMENTS = 4 * OUTPUT_ROWS * SIDE + 4 * PART_TILE
-"""Of float16, in shared memory: own queries and gradients, and two stages of keys and values."""
-comptime PAIRS_KEY_VALUE_ELEMENTS = 4 * HALF_TILE + 8 * HALF_TILE + 2 * 2 * NUMBERS * SIDE
-"""Own keys and values, and two stages of queries and gradients, each with its numbers in float32."""
+
+def query_elements[width: Int]() -> Int:
+    """Of float16, in shared memory: own queries and gradients, and two stages of keys and values."""
+    return 2 * of_rows[width, output_rows[width]()]() + 4 * of_rows[width, part_of[width]()]()
+
+
+def key_value_elements[width: Int]() -> Int:
+    """Own keys and values, and two stages of queries and gradients, each with its numbers in float32."""
+    comptime rows = stage_rows[width]()
+    return 2 * of_rows[width, SIDE]() + 2 * (2 * of_rows[width, rows]() + 2 * NUMBERS * rows)
 
 
 @__llvm_metadata(
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(THREADS)), `nvvm.minctasm`=SIMDLength(2)
 )
 def pairs_query_kernel[
-    masked: Bool
+    width: Int, masked: Bool
 ](
     grad_query: MutPtr[DType.float32],  # [B, N, S, d]
     numbers: ImmPtr[DType.float32],  # [tiles of grad_output, 3, 64]
-    tiles: ImmPtr[HALF_TYPE],  # [tiles of query and grad_output, 2, 64, 64]
-    key_tiles: ImmPtr[HALF_TYPE],  # [tiles of key, 2, 64, 64]
-    value_tiles: ImmPtr[HALF_TYPE],  # [tiles of value, 2, 64, 64]
+    tiles: ImmPtr[HALF_TYPE],  # [tiles of query and grad_output, boxes, 2, 64, 64]
+    key_tiles: ImmPtr[HALF_TYPE],  # [tiles of key, boxes, 2, 64, 64]
+    value_tiles: ImmPtr[HALF_TYPE],  # [tiles of value, boxes, 2, 64, 64]
     tiles_before: Int32,  # of key, and of value, in front of those of the part
     records: ImmPtr[DType.float32],  # [tiles, 4]
     path: ImmPtr[DType.int32],  # [1]
@@ -358,8 +393,14 @@ def pairs_query_kernel[
     packed: PackedSizes,  # of the part of the batch from the first entry on
     scale: Float32,
 ):
-    """The gradient of the query. A block owns 128 queries and walks over the keys, 32 at a time."""
-    comptime bands = OUTPUT_BANDS
+    """The gradient of the query. A block owns 128 queries and walks over the keys, 32 at a time; or 64, and 16 at a time.
+    """
+    comptime bands = bands_of[width]()
+    comptime boxes = boxes_of[width]()
+    comptime own_rows = output_rows[width]()
+    comptime rows = part_of[width]()
+    comptime columns = rows // 8
+    comptime tile = of_rows[width, rows]()
     take_turn()
     if path[unsafe_offset=0] != PAIRS:
         return
@@ -367,11 +408,11 @@ def pairs_query_kernel[
     var places = TileRows(sizes)
     var S = Int(sizes.query_len)
     var d = Int(sizes.head_dim)
-    var blocks = ceildiv(S, OUTPUT_ROWS)
+    var blocks = ceildiv(S, own_rows)
     var mine = place_of_block(block_idx.x, blocks, sizes.heads(), sizes)
     var head = mine[0]
     var whole_head = Int(first_entry) * Int(sizes.query_heads) + head
-    var s0 = (blocks - 1 - mine[1]) * OUTPUT_ROWS
+    var s0 = (blocks - 1 - mine[1]) * own_rows
     var shared_tile = Int(tiles_before) + places.shared(sizes.shared_head(head))
     var of_head = mask.unsafe_offset(sizes.mask_of(whole_head) if masked else 0)
     var key_tile = places.key(sizes.shared_head(head))
@@ -379,37 +420,27 @@ def pairs_query_kernel[
     var queries = external_memory[
         Scalar[HALF_TYPE], address_space=AddressSpace.SHARED, alignment=128
     ]().as_unsafe_any_origin()
-    var grads = queries.unsafe_offset(2 * OUTPUT_ROWS * SIDE)
-    var stages = grads.unsafe_offset(2 * OUTPUT_ROWS * SIDE)
+    var grads = queries.unsafe_offset(of_rows[width, own_rows]())
+    var stages = grads.unsafe_offset(of_rows[width, own_rows]())
     var lane = Lane[SIDE]()
     var warp_rows = thread_idx.x // 32 * (16 * bands)
     var first = s0 + warp_rows
-    var end = sizes.keys_seen(min(s0 + OUTPUT_ROWS, S) - 1)
+    var end = sizes.keys_seen(min(s0 + own_rows, S) - 1)
 
     @__parameter
     @always_inline
     def fetch(t: Int, stage: Int):
-        var keys = stages.unsafe_offset(stage * 2 * PART_TILE)
-        var at = t // SIDE * (2 * HALF_TILE) + t % SIDE * SIDE
-        load_pair_rows[PART, THREADS](
-            keys, PART * SIDE, key_tiles.unsafe_offset(shared_tile * (2 * HALF_TILE) + at)
-        )
-        load_pair_rows[PART, THREADS](
-            keys.unsafe_offset(PART_TILE),
-            PART * SIDE,
-            value_tiles.unsafe_offset(shared_tile * (2 * HALF_TILE) + at),
-        )
+        var keys = stages.unsafe_offset(stage * 2 * tile)
+        var at = (shared_tile + t // SIDE) * (2 * boxes * HALF_TILE) + t % SIDE * SIDE
+        load_pair_rows[rows, THREADS, boxes](keys, key_tiles.unsafe_offset(at))
+        load_pair_rows[rows, THREADS, boxes](keys.unsafe_offset(tile), value_tiles.unsafe_offset(at))
         async_copy_commit_group()
 
-    load_own_rows(queries, tiles, places.query(head), s0, places.of_queries)
-    load_own_rows(grads, tiles, places.grad_here(head), s0, places.of_queries)
+    load_own_rows[width](queries, tiles, places.query(head), s0, places.of_queries)
+    load_own_rows[width](grads, tiles, places.grad_here(head), s0, places.of_queries)
     fetch(0, 0)
     var own = queries.unsafe_offset(warp_rows * SIDE)
     var own_grads = grads.unsafe_offset(warp_rows * SIDE)
-    var query_high = Own[HALF_TYPE, bands, SIDE, False](own, lane)
-    var query_low = Own[HALF_TYPE, bands, SIDE, False](own.unsafe_offset(OUTPUT_ROWS * SIDE), lane)
-    var grad_high = Own[HALF_TYPE, bands, SIDE, False](own_grads, lane)
-    var grad_low = Own[HALF_TYPE, bands, SIDE, False](own_grads.unsafe_offset(OUTPUT_ROWS * SIDE), lane)
     var own_tile = min(first // SIDE, places.of_queries - 1)
     var query = Record(records, places.query(head) + own_tile)
     var grad = Record(records, places.grad(head) + own_tile)
@@ -425,9 +456,9 @@ def pairs_query_kernel[
         deltas[half] = own_numbers[unsafe_offset=2 * SIDE]
         # Probabilities are not multiplied, what they are multiplied with is.
         factors[half] = own_numbers[unsafe_offset=SIDE] * (scale / WEIGHT)
-    var sums = Array[Sums, bands * (SIDE // 8)](fill=0)
+    var sums = Array[Sums, boxes * bands * (SIDE // 8)](fill=0)
     var stage = 0
-    for t0 in range(0, end, PART):
+    for t0 in range(0, end, rows):
         var key = Record(records, key_tile + t0 // SIDE)
         var value = Record(records, value_tile + t0 // SIDE)
         var factor = score_factor(query, key, scale)
@@ -436,39 +467,43 @@ def pairs_query_kernel[
         var apart_factor = grad.undo * value.undo * down
         async_copy_wait_group(0)
         barrier()
-        if t0 + PART < end:
-            fetch(t0 + PART, 1 - stage)
-        var keys = stages.unsafe_offset(stage * 2 * PART_TILE)
-        var slopes = times_rows[COLUMNS](query_high, query_low, keys, PART * SIDE)
+        if t0 + rows < end:
+            fetch(t0 + rows, 1 - stage)
+        var keys = stages.unsafe_offset(stage * 2 * tile)
+        var slopes = times_rows[width, bands, columns, own_rows, rows](own, keys, lane)
         comptime if masked:
-            comptime for place in range(bands * COLUMNS):
+            comptime for place in range(bands * columns):
                 comptime for e in range(4):
-                    var s = first + place // COLUMNS * 16 + e // 2 * 8 + lane_id() // 4
-                    var t = t0 + place % COLUMNS * 8 + lane_id() % 4 * 2 + e % 2
+                    var s = first + place // columns * 16 + e // 2 * 8 + lane_id() // 4
+                    var t = t0 + place % columns * 8 + lane_id() % 4 * 2 + e % 2
                     slopes[place][e] = add_mask(slopes[place][e], factor, of_head, s, t, sizes)
             factor = 1
-        if not all_seen(first, first + 1, t0, t0 + PART, sizes):
-            comptime for place in range(bands * COLUMNS):
+        if not all_seen(first, first + 1, t0, t0 + rows, sizes):
+            comptime for place in range(bands * columns):
                 comptime for e in range(4):
-                    var s = first + place // COLUMNS * 16 + e // 2 * 8 + lane_id() // 4
-                    var t = t0 + place % COLUMNS * 8 + lane_id() % 4 * 2 + e % 2
+                    var s = first + place // columns * 16 + e // 2 * 8 + lane_id() // 4
+                    var t = t0 + place % columns * 8 + lane_id() % 4 * 2 + e % 2
                     slopes[place][e] = slopes[place][e] if sees(s, t, sizes) else HIDDEN
-        comptime for place in range(bands * COLUMNS):
+        comptime for place in range(bands * columns):
             comptime for e in range(4):
-                comptime half = place // COLUMNS * 2 + e // 2
+                comptime half = place // columns * 2 + e // 2
                 slopes[place][e] = exp2(slopes[place][e] * factor - shifts[half])
-        var apart = times_rows[COLUMNS](grad_high, grad_low, keys.unsafe_offset(PART_TILE), PART * SIDE)
-        comptime for place in range(bands * COLUMNS):
+        var apart = times_rows[width, bands, columns, own_rows, rows](
+            own_grads, keys.unsafe_offset(tile), lane
+        )
+        comptime for place in range(bands * columns):
             comptime for e in range(4):
-                comptime half = place // COLUMNS * 2 + e // 2
+                comptime half = place // columns * 2 + e // 2
                 slopes[place][e] *= apart[place][e] * apart_factor - deltas[half] * down
-        var part = product[bands, COLUMNS](slopes, keys, PART * SIDE, lane)
         var undo = key.undo * (power / WEIGHT)
-        comptime for place in range(bands * (SIDE // 8)):
-            sums[place] = part[place].fma(undo, sums[place])
+        comptime for box in range(boxes):
+            var part = product[width, box, bands, columns, rows](slopes, keys, lane)
+            comptime for place in range(bands * (SIDE // 8)):
+                comptime at = box * bands * (SIDE // 8) + place
+                sums[at] = part[place].fma(undo, sums[at])
         stage = 1 - stage
 
-    store_sums[bands](
+    store_sums[width, bands](
         grad_query.unsafe_offset(whole_head * S * d),
         sums,
         factors,
@@ -482,14 +517,14 @@ def pairs_query_kernel[
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(THREADS)), `nvvm.minctasm`=SIMDLength(2)
 )
 def pairs_key_value_kernel[
-    masked: Bool
+    width: Int, masked: Bool
 ](
     grad_key: MutPtr[DType.float32],  # [B, G, T, d]
     grad_value: MutPtr[DType.float32],  # [B, G, T, d]
     numbers: ImmPtr[DType.float32],  # [tiles of grad_output, 3, 64]
-    tiles: ImmPtr[HALF_TYPE],  # [tiles of query and grad_output, 2, 64, 64]
-    key_tiles: ImmPtr[HALF_TYPE],  # [tiles of key, 2, 64, 64]
-    value_tiles: ImmPtr[HALF_TYPE],  # [tiles of value, 2, 64, 64]
+    tiles: ImmPtr[HALF_TYPE],  # [tiles of query and grad_output, boxes, 2, 64, 64]
+    key_tiles: ImmPtr[HALF_TYPE],  # [tiles of key, boxes, 2, 64, 64]
+    value_tiles: ImmPtr[HALF_TYPE],  # [tiles of value, boxes, 2, 64, 64]
     tiles_before: Int32,  # of key, and of value, in front of those of the part
     records: ImmPtr[DType.float32],  # [tiles, 4]
     path: ImmPtr[DType.int32],  # [1]
@@ -499,7 +534,14 @@ def pairs_key_value_kernel[
     scale: Float32,
 ):
     """The gradients of key and value. A block owns 64 keys and walks over the queries of every head that shares them, 64 at a
-    time. Scores are transposed, [keys, queries]: so P^T and dS^T are left factors as they are."""
+    time, or 16. Scores are transposed, [keys, queries]: so P^T and dS^T are left factors as they are."""
+    comptime boxes = boxes_of[width]()
+    comptime tile_elements = of_rows[width, SIDE]()
+    comptime stage_size = stage_rows[width]()
+    comptime stage_elements = of_rows[width, stage_size]()
+    comptime stages_of_tile = SIDE // stage_size
+    comptime rows = part_of[width]()
+    comptime columns = rows // 8
     take_turn()
     if path[unsafe_offset=0] != PAIRS:
         return
@@ -516,64 +558,58 @@ def pairs_key_value_kernel[
     var keys = external_memory[
         Scalar[HALF_TYPE], address_space=AddressSpace.SHARED, alignment=128
     ]().as_unsafe_any_origin()
-    var values = keys.unsafe_offset(2 * HALF_TILE)
-    var stages = values.unsafe_offset(2 * HALF_TILE)
-    var numbers_here = stages.unsafe_offset(8 * HALF_TILE).unsafe_bitcast[Float32]()
+    var values = keys.unsafe_offset(tile_elements)
+    var stages = values.unsafe_offset(tile_elements)
+    var numbers_here = stages.unsafe_offset(4 * stage_elements).unsafe_bitcast[Float32]()
     var lane = Lane[SIDE]()
     var warp_rows = thread_idx.x // 32 * 16
     var first = t0 + warp_rows
-    # The walk, in tiles: from the first that sees a key, of each head in turn.
-    var start = sizes.first_query(t0) // SIDE
-    var steps = sizes.group() * max(0, places.of_queries - start)
+    # The walk, in stages: from the tile of the first that sees a key, of each head in turn.
+    var start = sizes.first_query(t0) // SIDE * stages_of_tile
+    var end = places.of_queries * stages_of_tile
+    var steps = sizes.group() * max(0, end - start)
 
     @__parameter
     @always_inline
-    def fetch(head: Int, tile: Int, stage: Int):
-        var queries = stages.unsafe_offset(stage * 4 * HALF_TILE)
-        load_pair_rows[SIDE, THREADS](
-            queries, HALF_TILE, tiles.unsafe_offset((places.query(head) + tile) * (2 * HALF_TILE))
+    def fetch(head: Int, step: Int, stage: Int):
+        var tile = step // stages_of_tile
+        var from_row = step % stages_of_tile * stage_size
+        var queries = stages.unsafe_offset(stage * 2 * stage_elements)
+        load_pair_rows[stage_size, THREADS, boxes](
+            queries, tiles.unsafe_offset((places.query(head) + tile) * tile_elements + from_row * SIDE)
         )
-        load_pair_rows[SIDE, THREADS](
-            queries.unsafe_offset(2 * HALF_TILE),
-            HALF_TILE,
-            tiles.unsafe_offset((places.grad_here(head) + tile) * (2 * HALF_TILE)),
+        load_pair_rows[stage_size, THREADS, boxes](
+            queries.unsafe_offset(stage_elements),
+            tiles.unsafe_offset((places.grad_here(head) + tile) * tile_elements + from_row * SIDE),
         )
-        if thread_idx.x < NUMBERS * SIDE // 4:
-            var source = numbers.unsafe_offset((head * places.of_queries + tile) * (NUMBERS * SIDE))
+        comptime threads = stage_size // 4
+        if thread_idx.x < NUMBERS * threads:
+            var source = numbers.unsafe_offset(
+                (head * places.of_queries + tile) * (NUMBERS * SIDE) + from_row
+            )
+            source = source.unsafe_offset(thread_idx.x // threads * SIDE + thread_idx.x % threads * 4)
             async_copy[16](
-                source.unsafe_offset(4 * thread_idx.x).unsafe_address_space_cast[AddressSpace.GLOBAL](),
-                numbers_here.unsafe_offset(stage * (NUMBERS * SIDE) + 4 * thread_idx.x),
+                source.unsafe_address_space_cast[AddressSpace.GLOBAL](),
+                numbers_here.unsafe_offset(stage * (NUMBERS * stage_size) + 4 * thread_idx.x),
             )
         async_copy_commit_group()
 
-    load_pair_rows[SIDE, THREADS](
-        keys,
-        HALF_TILE,
-        key_tiles.unsafe_offset(
-            (Int(tiles_before) + places.shared(shared_head) + own_tile) * (2 * HALF_TILE)
-        ),
-    )
-    load_pair_rows[SIDE, THREADS](
-        values,
-        HALF_TILE,
-        value_tiles.unsafe_offset(
-            (Int(tiles_before) + places.shared(shared_head) + own_tile) * (2 * HALF_TILE)
-        ),
-    )
-    var key_high = Own[HALF_TYPE, 1, SIDE, False](keys.unsafe_offset(warp_rows * SIDE), lane)
-    var key_low = Own[HALF_TYPE, 1, SIDE, False](keys.unsafe_offset(HALF_TILE + warp_rows * SIDE), lane)
-    var value_high = Own[HALF_TYPE, 1, SIDE, False](values.unsafe_offset(warp_rows * SIDE), lane)
-    var value_low = Own[HALF_TYPE, 1, SIDE, False](values.unsafe_offset(HALF_TILE + warp_rows * SIDE), lane)
+    var mine_here = (Int(tiles_before) + places.shared(shared_head) + own_tile) * tile_elements
+    load_pair_rows[SIDE, THREADS, boxes](keys, key_tiles.unsafe_offset(mine_here))
+    load_pair_rows[SIDE, THREADS, boxes](values, value_tiles.unsafe_offset(mine_here))
+    var own_keys = keys.unsafe_offset(warp_rows * SIDE)
+    var own_values = values.unsafe_offset(warp_rows * SIDE)
     var key = Record(records, places.key(shared_head) + own_tile)
     var value = Record(records, places.value(shared_head) + own_tile)
-    var key_sums = Array[Sums, SIDE // 8](fill=0)
-    var value_sums = Array[Sums, SIDE // 8](fill=0)
+    var key_sums = Array[Sums, boxes * (SIDE // 8)](fill=0)
+    var value_sums = Array[Sums, boxes * (SIDE // 8)](fill=0)
     var head = head0
-    var tile = start
+    var next = start
     var stage = 0
     if steps > 0:
-        fetch(head, tile, 0)
+        fetch(head, next, 0)
     for step in range(steps):
+        var tile = next // stages_of_tile
         var query = Record(records, places.query(head) + tile)
         var grad = Record(records, places.grad(head) + tile)
         var factor = score_factor(query, key, scale)
@@ -582,62 +618,72 @@ def pairs_key_value_kernel[
         var apart_factor = grad.undo * value.undo * down
         var value_undo = grad.undo / WEIGHT
         var key_undo = query.undo * (power / WEIGHT)
-        var s0 = tile * SIDE
+        var s0 = next * stage_size
         var of_head = mask.unsafe_offset(
             sizes.mask_of(Int(first_entry) * Int(sizes.query_heads) + head) if masked else 0
         )
-        tile += 1
-        if tile == places.of_queries:
+        next += 1
+        if next == end:
             head += 1
-            tile = start
+            next = start
         async_copy_wait_group(0)
         barrier()
         if step + 1 < steps:
-            fetch(head, tile, 1 - stage)
-        for inner in range(0, SIDE, PART):
+            fetch(head, next, 1 - stage)
+        for inner in range(0, stage_size, rows):
             var s1 = s0 + inner
-            var queries = stages.unsafe_offset(stage * 4 * HALF_TILE + inner * SIDE)
-            var grads = queries.unsafe_offset(2 * HALF_TILE)
-            var own_numbers = numbers_here.unsafe_offset(stage * (NUMBERS * SIDE) + inner + lane_id() % 4 * 2)
-            var edge = not all_seen(s1, s1 + PART, first, first + 16, sizes)
-            var weights = times_rows[COLUMNS](key_high, key_low, queries, HALF_TILE)
+            var queries = stages.unsafe_offset(stage * 2 * stage_elements + inner * SIDE)
+            var grads = queries.unsafe_offset(stage_elements)
+            var own_numbers = numbers_here.unsafe_offset(
+                stage * (NUMBERS * stage_size) + inner + lane_id() % 4 * 2
+            )
+            var edge = not all_seen(s1, s1 + rows, first, first + 16, sizes)
+            var weights = times_rows[width, 1, columns, SIDE, stage_size](own_keys, queries, lane)
             var by = factor
             comptime if masked:
-                comptime for place in range(COLUMNS):
+                comptime for place in range(columns):
                     comptime for e in range(4):
                         var t = first + e // 2 * 8 + lane_id() // 4
                         var s = s1 + place * 8 + lane_id() % 4 * 2 + e % 2
                         weights[place][e] = add_mask(weights[place][e], factor, of_head, s, t, sizes)
                 by = 1
-            comptime for place in range(COLUMNS):
+            comptime for place in range(columns):
                 var shift = own_numbers.unsafe_load[width=2, alignment=8](place * 8)
-                var weight = own_numbers.unsafe_load[width=2, alignment=8](SIDE + place * 8)
+                var weight = own_numbers.unsafe_load[width=2, alignment=8](stage_size + place * 8)
                 comptime for e in range(4):
                     weights[place][e] = exp2(weights[place][e] * by - shift[e % 2]) * weight[e % 2]
             if edge:
-                comptime for place in range(COLUMNS):
+                comptime for place in range(columns):
                     comptime for e in range(4):
                         var t = first + e // 2 * 8 + lane_id() // 4
                         var s = s1 + place * 8 + lane_id() % 4 * 2 + e % 2
                         weights[place][e] = weights[place][e] if sees(s, t, sizes) else 0
-            var value_part = product[1, COLUMNS](weights, grads, HALF_TILE, lane)
-            comptime for place in range(SIDE // 8):
-                value_sums[place] = value_part[place].fma(value_undo, value_sums[place])
-            var slopes = times_rows[COLUMNS](value_high, value_low, grads, HALF_TILE)
-            comptime for place in range(COLUMNS):
-                var pair = own_numbers.unsafe_load[width=2, alignment=8](2 * SIDE + place * 8)
+            comptime for box in range(boxes):
+                var part = product[width, box, 1, columns, stage_size](weights, grads, lane)
+                comptime for place in range(SIDE // 8):
+                    comptime at = box * (SIDE // 8) + place
+                    value_sums[at] = part[place].fma(value_undo, value_sums[at])
+            var slopes = times_rows[width, 1, columns, SIDE, stage_size](own_values, grads, lane)
+            comptime for place in range(columns):
+                var pair = own_numbers.unsafe_load[width=2, alignment=8](2 * stage_size + place * 8)
                 comptime for e in range(4):
                     slopes[place][e] = weights[place][e] * (
                         slopes[place][e] * apart_factor - pair[e % 2] * down
                     )
-            var key_part = product[1, COLUMNS](slopes, queries, HALF_TILE, lane)
-            comptime for place in range(SIDE // 8):
-                key_sums[place] = key_part[place].fma(key_undo, key_sums[place])
+            comptime for box in range(boxes):
+                var part = product[width, box, 1, columns, stage_size](slopes, queries, lane)
+                comptime for place in range(SIDE // 8):
+                    comptime at = box * (SIDE // 8) + place
+                    key_sums[at] = part[place].fma(key_undo, key_sums[at])
         stage = 1 - stage
     # The gradients may take the memory of the own tiles, which some thread may still be copying where there was no step.
     async_copy_wait_group(0)
     barrier()
 
     var start_of_head = (Int(first_entry) * Int(sizes.key_heads) + shared_head) * T * d
-    store_sums[1](grad_key.unsafe_offset(start_of_head), key_sums, Array[Float32, 2](fill=scale), first, T, d)
-    store_sums[1](grad_value.unsafe_offset(start_of_head), value_sums, Array[Float32, 2](fill=1), first, T, d)
+    store_sums[width, 1](
+        grad_key.unsafe_offset(start_of_head), key_sums, Array[Float32, 2](fill=scale), first, T, d
+    )
+    store_sums[width, 1](
+        grad_value.unsafe_offset(start_of_head), value_sums, Array[Float32, 2](fill=1), first, T, d
+    )

@@ -24,28 +24,31 @@ from .fast_pairs import (
     SIDE,
     SPLIT_THREADS,
     TileRows,
+    WIDEST_PAIRS,
+    boxes_of,
     choose_path_kernel,
     split_tiles_kernel,
     take_turn,
 )
 from .fast_hopper_tiles import GROUP
 from .fast_pairs_hopper import (
-    FORWARD_PAIRS_BYTES,
-    KEY_VALUE_PAIRS_BYTES,
-    QUERY_PAIRS_BYTES,
+    forward_bytes,
+    gradient_groups,
     hopper_pairs_forward_kernel,
     hopper_pairs_key_value_kernel,
     hopper_pairs_query_kernel,
+    key_value_bytes,
+    query_bytes,
 )
 from .fast_pairs_kernels import (
-    OUTPUT_ROWS,
-    PAIRS_FORWARD_ELEMENTS,
-    PAIRS_KEY_VALUE_ELEMENTS,
-    PAIRS_QUERY_ELEMENTS,
     THREADS,
+    forward_elements,
+    key_value_elements,
+    output_rows,
     pairs_forward_kernel,
     pairs_key_value_kernel,
     pairs_query_kernel,
+    query_elements,
 )
 from .flash_tensors import FlashBackward, FlashForward, FlashSizes, PackedSizes
 from .shared.common import ImmPtr, MutPtr
@@ -57,6 +60,8 @@ comptime PLAIN_BLOCKS = 256
 """About as many blocks are launched of the plain path: they stride over the heads, and most calls need none."""
 
 
+comptime WIDE = 96
+"""Between SIDE and WIDEST_PAIRS: up to so many elements a head's products take three quarters of the instructions."""
 comptime ENOUGH_BLOCKS = min(3072, MAX_GRID_Z)
 """So many blocks of 64 queries keep a GPU busy: a part of a batch has no more entries than it takes. Checks make it small.
 """
@@ -90,10 +95,10 @@ struct Pairs(Copyable, Movable):
 
 
 def suits_pairs(sizes: FlashSizes, scale: Float32) -> Bool:
-    """Whether there are kernels: heads of at most 64 elements, no mask of blocks, a scale above 0, and something to do.
+    """Whether there are kernels: heads of at most 128 elements, no mask of blocks, a scale above 0, and something to do.
     """
     var some = sizes.rows() > 0 and sizes.shared_heads() > 0 and sizes.key_len > 0
-    return some and Int(sizes.head_dim) <= SIDE and sizes.mask_block <= 1 and scale > 0
+    return some and Int(sizes.head_dim) <= WIDEST_PAIRS and sizes.mask_block <= 1 and scale > 0
 
 
 def entries_together(sizes: FlashSizes) -> Int:
@@ -115,12 +120,13 @@ def lend_pairs[
 ](mut launcher: L, sizes: FlashSizes, backward: Bool, elsewhere: Bool) raises -> Pairs:
     """Scratch memory for these sizes; of key and value none where their tiles are `elsewhere`."""
     var places = TileRows(sizes)
+    var elements = ceildiv(Int(sizes.head_dim), SIDE) * (2 * HALF_TILE)
     var count = places.grad(sizes.heads() if backward else 0)
     var rows = places.query(sizes.heads() if backward else 0) * SIDE
     var own = places.grad_here(sizes.heads() if backward else 0)
-    var of_keys = 0 if elsewhere else places.shared(sizes.shared_heads()) * 2 * HALF_TILE
+    var of_keys = 0 if elsewhere else places.shared(sizes.shared_heads()) * elements
     return Pairs(
-        tiles=launcher.workspace[HALF_TYPE]("pairs", own * 2 * HALF_TILE),
+        tiles=launcher.workspace[HALF_TYPE]("pairs", own * elements),
         key_tiles=launcher.workspace[HALF_TYPE]("key_pairs", of_keys),
         value_tiles=launcher.workspace[HALF_TYPE]("value_pairs", of_keys),
         tiles_before=0,
@@ -131,7 +137,7 @@ def lend_pairs[
 
 
 def launch_split[
-    L: Launcher, //
+    L: Launcher, //, boxes: Int
 ](
     mut launcher: L,
     pairs: Pairs,
@@ -151,7 +157,7 @@ def launch_split[
     """Two launches: every tensor split into tiles, and the choice of the path. A forward pass has no grad_output. Delta is made
     of the output where there is one."""
     var count = TileRows(sizes).grad(sizes.heads() if backward else 0)
-    launcher.launch[split_tiles_kernel](
+    launcher.launch[split_tiles_kernel[boxes]](
         "split_tiles",
         pairs.tiles,
         pairs.key_tiles,
@@ -324,13 +330,23 @@ def without_mask(sizes: FlashSizes) -> PackedSizes:
 
 
 def launch_output[
-    L: Launcher, //
+    L: Launcher, //, width: Int
 ](mut launcher: L, t: FlashForward[F32], pairs: Pairs, first: Int, portable: Bool) raises:
     """One launch: output and lse."""
+    if t.sizes.mask_block != 0:
+        launch_output_by[width, True](launcher, t, pairs, first, portable)
+    else:
+        launch_output_by[width, False](launcher, t, pairs, first, portable)
+
+
+def launch_output_by[
+    L: Launcher, //, width: Int, masked: Bool
+](mut launcher: L, t: FlashForward[F32], pairs: Pairs, first: Int, portable: Bool) raises:
+    """By the kernel for Hopper, or by that for every GPU."""
     ref sizes = t.sizes
     comptime if L.wgmma:
-        if not portable and sizes.mask_block == 0:
-            launcher.launch[hopper_pairs_forward_kernel](
+        if not portable:
+            launcher.launch[hopper_pairs_forward_kernel[width, masked]](
                 "hopper_pairs_forward",
                 t.output,
                 t.lse,
@@ -340,26 +356,17 @@ def launch_output[
                 pairs.tiles_before,
                 pairs.records.as_imm(),
                 pairs.path.as_imm(),
+                t.mask,
                 Int32(first),
                 sizes.packed(),
                 t.scale.cast[F32](),
                 grid_dim=Dim(TileRows(sizes).of_queries * sizes.heads()),
                 block_dim=Dim(2 * GROUP),
-                shared_bytes=FORWARD_PAIRS_BYTES,
+                shared_bytes=forward_bytes[width](),
                 early=True,
             )
             return
-    if sizes.mask_block != 0:
-        launch_output_portable[True](launcher, t, pairs, first)
-    else:
-        launch_output_portable[False](launcher, t, pairs, first)
-
-
-def launch_output_portable[
-    L: Launcher, //, masked: Bool
-](mut launcher: L, t: FlashForward[F32], pairs: Pairs, first: Int) raises:
-    """The kernel for every GPU."""
-    launcher.launch[pairs_forward_kernel[masked]](
+    launcher.launch[pairs_forward_kernel[width, masked]](
         "pairs_forward",
         t.output,
         t.lse,
@@ -371,23 +378,33 @@ def launch_output_portable[
         pairs.path.as_imm(),
         t.mask,
         Int32(first),
-        t.sizes.packed(),
+        sizes.packed(),
         t.scale.cast[F32](),
-        grid_dim=Dim(ceildiv(Int(t.sizes.query_len), OUTPUT_ROWS) * t.sizes.heads()),
+        grid_dim=Dim(ceildiv(Int(sizes.query_len), output_rows[width]()) * sizes.heads()),
         block_dim=Dim(THREADS),
-        shared_bytes=2 * PAIRS_FORWARD_ELEMENTS,
+        shared_bytes=2 * forward_elements[width](),
         early=True,
     )
 
 
 def launch_key_value[
-    L: Launcher, //
+    L: Launcher, //, width: Int
 ](mut launcher: L, t: FlashBackward[F32], pairs: Pairs, first: Int, portable: Bool) raises:
     """One launch: grad_key and grad_value."""
+    if t.sizes.mask_block != 0:
+        launch_key_value_by[width, True](launcher, t, pairs, first, portable)
+    else:
+        launch_key_value_by[width, False](launcher, t, pairs, first, portable)
+
+
+def launch_key_value_by[
+    L: Launcher, //, width: Int, masked: Bool
+](mut launcher: L, t: FlashBackward[F32], pairs: Pairs, first: Int, portable: Bool) raises:
+    """By the kernel for Hopper, or by that for every GPU."""
     ref sizes = t.sizes
     comptime if L.wgmma:
-        if not portable and sizes.mask_block == 0:
-            launcher.launch[hopper_pairs_key_value_kernel](
+        if not portable:
+            launcher.launch[hopper_pairs_key_value_kernel[width, masked]](
                 "hopper_pairs_key_value",
                 t.grad_key,
                 t.grad_value,
@@ -398,26 +415,17 @@ def launch_key_value[
                 pairs.tiles_before,
                 pairs.records.as_imm(),
                 pairs.path.as_imm(),
+                t.mask,
                 Int32(first),
                 sizes.packed(),
                 t.scale.cast[F32](),
                 grid_dim=Dim(TileRows(sizes).of_keys * sizes.shared_heads()),
-                block_dim=Dim(2 * GROUP),
-                shared_bytes=KEY_VALUE_PAIRS_BYTES,
+                block_dim=Dim((1 + gradient_groups[width]()) * GROUP),
+                shared_bytes=key_value_bytes[width](),
                 early=True,
             )
             return
-    if sizes.mask_block != 0:
-        launch_key_value_portable[True](launcher, t, pairs, first)
-    else:
-        launch_key_value_portable[False](launcher, t, pairs, first)
-
-
-def launch_key_value_portable[
-    L: Launcher, //, masked: Bool
-](mut launcher: L, t: FlashBackward[F32], pairs: Pairs, first: Int) raises:
-    """The kernel for every GPU."""
-    launcher.launch[pairs_key_value_kernel[masked]](
+    launcher.launch[pairs_key_value_kernel[width, masked]](
         "pairs_key_value",
         t.grad_key,
         t.grad_value,
@@ -430,23 +438,33 @@ def launch_key_value_portable[
         pairs.path.as_imm(),
         t.mask,
         Int32(first),
-        t.sizes.packed(),
+        sizes.packed(),
         t.scale.cast[F32](),
-        grid_dim=Dim(TileRows(t.sizes).of_keys * t.sizes.shared_heads()),
+        grid_dim=Dim(TileRows(sizes).of_keys * sizes.shared_heads()),
         block_dim=Dim(THREADS),
-        shared_bytes=2 * PAIRS_KEY_VALUE_ELEMENTS,
+        shared_bytes=2 * key_value_elements[width](),
         early=True,
     )
 
 
 def launch_query[
-    L: Launcher, //
+    L: Launcher, //, width: Int
 ](mut launcher: L, t: FlashBackward[F32], pairs: Pairs, first: Int, portable: Bool) raises:
     """One launch: grad_query."""
+    if t.sizes.mask_block != 0:
+        launch_query_by[width, True](launcher, t, pairs, first, portable)
+    else:
+        launch_query_by[width, False](launcher, t, pairs, first, portable)
+
+
+def launch_query_by[
+    L: Launcher, //, width: Int, masked: Bool
+](mut launcher: L, t: FlashBackward[F32], pairs: Pairs, first: Int, portable: Bool) raises:
+    """By the kernel for Hopper, or by that for every GPU."""
     ref sizes = t.sizes
     comptime if L.wgmma:
-        if not portable and sizes.mask_block == 0:
-            launcher.launch[hopper_pairs_query_kernel](
+        if not portable:
+            launcher.launch[hopper_pairs_query_kernel[width, masked]](
                 "hopper_pairs_query",
                 t.grad_query,
                 pairs.numbers.as_imm(),
@@ -456,26 +474,17 @@ def launch_query[
                 pairs.tiles_before,
                 pairs.records.as_imm(),
                 pairs.path.as_imm(),
+                t.mask,
                 Int32(first),
                 sizes.packed(),
                 t.scale.cast[F32](),
                 grid_dim=Dim(TileRows(sizes).of_queries * sizes.heads()),
                 block_dim=Dim(2 * GROUP),
-                shared_bytes=QUERY_PAIRS_BYTES,
+                shared_bytes=query_bytes[width](),
                 early=True,
             )
             return
-    if sizes.mask_block != 0:
-        launch_query_portable[True](launcher, t, pairs, first)
-    else:
-        launch_query_portable[False](launcher, t, pairs, first)
-
-
-def launch_query_portable[
-    L: Launcher, //, masked: Bool
-](mut launcher: L, t: FlashBackward[F32], pairs: Pairs, first: Int) raises:
-    """The kernel for every GPU."""
-    launcher.launch[pairs_query_kernel[masked]](
+    launcher.launch[pairs_query_kernel[width, masked]](
         "pairs_query",
         t.grad_query,
         pairs.numbers.as_imm(),
@@ -487,11 +496,11 @@ def launch_query_portable[
         pairs.path.as_imm(),
         t.mask,
         Int32(first),
-        t.sizes.packed(),
+        sizes.packed(),
         t.scale.cast[F32](),
-        grid_dim=Dim(ceildiv(Int(t.sizes.query_len), OUTPUT_ROWS) * t.sizes.heads()),
+        grid_dim=Dim(ceildiv(Int(sizes.query_len), output_rows[width]()) * sizes.heads()),
         block_dim=Dim(THREADS),
-        shared_bytes=2 * PAIRS_QUERY_ELEMENTS,
+        shared_bytes=2 * query_elements[width](),
         early=True,
     )
 
@@ -508,17 +517,22 @@ def launch_forward_pairs[L: Launcher, //](mut launcher: L, t: FlashForward[F32],
     for first in range(0, Int(whole.batch), together):
         var part = t.copy()
         part.sizes = of_entries(whole, min(together, Int(whole.batch) - first))
-        launch_forward_part(launcher, part, pairs, first, portable)
+        if Int(whole.head_dim) <= SIDE:
+            launch_forward_part[SIDE](launcher, part, pairs, first, portable)
+        elif Int(whole.head_dim) <= WIDE:
+            launch_forward_part[WIDE](launcher, part, pairs, first, portable)
+        else:
+            launch_forward_part[WIDEST_PAIRS](launcher, part, pairs, first, portable)
 
 
 def launch_forward_part[
-    L: Launcher, //
+    L: Launcher, //, width: Int
 ](mut launcher: L, t: FlashForward[F32], pairs: Pairs, first: Int, portable: Bool) raises:
     """Four launches."""
     ref sizes = t.sizes
     var scale = t.scale.cast[F32]()
     var none = t.lse.as_imm()
-    launch_split(
+    launch_split[boxes_of[width]()](
         launcher,
         pairs,
         t.query,
@@ -534,7 +548,7 @@ def launch_forward_part[
         sizes,
         scale,
     )
-    launch_output(launcher, t, pairs, first, portable)
+    launch_output[width](launcher, t, pairs, first, portable)
     launcher.launch[plain_forward_kernel](
         "plain_forward",
         pairs.path.as_imm(),
@@ -555,7 +569,7 @@ def launch_forward_part[
 
 def holds_tiles(gradient: MutPtr[F32], sizes: FlashSizes) -> Bool:
     """Whether the memory of a gradient of key or value is made of whole tiles."""
-    return Int(sizes.head_dim) == SIDE and Int(sizes.key_len) % SIDE == 0 and Int(gradient) % 16 == 0
+    return Int(sizes.head_dim) % SIDE == 0 and Int(sizes.key_len) % SIDE == 0 and Int(gradient) % 16 == 0
 
 
 def launch_backward_pairs[
@@ -581,11 +595,16 @@ def launch_backward_pairs[
         part.sizes = of_entries(whole, min(together, Int(whole.batch) - first))
         if elsewhere:
             pairs.tiles_before = Int32(TileRows(whole).shared(first * Int(whole.key_heads)))
-        launch_backward_part(launcher, part, output, made, pairs, first, portable)
+        if Int(whole.head_dim) <= SIDE:
+            launch_backward_part[SIDE](launcher, part, output, made, pairs, first, portable)
+        elif Int(whole.head_dim) <= WIDE:
+            launch_backward_part[WIDE](launcher, part, output, made, pairs, first, portable)
+        else:
+            launch_backward_part[WIDEST_PAIRS](launcher, part, output, made, pairs, first, portable)
 
 
 def launch_backward_part[
-    L: Launcher, //
+    L: Launcher, //, width: Int
 ](
     mut launcher: L,
     t: FlashBackward[F32],
@@ -598,7 +617,7 @@ def launch_backward_part[
     """Six launches."""
     ref sizes = t.sizes
     var scale = t.scale.cast[F32]()
-    launch_split(
+    launch_split[boxes_of[width]()](
         launcher,
         pairs,
         t.query,
@@ -615,7 +634,7 @@ def launch_backward_part[
         scale,
     )
     var packed = without_mask(sizes)
-    launch_query(launcher, t, pairs, first, portable)
+    launch_query[width](launcher, t, pairs, first, portable)
     launcher.launch[plain_query_kernel](
         "plain_query",
         pairs.path.as_imm(),
@@ -634,7 +653,7 @@ def launch_backward_part[
         block_dim=Dim(TILE, TILE),
         early=True,
     )
-    launch_key_value(launcher, t, pairs, first, portable)
+    launch_key_value[width](launcher, t, pairs, first, portable)
     launcher.launch[plain_key_value_kernel](
         "plain_key_value",
         pairs.path.as_imm(),

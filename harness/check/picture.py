@@ -19,12 +19,12 @@ from harness.check.ran import STEPS
 from harness.check.reference import Reference
 from harness.check.results import GateResult
 from harness.console import shown
-from harness.devices.recorder import Recording, record
+from harness.devices.recorder import record
 from harness.devices.replay import Replay
 from harness.devices.targets import VIRTUAL
 from harness.errors import BadUse, Unsolved
 from harness.learner.work import package_blanks
-from harness.spec.puzzle import Case, Gate, Puzzle
+from harness.spec.puzzle import Case, Dims, Gate, Puzzle
 from harness.toolchain import roots
 from harness.toolchain.packages import OpPackage
 from harness.vgpu import Finding, VirtualGPUError
@@ -187,29 +187,18 @@ def take(
     checker = checker or Checker(puzzle, seed=seed)
     result = result or checker.check(package.path, [gate.id], cases)[0]
     dims = list(dict.fromkeys(case.dims for case in cases))
-    recording = record(package, puzzle.name, checker.dtype, dims, [gate.variant], small_grid=True)
-    here = Source(source.resolve(), by_gate)
+    run = runner(package, gate, dims, checker)
     left = preferred(puzzle, small, result, checker.reference)
     while True:
         case = left.pop(0)
-        mine = run(puzzle, recording, gate, case, checker, here)
+        mine = run(case)
         wrong = wrong_elements(gate, case, checker, mine)
         shows = wrong or mine.failure or causes(mine.findings, result, symptoms=True)
         if not left or result.state == "correct" or shows:
             break
     on_solution()
-    theirs = solution_run(puzzle, gate, case, dims, checker)
+    theirs = runner(roots.op_package(roots.solutions(), puzzle.name), gate, dims, checker)(case)
     return explained(Picture(puzzle, gate, case, result, mine, theirs, wrong))
-
-
-def solution_run(
-    puzzle: Puzzle, gate: Gate, case: Case, dims: list[tuple[int, ...]], checker: Checker
-) -> Side:
-    """The solution's run of a case."""
-    package = roots.op_package(roots.solutions(), puzzle.name)
-    source = Source((package.path / puzzle.source).resolve(), package_blanks(package, puzzle))
-    recording = record(package, puzzle.name, checker.dtype, dims, [gate.variant], small_grid=True)
-    return run(puzzle, recording, gate, case, checker, source)
 
 
 def largest_tensor(puzzle: Puzzle, case: Case, seed: int) -> int:
@@ -234,43 +223,37 @@ def preferred(puzzle: Puzzle, cases: list[Case], result: GateResult, reference: 
     return sorted(cases, key=rank)
 
 
-def run(
-    puzzle: Puzzle, recording: Recording, gate: Gate, case: Case, checker: Checker, source: Source
-) -> Side:
-    """Runs a case and records it; a second time from right statistics where this gate is not to blame for wrong ones."""
-    side = replayed(puzzle, recording, gate, case, checker, source, {})
+def runner(package: OpPackage, gate: Gate, dims: list[Dims], checker: Checker) -> Callable[[Case], Side]:
+    """What runs a case on a package's recorded launches; a second time from right statistics where the gate is not to blame for wrong
+    ones."""
+    puzzle, reference = checker.puzzle, checker.reference
+    source = Source((package.path / puzzle.source).resolve(), package_blanks(package, puzzle))
+    recording = record(package, puzzle.name, checker.dtype, dims, [gate.variant], small_grid=True)
     own = (*gate.quantities, *gate.given)
     saved = [quantity for quantity in puzzle.saved(gate.variant) if quantity not in own]
-    if side.failure or all(
-        v.ok for v in checker.reference.judged(case, VIRTUAL, gate.variant, side.outputs, saved).values()
-    ):
-        return side
-    given = checker.reference.saved(case, VIRTUAL, gate.variant)
-    given = {name: tensor for name, tensor in given.items() if name in saved}
-    return replayed(puzzle, recording, gate, case, checker, source, given)
 
+    def replayed(case: Case, given: dict[str, torch.Tensor]) -> Side:
+        replay = Replay(recording, puzzle, checker.dtype, blocks=checker.blocks)
+        replay.gpu.keep_events = EVENTS
+        replay.gpu.steps = STEPS + puzzle.multiply_adds(case.dims)
+        outputs: dict[str, torch.Tensor] = {}
+        failure = ""
+        try:
+            outputs = replay.run(gate.variant, case, reference.inputs(case), given)
+        except VirtualGPUError as error:
+            failure = str(error)
+        findings = [finding for finding in by_cause(replay.gpu.findings) if finding.is_error]
+        return Side(Accesses(replay.gpu.launches, source), outputs, findings, failure)
 
-def replayed(
-    puzzle: Puzzle,
-    recording: Recording,
-    gate: Gate,
-    case: Case,
-    checker: Checker,
-    source: Source,
-    given: dict[str, torch.Tensor],
-) -> Side:
-    """One recorded replay."""
-    replay = Replay(recording, puzzle, checker.dtype, blocks=checker.blocks)
-    replay.gpu.keep_events = EVENTS
-    replay.gpu.steps = STEPS + puzzle.multiply_adds(case.dims)
-    outputs: dict[str, torch.Tensor] = {}
-    failure = ""
-    try:
-        outputs = replay.run(gate.variant, case, checker.reference.inputs(case), given)
-    except VirtualGPUError as error:
-        failure = str(error)
-    findings = [finding for finding in by_cause(replay.gpu.findings) if finding.is_error]
-    return Side(Accesses(replay.gpu.launches, source), outputs, findings, failure)
+    def run(case: Case) -> Side:
+        side = replayed(case, {})
+        judged = {} if side.failure else reference.judged(case, VIRTUAL, gate.variant, side.outputs, saved)
+        if all(verdict.ok for verdict in judged.values()):
+            return side
+        right = reference.saved(case, VIRTUAL, gate.variant)
+        return replayed(case, {name: tensor for name, tensor in right.items() if name in saved})
+
+    return run
 
 
 def wrong_elements(gate: Gate, case: Case, checker: Checker, side: Side) -> list[Wrong]:

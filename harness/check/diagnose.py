@@ -350,65 +350,41 @@ def fitting(
 # Finding kind -> the mistake that causes it and what it means. Causes stand before what follows from them: threads that are
 # not where they must be leave memory unwritten and come into each other's way.
 FOUND = {
-    "barrier divergence": (
-        "barrier-divergence",
+    "barrier divergence": ("barrier-divergence",
         "some threads of a block never reach a barrier(), or a collective such as block.sum that "
-        "contains one: it is in a branch that only some of them take, or after a return",
-    ),
-    "early return": (
-        "barrier-divergence",
-        "threads return early, and what they should have written for the others of their block is missing",
-    ),
-    "warp divergence": (
-        "warp-divergence",
-        "a warp-wide operation (warp.sum, a shuffle) is not reached by all threads of the warp",
-    ),
-    "shuffle from an absent thread": (
-        "warp-divergence",
-        "a warp-wide operation (warp.sum, a shuffle) reads from threads that do not take part",
-    ),
-    "store to an input": (
-        "input-overwritten",
+        "contains one: it is in a branch that only some of them take, or after a return"),
+    "early return": ("barrier-divergence",
+        "threads return early, and what they should have written for the others of their block is missing"),
+    "warp divergence": ("warp-divergence",
+        "a warp-wide operation (warp.sum, a shuffle) is not reached by all threads of the warp"),
+    "shuffle from an absent thread": ("warp-divergence",
+        "a warp-wide operation (warp.sum, a shuffle) reads from threads that do not take part"),
+    "store to an input": ("input-overwritten",
         "the kernel writes to an input: PyTorch, and every kernel that reads it after this "
-        "launch, gets the wrong values",
-    ),
+        "launch, gets the wrong values"),
     "hang": ("endless-loop", "a loop does not end"),
     "trap": ("trap", "an assertion has stopped the kernel, or it has reached a line that it never should"),
     **{
-        f"out-of-bounds {access}": (
-            f"out-of-bounds-{access}",
-            f"an index lies outside of a tensor ({access})",
+        f"{what} {access}": (mistake.format(access), words.format(access))
+        for what, mistake, words in (
+            ("out-of-bounds", "out-of-bounds-{}", "an index lies outside of a tensor ({})"),
+            ("misaligned", "misaligned-vector",
+             "a GPU stops at an access whose address is not a multiple of its size: a vector of four "
+             "elements may begin only at every fourth element of memory, whatever the row"),
+            ("null pointer", "null-pointer", "the kernel uses a pointer that points to nothing"),
         )
         for access in ("load", "store", "atomic")
     },
-    **{
-        f"misaligned {access}": (
-            "misaligned-vector",
-            "a GPU stops at an access whose address is not a multiple of its size: a vector of four "
-            "elements may begin only at every fourth element of memory, whatever the row",
-        )
-        for access in ("load", "store", "atomic")
-    },
-    **{
-        f"null pointer {access}": ("null-pointer", "the kernel uses a pointer that points to nothing")
-        for access in ("load", "store", "atomic")
-    },
-    "undeclared atomic": (
-        "undeclared-atomic",
-        "this result must be the same in every run, and a sum by atomics is not: add up in a fixed order",
-    ),
-    "shared race": (
-        "missing-barrier",
-        "threads of one block use the same shared memory with no barrier() between them",
-    ),
+    "undeclared atomic": ("undeclared-atomic",
+        "this result must be the same in every run, and a sum by atomics is not: add up in a fixed order"),
+    "shared race": ("missing-barrier",
+        "threads of one block use the same shared memory with no barrier() between them"),
     "race inside a block": ("missing-barrier", "threads of one block use the same memory with no barrier()"),
-    "atomic scope": (
-        "atomic-scope",
+    "atomic scope": ("atomic-scope",
         "an atomic of block scope protects only against threads of the same block, and several "
-        "blocks use it: additions get lost",
-    ),
+        "blocks use it: additions get lost"),
     "uninitialised read": ("uninitialised-read", "the kernel reads memory that nothing has written"),
-}
+}  # fmt: skip
 DIVERGENCE = list(FOUND)[:4]
 FIRST = [
     *DIVERGENCE,

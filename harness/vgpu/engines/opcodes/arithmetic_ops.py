@@ -5,7 +5,7 @@ memory_ops.py."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from harness.vgpu.errors import UnsupportedInstruction
 from harness.vgpu.memory.access import KIND, LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW
@@ -31,19 +31,24 @@ def _operand(w: Writer, i: Instr, a, t: str) -> str:
     return f"nm.flush({e})" if "ftz" in i.mods and t == "f32" else e
 
 
-def _packed(w: Writer, i: Instr, t: str, args, f: Callable[..., str]) -> str:
-    """Apply `f` to the two halves of f16x2 / bf16x2 operands (expressions of float16, or bf16 as float32)."""
+def _halves(w: Writer, args, f: Callable[..., str]) -> str:
+    """Apply `f`, from bits to bits, to the two halves of 32-bit operands."""
     half = []
     for shift in (0, 16):
-        parts = []
-        for a in args:
-            e = w.use(a, "u4")
-            bits = f"({e} >> {w.code.constant('u4', shift)}).astype(u2)"
-            parts.append(f"{bits}.view(f2)" if t == "f16x2" else f"nm.bf_to_f4({bits})")
-        out = f(*parts)
-        out = f"nm.canonical({out}).view(u2)" if t == "f16x2" else f"nm.f4_to_bf({out})"
-        half.append(w.temp(f"({out}).astype(u4)"))
+        bits = (f"({w.use(a, 'u4')} >> {w.code.constant('u4', shift)}).astype(u2)" for a in args)
+        half.append(w.temp(f"({f(*bits)}).astype(u4)"))
     return f"{half[0]} | ({half[1]} << {w.code.constant('u4', 16)})"
+
+
+def _packed(w: Writer, t: str, args, f: Callable[..., str]) -> str:
+    """Apply `f` to the two halves of f16x2 / bf16x2 operands (expressions of float16, or bf16 as float32)."""
+
+    def on_bits(*bits: str) -> str:
+        if t == "f16x2":
+            return f"nm.canonical({f(*(f'{b}.view(f2)' for b in bits))}).view(u2)"
+        return f"nm.f4_to_bf({f(*(f'nm.bf_to_f4({b})' for b in bits))})"
+
+    return _halves(w, args, on_bits)
 
 
 def _binary(w: Writer, i: Instr, t: str, f: Callable[[str, str], str]):
@@ -52,7 +57,7 @@ def _binary(w: Writer, i: Instr, t: str, f: Callable[[str, str], str]):
     _plain16(i, t)
     if t in ("f16x2", "bf16x2"):
         w.flops += 2
-        w.define(d, "u4", _packed(w, i, t, (a, b), f))
+        w.define(d, "u4", _packed(w, t, (a, b), f))
     elif t == "bf16":
         w.flops += 1
         expr = f(f"nm.bf_to_f4({w.use(a, 'u2')})", f"nm.bf_to_f4({w.use(b, 'u2')})")
@@ -156,12 +161,7 @@ def fma(w: Writer, i: Instr):
     w.flops += 2
     if t in ("f16x2", "bf16x2"):
         w.flops += 2
-        half = []
-        for shift in (0, 16):
-            k = w.code.constant("u4", shift)
-            parts = [f"({w.use(x, 'u4')} >> {k}).astype(u2)" for x in (a, b, c)]
-            half.append(w.temp(_relu(i, t, _fma16(t, parts) + ".view(u2)") + ".astype(u4)"))
-        w.define(d, "u4", f"{half[0]} | ({half[1]} << {w.code.constant('u4', 16)})")
+        w.define(d, "u4", _halves(w, (a, b, c), lambda *parts: _relu(i, t, _fma16(t, parts) + ".view(u2)")))
     elif t in ("f16", "bf16"):
         parts = [w.use(x, "u2") for x in (a, b, c)]
         w.define(d, "u2", _relu(i, t, _fma16(t, parts) + ".view(u2)"))
@@ -171,7 +171,7 @@ def fma(w: Writer, i: Instr):
         _float(w, i, t, f"nm.{name}({', '.join(_operand(w, i, x, t) for x in (a, b, c))})", 2)
 
 
-def _fma16(t: str, parts: list[str]) -> str:
+def _fma16(t: str, parts: Sequence[str]) -> str:
     if t[:3] == "f16":
         return f"nm.canonical(nm.fma_f2({', '.join(p + '.view(f2)' for p in parts)}))"
     return f"nm.fma_bf({', '.join(parts)})"
@@ -228,11 +228,7 @@ def absneg(w: Writer, i: Instr):
     if t == "f64":
         w.define(d, "f8", f"nm.sign_f8({w.use(a, 'f8')}, {i.op!r})")
     elif t in ("f16x2", "bf16x2"):
-        half = []
-        for shift in (0, 16):
-            bits = f"({w.use(a, 'u4')} >> {w.code.constant('u4', shift)}).astype(u2)"
-            half.append(w.temp(f"nm.sign_bits({bits}, {i.op!r}, {INFINITY[t[:-2]]}).astype(u4)"))
-        w.define(d, "u4", f"{half[0]} | ({half[1]} << {w.code.constant('u4', 16)})")
+        w.define(d, "u4", _halves(w, (a,), lambda b: f"nm.sign_bits({b}, {i.op!r}, {INFINITY[t[:-2]]})"))
     else:
         k = f"u{WIDTH[t]}"
         bits = f"nm.sign_bits({w.use(a, k)}, {i.op!r}, {INFINITY[t]})"
@@ -271,7 +267,7 @@ def unary_float(w: Writer, i: Instr):
     if t in ("f16x2", "bf16x2"):
         to = "f2" if t == "f16x2" else "f4"
         w.flops += 2
-        w.define(d, "u4", _packed(w, i, t, (a,), lambda x: f.format(f"{x}.astype(f8)") + f".astype({to})"))
+        w.define(d, "u4", _packed(w, t, (a,), lambda x: f.format(f"{x}.astype(f8)") + f".astype({to})"))
     elif t == "bf16":
         x = f"nm.bf_to_f4({w.use(a, 'u2')}).astype(f8)"
         w.flops += 1

@@ -1,21 +1,22 @@
 """A learner's work on the screen: the list of gates, the next hint, the lines beside the solution's."""
 
+import difflib
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.text import Text
 
 from harness.console import shown
 from harness.errors import BadUse, DamagedFile
 from harness.invocation import command
 from harness.learner import blanks, hints
+from harness.learner.blanks import Blank
 from harness.learner.hints import Hint
 from harness.learner.progress import Progress
 from harness.learner.score import score_of
 from harness.learner.work import Work
-from harness.screens import difference
 from harness.screens.report import name_width
 from harness.spec.catalogue import find_puzzle, puzzle_names
 from harness.spec.puzzle import Puzzle
@@ -26,6 +27,8 @@ STATES = {
     "begun": ("✎", "begun, not passed yet"),
     "unsolved": ("·", "unsolved"),
 }
+SIDE_BY_SIDE = 150
+"""Columns of a terminal from which both versions of a blank stand beside each other; below, one stands under the other."""
 DAMAGED = "red"
 """The style of the line of a file that cannot be read."""
 
@@ -211,6 +214,50 @@ def show_difference(
             console.print(Text(f"{gate}: {words}; --spoil shows the solution all the same", style="dim"))
             continue
         width = console.width if console.is_terminal else 0
-        console.print(difference.region(yours[gate], ours[gate], width), soft_wrap=not width)
+        console.print(region(yours[gate], ours[gate], width), soft_wrap=not width)
         printed = True
     return printed
+
+
+def region(yours: Blank, ours: Blank, width: int) -> Group:
+    """One blank in both versions; lines that only one of them has are marked."""
+    mine, theirs = body_of(yours), body_of(ours)
+    left, right = marked(mine, theirs, "red"), marked(theirs, mine, "green")
+    heading = Text(f"{ours.id}: {ours.task}", style="bold")
+    if mine == theirs:
+        return Group(heading, Text("  the same as the solution", style="green"))
+    if width >= SIDE_BY_SIDE:
+        from rich.table import Table  # takes longer to import than a list to print
+
+        table = Table(expand=True, show_lines=False)
+        table.add_column("yours", ratio=1)
+        table.add_column("the solution's", ratio=1)
+        table.add_row(Text("\n").join(left), Text("\n").join(right))
+        return Group(heading, table)
+    return Group(
+        heading,
+        Text("  yours", style="underline"),
+        *left,
+        Text("  the solution's", style="underline"),
+        *right,
+    )
+
+
+def body_of(blank: Blank) -> list[str]:
+    """The body of a blank without its indentation and without spaces at line ends."""
+    return textwrap.dedent("\n".join(line.rstrip() for line in blank.body)).strip("\n").split("\n")
+
+
+def marked(these: list[str], others: list[str], style: str) -> list[Text]:
+    """Lines for the terminal; those that the other side lacks get a mark."""
+    same = set(matching(these, others))
+    return [
+        Text(f"{'  ' if number in same else '> '}{line}", style="" if number in same else style)
+        for number, line in enumerate(these)
+    ]
+
+
+def matching(these: list[str], others: list[str]) -> Iterator[int]:
+    """The numbers of the lines that both sides have, in an order that fits both."""
+    for block in difflib.SequenceMatcher(None, these, others, autojunk=False).get_matching_blocks():
+        yield from range(block.a, block.a + block.size)

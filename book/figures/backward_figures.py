@@ -12,7 +12,7 @@ import numpy as np
 
 from book.figures.charts import LogChart
 from book.figures.every_size import beside_compile
-from book.figures.figures import LEGIBLE, NARROW, Drawing
+from book.figures.figures import LEGIBLE, NARROW, Drawing, side_by_side
 from book.figures.layer_figures import bars_of, inductor_counts
 from book.measure import outputs, record
 
@@ -440,7 +440,7 @@ def swaps_chart() -> str:
 
 def swap_gains() -> str:
     """A pair and what it keeps between the passes, before and after the swap; below, a step of GPT-2 by the record."""
-    ways = {"torch.compile": "Inductor alone", "mojo_workbook": "with the swaps"}
+    ways = {"torch.compile": "Inductor alone", "mojo_workbook": "with the swaps"}  # the last is shaded
     steps = {row["way"]: row for row in record.rows("gpt2_step") if row["setting"] == "autocast"}
     measures = [
         ("the peak of a step", {way: int(steps[way]["peak_mib"]) / 1024 for way in ways}, "GiB"),
@@ -472,23 +472,9 @@ def swap_gains() -> str:
     drawing.text(
         62, 126, "shaded: a tensor as large as x that is kept for the backward pass", anchor="start", size=13
     )
-    y = 160
-    for what, sizes, unit in measures:
-        drawing.text(2, y, f"GPT-2 (124M), {what}", anchor="start", size=14)
-        for way, size in sizes.items():
-            drawing.text(118, y + 25, ways[way], anchor="end", size=13)
-            drawing.box(
-                126,
-                y + 9,
-                260 * size / max(sizes.values()),
-                23,
-                shade=0.35 if way == "mojo_workbook" else 0.1,
-            )
-            drawing.text(
-                134 + 260 * size / max(sizes.values()), y + 25, f"{size:.1f} {unit}", anchor="start", size=13
-            )
-            y += 28
-        y += 34
+    side_by_side(
+        drawing, 160, [(f"GPT-2 (124M), {what}", sizes, unit) for what, sizes, unit in measures], ways
+    )
     return drawing.svg()
 
 

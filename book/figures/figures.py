@@ -486,6 +486,21 @@ def lifetimes(launches: list[ledger.Launch], last: tuple[str, ...]) -> str:
     return drawing.svg()
 
 
+def side_by_side(
+    drawing: Drawing, y: float, measures: Sequence[tuple[str, dict[str, float], str]], ways: dict[str, str]
+) -> None:
+    """Bars from y on: a title, sizes by way and a unit for each measure; `ways` names the ways, the last of which is ours and shaded."""
+    for title, sizes, unit in measures:
+        drawing.text(2, y, title, anchor="start", size=14)
+        for way, size in sizes.items():
+            length = 250 * size / max(sizes.values())
+            drawing.text(118, y + 25, ways[way], anchor="end", size=13)
+            drawing.box(126, y + 9, length, 23, shade=0.35 if way == list(ways)[-1] else 0.1)
+            drawing.text(134 + length, y + 25, f"{size:.1f} {unit}", anchor="start", size=13)
+            y += 28
+        y += 34
+
+
 def bars(
     rows: Sequence[tuple[str, float, str]],
     label: str,

@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 
-from book.figures.figures import NARROW, Drawing
+from book.figures.figures import NARROW, Drawing, side_by_side
 from book.measure import outputs, record
 from harness.puzzles.p27.kernels import sorted_places as sorted_by_token
 
@@ -149,7 +149,53 @@ def sorted_places() -> str:
     return drawing.svg()
 
 
+def by_hand_beside() -> str:
+    """A step of GPT-2 by hand beside PyTorch's two, in time and in memory, as recorded."""
+    ways = {"autograd": "eager PyTorch", "torch.compile": "torch.compile", "by hand": "by hand"}
+    steps = {row["what"]: row for row in record.rows("step_by_hand")}
+    measures = [
+        ("a step of GPT-2 (124M)", {way: float(steps[way]["median_us"]) / 1e3 for way in ways}, "ms"),
+        ("its peak of memory", {way: int(steps[way]["peak_bytes"]) / 2**30 for way in ways}, "GiB"),
+    ]
+    label = "; ".join(
+        f"{what}: " + ", ".join(f"{ways[way]} {size:.1f} {unit}" for way, size in sizes.items())
+        for what, sizes, unit in measures
+    )
+    drawing = Drawing(NARROW, 232, label[0].upper() + label[1:] + ".")
+    side_by_side(drawing, 18, measures, ways)
+    return drawing.svg()
+
+
+def step_kinds() -> str:
+    """The kinds of kernel of a step of GPT-2 by hand, each with its time and its floor, as recorded."""
+    kinds = [
+        (row["what"], float(row["median_us"]) / 1e3, float(row["floor_us"]) / 1e3)
+        for row in record.rows("step_by_hand")
+        if row["floor_us"]
+    ]
+    drawing = Drawing(
+        NARROW,
+        34 * len(kinds) + 30,
+        "Milliseconds of a step by kind of kernel, and the least that each can take: "
+        + "; ".join(f"{what} {time:.2f}, floor {floor:.2f}" for what, time, floor in kinds)
+        + ".",
+    )
+    longest = max(time for _, time, _ in kinds)
+    for number, (what, time, floor) in enumerate(kinds):
+        y = 6 + 34 * number
+        drawing.text(150, y + 16, what, anchor="end", size=13)
+        drawing.box(158, y, max(2, 220 * time / longest), 24, shade=0.08)
+        drawing.box(158, y, max(2, 220 * floor / longest), 24, shade=0.35)
+        drawing.text(166 + 220 * time / longest, y + 16, f"{time / floor:.1f} times", anchor="start", size=13)
+    drawing.text(
+        158, 34 * len(kinds) + 22, "dark: the floor; the number: time over floor", anchor="start", size=13
+    )
+    return drawing.svg()
+
+
 FILES = {
+    "by_hand_beside.svg": by_hand_beside,
+    "step_kinds.svg": step_kinds,
     "sorted_places.svg": sorted_places,
     "tape_of_gpt.svg": tape,
     "loss_by_hand.svg": loss_by_hand,

@@ -210,6 +210,19 @@ def test_what_the_tape_keeps_is_what_the_solution_keeps():
     assert kept == [(name, len(words.split(","))) for name, words in reversed(tape_figures.PARTS)]
 
 
+def test_the_step_by_hand_is_drawn_beside_pytorch_s_and_each_kind_beside_its_floor():
+    rows = {row["what"]: row for row in record.rows("step_by_hand")}
+    beside, kinds = words(tape_figures.by_hand_beside()), words(tape_figures.step_kinds())
+    for way in ("autograd", "torch.compile", "by hand"):
+        assert f"{float(rows[way]['median_us']) / 1e3:.1f} ms" in beside
+        assert f"{int(rows[way]['peak_bytes']) / 2**30:.1f} GiB" in beside
+    with_floor = {what: row for what, row in rows.items() if row["floor_us"]}
+    assert [word for word in kinds if word in with_floor] == list(with_floor)
+    for what, row in with_floor.items():
+        times = float(row["median_us"]) / float(row["floor_us"])
+        assert kinds[kinds.index(what) + 1] == f"{times:.1f} times" and times >= 1
+
+
 def test_places_lie_sorted_as_the_label_says():
     label = tape_figures.sorted_places()
     by_row = dict(re.findall(r"row (\d) adds up the places ([\d, ]+|none)", label))

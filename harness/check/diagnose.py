@@ -37,15 +37,23 @@ SIXTEEN_BITS = 2.0**-6
 
 @dataclass
 class Diagnosis:
-    """The words, the id of the known mistake (or None), and the hint to read next, as "dx-2" (or None).
+    """What is wrong, the id of the known mistake (or None), and the hint to read next, as "dx-2" (or None).
 
-    `steps` are those that the known mistake changes.
+    `sentence` names the mistake, or says that nobody knows it; `values` are wrong elements and where they are; `steps` are
+    those that the known mistake changes.
     """
 
-    lines: list[str] = field(default_factory=list)
+    sentence: str = ""
+    values: list[str] = field(default_factory=list)
     mistake: str | None = None
     hint: str | None = None
     steps: frozenset[str] = frozenset()
+
+    @property
+    def lines(self) -> list[str]:
+        """The words: a name comes first, since screens are short."""
+        sentence = [self.sentence] if self.sentence else []
+        return [*sentence, *self.values] if self.mistake else [*self.values, *sentence]
 
     def by_itself(self, quantity: str) -> bool:
         """Whether a quantity's own last step alone is wrong, and all that it is computed from right."""
@@ -103,7 +111,7 @@ def diagnose(
     name = name or quantity
     worst = most_telling(evidence, puzzle.dims)
     axes = puzzle.axes(quantity, worst.got.ndim)
-    lines = [*elements(worst, name, axes), f"where in '{worst.case.name}': {place(worst.wrong, axes)}"]
+    values = [*elements(worst, name, axes), f"where in '{worst.case.name}': {place(worst.wrong, axes)}"]
     known = explanation(puzzle, quantity, evidence, right)
     symptom = None if known else unexplained(puzzle, quantity, evidence, worst)
     rung = known.mistakes[0].hint if known else 2 if symptom and symptom.mistake in NO_NUMBERS else 1
@@ -111,15 +119,12 @@ def diagnose(
     see = f": see hint {hint}" if hint else ""
     if known:
         first = known.mistakes[0]
-        lines.append(f"your {name} equals the reference {known.words}{see}")
-        return Diagnosis(lines, first.id, hint, frozenset(first.changes))
+        sentence = f"your {name} equals the reference {known.words}{see}"
+        return Diagnosis(sentence, values, first.id, hint, frozenset(first.changes))
     if symptom:
         words = "a part of your {} is never written" if symptom.mistake == UNWRITTEN.mistake else "your {} {}"
-        lines.append(words.format(name, symptom.words) + see)
-        return Diagnosis(lines, symptom.mistake, hint)
-    if hint:
-        lines.append(f"no known mistake gives these values{see}")
-    return Diagnosis(lines, None, hint)
+        return Diagnosis(words.format(name, symptom.words) + see, values, symptom.mistake, hint)
+    return Diagnosis(hint and f"no known mistake gives these values{see}" or "", values, None, hint)
 
 
 NO_NUMBERS = ("not-finite", "infinite-at-first", "nan-swallowed", "nan-at-infinity", "nan-spread")

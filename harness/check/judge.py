@@ -201,7 +201,7 @@ class Judge:
                 continue
             # What an index outside of its tensor does to values has no name of its own.
             vague = (diagnosis.mistake not in known and (astray or bool(slips))) or gate.id in self.given
-            result.diagnosis += diagnosis.lines[:-1] if vague else diagnosis.lines
+            result.diagnosis += diagnosis.values if vague else diagnosis.lines
             if not own:
                 result.diagnosis.append(
                     f"{quantity} does not come from this blank but from code outside of it"
@@ -243,7 +243,7 @@ class Judge:
         summed = any((gate.variant, quantity) in self.puzzle.atomic for quantity in gate.quantities)
         rung = 1 if cause[0] == "overwritten" and not summed else CODE_RUNG
         result.mistake, result.hint = cause[0], f"{gate.id}-{rung}"
-        result.diagnosis.append(f"{cause[1]}: see hint {result.hint}")
+        result.diagnosis.insert(0, f"{cause[1]}: see hint {result.hint}")
 
 
 def by_values(gate: Gate, comparisons: Sequence[Comparison], failure: str) -> GateResult:

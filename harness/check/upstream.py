@@ -42,7 +42,7 @@ def blame_quantities(diagnoses: dict[str, Diagnosis], puzzle: Puzzle, variant: s
     for quantity, diagnosis in diagnoses.items():
         before = first_wrong(quantity, needs, diagnoses)
         if before and not diagnosis.by_itself(quantity):
-            diagnoses[quantity] = Diagnosis([sentence(puzzle.printed(before))])
+            diagnoses[quantity] = Diagnosis(sentence(puzzle.printed(before)))
 
 
 def point_back(diagnoses: dict[str, Diagnosis], puzzle: Puzzle) -> None:
@@ -53,4 +53,4 @@ def point_back(diagnoses: dict[str, Diagnosis], puzzle: Puzzle) -> None:
             first = named.setdefault(diagnosis.mistake, quantity)
             if first != quantity:
                 words = f"the mistake is the same as that in {puzzle.printed(first)}: mend that first"
-                diagnoses[quantity] = Diagnosis([words])
+                diagnoses[quantity] = Diagnosis(words)

@@ -117,7 +117,8 @@ def first_lines(results: Iterable[GateResult]) -> Iterator[Text]:
             continue
         right = result.state == "correct"
         name = f" ({result.comparisons[0].case.name})" if result.comparisons else ""
-        element = f": {printable(relative(result.diagnosis[0]))}" if result.diagnosis else ""
+        lines = [line for line in result.diagnosis if "see hint" not in line]
+        element = f": {printable(relative(lines[0]))}" if lines else ""
         head = f"{MARKS[result.state]} {result.gate.id:<9}"
         words = f"{head} {'right' if right else 'wrong'} in the first case{name}{'' if right else element}"
         yield Text(f"{words}; the other cases follow ...", style="green" if right else "bold red")

@@ -110,7 +110,7 @@ def test_every_mistake_is_named_in_every_quantity_that_it_spoils(mistake):
                 apart = apart.min(0) if other.ndim > values.ndim else apart
                 assert apart.max() <= 1e-6 * np.abs(values).max(), (quantity, diagnosis.mistake)
         assert diagnosis.hint == f"G-{named.hint}"
-        assert f"equals the reference {named.words}, " in diagnosis.lines[-1]
+        assert f"equals the reference {named.words}, " in diagnosis.sentence
     assert spoiled, "a mistake that spoils nothing cannot be found"
 
 
@@ -127,7 +127,7 @@ def test_noise_is_no_known_mistake(quantity):
     ]
     diagnosis = d.diagnose(PUZZLE, quantity, cases, gate="dx")
     assert diagnosis.mistake is None and diagnosis.hint == "dx-1"
-    assert diagnosis.lines[-1] == "no known mistake gives these values: see hint dx-1"
+    assert diagnosis.sentence == "no known mistake gives these values: see hint dx-1"
 
 
 def test_a_mistake_must_explain_every_failing_case():
@@ -149,7 +149,7 @@ def test_a_float32_result_with_the_digits_of_16_bits(kind):
     case = CASES[1]
     got = rounded(truth(case, "output"), kind)
     diagnosis = d.diagnose(PUZZLE, "output", [evidence(case, "output", got)], gate="forward")
-    assert diagnosis.mistake == f"rounded-to-{kind}" and f"the digits of {kind}:" in diagnosis.lines[-1]
+    assert diagnosis.mistake == f"rounded-to-{kind}" and f"the digits of {kind}:" in diagnosis.sentence
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_a_sum_that_16_bits_have_rounded_is_named_where_it_alone_is_wrong(off, o
     cases.append(evidence(cancels, "grad_bias", truth(cancels, "grad_bias") + noise))
     diagnosis = d.diagnose(PUZZLE, "grad_bias", cases)
     assert (diagnosis.mistake == "rounded-in-a-sum") == named
-    assert ("a term of it, is rounded on the way" in diagnosis.lines[-1]) == named
+    assert ("a term of it, is rounded on the way" in diagnosis.sentence) == named
 
 
 def test_cancellation_is_seen_by_the_rows_that_it_spoils():
@@ -172,7 +172,7 @@ def test_cancellation_is_seen_by_the_rows_that_it_spoils():
     x = ARRAYS[case.name]["input"]
     spoiled = truth(case) * (1 + 1e-3 * (np.abs(x.mean(-1)) > 10 * x.std(-1)))[..., None]
     diagnosis = d.diagnose(PUZZLE, "grad_input", [evidence(case, "grad_input", spoiled)])
-    assert diagnosis.mistake == "cancellation" and "E[x^2] - mean^2" in diagnosis.lines[-1]
+    assert diagnosis.mistake == "cancellation" and "E[x^2] - mean^2" in diagnosis.sentence
     everywhere = d.diagnose(PUZZLE, "grad_input", [evidence(case, "grad_input", truth(case) * 1.001)])
     assert everywhere.mistake != "cancellation"
 
@@ -263,7 +263,7 @@ def test_the_ratio_is_left_out_where_it_says_nothing():
 
 def test_more_wrong_elements_than_are_shown():
     case = CASES[0]
-    lines = d.diagnose(PUZZLE, "grad_input", [evidence(case, "grad_input", truth(case) + 1)]).lines
+    lines = d.diagnose(PUZZLE, "grad_input", [evidence(case, "grad_input", truth(case) + 1)]).values
     assert lines[4] == "... 128 of 128 elements are wrong"
 
 
@@ -274,16 +274,16 @@ def test_unwritten_nan_and_wrong_are_told_apart():
     got = np.where(poison, np.nan, truth(case))
     never = d.diagnose(PUZZLE, "grad_input", [evidence(case, "grad_input", got, poison)], name="dx")
     assert never.mistake == "never-written"
-    assert never.lines[0] == "1 of 128 elements of dx were never written"
-    assert never.lines[1].startswith("dx[0, 0, 0] never written, expected ")
+    assert never.values[0] == "1 of 128 elements of dx were never written"
+    assert never.values[1].startswith("dx[0, 0, 0] never written, expected ")
     nan = d.diagnose(PUZZLE, "grad_input", [evidence(case, "grad_input", got)], name="dx")
-    assert nan.mistake == "not-finite" and nan.lines[0] == "1 of 128 elements of dx are NaN"
+    assert nan.mistake == "not-finite" and nan.values[0] == "1 of 128 elements of dx are NaN"
     infinite = d.diagnose(
         PUZZLE, "grad_input", [evidence(case, "grad_input", np.where(poison, np.inf, truth(case)))], name="dx"
     )
     assert (
         infinite.mistake == "not-finite"
-        and infinite.lines[0] == "1 of 128 elements of dx are infinite or NaN"
+        and infinite.values[0] == "1 of 128 elements of dx are infinite or NaN"
     )
 
 

@@ -497,7 +497,7 @@ def test_a_missing_block_sum_leads_to_words_about_it_and_not_to_the_code(puzzle,
 @pytest.mark.parametrize("line", NAMED)
 def test_a_wrong_line_is_named(line):
     puzzle, quantity, wrong, words = NAMED[line]
-    last = re.sub(r", (?:to \de[-+]\d\d|exactly)", "", said(puzzle, quantity, wrong).lines[-1])
+    last = re.sub(r", (?:to \de[-+]\d\d|exactly)", "", said(puzzle, quantity, wrong).sentence)
     assert last.startswith(f"your {quantity} {words}"), last
     rest = last.removeprefix(f"your {quantity} {words}")
     assert rest.startswith(
@@ -509,16 +509,16 @@ def test_a_mistake_is_named_that_meets_nan_otherwise():
     """A kernel's maximum, guard or loop may let NaN through where a formula does not; finite numbers tell what is wrong."""
     diagnosis = said(P20, "softmax", lambda v: np.nan_to_num(v.weights))
     assert diagnosis.mistake == "not-normalised"
-    assert diagnosis.lines[-1].startswith(
+    assert diagnosis.sentence.startswith(
         "your softmax equals the reference not divided by the sum of the row, to "
     )
-    assert diagnosis.lines[-1].endswith(", but not where an input is NaN or infinite: see hint G-2")
+    assert diagnosis.sentence.endswith(", but not where an input is NaN or infinite: see hint G-2")
     assert said(P20, "softmax", lambda v: np.nan_to_num(v.softmax)).mistake == "nan-swallowed"
 
 
 def test_one_number_is_shown_in_the_chapter_s_case_where_that_shows_it_as_plainly():
     lines = said(P27, "norm", lambda v: v.norm**2).lines
-    assert "where in 'chapter': every element" in lines and "its root is missing" in lines[-1]
+    assert "its root is missing" in lines[0] and lines[-1] == "where in 'chapter': every element"
 
 
 def test_two_mistakes_that_no_case_tells_apart_are_both_named():
@@ -530,7 +530,7 @@ def test_two_mistakes_that_no_case_tells_apart_are_both_named():
         cases=("chapter", "hard values", "odd sizes"),
     )
     for words in ("with the diagonal of the Jacobian alone", "every thread's own share of the sum"):
-        assert words in diagnosis.lines[-1]
+        assert words in diagnosis.sentence
 
 
 PUZZLES = {puzzle.name: puzzle for puzzle in (P19, P20, P21, P22, P23, P24)}
@@ -552,13 +552,13 @@ def test_chance_is_no_family_of_any_quantity(name):
             )
 
         diagnosis = said(puzzle, quantity, noise)
-        assert diagnosis.mistake is None, (quantity, diagnosis.lines[-1])
+        assert diagnosis.mistake is None, (quantity, diagnosis.sentence)
 
 
 def test_memory_that_was_never_cleared_is_among_the_causes_of_nan():
     diagnosis = said(P20, "grad_weight", lambda v: v.grad_weight * np.nan)
     assert diagnosis.mistake == "not-finite"
-    assert diagnosis.lines[-1] == (
+    assert diagnosis.sentence == (
         "your grad_weight holds values that are no numbers: a division by 0, an overflow, or a sum added to memory that "
         "nothing has cleared: see hint G-2"
     )
@@ -572,7 +572,7 @@ def test_nan_where_only_a_mask_is_infinite_has_several_causes():
 
     diagnosis = said(P23, "probabilities", unguarded, cases=("hard values", "odd sizes"))
     assert diagnosis.mistake == "nan-at-infinity"
-    assert diagnosis.lines[-1] == (
+    assert diagnosis.sentence == (
         "your probabilities is NaN or infinite where PyTorch's is finite, and only where an input is -inf: a guard is missing "
         "(-inf - -inf, 0 / 0), a sign or an axis is wrong, or an element is read that is not needed (0 * inf) or that nothing has "
         "written: see hint G-2"
@@ -582,7 +582,7 @@ def test_nan_where_only_a_mask_is_infinite_has_several_causes():
 def test_nan_beside_infinite_inputs_has_several_causes():
     diagnosis = said(P20, "grad_relu", lambda v: v.grad_relu + 0 * v.grad_output.sum())
     assert diagnosis.mistake == "nan-spread"
-    assert diagnosis.lines[-1] == (
+    assert diagnosis.sentence == (
         "your grad_relu is NaN or infinite where PyTorch's is finite: an element is read that is not needed (0 * NaN), a value is "
         "multiplied by 0 that should be left out (0 * inf), or a guard is missing (inf - inf, inf / inf): see hint G-2"
     )

@@ -96,9 +96,9 @@ def test_what_is_wrong_by_itself_is_explained_whatever_is_before_it(tmp_path):
 def test_a_runs_gradients_are_blamed_on_what_their_op_reads():
     """The fused backward pass reads the output's lse, and delta, which is made of the output."""
     diagnoses = {
-        "lse": Diagnosis(["lse"], "lse-without-log", "online-2", frozenset({"lse"})),
-        "grad_query": Diagnosis(["dQ"], None, "flash_dQ-1"),
-        "grad_value": Diagnosis(["dV"], "scale-in-the-chain", "flash_dKdV-2", frozenset({"grad_value"})),
+        "lse": Diagnosis("lse", [], "lse-without-log", "online-2", frozenset({"lse"})),
+        "grad_query": Diagnosis("dQ", [], None, "flash_dQ-1"),
+        "grad_value": Diagnosis("dV", [], "scale-in-the-chain", "flash_dKdV-2", frozenset({"grad_value"})),
     }
     blame_quantities(diagnoses, P23, "fused")
     assert diagnoses["lse"].lines == ["lse"]
@@ -110,8 +110,8 @@ def test_a_runs_gradients_are_blamed_on_what_their_op_reads():
 def test_one_mistake_in_two_quantities_is_explained_once():
     steps = frozenset({"weights"})
     diagnoses = {
-        "output": Diagnosis(["O"], "largest-not-subtracted", "online-2", steps),
-        "lse": Diagnosis(["lse"], "largest-not-subtracted", "online-2", steps),
+        "output": Diagnosis("O", [], "largest-not-subtracted", "online-2", steps),
+        "lse": Diagnosis("lse", [], "largest-not-subtracted", "online-2", steps),
     }
     point_back(diagnoses, P23)
     assert diagnoses["output"].lines == ["O"]

@@ -61,7 +61,7 @@ def test_a_sum_of_every_thread_is_named_and_another_wrong_sum_is_not():
     assert said(PUZZLE, "column_sums", lambda v: 64 * v.matrix.sum(0)).mistake == "every-thread-adds-all"
     assert said(PUZZLE, "row_sums", lambda v: 64 * v.matrix.sum(-1)).mistake == "row-every-thread-adds-all"
     other = said(PUZZLE, "column_sums", lambda v: 63 * v.matrix.sum(0))
-    assert other.lines[-1] == "your column_sums is exactly 63 times what it should be: see hint G-1"
+    assert other.lines[0] == "your column_sums is exactly 63 times what it should be: see hint G-1"
 
 
 @pytest.mark.parametrize(

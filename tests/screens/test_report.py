@@ -180,7 +180,7 @@ def test_a_wrong_gate_says_once_what_is_wrong(make_run):
     run = make_run("virtual", bad={"grad_input": WRONG}, findings=[RACE], variants=("fused",))
     run.blanks["dx"] = Blank("dx", "the task", "", ("x",), 40)
     (variant,) = run.devices[0].variants.values()
-    variant.diagnoses["grad_input"] = Diagnosis(["said of the quantity"])
+    variant.diagnoses["grad_input"] = Diagnosis("said of the quantity")
     gate = next(gate for gate in run.options.puzzle.gates if gate.id == "dx")
     variant.gates = [
         GateResult(gate, "wrong", variant.comparisons, [RACE], ["said of the gate"], "overwritten", "dx-3")

@@ -169,7 +169,8 @@ def hint(arguments: list[str]) -> int:
     parser.add_argument(
         "gate",
         nargs="?",
-        help="a blank (dx), or a rung (dx-2); left out: the one you are at, else the first that has not passed",
+        help="a blank (dx) of the file that you are at, or a rung (dx-2); left out: the blank that you are at, else the first "
+        "that has not passed",
     )
     flags = parser.parse_intermixed_args(arguments)
     puzzle = find_puzzle(flags.puzzle)
@@ -181,7 +182,10 @@ def hint(arguments: list[str]) -> int:
     named = re.fullmatch(r"(\w+?)-(\d+)", wanted)
     wanted = named[1] if named else wanted
     check_gate(puzzle, flags.rung, None if flags.gate is None else wanted)
-    work = work_of(puzzle, flags.rung, None if flags.gate is None else wanted)
+    holding = [work for work in works(puzzle) if wanted in work.rung.gates]
+    # A rung of a ladder has a name of its own; a gate's may be that of several files.
+    here = None if flags.rung or named else at_hand(holding, progress)
+    work = here or work_of(puzzle, flags.rung, None if flags.gate is None else wanted)
     gate = blank_at_hand(work, progress) if flags.gate is None else work.gate(wanted)
     if gate is None:
         print("Every blank has passed: there is nothing to hint at.")

@@ -124,7 +124,7 @@ def diagnose(
     if symptom:
         words = "a part of your {} is never written" if symptom.mistake == UNWRITTEN.mistake else "your {} {}"
         return Diagnosis(words.format(name, symptom.words) + see, values, symptom.mistake, hint)
-    return Diagnosis(hint and f"no known mistake gives these values{see}" or "", values, None, hint)
+    return Diagnosis((hint and f"no known mistake gives these values{see}") or "", values, None, hint)
 
 
 NO_NUMBERS = ("not-finite", "infinite-at-first", "nan-swallowed", "nan-at-infinity", "nan-spread")

@@ -77,7 +77,7 @@ def test_every_mistake_points_to_a_rung_that_exists():
 
 
 def test_hint_shows_the_next_rung_each_time(checkout):
-    heads = [checkout.run("hint", "p22", "dx").stdout.splitlines() for _ in range(4)]
+    heads = [checkout.run("hint", "p22", "dx", "--rung", "mojo").stdout.splitlines() for _ in range(4)]
     assert [lines[0] for lines in heads] == [
         "Hint dx-1 (1 of 3)", "Hint dx-2 (2 of 3)", "Hint dx-3 (3 of 3)", "Hint dx-3 (3 of 3)",
     ]  # fmt: skip
@@ -87,11 +87,23 @@ def test_hint_shows_the_next_rung_each_time(checkout):
 
 def test_a_rung_by_its_name_and_the_numpy_ladder(checkout):
     assert checkout.run("hint", "p22", "dx-2").stdout.startswith("Hint dx-2 (2 of 3)")
-    assert checkout.run("hint", "p22", "dx").stdout.startswith("Hint dx-3 (3 of 3)")
+    assert checkout.run("hint", "p22", "dx", "--rung", "mojo").stdout.startswith("Hint dx-3 (3 of 3)")
     assert checkout.run("hint", "p22", "numpy-db-3").stdout.startswith("Hint numpy-db-3 (3 of 3)")
     assert checkout.run("hint", "p22", "--numpy").stdout.startswith("Hint numpy-db-3 (3 of 3)")
     # The first blank of the first rung that is not solved.
     assert checkout.run("hint", "p22").stdout.startswith("Hint dmean-1 (1 of 3)")
+
+
+def test_a_name_that_several_files_share_means_the_one_that_somebody_is_at(checkout):
+    assert checkout.run("hint", "p22", "dx").stdout.startswith("Hint numpy-dx-1"), "the first unsolved one"
+    checkout.fill(checkout.kernels, "db")
+    os.utime(checkout.kernels, (2e9, 2e9))
+    assert checkout.run("hint", "p22", "dx").stdout.startswith("Hint dx-1")
+    checkout.fill(checkout.numpy, "db", change=lambda line: line.replace("(0, 1)", "0"))
+    os.utime(checkout.numpy, (3e9, 3e9))
+    assert checkout.run("hint", "p22", "dx").stdout.startswith("Hint numpy-dx-2")
+    assert checkout.run("hint", "p22", "dx-2").stdout.startswith("Hint dx-2"), "a rung has a name of its own"
+    assert checkout.run("hint", "p22", "ln").stdout.startswith("Hint ln-1"), "one file alone has it"
 
 
 def test_a_hint_without_a_name_is_for_the_blank_that_was_begun_last(checkout):

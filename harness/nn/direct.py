@@ -27,6 +27,7 @@ from harness.nn.private import (
 )
 from harness.nn.products import (
     ALL_OWN,
+    ALONG_SUMS_ELEMENTS,
     ALONG_SUMS_FROM,
     MANY_SUMS,
     OWN,
@@ -275,7 +276,8 @@ class LayerNormKernels(OnDevice):
     def reads_along_sums(self, plan: Plan) -> bool:
         """Whether the library's product dW is faster by more than it costs to write ln_out transposed: in TF32, Hopper's tensor
         cores read both factors along the sum, and the library turns those that lie otherwise as it goes."""
-        large = plan.rows * plan.H * plan.O >= ALONG_SUMS_FROM
+        elements = plan.H * plan.O
+        large = elements >= ALONG_SUMS_ELEMENTS and plan.rows * elements >= ALONG_SUMS_FROM
         return self.hopper and large and plan.rows % 4 == 0 and kind_of(plan.dtype) == TF32
 
     def launch_gradients(

@@ -35,9 +35,9 @@ LIBRARY_FROM_IN_A_LOOP = 3 * 2**27
 """The same for plain calls, of which smaller ones wait for the host."""
 SHORT_SUM = 8192
 """Rows up to which they do so: over more of them the library's sums, which it splits, lose fewer digits."""
-ALONG_SUMS_FROM = 2**32
-"""From this many on dW in TF32 reads ln_out transposed on Hopper: from twice as many it gained 8 to 12 % of both passes, and of small
-products a launch more takes what it wins."""
+ALONG_SUMS_FROM, ALONG_SUMS_ELEMENTS = 2**33, 2**21
+"""Multiply-adds, and elements of dW, from which on dW in TF32 reads ln_out transposed on Hopper. There it has the bits that it has
+without, at four sizes on an H100; at 8192 rows, 768 -> 1024 a result was more than twice as far off as PyTorch's on an H200."""
 LIBRARY_FROM_UNALIGNED = 2**16
 """The same for the 16-bit types where rows of a factor begin at any address, and neither wide loads nor tensor cores' tiles
 fit."""

@@ -54,25 +54,27 @@ def test_products_of_torch_between_the_rows(module, library, no_operator, dtype,
 
 
 @pytest.mark.parametrize(
-    ("rows", "hopper", "precision", "dtype", "transposed"),
+    ("rows", "hopper", "precision", "dtype", "elements", "transposed"),
     [
-        (16, True, "tf32", torch.float32, True),
-        (16, True, "ieee", torch.float32, False),
-        (16, False, "tf32", torch.float32, False),
-        (15, True, "tf32", torch.float32, False),
-        (16, True, "tf32", torch.float64, False),
-        (12, True, "tf32", torch.float32, False),
-        (4, True, "tf32", torch.float32, False),
+        (16, True, "tf32", torch.float32, H * O, True),
+        (16, True, "tf32", torch.float32, H * O + 1, False),
+        (16, True, "ieee", torch.float32, H * O, False),
+        (16, False, "tf32", torch.float32, H * O, False),
+        (15, True, "tf32", torch.float32, H * O, False),
+        (16, True, "tf32", torch.float64, H * O, False),
+        (12, True, "tf32", torch.float32, H * O, False),
+        (4, True, "tf32", torch.float32, H * O, False),
     ],
     ids=str,
 )
 @pytest.mark.parametrize("lies", ["row by row", "transposed"])
 def test_tf32_on_hopper_multiplies_dW_along_the_sum(
-    module, library, no_operator, monkeypatch, rows, hopper, precision, dtype, transposed, lies
+    module, library, no_operator, monkeypatch, rows, hopper, precision, dtype, elements, transposed, lies
 ):
     """ln_out transposed, but for rows that the library's loads do not divide, small products, and few rows, of which one launch
     makes it."""
     monkeypatch.setattr(direct, "ALONG_SUMS_FROM", 15 * H * O)
+    monkeypatch.setattr(direct, "ALONG_SUMS_ELEMENTS", elements)
     monkeypatch.setattr(present(direct.kernels.table[-1]), "hopper", hopper)
     monkeypatch.setattr(torch.backends.cuda.matmul, "fp32_precision", precision)
     inputs = make_inputs(dtype, (rows,))

@@ -31,10 +31,8 @@ FORMAT = re.sub(r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTA
 
 
 def recording() -> Console:
-    """A console of fixed width that keeps what is printed."""
-    return Console(
-        record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, highlight=False, emoji=False
-    )
+    """A console of fixed width that keeps what is printed; no terminal, on which a line would move."""
+    return Console(record=True, width=WIDTH, file=io.StringIO(), highlight=False, emoji=False)
 
 
 def picture(console: Console, title: str) -> str:

@@ -13,11 +13,12 @@ from pathlib import Path
 import numpy as np
 
 from harness.toolchain import extension
+from harness.vgpu.checks.findings import Checks
 from harness.vgpu.driver import inprocess
 from harness.vgpu.driver.device import Op
 
 HOPPER = sys.argv[2:] == ["hopper"]
-virtual = inprocess.start(arch="sm_90a" if HOPPER else "sm_80")
+virtual = inprocess.start(arch="sm_90a" if HOPPER else "sm_80", checks=Checks(counters=False))
 
 from max.driver import CPU, Accelerator, Buffer  # noqa: E402
 

@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from harness.toolchain import extension
+from harness.vgpu.checks.findings import Checks
 from harness.vgpu.driver import inprocess
 
-virtual = inprocess.start(arch=sys.argv[2])
+virtual = inprocess.start(arch=sys.argv[2], checks=Checks(counters=False))
 
 import torch  # noqa: E402
 from max.driver import CPU, Accelerator, Buffer  # noqa: E402

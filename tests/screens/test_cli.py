@@ -206,7 +206,9 @@ def test_json_of_a_rung_in_python(command_line):
 
 @pytest.mark.compiler
 def test_json_and_repeats_of_a_gate_take_the_gate_s_own_road(command_line):
-    finished = command_line(*SOLUTION, "--gate", "dx", "--json", "-", "--repeat", "2", "--blocks", "reversed")
+    finished = command_line(
+        *(*SOLUTION, "--fused", "--gate", "dx", "--json", "-", "--repeat", "2", "--blocks", "reversed")
+    )
     data = json.loads(finished.out)
     assert (finished.code, data["exit_code"], data["rung"]) == (0, 0, "mojo")
     assert data["gates"]["dx"]["state"] == "correct"

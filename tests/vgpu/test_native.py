@@ -253,14 +253,28 @@ def test_a_long_launch_becomes_machine_code_and_is_remembered(monkeypatch, tmp_p
     monkeypatch.setenv("WORKBOOK_CACHE", str(tmp_path))
     first, (_, y) = launched(LOOP)
     assert first.engine == "NumPy", "it is over in time"
-    monkeypatch.setattr(choice, "PATIENCE", 0.0)
+    monkeypatch.setattr(choice, "patience", lambda kernel: 0.0)
     second, (_, again) = launched(LOOP)
     assert second.engine == "native"
     np.testing.assert_array_equal(y, again)
-    monkeypatch.setattr(choice, "PATIENCE", 1e9)
+    monkeypatch.setattr(choice, "patience", lambda kernel: 1e9)
     third, _ = launched(LOOP)
     assert third.engine == "native", "the note in the cache says that it takes long"
     assert list((tmp_path / "native").glob("*.long")) and list((tmp_path / "native").glob("*.o"))
+
+
+def test_a_kernel_whose_machine_code_takes_long_to_make_has_more_time_in_numpy():
+    """A product of matrices is thousands of instructions of LLVM."""
+    product = """mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%f0, %f1, %f2, %f3}, {%r2, %r2, %r2, %r2}, {%r2, %r2},
+    {%f0, %f1, %f2, %f3};
+    """
+    begin = (
+        OWN + "mov.u32 %r2, 0; mov.f32 %f0, 0f00000000; mov.f32 %f1, %f0; mov.f32 %f2, %f0; mov.f32 %f3, %f0;"
+    )
+    small, large = (
+        choice.patience(VirtualGPU().load(kernel(begin + many * product)).kernels["k"]) for many in (1, 50)
+    )
+    assert small == choice.PATIENCE and 4 < large < 10
 
 
 def test_a_launch_that_is_stopped_has_stored_nothing(monkeypatch, tmp_path):
@@ -269,7 +283,7 @@ def test_a_launch_that_is_stopped_has_stored_nothing(monkeypatch, tmp_path):
         pytest.skip(why)
     monkeypatch.delenv(choice.VARIABLE, raising=False)
     monkeypatch.setenv("WORKBOOK_CACHE", str(tmp_path))
-    monkeypatch.setattr(choice, "PATIENCE", 0.0)
+    monkeypatch.setattr(choice, "patience", lambda kernel: 0.0)
     add = (
         OWN
         + "ld.global.u32 %r2, [%d0]; add.u32 %r2, %r2, 1; st.global.u32 [%d0], %r2; bar.sync 0; bar.sync 0;"
@@ -343,7 +357,7 @@ def test_without_it_numpy_runs_everything(monkeypatch, fresh_machine, modules, p
         modules["llvmlite"].binding = modules["llvmlite.binding"]
     monkeypatch.setattr(machine_code.platform, "machine", lambda: processor)
     monkeypatch.delenv(choice.VARIABLE, raising=False)
-    monkeypatch.setattr(choice, "PATIENCE", 0.0)
+    monkeypatch.setattr(choice, "patience", lambda kernel: 0.0)
     launch, (_, y) = launched(LOOP)
     assert launch.engine == "NumPy" and y.any()
     monkeypatch.setenv(choice.VARIABLE, "native")

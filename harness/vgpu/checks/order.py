@@ -35,6 +35,13 @@ UNIT = 4  # bytes of shared memory whose last store is known
 COPY, STORE, PRODUCT = "copy into shared memory", "bulk store", "wgmma"
 
 
+def distinct(numbers: np.ndarray) -> list[int]:
+    """The different numbers of an array, in order: mostly there is one, for which np.unique takes long."""
+    if len(numbers) and (numbers == numbers[0]).all():
+        return [int(numbers[0])]
+    return np.unique(numbers).tolist() if len(numbers) else []
+
+
 class Operation:
     """An asynchronous operation: what reads, or writes, shared memory until somebody has waited for it."""
 
@@ -119,14 +126,14 @@ class Order:
 
     def release(self, threads: np.ndarray, into: int = 0) -> int:
         """A row of what these threads of one cluster know and have done, and of what is known in `into`."""
-        row = self.rows[np.unique(np.append(self.row_of[threads], into))].max(axis=0)
+        row = self.rows[distinct(np.append(self.row_of[threads], into))].max(axis=0)
         row[threads % self.width] = self.now
         return self.add_row(row)
 
     def acquire(self, threads: np.ndarray, row: int):
         """These threads learn what a row knows."""
         mine = self.row_of[threads]
-        for old in np.unique(mine).tolist():
+        for old in distinct(mine):
             if (self.rows[old] < self.rows[row]).any():
                 joined = self.add_row(np.maximum(self.rows[old], self.rows[row]))
                 self.row_of[threads[mine == old]] = joined
@@ -134,7 +141,7 @@ class Order:
     def know(self, threads: np.ndarray, time: int):
         """These threads know what each of them has done up to a time."""
         mine = self.row_of[threads]
-        for old in np.unique(mine).tolist():
+        for old in distinct(mine):
             row = self.rows[old].copy()
             row[threads % self.width] = np.maximum(row[threads % self.width], time)
             self.row_of[threads[mine == old]] = self.add_row(row)
@@ -153,7 +160,7 @@ class Order:
         itself."""
         threads = self.threads(P)
         size = self.width if isinstance(number, str) else self.batch.threads
-        for group in np.unique(threads // size).tolist():
+        for group in distinct(threads // size):
             mine = threads[threads // size == group]
             before = 0 if isinstance(number, str) else self.arrivals.pop((group, number), 0)
             self.row_of[mine] = self.release(mine, before)
@@ -162,7 +169,7 @@ class Order:
     def bar_arrive(self, P, number: int):
         """Threads arrive at a numbered barrier and go on."""
         threads = self.threads(P)
-        for block in np.unique(threads // self.batch.threads).tolist():
+        for block in distinct(threads // self.batch.threads):
             mine = threads[threads // self.batch.threads == block]
             self.arrivals[block, number] = self.release(mine, self.arrivals.get((block, number), 0))
         self.tick()
@@ -170,7 +177,7 @@ class Order:
     def warp_sync(self, P):
         """bar.warp.sync."""
         threads, warps = self.threads(P), self.batch.warp_of[P]
-        for warp in np.unique(warps).tolist():
+        for warp in distinct(warps):
             mine = threads[warps == warp]
             self.row_of[mine] = self.release(mine)
         self.tick()
@@ -205,7 +212,7 @@ class Order:
         """Which of these threads know that an operation is over."""
         known = operation.done[threads % self.width] != NEVER
         rows = self.row_of[threads]
-        for row in np.unique(rows[~known]).tolist():
+        for row in distinct(rows[~known]):
             if (self.rows[row] >= operation.done).any():
                 known |= rows == row
         return known
@@ -248,7 +255,7 @@ class Order:
         """Remember loads of what a copy has brought: the next copy must come after them."""
         times = np.full(len(units), self.now, np.int32)
         blocks = units // self.per_block
-        for block in np.unique(blocks).tolist():
+        for block in distinct(blocks):
             mine = blocks == block
             kept = self.loads.setdefault(block, [])
             kept.append((units[mine], threads[mine], times[mine]))
@@ -275,7 +282,7 @@ class Order:
         last = self.writer[units]
         if not last.any():
             return
-        for number in np.unique(last[last != 0]).tolist():
+        for number in distinct(last[last != 0]):
             mine = last == number
             copy = self.copies[number]
             known = self.knows(copy, threads[mine])
@@ -291,7 +298,7 @@ class Order:
         bits = self.readers[units]
         if not bits.any():
             return
-        for block in np.unique(units[bits != 0] // self.per_block).tolist():
+        for block in distinct(units[bits != 0] // self.per_block):
             here = units // self.per_block == block
             for slot in bits_of(int(np.bitwise_or.reduce(bits[here]))):
                 mine = here & (bits >> np.uint64(slot) & np.uint64(1) != 0)
@@ -316,7 +323,7 @@ class Order:
                             int(which.sum()),
                             f"is copied to while a {reader.kind} may still read it")  # fmt: skip
         last = self.writer[units]
-        for number in np.unique(last[last != 0]).tolist():
+        for number in distinct(last[last != 0]):
             copy = self.copies[number]
             if not self.knows(copy, thread).all() and not self.same_phase(copy, barrier):
                 k = int(np.flatnonzero(last == number)[0])
@@ -377,7 +384,7 @@ class Order:
             return
         who, time, fenced = self.store_thread[cells], self.store_time[cells], self.store_fenced[cells]
         rows = self.row_of[threads]
-        for number in np.unique(rows).tolist():
+        for number in distinct(rows):
             members = threads[rows == number]
             row = self.rows[number][who % self.width]
             own = who == members[0] if len(members) == 1 else np.zeros(len(who), bool)
@@ -408,7 +415,7 @@ class Order:
                     del self.copies[number]
         self.writer[units] = 0
         bits = self.readers[units]
-        for block in np.unique(units[bits != 0] // self.per_block).tolist():
+        for block in distinct(units[bits != 0] // self.per_block):
             mine = bits[units // self.per_block == block]
             for slot in bits_of(int(np.bitwise_or.reduce(mine))):
                 reader = self.slots[block][slot]
@@ -431,7 +438,9 @@ class Order:
             operation.slot = free
             slots[free] = operation
         bit = np.uint64(1 << operation.slot)
-        units = np.unique(units)
+        here = np.zeros(self.per_block, bool)  # for np.unique takes long
+        here[units - block * self.per_block] = True
+        units = np.flatnonzero(here) + block * self.per_block
         new = self.readers[units] & bit == 0
         self.readers[units[new]] |= bit
         operation.places += int(new.sum())
@@ -488,7 +497,7 @@ class Order:
     def wgmma_against_copies(self, instr: Instr, threads, units):
         """All threads of the warpgroup must know that the copies are over whose bytes the product reads."""
         last = self.writer[units]
-        for number in np.unique(last[last != 0]).tolist():
+        for number in distinct(last[last != 0]):
             copy = self.copies[number]
             known = self.knows(copy, threads)
             if not known.all():
@@ -521,7 +530,7 @@ class Order:
         threads = self.threads(P)
         first = threads - threads % self.batch.threads + threads % self.batch.threads // 128 * 128
         out = np.zeros(len(threads), bool)
-        for k in np.unique(first).tolist():
+        for k in distinct(first):
             some = [*self.open.get(-1 - k, []), *(x for group in self.groups.get(-1 - k, []) for x in group)]
             if any(id(instr) in product.instrs for product in some):
                 out |= first == k

@@ -1,11 +1,11 @@
 """Which engine runs a launch: NumPy over the threads of many blocks at once (interpreter/executor.py), or
 machine code (native/).
 
-Machine code is 10 to 100 times faster and takes a second to make, so that it pays for long launches only. A
-launch begins in NumPy. Where it is not done after `PATIENCE` seconds, its kernel is translated, memory is put
-back, and it starts again as machine code; a note in the cache says so for the next process. What the native
-engine does not know, and everything that needs counters or events, stays in NumPy, and so does the report of
-every finding.
+Machine code is 10 to 100 times faster and takes a second to make, or twenty where there are many products of
+matrices, so that it pays for long launches only. A launch begins in NumPy. Where it is not done when it has
+taken as long as its machine code takes to make (`patience`), its kernel is translated, memory is put back, and
+it starts again as machine code; a note in the cache says so for the next process. What the native engine does
+not know, and everything that needs counters or events, stays in NumPy, and so does the report of every finding.
 
 The environment variable WORKBOOK_VGPU_ENGINE says otherwise: "numpy" never makes machine code, "native" uses
 it wherever it can. The results are the same, byte for byte."""
@@ -25,7 +25,9 @@ from .native import engine, machine_code
 VARIABLE = "WORKBOOK_VGPU_ENGINE"
 CHOICES = ("auto", "numpy", "native")
 PATIENCE = 0.5
-"""Seconds that a launch may take in NumPy before machine code is made."""
+"""Seconds that a launch of a small kernel may take in NumPy before machine code is made."""
+SECONDS_OF = {"instruction": 0.001, "mma": 0.11}
+"""To make machine code of one, measured on one core at 2 to 3 GHz: a product of matrices is thousands of instructions of LLVM."""
 
 
 def chosen() -> str:
@@ -57,7 +59,8 @@ def _begin_in_numpy(run: Run) -> None:
     if not engine.may_translate(run.kernel):
         run.execute()
         return
-    run.allow(time.perf_counter() + PATIENCE, lambda: not isinstance(engine.native_of(run.kernel), str))
+    deadline = time.perf_counter() + patience(run.kernel)
+    run.allow(deadline, lambda: not isinstance(engine.native_of(run.kernel), str))
     try:
         run.execute()
     except Overdue:
@@ -66,6 +69,15 @@ def _begin_in_numpy(run: Run) -> None:
         again = run.fresh()
         if not engine.ran(again):
             again.execute()
+
+
+def patience(kernel) -> float:
+    """The seconds that a launch may take in NumPy: about as many as its machine code takes to make, so that together they are at
+    most twice what the better engine takes."""
+    instructions = [instr.op for block in kernel.code.program.blocks for instr in block.instrs]
+    products = instructions.count("mma")
+    others = len(instructions) - products
+    return max(PATIENCE, SECONDS_OF["instruction"] * others + SECONDS_OF["mma"] * products)
 
 
 def _note(run: Run) -> Path:

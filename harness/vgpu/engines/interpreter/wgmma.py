@@ -189,19 +189,19 @@ class WarpgroupOps(BulkOps):
                 f" {self.registers[self.warp_of[first[0]]]}",
             )  # fmt: skip
         total = factor @ other.transpose(0, 2, 1)  # [warpgroup, row, column]
-        warp, lane = np.arange(128) // 32, np.arange(128) % 32
-        row = 16 * warp + lane // 4
-        column = 8 * np.arange(b.rows // 8)[:, None] + 2 * (lane % 4)
-        # [column group, which of four, thread]
-        at = np.stack([row, row, row + 8, row + 8]), np.stack([column, column + 1] * 2, axis=1)
-        product = total[:, np.broadcast_to(at[0], at[1].shape), at[1]].reshape(groups, -1, 128)
+        # A row is 16 * warp + 8 * half + lane // 4, a column 8 * group + 2 * (lane % 4) + one of two.
+        parts = total.reshape(groups, 4, 2, 8, -1, 4, 2)
+        product = parts.transpose(0, 4, 2, 6, 1, 3, 5).reshape(groups, -1, 128)  # [.., element, thread]
         old = self.old_sums(sums, kind, groups)
         product = np.where(np.broadcast_to(keep, len(P)).reshape(groups, 1, 128), product + old, product)
         return packed_sums(product, kind)
 
     def old_sums(self, registers, kind: str, groups: int) -> np.ndarray:
         """Accumulators [warpgroup, element, thread] in float64."""
-        words = np.stack([np.broadcast_to(r, 128 * groups).reshape(groups, 128) for r in registers], axis=1)
+        words = np.empty((len(registers), 128 * groups), u4)
+        for row, register in zip(words, registers, strict=True):
+            row[:] = register
+        words = words.reshape(-1, groups, 128).transpose(1, 0, 2)
         if kind == "f32":
             return words.view(np.float32).astype(np.float64)
         halves = np.stack([words & u4(0xFFFF), words >> u4(16)], axis=2).astype(np.uint16)

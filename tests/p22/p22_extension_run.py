@@ -9,6 +9,7 @@ of sm_90a, the sizes are those of its own kernels, in several block orders, and 
 import json
 import sys
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 
@@ -193,12 +194,11 @@ def error_of(got, exact):
 
 def maps_encoded(call):
     """How often the driver is asked for a tensor map meanwhile."""
-    driver, asked = inprocess.device(), []
-    answer = driver.handle
-    driver.handle = lambda op, *rest: asked.append(op) or answer(op, *rest)
-    call()
-    driver.handle = answer
-    return asked.count(Op.ENCODE_TENSOR_MAP)
+    driver = inprocess.device()
+    assert driver is not None  # it was started above
+    with mock.patch.object(driver, "handle", wraps=driver.handle) as handle:
+        call()
+    return [asked.args[0] for asked in handle.call_args_list].count(Op.ENCODE_TENSOR_MAP)
 
 
 def run_maps():

@@ -76,6 +76,7 @@ def compile_together(name: str, graphs: list[tuple[list[str], str]]) -> None:
 if __name__ == "__main__":
     commands, name, graphs = json.load(sys.stdin)
     with entered(Path(sys.argv[1])):
-        compile_together(name, graphs)
+        if graphs:
+            compile_together(name, graphs)
         finished = [run(arguments) for arguments in commands]
     print(json.dumps(finished))

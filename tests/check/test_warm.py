@@ -6,6 +6,7 @@ import pickle
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -40,11 +41,13 @@ class Told:
 
 
 @pytest.fixture(autouse=True)
-def nobody_asked(monkeypatch, tmp_path):
-    """A command that has asked nobody yet, with an address of its own."""
+def nobody_asked(monkeypatch):
+    """A command that has asked nobody yet, with an address of its own, and a short one: pytest's folders have long names."""
     monkeypatch.setattr(warm, "ASKED", warm.Asked())
     monkeypatch.setenv(warm.VARIABLE, "on")
-    monkeypatch.setattr(warm, "cache_folder", lambda name: tmp_path)
+    with tempfile.TemporaryDirectory() as folder:
+        monkeypatch.setattr(warm, "cache_folder", lambda name: Path(folder))
+        yield
 
 
 @pytest.fixture

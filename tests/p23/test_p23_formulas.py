@@ -214,7 +214,7 @@ def dropout(v):
 
 
 OF_SOFTMAX = (softmax, shifted, entry, chain, ds, dot, rows, values, even, keys)
-OF_FLASH = (seen, factor, step, quotient, lse, again, sums, mask, parts, slots, dropout, halves)
+OF_FLASH = (seen, factor, step, quotient, lse, again, sums, parts, mask, slots, dropout, halves)
 FORMULAS = {f.__name__: f for f in (*OF_SOFTMAX, *OF_FLASH)}
 
 

@@ -36,12 +36,12 @@ def nudged(g, x, step=1e-6):
 
 x_hat, rstd = layer_norm(x)
 dx, slopes = backward(g, x), nudged(g, x)
-printed = rstd * g * (1 - 1 / len(x) - x_hat**2 / len(x))
-print("    x   x_hat       g  nudged      dx  in print")
-for row in zip(x, x_hat, g, slopes, dx, printed, strict=True):
+diagonal = rstd * g * (1 - 1 / len(x) - x_hat**2 / len(x))
+print("    x   x_hat       g  nudged      dx  tutorial")
+for row in zip(x, x_hat, g, slopes, dx, diagonal, strict=True):
     print("{:5.1f} {:7.3f} {:7.1f} {:7.3f} {:7.3f} {:9.3f}".format(*row))
 print(f"mean {x.mean():.3f}  rstd {rstd:.3f}  c1 {(g * x_hat).mean():.3f}  c2 {g.mean():.3f}")
-for name, gradient in (("dx", dx), ("in print", printed)):
+for name, gradient in (("dx", dx), ("tutorial", diagonal)):
     total, along = (round(float(value), 3) + 0.0 for value in (gradient.sum(), (gradient * x_hat).sum()))
     print(f"{name:8}  sums to {total:6.3f}, along x_hat {along:6.3f}")
 

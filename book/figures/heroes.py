@@ -315,7 +315,7 @@ def checks() -> str:
     )
 
 
-# ---- Puzzle 22: the formula that was in print --------------------------------------------------------------------
+# ---- Puzzle 22: the formula of a tutorial's text --------------------------------------------------------------------
 
 
 def x_hat(rows: np.ndarray) -> np.ndarray:
@@ -330,7 +330,7 @@ def slopes(x: np.ndarray, step: float = 1e-4) -> np.ndarray:
 
 
 def printed() -> str:
-    """A row, normalised, and its gradient twice: by the diagonal of the slopes alone, as it was printed, and by all of them."""
+    """A row, normalised, and its gradient twice: by the diagonal of the slopes alone, as in a tutorial's text, and by all of them."""
     start = player_start()
     x, g = np.array(start["x"]), np.array(start["g"])
     J = slopes(x)
@@ -340,7 +340,7 @@ def printed() -> str:
         ("x", x, f"A row of {len(x)} numbers."),
         ("x̂", x_hat(x), "Normalised: minus its mean, over its deviation. Add 1 to every x, and nothing changes here."),
         ("g", g, "Backward. The gradient at x̂ arrives."),
-        ("in print", diagonal, f"What was printed: each g times the slope of its own x̂. It adds up to {diagonal.sum():.2f}, as if adding 1 to every x did something."),
+        ("tutorial", diagonal, f"A tutorial's formula: each g times the slope of its own x̂. It adds up to {diagonal.sum():.2f}, as if adding 1 to every x did something."),
         ("dx", full, f"The gradient: each x moves all eight x̂. It adds up to {abs(round(full.sum(), 3)):g}. Elements {', '.join(map(str, turned))} had the wrong sign."),
     )  # fmt: skip
     drawing = Steps(
@@ -357,7 +357,7 @@ def printed() -> str:
         with drawing.during(number, len(rows) - 1):
             drawing.text(4, y + 20, name, anchor="start", size=15)
             for i, value in enumerate(values):
-                shade, wrong = LEGIBLE * abs(value) / np.abs(values).max(), name == "in print" and i in turned
+                shade, wrong = LEGIBLE * abs(value) / np.abs(values).max(), name == "tutorial" and i in turned
                 said = f"{value:.2f}".replace("-", "\u2212")
                 drawing.labelled(88 + 48 * i, y, 44, 30, said, shade=shade, size=13, thick=3 if wrong else 1)
         with drawing.during(number):
@@ -671,7 +671,7 @@ def writes() -> str:
                     left, 214 + 22 * line, wrote[first : first + LINE], anchor="start", size=13, code=True
                 )
         drawing.words.append(
-            f"After {step} step{'s' * (step > 1)}, {step * 1024:,} bytes of this book, the loss is {own:.2f}. Given “The gradient”, it goes on as below."
+            f"After {step} step{'s' * (step > 1)}, {step * 1024:,} bytes in excerpts of this book that may repeat, the loss is {own:.2f}. Given “The gradient”, it goes on as below."
         )
     return drawing.hero(
         f"A recorded run of the solution, on a CPU: {len(curve)} steps of 16 x 64 bytes, every gradient by hand."

@@ -2,6 +2,7 @@
 the record `attention`."""
 
 from book.figures.bench_results import bars
+from book.figures.ladder import CLOCK, MULTIPROCESSORS
 from book.figures.markdown_table import table
 from book.measure import record
 
@@ -12,10 +13,8 @@ NEEDED, DONE = 7, 9
 """Matrix products of a forward and a backward pass: that nobody can do without, and that two kernels backward make."""
 EXPONENTIALS = 3
 """For each score: one forward, one in each kernel backward."""
-EXPONENTIALS_A_CLOCK = 132 * 16
-"""Of a whole H200: 132 multiprocessors with 16 units each."""
-CLOCK = 1.755e9
-"""Hertz: what the GPU runs at under such work."""
+EXPONENTIALS_A_CLOCK = MULTIPROCESSORS * 16
+"""Of a whole H200: every multiprocessor has 16 units."""
 Row = dict[str, str]
 Size = tuple[int, int, bool, str]
 """S, d, whether causal, dtype."""

@@ -200,11 +200,11 @@ def table(launches: list[Launch], overlap: bool = False) -> str:
     if len(launches) > 1 and not overlap:
         rows.append(("together", "", *totals(launches)))
     if any(x.measured is None for x in launches):
-        lines = ["| launch | limited by | predicted, at least |", "|---|---|---:|"]
+        lines = ["| launch | limited by | predicted |", "|---|---|---:|"]
         lines += [f"| {name} | {limit} | {duration(floor)} |" for name, limit, floor, _ in rows]
     else:
         lines = [
-            "| launch | limited by | predicted, at least | measured | times the prediction |",
+            "| launch | limited by | predicted | measured | times the prediction |",
             "|---|---|---:|---:|---:|",
         ]
         lines += [
@@ -264,7 +264,7 @@ def climb(ladder: Ladder) -> str:
     for point in floors:
         drawing.marker(*point, "circle", hollow=True)
     drawing.marker(2**3.6, 1e5, "circle", hollow=True)
-    drawing.note(2**3.6, 1e5, "predicted, at least")
+    drawing.note(2**3.6, 1e5, "predicted")
     took = list(zip(places, shown.values(), strict=True))
     drawing.curve(took)
     for point in [*took, (2**3.6, 2.5e5)]:

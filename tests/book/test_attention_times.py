@@ -47,4 +47,4 @@ def test_the_prediction_counts_products_and_exponentials():
     assert prediction["done"] == pytest.approx(9 * 128.85, rel=1e-3) and prediction[
         "needed"
     ] == pytest.approx(prediction["done"] * 7 / 9)
-    assert prediction["exponentials"] == pytest.approx(3 * 96 * 1024**2 / (132 * 16 * 1.755e9) * 1e6)
+    assert prediction["exponentials"] == pytest.approx(3 * 96 * 1024**2 / (132 * 16 * 1.98e9) * 1e6)

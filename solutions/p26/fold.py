@@ -31,7 +31,7 @@ def factor(node):
 
 def exact(a, b, dtype):
     """Whether x * a * b and x * (a * b) have the same bits for every x of a dtype."""
-    # BLANK-START exact: of integers, whether the product fits; else one factor may be odd, and none may be a fraction
+    # BLANK-START exact: of integers, whether the product fits; else at most one is not a power of two, and neither is a fraction
     if dtype.is_complex or dtype == torch.bool:
         return False
     if not dtype.is_floating_point:

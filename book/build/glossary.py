@@ -33,7 +33,7 @@ TERMS = {
     "tensor-memory-accelerator": r"tensor memory accelerator|TMA",
     "epilogue": r"epilogues?",
     "prologue": r"prologues?",
-    "stream": r"(?<!the )(?<!every )streams?",  # that of a model, which residuals add to, is another thing
+    "stream": r"(?<!the\s)(?<!every\s)(?<!residual\s)streams?",  # that of a model, which residuals add to, is another thing
     "cuda-event": r"CUDA events?",
     "cuda-graph": r"CUDA graphs?",
     "ptx": r"PTX",

@@ -293,9 +293,9 @@ def checks() -> str:
         with drawing.during(step):
             drawing.text(NARROW / 2, 18, f"{name}: sees {sum(caught)}, {new} of them new", size=14)
         more = (
-            f"{new} of them no check before it saw"
+            f"{new} of them missed by every check before it"
             if new
-            else "and not one that the checks before it had missed"
+            else "none of them missed by the checks before it"
         )
         drawing.words.append(
             f"{name} sees {sum(caught)}, with a thick line, {more}. Shaded: {sum(so_far)} so far."
@@ -671,7 +671,7 @@ def writes() -> str:
                     left, 214 + 22 * line, wrote[first : first + LINE], anchor="start", size=13, code=True
                 )
         drawing.words.append(
-            f"After {step} step{'s' * (step > 1)}, {step * 1024:,} bytes in excerpts of this book that may repeat, the loss is {own:.2f}. Given “The gradient”, it goes on as below."
+            f"After {step} step{'s' * (step > 1)}, {step * 1024:,} bytes in excerpts of this book that may repeat, the loss is {own:.2f}. Given “The gradient”, the model continues as shown below."
         )
     return drawing.hero(
         f"A recorded run of the solution, on a CPU: {len(curve)} steps of 16 x 64 bytes, every gradient by hand."

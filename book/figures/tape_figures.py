@@ -70,7 +70,7 @@ def losses() -> list[float]:
 
 
 def samples() -> list[tuple[int, float, str]]:
-    """Steps of that run with their losses and what the model wrote then: a dot for bytes that are no sign of English text."""
+    """Steps of that run with their losses and what the model wrote then: a dot for bytes that are not printable ASCII."""
     return [
         (int(row["step"]), float(row["loss"]), re.sub(r"(\\x[0-9a-f]{2}|[^ -~])+", "·", row["wrote"]))
         for row in record.rows("training_by_hand")

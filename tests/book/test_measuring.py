@@ -56,7 +56,7 @@ def test_a_word_is_linked_where_it_is_first_used_and_nowhere_else():
 
     main = (
         "<h2>Warps</h2><p>Two <code>warp</code>s, a <a href='#x'>warp</a>, <em>warps</em>, a warp.</p>"
-        "<figure><p>L2</p></figure><p>the L2 cache, prewarped, a transformer block, added to the stream</p>"
+        "<figure><p>L2</p></figure><p>the L2 cache, prewarped, a transformer block, added to the\nstream, a residual stream</p>"
     )
     linked = glossary.with_links(main, "../glossary.html")
     assert linked.count('class="term"') == 2

@@ -164,8 +164,6 @@ COMMANDS = {
     "gate": ("p90", "--gate", "dsquare", "--solution"),
     "dtype": ("p90", "--backward", "--solution", "--dtype", "float64"),
 }
-OF_OTHERS = {"unsolved": ("p90", "--backward"), "wrong": ("p90", "--backward", "--ops", "WRONG")}
-"""Each compiles a package of its own."""
 GRAPHS = [(("plain", "again"), dtype) for dtype in ("float32", "float64")]
 """Variants and dtype of the graphs that these ask the solution for."""
 
@@ -178,7 +176,7 @@ def finished(folder) -> dict[str, tuple[int, str, str]]:
 
 @pytest.fixture(scope="module")
 def finished_of_others(folder) -> dict[str, tuple[int, str, str]]:
-    """OF_OTHERS on the CPU, in one process."""
+    """Two packages that are not the solution, on the CPU, in one process: each compiles a unit of its own."""
     wrong = folder / "wrong"
     with toys.entered(folder):
         blanks.generate(folder / "solutions", folder / "problems", force=True)
@@ -187,8 +185,8 @@ def finished_of_others(folder) -> dict[str, tuple[int, str, str]]:
     cpu = "slope = 2 * x["
     source.write_text(replaced(cpu, cpu.replace("2 * ", ""))(source.read_text()))
     commands = {
-        name: tuple(str(wrong) if word == "WRONG" else word for word in command)
-        for name, command in OF_OTHERS.items()
+        "unsolved": ("p90", "--backward"),
+        "wrong": ("p90", "--backward", "--ops", str(wrong)),
     }
     return run_through_max(folder, commands, [])
 

@@ -53,10 +53,12 @@ OTHERWISE = {FLAG, "--show", "--profile", "--bench", "--numpy", "-h", "--help"}
 class Asked:
     """What this process has asked, where, and the answer as it comes: None where nobody was there."""
 
+    connection: socket.socket
+    """Made by the command that asks: most do not."""
+
     def __init__(self) -> None:
         self.arguments: list[str] = []
         self.place: Path | None = None
-        self.connection = socket.socket(socket.AF_UNIX)
         self.answer: BufferedRWPair | None = None
 
 
@@ -73,6 +75,7 @@ def ask(arguments: Sequence[str]) -> None:
     with suppress(OSError, WorkbookError):
         ASKED.place = place = address()
         if place.stat().st_uid == os.getuid():
+            ASKED.connection = socket.socket(socket.AF_UNIX)
             ASKED.connection.settimeout(PATIENCE)
             ASKED.connection.connect(str(place))
             ASKED.answer = ASKED.connection.makefile("rwb")

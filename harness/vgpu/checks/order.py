@@ -37,9 +37,11 @@ COPY, STORE, PRODUCT = "copy into shared memory", "bulk store", "wgmma"
 
 def distinct(numbers: np.ndarray) -> list[int]:
     """The different numbers of an array, in order: mostly there is one, for which np.unique takes long."""
-    if len(numbers) and (numbers == numbers[0]).all():
+    if not len(numbers):
+        return []
+    if (numbers == numbers[0]).all():
         return [int(numbers[0])]
-    return np.unique(numbers).tolist() if len(numbers) else []
+    return np.unique(numbers).tolist()
 
 
 class Operation:

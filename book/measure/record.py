@@ -16,7 +16,6 @@ from functools import cache
 from pathlib import Path
 
 from harness.toolchain.mojo_items import Items
-from harness.toolchain.mojo_items import read as read_items
 
 ROOT = Path(__file__).absolute().parents[2]
 FOLDER = ROOT / "book" / "records"
@@ -194,17 +193,17 @@ def code(text: str) -> str:
 
 @cache
 def kernels_of(puzzle: str, root: Path = ROOT) -> str:
-    """A hash of the code of a puzzle's kernels: that of its own files, and of the shared ones what these import and what that needs."""
+    """A hash of the code of a puzzle's kernels: its own, and what they need of the shared files; in which file it stands is no matter."""
     folder = root / "solutions"
-    files = sorted((folder / puzzle).glob("*.mojo")) + sorted((folder / puzzle / "op").glob("*.mojo"))
-    own = {path.name: path.read_text(encoding="utf-8") for path in files if path.stem != "record"}
+    files = [*(folder / puzzle).glob("*.mojo"), *(folder / puzzle / "op").glob("*.mojo")]
+    own = Items({path.name: path.read_text(encoding="utf-8") for path in files if path.stem != "record"})
     shared = Items(
         {path.name: path.read_text(encoding="utf-8") for path in (folder / "shared").glob("*.mojo")}
     )
-    imports = [each for name, text in own.items() for each in read_items(name, text).imports]
+    imports = [each for source in own.sources.values() for each in source.imports]
     names = [name for each in imports if "shared" in each.module.split(".") for name, _ in each.names]
-    needed = [(item.name, item.text) for item in shared.needed(names)]
+    items = [item for source in own.sources.values() for item in source.items] + shared.needed(names)
     digest = hashlib.sha256()
-    for name, text in [*own.items(), *needed]:
-        digest.update(f"{name}\n{code(text)}\n".encode())
+    for text in sorted(f"{item.name}\n{code(item.text)}\n" for item in items):
+        digest.update(text.encode())
     return digest.hexdigest()[:12]

@@ -56,7 +56,7 @@ def test_what_is_no_record_is_refused(tmp_path, text, message):
         record.read("r", tmp_path)
 
 
-def test_a_changed_kernel_makes_a_record_old_and_a_changed_comment_does_not(tmp_path):
+def test_a_changed_kernel_makes_a_record_old_and_neither_a_changed_comment_nor_another_file_does(tmp_path):
     folder = tmp_path / "solutions" / "p1" / "op"
     folder.mkdir(parents=True)
     file = folder / "kernel.mojo"
@@ -65,6 +65,10 @@ def test_a_changed_kernel_makes_a_record_old_and_a_changed_comment_does_not(tmp_
     file.write_text('def f():\n    """Says more."""\n\n    # other\n    g()\n')
     record.kernels_of.cache_clear()
     assert record.kernels_of("p1", tmp_path) == first
+    file.rename(folder / "moved.mojo")
+    record.kernels_of.cache_clear()
+    assert record.kernels_of("p1", tmp_path) == first
+    (folder / "moved.mojo").unlink()
     file.write_text("def f():\n    h()\n")
     record.kernels_of.cache_clear()
     assert record.kernels_of("p1", tmp_path) != first

@@ -33,13 +33,11 @@ from .fast_pairs import (
 from .fast_hopper_tiles import GROUP
 from .fast_pairs_hopper import (
     forward_bytes,
-    gradient_groups,
     hopper_pairs_forward_kernel,
-    hopper_pairs_key_value_kernel,
     hopper_pairs_query_kernel,
-    key_value_bytes,
     query_bytes,
 )
+from .fast_pairs_hopper_keys import gradient_groups, hopper_pairs_key_value_kernel, key_value_bytes
 from .fast_pairs_kernels import (
     THREADS,
     forward_elements,

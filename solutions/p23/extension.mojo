@@ -13,15 +13,14 @@ from op.fast_dropout import Draws
 from op.fast_dropout_launches import launch_backward_dropout, launch_forward_dropout
 from op.fast_kernels import Strides
 from op.fast_launches import (
-    Layout,
     launch_backward_fast,
-    launch_backward_window,
     launch_delta_fast,
     launch_forward_fast,
-    launch_forward_window,
     launch_gradients_fast,
     launch_mask_gradient_fast,
 )
+from op.fast_layout import Layout
+from op.fast_window_launches import launch_backward_window, launch_forward_window
 from op.fast_varlen_launches import launch_backward_varlen, launch_forward_varlen
 from op.flash_tensors import FlashBackward, FlashForward, FlashSizes
 from op.mask_gradient import MaskGradient

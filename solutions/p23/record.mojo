@@ -16,12 +16,12 @@ from op.attention import (
     launch_softmax_backward,
 )
 from op.fast_launches import (
-    Layout,
     launch_backward_fast,
     launch_delta_fast,
     launch_forward_fast,
     launch_mask_gradient_fast,
 )
+from op.fast_layout import Layout
 from op.flash_launches import launch_delta, launch_flash_backward, launch_flash_forward
 from op.flash_tensors import FlashBackward, FlashForward
 from op.mask_gradient import MaskGradient, launch_mask_gradient

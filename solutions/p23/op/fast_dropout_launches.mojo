@@ -3,21 +3,14 @@ with wgmma, for which `fast_hopper_dropout.mojo` draws."""
 
 from .fast_dropout import ONE, Draws
 from .fast_hopper_dropout import MOST_WORDS, count_words
-from .fast_launches import (
-    ROOM,
-    WIDE,
-    Layout,
-    fits_chunks,
-    has_tensor_cores,
-    is_aligned,
+from .fast_hopper_launches import (
     launch_backward_hopper,
     launch_forward_hopper,
-    launch_forward_tiles,
-    launch_key_value_tiles,
-    launch_query_tiles,
     suits_hopper,
     suits_hopper_forward,
 )
+from .fast_kernels_launches import ROOM, launch_forward_tiles, launch_key_value_tiles, launch_query_tiles
+from .fast_layout import WIDE, Layout, fits_chunks, has_tensor_cores, is_aligned
 from .fast_tiles import CHUNK
 from .flash_tensors import FlashBackward, FlashForward, FlashSizes
 from .shared.common import shared_memory

@@ -1,13 +1,7 @@
 """How attention of sequences behind one another is launched: the kernels of `fast_kernels.mojo` with offsets in place of a mask."""
 
-from .fast_launches import (
-    WIDE,
-    Layout,
-    has_tensor_cores,
-    launch_forward_tiles,
-    launch_key_value_tiles,
-    launch_query_tiles,
-)
+from .fast_kernels_launches import launch_forward_tiles, launch_key_value_tiles, launch_query_tiles
+from .fast_layout import WIDE, Layout, has_tensor_cores
 from .fast_tiles import CHUNK
 from .flash_tensors import FlashBackward, FlashForward, FlashSizes
 from .shared.common import accum_type

@@ -10,7 +10,8 @@ from extensibility import _MutableInputTensor as MutableInputTensor
 import extensibility
 from max.gpu.host import DeviceContext
 
-from .fast_launches import Layout, launch_backward_fast, launch_delta_fast, launch_forward_fast
+from .fast_launches import launch_backward_fast, launch_delta_fast, launch_forward_fast
+from .fast_layout import Layout
 from .flash_launches import launch_delta, launch_flash_backward, launch_flash_forward
 from .flash_cpu import delta_cpu, flash_backward_cpu, flash_forward_cpu
 from .flash_tensors import FlashBackward, FlashForward, FlashSizes

@@ -10,7 +10,7 @@ from harness.nn.on_stream import contiguous_strides
 from harness.nn.products import ALL_OWN, Choice, choose, padded, same
 
 LINE = 128
-"""Bytes: rows that the module copies begin at multiples of so many (`pitch_of` in `solutions/shared/gemm_hopper.mojo`)."""
+"""Bytes: rows that the module copies begin at multiples of so many (`pitch_of` in `solutions/shared/tensor_maps.mojo`)."""
 PAIR_ELEMENTS = 8
 """Of which the rows of a matrix that is split into a pair must be a multiple."""
 LARGEST = 2**31 - 1

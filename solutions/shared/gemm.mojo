@@ -4,7 +4,7 @@ from std.math import ceildiv
 from max.gpu.host import Dim
 
 from .common import ImmPtr, MutPtr, multiprocessors
-from .gemm_hopper import launch_gemm_hopper, suits_hopper
+from .gemm_hopper_launches import launch_gemm_hopper, suits_hopper
 from .gemm_portable import GEMM_THREADS, gemm_kernel
 from .launcher import Launcher
 

@@ -29,24 +29,23 @@ from max.gpu.sync import mbarrier_arrive_expect_tx_shared, mbarrier_init
 from std.memory import AddressSpace
 
 from .common import ImmPtr, MutPtr, multiprocessors, start_later_grids, wait_for_earlier_grids
-from .gemm_hopper import (
+from .gemm_hopper import load, multiply
+from .gemm_hopper_launches import TILE_COST
+from .gemm_hopper_pipeline import (
     BLOCK_K,
     BLOCK_M,
     BOX_BYTES,
     GROUP,
     SHARED_BYTES,
     THREADS,
-    TILE_COST,
     Descriptor,
     Schedule,
     Shared,
     Turn,
-    load,
-    multiply,
     release,
-    tensor_map,
     wait,
 )
+from .tensor_maps import tensor_map
 from .launcher import Launcher
 
 comptime COLUMNS = [128, 192]

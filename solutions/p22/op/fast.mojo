@@ -22,16 +22,15 @@ from .fast_rows import DX, LN_OUT, SUMS
 from .fast_sums import DIRECT_ROWS, Shares, launch_bias_partials, launch_finish_sums
 from .shared.common import ImmPtr, MutPtr, accum_type
 from .shared.gemm import launch_gemm
-from .shared.gemm_hopper import (
+from .shared.gemm_hopper_launches import (
     Pitches,
     SideSums,
     column_slices_of,
     flag_count,
     launch_gemm_hopper,
-    lies_in_rows,
-    pitch_of,
     suits_hopper,
 )
+from .shared.tensor_maps import lies_in_rows, pitch_of
 from .shared.launcher import Launcher
 from .tensors import BackwardTensors, ForwardTensors, Sizes
 

@@ -10,7 +10,7 @@ from max.gpu import block_dim, block_idx, grid_dim, thread_idx
 from max.gpu.host import Dim
 
 from .shared.common import ImmPtr, MutPtr, start_later_grids, wait_for_earlier_grids
-from .shared.gemm_hopper import ROW_BYTES, lies_in_rows, pitch_of
+from .shared.tensor_maps import ROW_BYTES, lies_in_rows, pitch_of
 from .shared.launcher import Launcher
 
 comptime COPY_LANES = 32

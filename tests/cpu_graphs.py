@@ -15,7 +15,6 @@ from functools import partial
 import pytest
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
-WAYS = ("forward", "backward")
 
 
 def unbound(op, parameters=()):
@@ -82,7 +81,7 @@ class Units(dict):
 def cpu_graphs() -> Callable:
     """() -> the graphs of puzzle 22 by name, all but the command line's own, which the README's first command compiles.
 
-    They are named DTYPE (the default variants), fast_DTYPE, rmsnorm_DTYPE, WAY_ALGORITHM_DTYPE (the layer's), unbound, and
+    They are named DTYPE (the default variants), fast_DTYPE, rmsnorm_DTYPE, OP_ALGORITHM_DTYPE (the layer's), unbound, and
     VARIANT WAY (the benchmark's candidates).
     """
     return functools.cache(load_cpu_graphs)
@@ -101,25 +100,25 @@ def load_cpu_graphs():
     calls |= {name: call for _, graphs in layer_calls() for name, call in graphs.values()}
     fused = (("algorithm", "fused"),)
     calls["unbound"] = (unbound(FORWARD, fused), unbound(BACKWARD, fused), unbound(ROW_SUMS))
-    return load_as_one("cpu_graphs", autograd.package(), calls)
+    return load_as_one("cpu_graphs", autograd.GRAPHS.package, calls)
 
 
 def layer_calls() -> Iterator:
-    """Algorithm and dtype of the layer, and by direction the names and calls of its graphs, of those that tests use."""
+    """Algorithm and dtype of the layer, and by op the names and calls of its graphs, of those that tests use."""
     import torch
 
     from harness.nn import autograd
-    from harness.nn.ops import BACKWARD, FORWARD
-    from harness.spec.ops import Call
+    from harness.nn.arguments import DTYPES
 
     keys = [(algorithm, torch.float32) for algorithm in autograd.IN_GRAPHS]
     keys += [("fast", dtype) for dtype in (torch.bfloat16, torch.float16, torch.float64)]
     keys += [("unfused", torch.bfloat16), ("fused", torch.float64)]
-    ops = dict(zip(WAYS, (FORWARD, BACKWARD), strict=True))
     for algorithm, dtype in keys:
-        names = {way: f"{way}_{algorithm}_{autograd.DTYPES[dtype]}" for way in WAYS}
-        calls = {way: (Call(op, (("algorithm", algorithm),)),) for way, op in ops.items()}
-        yield (algorithm, dtype), {way: (names[way], calls[way]) for way in WAYS}
+        calls = autograd.GRAPHS.calls(algorithm=algorithm)
+        yield (
+            (algorithm, dtype),
+            {op: (f"{op}_{algorithm}_{DTYPES[dtype]}", call) for op, call in calls.items()},
+        )
 
 
 @pytest.fixture(scope="session")
@@ -134,8 +133,8 @@ def layer_graphs(cpu_graphs, request):
     for (algorithm, dtype), graphs in layer_calls():
         if dtype == torch.float16 and not has_nightly:
             continue
-        autograd.programs[algorithm, dtype, torch.device("cpu")] = {
-            way: loaded[name] for way, (name, _) in graphs.items()
+        autograd.GRAPHS.loaded[algorithm, dtype, torch.device("cpu")] = {
+            op: loaded[name] for op, (name, _) in graphs.items()
         }
 
 
@@ -148,7 +147,7 @@ OTHER_ALGORITHMS = ("atomic", "fast")
 @pytest.fixture(scope="session")
 def attention_cpu_graphs() -> Callable:
     """() -> the graphs of puzzle 23 by name: DTYPE (each step, and the gradient of the mask), other (OTHER_ALGORITHMS),
-    unbound, and the function's, DIRECTION_DTYPE."""
+    unbound, and the function's, OP_DTYPE."""
     return functools.cache(load_attention_cpu_graphs)
 
 
@@ -164,17 +163,17 @@ def load_attention_cpu_graphs():
     calls = dict.fromkeys(DTYPES, steps)
     calls |= {"other": PUZZLE.calls_of(OTHER_ALGORITHMS), "unbound": tuple(map(unbound, ops))}
     for dtype in attention_dtypes():
-        calls |= {f"{way}_{dtype}": call for way, call in attention_autograd.GRAPHS.items()}
-    return load_as_one("attention_cpu_graphs", attention_autograd.package(), calls)
+        calls |= {f"{op}_{dtype}": call for op, call in attention_autograd.GRAPHS.calls().items()}
+    return load_as_one("attention_cpu_graphs", attention_autograd.GRAPHS.package, calls)
 
 
 def attention_dtypes() -> dict:
     """The dtypes in which the tests call attention on the CPU, by name."""
     import torch
 
-    from harness.nn import autograd
+    from harness.nn.arguments import DTYPES
 
-    return {autograd.DTYPES[dtype]: dtype for dtype in (torch.float32, torch.float64, torch.bfloat16)}
+    return {DTYPES[dtype]: dtype for dtype in (torch.float32, torch.float64, torch.bfloat16)}
 
 
 @pytest.fixture(scope="session")
@@ -182,12 +181,12 @@ def attention_graphs(attention_cpu_graphs):
     """Puts the graphs of attention on the CPU where it looks for them, of three dtypes."""
     import torch
 
-    from harness.nn import attention_autograd, autograd
+    from harness.nn.attention_autograd import GRAPHS
 
     loaded = attention_cpu_graphs()
     for name, dtype in attention_dtypes().items():
-        autograd.programs["attention", dtype, torch.device("cpu")] = {
-            way: loaded[f"{way}_{name}"] for way in attention_autograd.GRAPHS
+        GRAPHS.loaded[dtype, torch.device("cpu")] = {
+            op.name: loaded[f"{op.name}_{name}"] for op in GRAPHS.ops
         }
 
 

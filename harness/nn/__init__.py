@@ -9,7 +9,7 @@ From `LayerNormLinear(H, O)(x)` to the launch:
                  the plan into words
     solutions/p22/extension.mojo, then op/fast.mojo, which launches
 
-Without a module the operator goes through a MAX graph (ops.py). Attention goes the same way through attention_autograd.py,
+Without a module the operator goes through a MAX graph (on_max.py). Attention goes the same way through attention_autograd.py,
 attention_plan.py and attention_direct.py, cross-entropy through cross_entropy.py and cross_entropy_chunks.py.
 
 Nothing is loaded before it is asked for, so that `import harness.nn` does not import PyTorch.

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from harness.devices.graphs import Program, load_each
-from harness.nn.autograd import DTYPES, max_device, refuse_after_fork, run
+from harness.nn.arguments import DTYPES
+from harness.nn.on_max import max_device, refuse_after_fork, run
 from harness.spec.ops import Argument, Call, OpSpec
 from harness.toolchain.roots import op_package, solutions
 
@@ -23,11 +24,12 @@ BACKWARD = OpSpec(
 )
 GRAPHS = {f"{op.name} {dtype}": (Call(op),) for op in (FORWARD, BACKWARD) for dtype in DTYPES.values()}
 """What each graph calls, by op and dtype."""
+NAME = "mojo_workbook::silu"
 LARGEST = 2**31 - 1
 """Elements of a tensor, at most: the kernels count them as Int32."""
 
 
-@torch.library.custom_op("mojo_workbook::silu", mutates_args=())
+@torch.library.custom_op(NAME, mutates_args=())
 def silu(x: Tensor) -> Tensor:
     """x sigmoid(x), of any shape. Raises TypeError for a dtype without kernel, ValueError for too many elements."""
     output = silu_buffer(x)
@@ -64,13 +66,13 @@ def launch(op: OpSpec, tensors: dict[str, Tensor]) -> None:
     first = next(iter(tensors.values()))
     if first.numel():
         flat = {name: tensor.detach().reshape(-1) for name, tensor in tensors.items()}
-        run(programs(first.device)[f"{op.name} {DTYPES[first.dtype]}"], flat, first.device)
+        run(programs(first.device)[f"{op.name} {DTYPES[first.dtype]}"], flat, first.device, NAME)
 
 
 @functools.cache
 def programs(device: torch.device) -> dict[str, Program]:
     """The graphs of both ops in every dtype, "silu_train float32", compiled as one unit."""
-    refuse_after_fork()
+    refuse_after_fork(NAME)
     dtypes = {name: name.split()[1] for name in GRAPHS}
     return load_each(op_package(solutions(), "p26"), GRAPHS, dtypes, max_device(device))
 
@@ -87,7 +89,7 @@ def backward(ctx, dy: Tensor) -> Tensor:
 
 def refuse(ctx, grad: Tensor) -> Tensor:
     """Says that there is no second derivative."""
-    raise NotImplementedError("mojo_workbook::silu has no second derivative")
+    raise NotImplementedError(f"{NAME} has no second derivative")
 
 
 silu.register_autograd(backward, setup_context=keep)

@@ -1,4 +1,6 @@
-"""What arguments must be, said in one line that begins with the argument's name. Loads torch alone."""
+"""What arguments must be, said in one line that begins with the argument's name; and their dtypes. Loads torch alone."""
+
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -15,6 +17,30 @@ DTYPES = {
 def plain(dtype: torch.dtype) -> str:
     """The name of a dtype without its module."""
     return str(dtype).removeprefix("torch.")
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """Of sums, statistics, lse and losses: float64 for float64, float32 for all others."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+Tensors = TypeVar("Tensors", bound=tuple[Any, ...])
+
+
+def in_autocast_dtype(tensors: Tensors) -> Tensors:
+    """Arguments as `torch.autocast` wants them on the first one's device; like torch's own layers it leaves float64 alone, and
+    what is no tensor."""
+    device = tensors[0].device.type if isinstance(tensors[0], Tensor) else ""
+    # Asked of these two only, because autocast is not defined for every device ("meta" raises).
+    if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+
+    def in_dtype(tensor: Any) -> Any:
+        narrow = isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor.dtype != torch.float64
+        return tensor.to(dtype) if narrow else tensor
+
+    return cast(Tensors, tuple(map(in_dtype, tensors)))
 
 
 def check_attended(query: object, key: object, value: object) -> None:

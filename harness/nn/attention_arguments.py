@@ -31,24 +31,6 @@ def refuse_options(is_causal: bool, attn_mask: Tensor | None, enable_gqa: bool) 
         )
 
 
-def in_autocast_dtype(
-    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """The tensors as `torch.autocast` wants them on query's device; float64 and masks of bool stay as they are."""
-    if not isinstance(query, Tensor) or query.device.type not in ("cpu", "cuda"):
-        return query, key, value, attn_mask
-    device = query.device.type
-    if not torch.is_autocast_enabled(device):
-        return query, key, value, attn_mask
-    dtype = torch.get_autocast_dtype(device)
-
-    def cast(t):
-        is_wide = not isinstance(t, Tensor) or is_causal_bias(t) or t.dtype == torch.float64
-        return t if is_wide or not t.is_floating_point() else t.to(dtype)
-
-    return cast(query), cast(key), cast(value), cast(attn_mask)
-
-
 def check(query, key, value, attn_mask, enable_gqa: bool) -> None:
     """Raises TypeError, ValueError or NotImplementedError, naming the argument, for what the kernels cannot take."""
     check_attended(query, key, value)
@@ -201,8 +183,3 @@ def as_numbers(mask: Tensor, query: Tensor) -> Tensor:
     # The log of 1 is 0, of 0 -inf. In place, because autocast would make float32 of another.
     numbers = mask.to(query.dtype, memory_format=torch.contiguous_format).log_()
     return numbers if mask.shape[-1] == length else numbers[..., :length]
-
-
-def accum(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of lse and of sums."""
-    return torch.float64 if dtype == torch.float64 else torch.float32

@@ -11,40 +11,35 @@ position on, and blocks of them that are left out. `attention_backward` is the b
 Three operators are registered, `mojo_workbook::attention`, `mojo_workbook::attention_backward` and, for a mask that needs a
 gradient, `mojo_workbook::attention_mask_backward`. On a GPU an extension module launches the kernels of the first two
 (`harness.nn.attention_direct`). With dropout there are two others (`harness.nn.attention_dropout`). PyTorch's own function takes
-the calls for which a GPU's tensor cores have no kernel here. Everything else runs as MAX graphs on the memory of the torch tensors; a
-graph is compiled when a dtype is first used on a device, and cached.
+the calls for which a GPU's tensor cores have no kernel here. Everything else runs as MAX graphs (`harness.nn.on_max`).
 """
 
-import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
-from harness.devices.graphs import Program, load_each
 from harness.nn import attention_direct, attention_dropout
-from harness.nn.arguments import DTYPES, check_dense, check_flag, plain
+from harness.nn.arguments import DTYPES, check_dense, check_flag, in_autocast_dtype, plain, wide
 from harness.nn.attention_arguments import (
     Folded,
-    accum,
     check,
     expect,
     factor,
     fold,
-    in_autocast_dtype,
+    is_causal_bias,
     refuse_options,
     without_bias,
 )
 from harness.nn.attention_direct import CHUNK, FIRST_ONLY
 from harness.nn.attention_ops import BACKWARD, DELTA, EVERY_KEY, FORWARD, MASK_BACKWARD
-from harness.nn.autograd import compiling, max_device, programs, refuse_after_fork, run
+from harness.nn.on_max import Graphs
 from harness.nn.operators import registered
-from harness.spec.ops import Call
-from harness.toolchain.roots import op_package, solutions
 
 Tensor = torch.Tensor
 Blocks = Tensor | Iterable[tuple[int, int]]
+GRAPHS = Graphs("p23", "attention", (FORWARD, DELTA, BACKWARD, MASK_BACKWARD))
 
 
 # ---- What models call ---------------------------------------------------------------------------------------
@@ -174,7 +169,10 @@ def prepared(
     """The arguments of `attention`, checked, in autocast's dtype, with four axes; and how many keys past its own place a query sees."""
     refuse_options(is_causal, attn_mask, enable_gqa)
     FIRST_ONLY.refuse(query=query, key=key, value=value, attn_mask=attn_mask)
-    query, key, value, attn_mask = in_autocast_dtype(query, key, value, attn_mask)
+    # A causal mask of PyTorch's has no numbers.
+    numbers = None if is_causal_bias(attn_mask) else attn_mask
+    query, key, value, numbers = in_autocast_dtype((query, key, value, numbers))
+    attn_mask = attn_mask if numbers is None else numbers
     check(query, key, value, attn_mask, enable_gqa)
     attn_mask, diagonal = without_bias(attn_mask, is_causal, query, key)
     return fold(query, key, value, attn_mask, enable_gqa), diagonal
@@ -216,7 +214,7 @@ def attention_backward(
         raise ValueError("key, value: expected query's leading axes and one head dimension")
     for name, tensor in (("grad_out", grad_out), ("out", out)):
         expect(name, tensor, query, query.shape, query.dtype)
-    expect("lse", lse, query, query.shape[:-1], accum(query.dtype))
+    expect("lse", lse, query, query.shape[:-1], wide(query.dtype))
     attn_mask, diagonal = without_bias(attn_mask, is_causal, query, key)
     folded = fold(query, key, value, attn_mask, enable_gqa)
     rows = folded.tensors[0].shape
@@ -319,14 +317,14 @@ def attention_delta(grad_out: Tensor, out: Tensor) -> Tensor:
     return row_sums(grad_out, out)
 
 
-def row_sums(grad_out: Tensor, out: Tensor) -> Tensor:
-    """As `attention_delta`, of tensors that fit."""
-    delta = out.new_empty(out.shape[:-1], dtype=accum(out.dtype))
+def row_sums(grad_out: Tensor, out: Tensor, grad_lse: Tensor | None = None) -> Tensor:
+    """As `attention_delta`, of tensors that fit, less a gradient of lse."""
+    if out.numel() and (kernels := attention_direct.kernels(out.device)):
+        return kernels.delta(grad_out, out, grad_lse)
+    delta = out.new_empty(out.shape[:-1], dtype=wide(out.dtype))
     if out.numel():
-        if kernels := attention_direct.kernels(out.device):
-            return kernels.delta(grad_out, out, None)
-        launch("delta", out, {"delta": delta, "grad_output": grad_out, "output": out})
-    return delta
+        GRAPHS.run(DELTA, (delta, grad_out, out))
+    return delta if grad_lse is None else delta - grad_lse
 
 
 @FIRST_ONLY.once
@@ -356,7 +354,7 @@ def attention_block_backward(
     check_part(part, query, key, value)
     expect("grad_out", grad_out, query, query.shape, query.dtype)
     for name, tensor in (("lse", lse), ("delta", delta)):
-        expect(name, tensor, query, query.shape[:-1], accum(query.dtype))
+        expect(name, tensor, query, query.shape[:-1], wide(query.dtype))
     dO, Q, K, V, lse, delta = map(part.ordered, (grad_out, query, key, value, lse, delta))
     grad_query, grad_key, grad_value = backward_of_rows(dO, Q, K, V, lse, delta, *part.options(query, key))
     return part.placed(grad_query), part.placed(grad_key), part.placed(grad_value)
@@ -440,16 +438,15 @@ def forward_operator(
     if kernels := attention_direct.kernels(query.device):
         return kernels.forward(query, key, value, attn_mask, scale, diagonal, mask_block)
     output, lse = forward_buffers(query, key, value, attn_mask, scale, diagonal, mask_block)
-    arguments = {"output": output, "lse": lse, "query": query, "key": key, "value": value}
-    arguments |= options(query, attn_mask, scale, diagonal, mask_block)
-    launch("forward", query, arguments)
+    tensors = output, lse, query, key, value, mask_or_zero(query, attn_mask)
+    GRAPHS.run(FORWARD, tensors, scale, diagonal, mask_block)
     return output, lse
 
 
 @forward_operator.register_fake
 def forward_buffers(query, key, value, attn_mask, scale, diagonal, mask_block):
     """Allocates what the forward operator returns."""
-    lse = query.new_empty(query.shape[:-1], dtype=accum(query.dtype))
+    lse = query.new_empty(query.shape[:-1], dtype=wide(query.dtype))
     return attention_direct.empty_in_order(query), lse
 
 
@@ -471,19 +468,13 @@ def backward_operator(
 
     The derivative of lse along a score is its probability, so that dS = P * (dP - delta + grad_lse).
     """
-    kernels = attention_direct.kernels(out.device) if out.numel() else None
-    if kernels is not None:
-        if grad_lse is None:
-            tensors = grad_out, query, key, value, out, lse, attn_mask
-            gradients = kernels.gradients(*tensors, scale, diagonal, mask_block)
-            if gradients is not None:
-                return gradients
-        delta = kernels.delta(grad_out, out, grad_lse)
-    else:
-        delta = row_sums(grad_out, out)
-        if grad_lse is not None:
-            delta = delta - grad_lse
-    return backward_of_rows(grad_out, query, key, value, lse, delta, attn_mask, scale, diagonal, mask_block)
+    options = attn_mask, scale, diagonal, mask_block
+    if grad_lse is None and out.numel() and (kernels := attention_direct.kernels(out.device)):
+        gradients = kernels.gradients(grad_out, query, key, value, out, lse, *options)
+        if gradients is not None:
+            return gradients
+    delta = row_sums(grad_out, out, grad_lse)
+    return backward_of_rows(grad_out, query, key, value, lse, delta, *options)
 
 
 @backward_operator.register_fake
@@ -505,17 +496,8 @@ def backward_of_rows(
         for gradient in gradients:
             gradient.zero_()
         return gradients
-    arguments = {
-        **dict(zip(BACKWARD.writes, gradients, strict=True)),
-        "grad_output": grad_out,
-        "query": query,
-        "key": key,
-        "value": value,
-        "lse": lse,
-        "delta": delta,
-    }
-    arguments |= options(query, attn_mask, scale, diagonal, mask_block)
-    launch("backward", query, arguments)
+    tensors = grad_out, query, key, value, lse, delta, mask_or_zero(query, attn_mask)
+    GRAPHS.run(BACKWARD, (*gradients, *tensors), scale, diagonal, mask_block)
     return gradients
 
 
@@ -538,21 +520,14 @@ def mask_operator(
     """
     empty = not query.numel() or not key.numel()
     if not empty and (kernels := attention_direct.kernels(query.device)):
-        return kernels.mask_gradient(
-            grad_out, query, key, value, out, lse, grad_lse, attn_mask, scale, diagonal
-        )
-    gradient = mask_buffer(grad_out, query, key, value, out, lse, grad_lse, attn_mask, scale, diagonal)
+        tensors = grad_out, query, key, value, out, lse, grad_lse, attn_mask
+        return kernels.mask_gradient(*tensors, scale, diagonal)
+    gradient = attn_mask.new_empty(attn_mask.shape)
     if empty:
         return gradient.zero_()
-    delta = row_sums(grad_out, out)
-    arguments = {"grad_attn_mask": gradient, "grad_output": grad_out, "query": query, "key": key}
-    arguments |= {
-        "value": value,
-        "output": out,
-        "lse": lse,
-        "delta": delta if grad_lse is None else delta - grad_lse,
-    }
-    launch("mask_backward", query, arguments | options(query, attn_mask, scale, diagonal))
+    delta = row_sums(grad_out, out, grad_lse)
+    tensors = gradient, grad_out, query, key, value, lse, delta, attn_mask, out
+    GRAPHS.run(MASK_BACKWARD, tensors, scale, diagonal)
     return gradient
 
 
@@ -590,47 +565,6 @@ backward_operator.register_autograd(FIRST_ONLY.refuse_double_backward)
 mask_operator.register_autograd(FIRST_ONLY.refuse_double_backward)
 
 
-def options(
-    query: Tensor, attn_mask: Tensor | None, scale: float, diagonal: int, mask_block: int | None = None
-) -> dict[str, Tensor]:
-    """The mask, a single 0 where there is none, and the scalars, as arguments of a graph."""
-    blocks = {} if mask_block is None else {"mask_block": torch.tensor(mask_block, dtype=torch.int32)}
-    return blocks | {
-        "attn_mask": query.new_zeros(1, 1, 1, 1) if attn_mask is None else attn_mask,
-        "scale": torch.tensor(scale, dtype=torch.float64),
-        "diagonal": torch.tensor(diagonal, dtype=torch.int32),
-    }
-
-
-def launch(direction: str, like: Tensor, arguments: dict[str, Tensor]) -> None:
-    """Runs one op for the dtype and on the device of a tensor. MAX writes contiguous tensors; others are copied from one."""
-    whole = {name: tensor.contiguous() for name, tensor in arguments.items()}
-    run(program(direction, like), whole, like.device, "attention", "")
-    for name, tensor in arguments.items():
-        if whole[name] is not tensor and name in GRAPHS[direction][0].op.writes:
-            tensor.copy_(whole[name])
-
-
-GRAPHS = {
-    "forward": (Call(FORWARD),),
-    "delta": (Call(DELTA),),
-    "backward": (Call(BACKWARD),),
-    "mask_backward": (Call(MASK_BACKWARD),),
-}
-
-
-def program(direction: str, query: Tensor) -> Program:
-    """The compiled graph of one op for query's dtype and device; all are compiled together, by who comes first."""
-    refuse_after_fork("attention")
-    where = ("attention", query.dtype, query.device)
-    if where not in programs:
-        with compiling:
-            if where not in programs:
-                programs[where] = load_each(package(), GRAPHS, DTYPES[query.dtype], max_device(query.device))
-    return programs[where][direction]
-
-
-@functools.cache
-def package():
-    """The solution's kernels: a learner's never stand behind the function."""
-    return op_package(solutions(), "p23")
+def mask_or_zero(query: Tensor, attn_mask: Tensor | None) -> Tensor:
+    """The mask, a single 0 where there is none."""
+    return query.new_zeros(1, 1, 1, 1) if attn_mask is None else attn_mask

@@ -18,7 +18,7 @@ import torch
 from torch.autograd import forward_ad
 
 from harness.nn import on_stream
-from harness.nn.arguments import plain
+from harness.nn.arguments import plain, wide
 from harness.nn.attention_ops import EVERY_KEY
 from harness.nn.attention_plan import (
     TENSOR_CORES,
@@ -36,9 +36,7 @@ from harness.nn.on_stream import KINDS, PLAIN, OnDevice, Opened, applied, is_hop
 from harness.nn.private import (
     any_autocast,
     current_device,
-    current_stream,
     dispatch_modes,
-    empty_strided,
     transforms_active,
 )
 
@@ -172,9 +170,9 @@ flash_kernels = functools.partial(taking, FLASH)
 """Meanwhile float32 is not taken as pairs of float16: no tensor cores, twenty times slower, the same accuracy."""
 
 
-def readable(tensor: Tensor, any_strides: bool) -> Tensor:
-    """The tensor, or a copy that the kernels can read: the elements of a row are neighbours in memory."""
-    if any_strides and (tensor.stride(-1) == 1 or tensor.shape[-1] == 1):
+def readable(tensor: Tensor) -> Tensor:
+    """The tensor, or a copy that the kernels can read: on tensor cores the elements of a row are neighbours in memory."""
+    if on_tensor_cores(tensor) and (tensor.stride(-1) == 1 or tensor.shape[-1] == 1):
         return tensor
     return tensor.contiguous()
 
@@ -187,7 +185,7 @@ def in_chunks(tensor: Tensor) -> bool:
 
 def aligned(tensor: Tensor) -> Tensor:
     """The tensor, or a copy whose rows all begin at multiples of 16 bytes."""
-    tensor = readable(tensor, True)
+    tensor = readable(tensor)
     at_chunks = tensor.data_ptr() % 16 == 0 and all(stride % CHUNK == 0 for stride in row_strides(tensor))
     return tensor if at_chunks else tensor.clone(memory_format=torch.contiguous_format)
 
@@ -200,14 +198,9 @@ def empty_in_order(tensor: Tensor) -> Tensor:
     return tensor.new_empty_strided(tensor.shape, dense_strides(tensor.shape, tensor.stride()))
 
 
-def row_strides(tensor: Tensor) -> tuple[int, ...]:
-    """How far apart batches, heads and rows are, in elements."""
-    return tensor.stride()[:3]
-
-
-def backward_scratch(query: Tensor) -> int:
-    """Bytes that the backward pass may want: on a Hopper two numbers for each query, in whole boxes."""
-    return numbers_of_queries(*query.shape[:3]) if on_tensor_cores(query) else 0
+def row_strides(*tensors: Tensor) -> list[int]:
+    """How far apart batches, heads and rows of each are, in elements."""
+    return [stride for tensor in tensors for stride in tensor.stride()[:3]]
 
 
 class AttentionKernels(OnDevice):
@@ -231,85 +224,59 @@ class AttentionKernels(OnDevice):
 
     def call(
         self,
-        launch: Callable[..., int],
+        function: Callable[..., int],
         dtype: torch.dtype,
         *arguments,
         scratch: int | None = 0,
         choice: int | None = None,
     ) -> None:
-        """Launches on torch's current stream of the GPU, with so many bytes of scratch memory; None for as many as the module counts.
-
-        `choice` is among the kernels; None for what all take.
-        """
+        """As `launch`, of the kernels for a dtype; `choice` is among them, None for what all take."""
         if choice is None:
             choice = self.choice_for(dtype)
-        if current_device() != self.index:
-            with torch.cuda.device(self.index):
-                self.call(launch, dtype, *arguments, scratch=scratch, choice=choice)
-            return
-        if scratch is None or (dtype == torch.float32 and choice != FLASH):
-            # The module counts where it has no GPU to launch on; pairs take scratch memory too.
-            scratch = launch(0, 0, 0, 0, KINDS[dtype], choice, *arguments)
-        lent = empty_strided((scratch,), (1,), torch.uint8) if scratch else None
-        start = 0 if lent is None else lent.data_ptr()
-        launch(self.gpu, current_stream(self.index), start, scratch, KINDS[dtype], choice, *arguments)
+        if dtype == torch.float32 and choice != FLASH:
+            scratch = None  # pairs take as much as the module counts
+        self.launch(function, KINDS[dtype], choice, *arguments, scratch=scratch)
 
     def sizes(self, query: Tensor, key: Tensor, mask: Tensor | None, diagonal: int, mask_block: int):
         """What the module takes as sizes: B, N, G, S, T, d, the diagonal, the strides of the mask, and its blocks' side."""
         B, N, S, d = query.shape
         return (B, N, key.shape[1], S, key.shape[2], d, diagonal, *mask_sizes(mask, mask_block))
 
-    def mask_address(self, mask: Tensor | None, dtype: torch.dtype) -> int:
-        """Where the mask lies, or the 0 that stands for none."""
-        return (self.no_mask[dtype] if mask is None else mask).data_ptr()
+    def mask_or_zero(self, mask: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """The mask, or the 0 that stands for none."""
+        return self.no_mask[dtype] if mask is None else mask
 
     def forward(self, query, key, value, mask, scale: float, diagonal: int, mask_block: int):
         """Output [B, N, S, d], in the order of query, and lse [B, N, S], contiguous. None of the tensors is empty."""
+        query, key, value = (readable(tensor) for tensor in (query, key, value))
         way = planned(query, key, value, mask, diagonal, scale, True, mask_block)
         if way is not None:
             with self.current():
                 return forward_of(way, self, query, key, value, mask)
         warn_of(without_tensor_cores(query))
-        any_strides = on_tensor_cores(query)
-        output = empty_in_order(query)
-        query, key, value = (readable(tensor, any_strides) for tensor in (query, key, value))
-        wide = torch.float64 if query.dtype == torch.float64 else torch.float32
-        lse = query.new_empty(query.shape[:-1], dtype=wide)
+        output = query.new_empty(query.shape)
+        lse = query.new_empty(query.shape[:-1], dtype=wide(query.dtype))
         self.call(
             self.module.forward,
             query.dtype,
             *self.sizes(query, key, mask, diagonal, mask_block),
             scale,
-            output.data_ptr(),
-            lse.data_ptr(),
-            query.data_ptr(),
-            key.data_ptr(),
-            value.data_ptr(),
-            self.mask_address(mask, query.dtype),
-            *row_strides(query),
-            *row_strides(key),
-            *row_strides(value),
-            *row_strides(output),
+            *(output, lse, query, key, value, self.mask_or_zero(mask, query.dtype)),
+            *row_strides(query, key, value, output),
         )
         return output, lse
 
     def delta(self, grad_out, output, grad_lse) -> Tensor:
         """rowsum(grad_out * output), less grad_lse where there is one: [B, N, S]."""
-        any_strides = on_tensor_cores(output)
-        grad_out, output = (readable(tensor, any_strides) for tensor in (grad_out, output))
-        wide = torch.float64 if output.dtype == torch.float64 else torch.float32
-        delta = output.new_empty(output.shape[:-1], dtype=wide)
-        rows = grad_lse.contiguous() if any_strides and grad_lse is not None else None
+        grad_out, output = readable(grad_out), readable(output)
+        delta = output.new_empty(output.shape[:-1], dtype=wide(output.dtype))
+        rows = grad_lse.contiguous() if on_tensor_cores(output) and grad_lse is not None else None
         self.call(
             self.module.delta,
             output.dtype,
             *self.sizes(output, output, None, 0, 0),
-            delta.data_ptr(),
-            grad_out.data_ptr(),
-            output.data_ptr(),
-            0 if rows is None else rows.data_ptr(),
-            *row_strides(grad_out),
-            *row_strides(output),
+            *(delta, grad_out, output, rows),
+            *row_strides(grad_out, output),
         )
         return delta if rows is not None or grad_lse is None else delta - grad_lse
 
@@ -332,32 +299,19 @@ class AttentionKernels(OnDevice):
         Args:
             gradients: Where to write them, of 16-bit tensors: any strides whose last is 1.
         """
-        any_strides = on_tensor_cores(query)
         if gradients is None:
             gradients = empty_in_order(query), empty_in_order(key), empty_in_order(value)
-        grad_out, query, key, value = (
-            readable(tensor, any_strides) for tensor in (grad_out, query, key, value)
-        )
-        lse, delta = lse.contiguous(), delta.contiguous()
+        tensors = grad_out, query, key, value = [readable(each) for each in (grad_out, query, key, value)]
+        rows = lse.contiguous(), delta.contiguous(), self.mask_or_zero(mask, query.dtype)
         self.call(
             self.module.backward,
             query.dtype,
             *self.sizes(query, key, mask, diagonal, mask_block),
             scale,
-            *(gradient.data_ptr() for gradient in gradients),
-            grad_out.data_ptr(),
-            query.data_ptr(),
-            key.data_ptr(),
-            value.data_ptr(),
-            lse.data_ptr(),
-            delta.data_ptr(),
-            self.mask_address(mask, query.dtype),
-            *row_strides(query),
-            *row_strides(key),
-            *row_strides(value),
-            *row_strides(grad_out),
-            *(stride for gradient in gradients for stride in row_strides(gradient)),
-            scratch=backward_scratch(query),
+            *(*gradients, *tensors, *rows),
+            *row_strides(query, key, value, grad_out, *gradients),
+            # On a Hopper two numbers for each query, in whole boxes.
+            scratch=numbers_of_queries(*query.shape[:3]) if on_tensor_cores(query) else 0,
         )
         return gradients
 
@@ -379,8 +333,8 @@ class AttentionKernels(OnDevice):
             query.dtype,
             *self.sizes(query, key, mask, diagonal, 1),
             scale,
-            *(tensor.data_ptr() for tensor in (gradient, *tensors, output, lse, delta, mask)),
-            *(stride for tensor in (query, key, value, grad_out) for stride in row_strides(tensor)),
+            *(gradient, *tensors, output, lse, delta, mask),
+            *row_strides(query, key, value, grad_out),
             choice=FLASH,
         )
         return gradient
@@ -405,22 +359,16 @@ class AttentionKernels(OnDevice):
                 return backward_of(way, self, grad_out, query, key, value, output, lse, mask)
         if not as_pairs(query) or self.choice == FLASH:
             return None
-        grad_out, query, key, value, output, lse = (
-            tensor.contiguous() for tensor in (grad_out, query, key, value, output, lse)
-        )
+        tensors = [tensor.contiguous() for tensor in (grad_out, query, key, value, output, lse)]
+        grad_out, query, key, value, output, _ = tensors
         gradients = query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
         self.call(
             self.module.gradients,
             query.dtype,
             *self.sizes(query, key, mask, diagonal, mask_block),
             scale,
-            *(tensor.data_ptr() for tensor in (*gradients, grad_out, query, key, value, output, lse)),
-            self.mask_address(mask, query.dtype),
-            *(
-                stride
-                for tensor in (query, key, value, grad_out, output, *gradients)
-                for stride in row_strides(tensor)
-            ),
+            *(*gradients, *tensors, self.mask_or_zero(mask, query.dtype)),
+            *row_strides(query, key, value, grad_out, output, *gradients),
         )
         return gradients
 
@@ -483,15 +431,8 @@ class Direct(torch.autograd.Function):
         else:
             with kernels.current():
                 gradients = backward_of(plan, kernels, grad_out, query, key, value, output, lse, mask)
-        needed = ctx.needs_input_grad
-        return (
-            gradients[0] if needed[0] else None,
-            gradients[1] if needed[1] else None,
-            gradients[2] if needed[2] else None,
-            None,
-            None,
-            None,
-        )
+        needed = zip(gradients, ctx.needs_input_grad, strict=False)
+        return *(gradient if need else None for gradient, need in needed), None, None, None
 
 
 apply_direct = applied(Direct)

@@ -10,6 +10,7 @@ take PyTorch's products and the whole mask.
 import torch
 
 from harness.nn import attention_direct
+from harness.nn.arguments import wide
 from harness.nn.attention_direct import (
     FIRST_ONLY,
     AttentionKernels,
@@ -106,9 +107,8 @@ def probabilities(query, key, attn_mask, scale: float, diagonal: int) -> tuple[T
 
 def widened(query: Tensor, *tensors: Tensor) -> list[Tensor]:
     """Tensors in the type of sums, those [B, G, T, d] with a head for each of query [B, N, S, d]."""
-    wide = torch.promote_types(query.dtype, torch.float32)
-    N = query.shape[1]
-    return [tensor.to(wide).repeat_interleave(N // tensor.shape[1], 1) for tensor in (query, *tensors)]
+    N, sums = query.shape[1], wide(query.dtype)
+    return [tensor.to(sums).repeat_interleave(N // tensor.shape[1], 1) for tensor in (query, *tensors)]
 
 
 @registered("attention_dropout")
@@ -140,10 +140,9 @@ def forward_operator(
         query.dtype,
         *kernels.sizes(query, key, attn_mask, diagonal, 1),
         scale,
-        *(tensor.data_ptr() for tensor in (output, lse, query, key, value)),
-        kernels.mask_address(attn_mask, query.dtype),
-        *(stride for tensor in (query, key, value, output) for stride in row_strides(tensor)),
-        state.data_ptr(),
+        *(output, lse, query, key, value, kernels.mask_or_zero(attn_mask, query.dtype)),
+        *row_strides(query, key, value, output),
+        state,
         kept,
         scratch=None,
     )
@@ -153,8 +152,7 @@ def forward_operator(
 @forward_operator.register_fake
 def forward_buffers(query, key, value, attn_mask, state, scale, diagonal, kept):
     """Allocates what the forward operator returns."""
-    wide = torch.promote_types(query.dtype, torch.float32)
-    return empty_in_order(query), query.new_empty(query.shape[:-1], dtype=wide)
+    return empty_in_order(query), query.new_empty(query.shape[:-1], dtype=wide(query.dtype))
 
 
 @registered("attention_dropout_backward")
@@ -190,10 +188,10 @@ def backward_operator(
         query.dtype,
         *kernels.sizes(query, key, attn_mask, diagonal, 1),
         scale,
-        *(tensor.data_ptr() for tensor in (*gradients, grad_out, query, key, value, lse, delta)),
-        kernels.mask_address(attn_mask, query.dtype),
-        *(stride for t in (query, key, value, grad_out, *gradients) for stride in row_strides(t)),
-        state.data_ptr(),
+        *(*gradients, grad_out, query, key, value, lse, delta),
+        kernels.mask_or_zero(attn_mask, query.dtype),
+        *row_strides(query, key, value, grad_out, *gradients),
+        state,
         kept,
         scratch=None,
     )

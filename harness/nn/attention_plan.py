@@ -94,7 +94,7 @@ def plan(
         and not torch.version.hip
         and len(query) == 4 == len(key)
         and key == value
-        and query_strides[3] == key_strides[3] == value_strides[3] == 1
+        and (query[3] == 1 or query_strides[3] == key_strides[3] == value_strides[3] == 1)
     ):
         return None
     B, N, S, d = query

@@ -6,34 +6,34 @@ the linear weight, mean and rstd; the LayerNorm output is computed again.
 
 There are two ways to the kernels. The fast algorithm on a GPU goes through an extension module (`harness.nn.direct`), which
 launches on torch's stream; outside compiled graphs it does so without the registered operators, whose dispatch would
-cost more than the launches. Everything else runs as one MAX graph on the memory of the torch tensors, without a copy; a
-graph is compiled when a dtype is first used on a device: ten seconds and more, once, for it is cached.
-`harness.nn.layers` has the function and the module to call.
+cost more than the launches. Everything else runs as a MAX graph (`harness.nn.on_max`). `harness.nn.layers` has the function and the
+module to call.
 """
 
 import functools
-import os
-import threading
 
 import torch
-from max.driver import CPU, Accelerator, Buffer, Device, accelerator_count
 
-from harness.devices.graphs import Program, load_each
 from harness.nn import direct, on_stream
-from harness.nn.arguments import DTYPES, plain
+from harness.nn.arguments import DTYPES, plain, wide
 from harness.nn.derivatives import FirstOnly
 from harness.nn.direct import ALL_GRADIENTS, BIAS, INPUT, NORM, WEIGHT, Gradients
 from harness.nn.layernorm_plan import AUTO, LEAST, MEMORY, Plan, plan
+from harness.nn.on_max import Graphs
 from harness.nn.on_stream import PLAIN, applied
 from harness.nn.operators import registered
 from harness.nn.ops import BACKWARD, FORWARD
 from harness.nn.private import dispatch_modes, transforms_active
-from harness.spec.ops import Call
-from harness.toolchain.roots import op_package, solutions
 
 IN_GRAPHS = ("unfused", "fused", "fast")
 """The algorithms that MAX graphs have."""
 ALGORITHMS = (*IN_GRAPHS, "pairs")
+GRAPHS = Graphs(
+    "p22",
+    "fused_layernorm_linear",
+    (FORWARD, BACKWARD),
+    ', or use algorithm="fast", whose extension module can be captured',
+)
 
 Tensor = torch.Tensor
 
@@ -71,15 +71,9 @@ def layernorm_linear(
     output, statistics = forward_buffers(x, ln_weight, ln_bias, linear_weight, linear_bias, eps, algorithm)
     rows = statistics[0].numel()
     if rows:
-        arguments = {
-            "output": output.view(rows, 1, O),
-            "mean": statistics[0].view(rows, 1),
-            "rstd": statistics[1].view(rows, 1),
-            **dict(zip(FORWARD.reads, tensors, strict=True)),
-            "input": x.reshape(rows, 1, H),
-            "eps": torch.tensor(eps, dtype=torch.float64),
-        }
-        run(program("forward", algorithm, x.dtype, x.device), arguments, x.device)
+        written = output.view(rows, 1, O), *statistics.view(2, rows, 1)
+        given = (*written, x.reshape(rows, 1, H), *tensors[1:])
+        GRAPHS.run(FORWARD, given, eps, algorithm=algorithm)
     return output, statistics
 
 
@@ -107,11 +101,8 @@ def with_absent(x, ln_weight, ln_bias, linear_weight, linear_bias) -> tuple[Tens
 def forward_buffers(x, ln_weight, ln_bias, linear_weight, linear_bias, eps, algorithm, memory=AUTO):
     """Checks the arguments and allocates what the forward operator returns."""
     check_call(x, ln_weight, ln_bias, linear_weight, linear_bias, eps, algorithm, memory)
-    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-    return (
-        x.new_empty((*x.shape[:-1], linear_weight.shape[0])),
-        x.new_empty((2, *x.shape[:-1]), dtype=wide),
-    )
+    output = x.new_empty((*x.shape[:-1], linear_weight.shape[0]))
+    return output, x.new_empty((2, *x.shape[:-1]), dtype=wide(x.dtype))
 
 
 @registered("layernorm_linear_backward")
@@ -145,23 +136,10 @@ def layernorm_linear_backward(
     rows = statistics[0].numel()
     if not rows:
         return pruned([gradient.zero_() for gradient in gradients], wanted, x)
-    # A graph writes row by row; the gradient of a weight that lies transposed does too, in the end.
-    written = [gradient.contiguous() for gradient in gradients]
-    arguments = {
-        **dict(zip(BACKWARD.writes, written, strict=True)),
-        "grad_input": gradients[0].view(rows, 1, H),
-        "grad_output": grad_output.reshape(rows, 1, O),
-        "input": x.reshape(rows, 1, H),
-        "mean": statistics[0].reshape(rows, 1),
-        "rstd": statistics[1].reshape(rows, 1),
-        "ln_weight": ln_weight,
-        "ln_bias": ln_bias,
-        "linear_weight": linear_weight,
-    }
-    run(program("backward", algorithm, x.dtype, x.device), arguments, x.device)
-    for gradient, result in zip(gradients, written, strict=True):
-        if gradient is not result:
-            gradient.copy_(result)
+    dx, *of_parameters = gradients
+    written = dx.view(rows, 1, H), *of_parameters
+    read = grad_output.reshape(rows, 1, O), x.reshape(rows, 1, H), *statistics.reshape(2, rows, 1)
+    GRAPHS.run(BACKWARD, (*written, *read, ln_weight, ln_bias, linear_weight), algorithm=algorithm)
     return pruned(gradients, wanted, x)
 
 
@@ -456,119 +434,4 @@ def check_sizes(x, ln_weight, ln_bias, linear_weight, linear_bias) -> None:
     if linear_bias is not None and linear_bias.shape[0] != O:
         raise ValueError(
             f"linear_bias: expected {O} elements, the rows of linear_weight, got {linear_bias.shape[0]}"
-        )
-
-
-# ---- Running on MAX -----------------------------------------------------------------------------------------
-
-programs: dict[tuple, dict[str, Program]] = {}
-compiling = threading.Lock()
-forked_from: list[int] = []
-"""In a child that was forked after MAX had started: the parent's process number."""
-
-
-def _after_fork() -> None:
-    """In a forked child: MAX's threads are gone, and whoever waits for them waits for ever."""
-    if programs and not forked_from:
-        forked_from.append(os.getppid())
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
-
-
-def refuse_after_fork(function: str = "fused_layernorm_linear") -> None:
-    """Raises in a child that was forked after its parent had called a function through MAX."""
-    if forked_from:
-        raise RuntimeError(
-            f"{function} was called in process {forked_from[0]} before this one was forked from it, and MAX's "
-            'threads do not survive a fork; start workers by spawn, DataLoader(..., multiprocessing_context="spawn"), or '
-            "call the layer in the parent only after they have started"
-        )
-
-
-def program(direction: str, algorithm: str, dtype: torch.dtype, device: torch.device) -> Program:
-    """The compiled graph of one operator, "forward" or "backward".
-
-    Both are compiled together, by the first thread that asks for either while the others wait.
-    """
-    refuse_after_fork()
-    key = (algorithm, dtype, device)
-    if key not in programs:
-        with compiling:
-            if key not in programs:
-                parameters = (("algorithm", algorithm),)
-                graphs = {"forward": (Call(FORWARD, parameters),), "backward": (Call(BACKWARD, parameters),)}
-                programs[key] = load_each(package(), graphs, DTYPES[dtype], max_device(device))
-    return programs[key][direction]
-
-
-@functools.cache
-def package():
-    """The solution's kernels: a learner's never stand behind the layer."""
-    return op_package(solutions(), "p22")
-
-
-def max_device(device: torch.device) -> Device:
-    """MAX's device for torch's. Raises RuntimeError where MAX does not see the GPU that torch sees."""
-    if device.type == "cpu":
-        return CPU()
-    if device.index >= accelerator_count():
-        raise RuntimeError(
-            f"x is on {device}, but MAX sees {accelerator_count()} GPUs; is the driver too old?"
-        )
-    return Accelerator(device.index)
-
-
-def run(
-    program: Program,
-    arguments: dict[str, Tensor],
-    device: torch.device,
-    function: str = "fused_layernorm_linear",
-    instead: str = ', or use algorithm="fast", whose extension module can be captured',
-) -> None:
-    """Runs a program on torch tensors, in the order of torch's current stream; `function` is what errors name."""
-    # MAX takes no strides and no tensor that asks for a gradient.
-    tensors = {name: tensor.detach().contiguous() for name, tensor in arguments.items()}
-    if device.type == "cpu":
-        execute(program, tensors)
-        return
-    refuse_capture(function, instead)
-    with torch.cuda.device(device):
-        run_in_stream_order(program, tensors, device)
-
-
-def run_in_stream_order(program: Program, tensors: dict[str, Tensor], device: torch.device) -> None:
-    """Makes MAX wait for torch's current stream, and that stream for MAX.
-
-    MAX launches on a stream of its own, which is ordered with torch's default stream only. From any other stream
-    the kernels would read inputs that are not written yet, without an error; so work goes through the default
-    stream there and back. `record_stream` keeps torch's allocator from lending the memory out again while MAX
-    still uses it.
-    """
-    current, default = torch.cuda.current_stream(device), torch.cuda.default_stream(device)
-    if current == default:
-        execute(program, tensors)
-        return
-    default.wait_stream(current)
-    with torch.cuda.stream(default):
-        execute(program, tensors)
-    current.wait_stream(default)
-    for tensor in tensors.values():
-        if tensor.is_cuda:
-            tensor.record_stream(default)
-
-
-def execute(program: Program, tensors: dict[str, Tensor]) -> None:
-    """Runs a program on the memory of the tensors."""
-    # MAX takes torch tensors too, but needs 20 us for each to find out that it does.
-    program.run({name: Buffer.from_dlpack(tensor) for name, tensor in tensors.items()})
-
-
-def refuse_capture(function: str = "fused_layernorm_linear", instead: str = "") -> None:
-    """Raises while torch captures a CUDA graph: MAX's stream cannot be captured. `instead` is one more way out."""
-    if torch.cuda.is_current_stream_capturing():
-        raise RuntimeError(
-            f"{function} cannot be captured in a CUDA graph here, because MAX launches on a stream of its own; call it "
-            f'outside the capture, or compile without mode="reduce-overhead"{instead}'
         )

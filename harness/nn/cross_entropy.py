@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from harness.nn import on_stream
-from harness.nn.arguments import DTYPES, plain
+from harness.nn.arguments import DTYPES, in_autocast_dtype, plain, wide
 from harness.nn.cross_entropy_chunks import (
     BIAS,
     INPUT,
@@ -24,10 +24,9 @@ from harness.nn.cross_entropy_chunks import (
     compute,
     kernels,
     rows_of_a_chunk,
-    wide,
 )
 from harness.nn.derivatives import FirstOnly
-from harness.nn.layers import check_dense_tensors, in_autocast_dtype, parameter
+from harness.nn.layers import check_dense_tensors, parameter
 from harness.nn.on_stream import PLAIN
 from harness.nn.operators import registered
 from harness.nn.private import any_autocast, dispatch_modes

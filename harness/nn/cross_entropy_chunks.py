@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 
 from harness.nn import on_stream
+from harness.nn.arguments import wide
 from harness.nn.on_stream import KINDS, OnDevice, Opened
-from harness.nn.private import current_device, current_stream
 from harness.nn.products import VECTOR, padded
 
 Tensor = torch.Tensor
@@ -54,11 +54,6 @@ class Results:
     db: Tensor | None
 
 
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """Of sums, losses and scales: float64 for float64, float32 for all others."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
 def rows_of_a_chunk(rows: int, classes: int, dtype: torch.dtype, device: torch.device) -> int:
     """How many rows a chunk has, where the caller does not say: chunks are as equal as STEP lets them be."""
     on_cpu = max(STEP, CPU_LOGITS // (classes * dtype.itemsize) // STEP * STEP)
@@ -91,18 +86,10 @@ class RowKernels(OnDevice):
 
         A target that is no class makes its row NaN.
         """
-        if current_device() != self.index:
-            with torch.cuda.device(self.index):
-                return self.rows(logits, losses, target, scales, loss, gradient_wanted)
-        rows, classes = logits.shape
-        self.module.cross_entropy_rows(
-            self.gpu,
-            current_stream(self.index),
-            0,
-            0,
+        self.launch(
+            self.module.cross_entropy_rows,
             KINDS[logits.dtype],
-            rows,
-            classes,
+            *logits.shape,
             logits.stride(0),
             0 if len(scales) == 1 else 1,
             int(gradient_wanted),
@@ -110,27 +97,14 @@ class RowKernels(OnDevice):
             loss.label_smoothing,
             loss.z_loss,
             loss.softcap,
-            logits.data_ptr(),
-            losses.data_ptr(),
-            target.data_ptr(),
-            scales.data_ptr(),
+            *(logits, losses, target, scales),
+            scratch=0,
         )
 
     def scale(self, tensor: Tensor, factor: Tensor) -> None:
         """Multiplies a contiguous tensor in place by one number on the GPU; where that is 1, nothing is read or written."""
-        if current_device() != self.index:
-            with torch.cuda.device(self.index):
-                return self.scale(tensor, factor)
-        self.module.scale_unless_one(
-            self.gpu,
-            current_stream(self.index),
-            0,
-            0,
-            KINDS[tensor.dtype],
-            tensor.numel(),
-            tensor.data_ptr(),
-            factor.data_ptr(),
-        )
+        kind = KINDS[tensor.dtype]
+        self.launch(self.module.scale_unless_one, kind, tensor.numel(), tensor, factor, scratch=0)
 
 
 kernels = Opened(

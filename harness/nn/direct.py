@@ -15,7 +15,7 @@ import torch
 
 from harness.nn import on_stream
 from harness.nn.layernorm_plan import AUTO, Plan, plan
-from harness.nn.on_stream import KINDS, NOTHING_TO_DO, OnDevice, Opened
+from harness.nn.on_stream import KINDS, NOTHING_TO_DO, NOWHERE, OnDevice, Opened
 from harness.nn.ops import EPS
 from harness.nn.private import (
     any_autocast,
@@ -54,8 +54,6 @@ MOST_FEW_ROWS = 64
 """The most rows that are few: of more, adding columns row by row takes longer than a launch."""
 THROUGH_MODULE = ("fast", "pairs")
 """The algorithms of the module; without one, both are a MAX graph of the fast kernels."""
-NOWHERE = (0, 0, 0, 0)
-"""In the place of GPU, stream and scratch memory: launches nothing, and only counts the scratch memory."""
 
 
 # ---- How tensors lie ----------------------------------------------------------------------------------------
@@ -349,33 +347,6 @@ class LayerNormKernels(OnDevice):
             )
         return dgamma, dbeta, db, scratch
 
-    def layernorm(self, x: Tensor, ln_weight: Tensor, ln_bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        """A LayerNorm alone: its output, and mean and rstd [2, rows], of a contiguous x [rows, H] on this GPU."""
-        return self.forward_rows(plan(x.shape, x.shape[1], x.dtype), x.shape[1], eps, x, ln_weight, ln_bias)
-
-    def layernorm_backward(
-        self, dy: Tensor, x: Tensor, statistics: Tensor, ln_weight: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """dx [rows, H], dgamma and dbeta [H] of a LayerNorm alone."""
-        H, dx = x.shape[1], torch.empty_like(x)
-        unread = (ln_weight, ln_weight)
-        dgamma, dbeta = self.launch_gradients(
-            plan(x.shape, H, x.dtype),
-            INPUT | NORM | DLN_GIVEN,
-            dx,
-            None,
-            dy.data_ptr(),
-            0,
-            H,
-            dy,
-            x,
-            statistics,
-            ln_weight,
-            *unread,
-        )[:2]
-        assert dgamma is not None and dbeta is not None  # they are wanted
-        return dx, dgamma, dbeta
-
     def forward_rows(
         self, plan: Plan, stride: int, eps: float, x: Tensor, ln_weight: Tensor, ln_bias: Tensor
     ) -> tuple[Tensor, Tensor]:
@@ -384,24 +355,9 @@ class LayerNormKernels(OnDevice):
         statistics = empty_strided(plan.statistics_size, plan.statistics_strides, plan.wide)
         ln_out = empty_strided((rows, stride), (stride, 1), dtype)
         mean = statistics.data_ptr()
-        self.module.forward_rows(
-            self.gpu,
-            current_stream(self.index),
-            0,
-            0,
-            KINDS[dtype],
-            rows,
-            H,
-            plan.O,
-            eps,
-            ln_out.data_ptr(),
-            mean,
-            mean + rows * plan.wide.itemsize,
-            x.data_ptr(),
-            ln_weight.data_ptr(),
-            ln_bias.data_ptr(),
-            stride,
-        )
+        rstd = mean + rows * plan.wide.itemsize
+        sizes, tensors = (rows, H, plan.O, eps), (ln_out, mean, rstd, x, ln_weight, ln_bias)
+        self.launch(self.module.forward_rows, KINDS[dtype], *sizes, *tensors, stride, scratch=0)
         return ln_out, statistics
 
     def forward_with_library(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from harness.nn.arguments import wide
 from harness.nn.on_stream import contiguous_strides
 from harness.nn.products import ALL_OWN, Choice, choose, padded, same
 
@@ -79,7 +80,7 @@ def plan(
         H,
         output_dim,
         dtype,
-        torch.float64 if dtype == torch.float64 else torch.float32,
+        wide(dtype),
         same(ALL_OWN) if pairs else choose(rows, H, output_dim, dtype, transposed=transposed, hopper=hopper),
         pairs,
         transposed,

@@ -1,12 +1,13 @@
 """LayerNorm followed by Linear as one differentiable function and one module, for models that are really trained."""
 
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import torch
 from torch import nn
 from torch.autograd import forward_ad
 
 from harness.nn import direct
+from harness.nn.arguments import in_autocast_dtype
 from harness.nn.autograd import FIRST_ONLY, call_directly, layernorm_linear
 from harness.nn.layernorm_plan import AUTO
 from harness.nn.on_stream import PLAIN
@@ -120,24 +121,6 @@ def check_eps(eps: float) -> None:
 
 NAMES = ("x", "ln_weight", "ln_bias", "linear_weight", "linear_bias")
 OPTIONAL = ("ln_weight", "ln_bias", "linear_bias")
-Tensors = TypeVar("Tensors", bound=tuple[Tensor | None, ...])
-
-
-def in_autocast_dtype(tensors: Tensors) -> Tensors:
-    """The tensors as `torch.autocast` wants them on the first one's device; like torch's own layers it leaves float64 alone."""
-    assert tensors[0] is not None
-    device = tensors[0].device.type
-    # Asked of these two only, because autocast is not defined for every device ("meta" raises).
-    if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
-        return tensors
-    dtype = torch.get_autocast_dtype(device)
-
-    def in_dtype(tensor: Tensor | None) -> Tensor | None:
-        if tensor is None or not tensor.is_floating_point() or tensor.dtype == torch.float64:
-            return tensor
-        return tensor.to(dtype)
-
-    return cast(Tensors, tuple(map(in_dtype, tensors)))
 
 
 class LayerNormLinear(nn.Module):

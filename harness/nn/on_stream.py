@@ -12,11 +12,13 @@ import torch
 from torch.autograd import Function
 
 from harness.errors import WorkbookError
-from harness.nn.private import current_device
+from harness.nn.private import current_device, current_stream, empty_strided
 from harness.toolchain import extension
 
 Tensor = torch.Tensor
 NOTHING_TO_DO = nullcontext()
+NOWHERE = (0, 0, 0, 0)
+"""In the place of GPU, stream and scratch memory: launches nothing, and only counts the scratch memory."""
 DEVICE = "cuda"
 """What torch calls NVIDIA's and AMD's GPUs."""
 # How a module numbers dtypes.
@@ -39,6 +41,13 @@ def applied(function: type[Function]) -> Callable[..., Tensor]:
     """A Function's `apply` without its Python part, which looks for functorch's transforms: there must be none."""
     # The type checker does not see the class in C behind it.
     return super(Function, function).apply  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def address(argument: Any) -> Any:
+    """Where a tensor lies, 0 for None; a number as it is."""
+    if isinstance(argument, Tensor):
+        return argument.data_ptr()
+    return 0 if argument is None else argument
 
 
 @functools.cache
@@ -74,6 +83,18 @@ class OnDevice:
     def current(self) -> AbstractContextManager[object]:
         """Meanwhile this GPU is the current one."""
         return NOTHING_TO_DO if current_device() == self.index else torch.cuda.device(self.index)
+
+    def launch(self, function: Callable[..., int], *arguments: Any, scratch: int | None = None) -> None:
+        """Launches on torch's current stream of this GPU, with so many bytes of scratch memory; None for as many as the module counts.
+
+        The module gets the address of a tensor, 0 for None, and numbers as they are.
+        """
+        given = [address(argument) for argument in arguments]
+        if scratch is None:
+            scratch = function(*NOWHERE, *given)
+        with self.current():
+            lent = empty_strided((scratch,), (1,), torch.uint8) if scratch else None
+            function(self.gpu, current_stream(self.index), address(lent), scratch, *given)
 
     def smallest_pass(self) -> None:
         """Launches one small forward pass."""

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 
 from harness.nn import attention_direct
-from harness.nn.arguments import check_dense, check_flag, plain
-from harness.nn.attention_arguments import accum, check, factor, in_autocast_dtype
+from harness.nn.arguments import check_dense, check_flag, in_autocast_dtype, plain, wide
+from harness.nn.attention_arguments import check, factor
 from harness.nn.attention_autograd import backward_operator
 from harness.nn.attention_direct import CHUNK, WIDE, AttentionKernels, aligned, row_strides
 from harness.nn.attention_ops import EVERY_KEY
@@ -66,7 +66,7 @@ def attention_varlen(
     check_flag("is_causal", is_causal)
     check_flag("enable_gqa", enable_gqa)
     FIRST_ONLY.refuse(batches=False, query=query, key=key, value=value)
-    query, key, value, _ = in_autocast_dtype(query, key, value, None)
+    query, key, value = in_autocast_dtype((query, key, value))
     check_packed(query, key, value, enable_gqa)
     for name, offsets in (("offsets_q", offsets_q), ("offsets_k", offsets_k)):
         check_offsets(name, offsets, query)
@@ -171,8 +171,8 @@ def varlen_operator(
         query.dtype,
         *sizes(query[0].transpose(0, 1), key[0].transpose(0, 1), offsets, diagonal),
         scale,
-        *(tensor.data_ptr() for tensor in (output, lse, query, key, value, offsets)),
-        *(stride for t in (query, key, value, heads_first(output)) for stride in row_strides(t)),
+        *(output, lse, query, key, value, offsets),
+        *row_strides(query, key, value, heads_first(output)),
     )
     return output, lse
 
@@ -181,7 +181,7 @@ def varlen_operator(
 def varlen_buffers(query, key, value, offsets, scale, diagonal):
     """Allocates what the operator returns."""
     total, N, _ = query.shape
-    return query.new_empty(query.shape), query.new_empty((N, total), dtype=accum(query.dtype))
+    return query.new_empty(query.shape), query.new_empty((N, total), dtype=wide(query.dtype))
 
 
 @registered("attention_varlen_backward")
@@ -215,14 +215,13 @@ def varlen_backward_operator(
         aligned(heads_first(tensor)) for tensor in (grad_out, query, key, value, out)
     )
     delta = kernels.delta(grad_out, out, None)
-    written = [heads_first(gradient) for gradient in gradients]
     kernels.call(
         kernels.module.varlen_backward,
         query.dtype,
         *sizes(query[0].transpose(0, 1), key[0].transpose(0, 1), offsets, diagonal),
         scale,
-        *(tensor.data_ptr() for tensor in (*gradients, grad_out, query, key, value, lse, delta, offsets)),
-        *(stride for t in (query, key, value, grad_out, *written) for stride in row_strides(t)),
+        *(*gradients, grad_out, query, key, value, lse, delta, offsets),
+        *row_strides(query, key, value, grad_out, *map(heads_first, gradients)),
     )
     return gradients
 

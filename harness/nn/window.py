@@ -187,9 +187,8 @@ class WindowAttention(torch.autograd.Function):
             query.dtype,
             *sizes(query),
             scale,
-            *(tensor.data_ptr() for tensor in (output, lse, query, key, value)),
-            window.on(query.device, blocks).data_ptr(),
-            *(stride for tensor in (query, key, value, output) for stride in row_strides(tensor)),
+            *(output, lse, query, key, value, window.on(query.device, blocks)),
+            *row_strides(query, key, value, output),
             choice=blocks,
         )
         ctx.save_for_backward(query, key, value, output, lse)
@@ -209,9 +208,8 @@ class WindowAttention(torch.autograd.Function):
             query.dtype,
             *sizes(query),
             scale,
-            *(tensor.data_ptr() for tensor in (*gradients, grad_output, query, key, value, lse, delta)),
-            window.on(query.device, blocks).data_ptr(),
-            *(stride for t in (query, key, value, grad_output, *gradients) for stride in row_strides(t)),
+            *(*gradients, grad_output, query, key, value, lse, delta, window.on(query.device, blocks)),
+            *row_strides(query, key, value, grad_output, *gradients),
             choice=blocks,
         )
         return *gradients, None, None, None, None

@@ -178,9 +178,10 @@ def at(address, shape, dtype) -> Any:
 def stand_in(module, monkeypatch):
     """Makes every tensor on the CPU go to a module."""
     monkeypatch.setattr(direct, "empty_strided", module.empty_strided)
-    monkeypatch.setattr(direct, "current_device", lambda: -1)
     monkeypatch.setattr(on_stream, "DEVICE", "cpu")
-    monkeypatch.setattr(direct, "current_stream", lambda index: {-1: TorchModule.STREAM}[index])
+    for file in (direct, on_stream):
+        monkeypatch.setattr(file, "current_device", lambda: -1)
+        monkeypatch.setattr(file, "current_stream", lambda index: {-1: TorchModule.STREAM}[index])
     monkeypatch.setattr(direct.kernels, "table", {-1: direct.LayerNormKernels(module, torch.device("cpu"))})
     return module
 

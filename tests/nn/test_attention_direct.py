@@ -55,7 +55,7 @@ def module(monkeypatch):
     kernels = attention_direct.AttentionKernels(stand_in, torch.device("cpu"))
     for file in (attention_direct, on_stream):
         monkeypatch.setattr(file, "current_device", lambda: CPU_INDEX)
-    for file in (attention_direct, attention_plan):
+    for file in (on_stream, attention_plan):
         monkeypatch.setattr(file, "current_stream", lambda index: 99)
         monkeypatch.setattr(
             file,

@@ -27,7 +27,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from typed import loosely
 
-from harness.nn import autograd, layers
+from harness.nn import autograd, layers, on_max
+from harness.nn.ops import FORWARD
 
 fused_layernorm_linear = loosely(layers.fused_layernorm_linear)
 
@@ -321,7 +322,7 @@ def test_device_without_a_kernel():
 
 def test_a_gpu_that_max_does_not_see():
     with pytest.raises(RuntimeError, match=r"x is on cuda:99, but MAX sees \d+ GPUs"):
-        autograd.max_device(torch.device("cuda", 99))
+        on_max.max_device(torch.device("cuda", 99))
 
 
 @pytest.mark.compiler
@@ -350,7 +351,7 @@ def test_forward_mode_is_refused(name, algorithm):
 def test_capture_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     with pytest.raises(RuntimeError, match="cannot be captured in a CUDA graph"):
-        autograd.refuse_capture()
+        on_max.refuse_capture("attention")
 
 
 # ---- Threads ------------------------------------------------------------------------------------------------
@@ -380,14 +381,16 @@ def test_several_threads_compile_once(monkeypatch):
     def slow_load(*arguments):
         time.sleep(0.05)
         compiled.append(arguments)
-        return {"forward": object()}
+        return {FORWARD.name: object()}
 
-    monkeypatch.setattr(autograd, "programs", {})
-    monkeypatch.setattr(autograd, "load_each", slow_load)
+    monkeypatch.setattr(autograd.GRAPHS, "loaded", {})
+    monkeypatch.setattr(on_max, "load_each", slow_load)
     found = []
     raised = in_threads(
         8,
-        lambda i: found.append(autograd.program("forward", "unfused", torch.float32, torch.device("cpu"))),
+        lambda i: found.append(
+            autograd.GRAPHS.programs(torch.float32, torch.device("cpu"), algorithm="unfused")[FORWARD.name]
+        ),
     )
     assert not raised and len(compiled) == 1 and len(found) == 8 and len(set(map(id, found))) == 1
 

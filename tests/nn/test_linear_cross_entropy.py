@@ -106,8 +106,8 @@ def module(monkeypatch):
     """A module written with torch in the place of the built one, and the CPU in the place of the GPU."""
     stand_in: Any = TorchModule()
     monkeypatch.setattr(on_stream, "DEVICE", "cpu")
-    monkeypatch.setattr(cross_entropy_chunks, "current_device", lambda: -1)
-    monkeypatch.setattr(cross_entropy_chunks, "current_stream", lambda index: {-1: TorchModule.STREAM}[index])
+    monkeypatch.setattr(on_stream, "current_device", lambda: -1)
+    monkeypatch.setattr(on_stream, "current_stream", lambda index: {-1: TorchModule.STREAM}[index])
     table = {-1: RowKernels(stand_in, torch.device("cpu"))}
     monkeypatch.setattr(cross_entropy_chunks.kernels, "table", table)
     return stand_in

@@ -13,7 +13,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.nn import functional as F
 
-from harness.nn.arguments import plain
+from harness.nn.arguments import plain, wide
 from harness.nn.compile.edit import Adder, name_of
 from harness.nn.compile.match import (
     FAR,
@@ -176,11 +176,6 @@ def unfit(match: HeadMatch) -> str:
         if value(node).dtype not in (out.dtype, wide(out.dtype)):
             return f"its logits are cast to {plain(value(node).dtype)}"
     return unfit_linear(out, value(given["x"]), given["matrix"], given["bias"])
-
-
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """Of a loss that keeps all digits."""
-    return dtype if dtype == torch.float64 else torch.float32
 
 
 def swap_head(gm: GraphModule, match: HeadMatch) -> Head:

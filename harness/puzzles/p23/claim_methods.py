@@ -16,12 +16,11 @@ from torch import Tensor
 from harness.bench.machine import machine
 from harness.bench.timing import CudaClock, Protocol, WallClock, summary, take_turns
 from harness.check.gradient_checks import kept_bytes
-from harness.devices.graphs import load_each
 from harness.nn import attention
 from harness.nn.attention_arguments import factor
-from harness.nn.attention_autograd import backward_buffers, forward_buffers, options, package
+from harness.nn.attention_autograd import GRAPHS, backward_buffers, forward_buffers, mask_or_zero
 from harness.nn.attention_ops import BACKWARD, DELTA, EVERY_KEY, FORWARD
-from harness.nn.autograd import DTYPES, max_device, run
+from harness.nn.on_max import Graphs
 from harness.puzzles.p23.claim_rows import (
     AUTOGRAD,
     CUSTOM,
@@ -36,7 +35,6 @@ from harness.puzzles.p23.claim_rows import (
     Row,
     on,
 )
-from harness.spec.ops import Call
 
 Function = Callable[[Tensor, Tensor, Tensor], Tensor]
 BURST = 20_000.0
@@ -89,41 +87,24 @@ class FlashKernels(torch.autograd.Function):
     @staticmethod
     def forward(ctx, query, key, value, algorithm):
         written = forward_buffers(query, key, value, None, 1.0, EVERY_KEY, 1)
-        ctx.arguments = {"query": query, "key": key, "value": value}
-        ctx.arguments |= options(query, None, factor(None, query), EVERY_KEY, 1)
-        launch_kernels("forward", query, ctx.arguments | dict(zip(FORWARD.writes, written, strict=True)))
+        ctx.options = factor(None, query), EVERY_KEY, 1
+        GRAPHS.run(FORWARD, (*written, query, key, value, mask_or_zero(query, None)), *ctx.options)
         ctx.algorithm = algorithm
-        ctx.save_for_backward(*written)
+        ctx.save_for_backward(query, key, value, *written)
         return written[0]
 
     @staticmethod
     def backward(ctx, grad_output):
-        output, lse = ctx.saved_tensors
-        query, key, value = (ctx.arguments[name] for name in ("query", "key", "value"))
+        query, key, value, output, lse = ctx.saved_tensors
         delta = torch.empty_like(lse)
-        rows = {"delta": delta, "grad_output": grad_output, "output": output}
-        launch_kernels("delta", query, rows)
+        GRAPHS.run(DELTA, (delta, grad_output, output))
         gradients = backward_buffers(grad_output, query, key, value)
-        arguments = ctx.arguments | {"grad_output": grad_output, "lse": lse, "delta": delta}
-        arguments |= dict(zip(BACKWARD.writes, gradients, strict=True))
-        launch_kernels(ctx.algorithm, query, arguments)
+        read = grad_output, query, key, value, lse, delta, mask_or_zero(query, None)
+        BACKWARDS.run(BACKWARD, (*gradients, *read), *ctx.options, algorithm=ctx.algorithm)
         return *gradients, None
 
 
-GRAPHS = {
-    "forward": (Call(FORWARD),),
-    "delta": (Call(DELTA),),
-    **{name: (Call(BACKWARD, (("algorithm", name),)),) for name in ("fused", "atomic")},
-}
-programs: dict[tuple, dict] = {}
-
-
-def launch_kernels(direction: str, query: Tensor, arguments: dict[str, Tensor]) -> None:
-    """Runs one op of the flash kernels."""
-    where = query.dtype, query.device
-    if where not in programs:
-        programs[where] = load_each(package(), GRAPHS, DTYPES[query.dtype], max_device(query.device))
-    run(programs[where][direction], arguments, query.device, "attention", "")
+BACKWARDS = Graphs("p23", "attention", (BACKWARD,))
 
 
 def two_passes(query: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -6,7 +6,6 @@ puzzle 22 and of `solutions/p27/op/fast_step.mojo` do the work, on torch's curre
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -15,10 +14,10 @@ from torch import Tensor
 
 from harness.nn import attention_direct, direct, on_stream
 from harness.nn.attention_autograd import attention_backward, attention_with_lse
-from harness.nn.direct import NOWHERE
+from harness.nn.direct import DLN_GIVEN, INPUT, NORM
+from harness.nn.layernorm_plan import plan
 from harness.nn.on_stream import OnDevice, Opened
 from harness.nn.ops import EPS
-from harness.nn.private import current_stream
 
 SCALE, CUBE = math.sqrt(2 / math.pi), 0.044715
 """In GELU's u = SCALE (x + CUBE x^3)."""
@@ -26,13 +25,6 @@ SCALE, CUBE = math.sqrt(2 / math.pi), 0.044715
 
 class StepKernels(OnDevice):
     """The module of puzzle 27 on one GPU."""
-
-    def launch(self, function: Callable[..., int], *arguments: Tensor | float) -> None:
-        """Launches on torch's current stream; tensors lie on this GPU without gaps, and their addresses are handed over."""
-        given = [each.data_ptr() if isinstance(each, Tensor) else each for each in arguments]
-        scratch = function(*NOWHERE, *given)
-        lent = torch.empty(scratch, dtype=torch.uint8, device=f"cuda:{self.index}")
-        function(self.gpu, current_stream(self.index), lent.data_ptr(), scratch, *given)
 
     def smallest_pass(self) -> None:
         ones = torch.ones(8, dtype=torch.bfloat16, device=on_stream.DEVICE)
@@ -73,7 +65,7 @@ def gelu_backward(x: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
 def layernorm(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     """The output, and mean and rstd [2, rows] in float32, of x [rows, C]."""
     if opened := direct.kernels(x.device):
-        return opened.layernorm(x, weight, bias, EPS)
+        return opened.forward_rows(plan(x.shape, x.shape[1], x.dtype), x.shape[1], EPS, x, weight, bias)
     wide = x.float()
     mean = wide.mean(-1)
     rstd = ((wide - mean[:, None]).square().mean(-1) + EPS).rsqrt()
@@ -86,7 +78,13 @@ def layernorm_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of x, weight and bias: puzzle 22's dx = rstd (g - c2 - x_hat c1)."""
     if opened := direct.kernels(x.device):
-        return opened.layernorm_backward(dy, x, statistics, weight)
+        C, dx = x.shape[1], torch.empty_like(x)
+        unread = (weight, weight)
+        given = (dx, None, dy.data_ptr(), 0, C, dy, x, statistics, weight, *unread)
+        wanted = INPUT | NORM | DLN_GIVEN
+        dgamma, dbeta = opened.launch_gradients(plan(x.shape, C, x.dtype), wanted, *given)[:2]
+        assert dgamma is not None and dbeta is not None  # they are wanted
+        return dx, dgamma, dbeta
     mean, rstd = statistics[:, :, None]
     x_hat = (x.float() - mean) * rstd
     wide = dy.float()

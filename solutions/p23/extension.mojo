@@ -11,7 +11,7 @@ from std.python.bindings import PyObjectPtr, PythonModuleBuilder, _set_python_er
 
 from op.fast_dropout import Draws
 from op.fast_dropout_launches import launch_backward_dropout, launch_forward_dropout
-from op.fast_kernels import Strides
+from op.fast_scores import Strides
 from op.fast_launches import (
     launch_backward_fast,
     launch_delta_fast,

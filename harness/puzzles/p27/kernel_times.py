@@ -25,6 +25,7 @@ KINDS = {
         "hopper_numbers",
         "fast_delta",
         "op_fast_kernels",
+        "op_fast_keys",
     ),
     "LayerNorm": ("fast_forward", "fast_backward", "fast_sums"),
     "GELU": ("fast_step_gelu",),

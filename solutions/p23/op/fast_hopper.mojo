@@ -17,17 +17,8 @@ from max.gpu.intrinsics import warpgroup_reg_alloc, warpgroup_reg_dealloc
 from max.gpu.memory import external_memory, fence_mbarrier_init
 from max.gpu.sync import mbarrier_arrive, mbarrier_arrive_expect_tx_shared, mbarrier_init
 
-from .fast_kernels import (
-    DELTA_LANES,
-    DELTA_THREADS,
-    LN_2,
-    LOG2_E,
-    Strides,
-    of_row,
-    row_shift,
-    share_of_delta,
-    sum_of_lanes,
-)
+from .fast_kernels import DELTA_LANES, DELTA_THREADS, share_of_delta, sum_of_lanes
+from .fast_scores import LN_2, LOG2_E, Strides, of_row, row_shift
 from .fast_masks import is_one_row
 from .fast_hopper_dropout import WORDS_BYTES, drop, own_word, words_at, words_of
 from .fast_hopper_masks import (

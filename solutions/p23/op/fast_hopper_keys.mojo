@@ -62,7 +62,7 @@ from .fast_hopper_tiles import (
     tile_descriptor,
     wait,
 )
-from .fast_kernels import LOG2_E, Strides
+from .fast_scores import LOG2_E, Strides
 from .flash_tensors import FlashSizes, PackedSizes
 from .shared.common import ImmPtr, MutPtr, start_later_grids, wait_for_earlier_grids
 

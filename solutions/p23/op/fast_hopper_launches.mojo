@@ -19,7 +19,8 @@ from .fast_hopper_dropout import DRAW_THREADS, count_words, draw_blocks, hopper_
 from .fast_hopper_keys import hopper_key_value_kernel, key_bytes, key_owners
 from .fast_hopper_masks import map_of_mask, suits_boxes
 from .fast_hopper_tiles import GROUP, SIDE, head_map
-from .fast_kernels import DELTA_LANES, DELTA_THREADS, Strides
+from .fast_kernels import DELTA_LANES, DELTA_THREADS
+from .fast_scores import Strides
 from .fast_layout import Layout
 from .fast_tiles import WIDEST
 from .flash_tensors import FlashBackward, FlashForward, FlashSizes

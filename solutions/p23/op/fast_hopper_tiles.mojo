@@ -24,7 +24,7 @@ from max.gpu.host.nvidia.tma import (
 from max.gpu.primitives import warp
 from max.gpu.sync import mbarrier_try_wait_parity_shared
 
-from .fast_kernels import Strides
+from .fast_scores import Strides
 from .flash_tensors import FlashSizes
 from .shared.common import ImmPtr, MutPtr
 

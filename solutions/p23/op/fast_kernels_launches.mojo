@@ -10,11 +10,9 @@ from .fast_kernels import (
     DELTA_THREADS,
     fast_delta_kernel,
     fast_forward_kernel,
-    fast_key_value_kernel,
     fast_query_kernel,
-    handed_bytes,
-    in_pairs,
 )
+from .fast_keys import fast_key_value_kernel, handed_bytes, in_pairs
 from .fast_layout import WIDE, Layout
 from .fast_masks import is_one_row
 from .fast_tiles import WIDEST, pitch_of

@@ -2,7 +2,7 @@
 
 from std.sys import default_accelerator, has_accelerator
 
-from .fast_kernels import Strides
+from .fast_scores import Strides
 from .fast_tiles import CHUNK
 from .flash_tensors import FlashBackward, FlashSizes
 from .shared.common import ImmPtr

@@ -13,7 +13,7 @@ from max.gpu.host import Dim
 from max.gpu.memory import async_copy_commit_group, async_copy_wait_group, external_memory
 from max.gpu.primitives import warp
 
-from .fast_kernels import LOG2_E, Strides, all_seen, hide_unseen, row_shift, start_of
+from .fast_scores import LOG2_E, Strides, all_seen, hide_unseen, row_shift, start_of
 from .fast_masks import MaskTile
 from .fast_tiles import CHUNK, HIDDEN, Lane, Own, Sums, load_tile
 from .flash_tensors import FlashSizes, PackedSizes

@@ -26,7 +26,7 @@ from std.memory import AddressSpace
 from layout.tile_layout import row_major
 from layout.tile_tensor import stack_allocation
 
-from .fast_kernels import LOG2_E
+from .fast_scores import LOG2_E
 from .fast_tiles import CHUNK, SharedPtr
 from .flash_tensors import FlashSizes, PackedSizes
 from .shared.common import ImmPtr, MutPtr, start_later_grids, wait_for_earlier_grids

@@ -17,7 +17,7 @@ from max.gpu.memory import external_memory, fence_mbarrier_init
 from max.gpu.sync import mbarrier_arrive, mbarrier_arrive_expect_tx_shared, mbarrier_init
 
 from .fast_hopper_tiles import GROUP, HALF, Shared, Turn, settled, wait
-from .fast_kernels import LN_2, all_seen, of_row, sees
+from .fast_scores import LN_2, all_seen, of_row, sees
 from .fast_pairs import (
     HALF_TYPE,
     NUMBERS,

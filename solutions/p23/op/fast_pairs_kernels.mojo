@@ -16,7 +16,7 @@ from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, barrier, block_idx, lane_id,
 from max.gpu.compute.mma import ld_matrix, mma
 from max.gpu.memory import async_copy, async_copy_commit_group, async_copy_wait_group, external_memory
 
-from .fast_kernels import LN_2, LOG2_E, all_seen, of_row, sees
+from .fast_scores import LN_2, LOG2_E, all_seen, of_row, sees
 from .fast_pairs import (
     HALF_TILE,
     HALF_TYPE,

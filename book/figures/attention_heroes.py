@@ -86,7 +86,8 @@ def one_row() -> str:
     drawing.segment(4, 155, NARROW - 4, 155, dash="4 4", opacity=0.6)
     return drawing.hero(
         f"Query {QUERY} of a head of the case “hard values”, forward above the line and back below it: every number is that of the harness. "
-        "The stronger the shade, the larger the number in its row, whatever its sign."
+        "The stronger the shade, the larger the number in its row, whatever its sign.",
+        "One query on its way through attention, and back.",
     )
 
 
@@ -149,7 +150,9 @@ def tiles() -> str:
             drawing.box(*box)
             with drawing.during(done, last):
                 drawing.box(*box, shade=0.4, thick=0)
-    drawing.words = ["The forward pass has kept one number a query, lse. The weights are gone."]
+    drawing.words = [
+        "A place for the weight of each query and key, all empty: the forward pass has kept one number a query, lse."
+    ]
     for number, (what, s, t, P, error) in enumerate(walk_, start=1):
         with drawing.during(number):
             for (i, j), weight in np.ndenumerate(P):
@@ -215,10 +218,11 @@ def walk(window: int = 16) -> str:
         (rows, columns), (high, wide) = (boxes[name][step] for name in named)
         last_cells = f"the last {min(step + 1, window)} cells" if step else "the first cell"
         drawing.words.append(
-            f"Step {step}. The smallest rectangle around {last_cells} is {rows} x {columns} row by row, and {high} x {wide} along the curve."
+            f"The smallest rectangle around {last_cells} is {rows} x {columns} row by row, and {high} x {wide} along the curve."
         )
     return drawing.hero(
-        "Walk both orders. What lies close together in the order is a stripe on the left and a patch on the right."
+        "What lies close together in the order is a stripe on the left and a patch on the right.",
+        "Two orders of the same cells, at their first.",
     )
 
 
@@ -275,12 +279,13 @@ def reads(width: int = 32, radius: int = 4, tile: int = 16) -> str:
     for step, (rows, curve, of_rows, of_curve) in enumerate(zip(*counts, *so_far, strict=True)):
         end = f" That is {totals[0] / totals[1]:.2f} times as many." if step == steps - 1 else ""
         drawing.words.append(
-            f"Tile {step} of {steps}. Its {tile} queries see keys in {rows} tiles row by row, in {curve} along the curve. "
+            f"The {tile} queries see keys in {rows} tiles row by row, in {curve} along the curve. "
             f"So far {of_rows} and {of_curve} tiles are read.{end}"
         )
     return drawing.hero(
-        f"Walk the grid tile by tile. Strongest: {tile} queries. Around them: the tiles of keys that are loaded for them, because a cell in them lies "
-        f"within {radius} rows and columns. The bars count what has been read."
+        f"Strongest: {tile} queries. Around them: the tiles of keys that are loaded for them, because a cell in them lies "
+        f"within {radius} rows and columns. The bars count what has been read.",
+        f"Two orders of the same grid, each cut into {steps} tiles of {tile} cells. Black: the first tile, as queries. Grey: the tiles that hold its keys.",
     )
 
 
@@ -406,5 +411,6 @@ def ring() -> str:
                 "One transfer more, of the gradients alone: each rank has the dK and dV of its own block, with a part from every rank."
             )
     return drawing.hero(
-        "A ring of four, there and back. The errors are those of a run of the NumPy solution on 16 positions."
+        "The errors are those of a run of the NumPy solution on 16 positions.",
+        "Four ranks, each with its own queries and, shaded, its own block of keys and values.",
     )

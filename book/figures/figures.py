@@ -119,7 +119,7 @@ class Steps(Drawing):
     """A drawing whose parts are there at some steps; `words` are one sentence or two for each step.
 
     Args:
-        still: The step that is shown first, and without scripts and on paper: the one that says most.
+        still: The step that is shown without scripts and on paper: the one that says most. With scripts the first is shown, step 0.
     """
 
     def __init__(self, width: int, height: int, label: str, *, still: int):
@@ -136,8 +136,9 @@ class Steps(Drawing):
         yield
         self.parts.append("</g>")
 
-    def hero(self, caption: str) -> str:
-        """The box: the drawing, the words of all steps, and a caption."""
+    def hero(self, caption: str, opening: str = "") -> str:
+        """The box: the drawing, the words of all steps, and a caption. `opening` says in the first step what one looks at."""
+        self.words[0] = f"{opening} {self.words[0]}".strip()
         steps = "".join(f"<li>{html.escape(words)}</li>" for words in self.words)
         return (
             f'<div class="hero" data-still="{self.still}"><figure>{self.svg().strip()}<figcaption>{html.escape(caption)}</figcaption></figure>'

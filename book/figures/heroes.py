@@ -172,7 +172,8 @@ def clock() -> str:
         )
     return drawing.hero(
         "A load as its sectors arrive, one at a tick. The numbers of sectors are the virtual GPU's, of the first launch of the unfused "
-        "path and of its LayerNorm."
+        "path and of its LayerNorm.",
+        "The same matrix twice, and the first load of a warp.",
     )
 
 
@@ -246,7 +247,8 @@ def walked_graph() -> Steps:
 def graph() -> str:
     """The walk, step by step."""
     return walked_graph().hero(
-        "The graph with the numbers of the solution's own run at x = 2, forward and back."
+        "The numbers are those of the solution's own run at x = 2.",
+        "Values go from x to y, then gradients come back.",
     )
 
 
@@ -277,7 +279,7 @@ def checks() -> str:
         still=last,
     )
     boxes = [(2 + 239 * (n // half), 30 + line * (n % half), 236, line - 3) for n in range(count)]
-    drawing.words = [f"{count} wrong backward passes. No check has run yet."]
+    drawing.words = [f"{count} boxes, each a wrong backward pass. No check has run yet."]
     for box in boxes:
         drawing.box(*box, thick=0.4)
     for step, (name, caught) in enumerate(matrix.items(), start=1):
@@ -337,7 +339,7 @@ def printed() -> str:
     diagonal, full = np.diag(J) * g, J.T @ g
     turned = [i for i in range(len(x)) if diagonal[i] * full[i] < 0]
     rows = (
-        ("x", x, f"A row of {len(x)} numbers."),
+        ("x", x, f"A row of {len(x)} numbers on its way through LayerNorm, and back. Shade: how large each is."),
         ("x̂", x_hat(x), "Normalised: minus its mean, over its deviation. Add 1 to every x, and nothing changes here."),
         ("g", g, "Backward. The gradient at x̂ arrives."),
         ("tutorial", diagonal, f"A tutorial's formula: each g times the slope of its own x̂. It adds up to {diagonal.sum():.2f}, as if adding 1 to every x did something."),
@@ -467,7 +469,7 @@ def rewriting(title: str = "gelu: with x**3") -> str:
         drawing.arrow(412, middle + 24, x + wide / 2, end + high / 2)
     swept = [name for name, *_ in reversed(gone)]
     drawing.words = [
-        f"The graph as PyTorch hands it over; {AT:g} goes through it, and {values['output']:.4f} comes out.",
+        f"GELU written out, as PyTorch hands it over; {AT:g} goes through it, and {values['output']:.4f} comes out.",
         f"A hundred numbers went through the {len(gone)} marked nodes, and what came out is GELU. That is the match.",
         f"{new[0]} takes {before[0][0]}, and the output now uses it. Nobody uses {swept[0]} any more.",
         *(
@@ -560,7 +562,7 @@ def swapping() -> str:
                 drawing.box(x - wide / 2, y, wide, 24, thick=2.5)
     drawing.words = [
         "The graph as Dynamo hands it over. GPT-2's Conv1D is a view, an addmm and a view back.",
-        "find begins at the product, addmm. Its input is a view, which keeps the rows; behind that is a LayerNorm. A pair.",
+        "find begins at the product, addmm. Its input is a view, which keeps the rows; before that comes a LayerNorm. A pair.",
         "refuse asks: is anything written between the two, and is the weight a matrix? Nothing speaks against the swap.",
         "swap begins. What the view did to the normalised rows now happens to x.",
         "The weight of an addmm is stored as [H, O], the operator's as [O, H]: it is transposed.",
@@ -629,7 +631,8 @@ def tape() -> str:
             )
     return drawing.hero(
         "The tape of a recorded step of the solution, three blocks of 4 x 32 tokens: what lies on it after each part, bottom first. What was put "
-        "down last is taken first. The blocks are nearly all of it."
+        "down last is taken first. The blocks are nearly all of it.",
+        "Nothing lies on the tape before the first part runs.",
     )
 
 
@@ -674,7 +677,8 @@ def writes() -> str:
             f"After {step} step{'s' * (step > 1)}, {step * 1024:,} bytes in excerpts of this book that may repeat, the loss is {own:.2f}. Given “The gradient”, the model continues as shown below."
         )
     return drawing.hero(
-        f"A recorded run of the solution, on a CPU: {len(curve)} steps of 16 x 64 bytes, every gradient by hand."
+        f"A recorded run of the solution, on a CPU: {len(curve)} steps of 16 x 64 bytes, every gradient by hand.",
+        "Above, the loss; below, what the model writes.",
     )
 
 

@@ -103,8 +103,8 @@
 
     // Start, Back and Next, and a slider where there are many steps; the arrow keys, Home and End do the same anywhere inside, and do
     // not turn to the next chapter. Each step is announced. `show` is called with a step's number and returns its words.
-    // A drawing begins at the step that is its still, which says most.
-    function addControls(place, count, show, first) {
+    // Paper has the step that says most, `still`.
+    function addControls(place, count, show, still) {
         const controls = document.createElement('div');
         controls.className = 'stepper-controls';
         controls.innerHTML = '<button type="button">Start</button><button type="button">Back</button><button type="button">Next</button>' +
@@ -117,7 +117,7 @@
             start.disabled = back.disabled = current === 0;
             next.disabled = current === count - 1;
             if (slider) { slider.value = current; }
-            status.textContent = 'Step ' + (current + 1) + ' of ' + count + '. ' + show(current);
+            status.textContent = (current + 1) + ' of ' + count + '. ' + show(current);
         }
         start.addEventListener('click', function () { go(0); });
         back.addEventListener('click', function () { go(current - 1); });
@@ -136,7 +136,10 @@
         place.prepend(controls);
         if (!place.hasAttribute('tabindex')) { place.tabIndex = 0; }
         place.classList.add('stepper-ready');
-        go(first);
+        let left = 0;
+        window.addEventListener('beforeprint', function () { left = current; go(still); });
+        window.addEventListener('afterprint', function () { go(left); });
+        go(0);
     }
 
     function setUpSteppers() {

@@ -78,7 +78,9 @@ class Chapter:
     text: str
     faults: list[str]
     solution: bool = False  # all of it stands inside a folded solution
-    stubs: list[str] = field(default_factory=list)  # the tasks that are on the page already
+    stubs: dict[str, list[str]] = field(
+        default_factory=dict
+    )  # by rung, the tasks that are on the page already
 
     def fault(self, position: int, message: str) -> None:
         """Notes a fault at a place of the original text."""
@@ -291,9 +293,14 @@ def task_fence(chapter: Chapter, puzzle: str, ladder: str, folder: Path, languag
     hole = re.search(r"# BLANK-START .*", code or "")
     own = [paste(include[0], folder) for pattern in (FUNCTION, INCLUDE)
            for include in pattern.finditer(chapter.text) if "/problems/" in include[1]]  # fmt: skip
-    if code is None or hole is None or any(hole[0] in text for text in own + chapter.stubs):
+    if code is None or hole is None:
         return ""
-    chapter.stubs.append(code)
+    shown = chapter.stubs.setdefault(
+        ladder.rpartition("-")[0], []
+    )  # of this rung: another has a task of its own
+    if any(hole[0] in text for text in own + shown):
+        return ""
+    shown.append(code)
     return f"```{language}\n{code}\n```\n\n"
 
 

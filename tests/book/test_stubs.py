@@ -1,6 +1,7 @@
 """The task above a hint ladder is what the learner's file asks, and no page has hints without it."""
 
 import re
+from html import escape
 
 import pytest
 from book_paths import BOOK
@@ -64,9 +65,17 @@ def test_every_ladder_of_the_book_has_its_task(site):
                 (hole,) = re.findall(
                     rf"BLANK-START {ladder.split('-', 1)[-1]}\b|BLANK-START {ladder}\b", code
                 )[:1]
-                assert hole in html.partition(f"Hint {ladder}-1")[0], (page.name, ladder)
+                above = html.partition(f"Hint {ladder}-1")[0]
+                assert hole in above and escape(code.split("\n")[0]) in above, (page.name, ladder)
 
 
 @pytest.mark.parametrize("ladder", ["unknown", "derive-edges"])
 def test_no_task_where_no_hole_has_the_name(ladder):
     assert stubs.stub("p20", ladder) is None
+
+
+def test_a_hole_of_the_same_words_in_another_rung_is_another_task(site):
+    html = (site / "puzzle_25" / "merging.html").read_text()
+    assert all(
+        escape(stubs.stub("p25", ladder) or "?", quote=False) in html for ladder in ("numpy-merge", "merge")
+    )

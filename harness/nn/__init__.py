@@ -18,6 +18,7 @@ Nothing is loaded before it is asked for, so that `import harness.nn` does not i
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+# ruff: noqa: F401 (what type checkers see in the place of HOMES)
 if TYPE_CHECKING:
     from harness.nn.attention_autograd import (
         Part,
@@ -58,26 +59,7 @@ HOMES = {
     "ring_attention": "harness.nn.ring",
     "window_attention": "harness.nn.window",
 }
-__all__ = [
-    "GridWindow",
-    "LayerNormLinear",
-    "LinearCrossEntropy",
-    "Part",
-    "attention",
-    "attention_backward",
-    "attention_block",
-    "attention_block_backward",
-    "attention_delta",
-    "attention_varlen",
-    "attention_with_lse",
-    "fused_layernorm_linear",
-    "hilbert_order",
-    "linear_cross_entropy",
-    "mojo_workbook",
-    "patch",
-    "ring_attention",
-    "window_attention",
-]
+__all__ = [*HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str):

@@ -55,15 +55,18 @@ def check_attended(query: object, key: object, value: object) -> None:
         check_dtype(name, tensor, query)
 
 
-def check_dense(name: str, tensor, query, anywhere: bool = False) -> None:
-    """Raises TypeError where an argument is no dense tensor, ValueError where it is not on query's device, or anywhere."""
+def check_tensor(name: str, tensor: object, instead: str) -> None:
+    """Raises TypeError where an argument is no dense tensor; `instead` ends the line for one that is sparse or nested."""
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name}: expected a torch tensor, got {type(tensor).__name__}")
     if tensor.is_nested or tensor.layout is not torch.strided:
         kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
-        raise TypeError(
-            f"{name}: expected a dense tensor, got a {kind} one; `attention_varlen` takes sequences of unequal lengths"
-        )
+        raise TypeError(f"{name}: expected a dense tensor, got a {kind} one; {instead}")
+
+
+def check_dense(name: str, tensor, query, anywhere: bool = False) -> None:
+    """Raises TypeError where an argument is no dense tensor, ValueError where it is not on query's device, or anywhere."""
+    check_tensor(name, tensor, "`attention_varlen` takes sequences of unequal lengths")
     if tensor.device != query.device and not anywhere:
         raise ValueError(f"{name}: expected it on {query.device}, as query, got {tensor.device}")
 

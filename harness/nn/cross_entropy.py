@@ -120,12 +120,7 @@ class LinearCrossEntropy(nn.Linear):
         in_features: H.
         out_features: V.
         bias: Whether there is one; most heads of language models have none.
-        ignore_index: As in `linear_cross_entropy`, like all that follow.
-        label_smoothing: Likewise.
-        reduction: Likewise.
-        z_loss: Likewise.
-        softcap: Likewise.
-        chunk_rows: Likewise.
+        ignore_index, label_smoothing, reduction, z_loss, softcap, chunk_rows: As in `linear_cross_entropy`.
         device: Where the parameters are made.
         dtype: Of the parameters.
     """
@@ -234,27 +229,19 @@ def forward(
     return total / count if reduction == "mean" else total, results, late
 
 
-def gradients_of(results: Results, input: Tensor, factor: Tensor) -> list[Tensor | None]:
-    """dx, dW and db in input's dtype, multiplied by one number in the dtype of sums; the results are left as they are."""
-    shaped = (results.dx, results.dW, results.db)
-    scaled = [None if each is None else (each.to(factor.dtype) * factor).to(input.dtype) for each in shaped]
-    if scaled[0] is not None:
-        scaled[0] = scaled[0].view(input.shape)
-    return scaled
-
-
-def scale_in_place(results: Results, input: Tensor, factor: Tensor) -> list[Tensor | None]:
-    """As `gradients_of`, but in the memory of the results where a kernel can do it."""
-    opened = kernels(input.device)
-    if opened is None:
-        return gradients_of(results, input, factor)
-    factor = factor.contiguous()
+def gradients_of(
+    results: Results, input: Tensor, factor: Tensor, *, in_place: bool = False
+) -> list[Tensor | None]:
+    """dx, dW and db in input's dtype, multiplied by one number in the dtype of sums; `in_place` lets a kernel do that in the
+    memory of the results."""
+    opened = kernels(input.device) if in_place else None
     scaled: list[Tensor | None] = []
     for gradient in (results.dx, results.dW, results.db):
-        if gradient is not None:
-            opened.scale(gradient, factor)
-            gradient = gradient.to(input.dtype)
-        scaled.append(gradient)
+        if gradient is not None and opened:
+            opened.scale(gradient, factor.contiguous())
+        elif gradient is not None:
+            gradient = gradient.to(factor.dtype) * factor
+        scaled.append(None if gradient is None else gradient.to(input.dtype))
     if scaled[0] is not None:
         scaled[0] = scaled[0].view(input.shape)
     return scaled
@@ -304,7 +291,7 @@ class Direct(torch.autograd.Function):
         else:
             results, ctx.results = ctx.results, None
             factor = grad if ctx.late is None else grad * ctx.late
-            gradients = scale_in_place(results, input, factor)
+            gradients = gradients_of(results, input, factor, in_place=True)
         return (*gradients, None, None, None, None, None)
 
 
@@ -364,20 +351,9 @@ def filled(gradients, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @operator.register_fake
-def operator_buffers(
-    input,
-    weight,
-    bias,
-    target,
-    ignore_index,
-    label_smoothing,
-    z_loss,
-    softcap,
-    reduction,
-    wanted,
-    chunk_rows,
-):
+def operator_buffers(input, weight, bias, target, *numbers):
     """What the operator returns, uninitialised."""
+    *_, reduction, wanted, _ = numbers
     sums = wide(input.dtype)
     value = input.new_empty(target.shape if reduction == "none" else (), dtype=sums)
     waiting = sums if reduction == "mean" and input.dtype == torch.float16 else input.dtype
@@ -412,20 +388,9 @@ def operator_backward(
 
 
 @operator_backward.register_fake
-def backward_buffers(
-    grad,
-    input,
-    weight,
-    bias,
-    target,
-    ignore_index,
-    label_smoothing,
-    z_loss,
-    softcap,
-    wanted,
-    chunk_rows,
-):
+def backward_buffers(grad, input, weight, bias, target, *numbers):
     """What the backward operator returns, uninitialised."""
+    *_, wanted, _ = numbers
     gradients = (
         input.new_empty(input.shape) if wanted & INPUT else None,
         weight.new_empty(weight.shape) if wanted & WEIGHT else None,

@@ -7,7 +7,7 @@ from torch import nn
 from torch.autograd import forward_ad
 
 from harness.nn import direct
-from harness.nn.arguments import in_autocast_dtype
+from harness.nn.arguments import check_tensor, in_autocast_dtype
 from harness.nn.autograd import FIRST_ONLY, call_directly, layernorm_linear
 from harness.nn.layernorm_plan import AUTO
 from harness.nn.on_stream import PLAIN
@@ -104,13 +104,8 @@ def check_types(*tensors: Tensor | None) -> None:
 def check_dense_tensors(named: dict[str, Any], optional: tuple[str, ...]) -> None:
     """Raises TypeError, naming the argument, for what is no dense tensor; the `optional` ones may be None."""
     for name, value in named.items():
-        if not (isinstance(value, Tensor) or (name in optional and value is None)):
-            raise TypeError(f"{name}: expected a torch tensor, got {type(value).__name__}")
-        if isinstance(value, Tensor) and (value.layout is not torch.strided or value.is_nested):
-            kind = "nested" if value.is_nested else str(value.layout).removeprefix("torch.")
-            raise TypeError(
-                f"{name}: expected a dense tensor, got a {kind} one; the kernels read plain memory"
-            )
+        if value is not None or name not in optional:
+            check_tensor(name, value, "the kernels read plain memory")
 
 
 def check_eps(eps: float) -> None:

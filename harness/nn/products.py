@@ -3,7 +3,7 @@
 The three products are Y = ln_out W^T, dln = dY W and dW = dY^T ln_out. The choice compares estimates, whose constants come
 from an H200 (book/records/products.csv holds the times of both ways, and every kernel's):
 
-- This project's kernel for Hopper cuts a product into tiles that its multiprocessors take in rounds; `own_time` counts them
+- This project's kernel for Hopper cuts a product into tiles that its multiprocessors take in rounds; `own_cost` counts them
   as `plan_tiles` in `solutions/shared/gemm_hopper_launches.mojo` does. Few tiles leave most of the GPU idle. Its products make the
   column sums of dY, dgamma and dbeta on the side, which are launches of their own beside the library's.
 - The library splits the sums of few tiles among blocks, and is a little faster in the largest products.
@@ -167,13 +167,13 @@ def padded(width: int, dtype: torch.dtype) -> int:
 
 def hopper_choice(rows: int, H: int, O: int) -> Choice:
     """By the estimated times of each pass."""
-    forward = {OWN: own_time(rows, O, H), LIBRARY: library_time(rows, O, H)}
+    forward = {OWN: own_cost(rows, O, H).time, LIBRARY: library_cost(rows, O, H).time}
     output = min(forward, key=forward.__getitem__)
     one, two = chain_times(rows, H, O), branch_times(rows, H, O)
     chain, branches = min(one, key=one.__getitem__), min(two, key=two.__getitem__)
     forked = two[branches] < BRANCH_GAIN * one[chain]
     graph = Products(output, *(branches if forked else chain))
-    own = forward[OWN] + own_time(rows, H, O) + own_time(O, H, rows, shared=True)
+    own = forward[OWN] + own_cost(rows, H, O).time + own_cost(O, H, rows, shared=True).time
     loop = ALL_OWN if own < HOST else Products(output, *chain) if forked else graph
     return Choice(loop, graph, forked)
 
@@ -188,8 +188,8 @@ def chain_times(rows: int, H: int, O: int) -> Times:
     # Column sums of dY: two more launches where its rows are many, and dY read once more; else within another's.
     sums = 2 * rows * O / BANDWIDTH + 2 * LAUNCH if rows > 1024 else 1.0
     sums += 0 if rows <= FEW_ROWS else SUMS
-    own, library = own_time(rows, H, O), library_time(rows, H, O)
-    own_dW, library_dW = own_time(O, H, rows, shared=True), library_time(O, H, rows)
+    own, library = own_cost(rows, H, O).time, library_cost(rows, H, O).time
+    own_dW, library_dW = own_cost(O, H, rows, shared=True).time, library_cost(O, H, rows).time
     return {
         (OWN, OWN): own + row_kernel + SUMS + own_dW,
         (OWN, LIBRARY): own + row_kernel + SUMS + library_dW,
@@ -246,20 +246,10 @@ def own_cost(m: int, n: int, k: int, *, shared: bool = False) -> Cost:
     return Cost(OWN_LAUNCH + waits + step * time, waits + step * work / PROCESSORS)
 
 
-def own_time(m: int, n: int, k: int, *, shared: bool = False) -> float:
-    """Microseconds until this project's product for Hopper is done."""
-    return own_cost(m, n, k, shared=shared).time
-
-
 def library_cost(m: int, n: int, k: int) -> Cost:
     """The library's product of aligned rows: half of its writing is in nobody's shadow."""
     work = 2 * m * n * k / LIBRARY_RATE + m * n / BANDWIDTH
     return Cost(LAUNCH + max(work, 2 * (m * k + k * n + m * n) / BANDWIDTH), work)
-
-
-def library_time(m: int, n: int, k: int) -> float:
-    """Microseconds until the library's product of aligned rows is done."""
-    return library_cost(m, n, k).time
 
 
 # ---- Rows of 16 bits that are not aligned -------------------------------------------------------------------
@@ -269,7 +259,7 @@ def unaligned_choice(rows: int, H: int, O: int, dtype: torch.dtype) -> Choice:
     """Padded where the copies cost less than they win; never in a loop that waits for the host, for each is a call."""
     wide, tall = padded(H, dtype), padded(O, dtype)
     plain = UNALIGNED_LAUNCH + 2 * rows * H * O / UNALIGNED_RATE
-    aligned = library_time(rows, tall, wide)
+    aligned = library_cost(rows, tall, wide).time
     weight = copy_time(tall, wide)
     output = aligned + weight + (copy_time(rows, O) if tall != O else 0)
     backward = 2 * aligned + 2 * weight + (copy_time(rows, tall) if tall != O else 0)
@@ -289,12 +279,12 @@ def unaligned_on_hopper(rows: int, H: int, O: int, dtype: torch.dtype) -> Choice
     if small:
         return Choice(ALL_OWN, ALL_LIBRARY, forked)
     wide, tall = padded(H, dtype), padded(O, dtype)
-    own = own_time(rows, O, H) * (LOOSE if tall != O else 1)
+    own = own_cost(rows, O, H).time * (LOOSE if tall != O else 1)
     own += 4 * O * H / OWN_COPY_BANDWIDTH if wide != H else 0
-    library = library_time(rows, tall, wide) + copy_time(tall, wide)
+    library = library_cost(rows, tall, wide).time + copy_time(tall, wide)
     library += copy_time(rows, O) if tall != O else 0
     output = PADDED if library < PADDED_GAIN * own else OWN
-    backward = own_time(rows, H, O) + own_time(O, H, rows, shared=True)
+    backward = own_cost(rows, H, O).time + own_cost(O, H, rows, shared=True).time
     loop = ALL_OWN if output == OWN or own + backward < HOST else Products(output, OWN, OWN)
     gradients = LIBRARY if forked and rows <= UNALIGNED_ROWS and work <= UNALIGNED_WORK else OWN
     return Choice(loop, Products(output, gradients, gradients), forked)

@@ -148,10 +148,13 @@ def test_padded_rows_are_the_shortest_aligned_ones(width, dtype, whole):
 
 
 def test_estimates_grow_with_the_work():
-    for time in (products.own_time, products.library_time):
-        assert time(4096, 4096, 4096) < time(4096, 4096, 8192) < time(8192, 4096, 8192)
-    assert products.own_time(128, 256, 65536, shared=True) < products.own_time(128, 256, 65536)
-    assert products.own_time(128, 128, 64) > 0 and OWN != LIBRARY
+    for cost in (products.own_cost, products.library_cost):
+        small, longer, larger = (
+            cost(*size).time for size in ((4096, 4096, 4096), (4096, 4096, 8192), (8192, 4096, 8192))
+        )
+        assert small < longer < larger
+    assert products.own_cost(128, 256, 65536, shared=True).time < products.own_cost(128, 256, 65536).time
+    assert products.own_cost(128, 128, 64).time > 0 and OWN != LIBRARY
 
 
 @pytest.mark.parametrize(("rows", "H", "O"), [(4096, 768, 3072), (512, 256, 1024), (31, 650, 243)])

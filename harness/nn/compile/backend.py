@@ -89,14 +89,7 @@ class Report:
     heads_left: tuple[tuple[str, str], ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(
-            self.swaps
-            or self.left
-            or self.attentions
-            or self.attentions_left
-            or self.heads
-            or self.heads_left
-        )
+        return any(vars(self).values())
 
     def lines(self) -> list[str]:
         """The report as text, one line for each Linear behind a LayerNorm, each attention and each head with its loss."""

@@ -4,6 +4,7 @@ Between the two there may be rows sliced away, then a reshape into rows and a ca
 anything else reads the logits, or the graph returns them, they have to be there: the head stays.
 """
 
+import functools
 import operator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -24,6 +25,7 @@ from harness.nn.compile.match import (
     bound,
     called,
     changed,
+    each_judged,
     keeps_rows,
     scaled,
     shape,
@@ -83,17 +85,8 @@ class HeadMatch:
 
 def find_heads(gm: GraphModule, asked: bool | None) -> Found:
     """The heads of a graph: all or none where it was asked for or forbidden, else those with large logits."""
-    found = Found()
-    nodes = list(gm.graph.nodes)
-    order = {node: k for k, node in enumerate(nodes)}
-    for node in [] if asked is False else nodes:
-        if node.op == "call_function" and node.target is F.cross_entropy:
-            judged = judge(node, nodes, order, bool(asked))
-            if isinstance(judged, HeadMatch):
-                found.matches.append(judged)
-            elif isinstance(judged, Left):
-                found.left.append(judged)
-    return found
+    losses = () if asked is False else (F.cross_entropy,)
+    return each_judged(gm, losses, functools.partial(judge, asked=bool(asked)))
 
 
 def judge(loss: Node, nodes: list[Node], order: dict[Node, int], asked: bool) -> HeadMatch | Left | None:

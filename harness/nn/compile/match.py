@@ -7,7 +7,7 @@ backward pass too. Nodes carry a fake tensor (shape, dtype, device, no numbers) 
 
 import inspect
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 from torch.nn import functional as F
 
-from harness.nn.arguments import plain
+from harness.nn.arguments import DTYPES, plain
 
 aten = torch.ops.aten
 
@@ -44,7 +44,6 @@ KEYWORDS: dict[Any, dict[str, str]] = {
 """What PyTorch calls the arguments of these products, where the tables above have other names."""
 PRODUCTS = LINEAR | TRANSPOSED
 RESHAPES = ("view", "reshape", torch.reshape, aten.view.default, aten.reshape.default)
-DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 DEVICES = ("cpu", "cuda")
 DEFAULT_EPS = 1e-5
 FAR = 4  # nodes between the two that are looked through for a reason to give
@@ -94,16 +93,21 @@ class Found:
 
 def find(gm: GraphModule) -> Found:
     """Every LayerNorm -> Linear of a graph, and those that only look like one."""
+    return each_judged(gm, PRODUCTS, judge)
+
+
+def each_judged(gm: GraphModule, functions: Collection[Any], judge: Callable[..., Any]) -> Found:
+    """What `judge` says of each call of some functions: of the call, all nodes in order, and the place of each."""
     found = Found()
     nodes = list(gm.graph.nodes)
     order = {node: k for k, node in enumerate(nodes)}
     for node in nodes:
-        if node.op == "call_function" and node.target in PRODUCTS:
+        if node.op == "call_function" and node.target in functions:
             judged = judge(node, nodes, order)
-            if isinstance(judged, Match):
-                found.matches.append(judged)
-            elif isinstance(judged, Left):
+            if isinstance(judged, Left):
                 found.left.append(judged)
+            elif judged:
+                found.matches.append(judged)
     return found
 
 

@@ -522,6 +522,7 @@ PAGES: tuple[Callable[[], Mapping[str, str | Callable[[], str]]], ...] = (
     every_size.pages,
     attention_pairs.pages,
     attention_times.pages,
+    claims_chart.pages,
     speed_table.pages,
 )
 """What makes several files at once."""

@@ -1,23 +1,39 @@
-"""Time and memory of attention by sequence length, from the record `attention_claims`."""
+"""Attention's backward pass by hand beside what tutorials claim of it, from the record `attention_claims`: two charts, three tables."""
+
+from collections.abc import Callable
 
 from book.figures.charts import LogChart
+from book.figures.markdown_table import table
 from book.measure import record
-from harness.puzzles.p23 import claim_rows
+from book.measure.record import Row
 
 LINES = {
-    claim_rows.AUTOGRAD: ("autograd", "circle", ""),
-    claim_rows.CUSTOM: ("custom backward pass", "square", "6 4"),
-    claim_rows.LAYER: ("this puzzle's layer", "diamond", ""),
-    claim_rows.SDPA: ("PyTorch's SDPA", "triangle", "2 3"),
+    "autograd": ("autograd", "circle", ""),
+    "custom": ("custom backward pass", "square", "6 4"),
+    "p23": ("this puzzle's layer", "diamond", ""),
+    "SDPA": ("PyTorch's SDPA", "triangle", "2 3"),
 }
 LINE = 14
 """Pixels between two names."""
+PUBLISHED = {512: (15, 12), 1024: (58, 41), 2048: (234, 142), 4096: (950, 486), 8192: (None, 1843)}
+"""Length -> milliseconds by autograd, None for out of memory, and by the custom backward pass, as claimed."""
+PUBLISHED_GB = {2048: (3.2, 1.7), 4096: (12.8, 6.3)}
+"""Length -> gigabytes by autograd and by the custom backward pass, as claimed."""
 
 
-def chart(rows: list[claim_rows.Row], unit: str, value, label: str) -> str:
+def formulas(length: int, batch: int = 8, heads: int = 12, dim: int = 64) -> tuple[int, int]:
+    """Bytes by the claim's formulas: four matrices of scores for autograd; one, and Q, K and V, for the custom pass."""
+    scores, operand = batch * heads * length * length * 4, batch * heads * length * dim * 4
+    return 4 * scores, scores + 3 * operand
+
+
+# ---- Charts -------------------------------------------------------------------------------------------------
+
+
+def chart(rows: list[Row], unit: str, value: Callable[[Row], float], label: str) -> str:
     """A line for each candidate of the fair method; who ran out of memory ends where it did."""
-    measured = [row for row in rows if row.method == claim_rows.FAIR and not row.failed]
-    lengths = sorted({row.length for row in measured})
+    measured = [row for row in rows if row["method"] == "fair" and not row["failed"]]
+    lengths = sorted({int(row["length"]) for row in measured})
     values = [value(row) for row in measured]
     drawing = LogChart(
         (720, 400),
@@ -30,7 +46,7 @@ def chart(rows: list[claim_rows.Row], unit: str, value, label: str) -> str:
     )
     ends = {}
     for who, (name, shape, dash) in LINES.items():
-        points = [(row.length, value(row)) for row in measured if row.who == who]
+        points = [(int(row["length"]), value(row)) for row in measured if row["who"] == who]
         if points:
             drawing.curve(points, dash=dash)
             for point in points:
@@ -47,16 +63,95 @@ def chart(rows: list[claim_rows.Row], unit: str, value, label: str) -> str:
 
 def time() -> str:
     """Milliseconds of a forward and a backward pass."""
-    rows = [claim_rows.row_of(row) for row in record.rows("attention_claims")]
     label = "Milliseconds of a forward and a backward pass of attention over the sequence length, four implementations."
-    return chart(rows, "ms", lambda row: row.ms, label)
+    return chart(record.rows("attention_claims"), "ms", lambda row: float(row["ms"]), label)
 
 
 def memory() -> str:
     """The peak of memory above the inputs."""
-    rows = [claim_rows.row_of(row) for row in record.rows("attention_claims")]
     label = "Peak memory in GiB of a forward and a backward pass over the sequence length: two curves grow with its square."
-    return chart(rows, "GiB at the peak", lambda row: row.peak / 2**30, label)
+    return chart(
+        record.rows("attention_claims"), "GiB at the peak", lambda row: float(row["peak"]) / 2**30, label
+    )
 
 
 PICTURES = {"time": time, "memory": memory}
+
+
+# ---- Tables -------------------------------------------------------------------------------------------------
+
+
+def text(number: float | None) -> str:
+    """A time or a size in three digits; None is out of memory."""
+    return "OOM" if number is None else f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+
+
+def both(autograd: float | None, custom: float | None, ratio: bool = False) -> str:
+    """Autograd and the custom pass, and on request how many times as long autograd takes."""
+    words = f"{text(autograd)} and {text(custom)}"
+    return f"{words}: {autograd / custom:.3g}×" if ratio and autograd and custom else words
+
+
+def measured(
+    rows: list[Row], length: int, method: str, column: str, per: float = 1.0
+) -> dict[str, float | None]:
+    """Candidate -> its number at a length, by a method; None for who came to nothing."""
+    return {
+        row["who"]: None if row["failed"] else float(row[column]) / per
+        for row in rows
+        if (row["length"], row["method"]) == (str(length), method)
+    }
+
+
+def times_table(rows: list[Row]) -> str:
+    """Milliseconds of a forward and a backward pass: autograd and the custom pass, thrice; then the others."""
+    body = []
+    for length, claimed in PUBLISHED.items():
+        own, fair = (measured(rows, length, method, "ms") for method in ("own", "fair"))
+        ways = [claimed, *((way["autograd"], way["custom"]) for way in (own, fair))]
+        body.append(
+            [f"{length:,}", *(both(*way, ratio=True) for way in ways), text(fair["p23"]), text(fair["SDPA"])]
+        )
+    head = ["length", "claimed", "by its method", "by a fair one", "this puzzle's layer", "SDPA"]
+    return table(head, body, "r" * len(head))
+
+
+def memory_table(rows: list[Row]) -> str:
+    """GiB at the peak: autograd and the custom pass as claimed, by the claim's formulas and as measured; then the others."""
+    body = []
+    for length in PUBLISHED:
+        own, fair = (measured(rows, length, method, "peak", 2**30) for method in ("own", "fair"))
+        ways = [tuple(each / 2**30 for each in formulas(length))]
+        ways += [(way["autograd"], way["custom"]) for way in (own, fair)]
+        claimed = both(*PUBLISHED_GB[length]) if length in PUBLISHED_GB else ""
+        body.append(
+            [f"{length:,}", claimed, *(both(*way) for way in ways), text(fair["p23"]), text(fair["SDPA"])]
+        )
+    head = [
+        "length",
+        "claimed, GB",
+        "its formulas",
+        "by its method",
+        "by a fair one",
+        "this puzzle's layer",
+        "SDPA",
+    ]
+    return table(head, body, "r" * len(head))
+
+
+def kept_table(rows: list[Row]) -> str:
+    """MiB that are kept from the forward to the backward pass, query, key and value among them."""
+    body = []
+    for length in PUBLISHED:
+        kept = measured(rows, length, "fair", "kept", 2**20)
+        body.append([f"{length:,}", *(text(kept[who]) for who in LINES)])
+    return table(["length", *(name for name, _, _ in LINES.values())], body, "r" * (len(LINES) + 1))
+
+
+TABLES = {"times": times_table, "memory": memory_table, "kept": kept_table}
+
+
+def pages() -> dict[str, str]:
+    """File -> table."""
+    rows = record.rows("attention_claims")
+    return {f"claims_{name}.md": make(rows) for name, make in TABLES.items()}

@@ -24,7 +24,6 @@ ROOT = Path(__file__).absolute().parents[2]
 FOLDER = ROOT / "book" / "outputs"
 PACKAGES = ("mojo", "max", "torch", "numpy")
 PROGRESS = re.compile(r"(Compiling|Recording) .*\.\.\.$")  # said only while somebody waits
-CLAIMS = "book/records/attention_claims.csv"
 WIDTH = 100  # columns that a command believes its terminal has
 
 
@@ -113,12 +112,6 @@ COMMANDS = {
     "backend_report": example("backend_report", anywhere=True, exact=False),
     "backend_rewrites": Command(
         "p26 --rewrites", ("-m", "harness", "p26", "--rewrites"), exact=True, anywhere=True
-    ),
-    "attention_claims": Command(
-        f"p23 --claims --read {CLAIMS}",
-        ("-m", "harness", "p23", "--claims", "--read", CLAIMS),
-        exact=True,
-        anywhere=True,
     ),
     "backend_symptoms": Command("p26 --symptoms", ("-m", "harness", "p26", "--symptoms"), anywhere=True),
     "inductor_kernels": example("inductor_kernels", anywhere=True),

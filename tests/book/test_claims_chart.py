@@ -5,28 +5,39 @@ import re
 from itertools import pairwise
 
 from book.figures import claims_chart
-from harness.puzzles.p23 import claim_rows
 
 TEXT = re.compile(r'<text x="([\d.]+)" y="([\d.]+)"[^>]*>([^<]+)</text>')
 
 
-def rows() -> list[claim_rows.Row]:
-    """Two lengths, times that lie on each other; autograd runs out of memory at the second."""
-    measured = [
-        claim_rows.Row(length, claim_rows.FAIR, who, ms=length / 100, peak=length * 2**20)
-        for length in (512, 1024)
-        for who in claims_chart.LINES
-    ]
-    measured = [row for row in measured if (row.length, row.who) != (1024, claim_rows.AUTOGRAD)]
+def row(length, method, who, failed="", **numbers) -> dict[str, str]:
+    """A row of the record."""
+    cells = {"ms": 0, "peak": 0, "kept": 0} | numbers
+    return {"length": str(length), "method": method, "who": who, "failed": failed} | {
+        name: str(value) for name, value in cells.items()
+    }
+
+
+def rows() -> list[dict[str, str]]:
+    """Every length, times that lie on each other; autograd runs out of memory from 1,024 on."""
     return [
-        *measured,
-        claim_rows.Row(1024, claim_rows.FAIR, claim_rows.AUTOGRAD, failed="OOM"),
-        claim_rows.Row(512, claim_rows.OWN, claim_rows.AUTOGRAD, ms=1e6),
+        row(
+            length,
+            method,
+            who,
+            failed="OOM" if length > 512 and who == "autograd" else "",
+            ms=length / 100,
+            peak=length * 2**20,
+        )
+        for length in claims_chart.PUBLISHED
+        for method in ("own", "fair")
+        for who in claims_chart.LINES
     ]
 
 
 def test_a_line_and_a_name_for_each_and_no_two_names_on_each_other():
-    svg = claims_chart.chart(rows(), "ms", lambda row: row.ms, "a label")
+    svg = claims_chart.chart(
+        [one for one in rows() if int(one["length"]) < 2000], "ms", lambda row: float(row["ms"]), "a label"
+    )
     places = {html.unescape(words): (float(x), float(y)) for x, y, words in TEXT.findall(svg)}
     names = [name for name, _, _ in claims_chart.LINES.values()]
     assert set(names) <= set(places)
@@ -35,3 +46,24 @@ def test_a_line_and_a_name_for_each_and_no_two_names_on_each_other():
     assert all(below - above >= claims_chart.LINE - 0.1 for above, below in pairwise(heights))
     markers = len(re.findall(r"<circle|<polygon", svg))
     assert markers == 7, "what ran out of memory, and the other method, are not drawn"
+
+
+def test_out_of_memory_is_said_and_a_speed_is_the_ratio_of_the_times_beside_it():
+    lines = {line.split("|")[1].strip(): line for line in claims_chart.times_table(rows()).splitlines()}
+    assert [cell.strip() for cell in lines["512"].split("|")[2:5]] == [
+        "15 and 12: 1.25×",
+        "5.12 and 5.12: 1×",
+        "5.12 and 5.12: 1×",
+    ]
+    assert [cell.strip() for cell in lines["8,192"].split("|")[2:4]] == ["OOM and 1,843", "OOM and 81.9"]
+
+
+def test_the_claimed_memory_is_not_what_its_formulas_give():
+    """GiB at batch 8, 12 heads, d = 64; what is claimed is another number, by a factor of two."""
+    in_gib = {
+        length: [f"{count / 2**30:.2f}" for count in claims_chart.formulas(length)] for length in (2048, 4096)
+    }
+    assert in_gib == {2048: ["6.00", "1.64"], 4096: ["24.00", "6.28"]}
+    assert claims_chart.PUBLISHED_GB[2048][0] * 1e9 < 0.6 * claims_chart.formulas(2048)[0]
+    line = next(line for line in claims_chart.memory_table(rows()).splitlines() if line.startswith("| 2,048"))
+    assert [cell.strip() for cell in line.split("|")[2:4]] == ["3.2 and 1.7", "6 and 1.64"]

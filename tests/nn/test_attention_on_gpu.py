@@ -12,8 +12,8 @@ from attention_checks import assert_as_exact_as_torch, inputs, output_and_gradie
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from typed import three
 
+from book.measure import attention_claims
 from harness.nn import attention, attention_direct
-from harness.puzzles.p23 import claim_methods
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -160,7 +160,7 @@ def test_gpu_same_bits_in_every_run(dtype, d):
 def test_gpu_one_pass_with_atomics_is_right():
     tensors = on_gpu(B=1, N=4, S=257, T=257, d=64)
     for ours, theirs in zip(
-        output_and_gradients(claim_methods.one_pass, tensors),
+        output_and_gradients(attention_claims.one_pass, tensors),
         output_and_gradients(attention, tensors),
         strict=True,
     ):
@@ -278,8 +278,7 @@ def test_gpu_autocast():
 @pytest.mark.gpu
 def test_gpu_claims():
     """Every candidate is right, and only atomics may change bits."""
-    sizes = {"lengths": (256,), "batch": 2, "heads": 4, "dim": 64}
-    rows = list(claim_methods.measure(sizes, 3, lambda line: None))
+    rows = list(attention_claims.measure((256,), {"batch": 2, "heads": 4, "dim": 64}, 3))
     assert all(row.ms > 0 and row.peak > 0 and not row.failed for row in rows)
-    bits = {row.who: row.same_bits for row in rows if row.method == claim_methods.FAIR}
-    assert bits[claim_methods.LAYER] == bits[claim_methods.TWO_PASSES] == "yes"
+    bits = {row.who: row.same_bits for row in rows if row.method == attention_claims.FAIR}
+    assert bits[attention_claims.LAYER] == bits[attention_claims.TWO_PASSES] == "yes"

@@ -13,7 +13,7 @@ from harness.puzzles.p23.mistakes import MISTAKES, TILE
 from harness.puzzles.rows import gathered, repeated, transposed
 from harness.spec.cases import CANCELLING, cancelling, covering, first_two, not_finite, tiled, with_not_finite
 from harness.spec.ops import ACCUM, Argument, Call, OpSpec, accum_dtype, bytes_of
-from harness.spec.puzzle import Arrays, Case, Demo, Gate, Ledger, Puzzle, Symptom
+from harness.spec.puzzle import Arrays, Case, Gate, Ledger, Puzzle, Symptom
 from harness.spec.rounding import rounded
 from harness.spec.rungs import MojoRung, NumpyRung, TorchFunction, TorchRung
 
@@ -463,13 +463,5 @@ PUZZLE = Puzzle(
     multiply_adds=multiply_adds,
     ledger=ledger,
     describe_dims=describe_dims,
-    demos=(
-        Demo(
-            "claims",
-            "what tutorials print about a custom backward pass, beside what this machine measures",
-            "harness.puzzles.p23.claims:run",
-            options=True,
-        ),
-    ),
     bench="harness.puzzles.p23.candidates",
 )

@@ -1,13 +1,17 @@
-"""How `p23 --claims` measures: the tutorials' own method, and a fair one, on the same two functions and on others.
+"""Times and memory of attention's backward pass by hand: `python -m book.measure.attention_claims FILE`.
 
-The custom backward pass is the one that tutorials show: it keeps query, key, value and the probabilities, as autograd does
-for the same formula, and computes the gradients by four products. Inputs are [B, N, S, d], float32.
+The same two functions are timed twice: by the tutorials' own method, with everything in it that flatters one side, and by a
+fair one. The custom backward pass is the one that tutorials show: it keeps query, key, value and the probabilities, as
+autograd does for the same formula, and computes the gradients by four products. Beside them stand the puzzle's layer, its flash
+kernels, and PyTorch's own function. Inputs are [B, N, S, d], float32; without a GPU they are small.
 """
 
+import csv
 import math
+import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields, replace
 
 import torch
 import torch.nn.functional as F
@@ -21,22 +25,15 @@ from harness.nn.attention_arguments import factor
 from harness.nn.attention_autograd import GRAPHS, backward_buffers, forward_buffers, mask_or_zero
 from harness.nn.attention_ops import BACKWARD, DELTA, EVERY_KEY, FORWARD
 from harness.nn.on_max import Graphs
-from harness.puzzles.p23.claim_rows import (
-    AUTOGRAD,
-    CUSTOM,
-    FAIR,
-    LARGE,
-    LAYER,
-    ONE_PASS,
-    OWN,
-    SDPA,
-    SMALL,
-    TWO_PASSES,
-    Row,
-    on,
-)
 
 Function = Callable[[Tensor, Tensor, Tensor], Tensor]
+LARGE = (512, 1024, 2048, 4096, 8192), {"batch": 8, "heads": 12, "dim": 64}
+SMALL = (32, 64, 128), {"batch": 1, "heads": 2, "dim": 16}
+"""Lengths and sizes on a GPU, those that the published memory follows from, and on a CPU."""
+ROUNDS = 9
+SDPA, LAYER, TWO_PASSES, ONE_PASS = "SDPA", "p23", "two passes", "one pass"
+AUTOGRAD, CUSTOM = "autograd", "custom"
+OWN, FAIR = "own", "fair"
 BURST = 20_000.0
 """Microseconds of work in a turn."""
 SLOW = 200.0
@@ -46,6 +43,30 @@ LONGEST = 4000.0
 TOO_LONG = "> 4 s"
 TOLERANCE = 1e-4
 """Largest error of a gradient, relative to its largest element, for a candidate to be timed."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One candidate at one length, by one method; `failed` says why where it came to nothing.
+
+    Attributes:
+        length: Queries, and keys.
+        method: OWN or FAIR.
+        who: AUTOGRAD, CUSTOM, SDPA, LAYER, TWO_PASSES or ONE_PASS.
+        ms: Milliseconds of a forward and a backward pass.
+        peak: Bytes at the peak; 0 where the device does not say.
+        kept: Bytes that autograd keeps for the backward pass, the inputs among them.
+        same_bits: Whether two runs gave the same gradients, "" where not asked.
+    """
+
+    length: int
+    method: str
+    who: str
+    ms: float = 0.0
+    peak: int = 0
+    kept: int = 0
+    same_bits: str = ""
+    failed: str = ""
 
 
 # ---- Who takes part -----------------------------------------------------------------------------------------
@@ -131,26 +152,21 @@ def candidates(device: torch.device) -> dict[str, Function]:
 # ---- Both methods -------------------------------------------------------------------------------------------
 
 
-def measure(sizes: Mapping, rounds: int, say: Callable[[str], None]) -> Iterator[Row]:
+def measure(lengths: tuple[int, ...], dims: Mapping[str, int], rounds: int) -> Iterator[Row]:
     """Gives the rows of every length by both methods; first the tutorials', because it wants a machine that has done nothing.
 
     Args:
-        sizes: lengths, batch, heads, dim, where they are not those of the device.
+        dims: batch, heads, dim.
         rounds: Of the fair method.
-        say: Takes a line on how far it is.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    chosen = (LARGE if device.type == "cuda" else SMALL) | dict(sizes)
-    dims = {name: chosen[name] for name in ("batch", "heads", "dim")}
-    for row in by_its_method(chosen["lengths"], dims, device):
-        yield on(row, machine(device), dims)
-    say("   by their method: done")
+    for length in lengths:
+        yield from by_its_method(length, dims, device)
     earlier: dict[str, Row] = {}
-    for length in chosen["lengths"]:
+    for length in lengths:
         for row in by_a_fair_one(length, dims, device, rounds, earlier):
             earlier[row.who] = row
-            yield on(row, machine(device), dims)
-        say(f"   by a fair one, length {length}: done")
+            yield row
 
 
 def tensors(length: int, dims: Mapping[str, int], device: torch.device, count: int) -> list[Tensor]:
@@ -179,13 +195,7 @@ def peak(device: torch.device) -> int:
     return torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
 
 
-def by_its_method(lengths: Iterable[int], dims: Mapping[str, int], device: torch.device) -> Iterator[Row]:
-    """The rows of all lengths."""
-    for length in lengths:
-        yield from one_length_by_its_method(length, dims, device)
-
-
-def one_length_by_its_method(length: int, dims: Mapping[str, int], device: torch.device) -> Iterator[Row]:
+def by_its_method(length: int, dims: Mapping[str, int], device: torch.device) -> Iterator[Row]:
     """Each once and unwarmed, autograd first; copies and the forward pass within the time; unscaled against scaled.
 
     The copies are no leaves, and keep their gradients; nothing of the first candidate is freed before the second runs.
@@ -275,3 +285,21 @@ def timed(call: Callable[[], tuple[Tensor, ...]], device: torch.device) -> tuple
     result = call()
     synchronize(device)
     return result, time.perf_counter() - start
+
+
+def main() -> None:
+    """Measures and writes, row by row."""
+    on_gpu = torch.cuda.is_available()
+    lengths, dims = LARGE if on_gpu else SMALL
+    facts = machine(torch.device("cuda" if on_gpu else "cpu"))
+    known = {name: facts[name] for name in ("device", "torch", "max", "date")} | dims
+    with open(sys.argv[1], "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, [*(field.name for field in fields(Row)), *known])
+        writer.writeheader()
+        for row in measure(lengths, dims, ROUNDS):
+            writer.writerow(asdict(row) | known)
+            file.flush()
+
+
+if __name__ == "__main__":
+    main()

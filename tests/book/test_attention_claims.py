@@ -1,0 +1,72 @@
+"""How attention's claims are measured: the custom pass, both methods at small sizes, what is kept, and who is left out."""
+
+import pytest
+import torch
+
+from book.measure import attention_claims
+from book.measure.attention_claims import AUTOGRAD, CUSTOM, FAIR, LAYER, OWN, SDPA, measure
+
+DIMS = {"batch": 2, "heads": 3, "dim": 4}
+
+
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_the_custom_backward_pass_is_right(scale):
+    tensors = [torch.randn(2, 3, 5, 4, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    assert torch.autograd.gradcheck(lambda *t: attention_claims.ByHand.apply(*t, scale), tensors)
+    expected = torch.softmax(tensors[0] @ tensors[1].mT * (scale or 1), -1) @ tensors[2]
+    torch.testing.assert_close(attention_claims.ByHand.apply(*tensors, scale), expected)
+
+
+@pytest.fixture(scope="module")
+def rows(attention_graphs):
+    """Those of one small run."""
+    return list(measure((8, 24), DIMS, 2))
+
+
+@pytest.mark.compiler
+def test_every_candidate_is_measured_by_its_method(rows):
+    own = [(row.length, row.who) for row in rows if row.method == OWN]
+    assert own == [(n, who) for n in (8, 24) for who in (AUTOGRAD, CUSTOM)], "autograd first"
+    fair = {(row.length, row.who) for row in rows if row.method == FAIR}
+    assert fair == {(n, who) for n in (8, 24) for who in (AUTOGRAD, CUSTOM, LAYER, SDPA)}
+    assert all(row.ms > 0 for row in rows)
+    assert all(row.same_bits == "yes" for row in rows if row.method == FAIR)
+
+
+@pytest.mark.compiler
+def test_what_is_kept_by_hand(rows):
+    """The custom pass saves no byte: both keep P, Q, K and V. The layer keeps the output and lse in the place of P."""
+    kept = {row.who: row.kept for row in rows if (row.length, row.method) == (24, FAIR)}
+    operand, heads = 2 * 3 * 24 * 4 * 4, 2 * 3
+    assert kept[AUTOGRAD] == kept[CUSTOM] == 3 * operand + heads * 24 * 24 * 4
+    assert kept[LAYER] == 4 * operand + heads * 24 * 4
+
+
+@pytest.mark.long
+def test_who_runs_out_of_memory_is_left_out(monkeypatch):
+    def too_much(*_):
+        raise torch.cuda.OutOfMemoryError("as if")
+
+    monkeypatch.setattr(attention_claims, "eager", too_much)
+    monkeypatch.setattr(attention_claims, "attention", too_much)
+    rows = list(measure((8,), DIMS, 1))
+    failed = {(row.method, row.who) for row in rows if row.failed == "OOM" and not row.ms}
+    assert failed == {(OWN, AUTOGRAD), (FAIR, AUTOGRAD), (FAIR, LAYER)}
+    assert all(row.ms > 0 for row in rows if not row.failed) and len(rows) == 6
+
+
+@pytest.mark.long
+def test_who_would_take_too_long_is_left_out(monkeypatch):
+    """From the length on at which it would, by the square of the lengths."""
+    monkeypatch.setattr(attention_claims, "LONGEST", -1.0)
+    monkeypatch.setattr(attention_claims, "attention", attention_claims.eager)
+    fair = {(row.length, row.failed) for row in measure((8, 16), DIMS, 1) if row.method == FAIR}
+    assert fair == {(8, ""), (16, attention_claims.TOO_LONG)}
+
+
+def test_who_is_wrong_is_not_timed(monkeypatch):
+    monkeypatch.setattr(
+        attention_claims, "attention", lambda *tensors: 1.01 * attention_claims.eager(*tensors)
+    )
+    with pytest.raises(AssertionError, match="p23 at length 8 is wrong by"):
+        list(measure((8,), DIMS, 1))

@@ -85,7 +85,7 @@ def follows_shared(program, cluster_size: int) -> tuple[bool, bool]:
     """Whether warps of a block may order each other by flags in its shared memory, and whether blocks of a
     cluster reach each other's shared memory, by what the clocks know: barriers of the cluster, fences and
     atomics."""
-    instrs = [i for b in program.blocks for i in b.instrs]
+    instrs = program.instrs
     shared = [i for i in instrs if any(m.startswith("shared") for m in i.mods)]
     polls = any(
         (i.op == "ld" and any(m in ("acquire", "relaxed", "volatile") for m in i.mods))

@@ -74,9 +74,9 @@ def _begin_in_numpy(run: Run) -> None:
 def patience(kernel) -> float:
     """The seconds that a launch may take in NumPy: about as many as its machine code takes to make, so that together they are at
     most twice what the better engine takes."""
-    instructions = [instr.op for block in kernel.code.program.blocks for instr in block.instrs]
-    products = instructions.count("mma")
-    others = len(instructions) - products
+    opcodes = kernel.code.program.opcodes
+    products = opcodes["mma"]
+    others = opcodes.total() - products
     return max(PATIENCE, SECONDS_OF["instruction"] * others + SECONDS_OF["mma"] * products)
 
 

@@ -52,7 +52,7 @@ class Run(Reports):
         self.block_threads: dict[int, int] = {}
         self.atomic_hits: dict[int, int] = {}
         self._layout(args)
-        tables = any(i.loc for b in self.code.program.blocks for i in b.instrs)
+        tables = any(i.loc for i in self.code.program.instrs)
         self.before = (
             Before(self.arena) if self.shared_size and self.checks.uninitialised and not tables else None
         )

@@ -11,6 +11,7 @@ makes diverged threads wait for each other where their paths join."""
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 
 from .parser import Function, Instr, Mem, Module, Pair, Reg, Sym, TensorMem, Vec
@@ -83,10 +84,14 @@ class Program:
         self._returns()
         self._liveness()
         self._order()
-        every = [i for block in self.blocks for i in block.instrs]
+        #: Those of all blocks, without what ends a block; and how often each opcode is among them.
+        self.instrs = [i for block in self.blocks for i in block.instrs]
+        self.opcodes = Counter(i.op for i in self.instrs)
         #: Whether it copies in bulk or multiplies by warpgroups, and whether it uses setmaxnreg.
-        self.is_asynchronous = any(i.op == "wgmma" or (i.op == "cp" and "bulk" in i.mods) for i in every)
-        self.moves_registers = any(i.op == "setmaxnreg" for i in every)
+        self.is_asynchronous = any(
+            i.op == "wgmma" or (i.op == "cp" and "bulk" in i.mods) for i in self.instrs
+        )
+        self.moves_registers = "setmaxnreg" in self.opcodes
 
     # -- joining --------------------------------------------------------------------------------------------
     def _link(self, f: Function, stack: tuple[str, ...]) -> int:

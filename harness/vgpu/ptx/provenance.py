@@ -20,11 +20,10 @@ def origins(program: Program) -> dict[str, Origin]:
     """The origin of every register that is written. Special registers and constants have none: they are
     numbers."""
     known: dict[str, Origin] = {}
-    instrs = [i for b in program.blocks for i in b.instrs]
     changed = True
     while changed:
         changed = False
-        for i in instrs:
+        for i in program.instrs:
             for name, origin in written(i, program, known):
                 old = known.get(name, frozenset())
                 new = joined(old, origin)

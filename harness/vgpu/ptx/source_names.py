@@ -25,10 +25,9 @@ def shared_names(program: Program, variables: Iterable[str]) -> dict[str, str]:
     names_at.cache_clear()  # the file may have been edited since
     source_lines.cache_clear()
     wanted = set(variables)
-    instrs = [i for b in program.blocks for i in b.instrs]
-    held = holders(instrs, wanted)
+    held = holders(program.instrs, wanted)
     choices: dict[str, set[str]] = {}
-    for i in instrs:
+    for i in program.instrs:
         if i.op not in ACCESSES or is_library_algorithm(i.loc):
             continue
         for base in (a.base for a in i.args if isinstance(a, Mem) and a.base is not None):

@@ -88,7 +88,7 @@ def may_translate(kernel) -> bool:
         refuse(program)
     except Refused as why:
         kernel.native = str(why)
-    return kernel.native is None and not any(i.op == "builtin" for b in program.blocks for i in b.instrs)
+    return kernel.native is None and "builtin" not in program.opcodes
 
 
 def refusal(run) -> str | None:

@@ -205,7 +205,7 @@ class Translation:
             granule_of(program, spaces).bit_length() - 1
             for spaces in (("global", "generic", "const"), ("shared", "generic"))
         )
-        ops = [i for b in program.blocks for i in b.instrs if i.op in ("atom", "red")]
+        ops = [i for i in program.instrs if i.op in ("atom", "red")]
         shared = [any(m.startswith("shared") for m in i.mods) for i in ops]
         self.atomics = (not all(shared), any(shared))
         self.accesses: set[int] = set()

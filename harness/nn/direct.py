@@ -15,7 +15,7 @@ import torch
 
 from harness.nn import on_stream
 from harness.nn.layernorm_plan import AUTO, Plan, plan
-from harness.nn.on_stream import KINDS, NOTHING_TO_DO, NOWHERE, OnDevice, Opened
+from harness.nn.on_stream import KINDS, NOTHING_TO_DO, NOWHERE, OnDevice, Opened, address
 from harness.nn.ops import EPS
 from harness.nn.private import (
     any_autocast,
@@ -260,7 +260,7 @@ class LayerNormKernels(OnDevice):
                 dW = empty_strided((plan.weight_room,), (1,), dtype).resize_(O, H)
             elif wanted & WEIGHT:
                 dW = empty_strided((O, H), strides, dtype)
-            dgamma, dbeta, db = self.launch_gradients(plan, wanted, dx, dW, 0, 0, 0, *tensors)[:3]
+            dgamma, dbeta, db = self.launch_gradients(plan, wanted, dx, dW, *tensors)[:3]
         except torch.OutOfMemoryError as error:
             need = self.scratch(wanted, kind_of(dtype, plan.pairs), rows, H, O)
             raise out_of_memory("backward", plan, result_bytes(plan, wanted), need, error) from error
@@ -284,24 +284,19 @@ class LayerNormKernels(OnDevice):
         wanted: int,
         dx: Tensor | None,
         dW: Tensor | None,
-        dln: int,
-        ln_out: int,
-        stride: int,
-        grad_output: Tensor,
-        x: Tensor,
-        statistics: Tensor,
-        ln_weight: Tensor,
-        ln_bias: Tensor,
-        linear_weight: Tensor,
-        *,
+        *tensors: Tensor,
+        dln: Tensor | None = None,
+        ln_out: Tensor | None = None,
+        stride: int = 0,
         stream: int = 0,
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
         """Launches what the module makes of a backward pass; returns dgamma, dbeta and db, which it allocates, and the scratch
         memory, for who launches on another `stream` than the current one, whose the memory is.
 
-        `wanted` may have DLN_GIVEN and LN_OUT_TAKEN, with the addresses of dln and ln_out and the elements from one of
-        their rows to the next.
+        `tensors` are those of `backward`. `wanted` may have DLN_GIVEN and LN_OUT_TAKEN, with dln and ln_out and the elements from
+        one of their rows to the next.
         """
+        grad_output, x, statistics, ln_weight, ln_bias, linear_weight = tensors
         rows, H, O, dtype = plan.rows, plan.H, plan.O, plan.dtype
         kind = kind_of(dtype, plan.pairs)
         mean = statistics.data_ptr()
@@ -313,8 +308,8 @@ class LayerNormKernels(OnDevice):
             ln_weight.data_ptr(),
             ln_bias.data_ptr(),
             linear_weight.data_ptr(),
-            dln,
-            ln_out,
+            address(dln),
+            address(ln_out),
             stride,
         )
         need = self.scratch(wanted, kind, rows, H, O)
@@ -331,18 +326,14 @@ class LayerNormKernels(OnDevice):
             self.launch_backward(
                 self.gpu,
                 stream or current_stream(self.index),
-                0 if scratch is None else scratch.data_ptr(),
+                address(scratch),
                 need,
                 kind,
                 rows,
                 H,
                 O,
                 wanted,
-                0 if dx is None else dx.data_ptr(),
-                0 if dgamma is None else dgamma.data_ptr(),
-                0 if dbeta is None else dbeta.data_ptr(),
-                0 if dW is None else dW.data_ptr(),
-                0 if db is None else db.data_ptr(),
+                *map(address, (dx, dgamma, dbeta, dW, db)),
                 *given,
             )
         return dgamma, dbeta, db, scratch
@@ -383,23 +374,13 @@ class LayerNormKernels(OnDevice):
         return output, statistics
 
     def backward_with_library(
-        self,
-        plan: Plan,
-        products: Products,
-        wanted: int,
-        grad_output,
-        x,
-        statistics,
-        ln_weight,
-        ln_bias,
-        linear_weight,
+        self, plan: Plan, products: Products, wanted: int, *tensors: Tensor
     ) -> Gradients:
         """As `backward`, with one product or both torch's own."""
         rows, H, O, dtype = plan.rows, plan.H, plan.O, plan.dtype
         pads = products.dln is PADDED
         stride, columns = (padded(H, dtype), padded(O, dtype)) if pads else (H, O)
-        dy = grad_output.view(rows, O)
-        weight = linear_weight
+        dy, weight = tensors[0].view(rows, O), tensors[-1]
         parts = wanted
         dx = dW = dln = ln_out = None
         try:
@@ -428,19 +409,7 @@ class LayerNormKernels(OnDevice):
                 elif wanted & WEIGHT:
                     dW = empty_strided((O, H), (H, 1), dtype)
                 dgamma, dbeta, db = self.launch_gradients(
-                    plan,
-                    parts,
-                    dx,
-                    dW,
-                    0 if dln is None else dln.data_ptr(),
-                    0 if ln_out is None else ln_out.data_ptr(),
-                    stride,
-                    grad_output,
-                    x,
-                    statistics,
-                    ln_weight,
-                    ln_bias,
-                    linear_weight,
+                    plan, parts, dx, dW, *tensors, dln=dln, ln_out=ln_out, stride=stride
                 )[:3]
                 del dln
                 if ln_out is not None:
@@ -473,22 +442,15 @@ class LayerNormKernels(OnDevice):
             try:
                 dW = empty_strided((O, H), (H, 1), dtype)
                 if products.dW is OWN:
-                    kept += self.launch_gradients(
-                        plan, WEIGHT, None, dW, 0, 0, 0, *tensors, stream=beside.cuda_stream
-                    )
+                    kept += self.launch_gradients(plan, WEIGHT, None, dW, *tensors, stream=beside.cuda_stream)
                 else:
                     ln_out = empty_strided((rows, H), (H, 1), dtype)
-                    address = ln_out.data_ptr()
-                    kept += self.launch_gradients(
-                        plan, LN_OUT_TAKEN, None, None, 0, address, H, *tensors, stream=beside.cuda_stream
-                    )
-                    kept.append(ln_out)
+                    lent = {"ln_out": ln_out, "stride": H, "stream": beside.cuda_stream}
+                    kept += [*self.launch_gradients(plan, LN_OUT_TAKEN, None, None, *tensors, **lent), ln_out]
                     with plain_torch(), torch.cuda.stream(beside):
                         torch.mm(tensors[0].view(rows, O).t(), ln_out, out=dW)
                 if wanted & apart:
-                    sums = self.launch_gradients(
-                        plan, BIAS, None, None, 0, 0, 0, *tensors, stream=third.cuda_stream
-                    )
+                    sums = self.launch_gradients(plan, BIAS, None, None, *tensors, stream=third.cuda_stream)
                     db = sums[2]
                     kept += sums
             except torch.OutOfMemoryError as error:

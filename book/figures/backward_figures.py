@@ -12,7 +12,7 @@ import numpy as np
 
 from book.figures.charts import LogChart
 from book.figures.every_size import beside_compile
-from book.figures.figures import LEGIBLE, NARROW, Drawing, side_by_side
+from book.figures.figures import LEGIBLE, NARROW, Drawing, in_words, side_by_side
 from book.figures.layer_figures import bars_of, inductor_counts
 from book.measure import outputs, record
 
@@ -454,15 +454,11 @@ def swap_gains() -> str:
         ("the peak of a step", {way: int(steps[way]["peak_mib"]) / 1024 for way in ways}, "GiB"),
         ("its time", {way: float(steps[way]["median_ms"]) for way in ways}, "ms"),
     ]
-    written = "; ".join(
-        f"{what} " + ", ".join(f"{size:.1f} {unit} {ways[way]}" for way, size in sizes.items())
-        for what, sizes, unit in measures
-    )
     drawing = Drawing(
         NARROW,
         330,
         "Before the swap x goes into layer_norm and its result into linear, and both tensors are kept; after it x goes into one "
-        f"operator and x alone is kept. A step of GPT-2: {written}.",
+        f"operator and x alone is kept. A step of GPT-2: {in_words(measures, ways)}.",
     )
     before, after = (
         (("x", True), ("layer_norm", False), ("ln", True), ("linear", False)),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from book.figures import markdown_table
 from book.figures.charts import FAINT, LogChart
-from book.figures.figures import Drawing
+from book.figures.figures import Drawing, bar_rows
 from book.measure import record
 from book.measure.record import Row
 
@@ -406,37 +406,33 @@ def bars(
     label: str,
     title: str,
     groups: dict[str, list[tuple[str, float, str, bool]]],
-    line_at: float | None = None,
+    *,
+    width: int = 900,
+    left: int = 240,
+    longest: int = 350,
 ) -> str:
-    """Groups of horizontal bars from one zero.
+    """Groups of horizontal bars from one zero, with a broken line at 1.
 
     Args:
         label: What the picture shows, in words.
         title: What a bar's length is.
-        groups: Heading -> (name, length, words behind the bar, whether it is the workbook's).
-        line_at: A length to mark across all groups.
+        groups: Heading -> (name, length, words after the bar, whether it is the workbook's).
+        width, left, longest: Pixels of the picture, of the names, and of the longest bar.
     """
-    left, right, height, gap = 250, 300, 20, 34
-    count = sum(len(group) for group in groups.values())
-    drawing = Drawing(900, 40 + gap * len(groups) + height * count, label)
-    longest = max((length for group in groups.values() for _, length, _, _ in group), default=1.0)
-    scale = (drawing.width - left - right) / max(longest, line_at or 0)
-    drawing.text(left, 18, title, anchor="start", size=12)
+    step, gap = 21, 32
+    drawing = Drawing(width, 40 + gap * len(groups) + step * sum(map(len, groups.values())), label)
+    scale = longest / max(1.0, *(length for group in groups.values() for _, length, _, _ in group))
+    drawing.text(left, 18, title, anchor="start", size=13)
     y = 28.0
     for heading, group in groups.items():
-        drawing.text(left - 10, y + 22, heading, anchor="end", size=13)
-        y += gap
-        for name, length, words, ours in group:
-            drawing.text(left - 10, y + 14, name, anchor="end", size=12)
-            drawing.box(left, y + 2, max(1.0, scale * length), height - 5, shade=0.85 if ours else FAINT)
-            drawing.text(left + scale * length + 8, y + 14, words, anchor="start", size=12)
-            y += height
-    if line_at is not None:
-        x = left + scale * line_at
-        drawing.parts.append(
-            f'<line x1="{x:.1f}" y1="28" x2="{x:.1f}" y2="{drawing.height - 8}" stroke="currentColor"'
-            ' stroke-dasharray="4 4"/>'
-        )
+        drawing.text(left + 8, y + 22, heading, anchor="start", size=13)
+        rows = [(name, size, words, 0.85 if ours else FAINT) for name, size, words, ours in group]
+        y = bar_rows(drawing, y + gap, rows, scale, left=left, step=step, past=scale)
+    x = left + 8 + scale
+    drawing.parts.append(
+        f'<line x1="{x:.1f}" y1="28" x2="{x:.1f}" y2="{drawing.height - 8}" stroke="currentColor"'
+        ' stroke-dasharray="4 4"/>'
+    )
     return drawing.svg()
 
 
@@ -455,7 +451,7 @@ def ratio_chart(rows: list[Row], direction: str = "both", column: str = "graph")
         if group:
             groups[size_text(dims)] = group
     what = f"{PASSES[direction]}: time / time of the bare matrix products"
-    return bars(f"{what}. {'; '.join(spoken)}", what, groups, line_at=1.0)
+    return bars(f"{what}. {'; '.join(spoken)}", what, groups)
 
 
 def memory_chart(rows: list[Row], field: str, what: str) -> str:
@@ -478,7 +474,7 @@ def memory_chart(rows: list[Row], field: str, what: str) -> str:
             spoken.append(f"{size_text(dims)} {NAMES[name]} {share:.2f}")
         groups[size_text(dims)] = group
     title = f"{what} / PyTorch eager's"
-    return bars(f"{title}. {'; '.join(spoken)}", title, groups, line_at=1.0)
+    return bars(f"{title}. {'; '.join(spoken)}", title, groups)
 
 
 def roofline_chart(rows: list[Row], direction: str = "both", column: str = "graph") -> str:

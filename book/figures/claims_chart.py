@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from book.figures.charts import LogChart
+from book.figures.figures import compared
 from book.figures.markdown_table import table
 from book.measure import record
 from book.measure.record import Row
@@ -75,7 +76,19 @@ def memory() -> str:
     )
 
 
-PICTURES = {"time": time, "memory": memory}
+def gains(length: str = "4096") -> str:
+    """Time and memory of three ways: everything stored, the kernels to read, and the fast ones."""
+    ways = {"custom": "all stored", "two passes": "flash, to read", "p23": "flash, fast"}
+    rows = record.rows("attention_claims")
+    fair = {row["who"]: row for row in rows if (row["method"], row["length"]) == ("fair", length)}
+    measures = [
+        ("a forward and a backward pass", {who: float(fair[who]["ms"]) for who in ways}, "ms"),
+        ("its peak of memory", {who: float(fair[who]["peak"]) / 2**30 for who in ways}, "GiB"),
+    ]
+    return compared(f"Attention at {int(length):,} positions; ", measures, ways)
+
+
+PICTURES = {"time": time, "memory": memory, "gains": gains}
 
 
 # ---- Tables -------------------------------------------------------------------------------------------------

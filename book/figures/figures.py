@@ -487,19 +487,55 @@ def lifetimes(launches: list[ledger.Launch], last: tuple[str, ...]) -> str:
     return drawing.svg()
 
 
-def side_by_side(
-    drawing: Drawing, y: float, measures: Sequence[tuple[str, dict[str, float], str]], ways: dict[str, str]
-) -> None:
-    """Bars from y on: a title, sizes by way and a unit for each measure; `ways` names the ways, the last of which is ours and shaded."""
+def bar_rows(
+    drawing: Drawing,
+    y: float,
+    rows: Iterable[tuple[str, float, str, float]],
+    scale: float,
+    *,
+    left: float = 118,
+    size: int = 13,
+    step: int = 28,
+    past: float = 0,
+) -> float:
+    """Bars of (name, value, how it is written, shade) from y down; the y below. Names end at `left`, words begin past a length."""
+    for name, value, written, shade in rows:
+        length = max(1.0, scale * value)
+        drawing.text(left, y + step / 2 + 2, name, anchor="end", size=size)
+        drawing.box(left + 8, y, length, step - 5, shade=shade)
+        drawing.text(left + 16 + max(length, past), y + step / 2 + 2, written, anchor="start", size=size)
+        y += step
+    return y
+
+
+Measures = Sequence[tuple[str, dict[str, float], str]]
+"""Of each its title, its size by way, and its unit."""
+
+
+def side_by_side(drawing: Drawing, y: float, measures: Measures, ways: dict[str, str]) -> None:
+    """Bars from y on for each measure; `ways` names the ways, the last of which is ours and shaded."""
     for title, sizes, unit in measures:
         drawing.text(2, y, title, anchor="start", size=14)
-        for way, size in sizes.items():
-            length = 250 * size / max(sizes.values())
-            drawing.text(118, y + 25, ways[way], anchor="end", size=13)
-            drawing.box(126, y + 9, length, 23, shade=0.35 if way == list(ways)[-1] else 0.1)
-            drawing.text(134 + length, y + 25, f"{size:.1f} {unit}", anchor="start", size=13)
-            y += 28
-        y += 34
+        rows = [
+            (ways[way], size, f"{size:.1f} {unit}", 0.35 if way == list(ways)[-1] else 0.1)
+            for way, size in sizes.items()
+        ]
+        y = bar_rows(drawing, y + 9, rows, 250 / max(sizes.values())) + 25
+
+
+def in_words(measures: Measures, ways: dict[str, str]) -> str:
+    """What `side_by_side` draws, for a label."""
+    return "; ".join(
+        f"{title}: " + ", ".join(f"{ways[way]} {size:.1f} {unit}" for way, size in sizes.items())
+        for title, sizes, unit in measures
+    )
+
+
+def compared(what: str, measures: Measures, ways: dict[str, str]) -> str:
+    """A picture of two measures."""
+    drawing = Drawing(NARROW, 232, f"{what}{in_words(measures, ways)}.")
+    side_by_side(drawing, 18, measures, ways)
+    return drawing.svg()
 
 
 def bars(
@@ -512,12 +548,7 @@ def bars(
     size: int = 12,
 ) -> str:
     """Horizontal bars; `rows` are a name, whose end is at `left`, a value and how it is written."""
-    drawing = Drawing(width, 34 * len(rows) + 10, label)
-    largest = max(value for _, value, _ in rows) or 1
-    for i, (name, value, written) in enumerate(rows):
-        y = 8 + 34 * i
-        drawing.text(left, y + 16, name, anchor="end", size=size)
-        length = max(1.0, longest * value / largest)
-        drawing.box(left + 10, y, length, 24, shade=0.3)
-        drawing.text(left + 18 + length, y + 16, written, anchor="start", size=size)
+    drawing = Drawing(width, 28 * len(rows) + 10, label)
+    scale = longest / (max(value for _, value, _ in rows) or 1)
+    bar_rows(drawing, 8, [(*row, 0.3) for row in rows], scale, left=left, size=size)
     return drawing.svg()

@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 
-from book.figures.figures import NARROW, Drawing, side_by_side
+from book.figures.figures import NARROW, Drawing, bar_rows, compared
 from book.measure import outputs, record
 from harness.puzzles.p27.kernels import sorted_places as sorted_by_token
 
@@ -154,16 +154,10 @@ def by_hand_beside() -> str:
     ways = {"autograd": "eager PyTorch", "torch.compile": "torch.compile", "by hand": "by hand"}
     steps = {row["what"]: row for row in record.rows("step_by_hand")}
     measures = [
-        ("a step of GPT-2 (124M)", {way: float(steps[way]["median_us"]) / 1e3 for way in ways}, "ms"),
+        ("A step of GPT-2 (124M)", {way: float(steps[way]["median_us"]) / 1e3 for way in ways}, "ms"),
         ("its peak of memory", {way: int(steps[way]["peak_bytes"]) / 2**30 for way in ways}, "GiB"),
     ]
-    label = "; ".join(
-        f"{what}: " + ", ".join(f"{ways[way]} {size:.1f} {unit}" for way, size in sizes.items())
-        for what, sizes, unit in measures
-    )
-    drawing = Drawing(NARROW, 232, label[0].upper() + label[1:] + ".")
-    side_by_side(drawing, 18, measures, ways)
-    return drawing.svg()
+    return compared("", measures, ways)
 
 
 def step_kinds() -> str:
@@ -176,17 +170,14 @@ def step_kinds() -> str:
     drawing = Drawing(
         NARROW,
         34 * len(kinds) + 30,
-        "Milliseconds of a step by kind of kernel, and the least that each can take: "
+        "Milliseconds of a step by kind of kernel, and the least time that each kind can take: "
         + "; ".join(f"{what} {time:.2f}, floor {floor:.2f}" for what, time, floor in kinds)
         + ".",
     )
-    longest = max(time for _, time, _ in kinds)
-    for number, (what, time, floor) in enumerate(kinds):
-        y = 6 + 34 * number
-        drawing.text(150, y + 16, what, anchor="end", size=13)
-        drawing.box(158, y, max(2, 220 * time / longest), 24, shade=0.08)
-        drawing.box(158, y, max(2, 220 * floor / longest), 24, shade=0.35)
-        drawing.text(166 + 220 * time / longest, y + 16, f"{time / floor:.1f} times", anchor="start", size=13)
+    scale = 220 / max(time for _, time, _ in kinds)
+    times = [(what, time, f"{time / floor:.1f} times", 0.08) for what, time, floor in kinds]
+    bar_rows(drawing, 6, times, scale, left=150, step=34)
+    bar_rows(drawing, 6, [("", floor, "", 0.35) for _, _, floor in kinds], scale, left=150, step=34)
     drawing.text(
         158, 34 * len(kinds) + 22, "dark: the floor; the number: time over floor", anchor="start", size=13
     )

@@ -15,49 +15,49 @@ def scores(Q, K, scale):
 
 def softmax(S, mask):
     """The probabilities, softmax over the keys, [B, N, S, T]; a row that is -inf throughout gives 0."""
-    # BLANK-START softmax: add the mask, subtract the largest of each row, divide the exponentials by their sum
+    # BLANK-START softmax: P from scores and mask: the exponentials must not overflow, and a row of -inf is no 0/0
     # FILL IN (about 5 lines)
     # BLANK-END softmax
 
 
 def output(P, V):
     """O = P V, [B, N, S, d]."""
-    # BLANK-START output: the mean of the values that P weighs
+    # BLANK-START output: one product of P and V: which letter is summed?
     # FILL IN (about 1 line)
     # BLANK-END output
 
 
 def dV(P, dO):
     """The gradient of the value, [B, N, T, d]."""
-    # BLANK-START dV: the sum over the queries of P[s, t] * dO[s]
+    # BLANK-START dV: every query that used value t sends its share of dO
     # FILL IN (about 1 line)
     # BLANK-END dV
 
 
 def dP(dO, V):
     """The gradient of the probabilities, [B, N, S, T]."""
-    # BLANK-START dP: the dot product of dO[s] and V[t]
+    # BLANK-START dP: how fast the loss grows with each weight of P
     # FILL IN (about 1 line)
     # BLANK-END dP
 
 
 def dsoftmax(P, dP):
     """The gradient of the scores, [B, N, S, T]."""
-    # BLANK-START dsoftmax: P * (dP - the sum of dP * P over the keys)
+    # BLANK-START dsoftmax: through the softmax of each row, which has one sum
     # FILL IN (about 1 line)
     # BLANK-END dsoftmax
 
 
 def dQ(dS, K, scale):
     """The gradient of the query, [B, N, S, d]."""
-    # BLANK-START dQ: the sum over the keys of dS[s, t] * K[t], scaled
+    # BLANK-START dQ: a product of dS and K, and the scale
     # FILL IN (about 1 line)
     # BLANK-END dQ
 
 
 def dK(dS, Q, scale):
     """The gradient of the key, [B, N, T, d]."""
-    # BLANK-START dK: the sum over the queries of dS[s, t] * Q[s], scaled
+    # BLANK-START dK: a product of dS and Q, and the scale: which letter is summed now?
     # FILL IN (about 1 line)
     # BLANK-END dK
 

@@ -1,4 +1,4 @@
-"""Puzzle 23 in PyTorch: attention as one `autograd.Function`, between the NumPy formulas and the Mojo kernels.
+"""Puzzle 23 in PyTorch: attention as one `autograd.Function`, with a mask that has a gradient of its own.
 
 Shapes: query and the gradient coming in, dO, [B, N, S, d]; key and value [B, N, T, d]; mask [S, T], added to the scores
 of every head. What the forward pass keeps is query, key, value and the probabilities P [B, N, S, T].
@@ -33,18 +33,12 @@ class Attention(torch.autograd.Function):
         query, key, value, P = ctx.saved_tensors
         scale = query.shape[-1] ** -0.5
         dQ = dK = dV = dS = dmask = None
-        # BLANK-START dV: P^T dO
         dV = P.mT @ dO
-        # BLANK-END dV
-        # BLANK-START dsoftmax: dP, then dS; and dmask, the sum of dS over batch and heads
+        # BLANK-START dsoftmax: dS [B, N, S, T]; and dmask [S, T], for one mask serves every head
         dP = dO @ value.mT
         dS = P * (dP - (dP * P).sum(-1, keepdim=True))
         dmask = dS.sum((0, 1))
         # BLANK-END dsoftmax
-        # BLANK-START dQ: scale * dS K
         dQ = scale * (dS @ key)
-        # BLANK-END dQ
-        # BLANK-START dK: scale * dS^T Q
         dK = scale * (dS.mT @ query)
-        # BLANK-END dK
         return dQ, dK, dV, dmask

@@ -29,7 +29,6 @@ CLASSES = {
     "relu_mask": "ReluFromMask",
     "relu_bits": "ReluFromBits",
     "layernorm": "LayerNorm",
-    "attention": "Attention",
 }
 COMMON = (
     checks.forward, checks.against_autograd, checks.gradcheck_float64, checks.expanded_gradient,
@@ -59,16 +58,6 @@ def layernorm_inputs(sizes: str, seed: int) -> tuple[Tensor, ...]:
     return 3 + normal(*LEADING[sizes], H), 1 + 0.5 * normal(H), normal(H)
 
 
-def attention_inputs(sizes: str, seed: int) -> tuple[Tensor, ...]:
-    """q [..., S, d], k and v [..., T, d]; S, T and d are the same where sizes are square."""
-    generator = torch.Generator().manual_seed(seed)
-    lead = {"odd": (2,), "square": (4,), "row": (), "deep": (2, 3)}[sizes]
-    S, T, d = (4, 4, 4) if sizes == "square" else (3, 5, 6)
-    return tuple(
-        torch.randn(*lead, length, d, generator=generator, dtype=torch.float64) for length in (S, T, T)
-    )
-
-
 def words(x: Tensor) -> int:
     """Bytes of a mask with a bit for each element, in words of 32."""
     return math.ceil(x.numel() / WORD) * 4
@@ -88,16 +77,6 @@ def subject(gate: str, function: type[torch.autograd.Function]) -> Subject:
             layernorm_inputs,
             # x, the weight, and two numbers for each row.
             saved=lambda x, weight, bias: 4 * (x.numel() + weight.numel() + 2 * x.numel() // x.shape[-1]),
-        )
-    if gate == "attention":
-        return Subject(
-            function.apply,
-            F.scaled_dot_product_attention,
-            attention_inputs,
-            # q, k, v and every probability: S x T of them for each head.
-            saved=lambda q, k, v: (
-                4 * (q.numel() + k.numel() + v.numel() + q.numel() // q.shape[-1] * k.shape[-2])
-            ),
         )
     ledger = {
         "relu_input": lambda x: 4 * x.numel(),

@@ -76,7 +76,6 @@ FUNCTIONS = (
     Gate("relu_mask", about="ReLU that keeps a bool an element"),
     Gate("relu_bits", about="ReLU that keeps a bit an element"),
     Gate("layernorm", about="LayerNorm over any leading axes"),
-    Gate("attention", about="attention with its probabilities kept"),
 )
 KERNELS = (
     Gate("relu", "relu", ("relu", "mask"), "ReLU and the packed mask, by a vote of the warp"),

@@ -394,20 +394,12 @@ TORCH_RUNG = TorchRung(
     file="in_torch.py",
     about="optional, one autograd.Function",
     optional=True,
-    gates=("output", "dV", "dsoftmax", "dQ", "dK"),
-    needs={
-        "dV": ("output",),
-        "dsoftmax": ("output",),
-        "dQ": ("output", "dsoftmax"),
-        "dK": ("output", "dsoftmax"),
-    },
+    gates=("output", "dsoftmax"),
+    needs={"dsoftmax": ("output",)},
     functions={
         "output": differentiated(),
-        "dV": differentiated(value="grad_value"),
         # The mask is added to the scores of every head: its gradient is the sum of dS over them.
-        "dsoftmax": differentiated(mask="grad_mask"),
-        "dQ": differentiated(query="grad_query"),
-        "dK": differentiated(key="grad_key"),
+        "dsoftmax": differentiated(value="grad_value", mask="grad_mask", query="grad_query", key="grad_key"),
     },
 )
 

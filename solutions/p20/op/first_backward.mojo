@@ -110,7 +110,7 @@ def softmax_kernel[
         largest = max(largest, x[c].cast[accum]())
     largest = block.max[block_size=ROW_THREADS](largest)
 
-    # BLANK-START softmax: sum exp(x - largest) over the row with block.sum, then write every column divided by it
+    # BLANK-START softmax: the sum of the row's exponentials, then y for this thread's columns
     var partial = Scalar[accum](0)
     for c in range(thread_idx.x, C, block_dim.x):
         partial += exp(x[c].cast[accum]() - largest)
@@ -140,7 +140,7 @@ def softmax_backward_kernel[
     var dP = TileTensor(grad_output.unsafe_offset(block_idx.x * C), row_major(C))
     var dS = TileTensor(grad_input.unsafe_offset(block_idx.x * C), row_major(C))
 
-    # BLANK-START dsoftmax: dS = P * (dP - sum(dP * P)), the sum over the row with block.sum
+    # BLANK-START dsoftmax: one number of the row, by block.sum, then dS for this thread's columns
     var partial = Scalar[accum](0)
     for c in range(thread_idx.x, C, block_dim.x):
         partial += dP[c].cast[accum]() * P[c].cast[accum]()
@@ -220,7 +220,7 @@ def layernorm_backward_kernel[
     var row_mean = mean[unsafe_offset=row]
     var row_rstd = rstd[unsafe_offset=row]
 
-    # BLANK-START dlayernorm: sum g * x_hat and g over the row, divide by C to get c1 and c2, then write dx
+    # BLANK-START dlayernorm: c1 and c2 of the row, means over C columns; then dx for this thread's columns
     var sum_g_x_hat = Scalar[accum](0)
     var sum_g = Scalar[accum](0)
     for c in range(thread_idx.x, C, block_dim.x):
@@ -264,7 +264,7 @@ def layernorm_parameters_kernel[
     var x = TileTensor(input, row_major(R, C))
     var dy = TileTensor(grad_output, row_major(R, C))
 
-    # BLANK-START dweight: dweight = sum of dy * x_hat and dbias = sum of dy, both over the rows
+    # BLANK-START dweight: two sums over the rows for this column
     var sum_weight = Scalar[accum](0)
     var sum_bias = Scalar[accum](0)
     for row in range(R):

@@ -129,7 +129,7 @@ def softmax_kernel[
     var masked = mask_rows > 0
     var m = mask.unsafe_offset(row % Int(mask_rows) * T if masked else 0)
 
-    # BLANK-START softmax: the largest of s + m over the row, the sum of exp(s + m - largest), then P for every column
+    # BLANK-START softmax: two numbers of the row, then P for this thread's columns
     var largest = Scalar[accum].MIN
     for t in range(thread_idx.x, T, ROW_THREADS):
         var score = s[unsafe_offset=t] + (m[unsafe_offset=t].cast[accum]() if masked else 0)
@@ -170,7 +170,7 @@ def softmax_backward_kernel[
     var dP = grad_probabilities.unsafe_offset(block_idx.x * T)
     var dS = grad_scores.unsafe_offset(block_idx.x * T)
 
-    # BLANK-START dsoftmax: sum dP * P over the row with block.sum, then write P * (dP - that sum)
+    # BLANK-START dsoftmax: one number of the row, then dS for this thread's columns
     var partial = Scalar[accum](0)
     for t in range(thread_idx.x, T, ROW_THREADS):
         partial += dP[unsafe_offset=t] * P[unsafe_offset=t]
@@ -291,7 +291,7 @@ def launch_output[
     var S = sizes.query_len
     var T = sizes.key_len
     var d = sizes.head_dim
-    # BLANK-START output: one launch_matmul named "output"; which factor is stored transposed, if any, and what are m, n, k?
+    # BLANK-START output: one launch_matmul named "output": what is transposed, and what are m, n, k?
     launch_matmul(launcher, "output", output, probabilities, value, batches=heads, m=S, n=d, k=T)
     # BLANK-END output
 
@@ -437,7 +437,7 @@ def flash_forward_kernel[
                 continue
             var product = tile_product[dtype](Q, K, s0, t0, S, T, d)
             var score = seen_score(scale * product, M, s, t0 + x, sizes)
-            # BLANK-START online: what has grown, what that makes of total and sums, and what this tile adds to both
+            # BLANK-START online: what has grown, and what this tile adds to total and sums
             var grown = max(largest, row_max(score))
             # Less -inf, a row that has seen nothing yet would be NaN; less 0, its exponentials are 0.
             var shift = grown if grown > Scalar[accum].MIN else Scalar[accum](0)
@@ -486,7 +486,7 @@ def delta_kernel[
     var d = Int(head_dim)
     var dO = grad_output.unsafe_offset(block_idx.x * d)
     var O = output.unsafe_offset(block_idx.x * d)
-    # BLANK-START delta: rowsum(dO * O), with block.sum; one thread writes it
+    # BLANK-START delta: one number of the row, by block.sum; one thread writes it
     var partial = Scalar[accum](0)
     for i in range(thread_idx.x, d, ROW_THREADS):
         partial += dO[unsafe_offset=i].cast[accum]() * O[unsafe_offset=i].cast[accum]()
@@ -544,7 +544,7 @@ def flash_query_kernel[
             var product = tile_product[dtype](Q, K, s0, t0, S, T, d)
             var score = seen_score(scale * product, M, s, t0 + x, sizes)
             var dP = tile_product[dtype](dO, V, s0, t0, S, T, d)
-            # BLANK-START flash_dQ: P again by `probability`, scale * dS into slopes, and slopes @ K onto sums
+            # BLANK-START flash_dQ: P from lse, then scale * dS into slopes, then this tile's share of sums
             slopes[y, x] = scale * probability(score, row_lse) * (dP - row_delta)
             for chunk in range(ceildiv(d, TILE)):
                 keys[y, x] = element(K, t0 + y, chunk * TILE + x, T, d)
@@ -621,7 +621,7 @@ def flash_key_value_kernel[
                 var dP = tile_product[dtype](V, dO, t0, s0, T, S, d)
                 var row_lse = lse[unsafe_offset=head * S + s] if s < S else Scalar[accum](0)
                 var row_delta = delta[unsafe_offset=head * S + s] if s < S else Scalar[accum](0)
-                # BLANK-START flash_dKdV: weights and slopes, then slopes @ Q onto key_sums, weights @ dO onto value_sums
+                # BLANK-START flash_dKdV: weights and slopes, then this tile's share of key_sums and value_sums
                 var weight = probability(score, row_lse)
                 weights[y, x] = weight
                 slopes[y, x] = scale * weight * (dP - row_delta)

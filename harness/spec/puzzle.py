@@ -248,11 +248,6 @@ class Puzzle:
         """The gates of the Mojo rung."""
         return self.gates_of(self.mojo_rung) if self.mojo_rung else []
 
-    def gate_of(self, variant: str, quantity: str) -> str | None:
-        """The gate whose blank makes a quantity in a variant's kernel, or None where given code does."""
-        gates = (g.id for g in self.kernel_gates if g.variant == variant and quantity in g.quantities)
-        return next(gates, None)
-
     # ---- Mathematics ----------------------------------------------------------------------------------------
 
     @property

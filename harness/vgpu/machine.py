@@ -135,11 +135,6 @@ class VirtualGPU:
         """How reports name this device."""
         return f"virtual GPU ({self.arch})"
 
-    @property
-    def capacity(self) -> int:
-        """Bytes of device memory."""
-        return self.arena.size
-
     # -- memory ---------------------------------------------------------------------------------------------
     def allocate(self, nbytes: int, name: str = "") -> int:
         """A device address, a multiple of 256, with a guard zone after it. Raises OutOfDeviceMemory."""

@@ -42,7 +42,7 @@ def test_memory_is_given_back(gpu):
         a, b = gpu.allocate(100_000), gpu.allocate(200_000)
         gpu.free(a)
         gpu.free(b)
-    assert gpu.capacity == 1 << 20
+    assert gpu.arena.size == 1 << 20
 
 
 def test_padding_between_labelled_tensors(gpu):

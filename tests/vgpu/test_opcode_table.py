@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from opcode_table import FILE, coverage, table
+
 from harness.vgpu.engines.opcodes.emitters import OPCODES
-from harness.vgpu.engines.opcodes.table import FILE, coverage, table
 
 
 def test_the_table_is_current():
-    assert FILE.read_text() == table(), "run python -m harness.vgpu.engines.opcodes.table"
+    assert FILE.read_text() == table(), "run python tests/vgpu/opcode_table.py"
 
 
 def test_every_instruction_has_a_test_and_every_claim_an_instruction():

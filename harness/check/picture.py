@@ -152,31 +152,27 @@ def take(
     gate: Gate,
     *,
     cases: list[Case] | None = None,
-    seed: int = 0,
     result: GateResult | None = None,
     checker: Checker | None = None,
-    on_solution: Callable[[], None] = lambda: None,
 ) -> Picture:
     """Judges a gate, chooses the case that shows most, and runs it twice.
 
     Args:
         puzzle, package, gate: Of what.
         cases: None for the puzzle's.
-        seed: Of the random inputs.
         result: The verdict, where it is known already.
         checker: A warm checker of these kernels, where there is one.
-        on_solution: Called before the solution's kernels are compiled, which takes long the first time.
 
     Raises Unsolved where the blank is untouched, CompileFailed where the package does not compile, BadUse where the
     sizes are too large for a picture.
     """
     cases = [case for case in (cases or puzzle.cases(None)) if case.world_size == 1]
-    small = [case for case in cases if largest_tensor(puzzle, case, seed) <= LARGEST]
+    small = [case for case in cases if largest_tensor(puzzle, case) <= LARGEST]
     if not small:
-        case = min(cases, key=lambda case: largest_tensor(puzzle, case, seed))
+        case = min(cases, key=lambda case: largest_tensor(puzzle, case))
         raise BadUse(
             f"--show {gate.id}: too large for a picture: a tensor of '{case.name}' has "
-            f"{largest_tensor(puzzle, case, seed):,} elements, {LARGEST:,} can be drawn; --dims takes smaller sizes"
+            f"{largest_tensor(puzzle, case):,} elements, {LARGEST:,} can be drawn; --dims takes smaller sizes"
         )
     source = package.path / puzzle.source
     by_gate = package_blanks(package, puzzle)
@@ -184,7 +180,7 @@ def take(
         raise Unsolved(
             f"--show {gate.id}: nothing to show yet: the blank at {shown(source)}:{by_gate[gate.id].line} is untouched"
         )
-    checker = checker or Checker(puzzle, seed=seed)
+    checker = checker or Checker(puzzle)
     result = result or checker.check(package.path, [gate.id], cases)[0]
     dims = list(dict.fromkeys(case.dims for case in cases))
     run = runner(package, gate, dims, checker)
@@ -196,16 +192,15 @@ def take(
         shows = wrong or mine.failure or causes(mine.findings, result, symptoms=True)
         if not left or result.state == "correct" or shows:
             break
-    on_solution()
     theirs = runner(roots.op_package(roots.solutions(), puzzle.name), gate, dims, checker)(case)
     return explained(Picture(puzzle, gate, case, result, mine, theirs, wrong))
 
 
-def largest_tensor(puzzle: Puzzle, case: Case, seed: int) -> int:
+def largest_tensor(puzzle: Puzzle, case: Case) -> int:
     """The elements of the largest tensor of a case, inputs and outputs."""
     sizes = [math.prod(shape) for shape in puzzle.shapes(case.dims).values()]
     if max(sizes, default=0) <= LARGEST:
-        sizes += [array.size for array in puzzle.inputs(case, "float32", seed).values()]
+        sizes += [array.size for array in puzzle.inputs(case, "float32", 0).values()]
     return max(sizes, default=0)
 
 

@@ -14,14 +14,14 @@ from harness.puzzles.rows import log_sum_exp, softmax, transposed
 from harness.spec.derivation import Step, derive_by
 
 
-def gathered(array: np.ndarray, order: np.ndarray, axis: int = 2) -> np.ndarray:
+def gathered(array: np.ndarray, order: np.ndarray) -> np.ndarray:
     """Rows in an order: row order[i] of the array becomes row i."""
-    return np.take(array, order, axis)
+    return np.take(array, order, 2)
 
 
-def placed(array: np.ndarray, order: np.ndarray, axis: int = 2) -> np.ndarray:
+def placed(array: np.ndarray, order: np.ndarray) -> np.ndarray:
     """Rows put back: row i of the array becomes row order[i]."""
-    return np.take(array, np.argsort(order), axis)
+    return np.take(array, np.argsort(order), 2)
 
 
 def apart(cells: np.ndarray) -> np.ndarray:

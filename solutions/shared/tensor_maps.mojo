@@ -1,4 +1,4 @@
-"""Tensor maps, by which the tensor memory accelerator (TMA) of a Hopper finds boxes in a matrix; they are kept."""
+"""Tensor maps, by which the tensor memory accelerator (TMA) of a Hopper finds boxes in a tensor; kept from call to call."""
 
 from std.ffi import _Global
 from std.math import ceildiv
@@ -33,10 +33,31 @@ def pitch_of[dtype: DType](width: Int) -> Int:
     return width if lies_in_rows[dtype](width) else ceildiv(width, line) * line
 
 
-comptime MapKey = SIMD[DType.int64, 8]
-"""All that a tensor map follows from: address, height, width, row, rows of the box and whether it is bfloat16."""
+comptime MOST_AXES = 4
+"""Of a tensor that is found by a map."""
+comptime MapKey = SIMD[DType.int64, 16]
+"""All that a tensor map follows from: address, dtype and axes, then sizes, strides and the sizes of a box."""
+comptime FACTORS = MapKey(
+    0x9E3779B1,
+    0x85EBCA6B,
+    0xC2B2AE35,
+    0x27D4EB2F,
+    0x165667B1,
+    0x7FEB352D,
+    0x2C1B3C6D,
+    0x297A2D39,
+    0x68E31DA5,
+    0x4CF5AD43,
+    0x1B873593,
+    0x5BD1E995,
+    0x38495AB5,
+    0x61C88647,
+    0x3C6EF373,
+    0x517CC1B7,
+)
+"""Odd ones, so that no part of a key is lost in the sum by which its place is found."""
 comptime KEPT_MAPS = 1024
-"""Places for maps, 192 bytes each."""
+"""Places for maps, 256 bytes each."""
 
 
 @fieldwise_init
@@ -52,39 +73,66 @@ def no_maps() -> List[KeptMap]:
     return List[KeptMap](length=KEPT_MAPS, fill=KeptMap(MapKey(-1), TMADescriptor()))
 
 
-comptime MAPS = _Global["workbook_tensor_maps", no_maps]
-"""The last maps, each in the one place that its key has. A loop gets the same memory from call to call, and the driver takes as long
-to encode a map as a third of a launch. Extension modules are called with Python's lock held, and nothing else makes maps."""
+comptime MAPS = _Global["workbook_tensor_maps_of_axes", no_maps]
+"""The last maps, each in the one place that its key has; all modules of a process share them. A loop gets the same memory from call to
+call, and the driver takes as long to encode a map as a third of a launch. Extension modules are called with Python's lock held, and
+nothing else makes maps."""
+
+
+def kept_map[
+    dtype: DType, axes: Int
+](
+    ctx: DeviceContext,
+    tensor: ImmPtr[dtype],
+    sizes: IndexList[axes],
+    strides: IndexList[axes],
+    box: IndexList[axes],
+) raises -> TMADescriptor:
+    """How the TMA finds boxes in a tensor of these sizes and strides, the last of which is 1. Raises where it cannot.
+
+    Outside the tensor, and between its rows, it reads zeros and writes nothing. The tensor must start at a multiple of 16
+    bytes, and so must each of its rows. The rows of a box are 128 bytes wide.
+    """
+    comptime assert (
+        dtype.is_half_float() and axes <= MOST_AXES
+    ), "a key tells two dtypes apart, and has so much room"
+    var key = MapKey(0)
+    key[0] = Int64(Int(tensor))
+    key[1] = Int64(2 * axes + (1 if dtype == DType.bfloat16 else 0))
+    comptime for axis in range(axes):
+        key[2 + axis] = Int64(sizes[axis])
+        key[2 + axes + axis] = Int64(strides[axis])
+        key[2 + 2 * axes + axis] = Int64(box[axis])
+    # The upper bits of the sum are the mixed ones.
+    var place = Int(((key * FACTORS).reduce_add() >> 20) & (KEPT_MAPS - 1))
+    ref kept = MAPS.get_or_create_ptr()[][place]
+    if kept.key != key:
+        kept.map = create_tma_descriptor[
+            dtype, axes, TensorMapSwizzle.SWIZZLE_128B, TensorMapL2Promotion.L2_256B
+        ](
+            DeviceBuffer[dtype](
+                ctx,
+                tensor.unsafe_mut_cast[True]().as_unsafe_any_origin(),
+                sizes[0] * strides[0],
+                owning=False,
+            ),
+            sizes,
+            strides,
+            box,
+        )
+        kept.key = key
+    return kept.map
 
 
 def tensor_map[
     dtype: DType, box_rows: Int
 ](ctx: DeviceContext, matrix: ImmPtr[dtype], height: Int, width: Int, pitch: Int = 0) raises -> TMADescriptor:
     """How the TMA finds boxes in a row-major matrix [height, width], whose rows are `pitch` elements apart, `width` where
-    that is 0. Raises where it cannot.
-
-    Outside the matrix, and between its rows, it reads zeros and writes nothing. The matrix must start at a multiple of 16
-    bytes, and so must each of its rows. Every box is 128 bytes wide.
-    """
-    comptime assert dtype.is_half_float(), "a key tells two dtypes apart"
-    var row = pitch if pitch > 0 else width
-    comptime kind = Int64(1 if dtype == DType.bfloat16 else 0)
-    var key = MapKey(Int64(Int(matrix)), Int64(height), Int64(width), Int64(row), Int64(box_rows), kind, 0, 0)
-    # Odd factors, so that no part of the key is lost; the upper bits are the mixed ones.
-    var mixed = (
-        key * MapKey(0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35, 0x27D4EB2F, 0x165667B1, 0x7FEB352D, 1, 1)
-    ).reduce_add()
-    ref kept = MAPS.get_or_create_ptr()[][Int((mixed >> 20) & (KEPT_MAPS - 1))]
-    if kept.key != key:
-        kept.map = create_tma_descriptor[
-            dtype, 2, TensorMapSwizzle.SWIZZLE_128B, TensorMapL2Promotion.L2_256B
-        ](
-            DeviceBuffer[dtype](
-                ctx, matrix.unsafe_mut_cast[True]().as_unsafe_any_origin(), height * row, owning=False
-            ),
-            IndexList[2](height, width),
-            IndexList[2](row, 1),
-            IndexList[2](box_rows, BOX),
-        )
-        kept.key = key
-    return kept.map
+    that is 0."""
+    return kept_map(
+        ctx,
+        matrix,
+        IndexList[2](height, width),
+        IndexList[2](pitch if pitch > 0 else width, 1),
+        IndexList[2](box_rows, BOX),
+    )

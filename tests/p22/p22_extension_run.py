@@ -9,14 +9,15 @@ of sm_90a, the sizes are those of its own kernels, in several block orders, and 
 import json
 import sys
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
+
+sys.path.insert(0, "tests")  # in the checkout, where it is started
+from driver_requests import maps_encoded
 
 from harness.toolchain import extension
 from harness.vgpu.checks.findings import Checks
 from harness.vgpu.driver import inprocess
-from harness.vgpu.driver.device import Op
 
 HOPPER = sys.argv[2:] == ["hopper"]
 virtual = inprocess.start(arch="sm_90a" if HOPPER else "sm_80", checks=Checks(counters=False))
@@ -190,15 +191,6 @@ def run_rows(rows, H, O, wanted=15, kind=0, padding=0, few=False, transposed=Fal
 def error_of(got, exact):
     """The largest error by the largest value, or "untouched"."""
     return "untouched" if np.isnan(got).all() else float(np.abs(got - exact).max() / np.abs(exact).max())
-
-
-def maps_encoded(call):
-    """How often the driver is asked for a tensor map meanwhile."""
-    driver = inprocess.device()
-    assert driver is not None  # it was started above
-    with mock.patch.object(driver, "handle", wraps=driver.handle) as handle:
-        call()
-    return [asked.args[0] for asked in handle.call_args_list].count(Op.ENCODE_TENSOR_MAP)
 
 
 def run_maps():

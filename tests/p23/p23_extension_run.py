@@ -5,12 +5,16 @@ Prints, as JSON, the largest error of every result over the largest value, by ca
 The truth is NumPy's, in float64. Results are memory full of NaN before.
 """
 
+import functools
 import json
 import sys
 from pathlib import Path
 
 import numpy as np
 from sixteen_bits import decode, encode
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from driver_requests import maps_encoded
 
 from harness.nn import orders
 from harness.toolchain import extension
@@ -196,6 +200,39 @@ def run_window(dims, dtype):
     return run(sizes, dtype, visible, words._data_ptr(), tiles)
 
 
+def run_maps():
+    """How many maps a forward pass and a backward pass encode: the first time, the second, with fewer keys, and with another mask at
+    the same addresses."""
+    memory = on_device(np.zeros(1 << 20, np.uint8))
+    lent, *at = (memory._data_ptr() + (1 << 16) * place for place in range(12))
+    rows = (64 * 64, 64 * 64, 64)
+
+    def passes(T, mask_row=0):
+        front = (
+            KINDS["bfloat16"],
+            0,
+            1,
+            1,
+            1,
+            64,
+            T,
+            64,
+            EVERY_KEY,
+            0,
+            0,
+            mask_row,
+            1 if mask_row else 0,
+            1 if mask_row else 0,
+        )
+        module.forward(gpu, stream, 0, 0, *front, 1.0, *at[:6], *rows * 4)
+        module.gradients(
+            gpu, stream, lent, 1 << 16, *front, 1.0, *at[6:9], at[9], *at[2:5], at[0], at[1], at[5], *rows * 8
+        )
+
+    each = ((64,), (64,), (40,), (40, 40), (40, 64))
+    return [maps_encoded(functools.partial(passes, *sizes)) for sizes in each]
+
+
 errors = {}
 for name, (dims, dtype, order) in CASES.items():
     virtual.blocks = order
@@ -217,5 +254,5 @@ for kind, d, scale in ((0, 64, 1.0), (2, 136, 1.0), (2, 64, -1.0)):
         module.window_forward(gpu, stream, 0, 0, kind, 1, *sizes, scale, *[0] * 18)
     except Exception as error:
         refused.append(str(error))
-report = {"errors": errors, "launches": launches, "masked": masked, "refused": refused}
+report = {"errors": errors, "launches": launches, "masked": masked, "refused": refused, "maps": run_maps()}
 print(json.dumps(report | {"findings": [finding.text() for finding in virtual.findings]}))

@@ -27,6 +27,10 @@ def test_hopper_s_kernels_are_right_on_the_virtual_gpu_without_a_finding(module_
             expected = ("fast_delta", "hopper_forward", "fast_key_value", "fast_query")
         assert all(any(kernel in name for name in launches) for kernel in expected), case
         assert len(launches) == len(expected), (case, launches)
+    # query, key and value, then the gradient of the output; of fewer keys key and value anew; a mask, and one with other rows.
+    assert report["maps"] == [4, 0, 2, 1, 1], (
+        "maps are kept, but not for a tensor that has become another one"
+    )
     of_types, *of_sizes = report["refused"]
     assert "a window wants 16-bit types on NVIDIA's tensor cores" in of_types
     assert len(of_sizes) == 2 and all(

@@ -8,13 +8,8 @@ own warp alone.
 
 from max.gpu import block_dim, lane_id, thread_idx
 from max.gpu.compute.mma import ld_matrix
-from max.gpu.host import DeviceBuffer, DeviceContext
-from max.gpu.host.nvidia.tma import (
-    TensorMapL2Promotion,
-    TensorMapSwizzle,
-    TMADescriptor,
-    create_tma_descriptor,
-)
+from max.gpu.host import DeviceContext
+from max.gpu.host.nvidia.tma import TMADescriptor
 from std.utils.index import IndexList
 
 from .fast_hopper_tiles import BOX_BYTES, GROUP, ROW_BYTES, SIDE, Shared, send_box
@@ -22,6 +17,7 @@ from .fast_masks import Visible, is_one_row, shows_none, widened
 from .fast_tiles import CHUNK
 from .flash_tensors import FlashSizes
 from .shared.common import ImmPtr, MutPtr
+from .shared.tensor_maps import kept_map
 
 comptime NOTE_BYTES = 8
 """Of a stage what it holds, and what comes after it."""
@@ -53,17 +49,7 @@ def map_of_mask[
     var steps = IndexList[4](
         max(Int(sizes.mask_b), CHUNK), max(Int(sizes.mask_n), CHUNK), max(Int(sizes.mask_s), CHUNK), 1
     )
-    return create_tma_descriptor[dtype, 4, TensorMapSwizzle.SWIZZLE_128B, TensorMapL2Promotion.L2_256B](
-        DeviceBuffer[dtype](
-            ctx,
-            mask.unsafe_mut_cast[True]().as_unsafe_any_origin(),
-            shape[0] * shape[1] * shape[2] * shape[3],
-            owning=False,
-        ),
-        shape,
-        steps,
-        IndexList[4](1, 1, 1 if one else SIDE, SIDE),
-    )
+    return kept_map(ctx, mask, shape, steps, IndexList[4](1, 1, 1 if one else SIDE, SIDE))
 
 
 @always_inline

@@ -14,19 +14,15 @@ from std.utils import StaticTuple
 from std.utils.index import IndexList
 from max.gpu import barrier, lane_id, thread_idx
 from max.gpu.compute.mma import WGMMADescriptor, _RegisterPackType, wgmma_async
-from max.gpu.host import DeviceBuffer, DeviceContext
-from max.gpu.host.nvidia.tma import (
-    TensorMapL2Promotion,
-    TensorMapSwizzle,
-    TMADescriptor,
-    create_tma_descriptor,
-)
+from max.gpu.host import DeviceContext
+from max.gpu.host.nvidia.tma import TensorMapSwizzle, TMADescriptor
 from max.gpu.primitives import warp
 from max.gpu.sync import mbarrier_try_wait_parity_shared
 
 from .fast_scores import Strides
 from .flash_tensors import FlashSizes
 from .shared.common import ImmPtr, MutPtr
+from .shared.tensor_maps import kept_map
 
 comptime GROUP = 128
 """Threads of a warpgroup."""
@@ -154,20 +150,9 @@ def head_map[
     strides: Strides,
 ) raises -> TMADescriptor:
     """How the TMA finds boxes in a tensor [B, heads, length, d]; its rows begin at multiples of 16 bytes."""
-    var batch = Int(sizes.batch)
-    var shape = IndexList[4](batch, Int(heads), Int(length), Int(sizes.head_dim))
+    var shape = IndexList[4](Int(sizes.batch), Int(heads), Int(length), Int(sizes.head_dim))
     var steps = IndexList[4](Int(strides[0]), Int(strides[1]), Int(strides[2]), 1)
-    return create_tma_descriptor[dtype, 4, TensorMapSwizzle.SWIZZLE_128B, TensorMapL2Promotion.L2_256B](
-        DeviceBuffer[dtype](
-            ctx,
-            tensor.unsafe_mut_cast[True]().as_unsafe_any_origin(),
-            batch * Int(heads) * Int(length) * Int(sizes.head_dim),
-            owning=False,
-        ),
-        shape,
-        steps,
-        IndexList[4](1, 1, SIDE, SIDE),
-    )
+    return kept_map(ctx, tensor, shape, steps, IndexList[4](1, 1, SIDE, SIDE))
 
 
 @always_inline

@@ -12,7 +12,6 @@ import functools
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import ModuleType
 
 import torch
 from torch.autograd import forward_ad
@@ -23,7 +22,9 @@ from harness.nn.attention_ops import EVERY_KEY
 from harness.nn.attention_plan import (
     TENSOR_CORES,
     WIDEST,
+    WIDEST_PAIRS,
     AttentionPlan,
+    PlannedKernels,
     backward_of,
     dense_strides,
     forward_of,
@@ -32,7 +33,7 @@ from harness.nn.attention_plan import (
     plan,
 )
 from harness.nn.derivatives import FirstOnly
-from harness.nn.on_stream import KINDS, PLAIN, OnDevice, Opened, applied, is_hopper
+from harness.nn.on_stream import KINDS, PLAIN, Opened, applied, is_hopper
 from harness.nn.private import (
     any_autocast,
     current_device,
@@ -45,7 +46,7 @@ PUZZLE = "p23"
 FIRST_ONLY = FirstOnly("attention", "torch.nn.functional.scaled_dot_product_attention")
 
 WIDE = 128
-"""The largest head dimension of float32, and of the kernels that make a mask's gradient, of attention in a window, and with dropout."""
+"""The largest head dimension of the kernels that make a mask's gradient, of attention in a window, and with dropout."""
 CHUNK = 8
 """What the head dimension must be a multiple of for wgmma: 16 bytes."""
 BEST, PORTABLE, FLASH = 0, 1, 2
@@ -70,7 +71,7 @@ def on_hopper(query: Tensor) -> bool:
 
 def as_pairs(query: Tensor) -> bool:
     """Whether there are kernels that take float32 as pairs of float16 for query's head dimension."""
-    return query.dtype == torch.float32 and query.shape[-1] <= WIDE and not torch.version.hip
+    return query.dtype == torch.float32 and query.shape[-1] <= WIDEST_PAIRS and not torch.version.hip
 
 
 def without_tensor_cores(query: Tensor, mask: Tensor | None = None) -> str | None:
@@ -80,7 +81,7 @@ def without_tensor_cores(query: Tensor, mask: Tensor | None = None) -> str | Non
     if query.dtype == torch.float64 or torch.version.hip:
         return None
     if not (on_tensor_cores(query) or as_pairs(query)):
-        widest = WIDEST if query.dtype in TENSOR_CORES else WIDE
+        widest = WIDEST if query.dtype in TENSOR_CORES else WIDEST_PAIRS
         return f"query has heads of {d} elements; of {plain(query.dtype)} they take up to {widest}"
     if mask is None:
         return None
@@ -203,19 +204,14 @@ def row_strides(*tensors: Tensor) -> list[int]:
     return [stride for tensor in tensors for stride in tensor.stride()[:3]]
 
 
-class AttentionKernels(OnDevice):
-    """The module of puzzle 23 on one GPU.
+class AttentionKernels(PlannedKernels):
+    """All that the module can do.
 
     Attributes:
         choice: BEST, or what all take within `taking`.
-        no_mask: By dtype, what the flash kernels read where there is no mask. Made once: a CUDA graph must not own it.
     """
 
     choice = BEST
-
-    def __init__(self, module: ModuleType, device: torch.device):
-        super().__init__(module, device)
-        self.no_mask = {dtype: torch.zeros(1, 1, 1, 1, dtype=dtype, device=device) for dtype in KINDS}
 
     @classmethod
     def choice_for(cls, dtype: torch.dtype) -> int:
@@ -354,23 +350,16 @@ class AttentionKernels(OnDevice):
     ) -> tuple[Tensor, Tensor, Tensor] | None:
         """`delta` and `backward` in one, without a gradient of lse: in 16 bits, and in float32 by pairs; None of other calls."""
         way = planned(query, key, value, mask, diagonal, scale, True, mask_block)
-        if way is not None and output.stride() == way.strides and lse.is_contiguous():
-            with self.current():
-                return backward_of(way, self, grad_out, query, key, value, output, lse, mask)
-        if not as_pairs(query) or self.choice == FLASH:
+        if way is None:
             return None
-        tensors = [tensor.contiguous() for tensor in (grad_out, query, key, value, output, lse)]
-        grad_out, query, key, value, output, _ = tensors
-        gradients = query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
-        self.call(
-            self.module.gradients,
-            query.dtype,
-            *self.sizes(query, key, mask, diagonal, mask_block),
-            scale,
-            *(*gradients, *tensors, self.mask_or_zero(mask, query.dtype)),
-            *row_strides(query, key, value, grad_out, output, *gradients),
-        )
-        return gradients
+        if way.pairs:
+            query, key, value, output, lse = (
+                tensor.contiguous() for tensor in (query, key, value, output, lse)
+            )
+        elif output.stride() != way.strides or not lse.is_contiguous():
+            return None
+        with self.current():
+            return backward_of(way, self, grad_out, query, key, value, output, lse, mask)
 
     def smallest_pass(self) -> None:
         ones = torch.ones(1, 1, 8, 8, device=on_stream.DEVICE, dtype=torch.float16)
@@ -390,7 +379,10 @@ def planned(
     enable_gqa: bool,
     mask_block: int = 1,
 ) -> AttentionPlan | None:
-    """The plan for some tensors, where there is one."""
+    """The plan for some tensors, where there is one; there is none for the flash kernels."""
+    choice = AttentionKernels.choice_for(query.dtype)
+    if choice == FLASH:
+        return None
     return plan(
         query.shape,
         key.shape,
@@ -404,7 +396,7 @@ def planned(
         diagonal,
         scale,
         enable_gqa,
-        AttentionKernels.choice & PORTABLE,  # there are no flash kernels for the 16-bit types
+        choice,
         mask_sizes(mask, mask_block),
     )
 
@@ -414,6 +406,8 @@ class Direct(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, query, key, value, mask, plan, kernels):
+        if plan.pairs:
+            query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
         output, lse = forward_of(plan, kernels, query, key, value, mask)
         ctx.save_for_backward(query, key, value, output, lse, mask)
         ctx.plan, ctx.kernels = plan, kernels
@@ -430,7 +424,9 @@ class Direct(torch.autograd.Function):
             )
         else:
             with kernels.current():
-                gradients = backward_of(plan, kernels, grad_out, query, key, value, output, lse, mask)
+                gradients = backward_of(
+                    plan, kernels, grad_out.resolve_neg(), query, key, value, output, lse, mask
+                )
         needed = zip(gradients, ctx.needs_input_grad, strict=False)
         return *(gradient if need else None for gradient, need in needed), None, None, None
 
@@ -442,7 +438,7 @@ def call_directly(
     query: Tensor, key: Tensor, value: Tensor, is_causal: bool, scale: float | None, enable_gqa: bool
 ) -> Tensor | None:
     """Attention of a caller's tensors without a mask by the direct way; None where the registered operator must do it, or must
-    say what is wrong. Direct are 16-bit tensors [B, N, S, d] on the current GPU, outside of autocast."""
+    say what is wrong. Direct are tensors [B, N, S, d] for tensor cores on the current GPU, outside of autocast."""
     if type(is_causal) is bool and type(enable_gqa) is bool and not any_autocast():
         return by_plan(query, key, value, None, 0 if is_causal else EVERY_KEY, scale, enable_gqa)
     return None
@@ -459,14 +455,16 @@ def by_plan(
 ) -> Tensor | None:
     """Attention past the registered operator; None where there is no plan for it.
 
-    There is none for a subclass, a mode, a transform, a tangent that would be lost, and a mask that needs a gradient.
+    There is none for a subclass, a view that negates, a mode, a transform, a tangent that would be lost, and a mask that needs a
+    gradient.
     """
     if not (
         type(query) in PLAIN
         and type(key) in PLAIN
         and type(value) in PLAIN
-        and (mask is None or (type(mask) in PLAIN and not mask.requires_grad))
+        and (mask is None or (type(mask) in PLAIN and not mask.requires_grad and not mask.is_neg()))
         and query.layout is torch.strided
+        and not (query.is_neg() or key.is_neg() or value.is_neg())
         and dispatch_modes() == 0
         and not transforms_active()
         and forward_ad._current_level < 0

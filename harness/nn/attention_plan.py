@@ -1,20 +1,24 @@
-"""What follows from shapes, strides and options of a call of attention in 16 bits, worked out once, and both passes by it.
+"""What follows from shapes, strides and options of a call of attention on tensor cores, worked out once, and both passes by it.
 
 A small attention costs its host time: with a plan there is little left to do but to allocate the results.
 """
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
+from types import ModuleType
 
 import torch
 
-from harness.nn.on_stream import KINDS, OnDevice, contiguous_strides
+from harness.nn.on_stream import KINDS, NOWHERE, OnDevice, contiguous_strides
 from harness.nn.private import current_stream, empty_strided
 
 Tensor = torch.Tensor
 TENSOR_CORES = (torch.bfloat16, torch.float16)
 WIDEST = 256
-"""The largest head dimension of the kernels on tensor cores."""
+"""The largest head dimension of the kernels on tensor cores,"""
+WIDEST_PAIRS = 128
+"""and of those that take float32 as pairs of float16."""
 BOX = 64
 """Rows and elements of a row that the kernels with wgmma take at once."""
 
@@ -44,9 +48,10 @@ def mask_sizes(mask: Tensor | None, mask_block: int) -> tuple[int, ...]:
     return (*(0 if size == 1 else stride for stride, size in pairs), mask_block)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class AttentionPlan:
-    """What follows from shapes, strides and options of a call: the integers that the module takes around the addresses."""
+    """What follows from shapes, strides and options of a call: the integers that the module takes around the addresses. Of equal calls
+    there is one."""
 
     dtype: torch.dtype
     size: tuple[int, ...]
@@ -63,8 +68,10 @@ class AttentionPlan:
     """The strides of query, key and value,"""
     written: tuple[int, ...]
     """and of the output and the three gradients."""
+    pairs: bool
+    """Whether it is float32, as pairs of float16: all tensors lie contiguous, and the module counts scratch memory."""
     scratch: int
-    """Bytes that the backward pass may want: delta, and what goes with it on a Hopper."""
+    """Otherwise bytes that the backward pass may want: delta, and what goes with it on a Hopper."""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -86,21 +93,27 @@ def plan(
 ) -> AttentionPlan | None:
     """The plan for query [B, N, S, d] and key and value [B, G, T, d], at their strides; None for what is not done directly.
 
-    `mask` is what `mask_sizes` says of it.
+    `mask` is what `mask_sizes` says of it. float32 is copied where it is not contiguous.
     """
+    pairs = query_dtype == torch.float32
     if not (
         query_dtype == key_dtype == value_dtype
-        and query_dtype in TENSOR_CORES
+        and (pairs or query_dtype in TENSOR_CORES)
         and not torch.version.hip
         and len(query) == 4 == len(key)
         and key == value
-        and (query[3] == 1 or query_strides[3] == key_strides[3] == value_strides[3] == 1)
     ):
+        return None
+    if pairs:
+        query_strides, key_strides = contiguous_strides(query), contiguous_strides(key)
+        value_strides = key_strides
+    if query[3] != 1 and not query_strides[3] == key_strides[3] == value_strides[3] == 1:
         return None
     B, N, S, d = query
     G, T = key[1:3]
     shares = N == G or (enable_gqa and G and N % G == 0)
-    if not (shares and (B, d) == (key[0], key[3]) and 0 < d <= WIDEST and B * N * S * T):
+    widest = WIDEST_PAIRS if pairs else WIDEST
+    if not (shares and (B, d) == (key[0], key[3]) and 0 < d <= widest and B * N * S * T):
         return None
     output_strides = dense_strides(query, query_strides)
     gradient_strides = dense_strides(key, key_strides), dense_strides(key, value_strides)
@@ -116,48 +129,69 @@ def plan(
         (KINDS[query_dtype], choice, *sizes, d**-0.5 if scale is None else float(scale)),
         (*query_strides[:3], *key_strides[:3], *value_strides[:3]),
         (*output_strides[:3], *output_strides[:3], *gradient_strides[0][:3], *gradient_strides[1][:3]),
+        pairs,
         numbers_of_queries(B, N, S),
     )
 
 
+class PlannedKernels(OnDevice):
+    """The module of puzzle 23 on one GPU.
+
+    Attributes:
+        no_mask: By dtype, what the flash kernels read where there is no mask. Made once: a CUDA graph must not own it.
+        rooms: Bytes of scratch memory, by plan and function of the module, for plans whose bytes the module counts.
+    """
+
+    def __init__(self, module: ModuleType, device: torch.device):
+        super().__init__(module, device)
+        self.no_mask = {dtype: torch.zeros(1, 1, 1, 1, dtype=dtype, device=device) for dtype in KINDS}
+        self.rooms: dict[tuple[AttentionPlan, Callable[..., int]], int] = {}
+
+    def room(
+        self, plan: AttentionPlan, function: Callable[..., int], arguments: tuple[int | float, ...]
+    ) -> int:
+        """As many bytes as the module counts."""
+        key = plan, function
+        if key not in self.rooms:
+            self.rooms[key] = function(*NOWHERE, *arguments)
+        return self.rooms[key]
+
+
 def forward_of(
-    plan: AttentionPlan, kernels: OnDevice, query, key, value, mask: Tensor | None = None
+    plan: AttentionPlan, kernels: PlannedKernels, query, key, value, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The output and lse. The GPU is the current one."""
+    """The output and lse. The GPU is the current one; tensors of a plan with pairs are contiguous."""
     output = empty_strided(plan.size, plan.strides, plan.dtype)
     lse = empty_strided(plan.rows, plan.row_strides, torch.float32)
-    kernels.module.forward(
-        kernels.gpu,
-        current_stream(kernels.index),
-        0,
-        0,
+    arguments = (
         *plan.front,
         output.data_ptr(),
         lse.data_ptr(),
         query.data_ptr(),
         key.data_ptr(),
         value.data_ptr(),
-        0 if mask is None else mask.data_ptr(),
+        (kernels.no_mask[plan.dtype] if mask is None else mask).data_ptr(),
         *plan.given,
         *plan.strides[:3],
     )
+    launch = kernels.module.forward
+    scratch = kernels.room(plan, launch, arguments) if plan.pairs else 0
+    lent = empty_strided((scratch,), (1,), torch.uint8) if scratch else None
+    start = 0 if lent is None else lent.data_ptr()
+    launch(kernels.gpu, current_stream(kernels.index), start, scratch, *arguments)
     return output, lse
 
 
 def backward_of(
-    plan: AttentionPlan, kernels: OnDevice, grad_out, query, key, value, output, lse, mask
+    plan: AttentionPlan, kernels: PlannedKernels, grad_out, query, key, value, output, lse, mask
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of query, key and value. The GPU is the current one."""
-    if grad_out.stride(3) != 1:
+    """The gradients of query, key and value. The GPU is the current one; tensors of a plan with pairs are contiguous, but for
+    grad_out."""
+    if plan.pairs or grad_out.stride(3) != 1:
         grad_out = grad_out.contiguous()
-    scratch = empty_strided((plan.scratch,), (1,), torch.uint8)
     grad_query = empty_strided(plan.size, plan.strides, plan.dtype)
     grad_key, grad_value = (empty_strided(plan.key_size, strides, plan.dtype) for strides in plan.key_strides)
-    kernels.module.gradients(
-        kernels.gpu,
-        current_stream(kernels.index),
-        scratch.data_ptr(),
-        plan.scratch,
+    arguments = (
         *plan.front,
         grad_query.data_ptr(),
         grad_key.data_ptr(),
@@ -168,9 +202,13 @@ def backward_of(
         value.data_ptr(),
         output.data_ptr(),
         lse.data_ptr(),
-        0 if mask is None else mask.data_ptr(),
+        (kernels.no_mask[plan.dtype] if mask is None else mask).data_ptr(),
         *plan.given,
         *grad_out.stride()[:3],
         *plan.written,
     )
+    launch = kernels.module.gradients
+    scratch = kernels.room(plan, launch, arguments) if plan.pairs else plan.scratch
+    lent = empty_strided((scratch,), (1,), torch.uint8)
+    launch(kernels.gpu, current_stream(kernels.index), lent.data_ptr(), scratch, *arguments)
     return grad_query, grad_key, grad_value

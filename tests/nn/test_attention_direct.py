@@ -3,6 +3,7 @@
 The module here writes down its arguments; the kernels behind the real one are checked in tests/p23.
 """
 
+import functools
 import re
 import warnings
 from types import ModuleType
@@ -223,7 +224,17 @@ def test_the_second_derivative_is_refused_on_the_direct_way_too(module):
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"dtype": torch.float32}, {"d": 264}, {"d": 0}, {"S": 0}, {"T": 0}, {"G": 2}], ids=str
+    "arguments",
+    [
+        {"dtype": torch.float64},
+        {"dtype": torch.float32, "d": 136},
+        {"d": 264},
+        {"d": 0},
+        {"S": 0},
+        {"T": 0},
+        {"G": 2},
+    ],
+    ids=str,
 )
 def test_what_the_direct_way_leaves_to_the_operator(module, arguments):
     assert attention_direct.call_directly(*leaves(**arguments), False, None, False) is None
@@ -308,6 +319,61 @@ def test_float32_is_taken_as_pairs_with_the_scratch_memory_that_the_module_count
     with attention_direct.portable_kernels():
         attention(*leaves(torch.float32))
     assert counted[-1] == (7, True, 640, 0, 1)
+
+
+def test_float32_counts_its_scratch_memory_once_for_equal_calls(module, monkeypatch):
+    calls = []
+
+    def launch(name, gpu, *rest):
+        calls.append((name, gpu))
+        return 640
+
+    for name in ("forward", "gradients"):
+        monkeypatch.setattr(module, name, functools.partial(launch, name), raising=False)
+    for _ in range(2):
+        attention(*leaves(torch.float32)).sum().backward()
+    assert calls == [
+        (name, gpu) for each in ((0, 7), (7,)) for name in ("forward", "gradients") for gpu in each
+    ]
+    attention(*leaves(torch.float32, T=12))
+    assert calls[-2:] == [("forward", 0), ("forward", 7)], "more keys are another call"
+
+
+def test_float32_is_copied_where_it_has_gaps_and_goes_past_the_dispatcher(module):
+    inside = leaves(torch.float32)
+    whole = three(tensor.detach().contiguous().requires_grad_() for tensor in inside)
+    for tensors in (inside, whole):
+        module.calls.clear()
+        output = attention(*tensors)
+        gradients = torch.autograd.grad(output.sum(), tensors)
+        assert is_direct(output) and all(each.is_contiguous() for each in (output, *gradients))
+        forward, backward = (arguments for _, arguments in module.calls[1::2])
+        assert {*forward[25:37], *backward[29:53]} == {2304, 576, 64}, "of [2, 4, 9, 64]"
+        given = [tensor.data_ptr() for tensor in tensors]
+        assert ([*forward[21:24]] == given) == ([*backward[23:26]] == given) == (tensors is whole)
+
+
+def test_views_that_negate_are_never_handed_over_as_they_lie(module, monkeypatch):
+    """As autograd makes one of the gradient of an imaginary part."""
+
+    def negated(tensor):
+        view = torch.complex(tensor, tensor).conj().imag
+        assert view.is_neg()
+        return view
+
+    query, key, value = leaves(torch.float32)
+    assert is_direct(attention(query, key, value))
+    assert not is_direct(attention(negated(query), key, value))
+    seen = []
+    plain = attention_direct.backward_of
+    monkeypatch.setattr(
+        attention_direct,
+        "backward_of",
+        lambda plan, kernels, grad, *rest: seen.append(grad.is_neg()) or plain(plan, kernels, grad, *rest),
+    )
+    output = attention(query, key, value)
+    output.backward(negated(torch.ones_like(output)))
+    assert seen == [False]
 
 
 def test_without_a_module_one_warning_says_why(monkeypatch):

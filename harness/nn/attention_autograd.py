@@ -91,8 +91,8 @@ def attention(
             transform of torch.func.
         harness.errors.WorkbookError: The kernels cannot be compiled, or the cache folder cannot be written.
     """
-    if attn_mask is None and not dropout_p and not torch.compiler.is_compiling():
-        output = attention_direct.call_directly(query, key, value, is_causal, scale, enable_gqa)
+    if not dropout_p and not torch.compiler.is_compiling():
+        output = attention_direct.call_directly(query, key, value, attn_mask, is_causal, scale, enable_gqa)
         if output is not None:
             return output
     kept = attention_dropout.kept_of(dropout_p)

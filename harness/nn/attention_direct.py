@@ -435,13 +435,33 @@ apply_direct = applied(Direct)
 
 
 def call_directly(
-    query: Tensor, key: Tensor, value: Tensor, is_causal: bool, scale: float | None, enable_gqa: bool
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
 ) -> Tensor | None:
-    """Attention of a caller's tensors without a mask by the direct way; None where the registered operator must do it, or must
-    say what is wrong. Direct are tensors [B, N, S, d] for tensor cores on the current GPU, outside of autocast."""
-    if type(is_causal) is bool and type(enable_gqa) is bool and not any_autocast():
-        return by_plan(query, key, value, None, 0 if is_causal else EVERY_KEY, scale, enable_gqa)
-    return None
+    """Attention of a caller's tensors by the direct way; None where the registered operator must do it, or must say what is wrong.
+    Direct are tensors [B, N, S, d] for tensor cores, with or without a mask of as many axes that is added, on the current GPU, outside
+    of autocast."""
+    if type(is_causal) is not bool or type(enable_gqa) is not bool or any_autocast():
+        return None
+    if mask is not None and (is_causal or not is_added(mask, query, key)):
+        return None
+    return by_plan(query, key, value, mask, 0 if is_causal else EVERY_KEY, scale, enable_gqa)
+
+
+def is_added(mask: Tensor, query: Tensor, key: Tensor) -> bool:
+    """Whether a mask has four axes and what else lets it be added as it is to the scores of query and key."""
+    if not all(type(tensor) in PLAIN and tensor.dim() == 4 for tensor in (mask, query, key)):
+        return False
+    if not (mask.dtype == query.dtype and mask.layout is torch.strided):
+        return False
+    scores = (*query.shape[:3], key.shape[2])
+    sizes = zip(mask.shape, scores, strict=True)
+    return mask.get_device() == query.get_device() and all(size in (1, whole) for size, whole in sizes)
 
 
 def by_plan(

@@ -7,6 +7,7 @@ import functools
 import re
 import warnings
 from types import ModuleType
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -237,7 +238,7 @@ def test_the_second_derivative_is_refused_on_the_direct_way_too(module):
     ids=str,
 )
 def test_what_the_direct_way_leaves_to_the_operator(module, arguments):
-    assert attention_direct.call_directly(*leaves(**arguments), False, None, False) is None
+    assert attention_direct.call_directly(*leaves(**arguments), None, False, None, False) is None
 
 
 def test_modes_and_subclasses_and_other_ranks_are_left_to_the_operator(module):
@@ -247,13 +248,13 @@ def test_modes_and_subclasses_and_other_ranks_are_left_to_the_operator(module):
         pass
 
     call = attention_direct.call_directly
-    assert call(query, key, value, False, None, False) is not None
-    assert call(query.as_subclass(Sub), key, value, False, None, False) is None
-    assert call(query[0], key[0], value[0], False, None, False) is None
-    assert call(query.mT.contiguous().mT, key, value, False, None, False) is None
-    assert call(query, key.half(), value, False, None, False) is None
+    assert call(query, key, value, None, False, None, False) is not None
+    assert call(query.as_subclass(Sub), key, value, None, False, None, False) is None
+    assert call(query[0], key[0], value[0], None, False, None, False) is None
+    assert call(query.mT.contiguous().mT, key, value, None, False, None, False) is None
+    assert call(query, key.half(), value, None, False, None, False) is None
     with torch.autocast("cpu"):
-        assert call(query, key, value, False, None, False) is None
+        assert call(query, key, value, None, False, None, False) is None
 
 
 def is_direct(output):
@@ -278,6 +279,33 @@ def test_a_masked_call_goes_past_the_dispatcher_where_the_mask_needs_no_gradient
     with torch.autocast("cpu", torch.bfloat16):
         narrowed = attention(*three(tensor.float() for tensor in tensors), mask)
     assert narrowed.dtype == torch.bfloat16 and is_direct(narrowed)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_a_mask_of_four_axes_that_fits_goes_the_shortest_way(module, monkeypatch, dtype):
+    """Every other is looked at, and said to be wrong where it is."""
+    tensors = leaves(dtype, T=12)
+    fitting = [(2, 4, 9, 12), (2, 1, 1, 12), (1, 1, 9, 12), (1, 4, 9, 1)]
+    expected = [attention(*tensors, torch.zeros(sizes, dtype=dtype)) for sizes in fitting]
+    assert all(map(is_direct, expected))
+    with pytest.raises(ValueError, match=r"attn_mask: shape \[2, 4, 9, 11\] does not broadcast"):
+        attention(*tensors, torch.zeros(2, 4, 9, 11, dtype=dtype))
+    monkeypatch.setattr(attention_autograd, "prepared", Mock(side_effect=InterruptedError))
+    for sizes in fitting:
+        attention(*tensors, torch.zeros(sizes, dtype=dtype)).sum().backward()
+    mask = torch.zeros(fitting[0], dtype=dtype)
+    for other in (
+        mask[0, 0],
+        mask.double(),
+        mask.bool(),
+        mask[..., :3],
+        mask.to_sparse(),
+        mask.requires_grad_(),
+    ):
+        with pytest.raises(InterruptedError):
+            attention(*tensors, other)
+    with pytest.raises(InterruptedError):
+        attention(*tensors, mask.detach(), is_causal=True)
 
 
 def test_a_mask_is_handed_over_at_its_own_strides(module):

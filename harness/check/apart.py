@@ -10,7 +10,6 @@ import importlib
 import multiprocessing
 import os
 import pkgutil
-import re
 import signal
 import sys
 import tempfile
@@ -29,7 +28,7 @@ from harness.check.live import tell
 from harness.check.python_files import LEFT
 from harness.check.results import Cases, GateIds, GateResult, OnFirst, wanted_gates
 from harness.check.upstream import blame_gates
-from harness.devices.processes import PRELOADED, start_server
+from harness.devices.processes import GRACE, PRELOADED, START, line_in, start_server
 from harness.errors import DamagedFile, WorkbookError
 from harness.learner.work import Work
 from harness.spec.catalogue import PUZZLES, find_puzzle
@@ -38,10 +37,6 @@ from harness.spec.rungs import NumpyRung, Rung
 
 SECONDS = "WORKBOOK_GATE_SECONDS"
 """Environment variable: for how many seconds a file, or a gate of it, may run; without it the checker says."""
-START = 300.0
-"""Seconds that a process may take to become a judge: on a busy machine torch alone takes many."""
-GRACE = 1.0
-"""Seconds that a process gets to say where it hangs, or to end."""
 
 
 class Gone(Exception):
@@ -153,24 +148,15 @@ class JudgingProcess:
         if not self.connection.poll(seconds):
             with suppress(ProcessLookupError):
                 os.kill(self.process.pid or 0, signal.SIGUSR1)
-            raise Gone(f"{self.where(path)}stopped after {seconds:g} s, and it had not come to its end")
+            raise Gone(
+                f"{line_in(self.stack, path) or path}: stopped after {seconds:g} s, and it had not come to its end"
+            )
         try:
             return self.connection.recv()
         except (EOFError, OSError):
-            where = self.where(path)
-            raise Gone(
-                f"{where}{ending(exit_code(self.process, GRACE))}, and nothing of it was judged"
-            ) from None
-
-    def where(self, path: Path) -> str:
-        """The line of the learner's file that the process was in when it was asked, or died, "FILE:LINE: "; "" where it is unknown."""
-        until = time.monotonic() + GRACE
-        while time.monotonic() < until:
-            for file, line in re.findall(r'File "(.*)", line (\d+)', self.stack.read_text()):
-                if file == str(path):
-                    return f"{path}:{line}: "
-            time.sleep(0.05)
-        return f"{path}: "
+            where = line_in(self.stack, path) or path
+            how = ending(exit_code(self.process, GRACE))
+            raise Gone(f"{where}: {how}, and nothing of it was judged") from None
 
 
 def preloaded(rung: Rung) -> list[str]:

@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import Any
 
 START = 300.0
-"""Seconds that the ranks may take to start: on a busy machine torch alone takes many."""
+"""Seconds that a process may take to start: on a busy machine torch alone takes many."""
 # What a first gradient imports takes longer than most cases run.
 PRELOADED = ["torch.distributed", "torch.fx.experimental.symbolic_shapes"]
 GRACE = 1.0
-"""Seconds that the other ranks get to say what went wrong with them too."""
+"""Seconds that a process gets to say what went wrong with it, or where it hangs, or to end."""
 
 
 class RankFailed(Exception):
@@ -175,11 +175,16 @@ def place(process: BaseProcess, rank: int, folder: str, source: Path | None) -> 
     if process.pid is None or source is None:
         return ""
     os.kill(process.pid, signal.SIGUSR1)
-    stack = Path(folder) / f"stack {rank}"
-    deadline = time.monotonic() + GRACE
-    while time.monotonic() < deadline:
+    line = line_in(Path(folder) / f"stack {rank}", source)
+    return line and f" at {line}"
+
+
+def line_in(stack: Path, source: Path) -> str:
+    """The line of a source, "FILE:LINE", in the stack that a process writes when it is asked, or dies; "" where none comes."""
+    until = time.monotonic() + GRACE
+    while time.monotonic() < until:
         for file, line in re.findall(r'File "(.*)", line (\d+)', stack.read_text()):
             if Path(file) == source:
-                return f" at {source}:{line}"
+                return f"{source}:{line}"
         time.sleep(0.05)
     return ""

@@ -4,7 +4,7 @@ The pictures are drawn from the orders themselves, by the code behind `p24 --dra
 """
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -200,14 +200,12 @@ def arithmetic() -> str:
 
 # ---- The claims ---------------------------------------------------------------------------------------------
 
-PICTURE = (0, 3, 4, 5, 1, 2, 7, 6)
-"""The "Hilbert access pattern" that texts draw of eight cells."""
 LARGE = (8, 12, 128, 128, 64, 4, 64)
 """What sizes are said of: B, N, H, W, d, r, T."""
 
 
 def claims() -> str:
-    """The usual claims, each with a count or a time and a verdict."""
+    """What an order might be thought to do, each with a count or a time and a verdict."""
     side, radius = LARGE[2], LARGE[5]
     measured_times = measured()
     gather = {
@@ -224,47 +222,41 @@ def claims() -> str:
     eager, ours = sum(kept.saved_eager.values()), sum(kept.saved_ours.values())
     asked = {name: sectors(make(side, side), LARGE[4], 2) for name, make in orders.ORDERS.items()}
     errors = rounding()
-    near = {width: neighbours(PICTURE, width) for width in (4, 2)}
-    lines = [row("claim", "counted or timed", "verdict"), row("---", "---", "---")]
+    lines = [row("does an order…", "counted or timed", "verdict"), row("---", "---", "---")]
     for claim in (
         (
-            "avoided recomputation",
-            f"the usual code gathers Q, K and V again in its backward pass: {gather['hilbert']:.2f} ms, of {whole:.2f} ms for "
+            "avoid recomputing?",
+            f"a backward pass that gathers Q, K and V again: {gather['hilbert']:.2f} ms, of {whole:.2f} ms for "
             "forward and backward",
             "**No.** It recomputes a gather; reading through the index needs none",
         ),
         (
-            "fused operations",
+            "fuse operations?",
             f"a gather of Q, K and V takes {gather['hilbert'] / measured_times[side, radius, 'copy of Q, K and V', 'forward']:.1f} times a "
             "copy of them; the kernels here launch one forward and two backward, and no gather",
             "**Where it is done.** An order does not fuse anything; kernels that take an index do",
         ),
         (
-            "memory efficiency",
+            "save memory?",
             f"kept for the backward pass: {mib(eager)} MiB with gathered copies and a dense mask, {mib(ours)} MiB with the index",
             "**The missing mask's, not the curve's.** The difference is the dense mask; row-major order keeps as little",
         ),
         (
-            "numerical stability",
+            "make sums more exact?",
             f"float32 against float64, 256 cells: {errors['row-major']:.0e} in row-major order, {errors['hilbert']:.0e} in Hilbert order",
             "**No.** The same numbers are added in another order",
         ),
         (
-            "cache efficiency: high, not medium",
+            "read fewer keys?",
             f"K bytes that a tile needs: {counts['row-major'].needed * row_bytes:,.0f} row by row, "
             f"{counts['hilbert'].needed * row_bytes:,.0f} in Hilbert order, {counts['tiled'].needed * row_bytes:,.0f} in squares of 8 x 8",
             "**In a window, yes, and not only Hilbert's.** Without a window every tile needs every key",
         ),
         (
-            "coalesced write back",
+            "make writing cheaper?",
             f"sectors that a warp asks for: {asked['row-major']:.1f} and {asked['hilbert']:.1f}; a scatter of O takes "
             f"{scatter['row-major']:.2f} and {scatter['hilbert']:.2f} ms",
-            "**As before.** Rows are longer than a sector",
-        ),
-        (
-            "the access picture " + " ".join(map(str, PICTURE)),
-            f"steps between neighbours: {near[4]} of 7 on a grid of 2 x 4, {near[2]} of 7 on one of 4 x 2",
-            "**No curve's.** All 7 would be",
+            "**No.** Rows are longer than a sector",
         ),
     ):
         lines.append(row(*claim))
@@ -274,12 +266,6 @@ def claims() -> str:
 def mib(size: int) -> str:
     """Bytes in MiB."""
     return f"{size / 2**20:,.0f}"
-
-
-def neighbours(order: Sequence[int], width: int) -> int:
-    """How many steps go from a cell to one beside, above or below it."""
-    rows, columns = np.divmod(np.array(order), width)
-    return int((np.abs(np.diff(rows)) + np.abs(np.diff(columns)) == 1).sum())
 
 
 def rounding(side: int = 16, d: int = 64) -> dict[str, float]:

@@ -170,7 +170,10 @@ def test_the_tiles_that_are_read_are_those_that_the_puzzle_counts():
 
 
 def test_the_walk_ends_in_a_square_patch():
+    """And the rectangles in between are as large as the page says."""
     assert "2 x 8 row by row, and 4 x 4 along the curve" in words("walk")[-1]
+    walked = [re.findall(r"(\d+) x (\d+)", said) for said in words("walk")[15:]]
+    assert [max(int(a) * int(b) for a, b in side) for side in zip(*walked, strict=True)] == [3 * 8, 7 * 4]
 
 
 def test_the_rewrite_is_the_printed_one():

@@ -146,6 +146,13 @@ def test_the_error_is_that_of_the_formula(pages):
     assert "element: none in the case “chapter”" in exhibit(pages["museum_p22.md"], "dw_from_x_hat")
 
 
+def test_no_source_is_a_branch_that_moves():
+    sources = {wrong.name: wrong.source for puzzle in puzzle_names() for wrong in zoo.load(puzzle)}
+    assert [
+        name for name, source in sources.items() if re.search(r"/(tree|blob)/(?![0-9a-f]{40}/)", source)
+    ] == []
+
+
 def test_a_source_in_words_stays_one_and_signs_of_markdown_are_escaped():
     from book.build import museum
 

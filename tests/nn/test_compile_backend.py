@@ -429,7 +429,7 @@ def test_report_names_layers_as_the_model_does(capfd, monkeypatch):
     torch.compile(model, backend=mojo_workbook, options={"tail": "eager"})(torch.randn(B, S, H))
     lines = capfd.readouterr().err.splitlines()
     assert lines == [
-        "mojo_workbook: 1 of 2 Linear layers behind a LayerNorm swapped",
+        "mojo_workbook: 1 of 2 Linear layers after a LayerNorm swapped",
         "  swapped  1: 2x3 rows, 8 -> 6, float32",
         "  left     4: dropout stands between LayerNorm and it",
     ]

@@ -92,10 +92,10 @@ class Report:
         return any(vars(self).values())
 
     def lines(self) -> list[str]:
-        """The report as text, one line for each Linear behind a LayerNorm, each attention and each head with its loss."""
+        """The report as text, one line for each Linear after a LayerNorm, each attention and each head with its loss."""
         found: list[tuple[tuple[Any, ...], tuple[tuple[str, str], ...], str]]
         found = [
-            (self.swaps, self.left, "Linear layers behind a LayerNorm"),
+            (self.swaps, self.left, "Linear layers after a LayerNorm"),
             (self.attentions, self.attentions_left, "attentions"),
             (self.heads, self.heads_left, "heads with cross-entropy"),
         ]
@@ -203,7 +203,7 @@ def rewrite(
     """Swaps every LayerNorm -> Linear of a graph and of the graphs that it calls; `pictures` gets each swap to look at.
 
     Attention is swapped everywhere, nowhere, or, where `attention` is None, if that is faster; a head with its loss likewise, or if its
-    logits are large. Heads come first: one that stays may be behind a LayerNorm.
+    logits are large. Heads come first: one that stays may come after a LayerNorm.
     """
     swaps: list[Swap] = []
     left: list[tuple[str, str]] = []

@@ -51,7 +51,7 @@ FAR = 4  # nodes between the two that are looked through for a reason to give
 
 @dataclass(frozen=True)
 class Match:
-    """One Linear behind a LayerNorm.
+    """One Linear after a LayerNorm.
 
     Attributes:
         ln, linear: The two nodes.

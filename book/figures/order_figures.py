@@ -4,10 +4,11 @@ The pictures are drawn from the orders themselves, by the code behind `p24 --dra
 """
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
+from book.figures.markdown_table import table
 from book.measure import record
 from harness.nn import orders
 from harness.puzzles.p24 import drawing
@@ -77,24 +78,23 @@ def reads(side: int, radius: int, tile: int = 64) -> str:
 # ---- Tables -------------------------------------------------------------------------------------------------
 
 
-def row(*cells: object) -> str:
-    """A line of a Markdown table."""
-    return "| " + " | ".join(map(str, cells)) + " |"
+def by_size(head: Iterable[str], cells: Callable[[int, int], Iterable[str]]) -> str:
+    """A table with a line for each grid and radius; `cells` has the rest of a line."""
+    rows = [[f"{side} x {side}", str(radius), *cells(side, radius)] for side, radius in SIZES]
+    head = ["grid", "radius", *head]
+    return table(head, rows, "l".ljust(len(head), "r"))
 
 
 def ratios() -> str:
     """Pairs of tiles that row-major order makes of those of Hilbert order, by grid, radius and tile."""
-    lines = [
-        row("grid", "radius", "tile", *orders.ORDERS, "row-major over Hilbert"),
-        row("---", *["---:"] * 7),
-    ]
+    rows = []
     for side, radius in SIZES:
         for tile in TILES:
-            pairs = {name: pairs_of(name, side, radius, tile) for name in orders.ORDERS}
-            counted = [f"{number:,}" for number in pairs.values()]
-            ratio = f"{pairs['row-major'] / pairs['hilbert']:.2f}"
-            lines.append(row(f"{side} x {side}", radius, tile, *counted, ratio))
-    return "\n".join(lines) + "\n"
+            counted = [f"{pairs_of(name, side, radius, tile):,}" for name in orders.ORDERS]
+            rows.append(
+                [f"{side} x {side}", f"{radius}", f"{tile}", *counted, f"{ratio(side, radius, tile):.2f}"]
+            )
+    return table(["grid", "radius", "tile", *orders.ORDERS, "row-major over Hilbert"], rows, "l" + 7 * "r")
 
 
 def measured() -> Times:
@@ -122,35 +122,27 @@ def times() -> str:
     """These kernels in each order, each at its best tile; dense attention beside them."""
     measured_times = measured()
     dense = ("SDPA, every key", "SDPA, masked")
-    lines = [
-        row("grid", "radius", *orders.ORDERS, "dense, every key", "dense, masked"),
-        row("---", *["---:"] * (1 + len(orders.ORDERS) + len(dense))),
-    ]
-    for side, radius in SIZES:
-        cells = [f"{own(measured_times, side, radius, name)[0]:.2f}" for name in orders.ORDERS]
-        cells += [f"{measured_times[side, radius, name, 'both']:.2f}" for name in dense]
-        lines.append(row(f"{side} x {side}", radius, *cells))
-    return "\n".join(lines) + "\n"
+
+    def cells(side: int, radius: int) -> Iterator[str]:
+        yield from (f"{own(measured_times, side, radius, name)[0]:.2f}" for name in orders.ORDERS)
+        yield from (f"{measured_times[side, radius, name, 'both']:.2f}" for name in dense)
+
+    return by_size([*orders.ORDERS, "dense, every key", "dense, masked"], cells)
 
 
 def peers() -> str:
     """FlexAttention in each order, with how many times as long as these kernels it takes; NATTEN's window at the end."""
     measured_times = measured()
     natten = ("row-major", "z-order")
-    lines = [
-        row("grid", "radius", *orders.ORDERS, *(f"NATTEN, {name}" for name in natten)),
-        row("---", *["---:"] * (1 + len(orders.ORDERS) + len(natten))),
-    ]
-    for side, radius in SIZES:
-        cells = []
+
+    def cells(side: int, radius: int) -> Iterator[str]:
         for name in orders.ORDERS:
             time = flex(measured_times, side, radius, name)
-            cells.append(f"{time:.2f} ({time / own(measured_times, side, radius, name)[0]:.2f})")
-        cells += [
-            f"{measured_times[side, radius, f'Flex, NATTEN {name}, 128', 'both']:.2f}" for name in natten
-        ]
-        lines.append(row(f"{side} x {side}", radius, *cells))
-    return "\n".join(lines) + "\n"
+            yield f"{time:.2f} ({time / own(measured_times, side, radius, name)[0]:.2f})"
+        for name in natten:
+            yield f"{measured_times[side, radius, f'Flex, NATTEN {name}, 128', 'both']:.2f}"
+
+    return by_size([*orders.ORDERS, *(f"NATTEN, {name}" for name in natten)], cells)
 
 
 def ratio(side: int, radius: int, tile: int) -> float:
@@ -167,35 +159,27 @@ def pairs_of(name: str, side: int, radius: int, tile: int) -> int:
 def counted_and_timed() -> str:
     """The counted ratio of row-major over Hilbert order beside the measured one: these kernels, then FlexAttention."""
     measured_times = measured()
-    lines = [
-        row("grid", "radius", "tiles of 64", "time", "of it", "tiles of 128", "FlexAttention", "of it"),
-        row("---", *["---:"] * 7),
-    ]
-    for side, radius in SIZES:
+
+    def cells(side: int, radius: int) -> Iterator[str]:
         ours = [own(measured_times, side, radius, name)[0] for name in ("row-major", "hilbert")]
         theirs = [flex(measured_times, side, radius, name) for name in ("row-major", "hilbert")]
-        cells = []
         for tile, taken in zip(TILES, (ours, theirs), strict=True):
             counted, timed = ratio(side, radius, tile), taken[0] / taken[1]
-            cells += [f"{counted:.2f}", f"{timed:.2f}", f"{timed / counted:.2f}"]
-        lines.append(row(f"{side} x {side}", radius, *cells))
-    return "\n".join(lines) + "\n"
+            yield from (f"{counted:.2f}", f"{timed:.2f}", f"{timed / counted:.2f}")
+
+    return by_size(["tiles of 64", "time", "of it", "tiles of 128", "FlexAttention", "of it"], cells)
 
 
 def arithmetic() -> str:
     """FlexAttention with masks that compute rows and columns beside masks that read them from a table."""
     measured_times = measured()
     names = [mask for name in BY_ARITHMETIC for mask in (name, f"{name} by arithmetic")]
-    lines = [
-        row(
-            "grid", "radius", *(f"{name}, {way}" for name in BY_ARITHMETIC for way in ("table", "arithmetic"))
+    return by_size(
+        (f"{name}, {way}" for name in BY_ARITHMETIC for way in ("table", "arithmetic")),
+        lambda side, radius: (
+            f"{measured_times[side, radius, f'Flex, {name}, 128', 'both']:.2f}" for name in names
         ),
-        row("---", *["---:"] * (1 + len(names))),
-    ]
-    for side, radius in SIZES:
-        cells = (f"{measured_times[side, radius, f'Flex, {name}, 128', 'both']:.2f}" for name in names)
-        lines.append(row(f"{side} x {side}", radius, *cells))
-    return "\n".join(lines) + "\n"
+    )
 
 
 # ---- The claims ---------------------------------------------------------------------------------------------
@@ -222,45 +206,43 @@ def claims() -> str:
     eager, ours = sum(kept.saved_eager.values()), sum(kept.saved_ours.values())
     asked = {name: sectors(make(side, side), LARGE[4], 2) for name, make in orders.ORDERS.items()}
     errors = rounding()
-    lines = [row("does an order…", "counted or timed", "verdict"), row("---", "---", "---")]
-    for claim in (
-        (
+    rows = [
+        [
             "avoid recomputing?",
             f"a backward pass that gathers Q, K and V again: {gather['hilbert']:.2f} ms, of {whole:.2f} ms for "
             "forward and backward",
             "**No.** It recomputes a gather; reading through the index needs none",
-        ),
-        (
+        ],
+        [
             "fuse operations?",
             f"a gather of Q, K and V takes {gather['hilbert'] / measured_times[side, radius, 'copy of Q, K and V', 'forward']:.1f} times a "
             "copy of them; the kernels here launch one forward and two backward, and no gather",
             "**Where it is done.** An order does not fuse anything; kernels that take an index do",
-        ),
-        (
+        ],
+        [
             "save memory?",
             f"kept for the backward pass: {mib(eager)} MiB with gathered copies and a dense mask, {mib(ours)} MiB with the index",
             "**The missing mask's, not the curve's.** The difference is the dense mask; row-major order keeps as little",
-        ),
-        (
+        ],
+        [
             "make sums more exact?",
             f"float32 against float64, 256 cells: {errors['row-major']:.0e} in row-major order, {errors['hilbert']:.0e} in Hilbert order",
             "**No.** The same numbers are added in another order",
-        ),
-        (
+        ],
+        [
             "read fewer keys?",
             f"K bytes that a tile needs: {counts['row-major'].needed * row_bytes:,.0f} row by row, "
             f"{counts['hilbert'].needed * row_bytes:,.0f} in Hilbert order, {counts['tiled'].needed * row_bytes:,.0f} in squares of 8 x 8",
             "**In a window, yes, and not only Hilbert's.** Without a window every tile needs every key",
-        ),
-        (
+        ],
+        [
             "make writing cheaper?",
             f"sectors that a warp asks for: {asked['row-major']:.1f} and {asked['hilbert']:.1f}; a scatter of O takes "
             f"{scatter['row-major']:.2f} and {scatter['hilbert']:.2f} ms",
             "**No.** Rows are longer than a sector",
-        ),
-    ):
-        lines.append(row(*claim))
-    return "\n".join(lines) + "\n"
+        ],
+    ]
+    return table(["does an order…", "counted or timed", "verdict"], rows)
 
 
 def mib(size: int) -> str:

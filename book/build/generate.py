@@ -449,7 +449,7 @@ def saved_bars() -> str:
     kept = {"LayerNorm, then Linear": account.saved_eager, "the workbook's layer": account.saved_ours}
     sizes = {name: sum(tensors.values()) / 1e6 for name, tensors in kept.items()}
     label = "Bytes kept for backward: " + "; ".join(f"{name} {size:.1f} MB" for name, size in sizes.items())
-    return figures.bars([(name, size, f"{size:,.1f} MB") for name, size in sizes.items()], label)
+    return figures.bars([(name, size, f"{size:,.1f} MB", 0.3) for name, size in sizes.items()], label)
 
 
 def saving_chart() -> str:

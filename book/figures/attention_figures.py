@@ -349,8 +349,8 @@ def order_bars() -> str:
     label = "Forward and backward on a grid of 128 x 128 with a radius of 4: " + ", ".join(
         f"{name} {time:.2f} ms" for name, time in times.items()
     )
-    rows = [(name, time, f"{time:.2f} ms") for name, time in times.items()]
-    return bars(rows, label, width=NARROW, left=124, longest=250, size=13)
+    rows = [(name, time, f"{time:.2f} ms", 0.3) for name, time in times.items()]
+    return bars(rows, label, left=124, longest=250)
 
 
 # ---- Puzzle 25 ----------------------------------------------------------------------------------------------

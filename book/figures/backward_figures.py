@@ -12,7 +12,7 @@ import numpy as np
 
 from book.figures.charts import LogChart
 from book.figures.every_size import beside_compile
-from book.figures.figures import LEGIBLE, NARROW, Drawing, in_words, side_by_side
+from book.figures.figures import LEGIBLE, NARROW, Drawing, bar_rows, bars, in_words, side_by_side
 from book.figures.layer_figures import bars_of, inductor_counts
 from book.measure import outputs, record
 
@@ -51,25 +51,15 @@ def bits_kept() -> str:
     """Bits that ReLU keeps for each element, by way, as measured."""
     lines = outputs.load("what_is_kept").text.splitlines()[1:]
     matches = [re.match(r"(\w+) +(.+?) +[\d,]+ +[\d,]+ +([\d.]+)  (.+)$", line) for line in lines]
-    rows = [
-        (f"{way[1]}: {way[2]}" if way[1] == "PyTorch" else way[2], float(way[3]), way[4])
-        for way in matches
-        if way
-    ]
-    drawing = Drawing(
-        NARROW,
-        36 * len(rows) + 8,
-        "Bits kept for each element of a ReLU: "
-        + "; ".join(f"{name} {bits:g}, gradient {verdict}" for name, bits, verdict in rows),
-    )
-    for number, (name, bits, verdict) in enumerate(rows):
-        y = 6 + 36 * number
-        right = verdict == "right"
-        drawing.text(142, y + 18, name, anchor="end", size=13)
-        drawing.box(150, y, max(2, 200 * bits / 32), 26, shade=0.35 if right else 0)
-        words = f"{bits:g} bits" + ("" if right else ", wrong")
-        drawing.text(158 + 200 * bits / 32, y + 18, words if bits > 1 else "1 bit", anchor="start", size=13)
-    return drawing.svg()
+    rows = []
+    for who, what, bits, verdict in (match.groups() for match in matches if match):
+        words = f"{float(bits):g} bits" if float(bits) > 1 else "1 bit"
+        name = f"{who}: {what}" if who == "PyTorch" else what
+        rows.append(
+            (name, float(bits), words + ", wrong" * (verdict != "right"), 0.35 * (verdict == "right"))
+        )
+    label = "; ".join(f"{name} {words}" for name, _, words, _ in rows)
+    return bars(rows, f"Bits kept for each element of a ReLU: {label}", left=142, longest=200)
 
 
 def ballot() -> str:
@@ -119,11 +109,8 @@ def kept_by_way() -> str:
     largest = max(size for ways in kept.values() for size in ways.values())
     for number, (function, ways) in enumerate(kept.items()):
         drawing.text(2, 88 * number + 44, function, anchor="start", size=13)
-        for line, (way, size) in enumerate(ways.items()):
-            y = 88 * number + 6 + 26 * line
-            drawing.text(148, y + 15, way, anchor="end", size=13)
-            drawing.box(156, y, 230 * size / largest, 21, shade=0.35 if way == "custom" else 0.1)
-            drawing.text(164 + 230 * size / largest, y + 15, f"{size:g} MB", anchor="start", size=13)
+        rows = [(way, size, f"{size:g} MB", 0.35 if way == "custom" else 0.1) for way, size in ways.items()]
+        bar_rows(drawing, 88 * number + 6, rows, 230 / largest, left=148, step=26)
     return drawing.svg()
 
 
@@ -380,20 +367,16 @@ def symptom_kinds() -> str:
     )
     often = [(kind, count) for kind, count in counts.most_common() if count > 1]
     once = sum(count == 1 for count in counts.values())
-    drawing = Drawing(
-        NARROW,
-        34 * (len(often) + 1) + 12,
+    label = (
         f"{sum(counts.values())} wrong backends by what the gate calls them: "
         + ", ".join(f"{kind} {count}" for kind, count in often)
-        + f"; {once} kinds once each",
+        + f"; {once} kinds once each"
     )
-    largest = max(once, often[0][1])
-    for number, (kind, count) in enumerate([*often, ("others, once each", once)]):
-        y = 8 + 34 * number
-        drawing.text(170, y + 18, kind, anchor="end", size=13)
-        drawing.box(180, y, 250 * count / largest, 26, shade=0.35 if number < len(often) else 0.08)
-        drawing.text(188 + 250 * count / largest, y + 18, str(count), anchor="start", size=13)
-    return drawing.svg()
+    rows = [
+        *((kind, count, str(count), 0.35) for kind, count in often),
+        ("others, once each", once, str(once), 0.08),
+    ]
+    return bars(rows, label, left=172, longest=250)
 
 
 def kernels_chart() -> str:

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from book.figures.bench_results import OURS, SHORT, Row, Size, select, table, time_text
+from book.figures.charts import LogChart
+from book.figures.figures import NARROW
 from book.measure import record
 
 PAIRS_PEERS = ("eager", "compile", "tf32x3")
@@ -163,29 +165,34 @@ def ways_table(rows: list[Row]) -> str:
     return table(["rows: H → O", "Y · dln · dW", "forward", "backward", "host, both"], body, left=2)
 
 
-def branches_table(rows: list[Row]) -> str:
-    """A line for each size: the fastest way of one branch, the fastest of two, and the one that is chosen; each with who multiplies."""
+def by_branches(rows: list[Row]) -> Iterator[tuple[Size, Row, Row, Row]]:
+    """Each size, small ones first, with the fastest way of one branch, the fastest of two, and the one that is chosen."""
     sizes: dict[Size, list[Row]] = {}
-    for row in rows:
+    for row in sorted(rows, key=lambda row: float(row["us"])):
         sizes.setdefault((int(row["M"]), int(row["H"]), int(row["O"])), []).append(row)
-    body, ratios = [], []
     for dims, ways in sorted(sizes.items(), key=lambda item: math.prod(item[0])):
-        ranked = sorted(ways, key=lambda row: float(row["us"]))
-        one, two = (next(row for row in ranked if row["branches"] == count) for count in "12")
-        chosen = next(row for row in ways if row["chosen"])
-        ratios.append(float(chosen["us"]) / float(one["us"]))
-        body.append(
-            [small(dims), *branch_cells(one), *branch_cells(two), *branch_cells(chosen), f"{ratios[-1]:.2f}"]
-        )
-    head = ["rows: H → O", "one branch", "", "two", "", "chosen", "", "of one branch"]
-    summary = f"Over these {len(ratios)} sizes the choice takes {statistics.median(ratios):.2f} of the fastest single "
-    summary += f"branch's time in the median, {min(ratios):.2f} at best and {max(ratios):.2f} at worst."
-    return f"{table(head, body)}\n{summary}\n"
+        one, two = (next(row for row in ways if row["branches"] == count) for count in "12")
+        yield dims, one, two, next(row for row in ways if row["chosen"])
 
 
-def branch_cells(row: Row) -> tuple[str, str]:
-    """A time, and who multiplies dln and dW."""
-    return time_text(float(row["us"])), f"{row['dln']} · {row['dW']}"
+def branches_chart(rows: list[Row]) -> str:
+    """The time of two branches over that of one, by the work of a product; filled where two are chosen."""
+    sizes = list(by_branches(rows))
+    ratios = [float(two["us"]) / float(one["us"]) for _, one, two, _ in sizes]
+    work = [math.prod(dims) for dims, *_ in sizes]
+    drawing = LogChart(
+        (NARROW, 300),
+        f"Two branches over one at {len(sizes)} sizes, from {min(ratios):.2f} to {max(ratios):.2f}: small products gain most.",
+        x=(min(work) / 1.5, max(work) * 1.5),
+        y=(min(ratios) / 1.03, max(ratios) * 1.03),
+        x_name="multiply-adds of one product",
+        y_name="two branches / one",
+        x_ticks={10.0**power: f"10^{power}" for power in (6, 8, 10)},
+        y_ticks={tick / 10: f"{tick / 10}" for tick in range(7, 13) if min(ratios) < tick / 10 < max(ratios)},
+    )
+    for x, y, (*_, chosen) in zip(work, ratios, sizes, strict=True):
+        drawing.marker(x, y, "circle", hollow=chosen["branches"] == "1")
+    return drawing.svg()
 
 
 def pairs_tables(rows: list[Row]) -> str:
@@ -264,6 +271,6 @@ def pages() -> dict[str, str]:
         "sizes_peak.md": peak_table(rows) + "\n" + peak_verdict(rows),
         "sizes_timeline.md": timeline_table(record.rows("timeline")),
         "sizes_ways.md": ways_table(record.rows("products")),
-        "sizes_branches.md": branches_table(record.rows("branches")),
+        "sizes_branches.svg": branches_chart(record.rows("branches")),
         "sizes_pairs.md": pairs_tables(record.rows("pairs")),
     }

@@ -539,16 +539,10 @@ def compared(what: str, measures: Measures, ways: dict[str, str]) -> str:
 
 
 def bars(
-    rows: Sequence[tuple[str, float, str]],
-    label: str,
-    *,
-    width: int = 720,
-    left: float = 250,
-    longest: float = 340,
-    size: int = 12,
+    rows: Sequence[tuple[str, float, str, float]], label: str, *, left: float = 150, longest: float = 220
 ) -> str:
-    """Horizontal bars; `rows` are a name, whose end is at `left`, a value and how it is written."""
-    drawing = Drawing(width, 28 * len(rows) + 10, label)
-    scale = longest / (max(value for _, value, _ in rows) or 1)
-    bar_rows(drawing, 8, [(*row, 0.3) for row in rows], scale, left=left, size=size)
+    """Horizontal bars, the rows of `bar_rows`."""
+    drawing = Drawing(NARROW, 28 * len(rows) + 10, label)
+    scale = longest / (max(value for _, value, _, _ in rows) or 1)
+    bar_rows(drawing, 8, rows, scale, left=left)
     return drawing.svg()

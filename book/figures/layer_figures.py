@@ -12,7 +12,7 @@ import numpy as np
 
 from book.figures import bench_results, every_size
 from book.figures.charts import LogChart
-from book.figures.figures import LEGIBLE, NARROW, ROOT, Drawing, player_start
+from book.figures.figures import LEGIBLE, NARROW, ROOT, Drawing, bar_rows, player_start
 from book.measure import ledger, outputs, record
 from book.measure.ledger import GPT2_SMALL
 
@@ -413,12 +413,8 @@ def compiled_pair() -> str:
     drawing.text(5, 104, "an operator of your own", anchor="start", size=13)
     drawing.labelled(5, 114, 470, 36, "a box: its shapes are known by the fake version")
     drawing.text(5, 184, "kept for the backward pass, without parameters", anchor="start", size=13)
-    largest = max(float(size) for _, size in kept)
-    for number, (who, size) in enumerate(kept):
-        y = 194 + 38 * number
-        drawing.box(170, y, 220 * float(size) / largest, 26, shade=0.35)
-        drawing.text(164, y + 18, who, anchor="end", size=13)
-        drawing.text(176 + 220 * float(size) / largest, y + 18, f"{size} MB", anchor="start", size=13)
+    rows = [(who, float(size), f"{size} MB", 0.35) for who, size in kept]
+    bar_rows(drawing, 194, rows, 220 / max(size for _, size, _, _ in rows), left=162, step=38)
     return drawing.svg()
 
 

@@ -1,5 +1,7 @@
 """The tables of the page about every size say what their records say."""
 
+import re
+
 import pytest
 
 from book.figures import every_size
@@ -122,7 +124,7 @@ def test_replays_whose_branches_take_turns():
 
 
 def test_one_branch_and_two():
-    """The fastest of each, and what is chosen beside the fastest of one."""
+    """The fastest of each, small sizes first; a dot is filled where two are chosen."""
     names = ("M", "H", "O", "dln", "dW", "branches", "us", "chosen")
     rows = [
         (50, 6, 7, "own", "own", 1, 20, ""),
@@ -132,9 +134,11 @@ def test_one_branch_and_two():
         (5, 6, 7, "own", "own", 1, 4, "yes"),
         (5, 6, 7, "own", "own", 2, 5, ""),
     ]
-    text = every_size.branches_table(strings(dict(zip(names, row, strict=True)) for row in rows))
-    assert text.splitlines()[2:4] == [
-        "| 5: 6 → 7 | 4.0 µs | own · own | 5.0 µs | own · own | 4.0 µs | own · own | 1.00 |",
-        "| 50: 6 → 7 | 10.0 µs | own · library | 8.0 µs | library · own | 9.0 µs | own · own | 0.90 |",
+    rows = strings(dict(zip(names, row, strict=True)) for row in rows)
+    times = [
+        (dims, one["us"], two["us"], chosen["us"]) for dims, one, two, chosen in every_size.by_branches(rows)
     ]
-    assert "Over these 2 sizes the choice takes 0.95 of" in text and "0.90 at best and 1.00 at worst" in text
+    assert times == [((5, 6, 7), "4", "5", "4"), ((50, 6, 7), "10", "8", "9")]
+    svg = every_size.branches_chart(rows)
+    assert "at 2 sizes, from 0.80 to 1.25" in svg
+    assert re.findall(r'<circle.*?fill-opacity="(.)"', svg) == ["0", "1"]

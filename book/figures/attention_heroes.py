@@ -389,7 +389,7 @@ def ring() -> str:
             drawing.text(240, 194, f"step {step % RANKS}" if step < last else "dK, dV", size=14)
         if forward:
             error = errors[step]
-            words = f"Forward, step {step}. Every rank merges one more block into its output"
+            words = f"Forward, step {step}. Every rank merges {'one more' if step else 'its own'} block into its output"
             done = (
                 "the output is that of one device"
                 if step == RANKS - 1
@@ -412,5 +412,5 @@ def ring() -> str:
             )
     return drawing.hero(
         "The errors are those of a run of the NumPy solution on 16 positions.",
-        "Four ranks, each with its own queries and, shaded, its own block of keys and values.",
+        "Four devices, called ranks, each with its own queries and, shaded, its own block of keys and values.",
     )

@@ -448,6 +448,8 @@ def call_directly(
     of autocast."""
     if type(is_causal) is not bool or type(enable_gqa) is not bool or any_autocast():
         return None
+    if scale is not None and type(scale) not in (float, int):
+        return None
     if mask is not None and (is_causal or not is_added(mask, query, key)):
         return None
     return by_plan(query, key, value, mask, 0 if is_causal else EVERY_KEY, scale, enable_gqa)

@@ -241,6 +241,13 @@ def test_what_the_direct_way_leaves_to_the_operator(module, arguments):
     assert attention_direct.call_directly(*leaves(**arguments), None, False, None, False) is None
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_a_scale_that_is_no_number_is_refused_on_the_direct_way_too(module, dtype):
+    with pytest.raises(TypeError, match="scale: expected"):
+        loosely(attention)(*leaves(dtype), scale="0.5")
+    assert not module.calls
+
+
 def test_modes_and_subclasses_and_other_ranks_are_left_to_the_operator(module):
     query, key, value = leaves()
 

@@ -10,7 +10,7 @@ from collections import Counter
 
 import numpy as np
 
-from book.figures.charts import LogChart
+from book.figures.charts import LogChart, ratios_by_work
 from book.figures.every_size import beside_compile
 from book.figures.figures import LEGIBLE, NARROW, Drawing, bar_rows, bars, in_words, side_by_side
 from book.figures.layer_figures import bars_of, inductor_counts
@@ -403,27 +403,10 @@ def kernels_chart() -> str:
 
 def swaps_chart() -> str:
     """The layer's time over torch.compile's at the sizes of the newest records, over the work of the product."""
-    points = [(float(math.prod(dims)), ratio) for dims, ratio in beside_compile().items()]
-    least, most = min(ratio for _, ratio in points), max(ratio for _, ratio in points)
-    bottom, top = min(x for x, _ in points) / 2, max(x for x, _ in points) * 2
-    drawing = LogChart(
-        (NARROW, 300),
-        f"The layer's time over torch.compile's at {len(points)} sizes: from {least:.2f} to {most:.2f}.",
-        x=(bottom, top),
-        y=(least / 1.06, max(most, 1) * 1.06),
-        x_name="multiply-adds of a product",
-        y_name="time / torch.compile's",
-        x_ticks={10.0**power: f"1e{power}" for power in range(2, 14, 2) if bottom < 10.0**power < top},
-        y_ticks={
-            value: f"{value:g}" for value in (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1) if least / 1.06 < value
-        },
-    )
-    _, level = drawing.place(1e9, 1.0)
-    left, _ = drawing.place(drawing.x[0], 1.0)
-    drawing.segment(left, level, drawing.width - 20, level, dash="6 4", thick=1.5)
-    for x, y in points:
-        drawing.marker(x, y, "circle", hollow=y > 1)
-    return drawing.svg()
+    ratios = beside_compile()
+    label = f"The layer's time over torch.compile's at {len(ratios)} sizes: from {min(ratios.values()):.2f} to {max(ratios.values()):.2f}."
+    points = [(float(math.prod(dims)), ratio, "circle", ratio > 1) for dims, ratio in ratios.items()]
+    return ratios_by_work(label, "time / torch.compile's", points)
 
 
 def swap_gains() -> str:

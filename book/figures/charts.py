@@ -91,3 +91,25 @@ def powers(low: float, high: float) -> dict[float, str]:
     """The powers of ten between two numbers, and how they are written."""
     first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
     return {10.0**power: f"{10.0**power:g}" for power in range(first, last + 1)}
+
+
+def ratios_by_work(label: str, y_name: str, points: list[tuple[float, float, str, bool]]) -> str:
+    """Ratios over the multiply-adds of a product, with a broken line at 1; of each point the marker, and whether it is hollow."""
+    work, ratios = [x for x, *_ in points], [y for _, y, *_ in points]
+    x, y = (min(work) / 2, max(work) * 2), (min(ratios) / 1.06, max(*ratios, 1) * 1.06)
+    drawing = LogChart(
+        (NARROW, 310),
+        label,
+        x,
+        y,
+        "multiply-adds of a product",
+        y_name,
+        x_ticks={10.0**power: f"1e{power}" for power in range(2, 14, 2) if x[0] < 10.0**power < x[1]},
+        y_ticks={
+            tick / 10: f"{tick / 10:g}" for tick in (3, 5, 7, 8, 9, 10, 11, 12, 15) if y[0] < tick / 10 < y[1]
+        },
+    )
+    drawing.curve([(x[0], 1.0), (x[1], 1.0)], dash="6 4", thick=1.5)
+    for across, up, shape, hollow in points:
+        drawing.marker(across, up, shape, hollow=hollow)
+    return drawing.svg()

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from book.figures.bench_results import OURS, SHORT, Row, Size, select, table, time_text
-from book.figures.charts import LogChart
-from book.figures.figures import NARROW
+from book.figures.charts import ratios_by_work
 from book.measure import record
 
 PAIRS_PEERS = ("eager", "compile", "tf32x3")
@@ -177,22 +176,13 @@ def by_branches(rows: list[Row]) -> Iterator[tuple[Size, Row, Row, Row]]:
 
 def branches_chart(rows: list[Row]) -> str:
     """The time of two branches over that of one, by the work of a product; filled where two are chosen."""
-    sizes = list(by_branches(rows))
-    ratios = [float(two["us"]) / float(one["us"]) for _, one, two, _ in sizes]
-    work = [math.prod(dims) for dims, *_ in sizes]
-    drawing = LogChart(
-        (NARROW, 300),
-        f"Two branches over one at {len(sizes)} sizes, from {min(ratios):.2f} to {max(ratios):.2f}: small products gain most.",
-        x=(min(work) / 1.5, max(work) * 1.5),
-        y=(min(ratios) / 1.03, max(ratios) * 1.03),
-        x_name="multiply-adds of one product",
-        y_name="two branches / one",
-        x_ticks={10.0**power: f"10^{power}" for power in (6, 8, 10)},
-        y_ticks={tick / 10: f"{tick / 10}" for tick in range(7, 13) if min(ratios) < tick / 10 < max(ratios)},
-    )
-    for x, y, (*_, chosen) in zip(work, ratios, sizes, strict=True):
-        drawing.marker(x, y, "circle", hollow=chosen["branches"] == "1")
-    return drawing.svg()
+    points = [
+        (float(math.prod(dims)), float(two["us"]) / float(one["us"]), "circle", chosen["branches"] == "1")
+        for dims, one, two, chosen in by_branches(rows)
+    ]
+    ratios = [ratio for _, ratio, *_ in points]
+    label = f"Two branches over one at {len(points)} sizes, from {min(ratios):.2f} to {max(ratios):.2f}: small products gain most."
+    return ratios_by_work(label, "two branches / one", points)
 
 
 def pairs_tables(rows: list[Row]) -> str:

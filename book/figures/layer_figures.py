@@ -11,7 +11,7 @@ import re
 import numpy as np
 
 from book.figures import bench_results, every_size
-from book.figures.charts import LogChart
+from book.figures.charts import LogChart, ratios_by_work
 from book.figures.figures import LEGIBLE, NARROW, ROOT, Drawing, bar_rows, player_start
 from book.measure import ledger, outputs, record
 from book.measure.ledger import GPT2_SMALL
@@ -467,29 +467,13 @@ def drawn_sizes() -> str:
         for column in ("graph", "loop")
     }
     below = {column: sum(ratio <= 1 for _, ratio in points) for column, points in by_column.items()}
-    everything = [point for points in by_column.values() for point in points]
-    bottom, top = min(x for x, _ in everything) / 2, max(x for x, _ in everything) * 2
-    drawing = LogChart(
-        (NARROW, 330),
-        "The layer's time over the fastest peer's at sizes drawn at random. "
-        + "; ".join(
-            f"{'as CUDA graphs' if column == 'graph' else 'in plain loops'} it is at most 1 at {below[column]} of {len(points)} sizes"
-            for column, points in by_column.items()
-        ),
-        x=(bottom, top),
-        y=(min(y for _, y in everything) / 1.1, max(y for _, y in everything) * 1.1),
-        x_name="multiply-adds of a product",
-        y_name="time / fastest peer's time",
-        x_ticks={10.0**power: f"1e{power}" for power in range(2, 14, 2) if bottom < 10.0**power < top},
-        y_ticks={value: f"{value:g}" for value in (0.5, 0.7, 1.0, 1.5)},
+    label = "The layer's time over the fastest peer's at sizes drawn at random. " + "; ".join(
+        f"{'as CUDA graphs' if column == 'graph' else 'in plain loops'} it is at most 1 at {below[column]} of {len(points)} sizes"
+        for column, points in by_column.items()
     )
-    _, level = drawing.place(1e9, 1.0)
-    left, _ = drawing.place(drawing.x[0], 1.0)
-    drawing.segment(left, level, drawing.width - 20, level, dash="6 4", thick=1.5)
-    for column, points in by_column.items():
-        for x, y in points:
-            drawing.marker(x, y, "circle" if column == "graph" else "diamond", hollow=column == "loop")
-    return drawing.svg()
+    shapes = {"graph": ("circle", False), "loop": ("diamond", True)}
+    points = [(*point, *shapes[column]) for column, points in by_column.items() for point in points]
+    return ratios_by_work(label, "time / fastest peer's time", points)
 
 
 def fused_over_unfused() -> dict[str, float]:

@@ -61,8 +61,8 @@ def attention(
     PyTorch's: query s sees the keys up to s, also where there are more keys than queries. From the bottom right,
     `torch.nn.attention.bias.causal_lower_right(S, T)` is the mask: the last query sees all keys.
 
-    On an NVIDIA GPU float32 is multiplied on tensor cores, for heads of up to 128 elements: as pairs of float16, with
-    float32's accuracy and scratch memory of the tensors' size. Inputs that are no good for that (infinities, NaN, a largest element
+    On an NVIDIA GPU float32 is multiplied on tensor cores, for heads of up to 128 elements, 256 on a Hopper: as pairs
+    of float16, with float32's accuracy and scratch memory of the tensors' size. Inputs that are no good for that (infinities, NaN, a largest element
     below 3e-14 or above 2e9, norms that allow for scores above 11,000) take kernels without tensor cores, which the GPU decides.
     PyTorch's own function computes, unless PyTorch is asked for deterministic algorithms: float32 of wider heads; and calls whose
     mask needs a gradient, in float32 and in heads of more than 128 elements.

@@ -1,8 +1,8 @@
 """The kernels of attention's fast variant on torch tensors, by an extension module: on torch's current stream, without MAX.
 
 Nothing waits for the GPU and nothing is allocated but the results, so that a CUDA graph can capture a step. 16-bit types are
-multiplied on tensor cores, at any strides whose last is 1; float32 up to a head dimension of 128, as pairs of float16; every
-other case runs on the flash kernels, or by PyTorch's own function (`left_to_torch`). All but 16-bit types are wanted contiguous.
+multiplied on tensor cores, at any strides whose last is 1; float32 as pairs of float16, up to a head dimension of 128, of 256 on a
+Hopper; every other case runs on the flash kernels, or by PyTorch's own function (`left_to_torch`). All but 16-bit types are wanted contiguous.
 `explain` says which kernels a call takes, and by which way.
 
 `by_plan` is the way of a plain call: past torch's dispatcher, by a plan.
@@ -69,9 +69,18 @@ def on_hopper(query: Tensor) -> bool:
     return on_tensor_cores(query) and not query.shape[-1] % CHUNK and is_hopper(query.device)
 
 
+def widest_pairs(query: Tensor) -> int:
+    """The largest head dimension of float32 in the kernels that a call takes: wgmma's take wider heads."""
+    return WIDEST if is_hopper(query.device) and AttentionKernels.choice != PORTABLE else WIDEST_PAIRS
+
+
 def as_pairs(query: Tensor) -> bool:
     """Whether there are kernels that take float32 as pairs of float16 for query's head dimension."""
-    return query.dtype == torch.float32 and query.shape[-1] <= WIDEST_PAIRS and not torch.version.hip
+    return (
+        query.dtype == torch.float32
+        and not torch.version.hip
+        and (query.shape[-1] <= WIDEST_PAIRS or query.shape[-1] <= widest_pairs(query))
+    )
 
 
 def without_tensor_cores(query: Tensor, mask: Tensor | None = None) -> str | None:
@@ -81,7 +90,7 @@ def without_tensor_cores(query: Tensor, mask: Tensor | None = None) -> str | Non
     if query.dtype == torch.float64 or torch.version.hip:
         return None
     if not (on_tensor_cores(query) or as_pairs(query)):
-        widest = WIDEST if query.dtype in TENSOR_CORES else WIDEST_PAIRS
+        widest = WIDEST if query.dtype in TENSOR_CORES else widest_pairs(query)
         return f"query has heads of {d} elements; of {plain(query.dtype)} they take up to {widest}"
     if mask is None:
         return None
@@ -398,6 +407,7 @@ def planned(
         enable_gqa,
         choice,
         mask_sizes(mask, mask_block),
+        WIDEST_PAIRS if query.shape[-1] <= WIDEST_PAIRS else widest_pairs(query),
     )
 
 

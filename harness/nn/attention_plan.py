@@ -18,7 +18,7 @@ TENSOR_CORES = (torch.bfloat16, torch.float16)
 WIDEST = 256
 """The largest head dimension of the kernels on tensor cores,"""
 WIDEST_PAIRS = 128
-"""and of those that take float32 as pairs of float16."""
+"""and of those that take float32 as pairs of float16 on every GPU; wgmma's take as wide ones as of 16 bits."""
 BOX = 64
 """Rows and elements of a row that the kernels with wgmma take at once."""
 
@@ -90,6 +90,7 @@ def plan(
     enable_gqa: bool,
     choice: int,
     mask: tuple[int, ...] = NO_MASK,
+    widest_pairs: int = WIDEST_PAIRS,
 ) -> AttentionPlan | None:
     """The plan for query [B, N, S, d] and key and value [B, G, T, d], at their strides; None for what is not done directly.
 
@@ -112,7 +113,7 @@ def plan(
     B, N, S, d = query
     G, T = key[1:3]
     shares = N == G or (enable_gqa and G and N % G == 0)
-    widest = WIDEST_PAIRS if pairs else WIDEST
+    widest = widest_pairs if pairs else WIDEST
     if not (shares and (B, d) == (key[0], key[3]) and 0 < d <= widest and B * N * S * T):
         return None
     output_strides = dense_strides(query, query_strides)

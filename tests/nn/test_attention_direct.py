@@ -411,6 +411,18 @@ def test_views_that_negate_are_never_handed_over_as_they_lie(module, monkeypatch
     assert seen == [False]
 
 
+def test_wide_heads_of_float32_go_by_a_plan_on_a_hopper_alone(module, monkeypatch):
+    wide = leaves(torch.float32, d=160)
+    plans = [attention_direct.planned(*wide, None, 0, None, False)]
+    monkeypatch.setattr(attention_direct, "is_hopper", lambda device: True)
+    plans += [attention_direct.planned(*wide, None, 0, None, False)]
+    with attention_direct.portable_kernels():
+        plans += [attention_direct.planned(*wide, None, 0, None, False)]
+    assert [plan is not None for plan in plans] == [False, True, False]
+    attention(*wide).sum().backward()
+    assert [name for name, _ in module.calls][-1] == "gradients"
+
+
 def test_without_a_module_one_warning_says_why(monkeypatch):
     def refuse(*arguments, **more):
         raise EnvironmentProblem("no room")
@@ -469,13 +481,20 @@ def test_explain_says_which_kernels_and_which_way(monkeypatch):
     )
     monkeypatch.setattr(Query, "dtype", torch.float32)
     for given in (None, mask.float(), mask.float()[:, 1:9]):
-        assert explain(Query(101), given) == "wgmma on pairs of float16, through the extension module"
+        for d in (101, 129, 256):
+            assert explain(Query(d), given) == "wgmma on pairs of float16, through the extension module"
+    assert explain(Query(257)) == (torchs + "query has heads of 257 elements; of float32 they take up to 256")
+    too_wide = "query has heads of 129 elements; of float32 they take up to 128"
     with attention_direct.portable_kernels():
         assert explain(Query(128)).startswith("mma.sync on pairs of float16")
-    assert explain(Query(129)) == (torchs + "query has heads of 129 elements; of float32 they take up to 128")
+        assert explain(Query(129)) == f"the flash kernels, through the extension module: {too_wide}"
+    with pytest.MonkeyPatch.context() as older:
+        older.setattr(on_stream, "capability", lambda device: (8, 0))
+        assert explain(Query(128)).startswith("mma.sync on pairs of float16")
+        assert explain(Query(129)) == torchs + too_wide
     torch.use_deterministic_algorithms(True)
     try:
-        assert explain(Query(129)).startswith(
+        assert explain(Query(257)).startswith(
             "the flash kernels, through the extension module: query has heads"
         )
     finally:

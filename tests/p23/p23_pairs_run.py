@@ -35,6 +35,9 @@ CASES = {
     "a box and a half, queries that see no key": ((1, 1, 130, 70, 72, 1, -70, 0), "natural", 0),
     "mask, causal, shared heads": ((2, 4, 70, 77, 64, 2, 20, 1), "natural", 0),
     "two boxes, mask, shared heads": ((2, 2, 70, 77, 128, 1, 77, 1), "natural", 0),
+    "four boxes, whole tiles": ((1, 1, 128, 192, 256, 1, 192, 0), "natural", 0),
+    "three boxes, causal from the bottom right": ((1, 1, 70, 150, 160, 1, 80, 0), "natural", 0),
+    "four boxes, mask, causal, shared heads": ((1, 2, 70, 77, 200, 1, 20, 1), "natural", 0),
 }
 
 

@@ -123,7 +123,8 @@ def ours(problem: Problem, portable: bool = False) -> Differentiable:
     if scores > SLOW and not (on_gpu and tiles):
         raise Unavailable("without tensor cores a call takes a second and more at this size")
 
-    pairs = attention_direct.as_pairs(query) and is_hopper(query.device)
+    with attention_direct.portable_kernels(portable):
+        pairs = attention_direct.as_pairs(query) and is_hopper(query.device)
     if portable and not (attention_direct.on_hopper(query) or pairs):
         raise Unavailable("there are no others for this problem")
 

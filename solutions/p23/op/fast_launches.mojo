@@ -51,7 +51,7 @@ def launch_forward_fast[
                 launch_forward_tiles[False](launcher, t, layout)
             return
     comptime if splits[dtype]():
-        if pairs and suits_pairs(sizes, t.scale.cast[DType.float32]()):
+        if pairs and suits_pairs[L](sizes, t.scale.cast[DType.float32](), portable):
             launch_forward_pairs(launcher, rebind[FlashForward[DType.float32]](t), portable)
             return
     var flash = t.copy()
@@ -129,7 +129,7 @@ def launch_backward_fast[
                 launch_backward_tiles[False](launcher, t, layout)
             return
     comptime if splits[dtype]():
-        if pairs and suits_pairs(sizes, t.scale.cast[DType.float32]()):
+        if pairs and suits_pairs[L](sizes, t.scale.cast[DType.float32](), portable):
             launch_backward_pairs(launcher, rebind[FlashBackward[DType.float32]](t), None, portable)
             return
     var flash = t.copy()
@@ -150,7 +150,7 @@ def launch_gradients_fast[
     """`launch_delta_fast` and `launch_backward_fast` in one, three launches, six where float32 is taken as pairs; t.delta is not
     read."""
     comptime if splits[dtype]():
-        if pairs and suits_pairs(t.sizes, t.scale.cast[DType.float32]()):
+        if pairs and suits_pairs[L](t.sizes, t.scale.cast[DType.float32](), portable):
             launch_backward_pairs(
                 launcher,
                 rebind[FlashBackward[DType.float32]](t),

@@ -35,8 +35,10 @@ from .shared.gemm_pairs import LARGEST_EXPONENT, MANY_BITS
 comptime HALF_TYPE = DType.float16
 comptime SIDE = 64
 """Rows of a tile, and elements of a box's rows."""
-comptime WIDEST_PAIRS = 2 * SIDE
-"""The largest head dimension."""
+comptime WIDE_PAIRS = 2 * SIDE
+"""The largest head dimension of the kernels for every GPU,"""
+comptime WIDEST_PAIRS = 4 * SIDE
+"""and of those for Hopper."""
 comptime HALF_TILE = SIDE * SIDE
 """Elements of one half of a box."""
 comptime SPLIT_THREADS = 256

@@ -16,7 +16,7 @@ from max.gpu.intrinsics import warpgroup_reg_alloc, warpgroup_reg_dealloc
 from max.gpu.memory import external_memory, fence_mbarrier_init
 from max.gpu.sync import mbarrier_arrive, mbarrier_arrive_expect_tx_shared, mbarrier_init
 
-from .fast_hopper_tiles import GROUP, HALF, Shared, Turn, settled, wait
+from .fast_hopper_tiles import GROUP, HALF, Shared, Turn, common, settled, wait, wait_together
 from .fast_scores import LN_2, all_seen, of_row, sees
 from .fast_pairs import (
     HALF_TYPE,
@@ -37,15 +37,19 @@ from .fast_pairs_hopper_tiles import (
     STAGES,
     BoxSums,
     Fragments,
+    Scores,
     add_part,
-    add_scaled,
+    add_product,
     blocks_together,
     column_of,
+    later_stages,
     place_of,
     product_of_box,
-    product_of_pairs,
+    send_step,
     send_tile,
     split,
+    step_bytes,
+    step_rows,
     store_pairs,
     tile_bytes,
     times_pair,
@@ -58,12 +62,13 @@ from .shared.common import ImmPtr, MutPtr
 
 def forward_bytes[width: Int]() -> Int:
     """Shared memory: own queries, stages of keys and values, and barriers."""
-    return (1 + 2 * STAGES) * tile_bytes[width]() + 8 * (1 + 4 * STAGES)
+    return tile_bytes[width]() + 2 * STAGES * step_bytes[width]() + 8 * (1 + 4 * STAGES)
 
 
 def query_bytes[width: Int]() -> Int:
-    """Own tiles, stages of two tiles of the other side, and barriers."""
-    return (2 + 2 * STAGES) * tile_bytes[width]() + 8 * (1 + 2 * STAGES)
+    """Own tiles, stages of the two of the other side, and barriers;"""
+    comptime stages = STAGES + later_stages[width]()
+    return 2 * tile_bytes[width]() + stages * step_bytes[width]() + 8 * (1 + 2 * stages)
 
 
 # ---- Forward ------------------------------------------------------------------------------------------------
@@ -89,11 +94,13 @@ def hopper_pairs_forward_kernel[
     packed: PackedSizes,  # of the part of the batch from the first entry on
     scale: Float32,
 ):
-    """Output and lse. A block owns 64 queries and walks over the keys, 64 at a time.
+    """Output and lse. A block owns 64 queries and walks over the keys, 64 at a time, or 32.
 
     The scores of a step are multiplied while the product with the values of the step before is under way.
     """
-    comptime bytes = tile_bytes[width]()
+    comptime bytes = step_bytes[width]()
+    comptime rows = step_rows[width]()
+    comptime of_tile = SIDE // rows
     take_turn()
     if path[unsafe_offset=0] != PAIRS:
         return
@@ -105,17 +112,17 @@ def hopper_pairs_forward_kernel[
     var head = mine[0]
     var whole_head = Int(first_entry) * Int(sizes.query_heads) + head
     var own_tile = places.of_queries - 1 - mine[1]
-    var shared_tile = Int(tiles_before) + places.shared(sizes.shared_head(head))
+    var first_step = (Int(tiles_before) + places.shared(sizes.shared_head(head))) * of_tile
     var s0 = own_tile * SIDE
     var of_head = mask.unsafe_offset(sizes.mask_of(whole_head) if masked else 0)
     var key_tile = places.key(sizes.shared_head(head))
     var value_tile = places.value(sizes.shared_head(head))
     # One step at least: a row that sees nothing is a row whose keys are all hidden.
-    var steps = max(1, ceildiv(sizes.keys_seen(min(s0 + SIDE, S) - 1), SIDE))
+    var steps = max(1, ceildiv(sizes.keys_seen(min(s0 + SIDE, S) - 1), rows))
     var shared = external_memory[
         UInt8, address_space=AddressSpace.SHARED, alignment=1024
     ]().as_unsafe_any_origin()
-    var keys = shared.unsafe_offset(bytes)
+    var keys = shared.unsafe_offset(tile_bytes[width]())
     var values = keys.unsafe_offset(STAGES * bytes)
     var query_here = values.unsafe_offset(STAGES * bytes).unsafe_bitcast[Int64]()
     var keys_full = query_here.unsafe_offset(1)
@@ -132,25 +139,25 @@ def hopper_pairs_forward_kernel[
         comptime if width <= SIDE:
             warpgroup_reg_dealloc[24]()
         if thread_idx.x == 0:
-            mbarrier_arrive_expect_tx_shared(query_here, Int32(bytes))
+            mbarrier_arrive_expect_tx_shared(query_here, Int32(tile_bytes[width]()))
             send_tile[width](shared, tiles, places.query(head) + own_tile, query_here)
             var turn = Turn(0, 1)
             for step in range(steps):
                 var stage = turn.stage
                 wait(keys_empty.unsafe_offset(stage), turn.parity)
                 mbarrier_arrive_expect_tx_shared(keys_full.unsafe_offset(stage), Int32(bytes))
-                send_tile[width](
+                send_step[width](
                     keys.unsafe_offset(stage * bytes),
                     key_tiles,
-                    shared_tile + step,
+                    first_step + step,
                     keys_full.unsafe_offset(stage),
                 )
                 wait(values_empty.unsafe_offset(stage), turn.parity)
                 mbarrier_arrive_expect_tx_shared(values_full.unsafe_offset(stage), Int32(bytes))
-                send_tile[width](
+                send_step[width](
                     values.unsafe_offset(stage * bytes),
                     value_tiles,
-                    shared_tile + step,
+                    first_step + step,
                     values_full.unsafe_offset(stage),
                 )
                 turn.step[STAGES]()
@@ -171,23 +178,23 @@ def hopper_pairs_forward_kernel[
 
     @__parameter
     @always_inline
-    def weigh(mut scores: HALF, step: Int, key: Record, value: Record):
+    def weigh(mut scores: Scores[width], step: Int, key: Record, value: Record):
         var factor = score_factor(query, key, scale)
         var to_new = undo * inverse_power(value.undo)
         undo = value.undo
         comptime if masked:
-            comptime for i in range(32):
+            comptime for i in range(rows // 2):
                 scores[i] = add_mask(
-                    scores[i], factor, of_head, place_of(i, first), step * SIDE + column_of(i), sizes
+                    scores[i], factor, of_head, place_of(i, first), step * rows + column_of(i), sizes
                 )
             factor = 1
-        if not all_seen(first, first + 1, step * SIDE, step * SIDE + SIDE, sizes):
-            comptime for i in range(32):
-                var seen = sees(place_of(i, first), step * SIDE + column_of(i), sizes)
+        if not all_seen(first, first + 1, step * rows, step * rows + rows, sizes):
+            comptime for i in range(rows // 2):
+                var seen = sees(place_of(i, first), step * rows + column_of(i), sizes)
                 scores[i] = scores[i] if seen else HIDDEN
         comptime for half in range(2):
             var biggest = HIDDEN
-            comptime for j in range(SIDE // 8):
+            comptime for j in range(rows // 8):
                 biggest = max(biggest, max(scores[4 * j + 2 * half], scores[4 * j + 2 * half + 1]))
             var grown = max(largest[half], of_row(biggest, True) * factor)
             var shift = grown if grown > HIDDEN else Float32(0)
@@ -195,15 +202,15 @@ def hopper_pairs_forward_kernel[
             rescales[half] = rescale * to_new
             largest[half] = grown
             var total = Float32(0)
-            comptime for j in range(SIDE // 8):
+            comptime for j in range(rows // 8):
                 comptime for side in range(2):
                     var weight = exp2(scores[4 * j + 2 * half + side] * factor - shift)
                     scores[4 * j + 2 * half + side] = weight * WEIGHT
                     total += weight
             totals[half] = totals[half] * rescale + total
 
-    var high = Fragments()
-    var low = Fragments()
+    var high = Fragments[width]()
+    var low = Fragments[width]()
 
     @__parameter
     @always_inline
@@ -215,7 +222,7 @@ def hopper_pairs_forward_kernel[
             var whole = sums[box]
             comptime if box + 1 < boxes_of[width]():
                 wgmma_fence_aligned()
-                var next = product_of_box[box + 1](high, low, tile)
+                var next = product_of_box[width, box + 1](high, low, tile)
                 wgmma_commit_group_sync()
                 add_part(whole, part, rescales)
                 wgmma_wait_group_sync[0]()
@@ -227,30 +234,30 @@ def hopper_pairs_forward_kernel[
     # Records are read before a step's products begin: the answer takes time.
     var key = Record(records, key_tile)
     var value = Record(records, value_tile)
-    wait(query_here, 0)
-    wait(keys_full, 0)
+    wait_together(query_here, 0)
+    wait_together(keys_full, 0)
     wgmma_fence_aligned()
-    var scores = times_pair[width](shared, keys)
+    var scores = times_pair[width](common(shared), keys)
     wgmma_commit_group_sync()
     wgmma_wait_group_sync[0]()
     settled(scores)
     if leads:
         _ = mbarrier_arrive(keys_empty)
     weigh(scores, 0, key, value)
-    split(scores, high, low)
+    split[width](scores, high, low)
     var turn = Turn(1 % STAGES, 0)
     var before = Turn(0, 0)
     for step in range(1, steps):
-        key = Record(records, key_tile + step)
-        value = Record(records, value_tile + step)
-        wait(keys_full.unsafe_offset(turn.stage), turn.parity)
+        key = Record(records, key_tile + step // of_tile)
+        value = Record(records, value_tile + step // of_tile)
+        wait_together(keys_full.unsafe_offset(turn.stage), turn.parity)
         wgmma_fence_aligned()
-        var next = times_pair[width](shared, keys.unsafe_offset(turn.stage * bytes))
+        var next = times_pair[width](common(shared), common(keys.unsafe_offset(turn.stage * bytes)))
         wgmma_commit_group_sync()
-        wait(values_full.unsafe_offset(before.stage), before.parity)
+        wait_together(values_full.unsafe_offset(before.stage), before.parity)
         wgmma_fence_aligned()
-        var values_before = values.unsafe_offset(before.stage * bytes)
-        var part = product_of_box[0](high, low, values_before)
+        var values_before = common(values.unsafe_offset(before.stage * bytes))
+        var part = product_of_box[width, 0](high, low, values_before)
         wgmma_commit_group_sync()
         wgmma_wait_group_sync[1]()
         settled(next)
@@ -262,13 +269,13 @@ def hopper_pairs_forward_kernel[
         add_boxes(part, values_before, earlier)
         if leads:
             _ = mbarrier_arrive(values_empty.unsafe_offset(before.stage))
-        split(next, high, low)
+        split[width](next, high, low)
         turn.step[STAGES]()
         before.step[STAGES]()
-    wait(values_full.unsafe_offset(before.stage), before.parity)
+    wait_together(values_full.unsafe_offset(before.stage), before.parity)
     wgmma_fence_aligned()
     var values_before = values.unsafe_offset(before.stage * bytes)
-    var part = product_of_box[0](high, low, values_before)
+    var part = product_of_box[width, 0](high, low, values_before)
     wgmma_commit_group_sync()
     wgmma_wait_group_sync[0]()
     add_boxes(part, values_before, rescales)
@@ -308,8 +315,11 @@ def hopper_pairs_query_kernel[
     packed: PackedSizes,  # of the part of the batch from the first entry on
     scale: Float32,
 ):
-    """The gradient of the query. A block owns 64 queries and walks over the keys, 64 at a time."""
-    comptime bytes = tile_bytes[width]()
+    """The gradient of the query. A block owns 64 queries and walks over the keys, 64 at a time, or 32."""
+    comptime bytes = step_bytes[width]()
+    comptime rows = step_rows[width]()
+    comptime of_tile = SIDE // rows
+    comptime later = later_stages[width]()
     take_turn()
     if path[unsafe_offset=0] != PAIRS:
         return
@@ -321,22 +331,25 @@ def hopper_pairs_query_kernel[
     var head = mine[0]
     var whole_head = Int(first_entry) * Int(sizes.query_heads) + head
     var own_tile = places.of_queries - 1 - mine[1]
-    var shared_tile = Int(tiles_before) + places.shared(sizes.shared_head(head))
+    var first_step = (Int(tiles_before) + places.shared(sizes.shared_head(head))) * of_tile
     var s0 = own_tile * SIDE
     var of_head = mask.unsafe_offset(sizes.mask_of(whole_head) if masked else 0)
     var key_tile = places.key(sizes.shared_head(head))
     var value_tile = places.value(sizes.shared_head(head))
-    var steps = ceildiv(sizes.keys_seen(min(s0 + SIDE, S) - 1), SIDE)
+    var steps = ceildiv(sizes.keys_seen(min(s0 + SIDE, S) - 1), rows)
     var shared = external_memory[
         UInt8, address_space=AddressSpace.SHARED, alignment=1024
     ]().as_unsafe_any_origin()
-    var own_grads = shared.unsafe_offset(bytes)
-    var stages = shared.unsafe_offset(2 * bytes)
-    var own_here = stages.unsafe_offset(2 * STAGES * bytes).unsafe_bitcast[Int64]()
-    var full = own_here.unsafe_offset(1)
-    var empty = full.unsafe_offset(STAGES)
+    var own_grads = shared.unsafe_offset(tile_bytes[width]())
+    var keys = shared.unsafe_offset(2 * tile_bytes[width]())
+    var values = keys.unsafe_offset(STAGES * bytes)
+    var own_here = values.unsafe_offset(later * bytes).unsafe_bitcast[Int64]()
+    var keys_full = own_here.unsafe_offset(1)
+    var values_full = keys_full.unsafe_offset(STAGES)
+    var keys_empty = values_full.unsafe_offset(later)
+    var values_empty = keys_empty.unsafe_offset(STAGES)
     if thread_idx.x == 0:
-        comptime for i in range(1 + 2 * STAGES):
+        comptime for i in range(1 + 2 * (STAGES + later)):
             mbarrier_init(own_here.unsafe_offset(i), 1)
         fence_mbarrier_init()
     barrier()
@@ -345,18 +358,22 @@ def hopper_pairs_query_kernel[
         comptime if width <= SIDE:
             warpgroup_reg_dealloc[24]()
         if thread_idx.x == 0:
-            mbarrier_arrive_expect_tx_shared(own_here, Int32(2 * bytes))
+            mbarrier_arrive_expect_tx_shared(own_here, Int32(2 * tile_bytes[width]()))
             send_tile[width](shared, tiles, places.query(head) + own_tile, own_here)
             send_tile[width](own_grads, tiles, places.grad_here(head) + own_tile, own_here)
             var turn = Turn(0, 1)
-            for step in range(steps):
-                var stage = stages.unsafe_offset(turn.stage * 2 * bytes)
-                var arrives = full.unsafe_offset(turn.stage)
-                wait(empty.unsafe_offset(turn.stage), turn.parity)
-                mbarrier_arrive_expect_tx_shared(arrives, Int32(2 * bytes))
-                send_tile[width](stage, key_tiles, shared_tile + step, arrives)
-                send_tile[width](stage.unsafe_offset(bytes), value_tiles, shared_tile + step, arrives)
+            var then = Turn(0, 1)
+            for step in range(first_step, first_step + steps):
+                var arrives = keys_full.unsafe_offset(turn.stage)
+                wait(keys_empty.unsafe_offset(turn.stage), turn.parity)
+                mbarrier_arrive_expect_tx_shared(arrives, Int32(bytes))
+                send_step[width](keys.unsafe_offset(turn.stage * bytes), key_tiles, step, arrives)
+                arrives = values_full.unsafe_offset(then.stage)
+                wait(values_empty.unsafe_offset(then.stage), then.parity)
+                mbarrier_arrive_expect_tx_shared(arrives, Int32(bytes))
+                send_step[width](values.unsafe_offset(then.stage * bytes), value_tiles, step, arrives)
                 turn.step[STAGES]()
+                then.step[later]()
         return
 
     comptime if width <= SIDE:
@@ -379,50 +396,51 @@ def hopper_pairs_query_kernel[
         factors[half] = own_numbers[unsafe_offset=SIDE] * (scale / WEIGHT)
     var sums = BoxSums[width](HALF(0))
     var turn = Turn(0, 0)
-    wait(own_here, 0)
+    var then = Turn(0, 0)
+    wait_together(own_here, 0)
     for step in range(steps):
-        var key = Record(records, key_tile + step)
-        var value = Record(records, value_tile + step)
+        var key = Record(records, key_tile + step // of_tile)
+        var value = Record(records, value_tile + step // of_tile)
         var factor = score_factor(query, key, scale)
         var power = slope_power(grad, value)
         var down = inverse_power(power) * WEIGHT
         var apart_factor = grad.undo * value.undo * down
         var undo = key.undo * (power / WEIGHT)
-        wait(full.unsafe_offset(turn.stage), turn.parity)
-        var keys = stages.unsafe_offset(turn.stage * 2 * bytes)
+        wait_together(keys_full.unsafe_offset(turn.stage), turn.parity)
+        var keys_here = common(keys.unsafe_offset(turn.stage * bytes))
         wgmma_fence_aligned()
-        var weights = times_pair[width](shared, keys)
+        var weights = times_pair[width](common(shared), keys_here)
         wgmma_commit_group_sync()
+        wait_together(values_full.unsafe_offset(then.stage), then.parity)
         wgmma_fence_aligned()
-        var slopes = times_pair[width](own_grads, keys.unsafe_offset(bytes))
+        var slopes = times_pair[width](common(own_grads), common(values.unsafe_offset(then.stage * bytes)))
         wgmma_commit_group_sync()
         wgmma_wait_group_sync[1]()
         settled(weights)
         comptime if masked:
-            comptime for i in range(32):
+            comptime for i in range(rows // 2):
                 weights[i] = add_mask(
-                    weights[i], factor, of_head, place_of(i, first), step * SIDE + column_of(i), sizes
+                    weights[i], factor, of_head, place_of(i, first), step * rows + column_of(i), sizes
                 )
             factor = 1
-        comptime for i in range(32):
+        comptime for i in range(rows // 2):
             weights[i] = exp2(weights[i] * factor - shifts[i // 2 % 2])
-        if not all_seen(first, first + 1, step * SIDE, step * SIDE + SIDE, sizes):
-            comptime for i in range(32):
-                var seen = sees(place_of(i, first), step * SIDE + column_of(i), sizes)
+        if not all_seen(first, first + 1, step * rows, step * rows + rows, sizes):
+            comptime for i in range(rows // 2):
+                var seen = sees(place_of(i, first), step * rows + column_of(i), sizes)
                 weights[i] = weights[i] if seen else 0
         wgmma_wait_group_sync[0]()
         settled(slopes)
-        comptime for i in range(32):
-            slopes[i] = weights[i] * (slopes[i] * apart_factor - deltas[i // 2 % 2] * down)
-        var high = Fragments()
-        var low = Fragments()
-        split(slopes, high, low)
-        wgmma_fence_aligned()
-        var part = product_of_pairs[width](high, low, keys)
-        wgmma_commit_group_sync()
-        wgmma_wait_group_sync[0]()
         if leads:
-            _ = mbarrier_arrive(empty.unsafe_offset(turn.stage))
-        add_scaled[width](sums, part, undo)
+            _ = mbarrier_arrive(values_empty.unsafe_offset(then.stage))
+        comptime for i in range(rows // 2):
+            slopes[i] = weights[i] * (slopes[i] * apart_factor - deltas[i // 2 % 2] * down)
+        var high = Fragments[width]()
+        var low = Fragments[width]()
+        split[width](slopes, high, low)
+        add_product[width](sums, high, low, keys_here, undo)
+        if leads:
+            _ = mbarrier_arrive(keys_empty.unsafe_offset(turn.stage))
         turn.step[STAGES]()
+        then.step[later]()
     store_pairs[width](grad_query.unsafe_offset(whole_head * S * d), sums, factors, first, S, d)

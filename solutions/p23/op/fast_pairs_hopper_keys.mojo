@@ -13,7 +13,7 @@ from max.gpu.intrinsics import warpgroup_reg_alloc, warpgroup_reg_dealloc
 from max.gpu.memory import external_memory, fence_mbarrier_init
 from max.gpu.sync import mbarrier_arrive, mbarrier_arrive_expect_tx_shared, mbarrier_init
 
-from .fast_hopper_tiles import GROUP, HALF, Turn, settled, wait
+from .fast_hopper_tiles import GROUP, HALF, Turn, common, settled, wait, wait_together
 from .fast_scores import all_seen, sees
 from .fast_pairs import (
     HALF_TYPE,
@@ -35,14 +35,20 @@ from .fast_pairs_hopper_tiles import (
     STAGES,
     BoxSums,
     Fragments,
+    Scores,
+    add_product,
     add_scaled,
     blocks_together,
     column_of,
+    later_stages,
     place_of,
-    product_of_pairs,
+    product_of_box,
     send,
+    send_step,
     send_tile,
     split,
+    step_bytes,
+    step_rows,
     store_pairs,
     tile_bytes,
     times_pair,
@@ -84,8 +90,11 @@ def hopper_pairs_key_value_kernel[
     scale: Float32,
 ):
     """The gradients of key and value. A block owns 64 keys and walks over the queries of every head that shares them, 64 at a
-    time. Scores are transposed, [keys, queries]: so P^T and dS^T are left factors as they are."""
-    comptime bytes = tile_bytes[width]()
+    time, or 32. Scores are transposed, [keys, queries]: so P^T and dS^T are left factors as they are."""
+    comptime bytes = step_bytes[width]()
+    comptime rows = step_rows[width]()
+    comptime of_tile = SIDE // rows
+    comptime later = later_stages[width]()
     comptime groups = gradient_groups[width]()
     take_turn()
     if path[unsafe_offset=0] != PAIRS:
@@ -99,29 +108,32 @@ def hopper_pairs_key_value_kernel[
     var own_tile = mine[1]
     var t0 = own_tile * SIDE
     var head0 = shared_head * sizes.group()
-    # The walk, in tiles: from the first that sees a key, of each head in turn.
-    var start = sizes.first_query(t0) // SIDE
-    var of_head = max(0, places.of_queries - start)
+    # The walk, in steps: from the first that sees a key, of each head in turn.
+    var start = sizes.first_query(t0) // rows
+    var of_head = max(0, places.of_queries * of_tile - start)
     var steps = sizes.group() * of_head
     var shared = external_memory[
         UInt8, address_space=AddressSpace.SHARED, alignment=1024
     ]().as_unsafe_any_origin()
-    var own_values = shared.unsafe_offset(bytes)
-    var stages = shared.unsafe_offset(2 * bytes)
-    var numbers_here = stages.unsafe_offset(2 * STAGES * bytes)
+    var own_values = shared.unsafe_offset(tile_bytes[width]())
+    var queries = shared.unsafe_offset(2 * tile_bytes[width]())
+    var grads = queries.unsafe_offset(STAGES * bytes)
+    var numbers_here = grads.unsafe_offset(later * bytes)
     var own_here = numbers_here.unsafe_offset(STAGES * NUMBER_BYTES).unsafe_bitcast[Int64]()
-    var full = own_here.unsafe_offset(1)
-    var empty = full.unsafe_offset(STAGES)
+    var queries_full = own_here.unsafe_offset(1)
+    var grads_full = queries_full.unsafe_offset(STAGES)
+    var queries_empty = grads_full.unsafe_offset(later)
+    var grads_empty = queries_empty.unsafe_offset(STAGES)
     if thread_idx.x == 0:
-        comptime for i in range(1 + 2 * STAGES):
-            mbarrier_init(own_here.unsafe_offset(i), Int32(1 if i <= STAGES else groups))
+        comptime for i in range(1 + 2 * (STAGES + later)):
+            mbarrier_init(own_here.unsafe_offset(i), Int32(1 if i <= STAGES + later else groups))
         fence_mbarrier_init()
     barrier()
 
     if thread_idx.x < GROUP:
         warpgroup_reg_dealloc[24]()
         if thread_idx.x == 0:
-            mbarrier_arrive_expect_tx_shared(own_here, Int32(2 * bytes))
+            mbarrier_arrive_expect_tx_shared(own_here, Int32(2 * tile_bytes[width]()))
             send_tile[width](
                 shared, key_tiles, Int(tiles_before) + places.shared(shared_head) + own_tile, own_here
             )
@@ -129,20 +141,36 @@ def hopper_pairs_key_value_kernel[
                 own_values, value_tiles, Int(tiles_before) + places.shared(shared_head) + own_tile, own_here
             )
             var turn = Turn(0, 1)
+            var then = Turn(0, 1)
             for step in range(steps):
                 var head = head0 + step // of_head
-                var tile = start + step % of_head
-                var stage = stages.unsafe_offset(turn.stage * 2 * bytes)
-                var arrives = full.unsafe_offset(turn.stage)
-                wait(empty.unsafe_offset(turn.stage), turn.parity)
-                mbarrier_arrive_expect_tx_shared(arrives, Int32(2 * bytes + NUMBER_BYTES))
-                send_tile[width](stage, tiles, places.query(head) + tile, arrives)
-                send_tile[width](stage.unsafe_offset(bytes), tiles, places.grad_here(head) + tile, arrives)
-                var source = numbers.unsafe_offset((head * places.of_queries + tile) * (NUMBERS * SIDE))
+                var place = start + step % of_head
+                var arrives = queries_full.unsafe_offset(turn.stage)
+                wait(queries_empty.unsafe_offset(turn.stage), turn.parity)
+                mbarrier_arrive_expect_tx_shared(arrives, Int32(bytes + NUMBER_BYTES))
+                send_step[width](
+                    queries.unsafe_offset(turn.stage * bytes),
+                    tiles,
+                    places.query(head) * of_tile + place,
+                    arrives,
+                )
+                var source = numbers.unsafe_offset(
+                    (head * places.of_queries + place // of_tile) * (NUMBERS * SIDE)
+                )
                 send(
                     numbers_here.unsafe_offset(turn.stage * NUMBER_BYTES), Int(source), NUMBER_BYTES, arrives
                 )
+                arrives = grads_full.unsafe_offset(then.stage)
+                wait(grads_empty.unsafe_offset(then.stage), then.parity)
+                mbarrier_arrive_expect_tx_shared(arrives, Int32(bytes))
+                send_step[width](
+                    grads.unsafe_offset(then.stage * bytes),
+                    tiles,
+                    places.grad_here(head) * of_tile + place,
+                    arrives,
+                )
                 turn.step[STAGES]()
+                then.step[later]()
         return
 
     warpgroup_reg_alloc[232 if groups == 1 else 240]()
@@ -151,7 +179,7 @@ def hopper_pairs_key_value_kernel[
     var key = Record(records, places.key(shared_head) + own_tile)
     var value = Record(records, places.value(shared_head) + own_tile)
     var start_of_head = (Int(first_entry) * Int(sizes.key_heads) + shared_head) * T * d
-    wait(own_here, 0)
+    wait_together(own_here, 0)
 
     @__parameter
     @always_inline
@@ -159,34 +187,37 @@ def hopper_pairs_key_value_kernel[
         var key_sums = BoxSums[width](HALF(0))
         var value_sums = BoxSums[width](HALF(0))
         var turn = Turn(0, 0)
-        var tile = Int32(start)
-        var query_tile = Int32(places.query(head0) + start)
+        var then = Turn(0, 0)
+        var place = Int32(start)
+        var query_tile = Int32(places.query(head0))
         var to_grad = Int32(places.grad(0) - places.query(0))
         var whole_head = Int(first_entry) * Int(sizes.query_heads) + head0
         var mask_here = sizes.mask_of(whole_head) if masked else 0
         for _ in range(steps):
             # Records are read where they are used: registers are short here.
-            var factor = score_factor(Record(records, Int(query_tile)), key, scale)
-            wait(full.unsafe_offset(turn.stage), turn.parity)
-            var queries = stages.unsafe_offset(turn.stage * (2 * bytes))
-            var grads = queries.unsafe_offset(bytes)
+            var tile = query_tile + place // Int32(of_tile)
+            var factor = score_factor(Record(records, Int(tile)), key, scale)
+            wait_together(queries_full.unsafe_offset(turn.stage), turn.parity)
+            var queries_here = common(queries.unsafe_offset(turn.stage * bytes))
+            var grads_here = common(grads.unsafe_offset(then.stage * bytes))
             var own_numbers = numbers_here.unsafe_offset(turn.stage * NUMBER_BYTES).unsafe_bitcast[Float32]()
-            own_numbers = own_numbers.unsafe_offset(lane_id() % 4 * 2)
+            var s0 = Int(place) * rows
+            own_numbers = own_numbers.unsafe_offset(s0 % SIDE + lane_id() % 4 * 2)
             wgmma_fence_aligned()
-            var weights = times_pair[width](shared, queries)
+            var weights = times_pair[width](common(shared), queries_here)
             wgmma_commit_group_sync()
-            var slopes = HALF(0)
+            var slopes = Scores[width](0)
             comptime if with_key:
+                wait_together(grads_full.unsafe_offset(then.stage), then.parity)
                 wgmma_fence_aligned()
-                slopes = times_pair[width](own_values, grads)
+                slopes = times_pair[width](common(own_values), grads_here)
                 wgmma_commit_group_sync()
                 wgmma_wait_group_sync[1]()
             else:
                 wgmma_wait_group_sync[0]()
             settled(weights)
-            var s0 = Int(tile) * SIDE
             comptime if masked:
-                comptime for i in range(32):
+                comptime for i in range(rows // 2):
                     weights[i] = add_mask(
                         weights[i],
                         factor,
@@ -196,57 +227,62 @@ def hopper_pairs_key_value_kernel[
                         sizes,
                     )
                 factor = 1
-            comptime for j in range(SIDE // 8):
+            comptime for j in range(rows // 8):
                 var shift = own_numbers.unsafe_load[width=2, alignment=8](j * 8)
                 var weight = own_numbers.unsafe_load[width=2, alignment=8](SIDE + j * 8)
                 comptime for e in range(4):
                     weights[4 * j + e] = exp2(weights[4 * j + e] * factor - shift[e % 2]) * weight[e % 2]
-            if not all_seen(s0, s0 + SIDE, first, first + 16, sizes):
-                comptime for i in range(32):
+            if not all_seen(s0, s0 + rows, first, first + 16, sizes):
+                comptime for i in range(rows // 2):
                     var seen = sees(s0 + column_of(i), place_of(i, first), sizes)
                     weights[i] = weights[i] if seen else 0
-            var high = Fragments()
-            var low = Fragments()
-            var grad = Record(records, Int(query_tile + to_grad))
-            var value_part = BoxSums[width]()
+            var high = Fragments[width]()
+            var low = Fragments[width]()
+            var grad = Record(records, Int(tile + to_grad))
+            var value_part = HALF(0)
             comptime if with_value:
-                split(weights, high, low)
-                wgmma_fence_aligned()
-                value_part = product_of_pairs[width](high, low, grads)
-                wgmma_commit_group_sync()
+                split[width](weights, high, low)
+                comptime if with_key:
+                    # Of one box, which is multiplied while dS is made.
+                    wgmma_fence_aligned()
+                    value_part = product_of_box[width, 0](high, low, grads_here)
+                    wgmma_commit_group_sync()
+                else:
+                    wait_together(grads_full.unsafe_offset(then.stage), then.parity)
+                    add_product[width](value_sums, high, low, grads_here, grad.undo / WEIGHT)
             comptime if with_key:
                 wgmma_wait_group_sync[1 if with_value else 0]()
                 settled(slopes)
+                comptime if not with_value:
+                    if leads:
+                        _ = mbarrier_arrive(grads_empty.unsafe_offset(then.stage))
                 var power = slope_power(grad, value)
                 var down = inverse_power(power)
                 var apart_factor = grad.undo * value.undo * down
-                comptime for j in range(SIDE // 8):
+                comptime for j in range(rows // 8):
                     var delta = own_numbers.unsafe_load[width=2, alignment=8](2 * SIDE + j * 8) * down
                     comptime for e in range(4):
                         comptime i = 4 * j + e
                         slopes[i] = weights[i] * (slopes[i] * apart_factor - delta[e % 2])
                 comptime if with_value:
                     wgmma_wait_group_sync[0]()
-                    add_scaled[width](value_sums, value_part, grad.undo / WEIGHT)
-                split(slopes, high, low)
-                wgmma_fence_aligned()
-                var key_part = product_of_pairs[width](high, low, queries)
-                wgmma_commit_group_sync()
-                wgmma_wait_group_sync[0]()
-                var undo = Record(records, Int(query_tile)).undo * (power / WEIGHT)
-                add_scaled[width](key_sums, key_part, undo)
-            else:
-                wgmma_wait_group_sync[0]()
-                add_scaled[width](value_sums, value_part, grad.undo / WEIGHT)
+                    var whole = value_sums[0]
+                    add_scaled(whole, value_part, grad.undo / WEIGHT)
+                    value_sums[0] = whole
+                split[width](slopes, high, low)
+                var undo = Record(records, Int(tile)).undo * (power / WEIGHT)
+                add_product[width](key_sums, high, low, queries_here, undo)
             if leads:
-                _ = mbarrier_arrive(empty.unsafe_offset(turn.stage))
+                _ = mbarrier_arrive(queries_empty.unsafe_offset(turn.stage))
+                comptime if with_value:
+                    _ = mbarrier_arrive(grads_empty.unsafe_offset(then.stage))
             turn.step[STAGES]()
-            tile += 1
-            query_tile += 1
-            if tile == Int32(places.of_queries):
+            then.step[later]()
+            place += 1
+            if place == Int32(places.of_queries * of_tile):
                 # On to the next head that shares the keys.
-                tile = Int32(start)
-                query_tile += Int32(start)
+                place = Int32(start)
+                query_tile += Int32(places.of_queries)
                 comptime if masked:
                     whole_head += 1
                     mask_here = sizes.mask_of(whole_head)

@@ -8,10 +8,15 @@ then four for high high.
 from std.sys import inlined_assembly
 from std.utils import StaticTuple
 from max.gpu import lane_id
-from max.gpu.compute.mma import WGMMADescriptor, wgmma_async
-from max.gpu.host.nvidia.tma import TensorMapSwizzle
+from max.gpu.compute.mma import (
+    WGMMADescriptor,
+    wgmma_async,
+    wgmma_commit_group_sync,
+    wgmma_fence_aligned,
+    wgmma_wait_group_sync,
+)
 
-from .fast_hopper_tiles import BOX_BYTES, HALF, ROW_BYTES, Shared, multiply, settled, tile_descriptor
+from .fast_hopper_tiles import BOX_BYTES, HALF, ROW_BYTES, Shared, multiply, settled
 from .fast_pairs import HALF_TYPE, NUMBERS, SIDE, boxes_of
 from .shared.common import ImmPtr, MutPtr
 
@@ -27,6 +32,21 @@ def tile_bytes[width: Int]() -> Int:
     return boxes_of[width]() * PAIR_BYTES
 
 
+def step_rows[width: Int]() -> Int:
+    """Rows of the other side that a step takes: half a tile where a whole one would be too large;"""
+    return SIDE if width <= 2 * SIDE else SIDE // 2
+
+
+def step_bytes[width: Int]() -> Int:
+    """these."""
+    return tile_bytes[width]() * step_rows[width]() // SIDE
+
+
+def later_stages[width: Int]() -> Int:
+    """Stages, in a backward pass, of the rows that a step wants last."""
+    return STAGES if width <= 2 * SIDE else 1
+
+
 def blocks_together[width: Int]() -> Int:
     """Blocks that share a multiprocessor."""
     return 2 if width <= SIDE else 1
@@ -34,8 +54,10 @@ def blocks_together[width: Int]() -> Int:
 
 comptime BoxSums[width: Int] = StaticTuple[HALF, boxes_of[width]()]
 """A lane's share of sums of 64 rows, box after box."""
-comptime Fragments = StaticTuple[SIMD[HALF_TYPE, 8], SIDE // 16]
-"""64 x 64 of float16 as left factor, in registers."""
+comptime Scores[width: Int] = SIMD[DType.float32, step_rows[width]() // 2]
+"""A lane's share of the scores of 64 rows and those of a step."""
+comptime Fragments[width: Int] = StaticTuple[SIMD[HALF_TYPE, 8], step_rows[width]() // 16]
+"""They as left factor, of float16, in registers."""
 
 
 # ---- Copies and products ------------------------------------------------------------------------------------
@@ -60,57 +82,82 @@ def send_tile[width: Int](target: Shared[UInt8], tiles: ImmPtr[HALF_TYPE], tile:
 
 
 @always_inline
-def along(half: Shared[UInt8]) -> WGMMADescriptor[HALF_TYPE]:
-    """Half a tile whose rows run along the summands."""
-    return WGMMADescriptor[HALF_TYPE].create[64, 1, TensorMapSwizzle.SWIZZLE_128B](
-        half.unsafe_bitcast[Scalar[HALF_TYPE]]()
-    )
+def send_step[width: Int](target: Shared[UInt8], tiles: ImmPtr[HALF_TYPE], step: Int, full: Shared[Int64]):
+    """Sends for the rows of a step: a tile, or of each half of its boxes a part."""
+    comptime rows = step_rows[width]()
+    comptime if rows == SIDE:
+        send_tile[width](target, tiles, step, full)
+    else:
+        comptime bytes = rows * ROW_BYTES
+        var source = Int(tiles) + step * rows // SIDE * tile_bytes[width]() + step * rows % SIDE * ROW_BYTES
+        comptime for half in range(2 * boxes_of[width]()):
+            send(target.unsafe_offset(half * bytes), source + half * BOX_BYTES, bytes, full)
 
 
 @always_inline
-def times_pair[width: Int](own: Shared[UInt8], other: Shared[UInt8]) -> HALF:
-    """Enqueues own @ other^T of two tiles, the small products first."""
-    var sums = HALF(0)
-    comptime for term in range(3):
-        comptime for box in range(boxes_of[width]()):
-            var left = along(own.unsafe_offset(box * PAIR_BYTES + (BOX_BYTES if term == 0 else 0)))
-            var right = along(other.unsafe_offset(box * PAIR_BYTES + (BOX_BYTES if term == 1 else 0)))
-            comptime for k in range(min(SIDE, width - box * SIDE) // 16):
-                sums = wgmma_async[
-                    64,
-                    64,
-                    16,
-                    a_type=HALF_TYPE,
-                    b_type=HALF_TYPE,
-                    layout_a="row",
-                    layout_b="col",
-                    scale_d=0 if term == 0 and box == 0 and k == 0 else 1,
-                ](left + k * 32, right + k * 32, sums)
+def descriptor(half: Shared[UInt8], leading: Int32, chunks: Int) -> Int64:
+    """Half a box for `wgmma`, from so many chunks on. Only the lower 32 bits are computed with: that takes half of the registers.
+    """
+    var lower = ((Int32(Int(half)) & 0x3FFFF) >> 4 | leading << 16) + Int32(chunks)
+    return Int64(lower) | (Int64(64) << 32) | (Int64(1) << 62)
+
+
+@always_inline
+def along(half: Shared[UInt8], chunks: Int) -> WGMMADescriptor[HALF_TYPE]:
+    """Half a box whose rows run along the summands;"""
+    return WGMMADescriptor[HALF_TYPE](descriptor(half, 1, chunks))
+
+
+@always_inline
+def across(half: Shared[UInt8], chunks: Int) -> Int64:
+    """and one whose rows run across them."""
+    return descriptor(half, Int32(BOX_BYTES // 16), chunks)
+
+
+@always_inline
+def times_pair[width: Int](own: Shared[UInt8], other: Shared[UInt8]) -> Scores[width]:
+    """Enqueues own @ other^T of a tile and the rows of a step, two boxes after two, of these the small products first.
+    """
+    comptime rows = step_rows[width]()
+    comptime bytes = rows * ROW_BYTES
+    comptime boxes = boxes_of[width]()
+    var sums = Scores[width](0)
+    comptime for first in range(0, boxes, 2):
+        comptime for term in range(3):
+            comptime for box in range(first, min(first + 2, boxes)):
+                var left = own.unsafe_offset(box * PAIR_BYTES + (BOX_BYTES if term == 0 else 0))
+                var right = other.unsafe_offset(box * 2 * bytes + (bytes if term == 1 else 0))
+                comptime for k in range(min(SIDE, width - box * SIDE) // 16):
+                    sums = wgmma_async[
+                        64,
+                        rows,
+                        16,
+                        a_type=HALF_TYPE,
+                        b_type=HALF_TYPE,
+                        layout_a="row",
+                        layout_b="col",
+                        scale_d=0 if term == 0 and box == 0 and k == 0 else 1,
+                    ](along(left, 2 * k), along(right, 2 * k), sums)
     return sums
 
 
 @always_inline
-def product_of_box[box: Int](high: Fragments, low: Fragments, tile: Shared[UInt8]) -> HALF:
-    """Enqueues left @ right of a factor in registers and a box of a tile, the small products first."""
-    var right_high = tile_descriptor(tile.unsafe_offset(box * PAIR_BYTES), BOX_BYTES // 16)
-    var right_low = tile_descriptor(tile.unsafe_offset(box * PAIR_BYTES + BOX_BYTES), BOX_BYTES // 16)
-    var sums = multiply[False, fresh=True](low[0], right_high, HALF(0))
-    comptime for k in range(1, SIDE // 16):
-        sums = multiply[False](low[k], right_high + Int64(k * ROW_BYTES), sums)
-    comptime for k in range(SIDE // 16):
-        sums = multiply[False](high[k], right_low + Int64(k * ROW_BYTES), sums)
-    comptime for k in range(SIDE // 16):
-        sums = multiply[False](high[k], right_high + Int64(k * ROW_BYTES), sums)
+def product_of_box[
+    width: Int, box: Int
+](high: Fragments[width], low: Fragments[width], right: Shared[UInt8]) -> HALF:
+    """Enqueues left @ right of a factor in registers and a box of a step's rows, the small products first."""
+    comptime rows = step_rows[width]()
+    comptime bytes = rows * ROW_BYTES
+    var right_high = right.unsafe_offset(box * 2 * bytes)
+    var right_low = right_high.unsafe_offset(bytes)
+    var sums = multiply[False, fresh=True](low[0], across(right_high, 0), HALF(0))
+    comptime for k in range(1, rows // 16):
+        sums = multiply[False](low[k], across(right_high, k * ROW_BYTES), sums)
+    comptime for k in range(rows // 16):
+        sums = multiply[False](high[k], across(right_low, k * ROW_BYTES), sums)
+    comptime for k in range(rows // 16):
+        sums = multiply[False](high[k], across(right_high, k * ROW_BYTES), sums)
     return sums
-
-
-@always_inline
-def product_of_pairs[width: Int](high: Fragments, low: Fragments, right: Shared[UInt8]) -> BoxSums[width]:
-    """`product_of_box`, for all of them."""
-    var all = BoxSums[width]()
-    comptime for box in range(boxes_of[width]()):
-        all[box] = product_of_box[box](high, low, right)
-    return all
 
 
 @always_inline
@@ -123,21 +170,48 @@ def add_part(mut sums: HALF, part: HALF, before: StaticTuple[Float32, 2]):
 
 
 @always_inline
-def add_scaled[width: Int](mut sums: BoxSums[width], part: BoxSums[width], factor: Float32):
+def add_scaled(mut sums: HALF, part: HALF, factor: Float32):
     """Sums += part * factor, of what has arrived."""
+    var here = part
+    settled(here)
+    comptime for i in range(32):
+        sums[i] = here[i] * factor + sums[i]
+
+
+@always_inline
+def add_product[
+    width: Int
+](
+    mut sums: BoxSums[width],
+    high: Fragments[width],
+    low: Fragments[width],
+    right: Shared[UInt8],
+    factor: Float32,
+):
+    """Sums += left @ right * factor. A box is multiplied while the one before it is added: all of them at once would want more
+    registers than there are."""
+    wgmma_fence_aligned()
+    var part = product_of_box[width, 0](high, low, right)
+    wgmma_commit_group_sync()
     comptime for box in range(boxes_of[width]()):
         var whole = sums[box]
-        var here = part[box]
-        settled(here)
-        comptime for i in range(32):
-            whole[i] = here[i] * factor + whole[i]
+        comptime if box + 1 < boxes_of[width]():
+            wgmma_fence_aligned()
+            var next = product_of_box[width, box + 1](high, low, right)
+            wgmma_commit_group_sync()
+            wgmma_wait_group_sync[1]()
+            add_scaled(whole, part, factor)
+            part = next
+        else:
+            wgmma_wait_group_sync[0]()
+            add_scaled(whole, part, factor)
         sums[box] = whole
 
 
 @always_inline
-def split(sums: HALF, mut high: Fragments, mut low: Fragments):
+def split[width: Int](sums: Scores[width], mut high: Fragments[width], mut low: Fragments[width]):
     """Sums as left factor."""
-    comptime for k in range(SIDE // 16):
+    comptime for k in range(step_rows[width]() // 16):
         var whole = sums.slice[8, offset=8 * k]()
         high[k] = whole.cast[HALF_TYPE]()
         low[k] = (whole - high[k].cast[DType.float32]()).cast[HALF_TYPE]()

@@ -25,6 +25,7 @@ from .fast_pairs import (
     SPLIT_THREADS,
     TileRows,
     WIDEST_PAIRS,
+    WIDE_PAIRS,
     boxes_of,
     choose_path_kernel,
     split_tiles_kernel,
@@ -59,7 +60,7 @@ comptime PLAIN_BLOCKS = 256
 
 
 comptime WIDE = 96
-"""Between SIDE and WIDEST_PAIRS: up to so many elements a head's products take three quarters of the instructions."""
+"""Between SIDE and WIDE_PAIRS: up to so many elements a head's products take three quarters of the instructions."""
 comptime ENOUGH_BLOCKS = min(3072, MAX_GRID_Z)
 """So many blocks of 64 queries keep a GPU busy: a part of a batch has no more entries than it takes. Checks make it small.
 """
@@ -92,11 +93,12 @@ struct Pairs(Copyable, Movable):
     var path: MutPtr[DType.int32]
 
 
-def suits_pairs(sizes: FlashSizes, scale: Float32) -> Bool:
-    """Whether there are kernels: heads of at most 128 elements, no mask of blocks, a scale above 0, and something to do.
-    """
+def suits_pairs[L: Launcher](sizes: FlashSizes, scale: Float32, portable: Bool) -> Bool:
+    """Whether there are kernels: heads of at most 128 elements, of 256 on a Hopper, no mask of blocks, a scale above 0, and
+    something to do."""
     var some = sizes.rows() > 0 and sizes.shared_heads() > 0 and sizes.key_len > 0
-    return some and Int(sizes.head_dim) <= WIDEST_PAIRS and sizes.mask_block <= 1 and scale > 0
+    var widest = WIDEST_PAIRS if L.wgmma and not portable else WIDE_PAIRS
+    return some and Int(sizes.head_dim) <= widest and sizes.mask_block <= 1 and scale > 0
 
 
 def entries_together(sizes: FlashSizes) -> Int:
@@ -364,25 +366,26 @@ def launch_output_by[
                 early=True,
             )
             return
-    launcher.launch[pairs_forward_kernel[width, masked]](
-        "pairs_forward",
-        t.output,
-        t.lse,
-        pairs.tiles.as_imm(),
-        pairs.key_tiles.as_imm(),
-        pairs.value_tiles.as_imm(),
-        pairs.tiles_before,
-        pairs.records.as_imm(),
-        pairs.path.as_imm(),
-        t.mask,
-        Int32(first),
-        sizes.packed(),
-        t.scale.cast[F32](),
-        grid_dim=Dim(ceildiv(Int(sizes.query_len), output_rows[width]()) * sizes.heads()),
-        block_dim=Dim(THREADS),
-        shared_bytes=2 * forward_elements[width](),
-        early=True,
-    )
+    comptime if width <= WIDE_PAIRS:
+        launcher.launch[pairs_forward_kernel[width, masked]](
+            "pairs_forward",
+            t.output,
+            t.lse,
+            pairs.tiles.as_imm(),
+            pairs.key_tiles.as_imm(),
+            pairs.value_tiles.as_imm(),
+            pairs.tiles_before,
+            pairs.records.as_imm(),
+            pairs.path.as_imm(),
+            t.mask,
+            Int32(first),
+            sizes.packed(),
+            t.scale.cast[F32](),
+            grid_dim=Dim(ceildiv(Int(sizes.query_len), output_rows[width]()) * sizes.heads()),
+            block_dim=Dim(THREADS),
+            shared_bytes=2 * forward_elements[width](),
+            early=True,
+        )
 
 
 def launch_key_value[
@@ -423,26 +426,27 @@ def launch_key_value_by[
                 early=True,
             )
             return
-    launcher.launch[pairs_key_value_kernel[width, masked]](
-        "pairs_key_value",
-        t.grad_key,
-        t.grad_value,
-        pairs.numbers.as_imm(),
-        pairs.tiles.as_imm(),
-        pairs.key_tiles.as_imm(),
-        pairs.value_tiles.as_imm(),
-        pairs.tiles_before,
-        pairs.records.as_imm(),
-        pairs.path.as_imm(),
-        t.mask,
-        Int32(first),
-        sizes.packed(),
-        t.scale.cast[F32](),
-        grid_dim=Dim(TileRows(sizes).of_keys * sizes.shared_heads()),
-        block_dim=Dim(THREADS),
-        shared_bytes=2 * key_value_elements[width](),
-        early=True,
-    )
+    comptime if width <= WIDE_PAIRS:
+        launcher.launch[pairs_key_value_kernel[width, masked]](
+            "pairs_key_value",
+            t.grad_key,
+            t.grad_value,
+            pairs.numbers.as_imm(),
+            pairs.tiles.as_imm(),
+            pairs.key_tiles.as_imm(),
+            pairs.value_tiles.as_imm(),
+            pairs.tiles_before,
+            pairs.records.as_imm(),
+            pairs.path.as_imm(),
+            t.mask,
+            Int32(first),
+            sizes.packed(),
+            t.scale.cast[F32](),
+            grid_dim=Dim(TileRows(sizes).of_keys * sizes.shared_heads()),
+            block_dim=Dim(THREADS),
+            shared_bytes=2 * key_value_elements[width](),
+            early=True,
+        )
 
 
 def launch_query[
@@ -482,25 +486,26 @@ def launch_query_by[
                 early=True,
             )
             return
-    launcher.launch[pairs_query_kernel[width, masked]](
-        "pairs_query",
-        t.grad_query,
-        pairs.numbers.as_imm(),
-        pairs.tiles.as_imm(),
-        pairs.key_tiles.as_imm(),
-        pairs.value_tiles.as_imm(),
-        pairs.tiles_before,
-        pairs.records.as_imm(),
-        pairs.path.as_imm(),
-        t.mask,
-        Int32(first),
-        sizes.packed(),
-        t.scale.cast[F32](),
-        grid_dim=Dim(ceildiv(Int(sizes.query_len), output_rows[width]()) * sizes.heads()),
-        block_dim=Dim(THREADS),
-        shared_bytes=2 * query_elements[width](),
-        early=True,
-    )
+    comptime if width <= WIDE_PAIRS:
+        launcher.launch[pairs_query_kernel[width, masked]](
+            "pairs_query",
+            t.grad_query,
+            pairs.numbers.as_imm(),
+            pairs.tiles.as_imm(),
+            pairs.key_tiles.as_imm(),
+            pairs.value_tiles.as_imm(),
+            pairs.tiles_before,
+            pairs.records.as_imm(),
+            pairs.path.as_imm(),
+            t.mask,
+            Int32(first),
+            sizes.packed(),
+            t.scale.cast[F32](),
+            grid_dim=Dim(ceildiv(Int(sizes.query_len), output_rows[width]()) * sizes.heads()),
+            block_dim=Dim(THREADS),
+            shared_bytes=2 * query_elements[width](),
+            early=True,
+        )
 
 
 # ---- Both passes --------------------------------------------------------------------------------------------
@@ -519,8 +524,14 @@ def launch_forward_pairs[L: Launcher, //](mut launcher: L, t: FlashForward[F32],
             launch_forward_part[SIDE](launcher, part, pairs, first, portable)
         elif Int(whole.head_dim) <= WIDE:
             launch_forward_part[WIDE](launcher, part, pairs, first, portable)
+        elif Int(whole.head_dim) <= WIDE_PAIRS:
+            launch_forward_part[WIDE_PAIRS](launcher, part, pairs, first, portable)
         else:
-            launch_forward_part[WIDEST_PAIRS](launcher, part, pairs, first, portable)
+            comptime if L.wgmma:
+                if Int(whole.head_dim) <= 3 * SIDE:
+                    launch_forward_part[3 * SIDE](launcher, part, pairs, first, portable)
+                else:
+                    launch_forward_part[WIDEST_PAIRS](launcher, part, pairs, first, portable)
 
 
 def launch_forward_part[
@@ -597,8 +608,14 @@ def launch_backward_pairs[
             launch_backward_part[SIDE](launcher, part, output, made, pairs, first, portable)
         elif Int(whole.head_dim) <= WIDE:
             launch_backward_part[WIDE](launcher, part, output, made, pairs, first, portable)
+        elif Int(whole.head_dim) <= WIDE_PAIRS:
+            launch_backward_part[WIDE_PAIRS](launcher, part, output, made, pairs, first, portable)
         else:
-            launch_backward_part[WIDEST_PAIRS](launcher, part, output, made, pairs, first, portable)
+            comptime if L.wgmma:
+                if Int(whole.head_dim) <= 3 * SIDE:
+                    launch_backward_part[3 * SIDE](launcher, part, output, made, pairs, first, portable)
+                else:
+                    launch_backward_part[WIDEST_PAIRS](launcher, part, output, made, pairs, first, portable)
 
 
 def launch_backward_part[

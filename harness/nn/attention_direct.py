@@ -182,9 +182,11 @@ flash_kernels = functools.partial(taking, FLASH)
 
 def readable(tensor: Tensor) -> Tensor:
     """The tensor, or a copy that the kernels can read: on tensor cores the elements of a row are neighbours in memory."""
-    if on_tensor_cores(tensor) and (tensor.stride(-1) == 1 or tensor.shape[-1] == 1):
+    if not on_tensor_cores(tensor):
+        return tensor.contiguous()
+    if tensor.stride(-1) == 1 or tensor.shape[-1] == 1:
         return tensor
-    return tensor.contiguous()
+    return empty_in_order(tensor).copy_(tensor)
 
 
 def in_chunks(tensor: Tensor) -> bool:
@@ -517,6 +519,8 @@ def by_plan(
             return None
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
         return apply_direct(query, key, value, mask, way, opened)
+    if way.pairs:
+        query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
     return forward_of(way, opened, query, key, value, mask)[0]
 
 

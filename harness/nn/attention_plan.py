@@ -38,6 +38,8 @@ def numbers_of_queries(B: int, N: int, S: int) -> int:
 
 
 NO_MASK = (0, 0, 0, 0, 0)
+LARGEST_CACHE = 4096
+"""Plans that are kept, and counts of scratch memory."""
 
 
 def mask_sizes(mask: Tensor | None, mask_block: int) -> tuple[int, ...]:
@@ -74,7 +76,7 @@ class AttentionPlan:
     """Otherwise bytes that the backward pass may want: delta, and what goes with it on a Hopper."""
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=LARGEST_CACHE)
 def plan(
     query: torch.Size,
     key: torch.Size,
@@ -153,6 +155,8 @@ class PlannedKernels(OnDevice):
     ) -> int:
         """As many bytes as the module counts."""
         key = plan, function
+        if len(self.rooms) > LARGEST_CACHE:  # of plans that are gone
+            self.rooms.clear()
         if key not in self.rooms:
             self.rooms[key] = function(*NOWHERE, *arguments)
         return self.rooms[key]

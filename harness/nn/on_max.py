@@ -18,6 +18,8 @@ from harness.toolchain.roots import op_package, solutions
 
 Tensor = torch.Tensor
 compiling = threading.Lock()
+ran: set[str] = set()
+"""The functions that have run through MAX in this process."""
 forked_from: list[int] = []
 """In a child that was forked after MAX had started: the parent's process number."""
 
@@ -35,7 +37,6 @@ class Graphs:
     def __init__(self, puzzle: str, function: str, ops: Iterable[OpSpec], instead: str = ""):
         self.puzzle, self.function, self.ops, self.instead = puzzle, function, tuple(ops), instead
         self.loaded: dict[tuple, dict[str, Program]] = {}
-        every.append(self)
 
     @property
     def package(self) -> OpPackage:
@@ -72,12 +73,9 @@ class Graphs:
                 arguments[name].copy_(tensor)
 
 
-every: list[Graphs] = []
-
-
 def _after_fork() -> None:
     """In a forked child: MAX's threads are gone, and whoever waits for them waits for ever."""
-    if any(graphs.loaded for graphs in every) and not forked_from:
+    if ran and not forked_from:
         forked_from.append(os.getppid())
 
 
@@ -114,6 +112,8 @@ def run(
     instead: str = "",
 ) -> None:
     """Runs a program on torch tensors, in the order of torch's current stream; `function` is what errors name."""
+    refuse_after_fork(function)
+    ran.add(function)
     # MAX takes no strides and no tensor that asks for a gradient.
     tensors = {name: tensor.detach().contiguous() for name, tensor in arguments.items()}
     if device.type == "cpu":

@@ -388,6 +388,27 @@ def test_float32_is_copied_where_it_has_gaps_and_goes_past_the_dispatcher(module
         assert ([*forward[21:24]] == given) == ([*backward[23:26]] == given) == (tensors is whole)
 
 
+@pytest.mark.parametrize("asks", [True, False], ids=["with a gradient", "without"])
+def test_float32_with_gaps_is_never_read_by_the_strides_of_its_copy(module, asks):
+    """As a model's heads lie within rows; the kernels get an address whose tensor has the strides that they get."""
+    tensors = three(tensor.detach().requires_grad_(asks) for tensor in leaves(torch.float32))
+    assert not any(tensor.is_contiguous() for tensor in tensors)
+    attention(*tensors)
+    (forward,) = (arguments for _, arguments in module.calls[1::2])
+    assert {*forward[25:37]} == {2304, 576, 64}, "of a contiguous [2, 4, 9, 64]"
+    assert not {*forward[21:24]} & {tensor.data_ptr() for tensor in tensors}
+
+
+def test_elements_apart_are_copied_into_the_order_that_a_traced_result_has(module):
+    tensors = three(
+        torch.randn(2, 9, 4, 128).to(torch.bfloat16)[..., ::2].transpose(1, 2).requires_grad_() for _ in "qkv"
+    )
+    output = attention(*tensors)
+    gradients = torch.autograd.grad(output.sum(), tensors)
+    for result, like in zip((output, *gradients), (tensors[0], *tensors), strict=True):
+        assert result.stride() == attention_direct.empty_in_order(like).stride() == (2304, 64, 256, 1)
+
+
 def test_views_that_negate_are_never_handed_over_as_they_lie(module, monkeypatch):
     """As autograd makes one of the gradient of an imaginary part."""
 

@@ -166,6 +166,17 @@ def test_gpu_same_bits_in_every_run(dtype, d):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gpu_heads_within_rows_are_read_right_without_gradients_too(dtype):
+    whole = three(on_gpu(B=2, N=4, S=65, T=65, d=64, dtype=dtype))
+    inside = three(tensor.detach().transpose(1, 2).contiguous().transpose(1, 2) for tensor in whole)
+    expected = attention(*whole).detach()
+    with torch.no_grad():
+        assert torch.equal(attention(*inside), expected)
+    assert torch.equal(attention(*three(tensor.requires_grad_() for tensor in inside)), expected)
+
+
+@pytest.mark.gpu
 def test_gpu_one_pass_with_atomics_is_right():
     tensors = on_gpu(B=1, N=4, S=257, T=257, d=64)
     for ours, theirs in zip(

@@ -58,3 +58,33 @@ def test_forked_workers_get_one_clear_error():
     assert 'multiprocessing_context="spawn"' in worker
     assert "before this one was forked from it" in child
     assert parent == "parent: still right"
+
+
+FORKED = """
+import os
+import torch
+from harness.nn import on_max
+
+
+class Program:
+    def run(self, buffers):
+        pass
+
+
+arguments = Program(), {"x": torch.ones(2)}, torch.device("cpu"), "a function"
+on_max.run(*arguments)
+if os.fork() == 0:
+    try:
+        on_max.run(*arguments)
+    except RuntimeError as error:
+        print("child:", error, flush=True)
+    os._exit(0)
+os.wait()
+"""
+
+
+def test_whatever_ran_through_max_before_a_fork_is_refused_after_it():
+    finished = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=300)
+    assert finished.stdout.startswith("child: a function was called in process"), (
+        finished.stdout + finished.stderr
+    )

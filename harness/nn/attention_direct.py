@@ -25,6 +25,7 @@ from harness.nn.attention_plan import (
     WIDEST_PAIRS,
     AttentionPlan,
     PlannedKernels,
+    as_planned,
     backward_of,
     dense_strides,
     forward_of,
@@ -249,10 +250,6 @@ class AttentionKernels(PlannedKernels):
         B, N, S, d = query.shape
         return (B, N, key.shape[1], S, key.shape[2], d, diagonal, *mask_sizes(mask, mask_block))
 
-    def mask_or_zero(self, mask: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """The mask, or the 0 that stands for none."""
-        return self.no_mask[dtype] if mask is None else mask
-
     def forward(self, query, key, value, mask, scale: float, diagonal: int, mask_block: int):
         """Output [B, N, S, d], in the order of query, and lse [B, N, S], contiguous. None of the tensors is empty."""
         query, key, value = (readable(tensor) for tensor in (query, key, value))
@@ -363,13 +360,10 @@ class AttentionKernels(PlannedKernels):
         way = planned(query, key, value, mask, diagonal, scale, True, mask_block)
         if way is None:
             return None
-        if way.pairs:
-            query, key, value, output, lse = (
-                tensor.contiguous() for tensor in (query, key, value, output, lse)
-            )
-        elif output.stride() != way.strides or not lse.is_contiguous():
+        if not way.pairs and (output.stride() != way.strides or not lse.is_contiguous()):
             return None
         with self.current():
+            query, key, value, output, lse = as_planned(way, query, key, value, output, lse)
             return backward_of(way, self, grad_out, query, key, value, output, lse, mask)
 
     def smallest_pass(self) -> None:
@@ -418,8 +412,7 @@ class Direct(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, query, key, value, mask, plan, kernels):
-        if plan.pairs:
-            query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
+        query, key, value = as_planned(plan, query, key, value)
         output, lse = forward_of(plan, kernels, query, key, value, mask)
         ctx.save_for_backward(query, key, value, output, lse, mask)
         ctx.plan, ctx.kernels = plan, kernels
@@ -519,8 +512,7 @@ def by_plan(
             return None
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
         return apply_direct(query, key, value, mask, way, opened)
-    if way.pairs:
-        query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
+    query, key, value = as_planned(way, query, key, value)
     return forward_of(way, opened, query, key, value, mask)[0]
 
 

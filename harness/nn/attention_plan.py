@@ -150,6 +150,10 @@ class PlannedKernels(OnDevice):
         self.no_mask = {dtype: torch.zeros(1, 1, 1, 1, dtype=dtype, device=device) for dtype in KINDS}
         self.rooms: dict[tuple[AttentionPlan, Callable[..., int]], int] = {}
 
+    def mask_or_zero(self, mask: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """The mask, or the 0 that stands for none."""
+        return self.no_mask[dtype] if mask is None else mask
+
     def room(
         self, plan: AttentionPlan, function: Callable[..., int], arguments: tuple[int | float, ...]
     ) -> int:
@@ -162,10 +166,15 @@ class PlannedKernels(OnDevice):
         return self.rooms[key]
 
 
+def as_planned(plan: AttentionPlan, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """Tensors as the kernels of a plan read them: with pairs without gaps, otherwise as they lie."""
+    return tuple(tensor.contiguous() for tensor in tensors) if plan.pairs else tensors
+
+
 def forward_of(
     plan: AttentionPlan, kernels: PlannedKernels, query, key, value, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The output and lse. The GPU is the current one; tensors of a plan with pairs are contiguous."""
+    """The output and lse. The GPU is the current one; the tensors are `as_planned`."""
     output = empty_strided(plan.size, plan.strides, plan.dtype)
     lse = empty_strided(plan.rows, plan.row_strides, torch.float32)
     arguments = (
@@ -175,7 +184,7 @@ def forward_of(
         query.data_ptr(),
         key.data_ptr(),
         value.data_ptr(),
-        (kernels.no_mask[plan.dtype] if mask is None else mask).data_ptr(),
+        kernels.mask_or_zero(mask, plan.dtype).data_ptr(),
         *plan.given,
         *plan.strides[:3],
     )
@@ -190,8 +199,7 @@ def forward_of(
 def backward_of(
     plan: AttentionPlan, kernels: PlannedKernels, grad_out, query, key, value, output, lse, mask
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of query, key and value. The GPU is the current one; tensors of a plan with pairs are contiguous, but for
-    grad_out."""
+    """The gradients of query, key and value. The GPU is the current one; the tensors are `as_planned`, but for grad_out."""
     if plan.pairs or grad_out.stride(3) != 1:
         grad_out = grad_out.contiguous()
     grad_query = empty_strided(plan.size, plan.strides, plan.dtype)
@@ -207,7 +215,7 @@ def backward_of(
         value.data_ptr(),
         output.data_ptr(),
         lse.data_ptr(),
-        (kernels.no_mask[plan.dtype] if mask is None else mask).data_ptr(),
+        kernels.mask_or_zero(mask, plan.dtype).data_ptr(),
         *plan.given,
         *grad_out.stride()[:3],
         *plan.written,

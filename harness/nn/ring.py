@@ -114,7 +114,7 @@ def process_group(group) -> Any:
 
 def parts_of(query, key, value, scale, is_causal) -> tuple[Tensor, Tensor, Tensor]:
     """The tensors, in the dtype of `torch.autocast` where it is on. Raises what names the argument that does not fit."""
-    query, key, value = map(in_autocast_dtype, (query, key, value))
+    query, key, value = map(as_autocast_has_it, (query, key, value))
     check_attended(query, key, value)
     check_scale(scale)
     check_flag("is_causal", is_causal)
@@ -132,8 +132,8 @@ def parts_of(query, key, value, scale, is_causal) -> tuple[Tensor, Tensor, Tenso
     return query, key, value
 
 
-def in_autocast_dtype(tensor):
-    """A tensor of floating dtype as `torch.autocast` wants it; anything else as it is."""
+def as_autocast_has_it(tensor):
+    """A tensor of floating dtype, float64 too, as `torch.autocast` wants it; anything else as it is."""
     if not isinstance(tensor, Tensor) or not tensor.is_floating_point() or tensor.is_meta:
         return tensor
     device = tensor.device.type

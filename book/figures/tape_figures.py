@@ -1,12 +1,12 @@
 """The figures of puzzle 27: what each part puts on the tape, and how many bytes lie there at each part of a step."""
 
-import itertools
 import math
 import re
+from itertools import pairwise
 
 import numpy as np
 
-from book.figures.figures import NARROW, Drawing, bar_rows, compared
+from book.figures.figures import NARROW, Drawing, Steps, bar_rows, compared
 from book.measure import outputs, record
 from harness.puzzles.p27.kernels import sorted_places as sorted_by_token
 
@@ -125,7 +125,7 @@ def sorted_places() -> str:
     """Places with their tokens, the same sorted, and the row of the table that each stretch belongs to."""
     by_token = sorted_by_token(np.array(TOKENS), max(TOKENS) + 1)
     order, starts = by_token["order"].tolist(), by_token["starts"].tolist()
-    stretches = [order[a:b] for a, b in itertools.pairwise(starts)]
+    stretches = [order[a:b] for a, b in pairwise(starts)]
     label = "; ".join(
         f"row {row} adds up the places {', '.join(map(str, s)) or 'none'}" for row, s in enumerate(stretches)
     )
@@ -142,7 +142,7 @@ def sorted_places() -> str:
         drawing.labelled(left, 28, 44, 26, str(token), size=13, code=True)
         drawing.arrow(left + 22, 54, now + 22, 96)
         drawing.labelled(now, 98, 44, 26, str(place), size=13, code=True)
-    for row, (first, end) in enumerate(itertools.pairwise(starts)):
+    for row, (first, end) in enumerate(pairwise(starts)):
         if first < end:
             drawing.segment(34 + side * first, 132, 24 + side * end, 132, thick=2)
             drawing.text(28 + side * (first + end) / 2, 150, f"row {row}", size=13)
@@ -182,6 +182,113 @@ def step_kinds() -> str:
         158, 34 * len(kinds) + 22, "dark: the floor; the number: time over floor", anchor="start", size=13
     )
     return drawing.svg()
+
+
+# ---- In steps -----------------------------------------------------------------------------------------------
+
+
+def tape_steps() -> str:
+    """What lies on the tape after each part of the recorded step: a column for each part there and back, the piles side by side."""
+    run = live()
+    most = max(held for _, held in run)
+    peak = next(number for number, (_, held) in enumerate(run) if held == most)
+    drawing = Steps(
+        NARROW,
+        344,
+        f"Columns that grow part by part to {most:g} KiB at {run[peak][0]} and shrink in the opposite order to {run[-1][1]:g}.",
+        still=peak,
+    )
+    scale, bottom, wide = 190 / most, 244, 30
+    for words, first, end in (("forward", 0, peak), ("backward", peak + 1, len(run) - 1)):
+        left, right = 20 + 32 * first, 20 + 32 * end + wide
+        drawing.text((left + right) / 2, 16, words, size=14)
+        drawing.arrow(left, 24, right, 24)
+    drawing.segment(10, bottom, NARROW - 10, bottom, thick=2)
+    kept = [held - before for (_, before), (_, held) in pairwise([("", 0.0), *run[: peak + 1]])]
+    for number, (name, held) in enumerate(run):
+        x, part = 20 + 32 * number, name.removesuffix(" back")
+        way = "backward" if name.endswith(" back") else "forward"
+        left, pile, level = held, [], bottom
+        for piece in kept:  # from the bottom; whatever is on the tape was put there in this order
+            if left > 0:
+                pile.append(min(piece, left))
+                left -= piece
+        for piece in pile:
+            level -= scale * piece
+            drawing.box(x, level, wide, scale * piece, thick=0.5, radius=0)
+            with drawing.during(number, len(run) - 1):
+                drawing.box(x, level, wide, scale * piece, shade=0.2, thick=0.5, radius=0)
+        drawing.parts.append(f'<g transform="translate({x + 20} {bottom + 8}) rotate(-90)">')
+        drawing.text(0, 0, part, anchor="end", size=13, code=True)
+        drawing.parts.append("</g>")
+        with drawing.during(number):
+            drawing.box(x, level, wide, max(bottom - level, 1), shade=0.35, thick=2.5, radius=0)
+            drawing.text(
+                min(max(x + wide / 2, 44), NARROW - 44),
+                level - 6 if level > 60 else 38,
+                f"{held:g} KiB",
+                size=14,
+            )
+        if way == "forward":
+            top = " This is the peak." if number == peak else ""
+            drawing.words.append(
+                f"Forward, {name}: it keeps what its backward will need, {kept[number]:g} KiB. The tape holds {held:g} KiB.{top}"
+            )
+        else:
+            drawing.words.append(
+                f"Backward, {part}: it takes its own from the top. The tape still holds {held:g} KiB."
+            )
+    return drawing.hero(
+        "The tape of a recorded step of the solution, three blocks of 4 x 32 tokens: what lies on it after each part, bottom first. What was put "
+        "down last is taken first. The blocks are nearly all of it.",
+        "Nothing lies on the tape before the first part runs.",
+    )
+
+
+LINE = 56
+"""Characters of a line of what the model writes."""
+
+
+def writes() -> str:
+    """What the model of the recorded training run writes after some of its steps, below the curve of its loss so far."""
+    curve = losses()
+    written = samples()
+    drawing = Steps(
+        NARROW,
+        282,
+        "The loss of a training run, and what the model writes: "
+        + "; ".join(f"after {step} steps, at {loss:.2f}, {wrote[:LINE]}" for step, loss, wrote in written),
+        still=len(written) - 1,
+    )
+    left, right, bottom, scale = 30, NARROW - 10, 170, 26
+
+    def place(step: int) -> tuple[float, float]:
+        return left + (right - left) * step / len(curve), bottom - scale * curve[step - 1]
+
+    for loss in range(0, 7, 2):
+        drawing.segment(left, bottom - scale * loss, right, bottom - scale * loss, opacity=0.2 if loss else 1)
+        drawing.text(left - 8, bottom - scale * loss + 4, str(loss), anchor="end", size=13)
+    drawing.text(left + (right - left) / 2, 30, "loss", size=13)
+    drawing.text(right, bottom + 18, f"step {len(curve)}", anchor="end", size=13)
+    points = [place(step) for step in range(1, len(curve) + 1)]
+    drawing.polyline(points, opacity=0.25)
+    for number, (step, own, wrote) in enumerate(written):
+        with drawing.during(number):
+            drawing.polyline(points[:step], thick=2)
+            x, y = place(step)
+            drawing.box(x - 4, y - 4, 8, 8, shade=0.75, thick=2, radius=4)
+            drawing.text(min(x + 10, right - 60), y - 10, f"{own:.2f}", anchor="start", size=14)
+            for line, first in enumerate(range(0, 3 * LINE, LINE)):
+                drawing.text(
+                    left, 214 + 22 * line, wrote[first : first + LINE], anchor="start", size=13, code=True
+                )
+        drawing.words.append(
+            f"After {step} step{'s' * (step > 1)}, {step * 1024:,} bytes in excerpts of this book that may repeat, the loss is {own:.2f}. Given “The gradient”, the model continues as shown below."
+        )
+    return drawing.hero(
+        f"A recorded run of the solution, on a CPU: {len(curve)} steps of 16 x 64 bytes, every gradient by hand.",
+        "Above, the loss; below, what the model writes.",
+    )
 
 
 FILES = {

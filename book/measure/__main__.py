@@ -18,7 +18,7 @@ from book.measure import record
 from book.measure.record import FACTS, Record, Row
 
 TABLE = Path(__file__).absolute().parent / "measurements.toml"
-MACHINE = ("device", "machine")
+MACHINE = ("machine", "device")
 VERSIONS = ("torch", "triton", "max", "transformers")
 
 

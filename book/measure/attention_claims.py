@@ -1,4 +1,4 @@
-"""Times and memory of attention's backward pass by hand: `python -m book.measure.attention_claims FILE`.
+"""Times and memory of attention's backward pass by hand: `python -m book.measure attention_claims`.
 
 The same two functions are timed twice: by the tutorials' own method, with everything in it that flatters one side, and by a
 fair one. The custom backward pass is the one that tutorials show: it keeps query, key, value and the probabilities, as
@@ -6,18 +6,16 @@ autograd does for the same formula, and computes the gradients by four products.
 kernels, and PyTorch's own function. Inputs are [B, N, S, d], float32; without a GPU they are small.
 """
 
-import csv
 import math
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from harness.bench.machine import machine
+from book.measure.shared import write
 from harness.bench.timing import CudaClock, Protocol, WallClock, summary, take_turns
 from harness.check.gradient_checks import kept_bytes
 from harness.nn import attention
@@ -287,19 +285,6 @@ def timed(call: Callable[[], tuple[Tensor, ...]], device: torch.device) -> tuple
     return result, time.perf_counter() - start
 
 
-def main() -> None:
-    """Measures and writes, row by row."""
-    on_gpu = torch.cuda.is_available()
-    lengths, dims = LARGE if on_gpu else SMALL
-    facts = machine(torch.device("cuda" if on_gpu else "cpu"))
-    known = {name: facts[name] for name in ("device", "torch", "max", "date")} | dims
-    with open(sys.argv[1], "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, [*(field.name for field in fields(Row)), *known])
-        writer.writeheader()
-        for row in measure(lengths, dims, ROUNDS):
-            writer.writerow(asdict(row) | known)
-            file.flush()
-
-
 if __name__ == "__main__":
-    main()
+    lengths, dims = LARGE if torch.cuda.is_available() else SMALL
+    write(asdict(row) | dims for row in measure(lengths, dims, ROUNDS))

@@ -1,16 +1,12 @@
-"""Times of attention beside PyTorch's kernels where a call could fall off a cliff: `python -m book.measure.attention_cliffs FILE`.
+"""Times of attention beside PyTorch's kernels where a call could fall off a cliff: `python -m book.measure attention_options`.
 
 Four batches of 12 heads, 1,024 queries and keys, forward and backward pass, on a GPU. A row for each dtype, head dimension and
 option: the median time of one CUDA graph of both passes, in shuffled turns after a pause, and that of the fastest kernel of
 PyTorch's `scaled_dot_product_attention` that takes the same call, by name.
 """
 
-import csv
-import datetime
-import random
-import statistics
+import itertools
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -19,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from book.measure.cuda_graphs import capture
+from book.measure.shared import capture, medians, write
 from harness.nn import attention
 
 BATCHES, HEADS, LENGTH = 4, 12, 1024
@@ -68,7 +64,7 @@ def by_peer(backend: SDPBackend, *arguments, **options) -> torch.Tensor:
         return F.scaled_dot_product_attention(*arguments, **options)
 
 
-def candidates(dtype: torch.dtype, width: int, option: str) -> Iterator[tuple[str, torch.cuda.CUDAGraph]]:
+def candidates(dtype: torch.dtype, width: int, option: str) -> Iterator[tuple[str, Step]]:
     """The graph of this project's function, "ours", and of each of PyTorch's kernels that takes the call."""
     torch.manual_seed(0)
     leaves = [
@@ -87,53 +83,20 @@ def candidates(dtype: torch.dtype, width: int, option: str) -> Iterator[tuple[st
             torch.cuda.synchronize()
 
 
-def timed(graph: torch.cuda.CUDAGraph, count: int) -> float:
-    """Milliseconds of one replay among `count`."""
-    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda.synchronize()
-    time.sleep(0.04)
-    first.record()
-    for _ in range(count):
-        graph.replay()
-    last.record()
-    torch.cuda.synchronize()
-    return first.elapsed_time(last) / count
-
-
-def medians(graphs: dict[str, torch.cuda.CUDAGraph]) -> dict[str, float]:
-    """The median milliseconds of each graph, in shuffled turns of some 4 ms."""
-    counts = {name: max(1, int(4 / timed(graph, 1))) for name, graph in graphs.items()}
-    times: dict[str, list[float]] = {name: [] for name in graphs}
-    names, order = list(graphs), random.Random(0)
-    for _ in range(ROUNDS):
-        order.shuffle(names)
-        for name in names:
-            times[name].append(timed(graphs[name], counts[name]))
-    return {name: statistics.median(each) for name, each in times.items()}
-
-
-def main() -> None:
-    """Writes the table. Prints each row as it comes, because float32 takes its time."""
-    if len(sys.argv) != 2 or not torch.cuda.is_available():
-        sys.exit(__doc__)
-    warnings.simplefilter("ignore")
-    facts = [torch.cuda.get_device_name(), torch.__version__, datetime.datetime.now(datetime.UTC).date()]
-    with open(sys.argv[1], "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(
-            ["device", "torch", "date", "dtype", "d", "option", "ours_ms", "peer", "peer_ms", "ratio"]
-        )
-        for dtype in DTYPES:
-            for width in WIDTHS:
-                for option in OPTIONS:
-                    times = medians(dict(candidates(dtype, width, option)))
-                    ours = times.pop("ours")
-                    peer = min(times, key=times.__getitem__)
-                    row = [str(dtype).removeprefix("torch."), width, option, f"{ours:.4f}", peer]
-                    writer.writerow([*facts, *row, f"{times[peer]:.4f}", f"{ours / times[peer]:.2f}"])
-                    print(*row, f"{ours / times[peer]:.2f}", flush=True)
-                    file.flush()
+def rows() -> Iterator[dict]:
+    """A row for each dtype, head dimension and option."""
+    for dtype, width, option in itertools.product(DTYPES, WIDTHS, OPTIONS):
+        times = medians(dict(candidates(dtype, width, option)), ROUNDS, burst=4_000, pause=0.04)
+        ours = times.pop("ours")
+        peer = min(times, key=times.__getitem__)
+        yield {
+            "dtype": str(dtype).removeprefix("torch."), "d": width, "option": option, "ours_ms": f"{ours / 1e3:.4f}",
+            "peer": peer, "peer_ms": f"{times[peer] / 1e3:.4f}", "ratio": f"{ours / times[peer]:.2f}",
+        }  # fmt: skip
 
 
 if __name__ == "__main__":
-    main()
+    if not torch.cuda.is_available():
+        sys.exit(__doc__)
+    warnings.simplefilter("ignore")
+    write(rows())

@@ -1,17 +1,14 @@
-"""Errors and times of float32 attention by pairs of float16: `python -m book.measure.attention_pairs_times FILE`, once on each Hopper.
+"""Errors and times of float32 attention by pairs of float16: `python -m book.measure attention_pairs`.
 
 A row for each kind of input and result: the largest error against float64 over the largest value, beside those of PyTorch's
 two kernels for float32. A row for each place of an infinity or a NaN, and for the bits of repeated runs. Then a row for each size
 and way with the time of both passes as one CUDA graph, the median of shuffled turns after a pause, and with their memory.
 """
 
-import csv
-import datetime
 import functools
 import math
 import statistics
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
@@ -19,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from book.measure.shared import peak, write
 from harness.bench.timing import CudaClock, Graph, Protocol, take_turns
 from harness.nn import attention, attention_direct
 
@@ -171,16 +169,6 @@ def repeat_rows() -> list[dict]:
     return rows
 
 
-def peak(work: Callable[[], object]) -> int:
-    """Bytes at the peak above those before."""
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    work()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before
-
-
 def time_rows(S: int, causal: bool) -> list[dict]:
     """A row for each way."""
     tensors = [torch.randn(BATCH, HEADS, S, DIM, device="cuda") for _ in range(4)]
@@ -199,28 +187,16 @@ def time_rows(S: int, causal: bool) -> list[dict]:
     ]
 
 
-def main() -> None:
-    """Measures and writes."""
-    torch.backends.cuda.matmul.allow_tf32 = False
-    machine = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
-    machine |= {"date": datetime.date.today().isoformat()}
-    machine |= {"command": "python -m book.measure.attention_pairs_times FILE"}
-    names = ("S", "causal", "inputs", "way", "result", "error", "of_efficient", "of_math", "graph_us")
-    with open(sys.argv[1], "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, [*machine, *names, "peak_bytes", "note"])
-        writer.writeheader()
-
-        def write(rows: list[dict]) -> None:
-            writer.writerows(machine | row for row in rows)
-            file.flush()
-
-        for S, causal in ((2048, False), (512, False), (1024, False), (4096, False), (2048, True)):
-            write(time_rows(S, causal))
-        for kind in KINDS:
-            write(error_rows(kind))
-        write(strange_rows())
-        write(repeat_rows())
+def rows() -> Iterator[dict]:
+    """The times first, then errors, strange places and repeated runs."""
+    for S, causal in ((2048, False), (512, False), (1024, False), (4096, False), (2048, True)):
+        yield from time_rows(S, causal)
+    for kind in KINDS:
+        yield from error_rows(kind)
+    yield from (*strange_rows(), *repeat_rows())
 
 
 if __name__ == "__main__":
-    main()
+    torch.backends.cuda.matmul.allow_tf32 = False
+    columns = ("S", "causal", "inputs", "way", "result", "error", "of_efficient", "of_math", "graph_us")
+    write(rows(), (*columns, "peak_bytes", "note"))

@@ -1,18 +1,14 @@
-"""Times backward passes of one branch and of two: `python -m book.measure.branch_times FILE [SECONDS]`, on an NVIDIA H100 or H200.
+"""Times backward passes of one branch and of two: `python -m book.measure branches`, on an NVIDIA H100 or H200.
 
 bfloat16; both passes as a CUDA graph, shuffled turns with a pause before each, the median. A row for each size and way: who
 multiplies dln and dW, and whether dW is made beside all the rest. "chosen" is what `harness/nn/products.py` says, whose estimates
 come from such a file. Every way is compared with float64 before it is timed.
 """
 
-import math
-import random
-import statistics
-
 import torch
 
-from book.measure.cuda_graphs import capture
-from book.measure.product_times import graph_time, measure_all
+from book.measure.product_times import in_turns, make
+from book.measure.shared import capture, write
 from harness.nn import direct, layernorm_plan, products
 from harness.nn.products import ALL_LIBRARY, ALL_OWN, LIBRARY, OWN, Choice, Products
 
@@ -64,12 +60,7 @@ def exact(dy, x, gamma, beta, W) -> tuple[torch.Tensor, ...]:
 
 def measure(M: int, H: int, O: int) -> list[dict]:
     """A row for each way. Raises RuntimeError where a gradient is wrong."""
-
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, device="cuda")
-
-    tensors = (normal(M, H), 1 + 0.3 * normal(H), normal(H), normal(O, H) / math.sqrt(H), normal(O))
-    x, gamma, beta, W, b, dy = (tensor.bfloat16() for tensor in (*tensors, normal(M, O)))
+    x, gamma, beta, W, b, dy = make(M, H, O)
     kernels = direct.kernels(x.device)
     assert kernels is not None
     truth = exact(dy, x, gamma, beta, W)
@@ -86,25 +77,20 @@ def measure(M: int, H: int, O: int) -> list[dict]:
             got[:] = kernels.backward(plan, direct.ALL_GRADIENTS, dy, x, kept, gamma, beta, W)
 
         graphs[way] = capture(both)
-        graphs[way].replay()
+        graphs[way]()
         for mine, right in zip(got, truth, strict=True):
             error = (mine.double() - right).norm() / right.norm()
             if not error < LARGEST_ERROR:
                 raise RuntimeError(f"{(M, H, O)}, {way}: an error of {error:.1e}")
     layernorm_plan.choose = products.choose
-    repeats = 10 if M * H * O < 2**36 else 2
-    taken = {way: [] for way in graphs}
-    for _ in range(ROUNDS):
-        for way in random.sample(list(graphs), len(graphs)):
-            taken[way].append(graph_time(graphs[way], repeats))
     choice = products.choose(M, H, O, x.dtype, hopper=kernels.hopper)
     chosen = (choice.graph.dln, choice.graph.dW, 1 + choice.forked)
     return [
         {"M": M, "H": H, "O": O, "dln": way[0], "dW": way[1], "branches": way[2]}
-        | {"us": f"{statistics.median(times):.1f}", "chosen": "yes" if way == chosen else ""}
-        for way, times in taken.items()
+        | {"us": f"{time:.1f}", "chosen": "yes" if way == chosen else ""}
+        for way, time in in_turns(graphs, ROUNDS, M * H * O).items()
     ]
 
 
 if __name__ == "__main__":
-    measure_all("branch_times", SIZES, measure)
+    write(row for size in SIZES for row in measure(*size))

@@ -1,18 +1,13 @@
-"""Measures what torch.compile costs and gains here: `python -m book.measure.compile_times FILE`, once on each machine.
+"""Measures what torch.compile costs and gains here: `python -m book.measure compile_times`.
 
 LayerNorm + Linear in float32, forward and backward. The first call compiles, with nothing taken from a cache; the later
 ones are timed one by one, in turns with the other ways. On a GPU a call is over when the GPU is done. The page
 about torch.compile shows the record `compile_times`.
 """
 
-import csv
-import datetime
 import os
-import platform
 import statistics
-import sys
 import time
-from pathlib import Path
 
 os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = (
     "1"  # else the second run of this file measures no compiler
@@ -21,6 +16,9 @@ os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = (
 import torch
 from torch import nn
 from torch._dynamo.utils import counters
+
+from book.measure.shared import write
+from harness.bench.machine import cpu_name
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SIZES = ((4, 4, 8, 16), (8, 128, 256, 1024))
@@ -71,26 +69,7 @@ def measure(dims: tuple[int, int, int, int]) -> list[dict]:
     return list(rows.values())
 
 
-def machine() -> str:
-    """The GPU, or the CPU with the threads that torch may use."""
-    if DEVICE == "cuda":
-        return torch.cuda.get_device_name()
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0] if names else platform.machine()}, {torch.get_num_threads()} thread"
-
-
-def main(file: Path) -> None:
-    """Measures every size and writes the CSV."""
-    torch.set_num_threads(1)  # a small and steady part of a machine that others may be using
-    rows = [row for dims in SIZES for row in measure(dims)]
-    facts = {"machine": machine(), "date": datetime.date.today().isoformat(), "torch": torch.__version__}
-    with file.open("w", newline="") as out:
-        writer = csv.DictWriter(out, [*facts, *rows[0]])
-        writer.writeheader()
-        writer.writerows(facts | row for row in rows)
-
-
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    torch.set_num_threads(1)  # a small and steady part of a machine that others may be using
+    machine = {} if DEVICE == "cuda" else {"machine": cpu_name()}
+    write(machine | row for dims in SIZES for row in measure(dims))

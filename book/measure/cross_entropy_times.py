@@ -1,4 +1,4 @@
-"""Times and memory of a linear layer with cross-entropy: `python -m book.measure.cross_entropy_times FILE`, once on each GPU.
+"""Times and memory of a linear layer with cross-entropy: `python -m book.measure cross_entropy`.
 
 8,192 tokens in bfloat16, forward and backward pass with the gradients of input and weight. A row for each size and way: the
 median time of one CUDA graph of both, in shuffled turns after a pause, and the most memory at a time beside input and weight.
@@ -6,19 +6,13 @@ median time of one CUDA graph of both, in shuffled turns after a pause, and the 
 through torch.compile, and "chunks of N" `linear_cross_entropy` with so many rows a chunk.
 """
 
-import csv
-import datetime
-import random
-import statistics
-import sys
-import time
 from collections.abc import Callable
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 
-from book.measure.cuda_graphs import capture
+from book.measure.shared import capture, medians, peak, write
 from harness.nn import linear_cross_entropy
 
 TOKENS = 8192
@@ -61,56 +55,21 @@ def steps(H: int, V: int) -> dict[str, Step]:
     return candidates
 
 
-def peak_mib(step: Step) -> int:
-    """The most memory at a time beside what there is."""
-    step()
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    step()
-    torch.cuda.synchronize()
-    return round((torch.cuda.max_memory_allocated() - before) / 2**20)
-
-
 def rows_of(H: int, V: int) -> list[dict]:
     """A row for each way."""
     torch._dynamo.reset()
     ways = steps(H, V)
-    peaks = {name: peak_mib(step) for name, step in ways.items()}
+    for step in ways.values():
+        step()
+    peaks = {name: round(peak(step) / 2**20) for name, step in ways.items()}
     graphs = {name: capture(step) for name, step in ways.items()}
-    taken: dict[str, list[float]] = {name: [] for name in graphs}
-    for _ in range(ROUNDS):
-        for name in random.sample(list(graphs), len(graphs)):
-            torch.cuda.synchronize()
-            time.sleep(0.06)
-            graphs[name].replay()
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            graphs[name].replay()
-            graphs[name].replay()
-            end.record()
-            torch.cuda.synchronize()
-            taken[name].append(start.elapsed_time(end) / 2)
-    times = {name: statistics.median(each) for name, each in taken.items()}
+    times = medians(graphs, ROUNDS, burst=20_000, pause=0.06)
     return [
-        {"H": H, "V": V, "way": name, "ms": f"{ms:.3f}", "of_products": f"{ms / times['products']:.3f}"}
+        {"H": H, "V": V, "way": name, "ms": f"{us / 1e3:.3f}", "of_products": f"{us / times['products']:.3f}"}
         | {"peak_mib": peaks[name]}
-        for name, ms in times.items()
+        for name, us in times.items()
     ]
 
 
-def main() -> None:
-    """Measures and writes."""
-    machine = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
-    machine |= {"date": datetime.date.today().isoformat()}
-    machine |= {"command": "python -m book.measure.cross_entropy_times FILE"}
-    with open(sys.argv[1], "w", newline="") as file:
-        writer = csv.DictWriter(file, [*machine, "H", "V", "way", "ms", "of_products", "peak_mib"])
-        writer.writeheader()
-        for sizes in SIZES:
-            writer.writerows(machine | row for row in rows_of(*sizes))
-            file.flush()
-
-
 if __name__ == "__main__":
-    main()
+    write(row for sizes in SIZES for row in rows_of(*sizes))

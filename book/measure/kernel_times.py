@@ -1,4 +1,4 @@
-"""Measures every kernel of a pass on a GPU: `python -m book.measure.kernel_times FILE`, for the chapter about the fast variant.
+"""Measures every kernel of a pass on a GPU: `python -m book.measure ladder`, for the chapter about the fast variant.
 
 Each pass of each algorithm is called a few times under PyTorch's profiler, one call at a time with a pause behind it, so
 that the GPU neither waits for the host nor gets hot. A row of the CSV is one launch: its place in the pass, the kernel
@@ -6,28 +6,23 @@ and the median of its durations. The sizes are those of GPT-2 small's first MLP 
 algorithms stand the bare products of each pass, PyTorch's own without a bias.
 """
 
-import csv
-import datetime
 import json
 import re
 import statistics
-import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
 from book.measure import ledger
+from book.measure.shared import write
 from harness.nn.layers import fused_layernorm_linear
 
 BARE = "bare product"
 DIMS = (4, 1024, 768, 3072)
 CALLS = {"fused": 3, "unfused": 12, "fast": 30, BARE: 30}
-FIELDS = [
-    "device", "date", "torch", "max", "dtype", "B", "S", "H", "O", "algorithm", "pass", "position", "kernel",
-    "median_us", "calls",
-]  # fmt: skip
 
 # Mojo cuts the names of kernels: package, file and the first letters of the function, about 30 in all, then types.
 OURS = re.compile(
@@ -135,35 +130,20 @@ def bare_products(dtype: torch.dtype) -> dict:
     return {"forward": lambda: x @ W.T, "backward": lambda: (dy @ W, dy.T @ x)}
 
 
-def main(file: Path) -> None:
-    """Measures every algorithm and writes the CSV."""
-    import importlib.metadata
-
-    facts = {
-        "device": torch.cuda.get_device_name(),
-        "date": datetime.date.today().isoformat(),
-        "torch": torch.__version__,
-        "max": importlib.metadata.version("max"),
-        "dtype": "bfloat16",
-        **dict(zip("BSHO", DIMS, strict=True)),
-    }
-    with file.open("w", newline="") as out:
-        writer = csv.DictWriter(out, FIELDS)
-        writer.writeheader()
-        for algorithm, calls in CALLS.items():
-            bare = algorithm == BARE
-            steps = bare_products(torch.bfloat16) if bare else passes(torch.bfloat16, algorithm)
-            for direction, step in steps.items():
-                launches = profiled(step, calls)
-                launches = launches if bare else named(launches, algorithm, direction)
-                for position, (kernel, median) in enumerate(launches):
-                    writer.writerow(
-                        facts
-                        | {"algorithm": algorithm, "pass": direction, "position": position, "calls": calls}
-                        | {"kernel": kernel, "median_us": f"{median:.2f}"}
-                    )
-                out.flush()
+def rows() -> Iterator[dict]:
+    """A row for each launch of every algorithm."""
+    for algorithm, calls in CALLS.items():
+        bare = algorithm == BARE
+        steps = bare_products(torch.bfloat16) if bare else passes(torch.bfloat16, algorithm)
+        for direction, step in steps.items():
+            launches = profiled(step, calls)
+            launches = launches if bare else named(launches, algorithm, direction)
+            for position, (kernel, median) in enumerate(launches):
+                yield {
+                    "dtype": "bfloat16", **dict(zip("BSHO", DIMS, strict=True)), "algorithm": algorithm, "pass": direction,
+                    "position": position, "kernel": kernel, "median_us": f"{median:.2f}", "calls": calls,
+                }  # fmt: skip
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    write(rows())

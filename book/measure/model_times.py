@@ -1,29 +1,25 @@
-"""Measures a training step of GPT-2, 124M, with and without the workbook's backend: `python -m book.measure.model_times FILE`.
+"""Measures a training step of GPT-2, 124M, with and without the workbook's backend: `python -m book.measure gpt2_step`.
 
 Forward and backward, random weights, no dropout, in two settings: all in bfloat16, and as one trains, with float32 parameters
 under autocast. Each way is recorded as one CUDA graph, replayed in shuffled rounds after a pause. It wants a GPU and `transformers` (the extra `models`). The page of puzzle 26 shows the rows.
 """
 
-import csv
-import datetime
 import importlib
 import importlib.metadata
 import os
-import random
-import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import torch
 import torch.nn.functional as F
 
+from book.measure.shared import medians, write
 from harness.nn import mojo_workbook
 
-CONTEXT, ROUNDS, REPLAYS = 1024, 12, 4
+CONTEXT, ROUNDS, BURST = 1024, 12, 200_000
+"""Tokens; rounds, and the microseconds of a turn."""
 VOCABULARY = 50257
 SETTINGS = {"bfloat16": (8, torch.bfloat16), "autocast": (16, torch.float32)}
 """Name -> batch, and the dtype of the parameters; those in float32 are taken in bfloat16 under autocast."""
@@ -50,7 +46,7 @@ def make_model(dtype: torch.dtype) -> torch.nn.Module:
     return model
 
 
-def recorded(model, forward: Callable, ids: torch.Tensor) -> tuple[torch.cuda.CUDAGraph, dict]:
+def recorded(model, forward: Callable, ids: torch.Tensor) -> tuple[Callable[[], None], dict]:
     """One training step as a CUDA graph, and what is known of it: seconds of the first steps, loss, peak memory."""
 
     def step() -> torch.Tensor:
@@ -80,27 +76,10 @@ def recorded(model, forward: Callable, ids: torch.Tensor) -> tuple[torch.cuda.CU
     torch.cuda.synchronize()
     peak = (torch.cuda.max_memory_allocated() - before) >> 20
     model.zero_grad(set_to_none=True)
-    return graph, {"first_s": f"{first:.1f}", "loss": f"{loss.item():.4f}", "peak_mib": peak}
+    return graph.replay, {"first_s": f"{first:.1f}", "loss": f"{loss.item():.4f}", "peak_mib": peak}
 
 
-def replayed(graphs: dict[str, torch.cuda.CUDAGraph]) -> dict[str, list[float]]:
-    """Milliseconds of a replay, a number for each round."""
-    times: dict[str, list[float]] = {way: [] for way in graphs}
-    for _ in range(ROUNDS):
-        for way in random.sample(list(graphs), len(graphs)):
-            time.sleep(0.06)
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            graphs[way].replay()
-            begin.record()
-            for _ in range(REPLAYS):
-                graphs[way].replay()
-            end.record()
-            torch.cuda.synchronize()
-            times[way].append(begin.elapsed_time(end) / REPLAYS)
-    return times
-
-
-def rows(setting: str) -> Iterator[dict[str, object]]:
+def rows(setting: str) -> Iterator[dict]:
     """A row for each way in a setting."""
     batch, dtype = SETTINGS[setting]
     torch._dynamo.reset()
@@ -115,27 +94,11 @@ def rows(setting: str) -> Iterator[dict[str, object]]:
         ),
     }
     steps = {way: recorded(model, forward, ids) for way, forward in ways.items()}
-    times = replayed({way: graph for way, (graph, _) in steps.items()})
+    times = medians({way: graph for way, (graph, _) in steps.items()}, ROUNDS, BURST, pause=0.06)
     for way, (_, known) in steps.items():
-        median = f"{statistics.median(times[way]):.3f}"
-        yield {"setting": setting, "batch": batch, "way": way, "median_ms": median} | known
-
-
-def main(file: Path) -> None:
-    """Measures all ways in all settings and writes the CSV."""
-    facts = {
-        "device": torch.cuda.get_device_name(),
-        "date": datetime.date.today().isoformat(),
-        "torch": torch.__version__,
-        "transformers": importlib.metadata.version("transformers"),
-    }
-    columns = ("setting", "batch", "way", "median_ms", "first_s", "loss", "peak_mib")
-    with file.open("w", newline="") as out:
-        writer = csv.DictWriter(out, [*facts, *columns])
-        writer.writeheader()
-        for row in (row for setting in SETTINGS for row in rows(setting)):
-            writer.writerow(facts | row)
+        row = {"setting": setting, "batch": batch, "way": way, "median_ms": f"{times[way] / 1e3:.3f}"}
+        yield row | known | {"transformers": importlib.metadata.version("transformers")}
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    write(row for setting in SETTINGS for row in rows(setting))

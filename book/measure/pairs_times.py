@@ -1,23 +1,18 @@
-"""Errors and times of float32 by pairs of float16: `python -m book.measure.pairs_times FILE`, once on each Hopper.
+"""Errors and times of float32 by pairs of float16: `python -m book.measure pairs`.
 
 A row for each size, kind of input and result: its relative error against float64, in the Frobenius norm and at the largest
 element, beside that of PyTorch in float32 (IEEE, no TF32). Then a row for each size and way with the time of both passes as
 one CUDA graph, the median of shuffled turns after a pause.
 """
 
-import csv
-import datetime
 import math
-import random
-import statistics
-import sys
-import time
+from collections.abc import Iterator
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 
-from book.measure.cuda_graphs import capture
+from book.measure.shared import capture, medians, write
 from harness.nn.layers import fused_layernorm_linear
 from harness.puzzles.p22.triton_products import layernorm_linear
 
@@ -132,51 +127,35 @@ def time_rows(M: int, H: int, O: int) -> list[dict]:
     graphs = {name: capture(partial(run, way, leaves, dy)) for name, way in ways.items()}
     first = run(pairs, leaves, dy)
     same = all(all(map(torch.equal, first, run(pairs, leaves, dy))) for _ in range(5))
-    taken = {name: [] for name in graphs}
-    for _ in range(ROUNDS):
-        for name in random.sample(list(graphs), len(graphs)):
-            time.sleep(0.05)
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            graphs[name].replay()
-            graphs[name].replay()
-            end.record()
-            torch.cuda.synchronize()
-            taken[name].append(start.elapsed_time(end) * 500)
     return [
-        {"M": M, "H": H, "O": O, "inputs": "ordinary", "way": name}
-        | {"graph_us": f"{statistics.median(times):.1f}"}
+        {"M": M, "H": H, "O": O, "inputs": "ordinary", "way": name, "graph_us": f"{us:.1f}"}
         | {"note": ("the same bits in 6 runs" if same else "other bits") if name == "pairs" else ""}
-        for name, times in taken.items()
+        for name, us in medians(graphs, ROUNDS, burst=4_000, pause=0.05).items()
     ]
 
 
-def main() -> None:
-    """Measures and writes."""
-    torch.backends.cuda.matmul.fp32_precision = "ieee"
-    torch.manual_seed(0)
-    machine = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
-    machine |= {
-        "date": datetime.date.today().isoformat(),
-        "command": "python -m book.measure.pairs_times FILE",
-    }
-    names = ("M", "H", "O", "inputs", "result", "norm_error", "norm_of_torch", "largest_error")
-    names += ("largest_of_torch", "way", "graph_us", "note")
-    with open(sys.argv[1], "w", newline="") as file:
-        writer = csv.DictWriter(file, [*machine, *names])
-        writer.writeheader()
-
-        def write(rows: list[dict]) -> None:
-            writer.writerows(machine | row for row in rows)
-            file.flush()
-
-        for sizes in TIME_SIZES:
-            write(time_rows(*sizes))
-        for sizes in ERROR_SIZES:
-            for kind in KINDS:
-                write(error_rows(*sizes, kind))
-        write(strange_rows())
+def rows() -> Iterator[dict]:
+    """The times first, then errors and strange places."""
+    for sizes in TIME_SIZES:
+        yield from time_rows(*sizes)
+    for sizes in ERROR_SIZES:
+        for kind in KINDS:
+            yield from error_rows(*sizes, kind)
+    yield from strange_rows()
 
 
 if __name__ == "__main__":
-    main()
+    torch.backends.cuda.matmul.fp32_precision = "ieee"
+    torch.manual_seed(0)
+    columns = (
+        "M",
+        "H",
+        "O",
+        "inputs",
+        "result",
+        "norm_error",
+        "norm_of_torch",
+        "largest_error",
+        "largest_of_torch",
+    )
+    write(rows(), (*columns, "way", "graph_us", "note"))

@@ -1,21 +1,19 @@
-"""Times the layer by who multiplies: `python -m book.measure.product_times FILE [SECONDS]`, once on each GPU.
+"""Times the layer by who multiplies: `python -m book.measure products`.
 
 bfloat16; each pass as a CUDA graph, shuffled turns, the median; and how long a call of both passes keeps its caller in a plain
 loop. A row for each size and way, with what `harness/nn/products.py` chooses there. Its estimates come from such a file.
 """
 
-import csv
-import datetime
 import math
 import random
 import statistics
-import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Mapping
+from typing import TypeVar
 
 import torch
 
-from book.measure.cuda_graphs import capture
+from book.measure.shared import capture, write
 from harness.nn import autograd, direct, layernorm_plan, products
 from harness.nn.layers import fused_layernorm_linear
 from harness.nn.products import ALL_OWN, LIBRARY, OWN, PADDED, Products
@@ -33,22 +31,42 @@ SIZES = (
     *((256, 4096, 4096), (4096, 768, 768), (4096, 2048, 512), (4096, 512, 12288)),
 )
 ROUNDS = 7
+Key = TypeVar("Key", bound=Hashable)
 HOST_WORK = 2**33
 """Multiply-adds of a product above which the host is not what a loop waits for."""
 
 
-def graph_time(graph: torch.cuda.CUDAGraph, repeats: int) -> float:
+def graph_time(replay: Callable[[], object], repeats: int) -> float:
     """Microseconds of a replay."""
     time.sleep(0.004)
-    graph.replay()
+    replay()
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda._sleep(100_000)  # so that the host is ahead
     start.record()
     for _ in range(repeats):
-        graph.replay()
+        replay()
     end.record()
     torch.cuda.synchronize()
     return start.elapsed_time(end) * 1e3 / repeats
+
+
+def in_turns(graphs: Mapping[Key, Callable[[], object]], rounds: int, work: int) -> dict[Key, float]:
+    """The median microseconds of each graph; `work` are the multiply-adds of a product, so many replays make a turn."""
+    taken: dict[Key, list[float]] = {key: [] for key in graphs}
+    for _ in range(rounds):
+        for key in random.sample(list(graphs), len(graphs)):
+            taken[key].append(graph_time(graphs[key], 10 if work < 2**36 else 2))
+    return {key: statistics.median(times) for key, times in taken.items()}
+
+
+def make(M: int, H: int, O: int) -> list[torch.Tensor]:
+    """x, gamma, beta, W, b and the gradient of the output, in bfloat16."""
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device="cuda")
+
+    tensors = (normal(M, H), 1 + 0.3 * normal(H), normal(H), normal(O, H) / math.sqrt(H), normal(O))
+    return [tensor.bfloat16() for tensor in (*tensors, normal(M, O))]
 
 
 def host_time(call, repeats: int = 20) -> float:
@@ -73,12 +91,7 @@ def force(way: Products) -> None:
 
 def measure(M: int, H: int, O: int) -> list[dict]:
     """A row for each way."""
-
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, device="cuda")
-
-    tensors = (normal(M, H), 1 + 0.3 * normal(H), normal(H), normal(O, H) / math.sqrt(H), normal(O))
-    *leaves, dy = (tensor.bfloat16() for tensor in (*tensors, normal(M, O)))
+    *leaves, dy = make(M, H, O)
     given = [leaf.requires_grad_() for leaf in leaves]
     x, gamma, beta, W, b = (leaf.detach() for leaf in given)
     kernels = direct.kernels(x.device)
@@ -104,15 +117,11 @@ def measure(M: int, H: int, O: int) -> list[dict]:
         both()
         host[way] = host_time(both) if M * H * O < HOST_WORK else math.nan
         graphs[way, "forward"], graphs[way, "backward"] = capture(forward), capture(backward)
-    repeats = 10 if M * H * O < 2**36 else 2
-    taken = {key: [] for key in graphs}
-    for _ in range(ROUNDS):
-        for key in random.sample(list(graphs), len(graphs)):
-            taken[key].append(graph_time(graphs[key], repeats))
+    taken = in_turns(graphs, ROUNDS, M * H * O)
     chosen = products.choose(M, H, O, x.dtype, hopper=kernels.hopper)
     return [
         {"M": M, "H": H, "O": O, **way._asdict(), "host_us": f"{host[way]:.1f}"}
-        | {f"{part}_us": f"{statistics.median(taken[way, part]):.1f}" for part in ("forward", "backward")}
+        | {f"{part}_us": f"{taken[way, part]:.1f}" for part in ("forward", "backward")}
         | {f"chosen_{name}": who for name, who in chosen.graph._asdict().items()}
         | {
             "loop": "own"
@@ -125,25 +134,5 @@ def measure(M: int, H: int, O: int) -> list[dict]:
     ]
 
 
-def measure_all(tool: str, sizes: Iterable[tuple[int, int, int]], measure: Callable[..., list[dict]]) -> None:
-    """Measures the sizes that there is time for, and writes the rows of each at once: into the file and within the seconds that
-    the command line names."""
-    stop = time.monotonic() + float(sys.argv[2] if len(sys.argv) > 2 else "inf")
-    machine = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
-    machine |= {"date": datetime.date.today().isoformat(), "command": f"python -m book.measure.{tool} FILE"}
-    with open(sys.argv[1], "w", newline="") as file:
-        writer = None
-        for size in sizes:
-            if time.monotonic() > stop:
-                print(f"no time for {size} and what comes after", flush=True)
-                break
-            rows = [machine | row for row in measure(*size)]
-            if writer is None:
-                writer = csv.DictWriter(file, list(rows[0]))
-                writer.writeheader()
-            writer.writerows(rows)
-            file.flush()
-
-
 if __name__ == "__main__":
-    measure_all("product_times", SIZES, measure)
+    write(row for size in SIZES for row in measure(*size))

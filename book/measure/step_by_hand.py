@@ -1,18 +1,16 @@
 """Measures a training step of GPT-2, 124M, by hand and by PyTorch, and where the step by hand spends its time:
-`python -m book.measure.step_by_hand FILE`.
+`python -m book.measure step_by_hand`.
 
 Whole steps, AdamW and clipping included, in bfloat16 with float32 parameters, in turns; floors as in
 `harness.puzzles.p27.kernel_times`.
 """
 
-import csv
-import datetime
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
+from book.measure.shared import write
 from harness.bench.timing import summary
 from harness.puzzles.p27 import bench_gpt, kernel_times
 from harness.puzzles.p27.gpt import SIZES
@@ -21,7 +19,7 @@ CHAPTERS = Path(__file__).absolute().parents[1] / "src"
 ROUNDS = 12
 
 
-def rows(device: torch.device) -> Iterator[dict[str, object]]:
+def rows(device: torch.device) -> Iterator[dict]:
     """A row for each way to make a step, then one for each kind of kernel of the step by hand."""
     timed = bench_gpt.measure(SIZES["gpt2"], device, 0, ROUNDS, CHAPTERS)
     for name, one in timed.items():
@@ -40,21 +38,6 @@ def rows(device: torch.device) -> Iterator[dict[str, object]]:
         yield {"what": kind, "median_us": f"{microseconds:.1f}", "floor_us": floor}
 
 
-def main(file: Path) -> None:
-    """Measures and writes the CSV."""
-    facts = {
-        "device": torch.cuda.get_device_name(),
-        "date": datetime.date.today().isoformat(),
-        "torch": torch.__version__,
-    }
-    columns = ("what", "median_us", "p20_us", "p80_us", "floor_us", "peak_bytes", "loss")
-    with file.open("w", newline="") as out:
-        writer = csv.DictWriter(out, [*facts, *columns])
-        writer.writeheader()
-        for row in rows(torch.device("cuda:0")):
-            writer.writerow(facts | row)
-            print(row, flush=True)
-
-
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    columns = ("what", "median_us", "p20_us", "p80_us", "floor_us", "peak_bytes", "loss")
+    write(rows(torch.device("cuda:0")), columns)

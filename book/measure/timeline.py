@@ -1,18 +1,18 @@
-"""The launches of a CUDA graph one after the other: `python -m book.measure.timeline FILE M,H,O...`, on a GPU.
+"""The launches of a CUDA graph one after the other: `python -m book.measure timeline`, on a GPU.
 
 bfloat16, forward and backward with all gradients, of the layer, of `torch.compile` and of the three bare products, under
 PyTorch's profiler. A row for each launch: when it begins, from the first one on, and how long it takes, the medians of some
 replays with a pause behind each. A launch that begins early waits within its time for the one before.
 """
 
-import csv
-import datetime
 import statistics
 import sys
+from collections.abc import Iterator
 
 import torch
 
 from book.measure.kernel_times import kernel_name, profile_of
+from book.measure.shared import write
 from harness.bench.timing import Graph
 from harness.puzzles.p22.candidates import Products, Sizes, compiled, make_problem, ours
 
@@ -62,28 +62,17 @@ def replays_of(events: list[tuple[str, float, float]]) -> list[tuple[str, float,
     return sorted(replayed, key=lambda launch: launch[1])
 
 
-def main() -> None:
-    """Measures and writes."""
-    machine = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
-    machine |= {
-        "date": datetime.date.today().isoformat(),
-        "command": "python -m book.measure.timeline FILE M,H,O",
-    }
-    names = ("M", "H", "O", "candidate", "position", "kernel", "begin_us", "us")
-    with open(sys.argv[1], "w", newline="") as file:
-        writer = csv.DictWriter(file, [*machine, *names])
-        writer.writeheader()
-        for words in sys.argv[2:]:
-            sizes = Sizes(*map(int, words.split(",")))
-            problem = make_problem(sizes, torch.bfloat16, torch.device("cuda"))
-            for who, build in WHO.items():
-                call = build(problem).prepare("both")
-                call()
-                for position, (name, begin, us) in enumerate(launches(Graph(lambda call=call: call))):
-                    row = {**vars(sizes), "candidate": who, "position": position, "kernel": kernel_name(name)}
-                    writer.writerow(machine | row | {"begin_us": f"{begin:.1f}", "us": f"{us:.1f}"})
-            torch.compiler.reset()
+def rows(sizes: Sizes) -> Iterator[dict]:
+    """A row for each launch of everybody."""
+    problem = make_problem(sizes, torch.bfloat16, torch.device("cuda"))
+    for who, build in WHO.items():
+        call = build(problem).prepare("both")
+        call()
+        for position, (name, begin, us) in enumerate(launches(Graph(lambda call=call: call))):
+            row = {**vars(sizes), "candidate": who, "position": position, "kernel": kernel_name(name)}
+            yield row | {"begin_us": f"{begin:.1f}", "us": f"{us:.1f}"}
+    torch.compiler.reset()
 
 
 if __name__ == "__main__":
-    main()
+    write(row for words in sys.argv[2:] for row in rows(Sizes(*map(int, words.split(",")))))

@@ -1,27 +1,24 @@
-"""Times one product in several ways, right and wrong: `python -m book.measure.timing_ways FILE`, a minute on a GPU.
+"""Times one product in several ways, right and wrong: `python -m book.measure timing_ways`, a minute on a GPU.
 
 Each row of the CSV is one way: what was timed, the median and how far the times lie apart. The last lines printed are the
 table of PyTorch's profiler for LayerNorm + Linear, forward and backward. For the chapter on measuring.
 """
 
-import csv
-import datetime
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 
+from book.measure.shared import write
 from harness.bench.timing import ColdClock, CudaClock, Graph
 
 M, H, O = 4096, 768, 3072
 LARGE = (16384, 4096, 12288)
 ROUNDS, MANY = 21, 100
-FIELDS = ("device", "date", "torch", "what", "median_us", "least_us", "most_us", "rounds", "note")
 
 
 def bfloat16(*shape: int) -> torch.Tensor:
@@ -114,7 +111,7 @@ def measure() -> list[tuple[str, list[float], str]]:
     return measured
 
 
-def profile() -> list[tuple[str, int, str]]:
+def profile() -> list[dict]:
     """Kernel, calls and microseconds of one forward and one backward pass of LayerNorm, then Linear."""
     pair = torch.nn.Sequential(torch.nn.LayerNorm(H), torch.nn.Linear(H, O)).to("cuda", torch.bfloat16)
     x, dy = bfloat16(M, H).requires_grad_(), bfloat16(M, O)
@@ -127,26 +124,19 @@ def profile() -> list[tuple[str, int, str]]:
         torch.cuda.synchronize()
     kernels = [e for e in recorded.key_averages() if e.device_type.name == "CUDA"]
     return [
-        (event.key[:60], event.count, f"{event.self_device_time_total:.1f}")
+        {"kernel": event.key[:60], "calls": event.count, "us": f"{event.self_device_time_total:.1f}"}
         for event in sorted(kernels, key=lambda e: -e.self_device_time_total)
     ]
 
 
-def main(file: Path, what: str = "ways") -> None:
-    """Writes the CSV of every way of timing, or of the profiler."""
-    facts = (torch.cuda.get_device_name(), datetime.date.today().isoformat(), torch.__version__)
-    with file.open("w", newline="") as out:
-        writer = csv.writer(out, lineterminator="\n")
-        if what == "profile":
-            writer.writerow((*FIELDS[:3], "kernel", "calls", "us"))
-            writer.writerows((*facts, *row) for row in profile())
-            return
-        writer.writerow(FIELDS)
-        for way, times, note in measure():
-            shown = (statistics.median(times), min(times), max(times))
-            writer.writerow((*facts, way, *(f"{number:.2f}" for number in shown), len(times), note))
-            print(f"{way:<45} {shown[0]:>12.2f} {shown[1]:>12.2f} {shown[2]:>12.2f} {note}", flush=True)
+def rows() -> list[dict]:
+    """A row for each way of timing."""
+    return [
+        {"what": way, "median_us": f"{statistics.median(times):.2f}", "least_us": f"{min(times):.2f}"}
+        | {"most_us": f"{max(times):.2f}", "rounds": len(times), "note": note}
+        for way, times, note in measure()
+    ]
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *sys.argv[2:])
+    write(profile() if sys.argv[2:] == ["profile"] else rows())

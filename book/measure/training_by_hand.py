@@ -1,11 +1,10 @@
 """The record `training_by_hand`: the loss of every step of `p27 --train --solution`, and what the model writes at some of them."""
 
-import csv
-import sys
-from pathlib import Path
+from collections.abc import Iterator
 
 import torch
 
+from book.measure.shared import write as write_rows
 from harness.check.python_files import load
 from harness.puzzles.p27.running import no_autograd
 from harness.puzzles.p27.spec import PUZZLE
@@ -18,30 +17,22 @@ SAMPLES = (1, 30, 100, 300, TINY.steps)
 BYTES = 150
 
 
-def main() -> None:
-    """Trains and writes the table."""
-    torch.set_num_threads(1)  # small products: threads only wait for each other
-    root = roots.solutions()
-    module = load(root / PUZZLE.name / PUZZLE.rung("tape").file)
+def rows() -> Iterator[dict]:
+    """A row for each step."""
+    module = load(roots.solutions() / PUZZLE.name / PUZZLE.rung("tape").file)
     training = Training.begin(TINY)
-    with Path(sys.argv[1]).open("w", newline="", encoding="utf-8") as file, no_autograd():
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow(["step", "loss", "wrote"])
-        for step, excerpt in zip(
-            range(1, TINY.steps + 1), excerpts(TINY, roots.book() / "src"), strict=False
-        ):
-            training.step(module, excerpt)
-            wrote = ""
-            if step in SAMPLES:
-                wrote = write(
-                    lambda tokens: module["logits_of"](tokens, module["Tape"](), training.p)[0, -1],
-                    TINY.context,
-                    BYTES,
-                    TINY.seed,
-                )
-            file.flush()
-            table.writerow([step, f"{training.losses[-1]:.4f}", " ".join(wrote.split())])
+    steps = zip(range(1, TINY.steps + 1), excerpts(TINY, roots.book() / "src"), strict=False)
+
+    def logits(tokens):
+        return module["logits_of"](tokens, module["Tape"](), training.p)[0, -1]
+
+    for step, excerpt in steps:
+        training.step(module, excerpt)
+        wrote = write(logits, TINY.context, BYTES, TINY.seed) if step in SAMPLES else ""
+        yield {"step": step, "loss": f"{training.losses[-1]:.4f}", "wrote": " ".join(wrote.split())}
 
 
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)  # small products: threads only wait for each other
+    with no_autograd():
+        write_rows(rows())

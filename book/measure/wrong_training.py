@@ -1,4 +1,4 @@
-"""Trains a small model with each wrong kernel of puzzle 22: `python -m book.measure museum_curves`, ten seconds, no torch.
+"""Trains a small model with each wrong kernel of puzzle 22: `python -m book.measure museum_curves`, ten seconds.
 
 A student learns what a teacher of the same form makes of random numbers: a matrix, then LayerNorm + Linear, by Adam in
 float64. All students begin alike and see the same batches. A wrong one has the mistake's formula, which the diagnosis
@@ -6,19 +6,16 @@ finds equal to the wrong kernel, in the place of what its gate checks; everythin
 the record `museum_curves`, means of so many steps.
 """
 
-import csv
-import sys
-from collections.abc import Set
-from pathlib import Path
+from collections.abc import Iterator, Set
 
 import numpy as np
 
+from book.measure.shared import write
 from harness.check import zoo
 from harness.puzzles.p22.mistakes import derive
 from harness.puzzles.p22.spec import PUZZLE
 from harness.spec.derivation import Mistake
 
-FIELDS = ("bug", "step", "right", "wrong")
 B, S, D, H, O = 4, 9, 12, 24, 10
 """Batch, sequence, width of the input of the matrix, of LayerNorm, of the output."""
 STEPS, WINDOW = 300, 10
@@ -126,15 +123,12 @@ def curves() -> dict[str, tuple[list[float], list[float]]]:
     return by_mistake
 
 
-def main() -> None:
-    """Trains with each and writes the table."""
-    with Path(sys.argv[1]).open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(FIELDS)
-        for name, (right, wrong) in curves().items():
-            for window, (one, other) in enumerate(zip(right, wrong, strict=True), start=1):
-                writer.writerow([name, window * WINDOW, f"{one:.4g}", f"{other:.4g}"])
+def rows() -> Iterator[dict]:
+    """A row for each window of each wrong kernel."""
+    for name, pair in curves().items():
+        for window, (right, wrong) in enumerate(zip(*pair, strict=True), start=1):
+            yield {"bug": name, "step": window * WINDOW, "right": f"{right:.4g}", "wrong": f"{wrong:.4g}"}
 
 
 if __name__ == "__main__":
-    main()
+    write(rows())

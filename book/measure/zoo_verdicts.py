@@ -4,12 +4,12 @@ The size of an error is relative to the largest element, or to the right value w
 alone; it is inf where that is no number, and -1 where what is wrong has no size.
 """
 
-import csv
 import math
 import re
-import sys
+from collections.abc import Iterator
 from unittest import mock
 
+from book.measure.shared import write
 from harness.check import zoo
 from harness.check.checkers import make_checker
 from harness.learner.work import Work
@@ -41,27 +41,27 @@ def size(diagnosis: list[str]) -> float | None:
     return None
 
 
+def rows() -> Iterator[dict]:
+    """A row for each wrong solution in Python."""
+    for name in puzzle_names():
+        puzzle = find_puzzle(name)
+        checkers = {
+            rung.id: make_checker(Work(puzzle, rung, roots.solutions()))
+            for rung in puzzle.rungs
+            if not isinstance(rung, MojoRung)
+        }
+        for wrong in zoo.load(name):
+            if wrong.of_rung.id in checkers:
+                results = checkers[wrong.of_rung.id].check(wrong.target(), [wrong.gate])
+                (verdict,) = (result for result in results if result.gate.id == wrong.gate)
+                error = size(verdict.diagnosis)
+                yield {"puzzle": name, "wrong": wrong.name, "error": -1 if error is None else f"{error:.2g}"}
+
+
 def main() -> None:
-    """Writes a row for each wrong solution in Python."""
-    # The usual checks of puzzle 21 take most of the time, and their verdicts are no sizes.
-    without = mock.patch.object(hunt, "seen_by", return_value={})
-    with without, open(sys.argv[1], "w", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["puzzle", "wrong", "error"])
-        for name in puzzle_names():
-            puzzle = find_puzzle(name)
-            checkers = {
-                rung.id: make_checker(Work(puzzle, rung, roots.solutions()))
-                for rung in puzzle.rungs
-                if not isinstance(rung, MojoRung)
-            }
-            for wrong in zoo.load(name):
-                if wrong.of_rung.id in checkers:
-                    results = checkers[wrong.of_rung.id].check(wrong.target(), [wrong.gate])
-                    (verdict,) = (result for result in results if result.gate.id == wrong.gate)
-                    error = size(verdict.diagnosis)
-                    writer.writerow([name, wrong.name, -1 if error is None else f"{error:.2g}"])
-                    file.flush()
+    """Writes them. The usual checks of puzzle 21 take most of the time, and their verdicts are no sizes."""
+    with mock.patch.object(hunt, "seen_by", return_value={}):
+        write(rows())
 
 
 if __name__ == "__main__":

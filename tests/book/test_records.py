@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from book.measure import __main__ as runner
-from book.measure import record
+from book.measure import record, shared
 from book.measure.record import Record
 
 MEASURED = Record(
@@ -116,6 +116,33 @@ def test_the_runner_puts_what_all_rows_share_above_the_table(tmp_path, monkeypat
     )
     assert [row["taken_ms"] for row in written.rows] == ["1.5", "2.5"]
     assert "way,taken_ms\n" in (tmp_path / "new.csv").read_text()
+
+
+def test_what_a_script_says_of_its_machine_comes_before_what_the_runner_knows():
+    rows = [{"machine": "A CPU, one core", "taken_ms": "1.5"}]
+    facts = {"device": "A CPU, 2 threads", "date": "2026-01-01"}
+    written = runner.as_record("new", {"question": "q?"}, rows, facts)
+    assert (written.machine, written.date) == ("A CPU, one core", "2026-01-01")
+
+
+def test_a_script_that_is_stopped_keeps_the_rows_before(tmp_path, monkeypatch):
+    def rows():
+        yield {"way": "one", "us": "1.5"}
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sys.argv", ["", str(tmp_path / "rows.csv")])
+    with pytest.raises(KeyboardInterrupt):
+        shared.write(rows(), ("way", "us", "note"))
+    assert (tmp_path / "rows.csv").read_text() == "way,us,note\none,1.5,\n"
+
+
+def test_graphs_are_replayed_in_turns(monkeypatch):
+    """By a clock on which one graph takes 4 µs more at every turn: two unseen ones, then 10, 14 and 18."""
+    taken = {"slow": iter(range(2, 1000, 4)), "fast": iter([1] * 1000)}
+    replays = {name: lambda times=times: next(times) for name, times in taken.items()}
+    clock = SimpleNamespace(synchronize=lambda: None, elapsed=lambda call, repeats: float(call()))
+    monkeypatch.setattr(shared, "CudaClock", lambda: clock)
+    assert shared.medians(replays, 3, burst=5, pause=0.001) == {"slow": 14.0, "fast": 1.0}
 
 
 def test_a_command_that_takes_too_long_or_fails_says_so(capfd):

@@ -23,7 +23,7 @@ POINTS = torch.linspace(-6, 6, 100, dtype=torch.float64)
 TOLERANCE = 1e-6
 """Constants with eight digits are 1e-8 away; the exact form of GELU is 5e-4 away."""
 FAR = 32
-"""So many nodes behind a result are looked through."""
+"""At most so many nodes before a result are looked at."""
 
 
 def replace(gm, node, target, *args, **kwargs):
@@ -40,7 +40,7 @@ def silu(gm):
     # BLANK-END silu
 
 
-def behind(end):
+def leading_to(end):
     """The pointwise nodes that lead to a node and what they read, the nearest first; FAR of them at most."""
     found = [end]
     for node in found:
@@ -61,6 +61,6 @@ def gelu(gm):
 
     The form is 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), which F.gelu calls approximate="tanh".
     """
-    # BLANK-START gelu: for a node with a tanh behind it, try every node behind it as x; compare at POINTS
+    # BLANK-START gelu: for a node that a tanh leads to, try every node that leads to it as x; compare at POINTS
     # FILL IN (about 16 lines)
     # BLANK-END gelu

@@ -23,7 +23,7 @@ POINTS = torch.linspace(-6, 6, 100, dtype=torch.float64)
 TOLERANCE = 1e-6
 """Constants with eight digits are 1e-8 away; the exact form of GELU is 5e-4 away."""
 FAR = 32
-"""So many nodes behind a result are looked through."""
+"""At most so many nodes before a result are looked at."""
 
 
 def replace(gm, node, target, *args, **kwargs):
@@ -61,7 +61,7 @@ def silu(gm):
     # BLANK-END silu
 
 
-def behind(end):
+def leading_to(end):
     """The pointwise nodes that lead to a node and what they read, the nearest first; FAR of them at most."""
     found = [end]
     for node in found:
@@ -96,17 +96,17 @@ def gelu(gm):
 
     The form is 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), which F.gelu calls approximate="tanh".
     """
-    # BLANK-START gelu: for a node with a tanh behind it, try every node behind it as x; compare at POINTS
+    # BLANK-START gelu: for a node that a tanh leads to, try every node that leads to it as x; compare at POINTS
     wanted = F.gelu(POINTS, approximate="tanh")
     done = 0
     for end in list(gm.graph.nodes):
-        cone = behind(end)
-        has_tanh = any(called(node) == "tanh" for node in cone)
-        for x in cone if has_tanh else ():
+        before = leading_to(end)
+        has_tanh = any(called(node) == "tanh" for node in before)
+        for x in before if has_tanh else ():
             if not is_tensor(x) or not value(x).dtype == value(end).dtype in DTYPES:
                 continue
             got = values(end, x, POINTS)
-            first = next((n for n in x.users if n in cone), end)
+            first = next((n for n in x.users if n in before), end)
             if got is None or (got - wanted).abs().max() > TOLERANCE or written_between(first, end):
                 continue
             replace(gm, end, F.gelu, x, approximate="tanh")

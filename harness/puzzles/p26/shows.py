@@ -1,5 +1,6 @@
 """`p26 --rewrites` and `p26 --symptoms`: the solution's rewrites before and after, and what each wrong backend is seen by."""
 
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from harness.puzzles.p26.trying import X, captured
 from harness.toolchain import roots
 
 SHOWN = 150
-"""Characters of a symptom."""
+"""Characters of a symptom at most."""
 
 
 def solution(rung: str) -> dict:
@@ -80,5 +81,6 @@ def show_symptoms(console: Console) -> int:
 
 
 def symptom(name: str, words: str, path: Path) -> str:
-    """The line of a wrong backend: what its gate says of its file, without the graph and cut to a line's length."""
-    return f"{name:<28} {words.split(' graph(): ')[0].replace(str(path), path.name)[:SHOWN].rstrip()}"
+    """The line of a wrong backend: what its gate says of its file, without the graph and cut after a word."""
+    said = words.split(" graph(): ")[0].replace(str(path), path.name)
+    return f"{name:<28} {textwrap.shorten(said, SHOWN, placeholder=' ...')}"

@@ -9,7 +9,7 @@ import torch
 
 from book.measure.product_times import in_turns, make
 from book.measure.shared import capture, write
-from harness.nn import direct, layernorm_plan, products
+from harness.nn import layernorm_direct, layernorm_plan, products
 from harness.nn.products import ALL_LIBRARY, ALL_OWN, LIBRARY, OWN, Choice, Products
 
 ONE = ((OWN, OWN), (OWN, LIBRARY), (LIBRARY, LIBRARY))
@@ -61,7 +61,7 @@ def exact(dy, x, gamma, beta, W) -> tuple[torch.Tensor, ...]:
 def measure(M: int, H: int, O: int) -> list[dict]:
     """A row for each way. Raises RuntimeError where a gradient is wrong."""
     x, gamma, beta, W, b, dy = make(M, H, O)
-    kernels = direct.kernels(x.device)
+    kernels = layernorm_direct.kernels(x.device)
     assert kernels is not None
     truth = exact(dy, x, gamma, beta, W)
     graphs = {}
@@ -74,7 +74,7 @@ def measure(M: int, H: int, O: int) -> list[dict]:
         def both(plan=plan, got=got):
             _, kept = kernels.forward(plan, 1e-5, True, x, gamma, beta, W, b)
             assert kept is not None
-            got[:] = kernels.backward(plan, direct.ALL_GRADIENTS, dy, x, kept, gamma, beta, W)
+            got[:] = kernels.backward(plan, layernorm_direct.ALL_GRADIENTS, dy, x, kept, gamma, beta, W)
 
         graphs[way] = capture(both)
         graphs[way]()

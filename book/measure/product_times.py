@@ -14,7 +14,7 @@ from typing import TypeVar
 import torch
 
 from book.measure.shared import capture, write
-from harness.nn import autograd, direct, layernorm_plan, products
+from harness.nn import autograd, layernorm_direct, layernorm_plan, products
 from harness.nn.layers import fused_layernorm_linear
 from harness.nn.products import ALL_OWN, LIBRARY, OWN, PADDED, Products
 
@@ -94,7 +94,7 @@ def measure(M: int, H: int, O: int) -> list[dict]:
     *leaves, dy = make(M, H, O)
     given = [leaf.requires_grad_() for leaf in leaves]
     x, gamma, beta, W, b = (leaf.detach() for leaf in given)
-    kernels = direct.kernels(x.device)
+    kernels = layernorm_direct.kernels(x.device)
     assert kernels is not None
     unaligned = products.padded(H, x.dtype) != H or products.padded(O, x.dtype) != O
     graphs, host = {}, {}
@@ -108,7 +108,7 @@ def measure(M: int, H: int, O: int) -> list[dict]:
             return kernels.forward(plan, 1e-5, True, x, gamma, beta, W, b)
 
         def backward(plan=plan, kept=statistics_of_rows):
-            return kernels.backward(plan, direct.ALL_GRADIENTS, dy, x, kept, gamma, beta, W)
+            return kernels.backward(plan, layernorm_direct.ALL_GRADIENTS, dy, x, kept, gamma, beta, W)
 
         def both():
             x, gamma, beta, W, b = given

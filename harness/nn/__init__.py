@@ -3,10 +3,11 @@
 From `LayerNormLinear(H, O)(x)` to the launch:
 
     layers.py    fused_layernorm_linear: checks of types, autocast's dtype
-    autograd.py  call_directly, past PyTorch's dispatcher; where somebody watches operators, or there is no module, the operator
-                 `layernorm_linear` instead. Both have the same plan (layernorm_plan.py), in which products.py says who multiplies
-    direct.py    LayerNormKernels.forward: memory, and the call of the extension module (on_stream.py opens it); `way` puts
-                 the plan into words
+    autograd.py  layernorm_linear_directly, past PyTorch's dispatcher; where somebody watches operators, or there is no module, the
+                 operator `layernorm_linear` instead. Both have the same plan (layernorm_plan.py), in which products.py says who
+                 multiplies
+    layernorm_direct.py  LayerNormKernels.forward: memory, and the call of the extension module, which extension_kernels.py opens;
+                 `way` puts the plan into words
     solutions/p22/extension.mojo, then op/fast.mojo, which launches
 
 Without a module the operator goes through a MAX graph (on_max.py). Attention goes the same way through attention_autograd.py,

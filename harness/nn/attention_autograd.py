@@ -92,7 +92,9 @@ def attention(
         harness.errors.WorkbookError: The kernels cannot be compiled, or the cache folder cannot be written.
     """
     if not dropout_p and not torch.compiler.is_compiling():
-        output = attention_direct.call_directly(query, key, value, attn_mask, is_causal, scale, enable_gqa)
+        output = attention_direct.attention_directly(
+            query, key, value, attn_mask, is_causal, scale, enable_gqa
+        )
         if output is not None:
             return output
     kept = attention_dropout.kept_of(dropout_p)

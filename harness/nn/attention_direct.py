@@ -16,13 +16,13 @@ from contextlib import contextmanager
 import torch
 from torch.autograd import forward_ad
 
-from harness.nn import on_stream
+from harness.nn import extension_kernels
 from harness.nn.arguments import plain, wide
 from harness.nn.attention_ops import EVERY_KEY
 from harness.nn.attention_plan import (
     TENSOR_CORES,
+    WIDE_PAIRS,
     WIDEST,
-    WIDEST_PAIRS,
     AttentionPlan,
     PlannedKernels,
     as_planned,
@@ -34,7 +34,7 @@ from harness.nn.attention_plan import (
     plan,
 )
 from harness.nn.derivatives import FirstOnly
-from harness.nn.on_stream import KINDS, PLAIN, Opened, applied, is_hopper
+from harness.nn.extension_kernels import KINDS, PLAIN, Opened, applied, is_hopper
 from harness.nn.private import (
     any_autocast,
     current_device,
@@ -72,7 +72,7 @@ def on_hopper(query: Tensor) -> bool:
 
 def widest_pairs(query: Tensor) -> int:
     """The largest head dimension of float32 in the kernels that a call takes: wgmma's take wider heads."""
-    return WIDEST if is_hopper(query.device) and AttentionKernels.choice != PORTABLE else WIDEST_PAIRS
+    return WIDEST if is_hopper(query.device) and AttentionKernels.choice != PORTABLE else WIDE_PAIRS
 
 
 def as_pairs(query: Tensor) -> bool:
@@ -80,7 +80,7 @@ def as_pairs(query: Tensor) -> bool:
     return (
         query.dtype == torch.float32
         and not torch.version.hip
-        and (query.shape[-1] <= WIDEST_PAIRS or query.shape[-1] <= widest_pairs(query))
+        and (query.shape[-1] <= WIDE_PAIRS or query.shape[-1] <= widest_pairs(query))
     )
 
 
@@ -106,7 +106,7 @@ def without_tensor_cores(query: Tensor, mask: Tensor | None = None) -> str | Non
 
 def without_dropout(query: Tensor, mask: Tensor | None = None) -> str | None:
     """Which argument keeps a call from the kernels with dropout; None where they take it."""
-    if query.device.type != on_stream.DEVICE or torch.version.hip:
+    if query.device.type != extension_kernels.DEVICE or torch.version.hip:
         return f"query is on {query.device}; dropout has kernels on NVIDIA's GPUs alone"
     if query.dtype not in TENSOR_CORES:
         return f"query is of {plain(query.dtype)}; dropout has kernels of bfloat16 and float16 alone"
@@ -125,7 +125,7 @@ def left_to_torch(query: Tensor, mask: Tensor | None, dropped: bool) -> str | No
     if dropped:
         return without_dropout(query, mask)
     keeps = torch.are_deterministic_algorithms_enabled() or AttentionKernels.choice != BEST
-    if query.device.type != on_stream.DEVICE or keeps:
+    if query.device.type != extension_kernels.DEVICE or keeps:
         return None
     return without_tensor_cores(query, mask if mask is not None and mask.requires_grad else None)
 
@@ -206,7 +206,7 @@ def aligned(tensor: Tensor) -> Tensor:
 def empty_in_order(tensor: Tensor) -> Tensor:
     """A tensor of the same size and dtype for results, without gaps. On a GPU's tensor cores the strides are `dense_strides`;
     other kernels write contiguous tensors."""
-    if tensor.device.type != on_stream.DEVICE or not on_tensor_cores(tensor):
+    if tensor.device.type != extension_kernels.DEVICE or not on_tensor_cores(tensor):
         return tensor.new_empty(tensor.shape)
     return tensor.new_empty_strided(tensor.shape, dense_strides(tensor.shape, tensor.stride()))
 
@@ -367,7 +367,7 @@ class AttentionKernels(PlannedKernels):
             return backward_of(way, self, grad_out, query, key, value, output, lse, mask)
 
     def smallest_pass(self) -> None:
-        ones = torch.ones(1, 1, 8, 8, device=on_stream.DEVICE, dtype=torch.float16)
+        ones = torch.ones(1, 1, 8, 8, device=extension_kernels.DEVICE, dtype=torch.float16)
         self.forward(ones, ones, ones, None, 1.0, 8, 1)
 
 
@@ -403,11 +403,11 @@ def planned(
         enable_gqa,
         choice,
         mask_sizes(mask, mask_block),
-        WIDEST_PAIRS if query.shape[-1] <= WIDEST_PAIRS else widest_pairs(query),
+        WIDE_PAIRS if query.shape[-1] <= WIDE_PAIRS else widest_pairs(query),
     )
 
 
-class Direct(torch.autograd.Function):
+class DirectAttention(torch.autograd.Function):
     """One pass each way through the extension module, between tensors on one GPU, the current one."""
 
     @staticmethod
@@ -423,9 +423,8 @@ class Direct(torch.autograd.Function):
         query, key, value, output, lse, mask = ctx.saved_tensors
         plan, kernels = ctx.plan, ctx.kernels
         if torch.is_grad_enabled():  # create_graph=True: the operator is there to refuse a second derivative
-            scale, diagonal = plan.front[-1], plan.front[8]
             gradients = torch.ops.mojo_workbook.attention_backward(
-                grad_out, query, key, value, output, lse, None, mask, scale, diagonal, 1
+                grad_out, query, key, value, output, lse, None, mask, plan.scale, plan.diagonal, 1
             )
         else:
             with kernels.current():
@@ -436,10 +435,10 @@ class Direct(torch.autograd.Function):
         return *(gradient if need else None for gradient, need in needed), None, None, None
 
 
-apply_direct = applied(Direct)
+apply_directly = applied(DirectAttention)
 
 
-def call_directly(
+def attention_directly(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -499,7 +498,7 @@ def by_plan(
         return None
     index = query.get_device()
     opened = kernels.table.get(index)
-    if opened is None and query.device.type != on_stream.DEVICE:
+    if opened is None and query.device.type != extension_kernels.DEVICE:
         return None
     if current_device() != index or not index == key.get_device() == value.get_device():
         return None
@@ -511,7 +510,7 @@ def by_plan(
         if opened is None:
             return None
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
-        return apply_direct(query, key, value, mask, way, opened)
+        return apply_directly(query, key, value, mask, way, opened)
     query, key, value = as_planned(way, query, key, value)
     return forward_of(way, opened, query, key, value, mask)[0]
 
@@ -530,7 +529,7 @@ def explain(query: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0
         return f"PyTorch's own scaled_dot_product_attention: {cause}"
     if dropout_p and kernels(query.device) is None:
         return "PyTorch's products and a mask of all pairs: there is no extension module for this GPU"
-    if query.device.type != on_stream.DEVICE:
+    if query.device.type != extension_kernels.DEVICE:
         return "the plain loops of the CPU path, through a MAX graph"
     if kernels(query.device) is None:
         return "the flash kernels, through a MAX graph: there is no extension module for this GPU"

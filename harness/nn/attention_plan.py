@@ -10,14 +10,14 @@ from types import ModuleType
 
 import torch
 
-from harness.nn.on_stream import KINDS, NOWHERE, OnDevice, contiguous_strides
+from harness.nn.extension_kernels import KINDS, NOWHERE, OnDevice, contiguous_strides
 from harness.nn.private import current_stream, empty_strided
 
 Tensor = torch.Tensor
 TENSOR_CORES = (torch.bfloat16, torch.float16)
 WIDEST = 256
 """The largest head dimension of the kernels on tensor cores,"""
-WIDEST_PAIRS = 128
+WIDE_PAIRS = 128
 """and of those that take float32 as pairs of float16 on every GPU; wgmma's take as wide ones as of 16 bits."""
 BOX = 64
 """Rows and elements of a row that the kernels with wgmma take at once."""
@@ -64,8 +64,10 @@ class AttentionPlan:
     key_size: tuple[int, ...]
     key_strides: tuple[tuple[int, ...], tuple[int, ...]]
     """Of the gradients of key and value."""
+    diagonal: int
+    scale: float
     front: tuple[float, ...]
-    """Kind, sizes and scale."""
+    """Kind, sizes and scale, as the module takes them."""
     given: tuple[int, ...]
     """The strides of query, key and value,"""
     written: tuple[int, ...]
@@ -92,7 +94,7 @@ def plan(
     enable_gqa: bool,
     choice: int,
     mask: tuple[int, ...] = NO_MASK,
-    widest_pairs: int = WIDEST_PAIRS,
+    widest_pairs: int = WIDE_PAIRS,
 ) -> AttentionPlan | None:
     """The plan for query [B, N, S, d] and key and value [B, G, T, d], at their strides; None for what is not done directly.
 
@@ -121,6 +123,7 @@ def plan(
     output_strides = dense_strides(query, query_strides)
     gradient_strides = dense_strides(key, key_strides), dense_strides(key, value_strides)
     sizes = (B, N, G, S, T, d, diagonal, *mask)
+    factor = d**-0.5 if scale is None else float(scale)
     return AttentionPlan(
         query_dtype,
         tuple(query),
@@ -129,7 +132,9 @@ def plan(
         (N * S, S, 1),
         tuple(key),
         gradient_strides,
-        (KINDS[query_dtype], choice, *sizes, d**-0.5 if scale is None else float(scale)),
+        diagonal,
+        factor,
+        (KINDS[query_dtype], choice, *sizes, factor),
         (*query_strides[:3], *key_strides[:3], *value_strides[:3]),
         (*output_strides[:3], *output_strides[:3], *gradient_strides[0][:3], *gradient_strides[1][:3]),
         pairs,
@@ -142,28 +147,28 @@ class PlannedKernels(OnDevice):
 
     Attributes:
         no_mask: By dtype, what the flash kernels read where there is no mask. Made once: a CUDA graph must not own it.
-        rooms: Bytes of scratch memory, by plan and function of the module, for plans whose bytes the module counts.
+        counted: Bytes of scratch memory, by plan and function of the module, for plans whose bytes the module counts.
     """
 
     def __init__(self, module: ModuleType, device: torch.device):
         super().__init__(module, device)
         self.no_mask = {dtype: torch.zeros(1, 1, 1, 1, dtype=dtype, device=device) for dtype in KINDS}
-        self.rooms: dict[tuple[AttentionPlan, Callable[..., int]], int] = {}
+        self.counted: dict[tuple[AttentionPlan, Callable[..., int]], int] = {}
 
     def mask_or_zero(self, mask: Tensor | None, dtype: torch.dtype) -> Tensor:
         """The mask, or the 0 that stands for none."""
         return self.no_mask[dtype] if mask is None else mask
 
-    def room(
+    def scratch_of(
         self, plan: AttentionPlan, function: Callable[..., int], arguments: tuple[int | float, ...]
     ) -> int:
-        """As many bytes as the module counts."""
+        """The bytes of scratch memory that the module counts for a plan."""
         key = plan, function
-        if len(self.rooms) > LARGEST_CACHE:  # of plans that are gone
-            self.rooms.clear()
-        if key not in self.rooms:
-            self.rooms[key] = function(*NOWHERE, *arguments)
-        return self.rooms[key]
+        if len(self.counted) > LARGEST_CACHE:  # of plans that are gone
+            self.counted.clear()
+        if key not in self.counted:
+            self.counted[key] = function(*NOWHERE, *arguments)
+        return self.counted[key]
 
 
 def as_planned(plan: AttentionPlan, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -189,7 +194,7 @@ def forward_of(
         *plan.strides[:3],
     )
     launch = kernels.module.forward
-    scratch = kernels.room(plan, launch, arguments) if plan.pairs else 0
+    scratch = kernels.scratch_of(plan, launch, arguments) if plan.pairs else 0
     lent = empty_strided((scratch,), (1,), torch.uint8) if scratch else None
     start = 0 if lent is None else lent.data_ptr()
     launch(kernels.gpu, current_stream(kernels.index), start, scratch, *arguments)
@@ -221,7 +226,7 @@ def backward_of(
         *plan.written,
     )
     launch = kernels.module.gradients
-    scratch = kernels.room(plan, launch, arguments) if plan.pairs else plan.scratch
+    scratch = kernels.scratch_of(plan, launch, arguments) if plan.pairs else plan.scratch
     lent = empty_strided((scratch,), (1,), torch.uint8)
     launch(kernels.gpu, current_stream(kernels.index), lent.data_ptr(), scratch, *arguments)
     return grad_query, grad_key, grad_value

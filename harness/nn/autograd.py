@@ -4,7 +4,7 @@ Two operators are registered. `mojo_workbook::layernorm_linear` returns the outp
 `mojo_workbook::layernorm_linear_backward` returns the gradients. Between them autograd keeps the input, gamma, beta,
 the linear weight, mean and rstd; the LayerNorm output is computed again.
 
-There are two ways to the kernels. The fast algorithm on a GPU goes through an extension module (`harness.nn.direct`), which
+There are two ways to the kernels. The fast algorithm on a GPU goes through an extension module (`harness.nn.layernorm_direct`), which
 launches on torch's stream; outside compiled graphs it does so without the registered operators, whose dispatch would
 cost more than the launches. Everything else runs as a MAX graph (`harness.nn.on_max`). `harness.nn.layers` has the function and the
 module to call.
@@ -14,15 +14,15 @@ import functools
 
 import torch
 
-from harness.nn import direct, on_stream
+from harness.nn import extension_kernels, layernorm_direct
 from harness.nn.arguments import DTYPES, plain, wide
 from harness.nn.derivatives import FirstOnly
-from harness.nn.direct import ALL_GRADIENTS, BIAS, INPUT, NORM, WEIGHT, Gradients
+from harness.nn.extension_kernels import PLAIN, applied
+from harness.nn.layernorm_direct import ALL_GRADIENTS, BIAS, INPUT, NORM, WEIGHT, Gradients
+from harness.nn.layernorm_ops import BACKWARD, FORWARD
 from harness.nn.layernorm_plan import AUTO, LEAST, MEMORY, Plan, plan
 from harness.nn.on_max import Graphs
-from harness.nn.on_stream import PLAIN, applied
 from harness.nn.operators import registered
-from harness.nn.ops import BACKWARD, FORWARD
 from harness.nn.private import dispatch_modes, transforms_active
 
 IN_GRAPHS = ("unfused", "fused", "fast")
@@ -62,7 +62,7 @@ def layernorm_linear(
     `memory` is for the backward pass. Raises TypeError, ValueError or NotImplementedError where `check` does.
     """
     tensors = with_absent(x, ln_weight, ln_bias, linear_weight, linear_bias)
-    algorithm, kernels, plan = direct.way(x, x.dtype, linear_weight, algorithm)
+    algorithm, kernels, plan = layernorm_direct.way(x, x.dtype, linear_weight, algorithm)
     if kernels and plan:
         output, statistics = kernels.forward(plan, eps, True, *as_kernels_read(tensors, weight=3))
         assert statistics is not None  # they are to be kept
@@ -80,7 +80,7 @@ def layernorm_linear(
 def as_kernels_read(tensors, weight: int) -> list[Tensor]:
     """The tensors as the extension module takes them: contiguous, the linear weight at index `weight` perhaps transposed."""
     return [
-        direct.as_it_lies(tensor) if index == weight else tensor.contiguous()
+        layernorm_direct.as_it_lies(tensor) if index == weight else tensor.contiguous()
         for index, tensor in enumerate(tensors)
     ]
 
@@ -125,7 +125,7 @@ def layernorm_linear_backward(
     H, O = x.shape[-1], linear_weight.shape[0]
     ln_weight = x.new_ones(H) if ln_weight is None else ln_weight
     ln_bias = x.new_zeros(H) if ln_bias is None else ln_bias
-    algorithm, kernels, plan = direct.way(x, x.dtype, linear_weight, algorithm, memory)
+    algorithm, kernels, plan = layernorm_direct.way(x, x.dtype, linear_weight, algorithm, memory)
     if kernels and plan:
         tensors = (grad_output, x, statistics, ln_weight, ln_bias, linear_weight)
         gradients = kernels.backward(plan, wanted, *as_kernels_read(tensors, weight=5))
@@ -149,7 +149,7 @@ def backward_buffers(
 ):
     """Allocates what the backward operator returns; dW lies as the weight does, row by row or transposed."""
     O, H = linear_weight.shape
-    dW = x.new_empty((H, O)).t() if direct.lies_transposed(linear_weight) else x.new_empty((O, H))
+    dW = x.new_empty((H, O)).t() if layernorm_direct.lies_transposed(linear_weight) else x.new_empty((O, H))
     return pruned((x.new_empty(x.shape), x.new_empty(H), x.new_empty(H), dW, x.new_empty(O)), wanted, x)
 
 
@@ -204,7 +204,7 @@ layernorm_linear_backward.register_autograd(FIRST_ONLY.refuse_double_backward)
 # ---- The direct way -----------------------------------------------------------------------------------------
 
 
-class Direct(torch.autograd.Function):
+class DirectLayerNormLinear(torch.autograd.Function):
     """One pass each way through the extension module, between tensors on one GPU."""
 
     @staticmethod
@@ -239,10 +239,10 @@ class Direct(torch.autograd.Function):
         return dx, dgamma if needed[1] else None, dbeta if needed[2] else None, dW, db, None
 
 
-apply_direct = applied(Direct)
+apply_directly = applied(DirectLayerNormLinear)
 
 
-def call_directly(
+def layernorm_linear_directly(
     x: Tensor,
     ln_weight: Tensor | None,
     ln_bias: Tensor | None,
@@ -258,7 +258,7 @@ def call_directly(
     transforms that watch operators.
     """
     if not (
-        algorithm in direct.THROUGH_MODULE
+        algorithm in layernorm_direct.THROUGH_MODULE
         and memory in MEMORY
         and type(x) in PLAIN
         and x.layout is torch.strided
@@ -268,8 +268,8 @@ def call_directly(
     ):
         return None
     index = x.get_device()
-    kernels = direct.kernels.table.get(index)
-    if kernels is None and x.device.type != on_stream.DEVICE:
+    kernels = layernorm_direct.kernels.table.get(index)
+    if kernels is None and x.device.type != extension_kernels.DEVICE:
         return None
     if ln_weight is None or ln_bias is None or linear_bias is None:
         _, ln_weight, ln_bias, _, linear_bias = with_absent(x, ln_weight, ln_bias, linear_weight, linear_bias)
@@ -287,10 +287,10 @@ def call_directly(
     tensors = (x, ln_weight, ln_bias, linear_weight, linear_bias)
     if kernels is None:
         check(*tensors, algorithm)  # so that nobody waits for a module to be built for a call that is wrong
-        kernels = direct.kernels(x.device)
+        kernels = layernorm_direct.kernels(x.device)
         if kernels is None:
             return None
-    transposed = direct.lies_transposed(linear_weight)
+    transposed = layernorm_direct.lies_transposed(linear_weight)
     planned = checked_plan(
         transposed,
         kernels.hopper,
@@ -324,7 +324,7 @@ def call_directly(
         or ln_bias.requires_grad
         or linear_bias.requires_grad
     ):
-        return apply_direct(*tensors, (eps, planned, kernels))
+        return apply_directly(*tensors, (eps, planned, kernels))
     return kernels.forward(planned, eps, False, *tensors)[0]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from harness.nn import on_stream
+from harness.nn import extension_kernels
 from harness.nn.arguments import DTYPES, in_autocast_dtype, plain, wide
 from harness.nn.cross_entropy_chunks import (
     BIAS,
@@ -26,8 +26,8 @@ from harness.nn.cross_entropy_chunks import (
     rows_of_a_chunk,
 )
 from harness.nn.derivatives import FirstOnly
+from harness.nn.extension_kernels import PLAIN
 from harness.nn.layers import check_dense_tensors, parameter
-from harness.nn.on_stream import PLAIN
 from harness.nn.operators import registered
 from harness.nn.private import any_autocast, dispatch_modes
 
@@ -107,7 +107,7 @@ def linear_cross_entropy(
         return operator(input, weight, bias, target, *numbers, wanted, chunk_rows)[0]
     if not wanted:
         return forward(input, weight, bias, target, loss, reduction, 0, chunk_rows)[0]
-    return Direct.apply(input, weight, bias, target, loss, reduction, wanted, chunk_rows)
+    return DirectCrossEntropy.apply(input, weight, bias, target, loss, reduction, wanted, chunk_rows)
 
 
 class LinearCrossEntropy(nn.Linear):
@@ -270,7 +270,7 @@ def recompute(
     return gradients_of(results, input, grad.new_ones(()))
 
 
-class Direct(torch.autograd.Function):
+class DirectCrossEntropy(torch.autograd.Function):
     """Both passes of a plain call."""
 
     @staticmethod
@@ -315,7 +315,7 @@ def as_operator(*tensors: Tensor | None) -> bool:
     given = [tensor for tensor in tensors if tensor is not None]
     if any(type(tensor) not in PLAIN for tensor in given):
         return True
-    return given[0].device.type == on_stream.DEVICE and dispatch_modes() > 0
+    return given[0].device.type == extension_kernels.DEVICE and dispatch_modes() > 0
 
 
 @registered("linear_cross_entropy")

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import torch
 
-from harness.nn import on_stream
+from harness.nn import extension_kernels
 from harness.nn.arguments import wide
-from harness.nn.on_stream import KINDS, OnDevice, Opened
+from harness.nn.extension_kernels import KINDS, OnDevice, Opened
 from harness.nn.products import VECTOR, padded
 
 Tensor = torch.Tensor
@@ -57,7 +57,7 @@ class Results:
 def rows_of_a_chunk(rows: int, classes: int, dtype: torch.dtype, device: torch.device) -> int:
     """How many rows a chunk has, where the caller does not say: chunks are as equal as STEP lets them be."""
     on_cpu = max(STEP, CPU_LOGITS // (classes * dtype.itemsize) // STEP * STEP)
-    limit = GPU_ROWS if device.type == on_stream.DEVICE else on_cpu
+    limit = GPU_ROWS if device.type == extension_kernels.DEVICE else on_cpu
     chunks = max(1, math.ceil(rows / limit))
     return max(1, math.ceil(rows / chunks / STEP)) * STEP
 
@@ -69,8 +69,8 @@ class RowKernels(OnDevice):
     """The module of puzzle 27 on one GPU."""
 
     def smallest_pass(self) -> None:
-        logits = torch.zeros(1, 8, device=on_stream.DEVICE)
-        target = torch.zeros(1, dtype=torch.int64, device=on_stream.DEVICE)
+        logits = torch.zeros(1, 8, device=extension_kernels.DEVICE)
+        target = torch.zeros(1, dtype=torch.int64, device=extension_kernels.DEVICE)
         self.rows(logits, logits.new_empty(1), target, logits.new_ones(1), Loss(-100, 0.0, 0.0, 0.0), True)
 
     def rows(
@@ -267,7 +267,7 @@ def whole_vectors(classes: int, like: Tensor) -> list[slice]:
     The library falls to a fifth of its speed where a matrix has rows that are no whole vectors, as GPT-2's 50,257 classes.
     """
     whole = classes // (VECTOR // like.dtype.itemsize) * (VECTOR // like.dtype.itemsize)
-    if like.device.type != on_stream.DEVICE or like.dtype.itemsize != 2 or whole in (0, classes):
+    if like.device.type != extension_kernels.DEVICE or like.dtype.itemsize != 2 or whole in (0, classes):
         return [slice(0, classes)]
     return [slice(0, whole), slice(whole, classes)]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from harness.nn.arguments import wide
-from harness.nn.on_stream import contiguous_strides
+from harness.nn.extension_kernels import contiguous_strides
 from harness.nn.products import ALL_OWN, Choice, choose, padded, same
 
 LINE = 128

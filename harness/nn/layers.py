@@ -6,12 +6,12 @@ import torch
 from torch import nn
 from torch.autograd import forward_ad
 
-from harness.nn import direct
+from harness.nn import layernorm_direct
 from harness.nn.arguments import check_tensor, in_autocast_dtype
-from harness.nn.autograd import FIRST_ONLY, call_directly, layernorm_linear
+from harness.nn.autograd import FIRST_ONLY, layernorm_linear, layernorm_linear_directly
+from harness.nn.extension_kernels import PLAIN
+from harness.nn.layernorm_ops import EPS
 from harness.nn.layernorm_plan import AUTO
-from harness.nn.on_stream import PLAIN
-from harness.nn.ops import EPS
 from harness.nn.private import any_autocast, transforms_active
 
 Tensor = torch.Tensor
@@ -84,7 +84,7 @@ def fused_layernorm_linear(
     if forward_ad._current_level >= 0:
         FIRST_ONLY.refuse_tangents(**dict(zip(NAMES, tensors, strict=True)))
     if not compiling:
-        output = call_directly(*tensors, eps, algorithm, memory)
+        output = layernorm_linear_directly(*tensors, eps, algorithm, memory)
         if output is not None:
             return output
     check_types(*tensors)
@@ -220,7 +220,7 @@ class LayerNormLinear(nn.Module):
         """
         weight = parameter(self.linear, "weight")
         dtype = in_autocast_dtype((x.new_empty(0),))[0].dtype
-        return direct.way(x, dtype, weight, self.algorithm, self.memory).explain()
+        return layernorm_direct.way(x, dtype, weight, self.algorithm, self.memory).explain()
 
     def extra_repr(self) -> str:
         return f"algorithm={self.algorithm!r}, memory={self.memory!r}"

@@ -21,9 +21,9 @@ from torch.autograd import forward_ad
 
 from harness.nn.arguments import DTYPES
 from harness.nn.autograd import check_algorithm, check_memory
+from harness.nn.extension_kernels import PLAIN
 from harness.nn.layernorm_plan import AUTO
 from harness.nn.layers import fused_layernorm_linear, parameter
-from harness.nn.on_stream import PLAIN
 from harness.nn.private import (
     any_autocast,
     current_stream,

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from layer_checks import ROWS, H, O, make_inputs
 from torch import nn
 
-from harness.nn import autograd, direct, layernorm_plan, on_stream
+from harness.nn import autograd, extension_kernels, layernorm_direct, layernorm_plan
 from harness.nn.products import LIBRARY, OWN, PADDED
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -177,12 +177,16 @@ def at(address, shape, dtype) -> Any:
 
 def stand_in(module, monkeypatch):
     """Makes every tensor on the CPU go to a module."""
-    monkeypatch.setattr(direct, "empty_strided", module.empty_strided)
-    monkeypatch.setattr(on_stream, "DEVICE", "cpu")
-    for file in (direct, on_stream):
+    monkeypatch.setattr(layernorm_direct, "empty_strided", module.empty_strided)
+    monkeypatch.setattr(extension_kernels, "DEVICE", "cpu")
+    for file in (layernorm_direct, extension_kernels):
         monkeypatch.setattr(file, "current_device", lambda: -1)
         monkeypatch.setattr(file, "current_stream", lambda index: {-1: TorchModule.STREAM}[index])
-    monkeypatch.setattr(direct.kernels, "table", {-1: direct.LayerNormKernels(module, torch.device("cpu"))})
+    monkeypatch.setattr(
+        layernorm_direct.kernels,
+        "table",
+        {-1: layernorm_direct.LayerNormKernels(module, torch.device("cpu"))},
+    )
     return module
 
 

@@ -20,7 +20,7 @@ from harness.nn import (
     attention_direct,
     attention_plan,
     attention_varlen,
-    on_stream,
+    extension_kernels,
 )
 from harness.nn.attention_ops import EVERY_KEY
 from harness.nn.window import GridWindow, WindowAttention
@@ -55,16 +55,16 @@ def module(monkeypatch):
     """A module on the CPU, in the place of a GPU's."""
     stand_in = Module()
     kernels = attention_direct.AttentionKernels(stand_in, torch.device("cpu"))
-    for file in (attention_direct, on_stream):
+    for file in (attention_direct, extension_kernels):
         monkeypatch.setattr(file, "current_device", lambda: CPU_INDEX)
-    for file in (on_stream, attention_plan):
+    for file in (extension_kernels, attention_plan):
         monkeypatch.setattr(file, "current_stream", lambda index: 99)
         monkeypatch.setattr(
             file,
             "empty_strided",
             lambda size, strides, dtype: torch.zeros(size, dtype=dtype).as_strided(size, strides),
         )
-    monkeypatch.setattr(on_stream, "DEVICE", "cpu")
+    monkeypatch.setattr(extension_kernels, "DEVICE", "cpu")
     monkeypatch.setattr(attention_direct.kernels, "table", {CPU_INDEX: kernels})
     return stand_in
 
@@ -173,7 +173,7 @@ def test_the_first_call_goes_the_way_of_the_second(module, monkeypatch):
     assert opened == []
     outputs = [attention(query, key, value) for _ in range(2)]
     assert opened == [torch.device("cpu")] and [name for name, _ in module.calls] == ["forward"] * 2
-    assert [type(output.grad_fn).__name__ for output in outputs] == ["DirectBackward"] * 2
+    assert [type(output.grad_fn).__name__ for output in outputs] == ["DirectAttentionBackward"] * 2
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -196,7 +196,7 @@ def test_other_dtypes_and_devices_get_contiguous_results(module, monkeypatch):
     assert attention_direct.empty_in_order(leaves(torch.float32)[0]).is_contiguous()
     query = leaves()[0]
     assert not attention_direct.empty_in_order(query).is_contiguous()
-    monkeypatch.setattr(on_stream, "DEVICE", "cuda")
+    monkeypatch.setattr(extension_kernels, "DEVICE", "cuda")
     assert attention_direct.empty_in_order(query).is_contiguous()
 
 
@@ -238,7 +238,7 @@ def test_the_second_derivative_is_refused_on_the_direct_way_too(module):
     ids=str,
 )
 def test_what_the_direct_way_leaves_to_the_operator(module, arguments):
-    assert attention_direct.call_directly(*leaves(**arguments), None, False, None, False) is None
+    assert attention_direct.attention_directly(*leaves(**arguments), None, False, None, False) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
@@ -254,7 +254,7 @@ def test_modes_and_subclasses_and_other_ranks_are_left_to_the_operator(module):
     class Sub(torch.Tensor):
         pass
 
-    call = attention_direct.call_directly
+    call = attention_direct.attention_directly
     assert call(query, key, value, None, False, None, False) is not None
     assert call(query.as_subclass(Sub), key, value, None, False, None, False) is None
     assert call(query[0], key[0], value[0], None, False, None, False) is None
@@ -270,7 +270,7 @@ def is_direct(output):
     while node is not None:
         names.append(node.name())
         node = node.next_functions[0][0] if node.next_functions else None
-    return "DirectBackward" in names
+    return "DirectAttentionBackward" in names
 
 
 def test_a_masked_call_goes_past_the_dispatcher_where_the_mask_needs_no_gradient(module):
@@ -470,7 +470,7 @@ def test_explain_says_which_kernels_and_which_way(monkeypatch):
 
     explain = loosely(attention_direct.explain)
     monkeypatch.setattr(attention_direct, "kernels", lambda device: object())
-    monkeypatch.setattr(on_stream, "capability", lambda device: (9, 0))
+    monkeypatch.setattr(extension_kernels, "capability", lambda device: (9, 0))
     assert explain(torch.zeros(1, 1, 8, 8)).startswith("the plain loops of the CPU path")
     wgmma = "wgmma, through the extension module"
     assert explain(Query(64)) == wgmma
@@ -510,7 +510,7 @@ def test_explain_says_which_kernels_and_which_way(monkeypatch):
         assert explain(Query(128)).startswith("mma.sync on pairs of float16")
         assert explain(Query(129)) == f"the flash kernels, through the extension module: {too_wide}"
     with pytest.MonkeyPatch.context() as older:
-        older.setattr(on_stream, "capability", lambda device: (8, 0))
+        older.setattr(extension_kernels, "capability", lambda device: (8, 0))
         assert explain(Query(128)).startswith("mma.sync on pairs of float16")
         assert explain(Query(129)) == torchs + too_wide
     torch.use_deterministic_algorithms(True)

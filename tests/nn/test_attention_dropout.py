@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from attention_checks import inputs, output_and_gradients
 from typed import three
 
-from harness.nn import attention, attention_direct, attention_dropout, attention_with_lse, on_stream
+from harness.nn import attention, attention_direct, attention_dropout, attention_with_lse, extension_kernels
 from harness.nn.attention_dropout import ONE, keep_mask, kept_of, philox, rescale
 from harness.nn.attention_ops import EVERY_KEY
 
@@ -21,7 +21,7 @@ STATE = torch.tensor([0x243F6A8885A308D3, 0x13198A2E03707344])
 @pytest.fixture
 def operators(monkeypatch):
     """The operators on the CPU, as on a GPU without an extension module."""
-    monkeypatch.setattr(on_stream, "DEVICE", "cpu")
+    monkeypatch.setattr(extension_kernels, "DEVICE", "cpu")
     monkeypatch.setattr(attention_direct.kernels, "table", {-1: None})
 
 
@@ -275,7 +275,7 @@ def test_which_argument_keeps_a_call_from_the_kernels(operators, monkeypatch):
     assert by(query, torch.ones(1, dtype=torch.bfloat16), 0.1) == (
         "mma.sync, through the extension module: attn_mask is one number for all keys"
     )
-    monkeypatch.setattr(on_stream, "DEVICE", "cuda")
+    monkeypatch.setattr(extension_kernels, "DEVICE", "cuda")
     cause = "query is on cpu; dropout has kernels on NVIDIA's GPUs alone"
     assert by(query, dropout_p=0.1) == f"PyTorch's own scaled_dot_product_attention: {cause}"
 

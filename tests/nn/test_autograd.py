@@ -28,7 +28,7 @@ from torch.autograd import forward_ad
 from typed import loosely
 
 from harness.nn import autograd, layers, on_max
-from harness.nn.ops import FORWARD
+from harness.nn.layernorm_ops import FORWARD
 
 fused_layernorm_linear = loosely(layers.fused_layernorm_linear)
 

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import harness.nn.attention_autograd  # noqa: F401 registers the operator
 from book.measure import record
-from harness.nn import attention_direct, mojo_workbook, on_stream
+from harness.nn import attention_direct, extension_kernels, mojo_workbook
 from harness.nn.compile import backend as backend_module
 from harness.nn.operators import bare_of
 
@@ -537,7 +537,7 @@ def test_attention_is_swapped_where_asked():
 )
 def test_a_wide_head_of_unaligned_rows_is_left_on_a_hopper(monkeypatch, outputs, dtype, hopper, swapped):
     """GPT-2's 50,257 classes: the kernels copy such rows, Inductor writes them with padding."""
-    monkeypatch.setattr(on_stream, "is_hopper", lambda device: hopper)
+    monkeypatch.setattr(extension_kernels, "is_hopper", lambda device: hopper)
     model = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, outputs)).to(dtype)
     x = torch.randn(4, 8, dtype=dtype)
     recorder = Recorder()
@@ -552,7 +552,7 @@ def test_a_wide_head_of_unaligned_rows_is_left_on_a_hopper(monkeypatch, outputs,
 @pytest.mark.usefixtures("attention_graphs")
 def test_attention_is_swapped_without_being_asked_where_it_is_faster(monkeypatch):
     """On a GPU of the kind that was measured: what the measurements favour, and only if gradients are wanted."""
-    monkeypatch.setattr(on_stream, "is_hopper", lambda device: True)
+    monkeypatch.setattr(extension_kernels, "is_hopper", lambda device: True)
     model, x = Attends(), torch.randn(2, 5, 16, requires_grad=True)
     _, report = attended(model, x)
     assert [why for _, why in report.attentions_left] == ["it is faster only in 16 bits on a Hopper"] * 3

@@ -30,11 +30,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from typed import loosely, present
 
 from harness.errors import EnvironmentProblem
-from harness.nn import autograd, direct, layers, on_stream
+from harness.nn import autograd, extension_kernels, layernorm_direct, layers
 from harness.toolchain import extension
 
 fused_layernorm_linear = loosely(layers.fused_layernorm_linear)
-call_directly = loosely(autograd.call_directly)
+layernorm_linear_directly = loosely(autograd.layernorm_linear_directly)
 # ---- What is passed -----------------------------------------------------------------------------------------
 
 
@@ -42,15 +42,15 @@ call_directly = loosely(autograd.call_directly)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_agrees_with_autograd(module, no_operator, dtype, rows):
     assert_as_good_as_torch(fused_layernorm_linear, make_inputs(dtype, rows))
-    kind = direct.KINDS[dtype]
+    kind = layernorm_direct.KINDS[dtype]
     assert module.calls == [("forward", kind), ("backward", kind, 15)]
 
 
 def test_the_first_call_goes_the_way_of_the_second(module, no_operator, monkeypatch):
     """It opens the module itself, once; not for arguments that are wrong."""
-    table, opened = direct.kernels.table, []
+    table, opened = layernorm_direct.kernels.table, []
     (kernels,) = table.values()
-    monkeypatch.setattr(direct.kernels, "open", lambda device: opened.append(device) or kernels)
+    monkeypatch.setattr(layernorm_direct.kernels, "open", lambda device: opened.append(device) or kernels)
     table.clear()
     inputs = make_inputs()
     with pytest.raises(ValueError, match="ln_bias: expected 7 elements"):
@@ -58,7 +58,7 @@ def test_the_first_call_goes_the_way_of_the_second(module, no_operator, monkeypa
     assert opened == []
     outputs = [fused_layernorm_linear(*inputs) for _ in range(2)]
     assert opened == [torch.device("cpu")] and module.calls == [("forward", 0)] * 2
-    assert [type(output.grad_fn).__name__ for output in outputs] == ["DirectBackward"] * 2
+    assert [type(output.grad_fn).__name__ for output in outputs] == ["DirectLayerNormLinearBackward"] * 2
 
 
 def test_without_grad_nothing_is_kept(module, no_operator):
@@ -140,13 +140,15 @@ def test_zero_rows_launch_nothing(module, no_operator, rows):
 def test_scratch_is_counted_again_for_unaligned_tensors(module, monkeypatch):
     """Kernels may need more for tensors whose addresses rule out wide loads; those are counted call by call."""
     counted = []
-    kernels = present(direct.kernels.table[-1])
+    kernels = present(layernorm_direct.kernels.table[-1])
     for name in ("launch_forward", "launch_backward"):
         launch = getattr(kernels, name)
 
         def spy(*arguments, launch=launch, name=name):
             if arguments[0] == 0:
-                counted.append((name, arguments[-5] % direct.VECTOR, arguments[-1] % direct.VECTOR))
+                counted.append(
+                    (name, arguments[-5] % layernorm_direct.VECTOR, arguments[-1] % layernorm_direct.VECTOR)
+                )
             return launch(*arguments)
 
         monkeypatch.setattr(kernels, name, spy)
@@ -205,7 +207,7 @@ def test_tf32_follows_the_older_flag_too(precision):
     before = torch.backends.cuda.matmul.fp32_precision
     try:
         torch.set_float32_matmul_precision(precision)
-        assert direct.kind_of(torch.float32) == (1 if precision == "high" else 0)
+        assert layernorm_direct.kind_of(torch.float32) == (1 if precision == "high" else 0)
     finally:
         torch.backends.cuda.matmul.fp32_precision = before
 
@@ -292,7 +294,7 @@ def test_out_of_memory_says_how_much(module, monkeypatch):
 
     inputs = make_inputs()
     output = fused_layernorm_linear(*inputs)
-    monkeypatch.setattr(direct, "empty_strided", no_room)
+    monkeypatch.setattr(layernorm_direct, "empty_strided", no_room)
     scratch = TorchModule.needed(None, 15, H)
     results = 15 * O * 4 + 2 * 15 * 4
     with pytest.raises(
@@ -357,18 +359,18 @@ def test_subclasses_go_through_the_operator(module, monkeypatch, name):
     inputs = make_inputs(requires_grad=False)
     index = NAMES.index(name)
     inputs[index] = inputs[index].as_subclass(Subclass)
-    monkeypatch.setattr(autograd, "Direct", None)
-    assert call_directly(*inputs, EPS) is None
+    monkeypatch.setattr(autograd, "DirectLayerNormLinear", None)
+    assert layernorm_linear_directly(*inputs, EPS) is None
 
 
 def test_modes_and_transforms_go_through_the_operator(module):
     inputs = make_inputs(requires_grad=False)
     with FakeTensorMode():
-        assert call_directly(*inputs, EPS) is None
+        assert layernorm_linear_directly(*inputs, EPS) is None
     seen = []
 
     def function(x):
-        seen.append(call_directly(x, *inputs[1:], EPS))
+        seen.append(layernorm_linear_directly(x, *inputs[1:], EPS))
         return x.sum()
 
     torch.func.grad(function)(inputs[0])
@@ -446,14 +448,17 @@ GPU = torch.device("cuda", 0)
 
 @pytest.fixture
 def empty_table(monkeypatch):
-    monkeypatch.setattr(direct.kernels, "table", {})
-    monkeypatch.setattr(on_stream, "capability", lambda device: (9, 0))
+    monkeypatch.setattr(layernorm_direct.kernels, "table", {})
+    monkeypatch.setattr(extension_kernels, "capability", lambda device: (9, 0))
     monkeypatch.setattr(extension, "architecture", lambda device: "sm_90a")
 
 
 def test_no_module_for_other_devices(empty_table):
-    assert direct.kernels(torch.device("cpu")) is None and direct.kernels(torch.device("meta")) is None
-    assert direct.kernels.table == {}
+    assert (
+        layernorm_direct.kernels(torch.device("cpu")) is None
+        and layernorm_direct.kernels(torch.device("meta")) is None
+    )
+    assert layernorm_direct.kernels.table == {}
 
 
 @pytest.mark.parametrize(
@@ -471,10 +476,10 @@ def test_without_a_module_one_warning_says_why(empty_table, monkeypatch, error, 
     with pytest.warns(
         RuntimeWarning, match=f"MAX graph of its fast kernels on cuda:0, which is slower .*: {words}"
     ):
-        assert direct.kernels(GPU) is None
+        assert layernorm_direct.kernels(GPU) is None
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert direct.kernels(GPU) is None
+        assert layernorm_direct.kernels(GPU) is None
 
 
 def test_a_driver_that_refuses_the_kernels_is_a_warning(empty_table, monkeypatch, tmp_path):
@@ -485,20 +490,20 @@ def test_a_driver_that_refuses_the_kernels_is_a_warning(empty_table, monkeypatch
         extension, "build", lambda architecture, puzzle: extension.Built(tmp_path, architecture, 0.0)
     )
     monkeypatch.setattr(extension, "load", lambda path, puzzle: TorchModule())
-    monkeypatch.setattr(direct.LayerNormKernels, "probe", refuse)
+    monkeypatch.setattr(layernorm_direct.LayerNormKernels, "probe", refuse)
     with pytest.warns(
         RuntimeWarning, match="there is no extension module: Exception: CUDA_ERROR_UNSUPPORTED_PTX"
     ):
-        assert direct.kernels(GPU) is None
+        assert layernorm_direct.kernels(GPU) is None
 
 
 def test_an_old_gpu_gets_the_unfused_kernels(empty_table, monkeypatch):
-    monkeypatch.setattr(on_stream, "capability", lambda device: (7, 5))
+    monkeypatch.setattr(extension_kernels, "capability", lambda device: (7, 5))
     monkeypatch.setattr(extension, "architecture", lambda device: extension.nvidia_architecture((7, 5)))
     with pytest.warns(RuntimeWarning, match=r"unfused kernels on cuda:0.*want sm_80 or newer, not sm_75"):
-        assert direct.kernels(GPU) is None
-    assert direct.graph_algorithm(GPU) == "unfused"
-    assert direct.graph_algorithm(torch.device("cpu")) == "fast"
+        assert layernorm_direct.kernels(GPU) is None
+    assert layernorm_direct.graph_algorithm(GPU) == "unfused"
+    assert layernorm_direct.graph_algorithm(torch.device("cpu")) == "fast"
 
 
 def test_several_threads_open_a_gpu_once(empty_table, monkeypatch, tmp_path):
@@ -512,9 +517,9 @@ def test_several_threads_open_a_gpu_once(empty_table, monkeypatch, tmp_path):
         ),
     )
     monkeypatch.setattr(extension, "load", lambda path, puzzle: stand_in)
-    monkeypatch.setattr(direct.LayerNormKernels, "probe", lambda kernels: built.append("tried"))
+    monkeypatch.setattr(layernorm_direct.LayerNormKernels, "probe", lambda kernels: built.append("tried"))
     found = []
-    threads = [threading.Thread(target=lambda: found.append(direct.kernels(GPU))) for _ in range(8)]
+    threads = [threading.Thread(target=lambda: found.append(layernorm_direct.kernels(GPU))) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -14,7 +14,7 @@ from direct_module import DTYPES, TorchModule, bits, forget_plans, gpu_inputs, s
 from layer_checks import ROWS, H, O, assert_as_good_as_torch, assert_near, make_inputs, plain_torch
 from typed import loosely
 
-from harness.nn import direct, layernorm_plan, layers, products
+from harness.nn import layernorm_direct, layernorm_plan, layers, products
 from harness.nn.layers import LayerNormLinear
 from harness.nn.products import LIBRARY, OWN
 
@@ -76,8 +76,8 @@ def late(monkeypatch):
     monkeypatch.setattr(torch, "mm", mm)
     monkeypatch.setattr(torch.cuda, "stream", on)
     monkeypatch.setattr(torch.cuda, "current_stream", {-1: module.main}.__getitem__)
-    monkeypatch.setattr(direct, "is_capturing", lambda: True)
-    monkeypatch.setitem(direct.kernels.table[-1].__dict__, "sides", tuple(module.sides))
+    monkeypatch.setattr(layernorm_direct, "is_capturing", lambda: True)
+    monkeypatch.setitem(layernorm_direct.kernels.table[-1].__dict__, "sides", tuple(module.sides))
     yield module
     forget_plans()
 
@@ -98,7 +98,7 @@ def forked(monkeypatch):
 @pytest.mark.parametrize("way", WAYS, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_gradients_of_two_branches(late, forked, monkeypatch, dtype, way, apart):
-    monkeypatch.setattr(direct, "MANY_SUMS", 1 if apart else 2**62)
+    monkeypatch.setattr(layernorm_direct, "MANY_SUMS", 1 if apart else 2**62)
     forked(*way)
     apart = apart and way[0] == LIBRARY
     for rows in (ROWS, (70,)):
@@ -117,7 +117,7 @@ def test_the_gradients_of_two_branches(late, forked, monkeypatch, dtype, way, ap
 @pytest.mark.parametrize("way", WAYS, ids=str)
 @pytest.mark.parametrize("number", range(1, 32))
 def test_there_are_branches_where_both_have_something_to_do(late, forked, monkeypatch, way, number):
-    monkeypatch.setattr(direct, "MANY_SUMS", 1)
+    monkeypatch.setattr(layernorm_direct, "MANY_SUMS", 1)
     forked(*way)
     inputs = make_inputs()
     for index, tensor in enumerate(inputs):
@@ -136,7 +136,7 @@ def test_there_are_branches_where_both_have_something_to_do(late, forked, monkey
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_the_first_plain_call_launches_what_the_branches_will(late, forked, monkeypatch, way):
     """In order on one stream, and once for each set of gradients."""
-    monkeypatch.setattr(direct, "is_capturing", lambda: False)
+    monkeypatch.setattr(layernorm_direct, "is_capturing", lambda: False)
     forked(*way)
     inputs = make_inputs()
     for wanted in (15, 5):
@@ -156,14 +156,14 @@ def test_branches_without_memory_meet_and_say_how_much(late, forked, monkeypatch
     forked(OWN, LIBRARY)
     inputs = make_inputs()
     output = fused_layernorm_linear(*inputs)
-    empty, count = direct.empty_strided, itertools.count()
+    empty, count = layernorm_direct.empty_strided, itertools.count()
 
     def no_room(size, strides, dtype):
         if next(count) >= allocation:
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return empty(size, strides, dtype)
 
-    monkeypatch.setattr(direct, "empty_strided", no_room)
+    monkeypatch.setattr(layernorm_direct, "empty_strided", no_room)
     words = r"backward pass over 15 rows, 7 -> 6 in float32, needed [\d,]+ bytes .* CUDA out of memory"
     with pytest.raises(torch.OutOfMemoryError, match=words) as raised:
         output.sum().backward()

@@ -21,7 +21,7 @@ from layer_checks import (
 )
 from torch import nn
 
-from harness.nn import LayerNormLinear, direct, fused_layernorm_linear, patch
+from harness.nn import LayerNormLinear, fused_layernorm_linear, layernorm_direct, patch
 from harness.nn.products import OWN
 
 fused: Any = fused_layernorm_linear
@@ -87,7 +87,7 @@ def test_without_room_for_both_dW_comes_first(module, no_operator, monkeypatch):
             lent.append(weakref.ref(tensor))
         return tensor
 
-    monkeypatch.setattr(direct, "empty_strided", lend_little)
+    monkeypatch.setattr(layernorm_direct, "empty_strided", lend_little)
     output.square().sum().backward()
     expected = make_inputs()
     plain(*expected).square().sum().backward()

@@ -19,10 +19,9 @@ from layer_checks import (
 )
 from typed import loosely, present
 
-from harness.nn import autograd, direct, layernorm_plan, layers, products
+from harness.nn import autograd, layernorm_direct, layernorm_plan, layers, products
 
 fused_layernorm_linear = loosely(layers.fused_layernorm_linear)
-call_directly = loosely(autograd.call_directly)
 
 
 @pytest.mark.gpu
@@ -94,7 +93,7 @@ def test_gpu_unaligned_tensors(counted, dtype, which):
         tensors = list(tensors)
         memory = torch.cat([tensors[which].new_zeros(1), tensors[which].flatten()])
         tensors[which] = memory[1:].view_as(tensors[which])
-        assert tensors[which].data_ptr() % direct.VECTOR and tensors[which].is_contiguous()
+        assert tensors[which].data_ptr() % layernorm_direct.VECTOR and tensors[which].is_contiguous()
         return fused_layernorm_linear(*tensors)
 
     assert_as_good_as_torch(function, inputs)
@@ -308,4 +307,4 @@ def test_gpu_the_second_of_two():
     with torch.cuda.device(0):
         assert_as_good_as_torch(fused_layernorm_linear, inputs)
         assert torch.cuda.current_device() == 0
-    assert present(direct.kernels.table[1]).index == 1
+    assert present(layernorm_direct.kernels.table[1]).index == 1

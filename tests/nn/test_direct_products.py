@@ -23,17 +23,16 @@ from layer_checks import (
 from torch._subclasses.fake_tensor import FakeTensorMode
 from typed import loosely, present
 
-from harness.nn import autograd, direct, layernorm_plan, layers, products
+from harness.nn import autograd, layernorm_direct, layernorm_plan, layers, products
 from harness.nn.layers import LayerNormLinear
 from harness.nn.products import LIBRARY, OWN, PADDED
 
 fused_layernorm_linear = loosely(layers.fused_layernorm_linear)
-call_directly = loosely(autograd.call_directly)
 
 
 def test_the_first_plain_call_of_every_plan_launches_what_a_graph_will(module, chosen, monkeypatch):
     """Also of a plan that takes the place in memory of one that is no longer in use."""
-    monkeypatch.setattr(direct, "is_capturing", lambda: False)
+    monkeypatch.setattr(layernorm_direct, "is_capturing", lambda: False)
     chosen(OWN, OWN, OWN, graph=(LIBRARY, OWN, OWN))
     for rows in range(2, 12):
         for parts in (["forward_rows", "forward"], ["forward"]):
@@ -73,9 +72,9 @@ def test_tf32_on_hopper_multiplies_dW_along_the_sum(
 ):
     """ln_out transposed, but for rows that the library's loads do not divide, small products, and few rows, of which one launch
     makes it."""
-    monkeypatch.setattr(direct, "ALONG_SUMS_FROM", 15 * H * O)
-    monkeypatch.setattr(direct, "ALONG_SUMS_ELEMENTS", elements)
-    monkeypatch.setattr(present(direct.kernels.table[-1]), "hopper", hopper)
+    monkeypatch.setattr(layernorm_direct, "ALONG_SUMS_FROM", 15 * H * O)
+    monkeypatch.setattr(layernorm_direct, "ALONG_SUMS_ELEMENTS", elements)
+    monkeypatch.setattr(present(layernorm_direct.kernels.table[-1]), "hopper", hopper)
     monkeypatch.setattr(torch.backends.cuda.matmul, "fp32_precision", precision)
     inputs = make_inputs(dtype, (rows,))
     if lies == "transposed":
@@ -124,7 +123,7 @@ def test_dx_takes_the_place_of_the_gradient_before_it(module, chosen, monkeypatc
     """Where both lie alike, and rows are not few: one allocation for two."""
     chosen(LIBRARY, LIBRARY, LIBRARY)
     mm = torch.mm
-    monkeypatch.setattr(direct, "MOST_FEW_ROWS", 4)
+    monkeypatch.setattr(layernorm_direct, "MOST_FEW_ROWS", 4)
     for rows, alike in ((3, False), (4, False), (5, True)):
         inputs = make_inputs(rows=(rows,))
         output = fused_layernorm_linear(*inputs)
@@ -140,7 +139,7 @@ def test_dx_takes_the_place_of_the_gradient_before_it(module, chosen, monkeypatc
 
 def test_dW_has_room_for_a_copy_of_the_weight_on_hopper(module, no_operator):
     """Where rows of the weight begin at any address; nobody sees it but the module, and the memory's owner."""
-    kernels = present(direct.kernels.table[-1])
+    kernels = present(layernorm_direct.kernels.table[-1])
     for hopper, dtype, width, room in (
         (True, torch.bfloat16, 9, 64),
         (True, torch.bfloat16, 65, 128),
@@ -164,7 +163,7 @@ def test_a_graph_has_its_own_choice(module, chosen, no_operator, monkeypatch):
     inputs = make_inputs()
     names = []
     for capturing in (False, False, True):
-        monkeypatch.setattr(direct, "is_capturing", lambda capturing=capturing: capturing)
+        monkeypatch.setattr(layernorm_direct, "is_capturing", lambda capturing=capturing: capturing)
         module.calls.clear()
         assert_as_good_as_torch(fused_layernorm_linear, inputs)
         names.append([call[0] for call in module.calls])
@@ -186,7 +185,7 @@ def test_a_graph_has_its_own_choice(module, chosen, no_operator, monkeypatch):
 )
 def test_pairs_are_for_whole_rows_of_float32(module, no_operator, dtype, sizes, kind):
     forget_plans()
-    kernels = present(direct.kernels.table[-1])
+    kernels = present(layernorm_direct.kernels.table[-1])
     inputs = make_inputs(dtype, H=sizes[0], O=sizes[1])
 
     def function(*tensors):
@@ -196,7 +195,7 @@ def test_pairs_are_for_whole_rows_of_float32(module, no_operator, dtype, sizes, 
         kernels.hopper = hopper
         module.calls.clear()
         assert_as_good_as_torch(function, inputs)
-        expected = kind if hopper else direct.KINDS[dtype]
+        expected = kind if hopper else layernorm_direct.KINDS[dtype]
         assert module.calls == [("forward", expected), ("backward", expected, 15)]
     layer = LayerNormLinear(*sizes, algorithm="pairs", dtype=dtype)
     assert layer.explain(inputs[0])["way"].endswith("pairs of float16") == (kind == 5)
@@ -245,7 +244,7 @@ def test_explain_under_autocast(module, monkeypatch):
 
 
 def test_explain_without_a_module(monkeypatch):
-    monkeypatch.setattr(direct, "kernels", lambda device: None)
+    monkeypatch.setattr(layernorm_direct, "kernels", lambda device: None)
     assert LayerNormLinear(H, O).explain(make_inputs()[0])["way"] == "MAX graph, fast"
 
 
@@ -256,7 +255,7 @@ def transposed_inputs(dtype=torch.float32, rows=ROWS):
     """Inputs whose linear weight is the transpose of a matrix that lies row by row."""
     inputs = make_inputs(dtype, rows)
     inputs[3] = inputs[3].detach().t().contiguous().t().requires_grad_()
-    assert direct.lies_transposed(inputs[3])
+    assert layernorm_direct.lies_transposed(inputs[3])
     return inputs
 
 
@@ -275,7 +274,7 @@ def test_a_weight_that_lies_transposed_is_not_copied(module, no_operator, dtype,
 def test_a_weight_with_gaps_is_copied(module, no_operator):
     inputs = make_inputs()
     inputs[3] = torch.randn(O, 2 * H)[:, ::2].requires_grad_()
-    assert not direct.lies_transposed(inputs[3])
+    assert not layernorm_direct.lies_transposed(inputs[3])
     assert_as_good_as_torch(fused_layernorm_linear, inputs)
     assert [call[0] for call in module.calls] == ["forward", "backward"]
 
@@ -337,7 +336,7 @@ def test_out_of_memory_in_a_product(module, library, monkeypatch):
     inputs = make_inputs()
     output = fused_layernorm_linear(*inputs)
     monkeypatch.setattr(torch, "mm", no_room)
-    monkeypatch.setattr(direct, "linear", no_room)
+    monkeypatch.setattr(layernorm_direct, "linear", no_room)
     results, scratch = 15 * O * 4 + 2 * 15 * 4, 15 * H * 4
     with pytest.raises(torch.OutOfMemoryError, match=f"forward pass .* needed {results + scratch:,} bytes"):
         fused_layernorm_linear(*inputs)

@@ -21,8 +21,8 @@ from harness.nn import (
     LinearCrossEntropy,
     cross_entropy,
     cross_entropy_chunks,
+    extension_kernels,
     linear_cross_entropy,
-    on_stream,
 )
 from harness.nn.cross_entropy_chunks import Loss, RowKernels, rows_by_torch
 
@@ -105,9 +105,9 @@ def assert_equal_to_torch(given, tolerance=1e-13, **options):
 def module(monkeypatch):
     """A module written with torch in the place of the built one, and the CPU in the place of the GPU."""
     stand_in: Any = TorchModule()
-    monkeypatch.setattr(on_stream, "DEVICE", "cpu")
-    monkeypatch.setattr(on_stream, "current_device", lambda: -1)
-    monkeypatch.setattr(on_stream, "current_stream", lambda index: {-1: TorchModule.STREAM}[index])
+    monkeypatch.setattr(extension_kernels, "DEVICE", "cpu")
+    monkeypatch.setattr(extension_kernels, "current_device", lambda: -1)
+    monkeypatch.setattr(extension_kernels, "current_stream", lambda index: {-1: TorchModule.STREAM}[index])
     table = {-1: RowKernels(stand_in, torch.device("cpu"))}
     monkeypatch.setattr(cross_entropy_chunks.kernels, "table", table)
     return stand_in
@@ -135,7 +135,7 @@ class TorchModule:
 
     @staticmethod
     def dtypes(kind):
-        dtype = {number: dtype for dtype, number in on_stream.KINDS.items()}[kind]
+        dtype = {number: dtype for dtype, number in extension_kernels.KINDS.items()}[kind]
         return dtype, torch.float64 if kind == 4 else torch.float32
 
     def cross_entropy_rows(self, gpu, stream, scratch, available, kind, rows, classes, pitch, step, *rest):

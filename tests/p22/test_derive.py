@@ -11,7 +11,7 @@ from harness.check import zoo
 from harness.check.checkers import make_checker
 from harness.learner import blanks
 from harness.learner.work import Work
-from harness.nn.ops import EPS
+from harness.nn.layernorm_ops import EPS
 from harness.puzzles.p22 import derive_rung
 from harness.puzzles.p22.derive_checker import DeriveChecker, by_differences, difference
 from harness.puzzles.p22.spec import PUZZLE

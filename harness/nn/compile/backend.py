@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from harness.nn import on_stream
+from harness.nn import extension_kernels
 from harness.nn.compile.edit import Adder, name_of
 from harness.nn.compile.head import Head, find_heads, swap_head
 from harness.nn.compile.match import (
@@ -265,7 +265,7 @@ def copies_cost(match: Match) -> str:
     """
     out, H, O = value(match.linear), shape(match.x)[-1], shape(match.linear)[-1]
     unaligned = out.dtype.itemsize == 2 and isinstance(O, int) and padded(O, out.dtype) != O
-    if unaligned and O >= MANY_UNALIGNED * H and on_stream.is_hopper(out.device):
+    if unaligned and O >= MANY_UNALIGNED * H and extension_kernels.is_hopper(out.device):
         return f"rows of {O} outputs fill no whole vectors, which Inductor pads at less cost"
     return ""
 
@@ -273,7 +273,7 @@ def copies_cost(match: Match) -> str:
 def attentions_of(gm: GraphModule, asked: bool | None) -> list[Node]:
     """Those that may be swapped: all or none where it was asked for or forbidden, else those on a Hopper, of which there are measurements."""
     nodes = [] if asked is False else [node for node in gm.graph.nodes if node.target is ATTENTION]
-    return [node for node in nodes if asked or on_stream.is_hopper(value(node).device)]
+    return [node for node in nodes if asked or extension_kernels.is_hopper(value(node).device)]
 
 
 def may_be_slower(node: Node) -> str | None:

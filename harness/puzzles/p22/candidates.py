@@ -26,7 +26,7 @@ from harness.bench.benchmark import (
     Unavailable,
     plain,
 )
-from harness.nn.ops import EPS
+from harness.nn.layernorm_ops import EPS
 
 Tensor = torch.Tensor
 
@@ -134,12 +134,12 @@ def ours(algorithm: str, memory: str = "auto") -> Callable[[Problem], Differenti
     def build(problem: Problem) -> Differentiable:
         refuse_large(problem, algorithm)
         try:
-            from harness.nn import direct, layers
+            from harness.nn import layernorm_direct, layers
             from harness.nn.layernorm_plan import AUTO
         except ImportError as error:
             raise Unavailable(f"{error}; the workbook's kernels need MAX") from error
         on_gpu = problem.device.type == "cuda"
-        detour = algorithm == "fast" and on_gpu and direct.kernels(problem.device) is None
+        detour = algorithm == "fast" and on_gpu and layernorm_direct.kernels(problem.device) is None
         if memory != AUTO and (detour or not on_gpu):
             raise Unavailable("only the extension module chooses between time and memory")
 

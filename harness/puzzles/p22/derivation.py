@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from harness.nn.ops import EPS
+from harness.nn.layernorm_ops import EPS
 from harness.puzzles.p22 import derive_rung
 from harness.spec.derivation import Derivation, Step, as_dtype
 

@@ -5,7 +5,7 @@ Shapes are those of `derivation.py`. Where two mistakes give the same values in 
 
 import numpy as np
 
-from harness.nn.ops import EPS
+from harness.nn.layernorm_ops import EPS
 from harness.puzzles import formulas
 from harness.puzzles.p22.derivation import (
     derive,

@@ -5,7 +5,7 @@ Names: B = batch_size, S = seq_len, H = hidden_dim, O = output_dim; a row is one
 
 import numpy as np
 
-from harness.nn.ops import BACKWARD, BY_INPUT, EPS, FORWARD, INPUT, OUTPUT, STATISTIC, WEIGHT
+from harness.nn.layernorm_ops import BACKWARD, BY_INPUT, EPS, FORWARD, INPUT, OUTPUT, STATISTIC, WEIGHT
 from harness.puzzles.p22 import derive_rung, transfer_mistakes
 from harness.puzzles.p22.mistakes import MISTAKES, derive, packed
 from harness.spec.baseline import unluckiest

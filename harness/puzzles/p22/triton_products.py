@@ -9,7 +9,7 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-from harness.nn.ops import EPS
+from harness.nn.layernorm_ops import EPS
 
 Tensor = torch.Tensor
 

@@ -113,7 +113,7 @@ def ours(problem: Problem, portable: bool = False) -> Differentiable:
     """The workbook's attention, by whatever kernels it takes for the problem; or by the `portable` ones on a Hopper too."""
     try:
         from harness.nn import attention, attention_direct
-        from harness.nn.on_stream import is_hopper
+        from harness.nn.extension_kernels import is_hopper
     except ImportError as error:
         raise Unavailable(f"{error}; the workbook's kernels need MAX") from error
     sizes, query = problem.sizes, problem.leaves[0]

@@ -17,8 +17,8 @@ from torch import Tensor
 from harness.nn import cross_entropy
 from harness.nn.autograd import layernorm_linear, layernorm_linear_backward
 from harness.nn.cross_entropy_chunks import INPUT, WEIGHT, Loss
-from harness.nn.direct import ALL_GRADIENTS
-from harness.nn.ops import EPS
+from harness.nn.layernorm_direct import ALL_GRADIENTS
+from harness.nn.layernorm_ops import EPS
 from harness.nn.private import clear_product_workspaces
 from harness.puzzles.p27 import step_parts as parts
 from harness.puzzles.p27.autograd import Tensors

@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from harness.nn import attention_direct, direct, on_stream
+from harness.nn import attention_direct, extension_kernels, layernorm_direct
 from harness.nn.attention_autograd import attention_backward, attention_with_lse
-from harness.nn.direct import DLN_GIVEN, INPUT, NORM
+from harness.nn.extension_kernels import OnDevice, Opened
+from harness.nn.layernorm_direct import DLN_GIVEN, INPUT, NORM
+from harness.nn.layernorm_ops import EPS
 from harness.nn.layernorm_plan import plan
-from harness.nn.on_stream import OnDevice, Opened
-from harness.nn.ops import EPS
 
 SCALE, CUBE = math.sqrt(2 / math.pi), 0.044715
 """In GELU's u = SCALE (x + CUBE x^3)."""
@@ -27,7 +27,7 @@ class StepKernels(OnDevice):
     """The module of puzzle 27 on one GPU."""
 
     def smallest_pass(self) -> None:
-        ones = torch.ones(8, dtype=torch.bfloat16, device=on_stream.DEVICE)
+        ones = torch.ones(8, dtype=torch.bfloat16, device=extension_kernels.DEVICE)
         self.launch(self.module.gelu, torch.empty_like(ones), ones, 8)
 
 
@@ -64,7 +64,7 @@ def gelu_backward(x: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
 
 def layernorm(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     """The output, and mean and rstd [2, rows] in float32, of x [rows, C]."""
-    if opened := direct.kernels(x.device):
+    if opened := layernorm_direct.kernels(x.device):
         return opened.forward_rows(plan(x.shape, x.shape[1], x.dtype), x.shape[1], EPS, x, weight, bias)
     wide = x.float()
     mean = wide.mean(-1)
@@ -77,7 +77,7 @@ def layernorm_backward(
     dy: Tensor, x: Tensor, statistics: Tensor, weight: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of x, weight and bias: puzzle 22's dx = rstd (g - c2 - x_hat c1)."""
-    if opened := direct.kernels(x.device):
+    if opened := layernorm_direct.kernels(x.device):
         C, dx = x.shape[1], torch.empty_like(x)
         tensors = (dy, x, statistics, weight, weight, weight)  # there is no bias and no matrix to be read
         wanted = INPUT | NORM | DLN_GIVEN

@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import torch
 
-from harness.nn import on_stream
+from harness.nn import extension_kernels
+from harness.nn.extension_kernels import KINDS, NOTHING_TO_DO, NOWHERE, OnDevice, Opened, address
+from harness.nn.layernorm_ops import EPS
 from harness.nn.layernorm_plan import AUTO, Plan, plan
-from harness.nn.on_stream import KINDS, NOTHING_TO_DO, NOWHERE, OnDevice, Opened, address
-from harness.nn.ops import EPS
 from harness.nn.private import (
     any_autocast,
     current_device,
@@ -110,7 +110,7 @@ class LayerNormKernels(OnDevice):
         return self.launch_backward(*NOWHERE, kind, rows, H, O, wanted, *[0] * 15)
 
     def smallest_pass(self) -> None:
-        ones = torch.ones(8, 8, device=on_stream.DEVICE)
+        ones = torch.ones(8, 8, device=extension_kernels.DEVICE)
         self.forward(plan(ones.shape, 8, ones.dtype), EPS, False, ones, ones[0], ones[0], ones, ones[0])
 
     def is_first(self, plan: Plan, wanted: int = 0) -> bool:
@@ -497,7 +497,7 @@ def plain_torch() -> contextlib.AbstractContextManager:
     stack = contextlib.ExitStack()
     stack.enter_context(torch.no_grad())
     if any_autocast():
-        stack.enter_context(torch.autocast(on_stream.DEVICE, enabled=False))
+        stack.enter_context(torch.autocast(extension_kernels.DEVICE, enabled=False))
     return stack
 
 
@@ -518,7 +518,7 @@ def out_of_memory(
 def graph_algorithm(device: torch.device) -> str:
     """Which algorithm a MAX graph runs in the place of the extension module: "fast" wherever its kernels run."""
     old = device.type == "cuda" and not torch.version.hip
-    return "unfused" if old and on_stream.capability(device) < extension.OLDEST_NVIDIA else "fast"
+    return "unfused" if old and extension_kernels.capability(device) < extension.OLDEST_NVIDIA else "fast"
 
 
 kernels = Opened(
@@ -559,7 +559,7 @@ class Way(NamedTuple):
 def way(x: Tensor, dtype: torch.dtype, linear_weight: Tensor, algorithm: str, memory: str = AUTO) -> Way:
     """Who computes both passes of a call, of x [..., H] taken in a dtype and linear_weight [O, H].
 
-    The registered operators and `explain` ask here. `autograd.call_directly`, where every microsecond counts, asks the same
+    The registered operators and `explain` ask here. `autograd.layernorm_linear_directly`, where every microsecond counts, asks the same
     three by itself: `THROUGH_MODULE`, `kernels` and `plan`, the last together with the check of its arguments.
     """
     if algorithm not in THROUGH_MODULE:

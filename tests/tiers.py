@@ -61,11 +61,9 @@ ALONE = {
     "p22/test_extension.py::test_the_module_on_the_virtual_gpu": "p22/test_extension.py::"
     "test_hopper_s_kernels_on_the_virtual_gpu",
     "p22/test_fast_cpu.py::test_it_compiles_for_arm": "p22/test_fast_cpu.py::test_sizes_at_the_edges",
-    "vgpu/test_puzzle_kernels.py::test_speed_command": "vgpu/test_puzzle_kernels.py::"
-    "test_right_in_every_block_order_and_without_a_finding",
 }
 """A test none of whose cases stay -> the one that stays and runs the same code: the kernels without the graph around them, the
-message without the compiler that prints it, the module for another GPU, the products for the processor at hand, the simulator untimed, a page printed in the place of the book, the package of another puzzle,
+message without the compiler that prints it, the module for another GPU, the products for the processor at hand, a page printed in the place of the book, the package of another puzzle,
 the verdicts on the virtual GPU in the place of those through MAX."""
 COLLECTED = pytest.StashKey[list[pytest.Item]]()
 

@@ -17,9 +17,11 @@ build the kernels' extension module.
 
 import argparse
 import csv
+import itertools
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -182,17 +184,13 @@ def flex(problem: Problem, order: str, tile: int, compiled: Callable, by_table: 
     assert pairs == counted.sum(), (
         f"{order}, tiles of {tile}: {pairs} in the block mask, {counted.sum()} counted"
     )
-
-    def run(q, k, v):
-        return compiled(q, k, v, block_mask=blocks)
-
-    return Candidate(order, tile, pairs, run)
+    return Candidate(order, tile, pairs, partial(compiled, block_mask=blocks))
 
 
 def natten(problem: Problem, order: str, tile: int, compiled: Callable) -> Candidate:
     """FlexAttention with NATTEN's window, which is another function at the grid's edge."""
     blocks, pairs = block_mask(problem, problem.by_arithmetic(order, inward=True), tile)
-    return Candidate(order, tile, pairs, lambda q, k, v: compiled(q, k, v, block_mask=blocks), same=False)
+    return Candidate(order, tile, pairs, partial(compiled, block_mask=blocks), same=False)
 
 
 def ours(problem: Problem, order: str, blocks: int, attend: Callable) -> Candidate:
@@ -200,11 +198,7 @@ def ours(problem: Problem, order: str, blocks: int, attend: Callable) -> Candida
     window = GridWindow(orders.ORDERS[order](problem.side, problem.side), problem.side, problem.radius)
     count = len(window.tiles)
     needed = np.pad(window.tiles, ((0, -count % blocks), (0, 0))).reshape(-1, blocks, count).any(axis=1)
-
-    def run(q, k, v):
-        return attend(q, k, v, window, blocks=blocks)
-
-    return Candidate(order, TILE * blocks, int(needed.sum()), run)
+    return Candidate(order, TILE * blocks, int(needed.sum()), partial(attend, window=window, blocks=blocks))
 
 
 def makers(
@@ -214,29 +208,20 @@ def makers(
     attend = window_attention if problem.device.type == "cuda" else window_on_cpu
     mask = problem.dense_mask()
     by_name: dict[str, Callable[[], Candidate]] = {
-        "SDPA, masked": lambda: Candidate(
-            "", 0, 0, lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-        ),
+        "SDPA, masked": lambda: Candidate("", 0, 0, partial(F.scaled_dot_product_attention, attn_mask=mask)),
         "SDPA, every key": lambda: Candidate("", 0, 0, F.scaled_dot_product_attention, same=False),
     }
-    for blocks in (1, 2):
-        for order in orders.ORDERS:
-            by_name[f"Mojo, {order}, {TILE * blocks}"] = lambda order=order, blocks=blocks: ours(
-                problem, order, blocks, attend
-            )
+    for blocks, order in itertools.product((1, 2), orders.ORDERS):
+        by_name[f"Mojo, {order}, {TILE * blocks}"] = partial(ours, problem, order, blocks, attend)
     for tile in tiles:
         for order in orders.ORDERS:
-            by_name[f"Flex, {order}, {tile}"] = lambda order=order, tile=tile: flex(
-                problem, order, tile, compiled
-            )
+            by_name[f"Flex, {order}, {tile}"] = partial(flex, problem, order, tile, compiled)
         for order in ("row-major", "z-order", "tiled"):
-            by_name[f"Flex, {order} by arithmetic, {tile}"] = lambda order=order, tile=tile: flex(
-                problem, order, tile, compiled, by_table=False
+            by_name[f"Flex, {order} by arithmetic, {tile}"] = partial(
+                flex, problem, order, tile, compiled, False
             )
         for order in ("row-major", "z-order"):
-            by_name[f"Flex, NATTEN {order}, {tile}"] = lambda order=order, tile=tile: natten(
-                problem, order, tile, compiled
-            )
+            by_name[f"Flex, NATTEN {order}, {tile}"] = partial(natten, problem, order, tile, compiled)
     return by_name
 
 
@@ -285,22 +270,25 @@ def off(got: Tensors, exact: Tensors) -> float:
 # ---- The run ------------------------------------------------------------------------------------------------
 
 
-def wanted(name: str, only: list[str]) -> bool:
-    """Whether a candidate is among those that are asked for; without any words all are."""
-    return not only or any(words in name for words in only)
+def gather(tensors: Tensors, index: torch.Tensor) -> Tensors:
+    """Tensors brought into an order."""
+    return [t.index_select(2, index) for t in tensors]
+
+
+def scatter(tensor: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """A tensor brought back."""
+    return torch.empty_like(tensor).index_copy_(2, index, tensor)
 
 
 def measure(
-    problem: Problem, tiles: tuple[int, ...], only: list[str], compiled: Callable, clock, protocol: Protocol
+    problem: Problem, tiles: tuple[int, ...], compiled: Callable, clock, protocol: Protocol
 ) -> list[dict]:
-    """A row for each candidate and pass, of those that are wanted. One that cannot be run has a note, and no time."""
+    """A row for each candidate and pass, and for the gathers. One that cannot be run has a note, and no time."""
     candidates: dict[str, Candidate] = {}
     timed: dict[tuple[str, str], Callable[[], object]] = {}
     rows, expected, exact = [], None, problem.exact()
     errors: dict[str, float] = {}
     for name, make in makers(problem, tiles, compiled).items():
-        if not wanted(name, only):
-            continue
         try:
             candidate = make()
             passes = calls(problem, candidate)
@@ -321,15 +309,10 @@ def measure(
         candidates[name] = candidate
         timed.update({(name, part): call for part, call in passes.items()})
     for order in orders.ORDERS:
-        index, tensors = problem.orders[order], problem.cells[:3]
-        timed[f"gather of Q, K and V, {order}", "forward"] = lambda index=index, tensors=tensors: [
-            t.index_select(2, index) for t in tensors
-        ]
-        timed[f"scatter of O, {order}", "forward"] = lambda index=index, tensors=tensors: torch.empty_like(
-            tensors[0]
-        ).index_copy_(2, index, tensors[0])
+        index = problem.orders[order]
+        timed[f"gather of Q, K and V, {order}", "forward"] = partial(gather, problem.cells[:3], index)
+        timed[f"scatter of O, {order}", "forward"] = partial(scatter, problem.cells[0], index)
     timed["copy of Q, K and V", "forward"] = lambda: [t.clone() for t in problem.cells[:3]]
-    timed = {key: call for key, call in timed.items() if wanted(key[0], only)}
     for (name, part), times in take_turns(timed, clock, protocol).items():
         summed_up, candidate = summary(times), candidates.get(name)
         rows.append(
@@ -360,12 +343,6 @@ def main(arguments: list[str] | None = None) -> int:
         "--sizes", nargs="+", default=[f"{side}:{radius}" for side, radius in SIZES], metavar="S:R"
     )
     parser.add_argument("--tiles", type=int, nargs="+", default=TILES)
-    parser.add_argument(
-        "--only", nargs="+", default=[], metavar="WORDS", help="candidates whose names hold one of these"
-    )
-    parser.add_argument(
-        "--autotune", action="store_true", help="let Inductor try kernels: tiles of 64 need it"
-    )
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--heads", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=9)
@@ -375,8 +352,7 @@ def main(arguments: list[str] | None = None) -> int:
     device = torch.device(flags.device)
     on_gpu = device.type == "cuda"
     torch._dynamo.config.recompile_limit = 64  # pyright: ignore[reportAttributeAccessIssue]
-    mode = "max-autotune-no-cudagraphs" if flags.autotune else None
-    compiled = torch.compile(flex_attention, dynamic=False, mode=mode) if on_gpu else on_cpu
+    compiled = torch.compile(flex_attention, dynamic=False) if on_gpu else on_cpu
     clock = CudaClock() if on_gpu else WallClock()
     facts = {**machine(device), "B": flags.batch, "N": flags.heads, "d": DIM, "dtype": "bfloat16"}
     rows: list[dict] = []
@@ -384,7 +360,7 @@ def main(arguments: list[str] | None = None) -> int:
         side, radius = map(int, size.split(":"))
         problem = Problem(flags.batch, flags.heads, side, radius, device)
         protocol = Protocol(flags.rounds, 10_000.0, (0.01, 0.02) if on_gpu else (0.0, 0.0))
-        for row in measure(problem, tuple(flags.tiles), flags.only, compiled, clock, protocol):
+        for row in measure(problem, tuple(flags.tiles), compiled, clock, protocol):
             rows.append({**facts, "side": side, "radius": radius, **row})
             print(side, radius, *row.values(), flush=True)
         if flags.csv:

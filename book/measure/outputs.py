@@ -39,105 +39,70 @@ class Command:
     timed: bool = False  # numbers and conclusions are this machine's; the same everywhere are the rows alone
 
 
-def example(name: str, **options) -> Command:
+def example(name: str, *arguments: str, exact: bool = True, anywhere: bool = True, **options) -> Command:
     """The command that runs a program of book/examples."""
-    return Command(
-        f"python book/examples/{name}.py", (f"book/examples/{name}.py",), **{"exact": True, **options}
-    )
-
-
-def part(name: str, of: str) -> Command:
-    """The command that runs a part of a program of book/examples."""
-    return Command(
-        f"python book/examples/{name}.py {of}", (f"book/examples/{name}.py", of), exact=True, anywhere=True
-    )
+    words = (f"book/examples/{name}.py", *arguments)
+    return Command(f"python {' '.join(words)}", words, exact=exact, anywhere=anywhere, **options)
 
 
 def virtual(program: str, exit_code: int = 0, options: str = "", define: str = "") -> Command:
-    """A Mojo program of book/examples on the virtual GPU."""
+    """A Mojo program of book/examples on the virtual GPU, which needs Linux."""
     run = f"-m harness vgpu exec {options}-- mojo run --debug-level=line-tables {define}book/examples/{program}.mojo"
     return Command(f"python {run}", tuple(run.split()), exit_code, exact=True)
 
 
-def puzzle(flags: str) -> Command:
-    """The check of puzzle 22's solution on the virtual GPU, which every Linux machine has."""
-    command = f"p22 {flags} --solution --device virtual"
-    return Command(command, ("-m", "harness", *command.split()))
-
-
-def rung(name: str, **options) -> Command:
-    """The check of a rung of puzzle 20's solution, in Python."""
-    command = f"p20 --rung {name} --solution"
-    return Command(command, ("-m", "harness", *command.split()), anywhere=True, **options)
-
-
-def order(flags: str) -> Command:
-    """What puzzle 24 draws or counts of orders."""
-    return Command(f"p24 {flags}", ("-m", "harness", "p24", *flags.split()), exact=True, anywhere=True)
+def task(command: str, exact: bool = False, anywhere: bool = True, **options) -> Command:
+    """A task of the workbook."""
+    return Command(command, ("-m", "harness", *command.split()), exact=exact, anywhere=anywhere, **options)
 
 
 COMMANDS = {
-    "autograd_graph": example("autograd_graph", anywhere=True),
-    "autograd_function": example("autograd_function", anywhere=True),
-    "opcheck": example("opcheck", anywhere=True),
-    "diagonal_formula": example("diagonal_formula", anywhere=True),
-    "one_row": example("one_row", anywhere=True),
-    "rms_row": example("rms_row", anywhere=True),
-    "flash_rows": example("flash_rows", anywhere=True),
-    "compensated": example("compensated", anywhere=True),
-    "gather_twice": example("gather_twice", anywhere=True),
-    "stale_code": example("stale_code", anywhere=True),
-    "parameter_gradients": example("parameter_gradients", anywhere=True),
-    "in_autograd": example("in_autograd", anywhere=True),
-    "algebra": example("algebra", anywhere=True, exact=False),
-    "gradcheck_float32": part("gradcheck_blind", "in_float32"),
-    "gradcheck_order": part("gradcheck_blind", "in_no_order"),
-    "gradcheck_flat": part("gradcheck_blind", "at_flat_points"),
-    "gradcheck_kink": part("gradcheck_blind", "at_kinks"),
-    "gradcheck_strides": part("gradcheck_blind", "with_strides"),
-    "debug_anomaly": part("debugging", "anomaly"),
-    "debug_hooks": part("debugging", "hooks"),
-    "debug_assertions": part("debugging", "assertions"),
-    "debug_bisect": part("debugging", "bisecting"),
-    "hunt_matrix": Command("p21 --matrix", ("-m", "harness", "p21", "--matrix"), exact=True, anywhere=True),
-    "hunt_wrong": Command(
-        "python book/examples/hunted.py attention", ("book/examples/hunted.py", "attention"), 3, anywhere=True
-    ),
-    "hunt_dq": Command("python book/examples/hunted.py dq", ("book/examples/hunted.py", "dq"), anywhere=True),
-    "hunt_curves": Command("p21 --curves", ("-m", "harness", "p21", "--curves"), anywhere=True),
-    "catch_first": Command(
-        "python book/examples/hunted.py check", ("book/examples/hunted.py", "check"), 1, anywhere=True
-    ),
-    "backend_levels": example("backend_levels", anywhere=True),
-    "backend_report": example("backend_report", anywhere=True, exact=False),
-    "backend_rewrites": Command(
-        "p26 --rewrites", ("-m", "harness", "p26", "--rewrites"), exact=True, anywhere=True
-    ),
-    "backend_symptoms": Command("p26 --symptoms", ("-m", "harness", "p26", "--symptoms"), anywhere=True),
-    "inductor_kernels": example("inductor_kernels", anywhere=True),
-    "inductor_pattern": example("inductor_pattern", anywhere=True),
-    "compile_settings": example("compile_settings", anywhere=True),
-    "compile_saved": example("compile_saved", anywhere=True),
-    "first_graph": rung("derive", exact=True),
-    "first_functions": rung("torch", exact=True),
-    "first_registration": rung("register", exact=True),
-    "what_is_kept": example("what_is_kept", anywhere=True),
-    "claims": example("claims", anywhere=True, exact=False),
-    "left_out": example("left_out", anywhere=True),
-    "saving_less": example("saving_less", anywhere=True, exact=False),
-    "first_backward": Command(
-        "p20 --backward --solution --device virtual",
-        ("-m", "harness", "p20", "--backward", "--solution", "--device", "virtual"),
-    ),
-    "worth_it": Command("p20 --worth-it", ("-m", "harness", "p20", "--worth-it"), anywhere=True, timed=True),
-    "profile": Command(
-        "p22 --profile --solution", ("-m", "harness", "p22", "--profile", "--solution"), exact=True
-    ),
-    "profile_fast": Command(
-        "p22 --profile --solution --fast",
-        ("-m", "harness", "p22", "--profile", "--solution", "--fast"),
-        exact=True,
-    ),
+    "autograd_graph": example("autograd_graph"),
+    "autograd_function": example("autograd_function"),
+    "opcheck": example("opcheck"),
+    "diagonal_formula": example("diagonal_formula"),
+    "one_row": example("one_row"),
+    "rms_row": example("rms_row"),
+    "flash_rows": example("flash_rows"),
+    "compensated": example("compensated"),
+    "gather_twice": example("gather_twice"),
+    "stale_code": example("stale_code"),
+    "parameter_gradients": example("parameter_gradients"),
+    "in_autograd": example("in_autograd"),
+    "algebra": example("algebra", exact=False),
+    "gradcheck_float32": example("gradcheck_blind", "in_float32"),
+    "gradcheck_order": example("gradcheck_blind", "in_no_order"),
+    "gradcheck_flat": example("gradcheck_blind", "at_flat_points"),
+    "gradcheck_kink": example("gradcheck_blind", "at_kinks"),
+    "gradcheck_strides": example("gradcheck_blind", "with_strides"),
+    "debug_anomaly": example("debugging", "anomaly"),
+    "debug_hooks": example("debugging", "hooks"),
+    "debug_assertions": example("debugging", "assertions"),
+    "debug_bisect": example("debugging", "bisecting"),
+    "hunt_matrix": task("p21 --matrix", exact=True),
+    "hunt_wrong": example("hunted", "attention", exact=False, exit_code=3),
+    "hunt_dq": example("hunted", "dq", exact=False),
+    "hunt_curves": task("p21 --curves"),
+    "catch_first": example("hunted", "check", exact=False, exit_code=1),
+    "backend_levels": example("backend_levels"),
+    "backend_report": example("backend_report", exact=False),
+    "backend_rewrites": task("p26 --rewrites", exact=True),
+    "backend_symptoms": task("p26 --symptoms"),
+    "inductor_kernels": example("inductor_kernels"),
+    "inductor_pattern": example("inductor_pattern"),
+    "compile_settings": example("compile_settings"),
+    "compile_saved": example("compile_saved"),
+    "first_graph": task("p20 --rung derive --solution", exact=True),
+    "first_functions": task("p20 --rung torch --solution", exact=True),
+    "first_registration": task("p20 --rung register --solution", exact=True),
+    "what_is_kept": example("what_is_kept"),
+    "claims": example("claims", exact=False),
+    "left_out": example("left_out"),
+    "saving_less": example("saving_less", exact=False),
+    "first_backward": task("p20 --backward --solution --device virtual", anywhere=False),
+    "worth_it": task("p20 --worth-it", timed=True),
+    "profile": task("p22 --profile --solution", exact=True, anywhere=False),
+    "profile_fast": task("p22 --profile --solution --fast", exact=True, anywhere=False),
     "row_largest": virtual("row_largest"),
     "mirrored_race": virtual("mirrored_row", 1),
     "mirrored_mended": virtual("mirrored_row", define="-D MENDED "),
@@ -145,44 +110,23 @@ COMMANDS = {
     "race_reversed": virtual("zero_race", 1, "--blocks reversed "),
     "brightest_race": virtual("brightest", 99, "--error-exitcode 99 "),
     "brightest_mended": virtual("brightest", 0, "--blocks shuffled:7 ", "-D MENDED "),
-    "wrong_kernels": Command(
-        "python book/examples/wrong_kernel.py dw_from_x_hat dx_diagonal_jacobian",
-        ("book/examples/wrong_kernel.py", "dw_from_x_hat", "dx_diagonal_jacobian"),
+    "wrong_kernels": example(
+        "wrong_kernel", "dw_from_x_hat", "dx_diagonal_jacobian", exact=False, anywhere=False
     ),
-    "picture_of_a_bug": Command(
-        "python book/examples/picture_of_a_bug.py dw_batch_sequence_swapped",
-        ("book/examples/picture_of_a_bug.py", "dw_batch_sequence_swapped"),
-        exact=True,
-    ),
-    "ring_backward": Command(
-        "p25 --backward --solution --ranks 2",
-        ("-m", "harness", "p25", "--backward", "--solution", "--ranks", "2"),
-        anywhere=True,
-    ),
-    "ring_balance": Command(
-        "p25 --balance", ("-m", "harness", "p25", "--balance"), exact=True, anywhere=True
-    ),
-    "ring_balance_eight": Command(
-        "p25 --balance --ranks 8",
-        ("-m", "harness", "p25", "--balance", "--ranks", "8"),
-        exact=True,
-        anywhere=True,
-    ),
-    "tape_gates": Command(
-        "p27 --rung tape --solution",
-        ("-m", "harness", "p27", "--rung", "tape", "--solution"),
-        exact=True,
-        anywhere=True,
-    ),
-    "order_draw": order("--draw --size 6 10"),
-    "order_numbers": order("--draw --size 4 4 --numbers"),
-    "order_z_numbers": order("--draw --order z-order --size 4 4 --numbers"),
-    "order_count": order("--count"),
-    "order_sectors": order("--count --sides 64 --radii 4 --dim 1 --bytes 4"),
-    "order_small_tiles": order("--count --sides 64 --radii 4 --tile 16"),
-    "order_radius": order("--count --sides 64 --radii 8 9"),
-    "forward_fused": puzzle("--fused"),
-    "backward_solution": puzzle("--backward"),
+    "picture_of_a_bug": example("picture_of_a_bug", "dw_batch_sequence_swapped", anywhere=False),
+    "ring_backward": task("p25 --backward --solution --ranks 2"),
+    "ring_balance": task("p25 --balance", exact=True),
+    "ring_balance_eight": task("p25 --balance --ranks 8", exact=True),
+    "tape_gates": task("p27 --rung tape --solution", exact=True),
+    "order_draw": task("p24 --draw --size 6 10", exact=True),
+    "order_numbers": task("p24 --draw --size 4 4 --numbers", exact=True),
+    "order_z_numbers": task("p24 --draw --order z-order --size 4 4 --numbers", exact=True),
+    "order_count": task("p24 --count", exact=True),
+    "order_sectors": task("p24 --count --sides 64 --radii 4 --dim 1 --bytes 4", exact=True),
+    "order_small_tiles": task("p24 --count --sides 64 --radii 4 --tile 16", exact=True),
+    "order_radius": task("p24 --count --sides 64 --radii 8 9", exact=True),
+    "forward_fused": task("p22 --fused --solution --device virtual", anywhere=False),
+    "backward_solution": task("p22 --backward --solution --device virtual", anywhere=False),
 }
 
 

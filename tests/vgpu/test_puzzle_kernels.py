@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 from typed import present
 
-from book.measure import virtual_speed as speed
 from harness.check.reference import Reference
 from harness.devices.recorder import Order, RecordedLaunch, record_many
 from harness.devices.replay import Replay
@@ -107,20 +106,3 @@ def test_forgotten_clear_is_reported(recordings):
     errors = [finding for finding in player.gpu.findings if finding.is_error]
     assert {finding.kind for finding in errors} == {"uninitialised read"}
     assert {f.tensor for f in errors} == {"sums_ln_weight", "sums_ln_bias", "sums_weight", "sums_bias"}
-
-
-def test_speed_command(monkeypatch, capsys):
-    """The command runs what it says; times are printed, not judged."""
-    full = speed.matmul
-    errors = []
-
-    def small(recording, m, k, n, checks):
-        seconds, error, gpu = full(recording, m // 8, k // 8, n // 8, checks)
-        errors.append(error)
-        return seconds, error, gpu
-
-    monkeypatch.setattr(speed, "matmul", small)
-    monkeypatch.setattr(speed, "SIZES", [CHAPTER, TALL])
-    assert speed.main(["--repeat", "1"]) == 0
-    assert max(errors) < 1e-5
-    assert "tiled matmul M=256 K=256 N=256" in capsys.readouterr().out

@@ -11,7 +11,7 @@ import numpy as np
 
 from book.figures import order_figures
 from book.figures.backward_figures import LOGITS, softmax
-from book.figures.figures import LEGIBLE, NARROW, Drawing, bars
+from book.figures.figures import LEGIBLE, Drawing, bars
 from book.measure import outputs
 from harness.nn import orders
 from harness.puzzles.p25 import layout
@@ -25,7 +25,6 @@ RANKS = 4
 def three_products() -> str:
     """One kernel for three forms of a product: which factor changes places while its tile is loaded."""
     drawing = Drawing(
-        NARROW,
         250,
         "NN: O = P V reads both factors as they lie. NT: S = Q Kᵀ turns the second while it is loaded. TN: dV = Pᵀ dO turns the first. "
         "In shared memory all three look the same.",
@@ -37,10 +36,10 @@ def three_products() -> str:
     )
     for number, (name, product, left, right) in enumerate(forms):
         x = 10 + 162 * number
-        drawing.text(x + 66, 18, f"{name}: {product}", size=13)
+        drawing.text(x + 66, 18, f"{name}: {product}")
         for side, turned in ((0, left), (1, right)):
             at = x + 70 * side
-            drawing.text(at + 30, 40, "turned" if turned else "as it lies", size=13)
+            drawing.text(at + 30, 40, "turned" if turned else "as it lies")
             for k in range(4):
                 # The stripe that neighbouring threads read: along a row of what is stored.
                 drawing.box(at + 2, 50 + 14 * k, 56, 12, shade=0.55 if k == 1 else 0.06)
@@ -50,8 +49,8 @@ def three_products() -> str:
                     drawing.box(at + 2 + 14 * k, 138, 12, 54, shade=0.55 if k == 1 else 0.06)
                 else:
                     drawing.box(at + 2, 138 + 14 * k, 56, 12, shade=0.55 if k == 1 else 0.06)
-    drawing.text(240, 214, "above: in memory, read along rows", size=13)
-    drawing.text(240, 234, "below: in shared memory, a[row, k] and b[k, column]", size=13)
+    drawing.text(240, 214, "above: in memory, read along rows")
+    drawing.text(240, 234, "below: in shared memory, a[row, k] and b[k, column]")
     return drawing.svg()
 
 
@@ -70,30 +69,28 @@ def softmax_heat() -> str:
     """The Jacobian of a softmax of six scores, in numbers."""
     p, J = softmax(np.array(LOGITS)), softmax_jacobian()
     drawing = Drawing(
-        NARROW,
         330,
         f"p is {', '.join(f'{value:.2f}' for value in p)}. The Jacobian has positive numbers on its diagonal, negative ones elsewhere, "
         "and each row adds up to 0.",
     )
     cell, left, top = 58, 92, 52
     for j, value in enumerate(p):
-        drawing.text(left + cell * (j + 0.5), 38, f"{value:.2f}", size=13)
-    drawing.text(left - 12, 38, "p", anchor="end", size=13)
+        drawing.text(left + cell * (j + 0.5), 38, f"{value:.2f}")
+    drawing.text(left - 12, 38, "p", anchor="end")
     for i, row in enumerate(J):
-        drawing.text(left - 8, top + 42 * i + 26, f"by s{i + 1}", anchor="end", size=13)
+        drawing.text(left - 8, top + 42 * i + 26, f"by s{i + 1}", anchor="end")
         for j, value in enumerate(row):
             drawing.labelled(
                 left + cell * j, top + 42 * i, cell - 4, 38, f"{value + 0.0:.3f}".replace("-", "−"),
                 shade=0.08 + 1.6 * abs(float(value)) if i == j else min(0.5, 1.6 * abs(float(value))), thick=2 if i == j else 0.6,
             )  # fmt: skip
-    drawing.text(240, top + 42 * 6 + 18, "each row adds up to 0: what one gains the others lose", size=13)
+    drawing.text(240, top + 42 * 6 + 18, "each row adds up to 0: what one gains the others lose")
     return drawing.svg()
 
 
 def two_passes() -> str:
     """Which tiles of the scores a block of each backward kernel walks over, and what it owns."""
     drawing = Drawing(
-        NARROW,
         260,
         "Scores as tiles, queries down, keys across. A block of the first kernel owns a row of tiles, all keys for 16 queries, and sums "
         "dQ. A block of the second owns a column, all queries for 16 keys, and sums dK and dV.",
@@ -101,8 +98,8 @@ def two_passes() -> str:
     cell = 30
     for number, (title, owns) in enumerate((("a block owns queries", "dQ"), ("a block owns keys", "dK, dV"))):
         left, top = 66 + 222 * number, 56
-        drawing.text(left + 75, 18, title, size=13)
-        drawing.text(left + 75, 46, "keys →", size=13)
+        drawing.text(left + 75, 18, title)
+        drawing.text(left + 75, 46, "keys →")
         for row in range(5):
             for column in range(5):
                 own = row == 1 if number == 0 else column == 2
@@ -112,30 +109,29 @@ def two_passes() -> str:
         if number == 0:
             drawing.arrow(left + 4, top + cell * 1.45, left + cell * 5 - 6, top + cell * 1.45)
             drawing.arrow(left + cell * 5, top + cell * 1.45, left + cell * 5 + 26, top + cell * 1.45)
-            drawing.text(left + cell * 5 + 14, top + cell * 1.45 + 22, owns, size=13)
+            drawing.text(left + cell * 5 + 14, top + cell * 1.45 + 22, owns)
         else:
             drawing.arrow(left + cell * 2.45, top + 4, left + cell * 2.45, top + cell * 5 - 6)
             drawing.arrow(left + cell * 2.45, top + cell * 5, left + cell * 2.45, top + cell * 5 + 22)
-            drawing.text(left + cell * 2.45, top + cell * 5 + 38, owns, size=13)
-    drawing.text(32, 132, "queries", anchor="middle", size=13)
-    drawing.text(32, 148, "↓", anchor="middle", size=13)
-    drawing.text(141, 228, "every tile is made", size=13)
-    drawing.text(141, 246, "in both kernels", size=13)
+            drawing.text(left + cell * 2.45, top + cell * 5 + 38, owns)
+    drawing.text(32, 132, "queries", anchor="middle")
+    drawing.text(32, 148, "↓", anchor="middle")
+    drawing.text(141, 228, "every tile is made")
+    drawing.text(141, 246, "in both kernels")
     return drawing.svg()
 
 
 def never_stored(side: int = 8, tile: int = 2) -> str:
     """What is in memory between the passes: every score, or one number for each query; a tile is there for a moment."""
     drawing = Drawing(
-        NARROW,
         262,
         f"Scores of {side} queries and {side} keys. On the left all {side * side} are kept between the passes. On the right {side} numbers "
         f"are kept, one for each query, and {tile} x {tile} scores at a time are made and dropped.",
     )
     cell = 21
     for left, title in ((54, "every score is kept"), (256, "one number a query is kept")):
-        drawing.text(left + cell * side / 2 + (14 if left > 54 else 0), 18, title, size=13)
-        drawing.text(left + cell * side / 2, 44, "keys →", size=13)
+        drawing.text(left + cell * side / 2 + (14 if left > 54 else 0), 18, title)
+        drawing.text(left + cell * side / 2, 44, "keys →")
         for row in range(side):
             for column in range(side):
                 here = left > 54 and 2 <= row < 2 + tile and 4 <= column < 4 + tile
@@ -150,10 +146,10 @@ def never_stored(side: int = 8, tile: int = 2) -> str:
                 )
             if left > 54:
                 drawing.box(left + cell * side + 10, 52 + cell * row, cell - 3, cell - 3, shade=0.5)
-    drawing.text(24, 130, "queries", size=13)
-    drawing.text(24, 146, "↓", size=13)
-    drawing.text(54 + cell * side / 2, 242, "the plain kernels", size=13)
-    drawing.text(256 + cell * side / 2 + 14, 242, "flash attention; framed: a tile", size=13)
+    drawing.text(24, 130, "queries")
+    drawing.text(24, 146, "↓")
+    drawing.text(54 + cell * side / 2, 242, "the plain kernels")
+    drawing.text(256 + cell * side / 2 + 14, 242, "flash attention; framed: a tile")
     return drawing.svg()
 
 
@@ -164,7 +160,6 @@ def collapse() -> str:
         r"(\d+) numbers, where P has .*?^delta two ways, query 0: (\S+) and (\S+)$", said, re.M | re.S
     )
     drawing = Drawing(
-        NARROW,
         268,
         f"Two ways to delta. Long: a row of dO times all values gives a row of dP, {keys} numbers; each times its weight, and the sum is {long}. "
         f"Short: a row of dO times the same row of O, and the sum is {short}.",
@@ -173,7 +168,7 @@ def collapse() -> str:
     def row(x: float, y: float, cells: int, wide: float, name: str, shade: float) -> None:
         for number in range(cells):
             drawing.box(x + wide * number, y, wide - 2, 20, shade=shade, thick=0.6)
-        drawing.text(x + wide * cells / 2, y - 6, name, size=13)
+        drawing.text(x + wide * cells / 2, y - 6, name)
 
     drawing.text(4, 16, "the long way, over all keys", anchor="start", size=14)
     row(4, 48, 6, 12, "dO", 0.25)
@@ -181,7 +176,7 @@ def collapse() -> str:
     for line in range(6):
         for key in range(24):
             drawing.box(108 + 7 * key, 36 + 7 * line, 6, 6, shade=0.04, thick=0.4)
-    drawing.text(192, 92, "V, transposed: every key", size=13)
+    drawing.text(192, 92, "V, transposed: every key")
     drawing.text(290, 62, "=", size=16)
     row(306, 48, 24, 7, "dP", 0.12)
     row(306, 92, 24, 7, "times P", 0.12)
@@ -198,7 +193,6 @@ def collapse() -> str:
 def fast_block(rows: int = 128, tile: int = 64, warps: int = 4, tiles: int = 5, at: int = 2) -> str:
     """What a block of the fast kernels does at one moment: its rows, by warp, and the tiles of the other side."""
     drawing = Drawing(
-        NARROW,
         216,
         f"A block owns {rows} queries, {rows // warps} for each of {warps} warps, and walks over the keys in tiles of {tile}. While tile "
         f"{at} is multiplied, tile {at + 1} is copied into shared memory. Earlier tiles are done, later ones are still in memory.",
@@ -233,7 +227,7 @@ def slot_picture(lengths: tuple[int, ...] = (5, 3, 6), rows: int = 4) -> str:
     """Sequences that lie one after another, and the blocks of a grid that find their rows."""
     blocks = slots(lengths, rows)
     words = ", ".join(f"block {i} {count} of sequence {own}" for i, (own, count) in enumerate(blocks))
-    drawing = Drawing(NARROW, 196, f"Sequences of {lengths} rows in blocks of {rows}. Rows: {words}.")
+    drawing = Drawing(196, f"Sequences of {lengths} rows in blocks of {rows}. Rows: {words}.")
     cell, shades = 460 / sum(lengths), (0.3, 0.06, 0.18)
     drawing.text(10, 16, "rows of all sequences, one after another", anchor="start")
     row = 0
@@ -257,7 +251,6 @@ def slot_picture(lengths: tuple[int, ...] = (5, 3, 6), rows: int = 4) -> str:
 def halves() -> str:
     """The product of two numbers, each cut in two, as an area; not to scale."""
     drawing = Drawing(
-        NARROW,
         220,
         "x is cut into x_h and x_l, y into y_h and y_l. x_h y_h is the product but for its last digits; x_h y_l and x_l y_h are up to 2 "
         "to the -11 of it, x_l y_l up to 2 to the -22, and is left out.",
@@ -281,14 +274,13 @@ def gather_and_scatter(side: int = 4, shown: int = 8) -> str:
     order = [int(cell) for cell in orders.hilbert(side, side)[:shown]]
     cells = max(order) + 1
     drawing = Drawing(
-        NARROW,
         230,
         f"Forward, gathered row i is row o(i) of x, o = {', '.join(map(str, order))}. Backward, the gradient of row i is written to row "
         "o(i): the same arrows, the other way.",
     )
     width = 460 / cells
     for top, words in ((0, "forward: reads x at o(i)"), (120, "backward: writes dx at o(i)")):
-        drawing.text(10, top + 16, words, anchor="start", size=13)
+        drawing.text(10, top + 16, words, anchor="start")
         for cell in range(cells):
             drawing.labelled(
                 10 + width * cell,
@@ -297,13 +289,12 @@ def gather_and_scatter(side: int = 4, shown: int = 8) -> str:
                 24,
                 str(cell),
                 shade=0.35 if cell in order else 0.03,
-                size=13,
             )
         for step, cell in enumerate(order):
             x0, x1 = 10 + width * (cell + 0.45), 10 + width * (step + 0.45)
             ends = (x0, top + 50, x1, top + 78) if top == 0 else (x1, top + 78, x0, top + 50)
             drawing.arrow(*ends)
-            drawing.labelled(10 + width * step, top + 80, width - 4, 24, str(step), shade=0.12, size=13)
+            drawing.labelled(10 + width * step, top + 80, width - 4, 24, str(step), shade=0.12)
     return drawing.svg()
 
 
@@ -315,7 +306,6 @@ def tile_masks(side: int = 64, radius: int = 4, tile: int = 64) -> str:
     }
     count = len(parts["hilbert"])
     drawing = Drawing(
-        NARROW,
         280,
         f"Pairs of tiles of {tile} positions that a window of radius {radius} needs on a grid of {side} x {side}: "
         + ", ".join(f"{name} {int(mask.sum())} of {mask.size}" for name, mask in parts.items()),
@@ -323,7 +313,7 @@ def tile_masks(side: int = 64, radius: int = 4, tile: int = 64) -> str:
     cell = 216 / count
     for number, (name, mask) in enumerate(parts.items()):
         left = 12 + 240 * number
-        drawing.text(left + 108, 18, name, size=13)
+        drawing.text(left + 108, 18, name)
         drawing.box(left - 1, 27, 218, 218)
         for row, needed in enumerate(mask):
             edges = np.flatnonzero(np.diff(np.concatenate([[0], needed.astype(int), [0]])))
@@ -337,7 +327,7 @@ def tile_masks(side: int = 64, radius: int = 4, tile: int = 64) -> str:
                     thick=0,
                     radius=0,
                 )
-        drawing.text(left + 108, 266, f"{int(mask.sum())} of {mask.size} pairs", size=13)
+        drawing.text(left + 108, 266, f"{int(mask.sum())} of {mask.size} pairs")
     return drawing.svg()
 
 
@@ -359,7 +349,6 @@ def order_bars() -> str:
 def ring() -> str:
     """Four ranks in a circle: queries stay, blocks of keys and values go round."""
     drawing = Drawing(
-        NARROW,
         330,
         "Four ranks in a circle. Each keeps its queries; at every step the blocks of keys and values move on to the next rank. At step 1 "
         + ", ".join(f"rank {rank} has the block of rank {(rank - 1) % RANKS}" for rank in range(RANKS)),
@@ -396,7 +385,6 @@ def merging() -> str:
     """Two softmaxes of three scores, their shares, and the softmax of all six that they make."""
     whole, parts, shares = merged()
     drawing = Drawing(
-        NARROW,
         300,
         "Six scores in two blocks of three. Within the blocks the weights are "
         + "; ".join(", ".join(f"{value:.2f}" for value in part) for part in parts)
@@ -408,19 +396,18 @@ def merging() -> str:
         ("weights within each block", 0, np.concatenate(parts)),
         ("times the share: the whole", 150, whole),
     ):
-        drawing.text(12, top + 18, title, anchor="start", size=13)
+        drawing.text(12, top + 18, title, anchor="start")
         for i, value in enumerate(values):
             x = 12 + column * i + 12 * (i >= BLOCK)
             size = scale * float(value)
             drawing.box(x, top + 116 - size, column - 8, size, shade=0.5 if i >= BLOCK else 0.15)
-            drawing.text(x + (column - 8) / 2, top + 132, f"{value:.2f}", size=13)
+            drawing.text(x + (column - 8) / 2, top + 132, f"{value:.2f}")
         if top == 0:
             for number, share in enumerate(shares):
                 drawing.text(
                     12 + (column * BLOCK + 12) * number + 108,
                     150,
                     f"block {'AB'[number]}, share {share:.2f}",
-                    size=13,
                 )
     return drawing.svg()
 
@@ -428,17 +415,16 @@ def merging() -> str:
 def travellers() -> str:
     """Where the block of rank 0 and its gradients are at each step of the backward pass."""
     drawing = Drawing(
-        NARROW,
         265,
         f"The block of rank 0 is at rank i at step i and stays at rank {RANKS - 1}. Its gradients go with it, take one transfer more, and "
         "are home at rank 0.",
     )
     left, column, line = 96, 94, 40
     for rank in range(RANKS):
-        drawing.text(left + column * rank + 42, 18, f"rank {rank}", size=13)
+        drawing.text(left + column * rank + 42, 18, f"rank {rank}")
     for step in range(RANKS + 1):
         y = 28 + (line + 6) * step
-        drawing.text(left - 12, y + 25, f"step {step}" if step < RANKS else "home", anchor="end", size=13)
+        drawing.text(left - 12, y + 25, f"step {step}" if step < RANKS else "home", anchor="end")
         for rank in range(RANKS):
             here = rank == step % RANKS
             if not here:
@@ -456,18 +442,17 @@ def travellers() -> str:
 def nobody_first() -> str:
     """What every rank does at a step: all send first and wait for each other, or all begin both."""
     drawing = Drawing(
-        NARROW,
         290,
         "Where every rank sends before it receives, each waits in send for the next one, and none ever receives. Where every rank "
         "begins both, attends to the block that it has, and waits then, the ring moves on.",
     )
-    drawing.text(8, 18, "send, then receive: each waits for the next", anchor="start", size=13)
-    drawing.text(8, 164, "begin both, attend, then wait", anchor="start", size=13)
+    drawing.text(8, 18, "send, then receive: each waits for the next", anchor="start")
+    drawing.text(8, 164, "begin both, attend, then wait", anchor="start")
     for rank in range(RANKS):
         for top in (26, 172):
-            drawing.text(58, top + 18 + 28 * rank, f"rank {rank}", anchor="end", size=13)
+            drawing.text(58, top + 18 + 28 * rank, f"rank {rank}", anchor="end")
         drawing.box(68, 28 + 28 * rank, 400, 22, shade=LEGIBLE)
-        drawing.text(268, 44 + 28 * rank, f"send, until rank {(rank + 1) % RANKS} receives", size=13)
+        drawing.text(268, 44 + 28 * rank, f"send, until rank {(rank + 1) % RANKS} receives")
         y = 174 + 28 * rank
         for x, width, words, shade in (
             (68, 80, "begin", LEGIBLE),
@@ -475,7 +460,7 @@ def nobody_first() -> str:
             (392, 76, "wait", LEGIBLE),
         ):
             drawing.box(x, y, width, 22, shade=shade)
-            drawing.text(x + width / 2, y + 16, words, size=13)
+            drawing.text(x + width / 2, y + 16, words)
     return drawing.svg()
 
 
@@ -492,7 +477,6 @@ def balance_chart() -> str:
     by_layout = balances()
     lasts = {name: sum(map(max, zip(*ranks, strict=True))) for name, ranks in by_layout.items()}
     drawing = Drawing(
-        NARROW,
         300,
         "Tiles that each of four ranks computes at each step. "
         + "; ".join(
@@ -503,17 +487,17 @@ def balance_chart() -> str:
     scale = 350 / max(lasts.values())
     for number, (name, ranks) in enumerate(by_layout.items()):
         top = 148 * number
-        drawing.text(8, top + 16, f"{name}: the time of {lasts[name]:,} tiles", anchor="start", size=13)
+        drawing.text(8, top + 16, f"{name}: the time of {lasts[name]:,} tiles", anchor="start")
         steps = [max(each) for each in zip(*ranks, strict=True)]
         for rank, tiles in enumerate(ranks):
             y = top + 26 + 28 * rank
-            drawing.text(62, y + 16, f"rank {rank}", anchor="end", size=13)
+            drawing.text(62, y + 16, f"rank {rank}", anchor="end")
             for step, count in enumerate(tiles):
                 x = 72 + scale * sum(steps[:step])
                 drawing.box(x, y, scale * steps[step] - 2, 22, shade=0)
                 if count:
                     drawing.box(x, y, scale * count - 2, 22, shade=0.3 + 0.1 * (step % 2))
-            drawing.text(72 + scale * sum(steps) + 6, y + 16, f"{sum(tiles):,}", anchor="start", size=13)
+            drawing.text(72 + scale * sum(steps) + 6, y + 16, f"{sum(tiles):,}", anchor="start")
     return drawing.svg()
 
 

@@ -61,26 +61,23 @@ def one_row() -> str:
         ("dQ", dQ, "dS K / √d", "The keys with these as their weights are the gradient of the query."),
     )  # fmt: skip
     drawing = Steps(
-        NARROW,
         44 * len(rows) + 44,
         "One row of attention. "
         + "; ".join(f"{name}: {', '.join(f'{value:.2f}' for value in values)}" for name, values, *_ in rows),
         still=len(rows) - 1,
     )
     for t in range(len(S)):
-        drawing.text(140 + 42 * t, 14, f"key {t}" if t == 0 else str(t), size=13)
+        drawing.text(140 + 42 * t, 14, f"key {t}" if t == 0 else str(t))
     for number, (name, values, how, words) in enumerate(rows):
         y = 24 + 44 * number + 12 * (number > 2)
         drawing.words.append(words)
         with drawing.during(number, len(rows) - 1):
             drawing.text(4, y + 17, name, anchor="start", size=15)
-            drawing.text(36, y + 17, how, anchor="start", size=13)
+            drawing.text(36, y + 17, how, anchor="start")
             largest = np.abs(values).max()
             for t, value in enumerate(values):
                 shade = LEGIBLE * abs(value) / largest
-                drawing.labelled(
-                    120 + 42 * t, y, 40, 30, f"{round(float(value), 2) + 0.0:.2f}", shade=shade, size=13
-                )
+                drawing.labelled(120 + 42 * t, y, 40, 30, f"{round(float(value), 2) + 0.0:.2f}", shade=shade)
         with drawing.during(number):
             drawing.box(116, y - 4, 42 * len(values) + 6, 38, thick=2.5, radius=5)
     drawing.segment(4, 155, NARROW - 4, 155, dash="4 4", opacity=0.6)
@@ -121,22 +118,21 @@ def tiles() -> str:
     delta = (of["grad_output"] * of["output"]).sum(-1)
     right, close = left + cell * count, 360
     drawing = Steps(
-        NARROW,
         306,
         f"A head of {count} queries and {count} keys in tiles of {TILE} x {TILE}: for each query lse and delta are kept, the weights of one "
         "tile exist at a time, first along the rows for dQ, then down the columns for dK and dV.",
         still=6,
     )
-    drawing.text(34, 36, "lse", size=13)
-    drawing.text((left + right) / 2, 18, "keys", size=13)
-    drawing.text(right + 26, 36, "delta", size=13)
-    drawing.text(right + 64, 36, "dQ", size=13)
-    drawing.text(left - 8, top + cell * count + 26, "dK, dV", anchor="end", size=13)
-    drawing.text(close + 58, 36, "weights of the tile", size=13)
+    drawing.text(34, 36, "lse")
+    drawing.text((left + right) / 2, 18, "keys")
+    drawing.text(right + 26, 36, "delta")
+    drawing.text(right + 64, 36, "dQ")
+    drawing.text(left - 8, top + cell * count + 26, "dK, dV", anchor="end")
+    drawing.text(close + 58, 36, "weights of the tile")
     for i in range(count):
-        drawing.text(34, top + cell * i + 16, f"{of['lse'][i]:.2f}", size=13)
+        drawing.text(34, top + cell * i + 16, f"{of['lse'][i]:.2f}")
         with drawing.during(1, last):
-            drawing.text(right + 26, top + cell * i + 16, f"{delta[i]:.2f}", size=13)
+            drawing.text(right + 26, top + cell * i + 16, f"{delta[i]:.2f}")
         for j in range(count):
             drawing.box(left + cell * j, top + cell * i, cell - 2, cell - 2, shade=0.02, thick=0.4)
     side = TILE * cell - 4
@@ -194,13 +190,13 @@ def walk(window: int = 16) -> str:
     }
     last = SIDE * SIDE - 1
     drawing = Steps(
-        NARROW, 290, f"A grid of {SIDE} x {SIDE} cells walked row by row and along Hilbert's curve; the last {window} cells are shaded.",
+        290, f"A grid of {SIDE} x {SIDE} cells walked row by row and along Hilbert's curve; the last {window} cells are shaded.",
         still=last // 2,
     )  # fmt: skip
     boxes: dict[str, list[tuple[int, int]]] = {}
     for number, (name, order) in enumerate(named.items()):
         left = 14 + 240 * number
-        drawing.text(left + cell * SIDE / 2, 18, name, size=13)
+        drawing.text(left + cell * SIDE / 2, 18, name)
         points = [(left + cell * (c % SIDE) + 13, top + cell * (c // SIDE) + 13) for c in order.tolist()]
         boxes[name] = [spread(order[max(0, step - window + 1) : step + 1]) for step in range(last + 1)]
         for x, y in points:
@@ -213,7 +209,7 @@ def walk(window: int = 16) -> str:
             if step:
                 with drawing.during(step, last):
                     drawing.segment(*points[step - 1], x, y, thick=2)
-    drawing.text(NARROW / 2, 268, f"shaded: the last {window} cells", size=13)
+    drawing.text(NARROW / 2, 268, f"shaded: the last {window} cells")
     for step in range(last + 1):
         (rows, columns), (high, wide) = (boxes[name][step] for name in named)
         last_cells = f"the last {min(step + 1, window)} cells" if step else "the first cell"
@@ -250,7 +246,6 @@ def reads(width: int = 32, radius: int = 4, tile: int = 16) -> str:
     totals, steps = [each[-1] for each in so_far], width * width // tile
     still = int(np.flatnonzero((counts[0] == counts[0].max()) & (counts[1] == counts[1].max()))[-1])
     drawing = Steps(
-        NARROW,
         330,
         f"A grid of {width} x {width} cells, walked in tiles of {tile} cells; a cell sees those within {radius} rows and columns. Row by row "
         f"{totals[0]} pairs of tiles are computed, along Hilbert's curve {totals[1]}.",
@@ -353,7 +348,6 @@ def ring() -> str:
     errors, where, backward, back_errors = ring_run()
     last = 2 * RANKS
     drawing = Steps(
-        NARROW,
         374,
         f"Four ranks in a circle, in {last + 1} steps: blocks of keys and values go round once forward and once backward, the "
         "gradients of a block go with it and one transfer further.",

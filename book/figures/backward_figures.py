@@ -35,14 +35,13 @@ def softmax_row() -> str:
     dS = P * (dP - (dP * P).sum())
     rows = {"P, the output": P, "dP, what arrives": dP, "dS, at the logits: adds up to 0": dS}
     drawing = Drawing(
-        NARROW,
         342,
         "Softmax backward on six numbers. "
         + "; ".join(f"{name}: {', '.join(f'{value:.2f}' for value in row)}" for name, row in rows.items()),
     )
     for number, (name, row) in enumerate(rows.items()):
         top = 110 * number
-        drawing.text(10, top + 18, name, anchor="start", size=13)
+        drawing.text(10, top + 18, name, anchor="start")
         bars_of(drawing, 10, top + 74, 460, 24, row, None)
     return drawing.svg()
 
@@ -68,20 +67,19 @@ def ballot() -> str:
     bits = values > 0
     word = sum(1 << lane for lane in range(32) if bits[lane])
     drawing = Drawing(
-        NARROW,
         190,
         f"32 lanes of a warp, {bits.sum()} of them with an element above 0. Their vote is one word of 32 bits, {word:#010x}, and a "
         "bit of it is all that the backward pass needs of an element.",
     )
-    drawing.text(240, 18, "32 lanes of a warp: is my element above 0?", size=13)
+    drawing.text(240, 18, "32 lanes of a warp: is my element above 0?")
     for lane in range(32):
         x = 16 + 14 * lane
         drawing.box(x, 28, 12, 26, shade=0.6 if bits[lane] else 0.04)
         drawing.arrow(x + 6, 56, 240 + (lane - 15.5) * 4, 88, faint=True)
     drawing.labelled(140, 90, 200, 32, f"vote: {word:#010x}", code=True, shade=0.35)
     drawing.arrow(240, 124, 240, 144)
-    drawing.text(240, 160, "one word of 4 bytes is kept", size=13)
-    drawing.text(240, 180, "instead of 32 floats, 128 bytes", size=13)
+    drawing.text(240, 160, "one word of 4 bytes is kept")
+    drawing.text(240, 180, "instead of 32 floats, 128 bytes")
     return drawing.svg()
 
 
@@ -98,7 +96,6 @@ def kept_by_way() -> str:
         way = way.split(",")[0]
         ways[way] = min(float(size), ways.get(way, math.inf))
     drawing = Drawing(
-        NARROW,
         88 * len(kept) + 4,
         "Megabytes kept for the backward pass: "
         + "; ".join(
@@ -108,7 +105,7 @@ def kept_by_way() -> str:
     )
     largest = max(size for ways in kept.values() for size in ways.values())
     for number, (function, ways) in enumerate(kept.items()):
-        drawing.text(2, 88 * number + 44, function, anchor="start", size=13)
+        drawing.text(2, 88 * number + 44, function, anchor="start")
         rows = [(way, size, f"{size:g} MB", 0.35 if way == "custom" else 0.1) for way, size in ways.items()]
         bar_rows(drawing, 88 * number + 6, rows, 230 / largest, left=148, step=26)
     return drawing.svg()
@@ -124,7 +121,6 @@ def wrong_dq() -> str:
         for name, elements in re.findall(r"^(given|mended) +(.+)$", outputs.load("hunt_dq").text, re.M)
     }
     drawing = Drawing(
-        NARROW,
         318,
         "A row of a gradient, six numbers. "
         + "; ".join(f"{name}: " + ", ".join(f"{value:.2f}" for value in row) for name, row in rows.items())
@@ -132,7 +128,7 @@ def wrong_dq() -> str:
     )
     most = max(float(np.abs(row).max()) for row in rows.values())
     for top, (name, words) in zip((4, 170), (("given", "as given"), ("mended", "mended")), strict=True):
-        drawing.text(10, top + 14, words, anchor="start", size=13)
+        drawing.text(10, top + 14, words, anchor="start")
         height = 50 * float(np.abs(rows[name]).max()) / most
         bars_of(drawing, 10, top + 86, 460, height, rows[name], None)
     drawing.height = 296
@@ -148,17 +144,16 @@ def checks_see() -> str:
         )
     ]
     drawing = Drawing(
-        NARROW,
         34 * len(rows) + 12,
         "Wrong backward passes that a check sees: "
         + ", ".join(f"{name} {caught} of {of}" for name, caught, of in rows),
     )
     for number, (name, caught, of) in enumerate(rows):
         y = 8 + 34 * number
-        drawing.text(150, y + 18, name, anchor="end", size=13)
+        drawing.text(150, y + 18, name, anchor="end")
         drawing.box(160, y, 240, 26)
         drawing.box(160, y, 240 * caught / of, 26, shade=0.4)
-        drawing.text(408, y + 18, f"{caught} of {of}", anchor="start", size=13)
+        drawing.text(408, y + 18, f"{caught} of {of}", anchor="start")
     return drawing.svg()
 
 
@@ -209,23 +204,22 @@ def where_wrong() -> str:
     )
     layers = list(verdicts)
     drawing = Drawing(
-        NARROW,
         190,
         "Four layers. "
         + "; ".join(
             f"{name}: largest gradient {float(sizes[name]):.2f}, {verdicts[name]}" for name in layers
         ),
     )
-    drawing.text(240, 18, "gradients come from the right", size=13)
+    drawing.text(240, 18, "gradients come from the right")
     for number, name in enumerate(layers):
         x = 8 + 117 * number
         wrong = verdicts[name] != "passes"
         drawing.labelled(x, 60, 74, 44, name, shade=0.6 if wrong else 0.06)
         drawing.arrow(x + 113, 82, x + 76, 82)
-        drawing.text(x + 95, 48, f"{float(sizes[name]):.2f}", size=13)
-        drawing.text(x + 37, 128, "mismatch" if wrong else "passes", size=13)
-    drawing.text(240, 160, "above: the largest element, by hooks", size=13)
-    drawing.text(240, 180, "below: gradcheck on each layer alone", size=13)
+        drawing.text(x + 95, 48, f"{float(sizes[name]):.2f}")
+        drawing.text(x + 37, 128, "mismatch" if wrong else "passes")
+    drawing.text(240, 160, "above: the largest element, by hooks")
+    drawing.text(240, 180, "below: gradcheck on each layer alone")
     return drawing.svg()
 
 
@@ -235,7 +229,6 @@ def where_wrong() -> str:
 def backend_path() -> str:
     """Where a backend stands between a model and the code that runs."""
     drawing = Drawing(
-        NARROW,
         250,
         "A model goes to Dynamo, which hands a graph to your backend; the rewritten graph goes on to AOTAutograd, which makes a "
         "forward and a backward graph of it, and these to Inductor.",
@@ -250,7 +243,7 @@ def backend_path() -> str:
     for number, (name, what, shade) in enumerate(steps):
         y = 6 + 49 * number
         drawing.labelled(20, y, 150, 32, name, shade=shade)
-        drawing.text(190, y + 21, what, anchor="start", size=13)
+        drawing.text(190, y + 21, what, anchor="start")
         if number + 1 < len(steps):
             drawing.arrow(95, y + 33, 95, y + 48)
     return drawing.svg()
@@ -271,7 +264,6 @@ def levels_chart() -> str:
     """The same pair at each level, node by node."""
     levels = level_nodes()
     drawing = Drawing(
-        NARROW,
         0,
         "Nodes of LayerNorm and Linear: "
         + ", ".join(f"{name} {len(nodes)}" for name, nodes in levels.items())
@@ -286,7 +278,7 @@ def levels_chart() -> str:
             if x + wide > NARROW - 2:
                 x, y = 2.0, y + 26
             named = "layer_norm" in node or node == "linear"
-            drawing.labelled(x, y, wide, 22, node, size=13, code=True, shade=LEGIBLE if named else 0.04)
+            drawing.labelled(x, y, wide, 22, node, code=True, shade=LEGIBLE if named else 0.04)
             x += wide + 4
         y += 48
     drawing.height = y - 14
@@ -315,17 +307,16 @@ def folds() -> str:
     """Which pairs of constants fold without changing a bit, tried on every number of float16."""
     shares = {f"x * {a:g} * {b:g}": same_bits(a, b) for a, b in PRODUCTS}
     drawing = Drawing(
-        NARROW,
         38 * len(shares) + 10,
         "Share of all finite float16 numbers whose bits stay when two products become one: "
         + ", ".join(f"{name} {percent(share)}" for name, share in shares.items()),
     )
     for number, (name, share) in enumerate(shares.items()):
         y = 6 + 38 * number
-        drawing.text(140, y + 18, name, anchor="end", size=13, code=True)
+        drawing.text(140, y + 18, name, anchor="end", code=True)
         drawing.box(150, y, 240, 26)
         drawing.box(150, y, 240 * share, 26, shade=0.4)
-        drawing.text(398, y + 18, percent(share), anchor="start", size=13)
+        drawing.text(398, y + 18, percent(share), anchor="start")
     return drawing.svg()
 
 
@@ -340,7 +331,6 @@ def stale_code() -> str:
         r"^(.+?) +graph: (\w+) +code: (.+?) {2,}f\(3\) = (\d+)$", outputs.load("stale_code").text, re.M
     )
     drawing = Drawing(
-        NARROW,
         184,
         "; ".join(f"{when}: the graph has {graph}, the code {code}, the result is {result}"
                   for when, graph, code, result in moments),
@@ -349,9 +339,7 @@ def stale_code() -> str:
         x, agree = 66 + 140 * number, graph == moments[0][1] or number == len(moments) - 1
         drawing.text(x + 62, 16, when, size=14)
         drawing.labelled(x, 28, 124, 34, graph, code=True, shade=0.2 if graph != moments[0][1] else 0.06)
-        drawing.labelled(
-            x, 88, 124, 34, code, code=True, size=13, shade=0.2 if code != moments[0][2] else 0.06
-        )
+        drawing.labelled(x, 88, 124, 34, code, code=True, shade=0.2 if code != moments[0][2] else 0.06)
         drawing.segment(x + 62, 62, x + 62, 88, dash="" if agree else "3 4", thick=2)
         drawing.arrow(x + 62, 122, x + 62, 146)
         drawing.text(x + 62, 166, f"f(3) = {result}", size=14, code=True)
@@ -383,18 +371,17 @@ def kernels_chart() -> str:
     """Kernels of Inductor's and calls of a library for five functions, as counted."""
     counts = inductor_counts()
     drawing = Drawing(
-        NARROW,
         32 * len(counts) + 30,
         "Kernels for a function: "
         + "; ".join(
             f"{name}: {own} of Inductor's, {calls} of a library" for name, (own, calls) in counts.items()
         ),
     )
-    drawing.text(285, 16, "Inductor's", size=13)
-    drawing.text(405, 16, "a library's", size=13)
+    drawing.text(285, 16, "Inductor's")
+    drawing.text(405, 16, "a library's")
     for number, (name, (own, calls)) in enumerate(counts.items()):
         y = 24 + 32 * number
-        drawing.text(225, y + 18, name, anchor="end", size=13)
+        drawing.text(225, y + 18, name, anchor="end")
         for x, count, shade in ((240, own, 0.35), (360, calls, 0.1)):
             for k in range(count):
                 drawing.box(x + 96 * k, y, 90, 24, shade=shade)
@@ -421,7 +408,6 @@ def swap_gains() -> str:
         ("its time", {way: float(steps[way]["median_ms"]) for way in ways}, "ms"),
     ]
     drawing = Drawing(
-        NARROW,
         330,
         "Before the swap x goes into layer_norm and its result into linear, and both tensors are kept; after it x goes into one "
         f"operator and x alone is kept. A step of GPT-2: {in_words(measures, ways)}.",
@@ -431,17 +417,15 @@ def swap_gains() -> str:
         (("x", True), ("layernorm_linear", False)),
     )
     for y, title, chain in ((4, "before", before), (62, "after", after)):
-        drawing.text(2, y + 26, title, anchor="start", size=13)
+        drawing.text(2, y + 26, title, anchor="start")
         x = 62.0
         for number, (name, kept) in enumerate(chain):
             wide = 8 * len(name) + 18
-            drawing.labelled(x, y + 6, wide, 30, name, shade=LEGIBLE if kept else 0.04, code=True, size=13)
+            drawing.labelled(x, y + 6, wide, 30, name, shade=LEGIBLE if kept else 0.04, code=True)
             if number + 1 < len(chain):
                 drawing.arrow(x + wide + 1, y + 21, x + wide + 25, y + 21)
             x += wide + 26
-    drawing.text(
-        62, 126, "shaded: a tensor as large as x that is kept for the backward pass", anchor="start", size=13
-    )
+    drawing.text(62, 126, "shaded: a tensor as large as x that is kept for the backward pass", anchor="start")
     side_by_side(
         drawing, 160, [(f"GPT-2 (124M), {what}", sizes, unit) for what, sizes, unit in measures], ways
     )

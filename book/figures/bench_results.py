@@ -420,12 +420,12 @@ def bars(
         width, left, longest: Pixels of the picture, of the names, and of the longest bar.
     """
     step, gap = 21, 32
-    drawing = Drawing(width, 40 + gap * len(groups) + step * sum(map(len, groups.values())), label)
+    drawing = Drawing(40 + gap * len(groups) + step * sum(map(len, groups.values())), label, width=width)
     scale = longest / max(1.0, *(length for group in groups.values() for _, length, _, _ in group))
-    drawing.text(left, 18, title, anchor="start", size=13)
+    drawing.text(left, 18, title, anchor="start")
     y = 28.0
     for heading, group in groups.items():
-        drawing.text(left + 8, y + 22, heading, anchor="start", size=13)
+        drawing.text(left + 8, y + 22, heading, anchor="start")
         rows = [(name, size, words, 0.85 if ours else FAINT) for name, size, words, ours in group]
         y = bar_rows(drawing, y + gap, rows, scale, left=left, step=step, past=scale)
     x = left + 8 + scale

@@ -31,7 +31,7 @@ class LogChart(Drawing):
         x_ticks: dict[float, str] | None = None,
         y_ticks: dict[float, str] | None = None,
     ):
-        super().__init__(*size, label)
+        super().__init__(size[1], label, size[0])
         self.x, self.y = x, y
         self.small = 13 if self.width <= NARROW else 11
         bottom, right = self.height - BOTTOM, self.width - RIGHT

@@ -29,7 +29,7 @@ class Drawing:
     role = "img"
     """To those who do not see it: one picture with a label, or a "group" of links."""
 
-    def __init__(self, width: int, height: int, label: str):
+    def __init__(self, height: int, label: str, width: int = NARROW):
         self.width, self.height, self.label = width, height, label
         self.parts: list[str] = []
 
@@ -122,8 +122,8 @@ class Steps(Drawing):
         still: The step that is shown without scripts and on paper: the one that says most. With scripts the first is shown, step 0.
     """
 
-    def __init__(self, width: int, height: int, label: str, *, still: int):
-        super().__init__(width, height, label)
+    def __init__(self, height: int, label: str, *, still: int):
+        super().__init__(height, label)
         self.still = still
         self.words: list[str] = []
 
@@ -158,10 +158,10 @@ def kernel_constant(name: str) -> int:
 def glossary() -> str:
     """Lane, warp, block, grid on the left; register, shared memory, L2, memory on the right."""
     drawing = Drawing(
-        720,
         300,
         "Threads: a lane in a warp of 32, warps in a block, blocks in a grid. Memory: registers of a lane, shared memory of a "
         "block, the L2 cache and the memory of the whole grid.",
+        width=720,
     )
     levels = (
         ("lane", "one thread", "registers", "255 of 32 bits at most for a thread"),
@@ -181,7 +181,7 @@ def glossary() -> str:
         drawing.text(20, y + 56, f"{threads}: {what}", anchor="start", size=12)
         drawing.arrow(20 + width + 6, y + 20, 416, y + 20, faint=True)
         drawing.box(420, y, 280, 40, shade=0.06)
-        drawing.text(430, y + 25, store, anchor="start", size=13)
+        drawing.text(430, y + 25, store, anchor="start")
         drawing.text(692, y + 25, much, anchor="end", size=10)
     return drawing.svg()
 
@@ -192,7 +192,7 @@ def bytes_and_error(points: list[tuple[str, float, float]]) -> str:
     `points` are (name, megabytes, error).
     """
     label = "; ".join(f"{name}: {size:g} MB, error {error:.0e}" for name, size, error in points)
-    drawing = Drawing(720, 330, f"Bytes kept against the error of the worst gradient. {label}")
+    drawing = Drawing(330, f"Bytes kept against the error of the worst gradient. {label}", width=720)
     left, bottom, width, height = 80, 280, 430, 250
     most = max(size for _, size, _ in points)
     low, high = -7, -2
@@ -230,7 +230,7 @@ def grid() -> str:
     }
     label = "; ".join(f"{verb} {said(touched[kind], kind, block)}" for kind, verb in VERBS.items())
     drawing = Drawing(
-        720, 262, f"A grid of {columns} by {rows} blocks, one for each row. Block {chosen} {label}."
+        262, f"A grid of {columns} by {rows} blocks, one for each row. Block {chosen} {label}.", width=720
     )
     cell, left, top = 34, 30, 62
     drawing.text(left + rows * cell / 2, 22, f"grid [B, S] = [{columns}, {rows}]")
@@ -305,9 +305,9 @@ def fan_in() -> str:
     ]
     rows = len(adding)
     drawing = Drawing(
-        720,
         190,
         f"{rows} blocks in a line above, {H} elements of dgamma below; every block points at element {target}.",
+        width=720,
     )
     width = 720 / (rows + 1)
     cell = 46
@@ -330,10 +330,10 @@ def two_stage() -> str:
     lanes = kernel_constant("COLUMN_TILE")
     rows = 2 * lanes + 3
     drawing = Drawing(
-        720,
         230,
         f"Rows are dealt out to {lanes} threads in turn; each thread adds its rows in order, then one thread adds the "
         f"{lanes} partial sums in order.",
+        width=720,
     )
     shown = [0, 1, 2, lanes - 1]
     xs = [110, 250, 390, 600]
@@ -365,13 +365,13 @@ def normalisations() -> str:
         ("RMSNorm", "mean square of a row, no mean taken away", lambda r, h: r == 1),
     ]
     drawing = Drawing(
-        720,
         190,
         "Three matrices of 4 rows by 8 columns. "
         + "; ".join(
             f"{name}: {what}, {'a column' if name == 'BatchNorm' else 'a row'} is marked"
             for name, what, _ in kinds
         ),
+        width=720,
     )
     for i, (name, what, shares) in enumerate(kinds):
         left, top = 30 + 240 * i, 44
@@ -410,7 +410,7 @@ def gradient_parts() -> str:
     }
     left, column, height = 190, 60, 62
     label = "; ".join(f"{name}: {', '.join(f'{value:.2f}' for value in row)}" for name, row in rows.items())
-    drawing = Drawing(720, height * len(rows), f"A gradient and its three parts. {label}")
+    drawing = Drawing(height * len(rows), f"A gradient and its three parts. {label}", width=720)
     most = max(float(np.abs(row).max()) for row in rows.values())
     for r, (name, row) in enumerate(rows.items()):
         middle = height * r + height / 2
@@ -426,10 +426,10 @@ def gradient_parts() -> str:
 def block_orders(blocks: int = 16) -> str:
     """The race of a block that clears a sum to which all add 1: the sum after each block, in two orders."""
     drawing = Drawing(
-        720,
         190,
         f"{blocks} blocks in natural order: the sum grows to {blocks}. In reverse order block 0 comes last, clears the sum, "
         "and it ends at 1.",
+        width=720,
     )
     cell = 42
     for line, order in enumerate((range(blocks), range(blocks - 1, -1, -1))):
@@ -457,13 +457,13 @@ def lifetimes(launches: list[ledger.Launch], last: tuple[str, ...]) -> str:
     left, top, cell, gap, line = 210, 74, 54, 22, 30
     xs = {name: left + cell * (i + 0.5) + gap * (name in last) for i, name in enumerate(columns)}
     drawing = Drawing(
-        round(left + cell * len(columns) + gap + 20),
         top + line * len(launches) + 6,
         "; ".join(
             f"launch {number}, {step.name}, writes {', '.join(step.writes)}"
             + (f" and reads {', '.join(kept)}" if (kept := [n for n in step.reads if n in temporary]) else "")
             for number, step in enumerate(launches, start=1)
         ),
+        width=round(left + cell * len(columns) + gap + 20),
     )
     drawing.text(left + cell * len(temporary) / 2, 16, "within the pass", size=12)
     drawing.text(left + gap + cell * (len(temporary) + len(last) / 2), 16, "gradients", size=12)
@@ -533,7 +533,7 @@ def in_words(measures: Measures, ways: dict[str, str]) -> str:
 
 def compared(what: str, measures: Measures, ways: dict[str, str]) -> str:
     """A picture of two measures."""
-    drawing = Drawing(NARROW, 232, f"{what}{in_words(measures, ways)}.")
+    drawing = Drawing(232, f"{what}{in_words(measures, ways)}.")
     side_by_side(drawing, 18, measures, ways)
     return drawing.svg()
 
@@ -542,7 +542,7 @@ def bars(
     rows: Sequence[tuple[str, float, str, float]], label: str, *, left: float = 150, longest: float = 220
 ) -> str:
     """Horizontal bars, the rows of `bar_rows`."""
-    drawing = Drawing(NARROW, 28 * len(rows) + 10, label)
+    drawing = Drawing(28 * len(rows) + 10, label)
     scale = longest / (max(value for _, value, _, _ in rows) or 1)
     bar_rows(drawing, 8, rows, scale, left=left)
     return drawing.svg()

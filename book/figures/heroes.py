@@ -54,7 +54,6 @@ def one_barrier() -> str:
     last = 2 * count
     wrong = 32 * sides[0][-1].count("wrong")
     drawing = Steps(
-        NARROW,
         226,
         f"{count} warps store 32 numbers each in a tile and take those of the opposite warp. Without a barrier {wrong} of "
         f"{32 * count} numbers are wrong in this order of the warps, with it none.",
@@ -128,7 +127,6 @@ def clock() -> str:
     requests = {"row_statistics": round(sectors("row_statistics")), "layernorm": round(sectors("layernorm"))}
     ticks = max(requests.values())
     drawing = Steps(
-        NARROW,
         330,
         f"The first load of a warp over a matrix of {ROWS} rows and {COLUMNS} columns. With a thread for each row it touches "
         f"{requests['row_statistics']} sectors, with a thread for each column {requests['layernorm']}.",
@@ -139,8 +137,8 @@ def clock() -> str:
         (("row_statistics", "a thread for each row"), ("layernorm", "a thread for each column"))
     ):
         left, top = 50 + 232 * number, 46
-        drawing.text(left + 70, 16, title, size=13)
-        drawing.text(left + 70, 34, name, size=13, code=True)
+        drawing.text(left + 70, 16, title)
+        drawing.text(left + 70, 34, name, code=True)
         needed = requests[name]
         for row in range(ROWS):
             for column in range(COLUMNS):
@@ -154,12 +152,11 @@ def clock() -> str:
         for tick in range(ticks + 1):
             come = min(tick, needed)
             with drawing.during(tick):
-                drawing.text(left + 66, top + 15 * ROWS + 18, f"{come} of {needed} sectors", size=13)
+                drawing.text(left + 66, top + 15 * ROWS + 18, f"{come} of {needed} sectors")
                 drawing.text(
                     left + 66,
                     top + 15 * ROWS + 36,
                     "the warp goes on" if come == needed else "the warp waits",
-                    size=13,
                 )
     drawing.words = ["Nothing has arrived. The elements that the threads ask for have a thick line."]
     for tick in range(1, ticks + 1):
@@ -191,7 +188,6 @@ def walked_graph() -> Steps:
     forward, back = list(places), ["y", "c", "b", "a"]
     last = len(forward) + len(back) + 1
     drawing = Steps(
-        NARROW,
         250,
         "A graph of five nodes, x to a and b, both to c, c to y. "
         + "; ".join(f"{name} is {values[name]:g} with gradient {gradients[name]:g}" for name in places),
@@ -202,9 +198,9 @@ def walked_graph() -> Steps:
         drawing.arrow(x0 + 48, y0, x1 - 48, y1)
     for number, (name, (x, y)) in enumerate(places.items()):
         drawing.box(x - 46, y - 32, 92, 64, shade=0.06)
-        drawing.text(x, y - 14, formulas[name], size=13, code=True)
+        drawing.text(x, y - 14, formulas[name], code=True)
         with drawing.during(number, last):
-            drawing.text(x, y + 5, f"{values[name]:g}", size=13)
+            drawing.text(x, y + 5, f"{values[name]:g}")
         drawing.words.append(
             f"Forward. {formulas[name]}{' goes in with' if name == 'x' else ' is'} {values[name]:g}."
         )
@@ -222,7 +218,7 @@ def walked_graph() -> Steps:
                 level = y == y0
                 aside = 0 if level else -24 if x0 < x - 100 and y != 120 else 16
                 above = -9 if level else 16 if max(y, y0) > 120 else -11
-                drawing.text((x + x0) / 2 + aside, (y + y0) / 2 + above, f"×{along[edge]:g}", size=13)
+                drawing.text((x + x0) / 2 + aside, (y + y0) / 2 + above, f"×{along[edge]:g}")
         parts = ", ".join(
             f"{gradients[name]:g} times {along[edge]:g} is {gradients[name] * along[edge]:g} at {edge.split('->')[0]}"
             for edge in into[name]
@@ -272,7 +268,6 @@ def checks() -> str:
     count, line = len(bugs), 22
     half, last, so_far = -(-count // 2), len(matrix) + 1, [False] * count
     drawing = Steps(
-        NARROW,
         half * line + 34,
         f"{count} wrong backward passes and {len(matrix)} checks, one check after the other. "
         + "; ".join(f"{name} sees {sum(caught)}" for name, caught in matrix.items()),
@@ -303,7 +298,7 @@ def checks() -> str:
             f"{name} sees {sum(caught)}, with a thick line, {more}. Shaded: {sum(so_far)} so far."
         )
     for bug, (x, y, *_) in zip(bugs, boxes, strict=True):
-        drawing.text(x + 8, y + 14, bug, anchor="start", size=13)
+        drawing.text(x + 8, y + 14, bug, anchor="start")
     with drawing.during(last):
         drawing.text(NARROW / 2, 18, f"not shaded: {so_far.count(False)} that no check sees", size=14)
         for number, box in enumerate(boxes):
@@ -346,13 +341,12 @@ def printed() -> str:
         ("dx", full, f"The gradient: each x moves all eight x̂. It adds up to {abs(round(full.sum(), 3)):g}. Elements {', '.join(map(str, turned))} had the wrong sign."),
     )  # fmt: skip
     drawing = Steps(
-        NARROW,
         44 * len(rows) + 36,
         "; ".join(f"{name}: {', '.join(f'{value:.2f}' for value in values)}" for name, values, _ in rows),
         still=len(rows) - 1,
     )
     for i in range(len(x)):
-        drawing.text(110 + 48 * i, 14, str(i), size=13)
+        drawing.text(110 + 48 * i, 14, str(i))
     for number, (name, values, words) in enumerate(rows):
         y = 24 + 44 * number + 8 * (number > 1)
         drawing.words.append(words)
@@ -361,7 +355,7 @@ def printed() -> str:
             for i, value in enumerate(values):
                 shade, wrong = LEGIBLE * abs(value) / np.abs(values).max(), name == "tutorial" and i in turned
                 said = f"{value:.2f}".replace("-", "\u2212")
-                drawing.labelled(88 + 48 * i, y, 44, 30, said, shade=shade, size=13, thick=3 if wrong else 1)
+                drawing.labelled(88 + 48 * i, y, 44, 30, said, shade=shade, thick=3 if wrong else 1)
         with drawing.during(number):
             drawing.box(84, y - 4, 48 * len(x) + 4, 38, thick=2.5, radius=5)
     drawing.segment(4, 112, NARROW - 4, 112, dash="4 4", opacity=0.6)
@@ -422,7 +416,6 @@ def rewriting(title: str = "gelu: with x**3") -> str:
     places = {name: (212.0, 4.0 + line * depth[name]) for name in chain}
     places |= {name: (70.0, middle - high / 2) for name in inputs_of if name not in places}
     drawing = Steps(
-        NARROW,
         line * (len(chain) - 1) + high + 10,
         f"A graph of {len(before)} nodes; {len(gone)} of them are found to be {new[1]}, which takes their place. Of {AT:g} both make "
         f"{values['output']:.4f}.",
@@ -448,7 +441,7 @@ def rewriting(title: str = "gelu: with x**3") -> str:
                     drawing.arrow(x, y0 + high, x, y)
         with drawing.during(0, until):
             short = re.sub(r"(\d\.\d{4})\d+", r"\1…", what)
-            drawing.labelled(x - wide / 2, y, wide, high, short, f"{values[name]:.4f}", size=13, code=True)
+            drawing.labelled(x - wide / 2, y, wide, high, short, f"{values[name]:.4f}", code=True)
         if name in removed:
             with drawing.during(1, until):
                 drawing.box(x - wide / 2, y, wide, high, shade=0.18, thick=2.5)
@@ -517,7 +510,6 @@ def swapping() -> str:
     came = {"reshape": 3, "t": 4, "layernorm_linear_default": 5, "getitem": 5}
     last = 7
     drawing = Steps(
-        NARROW,
         352,
         "A graph in which addmm reads a view of layer_norm's result. One operator takes the place of both; the view becomes a reshape of x, "
         "and the weight is transposed.",
@@ -552,7 +544,6 @@ def swapping() -> str:
                 wide,
                 44 if "," in name else 24,
                 *short.split(", "),
-                size=13,
                 code=True,
                 shade=0.25 if new else 0.04,
                 thick=2 if new else 1,

@@ -131,9 +131,9 @@ def turns() -> str:
 def lanes(active: int, wide: int) -> str:
     """The 32 lanes of a warp, those that work filled, above the elements that one of its loads fetches."""
     drawing = Drawing(
-        132,
         64,
         f"{active} of 32 lanes of a warp work; one load of the warp fetches {active * wide} elements.",
+        width=132,
     )
     for lane in range(32):
         drawing.box(2 + lane * 4, 4, 3, 14, shade=0.75 if lane < active else 0, thick=0.4, radius=0)
@@ -149,9 +149,9 @@ def lanes(active: int, wide: int) -> str:
 def tile(bias: bool) -> str:
     """The two factors of one wgmma and its result, with a row of the bias over it or not."""
     drawing = Drawing(
-        132,
         64,
         "One wgmma: 64 rows by 256 columns, 16 deep" + ("; the bias is added to the sums." if bias else "."),
+        width=132,
     )
     drawing.box(4, 18, 8, 26, shade=0.35, thick=0.6)
     drawing.box(18, 6, 110, 8, shade=0.35, thick=0.6)

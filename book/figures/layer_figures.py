@@ -43,7 +43,6 @@ def two_halves() -> str:
     gradients["bias"] = gradients.pop("b")
     assert set(gradients) == set(forward)
     drawing = Drawing(
-        NARROW,
         312,
         "Forward: x through LayerNorm with γ and β, then Linear with W and b, to y and the loss. Backward, from dy: "
         + ", ".join(sign(gradients[name]) for name in forward)
@@ -51,7 +50,7 @@ def two_halves() -> str:
     )
     layers = {"LayerNorm": (112, ("gamma", "beta")), "Linear": (262, ("W", "bias"))}
     for y, words in ((104, "forward"), (228, "backward")):
-        drawing.text(10, y - 34, words, anchor="start", size=13)
+        drawing.text(10, y - 34, words, anchor="start")
     drawing.labelled(10, 84, 56, 40, "x")
     drawing.labelled(414, 84, 56, 40, "loss")
     drawing.labelled(10, 208, 56, 40, "dx", shade=0.4)
@@ -68,9 +67,9 @@ def two_halves() -> str:
     for x0, x1 in ((66, 112), (222, 262), (372, 414)):
         drawing.arrow(x0, 104, x1, 104)
         drawing.arrow(x1, 228, x0, 228)
-    drawing.text(242, 96, "ln", size=13)
-    drawing.text(393, 96, "y", size=13)
-    drawing.text(242, 220, "dln", size=13)
+    drawing.text(242, 96, "ln")
+    drawing.text(393, 96, "y")
+    drawing.text(242, 220, "dln")
     return drawing.svg()
 
 
@@ -90,7 +89,6 @@ def autograd_nodes() -> str:
     places = {"w": (52, 40), "x": (52, 150), "u": (178, 95), "b": (178, 205), "v": (304, 95), "L": (428, 95)}
     formulas = {"u": "u = w x", "v": "v = u + b", "L": "L = v²"}
     drawing = Drawing(
-        NARROW,
         245,
         "A graph: w and x make u, u and b make v, v makes L. "
         + "; ".join(f"{name} is {v:g}, its gradient {g:g}" for name, (v, g) in recorded.items()),
@@ -101,7 +99,7 @@ def autograd_nodes() -> str:
         aside, below = (
             (8, -10) if y0 < y1 else (0, -10) if y0 == y1 else (-20, 8) if start == "b" else (10, 22)
         )
-        drawing.text((x0 + x1) / 2 + aside, (y0 + y1) / 2 + below, f"×{slope:g}", size=13)
+        drawing.text((x0 + x1) / 2 + aside, (y0 + y1) / 2 + below, f"×{slope:g}")
     for name, (x, y) in places.items():
         v, g = recorded[name]
         drawing.labelled(
@@ -124,7 +122,6 @@ def through_memory() -> str:
     ]
     bytes_moved = {who: ledger.moved("forward", who, GPT2_SMALL) / 1e6 for who in ("unfused", "fused")}
     drawing = Drawing(
-        NARROW,
         356,
         "Unfused: "
         + "; ".join(
@@ -133,12 +130,12 @@ def through_memory() -> str:
         )
         + f". Fused: one launch, nothing in between. At least {bytes_moved['unfused']:.0f} MB are moved, and {bytes_moved['fused']:.0f}.",
     )
-    drawing.text(75, 18, "launches", size=13)
-    drawing.text(245, 18, "memory", size=13)
-    drawing.text(415, 18, "fused", size=13)
+    drawing.text(75, 18, "launches")
+    drawing.text(245, 18, "memory")
+    drawing.text(415, 18, "fused")
     top, line = 32, 58
     for number, step in enumerate(launches):
-        drawing.labelled(5, top + line * number, 140, 34, step.name, size=13, code=True)
+        drawing.labelled(5, top + line * number, 140, 34, step.name, code=True)
     for start, end, names in between:
         y = top + 28 + line * start
         drawing.labelled(185, y, 125, 30, ", ".join(map(sign, names)), shade=0.35)
@@ -146,8 +143,8 @@ def through_memory() -> str:
         drawing.arrow(184, y + 22, 146, top + 12 + line * end, faint=True)
     drawing.labelled(360, top, 112, line * 4 + 34, "one launch,", "one thread", "for a row")
     y = top + line * 5 + 6
-    drawing.text(145, y, f"moves {bytes_moved['unfused']:.0f} MB at least", size=13)
-    drawing.text(410, y, f"{bytes_moved['fused']:.0f} MB at least", size=13)
+    drawing.text(145, y, f"moves {bytes_moved['unfused']:.0f} MB at least")
+    drawing.text(410, y, f"{bytes_moved['fused']:.0f} MB at least")
     return drawing.svg()
 
 
@@ -175,22 +172,21 @@ def bars_of(
         y = middle if value < 0 else middle - size
         drawing.box(left + column * i + 4, y, column - 8, size, shade=0.7 if i == chosen else 0.2)
         at = middle + size + 15 if value < 0 else middle - size - 5
-        drawing.text(left + column * (i + 0.5), at, f"{value:.2f}".replace("-", "−"), size=13)
+        drawing.text(left + column * (i + 0.5), at, f"{value:.2f}".replace("-", "−"))
 
 
 def one_moves_all(which: int = 2) -> str:
     """One element of a row moves, and every element of x_hat with it."""
     x, change = column_change(which)
     drawing = Drawing(
-        NARROW,
         300,
         f"A row of {len(x)} numbers. Where element {which + 1} grows, x_hat changes by "
         + ", ".join(f"{value:.2f}" for value in change)
         + " for each unit: every element moves.",
     )
-    drawing.text(10, 18, "a row x; one element is moved", anchor="start", size=13)
+    drawing.text(10, 18, "a row x; one element is moved", anchor="start")
     bars_of(drawing, 8, 82, 464, 40, x, which)
-    drawing.text(10, 168, "how fast each element of x̂ moves with it", anchor="start", size=13)
+    drawing.text(10, 168, "how fast each element of x̂ moves with it", anchor="start")
     bars_of(drawing, 8, 240, 464, 36, change, which)
     return drawing.svg()
 
@@ -212,7 +208,6 @@ def three_paths() -> str:
     parts = three_parts()
     J = sum(parts.values(), np.zeros((8, 8)))
     drawing = Drawing(
-        NARROW,
         448,
         "The Jacobian of eight numbers as a sum of three matrices of eight by eight: ones on the diagonal; the same small negative number "
         "everywhere; and minus an outer product, whose signs form blocks. In the sum no entry is zero.",
@@ -220,7 +215,7 @@ def three_paths() -> str:
     cell = 20
     for number, (words, matrix) in enumerate([*parts.items(), ("all three: the Jacobian", J)]):
         left, top = 22 + 240 * (number % 2), 30 + 218 * (number // 2)
-        drawing.text(left + 4 * cell, top - 10, words, size=13)
+        drawing.text(left + 4 * cell, top - 10, words)
         drawing.box(left - 2, top - 2, 8 * cell + 4, 8 * cell + 4, thick=0.5)
         for i, row in enumerate(matrix):
             for j, value in enumerate(row):
@@ -244,13 +239,12 @@ def three_paths() -> str:
 def backward_flow() -> str:
     """From dy to the five gradients: what stays in its row, and what is a sum over all rows."""
     drawing = Drawing(
-        NARROW,
         330,
         "From dy, O numbers a row, through W to dln and through γ to g, H numbers a row, and by two means over the row to dx. On "
         "the way every row adds to db and dW, and to dγ and dβ: sums over all B S rows.",
     )
-    drawing.text(120, 18, "in each row by itself", size=13)
-    drawing.text(395, 18, "sums over all rows", size=13)
+    drawing.text(120, 18, "in each row by itself")
+    drawing.text(395, 18, "sums over all rows")
     steps = (("dy", "O numbers"), ("dln", "H numbers"), ("g", "H numbers"), ("dx", "H numbers"))
     ways = ("times W", "times γ", "minus two means, times rstd")
     for number, (name, size) in enumerate(steps):
@@ -258,14 +252,14 @@ def backward_flow() -> str:
         drawing.labelled(10, y, 130, 44, name, size, shade=0.4 if name == "dx" else 0.06)
         if number < len(ways):
             drawing.arrow(75, y + 46, 75, y + 74)
-            drawing.text(86, y + 65, ways[number], anchor="start", size=13)
+            drawing.text(86, y + 65, ways[number], anchor="start")
     for y, sums in ((32, ("db [O]", "dW [O, H]")), (108, ("dγ [H]", "dβ [H]"))):
         for number, name in enumerate(sums):
             x = 300 + 90 * number
             drawing.labelled(x, y, 84, 44, name, shade=0.4)
         drawing.arrow(142, y + 22, 298, y + 22)
-    drawing.text(220, 48, "times 1 or ln", size=13)
-    drawing.text(220, 124, "times x̂ or 1", size=13)
+    drawing.text(220, 48, "times 1 or ln")
+    drawing.text(220, 124, "times x̂ or 1")
     return drawing.svg()
 
 
@@ -294,7 +288,6 @@ def two_rows() -> str:
     shares = row_shares()
     parts = {"row 1": shares[0], "row 2": shares[1], "dW": sum(shares, np.zeros_like(shares[0]))}
     drawing = Drawing(
-        NARROW,
         150,
         "; ".join(f"{name}: {np.round(part, 2).tolist()}" for name, part in parts.items())
         + ". dW is the sum of both.",
@@ -302,16 +295,16 @@ def two_rows() -> str:
     width, cell = 150, 44
     for number, (name, part) in enumerate(parts.items()):
         left = 8 + (width + 14) * number
-        drawing.text(left + 66, 20, name if name == "dW" else f"{name}: dy ⊗ ln", size=13)
+        drawing.text(left + 66, 20, name if name == "dW" else f"{name}: dy ⊗ ln")
         for o, line in enumerate(part):
             for h, value in enumerate(line):
                 drawing.labelled(
                     left + cell * h, 34 + 40 * o, cell - 3, 36, f"{round(value, 2) + 0.0:.2f}".replace("-", "−"),
-                    shade=0.35 if name == "dW" else 0.06, size=13,
+                    shade=0.35 if name == "dW" else 0.06,
                 )  # fmt: skip
         if number:
             drawing.text(left - 17, 78, "+" if number == 1 else "=", size=16)
-    drawing.text(240, 138, "a row of dW for each output o, a column for each h", size=13)
+    drawing.text(240, 138, "a row of dW for each output o, a column for each h")
     return drawing.svg()
 
 
@@ -333,7 +326,6 @@ def kept_between() -> str:
         "output": B * S * O, "ln_out": B * S * H, "linear_bias": O,
     }  # fmt: skip
     drawing = Drawing(
-        NARROW,
         92 + 26 * max(len(kept), len(dropped)),
         "Kept between the passes: "
         + ", ".join(f"{name} {megabytes(4 * size[name])}" for name in kept)
@@ -343,14 +335,14 @@ def kept_between() -> str:
     drawing.labelled(5, 8, 110, 40, "forward")
     drawing.labelled(365, 8, 110, 40, "backward")
     drawing.arrow(118, 28, 363, 28)
-    drawing.text(240, 20, "what is kept", size=13)
+    drawing.text(240, 20, "what is kept")
     for x, title, names, shade in ((5, "kept", kept, LEGIBLE), (255, "not kept", dropped, 0)):
-        drawing.text(x, 72, title, anchor="start", size=13)
+        drawing.text(x, 72, title, anchor="start")
         for number, name in enumerate(names):
             y = 80 + 26 * number
             drawing.box(x, y, 220, 24, shade=shade)
-            drawing.text(x + 8, y + 17, name, anchor="start", size=13, code=True)
-            drawing.text(x + 212, y + 17, megabytes(4 * size[name]), anchor="end", size=13)
+            drawing.text(x + 8, y + 17, name, anchor="start", code=True)
+            drawing.text(x + 212, y + 17, megabytes(4 * size[name]), anchor="end")
     return drawing.svg()
 
 
@@ -362,7 +354,6 @@ def megabytes(size: int) -> str:
 def rms_flow() -> str:
     """The forward pass of RMSNorm and Linear: what each number is made of."""
     drawing = Drawing(
-        NARROW,
         170,
         "A row x goes two ways into x_hat: directly, and through the mean of its squares and rstd. x_hat times γ, times W, is y.",
     )
@@ -376,10 +367,10 @@ def rms_flow() -> str:
     drawing.arrow(290, 58, 290, 88)
     drawing.arrow(67, 110, 253, 110)
     drawing.arrow(327, 110, 403, 110)
-    drawing.text(160, 102, "directly", size=13)
-    drawing.text(365, 102, "γ, then W", size=13)
-    drawing.text(298, 78, "times", anchor="start", size=13)
-    drawing.text(240, 160, "one row; γ and W are shared by all rows", size=13)
+    drawing.text(160, 102, "directly")
+    drawing.text(365, 102, "γ, then W")
+    drawing.text(298, 78, "times", anchor="start")
+    drawing.text(240, 160, "one row; γ and W are shared by all rows")
     return drawing.svg()
 
 
@@ -398,21 +389,20 @@ def compiled_pair() -> str:
     own, calls = inductor_counts()["LayerNorm, then Linear"]
     kept = re.findall(r"^(.+?) +([\d.]+) MB:", outputs.load("compile_saved").text, re.M)
     drawing = Drawing(
-        NARROW,
         316,
         f"torch.compile makes {own} kernel of LayerNorm, which writes the LayerNorm output to memory, and {calls} call of a library of "
         "Linear. An operator of your own is a box. Kept for the backward pass: "
         + "; ".join(f"{who} {size} MB" for who, size in kept),
     )
-    drawing.text(5, 18, "torch.compile", anchor="start", size=13)
+    drawing.text(5, 18, "torch.compile", anchor="start")
     drawing.labelled(5, 28, 120, 44, "LayerNorm:", f"{own} kernel")
     drawing.labelled(180, 28, 120, 44, "LayerNorm", "output, in memory", shade=0.35)
     drawing.labelled(355, 28, 120, 44, "Linear: a call", "of a library")
     drawing.arrow(127, 50, 178, 50)
     drawing.arrow(302, 50, 353, 50)
-    drawing.text(5, 104, "an operator of your own", anchor="start", size=13)
+    drawing.text(5, 104, "an operator of your own", anchor="start")
     drawing.labelled(5, 114, 470, 36, "a box: its shapes are known by the fake version")
-    drawing.text(5, 184, "kept for the backward pass, without parameters", anchor="start", size=13)
+    drawing.text(5, 184, "kept for the backward pass, without parameters", anchor="start")
     rows = [(who, float(size), f"{size} MB", 0.35) for who, size in kept]
     bar_rows(drawing, 194, rows, 220 / max(size for _, size, _, _ in rows), left=162, step=38)
     return drawing.svg()
@@ -496,21 +486,20 @@ def three_views() -> str:
     ratios = fused_over_unfused()
     where = ("forward, GPT-2 small", "both passes, chapter's sizes", "forward, GPT-2 small")
     drawing = Drawing(
-        NARROW,
         196,
         "Fused kernels over unfused ones: "
         + ", ".join(f"{name} {ratio:.2g} times" for name, ratio in ratios.items()),
     )
     one, decade = 262, 80
     drawing.segment(one, 8, one, 160, opacity=0.6)
-    drawing.text(one, 182, "as much as unfused", size=13)
+    drawing.text(one, 182, "as much as unfused")
     for number, ((name, ratio), sizes) in enumerate(zip(ratios.items(), where, strict=True)):
         y = 12 + 50 * number
         length = decade * math.log10(ratio)
-        drawing.text(6, y + 14, name, anchor="start", size=13)
-        drawing.text(6, y + 32, sizes, anchor="start", size=13)
+        drawing.text(6, y + 14, name, anchor="start")
+        drawing.text(6, y + 32, sizes, anchor="start")
         drawing.box(min(one, one + length), y + 6, abs(length), 24, shade=0.35)
-        drawing.text(max(one, one + length) + 8, y + 23, f"{ratio:.2g} times", anchor="start", size=13)
+        drawing.text(max(one, one + length) + 8, y + 23, f"{ratio:.2g} times", anchor="start")
     return drawing.svg()
 
 
@@ -525,15 +514,14 @@ def racing_warps() -> str:
     blocks, warps = pixels // threads, threads // 32
     racing = (blocks - 1) * (warps - 1) * 32
     drawing = Drawing(
-        NARROW,
         250,
         f"{blocks} blocks of {warps} warps. In each block but the last the fence of the first warp covers its own stores; the other "
         f"{warps - 1} warps' stores race with the loads of the last block: {racing} pixels.",
     )
     left, column, line = 66, 34, 30
-    drawing.text(left + column * blocks / 2, 18, f"block 0 to {blocks - 1}", size=13)
+    drawing.text(left + column * blocks / 2, 18, f"block 0 to {blocks - 1}")
     for warp in range(warps):
-        drawing.text(left - 8, 46 + line * warp, f"warp {warp}", anchor="end", size=13)
+        drawing.text(left - 8, 46 + line * warp, f"warp {warp}", anchor="end")
         for block in range(blocks):
             races = warp > 0 and block < blocks - 1
             drawing.box(
@@ -547,8 +535,8 @@ def racing_warps() -> str:
         )
     ):
         drawing.box(left, y + 28 * number, 22, 18, shade=shade)
-        drawing.text(left + 32, y + 14 + 28 * number, words, anchor="start", size=13)
-    drawing.text(left, y + 76, "drawn: block 11 counts last", anchor="start", size=13)
+        drawing.text(left + 32, y + 14 + 28 * number, words, anchor="start")
+    drawing.text(left, y + 76, "drawn: block 11 counts last", anchor="start")
     return drawing.svg()
 
 

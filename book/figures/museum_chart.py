@@ -100,20 +100,20 @@ def chart(rows: Mapping[str, Sequence[Mark]], cell: int = BIN) -> str:
         for name, of in lying.items()
     }
     bottom = TOP + sum(heights.values())
-    drawing = Chart(NARROW, bottom + BOTTOM, label(every))
+    drawing = Chart(bottom + BOTTOM, label(every))
     edge = LEFT + DECADE * (math.log10(TOLERATED) - LOW)
     drawing.box(LEFT - 8, TOP - 4, edge - LEFT + 8, bottom - TOP + 4, shade=0.09, thick=0)
-    drawing.text(LEFT + DECADE * (HIGH - LOW) / 2, 14, "error, of the largest element", size=13)
-    drawing.text((RIGHT + NARROW) / 2, 14, "no size", size=13)
+    drawing.text(LEFT + DECADE * (HIGH - LOW) / 2, 14, "error, of the largest element")
+    drawing.text((RIGHT + NARROW) / 2, 14, "no size")
     for power, words in TICKS.items():
         x = LEFT + DECADE * (power - LOW)
-        drawing.text(x, 32, words, size=13)
+        drawing.text(x, 32, words)
         drawing.segment(x, TOP - 4, x, bottom, opacity=0.18)
     drawing.segment(RIGHT - 8, TOP - 4, RIGHT - 8, bottom, opacity=0.5)
     y = TOP
     for name in rows:
         floor = y + heights[name] - 7
-        drawing.text(LEFT - 14, floor - cell / 2 + 4, name, anchor="end", size=13, code=True)
+        drawing.text(LEFT - 14, floor - cell / 2 + 4, name, anchor="end", code=True)
         drawing.segment(4, floor + 3, NARROW - 4, floor + 3, opacity=0.18)
         for x, pile in lying[name].items():
             for number, mark in enumerate(pile):
@@ -128,5 +128,5 @@ def chart(rows: Mapping[str, Sequence[Mark]], cell: int = BIN) -> str:
         drawing.parts.append(
             f'<rect class="{name}" x="{x}" y="{y}" width="9" height="9" rx="2" stroke-width="2"/>'
         )
-        drawing.text(x + 15, y + 10, words, anchor="start", size=13)
+        drawing.text(x + 15, y + 10, words, anchor="start")
     return drawing.svg()

@@ -30,10 +30,10 @@ def map_picture() -> str:
     blocks = -(-n // threads)
     spare = blocks * threads - n
     drawing = Drawing(
-        720,
         170,
         f"{blocks} blocks of {threads} threads in a line, {n} elements below. Every thread points at the element of its own "
         f"number; the last {spare} threads have none.",
+        width=720,
     )
     size, left = 7, 24
     for block in range(blocks):
@@ -69,11 +69,11 @@ def index_picture() -> str:
     across, down = -(-columns // side), -(-rows // side)
     row, column = 2, side + 3
     drawing = Drawing(
-        720,
         300,
         f"A matrix of {rows} rows and {columns} columns under {down} by {across} blocks of {side} by {side} threads. The thread "
         f"with global_idx.y = {row} and global_idx.x = {column} owns the element in row {row} and column {column}; threads "
         "below the last row and right of the last column own none.",
+        width=720,
     )
     size, left, top = 15, 60, 34
     for r in range(down * side):
@@ -104,10 +104,10 @@ def index_picture() -> str:
 def cast_picture() -> str:
     """The digits of bfloat16 and of float32, and what they make of 256 + 1."""
     drawing = Drawing(
-        720,
         150,
         "bfloat16 has 1 bit of sign, 8 of exponent and 7 of fraction, float32 1, 8 and 23. In bfloat16 256 + 1 is 256, in "
         "float32 257.",
+        width=720,
     )
     for i, (name, fraction, result) in enumerate((("bfloat16", 7, "256"), ("float32", 23, "257"))):
         y = 34 + i * 56
@@ -115,7 +115,7 @@ def cast_picture() -> str:
         for start, count, shade in ((0, 1, 0.45), (1, 8, 0.06), (9, fraction, 0.25)):
             cells(drawing, 100 + start * 13, y, count, 13, shade=shade, height=18)
         drawing.text(100 + 13 * (9 + fraction / 2), y + 32, f"{fraction} digits after the first", size=11)
-        drawing.text(540, y + 13, f"256 + 1 = {result}", anchor="start", size=13, code=True)
+        drawing.text(540, y + 13, f"256 + 1 = {result}", anchor="start", code=True)
     drawing.text(100 + 13 / 2, 24, "sign", size=11)
     drawing.text(100 + 13 * 5, 24, "exponent", size=11)
     return drawing.svg()
@@ -125,10 +125,10 @@ def reduce_picture() -> str:
     """The threads of a block add up shares of a row, the block adds up the shares."""
     threads = constant("ROW_THREADS")
     drawing = Drawing(
-        720,
         250,
         f"A row of {WIDE} columns. Thread t of {threads} adds up the columns t, t + {threads} and t + {2 * threads}, where there "
         "are any; block.sum adds up the shares, and thread 0 writes the total.",
+        width=720,
     )
     xs = {0: 110, 1: 250, 2: 390, threads - 1: 600}
     drawing.text(495, 58, "…", size=20)
@@ -152,9 +152,9 @@ def atomic_picture() -> str:
     """All rows add to every column's sum."""
     _, rows, columns = DIMS
     drawing = Drawing(
-        720,
         200,
         f"{rows} blocks, one for each row, above {columns} sums; every block adds to every sum, shown for column 6.",
+        width=720,
     )
     drawing.text(360, 16, f"{rows} blocks, one for each row, in no order")
     target, size = 6, 30
@@ -180,10 +180,10 @@ def stages_picture() -> str:
     slab, (_, rows, columns) = constant("SLAB_ROWS", "launches.mojo"), DIMS
     slabs = -(-rows // slab)
     drawing = Drawing(
-        720,
         240,
         f"A matrix of {rows} rows in {slabs} slabs of {slab} rows, the last one shorter. The first launch makes a line of sums of "
         "each slab, the second adds up these lines.",
+        width=720,
     )
     size, top = 11, 34
     left, middle, right = 20, 280, 500
@@ -218,10 +218,10 @@ def stages_picture() -> str:
 def rmsnorm_picture() -> str:
     """Two walks over a row with a reduction in between."""
     drawing = Drawing(
-        720,
         190,
         "A row of x is read once for the sum of its squares, which a reduction over the block turns into one number, rstd; the "
         "row is read again, multiplied with rstd and gamma, and written as y.",
+        width=720,
     )
     size = 13
     for x, y, count, words, shade in ((20, 40, 20, "x, one row", 0.06), (440, 40, 20, "x again", 0.06)):
@@ -234,7 +234,7 @@ def rmsnorm_picture() -> str:
     drawing.text(150, 116, "sum of squares", size=12)
     drawing.arrow(232, 112, 278, 112)
     drawing.box(280, 98, 110, 28, shade=LEGIBLE, thick=2)
-    drawing.text(335, 116, "rstd", size=13, code=True)
+    drawing.text(335, 116, "rstd", code=True)
     drawing.arrow(392, 112, 436, 112)
     cells(drawing, 440, 128, 20, size, shade=0.25)
     drawing.text(440, 160, "y = x * rstd * gamma", anchor="start", size=12, code=True)

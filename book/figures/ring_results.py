@@ -219,7 +219,7 @@ def timeline(ranks: list[list[tuple[str, float, float]]]) -> str:
     width, row, left = 900, 26, 110
     last = max(end for kernels in ranks for _, _, end in kernels)
     drawing = Drawing(
-        width, row * 2 * len(ranks) + 40, f"Kernels of {len(ranks)} GPUs within {last / 1e3:.1f} ms"
+        row * 2 * len(ranks) + 40, f"Kernels of {len(ranks)} GPUs within {last / 1e3:.1f} ms", width=width
     )
     scale = (width - left - 10) / last
     shades = {"attention": 0.75, "elements": 0.35, "transfer": 0.9}

@@ -34,24 +34,24 @@ def tape() -> str:
     label = "From the embedding up to the loss each part keeps what its way back needs: " + "; ".join(
         f"{name} keeps {kept}" for name, kept in reversed(PARTS)
     )
-    drawing = Drawing(NARROW, height, f"{label}. The gradients come down in the opposite order.")
-    drawing.text(105, 20, "forward", size=13)
-    drawing.text(255, 20, "kept on the tape", size=13)
-    drawing.text(405, 20, "backward", size=13)
+    drawing = Drawing(height, f"{label}. The gradients come down in the opposite order.")
+    drawing.text(105, 20, "forward")
+    drawing.text(255, 20, "kept on the tape")
+    drawing.text(405, 20, "backward")
     first, last = (next(i for i, (n, _) in enumerate(PARTS) if n == name) for name in ("narrow", "ln_1"))
     drawing.box(28, 28 + ROW * first, 424, ROW * (last - first + 1), shade=0.05)
     for number, (name, kept) in enumerate(PARTS):
         y = 30 + ROW * number
-        drawing.text(105, y + 19, name, size=13, code=True)
-        drawing.labelled(185, y + 2, 140, ROW - 6, kept, size=13, code=True)
-        drawing.text(405, y + 19, name, size=13, code=True)
+        drawing.text(105, y + 19, name, code=True)
+        drawing.labelled(185, y + 2, 140, ROW - 6, kept, code=True)
+        drawing.text(405, y + 19, name, code=True)
     top, bottom = 34, 24 + ROW * len(PARTS)
     drawing.arrow(45, bottom, 45, top)
     drawing.arrow(465, top, 465, bottom)
     for which in ((first, 5), (6, last)):
         low, high = (40 + ROW * i for i in which)
         drawing.segment(14, low - 4, 14, high + 16, thick=2)
-    drawing.text(240, height - 6, "shaded: a block; thick lines: the stream beside its two branches", size=13)
+    drawing.text(240, height - 6, "shaded: a block; thick lines: the stream beside its two branches")
     return drawing.svg()
 
 
@@ -91,7 +91,6 @@ def loss_by_hand() -> str:
     curve, nothing = losses(), math.log(256)
     first, last = (sum(part) / 10 for part in (curve[:10], curve[-10:]))
     drawing = Drawing(
-        NARROW,
         300,
         f"The loss falls from {first:.3f} in the first ten steps to {last:.3f} in the last ten of {len(curve)}, most of it in the first "
         f"hundred; a model that knows nothing has log 256, {nothing:.3f}.",
@@ -130,22 +129,20 @@ def sorted_places() -> str:
         f"row {row} adds up the places {', '.join(map(str, s)) or 'none'}" for row, s in enumerate(stretches)
     )
     drawing = Drawing(
-        NARROW, 186, f"Eight places with the tokens {', '.join(map(str, TOKENS))}, sorted by token: {label}."
+        186, f"Eight places with the tokens {', '.join(map(str, TOKENS))}, sorted by token: {label}."
     )
-    drawing.text(NARROW / 2, 18, "places, each with its token", size=13)
-    drawing.text(
-        NARROW / 2, 178, "order: the same places, sorted; below each stretch the row of the table", size=13
-    )
+    drawing.text(NARROW / 2, 18, "places, each with its token")
+    drawing.text(NARROW / 2, 178, "order: the same places, sorted; below each stretch the row of the table")
     side = 52
     for place, token in enumerate(TOKENS):
         left, now = 32 + side * place, 32 + side * order.index(place)
-        drawing.labelled(left, 28, 44, 26, str(token), size=13, code=True)
+        drawing.labelled(left, 28, 44, 26, str(token), code=True)
         drawing.arrow(left + 22, 54, now + 22, 96)
-        drawing.labelled(now, 98, 44, 26, str(place), size=13, code=True)
+        drawing.labelled(now, 98, 44, 26, str(place), code=True)
     for row, (first, end) in enumerate(pairwise(starts)):
         if first < end:
             drawing.segment(34 + side * first, 132, 24 + side * end, 132, thick=2)
-            drawing.text(28 + side * (first + end) / 2, 150, f"row {row}", size=13)
+            drawing.text(28 + side * (first + end) / 2, 150, f"row {row}")
     return drawing.svg()
 
 
@@ -168,7 +165,6 @@ def step_kinds() -> str:
         if row["floor_us"]
     ]
     drawing = Drawing(
-        NARROW,
         34 * len(kinds) + 30,
         "Milliseconds of a step by kind of kernel, and the least time that each kind can take: "
         + "; ".join(f"{what} {time:.2f}, floor {floor:.2f}" for what, time, floor in kinds)
@@ -178,9 +174,7 @@ def step_kinds() -> str:
     times = [(what, time, f"{time / floor:.1f} times", 0.08) for what, time, floor in kinds]
     bar_rows(drawing, 6, times, scale, left=150, step=34)
     bar_rows(drawing, 6, [("", floor, "", 0.35) for _, _, floor in kinds], scale, left=150, step=34)
-    drawing.text(
-        158, 34 * len(kinds) + 22, "dark: the floor; the number: time over floor", anchor="start", size=13
-    )
+    drawing.text(158, 34 * len(kinds) + 22, "dark: the floor; the number: time over floor", anchor="start")
     return drawing.svg()
 
 
@@ -193,7 +187,6 @@ def tape_steps() -> str:
     most = max(held for _, held in run)
     peak = next(number for number, (_, held) in enumerate(run) if held == most)
     drawing = Steps(
-        NARROW,
         344,
         f"Columns that grow part by part to {most:g} KiB at {run[peak][0]} and shrink in the opposite order to {run[-1][1]:g}.",
         still=peak,
@@ -219,7 +212,7 @@ def tape_steps() -> str:
             with drawing.during(number, len(run) - 1):
                 drawing.box(x, level, wide, scale * piece, shade=0.2, thick=0.5, radius=0)
         drawing.parts.append(f'<g transform="translate({x + 20} {bottom + 8}) rotate(-90)">')
-        drawing.text(0, 0, part, anchor="end", size=13, code=True)
+        drawing.text(0, 0, part, anchor="end", code=True)
         drawing.parts.append("</g>")
         with drawing.during(number):
             drawing.box(x, level, wide, max(bottom - level, 1), shade=0.35, thick=2.5, radius=0)
@@ -254,7 +247,6 @@ def writes() -> str:
     curve = losses()
     written = samples()
     drawing = Steps(
-        NARROW,
         282,
         "The loss of a training run, and what the model writes: "
         + "; ".join(f"after {step} steps, at {loss:.2f}, {wrote[:LINE]}" for step, loss, wrote in written),
@@ -267,9 +259,9 @@ def writes() -> str:
 
     for loss in range(0, 7, 2):
         drawing.segment(left, bottom - scale * loss, right, bottom - scale * loss, opacity=0.2 if loss else 1)
-        drawing.text(left - 8, bottom - scale * loss + 4, str(loss), anchor="end", size=13)
-    drawing.text(left + (right - left) / 2, 30, "loss", size=13)
-    drawing.text(right, bottom + 18, f"step {len(curve)}", anchor="end", size=13)
+        drawing.text(left - 8, bottom - scale * loss + 4, str(loss), anchor="end")
+    drawing.text(left + (right - left) / 2, 30, "loss")
+    drawing.text(right, bottom + 18, f"step {len(curve)}", anchor="end")
     points = [place(step) for step in range(1, len(curve) + 1)]
     drawing.polyline(points, opacity=0.25)
     for number, (step, own, wrote) in enumerate(written):
@@ -279,9 +271,7 @@ def writes() -> str:
             drawing.box(x - 4, y - 4, 8, 8, shade=0.75, thick=2, radius=4)
             drawing.text(min(x + 10, right - 60), y - 10, f"{own:.2f}", anchor="start", size=14)
             for line, first in enumerate(range(0, 3 * LINE, LINE)):
-                drawing.text(
-                    left, 214 + 22 * line, wrote[first : first + LINE], anchor="start", size=13, code=True
-                )
+                drawing.text(left, 214 + 22 * line, wrote[first : first + LINE], anchor="start", code=True)
         drawing.words.append(
             f"After {step} step{'s' * (step > 1)}, {step * 1024:,} bytes in excerpts of this book that may repeat, the loss is {own:.2f}. Given “The gradient”, the model continues as shown below."
         )

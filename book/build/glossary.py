@@ -30,6 +30,7 @@ TERMS = {
     "roofline": r"roofline",
     "ledger": r"ledgers?",
     "tensor-core": r"tensor cores?",
+    "sm_90a": r"sm_90a",
     "tensor-memory-accelerator": r"tensor memory accelerator|TMA",
     "epilogue": r"epilogues?",
     "prologue": r"prologues?",

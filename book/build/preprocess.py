@@ -32,7 +32,7 @@ from typing import Any
 
 from book.build import museum, reading, references, rungs, stubs
 from book.build.maths import BadFormula, PageMaths
-from book.measure import outputs
+from book.measure import outputs, record
 from harness.check import zoo
 from harness.errors import BadUse
 from harness.learner import blanks, hints
@@ -247,13 +247,13 @@ def printed_output(chapter: Chapter, fence: re.Match, name: str) -> str:
     """
     name, _, lines = name.partition(" ")
     try:
-        record = outputs.load(name)
+        output = outputs.load(name)
     except FileNotFoundError:
         chapter.fault(fence.start(), f"no recorded output {name}: run book/measure/outputs.py")
         return fence[0]
     ticks = fence["ticks"]
-    source = html.escape(record.source()).replace(record.command, f"<code>{record.command}</code>")
-    text = record.text
+    source = html.escape(output.source()).replace(output.command, f"<code>{output.command}</code>")
+    text = output.text
     if lines:
         first, last = map(int, lines.split("-"))
         text = "".join(text.splitlines(keepends=True)[first - 1 : last])
@@ -362,7 +362,7 @@ def transform(chapter: Chapter, folder: Path, setting: Setting, within: tuple[Pa
         chapter.fault(position, message)
     for position, message in references.typed_numbers(chapter.text, setting.made_from):
         chapter.fault(position, message)
-    setting.records.update(references.records_of(chapter.text, setting.made_from, setting.known))
+    setting.records.update(references.records_of(chapter.text, setting.made_from))
 
     def replace(token: re.Match) -> str:
         if token["summary"]:
@@ -391,9 +391,12 @@ def transform(chapter: Chapter, folder: Path, setting: Setting, within: tuple[Pa
         return formula(chapter, token, setting.maths)
 
     text = TOKEN.sub(replace, chapter.text)
-    return references.resolve(
+    record.used.clear()
+    resolved = references.resolve(
         text, setting.known, lambda source, message: chapter.fault(max(chapter.text.find(source), 0), message)
     )
+    setting.records.update(record.used)
+    return resolved
 
 
 def formula(chapter: Chapter, token: re.Match, maths: PageMaths) -> str:

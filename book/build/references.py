@@ -87,14 +87,9 @@ def sources(generated: Path) -> dict[str, list[str]]:
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
 
-def records_of(text: str, made_from: dict[str, list[str]], known: dict[str, Any]) -> list[str]:
-    """The records whose numbers a page shows: by its tables and pictures, and by its references."""
-    included = {name for include in GENERATED.findall(text) for name in made_from.get(include, ())}
-    expressions = " ".join(reference["expression"] for reference in REFERENCE.finditer(text))
-    return sorted(
-        included
-        | {name for name in re.findall(r"\w+", expressions) if isinstance(known.get(name), said.Rows)}
-    )
+def records_of(text: str, made_from: dict[str, list[str]]) -> set[str]:
+    """The records whose numbers a page shows by its tables and pictures."""
+    return {name for include in GENERATED.findall(text) for name in made_from.get(include, ())}
 
 
 def typed_numbers(text: str, made_from: dict[str, list[str]]) -> Iterator[tuple[int, str]]:

@@ -1,4 +1,4 @@
-"""Attention's backward pass by hand beside what tutorials claim of it, from the record `attention_claims`: two charts, three tables."""
+"""Attention's backward pass by hand beside autograd's, from the record `attention_claims`: three charts, three tables."""
 
 from collections.abc import Callable
 
@@ -16,16 +16,11 @@ LINES = {
 }
 LINE = 14
 """Pixels between two names."""
-PUBLISHED = {512: (15, 12), 1024: (58, 41), 2048: (234, 142), 4096: (950, 486), 8192: (None, 1843)}
-"""Length -> milliseconds by autograd, None for out of memory, and by the custom backward pass, as claimed."""
-PUBLISHED_GB = {2048: (3.2, 1.7), 4096: (12.8, 6.3)}
-"""Length -> gigabytes by autograd and by the custom backward pass, as claimed."""
 
 
-def formulas(length: int, batch: int = 8, heads: int = 12, dim: int = 64) -> tuple[int, int]:
-    """Bytes by the claim's formulas: four matrices of scores for autograd; one, and Q, K and V, for the custom pass."""
-    scores, operand = batch * heads * length * length * 4, batch * heads * length * dim * 4
-    return 4 * scores, scores + 3 * operand
+def lengths(rows: list[Row]) -> list[int]:
+    """Every length that was measured, the shortest first."""
+    return sorted({int(row["length"]) for row in rows})
 
 
 # ---- Charts -------------------------------------------------------------------------------------------------
@@ -34,16 +29,16 @@ def formulas(length: int, batch: int = 8, heads: int = 12, dim: int = 64) -> tup
 def chart(rows: list[Row], unit: str, value: Callable[[Row], float], label: str) -> str:
     """A line for each candidate of the fair method; who ran out of memory ends where it did."""
     measured = [row for row in rows if row["method"] == "fair" and not row["failed"]]
-    lengths = sorted({int(row["length"]) for row in measured})
+    shown = lengths(measured)
     values = [value(row) for row in measured]
     drawing = LogChart(
         (720, 400),
         label,
-        x=(lengths[0] * 0.9, lengths[-1] * 2.6),
+        x=(shown[0] * 0.9, shown[-1] * 2.6),
         y=(min(values) * 0.6, max(values) * 1.8),
         x_name="sequence length",
         y_name=unit,
-        x_ticks={length: str(length) for length in lengths},
+        x_ticks={length: str(length) for length in shown},
     )
     ends = {}
     for who, (name, shape, dash) in LINES.items():
@@ -77,8 +72,8 @@ def memory() -> str:
 
 
 def gains(length: str = "4096") -> str:
-    """Time and memory of three ways: everything stored, the kernels to read, and the fast ones."""
-    ways = {"custom": "all stored", "two passes": "flash, to read", "p23": "flash, fast"}
+    """Time and memory of three ways: everything stored by PyTorch's autograd, the kernels to read, and the fast ones."""
+    ways = {"autograd": "all stored", "two passes": "flash, to read", "p23": "flash, fast"}
     rows = record.rows("attention_claims")
     fair = {row["who"]: row for row in rows if (row["method"], row["length"]) == ("fair", length)}
     measures = [
@@ -117,45 +112,33 @@ def measured(
 
 
 def times_table(rows: list[Row]) -> str:
-    """Milliseconds of a forward and a backward pass: autograd and the custom pass, thrice; then the others."""
+    """Milliseconds of a forward and a backward pass: autograd and the custom pass, twice; then the others."""
     body = []
-    for length, claimed in PUBLISHED.items():
+    for length in lengths(rows):
         own, fair = (measured(rows, length, method, "ms") for method in ("own", "fair"))
-        ways = [claimed, *((way["autograd"], way["custom"]) for way in (own, fair))]
+        ways = [(way["autograd"], way["custom"]) for way in (own, fair)]
         body.append(
             [f"{length:,}", *(both(*way, ratio=True) for way in ways), text(fair["p23"]), text(fair["SDPA"])]
         )
-    head = ["length", "claimed", "by its method", "by a fair one", "this puzzle's layer", "SDPA"]
+    head = ["length", "timed carelessly", "timed fairly", "this puzzle's layer", "SDPA"]
     return table(head, body, "r" * len(head))
 
 
 def memory_table(rows: list[Row]) -> str:
-    """GiB at the peak: autograd and the custom pass as claimed, by the claim's formulas and as measured; then the others."""
+    """GiB at the peak: autograd and the custom pass, twice; then the others."""
     body = []
-    for length in PUBLISHED:
+    for length in lengths(rows):
         own, fair = (measured(rows, length, method, "peak", 2**30) for method in ("own", "fair"))
-        ways = [tuple(each / 2**30 for each in formulas(length))]
-        ways += [(way["autograd"], way["custom"]) for way in (own, fair)]
-        claimed = both(*PUBLISHED_GB[length]) if length in PUBLISHED_GB else ""
-        body.append(
-            [f"{length:,}", claimed, *(both(*way) for way in ways), text(fair["p23"]), text(fair["SDPA"])]
-        )
-    head = [
-        "length",
-        "claimed, GB",
-        "its formulas",
-        "by its method",
-        "by a fair one",
-        "this puzzle's layer",
-        "SDPA",
-    ]
+        ways = [(way["autograd"], way["custom"]) for way in (own, fair)]
+        body.append([f"{length:,}", *(both(*way) for way in ways), text(fair["p23"]), text(fair["SDPA"])])
+    head = ["length", "measured carelessly", "measured fairly", "this puzzle's layer", "SDPA"]
     return table(head, body, "r" * len(head))
 
 
 def kept_table(rows: list[Row]) -> str:
     """MiB that are kept from the forward to the backward pass, query, key and value among them."""
     body = []
-    for length in PUBLISHED:
+    for length in lengths(rows):
         kept = measured(rows, length, "fair", "kept", 2**20)
         body.append([f"{length:,}", *(text(kept[who]) for who in LINES)])
     return table(["length", *(name for name, _, _ in LINES.values())], body, "r" * (len(LINES) + 1))

@@ -8,8 +8,9 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from book.figures.bench_results import OURS, SHORT, Row, Size, select, table, time_text
-from book.figures.charts import ratios_by_work
+from book.figures.bench_results import OURS, SHORT, Row, Size, select, size_text, table, time_text
+from book.figures.charts import FAINT, ratios_by_work
+from book.figures.figures import NARROW, Drawing
 from book.measure import record
 
 PAIRS_PEERS = ("eager", "compile", "tf32x3")
@@ -20,6 +21,15 @@ MODELS = {(4096, 768, 3072), (8192, 1024, 4096), (8192, 4096, 4096), (16384, 409
 PEERS = ("eager", "compile", "liger")
 SOMETIMES = ("compile budget 0.5", "max-autotune")
 """Peers that were measured at some sizes, and count there; elsewhere nothing says that they are absent."""
+
+
+CUT = {
+    "layernorm_rows": "layernorm_rows",
+    "normalise_rows": "normalise_rows",
+    "ln_backward_r": "ln_backward_rows",
+    "finish_sums_DTy": "finish_sums",
+}
+"""The layer's own kernels that are no products: the name that the profiler shows -> the whole one."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +69,7 @@ def pays_verdict() -> str:
     slower = sum(ratio > 1 for ratio in ratios.values())
     return (
         f"At {len(ratios)} sizes the layer took {min(ratios.values()):.2f} to {ratios[worst]:.2f} of `torch.compile`'s time; the "
-        f"median is {statistics.median(ratios.values()):.2f}, and the most was at {small(worst)}. It was slower at {slower} of them.\n"
+        f"median is {statistics.median(ratios.values()):.2f}. It was slower at {slower} of them, most at {size_text(worst)}.\n"
     )
 
 
@@ -232,24 +242,52 @@ def timeline_table(rows: list[dict[str, str]]) -> str:
     profiler makes between them."""
     sizes: dict[Size, dict[str, list[dict[str, str]]]] = {}
     for row in rows:
-        dims = int(row["M"]), int(row["H"]), int(row["O"])
-        sizes.setdefault(dims, {}).setdefault(row["candidate"], []).append(row)
+        if not row["kernel"].startswith("other Memset"):  # that is no launch
+            dims = int(row["M"]), int(row["H"]), int(row["O"])
+            sizes.setdefault(dims, {}).setdefault(row["candidate"], []).append(row)
     parts = []
     for dims, candidates in sizes.items():
         body = [
             [f"`{row['kernel']}`", f"{float(row['begin_us']):.1f}", f"{float(row['us']):.1f}"]
             for row in candidates[OURS]
         ]
-        last = candidates[OURS][-1]
         others = ", ".join(
             f"{SHORT[name]} {sum(float(row['us']) for row in launches):.1f} µs in {len(launches)} launches"
             for name, launches in candidates.items()
             if name != OURS
         )
-        end = float(last["begin_us"]) + float(last["us"])
+        end = max(float(row["begin_us"]) + float(row["us"]) for row in candidates[OURS])
         parts.append(f"{small(dims)}: the layer ends at {end:.1f} µs. Beside it, without pauses: {others}.\n")
         parts.append(table(["launch", "begins at, µs", "takes, µs"], body))
     return "\n".join(parts)
+
+
+def timeline_chart(rows: list[dict[str, str]], dims: Size) -> str:
+    """The launches of the layer at a size as bars over time, each in a line of its own."""
+    at = [
+        row
+        for row in rows
+        if (int(row["M"]), int(row["H"]), int(row["O"]), row["candidate"]) == (*dims, OURS)
+    ]
+    products = iter(("Y", "dln", "dW"))
+    names = [CUT.get(row["kernel"]) or f"product: {next(products)}" for row in at]
+    bars = [(name, float(row["begin_us"]), float(row["us"])) for name, row in zip(names, at, strict=True)]
+    left, step, end = 150, 24, max(begin + time for _, begin, time in bars)
+    words = "; ".join(f"{name} from {begin:.0f} to {begin + time:.0f}" for name, begin, time in bars)
+    drawing = Drawing(NARROW, 34 + step * len(bars), f"Launches over time in µs: {words}.")
+    scale = (NARROW - left - 10) / end
+    for line, (name, begin, time) in enumerate(bars):
+        drawing.text(left - 8, 16 + step * line, name, anchor="end", size=12)
+        drawing.box(
+            left + begin * scale,
+            3 + step * line,
+            time * scale,
+            17,
+            shade=FAINT if name in CUT.values() else 0.6,
+        )
+    for mark in range(0, int(end) + 1, 20):
+        drawing.text(left + mark * scale, 26 + step * len(bars), f"{mark} µs" if mark else "0", size=11)
+    return drawing.svg()
 
 
 def pages() -> dict[str, str]:
@@ -260,6 +298,7 @@ def pages() -> dict[str, str]:
         "sizes_verdict.md": verdict(rows),
         "sizes_peak.md": peak_table(rows) + "\n" + peak_verdict(rows),
         "sizes_timeline.md": timeline_table(record.rows("timeline")),
+        "sizes_timeline.svg": timeline_chart(record.rows("timeline"), (4096, 768, 3072)),
         "sizes_ways.md": ways_table(record.rows("products")),
         "sizes_branches.svg": branches_chart(record.rows("branches")),
         "sizes_pairs.md": pairs_tables(record.rows("pairs")),

@@ -1,7 +1,7 @@
 """What the chapter on measuring shows: one product timed in several ways, and a CPU beside a GPU, from the records."""
 
 from book.figures.charts import LogChart
-from book.figures.ladder import duration
+from book.figures.ladder import duration, times
 from book.measure.record import rows
 
 
@@ -18,6 +18,8 @@ def ways_table() -> str:
         median, least, most = (duration(float(row[name])) for name in ("median_us", "least_us", "most_us"))
         apart = "" if row["rounds"] == "1" else f"{least} to {most}"
         note = row["note"].removesuffix(", 59").removesuffix(", 49")  # the temperature, cut to a place
+        if row["what"].endswith("rested"):
+            note = f"idle afterwards: {note}"
         lines.append(f"| {row['what']} | {median} | {apart} | {note} |")
     facts = measured[0]
     where = f"{facts['device']}, bfloat16, {facts['date']}, PyTorch {facts['torch']}"
@@ -71,7 +73,7 @@ def devices_table() -> str:
     lines = ["| B × S, H → O | pass | CPU | GPU | CPU over GPU |", "| --- | --- | ---: | ---: | ---: |"]
     for dims, direction, cpu, gpu in both_devices():
         sizes = "{:,} × {:,}, {:,} → {:,}".format(*dims).replace(" ", "&nbsp;")
-        lines.append(f"| {sizes} | {direction} | {duration(cpu)} | {duration(gpu)} | {cpu / gpu:,.2g} |")
+        lines.append(f"| {sizes} | {direction} | {duration(cpu)} | {duration(gpu)} | {times(cpu / gpu)} |")
     cpu, gpu = rows("cpu_times")[0], rows("fusion")[0]
     return "\n".join(lines) + (
         f"\n\nFloat32, PyTorch's own two operations. CPU: {cpu['machine']}, {cpu['date']}, PyTorch {cpu['torch']}, processor time, "

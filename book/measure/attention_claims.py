@@ -1,7 +1,7 @@
 """Times and memory of attention's backward pass by hand: `python -m book.measure attention_claims`.
 
-The same two functions are timed twice: by the tutorials' own method, with everything in it that flatters one side, and by a
-fair one. The custom backward pass is the one that tutorials show: it keeps query, key, value and the probabilities, as
+The same two functions are timed twice: by a careless method, with everything in it that flatters one side, and by a
+fair one. The custom backward pass is the plain one: it keeps query, key, value and the probabilities, as
 autograd does for the same formula, and computes the gradients by four products. Beside them stand the puzzle's layer, its flash
 kernels, and PyTorch's own function. Inputs are [B, N, S, d], float32; without a GPU they are small.
 """
@@ -27,7 +27,7 @@ from harness.nn.on_max import Graphs
 Function = Callable[[Tensor, Tensor, Tensor], Tensor]
 LARGE = (512, 1024, 2048, 4096, 8192), {"batch": 8, "heads": 12, "dim": 64}
 SMALL = (32, 64, 128), {"batch": 1, "heads": 2, "dim": 16}
-"""Lengths and sizes on a GPU, those that the published memory follows from, and on a CPU."""
+"""Lengths and sizes on a GPU, and on a CPU."""
 ROUNDS = 9
 SDPA, LAYER, TWO_PASSES, ONE_PASS = "SDPA", "p23", "two passes", "one pass"
 AUTOGRAD, CUSTOM = "autograd", "custom"

@@ -54,7 +54,8 @@ def test_drawn_sizes_beside_their_fastest_peers():
 def test_a_timeline():
     names = ("M", "H", "O", "candidate", "kernel", "begin_us", "us")
     rows = [(5, 6, 7, "bare GEMMs", "other gemm", 0, 30), (5, 6, 7, "fast", "layernorm_rows", 0, 4)]
-    rows += [(5, 6, 7, "fast", "gemm_hopper_kernel", 3.25, 31.5)]
+    rows += [(5, 6, 7, "fast", "gemm_hopper_kernel", 3.25, 31.5), (5, 6, 7, "fast", "finish_sums_DTy", 30, 1)]
+    rows += [(5, 6, 7, "bare GEMMs", "other Memset (Unknown)", 0, 1)]
     text = every_size.timeline_table(strings(dict(zip(names, row, strict=True)) for row in rows))
     assert (
         "5: 6 → 7: the layer ends at 34.8 µs. Beside it, without pauses: products 30.0 µs in 1 launches."

@@ -1,5 +1,7 @@
 """References of pages to records: a number, a statement, a share in words; what is refused, and what typed numbers are seen."""
 
+import html
+
 import pytest
 
 from book.build import references
@@ -99,10 +101,15 @@ def test_a_page_without_a_measured_table_may_have_any_number():
         assert list(references.typed_numbers(page, MADE_FROM)) == []
 
 
-def test_a_page_ends_with_its_records_and_says_which_are_old(monkeypatch, known):
-    page = "{{#include ../.cache/generated/chart.svg}} {{= other('median_us') }}"
-    used = references.records_of(page, MADE_FROM, known | {"other": said.Rows("other")})
-    assert used == ["other", "taken"]
+def test_a_page_names_the_record_of_a_number_that_is_derived(site):
+    """The essay has no table or picture of attention's times, only a ratio of two of them."""
+    page = (site / "essays" / "flash_attention_backward.html").read_text(encoding="utf-8")
+    assert record.read("attention").question in html.unescape(page.split('<details class="records">')[1])
+
+
+def test_a_page_ends_with_its_records_and_says_which_are_old(monkeypatch):
+    used = references.records_of("{{#include ../.cache/generated/chart.svg}}", MADE_FROM)
+    assert used == {"taken"}
     kept = {
         name: Record(
             name, f"What of {name}?", "A GPU", "2026-01-02", f"python -m book.measure {name}", kernels=kernels
@@ -110,7 +117,7 @@ def test_a_page_ends_with_its_records_and_says_which_are_old(monkeypatch, known)
         for name, kernels in (("other", {}), ("taken", {"p22": "0" * 12}))
     }
     monkeypatch.setattr(record, "read", kept.__getitem__)
-    note = references.note(used)
+    note = references.note(["other", *used])
     assert "Measured: 2 records, 1 of kernels that have changed since" in note
     assert note.count("The kernels of p22 have changed since.") == 1
     assert "What of other? A GPU, 2026-01-02. <code>python -m book.measure other</code>." in note

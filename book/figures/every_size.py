@@ -274,10 +274,10 @@ def timeline_chart(rows: list[dict[str, str]], dims: Size) -> str:
     bars = [(name, float(row["begin_us"]), float(row["us"])) for name, row in zip(names, at, strict=True)]
     left, step, end = 150, 24, max(begin + time for _, begin, time in bars)
     words = "; ".join(f"{name} from {begin:.0f} to {begin + time:.0f}" for name, begin, time in bars)
-    drawing = Drawing(NARROW, 34 + step * len(bars), f"Launches over time in µs: {words}.")
+    drawing = Drawing(34 + step * len(bars), f"Launches over time in µs: {words}.")
     scale = (NARROW - left - 10) / end
     for line, (name, begin, time) in enumerate(bars):
-        drawing.text(left - 8, 16 + step * line, name, anchor="end", size=12)
+        drawing.text(left - 8, 16 + step * line, name, anchor="end")
         drawing.box(
             left + begin * scale,
             3 + step * line,
@@ -286,7 +286,7 @@ def timeline_chart(rows: list[dict[str, str]], dims: Size) -> str:
             shade=FAINT if name in CUT.values() else 0.6,
         )
     for mark in range(0, int(end) + 1, 20):
-        drawing.text(left + mark * scale, 26 + step * len(bars), f"{mark} µs" if mark else "0", size=11)
+        drawing.text(left + mark * scale, 26 + step * len(bars), f"{mark} µs" if mark else "0")
     return drawing.svg()
 
 

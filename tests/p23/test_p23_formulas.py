@@ -203,18 +203,18 @@ def slots(v):
 
 def dropout(v):
     """The gradients of an output that some probabilities are left out of; D is still the row sum of dO * O."""
-    M, p = (torch.arange(S * T).reshape(S, T) % 3 != 0).double(), 0.25
+    Z, p = (torch.arange(S * T).reshape(S, T) % 3 != 0).double(), 0.25
     scores = v.scores.detach().requires_grad_()
     P = torch.softmax(scores, -1)
-    O = (P * M) / (1 - p) @ v.V
+    O = (P * Z) / (1 - p) @ v.V
     dS, dP = torch.autograd.grad(O, (scores, P), v.dO)
-    claimed = (v.dO @ v.V.T) * M / (1 - p)
+    claimed = (v.dO @ v.V.T) * Z / (1 - p)
     D = (v.dO * O).sum(-1, keepdim=True)
     return [(claimed, dP), (P * (claimed - D), dS)]
 
 
 OF_SOFTMAX = (softmax, shifted, entry, chain, ds, dot, rows, values, even, keys)
-OF_FLASH = (seen, factor, step, quotient, lse, again, sums, parts, mask, slots, dropout, halves)
+OF_FLASH = (seen, factor, step, quotient, lse, again, sums, mask, parts, slots, dropout, halves)
 FORMULAS = {f.__name__: f for f in (*OF_SOFTMAX, *OF_FLASH)}
 
 

@@ -1,16 +1,18 @@
 """Running kernels and judging what they wrote: cases, gates, rungs, diagnoses, the bug zoo.
 
-From `pNN --gate dW` to its verdict:
+From `pNN --gate dW` to its verdict, in order:
 
-    harness/flags.py             the arguments become Options (options.py), and are checked, the gate too
-    harness/screens/checking.py  check_gates asks a checker for verdicts and prints them (screens/report.py)
-    warm.py                      a gate of kernels is judged by the warm process of harness/server.py, if there is one; else
-    checkers.py                  which checker: the one that the file's rung names
-    gates.py                     Checker, of kernels: they are recorded (devices/recorder.py) while PyTorch says what is right
-                                 (reference.py); NumPy and PyTorch files have numpy_rung.py and torch_rung.py
-    judge.py                     Judge: has the recording replayed on the virtual GPU (ran.py, devices/replay.py), compares
-                                 (compare.py), and says what went wrong (diagnose.py, blame.py)
-    results.py                   GateResult: what a verdict holds
+    harness/cli.py               run: the arguments become Options, checked in harness/flags.py; then checking.check
+    harness/screens/checking.py  check_gates: has the gate judged, prints the verdict (screens/report.py), notes that it passed.
+                                 Where a warm process answers (warm.py, asked by __main__.py already), it has judged in the same way
+    gates.py                     Checker.check, of kernels: records them (devices/recorder.py) while PyTorch says what is right
+    judge.py                     Judge.verdicts: has the recording replayed, and puts what is wrong down to the right gate
+    ran.py                       Simulated.outcome: the cases on the virtual GPU (devices/replay.py), what they wrote and findings
+    reference.py                 Reference.judged: each quantity beside PyTorch's in float64; compare.py has the limit
+    diagnose.py, upstream.py     what is said of a wrong one: which known mistake it is, or which gate before it is to blame
+    results.py                   GateResult: what a verdict holds, and the exit code of some
 
-A whole run, `pNN --backward`, goes by runs.py to the same Judge, once for each device.
+The other ways: a whole run, `pNN --backward`, goes by runs.py to the same Judge, once for each device (`Options.by_gate` in
+options.py says which it is). A file in Python is judged in a process of its own (apart.py) by the checker that its rung names
+(checkers.py): numpy_rung.py, torch_rung.py, or the puzzle's. `--show` draws picture.py; blame.py finds its wrong thread.
 """

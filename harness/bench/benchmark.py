@@ -167,7 +167,7 @@ class Candidate:
     Attributes:
         name: In the table, in the CSV and on the command line.
         role: "ours", "peer" or "floor"; the floor does less than the problem asks for, and is not checked.
-        build: Takes a problem and returns its calls. Raises Unavailable.
+        build: Takes a problem and returns its calls. Raises Unavailable, and ImportError for what is not installed.
         seconds: What building and compiling it may take on a GPU; a run with a time limit asks.
         distribution: The package it comes from, for its version.
         columns: Those in which it takes part.

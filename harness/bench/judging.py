@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from harness.bench.benchmark import Call
+from harness.check.gradients import kept_by_autograd
 
 Tensor = torch.Tensor
 Errors = dict[str, tuple[float, float]]
@@ -42,18 +43,10 @@ def wrong(measured: Errors, baseline: Errors, dtype: torch.dtype) -> list[str]:
 
 def saved_bytes(forward: Call, parameters: tuple[Tensor, ...]) -> int:
     """Bytes that autograd keeps between forward and backward, each storage once, without parameters and output."""
-    storages: dict[int, int] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        storages[storage.data_ptr()] = storage.nbytes()
-        return tensor.detach()  # An output that its own pass keeps would keep the pass, for ever.
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        output, *_ = forward()
-    for tensor in (*parameters, output):
-        storages.pop(tensor.untyped_storage().data_ptr(), None)
-    return sum(storages.values())
+    (output, *_), saved = kept_by_autograd(forward)
+    left_out = {tensor.untyped_storage().data_ptr() for tensor in (*parameters, output)}
+    memory = (tensor.untyped_storage() for tensor in saved)
+    return sum(each.nbytes() for each in memory if each.data_ptr() not in left_out)
 
 
 def grown_bytes(forward: Call) -> int:

@@ -192,8 +192,10 @@ class Bench:
             if candidate.role == "floor":
                 return Ready(candidate, calls, {})
             measured = errors(self.benchmark.results(calls), truth)
-        except Unavailable as reason:
-            self.leave_out(problem.sizes, candidate, "all", f"skipped: {reason}")
+        except (Unavailable, ImportError) as reason:
+            absent = isinstance(reason, ImportError)
+            words = f"not installed ({reason})" if absent else reason
+            self.leave_out(problem.sizes, candidate, "all", f"skipped: {words}")
             return None
         except Exception as error:  # whatever a peer or a half-installed package raises is its own fault
             self.fail(problem.sizes, candidate, error)

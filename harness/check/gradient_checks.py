@@ -22,6 +22,7 @@ from harness.check.gradients import (
     compare,
     furthest,
     gradients,
+    kept_by_autograd,
     leaves,
     off,
     outputs_of,
@@ -492,20 +493,9 @@ def kept_bytes(function: Function, inputs: list[Tensor]) -> tuple[int, list[str]
 
     Inputs count too: what is kept of them cannot be freed.
     """
-    bytes_at: dict[int, int] = {}
-    lines: list[str] = []
-
-    def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        size = tensor.numel() * tensor.element_size()
-        if storage.data_ptr() not in bytes_at:
-            bytes_at[storage.data_ptr()] = size
-            lines.append(f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}, {size} bytes")
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        function(*inputs)
-    return sum(bytes_at.values()), lines
+    _, tensors = kept_by_autograd(lambda: function(*inputs))
+    lines = [f"{list(t.shape)} {str(t.dtype).removeprefix('torch.')}, {t.nbytes} bytes" for t in tensors]
+    return sum(t.nbytes for t in tensors), lines
 
 
 @guarded
@@ -514,11 +504,11 @@ def memory_kept(subject: Subject) -> str | None:
     if subject.saved is None:
         return None
     inputs = subject.inputs("deep" if "deep" in subject.sizes else "odd", dtype=torch.float32)
-    kept, lines = kept_bytes(subject.function, inputs)
+    count, lines = kept_bytes(subject.function, inputs)
     expected = subject.saved(*inputs)
-    if kept == expected:
+    if count == expected:
         return None
-    return f"{kept} bytes are kept ({'; '.join(lines) or 'nothing'}), the ledger says {expected}"
+    return f"{count} bytes are kept ({'; '.join(lines) or 'nothing'}), the ledger says {expected}"
 
 
 @guarded

@@ -3,11 +3,13 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 Function = Callable[..., Tensor | tuple[Tensor, ...]]
+Returned = TypeVar("Returned")
 TOLERANCE = 1e-9
 """Largest error of a gradient in float64, relative to its largest element."""
 CANCELLED = 1e-6
@@ -110,6 +112,19 @@ def second_gradients(function: Function, inputs: list[Tensor]) -> list[Tensor]:
         )  # unlike grad it runs all that there is: once_differentiable then refuses
     every = (*leaves(inputs), *incoming)
     return [torch.zeros_like(t) if t.grad is None else t.grad for t in every]
+
+
+def kept_by_autograd(call: Callable[[], Returned]) -> tuple[Returned, list[Tensor]]:
+    """What a call returns, and what autograd keeps of it for the backward pass, a tensor for each piece of memory."""
+    tensors: dict[int, Tensor] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        tensors.setdefault(tensor.untyped_storage().data_ptr(), tensor.detach())
+        return tensor.detach()  # an output that its own pass keeps would keep the pass, for ever
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        returned = call()
+    return returned, list(tensors.values())
 
 
 class Distance(float):

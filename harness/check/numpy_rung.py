@@ -35,12 +35,9 @@ class NumpyChecker(PythonChecker):
         for case in cases:
             try:
                 outputs = self._call(gate, function, case)
-            except (
-                Exception
-            ) as error:  # whatever a learner's code raises is a verdict, not a failure of the harness
-                result.state, result.hint = "wrong", f"{ladder}-1"
-                result.diagnosis = [f"in case '{case.name}': {describe(error, path)}"]
-                return result
+            except Exception as error:  # whatever a learner's code raises is a verdict
+                words = f"in case '{case.name}': {describe(error, path)}"
+                return self.wrong(gate, [words], comparisons=result.comparisons)
             verdicts = {quantity: self._verdict(case, quantity, got) for quantity, got in outputs.items()}
             result.comparisons.append(Comparison(case, verdicts))
             for quantity, verdict in verdicts.items():

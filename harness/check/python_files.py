@@ -94,8 +94,21 @@ class PythonChecker:
         except BaseException as error:
             if by_keyboard(error):
                 raise
-            hint = f"{self.puzzle.ladder(self.rung, gate.id)}-1"
-            return GateResult(gate, "wrong", diagnosis=[describe_leaving(error, path)], hint=hint)
+            return self.wrong(gate, [describe_leaving(error, path)])
+
+    def wrong(
+        self,
+        gate: Gate,
+        lines: list[str],
+        mistake: str | None = None,
+        *,
+        hint: int = 1,
+        of: str = "",
+        **more: Any,
+    ) -> GateResult:
+        """The verdict on a wrong gate, with the hint that helps, of its own ladder or that `of` another; `more` as in GateResult."""
+        ladder = self.puzzle.ladder(self.rung, of or gate.id)
+        return GateResult(gate, "wrong", diagnosis=lines, mistake=mistake, hint=f"{ladder}-{hint}", **more)
 
     def _judge(self, gate: Gate, module: Module, path: Path, cases: list[Case]) -> GateResult:
         """The verdict on one gate whose blank is filled; `module` is what the file defines."""

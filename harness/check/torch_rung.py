@@ -50,7 +50,6 @@ class TorchChecker(PythonChecker):
     def _judge(self, gate: Gate, module: Module, path: Path, cases: list[Case]) -> GateResult:
         result = GateResult(gate, "correct")
         asked = self.rung.functions[gate.id]
-        ladder = self.puzzle.ladder(self.rung, gate.id)
         wrong: dict[str, list[Evidence]] = {}
         where = ""
         try:
@@ -72,16 +71,12 @@ class TorchChecker(PythonChecker):
                 self._opcheck(asked, path, case)
         except RankFailed as error:
             failure = str(error)
-        except (
-            Exception
-        ) as error:  # whatever a learner's code raises is a verdict, not a failure of the harness
+        except Exception as error:  # whatever a learner's code raises is a verdict
             failure = describe(error, path, longest=LONGEST)
         else:
-            explain(result, self.puzzle, wrong, ladder)
+            explain(result, self.puzzle, wrong, self.puzzle.ladder(self.rung, gate.id))
             return result
-        result.state, result.hint = "wrong", f"{ladder}-1"
-        result.diagnosis = [f"{where}: {failure}"]
-        return result
+        return self.wrong(gate, [f"{where}: {failure}"], comparisons=result.comparisons)
 
     def _run(self, asked: TorchFunction, path: Path, case: Case) -> Tensors:
         """What a gate's function makes of a case, by quantity, whole. Raises what it raises, or ValueError."""

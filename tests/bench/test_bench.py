@@ -168,16 +168,21 @@ def test_below_twenty_microseconds_nothing_is_concluded():
 
 def test_an_absent_peer_is_listed_with_its_reason():
     def absent(problem):
-        raise Unavailable("not installed (No module named 'peer')")
+        raise ImportError("No module named 'peer'")
+
+    def elsewhere(problem):
+        raise Unavailable("needs a GPU")
 
     def broken(problem):
         raise OSError("libpeer.so: cannot open shared object file\nsecond line")
 
-    run = a_bench(EAGER, Candidate("absent", "peer", absent), Candidate("broken", "peer", broken))
+    peers = {"absent": absent, "elsewhere": elsewhere, "broken": broken}
+    run = a_bench(EAGER, *(Candidate(name, "peer", build) for name, build in peers.items()))
     run.run()
     notes = {row["candidate"]: row["note"] for row in run.rows if row["column"] == "all"}
     assert notes == {
         "absent": "skipped: not installed (No module named 'peer')",
+        "elsewhere": "skipped: needs a GPU",
         "broken": "skipped: OSError: libpeer.so: cannot open shared object file second line",
     }
     assert run.faults == 0 and "   absent: skipped: not installed" in printed(run)

@@ -26,9 +26,8 @@ BUGS = [bug for bug in zoo.load("p21") if bug.rung == "catch"]
 
 def judged(path, seconds: float = catch.SECONDS) -> GateResult:
     """The verdict in this process."""
-    result = GateResult(PUZZLE.gates_of(RUNG)[0], "wrong")
-    catch.explain(result, tries(path, "p21", seconds), "check")
-    return result
+    (gate,) = PUZZLE.gates_of(RUNG)
+    return CatchChecker(PUZZLE, RUNG).verdict(gate, tries(path, "p21", seconds))
 
 
 def written(tmp_path, body: str):

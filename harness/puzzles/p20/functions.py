@@ -93,10 +93,9 @@ class FunctionsChecker(PythonChecker):
     def _judge(self, gate: Gate, module: dict, path: Path, cases: list[Case]) -> GateResult:
         """All checks of one class; where results or gradients are wrong, the later checks would only say it again."""
         function = module.get(CLASSES[gate.id])
-        hint = f"{self.puzzle.ladder(self.rung, gate.id)}-2"
         if not (isinstance(function, type) and issubclass(function, torch.autograd.Function)):
             words = f"the file defines no class {CLASSES[gate.id]}(torch.autograd.Function)"
-            return GateResult(gate, "wrong", diagnosis=[words], hint=hint)
+            return self.wrong(gate, [words], hint=2)
         what = subject(gate.id, function)
         wanted = RELU if gate.id.startswith("relu") else COMMON
         lines: dict[str, str] = {}
@@ -110,7 +109,7 @@ class FunctionsChecker(PythonChecker):
         if checks.against_autograd.__name__ in lines:
             wrong[-1:] = wrong_gradients(self.puzzle, what, function, path) or wrong[-1:]
         if wrong:
-            return GateResult(gate, "wrong", diagnosis=wrong, mistake=next(iter(lines)), hint=hint)
+            return self.wrong(gate, wrong, next(iter(lines)), hint=2)
         return GateResult(gate, "correct", summary=f"{len(wanted)} checks; keeps {kept_words(what)}")
 
 

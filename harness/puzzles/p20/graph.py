@@ -83,7 +83,6 @@ class GraphChecker(PythonChecker):
         return result
 
     def _verdict(self, gate: Gate, module: dict, path: Path) -> GateResult:
-        hint = f"{self.puzzle.ladder(self.rung, gate.id)}-1"
         for x in (*POINTS, None) if gate.id == "backward" else POINTS:
             try:
                 line = self._wrong_at(gate.id, module, x)
@@ -91,13 +90,11 @@ class GraphChecker(PythonChecker):
                 line = describe(error, path)
             if line and x is None:
                 given = ", ".join(f"{edge} {number:g}" for edge, number in STEEP.items())
-                return GateResult(
-                    gate, "wrong", diagnosis=[f"along other edges ({given}): {line}"], hint=hint
-                )
+                return self.wrong(gate, [f"along other edges ({given}): {line}"])
             if line:
                 known = known_mistake(gate.id, module)
                 lines = [f"at x = {x:g}: {line}", *([KNOWN[known]] if known else [])]
-                return GateResult(gate, "wrong", diagnosis=lines, mistake=known, hint=hint)
+                return self.wrong(gate, lines, known)
         return GateResult(gate, "correct", summary=f"right at x = {', '.join(f'{x:g}' for x in POINTS)}")
 
     def _wrong_at(self, gate: str, module: dict, x: float | None) -> str | None:

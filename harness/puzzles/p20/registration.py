@@ -266,7 +266,6 @@ class RegistrationChecker(PythonChecker):
     """Judges the registration, a fresh one for every check."""
 
     def _judge(self, gate: Gate, module: dict, path: Path, cases: list[Case]) -> GateResult:
-        hint = f"{self.puzzle.ladder(self.rung, gate.id)}-1"
         wrong, first = [], None
         module = self._taking_effect(gate, module, path)
         for check in CHECKS[gate.id]:
@@ -286,7 +285,7 @@ class RegistrationChecker(PythonChecker):
                 f"it may be waiting for {', '.join(waiting)}, which {'is' if len(waiting) == 1 else 'are'} not written yet"
             )
         if wrong:
-            return GateResult(gate, "wrong", diagnosis=wrong, mistake=first, hint=hint)
+            return self.wrong(gate, wrong, first)
         return GateResult(gate, "correct", summary=", ".join(check.__name__ for check in CHECKS[gate.id]))
 
     def _taking_effect(self, gate: Gate, module: dict, path: Path) -> dict:

@@ -138,50 +138,35 @@ class CatchChecker(PythonChecker):
         return START + 2 * TOGETHER
 
     def _judge(self, gate: Gate, module: dict, path: Path, cases: list[Case]) -> GateResult:
-        ladder = self.puzzle.ladder(self.rung, gate.id)
-        result = GateResult(gate, "wrong", hint=f"{ladder}-1")
+        arguments, describing = (path, self.puzzle.name, self.seconds), functools.partial(describe, path=path)
         try:
-            (done,) = run_ranks(
-                tries,
-                [(path, self.puzzle.name, self.seconds)],
-                describe=functools.partial(describe, path=path),
-                source=path,
-                seconds=TOGETHER,
-            )
+            (done,) = run_ranks(tries, [arguments], describe=describing, source=path, seconds=TOGETHER)
         except RankFailed as error:
-            result.mistake = "no-verdict"
-            result.diagnosis = [str(error).replace("rank 0 of 1: ", "").replace("rank 0 of 1", "check")]
-            return result
-        explain(result, done, ladder)
-        return result
+            words = str(error).replace("rank 0 of 1: ", "").replace("rank 0 of 1", "check")
+            return self.wrong(gate, [words], "no-verdict")
+        return self.verdict(gate, done)
 
-
-def explain(result: GateResult, done: Sequence[Try], ladder: str) -> None:
-    """Fills in the verdict on a test from what it said."""
-    right = [each for each in done if each.right]
-    wrong = [each for each in done if not each.right]
-    alarms = [each for each in right if each.said]
-    missed = [each for each in wrong if not each.said]
-    if late := next((each for each in done if each.late), None):
-        result.mistake = "too-slow"
-        result.diagnosis = [f"on {late.name} {late.said}; one op may take so long, no more"]
-        return
-    given, held = ([each for each in wrong if each.held_back is value] for value in (False, True))
-    caught = f"caught {len(wrong) - len(missed)} of {len(wrong)} wrong ones"
-    parts = f"{count(given)} of those in your folder, {count(held)} held back"
-    if not alarms and not missed:
-        result.state, result.hint = "correct", None
-        result.summary = (
-            f"{caught} ({len(held)} of them held back), no false alarm in {len(right)} right ones"
-        )
-        return
-    result.mistake = "false-alarm" if alarms else "missed"
-    result.hint = f"{ladder}-{2 if alarms else 1}"
-    result.diagnosis = [f"false alarm on {each.name}: {each.said}" for each in alarms[:SHOWN]]
-    if len(alarms) > SHOWN:
-        result.diagnosis.append(f"... and {len(alarms) - SHOWN} more false alarms in {len(right)} right ones")
-    result.diagnosis.append(f"{caught}: {parts}")
-    result.diagnosis += kind_lines(missed)
+    def verdict(self, gate: Gate, done: Sequence[Try]) -> GateResult:
+        """The verdict on a test by what it said."""
+        right = [each for each in done if each.right]
+        wrong = [each for each in done if not each.right]
+        alarms = [each for each in right if each.said]
+        missed = [each for each in wrong if not each.said]
+        if late := next((each for each in done if each.late), None):
+            return self.wrong(
+                gate, [f"on {late.name} {late.said}; one op may take so long, no more"], "too-slow"
+            )
+        given, held = ([each for each in wrong if each.held_back is value] for value in (False, True))
+        caught = f"caught {len(wrong) - len(missed)} of {len(wrong)} wrong ones"
+        parts = f"{count(given)} of those in your folder, {count(held)} held back"
+        if not alarms and not missed:
+            words = f"{caught} ({len(held)} of them held back), no false alarm in {len(right)} right ones"
+            return GateResult(gate, "correct", summary=words)
+        lines = [f"false alarm on {each.name}: {each.said}" for each in alarms[:SHOWN]]
+        if len(alarms) > SHOWN:
+            lines.append(f"... and {len(alarms) - SHOWN} more false alarms in {len(right)} right ones")
+        lines += [f"{caught}: {parts}", *kind_lines(missed)]
+        return self.wrong(gate, lines, "false-alarm" if alarms else "missed", hint=2 if alarms else 1)
 
 
 def kind_lines(missed: Sequence[Try]) -> list[str]:

@@ -102,11 +102,10 @@ class HuntChecker(PythonChecker):
     """Judges the classes of the first rung, each alone."""
 
     def _judge(self, gate: Gate, module: dict, path: Path, cases: list[Case]) -> GateResult:
-        ladder = self.puzzle.ladder(self.rung, gate.id)
         try:
             subject = WANTED[gate.id].subject(function_of(gate.id, module).apply)
         except ValueError as error:
-            return GateResult(gate, "wrong", diagnosis=[str(error)], hint=f"{ladder}-1")
+            return self.wrong(gate, [str(error)])
         wanted = decisive(gate.id)
         lines = {check.__name__: line for check in wanted if (line := check(subject))}
         if not lines:
@@ -121,7 +120,7 @@ class HuntChecker(PythonChecker):
             shown.append(
                 f"{words}: {', '.join(n for n, s in catches.items() if s is wanted_value) or 'none'}"
             )
-        return GateResult(gate, "wrong", diagnosis=shown, mistake=first, hint=f"{ladder}-2")
+        return self.wrong(gate, shown, first, hint=2)
 
 
 # ---- The matrix ---------------------------------------------------------------------------------------------

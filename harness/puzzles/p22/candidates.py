@@ -133,11 +133,9 @@ def ours(algorithm: str, memory: str = "auto") -> Callable[[Problem], Differenti
 
     def build(problem: Problem) -> Differentiable:
         refuse_large(problem, algorithm)
-        try:
-            from harness.nn import layernorm_direct, layers
-            from harness.nn.layernorm_plan import AUTO
-        except ImportError as error:
-            raise Unavailable(f"{error}; the workbook's kernels need MAX") from error
+        from harness.nn import layernorm_direct, layers
+        from harness.nn.layernorm_plan import AUTO
+
         on_gpu = problem.device.type == "cuda"
         detour = algorithm == "fast" and on_gpu and layernorm_direct.kernels(problem.device) is None
         if memory != AUTO and (detour or not on_gpu):
@@ -157,10 +155,7 @@ def through_max(algorithm: str) -> Callable[[Problem], Calls]:
 
     def build(problem: Problem) -> Calls:
         refuse_large(problem, algorithm)
-        try:
-            from harness.bench.max_graph import MaxCalls
-        except ImportError as error:
-            raise Unavailable(f"{error}; the workbook's kernels need MAX") from error
+        from harness.bench.max_graph import MaxCalls
         from harness.puzzles.p22.spec import PUZZLE
 
         sizes = problem.sizes
@@ -246,12 +241,9 @@ def liger(problem: Problem) -> Differentiable:
     """Liger's Triton LayerNorm, then F.linear."""
     if problem.device.type == "cpu":
         raise Unavailable("its Triton kernels need a GPU")
-    try:
-        from liger_kernel.ops.layer_norm import (  # pyright: ignore[reportMissingImports] (on GPU machines)
-            LigerLayerNormFunction,
-        )
-    except ImportError as error:
-        raise Unavailable(f"not installed ({error})") from error
+    from liger_kernel.ops.layer_norm import (  # pyright: ignore[reportMissingImports] (on GPU machines)
+        LigerLayerNormFunction,
+    )
 
     def function(x, gamma, beta, W, b):
         return F.linear(LigerLayerNormFunction.apply(x, gamma, beta, EPS), W, b)
@@ -265,10 +257,8 @@ def tf32x3(problem: Problem) -> Differentiable:
         raise Unavailable("Triton's kernels need a GPU")
     if problem.dtype != torch.float32:
         raise Unavailable("float32 only")
-    try:
-        from harness.puzzles.p22.triton_products import layernorm_linear
-    except ImportError as error:
-        raise Unavailable(f"not installed ({error})") from error
+    from harness.puzzles.p22.triton_products import layernorm_linear
+
     return Differentiable(layernorm_linear, problem.leaves, problem.grad_output)
 
 
@@ -276,12 +266,10 @@ def transformer_engine(problem: Problem) -> Differentiable:
     """NVIDIA's LayerNormLinear module, with the parameters of the problem."""
     if problem.device.type == "cpu":
         raise Unavailable("needs a GPU")
-    try:
-        from transformer_engine.pytorch import (  # pyright: ignore[reportMissingImports] (on GPU machines)
-            LayerNormLinear,
-        )
-    except (ImportError, OSError, RuntimeError) as error:
-        raise Unavailable(f"not installed ({error})") from error
+    from transformer_engine.pytorch import (  # pyright: ignore[reportMissingImports] (on GPU machines)
+        LayerNormLinear,
+    )
+
     x, *parameters = problem.leaves
     module = LayerNormLinear(problem.sizes.H, problem.sizes.O, eps=EPS, params_dtype=x.dtype, device=x.device)
     own = (module.layer_norm_weight, module.layer_norm_bias, module.weight, module.bias)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from harness.check.gradients import kept_by_autograd
 from harness.check.python_files import describe, load
 from harness.puzzles.p25.wire import Broken, Wire
 
@@ -132,10 +133,10 @@ def one_case(module: Mapping[str, Any], path: Path, part: Part, group: Any, pati
     wire = Wire(patience, leaves[0].dtype)
     try:
         with wire.watched():
-            output, kept = bytes_kept(lambda: module["RingAttention"].apply(*leaves, *part.arguments, group))
+            output, count = bytes_kept(lambda: module["RingAttention"].apply(*leaves, *part.arguments, group))
             wire.coarse = 0
             gradients = torch.autograd.grad(output, leaves, tensors["grad_output"])
-        check_kept(kept, leaves, output)
+        check_kept(count, leaves, output)
         check_travelling(wire.coarse, part.size, leaves[0].dtype)
         for name, tensor in tensors.items():
             if not torch.equal(tensor.detach(), given[name]):
@@ -147,22 +148,14 @@ def one_case(module: Mapping[str, Any], path: Path, part: Part, group: Any, pati
     names = ("output", "grad_query", "grad_key", "grad_value")
     pairs = zip(names, (output, *gradients), strict=True)
     values = {name: tensor.detach().float().numpy() for name, tensor in pairs}
-    return Answer(values, kept=kept)
+    return Answer(values, kept=count)
 
 
 def bytes_kept(call: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, int]:
     """The output of one autograd.Function, and the bytes that its node keeps: saved tensors, and others on its ctx."""
-    kept: dict[int, int] = {}
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        output = call()
-    for tensor in tensors_in(vars(output.grad_fn)):
-        keep(tensor)
-    return output, sum(kept.values())
+    output, saved = kept_by_autograd(call)
+    memory = [tensor.untyped_storage() for tensor in (*saved, *tensors_in(vars(output.grad_fn)))]
+    return output, sum({each.data_ptr(): each.nbytes() for each in memory}.values())
 
 
 def tensors_in(value: object) -> Iterator[torch.Tensor]:
@@ -176,14 +169,14 @@ def tensors_in(value: object) -> Iterator[torch.Tensor]:
             yield from tensors_in(each)
 
 
-def check_kept(kept: int, leaves: list[torch.Tensor], output: torch.Tensor) -> None:
+def check_kept(count: int, leaves: list[torch.Tensor], output: torch.Tensor) -> None:
     """Raises Broken where a rank keeps more than its own query, key, value and output, and a number a row."""
     rows = output.shape[0] * output.shape[1] * output.shape[2]
     own = sum(tensor.nbytes for tensor in (*leaves, output)) + 4 * rows
-    if kept > own + SLACK:
+    if count > own + SLACK:
         raise Broken(
             "keeps-all-blocks",
-            f"keeps {kept:,} bytes for the backward pass; its own query, key, value, output and lse are {own:,}",
+            f"keeps {count:,} bytes for the backward pass; its own query, key, value, output and lse are {own:,}",
         )
 
 

@@ -70,16 +70,14 @@ class BackendChecker(PythonChecker):
         return 5 * super().limit(cases)  # torch.compile may call a C++ compiler for a dozen models
 
     def _judge(self, gate: Gate, module: dict, path: Path, cases: list[Case]) -> GateResult:
-        hint = f"{self.puzzle.ladder(self.rung, gate.id)}-1"
         fault = fault_of(gate.id, module, path)
         if fault and (part := self._wrong_part(gate.id, module, path)):
-            ladder = self.puzzle.ladder(self.rung, part)
-            return GateResult(gate, "wrong", diagnosis=[sentence(part)], hint=f"{ladder}-1")
+            return self.wrong(gate, [sentence(part)], of=part)
         if fault:
             lines = [f"{fault.kind}: {fault}"]
             if fault.kind in FIXES:
                 lines.append(f"what to do: {FIXES[fault.kind]}")
-            return GateResult(gate, "wrong", diagnosis=lines, mistake=fault.kind, hint=hint)
+            return self.wrong(gate, lines, fault.kind)
         return GateResult(gate, "correct", summary=SUMMARIES.get(gate.id, ""))
 
     def _wrong_part(self, gate: str, module: Module, path: Path) -> str:

@@ -114,6 +114,11 @@ def not_given(*_: object, **__: object) -> NoReturn:
     raise NotImplementedError("the puzzle's spec leaves this function out")
 
 
+def named(*quantities: str, **others: str) -> dict[str, str]:
+    """Quantity -> the name that reports print: its own, or for the `others` another."""
+    return {**{quantity: quantity for quantity in quantities}, **others}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Puzzle:
     """Everything the harness needs to know about one puzzle.

@@ -9,7 +9,7 @@ import numpy as np
 from harness.puzzles.p19.mistakes import EPS, MISTAKES, ROW_THREADS, TILE, derive
 from harness.spec.cases import covering, first_two, not_finite, tiled, with_not_finite
 from harness.spec.ops import ACCUM, Argument, Call, OpSpec
-from harness.spec.puzzle import Arrays, Case, Gate, Puzzle
+from harness.spec.puzzle import Arrays, Case, Gate, Puzzle, named
 from harness.spec.rounding import rounded
 from harness.spec.rungs import MojoRung
 
@@ -141,7 +141,7 @@ PUZZLE = Puzzle(
     reference=reference,
     derive=derive,
     mistakes=MISTAKES,
-    forward={quantity: quantity for op in OPS.values() for quantity in op.writes},
+    forward=named(*(quantity for op in OPS.values() for quantity in op.writes)),
     variants={id: (Call(op, (), id, LAUNCHES[id]),) for id, op in OPS.items()},
     about_variants={id: f"only {id}: {ABOUT[id]}" for id in OPS},
     atomic=frozenset({("atomic", "column_sums")}),

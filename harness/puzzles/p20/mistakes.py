@@ -17,19 +17,20 @@ ROW_THREADS = 128
 """Threads that share a row."""
 
 
+def in_words(passes: np.ndarray) -> np.ndarray:
+    """Bools of any shape as rows of a word each, filled up with False."""
+    return np.pad(passes.ravel(), (0, -passes.size % WORD)).reshape(-1, WORD)
+
+
 def pack(passes: np.ndarray) -> np.ndarray:
     """Bools of any shape as int32 words, the first element in the lowest bit of the first word."""
-    flat = np.zeros(-(-passes.size // WORD) * WORD, np.uint32)
-    flat[: passes.size] = passes.ravel()
     weights = np.uint32(1) << np.arange(WORD, dtype=np.uint32)
-    return (flat.reshape(-1, WORD) * weights).sum(1, dtype=np.uint32).view(np.int32)
+    return (in_words(passes) * weights).sum(1, dtype=np.uint32).view(np.int32)
 
 
 def reversed_bits(passes: np.ndarray) -> np.ndarray:
     """Words with the first element in the highest bit."""
-    flat = np.zeros(-(-passes.size // WORD) * WORD, bool)
-    flat[: passes.size] = passes.ravel()
-    return pack(flat.reshape(-1, WORD)[:, ::-1])
+    return pack(in_words(passes)[:, ::-1])
 
 
 def bits_of(words: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
@@ -40,16 +41,12 @@ def bits_of(words: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 def next_in_word(passes: np.ndarray) -> np.ndarray:
     """For every element what the next one says, for the last of a word the first."""
-    flat = np.zeros(-(-passes.size // WORD) * WORD, bool)
-    flat[: passes.size] = passes.ravel()
-    return np.roll(flat.reshape(-1, WORD), -1, 1).ravel()[: passes.size].reshape(passes.shape)
+    return np.roll(in_words(passes), -1, 1).ravel()[: passes.size].reshape(passes.shape)
 
 
 def place_and_word(passes: np.ndarray) -> np.ndarray:
     """For every element the lowest bit of its word and of its place in it, both set."""
-    flat = np.zeros(-(-passes.size // WORD) * WORD, bool)
-    flat[: passes.size] = passes.ravel()
-    both = flat.reshape(-1, WORD)[:, :1] & (np.arange(WORD) % 2 == 1)
+    both = in_words(passes)[:, :1] & (np.arange(WORD) % 2 == 1)
     return both.ravel()[: passes.size].reshape(passes.shape)
 
 

@@ -20,7 +20,7 @@ from harness.spec.cases import (
     with_not_finite,
 )
 from harness.spec.ops import ACCUM, Argument, Call, OpSpec, Scalar, accum_dtype, bytes_of
-from harness.spec.puzzle import Arrays, Case, Demo, Dims, Gate, Ledger, Puzzle
+from harness.spec.puzzle import Arrays, Case, Demo, Dims, Gate, Ledger, Puzzle, named
 from harness.spec.rounding import rounded
 from harness.spec.rungs import MojoRung, Rung
 
@@ -313,21 +313,9 @@ PUZZLE = Puzzle(
     derive=derive,
     mistakes=MISTAKES,
     terms=terms,
-    forward={
-        "relu": "relu",
-        "mask": "relu_mask",
-        "softmax": "softmax",
-        "layernorm": "layernorm",
-        "mean": "mean",
-        "rstd": "rstd",
-    },
-    backward={
-        "grad_relu": "grad_relu",
-        "grad_softmax": "grad_softmax",
-        "grad_input": "grad_layernorm",
-        "grad_weight": "grad_weight",
-        "grad_bias": "grad_bias",
-    },
+    forward=named("relu", mask="relu_mask") | named("softmax", "layernorm", "mean", "rstd"),
+    backward=named("grad_relu", "grad_softmax", grad_input="grad_layernorm")
+    | named("grad_weight", "grad_bias"),
     variants=VARIANTS,
     about_variants={name: f"only {name}, forward and backward" for name in VARIANTS},
     ledger=ledger,

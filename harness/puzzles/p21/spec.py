@@ -9,7 +9,7 @@ import numpy as np
 from harness.puzzles.p21.derivation import EPS, MISTAKES, derive
 from harness.spec.cases import first_two
 from harness.spec.ops import ACCUM, Argument, Call, OpSpec
-from harness.spec.puzzle import Arrays, Case, Demo, Dims, Gate, Puzzle
+from harness.spec.puzzle import Arrays, Case, Demo, Dims, Gate, Puzzle, named
 from harness.spec.rounding import rounded
 from harness.spec.rungs import MojoRung, Rung
 
@@ -159,12 +159,7 @@ PUZZLE = Puzzle(
     derive=derive,
     mistakes=MISTAKES,
     terms=terms,
-    backward={
-        "grad_bias": "grad_bias",
-        "grad_scale": "grad_scale",
-        "grad_logits": "grad_logits",
-        "grad_input": "grad_input",
-    },
+    backward=named("grad_bias", "grad_scale", "grad_logits", "grad_input"),
     variants={VARIANT: tuple(map(call, CALLS))},
     atomic=frozenset({(VARIANT, "grad_scale")}),
     summands=lambda dims: dims[0] * dims[1],

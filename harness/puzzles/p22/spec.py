@@ -11,7 +11,7 @@ from harness.puzzles.p22.mistakes import MISTAKES, derive, packed
 from harness.spec.baseline import unluckiest
 from harness.spec.cases import CANCELLING, cancelling, first_two, not_finite, with_not_finite
 from harness.spec.ops import ACCUM, Argument, Call, OpSpec, Scalar, accum_dtype, bytes_of
-from harness.spec.puzzle import Arrays, Case, Demo, Gate, Ledger, Puzzle, Symptom
+from harness.spec.puzzle import Arrays, Case, Demo, Gate, Ledger, Puzzle, Symptom, named
 from harness.spec.rounding import rounded
 from harness.spec.rungs import MojoRung, NumpyRung
 
@@ -425,14 +425,12 @@ PUZZLE = Puzzle(
     symptom=cancellation,
     propagated=propagated,
     terms=terms,
-    forward={"output": "output", "mean": "mean", "rstd": "rstd"},
-    backward={
-        "grad_input": "grad_input",
-        "grad_ln_weight": "grad_ln_weight",
-        "grad_ln_bias": "grad_ln_bias",
-        "grad_weight": "grad_linear_weight",
-        "grad_bias": "grad_linear_bias",
-    },
+    forward=named("output", "mean", "rstd"),
+    backward=named(
+        *("grad_input", "grad_ln_weight", "grad_ln_bias"),
+        grad_weight="grad_linear_weight",
+        grad_bias="grad_linear_bias",
+    ),
     intermediate=("row_sums", *TRANSFER.writes),
     variants=VARIANTS,
     about_variants={

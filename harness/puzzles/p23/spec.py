@@ -13,7 +13,7 @@ from harness.puzzles.p23.mistakes import MISTAKES, TILE
 from harness.puzzles.rows import gathered, repeated, transposed
 from harness.spec.cases import CANCELLING, cancelling, covering, first_two, not_finite, tiled, with_not_finite
 from harness.spec.ops import ACCUM, Argument, Call, OpSpec, accum_dtype, bytes_of
-from harness.spec.puzzle import Arrays, Case, Gate, Ledger, Puzzle, Symptom
+from harness.spec.puzzle import Arrays, Case, Gate, Ledger, Puzzle, Symptom, named
 from harness.spec.rounding import rounded
 from harness.spec.rungs import MojoRung, NumpyRung, TorchFunction, TorchRung
 
@@ -431,8 +431,8 @@ PUZZLE = Puzzle(
     symptom=symptom,
     terms=terms,
     propagated=propagated,
-    forward={"output": "output"},
-    backward={"grad_query": "grad_query", "grad_key": "grad_key", "grad_value": "grad_value"},
+    forward=named("output"),
+    backward=named("grad_query", "grad_key", "grad_value"),
     derived_sizes=lambda dims: {
         **{"G": heads_of_key(dims), "mask_b": 1, "mask_n": 1},
         **{"mask_s": dims[2], "mask_t": dims[3]},

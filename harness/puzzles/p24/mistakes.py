@@ -11,7 +11,7 @@ import numpy as np
 from harness.nn import orders
 from harness.puzzles import formulas
 from harness.puzzles.p24.derivation import apart, gathered, in_tiles, near, placed, tiles_with
-from harness.spec.derivation import Derivation, Mistake
+from harness.spec.derivation import Derivation, Mistake, Step
 from harness.spec.puzzle import Arrays, Symptom
 
 PRINTED = (0, 1, 3, 2, 7, 6, 4, 5, 14, 15, 13, 12, 8, 9, 11, 10)
@@ -94,6 +94,11 @@ def printed(v: Derivation) -> np.ndarray:
     return np.array(PRINTED) if v.side == 4 else hilbert(v)
 
 
+def order_of(index: Step) -> dict[str, Step]:
+    """Another index of all cells, and its inverse."""
+    return {"index": index, "inverse": lambda v: orders.inverse(index(v))}
+
+
 WRONG_TURNS = (
     ("turn-forgotten", "with quarters that are never turned", Turns((), ())),
     ("exchange-forgotten", "with row and column not exchanged in the first and the last quarter", Turns(())),
@@ -114,25 +119,23 @@ WRONG_TURNS = (
 CURVE = (
     Mistake("inverse-for-index",
             "with index and inverse exchanged: one says which cell comes at a step, the other at which step a cell comes",
-            {"index": lambda v: orders.inverse(hilbert(v)), "inverse": hilbert}),
+            order_of(lambda v: orders.inverse(hilbert(v)))),
     Mistake("printed-sequence",
             "with 0 1 3 2 7 6 4 5 ... for 4 x 4: a permutation, but its steps do not go to neighbours",
-            {"index": printed, "inverse": lambda v: orders.inverse(printed(v))}),
+            order_of(printed)),
     *(
         Mistake(id, words,
                 {"index": lambda v, t=turns: curve(v, t), "inverse": lambda v, t=turns: step_of(v, t)},
                 3 if "end" in id else 2)
         for id, words, turns in WRONG_TURNS
     ),
-    Mistake("row-and-column-exchanged", "with row and column exchanged",
-            {"index": exchanged, "inverse": lambda v: orders.inverse(exchanged(v))}, 3),
+    Mistake("row-and-column-exchanged", "with row and column exchanged", order_of(exchanged), 3),
     Mistake("digits-reversed",
             "with the quarters' digits in the reverse order: the largest square has the highest two bits",
-            {"inverse": wrong_end, "index": lambda v: orders.inverse(wrong_end(v))}),
+            order_of(lambda v: orders.inverse(wrong_end(v)))),
     Mistake("z-order", "by the bits of row and column in turn: that is the Z-order, whose steps jump",
-            {"index": lambda v: orders.z_order(int(v.side), int(v.side)),
-             "inverse": lambda v: orders.inverse(orders.z_order(int(v.side), int(v.side)))}, 1),
-    Mistake("row-by-row", "row by row", {"index": lambda v: v.steps, "inverse": lambda v: v.steps}, 1),
+            order_of(lambda v: orders.z_order(int(v.side), int(v.side))), 1),
+    Mistake("row-by-row", "row by row", order_of(lambda v: v.steps), 1),
 )  # fmt: skip
 
 # ---- Permutations -------------------------------------------------------------------------------------------
@@ -193,16 +196,8 @@ def tiles_of_all(v: Derivation) -> np.ndarray:
 def one_step_for_cell(v: Derivation) -> np.ndarray:
     """Pairs within the window where the step of the query is taken for its cell, [L, L]."""
     cells, steps = np.divmod(v.order, v.width), np.divmod(np.arange(len(v.order)), v.width)
-    return (
-        np.maximum(*(np.abs(step[:, None] - cell[None, :]) for step, cell in zip(steps, cells, strict=True)))
-        <= v.radius
-    )
-
-
-def of_width(v: Derivation, width: int) -> np.ndarray:
-    """Pairs within the window of a grid of another width."""
-    rows, columns = np.divmod(v.order, max(1, width))
-    return np.maximum(apart(rows), apart(columns)) <= v.radius
+    far = (np.abs(step[:, None] - cell) for step, cell in zip(steps, cells, strict=True))
+    return np.maximum(*far) <= v.radius
 
 
 def signed(v: Derivation, *parts: int) -> np.ndarray:
@@ -225,53 +220,52 @@ def divided_by_cells(v: Derivation) -> np.ndarray:
     return np.maximum(apart(rows), apart(columns)) <= v.radius
 
 
-def later(v: Derivation) -> np.ndarray:
-    """True where the key comes after the query."""
-    return np.triu(np.ones_like(v.near), 1)
-
-
-WRONG_PAIRS: tuple[tuple[str, str, Callable[[Derivation], np.ndarray]], ...] = (
+WRONG_PAIRS: tuple[tuple[str, str, Step, int], ...] = (
+    ("window-in-one-dimension", "with the window measured along the steps: neighbours on the grid may be far apart on the curve",
+     lambda v: apart(np.arange(len(v.order))) <= v.radius, 1),
+    ("window-in-cells", "with the window measured along the cells as they are stored: a neighbour below is a whole row away",
+     lambda v: apart(v.order) <= v.radius, 1),
+    ("wrapped-at-the-edge", "with a window that goes round the edge of the grid", wrapped, 2),
+    ("diamond", "with the sum of both distances: the window is a square, and the larger of them counts",
+     lambda v: sum(distances(v)) <= v.radius, 2),
+    ("rows-alone", "with the distance of the rows alone", lambda v: distances(v)[0] <= v.radius, 2),
+    ("radius-short", "with a window one short: a neighbour at distance radius belongs to it",
+     lambda v: near(v.order, v.width, v.radius - 1), 2),
     ("euclidean", "with the length of the straight line: the window is a square, and the larger of both distances counts",
-     lambda v: sum(far**2 for far in distances(v)) <= v.radius**2),
-    ("columns-alone", "with the distance of the columns alone", lambda v: distances(v)[1] <= v.radius),
+     lambda v: sum(far**2 for far in distances(v)) <= v.radius**2, 2),
+    ("columns-alone", "with the distance of the columns alone", lambda v: distances(v)[1] <= v.radius, 2),
     ("either-distance", "with the smaller of both distances: both must be within the window",
-     lambda v: np.minimum(*distances(v)) <= v.radius),
-    ("radius-long", "with a window one too wide", lambda v: np.maximum(*distances(v)) <= v.radius + 1),
-    ("diameter", "with a window of radius 2 * radius", lambda v: np.maximum(*distances(v)) <= 2 * v.radius),
-    ("half-radius", "with a window of half the radius", lambda v: np.maximum(*distances(v)) <= v.radius // 2),
-    ("sign-kept", "with distances that keep their sign: abs() is missing", lambda v: signed(v, 0, 1)),
-    ("sign-of-rows-kept", "with a distance of rows that keeps its sign: abs() is missing", lambda v: signed(v, 0)),
-    ("sign-of-columns-kept", "with a distance of columns that keeps its sign: abs() is missing", lambda v: signed(v, 1)),
-    ("rows-added", "with the rows of both cells added, not one minus the other", lambda v: added(v, 0)),
-    ("columns-added", "with the columns of both cells added, not one minus the other", lambda v: added(v, 1)),
-    ("divided-by-cells", "with the width divided by the cell: row and column are cell // width and cell % width", divided_by_cells),
-    ("far-for-near", "with the pairs that are too far apart", lambda v: ~v.near),
-    ("without-itself", "without the cell itself: its distance is 0", lambda v: v.near & ~np.eye(len(v.near), dtype=bool)),
-    ("earlier-keys-alone", "with the keys up to the query's own step alone: no causal mask is meant", lambda v: v.near & ~later(v)),
+     lambda v: np.minimum(*distances(v)) <= v.radius, 2),
+    ("radius-long", "with a window one too wide", lambda v: near(v.order, v.width, v.radius + 1), 2),
+    ("diameter", "with a window of radius 2 * radius", lambda v: near(v.order, v.width, 2 * v.radius), 2),
+    ("half-radius", "with a window of half the radius", lambda v: near(v.order, v.width, v.radius // 2), 2),
+    ("sign-kept", "with distances that keep their sign: abs() is missing", lambda v: signed(v, 0, 1), 2),
+    ("sign-of-rows-kept", "with a distance of rows that keeps its sign: abs() is missing", lambda v: signed(v, 0), 2),
+    ("sign-of-columns-kept", "with a distance of columns that keeps its sign: abs() is missing", lambda v: signed(v, 1), 2),
+    ("rows-added", "with the rows of both cells added, not one minus the other", lambda v: added(v, 0), 2),
+    ("columns-added", "with the columns of both cells added, not one minus the other", lambda v: added(v, 1), 2),
+    ("divided-by-cells", "with the width divided by the cell: row and column are cell // width and cell % width", divided_by_cells, 2),
+    ("far-for-near", "with the pairs that are too far apart", lambda v: ~v.near, 2),
+    ("without-itself", "without the cell itself: its distance is 0", lambda v: v.near & ~np.eye(len(v.near), dtype=bool), 2),
+    ("earlier-keys-alone", "with the keys up to the query's own step alone: no causal mask is meant", lambda v: np.tril(v.near), 2),
     ("order-inverted", "with the inverse of the order: order[s] is the cell at step s",
-     lambda v: near(np.argsort(v.order), v.width, v.radius)),
-    ("height-for-width", "with the height of the grid for its width", lambda v: of_width(v, len(v.order) // int(v.width))),
-    ("square-grid", "with the side of a square of as many cells for the width", lambda v: of_width(v, int(len(v.order) ** 0.5))),
-    ("tile-for-width", "with the size of a tile for the width", lambda v: of_width(v, int(v.tile))),
+     lambda v: near(np.argsort(v.order), v.width, v.radius), 2),
+    ("height-for-width", "with the height of the grid for its width",
+     lambda v: near(v.order, len(v.order) // v.width, v.radius), 2),
+    ("square-grid", "with the side of a square of as many cells for the width",
+     lambda v: near(v.order, np.asarray(int(len(v.order) ** 0.5)), v.radius), 2),
+    ("tile-for-width", "with the size of a tile for the width", lambda v: near(v.order, v.tile, v.radius), 2),
+    ("order-forgotten-for-queries", "with the step itself for the cell of the query: both cells are order[s]", one_step_for_cell, 2),
+    ("order-forgotten-for-keys", "with the step itself for the cell of the key: both cells are order[s]",
+     lambda v: one_step_for_cell(v).T, 2),
+    ("order-forgotten", "of the grid as it is stored, without the order",
+     lambda v: near(np.arange(len(v.order)), v.width, v.radius), 1),
 )  # fmt: skip
+"""(id, words, the pairs within the window, hint)."""
 WINDOWS = (
-    Mistake("window-in-one-dimension",
-            "with the window measured along the steps: neighbours on the grid may be far apart on the curve",
-            {"tiles": lambda v: tiles_with(apart(np.arange(len(v.order))) <= v.radius, int(v.tile))}, 1),
-    Mistake("window-in-cells",
-            "with the window measured along the cells as they are stored: a neighbour below is a whole row away",
-            {"tiles": lambda v: tiles_with(apart(v.order) <= v.radius, int(v.tile))}, 1),
-    Mistake("wrapped-at-the-edge", "with a window that goes round the edge of the grid",
-            {"tiles": lambda v: tiles_with(wrapped(v), int(v.tile))}),
-    Mistake("diamond", "with the sum of both distances: the window is a square, and the larger of them counts",
-            {"tiles": lambda v: tiles_with(sum(distances(v)) <= v.radius, int(v.tile))}),
-    Mistake("rows-alone", "with the distance of the rows alone",
-            {"tiles": lambda v: tiles_with(distances(v)[0] <= v.radius, int(v.tile))}),
-    Mistake("radius-short", "with a window one short: a neighbour at distance radius belongs to it",
-            {"tiles": lambda v: tiles_with(np.maximum(*distances(v)) < v.radius, int(v.tile))}),
     *(
-        Mistake(id, words, {"tiles": lambda v, near=near: tiles_with(near(v), int(v.tile))})
-        for id, words, near in WRONG_PAIRS
+        Mistake(id, words, {"tiles": lambda v, pairs=pairs: tiles_with(pairs(v), int(v.tile))}, hint)
+        for id, words, pairs, hint in WRONG_PAIRS
     ),
     Mistake("every-tile", "with every tile: only those with a near pair are needed",
             {"tiles": lambda v: np.ones_like(tiles_with(v.near, int(v.tile)))}),
@@ -283,14 +277,6 @@ WINDOWS = (
     Mistake("later-keys-alone",
             "with the tiles of later keys alone: the dK/dV pass walks the same pairs from the other side",
             {"tiles": lambda v: np.triu(tiles_with(v.near, int(v.tile)))}),
-    Mistake("order-forgotten-for-queries",
-            "with the step itself for the cell of the query: both cells are order[s]",
-            {"tiles": lambda v: tiles_with(one_step_for_cell(v), int(v.tile))}),
-    Mistake("order-forgotten-for-keys", "with the step itself for the cell of the key: both cells are order[s]",
-            {"tiles": lambda v: tiles_with(one_step_for_cell(v).T, int(v.tile))}),
-    Mistake("order-forgotten", "of the grid as it is stored, without the order",
-            {"tiles": lambda v: orders.window_tiles(np.arange(len(v.order)), int(v.width), int(v.radius), int(v.tile))},
-            1),
 )  # fmt: skip
 
 # ---- Attention on gathered tensors --------------------------------------------------------------------------
@@ -306,24 +292,12 @@ THROUGH = (
             "with the gradient of the output read as it came, in the order of the cells",
             {"dO": lambda v: v.grad_output}, 1),
     *(
-        Mistake(f"delta-{name}", words, {"dot": dot})
-        for name, words, dot in (
-            (
-                "of-value",
-                "with the row sum of dO * V, not of dO * O",
-                lambda v: (v.dO * v.V).sum(-1, keepdims=True),
-            ),
-            (
-                "of-grad-output",
-                "with the row sum of dO * dO, not of dO * O",
-                lambda v: (v.dO**2).sum(-1, keepdims=True),
-            ),
-            ("of-output", "with the row sum of O, without dO", lambda v: v.O.sum(-1, keepdims=True)),
-            (
-                "mean",
-                "with the mean of dO * O over a head, not the sum",
-                lambda v: (v.dO * v.O).mean(-1, keepdims=True),
-            ),
+        Mistake(f"delta-{name}", words, {"dot": lambda v, terms=terms: terms(v).sum(-1, keepdims=True)})
+        for name, words, terms in (
+            ("of-value", "with the row sum of dO * V, not of dO * O", lambda v: v.dO * v.V),
+            ("of-grad-output", "with the row sum of dO * dO, not of dO * O", lambda v: v.dO**2),
+            ("of-output", "with the row sum of O, without dO", lambda v: v.O),
+            ("mean", "with the mean of dO * O over a head, not the sum", lambda v: v.dO * v.O / v.O.shape[-1]),
         )
     ),
     *formulas.softmax_backward("dS", "P", "dP", "dot", 128),

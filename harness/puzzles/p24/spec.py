@@ -13,7 +13,7 @@ from harness.puzzles.p24.mistakes import MISTAKES, curve_symptom
 from harness.spec.baseline import unluckiest
 from harness.spec.cases import covering, is_not_finite, listed, not_finite, with_not_finite
 from harness.spec.ops import ACCUM, Argument, Call, OpSpec, Scalar, accum_dtype, bytes_of
-from harness.spec.puzzle import Arrays, Case, Demo, Dims, Gate, Ledger, Puzzle
+from harness.spec.puzzle import Arrays, Case, Demo, Dims, Gate, Ledger, Puzzle, named
 from harness.spec.rounding import rounded
 from harness.spec.rungs import MojoRung, NumpyRung, TorchFunction, TorchRung
 
@@ -356,14 +356,8 @@ PUZZLE = Puzzle(
     mistakes=MISTAKES,
     symptom=curve_symptom,
     terms=terms,
-    forward={
-        "index": "index",
-        "inverse": "inverse",
-        "gathered": "gathered",
-        "tiles": "tiles",
-        "output": "output",
-    },
-    backward={"grad_input": "grad_input", **{name: name for name in GRADIENTS}},
+    forward=named("index", "inverse", "gathered", "tiles", "output"),
+    backward=named("grad_input", *GRADIENTS),
     derived_sizes=derived_sizes,
     intermediate=("lse", "delta"),
     variants=VARIANTS,

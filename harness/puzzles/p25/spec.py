@@ -11,7 +11,7 @@ import numpy as np
 from harness.puzzles.p25.derivation import MISTAKES, derive
 from harness.puzzles.p25.layout import cut
 from harness.spec.baseline import unluckiest
-from harness.spec.puzzle import Arrays, Case, Demo, Gate, Puzzle, Symptom
+from harness.spec.puzzle import Arrays, Case, Demo, Gate, Puzzle, Symptom, named
 from harness.spec.rounding import rounded
 from harness.spec.rungs import Rung
 
@@ -230,8 +230,8 @@ PUZZLE = Puzzle(
     derive=derive,
     mistakes=MISTAKES,
     symptom=functools.partial(symptom, False),
-    forward={"output": "output"},
-    backward={name: name for name in GRADIENTS},
+    forward=named("output"),
+    backward=named(*GRADIENTS),
     multiply_adds=multiply_adds,
     demos=(
         Demo(

@@ -3,56 +3,54 @@
 from harness.spec.puzzle import Demo, Gate, Puzzle
 from harness.spec.rungs import Rung
 
-CHECKER = "harness.puzzles.p26.checker:BackendChecker"
-
-PRINTER = (
-    Gate("rows", about="names, shapes and dtypes of a graph"),
-    Gate("groups", about="what one loop could compute"),
-    Gate("show", about="a backend that writes down each graph"),
-    Gate("history", about="graph breaks and recompilations"),
-)
-FOLD = (
-    Gate("factor", about="a product with a number, however written"),
-    Gate("exact", about="whether two constants fold, bit for bit"),
-    Gate("chain", about="x * 2.0 * 3.0 becomes x * 6.0"),
-    Gate("neutral", about="x * 1.0 removed where nobody can tell"),
-    Gate("sweep", about="dead code, and no write among it"),
-)
-MATCH = (
-    Gate("replace", about="one node instead of another"),
-    Gate("silu", about="sigmoid(x) * x becomes an operator"),
-    Gate("values", about="what a part of a graph computes"),
-    Gate("gelu", about="the tanh form of GELU, however spelled"),
-)
-COMPOSE = (
-    Gate("rewrite", about="passes, lint, recompile"),
-    Gate("backend", about="on to Inductor, with mode and options"),
-    Gate("aot", about="the two graphs after AOTAutograd"),
-)
-SWAP = (
-    Gate("find", about="LayerNorm -> Linear in a graph"),
-    Gate("refuse", about="pairs that have to stay"),
-    Gate("swap", about="the operator instead of both"),
-    Gate("whole", about="the backend, with its report"),
-)
-
-
-def rung(id: str, gates: tuple[Gate, ...], title: str) -> Rung:
-    """A rung whose file has its name."""
-    return Rung(id=id, file=f"{id}.py", gates=tuple(g.id for g in gates), checker=CHECKER, title=title)
-
+RUNGS = {
+    "printer": ("The printer", {
+        "rows": "names, shapes and dtypes of a graph",
+        "groups": "what one loop could compute",
+        "show": "a backend that writes down each graph",
+        "history": "graph breaks and recompilations",
+    }),
+    "fold": ("Folding constants", {
+        "factor": "a product with a number, however written",
+        "exact": "whether two constants fold, bit for bit",
+        "chain": "x * 2.0 * 3.0 becomes x * 6.0",
+        "neutral": "x * 1.0 removed where nobody can tell",
+        "sweep": "dead code, and no write among it",
+    }),
+    "match": ("Finding a formula", {
+        "replace": "one node instead of another",
+        "silu": "sigmoid(x) * x becomes an operator",
+        "values": "what a part of a graph computes",
+        "gelu": "the tanh form of GELU, however spelled",
+    }),
+    "compose": ("From passes to a backend", {
+        "rewrite": "passes, lint, recompile",
+        "backend": "on to Inductor, with mode and options",
+        "aot": "the two graphs after AOTAutograd",
+    }),
+    "swap": ("The real one", {
+        "find": "LayerNorm -> Linear in a graph",
+        "refuse": "pairs that have to stay",
+        "swap": "the operator instead of both",
+        "whole": "the backend, with its report",
+    }),
+}  # fmt: skip
+"""Rung, which its file is named after -> its title, and what each of its gates is about."""
 
 PUZZLE = Puzzle(
     name="p26",
     title="A torch.compile backend of your own",
     subject="torch.compile backend",
-    gates=(*PRINTER, *FOLD, *MATCH, *COMPOSE, *SWAP),
-    rungs=(
-        rung("printer", PRINTER, "The printer"),
-        rung("fold", FOLD, "Folding constants"),
-        rung("match", MATCH, "Finding a formula"),
-        rung("compose", COMPOSE, "From passes to a backend"),
-        rung("swap", SWAP, "The real one"),
+    gates=tuple(Gate(id, about=about) for _, gates in RUNGS.values() for id, about in gates.items()),
+    rungs=tuple(
+        Rung(
+            id=id,
+            file=f"{id}.py",
+            gates=tuple(gates),
+            checker="harness.puzzles.p26.checker:BackendChecker",
+            title=title,
+        )
+        for id, (title, gates) in RUNGS.items()
     ),
     every_rung=True,
     demos=(

@@ -2,7 +2,6 @@
 the record `attention`."""
 
 from book.figures.bench_results import bars
-from book.figures.figures import NARROW
 from book.figures.ladder import CLOCK, MULTIPROCESSORS
 from book.figures.markdown_table import table
 from book.measure import record
@@ -160,7 +159,7 @@ def over_chart(times: Times) -> str:
             bar = (f"{S:,}", ours / peer, f"{ours / peer:.2f} · {milliseconds(ours)} ms", True)
             groups.setdefault(heading, []).append(bar)
     spoken = "; ".join(f"{kind}: {', '.join(bar[2] for bar in bars_)}" for kind, bars_ in groups.items())
-    return bars(f"Time over cuDNN's. {spoken}", "time / cuDNN's", groups, width=NARROW, left=56, longest=270)
+    return bars(f"Time over cuDNN's. {spoken}", "time / cuDNN's", groups, left=56, longest=270)
 
 
 def host_table(times: Times) -> str:

@@ -247,8 +247,8 @@ def losses(rows: list[Row], column: str) -> str:
         ratios = [by_name[OURS].over(by_name[name]) for name in peers if {OURS, name} <= set(by_name)]
         tally.setdefault(what, []).extend(round(ratio, 2) for ratio in ratios if ratio is not None)
     counts = [
-        f"- {what}: slower in {sum(ratio > 1 for ratio in ratios)} and level in {ratios.count(1)} of {len(ratios)} "
-        f"comparisons with a peer, at {min(ratios):.2f} to {max(ratios):.2f} of its time"
+        f"- {what}: it takes {min(ratios):.2f} to {max(ratios):.2f} of a peer's time, and is slower in "
+        f"{sum(ratio > 1 for ratio in ratios)} and level in {ratios.count(1)} of {len(ratios)} comparisons"
         for what, ratios in tally.items()
         if ratios
     ]
@@ -390,13 +390,16 @@ def absent(rows: list[Row]) -> str:
 
 def left_out(rows: list[Row]) -> str:
     """Who was not measured and why, a list item each."""
-    refusals = {}
+    refusals: dict[tuple[str, str], list[Size]] = {}
     for row in rows:
         if row["candidate"] in NAMES and not row["median_us"] and not row["saved_bytes"]:
-            refusals.setdefault((NAMES[row["candidate"]], row["note"]), []).append(size_text(size(row)))
-    return "".join(
-        f"- {name} ({'; '.join(dict.fromkeys(sizes))}): {note}\n" for (name, note), sizes in refusals.items()
-    )
+            refusals.setdefault((NAMES[row["candidate"]], row["note"]), []).append(size(row))
+    everywhere = {size(row) for row in rows if row["M"]}
+    lines = []
+    for (name, note), sizes in refusals.items():
+        where = "" if set(sizes) == everywhere else f" ({'; '.join(map(size_text, dict.fromkeys(sizes)))})"
+        lines.append(f"- {name}{where}: {note}\n")
+    return "".join(lines)
 
 
 # ---- Charts -------------------------------------------------------------------------------------------------
@@ -407,9 +410,8 @@ def bars(
     title: str,
     groups: dict[str, list[tuple[str, float, str, bool]]],
     *,
-    width: int = 900,
-    left: int = 240,
-    longest: int = 350,
+    left: int = 122,
+    longest: int = 200,
 ) -> str:
     """Groups of horizontal bars from one zero, with a broken line at 1.
 
@@ -417,15 +419,15 @@ def bars(
         label: What the picture shows, in words.
         title: What a bar's length is.
         groups: Heading -> (name, length, words after the bar, whether it is the workbook's).
-        width, left, longest: Pixels of the picture, of the names, and of the longest bar.
+        left, longest: Pixels of the names, and of the longest bar.
     """
     step, gap = 21, 32
-    drawing = Drawing(40 + gap * len(groups) + step * sum(map(len, groups.values())), label, width=width)
+    drawing = Drawing(40 + gap * len(groups) + step * sum(map(len, groups.values())), label)
     scale = longest / max(1.0, *(length for group in groups.values() for _, length, _, _ in group))
-    drawing.text(left, 18, title, anchor="start")
+    drawing.text(2, 18, title, anchor="start")
     y = 28.0
     for heading, group in groups.items():
-        drawing.text(left + 8, y + 22, heading, anchor="start")
+        drawing.text(2, y + 22, heading, anchor="start")
         rows = [(name, size, words, 0.85 if ours else FAINT) for name, size, words, ours in group]
         y = bar_rows(drawing, y + gap, rows, scale, left=left, step=step, past=scale)
     x = left + 8 + scale

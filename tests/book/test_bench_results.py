@@ -114,8 +114,8 @@ def test_all_peers_stand_in_one_table_and_losses_are_bold():
     assert float(body[0][5]) == pytest.approx(99 / 120, abs=0.006)
     assert body[5][2:] == ["1,100\u00a0µs\u00a0±\u00a02.0\u00a0%", "**1.10**", "**1.10**", "0.88"]
     words = bench_results.losses(rows, "graph")
-    assert "- both: slower in 2 and level in 0 of 4 comparisons with a peer, at 0.8" in words
-    assert "- forward: slower in 0" in words and "not timed alone" not in words
+    assert "and is slower in 2 and level in 0 of 4 comparisons" in words and "- both: it takes 0.8" in words
+    assert "is slower in 0" in words.split("- both")[0] and "not timed alone" not in words
     assert "within 2.0 % of its median" in words
 
 
@@ -162,6 +162,8 @@ def test_memory_and_who_was_left_out(rows):
     assert bench_results.left_out(rows) == (
         "- Liger LayerNorm, linear (4,096 rows, 768 → 3,072): skipped: not installed\n"
     )
+    nowhere = [row for row in rows if row["candidate"] == "liger"]
+    assert bench_results.left_out(nowhere) == "- Liger LayerNorm, linear: skipped: not installed\n"
     assert body[0][4] == "50.0 MiB"
     kept = bench_results.memory_chart(rows, "saved_bytes", "bytes kept")
     assert words(kept)[-2:] == ["PyTorch eager", "1.00 · 12.0 MiB"]

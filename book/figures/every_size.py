@@ -87,10 +87,12 @@ def marked(ratio: float) -> str:
 def drawn_table(rows: list[Row]) -> str:
     """A line for each size, the ones with the least work first."""
     loops = {one.dims: one for one in beside(rows, "loop")}
+    graphs = sorted(beside(rows, "graph"), key=lambda one: math.prod(one.dims))
+    nowhere = [name for name in PEERS if not any(name in one.peers for one in graphs)]
     body = []
-    for one in sorted(beside(rows, "graph"), key=lambda one: one.dims[0] * one.dims[1] * one.dims[2]):
+    for one in graphs:
         loop = loops.get(one.dims)
-        absent = [SHORT[name] for name in PEERS if name not in one.peers]
+        absent = [SHORT[name] for name in PEERS if name not in (*one.peers, *nowhere)]
         body.append(
             [
                 small(one.dims),
@@ -102,7 +104,8 @@ def drawn_table(rows: list[Row]) -> str:
             ]
         )
     head = ["rows: H → O", "", "graph", "fastest peer", "of it", "in a loop", "of it"]
-    return table(head, body, left=2)
+    without = f"Measured without {', '.join(SHORT[name] for name in nowhere)}.\n\n" if nowhere else ""
+    return without + table(head, body, left=2)
 
 
 def verdict(rows: list[Row]) -> str:
@@ -146,6 +149,17 @@ def peak_table(rows: list[Row]) -> str:
             ]
         )
     return table(["rows: H → O", "the layer", "`torch.compile`", "eager", "of `torch.compile`'s"], body)
+
+
+def peak_chart(rows: list[Row]) -> str:
+    """The layer's peak over torch.compile's, by the work of a product."""
+    points = [
+        (float(math.prod(dims)), by_name[OURS] / by_name["compile"], "circle", False)
+        for dims, by_name in peaks(rows).items()
+        if "compile" in by_name
+    ]
+    label = f"Peaks of memory over torch.compile's at {len(points)} sizes, up to {max(ratio for _, ratio, *_ in points):.2f}."
+    return ratios_by_work(label, "peak / torch.compile's", points)
 
 
 def peak_verdict(rows: list[Row]) -> str:
@@ -296,6 +310,7 @@ def pages() -> dict[str, str]:
     return {
         "sizes_drawn.md": drawn_table(rows),
         "sizes_verdict.md": verdict(rows),
+        "sizes_peak.svg": peak_chart(rows),
         "sizes_peak.md": peak_table(rows) + "\n" + peak_verdict(rows),
         "sizes_timeline.md": timeline_table(record.rows("timeline")),
         "sizes_timeline.svg": timeline_chart(record.rows("timeline"), (4096, 768, 3072)),

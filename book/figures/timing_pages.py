@@ -18,6 +18,7 @@ def ways_table() -> str:
         median, least, most = (duration(float(row[name])) for name in ("median_us", "least_us", "most_us"))
         apart = "" if row["rounds"] == "1" else f"{least} to {most}"
         note = row["note"].removesuffix(", 59").removesuffix(", 49")  # the temperature, cut to a place
+        note = "for each call" if note == "for each" else note
         if row["what"].endswith("rested"):
             note = f"idle afterwards: {note}"
         lines.append(f"| {row['what']} | {median} | {apart} | {note} |")

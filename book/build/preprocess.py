@@ -14,7 +14,7 @@ mdBook hands over the book as JSON on standard input and takes it back on standa
 - an empty `<summary></summary>` gets a label.
 
 Checked: every included file and anchor exists, every printed command is a task, every formula is valid TeX,
-no measured number beside a measured table is typed by hand. A page ends with the records that its numbers are from.
+no measured number and no comparison is typed by hand beside a record. A page ends with the records that its numbers are from.
 """
 
 import hashlib

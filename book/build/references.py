@@ -4,8 +4,10 @@
 An expression is Python. Each record is a function by its name: `fusion("median_us", M=16, candidate="fused")` is the one
 number that has these values in these columns (`pass_` for the column `pass`), `fusion.all(...)` the list of all; what
 several pages derive stands in `book/figures/said.py`. FORMAT is Python's (`.1f`, `.0%`), `us` for a time in microseconds, or
-`words` for a share in words. On a page with a measured table a number with a unit or a ratio must come from a reference; a
-paragraph that ends in `<!-- typed: WHY -->` may have numbers of its own.
+`words` for a share in words. On a page that shows a record, by a table, a picture or a reference, a number with a unit or a ratio
+must come from a reference, and words that compare, such as "a third of the time", from one too, or a check of their paragraph
+holds them. A paragraph that ends in `<!-- typed: WHY -->` may have its own; so may a page that begins, below its heading, with
+`<!-- typed throughout: WHY -->`.
 """
 
 import json
@@ -23,6 +25,7 @@ REFERENCE = re.compile(
 )
 GENERATED = re.compile(r"\{\{#include [^}]*?generated/([\w.]+)\}\}")
 TYPED = re.compile(r"<!-- typed: \S.*?-->", re.S)
+TYPED_PAGE = re.compile(r"# .*\n\n<!-- typed throughout: \S.*?-->")
 NO_PROSE = re.compile(
     r"^[ >]*(?P<ticks>`{3,})[^\n]*\n.*?^[ >]*(?P=ticks)[ ]*$|`[^`\n]*`|\$\$.*?\$\$|\$[^$\n]+\$|\]\([^)]*\)",
     re.S | re.M,
@@ -32,6 +35,18 @@ MEASURED = re.compile(
     r"|(?<![\w.,])\d+\.\d\d(?![\w.])"
 )
 """A number with a unit of what is measured, or a ratio with two decimals."""
+FRACTION = r"(?:an?|one|two|three|four) (?:tenth|ninth|eighth|seventh|sixth|fifth|quarter|third)s?"
+TAKEN = r"(?:[\w'’-]+ ){0,4}?(?:time|rate|memory|bytes|peak|step|pass|passes|launch)"
+COMPARED = re.compile(
+    (
+        rf"\b(?:{FRACTION}|half|twice|(?:two|three|four|five|six|seven|eight|nine|ten|twenty|a hundred) times) as (?:long|fast|slow|much|many|often|far)\b"
+        rf"|\b(?:{FRACTION}|half) (?:of {TAKEN}|faster|slower|longer|shorter|less|more|lower|higher)\b"
+        rf"|\b(?:half|twice) (?:the|its|their|that) {TAKEN}\b"
+        rf"|\b(?:up to|about|some|nearly|(?:less|more|fewer) than|at most|at least|within|only) (?:{FRACTION}|half|twice)\b"
+    ).replace(" ", r"\s+"),  # a line may end anywhere
+    re.I,
+)
+"""A comparison in words: twice as long, a third of the time, up to a fifth."""
 SHARES = {
     1 / 10: "a tenth", 1 / 8: "an eighth", 1 / 7: "a seventh", 1 / 6: "a sixth", 1 / 5: "a fifth", 1 / 4: "a quarter",
     1 / 3: "a third", 2 / 5: "two fifths", 1 / 2: "half", 3 / 5: "three fifths", 2 / 3: "two thirds",
@@ -93,17 +108,27 @@ def records_of(text: str, made_from: dict[str, list[str]]) -> set[str]:
 
 
 def typed_numbers(text: str, made_from: dict[str, list[str]]) -> Iterator[tuple[int, str]]:
-    """Place and message of each measured number in the prose of a page with a measured table that somebody typed."""
-    if not any(include.endswith(".md") and made_from.get(include) for include in GENERATED.findall(text)):
+    """Place and message of what somebody typed in the prose of a page that shows a record: each measured number, and each comparison
+    in words that no check of its paragraph holds."""
+    if TYPED_PAGE.match(text) or not (records_of(text, made_from) or REFERENCE.search(text)):
         return
     blank = lambda found: re.sub(r"[^\n]", " ", found[0])  # noqa: E731
     prose = REFERENCE.sub(blank, NO_PROSE.sub(blank, text))
     for paragraph in re.finditer(r"(?:^(?![|#]|<(?!!--)).+\n?)+", prose, re.M):
-        if not TYPED.search(paragraph[0]) and (number := MEASURED.search(paragraph[0])):
+        if TYPED.search(paragraph[0]):
+            continue
+        if number := MEASURED.search(paragraph[0]):
             yield (
                 paragraph.start() + number.start(),
-                f"`{number[0]}` is typed beside a measured table: take it from the record, {{{{= ... }}}}, or end the "
+                f"`{number[0]}` is typed beside a record: take it from the record, {{{{= ... }}}}, or end the "
                 "paragraph with <!-- typed: why -->",
+            )
+        words = COMPARED.search(paragraph[0])
+        if words and "{{check " not in text[paragraph.start() : paragraph.end()]:
+            yield (
+                paragraph.start() + words.start(),
+                f"`{' '.join(words[0].split())}` compares what was measured: take it from the record, {{{{= ... | words }}}}, "
+                "hold it by {{check ...}}, or end the paragraph with <!-- typed: why -->",
             )
 
 

@@ -5,7 +5,7 @@ than its tables.
 """
 
 from book.figures import attention_times, bench_results, every_size, order_figures, ring_results, roofline
-from book.measure import record
+from book.measure import ledger, record
 from book.measure.ledger import GPT2_SMALL
 from harness.nn import orders as grid_orders
 from harness.puzzles.p24.counting import count
@@ -81,6 +81,12 @@ def of_the_roof(who: str) -> float:
     return work.operations / (passes_of(GPT2)[who] * 1e-6) / work.ceiling("float32")
 
 
+def moved_of_unfused(direction: str) -> float:
+    """The least bytes of a fused pass over those of the unfused one, at GPT-2 small's sizes, by the ledger."""
+    fused, unfused = (ledger.moved(direction, variant, GPT2_SMALL) for variant in ("fused", "unfused"))
+    return fused / unfused
+
+
 def nothing_above_the_roof() -> bool:
     """Whether no time of the record `fusion` is below what the roof allows."""
     sizes = {CHAPTER: (4, 4, 8, 16), GPT2: GPT2_SMALL}
@@ -104,6 +110,12 @@ def beside(column: str = "graph") -> list[float]:
 def of_compile(*size: int) -> float:
     """The layer's time over torch.compile's at a size of the record `sizes`, as graphs."""
     return every_size.beside_compile()[size[0], size[1], size[2]]
+
+
+def two_branches() -> dict[every_size.Size, float]:
+    """The time of two branches over that of one, by size."""
+    rows = every_size.by_branches(record.rows("branches"))
+    return {size: float(two["us"]) / float(one["us"]) for size, one, two, _ in rows}
 
 
 def of_products(*size: int) -> float:
@@ -237,6 +249,14 @@ def ring_speedup(kernels: str, d: int, length: int, ranks: int) -> float:
     if not one or not whole:
         raise LookupError(f"no ring of {ranks} with {kernels}, d = {d}, {length} positions")
     return one / whole
+
+
+def ring_peak(kernels: str, d: int, length: int, ranks: int) -> float:
+    """Bytes at the peak of each of four ranks or two, or of one GPU alone."""
+    who = "ring" if ranks > 1 else "one GPU"
+    return Rows("ring_four")(
+        "bytes_a_rank", candidate=who, kernels=kernels, d=d, length=length, ranks=ranks, causal=1
+    )
 
 
 def hidden(kernels: str, d: int, length: int) -> float:

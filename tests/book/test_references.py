@@ -3,6 +3,7 @@
 import html
 
 import pytest
+from book_paths import BOOK
 
 from book.build import references
 from book.figures import said
@@ -75,7 +76,7 @@ PAGE = "# A page\n\n{{#include ../.cache/generated/table.md}}\n\n%s\n"
 )
 def test_a_measured_number_typed_beside_a_table_is_seen(number):
     ((position, message),) = references.typed_numbers(PAGE % f"It is {number} here.", MADE_FROM)
-    assert f"`{number}` is typed beside a measured table" in message
+    assert f"`{number}` is typed beside a record" in message
     assert (PAGE % f"It is {number} here.")[position:].startswith(number)
 
 
@@ -95,10 +96,57 @@ def test_what_is_no_measured_number_or_is_marked_passes(text):
     assert list(references.typed_numbers(PAGE % text, MADE_FROM)) == []
 
 
-def test_a_page_without_a_measured_table_may_have_any_number():
-    for include in ("other.md", "chart.svg", "gone.md"):
+@pytest.mark.parametrize(
+    "words",
+    [
+        "a third of the time", "three quarters of PyTorch's own memory", "half of the peak", "twice its time", "twice as long",
+        "ten times as many", "a fifth faster", "up to a fifth", "less than half", "about two\nthirds",
+    ],
+)  # fmt: skip
+def test_a_comparison_in_words_that_nothing_holds_is_seen(words):
+    text = f"The kernels take {words} here."
+    ((position, message),) = references.typed_numbers(PAGE % text, MADE_FROM)
+    assert f"`{' '.join(words.split())}` compares what was measured" in message
+    assert (PAGE % text)[position:].startswith(words)
+    for held in ("{{check 1 < 2}}", "<!-- typed: arithmetic -->"):
+        assert list(references.typed_numbers(PAGE % f"{text}{held}", MADE_FROM)) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "It takes {{= taken('median_us', M=4) | words }} of the time.",
+        "Half of the rows, the second half, twice a step, a third branch, half a unit in the last place, four times in all.",
+    ],
+)
+def test_what_a_record_says_and_what_counts_is_no_typed_comparison(text):
+    assert list(references.typed_numbers(PAGE % text, MADE_FROM)) == []
+
+
+def test_a_page_that_shows_no_record_may_have_any_number_and_so_may_one_that_says_why():
+    shown = "{{= taken('median_us') }}"
+    for beside in ("generated/chart.svg}}", "generated/table.md}}"):
+        page = f"# A page\n\n{{{{#include ../.cache/{beside}\n\nIt is 12.5 µs here.\n"
+        assert len(list(references.typed_numbers(page, MADE_FROM))) == 1
+        why = page.replace("\n\n", "\n\n<!-- typed throughout: no record -->\n\n", 1)
+        assert list(references.typed_numbers(why, MADE_FROM)) == []
+    assert len(list(references.typed_numbers(f"It is {shown}.\n\nIt is 12.5 µs here.\n", MADE_FROM))) == 1
+    for include in ("other.md", "gone.md"):
         page = f"{{{{#include ../.cache/generated/{include}}}}}\n\nIt is 12.5 µs here.\n"
         assert list(references.typed_numbers(page, MADE_FROM)) == []
+
+
+def test_every_page_that_shows_a_record_sees_a_comparison_that_nothing_holds(site):
+    made_from = references.sources(BOOK / ".cache" / "generated")
+    texts = {str(page.relative_to(BOOK / "src")): page.read_text() for page in (BOOK / "src").rglob("*.md")}
+    shown = {
+        name: text for name, text in texts.items() if "{{= " in text or references.records_of(text, made_from)
+    }
+    wrong = "\n\nIt takes about a third of the time.\n"
+    silent = {
+        name for name, text in shown.items() if not list(references.typed_numbers(text + wrong, made_from))
+    }
+    assert silent == {"notebook.md"} and len(shown) > 30
 
 
 def test_a_page_names_the_record_of_a_number_that_is_derived(site):

@@ -246,6 +246,20 @@ def softmax_backward(
     return with_hints(mistakes, hints)
 
 
+LAYERNORM: Mapping[str, Step] = {
+    "row_mean": lambda v: v.input.mean(-1, keepdims=True),
+    "variance": lambda v: ((v.input - v.row_mean) ** 2).mean(-1, keepdims=True),
+    "row_rstd": lambda v: 1 / np.sqrt(v.variance + EPS),
+    "mean": lambda v: v.row_mean[..., 0],
+    "rstd": lambda v: v.row_rstd[..., 0],
+    "x_hat": lambda v: (v.input - v.row_mean) * v.row_rstd,
+    "c1": lambda v: (v.g * v.x_hat).mean(-1, keepdims=True),
+    "c2": lambda v: v.g.mean(-1, keepdims=True),
+    "grad_input": lambda v: v.row_rstd * (v.g - v.c2 - v.x_hat * v.c1),
+}
+"""LayerNorm's steps and those of its gradient, from `input` and g, the gradient at x_hat."""
+
+
 def layernorm_dx(dy: str, gamma: str) -> tuple[Mistake, ...]:
     """Of grad_input = row_rstd * (g - c2 - x_hat * c1), with g = dy * gamma: a term, a factor or a sign."""
 
@@ -273,11 +287,10 @@ def layernorm_dx(dy: str, gamma: str) -> tuple[Mistake, ...]:
         Mistake("rstd-on-g-only", "with rstd on g alone, not on the correction terms", {"grad_input": lambda v: v.row_rstd * v.g - v.c2 - v.x_hat * v.c1}),
         Mistake("gamma-forgotten-in-g", "with gamma in c1 and c2 but not in g", {"grad_input": lambda v: dx(v, of_dy(v))}),
         Mistake("gamma-forgotten-in-sums", "with gamma in g but not in c1 and c2", {"c1": lambda v: mean(of_dy(v) * v.x_hat), "c2": lambda v: mean(of_dy(v))}),
-        Mistake(
-            "gamma-outside",
-            "with gamma applied to the whole of dx, not to g",
-            {"grad_input": lambda v: v.row_rstd * getattr(v, gamma) * (of_dy(v) - mean(of_dy(v)) - v.x_hat * mean(of_dy(v) * v.x_hat))},
-        ),
+        Mistake("gamma-outside", "with gamma applied to the whole of dx, not to g",
+                {"grad_input": lambda v: v.row_rstd * getattr(v, gamma) * (of_dy(v) - mean(of_dy(v)) - v.x_hat * mean(of_dy(v) * v.x_hat))}),
+        Mistake("diagonal-jacobian", "with the diagonal of the Jacobian alone",
+                {"grad_input": lambda v: v.row_rstd * v.g * (1 - (1 + v.x_hat**2) / v.x_hat.shape[-1])}, 1),
     )  # fmt: skip
 
 

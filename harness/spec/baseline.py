@@ -5,7 +5,7 @@ terms cancel. So PyTorch is asked in ORDERS orders, and of each result the answe
 itself would be rejected for in another order is no reason to reject a kernel.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,24 +18,34 @@ ORDERS = 8
 
 
 def unluckiest(
-    by_autograd: "Callable[[Tensors, Tensor], Tensors]", tensors: "Tensors", columns: int, large: bool = False
+    by_autograd: "Callable[[Tensors], Tensors]",
+    tensors: "Tensors",
+    columns: tuple[str, ...],
+    back: Collection[str],
+    large: bool = False,
 ) -> "Tensors":
     """PyTorch's answer by name, each in the order of the columns where it is farthest from float64's.
 
-    `by_autograd` takes the tensors and an order of the columns, an index tensor [columns], and returns the answer with
-    the columns put back into theirs. In float64, and where tensors are `large`, one order is enough: long sums even their luck out.
+    The columns are the last axis of the tensors named in `columns`, and of the answers named in `back`. In float64, and where
+    tensors are `large`, one order is enough: long sums even their luck out.
     """
     import torch
 
-    plain = torch.arange(columns, device=next(iter(tensors.values())).device)
-    first = by_autograd(tensors, plain)
+    def in_order(tensors: "Tensors", order: "Tensor") -> "Tensors":
+        moved = {name: tensors[name].detach()[..., order] for name in columns}
+        answer = by_autograd({**tensors, **moved})
+        return {name: t[..., order.argsort()] if name in back else t for name, t in answer.items()}
+
+    count = tensors[columns[0]].shape[-1]
+    plain = torch.arange(count, device=tensors[columns[0]].device)
+    first = in_order(tensors, plain)
     if large or any(t.dtype == torch.float64 for t in tensors.values()):
         return first
-    rolled = [torch.roll(plain, k * columns // ORDERS) for k in range(0, ORDERS, 2)]
+    rolled = [torch.roll(plain, k * count // ORDERS) for k in range(0, ORDERS, 2)]
     orders = [order for roll in rolled for order in (roll, roll.flip(0))]
-    answers = [first, *(by_autograd(tensors, order) for order in orders[1:])]
+    answers = [first, *(in_order(tensors, order) for order in orders[1:])]
     wide = {name: t.double() if t.is_floating_point() else t for name, t in tensors.items()}
-    truth = by_autograd(wide, plain)
+    truth = in_order(wide, plain)
 
     def error(name: str, answer: "Tensors") -> float:
         finite = truth[name].isfinite() & answer[name].isfinite()

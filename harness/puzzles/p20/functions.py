@@ -16,7 +16,8 @@ from harness.check.evidence import Evidence
 from harness.check.gradients import TOLERANCE, Subject, gradients, random_like
 from harness.check.python_files import PythonChecker, describe
 from harness.check.results import GateResult
-from harness.puzzles.p20.mistakes import EPS, WORD
+from harness.puzzles.formulas import EPS
+from harness.puzzles.p20.mistakes import WORD
 from harness.spec.puzzle import Case, Gate, Puzzle
 
 LEADING = {"odd": (3, 5), "square": (4, 4), "row": (), "deep": (2, 3, 2), "tall": (4096,)}

@@ -6,7 +6,8 @@ operator of kernels. Matrices are [rows, columns]; a row is what softmax and Lay
 
 import numpy as np
 
-from harness.puzzles.p20.mistakes import EPS, MISTAKES, ROW_THREADS, WORD, derive
+from harness.puzzles.formulas import EPS
+from harness.puzzles.p20.mistakes import MISTAKES, ROW_THREADS, WORD, derive
 from harness.spec.baseline import unluckiest
 from harness.spec.cases import (
     CANCELLING,
@@ -209,6 +210,8 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
     return {name: rounded(array, dtype) for name, array in arrays.items()}
 
 
+FORWARD = named("relu", mask="relu_mask") | named("softmax", "layernorm", "mean", "rstd")
+BACKWARD = named("grad_relu", "grad_softmax", grad_input="grad_layernorm") | named("grad_weight", "grad_bias")
 # Above this many elements PyTorch is asked once only.
 SMALL = 2**18
 
@@ -218,26 +221,26 @@ def reference(tensors: dict) -> dict:
 
     Below float64 each is PyTorch's unluckiest of several orders of the columns.
     """
-    x = tensors["input"]
-    return unluckiest(by_autograd, tensors, x.shape[-1], large=x.numel() > SMALL)
+    columns = ("input", "logits", "weight", "bias", "grad_output")
+    back = {"passes", *FORWARD, *BACKWARD} - {"mean", "rstd"}
+    answers = unluckiest(by_autograd, tensors, columns, back, tensors["input"].numel() > SMALL)
+    # The mask is the one that ReLU's gradient shows: an element passes where a gradient of 1 does.
+    mask = packed(answers.pop("passes") != 0)
+    return {**answers, "mask": mask}
 
 
-def by_autograd(tensors: dict, order) -> dict:
-    """PyTorch's answers with the columns in another order, put back into theirs; `order` is [columns].
-
-    The mask is the one that ReLU's gradient shows: an element passes where a gradient of 1 does.
-    """
+def by_autograd(tensors: dict) -> dict:
+    """PyTorch's answers, without the mask."""
     import torch
     import torch.nn.functional as F
 
-    back = torch.argsort(order)
-    dy = tensors["grad_output"][..., order]
+    dy = tensors["grad_output"]
     x, logits, weight, bias = (
-        tensors[name].detach()[..., order].contiguous().requires_grad_(True)
+        tensors[name].detach().contiguous().requires_grad_(True)
         for name in ("input", "logits", "weight", "bias")
     )
     relu, softmax = F.relu(x), F.softmax(logits, -1)
-    (passed,) = torch.autograd.grad(relu, x, torch.ones_like(relu), retain_graph=True)
+    (passes,) = torch.autograd.grad(relu, x, torch.ones_like(relu), retain_graph=True)
     # Of 16 bits, LayerNorm in float32 and rounded once, as on a GPU: PyTorch's CPU kernel adds the gradients of the
     # parameters up in 16 bits, an error so large that a wrong kernel could hide in it.
     accum = torch.float64 if x.dtype == torch.float64 else torch.float32
@@ -246,17 +249,14 @@ def by_autograd(tensors: dict, order) -> dict:
     )
     layernorm = layernorm.to(x.dtype)
     gradients = torch.autograd.grad(layernorm, (x, weight, bias), dy)
-    by_column = {
+    return {
+        "passes": passes,
         "relu": relu.detach(),
         "grad_relu": torch.autograd.grad(relu, x, dy)[0],
         "softmax": softmax.detach(),
         "grad_softmax": torch.autograd.grad(softmax, logits, dy)[0],
         "layernorm": layernorm.detach(),
         **dict(zip(("grad_input", "grad_weight", "grad_bias"), gradients, strict=True)),
-    }
-    return {
-        **{name: tensor[..., back] for name, tensor in by_column.items()},
-        "mask": packed(passed[..., back] != 0),
         "mean": mean.detach().flatten(),
         "rstd": rstd.detach().flatten(),
     }
@@ -313,9 +313,8 @@ PUZZLE = Puzzle(
     derive=derive,
     mistakes=MISTAKES,
     terms=terms,
-    forward=named("relu", mask="relu_mask") | named("softmax", "layernorm", "mean", "rstd"),
-    backward=named("grad_relu", "grad_softmax", grad_input="grad_layernorm")
-    | named("grad_weight", "grad_bias"),
+    forward=FORWARD,
+    backward=BACKWARD,
     variants=VARIANTS,
     about_variants={name: f"only {name}, forward and backward" for name in VARIANTS},
     ledger=ledger,

@@ -22,7 +22,8 @@ from harness.bench.timing import CudaClock, WallClock, no_garbage_collection
 from harness.check.gradient_checks import kept_bytes
 from harness.check.python_files import load
 from harness.console import print_lines
-from harness.puzzles.p20.mistakes import EPS, WORD
+from harness.puzzles.formulas import EPS
+from harness.puzzles.p20.mistakes import WORD
 from harness.toolchain.roots import solutions
 
 ROUNDS = 9

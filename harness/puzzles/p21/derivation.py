@@ -9,11 +9,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from harness.puzzles import formulas
+from harness.puzzles.formulas import EPS
 from harness.puzzles.rows import softmax
 from harness.spec.derivation import Mistake, Step, derive_by
 
-EPS = 1e-5
-"""What is added to the variance."""
 ROW_THREADS = 128
 """Threads that share a row."""
 

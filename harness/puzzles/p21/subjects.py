@@ -8,9 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from harness.check.gradients import Function, Subject
+from harness.puzzles.formulas import EPS
 
-EPS = 1e-5
-"""What is added to a variance or a mean square."""
 KEPT = 0.75
 """The share of elements that dropout lets through."""
 IGNORED = -100

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from harness.nn.layernorm_ops import EPS
+from harness.puzzles import formulas
 from harness.puzzles.p22 import derive_rung
 from harness.spec.derivation import Derivation, Step, as_dtype
 
@@ -39,21 +40,13 @@ def means(c1: Mean | None = None, c2: Mean | None = None, inside: bool = True) -
 
 
 STEPS = {
-    "row_mean": lambda v: v.input.mean(-1, keepdims=True),
-    "variance": lambda v: ((v.input - v.row_mean) ** 2).mean(-1, keepdims=True),
-    "row_rstd": lambda v: 1 / np.sqrt(v.variance + EPS),
-    "mean": lambda v: v.row_mean[..., 0],
-    "rstd": lambda v: v.row_rstd[..., 0],
-    "x_hat": lambda v: (v.input - v.row_mean) * v.row_rstd,
+    **formulas.LAYERNORM,
     "scaled": lambda v: v.x_hat * v.ln_weight,
     "ln_out": lambda v: v.scaled + v.ln_bias,
     "product": lambda v: v.ln_out @ v.linear_weight.T,
     "output": lambda v: v.product + v.linear_bias,
     "dln": lambda v: v.grad_output @ v.linear_weight,
     "g": lambda v: v.dln * v.ln_weight,
-    "c1": lambda v: (v.g * v.x_hat).mean(-1, keepdims=True),
-    "c2": lambda v: v.g.mean(-1, keepdims=True),
-    "grad_input": lambda v: v.row_rstd * (v.g - v.c2 - v.x_hat * v.c1),
     "grad_ln_weight": lambda v: (v.dln * v.x_hat).sum((0, 1)),
     "grad_ln_bias": lambda v: v.dln.sum((0, 1)),
     "grad_weight": lambda v: np.einsum("bso,bsh->oh", v.grad_output, v.ln_out),

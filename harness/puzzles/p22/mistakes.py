@@ -48,11 +48,6 @@ def as_stored(matrix: np.ndarray) -> np.ndarray:
     return matrix.reshape(H, O).T
 
 
-def diagonal(v: Derivation) -> np.ndarray:
-    """dx by the diagonal of the Jacobian alone."""
-    return v.row_rstd * v.g * (1 - 1 / values(v) - v.x_hat**2 / values(v))
-
-
 def alternatives(count) -> dict:
     """Parameter gradients where each element is what one of some groups of rows added; `count` picks the axis kept."""
 
@@ -203,7 +198,6 @@ MISTAKES = (
             3),
     Mistake("means-over-output", "with c1 and c2 divided by O, not H",
             {"grad_input": lambda v: v.row_rstd * (v.g - values(v) / v.grad_output.shape[-1] * (v.c2 + v.x_hat * v.c1))}),
-    Mistake("diagonal-jacobian", "with the diagonal of the Jacobian alone", {"grad_input": diagonal}, 1),
     Mistake("gamma-forgotten-in-dx", "without gamma in g",
             {"g": lambda v: v.dln, **means(lambda v, dln: mean(dln * v.x_hat), lambda v, dln: mean(dln), inside=False)}),
     Mistake("gamma-forgotten-in-c1", "with gamma in g and c2 but not in c1", means(c1=lambda v, dln: mean(dln * v.x_hat))),

@@ -216,19 +216,20 @@ def reference(tensors: dict) -> dict:
     x = tensors["input"]
     large = x.numel() * len(tensors["linear_bias"]) > SMALL
     own = rmsnorm_by_autograd(tensors)  # of the last gate, asked once
-    return own | unluckiest(by_autograd, tensors, x.shape[-1], large)
+    back = [name for name in BACKWARD.writes if name != "grad_bias"]
+    return own | unluckiest(by_autograd, tensors, BY_COLUMN, back, large)
 
 
-def by_autograd(tensors: dict, order) -> dict:
-    """PyTorch's answer with the columns h of every tensor in another order, put back into theirs; `order` is [H]."""
+BY_COLUMN = ("input", "ln_weight", "ln_bias", "linear_weight", "dln")
+"""The tensors whose last axis is h."""
+
+
+def by_autograd(tensors: dict) -> dict:
+    """PyTorch's answer."""
     import torch
     import torch.nn.functional as F
 
-    back = torch.argsort(order)
-    x, gamma, beta, W, dln = (
-        tensors[name].detach()[..., order].contiguous()
-        for name in ("input", "ln_weight", "ln_bias", "linear_weight", "dln")
-    )
+    x, gamma, beta, W, dln = (tensors[name].detach().contiguous() for name in BY_COLUMN)
     b = tensors["linear_bias"].detach().clone()
     for tensor in (x, gamma, beta, W, b):
         tensor.requires_grad_(True)
@@ -237,11 +238,10 @@ def by_autograd(tensors: dict, order) -> dict:
     accum = torch.float64 if x.dtype == torch.float64 else torch.float32
     ln_out = F.layer_norm(x.to(accum), x.shape[-1:], gamma.to(accum), beta.to(accum), EPS).to(x.dtype)
     output = F.linear(ln_out, W, b)
-    *by_column, db = torch.autograd.grad(output, (x, gamma, beta, W, b), tensors["grad_output"])
+    gradients = torch.autograd.grad(output, (x, gamma, beta, W, b), tensors["grad_output"])
     wide = x.detach().to(accum)
     # The statistics that PyTorch's own LayerNorm saves.
     _, mean, rstd = torch.native_layer_norm(wide, x.shape[-1:], None, None, EPS)
-    gradients = (*(gradient[..., back] for gradient in by_column), db)
     return {
         "output": output.detach(),
         "mean": mean[..., 0],

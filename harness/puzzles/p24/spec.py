@@ -160,7 +160,8 @@ def reference(tensors: dict) -> dict:
     if tensors["query"].dtype == torch.float64:
         dense = by_autograd(tensors)
     else:
-        dense = unluckiest(from_what_is_kept, tensors, tensors["query"].shape[-1])
+        columns = ("query", "key", "value", "grad_output")
+        dense = unluckiest(from_what_is_kept, tensors, columns, ("output", *GRADIENTS))
     return {**dense, **whole_numbers(tensors), **permuted(tensors)}
 
 
@@ -219,18 +220,14 @@ def by_autograd(tensors: dict) -> dict:
     return {name: tensor.detach() for name, tensor in answers.items()}
 
 
-def from_what_is_kept(tensors: dict, order) -> dict:
-    """The same from lse and the output as they are kept, with the head dimension in another order; `order` is [d].
-
-    Sums are in float32 at least, and rounded once.
-    """
+def from_what_is_kept(tensors: dict) -> dict:
+    """The same from lse and the output as they are kept. Sums are in float32 at least, and rounded once."""
     import torch
 
-    back = torch.argsort(order)
     dtype = tensors["query"].dtype
     accum = torch.float64 if dtype == torch.float64 else torch.float32
     names = ("query", "key", "value", "grad_output")
-    query, key, value, grad_output = (tensors[name][..., order].to(accum) for name in names)
+    query, key, value, grad_output = (tensors[name].to(accum) for name in names)
     scale = query.shape[-1] ** -0.5
     scores = (scale * (query @ key.mT)).masked_fill(hidden(tensors), -torch.inf)
     lse = torch.logsumexp(scores, -1, keepdim=True)
@@ -245,7 +242,7 @@ def from_what_is_kept(tensors: dict, order) -> dict:
         "grad_value": P.mT @ grad_output,
     }
     return {
-        **{name: tensor[..., back].to(dtype) for name, tensor in narrow.items()},
+        **{name: tensor.to(dtype) for name, tensor in narrow.items()},
         "lse": lse[..., 0],
         "delta": delta[..., 0],
     }

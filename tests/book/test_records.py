@@ -1,6 +1,7 @@
 """Records: what is written is read again, what is none is refused by its line, and a changed kernel is noticed."""
 
 import dataclasses
+import html
 from types import SimpleNamespace
 
 import pytest
@@ -158,6 +159,16 @@ def test_an_unknown_record_is_bad_use():
 def test_the_runner_lists_records(capsys):
     assert runner.main(["--list"]) == 0
     assert {line.partition(":")[0] for line in capsys.readouterr().out.splitlines()} >= {*runner.table()}
+
+
+def test_every_record_can_be_measured_anew_and_stands_on_a_page(site):
+    assert {*record.names()} == {*runner.table()}
+    pages = "".join(
+        page.read_text(encoding="utf-8") for page in site.rglob("*.html") if page.name != "print.html"
+    )
+    assert [
+        name for name in record.names() if html.escape(record.read(name).question, quote=False) not in pages
+    ] == []
 
 
 @pytest.mark.parametrize(("tier", "listed"), [("nightly", True), ("not nightly", False)])

@@ -50,7 +50,6 @@ BOOK = Path(__file__).absolute().parent.parent
 
 FUSION_SIZES = ((4, 4, 8, 16), (4, 64, 64, 64), (8, 128, 256, 256), (8, 512, 768, 768), GPT2_SMALL)
 SIZES = {"chapter": p22.PUZZLE.dims, "GPT-2 small": GPT2_SMALL}
-GATES = [gate.id for gate in p22.PUZZLE.kernel_gates]
 STEP_CASE = "hard values"
 PROSE = ("after", "all", "rows", "times")  # in the labels of the stepper
 
@@ -423,18 +422,8 @@ def steps() -> dict[str, str]:
 
 
 def numbers(rows: dict[str, np.ndarray], note: str = "") -> str:
-    """A table of vectors, one row each, for inclusion inside HTML.
-
-    The names in a row's label say which lines of the code beside it belong to the row.
-    """
-    lines = [
-        f'<tr data-names="{" ".join(code_names(name))}"><th>{name}</th>'
-        + "".join(f"<td>{round(float(value), 3) + 0.0:.3f}</td>" for value in values)
-        + "</tr>"
-        for name, values in rows.items()
-    ]
-    remark = f"<p>{note}</p>" if note else ""
-    return f'<div class="table-wrapper"><table>{"".join(lines)}</table></div>{remark}\n'
+    """A table of vectors for the stepper."""
+    return online_steps.table(rows, note, code_names)
 
 
 def code_names(label: str) -> list[str]:

@@ -16,6 +16,7 @@ from functools import partial
 import numpy as np
 
 from book.figures import curve_chart, museum_chart
+from book.figures.markdown_table import table
 from book.measure import record
 from harness.check import zoo
 from harness.check.diagnose import FOUND
@@ -363,7 +364,7 @@ def dedented(changed: list[str]) -> str:
 
 def overview() -> str:
     """The rooms: how many wrong solutions each puzzle has, for how many gates, and how many were seen in public."""
-    rows = ["| room | wrong solutions | gates | seen in public |", "| --- | ---: | ---: | ---: |"]
+    rows = []
     for puzzle in puzzle_names():
         mistakes = zoo.load(puzzle)
         if mistakes:
@@ -371,10 +372,8 @@ def overview() -> str:
             folder = f"puzzle_{puzzle.removeprefix('p')}"
             title = html.escape(find_puzzle(puzzle).title)
             link = f"[Puzzle {puzzle.removeprefix('p')}: {title}]({folder}/museum.md)"
-            rows.append(
-                f"| {link} | {len(mistakes)} | {len({wrong.gate for wrong in mistakes})} | {threads} |"
-            )
-    return "\n".join(rows) + "\n"
+            rows.append([link, *map(str, (len(mistakes), len({wrong.gate for wrong in mistakes}), threads))])
+    return table(["room", "wrong solutions", "gates", "seen in public"], rows, "lrrr")
 
 
 GUESSED = {

@@ -12,6 +12,7 @@ import numpy as np
 from book.figures import order_figures
 from book.figures.backward_figures import LOGITS, softmax
 from book.figures.figures import LEGIBLE, Drawing, bars
+from book.figures.layer_figures import slopes
 from book.measure import outputs
 from harness.nn import orders
 from harness.puzzles.p25 import layout
@@ -55,14 +56,8 @@ def three_products() -> str:
 
 
 def softmax_jacobian() -> np.ndarray:
-    """dp_j/ds_i of a row, by central differences."""
-    s = np.array(LOGITS)
-    columns = []
-    for i in range(len(s)):
-        step = np.zeros_like(s)
-        step[i] = 1e-6
-        columns.append((softmax(s + step) - softmax(s - step)) / 2e-6)
-    return np.stack(columns)
+    """dp_j/ds_i of a row."""
+    return slopes(softmax, np.array(LOGITS)).T
 
 
 def softmax_heat() -> str:

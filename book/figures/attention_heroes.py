@@ -10,7 +10,7 @@ from functools import cache
 import numpy as np
 
 from book.figures import online_steps
-from book.figures.figures import LEGIBLE, NARROW, ROOT, Steps
+from book.figures.figures import NARROW, ROOT, Steps, number_rows
 from harness.check.python_files import load
 from harness.nn import orders
 from harness.puzzles.p23 import spec as p23
@@ -52,35 +52,25 @@ def one_row() -> str:
     )  # fmt: skip
     S, delta = S + online_steps.arrays()["mask"][QUERY], float(of["delta"][QUERY])
     rows = (
-        ("S", S, "q·k/√d + M", f"A score for each of the {len(S)} keys: the product of this query with the key, times {scale:g}, plus the mask."),
-        ("P", P, "softmax", f"Softmax: weights that add up to {P.sum():g}. Key {P.argmax()} has the largest, {P.max():.2f}."),
-        ("O", O, "P V", f"The output: the mean of the values with these weights, {len(O)} numbers. The forward pass ends here."),
-        ("dO", dO, "arrives", "Backward. The gradient of the output arrives."),
-        ("dP", dP, "dO·v", f"Its product with each value is the gradient of the weight. The mean of these with the weights is delta, {delta:.2f}, which is also dO times O."),
-        ("dS", dS, "P (dP − D)", f"Softmax's backward: the weight times the distance from delta, D. Key {dS.argmax()} is above it and its score has the largest gradient, key {dS.argmin()} the lowest; the sum is {abs(round(dS.sum(), 5)):g}."),
-        ("dQ", dQ, "dS K / √d", "The keys with these as their weights are the gradient of the query."),
+        ("S", "q·k/√d + M", S, f"A score for each of the {len(S)} keys: the product of this query with the key, times {scale:g}, plus the mask."),
+        ("P", "softmax", P, f"Softmax: weights that add up to {P.sum():g}. Key {P.argmax()} has the largest, {P.max():.2f}."),
+        ("O", "P V", O, f"The output: the mean of the values with these weights, {len(O)} numbers. The forward pass ends here."),
+        ("dO", "arrives", dO, "Backward. The gradient of the output arrives."),
+        ("dP", "dO·v", dP, f"Its product with each value is the gradient of the weight. The mean of these with the weights is delta, {delta:.2f}, which is also dO times O."),
+        ("dS", "P (dP − D)", dS, f"Softmax's backward: the weight times the distance from delta, D. Key {dS.argmax()} is above it and its score has the largest gradient, key {dS.argmin()} the lowest; the sum is {abs(round(dS.sum(), 5)):g}."),
+        ("dQ", "dS K / √d", dQ, "The keys with these as their weights are the gradient of the query."),
     )  # fmt: skip
     drawing = Steps(
         44 * len(rows) + 44,
         "One row of attention. "
-        + "; ".join(f"{name}: {', '.join(f'{value:.2f}' for value in values)}" for name, values, *_ in rows),
+        + "; ".join(
+            f"{name}: {', '.join(f'{value:.2f}' for value in values)}" for name, _, values, _ in rows
+        ),
         still=len(rows) - 1,
     )
     for t in range(len(S)):
         drawing.text(140 + 42 * t, 14, f"key {t}" if t == 0 else str(t))
-    for number, (name, values, how, words) in enumerate(rows):
-        y = 24 + 44 * number + 12 * (number > 2)
-        drawing.words.append(words)
-        with drawing.during(number, len(rows) - 1):
-            drawing.text(4, y + 17, name, anchor="start", size=15)
-            drawing.text(36, y + 17, how, anchor="start")
-            largest = np.abs(values).max()
-            for t, value in enumerate(values):
-                shade = LEGIBLE * abs(value) / largest
-                drawing.labelled(120 + 42 * t, y, 40, 30, f"{round(float(value), 2) + 0.0:.2f}", shade=shade)
-        with drawing.during(number):
-            drawing.box(116, y - 4, 42 * len(values) + 6, 38, thick=2.5, radius=5)
-    drawing.segment(4, 155, NARROW - 4, 155, dash="4 4", opacity=0.6)
+    number_rows(drawing, rows, 120, 42, 3, lambda name, i: False)
     return drawing.hero(
         f"Query {QUERY} of a head of the case “hard values”, forward above the line and back below it: every number is that of the harness. "
         "The stronger the shade, the larger the number in its row, whatever its sign.",

@@ -23,10 +23,10 @@ ARRIVES = (0.6, -0.4, 0.9, -0.8, 0.3, 0.5)
 """A row of logits, and the gradient that arrives at its softmax."""
 
 
-def softmax(row: np.ndarray) -> np.ndarray:
-    """The probabilities of a row."""
-    exponentials = np.exp(row - row.max())
-    return exponentials / exponentials.sum()
+def softmax(rows: np.ndarray) -> np.ndarray:
+    """The probabilities of rows."""
+    exponentials = np.exp(rows - rows.max(-1, keepdims=True))
+    return exponentials / exponentials.sum(-1, keepdims=True)
 
 
 def softmax_row() -> str:

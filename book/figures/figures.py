@@ -6,7 +6,7 @@ A figure is one line of SVG without empty lines, so that a page can include it; 
 import html
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -146,9 +146,39 @@ class Steps(Drawing):
         )
 
 
-def kernel_constant(name: str) -> int:
-    """A compile-time constant of the solution's kernels, read from their source."""
-    folder = ROOT / "solutions" / "p22" / "op"
+NumberRow = tuple[str, str, np.ndarray, str]
+"""Its name, how it is made, its numbers, and what its step says."""
+
+
+def number_rows(
+    drawing: Steps,
+    rows: Sequence[NumberRow],
+    left: int,
+    cell: int,
+    turn: int,
+    framed: Callable[[str, int], bool],
+) -> None:
+    """A row of numbers at each step, shaded by their size, the newest in a frame, `framed` numbers with a thick line; the backward
+    pass begins at row `turn`, below a broken line."""
+    last = len(rows) - 1
+    for number, (name, how, values, words) in enumerate(rows):
+        y = 24 + 44 * number + 12 * (number >= turn)
+        drawing.words.append(words)
+        with drawing.during(number, last):
+            drawing.text(4, y + 18, name, anchor="start", size=15)
+            drawing.text(36, y + 18, how, anchor="start")
+            for i, value in enumerate(values):
+                written = f"{round(float(value), 2) + 0.0:.2f}".replace("-", "−")
+                shade, thick = LEGIBLE * abs(value) / np.abs(values).max(), 3 if framed(name, i) else 1
+                drawing.labelled(left + cell * i, y, cell - 3, 30, written, shade=shade, thick=thick)
+        with drawing.during(number):
+            drawing.box(left - 4, y - 4, cell * len(values) + 5, 38, thick=2.5, radius=5)
+    drawing.segment(4, 23 + 44 * turn, NARROW - 4, 23 + 44 * turn, dash="4 4", opacity=0.6)
+
+
+def kernel_constant(name: str, puzzle: str = "p22") -> int:
+    """A compile-time constant of a solution's kernels, read from their source."""
+    folder = ROOT / "solutions" / puzzle / "op"
     source = "\n".join(path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.mojo")))
     matched = re.search(rf"^comptime {name} = (\d+)$", source, re.M)
     assert matched, name
@@ -296,6 +326,21 @@ def count(ranges: list[list[int]]) -> int:
     return sum(last - first + 1 for first, last in ranges)
 
 
+def all_to_one(
+    drawing: Drawing, sources: list[str], wide: float, targets: list[str], cell: float, one: int
+) -> None:
+    """Blocks in a line, sums below, and an arrow from every block to the same sum."""
+    left = (drawing.width - len(targets) * cell) / 2
+    for number, name in enumerate(sources):
+        x = drawing.width / len(sources) * (number + 0.5)
+        drawing.labelled(x - wide / 2, 26, wide, 24, name, shade=0.12, size=11)
+        aside = (number - len(sources) / 2) * 1.5
+        drawing.arrow(x, 52, left + (one + 0.5) * cell + aside, 128, faint=True)
+    for number, name in enumerate(targets):
+        shade = LEGIBLE if number == one else 0.06
+        drawing.labelled(left + number * cell, 130, cell - 3, 26, name, shade=shade, size=11)
+
+
 def fan_in() -> str:
     """All rows add to every element of dgamma, as recorded."""
     tensor = recorded_pictures.load("fused_backward")["tensors"]["sums_ln_weight"]
@@ -309,50 +354,41 @@ def fan_in() -> str:
         f"{rows} blocks in a line above, {H} elements of dgamma below; every block points at element {target}.",
         width=720,
     )
-    width = 720 / (rows + 1)
-    cell = 46
-    left = (720 - H * cell) / 2
     drawing.text(360, 16, f"{rows} blocks, one for each row")
-    for row in range(rows):
-        x = width * (row + 0.5) + width / 2
-        drawing.box(x - 15, 26, 30, 24, shade=0.12)
-        drawing.text(x, 42, str(row), size=11)
-        drawing.arrow(x, 52, left + target * cell + cell / 2 + (row - rows / 2) * 1.4, 128, faint=True)
-    for h in range(H):
-        drawing.box(left + h * cell, 130, cell - 3, 26, shade=LEGIBLE if h == target else 0.06)
-        drawing.text(left + h * cell + cell / 2 - 2, 147, f"h={h}", size=11)
+    all_to_one(drawing, [str(row) for row in range(rows)], 30, [f"h={h}" for h in range(H)], 46, target)
     drawing.text(360, 178, f"dgamma [H]: each element receives {rows} atomic additions")
     return drawing.svg()
+
+
+def dealt(drawing: Drawing, threads: dict[int, tuple[list[str], str]], total: str) -> None:
+    """Some threads of many: what each adds up, what it calls its share, and the sum of all shares."""
+    for (thread, (items, share)), x in zip(threads.items(), (110, 250, 390, 600), strict=True):
+        drawing.text(x, 18, f"thread {thread}", size=12)
+        for k, item in enumerate(items):
+            drawing.labelled(x - 44, 28 + k * 24, 88, 20, item, size=11)
+        drawing.arrow(x, 32 + 24 * len(items), x, 126)
+        drawing.labelled(x - 44, 128, 88, 24, share, shade=0.25, size=11)
+        drawing.arrow(x, 154, 360 + (x - 360) * 0.12, 188)
+    for y in (62, 146):
+        drawing.text(495, y, "…", size=20)
+    drawing.labelled(270, 190, 180, 28, total, shade=1, size=12)
 
 
 def two_stage() -> str:
     """How the unfused kernels sum a column in a fixed order."""
     lanes = kernel_constant("COLUMN_TILE")
-    rows = 2 * lanes + 3
     drawing = Drawing(
         230,
         f"Rows are dealt out to {lanes} threads in turn; each thread adds its rows in order, then one thread adds the "
         f"{lanes} partial sums in order.",
         width=720,
     )
-    shown = [0, 1, 2, lanes - 1]
-    xs = [110, 250, 390, 600]
-    drawing.text(495, 62, "…", size=20)
-    for lane, x in zip(shown, xs, strict=True):
-        drawing.text(x, 18, f"thread {lane}", size=12)
-        mine = list(range(lane, rows, lanes))
-        for k, row in enumerate(mine):
-            drawing.box(x - 40, 28 + k * 24, 80, 20, shade=0.06)
-            drawing.text(x, 42 + k * 24, f"row {row}", size=11)
-        drawing.arrow(x, 32 + 24 * len(mine), x, 126)
-        drawing.box(x - 40, 128, 80, 24, shade=0.25)
-        drawing.text(x, 144, f"partial {lane}", size=11)
-        drawing.arrow(x, 154, 360 + (x - 360) * 0.12, 188)
-    drawing.text(495, 146, "…", size=20)
-    drawing.box(300, 190, 120, 28, shade=LEGIBLE, thick=2)
-    drawing.text(360, 208, "sum of column", size=12)
-    drawing.text(30, 80, "stage 1", anchor="start", size=11)
-    drawing.text(30, 180, "stage 2", anchor="start", size=11)
+    mine = {
+        lane: [f"row {row}" for row in range(lane, 2 * lanes + 3, lanes)] for lane in (0, 1, 2, lanes - 1)
+    }
+    dealt(drawing, {lane: (rows, f"partial {lane}") for lane, rows in mine.items()}, "sum of column")
+    drawing.text(10, 80, "stage 1", anchor="start", size=11)
+    drawing.text(10, 180, "stage 2", anchor="start", size=11)
     return drawing.svg()
 
 

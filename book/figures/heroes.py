@@ -12,11 +12,11 @@ from itertools import pairwise
 import numpy as np
 
 from book.figures.attention_heroes import one_row, reads, ring, tiles, walk
-from book.figures.figures import LEGIBLE, NARROW, ROOT, Steps, player_start
+from book.figures.figures import LEGIBLE, NARROW, ROOT, Steps, number_rows, player_start
+from book.figures.layer_figures import slopes, x_hat
 from book.figures.tape_figures import tape_steps, writes
 from book.measure import outputs
 from harness.check.python_files import load
-from harness.puzzles.p22.spec import EPS
 
 # ---- Puzzle 19: a barrier, and what a warp's load costs -----------------------------------------------------------
 
@@ -315,50 +315,28 @@ def checks() -> str:
 # ---- Puzzle 22: the formula of a tutorial's text --------------------------------------------------------------------
 
 
-def x_hat(rows: np.ndarray) -> np.ndarray:
-    """Rows [..., H] minus their mean, over their deviation."""
-    return (rows - rows.mean(-1, keepdims=True)) / np.sqrt(rows.var(-1, keepdims=True) + EPS)
-
-
-def slopes(x: np.ndarray, step: float = 1e-4) -> np.ndarray:
-    """How fast each element of x_hat [i] grows with each x [j], by central differences: no formula."""
-    moved = step * np.eye(len(x))
-    return ((x_hat(x + moved) - x_hat(x - moved)) / (2 * step)).T
-
-
 def printed() -> str:
     """A row, normalised, and its gradient twice: by the diagonal of the slopes alone, as in a tutorial's text, and by all of them."""
     start = player_start()
     x, g = np.array(start["x"]), np.array(start["g"])
-    J = slopes(x)
+    J = slopes(x_hat, x, 1e-4)
     diagonal, full = np.diag(J) * g, J.T @ g
     turned = [i for i in range(len(x)) if diagonal[i] * full[i] < 0]
     rows = (
-        ("x", x, f"A row of {len(x)} numbers on its way through LayerNorm, and back. Shade: how large each is."),
-        ("x̂", x_hat(x), "Normalised: minus its mean, over its deviation. Add 1 to every x, and nothing changes here."),
-        ("g", g, "Backward. The gradient at x̂ arrives."),
-        ("tutorial", diagonal, f"A tutorial's formula: each g times the slope of its own x̂. It adds up to {diagonal.sum():.2f}, as if adding 1 to every x did something."),
-        ("dx", full, f"The gradient: each x moves all eight x̂. It adds up to {abs(round(full.sum(), 3)):g}. Elements {', '.join(map(str, turned))} had the wrong sign."),
+        ("x", "", x, f"A row of {len(x)} numbers on its way through LayerNorm, and back. Shade: how large each is."),
+        ("x̂", "", x_hat(x), "Normalised: minus its mean, over its deviation. Add 1 to every x, and nothing changes here."),
+        ("g", "", g, "Backward. The gradient at x̂ arrives."),
+        ("tutorial", "", diagonal, f"A tutorial's formula: each g times the slope of its own x̂. It adds up to {diagonal.sum():.2f}, as if adding 1 to every x did something."),
+        ("dx", "", full, f"The gradient: each x moves all eight x̂. It adds up to {abs(round(full.sum(), 3)):g}. Elements {', '.join(map(str, turned))} had the wrong sign."),
     )  # fmt: skip
     drawing = Steps(
         44 * len(rows) + 36,
-        "; ".join(f"{name}: {', '.join(f'{value:.2f}' for value in values)}" for name, values, _ in rows),
+        "; ".join(f"{name}: {', '.join(f'{value:.2f}' for value in values)}" for name, _, values, _ in rows),
         still=len(rows) - 1,
     )
     for i in range(len(x)):
         drawing.text(110 + 48 * i, 14, str(i))
-    for number, (name, values, words) in enumerate(rows):
-        y = 24 + 44 * number + 8 * (number > 1)
-        drawing.words.append(words)
-        with drawing.during(number, len(rows) - 1):
-            drawing.text(4, y + 20, name, anchor="start", size=15)
-            for i, value in enumerate(values):
-                shade, wrong = LEGIBLE * abs(value) / np.abs(values).max(), name == "tutorial" and i in turned
-                said = f"{value:.2f}".replace("-", "\u2212")
-                drawing.labelled(88 + 48 * i, y, 44, 30, said, shade=shade, thick=3 if wrong else 1)
-        with drawing.during(number):
-            drawing.box(84, y - 4, 48 * len(x) + 4, 38, thick=2.5, radius=5)
-    drawing.segment(4, 112, NARROW - 4, 112, dash="4 4", opacity=0.6)
+    number_rows(drawing, rows, 88, 48, 2, lambda name, i: name == "tutorial" and i in turned)
     return drawing.hero(
         "Forward above the line, back below it. The slopes are differences, so no formula is used. Thick frames: the sign is wrong."
     )

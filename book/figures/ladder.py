@@ -6,7 +6,7 @@ the record `ladder`; every launch in it needs a prediction, and every launch tha
 
 from dataclasses import dataclass, field
 
-from book.figures import roofline
+from book.figures import markdown_table, roofline
 from book.figures.charts import LogChart
 from book.measure import ledger, record
 from book.measure.record import Row
@@ -199,20 +199,13 @@ def table(launches: list[Launch], overlap: bool = False) -> str:
     rows = [(f"`{x.kernel}`", x.limit, x.predicted, x.measured) for x in launches]
     if len(launches) > 1 and not overlap:
         rows.append(("together", "", *totals(launches)))
+    head = ["launch", "limited by", "predicted", "measured", "times the prediction"]
+    body = [[name, limit, duration(floor)] for name, limit, floor, _ in rows]
     if any(x.measured is None for x in launches):
-        lines = ["| launch | limited by | predicted |", "|---|---|---:|"]
-        lines += [f"| {name} | {limit} | {duration(floor)} |" for name, limit, floor, _ in rows]
-    else:
-        lines = [
-            "| launch | limited by | predicted | measured | times the prediction |",
-            "|---|---|---:|---:|---:|",
-        ]
-        lines += [
-            f"| {name} | {limit} | {duration(floor)} | {duration(took)} | {times(took / floor)} |"
-            for name, limit, floor, took in rows
-            if took is not None
-        ]
-    return "\n".join(lines) + "\n"
+        return markdown_table.table(head[:3], body, "llr")
+    for cells, (*_, floor, took) in zip(body, rows, strict=True):
+        cells += [duration(took or 0), times((took or 0) / floor)]
+    return markdown_table.table(head, body, "llrrr")
 
 
 def totals(launches: list[Launch]) -> tuple[float, float | None]:

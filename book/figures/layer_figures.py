@@ -7,6 +7,7 @@ needs torch.
 import ast
 import math
 import re
+from collections.abc import Callable
 
 import numpy as np
 
@@ -148,17 +149,21 @@ def through_memory() -> str:
     return drawing.svg()
 
 
-def normalised(x: np.ndarray, eps: float = 1e-5) -> np.ndarray:
-    """x_hat of one row."""
-    return (x - x.mean()) / np.sqrt(x.var() + eps)
+def x_hat(rows: np.ndarray) -> np.ndarray:
+    """Rows [..., H] minus their mean, over their deviation."""
+    return (rows - rows.mean(-1, keepdims=True)) / np.sqrt(rows.var(-1, keepdims=True) + 1e-5)
+
+
+def slopes(function: Callable[[np.ndarray], np.ndarray], x: np.ndarray, step: float = 1e-6) -> np.ndarray:
+    """How fast each output [i] of a function of rows grows with each x [j], by central differences: no formula."""
+    moved = step * np.eye(len(x))
+    return ((function(x + moved) - function(x - moved)) / (2 * step)).T
 
 
 def column_change(which: int) -> tuple[np.ndarray, np.ndarray]:
-    """The player's row, and how fast each element of its x_hat grows with element `which`, by differences."""
+    """The player's row, and how fast each element of its x_hat grows with element `which`."""
     x = np.array(player_start()["x"])
-    step = np.zeros_like(x)
-    step[which] = 1e-6
-    return x, (normalised(x + step) - normalised(x - step)) / 2e-6
+    return x, slopes(x_hat, x)[:, which]
 
 
 def bars_of(
@@ -194,12 +199,12 @@ def one_moves_all(which: int = 2) -> str:
 def three_parts() -> dict[str, np.ndarray]:
     """The Jacobian of the essay's row, without its factor rstd, by its three paths, from the recorded numbers."""
     rows = re.findall(r"^ *(-?\d+\.\d) +(-?\d+\.\d{3}) ", outputs.load("one_row").text, re.M)
-    x_hat = np.array([float(normalised) for _, normalised in rows])
-    count = len(x_hat)
+    normalised = np.array([float(number) for _, number in rows])
+    count = len(normalised)
     return {
         "directly": np.eye(count),
         "through the mean": np.full((count, count), -1 / count),
-        "through the variance": -np.outer(x_hat, x_hat) / count,
+        "through the variance": -np.outer(normalised, normalised) / count,
     }
 
 
@@ -278,7 +283,7 @@ def row_shares() -> list[np.ndarray]:
     given = example_numbers()
     shares = []
     for x, dy in zip(given["x"], given["dy"], strict=True):
-        ln = normalised(x) * given["gamma"] + given["beta"]
+        ln = x_hat(x) * given["gamma"] + given["beta"]
         shares.append(np.outer(dy, ln))
     return shares
 

@@ -3,6 +3,7 @@
 The kernel takes 16 keys at a time; a row of eight keys would be done in one step.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -92,15 +93,21 @@ def step(tile: Tile) -> str:
     return table(rows, f"keys {tile.first} to {tile.first + len(tile.scores) - 1}: {note}")
 
 
-def table(rows: dict[str, np.ndarray], note: str) -> str:
-    """Vectors, one row each, for inclusion inside HTML; the name lights up its lines of the code beside it."""
-    lines = [
-        f'<tr data-names="{name.split()[0]}"><th>{name}</th>'
-        + "".join(
-            f"<td>{'-inf' if np.isneginf(value) else f'{round(float(value), 3) + 0.0:.3f}'}</td>"
-            for value in values
-        )
-        + "</tr>"
-        for name, values in rows.items()
-    ]
-    return f'<div class="table-wrapper"><table>{"".join(lines)}</table></div><p>{note}</p>\n'
+def first_word(label: str) -> list[str]:
+    """The name in a label of this stepper."""
+    return label.split()[:1]
+
+
+def table(rows: dict[str, np.ndarray], note: str = "", names: Callable[[str], list[str]] = first_word) -> str:
+    """Vectors, one row each, for inclusion inside HTML; the names in its label light up a row's lines of the code beside it."""
+
+    def written(value: float) -> str:
+        return "-inf" if np.isneginf(value) else f"{round(float(value), 3) + 0.0:.3f}"
+
+    lines = (
+        f'<tr data-names="{" ".join(names(label))}"><th>{label}</th>'
+        f"{''.join(f'<td>{written(value)}</td>' for value in values)}</tr>"
+        for label, values in rows.items()
+    )
+    remark = f"<p>{note}</p>" if note else ""
+    return f'<div class="table-wrapper"><table>{"".join(lines)}</table></div>{remark}\n'

@@ -1,19 +1,14 @@
 """The pictures of puzzle 19, one for each kernel of the ramp, drawn with the kernels' own constants and the chapter's sizes."""
 
-import re
+from functools import partial
 
-from book.figures.figures import LEGIBLE, ROOT, Drawing
+from book.figures.figures import LEGIBLE, Drawing, all_to_one, dealt, kernel_constant
 from harness.puzzles.p19.spec import DIMS
 
 WIDE = 150  # columns of the row that a block adds up in the picture of `reduce`: more than it has threads
 
 
-def constant(name: str, file: str = "ramp.mojo") -> int:
-    """A compile-time constant of the solution."""
-    source = (ROOT / "solutions" / "p19" / "op" / file).read_text(encoding="utf-8")
-    matched = re.search(rf"^comptime {name} = (\d+)$", source, re.M)
-    assert matched, f"{file} has no {name}"
-    return int(matched[1])
+constant = partial(kernel_constant, puzzle="p19")
 
 
 def cells(
@@ -130,20 +125,8 @@ def reduce_picture() -> str:
         "are any; block.sum adds up the shares, and thread 0 writes the total.",
         width=720,
     )
-    xs = {0: 110, 1: 250, 2: 390, threads - 1: 600}
-    drawing.text(495, 58, "…", size=20)
-    for thread, x in xs.items():
-        drawing.text(x, 18, f"thread {thread}", size=12)
-        mine = list(range(thread, WIDE, threads))
-        for k, column in enumerate(mine):
-            drawing.box(x - 44, 28 + k * 24, 88, 20, shade=0.06)
-            drawing.text(x, 42 + k * 24, f"column {column}", size=11)
-        drawing.arrow(x, 32 + 24 * len(mine), x, 120)
-        drawing.box(x - 44, 122, 88, 24, shade=0.25)
-        drawing.text(x, 138, "mine", size=11, code=True)
-        drawing.arrow(x, 148, 360 + (x - 360) * 0.12, 186)
-    drawing.box(270, 188, 180, 26, shade=LEGIBLE, thick=2)
-    drawing.text(360, 205, "block.sum: the total", size=12)
+    mine = {t: [f"column {column}" for column in range(t, WIDE, threads)] for t in (0, 1, 2, threads - 1)}
+    dealt(drawing, {thread: (columns, "mine") for thread, columns in mine.items()}, "block.sum: the total")
     drawing.text(360, 238, "every thread of the block has it; thread 0 writes it", size=11)
     return drawing.svg()
 
@@ -157,27 +140,15 @@ def atomic_picture() -> str:
         width=720,
     )
     drawing.text(360, 16, f"{rows} blocks, one for each row, in no order")
-    target, size = 6, 30
-    left = (720 - columns * size) / 2
-    for row in range(rows):
-        x = 72 * row + 36
-        drawing.box(x - 26, 26, 52, 24, shade=0.12)
-        drawing.text(x, 42, f"row {row}", size=11)
-        drawing.arrow(x, 52, left + (target + 0.5) * size + (row - rows / 2) * 1.6, 128, faint=True)
-    for c in range(columns):
-        drawing.box(left + c * size, 130, size - 3, 26, shade=LEGIBLE if c == target else 0.06)
-        drawing.text(left + (c + 0.5) * size - 1, 147, str(c), size=11)
-    drawing.text(
-        360,
-        182,
-        f"column_sums: each receives {rows} additions, and each addition is read, add, write in one step",
-    )
+    all_to_one(drawing, [f"row {row}" for row in range(rows)], 52, [str(c) for c in range(columns)], 30, 6)
+    words = f"column_sums: each receives {rows} additions, and each addition is read, add, write in one step"
+    drawing.text(360, 182, words)
     return drawing.svg()
 
 
 def stages_picture() -> str:
     """Slabs of rows, their sums, and the sum of these."""
-    slab, (_, rows, columns) = constant("SLAB_ROWS", "launches.mojo"), DIMS
+    slab, (_, rows, columns) = constant("SLAB_ROWS"), DIMS
     slabs = -(-rows // slab)
     drawing = Drawing(
         240,

@@ -2,6 +2,7 @@
 
 from book.figures.charts import LogChart
 from book.figures.ladder import duration, times
+from book.figures.markdown_table import table
 from book.measure.record import rows
 
 
@@ -13,7 +14,7 @@ def ways() -> dict[str, float]:
 def ways_table() -> str:
     """Every way of timing with its median and how far its rounds lie apart."""
     measured = rows("timing_ways")
-    lines = ["| what was timed | median | least to most | remark |", "| --- | ---: | ---: | --- |"]
+    body = []
     for row in measured:
         median, least, most = (duration(float(row[name])) for name in ("median_us", "least_us", "most_us"))
         apart = "" if row["rounds"] == "1" else f"{least} to {most}"
@@ -21,10 +22,11 @@ def ways_table() -> str:
         note = "for each call" if note == "for each" else note
         if row["what"].endswith("rested"):
             note = f"idle afterwards: {note}"
-        lines.append(f"| {row['what']} | {median} | {apart} | {note} |")
+        body.append([row["what"], median, apart, note])
     facts = measured[0]
     where = f"{facts['device']}, bfloat16, {facts['date']}, PyTorch {facts['torch']}"
-    return "\n".join(lines) + f"\n\nMeasured on an {where}, by `python -m book.measure timing_ways`.\n"
+    told = table(["what was timed", "median", "least to most", "remark"], body, "lrrl")
+    return f"{told}\nMeasured on an {where}, by `python -m book.measure timing_ways`.\n"
 
 
 def ways_chart() -> str:
@@ -71,13 +73,14 @@ def both_devices() -> list[tuple[tuple[int, ...], str, float, float]]:
 
 def devices_table() -> str:
     """The CPU beside the GPU, with how often one goes into the other."""
-    lines = ["| B × S, H → O | pass | CPU | GPU | CPU over GPU |", "| --- | --- | ---: | ---: | ---: |"]
+    body = []
     for dims, direction, cpu, gpu in both_devices():
         sizes = "{:,} × {:,}, {:,} → {:,}".format(*dims).replace(" ", "&nbsp;")
-        lines.append(f"| {sizes} | {direction} | {duration(cpu)} | {duration(gpu)} | {times(cpu / gpu)} |")
+        body.append([sizes, direction, duration(cpu), duration(gpu), times(cpu / gpu)])
     cpu, gpu = rows("cpu_times")[0], rows("fusion")[0]
-    return "\n".join(lines) + (
-        f"\n\nFloat32, PyTorch's own two operations. CPU: {cpu['machine']}, {cpu['date']}, PyTorch {cpu['torch']}, processor time, "
+    told = table(["B × S, H → O", "pass", "CPU", "GPU", "CPU over GPU"], body, "llrrr")
+    return (
+        f"{told}\nFloat32, PyTorch's own two operations. CPU: {cpu['machine']}, {cpu['date']}, PyTorch {cpu['torch']}, processor time, "
         f"median of {cpu['rounds']} rounds (`python -m book.measure cpu_times`). GPU: {gpu['device']}, {gpu['date']}, PyTorch "
         f"{gpu['torch']}, single calls by the host's clock, each waited for.\n"
     )
@@ -85,9 +88,8 @@ def devices_table() -> str:
 
 def profiler_table() -> str:
     """The kernels of LayerNorm, then Linear, forward and backward, as PyTorch's profiler names and times them."""
-    lines = ["| kernel | calls | µs |", "| --- | ---: | ---: |"]
-    lines += [f"| `{row['kernel']}` | {row['calls']} | {row['us']} |" for row in rows("profiler")]
-    return "\n".join(lines) + "\n"
+    body = [[f"`{row['kernel']}`", row["calls"], row["us"]] for row in rows("profiler")]
+    return table(["kernel", "calls", "µs"], body, "lrr")
 
 
 def pages() -> dict[str, str]:

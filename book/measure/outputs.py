@@ -56,20 +56,14 @@ def task(command: str, exact: bool = False, anywhere: bool = True, **options) ->
     return Command(command, ("-m", "harness", *command.split()), exact=exact, anywhere=anywhere, **options)
 
 
+EXAMPLES = (
+    "autograd_graph autograd_function opcheck diagonal_formula one_row rms_row flash_rows compensated "
+    "gather_twice stale_code parameter_gradients in_autograd backend_levels inductor_kernels "
+    "inductor_pattern compile_settings compile_saved what_is_kept left_out"
+)
+"""Programs of book/examples without arguments, whose output has their name and is the same everywhere."""
 COMMANDS = {
-    "autograd_graph": example("autograd_graph"),
-    "autograd_function": example("autograd_function"),
-    "opcheck": example("opcheck"),
-    "diagonal_formula": example("diagonal_formula"),
-    "one_row": example("one_row"),
-    "rms_row": example("rms_row"),
-    "flash_rows": example("flash_rows"),
-    "compensated": example("compensated"),
-    "gather_twice": example("gather_twice"),
-    "stale_code": example("stale_code"),
-    "parameter_gradients": example("parameter_gradients"),
-    "in_autograd": example("in_autograd"),
-    "algebra": example("algebra", exact=False),
+    **{name: example(name) for name in EXAMPLES.split()},
     "gradcheck_float32": example("gradcheck_blind", "in_float32"),
     "gradcheck_order": example("gradcheck_blind", "in_no_order"),
     "gradcheck_flat": example("gradcheck_blind", "at_flat_points"),
@@ -79,25 +73,19 @@ COMMANDS = {
     "debug_hooks": example("debugging", "hooks"),
     "debug_assertions": example("debugging", "assertions"),
     "debug_bisect": example("debugging", "bisecting"),
+    "algebra": example("algebra", exact=False),
     "hunt_matrix": task("p21 --matrix", exact=True),
     "hunt_wrong": example("hunted", "attention", exact=False, exit_code=3),
     "hunt_dq": example("hunted", "dq", exact=False),
     "hunt_curves": task("p21 --curves"),
     "catch_first": example("hunted", "check", exact=False, exit_code=1),
-    "backend_levels": example("backend_levels"),
     "backend_report": example("backend_report", exact=False),
     "backend_rewrites": task("p26 --rewrites", exact=True),
     "backend_symptoms": task("p26 --symptoms"),
-    "inductor_kernels": example("inductor_kernels"),
-    "inductor_pattern": example("inductor_pattern"),
-    "compile_settings": example("compile_settings"),
-    "compile_saved": example("compile_saved"),
     "first_graph": task("p20 --rung derive --solution", exact=True),
     "first_functions": task("p20 --rung torch --solution", exact=True),
     "first_registration": task("p20 --rung register --solution", exact=True),
-    "what_is_kept": example("what_is_kept"),
     "claims": example("claims", exact=False),
-    "left_out": example("left_out"),
     "saving_less": example("saving_less", exact=False),
     "first_backward": task("p20 --backward --solution --device virtual", anywhere=False),
     "worth_it": task("p20 --worth-it", timed=True),

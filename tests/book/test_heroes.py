@@ -100,7 +100,7 @@ def test_the_gradient_by_differences_is_the_formula_s_and_the_printed_one_is_not
     g, n = np.array([1.0, -2.0, 0.5, 3.0]), 4
     rstd = 1 / np.sqrt(x.var() + 1e-5)
     x_hat = (x - x.mean()) * rstd
-    J = heroes.slopes(x)
+    J = heroes.slopes(heroes.x_hat, x, 1e-4)
     np.testing.assert_allclose(J.T @ g, rstd * (g - g.mean() - x_hat * (g * x_hat).mean()), atol=1e-7)
     np.testing.assert_allclose(np.diag(J), rstd * (1 - 1 / n - x_hat**2 / n), atol=1e-7)
     assert "adds up to 0." in words("printed")[-1] and "adds up to 0." not in words("printed")[-2]
@@ -156,7 +156,8 @@ def test_the_row_is_attention_s_by_its_definition():
     np.testing.assert_allclose(of["grad_scores"][s], dS, atol=1e-5)
     np.testing.assert_allclose(of["grad_query"][s], dS @ of["key"] / np.sqrt(of["key"].shape[1]), atol=1e-5)
     assert all(
-        f">{round(float(value), 2) + 0.0:.2f}<" in attention_heroes.one_row() for value in (*P, *dP, *dS)
+        f">{round(float(value), 2) + 0.0:.2f}<".replace("-", "−") in attention_heroes.one_row()
+        for value in (*P, *dP, *dS)
     )
     assert f"delta, {P @ dP:.2f}" in words("one_row")[4] and words("one_row")[5].endswith("the sum is 0.")
 

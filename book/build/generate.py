@@ -223,7 +223,7 @@ def model_table() -> str:
 
 def step_table() -> str:
     """GPT-2's step by hand: the whole beside PyTorch's, then its kinds of kernels with their floors."""
-    milliseconds = lambda us: f"{float(us) / 1e3:.2f} ms" if us else ""  # noqa: E731
+    milliseconds = lambda us: f"{float(us) / 1e3:.{2 + (float(us) < 100)}f} ms" if us else ""  # noqa: E731
     rows = [
         [
             row["what"] if row["what"] != "torch.compile" else "`torch.compile`",

@@ -90,6 +90,12 @@ def riddle(group: list[Wrong]) -> str:
     )
 
 
+def in_other_languages(same: list[Wrong]) -> str:
+    """Links to the exhibits of one story in further files, as " (and in PyTorch)"."""
+    links = [f"[{LANGUAGES[wrong.of_rung.id]}](./museum.md#{wrong.name})" for wrong in same]
+    return f" (and in {' and '.join(links)})" if links else ""
+
+
 def titled(wrong: Wrong) -> str:
     """The story of an exhibit, as a link to it."""
     return f"[{plain(wrong.story)}](#{wrong.name})"

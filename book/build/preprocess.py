@@ -334,8 +334,12 @@ def wrong_solutions(chapter: Chapter, place: re.Match) -> str:
         )
         return ""
     kernels.sort(key=lambda wrong: ladders.index(spec.ladder(wrong.of_rung, wrong.gate)))
+    stories: dict[tuple[str, str], list[museum.Wrong]] = {}
+    for wrong in kernels:
+        stories.setdefault((wrong.gate, wrong.story), []).append(wrong)
     lines = (
-        f"- `{wrong.gate}`: [{museum.plain(wrong.story)}](./museum.md#{wrong.name})" for wrong in kernels
+        f"- `{gate}`: [{museum.plain(story)}](./museum.md#{first.name}){museum.in_other_languages(more)}"
+        for (gate, story), (first, *more) in stories.items()
     )
     count = "The wrong solution" if len(kernels) == 1 else f"All {len(kernels)} wrong solutions"
     summary = f"<summary>{count} {REJECTED}</summary>"

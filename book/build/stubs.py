@@ -40,7 +40,17 @@ def around(text: str, blank: str) -> str:
         return whole
     head = HEAD.match(whole + "\n")
     after = min(last + 1 + AROUND, end)
-    hole = lines[max(first - AROUND, start + 1) : after]
+    before = max(first - AROUND, start + 1)
+    while indent(lines[before]) > indent(lines[first]):  # the middle of an `if` says nothing
+        before -= 1
+    while lines[after - 1].endswith(":"):
+        after += 1
+    hole = lines[before:after]
     more = ["    ..."] if any(line.strip() for line in lines[after:end]) else []
     shown = "\n".join([head[0].rstrip() if head else lines[start], "    ...", *hole]).rstrip()
     return "\n".join([shown, *more])
+
+
+def indent(line: str) -> int:
+    """The spaces that a line begins with."""
+    return len(line) - len(line.lstrip())

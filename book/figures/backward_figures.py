@@ -368,23 +368,32 @@ def symptom_kinds() -> str:
 
 
 def kernels_chart() -> str:
-    """Kernels of Inductor's and calls of a library for five functions, as counted."""
+    """Five functions as they run: nodes in the frames of their kernels, and the tensors in memory before, between and after."""
     counts = inductor_counts()
     drawing = Drawing(
-        32 * len(counts) + 30,
-        "Kernels for a function: "
+        42 * len(counts),
+        "Nodes and kernels of a function: "
         + "; ".join(
-            f"{name}: {own} of Inductor's, {calls} of a library" for name, (own, calls) in counts.items()
+            f"{name}: {nodes} in the graph, {own} of Inductor's, {calls} of a library"
+            for name, (nodes, own, calls) in counts.items()
         ),
     )
-    drawing.text(285, 16, "Inductor's")
-    drawing.text(405, 16, "a library's")
-    for number, (name, (own, calls)) in enumerate(counts.items()):
-        y = 24 + 32 * number
-        drawing.text(225, y + 18, name, anchor="end")
-        for x, count, shade in ((240, own, 0.35), (360, calls, 0.1)):
-            for k in range(count):
-                drawing.box(x + 96 * k, y, 90, 24, shade=shade)
+    for number, (name, (nodes, _own, calls)) in enumerate(counts.items()):
+        x, y = 170, 6 + 42 * number
+        drawing.text(x - 12, y + 20, name, anchor="end")
+        parts = name.split(", then ")
+        for place, part in enumerate(parts):
+            library = part == "Linear"
+            inside = 1 if library else nodes - calls
+            drawing.box(x, y + 8, 14, 14, shade=LEGIBLE if place == 0 else 1, radius=7)
+            drawing.arrow(x + 15, y + 15, x + 31, y + 15)
+            drawing.box(x + 32, y, 18 * inside + 8, 30, shade=0.3 if library else 0.04)
+            for k in range(inside):
+                drawing.box(x + 38 + 18 * k, y + 8, 14, 14)
+            x += 40 + 18 * inside
+            drawing.arrow(x, y + 15, x + 16, y + 15)
+            x += 17
+        drawing.box(x, y + 8, 14, 14, shade=LEGIBLE, radius=7)
     return drawing.svg()
 
 

@@ -382,16 +382,16 @@ def rms_flow() -> str:
 # ---- Fusing, sizes, compiling, wrong kernels ----------------------------------------------------------------
 
 
-def inductor_counts() -> dict[str, tuple[int, int]]:
-    """Function -> kernels of Inductor's and calls of a library, as recorded."""
+def inductor_counts() -> dict[str, tuple[int, int, int]]:
+    """Function -> nodes of its graph, kernels of Inductor's and calls of a library, as recorded."""
     text = outputs.load("inductor_kernels").text
-    counts = re.findall(r"^(.+?) +(\d+) of Inductor's, (\d+) of a library$", text, re.M)
-    return {name: (int(own), int(calls)) for name, own, calls in counts}
+    counts = re.findall(r"^(.+?) +(\d+) in the graph, (\d+) of Inductor's, (\d+) of a library$", text, re.M)
+    return {name: (int(nodes), int(own), int(calls)) for name, nodes, own, calls in counts}
 
 
 def compiled_pair() -> str:
     """What torch.compile makes of the pair, and what an operator is to it; below, what is kept by recorded runs."""
-    own, calls = inductor_counts()["LayerNorm, then Linear"]
+    _, own, calls = inductor_counts()["LayerNorm, then Linear"]
     kept = re.findall(r"^(.+?) +([\d.]+) MB:", outputs.load("compile_saved").text, re.M)
     drawing = Drawing(
         316,

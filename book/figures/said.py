@@ -4,7 +4,15 @@ A page calls these functions in its references (`book/build/references.py`), so 
 than its tables.
 """
 
-from book.figures import attention_times, bench_results, every_size, order_figures, ring_results, roofline
+from book.figures import (
+    attention_heroes,
+    attention_times,
+    bench_results,
+    every_size,
+    order_figures,
+    ring_results,
+    roofline,
+)
 from book.measure import ledger, record
 from book.measure.ledger import GPT2_SMALL
 from harness.nn import orders as grid_orders
@@ -240,6 +248,12 @@ def saved(side: int, radius: int) -> float:
 
 
 # ---- The ring -----------------------------------------------------------------------------------------------
+
+
+def ring_errors(direction: str = "forward") -> list[float]:
+    """The largest error of an output, or of a dK, after each step of the run that the ring's player shows."""
+    forward, _where, _added, backward = attention_heroes.ring_run()
+    return forward if direction == "forward" else backward
 
 
 def ring_speedup(kernels: str, d: int, length: int, ranks: int) -> float:

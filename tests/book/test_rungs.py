@@ -148,3 +148,14 @@ def test_the_lists_of_the_pages_name_every_exhibit_of_the_museum_once():
             if spec.ladder(wrong.of_rung, wrong.gate) not in ladders
         }
         assert not missing, spec.name
+
+
+def test_a_story_that_two_languages_share_is_one_line():
+    text = "# P\n\n{{#hints p25:numpy-merge}}\n{{#hints p25:merge}}\n\n{{#wrong p25}}\n"
+    chapter = preprocess.Chapter("src/page.md", text, [])
+    shown = preprocess.wrong_solutions(
+        chapter, present(preprocess.TOKEN.search(text, text.index("{{#wrong")))
+    )
+    stories = re.findall(r"^- `merge`: \[(.*?)\]", shown, re.M)
+    assert len(stories) == len(set(stories)) < shown.count("./museum.md#")
+    assert "(and in [PyTorch](./museum.md#not_renormalised))" in shown

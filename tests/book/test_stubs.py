@@ -5,6 +5,7 @@ from html import escape
 
 import pytest
 from book_paths import BOOK
+from typed import present
 
 from book.build import stubs
 
@@ -79,3 +80,9 @@ def test_a_hole_of_the_same_words_in_another_rung_is_another_task(site):
     assert all(
         escape(stubs.stub("p25", ladder) or "?", quote=False) in html for ladder in ("numpy-merge", "merge")
     )
+
+
+def test_a_long_task_is_cut_between_statements_and_not_inside_one():
+    update, tiles = (present(stubs.stub(*place)) for place in (("p27", "adamw_update"), ("p24", "tiles")))
+    assert "    ...\n    if i >= Int(count):\n        return\n" in update
+    assert "if thread_idx.x == 0:\n            tiles[" in tiles

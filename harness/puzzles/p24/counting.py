@@ -116,7 +116,7 @@ def report(flags) -> Iterator[str]:
             yield ""
             yield f"{side} x {side} cells, radius {radius}: each cell sees up to {min(2 * radius + 1, side) ** 2} of {side**2}"
             yield line(
-                "order", "tile pairs", "of all", "hilbert's", "keys", "runs", "K bytes", "loaded", "sectors"
+                "order", "tile pairs", "of all", "/ hilbert", "keys", "runs", "K bytes", "loaded", "sectors"
             )
             counts = {
                 name: count(make(side, side), side, radius, flags.tile)

@@ -1,6 +1,6 @@
 """What every command shares: its parser of flags, its streams and console, JSON, and paths.
 
-A terminal that knows no UTF-8 gets plain signs for the others: that is done here, for whatever is printed.
+A terminal without UTF-8 gets plain signs instead of others; this module does it for everything that is printed.
 """
 
 import argparse

@@ -1,6 +1,6 @@
-"""The flags of a puzzle's command line: what there is, what goes together, and the `Options` that they come to.
+"""The flags of a puzzle's command line: which exist, which go together, and the `Options` that they make.
 
-The flags are those that a puzzle has a use for; another puzzle's are unknown. Nothing behind this module sees a flag.
+The flags are those that a puzzle has a use for; another puzzle's are unknown. No other module sees a flag.
 """
 
 import argparse

@@ -30,7 +30,7 @@ KEPT = 4
 
 def main(address: str, program: str, *arguments: str) -> None:
     """Serves the folder that it is started in, at an address; `arguments` are the command line to be ready for."""
-    sys.argv[0] = program  # messages name commands as the one who asks types them
+    sys.argv[0] = program  # messages name commands as they are typed in the command that asks
     roots.enter(Path.cwd())
     place = Path(address)
     with place.with_suffix(".lock").open("w") as lock:
@@ -62,7 +62,7 @@ class Server:
         self.code = state_of_the_code()
 
     def serve(self, listener: socket.socket) -> None:
-        """Answers until nobody has asked for a while, or the code is another."""
+        """Answers until no command has asked for a while, or the code has changed."""
         with suppress(TimeoutError):
             while True:
                 connection, _ = listener.accept()

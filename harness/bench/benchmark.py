@@ -111,7 +111,7 @@ class Calls(Protocol):
     def prepare(self, direction: str) -> Call:
         """A call that does one pass and returns its quantities, in the order of `Benchmark.returned(direction)`.
 
-        "inference" is meant to be called without gradients; who calls sees to it, for the switch itself takes time.
+        "inference" must be called without gradients. The caller switches them off, because the switch itself takes time.
         """
         ...
 

@@ -15,7 +15,7 @@ Errors = dict[str, tuple[float, float]]
 
 
 def errors(results: Mapping[str, Tensor], truth: Mapping[str, Tensor]) -> Errors:
-    """Of each quantity the relative Frobenius error, and the largest error over the largest value."""
+    """The relative Frobenius error of each quantity, and its largest error over its largest value."""
     by_quantity = {}
     for name, result in results.items():
         difference = result.double() - truth[name]

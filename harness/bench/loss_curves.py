@@ -5,7 +5,7 @@ import statistics
 from itertools import pairwise
 
 WINDOW = 10
-"""Losses are compared as means of so many steps."""
+"""Losses are compared as means of this many steps."""
 
 
 def plot(curves: dict[str, list[float]], width: int = 64, height: int = 12) -> list[str]:

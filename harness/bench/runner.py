@@ -45,7 +45,7 @@ LEFT_OUT = "left out by --budget"
 """How the note of a row begins for which there was no time."""
 CeilingSizes = tuple[int, int, int]
 CEILING_PRODUCTS, CEILING_BYTES = ((8192, 8192, 8192), (16384, 4096, 12288)), 2**30
-"""The ceilings of a run are the faster of these products, [rows, inner] by [inner, columns], and a copy of so many bytes."""
+"""The ceilings of a run are the faster of these products, [rows, inner] by [inner, columns], and a copy of this many bytes."""
 MACHINE = ("device", "driver", "torch", "triton", "max", "date", "protocol")
 MEASURED = (
     *("dtype", "pass", "candidate", "role", "column"),
@@ -79,7 +79,7 @@ class Options:
 
 
 EVERYBODY = Candidate("all candidates", "", plain)
-"""Who is named where nobody could be measured."""
+"""The candidate of a row that says that none could be measured."""
 
 
 class WrongGraph(Exception):

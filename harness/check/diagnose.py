@@ -25,11 +25,11 @@ TILES = (128, 32, 16)
 LARGEST = 2**26
 # Mistakes that are named together where all of them give the same values in every failing case.
 ALIKE = 3
-# A formula that explains only what is a number must explain so many wrong elements.
+# A formula that explains only the numbers must explain this many wrong elements.
 NUMBERS = 4
 # Distances up to this are rounding: which of two is smaller says nothing.
 TIGHT = 1e-6
-# From so many limits on an error is plain to see, and the smallest such case is shown.
+# An error of this many limits is plain to see, and the smallest such case is shown.
 PLAIN = 1000
 # What 16 bits leave of the largest of many terms: a few units in the last place of bfloat16.
 SIXTEEN_BITS = 2.0**-6
@@ -39,7 +39,7 @@ SIXTEEN_BITS = 2.0**-6
 class Diagnosis:
     """What is wrong, the id of the known mistake (or None), and the hint to read next, as "dx-2" (or None).
 
-    `sentence` names the mistake, or says that nobody knows it; `values` are wrong elements and where they are; `steps` are
+    `sentence` names the mistake, or says that no known mistake fits; `values` are wrong elements and where they are; `steps` are
     those that the known mistake changes.
     """
 
@@ -330,7 +330,7 @@ def shows_in_numbers(puzzle: Puzzle, quantity: str, e: Evidence, mistake: Mistak
 def fitting(
     puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence], asked: Sequence[Mistake], numbers_only: bool
 ) -> Explanation | None:
-    """Those of some mistakes that give a quantity's values, or all that are numbers, in every case."""
+    """The mistakes that give a quantity's values in every case, or all that are numbers."""
     fits: list[tuple[Mistake, float]] = []
     for mistake in asked:
         distances: list[float] = []

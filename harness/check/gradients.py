@@ -76,7 +76,7 @@ def pulled_back(
     incoming: Callable[[tuple[Tensor, ...]], list[Tensor]],
     again: bool = False,
 ) -> list[Tensor]:
-    """The same from outputs that there are already, whose graph may be needed again."""
+    """The gradients from outputs that were computed before; `again` keeps their graph."""
     outputs = tuple(t for t in outputs if t.requires_grad)
     each = gradients_or_none(outputs, leaves(inputs), incoming(outputs), retain_graph=again)
     return [torch.zeros_like(t) if g is None else g for t, g in zip(leaves(inputs), each, strict=True)]
@@ -109,7 +109,7 @@ def second_gradients(function: Function, inputs: list[Tensor]) -> list[Tensor]:
     if total.requires_grad:
         torch.autograd.backward(
             total
-        )  # unlike grad it runs all that there is: once_differentiable then refuses
+        )  # unlike grad it runs the whole graph, so that once_differentiable refuses
     every = (*leaves(inputs), *incoming)
     return [torch.zeros_like(t) if t.grad is None else t.grad for t in every]
 

@@ -46,7 +46,7 @@ class Judge:
         package, blanks: What is judged.
         variants, cases: What of it is run, and on what.
         gates: Of which gates there are verdicts, as far as they are attempted; without any, of all.
-        quantities: What is compared besides the quantities of attempted gates.
+        quantities: What is compared in addition to the quantities of attempted gates.
         repeated, runs: What is compared where one case runs again and again, and how often it does.
         given: The gates that are judged by the code that was given.
     """

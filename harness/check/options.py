@@ -31,7 +31,7 @@ class Options:
         profile: Count what the kernels do, and judge nothing.
         show: Draw the run of this gate; "" for the one at hand, None for no picture.
         html, json: Where the page and the data go.
-        demo: The demonstration that is asked for in the place of a check.
+        demo: The demonstration to run instead of a check.
         verbose: Print all that is known.
     """
 

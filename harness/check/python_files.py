@@ -33,7 +33,7 @@ Module = dict[str, Any]
 
 
 def unheard(kind: str, value: object) -> None:
-    """Stands for who is told of a checker's steps where nobody is."""
+    """Takes a checker's steps where no one listens."""
 
 
 class PythonChecker:
@@ -65,7 +65,7 @@ class PythonChecker:
     ) -> list[GateResult]:
         """The verdict on each gate of the file at `path`; `gates` are ids, `cases` the puzzle's own where None.
 
-        All cases of a gate are judged at once, so that there is no first one to tell.
+        All cases of a gate are judged at once, so `on_first` is never called.
 
         Raises DamagedFile, naming file and line, where the file cannot be read, has broken markers or is no Python.
         """

@@ -86,7 +86,7 @@ class Compiled:
 
 
 def of_variant(outputs: Tensors, variant: str) -> Tensors:
-    """Of what a graph wrote, by "variant.quantity", that of one variant by quantity."""
+    """What one variant wrote, by quantity, from the outputs of a graph by "variant.quantity"."""
     named = {name.partition("."): tensor for name, tensor in outputs.items()}
     return {quantity: tensor for (prefix, _, quantity), tensor in named.items() if prefix == variant}
 

@@ -111,7 +111,7 @@ class VariantResult:
 
 
 def judged_as_given(gates: Sequence[str] | None, blanks: Mapping[str, Blank]) -> set[str]:
-    """The gates whose untouched code is judged all the same: one that is asked for alone and was given with wrong code."""
+    """The gates that are judged although their blanks are untouched: one that is asked for alone and was given with wrong code."""
     return (
         {id for id in gates if id in blanks and blanks[id].is_given} if gates and len(gates) == 1 else set()
     )

@@ -101,8 +101,8 @@ def run(
 
     Args:
         options: What to run.
-        on_compile: Called, maybe from another thread, when the kernels of a device are not cached.
-        on_ready: Called when they are there.
+        on_compile: Called when the kernels of a device are not cached, possibly from another thread.
+        on_ready: Called once they are compiled.
 
     Raises a WorkbookError for anything that keeps the kernels from running.
     """

@@ -2,7 +2,7 @@
 
 Outputs and gradients are compared with autograd through the puzzle's reference, in float32 against the truth in float64.
 What has gradients is put before `torch.autograd.gradcheck` too, in float64 on the smallest case, and what is registered
-as an op before `torch.library.opcheck`. A case of several processes is run by so many ranks, each on its part of the
+as an op before `torch.library.opcheck`. A case of several processes is run by that many ranks, each on its part of the
 tensors. Nothing here needs MAX or a compiler.
 """
 
@@ -97,7 +97,7 @@ class TorchChecker(PythonChecker):
         return {name: self._farthest(case, name, [each[name] for each in outputs]) for name in outputs[0]}
 
     def _farthest(self, case: Case, quantity: str, copies: list[torch.Tensor]) -> torch.Tensor:
-        """Of the copies that ranks have of a quantity, the one farthest from the truth; they must have its shape."""
+        """The rank's copy of a quantity that is farthest from the truth; every copy must have its shape."""
         truth = self.reference.truth(case, CPU)[quantity]
         for got in copies:
             if tuple(got.shape) != truth.shape:

@@ -26,7 +26,7 @@ def sentence(before: str) -> str:
 
 
 def blame_gates(results: Sequence[GateResult], needs: Needs) -> None:
-    """Of wrong gates that are computed from wrong ones says that and nothing else; `needs` is of gates."""
+    """Lets a wrong gate that is computed from another wrong one say that and nothing else; `needs` maps gates."""
     wrong = {result.gate.id: result for result in results if result.state == "wrong"}
     for id, result in wrong.items():
         before = first_wrong(id, needs, wrong)
@@ -36,7 +36,7 @@ def blame_gates(results: Sequence[GateResult], needs: Needs) -> None:
 
 
 def blame_quantities(diagnoses: dict[str, Diagnosis], puzzle: Puzzle, variant: str) -> None:
-    """The same of the wrong quantities of a variant's run, which are computed from what their op reads."""
+    """Does the same for the wrong quantities of a variant, which are computed from what their op reads."""
     calls = puzzle.variants[variant]
     needs = {quantity: tuple(call.op.reads) for call in calls for quantity in call.op.writes}
     for quantity, diagnosis in diagnoses.items():

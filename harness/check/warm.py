@@ -21,7 +21,7 @@ from harness.errors import WorkbookError
 from harness.invocation import command
 from harness.toolchain.cache import cache_folder, digest
 
-if TYPE_CHECKING:  # whoever asks imports the rest while the answer is made
+if TYPE_CHECKING:  # the rest is imported while the warm process judges
     from harness.check.checkers import RungChecker
     from harness.check.results import Cases, GateIds, GateResult, OnFirst
 
@@ -45,13 +45,13 @@ MATTER = (
     "PATH",
     "TMPDIR",
 )
-"""How the names of those environment variables begin that the process must share with who asks."""
+"""Beginnings of the environment variables that the process must share with the command that asks."""
 OTHERWISE = {FLAG, "--show", "--profile", "--bench", "--numpy", "-h", "--help"}
 """Flags of commands that are not for it."""
 
 
 class Asked:
-    """What this process has asked, where, and the answer as it comes: None where nobody was there."""
+    """What this process has asked, where, and the answer as it comes: None where no process listens."""
 
     connection: socket.socket
     """Made by the command that asks: most do not."""

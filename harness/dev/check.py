@@ -72,7 +72,7 @@ def faults_of_rung(checkout: Path, puzzle: Puzzle, rung: Rung) -> Iterator[str]:
 
 
 def faults_of_zoo(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
-    """Wrong solutions that are missing, cannot be made, or name a gate that there is not."""
+    """Wrong solutions that are missing, cannot be made, or name a gate that does not exist."""
     solution = checkout / "solutions" / puzzle.name
     files = sorted((solution / "wrong").glob("*.toml"))
     if not files:

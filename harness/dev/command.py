@@ -90,7 +90,7 @@ def say_survivors(names: list[str], flags: argparse.Namespace) -> int:
 
 
 def write_tasks(checkout: Path, flags: argparse.Namespace) -> int:
-    """Write the tasks of pyproject.toml and pixi.toml from the puzzles that there are."""
+    """Write the tasks of pyproject.toml and pixi.toml from the puzzles in the folder."""
     wanted = out_of_step(checkout)
     for path, text in wanted.items():
         if flags.check:

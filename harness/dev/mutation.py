@@ -129,7 +129,7 @@ def explanations(puzzle: str) -> dict[Key, str]:
 
 
 def outdated(puzzle: Puzzle) -> list[str]:
-    """A line for each explanation of a mutant that there is not. Raises what `explanations` does."""
+    """A line for each explanation of a mutant that no longer exists. Raises what `explanations` does."""
     known = explanations(puzzle.name)
     there = {key_of(work, mutant) for work in works(puzzle) for mutant in mutants(work)} if known else set()
     return [
@@ -184,7 +184,7 @@ def passes(checker: RungChecker, work: Work, path: Path, gate: str | None = None
 
 
 def that_compile(work: Work, some: Sequence[Mutant]) -> Iterable[Mutant]:
-    """Those of some mutants that compile; their recordings are in the cache then. Where the compiler
+    """The mutants that compile; afterwards their recordings are in the cache. Where the compiler
     names none, halves are tried."""
     cases = [case for case in work.puzzle.cases(None) if case.world_size == 1]
     sizes = {"float32": cases, "bfloat16": [case for case in cases if case.in_16_bits]}

@@ -15,7 +15,7 @@ from harness.spec.rungs import MojoRung
 from harness.toolchain.formatting import LINE_LENGTH
 
 STANDARD = {"ceildiv": "std.math", "next_power_of_two": "std.bit", "accum_type": "op.shared.common"}
-"""Names that an expression may use besides those of the op package, and the modules that define them."""
+"""Names that an expression may use in addition to those of the op package, and the modules that define them."""
 
 
 def out_of_step(checkout: Path, puzzles: Iterable[Puzzle]) -> dict[Path, str]:

@@ -270,7 +270,7 @@ def compile_graph(session: InferenceSession, module: Module, *packages: OpPackag
             compiled = session.compile(module, custom_extensions=[package.compile() for package in packages])
         except RuntimeError as error:
             failure = error
-    # MAX may print an error of the target's code generator and return a graph all the same.
+    # MAX may print an error of the target's code generator and still return a graph.
     if compiled and not re.search(r"^error: |: error: ", captured.text, re.MULTILINE):
         return compiled
     text = f"{captured.text}\n{(failure.__cause__ or failure) if failure else ''}"

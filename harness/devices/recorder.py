@@ -113,7 +113,7 @@ class Order:
     """What is to be recorded of one package.
 
     Attributes:
-        package: The op package; the recording program is the solution's, so that nobody has to keep one.
+        package: The op package; the recording program is the solution's, so a learner needs none.
         dims: The sizes of each case, as the puzzle names them.
         variants: Which ones, the fewer the faster; without any, those that the recording program takes by itself.
         small_grid: With SMALL_GRID, for checks.

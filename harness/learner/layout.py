@@ -1,7 +1,7 @@
 """What lies where in `problems/`: the files that a learner edits, and links to everything else.
 
 A file with blanks becomes a problem file (`harness.learner.blanks` writes it). Of an op package the rest is linked: a
-file by itself, a folder without blanks, such as the shared one, as a whole. So there is one copy of what nobody edits,
+file by itself, a folder without blanks, such as the shared one, as a whole. So there is one copy of what a learner does not edit,
 and the compiler, an editor and the harness all find it in its place.
 """
 

@@ -106,7 +106,7 @@ class Work:
 def check_gate(puzzle: Puzzle, rung: str | None, id: str | None) -> None:
     """Raises BadUse for a gate that a rung does not hold, naming those it has; without a rung, for one that no rung holds.
 
-    Of a command's gate this is the one check. Without a gate nothing is wrong.
+    Every command checks its gate here. Without a gate nothing is wrong.
     """
     named = puzzle.rung(rung) if rung else None
     there = named.gates if named else [*puzzle.main_rung.gates, *(gate.id for gate in puzzle.gates)]

@@ -16,7 +16,7 @@ from harness.spec.puzzle import Symptom
 EPS = 1e-5
 """What LayerNorm adds to the variance."""
 LARGEST_EXPONENT = 80
-"""Of which no exponential overflows in float32."""
+"""The exponential of no number up to this overflows in float32."""
 Terms = Callable[[Derivation], np.ndarray]
 """What a sum adds up, [..., columns]."""
 
@@ -83,7 +83,7 @@ def sums(
 
 
 def softmax(weights: str, whole: str, result: str, scores: str, threads: int) -> tuple[Mistake, ...]:
-    """Of result = weights / whole, with weights = exp(scores - their largest) and whole their row sum."""
+    """Mistakes in result = weights / whole, with weights = exp(scores - their largest) and whole their row sum."""
     v_weights: Terms = lambda v: getattr(v, weights)  # noqa: E731
     unshifted: Terms = lambda v: np.exp(getattr(v, scores).astype(np.float32)).astype(np.float64)  # noqa: E731
     shifted: Terms = lambda v: getattr(v, scores) - or_0(getattr(v, scores).max(-1, keepdims=True))  # noqa: E731
@@ -130,7 +130,7 @@ class Online:
 
     @staticmethod
     def of(scores: np.ndarray, threads: int, width: int) -> "Online":
-        """That of rows [..., columns]."""
+        """Rows [..., columns] in steps."""
         *rows, columns = scores.shape
         step = threads * width
         whole = np.full((*rows, -(-columns // step) * step), -np.inf)
@@ -214,7 +214,7 @@ def infinite_at_first(scores: np.ndarray, got: np.ndarray, truth: np.ndarray) ->
 def softmax_backward(
     result: str, P: str, dP: str, dot: str, threads: int, hints: Mapping[str, int] | None = None
 ) -> tuple[Mistake, ...]:
-    """Of result = P * (dP - dot), dot being the row sum of dP * P; `hints` are other rungs than the usual ones, by id."""
+    """Mistakes in result = P * (dP - dot), with dot the row sum of dP * P; `hints` replace the usual hints, by id."""
 
     def p(v: Derivation) -> np.ndarray:
         return getattr(v, P)
@@ -261,7 +261,7 @@ LAYERNORM: Mapping[str, Step] = {
 
 
 def layernorm_dx(dy: str, gamma: str) -> tuple[Mistake, ...]:
-    """Of grad_input = row_rstd * (g - c2 - x_hat * c1), with g = dy * gamma: a term, a factor or a sign."""
+    """Mistakes in grad_input = row_rstd * (g - c2 - x_hat * c1), with g = dy * gamma: a term, a factor or a sign."""
 
     def dx(v: Derivation, g: np.ndarray, times2: float = 1, times1: float = 1) -> np.ndarray:
         return v.row_rstd * (g - times2 * v.c2 - times1 * v.x_hat * v.c1)
@@ -295,7 +295,7 @@ def layernorm_dx(dy: str, gamma: str) -> tuple[Mistake, ...]:
 
 
 def layernorm_means(threads: int) -> tuple[Mistake, ...]:
-    """Of grad_input = row_rstd * (g - c2 - x_hat * c1): the two means taken over something else."""
+    """Mistakes in the two means of grad_input = row_rstd * (g - c2 - x_hat * c1), taken over something else."""
 
     def scaled(v: Derivation, times1: float, times2: float) -> np.ndarray:
         return v.row_rstd * (v.g - times2 * v.c2 - times1 * v.x_hat * v.c1)
@@ -325,7 +325,7 @@ def layernorm_means(threads: int) -> tuple[Mistake, ...]:
 
 
 def layernorm_x_hat() -> tuple[Mistake, ...]:
-    """Of x_hat = (input - row_mean) * row_rstd, and of c1 = mean(g * x_hat) and grad_input, which have it each once."""
+    """Mistakes in x_hat = (input - row_mean) * row_rstd, and in c1 = mean(g * x_hat) and grad_input, which each use it once."""
 
     def wrong(id: str, words: str, x_hat: Terms) -> tuple[Mistake, ...]:
         return (

@@ -22,13 +22,13 @@ def or_1(total: np.ndarray) -> np.ndarray:
 
 
 def softmax(scores: np.ndarray) -> np.ndarray:
-    """Of every row; one that is hidden throughout gives 0."""
+    """The softmax of every row; a row without a visible key gives 0."""
     weights = np.exp(scores - or_0(scores.max(-1, keepdims=True)))
     return weights / or_1(weights.sum(-1, keepdims=True))
 
 
 def log_sum_exp(scores: np.ndarray) -> np.ndarray:
-    """Of every row, without its axis; -inf of one that is hidden throughout."""
+    """The log-sum-exp of every row, without its axis; -inf for a row without a visible key."""
     largest = or_0(scores.max(-1, keepdims=True))
     with np.errstate(divide="ignore"):
         return np.log(np.exp(scores - largest).sum(-1)) + largest[..., 0]
@@ -40,7 +40,7 @@ def repeated(array: np.ndarray, query: np.ndarray) -> np.ndarray:
 
 
 def gathered(gradient: np.ndarray, key: np.ndarray) -> np.ndarray:
-    """The gradient [B, N, T, d] of what `repeated` returns, as that of the key or value [B, G, T, d] itself."""
+    """The gradient of the key or value [B, G, T, d], from that of what `repeated` returns, [B, N, T, d]."""
     *lead, heads, T, d = gradient.shape
     G = key.shape[1]
     return gradient.reshape(*lead, G, heads // G, T, d).sum(-3)

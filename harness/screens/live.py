@@ -40,7 +40,7 @@ def live(console: Console, *, ticking: bool = True) -> Iterator[Progress]:
 def compile_callbacks(
     console: Console, bars: Progress
 ) -> tuple[Callable[[Target], None], Callable[[Target], None]]:
-    """Two callbacks, for kernels that begin to compile and for those that are there: a line each; in a pipe, it stays."""
+    """Two callbacks, for kernels that begin to compile and for compiled ones: a line each, which stays in a pipe."""
     tasks = {}
 
     def on_compile(target: Target) -> None:

@@ -1,6 +1,6 @@
 """The words of every check: the verdict on gates, and the report on a whole run of kernels, for a person or as JSON.
 
-Computes nothing but the words: all of it is lines, for whoever prints them.
+Computes nothing but words: it returns lines, and the caller prints them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # a list of gates needs no run
 
 MARKS = {"correct": "✅", "wrong": "❌", "unsolved": "⏳"}
 NAMED = 4
-"""Of the cases in which a gate is wrong, so many are named."""
+"""Cases in which a gate is wrong that are named at most."""
 RULE = "=" * 60
 THIN_RULE = "-" * 57
 STATES = {"wrong": "❌ INCORRECT", "unsolved": "⏳ UNSOLVED", "correct": "✅ CORRECT"}
@@ -207,8 +207,8 @@ def header(run: Run) -> Iterator[Line]:
         yield from (f"   note: {relative(note)}" for note in layout.notes(puzzle.name))
     for device in run.devices:
         how = "cached" if device.cached else f"compiled in {device.compile_seconds:.1f} s"
-        made = "kernels" if device.kind == "virtual" else "graph"
-        yield f"   on {device.target.label}: {device.target.detail}, {made} {how}"
+        what_runs = "kernels" if device.kind == "virtual" else "graph"
+        yield f"   on {device.target.label}: {device.target.detail}, {what_runs} {how}"
     if options.backward:
         yield RULE
         yield f"{'':11}Comprehensive Backward Pass Test"
@@ -337,7 +337,7 @@ def repeats(run: Run, variant: VariantResult) -> Iterator[Line]:
 
 
 def findings(run: Run, verbose: bool) -> Iterator[Line]:
-    """How much the virtual GPU found besides the values, and what of it no gate has told."""
+    """How much the virtual GPU found in addition to the values, and the findings that no gate has told."""
     for device in run.devices:
         if device.kind != "virtual":
             continue

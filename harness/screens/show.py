@@ -55,7 +55,7 @@ def show(console: Console, options: Options) -> int:
 def lines_for_watch(
     work: Work, gate: str, result: GateResult, checker: RungChecker | None
 ) -> list[RenderableType]:
-    """The picture of a learner's gate, of which a check has just been made."""
+    """The picture of a learner's gate that has just been checked."""
     if not work.in_package:
         kernel_gate(work.puzzle, gate)
         raise BadUse(f"{gate}: the {name_of(work.rung.id)} rung has no kernel to show")

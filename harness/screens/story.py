@@ -166,13 +166,13 @@ def instead(picture: Picture, fault: Fault) -> Iterator[Sentence]:
 
 
 def who(picture: Picture, thread: Thread) -> str:
-    """`minimal_kernel, block (0, 1), thread 3`: without what there is only one of."""
+    """`minimal_kernel, block (0, 1), thread 3`; a single block or thread is left out."""
     launch = picture.mine.accesses.launches[thread.launch]
     return ", ".join([launch.name, *thread_words(launch, thread.block, thread.thread)])
 
 
 def thread_words(launch, block: int, thread: int) -> list[str]:
-    """["block (0, 1)", "thread 3"], without what there is only one of."""
+    """["block (0, 1)", "thread 3"]; a single block or thread is left out."""
     out = []
     for word, number, sizes in (("block", block, launch.grid), ("thread", thread, launch.block)):
         if math.prod(sizes) > 1:

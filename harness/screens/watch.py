@@ -145,7 +145,7 @@ class Terminal:
         """Writes a line over one of the screen, the first is row 1; everything else, and the cursor, stays."""
         if self.console.is_terminal:
             with self.console.capture() as captured:
-                # A Text's own no_wrap is lost where print joins what it is given.
+                # print joins its arguments and drops a Text's own no_wrap.
                 self.console.print(Text(words, style="dim"), end="", no_wrap=True, overflow="ellipsis")
             self.console.file.write(f"\x1b7\x1b[{row};1H\x1b[2K{captured.get()}\x1b8")
             self.console.file.flush()
@@ -289,7 +289,7 @@ class Watch:
                 check.results = self.checker.check(
                     self.work.target, [check.gate], on_first=lambda results: self.show_first(check, results)
                 )
-            self.again |= self.work.blanks() != check.blanks  # which of the two was judged, nobody knows
+            self.again |= self.work.blanks() != check.blanks  # either of the two may have been judged
         except WorkbookError as error:
             check.error = str(error)
         except Exception as error:  # a file that vanishes between two looks must not end the loop

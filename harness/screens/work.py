@@ -77,7 +77,7 @@ def works(puzzle: Puzzle) -> list[Work]:
 
 
 def at_hand(files: Sequence[Work], progress: Progress) -> Work | None:
-    """Of some files the one that somebody is at; None where nothing is left.
+    """The file that the learner is at; None where nothing is left.
 
     It is the one saved last of those that hold something and are not solved; else the first unsolved one after every file
     that holds something; else one before those, unless it is optional.

@@ -27,7 +27,7 @@ class Axis:
 
 
 def first_two(dims: Dims, plain: str, hard: str) -> list[Case]:
-    """The two cases with which a puzzle begins, at the same sizes: the chapter's, and one of hard values, with why each is there."""
+    """The first two cases of a puzzle, at the same sizes: the chapter's, and one of hard values; `plain` and `hard` say why."""
     return [Case("chapter", plain, dims, "plain"), Case("hard values", hard, dims, "hard", in_16_bits=True)]
 
 
@@ -133,7 +133,7 @@ def cancelling(
     Rows of a group, which share what dy is multiplied by, have the gradients dy, dy / 2 and -3/2 dy, so that each sum over
     them is 0; the last row alone, with an eighth of the others' gradient, decides the result. Values have few binary digits:
     nothing but the terms and the sums themselves is rounded, in PyTorch as in a kernel. Without `cancel` the third gradient
-    is 3/2 dy: in float32 a rounding to 16 bits shows anyhow, and what cancels would measure luck.
+    is 3/2 dy: in float32 a rounding to 16 bits shows in any case, and sums that cancel would measure luck.
     """
     groups = max(1, (rows - 1) // 3)
     group, member = np.arange(rows) % groups, np.arange(rows) // groups

@@ -39,7 +39,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class Scalar:
-    """A number that an op takes by value: what it is where a case does not say, and its dtype."""
+    """A number that an op takes by value: its default where a case has none, and its dtype."""
 
     value: float
     dtype: str = "float64"

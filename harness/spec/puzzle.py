@@ -27,7 +27,7 @@ Dims = tuple[int, ...]
 class Case:
     """One set of inputs: what it is called, why it is there, its sizes, and how its values are drawn.
 
-    With a `world_size` above 1 the case is run by so many processes; only rungs in Python take it. One `in_16_bits` is
+    With a `world_size` above 1 the case is run by that many processes; only rungs in Python take it. One `in_16_bits` is
     judged in bfloat16 too by a gate of kernels, so that no gate is right that compiles or adds up in float32 alone. A case
     of a `variant` is one that no other variant can take.
     """
@@ -153,7 +153,7 @@ class Puzzle:
         forward: The forward outputs, op argument -> printed name. Of a puzzle without any, every run checks the
             gradients.
         backward: The gradients, likewise.
-        intermediate: What the graph makes visible besides, for a gate of its own.
+        intermediate: What the graph also makes visible, for a gate of its own.
 
         variants: Variant name -> the calls of one graph that run it, forward and backward. Each has a flag.
         about_variants: Variant -> what its flag's help says; "only the fused kernels" without.

@@ -1,7 +1,7 @@
 """The workbook's own cache: compiled packages and graphs, recordings, the virtual GPU's driver, extension modules.
 
 All of it is kept in one way, by `keep`. An entry, a file or a folder, is made under its own name in a folder beside its
-place and then renamed, so that nobody sees half of one. A note beside it, `NAME.sum`, says what it must hold: SHA-256 and
+place and then renamed, so that no process sees half of one. A note beside it, `NAME.sum`, says what it must hold: SHA-256 and
 length of each file. An entry that does not fit its note, or has none, is made anew without a word; what a power cut
 leaves does not fit either, so that nothing waits for the disk. Reading costs 1 ms for each MB, before every use.
 """

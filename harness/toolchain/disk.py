@@ -101,7 +101,7 @@ def no_room(what: str, folder: Path, remedy: str = "make room there") -> Environ
 
 
 def compiler_folders() -> list[Path]:
-    """Where the compilers write besides what they are told to: temporary files, and caches of their own."""
+    """Where the compilers write in addition to where they are told to: temporary files, and caches of their own."""
     caches = os.environ.get("XDG_CACHE_HOME") or Path(os.environ.get("HOME") or os.sep) / ".cache"
     return [Path(os.environ.get("TMPDIR") or "/tmp"), Path(caches) / "modular"]
 

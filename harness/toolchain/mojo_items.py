@@ -183,7 +183,7 @@ class Items:
     def cut_out(self, items: Iterable[Item]) -> dict[str, str]:
         """File -> its text with these items alone and the imports that they use, every line where it was.
 
-        Of what is imported from other files of the package only what is among the items is kept.
+        An import from another file of the package keeps only the names that are among the items.
         """
         items = list(items)
         there = {item.name for item in items}

@@ -65,7 +65,7 @@ def words(x: Tensor) -> int:
 
 
 def relu_subject(function: type[torch.autograd.Function], saved) -> Subject:
-    """ReLU that may keep so many bytes."""
+    """ReLU that may keep `saved` bytes."""
     return Subject(function.apply, F.relu, away_from_zero, saved=saved)
 
 

@@ -74,7 +74,7 @@ def difference(got: object, expected: Numbers, what: str) -> str | None:
 
 
 class GraphChecker(PythonChecker):
-    """Judges both functions of the file, each with right values for what it is given."""
+    """Judges both functions of the file; each gets right values."""
 
     def _judge(self, gate: Gate, module: dict, path: Path, cases: list[Case]) -> GateResult:
         result = self._verdict(gate, module, path)

@@ -65,7 +65,7 @@ class Registered:
 
 
 def registered(module: dict) -> Registered:
-    """Calls the learner's `register` with a library name that nobody has used."""
+    """Calls the learner's `register` with a new library name."""
     kernels = RawKernels()
     library = f"workbook_p20_{next(_numbers)}"
     op = module["register"](library, kernels)

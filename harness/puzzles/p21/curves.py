@@ -30,7 +30,7 @@ SYMBOLS, LENGTH, WIDTH, RANK, BATCH = 8, 12, 16, 8, 64
 RATE = 0.01
 """Learning rate of Adam."""
 TAIL = 20
-"""The final loss is the mean over so many steps."""
+"""The final loss is the mean over this many steps."""
 FIELDS = ("bug", "step", "right", "wrong")
 
 
@@ -47,7 +47,7 @@ class Pair:
 
 
 def parameters(seed: int) -> dict[str, Tensor]:
-    """Those of the model, as leaves in float32."""
+    """The model's parameters, as leaves in float32."""
     generator = torch.Generator().manual_seed(seed)
     shapes = {
         "frozen": (WIDTH, SYMBOLS + LENGTH),

@@ -59,7 +59,7 @@ class CharacterModel(nn.Module):
         self.blocks = nn.Sequential(*(Block(width, heads, pair) for _ in range(blocks)))
         self.head = pair(width, vocabulary)
         self.places: torch.Tensor | None = None
-        """Of the characters in their sequence, [sequence]; 0, 1, 2, ... where None."""
+        """The place of each character in its sequence, [sequence]; None for 0, 1, 2, ..."""
 
     def forward(self, characters: torch.Tensor) -> torch.Tensor:
         """characters [batch, sequence], int64, to logits [batch, sequence, vocabulary]."""

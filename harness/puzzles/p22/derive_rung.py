@@ -20,7 +20,7 @@ GATES = (
 
 
 def one_row(array: np.ndarray) -> np.ndarray:
-    """A row of [B, S, n], the fourth where there are so many: of the hard cases that is the one of tiny variance, [n]."""
+    """The fourth row of [B, S, n], or the last of fewer, [n]: in the hard cases it has a tiny variance."""
     rows = array.reshape(-1, array.shape[-1])
     return rows[min(3, len(rows) - 1)]
 
@@ -37,7 +37,7 @@ STEPS = {
     "row_c2": lambda v: v.row_g.mean(keepdims=True),
     "row_c1": lambda v: (v.row_g * v.row_x_hat).mean(keepdims=True),
 }
-"""What the derivation of the puzzle has besides for this rung."""
+"""Steps that the puzzle's derivation has for this rung alone."""
 
 
 def one_number(number: np.ndarray) -> np.ndarray:

@@ -95,7 +95,7 @@ def first_thread(terms: np.ndarray) -> np.ndarray:
 
 
 def mean(terms: np.ndarray) -> np.ndarray:
-    """That of every row, [B, S, 1]."""
+    """The mean of every row, [B, S, 1]."""
     return terms.mean(-1, keepdims=True)
 
 

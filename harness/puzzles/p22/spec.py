@@ -159,7 +159,7 @@ def hard_values(B: int, S: int, H: int, O: int, random: np.random.Generator, tin
     """Inputs that a wrong backward pass does not survive.
 
     The mean is far from 0 and differs from row to row, every fourth row has the deviation `tiny`, gamma and beta
-    are random, one gamma of several is 0 (nobody may divide by it), and grad_output has a mean and follows x_hat,
+    are random, one gamma of several is 0 (a kernel must not divide by it), and grad_output has a mean and follows x_hat,
     so that neither correction term of dx is small.
     """
     rows = np.arange(B * S).reshape(B, S, 1)

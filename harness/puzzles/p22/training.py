@@ -40,7 +40,7 @@ class Recipe:
         warm_up: Steps in which the learning rate grows to its full size.
         gpt2_start: Whether parameters start as GPT-2's do, else as PyTorch starts them.
         control: Whether plain PyTorch is trained once more, from parameters moved by half a place.
-        say_every: In a pipe, a line with the losses after so many steps; 0 for none.
+        say_every: In a pipe, a line with the losses comes every `say_every` steps; 0 for none.
     """
 
     bytes: bool

@@ -30,7 +30,7 @@ KEYS_BEFORE_ELEMENTS = ("grad_key", "grad_value")
 def reference(tensors: dict) -> dict:
     """PyTorch's own answer, in the dtype and on the device of the tensors, under the op's names.
 
-    Of 16 bits, what PyTorch computes in float32 from the same inputs, rounded once: its CPU kernels round in between, an
+    For 16-bit types, what PyTorch computes in float32 from the same inputs, rounded once: its CPU kernels round in between, an
     error so large that a wrong kernel could hide in it. "fused.grad_query" is PyTorch's where it starts from output and lse.
 
     Args:
@@ -193,7 +193,7 @@ def recomputed(tensors: dict) -> "dict[str, Tensor]":
 
 
 def farthest(answers: "Tensor", truth: "Tensor") -> "Tensor":
-    """Of answers [R, ...] the one whose largest error is the largest; elements that are no numbers do not count."""
+    """The answer of [R, ...] with the largest error; elements that are no numbers do not count."""
     import torch
 
     if not truth.numel():

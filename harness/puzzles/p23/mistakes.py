@@ -90,7 +90,7 @@ def without_rest(array: np.ndarray, axis: int) -> np.ndarray:
 
 
 def apart(mistakes: Iterable[Mistake]) -> Iterator[Mistake]:
-    """Each step that a mistake changes as a mistake of its own: who makes it in one product has the others right."""
+    """Each step that a mistake changes as a mistake of its own: one product may have it while the others are right."""
     for mistake in mistakes:
         for step, change in mistake.changes.items():
             yield replace(mistake, changes={step: change})

@@ -304,7 +304,7 @@ def symptom(name: str, arrays: Arrays, got: np.ndarray, truth: np.ndarray) -> Sy
 
 
 def multiply_adds(dims: tuple[int, ...]) -> int:
-    """Of the two products of the forward pass."""
+    """Those of the two products of the forward pass."""
     B, N, S, T, d, *_ = dims
     return 2 * B * N * S * T * d
 

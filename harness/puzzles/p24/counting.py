@@ -1,6 +1,6 @@
 """`p24 --count`: what each order of positions costs attention in a window, counted from the orders themselves.
 
-A tile is so many successive positions of the order. Attention in tiles computes every pair of a query's tile and a
+A tile is a number of successive positions of the order. Attention in tiles computes every pair of a query's tile and a
 key's tile that holds a pair of cells within the window, and loads all keys of the tiles that it computes.
 """
 

@@ -36,7 +36,7 @@ def near(order: np.ndarray, width: np.ndarray, radius: np.ndarray) -> np.ndarray
 
 
 def in_tiles(pairs: np.ndarray, tile: int) -> np.ndarray:
-    """The pairs [L, L] as tiles of so many queries and keys, False past the end: [t, t, tile, tile]."""
+    """The pairs [L, L] as tiles of `tile` queries and keys, False past the end: [t, t, tile, tile]."""
     rest = -len(pairs) % tile
     whole = np.pad(pairs, ((0, rest), (0, rest)))
     count = len(whole) // tile

@@ -262,7 +262,7 @@ def terms(arrays: Arrays) -> dict[str, float]:
 
 
 def multiply_adds(dims: Dims) -> int:
-    """Of the two products of the forward pass, without the pairs of cells that no window holds."""
+    """Those of the two products of the forward pass, without the pairs of cells that no window holds."""
     B, N, H, W, d, radius, _ = dims
     return 2 * B * N * H * W * d * min(H, 2 * radius + 1) * min(W, 2 * radius + 1)
 

@@ -129,7 +129,7 @@ LAYOUTS = (
 
 
 def check_chunks(chunks, path: Path) -> None:
-    """Compares what `chunks` says of the balanced layout with what it is. Raises Failed."""
+    """Compares what `chunks` returns for the balanced layout with the right ranges. Raises Failed."""
     for size, length in LAYOUTS:
         for rank in range(size):
             right = layout.held(rank, size, length, True)

@@ -193,7 +193,7 @@ def check_travelling(coarse: int, size: int, dtype: torch.dtype) -> None:
 
 
 def changed_input(name: str) -> str:
-    """What is said of code that writes to what it is given."""
+    """The verdict on code that writes to its arguments."""
     return f"{name} is changed by the code that is given it: what is computed from it later is wrong"
 
 

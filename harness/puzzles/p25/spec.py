@@ -1,7 +1,7 @@
 """Puzzle 25, ring attention: rungs, gates, cases, inputs and reference.
 
 Names: B = batch, N = heads of the query, M = heads of key and value, S = length of the sequence, d = head dimension. A case of
-`world_size` ranks is run by so many processes in PyTorch, and by so many entries of a list in NumPy.
+`world_size` ranks has a process for each rank in PyTorch, and an entry of a list in NumPy.
 """
 
 import functools
@@ -185,7 +185,7 @@ def sees_nothing(arrays: Arrays) -> np.ndarray:
 
 
 def multiply_adds(dims: tuple[int, ...]) -> int:
-    """Of the two products of the forward pass."""
+    """Those of the two products of the forward pass."""
     B, N, _, S, d = dims
     return 2 * B * N * S * S * d
 

@@ -175,7 +175,7 @@ class Send(Message):
         self.answer = self.fetch(self.receipt, 2)
 
     def wait(self, timeout=None) -> bool:
-        """Raises Broken where nobody receives, or something else; or where the tensor was changed."""
+        """Raises Broken where the other rank does not receive, or expects another tensor, or where the tensor was changed."""
         if self not in self.wire.pending:
             return True
         self.arrived(self.answer, "send to")

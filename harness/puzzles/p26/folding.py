@@ -40,7 +40,7 @@ def kept_one(x: Tensor) -> Tensor:
 
 
 def sine_and_view(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Of the copy's two users one makes new memory, the other does not."""
+    """The copy has two users: one makes new memory, the other does not."""
     y = x * 1.0
     return y.sin(), y.view(-1)
 
@@ -115,7 +115,7 @@ NEUTRAL = (
 
 
 def unused(x: Tensor) -> Tensor:
-    """A chain of which nobody uses the end."""
+    """A chain whose end nothing uses."""
     y = x.sin() * 2
     y.cos()
     return x + 1
@@ -152,7 +152,7 @@ SWEEP = (
 
 
 def inputs_stay(m: Module) -> None:
-    """An input that nobody uses is no dead code: who calls the graph hands it in."""
+    """An unused input is not dead code: the caller of the graph still passes it."""
     gm = torch.fx.symbolic_trace(lambda x, y: x.sin())
     m["sweep"](gm)
     names = [n.name for n in gm.graph.nodes if n.op == "placeholder"]

@@ -136,7 +136,7 @@ def used_twice(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def fed_by_a_write(x: Tensor) -> tuple[Tensor, Tensor]:
-    """neg stays, though nobody uses its result any more: it writes y."""
+    """neg stays although nothing uses its result any more: it writes y."""
     y = torch.empty_like(x)
     return torch.neg(x, out=y).sin(), y
 

@@ -156,7 +156,7 @@ UNFIT = (
     ("a weight of three axes", lambda m, x: torch.matmul(m.ln(x), m.w.expand(B, H, O)), "rank"),
     ("a bias of three axes", lambda m, x: torch.addmm(x[0, :, :O], m.ln(x[0]), m.w), "rank"),
 )
-"""(words, body, mistake of who swaps it): pairs that have to stay."""
+"""(words, body, the mistake of swapping it): pairs that have to stay."""
 
 
 def frozen() -> Pieces:

@@ -73,7 +73,7 @@ def joined(x: Tensor, w: Tensor) -> Tensor:
 
 
 def in_a_row(x: Tensor, w: Tensor) -> Tensor:
-    """The last operation joins a group that there is."""
+    """The last operation joins an existing group."""
     return x.sin().cos().exp()
 
 

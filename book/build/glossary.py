@@ -39,7 +39,7 @@ TERMS = {
     "cuda-graph": r"CUDA graphs?",
     "ptx": r"PTX",
     "virtual-gpu": r"virtual GPU",
-    "zoo": r"zoo",
+    "museum": r"museum",
     "logit": r"logits?",
     "log-sum-exp": r"log-sum-exp|lse",
     "grouped-queries": r"grouped queries",

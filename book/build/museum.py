@@ -332,10 +332,7 @@ def off(puzzle: Puzzle, known: Mistake, quantities: tuple[str, ...], case: Case)
 
 def lines(wrong: Wrong) -> str:
     """The edit as changed lines, with a line around them and the file and line before. Raises DamagedFile."""
-    if isinstance(wrong.of_rung, MojoRung):
-        path = roots.op_package(roots.solutions(), wrong.puzzle).path / wrong.file
-    else:
-        path = roots.solutions() / wrong.puzzle / wrong.of_rung.file
+    path = wrong.solution
     before, after = (without_markers(text) for text in (path.read_text(encoding="utf-8"), wrong.edited(path)))
     changed: list[str] = []
     for line in list(difflib.unified_diff(before, after, n=CONTEXT, lineterm=""))[2:]:

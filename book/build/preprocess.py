@@ -324,10 +324,14 @@ def hint_ladder(chapter: Chapter, place: re.Match, folder: Path, setting: Settin
 
 
 def wrong_solutions(chapter: Chapter, place: re.Match) -> str:
-    """The stories of the wrong solutions that this page's gates reject, each a link to its exhibit."""
+    """The stories of the wrong solutions that this page's gates reject, each a link to its exhibit; those in given code are left out."""
     spec = find_puzzle(place["zoo"])
     ladders = re.findall(rf"\{{\{{#hints {spec.name}:([\w-]+)\}}\}}", chapter.text)
-    kernels = [wrong for wrong in zoo.load(spec.name) if spec.ladder(wrong.of_rung, wrong.gate) in ladders]
+    kernels = [
+        wrong
+        for wrong in zoo.load(spec.name)
+        if spec.ladder(wrong.of_rung, wrong.gate) in ladders and wrong.in_a_blank
+    ]
     if not kernels:
         chapter.fault(
             place.start(), f"no wrong solution of {spec.name} belongs to a hint ladder of this page"
@@ -341,7 +345,9 @@ def wrong_solutions(chapter: Chapter, place: re.Match) -> str:
         f"- `{gate}`: [{museum.plain(story)}](./museum.md#{first.name}){museum.in_other_languages(more)}"
         for (gate, story), (first, *more) in stories.items()
     )
-    count = "The wrong solution" if len(kernels) == 1 else f"All {len(kernels)} wrong solutions"
+    count = {1: "The wrong solution", 2: "Both wrong solutions"}.get(
+        len(kernels), f"All {len(kernels)} wrong solutions"
+    )
     summary = f"<summary>{count} {REJECTED}</summary>"
     return "\n".join(['<details class="wrong">', summary, "", *lines, "", "</details>\n"])
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.autograd import Function, detect_anomaly, gradcheck
 
 
-# ANCHOR: model
+# ANCHOR: root
 class Root(Function):
     """y = sqrt(x); its gradient is infinite at 0."""
 
@@ -24,6 +24,10 @@ class Root(Function):
         return dy / (2 * y)
 
 
+# ANCHOR_END: root
+
+
+# ANCHOR: model
 class Gate(Function):
     """y = x * sigmoid(x), with a gradient that forgets the second term."""
 

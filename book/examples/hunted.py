@@ -22,14 +22,12 @@ from harness.toolchain import roots
 COLUMNS = 88
 """A page's column of code is not wider, and the verdict must be read whole."""
 
-# ANCHOR: first
 FIRST_TEST = """
 def check(op):
     # BLANK-START check: a first test
     assert torch.autograd.gradcheck(op.function, op.inputs())
     # BLANK-END check
 """
-# ANCHOR_END: first
 
 
 def show_dq() -> None:

@@ -55,13 +55,23 @@ class WrongKernel:
         puzzle = find_puzzle(self.puzzle)
         return puzzle.rung(self.rung) if self.rung else puzzle.main_rung
 
+    @property
+    def solution(self) -> Path:
+        """The file of the solution that is edited."""
+        folder = roots.solutions() / self.puzzle
+        return folder / "op" / self.file if isinstance(self.of_rung, MojoRung) else folder / self.of_rung.file
+
+    @property
+    def in_a_blank(self) -> bool:
+        """Whether a learner can make the mistake: it lies in what they write, and not in code that is given."""
+        return blanks.outside(self.solution.read_text()) == blanks.outside(self.edited(self.solution))
+
     def target(self) -> Path:
         """What a checker of the rung is given: the op package, or the file, kept in the cache."""
         if isinstance(self.of_rung, MojoRung):
             return self.package().path
-        solution = roots.solutions() / self.puzzle / self.of_rung.file
-        text = self.edited(solution)
-        target = cache_folder("zoo", digest([text])) / solution.name
+        text = self.edited(self.solution)
+        target = cache_folder("zoo", digest([text])) / self.solution.name
         return keep(target, lambda staged: staged.write_text(text), "a wrong solution")
 
     def package(self) -> OpPackage:

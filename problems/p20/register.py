@@ -33,7 +33,7 @@ def register(library, kernels):
     # FILL IN (about 5 lines)
     # BLANK-END second
 
-    # BLANK-START autocast: as PyTorch's own softmax, it computes in float32 where autocast is on
+    # BLANK-START autocast: where autocast is on it computes in float32, on a CPU and on a GPU
     # FILL IN (about 2 lines)
     # BLANK-END autocast
 

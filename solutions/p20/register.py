@@ -64,7 +64,7 @@ def register(library, kernels):
     softmax_backward.register_autograd(refuse)
     # BLANK-END second
 
-    # BLANK-START autocast: as PyTorch's own softmax, it computes in float32 where autocast is on
+    # BLANK-START autocast: where autocast is on it computes in float32, on a CPU and on a GPU
     for device in ("cpu", "cuda"):
         softmax.register_autocast(device, torch.float32)
     # BLANK-END autocast

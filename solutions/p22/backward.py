@@ -10,14 +10,14 @@ import numpy as np
 
 def db(dy):
     """The gradient of the linear bias, [O]."""
-    # BLANK-START db: sum dy over batch and sequence
+    # BLANK-START db: every row of the output got the same bias
     return dy.sum((0, 1))
     # BLANK-END db
 
 
 def dW(dy, x_hat, gamma, beta):
     """The gradient of the linear weight, [O, H]."""
-    # BLANK-START dW: the outer product of dy and the LayerNorm output, summed over batch and sequence
+    # BLANK-START dW: what did W multiply in each row? Which axes are left in the result?
     ln_out = x_hat * gamma + beta
     return np.einsum("bso,bsh->oh", dy, ln_out)
     # BLANK-END dW
@@ -25,14 +25,14 @@ def dW(dy, x_hat, gamma, beta):
 
 def dgamma(dln, x_hat):
     """The gradients of the LayerNorm weight and bias, dgamma and dbeta, [H] each."""
-    # BLANK-START dgamma: return dgamma and dbeta, sums over batch and sequence
+    # BLANK-START dgamma: return dgamma and dbeta; every row used the same gamma and beta
     return (dln * x_hat).sum((0, 1)), dln.sum((0, 1))
     # BLANK-END dgamma
 
 
 def row_sums(dln, x_hat, gamma):
     """The two means over each row that dx needs, c1 and c2, [B, S, 1] each."""
-    # BLANK-START row_sums: return c1 = mean(g * x_hat) and c2 = mean(g), with g = dln * gamma
+    # BLANK-START row_sums: return c1 and c2: what g has along x_hat, and what it has along ones
     g = dln * gamma
     c1 = (g * x_hat).mean(-1, keepdims=True)
     c2 = g.mean(-1, keepdims=True)
@@ -42,7 +42,7 @@ def row_sums(dln, x_hat, gamma):
 
 def dx(dln, x_hat, gamma, rstd, c1, c2):
     """The gradient of the input, [B, S, H]."""
-    # BLANK-START dx: dx = rstd * (g - c2 - x_hat * c1), with g = dln * gamma
+    # BLANK-START dx: g without its two parts, and the factor in front
     g = dln * gamma
     return rstd * (g - c2 - x_hat * c1)
     # BLANK-END dx

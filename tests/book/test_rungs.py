@@ -86,6 +86,16 @@ def test_a_page_lists_the_wrong_solutions_of_its_own_gates():
     assert own and set(re.findall(r"museum\.md#(\w+)", shown)) == own and chapter.faults == []
 
 
+def test_a_page_lists_no_mistake_in_code_that_is_given():
+    chapter = preprocess.Chapter(
+        "puzzle_20/kernels.md", "# P\n\n{{#hints p20:softmax}}\n\n{{#wrong p20}}\n", []
+    )
+    place = present(preprocess.TOKEN.search(chapter.text, chapter.text.index("{{#wrong")))
+    shown = preprocess.wrong_solutions(chapter, place)
+    listed = set(re.findall(r"museum\.md#(\w+)", shown))
+    assert "softmax_no_shift" in listed and "softmax_largest_from_zero" not in listed, "the largest is given"
+
+
 def test_a_list_without_a_gate_is_a_fault():
     chapter = preprocess.Chapter("src/page.md", "# P\n\n{{#wrong p20}}\n", [])
     assert preprocess.wrong_solutions(chapter, present(preprocess.TOKEN.search(chapter.text))) == ""

@@ -50,7 +50,7 @@ TERMS = {
     "autocast": r"autocast",
     "mixed precision": r"mixed precision",
     "ledger": r"ledgers?",
-    "zoo": r"zoo",
+    "museum": r"museum",
     "stream": r"streams",
     "checkpointing": r"checkpointing|recomputes a block",
     "tile": r"tiles?|tiled",

@@ -243,17 +243,19 @@ def test_a_conclusion_follows_from_the_numbers():
         return worth.Row("op", name, milliseconds, kept, 10, failed)
 
     eager, compiled = row("eager", 2.0, 1000), row("compiled", 1.0, 1000)
-    assert worth.conclusion([eager, compiled, row("custom", 5.0, 1000)]).startswith(
-        "don't: custom keeps no less"
-    )
-    assert worth.conclusion([eager, compiled, row("custom", 5.0, 100)]) == (
-        "do where memory is what you lack, else don't: custom keeps 10.0 times less, and takes 5.0 times as long as compiled"
-    )
-    assert worth.conclusion([eager, compiled, row("custom", 1.1, 100)]) == (
-        "do: custom keeps 10.0 times less, and is as fast as compiled"
-    )
-    assert worth.conclusion([eager, compiled, row("custom", 0.5, 1000)]) == (
-        "do: custom keeps no less, and is 2.0 times as fast as compiled"
+    said = {
+        (5.0, 1000): "don't: custom, beside compiled, keeps no less and takes 5.0 times as long",
+        (
+            5.0,
+            100,
+        ): "do where memory is what you lack, else don't: custom, beside compiled, keeps 10 % of the bytes and takes 5.0 times as long",
+        (1.1, 100): "do: custom, beside compiled, keeps 10 % of the bytes and is as fast",
+        (0.5, 1000): "do: custom, beside compiled, keeps no less and is 2.0 times as fast",
+    }
+    for numbers, sentence in said.items():
+        assert worth.conclusion([eager, compiled, row("custom", *numbers)]) == sentence
+    assert worth.conclusion([eager, row("compiled", 9.0, 100), row("custom", 9.0, 100)]) == (
+        "don't: custom, beside eager, keeps no less than compiled and takes 4.5 times as long"
     )
     assert worth.conclusion([eager, row("custom", 0, 0, "no kernel")]) == "nothing to compare"
 

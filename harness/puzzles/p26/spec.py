@@ -62,7 +62,7 @@ PUZZLE = Puzzle(
         ),
         Demo(
             "symptoms",
-            "show what each wrong backend of the zoo is seen by",
+            "show what each wrong backend of the museum is seen by",
             "harness.puzzles.p26.shows:show_symptoms",
         ),
     ),

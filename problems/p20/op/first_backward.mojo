@@ -52,7 +52,7 @@ def relu_mask_kernel[
 ):
     """ReLU, and the mask that its backward pass needs. A thread owns one element, 32 of them own a word."""
     var i = global_idx.x
-    # BLANK-START relu: write max(x, 0), and let the first of 32 lanes write the word of their ballot
+    # BLANK-START relu: this thread's element of the output, and with 31 others a word of the mask; see ballot
     # FILL IN (about 8 lines)
     # BLANK-END relu
 
@@ -73,7 +73,7 @@ def relu_mask_backward_kernel[
     var i = global_idx.x
     if i >= Int(count):
         return
-    # BLANK-START drelu: dx = dy where the bit of this element is set, else 0
+    # BLANK-START drelu: this element of grad_input: which bit of which word decides?
     # FILL IN (about 2 lines)
     # BLANK-END drelu
 
@@ -87,7 +87,7 @@ def relu_mask_backward_kernel[
 # ANCHOR: softmax_kernel
 def softmax_kernel[
     dtype: DType
-](output: MutPtr[dtype], input: ImmPtr[dtype], columns: Int32,):  # [rows, columns]  # [rows, columns]
+](output: MutPtr[dtype], input: ImmPtr[dtype], columns: Int32):  # both tensors [rows, columns]
     """Softmax of every row. A block owns one row, its threads share the columns."""
     comptime accum = accum_type[dtype]
     comptime assert accum.is_floating_point(), "softmax is of floating-point numbers"
@@ -95,7 +95,7 @@ def softmax_kernel[
     var x = TileTensor(input.unsafe_offset(block_idx.x * C), row_major(C))
     var y = TileTensor(output.unsafe_offset(block_idx.x * C), row_major(C))
 
-    # The largest of the row; less it, no exponential overflows. Of a row that is all -inf this is -inf - -inf: NaN.
+    # With the largest of the row subtracted, no exponential overflows. A row that is all -inf becomes NaN in the division.
     var largest = Scalar[accum].MIN
     for c in range(thread_idx.x, C, block_dim.x):
         largest = max(largest, x[c].cast[accum]())

@@ -131,7 +131,7 @@ def softmax_backward_kernel[
     probabilities: ImmPtr[accum],  # [rows, T], P
     columns: Int32,
 ):
-    """DS = P * (dP - rowsum(dP * P)), from the probabilities alone. A block owns one row."""
+    """The gradient of the scores, dS, from the probabilities alone. A block owns one row."""
     comptime assert accum.is_floating_point(), "softmax is of floating-point numbers"
     var T = Int(columns)
     var P = probabilities.unsafe_offset(block_idx.x * T)

@@ -36,7 +36,7 @@ comptime EPS = 1e-5
 def map_kernel[dtype: DType](mapped: MutPtr[dtype], vector: ImmPtr[dtype], n: Int32):  # both tensors [n]
     """`mapped = 2 * vector + 1`. Blocks of THREADS threads, one thread for each element; the last block has threads to spare.
     """
-    # BLANK-START map: mapped[i] = 2 * vector[i] + 1, with i = global_idx.x, where there is an element i
+    # BLANK-START map: this thread's element of `mapped`, where it has one
     var i = global_idx.x
     if i < Int(n):
         mapped[unsafe_offset=i] = 2 * vector[unsafe_offset=i] + 1
@@ -60,7 +60,7 @@ def index_kernel[
     var x = TileTensor(matrix, row_major(R, C))
     var y = TileTensor(shifted, row_major(R, C))
     var b = TileTensor(offset, row_major(C))
-    # BLANK-START index: y[row, column] = x[row, column] + b[column] for this thread's row and column
+    # BLANK-START index: this thread's element of y, where it has one: which row, which column?
     var row = global_idx.y
     var column = global_idx.x
     if row < R and column < C:
@@ -83,7 +83,7 @@ def cast_kernel(
     var row = global_idx.x
     if row >= Int(rows):
         return
-    # BLANK-START cast: products[row] = the sum of x[row, c] * w[c] over all c, multiplied and added in float32
+    # BLANK-START cast: this row's number of `products`: where does the rounding happen, and where must it not?
     var total = Scalar[accum](0)
     for c in range(C):
         total += x[row, c].cast[accum]() * w[c].cast[accum]()
@@ -104,7 +104,7 @@ def reduce_kernel[
     var C = Int(columns)
     var x = TileTensor(matrix, row_major(Int(rows), C))
     var row = block_idx.x
-    # BLANK-START reduce: add up x[row, c] over all c with the whole block; one thread writes row_sums[row]
+    # BLANK-START reduce: the sum of the row, by the whole block; one thread writes it
     var mine = Scalar[accum](0)
     for c in range(thread_idx.x, C, ROW_THREADS):
         mine += x[row, c].cast[accum]()
@@ -121,7 +121,7 @@ def tile_kernel[dtype: DType](mirrored: MutPtr[dtype], vector: ImmPtr[dtype], n:
     var t = thread_idx.x
     var start = block_idx.x * THREADS
     var count = min(THREADS, Int(n) - start)
-    # BLANK-START tile: element t of the vector's tile goes into `tile`; then mirrored[start + t] = tile[count - 1 - t]
+    # BLANK-START tile: the vector's elements into `tile`, and out of it the other way round: what has to be between?
     if t < count:
         tile[t] = vector[unsafe_offset=start + t]
     barrier()
@@ -152,7 +152,7 @@ def atomic_kernel[
     var C = Int(columns)
     var x = TileTensor(matrix, row_major(Int(rows), C))
     var row = block_idx.x
-    # BLANK-START atomic: add x[row, c] to column_sums[c], for every c of this row; see atomic_add
+    # BLANK-START atomic: what this row adds to every column's sum; see atomic_add
     for c in range(thread_idx.x, C, ROW_THREADS):
         atomic_add(column_sums, c, x[row, c].cast[accum]())
     # BLANK-END atomic
@@ -179,7 +179,7 @@ def stages_kernel[
     var first = slab * Int(slab_rows)
     var end = min(first + Int(slab_rows), Int(rows))
     var c = global_idx.x
-    # BLANK-START stages: sums[slab * C + c] = the sum of x[r, c] over the rows r from first to end, where there is a column c
+    # BLANK-START stages: the sum of this thread's column over the slab's rows, where it has a column; where in `sums` is it?
     if c < C:
         var total = Scalar[accum](0)
         for r in range(first, end):

@@ -52,13 +52,13 @@ def relu_mask_kernel[
 ):
     """ReLU, and the mask that its backward pass needs. A thread owns one element, 32 of them own a word."""
     var i = global_idx.x
-    # BLANK-START relu: write max(x, 0), and let the first of 32 lanes write the word of their ballot
+    # BLANK-START relu: this thread's element of the output, and with 31 others a word of the mask; see ballot
     var passes = False
     if i < Int(count):
         var x = input[unsafe_offset=i]
         passes = not (x <= 0)  # so that NaN passes, as it does in PyTorch
         output[unsafe_offset=i] = x if passes else Scalar[dtype](0)
-    # Lanes behind the end vote too: a vote is of the whole warp.
+    # Lanes past the end vote too: a vote is of the whole warp.
     var word = ballot(passes)
     if lane_id() % WORD == 0 and i < Int(count):
         mask[unsafe_offset=i // WORD] = word
@@ -81,7 +81,7 @@ def relu_mask_backward_kernel[
     var i = global_idx.x
     if i >= Int(count):
         return
-    # BLANK-START drelu: dx = dy where the bit of this element is set, else 0
+    # BLANK-START drelu: this element of grad_input: which bit of which word decides?
     var bit = (mask[unsafe_offset=i // WORD] >> Int32(i % WORD)) & 1
     grad_input[unsafe_offset=i] = grad_output[unsafe_offset=i] if bit == 1 else Scalar[dtype](0)
     # BLANK-END drelu
@@ -96,7 +96,7 @@ def relu_mask_backward_kernel[
 # ANCHOR: softmax_kernel_solution
 def softmax_kernel[
     dtype: DType
-](output: MutPtr[dtype], input: ImmPtr[dtype], columns: Int32,):  # [rows, columns]  # [rows, columns]
+](output: MutPtr[dtype], input: ImmPtr[dtype], columns: Int32):  # both tensors [rows, columns]
     """Softmax of every row. A block owns one row, its threads share the columns."""
     comptime accum = accum_type[dtype]
     comptime assert accum.is_floating_point(), "softmax is of floating-point numbers"
@@ -104,7 +104,7 @@ def softmax_kernel[
     var x = TileTensor(input.unsafe_offset(block_idx.x * C), row_major(C))
     var y = TileTensor(output.unsafe_offset(block_idx.x * C), row_major(C))
 
-    # The largest of the row; less it, no exponential overflows. Of a row that is all -inf this is -inf - -inf: NaN.
+    # With the largest of the row subtracted, no exponential overflows. A row that is all -inf becomes NaN in the division.
     var largest = Scalar[accum].MIN
     for c in range(thread_idx.x, C, block_dim.x):
         largest = max(largest, x[c].cast[accum]())

@@ -268,7 +268,7 @@ def minimal_fused_forward_kernel[
         rstd[unsafe_offset=row] = statistics.rstd
 
         # Phase 2: normalise, scale, shift and multiply, element by element.
-        # BLANK-START forward: y[row, o] = sum over h of ln_out[h] * W[o, h] + bias[o], for every o
+        # BLANK-START forward: this row of y, [O]: the LayerNorm output times W, and the bias; nothing in between is stored
         for o in range(O):
             var total = CompensatedSum[accum]()
             for h in range(H):
@@ -299,7 +299,7 @@ def ln_backward_row_sums[
     rows: Int32,
     hidden_dim: Int32,
 ):
-    """The two means that dx needs of every row: c1 = mean_h(g * x_hat), c2 = mean_h(g), g = dln * gamma.
+    """The two means that dx needs of every row: c1, what g has along x_hat, and c2, what it has along ones.
 
     One block of ROW_THREADS threads owns one row.
     """
@@ -311,7 +311,7 @@ def ln_backward_row_sums[
     var gamma = TileTensor(ln_weight, row_major(H))
     var c = TileTensor(row_sums, row_major(Int(rows), 2))
 
-    # BLANK-START row_sums: sum g * x_hat and g over this row with the whole block, divide by H, write c1 and c2
+    # BLANK-START row_sums: c1 and c2 of this row, by the whole block; one thread writes them
     var sum_g_x_hat = Scalar[accum](0)
     var sum_g = Scalar[accum](0)
     for h in range(thread_idx.x, H, ROW_THREADS):
@@ -404,7 +404,7 @@ def minimal_fused_backward_kernel[
         # BLANK-END db
 
         # Phase 3: the gradient of the linear weight, from the LayerNorm output, which is computed again here.
-        # BLANK-START dW: add dy[row, o] * ln_out[h] to grad_weight[o * H + h], for every o and h
+        # BLANK-START dW: add this row's share to grad_weight, [O, H]: what did Linear multiply W by?
         for h in range(H):
             var x_hat = (x[row, h].cast[accum]() - row_mean) * row_rstd
             var ln_out = x_hat * gamma[h].cast[accum]() + beta[h].cast[accum]()
@@ -413,7 +413,7 @@ def minimal_fused_backward_kernel[
         # BLANK-END dW
 
         # Phase 4: the gradients of the LayerNorm weight and bias.
-        # BLANK-START dgamma: add dln * x_hat to grad_ln_weight[h] and dln to grad_ln_bias[h]; see dln_element
+        # BLANK-START dgamma: add this row's share to grad_ln_weight and grad_ln_bias, [H] each; see dln_element
         for h in range(H):
             var x_hat = (x[row, h].cast[accum]() - row_mean) * row_rstd
             var dln = dln_element(grad_output, linear_weight, row, h, H, O)
@@ -423,7 +423,7 @@ def minimal_fused_backward_kernel[
 
         # Phase 5: the gradient of the input. Every element moves its row's mean and variance, so it needs c1
         # and c2, two means over the whole row, before any element can be finished.
-        # BLANK-START dx: with g = dln * gamma, c1 = mean(g * x_hat), c2 = mean(g): dx = rstd * (g - c2 - x_hat * c1)
+        # BLANK-START dx: this row of dx, [H]: two means over the row first, then every element
         var sum_g_x_hat = CompensatedSum[accum]()
         var sum_g = CompensatedSum[accum]()
         for h in range(H):

@@ -65,7 +65,7 @@ def sum_over_row_lanes[accum: DType](partial: Scalar[accum]) -> Scalar[accum]:
 
 def column_sums_kernel[
     dtype: DType
-](sums: MutPtr[dtype], input: ImmPtr[dtype], rows: Int32, columns: Int32,):  # [columns]  # [rows, columns]
+](sums: MutPtr[dtype], input: ImmPtr[dtype], rows: Int32, columns: Int32):  # [columns] from [rows, columns]
     """Sums every column, as db = sum over rows of grad_output. Thread (x, y) adds rows y, y + COLUMN_TILE, ...
     """
     comptime accum = accum_type[dtype]

@@ -136,7 +136,7 @@ def softmax_kernel[
         largest = max(largest, score)
     # block.max and block.sum hold barriers, so every thread calls them.
     largest = block.max[block_size=ROW_THREADS](largest)
-    # Less -inf, a row of -inf would be NaN; less 0, it stays -inf, whose exponential is 0.
+    # Minus -inf, a row of -inf would be NaN; minus 0, it stays -inf, whose exponential is 0.
     var shift = largest if largest > Scalar[accum].MIN else Scalar[accum](0)
     var partial = Scalar[accum](0)
     for t in range(thread_idx.x, T, ROW_THREADS):
@@ -163,7 +163,7 @@ def softmax_backward_kernel[
     probabilities: ImmPtr[accum],  # [rows, T], P
     columns: Int32,
 ):
-    """DS = P * (dP - rowsum(dP * P)), from the probabilities alone. A block owns one row."""
+    """The gradient of the scores, dS, from the probabilities alone. A block owns one row."""
     comptime assert accum.is_floating_point(), "softmax is of floating-point numbers"
     var T = Int(columns)
     var P = probabilities.unsafe_offset(block_idx.x * T)
@@ -439,7 +439,7 @@ def flash_forward_kernel[
             var score = seen_score(scale * product, M, s, t0 + x, sizes)
             # BLANK-START online: what has grown, and what this tile adds to total and sums
             var grown = max(largest, row_max(score))
-            # Less -inf, a row that has seen nothing yet would be NaN; less 0, its exponentials are 0.
+            # Minus -inf, a row that has seen nothing yet would be NaN; minus 0, its exponentials are 0.
             var shift = grown if grown > Scalar[accum].MIN else Scalar[accum](0)
             var rescale = exp(largest - shift)
             var weight = exp(score - shift)

@@ -81,7 +81,7 @@ def mean_loss_kernel[
     targets: ImmPtr[DType.int64],  # [places]
     places: Int32,
 ):
-    """The mean of what the places pay that count, and how many these are. One block."""
+    """The mean loss of the places that count, and how many these are. One block."""
     comptime assert dtype.is_floating_point(), "a mean is of floating-point numbers"
     # BLANK-START mean_loss: add up losses and places that count, join the threads', write the mean and the count
     var paid = Scalar[dtype](0)
@@ -272,7 +272,7 @@ def square_sums_kernel[
 
 def norm_kernel[
     dtype: DType
-](norm: MutPtr[dtype], square_sums: ImmPtr[dtype], chunks: Int32,):  # [1]  # [chunks]
+](norm: MutPtr[dtype], square_sums: ImmPtr[dtype], chunks: Int32):  # [1] from [chunks]
     """The second stage: one block makes the norm of the sums of all chunks."""
     comptime assert dtype.is_floating_point(), "a root is of floating-point numbers"
     # BLANK-START grad_norm: add up this thread's sums, join the threads', write the root

@@ -13,6 +13,7 @@ from book.figures import (
     attention_figures,
     backward_figures,
     bench_results,
+    essay_figures,
     figures,
     layer_figures,
     said,
@@ -21,7 +22,7 @@ from book.figures import (
 from book.measure import ledger, record, training_by_hand
 from harness.learner import blanks
 
-SETS = (layer_figures, backward_figures, attention_figures, tape_figures)
+SETS = (essay_figures, layer_figures, backward_figures, attention_figures, tape_figures)
 DRAWN = {name: draw for module in SETS for name, draw in module.FILES.items() if name.endswith(".svg")}
 PHONE = 350
 """Pixels that a page of 390 leaves for a figure."""
@@ -384,6 +385,23 @@ def test_three_paths_add_up_to_the_jacobian_and_delta_s_two_ways_to_one_number()
     np.testing.assert_allclose(rstd * J @ g, dx, atol=2e-3)
     sums = [said for said in words(attention_figures.collapse()) if said.startswith("sum")]
     assert len(sums) == 2 and len(set(sums)) == 1
+
+
+def test_the_row_that_learns_by_the_gradient_is_the_one_that_autograd_moves():
+    import torch
+
+    source = (BOOK / "examples" / "row_descent.py").read_text()
+    numbers = [re.search(rf"^{name} = np.array\((.*?)\)", source, re.M) for name in ("start", "target")]
+    x, target = (torch.tensor(ast.literal_eval(present(line)[1]), dtype=torch.double) for line in numbers)
+    recorded = {int(step): (loss, mean) for step, loss, mean, *_ in essay_figures.descents()}
+    for step in range(max(recorded) + 1):
+        x.requires_grad_()
+        loss = (torch.nn.functional.layer_norm(x, (8,)) - target).square().sum() / 2
+        if step in recorded:
+            np.testing.assert_allclose(recorded[step], (loss.item(), x.mean().item()), atol=6e-4)
+        (gradient,) = torch.autograd.grad(loss, x)
+        x = (x - 0.5 * gradient).detach()
+    assert "it ends at 0.025 by the gradient" in essay_figures.descent_mean()
 
 
 def test_the_jacobian_of_softmax_has_rows_that_add_up_to_nothing():

@@ -64,7 +64,8 @@ def attention(
     On an NVIDIA GPU float32 is multiplied on tensor cores, for heads of up to 128 elements, 256 on a Hopper: as pairs
     of float16, with float32's accuracy and scratch memory of the tensors' size. Inputs that are no good for that (infinities, NaN, a largest element
     below 3e-14 or above 2e9, norms that allow for scores above 11,000) take kernels without tensor cores, which the GPU decides.
-    PyTorch's own function computes, unless PyTorch is asked for deterministic algorithms: float32 of wider heads; and calls whose
+    PyTorch's own function computes, unless PyTorch is asked for deterministic algorithms: float32 of wider heads, or with a scale that
+    is not above 0; and calls whose
     mask needs a gradient, in float32 and in heads of more than 128 elements.
 
     Args:
@@ -101,18 +102,17 @@ def attention(
     drops = kept < attention_dropout.ONE
     folded, diagonal = prepared(query, key, value, attn_mask, is_causal, enable_gqa)
     q, k, v, mask = folded.tensors
-    if attention_direct.left_to_torch(q, mask, drops) is not None:
-        output = torchs_own(q, k, v, mask, dropout_p if drops else 0.0, factor(scale, query), diagonal)
+    scale = factor(scale, query)
+    if attention_direct.left_to_torch(q, mask, drops, scale) is not None:
+        output = torchs_own(q, k, v, mask, dropout_p if drops else 0.0, scale, diagonal)
     elif drops:
         missing = -q.shape[-1] % CHUNK
         # Zeros after query and key leave the scores as they are; the kernels take whole chunks.
         tensors = [F.pad(tensor, (0, missing)) if missing else tensor for tensor in (q, k, v)]
         state = attention_dropout.new_state(query.device)
-        output, _ = torch.ops.mojo_workbook.attention_dropout(
-            *tensors, mask, state, factor(scale, query), diagonal, kept
-        )
+        output, _ = torch.ops.mojo_workbook.attention_dropout(*tensors, mask, state, scale, diagonal, kept)
     else:
-        scale, output = factor(scale, query), None
+        output = None
         if not torch.compiler.is_compiling():
             output = attention_direct.by_plan(q, k, v, mask, diagonal, scale, True)
         if output is None:

@@ -9,6 +9,7 @@ Hopper; every other case runs on the flash kernels, or by PyTorch's own function
 """
 
 import functools
+import itertools
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from harness.nn import extension_kernels
 from harness.nn.arguments import plain, wide
 from harness.nn.attention_ops import EVERY_KEY
 from harness.nn.attention_plan import (
+    BOX,
     TENSOR_CORES,
     WIDE_PAIRS,
     WIDEST,
@@ -50,6 +52,10 @@ WIDE = 128
 """The largest head dimension of the kernels that make a mask's gradient, of attention in a window, and with dropout."""
 CHUNK = 8
 """What the head dimension must be a multiple of for wgmma: 16 bytes."""
+MOST_BLOCKS = 65535
+"""Of a grid along an axis but the first: batches, or heads, that wgmma's kernels take."""
+MOST_DRAWN = 2**33
+"""Probabilities for which wgmma's kernels keep a bit each with dropout: a GiB."""
 BEST, PORTABLE, FLASH = 0, 1, 2
 """How the module numbers what a call may take: the fastest kernels, those for every GPU on a Hopper too, or of float32 the
 flash kernels, without tensor cores."""
@@ -84,7 +90,9 @@ def as_pairs(query: Tensor) -> bool:
     )
 
 
-def without_tensor_cores(query: Tensor, mask: Tensor | None = None) -> str | None:
+def without_tensor_cores(
+    query: Tensor, mask: Tensor | None = None, scale: float | None = None, mask_block: int = 1
+) -> str | None:
     """Which argument keeps a call on a GPU from the tensor cores; None where it takes them, and for float64. With a mask, which keeps
     that mask's gradient from them."""
     d = query.shape[-1]
@@ -93,6 +101,8 @@ def without_tensor_cores(query: Tensor, mask: Tensor | None = None) -> str | Non
     if not (on_tensor_cores(query) or as_pairs(query)):
         widest = WIDEST if query.dtype in TENSOR_CORES else widest_pairs(query)
         return f"query has heads of {d} elements; of {plain(query.dtype)} they take up to {widest}"
+    if query.dtype not in TENSOR_CORES and (cause := without_shift(scale, mask_block)):
+        return cause
     if mask is None:
         return None
     if query.dtype not in TENSOR_CORES:
@@ -102,6 +112,13 @@ def without_tensor_cores(query: Tensor, mask: Tensor | None = None) -> str | Non
     if d > WIDE:
         return f"attn_mask needs a gradient, and query has heads of {d} elements; for that they take up to {WIDE}"
     return f"query has heads of {d} elements, no multiple of {CHUNK}" if d % CHUNK else None
+
+
+def without_shift(scale: float | None, mask_block: int) -> str | None:
+    """Which argument keeps a call from kernels that find a row's largest score before they multiply by the scale."""
+    if not (scale is None or scale > 0):
+        return f"scale is {scale}, not above 0"
+    return f"an element of the mask is a block of {mask_block} queries and keys" if mask_block > 1 else None
 
 
 def without_dropout(query: Tensor, mask: Tensor | None = None) -> str | None:
@@ -116,7 +133,9 @@ def without_dropout(query: Tensor, mask: Tensor | None = None) -> str | None:
     return "attn_mask needs a gradient; with dropout the kernels make none" if needs else None
 
 
-def left_to_torch(query: Tensor, mask: Tensor | None, dropped: bool) -> str | None:
+def left_to_torch(
+    query: Tensor, mask: Tensor | None, dropped: bool, scale: float | None = None
+) -> str | None:
     """Why `attention` leaves a call to PyTorch's own function; None where it does not.
 
     Without tensor cores these kernels take many times as long as PyTorch's. They have the same bits in every run, though: a program
@@ -127,10 +146,12 @@ def left_to_torch(query: Tensor, mask: Tensor | None, dropped: bool) -> str | No
     keeps = torch.are_deterministic_algorithms_enabled() or AttentionKernels.choice != BEST
     if query.device.type != extension_kernels.DEVICE or keeps:
         return None
-    return without_tensor_cores(query, mask if mask is not None and mask.requires_grad else None)
+    return without_tensor_cores(query, mask if mask is not None and mask.requires_grad else None, scale)
 
 
-def without_wgmma(query: Tensor, mask: Tensor | None, dropped: bool) -> str | None:
+def without_wgmma(
+    query: Tensor, mask: Tensor | None, dropped: bool, scale: float | None = None, mask_block: int = 1
+) -> str | None:
     """Which argument keeps a call on a Hopper from wgmma; None where none does. A mask is as the caller gave it: of a bool mask the
     kernels read a copy, whose rows begin where they should. With dropout they read a copy of heads that are no whole chunks."""
     d = query.shape[-1]
@@ -138,6 +159,8 @@ def without_wgmma(query: Tensor, mask: Tensor | None, dropped: bool) -> str | No
         return None
     if d % CHUNK and not dropped:
         return f"query has heads of {d} elements, no multiple of {CHUNK}"
+    if cause := without_shift(scale, mask_block):
+        return cause
     if mask is None:
         return None
     if d > WIDE:
@@ -150,6 +173,18 @@ def without_wgmma(query: Tensor, mask: Tensor | None, dropped: bool) -> str | No
     if mask.dtype == torch.bool or in_chunks(mask.squeeze()):
         return None
     return "the rows of attn_mask do not begin at multiples of 16 bytes"
+
+
+def without_boxes(name: str, tensor: Tensor) -> str | None:
+    """What keeps the TMA, by which wgmma's kernels read, from a tensor [B, heads, length, d] in 16 bits; None where nothing does.
+    Elements that are apart are copied before."""
+    if max(tensor.shape[:-2], default=1) > MOST_BLOCKS:
+        return f"{name} has a batch or heads above {MOST_BLOCKS:,}"
+    if tensor.stride(-1) == 1 and not in_chunks(tensor):
+        return f"the rows of {name} do not begin at multiples of 16 bytes"
+    places = zip(tensor.shape[:-1], tensor.stride(), strict=False)
+    repeats = tensor.stride(-1) == 1 and any(size > 1 and not stride for size, stride in places)
+    return f"{name} has elements that stand for several" if repeats else None
 
 
 def warn_of(cause: str | None) -> None:
@@ -257,7 +292,7 @@ class AttentionKernels(PlannedKernels):
         if way is not None:
             with self.current():
                 return forward_of(way, self, query, key, value, mask)
-        warn_of(without_tensor_cores(query))
+        warn_of(without_tensor_cores(query, None, scale, mask_block))
         output = query.new_empty(query.shape)
         lse = query.new_empty(query.shape[:-1], dtype=wide(query.dtype))
         self.call(
@@ -523,26 +558,62 @@ kernels = Opened(
 """The kernels of a device."""
 
 
-def explain(query: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0) -> str:
-    """Which kernels `attention` runs for a query, a mask and dropout, and how it comes to them, in one line."""
-    if cause := left_to_torch(query, attn_mask, dropout_p > 0):
+def explain(
+    query: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    *,
+    key: Tensor | None = None,
+    value: Tensor | None = None,
+    scale: float | None = None,
+    blocks: int | None = None,
+) -> str:
+    """Which kernels `attention` runs for a call, or `attention_block` for a mask of so many queries and keys an element, and how it
+    comes to them, in one line: who routes a call asks the same questions. It may build the extension module, and launches nothing
+    else.
+
+    A key and a value that are not given are taken to lie as query, as is the gradient of the output. Where one pass takes wgmma and
+    the other does not, the line is of the other.
+    """
+    dropped, mask_block = dropout_p > 0, blocks or 1
+    if blocks is None and (cause := left_to_torch(query, attn_mask, dropped, scale)):
         return f"PyTorch's own scaled_dot_product_attention: {cause}"
-    if dropout_p and kernels(query.device) is None:
-        return "PyTorch's products and a mask of all pairs: there is no extension module for this GPU"
     if query.device.type != extension_kernels.DEVICE:
         return "the plain loops of the CPU path, through a MAX graph"
     if kernels(query.device) is None:
-        return "the flash kernels, through a MAX graph: there is no extension module for this GPU"
+        instead = (
+            "PyTorch's products and a mask of all pairs"
+            if dropped
+            else "the flash kernels, through a MAX graph"
+        )
+        return f"{instead}: there is no extension module for this GPU"
     choice = AttentionKernels.choice_for(query.dtype)
-    hopper = is_hopper(query.device) and choice != PORTABLE
-    if on_tensor_cores(query) or (as_pairs(query) and choice != FLASH):
-        cause = without_wgmma(query, attn_mask, dropout_p > 0) if hopper else None
-        by = "wgmma" if hopper and cause is None else "mma.sync"
-        pairs = " on pairs of float16" if as_pairs(query) else ""
-        return f"{by}{pairs}, through the extension module" + (f": {cause}" if cause else "")
-    by_choice = query.dtype == torch.float32 and choice == FLASH
-    reason = without_tensor_cores(query) or ("asked for" if by_choice else "there are no others")
-    return f"the flash kernels, through the extension module: {reason}"
+    pairs = as_pairs(query) and choice != FLASH and without_shift(scale, mask_block) is None
+    if not (pairs or on_tensor_cores(query)):
+        by_choice = query.dtype == torch.float32 and choice == FLASH
+        reason = without_tensor_cores(query, None, scale, mask_block)
+        reason = reason or ("asked for" if by_choice else "there are no others")
+        return f"the flash kernels, through the extension module: {reason}"
+    hopper, cause = is_hopper(query.device) and choice != PORTABLE, None
+    if hopper and not pairs:
+        cause = without_wgmma(query, attn_mask, dropped, scale, mask_block)
+        tensors = {
+            "query": query,
+            "key": query if key is None else key,
+            "value": query if value is None else value,
+        }
+        if not dropped:  # then they read copies, where it takes any
+            cause = cause or next(filter(None, itertools.starmap(without_boxes, tensors.items())), None)
+        elif drawn(query, tensors["key"]) > MOST_DRAWN:
+            cause = cause or "the draws of dropout would take more than a GiB"
+    by = "wgmma" if hopper and cause is None else "mma.sync"
+    return f"{by}{' on pairs of float16' if pairs else ''}, through the extension module{f': {cause}' if cause else ''}"
+
+
+def drawn(query: Tensor, key: Tensor) -> int:
+    """The probabilities of a call, in whole tiles of BOX queries, and steps of twice as many keys."""
+    boxes, steps = -(-query.shape[-2] // BOX), -(-key.shape[-2] // (2 * BOX))
+    return query.shape[:-2].numel() * boxes * steps * 2 * BOX**2
 
 
 def may_be_slower(query: Tensor, key: Tensor, attn_mask: Tensor | None, dropout_p: float) -> str | None:

@@ -98,7 +98,8 @@ def plan(
 ) -> AttentionPlan | None:
     """The plan for query [B, N, S, d] and key and value [B, G, T, d], at their strides; None for what is not done directly.
 
-    `mask` is what `mask_sizes` says of it. float32 is copied where it is not contiguous.
+    `mask` is what `mask_sizes` says of it. float32 is copied where it is not contiguous; there is none for a mask of blocks, and for a
+    scale that is not above 0.
     """
     pairs = query_dtype == torch.float32
     if not (
@@ -108,6 +109,8 @@ def plan(
         and len(query) == 4 == len(key)
         and key == value
     ):
+        return None
+    if pairs and (mask[-1] > 1 or not (scale is None or scale > 0)):
         return None
     if pairs:
         query_strides, key_strides = contiguous_strides(query), contiguous_strides(key)

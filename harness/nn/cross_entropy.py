@@ -167,7 +167,8 @@ class LinearCrossEntropy(nn.Linear):
         return values if self.softcap is None else self.softcap * torch.tanh(values / self.softcap)
 
     def explain(self, input: Tensor) -> dict[str, str]:
-        """Who would compute the loss of an input [..., H] like this one; nothing is computed.
+        """Who computes the loss of an input [..., H] like this one, as calls ask too: it may build the extension module, and launches
+        nothing else.
 
         "rows" is who makes losses and gradient of a chunk's rows, "chunks" how many there are of how many rows, "products" who
         multiplies, and "gradients" in which pass they are made.

@@ -210,7 +210,8 @@ class LayerNormLinear(nn.Module):
         )
 
     def explain(self, x: Tensor) -> dict[str, str]:
-        """What would multiply for an input like x, and the way to it; nothing is computed.
+        """What multiplies for an input like x, and the way to it, as calls ask too: it may build the extension module, and launches
+        nothing else.
 
         "way" is the extension module or a MAX graph, with its algorithm. "output", "dln" and "dW" are the three products,
         Y = ln_out W^T, dln = dY W and dW = dY^T ln_out: each "own" where this project's kernel multiplies, "library" where

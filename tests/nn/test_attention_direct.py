@@ -4,8 +4,11 @@ The module here writes down its arguments; the kernels behind the real one are c
 """
 
 import functools
+import random
 import re
 import warnings
+from collections import Counter
+from contextlib import nullcontext
 from types import ModuleType
 from unittest.mock import Mock
 
@@ -32,6 +35,7 @@ VARLEN = {"varlen_forward", "varlen_backward"}
 """and of unequal lengths,"""
 DROPOUT = {"dropout_forward", "dropout_backward"}
 """and with dropout."""
+KINDS = (torch.bfloat16, torch.float32, torch.float64)
 CPU_INDEX = -1
 """What torch calls the device of a tensor on the CPU: the GPU of these tests."""
 
@@ -461,17 +465,16 @@ def test_without_a_module_one_warning_says_why(monkeypatch):
 
 
 def test_explain_says_which_kernels_and_which_way(monkeypatch):
-    class Query:
-        device = torch.device("cuda", 0)
-        dtype = torch.bfloat16
+    dtype = torch.bfloat16
 
-        def __init__(self, d):
-            self.shape = (1, 1, 8, d)
+    def Query(d):
+        return torch.zeros(1, 1, 8, d, dtype=dtype)
 
     explain = loosely(attention_direct.explain)
-    monkeypatch.setattr(attention_direct, "kernels", lambda device: object())
-    monkeypatch.setattr(extension_kernels, "capability", lambda device: (9, 0))
     assert explain(torch.zeros(1, 1, 8, 8)).startswith("the plain loops of the CPU path")
+    monkeypatch.setattr(attention_direct, "kernels", lambda device: object())
+    monkeypatch.setattr(extension_kernels, "DEVICE", "cpu")
+    monkeypatch.setattr(attention_direct, "is_hopper", lambda device: True)
     wgmma = "wgmma, through the extension module"
     assert explain(Query(64)) == wgmma
     with attention_direct.portable_kernels():
@@ -494,23 +497,40 @@ def test_explain_says_which_kernels_and_which_way(monkeypatch):
     ]:
         assert explain(query, given) == f"mma.sync, through the extension module: {cause}"
     torchs = "PyTorch's own scaled_dot_product_attention: "
+    inside = torch.zeros(2, 8, 3, 64, dtype=dtype).transpose(1, 2)
+    for call, cause in [
+        ({"scale": -0.5}, "scale is -0.5, not above 0"),
+        ({"blocks": 16}, "an element of the mask is a block of 16 queries and keys"),
+        ({"key": inside[..., 1:57]}, "the rows of key do not begin at multiples of 16 bytes"),
+        ({"value": inside[:, :1].expand(2, 3, 8, 64)}, "value has elements that stand for several"),
+        ({"key": Query(64).expand(1, 65536, 8, 64)}, "key has a batch or heads above 65,535"),
+    ]:
+        assert explain(Query(64), **call) == f"mma.sync, through the extension module: {cause}"
+    assert explain(inside, dropout_p=0.1, scale=0.0).endswith("scale is 0.0, not above 0")
+    long = torch.zeros(1, 1, 1, 64, dtype=dtype).expand(1, 8, 2**15 + 1, 64)
+    assert explain(long, dropout_p=0.1, key=long).endswith("dropout would take more than a GiB")
+    assert explain(long[:, :, 1:], dropout_p=0.1, key=long[:, :, 1:]) == wgmma
     too_wide = f"query has heads of 264 elements; of bfloat16 they take up to {attention_direct.WIDEST}"
     assert explain(Query(264)) == torchs + too_wide
     assert explain(Query(136), mask.float().requires_grad_()) == (
         torchs
         + "attn_mask needs a gradient, and query has heads of 136 elements; for that they take up to 128"
     )
-    monkeypatch.setattr(Query, "dtype", torch.float32)
+    dtype = torch.float32
     for given in (None, mask.float(), mask.float()[:, 1:9]):
         for d in (101, 129, 256):
             assert explain(Query(d), given) == "wgmma on pairs of float16, through the extension module"
+    assert explain(Query(64), scale=0) == torchs + "scale is 0, not above 0"
+    assert explain(Query(64), mask, blocks=16).startswith(
+        "the flash kernels, through the extension module: an el"
+    )
     assert explain(Query(257)) == (torchs + "query has heads of 257 elements; of float32 they take up to 256")
     too_wide = "query has heads of 129 elements; of float32 they take up to 128"
     with attention_direct.portable_kernels():
         assert explain(Query(128)).startswith("mma.sync on pairs of float16")
         assert explain(Query(129)) == f"the flash kernels, through the extension module: {too_wide}"
     with pytest.MonkeyPatch.context() as older:
-        older.setattr(extension_kernels, "capability", lambda device: (8, 0))
+        older.setattr(attention_direct, "is_hopper", lambda device: False)
         assert explain(Query(128)).startswith("mma.sync on pairs of float16")
         assert explain(Query(129)) == torchs + too_wide
     torch.use_deterministic_algorithms(True)
@@ -522,7 +542,7 @@ def test_explain_says_which_kernels_and_which_way(monkeypatch):
         torch.use_deterministic_algorithms(False)
     with attention_direct.flash_kernels():
         assert explain(Query(64)) == "the flash kernels, through the extension module: asked for"
-    monkeypatch.setattr(Query, "dtype", torch.float64)
+    dtype = torch.float64
     assert explain(Query(64)).endswith("there are no others")
     monkeypatch.setattr(attention_direct, "kernels", lambda device: None)
     assert "there is no extension module" in explain(Query(64))
@@ -560,3 +580,38 @@ def test_one_warning_names_the_argument_that_keeps_a_call_from_tensor_cores(modu
 def test_which_gradients_of_masks_tensor_cores_make(arguments, shape, cause):
     query, _, _ = leaves(**arguments)
     assert attention_direct.without_tensor_cores(query, torch.zeros(shape)) == cause
+
+
+def test_explain_names_the_road_that_calls_take(module, monkeypatch):
+    """Of two hundred drawn calls: PyTorch's own, or the module, and there the kernels for float32 in pairs, or the flash kernels, or
+    those with dropout. tests/p23 compares which kernels the module launches."""
+    draw, counts, own = random.Random(0), Counter(), []
+    monkeypatch.setattr(attention_direct, "warned", ["told"])
+    monkeypatch.setattr(attention_autograd, "torchs_own", lambda query, *rest: own.append(0) or query)
+    for _ in range(200):
+        dtype, hopper, d = draw.choice(KINDS), draw.random() < 0.5, draw.choice([8, 20, 128, 136, 256])
+        monkeypatch.setattr(attention_direct, "is_hopper", lambda device, hopper=hopper: hopper)
+        tensors = leaves(dtype, T=16, d=d)
+        mask = draw.choice([None, torch.ones(9, 16, dtype=dtype), torch.ones(9, 1, dtype=dtype)])
+        if mask is not None and draw.random() < 0.3:
+            mask.requires_grad_()
+        options = {"dropout_p": draw.choice([0.0, 0.0, 0.5]), "scale": draw.choice([None, 0.5, 0.0, -1.0])}
+        kinds = [attention_direct.portable_kernels, attention_direct.flash_kernels]
+        with draw.choice([nullcontext, *kinds])():
+            said = attention_direct.explain(tensors[0], mask, **options, key=tensors[1], value=tensors[2])
+            module.calls.clear()
+            own.clear()
+            attention(*tensors, mask, **options)
+            plan = attention_direct.planned(*tensors, None, 0, options["scale"], False)
+        names = {name for name, _ in module.calls}
+        if "PyTorch's own" in said:
+            road = "PyTorch"
+            assert own and not names
+        elif options["dropout_p"]:
+            road = "dropout"
+            assert names == {"dropout_forward"} and not own
+        else:
+            road = "flash" if said.startswith("the flash") else "pairs" if "pairs" in said else "16 bits"
+            assert names == {"forward"} and not own and (plan is None) == (road == "flash"), said
+        counts[road] += 1
+    assert min(counts.values()) >= 5 and len(counts) == 5, counts

@@ -1,6 +1,9 @@
 """Puzzle 23's extension module for a Hopper, the file itself, on the virtual GPU: wgmma and the TMA forward and backward, and
 attention in a window of a grid."""
 
+import re
+from collections import Counter
+
 import pytest
 from kernel_texts import kernels_of
 
@@ -40,6 +43,21 @@ def test_hopper_s_kernels_are_right_on_the_virtual_gpu_without_a_finding(module_
         assert errors.pop("lse") < 1e-6, case
         # A few units of the 16-bit type, and not of a wider one.
         assert 1e-4 < max(errors.values()) < 8e-3, (case, errors)
+
+
+def test_explain_names_the_kernels_that_are_launched(module_on_virtual_gpu):
+    """Of drawn calls: dtypes, heads, masks and blocks of them, strides, scales of every sign, portable kernels."""
+    report, kinds = module_on_virtual_gpu("p23_explained_run.py"), Counter()
+    assert report["findings"] == []
+    for each in report["calls"]:
+        names = " ".join(each["launches"])
+        by = "mma.sync" if re.search("fast_kernels_fast_[fkq]|pairs_kernels", names) else "wgmma"
+        by += " on pairs of float16" if "pairs" in names else ""
+        kernels = "the flash kernels" if "attention_flash" in names else by
+        assert "hopper" in names or not by.startswith("wgmma") or "attention_flash" in names, each
+        assert each["said"].startswith(f"{kernels}, through the extension module"), each
+        kinds[kernels] += 1
+    assert len(kinds) == 5 and min(kinds.values()) >= 2, kinds
 
 
 def behind(program: Program, start: int, without: int | None = None) -> set[int]:

@@ -309,7 +309,8 @@ def swap_attention(gm: GraphModule, node: Node) -> Attention:
     from harness.nn.attention_direct import left_to_torch
 
     given = attention_arguments(node)
-    if cause := left_to_torch(value(given["query"]), mask_of(given), bool(given.get("dropout_p"))):
+    query, dropped, scale = value(given["query"]), bool(given.get("dropout_p")), given.get("scale")
+    if cause := left_to_torch(query, mask_of(given), dropped, None if isinstance(scale, Node) else scale):
         raise NotImplementedError(f"attention leaves it to PyTorch's own function: {cause}")
     add = Adder(gm, node)
     try:

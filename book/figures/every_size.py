@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from book.figures.bench_results import OURS, SHORT, Row, Size, select, size_text, table, time_text
 from book.figures.charts import FAINT, ratios_by_work
-from book.figures.figures import NARROW, Drawing
+from book.figures.figures import over_time
 from book.measure import record
 
 PAIRS_PEERS = ("eager", "compile", "tf32x3")
@@ -285,23 +285,15 @@ def timeline_chart(rows: list[dict[str, str]], dims: Size) -> str:
     ]
     products = iter(("Y", "dln", "dW"))
     names = [CUT.get(row["kernel"]) or f"product: {next(products)}" for row in at]
-    bars = [(name, float(row["begin_us"]), float(row["us"])) for name, row in zip(names, at, strict=True)]
-    left, step, end = 150, 24, max(begin + time for _, begin, time in bars)
-    words = "; ".join(f"{name} from {begin:.0f} to {begin + time:.0f}" for name, begin, time in bars)
-    drawing = Drawing(34 + step * len(bars), f"Launches over time in µs: {words}.")
-    scale = (NARROW - left - 10) / end
-    for line, (name, begin, time) in enumerate(bars):
-        drawing.text(left - 8, 16 + step * line, name, anchor="end")
-        drawing.box(
-            left + begin * scale,
-            3 + step * line,
-            time * scale,
-            17,
-            shade=FAINT if name in CUT.values() else 0.6,
-        )
-    for mark in range(0, int(end) + 1, 20):
-        drawing.text(left + mark * scale, 26 + step * len(bars), f"{mark} µs" if mark else "0")
-    return drawing.svg()
+    spans = {}
+    for name, row in zip(names, at, strict=True):
+        begin, time = float(row["begin_us"]), float(row["us"])
+        spans[name] = (begin, begin + time, FAINT if name in CUT.values() else 0.6)
+    words = "; ".join(f"{name} from {begin:.0f} to {end:.0f}" for name, (begin, end, _) in spans.items())
+    ticks = range(0, int(max(end for _, end, _ in spans.values())) + 1, 20)
+    lines = [(name, [span]) for name, span in spans.items()]
+    label = f"Launches over time in µs: {words}."
+    return over_time(lines, label, {mark: f"{mark} µs" if mark else "0" for mark in ticks})
 
 
 def pages() -> dict[str, str]:

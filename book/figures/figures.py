@@ -6,7 +6,7 @@ A figure is one line of SVG without empty lines, so that a page can include it; 
 import html
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -581,4 +581,25 @@ def bars(
     drawing = Drawing(28 * len(rows) + 10, label)
     scale = longest / (max(value for _, value, _, _ in rows) or 1)
     bar_rows(drawing, 8, rows, scale, left=left)
+    return drawing.svg()
+
+
+Spans = Sequence[tuple[float, float, float]]
+"""Start, end and shade of each."""
+
+
+def over_time(
+    lines: Sequence[tuple[str, Spans]], label: str, ticks: Mapping[float, str], width: int = NARROW
+) -> str:
+    """A line for each name, with what happens in it over time."""
+    left, step = 150, 24
+    drawing = Drawing(34 + step * len(lines), label, width=width)
+    scale = (width - left - 10) / max(end for _, spans in lines for _, end, _ in spans)
+    for line, (name, spans) in enumerate(lines):
+        drawing.text(left - 8, 16 + step * line, name, anchor="end")
+        for start, end, shade in spans:
+            wide = max(scale * (end - start), 0.6)
+            drawing.box(left + scale * start, 3 + step * line, wide, 17, shade=shade, thick=0, radius=0)
+    for time, words in ticks.items():
+        drawing.text(left + scale * time, 26 + step * len(lines), words)
     return drawing.svg()

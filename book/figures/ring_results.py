@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from book.figures.charts import LogChart
-from book.figures.figures import Drawing
+from book.figures.figures import over_time
 from book.figures.markdown_table import table
 from book.measure import record
 
@@ -43,7 +43,7 @@ class Ring:
                 row["causal"] == "1",
             ): row
             for row in rows
-            if row["ms"] and row["rotation"] != "allgather"
+            if row["ms"] and row.get("rotation") != "allgather"
         }
 
     def ms(
@@ -215,29 +215,19 @@ def where_table() -> str:
 
 
 def timeline(ranks: list[list[tuple[str, float, float]]]) -> str:
-    """Two rows for each GPU: what it computes, and what travels."""
-    width, row, left = 900, 26, 110
-    last = max(end for kernels in ranks for _, _, end in kernels)
-    drawing = Drawing(
-        row * 2 * len(ranks) + 40, f"Kernels of {len(ranks)} GPUs within {last / 1e3:.1f} ms", width=width
-    )
-    scale = (width - left - 10) / last
-    shades = {"attention": 0.75, "elements": 0.35, "transfer": 0.9}
-    for rank, kernels in enumerate(ranks):
-        for lane, kinds in enumerate((("attention", "elements"), ("transfer",))):
-            y = row * (2 * rank + lane) + 6
-            drawing.text(
-                left - 8, y + 13, f"GPU {rank}, {('computes', 'transfers')[lane]}", anchor="end", size=11
-            )
-            for kind, start, end in kernels:
-                if kind in kinds:
-                    x, wide = left + scale * start, max(scale * (end - start), 0.6)
-                    drawing.parts.append(
-                        f'<rect x="{x:.1f}" y="{y}" width="{wide:.1f}" height="18" fill="currentColor" '
-                        f'fill-opacity="{shades[kind]}"/>'
-                    )
-    drawing.text(left, row * 2 * len(ranks) + 26, f"0 to {last / 1e3:.1f} ms", anchor="start", size=11)
-    return drawing.svg()
+    """Two lines for each GPU: what it computes, and what travels."""
+    lanes = {"computes": {"attention": 0.75, "elements": 0.35}, "transfers": {"transfer": 0.9}}
+    lines = [
+        (
+            f"GPU {rank}, {lane}",
+            [(start, end, shades[kind]) for kind, start, end in kernels if kind in shades],
+        )
+        for rank, kernels in enumerate(ranks)
+        for lane, shades in lanes.items()
+    ]
+    last = max(end for _, bars in lines for _, end, _ in bars)
+    label = f"Kernels of {len(ranks)} GPUs within {last / 1e3:.1f} ms"
+    return over_time(lines, label, {1000.0 * ms: f"{ms} ms" for ms in range(1 + int(last / 1e3))}, width=900)
 
 
 # ---- More GPUs, simulated -----------------------------------------------------------------------------------

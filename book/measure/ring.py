@@ -37,16 +37,10 @@ HEADS = 16
 ALIKE = 2.0**-5
 """How far two computations in bfloat16 may be apart, of the largest element: a few units in its last place."""
 BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cuDNN": SDPBackend.CUDNN_ATTENTION}
-ONE, RING, TRANSFERS, BLOCKS, PARALLEL = (
-    "one GPU",
-    "ring",
-    "ring, transfers alone",
-    "ring, blocks alone",
-    "context parallel",
-)
+ONE, RING, BLOCKS, PARALLEL = "one GPU", "ring", "ring, blocks alone", "context parallel"
 FIELDS = (
     *("device", "driver", "torch", "date", "dtype", "batch", "heads"),
-    *("candidate", "kernels", "rotation", "ranks", "length", "d", "causal"),
+    *("candidate", "kernels", "ranks", "length", "d", "causal"),
     *("ms", "fastest_ms", "slowest_ms", "runs", "tokens_per_s", "of_ideal", "bytes_a_rank", "apart", "note"),
 )
 LONG, MOST = 2500.0, 9
@@ -56,7 +50,7 @@ Tensors = list[torch.Tensor]
 
 @dataclass(frozen=True)
 class Job:
-    """One row: a candidate at a size on the first `ranks` ranks; `rotation` is context parallel's way to move blocks."""
+    """One row: a candidate at a size on the first `ranks` ranks."""
 
     candidate: str
     kernels: str
@@ -64,7 +58,6 @@ class Job:
     length: int
     d: int
     causal: bool
-    rotation: str = ""
 
     @property
     def size(self) -> tuple[int, int, bool]:
@@ -77,7 +70,6 @@ class Job:
 
 def plan(lengths: list[int], dims: list[int], counts: list[int], makers: list[str]) -> Iterator[Job]:
     """All rows in the order in which they are measured; `counts` are numbers of ranks, ascending, `makers` of BACKENDS."""
-    most = counts[-1]
     first = [length for length in (32768, 131072) if length in lengths] or lengths[:1]
     for length, d, kernels in itertools.product(first, dims, makers):
         yield from one_size(kernels, length, d, counts)
@@ -88,8 +80,6 @@ def plan(lengths: list[int], dims: list[int], counts: list[int], makers: list[st
     others = [length for length in lengths if length not in first]
     for length, d, kernels in itertools.product(others, dims, makers):
         yield from one_size(kernels, length, d, counts)
-    for length, d, kernels in itertools.product(first, dims, makers):
-        yield Job(PARALLEL, kernels, most, length, d, True, "allgather")
 
 
 def one_size(kernels: str, length: int, d: int, counts: list[int]) -> Iterator[Job]:
@@ -97,9 +87,8 @@ def one_size(kernels: str, length: int, d: int, counts: list[int]) -> Iterator[J
     yield Job(ONE, kernels, 1, length, d, True)
     for ranks in reversed(counts[1:]):
         yield Job(RING, kernels, ranks, length, d, True)
-        yield Job(PARALLEL, kernels, ranks, length, d, True, "alltoall")
-    for candidate in (TRANSFERS, BLOCKS):
-        yield Job(candidate, kernels, counts[-1], length, d, True)
+        yield Job(PARALLEL, kernels, ranks, length, d, True)
+    yield Job(BLOCKS, kernels, counts[-1], length, d, True)
 
 
 # ---- The ranks ----------------------------------------------------------------------------------------------
@@ -195,10 +184,8 @@ def one_device(problem: Problem, job: Job) -> Iterator[Run]:
 
 @contextmanager
 def ring(problem: Problem, job: Job) -> Iterator[Run]:
-    """The ring, whole, or without its blocks, or without its transfers."""
+    """The ring, whole or without its transfers."""
     module = ring_with(job.kernels)
-    if job.candidate == TRANSFERS:
-        module.update(pairs=lambda *_: iter(()), contributions=the_same(module["zeros"]))
     if job.candidate == BLOCKS:
         module.update(exchange=lambda tensors, shapes, group: (list(tensors), []))
     *leaves, grad = (problem.part(tensor, job.ranks) for tensor in problem.whole)
@@ -212,18 +199,6 @@ def ring(problem: Problem, job: Job) -> Iterator[Run]:
     yield run
 
 
-def the_same(zeros: Callable) -> Callable[..., Tensors]:
-    """In the place of `contributions`: the same zeros at every step, so that what travels has its size."""
-    zeroed: Tensors = []
-
-    def contributions(dO, q, k, v, *rest) -> Tensors:
-        if not zeroed:
-            zeroed.extend(map(zeros, (q, k, v)))
-        return zeroed
-
-    return contributions
-
-
 @contextmanager
 def context_parallel(problem: Problem, job: Job) -> Iterator[Run]:
     """PyTorch's context parallel: the buffers are this rank's part only within."""
@@ -231,7 +206,7 @@ def context_parallel(problem: Problem, job: Job) -> Iterator[Run]:
     from torch.distributed.tensor.experimental import context_parallel
     from torch.distributed.tensor.experimental._attention import set_rotate_method
 
-    set_rotate_method(job.rotation)
+    set_rotate_method("alltoall")
     mesh = DeviceMesh.from_group(problem.world.groups[job.ranks], problem.world.device.type)
     buffers = [tensor.contiguous() for tensor in problem.whole]
     with (
@@ -248,7 +223,7 @@ def context_parallel(problem: Problem, job: Job) -> Iterator[Run]:
         yield run
 
 
-CANDIDATES = {ONE: one_device, RING: ring, TRANSFERS: ring, BLOCKS: ring, PARALLEL: context_parallel}
+CANDIDATES = {ONE: one_device, RING: ring, BLOCKS: ring, PARALLEL: context_parallel}
 
 
 # ---- One row ------------------------------------------------------------------------------------------------
@@ -518,7 +493,7 @@ class Table:
 def line(row: dict[str, Any]) -> str:
     """A row for a person."""
     mask = "causal" if row["causal"] else "full"
-    name = " ".join(filter(None, (row["candidate"], row["kernels"], row["rotation"])))
+    name = f"{row['candidate']} {row['kernels']}"
     head = f"S {row['length']:>7} d {row['d']:>3} {mask:<6} x{row['ranks']} {name:<36}"
     if row.get("note"):
         return f"{head} {row['note']}"

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from book.figures.charts import LogChart
-from book.figures.figures import compared
+from book.figures.figures import NARROW, compared
 from book.figures.markdown_table import table
 from book.measure import record
 from book.measure.record import Row
@@ -32,9 +32,9 @@ def chart(rows: list[Row], unit: str, value: Callable[[Row], float], label: str)
     shown = lengths(measured)
     values = [value(row) for row in measured]
     drawing = LogChart(
-        (720, 400),
+        (NARROW, 380),
         label,
-        x=(shown[0] * 0.9, shown[-1] * 2.6),
+        x=(shown[0] * 0.9, shown[-1] * 6),
         y=(min(values) * 0.6, max(values) * 1.8),
         x_name="sequence length",
         y_name=unit,
@@ -51,6 +51,9 @@ def chart(rows: list[Row], unit: str, value: Callable[[Row], float], label: str)
     # From the top down, no name closer to the one above it than a line of text.
     free = 0.0
     for name, point in sorted(ends.items(), key=lambda end: -end[1][1]):
+        if point[0] < shown[-1]:  # other lines go on from here: its name stands above its own
+            drawing.note(*point, name, dx=-8, dy=-8, anchor="end")
+            continue
         _, height = drawing.place(*point)
         drawing.note(point[0], point[1], name, dy=max(height, free) - height + 4)
         free = max(height, free) + LINE

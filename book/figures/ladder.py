@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from book.figures import markdown_table, roofline
 from book.figures.charts import LogChart
+from book.figures.figures import NARROW
 from book.measure import ledger, record
 from book.measure.record import Row
 
@@ -225,9 +226,9 @@ def versions(ladder: Ladder) -> dict[str, tuple[float, float | None]]:
     product = ladder.product()
     (bias,) = ladder.of("unfused", "forward", "add_bias")
     steps = {
-        "1 minimal fused": ladder.of("fused", "forward"),
-        "2 one block per row": unfused,
-        "3 vectorised rows": vectorised,
+        "1 fused": ladder.of("fused", "forward"),
+        "2 tiles": unfused,
+        "3 vectors": vectorised,
         "4 tensor cores": [*ladder.of("fast", "forward", "layernorm_rows"), product, bias],
         "5 epilogue": ladder.of("fast", "forward"),
     }
@@ -240,7 +241,7 @@ def climb(ladder: Ladder) -> str:
     shown = {name: floor if took is None else took for name, (floor, took) in steps.items()}
     words = "; ".join(f"{name}: {duration(time)}" for name, time in shown.items())
     drawing = LogChart(
-        (720, 360),
+        (NARROW, 340),
         f"Time of the forward pass after each step, on a logarithmic axis, falling from step to step. {words}.",
         x=(1, 2 ** len(steps)),
         y=(10, 1e6),

@@ -1,6 +1,7 @@
 """What the chapter on measuring shows: one product timed in several ways, and a CPU beside a GPU, from the records."""
 
-from book.figures.charts import LogChart
+from book.figures.charts import FAINT
+from book.figures.figures import bars
 from book.figures.ladder import duration, times
 from book.figures.markdown_table import table
 from book.measure.record import rows
@@ -30,31 +31,19 @@ def ways_table() -> str:
 
 
 def ways_chart() -> str:
-    """The same product by every way of timing, on a logarithmic axis."""
+    """The same product by every way of timing."""
     shown = {
         "not synchronised": "product, not synchronised",
         "synchronised": "product, synchronised",
-        "events, one": "product, events around one call",
-        "events, 100": "product, events around 100 calls",
+        "events, 1 call": "product, events around one call",
+        "events, 100 calls": "product, events around 100 calls",
         "graph of 100": "product, a graph of 100",
         "L2 flushed": "product, L2 flushed before each",
     }
     times = {name: ways()[what] for name, what in shown.items()}
     words = "; ".join(f"{name} {duration(time)}" for name, time in times.items())
-    drawing = LogChart(
-        (720, 300),
-        f"What one product takes, by the way of timing it: {words}.",
-        x=(1, 2 ** len(times)),
-        y=(10, 1000),
-        x_name="",
-        y_name="for a call",
-        y_ticks={10.0: "10 µs", 100.0: "100 µs", 1000.0: "1 ms"},
-        x_ticks={2 ** (i + 0.5): name for i, name in enumerate(times)},
-    )
-    for place, time in enumerate(times.values()):
-        drawing.marker(2 ** (place + 0.5), time, "circle")
-        drawing.note(2 ** (place + 0.5), time, duration(time))
-    return drawing.svg()
+    rows = [(name, time, duration(time), FAINT) for name, time in times.items()]
+    return bars(rows, f"What one product takes, by the way of timing it: {words}.")
 
 
 def both_devices() -> list[tuple[tuple[int, ...], str, float, float]]:

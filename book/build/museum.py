@@ -102,13 +102,27 @@ def titled(wrong: Wrong) -> str:
 
 
 def exhibits(group: list[Wrong]) -> Iterator[str]:
-    """The exhibits of a gate; where it has several files, those of one file together, with its language after the title."""
-    languages = [LANGUAGES.get(wrong.of_rung.id, "") for wrong in group]
-    for language in ("", *LANGUAGES.values()):
-        label = f" ({language})" if language and len(set(languages)) > 1 else ""
-        yield from (
-            exhibit(wrong, label) for wrong, own in zip(group, languages, strict=True) if own == language
+    """The exhibits of a gate, those of one story in one fold; where the gate has several files, with their languages after the title."""
+    several = len(set(map(written_in, group))) > 1
+    order = ["", *LANGUAGES.values()]
+    stories: dict[str, list[Wrong]] = {}
+    for wrong in sorted(group, key=lambda wrong: order.index(written_in(wrong))):
+        stories.setdefault(wrong.story, []).append(wrong)
+    for story, same in stories.items():
+        label = f" ({', '.join(map(written_in, same))})" if several and written_in(same[0]) else ""
+        yield "\n".join(
+            [
+                '<details class="exhibit-fold">',
+                f"<summary>{in_html(story)}{label}</summary>",
+                *map(exhibit, same),
+                "</details>\n",
+            ]
         )
+
+
+def written_in(wrong: Wrong) -> str:
+    """The language of a wrong solution, where its gate may have several."""
+    return LANGUAGES.get(wrong.of_rung.id, "")
 
 
 def by_gate(puzzle: str) -> dict[str, list[Wrong]]:
@@ -124,8 +138,8 @@ def about(puzzle: str, gate: str) -> str:
     return plain(next(known.about for known in find_puzzle(puzzle).gates if known.id == gate) or gate)
 
 
-def exhibit(wrong: Wrong, label: str) -> str:
-    """One wrong solution, folded to its story: what it does to the numbers, where it was seen, what rejects it, its loss, its lines.
+def exhibit(wrong: Wrong) -> str:
+    """What is folded to a wrong solution's story: what it does to the numbers, where it was seen, what rejects it, its loss, its lines.
 
     The address is inside of the fold, so that a browser opens the fold for whoever follows a link to it.
     """
@@ -133,8 +147,6 @@ def exhibit(wrong: Wrong, label: str) -> str:
     facts = [rejected_by(wrong), *error(wrong), *([f"*The loss:* {plain(words)}"] if words else [])]
     return "\n".join(
         [
-            '<details class="exhibit-fold">',
-            f"<summary>{in_html(wrong.story)}{label}</summary>",
             f'<div class="exhibit" id="{wrong.name}">',
             "",
             f"{marked(wrong.effect)}\n",
@@ -149,8 +161,6 @@ def exhibit(wrong: Wrong, label: str) -> str:
             "",
             "</details>",
             "</div>",
-            "</details>",
-            "",
         ]
     )
 
@@ -382,7 +392,7 @@ def overview() -> str:
 GUESSED = {
     "p19": "map_source_within_the_block", "p20": "dsoftmax_sum_times_p", "p21": "dbias_one_leading_axis",
     "p22": "dx_variance_term_dropped", "p23": "matmul_a_tile_not_turned", "p24": "numpy_tiles_rows_added",
-    "p25": "numpy_clipped", "p26": "show_tensor_for_tuple", "p27": "attention_no_mask",
+    "p25": "numpy_one_step_too_far", "p26": "show_tensor_for_tuple", "p27": "attention_no_mask",
 }  # fmt: skip
 """The exhibit of each room whose gate a visitor is asked to guess, from what it does to the numbers."""
 

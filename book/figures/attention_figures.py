@@ -9,7 +9,7 @@ import re
 
 import numpy as np
 
-from book.figures import order_figures
+from book.figures import attention_heroes, order_figures
 from book.figures.backward_figures import LOGITS, softmax
 from book.figures.figures import LEGIBLE, Drawing, bars
 from book.figures.layer_figures import slopes
@@ -509,6 +509,7 @@ FILES = {
     "tile_masks.svg": tile_masks,
     "order_bars.svg": order_bars,
     "ring.svg": ring,
+    "six_rings.svg": attention_heroes.six_rings,
     "merging.svg": merging,
     "travellers.svg": travellers,
     "nobody_first.svg": nobody_first,

@@ -10,7 +10,8 @@ from functools import cache
 import numpy as np
 
 from book.figures import online_steps
-from book.figures.figures import NARROW, ROOT, Steps, number_rows
+from book.figures.figures import NARROW, ROOT, Drawing, Steps, number_rows
+from harness.check import zoo
 from harness.check.python_files import load
 from harness.nn import orders
 from harness.puzzles.p23 import spec as p23
@@ -331,6 +332,51 @@ def ring_run() -> tuple[list[float], list[list[int]], list[list[tuple[int, ...]]
     backward.append(list(added))
     back_errors.append(max(float(np.abs(a - b).max()) for a, b in zip(travelling, parts[5], strict=True)))
     return errors, where, backward, back_errors
+
+
+SIX_RINGS = (
+    "numpy_backwards", "numpy_local_index", "numpy_not_renormalised", "", "numpy_step_too_few", "numpy_mask_turned",
+)  # fmt: skip
+"""The wrong rings that are drawn without their names, and the solution, ""."""
+
+
+def weights_of(name: str) -> np.ndarray:
+    """What each query takes from each key, [query, key], by a run of a wrong ring of the museum, or of the solution.
+
+    All scores are equal and the values are a unit matrix, so the output is the matrix of weights.
+    """
+    (path,) = [wrong.target() for wrong in zoo.load("p25") if wrong.name == name] or [
+        ROOT / "solutions" / "p25" / "in_numpy.py"
+    ]
+    ring = load(path)
+    held = [[each] for each in ring["cut"](LENGTH, RANKS)]
+    zeros = [np.zeros((1, 1, LENGTH // RANKS, LENGTH))] * RANKS
+    values = list(np.split(np.eye(LENGTH)[None, None], RANKS, 2))
+    out, _ = ring["ring_forward"](zeros, zeros, values, held, 1.0, True)
+    return np.concatenate(out, 2)[0, 0]
+
+
+def six_rings() -> str:
+    """The weights of six causal rings, one of them right: a row for each query, darker where it takes more than it should."""
+    side, apart = 8, 162
+    drawing = Drawing(
+        326,
+        "Six squares of 16 queries by 16 keys, numbered. In square 4 the lower left triangle is evenly grey, and nothing else is.",
+    )
+    for number, name in enumerate(SIX_RINGS):
+        x0, y0 = 8 + apart * (number % 3), 24 + apart * (number // 3)
+        drawing.text(x0 + side * LENGTH / 2, y0 - 8, str(number + 1))
+        for (query, key), weight in np.ndenumerate(weights_of(name)):
+            if weight:
+                shade = min(1, weight * (query + 1) / 2.5)
+                drawing.box(
+                    x0 + side * key, y0 + side * query, side, side, shade=round(shade, 2), thick=0, radius=0
+                )
+        for edge in range(RANKS + 1):
+            at = side * edge * LENGTH / RANKS
+            drawing.segment(x0 + at, y0, x0 + at, y0 + side * LENGTH, opacity=0.4)
+            drawing.segment(x0, y0 + at, x0 + side * LENGTH, y0 + at, opacity=0.4)
+    return drawing.svg()
 
 
 def ring() -> str:

@@ -2,7 +2,7 @@
 
 Each of the `size` ranks of a group holds one part of a sequence: of query, out and dO [B, N, s, d], of key and value
 [B, M, s, d]; N is a multiple of M, and `s`, the positions that a rank holds, may differ by rank. A part is one range of
-positions, or two of them behind each other (`chunks`). What the forward pass keeps is the rank's own query, key,
+positions, or two, one after the other (`chunks`). What the forward pass keeps is the rank's own query, key,
 value, out, and lse [B, N, s], the logarithm of each row's sum of exponentials.
 
 `block_forward` and `block_backward` are the only functions that compute attention, of one range of queries and one of keys:
@@ -51,7 +51,7 @@ def zeros(tensor):
 
 
 def hidden(queries, keys):
-    """True where a key stands behind a query, [queries, keys]; both are ranges (start, stop) of the whole sequence."""
+    """True where a key comes after a query, [queries, keys]; both are ranges (start, stop) of the whole sequence."""
     # BLANK-START causal: compare positions in the sequence, not in the block
     # FILL IN (about 1 line)
     # BLANK-END causal
@@ -114,7 +114,7 @@ def pairs(mine, theirs, causal):
 
 
 def slices(ranges):
-    """Where each of some ranges lies in a tensor that holds one behind the other."""
+    """Where each of some ranges lies in a tensor that holds one after the other."""
     start = 0
     for first, last in ranges:
         yield slice(start, start + last - first)

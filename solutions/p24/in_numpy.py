@@ -35,7 +35,7 @@ def inverse(cells, side):
     row, column = np.divmod(cells, side)
     step, size = np.zeros_like(cells), side // 2
     while size > 0:
-        # BLANK-START inverse: the quarter's number, put behind step; then row and column inside of it, turned back
+        # BLANK-START inverse: the quarter's number, put after step's digits; then row and column inside it, turned back
         low, right = row // size, column // size
         quarter = 3 * right ^ low
         step = 4 * step + quarter
@@ -64,7 +64,7 @@ def dgather(grad_gathered, order):
 def tiles(order, width, radius, tile):
     """Which tiles of keys a tile of queries needs, [t, t]: those with a pair that is `radius` apart at most on the grid.
 
-    A tile is so many positions behind each other in the order. The distance of two cells is the larger of the distances of
+    A tile is so many positions in a row of the order. The distance of two cells is the larger of the distances of
     their rows and of their columns, and a window ends at the edge of the grid.
     """
     L = len(order)

@@ -1,7 +1,7 @@
 """Puzzle 25 in NumPy: ring attention in one process, with a list instead of ranks.
 
 `queries[rank]` is the query that a rank holds, [B, N, s, d]; keys and values likewise, [B, M, s, d], where N is a multiple
-of M. The positions s may differ by rank. A rank holds one range of positions, or two of them behind each other
+of M. The positions s may differ by rank. A rank holds one range of positions, or two, one after the other
 (`chunks`). lse [B, N, s] is the logarithm of each row's sum of exponentials.
 
 Nothing is sent: when all ranks have done a step, the list turns by one place (`turn`). in_torch.py has the same functions
@@ -45,7 +45,7 @@ def turn(items):
 
 
 def hidden(queries, keys):
-    """True where a key stands behind a query, [s, t]; both are the ranges that a rank holds."""
+    """True where a key comes after a query, [s, t]; both are the ranges that a rank holds."""
     # BLANK-START causal: compare positions in the sequence, not in the block
     return positions(keys) > positions(queries)[:, None]
     # BLANK-END causal

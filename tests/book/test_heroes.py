@@ -256,3 +256,13 @@ def test_the_online_softmax_stands_before_the_solution_and_its_keys_stay(browser
     assert (
         browser.run(f"{stepper}.querySelector('[aria-live=polite]').textContent") == "2 of 5. Keys 2 and 3."
     )
+
+
+def test_of_six_rings_the_fourth_alone_is_right():
+    positions = attention_heroes.LENGTH
+    exact = np.tril(np.ones((positions, positions))) / np.arange(1, positions + 1)[:, None]
+    right = [
+        np.allclose(attention_heroes.weights_of(name), exact, atol=1e-12)
+        for name in attention_heroes.SIX_RINGS
+    ]
+    assert right == [False, False, False, True, False, False]

@@ -1,4 +1,4 @@
-"""Puzzle 19, the ramp: eight small kernels, each with one idea that the puzzles behind it need.
+"""Puzzle 19, the ramp: eight small kernels, each with one idea that the later puzzles need.
 
     map       a thread for each element, and a guard for the threads to spare
     index     a thread for each element of a matrix

@@ -66,7 +66,7 @@ def hilbert_inverse_kernel(
         var step = 0
         var size = whole // 2
         while size > 0:
-            # BLANK-START inverse: the quarter's number, put behind step; then row and column inside of it, turned back
+            # BLANK-START inverse: the quarter's number, put after step's digits; then row and column inside it, turned back
             # FILL IN (about 11 lines)
             # BLANK-END inverse
             size //= 2

@@ -1,6 +1,6 @@
 """Attention within a window of a grid, forward and backward, given: it reads through the order, and leaves whole tiles out.
 
-Tensors have a row for each cell, as they are stored; a block owns TILE positions that are behind each other in the order, reads
+Tensors have a row for each cell, as they are stored; a block owns TILE positions in a row of the order, reads
 their rows at order[i], and writes results there. So nothing is gathered beforehand and nothing scattered afterwards. Tiles of
 keys that `tiles` does not name are passed over; within the others each pair is held against the window.
 
@@ -157,7 +157,7 @@ def window_query_kernel[
     packed: PackedSizes,
     scale: Scalar[accum_type[dtype]],
 ):
-    """The gradient of the query, and delta for the kernel behind it. A block owns TILE queries, as in the forward pass.
+    """The gradient of the query, and delta for the next kernel. A block owns TILE queries, as in the forward pass.
     """
     comptime accum = accum_type[dtype]
     comptime assert accum.is_floating_point(), "attention is of floating-point numbers"

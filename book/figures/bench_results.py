@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from book.figures import markdown_table
-from book.figures.charts import FAINT, LogChart
+from book.figures.charts import FAINT, LogChart, over_steps
 from book.figures.figures import Drawing, bar_rows
 from book.measure import record
 from book.measure.record import Row
@@ -590,29 +590,13 @@ def training_curves(models: dict[str, list[Row]]) -> str:
     losses = {name: [float(row["loss"]) for row in rows] for name, rows in models.items()}
     plain = losses["plain PyTorch"]
     low, high = (edge(value for curve in losses.values() for value in curve) for edge in (min, max))
-    drawing = LogChart(
-        (720, 300),
+    label = (
         f"Training losses over {len(plain)} steps. All curves fall together, from {plain[0]:.1f} to {plain[-1]:.1f}, and cannot be "
-        "told apart.",
-        x=(1.0, float(len(plain))),
-        y=(0.95 * low, 1.05 * high),
-        x_name="step",
-        y_name="loss",
-        x_ticks={float(step): str(step) for step in (1, 2, 5, 10, 20, 50, 100, 200) if step <= len(plain)},
-        y_ticks={float(loss): str(loss) for loss in range(1, 20) if low < loss < high},
+        "told apart."
     )
-    for (name, curve), (dash, thick) in zip(losses.items(), CURVES, strict=False):
-        drawing.curve(clipped(curve, low, high), dash=dash, thick=thick)
-        y = low * 1.2 / 1.1 ** list(losses).index(name)
-        drawing.curve([(1.3, y), (2.0, y)], dash=dash, thick=thick)
-        drawing.note(2.0, y, name)
-    return drawing.svg()
-
-
-CURVES = (("", 2.6), ("6 4", 1.6), ("2 3", 1.6))
-"""Dash and thickness of each model's curve."""
-APART = (1e-5, 1.0)
-"""The ends of the axis of differences."""
+    curves = {name: clipped(curve, low, high) for name, curve in losses.items()}
+    y_ticks = {float(loss): str(loss) for loss in range(1, 20) if low < loss < high}
+    return over_steps(label, "loss", curves, (0.95 * low, 1.05 * high), (low * 1.2, 1.1), y_ticks)
 
 
 def clipped(curve: list[float], low: float, high: float) -> list[tuple[float, float]]:
@@ -622,25 +606,17 @@ def clipped(curve: list[float], low: float, high: float) -> list[tuple[float, fl
 
 def training_apart(models: dict[str, list[Row]]) -> str:
     """How far each loss is from plain PyTorch's, step by step: the layer's, and the control's."""
-    plain = [float(row["loss"]) for row in models["plain PyTorch"]]
-    others = {name: rows for name, rows in models.items() if name != "plain PyTorch"}
-    drawing = LogChart(
-        (720, 300),
+    losses = {name: [float(row["loss"]) for row in rows] for name, rows in models.items()}
+    plain, ends = losses.pop("plain PyTorch"), (1e-5, 1.0)
+    apart = {name: [abs(a - b) for a, b in zip(each, plain, strict=True)] for name, each in losses.items()}
+    return over_steps(
         "The difference of two losses from plain PyTorch's, on a logarithmic axis: that of the layer and that of plain PyTorch with "
         "parameters moved by half a unit in their last place. Both grow in the same way.",
-        x=(1.0, float(len(plain))),
-        y=APART,
-        x_name="step",
-        y_name="difference of the losses",
-        x_ticks={float(step): str(step) for step in (1, 2, 5, 10, 20, 50, 100, 200) if step <= len(plain)},
+        "difference of the losses",
+        {name: clipped(curve, *ends) for name, curve in apart.items()},
+        ends,
+        (0.5, 2.4),
     )
-    for number, ((name, rows), (dash, thick)) in enumerate(zip(others.items(), CURVES, strict=False)):
-        apart = [abs(float(row["loss"]) - loss) for row, loss in zip(rows, plain, strict=True)]
-        drawing.curve(clipped(apart, *APART), dash=dash, thick=thick)
-        y = 0.5 / 2.4**number
-        drawing.curve([(1.3, y), (2.0, y)], dash=dash, thick=thick)
-        drawing.note(2.0, y, name)
-    return drawing.svg()
 
 
 # ---- Files --------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Charts with logarithmic axes, on the same drawing as the figures: everything in the text colour, one line of SVG."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from book.figures.figures import NARROW, Drawing
 
@@ -112,4 +112,28 @@ def ratios_by_work(label: str, y_name: str, points: list[tuple[float, float, str
     drawing.curve([(x[0], 1.0), (x[1], 1.0)], dash="6 4", thick=1.5)
     for across, up, shape, hollow in points:
         drawing.marker(across, up, shape, hollow=hollow)
+    return drawing.svg()
+
+
+DASHES = ("", "6 4", "2 3", "8 3 2 3")
+"""Of the curves of a chart, in their order; the first is thick."""
+
+
+def over_steps(
+    label: str,
+    y_name: str,
+    curves: Mapping[str, Sequence[tuple[float, float]]],
+    y: tuple[float, float],
+    legend: tuple[float, float],
+    y_ticks: dict[float, str] | None = None,
+) -> str:
+    """Curves over the steps of a training run. `legend` is the height of the first name, and over how much of it the next one stands."""
+    first, last = (edge(step for points in curves.values() for step, _ in points) for edge in (min, max))
+    shown = {float(step): str(step) for step in (1, 2, 5, 10, 20, 50, 100, 200, 300) if first <= step <= last}
+    drawing = LogChart((720, 300), label, (first, last), y, "step", y_name, shown, y_ticks)
+    for number, ((name, points), dash) in enumerate(zip(curves.items(), DASHES, strict=False)):
+        at, thick = legend[0] / legend[1] ** number, 1.6 if number else 2.6
+        drawing.curve(points, dash=dash, thick=thick)
+        drawing.curve([(1.3 * first, at), (2 * first, at)], dash=dash, thick=thick)
+        drawing.note(2 * first, at, name)
     return drawing.svg()

@@ -30,9 +30,9 @@ def runs(puzzle: str) -> dict[str, tuple[Curve, Curve]]:
     }
 
 
-def thinned(curve: Curve) -> Curve:
-    """Means of neighbouring points, so many that POINTS are left; each stands at the last of its steps."""
-    each = -(-len(curve) // POINTS)
+def thinned(curve: Curve, window: int = 0) -> Curve:
+    """Means of neighbouring points, by `window`, or so many that POINTS are left; each stands at the last of its steps."""
+    each = window or -(-len(curve) // POINTS)
     parts = (curve[start : start + each] for start in range(0, len(curve), each))
     return [(part[-1][0], sum(loss for _, loss in part) / len(part)) for part in parts]
 

@@ -101,6 +101,17 @@
         });
     }
 
+    // The arrow keys, Home and End inside a place call `go` with a number from 0 to `last`, and do not turn to the next chapter.
+    function onKeys(place, at, last, go) {
+        place.addEventListener('keydown', function (event) {
+            const to = { ArrowLeft: at() - 1, ArrowRight: at() + 1, Home: 0, End: last }[event.key];
+            if (to === undefined) { return; }
+            event.stopPropagation();
+            event.preventDefault();
+            go(Math.min(Math.max(to, 0), last));
+        });
+    }
+
     // Start, Back and Next, and a slider where there are many steps; the arrow keys, Home and End do the same anywhere inside, and do
     // not turn to the next chapter. Each step is announced. `show` is called with a step's number and returns its words.
     // Paper has the step that says most, `still`.
@@ -126,13 +137,7 @@
             slider.max = count - 1;
             slider.addEventListener('input', function () { go(slider.valueAsNumber); });
         }
-        place.addEventListener('keydown', function (event) {
-            const to = { ArrowLeft: current - 1, ArrowRight: current + 1, Home: 0, End: count - 1 }[event.key];
-            if (to === undefined) { return; }
-            event.stopPropagation();
-            event.preventDefault();
-            go(to);
-        });
+        onKeys(place, function () { return current; }, count - 1, go);
         place.prepend(controls);
         if (!place.hasAttribute('tabindex')) { place.tabIndex = 0; }
         place.classList.add('stepper-ready');
@@ -218,13 +223,7 @@
                 mark.setAttribute('tabindex', index ? -1 : 0);
                 mark.addEventListener('focus', function () { tell(mark); });
                 mark.addEventListener('mouseenter', function () { tell(mark); });
-                mark.addEventListener('keydown', function (event) {
-                    const to = { ArrowLeft: index - 1, ArrowRight: index + 1, Home: 0, End: marks.length - 1 }[event.key];
-                    if (to === undefined) { return; }
-                    event.stopPropagation();
-                    event.preventDefault();
-                    marks[Math.min(Math.max(to, 0), marks.length - 1)].focus();
-                });
+                onKeys(mark, function () { return index; }, marks.length - 1, function (to) { marks[to].focus(); });
             });
         });
     }

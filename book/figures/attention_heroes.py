@@ -119,13 +119,17 @@ def tiles() -> str:
     drawing.text(right + 26, 36, "delta")
     drawing.text(right + 64, 36, "dQ")
     drawing.text(left - 8, top + cell * count + 26, "dK, dV", anchor="end")
-    drawing.text(close + 58, 36, "weights of the tile")
+    with drawing.during(1, last):
+        drawing.text(close + 58, 36, "weights of the tile")
     for i in range(count):
         drawing.text(34, top + cell * i + 16, f"{of['lse'][i]:.2f}")
         with drawing.during(1, last):
             drawing.text(right + 26, top + cell * i + 16, f"{delta[i]:.2f}")
         for j in range(count):
-            drawing.box(left + cell * j, top + cell * i, cell - 2, cell - 2, shade=0.02, thick=0.4)
+            place = (left + cell * j, top + cell * i, cell - 2, cell - 2)
+            drawing.box(*place, shade=0.02, thick=0.4)
+            with drawing.during(0):
+                drawing.box(*place, shade=0.05 + 0.5 * float(of["probabilities"][i, j]), thick=0.4)
     side = TILE * cell - 4
     for i in range(0, count, TILE):
         done_row = count // TILE * (i // TILE + 1)
@@ -138,7 +142,8 @@ def tiles() -> str:
             with drawing.during(done, last):
                 drawing.box(*box, shade=0.4, thick=0)
     drawing.words = [
-        "A place for the weight of each query and key, all empty: the forward pass has kept one number a query, lse."
+        "The weight of each query and key, the darker the larger: a plain backward pass reads them all from memory. "
+        "Here the forward pass has kept one number a query instead, lse."
     ]
     for number, (what, s, t, P, error) in enumerate(walk_, start=1):
         with drawing.during(number):

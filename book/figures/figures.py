@@ -158,15 +158,17 @@ def number_rows(
     turn: int,
     framed: Callable[[str, int], bool],
 ) -> None:
-    """A row of numbers at each step, shaded by their size, the newest in a frame, `framed` numbers with a thick line; the backward
-    pass begins at row `turn`, below a broken line."""
+    """A row of numbers at each step, shaded by their size, the newest in a frame, `framed` numbers with a thick line; the names and
+    places of all rows are there from the start. The backward pass begins at row `turn`, below a broken line."""
     last = len(rows) - 1
     for number, (name, how, values, words) in enumerate(rows):
         y = 24 + 44 * number + 12 * (number >= turn)
         drawing.words.append(words)
+        drawing.text(4, y + 18, name, anchor="start", size=15)
+        drawing.text(36, y + 18, how, anchor="start")
+        for i in range(len(values)):
+            drawing.box(left + cell * i, y, cell - 3, 30, shade=0.02, thick=0.4)
         with drawing.during(number, last):
-            drawing.text(4, y + 18, name, anchor="start", size=15)
-            drawing.text(36, y + 18, how, anchor="start")
             for i, value in enumerate(values):
                 written = f"{round(float(value), 2) + 0.0:.2f}".replace("-", "−")
                 shade, thick = LEGIBLE * abs(value) / np.abs(values).max(), 3 if framed(name, i) else 1

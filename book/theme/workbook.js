@@ -201,9 +201,9 @@
         });
     }
 
-    // A table that goes on to the right says so by a fading edge, and can be scrolled by the arrow keys.
-    function cueTables() {
-        document.querySelectorAll('.table-wrapper').forEach(function (box) {
+    // A table or formula that goes on to the right says so by a fading edge, and can be scrolled by the arrow keys.
+    function cueWide() {
+        document.querySelectorAll('.table-wrapper, .math-display').forEach(function (box) {
             function cue() {
                 const hidden = box.scrollWidth - box.clientWidth;
                 box.classList.toggle('more', hidden - box.scrollLeft > 2);
@@ -231,7 +231,7 @@
     highlightMojo();
     setUpMarks();
     enlargeFigures();
-    cueTables();
+    cueWide();
     openFoldsInPrint();
     setUpTabs();
     setUpSteppers();

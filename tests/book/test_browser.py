@@ -201,6 +201,19 @@ def test_a_table_on_a_phone_has_whole_names_a_header_that_stays_and_an_edge_that
     assert browser.run(more) is False
 
 
+def test_a_formula_that_is_wider_than_a_phone_has_an_edge_that_fades(browser, site):
+    browser.resize(PHONE)
+    browser.open(site / "puzzle_22" / "derivation.html")
+    faded = (
+        "new Promise(done => setTimeout(done, 200)).then(() => [...document.querySelectorAll('.math-display')].every("
+        "box => box.classList.contains('more') === box.scrollWidth > box.clientWidth + 2))"
+    )
+    wide = "document.querySelectorAll('.math-display.more').length"
+    assert browser.run(faded) and browser.run(wide) > 0
+    browser.resize(DESKTOP)
+    assert browser.run(faded) and browser.run(wide) == 0
+
+
 def test_a_formula_is_out_of_sight_and_can_be_copied(browser, site):
     browser.open(site / DERIVATION)
     spoken = "document.querySelector('#formula-dx .math-spoken')"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from book.figures import markdown_table
 from book.figures.charts import FAINT, LogChart, over_steps
-from book.figures.figures import Drawing, bar_rows
+from book.figures.figures import NARROW, Drawing, bar_rows
 from book.measure import record
 from book.measure.record import Row
 
@@ -53,7 +53,7 @@ SHORT = {
     "transformer-engine": "Transformer Engine",
 }
 """Who stands in the head of the table of all peers, which is to be seen whole."""
-NARROW = "\u00a0"
+NBSP = "\u00a0"
 OUR_OWN = (OURS, "least memory", "unfused", "fused", "unfused through MAX", "fused through MAX")
 DIFFERENCE = "backward †"
 
@@ -182,7 +182,7 @@ def timed(row: Row) -> Timed:
     """The time of a row."""
     time = float(row["median_us"])
     floor = time / float(row["ratio_to_floor"]) if row["ratio_to_floor"] else None
-    return Timed(time, floor, f"{time_text(time)} ± {widest_spread(row):.1f} %".replace(" ", NARROW))
+    return Timed(time, floor, f"{time_text(time)} ± {widest_spread(row):.1f} %".replace(" ", NBSP))
 
 
 def passes(rows: list[Row], column: str) -> Iterator[tuple[Size, str, dict[str, Timed]]]:
@@ -227,7 +227,7 @@ def peers_table(rows: list[Row], column: str) -> str:
             ours = by_name[OURS]
             ratios = [ours.over(by_name[name]) if name in by_name else None for name in peers]
             size = "{:,}:\u00a0{:,}→{:,}".format(*dims)
-            body.append([size, what.replace(" ", NARROW), ours.words, *map(bold_ratio, ratios)])
+            body.append([size, what.replace(" ", NBSP), ours.words, *map(bold_ratio, ratios)])
     head = ["rows: H→O", "pass", "time", *(SHORT[name] for name in peers)]
     return table(head, body, left=2)
 
@@ -492,7 +492,7 @@ def roofline_chart(rows: list[Row], direction: str = "both", column: str = "grap
     selected = select(rows, direction, column)
     low, high = 30.0, 4e3
     drawing = LogChart(
-        (720, 420),
+        (NARROW, 420),
         f"TFLOP/s of {PASSES[direction]} over operations for each byte, beside lines of {peak:,.0f} TFLOP/s and "
         f"{bandwidth:.1f} TB/s that a large product and a large copy reached in the same run.",
         x=(low, high),

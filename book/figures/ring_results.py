@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from book.figures.charts import LogChart
-from book.figures.figures import over_time
+from book.figures.figures import NARROW, over_time
 from book.figures.markdown_table import table
 from book.measure import record
 
@@ -115,7 +115,7 @@ def ideal_chart(ring: Ring) -> str:
     """Percent of the ideal over the length, with d = 128."""
     lengths = sorted({length for _, _, length, _ in ring.sizes()})
     drawing = LogChart(
-        (720, 320),
+        (NARROW, 320),
         "Throughput of the ring on two and four GPUs in percent of the ideal, over the length of the sequence. It rises from 85 "
         "and 60 to 75 percent at 32,768 positions to above 95 percent on two GPUs and about 90 on four.",
         x=(lengths[0] / 1.2, lengths[-1] * 1.2),

@@ -7,6 +7,7 @@ ceilings are those of NVIDIA's data sheet of the H200 (SXM), without sparsity; n
 from dataclasses import dataclass
 
 from book.figures.charts import LogChart
+from book.figures.figures import NARROW
 
 BANDWIDTH = 4.8e12  # bytes a second
 PEAKS = {"float32": 67e12, "bfloat16": 989e12}  # operations a second: float32 units, tensor cores
@@ -72,7 +73,7 @@ def chart(
         sizes: What to call the sizes that are shown, and the sizes.
     """
     drawing = LogChart(
-        (720, 430),
+        (NARROW, 400),
         "Operations a second over operations for each byte, on logarithmic axes, with a slanted roof that ends in two flat ones. "
         "All measured forward passes at the chapter's sizes lie far below the roof. At GPT-2 small's sizes PyTorch "
         "comes near its flat roofs, the unfused kernels stay below, and the fused ones stay far below.",
@@ -105,7 +106,7 @@ def chart(
     for i, (who, shape) in enumerate(MARKS.items()):
         y = 0.3 / 4**i
         drawing.marker(9, y, shape)
-        drawing.marker(11.5, y, shape, hollow=True)
-        drawing.note(11.5, y, "PyTorch" if who == "eager" else who)
-    drawing.note(9, 1.2, "full: float32, hollow: bfloat16", dx=-5)
+        drawing.marker(13.5, y, shape, hollow=True)
+        drawing.note(13.5, y, "PyTorch" if who == "eager" else who)
+    drawing.note(9, 0.8, "full: float32, hollow: bfloat16", dx=-5)
     return drawing.svg()

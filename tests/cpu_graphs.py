@@ -197,11 +197,17 @@ def attention_graphs(attention_cpu_graphs):
 def graphs_of_runs() -> None:
     """Compiles graphs for the CPU that others find in the cache: those of runs of puzzles 19 to 21 and 27, those of SiLU."""
     from harness.nn import activations
+    from harness.nn.arguments import DTYPES
     from harness.spec.catalogue import find_puzzle
     from harness.toolchain import roots
 
     puzzles = {name: find_puzzle(name) for name in ("p19", "p20", "p21", "p27")}
     packages = {name: roots.op_package(roots.solutions(), name) for name in puzzles}
     calls = {name: puzzle.calls_of(puzzle.default_variants) for name, puzzle in puzzles.items()}
-    packages |= dict.fromkeys(activations.GRAPHS, roots.op_package(roots.solutions(), "p26"))
-    load_as_one("graphs_of_runs", packages, calls | activations.GRAPHS)
+    silu = {
+        f"{name} {dtype}": call
+        for dtype in DTYPES.values()
+        for name, call in activations.GRAPHS.calls().items()
+    }
+    packages |= dict.fromkeys(silu, activations.GRAPHS.package)
+    load_as_one("graphs_of_runs", packages, calls | silu)

@@ -558,6 +558,13 @@ kernels = Opened(
 """The kernels of a device."""
 
 
+def narrow_kernels(query: Tensor, scale: float) -> AttentionKernels | None:
+    """The kernels on tensor cores for a window and for unequal lengths, where they take query; None elsewhere."""
+    d = query.shape[-1]
+    fits = on_tensor_cores(query) and d <= WIDE and d % CHUNK == 0 and scale > 0
+    return kernels(query.device) if fits else None
+
+
 def explain(
     query: Tensor,
     attn_mask: Tensor | None = None,

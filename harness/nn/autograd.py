@@ -19,7 +19,7 @@ from harness.nn.arguments import DTYPES, plain, wide
 from harness.nn.derivatives import FirstOnly
 from harness.nn.extension_kernels import PLAIN, applied
 from harness.nn.layernorm_direct import ALL_GRADIENTS, BIAS, INPUT, NORM, WEIGHT, Gradients
-from harness.nn.layernorm_ops import BACKWARD, FORWARD
+from harness.nn.layernorm_ops import BACKWARD, EPS, FORWARD
 from harness.nn.layernorm_plan import AUTO, LEAST, MEMORY, Plan, plan
 from harness.nn.on_max import Graphs
 from harness.nn.operators import registered
@@ -41,12 +41,7 @@ Tensor = torch.Tensor
 # ---- The operators ------------------------------------------------------------------------------------------
 
 
-def check_call(x, ln_weight, ln_bias, linear_weight, linear_bias, eps, algorithm, memory=AUTO) -> None:
-    """`check`, of the forward operator's arguments."""
-    check(x, ln_weight, ln_bias, linear_weight, linear_bias, algorithm, memory)
-
-
-@registered("layernorm_linear", check=check_call)
+@registered("layernorm_linear", check=lambda *arguments: check(*arguments))  # which stands below
 def layernorm_linear(
     x: Tensor,
     ln_weight: Tensor | None,
@@ -64,7 +59,7 @@ def layernorm_linear(
     tensors = with_absent(x, ln_weight, ln_bias, linear_weight, linear_bias)
     algorithm, kernels, plan = layernorm_direct.way(x, x.dtype, linear_weight, algorithm)
     if kernels and plan:
-        output, statistics = kernels.forward(plan, eps, True, *as_kernels_read(tensors, weight=3))
+        output, statistics = kernels.forward(plan, eps, True, *tensors)
         assert statistics is not None  # they are to be kept
         return output, statistics
     H, O = x.shape[-1], linear_weight.shape[0]
@@ -75,14 +70,6 @@ def layernorm_linear(
         given = (*written, x.reshape(rows, 1, H), *tensors[1:])
         GRAPHS.run(FORWARD, given, eps, algorithm=algorithm)
     return output, statistics
-
-
-def as_kernels_read(tensors, weight: int) -> list[Tensor]:
-    """The tensors as the extension module takes them: contiguous, the linear weight at index `weight` perhaps transposed."""
-    return [
-        layernorm_direct.as_it_lies(tensor) if index == weight else tensor.contiguous()
-        for index, tensor in enumerate(tensors)
-    ]
 
 
 def with_absent(x, ln_weight, ln_bias, linear_weight, linear_bias) -> tuple[Tensor, ...]:
@@ -100,7 +87,7 @@ def with_absent(x, ln_weight, ln_bias, linear_weight, linear_bias) -> tuple[Tens
 @layernorm_linear.register_fake
 def forward_buffers(x, ln_weight, ln_bias, linear_weight, linear_bias, eps, algorithm, memory=AUTO):
     """Checks the arguments and allocates what the forward operator returns."""
-    check_call(x, ln_weight, ln_bias, linear_weight, linear_bias, eps, algorithm, memory)
+    check(x, ln_weight, ln_bias, linear_weight, linear_bias, eps, algorithm, memory)
     output = x.new_empty((*x.shape[:-1], linear_weight.shape[0]))
     return output, x.new_empty((2, *x.shape[:-1]), dtype=wide(x.dtype))
 
@@ -128,8 +115,7 @@ def layernorm_linear_backward(
     algorithm, kernels, plan = layernorm_direct.way(x, x.dtype, linear_weight, algorithm, memory)
     if kernels and plan:
         tensors = (grad_output, x, statistics, ln_weight, ln_bias, linear_weight)
-        gradients = kernels.backward(plan, wanted, *as_kernels_read(tensors, weight=5))
-        return pruned(gradients, wanted, x)
+        return pruned(kernels.backward(plan, wanted, *tensors), wanted, x)
     gradients = backward_buffers(
         grad_output, x, statistics, ln_weight, ln_bias, linear_weight, ALL_GRADIENTS, algorithm
     )
@@ -224,18 +210,7 @@ class DirectLayerNormLinear(torch.autograd.Function):
             asked = "pairs" if ctx.plan.pairs else "fast", LEAST if ctx.plan.lean else AUTO
             gradients = layernorm_linear_backward(grad_output, *ctx.saved_tensors, wanted, *asked)
             return (*only(gradients, needed), None)
-        x, statistics, ln_weight, ln_bias, linear_weight = ctx.saved_tensors
-        tensors = (grad_output, x, statistics, ln_weight, ln_bias, linear_weight)
-        if not (
-            grad_output.is_contiguous()
-            and x.is_contiguous()
-            and statistics.is_contiguous()
-            and ln_weight.is_contiguous()
-            and ln_bias.is_contiguous()
-            and (linear_weight.is_contiguous() or ctx.plan.transposed)
-        ):
-            tensors = as_kernels_read(tensors, weight=5)
-        dx, dgamma, dbeta, dW, db = ctx.kernels.backward(ctx.plan, wanted, *tensors)
+        dx, dgamma, dbeta, dW, db = ctx.kernels.backward(ctx.plan, wanted, grad_output, *ctx.saved_tensors)
         return dx, dgamma if needed[1] else None, dbeta if needed[2] else None, dW, db, None
 
 
@@ -286,7 +261,9 @@ def layernorm_linear_directly(
         return None
     tensors = (x, ln_weight, ln_bias, linear_weight, linear_bias)
     if kernels is None:
-        check(*tensors, algorithm)  # so that nobody waits for a module to be built for a call that is wrong
+        check(
+            *tensors, eps, algorithm
+        )  # so that nobody waits for a module to be built for a call that is wrong
         kernels = layernorm_direct.kernels(x.device)
         if kernels is None:
             return None
@@ -309,14 +286,6 @@ def layernorm_linear_directly(
     )
     if planned is None:
         return None
-    if not (
-        x.is_contiguous()
-        and ln_weight.is_contiguous()
-        and ln_bias.is_contiguous()
-        and (linear_weight.is_contiguous() or transposed)
-        and linear_bias.is_contiguous()
-    ):
-        x, ln_weight, ln_bias, linear_weight, linear_bias = tensors = as_kernels_read(tensors, weight=3)
     if torch.is_grad_enabled() and (
         x.requires_grad
         or linear_weight.requires_grad
@@ -350,7 +319,7 @@ def checked_plan(
         )
     ]
     try:
-        check(*tensors, algorithm=algorithm)
+        check(*tensors, eps=EPS, algorithm=algorithm)
     except (TypeError, ValueError):
         return None
     return plan(x, linear_weight[0], dtype, transposed, hopper, algorithm, memory)
@@ -359,7 +328,7 @@ def checked_plan(
 # ---- Checks -------------------------------------------------------------------------------------------------
 
 
-def check(x, ln_weight, ln_bias, linear_weight, linear_bias, algorithm, memory=AUTO) -> None:
+def check(x, ln_weight, ln_bias, linear_weight, linear_bias, eps, algorithm, memory=AUTO) -> None:
     """Raises where the forward operator cannot take its arguments; the message names the first one at fault.
 
     Raises:

@@ -69,11 +69,6 @@ def lies_transposed(weight: Tensor) -> bool:
     return not weight.is_contiguous() and weight.dim() == 2 and weight.t().is_contiguous()
 
 
-def as_it_lies(weight: Tensor) -> Tensor:
-    """A matrix that lies row by row or column by column: itself, or a copy."""
-    return weight if lies_transposed(weight) else weight.contiguous()
-
-
 def kind_of(dtype: torch.dtype, pairs: bool = False) -> int:
     """The number of a dtype; float32 has one for pairs of float16, and else two, by torch's own flag for products on CUDA."""
     if pairs:
@@ -140,7 +135,7 @@ class LayerNormKernels(OnDevice):
     ) -> tuple[Tensor, Tensor | None]:
         """The output [..., O], and mean and rstd, [2, ...], where they are to be kept.
 
-        All tensors are contiguous, but for linear_weight where the plan says so, and on this GPU. Raises
+        All tensors are on this GPU; the kernels read contiguous ones, but for linear_weight where the plan says so. Raises
         torch.OutOfMemoryError with the bytes that were needed.
         """
         if current_device() != self.index:
@@ -148,7 +143,13 @@ class LayerNormKernels(OnDevice):
                 return self.forward(plan, eps, keep, x, ln_weight, ln_bias, linear_weight, linear_bias)
         graph = plan.choice.graph
         products = graph if captured(plan) else plan.choice.loop
-        tensors = (x, ln_weight, ln_bias, linear_weight, linear_bias)
+        tensors = (
+            x.contiguous(),
+            ln_weight.contiguous(),
+            ln_bias.contiguous(),
+            linear_weight if plan.transposed else linear_weight.contiguous(),
+            linear_bias.contiguous(),
+        )
         if graph is not products and self.is_first(plan) and graph.output is not products.output:
             self.forward_with_library(plan, graph.output is PADDED, eps, *tensors)
         if products.output is not OWN:
@@ -205,14 +206,22 @@ class LayerNormKernels(OnDevice):
     ) -> Gradients:
         """dx [..., H], dgamma [H], dbeta [H], dW [O, H] and db [O], None for those that `wanted` leaves out.
 
-        `statistics` is what `forward` kept. All tensors are contiguous, but for linear_weight where the plan says so, and
-        on this GPU. dW comes first where the plan is lean or memory is short. Raises torch.OutOfMemoryError with the bytes
+        `statistics` is what `forward` kept. The tensors are as `forward` takes them. dW comes first where the plan is lean or memory is short. Raises torch.OutOfMemoryError with the bytes
         that were needed.
         """
-        tensors = (grad_output, x, statistics, ln_weight, ln_bias, linear_weight)
         if current_device() != self.index:
             with torch.cuda.device(self.index):
-                return self.backward(plan, wanted, *tensors)
+                return self.backward(
+                    plan, wanted, grad_output, x, statistics, ln_weight, ln_bias, linear_weight
+                )
+        tensors = (
+            grad_output.contiguous(),
+            x.contiguous(),
+            statistics.contiguous(),
+            ln_weight.contiguous(),
+            ln_bias.contiguous(),
+            linear_weight if plan.transposed else linear_weight.contiguous(),
+        )
         splits = wanted & WEIGHT != 0 and wanted & (INPUT | NORM) != 0
         if splits and plan.lean:
             return self.backward_weight_first(plan, wanted, *tensors)

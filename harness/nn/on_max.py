@@ -99,7 +99,7 @@ def max_device(device: torch.device) -> Device:
         return CPU()
     if device.index >= accelerator_count():
         raise RuntimeError(
-            f"x is on {device}, but MAX sees {accelerator_count()} GPUs; is the driver too old?"
+            f"the tensors are on {device}, but MAX sees {accelerator_count()} GPUs; is the driver too old?"
         )
     return Accelerator(device.index)
 

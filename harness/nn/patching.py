@@ -235,20 +235,14 @@ def state(output: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None)
 
     Another place is another stream, or a checkpoint: what it runs again is given a copy of its input, which nobody noted.
     """
-    place = hooks_on_saved(True), current_stream(x.get_device()) if x.is_cuda else 0
-    if weight is None:
-        return place, output._version, x._version, x.requires_grad
-    if bias is None:
-        return place, output._version, x._version, x.requires_grad, weight._version, weight.requires_grad
     return (
-        place,
+        hooks_on_saved(True),
+        current_stream(x.get_device()) if x.is_cuda else 0,
         output._version,
         x._version,
         x.requires_grad,
-        weight._version,
-        weight.requires_grad,
-        bias._version,
-        bias.requires_grad,
+        weight is None or (weight._version, weight.requires_grad),
+        bias is None or (bias._version, bias.requires_grad),
     )
 
 

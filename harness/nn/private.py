@@ -9,8 +9,11 @@ import torch
 
 
 def private(path: str) -> Callable[..., Any]:
-    """What `path` below torch names."""
-    return reduce(getattr, path.split("."), torch)
+    """What `path` below torch names. Raises ImportError where this torch has no such name."""
+    try:
+        return reduce(getattr, path.split("."), torch)
+    except AttributeError as error:
+        raise ImportError(f"torch.{path} is missing in torch {torch.__version__}: {error}") from error
 
 
 def of_cuda(name: str) -> Callable[..., Any]:

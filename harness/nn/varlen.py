@@ -10,11 +10,10 @@ import itertools
 import torch
 import torch.nn.functional as F
 
-from harness.nn import attention_direct
 from harness.nn.arguments import check_dense, check_flag, in_autocast_dtype, plain, wide
 from harness.nn.attention_arguments import check, factor
 from harness.nn.attention_autograd import backward_operator
-from harness.nn.attention_direct import CHUNK, WIDE, AttentionKernels, aligned, row_strides
+from harness.nn.attention_direct import CHUNK, aligned, narrow_kernels, row_strides
 from harness.nn.attention_ops import EVERY_KEY
 from harness.nn.derivatives import FirstOnly
 from harness.nn.operators import registered
@@ -130,13 +129,6 @@ def heads_first(tensor: Tensor) -> Tensor:
     return tensor.transpose(0, 1).unsqueeze(0)
 
 
-def kernels_for(query: Tensor, scale: float) -> AttentionKernels | None:
-    """The kernels on tensor cores, where they take this query; None elsewhere."""
-    d = query.shape[-1]
-    fits = attention_direct.on_tensor_cores(query) and d <= WIDE and scale > 0
-    return attention_direct.kernels(query.device) if fits else None
-
-
 def sizes(query: Tensor, key: Tensor, offsets: Tensor, diagonal: int) -> tuple[int, ...]:
     """What the module takes as sizes: one batch, and the number of sequences in the place of a mask's blocks."""
     total, N, d = query.shape
@@ -157,7 +149,7 @@ def varlen_operator(
     # 0 and -inf are what rows of no sequence have.
     output, lse = (made.zero_() for made in varlen_buffers(query, key, value, offsets, scale, diagonal))
     lse.fill_(-torch.inf)
-    kernels = kernels_for(query, scale)
+    kernels = narrow_kernels(query, scale)
     if kernels is None:
         for queries, keys in bounds(offsets, (len(query), len(key))):
             parts = (heads_first(t) for t in (query[queries], key[keys], value[keys]))
@@ -200,7 +192,7 @@ def varlen_backward_operator(
     gradients = varlen_gradients(grad_out, query, key, value)
     for gradient in gradients:
         gradient.zero_()
-    kernels = kernels_for(query, scale)
+    kernels = narrow_kernels(query, scale)
     if kernels is None:
         for queries, keys in bounds(offsets, (len(query), len(key))):
             rows = (queries, queries, keys, keys, queries)

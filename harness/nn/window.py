@@ -12,10 +12,11 @@ import functools
 import numpy as np
 import torch
 
-from harness.nn import attention_direct, orders
-from harness.nn.arguments import check_attended, check_scale
+from harness.nn import orders
+from harness.nn.arguments import check_attended
+from harness.nn.attention_arguments import factor
 from harness.nn.attention_autograd import attention
-from harness.nn.attention_direct import CHUNK, WIDE, AttentionKernels, aligned, row_strides
+from harness.nn.attention_direct import AttentionKernels, aligned, narrow_kernels, row_strides
 from harness.nn.attention_ops import EVERY_KEY
 from harness.nn.derivatives import FirstOnly
 from harness.nn.orders import whole
@@ -146,7 +147,6 @@ def window_attention(
     """
     FIRST_ONLY.refuse(query=query, key=key, value=value)
     check_attended(query, key, value)
-    check_scale(scale)
     if not isinstance(window, GridWindow):
         raise TypeError(f"window: expected a GridWindow, got {type(window).__name__}")
     if query.dim() != 4 or query.shape[2] != len(window.order):
@@ -157,19 +157,11 @@ def window_attention(
         )
     if whole("blocks", blocks, 1) > 2:
         raise ValueError(f"blocks: expected 1 or 2, got {blocks}")
-    factor = query.shape[-1] ** -0.5 if scale is None else float(scale)
-    kernels = kernels_for(query, key, value) if factor > 0 else None
+    multiplier = factor(scale, query)
+    kernels = narrow_kernels(query, multiplier) if query.numel() else None
     if kernels is None:
-        return attention(query, key, value, window.mask(query.device), scale=factor)
-    return WindowAttention.apply(query, key, value, window, factor, blocks, kernels)
-
-
-def kernels_for(query: Tensor, key: Tensor, value: Tensor) -> AttentionKernels | None:
-    """The kernels on tensor cores, where they take these tensors; None elsewhere."""
-    d = query.shape[-1]
-    one_kind = query.dtype == key.dtype == value.dtype and query.device == key.device == value.device
-    fits = attention_direct.on_tensor_cores(query) and d <= WIDE and d % CHUNK == 0 and query.numel() > 0
-    return attention_direct.kernels(query.device) if one_kind and fits else None
+        return attention(query, key, value, window.mask(query.device), scale=multiplier)
+    return WindowAttention.apply(query, key, value, window, multiplier, blocks, kernels)
 
 
 class WindowAttention(torch.autograd.Function):

@@ -321,7 +321,7 @@ def test_device_without_a_kernel():
 
 
 def test_a_gpu_that_max_does_not_see():
-    with pytest.raises(RuntimeError, match=r"x is on cuda:99, but MAX sees \d+ GPUs"):
+    with pytest.raises(RuntimeError, match=r"the tensors are on cuda:99, but MAX sees \d+ GPUs"):
         on_max.max_device(torch.device("cuda", 99))
 
 

@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from harness.nn import private
+
 WITHOUT_CUDA = """
 import torch
 
@@ -29,3 +31,10 @@ print("the same gradients")
 def test_the_layer_on_a_torch_without_cuda():
     done = subprocess.run([sys.executable, "-c", WITHOUT_CUDA], capture_output=True, text=True)
     assert done.stdout == "the same gradients\n", done.stderr
+
+
+def test_a_name_that_torch_lacks_is_named():
+    with pytest.raises(
+        ImportError, match=r"torch\._C\._no_such_name is missing in torch \d.*has no attribute"
+    ):
+        private.private("_C._no_such_name")

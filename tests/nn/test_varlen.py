@@ -229,15 +229,16 @@ def test_errors_name_the_argument(kind, words, changed):
 
 
 @pytest.mark.parametrize(
-    ("d", "scale", "taken"), [(64, 1.0, True), (128, 1.0, True), (136, 1.0, False), (64, -1.0, False)]
+    ("d", "scale", "taken"),
+    [(64, 1.0, True), (128, 1.0, True), (136, 1.0, False), (60, 1.0, False), (64, -1.0, False)],
 )
 def test_the_kernels_take_heads_up_to_128_elements_and_a_positive_scale(monkeypatch, d, scale, taken):
+    """Of whole chunks. Wider ones in a window go through `attention`, whose kernels take up to 256."""
     module = object()
     monkeypatch.setattr(attention_direct, "kernels", lambda device: module)
-    assert varlen.kernels_for(torch.zeros(4, 1, d, dtype=torch.bfloat16), scale) is (
-        module if taken else None
-    )
-    assert varlen.kernels_for(torch.zeros(4, 1, d), scale) is None
+    narrow = attention_direct.narrow_kernels
+    assert narrow(torch.zeros(4, 1, d, dtype=torch.bfloat16), scale) is (module if taken else None)
+    assert narrow(torch.zeros(4, 1, d), scale) is None
 
 
 # ---- On a GPU -----------------------------------------------------------------------------------------------

@@ -173,15 +173,6 @@ def test_the_wrong_kind_of_argument_is_named(call, words):
     assert str(raised.value) == words
 
 
-@pytest.mark.parametrize(("d", "taken"), [(64, True), (128, True), (136, False), (256, False), (60, False)])
-def test_the_kernels_take_heads_of_whole_chunks_up_to_128_elements(monkeypatch, d, taken):
-    """Wider ones go through `attention`, whose kernels take up to 256."""
-    module = object()
-    monkeypatch.setattr(attention_direct, "kernels", lambda device: module)
-    tensors = [torch.zeros(1, 1, 4, d, dtype=torch.bfloat16)] * 3
-    assert window.kernels_for(*tensors) is (module if taken else None)
-
-
 def test_a_radius_beyond_the_grid_is_the_whole_grid():
     assert GridWindow(orders.row_major(3, 4), 4, 10**9).radius == 3
     assert GridWindow(orders.row_major(3, 4), 4, 10**9).mask(torch.device("cpu")).all()

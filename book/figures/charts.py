@@ -130,7 +130,7 @@ def over_steps(
     """Curves over the steps of a training run. `legend` is the height of the first name, and over how much of it the next one stands."""
     first, last = (edge(step for points in curves.values() for step, _ in points) for edge in (min, max))
     shown = {float(step): str(step) for step in (1, 2, 5, 10, 20, 50, 100, 200, 300) if first <= step <= last}
-    drawing = LogChart((720, 300), label, (first, last), y, "step", y_name, shown, y_ticks)
+    drawing = LogChart((NARROW, 300), label, (first, last), y, "step", y_name, shown, y_ticks)
     for number, ((name, points), dash) in enumerate(zip(curves.items(), DASHES, strict=False)):
         at, thick = legend[0] / legend[1] ** number, 1.6 if number else 2.6
         drawing.curve(points, dash=dash, thick=thick)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from harness.bench.benchmark import Call
+from harness.check.compare import FLOOR
 from harness.check.gradients import kept_by_autograd
 
 Tensor = torch.Tensor
@@ -29,7 +30,7 @@ def wrong(measured: Errors, baseline: Errors, dtype: torch.dtype) -> list[str]:
 
     Either error may be twice PyTorch's own in the same dtype, plus the floor that every verdict of the workbook has.
     """
-    floor = torch.finfo(dtype).eps * {torch.float32: 4, torch.float64: 64}.get(dtype, 0.5)
+    floor = FLOOR[str(dtype).removeprefix("torch.")]
     return [
         f"{name} is off by {error:.1e} of its {kind}, PyTorch by {own:.1e}"
         for name, pair in measured.items()

@@ -17,7 +17,6 @@ from harness.spec.ops import Call
 from harness.spec.puzzle import Puzzle
 from harness.toolchain import roots
 
-COLUMNS = ("waited",)
 DIRECTIONS = ("forward", "backward")
 
 

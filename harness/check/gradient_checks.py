@@ -5,6 +5,7 @@ what it would do to a model. Some are strong and some are the weak ones that are
 which mistake which check sees. All run on the CPU, on inputs made from a seed.
 """
 
+import functools
 import itertools
 import math
 import warnings
@@ -45,6 +46,7 @@ Check = Callable[[Subject], str | None]
 def guarded(check: Check) -> Check:
     """A check for which whatever the function raises is what is wrong."""
 
+    @functools.wraps(check)
     def run(subject: Subject) -> str | None:
         try:
             return check(subject)
@@ -52,7 +54,6 @@ def guarded(check: Check) -> Check:
             words = " ".join(str(error).split())
             return f"{type(error).__name__}: {words[:300]}"
 
-    run.__doc__, run.__name__ = check.__doc__, check.__name__
     return run
 
 
@@ -153,35 +154,31 @@ def square_shapes(subject: Subject) -> str | None:
 @guarded
 def random_directions(subject: Subject) -> str | None:
     """Central differences of a random scalar of the outputs along random directions, in float64."""
-    step = 1e-6
-    for seed in range(3):
-        inputs = subject.inputs("odd", seed)
-        results = outputs_of(subject.function, inputs)
-        asking = [t.requires_grad for t in results]  # what has no gradient is no part of the slope
-        incoming = random_like(tuple(t for t in results if t.requires_grad), seed)
-        directions = random_like(tuple(leaves(inputs)), 100 + seed)
-        grads = gradients(subject.function, inputs, lambda out, given=incoming: given[: len(out)])
-        slope = float(sum((g.detach() * d).sum() for g, d in zip(grads, directions, strict=True)))
+    return next(filter(None, (wrong_slope(subject, seed) for seed in range(3))), None)
 
-        def along(
-            sign: float,
-            inputs: list[Tensor] = inputs,
-            directions: list[Tensor] = directions,
-            incoming: list[Tensor] = incoming,
-            asking: list[bool] = asking,
-        ) -> float:
-            moving = iter(directions)
-            moved = [t + sign * step * next(moving) if t.requires_grad else t for t in inputs]
-            with torch.no_grad():
-                outputs = [
-                    t for t, asks in zip(outputs_of(subject.function, moved), asking, strict=True) if asks
-                ]
-            return float(sum((o * i).sum() for o, i in zip(outputs, incoming, strict=True)))
 
-        difference = (along(1.0) - along(-1.0)) / (2 * step)
-        if abs(slope - difference) > 1e-5 * max(1.0, abs(difference)):
-            return f"the slope along a random direction is {difference:.6g}, the gradient says {slope:.6g}"
-    return None
+def wrong_slope(subject: Subject, seed: int, step: float = 1e-6) -> str | None:
+    """What a gradient says of the slope along a random direction, where a central difference says otherwise."""
+    inputs = subject.inputs("odd", seed)
+    results = outputs_of(subject.function, inputs)
+    asking = [t.requires_grad for t in results]  # what has no gradient is no part of the slope
+    incoming = random_like(tuple(t for t in results if t.requires_grad), seed)
+    directions = random_like(tuple(leaves(inputs)), 100 + seed)
+    grads = gradients(subject.function, inputs, lambda out: incoming[: len(out)])
+    slope = float(sum((g.detach() * d).sum() for g, d in zip(grads, directions, strict=True)))
+
+    def along(sign: float) -> float:
+        moving = iter(directions)
+        moved = [t + sign * step * next(moving) if t.requires_grad else t for t in inputs]
+        with torch.no_grad():
+            every = zip(outputs_of(subject.function, moved), asking, strict=True)
+            outputs = [t for t, asks in every if asks]
+        return float(sum((o * i).sum() for o, i in zip(outputs, incoming, strict=True)))
+
+    difference = (along(1.0) - along(-1.0)) / (2 * step)
+    if abs(slope - difference) <= 1e-5 * max(1.0, abs(difference)):
+        return None
+    return f"the slope along a random direction is {difference:.6g}, the gradient says {slope:.6g}"
 
 
 @guarded
@@ -520,16 +517,3 @@ def held_by_ctx(subject: Subject) -> str | None:
     if not hidden:
         return None
     return f"ctx.{hidden[0]} holds a tensor that save_for_backward should keep: no hook sees it, and it is freed late"
-
-
-CHECKS: dict[str, Check] = {
-    check.__name__: check
-    for check in (
-        forward, against_autograd, gradcheck_float64, gradcheck_float32, allclose_on_ones, square_shapes,
-        random_directions, expanded_gradient, strided_gradient, strided_inputs, frozen_inputs, two_calls,
-        under_checkpoint, second_backward, written_between, second_derivatives, inputs_unchanged,
-        differentiable_outputs, repeat_runs, at_zero, infinite_gradient, far_from_zero, narrow_dtypes,
-        many_rows_bfloat16, memory_kept, held_by_ctx,
-    )
-}  # fmt: skip
-"""Every check by its name, for tables of what each one sees."""

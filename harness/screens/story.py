@@ -16,7 +16,6 @@ from harness.vgpu.checks.findings import index_text
 
 SHOWN = 4
 """Elements that a sentence names."""
-VERBS = {"R": "reads", "W": "writes", "A": "adds"}
 
 
 @dataclass(frozen=True)

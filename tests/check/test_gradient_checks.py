@@ -227,7 +227,10 @@ class MarkedOutput(SecondOutput):
 LEDGER = {"saved": lambda x, scale: 4 * (x.numel() + scale.numel())}
 
 
-@pytest.mark.parametrize("check", checks.CHECKS.values(), ids=lambda check: check.__name__)
+CHECKS = [check for check in vars(checks).values() if hasattr(check, "__wrapped__")]
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_a_right_function_passes(check):
     assert check(subject(Scale, **LEDGER)) is None
 

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
@@ -19,7 +18,6 @@ from harness import cli
 from harness.check import zoo
 from harness.devices import processes
 from harness.puzzles.p25 import run
-from harness.puzzles.p25.timeline import Event, waiting
 from harness.toolchain import roots
 
 pytestmark = pytest.mark.long
@@ -211,12 +209,6 @@ def test_ranks_end_with_the_process_that_started_them(late_ring, kind, ranks_are
     late_ring.send_signal(kind)
     assert late_ring.wait(timeout=60) == (130 if kind == signal.SIGINT else -kind)
     assert_gone(late_ring.pid)
-
-
-def test_waiting_is_told_from_computing():
-    events = [Event("finish", 0, 2), Event("block_forward", 2, 3), Event("block_backward", 3, 3.5)]
-    assert waiting(events) == (2, 1.5)
-    assert waiting([replace(events[0], end=1)]) == (1, 0)
 
 
 def test_tiles_are_counted(capsys):

@@ -14,7 +14,6 @@ TILE = 32
 """Elements of a tile, THREADS in the kernels."""
 ROW_THREADS = 64
 """Threads that share one row."""
-WARP = 32
 SLAB_ROWS = 4
 """Rows of a slab in the first of the two stages, of all but the last."""
 

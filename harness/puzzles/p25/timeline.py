@@ -47,14 +47,6 @@ def watch(module: dict[str, Any]) -> list[Event]:
     return events
 
 
-def waiting(events: list[Event]) -> tuple[float, float]:
-    """Seconds in which a rank waits for transfers, and in which it computes."""
-    spent = dict.fromkeys(KINDS, 0.0)
-    for event in events:
-        spent[event.kind] += event.end - event.start
-    return spent["finish"], spent["block_forward"] + spent["block_backward"]
-
-
 def draw(ranks: list[list[Event]]) -> str:
     """A row for each rank, a bar for each call."""
     first = min(event.start for events in ranks for event in events)

@@ -16,7 +16,7 @@ from harness.nn.compile.backend import has_compiler
 from harness.nn.compile.match import graph_modules
 from harness.puzzles.p26 import models
 from harness.puzzles.p26.nodes import CALLS, called
-from harness.puzzles.p26.trying import Module, X, captured, expect, outputs_of, stale, with_code, wrong
+from harness.puzzles.p26.trying import Fault, Module, X, captured, expect, outputs_of, stale, with_code
 
 
 def sine_to_cosine(gm: GraphModule) -> int:
@@ -72,9 +72,9 @@ def rewriting(m: Module) -> None:
     count = m["rewrite"](gm, [nothing, sine_to_cosine])
     (got,) = gm.forward(X)
     if torch.equal(got, *old):
-        raise wrong("stale-code", "the graph has changed, and what runs has not")
+        raise Fault("stale-code", "the graph has changed, and what runs has not")
     if not torch.equal(got, cosine(X)):
-        raise wrong("value", "after the pass the graph computes something else")
+        raise Fault("value", "after the pass the graph computes something else")
     expect(count, 1, "what rewrite returns", "count")
     gm = with_code(captured(checkpointed, X.clone().requires_grad_()))
     expect(
@@ -82,9 +82,9 @@ def rewriting(m: Module) -> None:
     )
     left = [called(n) for one in graph_modules(gm) for n in one.graph.nodes]
     if "sin" in left:
-        raise wrong("child-graphs", "the checkpointed region is as it was")
+        raise Fault("child-graphs", "the checkpointed region is as it was")
     if where := stale(gm):
-        raise wrong("stale-code", f"{where} has changed, and what runs has not")
+        raise Fault("stale-code", f"{where} has changed, and what runs has not")
     for words, function, passes, wanted in (
         ("the count of a third pass", sine, [nothing, nothing, sine_to_cosine], 1),
         (
@@ -104,7 +104,7 @@ def rewriting(m: Module) -> None:
             m["rewrite"](captured(function, x), [out_of_order])
         except RuntimeError:
             continue
-        raise wrong("not-linted", f"a pass that leaves a node before its input goes through{words}")
+        raise Fault("not-linted", f"a pass that leaves a node before its input goes through{words}")
 
 
 @contextlib.contextmanager
@@ -157,15 +157,15 @@ def handing_on(m: Module) -> None:
                 got = compiled(x)
         words = ", ".join(f"{name}={value!r}" for name, value in options.items()) or "no options"
         if len(calls) != 1:
-            raise wrong(
+            raise Fault(
                 "shape-baked",
                 f"{words}: compile_fx is called {len(calls)} times for two shapes, expected once",
             )
         if not torch.allclose(got, cosine(x)):
-            raise wrong("not-rewritten", f"{words}: compile_fx is given {', '.join(calls[0]['operations'])}")
+            raise Fault("not-rewritten", f"{words}: compile_fx is given {', '.join(calls[0]['operations'])}")
         patches = calls[0].get("config_patches") or {}
         if {name: patches.get(name) for name in wanted} != wanted:
-            raise wrong("options-lost", f"{words}: config_patches is {patches}, expected {wanted}")
+            raise Fault("options-lost", f"{words}: config_patches is {patches}, expected {wanted}")
 
 
 def by_inductor(m: Module) -> None:
@@ -180,7 +180,7 @@ def by_inductor(m: Module) -> None:
     got = outputs_of(backend, sine, x)
     (gradient,) = torch.autograd.grad(got.sum(), x)
     if not torch.allclose(got, cosine(x)) or not torch.allclose(gradient, -2.0 * (x + 1.0).sin()):
-        raise wrong("value", "compiled by Inductor it computes something else")
+        raise Fault("value", "compiled by Inductor it computes something else")
 
 
 def both_graphs(m: Module) -> None:
@@ -208,10 +208,10 @@ def both_graphs(m: Module) -> None:
             words = (
                 "LayerNorm arrives whole, and Inductor refuses it: its table of decompositions was not used"
             )
-            raise wrong("no-decompositions", words) from error
+            raise Fault("no-decompositions", words) from error
         raise
     if not torch.allclose(got, model(x), atol=1e-5):
-        raise wrong("value", "what the forward graph computes is something else")
+        raise Fault("value", "what the forward graph computes is something else")
     expect(
         [direction for direction, _ in graphs],
         ["forward", "backward"],
@@ -220,12 +220,12 @@ def both_graphs(m: Module) -> None:
     )
     for ours, theirs in zip(gradients, torch.autograd.grad(model(x).sum(), leaves), strict=True):
         if not torch.allclose(ours, theirs, atol=1e-4):
-            raise wrong("gradient", "a gradient is wrong")
+            raise Fault("gradient", "a gradient is wrong")
     expect(backwards, [False, True], "is_backward of the two graphs", "direction")
     forward, backward = ({name.split(".")[0] for name in names} for _, names in graphs)
     if "layer_norm" in forward:
-        raise wrong("value", "the forward graph is Dynamo's, not that of ATen's operations")
+        raise Fault("value", "the forward graph is Dynamo's, not that of ATen's operations")
     if "sin" not in forward or "cos" not in backward:
-        raise wrong(
+        raise Fault(
             "rows", f"the operations of the forward graph are said to be {', '.join(sorted(forward))}"[:300]
         )

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from harness.puzzles.p26.nodes import CALLS
-from harness.puzzles.p26.trying import Module, Try, X, captured, expect, numbers, special, wrong
+from harness.puzzles.p26.trying import Fault, Module, Try, X, captured, expect, numbers, special
 
 
 def in_place_product(x: Tensor) -> Tensor:
@@ -185,7 +185,7 @@ def factors(m: Module) -> None:
             expect(got, None, f"{words}: factor(node)", "factor")
             continue
         if got is None:
-            raise wrong("not-rewritten", f"{words}: factor(node) is None, expected x and {wanted}")
+            raise Fault("not-rewritten", f"{words}: factor(node) is None, expected x and {wanted}")
         x, c = got
         expect(
             (getattr(x, "op", x), c),
@@ -244,7 +244,7 @@ def same_bits(m: Module) -> None:
             if twice.dtype != once.dtype or not same.all():
                 at = int((~same).nonzero()[0]) if not same.all() else 0
                 words = f"exact({a}, {b}, {dtype}) is true, and {x[at].item()!r} * {a} * {b} is {twice[at].item()!r}"
-                raise wrong("rounds", f"{words}, times {a * b} {once[at].item()!r}")
+                raise Fault("rounds", f"{words}, times {a * b} {once[at].item()!r}")
     m["exact"](2, 3, torch.bool)  # an answer of either kind: x * 2 is no bool
     complex_product = "exact(2.0, 3.0, torch.complex64), where an overflow of x * 2 makes NaN"
     expect(bool(m["exact"](2.0, 3.0, torch.complex64)), False, complex_product, "rounds")

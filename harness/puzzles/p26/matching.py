@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from harness.puzzles.p26.nodes import CALLS, called
-from harness.puzzles.p26.trying import Module, Try, X, captured, expect, numbers, outputs_of, passed, wrong
+from harness.puzzles.p26.trying import Fault, Module, Try, X, captured, expect, numbers, outputs_of, passed
 
 SILU = "silu.default"
 
@@ -162,19 +162,19 @@ def replacing(m: Module) -> None:
         try:
             gm.graph.lint()
         except RuntimeError as error:
-            raise wrong("out-of-order", f"{words}: the new node comes after one that uses it") from error
+            raise Fault("out-of-order", f"{words}: the new node comes after one that uses it") from error
         left = [n for n in gm.graph.nodes if n.op in CALLS]
         new = next((n for n in left if n.target is torch.cos), None)
         if new is None or (not new.users):
-            raise wrong("not-rewritten", f"{words}: nothing uses a new node")
+            raise Fault("not-rewritten", f"{words}: nothing uses a new node")
         if new.meta.get("example_value") is not known:
-            raise wrong(
+            raise Fault(
                 "meta-lost", f"{words}: the new node has no example_value, so shape and dtype are lost"
             )
         names = [called(n) for n in left]
         if names != list(after):
             listed = f"the graph holds {', '.join(names)}; expected {', '.join(after)}"
-            raise wrong("dead-nodes" if len(names) > len(after) else "erased-in-use", f"{words}: {listed}")
+            raise Fault("dead-nodes" if len(names) > len(after) else "erased-in-use", f"{words}: {listed}")
 
 
 def computed(m: Module) -> None:
@@ -201,7 +201,7 @@ def computed(m: Module) -> None:
             expect(got, None, f"{words}: values(...)", "false-match")
         elif not isinstance(got, Tensor) or got.shape != points.shape or not torch.allclose(got, wanted):
             said = " ".join(f"{words}: values(...) is {got!r}, expected {wanted!r}".split())
-            raise wrong(kind, said[:400])
+            raise Fault(kind, said[:400])
 
 
 def tanh_form(m: Module) -> None:
@@ -213,6 +213,6 @@ def tanh_form(m: Module) -> None:
         for form in ("tanh", "none")
     )
     if far < near:
-        raise wrong(
+        raise Fault(
             "exact-gelu", f"the exact form is put in: {near:.0e} away from the tanh form that was written"
         )

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from harness.puzzles.p26.nodes import called
-from harness.puzzles.p26.trying import Module, Try, attempt, captured, expect, numbers, wrong
+from harness.puzzles.p26.trying import Fault, Module, Try, attempt, captured, expect, numbers
 
 
 def plain(x: Tensor, w: Tensor) -> Tensor:
@@ -50,7 +50,7 @@ ROWS = (
 def listed(got, what: str, kind: str) -> Iterable:
     """What a blank returned, where that can be gone through; a blank without a `return` gives None."""
     if not isinstance(got, Iterable):
-        raise wrong(kind, f"{what} is {got!r}, expected a list")
+        raise Fault(kind, f"{what} is {got!r}, expected a list")
     return got
 
 
@@ -121,15 +121,15 @@ def shown(m: Module) -> None:
         compiled(X, W)
     heads = [line for line in lines if str(line).startswith("Graph")]
     if len(heads) != 1:
-        raise wrong(
+        raise Fault(
             "not-shown", f"{len(heads)} lines begin with Graph for one graph that is called three times"
         )
     if "Graph 0/0: 6 ops, 2 fusable groups" not in heads[0]:
-        raise wrong("not-shown", f"the head is {heads[0]!r}, expected 'Graph 0/0: 6 ops, 2 fusable groups'")
+        raise Fault("not-shown", f"the head is {heads[0]!r}, expected 'Graph 0/0: 6 ops, 2 fusable groups'")
     for name, size, dtype in ROWS[0][2]:
         parts = (name, *map(str, size or ()), dtype)
         if not any(all(part in str(line) for part in parts) for line in lines if line not in heads):
-            raise wrong("not-shown", f"no line shows {name}, {size} and {dtype}")
+            raise Fault("not-shown", f"no line shows {name}, {size} and {dtype}")
     expect([tuple(id) for id in printer.ids], [(0, 0)], "printer.ids", "not-shown")
 
 

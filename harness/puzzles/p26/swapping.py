@@ -12,6 +12,7 @@ from harness.puzzles.p26 import models
 from harness.puzzles.p26.nodes import called
 from harness.puzzles.p26.trying import (
     Backend,
+    Fault,
     Module,
     Try,
     attempt,
@@ -19,7 +20,6 @@ from harness.puzzles.p26.trying import (
     expect,
     stale,
     with_code,
-    wrong,
 )
 from harness.toolchain import roots
 
@@ -32,11 +32,11 @@ def finding(m: Module) -> None:
         pairs = list(m["find"](gm))
         if len(pairs) != pattern.pairs:
             kind = "not-rewritten" if len(pairs) < pattern.pairs else "false-match"
-            raise wrong(kind, f"{pattern.words}: {len(pairs)} pairs found, expected {pattern.pairs}")
+            raise Fault(kind, f"{pattern.words}: {len(pairs)} pairs found, expected {pattern.pairs}")
         for match in pairs:
             for field in ("x", "ln", "linear", "weight"):
                 if not isinstance(getattr(match, field), torch.fx.Node):
-                    raise wrong(
+                    raise Fault(
                         "value", f"{pattern.words}: {field} is {getattr(match, field)!r}, expected a node"
                     )
         if pairs:
@@ -63,18 +63,18 @@ def refusing(m: Module) -> None:
     for words, body, kind in models.UNFIT:
         (match,) = library_matches(captured(models.Pieces(body), models.rows(models.B, models.S)))
         if not m["refuse"](match):
-            raise wrong(kind, f"{words}: refuse(match) has no objection")
+            raise Fault(kind, f"{words}: refuse(match) has no objection")
     for dtype, fits in ((torch.float64, True), (torch.bfloat16, True), (torch.float32, True)):
         model = models.Pieces(lambda m, x: m.a(m.ln(x))).to(dtype)
         (match,) = library_matches(captured(model, models.rows(models.B, models.S).to(dtype)))
         if (why := m["refuse"](match)) and fits:
-            raise wrong("not-rewritten", f"LayerNorm -> Linear in {dtype} is refused: {why}")
+            raise Fault("not-rewritten", f"LayerNorm -> Linear in {dtype} is refused: {why}")
     model = models.Pieces(lambda m, x: m.a(m.ln(x)))
     (match,) = library_matches(captured(model, models.rows(models.B, models.S)))
     fake = match.linear.meta["example_value"]
     match.linear.meta["example_value"] = fake.to(torch.complex64)
     if not m["refuse"](match):
-        raise wrong("dtype", "a pair in complex64 has no kernel, and refuse(match) has no objection")
+        raise Fault("dtype", "a pair in complex64 has no kernel, and refuse(match) has no objection")
 
 
 def library(name: str) -> Callable[..., Any]:
@@ -103,7 +103,7 @@ def swapping(m: Module) -> None:
             for node in module.graph.nodes:
                 if called(node) in UNSAFE - before or unsafe_operator(node.target):
                     words = f"{called(node)} stands in the graph: a CUDA graph cannot record it"
-                    raise wrong("cudagraph-unsafe", words)
+                    raise Fault("cudagraph-unsafe", words)
             module.recompile()
         return models.with_standin(gm, example_inputs)
 
@@ -112,7 +112,7 @@ def swapping(m: Module) -> None:
         probe = attempt(one, backend)
         swaps += probe.left.count("standin")
         if not probe.left.count("standin"):
-            raise wrong("not-rewritten", f"{one.words}: the operator is not in the graph")
+            raise Fault("not-rewritten", f"{one.words}: the operator is not in the graph")
 
 
 def unsafe_operator(target: object) -> bool:
@@ -126,7 +126,7 @@ def whole(m: Module) -> None:
 
     def tail(gm: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
         if where := stale(gm):
-            raise wrong("stale-code", f"{where} reaches the tail with the code of the graph that it was")
+            raise Fault("stale-code", f"{where} reaches the tail with the code of the graph that it was")
         return models.with_standin(gm, example_inputs)
 
     def backend(gm: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
@@ -134,7 +134,7 @@ def whole(m: Module) -> None:
 
     one = Try("under activation checkpointing", models.Pieces(models.checkpointed), (models.rows(2, 3),))
     if not attempt(one, backend).left.count("standin"):
-        raise wrong("child-graphs", "under activation checkpointing: the operator is not in the graph")
+        raise Fault("child-graphs", "under activation checkpointing: the operator is not in the graph")
     for words, body, kind in models.UNFIT[:2]:
         attempt(Try(words, models.Pieces(body), (models.rows(2, 3),), kind=kind, gradients=False), backend)
     reports.clear()
@@ -147,7 +147,7 @@ def whole(m: Module) -> None:
     dropout = torch.nn.Sequential(torch.nn.LayerNorm([3, 8]), torch.nn.Linear(8, 6))
     attempt(Try("a LayerNorm over two axes", dropout, (models.rows(2, 3),)), backend)
     if len(reports) != 1 or reports[0][0] != "1" or not reports[0][1]:
-        raise wrong(
+        raise Fault(
             "value", f"a pair that stays is reported as {reports}, expected its name '1' and a reason"
         )
 

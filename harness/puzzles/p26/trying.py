@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
+from harness.check.compare import FLOOR
 from harness.nn.compile.match import graph_modules
 from harness.puzzles.p26.nodes import CALLS, called, mutates
 
@@ -261,8 +262,7 @@ def distance(got: Tensor, eager: Tensor, exact: Tensor, same_bits: bool, autocas
     scale = exact.double().abs().max().clamp(min=1e-30)
     error = ((got.double() - exact.double()).abs().max() / scale).item()
     baseline = ((eager.double() - exact.double()).abs().max() / scale).item()
-    eps = torch.finfo(torch.bfloat16 if autocast else got.dtype).eps
-    limit = 2 * baseline + (eps / 2 if eps > 1e-4 else 4 * eps if eps > 1e-12 else 64 * eps)
+    limit = 2 * baseline + FLOOR["bfloat16" if autocast else short(got.dtype)]
     if error <= limit:
         return ""
     return f"is wrong: its error is {error:.1e}, eager mode's {baseline:.1e}, the limit {limit:.1e}"
@@ -370,15 +370,10 @@ X = numbers()
 """What most functions are tried on."""
 
 
-def wrong(kind: str, words: str) -> Fault:
-    """A fault."""
-    return Fault(kind, words)
-
-
 def expect(got: object, wanted: object, what: str, kind: str = "value") -> None:
     """Raises a Fault where two things are not equal."""
     if got != wanted:
-        raise wrong(kind, f"{what} is {got!r}, expected {wanted!r}"[:300])
+        raise Fault(kind, f"{what} is {got!r}, expected {wanted!r}"[:300])
 
 
 def tries(name: str, listed: tuple[Try, ...]) -> Check:

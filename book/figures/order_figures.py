@@ -50,12 +50,13 @@ def curves(side: int = 16) -> str:
 
 
 def growth(sides: tuple[int, ...] = (2, 4, 8, 16)) -> str:
-    """Hilbert's curve, each four times the one before; all as large as the last."""
+    """Hilbert's curve, each four times the one before; all as large as the last, and of lines as wide as its own."""
     largest = sides[-1]
     parts = {}
     for side in sides:
         scale = largest / side
         lines = "".join(drawing.curve(orders.hilbert(side, side), side))
+        lines = lines.replace('stroke-width="2"', f'stroke-width="{2 / scale:g}"')
         parts[f"{side} x {side}"] = iter([f'<g transform="scale({scale:g})">{lines}</g>'])
     return panels(parts, largest, "Hilbert curves through squares of 2, 4, 8 and 16 cells a side")
 

@@ -61,3 +61,8 @@ def test_what_texts_print_is_no_curve():
 
     assert sorted(PRINTED) == list(range(16)) and apart(PRINTED)[1] == 2
     assert apart(orders.hilbert(4, 4).tolist()) == [1] * 15
+
+
+def test_the_lines_of_all_curves_are_of_one_width():
+    lines = re.findall(r'scale\(([\d.]+)\)"><polyline [^>]*?stroke-width="([\d.]+)"', order_figures.growth())
+    assert [float(scale) * float(width) for scale, width in lines] == [2.0] * 4

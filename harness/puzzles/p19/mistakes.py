@@ -60,11 +60,6 @@ def in_bfloat16(v: Derivation) -> np.ndarray:
     return totals
 
 
-def terms_in_bfloat16(v: Derivation) -> np.ndarray:
-    """The products with every term rounded to bfloat16 and added in full."""
-    return rounded(v.half_matrix * v.half_vector, "bfloat16").sum(-1)
-
-
 def of_a_row(change: Step) -> Step:
     """A row sum, [rows, 1], as it is written, [rows]."""
     return lambda v: change(v)[..., 0]
@@ -103,7 +98,7 @@ MISTAKES = (
             {"products": in_bfloat16}),
     Mistake("multiplied-in-bfloat16",
             "with every product rounded to bfloat16 before it is added: cast the factors, not their product",
-            {"products": terms_in_bfloat16}),
+            {"products": lambda v: rounded(v.half_matrix * v.half_vector, "bfloat16").sum(-1)}),
     Mistake("factor-forgotten", "without the factor w[c]", {"products": lambda v: v.half_matrix.sum(-1)},
             hint=1),
     *(

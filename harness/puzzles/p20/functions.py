@@ -64,11 +64,6 @@ def words(x: Tensor) -> int:
     return math.ceil(x.numel() / WORD) * 4
 
 
-def relu_subject(function: type[torch.autograd.Function], saved) -> Subject:
-    """ReLU that may keep `saved` bytes."""
-    return Subject(function.apply, F.relu, away_from_zero, saved=saved)
-
-
 def subject(gate: str, function: type[torch.autograd.Function]) -> Subject:
     """What a gate's class is checked as, with the ledger of what it may keep in float32."""
     if gate == "layernorm":
@@ -85,7 +80,7 @@ def subject(gate: str, function: type[torch.autograd.Function]) -> Subject:
         "relu_mask": lambda x: x.numel(),
         "relu_bits": words,
     }
-    return relu_subject(function, ledger[gate])
+    return Subject(function.apply, F.relu, away_from_zero, saved=ledger[gate])
 
 
 class FunctionsChecker(PythonChecker):

@@ -81,11 +81,6 @@ def only_rows(keep) -> dict:
     return parameter_gradients(total)
 
 
-def rounded_terms(kind: str) -> dict:
-    """Parameter gradients whose terms, and only these, are rounded to a 16-bit type before they are added."""
-    return parameter_gradients(lambda v, name: rounded(one_row_only(v)[name], kind).sum(0))
-
-
 EPS_OF_OTHERS = (1e-2, 1e-3, 1e-4, 1e-7, 1e-12)
 
 
@@ -292,7 +287,7 @@ MISTAKES = (
     ),
     *(
         Mistake(f"terms-rounded-to-{kind}", f"with every term rounded to {kind} before it is added",
-                rounded_terms(kind), 3)
+                parameter_gradients(lambda v, name, kind=kind: rounded(one_row_only(v)[name], kind).sum(0)), 3)
         for kind in ("bfloat16", "float16")
     ),
     Mistake("overwritten", "of one row only, in each element: what the other rows added is overwritten or lost",

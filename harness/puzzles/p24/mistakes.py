@@ -174,11 +174,6 @@ def wrapped(v: Derivation) -> np.ndarray:
     return np.maximum(rows, np.minimum(columns, v.width - columns)) <= v.radius
 
 
-def first_of_each(v: Derivation) -> np.ndarray:
-    """Tiles by their first query and their first key alone."""
-    return in_tiles(v.near, int(v.tile))[:, :, 0, 0]
-
-
 def without_last(v: Derivation) -> np.ndarray:
     """The right tiles without the last one of keys."""
     tiles = tiles_with(v.near, int(v.tile))
@@ -272,7 +267,7 @@ WINDOWS = (
     Mistake("one-tile-short", "without the last tile of keys", {"tiles": without_last}, 3),
     Mistake("first-of-a-tile",
             "from the first query and the first key of each tile: one near pair anywhere in it is enough",
-            {"tiles": first_of_each}),
+            {"tiles": lambda v: in_tiles(v.near, int(v.tile))[:, :, 0, 0]}),
     Mistake("every-pair", "with the tiles whose every pair is near: one is enough", {"tiles": tiles_of_all}),
     Mistake("later-keys-alone",
             "with the tiles of later keys alone: the dK/dV pass walks the same pairs from the other side",

@@ -52,7 +52,7 @@ def chart(rows: list[Row], unit: str, value: Callable[[Row], float], label: str)
     free = 0.0
     for name, point in sorted(ends.items(), key=lambda end: -end[1][1]):
         if point[0] < shown[-1]:  # other lines go on from here: its name stands above its own
-            drawing.note(*point, name, dx=-8, dy=-8, anchor="end")
+            drawing.note(point[0], point[1], name, dx=-8, dy=-8, anchor="end")
             continue
         _, height = drawing.place(*point)
         drawing.note(point[0], point[1], name, dy=max(height, free) - height + 4)

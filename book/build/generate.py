@@ -487,14 +487,6 @@ FILES: dict[str, Callable[[], str]] = {
     **order_figures.FILES,
     **tape_figures.FILES,
     **heroes.FILES,
-    **{
-        f"step_{name}.html": (lambda name=name: steps()[name])
-        for name in ("statistics", "db", "dW", "dgamma", "dx")
-    },
-    **{
-        f"online_{name}.html": (lambda name=name: online_steps.pages()[name])
-        for name in ("1", "2", "3", "4", "quotient")
-    },
     **{f"attention_{name}.svg": draw for name, draw in claims_chart.PICTURES.items()},
     "attention_training.md": lambda: bench_results.training_table(
         bench_results.training("attention_training")
@@ -503,6 +495,8 @@ FILES: dict[str, Callable[[], str]] = {
 
 
 PAGES: tuple[Callable[[], Mapping[str, str | Callable[[], str]]], ...] = (
+    lambda: {f"step_{name}.html": text for name, text in steps().items()},
+    lambda: {f"online_{name}.html": text for name, text in online_steps.pages().items()},
     lambda: ladder.pages(ladder.found()),
     lambda: ladder_table.pages(ladder.found()),
     bench_results.pages,

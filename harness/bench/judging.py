@@ -1,5 +1,6 @@
 """What a candidate is judged by beside its time: the errors of its results against float64, and the memory it holds."""
 
+import gc
 from collections.abc import Callable, Mapping
 
 import torch
@@ -52,6 +53,7 @@ def saved_bytes(forward: Call, parameters: tuple[Tensor, ...]) -> int:
 
 def grown_bytes(forward: Call) -> int:
     """By how much the memory in use has grown after a forward pass, its output left out. CUDA only."""
+    gc.collect()  # what an earlier call left must not be given back while this one is counted
     before = torch.cuda.memory_allocated()
     output, *_ = forward()
     return torch.cuda.memory_allocated() - before - output.untyped_storage().nbytes()
@@ -60,6 +62,7 @@ def grown_bytes(forward: Call) -> int:
 def peak_bytes(call: Callable[[], object]) -> int:
     """The most memory in use during a call, above what was in use before. CUDA only."""
     torch.cuda.synchronize()
+    gc.collect()  # as above
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     call()

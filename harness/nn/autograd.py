@@ -54,10 +54,10 @@ def layernorm_linear(
 ) -> tuple[Tensor, Tensor]:
     """Returns output [..., O], and mean and rstd of the rows of x [..., H] as [2, ...], in float32 or wider.
 
-    `memory` is for the backward pass. Raises TypeError, ValueError or NotImplementedError where `check` does.
+    Raises TypeError, ValueError or NotImplementedError where `check` does.
     """
     tensors = with_absent(x, ln_weight, ln_bias, linear_weight, linear_bias)
-    algorithm, kernels, plan = layernorm_direct.way(x, x.dtype, linear_weight, algorithm)
+    algorithm, kernels, plan = layernorm_direct.way(x, x.dtype, linear_weight, algorithm, memory)
     if kernels and plan:
         output, statistics = kernels.forward(plan, eps, True, *tensors)
         assert statistics is not None  # they are to be kept

@@ -47,9 +47,10 @@ TF32, PAIRS = 1, 5
 WEIGHT, BIAS, INPUT, NORM = 1, 2, 4, 8
 """Gradients that are wanted, added: dW, db, dx, and dgamma with dbeta."""
 ALL_GRADIENTS = WEIGHT | BIAS | INPUT | NORM
-DLN_GIVEN, LN_OUT_TAKEN, FEW_ROWS, TRANSPOSED = 16, 32, 64, 128
+DLN_GIVEN, LN_OUT_TAKEN, FEW_ROWS, TRANSPOSED, FEW_SHARES = 16, 32, 64, 128, 256
 """Beside these for the module: dln has been multiplied, ln_out is wanted for the product dW; with both, that rows are few
-and dx apart from dln, so that one launch makes all the rest; ln_out is wanted transposed, in a launch of its own."""
+and dx apart from dln, so that one launch makes all the rest; ln_out is wanted transposed, in a launch of its own; sums
+over rows have few shares, for memory's sake."""
 MOST_FEW_ROWS = 64
 """The most rows that are few: of more, adding columns row by row takes longer than a launch."""
 THROUGH_MODULE = ("fast", "pairs")
@@ -225,6 +226,8 @@ class LayerNormKernels(OnDevice):
         splits = wanted & WEIGHT != 0 and wanted & (INPUT | NORM) != 0
         if splits and plan.lean:
             return self.backward_weight_first(plan, wanted, *tensors)
+        if plan.lean:
+            wanted |= FEW_SHARES
         try:
             return self.backward_at_once(plan, wanted, *tensors)
         except torch.OutOfMemoryError as error:
@@ -237,12 +240,13 @@ class LayerNormKernels(OnDevice):
             raise torch.OutOfMemoryError(short) from None
 
     def backward_weight_first(self, plan: Plan, wanted: int, *tensors: Tensor) -> Gradients:
-        """As `backward`, with less memory at the peak and x read once more: dW, and then the rest.
+        """As `backward`, with less memory at the peak: dW, and then the rest, with few shares of its sums.
 
         ln_out is given back before dln is made; made at once, both are there.
         """
-        dW = self.backward_at_once(plan, WEIGHT, *tensors)[3]
-        dx, dgamma, dbeta, _, db = self.backward_at_once(plan, wanted & ~WEIGHT, *tensors)
+        dW = self.backward_at_once(plan, WEIGHT | FEW_SHARES, *tensors)[3]
+        rest = wanted & ~WEIGHT | FEW_SHARES
+        dx, dgamma, dbeta, _, db = self.backward_at_once(plan, rest, *tensors)
         return dx, dgamma, dbeta, dW, db
 
     def backward_at_once(self, plan: Plan, wanted: int, *tensors: Tensor) -> Gradients:
@@ -406,6 +410,7 @@ class LayerNormKernels(OnDevice):
                 # writes dx. That takes no more memory at the peak than dW, which comes when dln is gone.
                 own_dW = products.dW is OWN and wanted & WEIGHT != 0
                 few = rows <= min(MOST_FEW_ROWS, O) and bool(parts & DLN_GIVEN) and not own_dW
+                few = few and not parts & FEW_SHARES
                 if wanted & INPUT:
                     over = dln is not None and stride == H and not few
                     dx = dln if over else empty_strided((rows, H), (H, 1), dtype)

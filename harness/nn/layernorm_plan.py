@@ -17,7 +17,7 @@ PAIR_ELEMENTS = 8
 LARGEST = 2**31 - 1
 AUTO, LEAST = "auto", "least"
 MEMORY = (AUTO, LEAST)
-"""What a backward pass is made for: time, and the least memory only where there is no room otherwise; or the least memory."""
+"""What both passes are made for: time, and the least memory only where there is no room otherwise; or the least memory."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,8 @@ class Plan:
     statistics_size: tuple[int, ...]
     statistics_strides: tuple[int, ...]
     lean: bool = False
-    """Whether the backward pass makes dW first and gives its ln_out back before it makes dln."""
+    """Whether memory counts more than time: the backward pass makes dW first and gives its ln_out back before it makes dln, sums over
+    rows have few shares, and no factor of 16 bits is copied."""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -70,9 +71,11 @@ def plan(
             raise ValueError(f"{name}: the kernels take at most {LARGEST:,}, got {size:,}")
     whole = H % PAIR_ELEMENTS == 0 == output_dim % PAIR_ELEMENTS
     pairs = algorithm == "pairs" and hopper and whole and not transposed and dtype == torch.float32
-    # Rows of 16 bits that are not aligned are copied, and both halves would need copies beside dW.
-    aligned = padded(H, dtype) == H and padded(output_dim, dtype) == output_dim
-    lean = memory == LEAST and (aligned or dtype.itemsize > 2)
+    lean = memory == LEAST
+    if pairs:
+        choice = same(ALL_OWN)
+    else:
+        choice = choose(rows, H, output_dim, dtype, transposed=transposed, hopper=hopper, lean=lean)
     output_size = (*shape[:-1], output_dim)
     statistics_size = (2, *shape[:-1])
     return Plan(
@@ -81,10 +84,10 @@ def plan(
         output_dim,
         dtype,
         wide(dtype),
-        same(ALL_OWN) if pairs else choose(rows, H, output_dim, dtype, transposed=transposed, hopper=hopper),
+        choice,
         pairs,
         transposed,
-        weight_room(H, output_dim, dtype) if hopper else 0,
+        weight_room(H, output_dim, dtype) if hopper and not lean else 0,
         tuple(shape),
         contiguous_strides(shape),
         output_size,

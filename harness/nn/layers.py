@@ -54,10 +54,11 @@ def fused_layernorm_linear(
             "fused" is the chapter's single kernel: one thread for each row, parameter gradients by atomics on a GPU.
             All but "fused" give the same bits in every run; a CUDA graph may multiply otherwise than plain calls (see
             `LayerNormLinear.explain`), and then has bits of its own.
-        memory: Of the backward pass through the extension module. "auto" makes dln and dW side by side, and dW first where
-            there is no room for that. "least" makes dW first, and gives the memory of the LayerNorm output back
-            before it makes dln: one matrix of x's size less at the peak, x read once more, the same bits. In 16 bits it
-            needs H and O that are multiples of 8; else it is as "auto".
+        memory: Of the extension module. "auto" makes dln and dW side by side, and dW first where there is no room for that.
+            "least" makes dW first, and gives the memory of the LayerNorm output back before it makes dln: one matrix
+            of x's size less at the peak. It sums over rows in fewer shares, with other rounding, and reads x, dln
+            and dY once more. In 16 bits it copies no rows that are not aligned, so where H or O is no multiple of 8
+            the library's products are several times slower.
 
     Returns:
         Shape [..., O], contiguous, in x's dtype.

@@ -123,7 +123,14 @@ class Choice:
 
 
 def choose(
-    rows: int, H: int, O: int, dtype: torch.dtype, *, transposed: bool = False, hopper: bool = False
+    rows: int,
+    H: int,
+    O: int,
+    dtype: torch.dtype,
+    *,
+    transposed: bool = False,
+    hopper: bool = False,
+    lean: bool = False,
 ) -> Choice:
     """What multiplies x [rows, H] and linear_weight [O, H].
 
@@ -134,6 +141,7 @@ def choose(
         dtype: Of every factor.
         transposed: Whether linear_weight lies as [H, O], which this project's products do not read.
         hopper: Whether the GPU has the kernels for Hopper; elsewhere only what `dtype` and alignment say is known.
+        lean: Whether memory counts more than time.
     """
     if not rows:
         return same(ALL_OWN)
@@ -147,6 +155,8 @@ def choose(
     if padded(H, dtype) != H or padded(O, dtype) != O:
         if work < LIBRARY_FROM_UNALIGNED:
             return same(ALL_OWN)
+        if lean:
+            return without_copies(H, dtype, hopper)
         return (unaligned_on_hopper if hopper else unaligned_choice)(rows, H, O, dtype)
     return hopper_choice(rows, H, O) if hopper and work > SMALL else same(ALL_OWN)
 
@@ -288,6 +298,13 @@ def unaligned_on_hopper(rows: int, H: int, O: int, dtype: torch.dtype) -> Choice
     loop = ALL_OWN if output == OWN or own + backward < HOST else Products(output, OWN, OWN)
     gradients = LIBRARY if forked and rows <= UNALIGNED_ROWS and work <= UNALIGNED_WORK else OWN
     return Choice(loop, Products(output, gradients, gradients), forked)
+
+
+def without_copies(H: int, dtype: torch.dtype, hopper: bool) -> Choice:
+    """Where memory counts: the library reads every factor as it lies, several times slower. This project's product on Hopper
+    copies no factor either where only the rows that it writes are unaligned."""
+    output = OWN if hopper and padded(H, dtype) == H else LIBRARY
+    return same(Products(output, LIBRARY, LIBRARY))
 
 
 def copy_time(rows: int, columns: int) -> float:

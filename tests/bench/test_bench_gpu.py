@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import gc
 import io
 from collections.abc import Callable
 
@@ -11,7 +12,7 @@ import typed
 from benches import EAGER, FLOOR, TINY, a_bench, printed
 from rich.console import Console
 
-from harness.bench import machine, runner, timing
+from harness.bench import judging, machine, runner, timing
 from harness.bench.benchmark import COLUMNS, Candidate, Differentiable
 from harness.bench.report import Show
 from harness.puzzles.p22 import candidates
@@ -207,3 +208,28 @@ def test_a_terminal_sees_a_bar_and_a_pipe_lines():
     with contextlib.suppress(ValueError), Show(pipe).step("compiling eager"):
         raise ValueError
     assert typed.printed(pipe) == "compiling eager ...\n"
+
+
+@pytest.mark.parametrize("count", [judging.grown_bytes, judging.peak_bytes], ids=["grown", "peak"])
+def test_what_an_earlier_call_left_is_not_counted(monkeypatch, count):
+    """Garbage in a cycle, which Python happens to collect while the call runs."""
+    used = [100]
+
+    class Kept:
+        def __init__(self):
+            self.itself = self
+
+        def __del__(self):
+            used[0] -= 40
+
+    def call():
+        gc.collect()
+        used[0] += 30
+        return (torch.empty(0),)
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: used[0])
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: used[0])
+    Kept()
+    assert count(call) == 30

@@ -249,6 +249,8 @@ def run_hopper():
     }
     errors["two vectors a lane at any address"] = run(6, 309, 40, kind=2)
     errors["four vectors a lane at any address"] = run(9, 813, 10, kind=2)
+    for wanted in (257, 268, 271):
+        errors[f"wanted {wanted}"] = run(1030, 136, 24, wanted=wanted, kind=2)
     launches = [[launch.name, list(launch.grid)] for launch in virtual.launches]
     narrow = [name for name, (_, kind, _) in cases.items() if kind == 3]
     findings = [f.text() for f in virtual.findings]
@@ -288,6 +290,11 @@ print(
             "any row, dW alone": run(*LARGER, wanted=1),
             "wide rows, bfloat16": run(*WIDE, kind=2),
             "many rows": run(*MANY),
+            "few shares": run(*MANY, wanted=271),
+            "no whole vectors, few shares": run(*LARGER, wanted=271),
+            "few shares, frozen weight": run(*VECTORS, wanted=270),
+            "few shares, dW alone": run(*VECTORS, wanted=257),
+            "few shares, dgamma alone": run(*LARGER, wanted=264),
             "tf32": run(*LARGER, kind=1),
             "bfloat16": run(*LARGER, kind=2),
             "float16": run(*LARGER, kind=3),
@@ -300,6 +307,7 @@ print(
             "rows, padded, ln_out alone": run_rows(*LARGER, wanted=1, padding=7),
             "whole vectors, padded, ln_out alone": run_rows(*VECTORS, wanted=1, padding=4),
             "rows, frozen input": run_rows(*VECTORS, wanted=11),
+            "rows, few shares": run_rows(*LARGER, wanted=271),
             "rows, float64": run_rows(*LARGER, kind=4),
             "rows, ln_out transposed": run_rows(70, 45, 8, transposed=True),
             "rows, all transposed, float64": run_rows(33, 64, 8, kind=4, transposed=True),

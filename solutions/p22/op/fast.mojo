@@ -19,7 +19,16 @@ from .fast_forward import launch_layernorm_fast
 from .fast_ln_out import launch_ln_out, launch_ln_out_transposed
 from .fast_padded import Factor, launch_aligned, lies_aligned
 from .fast_rows import DX, LN_OUT, SUMS
-from .fast_sums import DIRECT_ROWS, Shares, launch_bias_partials, launch_finish_sums
+from .fast_sums import (
+    DIRECT_ROWS,
+    MORE_DIRECT_ROWS,
+    ROWS_OF_A_LARGE_SHARE,
+    ROWS_OF_A_SHARE,
+    Shares,
+    launch_bias_partials,
+    launch_finish_sums,
+    launch_norm_partials,
+)
 from .shared.common import ImmPtr, MutPtr, accum_type
 from .shared.gemm import launch_gemm
 from .shared.gemm_hopper_launches import (
@@ -84,6 +93,8 @@ comptime TRANSPOSED = 128
 """Beside LN_OUT_TAKEN: ln_out is wanted as [H, rows]."""
 comptime FEW_ROWS = 64
 """Beside the other two: the rows are few, and dx does not lie over dln."""
+comptime FEW_SHARES = 256
+"""Beside any: sums over rows have few shares, which takes less memory, and reads dY, dln and the input once more."""
 
 
 def launch_backward_fast[
@@ -116,6 +127,9 @@ def launch_gradients[
     var O = sizes.output_dim
     comptime if L.wgmma and dtype.is_half_float():
         var all_own = wanted & (DLN_GIVEN | LN_OUT_TAKEN) == 0
+        # Products with sums on the side leave many shares. Where few are wanted, only rows that must be copied go this way.
+        var aligned = lies_aligned(t.linear_weight, Int(H)) and lies_aligned(t.grad_output, Int(O))
+        all_own &= not aligned or wanted & FEW_SHARES == 0
         if all_own and rows > 0 and pays_on_hopper(t.linear_weight, sizes):
             launch_backward_hopper(launcher, t, wanted)
             return
@@ -163,8 +177,18 @@ def launch_gradients[
         return
     var bias_shares = Shares(t.mean, 0)
     if dln_wanted and wanted & DLN_GIVEN == 0:
-        bias_shares = launch_dln[tf32=tf32](launcher, t, dln.unsafe_mut_cast[True](), wanted & BIAS != 0)
-    var ln_shares = launch_rows(launcher, t, ln_out, dln, parts, stride if stride > 0 else Int(H))
+        var on_the_side = wanted & BIAS != 0 and wanted & FEW_SHARES == 0
+        bias_shares = launch_dln[tf32=tf32](launcher, t, dln.unsafe_mut_cast[True](), on_the_side)
+    var row_stride = stride if stride > 0 else Int(H)
+    var ln_shares = Shares(t.mean, 0)
+    if wanted & FEW_SHARES != 0 and parts & SUMS != 0:
+        # First, for dx is written over dln.
+        ln_shares = launch_norm_partials(
+            launcher, dln, t.input, t.mean, t.rstd, sizes, row_stride, ROWS_OF_A_LARGE_SHARE
+        )
+        _ = launch_rows(launcher, t, ln_out, dln, parts & ~SUMS, row_stride)
+    else:
+        ln_shares = launch_rows(launcher, t, ln_out, dln, parts, row_stride)
     launch_parameter_gradients(launcher, t, wanted, ln_shares, bias_shares)
     if wanted & WEIGHT != 0:
         launch_gemm[dtype, "tn", False, tf32](
@@ -262,7 +286,8 @@ def launch_parameter_gradients[
     var rows = Int(t.sizes.rows())
     var H = Int(t.sizes.hidden_dim) if wanted & NORM != 0 else 0
     var O = Int(t.sizes.output_dim) if wanted & BIAS != 0 else 0
-    if bias_shares.slices == 0 and rows <= DIRECT_ROWS:
+    var few = wanted & FEW_SHARES != 0
+    if bias_shares.slices == 0 and rows <= (MORE_DIRECT_ROWS if few else DIRECT_ROWS):
         var rows_of_dy = Shares(t.grad_output, rows)
         launch_finish_sums[dtype](
             launcher, t.grad_ln_weight, t.grad_ln_bias, ln_shares, H, t.grad_bias, rows_of_dy, O
@@ -270,7 +295,8 @@ def launch_parameter_gradients[
         return
     var shares = bias_shares.copy()
     if shares.slices == 0 and O > 0:
-        shares = launch_bias_partials[dtype](launcher, t.grad_output, t.mean, t.sizes)
+        var fewest = ROWS_OF_A_LARGE_SHARE if few else ROWS_OF_A_SHARE
+        shares = launch_bias_partials[dtype](launcher, t.grad_output, t.mean, t.sizes, fewest)
     launch_finish_sums[dtype](
         launcher, t.grad_ln_weight, t.grad_ln_bias, ln_shares, H, t.grad_bias, shares, O
     )

@@ -31,7 +31,7 @@ from .fast_rows import (
     wide_room,
     wide_slots,
 )
-from .fast_sums import COLUMN_BLOCKS, Shares, launch_column_partials
+from .fast_sums import COLUMN_BLOCKS, ROWS_OF_A_SHARE, Shares, launch_norm_partials
 from .shared.common import (
     ImmPtr,
     MutPtr,
@@ -366,13 +366,11 @@ def launch_ln_backward_fast[
             parts,
             dln_stride,
         )
+    if parts & SUMS != 0:
+        # First, for dx may be written over dln.
+        shares = launch_norm_partials(launcher, dln, input, mean, rstd, sizes, dln_stride, ROWS_OF_A_SHARE)
     comptime for width in [vector_width[dtype], 1]:
         if aligned or width == 1:
-            if parts & SUMS != 0:
-                # First, for dx may be written over dln.
-                shares = launch_column_partials[dtype, width, True](
-                    launcher, dln, input, mean, rstd, rows, H, dln_stride
-                )
             if rows > 0 and parts & (DX | LN_OUT) != 0:
                 launcher.launch[ln_backward_any[dtype, width]](
                     "ln_backward_any",

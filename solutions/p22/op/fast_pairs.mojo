@@ -8,6 +8,7 @@ suit, everything is `fast.mojo`'s.
 from .fast import (
     BIAS,
     DLN_GIVEN,
+    FEW_SHARES,
     INPUT,
     LN_OUT_TAKEN,
     NORM,
@@ -61,7 +62,7 @@ def launch_backward_pairs[
             var ln_out = launcher.workspace[DType.float32]("ln_out", size if weight_wanted else 0)
             var multiplies = weight_wanted or dln_wanted
             var dy = launch_split(launcher, t.grad_output, Int(rows) * Int(O) if multiplies else 0)
-            var parts = wanted & (BIAS | INPUT | NORM)
+            var parts = wanted & (BIAS | INPUT | NORM | FEW_SHARES)
             if dln_wanted:
                 parts |= DLN_GIVEN
                 var weight = launch_split(launcher, t.linear_weight, Int(O) * Int(H))

@@ -33,6 +33,12 @@ comptime FINISH_ROWS = 16
 """Threads that share a column in the second stage of a sum over rows."""
 comptime DIRECT_ROWS = 1024
 """The most rows that the second stage adds by itself."""
+comptime MORE_DIRECT_ROWS = 4096
+"""Likewise where memory counts."""
+comptime ROWS_OF_A_SHARE = 4 * COLUMN_ROWS
+"""The fewest rows that a block adds there: of fewer its partial sum costs as much as they."""
+comptime ROWS_OF_A_LARGE_SHARE = 256
+"""Likewise where memory counts: the partial sums then take a hundredth of what is summed."""
 
 
 def column_partials[
@@ -183,14 +189,15 @@ def launch_column_partials[
     rows: Int,
     columns: Int,
     dy_stride: Int,
+    fewest_rows: Int,
 ) raises -> Shares[accum_type[dtype]]:
-    """One launch: shares of the sums over rows of dy; with_x_hat of dy * x_hat, then of dy. None where there are no rows.
-    """
+    """One launch: shares of the sums over rows of dy; with_x_hat of dy * x_hat, then of dy. Each is of `fewest_rows` at least; none
+    where there are no rows."""
     comptime sums_of_a_column = 2 if with_x_hat else 1
     var tiles = ceildiv(columns, COLUMN_LANES * width)
-    # Slices enough to fill the GPU, none so thin that its partial sum costs as much as its rows.
+    # Slices enough to fill the GPU, and none too thin.
     var wanted = ceildiv(COLUMN_BLOCKS * multiprocessors(), tiles)
-    var rows_of_a_slice = max(ceildiv(rows, wanted), 4 * COLUMN_ROWS)
+    var rows_of_a_slice = max(ceildiv(rows, wanted), fewest_rows)
     var slices = ceildiv(rows, rows_of_a_slice)
     var partials = launcher.workspace[accum_type[dtype]](
         "column_partials", slices * columns * sums_of_a_column
@@ -216,7 +223,11 @@ def launch_column_partials[
 def launch_bias_partials[
     L: Launcher, //, dtype: DType
 ](
-    mut launcher: L, grad_output: ImmPtr[dtype], anything: ImmPtr[accum_type[dtype]], sizes: Sizes
+    mut launcher: L,
+    grad_output: ImmPtr[dtype],
+    anything: ImmPtr[accum_type[dtype]],
+    sizes: Sizes,
+    fewest_rows: Int,
 ) raises -> Shares[accum_type[dtype]]:
     """One launch: shares of db, the sum over rows of grad_output. `anything` is an address that is not read.
     """
@@ -225,10 +236,35 @@ def launch_bias_partials[
     var O = Int(sizes.output_dim)
     if O % width == 0 and is_aligned(grad_output):
         return launch_column_partials[dtype, width, False](
-            launcher, grad_output, grad_output, anything, anything, rows, O, O
+            launcher, grad_output, grad_output, anything, anything, rows, O, O, fewest_rows
         )
     return launch_column_partials[dtype, 1, False](
-        launcher, grad_output, grad_output, anything, anything, rows, O, O
+        launcher, grad_output, grad_output, anything, anything, rows, O, O, fewest_rows
+    )
+
+
+def launch_norm_partials[
+    L: Launcher, dtype: DType, //
+](
+    mut launcher: L,
+    dln: ImmPtr[dtype],
+    input: ImmPtr[dtype],
+    mean: ImmPtr[accum_type[dtype]],
+    rstd: ImmPtr[accum_type[dtype]],
+    sizes: Sizes,
+    stride: Int,
+    fewest_rows: Int,
+) raises -> Shares[accum_type[dtype]]:
+    """One launch: shares of dgamma and dbeta, from rows of dln that are `stride` elements apart."""
+    comptime width = vector_width[dtype]
+    var rows = Int(sizes.rows())
+    var H = Int(sizes.hidden_dim)
+    if H % width == 0 == stride % width and is_aligned[dtype](dln, input):
+        return launch_column_partials[dtype, width, True](
+            launcher, dln, input, mean, rstd, rows, H, stride, fewest_rows
+        )
+    return launch_column_partials[dtype, 1, True](
+        launcher, dln, input, mean, rstd, rows, H, stride, fewest_rows
     )
 
 

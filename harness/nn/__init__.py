@@ -39,33 +39,28 @@ if TYPE_CHECKING:
     from harness.nn.varlen import attention_varlen
     from harness.nn.window import GridWindow, window_attention
 
-ATTENTION = "harness.nn.attention_autograd"
 HOMES = {
-    "GridWindow": "harness.nn.window",
-    "LayerNormLinear": "harness.nn.layers",
-    "LinearCrossEntropy": "harness.nn.cross_entropy",
-    "Part": ATTENTION,
-    "attention": ATTENTION,
-    "attention_backward": ATTENTION,
-    "attention_block": ATTENTION,
-    "attention_block_backward": ATTENTION,
-    "attention_delta": ATTENTION,
-    "attention_varlen": "harness.nn.varlen",
-    "attention_with_lse": ATTENTION,
-    "fused_layernorm_linear": "harness.nn.layers",
-    "hilbert_order": "harness.nn.orders",
-    "linear_cross_entropy": "harness.nn.cross_entropy",
-    "mojo_workbook": "harness.nn.compile.backend",
-    "patch": "harness.nn.patching",
-    "ring_attention": "harness.nn.ring",
-    "window_attention": "harness.nn.window",
+    name: module
+    for module, names in {
+        "attention_autograd": "Part attention attention_backward attention_block attention_block_backward attention_delta "
+        "attention_with_lse",
+        "compile.backend": "mojo_workbook",
+        "cross_entropy": "LinearCrossEntropy linear_cross_entropy",
+        "layers": "LayerNormLinear fused_layernorm_linear",
+        "orders": "hilbert_order",
+        "patching": "patch",
+        "ring": "ring_attention",
+        "varlen": "attention_varlen",
+        "window": "GridWindow window_attention",
+    }.items()
+    for name in names.split()
 }
 __all__ = [*HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str):
     if name in HOMES:
-        return getattr(import_module(HOMES[name]), name)
+        return getattr(import_module(f"{__name__}.{HOMES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

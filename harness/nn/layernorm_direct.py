@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 
 from harness.nn import extension_kernels
+from harness.nn.arguments import plain
 from harness.nn.extension_kernels import KINDS, NOTHING_TO_DO, NOWHERE, OnDevice, Opened, address
 from harness.nn.layernorm_ops import EPS
 from harness.nn.layernorm_plan import AUTO, Plan, plan
@@ -521,7 +522,7 @@ def out_of_memory(
     """The error for a pass that found no memory: what it needed, then torch's own words."""
     return torch.OutOfMemoryError(
         f"fused_layernorm_linear, {direction} pass over {plan.rows} rows, {plan.H} -> {plan.O} in "
-        f"{str(plan.dtype).removeprefix('torch.')}, needed {results + scratch:,} bytes of GPU memory: {results:,} for "
+        f"{plain(plan.dtype)}, needed {results + scratch:,} bytes of GPU memory: {results:,} for "
         f"results and {scratch:,} for scratch. {error}"
     )
 

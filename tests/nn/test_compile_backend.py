@@ -513,16 +513,14 @@ def test_attention_is_swapped_where_asked():
     got, report = attended(model, x, attention=True)
     for ours, theirs in zip(got, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=2e-5, atol=2e-6)
-    assert len(report.swaps) == 1 and len(report.attentions) == 3 and report.attentions_left == ()
+    assert len(report.swaps) == 1 and len(report.attentions) == 3 and not report.attentions_left
     lines = report.lines()
     assert "mojo_workbook: 3 of 3 attentions swapped" in lines
     assert any(line.endswith("attention of [2, 4, 5, 4] to [2, 2, 5, 4], float32") for line in lines)
     for asked in ({}, {"attention": False}):
         torch._dynamo.reset()
         got, report = attended(model, x, **asked)
-        assert report.attentions == () and "attentions" not in "".join(report.lines()), (
-            "nobody asked, on a CPU"
-        )
+        assert not report.attentions and "attentions" not in "".join(report.lines()), "nobody asked, on a CPU"
 
 
 @pytest.mark.parametrize(

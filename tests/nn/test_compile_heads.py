@@ -258,7 +258,7 @@ def test_unless_asked_only_large_logits_are_swapped(monkeypatch):
     torch._dynamo.reset()
     call, reports = compiled(Model(plain), "eager", head=None)
     call(x, t)
-    assert reports[0].heads_left == (("head", "its logits take less than 32 MiB"),)
+    assert reports[0].heads_left == [("head", "its logits take less than 32 MiB")]
 
 
 def test_behind_a_layer_norm_the_head_goes_with_its_loss_or_stays_with_the_norm():

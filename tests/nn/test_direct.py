@@ -270,6 +270,19 @@ def test_saved_tensors_may_come_back_strided(module, no_operator):
     assert all(map(torch.equal, got, expected))
 
 
+def test_a_saved_weight_may_come_back_column_by_column(module, no_operator):
+    """The plan says how it lay; the kernels read rows."""
+    inputs = make_inputs()
+    expected = torch.autograd.grad(fused_layernorm_linear(*inputs).square().sum(), inputs)
+
+    def unpack(tensor):
+        return tensor.detach().t().contiguous().t() if tensor.shape == (O, H) else tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, unpack):
+        got = torch.autograd.grad(fused_layernorm_linear(*inputs).square().sum(), inputs)
+    assert all(map(torch.equal, got, expected))
+
+
 def test_changing_a_saved_tensor_in_place_is_an_error(module, no_operator):
     inputs = make_inputs()
     output = fused_layernorm_linear(*inputs)

@@ -13,13 +13,14 @@ import operator
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
 from harness.nn import extension_kernels
+from harness.nn.arguments import plain
 from harness.nn.compile.edit import Adder, name_of
 from harness.nn.compile.head import Head, find_heads, swap_head
 from harness.nn.compile.match import (
@@ -77,24 +78,23 @@ class Attention:
         return f"swapped  {self.name}: attention of {' to '.join(shapes)}, {self.dtype}"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Report:
     """What happened to one graph: the swaps, and (name, reason) of what stayed as it was; attention and heads apart."""
 
-    swaps: tuple[Swap, ...]
-    left: tuple[tuple[str, str], ...]
-    attentions: tuple[Attention, ...] = ()
-    attentions_left: tuple[tuple[str, str], ...] = ()
-    heads: tuple[Head, ...] = ()
-    heads_left: tuple[tuple[str, str], ...] = ()
+    swaps: list[Swap] = field(default_factory=list)
+    left: list[tuple[str, str]] = field(default_factory=list)
+    attentions: list[Attention] = field(default_factory=list)
+    attentions_left: list[tuple[str, str]] = field(default_factory=list)
+    heads: list[Head] = field(default_factory=list)
+    heads_left: list[tuple[str, str]] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return any(vars(self).values())
 
     def lines(self) -> list[str]:
         """The report as text, one line for each Linear after a LayerNorm, each attention and each head with its loss."""
-        found: list[tuple[tuple[Any, ...], tuple[tuple[str, str], ...], str]]
-        found = [
+        found: list[tuple[list[Any], list[tuple[str, str]], str]] = [
             (self.swaps, self.left, "Linear layers after a LayerNorm"),
             (self.attentions, self.attentions_left, "attentions"),
             (self.heads, self.heads_left, "heads with cross-entropy"),
@@ -205,39 +205,27 @@ def rewrite(
     Attention is swapped everywhere, nowhere, or, where `attention` is None, if that is faster; a head with its loss likewise, or if its
     logits are large. Heads come first: one that stays may come after a LayerNorm.
     """
-    swaps: list[Swap] = []
-    left: list[tuple[str, str]] = []
-    attentions: list[Attention] = []
-    attentions_left: list[tuple[str, str]] = []
-    heads: list[Head] = []
-    heads_left: list[tuple[str, str]] = []
+    report = Report()
     for graph_module in graph_modules(gm):
         ends = find_heads(graph_module, head)
-        heads += each_swapped(graph_module, ends, swap_head, pictures)
-        heads_left += [(name_of(one.linear), one.why) for one in ends.left]
+        report.heads += each_swapped(graph_module, ends, swap_head, pictures)
+        report.heads_left += [(name_of(one.linear), one.why) for one in ends.left]
         found = find(graph_module)
-        swaps += each_swapped(graph_module, found, swap, pictures)
-        left += [(name_of(one.linear), one.why) for one in found.left]
+        report.swaps += each_swapped(graph_module, found, swap, pictures)
+        report.left += [(name_of(one.linear), one.why) for one in found.left]
         for node in attentions_of(graph_module, attention):
             slower = None if attention else may_be_slower(node)
             if slower:
-                attentions_left.append((name_of(node), slower))
+                report.attentions_left.append((name_of(node), slower))
                 continue
             try:
-                attentions.append(swap_attention(graph_module, node))
+                report.attentions.append(swap_attention(graph_module, node))
             except (TypeError, ValueError, NotImplementedError) as error:
-                attentions_left.append((name_of(node), str(error)))
-        if found.matches or ends.matches or attentions:
+                report.attentions_left.append((name_of(node), str(error)))
+        if found.matches or ends.matches or report.attentions:
             graph_module.graph.lint()
             graph_module.recompile()
-    return Report(
-        tuple(swaps),
-        tuple(left),
-        tuple(attentions),
-        tuple(attentions_left),
-        tuple(heads),
-        tuple(heads_left),
-    )
+    return report
 
 
 def each_swapped(
@@ -318,7 +306,7 @@ def swap_attention(gm: GraphModule, node: Node) -> Attention:
     except Exception:
         add.undo()
         raise
-    dtype = str(value(node).dtype).removeprefix("torch.")
+    dtype = plain(value(node).dtype)
     done = Attention(name_of(node), shape(given["query"]), shape(given["key"]), dtype)
     node.replace_all_uses_with(output)
     gm.graph.erase_node(node)
@@ -360,7 +348,7 @@ def swap(gm: GraphModule, match: Match) -> Swap:
         shape(match.linear)[:-1],
         shape(match.x)[-1],
         shape(match.linear)[-1],
-        str(dtype).removeprefix("torch."),
+        plain(dtype),
     )
     match.linear.replace_all_uses_with(output)
     drop(gm, match.linear)

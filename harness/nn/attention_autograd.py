@@ -65,8 +65,8 @@ def attention(
     of float16, with float32's accuracy and scratch memory of the tensors' size. Inputs that are no good for that (infinities, NaN, a largest element
     below 3e-14 or above 2e9, norms that allow for scores above 11,000) take kernels without tensor cores, which the GPU decides.
     PyTorch's own function computes, unless PyTorch is asked for deterministic algorithms: float32 of wider heads, or with a scale that
-    is not above 0; and calls whose
-    mask needs a gradient, in float32 and in heads of more than 128 elements.
+    is not above 0; and calls whose mask needs a gradient, if it is one number for all keys, and in 16 bits in heads of more than 128
+    elements.
 
     Args:
         query: Shape [..., N, S, d], 1 <= d <= 256; float32, float64, bfloat16 or float16. Any strides.

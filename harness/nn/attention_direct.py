@@ -49,7 +49,7 @@ PUZZLE = "p23"
 FIRST_ONLY = FirstOnly("attention", "torch.nn.functional.scaled_dot_product_attention")
 
 WIDE = 128
-"""The largest head dimension of the kernels that make a mask's gradient, of attention in a window, and with dropout."""
+"""The largest head dimension of the kernels that make a mask's gradient in 16 bits, of attention in a window, and with dropout."""
 CHUNK = 8
 """What the head dimension must be a multiple of for wgmma: 16 bytes."""
 MOST_BLOCKS = 65535
@@ -105,10 +105,10 @@ def without_tensor_cores(
         return cause
     if mask is None:
         return None
-    if query.dtype not in TENSOR_CORES:
-        return f"attn_mask needs a gradient; of {plain(query.dtype)} they make none"
     if mask.shape[-1] == 1:
         return "attn_mask needs a gradient, and is one number for all keys"
+    if query.dtype not in TENSOR_CORES:
+        return None
     if d > WIDE:
         return f"attn_mask needs a gradient, and query has heads of {d} elements; for that they take up to {WIDE}"
     return f"query has heads of {d} elements, no multiple of {CHUNK}" if d % CHUNK else None
@@ -358,7 +358,7 @@ class AttentionKernels(PlannedKernels):
         self, grad_out, query, key, value, output, lse, grad_lse, mask, scale: float, diagonal: int
     ) -> Tensor:
         """The gradient of a mask, in its shape. None of the tensors is empty."""
-        slow = without_tensor_cores(query, mask)
+        slow = without_tensor_cores(query, mask, scale)
         warn_of(slow)
         delta = self.delta(grad_out, output, grad_lse)
         tensors = grad_out, query, key, value
@@ -374,7 +374,6 @@ class AttentionKernels(PlannedKernels):
             scale,
             *(gradient, *tensors, output, lse, delta, mask),
             *row_strides(query, key, value, grad_out),
-            choice=FLASH,
         )
         return gradient
 

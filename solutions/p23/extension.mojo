@@ -211,7 +211,9 @@ def run_gradients[dtype: DType](mut arguments: Arguments, mut launcher: StreamLa
     launch_gradients_fast(launcher, tensors, output, layout, choice == 1, choice != FLASH)
 
 
-def run_mask_gradient[dtype: DType](mut arguments: Arguments, mut launcher: StreamLauncher) raises:
+def run_mask_gradient[
+    dtype: DType
+](mut arguments: Arguments, mut launcher: StreamLauncher, choice: Int) raises:
     """Sizes, scale, the addresses of the mask's gradient, grad_output, query, key, value, output, lse, delta and mask, and strides:
     query, key, value, grad_output. The gradient has the mask's strides."""
     var sizes = sizes_of(arguments)
@@ -235,7 +237,7 @@ def run_mask_gradient[dtype: DType](mut arguments: Arguments, mut launcher: Stre
     layout.key = strides_of(arguments)
     layout.value = strides_of(arguments)
     layout.grad_output = strides_of(arguments)
-    launch_mask_gradient_fast(launcher, tensors, layout)
+    launch_mask_gradient_fast(launcher, tensors, layout, choice == 1, choice != FLASH)
 
 
 def run[
@@ -245,7 +247,7 @@ def run[
     comptime if part == "delta":
         run_delta[dtype](arguments, launcher)
     elif part == "mask_gradient":
-        run_mask_gradient[dtype](arguments, launcher)
+        run_mask_gradient[dtype](arguments, launcher, choice)
     elif part == "gradients":
         run_gradients[dtype](arguments, launcher, choice)
     elif part == "forward" or part.endswith("_forward"):

@@ -517,7 +517,7 @@ def test_explain_says_which_kernels_and_which_way(monkeypatch):
         + "attn_mask needs a gradient, and query has heads of 136 elements; for that they take up to 128"
     )
     dtype = torch.float32
-    for given in (None, mask.float(), mask.float()[:, 1:9]):
+    for given in (None, mask.float(), mask.float()[:, 1:9], mask.float().requires_grad_()):
         for d in (101, 129, 256):
             assert explain(Query(d), given) == "wgmma on pairs of float16, through the extension module"
     assert explain(Query(64), scale=0) == torchs + "scale is 0, not above 0"
@@ -566,7 +566,8 @@ def test_one_warning_names_the_argument_that_keeps_a_call_from_tensor_cores(modu
     ("arguments", "shape", "cause"),
     [
         ({}, (9, 9), None),
-        ({"dtype": torch.float32}, (9, 9), "attn_mask needs a gradient; of float32 they make none"),
+        ({"dtype": torch.float32}, (9, 9), None),
+        ({"dtype": torch.float32}, (9, 1), "attn_mask needs a gradient, and is one number for all keys"),
         ({}, (9, 1), "attn_mask needs a gradient, and is one number for all keys"),
         ({"d": 60}, (9, 9), "query has heads of 60 elements, no multiple of 8"),
         (

@@ -82,23 +82,34 @@ def test_gpu_masks_and_their_gradients(dtype, shape, d):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("dtype", "d", "mask"),
-    [
-        (torch.float32, 64, torch.randn(40, 50)),
-        (torch.float32, 256, torch.randn(40, 50)),
-        (torch.bfloat16, 160, torch.randn(2, 1, 40, 50)),
-    ],
-    ids=["float32's bias", "the same, wide", "a wide bias"],
-)
-def test_gpu_what_is_left_to_pytorch(dtype, d, mask):
-    """A mask of numbers gets its gradient."""
-    if mask is not None and mask.dtype != torch.bool:
-        mask = mask.to("cuda", dtype).requires_grad_()
-    tensors = on_gpu(S=40, T=50, d=d, dtype=dtype)
+def test_gpu_a_bias_of_wide_heads_is_left_to_pytorch():
+    mask = torch.randn(2, 1, 40, 50, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    tensors = on_gpu(S=40, T=50, d=160, dtype=torch.bfloat16)
     assert attention_direct.explain(tensors[0], mask).startswith("PyTorch's own")
     with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
-        assert_as_exact_as_torch(tensors, attn_mask=mask if mask is None else mask.to("cuda"))
+        assert_as_exact_as_torch(tensors, attn_mask=mask)
+
+
+@pytest.mark.gpu
+def test_gpu_drawn_gradients_of_masks_in_float32():
+    """As exact as PyTorch's formula, and the same bits again, of masks of every shape; some rows are hidden."""
+    draw = random.Random(0)
+    torch.manual_seed(0)
+    for _ in range(50):
+        B, G, shared = draw.randint(1, 3), draw.randint(1, 3), draw.choice([1, 1, 2])
+        S, T = draw.choice([1, 63, 64, 65, 129, 200, 511]), draw.choice([2, 64, 65, 120, 200, 520])
+        tensors = on_gpu(B=B, N=G * shared, G=G, S=S, T=T, d=draw.choice([8, 13, 64, 72, 128]))
+        sizes = draw.choice([1, B]), draw.choice([1, G * shared]), draw.choice([1, S]), T
+        mask = torch.randn(sizes, device="cuda").masked_fill(
+            torch.rand(sizes, device="cuda") < 0.3, -torch.inf
+        )
+        mask[:, :, ::7] = -torch.inf
+        options = {"attn_mask": mask.requires_grad_(), "enable_gqa": shared > 1}
+        assert "on pairs of float16" in attention_direct.explain(tensors[0], mask)
+        with sdpa_kernel(SDPBackend.MATH):
+            assert_as_exact_as_torch(tensors, **options)
+        runs = [output_and_gradients(attention, tensors, **options) for _ in range(2)]
+        assert all(torch.equal(one, other) for one, other in zip(*runs, strict=True))
 
 
 @pytest.mark.gpu

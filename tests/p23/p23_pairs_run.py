@@ -23,6 +23,7 @@ from test_p23_fast import inputs, truth  # noqa: E402
 module = extension.load(Path(sys.argv[1]), "p23")
 device = Accelerator()
 gpu, stream = module.open(0), 0
+FACTORS = ("query", "key", "value")
 # B, N, S, T, d, heads of key and value, diagonal, 1 for a mask; the order of the blocks; the choice of kernels.
 CASES = {
     "whole tiles": ((1, 1, 128, 192, 64, 1, 192, 0), "natural", 0),
@@ -61,10 +62,11 @@ def run(dims, choice, given):
     rows, keys = (N * S * d, S * d, d), (G * T * d, T * d, d)
     shapes = {"output": (B, N, S, d), "lse": (B, N, S), "delta": (B, N, S), "grad_query": (B, N, S, d)}
     shapes |= {"grad_key": (B, G, T, d), "grad_value": (B, G, T, d)}
+    shapes |= {"grad_attn_mask": given["attn_mask"].shape} if masked else {}
     blank = {name: on_device(np.full(shape, np.nan, np.float32)) for name, shape in shapes.items()}
     at = {name: buffer._data_ptr() for name, buffer in (read | blank).items()}
     sizes, scale = (B, N, G, S, T, d, diagonal, 0, 0, masked * T, masked, masked), d**-0.5
-    factors = (at["query"], at["key"], at["value"])
+    factors = [at[name] for name in FACTORS]
     call(
         *(module.forward, choice, *sizes, scale, at["output"], at["lse"], *factors, at["attn_mask"]),
         *(*rows, *keys, *keys, *rows),
@@ -75,13 +77,18 @@ def run(dims, choice, given):
             *(at["grad_output"], *factors, at["output"], at["lse"], at["attn_mask"]),
             *(*rows, *keys, *keys, *rows, *rows, *rows, *keys, *keys),
         )
-        gradients = {name: blank[name].to(CPU()).to_numpy() for name in blank if name.startswith("grad")}
+        gradients = {f"grad_{name}": blank[f"grad_{name}"].to(CPU()).to_numpy() for name in FACTORS}
     call(*(module.delta, choice, *sizes, at["delta"], at["grad_output"], at["output"], 0, *rows, *rows))
     call(
         *(module.backward, choice, *sizes, scale, at["grad_query"], at["grad_key"], at["grad_value"]),
         *(at["grad_output"], *factors, at["lse"], at["delta"], at["attn_mask"]),
         *(*rows, *keys, *keys, *rows, *rows, *keys, *keys),
     )
+    if masked:
+        call(
+            *(module.mask_gradient, choice, *sizes, scale, at["grad_attn_mask"], at["grad_output"], *factors),
+            *(at["output"], at["lse"], at["delta"], at["attn_mask"], *rows, *keys, *keys, *rows),
+        )
     written = {name: torch.from_numpy(buffer.to(CPU()).to_numpy()) for name, buffer in blank.items()}
     if choice == 0:  # delta made while tensors are split: rounded elsewhere
         for name, gradient in gradients.items():
@@ -100,8 +107,6 @@ def errors(dims, choice):
     given = inputs_of(dims)
     written, apart = run(dims, choice, given), {}
     for name, right in truth(dims, inputs(dims, torch.float32)).items():
-        if name not in written:  # the mask's gradient
-            continue
         finite = right.isfinite()
         assert torch.equal(finite, written[name].isfinite()), name
         off = (written[name].double() - right)[finite].abs().max()

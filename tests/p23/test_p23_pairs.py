@@ -1,6 +1,7 @@
 """float32 by pairs of float16, on the virtual GPU: as exact as PyTorch's float32, on hard inputs too, and the plain path where
 pairs are no good; the path is chosen by the kernels."""
 
+import functools
 import re
 
 import pytest
@@ -18,7 +19,7 @@ from harness.spec.puzzle import Case
 pytestmark = pytest.mark.compiler
 
 EPS = torch.finfo(torch.float32).eps
-# B, N, S, T, d, heads of key and value, diagonal, and 1 for a mask.
+# B, N, S, T, d, heads of key and value, diagonal, and 1 for a mask; then which of its axes have the size 1, as in `test_p23_fast`.
 OPTIONS = {
     "whole tiles, in two parts": (3, 1, 128, 128, 64, 1, 128, 0),
     "a batch in two parts, ragged": (3, 1, 131, 75, 64, 1, 75, 0),
@@ -32,7 +33,11 @@ OPTIONS = {
     "two boxes, odd head, queries that see no key": (1, 1, 70, 40, 101, 1, -50, 0),
     "a box and a half, mask, in parts": (2, 4, 70, 77, 72, 2, 77, 1),
     "two boxes, mask, causal": (1, 2, 70, 77, 128, 1, 20, 1),
+    "mask of every score": (2, 2, 70, 77, 64, 1, 77, 1, 0, 0, 0, 0),
+    "padding, shared heads": (3, 4, 70, 140, 64, 2, 140, 1, 0, 1, 1, 0),
+    "two boxes, mask of every head, causal, keys that nobody sees": (2, 2, 66, 140, 101, 2, 8, 1, 1, 0, 0, 0),
 }
+QUERY = (2, 4, 1, 40, 13, 2, 40, 1, 0, 0, 0, 0)
 HARD = (1, 6, 70, 70, 64, 6, 70, 0)
 ONE = (1, 1, 70, 70, 64, 1, 70, 0)
 GRADIENTS = ("grad_query", "grad_key", "grad_value")
@@ -62,19 +67,24 @@ def hard() -> dict[str, torch.Tensor]:
 
 def torch_answer(dims, given, backend=SDPBackend.MATH) -> dict[str, torch.Tensor]:
     """PyTorch's own, in float32."""
-    leaves = [given[name].clone().requires_grad_() for name in ("query", "key", "value")]
+    names = ("query", "key", "value", "attn_mask") if dims[7] else ("query", "key", "value")
+    leaves = {name: given[name].clone().requires_grad_() for name in names}
     hidden = ~torch.ones(dims[2], dims[3], dtype=torch.bool).tril(dims[6])
-    mask = given["attn_mask"].expand(1, 1, *hidden.shape).masked_fill(hidden, -torch.inf)
+    *three, mask = ((given | leaves)[name] for name in ("query", "key", "value", "attn_mask"))
     with sdpa_kernel(backend):
-        output = F.scaled_dot_product_attention(*leaves, attn_mask=mask, enable_gqa=True)
-    gradients = torch.autograd.grad(output, leaves, given["grad_output"])
-    return {"output": output.detach(), **dict(zip(GRADIENTS, gradients, strict=True))}
+        added = mask.masked_fill(hidden, -torch.inf)
+        output = F.scaled_dot_product_attention(*three, attn_mask=added, enable_gqa=True)
+    gradients = torch.autograd.grad(output, tuple(leaves.values()), given["grad_output"])
+    return {
+        "output": output.detach(),
+        **dict(zip((f"grad_{name}" for name in names), gradients, strict=True)),
+    }
 
 
 @pytest.fixture(scope="module")
 def recording(solution):
     """What the fast and the fused variant launch in float32."""
-    order = Order(solution, (*OPTIONS.values(), HARD, ONE), ("fast", "fused"), small_grid=True)
+    order = Order(solution, (*OPTIONS.values(), QUERY, HARD, ONE), ("fast", "fused"), small_grid=True)
     return record_many([order], "p23", "float32")[0]
 
 
@@ -150,6 +160,28 @@ def test_infinities_and_nans_are_where_pytorch_has_them(player):
             assert torch.equal(kind(written[name]), kind(tensor)), (name, kind)
 
 
+def test_a_mask_s_gradient_on_hard_inputs_and_where_scores_are_infinite_or_nan(player):
+    """It takes the plain path where the others do: with the bits of the flash kernel, whose gradients of NaN are PyTorch's."""
+    dims = OPTIONS["mask of every score"]
+    given = inputs(dims)
+    for changes in ({"query": 32}, {"value": 1e5, "grad_output": 1e-4}):
+        changed = given | {name: given[name] * factor for name, factor in changes.items()}
+        written, right = run(player, dims, changed)["grad_attn_mask"], truth(dims, changed)["grad_attn_mask"]
+        theirs = torch_answer(dims, changed)["grad_attn_mask"]
+        assert apart(written, right) < 2 * apart(theirs, right) + EPS, changes
+    one, right = (f(QUERY, inputs(QUERY))["grad_attn_mask"] for f in (functools.partial(run, player), truth))
+    assert apart(one, right) < 2 * EPS
+    fully = given | {"attn_mask": given["attn_mask"].clone()}
+    fully["attn_mask"][0, 0, 3] = -torch.inf
+    assert not run(player, dims, fully)["grad_attn_mask"][0, 0, 3].any()
+    strange = (("attn_mask", torch.nan), ("attn_mask", torch.inf), ("value", torch.nan), ("query", torch.nan))
+    for name, value in strange:
+        changed = given | {name: given[name].clone()}
+        changed[name][0, 0, 9, 3] = value
+        written, theirs = run(player, dims, changed)["grad_attn_mask"], torch_answer(dims, changed)
+        assert written.isnan().any() and torch.equal(written.isnan(), theirs["grad_attn_mask"].isnan()), name
+
+
 def test_zeros_are_zeros(player):
     given = inputs(ONE)
     given |= {name: torch.zeros_like(given[name]) for name in ("key", "grad_output")}
@@ -159,10 +191,11 @@ def test_zeros_are_zeros(player):
 
 
 def test_the_same_bits_in_whatever_order_the_blocks_run(player):
-    dims = OPTIONS["causal from the bottom right, shared heads"]
-    given = inputs(dims)
-    first, second = run(player, dims, given), run(player, dims, given, blocks="shuffled:5")
-    assert all(torch.equal(first[name], second[name]) for name in ("output", "lse", *GRADIENTS))
+    for case in ("causal from the bottom right, shared heads", "padding, shared heads"):
+        dims = OPTIONS[case]
+        first, second = (run(player, dims, inputs(dims), blocks=order) for order in ("natural", "shuffled:5"))
+        names = ("output", "lse", *GRADIENTS, *(["grad_attn_mask"] if dims[7] else []))
+        assert all(torch.equal(first[name], second[name]) for name in names)
 
 
 def test_a_batch_is_done_in_parts_that_share_their_scratch_memory(recording):
@@ -189,8 +222,9 @@ def test_gradients_of_whole_tiles_lend_their_memory_to_the_pairs_of_key_and_valu
 
 def test_tensor_cores_multiply_pairs_and_nothing_is_added_with_atomics(recording):
     names = recording.kernel_names()
-    multiply = {"pairs_forward", "pairs_query", "pairs_key_value"}
+    multiply = {"pairs_forward", "pairs_query", "pairs_key_value", "pairs_mask_gradient"}
     others = {"split_tiles", "choose_path", "plain_forward", "plain_query", "plain_key_value"}
+    others |= {"plain_mask_gradient"}
     assert multiply | others <= set(names.values())
     for symbol, name in names.items():
         ptx = recording.ptx[symbol]

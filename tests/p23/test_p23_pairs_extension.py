@@ -18,6 +18,7 @@ def test_hopper_s_kernels_for_pairs_are_right_on_the_virtual_gpu_without_a_findi
     ]
     assert same[0] == same[1] != same[2], "another order of blocks changes nothing, other kernels some bits"
     for case, launches in report["launches"].items():
+        assert any("pairs_mask_gradient" in name for name in launches) == ("mask" in case)
         by_wgmma = any("fast_pairs_hopper" in name for name in launches)
         assert by_wgmma != any("fast_pairs_kernels" in name for name in launches)
         assert by_wgmma == ("portable" not in case), launches

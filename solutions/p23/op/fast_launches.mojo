@@ -17,6 +17,7 @@ from .fast_kernels_launches import launch_backward_tiles, launch_delta_rows, lau
 from .fast_layout import WIDE, Layout, fits_chunks, has_tensor_cores, is_aligned, splits
 from .fast_mask_gradient import launch_mask_gradient_tiles
 from .fast_pairs_launches import launch_backward_pairs, launch_forward_pairs, suits_pairs
+from .fast_pairs_mask_gradient import launch_mask_gradient_pairs
 from .fast_tiles import CHUNK, WIDEST
 from .flash_launches import launch_delta, launch_flash_backward, launch_flash_forward
 from .flash_tensors import FlashBackward, FlashForward, FlashSizes
@@ -172,18 +173,29 @@ def launch_gradients_fast[
 
 def launch_mask_gradient_fast[
     L: Launcher, dtype: DType, //
-](mut launcher: L, t: MaskGradient[dtype], layout: Layout) raises:
+](
+    mut launcher: L,
+    t: MaskGradient[dtype],
+    layout: Layout,
+    portable: Bool = False,
+    pairs: Bool = True,
+) raises:
     """One launch: the gradient of a mask whose strides are its own and the mask's; the kernel without tensor cores takes contiguous
-    tensors."""
+    tensors. Four where float32 is taken as pairs."""
+    # A mask that is broadcast along the keys wants a delta of its own.
+    var by_keys = t.sizes.mask_t != 0
     comptime if has_tensor_cores[dtype]():
         var aligned = fits_chunks(t.query, layout.query) and fits_chunks(t.key, layout.key)
         aligned = aligned and fits_chunks(t.value, layout.value)
         aligned = aligned and fits_chunks(t.grad_output, layout.grad_output)
         aligned = aligned and t.sizes.head_dim % CHUNK == 0
-        # A mask that is broadcast along the keys wants a delta of its own.
-        if aligned and Int(t.sizes.head_dim) <= WIDE and t.sizes.mask_t != 0:
+        if aligned and Int(t.sizes.head_dim) <= WIDE and by_keys:
             launch_mask_gradient_tiles(
                 launcher, t, layout.grad_output, layout.query, layout.key, layout.value
             )
+            return
+    comptime if splits[dtype]():
+        if pairs and by_keys and suits_pairs[L](t.sizes, t.scale.cast[DType.float32](), portable):
+            launch_mask_gradient_pairs(launcher, rebind[MaskGradient[DType.float32]](t))
             return
     launch_mask_gradient(launcher, t)

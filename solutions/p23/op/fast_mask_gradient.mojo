@@ -15,7 +15,7 @@ from max.gpu.primitives import warp
 
 from .fast_scores import LOG2_E, Strides, all_seen, hide_unseen, row_shift, start_of
 from .fast_masks import MaskTile
-from .fast_tiles import CHUNK, HIDDEN, Lane, Own, Sums, load_tile
+from .fast_tiles import HIDDEN, Lane, Own, SharedPtr, Sums, load_tile
 from .flash_tensors import FlashSizes, PackedSizes
 from .mask_gradient import MaskGradient, own_size
 from .shared.common import ImmPtr, MutPtr
@@ -29,6 +29,95 @@ comptime WARPS = 4
 comptime BANDS = 1
 """16 queries each that a warp owns; more would take its registers from one tile to the next."""
 comptime ROWS = 16 * BANDS * WARPS
+
+
+struct MaskWalk(Copyable, Movable):
+    """A block's tile of a mask, and its walk over what shares it: entries of the batch, heads and tiles of queries.
+    """
+
+    var t0: Int
+    """The first key,"""
+    var steps: Int
+    """and of the walk so many."""
+    var _s0: Int
+    var _entry: Int
+    var _head: Int
+    var _heads: Int
+    var _tiles: Int
+
+    @always_inline
+    def __init__(out self, sizes: FlashSizes):
+        """The tile of this block."""
+        var mask_heads = own_size(sizes.query_heads, sizes.mask_n)
+        var tiles_t = ceildiv(Int(sizes.key_len), KEYS)
+        var tiles_s = ceildiv(own_size(sizes.query_len, sizes.mask_s), ROWS)
+        var own = block_idx.x // tiles_t // tiles_s
+        self.t0 = block_idx.x % tiles_t * KEYS
+        self._s0 = block_idx.x // tiles_t % tiles_s * ROWS
+        self._entry = own // mask_heads
+        self._head = own % mask_heads
+        self._heads = 1 if sizes.mask_n else Int(sizes.query_heads)
+        self._tiles = 1 if sizes.mask_s else ceildiv(Int(sizes.query_len), ROWS)
+        self.steps = (1 if sizes.mask_b else Int(sizes.batch)) * self._heads * self._tiles
+
+    @staticmethod
+    def blocks(sizes: FlashSizes) -> Int:
+        """Of the whole mask."""
+        var tiles = ceildiv(own_size(sizes.query_len, sizes.mask_s), ROWS) * ceildiv(Int(sizes.key_len), KEYS)
+        return tiles * own_size(sizes.batch, sizes.mask_b) * own_size(sizes.query_heads, sizes.mask_n)
+
+    @always_inline
+    def query(self, step: Int) -> Int:
+        """The first query of a step;"""
+        return self._s0 + step % self._tiles * ROWS
+
+    @always_inline
+    def head(self, step: Int, sizes: FlashSizes) -> Int:
+        """and its head, counted through the batch."""
+        var heads = step // self._tiles
+        var entry = self._entry + heads // self._heads
+        return entry * Int(sizes.query_heads) + self._head + heads % self._heads
+
+    @always_inline
+    def seen(self, step: Int, sizes: FlashSizes) -> Bool:
+        """Whether a query of a step sees a key of the tile."""
+        return self.t0 < sizes.keys_seen(min(self.query(step) + ROWS, Int(sizes.query_len)) - 1)
+
+    @always_inline
+    def store[
+        dtype: DType, //, bands: Int
+    ](
+        self,
+        grad_mask: MutPtr[dtype],
+        totals: Array[Sums, bands * (KEYS // 8)],
+        of_warps: SharedPtr[DType.float32],
+        sizes: FlashSizes,
+    ):
+        """Writes what a block's warps have added up, of a mask of one row over all of their queries; `of_warps` is memory for that.
+        """
+        comptime places = KEYS // 8
+        var warp_rows = thread_idx.x // 32 * (16 * bands)
+        var target = grad_mask.unsafe_offset(self._entry * Int(sizes.mask_b) + self._head * Int(sizes.mask_n))
+        if sizes.mask_s:
+            store_tile[bands, places](target, totals, self._s0 + warp_rows, self.t0, sizes)
+            return
+        # One row: the sums of all queries, of a warp, then of all warps.
+        barrier()
+        comptime for j in range(places):
+            comptime for side in range(2):
+                var sum = Float32(0)
+                comptime for band in range(bands):
+                    sum += totals[band * places + j][side] + totals[band * places + j][side + 2]
+                comptime for distance in range(3):
+                    sum += warp.shuffle_xor(sum, UInt32(4 << distance))
+                if lane_id() < 4:
+                    of_warps[unsafe_offset=thread_idx.x // 32 * KEYS + j * 8 + lane_id() * 2 + side] = sum
+        barrier()
+        if thread_idx.x < KEYS and self.t0 + thread_idx.x < Int(sizes.key_len):
+            var sum = Float32(0)
+            comptime for other in range(WARPS):
+                sum += of_warps[unsafe_offset=other * KEYS + thread_idx.x]
+            target[unsafe_offset=(self.t0 + thread_idx.x) * Int(sizes.mask_t)] = sum.cast[dtype]()
 
 
 @__llvm_metadata(
@@ -63,16 +152,8 @@ def fast_mask_gradient_kernel[
     var S = Int(sizes.query_len)
     var T = Int(sizes.key_len)
     var d = Int(sizes.head_dim)
-    var mask_heads = own_size(sizes.query_heads, sizes.mask_n)
-    var tiles_t = ceildiv(T, KEYS)
-    var tiles_s = ceildiv(own_size(sizes.query_len, sizes.mask_s), rows)
-    var t0 = block_idx.x % tiles_t * KEYS
-    var own_s0 = block_idx.x // tiles_t % tiles_s * rows
-    var own = block_idx.x // tiles_t // tiles_s
-    # What shares the tile: entries of the batch, heads and tiles of queries.
-    var entries = 1 if sizes.mask_b else Int(sizes.batch)
-    var heads = 1 if sizes.mask_n else Int(sizes.query_heads)
-    var walk = 1 if sizes.mask_s else ceildiv(S, rows)
+    var mine = MaskWalk(sizes)
+    var t0 = mine.t0
     var queries = external_memory[
         Scalar[dtype], address_space=AddressSpace.SHARED, alignment=128
     ]().as_unsafe_any_origin()
@@ -85,12 +166,11 @@ def fast_mask_gradient_kernel[
     var own_queries = Own[dtype, bands, width, False](queries.unsafe_offset(warp_rows * width), lane)
     var own_grads = Own[dtype, bands, width, False](grads.unsafe_offset(warp_rows * width), lane)
     var totals = Array[Sums, bands * places](fill=0)
-    for i in range(entries * heads * walk):
-        var s0 = own_s0 + i % walk * rows
-        var b = own // mask_heads + i // walk // heads
-        var head = b * Int(sizes.query_heads) + own % mask_heads + i // walk % heads
-        if t0 >= sizes.keys_seen(min(s0 + rows, S) - 1):
+    for step in range(mine.steps):
+        if not mine.seen(step, sizes):
             continue
+        var s0 = mine.query(step)
+        var head = mine.head(step, sizes)
         var shared_head = sizes.shared_head(head)
         var of_head = MaskTile[dtype, KEYS](mask.unsafe_offset(sizes.mask_of(head)), sizes)
         # Everybody is done with the tiles of the step before.
@@ -159,30 +239,7 @@ def fast_mask_gradient_kernel[
                 comptime total = place // columns * places + part * columns + place % columns
                 totals[total] += slopes[place] * apart[place]
 
-    var target = grad_mask.unsafe_offset(
-        own // mask_heads * Int(sizes.mask_b) + own % mask_heads * Int(sizes.mask_n)
-    )
-    if sizes.mask_s:
-        store_tile[bands, places](target, totals, own_s0 + warp_rows, t0, sizes)
-        return
-    # One row: the sums of all queries, of a warp, then of all warps.
-    barrier()
-    var of_warps = queries.unsafe_bitcast[Float32]()
-    comptime for j in range(places):
-        comptime for side in range(2):
-            var sum = Float32(0)
-            comptime for band in range(bands):
-                sum += totals[band * places + j][side] + totals[band * places + j][side + 2]
-            comptime for distance in range(3):
-                sum += warp.shuffle_xor(sum, UInt32(4 << distance))
-            if lane_id() < 4:
-                of_warps[unsafe_offset=thread_idx.x // 32 * KEYS + j * 8 + lane_id() * 2 + side] = sum
-    barrier()
-    if thread_idx.x < KEYS and t0 + thread_idx.x < T:
-        var sum = Float32(0)
-        comptime for other in range(WARPS):
-            sum += of_warps[unsafe_offset=other * KEYS + thread_idx.x]
-        target[unsafe_offset=(t0 + thread_idx.x) * Int(sizes.mask_t)] = sum.cast[dtype]()
+    mine.store[bands](grad_mask, totals, queries.unsafe_bitcast[Float32](), sizes)
 
 
 @always_inline
@@ -190,7 +247,8 @@ def store_tile[
     dtype: DType, //, bands: Int, places: Int
 ](target: MutPtr[dtype], totals: Array[Sums, bands * places], first: Int, t0: Int, sizes: FlashSizes):
     """Writes a warp's sums to the rows from `first` on of a head's gradient."""
-    var pairs = sizes.mask_t == 1 and sizes.mask_s % 2 == 0 and Int(target) % 4 == 0
+    comptime both = 2 * size_of[Scalar[dtype]]()
+    var pairs = sizes.mask_t == 1 and sizes.mask_s % 2 == 0 and Int(target) % both == 0
     comptime for half in range(2 * bands):
         var s = first + half * 8 + lane_id() // 4
         if s < Int(sizes.query_len):
@@ -201,7 +259,7 @@ def store_tile[
                 var rounded = pair.cast[dtype]()
                 var at = target.unsafe_offset(s * Int(sizes.mask_s) + t * Int(sizes.mask_t))
                 if pairs and t + 1 < Int(sizes.key_len):
-                    at.unsafe_store[alignment=4](0, rounded)
+                    at.unsafe_store[alignment=both](0, rounded)
                 else:
                     comptime for e in range(2):
                         if t + e < Int(sizes.key_len):
@@ -237,8 +295,6 @@ def launch_mask_gradient_tiles[
 ) raises:
     """The kernel in one tiling."""
     ref sizes = t.sizes
-    var tiles = ceildiv(own_size(sizes.query_len, sizes.mask_s), ROWS) * ceildiv(Int(sizes.key_len), KEYS)
-    var masks = own_size(sizes.batch, sizes.mask_b) * own_size(sizes.query_heads, sizes.mask_n)
     launcher.launch[fast_mask_gradient_kernel[dtype, width]](
         "fast_mask_gradient",
         t.grad_mask,
@@ -255,7 +311,7 @@ def launch_mask_gradient_tiles[
         value,
         sizes.packed(),
         t.scale.cast[DType.float32](),
-        grid_dim=Dim(tiles * masks),
+        grid_dim=Dim(MaskWalk.blocks(sizes)),
         block_dim=Dim(32 * WARPS),
         shared_bytes=((2 * ROWS + 2 * KEYS) * width + ROWS * KEYS) * size_of[Scalar[dtype]](),
     )

@@ -148,12 +148,18 @@ def mask_gradient_kernel[
 # ANCHOR_END: mask_gradient_kernel
 
 
+def mask_gradient_grid(sizes: FlashSizes) -> Dim:
+    """The blocks of `mask_gradient_kernel`, which strides over the masks."""
+    var rows = own_size(sizes.query_len, sizes.mask_s)
+    var columns = own_size(sizes.key_len, sizes.mask_t)
+    var masks = own_size(sizes.batch, sizes.mask_b) * own_size(sizes.query_heads, sizes.mask_n)
+    return Dim(ceildiv(columns, TILE), ceildiv(rows, TILE), min(masks, MAX_GRID_Z))
+
+
 def launch_mask_gradient[L: Launcher, dtype: DType, //](mut launcher: L, t: MaskGradient[dtype]) raises:
     """One launch: grad_mask."""
-    var rows = own_size(t.sizes.query_len, t.sizes.mask_s)
-    var columns = own_size(t.sizes.key_len, t.sizes.mask_t)
-    var masks = own_size(t.sizes.batch, t.sizes.mask_b) * own_size(t.sizes.query_heads, t.sizes.mask_n)
-    if rows == 0 or columns == 0 or masks == 0:
+    var grid = mask_gradient_grid(t.sizes)
+    if grid.x() * grid.y() * grid.z() == 0:
         return
     launcher.launch[mask_gradient_kernel[dtype]](
         "mask_gradient",
@@ -168,7 +174,7 @@ def launch_mask_gradient[L: Launcher, dtype: DType, //](mut launcher: L, t: Mask
         t.mask,
         t.sizes.packed(),
         t.scale,
-        grid_dim=Dim(ceildiv(columns, TILE), ceildiv(rows, TILE), min(masks, MAX_GRID_Z)),
+        grid_dim=grid,
         block_dim=Dim(TILE, TILE),
     )
 

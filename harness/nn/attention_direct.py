@@ -31,6 +31,7 @@ from harness.nn.attention_plan import (
     backward_of,
     dense_strides,
     forward_of,
+    lies_as_planned,
     mask_sizes,
     numbers_of_queries,
     plan,
@@ -454,9 +455,10 @@ class DirectAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_out):
-        query, key, value, output, lse, mask = ctx.saved_tensors
+        query, key, value, output, lse, mask = saved = ctx.saved_tensors
         plan, kernels = ctx.plan, ctx.kernels
-        if torch.is_grad_enabled():  # create_graph=True: the operator is there to refuse a second derivative
+        # create_graph=True: the operator is there to refuse a second derivative. And it reads tensors as they lie.
+        if torch.is_grad_enabled() or not lies_as_planned(plan, *saved):
             gradients = torch.ops.mojo_workbook.attention_backward(
                 grad_out, query, key, value, output, lse, None, mask, plan.scale, plan.diagonal, 1
             )

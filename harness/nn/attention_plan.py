@@ -66,6 +66,8 @@ class AttentionPlan:
     """Of the gradients of key and value."""
     diagonal: int
     scale: float
+    mask: tuple[int, ...]
+    """What `mask_sizes` says."""
     front: tuple[float, ...]
     """Kind, sizes and scale, as the module takes them."""
     given: tuple[int, ...]
@@ -137,6 +139,7 @@ def plan(
         gradient_strides,
         diagonal,
         factor,
+        mask,
         (KINDS[query_dtype], choice, *sizes, factor),
         (*query_strides[:3], *key_strides[:3], *value_strides[:3]),
         (*output_strides[:3], *output_strides[:3], *gradient_strides[0][:3], *gradient_strides[1][:3]),
@@ -177,6 +180,20 @@ class PlannedKernels(OnDevice):
 def as_planned(plan: AttentionPlan, *tensors: Tensor) -> tuple[Tensor, ...]:
     """Tensors as the kernels of a plan read them: with pairs without gaps, otherwise as they lie."""
     return tuple(tensor.contiguous() for tensor in tensors) if plan.pairs else tensors
+
+
+def lies_as_planned(plan: AttentionPlan, query, key, value, output, lse, mask: Tensor | None) -> bool:
+    """Whether what autograd has kept lies as the forward pass had it: a hook on saved tensors, as `save_on_cpu`, may bring it back
+    without its gaps or in another order."""
+    given = query, key, value
+    if plan.pairs:
+        inputs = all(map(Tensor.is_contiguous, given))
+    else:
+        strides = [tensor.stride() for tensor in given]
+        inputs = (*strides[0][:3], *strides[1][:3], *strides[2][:3]) == plan.given
+        inputs &= plan.size[3] == 1 or all(stride[3] == 1 for stride in strides)
+    results = output.stride() == plan.strides and lse.stride() == plan.row_strides
+    return inputs and results and mask_sizes(mask, plan.mask[-1]) == plan.mask
 
 
 def forward_of(

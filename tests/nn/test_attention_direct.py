@@ -403,6 +403,40 @@ def test_float32_with_gaps_is_never_read_by_the_strides_of_its_copy(module, asks
     assert not {*forward[21:24]} & {tensor.data_ptr() for tensor in tensors}
 
 
+@pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_saved_tensors_may_come_back_in_another_order(module, dtype, masked):
+    """As from `save_on_cpu`, which leaves gaps out: heads that were cut from one product have some."""
+    cut = torch.randn(2, 9, 3, 4, 64).to(dtype).unbind(2)
+    tensors = three(tensor.transpose(1, 2).detach().requires_grad_() for tensor in cut)
+    mask = torch.zeros(9, 18, dtype=dtype)[:, ::2] if masked else None
+    unpacked = {}
+
+    def unpack(tensor):
+        order = (0, 2, 1, 3) if tensor.dim() == 4 else (1, 2, 0)
+        back = [order.index(axis) for axis in range(tensor.dim())]
+        other = tensor.detach().permute(order).contiguous().permute(back)
+        unpacked[other.data_ptr()] = other
+        return other
+
+    for read_back in (lambda tensor: tensor, unpack):
+        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, read_back):
+            output = attention(*tensors, mask)
+        assert is_direct(output)
+        module.calls.clear()
+        torch.autograd.grad(output.sum(), tensors)
+    name, arguments = module.calls[-1]
+    assert arguments[13:18] == ((0, 0, 9, 1, 1) if masked else (0, 0, 0, 0, 0))
+    handed = [unpacked.get(address) for address in arguments[23:26]]
+    if dtype == torch.float32:
+        assert name == "gradients" and handed == [None] * 3, "copies"
+        assert {*arguments[29:38]} == {2304, 576, 64}, "of a contiguous [2, 4, 9, 64]"
+    else:
+        assert name == "backward", "which takes an output and lse in any order"
+        strides = [stride for tensor in handed for stride in present(tensor).stride()[:3]]
+        assert strides == [2304, 64, 256] * 3 == [*arguments[29:38]]
+
+
 def test_elements_apart_are_copied_into_the_order_that_a_traced_result_has(module):
     tensors = three(
         torch.randn(2, 9, 4, 128).to(torch.bfloat16)[..., ::2].transpose(1, 2).requires_grad_() for _ in "qkv"

@@ -210,6 +210,7 @@ class DirectLayerNormLinear(torch.autograd.Function):
             asked = "pairs" if ctx.plan.pairs else "fast", LEAST if ctx.plan.lean else AUTO
             gradients = layernorm_linear_backward(grad_output, *ctx.saved_tensors, wanted, *asked)
             return (*only(gradients, needed), None)
+        grad_output = grad_output.resolve_neg()
         dx, dgamma, dbeta, dW, db = ctx.kernels.backward(ctx.plan, wanted, grad_output, *ctx.saved_tensors)
         return dx, dgamma if needed[1] else None, dbeta if needed[2] else None, dW, db, None
 
@@ -229,8 +230,8 @@ def layernorm_linear_directly(
 ) -> Tensor | None:
     """The output [..., O] by the direct way; None where the registered operator must do it, or must say what is wrong.
 
-    Those are: an algorithm that the module does not have, no module for x's device, tensors on different devices, subclasses of Tensor, and torch's modes and
-    transforms that watch operators.
+    Those are: an algorithm that the module does not have, no module for x's device, tensors on different devices, subclasses of Tensor,
+    views that negate, and torch's modes and transforms that watch operators.
     """
     if not (
         algorithm in layernorm_direct.THROUGH_MODULE
@@ -257,6 +258,13 @@ def layernorm_linear_directly(
         == ln_bias.get_device()
         == linear_weight.get_device()
         == linear_bias.get_device()
+        and not (
+            x.is_neg()
+            or ln_weight.is_neg()
+            or ln_bias.is_neg()
+            or linear_weight.is_neg()
+            or linear_bias.is_neg()
+        )
     ):
         return None
     tensors = (x, ln_weight, ln_bias, linear_weight, linear_bias)

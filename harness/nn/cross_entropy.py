@@ -287,6 +287,7 @@ class DirectCrossEntropy(torch.autograd.Function):
     def backward(ctx, grad):
         """The gradients of the forward pass are given away once; a graph that is retained computes them again."""
         input, weight, bias, target = ctx.saved_tensors
+        grad = grad.resolve_neg()  # the kernels read memory as it lies
         if ctx.results is None:
             gradients = recompute(grad, input, weight, bias, target, *ctx.options)
         else:

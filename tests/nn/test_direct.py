@@ -225,6 +225,30 @@ def test_same_bits_every_time(module):
         assert all(map(torch.equal, first, again))
 
 
+def negated(tensor):
+    """A view that negates, as autograd makes one of the gradient of an imaginary part."""
+    view = torch.complex(tensor.detach(), tensor.detach()).conj().imag
+    assert view.is_neg()
+    return view
+
+
+def test_views_that_negate_are_read_as_what_they_stand_for(module):
+    """One element has no gaps, for which a view would be copied."""
+    given = make_inputs(rows=(1,), H=1, O=1)
+    for place in range(5):
+        inputs = [negated(tensor) if place == i else tensor for i, tensor in enumerate(given)]
+        ours, theirs = fused_layernorm_linear(*inputs), plain_torch(*inputs)
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+        wanted = [tensor for tensor in inputs if tensor.requires_grad]
+        grad = negated(torch.ones_like(ours))
+        for got, expected in zip(
+            torch.autograd.grad(ours, wanted, grad), torch.autograd.grad(theirs, wanted, grad), strict=True
+        ):
+            torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+    assert layernorm_linear_directly(*given, EPS) is not None
+    assert layernorm_linear_directly(negated(given[0]), *given[1:], EPS) is None
+
+
 # ---- What is kept -------------------------------------------------------------------------------------------
 
 

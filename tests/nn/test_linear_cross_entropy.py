@@ -372,6 +372,23 @@ def test_a_graph_may_be_used_again(request, through, reduction):
         assert torch.equal(gradient, before) and again.data_ptr() != gradient.data_ptr()
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_a_gradient_that_is_a_view_that_negates_is_read_as_what_it_stands_for(module, reduction):
+    """As autograd makes one of the gradient of an imaginary part; a single number has no gaps, for which it would be copied."""
+    input, weight, _, bias = tensors(rows=(1,))
+    target = torch.tensor([2])
+    leaves = [input, weight, bias]
+    expected = torch.autograd.grad(plain_torch(*leaves[:2], target, bias, reduction=reduction).sum(), leaves)
+    loss = linear_cross_entropy(input, weight, target, bias, reduction=reduction)
+    seen = []
+    loss.register_hook(lambda grad: seen.append(grad.is_neg()))
+    number = torch.complex(torch.zeros_like(loss), loss)
+    (number.conj() * torch.tensor(1j)).real.sum().backward()
+    assert seen == [True]
+    for leaf, gradient in zip(leaves, expected, strict=True):
+        torch.testing.assert_close(leaf.grad, gradient)
+
+
 def test_the_forward_pass_s_gradients_are_scaled_where_they_lie(module):
     """By a launch for each that reads the factor on the GPU."""
     input, weight, target, bias = tensors()

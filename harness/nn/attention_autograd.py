@@ -131,6 +131,9 @@ def torchs_own(
 ) -> Tensor:
     """PyTorch's attention of query [B, N, S, d], key and value [B, G, T, d], and the mask of `fold`."""
     S, T = query.shape[2], key.shape[2]
+    if scale <= 0:
+        # PyTorch's fused kernels multiply a triangle's -inf by the scale, which makes infinity or NaN of it. A sign is exact.
+        query, scale = (-query, -scale) if scale < 0 else (query * 0, 1.0)
     if diagonal not in (0, EVERY_KEY):
         mask = torch.ones(1, 1, S, T, dtype=torch.bool, device=query.device).tril(diagonal)
     if mask is not None:

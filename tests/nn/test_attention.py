@@ -19,6 +19,7 @@ from harness.nn import (
     attention_delta,
     attention_with_lse,
 )
+from harness.nn.attention_ops import EVERY_KEY
 
 compiled = pytest.mark.usefixtures("attention_graphs")
 OPERATOR = attention_autograd.forward_operator
@@ -137,6 +138,25 @@ def test_the_gradient_of_a_mask_beside_other_options():
 )
 def test_options(dtype, sizes, options):
     assert_as_exact_as_torch(inputs(dtype=dtype, **sizes), **options)
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.3, 0.3])
+@pytest.mark.parametrize("diagonal", [0, EVERY_KEY, 2])
+def test_what_is_left_to_pytorch_has_scales_of_any_sign(scale, diagonal):
+    """Its fused kernels give NaN for a triangle and a scale that is not above 0."""
+    tensors = inputs(dtype=torch.float32)
+    hidden = ~torch.ones(5, 7, dtype=torch.bool).tril(min(diagonal, 7))
+
+    def theirs(query, key, value):
+        return attention_autograd.torchs_own(query, key, value, None, 0.0, scale, diagonal)
+
+    def formula(query, key, value):
+        scores = (scale * query @ key.mT).masked_fill(hidden, -torch.inf)
+        return torch.softmax(scores, -1) @ value
+
+    truth = output_and_gradients(formula, [tensor.double() for tensor in tensors])
+    for got, right in zip(output_and_gradients(theirs, tensors), truth, strict=True):
+        torch.testing.assert_close(got.double(), right, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.compiler

@@ -188,10 +188,10 @@ def backward_operator(
         query.dtype,
         *kernels.sizes(query, key, attn_mask, diagonal, 1),
         scale,
-        *(*gradients, grad_out, query, key, value, lse, delta),
+        *(*gradients, grad_out, query, key, value, lse.contiguous(), delta),
         kernels.mask_or_zero(attn_mask, query.dtype),
         *row_strides(query, key, value, grad_out, *gradients),
-        state,
+        state.contiguous(),
         kept,
         scratch=None,
     )

@@ -212,7 +212,7 @@ def varlen_backward_operator(
         query.dtype,
         *sizes(query[0].transpose(0, 1), key[0].transpose(0, 1), offsets, diagonal),
         scale,
-        *(*gradients, grad_out, query, key, value, lse, delta, offsets),
+        *(*gradients, grad_out, query, key, value, lse.contiguous(), delta, offsets.contiguous()),
         *row_strides(query, key, value, grad_out, *map(heads_first, gradients)),
     )
     return gradients

@@ -192,7 +192,7 @@ class WindowAttention(torch.autograd.Function):
     def backward(ctx, grad_output):
         query, key, value, output, lse = ctx.saved_tensors
         window, scale, blocks, kernels = ctx.rest
-        grad_output = aligned(grad_output)
+        grad_output, query, key, value = map(aligned, (grad_output, query, key, value))
         delta = kernels.delta(grad_output, output, None)
         gradients = tuple(tensor.new_empty(tensor.shape) for tensor in (query, key, value))
         kernels.call(
@@ -200,7 +200,8 @@ class WindowAttention(torch.autograd.Function):
             query.dtype,
             *sizes(query),
             scale,
-            *(*gradients, grad_output, query, key, value, lse, delta, window.on(query.device, blocks)),
+            *(*gradients, grad_output, query, key, value, lse.contiguous(), delta),
+            window.on(query.device, blocks),
             *row_strides(query, key, value, grad_output, *gradients),
             choice=blocks,
         )

@@ -437,6 +437,33 @@ def test_saved_tensors_may_come_back_in_another_order(module, dtype, masked):
         assert strides == [2304, 64, 256] * 3 == [*arguments[29:38]]
 
 
+@pytest.mark.parametrize("kind", ["window", "lengths", "dropout"])
+def test_saved_tensors_of_other_attentions_may_come_back_strided(module, monkeypatch, kind):
+    """Their kernels read rows of neighbours that begin at multiples of 16 bytes, and numbers without gaps."""
+    tensors, window = leaves(), GridWindow(torch.arange(9), 3, 1)
+    offsets = torch.tensor([0, 5, 9], dtype=torch.int32)
+    kernels = attention_direct.kernels(torch.device("cpu"))
+    given = three(each[0].transpose(0, 1) for each in tensors) if kind == "lengths" else tensors
+    call = {
+        "window": lambda: WindowAttention.apply(*given, window, 0.125, 1, kernels),
+        "lengths": lambda: attention_varlen(*given, offsets, offsets),
+        "dropout": lambda: attention(*given, None, 0.25),
+    }[kind]
+    seen = []
+    monkeypatch.setattr(
+        attention_direct.AttentionKernels, "call", lambda *arguments, **options: seen.append(arguments)
+    )
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: tensor, lambda tensor: tensor.detach().repeat_interleave(2, -1)[..., ::2]
+    ):
+        output = call()
+    torch.autograd.grad(output.sum(), tensors)
+    backward = [argument for argument in seen[-1] if isinstance(argument, torch.Tensor)]
+    wide = [tensor for tensor in backward if tensor.dim() == 4 and tensor.shape[-1] == 64]
+    assert len(wide) >= 4 and all(attention_direct.in_chunks(tensor) for tensor in wide)
+    assert all(tensor.is_contiguous() for tensor in backward if tensor.dim() < 3 or tensor.shape[-1] != 64)
+
+
 def test_elements_apart_are_copied_into_the_order_that_a_traced_result_has(module):
     tensors = three(
         torch.randn(2, 9, 4, 128).to(torch.bfloat16)[..., ::2].transpose(1, 2).requires_grad_() for _ in "qkv"

@@ -378,7 +378,9 @@ def test_a_gradient_that_is_a_view_that_negates_is_read_as_what_it_stands_for(mo
     input, weight, _, bias = tensors(rows=(1,))
     target = torch.tensor([2])
     leaves = [input, weight, bias]
-    expected = torch.autograd.grad(plain_torch(*leaves[:2], target, bias, reduction=reduction).sum(), leaves)
+    expected = torch.autograd.grad(
+        plain_torch(input, weight, target, bias, reduction=reduction).sum(), leaves
+    )
     loss = linear_cross_entropy(input, weight, target, bias, reduction=reduction)
     seen = []
     loss.register_hook(lambda grad: seen.append(grad.is_neg()))

@@ -30,8 +30,6 @@ def drawn():
             rows.append(
                 at | {"column": "loop", "candidate": name, "median_us": 100 if name == "fast" else 50}
             )
-            memory = {"fast": 3, "eager": 4, "compile": 2}[name] * 2**20
-            rows.append(at | {"column": "memory", "candidate": name, "saved_bytes": 1, "peak_bytes": memory})
     return strings({name: row.get(name, "") for name in names} for row in rows)
 
 
@@ -66,9 +64,25 @@ def test_a_timeline():
 
 
 def test_memory_at_the_peak():
-    text = every_size.peak_table(drawn()) + every_size.peak_verdict(drawn())
-    assert "| 64: 128 → 256 | 3.0 | 2.0 | 4.0 | **1.50** |" in text
-    assert "| 512: 96 → 33 | 3.0 |  | 4.0 |  |" in text and "At 0 of 2 sizes the layer needs no more" in text
+    names = ("fast", "least memory", "compile", "eager")
+    peaks = {(64, 128, 256): (3, 1, 2, 4), (512, 96, 33): (1, 1, 1, 1)}
+    rows = strings(
+        dict(zip("MHO", dims, strict=True))
+        | {
+            "pass": "both",
+            "column": "memory",
+            "candidate": name,
+            "saved_bytes": 1,
+            "peak_bytes": mebibytes * 2**20,
+        }
+        for dims, sizes in peaks.items()
+        for name, mebibytes in zip(names, sizes, strict=True)
+    )
+    assert "| 64: 128 → 256 | 3.0 | 1.0 | 2.0 | 4.0 | **1.50** | 0.50 |" in every_size.peak_table(rows)
+    assert "at 2 of 2 sizes, by default at 1." in every_size.peak_verdict(rows)
+    drawn = every_size.peak_chart(rows)
+    assert "at 2 sizes, by default up to 1.50, with the least memory up to 1.00" in drawn
+    assert drawn.count("<circle") == 4 and drawn.count('fill-opacity="0"') == 2
 
 
 def test_who_multiplies():

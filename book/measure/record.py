@@ -185,10 +185,10 @@ def _shared(record: Record, column: str) -> bool:
 
 
 def code(text: str) -> str:
-    """Mojo code without documentation, comments and empty lines."""
+    """Mojo code without documentation, comments, empty lines and commas before a closing bracket."""
     text = re.sub(r'""".*?"""', "", text, flags=re.DOTALL)
     lines = (re.sub(r"\s*#.*", "", line).rstrip() for line in text.splitlines())
-    return "\n".join(line for line in lines if line)
+    return re.sub(r",(\s*[)\]])", r"\1", "\n".join(line for line in lines if line))
 
 
 @cache

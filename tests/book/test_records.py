@@ -61,16 +61,16 @@ def test_a_changed_kernel_makes_a_record_old_and_neither_a_changed_comment_nor_a
     folder = tmp_path / "solutions" / "p1" / "op"
     folder.mkdir(parents=True)
     file = folder / "kernel.mojo"
-    file.write_text('def f():\n    """Says."""\n    g()  # why\n')
+    file.write_text('def f(x: Int,):\n    """Says."""\n    g()  # why\n')
     first = record.kernels_of("p1", tmp_path)
-    file.write_text('def f():\n    """Says more."""\n\n    # other\n    g()\n')
+    file.write_text('def f(x: Int):\n    """Says more."""\n\n    # other\n    g()\n')
     record.kernels_of.cache_clear()
     assert record.kernels_of("p1", tmp_path) == first
     file.rename(folder / "moved.mojo")
     record.kernels_of.cache_clear()
     assert record.kernels_of("p1", tmp_path) == first
     (folder / "moved.mojo").unlink()
-    file.write_text("def f():\n    h()\n")
+    file.write_text("def f(x: Int):\n    h()\n")
     record.kernels_of.cache_clear()
     assert record.kernels_of("p1", tmp_path) != first
     assert MEASURED.changed == ["p22"]

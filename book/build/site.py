@@ -116,8 +116,12 @@ INDEX = re.compile(r"(JSON\.parse\(')(.*)('\))", re.S)
 """The search index as mdBook writes it: JSON inside a JavaScript string."""
 
 
-NUMBERS = re.compile(r"(?:(?<=\s)[-+]?\d[\d.,/:]*(?:e[-+]?\d+)?[x%]?\s+){3,}")
-"""A row of a table: numbers that nobody searches for."""
+NUMBERS = re.compile(
+    r"(?:(?<=\s)[-+]?\d[\d.,/:]*(?:e[-+]?\d+)?[x%]?(?: (?:[mµ]?s|[GM]iB|→|·|own|library|padded))*\s+){3,}"
+)
+"""A row of a table: numbers that nobody searches for, with their units."""
+MARKERS = re.compile(r"# (?:FILL IN(?: \(about \d+ lines?\))?|BLANK-START|BLANK-END [\w-]+) ")
+"""What marks a blank in a listing."""
 
 
 UNSEEN = re.compile(
@@ -164,7 +168,9 @@ def searched(body: str, walked: list[str]) -> str:
     text = " ".join(body.split())
     for words in walked:
         text = text.replace(words, "")
-    return " ".join(NUMBERS.sub("… ", UNSEEN.sub("", TABS.sub(r"\1", LISTS.split(text)[0]))).split())
+    return " ".join(
+        NUMBERS.sub("… ", MARKERS.sub("", UNSEEN.sub("", TABS.sub(r"\1", LISTS.split(text)[0])))).split()
+    )
 
 
 def shrink_search_index(site: Path) -> None:

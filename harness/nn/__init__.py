@@ -6,9 +6,11 @@ From `LayerNormLinear(H, O)(x)` to the launch:
     autograd.py  layernorm_linear_directly, past PyTorch's dispatcher; where somebody watches operators, or there is no module, the
                  operator `layernorm_linear` instead. Both have the same plan (layernorm_plan.py), in which products.py says who
                  multiplies
-    layernorm_direct.py  LayerNormKernels.forward: memory, and the call of the extension module, which extension_kernels.py opens;
-                 `way` puts the plan into words
-    solutions/p22/extension.mojo, then op/fast.mojo, which launches
+    layernorm_direct.py  LayerNormKernels.forward: memory, and the call of the extension module, which extension_kernels.py opens.
+                 Where the library multiplies, the module launches the rows alone. `Way.explain` puts the plan into words
+    solutions/p22/extension.mojo  the dtype, and what is launched: small.mojo, op/fast_pairs.mojo or op/fast.mojo
+    op/fast.mojo  rows, then the product: op/shared/gemm_hopper_launches.mojo for 16 bits on a Hopper where wgmma pays, otherwise
+                 gemm.mojo chooses. stream_launcher.mojo puts each kernel on PyTorch's stream
 
 Without a module the operator goes through a MAX graph (on_max.py). Attention goes the same way through attention_autograd.py,
 attention_plan.py and attention_direct.py, cross-entropy through cross_entropy.py and cross_entropy_chunks.py.

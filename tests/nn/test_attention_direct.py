@@ -537,6 +537,10 @@ def test_explain_says_which_kernels_and_which_way(monkeypatch):
     monkeypatch.setattr(extension_kernels, "DEVICE", "cpu")
     monkeypatch.setattr(attention_direct, "is_hopper", lambda device: True)
     wgmma = "wgmma, through the extension module"
+    qkv = torch.zeros(1, 8, 3, 4, 64, dtype=dtype).transpose(1, 3).unbind(2)
+    asked = loosely(attention).explain
+    assert asked(*qkv) == asked(*qkv, is_causal=True) == wgmma
+    assert "PyTorch's own" in asked(*(t.float() for t in qkv), dropout_p=0.5)
     assert explain(Query(64)) == wgmma
     with attention_direct.portable_kernels():
         assert explain(Query(64)).startswith("mma.sync")

@@ -138,7 +138,7 @@ def test_a_head_goes_with_the_model_s_own_loss_unless_its_logits_are_returned(na
 
     call, reports = compiled(loss, head=True)
     ours, eager = gradients_of(model, call), gradients_of(model, loss)
-    assert [(len(report.heads), report.heads_left) for report in reports] == [(1, ())]
+    assert [(len(report.heads), report.heads_left) for report in reports] == [(1, [])]
     assert_near(ours, eager, gradients_of(copy.deepcopy(model).double(), loss))
     call, reports = compiled(lambda model: model(ids, labels=labels), head=True)
     call(model)

@@ -301,7 +301,7 @@ def unaligned_on_hopper(rows: int, H: int, O: int, dtype: torch.dtype) -> Choice
 
 
 def without_copies(H: int, dtype: torch.dtype, hopper: bool) -> Choice:
-    """Where memory counts: the library reads every factor as it lies, several times slower. This project's product on Hopper
+    """Where memory counts: the library reads every factor as it lies, which takes longer. This project's product on Hopper
     copies no factor either where only the rows that it writes are unaligned."""
     output = OWN if hopper and padded(H, dtype) == H else LIBRARY
     return same(Products(output, LIBRARY, LIBRARY))

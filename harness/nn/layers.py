@@ -58,7 +58,7 @@ def fused_layernorm_linear(
             "least" makes dW first, and gives the memory of the LayerNorm output back before it makes dln: one matrix
             of x's size less at the peak. It sums over rows in fewer shares, with other rounding, and reads x, dln
             and dY once more. In 16 bits it copies no rows that are not aligned, so where H or O is no multiple of 8
-            the library's products are several times slower.
+            the library's products take longer.
 
     Returns:
         Shape [..., O], contiguous, in x's dtype.

@@ -2,8 +2,8 @@
 
 import re
 
-from book.figures.charts import LogChart
-from book.figures.figures import NARROW, Drawing
+from book.figures.charts import over_steps
+from book.figures.figures import Drawing
 from book.measure import outputs
 
 POSITIONS, HEAD, TILE = 8192, 64, 128
@@ -15,38 +15,29 @@ def descents() -> list[list[float]]:
     return [[float(number) for number in line.split()] for line in lines]
 
 
-def descent(column: int, name: str, low: float, high: float, ticks: dict[float, str]) -> str:
-    """One quantity of both rows over the steps, the tutorial's dashed; both axes are logarithmic, so step 0 is left out."""
+def descent(
+    column: int, name: str, y: tuple[float, float], legend: tuple[float, float], y_ticks: dict[float, str]
+) -> str:
+    """One quantity of both rows over the steps. Both axes are logarithmic, so step 0 is left out."""
     rows = [row for row in descents() if row[0]]
-    first, last = rows[0][0], rows[-1][0]
-    ends = rows[-1][column], rows[-1][column + 2]
-    chart = LogChart(
-        (NARROW, 230),
-        f"{name} over {last:.0f} steps: it ends at {ends[0]:g} by the gradient and at {ends[1]:g} by the tutorial's formula.",
-        (first, last * 3),
-        (low, high),
-        "step",
-        name,
-        x_ticks={row[0]: f"{row[0]:.0f}" for row in rows},
-        y_ticks=ticks,
-    )
-    for words, at, dash in (("gradient", column, ""), ("tutorial", column + 2, "5 4")):
-        chart.curve([(row[0], row[at]) for row in rows], dash=dash)
-        for row in rows:
-            chart.marker(row[0], row[at], "circle", hollow=bool(dash))
-        above = rows[-1][at] > ends[0] or column == 2
-        chart.note(last, rows[-1][at], words, dx=10, dy=0 if above else 12)
-    return chart.svg()
+    last, ends = rows[-1][0], (rows[-1][column], rows[-1][column + 2])
+    label = f"{name} over {last:.0f} steps: it ends at {ends[0]:g} by the gradient and at {ends[1]:g} by the tutorial's formula."
+    curves = {
+        words: [(row[0], row[at]) for row in rows]
+        for words, at in (("gradient", column), ("tutorial", column + 2))
+    }
+    return over_steps(label, name, curves, y, legend, y_ticks)
 
 
 def descent_loss() -> str:
     """The loss of both rows."""
-    return descent(1, "loss", 1, 10, {1: "1", 2: "2", 5: "5", 10: "10"})
+    return descent(1, "loss", (0.5, 10), (0.87, 1.35), {0.5: "0.5", 1: "1", 2: "2", 5: "5", 10: "10"})
 
 
 def descent_mean() -> str:
     """The mean of both rows."""
-    return descent(2, "mean of the row", 0.01, 100, {0.01: "0.01", 0.1: "0.1", 1: "1", 10: "10", 100: "100"})
+    ticks = {0.01: "0.01", 0.1: "0.1", 1: "1", 10: "10", 100: "100"}
+    return descent(2, "mean of the row", (0.01, 100), (40, 3), ticks)
 
 
 def to_scale() -> str:

@@ -8,6 +8,7 @@ import torch
 from harness.bench.benchmark import Call
 from harness.check.compare import FLOOR
 from harness.check.gradients import kept_by_autograd
+from harness.nn.arguments import plain
 
 Tensor = torch.Tensor
 Errors = dict[str, tuple[float, float]]
@@ -31,7 +32,7 @@ def wrong(measured: Errors, baseline: Errors, dtype: torch.dtype) -> list[str]:
 
     Either error may be twice PyTorch's own in the same dtype, plus the floor that every verdict of the workbook has.
     """
-    floor = FLOOR[str(dtype).removeprefix("torch.")]
+    floor = FLOOR[plain(dtype)]
     return [
         f"{name} is off by {error:.1e} of its {kind}, PyTorch by {own:.1e}"
         for name, pair in measured.items()

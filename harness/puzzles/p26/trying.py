@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from harness.check.compare import FLOOR
+from harness.nn.arguments import plain
 from harness.nn.compile.match import graph_modules
 from harness.puzzles.p26.nodes import CALLS, called, mutates
 
@@ -222,7 +223,7 @@ def compare_outputs(one: Try, got: Outcome, eager: Outcome, truth: Outcome) -> N
             faults.append(Fault("shape", words))
         elif ours.dtype != theirs.dtype:
             faults.append(
-                Fault("dtype", f"output {index} is {short(ours.dtype)}, expected {short(theirs.dtype)}")
+                Fault("dtype", f"output {index} is {plain(ours.dtype)}, expected {plain(theirs.dtype)}")
             )
         elif far := distance(ours, theirs, exact, one.same_bits, one.autocast):
             faults.append(Fault("value", f"output {index} {far}"))
@@ -262,7 +263,7 @@ def distance(got: Tensor, eager: Tensor, exact: Tensor, same_bits: bool, autocas
     scale = exact.double().abs().max().clamp(min=1e-30)
     error = ((got.double() - exact.double()).abs().max() / scale).item()
     baseline = ((eager.double() - exact.double()).abs().max() / scale).item()
-    limit = 2 * baseline + FLOOR["bfloat16" if autocast else short(got.dtype)]
+    limit = 2 * baseline + FLOOR["bfloat16" if autocast else plain(got.dtype)]
     if error <= limit:
         return ""
     return f"is wrong: its error is {error:.1e}, eager mode's {baseline:.1e}, the limit {limit:.1e}"
@@ -293,11 +294,6 @@ def name_of(index: int, inputs: Sequence[Tensor], one: Try) -> str:
     assert isinstance(one.function, nn.Module)
     asking = [name for name, p in one.function.named_parameters() if p.requires_grad]
     return asking[index - len(floating)]
-
-
-def short(dtype: torch.dtype) -> str:
-    """ "float32"."""
-    return str(dtype).removeprefix("torch.")
 
 
 def outputs_of(backend: Backend, function: Callable[..., Any], *inputs: Tensor, **options) -> Any:

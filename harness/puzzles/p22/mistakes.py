@@ -8,6 +8,7 @@ import numpy as np
 from harness.nn.layernorm_ops import EPS
 from harness.puzzles import formulas
 from harness.puzzles.p22.derivation import (
+    Mean,
     derive,
     means,
     one_row_only,
@@ -92,6 +93,12 @@ def first_thread(terms: np.ndarray) -> np.ndarray:
 def mean(terms: np.ndarray) -> np.ndarray:
     """The mean of every row, [B, S, 1]."""
     return terms.mean(-1, keepdims=True)
+
+
+def over_one_less(name: str) -> Mean:
+    """c1 or c2 divided by H - 1 in place of H."""
+    i = ("c1", "c2").index(name)
+    return lambda v, dln: row_sums(v, dln)[i] * values(v) / max(1, values(v) - 1)
 
 
 MISTAKES = (
@@ -197,8 +204,14 @@ MISTAKES = (
             {"g": lambda v: v.dln, **means(lambda v, dln: mean(dln * v.x_hat), lambda v, dln: mean(dln), inside=False)}),
     Mistake("gamma-forgotten-in-c1", "with gamma in g and c2 but not in c1", means(c1=lambda v, dln: mean(dln * v.x_hat))),
     Mistake("gamma-forgotten-in-c2", "with gamma in g and c1 but not in c2", means(c2=lambda v, dln: mean(dln))),
-    Mistake("sums-over-h-minus-1", "with c1 and c2 divided by H - 1, not H",
-            {"row_sums": lambda v: values(v) / (values(v) - 1) * packed(*row_sums(v, v.given_dln))}),
+    *(
+        Mistake(f"{id}-over-h-minus-1", f"with {words} divided by H - 1, not H", means(c1, c2))
+        for id, words, c1, c2 in (
+            ("sums", "c1 and c2", over_one_less("c1"), over_one_less("c2")),
+            ("c1", "c1", over_one_less("c1"), None),
+            ("c2", "c2", None, over_one_less("c2")),
+        )
+    ),
     Mistake("rstd-forgotten-in-terms",
             "with the deviation from the mean where x_hat belongs, in c1 and in front of it",
             {"grad_input": lambda v: v.row_rstd * (v.g - v.c2 - (v.input - v.row_mean) * (v.g * (v.input - v.row_mean)).mean(-1, keepdims=True))}),
@@ -228,8 +241,6 @@ MISTAKES = (
              lambda v, dln: mean(dln * v.ln_weight) * mean(v.x_hat)),
             ("gamma-twice-in-c1", "with gamma twice in c1: g holds it already",
              lambda v, dln: mean(dln * v.ln_weight * v.ln_weight * v.x_hat)),
-            ("c1-over-h-minus-1", "with c1 divided by H - 1, not H",
-             lambda v, dln: (dln * v.ln_weight * v.x_hat).sum(-1, keepdims=True) / max(1, values(v) - 1)),
             ("x-hat-squared-in-c1", "with x_hat squared in c1", lambda v, dln: mean(dln * v.ln_weight * v.x_hat**2)),
         )
     ),

@@ -259,7 +259,7 @@ def run[
 def call[
     part: StaticString, expected: Int
 ](module: PyObjectPtr, items: Pointer[PyObjectPtr, MutUntrackedOrigin], count: Int) abi("C") -> PyObjectPtr:
-    """One part, of the dtype whose number comes after the launcher's four arguments, behind which there is the choice of kernels. A
+    """One part, of the dtype whose number comes after the launcher's four arguments, and then the choice of kernels. A
     Mojo error becomes a Python exception."""
     try:
         if count != expected:

@@ -93,7 +93,7 @@ struct CompensatedSum[dtype: DType](Copyable, Movable):
         """Adds a term."""
         var corrected = term - self._excess
         var grown = self.total + corrected
-        # What `total` really grew by, less what it should have grown by.
+        # What `total` really grew by, minus what it should have grown by.
         self._excess = (grown - self.total) - corrected
         self.total = grown
 

@@ -233,7 +233,7 @@ def load[
 ](target: Shared[UInt8], map: Descriptor, arrived: Shared[Int64], first: Int, k: Int):
     """Asks the TMA for `extent` rows or columns of an operand from `first` on, BLOCK_K deep.
 
-    Along k that is one box of `extent` rows. Across k it is a box for every 64 columns, one behind the other.
+    Along k that is one box of `extent` rows. Across k it is a box for every 64 columns, one after the other.
     """
     comptime if along_k:
         cp_async_bulk_tensor_shared_cluster_global(target, map, arrived, IndexList[2](k, first))

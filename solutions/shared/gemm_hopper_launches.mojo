@@ -21,7 +21,7 @@ comptime EARLY_ROUNDS = 3
 
 @fieldwise_init
 struct Pitches(Copyable, Movable):
-    """Elements from one row of each matrix to the next; 0: the rows lie one behind the other."""
+    """Elements from one row of each matrix to the next; 0: the rows lie one after the other."""
 
     var a: Int
     var b: Int

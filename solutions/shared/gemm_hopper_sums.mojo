@@ -24,10 +24,10 @@ def sum_columns[
     half: Int,
     k: Int,
 ):
-    """Sums the columns of A over 64 rows, the half-th half of a tile's, while A passes through. One warp.
+    """Sums the columns of A over 64 rows, half number `half` of a tile, while A passes through. One warp.
 
     Every tile column passes the same tiles of A, and takes each so many-th step. Lane l owns columns 2 l and 2 l + 1
-    of the 64 of a step, whose rows are 128 bytes. Rows behind the last are zeros.
+    of the 64 of a step, whose rows are 128 bytes. Rows after the last are zeros.
     """
     comptime pipeline = Pipeline[block_n]
     var lane = thread_idx.x % 32

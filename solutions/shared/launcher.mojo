@@ -99,7 +99,7 @@ struct DeviceLauncher(Launcher):
         )
 
     def workspace[dtype: DType](mut self, name: StaticString, count: Int) raises -> MutPtr[dtype]:
-        # The list keeps the buffer until this launcher goes; its release is ordered behind the launches.
+        # The list keeps the buffer until this launcher goes; its release is ordered after the launches.
         var bytes = self.ctx.enqueue_create_buffer[DType.uint8](max(1, count) * size_of[Scalar[dtype]]())
         var address = bytes.unsafe_ptr().unsafe_bitcast[Scalar[dtype]]().as_unsafe_any_origin()
         self._workspaces.append(bytes^)

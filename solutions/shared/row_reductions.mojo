@@ -135,7 +135,7 @@ def load_across[
 ](source: Pointer[Scalar[dtype], _, address_space=AddressSpace.SHARED], offset: Int, shift: Int32) -> SIMD[
     dtype, vector_width[dtype]
 ]:
-    """The vector that begins `shift` elements behind an aligned one in shared memory."""
+    """The vector that begins `shift` elements after an aligned one in shared memory."""
     comptime width = vector_width[dtype]
     var low = source.unsafe_load[width=width, alignment=VECTOR_BYTES](offset)
     return across(low, source.unsafe_load[width=width, alignment=VECTOR_BYTES](offset + width), shift)
@@ -145,7 +145,7 @@ def load_across[
 def across[
     dtype: DType, width: SIMDLength, //
 ](low: SIMD[dtype, width], high: SIMD[dtype, width], shift: Int32) -> SIMD[dtype, width]:
-    """The vector that begins `shift` elements behind the beginning of `low` and goes on in `high`.
+    """The vector that begins `shift` elements after the beginning of `low` and goes on in `high`.
 
     Of both together first a half is taken, then a part a word longer than a vector, and then elements of 16 bits from the
     middle of words.

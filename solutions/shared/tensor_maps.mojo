@@ -22,7 +22,7 @@ comptime LINE_BYTES = 128
 
 
 def lies_in_rows[dtype: DType](width: Int) -> Bool:
-    """Whether the TMA reaches rows of `width` elements that lie one behind the other."""
+    """Whether the TMA reaches rows of `width` elements that lie one after the other."""
     return width * size_of[Scalar[dtype]]() % ROW_BYTES == 0
 
 

@@ -292,7 +292,7 @@ def ln_backward_wide[
     parts: Int32,  # DX, LN_OUT and SUMS, added; not LN_OUT alone
 ):
     """As `ln_backward_rows`, of rows of which a thread owns up to WIDE_VECTORS vectors: the sums of their columns fill its registers,
-    and x_hat and g are made twice, from what lies in shared memory, before and behind the sums over the row.
+    and x_hat and g are made twice, from what lies in shared memory, before and after the sums over the row.
 
     Parameters:
         dtype: Of the rows.

@@ -124,7 +124,7 @@ def layernorm_rows[
 
     for first_row in range(block_idx.x * block_dim.y, Int(rows), grid_dim.x * block_dim.y):
         var row = first_row + thread_idx.y
-        # A group behind the last row goes along, for the barriers, with a row of no columns.
+        # A group past the last row goes along, for the barriers, with a row of no columns.
         var columns = H if row < Int(rows) else 0
         var x_row = input.unsafe_offset(row * H)
         var y_row = ln_out.unsafe_offset(row * Int(ln_out_stride))

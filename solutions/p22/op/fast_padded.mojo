@@ -20,7 +20,7 @@ comptime COPY_ROWS = 8
 comptime COPY_STEPS = 8
 """Loads of a thread that are under way at a time."""
 comptime MOST_COPY_BLOCKS = 32768
-"""The most blocks of a copy along its rows; they go on with the rows behind theirs."""
+"""The most blocks of a copy along its rows; they go on with the rows after theirs."""
 
 
 @fieldwise_init
@@ -36,7 +36,7 @@ struct Factor[dtype: DType](Copyable, Movable):
 def copy_rows[
     dtype: DType, width: Int
 ](
-    target: MutPtr[dtype],  # [rows, pitch]; what lies behind the columns is not written
+    target: MutPtr[dtype],  # [rows, pitch]; what lies past the columns is not written
     source: ImmPtr[dtype],  # [rows, columns]
     rows: Int32,
     columns: Int32,
@@ -62,7 +62,7 @@ def copy_rows[
 
 
 def lies_aligned[dtype: DType, //](matrix: ImmPtr[dtype], columns: Int) -> Bool:
-    """Whether the TMA can reach a matrix whose rows lie one behind the other."""
+    """Whether the TMA can reach a matrix whose rows lie one after the other."""
     return lies_in_rows[dtype](columns) and Int(matrix) % ROW_BYTES == 0
 
 

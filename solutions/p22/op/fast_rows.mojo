@@ -186,7 +186,7 @@ def store_row[
 
 @always_inline
 def fill_row[dtype: DType, //, step: Int](target: MutPtr[dtype], row: Int, H: Int, pitch: Int):
-    """Zeros in the vectors behind the last one of a row of `target`, [rows, pitch], by threads of which each has vectors `step`
+    """Zeros in the vectors after the last one of a row of `target`, [rows, pitch], by threads of which each has vectors `step`
     elements apart."""
     comptime width = vector_width[dtype]
     for h in range(ceildiv(H, width) * width + thread_idx.x * width, pitch, step):
@@ -218,7 +218,7 @@ def first_of[
 def load_columns[
     dtype: DType, //, wide: DType
 ](source: ImmPtr[dtype], offset: Int, left: Int32) -> SIMD[wide, vector_width[dtype]]:
-    """The vector of gamma or beta at `offset`, with zeros behind the `left` columns that are left."""
+    """The vector of gamma or beta at `offset`, with zeros after the `left` columns that are left."""
     comptime width = vector_width[dtype]
     if left >= Int32(width):
         return load_global[width, wide](source, offset)

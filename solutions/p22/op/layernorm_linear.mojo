@@ -378,7 +378,7 @@ def minimal_fused_backward_kernel[
 
     One block of one thread owns one sequence position. It alone writes its row of grad_input. Every block adds
     to the same sums of the parameter gradients, so those additions are atomic, and their order changes from run
-    to run. A kernel enqueued before this one zeroes the sums, one behind it rounds them to the gradients' dtype.
+    to run. A kernel enqueued before this one zeroes the sums, one after it rounds them to the gradients' dtype.
     """
     comptime accum = accum_type[dtype]
     var B = Int(batch_size)

@@ -10,7 +10,7 @@ the heads; a batch of the matrix products is one head, so there are B * N of the
 Sums, scores and probabilities are kept in `accum_type[dtype]`: float32 for the 16-bit types.
 
 The five kernels are one matrix product, whose factors may be stored transposed (NN, NT and TN), and softmax with its
-backward. The flash kernels behind them make the same without a matrix of S x T: of each row they keep lse, one number, and
+backward. The flash kernels after them make the same without a matrix of S x T: of each row they keep lse, one number, and
 compute P = exp(S + mask - lse) again where they need it. `cpu_reference.mojo` and `flash_cpu.mojo` are the same in plain
 loops, `training_ops.mojo`, `flash_ops.mojo` and `public_ops.mojo` hold the ops.
 """

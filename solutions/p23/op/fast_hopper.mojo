@@ -230,7 +230,7 @@ def hopper_forward_kernel[
     # With a mask what comes to the exponential is the score itself.
     var factor = LOG2_E if biased else scale * LOG2_E
     var bounds = seen_before(first, sizes)
-    # Not -inf, so that -inf less it is -inf, and not NaN: what is smaller has no finite score to the base 2.
+    # Not -inf, so that -inf minus it is -inf, and not NaN: what is smaller has no finite score to the base 2.
     var lowest = Float32.MIN_FINITE / 2 / max(factor, 1)
     var largest = StaticTuple[Float32, 2](lowest, lowest)
     var totals = StaticTuple[Float32, 2](0, 0)
@@ -250,7 +250,7 @@ def hopper_forward_kernel[
                 grown = max(grown, max(scores[4 * j + 2 * half], scores[4 * j + 2 * half + 1]))
             grown = of_row(grown, True)
             var shift = grown * factor
-            # The difference first: of the lowest less itself a multiply-add would leave what it rounds off.
+            # The difference first: a multiply-add of the lowest minus itself would leave what it rounds off.
             rescales[half] = exp2((largest[half] - grown) * factor)
             largest[half] = grown
             var total = Float32(0)

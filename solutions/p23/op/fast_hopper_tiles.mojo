@@ -3,7 +3,7 @@
 One thread of the first warpgroup sends boxes of 64 x 64 to shared memory and waits for room; each further warpgroup owns 64 rows and
 multiplies. A "full" barrier of a stage says that its tiles are here, an "empty" one that nobody reads them any longer.
 
-Products are asynchronous, and the compiler does not know it: after each wait `settled` keeps what uses the sums behind it. Sums have
+Products are asynchronous, and the compiler does not know it: after each wait `settled` keeps what uses the sums after it. Sums have
 the layout of `mma`, two elements of a row, then two of the row 8 below, and so on along the row. Of heads that are wider than a box
 there are sums, and tiles, for every 64 elements.
 """
@@ -111,8 +111,7 @@ def send_box(
 def send_tile[
     width: Int, rows: Int
 ](target: Shared[UInt8], map: TMADescriptor, full: Shared[Int64], row: Int, head: Int, batch: Int):
-    """Sends for a tile of a head: for every 64 elements of its rows, one behind the other, all of the rows.
-    """
+    """Sends for a tile of a head: for every 64 elements of its rows, one after the other, all of the rows."""
     comptime for half in range(width // SIDE):
         comptime for part in range(rows // SIDE):
             send_box(
@@ -479,7 +478,7 @@ def store_sums[
 
 @always_inline
 def seen_before(first: Int, sizes: FlashSizes) -> StaticTuple[Int32, 2]:
-    """For both rows of a lane the key before which it sees all keys, less the lane's first column. A warp's queries begin at
+    """For both rows of a lane the key before which it sees all keys, minus the lane's first column. A warp's queries begin at
     `first`. Of 32 bits: a comparison for each score takes one instruction then."""
     var bounds = StaticTuple[Int32, 2](0, 0)
     comptime for half in range(2):

@@ -1,7 +1,7 @@
 """The flash kernels on tensor cores, for 16-bit types: forward, delta, and the gradient of the query.
 
 Each block owns `rows` rows of the output it makes and walks over tiles of the other side, two of which are in shared
-memory: one is multiplied while the next is on its way. A warp owns 16 * bands of the rows. P, and dS behind it, go from
+memory: one is multiplied while the next is on its way. A warp owns 16 * bands of the rows. P, and then dS, go from
 product to product in registers, so that the gradient of the query needs one kernel and those of key and value another
 (`fast_keys.mojo`): seven products in place of five, and no exchange between blocks.
 
@@ -209,7 +209,7 @@ def fast_forward_kernel[
             comptime for j in range(columns):
                 grown = max(grown, max(scores[band * columns + j][e], scores[band * columns + j][e + 1]))
             grown = of_row(grown, True)
-            # Less -inf, a row that has seen nothing yet would be NaN; less 0, its exponentials are 0.
+            # Minus -inf, a row that has seen nothing yet would be NaN; minus 0, its exponentials are 0.
             var top = grown * factor
             var shift = top if top > HIDDEN else Float32(0)
             var rescale = exp2(largest[half] * factor - shift)
@@ -221,7 +221,7 @@ def fast_forward_kernel[
                     scores[band * columns + j][e + side] = weight
                     total += weight
             totals[half] = totals[half] * rescale + total
-            # The largest score seldom grows behind the first keys.
+            # The largest score seldom grows after the first keys.
             if rescale != 1:
                 rarely()
                 comptime for j in range(width // 8):
@@ -295,7 +295,7 @@ def fast_delta_kernel[
     output_strides: Strides,
     packed: PackedSizes,
 ):
-    """Delta = rowsum(dO * O), less the gradient of lse: its derivative along a score is P, as that of delta is -P.
+    """Delta = rowsum(dO * O), minus the gradient of lse: its derivative along a score is P, as that of delta is -P.
     """
     comptime width = CHUNK if aligned else 1
     var sizes = FlashSizes(packed)
@@ -314,7 +314,7 @@ def fast_delta_kernel[
         sum = share_of_delta[width](dO, O, Int(sizes.head_dim))
     sum = sum_of_lanes(sum)
     comptime if dtype == DType.float32:
-        # An infinite dO makes each dS of its row infinity less infinity: NaN.
+        # An infinite dO makes each dS of its row infinity minus infinity: NaN.
         sum += sum - sum
     if exists and thread_idx.x % DELTA_LANES == 0:
         if with_grad_lse != 0:

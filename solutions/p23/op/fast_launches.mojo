@@ -72,7 +72,7 @@ def launch_delta_fast[
     sizes: FlashSizes,
     layout: Layout,
 ) raises:
-    """One launch: delta = rowsum(dO * O), less grad_lse where there is one."""
+    """One launch: delta = rowsum(dO * O), minus grad_lse where there is one."""
     if sizes.rows() == 0:
         return
     var plain = fits_chunks(grad_output, layout.grad_output) and fits_chunks(output, layout.output)

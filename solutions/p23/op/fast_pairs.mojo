@@ -181,7 +181,7 @@ def slope_power(grad: Record, value: Record) -> Float32:
 def place_of_block(index: Int, of_head: Int, heads: Int, sizes: FlashSizes) -> Tuple[Int, Int]:
     """The head of a block, and which of the head's `of_head` blocks it is; of these the first have the longest walks.
 
-    One head behind the other; but where queries do not see every key, the first blocks of many heads come before the second ones,
+    One head after the other; but where queries do not see every key, the first blocks of many heads come before the second ones,
     so that the last ones to begin are short.
     """
     var together = max(1, ENOUGH_IN_ORDER // of_head) if sizes.keys_seen(0) < Int(sizes.key_len) else 1
@@ -361,7 +361,7 @@ def split_tiles_kernel[
                 row_delta += (values[box * of_box + i] * chunk).reduce_add()
             comptime for distance in range(3):
                 row_delta += warp.shuffle_xor(row_delta, UInt32(1 << distance))
-            # An infinite dO makes each dS of its row infinity less infinity: NaN.
+            # An infinite dO makes each dS of its row infinity minus infinity: NaN.
             row_delta += row_delta - row_delta
         if tensor == 3 and column == 0:
             var exists = s < length

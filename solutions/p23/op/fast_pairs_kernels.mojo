@@ -313,7 +313,7 @@ def pairs_forward_kernel[
             comptime for j in range(columns):
                 biggest = max(biggest, max(scores[band * columns + j][e], scores[band * columns + j][e + 1]))
             var grown = max(largest[half], of_row(biggest, True) * factor)
-            # Less -inf, a row that has seen nothing yet would be NaN; less 0, its exponentials are 0.
+            # Minus -inf, a row that has seen nothing yet would be NaN; minus 0, its exponentials are 0.
             var shift = grown if grown > HIDDEN else Float32(0)
             rescales[half] = exp2(largest[half] - shift)
             largest[half] = grown

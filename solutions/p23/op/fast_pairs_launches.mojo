@@ -3,7 +3,7 @@
 Both paths are launched, because nobody waits for the GPU to read what it has chosen; the kernels of the one that is not chosen
 return at once. The plain one is that of the flash kernels.
 
-A pair takes as much scratch memory as the tensor. A batch that keeps the GPU busy in parts is done in parts, one behind the
+A pair takes as much scratch memory as the tensor. A batch that keeps the GPU busy in parts is done in parts, one after the
 other in the same memory, which then may stay in the cache, too. In a backward pass the pairs of key and value lie where their
 gradients will, if these have room for whole tiles: the last kernel reads each of these tiles once, and then writes the gradient there.
 

@@ -100,8 +100,7 @@ def load_numbers[
     start: Int,
     end: Int,
 ):
-    """Copies `count` numbers from `start` of two arrays, one behind the other; from `end` on they become 0.
-    """
+    """Copies `count` numbers from `start` of two arrays, one after the other; from `end` on they become 0."""
     comptime for part in range(ceildiv(2 * count, threads)):
         var index = thread_idx.x + part * threads
         var source = first if index < count else second

@@ -1,9 +1,9 @@
-"""Sequences of unequal lengths behind one another, for the kernels of `fast_kernels.mojo`: which of them a block works on.
+"""Sequences of unequal lengths, one after another, for the kernels of `fast_kernels.mojo`: which of them a block works on.
 
 The sequences lie in one batch of tensors [heads, total, d]. Offsets say where each begins and the last ends: `count` + 1 numbers of
 queries, then as many of keys. Nobody but the GPU has read them, so that the grid has blocks for whatever they may be:
 total // rows + count slots for each head. Sequence i has those from start // rows + i on, which are enough for its tiles and one too many
-at most; a slot behind the last tile has nothing to do.
+at most; a slot past the last tile has nothing to do.
 """
 
 from std.math import ceildiv
@@ -42,7 +42,7 @@ struct Sequence(Copyable, Movable):
     var first_key: Int
     """and its keys."""
     var row: Int
-    """The block's first row, of the sequence; at or behind the end there is none."""
+    """The block's first row, of the sequence; at or past the end there is none."""
 
     @staticmethod
     @always_inline
@@ -63,7 +63,7 @@ struct Sequence(Copyable, Movable):
         var keys = Int(sizes.key_len)
         var walked = offsets.unsafe_offset(count + 1 if of_keys else 0)
         var total = keys if of_keys else queries
-        # The last sequence whose first slot is not behind this one: of `left` from `sequence` on. Lanes ask for 32 at once.
+        # The last sequence whose first slot is not after this one: of `left` from `sequence` on. Lanes ask for 32 at once.
         var sequence = 0
         var left = count
         while left > 1:

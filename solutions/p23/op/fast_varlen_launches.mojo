@@ -1,4 +1,4 @@
-"""How attention of sequences behind one another is launched: the kernels of `fast_kernels.mojo` with offsets in place of a mask."""
+"""How attention of sequences one after another is launched: the kernels of `fast_kernels.mojo` with offsets in place of a mask."""
 
 from .fast_kernels_launches import launch_forward_tiles, launch_key_value_tiles, launch_query_tiles
 from .fast_layout import WIDE, Layout, has_tensor_cores

@@ -2,7 +2,7 @@
 
 A window is one array of 32-bit words, which the kernels read and the host makes (`harness/nn/window.py`), once for all heads:
 
-- for every block of positions, and behind the last, where its list begins;
+- for every block of positions, and past the last, where its list begins;
 - the lists, an entry for every tile of TILE positions that any of the block's positions sees: the tile's number, then for each
   of the block's own tiles where the pattern of its pairs begins, 0 if there are none;
 - the patterns, of which a grid has few: which positions of one tile see which of another. A word is a lane's share of 16 x 64
@@ -39,7 +39,7 @@ struct Window[rows: Int](Copyable, Movable):
     var end: Int
     """where the list ends,"""
     var ahead: UInt32
-    """and the tile of the entry behind: read a step early, for the answer takes time."""
+    """and the tile of the entry after it: read a step early, because the answer takes time."""
 
     @always_inline
     def __init__[dtype: DType](out self, mask: ImmPtr[dtype]):
@@ -100,7 +100,7 @@ struct Window[rows: Int](Copyable, Movable):
 def hide_far[
     bands: Int, columns: Int
 ](mut scores: Array[Sums, bands * columns], seen: Array[UInt32, bands], before: Int):
-    """Makes the scores -inf of pairs that do not see each other, of `columns` columns behind the `before` first.
+    """Makes the scores -inf of pairs that do not see each other, of `columns` columns after the first `before`.
     """
     comptime for band in range(bands):
         var bits = seen[band] >> UInt32(4 * before)

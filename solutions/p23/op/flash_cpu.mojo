@@ -111,7 +111,7 @@ def flash_backward_cpu[
                 var q = p.query.unsafe_offset(row * d)
                 var dO = p.grad_output.unsafe_offset(row * d)
                 var row_lse = p.lse[unsafe_offset=row].cast[accum]()
-                # A row that sees no key: its scores are -inf, and less 0 their exponentials are 0.
+                # A row that sees no key: its scores are -inf, and minus 0 their exponentials are 0.
                 var shift = Scalar[accum](0) if row_lse == Scalar[accum].MIN else row_lse
                 var row_delta = p.delta[unsafe_offset=row].cast[accum]()
                 for i in range(d):

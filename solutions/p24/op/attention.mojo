@@ -113,7 +113,7 @@ def window_forward_kernel[
             if query_cell < 0 or key_cell < 0 or not sizes.in_window(query_cell, key_cell):
                 score = Scalar[accum].MIN
             var grown = max(largest, warp.lane_group_max[num_lanes=TILE](score))
-            # Less -inf, a row that has seen nothing yet would be NaN; less 0, its exponentials are 0.
+            # Minus -inf, a row that has seen nothing yet would be NaN; minus 0, its exponentials are 0.
             var shift = grown if grown > Scalar[accum].MIN else Scalar[accum](0)
             var rescale = exp(largest - shift)
             var weight = exp(score - shift)

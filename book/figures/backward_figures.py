@@ -10,7 +10,7 @@ from collections import Counter
 
 import numpy as np
 
-from book.figures.charts import LogChart, ratios_by_work
+from book.figures.charts import LogChart, ratio_dots
 from book.figures.every_size import beside_compile
 from book.figures.figures import LEGIBLE, NARROW, Drawing, bar_rows, bars, in_words, side_by_side
 from book.figures.layer_figures import bars_of, inductor_counts
@@ -402,7 +402,7 @@ def swaps_chart() -> str:
     ratios = beside_compile()
     label = f"The layer's time over torch.compile's at {len(ratios)} sizes: from {min(ratios.values()):.2f} to {max(ratios.values()):.2f}."
     points = [(float(math.prod(dims)), ratio, "circle", ratio > 1) for dims, ratio in ratios.items()]
-    return ratios_by_work(label, "time / torch.compile's", points)
+    return ratio_dots(label, "time / torch.compile's", points)
 
 
 def swap_gains() -> str:

@@ -381,25 +381,12 @@ def host_table(rows: list[Row]) -> str:
     return table(["", "forward, no gradients", "forward", "forward and backward"], body)
 
 
-def absent(rows: list[Row]) -> str:
-    """The peers of today's benchmark of which these rows say nothing, not even why: a sentence, or nothing."""
-    present = {row["candidate"] for row in rows}
-    missing = [NAMES[name] for name in SHORT if name not in present]
-    return f"Not in these measurements: {'; '.join(missing)}.\n" if missing else ""
-
-
-def left_out(rows: list[Row]) -> str:
-    """Who was not measured and why, a list item each."""
-    refusals: dict[tuple[str, str], list[Size]] = {}
-    for row in rows:
-        if row["candidate"] in NAMES and not row["median_us"] and not row["saved_bytes"]:
-            refusals.setdefault((NAMES[row["candidate"]], row["note"]), []).append(size(row))
-    everywhere = {size(row) for row in rows if row["M"]}
-    lines = []
-    for (name, note), sizes in refusals.items():
-        where = "" if set(sizes) == everywhere else f" ({'; '.join(map(size_text, dict.fromkeys(sizes)))})"
-        lines.append(f"- {name}{where}: {note}\n")
-    return "".join(lines)
+def unmeasured(rows: list[Row]) -> str:
+    """A sentence that names the peers of the command which these rows have no times of, or nothing."""
+    timed = {row["candidate"] for row in rows if row["median_us"]}
+    *most, last = [NAMES[name] for name in SHORT if name not in timed] or [""]
+    names = f"{', '.join(most)} and {last}" if most else last
+    return f"The record of this page has no times of {names}.\n" if names else ""
 
 
 # ---- Charts -------------------------------------------------------------------------------------------------
@@ -627,8 +614,7 @@ def pages() -> dict[str, str]:
     rows = record.rows("bench")
     texts = {
         "source.md": source(rows) + "\n",
-        "left_out.md": left_out(rows),
-        "absent.md": absent(rows),
+        "unmeasured.md": unmeasured(rows),
         "ratio_forward.svg": ratio_chart(rows, "forward"),
         "ratio_both.svg": ratio_chart(rows),
         "slower_loop.md": loop_and_graph(rows),

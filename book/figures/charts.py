@@ -93,8 +93,13 @@ def powers(low: float, high: float) -> dict[float, str]:
     return {10.0**power: f"{10.0**power:g}" for power in range(first, last + 1)}
 
 
-def ratios_by_work(label: str, y_name: str, points: list[tuple[float, float, str, bool]]) -> str:
-    """Ratios over the multiply-adds of a product, with a broken line at 1; of each point the marker, and whether it is hollow."""
+WORK = "multiply-adds of a product"
+
+
+def ratio_dots(
+    label: str, y_name: str, points: list[tuple[float, float, str, bool]], x_name: str = WORK
+) -> str:
+    """Ratios, by default over the work of a product, with a broken line at 1; of each point the marker, and whether it is hollow."""
     work, ratios = [x for x, *_ in points], [y for _, y, *_ in points]
     x, y = (min(work) / 2, max(work) * 2), (min(ratios) / 1.06, max(*ratios, 1) * 1.06)
     drawing = LogChart(
@@ -102,9 +107,11 @@ def ratios_by_work(label: str, y_name: str, points: list[tuple[float, float, str
         label,
         x,
         y,
-        "multiply-adds of a product",
+        x_name,
         y_name,
-        x_ticks={10.0**power: f"1e{power}" for power in range(2, 14, 2) if x[0] < 10.0**power < x[1]},
+        x_ticks={10.0**power: f"1e{power}" for power in range(2, 14, 2) if x[0] < 10.0**power < x[1]}
+        if x_name == WORK
+        else None,
         y_ticks={
             tick / 10: f"{tick / 10:g}" for tick in (3, 5, 7, 8, 9, 10, 11, 12, 15) if y[0] < tick / 10 < y[1]
         },

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from book.figures import bench_results, every_size
-from book.figures.charts import LogChart, ratios_by_work
+from book.figures.charts import LogChart, ratio_dots
 from book.figures.figures import LEGIBLE, NARROW, ROOT, Drawing, bar_rows, player_start
 from book.measure import ledger, outputs, record
 from book.measure.ledger import GPT2_SMALL
@@ -454,21 +454,17 @@ def cancellation() -> str:
 
 
 def drawn_sizes() -> str:
-    """The layer's time over the fastest peer's at the drawn sizes, over the work of one product."""
-    by_column = {
-        column: [
-            (float(math.prod(one.dims)), one.ratio) for one in every_size.beside(record.rows("sizes"), column)
-        ]
-        for column in ("graph", "loop")
-    }
-    below = {column: sum(ratio <= 1 for _, ratio in points) for column, points in by_column.items()}
-    label = "The layer's time over the fastest peer's at sizes drawn at random. " + "; ".join(
-        f"{'as CUDA graphs' if column == 'graph' else 'in plain loops'} it is at most 1 at {below[column]} of {len(points)} sizes"
-        for column, points in by_column.items()
+    """The layer's time over the fastest peer's as a CUDA graph, by the number of rows; hollow where rows fill no whole vectors."""
+    points = []
+    for one in every_size.beside(record.rows("sizes"), "graph"):
+        rows, *widths = one.dims
+        points.append((float(rows), one.ratio, "circle", any(width % 8 for width in widths)))
+    label = "The layer's time over the fastest peer's as a CUDA graph. " + "; ".join(
+        f"{words} from {min(ratios):.2f} to {max(ratios):.2f}"
+        for words, odd in (("where rows fill whole vectors,", False), ("elsewhere", True))
+        for ratios in [[ratio for _, ratio, _, hollow in points if hollow == odd]]
     )
-    shapes = {"graph": ("circle", False), "loop": ("diamond", True)}
-    points = [(*point, *shapes[column]) for column, points in by_column.items() for point in points]
-    return ratios_by_work(label, "time / fastest peer's time", points)
+    return ratio_dots(label, "time / fastest peer's time", points, "number of rows")
 
 
 def fused_over_unfused() -> dict[str, float]:

@@ -120,6 +120,15 @@ def of_compile(*size: int) -> float:
     return every_size.beside_compile()[size[0], size[1], size[2]]
 
 
+def odd_sizes(least: int = 0, most: int = 10**9) -> list[float]:
+    """As `beside`, where a row fills no whole vectors and the number of rows lies between these."""
+    return [
+        one.ratio
+        for one in every_size.beside(record.rows("sizes"), "graph")
+        if least <= one.dims[0] <= most and any(width % 8 for width in one.dims[1:])
+    ]
+
+
 def two_branches() -> dict[every_size.Size, float]:
     """The time of two branches over that of one, by size."""
     rows = every_size.by_branches(record.rows("branches"))
@@ -130,6 +139,21 @@ def of_products(*size: int) -> float:
     """The layer's time over the three bare products' at one of the benchmark's sizes, as graphs."""
     by_name = bench_results.select(record.rows("bench"), "both", "graph")[size[0], size[1], size[2]]
     return float(by_name["fast"]["ratio_to_floor"])
+
+
+def eager_beyond_tensors(M: int, H: int, O: int) -> float:
+    """MiB of eager PyTorch's peak above its output, the LayerNorm output, dln and dW, by the record `bench`."""
+    tensors = 2 * (M * O + 2 * M * H + H * O)
+    return (Rows("bench")("peak_bytes", M=M, H=H, column="memory", candidate="eager") - tensors) / 2**20
+
+
+def column_sum_buffer(rows: int, columns: int) -> float:
+    """MiB that PyTorch's sum over the columns of a matrix in 16 bits sets aside on an H200, by the rule in its `Reduce.cuh`."""
+    width, height, loaded, threads = 32, 4, 4, 132 * 2048  # of a block; elements of a load; of the GPU
+    sharing = -(-(threads // (width * height)) // -(-columns // (width * loaded)))
+    values = -(-rows // height)
+    blocks = max(min(sharing, -(-values // 16)), -(-values // 256))
+    return 4 * columns * blocks * width * loaded / 2**20
 
 
 def gains_shrink() -> bool:

@@ -156,14 +156,12 @@ def test_memory_and_who_was_left_out(rows):
     body = cells(bench_results.memory_table(rows))[1:]
     assert [line[1:3] for line in body] == [["LayerNormLinear", "6.0 MiB"], ["PyTorch eager", "12.0 MiB"]]
     assert body[0][3] == "–"
-    assert bench_results.absent(rows) == (
-        "Not in these measurements: torch.compile, memory budget 0.5; torch.compile, max-autotune; Transformer Engine.\n"
+    assert bench_results.unmeasured(rows) == (
+        "The record of this page has no times of torch.compile, memory budget 0.5, torch.compile, max-autotune, "
+        "Liger LayerNorm, linear and Transformer Engine.\n"
     )
-    assert bench_results.left_out(rows) == (
-        "- Liger LayerNorm, linear (4,096 rows, 768 → 3,072): skipped: not installed\n"
-    )
-    nowhere = [row for row in rows if row["candidate"] == "liger"]
-    assert bench_results.left_out(nowhere) == "- Liger LayerNorm, linear: skipped: not installed\n"
+    every = [row | {"candidate": name, "median_us": "1"} for row in rows[:1] for name in bench_results.SHORT]
+    assert bench_results.unmeasured(every) == "", "nobody is named where all were timed"
     assert body[0][4] == "50.0 MiB"
     kept = bench_results.memory_chart(rows, "saved_bytes", "bytes kept")
     assert words(kept)[-2:] == ["PyTorch eager", "1.00 · 12.0 MiB"]

@@ -5,6 +5,8 @@ pages calls `pages()`.
 """
 
 from book.figures.bench_results import table, time_text
+from book.figures.charts import LogChart
+from book.figures.figures import NARROW
 from book.measure import record
 
 WAYS = {"pairs": "`wgmma`", "pairs, portable": "`mma.sync`"}
@@ -17,14 +19,56 @@ def measured(rows: list[Row]) -> dict[str, str]:
     return {way: name for way, name in WAYS.items() if any(row["way"] == way for row in rows)}
 
 
-def times_table(rows: list[Row]) -> str:
-    """A line for each length: both ways, PyTorch's kernel, and the ratios to it."""
+def timed(rows: list[Row]) -> dict[tuple[int, str], dict[str, Row]]:
+    """(Length, causal or not) -> who was timed there, short ones first."""
     times: dict[tuple[int, str], dict[str, Row]] = {}
     for row in rows:
         if row["graph_us"]:
             times.setdefault((int(row["S"]), row["causal"]), {})[row["way"]] = row
+    return dict(sorted(times.items()))
+
+
+def by_length() -> str:
+    """The time of both ways over PyTorch's kernel's, without a mask, with broken lines at a half and a quarter."""
+    every = {
+        S: by_way for (S, causal), by_way in timed(record.rows("attention_pairs")).items() if causal == "0"
+    }
+    ratios = {
+        way: [
+            (S, float(by_way[way]["graph_us"]) / float(by_way[PEER]["graph_us"]))
+            for S, by_way in every.items()
+        ]
+        for way in WAYS
+    }
+    spoken = "; ".join(
+        f"{name.strip('`')} {', '.join(f'{ratio:.2f} at {S:,}' for S, ratio in ratios[way])}"
+        for way, name in WAYS.items()
+    )
+    ends = min(every) / 1.1, max(every) * 1.7
+    drawing = LogChart(
+        (NARROW, 290),
+        f"Time over that of PyTorch's memory-efficient kernel: {spoken}.",
+        x=ends,
+        y=(0.2, 0.55),
+        x_name="positions",
+        y_name="time / PyTorch's",
+        x_ticks={float(S): f"{S:,}" for S in every},
+        y_ticks={tick: f"{tick:g}" for tick in (0.2, 0.25, 0.3, 0.4, 0.5)},
+    )
+    for level in (0.5, 0.25):
+        drawing.curve([(ends[0], level), (ends[1], level)], dash="6 4")
+    for (way, name), shape in zip(WAYS.items(), ("circle", "square"), strict=True):
+        drawing.curve(ratios[way])
+        for point in ratios[way]:
+            drawing.marker(*point, shape)
+        drawing.note(*ratios[way][-1], name.strip("`"))
+    return drawing.svg()
+
+
+def times_table(rows: list[Row]) -> str:
+    """A line for each length: both ways, PyTorch's kernel, and the ratios to it."""
     ways, body = measured(rows), []
-    for (S, causal), by_way in sorted(times.items()):
+    for (S, causal), by_way in timed(rows).items():
         peer = float(by_way[PEER]["graph_us"])
         own = [float(by_way[way]["graph_us"]) for way in ways]
         memory = int(by_way["pairs"]["peak_bytes"]) / int(by_way[PEER]["peak_bytes"])

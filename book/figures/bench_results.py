@@ -620,7 +620,6 @@ def pages() -> dict[str, str]:
         "slower_loop.md": loop_and_graph(rows),
         "memory.md": memory_table(rows),
         "memory_note.md": memory_note(rows),
-        "kept.svg": memory_chart(rows, "saved_bytes", "bytes kept for the backward pass"),
         "peak.svg": memory_chart(rows, "peak_bytes", "bytes in use at the peak"),
         "host.md": host_table(rows),
         "compared.md": compared(rows),
@@ -632,6 +631,26 @@ def pages() -> dict[str, str]:
         texts[f"losses_{column}.md"] = losses(rows, column)
         texts[f"{column}.md"] = all_times(rows, column)
     return {f"bench_{name}": text for name, text in texts.items()}
+
+
+def host_chart() -> str:
+    """How long both passes keep their caller at the chapter's sizes."""
+    waited = next(iter(select(record.rows("bench"), "both", "host").values()))
+    times = {
+        NAMES[name]: (float(waited[name]["median_us"]), name == OURS) for name in NAMES if name in waited
+    }
+    words = "; ".join(f"{name} {time_text(time)}" for name, (time, _) in times.items())
+    drawing = Drawing(
+        28 * len(times) + 10, f"How long a caller waits for both passes at the chapter's sizes: {words}."
+    )
+    rows = [(name, time, time_text(time), 0.85 if ours else FAINT) for name, (time, ours) in times.items()]
+    bar_rows(drawing, 8, rows, 200 / max(time for time, _ in times.values()), left=160)
+    return drawing.svg()
+
+
+def tf32_chart() -> str:
+    """Both passes in TF32 over the bare products."""
+    return ratio_chart(record.rows("tf32"))
 
 
 def training_pages() -> dict[str, str]:

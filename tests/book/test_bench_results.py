@@ -190,6 +190,20 @@ def test_host_times():
     ]
 
 
+def test_the_chart_of_the_host_shows_everybody_s_time_for_both_passes():
+    from book.figures import bench_results
+
+    waited = next(iter(bench_results.select(bench_results.record.rows("bench"), "both", "host").values()))
+    shown = words(bench_results.host_chart())
+    assert [shown[1::2]] == [
+        [
+            bench_results.time_text(float(waited[name]["median_us"]))
+            for name in bench_results.NAMES
+            if name in waited
+        ]
+    ]
+
+
 def test_bars_are_as_long_as_the_ratios(rows):
     """The bar of ratio 1.10 against the one of 1.67, and the dashed line at 1."""
     from book.figures import bench_results

@@ -19,8 +19,6 @@ WORST = 1.01
 MODELS = {(4096, 768, 3072), (8192, 1024, 4096), (8192, 4096, 4096), (16384, 4096, 12288)}
 """The benchmark's four sizes, which were measured in the same run and are not drawn."""
 PEERS = ("eager", "compile")
-SOMETIMES = ("liger", "compile budget 0.5", "max-autotune")
-"""Peers that count where they were measured."""
 
 
 CUT = {
@@ -47,7 +45,7 @@ def beside(rows: list[Row], column: str) -> Iterator[Beside]:
     for dims, by_name in select(rows, "both", column).items():
         times = {name: float(row["median_us"]) for name, row in by_name.items()}
         if dims not in MODELS and OURS in times:
-            fastest = min((*PEERS, *(name for name in SOMETIMES if name in times)), key=times.__getitem__)
+            fastest = min(PEERS, key=times.__getitem__)
             yield Beside(dims, times[OURS], fastest, times[OURS] / times[fastest])
 
 
@@ -89,15 +87,8 @@ def drawn_table(rows: list[Row]) -> str:
     body = []
     for one in graphs:
         loop = loops.get(one.dims)
-        body.append(
-            [
-                small(one.dims),
-                time_text(one.time),
-                SHORT[one.peer],
-                marked(one.ratio),
-                *((SHORT[loop.peer], marked(loop.ratio)) if loop else ("", "–")),
-            ]
-        )
+        cells = [small(one.dims), time_text(one.time), SHORT[one.peer], marked(one.ratio)]
+        body.append([*cells, *((SHORT[loop.peer], marked(loop.ratio)) if loop else ("", "–"))])
     return table(["rows: H → O", "graph", "fastest peer", "of it", "in a loop", "of it"], body)
 
 

@@ -15,8 +15,8 @@ from harness.puzzles.p24 import drawing
 from harness.puzzles.p24.counting import count, sectors
 from harness.puzzles.p24.spec import ledger
 
-GAP, TEXT = 24, 20
-"""Units between two panels, and for the line of text below each."""
+GAP = 24
+"""Units between two panels."""
 SIZES = ((64, 4), (64, 8), (128, 4), (128, 8))
 TILES = (64, 128)
 BY_ARITHMETIC = ("row-major", "z-order", "tiled")
@@ -31,14 +31,16 @@ Times = dict[tuple[int, int, str, str], float]
 def panels(parts: dict[str, Iterator[str]], side: int, label: str) -> str:
     """Drawings of square grids beside each other, each with its name below, on one line."""
     size = side * drawing.PITCH
-    width, height = len(parts) * (size + GAP) - GAP, size + TEXT
+    width = len(parts) * (size + GAP) - GAP
+    text = width / 32  # can still be read where the whole is as wide as a phone
+    height = size + 1.4 * text
     shown = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" aria-label="{label}" '
-        f'fill="currentColor" font-size="{TEXT * 0.7:g}" text-anchor="middle">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height:g}" role="img" aria-label="{label}" '
+        f'fill="currentColor" font-size="{text:g}" text-anchor="middle">'
     ]
     for number, (name, drawn) in enumerate(parts.items()):
         shown.append(f'<g transform="translate({number * (size + GAP)} 0)">{"".join(drawn)}')
-        shown.append(f'<text x="{size / 2:g}" y="{height - 4}">{name}</text></g>')
+        shown.append(f'<text x="{size / 2:g}" y="{size + text:g}">{name}</text></g>')
     return "".join([*shown, "</svg>\n"])
 
 

@@ -46,19 +46,36 @@ def softmax_row() -> str:
     return drawing.svg()
 
 
-def bits_kept() -> str:
-    """Bits that ReLU keeps for each element, by way, as measured."""
-    lines = outputs.load("what_is_kept").text.splitlines()[1:]
-    matches = [re.match(r"(\w+) +(.+?) +[\d,]+ +[\d,]+ +([\d.]+)  (.+)$", line) for line in lines]
-    rows = []
-    for who, what, bits, verdict in (match.groups() for match in matches if match):
-        words = f"{float(bits):g} bits" if float(bits) > 1 else "1 bit"
-        name = f"{who}: {what}" if who == "PyTorch" else what
-        rows.append(
-            (name, float(bits), words + ", wrong" * (verdict != "right"), 0.35 * (verdict == "right"))
-        )
-    label = "; ".join(f"{name} {words}" for name, _, words, _ in rows)
-    return bars(rows, f"Bits kept for each element of a ReLU: {label}", left=142, longest=200)
+RELU_ROW = (0.3, -1.2, 0.0, 2.1, -0.4, 0.8, -2.0, 1.5)
+"""A row of inputs of a ReLU."""
+
+
+def relu_ways() -> str:
+    """What five ways to remember a ReLU's mask keep of one row, to scale: 32 bits are as wide as a number."""
+    x = np.array(RELU_ROW)
+    ways = (
+        ("the input", 32, x),
+        ("the output", 32, x.clip(0)),
+        ("a bool", 8, x > 0),
+        ("a bit", 1, x > 0),
+        ("sign and mean", 32, np.append(np.sign(x), np.sign(x).mean())),
+    )
+    sizes = {name: f"{bits * len(kept) // 8} byte{'s' * (bits > 1)}" for name, bits, kept in ways}
+    drawing = Drawing(
+        44 * len(ways) + 2, "A ReLU keeps of eight numbers: " + ", ".join(map(" ".join, sizes.items())) + "."
+    )
+    for number, (name, bits, kept) in enumerate(ways):
+        y, wide = 44 * number + 4, 33 * bits / 32
+        drawing.text(96, y + 14, name, anchor="end")
+        drawing.text(96, y + 30, sizes[name], anchor="end", size=13)
+        drawing.box(104, y, wide * len(kept), 32, radius=0)
+        for place, value in enumerate(kept):
+            passes = place < len(x) and x[place] > 0
+            shade = (LEGIBLE if bits == 32 else 0.8) * passes
+            drawing.box(104 + wide * place, y, wide, 32, shade=shade, thick=bits > 1, radius=0)
+            if bits == 32:
+                drawing.text(104 + wide * (place + 0.5), y + 21, f"{value:.1f}".replace("-", "−"), size=13)
+    return drawing.svg()
 
 
 def ballot() -> str:
@@ -80,6 +97,86 @@ def ballot() -> str:
     drawing.arrow(240, 124, 240, 144)
     drawing.text(240, 160, "one word of 4 bytes is kept")
     drawing.text(240, 180, "instead of 32 floats, 128 bytes")
+    return drawing.svg()
+
+
+ASKED = (
+    ("a call", "define", "what is y?"),
+    ("torch.compile", "fake", "which shape?"),
+    ("autograd, forward", "save", "what do you need later?"),
+    ("loss.backward()", "gradient", "what is dx?"),
+    ("a second derivative", "second", "what is that of dx?"),
+    ("torch.autocast", "autocast", "in which dtype?"),
+    ("torch.func.vmap", "vmap", "where is the batch?"),
+)
+"""Who asks an operator what, and the blank that answers."""
+
+
+def operator_asked() -> str:
+    """The seven parts of a registered operator between those who ask and two kernels."""
+    drawing = Drawing(
+        42 * len(ASKED) + 4,
+        "An operator is seven answers. "
+        + "; ".join(f"{who} asks {what} {blank} answers" for who, blank, what in ASKED)
+        + ". Two of them call a kernel.",
+    )
+    for number, (who, blank, what) in enumerate(ASKED):
+        y = 42 * number + 4
+        drawing.text(2, y + 14, who, anchor="start", code="." in who, size=13)
+        drawing.text(2, y + 30, what, anchor="start", size=13)
+        drawing.arrow(166, y + 17, 206, y + 17)
+        drawing.labelled(
+            210, y + 2, 96, 30, blank, code=True, shade=0.2 if blank in ("define", "gradient") else 0.06
+        )
+    kernels = {"softmax": 21, "softmax_backward": 21 + 42 * 3}
+    for kernel, y in kernels.items():
+        drawing.arrow(308, y, 332, y)
+        drawing.labelled(336, y - 17, 142, 34, kernel, code=True, shade=LEGIBLE)
+    drawing.text(407, 75, "kernels of yours,", size=13)
+    drawing.text(407, 91, "which know memory only", size=13)
+    return drawing.svg()
+
+
+BLOCK = {"input": 2048 * 512, "norm": 2048 * 512, "into GELU": 2048 * 2048, "out of GELU": 2048 * 2048}
+"""The elements of what the block of `saving_less.py` has between its operations, float32."""
+KEPT = {
+    "everything, or a budget of 1": set(BLOCK),
+    "a budget of one half": {"input", "into GELU"},
+    "a checkpoint, or a budget of 0": {"input"},
+}
+"""Which of them are kept, by way; a run of the example with hooks that look at values says so."""
+
+
+def block_kept() -> str:
+    """A block's activations to scale, filled where a way keeps them and hollow where it makes them again."""
+    statistics = (
+        2 * 2048
+    )  # too little to draw; LayerNorm is made again from them, or with the rest from the input
+    totals = {
+        way: (sum(BLOCK[name] for name in kept) + statistics * (len(kept) > 1)) * 4 / 1e6
+        for way, kept in KEPT.items()
+    }
+    drawing = Drawing(
+        76 * len(KEPT),
+        "Kept of a block: "
+        + "; ".join(f"{way}: {', '.join(kept)}, {totals[way]:.1f} MB" for way, kept in KEPT.items()),
+    )
+    scale = 460 / sum(BLOCK.values())
+    for number, (way, kept) in enumerate(KEPT.items()):
+        x, y = 10, 76 * number + 22
+        drawing.text(10, y - 6, f"{way}: {totals[way]:.1f} MB", anchor="start")
+        for name, size in BLOCK.items():
+            drawing.labelled(
+                x,
+                y,
+                scale * size - 3,
+                34,
+                name,
+                shade=LEGIBLE if name in kept else 0,
+                thick=1 if name in kept else 0.3,
+                size=13,
+            )
+            x += scale * size
     return drawing.svg()
 
 
@@ -443,7 +540,9 @@ def swap_gains() -> str:
 
 FILES = {
     "softmax_row.svg": softmax_row,
-    "bits_kept.svg": bits_kept,
+    "relu_ways.svg": relu_ways,
+    "operator_asked.svg": operator_asked,
+    "block_kept.svg": block_kept,
     "ballot.svg": ballot,
     "kept_by_way.svg": kept_by_way,
     "wrong_dq.svg": wrong_dq,

@@ -1,6 +1,7 @@
 """The losses of training runs with a wrong solution beside the right one's, from the records of curves."""
 
 from book.figures.charts import LogChart
+from book.figures.figures import NARROW
 from book.measure import record
 from harness.check import zoo
 
@@ -73,3 +74,22 @@ def drawn(right: Curve, own: Curve) -> str:
     drawing.curve(right, dash="3 3")
     drawing.curve(own, thick=2)
     return drawing.svg().strip()
+
+
+def together() -> str:
+    """The losses of all wrong runs of puzzle 22 in one picture, thin, and the right one's, thick. What leaves it is cut off."""
+    every = runs("p22")
+    rows, (right, _) = [own for _, own in every.values()], next(iter(every.values()))
+    first, last = right[0][0], right[-1][0]
+    fall, below = (sum(own[-1][1] < end for own in rows) for end in (right[0][1], right[-1][1]))
+    label = f"Losses of {len(rows)} runs with a wrong kernel each: {fall} fall, and {below} end below the right run's."
+    ticks = {float(step): str(step) for step in (10, 20, 50, 100, 200, 300)}
+    high, names = 2.0, ("step", "loss")
+    drawing = LogChart(
+        (NARROW, 330), label, (float(first), float(last)), (0.003, high), *names, x_ticks=ticks
+    )
+    for own in rows:
+        kept = [point for point in own if point[1] < high]
+        drawing.polyline((drawing.place(*point) for point in kept), opacity=0.5)
+    drawing.curve(right, thick=4)
+    return drawing.svg()

@@ -221,30 +221,28 @@ def glossary() -> str:
 def bytes_and_error(points: list[tuple[str, float, float]]) -> str:
     """Ways to keep activations: megabytes to the right, error of the worst gradient upward, by powers of ten.
 
-    `points` are (name, megabytes, error).
+    `points` are (name, megabytes, error). Those of the compiler, hollow, have their name below, the others above.
     """
     label = "; ".join(f"{name}: {size:g} MB, error {error:.0e}" for name, size, error in points)
-    drawing = Drawing(330, f"Bytes kept against the error of the worst gradient. {label}", width=720)
-    left, bottom, width, height = 80, 280, 430, 250
+    drawing = Drawing(300, f"Bytes kept against the error of the worst gradient. {label}")
+    left, bottom, width, height = 48, 262, 370, 230
     most = max(size for _, size, _ in points)
     low, high = -7, -2
-
-    def place(size: float, error: float) -> tuple[float, float]:
-        return left + width * size / most, bottom - height * (math.log10(error) - low) / (high - low)
-
-    drawing.arrow(left, bottom, left + width + 30, bottom)
-    drawing.arrow(left, bottom, left, bottom - height - 20)
-    drawing.text(left + width / 2, bottom + 40, f"MB kept between the passes, to {most:g}", size=12)
-    drawing.text(left + 14, 14, "error of the worst gradient", anchor="start", size=12)
+    drawing.arrow(left, bottom, left + width + 50, bottom)
+    drawing.arrow(left, bottom, left, bottom - height - 24)
+    drawing.text(left + 10, 12, "error of the worst gradient", anchor="start", size=12)
     for power in range(low, high + 1):
-        drawing.text(
-            left - 8, bottom - height * (power - low) / (high - low) + 4, f"1e{power}", anchor="end", size=11
-        )
-    for number, (name, size, error) in enumerate(points, start=1):
-        x, y = place(size, error)
-        drawing.box(x - 5, y - 5, 10, 10, shade=0.5)
-        drawing.text(x + 14 + 14 * (number > 3), y + 4, str(number), size=11)
-        drawing.text(550, 40 + 24 * number, f"{number}  {name}", anchor="start", size=12)
+        y = bottom - height * (power - low) / (high - low)
+        drawing.text(left - 6, y + 4, f"1e{power}", anchor="end", size=12)
+    for size in sorted({size for _, size, _ in points}):
+        drawing.text(left + width * size / most, bottom + 18, f"{size:g} MB", size=12)
+    drawing.text(left + width / 2, bottom + 36, "kept between the passes", size=12)
+    for name, size, error in points:
+        x = left + width * size / most
+        y = bottom - height * (math.log10(error) - low) / (high - low)
+        compiled = name.startswith("compiled, ")
+        drawing.box(x - 5, y - 5, 10, 10, shade=0 if compiled else 0.8)
+        drawing.text(x, y + (18 if compiled else -10), name.removeprefix("compiled, "), size=12)
     return drawing.svg()
 
 

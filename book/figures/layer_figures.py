@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from book.figures import bench_results, every_size
+from book.figures import bench_results, curve_chart, every_size
 from book.figures.charts import LogChart, ratio_dots
 from book.figures.figures import LEGIBLE, NARROW, ROOT, Drawing, bar_rows, player_start
 from book.measure import ledger, outputs, record
@@ -556,4 +556,5 @@ FILES = {
     "drawn_sizes.svg": drawn_sizes,
     "three_views.svg": three_views,
     "racing_warps.svg": racing_warps,
+    "wrong_losses.svg": curve_chart.together,
 }

@@ -274,9 +274,14 @@ def test_the_softmax_row_is_its_jacobian_times_what_arrives():
 
 
 def test_bits_and_checks_are_those_of_the_recorded_runs():
-    drawn = words(backward_figures.bits_kept())
-    assert drawn[drawn.index("a bit") + 1] == "1 bit" and drawn[-1] == "32.03 bits, wrong"
-    assert (BOOK / "outputs" / "what_is_kept.txt").read_text().count("\n") == len(drawn) / 2 + 1
+    drawn = words(backward_figures.relu_ways())
+    measured = (BOOK / "outputs" / "what_is_kept.txt").read_text()
+    bits = dict(re.findall(r"^Relu\w+ +(.*\S) +[\d,]+ +[\d,]+ +([\d.]+)  right$", measured, re.M))
+    assert {way: drawn[drawn.index(way) + 1].split()[0] for way in bits} == {
+        way: f"{float(bits[way]):g}" for way in bits
+    }
+    assert len(bits) == 4
+    assert re.search(r"sign and mean .*  off by ", measured) and "36 bytes" in drawn
     drawn = words(backward_figures.checks_see())
     matrix = (BOOK / "outputs" / "hunt_matrix.txt").read_text()
     rows = [line for line in matrix.splitlines()[1:] if ": sees" not in line]
@@ -292,6 +297,46 @@ def test_what_four_functions_keep_is_the_record_s_and_only_relu_s_custom_pass_ke
     assert sorted({f"{size:.2f}" for size in kept}) == sorted(set(re.findall(r"([\d.]+) MB", text)))
     eager, custom = kept[::3], kept[2::3]
     assert [own < theirs for own, theirs in zip(custom, eager, strict=True)] == [True, False, False, False]
+
+
+def test_what_a_block_keeps_adds_up_to_the_recorded_bytes_of_each_way():
+    drawn = [
+        float(said.split(": ")[1].split()[0])
+        for said in words(backward_figures.block_kept())
+        if said.endswith(" MB")
+    ]
+    measured = dict(
+        re.findall(r"^(\S.*?) +([\d.]+) MB", (BOOK / "outputs" / "saving_less.txt").read_text(), re.M)
+    )
+    same = (
+        ("everything kept", "compiled, budget 1"),
+        ("compiled, budget 0.5",),
+        ("checkpoint", "compiled, budget 0"),
+    )
+    assert [{float(measured[way]) for way in ways} for ways in same] == [{size} for size in drawn]
+
+
+def test_a_tenth_of_the_bytes_costs_no_accuracy_and_half_of_them_in_sixteen_bits_a_thousandfold():
+    lines = re.findall(
+        r"^(\S.*?) +([\d.]+) MB +(\S+)$", (BOOK / "outputs" / "saving_less.txt").read_text(), re.M
+    )
+    ways = {way: (float(size), float(error)) for way, size, error in lines}
+    (all_bytes, error), (tenth, same), (half, worse) = (
+        ways[w] for w in ("everything kept", "checkpoint", "kept in bfloat16")
+    )
+    assert (
+        round(all_bytes / tenth) == 10
+        and same <= error
+        and round(all_bytes / half) == 2
+        and worse > 1000 * error
+    )
+
+
+def test_the_operator_s_parts_are_the_blanks_of_the_registration():
+    blanks = re.findall(
+        r"# BLANK-START (\w+)", (BOOK.parent / "solutions" / "p20" / "register.py").read_text()
+    )
+    assert [blank for _, blank, _ in backward_figures.ASKED] == blanks
 
 
 def test_the_wrong_gradient_is_the_right_one_times_the_root_of_six():

@@ -22,7 +22,7 @@ TESTS = Path(__file__).resolve().parent
 def suite(tmp_path):
     """Files of a small suite by name, and arguments of pytest -> the finished run with the plugins of this folder."""
 
-    def run(files: dict[str, str], *arguments: str) -> subprocess.CompletedProcess:
+    def run(files: dict[str, str], *arguments: str, start=("tests",)) -> subprocess.CompletedProcess:
         for name, text in files.items():
             path = tmp_path / "tests" / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -31,7 +31,7 @@ def suite(tmp_path):
             "[pytest]\naddopts = -p no:cacheprovider\npythonpath = " + str(TESTS)
         )
         plugins = ("-p", "folder_times", "-p", "order", "-p", "quick_run")
-        command = [sys.executable, "-m", "pytest", *plugins, "tests", *arguments]
+        command = [sys.executable, "-m", "pytest", *plugins, *start, *arguments]
         return subprocess.run(
             command,
             cwd=tmp_path,
@@ -114,6 +114,16 @@ def shuffled(seed: int) -> list[str]:
     ]
     order.shuffle(items, random.Random(seed))
     return [item.nodeid for item in items]
+
+
+def test_a_folder_that_is_named_again_after_another_one_keeps_its_fixtures(suite):
+    files = {
+        "book/conftest.py": "import pytest\n@pytest.fixture\ndef site(): pass",
+        "test_other.py": "def test(): pass",
+    }
+    files |= {f"book/test_{name}.py": "def test(site): pass" for name in ("a", "b")}
+    run = suite(files, "tests/book/test_a.py", "tests/test_other.py", "tests/book/test_b.py", start=())
+    assert run.returncode == 0 and "3 passed" in run.stdout, run.stdout
 
 
 def test_a_shuffled_run_keeps_files_together_and_can_be_repeated(suite):

@@ -468,6 +468,7 @@ FILES: dict[str, Callable[[], str]] = {
     "cross_entropy.md": cross_entropy_table,
     "step_by_hand.md": step_table,
     "cliffs.md": cliffs_table,
+    "option_costs.svg": attention_times.option_costs,
     "bench_host.svg": bench_results.host_chart,
     "tf32_ratio.svg": bench_results.tf32_chart,
     "pairs_by_length.svg": attention_pairs.by_length,

@@ -162,6 +162,23 @@ def over_chart(times: Times) -> str:
     return bars(f"Time over cuDNN's. {spoken}", "time / cuDNN's", groups, left=56, longest=270)
 
 
+def option_costs() -> str:
+    """Heads of 64 in bfloat16, option by option: these kernels' time and PyTorch's, over PyTorch's without any."""
+    rows = [row for row in record.rows("attention_options") if (row["dtype"], row["d"]) == ("bfloat16", "64")]
+    unit = next(float(row["peer_ms"]) for row in rows if row["option"] == "none")
+    groups, spoken = {}, []
+    for row in rows:
+        peer = row["peer"].replace("efficient", "memory-efficient")
+        both = (("these kernels", float(row["ours_ms"]), True), (peer, float(row["peer_ms"]), False))
+        option = row["option"].replace("S x S", "S × S")
+        groups[option] = [
+            (name, ms / unit, f"{ms / unit:.2f} · {1e3 * ms:.0f} µs", ours) for name, ms, ours in both
+        ]
+        spoken.append(f"{option}: " + ", ".join(f"{name} {ms / unit:.2f}" for name, ms, _ in both))
+    title = "time / cuDNN's without a mask"
+    return bars(f"Attention's {title}. {'; '.join(spoken)}", title, groups)
+
+
 def host_table(times: Times) -> str:
     """Microseconds that a call keeps its caller."""
     names = {

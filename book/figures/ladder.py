@@ -229,7 +229,7 @@ def versions(ladder: Ladder) -> dict[str, tuple[float, float | None]]:
         "1 fused": ladder.of("fused", "forward"),
         "2 tiles": unfused,
         "3 vectors": vectorised,
-        "4 tensor cores": [*ladder.of("fast", "forward", "layernorm_rows"), product, bias],
+        "4 wgmma": [*ladder.of("fast", "forward", "layernorm_rows"), product, bias],
         "5 epilogue": ladder.of("fast", "forward"),
     }
     return {name: totals(launches) for name, launches in steps.items()}

@@ -467,6 +467,36 @@ def drawn_sizes() -> str:
     return ratio_dots(label, "time / fastest peer's time", points, "number of rows")
 
 
+def cross_entropy_chart() -> str:
+    """Time over memory of GPT-2's head, with a curve through the chunks."""
+    at = {row["way"]: row for row in record.rows("cross_entropy") if (row["H"], row["V"]) == ("768", "50304")}
+    places = {way: (float(row["peak_mib"]), float(row["ms"])) for way, row in at.items()}
+    chunks = {int(way.removeprefix("chunks of ")): way for way in places if way.startswith("chunks")}
+    drawing = LogChart(
+        (NARROW, 320),
+        "Both passes of GPT-2's head with its loss: "
+        + "; ".join(f"{way} {ms:.1f} ms, {mib:,.0f} MiB" for way, (mib, ms) in places.items()),
+        x=(150, 20000),
+        y=(2, 10),
+        x_name="MiB at the peak",
+        y_name="ms",
+        x_ticks={float(mib): f"{mib:,}" for mib in (200, 500, 1000, 2000, 5000)},
+        y_ticks={float(ms): str(ms) for ms in (2, 3, 4, 6, 8)},
+    )
+    drawing.curve([places[way] for _, way in sorted(chunks.items())])
+    for rows, way in chunks.items():
+        drawing.marker(*places[way], "square")
+        drawing.note(*places[way], f"{rows:,} rows", dx=8, dy=-5)
+    for way, name, shape in (
+        ("products", "three bare products", "circle"),
+        ("eager", "eager PyTorch", "circle"),
+        ("compile", "torch.compile", "triangle"),
+    ):
+        drawing.marker(*places[way], shape, hollow=True)
+        drawing.note(*places[way], name)
+    return drawing.svg()
+
+
 def fused_over_unfused() -> dict[str, float]:
     """What the fused kernels take of what the unfused ones take, seen in three ways."""
     moved = [ledger.moved("forward", who, GPT2_SMALL) for who in ("fused", "unfused")]
@@ -554,6 +584,7 @@ FILES = {
     "compiled_pair.svg": compiled_pair,
     "cancellation.svg": cancellation,
     "drawn_sizes.svg": drawn_sizes,
+    "cross_entropy.svg": cross_entropy_chart,
     "three_views.svg": three_views,
     "racing_warps.svg": racing_warps,
     "wrong_losses.svg": curve_chart.together,

@@ -46,6 +46,23 @@ def ways_chart() -> str:
     return bars(rows, f"What one product takes, by the way of timing it: {words}.")
 
 
+def power_chart() -> str:
+    """A large product rested, under load, and of zeros under load, with the driver's watts where the product ran meanwhile."""
+    shown = {
+        "random, rested": "large product, rested",
+        "random, after 4 s": "large product, after 4 s of it",
+        "zeros, after 4 s": "large product of zeros, after 4 s of it",
+    }
+    by_name, drawn = {row["what"]: row for row in rows("timing_ways")}, []
+    for name, what in shown.items():
+        row = by_name[what]
+        time, watts = float(row["median_us"]), float(row["note"].split(" W")[0])
+        words = duration(time) if name.endswith("rested") else f"{duration(time)}, {watts:.0f} W"
+        drawn.append((name, time, words, FAINT))
+    spoken = "; ".join(f"{name} {words}" for name, _, words, _ in drawn)
+    return bars(drawn, f"A large product on one GPU: {spoken}.")
+
+
 def both_devices() -> list[tuple[tuple[int, ...], str, float, float]]:
     """Sizes, pass, and the microseconds of PyTorch on the CPU and on the GPU."""
     gpu = {
@@ -86,6 +103,7 @@ def pages() -> dict[str, str]:
     return {
         "timing_ways.md": ways_table(),
         "timing_ways.svg": ways_chart(),
+        "timing_power.svg": power_chart(),
         "cpu_gpu.md": devices_table(),
         "profiler.md": profiler_table(),
     }

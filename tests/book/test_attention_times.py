@@ -7,6 +7,7 @@ from book_paths import BOOK
 
 from book.figures import attention_times
 from book.figures.attention_times import CUDNN, OURS, Times
+from book.measure import record
 
 PAGE = (BOOK / "src" / "puzzle_23" / "tensor_cores.md").read_text()
 
@@ -48,3 +49,11 @@ def test_the_prediction_counts_products_and_exponentials():
         "needed"
     ] == pytest.approx(prediction["done"] * 7 / 9)
     assert prediction["exponentials"] == pytest.approx(3 * 96 * 1024**2 / (132 * 16 * 1.98e9) * 1e6)
+
+
+def test_the_bars_of_the_options_are_those_of_the_record():
+    rows = [r for r in record.rows("attention_options") if (r["dtype"], r["d"]) == ("bfloat16", "64")]
+    unit = next(float(r["peer_ms"]) for r in rows if r["option"] == "none")
+    shown = re.findall(r">(\d\.\d\d) · (\d+) µs<", attention_times.option_costs())
+    times = [float(r[who]) for r in rows for who in ("ours_ms", "peer_ms")]
+    assert shown == [(f"{ms / unit:.2f}", f"{1e3 * ms:.0f}") for ms in times] and len(shown) == 14

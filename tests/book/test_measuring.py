@@ -48,6 +48,13 @@ def test_the_table_of_the_ladder_has_times_shares_and_counters():
     assert times["forward"] in pages["ladder_beside.md"], "the benchmark has this size"
 
 
+def test_the_watts_of_a_rested_gpu_are_not_those_of_its_product():
+    from book.figures import timing_pages
+
+    said = re.findall(r">([^<]+)</text>", timing_pages.power_chart())[1::2]
+    assert [" W" in words for words in said] == [False, True, True]
+
+
 # ---- The glossary -------------------------------------------------------------------------------------------
 
 

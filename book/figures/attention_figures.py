@@ -243,6 +243,53 @@ def slot_picture(lengths: tuple[int, ...] = (5, 3, 6), rows: int = 4) -> str:
     return drawing.svg()
 
 
+def padding(lengths: tuple[int, ...] = tuple(range(1, 9))) -> str:
+    """The scores of sequences of unequal lengths in squares that are padded to the longest, to scale."""
+    longest, side = max(lengths), 108
+    work = sum(length**2 for length in lengths) / (len(lengths) * longest**2)
+    rows = sum(lengths) / (len(lengths) * longest)
+    drawing = Drawing(
+        2 * (side + 12) + 4,
+        f"Sequences of {', '.join(map(str, lengths))} eighths of the longest, as squares of scores that are padded to it: "
+        f"{rows:.0%} of the rows and {work:.0%} of the scores are those of the sequences.",
+    )
+    for number, length in enumerate(lengths):
+        x, y = 2 + (side + 14) * (number % 4), 2 + (side + 12) * (number // 4)
+        own = side * length / longest
+        drawing.box(x, y, side, side, radius=0, thick=0.6)
+        drawing.box(x, y, own, own, shade=0.5, radius=0, thick=0.6)
+    return drawing.svg()
+
+
+def two_digits(x: float = np.pi) -> str:
+    """The binary digits of a float32 number, and those of the two float16 numbers that stand for it."""
+    single = np.float32(x)
+    high = np.float16(single)
+    low = np.float16(single - np.float32(high))
+    unit = 2.0 ** np.floor(np.log2(x))
+    lost = abs(float(single) - float(high) - float(low)) / float(single)
+
+    def places(value: float, digits: int) -> tuple[int, str]:
+        """The place of the first digit, counted from that of x, and the digits."""
+        first = int(np.floor(np.log2(unit)) - np.floor(np.log2(value)))
+        return first, f"{round(float(value) / unit * 2.0 ** (first + digits - 1)):b}"
+
+    rows = (("float32", single, 24), ("float16", high, 11), ("float16", low, 11))
+    drawing = Drawing(
+        136,
+        f"{single:.7f} in 24 binary digits is nearly {float(high):.7f} and {float(low):.7f} in 11 digits each; {lost:.0e} of it is lost.",
+    )
+    for number, (kind, value, digits) in enumerate(rows):
+        y = 4 + 44 * number
+        drawing.text(2, y + 12, ("x", "x_h", "x_l")[number], anchor="start")
+        drawing.text(2, y + 28, kind, anchor="start")
+        first, written = places(float(value), digits)
+        for place, digit in enumerate(written):
+            shade = (0.06, LEGIBLE, 0.16)[number]
+            drawing.labelled(58 + 17.4 * (first + place), y, 16, 32, digit, shade=shade, code=True)
+    return drawing.svg()
+
+
 def halves() -> str:
     """The product of two numbers, each cut in two, as an area; not to scale."""
     drawing = Drawing(
@@ -505,6 +552,8 @@ FILES = {
     "fast_block.svg": fast_block,
     "slots.svg": slot_picture,
     "halves.svg": halves,
+    "padding.svg": padding,
+    "two_digits.svg": two_digits,
     "gather_and_scatter.svg": gather_and_scatter,
     "tile_masks.svg": tile_masks,
     "order_bars.svg": order_bars,

@@ -29,18 +29,12 @@ ONE_THREAD = {"minimal_fused_forward": 9, "minimal_fused_backward": 2 + 3 * 5}
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch: what it took in microseconds, if it was measured, and the least time that its prediction allows."""
+    """One launch: what it took in microseconds, the least time that its prediction allows, and what limits it."""
 
     kernel: str
-    measured: float | None
+    took: float
     predicted: float
     limit: str
-
-    @property
-    def took(self) -> float:
-        """What was measured, where something was."""
-        assert self.measured is not None
-        return self.measured
 
 
 def memory(tensors: float) -> tuple[float, str]:
@@ -191,31 +185,29 @@ def times(ratio: float) -> str:
 
 
 def table(launches: list[Launch], overlap: bool = False) -> str:
-    """Prediction and result of some launches, as Markdown; without measurements the predictions alone.
+    """Prediction and result of some launches, as Markdown.
 
     Args:
         launches: In their order.
         overlap: Whether one may begin before the one in front of it is done; their times then have no sum.
     """
-    rows = [(f"`{x.kernel}`", x.limit, x.predicted, x.measured) for x in launches]
+    rows = [(f"`{x.kernel}`", x.limit, x.predicted, x.took) for x in launches]
     if len(launches) > 1 and not overlap:
         rows.append(("together", "", *totals(launches)))
     head = ["launch", "limited by", "predicted", "measured", "times the prediction"]
-    body = [[name, limit, duration(floor)] for name, limit, floor, _ in rows]
-    if any(x.measured is None for x in launches):
-        return markdown_table.table(head[:3], body, "llr")
-    for cells, (*_, floor, took) in zip(body, rows, strict=True):
-        cells += [duration(took or 0), times((took or 0) / floor)]
+    body = [
+        [name, limit, duration(floor), duration(took), times(took / floor)]
+        for name, limit, floor, took in rows
+    ]
     return markdown_table.table(head, body, "llrrr")
 
 
-def totals(launches: list[Launch]) -> tuple[float, float | None]:
+def totals(launches: list[Launch]) -> tuple[float, float]:
     """The predicted and the measured microseconds of some launches together."""
-    measured = None if any(x.measured is None for x in launches) else sum(x.took for x in launches)
-    return sum(x.predicted for x in launches), measured
+    return sum(x.predicted for x in launches), sum(x.took for x in launches)
 
 
-def versions(ladder: Ladder) -> dict[str, tuple[float, float | None]]:
+def versions(ladder: Ladder) -> dict[str, tuple[float, float]]:
     """The forward pass after each step: its name, and predicted and measured microseconds of its launches together.
 
     Steps 3 and 4 exchange launches of the pass before them; their totals are sums, not runs.
@@ -238,8 +230,7 @@ def versions(ladder: Ladder) -> dict[str, tuple[float, float | None]]:
 def climb(ladder: Ladder) -> str:
     """The forward pass after each step, predicted and measured, as a chart."""
     steps = versions(ladder)
-    shown = {name: floor if took is None else took for name, (floor, took) in steps.items()}
-    words = "; ".join(f"{name}: {duration(time)}" for name, time in shown.items())
+    words = "; ".join(f"{name}: {duration(took)}" for name, (_, took) in steps.items())
     drawing = LogChart(
         (NARROW, 340),
         f"Time of the forward pass after each step, on a logarithmic axis, falling from step to step. {words}.",
@@ -247,24 +238,18 @@ def climb(ladder: Ladder) -> str:
         y=(10, 1e6),
         x_name="",
         y_name="forward pass",
-        y_ticks={
-            10.0**power: duration(10.0**power).replace(".00", "").replace(".0", "") for power in range(1, 7)
-        },
+        y_ticks={10.0**n: duration(10.0**n).replace(".00", "").replace(".0", "") for n in range(1, 7)},
         x_ticks={2 ** (i + 0.5): name for i, name in enumerate(steps)},
     )
-    places = [2 ** (i + 0.5) for i in range(len(steps))]
-    floors = [(x, floor) for x, (floor, _) in zip(places, steps.values(), strict=True)]
-    drawing.curve(floors, dash="5 4", thick=1)
-    for point in floors:
-        drawing.marker(*point, "circle", hollow=True)
-    drawing.marker(2**3.6, 1e5, "circle", hollow=True)
-    drawing.note(2**3.6, 1e5, "predicted")
-    took = list(zip(places, shown.values(), strict=True))
-    drawing.curve(took)
-    for point in [*took, (2**3.6, 2.5e5)]:
-        drawing.marker(*point, "circle")
-    drawing.note(2**3.6, 2.5e5, "measured")
-    for x, time in zip(places, shown.values(), strict=True):
+    floors = [(2 ** (i + 0.5), floor) for i, (floor, _) in enumerate(steps.values())]
+    took = [(2 ** (i + 0.5), time) for i, (_, time) in enumerate(steps.values())]
+    for points, key, name in ((floors, (2**3.6, 1e5), "predicted"), (took, (2**3.6, 2.5e5), "measured")):
+        hollow = name == "predicted"
+        drawing.curve(points, dash="5 4" if hollow else "", thick=1 if hollow else 1.6)
+        for point in (*points, key):
+            drawing.marker(*point, "circle", hollow=hollow)
+        drawing.note(*key, name)
+    for x, time in took:
         drawing.note(x, time, duration(time), dx=9, dy=-6)
     return drawing.svg()
 

@@ -1,7 +1,7 @@
 """The ladder as one table for each pass: what a step changes, who reads what, the prediction with its arithmetic, what it took.
 
 Times come from the record `ladder`, the benchmark's from the record `bench` where it has the same size,
-the counter from the recorded runs of `--profile`. What was not measured says so.
+the counter from the recorded runs of `--profile`.
 """
 
 import html
@@ -166,7 +166,7 @@ def tile(bias: bool) -> str:
 
 
 def bench_times(ladder: Ladder, direction: str) -> dict[str, float]:
-    """Candidate -> microseconds of a pass in the benchmark's graph column at the ladder's size, empty where it has none."""
+    """Candidate -> microseconds of a pass in the benchmark's graph column at the ladder's size."""
     B, S, H, O = ladder.dims
     wanted = (str(B * S), str(H), str(O), direction, "graph")
     return {
@@ -193,35 +193,26 @@ def profiled(variant: str) -> list[tuple[int, int]]:
     return [(int(row[3]) + int(row[4]), int(row[5])) for row in cells]
 
 
-def took(step: Step, bench: dict[str, float]) -> float | None:
+def took(step: Step, bench: dict[str, float]) -> float:
     """Microseconds of the pass after a step; where its launches overlap, the benchmark's."""
-    return bench.get("fast") if step.overlap else totals(step.launches)[1]
+    return bench["fast"] if step.overlap else totals(step.launches)[1]
 
 
 def of_bare(step: Step, ladder: Ladder, direction: str, bench: dict[str, float]) -> str:
     """The time of the bare products as a share of the pass's, both taken in the same way."""
-    bare = bench.get("bare GEMMs") if step.overlap else ladder.bare.get(direction)
-    time = took(step, bench)
-    if bare is None or time is None:
-        return "not measured"
-    share = bare / time * 100
+    share = (bench["bare GEMMs"] if step.overlap else ladder.bare[direction]) / took(step, bench) * 100
     return f"{share:.0f}%" if share >= 10 else f"{share:.2g}%"
 
 
 def table(ladder: Ladder, direction: str, steps: list[Step]) -> str:
     """One pass as an HTML table: a column for each step."""
     bench = bench_times(ladder, direction)
-
-    def time(step: Step) -> str:
-        value = took(step, bench)
-        return "not measured" if value is None else duration(value)
-
     rows: dict[str, Callable[[Step], str]] = {
         "in the code": lambda step: html.escape(step.code),
         "one instruction": lambda step: step.picture,
         "its arithmetic": lambda step: step.arithmetic,
         "predicted, all launches": lambda step: duration(totals(step.launches)[0]),
-        "took": time,
+        "took": lambda step: duration(took(step, bench)),
         "which is": lambda step: step.made_of,
         "of the bare product": lambda step: of_bare(step, ladder, direction, bench),
         "bytes moved, times the shapes'": moved,
@@ -236,10 +227,8 @@ def table(ladder: Ladder, direction: str, steps: list[Step]) -> str:
 
 
 def beside(ladder: Ladder) -> str:
-    """The fast pass and the bare products in the benchmark at this size, in a sentence; or that it has not this size."""
+    """The fast pass and the bare products in the benchmark at this size, in a sentence."""
     both = {way: bench_times(ladder, way) for way in ("forward", "backward")}
-    if not all("fast" in by_name and "bare GEMMs" in by_name for by_name in both.values()):
-        return "The [benchmark](benchmark.md) has no row of this size.\n"
     said = [
         f"{way} {duration(by_name['fast'])}, the bare products {duration(by_name['bare GEMMs'])} "
         f"({by_name['bare GEMMs'] / by_name['fast']:.0%})".replace("%", "&nbsp;%")

@@ -140,18 +140,16 @@ def operator_asked() -> str:
 BLOCK = {"input": 2048 * 512, "norm": 2048 * 512, "into GELU": 2048 * 2048, "out of GELU": 2048 * 2048}
 """The elements of what the block of `saving_less.py` has between its operations, float32."""
 KEPT = {
-    "everything, or a budget of 1": set(BLOCK),
-    "a budget of one half": {"input", "into GELU"},
-    "a checkpoint, or a budget of 0": {"input"},
+    "everything, or a budget of 1": list(BLOCK),
+    "a budget of one half": ["input", "into GELU"],
+    "a checkpoint, or a budget of 0": ["input"],
 }
 """Which of them are kept, by way; a run of the example with hooks that look at values says so."""
 
 
 def block_kept() -> str:
     """A block's activations to scale, filled where a way keeps them and hollow where it makes them again."""
-    statistics = (
-        2 * 2048
-    )  # too little to draw; LayerNorm is made again from them, or with the rest from the input
+    statistics = 2 * 2048  # too little to draw; LayerNorm is made again from them, or from the input
     totals = {
         way: (sum(BLOCK[name] for name in kept) + statistics * (len(kept) > 1)) * 4 / 1e6
         for way, kept in KEPT.items()
@@ -166,16 +164,8 @@ def block_kept() -> str:
         x, y = 10, 76 * number + 22
         drawing.text(10, y - 6, f"{way}: {totals[way]:.1f} MB", anchor="start")
         for name, size in BLOCK.items():
-            drawing.labelled(
-                x,
-                y,
-                scale * size - 3,
-                34,
-                name,
-                shade=LEGIBLE if name in kept else 0,
-                thick=1 if name in kept else 0.3,
-                size=13,
-            )
+            kept_here = {"shade": LEGIBLE, "thick": 1} if name in kept else {"shade": 0, "thick": 0.3}
+            drawing.labelled(x, y, scale * size - 3, 34, name, **kept_here)
             x += scale * size
     return drawing.svg()
 

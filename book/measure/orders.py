@@ -16,10 +16,9 @@ build the kernels' extension module.
 """
 
 import argparse
-import csv
 import itertools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,7 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, create_mask, flex_attention
 
-from harness.bench.machine import machine
+from book.measure.shared import write_to
 from harness.bench.timing import CudaClock, Protocol, WallClock, summary, take_turns
 from harness.nn import orders
 from harness.nn.window import TILE, GridWindow, window_attention
@@ -331,7 +330,7 @@ def measure(
 
 
 COLUMNS = (
-    *("device", "driver", "torch", "triton", "max", "date", "B", "N", "d", "dtype", "side", "radius"),
+    *("B", "N", "d", "dtype", "side", "radius"),
     *("candidate", "pass", "tile_pairs", "error", "median_us", "p20_us", "p80_us", "samples", "note"),
 )
 
@@ -354,27 +353,21 @@ def main(arguments: list[str] | None = None) -> int:
     torch._dynamo.config.recompile_limit = 64  # pyright: ignore[reportAttributeAccessIssue]
     compiled = torch.compile(flex_attention, dynamic=False) if on_gpu else on_cpu
     clock = CudaClock() if on_gpu else WallClock()
-    facts = {**machine(device), "B": flags.batch, "N": flags.heads, "d": DIM, "dtype": "bfloat16"}
-    rows: list[dict] = []
-    for size in flags.sizes:
-        side, radius = map(int, size.split(":"))
-        problem = Problem(flags.batch, flags.heads, side, radius, device)
-        protocol = Protocol(flags.rounds, 10_000.0, (0.01, 0.02) if on_gpu else (0.0, 0.0))
-        for row in measure(problem, tuple(flags.tiles), compiled, clock, protocol):
-            rows.append({**facts, "side": side, "radius": radius, **row})
-            print(side, radius, *row.values(), flush=True)
-        if flags.csv:
-            write(flags.csv, rows)
-        del problem
-    return int(any(str(row.get("note", "")).startswith(("WRONG", "AssertionError")) for row in rows))
+    wrong = []
 
+    def rows() -> Iterator[dict]:
+        for side, radius in (map(int, size.split(":")) for size in flags.sizes):
+            problem = Problem(flags.batch, flags.heads, side, radius, device)
+            protocol = Protocol(flags.rounds, 10_000.0, (0.01, 0.02) if on_gpu else (0.0, 0.0))
+            known = {"B": flags.batch, "N": flags.heads, "d": DIM, "dtype": "bfloat16", "side": side}
+            for row in measure(problem, tuple(flags.tiles), compiled, clock, protocol):
+                wrong.extend(
+                    each for each in ("WRONG", "AssertionError") if row.get("note", "").startswith(each)
+                )
+                yield known | {"radius": radius} | row
 
-def write(path: Path, rows: list[dict]) -> None:
-    """All rows so far."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        table = csv.DictWriter(file, COLUMNS, restval="")
-        table.writeheader()
-        table.writerows(rows)
+    write_to(flags.csv, rows(), COLUMNS)
+    return int(bool(wrong))
 
 
 if __name__ == "__main__":

@@ -10,26 +10,24 @@ it all on gloo.
 """
 
 import argparse
-import csv
 import datetime
 import itertools
 import json
-import os
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from harness.bench.machine import machine
+from book.measure.shared import join, write_to
 from harness.nn.ring_blocks import ring_with
 from harness.puzzles.p25 import layout
 
@@ -39,7 +37,7 @@ ALIKE = 2.0**-5
 BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cuDNN": SDPBackend.CUDNN_ATTENTION}
 ONE, RING, BLOCKS, PARALLEL = "one GPU", "ring", "ring, blocks alone", "context parallel"
 FIELDS = (
-    *("device", "driver", "torch", "date", "dtype", "batch", "heads"),
+    *("dtype", "batch", "heads"),
     *("candidate", "kernels", "ranks", "length", "d", "causal"),
     *("ms", "fastest_ms", "slowest_ms", "runs", "tokens_per_s", "of_ideal", "bytes_a_rank", "apart", "note"),
 )
@@ -115,23 +113,17 @@ class World:
             dist.all_reduce(torch.zeros(1, device=self.device), group=group)
 
 
-def join(device: str, seconds: float) -> World:
-    """Joins the ranks that torchrun has started. Whoever waits longer than `seconds` for the others is ended by PyTorch."""
-    if sys.platform == "linux":
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+def world_of(kind: str, seconds: float) -> World:
+    """Joins the ranks, and makes their groups. Whoever waits longer than `seconds` for the others is ended by PyTorch."""
+    device, size = join(kind, seconds), dist.get_world_size()
     limit = datetime.timedelta(seconds=seconds)
-    local = torch.device(device, int(os.environ["LOCAL_RANK"])) if device == "cuda" else torch.device("cpu")
-    if device == "cuda":
-        torch.cuda.set_device(local)
-    dist.init_process_group("nccl" if device == "cuda" else "gloo", timeout=limit)
-    size = dist.get_world_size()
     counts = [n for n in (1, 2, 4, 8, 16) if n < size] + [size]
     groups: dict[int, Any] = {n: dist.new_group(list(range(n)), timeout=limit) for n in counts}
     for ranks, group in groups.items():
         if dist.get_rank() < ranks:
-            dist.all_reduce(torch.zeros(1, device=local), group=group)  # connects them
+            dist.all_reduce(torch.zeros(1, device=device), group=group)  # connects them
     words = dist.new_group(list(range(size)), backend="gloo", timeout=10 * limit)
-    return World(local, groups, words, dist.get_rank())
+    return World(device, groups, words, dist.get_rank())
 
 
 # ---- Candidates ---------------------------------------------------------------------------------------------
@@ -418,89 +410,58 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> int:
     """Measures every size on the ranks that torchrun has started; rank 0 writes. 1 where a ring is wrong."""
-    flags, begun = parser().parse_args(arguments), time.monotonic()
-    world = join(flags.device, flags.patience)
-    leads, right = world.rank == 0, True
-    counts, makers = sorted(world.groups), list(BACKENDS)[: 2 if flags.device == "cuda" else 1]
+    flags = parser().parse_args(arguments)
+    world = world_of(flags.device, flags.patience)
+    most = max(world.groups)
     for length in flags.lengths:
-        if length % (2 * counts[-1]):
-            raise SystemExit(f"--lengths {length}: must be a multiple of {2 * counts[-1]}, twice the ranks")
-    with flags.csv.open("w", newline="", encoding="utf-8") if leads and flags.csv else nullcontext() as file:
-        table = Table(file, world.device) if leads else None
-        problem: Problem | None = None
-        for kernels in makers:  # unseen: what loads and connects at the first call of all
-            for candidate, ranks in ((ONE, 1), (RING, counts[-1])):
-                first = Job(candidate, kernels, ranks, flags.lengths[0], flags.dims[0], True)
-                measure(Problem(*first.size, world), first, 0.0)
-        jobs = list(plan(flags.lengths, flags.dims, counts, makers))
-        for number, job in enumerate(jobs):
-            if world.everybody(time.monotonic() - begun > flags.budget)[0]:
-                if leads:
-                    print(f"{len(jobs) - number} rows left out: {flags.budget:g} s are over", flush=True)
-                break
-            if problem is None or problem.size != job.size:
-                problem = None  # its memory is free before the next takes its own
-                problem = Problem(*job.size, world)
-            figures = measure(problem, job, flags.seconds)
-            right = right and not (
-                job.candidate == RING and figures.get("apart") and not float(figures["apart"]) < ALIKE
-            )
-            if table:
-                table.add(job, figures)
-            if (
-                flags.trace
-                and job.candidate == RING
-                and job.ranks == counts[-1]
-                and job.length <= flags.traced
-            ):
-                kernels = trace(problem, job)
-                if leads:
-                    with flags.trace.open("a", encoding="utf-8") as traces:
-                        traces.write(json.dumps(kernels) + "\n")
+        if length % (2 * most):
+            raise SystemExit(f"--lengths {length}: must be a multiple of {2 * most}, twice the ranks")
+    wrong: list[Job] = []
+    leads = world.rank == 0
+    write_to(flags.csv if leads else None, rows(world, flags, wrong), FIELDS, said=leads)
     dist.destroy_process_group()
-    return int(not right)
+    return int(bool(wrong))
 
 
-class Table:
-    """The CSV and what is printed, row by row; knows one GPU's times, which the ideal is made of."""
+def rows(world: World, flags: argparse.Namespace, wrong: list[Job]) -> Iterator[dict[str, Any]]:
+    """A row for each job until the budget is spent; rings that are wrong are added to `wrong`."""
+    begun, counts, makers = time.monotonic(), sorted(world.groups), list(BACKENDS)
+    makers = makers[: 2 if flags.device == "cuda" else 1]
+    for kernels in makers:  # unseen: what loads and connects at the first call of all
+        for candidate, ranks in ((ONE, 1), (RING, counts[-1])):
+            first = Job(candidate, kernels, ranks, flags.lengths[0], flags.dims[0], True)
+            measure(Problem(*first.size, world), first, 0.0)
+    alone: dict[tuple, float] = {}
+    problem: Problem | None = None
+    jobs = list(plan(flags.lengths, flags.dims, counts, makers))
+    for number, job in enumerate(jobs):
+        if world.everybody(time.monotonic() - begun > flags.budget)[0]:
+            if world.rank == 0:
+                print(f"{len(jobs) - number} rows left out: {flags.budget:g} s are over", flush=True)
+            return
+        if problem is None or problem.size != job.size:
+            problem = None  # its memory is free before the next takes its own
+            problem = Problem(*job.size, world)
+        figures = measure(problem, job, flags.seconds)
+        if job.candidate == RING and figures.get("apart") and not float(figures["apart"]) < ALIKE:
+            wrong.append(job)
+        known = {"dtype": "bfloat16", "batch": 1, "heads": HEADS} | vars(job) | {"causal": int(job.causal)}
+        yield known | figures | of_ideal(job, figures.get("ms"), alone)
+        if flags.trace and job.candidate == RING and job.ranks == counts[-1] and job.length <= flags.traced:
+            traced = trace(problem, job)
+            if world.rank == 0:
+                with flags.trace.open("a", encoding="utf-8") as traces:
+                    traces.write(json.dumps(traced) + "\n")
 
-    def __init__(self, file: TextIO | None, device: torch.device):
-        facts = machine(device)
-        self.facts = {name: facts[name] for name in FIELDS[:4]} | {
-            "dtype": "bfloat16",
-            "batch": 1,
-            "heads": HEADS,
-        }
-        self.file, self.base = file, {}
-        self.writer = csv.DictWriter(file, FIELDS, lineterminator="\n") if file else None
-        if self.writer:
-            self.writer.writeheader()
 
-    def add(self, job: Job, figures: dict[str, Any]) -> None:
-        """Adds a row."""
-        milliseconds, key = figures.get("ms"), (job.kernels, *job.size)
-        if job.candidate == ONE and milliseconds:
-            self.base[key] = milliseconds
-        if milliseconds and key in self.base and job.candidate in (ONE, RING, PARALLEL):
-            figures["of_ideal"] = round(self.base[key] / milliseconds / job.ranks, 4)
-        whole = self.facts | vars(job) | {"causal": int(job.causal)} | figures
-        if self.writer and self.file:
-            self.writer.writerow(whole)
-            self.file.flush()
-        print(line(whole), flush=True)
-
-
-def line(row: dict[str, Any]) -> str:
-    """A row for a person."""
-    mask = "causal" if row["causal"] else "full"
-    name = f"{row['candidate']} {row['kernels']}"
-    head = f"S {row['length']:>7} d {row['d']:>3} {mask:<6} x{row['ranks']} {name:<36}"
-    if row.get("note"):
-        return f"{head} {row['note']}"
-    ideal = f"{row['of_ideal']:5.1%} of the ideal" if row.get("of_ideal") else ""
-    memory = f"{row['bytes_a_rank'] / 2**30:6.2f} GiB" if row.get("bytes_a_rank") else ""
-    away = f"apart {row['apart']}" if row.get("apart") else ""
-    return f"{head} {row['ms']:>10.3f} ms ({row['runs']} runs) {ideal:<20} {memory} {away}".rstrip()
+def of_ideal(job: Job, milliseconds: float | None, alone: dict[tuple, float]) -> dict[str, float]:
+    """The time of one GPU, shared out, over a candidate's; `alone` knows the times of one GPU, and learns them here."""
+    key = job.kernels, *job.size
+    if milliseconds and job.candidate == ONE:
+        alone[key] = milliseconds
+    if not milliseconds or key not in alone or job.candidate == BLOCKS:
+        return {}
+    return {"of_ideal": round(alone[key] / milliseconds / job.ranks, 4)}
 
 
 if __name__ == "__main__":

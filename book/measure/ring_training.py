@@ -16,15 +16,12 @@ as `moved` is. Rank 0 says what there is to say; Ctrl-C ends all ranks.
 """
 
 import argparse
-import csv
 import dataclasses
-import datetime
 import functools
-import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +30,7 @@ import torch.distributed as dist
 from rich.console import Console
 from torch import nn
 
+from book.measure.shared import join, write_to
 from harness.bench.loss_curves import furthest
 from harness.bench.machine import machine
 from harness.bench.timing import CudaClock, WallClock, summary
@@ -62,7 +60,6 @@ PAIRS = {PLAIN: plain_pair, OURS: LayerNormLinear}
 UNTIMED = 5
 """First steps, whose time holds compiling and connecting."""
 FIELDS = (
-    *("device", "driver", "torch", "max", "date"),
     *("precision", "layers", "width", "heads", "context", "batch"),
     *("ranks", "way", "pairs", "step", "loss", "step_us", "peak_bytes"),
 )
@@ -264,27 +261,20 @@ def main(arguments: list[str] | None = None, chapters: Path | None = None) -> in
 def compare(console: Console, options: Options, ranks: Ranks, wanted: list[str], flags, text: Text) -> bool:
     """Trains in every way that is asked for and reports; whether all losses are those of one process."""
     sizes = f"{options.layers} layers of width {options.width}, {options.batch} x {options.context} tokens"
-    facts = machine(ranks.device)
-    where = f"{ranks.size} ranks, {facts['device']}"
+    where = f"{ranks.size} ranks, {machine(ranks.device)['device']}"
     print_lines(console, [f"{sizes}, {options.precision}, {options.steps} steps on {where}"])
     curves: dict[tuple[str, str], Curve] = {}
-    with (
-        flags.csv.open("w", newline="", encoding="utf-8")
-        if flags.csv and not ranks.rank
-        else nullcontext() as file
-    ):
-        writer = csv.DictWriter(file, FIELDS, lineterminator="\n") if file else None
-        if writer:
-            writer.writeheader()
+
+    def rows() -> Iterator[dict[str, Any]]:
         for way in wanted:
             for pairs in flags.pairs[: 1 if way == "moved" else None]:
                 curve = curves[way, pairs] = train(console, options, ranks, way, pairs, text)
                 print_lines(console, [line(way, pairs, ranks.size, curve, curves.get(("one", pairs)))])
-                if writer and file:
-                    shared = {name: getattr(options, name, facts.get(name)) for name in FIELDS[:11]}
-                    shared |= {"device": facts["device"], "ranks": ranks.size, "way": way, "pairs": pairs}
-                    writer.writerows(shared | each for each in steps(curve))
-                    file.flush()
+                shared = {name: getattr(options, name) for name in FIELDS[:6]}
+                for each in steps(curve):
+                    yield shared | {"ranks": ranks.size, "way": way, "pairs": pairs} | each
+
+    write_to(None if ranks.rank else flags.csv, rows(), FIELDS, said=False)
     lines, right = verdict(curves, ranks.dtype)
     print_lines(console, lines)
     return right
@@ -319,19 +309,6 @@ def verdict(curves: dict[tuple[str, str], Curve], dtype: torch.dtype) -> tuple[l
     parted = [f"{way} with {pairs}" for (way, pairs), distance in away.items() if not distance <= allowed]
     words = f"❌ {', '.join(parted)}: the losses part" if parted else "✅ all losses are those of one process"
     return [f"   {words} (limit {allowed:.1e}; by rounding alone {spread[0]:.1e})"], not parted
-
-
-def join(kind: str, seconds: float) -> torch.device:
-    """Joins the ranks that torchrun has started; who waits for another longer than `seconds` is ended by PyTorch."""
-    if sys.platform == "linux":
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    device = torch.device("cpu")
-    if kind == "cuda":
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(device)
-    limit = datetime.timedelta(seconds=seconds)
-    dist.init_process_group("nccl" if kind == "cuda" else "gloo", timeout=limit)
-    return device
 
 
 def make_options(flags, device: torch.device) -> Options:

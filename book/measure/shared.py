@@ -1,12 +1,17 @@
-"""What the scripts that measure share: rows that are written as they come, calls as CUDA graphs, graphs in turns, memory at the peak."""
+"""What the scripts that measure share: rows that are written as they come, calls as CUDA graphs, graphs in turns, memory at the peak, ranks."""
 
 import csv
+import datetime
+import os
 import statistics
 import sys
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
 from typing import TypeVar
 
 import torch
+import torch.distributed as dist
 
 from harness.bench.timing import CudaClock, Protocol, take_turns
 
@@ -14,20 +19,30 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 def write(rows: Iterable[Mapping[str, object]], columns: Sequence[str] = ()) -> None:
-    """Writes rows to the file that the command line names, and prints them: each at once, so that a run that is stopped keeps them.
+    """Writes rows to the file that the command line names, and prints them."""
+    write_to(Path(sys.argv[1]), rows, columns)
+
+
+def write_to(
+    path: Path | None, rows: Iterable[Mapping[str, object]], columns: Sequence[str] = (), said: bool = True
+) -> None:
+    """Writes rows to a file, if there is one: each at once, so that a run that is stopped keeps them.
 
     Args:
         columns: Where the first row does not have all. The runner adds machine, versions and date.
+        said: Whether each is printed too.
     """
-    with open(sys.argv[1], "w", newline="", encoding="utf-8") as file:
+    with path.open("w", newline="", encoding="utf-8") if path else nullcontext() as file:
         table = None
         for row in rows:
-            if table is None:
+            if file and table is None:
                 table = csv.DictWriter(file, columns or list(row), lineterminator="\n")
                 table.writeheader()
-            table.writerow(row)
-            file.flush()
-            print(*row.values(), flush=True)
+            if file and table:
+                table.writerow(row)
+                file.flush()
+            if said:
+                print(*row.values(), flush=True)
 
 
 def capture(call: Callable[[], object]) -> Callable[[], None]:
@@ -60,3 +75,16 @@ def peak(call: Callable[[], object]) -> int:
     call()
     torch.cuda.synchronize()
     return torch.cuda.max_memory_allocated() - before
+
+
+def join(kind: str, seconds: float) -> torch.device:
+    """Joins the ranks that torchrun has started; who waits for another longer than `seconds` is ended by PyTorch."""
+    if sys.platform == "linux":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    device = torch.device("cpu")
+    if kind == "cuda":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    limit = datetime.timedelta(seconds=seconds)
+    dist.init_process_group("nccl" if kind == "cuda" else "gloo", timeout=limit)
+    return device

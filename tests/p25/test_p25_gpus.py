@@ -19,7 +19,7 @@ from typed import three
 
 from book.measure import ring as gpus
 from book.measure import ring_training as training
-from book.measure.ring import ONE, PARALLEL, RING, Job, Own, Table
+from book.measure.ring import ONE, PARALLEL, RING, Job, Own
 from harness import cli
 from harness.devices.processes import run_ranks
 from harness.errors import BadUse
@@ -202,16 +202,15 @@ def test_a_row_counts_the_slowest_rank_and_the_fastest_gpu():
     assert gpus.row(dataclasses.replace(job, candidate=ONE), ranks)["ms"] == 4.0
 
 
-def test_percent_of_the_ideal(capsys):
-    table = Table(None, torch.device("cpu"))
-    table.add(Job(ONE, "flash", 1, 64, 8, True), {"ms": 8.0, "runs": 3})
-    table.add(
-        Job(RING, "flash", 2, 64, 8, True), {"ms": 5.0, "runs": 3, "bytes_a_rank": 2**30, "apart": "1e-3"}
-    )
-    table.add(Job(PARALLEL, "flash", 2, 64, 8, True), {"note": "Lacks: it"})
-    one, ring, other = capsys.readouterr().out.splitlines()
-    assert "100.0% of the ideal" in one and "80.0% of the ideal" in ring and "1.00 GiB apart 1e-3" in ring
-    assert "context parallel flash" in other and other.endswith("Lacks: it")
+def test_percent_of_the_ideal():
+    alone = {}
+    one, ring = Job(ONE, "flash", 1, 64, 8, True), Job(RING, "flash", 2, 64, 8, True)
+    assert gpus.of_ideal(ring, 5.0, alone) == {}, "one GPU has not been timed"
+    assert gpus.of_ideal(one, 8.0, alone) == {"of_ideal": 1.0}
+    assert gpus.of_ideal(ring, 5.0, alone) == {"of_ideal": 0.8}
+    assert gpus.of_ideal(dataclasses.replace(ring, candidate=PARALLEL), None, alone) == {}
+    assert gpus.of_ideal(dataclasses.replace(ring, candidate=gpus.BLOCKS), 5.0, alone) == {}
+    assert gpus.of_ideal(dataclasses.replace(ring, d=16), 5.0, alone) == {}, "a size of its own"
 
 
 def test_what_fails_is_a_note():
@@ -223,7 +222,7 @@ def test_what_fails_is_a_note():
 
 def test_a_length_that_ranks_cannot_share_equally(group_of_one, monkeypatch):
     world = gpus.World(torch.device("cpu"), {1: None, 2: None}, None)
-    monkeypatch.setattr(gpus, "join", lambda device, seconds: world)
+    monkeypatch.setattr(gpus, "world_of", lambda device, seconds: world)
     with pytest.raises(SystemExit, match="--lengths 30: must be a multiple of 4, twice the ranks"):
         gpus.main(["--device", "cpu", "--lengths", "30"])
 

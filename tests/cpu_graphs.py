@@ -110,7 +110,7 @@ def layer_calls() -> Iterator:
     from harness.nn import autograd
     from harness.nn.arguments import DTYPES
 
-    keys = [(algorithm, torch.float32) for algorithm in autograd.IN_GRAPHS]
+    keys = [(algorithm, torch.float32) for algorithm in autograd.THROUGH_MAX]
     keys += [("fast", dtype) for dtype in (torch.bfloat16, torch.float16, torch.float64)]
     keys += [("unfused", torch.bfloat16), ("fused", torch.float64)]
     for algorithm, dtype in keys:

@@ -1,7 +1,7 @@
 """Times backward passes of one branch and of two: `python -m book.measure branches`, on an NVIDIA H100 or H200.
 
 bfloat16; both passes as a CUDA graph, shuffled turns with a pause before each, the median. A row for each size and way: who
-multiplies dln and dW, and whether dW is made beside all the rest. "chosen" is what `harness/nn/products.py` says, whose estimates
+multiplies dln and dW, and whether dW is made beside all the rest. "chosen" is what `harness/nn/layernorm_plan.py` says, whose estimates
 come from such a file. Every way is compared with float64 before it is timed.
 """
 
@@ -9,8 +9,8 @@ import torch
 
 from book.measure.product_times import in_turns, make
 from book.measure.shared import capture, write
-from harness.nn import layernorm_direct, layernorm_plan, products
-from harness.nn.products import ALL_LIBRARY, ALL_OWN, LIBRARY, OWN, Choice, Products
+from harness.nn import extension_kernels, layernorm_direct, layernorm_plan
+from harness.nn.layernorm_plan import ALL_LIBRARY, ALL_OWN, LIBRARY, OWN, Choice, Products, choose
 
 ONE = ((OWN, OWN), (OWN, LIBRARY), (LIBRARY, LIBRARY))
 TWO = ((OWN, OWN), (OWN, LIBRARY), (LIBRARY, OWN), (LIBRARY, LIBRARY))
@@ -33,8 +33,8 @@ LARGEST_ERROR = 6e-3
 
 def ways(M: int, H: int, O: int) -> dict[tuple[str, str, int], Choice]:
     """Who multiplies dln and dW, and on how many branches."""
-    chosen = products.choose(M, H, O, torch.bfloat16, hopper=True).graph
-    unaligned = any(products.padded(width, torch.bfloat16) != width for width in (H, O))
+    chosen = choose(M, H, O, torch.bfloat16, hopper=True).captured
+    unaligned = any(extension_kernels.padded(width, torch.bfloat16) != width for width in (H, O))
     one = (ALL_OWN[1:], ALL_LIBRARY[1:]) if unaligned else ONE
     two = (ALL_OWN[1:], ALL_LIBRARY[1:]) if unaligned else TWO
     if unaligned and M * H * O > 2**27:
@@ -67,8 +67,8 @@ def measure(M: int, H: int, O: int) -> list[dict]:
     graphs = {}
     for way, choice in ways(M, H, O).items():
         layernorm_plan.choose = lambda *sizes, choice=choice, **facts: choice
-        layernorm_plan.plan.cache_clear()
-        plan = layernorm_plan.plan(x.shape, O, x.dtype, False, kernels.hopper)
+        layernorm_plan.make_plan.cache_clear()
+        plan = layernorm_plan.make_plan(x.shape, O, x.dtype, False, kernels.hopper)
         got = []
 
         def both(plan=plan, got=got):
@@ -82,9 +82,9 @@ def measure(M: int, H: int, O: int) -> list[dict]:
             error = (mine.double() - right).norm() / right.norm()
             if not error < LARGEST_ERROR:
                 raise RuntimeError(f"{(M, H, O)}, {way}: an error of {error:.1e}")
-    layernorm_plan.choose = products.choose
-    choice = products.choose(M, H, O, x.dtype, hopper=kernels.hopper)
-    chosen = (choice.graph.dln, choice.graph.dW, 1 + choice.forked)
+    layernorm_plan.choose = choose
+    choice = choose(M, H, O, x.dtype, hopper=kernels.hopper)
+    chosen = (choice.captured.dln, choice.captured.dW, 1 + choice.forked)
     return [
         {"M": M, "H": H, "O": O, "dln": way[0], "dW": way[1], "branches": way[2]}
         | {"us": f"{time:.1f}", "chosen": "yes" if way == chosen else ""}

@@ -1,7 +1,7 @@
 """Times the layer by who multiplies: `python -m book.measure products`.
 
 bfloat16; each pass as a CUDA graph, shuffled turns, the median; and how long a call of both passes keeps its caller in a plain
-loop. A row for each size and way, with what `harness/nn/products.py` chooses there. Its estimates come from such a file.
+loop. A row for each size and way, with what `harness/nn/layernorm_plan.py` chooses there. Its estimates come from such a file.
 """
 
 import math
@@ -14,9 +14,9 @@ from typing import TypeVar
 import torch
 
 from book.measure.shared import capture, write
-from harness.nn import autograd, layernorm_direct, layernorm_plan, products
+from harness.nn import extension_kernels, layernorm_direct, layernorm_plan, layers
+from harness.nn.layernorm_plan import ALL_OWN, LIBRARY, OWN, PADDED, Products, choose
 from harness.nn.layers import fused_layernorm_linear
-from harness.nn.products import ALL_OWN, LIBRARY, OWN, PADDED, Products
 
 ALIGNED = (ALL_OWN, Products(LIBRARY, OWN, LIBRARY), Products(LIBRARY, LIBRARY, LIBRARY))
 UNALIGNED = (ALL_OWN, Products(LIBRARY, LIBRARY, LIBRARY), Products(PADDED, PADDED, PADDED))
@@ -83,10 +83,10 @@ def host_time(call, repeats: int = 20) -> float:
 
 def force(way: Products) -> None:
     """Makes every plan from now on take one way."""
-    choice = products.same(ALL_OWN if way == ALL_OWN else way)
+    choice = layernorm_plan.same(ALL_OWN if way == ALL_OWN else way)
     layernorm_plan.choose = lambda *sizes, **facts: choice
-    layernorm_plan.plan.cache_clear()
-    autograd.checked_plan.cache_clear()
+    layernorm_plan.make_plan.cache_clear()
+    layers.checked_plan.cache_clear()
 
 
 def measure(M: int, H: int, O: int) -> list[dict]:
@@ -96,11 +96,11 @@ def measure(M: int, H: int, O: int) -> list[dict]:
     x, gamma, beta, W, b = (leaf.detach() for leaf in given)
     kernels = layernorm_direct.kernels(x.device)
     assert kernels is not None
-    unaligned = products.padded(H, x.dtype) != H or products.padded(O, x.dtype) != O
+    unaligned = extension_kernels.padded(H, x.dtype) != H or extension_kernels.padded(O, x.dtype) != O
     graphs, host = {}, {}
     for way in UNALIGNED if unaligned else ALIGNED:
         force(way)
-        plan = layernorm_plan.plan(x.shape, O, x.dtype, False, kernels.hopper)
+        plan = layernorm_plan.make_plan(x.shape, O, x.dtype, False, kernels.hopper)
         _, statistics_of_rows = kernels.forward(plan, 1e-5, True, x, gamma, beta, W, b)
         assert statistics_of_rows is not None
 
@@ -118,16 +118,16 @@ def measure(M: int, H: int, O: int) -> list[dict]:
         host[way] = host_time(both) if M * H * O < HOST_WORK else math.nan
         graphs[way, "forward"], graphs[way, "backward"] = capture(forward), capture(backward)
     taken = in_turns(graphs, ROUNDS, M * H * O)
-    chosen = products.choose(M, H, O, x.dtype, hopper=kernels.hopper)
+    chosen = choose(M, H, O, x.dtype, hopper=kernels.hopper)
     return [
         {"M": M, "H": H, "O": O, **way._asdict(), "host_us": f"{host[way]:.1f}"}
         | {f"{part}_us": f"{taken[way, part]:.1f}" for part in ("forward", "backward")}
-        | {f"chosen_{name}": who for name, who in chosen.graph._asdict().items()}
+        | {f"chosen_{name}": who for name, who in chosen.captured._asdict().items()}
         | {
             "loop": "own"
-            if chosen.loop == ALL_OWN
+            if chosen.plain == ALL_OWN
             else "as a graph"
-            if chosen.loop == chosen.graph
+            if chosen.plain == chosen.captured
             else "library"
         }
         for way in host

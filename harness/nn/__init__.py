@@ -2,10 +2,10 @@
 
 From `LayerNormLinear(H, O)(x)` to the launch:
 
-    layers.py    fused_layernorm_linear: checks of types, autocast's dtype
-    autograd.py  layernorm_linear_directly, past PyTorch's dispatcher; where somebody watches operators, or there is no module, the
-                 operator `layernorm_linear` instead. Both have the same plan (layernorm_plan.py), in which products.py says who
-                 multiplies
+    layers.py    fused_layernorm_linear: checks of types, autocast's dtype; then layernorm_linear_directly, past PyTorch's
+                 dispatcher. Where somebody watches operators, or there is no module, the operator `layernorm_linear` of
+                 autograd.py instead
+    layernorm_plan.py  make_plan, for both: sizes, and who multiplies
     layernorm_direct.py  LayerNormKernels.forward: memory, and the call of the extension module, which extension_kernels.py opens.
                  Where the library multiplies, the module launches the rows alone. `Way.explain` puts the plan into words
     solutions/p22/extension.mojo  the dtype, and what is launched: small.mojo, op/fast_pairs.mojo or op/fast.mojo

@@ -5,29 +5,24 @@ Two operators are registered. `mojo_workbook::layernorm_linear` returns the outp
 the linear weight, mean and rstd; the LayerNorm output is computed again.
 
 There are two ways to the kernels. The fast algorithm on a GPU goes through an extension module (`harness.nn.layernorm_direct`), which
-launches on torch's stream; outside compiled graphs it does so without the registered operators, whose dispatch would
-cost more than the launches. Everything else runs as a MAX graph (`harness.nn.on_max`). `harness.nn.layers` has the function and the
-module to call.
+launches on torch's stream. Everything else runs as a MAX graph (`harness.nn.on_max`). `harness.nn.layers` has the function and the
+module to call, which goes to the extension module past these operators where it can.
 """
-
-import functools
 
 import torch
 
-from harness.nn import extension_kernels, layernorm_direct
+from harness.nn import layernorm_direct
 from harness.nn.arguments import DTYPES, plain, wide
 from harness.nn.derivatives import FirstOnly
-from harness.nn.extension_kernels import PLAIN, applied
 from harness.nn.layernorm_direct import ALL_GRADIENTS, BIAS, INPUT, NORM, WEIGHT, Gradients
-from harness.nn.layernorm_ops import BACKWARD, EPS, FORWARD
-from harness.nn.layernorm_plan import AUTO, LEAST, MEMORY, Plan, plan
+from harness.nn.layernorm_ops import BACKWARD, FORWARD
+from harness.nn.layernorm_plan import AUTO, MEMORY
 from harness.nn.on_max import Graphs
 from harness.nn.operators import registered
-from harness.nn.private import dispatch_modes, transforms_active
 
-IN_GRAPHS = ("unfused", "fused", "fast")
+THROUGH_MAX = ("unfused", "fused", "fast")
 """The algorithms that MAX graphs have."""
-ALGORITHMS = (*IN_GRAPHS, "pairs")
+ALGORITHMS = (*THROUGH_MAX, "pairs")
 GRAPHS = Graphs(
     "p22",
     "fused_layernorm_linear",
@@ -185,152 +180,6 @@ def only(gradients, needed) -> list[Tensor | None]:
 FIRST_ONLY = FirstOnly("fused_layernorm_linear", "torch.nn.functional.layer_norm and linear")
 layernorm_linear.register_autograd(backward, setup_context=keep_for_backward)
 layernorm_linear_backward.register_autograd(FIRST_ONLY.refuse_double_backward)
-
-
-# ---- The direct way -----------------------------------------------------------------------------------------
-
-
-class DirectLayerNormLinear(torch.autograd.Function):
-    """One pass each way through the extension module, between tensors on one GPU."""
-
-    @staticmethod
-    def forward(ctx, x, ln_weight, ln_bias, linear_weight, linear_bias, call):
-        eps, ctx.plan, ctx.kernels = call
-        output, statistics = ctx.kernels.forward(
-            ctx.plan, eps, True, x, ln_weight, ln_bias, linear_weight, linear_bias
-        )
-        ctx.save_for_backward(x, statistics, ln_weight, ln_bias, linear_weight)
-        return output
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        needed = ctx.needs_input_grad
-        wanted = wanted_of(needed)
-        if torch.is_grad_enabled():  # create_graph=True: the operator is there to refuse a second derivative
-            asked = "pairs" if ctx.plan.pairs else "fast", LEAST if ctx.plan.lean else AUTO
-            gradients = layernorm_linear_backward(grad_output, *ctx.saved_tensors, wanted, *asked)
-            return (*only(gradients, needed), None)
-        grad_output = grad_output.resolve_neg()
-        dx, dgamma, dbeta, dW, db = ctx.kernels.backward(ctx.plan, wanted, grad_output, *ctx.saved_tensors)
-        return dx, dgamma if needed[1] else None, dbeta if needed[2] else None, dW, db, None
-
-
-apply_directly = applied(DirectLayerNormLinear)
-
-
-def layernorm_linear_directly(
-    x: Tensor,
-    ln_weight: Tensor | None,
-    ln_bias: Tensor | None,
-    linear_weight: Tensor,
-    linear_bias: Tensor | None,
-    eps: float,
-    algorithm: str = "fast",
-    memory: str = AUTO,
-) -> Tensor | None:
-    """The output [..., O] by the direct way; None where the registered operator must do it, or must say what is wrong.
-
-    Those are: an algorithm that the module does not have, no module for x's device, tensors on different devices, subclasses of Tensor,
-    views that negate, and torch's modes and transforms that watch operators.
-    """
-    if not (
-        algorithm in layernorm_direct.THROUGH_MODULE
-        and memory in MEMORY
-        and type(x) in PLAIN
-        and x.layout is torch.strided
-        and type(linear_weight) in PLAIN
-        and dispatch_modes() == 0
-        and not transforms_active()
-    ):
-        return None
-    index = x.get_device()
-    kernels = layernorm_direct.kernels.table.get(index)
-    if kernels is None and x.device.type != extension_kernels.DEVICE:
-        return None
-    if ln_weight is None or ln_bias is None or linear_bias is None:
-        _, ln_weight, ln_bias, _, linear_bias = with_absent(x, ln_weight, ln_bias, linear_weight, linear_bias)
-    if not (
-        type(ln_weight) in PLAIN
-        and type(ln_bias) in PLAIN
-        and type(linear_bias) in PLAIN
-        and index
-        == ln_weight.get_device()
-        == ln_bias.get_device()
-        == linear_weight.get_device()
-        == linear_bias.get_device()
-        and not (
-            x.is_neg()
-            or ln_weight.is_neg()
-            or ln_bias.is_neg()
-            or linear_weight.is_neg()
-            or linear_bias.is_neg()
-        )
-    ):
-        return None
-    tensors = (x, ln_weight, ln_bias, linear_weight, linear_bias)
-    if kernels is None:
-        check(
-            *tensors, eps, algorithm
-        )  # so that nobody waits for a module to be built for a call that is wrong
-        kernels = layernorm_direct.kernels(x.device)
-        if kernels is None:
-            return None
-    transposed = layernorm_direct.lies_transposed(linear_weight)
-    planned = checked_plan(
-        transposed,
-        kernels.hopper,
-        algorithm,
-        memory,
-        x.shape,
-        ln_weight.shape,
-        ln_bias.shape,
-        linear_weight.shape,
-        linear_bias.shape,
-        x.dtype,
-        ln_weight.dtype,
-        ln_bias.dtype,
-        linear_weight.dtype,
-        linear_bias.dtype,
-    )
-    if planned is None:
-        return None
-    if torch.is_grad_enabled() and (
-        x.requires_grad
-        or linear_weight.requires_grad
-        or ln_weight.requires_grad
-        or ln_bias.requires_grad
-        or linear_bias.requires_grad
-    ):
-        return apply_directly(*tensors, (eps, planned, kernels))
-    return kernels.forward(planned, eps, False, *tensors)[0]
-
-
-@functools.lru_cache(maxsize=4096)
-def checked_plan(
-    transposed: bool,
-    hopper: bool,
-    algorithm: str,
-    memory: str,
-    x,
-    ln_weight,
-    ln_bias,
-    linear_weight,
-    linear_bias,
-    dtype,
-    *dtypes,
-) -> Plan | None:
-    """The plan for tensors of these shapes and dtypes, or None where `check` has something against them."""
-    tensors = [
-        torch.empty(shape, dtype=dtype, device="meta")
-        for shape, dtype in zip(
-            (x, ln_weight, ln_bias, linear_weight, linear_bias), (dtype, *dtypes), strict=True
-        )
-    ]
-    try:
-        check(*tensors, eps=EPS, algorithm=algorithm)
-    except (TypeError, ValueError):
-        return None
-    return plan(x, linear_weight[0], dtype, transposed, hopper, algorithm, memory)
 
 
 # ---- Checks -------------------------------------------------------------------------------------------------

@@ -13,8 +13,7 @@ import torch
 
 from harness.nn import extension_kernels
 from harness.nn.arguments import wide
-from harness.nn.extension_kernels import KINDS, OnDevice, Opened
-from harness.nn.products import VECTOR, padded
+from harness.nn.extension_kernels import KINDS, VECTOR, OnDevice, Opened, padded
 
 Tensor = torch.Tensor
 INPUT, WEIGHT, BIAS = 1, 2, 4

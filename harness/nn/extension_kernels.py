@@ -23,6 +23,8 @@ DEVICE = "cuda"
 """What torch calls NVIDIA's and AMD's GPUs."""
 # How a module numbers dtypes.
 KINDS = {torch.float32: 0, torch.bfloat16: 2, torch.float16: 3, torch.float64: 4}
+VECTOR = 16
+"""Bytes to which every address must be aligned for the kernels' wide loads; others take a slower variant."""
 PLAIN = frozenset({Tensor, torch.nn.Parameter})
 """The types of tensors whose memory the kernels may take without asking anybody."""
 
@@ -35,6 +37,12 @@ def contiguous_strides(size: tuple[int, ...]) -> tuple[int, ...]:
         strides.append(step)
         step *= max(1, extent)
     return tuple(reversed(strides))
+
+
+def padded(width: int, dtype: torch.dtype) -> int:
+    """The elements of the shortest aligned row that holds `width` elements."""
+    step = VECTOR // dtype.itemsize
+    return -(-width // step) * step
 
 
 def applied(function: type[Function]) -> Callable[..., Tensor]:

@@ -15,9 +15,30 @@ import torch
 
 from harness.nn import extension_kernels
 from harness.nn.arguments import plain
-from harness.nn.extension_kernels import KINDS, NOTHING_TO_DO, NOWHERE, OnDevice, Opened, address
+from harness.nn.extension_kernels import (
+    KINDS,
+    NOTHING_TO_DO,
+    NOWHERE,
+    VECTOR,
+    OnDevice,
+    Opened,
+    address,
+    padded,
+)
 from harness.nn.layernorm_ops import EPS
-from harness.nn.layernorm_plan import AUTO, Plan, plan
+from harness.nn.layernorm_plan import (
+    ALL_OWN,
+    ALONG_SUMS_ELEMENTS,
+    ALONG_SUMS_FROM,
+    AUTO,
+    MANY_SUMS,
+    MOST_FEW_ROWS,
+    OWN,
+    PADDED,
+    Plan,
+    Products,
+    make_plan,
+)
 from harness.nn.private import (
     any_autocast,
     current_device,
@@ -25,17 +46,6 @@ from harness.nn.private import (
     empty_strided,
     fp32_precision,
     is_capturing,
-)
-from harness.nn.products import (
-    ALL_OWN,
-    ALONG_SUMS_ELEMENTS,
-    ALONG_SUMS_FROM,
-    MANY_SUMS,
-    OWN,
-    PADDED,
-    VECTOR,
-    Products,
-    padded,
 )
 from harness.toolchain import extension
 
@@ -52,8 +62,6 @@ DLN_GIVEN, LN_OUT_TAKEN, FEW_ROWS, TRANSPOSED, FEW_SHARES = 16, 32, 64, 128, 256
 """Beside these for the module: dln has been multiplied, ln_out is wanted for the product dW; with both, that rows are few
 and dx apart from dln, so that one launch makes all the rest; ln_out is wanted transposed, in a launch of its own; sums
 over rows have few shares, for memory's sake."""
-MOST_FEW_ROWS = 64
-"""The most rows that are few: of more, adding columns row by row takes longer than a launch."""
 THROUGH_MODULE = ("fast", "pairs")
 """The algorithms of the module; without one, both are a MAX graph of the fast kernels."""
 
@@ -61,7 +69,7 @@ THROUGH_MODULE = ("fast", "pairs")
 # ---- How tensors lie ----------------------------------------------------------------------------------------
 
 
-def captured(plan: Plan) -> bool:
+def is_captured(plan: Plan) -> bool:
     """Whether a call that is made now goes into a CUDA graph, and is made otherwise there: elsewhere the host's time counts."""
     return plan.choice.differs and is_capturing()
 
@@ -108,7 +116,7 @@ class LayerNormKernels(OnDevice):
 
     def smallest_pass(self) -> None:
         ones = torch.ones(8, 8, device=extension_kernels.DEVICE)
-        self.forward(plan(ones.shape, 8, ones.dtype), EPS, False, ones, ones[0], ones[0], ones, ones[0])
+        self.forward(make_plan(ones.shape, 8, ones.dtype), EPS, False, ones, ones[0], ones[0], ones, ones[0])
 
     def is_first(self, plan: Plan, wanted: int = 0) -> bool:
         """Whether this is the first plain call of a plan that launches other kernels in a CUDA graph; forward, or backward with
@@ -143,8 +151,8 @@ class LayerNormKernels(OnDevice):
         if current_device() != self.index:
             with torch.cuda.device(self.index):
                 return self.forward(plan, eps, keep, x, ln_weight, ln_bias, linear_weight, linear_bias)
-        graph = plan.choice.graph
-        products = graph if captured(plan) else plan.choice.loop
+        captured = plan.choice.captured
+        products = captured if is_captured(plan) else plan.choice.plain
         tensors = (
             x.contiguous(),
             ln_weight.contiguous(),
@@ -152,8 +160,8 @@ class LayerNormKernels(OnDevice):
             linear_weight if plan.transposed else linear_weight.contiguous(),
             linear_bias.contiguous(),
         )
-        if graph is not products and self.is_first(plan) and graph.output is not products.output:
-            self.forward_with_library(plan, graph.output is PADDED, eps, *tensors)
+        if captured is not products and self.is_first(plan) and captured.output is not products.output:
+            self.forward_with_library(plan, captured.output is PADDED, eps, *tensors)
         if products.output is not OWN:
             return self.forward_with_library(plan, products.output is PADDED, eps, *tensors)
         rows, H, O = plan.rows, plan.H, plan.O
@@ -254,16 +262,16 @@ class LayerNormKernels(OnDevice):
         """As `backward`, in as few launches as there can be."""
         rows, H, O, dtype = plan.rows, plan.H, plan.O, plan.dtype
         choice = plan.choice
-        in_graph = captured(plan)
-        products = choice.graph if in_graph else choice.loop
+        captured = is_captured(plan)
+        products = choice.captured if captured else choice.plain
         branches = choice.forked and wanted & WEIGHT != 0 and wanted & (INPUT | NORM) != 0
-        if branches and in_graph:
+        if branches and captured:
             return self.backward_on_branches(plan, wanted, self.sides, *tensors)
-        if choice.differs and not in_graph and self.is_first(plan, wanted):
+        if choice.differs and not captured and self.is_first(plan, wanted):
             if branches:
                 self.backward_on_branches(plan, wanted, (), *tensors)
-            elif choice.graph[1:] != products[1:]:
-                self.backward_with_library(plan, choice.graph, wanted, *tensors)
+            elif choice.captured[1:] != products[1:]:
+                self.backward_with_library(plan, choice.captured, wanted, *tensors)
         if products is not ALL_OWN and (products.dln is not OWN or products.dW is not OWN):
             return self.backward_with_library(plan, products, wanted, *tensors)
         try:
@@ -446,7 +454,7 @@ class LayerNormKernels(OnDevice):
         they have met.
         """
         rows, H, O, dtype = plan.rows, plan.H, plan.O, plan.dtype
-        products = plan.choice.graph
+        products = plan.choice.captured
         main = torch.cuda.current_stream(self.index)
         beside, third = sides or (main, main)
         apart = BIAS if products.dln is not OWN and rows * O >= MANY_SUMS else 0
@@ -530,7 +538,7 @@ def out_of_memory(
 # ---- Who computes a call ------------------------------------------------------------------------------------
 
 
-def graph_algorithm(device: torch.device) -> str:
+def max_algorithm(device: torch.device) -> str:
     """Which algorithm a MAX graph runs in the place of the extension module: "fast" wherever its kernels run."""
     old = device.type == "cuda" and not torch.version.hip
     return "unfused" if old and extension_kernels.capability(device) < extension.OLDEST_NVIDIA else "fast"
@@ -539,9 +547,7 @@ def graph_algorithm(device: torch.device) -> str:
 kernels = Opened(
     "p22",
     LayerNormKernels,
-    lambda device: (
-        f"fused_layernorm_linear goes through a MAX graph of its {graph_algorithm(device)} kernels"
-    ),
+    lambda device: f"fused_layernorm_linear goes through a MAX graph of its {max_algorithm(device)} kernels",
 )
 """The kernels of a device."""
 
@@ -563,9 +569,9 @@ class Way(NamedTuple):
         way = "extension module" + (", pairs of float16" if self.plan.pairs else "")
         way += ", dW first" if self.plan.lean else ""
         choice = self.plan.choice
-        words = {"way": way, **choice.loop._asdict()}
-        if choice.graph != choice.loop:
-            words |= {f"{name} in a CUDA graph": who for name, who in choice.graph._asdict().items()}
+        words = {"way": way, **choice.plain._asdict()}
+        if choice.captured != choice.plain:
+            words |= {f"{name} in a CUDA graph": who for name, who in choice.captured._asdict().items()}
         if choice.forked and not self.plan.lean:
             words["backward in a CUDA graph"] = "two branches"
         return words
@@ -574,14 +580,14 @@ class Way(NamedTuple):
 def way(x: Tensor, dtype: torch.dtype, linear_weight: Tensor, algorithm: str, memory: str = AUTO) -> Way:
     """Who computes both passes of a call, of x [..., H] taken in a dtype and linear_weight [O, H].
 
-    The registered operators and `explain` ask here. `autograd.layernorm_linear_directly`, where every microsecond counts, asks the same
+    The registered operators and `explain` ask here. `layers.layernorm_linear_directly`, where every microsecond counts, asks the same
     three by itself: `THROUGH_MODULE`, `kernels` and `plan`, the last together with the check of its arguments.
     """
     if algorithm not in THROUGH_MODULE:
         return Way(algorithm)
     opened = kernels(x.device)
     if opened is None:
-        return Way(graph_algorithm(x.device))
+        return Way(max_algorithm(x.device))
     transposed = lies_transposed(linear_weight)
-    planned = plan(x.shape, len(linear_weight), dtype, transposed, opened.hopper, algorithm, memory)
+    planned = make_plan(x.shape, len(linear_weight), dtype, transposed, opened.hopper, algorithm, memory)
     return Way(algorithm, opened, planned)

@@ -1,18 +1,31 @@
-"""LayerNorm followed by Linear as one differentiable function and one module, for models that are really trained."""
+"""LayerNorm followed by Linear as one differentiable function and one module, for models that are really trained.
 
+On a GPU a plain call goes straight to the extension module: the dispatch of a registered operator would cost more host time than
+the launches. Every other call goes through the operators of `harness.nn.autograd`.
+"""
+
+import functools
 from typing import Any
 
 import torch
 from torch import nn
 from torch.autograd import forward_ad
 
-from harness.nn import layernorm_direct
+from harness.nn import extension_kernels, layernorm_direct
 from harness.nn.arguments import check_tensor, in_autocast_dtype
-from harness.nn.autograd import FIRST_ONLY, layernorm_linear, layernorm_linear_directly
-from harness.nn.extension_kernels import PLAIN
+from harness.nn.autograd import (
+    FIRST_ONLY,
+    check,
+    layernorm_linear,
+    layernorm_linear_backward,
+    only,
+    wanted_of,
+    with_absent,
+)
+from harness.nn.extension_kernels import PLAIN, applied
 from harness.nn.layernorm_ops import EPS
-from harness.nn.layernorm_plan import AUTO
-from harness.nn.private import any_autocast, transforms_active
+from harness.nn.layernorm_plan import AUTO, LEAST, MEMORY, Plan, make_plan
+from harness.nn.private import any_autocast, dispatch_modes, transforms_active
 
 Tensor = torch.Tensor
 
@@ -97,26 +110,137 @@ def fused_layernorm_linear(
     return output
 
 
-def check_types(*tensors: Tensor | None) -> None:
-    """Raises TypeError, naming the argument, for what is no tensor; three of the five may be None."""
-    check_dense_tensors(dict(zip(NAMES, tensors, strict=True)), OPTIONAL)
+# ---- The direct way -----------------------------------------------------------------------------------------
 
 
-def check_dense_tensors(named: dict[str, Any], optional: tuple[str, ...]) -> None:
-    """Raises TypeError, naming the argument, for what is no dense tensor; the `optional` ones may be None."""
-    for name, value in named.items():
-        if value is not None or name not in optional:
-            check_tensor(name, value, "the kernels read plain memory")
+class DirectLayerNormLinear(torch.autograd.Function):
+    """One pass each way through the extension module, between tensors on one GPU."""
+
+    @staticmethod
+    def forward(ctx, x, ln_weight, ln_bias, linear_weight, linear_bias, call):
+        eps, ctx.plan, ctx.kernels = call
+        output, statistics = ctx.kernels.forward(
+            ctx.plan, eps, True, x, ln_weight, ln_bias, linear_weight, linear_bias
+        )
+        ctx.save_for_backward(x, statistics, ln_weight, ln_bias, linear_weight)
+        return output
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        needed = ctx.needs_input_grad
+        wanted = wanted_of(needed)
+        if torch.is_grad_enabled():  # create_graph=True: the operator is there to refuse a second derivative
+            asked = "pairs" if ctx.plan.pairs else "fast", LEAST if ctx.plan.lean else AUTO
+            gradients = layernorm_linear_backward(grad_output, *ctx.saved_tensors, wanted, *asked)
+            return (*only(gradients, needed), None)
+        grad_output = grad_output.resolve_neg()
+        dx, dgamma, dbeta, dW, db = ctx.kernels.backward(ctx.plan, wanted, grad_output, *ctx.saved_tensors)
+        return dx, dgamma if needed[1] else None, dbeta if needed[2] else None, dW, db, None
 
 
-def check_eps(eps: float) -> None:
-    """Raises TypeError for what is no number."""
-    if isinstance(eps, bool) or not isinstance(eps, int | float):
-        raise TypeError(f"eps: expected a number, got {type(eps).__name__}")
+apply_directly = applied(DirectLayerNormLinear)
 
 
-NAMES = ("x", "ln_weight", "ln_bias", "linear_weight", "linear_bias")
-OPTIONAL = ("ln_weight", "ln_bias", "linear_bias")
+def layernorm_linear_directly(
+    x: Tensor,
+    ln_weight: Tensor | None,
+    ln_bias: Tensor | None,
+    linear_weight: Tensor,
+    linear_bias: Tensor | None,
+    eps: float,
+    algorithm: str = "fast",
+    memory: str = AUTO,
+) -> Tensor | None:
+    """The output [..., O] by the direct way; None where the registered operator must do it, or must say what is wrong.
+
+    Those are: an algorithm that the module does not have, no module for x's device, tensors on different devices, subclasses of Tensor,
+    views that negate, and torch's modes and transforms that watch operators.
+    """
+    if not (
+        algorithm in layernorm_direct.THROUGH_MODULE
+        and memory in MEMORY
+        and type(x) in PLAIN
+        and x.layout is torch.strided
+        and type(linear_weight) in PLAIN
+        and dispatch_modes() == 0
+        and not transforms_active()
+    ):
+        return None
+    index = x.get_device()
+    kernels = layernorm_direct.kernels.table.get(index)
+    if kernels is None and x.device.type != extension_kernels.DEVICE:
+        return None
+    if ln_weight is None or ln_bias is None or linear_bias is None:
+        _, ln_weight, ln_bias, _, linear_bias = with_absent(x, ln_weight, ln_bias, linear_weight, linear_bias)
+    if not (
+        type(ln_weight) in PLAIN
+        and type(ln_bias) in PLAIN
+        and type(linear_bias) in PLAIN
+        and index
+        == ln_weight.get_device()
+        == ln_bias.get_device()
+        == linear_weight.get_device()
+        == linear_bias.get_device()
+        and not (
+            x.is_neg()
+            or ln_weight.is_neg()
+            or ln_bias.is_neg()
+            or linear_weight.is_neg()
+            or linear_bias.is_neg()
+        )
+    ):
+        return None
+    tensors = (x, ln_weight, ln_bias, linear_weight, linear_bias)
+    if kernels is None:
+        check(*tensors, eps, algorithm)  # a call that is wrong does not wait for the module to be built
+        kernels = layernorm_direct.kernels(x.device)
+        if kernels is None:
+            return None
+    planned = checked_plan(
+        layernorm_direct.lies_transposed(linear_weight),
+        kernels.hopper,
+        algorithm,
+        memory,
+        x.shape,
+        ln_weight.shape,
+        ln_bias.shape,
+        linear_weight.shape,
+        linear_bias.shape,
+        x.dtype,
+        ln_weight.dtype,
+        ln_bias.dtype,
+        linear_weight.dtype,
+        linear_bias.dtype,
+    )
+    if planned is None:
+        return None
+    if torch.is_grad_enabled() and (
+        x.requires_grad
+        or linear_weight.requires_grad
+        or ln_weight.requires_grad
+        or ln_bias.requires_grad
+        or linear_bias.requires_grad
+    ):
+        return apply_directly(*tensors, (eps, planned, kernels))
+    return kernels.forward(planned, eps, False, *tensors)[0]
+
+
+@functools.lru_cache(maxsize=4096)
+def checked_plan(transposed: bool, hopper: bool, algorithm: str, memory: str, *facts) -> Plan | None:
+    """The plan for tensors of these `facts`, five shapes and five dtypes; None where `check` has something against them."""
+    shapes, dtypes = facts[:5], facts[5:]
+    tensors = [
+        torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in zip(shapes, dtypes, strict=True)
+    ]
+    try:
+        check(*tensors, eps=EPS, algorithm=algorithm)
+    except (TypeError, ValueError):
+        return None
+    x, *_, linear_weight, _ = shapes
+    return make_plan(x, linear_weight[0], dtypes[0], transposed, hopper, algorithm, memory)
+
+
+# ---- The module ---------------------------------------------------------------------------------------------
 
 
 class LayerNormLinear(nn.Module):
@@ -232,3 +356,28 @@ def parameter(module: nn.Module, name: str) -> Any:
     """A module's parameter, without the microsecond of nn.Module's attribute look-up where it is a plain one."""
     own = module._parameters
     return own[name] if name in own else getattr(module, name)
+
+
+# ---- Checks -------------------------------------------------------------------------------------------------
+
+
+def check_types(*tensors: Tensor | None) -> None:
+    """Raises TypeError, naming the argument, for what is no tensor; three of the five may be None."""
+    check_dense_tensors(dict(zip(NAMES, tensors, strict=True)), OPTIONAL)
+
+
+def check_dense_tensors(named: dict[str, Any], optional: tuple[str, ...]) -> None:
+    """Raises TypeError, naming the argument, for what is no dense tensor; the `optional` ones may be None."""
+    for name, value in named.items():
+        if value is not None or name not in optional:
+            check_tensor(name, value, "the kernels read plain memory")
+
+
+def check_eps(eps: float) -> None:
+    """Raises TypeError for what is no number."""
+    if isinstance(eps, bool) or not isinstance(eps, int | float):
+        raise TypeError(f"eps: expected a number, got {type(eps).__name__}")
+
+
+NAMES = ("x", "ln_weight", "ln_bias", "linear_weight", "linear_bias")
+OPTIONAL = ("ln_weight", "ln_bias", "linear_bias")

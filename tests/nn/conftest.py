@@ -9,7 +9,7 @@ import pytest
 import torch
 from direct_module import TorchModule, forget_plans, stand_in
 
-from harness.nn import layernorm_direct, layernorm_plan, products
+from harness.nn import layernorm_direct, layernorm_plan
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +57,7 @@ def library(module, monkeypatch):
     """Every product of float32 and float64 is torch's own."""
     forget_plans()
     for name in ("LIBRARY_FROM", "LIBRARY_FROM_IN_A_LOOP"):
-        monkeypatch.setattr(products, name, 1)
+        monkeypatch.setattr(layernorm_plan, name, 1)
     yield
     forget_plans()
 
@@ -68,8 +68,8 @@ def chosen(module, monkeypatch):
 
     def choose(output, dln, dW, *, graph=None):
         forget_plans()
-        loop = products.Products(output, dln, dW)
-        choice = products.Choice(loop, loop if graph is None else products.Products(*graph))
+        loop = layernorm_plan.Products(output, dln, dW)
+        choice = layernorm_plan.Choice(loop, loop if graph is None else layernorm_plan.Products(*graph))
         monkeypatch.setattr(layernorm_plan, "choose", lambda *sizes, **facts: choice)
 
     yield choose

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from layer_checks import ROWS, H, O, make_inputs
 from torch import nn
 
-from harness.nn import autograd, extension_kernels, layernorm_direct, layernorm_plan
-from harness.nn.products import LIBRARY, OWN, PADDED
+from harness.nn import extension_kernels, layernorm_direct, layernorm_plan, layers
+from harness.nn.layernorm_plan import LIBRARY, OWN, PADDED
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -197,7 +197,7 @@ def bits(inputs):
 
 
 def forget_plans():
-    for cached in (layernorm_plan.plan, autograd.checked_plan):
+    for cached in (layernorm_plan.make_plan, layers.checked_plan):
         cached.cache_clear()
 
 

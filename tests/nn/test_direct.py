@@ -34,7 +34,7 @@ from harness.nn import autograd, extension_kernels, layernorm_direct, layers
 from harness.toolchain import extension
 
 fused_layernorm_linear = loosely(layers.fused_layernorm_linear)
-layernorm_linear_directly = loosely(autograd.layernorm_linear_directly)
+layernorm_linear_directly = loosely(layers.layernorm_linear_directly)
 # ---- What is passed -----------------------------------------------------------------------------------------
 
 
@@ -396,7 +396,7 @@ def test_subclasses_go_through_the_operator(module, monkeypatch, name):
     inputs = make_inputs(requires_grad=False)
     index = NAMES.index(name)
     inputs[index] = inputs[index].as_subclass(Subclass)
-    monkeypatch.setattr(autograd, "DirectLayerNormLinear", None)
+    monkeypatch.setattr(layers, "apply_directly", None)
     assert layernorm_linear_directly(*inputs, EPS) is None
 
 
@@ -539,8 +539,8 @@ def test_an_old_gpu_gets_the_unfused_kernels(empty_table, monkeypatch):
     monkeypatch.setattr(extension, "architecture", lambda device: extension.nvidia_architecture((7, 5)))
     with pytest.warns(RuntimeWarning, match=r"unfused kernels on cuda:0.*want sm_80 or newer, not sm_75"):
         assert layernorm_direct.kernels(GPU) is None
-    assert layernorm_direct.graph_algorithm(GPU) == "unfused"
-    assert layernorm_direct.graph_algorithm(torch.device("cpu")) == "fast"
+    assert layernorm_direct.max_algorithm(GPU) == "unfused"
+    assert layernorm_direct.max_algorithm(torch.device("cpu")) == "fast"
 
 
 def test_several_threads_open_a_gpu_once(empty_table, monkeypatch, tmp_path):

@@ -14,9 +14,9 @@ from direct_module import DTYPES, TorchModule, bits, forget_plans, gpu_inputs, s
 from layer_checks import ROWS, H, O, assert_as_good_as_torch, assert_near, make_inputs, plain_torch
 from typed import loosely
 
-from harness.nn import layernorm_direct, layernorm_plan, layers, products
+from harness.nn import layernorm_direct, layernorm_plan, layers
+from harness.nn.layernorm_plan import LIBRARY, OWN
 from harness.nn.layers import LayerNormLinear
-from harness.nn.products import LIBRARY, OWN
 
 fused_layernorm_linear = loosely(layers.fused_layernorm_linear)
 MAIN, DW, DB = TorchModule.STREAM, 1001, 1002
@@ -88,7 +88,7 @@ def forked(monkeypatch):
 
     def choose(dln, dW):
         forget_plans()
-        choice = products.Choice(products.ALL_OWN, products.Products(OWN, dln, dW), True)
+        choice = layernorm_plan.Choice(layernorm_plan.ALL_OWN, layernorm_plan.Products(OWN, dln, dW), True)
         monkeypatch.setattr(layernorm_plan, "choose", lambda *sizes, **facts: choice)
 
     return choose
@@ -228,7 +228,7 @@ def test_gpu_branches_again_and_again(kernels, sizes):
     rows, width, outputs = sizes
     inputs = gpu_inputs(torch.bfloat16, (rows,), width, outputs)
     grad_output = torch.randn(rows, outputs, dtype=torch.bfloat16, device="cuda")
-    plan = layernorm_plan.plan(inputs[0].shape, outputs, torch.bfloat16, False, kernels.hopper)
+    plan = layernorm_plan.make_plan(inputs[0].shape, outputs, torch.bfloat16, False, kernels.hopper)
     assert plan.choice.forked == kernels.hopper
     graph, got = captured(lambda: step(inputs, grad_output))
     for seed in range(3):

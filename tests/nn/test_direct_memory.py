@@ -22,8 +22,7 @@ from layer_checks import (
 from torch import nn
 
 from harness.nn import LayerNormLinear, fused_layernorm_linear, layernorm_direct, patch
-from harness.nn.layernorm_plan import plan
-from harness.nn.products import LIBRARY, OWN
+from harness.nn.layernorm_plan import LIBRARY, OWN, make_plan
 
 fused: Any = fused_layernorm_linear
 plain: Any = plain_torch
@@ -52,9 +51,9 @@ def test_dW_comes_first(module, chosen, no_operator, dtype, way):
 @pytest.mark.parametrize(("H", "O"), [(203, 264), (200, 267), (203, 267)])
 def test_no_factor_of_16_bits_is_copied(hopper, H, O):
     """Where rows are not aligned the library multiplies; this project's product on Hopper may write them."""
-    products = plan(torch.Size((130, H)), O, torch.bfloat16, False, hopper, "fast", "least").choice
+    products = make_plan(torch.Size((130, H)), O, torch.bfloat16, False, hopper, "fast", "least").choice
     output = OWN if hopper and H == 200 else LIBRARY
-    assert products.loop == products.graph == (output, LIBRARY, LIBRARY) and not products.forked
+    assert products.plain == products.captured == (output, LIBRARY, LIBRARY) and not products.forked
 
 
 @pytest.mark.parametrize("number", range(1, 32))

@@ -19,7 +19,7 @@ from layer_checks import (
 )
 from typed import loosely, present
 
-from harness.nn import autograd, layernorm_direct, layernorm_plan, layers, products
+from harness.nn import autograd, layernorm_direct, layernorm_plan, layers
 
 fused_layernorm_linear = loosely(layers.fused_layernorm_linear)
 
@@ -40,8 +40,8 @@ fused_layernorm_linear = loosely(layers.fused_layernorm_linear)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_gpu_agrees_with_autograd(kernels, counted, dtype, rows, width, outputs):
     assert_as_good_as_torch(fused_layernorm_linear, gpu_inputs(dtype, rows, width, outputs))
-    plan = layernorm_plan.plan(torch.Size([*rows, width]), outputs, dtype, False, kernels.hopper)
-    own = plan.choice.loop == products.ALL_OWN
+    plan = layernorm_plan.make_plan(torch.Size([*rows, width]), outputs, dtype, False, kernels.hopper)
+    own = plan.choice.plain == layernorm_plan.ALL_OWN
     assert counted == (["launch_forward", "launch_backward"] if own else ["launch_backward"])
 
 
@@ -225,7 +225,7 @@ def test_gpu_graph_captures_both_passes(kernels):
 def test_gpu_graph_of_a_layer_whose_plain_calls_multiply_otherwise(kernels):
     """A capture can load no kernel: the plain call before has launched those of the graph too."""
     inputs = gpu_inputs(torch.bfloat16, (64,), 768, 776)
-    choice = layernorm_plan.plan(inputs[0].shape, 776, torch.bfloat16, False, kernels.hopper).choice
+    choice = layernorm_plan.make_plan(inputs[0].shape, 776, torch.bfloat16, False, kernels.hopper).choice
     grad_output = torch.randn(64, 776, dtype=torch.bfloat16, device="cuda")
 
     def run():
@@ -241,7 +241,7 @@ def test_gpu_graph_of_a_layer_whose_plain_calls_multiply_otherwise(kernels):
         captured = run()
     graph.replay()
     torch.cuda.synchronize()
-    assert not kernels.hopper or choice.loop != choice.graph
+    assert not kernels.hopper or choice.plain != choice.captured
     for mine, theirs in zip(captured, plain, strict=True):
         assert (mine - theirs).norm() < 1e-2 * theirs.norm()
 

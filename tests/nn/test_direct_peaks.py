@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from harness.nn import extension_kernels, layernorm_direct
-from harness.nn.layernorm_plan import plan
+from harness.nn.layernorm_plan import make_plan
 from harness.puzzles.p22.candidates import BENCHMARK, drawn_sizes
 from harness.toolchain import extension
 
@@ -94,7 +94,7 @@ def peak_of(kernels, rows: int, H: int, O: int, dtype: torch.dtype, memory: str,
     shapes = (rows, H), (H,), (H,), (O, H), (O,), (rows, O)
     *inputs, grad_output = (torch.empty(shape, dtype=dtype, device="meta") for shape in shapes)
     x, gamma, beta, W, _ = inputs
-    planned = plan(x.shape, O, dtype, False, True, "fast", memory)
+    planned = make_plan(x.shape, O, dtype, False, True, "fast", memory)
     with Allocated(*inputs, grad_output) as allocated:
         _output, statistics = kernels.forward(planned, 1e-5, True, *inputs)
         _gradients = kernels.backward(planned, wanted, grad_output, x, statistics, gamma, beta, W)

@@ -23,9 +23,9 @@ from layer_checks import (
 from torch._subclasses.fake_tensor import FakeTensorMode
 from typed import loosely, present
 
-from harness.nn import autograd, layernorm_direct, layernorm_plan, layers, products
+from harness.nn import autograd, layernorm_direct, layernorm_plan, layers
+from harness.nn.layernorm_plan import LIBRARY, OWN, PADDED
 from harness.nn.layers import LayerNormLinear
-from harness.nn.products import LIBRARY, OWN, PADDED
 
 fused_layernorm_linear = loosely(layers.fused_layernorm_linear)
 
@@ -204,18 +204,21 @@ def test_pairs_are_for_whole_rows_of_float32(module, no_operator, dtype, sizes, 
 
 @pytest.mark.parametrize("rows", [2**20 - 1, 2**20])
 def test_large_products_are_torch_s(rows):
-    plan = layernorm_plan.plan(torch.Size([rows, 4]), 4, torch.float32)
-    assert plan.choice.graph == (products.ALL_LIBRARY if rows == 2**20 else products.ALL_OWN)
-    assert layernorm_plan.plan(torch.Size([rows, 8]), 8, torch.bfloat16).choice.graph == products.ALL_OWN
+    plan = layernorm_plan.make_plan(torch.Size([rows, 4]), 4, torch.float32)
+    assert plan.choice.captured == (layernorm_plan.ALL_LIBRARY if rows == 2**20 else layernorm_plan.ALL_OWN)
+    assert (
+        layernorm_plan.make_plan(torch.Size([rows, 8]), 8, torch.bfloat16).choice.captured
+        == layernorm_plan.ALL_OWN
+    )
 
 
 @pytest.mark.parametrize(("width", "outputs", "aligned"), [(64, 64, True), (63, 64, False), (64, 60, False)])
 def test_unaligned_products_of_16_bits_are_torch_s_where_they_are_large(width, outputs, aligned):
     few, many = (
-        layernorm_plan.plan(torch.Size([rows, width]), outputs, torch.bfloat16).choice.loop
+        layernorm_plan.make_plan(torch.Size([rows, width]), outputs, torch.bfloat16).choice.plain
         for rows in (8, 4096)
     )
-    assert few == products.ALL_OWN and (many == products.ALL_OWN) == aligned
+    assert few == layernorm_plan.ALL_OWN and (many == layernorm_plan.ALL_OWN) == aligned
 
 
 def test_explain_says_who_multiplies(module, chosen):
@@ -235,7 +238,7 @@ def test_explain_says_who_multiplies(module, chosen):
 
 def test_explain_under_autocast(module, monkeypatch):
     forget_plans()
-    monkeypatch.setattr(products, "LIBRARY_FROM_IN_A_LOOP", 1)
+    monkeypatch.setattr(layernorm_plan, "LIBRARY_FROM_IN_A_LOOP", 1)
     layer, x = LayerNormLinear(8, 8), torch.ones(4, 8)
     assert layer.explain(x)["dW"] == LIBRARY
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -12,8 +12,7 @@ import torch
 
 from harness.nn.arguments import wide
 from harness.nn.cross_entropy_chunks import Loss, rows_by_torch
-from harness.nn.extension_kernels import KINDS
-from harness.nn.products import padded
+from harness.nn.extension_kernels import KINDS, padded
 from harness.puzzles.p27 import step_parts
 from harness.toolchain import extension
 from harness.vgpu.checks.findings import Checks

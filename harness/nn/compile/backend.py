@@ -36,7 +36,7 @@ from harness.nn.compile.match import (
     value,
 )
 from harness.nn.compile.picture import Rewrite, Snapshot
-from harness.nn.products import padded
+from harness.nn.extension_kernels import padded
 
 REPORT = "MOJO_WORKBOOK_REPORT"
 TAILS = ("inductor", "aot_eager", "eager")

@@ -309,7 +309,7 @@ class ByHand:
 class Graphed(ByHand):
     """`ByHand` on a GPU with the workbook's kernels: the first step is recorded as one CUDA graph, every step replays it.
 
-    The products of a graph may be others than those of single launches (`harness.nn.products`), so the last bits differ from
+    The products of a graph may be others than those of single launches (`harness.nn.layernorm_plan`), so the last bits differ from
     ByHand's; two runs have the same.
     """
 

@@ -17,7 +17,7 @@ from harness.nn.attention_autograd import attention_backward, attention_with_lse
 from harness.nn.extension_kernels import OnDevice, Opened
 from harness.nn.layernorm_direct import DLN_GIVEN, INPUT, NORM
 from harness.nn.layernorm_ops import EPS
-from harness.nn.layernorm_plan import plan
+from harness.nn.layernorm_plan import make_plan
 
 SCALE, CUBE = math.sqrt(2 / math.pi), 0.044715
 """In GELU's u = SCALE (x + CUBE x^3)."""
@@ -65,7 +65,7 @@ def gelu_backward(x: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
 def layernorm(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     """The output, and mean and rstd [2, rows] in float32, of x [rows, C]."""
     if opened := layernorm_direct.kernels(x.device):
-        return opened.forward_rows(plan(x.shape, x.shape[1], x.dtype), x.shape[1], EPS, x, weight, bias)
+        return opened.forward_rows(make_plan(x.shape, x.shape[1], x.dtype), x.shape[1], EPS, x, weight, bias)
     wide = x.float()
     mean = wide.mean(-1)
     rstd = ((wide - mean[:, None]).square().mean(-1) + EPS).rsqrt()
@@ -81,7 +81,7 @@ def layernorm_backward(
         C, dx = x.shape[1], torch.empty_like(x)
         tensors = (dy, x, statistics, weight, weight, weight)  # there is no bias and no matrix to be read
         wanted = INPUT | NORM | DLN_GIVEN
-        of_rows = plan(x.shape, C, x.dtype)
+        of_rows = make_plan(x.shape, C, x.dtype)
         dgamma, dbeta = opened.launch_gradients(of_rows, wanted, dx, None, *tensors, dln=dy, stride=C)[:2]
         assert dgamma is not None and dbeta is not None  # they are wanted
         return dx, dgamma, dbeta

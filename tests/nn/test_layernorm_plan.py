@@ -7,8 +7,8 @@ import torch
 from typed import present
 
 from book.measure import record
-from harness.nn import products
-from harness.nn.products import ALL_LIBRARY, ALL_OWN, LIBRARY, OWN, PADDED, choose
+from harness.nn import extension_kernels, layernorm_plan
+from harness.nn.layernorm_plan import ALL_LIBRARY, ALL_OWN, LIBRARY, OWN, PADDED, choose
 from harness.toolchain.roots import solutions
 
 half = torch.bfloat16
@@ -38,7 +38,7 @@ def test_one_branch_or_two_is_near_the_fastest_that_was_measured():
     ratios = []
     for size, ways in branches_measured().items():
         choice = choose(*size, half, hopper=True)
-        taken = ways[choice.graph.dln, choice.graph.dW, 1 + choice.forked]
+        taken = ways[choice.captured.dln, choice.captured.dW, 1 + choice.forked]
         ratios.append(taken / min(ways.values()))
         assert ratios[-1] < 1.07, (size, choice)
         assert taken < 1.05 * min(time for way, time in ways.items() if way[2] == 1), (size, choice)
@@ -50,7 +50,7 @@ def test_the_choice_is_near_the_fastest_that_was_measured(direction, slack):
     """Within an eighth and the launches of a small pass, at every size; and on the whole within 3 %."""
     ratios = []
     for size, ways in measured().items():
-        chosen = choose(*size, half, hopper=True).graph
+        chosen = choose(*size, half, hopper=True).captured
         if direction and choose(*size, half, hopper=True).forked:
             continue
         part = (lambda way: way[:1]) if direction == 0 else (lambda way: way[1:])
@@ -69,15 +69,18 @@ def test_the_constants_are_the_kernel_s():
     def constant(name):
         return int(present(re.search(rf"^comptime {name} = (\d+)$", source, re.MULTILINE))[1])
 
-    assert (constant("TILE_COST"), constant("HANDING_COST")) == (products.TILE_COST, products.HANDING_COST)
-    assert (constant("BLOCK_M"), constant("BLOCK_K")) == (products.TILE_ROWS, products.DEPTH)
-    assert constant("NARROW") / 8 == products.NARROW
+    assert (constant("TILE_COST"), constant("HANDING_COST")) == (
+        layernorm_plan.TILE_COST,
+        layernorm_plan.HANDING_COST,
+    )
+    assert (constant("BLOCK_M"), constant("BLOCK_K")) == (layernorm_plan.TILE_ROWS, layernorm_plan.DEPTH)
+    assert constant("NARROW") / 8 == layernorm_plan.NARROW
 
 
 def test_a_product_of_few_tiles_and_long_sums_is_the_library_s():
-    assert choose(64, 8192, 1024, half, hopper=True).graph.output == LIBRARY
-    assert choose(64, 512, 12288, half, hopper=True).graph.dln == LIBRARY
-    assert choose(8192, 1024, 4096, half, hopper=True).graph[1:] == (OWN, OWN)
+    assert choose(64, 8192, 1024, half, hopper=True).captured.output == LIBRARY
+    assert choose(64, 512, 12288, half, hopper=True).captured.dln == LIBRARY
+    assert choose(8192, 1024, 4096, half, hopper=True).captured[1:] == (OWN, OWN)
 
 
 @pytest.mark.parametrize(
@@ -85,30 +88,32 @@ def test_a_product_of_few_tiles_and_long_sums_is_the_library_s():
 )
 def test_only_many_narrow_rows_are_worth_two_workspaces_of_the_library(rows, H, both):
     choice = choose(rows, H, 96, half, hopper=True)
-    assert (choice.forked and choice.graph[1:] == (LIBRARY, LIBRARY)) == both
+    assert (choice.forked and choice.captured[1:] == (LIBRARY, LIBRARY)) == both
 
 
 def test_a_loop_that_waits_for_the_host_multiplies_by_itself():
     choice = choose(64, 768, 768, half, hopper=True)
-    assert choice.loop == ALL_OWN != choice.graph
+    assert choice.plain == ALL_OWN != choice.captured
     large = choose(4096, 8192, 8192, half, hopper=True)
-    assert large.loop is large.graph, "asked for at each call"
+    assert large.plain is large.captured, "asked for at each call"
 
 
 @pytest.mark.parametrize("dtype", [half, torch.float16], ids=str)
 def test_copies_are_made_of_unaligned_rows_where_products_are_large(dtype):
-    assert choose(13544, 9143, 2008, dtype).graph == (PADDED, PADDED, PADDED)
-    assert choose(13544, 9144, 2008, dtype).graph == ALL_OWN
-    assert choose(13544, 9143, 2008, dtype, hopper=True).graph == ALL_OWN, "which makes its own copies there"
+    assert choose(13544, 9143, 2008, dtype).captured == (PADDED, PADDED, PADDED)
+    assert choose(13544, 9144, 2008, dtype).captured == ALL_OWN
+    assert choose(13544, 9143, 2008, dtype, hopper=True).captured == ALL_OWN, (
+        "which makes its own copies there"
+    )
     few_tiles = choose(37, 5931, 775, dtype, hopper=True)
-    assert few_tiles.graph == (PADDED, OWN, OWN) and few_tiles.loop == ALL_OWN
+    assert few_tiles.captured == (PADDED, OWN, OWN) and few_tiles.plain == ALL_OWN
     few = choose(3796, 692, 141, dtype)
-    assert few.graph.output == PADDED and few.loop == ALL_LIBRARY, (
+    assert few.captured.output == PADDED and few.plain == ALL_LIBRARY, (
         "a loop would wait for the copies' host time"
     )
-    assert choose(8, 63, 33, dtype).loop == ALL_OWN
+    assert choose(8, 63, 33, dtype).plain == ALL_OWN
     small = choose(31, 650, 243, dtype, hopper=True)
-    assert (small.loop, small.graph) == (ALL_OWN, ALL_LIBRARY), "the copies take as long as the products"
+    assert (small.plain, small.captured) == (ALL_OWN, ALL_LIBRARY), "the copies take as long as the products"
 
 
 @pytest.mark.parametrize(
@@ -125,7 +130,7 @@ def test_copies_are_made_of_unaligned_rows_where_products_are_large(dtype):
 )
 def test_what_needs_no_estimate(rows, dtype, facts, expected):
     choice = choose(rows, 1024, 1024, dtype, **facts)
-    assert choice.loop == choice.graph == expected
+    assert choice.plain == choice.captured == expected
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -136,25 +141,28 @@ def test_products_of_wide_types_are_the_library_s_in_graphs_before_they_are_in_l
         (512, ALL_LIBRARY, ALL_LIBRARY),
     ):
         choice = choose(rows, 1024, 1024, dtype)
-        assert (choice.loop, choice.graph) == (loop, graph), rows
-    assert choose(1_000_003, 9, 4, dtype).loop == ALL_LIBRARY, "a long sum, which it splits"
+        assert (choice.plain, choice.captured) == (loop, graph), rows
+    assert choose(1_000_003, 9, 4, dtype).plain == ALL_LIBRARY, "a long sum, which it splits"
 
 
 @pytest.mark.parametrize(
     ("width", "dtype", "whole"), [(9143, half, 9144), (8, half, 8), (5, torch.float32, 8)]
 )
 def test_padded_rows_are_the_shortest_aligned_ones(width, dtype, whole):
-    assert products.padded(width, dtype) == whole
+    assert extension_kernels.padded(width, dtype) == whole
 
 
 def test_estimates_grow_with_the_work():
-    for cost in (products.own_cost, products.library_cost):
+    for cost in (layernorm_plan.own_cost, layernorm_plan.library_cost):
         small, longer, larger = (
             cost(*size).time for size in ((4096, 4096, 4096), (4096, 4096, 8192), (8192, 4096, 8192))
         )
         assert small < longer < larger
-    assert products.own_cost(128, 256, 65536, shared=True).time < products.own_cost(128, 256, 65536).time
-    assert products.own_cost(128, 128, 64).time > 0 and OWN != LIBRARY
+    assert (
+        layernorm_plan.own_cost(128, 256, 65536, shared=True).time
+        < layernorm_plan.own_cost(128, 256, 65536).time
+    )
+    assert layernorm_plan.own_cost(128, 128, 64).time > 0 and OWN != LIBRARY
 
 
 @pytest.mark.parametrize(("rows", "H", "O"), [(4096, 768, 3072), (512, 256, 1024), (31, 650, 243)])
@@ -167,20 +175,22 @@ def test_two_branches_are_for_graphs_on_hopper(rows, H, O):
         choose(rows, H, O, torch.float32, hopper=True),
     ):
         assert not other.forked
-    assert PADDED not in choice.graph[1:]
+    assert PADDED not in choice.captured[1:]
 
 
 def test_products_that_fill_the_gpu_follow_each_other():
     """Nothing is left for a second branch; and a loop multiplies as one branch would."""
     assert not choose(8192, 4096, 4096, half, hopper=True).forked
     choice = choose(5995, 832, 10688, half, hopper=True)
-    chain = products.chain_times(5995, 832, 10688)
-    assert choice.forked and choice.loop[1:] == min(chain, key=chain.__getitem__)
+    chain = layernorm_plan.chain_times(5995, 832, 10688)
+    assert choice.forked and choice.plain[1:] == min(chain, key=chain.__getitem__)
 
 
 def test_the_work_of_a_product_is_what_a_full_gpu_would_take():
     """A tile for every multiprocessor takes as long as one, and so many times the work."""
-    one, all_tiles = (products.own_cost(128 * tiles, 128, 4096) for tiles in (1, products.PROCESSORS))
+    one, all_tiles = (
+        layernorm_plan.own_cost(128 * tiles, 128, 4096) for tiles in (1, layernorm_plan.PROCESSORS)
+    )
     assert one.time == all_tiles.time
-    assert all_tiles.work == pytest.approx(products.PROCESSORS * one.work)
-    assert products.library_cost(64, 512, 512).work < products.library_cost(64, 512, 512).time
+    assert all_tiles.work == pytest.approx(layernorm_plan.PROCESSORS * one.work)
+    assert layernorm_plan.library_cost(64, 512, 512).work < layernorm_plan.library_cost(64, 512, 512).time

@@ -101,14 +101,10 @@ def moved_table() -> str:
             launches = "{} → {}".format(*(len(ledger.LAUNCHES[direction, v]) for v in ("unfused", "fused")))
             rows.append(
                 [
-                    dims_text(dims),
-                    direction,
-                    launches,
-                    amount(unfused),
-                    amount(fused),
+                    dims_text(dims), direction, launches, amount(unfused), amount(fused),
                     f"{unfused / fused:.2f}",
                 ]
-            )
+            )  # fmt: skip
     return table(["sizes", "pass", "launches", "unfused", "fused", "ratio"], rows, "lllrrr")
 
 
@@ -455,9 +451,6 @@ FILES: dict[str, Callable[[], str]] = {
     "tasks.md": tasks_table,
     "moved.md": moved_table,
     "saved.md": saved_table,
-    "normalisations.svg": figures.normalisations,
-    "gradient_parts.svg": figures.gradient_parts,
-    "block_orders.svg": figures.block_orders,
     "unfused_backward.md": unfused_table,
     "unfused_lifetimes.svg": unfused_lifetimes,
     "recomputed.md": recomputed_table,
@@ -476,14 +469,11 @@ FILES: dict[str, Callable[[], str]] = {
     "roofline.md": roofline_table,
     "ratio.svg": ratio_chart,
     "roofline.svg": roofline_chart,
-    "grid.svg": figures.grid,
-    "fan_in.svg": figures.fan_in,
-    "two_stage.svg": figures.two_stage,
     "saved.svg": saved_bars,
     "backend_table.md": backend_table,
-    "glossary.svg": figures.glossary,
     "saving_less.svg": saving_chart,
     **{f"ramp_{name}.svg": draw for name, draw in ramp_figures.PICTURES.items()},
+    **figures.FILES,
     **essay_figures.FILES,
     **layer_figures.FILES,
     **backward_figures.FILES,

@@ -11,7 +11,7 @@ import numpy as np
 
 from book.figures import attention_heroes, order_figures
 from book.figures.backward_figures import LOGITS, softmax
-from book.figures.figures import LEGIBLE, Drawing, bars
+from book.figures.figures import LEGIBLE, Drawing, bars, svgs
 from book.figures.layer_figures import slopes
 from book.measure import outputs
 from harness.nn import orders
@@ -132,13 +132,9 @@ def never_stored(side: int = 8, tile: int = 2) -> str:
                 here = left > 54 and 2 <= row < 2 + tile and 4 <= column < 4 + tile
                 shade = 0.5 if left == 54 else 0.12 if here else 0
                 drawing.box(
-                    left + cell * column,
-                    52 + cell * row,
-                    cell - 3,
-                    cell - 3,
-                    shade=shade,
+                    left + cell * column, 52 + cell * row, cell - 3, cell - 3, shade=shade,
                     thick=2 if here else 0.4,
-                )
+                )  # fmt: skip
             if left > 54:
                 drawing.box(left + cell * side + 10, 52 + cell * row, cell - 3, cell - 3, shade=0.5)
     drawing.text(24, 130, "queries")
@@ -325,13 +321,9 @@ def gather_and_scatter(side: int = 4, shown: int = 8) -> str:
         drawing.text(10, top + 16, words, anchor="start")
         for cell in range(cells):
             drawing.labelled(
-                10 + width * cell,
-                top + 24,
-                width - 4,
-                24,
-                str(cell),
+                10 + width * cell, top + 24, width - 4, 24, str(cell),
                 shade=0.35 if cell in order else 0.03,
-            )
+            )  # fmt: skip
         for step, cell in enumerate(order):
             x0, x1 = 10 + width * (cell + 0.45), 10 + width * (step + 0.45)
             ends = (x0, top + 50, x1, top + 78) if top == 0 else (x1, top + 78, x0, top + 50)
@@ -361,14 +353,9 @@ def tile_masks(side: int = 64, radius: int = 4, tile: int = 64) -> str:
             edges = np.flatnonzero(np.diff(np.concatenate([[0], needed.astype(int), [0]])))
             for first, end in edges.reshape(-1, 2):
                 drawing.box(
-                    left + cell * first,
-                    28 + cell * row,
-                    cell * (end - first),
-                    cell,
-                    shade=0.6,
-                    thick=0,
+                    left + cell * first, 28 + cell * row, cell * (end - first), cell, shade=0.6, thick=0,
                     radius=0,
-                )
+                )  # fmt: skip
         drawing.text(left + 108, 266, f"{int(mask.sum())} of {mask.size} pairs")
     return drawing.svg()
 
@@ -543,24 +530,8 @@ def balance_chart() -> str:
     return drawing.svg()
 
 
-FILES = {
-    "three_products.svg": three_products,
-    "softmax_heat.svg": softmax_heat,
-    "two_passes.svg": two_passes,
-    "never_stored.svg": never_stored,
-    "collapse.svg": collapse,
-    "fast_block.svg": fast_block,
-    "slots.svg": slot_picture,
-    "halves.svg": halves,
-    "padding.svg": padding,
-    "two_digits.svg": two_digits,
-    "gather_and_scatter.svg": gather_and_scatter,
-    "tile_masks.svg": tile_masks,
-    "order_bars.svg": order_bars,
-    "ring.svg": ring,
-    "six_rings.svg": attention_heroes.six_rings,
-    "merging.svg": merging,
-    "travellers.svg": travellers,
-    "nobody_first.svg": nobody_first,
-    "balance.svg": balance_chart,
-}
+FILES = svgs(
+    three_products, softmax_heat, two_passes, never_stored, collapse, fast_block, halves, padding,
+    two_digits, gather_and_scatter, tile_masks, order_bars, ring, attention_heroes.six_rings, merging,
+    travellers, nobody_first,
+) | {"slots.svg": slot_picture, "balance.svg": balance_chart}  # fmt: skip

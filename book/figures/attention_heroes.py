@@ -318,16 +318,9 @@ def ring_run() -> tuple[list[float], list[list[int]], list[list[tuple[int, ...]]
         for rank, block in enumerate(blocks):
             delta = (parts[3][rank] * parts[4][rank]).sum(-1)
             more = ring["block_backward"](
-                parts[3][rank],
-                parts[0][rank],
-                *block,
-                merged[rank][1],
-                delta,
-                held[rank],
-                held[owners[rank]],
-                0.5,
-                False,
-            )
+                parts[3][rank], parts[0][rank], *block, merged[rank][1], delta, held[rank],
+                held[owners[rank]], 0.5, False,
+            )  # fmt: skip
             travelling[rank] = travelling[rank] + more[1]
             added[rank] = (*added[rank], rank)
         exact = [parts[5][owner] for owner in owners]

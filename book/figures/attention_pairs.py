@@ -5,8 +5,7 @@ pages calls `pages()`.
 """
 
 from book.figures.bench_results import table, time_text
-from book.figures.charts import LogChart
-from book.figures.figures import NARROW
+from book.figures.charts import Axis, LogChart
 from book.measure import record
 
 WAYS = {"pairs": "`wgmma`", "pairs, portable": "`mma.sync`"}
@@ -46,21 +45,15 @@ def by_length() -> str:
     )
     ends = min(every) / 1.1, max(every) * 1.7
     drawing = LogChart(
-        (NARROW, 290),
+        290,
         f"Time over that of PyTorch's memory-efficient kernel: {spoken}.",
-        x=ends,
-        y=(0.2, 0.55),
-        x_name="positions",
-        y_name="time / PyTorch's",
-        x_ticks={float(S): f"{S:,}" for S in every},
-        y_ticks={tick: f"{tick:g}" for tick in (0.2, 0.25, 0.3, 0.4, 0.5)},
+        Axis("positions", *ends, {float(S): f"{S:,}" for S in every}),
+        Axis("time / PyTorch's", 0.2, 0.55, {tick: f"{tick:g}" for tick in (0.2, 0.25, 0.3, 0.4, 0.5)}),
     )
     for level in (0.5, 0.25):
         drawing.curve([(ends[0], level), (ends[1], level)], dash="6 4")
     for (way, name), shape in zip(WAYS.items(), ("circle", "square"), strict=True):
-        drawing.curve(ratios[way])
-        for point in ratios[way]:
-            drawing.marker(*point, shape)
+        drawing.curve(ratios[way], shape=shape)
         drawing.note(*ratios[way][-1], name.strip("`"))
     return drawing.svg()
 

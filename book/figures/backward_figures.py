@@ -10,9 +10,9 @@ from collections import Counter
 
 import numpy as np
 
-from book.figures.charts import LogChart, ratio_dots
+from book.figures.charts import Axis, LogChart, ratio_dots
 from book.figures.every_size import beside_compile
-from book.figures.figures import LEGIBLE, NARROW, Drawing, bar_rows, bars, in_words, side_by_side
+from book.figures.figures import LEGIBLE, NARROW, Drawing, bar_rows, bars, in_words, side_by_side, svgs
 from book.figures.layer_figures import bars_of, inductor_counts
 from book.measure import outputs, record
 
@@ -262,16 +262,17 @@ def difference_chart() -> str:
     least = {name: min(points, key=lambda point: point[1]) for name, points in curves.items()}
     chosen = {name: dict(points).get(1e-6) for name, points in curves.items()}
     drawing = LogChart(
-        (NARROW, 320),
+        320,
         "Errors of central differences of tanh over the step. "
         + "; ".join(f"{name}: least {error:.0e} at {eps:.0e}" for name, (eps, error) in least.items())
         + f". At gradcheck's step of 1e-06 it is {chosen['float64']:.0e} in float64 and {chosen['float32']:.0e} in float32.",
-        x=(1e-12, 1),
-        y=(1e-13, 30),
-        x_name="step ε",
-        y_name="error of the difference",
-        x_ticks={10.0**power: f"1e{power}" for power in (-11, -8, -6, -4, -2)},
-        y_ticks={10.0**power: f"1e{power}" if power else "1" for power in range(-12, 1, 3)},
+        Axis("step ε", 1e-12, 1, {10.0**power: f"1e{power}" for power in (-11, -8, -6, -4, -2)}),
+        Axis(
+            "error of the difference",
+            1e-13,
+            30,
+            {10.0**power: f"1e{power}" if power else "1" for power in range(-12, 1, 3)},
+        ),
     )
     for name, points in curves.items():
         drawing.curve(points, dash="6 4" if name == "float32" else "", thick=2)
@@ -528,23 +529,10 @@ def swap_gains() -> str:
     return drawing.svg()
 
 
-FILES = {
-    "softmax_row.svg": softmax_row,
-    "relu_ways.svg": relu_ways,
-    "operator_asked.svg": operator_asked,
-    "block_kept.svg": block_kept,
-    "ballot.svg": ballot,
-    "kept_by_way.svg": kept_by_way,
-    "wrong_dq.svg": wrong_dq,
-    "checks_see.svg": checks_see,
-    "differences.svg": difference_chart,
-    "where_wrong.svg": where_wrong,
-    "backend_path.svg": backend_path,
-    "levels.svg": levels_chart,
-    "folds.svg": folds,
-    "stale_code.svg": stale_code,
-    "symptom_kinds.svg": symptom_kinds,
-    "kernels.svg": kernels_chart,
+FILES = svgs(
+    softmax_row, relu_ways, operator_asked, block_kept, ballot, kept_by_way, wrong_dq, checks_see,
+    where_wrong, backend_path, folds, stale_code, symptom_kinds, swap_gains,
+) | {
+    "differences.svg": difference_chart, "levels.svg": levels_chart, "kernels.svg": kernels_chart,
     "swaps.svg": swaps_chart,
-    "swap_gains.svg": swap_gains,
-}
+}  # fmt: skip

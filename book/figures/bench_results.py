@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from book.figures import markdown_table
-from book.figures.charts import FAINT, LogChart, over_steps
-from book.figures.figures import NARROW, Drawing, bar_rows
+from book.figures.charts import FAINT, Axis, LogChart, over_steps
+from book.figures.figures import Drawing, bar_rows
 from book.measure import record
 from book.measure.record import Row
 
@@ -479,15 +479,21 @@ def roofline_chart(rows: list[Row], direction: str = "both", column: str = "grap
     selected = select(rows, direction, column)
     low, high = 30.0, 4e3
     drawing = LogChart(
-        (NARROW, 420),
+        420,
         f"TFLOP/s of {PASSES[direction]} over operations for each byte, beside lines of {peak:,.0f} TFLOP/s and "
         f"{bandwidth:.1f} TB/s that a large product and a large copy reached in the same run.",
-        x=(low, high),
-        y=(30.0, 1.3 * peak),
-        x_name="operations for each byte that must move",
-        y_name="TFLOP/s",
-        x_ticks={value: f"{value:,.0f}" for value in (30.0, 100.0, 300.0, 1000.0, 3000.0)},
-        y_ticks={value: f"{value:,.0f}" for value in (30.0, 100.0, 300.0, 1000.0) if value < 1.3 * peak},
+        Axis(
+            "operations for each byte that must move",
+            low,
+            high,
+            {value: f"{value:,.0f}" for value in (30.0, 100.0, 300.0, 1000.0, 3000.0)},
+        ),
+        Axis(
+            "TFLOP/s",
+            30.0,
+            1.3 * peak,
+            {value: f"{value:,.0f}" for value in (30.0, 100.0, 300.0, 1000.0) if value < 1.3 * peak},
+        ),
     )
     knee = peak / bandwidth
     drawing.curve([(low, max(30.0, low * bandwidth)), (knee, peak), (high, peak)])
@@ -506,9 +512,9 @@ def roofline_chart(rows: list[Row], direction: str = "both", column: str = "grap
 
 def legend(drawing: LogChart, names: list[str], across: float, up: float) -> None:
     """What the markers mean, from a place on downwards; the place in shares of the two axes."""
-    x = drawing.x[0] * (drawing.x[1] / drawing.x[0]) ** across
+    x = drawing.x.low * (drawing.x.high / drawing.x.low) ** across
     for number, name in enumerate(names):
-        y = drawing.y[0] * (drawing.y[1] / drawing.y[0]) ** (up - 0.06 * number)
+        y = drawing.y.low * (drawing.y.high / drawing.y.low) ** (up - 0.06 * number)
         shape, hollow = MARKS[name]
         drawing.marker(x, y, shape, hollow=hollow)
         drawing.note(x, y, NAMES[name])
@@ -550,13 +556,9 @@ def training_table(models: dict[str, list[Row]], untimed: int = 10, window: int 
             ]
         )
     columns = [
-        "model",
-        "first loss",
-        f"mean of the last {window}",
-        "median step",
-        "median ratio",
+        "model", "first loss", f"mean of the last {window}", "median step", "median ratio",
         "peak of a step",
-    ]
+    ]  # fmt: skip
     return table(columns, body)
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from book.figures.figures import NARROW, Drawing
 
@@ -9,58 +10,61 @@ LEFT, RIGHT, TOP, BOTTOM = 76, 20, 16, 52  # margins, in pixels
 FAINT = 0.25
 
 
+class Axis(NamedTuple):
+    """What an axis says, its ends, and what to write at which numbers of it: None for powers of ten."""
+
+    name: str
+    low: float
+    high: float
+    ticks: dict[float, str] | None = None
+
+    @property
+    def marks(self) -> dict[float, str]:
+        """Its ticks."""
+        return powers(self.low, self.high) if self.ticks is None else self.ticks
+
+    def share(self, value: float) -> float:
+        """How far along the axis a number stands."""
+        return math.log(value / self.low) / math.log(self.high / self.low)
+
+
 class LogChart(Drawing):
-    """Points and lines over two logarithmic axes.
+    """Points and lines over two logarithmic axes; `label` says in words what the picture shows."""
 
-    Args:
-        size: Width and height in pixels.
-        label: What the picture shows, in words.
-        x, y: The ends of the axes.
-        x_name, y_name: What the axes say.
-        x_ticks: Numbers and what to write below them; None for powers of ten.
-    """
-
-    def __init__(
-        self,
-        size: tuple[int, int],
-        label: str,
-        x: tuple[float, float],
-        y: tuple[float, float],
-        x_name: str,
-        y_name: str,
-        x_ticks: dict[float, str] | None = None,
-        y_ticks: dict[float, str] | None = None,
-    ):
-        super().__init__(size[1], label, size[0])
+    def __init__(self, height: int, label: str, x: Axis, y: Axis, width: int = NARROW):
+        super().__init__(height, label, width)
         self.x, self.y = x, y
         self.small = 13 if self.width <= NARROW else 11
         bottom, right = self.height - BOTTOM, self.width - RIGHT
-        for value, words in (powers(*y) if y_ticks is None else y_ticks).items():
-            _, at = self.place(x[0], value)
+        for value, words in y.marks.items():
+            _, at = self.place(x.low, value)
             self.segment(LEFT, at, right, at, opacity=FAINT)
             self.text(LEFT - 8, at + 4, words, anchor="end", size=self.small)
-        for value, words in (powers(*x) if x_ticks is None else x_ticks).items():
-            at, _ = self.place(value, y[0])
+        for value, words in x.marks.items():
+            at, _ = self.place(value, y.low)
             self.segment(at, TOP, at, bottom, opacity=FAINT)
             self.text(at, bottom + 18, words, size=self.small)
-        self.text((LEFT + right) / 2, self.height - 8, x_name, size=self.small + 1)
+        self.text((LEFT + right) / 2, self.height - 8, x.name, size=self.small + 1)
         self.parts.append(
             f'<g transform="translate(14 {(TOP + bottom) / 2:g}) rotate(-90)"><text text-anchor="middle"'
-            f' font-size="{self.small + 1}" fill="currentColor">{y_name}</text></g>'
+            f' font-size="{self.small + 1}" fill="currentColor">{y.name}</text></g>'
         )
 
     def place(self, x: float, y: float) -> tuple[float, float]:
         """The pixel of a point."""
-        across = math.log(x / self.x[0]) / math.log(self.x[1] / self.x[0])
-        up = math.log(y / self.y[0]) / math.log(self.y[1] / self.y[0])
         return (
-            LEFT + across * (self.width - LEFT - RIGHT),
-            self.height - BOTTOM - up * (self.height - TOP - BOTTOM),
+            LEFT + self.x.share(x) * (self.width - LEFT - RIGHT),
+            self.height - BOTTOM - self.y.share(y) * (self.height - TOP - BOTTOM),
         )
 
-    def curve(self, points: Iterable[tuple[float, float]], *, dash: str = "", thick: float = 1.6) -> None:
-        """Straight lines from point to point."""
+    def curve(
+        self, points: Iterable[tuple[float, float]], *, dash: str = "", thick: float = 1.6, shape: str = ""
+    ) -> None:
+        """Straight lines from point to point, and a marker at each where it has a shape."""
+        points = list(points)
         self.polyline((self.place(*point) for point in points), dash=dash, thick=thick)
+        for point in points if shape else ():
+            self.marker(*point, shape)
 
     def marker(self, x: float, y: float, shape: str, *, hollow: bool = False) -> None:
         """A "circle", "square", "triangle", "diamond", "bar" or "wedge" (a triangle on its tip) at a point."""
@@ -103,18 +107,24 @@ def ratio_dots(
     work, ratios = [x for x, *_ in points], [y for _, y, *_ in points]
     x, y = (min(work) / 2, max(work) * 2), (min(ratios) / 1.06, max(*ratios, 1) * 1.06)
     drawing = LogChart(
-        (NARROW, 310),
+        310,
         label,
-        x,
-        y,
-        x_name,
-        y_name,
-        x_ticks={10.0**power: f"1e{power}" for power in range(2, 14, 2) if x[0] < 10.0**power < x[1]}
-        if x_name == WORK
-        else None,
-        y_ticks={
-            tick / 10: f"{tick / 10:g}" for tick in (3, 5, 7, 8, 9, 10, 11, 12, 15) if y[0] < tick / 10 < y[1]
-        },
+        Axis(
+            x_name,
+            *x,
+            {10.0**power: f"1e{power}" for power in range(2, 14, 2) if x[0] < 10.0**power < x[1]}
+            if x_name == WORK
+            else None,
+        ),
+        Axis(
+            y_name,
+            *y,
+            {
+                tick / 10: f"{tick / 10:g}"
+                for tick in (3, 5, 7, 8, 9, 10, 11, 12, 15)
+                if y[0] < tick / 10 < y[1]
+            },
+        ),
     )
     drawing.curve([(x[0], 1.0), (x[1], 1.0)], dash="6 4", thick=1.5)
     for across, up, shape, hollow in points:
@@ -137,7 +147,7 @@ def over_steps(
     """Curves over the steps of a training run. `legend` is the height of the first name, and over how much of it the next one stands."""
     first, last = (edge(step for points in curves.values() for step, _ in points) for edge in (min, max))
     shown = {float(step): str(step) for step in (1, 2, 5, 10, 20, 50, 100, 200, 300) if first <= step <= last}
-    drawing = LogChart((NARROW, 300), label, (first, last), y, "step", y_name, shown, y_ticks)
+    drawing = LogChart(300, label, Axis("step", first, last, shown), Axis(y_name, *y, y_ticks))
     for number, ((name, points), dash) in enumerate(zip(curves.items(), DASHES, strict=False)):
         at, thick = legend[0] / legend[1] ** number, 1.6 if number else 2.6
         drawing.curve(points, dash=dash, thick=thick)

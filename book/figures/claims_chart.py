@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from book.figures.charts import LogChart
-from book.figures.figures import NARROW, compared
+from book.figures.charts import Axis, LogChart
+from book.figures.figures import compared
 from book.figures.markdown_table import table
 from book.measure import record
 from book.measure.record import Row
@@ -32,21 +32,16 @@ def chart(rows: list[Row], unit: str, value: Callable[[Row], float], label: str)
     shown = lengths(measured)
     values = [value(row) for row in measured]
     drawing = LogChart(
-        (NARROW, 380),
+        380,
         label,
-        x=(shown[0] * 0.9, shown[-1] * 6),
-        y=(min(values) * 0.6, max(values) * 1.8),
-        x_name="sequence length",
-        y_name=unit,
-        x_ticks={length: str(length) for length in shown},
+        Axis("sequence length", shown[0] * 0.9, shown[-1] * 6, {length: str(length) for length in shown}),
+        Axis(unit, min(values) * 0.6, max(values) * 1.8),
     )
     ends = {}
     for who, (name, shape, dash) in LINES.items():
         points = [(int(row["length"]), value(row)) for row in measured if row["who"] == who]
         if points:
-            drawing.curve(points, dash=dash)
-            for point in points:
-                drawing.marker(*point, shape)
+            drawing.curve(points, dash=dash, shape=shape)
             ends[name] = points[-1]
     # From the top down, no name closer to the one above it than a line of text.
     free = 0.0

@@ -1,7 +1,6 @@
 """The losses of training runs with a wrong solution beside the right one's, from the records of curves."""
 
-from book.figures.charts import LogChart
-from book.figures.figures import NARROW
+from book.figures.charts import Axis, LogChart
 from book.measure import record
 from harness.check import zoo
 
@@ -63,13 +62,11 @@ def drawn(right: Curve, own: Curve) -> str:
     low, high = min(loss for _, loss in right + own), max(loss for _, loss in right + own)
     first, last = own[0][0], own[-1][0]
     drawing = LogChart(
-        (420, 170),
+        170,
         f"Losses: the right run ends at {right[-1][1]:.2g}, the wrong one at {own[-1][1]:.2g}.",
-        x=(float(first), float(last)),
-        y=(low / 1.5, high * 1.5),
-        x_name="step",
-        y_name="loss",
-        x_ticks={float(first): f"{first}", float(last): f"{last}"},
+        Axis("step", float(first), float(last), {float(first): f"{first}", float(last): f"{last}"}),
+        Axis("loss", low / 1.5, high * 1.5),
+        width=420,
     )
     drawing.curve(right, dash="3 3")
     drawing.curve(own, thick=2)
@@ -84,10 +81,8 @@ def together() -> str:
     fall, below = (sum(own[-1][1] < end for own in rows) for end in (right[0][1], right[-1][1]))
     label = f"Losses of {len(rows)} runs with a wrong kernel each: {fall} fall, and {below} end below the right run's."
     ticks = {float(step): str(step) for step in (10, 20, 50, 100, 200, 300)}
-    high, names = 2.0, ("step", "loss")
-    drawing = LogChart(
-        (NARROW, 330), label, (float(first), float(last)), (0.003, high), *names, x_ticks=ticks
-    )
+    high = 2.0
+    drawing = LogChart(330, label, Axis("step", float(first), float(last), ticks), Axis("loss", 0.003, high))
     for own in rows:
         kept = [point for point in own if point[1] < high]
         drawing.polyline((drawing.place(*point) for point in kept), opacity=0.5)

@@ -3,7 +3,7 @@
 import re
 
 from book.figures.charts import over_steps
-from book.figures.figures import Drawing
+from book.figures.figures import Drawing, svgs
 from book.measure import outputs
 
 POSITIONS, HEAD, TILE = 8192, 64, 128
@@ -63,8 +63,4 @@ def to_scale() -> str:
     return drawing.svg()
 
 
-FILES = {
-    "descent_loss.svg": descent_loss,
-    "descent_mean.svg": descent_mean,
-    "to_scale.svg": to_scale,
-}
+FILES = svgs(descent_loss, descent_mean, to_scale)

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -115,6 +116,10 @@ class Drawing:
         )
 
 
+wide = partial(Drawing, width=720)
+"""A drawing as wide as a page; a phone shows it small, and larger at a tap."""
+
+
 class Steps(Drawing):
     """A drawing whose parts are there at some steps; `words` are one sentence or two for each step.
 
@@ -144,6 +149,11 @@ class Steps(Drawing):
             f'<div class="hero" data-still="{self.still}"><figure>{self.svg().strip()}<figcaption>{html.escape(caption)}</figcaption></figure>'
             f'<ol class="hero-steps">{steps}</ol></div>\n'
         )
+
+
+def svgs(*drawn: Callable[[], str]) -> dict[str, Callable[[], str]]:
+    """Files of the build, each with the name of the function that draws it."""
+    return {f"{draw.__name__}.svg": draw for draw in drawn}
 
 
 NumberRow = tuple[str, str, np.ndarray, str]
@@ -189,11 +199,10 @@ def kernel_constant(name: str, puzzle: str = "p22") -> int:
 
 def glossary() -> str:
     """Lane, warp, block, grid on the left; register, shared memory, L2, memory on the right."""
-    drawing = Drawing(
+    drawing = wide(
         300,
         "Threads: a lane in a warp of 32, warps in a block, blocks in a grid. Memory: registers of a lane, shared memory of a "
         "block, the L2 cache and the memory of the whole grid.",
-        width=720,
     )
     levels = (
         ("lane", "one thread", "registers", "255 of 32 bits at most for a thread"),
@@ -259,9 +268,7 @@ def grid() -> str:
         kind: {name: t for name, t in run["tensors"].items() if block in t.get(kind, {})} for kind in "RWA"
     }
     label = "; ".join(f"{verb} {said(touched[kind], kind, block)}" for kind, verb in VERBS.items())
-    drawing = Drawing(
-        262, f"A grid of {columns} by {rows} blocks, one for each row. Block {chosen} {label}.", width=720
-    )
+    drawing = wide(262, f"A grid of {columns} by {rows} blocks, one for each row. Block {chosen} {label}.")
     cell, left, top = 34, 30, 62
     drawing.text(left + rows * cell / 2, 22, f"grid [B, S] = [{columns}, {rows}]")
     drawing.text(left + rows * cell / 2, 46, "block_idx.y, the position s", size=11)
@@ -349,10 +356,9 @@ def fan_in() -> str:
         b for b, ranges in tensor["A"].items() if any(first <= target <= last for first, last in ranges)
     ]
     rows = len(adding)
-    drawing = Drawing(
+    drawing = wide(
         190,
         f"{rows} blocks in a line above, {H} elements of dgamma below; every block points at element {target}.",
-        width=720,
     )
     drawing.text(360, 16, f"{rows} blocks, one for each row")
     all_to_one(drawing, [str(row) for row in range(rows)], 30, [f"h={h}" for h in range(H)], 46, target)
@@ -377,11 +383,10 @@ def dealt(drawing: Drawing, threads: dict[int, tuple[list[str], str]], total: st
 def two_stage() -> str:
     """How the unfused kernels sum a column in a fixed order."""
     lanes = kernel_constant("COLUMN_TILE")
-    drawing = Drawing(
+    drawing = wide(
         230,
         f"Rows are dealt out to {lanes} threads in turn; each thread adds its rows in order, then one thread adds the "
         f"{lanes} partial sums in order.",
-        width=720,
     )
     mine = {
         lane: [f"row {row}" for row in range(lane, 2 * lanes + 3, lanes)] for lane in (0, 1, 2, lanes - 1)
@@ -400,14 +405,13 @@ def normalisations() -> str:
         ("LayerNorm", "mean and variance of a row", lambda r, h: r == 1),
         ("RMSNorm", "mean square of a row, no mean taken away", lambda r, h: r == 1),
     ]
-    drawing = Drawing(
+    drawing = wide(
         190,
         "Three matrices of 4 rows by 8 columns. "
         + "; ".join(
             f"{name}: {what}, {'a column' if name == 'BatchNorm' else 'a row'} is marked"
             for name, what, _ in kinds
         ),
-        width=720,
     )
     for i, (name, what, shares) in enumerate(kinds):
         left, top = 30 + 240 * i, 44
@@ -446,7 +450,7 @@ def gradient_parts() -> str:
     }
     left, column, height = 190, 60, 62
     label = "; ".join(f"{name}: {', '.join(f'{value:.2f}' for value in row)}" for name, row in rows.items())
-    drawing = Drawing(height * len(rows), f"A gradient and its three parts. {label}", width=720)
+    drawing = wide(height * len(rows), f"A gradient and its three parts. {label}")
     most = max(float(np.abs(row).max()) for row in rows.values())
     for r, (name, row) in enumerate(rows.items()):
         middle = height * r + height / 2
@@ -461,11 +465,10 @@ def gradient_parts() -> str:
 
 def block_orders(blocks: int = 16) -> str:
     """The race of a block that clears a sum to which all add 1: the sum after each block, in two orders."""
-    drawing = Drawing(
+    drawing = wide(
         190,
         f"{blocks} blocks in natural order: the sum grows to {blocks}. In reverse order block 0 comes last, clears the sum, "
         "and it ends at 1.",
-        width=720,
     )
     cell = 42
     for line, order in enumerate((range(blocks), range(blocks - 1, -1, -1))):
@@ -603,3 +606,6 @@ def over_time(
     for time, words in ticks.items():
         drawing.text(left + scale * time, 26 + step * len(lines), words)
     return drawing.svg()
+
+
+FILES = svgs(normalisations, gradient_parts, block_orders, grid, fan_in, two_stage, glossary)

@@ -77,14 +77,9 @@ def one_barrier() -> str:
                         drawing.arrow(left + 52 * others[warp] + 24, 128, x + 24, 182, faint=True)
                         right = state == "right"
                         drawing.labelled(
-                            x,
-                            184,
-                            48,
-                            32,
-                            str(others[warp]) if right else "?",
-                            size=16,
+                            x, 184, 48, 32, str(others[warp]) if right else "?", size=16,
                             shade=0.3 if right else 0,
-                        )
+                        )  # fmt: skip
     for y, words in ((42, "warp"), (70, "does"), (115, "tile"), (205, "result")):
         drawing.text(52, y, words, anchor="end", size=16)
     drawing.words = [
@@ -426,16 +421,9 @@ def rewriting(title: str = "gelu: with x**3") -> str:
     (x, top), (_, end) = places[before[0][0]], places["output"]
     with drawing.during(2, last):
         drawing.labelled(
-            350,
-            middle - 24,
-            124,
-            48,
-            new[1].removesuffix(".default"),
-            f"{values['output']:.4f}",
-            shade=0.3,
-            code=True,
-            thick=2,
-        )
+            350, middle - 24, 124, 48, new[1].removesuffix(".default"), f"{values['output']:.4f}",
+            shade=0.3, code=True, thick=2,
+        )  # fmt: skip
         drawing.arrow(x + wide / 2, top + high / 2, 412, middle - 24)
         drawing.arrow(412, middle + 24, x + wide / 2, end + high / 2)
     swept = [name for name, *_ in reversed(gone)]
@@ -517,15 +505,9 @@ def swapping() -> str:
             x, y, wide = STANDS[name]
             short = name.removesuffix("_default").removesuffix("_1")
             drawing.labelled(
-                x - wide / 2,
-                y,
-                wide,
-                44 if "," in name else 24,
-                *short.split(", "),
-                code=True,
-                shade=0.25 if new else 0.04,
-                thick=2 if new else 1,
-            )
+                x - wide / 2, y, wide, 44 if "," in name else 24, *short.split(", "), code=True,
+                shade=0.25 if new else 0.04, thick=2 if new else 1,
+            )  # fmt: skip
         if old:
             with drawing.during(1, last - 1):
                 drawing.box(x - wide / 2, y, wide, 24, thick=2.5)

@@ -7,8 +7,7 @@ the record `ladder`; every launch in it needs a prediction, and every launch tha
 from dataclasses import dataclass, field
 
 from book.figures import markdown_table, roofline
-from book.figures.charts import LogChart
-from book.figures.figures import NARROW
+from book.figures.charts import Axis, LogChart
 from book.measure import ledger, record
 from book.measure.record import Row
 
@@ -232,14 +231,15 @@ def climb(ladder: Ladder) -> str:
     steps = versions(ladder)
     words = "; ".join(f"{name}: {duration(took)}" for name, (_, took) in steps.items())
     drawing = LogChart(
-        (NARROW, 340),
+        340,
         f"Time of the forward pass after each step, on a logarithmic axis, falling from step to step. {words}.",
-        x=(1, 2 ** len(steps)),
-        y=(10, 1e6),
-        x_name="",
-        y_name="forward pass",
-        y_ticks={10.0**n: duration(10.0**n).replace(".00", "").replace(".0", "") for n in range(1, 7)},
-        x_ticks={2 ** (i + 0.5): name for i, name in enumerate(steps)},
+        Axis("", 1, 2 ** len(steps), {2 ** (i + 0.5): name for i, name in enumerate(steps)}),
+        Axis(
+            "forward pass",
+            10,
+            1e6,
+            {10.0**n: duration(10.0**n).replace(".00", "").replace(".0", "") for n in range(1, 7)},
+        ),
     )
     floors = [(2 ** (i + 0.5), floor) for i, (floor, _) in enumerate(steps.values())]
     took = [(2 ** (i + 0.5), time) for i, (_, time) in enumerate(steps.values())]

@@ -12,8 +12,8 @@ from collections.abc import Callable
 import numpy as np
 
 from book.figures import bench_results, curve_chart, every_size
-from book.figures.charts import LogChart, ratio_dots
-from book.figures.figures import LEGIBLE, NARROW, ROOT, Drawing, bar_rows, player_start
+from book.figures.charts import Axis, LogChart, ratio_dots
+from book.figures.figures import LEGIBLE, ROOT, Drawing, bar_rows, player_start, svgs
 from book.measure import ledger, outputs, record
 from book.measure.ledger import GPT2_SMALL
 
@@ -228,14 +228,9 @@ def three_paths() -> str:
                 if side > 0.5:
                     at = (cell - side) / 2
                     drawing.box(
-                        left + cell * j + at,
-                        top + cell * i + at,
-                        side,
-                        side,
-                        shade=0.75 if value > 0 else 0,
-                        thick=1,
-                        radius=1,
-                    )
+                        left + cell * j + at, top + cell * i + at, side, side,
+                        shade=0.75 if value > 0 else 0, thick=1, radius=1,
+                    )  # fmt: skip
         if number < 3:
             drawing.text(left + 8 * cell + 28, top + 4 * cell + 8, "+" if number < 2 else "=", size=22)
     return drawing.svg()
@@ -434,15 +429,21 @@ def cancellation() -> str:
     """The error of the product with LayerNorm after it, over the mean of the rows, in float32."""
     errors = algebra_errors("float32")
     drawing = LogChart(
-        (NARROW, 310),
+        310,
         "Errors in float32 where the mean of a row is 1, 10, 100 and 1000 deviations. "
         + "; ".join(f"{way}: {', '.join(f'{error:.1e}' for _, error in errors[way])}" for way in WAYS),
-        x=(0.8, 6000),
-        y=(1e-7, 1),
-        x_name="mean of a row, in deviations",
-        y_name="error, of the largest output",
-        x_ticks={value: f"{value:,.0f}" for value in (1.0, 10.0, 100.0, 1000.0)},
-        y_ticks={10.0**power: f"1e{power}" if power else "1" for power in (-6, -4, -2, 0)},
+        Axis(
+            "mean of a row, in deviations",
+            0.8,
+            6000,
+            {value: f"{value:,.0f}" for value in (1.0, 10.0, 100.0, 1000.0)},
+        ),
+        Axis(
+            "error, of the largest output",
+            1e-7,
+            1,
+            {10.0**power: f"1e{power}" if power else "1" for power in (-6, -4, -2, 0)},
+        ),
     )
     for way, dash in WAYS.items():
         drawing.curve(errors[way], dash=dash, thick=2)
@@ -473,15 +474,11 @@ def cross_entropy_chart() -> str:
     places = {way: (float(row["peak_mib"]), float(row["ms"])) for way, row in at.items()}
     chunks = {int(way.removeprefix("chunks of ")): way for way in places if way.startswith("chunks")}
     drawing = LogChart(
-        (NARROW, 320),
+        320,
         "Both passes of GPT-2's head with its loss: "
         + "; ".join(f"{way} {ms:.1f} ms, {mib:,.0f} MiB" for way, (mib, ms) in places.items()),
-        x=(150, 20000),
-        y=(2, 10),
-        x_name="MiB at the peak",
-        y_name="ms",
-        x_ticks={float(mib): f"{mib:,}" for mib in (200, 500, 1000, 2000, 5000)},
-        y_ticks={float(ms): str(ms) for ms in (2, 3, 4, 6, 8)},
+        Axis("MiB at the peak", 150, 20000, {float(mib): f"{mib:,}" for mib in (200, 500, 1000, 2000, 5000)}),
+        Axis("ms", 2, 10, {float(ms): str(ms) for ms in (2, 3, 4, 6, 8)}),
     )
     drawing.curve([places[way] for _, way in sorted(chunks.items())])
     for rows, way in chunks.items():
@@ -571,21 +568,7 @@ def racing_warps() -> str:
     return drawing.svg()
 
 
-FILES = {
-    "two_halves.svg": two_halves,
-    "autograd_nodes.svg": autograd_nodes,
-    "through_memory.svg": through_memory,
-    "one_moves_all.svg": one_moves_all,
-    "three_paths.svg": three_paths,
-    "backward_flow.svg": backward_flow,
-    "two_rows.svg": two_rows,
-    "kept_between.svg": kept_between,
-    "rms_flow.svg": rms_flow,
-    "compiled_pair.svg": compiled_pair,
-    "cancellation.svg": cancellation,
-    "drawn_sizes.svg": drawn_sizes,
-    "cross_entropy.svg": cross_entropy_chart,
-    "three_views.svg": three_views,
-    "racing_warps.svg": racing_warps,
-    "wrong_losses.svg": curve_chart.together,
-}
+FILES = svgs(
+    two_halves, autograd_nodes, through_memory, one_moves_all, three_paths, backward_flow, two_rows,
+    kept_between, rms_flow, compiled_pair, cancellation, drawn_sizes, three_views, racing_warps,
+) | {"cross_entropy.svg": cross_entropy_chart, "wrong_losses.svg": curve_chart.together}  # fmt: skip

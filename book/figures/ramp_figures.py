@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from book.figures.figures import LEGIBLE, Drawing, all_to_one, dealt, kernel_constant
+from book.figures.figures import LEGIBLE, Drawing, all_to_one, dealt, kernel_constant, wide
 from harness.puzzles.p19.spec import DIMS
 
 WIDE = 150  # columns of the row that a block adds up in the picture of `reduce`: more than it has threads
@@ -24,11 +24,10 @@ def map_picture() -> str:
     threads, n = constant("THREADS"), DIMS[0]
     blocks = -(-n // threads)
     spare = blocks * threads - n
-    drawing = Drawing(
+    drawing = wide(
         170,
         f"{blocks} blocks of {threads} threads in a line, {n} elements below. Every thread points at the element of its own "
         f"number; the last {spare} threads have none.",
-        width=720,
     )
     size, left = 7, 24
     for block in range(blocks):
@@ -63,12 +62,11 @@ def index_picture() -> str:
     side, (_, rows, columns) = constant("SIDE"), DIMS
     across, down = -(-columns // side), -(-rows // side)
     row, column = 2, side + 3
-    drawing = Drawing(
+    drawing = wide(
         300,
         f"A matrix of {rows} rows and {columns} columns under {down} by {across} blocks of {side} by {side} threads. The thread "
         f"with global_idx.y = {row} and global_idx.x = {column} owns the element in row {row} and column {column}; threads "
         "below the last row and right of the last column own none.",
-        width=720,
     )
     size, left, top = 15, 60, 34
     for r in range(down * side):
@@ -98,11 +96,10 @@ def index_picture() -> str:
 
 def cast_picture() -> str:
     """The digits of bfloat16 and of float32, and what they make of 256 + 1."""
-    drawing = Drawing(
+    drawing = wide(
         150,
         "bfloat16 has 1 bit of sign, 8 of exponent and 7 of fraction, float32 1, 8 and 23. In bfloat16 256 + 1 is 256, in "
         "float32 257.",
-        width=720,
     )
     for i, (name, fraction, result) in enumerate((("bfloat16", 7, "256"), ("float32", 23, "257"))):
         y = 34 + i * 56
@@ -119,11 +116,10 @@ def cast_picture() -> str:
 def reduce_picture() -> str:
     """The threads of a block add up shares of a row, the block adds up the shares."""
     threads = constant("ROW_THREADS")
-    drawing = Drawing(
+    drawing = wide(
         250,
         f"A row of {WIDE} columns. Thread t of {threads} adds up the columns t, t + {threads} and t + {2 * threads}, where there "
         "are any; block.sum adds up the shares, and thread 0 writes the total.",
-        width=720,
     )
     mine = {t: [f"column {column}" for column in range(t, WIDE, threads)] for t in (0, 1, 2, threads - 1)}
     dealt(drawing, {thread: (columns, "mine") for thread, columns in mine.items()}, "block.sum: the total")
@@ -134,10 +130,9 @@ def reduce_picture() -> str:
 def atomic_picture() -> str:
     """All rows add to every column's sum."""
     _, rows, columns = DIMS
-    drawing = Drawing(
+    drawing = wide(
         200,
         f"{rows} blocks, one for each row, above {columns} sums; every block adds to every sum, shown for column 6.",
-        width=720,
     )
     drawing.text(360, 16, f"{rows} blocks, one for each row, in no order")
     all_to_one(drawing, [f"row {row}" for row in range(rows)], 52, [str(c) for c in range(columns)], 30, 6)
@@ -150,11 +145,10 @@ def stages_picture() -> str:
     """Slabs of rows, their sums, and the sum of these."""
     slab, (_, rows, columns) = constant("SLAB_ROWS"), DIMS
     slabs = -(-rows // slab)
-    drawing = Drawing(
+    drawing = wide(
         240,
         f"A matrix of {rows} rows in {slabs} slabs of {slab} rows, the last one shorter. The first launch makes a line of sums of "
         "each slab, the second adds up these lines.",
-        width=720,
     )
     size, top = 11, 34
     left, middle, right = 20, 280, 500
@@ -188,11 +182,10 @@ def stages_picture() -> str:
 
 def rmsnorm_picture() -> str:
     """Two walks over a row with a reduction in between."""
-    drawing = Drawing(
+    drawing = wide(
         190,
         "A row of x is read once for the sum of its squares, which a reduction over the block turns into one number, rstd; the "
         "row is read again, multiplied with rstd and gamma, and written as y.",
-        width=720,
     )
     size = 13
     for x, y, count, words, shade in ((20, 40, 20, "x, one row", 0.06), (440, 40, 20, "x again", 0.06)):

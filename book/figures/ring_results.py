@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from book.figures.charts import LogChart
-from book.figures.figures import NARROW, over_time
+from book.figures.charts import Axis, LogChart
+from book.figures.figures import over_time
 from book.figures.markdown_table import table
 from book.measure import record
 
@@ -35,16 +35,12 @@ class Ring:
         self.rows = rows
         self.by = {
             (
-                row["candidate"],
-                row["kernels"],
-                int(row["ranks"]),
-                int(row["length"]),
-                int(row["d"]),
+                row["candidate"], row["kernels"], int(row["ranks"]), int(row["length"]), int(row["d"]),
                 row["causal"] == "1",
             ): row
             for row in rows
             if row["ms"] and row.get("rotation") != "allgather"
-        }
+        }  # fmt: skip
 
     def ms(
         self, candidate: str, kernels: str, ranks: int, length: int, d: int, causal: bool = True
@@ -74,15 +70,10 @@ def times_table(ring: Ring, causal: bool = True) -> str:
         times = [f"{one:,.1f} ms", f"{whole:,.1f} ms"]
         rows.append(
             [
-                kernels,
-                str(d),
-                f"{length:,}",
-                str(ranks),
-                *times,
-                *speed,
+                kernels, str(d), f"{length:,}", str(ranks), *times, *speed,
                 f"{peer / whole:.3f}" if peer else "",
             ]
-        )
+        )  # fmt: skip
     head = [
         "kernels", "d", "S", "GPUs", "one GPU", "ring", "times as fast", "of the ideal", "tokens a second",
     ]  # fmt: skip
@@ -115,31 +106,30 @@ def ideal_chart(ring: Ring) -> str:
     """Percent of the ideal over the length, with d = 128."""
     lengths = sorted({length for _, _, length, _ in ring.sizes()})
     drawing = LogChart(
-        (NARROW, 320),
+        320,
         "Throughput of the ring on two and four GPUs in percent of the ideal, over the length of the sequence. It rises from 85 "
         "and 60 to 75 percent at 32,768 positions to above 95 percent on two GPUs and about 90 on four.",
-        x=(lengths[0] / 1.2, lengths[-1] * 1.2),
-        y=(0.55, 1.06),
-        x_name="positions",
-        y_name="of the ideal",
-        x_ticks={float(length): f"{length // 1024}k" for length in lengths},
-        y_ticks={value: f"{value:.0%}" for value in (0.6, 0.7, 0.8, 0.9, 1.0)},
+        Axis(
+            "positions",
+            lengths[0] / 1.2,
+            lengths[-1] * 1.2,
+            {float(length): f"{length // 1024}k" for length in lengths},
+        ),
+        Axis("of the ideal", 0.55, 1.06, {value: f"{value:.0%}" for value in (0.6, 0.7, 0.8, 0.9, 1.0)}),
     )
     styles = {
         ("flash", 2): ("circle", ""),
         ("cuDNN", 2): ("square", "6 4"),
         ("flash", 4): ("triangle", "2 3"),
+        ("cuDNN", 4): ("diamond", "8 3 2 3"),
     }
-    styles["cuDNN", 4] = ("diamond", "8 3 2 3")
     for number, ((kernels, ranks), (shape, dash)) in enumerate(styles.items()):
         points = []
         for length in lengths:
             one, whole = (ring.ms(who, kernels, n, length, 128) for who, n in ((ONE, 1), (WHOLE, ranks)))
             if one and whole:
                 points.append((float(length), one / whole / ranks))
-        drawing.curve(points, dash=dash)
-        for across, up in points:
-            drawing.marker(across, up, shape)
+        drawing.curve(points, dash=dash, shape=shape)
         x, y = lengths[-1] / 3.0, 0.74 * 0.94**number
         drawing.curve([(x, y), (x * 1.3, y)], dash=dash)
         drawing.marker(x * 1.15, y, shape)

@@ -6,8 +6,7 @@ ceilings are those of NVIDIA's data sheet of the H200 (SXM), without sparsity; n
 
 from dataclasses import dataclass
 
-from book.figures.charts import LogChart
-from book.figures.figures import NARROW
+from book.figures.charts import Axis, LogChart
 
 BANDWIDTH = 4.8e12  # bytes a second
 PEAKS = {"float32": 67e12, "bfloat16": 989e12}  # operations a second: float32 units, tensor cores
@@ -73,15 +72,17 @@ def chart(
         sizes: What to call the sizes that are shown, and the sizes.
     """
     drawing = LogChart(
-        (NARROW, 400),
+        400,
         "Operations a second over operations for each byte, on logarithmic axes, with a slanted roof that ends in two flat ones. "
         "All measured forward passes at the chapter's sizes lie far below the roof. At GPT-2 small's sizes PyTorch "
         "comes near its flat roofs, the unfused kernels stay below, and the fused ones stay far below.",
-        x=(0.3, 3e3),
-        y=(1e-5, 3e3),
-        x_name="operations for each byte that must move",
-        y_name="operations a second",
-        y_ticks={10.0 ** (power - 12): f"{10 ** (power % 3)} {RATES[power // 3]}" for power in range(7, 16)},
+        Axis("operations for each byte that must move", 0.3, 3e3),
+        Axis(
+            "operations a second",
+            1e-5,
+            3e3,
+            {10.0 ** (power - 12): f"{10 ** (power % 3)} {RATES[power // 3]}" for power in range(7, 16)},
+        ),
     )
     slope = min(PEAKS.values()) / BANDWIDTH
     for dtype, peak in PEAKS.items():

@@ -6,24 +6,15 @@ from itertools import pairwise
 
 import numpy as np
 
-from book.figures.figures import NARROW, Drawing, Steps, bar_rows, compared
+from book.figures.figures import NARROW, Drawing, Steps, bar_rows, compared, svgs
 from book.measure import outputs, record
 from harness.puzzles.p27.kernels import sorted_places as sorted_by_token
 
 PARTS = (
-    ("loss", "p, targets"),
-    ("head", "x"),
-    ("ln_f", "x, mean, rstd"),
-    ("narrow", "x"),
-    ("gelu", "x"),
-    ("widen", "x"),
-    ("ln_2", "x, mean, rstd"),
-    ("join", "x"),
-    ("attention", "q, k, v, P"),
-    ("qkv", "x"),
-    ("ln_1", "x, mean, rstd"),
-    ("embedding", "tokens"),
-)
+    ("loss", "p, targets"), ("head", "x"), ("ln_f", "x, mean, rstd"), ("narrow", "x"), ("gelu", "x"),
+    ("widen", "x"), ("ln_2", "x, mean, rstd"), ("join", "x"), ("attention", "q, k, v, P"), ("qkv", "x"),
+    ("ln_1", "x, mean, rstd"), ("embedding", "tokens"),
+)  # fmt: skip
 """The parts from the loss down, with what each keeps; from narrow to ln_1 they make a block."""
 ROW = 30
 
@@ -281,11 +272,7 @@ def writes() -> str:
     )
 
 
-FILES = {
-    "by_hand_beside.svg": by_hand_beside,
-    "step_kinds.svg": step_kinds,
-    "sorted_places.svg": sorted_places,
+FILES = svgs(by_hand_beside, step_kinds, sorted_places, loss_by_hand) | {
     "tape_of_gpt.svg": tape,
-    "loss_by_hand.svg": loss_by_hand,
     "samples_by_hand.md": samples_list,
 }

@@ -151,14 +151,9 @@ def fresh(
     """Starts a program in an interpreter of its own."""
     command = [sys.executable, *arguments]
     return subprocess.run(
-        command,
-        cwd=folder,
-        env=environment,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
+        command, cwd=folder, env=environment, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-    )
+    )  # fmt: skip
 
 
 def run(command: Command, start: Start = fresh) -> str:

@@ -148,14 +148,7 @@ if __name__ == "__main__":
     torch.backends.cuda.matmul.fp32_precision = "ieee"
     torch.manual_seed(0)
     columns = (
-        "M",
-        "H",
-        "O",
-        "inputs",
-        "result",
-        "norm_error",
-        "norm_of_torch",
-        "largest_error",
+        "M", "H", "O", "inputs", "result", "norm_error", "norm_of_torch", "largest_error",
         "largest_of_torch",
-    )
+    )  # fmt: skip
     write(rows(), (*columns, "way", "graph_us", "note"))

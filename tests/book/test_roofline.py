@@ -36,9 +36,9 @@ def test_ceiling_is_the_lower_roof():
 
 
 def test_logarithmic_axes():
-    from book.figures.charts import BOTTOM, LEFT, RIGHT, TOP, LogChart, powers
+    from book.figures.charts import BOTTOM, LEFT, RIGHT, TOP, Axis, LogChart, powers
 
-    chart = LogChart((400, 300), "words", (1, 100), (1e-2, 1e2), "across", "up")
+    chart = LogChart(300, "words", Axis("across", 1, 100), Axis("up", 1e-2, 1e2), width=400)
     assert chart.place(1, 1e-2) == (LEFT, 300 - BOTTOM)
     assert chart.place(100, 1e2) == (400 - RIGHT, TOP)
     assert chart.place(10, 1) == pytest.approx(((LEFT + 400 - RIGHT) / 2, (TOP + 300 - BOTTOM) / 2))

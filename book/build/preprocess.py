@@ -258,7 +258,24 @@ def printed_output(chapter: Chapter, fence: re.Match, name: str) -> str:
         first, last = map(int, lines.split("-"))
         text = "".join(text.splitlines(keepends=True)[first - 1 : last])
         source = f"Lines {first} to {last} of what was {source[0].lower()}{source[1:]}"
-    return f'{ticks}text\n{text}{ticks}\n\n<p class="output-source">{source}</p>'
+    kind = "text" if COLUMNS.search(text) else "text,wraps"
+    return f'{ticks}{kind}\n{folded(text)}{ticks}\n\n<p class="output-source">{source}</p>'
+
+
+COLUMNS = re.compile(r"\S {2,}\S")
+"""What stands in columns, and must not be wrapped."""
+
+
+def folded(text: str) -> str:
+    """An output whose sentences, where they stand beside columns, are no wider than these."""
+    lines = text.splitlines()
+    width = max((len(line) for line in lines if COLUMNS.search(line)), default=0)
+    return "".join(
+        textwrap.fill(line, width, subsequent_indent="   ", break_long_words=False) + "\n"
+        if width and len(line) > width
+        else line + "\n"
+        for line in lines
+    )
 
 
 def snippet(

@@ -9,6 +9,8 @@ import pytest
 from book_paths import BOOK, ROOT
 from typed import present
 
+from book.build import preprocess
+
 FAULTS = {
     "bad TeX": ("# P\n\ntext\n\n$$\\frac{1$$\n", r"src/page\.md:5: bad TeX: .*end of input"),
     "bad inline TeX": (
@@ -491,3 +493,10 @@ def test_every_box_of_a_page_is_one(site):
     assert [
         page.name for page in site.rglob("*.html") if re.search(r"\[!(NOTE|TIP|WARNING)\]", page.read_text())
     ] == []
+
+
+def test_sentences_of_an_output_are_no_wider_than_its_columns_and_columns_stay():
+    table = "name      error\nours      1.0e-07\n"
+    folded = preprocess.folded("cases: one, two, three, four\n" + table)
+    assert folded == "cases: one, two,\n   three, four\n" + table
+    assert preprocess.folded("a sentence that is long\n") == "a sentence that is long\n"

@@ -73,6 +73,33 @@ def drawn(right: Curve, own: Curve) -> str:
     return drawing.svg().strip()
 
 
+WINNER = "dx_means_over_output"
+"""A wrong kernel of puzzle 22 whose run ends below the right one's."""
+
+
+def one_is_wrong() -> str:
+    """The right run and the one of WINNER, without saying which is which."""
+    curves = runs("p22")[WINNER]
+    (first, *_), (*_, last) = curves[0], curves[0]
+    losses = [loss for curve in curves for _, loss in curve]
+    drawing = LogChart(
+        300,
+        "Two falling losses, A and B: "
+        + "; ".join(f"{name} ends at {curve[-1][1]:.2g}" for name, curve in zip("AB", curves, strict=True)),
+        Axis(
+            "step",
+            float(first[0]),
+            float(last[0]) * 1.15,
+            {float(step): str(step) for step in (10, 20, 50, 100, 200, 300)},
+        ),
+        Axis("loss", min(losses) / 1.3, max(losses) * 1.3),
+    )
+    for name, curve, dash in zip("AB", curves, ("", "6 4"), strict=True):
+        drawing.curve(curve, dash=dash, thick=2)
+        drawing.note(*curve[-1], name, dx=6)
+    return drawing.svg()
+
+
 def together() -> str:
     """The losses of all wrong runs of puzzle 22 in one picture, thin, and the right one's, thick. What leaves it is cut off."""
     every = runs("p22")

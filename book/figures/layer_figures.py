@@ -483,7 +483,8 @@ def cross_entropy_chart() -> str:
     drawing.curve([places[way] for _, way in sorted(chunks.items())])
     for rows, way in chunks.items():
         drawing.marker(*places[way], "square")
-        drawing.note(*places[way], f"{rows:,} rows", dx=8, dy=-5)
+        if rows in (min(chunks), max(chunks)):  # beside the others there is no room
+            drawing.note(*places[way], f"{rows:,} rows", dx=8, dy=-5 if rows == min(chunks) else 16)
     for way, name, shape in (
         ("products", "three bare products", "circle"),
         ("eager", "eager PyTorch", "circle"),
@@ -571,4 +572,5 @@ def racing_warps() -> str:
 FILES = svgs(
     two_halves, autograd_nodes, through_memory, one_moves_all, three_paths, backward_flow, two_rows,
     kept_between, rms_flow, compiled_pair, cancellation, drawn_sizes, three_views, racing_warps,
+    curve_chart.one_is_wrong,
 ) | {"cross_entropy.svg": cross_entropy_chart, "wrong_losses.svg": curve_chart.together}  # fmt: skip

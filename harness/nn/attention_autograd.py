@@ -157,10 +157,28 @@ def torchs_own(
     if mask is not None:
         # PyTorch's fused kernels want an element for each key, side by side.
         mask = mask.expand(*mask.shape[:3], T).contiguous() if mask.shape[3] < T else mask
+    if query.device.type != "cpu" and not torch.compiler.is_compiling():
+        query, key, value = (
+            tensor if begins_at_16_bytes(tensor) else copied(tensor) for tensor in (query, key, value)
+        )
+        mask = copied(mask) if mask is not None and mask.storage_offset() * mask.element_size() % 16 else mask
     shared = query.shape[1] != key.shape[1]
     return F.scaled_dot_product_attention(
         query, key, value, mask, dropout_p, diagonal == 0, scale=scale, enable_gqa=shared
     )
+
+
+def begins_at_16_bytes(tensor: Tensor) -> bool:
+    """Whether every row does, and its elements are neighbours. PyTorch's fused kernels refuse other rows, or end with a misaligned
+    address."""
+    *strides, nearest = tensor.stride()
+    size = tensor.element_size()
+    return nearest == 1 and not any(step * size % 16 for step in (*strides, tensor.storage_offset()))
+
+
+def copied(tensor: Tensor) -> Tensor:
+    """The same elements without gaps, in memory of their own."""
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def attention_with_lse(

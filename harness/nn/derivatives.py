@@ -81,8 +81,10 @@ class FirstOnly:
         def computed(*arguments, **named):
             with torch.no_grad():
                 results = compute(*arguments, **named)
+            if not torch.is_grad_enabled():
+                return results  # before what is saved is read again, which a checkpoint refuses
             sources = [each for each in sources_of((*arguments, *named.values())) if each.requires_grad]
-            if not (torch.is_grad_enabled() and sources):
+            if not sources:
                 return results
             alone = isinstance(results, Tensor)
             # In a list, so that they are no inputs, of which the outputs would be views.

@@ -291,6 +291,39 @@ def test_gpu_and_cpu_tensors_do_not_mix():
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize(("dtype", "d", "options"), [
+    (torch.float32, 128, {"scale": -0.2}),
+    (torch.float32, 40, {"attn_mask": (1, 1)}),
+    (torch.bfloat16, 192, {"attn_mask": (64, 64)}),
+    (torch.float16, 72, {"attn_mask": (64, 1)}),
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("lies", ["between others", "one element on"])
+def test_gpu_what_is_left_to_torch_may_begin_anywhere(dtype, d, options, lies):
+    """PyTorch's own kernels refuse rows that do not begin where 16 bytes do, or end the process's use of the GPU."""
+
+    def moved(tensor):
+        if lies == "between others":
+            return torch.nn.functional.pad(tensor, (1, 2))[..., 1:-2]
+        return torch.cat([tensor.new_zeros(1), tensor.flatten()])[1:].view(tensor.shape)
+
+    leaves = [moved(tensor.detach()).requires_grad_() for tensor in on_gpu(S=64, T=64, d=d, dtype=dtype)]
+    if "attn_mask" in options:
+        mask = torch.randn(options["attn_mask"], device="cuda").to(dtype)
+        options = {"attn_mask": moved(mask).requires_grad_()}
+        leaves.append(options["attn_mask"])
+    assert attention_direct.left_to_torch(leaves[0], options.get("attn_mask"), False, options.get("scale"))
+
+    def results(function):
+        output = function(*leaves[:3], **options)
+        return [output, *torch.autograd.grad(output, leaves, torch.ones_like(output))]
+
+    with sdpa_kernel(SDPBackend.MATH):
+        expected = results(torch.nn.functional.scaled_dot_product_attention)
+    for ours, theirs in zip(results(attention), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0.03, atol=0.03 if dtype != torch.float32 else 1e-4)
+
+
+@pytest.mark.gpu
 def test_gpu_autocast():
     query, key, value = on_gpu(S=64, T=64, d=64)
     with torch.autocast("cuda", torch.bfloat16):

@@ -8,6 +8,7 @@ import re
 import pytest
 import torch
 from torch.autograd import forward_ad
+from torch.utils.checkpoint import checkpoint
 
 from harness.nn import (
     GridWindow,
@@ -86,6 +87,18 @@ def of_one(function, name):
         return results if isinstance(results, torch.Tensor) else results[0]
 
     return call, given[name]
+
+
+@pytest.mark.parametrize("function", [attention, attention_varlen, window_attention, linear_cross_entropy])
+def test_a_checkpoint_gives_the_same_gradient(function):
+    """It hands out what is saved once only: who reads that twice fails."""
+    call, x = of_one(function, next(iter(CALLS[function][-1])))
+    gradients = []
+    for way in (call, lambda x: checkpoint(call, x, use_reentrant=False)):
+        leaf = x.clone().requires_grad_()
+        way(leaf).sum().backward()
+        gradients.append(leaf.grad)
+    assert torch.equal(*gradients)
 
 
 def made_dual(call, tensor):

@@ -399,44 +399,13 @@ def watch(arguments: list[str]) -> int:
     parser.add_argument(
         "--gate", metavar="ID", help="begin with this gate (default: the first that has not passed)"
     )
-    parser.add_argument(
-        "--measure", type=int, metavar="N", help="time N saves of a solved copy, from save to verdict"
-    )
     flags = parser.parse_args(arguments)
     puzzle = find_puzzle(flags.puzzle)
     check_gate(puzzle, flags.rung, flags.gate)
     work = work_of(puzzle, flags.rung, flags.gate)
-    if flags.measure is not None:
-        return measure_watch(work, flags.gate or work.gates[-1].id, flags.measure)
     from harness.screens.watch import Watch
 
     return Watch(work, flags.gate).run()
-
-
-def measure_watch(work: Work, gate: str, saves: int) -> int:
-    """`watch --measure`: the time from a save to the verdict, on a solved copy."""
-    import statistics
-
-    from harness.screens.watch import measure
-
-    if saves < 1:
-        raise BadUse(f"--measure {saves}: must be at least 1")
-    measured = measure(work, gate, saves)
-
-    def line(what: str, seconds: list[float]) -> str:
-        each = ", ".join(f"{s:.1f}" for s in seconds)
-        return f"{what} {statistics.median(seconds):.1f} s, median of {each}"
-
-    print(line(f"{work.puzzle.name} {work.ladder(gate)}: save to verdict", [m.verdict for m in measured]))
-    if measured[0].empty:
-        print(line("   a changed empty `mojo run` beside it:", [m.empty for m in measured]))
-        print(line("   of the processor, all cases:", [m.processor for m in measured]))
-        print(line("   of the processor, the empty `mojo run`:", [m.empty_processor for m in measured]))
-    if measured[0].whole > measured[0].verdict:
-        print(line("   save to the verdict on all cases:", [m.whole for m in measured]))
-    for part in measured[0].parts:
-        print(line(f"   {part}:", [m.parts.get(part, 0.0) for m in measured]))
-    return 0
 
 
 def doctor(arguments: list[str]) -> int:

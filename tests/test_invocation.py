@@ -57,7 +57,7 @@ def test_what_the_commands_of_a_puzzle_print_can_be_pasted(name, command_line, m
     rungs = [rung.id for rung in find_puzzle(name).rungs if not isinstance(rung, MojoRung)]
     calls = [("list", name), ("hint", name), ("diff", name), (name, "--gate", "nope"), (name, "--dims", "x")]
     calls += [(name, "--rung", rung) for rung in rungs] + [("hint", name, "--rung", rung) for rung in rungs]
-    calls += [("reset", name), ("watch", name, "--measure", "0")]
+    calls += [("reset", name), ("watch", name, "--gate", "nope")]
     said = [command_line(*arguments) for arguments in calls]
     text = "\n".join(each.out + each.err for each in said)
     assert "pixi run" in text and "python -m" not in text and "poe " not in text

@@ -6,10 +6,8 @@ runs: this module itself is light. A gate whose blank is untouched is not run.
 """
 
 import re
-import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,7 +31,6 @@ class Checker:
     """Judges gates again and again: truth and baseline are computed once, recordings are cached by content.
 
     Attributes:
-        spent: Where the time of the last check went: what -> how long it took.
         other: The dtype in which a few cases of what is right are judged too, compiled by the same program; "" for none.
         blocks: The block order of the virtual GPU.
         repeat: How often a case runs again.
@@ -53,7 +50,6 @@ class Checker:
         self.puzzle, self.rung = puzzle, rung or puzzle.rung("mojo")
         self.dtype, self.seed, self.other = dtype, seed, other
         self.blocks, self.repeat = blocks, repeat
-        self.spent: dict[str, float] = {}
         self._references: dict[str, Reference] = {}
 
     @property
@@ -86,7 +82,6 @@ class Checker:
         given = judged_as_given(gates, blanks)
         empty = {id for id, blank in blanks.items() if blank.size == 0} - given
         variants = sorted({gate.variant for gate in wanted if gate.id not in empty})
-        self.spent = {}
         if not variants:
             return [GateResult(gate, "unsolved") for gate in wanted]
         if cases is None:
@@ -109,16 +104,12 @@ class Checker:
             return judge.verdicts(Simulated(recordings[dtype], judge.source, self.blocks))
 
         if on_first and len(cases) > 1:
-            with self._timed("first case"):
-                first = verdicts(self.dtype, cases[:1], wanted)
-            on_first(first)
-        with self._timed("all cases"):
-            results = verdicts(self.dtype, cases, wanted, self.repeat)
+            on_first(verdicts(self.dtype, cases[:1], wanted))
+        results = verdicts(self.dtype, cases, wanted, self.repeat)
         right = [result.gate for result in results if result.state == "correct"]
         if self.other not in asked or not right:
             return results
-        with self._timed(f"in {self.other}"):
-            narrowed = verdicts(self.other, asked[self.other], right)
+        narrowed = verdicts(self.other, asked[self.other], right)
         wrong = {result.gate.id: result for result in narrowed if result.state == "wrong"}
         for result in wrong.values():
             result.diagnosis.insert(0, f"right in {self.dtype}, and wrong in {self.other}:")
@@ -138,26 +129,15 @@ class Checker:
         pool = ThreadPoolExecutor(max_workers=1)
         try:
             tell("compiling the kernels")
-            with self._timed("compiler"):
-                recorded = pool.submit(record_dtypes, orders, self.puzzle.name)
-                with self._timed("beside it PyTorch"):
-                    for dtype, case in ((dtype, case) for dtype, cases in asked.items() for case in cases):
-                        if recorded.done():
-                            break
-                        self._reference(dtype).truth(case, VIRTUAL)
-                        self._reference(dtype).baseline(case, VIRTUAL)
-                return dict(zip(asked, recorded.result(), strict=True))
+            recorded = pool.submit(record_dtypes, orders, self.puzzle.name)
+            for dtype, case in ((dtype, case) for dtype, cases in asked.items() for case in cases):
+                if recorded.done():
+                    break
+                self._reference(dtype).truth(case, VIRTUAL)
+                self._reference(dtype).baseline(case, VIRTUAL)
+            return dict(zip(asked, recorded.result(), strict=True))
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-
-    @contextmanager
-    def _timed(self, what: str) -> Generator[None]:
-        """Adds what the block takes to `spent`."""
-        started = time.monotonic()
-        try:
-            yield
-        finally:
-            self.spent[what] = self.spent.get(what, 0.0) + time.monotonic() - started
 
 
 def with_owner(

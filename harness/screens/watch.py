@@ -7,18 +7,15 @@ check runs in a thread, so that keys answer while a kernel compiles. Files are c
 that notices every way in which editors and network folders save, by renaming included.
 """
 
-import io
 import os
 import select
 import sys
-import tempfile
 import termios
 import threading
 import time
 import tty
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 
 from rich.console import Console, RenderableType
 from rich.segment import Segment, Segments
@@ -27,21 +24,17 @@ from rich.text import Text
 
 from harness.check.apart import Apart
 from harness.check.checkers import RungChecker, checker_of
-from harness.check.gates import Checker
 from harness.check.live import listening
 from harness.console import hanging, make_console, relative, shown
 from harness.errors import DamagedFile, WorkbookError
-from harness.learner import blanks
 from harness.learner.blanks import Blank
-from harness.learner.progress import FILE, Progress, fingerprint
+from harness.learner.progress import Progress, fingerprint
 from harness.learner.work import Work
 from harness.screens import report
 from harness.screens.work import following, list_lines, next_hint, next_step, progress_bar, show_difference
 from harness.spec.puzzle import Gate
 from harness.spec.rungs import name_of
-from harness.toolchain import roots
 from harness.toolchain.cache import digest
-from harness.toolchain.packages import run_mojo
 
 POLL = 0.05
 """Seconds between two looks at the files and the keyboard."""
@@ -491,94 +484,3 @@ ACTIONS: dict[str, Callable[[Watch], None]] = {
     "d": Watch.diff,
     "l": Watch.overview,
 }
-
-
-# ---- Measuring ----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Measured:
-    """One save of a solved copy, in seconds.
-
-    Attributes:
-        verdict: From the save to the first verdict.
-        whole: From the save to the verdict on all cases.
-        empty: A changed empty program, compiled and run right after it; 0 where the file is not Mojo.
-        parts: Where the time went, by the checker's own account.
-        processor: Seconds of the processor for the whole of it, here and in the compiler; on a busy machine it says more.
-        empty_processor: The same for the empty program.
-    """
-
-    verdict: float
-    whole: float
-    empty: float
-    parts: dict[str, float]
-    processor: float
-    empty_processor: float
-
-
-def measure(work: Work, gate: str, saves: int) -> list[Measured]:
-    """Times some saves that change the code of a gate's blank.
-
-    The save is a real one, on a copy that is solved; the first, which also imports and compiles for the first time, is
-    left out. Raises WorkbookError where a verdict is not "correct".
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        copy = replace(work, root=Path(folder))
-        blanks.generate(roots.solutions() / work.puzzle.name, Path(folder) / work.puzzle.name)
-        skeleton, solution = blanks.read(copy.path), blanks.read(copy.solution)
-        body = blanks.find(solution)[gate].body
-        watch = Watch(copy, gate, Console(file=io.StringIO()))
-        watch.staying = True
-        watch.terminal = Terminal(watch.console)
-        watch.progress = Progress(Path(folder) / FILE)
-        files = Files(copy)
-        measured = []
-        for number in range(saves + 1):
-            indent = body[0][: len(body[0]) - len(body[0].lstrip())]
-            changed = UNLIKELY[work.rung.language].format(
-                indent=indent, number=number + time.time_ns() % 10**6
-            )
-            full = blanks.find(blanks.fill(skeleton, solution))
-            bodies = {id: blank.body for id, blank in full.items()} | {gate: (changed, *body)}
-            copy.path.write_text(blanks.join(blanks.split(skeleton), bodies))
-            saved, began = time.monotonic(), processor_seconds()
-            while not files.saved():
-                time.sleep(POLL)
-            noticed = time.monotonic() - saved
-            watch.start()
-            watch.current.done.wait()
-            whole, processor = time.monotonic() - saved, processor_seconds() - began
-            watch.finish()
-            if not watch.current.correct:
-                raise WorkbookError(watch.current.error or "the solution's gate is not correct")
-            first = watch.current.first_at - saved if watch.current.first_at else whole
-            spent = watch.checker.spent if isinstance(watch.checker, Checker) else {}
-            parts = {"noticing it": noticed, **spent}
-            began = processor_seconds()
-            empty = empty_run(Path(folder), work.rung.language)
-            measured.append(Measured(first, whole, empty, parts, processor, processor_seconds() - began))
-        return measured[1:]
-
-
-def processor_seconds() -> float:
-    """What this process and its children that have ended have used so far."""
-    return sum(os.times()[:4])
-
-
-def empty_run(folder: Path, language: str) -> float:
-    """How long the Mojo compiler takes for a program that does nothing and that it has never seen."""
-    if language != "Mojo":
-        return 0.0
-    program = folder / "empty.mojo"
-    program.write_text(f"def main():\n    print({time.time_ns()})\n")
-    started = time.monotonic()
-    run_mojo("run", str(program))
-    return time.monotonic() - started
-
-
-UNLIKELY = {
-    "Mojo": "{indent}if block_idx.x == 1_000_000_000 + {number}:\n{indent}    return",
-    "Python": "{indent}if {number} < 0:\n{indent}    return None",
-}
-"""A statement that changes a kernel, or a Python function, and never what it computes."""

@@ -270,7 +270,7 @@ def test_the_first_case_is_told_before_the_others_are_run(checker, puzzle, solut
     monkeypatch.setattr(checker, "_recorded", lambda *_: {"float32": None})
     monkeypatch.setattr("harness.check.judge.Judge.verdicts", verdicts)
     (result,) = checker.check(solution, ["dx"], on_first=lambda first: told.append(first[0].gate))
-    assert (result.gate, told, judged) == (cases, [1], [1, cases]) and "first case" in checker.spent
+    assert (result.gate, told, judged) == (cases, [1], [1, cases])
 
 
 def test_this_module_is_light_until_it_is_asked():

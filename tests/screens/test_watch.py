@@ -415,21 +415,6 @@ def test_a_kernel_is_watched_too_and_keys_answer_while_it_compiles(tmp_path):
         session.close()
 
 
-def test_measuring_a_save_changes_the_code_and_leaves_the_learner_alone(tmp_path, monkeypatch, capsys):
-    from harness.cli import main
-
-    session = Session(tmp_path)
-    monkeypatch.setattr(roots, "CHECKOUT", tmp_path)
-    before = session.numpy.read_bytes()
-    assert main(["watch", "p22", "--numpy", "--gate", "db", "--measure", "3"]) == 0
-    assert re.search(
-        r"p22 numpy-db: save to verdict [\d.]+ s, median of ([\d.]+, ){2}[\d.]+\n", capsys.readouterr().out
-    )
-    assert session.numpy.read_bytes() == before and not (tmp_path / ".workbook-progress.json").exists()
-    assert main(["watch", "p22", "--numpy", "--measure", "0"]) == 2
-    assert "--measure 0: must be at least 1" in capsys.readouterr().err
-
-
 def test_the_picture_needs_a_kernel(watch):
     watch.press("s")
     assert "db: the NumPy rung has no kernel to show" in watch.wait("no kernel to show")

@@ -1,22 +1,25 @@
 """Pictures and tables of puzzle 24: orders of a grid, what a tile of queries reads, and the times of attention in a window in each order.
 
-The pictures are drawn from the orders themselves, by the code behind `p24 --draw`; the times come from the record `orders`.
+The pictures are drawn from the orders themselves; the times come from the record `orders`.
 """
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
 
 import numpy as np
 
 from book.figures.markdown_table import table
 from book.measure import record
 from harness.nn import orders
-from harness.puzzles.p24 import drawing
-from harness.puzzles.p24.counting import count, sectors
+from harness.puzzles.p24.counting import count, keys_of_tiles, sectors
+from harness.puzzles.p24.drawing import steps
 from harness.puzzles.p24.spec import ledger
 
-GAP = 24
-"""Units between two panels."""
+GAP, PITCH = 24, 12
+"""Units between two panels, and from cell to cell."""
+SHADES = {"query": 1.0, "seen": 0.6, "loaded": 0.25, "other": 0.06}
+"""What a cell is to a tile of queries -> how dark its square is: a drawing has one colour, that of the page's text."""
 SIZES = ((64, 4), (64, 8), (128, 4), (128, 8))
 TILES = (64, 128)
 BY_ARITHMETIC = ("row-major", "z-order", "tiled")
@@ -30,7 +33,7 @@ Times = dict[tuple[int, int, str, str], float]
 
 def panels(parts: dict[str, Iterator[str]], side: int, label: str) -> str:
     """Drawings of square grids beside each other, each with its name below, on one line."""
-    size = side * drawing.PITCH
+    size = side * PITCH
     width = len(parts) * (size + GAP) - GAP
     text = width / 32  # can still be read where the whole is as wide as a phone
     height = size + 1.4 * text
@@ -44,9 +47,53 @@ def panels(parts: dict[str, Iterator[str]], side: int, label: str) -> str:
     return "".join([*shown, "</svg>\n"])
 
 
+def curve(order: np.ndarray, width: int) -> Iterator[str]:
+    """The line through the cells; a step to a cell that is no neighbour is thin and broken."""
+    run: list[list[int]] = [list(map(int, divmod(int(order[0]), width)))]
+    for here, there in steps(order, width):
+        if max(abs(here[0] - there[0]), abs(here[1] - there[1])) > 1:
+            yield polyline(run)
+            yield polyline([here, there], 'stroke-width="0.7" stroke-dasharray="2 2"')
+            run = []
+        run.append(there)
+    yield polyline(run)
+
+
+def polyline(points: Sequence[Sequence[int]], style: str = 'stroke-width="2"') -> str:
+    """A line through the middles of cells."""
+    middle = PITCH // 2
+    path = " ".join(f"{column * PITCH + middle},{row * PITCH + middle}" for row, column in points)
+    return f'<polyline fill="none" stroke="currentColor" {style} points="{path}"/>'
+
+
+def accesses(order: np.ndarray, width: int, radius: int, tile: int, which: int) -> Iterator[str]:
+    """The cells by what they are to a tile of queries: its own, the keys that it sees, and the rest of the tiles of these.
+
+    Cells of one kind that are beside each other are one bar.
+    """
+    step = orders.inverse(order)
+    visible = keys_of_tiles(order, width, radius, tile)[which]
+    loaded = np.isin(np.arange(len(order)) // tile, np.flatnonzero(visible) // tile)
+
+    def kind(at: int) -> str:
+        return (
+            "query" if at // tile == which else "seen" if visible[at] else "loaded" if loaded[at] else "other"
+        )
+
+    for row, steps_of_row in enumerate(step.reshape(-1, width).tolist()):
+        column = 0
+        for name, cells in groupby(map(kind, steps_of_row)):
+            wide = sum(1 for _ in cells)
+            yield (
+                f'<rect fill-opacity="{SHADES[name]}" x="{column * PITCH}" y="{row * PITCH}" '
+                f'width="{wide * PITCH}" height="{PITCH}"/>'
+            )
+            column += wide
+
+
 def curves(side: int = 16) -> str:
     """The four orders of a small grid."""
-    parts = {name: drawing.curve(make(side, side), side) for name, make in orders.ORDERS.items()}
+    parts = {name: curve(make(side, side), side) for name, make in orders.ORDERS.items()}
     label = f"Four orders of {side} x {side} cells as lines: row by row, Z-order, Hilbert's curve, and squares of 8 x 8"
     return panels(parts, side, label)
 
@@ -57,7 +104,7 @@ def growth(sides: tuple[int, ...] = (2, 4, 8, 16)) -> str:
     parts = {}
     for side in sides:
         scale = largest / side
-        lines = "".join(drawing.curve(orders.hilbert(side, side), side))
+        lines = "".join(curve(orders.hilbert(side, side), side))
         lines = lines.replace('stroke-width="2"', f'stroke-width="{2 / scale:g}"')
         parts[f"{side} x {side}"] = iter([f'<g transform="scale({scale:g})">{lines}</g>'])
     return panels(parts, largest, "Hilbert curves through squares of 2, 4, 8 and 16 cells a side")
@@ -70,7 +117,7 @@ def reads(side: int, radius: int, tile: int = 64) -> str:
     for name in names:
         order = orders.ORDERS[name](side, side)
         which = side**2 // tile // 2 + side // 16
-        parts[name] = drawing.accesses(order, side, radius, tile, which)
+        parts[name] = accesses(order, side, radius, tile, which)
     label = (
         f"The cells of one tile of {tile} queries on a grid of {side} x {side}, the keys within {radius} of them, and the "
         "other keys of the tiles that hold these: in row-major order stripes, in Hilbert order a square"

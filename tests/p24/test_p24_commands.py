@@ -1,15 +1,11 @@
-"""`p24 --draw` and `p24 --count`: what they print, what they write, and what they refuse."""
-
-from xml.etree import ElementTree
+"""`p24 --draw` and `p24 --count`: what they print, and what they refuse."""
 
 import numpy as np
 import pytest
 
 from harness import cli
 from harness.nn import orders
-from harness.puzzles.p24 import counting, drawing
-
-SVG = "{http://www.w3.org/2000/svg}"
+from harness.puzzles.p24 import counting
 
 
 @pytest.fixture
@@ -75,38 +71,6 @@ def test_steps_as_numbers(p24):
 
 
 @pytest.mark.parametrize(
-    ("order", "lines", "jumps"), [("hilbert", 1, 0), ("row-major", 5, 4), ("z-order", 4, 3)]
-)
-def test_the_svg_has_a_line_for_each_run_and_one_for_each_jump(p24, tmp_path, order, lines, jumps):
-    size = (5, 7) if order != "z-order" else (4, 8)
-    code, said = p24("--draw", "--order", order, "--size", *size, "--svg", tmp_path / "curve.svg")
-    assert code == 0, said
-    drawn = list(ElementTree.parse(tmp_path / "curve.svg").getroot().iter(f"{SVG}polyline"))
-    assert sum("stroke-dasharray" in each.attrib for each in drawn) == jumps
-    assert len(drawn) == lines + jumps
-    ends = {tuple(map(int, point.split(","))) for each in drawn for point in each.attrib["points"].split()}
-    assert len(ends) == size[0] * size[1]
-
-
-def test_what_a_window_reads_is_drawn_as_it_is_counted(p24, tmp_path):
-    code, said = p24(
-        *("--draw", "--order", "row-major", "--size", 16, 16, "--radius", 2, "--tile", 16),
-        *("--which", 5, "--svg", tmp_path / "reads.svg"),
-    )
-    assert code == 0, said
-    cells = [
-        float(each.attrib["fill-opacity"])
-        for each in ElementTree.parse(tmp_path / "reads.svg").getroot().iter(f"{SVG}rect")
-        for _ in range(int(each.attrib["width"]) // drawing.PITCH)
-    ]
-    # A tile is the row 5; its window reaches the rows 3 to 7, and nothing else is loaded.
-    queries, keys = drawing.SHADES["query"], drawing.SHADES["seen"]
-    rows = np.array(cells).reshape(16, 16)
-    assert (rows[5] == queries).all() and (rows[[3, 4, 6, 7]] == keys).all()
-    assert (np.delete(rows, range(3, 8), 0) == drawing.SHADES["other"]).all()
-
-
-@pytest.mark.parametrize(
     ("side", "radius", "ratio"), [(64, 4, 1.15), (64, 8, 2.10), (128, 4, 2.14), (128, 8, 3.98)]
 )
 def test_the_counted_ratios(p24, side, radius, ratio):
@@ -154,11 +118,6 @@ def test_sectors_of_a_warp_s_load(dim):
     [
         (("--draw", "--size", 0, 4), "--size 0 4: sides must be 1 to 1024"),
         (("--draw", "--order", "peano"), "invalid choice: 'peano'"),
-        (("--draw", "--radius", 2), "--radius: what a window reads is shown in an SVG: give --svg FILE too"),
-        (("--draw", "--svg", "x.svg", "--radius", 2, "--which", 1), "a tile that there is, 0 to 0"),
-        (("--draw", "--svg", "x.svg", "--radius", 2, "--tile", 0), "a radius of 0 or more"),
-        (("--draw", "--svg", "x.svg", "--radius", -1), "a radius of 0 or more"),
-        (("--draw", "--svg", "no/such/folder/x.svg"), "--svg"),
         (("--count", "--sides", 512), "--sides 512: must be 1 to 256"),
         (("--count", "--tile", 0), "--tile 0: must be at least 1"),
         (("--count", "--radii", -1), "--radii -1: must be at least 0"),

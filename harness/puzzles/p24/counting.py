@@ -38,11 +38,6 @@ class Count:
     runs: float
     loaded: float
 
-    @property
-    def share(self) -> float:
-        """The computed pairs as a share of all."""
-        return self.pairs / self.all_pairs
-
 
 def count(order: np.ndarray, width: int, radius: int, tile: int) -> Count:
     """Counts one order, [cells]."""
@@ -126,7 +121,7 @@ def report(flags) -> Iterator[str]:
                 yield line(
                     name,
                     f"{traffic.pairs:,}",
-                    f"{traffic.share:.1%}",
+                    f"{traffic.pairs / traffic.all_pairs:.1%}",
                     f"{traffic.pairs / counts['hilbert'].pairs:.2f} x",
                     f"{traffic.needed:,.0f}",
                     f"{traffic.runs:.1f}",

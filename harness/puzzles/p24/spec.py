@@ -369,7 +369,7 @@ PUZZLE = Puzzle(
     demos=(
         Demo(
             "draw",
-            "draw an order of a grid of any size, in the terminal or as an SVG (--draw --help: its flags)",
+            "draw an order of a grid of any size (--draw --help: its flags)",
             "harness.puzzles.p24.drawing:main",
             options=True,
         ),

@@ -251,17 +251,6 @@ def liger(problem: Problem) -> Differentiable:
     return Differentiable(function, problem.leaves, problem.grad_output)
 
 
-def tf32x3(problem: Problem) -> Differentiable:
-    """PyTorch's LayerNorm, and Triton's product of float32 by three of TF32."""
-    if problem.device.type == "cpu":
-        raise Unavailable("Triton's kernels need a GPU")
-    if problem.dtype != torch.float32:
-        raise Unavailable("float32 only")
-    from harness.puzzles.p22.triton_products import layernorm_linear
-
-    return Differentiable(layernorm_linear, problem.leaves, problem.grad_output)
-
-
 def transformer_engine(problem: Problem) -> Differentiable:
     """NVIDIA's LayerNormLinear module, with the parameters of the problem."""
     if problem.device.type == "cpu":
@@ -301,7 +290,6 @@ CANDIDATES = (
         columns=tuple(column for column in COLUMNS if column != "host"),
     ),
     Candidate("liger", "peer", liger, 10, "liger_kernel"),
-    Candidate("tf32x3", "peer", tf32x3, 20),
     Candidate("transformer-engine", "peer", transformer_engine, 10, "transformer_engine"),
 )
 

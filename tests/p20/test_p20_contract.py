@@ -6,7 +6,7 @@ Everything here is spelled out, not taken from the puzzle's spec, because other 
 import pytest
 import torch
 
-from harness.puzzles.p20 import worth
+from book.examples import worth_it
 
 pytestmark = pytest.mark.compiler
 
@@ -51,12 +51,12 @@ def test_softmax_and_its_backward(public_ops, tensors):
 
 
 def test_what_the_table_of_times_calls_custom(public_ops, tensors, monkeypatch):
-    """The kernels as `--worth-it` calls them, on the shapes that are compiled here."""
+    """The kernels as book/examples/worth_it.py calls them, on the shapes that are compiled here."""
     x, dy = tensors
     monkeypatch.setattr("max.experimental.torch.CustomOpLibrary", lambda path: public_ops)
-    kernels = worth.MojoKernels()
+    kernels = worth_it.Kernels()
     leaf = x.clone().requires_grad_()
-    (dx,) = torch.autograd.grad(worth.relu_of(kernels)(leaf), leaf, dy)
+    (dx,) = torch.autograd.grad(worth_it.relu_of(kernels)(leaf), leaf, dy)
     (expected,) = torch.autograd.grad(leaf.relu(), leaf, dy)
     assert torch.equal(dx, expected)
     y, dx = torch.full_like(x, torch.nan), torch.full_like(x, torch.nan)

@@ -11,7 +11,6 @@ from harness.check.checkers import make_checker
 from harness.check.gates import Checker
 from harness.learner import blanks
 from harness.learner.work import Work
-from harness.puzzles.p20 import worth
 from harness.puzzles.p20.spec import CALLS, PUZZLE, by_autograd, cases, inputs, reference
 from harness.toolchain import roots
 
@@ -233,54 +232,6 @@ def test_the_chapters_formula_of_the_softmax_gradient():
     step = 1e-6 * torch.randn(4, 6, generator=generator, dtype=torch.float64)
     slope = (((x + step).softmax(-1) - (x - step).softmax(-1)) * dP).sum() / 2
     torch.testing.assert_close((claimed * step).sum(), slope, rtol=1e-5, atol=1e-12)
-
-
-# ---- When is it worth it? -----------------------------------------------------------------------------------
-
-
-def test_a_conclusion_follows_from_the_numbers():
-    def row(name, milliseconds, kept, failed=""):
-        return worth.Row("op", name, milliseconds, kept, 10, failed)
-
-    eager, compiled = row("eager", 2.0, 1000), row("compiled", 1.0, 1000)
-    said = {
-        (5.0, 1000): "don't: custom, beside compiled, keeps no less and takes 5.0 times as long",
-        (
-            5.0,
-            100,
-        ): "do where memory is what you lack, else don't: custom, beside compiled, keeps 10 % of the bytes and takes 5.0 times as long",
-        (1.1, 100): "do: custom, beside compiled, keeps 10 % of the bytes and is as fast",
-        (0.5, 1000): "do: custom, beside compiled, keeps no less and is 2.0 times as fast",
-    }
-    for numbers, sentence in said.items():
-        assert worth.conclusion([eager, compiled, row("custom", *numbers)]) == sentence
-    assert worth.conclusion([eager, row("compiled", 9.0, 100), row("custom", 9.0, 100)]) == (
-        "don't: custom, beside eager, keeps no less than compiled and takes 4.5 times as long"
-    )
-    assert worth.conclusion([eager, row("custom", 0, 0, "no kernel")]) == "nothing to compare"
-
-
-@pytest.mark.long
-def test_a_wrong_candidate_is_not_timed_and_bytes_and_lines_are_counted():
-    import torch
-
-    x = torch.randn(8, 16, requires_grad=True)
-    operation = worth.Operation(
-        "relu",
-        (x,),
-        (
-            worth.Candidate("eager", torch.relu, 1),
-            worth.Candidate("custom, wrong", lambda x: torch.relu(x) + 0.1 * x, 3),
-            worth.Candidate("custom, raises", lambda x: x.no_such_thing(), 3),
-        ),
-    )
-    eager, wrong, raises = worth.measure(operation, 2)
-    assert (eager.kept, eager.lines, eager.failed) == (512, 1, "") and eager.milliseconds > 0
-    assert wrong.failed.startswith("wrong by ") and raises.failed.startswith("AttributeError: ")
-    assert "   -> nothing to compare" in worth.lines_of([eager, wrong, raises])
-    text = 'def f():\n    """Words.\n\n    More."""\n    # why\n    return 1\n'
-    assert worth.source_lines(text) == 2
-    assert worth.mojo_lines("softmax_kernel") > worth.mojo_lines("relu_mask_backward_kernel") > 5
 
 
 # ---- The chapter --------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from harness.spec.cases import (
     with_not_finite,
 )
 from harness.spec.ops import ACCUM, Argument, Call, OpSpec, Scalar, accum_dtype, bytes_of
-from harness.spec.puzzle import Arrays, Case, Demo, Dims, Gate, Ledger, Puzzle, named
+from harness.spec.puzzle import Arrays, Case, Dims, Gate, Ledger, Puzzle, named
 from harness.spec.rounding import rounded
 from harness.spec.rungs import MojoRung, Rung
 
@@ -318,11 +318,4 @@ PUZZLE = Puzzle(
     variants=VARIANTS,
     about_variants={name: f"only {name}, forward and backward" for name in VARIANTS},
     ledger=ledger,
-    demos=(
-        Demo(
-            "worth-it",
-            "eager, compiled and custom on this machine: time, bytes kept, lines of code, and what follows",
-            "harness.puzzles.p20.worth:run",
-        ),
-    ),
 )

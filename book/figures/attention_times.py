@@ -37,17 +37,9 @@ class Times:
         row = self.by.get((size, column, candidate))
         return float(row["median_us"]) if row else None
 
-    def sizes(
-        self, column: str, d: int | None = None, causal: bool | None = None, ragged: bool = False
-    ) -> list[Size]:
-        """The sizes in bfloat16 in which ours was measured, of one kind or any, small heads and short lengths first."""
-        timed = {
-            size
-            for size, other, who in self.by
-            if (other, who, size[3], size[0] % 64 != 0) == (column, OURS, "bfloat16", ragged)
-            and d in (None, size[1])
-            and causal in (None, size[2])
-        }
+    def sizes(self, column: str) -> list[Size]:
+        """Every size in which ours was measured, small heads and short lengths first."""
+        timed = {size for size, other, who in self.by if other == column and who == OURS}
         return sorted(timed, key=lambda size: (size[1], *size))
 
     def rate(self, dtype: str) -> float:
@@ -81,14 +73,22 @@ def ratio(one: float | None, other: float | None) -> str:
 # ---- Tables -------------------------------------------------------------------------------------------------
 
 
-def times_table(times: Times, d: int, causal: bool, ragged: bool = False) -> str:
-    """Forward and backward as one CUDA graph in bfloat16: ours beside PyTorch's backends, at the lengths of one kind."""
+def times_table(times: Times, d: int, causal: bool, dtype: str = "bfloat16", ragged: bool = False) -> str:
+    """Forward and backward as one CUDA graph: ours beside PyTorch's backends, at the lengths of one kind."""
     rows = []
-    for size in times.sizes("graph", d, causal, ragged):
-        ours, portable, flash, cudnn = taken = [
-            times.microseconds(size, "graph", who) for who in (OURS, PORTABLE, FLASH, CUDNN)
-        ]
-        rows.append([f"{size[0]:,}", *map(milliseconds, taken), ratio(ours, cudnn), ratio(portable, flash)])
+    for size in times.sizes("graph"):
+        S, own_d, own_causal, own_dtype = size
+        if (own_d, own_causal, own_dtype) != (d, causal, dtype) or (S % 64 != 0) != ragged:
+            continue
+        taken = {who: times.microseconds(size, "graph", who) for who in (OURS, PORTABLE, FLASH, CUDNN)}
+        rows.append(
+            [
+                f"{S:,}",
+                *(milliseconds(taken[who]) for who in (OURS, PORTABLE, FLASH, CUDNN)),
+                ratio(taken[OURS], taken[CUDNN]),
+                ratio(taken[PORTABLE], taken[FLASH]),
+            ]
+        )
     head = ["S", "wgmma", "mma.sync", "flash", "cuDNN", "wgmma / cuDNN", "mma.sync / flash"]
     return table(head, rows, "rrrrrrr")
 
@@ -108,11 +108,23 @@ def predicted(times: Times, size: Size) -> dict[str, float]:
 def ladder_table(times: Times) -> str:
     """Each rung's prediction, and what was measured."""
     rows = []
-    for size in times.sizes("graph", causal=False):
+    for size in times.sizes("graph"):
+        S, d, causal, dtype = size
+        if dtype != "bfloat16" or causal or S % 64:
+            continue
         prediction = predicted(times, size)
-        portable, ours = (times.microseconds(size, "graph", who) for who in (PORTABLE, OURS))
-        cells = [f"{size[0]:,}", str(size[1]), *map(milliseconds, (*prediction.values(), portable, ours))]
-        rows.append([*cells, ratio(prediction["done"], ours)])
+        taken = times.microseconds(size, "graph", OURS)
+        assert taken is not None
+        rows.append(
+            [
+                f"{S:,}",
+                str(d),
+                *(milliseconds(prediction[part]) for part in ("needed", "done", "exponentials")),
+                milliseconds(times.microseconds(size, "graph", PORTABLE)),
+                milliseconds(taken),
+                ratio(prediction["done"], taken),
+            ]
+        )
     head = ["S", "d", "7 products", "9 products", "exponentials", "mma.sync", "wgmma", "9 products / wgmma"]
     return table(head, rows, "rrrrrrrr")
 
@@ -120,9 +132,19 @@ def ladder_table(times: Times) -> str:
 def memory_table(times: Times) -> str:
     """Mebibytes at the peak of a forward and a backward pass, above what was there before."""
     rows = []
-    for size in times.sizes("memory", causal=False):
-        peaks = (times.by.get((size, "memory", who), {}).get("peak_bytes") for who in (OURS, FLASH, CUDNN))
-        rows.append([f"{size[0]:,}", str(size[1]), *(f"{int(p) / 2**20:,.0f}" if p else "" for p in peaks)])
+    for size in times.sizes("memory"):
+        S, d, causal, dtype = size
+        if causal or S % 64 or dtype != "bfloat16":
+            continue
+        peaks = {
+            who: int(times.by[size, "memory", who]["peak_bytes"])
+            for who in (OURS, FLASH, CUDNN)
+            if (size, "memory", who) in times.by
+        }
+        rows.append(
+            [f"{S:,}", str(d)]
+            + [f"{peaks[who] / 2**20:,.0f}" if who in peaks else "" for who in (OURS, FLASH, CUDNN)]
+        )
     return table(["S", "d", "ours", "flash", "cuDNN"], rows, "rrrrr")
 
 
@@ -130,11 +152,12 @@ def over_chart(times: Times) -> str:
     """Bars of the time over cuDNN's, by heads, mask and length."""
     groups: dict[str, list[tuple[str, float, str, bool]]] = {}
     for size in times.sizes("graph"):
-        S, d, causal, _ = size
+        S, d, causal, dtype = size
         ours, peer = (times.microseconds(size, "graph", who) for who in (OURS, CUDNN))
-        if ours and peer:
+        if dtype == "bfloat16" and S % 64 == 0 and ours and peer:
+            heading = f"heads of {d}{', causal' if causal else ''}"
             bar = (f"{S:,}", ours / peer, f"{ours / peer:.2f} · {milliseconds(ours)} ms", True)
-            groups.setdefault(f"heads of {d}{', causal' if causal else ''}", []).append(bar)
+            groups.setdefault(heading, []).append(bar)
     spoken = "; ".join(f"{kind}: {', '.join(bar[2] for bar in bars_)}" for kind, bars_ in groups.items())
     return bars(f"Time over cuDNN's. {spoken}", "time / cuDNN's", groups, left=56, longest=270)
 

@@ -286,7 +286,9 @@ def simulated_table(ring: Ring) -> str:
 
 def training_table(name: str) -> str:
     """Losses, step time, percent of the ideal and memory of every way, with either layer."""
-    curves = record.by(record.rows(name), "way", "pairs")
+    curves: dict[tuple[str, str], list[Row]] = {}
+    for row in record.rows(name):
+        curves.setdefault((row["way"], row["pairs"]), []).append(row)
 
     def step(way: str, pairs: str) -> float:
         times = [float(row["step_us"]) for row in curves[way, pairs]]

@@ -30,6 +30,7 @@ import torch.distributed as dist
 from rich.console import Console
 from torch import nn
 
+from book.measure.gpt2_training import GPT2, move_by_half_a_place, on_device, start_as_gpt2, tolerance
 from book.measure.shared import join, write_to
 from harness.bench.loss_curves import furthest
 from harness.bench.machine import machine
@@ -38,7 +39,7 @@ from harness.console import print_lines
 from harness.errors import BadUse, WorkbookError
 from harness.nn import LayerNormLinear, ring_attention
 from harness.nn.ring_blocks import BLOCKS
-from harness.puzzles.p22.demo import PRESETS, SIZES, tolerance
+from harness.puzzles.p22.demo import SIZES, SMALL
 from harness.puzzles.p22.demo_model import Block, CharacterModel, plain_pair
 from harness.puzzles.p22.training import (
     OURS,
@@ -48,7 +49,6 @@ from harness.puzzles.p22.training import (
     Trainee,
     batches,
     make_model,
-    move_by_half_a_place,
     one_step,
     read_text,
     training_progress,
@@ -57,6 +57,7 @@ from harness.puzzles.p25 import layout
 from harness.toolchain import roots
 
 PAIRS = {PLAIN: plain_pair, OURS: LayerNormLinear}
+PRESETS = {"small": SMALL, "gpt2": GPT2}
 UNTIMED = 5
 """First steps, whose time holds compiling and connecting."""
 FIELDS = (
@@ -182,8 +183,10 @@ def train(console: Console, options: Options, ranks: Ranks, way: str, pairs: str
     clock = CudaClock() if ranks.device.type == "cuda" else WallClock()
     losses = []
     with ExitStack() as stack:
-        model = make_model(options, text.vocabulary, PAIRS[pairs]).to(ranks.device)
-        assert isinstance(model, CharacterModel)
+        model = make_model(options, text.vocabulary, PAIRS[pairs])
+        if options.recipe.bytes:  # the preset gpt2
+            start_as_gpt2(model, options)
+        model.to(ranks.device)
         wrapped, mine = stack.enter_context(WAYS[way](model, ranks))
         trainee = Trainee(wrapped, torch.optim.AdamW(wrapped.parameters(), **options.recipe.optimizer))
         progress = stack.enter_context(training_progress(console))
@@ -315,10 +318,7 @@ def make_options(flags, device: torch.device) -> Options:
     """The preset with what the flags say."""
     preset = PRESETS[flags.preset]
     sizes = {name: getattr(preset if getattr(flags, name) is None else flags, name) for name in SIZES}
-    precision = flags.precision or ("autocast" if device.type == "cuda" else "float32")
-    optimizer = preset.recipe.optimizer | ({"fused": True} if device.type == "cuda" else {})
-    recipe = dataclasses.replace(preset.recipe, optimizer=optimizer)
-    return dataclasses.replace(preset, recipe=recipe, **sizes, precision=precision, device=device)
+    return on_device(dataclasses.replace(preset, **sizes), device, flags.precision)
 
 
 def check(options: Options, ranks: int, wanted: list[str]) -> None:

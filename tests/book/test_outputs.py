@@ -61,8 +61,8 @@ def test_recorded_output_is_what_the_command_prints(name, forks, request):
 
     if sys.platform != "linux" and not outputs.COMMANDS[name].anywhere:
         pytest.skip("the virtual GPU's driver needs Linux")
-    if name in ("backend_report", "backend_models"):
-        pytest.importorskip("transformers", reason="its models are real ones: `uv sync --extra models`")
+    if name == "backend_report":
+        pytest.importorskip("transformers", reason="its model is GPT-2: `uv sync --extra models`")
     if name in THROUGH_THE_LAYER:
         request.getfixturevalue("layer_graphs")
     assert outputs.difference(name, forks.run) == [], (
@@ -92,17 +92,27 @@ class StandIn:
 
 
 @pytest.mark.long
-def test_the_table_that_decides_has_its_rows(command_line, monkeypatch):
+def test_the_table_that_decides_has_its_rows(capsys, monkeypatch):
     """Its numbers are this machine's and so are not compared; what torch.compile makes of four functions is PyTorch's."""
+    from book.examples import worth_it
     from book.measure import outputs
-    from harness.puzzles.p20 import worth
 
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
-    monkeypatch.setattr(worth, "MojoKernels", StandIn)
-    finished = command_line("p20", "--worth-it")
-    assert finished.code == 0
-    shown = outputs.rows(outputs.load("worth_it").text)
-    assert [row for row in outputs.rows(finished.out) if row] == [row for row in shown if row]
+    monkeypatch.setattr(worth_it, "Kernels", StandIn)
+    worth_it.main()
+    assert outputs.rows(capsys.readouterr().out) == outputs.rows(outputs.load("worth_it").text)
+
+
+def test_a_wrong_way_is_named_and_not_timed(capsys, monkeypatch):
+    from book.examples import worth_it
+
+    x = torch.randn(8, 16, requires_grad=True)
+    ways = [("relu", [x], torch.relu, {"by hand": lambda x: torch.relu(x) + 0.1 * x})]
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    monkeypatch.setattr(worth_it, "operations", lambda device: ways)
+    with pytest.raises(AssertionError, match="relu, by hand: wrong"):
+        worth_it.main()
+    assert " ms" not in capsys.readouterr().out
 
 
 def test_a_changed_line_is_noticed(monkeypatch):

@@ -26,7 +26,7 @@ from harness.errors import BadUse
 from harness.nn import ring_attention
 from harness.nn.ring_blocks import joined, ring_with
 from harness.puzzles.p22 import training as alone
-from harness.puzzles.p22.demo import PRESETS
+from harness.puzzles.p22.demo_model import plain_pair
 from harness.puzzles.p25 import layout
 from harness.puzzles.p25.spec import EVERY, PUZZLE, reference
 from harness.spec.puzzle import Case
@@ -270,7 +270,7 @@ def test_every_way_has_the_losses_of_one_process(chapters):
     (losses_by_way, said), (others, silent) = run_ranks(
         trained, [(str(chapters), FLAGS), (str(chapters), FLAGS)]
     )
-    right = trained_alone(chapters, alone.plain_pair)
+    right = trained_alone(chapters, plain_pair)
     assert set(losses_by_way) == {"one", "moved", "ddp", "fsdp", "ring"} and losses_by_way == others
     for way, losses in losses_by_way.items():
         assert losses == pytest.approx(right, rel=2e-5), way
@@ -309,7 +309,7 @@ def test_the_layer_trains_in_every_wrapper(layer_graphs, group_of_one, chapters,
     ranks = training.Ranks(0, 1, options.device, options.dtype, "solution")
     text = alone.read_text(chapters, options)
     curve = training.train(Console(quiet=True), options, ranks, way, alone.OURS, text)
-    assert curve.losses == pytest.approx(trained_alone(chapters, alone.plain_pair), rel=1e-4)
+    assert curve.losses == pytest.approx(trained_alone(chapters, plain_pair), rel=1e-4)
 
 
 def test_a_gradient_that_is_not_summed_is_found():
@@ -341,12 +341,6 @@ def test_sizes_that_ranks_cannot_share(flags, ranks, wanted, words):
     options = training.make_options(training.parser().parse_args(flags), torch.device("cpu"))
     with pytest.raises(BadUse, match=words):
         training.check(options, ranks, wanted)
-
-
-def test_presets_are_puzzle_22_s():
-    options = training.make_options(training.parser().parse_args(["gpt2"]), torch.device("cpu"))
-    preset = PRESETS["gpt2"]
-    assert (options.layers, options.width, options.context) == (preset.layers, preset.width, preset.context)
 
 
 @pytest.mark.long

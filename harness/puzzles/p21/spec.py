@@ -170,11 +170,5 @@ PUZZLE = Puzzle(
             "show which of the usual checks see which wrong backward pass",
             "harness.puzzles.p21.hunt:show_matrix",
         ),
-        Demo(
-            "curves",
-            "train with wrong backward passes beside right ones",
-            "harness.puzzles.p21.curves:show_curves",
-            options=True,
-        ),
     ),
 )

@@ -19,15 +19,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import nn
 
 from harness.bench.timing import CudaClock, WallClock
-from harness.console import print_lines
 from harness.errors import BadUse
-from harness.nn import attention
-from harness.nn.layers import LayerNormLinear
-from harness.puzzles.p22.demo_model import CharacterModel, Pair, plain_pair
+from harness.puzzles.p22.demo_model import CharacterModel, Pair
 
-OURS, PLAIN, CONTROL = "LayerNormLinear", "plain PyTorch", "plain PyTorch, moved"
-BOTH = "with attention"
-"""LayerNormLinear as in OURS, and the workbook's attention instead of PyTorch's."""
+OURS, PLAIN = "LayerNormLinear", "plain PyTorch"
 
 
 @dataclass(frozen=True)
@@ -38,25 +33,16 @@ class Recipe:
         bytes: Whether a token is a byte of the text, else one of the characters that are in it.
         optimizer: Arguments of AdamW.
         warm_up: Steps in which the learning rate grows to its full size.
-        gpt2_start: Whether parameters start as GPT-2's do, else as PyTorch starts them.
-        control: Whether plain PyTorch is trained once more, from parameters moved by half a place.
-        say_every: In a pipe, a line with the losses comes every `say_every` steps; 0 for none.
     """
 
     bytes: bool
     optimizer: dict
     warm_up: int = 1
-    gpt2_start: bool = False
-    control: bool = False
-    say_every: int = 0
 
 
 @dataclass(frozen=True)
 class Options:
-    """What to train. `seconds` is the time from the start after which training stops early.
-
-    With `attention` a model with both of the workbook's layers takes part.
-    """
+    """What to train. `seconds` is the time from the start after which training stops early."""
 
     recipe: Recipe
     steps: int
@@ -66,7 +52,6 @@ class Options:
     context: int
     batch: int
     precision: str = "float32"
-    attention: bool = False
     seed: int = 22
     seconds: float = math.inf
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
@@ -99,61 +84,22 @@ class Trainee:
 # ---- Models and data ----------------------------------------------------------------------------------------
 
 
-def make_model(options: Options, vocabulary: int, pair: Pair, attend=None) -> nn.Module:
-    """A model from the seed, with another attention than PyTorch's if wanted; the caller's random state stays as it is."""
+def make_model(options: Options, vocabulary: int, pair: Pair) -> CharacterModel:
+    """A model from the seed; the caller's random state stays as it is."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(options.seed)
-        model = CharacterModel(
-            vocabulary, options.context, options.width, options.heads, options.layers, pair
-        )
-    if attend:
-        for block in model.blocks:
-            block.attention = attend
-    if options.recipe.gpt2_start:
-        start_as_gpt2(model, options)
-    return model
+        sizes = vocabulary, options.context, options.width, options.heads, options.layers
+        return CharacterModel(*sizes, pair)
 
 
-def start_as_gpt2(model: nn.Module, options: Options) -> None:
-    """GPT-2's first parameters: normal with deviation 0.02, smaller where a block adds to the stream."""
-    generator = torch.Generator().manual_seed(options.seed)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.dim() == 2:
-                adds = "join_heads" in name or "narrow" in name
-                deviation = 0.02 / (math.sqrt(2 * options.layers) if adds else 1)
-                parameter.copy_(deviation * torch.randn(parameter.shape, generator=generator))
-            elif "bias" in name:
-                parameter.zero_()
-
-
-def move_by_half_a_place(model: nn.Module, dtype: torch.dtype, seed: int) -> None:
-    """Moves every parameter by half a unit in its last place in a dtype, up or down by chance."""
-    generator = torch.Generator().manual_seed(seed)
-    half = torch.finfo(dtype).eps / 2
-    with torch.no_grad():
-        for parameter in model.parameters():
-            up = torch.randint(2, parameter.shape, generator=generator) * 2 - 1
-            parameter.copy_(parameter.double() * (1 + half * up))
-
-
-def make_trainees(options: Options, vocabulary: int) -> dict[str, Trainee]:
-    """The models from the same parameters, the control moved, each with an optimizer."""
-    layers: dict[str, tuple] = {OURS: (LayerNormLinear,)}
-    if options.attention:
-        layers[BOTH] = (LayerNormLinear, attention)
-    layers[PLAIN] = (plain_pair,)
-    if options.recipe.control:
-        layers[CONTROL] = (plain_pair,)
-    models = {name: make_model(options, vocabulary, *chosen) for name, chosen in layers.items()}
-    if CONTROL in models:
-        move_by_half_a_place(models[CONTROL], options.dtype, options.seed)
-    trainees = {}
-    for name, model in models.items():
-        model.to(options.device, torch.bfloat16 if options.precision == "bfloat16" else torch.float32)
-        optimizer = torch.optim.AdamW(model.parameters(), **options.recipe.optimizer)
-        trainees[name] = Trainee(model, optimizer)
-    return trainees
+def make_trainees(options: Options, models: dict[str, CharacterModel]) -> dict[str, Trainee]:
+    """The models on their device, each with an optimizer."""
+    for model in models.values():
+        model.to(options.device)
+    return {
+        name: Trainee(model, torch.optim.AdamW(model.parameters(), **options.recipe.optimizer))
+        for name, model in models.items()
+    }
 
 
 def read_text(folder: Path, options: Options) -> Text:
@@ -205,7 +151,6 @@ def train(console: Console, options: Options, trainees: dict[str, Trainee], toke
     deadline = time.monotonic() + options.seconds
     clock = CudaClock() if options.device.type == "cuda" else WallClock()
     order = random.Random(options.seed)
-    every = options.recipe.say_every
     with training_progress(console) as progress:
         task = progress.add_task("compiling the kernels", total=options.steps, losses="")
         for number, batch in zip(range(options.steps), batches(tokens, options), strict=False):
@@ -213,8 +158,6 @@ def train(console: Console, options: Options, trainees: dict[str, Trainee], toke
                 one_step(trainees[name], batch, number, options, clock)
             losses = "  ".join(f"{name} {one.losses[-1]:.4f}" for name, one in trainees.items())
             progress.update(task, advance=1, description="training", losses=losses)
-            if every and not console.is_terminal and (number + 1) % every == 0:
-                print_lines(console, [f"   step {number + 1}: {losses}"])
             if time.monotonic() > deadline:
                 break
 

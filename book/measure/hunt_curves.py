@@ -1,26 +1,19 @@
-"""`p21 --curves`: a tiny model trained with a wrong backward pass beside the same one with the right one.
+"""Trains a tiny model with a wrong backward pass beside the same one with the right one: `python -m book.measure hunt_curves`.
 
 A sequence of symbols and the number of a place come in; the symbol at that place is wanted. The model attends to it: an
 adapter of low rank on frozen one-hot vectors, attention, a loss, all by the classes of the hunt. Both models begin with the
 same parameters and see the same batches; one class differs.
 """
 
-import csv
-import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 import torch
-from rich.console import Console
 from torch import Tensor
 
-from harness.bench.loss_curves import plot
+from book.measure.shared import write
 from harness.check import zoo
 from harness.check.python_files import load
-from harness.console import Parser, print_lines
-from harness.errors import BadUse
 from harness.puzzles.p21.subjects import WANTED
 from harness.toolchain import roots
 
@@ -29,21 +22,7 @@ BUGS = ("softmax_probabilities_twice", "attention_query_scale", "lowrank_none_fo
 SYMBOLS, LENGTH, WIDTH, RANK, BATCH = 8, 12, 16, 8, 64
 RATE = 0.01
 """Learning rate of Adam."""
-TAIL = 20
-"""The final loss is the mean over this many steps."""
-FIELDS = ("bug", "step", "right", "wrong")
-
-
-@dataclass(frozen=True)
-class Pair:
-    """Losses of both trainings, step by step."""
-
-    right: list[float]
-    wrong: list[float]
-
-    def final(self) -> tuple[float, float]:
-        """The mean of the last TAIL losses of the right one and of the wrong one."""
-        return statistics.fmean(self.right[-TAIL:]), statistics.fmean(self.wrong[-TAIL:])
+STEPS = 300
 
 
 def parameters(seed: int) -> dict[str, Tensor]:
@@ -109,8 +88,8 @@ def train(functions: Mapping[str, Applied], steps: int, seed: int) -> list[float
     return losses
 
 
-def pairs(steps: int, seed: int = 21) -> dict[str, Pair]:
-    """Wrong backward pass -> the losses with it beside the right ones."""
+def pairs(steps: int, seed: int = 21) -> dict[str, tuple[list[float], list[float]]]:
+    """Wrong backward pass -> the losses of every step, with the right ones and with it."""
     classes = [wanted.name for wanted in WANTED.values()]
     solution = load(roots.solutions() / "p21" / "hunt.py")
     right = {name: solution[name] for name in classes} | {"right Softmax": solution["Softmax"]}
@@ -120,47 +99,16 @@ def pairs(steps: int, seed: int = 21) -> dict[str, Pair]:
     for name in BUGS:
         changed = WANTED[bugs[name].gate].name
         wrong = {**right, changed: load(bugs[name].target())[changed]}
-        curves[name] = Pair(baseline, train(wrong, steps, seed))
+        curves[name] = baseline, train(wrong, steps, seed)
     return curves
 
 
-def show_curves(console: Console, arguments: Sequence[str] = ()) -> int:
-    """Trains, draws each pair, and writes the CSV. Raises BadUse."""
-    flags = Parser(
-        prog="p21 --curves",
-        description="Train a tiny model with three wrong backward passes beside the right ones.",
-        allow_abbrev=False,
-    )
-    flags.add_argument("--steps", type=int, default=300, help="default: %(default)s")
-    flags.add_argument("--csv", type=Path, metavar="FILE", help="write the losses of every step here")
-    given = flags.parse_args(arguments)
-    if given.steps < TAIL:
-        raise BadUse(f"--steps {given.steps}: must be at least {TAIL}")
-    curves = pairs(given.steps)
-    for name, pair in curves.items():
-        right, wrong = pair.final()
-        print_lines(
-            console,
-            [
-                name.replace("_", " "),
-                *plot({"right": pair.right, "wrong": pair.wrong}, height=10),
-                f"   final loss: right {right:.4f}, wrong {wrong:.4f} (mean of the last {TAIL} steps)",
-                "",
-            ],
-        )
-    if given.csv:
-        write(given.csv, curves)
-    return 0
+def rows(steps: int = STEPS) -> Iterator[dict[str, object]]:
+    """The losses of every step, with a wrong backward pass and with the right ones."""
+    for name, (right, wrong) in pairs(steps).items():
+        for step, (a, b) in enumerate(zip(right, wrong, strict=True)):
+            yield {"bug": name, "step": step, "right": f"{a:.6f}", "wrong": f"{b:.6f}"}
 
 
-def write(path: Path, curves: Mapping[str, Pair]) -> None:
-    """The losses as a table. Raises BadUse where it cannot be written."""
-    try:
-        with path.open("w", newline="", encoding="utf-8") as file:
-            table = csv.writer(file)
-            table.writerow(FIELDS)
-            for name, pair in curves.items():
-                for step, (right, wrong) in enumerate(zip(pair.right, pair.wrong, strict=True)):
-                    table.writerow((name, step, f"{right:.6f}", f"{wrong:.6f}"))
-    except OSError as error:
-        raise BadUse(f"--csv {path}: {error.strerror}") from error
+if __name__ == "__main__":
+    write(rows())

@@ -1,34 +1,29 @@
 """The loss curves: the same start and the same batches, one class that differs, and what becomes of the losses."""
 
-import csv
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from harness import cli
+from book.measure import hunt_curves as curves
 from harness.check.python_files import load
-from harness.puzzles.p21 import curves
 from harness.puzzles.p21.subjects import WANTED
 from harness.toolchain import roots
 
 
 @pytest.fixture(scope="module")
-def pairs() -> dict[str, curves.Pair]:
+def pairs() -> dict[str, tuple[list[float], list[float]]]:
     """Short runs: enough for the curves to part."""
     return curves.pairs(40)
 
 
 def test_both_begin_alike_and_both_fall(pairs):
     assert list(pairs) == list(curves.BUGS)
-    for name, pair in pairs.items():
-        assert pair.right[0] == pytest.approx(pair.wrong[0], rel=1e-5), name
-        assert pair.wrong[-1] < pair.wrong[0], f"{name}: the loss still goes down"
-        assert pair.right[-1] < 0.9 * pair.right[0]
-    assert all(
-        right != wrong for pair in pairs.values() for right, wrong in [(pair.right[-1], pair.wrong[-1])]
-    )
+    for name, (right, wrong) in pairs.items():
+        assert right[0] == pytest.approx(wrong[0], rel=1e-5), name
+        assert wrong[-1] < wrong[0], f"{name}: the loss still goes down"
+        assert right[-1] < 0.9 * right[0] and right[-1] != wrong[-1]
 
 
 def test_the_wrong_adapter_never_moves():
@@ -64,23 +59,8 @@ def test_the_right_model_has_autograd_s_gradients():
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
-def test_the_command_draws_and_writes(monkeypatch, capsys, tmp_path, pairs):
+def test_every_step_of_every_pair_is_a_row(pairs, monkeypatch):
     monkeypatch.setattr(curves, "pairs", lambda steps: pairs)
-    target = tmp_path / "curves.csv"
-    assert cli.main(["p21", "--curves", "--steps", "40", "--csv", str(target)]) == 0
-    said = capsys.readouterr().out
-    assert said.count("final loss: right") == 3 and "step 40" in said
-    rows = list(csv.DictReader(target.open()))
-    assert len(rows) == 120 and float(rows[0]["right"]) == pytest.approx(
-        pairs[curves.BUGS[0]].right[0], abs=1e-6
-    )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [(("--steps", "3"), "--steps 3: must be at least 20"), (("--csv", "no/such/folder.csv"), "--csv no/such/folder.csv: ")],
-)  # fmt: skip
-def test_bad_use_is_a_line(monkeypatch, capsys, pairs, arguments, words):
-    monkeypatch.setattr(curves, "pairs", lambda steps: pairs)
-    assert cli.main(["p21", "--curves", *arguments]) == 2
-    assert words in capsys.readouterr().err
+    rows = list(curves.rows(40))
+    assert len(rows) == 120 and {*rows[0]} == {"bug", "step", "right", "wrong"}
+    assert float(str(rows[0]["right"])) == pytest.approx(pairs[curves.BUGS[0]][0][0], abs=1e-6)

@@ -107,6 +107,69 @@ def loss_by_hand() -> str:
     return drawing.svg()
 
 
+def first_steps(part: int = 1) -> dict[str, list[record.Row]]:
+    """Seed -> the first steps of its run in the record, at the command's learning rate or at a part of it."""
+    rows = record.rows("first_steps")
+    rate, runs = max(float(row["rate"]) for row in rows) / part, {}
+    for row in rows:
+        if math.isclose(float(row["rate"]), rate):
+            runs.setdefault(row["seed"], []).append(row)
+    return runs
+
+
+def highest_rise(run: list[record.Row]) -> tuple[float, int]:
+    """By how much the loss rises at most from one step to the next, and which step that is, counted from 0."""
+    losses = [float(row["loss"]) for row in run]
+    return max((after - before, step) for step, (before, after) in enumerate(pairwise(losses), 1))
+
+
+def turned(run: list[record.Row]) -> float:
+    """The cosine of the vector that all places share with that of the step before, where the loss rises most."""
+    return float(run[highest_rise(run)[1]]["turn"])
+
+
+def jumping(part: int = 1) -> list[list[record.Row]]:
+    """The runs whose loss rises by more than 1 in a step; the one whose shared vector turns furthest comes first."""
+    return sorted((run for run in first_steps(part).values() if highest_rise(run)[0] > 1), key=turned)
+
+
+def loss_jumps() -> str:
+    """The losses of all runs of the record, and below where the vector that all places share turns; one run is heavy."""
+    runs, nothing, heavy = first_steps(), math.log(256), jumping()[0][0]["seed"]
+    rise, at = highest_rise(runs[heavy])
+    drawing = Drawing(
+        410,
+        f"The losses of {len(runs)} runs, step by step; in {len(jumping())} of them the loss rises by more than 1 in one step. The heavy run "
+        f"rises by {rise:.1f} at step {at + 1}. The vector that all places share has there a cosine of {turned(runs[heavy]):.2f} with that of the "
+        "step before; elsewhere it is close to 1.",
+    )
+    left, right = 40, 470
+
+    def panel(column: str, zero: float, scale: float, marks: tuple[float, ...]) -> None:
+        """An axis with marks, and the lines of a column over the steps."""
+        for mark in marks:
+            y = zero - scale * mark
+            drawing.segment(left, y, right, y, opacity=0.2 if mark else 1)
+            drawing.text(left - 8, y + 4, f"{mark:g}", anchor="end")
+        for seed, run in sorted(runs.items(), key=lambda named: named[0] == heavy):
+            points = (
+                (left + (right - left) * int(row["step"]) / len(run), zero - scale * float(row[column]))
+                for row in run
+            )
+            drawing.polyline(points, thick=3 if seed == heavy else 1, opacity=1 if seed == heavy else 0.3)
+
+    panel("loss", 252, 24, (0, 2, 4, 6, 8))
+    drawing.segment(left, 252 - 24 * nothing, right, 252 - 24 * nothing, dash="6 4", thick=2)
+    drawing.text(
+        left + 6, 244 - 24 * nothing, f"loss; dashed: knows nothing, {nothing:.2f}", anchor="start", size=14
+    )
+    panel("turn", 324, 44, (-1, 0, 1))
+    drawing.text(left + 6, 360, "cosine with the step before", anchor="start", size=14)
+    for step in range(0, len(runs[heavy]) + 1, 5):
+        drawing.text(left + (right - left) * step / len(runs[heavy]), 390, str(step))
+    return drawing.svg()
+
+
 TOKENS = (2, 0, 3, 2, 3, 3, 0, 2)
 """Of the places of the figure; nobody reads row 1."""
 
@@ -272,7 +335,7 @@ def writes() -> str:
     )
 
 
-FILES = svgs(by_hand_beside, step_kinds, sorted_places, loss_by_hand) | {
+FILES = svgs(by_hand_beside, step_kinds, sorted_places, loss_by_hand, loss_jumps) | {
     "tape_of_gpt.svg": tape,
     "samples_by_hand.md": samples_list,
 }

@@ -234,6 +234,18 @@ def test_places_lie_sorted_as_the_label_says():
     }
 
 
+def test_the_jumps_of_the_loss_are_counted_from_the_record_and_the_heavy_run_turns_there_and_back():
+    losses = {}
+    for row in record.rows("first_steps"):
+        losses.setdefault((row["rate"], row["seed"]), []).append(float(row["loss"]))
+    jumping = [rate for (rate, _), run in losses.items() if max(np.diff(run)) > 1]
+    assert [jumping.count("0.003"), jumping.count("0.0015")] == [said.jumps(), said.jumps(2)]
+    assert said.at_the_jump("loss") - said.at_the_jump("loss", -1) > 1
+    assert [said.at_the_jump("turn", later) < 0 for later in (-1, 0, 1, 2)] == [False, True, True, False]
+    label = ElementTree.fromstring(tape_figures.loss_jumps()).attrib["aria-label"]
+    assert f"in {said.jumps()} of them" in label and f"{said.at_the_jump('turn'):.2f}" in label
+
+
 def test_the_losses_by_hand_are_those_of_the_record():
     losses = tape_figures.losses()
     first, last = (sum(part) / 10 for part in (losses[:10], losses[-10:]))

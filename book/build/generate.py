@@ -3,7 +3,6 @@
 The strict build runs it first. Everything goes to book/.cache/generated/, so it can never be older than the code.
 """
 
-import html
 import json
 import re
 import tomllib
@@ -37,15 +36,14 @@ from book.figures import (
     tape_figures,
     times_chart,
     timing_pages,
+    wrong_backends,
 )
 from book.figures.markdown_table import table
 from book.measure import ledger, outputs, record
 from book.measure.ledger import GPT2_SMALL
 from harness import flags
-from harness.check import zoo
 from harness.puzzles.p22 import spec as p22
-from harness.puzzles.p26.mistakes import FIXES
-from harness.spec.catalogue import find_puzzle, puzzle_names
+from harness.spec.catalogue import puzzle_names
 
 BOOK = Path(__file__).absolute().parent.parent
 
@@ -275,44 +273,6 @@ def cliffs_table() -> str:
     )
 
 
-def backend_table() -> str:
-    """The wrong backends of puzzle 26 by what their gates call them, folded: what each does, and what its gate says in a recorded run.
-
-    A kind has one thing to do about it; the kinds that came once share the last fold.
-    """
-    said = dict(line.split(maxsplit=1) for line in outputs.load("backend_symptoms").text.splitlines())
-    order = [gate.id for gate in find_puzzle("p26").gates]
-    kinds: dict[str, list[list[str]]] = {}
-    for wrong in sorted(zoo.load("p26"), key=lambda wrong: order.index(wrong.gate)):
-        kind, _, words = said[wrong.name].strip().partition(": ")
-        assert kind == wrong.mistake, wrong.name
-        words = re.sub(r"([|*_\[\]<>$])", r"\\\1", words)
-        kinds.setdefault(kind, []).append([wrong.story.replace("*", "\\*"), words])
-    often = sorted(
-        (kind for kind, rows in kinds.items() if len(rows) > 1), key=lambda kind: -len(kinds[kind])
-    )
-    once = [
-        [story, f"**{kind}**: {words}", FIXES[kind].replace("*", "\\*")]
-        for kind, rows in kinds.items()
-        for story, words in rows
-        if len(rows) == 1
-    ]
-    folds = [
-        (
-            f"<strong>{kind}</strong>, {len(kinds[kind])} backends: {html.escape(FIXES[kind])}",
-            table(HEAD[:2], kinds[kind]),
-        )
-        for kind in often
-    ]
-    folds.append((f"<strong>{len(once)} kinds that came once each</strong>", table(HEAD, once)))
-    return "\n".join(
-        f"<details>\n<summary>{words}</summary>\n\n{rows}\n</details>\n" for words, rows in folds
-    )
-
-
-HEAD = ["what was done", "what the gate says", "what to do"]
-
-
 def roofline_table() -> str:
     """Operations, bytes and the least time of each pass on an H200."""
     rows = []
@@ -470,7 +430,6 @@ FILES: dict[str, Callable[[], str]] = {
     "ratio.svg": ratio_chart,
     "roofline.svg": roofline_chart,
     "saved.svg": saved_bars,
-    "backend_table.md": backend_table,
     "saving_less.svg": saving_chart,
     **{f"ramp_{name}.svg": draw for name, draw in ramp_figures.PICTURES.items()},
     **figures.FILES,
@@ -479,6 +438,7 @@ FILES: dict[str, Callable[[], str]] = {
     **backward_figures.FILES,
     **attention_figures.FILES,
     **order_figures.FILES,
+    **wrong_backends.FILES,
     **tape_figures.FILES,
     **heroes.FILES,
     **{f"attention_{name}.svg": draw for name, draw in claims_chart.PICTURES.items()},

@@ -37,9 +37,17 @@ class Times:
         row = self.by.get((size, column, candidate))
         return float(row["median_us"]) if row else None
 
-    def sizes(self, column: str) -> list[Size]:
-        """Every size in which ours was measured, small heads and short lengths first."""
-        timed = {size for size, other, who in self.by if other == column and who == OURS}
+    def sizes(
+        self, column: str, d: int | None = None, causal: bool | None = None, ragged: bool = False
+    ) -> list[Size]:
+        """The sizes in bfloat16 in which ours was measured, of one kind or any, small heads and short lengths first."""
+        timed = {
+            size
+            for size, other, who in self.by
+            if (other, who, size[3], size[0] % 64 != 0) == (column, OURS, "bfloat16", ragged)
+            and d in (None, size[1])
+            and causal in (None, size[2])
+        }
         return sorted(timed, key=lambda size: (size[1], *size))
 
     def rate(self, dtype: str) -> float:
@@ -73,22 +81,14 @@ def ratio(one: float | None, other: float | None) -> str:
 # ---- Tables -------------------------------------------------------------------------------------------------
 
 
-def times_table(times: Times, d: int, causal: bool, dtype: str = "bfloat16", ragged: bool = False) -> str:
-    """Forward and backward as one CUDA graph: ours beside PyTorch's backends, at the lengths of one kind."""
+def times_table(times: Times, d: int, causal: bool, ragged: bool = False) -> str:
+    """Forward and backward as one CUDA graph in bfloat16: ours beside PyTorch's backends, at the lengths of one kind."""
     rows = []
-    for size in times.sizes("graph"):
-        S, own_d, own_causal, own_dtype = size
-        if (own_d, own_causal, own_dtype) != (d, causal, dtype) or (S % 64 != 0) != ragged:
-            continue
-        taken = {who: times.microseconds(size, "graph", who) for who in (OURS, PORTABLE, FLASH, CUDNN)}
-        rows.append(
-            [
-                f"{S:,}",
-                *(milliseconds(taken[who]) for who in (OURS, PORTABLE, FLASH, CUDNN)),
-                ratio(taken[OURS], taken[CUDNN]),
-                ratio(taken[PORTABLE], taken[FLASH]),
-            ]
-        )
+    for size in times.sizes("graph", d, causal, ragged):
+        ours, portable, flash, cudnn = taken = [
+            times.microseconds(size, "graph", who) for who in (OURS, PORTABLE, FLASH, CUDNN)
+        ]
+        rows.append([f"{size[0]:,}", *map(milliseconds, taken), ratio(ours, cudnn), ratio(portable, flash)])
     head = ["S", "wgmma", "mma.sync", "flash", "cuDNN", "wgmma / cuDNN", "mma.sync / flash"]
     return table(head, rows, "rrrrrrr")
 
@@ -108,23 +108,11 @@ def predicted(times: Times, size: Size) -> dict[str, float]:
 def ladder_table(times: Times) -> str:
     """Each rung's prediction, and what was measured."""
     rows = []
-    for size in times.sizes("graph"):
-        S, d, causal, dtype = size
-        if dtype != "bfloat16" or causal or S % 64:
-            continue
+    for size in times.sizes("graph", causal=False):
         prediction = predicted(times, size)
-        taken = times.microseconds(size, "graph", OURS)
-        assert taken is not None
-        rows.append(
-            [
-                f"{S:,}",
-                str(d),
-                *(milliseconds(prediction[part]) for part in ("needed", "done", "exponentials")),
-                milliseconds(times.microseconds(size, "graph", PORTABLE)),
-                milliseconds(taken),
-                ratio(prediction["done"], taken),
-            ]
-        )
+        portable, ours = (times.microseconds(size, "graph", who) for who in (PORTABLE, OURS))
+        cells = [f"{size[0]:,}", str(size[1]), *map(milliseconds, (*prediction.values(), portable, ours))]
+        rows.append([*cells, ratio(prediction["done"], ours)])
     head = ["S", "d", "7 products", "9 products", "exponentials", "mma.sync", "wgmma", "9 products / wgmma"]
     return table(head, rows, "rrrrrrrr")
 
@@ -132,19 +120,9 @@ def ladder_table(times: Times) -> str:
 def memory_table(times: Times) -> str:
     """Mebibytes at the peak of a forward and a backward pass, above what was there before."""
     rows = []
-    for size in times.sizes("memory"):
-        S, d, causal, dtype = size
-        if causal or S % 64 or dtype != "bfloat16":
-            continue
-        peaks = {
-            who: int(times.by[size, "memory", who]["peak_bytes"])
-            for who in (OURS, FLASH, CUDNN)
-            if (size, "memory", who) in times.by
-        }
-        rows.append(
-            [f"{S:,}", str(d)]
-            + [f"{peaks[who] / 2**20:,.0f}" if who in peaks else "" for who in (OURS, FLASH, CUDNN)]
-        )
+    for size in times.sizes("memory", causal=False):
+        peaks = (times.by.get((size, "memory", who), {}).get("peak_bytes") for who in (OURS, FLASH, CUDNN))
+        rows.append([f"{size[0]:,}", str(size[1]), *(f"{int(p) / 2**20:,.0f}" if p else "" for p in peaks)])
     return table(["S", "d", "ours", "flash", "cuDNN"], rows, "rrrrr")
 
 
@@ -152,12 +130,11 @@ def over_chart(times: Times) -> str:
     """Bars of the time over cuDNN's, by heads, mask and length."""
     groups: dict[str, list[tuple[str, float, str, bool]]] = {}
     for size in times.sizes("graph"):
-        S, d, causal, dtype = size
+        S, d, causal, _ = size
         ours, peer = (times.microseconds(size, "graph", who) for who in (OURS, CUDNN))
-        if dtype == "bfloat16" and S % 64 == 0 and ours and peer:
-            heading = f"heads of {d}{', causal' if causal else ''}"
+        if ours and peer:
             bar = (f"{S:,}", ours / peer, f"{ours / peer:.2f} · {milliseconds(ours)} ms", True)
-            groups.setdefault(heading, []).append(bar)
+            groups.setdefault(f"heads of {d}{', causal' if causal else ''}", []).append(bar)
     spoken = "; ".join(f"{kind}: {', '.join(bar[2] for bar in bars_)}" for kind, bars_ in groups.items())
     return bars(f"Time over cuDNN's. {spoken}", "time / cuDNN's", groups, left=56, longest=270)
 

@@ -6,13 +6,12 @@ needs torch.
 
 import math
 import re
-from collections import Counter
 
 import numpy as np
 
 from book.figures.charts import Axis, LogChart, ratio_dots
 from book.figures.every_size import beside_compile
-from book.figures.figures import LEGIBLE, NARROW, Drawing, bar_rows, bars, in_words, side_by_side, svgs
+from book.figures.figures import LEGIBLE, NARROW, Drawing, bar_rows, in_words, side_by_side, svgs
 from book.figures.layer_figures import bars_of, inductor_counts
 from book.measure import outputs, record
 
@@ -436,25 +435,6 @@ def stale_code() -> str:
     return drawing.svg()
 
 
-def symptom_kinds() -> str:
-    """How the wrong backends show: the kinds of verdicts that came more than once, from the recorded run."""
-    counts = Counter(
-        line.split()[1].rstrip(":") for line in outputs.load("backend_symptoms").text.splitlines()
-    )
-    often = [(kind, count) for kind, count in counts.most_common() if count > 1]
-    once = sum(count == 1 for count in counts.values())
-    label = (
-        f"{sum(counts.values())} wrong backends by what the gate calls them: "
-        + ", ".join(f"{kind} {count}" for kind, count in often)
-        + f"; {once} kinds once each"
-    )
-    rows = [
-        *((kind, count, str(count), 0.35) for kind, count in often),
-        ("others, once each", once, str(once), 0.08),
-    ]
-    return bars(rows, label, left=172, longest=250)
-
-
 def kernels_chart() -> str:
     """Five functions as they run: nodes in the frames of their kernels, and the tensors in memory before, between and after."""
     counts = inductor_counts()
@@ -491,6 +471,45 @@ def swaps_chart() -> str:
     label = f"The layer's time over torch.compile's at {len(ratios)} sizes: from {min(ratios.values()):.2f} to {max(ratios.values()):.2f}."
     points = [(float(math.prod(dims)), ratio, "circle", ratio > 1) for dims, ratio in ratios.items()]
     return ratio_dots(label, "time / torch.compile's", points)
+
+
+SHORT = {
+    "attn.c_attn": "qkv", "attn.c_proj": "out", "mlp.c_fc": "up", "mlp.c_proj": "down",
+    "attention.output.dense": "out", "intermediate.dense": "up", "output.dense": "down",
+    "mlp.fc1": "up", "mlp.fc2": "down",
+}  # fmt: skip
+"""Names of Linear layers that do not say themselves what they are."""
+
+
+def short_name(name: str) -> str:
+    """What a Linear layer of a block makes, in a word: q, k, v, out, gate, up or down."""
+    last = name.rpartition(".")[2].removesuffix("_proj")
+    return SHORT.get(name) or {"query": "q", "key": "k", "value": "v", "o": "out"}.get(last, last)
+
+
+def swapped_layers() -> str:
+    """A block of each model in the order in which it runs, as the example printed it: norms as bars, what is swapped shaded."""
+    blocks = [line.split() for line in outputs.load("backend_models").text.splitlines()]
+    counts = {
+        name: (sum("*" in word for word in words), sum("Norm" not in word for word in words))
+        for name, *words in blocks
+    }
+    told = (f"{name} {swapped} of {linear} Linear layers" for name, (swapped, linear) in counts.items())
+    drawing = Drawing(52 * len(blocks) + 6, "What the backend swaps in a block: " + ", ".join(told))
+    for row, (model, *words) in enumerate(blocks):
+        x, y = 62.0, 10 + 52 * row
+        drawing.text(2, y + 23, model, anchor="start")
+        for word in words:
+            if "Norm" in word:
+                drawing.box(x, y, 12, 36, shade=1 if word == "LayerNorm" else 0, radius=2)
+                x += 18
+            else:
+                name = short_name(word.rstrip("*"))
+                wide = 14 + 8 * len(name)
+                drawing.labelled(x, y, wide, 36, name, shade=0.35 if "*" in word else 0)
+                x += wide + 6
+        drawing.text(NARROW - 2, y + 23, "{} of {}".format(*counts[model]), anchor="end")
+    return drawing.svg()
 
 
 def swap_gains() -> str:
@@ -531,7 +550,7 @@ def swap_gains() -> str:
 
 FILES = svgs(
     softmax_row, relu_ways, operator_asked, block_kept, ballot, kept_by_way, wrong_dq, checks_see,
-    where_wrong, backend_path, folds, stale_code, symptom_kinds, swap_gains,
+    where_wrong, backend_path, folds, stale_code, swapped_layers, swap_gains,
 ) | {
     "differences.svg": difference_chart, "levels.svg": levels_chart, "kernels.svg": kernels_chart,
     "swaps.svg": swaps_chart,

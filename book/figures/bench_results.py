@@ -425,43 +425,40 @@ def bars(
 
 def ratio_chart(rows: list[Row], direction: str = "both", column: str = "graph") -> str:
     """Time over the bare matrix products' time, for every size and candidate."""
-    groups, spoken = {}, []
+    groups = {}
     for dims, by_name in select(rows, direction, column).items():
-        able = {name: row for name, row in by_name.items() if row["ratio_to_floor"] and name != "bare GEMMs"}
-        group = []
-        for name, row in sorted(able.items(), key=lambda item: float(item[1]["ratio_to_floor"])):
-            ratio = float(row["ratio_to_floor"])
-            group.append(
-                (NAMES[name], ratio, f"{ratio:.2f} · {time_text(float(row['median_us']))}", name == "fast")
-            )
-            spoken.append(f"{size_text(dims)} {NAMES[name]} {ratio:.2f}")
-        if group:
-            groups[size_text(dims)] = group
-    what = f"{PASSES[direction]}: time / time of the bare matrix products"
-    return bars(f"{what}. {'; '.join(spoken)}", what, groups)
+        able = [
+            (NAMES[name], float(row["ratio_to_floor"]), time_text(float(row["median_us"])), name == OURS)
+            for name, row in by_name.items()
+            if row["ratio_to_floor"] and name != FLOOR
+        ]
+        groups[size_text(dims)] = sorted(able, key=lambda bar: bar[1])
+    return ratio_bars(f"{PASSES[direction]}: time / time of the bare matrix products", groups)
 
 
 def memory_chart(rows: list[Row], field: str, what: str) -> str:
-    """Bytes over eager PyTorch's at the same size.
+    """Bytes, "saved_bytes" or "peak_bytes", over eager PyTorch's at the same size; `what` these bytes are, in words."""
+    groups = {
+        size_text(dims): [
+            (NAMES[name], int(row[field]) / int(by_name["eager"][field]), mebibytes(row[field]), name == OURS)
+            for name, row in by_name.items()
+        ]
+        for dims, by_name in select(rows, "both", "memory").items()
+    }
+    return ratio_bars(f"{what} / PyTorch eager's", groups)
 
-    Args:
-        rows: Of a benchmark.
-        field: "saved_bytes" or "peak_bytes".
-        what: What these bytes are, in words.
-    """
-    groups, spoken = {}, []
-    for dims, by_name in select(rows, "both", "memory").items():
-        if "eager" not in by_name or not by_name["eager"][field]:
-            continue
-        eager = int(by_name["eager"][field])
-        group = []
-        for name, row in by_name.items():
-            share = int(row[field]) / eager
-            group.append((NAMES[name], share, f"{share:.2f} · {mebibytes(row[field])}", name == OURS))
-            spoken.append(f"{size_text(dims)} {NAMES[name]} {share:.2f}")
-        groups[size_text(dims)] = group
-    title = f"{what} / PyTorch eager's"
-    return bars(f"{title}. {'; '.join(spoken)}", title, groups)
+
+def ratio_bars(title: str, groups: dict[str, list[tuple[str, float, str, bool]]]) -> str:
+    """Groups of `bars` with the ratio in front of their words, all of them spoken."""
+    spoken = [
+        f"{heading} {name} {ratio:.2f}" for heading, group in groups.items() for name, ratio, *_ in group
+    ]
+    shown = {
+        heading: [(name, ratio, f"{ratio:.2f} · {words}", ours) for name, ratio, words, ours in group]
+        for heading, group in groups.items()
+        if group
+    }
+    return bars(f"{title}. {'; '.join(spoken)}", title, shown)
 
 
 def roofline_chart(rows: list[Row], direction: str = "both", column: str = "graph") -> str:
@@ -523,10 +520,7 @@ def legend(drawing: LogChart, names: list[str], across: float, up: float) -> Non
 
 def training(name: str) -> dict[str, list[Row]]:
     """The rows of a training run's record, by model."""
-    by_model: dict[str, list[Row]] = {}
-    for row in record.rows(name):
-        by_model.setdefault(row["model"], []).append(row)
-    return by_model
+    return {model: rows for (model,), rows in record.by(record.rows(name), "model").items()}
 
 
 def step_ratio(models: dict[str, list[Row]], name: str, untimed: int = 10) -> float:

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from book.figures.bench_results import OURS, SHORT, Row, Size, select, size_text, table, time_text
+from book.figures.bench_results import OURS, SHORT, Row, Size, select, size, size_text, table, time_text
 from book.figures.charts import FAINT, ratio_dots
 from book.figures.figures import over_time
 from book.measure import record
@@ -170,7 +170,7 @@ def ways_table(rows: list[Row]) -> str:
         forward, backward = (time_text(float(row[f"{part}_us"])) for part in ("forward", "backward"))
         body.append(
             [
-                small((int(row["M"]), int(row["H"]), int(row["O"]))),
+                small(size(row)),
                 " · ".join("padded" if "padded" in row[name] else row[name] for name in names),
                 f"**{forward}**" if chosen[0] else forward,
                 f"**{backward}**" if all(chosen[1:]) else backward,
@@ -184,7 +184,7 @@ def by_branches(rows: list[Row]) -> Iterator[tuple[Size, Row, Row, Row]]:
     """Each size, small ones first, with the fastest way of one branch, the fastest of two, and the one that is chosen."""
     sizes: dict[Size, list[Row]] = {}
     for row in sorted(rows, key=lambda row: float(row["us"])):
-        sizes.setdefault((int(row["M"]), int(row["H"]), int(row["O"])), []).append(row)
+        sizes.setdefault(size(row), []).append(row)
     for dims, ways in sorted(sizes.items(), key=lambda item: math.prod(item[0])):
         one, two = (next(row for row in ways if row["branches"] == count) for count in "12")
         yield dims, one, two, next(row for row in ways if row["chosen"])
@@ -208,7 +208,7 @@ def pairs_tables(rows: list[Row]) -> str:
     strange: dict[str, int] = {}
     for row in rows:
         if row["graph_us"]:
-            dims = int(row["M"]), int(row["H"]), int(row["O"])
+            dims = size(row)
             times.setdefault(dims, {})[row["way"]] = float(row["graph_us"])
         elif row["norm_error"]:
             for error in ("norm", "largest"):
@@ -249,7 +249,7 @@ def timeline_table(rows: list[dict[str, str]]) -> str:
     sizes: dict[Size, dict[str, list[dict[str, str]]]] = {}
     for row in rows:
         if not row["kernel"].startswith("other Memset"):  # that is no launch
-            dims = int(row["M"]), int(row["H"]), int(row["O"])
+            dims = size(row)
             sizes.setdefault(dims, {}).setdefault(row["candidate"], []).append(row)
     parts = []
     for dims, candidates in sizes.items():
@@ -270,11 +270,7 @@ def timeline_table(rows: list[dict[str, str]]) -> str:
 
 def timeline_chart(rows: list[dict[str, str]], dims: Size) -> str:
     """The launches of the layer at a size as bars over time, each in a line of its own."""
-    at = [
-        row
-        for row in rows
-        if (int(row["M"]), int(row["H"]), int(row["O"]), row["candidate"]) == (*dims, OURS)
-    ]
+    at = [row for row in rows if (size(row), row["candidate"]) == (dims, OURS)]
     products = iter(("Y", "dln", "dW"))
     names = [CUT.get(row["kernel"]) or f"product: {next(products)}" for row in at]
     spans = {}

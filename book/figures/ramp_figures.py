@@ -207,7 +207,26 @@ def rmsnorm_picture() -> str:
     return drawing.svg()
 
 
+def mojo_picture() -> str:
+    """What the two threads of the program on the page about Mojo read, of two rows of five numbers."""
+    drawing = Drawing(
+        112,
+        "Two rows of five numbers, 0 to -9. Thread 0 owns the first row, thread 1 the second, and each reads columns 0, 2 and 4.",
+    )
+    for r in range(2):
+        drawing.text(8, 44 * r + 30, f"thread {r}: row {r}", anchor="start")
+        for h in range(5):
+            shade = LEGIBLE * (h % 2 == 0)
+            drawing.labelled(
+                140 + 66 * h, 44 * r + 8, 62, 34, f"{-(5 * r + h)}".replace("-", "−"), shade=shade
+            )
+    for h in range(5):
+        drawing.text(171 + 66 * h, 108, f"h = {h}")
+    return drawing.svg()
+
+
 PICTURES = {
+    "mojo": mojo_picture,
     "map": map_picture,
     "index": index_picture,
     "cast": cast_picture,

@@ -286,9 +286,7 @@ def simulated_table(ring: Ring) -> str:
 
 def training_table(name: str) -> str:
     """Losses, step time, percent of the ideal and memory of every way, with either layer."""
-    curves: dict[tuple[str, str], list[Row]] = {}
-    for row in record.rows(name):
-        curves.setdefault((row["way"], row["pairs"]), []).append(row)
+    curves = record.by(record.rows(name), "way", "pairs")
 
     def step(way: str, pairs: str) -> float:
         times = [float(row["step_us"]) for row in curves[way, pairs]]

@@ -196,13 +196,9 @@ def of_peer(
 ) -> list[float]:
     """Attention's time over a peer's, forward and backward as a graph, at every length with such heads."""
     times = attention_times.read()
-    ratios = []
-    for size in times.sizes("graph"):
-        S, own_d, own_causal, dtype = size
-        taken = [times.microseconds(size, "graph", name) for name in (who, peer)]
-        if (own_d, own_causal, dtype, S % 64 != 0) == (d, causal, "bfloat16", ragged) and all(taken):
-            ratios.append((taken[0] or 0) / (taken[1] or 1))
-    return ratios
+    sizes = times.sizes("graph", d, causal, ragged)
+    taken = ([times.microseconds(size, "graph", name) for name in (who, peer)] for size in sizes)
+    return [ours / theirs for ours, theirs in taken if ours and theirs]
 
 
 def of_nine_products(length: int, d: int, who: str = "attention") -> float:
@@ -214,7 +210,7 @@ def of_nine_products(length: int, d: int, who: str = "attention") -> float:
 def exponentials(d: int) -> list[float]:
     """The time of the exponentials over that of the nine products, at every length."""
     times = attention_times.read()
-    predictions = [attention_times.predicted(times, size) for size in times.sizes("graph") if size[1] == d]
+    predictions = [attention_times.predicted(times, size) for size in times.sizes("graph", d)]
     return [one["exponentials"] / one["done"] for one in predictions]
 
 

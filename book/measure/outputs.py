@@ -79,6 +79,7 @@ COMMANDS = {
     "hunt_dq": example("hunted", "dq", exact=False),
     "catch_first": example("hunted", "check", exact=False, exit_code=1),
     "backend_report": example("backend_report", exact=False),
+    "backend_models": example("backend_models", exact=True),
     "backend_rewrites": task("p26 --rewrites", exact=True),
     "backend_symptoms": task("p26 --symptoms"),
     "first_graph": task("p20 --rung derive --solution", exact=True),

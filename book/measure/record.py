@@ -144,6 +144,14 @@ def rows(name: str) -> list[Row]:
     return list(read(name).rows)
 
 
+def by(rows: Iterable[Row], *columns: str) -> dict[tuple[str, ...], list[Row]]:
+    """Rows by what they say in some columns, in the order in which that first comes."""
+    grouped: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        grouped.setdefault(tuple(row[column] for column in columns), []).append(row)
+    return grouped
+
+
 def names(folder: Path = FOLDER) -> list[str]:
     """Every record that there is."""
     return sorted(path.stem for path in folder.glob("*.csv"))

@@ -93,21 +93,16 @@ def linear_cross_entropy(
     check_dense_tensors(named, optional=("bias",))
     if any_autocast() or torch.compiler.is_compiling():
         tensors = in_autocast_dtype(tensors)
-    loss = checked_loss(ignore_index, label_smoothing, z_loss, softcap)
-    check(*tensors, target, reduction, chunk_rows)
+    needs = [tensor is not None and tensor.requires_grad for tensor in tensors]
+    wanted = wanted_of(needs) if torch.is_grad_enabled() else 0
+    loss = checked_loss(ignore_index, label_smoothing, z_loss, softcap, reduction, wanted, chunk_rows)
+    check(*tensors, target)
     input, weight, bias = tensors
-    chunk_rows = (
-        chunk_rows or 0
-    )  # decided where the rows are counted, because a compiled graph must not depend on their number
-    wanted = wanted_of([tensor is not None and tensor.requires_grad for tensor in tensors])
-    if not torch.is_grad_enabled():
-        wanted = 0
     if as_operator(input, weight, bias, target):
-        numbers = (ignore_index, loss.label_smoothing, loss.z_loss, loss.softcap, reduction)
-        return operator(input, weight, bias, target, *numbers, wanted, chunk_rows)[0]
+        return operator(input, weight, bias, target, *loss)[0]
     if not wanted:
-        return forward(input, weight, bias, target, loss, reduction, 0, chunk_rows)[0]
-    return DirectCrossEntropy.apply(input, weight, bias, target, loss, reduction, wanted, chunk_rows)
+        return forward(input, weight, bias, target, loss)[0]
+    return DirectCrossEntropy.apply(input, weight, bias, target, loss)
 
 
 class LinearCrossEntropy(nn.Linear):
@@ -141,8 +136,7 @@ class LinearCrossEntropy(nn.Linear):
         dtype=None,
     ):
         super().__init__(in_features, out_features, bias, device=device, dtype=dtype)
-        checked_loss(ignore_index, label_smoothing, z_loss, softcap)
-        check_options(reduction, chunk_rows)
+        checked_loss(ignore_index, label_smoothing, z_loss, softcap, reduction, 0, chunk_rows)
         self.ignore_index, self.label_smoothing, self.reduction = ignore_index, label_smoothing, reduction
         self.z_loss, self.softcap, self.chunk_rows = z_loss, softcap, chunk_rows
 
@@ -198,9 +192,6 @@ def forward(
     bias: Tensor | None,
     target: Tensor,
     loss: Loss,
-    reduction: str,
-    wanted: int,
-    chunk_rows: int,
     empty: Callable[..., Tensor] | None = None,
     stays_wide: bool = False,
 ) -> tuple[Tensor, Results, Tensor | None]:
@@ -215,19 +206,19 @@ def forward(
     late = None
     scales = input.new_ones(1, dtype=sums)
     count = scales
-    if reduction == "mean":
+    if loss.reduction == "mean":
         count = (rows != loss.ignore_index).sum().to(sums)
         late = 1 / count
         if input.dtype != torch.float16:
             scales, late = late.reshape(1), None
-    made = 0 if reduction == "none" else wanted
+    made = 0 if loss.reduction == "none" else loss.wanted
     flat = input.reshape(-1, input.shape[-1])
     stays_wide |= late is not None
-    results = compute(flat, weight, bias, rows, scales, loss, made, chunk_rows, empty, stays_wide)
-    if reduction == "none":
+    results = compute(flat, weight, bias, rows, scales, loss, made, empty, stays_wide)
+    if loss.reduction == "none":
         return results.losses.view(target.shape), results, None
     total = results.losses.sum()
-    return total / count if reduction == "mean" else total, results, late
+    return total / count if loss.reduction == "mean" else total, results, late
 
 
 def gradients_of(
@@ -249,25 +240,17 @@ def gradients_of(
 
 
 def recompute(
-    grad: Tensor,
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    target: Tensor,
-    loss: Loss,
-    reduction: str,
-    wanted: int,
-    chunk_rows: int,
+    grad: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, loss: Loss
 ) -> list[Tensor | None]:
     """dx, dW and db from the gradient of the loss, from logits that are computed again."""
-    if reduction != "none":
-        _, results, late = forward(input, weight, bias, target, loss, reduction, wanted, chunk_rows)
+    if loss.reduction != "none":
+        _, results, late = forward(input, weight, bias, target, loss)
         factor = grad if late is None else grad * late
         return gradients_of(rounded(results, input.dtype, late), input, factor)
     rows = target.reshape(-1).contiguous()
     scales = grad.reshape(-1).contiguous()
     flat = input.reshape(-1, input.shape[-1])
-    results = compute(flat, weight, bias, rows, scales, loss, wanted, chunk_rows)
+    results = compute(flat, weight, bias, rows, scales, loss, loss.wanted)
     return gradients_of(results, input, grad.new_ones(()))
 
 
@@ -275,11 +258,11 @@ class DirectCrossEntropy(torch.autograd.Function):
     """Both passes of a plain call."""
 
     @staticmethod
-    def forward(ctx, input, weight, bias, target, loss, reduction, wanted, chunk_rows):
+    def forward(ctx, input, weight, bias, target, loss):
         ctx.save_for_backward(input, weight, bias, target)
-        ctx.options = loss, reduction, wanted, chunk_rows
-        value, results, ctx.late = forward(input, weight, bias, target, *ctx.options)
-        ctx.results = None if reduction == "none" else rounded(results, input.dtype, ctx.late)
+        ctx.loss = loss
+        value, results, ctx.late = forward(input, weight, bias, target, loss)
+        ctx.results = None if loss.reduction == "none" else rounded(results, input.dtype, ctx.late)
         return value
 
     @staticmethod
@@ -289,12 +272,12 @@ class DirectCrossEntropy(torch.autograd.Function):
         input, weight, bias, target = ctx.saved_tensors
         grad = grad.resolve_neg()  # the kernels read memory as it lies
         if ctx.results is None:
-            gradients = recompute(grad, input, weight, bias, target, *ctx.options)
+            gradients = recompute(grad, input, weight, bias, target, ctx.loss)
         else:
             results, ctx.results = ctx.results, None
             factor = grad if ctx.late is None else grad * ctx.late
             gradients = gradients_of(results, input, factor, in_place=True)
-        return (*gradients, None, None, None, None, None)
+        return (*gradients, None, None)
 
 
 def rounded(results: Results, dtype: torch.dtype, late: Tensor | None) -> Results:
@@ -338,8 +321,8 @@ def operator(
 
     Gradients that are not wanted, or that the backward pass makes, are empty.
     """
-    loss = Loss(ignore_index, label_smoothing, z_loss, softcap)
-    value, results, late = forward(input, weight, bias, target, loss, reduction, wanted, chunk_rows)
+    loss = Loss(ignore_index, label_smoothing, z_loss, softcap, reduction, wanted, chunk_rows)
+    value, results, late = forward(input, weight, bias, target, loss)
     results = rounded(results, input.dtype, late)
     late = value.new_ones(()) if late is None else late
     dx, dW, db = filled((results.dx, results.dW, results.db), input)
@@ -353,13 +336,13 @@ def filled(gradients, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @operator.register_fake
-def operator_buffers(input, weight, bias, target, *numbers):
+def operator_buffers(input, weight, bias, target, *options):
     """What the operator returns, uninitialised."""
-    *_, reduction, wanted, _ = numbers
+    loss = Loss(*options)
+    made = 0 if loss.reduction == "none" else loss.wanted
     sums = wide(input.dtype)
-    value = input.new_empty(target.shape if reduction == "none" else (), dtype=sums)
-    waiting = sums if reduction == "mean" and input.dtype == torch.float16 else input.dtype
-    made = 0 if reduction == "none" else wanted
+    value = input.new_empty(target.shape if loss.reduction == "none" else (), dtype=sums)
+    waiting = sums if loss.reduction == "mean" and input.dtype == torch.float16 else input.dtype
     rows = target.numel()
     gradients = (
         input.new_empty(rows, input.shape[-1]) if made & INPUT else None,
@@ -380,19 +363,19 @@ def operator_backward(
     label_smoothing: float,
     z_loss: float,
     softcap: float,
+    reduction: str,
     wanted: int,
     chunk_rows: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dx, dW and db from the gradients of the rows' losses; those that are not wanted are empty."""
-    loss = Loss(ignore_index, label_smoothing, z_loss, softcap)
-    gradients = recompute(grad, input, weight, bias, target, loss, "none", wanted, chunk_rows)
-    return filled(gradients, input)
+    loss = Loss(ignore_index, label_smoothing, z_loss, softcap, reduction, wanted, chunk_rows)
+    return filled(recompute(grad, input, weight, bias, target, loss), input)
 
 
 @operator_backward.register_fake
-def backward_buffers(grad, input, weight, bias, target, *numbers):
+def backward_buffers(grad, input, weight, bias, target, *options):
     """What the backward operator returns, uninitialised."""
-    *_, wanted, _ = numbers
+    wanted = Loss(*options).wanted
     gradients = (
         input.new_empty(input.shape) if wanted & INPUT else None,
         weight.new_empty(weight.shape) if wanted & WEIGHT else None,
@@ -403,23 +386,22 @@ def backward_buffers(grad, input, weight, bias, target, *numbers):
 
 def keep_for_backward(ctx, inputs, output):
     """Keeps the gradients where the forward pass has made them, else what it was given."""
-    input, weight, bias, target, *ctx.numbers, ctx.reduction, ctx.wanted, ctx.chunk_rows = inputs
+    input, weight, bias, target, *loss = inputs
     _, *made = output
     ctx.mark_non_differentiable(*made)
-    ctx.shape, ctx.dtype = input.shape, input.dtype
-    ctx.save_for_backward(*((input, weight, bias, target) if ctx.reduction == "none" else made))
+    ctx.loss, ctx.shape, ctx.dtype = Loss(*loss), input.shape, input.dtype
+    ctx.save_for_backward(*((input, weight, bias, target) if ctx.loss.reduction == "none" else made))
 
 
 def backward(ctx, grad, *_):
     """The gradients of input, weight and bias."""
-    if ctx.reduction == "none":
-        tensors = ctx.saved_tensors
-        gradients = operator_backward(grad, *tensors, *ctx.numbers, ctx.wanted, ctx.chunk_rows)
+    if ctx.loss.reduction == "none":
+        gradients = operator_backward(grad, *ctx.saved_tensors, *ctx.loss)
     else:
         *made, late = ctx.saved_tensors
         gradients = [(each.to(grad.dtype) * (grad * late)).to(ctx.dtype) for each in made]
     bits = (INPUT, WEIGHT, BIAS)
-    dx, dW, db = (each if ctx.wanted & bit else None for each, bit in zip(gradients, bits, strict=True))
+    dx, dW, db = (each if ctx.loss.wanted & bit else None for each, bit in zip(gradients, bits, strict=True))
     return (None if dx is None else dx.view(ctx.shape), dW, db, *[None] * 8)
 
 
@@ -435,9 +417,8 @@ def wanted_of(needed) -> int:
 # ---- Checks ------------------------------------------------------------------------------------------------------
 
 
-def check(input, weight, bias, target, reduction, chunk_rows) -> None:
+def check(input, weight, bias, target) -> None:
     """Raises TypeError or ValueError where the tensors do not fit each other, naming the first one at fault."""
-    check_options(reduction, chunk_rows)
     if input.dtype not in DTYPES:
         raise TypeError(f"input: expected {', '.join(DTYPES.values())}, got {plain(input.dtype)}")
     if target.dtype != torch.int64:
@@ -466,24 +447,28 @@ def check(input, weight, bias, target, reduction, chunk_rows) -> None:
         )
 
 
-def check_options(reduction: Any, chunk_rows: Any) -> None:
-    """Raises for a reduction that there is not, and for chunks that are none."""
-    if reduction not in REDUCTIONS:
-        raise ValueError(f"reduction: expected {', '.join(map(repr, REDUCTIONS))}, got {reduction!r}")
-    if chunk_rows is not None:
-        check_integer("chunk_rows", chunk_rows)
-        if chunk_rows < 1:
-            raise ValueError(f"chunk_rows: expected at least 1, got {chunk_rows}")
-
-
 def check_integer(name: str, value: Any) -> None:
     """Raises TypeError for what is no integer."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name}: expected an integer, got {type(value).__name__}")
 
 
-def checked_loss(ignore_index: int, label_smoothing: float, z_loss: float, softcap: float | None) -> Loss:
+def checked_loss(
+    ignore_index: Any,
+    label_smoothing: Any,
+    z_loss: Any,
+    softcap: Any,
+    reduction: Any,
+    wanted: int,
+    chunk_rows: Any,
+) -> Loss:
     """The options of the loss. Raises TypeError for what is no number, ValueError for what is out of range."""
+    if reduction not in REDUCTIONS:
+        raise ValueError(f"reduction: expected {', '.join(map(repr, REDUCTIONS))}, got {reduction!r}")
+    if chunk_rows is not None:
+        check_integer("chunk_rows", chunk_rows)
+        if chunk_rows < 1:
+            raise ValueError(f"chunk_rows: expected at least 1, got {chunk_rows}")
     check_integer("ignore_index", ignore_index)
     cap = math.inf if softcap is None else softcap
     for name, value in {"label_smoothing": label_smoothing, "z_loss": z_loss, "softcap": cap}.items():
@@ -495,7 +480,9 @@ def checked_loss(ignore_index: int, label_smoothing: float, z_loss: float, softc
         raise ValueError(f"z_loss: expected a number that is not negative, got {z_loss}")
     if softcap is not None and not 0 < softcap < math.inf:
         raise ValueError(f"softcap: expected a number above 0, or None, got {softcap}")
-    return Loss(ignore_index, float(label_smoothing), float(z_loss), float(softcap or 0))
+    numbers = float(label_smoothing), float(z_loss), float(softcap or 0)
+    # None is decided where rows are counted: a compiled graph must not depend on their number.
+    return Loss(ignore_index, *numbers, reduction, wanted, chunk_rows or 0)
 
 
 def check_targets(target: Tensor, classes: int, ignore_index: int) -> None:

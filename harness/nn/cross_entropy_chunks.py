@@ -8,6 +8,7 @@ anywhere else, and where the module cannot be built, torch's own operations do. 
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -30,14 +31,19 @@ NARROWED_FIRST = 2**18
 """Elements of a sum that are narrowed by way of a copy; after them as many at a time as are done already."""
 
 
-@dataclass(frozen=True)
-class Loss:
-    """What `harness.nn.linear_cross_entropy` says of the loss of a row; `softcap` 0: none."""
+class Loss(NamedTuple):
+    """What `harness.nn.linear_cross_entropy` says of the loss of a row, then how all rows are computed: as its operator takes it."""
 
     ignore_index: int
     label_smoothing: float
     z_loss: float
     softcap: float
+    """0: none."""
+    reduction: str = "mean"
+    wanted: int = 0
+    """Gradients: INPUT, WEIGHT and BIAS, added."""
+    chunk_rows: int = 0
+    """Rows of a chunk, of which the last one may have fewer; 0: as `rows_of_a_chunk` says."""
 
 
 @dataclass(frozen=True)
@@ -205,7 +211,6 @@ def compute(
     scales: Tensor,
     loss: Loss,
     wanted: int,
-    chunk_rows: int,
     empty: Callable[..., Tensor] | None = None,
     stays_wide: bool = False,
 ) -> Results:
@@ -217,15 +222,14 @@ def compute(
         bias: Likewise, or None.
         target: Classes, contiguous.
         scales: What the gradients of the rows are multiplied by, [rows] or [1], in the dtype of sums.
-        loss: Of a row.
-        wanted: INPUT, WEIGHT and BIAS, added.
-        chunk_rows: Rows of a chunk, of which the last one may have fewer; 0: as `rows_of_a_chunk` says.
+        loss: Of a row, and in what chunks.
+        wanted: INPUT, WEIGHT and BIAS, added: what the loss says, or nothing yet.
         empty: What makes uninitialised matrices of input's dtype, for dx and the logits of a chunk, from their sizes; torch unless given.
         stays_wide: Whether dW stays in the dtype of sums, if it was added up over chunks.
     """
     empty = empty or input.new_empty
     rows, classes = len(input), len(weight)
-    chunk_rows = chunk_rows or rows_of_a_chunk(rows, classes, input.dtype, input.device)
+    chunk_rows = loss.chunk_rows or rows_of_a_chunk(rows, classes, input.dtype, input.device)
     sums = wide(input.dtype)
     opened = kernels(input.device)
     make_rows = rows_by_torch if opened is None else opened.rows

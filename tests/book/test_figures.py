@@ -18,11 +18,12 @@ from book.figures import (
     layer_figures,
     said,
     tape_figures,
+    wrong_backends,
 )
 from book.measure import ledger, record, training_by_hand
 from harness.learner import blanks
 
-SETS = (essay_figures, layer_figures, backward_figures, attention_figures, tape_figures)
+SETS = (essay_figures, layer_figures, backward_figures, attention_figures, tape_figures, wrong_backends)
 DRAWN = {name: draw for module in SETS for name, draw in module.FILES.items() if name.endswith(".svg")}
 PHONE = 350
 """Pixels that a page of 390 leaves for a figure."""
@@ -411,7 +412,7 @@ def test_folds_are_counted_as_torch_multiplies():
 
 
 def test_wrong_backends_and_sizes_are_all_there():
-    label = ElementTree.fromstring(backward_figures.symptom_kinds()).attrib["aria-label"]
+    label = ElementTree.fromstring(wrong_backends.chart()).attrib["aria-label"]
     wrong = list((ROOT / "solutions" / "p26" / "wrong").glob("*.toml"))
     assert label.startswith(f"{len(wrong)} wrong backends")
     timed = {
@@ -421,6 +422,18 @@ def test_wrong_backends_and_sizes_are_all_there():
     }
     assert backward_figures.swaps_chart().count("<circle") == len(timed) > 20
     assert backward_figures.inductor_counts()["LayerNorm, then Linear"] == (2, 1, 1)
+
+
+def test_every_wrong_backend_is_seen_in_one_way_and_the_guessed_ones_by_their_numbers():
+    found = wrong_backends.by_sight()
+    assert sum(map(len, found.values())) == len(wrong_backends.verdicts())
+    assert all(len(wrong) > 1 for wrong in found.values())
+    (out, right), *others = (
+        map(float, re.findall(r"([\d.]+) for ([\d.]+)$", wrong_backends.verdicts()[name])[0])
+        for name in wrong_backends.GUESSED
+    )
+    assert out / right == pytest.approx(0.5)
+    assert [out - right for out, right in others] == pytest.approx([-1, 1])
 
 
 def test_what_the_swap_gains_is_the_record_s():

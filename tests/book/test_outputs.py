@@ -61,8 +61,8 @@ def test_recorded_output_is_what_the_command_prints(name, forks, request):
 
     if sys.platform != "linux" and not outputs.COMMANDS[name].anywhere:
         pytest.skip("the virtual GPU's driver needs Linux")
-    if name == "backend_report":
-        pytest.importorskip("transformers", reason="its model is GPT-2: `uv sync --extra models`")
+    if name in ("backend_report", "backend_models"):
+        pytest.importorskip("transformers", reason="its models are real ones: `uv sync --extra models`")
     if name in THROUGH_THE_LAYER:
         request.getfixturevalue("layer_graphs")
     assert outputs.difference(name, forks.run) == [], (

@@ -450,14 +450,14 @@ def test_compiled_under_autocast_with_a_frozen_weight():
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_the_operators_pass_torch_s_own_checks(reduction):
     input, weight, target, bias = tensors(torch.float32)
-    numbers = (-100, 0.1, 0.01, 2.0)
+    options = Loss(-100, 0.1, 0.01, 2.0, reduction, 7, 4)
     torch.library.opcheck(
-        cross_entropy.operator, (input, weight, bias, target, *numbers, reduction, 7, 4),
+        cross_entropy.operator, (input, weight, bias, target, *options),
         test_utils=("test_schema", "test_faketensor", "test_autograd_registration"),
     )  # fmt: skip
     given = [each.detach() for each in (torch.ones(ROWS), input, weight, bias)]
     torch.library.opcheck(
-        cross_entropy.operator_backward, (*given, target, *numbers, 7, 4),
+        cross_entropy.operator_backward, (*given, target, *options._replace(reduction="none")),
         test_utils=("test_schema", "test_faketensor"),
     )  # fmt: skip
 
@@ -518,9 +518,8 @@ def test_classes_that_fill_no_vector_are_products_of_their_own(module, classes, 
             bias.detach(),
             target.view(-1),
             torch.ones(1),
-            PLAIN,
+            PLAIN._replace(chunk_rows=16),
             7,
-            16,
         )
     assert live.products == products
     exact = loss_and_gradients(

@@ -27,7 +27,7 @@ from harness.puzzles.p27.gpt import RUN, Pieces, Sizes, State, working_dtype
 
 BETAS, ADAM_EPS, DECAY, LIMIT = (0.9, 0.95), 1e-8, 0.1, 1.0
 """Of AdamW, and the norm that gradients are clipped to; as in the tape's file."""
-PLAIN_LOSS = Loss(IGNORED, 0.0, 0.0, 0.0)
+PLAIN_LOSS = Loss(IGNORED, 0.0, 0.0, 0.0, wanted=INPUT | WEIGHT)
 ALGORITHM = "fast"
 
 
@@ -197,16 +197,7 @@ class Pass:
         y, statistics = parts.layernorm(x, self.p["ln_f.weight"], self.p["ln_f.bias"])
         rows, token = targets.flatten(), self.p["token"]
         loss, results, _ = cross_entropy.forward(
-            self.shown("ln_f", y),
-            token,
-            None,
-            rows,
-            PLAIN_LOSS,
-            "mean",
-            INPUT | WEIGHT,
-            0,
-            self.matrix,
-            stays_wide=True,
+            self.shown("ln_f", y), token, None, rows, PLAIN_LOSS, self.matrix, stays_wide=True
         )
         assert results.dx is not None and results.dW is not None  # they are wanted
         self.kept["head"] = (statistics, results.dx, results.dW)

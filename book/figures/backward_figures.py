@@ -99,6 +99,28 @@ def ballot() -> str:
     return drawing.svg()
 
 
+def rows_and_columns(rows: int = 4, columns: int = 6) -> str:
+    """The two sums of a LayerNorm's backward pass over one matrix: along a row for dx, down a column for the parameters."""
+    drawing = Drawing(
+        176,
+        f"A matrix of {rows} rows and {columns} columns, twice. On the left a block adds along its row; on the right a thread adds down its column.",
+    )
+    cell = 32
+    for left, words, own in (
+        (8, "dx: a block for each row", lambda r, c: r == 1),
+        (256, "dweight: a thread for each column", lambda r, c: c == 2),
+    ):
+        drawing.text(left, 16, words, anchor="start")
+        for r in range(rows):
+            for c in range(columns):
+                drawing.box(
+                    left + cell * c, 28 + cell * r, cell - 3, cell - 3, shade=LEGIBLE if own(r, c) else 0.03
+                )
+    drawing.arrow(12, 28 + 1.46 * cell, 8 + columns * cell - 8, 28 + 1.46 * cell)
+    drawing.arrow(256 + 2.46 * cell, 32, 256 + 2.46 * cell, 28 + rows * cell - 6)
+    return drawing.svg()
+
+
 ASKED = (
     ("a call", "define", "what is y?"),
     ("torch.compile", "fake", "which shape?"),
@@ -549,7 +571,7 @@ def swap_gains() -> str:
 
 
 FILES = svgs(
-    softmax_row, relu_ways, operator_asked, block_kept, ballot, kept_by_way, wrong_dq, checks_see,
+    softmax_row, relu_ways, operator_asked, rows_and_columns, block_kept, ballot, kept_by_way, wrong_dq, checks_see,
     where_wrong, backend_path, folds, stale_code, swapped_layers, swap_gains,
 ) | {
     "differences.svg": difference_chart, "levels.svg": levels_chart, "kernels.svg": kernels_chart,

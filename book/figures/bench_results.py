@@ -238,23 +238,16 @@ def bold_ratio(ratio: float | None) -> str:
 
 
 def losses(rows: list[Row], column: str) -> str:
-    """In how many comparisons with a peer LayerNormLinear is slower or level, pass by pass, and what the spread is."""
-    tally: dict[str, list[float]] = {}
+    """In how many comparisons with a peer LayerNormLinear is slower, and what the spread is."""
     peers = [name for name in peers_of(rows, column) if name != FLOOR]
-    for _, what, by_name in passes(rows, column):
-        ratios = [by_name[OURS].over(by_name[name]) for name in peers if {OURS, name} <= set(by_name)]
-        tally.setdefault(what, []).extend(round(ratio, 2) for ratio in ratios if ratio is not None)
-    counts = [
-        f"- {what}: it takes {min(ratios):.2f} to {max(ratios):.2f} of a peer's time, and is slower in "
-        f"{sum(ratio > 1 for ratio in ratios)} and level in {ratios.count(1)} of {len(ratios)} comparisons"
-        for what, ratios in tally.items()
-        if ratios
-    ]
+    timed = [(what, by_name) for _, what, by_name in passes(rows, column)]
+    ratios = [by[OURS].over(by[name]) for _, by in timed for name in peers if {OURS, name} <= set(by)]
+    compared = [round(ratio, 2) for ratio in ratios if ratio is not None]
     widest = max((widest_spread(row) for row in rows if row["column"] == column), default=0.0)
-    lines = "\n".join(counts)
     derived = "† The backward pass was not timed alone: its lines are the difference of the two others. "
     return (
-        f"{lines}\n\n{derived if DIFFERENCE in tally else ''}"
+        f"The layer is slower than a peer in {sum(ratio > 1 for ratio in compared)} of {len(compared)} comparisons. "
+        f"{derived if DIFFERENCE in dict(timed) else ''}"
         f"Three of five rounds of every candidate lie within {widest:.1f} % of its median.\n"
     )
 
@@ -382,9 +375,10 @@ def host_table(rows: list[Row]) -> str:
 def unmeasured(rows: list[Row]) -> str:
     """A sentence that names the peers of the command which these rows have no times of, or nothing."""
     timed = {row["candidate"] for row in rows if row["median_us"]}
-    *most, last = [NAMES[name] for name in SHORT if name not in timed] or [""]
-    names = f"{', '.join(most)} and {last}" if most else last
-    return f"The record of this page has no times of {names}.\n" if names else ""
+    names = "; ".join(NAMES[name] for name in SHORT if name not in timed)
+    return (
+        f"The record of this page has no times of others that the command knows: {names}.\n" if names else ""
+    )
 
 
 # ---- Charts -------------------------------------------------------------------------------------------------
@@ -609,7 +603,6 @@ def pages() -> dict[str, str]:
     texts = {
         "source.md": source(rows) + "\n",
         "unmeasured.md": unmeasured(rows),
-        "ratio_forward.svg": ratio_chart(rows, "forward"),
         "ratio_both.svg": ratio_chart(rows),
         "slower_loop.md": loop_and_graph(rows),
         "memory.md": memory_table(rows),

@@ -120,22 +120,7 @@ def attention(
     return folded.unfold(output, value.shape[-1])
 
 
-def explain(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> str:
-    """`attention.explain`: which kernels `attention` runs for the same arguments, and why, in one line
-    (`attention_direct.explain`). `is_causal` and `enable_gqa` change none."""
-    return attention_direct.explain(query, attn_mask, dropout_p, key=key, value=value, scale=scale)
-
-
-attention.explain = explain  # pyright: ignore[reportFunctionMemberAccess]
+attention.explain = attention_direct.explain  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def torchs_own(

@@ -32,9 +32,9 @@ from harness.nn.attention_plan import (
     dense_strides,
     forward_of,
     lies_as_planned,
+    make_plan,
     mask_sizes,
     numbers_of_queries,
-    plan,
 )
 from harness.nn.derivatives import FirstOnly
 from harness.nn.extension_kernels import KINDS, PLAIN, Opened, applied, is_hopper
@@ -289,10 +289,10 @@ class AttentionKernels(PlannedKernels):
     def forward(self, query, key, value, mask, scale: float, diagonal: int, mask_block: int):
         """Output [B, N, S, d], in the order of query, and lse [B, N, S], contiguous. None of the tensors is empty."""
         query, key, value = (readable(tensor) for tensor in (query, key, value))
-        way = planned(query, key, value, mask, diagonal, scale, True, mask_block)
-        if way is not None:
+        plan = planned(query, key, value, mask, diagonal, scale, True, mask_block)
+        if plan is not None:
             with self.current():
-                return forward_of(way, self, query, key, value, mask)
+                return forward_of(plan, self, query, key, value, mask)
         warn_of(without_tensor_cores(query, None, scale, mask_block))
         output = query.new_empty(query.shape)
         lse = query.new_empty(query.shape[:-1], dtype=wide(query.dtype))
@@ -392,14 +392,14 @@ class AttentionKernels(PlannedKernels):
         mask_block: int,
     ) -> tuple[Tensor, Tensor, Tensor] | None:
         """`delta` and `backward` in one, without a gradient of lse: in 16 bits, and in float32 by pairs; None of other calls."""
-        way = planned(query, key, value, mask, diagonal, scale, True, mask_block)
-        if way is None:
+        plan = planned(query, key, value, mask, diagonal, scale, True, mask_block)
+        if plan is None:
             return None
-        if not way.pairs and (output.stride() != way.strides or not lse.is_contiguous()):
+        if not plan.pairs and (output.stride() != plan.strides or not lse.is_contiguous()):
             return None
         with self.current():
-            query, key, value, output, lse = as_planned(way, query, key, value, output, lse)
-            return backward_of(way, self, grad_out, query, key, value, output, lse, mask)
+            query, key, value, output, lse = as_planned(plan, query, key, value, output, lse)
+            return backward_of(plan, self, grad_out, query, key, value, output, lse, mask)
 
     def smallest_pass(self) -> None:
         ones = torch.ones(1, 1, 8, 8, device=extension_kernels.DEVICE, dtype=torch.float16)
@@ -423,7 +423,7 @@ def planned(
     choice = AttentionKernels.choice_for(query.dtype)
     if choice == FLASH:
         return None
-    return plan(
+    return make_plan(
         query.shape,
         key.shape,
         value.shape,
@@ -538,17 +538,17 @@ def by_plan(
         return None
     if current_device() != index or not index == key.get_device() == value.get_device():
         return None
-    way = planned(query, key, value, mask, diagonal, scale, enable_gqa)
-    if way is None:
+    plan = planned(query, key, value, mask, diagonal, scale, enable_gqa)
+    if plan is None:
         return None
     if opened is None:
         opened = kernels(query.device)
         if opened is None:
             return None
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
-        return apply_directly(query, key, value, mask, way, opened)
-    query, key, value = as_planned(way, query, key, value)
-    return forward_of(way, opened, query, key, value, mask)[0]
+        return apply_directly(query, key, value, mask, plan, opened)
+    query, key, value = as_planned(plan, query, key, value)
+    return forward_of(plan, opened, query, key, value, mask)[0]
 
 
 # ---- Which GPUs have a module -------------------------------------------------------------------------------
@@ -568,20 +568,22 @@ def narrow_kernels(query: Tensor, scale: float) -> AttentionKernels | None:
 
 def explain(
     query: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    *,
     key: Tensor | None = None,
     value: Tensor | None = None,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
     scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
     blocks: int | None = None,
 ) -> str:
-    """Which kernels `attention` runs for a call, or `attention_block` for a mask of so many queries and keys an element, and how it
-    comes to them, in one line: who routes a call asks the same questions. It may build the extension module, and launches nothing
-    else.
+    """Which kernels `attention` runs for the same arguments, or `attention_block` for a mask of so many queries and keys an element, and
+    how it comes to them, in one line: who routes a call asks the same questions. It may build the extension module, and launches
+    nothing else.
 
     A key and a value that are not given are taken to lie as query, as is the gradient of the output. Where one pass takes wgmma and
-    the other does not, the line is of the other.
+    the other does not, the line is of the other. `is_causal` and `enable_gqa` change none.
     """
     dropped, mask_block = dropout_p > 0, blocks or 1
     if blocks is None and (cause := left_to_torch(query, attn_mask, dropped, scale)):

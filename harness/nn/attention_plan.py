@@ -81,7 +81,7 @@ class AttentionPlan:
 
 
 @functools.lru_cache(maxsize=LARGEST_CACHE)
-def plan(
+def make_plan(
     query: torch.Size,
     key: torch.Size,
     value: torch.Size,

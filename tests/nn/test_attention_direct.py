@@ -549,7 +549,11 @@ def test_explain_says_which_kernels_and_which_way(monkeypatch):
     assert explain(Query(256)).startswith("wgmma")
     assert explain(Query(129)).startswith("mma.sync")
     mask = torch.zeros(8, 16, dtype=torch.bfloat16)
-    assert explain(Query(64), mask) == explain(Query(128), mask[:, :1].bool().expand(8, 3)) == wgmma
+    assert (
+        explain(Query(64), attn_mask=mask)
+        == explain(Query(128), attn_mask=mask[:, :1].bool().expand(8, 3))
+        == wgmma
+    )
     for query, given, cause in [
         (
             Query(136),
@@ -560,7 +564,7 @@ def test_explain_says_which_kernels_and_which_way(monkeypatch):
         (Query(64), mask[:, 1:9], "the rows of attn_mask do not begin at multiples of 16 bytes"),
         (Query(64), mask.t(), "the rows of attn_mask do not begin at multiples of 16 bytes"),
     ]:
-        assert explain(query, given) == f"mma.sync, through the extension module: {cause}"
+        assert explain(query, attn_mask=given) == f"mma.sync, through the extension module: {cause}"
     torchs = "PyTorch's own scaled_dot_product_attention: "
     inside = torch.zeros(2, 8, 3, 64, dtype=dtype).transpose(1, 2)
     for call, cause in [
@@ -577,16 +581,19 @@ def test_explain_says_which_kernels_and_which_way(monkeypatch):
     assert explain(long[:, :, 1:], dropout_p=0.1, key=long[:, :, 1:]) == wgmma
     too_wide = f"query has heads of 264 elements; of bfloat16 they take up to {attention_direct.WIDEST}"
     assert explain(Query(264)) == torchs + too_wide
-    assert explain(Query(136), mask.float().requires_grad_()) == (
+    assert explain(Query(136), attn_mask=mask.float().requires_grad_()) == (
         torchs
         + "attn_mask needs a gradient, and query has heads of 136 elements; for that they take up to 128"
     )
     dtype = torch.float32
     for given in (None, mask.float(), mask.float()[:, 1:9], mask.float().requires_grad_()):
         for d in (101, 129, 256):
-            assert explain(Query(d), given) == "wgmma on pairs of float16, through the extension module"
+            assert (
+                explain(Query(d), attn_mask=given)
+                == "wgmma on pairs of float16, through the extension module"
+            )
     assert explain(Query(64), scale=0) == torchs + "scale is 0, not above 0"
-    assert explain(Query(64), mask, blocks=16).startswith(
+    assert explain(Query(64), attn_mask=mask, blocks=16).startswith(
         "the flash kernels, through the extension module: an el"
     )
     assert explain(Query(257)) == (torchs + "query has heads of 257 elements; of float32 they take up to 256")
@@ -664,7 +671,9 @@ def test_explain_names_the_road_that_calls_take(module, monkeypatch):
         options = {"dropout_p": draw.choice([0.0, 0.0, 0.5]), "scale": draw.choice([None, 0.5, 0.0, -1.0])}
         kinds = [attention_direct.portable_kernels, attention_direct.flash_kernels]
         with draw.choice([nullcontext, *kinds])():
-            said = attention_direct.explain(tensors[0], mask, **options, key=tensors[1], value=tensors[2])
+            said = attention_direct.explain(
+                tensors[0], attn_mask=mask, **options, key=tensors[1], value=tensors[2]
+            )
             module.calls.clear()
             own.clear()
             attention(*tensors, mask, **options)

@@ -272,7 +272,7 @@ def test_which_argument_keeps_a_call_from_the_kernels(operators, monkeypatch):
     monkeypatch.setattr(attention_direct.kernels, "table", {-1: object()})
     monkeypatch.setattr(attention_direct, "is_hopper", lambda device: True)
     assert by(query, dropout_p=0.1) == "wgmma, through the extension module"
-    assert by(query, torch.ones(1, dtype=torch.bfloat16), 0.1) == (
+    assert by(query, attn_mask=torch.ones(1, dtype=torch.bfloat16), dropout_p=0.1) == (
         "mma.sync, through the extension module: attn_mask is one number for all keys"
     )
     monkeypatch.setattr(extension_kernels, "DEVICE", "cuda")

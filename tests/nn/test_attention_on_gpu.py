@@ -85,7 +85,7 @@ def test_gpu_masks_and_their_gradients(dtype, shape, d):
 def test_gpu_a_bias_of_wide_heads_is_left_to_pytorch():
     mask = torch.randn(2, 1, 40, 50, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     tensors = on_gpu(S=40, T=50, d=160, dtype=torch.bfloat16)
-    assert attention_direct.explain(tensors[0], mask).startswith("PyTorch's own")
+    assert attention_direct.explain(tensors[0], attn_mask=mask).startswith("PyTorch's own")
     with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
         assert_as_exact_as_torch(tensors, attn_mask=mask)
 
@@ -105,7 +105,7 @@ def test_gpu_drawn_gradients_of_masks_in_float32():
         )
         mask[:, :, ::7] = -torch.inf
         options = {"attn_mask": mask.requires_grad_(), "enable_gqa": shared > 1}
-        assert "on pairs of float16" in attention_direct.explain(tensors[0], mask)
+        assert "on pairs of float16" in attention_direct.explain(tensors[0], attn_mask=mask)
         with sdpa_kernel(SDPBackend.MATH):
             assert_as_exact_as_torch(tensors, **options)
         runs = [output_and_gradients(attention, tensors, **options) for _ in range(2)]
@@ -117,7 +117,7 @@ def test_gpu_a_bias_of_one_number_for_all_keys_is_left_to_pytorch():
     """Which then gets one for each."""
     query, key, value = tensors = three(t.requires_grad_() for t in on_gpu(S=40, T=50, dtype=torch.float16))
     bias = torch.randn(40, 1, device="cuda", dtype=torch.float16, requires_grad=True)
-    assert attention_direct.explain(query, bias).startswith("PyTorch's own")
+    assert attention_direct.explain(query, attn_mask=bias).startswith("PyTorch's own")
     output = attention(query, key, value, bias)
     *gradients, of_bias = torch.autograd.grad(output.square().sum(), [*tensors, bias])
     plain = attention(query, key, value)

@@ -71,7 +71,9 @@ def call() -> dict:
     choice = attention_direct.PORTABLE if portable else attention_direct.BEST
     with attention_direct.taking(choice), torch.no_grad():
         torch.use_deterministic_algorithms(True)  # then nothing is left to PyTorch
-        said = attention_direct.explain(query, mask, key=key, value=value, scale=scale, blocks=blocks)
+        said = attention_direct.explain(
+            query, attn_mask=mask, key=key, value=value, scale=scale, blocks=blocks
+        )
     output = torch.empty(query.shape, dtype=dtype)
     front = (KINDS[dtype], choice, B, N, G, S, T, d, EVERY_KEY, *mask_sizes(mask, blocks or 1), scale)
     at = [placed(place, tensor) for place, tensor in enumerate([query, key, value, output])]

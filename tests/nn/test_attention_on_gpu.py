@@ -5,6 +5,7 @@ import gc
 import random
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -309,7 +310,7 @@ def test_gpu_what_is_left_to_torch_may_begin_anywhere(dtype, d, options, lies):
     leaves = [moved(tensor.detach()).requires_grad_() for tensor in on_gpu(S=64, T=64, d=d, dtype=dtype)]
     if "attn_mask" in options:
         mask = torch.randn(options["attn_mask"], device="cuda").to(dtype)
-        options = {"attn_mask": moved(mask).requires_grad_()}
+        options: dict[str, Any] = {"attn_mask": moved(mask).requires_grad_()}
         leaves.append(options["attn_mask"])
     assert attention_direct.left_to_torch(leaves[0], options.get("attn_mask"), False, options.get("scale"))
 

@@ -299,7 +299,7 @@ def test_gpu_and_cpu_tensors_do_not_mix():
     (torch.float16, 72, {"attn_mask": (64, 1)}),
 ], ids=str)  # fmt: skip
 @pytest.mark.parametrize("lies", ["between others", "one element on"])
-def test_gpu_what_is_left_to_torch_may_begin_anywhere(dtype, d, options, lies):
+def test_gpu_what_is_left_to_torch_may_begin_anywhere(dtype, d, options: dict[str, Any], lies):
     """PyTorch's own kernels refuse rows that do not begin where 16 bytes do, or end the process's use of the GPU."""
 
     def moved(tensor):
@@ -310,7 +310,7 @@ def test_gpu_what_is_left_to_torch_may_begin_anywhere(dtype, d, options, lies):
     leaves = [moved(tensor.detach()).requires_grad_() for tensor in on_gpu(S=64, T=64, d=d, dtype=dtype)]
     if "attn_mask" in options:
         mask = torch.randn(options["attn_mask"], device="cuda").to(dtype)
-        options: dict[str, Any] = {"attn_mask": moved(mask).requires_grad_()}
+        options = {"attn_mask": moved(mask).requires_grad_()}
         leaves.append(options["attn_mask"])
     assert attention_direct.left_to_torch(leaves[0], options.get("attn_mask"), False, options.get("scale"))
 

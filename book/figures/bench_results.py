@@ -53,7 +53,6 @@ SHORT = {
 """Who stands in the head of the table of all peers, which is to be seen whole."""
 NBSP = "\u00a0"
 OUR_OWN = (OURS, "least memory", "unfused", "fused", "unfused through MAX", "fused through MAX")
-DIFFERENCE = "backward †"
 
 
 # ---- Rows ---------------------------------------------------------------------------------------------------
@@ -184,28 +183,11 @@ def timed(row: Row) -> Timed:
 
 
 def passes(rows: list[Row], column: str) -> Iterator[tuple[Size, str, dict[str, Timed]]]:
-    """Size, pass and what everybody took: forward, backward, and both.
-
-    Where the backward pass was not timed alone, it is the difference of the two others, which has no spread.
-    """
+    """Size, pass and what everybody took: forward, backward, and both."""
     selected = {direction: select(rows, direction, column) for direction in PASSES}
     for dims in dict.fromkeys(dims for at in selected.values() for dims in at):
-        alone = {
-            direction: {name: timed(row) for name, row in at.get(dims, {}).items()}
-            for direction, at in selected.items()
-        }
-        forward, both = alone["forward"], alone["both"]
-        difference = {name: less(both[name], forward[name]) for name in both if name in forward}
-        yield dims, "forward", forward
-        yield (dims, "backward", alone["backward"]) if alone["backward"] else (dims, DIFFERENCE, difference)
-        yield dims, "both", both
-
-
-def less(both: Timed, forward: Timed) -> Timed:
-    """What is left of a time without a part of it."""
-    time = both.time - forward.time
-    floor = None if both.floor is None or forward.floor is None else both.floor - forward.floor
-    return Timed(time, floor, time_text(time))
+        for direction, at in selected.items():
+            yield dims, direction, {name: timed(row) for name, row in at.get(dims, {}).items()}
 
 
 def peers_of(rows: list[Row], column: str) -> list[str]:
@@ -240,14 +222,12 @@ def bold_ratio(ratio: float | None) -> str:
 def losses(rows: list[Row], column: str) -> str:
     """In how many comparisons with a peer LayerNormLinear is slower, and what the spread is."""
     peers = [name for name in peers_of(rows, column) if name != FLOOR]
-    timed = [(what, by_name) for _, what, by_name in passes(rows, column)]
-    ratios = [by[OURS].over(by[name]) for _, by in timed for name in peers if {OURS, name} <= set(by)]
+    timed = [by_name for _, _, by_name in passes(rows, column)]
+    ratios = [by[OURS].over(by[name]) for by in timed for name in peers if {OURS, name} <= set(by)]
     compared = [round(ratio, 2) for ratio in ratios if ratio is not None]
     widest = max((widest_spread(row) for row in rows if row["column"] == column), default=0.0)
-    derived = "† The backward pass was not timed alone: its lines are the difference of the two others. "
     return (
         f"The layer is slower than a peer in {sum(ratio > 1 for ratio in compared)} of {len(compared)} comparisons. "
-        f"{derived if DIFFERENCE in dict(timed) else ''}"
         f"Three of five rounds of every candidate lie within {widest:.1f} % of its median.\n"
     )
 
@@ -342,16 +322,10 @@ def compared(rows: list[Row]) -> str:
         ratio = by_name[OURS].over(by_name["compile"]) if {OURS, "compile"} <= set(by_name) else None
         if ratio is not None:
             times.setdefault(what, []).append(ratio)
-    lines = [f"- {what}: {span(ratios)} of its time" for what, ratios in times.items() if what != DIFFERENCE]
-    memory = [
-        line for line in memory_note(rows).splitlines() if line.startswith(f"- Beside {NAMES['compile']}:")
-    ]
-    return (
-        "\n".join(
-            [*lines, *(line.replace(f"Beside {NAMES['compile']}", "memory").rstrip(".") for line in memory)]
-        )
-        + "\n"
-    )
+    peer = f"- Beside {NAMES['compile']}:"
+    lines = [f"- {what}: {span(ratios)} of its time" for what, ratios in times.items()]
+    memory = [line for line in memory_note(rows).splitlines() if line.startswith(peer)]
+    return "\n".join([*lines, *(line.replace(peer, "- memory:").rstrip(".") for line in memory)]) + "\n"
 
 
 def host_table(rows: list[Row]) -> str:

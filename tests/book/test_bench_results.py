@@ -118,26 +118,6 @@ def test_all_peers_stand_in_one_table_and_losses_are_bold():
     assert "within 2.0 % of its median" in words
 
 
-def test_a_backward_pass_that_was_not_timed_is_a_difference():
-    """110 - 40 over 120 - 50 of the products, beside a peer with 150 - 60: 70 / 90."""
-    from book.figures import bench_results
-
-    times = {"forward": {"bare GEMMs": 50.0, "fast": 40.0, "eager": 60.0}}
-    times["both"] = {"bare GEMMs": 120.0, "fast": 110.0, "eager": 150.0}
-    given = [
-        SHARED
-        | dict(zip("MHO", SMALL, strict=True))
-        | {"pass": direction, "column": "graph", "candidate": name, "ratio_to_floor": time / at["bare GEMMs"]}
-        | {"median_us": time, "p20_us": time, "p80_us": time}
-        for direction, at in times.items()
-        for name, time in at.items()
-    ]
-    rows = strings(*given)
-    line = cells(bench_results.peers_table(rows, "graph"))[2]
-    assert line[1:] == ["backward\u00a0†", "70.0 µs", "1.00", "0.78"]
-    assert "not timed alone: its lines are the difference" in bench_results.losses(rows, "graph")
-
-
 def test_a_refused_ratio_stays_refused():
     from book.figures import bench_results
 

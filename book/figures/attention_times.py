@@ -32,10 +32,9 @@ class Times:
             and (row["median_us"] or row["peak_bytes"])
         }
 
-    def microseconds(self, size: Size, column: str, candidate: str) -> float | None:
-        """The median, None where that was not measured."""
-        row = self.by.get((size, column, candidate))
-        return float(row["median_us"]) if row else None
+    def microseconds(self, size: Size, column: str, candidate: str) -> float:
+        """The median. Raises KeyError where that was not measured."""
+        return float(self.by[size, column, candidate]["median_us"])
 
     def sizes(
         self, column: str, d: int | None = None, causal: bool | None = None, ragged: bool = False
@@ -68,14 +67,9 @@ def read() -> Times:
     return Times(record.rows("attention"))
 
 
-def milliseconds(microseconds: float | None) -> str:
-    """Three digits, or nothing."""
-    return "" if microseconds is None else f"{microseconds / 1000:.3g}"
-
-
-def ratio(one: float | None, other: float | None) -> str:
-    """Two decimals, or nothing."""
-    return f"{one / other:.2f}" if one and other else ""
+def milliseconds(microseconds: float) -> str:
+    """Three digits."""
+    return f"{microseconds / 1000:.3g}"
 
 
 # ---- Tables -------------------------------------------------------------------------------------------------
@@ -88,7 +82,8 @@ def times_table(times: Times, d: int, causal: bool, ragged: bool = False) -> str
         ours, portable, flash, cudnn = taken = [
             times.microseconds(size, "graph", who) for who in (OURS, PORTABLE, FLASH, CUDNN)
         ]
-        rows.append([f"{size[0]:,}", *map(milliseconds, taken), ratio(ours, cudnn), ratio(portable, flash)])
+        ratios = (f"{one / other:.2f}" for one, other in ((ours, cudnn), (portable, flash)))
+        rows.append([f"{size[0]:,}", *map(milliseconds, taken), *ratios])
     head = ["S", "wgmma", "mma.sync", "flash", "cuDNN", "wgmma / cuDNN", "mma.sync / flash"]
     return table(head, rows, "rrrrrrr")
 
@@ -112,7 +107,7 @@ def ladder_table(times: Times) -> str:
         prediction = predicted(times, size)
         portable, ours = (times.microseconds(size, "graph", who) for who in (PORTABLE, OURS))
         cells = [f"{size[0]:,}", str(size[1]), *map(milliseconds, (*prediction.values(), portable, ours))]
-        rows.append([*cells, ratio(prediction["done"], ours)])
+        rows.append([*cells, f"{prediction['done'] / ours:.2f}"])
     head = ["S", "d", "7 products", "9 products", "exponentials", "mma.sync", "wgmma", "9 products / wgmma"]
     return table(head, rows, "rrrrrrrr")
 
@@ -121,8 +116,8 @@ def memory_table(times: Times) -> str:
     """Mebibytes at the peak of a forward and a backward pass, above what was there before."""
     rows = []
     for size in times.sizes("memory", causal=False):
-        peaks = (times.by.get((size, "memory", who), {}).get("peak_bytes") for who in (OURS, FLASH, CUDNN))
-        rows.append([f"{size[0]:,}", str(size[1]), *(f"{int(p) / 2**20:,.0f}" if p else "" for p in peaks)])
+        peaks = (int(times.by[size, "memory", who]["peak_bytes"]) for who in (OURS, FLASH, CUDNN))
+        rows.append([f"{size[0]:,}", str(size[1]), *(f"{peak / 2**20:,.0f}" for peak in peaks)])
     return table(["S", "d", "ours", "flash", "cuDNN"], rows, "rrrrr")
 
 
@@ -132,9 +127,8 @@ def over_chart(times: Times) -> str:
     for size in times.sizes("graph"):
         S, d, causal, _ = size
         ours, peer = (times.microseconds(size, "graph", who) for who in (OURS, CUDNN))
-        if ours and peer:
-            bar = (f"{S:,}", ours / peer, f"{ours / peer:.2f} · {milliseconds(ours)} ms", True)
-            groups.setdefault(f"heads of {d}{', causal' if causal else ''}", []).append(bar)
+        bar = (f"{S:,}", ours / peer, f"{ours / peer:.2f} · {milliseconds(ours)} ms", True)
+        groups.setdefault(f"heads of {d}{', causal' if causal else ''}", []).append(bar)
     spoken = "; ".join(f"{kind}: {', '.join(bar[2] for bar in bars_)}" for kind, bars_ in groups.items())
     return bars(f"Time over cuDNN's. {spoken}", "time / cuDNN's", groups, left=56, longest=270)
 
@@ -169,12 +163,8 @@ def host_table(times: Times) -> str:
     for row in times.rows:
         if row["column"] == "host" and row["median_us"]:
             medians.setdefault(row["candidate"], {})[row["pass"]] = float(row["median_us"])
-    rows = [
-        [words]
-        + [f"{medians[who][part]:.0f}" if part in medians[who] else "" for part in ("inference", "both")]
-        for who, words in names.items()
-        if who in medians
-    ]
+    parts = ("inference", "both")
+    rows = [[words, *(f"{medians[who][part]:.0f}" for part in parts)] for who, words in names.items()]
     return table(["", "without gradients", "forward and backward"], rows, "lrr")
 
 

@@ -1,5 +1,6 @@
 """Tables and charts of the records `bench` and `training`: nothing in them is typed by hand."""
 
+import math
 import statistics
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -240,10 +241,7 @@ def widest_spread(row: Row) -> float:
 def loop_and_graph(rows: list[Row]) -> str:
     """How much longer the products alone take in a loop at the largest size: a sentence."""
     graph, loop = (select(rows, "both", column) for column in ("graph", "loop"))
-    able = [dims for dims in graph if FLOOR in graph[dims] and FLOOR in loop.get(dims, {})]
-    if not able:
-        return ""
-    dims = max(able, key=lambda dims: dims[0] * dims[1] * dims[2])
+    dims = max(graph, key=math.prod)
     times = [float(at[dims][FLOOR]["median_us"]) for at in (graph, loop)]
     return (
         f"At {size_text(dims)} the three bare products take {time_text(times[0])} in a graph after a pause and "
@@ -266,23 +264,16 @@ def memory_note(rows: list[Row]) -> str:
     """How LayerNormLinear stands in what is kept and at the peak, a list item for each peer."""
     compared: dict[str, dict[str, list[float]]] = {}
     for by_name in select(rows, "both", "memory").values():
-        for name in (name for name in by_name if name != OURS and OURS in by_name):
-            for field in ("saved_bytes", "peak_bytes"):
-                if by_name[name][field] and by_name[OURS][field]:
-                    ratio = int(by_name[OURS][field]) / int(by_name[name][field])
-                    compared.setdefault(name, {}).setdefault(field, []).append(ratio)
+        for name in by_name.keys() - {OURS}:
+            for field in MEMORY:
+                ratio = int(by_name[OURS][field]) / int(by_name[name][field])
+                compared.setdefault(name, {}).setdefault(field, []).append(ratio)
     lines = []
-    for name, ratios in compared.items():
-        parts = [
-            f"{word} {span(ratios[field])} times as much" for field, word in MEMORY.items() if field in ratios
-        ]
-        peaks = ratios.get("peak_bytes", [])
-        higher = (
-            f"; the layer's peak is the higher one at {sum(r > 1 for r in peaks)} of {len(peaks)} sizes"
-            if peaks
-            else ""
-        )
-        lines.append(f"- Beside {NAMES[name]}: {', '.join(parts)}{higher}.")
+    for name in filter(compared.__contains__, NAMES):
+        parts = [f"{word} {span(compared[name][field])} times as much" for field, word in MEMORY.items()]
+        peaks = compared[name]["peak_bytes"]
+        higher = f"the layer's peak is the higher one at {sum(r > 1 for r in peaks)} of {len(peaks)} sizes"
+        lines.append(f"- Beside {NAMES[name]}: {', '.join(parts)}; {higher}.")
     return "\n".join(lines) + "\n"
 
 
@@ -302,15 +293,12 @@ def mebibytes(cell: str) -> str:
 
 def products_beside_ceiling(rows: list[Row]) -> str:
     """Where the bare products of the benchmark are faster than the large one: a sentence."""
-    shares = [
-        float(row["percent_of_matmul"])
-        for row in rows
-        if row["candidate"] == FLOOR and row["percent_of_matmul"]
-    ]
-    if not shares or max(shares) <= 100:
+    products = (row["percent_of_matmul"] for row in rows if row["candidate"] == FLOOR)
+    most = max(float(share) for share in products if share)
+    if most <= 100:
         return ""
     return (
-        f"The lines are not bounds: the bare products of the benchmark reach up to {max(shares):.0f} % of the large one. "
+        f"The lines are not bounds: the bare products of the benchmark reach up to {most:.0f} % of the large one. "
         "That one is called without a graph, and on other numbers.\n"
     )
 
@@ -319,9 +307,9 @@ def compared(rows: list[Row]) -> str:
     """What LayerNormLinear takes and keeps beside torch.compile, as the benchmark has it: list items."""
     times: dict[str, list[float]] = {}
     for _, what, by_name in passes(rows, "graph"):
-        ratio = by_name[OURS].over(by_name["compile"]) if {OURS, "compile"} <= set(by_name) else None
-        if ratio is not None:
-            times.setdefault(what, []).append(ratio)
+        ratio = by_name[OURS].over(by_name["compile"])
+        assert ratio is not None
+        times.setdefault(what, []).append(ratio)
     peer = f"- Beside {NAMES['compile']}:"
     lines = [f"- {what}: {span(ratios)} of its time" for what, ratios in times.items()]
     memory = [line for line in memory_note(rows).splitlines() if line.startswith(peer)]
@@ -333,16 +321,7 @@ def host_table(rows: list[Row]) -> str:
     passes = ("inference", "forward", "both")
     by_pass = {direction: next(iter(select(rows, direction, "host").values()), {}) for direction in passes}
     names = [name for name in NAMES if name in by_pass["forward"]]
-    body = [
-        [
-            NAMES[name],
-            *(
-                timed(by_pass[direction][name]).words if name in by_pass[direction] else "–"
-                for direction in passes
-            ),
-        ]
-        for name in names
-    ]
+    body = [[NAMES[name], *(timed(at[name]).words for at in by_pass.values())] for name in names]
     return table(["", "forward, no gradients", "forward", "forward and backward"], body)
 
 

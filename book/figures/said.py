@@ -197,14 +197,15 @@ def of_peer(
     """Attention's time over a peer's, forward and backward as a graph, at every length with such heads."""
     times = attention_times.read()
     sizes = times.sizes("graph", d, causal, ragged)
-    taken = ([times.microseconds(size, "graph", name) for name in (who, peer)] for size in sizes)
-    return [ours / theirs for ours, theirs in taken if ours and theirs]
+    return [
+        times.microseconds(size, "graph", who) / times.microseconds(size, "graph", peer) for size in sizes
+    ]
 
 
 def of_nine_products(length: int, d: int, who: str = "attention") -> float:
     """Time over that of the nine products that the kernels make, at a large product's rate."""
     times, size = attention_times.read(), (length, d, False, "bfloat16")
-    return (times.microseconds(size, "graph", who) or 0) / attention_times.predicted(times, size)["done"]
+    return times.microseconds(size, "graph", who) / attention_times.predicted(times, size)["done"]
 
 
 def exponentials(d: int) -> list[float]:

@@ -35,9 +35,9 @@ def test_the_page_includes_every_table_and_no_other():
 
 
 def test_a_table_has_the_ratio_of_what_was_measured():
-    times = Times([row(OURS, 900), row(CUDNN, 1000), row("portable", 1500)])
+    times = Times([row(OURS, 900), row(CUDNN, 1000), row("portable", 1500), row("flash", 2000)])
     (line,) = attention_times.times_table(times, 64, False).splitlines()[2:]
-    assert line == "| 2,048 | 0.9 | 1.5 |  | 1 | 0.90 |  |"
+    assert line == "| 2,048 | 0.9 | 1.5 | 2 | 1 | 0.90 | 0.75 |"
     assert not attention_times.times_table(times, 64, True).splitlines()[2:]
 
 

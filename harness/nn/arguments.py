@@ -49,10 +49,15 @@ def check_attended(query: object, key: object, value: object) -> None:
     for name, tensor in tensors.items():
         check_dense(name, tensor, query)
     assert isinstance(query, Tensor)  # the loop has asked
-    if query.dtype not in DTYPES:
-        raise TypeError(f"query: expected {', '.join(DTYPES.values())}, got {plain(query.dtype)}")
+    check_has_kernels("query", query)
     for name, tensor in tensors.items():
-        check_dtype(name, tensor, query)
+        check_dtype(name, tensor, "query", query)
+
+
+def check_has_kernels(name: str, tensor) -> None:
+    """Raises TypeError where there is no kernel for a tensor's dtype."""
+    if tensor.dtype not in DTYPES:
+        raise TypeError(f"{name}: expected {', '.join(DTYPES.values())}, got {plain(tensor.dtype)}")
 
 
 def check_tensor(name: str, tensor: object, instead: str) -> None:
@@ -67,14 +72,20 @@ def check_tensor(name: str, tensor: object, instead: str) -> None:
 def check_dense(name: str, tensor, query, anywhere: bool = False) -> None:
     """Raises TypeError where an argument is no dense tensor, ValueError where it is not on query's device, or anywhere."""
     check_tensor(name, tensor, "`attention_varlen` takes sequences of unequal lengths")
-    if tensor.device != query.device and not anywhere:
-        raise ValueError(f"{name}: expected it on {query.device}, as query, got {tensor.device}")
+    if not anywhere:
+        check_device(name, tensor, "query", query)
 
 
-def check_dtype(name: str, tensor, query) -> None:
-    """Raises TypeError where a tensor has another dtype than query."""
-    if tensor.dtype != query.dtype:
-        raise TypeError(f"{name}: expected {plain(query.dtype)}, as query, got {plain(tensor.dtype)}")
+def check_device(name: str, tensor, other: str, like) -> None:
+    """Raises ValueError where a tensor is on another device than the argument `other`."""
+    if tensor.device != like.device:
+        raise ValueError(f"{name}: expected it on {like.device}, as {other}, got {tensor.device}")
+
+
+def check_dtype(name: str, tensor, other: str, like) -> None:
+    """Raises TypeError where a tensor has another dtype than the argument `other`."""
+    if tensor.dtype != like.dtype:
+        raise TypeError(f"{name}: expected {plain(like.dtype)}, as {other}, got {plain(tensor.dtype)}")
 
 
 def check_scale(scale: object) -> None:

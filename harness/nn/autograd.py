@@ -12,7 +12,7 @@ module to call, which goes to the extension module past these operators where it
 import torch
 
 from harness.nn import layernorm_direct
-from harness.nn.arguments import DTYPES, plain, wide
+from harness.nn.arguments import check_device, check_dtype, check_has_kernels, wide
 from harness.nn.derivatives import FirstOnly
 from harness.nn.layernorm_direct import ALL_GRADIENTS, BIAS, INPUT, NORM, WEIGHT, Gradients
 from harness.nn.layernorm_ops import BACKWARD, FORWARD
@@ -196,8 +196,7 @@ def check(x, ln_weight, ln_bias, linear_weight, linear_bias, eps, algorithm, mem
     """
     check_algorithm(algorithm)
     check_memory(memory)
-    if x.dtype not in DTYPES:
-        raise TypeError(f"x: expected {', '.join(DTYPES.values())}, got {plain(x.dtype)}")
+    check_has_kernels("x", x)
     if x.device.type not in ("cpu", "cuda", "meta"):
         raise NotImplementedError(
             f"x: expected a tensor on a CPU or a CUDA or ROCm GPU, got one on {x.device}, which has no kernel; "
@@ -231,12 +230,8 @@ def check_memory(memory: str) -> None:
 
 def check_parameter(name: str, tensor: Tensor, rank: int, x: Tensor) -> None:
     """Raises where a parameter's dtype, device or rank is not what x makes it."""
-    if tensor.dtype != x.dtype:
-        raise TypeError(f"{name}: expected {plain(x.dtype)}, the dtype of x, got {plain(tensor.dtype)}")
-    if tensor.device != x.device:
-        raise ValueError(
-            f"{name}: expected a tensor on {x.device}, the device of x, got one on {tensor.device}"
-        )
+    check_dtype(name, tensor, "x", x)
+    check_device(name, tensor, "x", x)
     if tensor.dim() != rank:
         expected = "[O, H]" if rank == 2 else "a vector"
         raise ValueError(f"{name}: expected {expected}, got shape {list(tensor.shape)}")

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from harness.nn import extension_kernels
-from harness.nn.arguments import DTYPES, in_autocast_dtype, plain, wide
+from harness.nn.arguments import check_device, check_dtype, check_has_kernels, in_autocast_dtype, plain, wide
 from harness.nn.cross_entropy_chunks import (
     BIAS,
     INPUT,
@@ -419,21 +419,18 @@ def wanted_of(needed) -> int:
 
 def check(input, weight, bias, target) -> None:
     """Raises TypeError or ValueError where the tensors do not fit each other, naming the first one at fault."""
-    if input.dtype not in DTYPES:
-        raise TypeError(f"input: expected {', '.join(DTYPES.values())}, got {plain(input.dtype)}")
+    check_has_kernels("input", input)
     if target.dtype != torch.int64:
         raise TypeError(f"target: expected int64 classes, got {plain(target.dtype)}")
     if input.dim() < 1:
         raise ValueError("input: expected at least one dimension, [..., H], got a scalar")
     H = input.shape[-1]
     for name, tensor in {"weight": weight, "bias": bias}.items():
-        if tensor is not None and tensor.dtype != input.dtype:
-            raise TypeError(
-                f"{name}: expected {plain(input.dtype)}, the dtype of input, got {plain(tensor.dtype)}"
-            )
+        if tensor is not None:
+            check_dtype(name, tensor, "input", input)
     for name, tensor in {"weight": weight, "bias": bias, "target": target}.items():
-        if tensor is not None and tensor.device != input.device:
-            raise ValueError(f"{name}: expected it on {input.device}, as input, got {tensor.device}")
+        if tensor is not None:
+            check_device(name, tensor, "input", input)
     if weight.dim() != 2 or weight.shape[1] != H or not len(weight):
         raise ValueError(
             f"weight: expected shape [V, {H}], {H} being the last dimension of input, V >= 1, got {list(weight.shape)}"

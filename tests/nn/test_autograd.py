@@ -256,7 +256,7 @@ def replace(name, change):
             "ln_bias",
             lambda t: t.to("meta"),
             ValueError,
-            "ln_bias: expected a tensor on cpu, .* got one on meta",
+            "ln_bias: expected it on cpu, as x, got meta",
         ),
         ("linear_weight", lambda t: t[0], ValueError, r"linear_weight: expected \[O, H\], got shape \[7\]"),
         (
@@ -523,5 +523,5 @@ def test_gpu_capture_is_refused():
 def test_gpu_and_cpu_tensors_do_not_mix():
     inputs = make_inputs(device="cuda")
     inputs[4] = inputs[4].detach().cpu()
-    with pytest.raises(ValueError, match=r"linear_bias: expected a tensor on cuda:0, .* got one on cpu"):
+    with pytest.raises(ValueError, match=r"linear_bias: expected it on cuda:0, as x, got cpu"):
         fused_layernorm_linear(*inputs)

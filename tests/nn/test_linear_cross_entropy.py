@@ -555,7 +555,7 @@ def wrong(position, value):
         (0, lambda t: t.int(), TypeError, "input: expected float32, float64, bfloat16, float16, got int32"),
         (0, lambda t: t[0, 0, 0], ValueError, r"input: expected at least one dimension, \[..., H\], got a scalar"),
         (1, lambda t: t.to_sparse(), TypeError, "weight: expected a dense tensor, got a sparse_coo one"),
-        (1, lambda t: t.double(), TypeError, "weight: expected float32, the dtype of input, got float64"),
+        (1, lambda t: t.double(), TypeError, "weight: expected float32, as input, got float64"),
         (1, lambda t: t[:, 1:], ValueError, r"weight: expected shape \[V, 7\], .*, V >= 1, got \[11, 6\]"),
         (1, lambda t: t[:0], ValueError, r"weight: expected shape \[V, 7\], .*, V >= 1, got \[0, 7\]"),
         (1, lambda t: t.to("meta"), ValueError, "weight: expected it on cpu, as input, got meta"),

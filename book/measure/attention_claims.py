@@ -199,6 +199,7 @@ def by_its_method(length: int, dims: Mapping[str, int], device: torch.device) ->
     The copies are no leaves, and keep their gradients; nothing of the first candidate is freed before the second runs.
     """
     inputs = tensors(length, dims, device, 3)
+    # ANCHOR: careless
     held = []
     functions: dict[str, Function] = {AUTOGRAD: eager, CUSTOM: lambda *t: ByHand.apply(*t, None)}
     for who, function in functions.items():
@@ -217,6 +218,7 @@ def by_its_method(length: int, dims: Mapping[str, int], device: torch.device) ->
             continue
         held.append(copies)
         yield Row(length, OWN, who, milliseconds, peak(device))
+    # ANCHOR_END: careless
 
 
 def by_a_fair_one(

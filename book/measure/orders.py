@@ -338,15 +338,14 @@ COLUMNS = (
 def main(arguments: list[str] | None = None) -> int:
     """Measures every size, prints a line for each candidate, and writes a CSV. 1 where a candidate is wrong."""
     parser = argparse.ArgumentParser(prog="book.measure.orders", description=main.__doc__)
-    parser.add_argument(
-        "--sizes", nargs="+", default=[f"{side}:{radius}" for side, radius in SIZES], metavar="S:R"
-    )
-    parser.add_argument("--tiles", type=int, nargs="+", default=TILES)
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--heads", type=int, default=12)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    parser.add_argument("--csv", type=Path)
+    add = parser.add_argument
+    add("--sizes", nargs="+", default=[f"{side}:{radius}" for side, radius in SIZES], metavar="S:R")
+    add("--tiles", type=int, nargs="+", default=TILES)
+    add("--batch", type=int, default=8)
+    add("--heads", type=int, default=12)
+    add("--rounds", type=int, default=9)
+    add("--device", default="cuda", choices=("cuda", "cpu"))
+    add("--csv", type=Path)
     flags = parser.parse_args(arguments)
     device = torch.device(flags.device)
     on_gpu = device.type == "cuda"

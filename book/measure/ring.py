@@ -387,25 +387,18 @@ def kind_of(kernel: str) -> str:
 
 def parser() -> argparse.ArgumentParser:
     """The flags."""
-    argument_parser = argparse.ArgumentParser(prog="book.measure.ring", description=main.__doc__)
-    argument_parser.add_argument("--lengths", type=int, nargs="+", default=[2**n for n in range(15, 20)])
-    argument_parser.add_argument("--dims", type=int, nargs="+", default=[128, 64], help="elements of a head")
-    argument_parser.add_argument("--seconds", type=float, default=0.5, help="of runs for a row, 1 to 9 runs")
-    argument_parser.add_argument(
-        "--budget", type=float, default=150.0, help="seconds after which no row is begun"
-    )
-    argument_parser.add_argument(
-        "--patience", type=float, default=60.0, help="seconds to wait for another rank"
-    )
-    argument_parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    argument_parser.add_argument("--csv", type=Path, help="rows go here as they are found")
-    argument_parser.add_argument(
-        "--trace", type=Path, help="what each GPU does when in one run of a ring, a line of JSON each"
-    )
-    argument_parser.add_argument(
-        "--traced", type=int, default=131072, help="the longest sequence of which there is a trace"
-    )
-    return argument_parser
+    made = argparse.ArgumentParser(prog="book.measure.ring", description=main.__doc__)
+    add = made.add_argument
+    add("--lengths", type=int, nargs="+", default=[2**n for n in range(15, 20)])
+    add("--dims", type=int, nargs="+", default=[128, 64], help="elements of a head")
+    add("--seconds", type=float, default=0.5, help="of runs for a row, 1 to 9 runs")
+    add("--budget", type=float, default=150.0, help="seconds after which no row is begun")
+    add("--patience", type=float, default=60.0, help="seconds to wait for another rank")
+    add("--device", choices=("cuda", "cpu"), default="cuda")
+    add("--csv", type=Path, help="rows go here as they are found")
+    add("--trace", type=Path, help="what each GPU does when in one run of a ring, a line of JSON each")
+    add("--traced", type=int, default=131072, help="the longest sequence of which there is a trace")
+    return made
 
 
 def main(arguments: list[str] | None = None) -> int:

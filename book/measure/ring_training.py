@@ -217,28 +217,19 @@ def line(way: str, pairs: str, size: int, curve: Curve, alone: Curve | None) -> 
 
 def parser() -> argparse.ArgumentParser:
     """The flags."""
-    argument_parser = argparse.ArgumentParser(
-        prog="book.measure.ring_training", description="Train on several ranks."
-    )
-    argument_parser.add_argument("preset", nargs="?", choices=PRESETS, default="small", help="default: small")
+    made = argparse.ArgumentParser(prog="book.measure.ring_training", description="Train on several ranks.")
+    add = made.add_argument
+    add("preset", nargs="?", choices=PRESETS, default="small", help="default: small")
     for name in SIZES:
-        argument_parser.add_argument(f"--{name}", type=int, help="default: the preset's")
-    argument_parser.add_argument("--ways", nargs="+", choices=WAYS, help="default: all that the device has")
-    argument_parser.add_argument("--pairs", nargs="+", choices=PAIRS, default=list(PAIRS))
-    argument_parser.add_argument(
-        "--precision", choices=("autocast", "float32"), help="default: autocast on GPUs"
-    )
-    argument_parser.add_argument(
-        "--blocks", choices=BLOCKS, help="of the ring; default: flash on GPUs, else the solution's"
-    )
-    argument_parser.add_argument(
-        "--patience", type=float, default=120.0, help="seconds to wait for another rank"
-    )
-    argument_parser.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda where there is one")
-    argument_parser.add_argument(
-        "--csv", type=Path, help="loss and time of every step go here, after each way"
-    )
-    return argument_parser
+        add(f"--{name}", type=int, help="default: the preset's")
+    add("--ways", nargs="+", choices=WAYS, help="default: all that the device has")
+    add("--pairs", nargs="+", choices=PAIRS, default=list(PAIRS))
+    add("--precision", choices=("autocast", "float32"), help="default: autocast on GPUs")
+    add("--blocks", choices=BLOCKS, help="of the ring; default: flash on GPUs, else the solution's")
+    add("--patience", type=float, default=120.0, help="seconds to wait for another rank")
+    add("--device", choices=("cuda", "cpu"), help="default: cuda where there is one")
+    add("--csv", type=Path, help="loss and time of every step go here, after each way")
+    return made
 
 
 def main(arguments: list[str] | None = None, chapters: Path | None = None) -> int:

@@ -4,7 +4,6 @@ Each is at most NARROW wide, so that a phone can show it. Numbers are computed h
 measured; nothing needs torch.
 """
 
-import math
 import re
 
 import numpy as np
@@ -375,28 +374,6 @@ def order_bars() -> str:
 # ---- Puzzle 25 ----------------------------------------------------------------------------------------------
 
 
-def ring() -> str:
-    """Four ranks in a circle: queries stay, blocks of keys and values go round."""
-    drawing = Drawing(
-        330,
-        "Four ranks in a circle. Each keeps its queries; at every step the blocks of keys and values move on to the next rank. At step 1 "
-        + ", ".join(f"rank {rank} has the block of rank {(rank - 1) % RANKS}" for rank in range(RANKS)),
-    )
-    middle = (240.0, 165.0)
-    places = [
-        (middle[0] - 165 * math.cos(turn), middle[1] - 112 * math.sin(turn))
-        for turn in (math.pi / 2 * rank for rank in range(RANKS))
-    ]
-    for rank, (x, y) in enumerate(places):
-        drawing.labelled(x - 68, y - 40, 136, 36, f"rank {rank}: queries {rank}")
-        drawing.labelled(x - 68, y + 2, 136, 36, f"keys, values {(rank - 1) % RANKS}", shade=0.4)
-        x1, y1 = places[(rank + 1) % RANKS]
-        drawing.arrow(x + 0.32 * (x1 - x), y + 0.40 * (y1 - y), x + 0.66 * (x1 - x), y + 0.60 * (y1 - y))
-    drawing.text(240, 160, "step 1", size=14)
-    drawing.text(240, 178, f"of {RANKS}", size=14)
-    return drawing.svg()
-
-
 SCORES = (0.4, 1.6, -0.5, 0.9, 2.2, 0.1)
 BLOCK = 3
 
@@ -532,6 +509,6 @@ def balance_chart() -> str:
 
 FILES = svgs(
     three_products, softmax_heat, two_passes, never_stored, collapse, fast_block, halves, padding,
-    two_digits, gather_and_scatter, tile_masks, order_bars, ring, attention_heroes.six_rings, merging,
+    two_digits, gather_and_scatter, tile_masks, order_bars, attention_heroes.six_rings, merging,
     travellers, nobody_first,
 ) | {"slots.svg": slot_picture, "balance.svg": balance_chart}  # fmt: skip

@@ -11,6 +11,7 @@ from typed import present
 
 from book.figures import (
     attention_figures,
+    attention_heroes,
     backward_figures,
     bench_results,
     essay_figures,
@@ -531,7 +532,8 @@ def test_the_ring_is_as_balanced_as_the_command_prints():
 
 
 def test_blocks_go_round_as_the_page_says():
-    drawn = words(attention_figures.ring())
-    for rank in range(4):
-        at = drawn.index(f"rank {rank}: queries {rank}")
-        assert drawn[at + 1] == f"keys, values {(rank - 1) % 4}"
+    text = (BOOK / "src" / "puzzle_25" / "puzzle_25.md").read_text()
+    rows = re.findall(r"^\| (\d) \| (\d) \| (\d) \| (\d) \| (\d) \|$", text, re.M)
+    assert [[int(rank) for rank in row] for row in rows] == [
+        [step, *owners] for step, owners in enumerate(attention_heroes.ring_run()[1])
+    ]

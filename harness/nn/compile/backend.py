@@ -21,8 +21,8 @@ from torch.fx import GraphModule, Node
 
 from harness.nn import extension_kernels
 from harness.nn.arguments import plain
-from harness.nn.compile.edit import Adder, name_of
-from harness.nn.compile.head import Head, find_heads, swap_head
+from harness.nn.compile.edit import Adder, Swap, name_of
+from harness.nn.compile.head import find_heads, swap_head
 from harness.nn.compile.match import (
     Found,
     Left,
@@ -50,21 +50,6 @@ is a tenth faster) and 16 (it is 4 % slower)."""
 
 
 @dataclass(frozen=True)
-class Swap:
-    """A Linear that was swapped: the model's name for it, its sizes and dtype."""
-
-    name: str
-    rows: tuple[Any, ...]
-    in_features: int
-    out_features: int
-    dtype: str
-
-    def __str__(self) -> str:
-        rows = "x".join(map(str, self.rows)) or "one"
-        return f"swapped  {self.name}: {rows} rows, {self.in_features} -> {self.out_features}, {self.dtype}"
-
-
-@dataclass(frozen=True)
 class Attention:
     """A scaled_dot_product_attention that was swapped: the model's name for its place, its shapes and dtype."""
 
@@ -86,7 +71,7 @@ class Report:
     left: list[tuple[str, str]] = field(default_factory=list)
     attentions: list[Attention] = field(default_factory=list)
     attentions_left: list[tuple[str, str]] = field(default_factory=list)
-    heads: list[Head] = field(default_factory=list)
+    heads: list[Swap] = field(default_factory=list)
     heads_left: list[tuple[str, str]] = field(default_factory=list)
 
     def __bool__(self) -> bool:

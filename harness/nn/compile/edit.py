@@ -1,7 +1,8 @@
-"""Changes a graph that Dynamo has captured: nodes that come, each with its fake tensor, and what the model calls the old ones."""
+"""Changes a graph that Dynamo has captured: nodes that come, each with its fake tensor, and what the model calls the old ones, also in a report."""
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -52,3 +53,20 @@ def name_of(node: Node) -> str:
     if not stack:
         return node.name
     return re.sub(r"^[LG]\['\w+'\]\.?", "", str(list(stack.values())[-1][0])) or node.name
+
+
+@dataclass(frozen=True)
+class Swap:
+    """A Linear that was swapped, alone or `with_loss`: the model's name for it, its sizes and dtype."""
+
+    name: str
+    rows: tuple[Any, ...]
+    in_features: int
+    out_features: int
+    dtype: str
+    with_loss: bool = False
+
+    def __str__(self) -> str:
+        rows = "x".join(map(str, self.rows)) or "one"
+        name = f"{self.name} with its loss" if self.with_loss else self.name
+        return f"swapped  {name}: {rows} rows, {self.in_features} -> {self.out_features}, {self.dtype}"

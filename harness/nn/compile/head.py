@@ -15,7 +15,7 @@ from torch.fx import GraphModule, Node
 from torch.nn import functional as F
 
 from harness.nn.arguments import plain, wide
-from harness.nn.compile.edit import Adder, name_of
+from harness.nn.compile.edit import Adder, Swap, name_of
 from harness.nn.compile.match import (
     FAR,
     PRODUCTS,
@@ -48,21 +48,6 @@ LOSS = (
 CASTS = ("float", "double", "half", "bfloat16", "to", "type", "type_as")
 SMALL = 2**25
 """Bytes of logits in float32: below them a head is left as it is, unless asked for."""
-
-
-@dataclass(frozen=True)
-class Head:
-    """A head that was swapped with its loss: the model's name for it, its sizes and dtype."""
-
-    name: str
-    rows: tuple[Any, ...]
-    in_features: int
-    classes: int
-    dtype: str
-
-    def __str__(self) -> str:
-        rows = "x".join(map(str, self.rows)) or "one"
-        return f"swapped  {self.name} with its loss: {rows} rows, {self.in_features} -> {self.classes}, {self.dtype}"
 
 
 @dataclass(frozen=True)
@@ -171,7 +156,7 @@ def unfit(match: HeadMatch) -> str:
     return unfit_linear(out, value(given["x"]), given["matrix"], given["bias"])
 
 
-def swap_head(gm: GraphModule, match: HeadMatch) -> Head:
+def swap_head(gm: GraphModule, match: HeadMatch) -> Swap:
     """Puts `linear_cross_entropy` in the place of a head with its loss.
 
     Nothing is changed where it refuses its arguments (TypeError, ValueError or NotImplementedError).
@@ -205,7 +190,7 @@ def swap_head(gm: GraphModule, match: HeadMatch) -> Head:
     except Exception:
         add.undo()
         raise
-    done = Head(name_of(match.linear), rows, features, shape(match.linear)[-1], plain(dtype))
+    done = Swap(name_of(match.linear), rows, features, shape(match.linear)[-1], plain(dtype), with_loss=True)
     match.loss.replace_all_uses_with(loss)
     for node in match.path:
         gm.graph.erase_node(node)

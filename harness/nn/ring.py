@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from harness.nn.arguments import check_attended, check_flag, check_scale, plain
+from harness.nn.arguments import check_attended, check_flag, check_scale, in_autocast_dtype, plain
 from harness.nn.derivatives import FirstOnly
 from harness.nn.orders import whole
 from harness.nn.ring_blocks import BLOCKS, ONE_LENGTH, ring_with
@@ -51,7 +51,7 @@ def ring_attention(
 ):
     """softmax(scale * query key^T) value over the whole sequence; each rank gives and gets its part.
 
-    Under `torch.autocast` query, key and value are taken in its dtype; sums are float32 all the same.
+    Under `torch.autocast` query, key and value are taken in its dtype, float64 alone stays; sums are float32 all the same.
 
     Args:
         query: [B, N, s, d], any floating dtype; s is this rank's part of the sequence.
@@ -114,7 +114,7 @@ def process_group(group) -> Any:
 
 def parts_of(query, key, value, scale, is_causal) -> tuple[Tensor, Tensor, Tensor]:
     """The tensors, in the dtype of `torch.autocast` where it is on. Raises what names the argument that does not fit."""
-    query, key, value = map(as_autocast_has_it, (query, key, value))
+    query, key, value = in_autocast_dtype((query, key, value))
     check_attended(query, key, value)
     check_scale(scale)
     check_flag("is_causal", is_causal)
@@ -130,14 +130,6 @@ def parts_of(query, key, value, scale, is_causal) -> tuple[Tensor, Tensor, Tenso
         if tensor.shape != (B, M, s, d):
             raise ValueError(f"{name}: expected {[B, M, s, d]}, got {list(tensor.shape)}")
     return query, key, value
-
-
-def as_autocast_has_it(tensor):
-    """A tensor of floating dtype, float64 too, as `torch.autocast` wants it; anything else as it is."""
-    if not isinstance(tensor, Tensor) or not tensor.is_floating_point() or tensor.is_meta:
-        return tensor
-    device = tensor.device.type
-    return tensor.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else tensor
 
 
 def agreed_length(

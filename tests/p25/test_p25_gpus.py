@@ -111,7 +111,8 @@ def test_under_autocast_what_travels_is_narrow_and_sums_are_wide(group_of_one, m
     monkeypatch.setattr("harness.nn.ring.ring_of", lambda blocks: ring)
     with torch.autocast("cpu", torch.bfloat16):
         out = ring_attention(q, k, v)
-    assert out.dtype == torch.bfloat16 and dtypes == {torch.float32}
+        assert ring_attention(q.double(), k.double(), v.double()).dtype == torch.float64, "as by torch's own"
+    assert out.dtype == torch.bfloat16 and dtypes == {torch.float32, torch.float64}
     expected = torch.nn.functional.scaled_dot_product_attention(
         *three(each.bfloat16().double() for each in (q, k, v))
     )

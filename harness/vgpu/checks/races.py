@@ -433,16 +433,14 @@ class AccessLog:
             else:
                 name, index = tensor.name, tensor.index(tensor.start + byte, first.width)
                 theirs = run.block_index(them >> 36 & (1 << _TOP) - 1)
-            if kind == "global race":
+            if kind in ("global race", "atomic scope"):
                 other_block = f"block {_t(theirs)}" if theirs != block else "another block"
                 order = "nothing orders the blocks of a grid"
                 if self.ordered:
                     order = "no release and acquire covers these two threads (is a barrier missing?)"
+                if kind == "atomic scope":
+                    order = "block scope counts inside one block only"
                 why = f"block {_t(block)} and {_verb(second)} by {other_block}: {order}"
-            elif kind == "atomic scope":
-                other_block = f"block {_t(theirs)}" if theirs != block else "another block"
-                only = "block scope counts inside one block only"
-                why = f"block {_t(block)} and {_verb(second)} by {other_block}: {only}"
             elif theirs != block:
                 why = (
                     f"block {_t(block)} and {_verb(second)} by block {_t(theirs)} of its cluster:"

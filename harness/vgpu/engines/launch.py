@@ -179,12 +179,8 @@ class Run(Reports):
         except StepBudget as stop:
             self._hang(stop)
         except Trap as trap:
-            block, thread = self.who(trap.batch, trap.positions[0])
-            self.record(
-                "trap", trap.block.term,
-                "the kernel stopped itself (trap): an assertion or an unreachable state",
-                block=block, thread=thread, count=len(trap.positions), algorithm=False,
-            )  # fmt: skip
+            why = "the kernel stopped itself (trap): an assertion or an unreachable state"
+            self.at(trap.batch, trap.positions[0], "trap", trap.block.term, why, count=len(trap.positions))
         finally:
             with np.errstate(all="ignore"):
                 self.log.finish()

@@ -95,18 +95,17 @@ class Reports:
             finding = finding.renamed(lambda name: names.get(name, name))
         return self.findings.record(finding, (kind, causes, tensor))
 
+    def at(self, batch, position, kind, instr, message, *, algorithm: bool | None = False, **more):
+        """Add a finding about what the thread at a position of a batch does: an error, whoever wrote the code."""
+        block, thread = self.who(batch, position)
+        return self.record(kind, instr, message, block=block, thread=thread, algorithm=algorithm, **more)
+
     def bad_address(self, batch, A: Access, addresses, positions, inside, aligned):
         """Out-of-bounds, null and misaligned accesses."""
         verb = _verb(A)
         if inside is None:
-            block, thread = self.who(batch, positions[0])
-            self.record(
-                f"out-of-bounds {verb}",
-                A.instr,
-                "a store to the kernel's parameters",
-                block=block,
-                thread=thread,
-            )
+            what, message = f"out-of-bounds {verb}", "a store to the kernel's parameters"
+            self.at(batch, positions[0], what, A.instr, message, algorithm=None)
             return
         cases = [("misaligned", inside & ~aligned)]
         null = ~inside & (addresses < NULL_PAGE) if A.space == "global" else np.zeros(len(addresses), bool)
@@ -117,16 +116,14 @@ class Reports:
                 continue
             first = int(which[0])
             address = int(addresses[first])
-            block, thread = self.who(batch, positions[first])
             extent = self._meant(A, address)
             outside = what == "out-of-bounds" and A.space in ("global", "shared")
             if self.log.events and outside and extent is not None:
                 self.log.events.outside(batch, A, extent, addresses[which], positions[which])
             tensor, index, message = self._explain(A, extent, what, verb, address)
-            self.record(
-                f"{what} {verb}", A.instr, message,
-                tensor=tensor, index=index, block=block, thread=thread, count=len(which),
-                algorithm=False if A.space == "global" else None,
+            self.at(
+                batch, positions[first], f"{what} {verb}", A.instr, message,
+                tensor=tensor, index=index, count=len(which), algorithm=False if A.space == "global" else None,
             )  # fmt: skip
 
     def owners(self, A: Access) -> list[Extent]:
@@ -149,13 +146,10 @@ class Reports:
         lands = (
             f"{named(there.name)}{index_text(there.index(address, A.width))}" if there else "another tensor"
         )
-        block, thread = self.who(batch, positions[which[0]])
-        self.record(
-            f"out-of-bounds {verb}", A.instr,
+        self.at(
+            batch, positions[which[0]], f"out-of-bounds {verb}", A.instr,
             f"{with_article(verb)} so far {side} of {named(owner.name)} that it lands in {lands}",
-            tensor=owner.name, index=owner.index(address, A.width), block=block, thread=thread,
-            count=len(which),
-            algorithm=False,
+            tensor=owner.name, index=owner.index(address, A.width), count=len(which),
         )  # fmt: skip
 
     def _meant(self, A: Access, address: int) -> Extent | None:
@@ -226,7 +220,6 @@ class Reports:
             e = next((x for x in extents if x.start <= offset < x.end), None)
             tensor = e.name if e else f"{A.space} memory"
             element = e.index(offset, A.width) if e else None
-        block, thread = self.who(batch, positions[first])
         verb = "an atomic updates" if A.kind == "A" and A.instr.op != "ld" else "reads"
         message = f"{verb} {named(tensor)}{index_text(element)}, which was never written"
         kind, algorithm = "uninitialised read", False if A.space == "global" else None
@@ -240,9 +233,9 @@ class Reports:
                     message += (
                         f": {gone} of {plural(batch.threads, 'thread')} of the block had already returned"
                     )
-        finding = self.record(
-            kind, A.instr, message,
-            tensor=tensor, index=element, block=block, thread=thread, count=len(which), algorithm=algorithm,
+        finding = self.at(
+            batch, positions[first], kind, A.instr, message,
+            tensor=tensor, index=element, count=len(which), algorithm=algorithm,
         )  # fmt: skip
         doubtful = (
             self.before is not None and A.space == "shared" and A.kind == "R" and kind == "uninitialised read"
@@ -260,13 +253,11 @@ class Reports:
             return
         positions = batch.positions(L)
         index = tensor.index(int(np.broadcast_to(addresses, len(positions))[0]), A.width)
-        block, thread = self.who(batch, positions[0])
         verb = "an atomic updates" if _verb(A) == "atomic" else "the kernel writes to"
-        self.record(
-            tensor.forbids, A.instr,
+        self.at(
+            batch, positions[0], tensor.forbids, A.instr,
             f"{verb} {named(tensor.name)}{index_text(index)}, {FORBIDDEN[tensor.forbids]}",
-            tensor=tensor.name, index=index, block=block, thread=thread, count=len(positions),
-            algorithm=False,
+            tensor=tensor.name, index=index, count=len(positions),
         )  # fmt: skip
 
     def barrier_divergence(self, batch, waiting, deadlock: bool, only=None):
@@ -279,7 +270,6 @@ class Reports:
                 continue
             index, L = groups[0]
             term = batch.program.blocks[index].term
-            there, thread = self.who(batch, L[0])
             waiting_ = sum(len(x) for _, x in groups)
             if len(places) > 1:
                 other = batch.program.blocks[next(i for i, _ in groups if i != index)].term
@@ -296,8 +286,8 @@ class Reports:
                     " every thread of a block must reach it"
                 )
             readers = any(batch.splits.by_reader(batch.program.blocks[i].term, block=block) for i in places)
-            self.record(
-                "barrier divergence", term, message, block=there, thread=thread, count=len(L), other=other,
+            self.at(
+                batch, L[0], "barrier divergence", term, message, count=len(L), other=other,
                 algorithm=False if readers else None,
             )  # fmt: skip
 
@@ -307,106 +297,78 @@ class Reports:
 
         Whole warps may return before a plain barrier. Not before the barriers of a library's collective,
         which needs every thread of the block."""
-        number = self.block_index(int(batch.blocks[block]))
-        gone = int(batch.threads - batch.alive[block])
+        gone, all_of = int(batch.threads - batch.alive[block]), plural(batch.threads, "thread")
         readers = batch.splits.by_reader(term, block=block)
+        kind, algorithm = "barrier divergence", False
         if torn:
-            self.record(
-                "barrier divergence",
-                term,
-                f"{gone} of {plural(batch.threads, 'thread')} of the block, some of them from the same warp"
-                " as threads that wait"
-                " here, returned without this barrier: every thread of a block must reach it",
-                block=number,
-                algorithm=False if readers else None,
+            algorithm = False if readers else None
+            message = (
+                f"{gone} of {all_of} of the block, some of them from the same warp as threads that wait here,"
+                " returned without this barrier: every thread of a block must reach it"
             )
         elif readers and is_library_algorithm(term.loc):
-            self.record(
-                "barrier divergence",
-                term,
-                f"{gone} of {plural(batch.threads, 'thread')} of the block returned before this call into"
-                " the library,"
-                " which needs every thread of the block",
-                block=number,
-                algorithm=False,
+            message = (
+                f"{gone} of {all_of} of the block returned before this call into the library,"
+                " which needs every thread of the block"
             )
         else:
-            self.record(
-                "threads exited before a barrier",
-                term,
+            kind, algorithm = "threads exited before a barrier", True
+            message = (
                 f"{plural(gone, 'thread')} of the block (whole warps) had already returned when the others"
-                " waited at this"
-                " barrier; the hardware counts them as arrived",
-                block=number,
-                algorithm=True,
+                " waited at this barrier; the hardware counts them as arrived"
             )
+        number = self.block_index(int(batch.blocks[block]))
+        self.record(kind, term, message, block=number, algorithm=algorithm)
 
     def warp_divergence(self, batch, instr, position, count: int):
         """Threads that an instruction names are alive, but not here."""
-        block, thread = self.who(batch, position)
         readers = batch.splits.by_reader(instr, warp=int(batch.warp_of[position]))
-        self.record(
-            "warp divergence", instr,
+        self.at(
+            batch, position, "warp divergence", instr,
             f"{instr.name} names threads of its warp that are elsewhere in the program: all of them must"
             " reach it",
-            block=block, thread=thread, count=count, algorithm=False if readers else None,
+            count=count, algorithm=False if readers else None,
         )  # fmt: skip
 
     def shuffle_absent(self, batch, instr, position, lane: int, count: int):
         """A shuffle reads from a lane that is elsewhere, has returned, or never existed (a block of half
         warps)."""
-        block, thread = self.who(batch, position)
         warp = int(batch.warp_of[position])
         missing = not int(batch.initial_bits[warp]) >> lane & 1
         readers = missing or batch.splits.by_reader(instr, warp=warp)
-        self.record(
-            "shuffle from an absent thread", instr,
+        self.at(
+            batch, position, "shuffle from an absent thread", instr,
             f"reads a value from lane {lane} of the warp, which does not take part: the result is undefined",
-            block=block, thread=thread, count=count, algorithm=False if readers else None,
+            count=count, algorithm=False if readers else None,
         )  # fmt: skip
 
     def incomplete_warp(self, batch, instr, positions):
-        block, thread = self.who(batch, positions[0])
         readers = batch.splits.by_reader(instr, warp=int(batch.warp_of[positions[0]]))
-        self.record(
-            "warp divergence", instr, f"{instr.name} needs all 32 threads of the warp",
-            block=block, thread=thread, algorithm=False if readers else None,
-        )  # fmt: skip
+        message = f"{instr.name} needs all 32 threads of the warp"
+        self.at(batch, positions[0], "warp divergence", instr, message, algorithm=False if readers else None)
         raise Trap(_At(instr), batch, positions)
 
     def incomplete_warpgroup(self, batch, instr, positions):
         """Four warps, the first with a number that is a multiple of four, must execute an instruction
         together."""
-        block, thread = self.who(batch, positions[0])
-        self.record(
-            "warp divergence", instr, f"{instr.name} needs all 128 threads of a warpgroup",
-            block=block, thread=thread, algorithm=False,
-        )  # fmt: skip
+        message = f"{instr.name} needs all 128 threads of a warpgroup"
+        self.at(batch, positions[0], "warp divergence", instr, message)
         raise Trap(_At(instr), batch, positions)
 
     def bad_tensor_map(self, batch, instr, position, message: str):
         """A TMA instruction whose tensor map is none, or does not fit it."""
-        block, thread = self.who(batch, position)
-        self.record("not a tensor map", instr, message, block=block, thread=thread, algorithm=False)
+        self.at(batch, position, "not a tensor map", instr, message)
 
     def misaligned_copy(self, batch, instr, position, value: int, what: str):
         """A bulk copy whose address, size or coordinate is not a multiple of what it must be."""
-        block, thread = self.who(batch, position)
         unit = 128 if "tensor" in instr.mods and "address" in what else 16
-        self.record(
-            "misaligned bulk copy", instr,
-            f"the {what}, {plural(value, 'byte')}, is not a multiple of {unit}",
-            block=block, thread=thread, algorithm=False,
-        )  # fmt: skip
+        message = f"the {what}, {plural(value, 'byte')}, is not a multiple of {unit}"
+        self.at(batch, position, "misaligned bulk copy", instr, message)
 
     def uneven_descriptor(self, batch, A: Access, position):
         """The threads of a warpgroup name several matrices."""
-        block, thread = self.who(batch, position)
-        self.record(
-            "uneven matrix descriptor", A.instr,
-            "the threads of a warpgroup give different matrix descriptors",
-            block=block, thread=thread, algorithm=False,
-        )  # fmt: skip
+        message = "the threads of a warpgroup give different matrix descriptors"
+        self.at(batch, position, "uneven matrix descriptor", A.instr, message)
 
     def disorder(self, batch, kind: str, instr, other, thread: int, count: int, message: str):
         """An asynchronous operation that is not ordered with something else; threads are numbers in the
@@ -420,23 +382,20 @@ class Reports:
 
     def register_hazard(self, batch, instr, product, register: str, role: str, position, count: int):
         """A register of a product is used before the product is waited for (role: "sums" or "factor")."""
-        block, thread = self.who(batch, position)
-        kind = "accumulator in use" if role == "sums" else "operand overwritten"
-        what = "holds sums" if role == "sums" else "holds a factor"
-        self.record(
-            kind, instr, f"{register} {what} of a wgmma that wgmma.wait_group has not waited for",
-            block=block, thread=thread, count=count, other=product, algorithm=False,
-        )  # fmt: skip
+        kind, holds = (
+            ("accumulator in use", "sums") if role == "sums" else ("operand overwritten", "a factor")
+        )
+        message = f"{register} holds {holds} of a wgmma that wgmma.wait_group has not waited for"
+        self.at(batch, position, kind, instr, message, count=count, other=product)
 
     def missing_wgmma_fence(self, batch, instr, register: str, position):
         """A product uses registers that were written without a wgmma.fence after that."""
-        block, thread = self.who(batch, position)
         why = (
             f"{register} has been written since the last wgmma.fence"
             if register
             else "no wgmma.fence comes before it"
         )
-        self.record("missing wgmma fence", instr, why, block=block, thread=thread, algorithm=False)
+        self.at(batch, position, "missing wgmma fence", instr, why)
 
     def register_budget(self, batch, instr, position, message: str, block: int = 0, thread: int = 0):
         """setmaxnreg asks for what it cannot get; the block and thread are numbers where there is no
@@ -446,20 +405,12 @@ class Reports:
         self.record("register budget", instr, message, block=there, thread=thread_, algorithm=False)
 
     def mbarrier_unready(self, batch, A: Access, position, count: int):
-        block, thread = self.who(batch, position)
-        self.record(
-            "mbarrier not initialised", A.instr, "the mbarrier at this address has not been initialised",
-            block=block, thread=thread, count=count,
-        )  # fmt: skip
+        message = "the mbarrier at this address has not been initialised"
+        self.at(batch, position, "mbarrier not initialised", A.instr, message, count=count, algorithm=None)
 
     def mbarrier_overflow(self, batch, A: Access, position, name: str, barrier):
-        block, thread = self.who(batch, position)
-        self.record(
-            "too many arrivals", A.instr,
-            f"phase {barrier.phase} of the mbarrier {name} {barrier.lacks()}, and here come more arrivals"
-            " than that",
-            block=block, thread=thread,
-        )  # fmt: skip
+        message = f"phase {barrier.phase} of the mbarrier {name} {barrier.lacks()}, and here come more arrivals than that"
+        self.at(batch, position, "too many arrivals", A.instr, message, algorithm=None)
 
 
 def _cause(instr) -> str:

@@ -14,7 +14,7 @@ from functools import partial
 from io import BufferedRWPair
 from pathlib import Path
 
-from harness.check.checkers import RungChecker, make_checker
+from harness.check.gates import RungChecker, make_checker
 from harness.check.live import listening
 from harness.check.options import Options
 from harness.check.warm import say

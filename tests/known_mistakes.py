@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from harness.check.compare import judge
+from harness.check.compare import compare
 from harness.check.diagnose import diagnose
 from harness.check.evidence import Evidence
 from harness.check.reference import Reference
@@ -26,7 +26,7 @@ def rejected(reference: Reference, quantities: Sequence[str], mistake: Mistake, 
             values = values[-1] if values.ndim > truth[quantity].ndim else values  # of alternatives the last
             terms = reference.terms(case).get(quantity, 0.0)
             got = rounded(values, dtype)
-            if not judge(got, truth[quantity], baseline[quantity], dtype, terms=terms).ok:
+            if not compare(got, truth[quantity], baseline[quantity], dtype, terms=terms).ok:
                 return True
     return False
 
@@ -48,7 +48,7 @@ def said(puzzle: Puzzle, quantity: str, wrong, cases: Sequence[str] = (), dtype:
             )
             right = rounded(truth, "float32")
         terms = puzzle.terms(arrays).get(quantity, 0.0)
-        verdict = judge(got, truth, right, "float32", terms=terms)
+        verdict = compare(got, truth, right, "float32", terms=terms)
         if not verdict.ok:
             evidence.append(Evidence(case, arrays, got, truth, np.zeros(truth.shape, bool), verdict))
     assert evidence, "no case shows it"

@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 
 from harness.check import zoo
-from harness.check.checkers import make_checker
+from harness.check.gates import make_checker
 from harness.check.torch_rung import TorchChecker, registered
 from harness.commands import work_of
 from harness.errors import BadUse

@@ -96,7 +96,7 @@ def relative_error(got: np.ndarray, truth: np.ndarray, scale: float = 0.0) -> fl
         return float(np.abs(got - truth).max() / (scale if scale > 0 else 1))
 
 
-def judge(
+def compare(
     got: np.ndarray,
     truth: np.ndarray,
     baseline: np.ndarray,

@@ -1,30 +1,42 @@
-"""Gates: each blank of a puzzle judged by itself, without MAX and without a GPU, in one warm process.
+"""What judges a learner's file: `checker_of` makes it. That of kernels is here: each gate by itself, without MAX or a GPU, in one warm process.
 
 The kernels are recorded (one run of the Mojo compiler for all cases, and for those kernels alone that have changed) and
 replayed on the virtual GPU. What needs torch is imported, and PyTorch asked for the right results, while the compiler
 runs: this module itself is light. A gate whose blank is untouched is not run.
 """
 
+import pkgutil
 import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from harness.check.live import tell
-from harness.check.results import Cases, GateIds, GateResult, OnFirst, judged_as_given, wanted_gates
+from harness.check.options import NARROW
+from harness.check.results import Cases, GateIds, GateResult, OnFirst, asked_as_given, wanted_gates
 from harness.check.source_faults import faults
 from harness.devices.recorder import Order, Recording, record_dtypes
 from harness.devices.targets import VIRTUAL
 from harness.errors import CompileFailed
 from harness.learner.blanks import Blank
-from harness.learner.work import package_blanks
+from harness.learner.work import Work, package_blanks
 from harness.spec.puzzle import Case, Gate, Puzzle
-from harness.spec.rungs import Rung
+from harness.spec.rungs import MojoRung, Rung
 from harness.toolchain.packages import OpPackage
 
 if TYPE_CHECKING:
     from harness.check.reference import Reference
+
+
+class RungChecker(Protocol):
+    """What `harness.spec.rungs` says that every checker can do."""
+
+    def check(
+        self, path: Path, gates: GateIds = None, cases: Cases = None, *, on_first: OnFirst = None
+    ) -> list[GateResult]:
+        """The verdict on each gate; `on_first` is called by a checker that judges case after case."""
+        ...
 
 
 class Checker:
@@ -79,7 +91,7 @@ class Checker:
         package = OpPackage(path.path if isinstance(path, OpPackage) else path)
         wanted = wanted_gates(self.puzzle, self.rung, gates)
         blanks = package_blanks(package, self.puzzle)
-        given = judged_as_given(gates, blanks)
+        given = asked_as_given(gates, blanks)
         empty = {id for id, blank in blanks.items() if blank.size == 0} - given
         variants = sorted({gate.variant for gate in wanted if gate.id not in empty})
         if not variants:
@@ -97,19 +109,19 @@ class Checker:
         from harness.check.judge import Judge
         from harness.check.ran import Simulated
 
-        def verdicts(dtype: str, cases: Sequence[Case], wanted: Sequence[Gate], runs: int = 1):
+        def judged(dtype: str, cases: Sequence[Case], wanted: Sequence[Gate], runs: int = 1):
             again = [quantity for gate in wanted for quantity in gate.own]
             reference = self._reference(dtype)
             judge = Judge(reference, package, blanks, variants, cases, wanted, (), again, runs, given)
-            return judge.verdicts(Simulated(recordings[dtype], judge.source, self.blocks))
+            return judge.by_gate(Simulated(recordings[dtype], judge.source, self.blocks))
 
         if on_first and len(cases) > 1:
-            on_first(verdicts(self.dtype, cases[:1], wanted))
-        results = verdicts(self.dtype, cases, wanted, self.repeat)
+            on_first(judged(self.dtype, cases[:1], wanted))
+        results = judged(self.dtype, cases, wanted, self.repeat)
         right = [result.gate for result in results if result.state == "correct"]
         if self.other not in asked or not right:
             return results
-        narrowed = verdicts(self.other, asked[self.other], right)
+        narrowed = judged(self.other, asked[self.other], right)
         wrong = {result.gate.id: result for result in narrowed if result.state == "wrong"}
         for result in wrong.values():
             result.diagnosis.insert(0, f"right in {self.dtype}, and wrong in {self.other}:")
@@ -138,6 +150,28 @@ class Checker:
             return dict(zip(asked, recorded.result(), strict=True))
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def checker_of(work: Work, *, at_terminal: bool = False, **options: object) -> RungChecker:
+    """What judges a file that a learner writes: Python runs in a process of its own, where leaving ends no verdict.
+
+    `at_terminal`: whether that code may read from the terminal.
+    """
+    from harness.check.apart import Apart
+
+    if work.in_package:
+        return make_checker(work, **options)
+    return Apart(work, at_terminal=at_terminal, **options)
+
+
+def make_checker(work: Work, **options: object) -> RungChecker:
+    """The checker of a file; `options` are its keywords, as `seed`. Importing it may take seconds.
+
+    Kernels are judged in NARROW too where nothing says which dtype is meant.
+    """
+    if isinstance(work.rung, MojoRung):
+        options = {"other": NARROW, **options} if "dtype" not in options else options
+    return pkgutil.resolve_name(work.rung.checker)(work.puzzle, work.rung, **options)
 
 
 def with_owner(

@@ -13,9 +13,12 @@ from harness.check.diagnose import (
     OUTSIDE,
     SURE,
     Diagnosis,
+    blame_gates,
+    blame_quantities,
     diagnose,
     first_causes,
     from_findings,
+    point_back,
 )
 from harness.check.evidence import Evidence
 from harness.check.places import finding_lines, has_merged_line, touches
@@ -23,7 +26,6 @@ from harness.check.ran import Device, Outcome
 from harness.check.reference import Reference
 from harness.check.results import Comparison, GateResult, VariantResult, leave_unsolved, right_in_all
 from harness.check.source_faults import Fault, faults
-from harness.check.upstream import blame_gates, blame_quantities, point_back
 from harness.learner.blanks import Blank
 from harness.spec.puzzle import Case, Gate
 from harness.toolchain.packages import OpPackage
@@ -79,7 +81,7 @@ class Judge:
                 leave_unsolved(gate)
         return results
 
-    def verdicts(self, device: Device) -> list[GateResult]:
+    def by_gate(self, device: Device) -> list[GateResult]:
         """The verdict on each of the gates on one device, whatever its variant; one that is not attempted is unsolved."""
         results = {gate.gate.id: gate for result in self.on(device).values() for gate in result.gates}
         return [results.get(gate.id) or GateResult(gate, "unsolved") for gate in self.gates]
@@ -94,7 +96,7 @@ class Judge:
         judged = [q for gate in attempted for q in (*gate.own, *gate.given)]
         wanted = [q for q in dict.fromkeys((*self.quantities, *judged)) if q not in waiting]
         comparisons = [
-            Comparison(case, self.reference.judged(case, device.target, name, outputs, wanted))
+            Comparison(case, self.reference.compared(case, device.target, name, outputs, wanted))
             for case in cases
             if (outputs := outcome.outputs.get(case.name)) is not None
         ]

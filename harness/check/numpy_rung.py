@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from harness.check.compare import Verdict, judge
+from harness.check.compare import Verdict, compare
 from harness.check.diagnose import Evidence
 from harness.check.python_files import Module, PythonChecker, as_tuple, describe, explain
 from harness.check.results import Comparison, GateResult
@@ -89,7 +89,7 @@ class NumpyChecker(PythonChecker):
 
     def _verdict(self, case: Case, quantity: str, got: np.ndarray) -> Verdict:
         arrays, right = self._case(case)
-        return judge(got, right[quantity], getattr(self.puzzle.derive(arrays, {}), quantity), "float64")
+        return compare(got, right[quantity], getattr(self.puzzle.derive(arrays, {}), quantity), "float64")
 
     def _evidence(self, case: Case, quantity: str, got: np.ndarray, verdict: Verdict) -> Evidence:
         arrays, right = self._case(case)

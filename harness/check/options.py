@@ -12,6 +12,8 @@ from harness.toolchain.packages import OpPackage
 
 OF_KERNELS = ("dtype", "blocks", "repeat")
 """The options that files in Python do not have."""
+NARROW = "bfloat16"
+"""In what a few cases of a gate of kernels that is right are judged too."""
 
 
 @dataclass(frozen=True)

@@ -242,7 +242,7 @@ def runner(package: OpPackage, gate: Gate, dims: list[Dims], checker: Checker) -
 
     def run(case: Case) -> Side:
         side = replayed(case, {})
-        judged = {} if side.failure else reference.judged(case, VIRTUAL, gate.variant, side.outputs, saved)
+        judged = {} if side.failure else reference.compared(case, VIRTUAL, gate.variant, side.outputs, saved)
         if all(verdict.ok for verdict in judged.values()):
             return side
         right = reference.saved(case, VIRTUAL, gate.variant)
@@ -255,7 +255,7 @@ def wrong_elements(gate: Gate, case: Case, checker: Checker, side: Side) -> list
     """The wrong quantities of a gate, each with its wrong elements, in the order in which they are written."""
     out: list[Wrong] = []
     asked = (*gate.given, *gate.quantities) if side.outputs else ()
-    judged = checker.reference.judged(case, VIRTUAL, gate.variant, side.outputs, asked)
+    judged = checker.reference.compared(case, VIRTUAL, gate.variant, side.outputs, asked)
     for quantity in (quantity for quantity, verdict in judged.items() if not verdict.ok):
         compared = checker.reference.evidence(
             case, VIRTUAL, quantity, side.outputs[quantity], judged[quantity]

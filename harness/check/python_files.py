@@ -6,16 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from harness.check.diagnose import Evidence, diagnose
+from harness.check.diagnose import Evidence, blame_gates, diagnose
 from harness.check.results import (
     GateResult,
     OnFirst,
-    judged_as_given,
+    asked_as_given,
     leave_unsolved,
     right_in_all,
     wanted_gates,
 )
-from harness.check.upstream import blame_gates
 from harness.errors import DamagedFile
 from harness.learner import blanks
 from harness.learner.work import rung_blanks
@@ -71,7 +70,7 @@ class PythonChecker:
         """
         wanted = wanted_gates(self.puzzle, self.rung, gates)
         by_id = rung_blanks(path, self.rung)
-        given = judged_as_given(gates, by_id)
+        given = asked_as_given(gates, by_id)
         cases = self.puzzle.cases(None) if cases is None else cases
         self.on_step("begun", (None, self.limit(cases)))
         module = load(path)

@@ -114,7 +114,7 @@ class Simulated:
         if outcome.failure is None and not all(
             verdict.ok
             for case in cases
-            for verdict in reference.judged(
+            for verdict in reference.compared(
                 case, self.target, variant, outcome.outputs[case.name], saved
             ).values()
         ):

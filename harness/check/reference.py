@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from harness.check.compare import Repeats, Verdict, allowance, judge, spread_in_ulps
+from harness.check.compare import Repeats, Verdict, allowance, compare, spread_in_ulps
 from harness.check.diagnose import Evidence
 from harness.devices.poison import unwritten
 from harness.devices.targets import Target
@@ -111,12 +111,12 @@ class Reference:
         propagated: float = 0.0,
     ) -> Verdict:
         """The verdict on one quantity of a case, on the CPU; `allowance` and `propagated` are those of
-        `harness.check.compare.judge`.
+        `harness.check.compare.compare`.
 
         A `variant` that the puzzle's reference answers by itself is measured by that answer.
         """
         baseline = self.baseline(case, target)
-        return judge(
+        return compare(
             values(got),
             self.truth(case, target)[quantity],
             baseline.get(f"{variant}.{quantity}", baseline[quantity]),
@@ -127,7 +127,7 @@ class Reference:
             propagated=propagated,
         )
 
-    def judged(
+    def compared(
         self, case: Case, target: Target, variant: str, outputs: Tensors, quantities: Sequence[str]
     ) -> dict[str, Verdict]:
         """The verdict on each of some quantities that a variant writes; `outputs` holds what it has written.
@@ -167,7 +167,7 @@ class Reference:
         wrong = dict.fromkeys(quantities, 0)
         for _ in range(runs):
             outputs = run()
-            verdicts = self.judged(case, target, variant, outputs, quantities)
+            verdicts = self.compared(case, target, variant, outputs, quantities)
             for quantity in quantities:
                 got = values(outputs[quantity])
                 low[quantity] = np.minimum(low.get(quantity, got), got)

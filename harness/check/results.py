@@ -110,7 +110,7 @@ class VariantResult:
         return "unsolved" if any(quantity in self.unsolved for quantity in quantities) else "correct"
 
 
-def judged_as_given(gates: Sequence[str] | None, blanks: Mapping[str, Blank]) -> set[str]:
+def asked_as_given(gates: Sequence[str] | None, blanks: Mapping[str, Blank]) -> set[str]:
     """The gates that are judged although their blanks are untouched: one that is asked for alone and was given with wrong code."""
     return (
         {id for id in gates if id in blanks and blanks[id].is_given} if gates and len(gates) == 1 else set()

@@ -22,7 +22,7 @@ from harness.invocation import command
 from harness.toolchain.cache import cache_folder, digest
 
 if TYPE_CHECKING:  # the rest is imported while the warm process judges
-    from harness.check.checkers import RungChecker
+    from harness.check.gates import RungChecker
     from harness.check.results import Cases, GateIds, GateResult, OnFirst
 
 FLAG = "--no-server"

@@ -1,12 +1,12 @@
 """What the commands that check a puzzle do: have it judged, print the verdicts, write the data, remember what has passed."""
 
 from contextlib import nullcontext
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
 
-from harness.check.checkers import NARROW, checker_of
-from harness.check.options import Options
+from harness.check.options import NARROW, Options
 from harness.check.results import exit_code
 from harness.check.warm import WarmFirst, start
 from harness.console import page_width, print_lines, shown, write_json
@@ -15,6 +15,9 @@ from harness.learner.progress import Progress
 from harness.screens import report
 from harness.screens.live import compile_callbacks, live
 from harness.screens.work import is_solved, next_step
+
+if TYPE_CHECKING:
+    from harness.check.gates import RungChecker
 
 
 def check(console: Console, options: Options) -> int:
@@ -45,7 +48,13 @@ def check_gates(console: Console, options: Options) -> tuple[int, dict[str, obje
     work, puzzle, cases = options.work, options.puzzle, options.cases
     rung, gates = work.rung, [options.gate] if options.gate else None
     blanks = work.blanks()
-    checker = WarmFirst(lambda: checker_of(work, at_terminal=True, **options.of_checker))
+
+    def checker_made() -> "RungChecker":
+        from harness.check.gates import checker_of  # not needed where a warm process answers
+
+        return checker_of(work, at_terminal=True, **options.of_checker)
+
+    checker = WarmFirst(checker_made)
     target = work.target
     if gates and work.in_package:
         ran = work.package

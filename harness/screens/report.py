@@ -134,7 +134,7 @@ def name_width(puzzle: Puzzle) -> int:
     return max([9, *(len(gate.id) for gate in puzzle.gates)])
 
 
-def judged(comparisons: Iterable[Comparison], quantity: str) -> list[tuple[Verdict, Case]]:
+def in_every_case(comparisons: Iterable[Comparison], quantity: str) -> list[tuple[Verdict, Case]]:
     """The verdict on a quantity in every case in which it was compared."""
     return [(c.verdicts[quantity], c.case) for c in comparisons if quantity in c.verdicts]
 
@@ -297,7 +297,7 @@ def wrong(run: Run, variant: VariantResult) -> Iterator[Line]:
     gates = [result for result in variant.gates if result.state == "wrong"]
     told = {quantity for result in gates for quantity in (*result.gate.own, *result.gate.given)}
     for quantity in run.quantities:
-        bad = [pair for pair in judged(variant.comparisons, quantity) if not pair[0].ok]
+        bad = [pair for pair in in_every_case(variant.comparisons, quantity) if not pair[0].ok]
         if bad:
             verdict, case = hardest(bad)
             cases = f"{len(bad)} of {len(variant.comparisons)} cases"
@@ -319,7 +319,7 @@ def errors(run: Run, *variants: VariantResult) -> Iterator[Line]:
     row = "   {:20} {:>8} {:>10} {:>7} {:>8}  {}".format
     heading = row("error against truth", "ours", "PyTorch's", "ratio", "limit", "in the hardest case")
     for quantity in run.quantities:
-        pairs = [pair for variant in variants for pair in judged(variant.comparisons, quantity)]
+        pairs = [pair for variant in variants for pair in in_every_case(variant.comparisons, quantity)]
         if not pairs:
             continue
         verdict, case = hardest(pairs)

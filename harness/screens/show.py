@@ -5,8 +5,7 @@ from pathlib import Path
 
 from rich.console import Console, RenderableType
 
-from harness.check.checkers import RungChecker
-from harness.check.gates import Checker
+from harness.check.gates import Checker, RungChecker
 from harness.check.options import Options, locate
 from harness.check.picture import Picture, take
 from harness.check.results import GateResult

@@ -23,7 +23,7 @@ from rich.style import Style
 from rich.text import Text
 
 from harness.check.apart import Apart
-from harness.check.checkers import RungChecker, checker_of
+from harness.check.gates import RungChecker, checker_of
 from harness.check.live import listening
 from harness.console import hanging, make_console, relative, shown
 from harness.errors import DamagedFile, WorkbookError

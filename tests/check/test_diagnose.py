@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from harness.check import diagnose as d
-from harness.check.compare import judge
+from harness.check.compare import compare
 from harness.check.diagnose import Evidence
 from harness.puzzles.p22 import spec as p22
 from harness.puzzles.p22.mistakes import MISTAKES, derive
@@ -45,7 +45,7 @@ def evidence(case, quantity, got, unwritten=None):
     got = np.asarray(got, np.float32).astype(np.float64)
     unwritten = np.zeros(truth.shape, bool) if unwritten is None else unwritten
     rounded = truth.astype(np.float32).astype(np.float64)
-    verdict = judge(got, truth, rounded, "float32", poison=unwritten)
+    verdict = compare(got, truth, rounded, "float32", poison=unwritten)
     return Evidence(case, arrays, got, truth, unwritten, verdict)
 
 

@@ -31,7 +31,7 @@ right = {}
 for case in PUZZLE.cases(None):
     if case.name in ("chapter", "odd sizes"):
         outputs = of_variant(tensors.execute(PUZZLE, program, target, reference.inputs(case), case.dims), "fused")
-        verdicts = reference.judged(case, target, "fused", outputs, list(outputs))
+        verdicts = reference.compared(case, target, "fused", outputs, list(outputs))
         right[case.name] = {name: verdict.ok for name, verdict in verdicts.items()}
 errors = [str(error) for error in inprocess.device().errors]
 print(json.dumps([device.architecture_name, right, [f.kind for f in gpu.findings if f.is_error], errors]))

@@ -195,7 +195,7 @@ def test_damage_to_given_code_is_named(old, new, line, words):
 code_lines = st.lists(st.sampled_from(["    x = 1", "    # note", "", "\ty()", "    # ANCHOR: a_solution"]))
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow])  # a busy machine
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)  # a busy machine
 @given(st.lists(st.tuples(code_lines, code_lines), max_size=5), code_lines)
 def test_any_file_comes_back_from_its_skeleton(regions, last):
     lines = []

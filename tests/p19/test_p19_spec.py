@@ -7,7 +7,7 @@ import pytest
 import torch
 from typed import present
 
-from harness.check.compare import judge
+from harness.check.compare import compare
 from harness.check.reference import Reference
 from harness.devices.targets import cpu
 from harness.puzzles.p19 import mistakes
@@ -49,7 +49,7 @@ def test_no_mistake_passes_all_cases(mistake):
                 got = getattr(values, quantity)
             truth, baseline = known.truth(case, cpu())[quantity], known.baseline(case, cpu())[quantity]
             for alternative in got if got.ndim > truth.ndim else [got]:
-                if not judge(alternative.astype(np.float32).astype(float), truth, baseline, "float32").ok:
+                if not compare(alternative.astype(np.float32).astype(float), truth, baseline, "float32").ok:
                     rejected.append((case.name, quantity))
     assert rejected
     assert len({quantity for _, quantity in rejected}) == 1, (

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from harness.check import zoo
-from harness.check.compare import judge
+from harness.check.compare import compare
 from harness.check.gates import Checker
 from harness.check.reference import Reference
 from harness.devices.recorder import Order, record_many
@@ -98,7 +98,7 @@ def test_every_known_mistake_is_rejected_and_nothing_else(dtype):
         derived = derivation.derive(reference.arrays(case), changes)
         truth, baseline = reference.truth(case, cpu()), reference.baseline(case, cpu())
         return all(
-            judge(
+            compare(
                 rounded(getattr(derived, name), PUZZLE.written_dtype(name, dtype)), truth[name], baseline[name],
                 dtype, terms=reference.terms(case).get(name, 0.0),
             ).ok

@@ -109,7 +109,7 @@ def replayed(players, case: Case, dtype: str, blocks: str = "natural"):
 @pytest.mark.parametrize("case", [*PUZZLE.cases(None), *extra()], ids=lambda case: case.name)
 def test_right_on_the_virtual_gpu_without_a_finding(players, case, dtype):
     outputs, gpu, reference = replayed(players, case, dtype)
-    verdicts = reference.judged(case, VIRTUAL, "fast", outputs, QUANTITIES)
+    verdicts = reference.compared(case, VIRTUAL, "fast", outputs, QUANTITIES)
     assert {name: verdict for name, verdict in verdicts.items() if not verdict.ok} == {}
     assert not gpu.findings, gpu.findings[0].text()
 

@@ -42,7 +42,7 @@ def wrong(puzzle, program, dtype, case, seed=0) -> dict[str, tuple[float, float]
     """Quantity -> error and limit, of those that are not within their limit in one case."""
     reference = Reference(puzzle, dtype, seed)
     outputs = tensors.execute(puzzle, program, cpu(), reference.inputs(case))
-    verdicts = reference.judged(case, cpu(), "fast", of_variant(outputs, "fast"), list(QUANTITIES))
+    verdicts = reference.compared(case, cpu(), "fast", of_variant(outputs, "fast"), list(QUANTITIES))
     return {name: (verdict.error, verdict.limit) for name, verdict in verdicts.items() if not verdict.ok}
 
 

@@ -45,7 +45,7 @@ def judged(puzzle, program):
         verdicts = {}
         for variant in puzzle.default_variants:
             quantities = [name.split(".")[1] for name in outputs if name.startswith(f"{variant}.")]
-            judged = reference.judged(case, cpu(), variant, of_variant(outputs, variant), quantities)
+            judged = reference.compared(case, cpu(), variant, of_variant(outputs, variant), quantities)
             verdicts |= {f"{variant}.{quantity}": verdict for quantity, verdict in judged.items()}
         return outputs, verdicts
 

@@ -77,7 +77,7 @@ def test_the_variants_on_request_are_right(puzzle, recorded, dtype, variant):
     player = Replay(recorded(dtype), puzzle, dtype)
     for case in requested():
         written = player.run(variant, case, reference.inputs(case))
-        verdicts = reference.judged(case, cpu(), variant, written, list(written))
+        verdicts = reference.compared(case, cpu(), variant, written, list(written))
         assert {"grad_query", "grad_attn_mask"} & set(verdicts)
         assert all(verdict.ok for verdict in verdicts.values()), (case.name, verdicts)
     assert not player.gpu.findings
@@ -243,7 +243,7 @@ def test_the_cpu_path_is_right(puzzle, attention_cpu_graphs, dtype, case, seed):
     for variant, count in (("unfused", 8), ("fused", 7)):
         quantities = [name.split(".")[1] for name in outputs if name.startswith(f"{variant}.")]
         assert len(quantities) == count
-        verdicts = reference.judged(case, cpu(), variant, of_variant(outputs, variant), quantities)
+        verdicts = reference.compared(case, cpu(), variant, of_variant(outputs, variant), quantities)
         assert all(verdict.ok for verdict in verdicts.values()), verdicts
 
 
@@ -255,7 +255,7 @@ def test_the_cpu_path_is_the_same_whatever_the_algorithm(puzzle, attention_cpu_g
         puzzle, attention_cpu_graphs()["other"], cpu(), reference.inputs(case), case.dims
     )
     quantities = ["output", "lse", "delta", "grad_query", "grad_key", "grad_value"]
-    verdicts = reference.judged(case, cpu(), variant, of_variant(outputs, variant), quantities)
+    verdicts = reference.compared(case, cpu(), variant, of_variant(outputs, variant), quantities)
     assert all(verdict.ok for verdict in verdicts.values()), verdicts
 
 

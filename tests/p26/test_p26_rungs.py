@@ -7,7 +7,7 @@ import torch
 
 from harness import cli
 from harness.check import zoo
-from harness.check.checkers import make_checker
+from harness.check.gates import make_checker
 from harness.learner import blanks, hints
 from harness.learner.work import Work
 from harness.puzzles.p26 import shows, trying

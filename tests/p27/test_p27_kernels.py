@@ -9,7 +9,7 @@ import torch
 from tiers import chosen
 
 from harness.check import zoo
-from harness.check.compare import judge
+from harness.check.compare import compare
 from harness.check.gates import Checker
 from harness.check.reference import Reference
 from harness.devices.recorder import Order, record_many
@@ -68,7 +68,7 @@ def test_the_mean_of_losses_that_are_rounded_as_they_may_be_is_right():
     moved = {name: exact[name] * (1 + 1.3e-6) for name in ("row_loss", "mean_loss")}
     for losses, right in ((moved["row_loss"], True), (exact["row_loss"], False)):
         outputs = exact | {"row_loss": losses, "mean_loss": moved["mean_loss"]}
-        verdicts = reference.judged(case, cpu(), "loss", outputs, ["row_loss", "mean_loss"])
+        verdicts = reference.compared(case, cpu(), "loss", outputs, ["row_loss", "mean_loss"])
         assert verdicts["row_loss"].ok and verdicts["mean_loss"].ok == right
 
 
@@ -116,7 +116,7 @@ def test_the_derivation_is_pytorch_s_and_every_known_mistake_is_rejected(dtype):
         derived = kernels.derive(reference.arrays(case), changes)
         truth, baseline = reference.truth(case, cpu()), reference.baseline(case, cpu())
         return all(
-            judge(
+            compare(
                 rounded(np.asarray(getattr(derived, name), np.float64), PUZZLE.written_dtype(name, dtype)),
                 truth[name], baseline[name], PUZZLE.written_dtype(name, dtype),
             ).ok

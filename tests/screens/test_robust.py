@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from harness.check.checkers import make_checker
+from harness.check.gates import make_checker
 from harness.check.reference import Reference
 from harness.check.results import GateResult
 from harness.console import printable

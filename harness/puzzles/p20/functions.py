@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from harness.check import gradient_checks as checks
-from harness.check.compare import judge
+from harness.check.compare import compare
 from harness.check.diagnose import explanation
 from harness.check.evidence import Evidence
 from harness.check.gradients import TOLERANCE, Subject, gradients, random_like
@@ -160,7 +160,7 @@ def known_mistakes(puzzle: Puzzle, what: Subject, names: list[str]) -> list[str]
                 continue
             shape = (-1, mine.shape[-1]) if name == "x" else mine.shape
             ours, theirs = (t.detach().numpy().reshape(shape) for t in (mine, right))
-            verdict = judge(ours, theirs, theirs, "float64")
+            verdict = compare(ours, theirs, theirs, "float64")
             if not verdict.ok:
                 case, nothing = Case(sizes, "", ours.shape, ""), np.zeros(ours.shape, bool)
                 one = Evidence(case, arrays, ours, theirs, nothing, verdict, "float64")

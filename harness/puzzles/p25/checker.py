@@ -12,11 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from harness.check.diagnose import Evidence
+from harness.check.diagnose import Evidence, sentence
 from harness.check.python_files import PythonChecker, describe, explain
 from harness.check.reference import Reference
 from harness.check.results import Comparison, GateResult
-from harness.check.upstream import sentence
 from harness.devices.processes import START, RankFailed, run_ranks
 from harness.devices.targets import Target
 from harness.puzzles.p25 import layout

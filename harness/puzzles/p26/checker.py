@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 
+from harness.check.diagnose import sentence
 from harness.check.python_files import PythonChecker, line_of, load
 from harness.check.results import GateResult
-from harness.check.upstream import sentence
 from harness.learner import blanks
 from harness.puzzles.p26 import composing, folding, matching, models, printing, swapping
 from harness.puzzles.p26.mistakes import FIXES

@@ -537,3 +537,16 @@ def test_blocks_go_round_as_the_page_says():
     assert [[int(rank) for rank in row] for row in rows] == [
         [step, *owners] for step, owners in enumerate(attention_heroes.ring_run()[1])
     ]
+
+
+def test_two_numbers_of_float16_hold_all_but_the_last_digit_of_a_float32_one():
+    digits = "".join(said for said in words(attention_figures.two_digits()) if said in "01")
+    whole, high, low = (int(part, 2) for part in (digits[:24], digits[24:35], digits[35:]))
+    assert len(digits) == 46 and whole == int(np.float32(np.pi).view(np.uint32)) & 0x7FFFFF | 0x800000
+    assert abs(whole - (high << 13) - (low << 1)) == 1
+
+
+def test_what_the_page_says_of_padding_is_what_is_drawn():
+    page = (BOOK / "src" / "puzzle_23" / "lengths_and_dropout.md").read_text()
+    rows, scores = map(int, re.findall(r"(\d+)% of the", attention_figures.padding()))
+    assert f"or {100 - rows} %" in page and f"so {100 - scores} % of" in page

@@ -235,8 +235,7 @@ def in_chunks(tensor: Tensor) -> bool:
 def aligned(tensor: Tensor) -> Tensor:
     """The tensor, or a copy whose rows all begin at multiples of 16 bytes."""
     tensor = readable(tensor)
-    at_chunks = tensor.data_ptr() % 16 == 0 and all(stride % CHUNK == 0 for stride in row_strides(tensor))
-    return tensor if at_chunks else tensor.clone(memory_format=torch.contiguous_format)
+    return tensor if in_chunks(tensor) else tensor.clone(memory_format=torch.contiguous_format)
 
 
 def empty_in_order(tensor: Tensor) -> Tensor:

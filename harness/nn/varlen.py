@@ -130,9 +130,9 @@ def heads_first(tensor: Tensor) -> Tensor:
 
 
 def sizes(query: Tensor, key: Tensor, offsets: Tensor, diagonal: int) -> tuple[int, ...]:
-    """What the module takes as sizes: one batch, and the number of sequences in the place of a mask's blocks."""
-    total, N, d = query.shape
-    return (1, N, key.shape[1], total, key.shape[0], d, diagonal, 0, 0, 0, 0, offsets.shape[1] - 1)
+    """What the module takes as sizes of tensors [1, heads, total, d]: the number of sequences stands for a mask's blocks."""
+    _, N, total, d = query.shape
+    return (1, N, key.shape[1], total, key.shape[2], d, diagonal, 0, 0, 0, 0, offsets.shape[1] - 1)
 
 
 @registered("attention_varlen")
@@ -161,7 +161,7 @@ def varlen_operator(
     kernels.call(
         kernels.module.varlen_forward,
         query.dtype,
-        *sizes(query[0].transpose(0, 1), key[0].transpose(0, 1), offsets, diagonal),
+        *sizes(query, key, offsets, diagonal),
         scale,
         *(output, lse, query, key, value, offsets),
         *row_strides(query, key, value, heads_first(output)),
@@ -210,7 +210,7 @@ def varlen_backward_operator(
     kernels.call(
         kernels.module.varlen_backward,
         query.dtype,
-        *sizes(query[0].transpose(0, 1), key[0].transpose(0, 1), offsets, diagonal),
+        *sizes(query, key, offsets, diagonal),
         scale,
         *(*gradients, grad_out, query, key, value, lse.contiguous(), delta, offsets.contiguous()),
         *row_strides(query, key, value, grad_out, *map(heads_first, gradients)),

@@ -338,3 +338,9 @@ def runs_begun() -> int:
 def steps_begun() -> int:
     """How many steps each has."""
     return len(tape_figures.jumping()[0])
+
+
+def first_block_at_the_jump(later: int = 0) -> float:
+    """The signed size of what the heavy run's places share after its first block, at the jump or some steps after it or before."""
+    run = tape_figures.jumping()[0]
+    return tape_figures.first_block(run[0]["seed"])[tape_figures.highest_rise(run)[1] + later]

@@ -133,6 +133,38 @@ def jumping(part: int = 1) -> list[list[record.Row]]:
     return sorted((run for run in first_steps(part).values() if highest_rise(run)[0] > 1), key=turned)
 
 
+def first_block(seed: str) -> list[float]:
+    """The size before each step of what all places share after the first block, with a minus where it points the other way."""
+    sign, sizes = 1.0, []
+    for row in record.rows("first_block"):
+        if row["seed"] == seed:
+            sign = math.copysign(sign, sign * float(row["turn"]))
+            sizes.append(sign * float(row["size"]))
+    return sizes
+
+
+def through_zero() -> str:
+    """The heavy run's first block around the jump: the vector shrinks, goes through zero, and comes back."""
+    heavy = jumping()[0]
+    at, sizes = highest_rise(heavy)[1], first_block(heavy[0]["seed"])
+    steps = range(at - 4, at + 3)
+    told = ", ".join(f"{sizes[step]:.2f} at step {step + 1}" for step in steps)
+    drawing = Drawing(
+        216, f"The size of what all places share after the first block, signed by its direction: {told}."
+    )
+    left, wide, zero, scale = 56, 60, 118, 40
+    drawing.segment(left - 16, zero, left + wide * len(steps), zero)
+    for place, step in enumerate(steps):
+        x, size = left + wide * place, sizes[step]
+        drawing.box(
+            x, min(zero, zero - scale * size), 36, max(1.0, scale * abs(size)), shade=1 if step == at else 0.3
+        )
+        drawing.text(x + 18, zero - scale * size + (16 if size < 0 else -6), f"{size:.2f}", size=14)
+        drawing.text(x + 18, 196, str(step + 1), size=14)
+    drawing.text(left - 18, 196, "step", anchor="end", size=14)
+    return drawing.svg()
+
+
 def loss_jumps() -> str:
     """The losses of all runs of the record, and below where the vector that all places share turns; one run is heavy."""
     runs, nothing, heavy = first_steps(), math.log(256), jumping()[0][0]["seed"]
@@ -160,9 +192,7 @@ def loss_jumps() -> str:
 
     panel("loss", 252, 24, (0, 2, 4, 6, 8))
     drawing.segment(left, 252 - 24 * nothing, right, 252 - 24 * nothing, dash="6 4", thick=2)
-    drawing.text(
-        left + 6, 244 - 24 * nothing, f"loss; dashed: knows nothing, {nothing:.2f}", anchor="start", size=14
-    )
+    drawing.text(left + 6, 232, f"loss; dashed: knows nothing, {nothing:.2f}", anchor="start", size=14)
     panel("turn", 324, 44, (-1, 0, 1))
     drawing.text(left + 6, 360, "cosine with the step before", anchor="start", size=14)
     for step in range(0, len(runs[heavy]) + 1, 5):
@@ -335,7 +365,7 @@ def writes() -> str:
     )
 
 
-FILES = svgs(by_hand_beside, step_kinds, sorted_places, loss_by_hand, loss_jumps) | {
+FILES = svgs(by_hand_beside, step_kinds, sorted_places, loss_by_hand, loss_jumps, through_zero) | {
     "tape_of_gpt.svg": tape,
     "samples_by_hand.md": samples_list,
 }

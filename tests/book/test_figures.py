@@ -244,6 +244,9 @@ def test_the_jumps_of_the_loss_are_counted_from_the_record_and_the_heavy_run_tur
     assert [jumping.count("0.003"), jumping.count("0.0015")] == [said.jumps(), said.jumps(2)]
     assert said.at_the_jump("loss") - said.at_the_jump("loss", -1) > 1
     assert [said.at_the_jump("turn", later) < 0 for later in (-1, 0, 1, 2)] == [False, True, True, False]
+    assert [said.first_block_at_the_jump(later) < 0 for later in (-1, 0, 1)] == [False, True, False]
+    drawn = words(tape_figures.through_zero())
+    assert f"{said.first_block_at_the_jump():.2f}" in drawn and len(drawn) == 2 * 7 + 1
     label = ElementTree.fromstring(tape_figures.loss_jumps()).attrib["aria-label"]
     assert f"in {said.jumps()} of them" in label and f"{said.at_the_jump('turn'):.2f}" in label
 

@@ -43,7 +43,7 @@ def test_the_virtual_gpu_tells_its_cases(monkeypatch):
     monkeypatch.setattr("harness.devices.replay.Replay", lambda *arguments, **options: machine)
     monkeypatch.setattr(Puzzle, "saved", lambda self, variant: [])
     monkeypatch.setattr(Reference, "inputs", lambda self, case: {})
-    monkeypatch.setattr(Reference, "judged", lambda *arguments: {})
+    monkeypatch.setattr(Reference, "compared", lambda *arguments: {})
     device, told = Simulated(Recording(), Path("op.mojo")), []
     with listening(told.append):
         device.outcome("fused", CASES, REFERENCE)

@@ -75,9 +75,9 @@ def attention(
         attn_mask: Broadcastable to [..., N, S, T]. Of bool: True where a query sees a key. Else of query's dtype, added
             to the scores; then it may need a gradient, for which scores and dO value^T are computed once more.
         dropout_p: The share of probabilities that become 0, in steps of 1 / 65,536; the others grow by as much. 0 outside of training:
-            nobody asks for the mode of a module. From PyTorch's generator of the device. On an NVIDIA GPU, in 16-bit types, heads of up
-            to 128 elements, and of a mask without a gradient, kernels draw it; PyTorch's own function computes every other call with
-            dropout.
+            nobody asks for the mode of a module. From PyTorch's generator of the device. On an NVIDIA GPU, in 16-bit types, and in float32
+            with a scale above 0, kernels draw it, for heads of up to 128 elements and a mask without a gradient; PyTorch's own function
+            computes every other call with dropout.
         is_causal: Must be False where there is a mask.
         scale: None for 1 / sqrt(d).
         enable_gqa: Whether N query heads may share G of key and value, where G divides N.

@@ -50,7 +50,8 @@ PUZZLE = "p23"
 FIRST_ONLY = FirstOnly("attention", "torch.nn.functional.scaled_dot_product_attention")
 
 WIDE = 128
-"""The largest head dimension of the kernels that make a mask's gradient in 16 bits, of attention in a window, and with dropout."""
+"""The largest head dimension of the kernels that make a mask's gradient in 16 bits, of attention in a window, and with dropout, in
+float32 too."""
 CHUNK = 8
 """What the head dimension must be a multiple of for wgmma: 16 bytes."""
 MOST_BLOCKS = 65535
@@ -122,14 +123,19 @@ def without_shift(scale: float | None, mask_block: int) -> str | None:
     return f"an element of the mask is a block of {mask_block} queries and keys" if mask_block > 1 else None
 
 
-def without_dropout(query: Tensor, mask: Tensor | None = None) -> str | None:
+def without_dropout(query: Tensor, mask: Tensor | None = None, scale: float | None = None) -> str | None:
     """Which argument keeps a call from the kernels with dropout; None where they take it."""
+    pairs = query.dtype == torch.float32
     if query.device.type != extension_kernels.DEVICE or torch.version.hip:
         return f"query is on {query.device}; dropout has kernels on NVIDIA's GPUs alone"
-    if query.dtype not in TENSOR_CORES:
-        return f"query is of {plain(query.dtype)}; dropout has kernels of bfloat16 and float16 alone"
+    if not pairs and query.dtype not in TENSOR_CORES:
+        return f"query is of {plain(query.dtype)}; dropout has kernels of float32, bfloat16 and float16 alone"
     if query.shape[-1] > WIDE:
         return f"query has heads of {query.shape[-1]} elements; with dropout the kernels take up to {WIDE}"
+    if pairs and AttentionKernels.choice == FLASH:
+        return "the flash kernels, which are asked for, have no dropout"
+    if pairs and (cause := without_shift(scale, 1)):
+        return cause
     needs = mask is not None and mask.requires_grad
     return "attn_mask needs a gradient; with dropout the kernels make none" if needs else None
 
@@ -143,7 +149,7 @@ def left_to_torch(
     that asks PyTorch for deterministic algorithms keeps them.
     """
     if dropped:
-        return without_dropout(query, mask)
+        return without_dropout(query, mask, scale)
     keeps = torch.are_deterministic_algorithms_enabled() or AttentionKernels.choice != BEST
     if query.device.type != extension_kernels.DEVICE or keeps:
         return None
@@ -604,7 +610,7 @@ def explain(
         reason = reason or ("asked for" if by_choice else "there are no others")
         return f"the flash kernels, through the extension module: {reason}"
     hopper, cause = is_hopper(query.device) and choice != PORTABLE, None
-    if hopper and not pairs:
+    if hopper and (dropped or not pairs):
         cause = without_wgmma(query, attn_mask, dropped, scale, mask_block)
         tensors = {
             "query": query,

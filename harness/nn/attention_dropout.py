@@ -88,9 +88,9 @@ def keep_mask(state: Tensor, size: tuple[int, ...], kept: int) -> Tensor:
 # ---- The operators ------------------------------------------------------------------------------------------
 
 
-def kernels_for(query: Tensor, key: Tensor) -> AttentionKernels | None:
+def kernels_for(query: Tensor, key: Tensor, scale: float) -> AttentionKernels | None:
     """The kernels with dropout, where they take these tensors; None elsewhere."""
-    fits = query.numel() and key.numel() and without_dropout(query) is None
+    fits = query.numel() and key.numel() and without_dropout(query, None, scale) is None
     return attention_direct.kernels(query.device) if fits else None
 
 
@@ -128,7 +128,7 @@ def forward_operator(
     ONE are kept, fewer than all.
     """
     output, lse = forward_buffers(query, key, value, attn_mask, state, scale, diagonal, kept)
-    kernels = kernels_for(query, key)
+    kernels = kernels_for(query, key, scale)
     if kernels is None:
         Q, K, V = widened(query, key, value)
         P, sums = probabilities(Q, K, attn_mask, scale, diagonal)
@@ -171,7 +171,7 @@ def backward_operator(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the gradients of query, key and value; the arguments are those of the forward operator and its results."""
     gradients = backward_buffers(grad_out, query, key, value)
-    kernels = kernels_for(query, key)
+    kernels = kernels_for(query, key, scale)
     if kernels is None:
         Q, K, V, dO, O = widened(query, key, value, grad_out, out)
         P, _ = probabilities(Q, K, attn_mask, scale, diagonal)

@@ -540,7 +540,8 @@ def test_explain_says_which_kernels_and_which_way(monkeypatch):
     qkv = torch.zeros(1, 8, 3, 4, 64, dtype=dtype).transpose(1, 3).unbind(2)
     asked = loosely(attention).explain
     assert asked(*qkv) == asked(*qkv, is_causal=True) == wgmma
-    assert "PyTorch's own" in asked(*(t.float() for t in qkv), dropout_p=0.5)
+    assert asked(*(t.float() for t in qkv), dropout_p=0.5).startswith("wgmma on pairs of float16")
+    assert "PyTorch's own" in asked(*(t.double() for t in qkv), dropout_p=0.5)
     assert explain(Query(64)) == wgmma
     with attention_direct.portable_kernels():
         assert explain(Query(64)).startswith("mma.sync")

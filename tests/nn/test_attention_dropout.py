@@ -15,6 +15,8 @@ from harness.nn.attention_ops import EVERY_KEY
 
 Tensor = torch.Tensor
 KEPT = kept_of(0.1)
+UNITS = {torch.bfloat16: 4, torch.float16: 4, torch.float32: 16}
+"""How far results may be off, by dtype; float32's sums are of its own type."""
 STATE = torch.tensor([0x243F6A8885A308D3, 0x13198A2E03707344])
 
 
@@ -106,7 +108,7 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", UNITS, ids=str)
 @pytest.mark.parametrize(("sizes", "mask", "options"), CASES.values(), ids=CASES)
 def test_output_and_gradients_beside_autograd_with_the_same_mask(
     operators, monkeypatch, dtype, sizes, mask, options
@@ -125,7 +127,9 @@ def test_output_and_gradients_beside_autograd_with_the_same_mask(
     )
     for ours, truth in zip(got, exact, strict=True):
         assert ours.dtype == dtype
-        assert (ours.double() - truth).abs().max() <= 4 * torch.finfo(dtype).eps * truth.abs().max()
+        assert (ours.double() - truth).abs().max() <= UNITS[dtype] * torch.finfo(
+            dtype
+        ).eps * truth.abs().max()
 
 
 def test_a_seed_says_what_is_drawn_and_each_call_draws_anew(operators):
@@ -256,11 +260,18 @@ def test_a_causal_mask_from_the_bottom_right_is_left_to_pytorch_as_numbers():
 
 
 def test_which_argument_keeps_a_call_from_the_kernels(operators, monkeypatch):
-    def why(dtype=torch.bfloat16, mask=None, **sizes):
-        return attention_direct.without_dropout(inputs(dtype=dtype, **sizes)[0], mask)
+    def why(dtype=torch.bfloat16, mask=None, scale=None, **sizes):
+        return attention_direct.without_dropout(inputs(dtype=dtype, **sizes)[0], mask, scale)
 
     assert why() is None and why(torch.float16, torch.ones(5, 7), d=128) is None
-    assert why(torch.float32) == "query is of float32; dropout has kernels of bfloat16 and float16 alone"
+    assert why(torch.float32, d=128) is None and why(scale=-1.0) is None
+    assert why(torch.float32, scale=-1.0) == "scale is -1.0, not above 0"
+    assert why(torch.float64) == (
+        "query is of float64; dropout has kernels of float32, bfloat16 and float16 alone"
+    )
+    with attention_direct.flash_kernels():
+        assert why() is None
+        assert why(torch.float32) == "the flash kernels, which are asked for, have no dropout"
     assert why(d=136) == "query has heads of 136 elements; with dropout the kernels take up to 128"
     learned = torch.ones(5, 7, requires_grad=True)
     assert why(mask=learned) == "attn_mask needs a gradient; with dropout the kernels make none"
@@ -272,6 +283,13 @@ def test_which_argument_keeps_a_call_from_the_kernels(operators, monkeypatch):
     monkeypatch.setattr(attention_direct.kernels, "table", {-1: object()})
     monkeypatch.setattr(attention_direct, "is_hopper", lambda device: True)
     assert by(query, dropout_p=0.1) == "wgmma, through the extension module"
+    assert by(query.float(), dropout_p=0.1) == "wgmma on pairs of float16, through the extension module"
+    long = torch.empty(1, 2, 2**16 + 1, 8, device="meta")
+    monkeypatch.setattr(extension_kernels, "DEVICE", "meta")
+    assert by(long, dropout_p=0.1) == (
+        "mma.sync on pairs of float16, through the extension module: the draws of dropout would take more than a GiB"
+    )
+    monkeypatch.setattr(extension_kernels, "DEVICE", "cpu")
     assert by(query, attn_mask=torch.ones(1, dtype=torch.bfloat16), dropout_p=0.1) == (
         "mma.sync, through the extension module: attn_mask is one number for all keys"
     )
@@ -312,9 +330,19 @@ ON_GPU = [
 ]
 
 
+IN_PARTS = ({"B": 2, "N": 3072, "S": 3, "T": 5, "d": 8}, {})
+"""So many heads float32 takes in two parts."""
+IN_DTYPES = [
+    *((dtype, *case) for dtype in (torch.bfloat16, torch.float16) for case in ON_GPU),
+    *(
+        (torch.float32, *case)
+        for case in (*ON_GPU[:-1], ({"S": 20, "T": 30, "d": 17}, {"scale": 0.3}), IN_PARTS)
+    ),
+]
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize(("sizes", "options"), ON_GPU, ids=str)
+@pytest.mark.parametrize(("dtype", "sizes", "options"), IN_DTYPES, ids=str)
 def test_gpu_kernels_beside_autograd_with_the_same_mask(monkeypatch, dtype, sizes, options):
     state = STATE.cuda()
     monkeypatch.setattr(attention_dropout, "new_state", lambda device: state)
@@ -332,7 +360,28 @@ def test_gpu_kernels_beside_autograd_with_the_same_mask(monkeypatch, dtype, size
         masked, [t.double() for t in tensors], keep=keep, factor=ONE / KEPT, **options
     )
     for ours, truth in zip(got, exact, strict=True):
-        assert (ours.double() - truth).abs().max() <= 4 * torch.finfo(dtype).eps * truth.abs().max()
+        assert (ours.double() - truth).abs().max() <= UNITS[dtype] * torch.finfo(
+            dtype
+        ).eps * truth.abs().max()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("d", [64, 128])
+def test_gpu_draws_in_float32_are_those_of_16_bits_on_every_path(monkeypatch, d):
+    """Of equal queries all probabilities are equal: the output is which of the keys, and how many, are kept."""
+    state = STATE.cuda()
+    monkeypatch.setattr(attention_dropout, "new_state", lambda device: state)
+    zeros = torch.zeros(1, 2, 96, d, device="cuda")
+    one_each = torch.eye(96, d, device="cuda").repeat(1, 2, 1, 1)
+    kept = [
+        attention(zeros.to(dtype), zeros.to(dtype), one_each.to(dtype), dropout_p=0.3) != 0 for dtype in UNITS
+    ]
+    with attention_direct.portable_kernels():
+        kept.append(attention(zeros, zeros, one_each, dropout_p=0.3) != 0)
+    kept.append(attention(zeros, zeros, one_each * 2.0**40, dropout_p=0.3) != 0)  # no pairs
+    mask = keep_mask(state, (1, 2, 96, 96), kept_of(0.3))[..., :d]
+    for each in kept:
+        assert torch.equal(each[..., : mask.shape[-1]], mask)
 
 
 @pytest.mark.gpu
@@ -347,8 +396,9 @@ def test_gpu_share_that_is_kept():
 
 
 @pytest.mark.gpu
-def test_gpu_graph_draws_anew_in_each_replay_on_a_side_stream_too():
-    tensors = [tensor.to("cuda", torch.bfloat16).requires_grad_() for tensor in inputs(S=256, T=256, d=64)]
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_gpu_graph_draws_anew_in_each_replay_on_a_side_stream_too(dtype):
+    tensors = [tensor.to("cuda", dtype).requires_grad_() for tensor in inputs(S=256, T=256, d=64)]
 
     def step() -> list[Tensor]:
         output = attention(*tensors, dropout_p=0.5, is_causal=True)

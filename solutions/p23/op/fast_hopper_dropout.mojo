@@ -126,11 +126,20 @@ def word_of_keys(words: Shared[UInt32]) -> UInt32:
     Of each word two bits of each half and side are the warp's: those of its two eights of keys. Those of all four are sixteen blocks of
     8 x 8 again. The element (r, c) of a block lies with lane 4 * r + c // 2, and is wanted by lane 4 * c + r // 2.
     """
+    var drawn = SIMD[DType.uint32, 4](0)
+    comptime for strip in range(WORDS // LANES):
+        drawn[strip] = words[unsafe_offset=strip * LANES + Int(lane_id())]
+    return word_of_keys(drawn)
+
+
+@always_inline
+def word_of_keys(drawn: SIMD[DType.uint32, 4]) -> UInt32:
+    """The same of this lane's words of each 16 queries."""
     var lane = Int(lane_id())
     var shift = UInt32(thread_idx.x % GROUP // LANES * 2)
     var joined = UInt32(0)
     comptime for strip in range(WORDS // LANES):
-        joined |= (words[unsafe_offset=strip * LANES + lane] >> shift & 0x03030303) << UInt32(2 * strip)
+        joined |= (drawn[strip] >> shift & 0x03030303) << UInt32(2 * strip)
     var source = UInt32(lane % 4 * 8 + lane // 8)
     var upper = UInt32(lane // 4 % 2 * 16)
     var even = warp.shuffle_idx(joined, source) >> upper & 0xFFFF

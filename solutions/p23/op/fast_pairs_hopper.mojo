@@ -16,6 +16,7 @@ from max.gpu.intrinsics import warpgroup_reg_alloc, warpgroup_reg_dealloc
 from max.gpu.memory import external_memory, fence_mbarrier_init
 from max.gpu.sync import mbarrier_arrive, mbarrier_arrive_expect_tx_shared, mbarrier_init
 
+from .fast_hopper_dropout import drop, own_word, words_at, words_of
 from .fast_hopper_tiles import GROUP, HALF, Shared, Turn, common, settled, wait, wait_together
 from .fast_scores import LN_2, all_seen, of_row, sees
 from .fast_pairs import (
@@ -79,7 +80,7 @@ def query_bytes[width: Int]() -> Int:
     `nvvm.minctasm`=SIMDLength(blocks_together[width]()),
 )
 def hopper_pairs_forward_kernel[
-    width: Int, masked: Bool
+    width: Int, masked: Bool, dropped: Bool
 ](
     output: MutPtr[DType.float32],  # [B, N, S, d]
     lse: MutPtr[DType.float32],  # [B, N, S]
@@ -90,17 +91,21 @@ def hopper_pairs_forward_kernel[
     records: ImmPtr[DType.float32],  # [tiles, 4]
     path: ImmPtr[DType.int32],  # [1]
     mask: ImmPtr[DType.float32],  # [B or 1, N or 1, S or 1, T or 1], read if `masked`
+    words: ImmPtr[DType.uint32],  # of `hopper_draws_kernel`, for the whole batch, read if `dropped`
     first_entry: Int32,
     packed: PackedSizes,  # of the part of the batch from the first entry on
     scale: Float32,
+    rescale: Float32,  # of probabilities that are kept, read if `dropped`
 ):
     """Output and lse. A block owns 64 queries and walks over the keys, 64 at a time, or 32.
 
-    The scores of a step are multiplied while the product with the values of the step before is under way.
+    The scores of a step are multiplied while the product with the values of the step before is under way. `dropped`, some probabilities
+    become 0, by the words of `fast_hopper_dropout.mojo`.
     """
     comptime bytes = step_bytes[width]()
     comptime rows = step_rows[width]()
     comptime of_tile = SIDE // rows
+    comptime assert rows == SIDE or not dropped, "a word is of 64 keys"
     take_turn()
     if path[unsafe_offset=0] != PAIRS:
         return
@@ -178,7 +183,7 @@ def hopper_pairs_forward_kernel[
 
     @__parameter
     @always_inline
-    def weigh(mut scores: Scores[width], step: Int, key: Record, value: Record):
+    def weigh(mut scores: Scores[width], step: Int, key: Record, value: Record, drawn: SIMD[DType.uint32, 1]):
         var factor = score_factor(query, key, scale)
         var to_new = undo * inverse_power(value.undo)
         undo = value.undo
@@ -208,6 +213,8 @@ def hopper_pairs_forward_kernel[
                     scores[4 * j + 2 * half + side] = weight * WEIGHT
                     total += weight
             totals[half] = totals[half] * rescale + total
+        comptime if dropped:
+            drop(scores, drawn)
 
     var high = Fragments[width]()
     var low = Fragments[width]()
@@ -231,9 +238,13 @@ def hopper_pairs_forward_kernel[
                 add_part(whole, part, rescales)
             sums[box] = whole
 
-    # Records are read before a step's products begin: the answer takes time.
+    # Records, and what is drawn, are read before a step's products begin: the answer takes time.
     var key = Record(records, key_tile)
     var value = Record(records, value_tile)
+    var own_kept = words_of(words, whole_head, s0, 0, sizes).unsafe_offset(own_word())
+    var drawn = SIMD[DType.uint32, 1](0)
+    comptime if dropped:
+        drawn = words_at[1](own_kept, 0)
     wait_together(query_here, 0)
     wait_together(keys_full, 0)
     wgmma_fence_aligned()
@@ -243,13 +254,15 @@ def hopper_pairs_forward_kernel[
     settled(scores)
     if leads:
         _ = mbarrier_arrive(keys_empty)
-    weigh(scores, 0, key, value)
+    weigh(scores, 0, key, value, drawn)
     split[width](scores, high, low)
     var turn = Turn(1 % STAGES, 0)
     var before = Turn(0, 0)
     for step in range(1, steps):
         key = Record(records, key_tile + step // of_tile)
         value = Record(records, value_tile + step // of_tile)
+        comptime if dropped:
+            drawn = words_at[1](own_kept, step * rows)
         wait_together(keys_full.unsafe_offset(turn.stage), turn.parity)
         wgmma_fence_aligned()
         var next = times_pair[width](common(shared), common(keys.unsafe_offset(turn.stage * bytes)))
@@ -264,7 +277,7 @@ def hopper_pairs_forward_kernel[
         if leads:
             _ = mbarrier_arrive(keys_empty.unsafe_offset(turn.stage))
         var earlier = rescales
-        weigh(next, step, key, value)
+        weigh(next, step, key, value, drawn)
         wgmma_wait_group_sync[0]()
         add_boxes(part, values_before, earlier)
         if leads:
@@ -284,6 +297,8 @@ def hopper_pairs_forward_kernel[
     comptime for half in range(2):
         var total = of_row(totals[half], False)
         factors[half] = undo / (total * WEIGHT) if total != 0 else 1
+        comptime if dropped:
+            factors[half] *= rescale
         var s = first + half * 8 + lane_id() // 4
         if s < S and lane_id() % 4 == 0:
             lse[unsafe_offset=whole_head * S + s] = (
@@ -300,7 +315,7 @@ def hopper_pairs_forward_kernel[
     `nvvm.minctasm`=SIMDLength(blocks_together[width]()),
 )
 def hopper_pairs_query_kernel[
-    width: Int, masked: Bool
+    width: Int, masked: Bool, dropped: Bool
 ](
     grad_query: MutPtr[DType.float32],  # [B, N, S, d]
     numbers: ImmPtr[DType.float32],  # [tiles of grad_output, 3, 64]
@@ -311,15 +326,19 @@ def hopper_pairs_query_kernel[
     records: ImmPtr[DType.float32],  # [tiles, 4]
     path: ImmPtr[DType.int32],  # [1]
     mask: ImmPtr[DType.float32],  # [B or 1, N or 1, S or 1, T or 1], read if `masked`
+    words: ImmPtr[DType.uint32],  # of `hopper_draws_kernel`, for the whole batch, read if `dropped`
     first_entry: Int32,
     packed: PackedSizes,  # of the part of the batch from the first entry on
     scale: Float32,
+    share: Float32,  # of probabilities that are kept, read if `dropped`,
+    rescale: Float32,  # and what they are multiplied by
 ):
     """The gradient of the query. A block owns 64 queries and walks over the keys, 64 at a time, or 32."""
     comptime bytes = step_bytes[width]()
     comptime rows = step_rows[width]()
     comptime of_tile = SIDE // rows
     comptime later = later_stages[width]()
+    comptime assert rows == SIDE or not dropped, "a word is of 64 keys"
     take_turn()
     if path[unsafe_offset=0] != PAIRS:
         return
@@ -394,6 +413,10 @@ def hopper_pairs_query_kernel[
         deltas[half] = own_numbers[unsafe_offset=2 * SIDE]
         # Probabilities are not multiplied, what they are multiplied with is.
         factors[half] = own_numbers[unsafe_offset=SIDE] * (scale / WEIGHT)
+        comptime if dropped:
+            deltas[half] *= share
+            factors[half] *= rescale
+    var own_kept = words_of(words, whole_head, s0, 0, sizes).unsafe_offset(own_word())
     var sums = BoxSums[width](HALF(0))
     var turn = Turn(0, 0)
     var then = Turn(0, 0)
@@ -406,6 +429,9 @@ def hopper_pairs_query_kernel[
         var down = inverse_power(power) * WEIGHT
         var apart_factor = grad.undo * value.undo * down
         var undo = key.undo * (power / WEIGHT)
+        var drawn = SIMD[DType.uint32, 1](0)
+        comptime if dropped:
+            drawn = words_at[1](own_kept, step * rows)
         wait_together(keys_full.unsafe_offset(turn.stage), turn.parity)
         var keys_here = common(keys.unsafe_offset(turn.stage * bytes))
         wgmma_fence_aligned()
@@ -433,6 +459,8 @@ def hopper_pairs_query_kernel[
         settled(slopes)
         if leads:
             _ = mbarrier_arrive(values_empty.unsafe_offset(then.stage))
+        comptime if dropped:
+            drop(slopes, drawn)
         comptime for i in range(rows // 2):
             slopes[i] = weights[i] * (slopes[i] * apart_factor - deltas[i // 2 % 2] * down)
         var high = Fragments[width]()

@@ -13,6 +13,7 @@ from max.gpu.intrinsics import warpgroup_reg_alloc, warpgroup_reg_dealloc
 from max.gpu.memory import external_memory, fence_mbarrier_init
 from max.gpu.sync import mbarrier_arrive, mbarrier_arrive_expect_tx_shared, mbarrier_init
 
+from .fast_hopper_dropout import LANES, drop, word_of_keys, words_of
 from .fast_hopper_tiles import GROUP, HALF, Turn, common, settled, wait, wait_together
 from .fast_scores import all_seen, sees
 from .fast_pairs import (
@@ -73,7 +74,7 @@ def gradient_groups[width: Int]() -> Int:
     `nvvm.minctasm`=SIMDLength(blocks_together[width]()),
 )
 def hopper_pairs_key_value_kernel[
-    width: Int, masked: Bool
+    width: Int, masked: Bool, dropped: Bool
 ](
     grad_key: MutPtr[DType.float32],  # [B, G, T, d]
     grad_value: MutPtr[DType.float32],  # [B, G, T, d]
@@ -85,9 +86,12 @@ def hopper_pairs_key_value_kernel[
     records: ImmPtr[DType.float32],  # [tiles, 4]
     path: ImmPtr[DType.int32],  # [1]
     mask: ImmPtr[DType.float32],  # [B or 1, N or 1, S or 1, T or 1], read if `masked`
+    words: ImmPtr[DType.uint32],  # of `hopper_draws_kernel`, for the whole batch, read if `dropped`
     first_entry: Int32,
     packed: PackedSizes,  # of the part of the batch from the first entry on
     scale: Float32,
+    share: Float32,  # of probabilities that are kept, read if `dropped`,
+    rescale: Float32,  # and what they are multiplied by
 ):
     """The gradients of key and value. A block owns 64 keys and walks over the queries of every head that shares them, 64 at a
     time, or 32. Scores are transposed, [keys, queries]: so P^T and dS^T are left factors as they are."""
@@ -96,6 +100,7 @@ def hopper_pairs_key_value_kernel[
     comptime of_tile = SIDE // rows
     comptime later = later_stages[width]()
     comptime groups = gradient_groups[width]()
+    comptime assert rows == SIDE or not dropped, "a word is of 64 keys"
     take_turn()
     if path[unsafe_offset=0] != PAIRS:
         return
@@ -203,6 +208,11 @@ def hopper_pairs_key_value_kernel[
             var own_numbers = numbers_here.unsafe_offset(turn.stage * NUMBER_BYTES).unsafe_bitcast[Float32]()
             var s0 = Int(place) * rows
             own_numbers = own_numbers.unsafe_offset(s0 % SIDE + lane_id() % 4 * 2)
+            var drawn = SIMD[DType.uint32, 4](0)
+            comptime if dropped:
+                var here = words_of(words, whole_head, s0, t0, sizes)
+                comptime for strip in range(4):
+                    drawn[strip] = here[unsafe_offset=strip * LANES + Int(lane_id())]
             wgmma_fence_aligned()
             var weights = times_pair[width](common(shared), queries_here)
             wgmma_commit_group_sync()
@@ -236,12 +246,17 @@ def hopper_pairs_key_value_kernel[
                 comptime for i in range(rows // 2):
                     var seen = sees(s0 + column_of(i), place_of(i, first), sizes)
                     weights[i] = weights[i] if seen else 0
+            var kept = weights
+            var word = SIMD[DType.uint32, 1](0)
+            comptime if dropped:
+                word = word_of_keys(drawn)
+                drop[transposed=True](kept, word)
             var high = Fragments[width]()
             var low = Fragments[width]()
             var grad = Record(records, Int(tile + to_grad))
             var value_part = HALF(0)
             comptime if with_value:
-                split[width](weights, high, low)
+                split[width](kept, high, low)
                 comptime if with_key:
                     # Of one box, which is multiplied while dS is made.
                     wgmma_fence_aligned()
@@ -259,6 +274,9 @@ def hopper_pairs_key_value_kernel[
                 var power = slope_power(grad, value)
                 var down = inverse_power(power)
                 var apart_factor = grad.undo * value.undo * down
+                comptime if dropped:
+                    drop[transposed=True](slopes, word)
+                    down *= share
                 comptime for j in range(rows // 8):
                     var delta = own_numbers.unsafe_load[width=2, alignment=8](2 * SIDE + j * 8) * down
                     comptime for e in range(4):
@@ -283,14 +301,16 @@ def hopper_pairs_key_value_kernel[
                 # On to the next head that shares the keys.
                 place = Int32(start)
                 query_tile += Int32(places.of_queries)
+                whole_head += 1
                 comptime if masked:
-                    whole_head += 1
                     mask_here = sizes.mask_of(whole_head)
+        var of_value = rescale if dropped else Float32(1)
+        var of_key = scale * of_value
         comptime if with_key:
             store_pairs[width](
                 grad_key.unsafe_offset(start_of_head),
                 key_sums,
-                StaticTuple[Float32, 2](scale, scale),
+                StaticTuple[Float32, 2](of_key, of_key),
                 first,
                 T,
                 d,
@@ -299,7 +319,7 @@ def hopper_pairs_key_value_kernel[
             store_pairs[width](
                 grad_value.unsafe_offset(start_of_head),
                 value_sums,
-                StaticTuple[Float32, 2](1, 1),
+                StaticTuple[Float32, 2](of_value, of_value),
                 first,
                 T,
                 d,

@@ -3,7 +3,7 @@
 The scheme is that of `fast_kernels.mojo`: a block owns rows and walks over tiles of the other side, two of which are in shared
 memory; P and dS stay in registers and are split there. Tiles come as `fast_pairs.mojo` has made them, from heads of up to 128
 elements. Of more than 64, in two boxes, a block takes fewer rows at once: so many registers and so much shared memory there are. A
-mask is added to the scores, element by element. Each tile's products are summed apart, and the sums added in float32 with what
+mask is added to the scores, element by element. `dropped` kernels make some probabilities 0 (`fast_dropout.mojo`). Each tile's products are summed apart, and the sums added in float32 with what
 undoes the scales.
 
 Output, lse, delta and gradients are float32 and contiguous: [B, N, S, d], [B, G, T, d] and [B, N, S].
@@ -16,7 +16,8 @@ from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, barrier, block_idx, lane_id,
 from max.gpu.compute.mma import ld_matrix, mma
 from max.gpu.memory import async_copy, async_copy_commit_group, async_copy_wait_group, external_memory
 
-from .fast_scores import LN_2, LOG2_E, all_seen, of_row, sees
+from .fast_dropout import Dropout
+from .fast_scores import LN_2, LOG2_E, all_seen, drop, of_row, sees, slopes_of
 from .fast_pairs import (
     HALF_TILE,
     HALF_TYPE,
@@ -213,7 +214,7 @@ def forward_elements[width: Int]() -> Int:
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(THREADS)), `nvvm.minctasm`=SIMDLength(2)
 )
 def pairs_forward_kernel[
-    width: Int, masked: Bool
+    width: Int, masked: Bool, dropped: Bool
 ](
     output: MutPtr[DType.float32],  # [B, N, S, d]
     lse: MutPtr[DType.float32],  # [B, N, S]
@@ -227,6 +228,8 @@ def pairs_forward_kernel[
     first_entry: Int32,
     packed: PackedSizes,  # of the part of the batch from the first entry on
     scale: Float32,
+    state: ImmPtr[DType.uint32],  # of the draws, four words, read if `dropped`
+    kept: Int32,  # of 65,536 elements
 ):
     """Output and lse. A block owns 128 queries, or 64, and walks over the keys, 32 at a time."""
     comptime bands = bands_of[width]()
@@ -273,6 +276,7 @@ def pairs_forward_kernel[
     fetch(0, 0)
     var own = queries.unsafe_offset(warp_rows * SIDE)
     var query = Record(records, places.query(head) + min(first // SIDE, places.of_queries - 1))
+    var draws = Dropout(state, kept, whole_head)
     var sums = Array[Sums, boxes * bands * (SIDE // 8)](fill=0)
     var largest = Array[Float32, 2 * bands](fill=HIDDEN)
     var totals = Array[Float32, 2 * bands](fill=0)
@@ -324,6 +328,9 @@ def pairs_forward_kernel[
                     scores[band * columns + j][e + side] = weight * WEIGHT
                     total += weight
             totals[half] = totals[half] * rescales[half] + total
+        comptime if dropped:
+            draws.mark[bands, columns](scores, first, t0)
+            drop[bands * columns](scores)
         comptime for box in range(boxes):
             var part = product[width, box, bands, columns, rows](scores, keys.unsafe_offset(tile), lane)
             comptime for place in range(bands * (SIDE // 8)):
@@ -338,6 +345,8 @@ def pairs_forward_kernel[
         var total = of_row(totals[half], False)
         # A row that sees no key: total and sums are 0.
         factors[half] = undo / (total * WEIGHT) if total != 0 else 1
+        comptime if dropped:
+            factors[half] *= draws.rescale()
         var s = first + half * 8 + lane_id() // 4
         if s < S and lane_id() % 4 == 0:
             lse[unsafe_offset=whole_head * S + s] = (
@@ -378,7 +387,7 @@ def key_value_elements[width: Int]() -> Int:
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(THREADS)), `nvvm.minctasm`=SIMDLength(2)
 )
 def pairs_query_kernel[
-    width: Int, masked: Bool
+    width: Int, masked: Bool, dropped: Bool
 ](
     grad_query: MutPtr[DType.float32],  # [B, N, S, d]
     numbers: ImmPtr[DType.float32],  # [tiles of grad_output, 3, 64]
@@ -392,6 +401,8 @@ def pairs_query_kernel[
     first_entry: Int32,
     packed: PackedSizes,  # of the part of the batch from the first entry on
     scale: Float32,
+    state: ImmPtr[DType.uint32],  # of the draws, four words, read if `dropped`
+    kept: Int32,  # of 65,536 elements
 ):
     """The gradient of the query. A block owns 128 queries and walks over the keys, 32 at a time; or 64, and 16 at a time.
     """
@@ -444,6 +455,7 @@ def pairs_query_kernel[
     var own_tile = min(first // SIDE, places.of_queries - 1)
     var query = Record(records, places.query(head) + own_tile)
     var grad = Record(records, places.grad(head) + own_tile)
+    var draws = Dropout(state, kept, whole_head)
     var shifts = Array[Float32, 2 * bands](fill=0)
     var deltas = Array[Float32, 2 * bands](fill=0)
     var factors = Array[Float32, 2 * bands](fill=0)
@@ -456,6 +468,9 @@ def pairs_query_kernel[
         deltas[half] = own_numbers[unsafe_offset=2 * SIDE]
         # Probabilities are not multiplied, what they are multiplied with is.
         factors[half] = own_numbers[unsafe_offset=SIDE] * (scale / WEIGHT)
+        comptime if dropped:
+            deltas[half] *= draws.share
+            factors[half] *= draws.rescale()
     var sums = Array[Sums, boxes * bands * (SIDE // 8)](fill=0)
     var stage = 0
     for t0 in range(0, end, rows):
@@ -488,13 +503,19 @@ def pairs_query_kernel[
             comptime for e in range(4):
                 comptime half = place // columns * 2 + e // 2
                 slopes[place][e] = exp2(slopes[place][e] * factor - shifts[half])
+        comptime if dropped:
+            draws.mark[bands, columns](slopes, first, t0)
         var apart = times_rows[width, bands, columns, own_rows, rows](
             own_grads, keys.unsafe_offset(tile), lane
         )
         comptime for place in range(bands * columns):
-            comptime for e in range(4):
-                comptime half = place // columns * 2 + e // 2
-                slopes[place][e] *= apart[place][e] * apart_factor - deltas[half] * down
+            comptime half = place // columns * 2
+            comptime if dropped:
+                var less = Sums(deltas[half], deltas[half], deltas[half + 1], deltas[half + 1])
+                slopes[place] = slopes_of(slopes[place], apart[place] * apart_factor, less * down)
+            else:
+                comptime for e in range(4):
+                    slopes[place][e] *= apart[place][e] * apart_factor - deltas[half + e // 2] * down
         var undo = key.undo * (power / WEIGHT)
         comptime for box in range(boxes):
             var part = product[width, box, bands, columns, rows](slopes, keys, lane)
@@ -517,7 +538,7 @@ def pairs_query_kernel[
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(THREADS)), `nvvm.minctasm`=SIMDLength(2)
 )
 def pairs_key_value_kernel[
-    width: Int, masked: Bool
+    width: Int, masked: Bool, dropped: Bool
 ](
     grad_key: MutPtr[DType.float32],  # [B, G, T, d]
     grad_value: MutPtr[DType.float32],  # [B, G, T, d]
@@ -532,6 +553,8 @@ def pairs_key_value_kernel[
     first_entry: Int32,
     packed: PackedSizes,  # of the part of the batch from the first entry on
     scale: Float32,
+    state: ImmPtr[DType.uint32],  # of the draws, four words, read if `dropped`
+    kept: Int32,  # of 65,536 elements
 ):
     """The gradients of key and value. A block owns 64 keys and walks over the queries of every head that shares them, 64 at a
     time, or 16. Scores are transposed, [keys, queries]: so P^T and dS^T are left factors as they are."""
@@ -601,6 +624,7 @@ def pairs_key_value_kernel[
     var own_values = values.unsafe_offset(warp_rows * SIDE)
     var key = Record(records, places.key(shared_head) + own_tile)
     var value = Record(records, places.value(shared_head) + own_tile)
+    var draws = Dropout(state, kept, 0)
     var key_sums = Array[Sums, boxes * (SIDE // 8)](fill=0)
     var value_sums = Array[Sums, boxes * (SIDE // 8)](fill=0)
     var head = head0
@@ -619,9 +643,11 @@ def pairs_key_value_kernel[
         var value_undo = grad.undo / WEIGHT
         var key_undo = query.undo * (power / WEIGHT)
         var s0 = next * stage_size
-        var of_head = mask.unsafe_offset(
-            sizes.mask_of(Int(first_entry) * Int(sizes.query_heads) + head) if masked else 0
-        )
+        var whole_head = Int(first_entry) * Int(sizes.query_heads) + head
+        var of_head = mask.unsafe_offset(sizes.mask_of(whole_head) if masked else 0)
+        comptime if dropped:
+            draws.head = UInt32(whole_head)
+            down *= draws.share
         next += 1
         if next == end:
             head += 1
@@ -658,18 +684,27 @@ def pairs_key_value_kernel[
                         var t = first + e // 2 * 8 + lane_id() // 4
                         var s = s1 + place * 8 + lane_id() % 4 * 2 + e % 2
                         weights[place][e] = weights[place][e] if sees(s, t, sizes) else 0
+            var left = weights.copy()
+            comptime if dropped:
+                draws.mark[1, columns, transposed=True](weights, first, s1)
+                left = weights.copy()
+                drop[columns](left)
             comptime for box in range(boxes):
-                var part = product[width, box, 1, columns, stage_size](weights, grads, lane)
+                var part = product[width, box, 1, columns, stage_size](left, grads, lane)
                 comptime for place in range(SIDE // 8):
                     comptime at = box * (SIDE // 8) + place
                     value_sums[at] = part[place].fma(value_undo, value_sums[at])
             var slopes = times_rows[width, 1, columns, SIDE, stage_size](own_values, grads, lane)
             comptime for place in range(columns):
                 var pair = own_numbers.unsafe_load[width=2, alignment=8](2 * stage_size + place * 8)
-                comptime for e in range(4):
-                    slopes[place][e] = weights[place][e] * (
-                        slopes[place][e] * apart_factor - pair[e % 2] * down
-                    )
+                comptime if dropped:
+                    pair *= down
+                    slopes[place] = slopes_of(weights[place], slopes[place] * apart_factor, pair.join(pair))
+                else:
+                    comptime for e in range(4):
+                        slopes[place][e] = weights[place][e] * (
+                            slopes[place][e] * apart_factor - pair[e % 2] * down
+                        )
             comptime for box in range(boxes):
                 var part = product[width, box, 1, columns, stage_size](slopes, queries, lane)
                 comptime for place in range(SIDE // 8):
@@ -681,9 +716,10 @@ def pairs_key_value_kernel[
     barrier()
 
     var start_of_head = (Int(first_entry) * Int(sizes.key_heads) + shared_head) * T * d
+    var rescale = draws.rescale() if dropped else Float32(1)
     store_sums[width, 1](
-        grad_key.unsafe_offset(start_of_head), key_sums, Array[Float32, 2](fill=scale), first, T, d
+        grad_key.unsafe_offset(start_of_head), key_sums, Array[Float32, 2](fill=scale * rescale), first, T, d
     )
     store_sums[width, 1](
-        grad_value.unsafe_offset(start_of_head), value_sums, Array[Float32, 2](fill=1), first, T, d
+        grad_value.unsafe_offset(start_of_head), value_sums, Array[Float32, 2](fill=rescale), first, T, d
     )

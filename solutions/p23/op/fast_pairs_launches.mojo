@@ -1,7 +1,7 @@
 """How float32 attention by pairs of float16 is launched: splitting, the choice of the path, and both paths.
 
 Both paths are launched, because nobody waits for the GPU to read what it has chosen; the kernels of the one that is not chosen
-return at once. The plain one is that of the flash kernels.
+return at once. The plain one is that of the flash kernels, with dropout kernels of its own (`fast_pairs_plain.mojo`).
 
 A pair takes as much scratch memory as the tensor. A batch that keeps the GPU busy in parts is done in parts, one after the
 other in the same memory, which then may stay in the cache, too. In a backward pass the pairs of key and value lie where their
@@ -13,13 +13,13 @@ On a Hopper every launch but the first of a part begins before the one in front 
 from std.math import ceildiv
 from max.gpu.host import Dim
 
-from .attention import flash_forward_kernel, flash_key_value_kernel, flash_query_kernel
+from .fast_dropout import Draws
+from .fast_hopper_launches import draw_words, rescale_of, share_of
 from .fast_pairs import (
     CHOOSE_THREADS,
     HALF_TILE,
     HALF_TYPE,
     NUMBERS,
-    PLAIN,
     RECORD,
     SIDE,
     SPLIT_THREADS,
@@ -29,7 +29,6 @@ from .fast_pairs import (
     boxes_of,
     choose_path_kernel,
     split_tiles_kernel,
-    take_turn,
 )
 from .fast_hopper_tiles import GROUP
 from .fast_pairs_hopper import (
@@ -48,6 +47,14 @@ from .fast_pairs_kernels import (
     pairs_key_value_kernel,
     pairs_query_kernel,
     query_elements,
+)
+from .fast_pairs_plain import (
+    PLAIN_THREADS,
+    plain_dropout_backward_kernel,
+    plain_dropout_forward_kernel,
+    plain_forward_kernel,
+    plain_key_value_kernel,
+    plain_query_kernel,
 )
 from .flash_tensors import FlashBackward, FlashForward, FlashSizes, PackedSizes
 from .shared.common import ImmPtr, MutPtr
@@ -92,6 +99,13 @@ struct Pairs(Copyable, Movable):
     @__allow_legacy_any_origin_fields
     var path: MutPtr[DType.int32]
 
+    var draws: Draws
+    """What the kernels with dropout take;"""
+
+    @__allow_legacy_any_origin_fields
+    var words: ImmPtr[DType.uint32]
+    """those with wgmma this."""
+
 
 def suits_pairs[L: Launcher](sizes: FlashSizes, scale: Float32, portable: Bool) -> Bool:
     """Whether there are kernels: heads of at most 128 elements, of 256 on a Hopper, no mask of blocks, a scale above 0, and
@@ -133,6 +147,8 @@ def lend_pairs[
         records=launcher.workspace[F32]("records", count * RECORD),
         numbers=launcher.workspace[F32]("numbers", rows * NUMBERS),
         path=launcher.workspace[DType.int32]("path", 1),
+        draws=Draws(ImmPtr[DType.uint32](unsafe_from_address=16), 0),
+        words=ImmPtr[DType.uint32](unsafe_from_address=16),
     )
 
 
@@ -199,126 +215,6 @@ def plain_grid(length: Int32, heads: Int) -> Dim:
     return Dim(blocks, max(1, min(heads, PLAIN_BLOCKS // blocks)))
 
 
-# ---- The plain path -----------------------------------------------------------------------------------------
-
-
-struct Starts(Copyable, Movable):
-    """Where a part of the batch begins."""
-
-    var rows: Int
-    """Queries in front of it,"""
-    var queries: Int
-    """their elements,"""
-    var keys: Int
-    """those of the keys,"""
-    var mask: Int
-    """and of the mask."""
-
-    @always_inline
-    def __init__(out self, first_entry: Int32, packed: PackedSizes):
-        """Of the part from an entry on."""
-        var sizes = FlashSizes(packed)
-        var d = Int(sizes.head_dim)
-        self.rows = Int(first_entry) * Int(sizes.query_heads) * Int(sizes.query_len)
-        self.queries = self.rows * d
-        self.keys = Int(first_entry) * Int(sizes.key_heads) * Int(sizes.key_len) * d
-        self.mask = Int(first_entry) * Int(sizes.mask_b)
-
-
-def plain_forward_kernel(
-    path: ImmPtr[DType.int32],
-    first_entry: Int32,
-    output: MutPtr[F32],
-    lse: MutPtr[F32],
-    query: ImmPtr[F32],
-    key: ImmPtr[F32],
-    value: ImmPtr[F32],
-    mask: ImmPtr[F32],
-    packed: PackedSizes,
-    scale: Float32,
-):
-    """`flash_forward_kernel`, where the plain path has been chosen."""
-    take_turn()
-    if path[unsafe_offset=0] == PLAIN:
-        var at = Starts(first_entry, packed)
-        flash_forward_kernel[F32](
-            output.unsafe_offset(at.queries),
-            lse.unsafe_offset(at.rows),
-            query.unsafe_offset(at.queries),
-            key.unsafe_offset(at.keys),
-            value.unsafe_offset(at.keys),
-            mask.unsafe_offset(at.mask),
-            packed,
-            scale,
-        )
-
-
-def plain_query_kernel(
-    path: ImmPtr[DType.int32],
-    first_entry: Int32,
-    grad_query: MutPtr[F32],
-    grad_output: ImmPtr[F32],
-    query: ImmPtr[F32],
-    key: ImmPtr[F32],
-    value: ImmPtr[F32],
-    lse: ImmPtr[F32],
-    delta: ImmPtr[F32],
-    mask: ImmPtr[F32],
-    packed: PackedSizes,
-    scale: Float32,
-):
-    """`flash_query_kernel`, where the plain path has been chosen."""
-    take_turn()
-    if path[unsafe_offset=0] == PLAIN:
-        var at = Starts(first_entry, packed)
-        flash_query_kernel[F32](
-            grad_query.unsafe_offset(at.queries),
-            grad_output.unsafe_offset(at.queries),
-            query.unsafe_offset(at.queries),
-            key.unsafe_offset(at.keys),
-            value.unsafe_offset(at.keys),
-            lse.unsafe_offset(at.rows),
-            delta.unsafe_offset(at.rows),
-            mask.unsafe_offset(at.mask),
-            packed,
-            scale,
-        )
-
-
-def plain_key_value_kernel(
-    path: ImmPtr[DType.int32],
-    first_entry: Int32,
-    grad_key: MutPtr[F32],
-    grad_value: MutPtr[F32],
-    grad_output: ImmPtr[F32],
-    query: ImmPtr[F32],
-    key: ImmPtr[F32],
-    value: ImmPtr[F32],
-    lse: ImmPtr[F32],
-    delta: ImmPtr[F32],
-    mask: ImmPtr[F32],
-    packed: PackedSizes,
-    scale: Float32,
-):
-    """`flash_key_value_kernel`, where the plain path has been chosen."""
-    take_turn()
-    if path[unsafe_offset=0] == PLAIN:
-        var at = Starts(first_entry, packed)
-        flash_key_value_kernel[F32](
-            grad_key.unsafe_offset(at.keys),
-            grad_value.unsafe_offset(at.keys),
-            grad_output.unsafe_offset(at.queries),
-            query.unsafe_offset(at.queries),
-            key.unsafe_offset(at.keys),
-            value.unsafe_offset(at.keys),
-            lse.unsafe_offset(at.rows),
-            delta.unsafe_offset(at.rows),
-            mask.unsafe_offset(at.mask),
-            packed,
-            scale,
-        )
-
-
 def without_mask(sizes: FlashSizes) -> PackedSizes:
     """The sizes as the flash kernels want them, which read a mask of one 0."""
     var same = sizes.copy()
@@ -330,23 +226,23 @@ def without_mask(sizes: FlashSizes) -> PackedSizes:
 
 
 def launch_output[
-    L: Launcher, //, width: Int
+    L: Launcher, //, width: Int, dropped: Bool
 ](mut launcher: L, t: FlashForward[F32], pairs: Pairs, first: Int, portable: Bool) raises:
     """One launch: output and lse."""
     if t.sizes.mask_block != 0:
-        launch_output_by[width, True](launcher, t, pairs, first, portable)
+        launch_output_by[width, True, dropped](launcher, t, pairs, first, portable)
     else:
-        launch_output_by[width, False](launcher, t, pairs, first, portable)
+        launch_output_by[width, False, dropped](launcher, t, pairs, first, portable)
 
 
 def launch_output_by[
-    L: Launcher, //, width: Int, masked: Bool
+    L: Launcher, //, width: Int, masked: Bool, dropped: Bool
 ](mut launcher: L, t: FlashForward[F32], pairs: Pairs, first: Int, portable: Bool) raises:
     """By the kernel for Hopper, or by that for every GPU."""
     ref sizes = t.sizes
     comptime if L.wgmma:
         if not portable:
-            launcher.launch[hopper_pairs_forward_kernel[width, masked]](
+            launcher.launch[hopper_pairs_forward_kernel[width, masked, dropped]](
                 "hopper_pairs_forward",
                 t.output,
                 t.lse,
@@ -357,9 +253,11 @@ def launch_output_by[
                 pairs.records.as_imm(),
                 pairs.path.as_imm(),
                 t.mask,
+                pairs.words,
                 Int32(first),
                 sizes.packed(),
                 t.scale.cast[F32](),
+                rescale_of(pairs.draws),
                 grid_dim=Dim(TileRows(sizes).of_queries * sizes.heads()),
                 block_dim=Dim(2 * GROUP),
                 shared_bytes=forward_bytes[width](),
@@ -367,7 +265,7 @@ def launch_output_by[
             )
             return
     comptime if width <= WIDE_PAIRS:
-        launcher.launch[pairs_forward_kernel[width, masked]](
+        launcher.launch[pairs_forward_kernel[width, masked or dropped, dropped]](
             "pairs_forward",
             t.output,
             t.lse,
@@ -381,6 +279,8 @@ def launch_output_by[
             Int32(first),
             sizes.packed(),
             t.scale.cast[F32](),
+            pairs.draws.state,
+            pairs.draws.kept,
             grid_dim=Dim(ceildiv(Int(sizes.query_len), output_rows[width]()) * sizes.heads()),
             block_dim=Dim(THREADS),
             shared_bytes=2 * forward_elements[width](),
@@ -389,23 +289,23 @@ def launch_output_by[
 
 
 def launch_key_value[
-    L: Launcher, //, width: Int
+    L: Launcher, //, width: Int, dropped: Bool
 ](mut launcher: L, t: FlashBackward[F32], pairs: Pairs, first: Int, portable: Bool) raises:
     """One launch: grad_key and grad_value."""
     if t.sizes.mask_block != 0:
-        launch_key_value_by[width, True](launcher, t, pairs, first, portable)
+        launch_key_value_by[width, True, dropped](launcher, t, pairs, first, portable)
     else:
-        launch_key_value_by[width, False](launcher, t, pairs, first, portable)
+        launch_key_value_by[width, False, dropped](launcher, t, pairs, first, portable)
 
 
 def launch_key_value_by[
-    L: Launcher, //, width: Int, masked: Bool
+    L: Launcher, //, width: Int, masked: Bool, dropped: Bool
 ](mut launcher: L, t: FlashBackward[F32], pairs: Pairs, first: Int, portable: Bool) raises:
     """By the kernel for Hopper, or by that for every GPU."""
     ref sizes = t.sizes
     comptime if L.wgmma:
         if not portable:
-            launcher.launch[hopper_pairs_key_value_kernel[width, masked]](
+            launcher.launch[hopper_pairs_key_value_kernel[width, masked, dropped]](
                 "hopper_pairs_key_value",
                 t.grad_key,
                 t.grad_value,
@@ -417,9 +317,12 @@ def launch_key_value_by[
                 pairs.records.as_imm(),
                 pairs.path.as_imm(),
                 t.mask,
+                pairs.words,
                 Int32(first),
                 sizes.packed(),
                 t.scale.cast[F32](),
+                share_of(pairs.draws),
+                rescale_of(pairs.draws),
                 grid_dim=Dim(TileRows(sizes).of_keys * sizes.shared_heads()),
                 block_dim=Dim((1 + gradient_groups[width]()) * GROUP),
                 shared_bytes=key_value_bytes[width](),
@@ -427,7 +330,7 @@ def launch_key_value_by[
             )
             return
     comptime if width <= WIDE_PAIRS:
-        launcher.launch[pairs_key_value_kernel[width, masked]](
+        launcher.launch[pairs_key_value_kernel[width, masked or dropped, dropped]](
             "pairs_key_value",
             t.grad_key,
             t.grad_value,
@@ -442,6 +345,8 @@ def launch_key_value_by[
             Int32(first),
             sizes.packed(),
             t.scale.cast[F32](),
+            pairs.draws.state,
+            pairs.draws.kept,
             grid_dim=Dim(TileRows(sizes).of_keys * sizes.shared_heads()),
             block_dim=Dim(THREADS),
             shared_bytes=2 * key_value_elements[width](),
@@ -450,23 +355,23 @@ def launch_key_value_by[
 
 
 def launch_query[
-    L: Launcher, //, width: Int
+    L: Launcher, //, width: Int, dropped: Bool
 ](mut launcher: L, t: FlashBackward[F32], pairs: Pairs, first: Int, portable: Bool) raises:
     """One launch: grad_query."""
     if t.sizes.mask_block != 0:
-        launch_query_by[width, True](launcher, t, pairs, first, portable)
+        launch_query_by[width, True, dropped](launcher, t, pairs, first, portable)
     else:
-        launch_query_by[width, False](launcher, t, pairs, first, portable)
+        launch_query_by[width, False, dropped](launcher, t, pairs, first, portable)
 
 
 def launch_query_by[
-    L: Launcher, //, width: Int, masked: Bool
+    L: Launcher, //, width: Int, masked: Bool, dropped: Bool
 ](mut launcher: L, t: FlashBackward[F32], pairs: Pairs, first: Int, portable: Bool) raises:
     """By the kernel for Hopper, or by that for every GPU."""
     ref sizes = t.sizes
     comptime if L.wgmma:
         if not portable:
-            launcher.launch[hopper_pairs_query_kernel[width, masked]](
+            launcher.launch[hopper_pairs_query_kernel[width, masked, dropped]](
                 "hopper_pairs_query",
                 t.grad_query,
                 pairs.numbers.as_imm(),
@@ -477,9 +382,12 @@ def launch_query_by[
                 pairs.records.as_imm(),
                 pairs.path.as_imm(),
                 t.mask,
+                pairs.words,
                 Int32(first),
                 sizes.packed(),
                 t.scale.cast[F32](),
+                share_of(pairs.draws),
+                rescale_of(pairs.draws),
                 grid_dim=Dim(TileRows(sizes).of_queries * sizes.heads()),
                 block_dim=Dim(2 * GROUP),
                 shared_bytes=query_bytes[width](),
@@ -487,7 +395,7 @@ def launch_query_by[
             )
             return
     comptime if width <= WIDE_PAIRS:
-        launcher.launch[pairs_query_kernel[width, masked]](
+        launcher.launch[pairs_query_kernel[width, masked or dropped, dropped]](
             "pairs_query",
             t.grad_query,
             pairs.numbers.as_imm(),
@@ -501,6 +409,8 @@ def launch_query_by[
             Int32(first),
             sizes.packed(),
             t.scale.cast[F32](),
+            pairs.draws.state,
+            pairs.draws.kept,
             grid_dim=Dim(ceildiv(Int(sizes.query_len), output_rows[width]()) * sizes.heads()),
             block_dim=Dim(THREADS),
             shared_bytes=2 * query_elements[width](),
@@ -511,31 +421,46 @@ def launch_query_by[
 # ---- Both passes --------------------------------------------------------------------------------------------
 
 
-def launch_forward_pairs[L: Launcher, //](mut launcher: L, t: FlashForward[F32], portable: Bool) raises:
+def draw[
+    L: Launcher, //, dropped: Bool
+](mut launcher: L, mut pairs: Pairs, sizes: FlashSizes, draws: Optional[Draws], portable: Bool) raises:
+    """Where some probabilities are `dropped`, what the kernels need for it: for those with wgmma one launch.
+    """
+    comptime if dropped:
+        pairs.draws = draws.value()
+        comptime if L.wgmma:
+            if not portable:
+                pairs.words = draw_words[True](launcher, sizes, draws)
+
+
+def launch_forward_pairs[
+    L: Launcher, //, dropped: Bool = False
+](mut launcher: L, t: FlashForward[F32], portable: Bool, draws: Optional[Draws] = None) raises:
     """Four launches for each part of the batch: output and lse of contiguous tensors that suit, by the `portable` kernels or
-    by the fastest."""
+    by the fastest. With dropout on a Hopper what is kept is drawn first, of the whole batch."""
     ref whole = t.sizes
     var together = entries_together(whole)
     var pairs = lend_pairs(launcher, of_entries(whole, together), False, False)
+    draw[dropped](launcher, pairs, whole, draws, portable)
     for first in range(0, Int(whole.batch), together):
         var part = t.copy()
         part.sizes = of_entries(whole, min(together, Int(whole.batch) - first))
         if Int(whole.head_dim) <= SIDE:
-            launch_forward_part[SIDE](launcher, part, pairs, first, portable)
-        elif Int(whole.head_dim) <= WIDE:
-            launch_forward_part[WIDE](launcher, part, pairs, first, portable)
+            launch_forward_part[SIDE, dropped](launcher, part, pairs, first, portable)
+        elif not dropped and Int(whole.head_dim) <= WIDE:
+            launch_forward_part[WIDE, False](launcher, part, pairs, first, portable)
         elif Int(whole.head_dim) <= WIDE_PAIRS:
-            launch_forward_part[WIDE_PAIRS](launcher, part, pairs, first, portable)
+            launch_forward_part[WIDE_PAIRS, dropped](launcher, part, pairs, first, portable)
         else:
             comptime if L.wgmma:
                 if Int(whole.head_dim) <= 3 * SIDE:
-                    launch_forward_part[3 * SIDE](launcher, part, pairs, first, portable)
+                    launch_forward_part[3 * SIDE, False](launcher, part, pairs, first, portable)
                 else:
-                    launch_forward_part[WIDEST_PAIRS](launcher, part, pairs, first, portable)
+                    launch_forward_part[WIDEST_PAIRS, False](launcher, part, pairs, first, portable)
 
 
 def launch_forward_part[
-    L: Launcher, //, width: Int
+    L: Launcher, //, width: Int, dropped: Bool
 ](mut launcher: L, t: FlashForward[F32], pairs: Pairs, first: Int, portable: Bool) raises:
     """Four launches."""
     ref sizes = t.sizes
@@ -557,7 +482,27 @@ def launch_forward_part[
         sizes,
         scale,
     )
-    launch_output[width](launcher, t, pairs, first, portable)
+    launch_output[width, dropped](launcher, t, pairs, first, portable)
+    comptime if dropped:
+        launcher.launch[plain_dropout_forward_kernel](
+            "plain_dropout_forward",
+            pairs.path.as_imm(),
+            Int32(first),
+            t.output,
+            t.lse,
+            t.query,
+            t.key,
+            t.value,
+            t.mask,
+            pairs.draws.state,
+            pairs.draws.kept,
+            without_mask(sizes),
+            scale,
+            grid_dim=Dim(PLAIN_BLOCKS),
+            block_dim=Dim(PLAIN_THREADS),
+            early=True,
+        )
+        return
     launcher.launch[plain_forward_kernel](
         "plain_forward",
         pairs.path.as_imm(),
@@ -582,8 +527,14 @@ def holds_tiles(gradient: MutPtr[F32], sizes: FlashSizes) -> Bool:
 
 
 def launch_backward_pairs[
-    L: Launcher, //
-](mut launcher: L, t: FlashBackward[F32], output: Optional[ImmPtr[F32]], portable: Bool) raises:
+    L: Launcher, //, dropped: Bool = False
+](
+    mut launcher: L,
+    t: FlashBackward[F32],
+    output: Optional[ImmPtr[F32]],
+    portable: Bool,
+    draws: Optional[Draws] = None,
+) raises:
     """Six launches for each part of the batch: the gradients of contiguous tensors that suit, grad_query in front of grad_key and
     grad_value; by the `portable` kernels or by the fastest. Delta is made of the output where there is one, else it is t.delta.
     """
@@ -594,6 +545,7 @@ def launch_backward_pairs[
     if elsewhere:
         pairs.key_tiles = t.grad_key.unsafe_bitcast[Scalar[HALF_TYPE]]()
         pairs.value_tiles = t.grad_value.unsafe_bitcast[Scalar[HALF_TYPE]]()
+    draw[dropped](launcher, pairs, whole, draws, portable)
     var made = pairs.numbers
     var with_delta = t.copy()
     if output:
@@ -605,21 +557,25 @@ def launch_backward_pairs[
         if elsewhere:
             pairs.tiles_before = Int32(TileRows(whole).shared(first * Int(whole.key_heads)))
         if Int(whole.head_dim) <= SIDE:
-            launch_backward_part[SIDE](launcher, part, output, made, pairs, first, portable)
-        elif Int(whole.head_dim) <= WIDE:
-            launch_backward_part[WIDE](launcher, part, output, made, pairs, first, portable)
+            launch_backward_part[SIDE, dropped](launcher, part, output, made, pairs, first, portable)
+        elif not dropped and Int(whole.head_dim) <= WIDE:
+            launch_backward_part[WIDE, False](launcher, part, output, made, pairs, first, portable)
         elif Int(whole.head_dim) <= WIDE_PAIRS:
-            launch_backward_part[WIDE_PAIRS](launcher, part, output, made, pairs, first, portable)
+            launch_backward_part[WIDE_PAIRS, dropped](launcher, part, output, made, pairs, first, portable)
         else:
             comptime if L.wgmma:
                 if Int(whole.head_dim) <= 3 * SIDE:
-                    launch_backward_part[3 * SIDE](launcher, part, output, made, pairs, first, portable)
+                    launch_backward_part[3 * SIDE, False](
+                        launcher, part, output, made, pairs, first, portable
+                    )
                 else:
-                    launch_backward_part[WIDEST_PAIRS](launcher, part, output, made, pairs, first, portable)
+                    launch_backward_part[WIDEST_PAIRS, False](
+                        launcher, part, output, made, pairs, first, portable
+                    )
 
 
 def launch_backward_part[
-    L: Launcher, //, width: Int
+    L: Launcher, //, width: Int, dropped: Bool
 ](
     mut launcher: L,
     t: FlashBackward[F32],
@@ -629,7 +585,7 @@ def launch_backward_part[
     first: Int,
     portable: Bool,
 ) raises:
-    """Six launches."""
+    """Six launches, five with dropout."""
     ref sizes = t.sizes
     var scale = t.scale.cast[F32]()
     launch_split[boxes_of[width]()](
@@ -649,7 +605,32 @@ def launch_backward_part[
         scale,
     )
     var packed = without_mask(sizes)
-    launch_query[width](launcher, t, pairs, first, portable)
+    launch_query[width, dropped](launcher, t, pairs, first, portable)
+    comptime if dropped:
+        launch_key_value[width, dropped](launcher, t, pairs, first, portable)
+        launcher.launch[plain_dropout_backward_kernel](
+            "plain_dropout_backward",
+            pairs.path.as_imm(),
+            Int32(first),
+            t.grad_query,
+            t.grad_key,
+            t.grad_value,
+            t.grad_output,
+            t.query,
+            t.key,
+            t.value,
+            t.lse,
+            t.delta,
+            t.mask,
+            pairs.draws.state,
+            pairs.draws.kept,
+            without_mask(sizes),
+            scale,
+            grid_dim=Dim(PLAIN_BLOCKS),
+            block_dim=Dim(PLAIN_THREADS),
+            early=True,
+        )
+        return
     launcher.launch[plain_query_kernel](
         "plain_query",
         pairs.path.as_imm(),
@@ -668,7 +649,7 @@ def launch_backward_part[
         block_dim=Dim(TILE, TILE),
         early=True,
     )
-    launch_key_value[width](launcher, t, pairs, first, portable)
+    launch_key_value[width, dropped](launcher, t, pairs, first, portable)
     launcher.launch[plain_key_value_kernel](
         "plain_key_value",
         pairs.path.as_imm(),

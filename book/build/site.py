@@ -7,7 +7,9 @@ measurements is taken from the records (`references.py`).
 
 import argparse
 import html
+import itertools
 import json
+import operator
 import os
 import re
 import shutil
@@ -184,18 +186,29 @@ def shrink_search_index(site: Path) -> None:
         search = json.loads(re.sub(r"\\(['\\])", r"\1", matched[2]))
         documents = search.pop("index")["documentStore"]["docs"]
         del search["search_options"]["fields"]["breadcrumbs"]
-        texts = [
-            [
-                address,
-                text["title"],
+        sections = [
+            (
+                page,
                 text["breadcrumbs"].removesuffix(f" » {text['title']}"),
-                searched(text["body"], walked[address.split("#")[0]]),
-            ]
+                mark + anchor,
+                text["title"],
+                text["body"],
+            )
             for number, address in enumerate(search.pop("doc_urls"))
+            for page, mark, anchor in [address.partition("#")]
             for text in [documents[str(number)]]
         ]
+        # The page and the headings above are those of many sections, which stand one after the other.
+        pages = [
+            (
+                page,
+                above,
+                [(anchor, title, searched(body, walked[page])) for *_, anchor, title, body in several],
+            )
+            for (page, above), several in itertools.groupby(sections, key=operator.itemgetter(0, 1))
+        ]
         options, packed = (
-            json.dumps(part, ensure_ascii=False, separators=(",", ":")) for part in (search, texts)
+            json.dumps(part, ensure_ascii=False, separators=(",", ":")) for part in (search, pages)
         )
         file.write_text(
             f"{maker}window.search = Object.assign(window.search, makeSearch({options}, {packed}));",

@@ -1,6 +1,9 @@
 // Makes the search index in the reader's browser, when somebody first searches: the texts are a third of the bytes of an
-// index that holds them too. The build puts this function in front of the texts, [address, title, headings above, body].
-function makeSearch(options, texts) {
+// index that holds them too. The build puts this function in front of the texts: [page, headings above, [[anchor, title, body], ...]].
+function makeSearch(options, pages) {
+    const texts = pages.flatMap(function ([page, above, sections]) {
+        return sections.map(function ([anchor, title, body]) { return [page + anchor, title, above, body]; });
+    });
     const index = elasticlunr(function () {
         this.setRef('id');
         ['title', 'body'].forEach(this.addField, this);
@@ -13,6 +16,6 @@ function makeSearch(options, texts) {
             return known.get(word);
         });
     };
-    texts.forEach(function ([, title, page, body], id) { index.addDoc({ id: String(id), title, breadcrumbs: page + ' » ' + title, body }); });
+    texts.forEach(function ([, title, above, body], id) { index.addDoc({ id: String(id), title, breadcrumbs: above + ' » ' + title, body }); });
     return Object.assign(options, { doc_urls: texts.map(function (text) { return text[0]; }), index: index.toJSON() });
 }

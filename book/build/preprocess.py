@@ -110,6 +110,12 @@ def check_blanks(chapter: Chapter, folder: Path) -> None:
             chapter.fault(include.start(), f"cannot include blank {include[2]} of {include[1]}")
 
 
+def check_merge(chapter: Chapter) -> None:
+    """Nothing on the page is left over from two versions of it."""
+    for mark in re.finditer(r"^(?:<{7}|>{7}) .*", chapter.text, re.M):
+        chapter.fault(mark.start(), f"the mark of a merge, {mark[0]}")
+
+
 def task_names(root: Path) -> dict[str, set[str]]:
     """The tasks that each runner knows, by the name of the runner."""
     pyproject = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
@@ -258,23 +264,30 @@ def printed_output(chapter: Chapter, fence: re.Match, name: str) -> str:
         first, last = map(int, lines.split("-"))
         text = "".join(text.splitlines(keepends=True)[first - 1 : last])
         source = f"Lines {first} to {last} of what was {source[0].lower()}{source[1:]}"
-    kind = "text" if COLUMNS.search(text) else "text,wraps"
+    kind = "text" if columns_width(text) > PHONE else "text,wraps"
     return f'{ticks}{kind}\n{folded(text)}{ticks}\n\n<p class="output-source">{source}</p>'
 
 
 COLUMNS = re.compile(r"\S {2,}\S")
 """What stands in columns, and must not be wrapped."""
 
+PHONE = 42
+"""Characters of a line that a phone shows: columns that are no wider stay whole wherever the page wraps."""
+
+
+def columns_width(text: str) -> int:
+    """The length of the longest line in columns; 0 where there is none."""
+    return max((len(line) for line in text.splitlines() if COLUMNS.search(line)), default=0)
+
 
 def folded(text: str) -> str:
-    """An output whose sentences, where they stand beside columns, are no wider than these."""
-    lines = text.splitlines()
-    width = max((len(line) for line in lines if COLUMNS.search(line)), default=0)
+    """An output whose sentences, where they stand beside wide columns, are no wider than these."""
+    width = columns_width(text)
     return "".join(
         textwrap.fill(line, width, subsequent_indent="   ", break_long_words=False) + "\n"
-        if width and len(line) > width
+        if width > PHONE and len(line) > width
         else line + "\n"
-        for line in lines
+        for line in text.splitlines()
     )
 
 
@@ -385,6 +398,7 @@ def transform(chapter: Chapter, folder: Path, setting: Setting, within: tuple[Pa
     """The chapter with its faults noted, formulas drawn, tabs made, code pasted and empty summaries labelled."""
     check_includes(chapter, folder)
     check_blanks(chapter, folder)
+    check_merge(chapter)
     for position, message in unknown_commands(chapter.text, setting.tasks):
         chapter.fault(position, message)
     for position, message in references.typed_numbers(chapter.text, setting.made_from):

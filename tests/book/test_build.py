@@ -496,7 +496,28 @@ def test_every_box_of_a_page_is_one(site):
 
 
 def test_sentences_of_an_output_are_no_wider_than_its_columns_and_columns_stay():
-    table = "name      error\nours      1.0e-07\n"
-    folded = preprocess.folded("cases: one, two, three, four\n" + table)
-    assert folded == "cases: one, two,\n   three, four\n" + table
+    table = f"name{' ' * 40}error\nours{' ' * 40}1e-07\n"
+    assert preprocess.columns_width(table) == 49
+    sentence = "the cases that it tried are one, two, three, four and five"
+    folded = preprocess.folded(f"{sentence}\n{table}")
+    assert folded == f"the cases that it tried are one, two, three, four\n   and five\n{table}"
     assert preprocess.folded("a sentence that is long\n") == "a sentence that is long\n"
+
+
+def test_columns_that_a_phone_shows_whole_leave_the_sentences_beside_them_to_the_page():
+    """The verdict of puzzle 21 stood twenty letters wide and ninety lines high, because its title has a gap."""
+    text = (
+        "check        wrong\nfalse alarm on standardise, in float32 alone: Jacobian mismatch for output 0\n"
+    )
+    assert preprocess.folded(text) == text
+
+
+def test_the_marks_of_a_merge_are_a_fault(tmp_path):
+    chapter = preprocess.Chapter(
+        "src/page.md", "# Page\n\n<<<<<<< HEAD\none\n=======\ntwo\n>>>>>>> branch\n", []
+    )
+    preprocess.check_merge(chapter)
+    assert chapter.faults == [
+        "src/page.md:3: the mark of a merge, <<<<<<< HEAD",
+        "src/page.md:7: the mark of a merge, >>>>>>> branch",
+    ]

@@ -1,22 +1,30 @@
 """Running kernels and judging what they wrote: cases, gates, rungs, diagnoses, the bug zoo.
 
-From `pNN --gate dW` to its verdict, in order:
+From `pNN --gate dW` to its verdict, in order. A file without a folder is in this one:
 
-    harness/cli.py               run: the arguments become Options, checked in harness/flags.py; then checking.check
-    harness/screens/checking.py  check_gates: has the gate judged, prints the verdict (screens/report.py), notes that it passed.
-                                 Where a warm process answers (warm.py, asked by __main__.py already), it has judged in the same way
-    gates.py                     checker_of makes the rung's checker. That of kernels is here: Checker.check records them
-                                 (devices/recorder.py) while PyTorch says what is right, in float32, and a right one again in bfloat16
-    judge.py                     Judge.by_gate: has the recording replayed, and puts what is wrong down to the right gate. A gate is
-                                 wrong by its values (`by_values`), by what the virtual GPU reports (`_share`), or in a second run
-    ran.py                       Simulated.outcome: the cases on the virtual GPU (devices/replay.py), what they wrote and findings
-    reference.py                 Reference.compared: each quantity beside PyTorch's in float64; `compare.compare` decides by its limit
-    diagnose.py                  what is said of a wrong one: which known mistake it is, or which gate before it is to blame
+    harness/__main__.py          main: asks the warm process first (warm.py), then calls cli.main
+    harness/cli.py               run: harness/flags.py checks the arguments and makes Options. run_puzzle calls checking.check
+    harness/screens/checking.py  check_gates: has the gate judged, notes that it passed, prints the verdict
+                                 (harness/screens/report.py). If a warm process answered (harness/server.py), it has judged in
+                                 the same way. If not, this process judges, and starts one for the next command
+    gates.py                     checker_of makes the rung's checker. The one for kernels is here: Checker.check records their
+                                 launches (harness/devices/recorder.py) while PyTorch computes what is right. A gate that is right
+                                 in float32 is judged again in bfloat16
+    judge.py                     Judge.by_gate, then `variant`: has the recording replayed, and puts what is wrong down to the
+                                 right gate. A gate is wrong by its values (`by_values`), by what the virtual GPU reports
+                                 (`_share`), or with --repeat in a later run (`_repeat`)
+    ran.py                       Simulated.outcome: the cases on the virtual GPU (harness/devices/replay.py), what they wrote and
+                                 findings
+    reference.py                 Reference.compared: each quantity beside PyTorch's in float64; `compare.compare` decides by its
+                                 limit
+    diagnose.py                  only if it is wrong: which known mistake it is, or which gate before it is to blame
     results.py                   GateResult: what a verdict holds, and the exit code of some
 
-Which rung has a gate of that name is for `Puzzle.rung_of` (spec/puzzle.py) to say.
+The puzzle's spec (harness/puzzles/pNN/spec.py) holds the gates, and for each the variant whose kernels are recorded. The file
+is that of the last rung with a gate of that name (`Puzzle.rung_of`): for dW, the kernels. A single gate of the kernels goes to
+the virtual GPU even where there is a real one.
 
-The other ways: a whole run, `pNN --backward`, goes by runs.py to the same Judge, once for each device (`Options.by_gate` in
-options.py says which it is). A file in Python is judged in a process of its own (apart.py):
+The other ways: a whole run, `pNN --backward`, or a gate with `--device gpu`, goes by runs.py to the same Judge, once for each
+device (`Options.by_gate` in options.py says which it is). A file in Python is judged in a process of its own (apart.py):
 numpy_rung.py, torch_rung.py, or the puzzle's. `--show` draws picture.py; blame.py finds its wrong thread.
 """

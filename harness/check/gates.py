@@ -1,4 +1,4 @@
-"""What judges a learner's file: `checker_of` makes it. That of kernels is here: each gate by itself, without MAX or a GPU, in one warm process.
+"""What judges a learner's file: `checker_of` makes it. That of kernels is here: each gate by itself, without MAX or a GPU, in one process.
 
 The kernels are recorded (one run of the Mojo compiler for all cases, and for those kernels alone that have changed) and
 replayed on the virtual GPU. What needs torch is imported, and PyTorch asked for the right results, while the compiler

@@ -1,7 +1,11 @@
 """The launches of a puzzle without a device: PTX, geometry and exact argument bytes, by the recording launcher.
 
-Needs the Mojo compiler only; no MAX, no driver. A recording takes a few seconds and carries source lines. The same
+The program is the puzzle's `record.mojo`; its launcher, `recording/recorder.mojo`, prints what it is asked to launch, and `parse`
+reads that. Needs the Mojo compiler only; no MAX, no driver. A recording takes a few seconds and carries source lines. The same
 launch functions run here and in the custom op, so that a recording shows what a GPU would be given.
+
+A check asks `record_dtypes`. It takes what is kept, whole or in parts (`kernel_cache.py`), and has the rest compiled: kernels
+alone where their launches are known, else all of it (`record_many`).
 """
 
 import re

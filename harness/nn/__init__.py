@@ -4,13 +4,18 @@ From `LayerNormLinear(H, O)(x)` to the launch:
 
     layers.py    fused_layernorm_linear: checks of types, autocast's dtype; then layernorm_linear_directly, past PyTorch's
                  dispatcher. Where somebody watches operators, or there is no module, the operator `layernorm_linear` of
-                 autograd.py instead
-    layernorm_plan.py  make_plan, for both: sizes, and who multiplies
-    layernorm_direct.py  LayerNormKernels.forward: memory, and the call of the extension module, which extension_kernels.py opens.
-                 Where the library multiplies, the module launches the rows alone. `Way.explain` puts the plan into words
+                 autograd.py instead; its `check` refuses what no way takes, such as parameters of another dtype than x
+    layernorm_plan.py  make_plan, for both: sizes, and who multiplies (`choose`)
+    layernorm_direct.py  LayerNormKernels.forward: memory, from PyTorch's allocator, and the call of the extension module, which
+                 extension_kernels.py opens. Where the library multiplies, the module launches the rows alone. `Way.explain`
+                 puts the plan into words
     solutions/p22/extension.mojo  the dtype, and what is launched: small.mojo, op/fast_pairs.mojo or op/fast.mojo
-    op/fast.mojo  rows, then the product: op/shared/gemm_hopper_launches.mojo for 16 bits on a Hopper where wgmma pays, otherwise
-                 gemm.mojo chooses. stream_launcher.mojo puts each kernel on PyTorch's stream
+    op/fast.mojo  launch_forward_fast: rows (fast_forward.mojo chooses their kernel), then the product: for 16 bits on a Hopper
+                 where wgmma pays op/shared/gemm_hopper_launches.mojo, which cuts it into tiles, otherwise gemm.mojo.
+                 stream_launcher.mojo puts each kernel on PyTorch's stream, and takes scratch memory out of what Python has lent
+
+The backward pass takes the same files: DirectLayerNormLinear.backward, LayerNormKernels.backward, and launch_gradients in
+op/fast.mojo, for whose rows fast_backward_launches.mojo chooses.
 
 Without a module the operator goes through a MAX graph (on_max.py). Attention goes the same way through attention_autograd.py,
 attention_plan.py and attention_direct.py, cross-entropy through cross_entropy.py and cross_entropy_chunks.py.

@@ -581,7 +581,7 @@ def way(x: Tensor, dtype: torch.dtype, linear_weight: Tensor, algorithm: str, me
     """Who computes both passes of a call, of x [..., H] taken in a dtype and linear_weight [O, H].
 
     The registered operators and `explain` ask here. `layers.layernorm_linear_directly`, where every microsecond counts, asks the same
-    three by itself: `THROUGH_MODULE`, `kernels` and `plan`, the last together with the check of its arguments.
+    three by itself: `THROUGH_MODULE`, `kernels` and `make_plan`, the last together with the check of its arguments.
     """
     if algorithm not in THROUGH_MODULE:
         return Way(algorithm)

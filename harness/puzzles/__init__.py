@@ -1,1 +1,1 @@
-"""One module for each puzzle: its spec is data, its reference a function."""
+"""A folder for each puzzle. Its `spec.py` is what the harness knows of it: data, and a reference that is a function."""

@@ -425,6 +425,28 @@ def test_commands_of_the_readme_are_tasks():
     assert list(preprocess.unknown_commands(text, preprocess.task_names(ROOT))) == []
 
 
+def test_printed_commands_have_flags_that_there_are(capsys):
+    """Those of a puzzle, and after the flag of a demonstration or of --bench those in its own --help."""
+    from harness import cli, flags
+    from harness.spec.catalogue import find_puzzle
+
+    asked: dict[tuple[str, str], str] = {}
+    for page in (ROOT / "README.md", *sorted((BOOK / "src").rglob("*.md"))):
+        for command in re.finditer(r"\b(p(?:19|2\d))((?: +--?[\w-]+| +[\w.-]+)*)", page.read_text()):
+            puzzle, words = find_puzzle(command[1]), re.findall(r"--[\w-]+", command[2])
+            known = flags.flags_of(flags.parser(puzzle))
+            own = {f"--{demo.flag}" for demo in puzzle.demos if demo.options} | {"--bench"}
+            if len(words) > 1 and words[0] in own:
+                what = puzzle.name, words[0]
+                if what not in asked:
+                    with pytest.raises(SystemExit):
+                        cli.main([*what, "--help"])
+                    asked[what] = capsys.readouterr().out
+                known = [words[0], *re.findall(r"--[\w-]+", asked[what])]
+            assert set(words) <= set(known), (page.name, command[0])
+    assert len(asked) > 2
+
+
 def test_solutions_are_on_the_pages_but_not_in_the_search_index(small_book):
     page = (
         "# P\n\nvisible words\n\n```mojo\n{{#include ../../code.mojo:body}}\n```\n\n"

@@ -119,9 +119,9 @@ def nothing_above_the_roof() -> bool:
 # ---- Training and every size --------------------------------------------------------------------------------
 
 
-def beside(column: str = "graph") -> list[float]:
-    """The layer's time over its fastest peer's at every size of the record `sizes`."""
-    return [one.ratio for one in every_size.beside(record.rows("sizes"), column)]
+def beside(column: str = "graph", least: float = 0) -> list[float]:
+    """The layer's time over its fastest peer's at every size of the record `sizes` where it takes that many microseconds or more."""
+    return [one.ratio for one in every_size.beside(record.rows("sizes"), column) if one.time >= least]
 
 
 def of_compile(*size: int) -> float:

@@ -154,7 +154,7 @@ def operator_asked() -> str:
         drawing.arrow(308, y, 332, y)
         drawing.labelled(336, y - 17, 142, 34, kernel, code=True, shade=LEGIBLE)
     drawing.text(407, 75, "kernels of yours,", size=13)
-    drawing.text(407, 91, "which know memory only", size=13)
+    drawing.text(407, 91, "blind to strides", size=13)
     return drawing.svg()
 
 

@@ -163,8 +163,8 @@ def clock() -> str:
             else f"Tick {tick}. On the left the last thread has its element: {ticks} sectors have come, {32 * ticks} bytes; {4 * ticks} of them were asked for."
         )
     return drawing.hero(
-        "A load as its sectors arrive, one at a tick. The numbers of sectors are the virtual GPU's, of the first launch of the unfused "
-        "path and of its LayerNorm.",
+        "A load as its sectors arrive, one at a tick. The numbers of sectors are the virtual GPU's, for two "
+        "kernels of puzzle 22: the statistics of rows, and LayerNorm.",
         "The same matrix twice, and the first load of a warp.",
     )
 
@@ -172,14 +172,27 @@ def clock() -> str:
 # ---- Puzzle 20: a graph of five nodes -------------------------------------------------------------------------
 
 
-def walked_graph() -> Steps:
-    """Puzzle 20's graph, walked there and back by the solution's own functions; at x the two paths add up."""
+def walked_graph(product: bool = False) -> Steps:
+    """Puzzle 20's graph, walked there and back by the solution's own functions; at x the two paths add up.
+
+    With `product` the third node is the product of a and b, which changes the edges into it.
+    """
     module = load(ROOT / "solutions" / "p20" / "graph.py")
     values = module["forward"](2.0)
     along = module["edges"](values)
+    if product:
+        c = values["a"] * values["b"]
+        values |= {"c": c, "y": along["c->y"] * c}
+        along |= {"a->c": values["b"], "b->c": values["a"]}
     gradients = module["backward"](along)
     places = {"x": (66, 120), "a": (186, 50), "b": (186, 190), "c": (306, 120), "y": (420, 120)}
-    formulas = {"x": "x", "a": "a = x^2", "b": "b = 2x", "c": "c = a + b", "y": "y = 3c"}
+    formulas = {
+        "x": "x",
+        "a": "a = x^2",
+        "b": "b = 2x",
+        "c": "c = a b" if product else "c = a + b",
+        "y": "y = 3c",
+    }
     forward, back = list(places), ["y", "c", "b", "a"]
     last = len(forward) + len(back) + 1
     drawing = Steps(
@@ -240,6 +253,14 @@ def graph() -> str:
     return walked_graph().hero(
         "The numbers are those of the solution's own run at x = 2.",
         "Values go from x to y, then gradients come back.",
+    )
+
+
+def graph_of_product() -> str:
+    """The same walk where the two paths are multiplied."""
+    return walked_graph(product=True).hero(
+        "The same walk with a product as the third node, at x = 2.",
+        "The edges into c now carry the other factor.",
     )
 
 
@@ -530,6 +551,7 @@ HEROES: dict[str, Callable[[], str]] = {
     "barrier": one_barrier,
     "clock": clock,
     "graph": graph,
+    "graph_of_product": graph_of_product,
     "checks": checks,
     "printed": printed,
     "one_row": one_row,

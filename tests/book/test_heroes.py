@@ -19,6 +19,7 @@ PLACES = {
     "barrier": "puzzle_19/puzzle_19.html",
     "clock": "puzzle_19/each_alone.html",
     "graph": "puzzle_20/puzzle_20.html",
+    "graph_of_product": "puzzle_20/graph.html",
     "checks": "puzzle_21/puzzle_21.html",
     "printed": "puzzle_22/puzzle_22.html",
     "one_row": "puzzle_23/puzzle_23.html",
@@ -83,6 +84,8 @@ def test_the_walk_over_the_graph_has_the_slope_of_its_function():
         and "only the last to come survives: 12." in words("graph")[-2]
     )
     assert len(words("graph")) == 5 + 4 + 2
+    product = 3 * 3 * 2.0 * 2.0**2  # 6 x^3, at 2
+    assert f"Added up they are {product:g}" in words("graph_of_product")[-1]
 
 
 def test_the_cells_are_the_matrix_s():

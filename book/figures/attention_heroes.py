@@ -276,7 +276,7 @@ def reads(width: int = 32, radius: int = 4, tile: int = 16) -> str:
     return drawing.hero(
         f"Strongest: {tile} queries. Around them: the tiles of keys that are loaded for them, because a cell in them lies "
         f"within {radius} rows and columns. The bars count what has been read.",
-        f"Two orders of the same grid, each cut into {steps} tiles of {tile} cells. Black: the first tile, as queries. Grey: the tiles that hold its keys.",
+        f"Two orders of the same grid, each cut into {steps} tiles of {tile} cells. Strongest: the first tile, as queries. Fainter: the tiles that hold its keys.",
     )
 
 

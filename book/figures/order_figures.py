@@ -5,12 +5,15 @@ The pictures are drawn from the orders themselves; the times come from the recor
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 
 import numpy as np
 
+from book.figures.figures import ROOT, Drawing
 from book.figures.markdown_table import table
 from book.measure import record
+from harness.check import zoo
+from harness.check.python_files import load
 from harness.nn import orders
 from harness.puzzles.p24.counting import count, keys_of_tiles, sectors
 from harness.puzzles.p24.drawing import steps
@@ -123,6 +126,42 @@ def reads(side: int, radius: int, tile: int = 64) -> str:
         "other keys of the tiles that hold these: in row-major order stripes, in Hilbert order a square"
     )
     return panels(parts, side, label)
+
+
+SIX_WALKS = (
+    "numpy_index_flip_forgotten", "numpy_index_exchanged", "numpy_index_turn_forgotten", "numpy_index_plain_bits", "",
+    "numpy_index_inverse_meant",
+)  # fmt: skip
+"""The wrong curves that are drawn without their names, and the solution, ""."""
+
+
+def walk_of(name: str, side: int = 8) -> np.ndarray:
+    """The cell at each step, by a run of a wrong `index` of the museum, or of the solution's."""
+    (path,) = [wrong.target() for wrong in zoo.load("p24") if wrong.name == name] or [
+        ROOT / "solutions" / "p24" / "in_numpy.py"
+    ]
+    return load(path)["index"](np.arange(side**2), side)
+
+
+def six_walks(side: int = 8) -> str:
+    """Six walks through a small grid, one of them right; a dot where each begins."""
+    drawing = Drawing(
+        340,
+        "Six walks through 8 x 8 cells, numbered. Walks 2 and 5 never jump: 2 begins to the right, 5 begins downwards.",
+    )
+    for number, name in enumerate(SIX_WALKS):
+        left, top = 10 + 158 * (number % 3), 28 + 164 * (number // 3)
+        drawing.text(left + 72, top - 10, str(number + 1))
+        drawing.box(left, top, 144, 144, shade=0.04, thick=0.4, radius=0)
+        places = [
+            (left + 18 * column + 9, top + 18 * row + 9)
+            for row, column in np.argwhere(np.ones((side, side)))[walk_of(name, side)].tolist()
+        ]
+        for (x0, y0), (x1, y1) in pairwise(places):
+            jump = max(abs(x1 - x0), abs(y1 - y0)) > 18
+            drawing.segment(x0, y0, x1, y1, thick=0.7 if jump else 2, dash="2 2" if jump else "")
+        drawing.box(places[0][0] - 5, places[0][1] - 5, 10, 10, shade=1, radius=5)
+    return drawing.svg()
 
 
 # ---- Tables -------------------------------------------------------------------------------------------------
@@ -324,6 +363,7 @@ FILES = {
     "order_claims.md": claims,
     "order_curves.svg": curves,
     "order_growth.svg": growth,
+    "six_walks.svg": six_walks,
     "order_reads.svg": functools.partial(reads, 64, 4),
     "order_ratios.md": ratios,
     "order_peers.md": peers,

@@ -6,8 +6,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from book.figures.figures import NARROW, Drawing, Steps, bar_rows, compared, svgs
+from book.figures.figures import NARROW, ROOT, Drawing, Steps, bar_rows, compared, svgs
 from book.measure import outputs, record
+from harness.check import zoo
+from harness.check.python_files import load
 from harness.puzzles.p27.kernels import sorted_places as sorted_by_token
 
 PARTS = (
@@ -43,6 +45,76 @@ def tape() -> str:
         low, high = (40 + ROW * i for i in which)
         drawing.segment(14, low - 4, 14, high + 16, thick=2)
     drawing.text(240, height - 6, "shaded: a block; thick lines: the stream beside its two branches")
+    return drawing.svg()
+
+
+WRITTEN = (
+    ("loss", "(p − y) / n", 27), ("head", "dlogits W", 27), ("ln_f", "rstd (g − c2 − x̂ c1)", 22), ("narrow", "dy W", 22),
+    ("gelu", "dy (s + 2x s (1 − s) u′)", 27), ("widen", "dy W", 22), ("ln_2", "rstd (g − c2 − x̂ c1)", 22),
+    ("join", "dy W", 22), ("attention", "dS = P ⊙ (dP − δ)", 23), ("qkv", "dy W", 22),
+    ("ln_1", "rstd (g − c2 − x̂ c1)", 22), ("embedding", "add up the rows that were read", 27),
+)  # fmt: skip
+"""The parts of `PARTS`, each with what it passes down and the puzzle in which its backward pass was written."""
+
+
+def written() -> str:
+    """The model from the loss down: what each part passes on, and in which puzzle it was written."""
+    height = ROW * len(WRITTEN) + 40
+    label = "The backward pass of a GPT, from the loss down: " + "; ".join(
+        f"{name}: {what}, puzzle {puzzle}" for name, what, puzzle in WRITTEN
+    )
+    drawing = Drawing(height, label)
+    for x, words in ((78, "part"), (247, "what it passes down"), (420, "puzzle")):
+        drawing.text(x, 20, words)
+    for number, (name, what, puzzle) in enumerate(WRITTEN):
+        y = 32 + ROW * number
+        drawing.text(78, y + 17, name, code=True)
+        drawing.labelled(140, y, 214, ROW - 6, what)
+        drawing.text(420, y + 17, str(puzzle))
+    drawing.arrow(28, 34, 28, 28 + ROW * len(WRITTEN))
+    for first, last in ((3, 6), (7, 10)):
+        drawing.segment(12, 38 + ROW * first, 12, 50 + ROW * last, thick=2)
+    return drawing.svg()
+
+
+SIX_SLOPES = (
+    "numpy_dgelu_first_term", "", "numpy_dgelu_no_x", "numpy_dgelu_brackets", "numpy_dgelu_sigmoid",
+    "numpy_dgelu_second_term",
+)  # fmt: skip
+"""The wrong slopes of GELU that are drawn without their names, and the solution, ""."""
+
+
+def slope_of(name: str, x: np.ndarray, dx: float = 1.0) -> np.ndarray:
+    """What a wrong `dgelu` of the museum, or the solution's, makes of x and of a gradient that is `dx` everywhere."""
+    (path,) = [wrong.target() for wrong in zoo.load("p27") if wrong.name == name] or [
+        ROOT / "solutions" / "p27" / "in_numpy.py"
+    ]
+    return load(path)["dgelu"](x, np.full_like(x, dx))
+
+
+def six_slopes() -> str:
+    """Six slopes of GELU by runs of the NumPy file, each over GELU itself."""
+    x = np.linspace(-4, 4, 161)
+    gelu = x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    drawing = Drawing(
+        300,
+        "Six slopes of GELU, numbered, each over GELU itself. Slope 1 never falls below 0, 3 is 0.9 at 0, and 6 goes to 0 on "
+        "the right; 2, 4 and 5 look alike.",
+    )
+    for number, name in enumerate(SIX_SLOPES):
+        left, zero = 8 + 160 * (number % 3), 116 + 146 * (number // 3)
+
+        def place(at: float, value: float, left: float = left, zero: float = zero) -> tuple[float, float]:
+            return left + 18 * (at + 4), zero - 60 * value
+
+        drawing.text(left + 72, zero - 94, str(number + 1))
+        drawing.segment(left, zero, left + 144, zero, opacity=0.4)
+        drawing.segment(left + 72, zero + 20, left + 72, zero - 84, opacity=0.4)
+        for level in (0.5, 1):
+            drawing.segment(left, zero - 60 * level, left + 144, zero - 60 * level, opacity=0.15)
+        low = gelu < 1.35
+        drawing.polyline(map(place, x[low], gelu[low]), dash="3 4", opacity=0.7)
+        drawing.polyline(map(place, x, slope_of(name, x)), thick=2)
     return drawing.svg()
 
 
@@ -258,7 +330,7 @@ def step_kinds() -> str:
     times = [(what, time, f"{time / floor:.1f} times", 0.08) for what, time, floor in kinds]
     bar_rows(drawing, 6, times, scale, left=150, step=34)
     bar_rows(drawing, 6, [("", floor, "", 0.35) for _, _, floor in kinds], scale, left=150, step=34)
-    drawing.text(158, 34 * len(kinds) + 22, "dark: the floor; the number: time over floor", anchor="start")
+    drawing.text(158, 34 * len(kinds) + 22, "solid: the floor; the number: time over floor", anchor="start")
     return drawing.svg()
 
 
@@ -365,7 +437,16 @@ def writes() -> str:
     )
 
 
-FILES = svgs(by_hand_beside, step_kinds, sorted_places, loss_by_hand, loss_jumps, through_zero) | {
+FILES = svgs(
+    by_hand_beside,
+    step_kinds,
+    sorted_places,
+    loss_by_hand,
+    loss_jumps,
+    through_zero,
+    written,
+    six_slopes,
+) | {
     "tape_of_gpt.svg": tape,
     "samples_by_hand.md": samples_list,
 }

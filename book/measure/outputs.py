@@ -58,7 +58,7 @@ def task(command: str, exact: bool = False, anywhere: bool = True, **options) ->
 
 EXAMPLES = (
     "autograd_graph autograd_function opcheck diagonal_formula one_row row_descent rms_row flash_rows compensated "
-    "gather_twice stale_code parameter_gradients in_autograd backend_levels inductor_kernels "
+    "gather_twice stale_code parameter_gradients in_autograd backend_levels inductor_kernels inductor_residual "
     "inductor_pattern compile_settings compile_saved what_is_kept left_out"
 )
 """Programs of book/examples without arguments, whose output has their name and is the same everywhere."""

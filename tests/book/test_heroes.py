@@ -269,3 +269,17 @@ def test_of_six_rings_the_fourth_alone_is_right():
         for name in attention_heroes.SIX_RINGS
     ]
     assert right == [False, False, False, True, False, False]
+
+
+def test_of_six_slopes_the_second_is_right_and_the_fourth_only_for_a_gradient_of_one():
+    x = np.linspace(-4, 4, 161)
+    exact = tape_figures.slope_of("", x)
+    assert tape_figures.SIX_SLOPES[1] == ""
+    ones, twos = (
+        [np.abs(tape_figures.slope_of(name, x, dx) - dx * exact).max() for name in tape_figures.SIX_SLOPES]
+        for dx in (1.0, 2.0)
+    )
+    assert ones[1] == ones[3] == twos[1] == 0 and twos[3] > 0.1
+    assert 0 < ones[4] < 0.03 and min(ones[0], ones[2], ones[5]) > 0.2
+    first, _, third, _, _, last = (tape_figures.slope_of(name, x) for name in tape_figures.SIX_SLOPES)
+    assert first.min() >= 0 and math.isclose(third[80], 0.9, abs_tol=0.01) and abs(last[-1]) < 0.01

@@ -37,3 +37,14 @@ def test_what_a_window_reads_is_drawn_as_it_is_counted():
     rows = np.array(cells).reshape(16, 16)
     assert (rows[5] == queries).all() and (rows[[3, 4, 6, 7]] == keys).all()
     assert (np.delete(rows, range(3, 8), 0) == order_figures.SHADES["other"]).all()
+
+
+def test_of_six_walks_the_fifth_alone_is_right_and_only_the_second_of_the_others_never_jumps():
+    walks = [order_figures.walk_of(name) for name in order_figures.SIX_WALKS]
+    assert all(sorted(walk.tolist()) == list(range(64)) for walk in walks)
+    exact = orders.hilbert(8, 8)
+    assert [np.array_equal(walk, exact) for walk in walks] == [False, False, False, False, True, False]
+    places = [np.stack(np.divmod(walk, 8)) for walk in walks]
+    jumps = [int((np.abs(np.diff(place)).max(0) > 1).sum()) for place in places]
+    assert [count == 0 for count in jumps] == [False, True, False, False, True, False]
+    assert places[4][:, -1].tolist() == [0, 7] and places[1][:, -1].tolist() == [7, 0]

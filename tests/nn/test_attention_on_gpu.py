@@ -294,7 +294,7 @@ def test_gpu_and_cpu_tensors_do_not_mix():
 @pytest.mark.gpu
 @pytest.mark.parametrize(("dtype", "d", "options"), [
     (torch.float32, 128, {"scale": -0.2}),
-    (torch.float32, 40, {"attn_mask": (1, 1)}),
+    (torch.float32, 40, {"attn_mask": (64, 1)}),
     (torch.bfloat16, 192, {"attn_mask": (64, 64)}),
     (torch.float16, 72, {"attn_mask": (64, 1)}),
 ], ids=str)  # fmt: skip
@@ -321,7 +321,7 @@ def test_gpu_what_is_left_to_torch_may_begin_anywhere(dtype, d, options: dict[st
     with sdpa_kernel(SDPBackend.MATH):
         expected = results(torch.nn.functional.scaled_dot_product_attention)
     for ours, theirs in zip(results(attention), expected, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0.03, atol=0.03 if dtype != torch.float32 else 1e-4)
+        torch.testing.assert_close(ours, theirs, rtol=0.03, atol=0.03 if dtype != torch.float32 else 1e-3)
 
 
 @pytest.mark.gpu

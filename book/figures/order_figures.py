@@ -146,11 +146,11 @@ def walk_of(name: str, side: int = 8) -> np.ndarray:
 def six_walks(side: int = 8) -> str:
     """Six walks through a small grid, one of them right; a dot where each begins."""
     drawing = Drawing(
-        340,
+        352,
         "Six walks through 8 x 8 cells, numbered. Walks 2 and 5 never jump: 2 begins to the right, 5 begins downwards.",
     )
     for number, name in enumerate(SIX_WALKS):
-        left, top = 10 + 158 * (number % 3), 28 + 164 * (number // 3)
+        left, top = 10 + 158 * (number % 3), 28 + 176 * (number // 3)
         drawing.text(left + 72, top - 10, str(number + 1))
         drawing.box(left, top, 144, 144, shade=0.04, thick=0.4, radius=0)
         places = [

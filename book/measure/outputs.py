@@ -82,6 +82,7 @@ COMMANDS = {
     "backend_models": example("backend_models", exact=True),
     "backend_rewrites": task("p26 --rewrites", exact=True),
     "backend_symptoms": task("p26 --symptoms"),
+    "one_path": example("one_path", exit_code=1),
     "first_graph": task("p20 --rung derive --solution", exact=True),
     "first_functions": task("p20 --rung torch --solution", exact=True),
     "first_registration": task("p20 --rung register --solution", exact=True),

@@ -166,7 +166,7 @@ def test_a_page_ends_with_its_records_and_says_which_are_old(monkeypatch):
     }
     monkeypatch.setattr(record, "read", kept.__getitem__)
     note = references.note(["other", *used])
-    assert "Measured: 2 records, 1 of kernels that have changed since" in note
+    assert "Measured: 2 records, 1 from before the kernels last changed" in note
     assert note.count("The kernels of p22 have changed since.") == 1
     assert "What of other? A GPU, 2026-01-02. <code>python -m book.measure other</code>." in note
     assert references.note([]) == ""

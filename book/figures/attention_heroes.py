@@ -164,7 +164,7 @@ def tiles() -> str:
             f"{what.split()[0]} of {owner} {verdict}."
         )
     return drawing.hero(
-        "The two backward kernels on one head of the case “hard values”, tile by tile. Only the weights of one tile exist; on the right they are in numbers."
+        "The two backward kernels on one head of the workbook's test case “hard values”, tile by tile. Only the weights of one tile exist; on the right they are in numbers."
     )
 
 

@@ -69,6 +69,9 @@ def test_a_changed_kernel_makes_a_record_old_and_neither_a_changed_comment_nor_a
     file.rename(folder / "moved.mojo")
     record.kernels_of.cache_clear()
     assert record.kernels_of("p1", tmp_path) == first
+    (folder / "empty.mojo").write_text('"""Says."""\n\nfrom .moved import f\n\n\n# ---- A heading\n\n')
+    record.kernels_of.cache_clear()
+    assert record.kernels_of("p1", tmp_path) == first
     (folder / "moved.mojo").unlink()
     file.write_text("def f(x: Int):\n    h()\n")
     record.kernels_of.cache_clear()

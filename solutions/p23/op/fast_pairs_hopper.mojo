@@ -55,7 +55,7 @@ from .fast_pairs_hopper_tiles import (
     tile_bytes,
     times_pair,
 )
-from .fast_pairs_kernels import add_mask
+from .fast_pairs_products import add_mask
 from .fast_tiles import HIDDEN
 from .flash_tensors import FlashSizes, PackedSizes
 from .shared.common import ImmPtr, MutPtr

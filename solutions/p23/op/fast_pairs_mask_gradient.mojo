@@ -28,7 +28,7 @@ from .fast_pairs import (
     score_factor,
     take_turn,
 )
-from .fast_pairs_kernels import add_mask, times_rows
+from .fast_pairs_products import add_mask, times_rows
 from .fast_pairs_launches import F32, launch_split, lend_pairs
 from .fast_scores import sees
 from .fast_tiles import Lane, Sums

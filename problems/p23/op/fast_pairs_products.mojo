@@ -1,0 +1,1 @@
+../../../solutions/p23/op/fast_pairs_products.mojo

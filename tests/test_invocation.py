@@ -50,6 +50,17 @@ def test_every_task_that_a_message_may_name_is_there():
 
 
 @pytest.mark.parametrize("name", puzzle_names())
+def test_the_help_of_a_demonstration_tells_users_what_it_does(name, command_line):
+    """And not a caller of the function what it returns and raises."""
+    for demo in find_puzzle(name).demos:
+        if demo.options:
+            text = command_line(name, f"--{demo.flag}", "--help").out
+            assert f"usage: {name} --{demo.flag}" in text and not {"Raises", "Returns"} & {*text.split()}, (
+                text
+            )
+
+
+@pytest.mark.parametrize("name", puzzle_names())
 def test_what_the_commands_of_a_puzzle_print_can_be_pasted(name, command_line, monkeypatch):
     """Those that need no compiler, of every rung in Python too, as somebody who came by pixi sees them."""
     monkeypatch.setattr(Progress, "save", lambda self: None)

@@ -44,7 +44,11 @@ SMALL = Options(
 
 def make_options(arguments: Sequence[str]) -> Options:
     """The options that the flags of `p22 --demo` give. Raises BadUse, naming the flag, for a value that makes no sense."""
-    parser = Parser(prog="p22 --demo", description=run.__doc__, allow_abbrev=False)
+    parser = Parser(
+        prog="p22 --demo",
+        description="Train a small transformer with LayerNormLinear beside the same one in plain PyTorch.",
+        allow_abbrev=False,
+    )
     for name in (*SIZES, "seed"):
         parser.add_argument(f"--{name}", type=int, default=getattr(SMALL, name), help="default: %(default)s")
     given = vars(parser.parse_args(arguments))

@@ -27,7 +27,7 @@ OURS, PLAIN = "LayerNormLinear", "plain PyTorch"
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a preset trains, beside its sizes.
+    """How models train, beside their sizes.
 
     Attributes:
         bytes: Whether a token is a byte of the text, else one of the characters that are in it.

@@ -52,7 +52,11 @@ def pictures() -> Iterator[Rewrite]:
 
 def show_rewrites(console: Console, arguments: list[str]) -> int:
     """Print graphs before and after each of the solution's rewrites. Returns 0."""
-    parser = Parser(prog="p26 --rewrites", description=show_rewrites.__doc__, allow_abbrev=False)
+    parser = Parser(
+        prog="p26 --rewrites",
+        description="Print graphs before and after each of the solution's rewrites.",
+        allow_abbrev=False,
+    )
     parser.add_argument(
         "--svg", type=Path, metavar="FOLDER", help="write them as SVG, into a folder that there is"
     )

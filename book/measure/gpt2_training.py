@@ -98,8 +98,11 @@ def tolerance(control: float, dtype: torch.dtype) -> float:
     """How far two right curves may be apart.
 
     The control shows what one rounding at the start grows into; LayerNormLinear rounds differently in every layer at
-    every step. The last term is for the first steps, when nothing has grown: the rounding of the loss itself.
+    every step. The last term is for the first steps, when nothing has grown: the rounding of the loss itself. Where the control's
+    losses are no numbers, no distance is within it.
     """
+    if not math.isfinite(control):
+        return math.nan
     return TIMES_CONTROL * control + max(torch.finfo(dtype).eps / 8, 4 * torch.finfo(torch.float32).eps)
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import math
 import sys
 
 import pytest
@@ -147,3 +148,6 @@ def test_curves_are_compared_by_windows_and_with_the_control():
     assert loss_curves.furthest([*flat[:-1], float("nan")], flat) == float("inf")
     assert gpt2_training.tolerance(0.01, torch.bfloat16) == pytest.approx(0.04 + 2**-10)
     assert gpt2_training.tolerance(0.0, torch.float32) < 1e-6
+    assert math.isnan(gpt2_training.tolerance(math.inf, torch.float32)), (
+        "training that ends in NaN shows nothing"
+    )

@@ -6,13 +6,13 @@ inputs of the failing cases. A mistake is named only where it explains every fai
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from harness.check.evidence import NEARER, Evidence, largest, severity
 from harness.check.families import family
-from harness.check.results import GateResult
+from harness.check.results import Diagnosis, GateResult
 from harness.spec.cases import CANCELLING, is_not_finite
 from harness.spec.derivation import Mistake
 from harness.spec.ops import Shape
@@ -34,31 +34,6 @@ TIGHT = 1e-6
 PLAIN = 1000
 # What 16 bits leave of the largest of many terms: a few units in the last place of bfloat16.
 SIXTEEN_BITS = 2.0**-6
-
-
-@dataclass
-class Diagnosis:
-    """What is wrong, the id of the known mistake (or None), and the hint to read next, as "dx-2" (or None).
-
-    `sentence` names the mistake, or says that no known mistake fits; `values` are wrong elements and where they are; `steps` are
-    those that the known mistake changes.
-    """
-
-    sentence: str = ""
-    values: list[str] = field(default_factory=list)
-    mistake: str | None = None
-    hint: str | None = None
-    steps: frozenset[str] = frozenset()
-
-    @property
-    def lines(self) -> list[str]:
-        """The words: a name comes first, since screens are short."""
-        sentence = [self.sentence] if self.sentence else []
-        return [*sentence, *self.values] if self.mistake else [*self.values, *sentence]
-
-    def by_itself(self, quantity: str) -> bool:
-        """Whether a quantity's own last step alone is wrong, and all that it is computed from right."""
-        return set(self.steps) == {quantity}
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from harness.check.diagnose import (
     FIRST_CAUSES,
     OUTSIDE,
     SURE,
-    Diagnosis,
     blame_gates,
     blame_quantities,
     diagnose,
@@ -24,7 +23,14 @@ from harness.check.evidence import Evidence
 from harness.check.places import finding_lines, has_merged_line, touches
 from harness.check.ran import Device, Outcome
 from harness.check.reference import Reference
-from harness.check.results import Comparison, GateResult, VariantResult, leave_unsolved, right_in_all
+from harness.check.results import (
+    Comparison,
+    Diagnosis,
+    GateResult,
+    VariantResult,
+    leave_unsolved,
+    right_in_all,
+)
 from harness.check.source_faults import Fault, faults
 from harness.learner.blanks import Blank
 from harness.spec.puzzle import Case, Gate

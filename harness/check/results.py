@@ -11,7 +11,6 @@ from harness.spec.puzzle import Case, Gate, Puzzle
 from harness.spec.rungs import Rung
 
 if TYPE_CHECKING:
-    from harness.check.diagnose import Diagnosis
     from harness.vgpu import Finding
 
 
@@ -29,6 +28,31 @@ def right_in_all(comparisons: Iterable[Comparison]) -> set[str]:
     return {quantity for quantity, _ in verdicts} - {
         quantity for quantity, verdict in verdicts if not verdict.ok
     }
+
+
+@dataclass
+class Diagnosis:
+    """What is wrong, the id of the known mistake (or None), and the hint to read next, as "dx-2" (or None).
+
+    `sentence` names the mistake, or says that no known mistake fits; `values` are wrong elements and where they are; `steps` are
+    those that the known mistake changes.
+    """
+
+    sentence: str = ""
+    values: list[str] = field(default_factory=list)
+    mistake: str | None = None
+    hint: str | None = None
+    steps: frozenset[str] = frozenset()
+
+    @property
+    def lines(self) -> list[str]:
+        """The words: a name comes first, since screens are short."""
+        sentence = [self.sentence] if self.sentence else []
+        return [*sentence, *self.values] if self.mistake else [*self.values, *sentence]
+
+    def by_itself(self, quantity: str) -> bool:
+        """Whether a quantity's own last step alone is wrong, and all that it is computed from right."""
+        return set(self.steps) == {quantity}
 
 
 @dataclass
@@ -90,7 +114,7 @@ class VariantResult:
     comparisons: list[Comparison] = field(default_factory=list)
     unsolved: dict[str, tuple[str, ...]] = field(default_factory=dict)
     repeats: dict[str, Repeats] = field(default_factory=dict)
-    diagnoses: dict[str, "Diagnosis"] = field(default_factory=dict)
+    diagnoses: dict[str, Diagnosis] = field(default_factory=dict)
     findings: list["Finding"] = field(default_factory=list)
     errors: list["Finding"] = field(default_factory=list)
     failure: str = ""

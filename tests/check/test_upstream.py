@@ -2,9 +2,9 @@
 
 import pytest
 
-from harness.check.diagnose import Diagnosis, blame_gates, blame_quantities, first_wrong, point_back
+from harness.check.diagnose import blame_gates, blame_quantities, first_wrong, point_back
 from harness.check.gates import make_checker
-from harness.check.results import GateResult
+from harness.check.results import Diagnosis, GateResult
 from harness.learner.work import Work
 from harness.puzzles.p23.spec import PUZZLE as P23
 from harness.spec.puzzle import Gate

@@ -10,9 +10,8 @@ from rich.console import Console
 
 from harness import console
 from harness.check.compare import Repeats, Verdict
-from harness.check.diagnose import Diagnosis
 from harness.check.options import Options
-from harness.check.results import Comparison, GateResult, VariantResult
+from harness.check.results import Comparison, Diagnosis, GateResult, VariantResult
 from harness.check.runs import DeviceResult, Run
 from harness.devices.targets import Skipped, Target
 from harness.learner.blanks import Blank

@@ -89,7 +89,16 @@ def of_one(function, name):
     return call, given[name]
 
 
-@pytest.mark.parametrize("function", [attention, attention_varlen, window_attention, linear_cross_entropy])
+@pytest.mark.parametrize(
+    "function",
+    [
+        linear_cross_entropy,
+        *(
+            pytest.param(function, marks=pytest.mark.compiler)
+            for function in (attention, attention_varlen, window_attention)
+        ),
+    ],
+)
 def test_a_checkpoint_gives_the_same_gradient(function):
     """It hands out what is saved once only: who reads that twice fails."""
     call, x = of_one(function, next(iter(CALLS[function][-1])))

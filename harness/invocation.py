@@ -7,6 +7,7 @@ be pasted.
 import json
 import os
 import re
+import shlex
 import sys
 from collections.abc import Mapping
 from importlib import metadata
@@ -24,6 +25,7 @@ def command(
     environment: Mapping[str, str] = os.environ,
     program: str | None = None,
     prefix: str = sys.prefix,
+    folder: Path | None = None,
 ) -> str:
     """The whole command line for a sub-command or puzzle with its arguments, as "hint pNN dx-2".
 
@@ -32,6 +34,7 @@ def command(
         environment: Tells who started this process: `uv run`, poe and pixi each leave their mark.
         program: What this process was started as; `sys.argv[0]` unless given.
         prefix: The folder of this Python's environment.
+        folder: Where the command will be typed; here unless given.
     """
     name, *rest = words.split(" ")
     program = Path(sys.argv[0] if program is None else program).name
@@ -42,8 +45,17 @@ def command(
     if name not in WITHOUT_TASK and "POE_ACTIVE" in environment:
         return " ".join([f"{runner}poe {TASK_NAMES.get(name, name)}", *rest])
     if program == "workbook":
+        runner = uv_run(prefix, folder or Path.cwd()) if runner == "uv run " else runner
         return f"{uvx(prefix) or runner}workbook {words}"
     return f"{runner}python -m harness {words}"
+
+
+def uv_run(prefix: str, folder: Path) -> str:
+    """What stands before `workbook` in a folder: `uv run` looks for the project there and above, and is told of one elsewhere."""
+    project = Path(prefix).absolute().parent
+    if not (project / "pyproject.toml").is_file() or folder.absolute().is_relative_to(project):
+        return "uv run "
+    return f"uv run --project {shlex.quote(str(project))} "
 
 
 def uvx(prefix: str) -> str:

@@ -31,6 +31,18 @@ def test_a_command_has_the_form_that_the_user_started_with(environment, program,
     assert invocation.command("hint p22 dx-2", environment, program) == typed
 
 
+def test_uv_is_told_of_the_project_in_a_folder_elsewhere(tmp_path):
+    project, mine = tmp_path / "pro ject", tmp_path / "mine"
+    project.mkdir()
+    (project / "pyproject.toml").touch()
+
+    def typed(folder):
+        return invocation.command("list", UV, "workbook", str(project / ".venv"), folder)
+
+    assert typed(mine) == f"uv run --project '{project}' workbook list"
+    assert typed(project / "mine") == typed(project) == "uv run workbook list"
+
+
 def test_a_task_of_another_name_and_a_command_without_one():
     assert invocation.command("build-ext --arch sm_90a", UV | POE) == "uv run poe extension --arch sm_90a"
     assert invocation.command("vgpu exec", PIXI, "x") == "pixi run python -m harness vgpu exec"

@@ -212,6 +212,6 @@ def kernels_of(puzzle: str, root: Path = ROOT) -> str:
     names = [name for each in imports if "shared" in each.module.split(".") for name, _ in each.names]
     items = [item for source in own.sources.values() for item in source.items] + shared.needed(names)
     digest = hashlib.sha256()
-    for text in sorted(f"{item.name}\n{code(item.text)}\n" for item in items if code(item.text)):
+    for text in sorted(f"{item.name}\n{body}\n" for item in items if (body := code(item.text))):
         digest.update(text.encode())
     return digest.hexdigest()[:12]

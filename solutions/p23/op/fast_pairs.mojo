@@ -251,19 +251,43 @@ def magnitude(x: Float32) -> Float32:
 
 
 @always_inline
-def load_chunk(
-    source: ImmPtr[DType.float32], row: Int, rows: Int, column: Int, d: Int
-) -> SIMD[DType.float32, CHUNK]:
-    """Eight elements of a row of a matrix [rows, d]; 0 outside of it."""
+def load_chunk[
+    whole: Bool
+](source: ImmPtr[DType.float32], row: Int, rows: Int, column: Int, d: Int) -> SIMD[DType.float32, CHUNK]:
+    """Eight elements of a row of a matrix [rows, d], 0 outside of it. `whole`, where every row is made of aligned chunks: then there
+    is no branch, so that a thread's loads are all on their way before it waits for the first.
+    """
+    var inside = row < rows and column < d
     var values = SIMD[DType.float32, CHUNK](0)
-    if row < rows and column < d:
-        if d % CHUNK == 0 and Int(source) % 16 == 0:
-            values = source.unsafe_load[width=CHUNK, alignment=16](row * d + column)
-        else:
-            comptime for i in range(CHUNK):
-                if column + i < d:
-                    values[i] = source[unsafe_offset=row * d + column + i]
+    comptime if whole:
+        var chunk = source.unsafe_load[width=CHUNK, alignment=16](row * d + column if inside else 0)
+        values = chunk if inside else values
+    else:
+        comptime for i in range(CHUNK):
+            if inside and column + i < d:
+                values[i] = source[unsafe_offset=row * d + column + i]
     return values
+
+
+@always_inline
+def load_chunks[
+    boxes: Int, rows: Int
+](source: ImmPtr[DType.float32], first: Int, length: Int, column: Int, d: Int) -> Array[
+    SIMD[DType.float32, CHUNK], boxes * rows
+]:
+    """A thread's chunks of a tile, box after box: of each SPLIT_ROWS-th row from `first` on."""
+    var values = Array[SIMD[DType.float32, CHUNK], boxes * rows](fill=0)
+    if d % CHUNK == 0 and Int(source) % 16 == 0:
+        comptime for at in range(boxes * rows):
+            values[at] = load_chunk[True](
+                source, first + at % rows * SPLIT_ROWS, length, column + at // rows * SIDE, d
+            )
+    else:
+        comptime for at in range(boxes * rows):
+            values[at] = load_chunk[False](
+                source, first + at % rows * SPLIT_ROWS, length, column + at // rows * SIDE, d
+            )
+    return values^
 
 
 @always_inline
@@ -337,7 +361,7 @@ def split_tiles_kernel[
     source = source.unsafe_offset(head * length * d)
 
     comptime of_box = SIDE // SPLIT_ROWS
-    var values = Array[SIMD[DType.float32, CHUNK], boxes * of_box](fill=0)
+    var values = load_chunks[boxes, of_box](source, first + row, length, column, d)
     var largest = Float32(0)
     var norm = Float32(0)
     var biggest_delta = Float32(0)
@@ -345,8 +369,7 @@ def split_tiles_kernel[
         var s = first + row + i * SPLIT_ROWS
         var squares = Float32(0)
         comptime for box in range(boxes):
-            var chunk = load_chunk(source, s, length, column + box * SIDE, d)
-            values[box * of_box + i] = chunk
+            var chunk = values[box * of_box + i]
             comptime for j in range(CHUNK):
                 largest = max(largest, magnitude(chunk[j]))
             squares += (chunk * chunk).reduce_add()
@@ -355,10 +378,9 @@ def split_tiles_kernel[
         norm = max(norm, sqrt(squares))
         var row_delta = Float32(0)
         if tensor == 3 and with_output != 0:
-            var outputs = output.unsafe_offset(head * length * d)
+            var outputs = load_chunks[boxes, 1](output.unsafe_offset(head * length * d), s, length, column, d)
             comptime for box in range(boxes):
-                var chunk = load_chunk(outputs, s, length, column + box * SIDE, d)
-                row_delta += (values[box * of_box + i] * chunk).reduce_add()
+                row_delta += (values[box * of_box + i] * outputs[box]).reduce_add()
             comptime for distance in range(3):
                 row_delta += warp.shuffle_xor(row_delta, UInt32(1 << distance))
             # An infinite dO makes each dS of its row infinity minus infinity: NaN.

@@ -29,7 +29,7 @@ from .fast_pairs import (
     take_turn,
 )
 from .fast_pairs_products import add_mask, times_rows
-from .fast_pairs_launches import F32, launch_split, lend_pairs
+from .fast_pairs_launches import F32, PLAIN_BLOCKS, launch_split, lend_pairs
 from .fast_scores import sees
 from .fast_tiles import Lane, Sums
 from .flash_tensors import FlashSizes, PackedSizes
@@ -229,6 +229,8 @@ def launch_mask_gradient_pairs[L: Launcher, //](mut launcher: L, t: MaskGradient
         shared_bytes=4 * PAIR * 2,
         early=True,
     )
+    # Most calls need none of these blocks; where there are many, each of them costs what it takes to begin.
+    var grid = mask_gradient_grid(sizes)
     launcher.launch[plain_mask_gradient_kernel](
         "plain_mask_gradient",
         pairs.path.as_imm(),
@@ -243,7 +245,7 @@ def launch_mask_gradient_pairs[L: Launcher, //](mut launcher: L, t: MaskGradient
         t.mask,
         sizes.packed(),
         scale,
-        grid_dim=mask_gradient_grid(sizes),
+        grid_dim=Dim(grid.x(), grid.y(), max(1, min(grid.z(), PLAIN_BLOCKS // (grid.x() * grid.y())))),
         block_dim=Dim(TILE, TILE),
         early=True,
     )

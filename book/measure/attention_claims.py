@@ -20,7 +20,8 @@ from harness.bench.timing import CudaClock, Protocol, WallClock, summary, take_t
 from harness.check.gradient_checks import kept_bytes
 from harness.nn import attention
 from harness.nn.attention_arguments import factor
-from harness.nn.attention_autograd import GRAPHS, backward_buffers, forward_buffers, mask_or_zero
+from harness.nn.attention_autograd import GRAPHS, mask_or_zero
+from harness.nn.attention_direct import backward_buffers, forward_buffers
 from harness.nn.attention_ops import BACKWARD, DELTA, EVERY_KEY, FORWARD
 from harness.nn.on_max import Graphs
 

@@ -16,6 +16,7 @@ the calls for which a GPU's tensor cores have no kernel here. Everything else ru
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -32,7 +33,7 @@ from harness.nn.attention_arguments import (
     refuse_options,
     without_bias,
 )
-from harness.nn.attention_direct import CHUNK, FIRST_ONLY
+from harness.nn.attention_direct import CHUNK, FIRST_ONLY, backward_buffers, forward_buffers
 from harness.nn.attention_ops import BACKWARD, DELTA, EVERY_KEY, FORWARD, MASK_BACKWARD
 from harness.nn.on_max import Graphs
 from harness.nn.operators import registered
@@ -440,16 +441,12 @@ def check_pair(grad_out: Tensor, out: Tensor) -> None:
 # ---- The operators ------------------------------------------------------------------------------------------
 
 
-@registered("attention")
-def forward_operator(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None,
-    scale: float,
-    diagonal: int,
-    mask_block: int,
-) -> tuple[Tensor, Tensor]:
+@registered(
+    "attention",
+    "(Tensor query, Tensor key, Tensor value, Tensor? attn_mask, float scale, SymInt diagonal, SymInt mask_block)"
+    " -> (Tensor, Tensor)",
+)
+def forward_operator(query, key, value, attn_mask, scale, diagonal, mask_block):
     """Returns output [B, N, S, d] and lse [B, N, S] from query, and key and value [B, G, T, d].
 
     Args:
@@ -458,43 +455,27 @@ def forward_operator(
         diagonal: How many keys further than its own place a query sees.
         mask_block: How many queries, and keys, an element of the mask stands for.
     """
-    if not query.numel() or not key.numel():
-        output, lse = forward_buffers(query, key, value, attn_mask, scale, diagonal, mask_block)
-        return output.zero_(), lse.fill_(-torch.inf)
-    if kernels := attention_direct.kernels(query.device):
+    empty = not query.numel() or not key.numel()
+    if not empty and (kernels := attention_direct.kernels(query.device)):
         return kernels.forward(query, key, value, attn_mask, scale, diagonal, mask_block)
-    output, lse = forward_buffers(query, key, value, attn_mask, scale, diagonal, mask_block)
+    output, lse = forward_buffers(query)
+    if empty:
+        return output.zero_(), lse.fill_(-torch.inf)
     tensors = output, lse, query, key, value, mask_or_zero(query, attn_mask)
     GRAPHS.run(FORWARD, tensors, scale, diagonal, mask_block)
     return output, lse
 
 
-@forward_operator.register_fake
-def forward_buffers(query, key, value, attn_mask, scale, diagonal, mask_block):
-    """Allocates what the forward operator returns."""
-    lse = query.new_empty(query.shape[:-1], dtype=wide(query.dtype))
-    return attention_direct.empty_in_order(query), lse
-
-
-@registered("attention_backward")
-def backward_operator(
-    grad_out: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    grad_lse: Tensor | None,
-    attn_mask: Tensor | None,
-    scale: float,
-    diagonal: int,
-    mask_block: int,
-) -> tuple[Tensor, Tensor, Tensor]:
+@registered(
+    "attention_backward",
+    "(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor out, Tensor lse, Tensor? grad_lse,"
+    " Tensor? attn_mask, float scale, SymInt diagonal, SymInt mask_block) -> (Tensor, Tensor, Tensor)",
+)
+def backward_operator(grad_out, query, key, value, out, lse, grad_lse, *options):
     """Returns the gradients of query, key and value; the arguments are those of the forward operator and its results.
 
     The derivative of lse along a score is its probability, so that dS = P * (dP - delta + grad_lse).
     """
-    options = attn_mask, scale, diagonal, mask_block
     if grad_lse is None and out.numel() and (kernels := attention_direct.kernels(out.device)):
         gradients = kernels.gradients(grad_out, query, key, value, out, lse, *options)
         if gradients is not None:
@@ -503,43 +484,29 @@ def backward_operator(
     return backward_of_rows(grad_out, query, key, value, lse, delta, *options)
 
 
-@backward_operator.register_fake
-def backward_buffers(grad_out, query, key, value, *rest):
-    """Allocates what the backward operator returns."""
-    return tuple(map(attention_direct.empty_in_order, (query, key, value)))
-
-
 def backward_of_rows(
-    grad_out, query, key, value, lse, delta, attn_mask, scale: float, diagonal: int, mask_block: int
+    grad_out, query, key, value, lse, delta, attn_mask, *options: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients from lse and delta; the other arguments are those of the forward operator."""
-    if query.numel() and key.numel() and (kernels := attention_direct.kernels(query.device)):
-        return kernels.backward(
-            grad_out, query, key, value, lse, delta, attn_mask, scale, diagonal, mask_block
-        )
+    tensors = grad_out, query, key, value, lse, delta
+    empty = not query.numel() or not key.numel()
+    if not empty and (kernels := attention_direct.kernels(query.device)):
+        return kernels.backward(*tensors, attn_mask, *options)
     gradients = backward_buffers(grad_out, query, key, value)
-    if not query.numel() or not key.numel():
+    if empty:
         for gradient in gradients:
             gradient.zero_()
         return gradients
-    tensors = grad_out, query, key, value, lse, delta, mask_or_zero(query, attn_mask)
-    GRAPHS.run(BACKWARD, (*gradients, *tensors), scale, diagonal, mask_block)
+    GRAPHS.run(BACKWARD, (*gradients, *tensors, mask_or_zero(query, attn_mask)), *options)
     return gradients
 
 
-@registered("attention_mask_backward")
-def mask_operator(
-    grad_out: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    grad_lse: Tensor | None,
-    attn_mask: Tensor,
-    scale: float,
-    diagonal: int,
-) -> Tensor:
+@registered(
+    "attention_mask_backward",
+    "(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor out, Tensor lse, Tensor? grad_lse,"
+    " Tensor attn_mask, float scale, SymInt diagonal) -> Tensor",
+)
+def mask_operator(grad_out, query, key, value, out, lse, grad_lse, attn_mask, scale, diagonal):
     """Returns the gradient of the mask, in its own shape: dS, summed over what it was broadcast to.
 
     The arguments are those of `backward_operator`; an element of the mask stands for one query and one key.
@@ -555,12 +522,6 @@ def mask_operator(
     tensors = gradient, grad_out, query, key, value, lse, delta, attn_mask, out
     GRAPHS.run(MASK_BACKWARD, tensors, scale, diagonal)
     return gradient
-
-
-@mask_operator.register_fake
-def mask_buffer(grad_out, query, key, value, out, lse, grad_lse, attn_mask, scale, diagonal):
-    """Allocates what the mask's operator returns."""
-    return attn_mask.new_empty(attn_mask.shape)
 
 
 def keep_for_backward(ctx, inputs, output) -> None:
@@ -586,6 +547,9 @@ def backward(ctx, grad_out, grad_lse):
     return tuple(gradients)
 
 
+forward_operator.register_fake(forward_buffers)
+backward_operator.register_fake(backward_buffers)
+mask_operator.register_fake(lambda dO, Q, K, V, out, lse, grad_lse, mask, *rest: mask.new_empty(mask.shape))
 forward_operator.register_autograd(backward, setup_context=keep_for_backward)
 backward_operator.register_autograd(FIRST_ONLY.refuse_double_backward)
 mask_operator.register_autograd(FIRST_ONLY.refuse_double_backward)

@@ -22,6 +22,7 @@ from harness.nn.arguments import plain, wide
 from harness.nn.attention_ops import EVERY_KEY
 from harness.nn.attention_plan import (
     BOX,
+    NO_MASK,
     TENSOR_CORES,
     WIDE_PAIRS,
     WIDEST,
@@ -252,9 +253,26 @@ def empty_in_order(tensor: Tensor) -> Tensor:
     return tensor.new_empty_strided(tensor.shape, dense_strides(tensor.shape, tensor.stride()))
 
 
+def forward_buffers(query: Tensor, *rest) -> tuple[Tensor, Tensor]:
+    """Allocates output and lse, which a forward pass over query returns."""
+    return empty_in_order(query), query.new_empty(query.shape[:-1], dtype=wide(query.dtype))
+
+
+def backward_buffers(grad_out, query, key, value, *rest) -> tuple[Tensor, Tensor, Tensor]:
+    """Allocates the gradients of query, key and value, each in the order of its tensor."""
+    return empty_in_order(query), empty_in_order(key), empty_in_order(value)
+
+
 def row_strides(*tensors: Tensor) -> list[int]:
     """How far apart batches, heads and rows of each are, in elements."""
     return [stride for tensor in tensors for stride in tensor.stride()[:3]]
+
+
+def sizes(query: Tensor, key: Tensor, diagonal: int, of_mask: tuple[int, ...] = NO_MASK) -> tuple[int, ...]:
+    """What the module takes as sizes: B, N, G, S, T, d, the diagonal, the strides of the mask, and its blocks' side; of sequences of
+    unequal lengths their number in its place."""
+    B, N, S, d = query.shape
+    return (B, N, key.shape[1], S, key.shape[2], d, diagonal, *of_mask)
 
 
 class AttentionKernels(PlannedKernels):
@@ -286,11 +304,6 @@ class AttentionKernels(PlannedKernels):
             scratch = None  # pairs take as much as the module counts
         self.launch(function, KINDS[dtype], choice, *arguments, scratch=scratch)
 
-    def sizes(self, query: Tensor, key: Tensor, mask: Tensor | None, diagonal: int, mask_block: int):
-        """What the module takes as sizes: B, N, G, S, T, d, the diagonal, the strides of the mask, and its blocks' side."""
-        B, N, S, d = query.shape
-        return (B, N, key.shape[1], S, key.shape[2], d, diagonal, *mask_sizes(mask, mask_block))
-
     def forward(self, query, key, value, mask, scale: float, diagonal: int, mask_block: int):
         """Output [B, N, S, d], in the order of query, and lse [B, N, S], contiguous. None of the tensors is empty."""
         query, key, value = (readable(tensor) for tensor in (query, key, value))
@@ -299,17 +312,43 @@ class AttentionKernels(PlannedKernels):
             with self.current():
                 return forward_of(plan, self, query, key, value, mask)
         warn_of(without_tensor_cores(query, None, scale, mask_block))
-        output = query.new_empty(query.shape)
-        lse = query.new_empty(query.shape[:-1], dtype=wide(query.dtype))
-        self.call(
-            self.module.forward,
-            query.dtype,
-            *self.sizes(query, key, mask, diagonal, mask_block),
-            scale,
-            *(output, lse, query, key, value, self.mask_or_zero(mask, query.dtype)),
-            *row_strides(query, key, value, output),
-        )
-        return output, lse
+        results = query.new_empty(query.shape), query.new_empty(query.shape[:-1], dtype=wide(query.dtype))
+        given = sizes(query, key, diagonal, mask_sizes(mask, mask_block)), scale, results, (query, key, value)
+        self.launch_forward(self.module.forward, *given, self.mask_or_zero(mask, query.dtype))
+        return results
+
+    def launch_forward(self, function, sizes, scale, results, tensors, read: Tensor, *rest, **how) -> None:
+        """Launches a forward pass of the module.
+
+        Args:
+            function: The module's.
+            sizes: As the function `sizes` gives them.
+            scale: What the scores are multiplied by.
+            results: Output and lse, to be written.
+            tensors: Query, key and value.
+            read: What the kernels read beside them: a mask, offsets, or the words of a window.
+            rest: What the module takes after the strides.
+            how: As in `call`.
+        """
+        strides = row_strides(*tensors, results[0])
+        given = *results, *tensors, read, *strides, *rest
+        self.call(function, tensors[0].dtype, *sizes, scale, *given, **how)
+
+    def launch_backward(self, function, sizes, scale, results, tensors, lse, delta, *rest, **how) -> None:
+        """As `launch_forward`, of the three gradients, and of what comes in: grad_out, query, key and value."""
+        query, key, value = tensors[1:]
+        rows = lse.contiguous(), delta.contiguous()
+        read, *behind = rest
+        strides = row_strides(query, key, value, tensors[0], *results)
+        given = *results, *tensors, *rows, read, *strides, *behind
+        self.call(function, query.dtype, *sizes, scale, *given, **how)
+
+    def launch_aligned_backward(self, function, sizes, scale, results, tensors, out, *rest, **how) -> None:
+        """As `launch_backward`, from the output in the place of delta, and of rows that begin anywhere."""
+        tensors = [aligned(tensor) for tensor in tensors]
+        lse, *others = rest
+        delta = self.delta(tensors[0], aligned(out), None)
+        self.launch_backward(function, sizes, scale, results, tensors, lse, delta, *others, **how)
 
     def delta(self, grad_out, output, grad_lse) -> Tensor:
         """rowsum(grad_out * output), less grad_lse where there is one: [B, N, S]."""
@@ -319,7 +358,7 @@ class AttentionKernels(PlannedKernels):
         self.call(
             self.module.delta,
             output.dtype,
-            *self.sizes(output, output, None, 0, 0),
+            *sizes(output, output, 0),
             *(delta, grad_out, output, rows),
             *row_strides(grad_out, output),
         )
@@ -344,20 +383,20 @@ class AttentionKernels(PlannedKernels):
         Args:
             gradients: Where to write them, of 16-bit tensors: any strides whose last is 1.
         """
-        if gradients is None:
-            gradients = empty_in_order(query), empty_in_order(key), empty_in_order(value)
-        tensors = grad_out, query, key, value = [readable(each) for each in (grad_out, query, key, value)]
-        rows = lse.contiguous(), delta.contiguous(), self.mask_or_zero(mask, query.dtype)
-        self.call(
-            self.module.backward,
-            query.dtype,
-            *self.sizes(query, key, mask, diagonal, mask_block),
+        gradients = gradients or backward_buffers(grad_out, query, key, value)
+        tensors = [readable(tensor) for tensor in (grad_out, query, key, value)]
+        # On a Hopper two numbers for each query, in whole boxes.
+        scratch = numbers_of_queries(*query.shape[:3]) if on_tensor_cores(query) else 0
+        given = (
+            sizes(query, key, diagonal, mask_sizes(mask, mask_block)),
             scale,
-            *(*gradients, *tensors, *rows),
-            *row_strides(query, key, value, grad_out, *gradients),
-            # On a Hopper two numbers for each query, in whole boxes.
-            scratch=numbers_of_queries(*query.shape[:3]) if on_tensor_cores(query) else 0,
+            gradients,
+            tensors,
+            lse,
+            delta,
         )
+        read = self.mask_or_zero(mask, query.dtype)
+        self.launch_backward(self.module.backward, *given, read, scratch=scratch)
         return gradients
 
     def mask_gradient(
@@ -376,7 +415,7 @@ class AttentionKernels(PlannedKernels):
         self.call(
             self.module.mask_gradient,
             query.dtype,
-            *self.sizes(query, key, mask, diagonal, 1),
+            *sizes(query, key, diagonal, mask_sizes(mask, 1)),
             scale,
             *(gradient, *tensors, output, lse, delta, mask),
             *row_strides(query, key, value, grad_out),

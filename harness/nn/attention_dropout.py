@@ -15,10 +15,12 @@ from harness.nn.attention_direct import (
     FIRST_ONLY,
     AttentionKernels,
     aligned,
-    empty_in_order,
-    row_strides,
+    backward_buffers,
+    forward_buffers,
+    sizes,
     without_dropout,
 )
+from harness.nn.attention_plan import mask_sizes
 from harness.nn.operators import registered
 
 Tensor = torch.Tensor
@@ -111,64 +113,37 @@ def widened(query: Tensor, *tensors: Tensor) -> list[Tensor]:
     return [tensor.to(sums).repeat_interleave(N // tensor.shape[1], 1) for tensor in (query, *tensors)]
 
 
-@registered("attention_dropout")
-def forward_operator(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None,
-    state: Tensor,
-    scale: float,
-    diagonal: int,
-    kept: int,
-) -> tuple[Tensor, Tensor]:
+@registered(
+    "attention_dropout",
+    "(Tensor query, Tensor key, Tensor value, Tensor? attn_mask, Tensor state, float scale, SymInt diagonal,"
+    " SymInt kept) -> (Tensor, Tensor)",
+)
+def forward_operator(query, key, value, attn_mask, state, scale, diagonal, kept):
     """Returns output [B, N, S, d], of probabilities with dropout, and lse [B, N, S], of all of them.
 
     The arguments are those of `mojo_workbook::attention`, whose mask has no blocks, with the state, int64 [2], and how many elements of
     ONE are kept, fewer than all.
     """
-    output, lse = forward_buffers(query, key, value, attn_mask, state, scale, diagonal, kept)
+    output, lse = forward_buffers(query)
     kernels = kernels_for(query, key, scale)
     if kernels is None:
         Q, K, V = widened(query, key, value)
         P, sums = probabilities(Q, K, attn_mask, scale, diagonal)
         kept_ones = keep_mask(state, P.shape, kept).to(P.dtype) * rescale(kept)
         return output.copy_(P * kept_ones @ V), lse.copy_(sums)
-    query, key, value = (aligned(tensor) for tensor in (query, key, value))
-    kernels.call(
-        kernels.module.dropout_forward,
-        query.dtype,
-        *kernels.sizes(query, key, attn_mask, diagonal, 1),
-        scale,
-        *(output, lse, query, key, value, kernels.mask_or_zero(attn_mask, query.dtype)),
-        *row_strides(query, key, value, output),
-        state,
-        kept,
-        scratch=None,
-    )
+    tensors = [aligned(tensor) for tensor in (query, key, value)]
+    given = sizes(query, key, diagonal, mask_sizes(attn_mask, 1)), scale, (output, lse), tensors
+    read = kernels.mask_or_zero(attn_mask, query.dtype), state, kept
+    kernels.launch_forward(kernels.module.dropout_forward, *given, *read, scratch=None)
     return output, lse
 
 
-@forward_operator.register_fake
-def forward_buffers(query, key, value, attn_mask, state, scale, diagonal, kept):
-    """Allocates what the forward operator returns."""
-    return empty_in_order(query), query.new_empty(query.shape[:-1], dtype=wide(query.dtype))
-
-
-@registered("attention_dropout_backward")
-def backward_operator(
-    grad_out: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    attn_mask: Tensor | None,
-    state: Tensor,
-    scale: float,
-    diagonal: int,
-    kept: int,
-) -> tuple[Tensor, Tensor, Tensor]:
+@registered(
+    "attention_dropout_backward",
+    "(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor out, Tensor lse, Tensor? attn_mask,"
+    " Tensor state, float scale, SymInt diagonal, SymInt kept) -> (Tensor, Tensor, Tensor)",
+)
+def backward_operator(grad_out, query, key, value, out, lse, attn_mask, state, scale, diagonal, kept):
     """Returns the gradients of query, key and value; the arguments are those of the forward operator and its results."""
     gradients = backward_buffers(grad_out, query, key, value)
     kernels = kernels_for(query, key, scale)
@@ -181,27 +156,11 @@ def backward_operator(
         for gradient, share in zip(gradients, shares, strict=True):
             gradient.copy_(share.unflatten(1, (gradient.shape[1], -1)).sum(2))
         return gradients
-    grad_out, query, key, value = (aligned(tensor) for tensor in (grad_out, query, key, value))
-    delta = kernels.delta(grad_out, out, None)
-    kernels.call(
-        kernels.module.dropout_backward,
-        query.dtype,
-        *kernels.sizes(query, key, attn_mask, diagonal, 1),
-        scale,
-        *(*gradients, grad_out, query, key, value, lse.contiguous(), delta),
-        kernels.mask_or_zero(attn_mask, query.dtype),
-        *row_strides(query, key, value, grad_out, *gradients),
-        state.contiguous(),
-        kept,
-        scratch=None,
-    )
+    tensors = grad_out, query, key, value
+    given = sizes(query, key, diagonal, mask_sizes(attn_mask, 1)), scale, gradients, tensors, out, lse
+    read = kernels.mask_or_zero(attn_mask, query.dtype), state.contiguous(), kept
+    kernels.launch_aligned_backward(kernels.module.dropout_backward, *given, *read, scratch=None)
     return gradients
-
-
-@backward_operator.register_fake
-def backward_buffers(grad_out, query, key, value, *rest):
-    """Allocates what the backward operator returns."""
-    return tuple(map(empty_in_order, (query, key, value)))
 
 
 def keep_for_backward(ctx, inputs, output) -> None:
@@ -217,5 +176,7 @@ def backward(ctx, grad_out, grad_lse):
     return *gradients, None, None, None, None, None
 
 
+forward_operator.register_fake(forward_buffers)
+backward_operator.register_fake(backward_buffers)
 forward_operator.register_autograd(backward, setup_context=keep_for_backward)
 backward_operator.register_autograd(FIRST_ONLY.refuse_double_backward)

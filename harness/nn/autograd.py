@@ -36,16 +36,14 @@ Tensor = torch.Tensor
 # ---- The operators ------------------------------------------------------------------------------------------
 
 
-@registered("layernorm_linear", check=lambda *arguments: check(*arguments))  # which stands below
+@registered(
+    "layernorm_linear",
+    "(Tensor x, Tensor? ln_weight, Tensor? ln_bias, Tensor linear_weight, Tensor? linear_bias, float eps,"
+    f' str algorithm, str memory="{AUTO}") -> (Tensor, Tensor)',
+    check=lambda *arguments: check(*arguments),  # which stands below
+)
 def layernorm_linear(
-    x: Tensor,
-    ln_weight: Tensor | None,
-    ln_bias: Tensor | None,
-    linear_weight: Tensor,
-    linear_bias: Tensor | None,
-    eps: float,
-    algorithm: str,
-    memory: str = AUTO,
+    x, ln_weight, ln_bias, linear_weight, linear_bias, eps, algorithm, memory=AUTO
 ) -> tuple[Tensor, Tensor]:
     """Returns output [..., O], and mean and rstd of the rows of x [..., H] as [2, ...], in float32 or wider.
 
@@ -87,18 +85,14 @@ def forward_buffers(x, ln_weight, ln_bias, linear_weight, linear_bias, eps, algo
     return output, x.new_empty((2, *x.shape[:-1]), dtype=wide(x.dtype))
 
 
-@registered("layernorm_linear_backward")
+@registered(
+    "layernorm_linear_backward",
+    "(Tensor grad_output, Tensor x, Tensor statistics, Tensor? ln_weight, Tensor? ln_bias, Tensor linear_weight,"
+    f' SymInt wanted, str algorithm, str memory="{AUTO}") -> (Tensor, Tensor, Tensor, Tensor, Tensor)',
+)
 def layernorm_linear_backward(
-    grad_output: Tensor,
-    x: Tensor,
-    statistics: Tensor,
-    ln_weight: Tensor | None,
-    ln_bias: Tensor | None,
-    linear_weight: Tensor,
-    wanted: int,
-    algorithm: str,
-    memory: str = AUTO,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    grad_output, x, statistics, ln_weight, ln_bias, linear_weight, wanted, algorithm, memory=AUTO
+):
     """Returns dx [..., H], dgamma [H], dbeta [H], dW [O, H] and db [O] from grad_output [..., O].
 
     Those that `wanted` leaves out, a sum of WEIGHT (dW), BIAS (db), INPUT (dx) and NORM (dgamma and dbeta), are empty. The

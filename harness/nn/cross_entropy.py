@@ -303,25 +303,21 @@ def as_operator(*tensors: Tensor | None) -> bool:
     return given[0].device.type == extension_kernels.DEVICE and dispatch_modes() > 0
 
 
-@registered("linear_cross_entropy")
-def operator(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    target: Tensor,
-    ignore_index: int,
-    label_smoothing: float,
-    z_loss: float,
-    softcap: float,
-    reduction: str,
-    wanted: int,
-    chunk_rows: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+TENSORS = "Tensor input, Tensor weight, Tensor? bias, Tensor target"
+OPTIONS = (
+    "SymInt ignore_index, float label_smoothing, float z_loss, float softcap, str reduction, SymInt wanted, "
+    "SymInt chunk_rows"
+)
+"""A `Loss`, as the operators take it."""
+
+
+@registered("linear_cross_entropy", f"({TENSORS}, {OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)")
+def operator(input, weight, bias, target, *options):
     """Returns the loss, dx, dW and db for a loss gradient of 1, and what they are still to be multiplied by.
 
     Gradients that are not wanted, or that the backward pass makes, are empty.
     """
-    loss = Loss(ignore_index, label_smoothing, z_loss, softcap, reduction, wanted, chunk_rows)
+    loss = Loss(*options)
     value, results, late = forward(input, weight, bias, target, loss)
     results = rounded(results, input.dtype, late)
     late = value.new_ones(()) if late is None else late
@@ -352,24 +348,12 @@ def operator_buffers(input, weight, bias, target, *options):
     return (value, *filled(gradients, input), value.new_empty(()))
 
 
-@registered("linear_cross_entropy_backward")
-def operator_backward(
-    grad: Tensor,
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    target: Tensor,
-    ignore_index: int,
-    label_smoothing: float,
-    z_loss: float,
-    softcap: float,
-    reduction: str,
-    wanted: int,
-    chunk_rows: int,
-) -> tuple[Tensor, Tensor, Tensor]:
+@registered(
+    "linear_cross_entropy_backward", f"(Tensor grad, {TENSORS}, {OPTIONS}) -> (Tensor, Tensor, Tensor)"
+)
+def operator_backward(grad, input, weight, bias, target, *options):
     """dx, dW and db from the gradients of the rows' losses; those that are not wanted are empty."""
-    loss = Loss(ignore_index, label_smoothing, z_loss, softcap, reduction, wanted, chunk_rows)
-    return filled(recompute(grad, input, weight, bias, target, loss), input)
+    return filled(recompute(grad, input, weight, bias, target, Loss(*options)), input)
 
 
 @operator_backward.register_fake

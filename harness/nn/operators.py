@@ -16,22 +16,25 @@ _library = torch.library.Library(NAMESPACE, "FRAGMENT")
 _twins: dict[Any, Any] = {}
 
 
-def registered(name: str, check: Callable[..., None] | None = None) -> Callable[[Callable[..., Any]], Any]:
+def registered(
+    name: str, schema: str, check: Callable[..., None] | None = None
+) -> Callable[[Callable[..., Any]], Any]:
     """Registers a function that changes none of its arguments as the operator `mojo_workbook::name`, and as `name_bare`.
 
     The result is what `torch.library.custom_op` returns; the bare one has the same fake results and no backward pass.
 
     Args:
         name: Of the operator.
+        schema: Its arguments and results, in the language of PyTorch's own operators.
         check: Takes the operator's arguments, and raises where the function cannot take them. The bare operator goes without, because
             a compiled graph's arguments have been checked.
     """
 
     def register(function: Callable[..., Any]) -> Any:
         public = after(check, function) if check else function
-        done = torch.library.custom_op(f"{NAMESPACE}::{name}", mutates_args=())(public)
+        done = torch.library.custom_op(f"{NAMESPACE}::{name}", mutates_args=(), schema=schema)(public)
         twin = f"{name}_bare"
-        _library.define(f"{twin}{torch.library.infer_schema(function, mutates_args=())}")
+        _library.define(twin + schema)
         for device in ("CPU", "CUDA"):
             _library.impl(twin, function, device)
         operators = getattr(torch.ops, NAMESPACE)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from harness.nn.arguments import check_dense, check_flag, in_autocast_dtype, plain, wide
 from harness.nn.attention_arguments import check, factor
 from harness.nn.attention_autograd import backward_operator
-from harness.nn.attention_direct import CHUNK, aligned, narrow_kernels, row_strides
+from harness.nn.attention_direct import CHUNK, aligned, narrow_kernels, sizes
 from harness.nn.attention_ops import EVERY_KEY
 from harness.nn.derivatives import FirstOnly
 from harness.nn.operators import registered
@@ -129,16 +129,16 @@ def heads_first(tensor: Tensor) -> Tensor:
     return tensor.transpose(0, 1).unsqueeze(0)
 
 
-def sizes(query: Tensor, key: Tensor, offsets: Tensor, diagonal: int) -> tuple[int, ...]:
-    """What the module takes as sizes of tensors [1, heads, total, d]: the number of sequences stands for a mask's blocks."""
-    _, N, total, d = query.shape
-    return (1, N, key.shape[1], total, key.shape[2], d, diagonal, 0, 0, 0, 0, offsets.shape[1] - 1)
+def of_offsets(offsets: Tensor) -> tuple[int, ...]:
+    """What the module takes in the place of a mask's sizes: the number of sequences."""
+    return (0, 0, 0, 0, offsets.shape[1] - 1)
 
 
-@registered("attention_varlen")
-def varlen_operator(
-    query: Tensor, key: Tensor, value: Tensor, offsets: Tensor, scale: float, diagonal: int
-) -> tuple[Tensor, Tensor]:
+@registered(
+    "attention_varlen",
+    "(Tensor query, Tensor key, Tensor value, Tensor offsets, float scale, SymInt diagonal) -> (Tensor, Tensor)",
+)
+def varlen_operator(query, key, value, offsets, scale, diagonal):
     """Returns output [total, N, d] and lse [N, total] from query, and key and value [total of keys, G, d].
 
     Args:
@@ -147,7 +147,7 @@ def varlen_operator(
         diagonal: How many keys further than its own place in its sequence a query sees.
     """
     # 0 and -inf are what rows of no sequence have.
-    output, lse = (made.zero_() for made in varlen_buffers(query, key, value, offsets, scale, diagonal))
+    output, lse = (made.zero_() for made in varlen_buffers(query))
     lse.fill_(-torch.inf)
     kernels = narrow_kernels(query, scale)
     if kernels is None:
@@ -157,37 +157,30 @@ def varlen_operator(
             output[queries] = made[0].transpose(0, 1)
             lse[:, queries] = sums[0]
         return output, lse
-    query, key, value = (aligned(heads_first(tensor)) for tensor in (query, key, value))
-    kernels.call(
-        kernels.module.varlen_forward,
-        query.dtype,
-        *sizes(query, key, offsets, diagonal),
+    tensors = [aligned(heads_first(tensor)) for tensor in (query, key, value)]
+    given = (
+        sizes(tensors[0], tensors[1], diagonal, of_offsets(offsets)),
         scale,
-        *(output, lse, query, key, value, offsets),
-        *row_strides(query, key, value, heads_first(output)),
+        (heads_first(output), lse),
+        tensors,
     )
+    kernels.launch_forward(kernels.module.varlen_forward, *given, offsets)
     return output, lse
 
 
 @varlen_operator.register_fake
-def varlen_buffers(query, key, value, offsets, scale, diagonal):
+def varlen_buffers(query, *rest):
     """Allocates what the operator returns."""
     total, N, _ = query.shape
     return query.new_empty(query.shape), query.new_empty((N, total), dtype=wide(query.dtype))
 
 
-@registered("attention_varlen_backward")
-def varlen_backward_operator(
-    grad_out: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    offsets: Tensor,
-    scale: float,
-    diagonal: int,
-) -> tuple[Tensor, Tensor, Tensor]:
+@registered(
+    "attention_varlen_backward",
+    "(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor out, Tensor lse, Tensor offsets, float scale,"
+    " SymInt diagonal) -> (Tensor, Tensor, Tensor)",
+)
+def varlen_backward_operator(grad_out, query, key, value, out, lse, offsets, scale, diagonal):
     """Returns the gradients of query, key and value; the arguments are those of the forward operator and its results."""
     gradients = varlen_gradients(grad_out, query, key, value)
     for gradient in gradients:
@@ -203,18 +196,10 @@ def varlen_backward_operator(
             for gradient, share, own in zip(gradients, shares, rows[1:4], strict=True):
                 gradient[own] = share[0].transpose(0, 1)
         return gradients
-    grad_out, query, key, value, out = (
-        aligned(heads_first(tensor)) for tensor in (grad_out, query, key, value, out)
-    )
-    delta = kernels.delta(grad_out, out, None)
-    kernels.call(
-        kernels.module.varlen_backward,
-        query.dtype,
-        *sizes(query, key, offsets, diagonal),
-        scale,
-        *(*gradients, grad_out, query, key, value, lse.contiguous(), delta, offsets.contiguous()),
-        *row_strides(query, key, value, grad_out, *map(heads_first, gradients)),
-    )
+    *tensors, out = (heads_first(tensor) for tensor in (grad_out, query, key, value, out))
+    written = [heads_first(gradient) for gradient in gradients]
+    given = sizes(tensors[1], tensors[2], diagonal, of_offsets(offsets)), scale, written, tensors, out, lse
+    kernels.launch_aligned_backward(kernels.module.varlen_backward, *given, offsets.contiguous())
     return gradients
 
 

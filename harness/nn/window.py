@@ -16,7 +16,7 @@ from harness.nn import orders
 from harness.nn.arguments import check_attended
 from harness.nn.attention_arguments import factor
 from harness.nn.attention_autograd import attention
-from harness.nn.attention_direct import AttentionKernels, aligned, narrow_kernels, row_strides
+from harness.nn.attention_direct import AttentionKernels, aligned, narrow_kernels, sizes
 from harness.nn.attention_ops import EVERY_KEY
 from harness.nn.derivatives import FirstOnly
 from harness.nn.orders import whole
@@ -171,18 +171,12 @@ class WindowAttention(torch.autograd.Function):
     def forward(
         ctx, query, key, value, window: GridWindow, scale: float, blocks: int, kernels: AttentionKernels
     ):
-        query, key, value = (aligned(tensor) for tensor in (query, key, value))
+        query, key, value = map(aligned, (query, key, value))
         output = query.new_empty(query.shape)
         lse = query.new_empty(query.shape[:-1], dtype=torch.float32)
-        kernels.call(
-            kernels.module.window_forward,
-            query.dtype,
-            *sizes(query),
-            scale,
-            *(output, lse, query, key, value, window.on(query.device, blocks)),
-            *row_strides(query, key, value, output),
-            choice=blocks,
-        )
+        given = sizes(query, key, EVERY_KEY), scale, (output, lse), (query, key, value)
+        words = window.on(query.device, blocks)
+        kernels.launch_forward(kernels.module.window_forward, *given, words, choice=blocks)
         ctx.save_for_backward(query, key, value, output, lse)
         ctx.rest = window, scale, blocks, kernels
         return output
@@ -192,23 +186,9 @@ class WindowAttention(torch.autograd.Function):
     def backward(ctx, grad_output):
         query, key, value, output, lse = ctx.saved_tensors
         window, scale, blocks, kernels = ctx.rest
-        grad_output, query, key, value = map(aligned, (grad_output, query, key, value))
-        delta = kernels.delta(grad_output, output, None)
         gradients = tuple(tensor.new_empty(tensor.shape) for tensor in (query, key, value))
-        kernels.call(
-            kernels.module.window_backward,
-            query.dtype,
-            *sizes(query),
-            scale,
-            *(*gradients, grad_output, query, key, value, lse.contiguous(), delta),
-            window.on(query.device, blocks),
-            *row_strides(query, key, value, grad_output, *gradients),
-            choice=blocks,
-        )
+        tensors = grad_output, query, key, value
+        given = sizes(query, key, EVERY_KEY), scale, gradients, tensors, output, lse
+        words = window.on(query.device, blocks)
+        kernels.launch_aligned_backward(kernels.module.window_backward, *given, words, choice=blocks)
         return *gradients, None, None, None, None
-
-
-def sizes(query: Tensor) -> tuple[int, ...]:
-    """What the module takes as sizes: every key can be seen, and there are no strides and blocks of a mask."""
-    B, N, L, d = query.shape
-    return (B, N, N, L, L, d, EVERY_KEY, 0, 0, 0, 0, 0)

@@ -196,8 +196,8 @@ def attention_graphs(attention_cpu_graphs):
 @pytest.fixture(scope="session")
 def graphs_of_runs() -> None:
     """Compiles graphs for the CPU that others find in the cache: those of runs of puzzles 19 to 21 and 27, those of SiLU."""
-    from harness.nn import activations
     from harness.nn.arguments import DTYPES
+    from harness.puzzles.p26 import activations
     from harness.spec.catalogue import find_puzzle
     from harness.toolchain import roots
 

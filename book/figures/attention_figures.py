@@ -13,7 +13,7 @@ from book.figures.backward_figures import LOGITS, softmax
 from book.figures.figures import LEGIBLE, Drawing, bars, svgs
 from book.figures.layer_figures import slopes
 from book.measure import outputs
-from harness.nn import orders
+from harness.puzzles.p24 import orders
 from harness.puzzles.p25 import layout
 from harness.puzzles.p25.balance import TILE
 

@@ -13,8 +13,8 @@ from book.figures import online_steps
 from book.figures.figures import NARROW, ROOT, Drawing, Steps, number_rows
 from harness.check import zoo
 from harness.check.python_files import load
-from harness.nn import orders
 from harness.puzzles.p23 import spec as p23
+from harness.puzzles.p24 import orders
 
 RANKS, LENGTH = 4, 16
 SIDE = 8

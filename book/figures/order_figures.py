@@ -14,7 +14,7 @@ from book.figures.markdown_table import table
 from book.measure import record
 from harness.check import zoo
 from harness.check.python_files import load
-from harness.nn import orders
+from harness.puzzles.p24 import orders
 from harness.puzzles.p24.counting import count, keys_of_tiles, sectors
 from harness.puzzles.p24.drawing import steps
 from harness.puzzles.p24.spec import ledger

@@ -16,7 +16,7 @@ from book.figures import (
 )
 from book.measure import ledger, record
 from book.measure.ledger import GPT2_SMALL
-from harness.nn import orders as grid_orders
+from harness.puzzles.p24 import orders as grid_orders
 from harness.puzzles.p24.counting import count
 
 

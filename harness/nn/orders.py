@@ -1,4 +1,4 @@
-"""Orders of the cells of a grid: row by row, along the Z-order and the Hilbert curve, and square by square.
+"""The order of a grid's cells along a Hilbert curve, and which tiles of an order a window needs.
 
 An order of a grid of `height` rows and `width` columns is an int64 array [height * width]: the cell, row * width + column, that
 comes at each step. Its inverse, the step at which each cell comes, is `inverse`. Loads NumPy, and torch where a tensor is
@@ -7,14 +7,11 @@ asked for.
 
 import functools
 import operator
-from collections.abc import Callable
 
 import numpy as np
 
 Point = tuple[int, int]
 """A row and a column, or a step of so many."""
-SQUARE = 8
-"""Side of the squares of the tiled order: 64 positions."""
 
 
 def hilbert_order(height: int, width: int):
@@ -33,28 +30,7 @@ def hilbert_order(height: int, width: int):
     return torch.from_numpy(hilbert(height, width).copy())
 
 
-# ---- Orders -------------------------------------------------------------------------------------------------
-
-
-def row_major(height: int, width: int) -> np.ndarray:
-    """Row by row: the cells as they are stored."""
-    height, width = sides(height, width)
-    return np.arange(height * width)
-
-
-def z_order(height: int, width: int) -> np.ndarray:
-    """By Morton code, the bits of row and column in turn (Morton, 1966); the codes outside of the grid are left out."""
-    rows, columns = np.divmod(row_major(height, width), width)
-    code = np.zeros_like(rows)
-    for bit in range(max(height, width).bit_length()):
-        code |= (rows >> bit & 1) << 2 * bit + 1 | (columns >> bit & 1) << 2 * bit
-    return np.argsort(code)
-
-
-def tiled(height: int, width: int, side: int = SQUARE) -> np.ndarray:
-    """Square by square, row by row in each; squares at the right and at the bottom may be cut off."""
-    rows, columns = np.divmod(row_major(height, width), width)
-    return np.lexsort((columns, rows, columns // side, rows // side))
+# ---- The curve -------------------------------------------------------------------------------------------------
 
 
 def hilbert(height: int, width: int) -> np.ndarray:
@@ -112,15 +88,6 @@ def even_half(size: int) -> int:
     """About a half, even where the size is more than 2."""
     half = size // 2
     return half + half % 2 if size > 2 else half
-
-
-ORDERS: dict[str, Callable[[int, int], np.ndarray]] = {
-    "row-major": row_major,
-    "z-order": z_order,
-    "hilbert": hilbert,
-    "tiled": tiled,
-}
-"""The orders by name."""
 
 
 def sides(height: int, width: int) -> tuple[int, int]:

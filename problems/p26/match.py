@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-import harness.nn.activations  # noqa: F401 registers mojo_workbook::silu
+import harness.puzzles.p26.activations  # noqa: F401 registers mojo_workbook::silu
 from harness.puzzles.p26.nodes import called, is_tensor, mutates, pointwise, value, written_between
 
 MUL = (operator.mul, torch.mul, "mul")

@@ -485,7 +485,7 @@ def test_the_jacobian_of_softmax_has_rows_that_add_up_to_nothing():
 
 
 def test_pairs_of_tiles_and_times_of_orders():
-    from harness.nn import orders
+    from harness.puzzles.p24 import orders
     from harness.puzzles.p24.counting import count
 
     drawn = words(attention_figures.tile_masks())

@@ -12,7 +12,7 @@ from browser import PHONE, find_browser
 
 from book.figures import attention_heroes, heroes, online_steps, tape_figures
 from book.measure import outputs
-from harness.nn import orders
+from harness.puzzles.p24 import orders
 from harness.puzzles.p24.counting import count
 
 PLACES = {

@@ -8,7 +8,8 @@ import pytest
 from book_paths import BOOK
 
 from book.figures import order_figures
-from harness.nn import GridWindow, orders
+from harness.nn import GridWindow
+from harness.puzzles.p24 import orders
 
 PAGES = BOOK / "src" / "puzzle_24"
 

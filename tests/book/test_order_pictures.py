@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from book.figures import order_figures
-from harness.nn import orders
+from harness.puzzles.p24 import orders
 
 
 def elements(parts, tag):

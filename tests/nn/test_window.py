@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from typed import loosely, three
 
-from harness.nn import GridWindow, attention_direct, orders, window, window_attention
+from harness.nn import GridWindow, attention_direct, window, window_attention
+from harness.puzzles.p24 import orders
 
 HEIGHT, WIDTH, RADIUS = 5, 7, 2
 

@@ -16,7 +16,7 @@ from sixteen_bits import decode, encode
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from driver_requests import maps_encoded
 
-from harness.nn import orders
+from harness.puzzles.p24 import orders
 from harness.toolchain import extension
 from harness.vgpu.checks.findings import Checks
 from harness.vgpu.driver import inprocess

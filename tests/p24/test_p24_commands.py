@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from harness import cli
-from harness.nn import orders
-from harness.puzzles.p24 import counting
+from harness.puzzles.p24 import counting, orders
 
 
 @pytest.fixture

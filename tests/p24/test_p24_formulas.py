@@ -7,7 +7,7 @@ from typed import three
 
 from harness.check.python_files import load
 from harness.check.reference import Reference
-from harness.nn import orders
+from harness.puzzles.p24 import orders
 from harness.puzzles.p24.spec import GRADIENTS, PUZZLE
 from harness.toolchain import roots
 from tests.known_mistakes import rejected

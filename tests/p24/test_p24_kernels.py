@@ -9,8 +9,7 @@ from harness.check.reference import Reference
 from harness.devices.recorder import Order, record_many
 from harness.devices.replay import Replay
 from harness.learner.work import Work
-from harness.nn import orders
-from harness.puzzles.p24 import counting
+from harness.puzzles.p24 import counting, orders
 from harness.puzzles.p24.spec import PUZZLE
 from harness.spec.puzzle import Case
 from harness.toolchain import roots

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from harness.nn import orders
+from harness.puzzles.p24 import orders
 from harness.puzzles.rows import log_sum_exp, softmax, transposed
 from harness.spec.derivation import Step, derive_by
 

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from harness.console import Parser, print_lines
 from harness.errors import BadUse
-from harness.nn import orders
+from harness.puzzles.p24 import orders
 
 LARGEST = 1024
 """The largest side that is drawn."""

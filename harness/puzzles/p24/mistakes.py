@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.nn import orders
 from harness.puzzles import formulas
+from harness.puzzles.p24 import orders
 from harness.puzzles.p24.derivation import apart, gathered, in_tiles, near, placed, tiles_with
 from harness.spec.derivation import Derivation, Mistake, Step
 from harness.spec.puzzle import Arrays, Symptom

@@ -7,7 +7,7 @@ positions in a tile. A tensor of positions [B, N, L, d] has a row for each cell 
 
 import numpy as np
 
-from harness.nn import orders
+from harness.puzzles.p24 import orders
 from harness.puzzles.p24.derivation import derive
 from harness.puzzles.p24.mistakes import MISTAKES, curve_symptom
 from harness.spec.baseline import unluckiest

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-import harness.nn.activations  # noqa: F401 registers the operator
+import harness.puzzles.p26.activations  # noqa: F401 registers the operator
 from harness.toolchain import roots
 
 pytestmark = [pytest.mark.compiler, pytest.mark.usefixtures("graphs_of_runs")]

@@ -11,7 +11,7 @@ scaled_dot_product_attention, dense with the window as a mask, and dense without
 FlexAttention with NATTEN's window (Hassani et al., "Neighborhood Attention Transformer", 2023), row by row and along the
 Z-order, as the attention-gym of PyTorch's makers has them: at the grid's edge it moves inward, which is another function too. The
 gathers of query, key and value into an order are timed by themselves. The tiles that a block mask holds are counted and
-compared with those of `harness.puzzles.p24.orders`. Times are by CUDA events; candidates take turns in shuffled rounds. MAX is needed only to
+compared with those of `harness.nn.orders`. Times are by CUDA events; candidates take turns in shuffled rounds. MAX is needed only to
 build the kernels' extension module.
 """
 

@@ -285,12 +285,8 @@ def swap_attention(gm: GraphModule, node: Node) -> Attention:
     query, dropped, scale = value(given["query"]), bool(given.get("dropout_p")), given.get("scale")
     if cause := left_to_torch(query, mask_of(given), dropped, None if isinstance(scale, Node) else scale):
         raise NotImplementedError(f"attention leaves it to PyTorch's own function: {cause}")
-    add = Adder(gm, node)
-    try:
+    with Adder(gm, node) as add:
         output = add.function(attention, *node.args, **node.kwargs)
-    except Exception:
-        add.undo()
-        raise
     dtype = plain(value(node).dtype)
     done = Attention(name_of(node), shape(given["query"]), shape(given["key"]), dtype)
     node.replace_all_uses_with(output)
@@ -308,33 +304,20 @@ def swap(gm: GraphModule, match: Match) -> Swap:
     if cause := copies_cost(match):
         raise NotImplementedError(cause)
     dtype = value(match.linear).dtype
-    add = Adder(gm, match.linear)
-    try:
+    with Adder(gm, match.linear) as add:
         x = match.x
         for step in match.between:
-            slices = step.target is operator.getitem
-            x = (
-                add.function(operator.getitem, x, step.args[1])
-                if slices
-                else add.method("reshape", x, *step.args[1:])
-            )
+            if step.target is operator.getitem:
+                x = add.function(operator.getitem, x, step.args[1])
+            else:
+                x = add.method("reshape", x, *step.args[1:])
         weight = add.method("t", match.weight) if match.transposed else match.weight
-        tensors = [x, match.ln_weight, match.ln_bias, weight, match.linear_bias]
-        # Under autocast a Linear computes in a dtype that its operands do not have yet.
-        tensors = [t if t is None or value(t).dtype == dtype else add.method("to", t, dtype) for t in tensors]
+        tensors = add.cast(dtype, x, match.ln_weight, match.ln_bias, weight, match.linear_bias)
         fused = torch.ops.mojo_workbook.layernorm_linear.default
         both = add.function(fused, *tensors, match.eps, ALGORITHM)
         output = add.function(operator.getitem, both, 0)
-    except Exception:
-        add.undo()
-        raise
-    done = Swap(
-        name_of(match.linear),
-        shape(match.linear)[:-1],
-        shape(match.x)[-1],
-        shape(match.linear)[-1],
-        plain(dtype),
-    )
+    *rows, O = shape(match.linear)
+    done = Swap(name_of(match.linear), tuple(rows), shape(match.x)[-1], O, plain(dtype))
     match.linear.replace_all_uses_with(output)
     drop(gm, match.linear)
     return done

@@ -13,7 +13,7 @@ from harness.nn.compile.match import value
 
 
 class Adder:
-    """Adds nodes before one node of a graph, each with its fake tensor, and takes them back if asked."""
+    """Adds nodes before one node of a graph, each with its fake tensor; within `with` an exception takes them back."""
 
     def __init__(self, gm: GraphModule, before: Node):
         self.gm, self.before = gm, before
@@ -41,10 +41,17 @@ class Adder:
             node.meta = known | {"example_value": call(*args, **kwargs)}
         return node
 
-    def undo(self) -> None:
-        """Take all of them back."""
-        for node in reversed(self.added):
-            self.gm.graph.erase_node(node)
+    def cast(self, dtype: torch.dtype, *tensors: Node | None) -> list[Node | None]:
+        """The tensors in a dtype: under autocast a Linear computes in one that its operands do not have yet."""
+        return [t if t is None or value(t).dtype == dtype else self.method("to", t, dtype) for t in tensors]
+
+    def __enter__(self) -> "Adder":
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is not None:
+            for node in reversed(self.added):
+                self.gm.graph.erase_node(node)
 
 
 def name_of(node: Node) -> str:

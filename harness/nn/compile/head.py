@@ -166,8 +166,7 @@ def swap_head(gm: GraphModule, match: HeadMatch) -> Swap:
 
     given, dtype, wanted = match.given, value(match.linear).dtype, value(match.loss).dtype
     rows, features = shape(given["input"])[:-1], shape(given["x"])[-1]
-    add = Adder(gm, match.loss)
-    try:
+    with Adder(gm, match.loss) as add:
         x = given["x"]
         for index in match.slices:
             x = add.function(operator.getitem, x, index)
@@ -176,20 +175,13 @@ def swap_head(gm: GraphModule, match: HeadMatch) -> Swap:
         elif rows:
             x = add.method("flatten", x, 0, -2)
         weight = add.method("t", given["matrix"]) if match.linear.target in TRANSPOSED else given["matrix"]
-        # Under autocast a Linear computes in a dtype that its operands do not have yet.
-        x, weight, bias = (
-            t if t is None or value(t).dtype == dtype else add.method("to", t, dtype)
-            for t in (x, weight, given["bias"])
-        )
+        x, weight, bias = add.cast(dtype, x, weight, given["bias"])
         options = {
             name: given[name] for name in ("ignore_index", "label_smoothing", "reduction") if name in given
         }
         loss = add.function(linear_cross_entropy, x, weight, given["target"], bias, **options)
         if value(loss).dtype != wanted:
             loss = add.method("to", loss, wanted)
-    except Exception:
-        add.undo()
-        raise
     done = Swap(name_of(match.linear), rows, features, shape(match.linear)[-1], plain(dtype), with_loss=True)
     match.loss.replace_all_uses_with(loss)
     for node in match.path:

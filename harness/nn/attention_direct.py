@@ -39,12 +39,7 @@ from harness.nn.attention_plan import (
 )
 from harness.nn.derivatives import FirstOnly
 from harness.nn.extension_kernels import KINDS, PLAIN, Opened, applied, is_hopper
-from harness.nn.private import (
-    any_autocast,
-    current_device,
-    dispatch_modes,
-    transforms_active,
-)
+from harness.nn.private import any_autocast, current_device, dispatch_modes, transforms_active
 
 Tensor = torch.Tensor
 PUZZLE = "p23"
@@ -423,17 +418,7 @@ class AttentionKernels(PlannedKernels):
         return gradient
 
     def gradients(
-        self,
-        grad_out,
-        query,
-        key,
-        value,
-        output,
-        lse,
-        mask,
-        scale: float,
-        diagonal: int,
-        mask_block: int,
+        self, grad_out, query, key, value, output, lse, mask, scale: float, diagonal: int, mask_block: int
     ) -> tuple[Tensor, Tensor, Tensor] | None:
         """`delta` and `backward` in one, without a gradient of lse: in 16 bits, and in float32 by pairs; None of other calls."""
         plan = planned(query, key, value, mask, diagonal, scale, True, mask_block)
@@ -468,15 +453,9 @@ def planned(
     if choice == FLASH:
         return None
     return make_plan(
-        query.shape,
-        key.shape,
-        value.shape,
-        query.stride(),
-        key.stride(),
-        value.stride(),
-        query.dtype,
-        key.dtype,
-        value.dtype,
+        (query.shape, key.shape, value.shape),
+        (query.stride(), key.stride(), value.stride()),
+        (query.dtype, key.dtype, value.dtype),
         diagonal,
         scale,
         enable_gqa,

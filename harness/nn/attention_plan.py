@@ -82,15 +82,9 @@ class AttentionPlan:
 
 @functools.lru_cache(maxsize=LARGEST_CACHE)
 def make_plan(
-    query: torch.Size,
-    key: torch.Size,
-    value: torch.Size,
-    query_strides: tuple[int, ...],
-    key_strides: tuple[int, ...],
-    value_strides: tuple[int, ...],
-    query_dtype: torch.dtype,
-    key_dtype: torch.dtype,
-    value_dtype: torch.dtype,
+    sizes: tuple[torch.Size, ...],
+    strides: tuple[tuple[int, ...], ...],
+    dtypes: tuple[torch.dtype, ...],
     diagonal: int,
     scale: float | None,
     enable_gqa: bool,
@@ -98,15 +92,19 @@ def make_plan(
     mask: tuple[int, ...] = NO_MASK,
     widest_pairs: int = WIDE_PAIRS,
 ) -> AttentionPlan | None:
-    """The plan for query [B, N, S, d] and key and value [B, G, T, d], at their strides; None for what is not done directly.
+    """The plan for query [B, N, S, d] and key and value [B, G, T, d], of each its size, strides and dtype; None for what is not done
+    directly.
 
     `mask` is what `mask_sizes` says of it. float32 is copied where it is not contiguous; there is none for a mask of blocks, and for a
     scale that is not above 0.
     """
-    pairs = query_dtype == torch.float32
+    query, key, value = sizes
+    query_strides, key_strides, value_strides = strides
+    dtype, *others = dtypes
+    pairs = dtype == torch.float32
     if not (
-        query_dtype == key_dtype == value_dtype
-        and (pairs or query_dtype in TENSOR_CORES)
+        others == [dtype, dtype]
+        and (pairs or dtype in TENSOR_CORES)
         and not torch.version.hip
         and len(query) == 4 == len(key)
         and key == value
@@ -127,10 +125,9 @@ def make_plan(
         return None
     output_strides = dense_strides(query, query_strides)
     gradient_strides = dense_strides(key, key_strides), dense_strides(key, value_strides)
-    sizes = (B, N, G, S, T, d, diagonal, *mask)
     factor = d**-0.5 if scale is None else float(scale)
     return AttentionPlan(
-        query_dtype,
+        dtype,
         tuple(query),
         output_strides,
         (B, N, S),
@@ -140,7 +137,7 @@ def make_plan(
         diagonal,
         factor,
         mask,
-        (KINDS[query_dtype], choice, *sizes, factor),
+        (KINDS[dtype], choice, B, N, G, S, T, d, diagonal, *mask, factor),
         (*query_strides[:3], *key_strides[:3], *value_strides[:3]),
         (*output_strides[:3], *output_strides[:3], *gradient_strides[0][:3], *gradient_strides[1][:3]),
         pairs,

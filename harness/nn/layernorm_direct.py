@@ -282,7 +282,7 @@ class LayerNormKernels(OnDevice):
                 dW = empty_strided((plan.weight_room,), (1,), dtype).resize_(O, H)
             elif wanted & WEIGHT:
                 dW = empty_strided((O, H), strides, dtype)
-            dgamma, dbeta, db = self.launch_gradients(plan, wanted, dx, dW, *tensors)[:3]
+            dgamma, dbeta, db = self.launch_parts(plan, wanted, dx, dW, *tensors)[:3]
         except torch.OutOfMemoryError as error:
             need = self.scratch(wanted, kind_of(dtype, plan.pairs), rows, H, O)
             raise out_of_memory("backward", plan, result_bytes(plan, wanted), need, error) from error
@@ -300,7 +300,7 @@ class LayerNormKernels(OnDevice):
         large = elements >= ALONG_SUMS_ELEMENTS and plan.rows * elements >= ALONG_SUMS_FROM
         return self.hopper and large and plan.rows % 4 == 0 and kind_of(plan.dtype) == TF32
 
-    def launch_gradients(
+    def launch_parts(
         self,
         plan: Plan,
         wanted: int,
@@ -431,7 +431,7 @@ class LayerNormKernels(OnDevice):
                     parts = parts & ~WEIGHT | LN_OUT_TAKEN | (TRANSPOSED if turned else 0)
                 elif wanted & WEIGHT:
                     dW = empty_strided((O, H), (H, 1), dtype)
-                dgamma, dbeta, db = self.launch_gradients(
+                dgamma, dbeta, db = self.launch_parts(
                     plan, parts, dx, dW, *tensors, dln=dln, ln_out=ln_out, stride=stride
                 )[:3]
                 del dln
@@ -465,15 +465,15 @@ class LayerNormKernels(OnDevice):
             try:
                 dW = empty_strided((O, H), (H, 1), dtype)
                 if products.dW is OWN:
-                    kept += self.launch_gradients(plan, WEIGHT, None, dW, *tensors, stream=beside.cuda_stream)
+                    kept += self.launch_parts(plan, WEIGHT, None, dW, *tensors, stream=beside.cuda_stream)
                 else:
                     ln_out = empty_strided((rows, H), (H, 1), dtype)
                     lent = {"ln_out": ln_out, "stride": H, "stream": beside.cuda_stream}
-                    kept += [*self.launch_gradients(plan, LN_OUT_TAKEN, None, None, *tensors, **lent), ln_out]
+                    kept += [*self.launch_parts(plan, LN_OUT_TAKEN, None, None, *tensors, **lent), ln_out]
                     with plain_torch(), torch.cuda.stream(beside):
                         torch.mm(tensors[0].view(rows, O).t(), ln_out, out=dW)
                 if wanted & apart:
-                    sums = self.launch_gradients(plan, BIAS, None, None, *tensors, stream=third.cuda_stream)
+                    sums = self.launch_parts(plan, BIAS, None, None, *tensors, stream=third.cuda_stream)
                     db = sums[2]
                     kept += sums
             except torch.OutOfMemoryError as error:
@@ -504,12 +504,7 @@ def with_padding(matrix: Tensor, rows: int, columns: int) -> Tensor:
 
 def result_bytes(plan: Plan, wanted: int) -> int:
     """Bytes of the gradients that are wanted."""
-    sizes = {
-        INPUT: plan.rows * plan.H,
-        NORM: 2 * plan.H,
-        WEIGHT: plan.O * plan.H,
-        BIAS: plan.O,
-    }
+    sizes = {INPUT: plan.rows * plan.H, NORM: 2 * plan.H, WEIGHT: plan.O * plan.H, BIAS: plan.O}
     return plan.dtype.itemsize * sum(size for bit, size in sizes.items() if wanted & bit)
 
 

@@ -105,11 +105,7 @@ def max_device(device: torch.device) -> Device:
 
 
 def run(
-    program: Program,
-    arguments: dict[str, Tensor],
-    device: torch.device,
-    function: str,
-    instead: str = "",
+    program: Program, arguments: dict[str, Tensor], device: torch.device, function: str, instead: str = ""
 ) -> None:
     """Runs a program on torch tensors, in the order of torch's current stream; `function` is what errors name."""
     refuse_after_fork(function)

@@ -34,16 +34,7 @@ from harness.nn.compile.match import (
     value,
 )
 
-LOSS = (
-    "input",
-    "target",
-    "weight",
-    "size_average",
-    "ignore_index",
-    "reduce",
-    "reduction",
-    "label_smoothing",
-)
+LOSS = ("input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing")
 """The arguments of `F.cross_entropy`."""
 CASTS = ("float", "double", "half", "bfloat16", "to", "type", "type_as")
 SMALL = 2**25

@@ -26,10 +26,7 @@ LAYER_NORM = {
     aten.layer_norm.default: ("input", "normalized_shape", "weight", "bias", "eps", "cudnn_enable"),
     aten.native_layer_norm.default: ("input", "normalized_shape", "weight", "bias", "eps"),
 }
-LINEAR = {
-    F.linear: ("input", "weight", "bias"),
-    aten.linear.default: ("input", "weight", "bias"),
-}
+LINEAR = {F.linear: ("input", "weight", "bias"), aten.linear.default: ("input", "weight", "bias")}
 # Products whose second factor is [H, O]: the transposed weight.
 ADDMM = {function: ("bias", "input", "weight") for function in (torch.addmm, aten.addmm.default)}
 MATMUL = {

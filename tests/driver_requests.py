@@ -4,7 +4,7 @@ from collections.abc import Callable
 from unittest import mock
 
 from harness.vgpu.driver import inprocess
-from harness.vgpu.driver.device import Op
+from harness.vgpu.driver.interface import Op
 
 
 def maps_encoded(call: Callable[[], object]) -> int:

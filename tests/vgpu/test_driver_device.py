@@ -4,7 +4,8 @@ import cuda_api
 import pytest
 
 from harness.vgpu import VirtualGPU
-from harness.vgpu.driver.device import RESULT_CODES, Device, Op, device_attributes, parameter_layout
+from harness.vgpu.driver.device import Device, device_attributes, parameter_layout
+from harness.vgpu.driver.interface import RESULT_CODES, Op
 
 NO_ARGUMENTS = [0] * 11
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from harness.vgpu import VirtualGPU
-from harness.vgpu.driver.device import RESULT_CODES, Device, Op
+from harness.vgpu.driver.device import Device
+from harness.vgpu.driver.interface import RESULT_CODES, Op
 from harness.vgpu.memory.tensor_map import BYTES, BadTensorMap, TensorMap, swizzled, tiled
 
 GOOD: dict[str, Any] = {"kind": 9, "address": 0x1000, "dims": (40, 20, 6), "strides": (80, 1600), "box": (32, 8, 2), "steps": (1, 1, 1),

@@ -33,11 +33,11 @@ struct Recorder(Launcher):
     comptime wgmma = False
 
     var next_address: Int
-    var seen: List[String]
+    var printed: List[String]  # kernels whose PTX is out
 
     def __init__(out self):
         self.next_address = FIRST_ADDRESS
-        self.seen = []
+        self.printed = []
 
     def case(mut self, name: String):
         """Says what the launches that follow belong to. Its addresses are the same whatever comes before."""
@@ -100,10 +100,10 @@ struct Recorder(Launcher):
     @no_inline
     def compiled(mut self, symbol: StringSlice, ptx: StringSlice):
         """Prints the PTX of a kernel, once."""
-        for i in range(len(self.seen)):
-            if self.seen[i] == symbol:
+        for i in range(len(self.printed)):
+            if self.printed[i] == symbol:
                 return
-        self.seen.append(String(symbol))
+        self.printed.append(String(symbol))
         print("//@ ptx", symbol)
         print(ptx)
 

@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,49 +18,10 @@ from harness.toolchain.cache import cache_folder, digest, keep
 from harness.toolchain.disk import compiler_out_of_room
 from harness.toolchain.linker import environment_with_linker
 
+from .interface import SAME, constants, entry_points
+
 HERE = Path(__file__).resolve().parent
-LIBRARIES = {"libcuda.so.1": ("libcuda.mojo", "libcuda_work.mojo"), "libnvidia-ml.so.1": ("libnvml.mojo",)}
-"""Library -> its source, and what is linked in: Mojo exports the functions of the file it compiles, not of those it imports."""
-SAME = {
-    "libcuda.so.1": {
-        "cuMemAlloc_v2": "cuMemAllocAsync",
-        "cuMemFree_v2": "cuMemFreeAsync",
-        "cuMemHostAlloc": "cuMemAllocHost_v2",
-        "cuMemcpyHtoD_v2": "cuMemcpyHtoDAsync_v2",
-        "cuMemcpyDtoH_v2": "cuMemcpyDtoHAsync_v2",
-        "cuMemcpy": "cuMemcpyAsync cuMemcpyDtoD_v2 cuMemcpyDtoDAsync_v2",
-        "cuMemcpyPeer": "cuMemcpyPeerAsync",
-        "cuMemcpy2D_v2": "cuMemcpy2DUnaligned_v2 cuMemcpy2DAsync_v2",
-        "cuMemsetD8_v2": "cuMemsetD8Async",
-        "cuMemsetD16_v2": "cuMemsetD16Async",
-        "cuMemsetD32_v2": "cuMemsetD32Async",
-        "cuMemsetD2D8_v2": "cuMemsetD2D8Async",
-        "cuMemsetD2D16_v2": "cuMemsetD2D16Async",
-        "cuMemsetD2D32_v2": "cuMemsetD2D32Async",
-        "cuDevicePrimaryCtxRetain": "cuCtxCreate_v2 cuCtxGetCurrent",
-        "cuStreamCreate": "cuStreamCreateWithPriority",
-        "workbook_vgpu_nothing_to_do": (
-            "cuMemPoolSetAccess cuMemPoolTrimTo cuDevicePrimaryCtxRelease_v2 cuCtxDestroy cuCtxSetCurrent "
-            "cuCtxPushCurrent cuCtxEnablePeerAccess cuStreamDestroy cuStreamSynchronize cuStreamWaitEvent "
-            "cuEventQuery cuEventSynchronize"
-        ),
-    },
-    "libnvidia-ml.so.1": {"nvmlDeviceGetHandleByIndex": "nvmlDeviceGetHandleByIndex_v2"},
-}
-"""Library -> function -> the other names that it has there: with a stream, which orders nothing, or with flags."""
-REFUSED = """
-cuGraphAddChildGraphNode cuGraphAddEmptyNode cuGraphAddKernelNode cuGraphAddMemcpyNode
-cuGraphAddMemsetNode cuGraphCreate cuGraphDebugDotPrint cuGraphDestroy cuGraphExecDestroy
-cuGraphInstantiate cuGraphInstantiateWithFlags cuGraphInstantiateWithParams
-cuGraphKernelNodeSetAttribute cuGraphLaunch cuMemAddressFree cuMemAddressReserve cuMemCreate
-cuMemExportToShareableHandle cuMemGetAllocationGranularity cuMemGetHandleForAddressRange cuMemMap
-cuMemRelease cuMemSetAccess cuMemUnmap cuMemcpyBatchAsync cuMulticastAddDevice cuMulticastBindMem
-cuMulticastCreate cuMulticastGetGranularity cuMulticastUnbind cuPointerGetAttributes
-cuPointerSetAttribute cuStreamBeginCapture cuStreamEndCapture cuStreamGetCaptureInfo_v2
-cuStreamWaitValue64_v2 cuTensorMapEncodeIm2col
-"""
-"""What MAX looks up in libcuda.so.1 and the virtual GPU does not have: it answers CUDA_ERROR_NOT_SUPPORTED, and Python hears its name."""
-REFUSAL = '\n\n@export("{0}")\ndef {0}() abi("C") -> Int32:\n    return unsupported("{0}")\n'
+LIBRARIES = {"libcuda.so.1": "libcuda.mojo", "libnvidia-ml.so.1": "libnvml.mojo"}
 CONSTRUCTOR = "workbook_vgpu_open"
 OPTIONS = ("-D", "ASSERT=none")
 """Without assertions, which print by Mojo's run-time library: these libraries need libc only."""
@@ -143,7 +103,7 @@ def last_line(text: str) -> str:
 
 def cache_key(mojo: str) -> str:
     """Changes with any source of the libraries, with how they are built and with the compiler."""
-    sources = [*sorted(HERE.glob("*.mojo")), Path(__file__)]
+    sources = [*sorted(HERE.glob("*.mojo")), Path(__file__).with_name("interface.py"), Path(__file__)]
     return digest([mojo_version(mojo), *(source.read_bytes() for source in sources)])
 
 
@@ -176,40 +136,26 @@ def build_into(folder: Path, mojo: str) -> None:
     ptxas.chmod(0o755)
 
 
-def compile_library(target: Path, sources: Sequence[str], mojo: str, env: dict[str, str]) -> None:
-    """One shared library. The soname is what later dlopen calls find it by."""
-    names = [(name, function) for function, others in SAME[target.name].items() for name in others.split()]
-    options = [
-        f"-soname={target.name}",
-        f"-init={CONSTRUCTOR}",
-        *(f"--defsym={name}={f}" for name, f in names),
-    ]
-    refusals = map(REFUSAL.format, REFUSED.split() if target.name == "libcuda.so.1" else ())
-    whole = Path(env["TMPDIR"]) / sources[0]
-    whole.write_text((HERE / sources[0]).read_text() + "".join(refusals))
-    for source in sources[1:]:
-        compiled = Path(env["TMPDIR"]) / f"{source}.o"
-        compile_source(compiled, HERE / source, "object", target, mojo, env)
-        options.append(str(compiled))
-    compile_source(target, whole, "shared-lib", target, mojo, env, options)
+def compile_library(target: Path, source: str, mojo: str, env: dict[str, str]) -> None:
+    """One shared library, whose soname is what later dlopen calls find it by: its source, and what interface.py
+    says of it.
 
-
-def compile_source(
-    to: Path,
-    source: Path,
-    kind: str,
-    library: Path,
-    mojo: str,
-    env: dict[str, str],
-    options: Sequence[str] = (),
-) -> None:
-    """One file of a library. Raises EnvironmentProblem on a full disk, DriverBuildError with the compiler's last line."""
-    command = [mojo, "build", *OPTIONS, "-I", str(HERE), "--emit", kind, "-o", str(to), str(source)]
-    for option in options:
+    Raises EnvironmentProblem on a full disk, DriverBuildError with the compiler's last line."""
+    folder = Path(env["TMPDIR"]) / target.name
+    folder.mkdir()
+    (folder / "interface.mojo").write_text(constants())
+    whole = folder / source
+    whole.write_text((HERE / source).read_text() + entry_points(target.name))
+    command = [mojo, "build", *OPTIONS, "-I", str(HERE), "-I", str(folder), "--emit", "shared-lib"]
+    command += ["-o", str(target), str(whole)]
+    for option in (f"-soname={target.name}", f"-init={CONSTRUCTOR}"):
         command += ["-Xlinker", option]
+    for function, others in SAME[target.name].items():
+        for name in others.split():
+            command += ["-Xlinker", f"--defsym={name}={function}"]
     done = subprocess.run(
         command, env=env, capture_output=True, text=True, encoding="utf-8", errors="replace", check=False
     )
     if done.returncode != 0:
-        full = compiler_out_of_room(done.stdout + done.stderr, library.parents[2])
-        raise full or DriverBuildError(f"mojo could not build {library.name}: {last_line(done.stderr)}")
+        full = compiler_out_of_room(done.stdout + done.stderr, target.parents[2])
+        raise full or DriverBuildError(f"mojo could not build {target.name}: {last_line(done.stderr)}")

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import IntEnum
 
 import numpy as np
 
@@ -20,61 +19,8 @@ from harness.vgpu.errors import VirtualGPUError
 from harness.vgpu.machine import Kernel, Module, VirtualGPU
 from harness.vgpu.memory import tensor_map
 
+from .interface import RESULT_CODES, Op
 from .kernel_names import KernelCatalogue
-
-# Words of a request: operation, input address and length, room for output (address and length), arguments.
-WORDS = 16
-FIRST_ARGUMENT = 5
-
-
-class Op(IntEnum):
-    """Operations of a request, the same numbers as in transport.mojo."""
-
-    HELLO = 1
-    ATTRIBUTE = 2
-    DEVICE_NAME = 3
-    MEMORY_INFO = 4
-    ALLOCATE = 5
-    FREE = 6
-    WRITE = 7
-    READ = 8
-    COPY = 9
-    FILL = 10
-    LOAD_MODULE = 11
-    UNLOAD_MODULE = 12
-    FIND_FUNCTION = 13
-    FIND_GLOBAL = 14
-    FUNCTION_ATTRIBUTE = 15
-    SET_FUNCTION_ATTRIBUTE = 16
-    OCCUPANCY = 17
-    LAUNCH = 18
-    ADDRESS_RANGE = 19
-    CLOCK = 20
-    UNSUPPORTED = 21
-    ENCODE_TENSOR_MAP = 22
-
-
-# CUDA result codes by name, as far as the virtual GPU returns them.
-RESULT_CODES = {
-    "CUDA_SUCCESS": 0,
-    "CUDA_ERROR_INVALID_VALUE": 1,
-    "CUDA_ERROR_OUT_OF_MEMORY": 2,
-    "CUDA_ERROR_NOT_INITIALIZED": 3,
-    "CUDA_ERROR_INVALID_IMAGE": 200,
-    "CUDA_ERROR_INVALID_PTX": 218,
-    "CUDA_ERROR_UNSUPPORTED_PTX_VERSION": 222,
-    "CUDA_ERROR_INVALID_HANDLE": 400,
-    "CUDA_ERROR_NOT_FOUND": 500,
-    "CUDA_ERROR_ILLEGAL_ADDRESS": 700,
-    "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES": 701,
-    "CUDA_ERROR_LAUNCH_TIMEOUT": 702,
-    "CUDA_ERROR_ILLEGAL_INSTRUCTION": 715,
-    "CUDA_ERROR_MISALIGNED_ADDRESS": 716,
-    "CUDA_ERROR_LAUNCH_FAILED": 719,
-    "CUDA_ERROR_NOT_SUPPORTED": 801,
-    "CUDA_ERROR_INVALID_CLUSTER_SIZE": 912,
-    "CUDA_ERROR_UNKNOWN": 999,
-}
 
 # (multiprocessors, threads per multiprocessor, shared bytes a block may opt in to, shared bytes per
 # multiprocessor), from the compute capability table of the CUDA programming guide and the product of that
@@ -450,7 +396,7 @@ class Device:
     def _launch(self, arguments, data, room):
         function = self._function(arguments[0])
         grid, block = tuple(arguments[1:4]), tuple(arguments[4:7])
-        shared, cluster = arguments[7], tuple(arguments[8:11])
+        shared, cluster = arguments[7], tuple(max(size, 1) for size in arguments[8:11])
         if shared > function.dynamic_shared_limit:
             raise DriverError(
                 "CUDA_ERROR_INVALID_VALUE",

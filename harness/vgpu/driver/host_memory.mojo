@@ -47,35 +47,27 @@ def forget_pinned(address: Int) -> Bool:
     return False
 
 
-def is_pinned(address: Int, count: Int) -> Bool:
-    """Whether all these bytes lie in one pinned range."""
-    if not lock():
-        return False
-    var node = state(S_PINNED)[]
-    while node != 0:
-        var start = at[Int](node)[]
-        if start <= address and address + count <= start + at[Int](node + 8)[]:
-            break
-        node = at[Int](node + 16)[]
-    unlock()
-    return node != 0
-
-
 def pinned_range(address: Int) -> Tuple[Int, Int]:
     """The pinned range that an address lies in: (its start, its bytes); no bytes where there is none."""
     if not lock():
         return (0, 0)
-    var found = (0, 0)
+    var pinned = (0, 0)
     var node = state(S_PINNED)[]
     while node != 0:
         var start = at[Int](node)[]
         var count = at[Int](node + 8)[]
         if start <= address and address < start + count:
-            found = (start, count)
+            pinned = (start, count)
             break
         node = at[Int](node + 16)[]
     unlock()
-    return found
+    return pinned
+
+
+def is_pinned(address: Int, count: Int) -> Bool:
+    """Whether all these bytes lie in one pinned range."""
+    var pinned = pinned_range(address)
+    return pinned[1] != 0 and address + count <= pinned[0] + pinned[1]
 
 
 def fill_host(address: Int, value: Int, width: Int, count: Int):

@@ -22,7 +22,8 @@ from pathlib import Path
 from harness.errors import EnvironmentProblem
 
 from . import build
-from .device import FIRST_ARGUMENT, WORDS, Device, Op, device_attributes
+from .device import Device, device_attributes
+from .interface import FIRST_ARGUMENT, WORDS, Op
 
 _Callback = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)
 _session: _Session | None = None

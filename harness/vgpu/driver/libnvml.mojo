@@ -6,7 +6,6 @@ Same transport as libcuda.mojo; what differs between devices (name, compute capa
 from std.ffi import external_call
 from transport import *
 
-comptime DEVICE = 0x8000
 comptime NVML_SUCCESS = Int32(0)
 comptime NVML_NOT_SUPPORTED = Int32(3)
 comptime NVML_DRIVER_NOT_LOADED = Int32(9)
@@ -38,11 +37,6 @@ def nvmlInit_v2() abi("C") -> Int32:
     return nvml_code(locked_connect())
 
 
-@export("nvmlShutdown")
-def nvmlShutdown() abi("C") -> Int32:
-    return NVML_SUCCESS
-
-
 @export("nvmlErrorString")
 def nvmlErrorString(code: Int32) abi("C") -> Int:
     if code == NVML_SUCCESS:
@@ -55,24 +49,6 @@ def nvmlErrorString(code: Int32) abi("C") -> Int:
 @export("nvmlSystemGetDriverVersion")
 def nvmlSystemGetDriverVersion(version: Int, length: UInt32) abi("C") -> Int32:
     copy_text("580.00.00", version, Int(length))
-    return NVML_SUCCESS
-
-
-@export("nvmlDeviceGetCount_v2")
-def nvmlDeviceGetCount_v2(count: Int) abi("C") -> Int32:
-    at[UInt32](count)[] = 1
-    return NVML_SUCCESS
-
-
-@export("nvmlDeviceGetHandleByIndex")
-def nvmlDeviceGetHandleByIndex(index: UInt32, device: Int) abi("C") -> Int32:
-    at[Int](device)[] = DEVICE
-    return NVML_SUCCESS
-
-
-@export("nvmlDeviceForCudaDevice")
-def nvmlDeviceForCudaDevice(device: Int32, handle: Int) abi("C") -> Int32:
-    at[Int](handle)[] = DEVICE
     return NVML_SUCCESS
 
 
@@ -103,31 +79,6 @@ def nvmlDeviceGetMemoryInfo(device: Int, memory: Int) abi("C") -> Int32:
     at[Int](memory + 8)[] = request.result(0)
     at[Int](memory + 16)[] = request.result(1) - request.result(0)
     return nvml_code(code)
-
-
-@export("nvmlDeviceGetMigMode")
-def nvmlDeviceGetMigMode(device: Int, current: Int, pending: Int) abi("C") -> Int32:
-    at[UInt32](current)[] = 0
-    at[UInt32](pending)[] = 0
-    return NVML_SUCCESS
-
-
-@export("nvmlDeviceGetTotalEccErrors")
-def nvmlDeviceGetTotalEccErrors(device: Int, kind: Int32, counter: Int32, count: Int) abi("C") -> Int32:
-    at[Int](count)[] = 0
-    return NVML_SUCCESS
-
-
-@export("nvmlDeviceGetCurrentClocksThrottleReasons")
-def nvmlDeviceGetCurrentClocksThrottleReasons(device: Int, reasons: Int) abi("C") -> Int32:
-    at[Int](reasons)[] = 0
-    return NVML_SUCCESS
-
-
-@export("nvmlDeviceGetComputeRunningProcesses_v3")
-def nvmlDeviceGetComputeRunningProcesses_v3(device: Int, count: Int, infos: Int) abi("C") -> Int32:
-    at[UInt32](count)[] = 0
-    return NVML_SUCCESS
 
 
 @export("nvmlDeviceGetPciInfo_v3")

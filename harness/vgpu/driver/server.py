@@ -21,7 +21,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from .build import Driver
-from .device import FIRST_ARGUMENT, WORDS, Device
+from .device import Device
+from .interface import FIRST_ARGUMENT, WORDS
 
 _REQUEST = struct.Struct(f"<{WORDS}q")
 _ANSWER = struct.Struct("<6q")  # result code, four results, output length

@@ -1,7 +1,7 @@
 """How the stand-in libraries reach the executor of the virtual GPU.
 
 Both libraries (libcuda.mojo, libnvml.mojo) marshal C arguments and nothing else: what a call means is decided in
-Python (device.py). A call is a `Request` of sixteen 64-bit words. It travels one of two ways: to a Python callback in
+Python (device.py). Numbers of operations and results come from there too: build.py writes the module `interface`. A call is a `Request` of sixteen 64-bit words. It travels one of two ways: to a Python callback in
 this process (the harness), or over a socket to an executor process (`vgpu exec`, whose program has no Python inside).
 
 The libraries must need libc only: no printing, no raising, no Mojo runtime. Mojo has no global variables that allow
@@ -9,6 +9,7 @@ that, so the state lives in one page at a fixed address, mapped by the library c
 libraries. All zero is a valid state: a pthread mutex, no callback, no socket.
 """
 
+from interface import *
 from std.ffi import external_call
 
 comptime STATE = 0x40_4750_0000  # below 2^39, where the smallest 64-bit address spaces end
@@ -24,40 +25,6 @@ comptime S_PID = 10  # the process that connected: a forked child must not use t
 comptime S_MAIN_INSIDE = 11  # whether the main thread is in the Python callback
 comptime S_PYTHON = 12  # four functions of Python's C interface, in the order of `call_python`
 comptime S_PINNED = 16  # the first pinned range of host memory (host_memory.mojo)
-
-# Operations; device.py has the same list, and a test compares the two.
-comptime OP_HELLO = 1
-comptime OP_ATTRIBUTE = 2
-comptime OP_DEVICE_NAME = 3
-comptime OP_MEMORY_INFO = 4
-comptime OP_ALLOCATE = 5
-comptime OP_FREE = 6
-comptime OP_WRITE = 7
-comptime OP_READ = 8
-comptime OP_COPY = 9
-comptime OP_FILL = 10
-comptime OP_LOAD_MODULE = 11
-comptime OP_UNLOAD_MODULE = 12
-comptime OP_FIND_FUNCTION = 13
-comptime OP_FIND_GLOBAL = 14
-comptime OP_FUNCTION_ATTRIBUTE = 15
-comptime OP_SET_FUNCTION_ATTRIBUTE = 16
-comptime OP_OCCUPANCY = 17
-comptime OP_LAUNCH = 18
-comptime OP_ADDRESS_RANGE = 19
-comptime OP_CLOCK = 20
-comptime OP_UNSUPPORTED = 21
-comptime OP_ENCODE_TENSOR_MAP = 22
-
-# The few CUDA result codes that the libraries produce themselves.
-comptime SUCCESS = Int32(0)
-comptime INVALID_VALUE = Int32(1)
-comptime OUT_OF_MEMORY = Int32(2)
-comptime NOT_INITIALIZED = Int32(3)
-comptime NO_DEVICE = Int32(100)
-comptime OPERATING_SYSTEM = Int32(304)
-comptime NOT_SUPPORTED = Int32(801)
-comptime UNKNOWN = Int32(999)
 
 # What the Python callback answers when Ctrl-C ended it on the main thread.
 comptime INTERRUPTED = Int32(-2)
@@ -302,6 +269,16 @@ def int_answer(var request: Request, address: Int) -> Int32:
     var code = request.call()
     if code == SUCCESS:
         at[Int](address)[] = request.result()
+    return code
+
+
+def two_answers(var request: Request, first: Int, second: Int) -> Int32:
+    """Call, and store two results in 64-bit words; a caller without use for one gives a null address."""
+    var code = request.call()
+    if code == SUCCESS and first != 0:
+        at[Int](first)[] = request.result(0)
+    if code == SUCCESS and second != 0:
+        at[Int](second)[] = request.result(1)
     return code
 
 

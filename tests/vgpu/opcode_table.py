@@ -17,7 +17,7 @@ from harness.vgpu.engines.opcodes import (  # noqa: F401  (they register their e
     memory_ops,
 )
 from harness.vgpu.engines.opcodes.emitters import OPCODES
-from harness.vgpu.ptx.program import SPECIAL_REGISTERS
+from harness.vgpu.ptx.special_registers import SPECIAL_REGISTERS
 
 FILE = Path(vgpu.__file__).parent / "OPCODES.md"
 HEAD = """# Instructions of the virtual GPU

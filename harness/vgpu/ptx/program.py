@@ -15,6 +15,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from .parser import Function, Instr, Mem, Module, Pair, Reg, Sym, TensorMem, Vec
+from .special_registers import SPECIAL_REGISTERS
 
 #: Opcodes without memory effects or thread communication: guarded ones become a select, all others are split
 #: off.
@@ -358,16 +359,6 @@ class Program:
         if any(polls(i) for k in loop for i in self.blocks[k].instrs):
             for k in loop:
                 self.blocks[k].spins = True
-
-
-SPECIAL_REGISTERS = {
-    "tid", "ntid", "ctaid", "nctaid", "laneid", "warpid", "nwarpid", "smid", "nsmid", "gridid", "clock",
-    "clock64", "clock_hi", "globaltimer", "globaltimer_lo", "globaltimer_hi", "lanemask_eq",
-    "lanemask_le", "lanemask_lt", "lanemask_ge", "lanemask_gt", "clusterid", "nclusterid",
-    "cluster_ctaid", "cluster_nctaid", "cluster_ctarank", "cluster_nctarank", "is_explicit_cluster",
-    "total_smem_size", "dynamic_smem_size", "aggr_smem_size", "reserved_smem_offset_begin",
-    "reserved_smem_offset_end",
-}  # fmt: skip
 
 
 def polls(i: Instr) -> bool:

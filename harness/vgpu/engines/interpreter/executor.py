@@ -20,6 +20,7 @@ from harness.vgpu.checks.livelock import Looks
 from harness.vgpu.checks.order import MOST_THREADS, Order
 from harness.vgpu.engines.opcodes.codegen import put
 from harness.vgpu.ptx.parser import WIDTH
+from harness.vgpu.ptx.special_registers import SPECIALS
 
 from .wgmma import WarpgroupOps
 
@@ -113,53 +114,22 @@ class Batch(WarpgroupOps):
     # -- set-up ---------------------------------------------------------------------------------------------
     def specials(self, run):
         """Fill the register slots of special registers that the kernel reads."""
-        (gx, gy, gz), (bx, by, bz) = run.grid, run.block
-        cx, cy, cz = run.cluster
         u4 = np.uint32
-        lanes = self.lane_of.astype(u4)
-        tid = self.thread_of
-        ctaid = self.blocks
-        x, y, z = ctaid % gx, ctaid // gx % gy, ctaid // (gx * gy)
-        rank = (x % cx) + (y % cy) * cx + (z % cz) * cx * cy
-        one = u4(1)
-        per_block = {
-            "ctaid_x": x, "ctaid_y": y, "ctaid_z": z,
-            "clusterid_x": x // cx, "clusterid_y": y // cy, "clusterid_z": z // cz,
-            "cluster_ctaid_x": x % cx, "cluster_ctaid_y": y % cy, "cluster_ctaid_z": z % cz,
-            "cluster_ctarank": rank, "smid": ctaid % 132,
-        }  # fmt: skip
-        per_thread = {
-            "tid_x": tid % bx, "tid_y": tid // bx % by, "tid_z": tid // (bx * by),
-            "laneid": lanes, "warpid": tid >> 5,
-        }  # fmt: skip
-        uniform = {
-            "ntid_x": bx, "ntid_y": by, "ntid_z": bz, "nctaid_x": gx, "nctaid_y": gy, "nctaid_z": gz,
-            "nclusterid_x": gx // cx, "nclusterid_y": gy // cy, "nclusterid_z": gz // cz,
-            "cluster_nctaid_x": cx, "cluster_nctaid_y": cy, "cluster_nctaid_z": cz,
-            "cluster_nctarank": cx * cy * cz,
-            "is_explicit_cluster": int(cx * cy * cz > 1), "nwarpid": self.warps_per_block, "nsmid": 132,
-            "gridid": 0,
-            "dynamic_smem_size": run.dynamic_shared, "total_smem_size": run.shared_size, "aggr_smem_size": 0,
-            "clock": 0, "clock64": 0, "globaltimer": 0, "clock_hi": 0, "globaltimer_lo": 0,
-            "globaltimer_hi": 0,
-            "reserved_smem_offset_begin": 0, "reserved_smem_offset_end": 1024,
-        }  # fmt: skip
-        wide = {"clock64", "globaltimer", "gridid"}
+        block = self.blocks[self.block_of] if self.count > 1 else self.blocks[0]
+        known = {"u4": u4, "u8": np.uint64, "tid": self.thread_of.astype(u4), "lane": self.lane_of.astype(u4)}
+        known |= {"dynamic_smem_size": u4(run.dynamic_shared), "total_smem_size": u4(run.shared_size)}
+        sizes = {
+            "ctaid": run.block_index(block),
+            "ntid": run.block,
+            "nctaid": run.grid,
+            "cluster_nctaid": run.cluster,
+        }
+        for name, values in sizes.items():
+            known |= {f"{name}_{axis}": u4(x) for axis, x in zip("xyz", values, strict=True)}
         for name, slot in self.code.slots.items():
-            if not name.startswith("sp_"):
-                continue
-            name = name[3:]
-            if name in per_block:
-                value = per_block[name].astype(u4)
-                self.S[slot] = value[self.block_of] if self.count > 1 else value[0]
-            elif name in per_thread:
-                self.S[slot] = per_thread[name].astype(u4)
-            elif name in uniform:
-                self.S[slot] = (np.uint64 if name in wide else u4)(uniform[name])
-            elif name.startswith("lanemask_"):
-                eq = one << lanes
-                self.S[slot] = {"eq": eq, "lt": eq - one, "le": eq | (eq - one), "gt": ~(eq | (eq - one)),
-                                "ge": ~(eq - one)}[name[9:]]  # fmt: skip
+            if (expression := SPECIALS.get(name.removeprefix("sp_"))) and name.startswith("sp_"):
+                with np.errstate(over="ignore"):
+                    self.S[slot] = eval(expression, known)
         for name, kind in self.program.regs.items():
             # A register that some path reads before it is written reads as zero.
             width = {"pred": np.bool_, "b16": np.uint16, "b64": np.uint64}.get(kind)

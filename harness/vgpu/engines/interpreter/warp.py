@@ -12,7 +12,7 @@ import struct
 import numpy as np
 
 from harness.vgpu.engines.opcodes import numeric
-from harness.vgpu.engines.opcodes.fragments import fragment_maps
+from harness.vgpu.engines.opcodes.fragments import fragment_maps, sizes
 from harness.vgpu.errors import UnsupportedInstruction
 from harness.vgpu.memory.access import LOCAL_WINDOW, Access
 
@@ -98,20 +98,8 @@ class WarpOps(BarrierOps):
         key = (mode, int(b), int(c)) if L is None and b.ndim == 0 and c.ndim == 0 else None
         source = self.sources.get(key) if key else None
         if source is None:
-            lane = (self.lane_of if L is None else self.lane_of[L]).astype(np.int64)
-            shift, clamp = (b & u4(31)).astype(np.int64), (c & u4(31)).astype(np.int64)
-            segment = ((c >> u4(8)) & u4(31)).astype(np.int64)
-            low = lane & segment
-            limit = low | (clamp & ~segment)
-            j = {
-                "up": lambda: lane - shift,
-                "down": lambda: lane + shift,
-                "bfly": lambda: lane ^ shift,
-                "idx": lambda: low | (shift & ~segment),
-            }[mode]()
-            inside = j >= limit if mode == "up" else j <= limit
-            j = np.where(inside, j, lane)
-            warp = self.warp_of if L is None else self.warp_of[L]
+            j, inside = numeric.shuffle_source(mode, self.lane_of if L is None else self.lane_of[L], b, c)
+            warp = self.per_warp(L)
             source = (warp * 32 + j, inside, j, warp)
             if key:
                 self.sources[key] = source
@@ -135,12 +123,7 @@ class WarpOps(BarrierOps):
         self.present(instr, mask, L)
         P = self.positions(L)
         yes = self.gather_bits(P, np.broadcast_to(p, len(P)))[self.per_warp(L)] & mask
-        if mode == "ballot":
-            return yes
-        if mode == "any":
-            return yes != 0
-        everybody = self.members(mask, L)
-        return yes == everybody if mode == "all" else (yes == everybody) | (yes == 0)
+        return numeric.voted(mode, yes, self.members(mask, L))
 
     def active_mask(self, L):
         return self.gather_bits(self.positions(L))[self.per_warp(L)]
@@ -161,10 +144,7 @@ class WarpOps(BarrierOps):
         for k in range(32):
             same = (table[warp * 32 + k] == value) & (lanes >> u4(k) & u4(1) != 0)
             out |= np.where(same, u4(1 << k), u4(0))
-        if mode == "any":
-            return out, out != 0
-        whole = out == lanes
-        return np.where(whole, lanes, u4(0)), whole
+        return numeric.matched(mode, out, lanes)
 
     def redux(self, instr, op: str, value, mask, L):
         self.present(instr, mask, L)
@@ -172,13 +152,11 @@ class WarpOps(BarrierOps):
         value = np.broadcast_to(value, len(P))
         warp, lanes = self.per_warp(L), self.members(mask, L)
         table = self.spread(value, L)
-        f = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or,
-             "xor": np.bitwise_xor}[op]  # fmt: skip
         out, started = np.zeros_like(value), np.zeros(len(P), bool)
         for k in range(32):
             here = lanes >> u4(k) & u4(1) != 0
             v = table[warp * 32 + k]
-            out = np.where(here, np.where(started, f(out, v), v), out)
+            out = np.where(here, np.where(started, numeric.combined(op, out, v), v), out)
             started = started | here
         return out
 
@@ -233,7 +211,7 @@ class WarpOps(BarrierOps):
 
     def mma(self, instr, shape: str, types, a, b, c, L):
         warps = self.warp_rows(instr, L)
-        rows, columns, depth = (int(x) for x in re.findall(r"\d+", shape))
+        rows, columns, depth = sizes(shape)
         kind = types[1]
         (ar, ac), (br, bc), (cr, cc) = fragment_maps(shape, kind)
         A = np.zeros((warps, rows, depth))
@@ -257,16 +235,8 @@ class WarpOps(BarrierOps):
         parts = []
         for r in registers:
             r = np.broadcast_to(r, warps * 32)
-            if kind == "f64":
-                parts.append(r.view(np.float64))
-            elif kind == "f32":
-                parts.append(r.view(np.float32).astype(np.float64))
-            elif kind == "tf32":  # the low 13 bits are not read
-                parts.append((r & u4(0xFFFFE000)).view(np.float32).astype(np.float64))
-            else:
-                for half in ((r & u4(0xFFFF)).astype(u2), (r >> u4(16)).astype(u2)):
-                    x = half.view(np.float16) if kind == "f16" else numeric.bf_to_f4(half)
-                    parts.append(x.astype(np.float64))
+            several = ((r & u4(0xFFFF)).astype(u2), (r >> u4(16)).astype(u2)) if "16" in kind else (r,)
+            parts += [numeric.decoded(x, kind) for x in several]
         return np.stack([p.reshape(warps, 32) for p in parts], axis=1)
 
     def ldmatrix(self, A: Access, address, number: int, transpose: bool, L):
@@ -464,12 +434,8 @@ def _combine(op: str, kind: str, old, values):
             else:
                 halves.append(_combine(op, "bf16", a, [b]).astype(u4))
         return halves[0] | (halves[1] << u4(16))
-    if op == "add":
-        return numeric.canonical(old + v)
-    if op in ("min", "max"):
-        return (np.minimum if op == "min" else np.maximum)(old, v)
-    if op in ("and", "or", "xor"):
-        return {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}[op](old, v)
+    if op in numeric.COMBINE:
+        return numeric.combined(op, old, v)
     if op == "exch":
         return v
     if op == "cas":
@@ -480,22 +446,18 @@ def _combine(op: str, kind: str, old, values):
     return np.where((old == zero) | (old > v), v, old - one)  # dec
 
 
-_AT = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or,
-       "xor": np.bitwise_xor}  # fmt: skip
-
-
 def atomic_update(data, index, op: str, kind: str, values, used: bool):
     """Apply one atomic per thread, in thread order; returns the old values (unsigned) when `used`."""
     view = _typed(data, kind)
     typed = [v.view(view.dtype) for v in values]
     index = np.broadcast_to(index, len(values[0]))
-    if not used and op in _AT and kind not in ("f16x2", "bf16x2", "bf16"):
+    if not used and op in numeric.COMBINE and kind not in ("f16x2", "bf16x2", "bf16"):
         if len(index) and (index == index[0]).all():
             # All on one address, in thread order, each addition rounded: what `accumulate` does, and much
             # faster.
-            view[index[0]] = _AT[op].accumulate(np.concatenate((view[index[:1]], typed[0])))[-1]
+            view[index[0]] = numeric.COMBINE[op].accumulate(np.concatenate((view[index[:1]], typed[0])))[-1]
         else:
-            _AT[op].at(view, index, typed[0])
+            numeric.COMBINE[op].at(view, index, typed[0])
         if op == "add" and view.dtype.kind == "f":
             view[index] = numeric.canonical(view[index])
         return None

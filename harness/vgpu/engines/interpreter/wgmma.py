@@ -54,15 +54,6 @@ def unit_offsets(descriptor: int, operand: Operand) -> np.ndarray:
     return swizzled(start + address, span)
 
 
-def decoded(cells: np.ndarray, kind: str) -> np.ndarray:
-    """Elements as float64 out of bits of their size."""
-    if kind == "tf32":  # the low 13 bits are not read
-        return (cells & u4(0xFFFFE000)).view(np.float32).astype(np.float64)
-    if kind == "f16":
-        return cells.view(np.float16).astype(np.float64)
-    return numeric.bf_to_f4(cells).astype(np.float64)
-
-
 def registers_at_start(function, threads: int) -> int:
     """The registers that each thread of a kernel with setmaxnreg has at its start, as far as its PTX says.
 
@@ -148,9 +139,8 @@ class WarpgroupOps(BulkOps):
                     self.run.unwritten(self, A, state, index[k], np.full(index.shape[1], position))
         bits = np.ascontiguousarray(cells[index]).view(f"u{operand.width}")
         if operand.across:
-            factor = decoded(bits.reshape(len(first), 16, operand.rows).transpose(0, 2, 1), operand.kind)
-        else:
-            factor = decoded(bits.reshape(len(first), operand.rows, -1), operand.kind)
+            bits = bits.reshape(len(first), 16, operand.rows).transpose(0, 2, 1)
+        factor = numeric.decoded(bits.reshape(len(first), operand.rows, -1), operand.kind)
         return -factor if operand.negative else factor, index
 
     def register_factor(self, registers, operand: Operand, groups: int) -> np.ndarray:

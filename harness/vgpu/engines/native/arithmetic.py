@@ -199,7 +199,13 @@ def _dtype_info(what):
     return write
 
 
+def _operator(op: type):
+    return lambda f, x, y: f.binary(op, x, y)
+
+
 INTRINSICS: dict[Any, Any] = {
+    np.add: _operator(ast.Add), np.bitwise_and: _operator(ast.BitAnd), np.bitwise_or: _operator(ast.BitOr),
+    np.bitwise_xor: _operator(ast.BitXor),
     np.where: _where, np.minimum: _extreme("min", False), np.maximum: _extreme("max", False),
     np.fmin: _extreme("min", True), np.fmax: _extreme("max", True), np.clip: _clip, np.abs: _abs,
     np.negative: _negative,

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from .compiler import KINDS, Frame, Value, kind_named
+import numpy as np
+
+from .compiler import KINDS, Frame, Turns, Value, kind_named
 
 
 def _never(*_) -> NoReturn:
@@ -28,6 +30,16 @@ def store(kind, address, value) -> None:
 def copy_bytes(to, frm, count) -> None:
     """Copy bytes that do not overlap."""
     _never(to, frm, count)
+
+
+def numbers(count) -> Any:
+    """The numbers below one, for a loop."""
+    _never(count)
+
+
+def lanes(mask) -> Any:
+    """The lanes of a mask, the lowest first, for a loop."""
+    _never(mask)
 
 
 def unlikely(condition) -> Any:
@@ -95,12 +107,19 @@ def _perform(f: Frame, *given):
     f.emit(f"call void @perform({', '.join(f.value(x).typed for x in given)})")
 
 
+def _numbers(f: Frame, count) -> Turns:
+    return Turns(f.value(count))
+
+
+def _lanes(f: Frame, mask) -> Turns:
+    return Turns(f.value(np.uint64(32)), f.value(mask))
+
+
 def _unlikely(f: Frame, condition) -> Value:
     return condition
 
 
 INSTRUCTIONS = {
     load: _load, store: _store, copy_bytes: _copy_bytes, unlikely: _unlikely, product_row: _product_row,
-    step: _step,
-    perform: _perform,
+    step: _step, perform: _perform, numbers: _numbers, lanes: _lanes,
 }  # fmt: skip

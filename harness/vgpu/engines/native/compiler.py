@@ -19,7 +19,7 @@ import inspect
 import operator
 import textwrap
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -82,6 +82,13 @@ class Slot:
 
     def __init__(self, kind: str, place: str):
         self.kind, self.place = kind, place
+
+
+class Turns(NamedTuple):
+    """What a loop goes over that is known when the code runs: the numbers below one, those of the bits set in a mask."""
+
+    count: Value
+    mask: Value | None = None
 
 
 class Lambda:
@@ -660,9 +667,36 @@ class Frame:
         self.end(f"br label %{self.loops[-1][0]}")
 
     def _For(self, node):
-        for x in self.expression(node.iter):
+        turns = self.expression(node.iter)
+        if isinstance(turns, Turns):
+            self._count(node, turns)
+            return
+        for x in turns:
             self._assign_to(node.target, x)
             self.statements(node.body)
+
+    def _count(self, node, turns: Turns):
+        """A loop over numbers that are known when the code runs."""
+        head, body, inside, following, after = map(self.label, ("head", "body", "inside", "next", "done"))
+        counter = Slot("u8", f"%{self.label('counter')}")
+        self.slots.append(f"  {counter.place} = alloca i64")
+        self.emit(f"store i64 0, ptr {counter.place}")
+        self.begin(head)
+        k = self.op("u8", f"load i64, ptr {counter.place}")
+        self.branch(self.compare(ast.Lt, k, turns.count), body, after)
+        self.begin(body)
+        if turns.mask is not None:
+            bit = self.binary(ast.BitAnd, self.binary(ast.RShift, turns.mask, k), np.uint64(1))
+            self.branch(bit, inside, following)
+            self.begin(inside)
+        self._assign_to(node.target, k)
+        self.loops.append((following, after))
+        self.statements(node.body)
+        self.loops.pop()
+        self.begin(following)
+        self.emit(f"store i64 {self.binary(ast.Add, k, np.uint64(1)).text}, ptr {counter.place}")
+        self.end(f"br label %{head}")
+        self.begin(after)
 
 
 def _is_unlikely(node) -> bool:

@@ -22,6 +22,7 @@ from harness.vgpu.engines.opcodes.codegen import Code, Writer
 from harness.vgpu.engines.opcodes.emitters import emit
 from harness.vgpu.memory.access import Access
 from harness.vgpu.ptx.parser import WIDTH
+from harness.vgpu.ptx.special_registers import SPECIALS
 
 from . import runtime as rt
 from . import warps
@@ -312,41 +313,17 @@ class Translation:
             conj, self.word(rt.NOW), f.binary(conj, f.binary(shift, wide, u8(rt.THREAD_AT)), epoch)
         )
         self.counts = self.word(rt.COUNTS)
-        names = [s.replace(".", "_") for s in sorted(self.program.specials)]
-        self.specials = {f"sp_{name}": self.special(name) for name in names}
+        f.names = {"tid": self.tid, "lane": f.binary(ast.BitAnd, self.tid, u4(31))}
+        f.names |= {f"cluster_nctaid_{axis}": f.value(u4(1)) for axis in "xyz"}
+        for name in (f"{what}_{axis}" for what in ("ctaid", "ntid", "nctaid") for axis in "xyz"):
+            f.names[name] = self.word(getattr(rt, name.upper()), "u4")
+        f.names["dynamic_smem_size"] = self.word(rt.DYNAMIC_SHARED, "u4")
+        self.specials: dict[str, Value] = {}
+        for name in sorted(s.replace(".", "_") for s in self.program.specials):
+            if name not in SPECIALS:
+                raise Refused(f"the special register %{name}")
+            self.specials[f"sp_{name}"] = f.value(f.expression(ast.parse(SPECIALS[name], mode="eval").body))
         self.resume = _load(f, "u8", f.binary(add, self.st, rt.CODE))
-
-    def special(self, name: str) -> Value:
-        """The value of a special register."""
-        f = self.frame
-        div, mod = ast.FloorDiv, ast.Mod
-        what, _, axis = name.partition("_")
-        if what in ("ctaid", "ntid", "nctaid") and axis:
-            return self.word(getattr(rt, f"{what}_{axis}".upper()), "u4")
-        if what == "tid":
-            x, y = self.word(rt.NTID_X, "u4"), self.word(rt.NTID_Y, "u4")
-            row = f.binary(div, self.tid, x)
-            return {
-                "x": lambda: f.binary(mod, self.tid, x),
-                "y": lambda: f.binary(mod, row, y),
-                "z": lambda: f.binary(div, row, y),
-            }[axis]()
-        lane = f.binary(ast.BitAnd, self.tid, u4(31))
-        eq = f.binary(ast.LShift, u4(1), lane)
-        below = f.binary(ast.Sub, eq, u4(1))
-        upto = f.binary(ast.BitOr, eq, below)
-        plain = {
-            "laneid": lane, "warpid": f.binary(ast.RShift, self.tid, u4(5)), "lanemask_eq": eq,
-            "lanemask_lt": below,
-            "lanemask_le": upto, "lanemask_gt": f.binary(ast.BitXor, upto, u4(0xFFFFFFFF)),
-            "lanemask_ge": f.binary(ast.BitXor, below, u4(0xFFFFFFFF)), "cluster_ctarank": f.value(u4(0)),
-            "cluster_nctarank": f.value(u4(1)), "is_explicit_cluster": f.value(u4(0)),
-        }  # fmt: skip
-        if name == "dynamic_smem_size":
-            return self.word(rt.DYNAMIC_SHARED, "u4")
-        if name not in plain:
-            raise Refused(f"the special register %{name}")
-        return plain[name]
 
     def segment(self, s: Segment):
         """Write the code of one segment."""

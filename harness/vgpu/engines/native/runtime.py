@@ -26,7 +26,7 @@ import numpy as np
 from harness.vgpu.checks.races import CONFLICTS
 from harness.vgpu.engines.opcodes import numeric
 
-from .builtins import copy_bytes, load, perform, step, store, unlikely
+from .builtins import copy_bytes, lanes, load, numbers, perform, step, store, unlikely
 
 u2, u4, u8, i8, f2, f4, f8 = np.uint16, np.uint32, np.uint64, np.int64, np.float16, np.float32, np.float64
 
@@ -92,14 +92,10 @@ def give_up(ctx):
 
 
 # -- memory -------------------------------------------------------------------------------------------------
+@variables
 def global_place(ctx, address, mine, number: int, nbytes: int, role: str, shift: int, atomics: bool):
     """Where in this process `nbytes` at a device address lie, for an access that is checked and marked
     here."""
-    return global_checked(ctx, address, mine, number, nbytes, role, shift, atomics)
-
-
-@variables
-def global_checked(ctx, address, mine, number: int, nbytes: int, role: str, shift: int, atomics: bool):
     entry = load(u8, ctx + TABLE) + u8(ENTRY * number)
     offset = address - load(u8, entry)
     if unlikely((offset > load(u8, entry + u8(8)) - u8(nbytes)) | (address & u8(nbytes - 1) != u8(0))):
@@ -171,7 +167,7 @@ def generic_place(
     """The same for an address whose window tells its space."""
     window = address >> u8(56)
     if window == u8(0):
-        return global_checked(ctx, address, mine, number, nbytes, role, shifts[0], atomics[0])
+        return global_place(ctx, address, mine, number, nbytes, role, shifts[0], atomics[0])
     offset = address & u8((1 << 56) - 1)
     if window == u8(1):
         return shared_place(ctx, offset, mine, nbytes, role, shifts[1], atomics[1], True)
@@ -296,17 +292,12 @@ def atomic_at(place, op: str, kind, value, flushes: bool):
 
 
 def combined(op: str, old, value):
-    """The new value; `warp.py` has the same for arrays."""
-    if op == "add":
-        total = numeric.canonical(old + value)
-        if old.dtype == f8:  # of two NaNs the payload in memory survives
-            total = np.where(
-                old != old, numeric.quiet(old), np.where(value != value, numeric.quiet(value), total)
-            )
-        return total
-    if op in ("min", "max"):
-        return (np.minimum if op == "min" else np.maximum)(old, value)
-    return (old & value) if op == "and" else (old | value) if op == "or" else (old ^ value)
+    """The new value, as NumPy computes it."""
+    total = numeric.combined(op, old, value)
+    if op == "add" and old.dtype == f8:  # of two NaNs the payload in memory survives
+        total = np.where(value != value, numeric.quiet(value), total)
+        total = np.where(old != old, numeric.quiet(old), total)
+    return total
 
 
 # -- asynchronous copies ------------------------------------------------------------------------------------
@@ -317,7 +308,7 @@ def copy_async(ctx, tid, mine, target, source, take, number: int, nbytes: int, s
     low = u8(0)
     high = u8(0)
     if take != u8(0):
-        place = global_checked(ctx, source, mine, number, nbytes, "R", shifts[0], atomics[0])
+        place = global_place(ctx, source, mine, number, nbytes, "R", shifts[0], atomics[0])
         low = load(u4, place).astype(u8) if nbytes == 4 else load(u8, place)
         if nbytes == 16:
             high = load(u8, place + u8(8))
@@ -356,30 +347,21 @@ def copy_commit(ctx, tid):
 def copy_wait(ctx, tid, mine, allowed: int, shift: int, atomics: bool):
     """Let copies land whose group is older than the newest `allowed` ones; -1: all."""
     queue = load(u8, ctx + QUEUE) + tid.astype(u8) * u8(QUEUE_BYTES)
-    count = load(u8, queue)
     groups = load(u8, queue + u8(8))
     left = u8(0)
-    k = u8(0)
-    while k < count:
+    for k in numbers(load(u8, queue)):
         entry = queue + u8(16) + k * u8(QUEUE_ENTRY)
         target = load(u8, entry)
         nbytes = load(u8, entry + u8(16))
         done = (load(u8, entry + u8(8)) + u8(max(allowed, 0)) < groups) if allowed >= 0 else (nbytes != u8(0))
         if done:
-            if nbytes == u8(4):
-                place = shared_place(ctx, target, mine, 4, "W", shift, atomics, True)
-                store(u4, place, load(u4, entry + u8(24)))
-            elif nbytes == u8(8):
-                place = shared_place(ctx, target, mine, 8, "W", shift, atomics, True)
-                store(u8, place, load(u8, entry + u8(24)))
-            else:
-                place = shared_place(ctx, target, mine, 16, "W", shift, atomics, True)
-                store(u8, place, load(u8, entry + u8(24)))
-                store(u8, place + u8(8), load(u8, entry + u8(32)))
+            for size in (4, 8, 16):
+                if nbytes == u8(size):
+                    place = shared_place(ctx, target, mine, size, "W", shift, atomics, True)
+                    copy_bytes(place, entry + u8(24), u8(size))
         else:
             copy_bytes(queue + u8(16) + left * u8(QUEUE_ENTRY), entry, u8(QUEUE_ENTRY))
             left += u8(1)
-        k += u8(1)
     store(u8, queue, left)
 
 
@@ -388,9 +370,7 @@ def copy_wait(ctx, tid, mine, allowed: int, shift: int, atomics: bool):
 def run(ctx):
     """Run the thread blocks of the launch, one after another, until one gives up. Returns nothing: see
     FOUND."""
-    count = load(u8, ctx + BLOCK_COUNT)
-    k = u8(0)
-    while k < count:
+    for k in numbers(load(u8, ctx + BLOCK_COUNT)):
         number = load(u8, load(u8, ctx + BLOCKS) + k * u8(8))
         across, down = load(u8, ctx + NCTAID_X), load(u8, ctx + NCTAID_Y)
         store(u8, ctx + CTAID_X, number % across)
@@ -403,7 +383,6 @@ def run(ctx):
         run_block(ctx)
         if load(u8, ctx + FOUND) != u8(0):
             break
-        k += u8(1)
 
 
 @variables
@@ -411,8 +390,7 @@ def start_block(ctx):
     """Make the threads of a block new."""
     threads, stride, states = load(u8, ctx + THREADS), load(u8, ctx + STRIDE), load(u8, ctx + STATES)
     size = load(u8, ctx + LOCAL_SIZE)
-    tid = u8(0)
-    while tid < threads:
+    for tid in numbers(threads):
         st = states + tid * stride
         store(u8, st + CODE, u8(0))
         store(u8, st + TURNS, u8(0))
@@ -423,12 +401,9 @@ def start_block(ctx):
         if queue != u8(0):
             store(u8, queue + tid * u8(QUEUE_BYTES), u8(0))
             store(u8, queue + tid * u8(QUEUE_BYTES) + u8(8), u8(0))
-        tid += u8(1)
-    warp = u8(0)
-    while warp * u8(32) < threads:
+    for warp in numbers((threads + u8(31)) >> u8(5)):
         store(u8, load(u8, ctx + ALIVE) + warp * u8(8), everybody_of(ctx, warp))
         store(u8, load(u8, ctx + EPOCHS) + warp * u8(8), u8(0))
-        warp += u8(1)
 
 
 def everybody_of(ctx, warp):
@@ -446,8 +421,7 @@ def run_block(ctx):
         waiting = u8(0)
         gone = u8(0)
         where = u8(0)
-        warp = u8(0)
-        while warp * u8(32) < threads:
+        for warp in numbers((threads + u8(31)) >> u8(5)):
             code = run_warp(ctx, warp)
             if code != u8(0):
                 waiting += u8(1)
@@ -456,7 +430,6 @@ def run_block(ctx):
                 where = code
             if load(u8, load(u8, ctx + ALIVE) + warp * u8(8)) != everybody_of(ctx, warp):
                 gone = u8(1)
-            warp += u8(1)
         if waiting == u8(0):
             break
         if gone != u8(0):  # some have returned without the barrier
@@ -479,25 +452,19 @@ def run_warp(ctx, warp):
     alive = ready
     barrier = u8(0)
     while load(u8, ctx + FOUND) == u8(0):
-        lane = u8(0)
-        while lane < u8(32):
-            if ready >> lane & u8(1) != u8(0):
-                code = step(base + lane * stride, ctx, (first + lane).astype(u4))
-                if code == EXITED:
-                    alive = alive & ~(u8(1) << lane)
-            lane += u8(1)
+        for lane in lanes(ready):
+            code = step(base + lane * stride, ctx, (first + lane).astype(u4))
+            if code == EXITED:
+                alive = alive & ~(u8(1) << lane)
         store(u8, lives, alive)
         if alive == u8(0):
             break
         lowest = EXITED
         highest = u8(0)
-        lane = u8(0)
-        while lane < u8(32):
-            if alive >> lane & u8(1) != u8(0):
-                code = load(u8, base + lane * stride + CODE)
-                lowest = np.minimum(lowest, code)
-                highest = np.maximum(highest, code)
-            lane += u8(1)
+        for lane in lanes(alive):
+            code = load(u8, base + lane * stride + CODE)
+            lowest = np.minimum(lowest, code)
+            highest = np.maximum(highest, code)
         if is_barrier(lowest):
             barrier = lowest
             if lowest != highest:
@@ -505,24 +472,18 @@ def run_warp(ctx, warp):
             break
         active = u8(0)
         turns = u8(0)
-        lane = u8(0)
-        while lane < u8(32):
-            if alive >> lane & u8(1) != u8(0):
-                st = base + lane * stride
-                if load(u8, st + CODE) == lowest:
-                    if (active != u8(0)) & (turns != load(u8, st + TURNS)):
-                        give_up(ctx)
-                    turns = load(u8, st + TURNS)
-                    active = active | u8(1) << lane
-            lane += u8(1)
+        for lane in lanes(alive):
+            st = base + lane * stride
+            if load(u8, st + CODE) == lowest:
+                if (active != u8(0)) & (turns != load(u8, st + TURNS)):
+                    give_up(ctx)
+                turns = load(u8, st + TURNS)
+                active = active | u8(1) << lane
         # Who has returned counts too: in the order of NumPy, or of a GPU, it may not have by now.
         perform(lowest, ctx, base, stride, active, everybody_of(ctx, warp))
         if active == alive:
-            store(
-                u8,
-                load(u8, ctx + EPOCHS) + warp * u8(8),
-                load(u8, load(u8, ctx + EPOCHS) + warp * u8(8)) + u8(1),
-            )
+            epoch = load(u8, ctx + EPOCHS) + warp * u8(8)
+            store(u8, epoch, load(u8, epoch) + u8(1))
         ready = active
     return barrier
 

@@ -1,7 +1,13 @@
 """Tensor-core matrices: which shapes `mma.sync` is simulated for, and which lane holds which element of a
-fragment."""
+fragment.
+
+The places are for both engines: of lane 4 g + t, an array of lanes or one number, the row and column of its element
+`n`. `kind` is the type of the factors."""
 
 from __future__ import annotations
+
+import functools
+from collections.abc import Callable
 
 import numpy as np
 
@@ -23,28 +29,44 @@ def mma_supported(shape: str, types: list[str]) -> bool:
     return (shape, tuple(types)) in _MMA
 
 
+def sizes(shape: str) -> tuple[int, int, int]:
+    """Rows, columns and depth of a product: "m16n8k8" -> (16, 8, 8)."""
+    rows, columns, depth = (int(x) for x in shape[1:].replace("n", " ").replace("k", " ").split())
+    return rows, columns, depth
+
+
+def place_in_a(kind: str, n: int, g, t):
+    """(row, column) of the first factor."""
+    if kind in ("f64", "tf32"):
+        return g + (n & 1) * 8, t + (n >> 1) * 4
+    return g + (n >> 1 & 1) * 8, t + t + (n & 1) + (n >> 2) * 8
+
+
+def place_in_b(kind: str, n: int, g, t):
+    """(row, column) of the second factor."""
+    if kind in ("f64", "tf32"):
+        return t + n * 4, g
+    return t + t + (n & 1) + (n >> 1) * 8, g
+
+
+def place_in_c(kind: str, n: int, g, t):
+    """(row, column) of the sums."""
+    return g + (n >> 1) * 8, t + t + (n & 1)
+
+
+@functools.cache
 def fragment_maps(shape: str, kind: str):
     """(rows of A, columns of A), (rows of B, columns of B), (rows of C, columns of C): [element, lane] index
     arrays."""
+    rows, columns, depth = sizes(shape)
     lane = np.arange(32)
-    g, t = lane >> 2, lane & 3
 
-    def stack(rows):
-        return np.array([np.broadcast_to(r, 32) for r in rows])
+    def places(place: Callable, count: int):
+        each = [np.broadcast_arrays(*place(kind, n, lane >> 2, lane & 3)) for n in range(count // 32)]
+        return tuple(np.stack(part) for part in zip(*each, strict=True))
 
-    if kind == "f64":
-        return (stack([g]), stack([t])), (stack([t]), stack([g])), (stack([g, g]), stack([2 * t, 2 * t + 1]))
-    c = (stack([g, g, g + 8, g + 8]), stack([2 * t, 2 * t + 1] * 2))
-    if kind == "tf32":
-        deep = shape == "m16n8k8"
-        a = (stack([g, g + 8] * (2 if deep else 1)), stack([t, t, t + 4, t + 4][: 4 if deep else 2]))
-        b = (stack([t, t + 4][: 2 if deep else 1]), stack([g] * (2 if deep else 1)))
-        return a, b, c
-    halves = (0, 8) if shape == "m16n8k16" else (0,)
-    a_rows, a_columns, b_rows, b_columns = [], [], [], []
-    for h in halves:
-        a_rows += [g, g, g + 8, g + 8]
-        a_columns += [2 * t + h, 2 * t + 1 + h] * 2
-        b_rows += [2 * t + h, 2 * t + 1 + h]
-        b_columns += [g, g]
-    return (stack(a_rows), stack(a_columns)), (stack(b_rows), stack(b_columns)), c
+    return (
+        places(place_in_a, rows * depth),
+        places(place_in_b, depth * columns),
+        places(place_in_c, rows * columns),
+    )

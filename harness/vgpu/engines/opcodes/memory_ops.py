@@ -12,7 +12,7 @@ from harness.vgpu.ptx.parser import WIDTH, Instr, Mem, Pair, Reg, Vec
 
 from .codegen import Writer
 from .emitters import STATE_SPACES, check, opcode, type_of
-from .fragments import mma_supported
+from .fragments import mma_supported, sizes
 from .hopper_ops import bulk_copy, shared_place
 
 _SPACES = ("global", "shared", "local", "param", "const", "frame")
@@ -294,9 +294,9 @@ def mma(w: Writer, i: Instr):
     check(i, "sync", "aligned", "row", "col", "m16n8k16", "m16n8k8", "m16n8k4", "m8n8k4")
     shape = next(m for m in i.mods if m.startswith("m"))
     types = [m for m in i.mods if m in WIDTH]
-    rows, columns, depth = (int(x) for x in shape[1:].replace("n", " ").replace("k", " ").split())
     if not mma_supported(shape, types) or "row" not in i.mods:
         raise UnsupportedInstruction(i)
+    rows, columns, depth = sizes(shape)
     d, a, b, c = (x.items if isinstance(x, Vec) else (x,) for x in i.args)
     size = "u8" if types[0] == "f64" else "u4"
     w.flops += 2 * rows * columns * depth // 32

@@ -467,3 +467,60 @@ def to_tf32(bits, mode: str, relu: bool, finite: bool):
     if finite:
         out = np.where(out & ~sign >= u4(INFINITY["f32"]), out - u4(0x2000), out)
     return np.where((out & sign != 0) & relu, u4(0), out)
+
+
+# -- elements of matrices -----------------------------------------------------------------------------------
+def decoded(bits, kind: str):
+    """Elements as float64, out of bits of their size."""
+    if kind == "f64":
+        return bits.view(f8)
+    if kind == "f32":
+        return bits.view(f4).astype(f8)
+    if kind == "tf32":  # the low 13 bits are not read
+        return (bits & u4(0xFFFFE000)).view(f4).astype(f8)
+    return (bits.view(f2) if kind == "f16" else bf_to_f4(bits)).astype(f8)
+
+
+# -- what threads do together ---------------------------------------------------------------------------------
+COMBINE = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or,
+           "xor": np.bitwise_xor}  # fmt: skip
+
+
+def combined(op: str, old, value):
+    """The new value that an atomic stores, or a reduction goes on with."""
+    new = COMBINE[op](old, value)
+    return canonical(new) if op == "add" else new
+
+
+def shuffle_source(mode: str, lane, amount, bounds):
+    """shfl.sync: the lane that each lane (int64) reads from, its own out of range, and whether that is in range."""
+    shift, clamp = (amount & u4(31)).astype(i8), (bounds & u4(31)).astype(i8)
+    segment = ((bounds >> u4(8)) & u4(31)).astype(i8)
+    low = lane & segment
+    limit = low | (clamp & ~segment)
+    if mode == "up":
+        other = lane - shift
+    elif mode == "down":
+        other = lane + shift
+    elif mode == "bfly":
+        other = lane ^ shift
+    else:
+        other = low | (shift & ~segment)
+    inside = (other >= limit) if mode == "up" else (other <= limit)
+    return np.where(inside, other, lane), inside
+
+
+def voted(mode: str, yes, named):
+    """vote.sync, of the masks of those who say yes and of all who are named."""
+    if mode == "ballot":
+        return yes
+    if mode == "any":
+        return yes != 0
+    return (yes == named) if mode == "all" else (yes == named) | (yes == 0)
+
+
+def matched(mode: str, same, named):
+    """match.sync, of the masks of those with the same value and of all who are named: a mask, and the predicate."""
+    if mode == "any":
+        return same, same != 0
+    return np.where(same == named, named, named ^ named), same == named

@@ -162,10 +162,22 @@ _NUMBER = re.compile(
     r"[+-]?(?:0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]{16}|0[xX][0-9a-fA-F]+U?|0[bB][01]+U?|\d+\.\d*"
     r"(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+|\d+U?)$"
 )
-_LABEL = re.compile(r"\s*([A-Za-z_$%.][\w$]*)\s*:(?!:)")
 _LOC = re.compile(r"\s*\.loc\s+(\d+)\s+(\d+)\s+(\d+)(?:.*inlined_at\s+(\d+)\s+(\d+)\s+(\d+))?")
-_FILE = re.compile(r'\s*\.file\s+(\d+)\s+"((?:[^"\\]|\\.)*)"')
+_FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"((?:[^"\\]|\\.)*)"', re.M)
 _COMMENT = re.compile(r"/\*.*?\*/", re.S)
+_LINE_COMMENT = re.compile(r"^([^\"\n]*?)//[^\"\n]*$", re.M)
+_PIECE = re.compile(
+    r"""\s*+(?:
+        (?P<line>\.(?:loc|file|version|target|address_size)[ \t][^\n]*)
+      | (?P<section>\.section\b[^{]*\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})
+      | (?P<header>(?:\.(?:visible|weak|extern|common)\s+)*\.(?:entry|func)\b[^;{]*[;{])
+      | (?P<label>[A-Za-z_$%.][\w$]*\s*:(?!:)(?:\s*\.(?:branchtargets|callprototype|calltargets)\b[^;]*;)?)
+      | (?P<brace>[{}])
+      | (?P<statement>[^;]*+;)
+    )""",
+    re.X,
+)
+"""What the text consists of, one after the other: a declaration of a function ends at `;`, a definition opens with `{`."""
 _ARRAY = re.compile(r"(.*?)((?:\[\d*\])*)$", re.S)
 
 
@@ -213,65 +225,77 @@ def split_commas(text: str) -> list[str]:
 
 
 class _Parser:
-    """One pass over the lines; statements end at `;`, `.loc`, `.file` and sections are line directives."""
+    """One pass over the pieces of a text."""
 
     def __init__(self, text: str):
-        self.lines = _COMMENT.sub(lambda m: "\n" * m.group().count("\n"), text).split("\n")
+        text = _COMMENT.sub(lambda m: "\n" * m.group().count("\n"), text)
+        self.text = _LINE_COMMENT.sub(r"\1", text)
         self.module = Module()
         # .file lines stand at the end of what LLVM writes: collect them first.
-        self.files = {int(m[1]): m[2] for m in map(_FILE.match, self.lines) if m}
+        self.files = {int(m[1]): m[2] for m in _FILE.finditer(text)}
         self.loc: Location | None = None
         self.locations: dict[tuple[int, int, int], Location] = {}
         self.operands: dict[str, object] = {}
+        self.function: Function | None = None
+        self.scopes: list[dict[str, str]] = []
+        self.starts: list[int] = []  # where in the function's body each scope begins
 
     def fail(self, line: int, why: str) -> NoReturn:
         raise PtxError(f"PTX line {line}: {why}")
 
     def run(self) -> Module:
-        self.function: Function | None = None
-        self.scopes: list[dict[str, str]] = []
-        self.starts: list[int] = []  # where in the function's body each scope begins
-        buffer, start = "", 0
-        section: int | None = None  # open braces of the debug section that is being skipped
-        for number_, raw in enumerate(self.lines, 1):
-            line = raw.split("//", 1)[0] if "//" in raw and '"' not in raw else raw
-            if section is not None:
-                section += line.count("{") - line.count("}")
-                if section == 0 and "}" in line:
-                    section = None
-                continue
-            stripped = line.strip()
-            if not stripped:
-                continue
-            if not buffer.strip():
-                if stripped.startswith(".loc") and stripped[4:5].isspace():
-                    self.locate(stripped)
-                    continue
-                if stripped.startswith(".file"):
-                    continue
-                if stripped.startswith(".section"):
-                    section = line.count("{") - line.count("}")
-                    if section == 0 and "}" in line:
-                        section = None
-                    continue
-                start = number_
-                first = stripped.split(None, 2)
-                if first[0] == ".version":
-                    major, _, minor = first[1].partition(".")
-                    self.module.version = (int(major), int(minor))
-                    continue
-                if first[0] == ".target":
-                    self.module.target = stripped[7:].split(",")[0].strip()
-                    continue
-                if first[0] == ".address_size":
-                    if first[1] != "64":
-                        self.fail(number_, f".address_size {first[1]} is not supported, only 64")
-                    continue
-            buffer += line + "\n"
-            buffer, start = self.consume(buffer, start, number_)
-        if buffer.strip() or self.function is not None:
-            self.fail(start, "the text ends inside a statement or function")
+        at, counted, line = 0, 0, 1
+        while m := _PIECE.match(self.text, at):
+            assert m.lastgroup is not None  # every piece is named
+            line += self.text.count("\n", counted, m.start(m.lastgroup))
+            at, counted = m.end(), m.start(m.lastgroup)
+            self.piece(m.lastgroup, m[m.lastgroup], line)
+        if self.function is not None or self.text[at:].strip():
+            left = self.text[at:]
+            line += self.text.count("\n", counted, at + len(left) - len(left.lstrip()))
+            self.fail(line, "the text ends inside a statement or function")
         return self.module
+
+    def piece(self, kind: str, text: str, line: int):
+        """Read one piece of the text."""
+        if kind == "line":
+            self.line(text, line)
+        elif kind == "section":
+            return
+        elif kind == "header" and self.function is None:
+            self.header(text[:-1], text[-1] == "{", line)
+        elif kind in ("header", "statement"):
+            (self.declare_global if self.function is None else self.statement)(text[:-1].strip(), line)
+        elif self.function is None:
+            self.fail(line, f"'{text[:60]}' is not a module declaration")
+        elif kind == "label":
+            name, _, table = text.partition(":")
+            if ".branchtargets" in table:
+                names = split_commas(table.strip().removeprefix(".branchtargets").rstrip(";"))
+                self.function.tables[name.strip()] = names
+            elif not table:
+                self.label(name.strip(), line)
+        elif text == "{":
+            self.scopes.append({})
+            self.starts.append(len(self.function.body))
+        else:
+            self.scopes.pop()
+            self.starts.pop()
+            if not self.scopes:
+                self.function = None
+
+    def line(self, text: str, line: int):
+        """What ends with its line."""
+        word, value = text.split(None, 1)
+        if word == ".loc":
+            self.locate(text)
+        elif word == ".version":
+            major, _, minor = value.strip().partition(".")
+            self.module.version = (int(major), int(minor))
+        elif word == ".target":
+            self.module.target = value.split(",")[0].strip()
+        elif word == ".address_size" and value.strip() != "64":
+            self.fail(line, f".address_size {value.strip()} is not supported, only 64")
 
     def locate(self, line: str):
         m = _LOC.match(line)
@@ -284,69 +308,6 @@ class _Parser:
             caller = self.locations.get(at) or Location(self.files.get(at[0], "?"), at[1], at[2])
         self.loc = Location(self.files.get(here[0], "?"), here[1], here[2], caller)
         self.locations[here] = self.loc
-
-    def consume(self, buffer: str, start: int, now: int) -> tuple[str, int]:
-        """Take the complete statements out of `buffer`; return what is left and the line it starts on."""
-        while True:
-            text = buffer.lstrip()
-            if not text:
-                return "", now
-            if self.function is None:
-                if text.startswith(
-                    (".visible", ".weak", ".extern", ".entry", ".func", ".common", ".alias")
-                ) and (re.search(r"\.(entry|func)\b", text.split("=")[0].split("[")[0])):
-                    # a declaration ends at ';', a definition opens with '{'
-                    end = re.search(r"[;{]", text)
-                    if not end:
-                        return buffer, start
-                    self.header(text[: end.start()], end.group() == "{", start)
-                    buffer = text[end.end() :]
-                    start = now
-                    continue
-                if ";" not in text:
-                    return buffer, start
-                statement, _, buffer = text.partition(";")
-                self.declare_global(statement, start)
-                start = now
-                continue
-            if text[0] == "{":
-                self.scopes.append({})
-                self.starts.append(len(self.function.body))
-                buffer = text[1:]
-                start = now
-                continue
-            if text[0] == "}":
-                self.scopes.pop()
-                self.starts.pop()
-                if not self.scopes:
-                    self.finish()
-                buffer = text[1:]
-                start = now
-                continue
-            label = _LABEL.match(text)
-            if label:
-                rest = text[label.end() :]
-                if rest.lstrip().startswith(".branchtargets"):
-                    if ";" not in rest:
-                        return buffer, start
-                    body, _, buffer = rest.partition(";")
-                    names = split_commas(body.strip()[len(".branchtargets") :])
-                    self.function.tables[label[1]] = names
-                    continue
-                if rest.lstrip().startswith((".callprototype", ".calltargets")):
-                    if ";" not in rest:
-                        return buffer, start
-                    buffer = rest.partition(";")[2]
-                    continue
-                self.label(label[1], start)
-                buffer = rest
-                start = now
-                continue
-            if ";" not in text:
-                return buffer, start
-            statement, _, buffer = text.partition(";")
-            self.statement(statement.strip(), start)
-            start = now
 
     def label(self, name: str, line: int):
         """A label. Inside braces it is known there alone, so that inlined assembly may use one name many
@@ -438,7 +399,6 @@ class _Parser:
         var.data = bytes(data[: var.nbytes]).ljust(var.nbytes, b"\0")
 
     def declare_global(self, text: str, line: int):
-        text = text.strip()
         m = re.search(r"\.(global|const|shared)\b", text.partition("=")[0])
         if not m:
             if text.startswith((".pragma", ".alias")):
@@ -446,9 +406,6 @@ class _Parser:
             self.fail(line, f"'{text[:60]}' is not a module declaration")
         var = self.variable(text, line, m[1])
         self.module.variables[var.name] = var
-
-    def finish(self):
-        self.function = None
 
     @property
     def open(self) -> Function:

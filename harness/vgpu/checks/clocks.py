@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.vgpu.memory.arena import Extent
+from harness.vgpu.memory.arena import Extent, extent_at
 
 EPOCHS = (1 << 14) - 1  # barrier epochs are counted to here, as in the marks of races.py
 Warps = frozenset[int]
@@ -266,5 +266,5 @@ class SharedOfAll(Extent):
     def part(self, byte: int, width: int) -> tuple[str, int | tuple[int, ...] | None, int]:
         """(name of the shared variable, element, block) at a byte of the range."""
         block, local = divmod(byte, self.size)
-        extent = next((x for x in self.extents if x.start <= local < x.end), None)
+        extent = extent_at(self.extents, local)
         return (extent.name, extent.index(local, width), block) if extent else (self.name, None, block)

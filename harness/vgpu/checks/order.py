@@ -281,57 +281,48 @@ class Order:
 
     def against_copies(self, instr: Instr, threads, units, writes: bool):
         """A thread uses what a copy has written: it must know that the copy is over."""
-        last = self.writer[units]
-        if not last.any():
-            return
-        for number in distinct(last[last != 0]):
-            mine = last == number
-            copy = self.copies[number]
-            known = self.knows(copy, threads[mine])
-            if not known.all():
-                k = np.flatnonzero(mine)[np.flatnonzero(~known)[0]]
-                verb = "is written here" if writes else "is read here"
-                self.report("unfinished copy", instr, copy.instr, int(threads[k]), int(units[k]),
-                            int((~known).sum()),
-                            f"{verb}, and the thread has not waited for the copy that brings it")  # fmt: skip
+        verb = "is written here" if writes else "is read here"
+        for copy, mine in self.writers(units):
+            bad = np.flatnonzero(mine)[~self.knows(copy, threads[mine])]
+            self.blame("unfinished copy", instr, copy.instr, threads, units, bad,
+                       f"{verb}, and the thread has not waited for the copy that brings it")  # fmt: skip
 
     def against_readers(self, instr: Instr, threads, units):
         """A thread stores where operations read: it must know that they are over."""
+        for reader, mine in self.readers_of(units):
+            bad = np.flatnonzero(mine)[~self.knows(reader, threads[mine])]
+            self.blame("operand overwritten", instr, reader.instr, threads, units, bad,
+                       f"is stored to while a {reader.kind} may still read it")  # fmt: skip
+
+    def writers(self, units) -> Iterator[tuple[Operation, np.ndarray]]:
+        """The copies that have written last at these places, and at which of them."""
+        last = self.writer[units]
+        for number in distinct(last[last != 0]):
+            yield self.copies[number], last == number
+
+    def readers_of(self, units) -> Iterator[tuple[Operation, np.ndarray]]:
+        """The operations that have read at these places since they were written, and at which of them."""
         bits = self.readers[units]
         if not bits.any():
             return
         for block in distinct(units[bits != 0] // self.per_block):
             here = units // self.per_block == block
             for slot in bits_of(int(np.bitwise_or.reduce(bits[here]))):
-                mine = here & (bits >> np.uint64(slot) & np.uint64(1) != 0)
-                reader = self.slots[block][slot]
-                known = self.knows(reader, threads[mine])
-                if not known.all():
-                    k = np.flatnonzero(mine)[np.flatnonzero(~known)[0]]
-                    self.report("operand overwritten", instr, reader.instr, int(threads[k]), int(units[k]),
-                                int((~known).sum()),
-                                f"is stored to while a {reader.kind} may still read it")  # fmt: skip
+                yield self.slots[block][slot], here & (bits >> np.uint64(slot) & np.uint64(1) != 0)
 
     # -- operations ------------------------------------------------------------------------------------------
     def copy_in(self, instr: Instr, position: int, units: np.ndarray, barrier: MBarrier | None):
         """A copy into shared memory begins; an mbarrier tells when it is over."""
         thread = self.threads(np.array([position]))
         block = int(units[0]) // self.per_block
-        for slot in bits_of(int(np.bitwise_or.reduce(self.readers[units]))):
-            reader = self.slots[block][slot]
+        for reader, mine in self.readers_of(units):
             if not self.knows(reader, thread).all():
-                which = self.readers[units] >> np.uint64(slot) & np.uint64(1) != 0
-                self.report("stage reused early", instr, reader.instr, int(thread[0]), int(units[which][0]),
-                            int(which.sum()),
-                            f"is copied to while a {reader.kind} may still read it")  # fmt: skip
-        last = self.writer[units]
-        for number in distinct(last[last != 0]):
-            copy = self.copies[number]
+                self.blame("stage reused early", instr, reader.instr, thread, units, np.flatnonzero(mine),
+                           f"is copied to while a {reader.kind} may still read it")  # fmt: skip
+        for copy, mine in self.writers(units):
             if not self.knows(copy, thread).all() and not self.same_phase(copy, barrier):
-                k = int(np.flatnonzero(last == number)[0])
-                self.report("stage reused early", instr, copy.instr, int(thread[0]), int(units[k]),
-                            int((last == number).sum()),
-                            "is copied to while another copy into it may be under way")  # fmt: skip
+                self.blame("stage reused early", instr, copy.instr, thread, units, np.flatnonzero(mine),
+                           "is copied to while another copy into it may be under way")  # fmt: skip
         self.against_loads(instr, thread, block, units)
         self.against_stores(instr, thread, units, "is copied to")
         self.forget(units)
@@ -409,21 +400,15 @@ class Order:
         """These places are written anew: what was the last there is not any more."""
         if not len(units):
             return
-        last, counts = np.unique(self.writer[units], return_counts=True)
-        for number, n in zip(last.tolist(), counts.tolist(), strict=True):
-            if number:
-                self.copies[number].places -= n
-                if self.copies[number].places <= 0:
-                    del self.copies[number]
+        for copy, mine in self.writers(units):
+            copy.places -= int(np.count_nonzero(mine))
+            if copy.places <= 0:
+                del self.copies[copy.slot]
         self.writer[units] = 0
-        bits = self.readers[units]
-        for block in distinct(units[bits != 0] // self.per_block):
-            mine = bits[units // self.per_block == block]
-            for slot in bits_of(int(np.bitwise_or.reduce(mine))):
-                reader = self.slots[block][slot]
-                reader.places -= int(np.count_nonzero(mine >> np.uint64(slot) & np.uint64(1)))
-                if reader.places <= 0:
-                    del self.slots[block][slot]
+        for reader, mine in self.readers_of(units):
+            reader.places -= int(np.count_nonzero(mine))
+            if reader.places <= 0:
+                del self.slots[int(units[mine][0]) // self.per_block][reader.slot]
         self.readers[units] = 0
 
     def reads(self, operation: Operation, units):
@@ -498,14 +483,10 @@ class Order:
 
     def wgmma_against_copies(self, instr: Instr, threads, units):
         """All threads of the warpgroup must know that the copies are over whose bytes the product reads."""
-        last = self.writer[units]
-        for number in distinct(last[last != 0]):
-            copy = self.copies[number]
-            known = self.knows(copy, threads)
-            if not known.all():
-                k = int(np.flatnonzero(last == number)[0])
-                self.report("unfinished copy", instr, copy.instr, int(threads[~known][0]), int(units[k]),
-                            int((~known).sum()),
+        for copy, mine in self.writers(units):
+            late = threads[~self.knows(copy, threads)]
+            if len(late):
+                self.report("unfinished copy", instr, copy.instr, int(late[0]), int(units[mine][0]), len(late),
                             "is read here, and the thread has not waited for the copy that brings it")  # fmt: skip
 
     def wgmma_commit(self, P):
@@ -551,6 +532,14 @@ class Order:
                             "the thread returns without cp.async.bulk.wait_group, and the shared memory that"
                             " this still"
                             " reads goes with its block")  # fmt: skip
+
+    def blame(
+        self, kind: str, instr: Instr, other: Instr | None, threads, units, bad: np.ndarray, message: str
+    ):
+        """One finding about those of some accesses whose numbers are `bad`, if there are; one thread may stand for all."""
+        if len(bad):
+            thread = threads[bad[0]] if len(threads) > 1 else threads[0]
+            self.report(kind, instr, other, int(thread), int(units[bad[0]]), len(bad), message)
 
     def name(self, thread: int) -> str:
         """A thread in a message."""

@@ -27,7 +27,7 @@ from typing import Protocol
 
 import numpy as np
 
-from harness.vgpu.memory.arena import Extent
+from harness.vgpu.memory.arena import Extent, extent_at
 from harness.vgpu.ptx.parser import WIDTH
 from harness.vgpu.ptx.program import registers
 
@@ -427,7 +427,7 @@ class AccessLog:
                 assert batch is not None  # shared memory is a batch's
                 local = byte % batch.shared_size
                 theirs = block = run.block_index(int(batch.blocks[byte // batch.shared_size]))
-                extent = next((x for x in run.shared_extents if x.start <= local < x.end), None)
+                extent = extent_at(run.shared_extents, local)
                 name = extent.name if extent else "shared memory"
                 index = extent.index(local, first.width) if extent else None
             else:

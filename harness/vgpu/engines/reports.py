@@ -13,7 +13,7 @@ from harness.vgpu.checks.trial import Before
 from harness.vgpu.engines.interpreter.executor import Trap
 from harness.vgpu.engines.opcodes.codegen import Code
 from harness.vgpu.memory.access import Access
-from harness.vgpu.memory.arena import ITEMSIZE, NOWHERE, NULL_PAGE, Arena, Extent
+from harness.vgpu.memory.arena import ITEMSIZE, NOWHERE, NULL_PAGE, Arena, Extent, extent_at
 from harness.vgpu.ptx.places import is_library_algorithm, place
 from harness.vgpu.ptx.provenance import address_origin
 
@@ -217,7 +217,7 @@ class Reports:
             base = batch.shared_base if A.space == "shared" else batch.local_base
             extents = self.shared_extents if A.space == "shared" else self.local_extents
             offset = byte - int(base[positions[first]])
-            e = next((x for x in extents if x.start <= offset < x.end), None)
+            e = extent_at(extents, offset)
             tensor = e.name if e else f"{A.space} memory"
             element = e.index(offset, A.width) if e else None
         verb = "an atomic updates" if A.kind == "A" and A.instr.op != "ld" else "reads"
@@ -355,20 +355,11 @@ class Reports:
         self.at(batch, positions[0], "warp divergence", instr, message)
         raise Trap(_At(instr), batch, positions)
 
-    def bad_tensor_map(self, batch, instr, position, message: str):
-        """A TMA instruction whose tensor map is none, or does not fit it."""
-        self.at(batch, position, "not a tensor map", instr, message)
-
     def misaligned_copy(self, batch, instr, position, value: int, what: str):
         """A bulk copy whose address, size or coordinate is not a multiple of what it must be."""
         unit = 128 if "tensor" in instr.mods and "address" in what else 16
         message = f"the {what}, {plural(value, 'byte')}, is not a multiple of {unit}"
         self.at(batch, position, "misaligned bulk copy", instr, message)
-
-    def uneven_descriptor(self, batch, A: Access, position):
-        """The threads of a warpgroup name several matrices."""
-        message = "the threads of a warpgroup give different matrix descriptors"
-        self.at(batch, position, "uneven matrix descriptor", A.instr, message)
 
     def disorder(self, batch, kind: str, instr, other, thread: int, count: int, message: str):
         """An asynchronous operation that is not ordered with something else; threads are numbers in the
@@ -388,15 +379,6 @@ class Reports:
         message = f"{register} holds {holds} of a wgmma that wgmma.wait_group has not waited for"
         self.at(batch, position, kind, instr, message, count=count, other=product)
 
-    def missing_wgmma_fence(self, batch, instr, register: str, position):
-        """A product uses registers that were written without a wgmma.fence after that."""
-        why = (
-            f"{register} has been written since the last wgmma.fence"
-            if register
-            else "no wgmma.fence comes before it"
-        )
-        self.at(batch, position, "missing wgmma fence", instr, why)
-
     def register_budget(self, batch, instr, position, message: str, block: int = 0, thread: int = 0):
         """setmaxnreg asks for what it cannot get; the block and thread are numbers where there is no
         position."""
@@ -407,10 +389,6 @@ class Reports:
     def mbarrier_unready(self, batch, A: Access, position, count: int):
         message = "the mbarrier at this address has not been initialised"
         self.at(batch, position, "mbarrier not initialised", A.instr, message, count=count, algorithm=None)
-
-    def mbarrier_overflow(self, batch, A: Access, position, name: str, barrier):
-        message = f"phase {barrier.phase} of the mbarrier {name} {barrier.lacks()}, and here come more arrivals than that"
-        self.at(batch, position, "too many arrivals", A.instr, message, algorithm=None)
 
 
 def _cause(instr) -> str:

@@ -67,6 +67,11 @@ class Extent:
 NOWHERE = Extent(1 << 62, 0)
 
 
+def extent_at(extents: list[Extent], place: int) -> Extent | None:
+    """The one of a few extents that a place lies in."""
+    return next((e for e in extents if e.start <= place < e.end), None)
+
+
 Views = tuple[np.ndarray, np.ndarray, np.generic]
 """The data, the map of what is written, and the value of the map where all of an element is."""
 

@@ -7,13 +7,15 @@ An access that is wrong is reported by the launch and then reads and writes a pl
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from harness.vgpu.checks.findings import index_text, named
 from harness.vgpu.checks.order import Order
 from harness.vgpu.engines.opcodes.codegen import Code
 from harness.vgpu.memory.access import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, Access
-from harness.vgpu.memory.arena import Extent, Space
+from harness.vgpu.memory.arena import Extent, Space, extent_at
 
 SMALL = 40  # below this many threads Python's min and max are faster than NumPy's
 
@@ -96,13 +98,31 @@ class BatchMemory:
         low = np.uint32(self.arena.base & 0xFFFFFFFF)
         return (address - low).astype(np.uint64) + self.base
 
-    def load_global(self, A: Access, address, L):
-        index = self.global_index(A, address, L)
-        return self.fetch(A, self.global_space, index, L)
+    def place(self, A: Access, address, L) -> tuple[Space, Any]:
+        """The memory that an access is to, and its checked index there; the access is logged."""
+        if A.space == "global" or A.space == "const":
+            return self.global_space, self.global_index(A, address, L)
+        if A.space == "shared":
+            return self.shared_space, self.shared_index(A, address, L)
+        return self.local_space, self.offset_index(A, address, self.local_base, self.run.local_extents, L)
 
-    def store_global(self, A: Access, address, value, L):
-        index = self.global_index(A, address, L)
-        self.write(A, self.global_space, index, value, L)
+    def load(self, A: Access, address, L):
+        """What the threads L read: an array, or a list of them where the access has several elements."""
+        if A.space == "generic":
+            return self.load_generic(A, address, L)
+        if A.space == "param":
+            return self.load_param(A, address)
+        return self.fetch(A, *self.place(A, address, L), L)
+
+    def store(self, A: Access, address, value, L):
+        """Write the values of the threads L."""
+        if A.space == "generic":
+            self.store_generic(A, address, value, L)
+        elif A.space == "param":
+            P = self.positions(L)
+            self.run.bad_address(self, A, np.broadcast_to(address, len(P)), P, None, None)
+        else:
+            self.write(A, *self.place(A, address, L), value, L)
 
     def global_index(self, A: Access, address, L):
         """Checked element index (units of the access size) in the arena; the access is logged."""
@@ -174,9 +194,7 @@ class BatchMemory:
         value = data[index]
         if self.log.events:
             self.log.events.values(self, value, L)
-        if A.count == 1:
-            return value
-        return list(value) if value.ndim == 1 else list(np.ascontiguousarray(value.T))
+        return elements(A, value)
 
     def write(self, A: Access, space: Space, index, value, L):
         data, written, full = A.views(space)
@@ -225,13 +243,6 @@ class BatchMemory:
         A.mixed = True
         return np.where(good, wide, 0)
 
-    def load_shared(self, A: Access, address, L):
-        index = self.shared_index(A, address, L)
-        return self.fetch(A, self.shared_space, index, L)
-
-    def store_shared(self, A: Access, address, value, L):
-        self.write(A, self.shared_space, self.shared_index(A, address, L), value, L)
-
     def shared_index(self, A: Access, address, L):
         if self.run.cluster_size > 1:
             return self.cluster_index(A, address, L)
@@ -241,18 +252,22 @@ class BatchMemory:
             self.order.access(A, index, L)
         return index
 
-    def cluster_index(self, A: Access, address, L):
-        """Shared addresses in a cluster: the top byte is 0 for the own block, else 1 + the rank of
-        another."""
-        address = np.broadcast_to(address, len(self.positions(L))).astype(np.int64)
-        rank = address >> 24
-        own = self.block_of if L is None else self.block_of[L]
-        size = self.run.cluster_size
+    def remote_index(self, A: Access, address, L) -> tuple[np.ndarray, bool]:
+        """(checked index, whether all is in the own block) of shared addresses in a cluster: the top byte is 0 for the
+        own block, else 1 + the rank of another."""
+        P = self.positions(L)
+        address = np.broadcast_to(address, len(P)).astype(np.int64)
+        rank, own, size = address >> 24, self.block_of[P], self.run.cluster_size
         block = np.where(rank == 0, own, own - own % size + np.clip(rank - 1, 0, size - 1))
-        place = np.zeros(self.n, np.int64)
-        place[self.positions(L)] = block * self.shared_size
-        index = self.offset_index(A, address & 0xFFFFFF, place, self.run.shared_extents, L)
-        if (block == own).all():
+        base = np.zeros(self.n, np.int64)
+        base[P] = block * self.shared_size
+        index = self.offset_index(A, address & 0xFFFFFF, base, self.run.shared_extents, L)
+        return index, bool((block == own).all())
+
+    def cluster_index(self, A: Access, address, L):
+        """The same for an access of a thread, which is logged."""
+        index, own = self.remote_index(A, address, L)
+        if own:
             self.log.add_shared(self, A, index, L)
         else:
             self.log.add_remote(self, A, index, L)
@@ -260,30 +275,17 @@ class BatchMemory:
             self.order.access(A, index, L)
         return index
 
-    def shared_name(self, offset: int) -> str:
-        """How findings call what lies at an offset of shared memory, in words of 4 bytes."""
-        where = next((x for x in self.run.shared_extents if x.start <= offset < x.end), None)
-        return f"{named(where.name)}{index_text(where.index(offset, 4))}" if where else "shared memory"
+    def shared_name(self, offset: int, width: int = 4) -> str:
+        """How findings call what lies at an offset of shared memory, in words of some bytes."""
+        where = extent_at(self.run.shared_extents, offset)
+        return f"{named(where.name)}{index_text(where.index(offset, width))}" if where else "shared memory"
 
-    def load_local(self, A: Access, address, L):
-        index = self.offset_index(A, address, self.local_base, self.run.local_extents, L)
-        return self.fetch(A, self.local_space, index, L)
-
-    def store_local(self, A: Access, address, value, L):
-        index = self.offset_index(A, address, self.local_base, self.run.local_extents, L)
-        self.write(A, self.local_space, index, value, L)
-
-    load_frame, store_frame = load_local, store_local
-
-    def load_param(self, A: Access, address, L):
+    def load_param(self, A: Access, address):
         """A kernel parameter at an address that the kernel computes."""
         A.tensor = self.run.param_extent
         data, _, _ = A.views(self.param_space)
         top = max(len(self.param_space.data) // A.nbytes - 1, 0)
-        value = data[np.minimum(np.asarray(address).astype(np.int64) >> A.shift, top)]
-        if A.count == 1:
-            return value
-        return list(value) if value.ndim == 1 else list(np.ascontiguousarray(value.T))
+        return elements(A, data[np.minimum(np.asarray(address).astype(np.int64) >> A.shift, top)])
 
     def generic(self, A: Access, address):
         """The one window that all addresses lie in ("global", "shared", "local", "param"), or None if
@@ -298,41 +300,40 @@ class BatchMemory:
                 return None, 0
         return "global", 0
 
-    def load_generic(self, A: Access, address, L):
-        name, window = self.generic(A, address)
-        if name is None:
-            return self.load_mixed(A, address, L)
-        A = A.in_space(name)
-        return getattr(self, f"load_{name}")(A, address - np.uint64(window), L)
-
-    def load_mixed(self, A: Access, address, L):
-        positions = self.positions(L)
-        out = [np.zeros(len(positions), f"u{A.width}") for _ in range(A.count)]
-        top = address >> np.uint64(56)
-        for value in np.unique(top):
-            part = top == value
-            got = self.load_generic(A, address[part], positions[part])
-            for k in range(A.count):
-                out[k][part] = got if A.count == 1 else got[k]
-        return out[0] if A.count == 1 else out
-
-    def store_generic(self, A: Access, address, value, L):
+    def by_window(self, A: Access, address, L):
+        """(which of the threads, their positions, the access in its state space, their addresses there) for each window
+        that generic addresses lie in."""
         name, window = self.generic(A, address)
         if name is not None:
-            A = A.in_space(name)
-            getattr(self, f"store_{name}")(A, address - np.uint64(window), value, L)
+            yield slice(None), L, A.in_space(name), address - np.uint64(window)
             return
         positions = self.positions(L)
         top = address >> np.uint64(56)
-        for v in np.unique(top):
-            part = top == v
-            if A.count == 1:
-                some = value[part] if value.ndim else value
-            else:
-                some = tuple(x[part] if x.ndim else x for x in value)
-            self.store_generic(A, address[part], some, positions[part])
+        for value in np.unique(top):
+            part = top == value
+            yield from ((part, *rest) for _, *rest in self.by_window(A, address[part], positions[part]))
 
-    def store_param(self, A: Access, address, value, L):
-        self.run.bad_address(
-            self, A, np.broadcast_to(address, len(self.positions(L))), self.positions(L), None, None
-        )
+    def load_generic(self, A: Access, address, L):
+        out = None
+        for part, P, B, place in self.by_window(A, address, L):
+            got = self.load(B, place, P)
+            if isinstance(part, slice):
+                return got
+            if out is None:
+                out = [np.zeros(len(address), f"u{A.width}") for _ in range(A.count)]
+            for k in range(A.count):
+                out[k][part] = got if A.count == 1 else got[k]
+        assert out is not None  # there are threads
+        return out[0] if A.count == 1 else out
+
+    def store_generic(self, A: Access, address, value, L):
+        for part, P, B, place in self.by_window(A, address, L):
+            some = [x[part] if x.ndim else x for x in (value if A.count > 1 else (value,))]
+            self.store(B, place, tuple(some) if A.count > 1 else some[0], P)
+
+
+def elements(A: Access, value):
+    """What an access has read: of several elements an array of each."""
+    if A.count == 1:
+        return value
+    return list(value) if value.ndim == 1 else list(np.ascontiguousarray(value.T))

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.vgpu.checks.findings import index_text, named
 from harness.vgpu.memory.access import Access
 from harness.vgpu.memory.barrier_state import MBarrier
 from harness.vgpu.ptx.places import place as line_of
@@ -47,15 +46,7 @@ class BarrierOps(BatchMemory):
 
     def barrier_places(self, A: Access, address, L) -> np.ndarray:
         """The places of mbarriers, which may lie in another block of the cluster, one for each thread."""
-        P = self.positions(L)
-        address = np.broadcast_to(address, len(P)).astype(np.int64)
-        own = self.block_of[P]
-        size = self.run.cluster_size
-        rank = address >> 24
-        block = np.where(rank == 0, own, own - own % size + np.clip(rank - 1, 0, size - 1))
-        base = np.zeros(self.n, np.int64)
-        base[P] = block * self.shared_size
-        return self.offset_index(A, address & 0xFFFFFF, base, self.run.shared_extents, L)
+        return self.remote_index(A, address, L)[0]
 
     def barriers_at(self, A: Access, address, L):
         """(place, its mbarrier, which of the threads L name it) for each of several places.
@@ -100,7 +91,9 @@ class BarrierOps(BatchMemory):
             for k in which.tolist():
                 tokens[k] = (barrier.phase & 1) << PHASE_BIT | (barrier.pending & PENDING_MASK)
                 if count[k] > barrier.pending:
-                    self.run.mbarrier_overflow(self, A, P[k], self.barrier_name(A, place), barrier)
+                    message = f"phase {barrier.phase} of the mbarrier {self.barrier_name(A, place)} {barrier.lacks()}"
+                    message += ", and here come more arrivals than that"
+                    self.run.at(self, P[k], "too many arrivals", A.instr, message, algorithm=None)
                 barrier.bytes += int(expected[k])
                 barrier.pending = max(barrier.pending - int(count[k]), 0)
                 if drop:
@@ -158,9 +151,7 @@ class BarrierOps(BatchMemory):
 
     def barrier_name(self, A: Access, place: int) -> str:
         """How findings call the mbarrier at a place."""
-        offset = (place << A.shift) % self.shared_size
-        where = next((x for x in self.run.shared_extents if x.start <= offset < x.end), None)
-        return f"{named(where.name)}{index_text(where.index(offset, A.width))}" if where else "shared memory"
+        return self.shared_name((place << A.shift) % self.shared_size, A.width)
 
     def tested_text(self) -> str:
         """Which mbarriers threads test in vain, from where, and what these lack; empty where they test none.

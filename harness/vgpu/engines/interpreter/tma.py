@@ -58,12 +58,8 @@ class BulkOps(WarpOps):
                 if tensor_map is None
                 else f"the tensor map has {len(tensor_map.dims)} dimensions"
             )
-            self.run.bad_tensor_map(
-                self,
-                instr,
-                position,
-                f"{what} at {address:#x}; {plural(count, 'coordinate is', 'coordinates are')} given",
-            )
+            message = f"{what} at {address:#x}; {plural(count, 'coordinate is', 'coordinates are')} given"
+            self.run.at(self, position, "not a tensor map", instr, message)
             return None
         return tensor_map
 
@@ -89,12 +85,12 @@ class BulkOps(WarpOps):
         if inside.all():  # whole units of 16 bytes, because everything in a map is a multiple of that
             starts = address[:, :: CHUNK // width]
             if (starts % CHUNK == 0).all():
-                some = self.load_global(R[CHUNK], starts.reshape(-1).view(u8), np.full(starts.size, position))
+                some = self.load(R[CHUNK], starts.reshape(-1).view(u8), np.full(starts.size, position))
                 return np.stack(list(some), axis=1).view(np.uint8).reshape(len(address), -1)
         data = np.full(address.shape, box.fill, f"u{width}")
         if inside.any():
             places = address[inside].view(u8)
-            data[inside] = self.load_global(R[width], places, np.full(len(places), position))
+            data[inside] = self.load(R[width], places, np.full(len(places), position))
         return data.view(np.uint8)
 
     # -- shared memory --------------------------------------------------------------------------------------
@@ -216,7 +212,7 @@ class BulkOps(WarpOps):
             return
         who = np.full(len(address), position)
         if op is None:
-            self.store_global(W, address, values, who)
+            self.store(W, address, values, who)
             return
         index = self.global_index(W, address, who)
         data, written, full = W.views(self.global_space)
@@ -243,7 +239,7 @@ class BulkOps(WarpOps):
                     self.order.copy_out(R.instr, position, index, self.mbarriers.get(goes[k][1]))
             else:
                 at = source[k].astype(u8) + u8(CHUNK) * np.arange(size // CHUNK, dtype=u8)
-                some = self.load_global(R, at, np.full(len(at), position))
+                some = self.load(R, at, np.full(len(at), position))
                 data = np.stack(list(some), axis=1).view(np.uint8).reshape(-1)
             self.land(W, B, self.targets(B, position, *goes[k]), data, None, position)
         self.pass_phases()

@@ -171,10 +171,7 @@ class WarpOps(BarrierOps):
             A, address = A.in_space(name), address - u8(window)
         count = self.n if L is None else len(L)
         address = np.broadcast_to(address, count)
-        if A.space == "shared":
-            index, space = self.shared_index(A, address, L), self.shared_space
-        else:
-            index, space = self.global_index(A, address, L), self.global_space
+        space, index = self.place(A, address, L)
         data, written, full = A.views(space)
         if not A.tensor.ready or A.mixed:
             A.mixed = False
@@ -243,7 +240,7 @@ class WarpOps(BarrierOps):
         warps = self.warp_rows(A.instr, L)
         P = self.positions(L).reshape(warps, 32)[:, : 8 * number].reshape(-1)
         address = np.broadcast_to(address, warps * 32).reshape(warps, 32)[:, : 8 * number].reshape(-1)
-        low, high = self.load_shared(A, address, None if len(P) == self.n else P)
+        low, high = self.load(A, address, None if len(P) == self.n else P)
         cells = np.stack([low, high], axis=1).view(u2).reshape(warps, number, 8, 8)
         if transpose:
             cells = cells.transpose(0, 1, 3, 2)
@@ -260,7 +257,7 @@ class WarpOps(BarrierOps):
             cells = cells.transpose(0, 1, 3, 2)
         rows = np.ascontiguousarray(cells).reshape(-1, 8).view(u8)
         parts = tuple(np.ascontiguousarray(rows[:, k]) for k in range(2))
-        self.store_shared(A, address, parts, None if len(P) == self.n else P)
+        self.store(A, address, parts, None if len(P) == self.n else P)
 
     # -- asynchronous copies --------------------------------------------------------------------------------
     def copies_pending(self) -> bool:
@@ -287,7 +284,7 @@ class WarpOps(BarrierOps):
         some = take > 0
         parts = [np.zeros(len(P), f"u{R.width}") for _ in range(R.count)]
         if some.any():
-            got = self.load_global(R, source[some], P[some])
+            got = self.load(R, source[some], P[some])
             for k, part in enumerate([got] if isinstance(got, np.ndarray) else got):
                 keep = np.clip(take[some] - k * R.width, 0, R.width).astype(u8) * u8(8)
                 bits = np.where(keep >= u8(64), ~u8(0), (u8(1) << np.minimum(keep, u8(63))) - u8(1))
@@ -314,7 +311,7 @@ class WarpOps(BarrierOps):
             if allowed >= 0:
                 done = done & (group < self.groups()[P] - allowed)
             if done.any():
-                self.store_shared(
+                self.store(
                     W,
                     target[done],
                     parts[0][done] if W.count == 1 else tuple(p[done] for p in parts),

@@ -118,9 +118,9 @@ class WarpgroupOps(BulkOps):
         P = self.positions(L)
         values = np.broadcast_to(descriptors, len(P)).reshape(-1, 128)
         if (values != values[:, :1]).any():
-            self.run.uneven_descriptor(
-                self, A, P[np.flatnonzero((values != values[:, :1]).any(axis=1))[0] * 128]
-            )
+            first_uneven = P[np.flatnonzero((values != values[:, :1]).any(axis=1))[0] * 128]
+            message = "the threads of a warpgroup give different matrix descriptors"
+            self.run.at(self, first_uneven, "uneven matrix descriptor", A.instr, message)
         places = []
         for descriptor, position in zip(values[:, 0].tolist(), first.tolist(), strict=True):
             if descriptor >> 49 & 7:
@@ -218,7 +218,12 @@ class WarpgroupOps(BulkOps):
         P = self.positions(L)
         bad = np.broadcast_to(added, len(P))
         if bad.any() and self.checks.races:
-            self.run.missing_wgmma_fence(self, instr, register, P[np.flatnonzero(bad)[0]])
+            why = (
+                f"{register} has been written since the last wgmma.fence"
+                if register
+                else "no wgmma.fence comes before it"
+            )
+            self.run.at(self, P[np.flatnonzero(bad)[0]], "missing wgmma fence", instr, why)
 
     def wgmma_commit(self, instr: Instr, L):
         """wgmma.commit_group."""

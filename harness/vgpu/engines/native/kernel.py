@@ -2,7 +2,7 @@
 returns.
 
 The code of an instruction is what its emitter writes for the NumPy engine (opcodes/*_ops.py): the same lines,
-compiled for one thread by compiler.py. Only the methods of the batch that they call (`m.load_global`, ...)
+compiled for one thread by compiler.py. Only the methods of the batch that they call (`m.load`, ...)
 have their own form here, in `Threads`: calls of the runtime.
 
 A thread's registers are places on the stack, which LLVM turns into registers of the processor. Where lanes
@@ -95,9 +95,6 @@ class Threads:
                 self.f.binary(ast.Add, place, u8(k * A.width)),
                 self.f.view(self.f.value(part), kind),
             )
-
-    load_global = load_shared = load_local = load_frame = load_generic = load
-    store_global = store_shared = store_local = store_frame = store_generic = store
 
     def atomic(self, A: Access, op: str, kind: str, address, values, L, used: bool):
         if used or A.narrow or kind not in KINDS or op not in ("add", "min", "max", "and", "or", "xor"):

@@ -68,11 +68,9 @@ def load(w: Writer, i: Instr):
     a = w.code.access(i, "A" if strong else "R", space, size, count)
     a.acquires, a.used, a.narrow = acquires, bool(strong), _narrow(i)
     address = w.address(mem)
-    if space == "const":
-        space = "global"
-        if isinstance(mem.base, Reg) and w.width(mem.base.name) == 4:
-            address = f"m.constant_address({address})"
-    value = w.temp(f"m.load_{space}(A{a.number}, {address}, L)")
+    if space == "const" and isinstance(mem.base, Reg) and w.width(mem.base.name) == 4:
+        address = f"m.constant_address({address})"
+    value = w.temp(f"m.load(A{a.number}, {address}, L)")
     for k, target in enumerate(targets):
         if isinstance(target, Reg) and target.name == "_":
             continue
@@ -95,7 +93,7 @@ def store(w: Writer, i: Instr):
     values = source.items if isinstance(source, Vec) else (source,)
     parts = [w.use(v, f"u{size}") for v in values]
     value = parts[0] if count == 1 else "(" + ", ".join(parts) + ")"
-    w.emit(f"m.store_{space}(A{a.number}, {w.address(mem)}, {value}, L)")
+    w.emit(f"m.store(A{a.number}, {w.address(mem)}, {value}, L)")
 
 
 @opcode("atom", "red")

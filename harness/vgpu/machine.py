@@ -153,7 +153,7 @@ class VirtualGPU:
 
     def name(self, address: int, nbytes: int, name: str, shape=(), dtype="") -> None:
         """Label a range inside an allocation as one exact tensor, for bounds and reports."""
-        self._offset(address, nbytes, "label")
+        self.offset(address, nbytes, "label")
         self.arena.label(address, nbytes, name, shape, str(dtype))
 
     def forbid(self, address: int, kind: str) -> None:
@@ -164,7 +164,9 @@ class VirtualGPU:
         if tensor is not None:
             tensor.forbids = kind
 
-    def _offset(self, address: int, nbytes: int, what: str) -> int:
+    def offset(self, address: int, nbytes: int, what: str) -> int:
+        """Where in the device memory bytes lie that somebody will `what`. Raises InvalidAddress where that is not inside one
+        allocation."""
         offset = self.arena.offset(address, nbytes)
         if offset is None:
             raise InvalidAddress(
@@ -180,13 +182,13 @@ class VirtualGPU:
             else np.asarray(data)
         )
         raw = np.ascontiguousarray(raw).reshape(-1).view(np.uint8)
-        offset = self._offset(address, len(raw), "write")
+        offset = self.offset(address, len(raw), "write")
         self.arena.data[offset : offset + len(raw)] = raw
         self._wrote(address, len(raw))
 
     def wrote(self, address: int, nbytes: int) -> None:
         """The host (or a driver) has put data there by itself: count it as written."""
-        self._offset(address, nbytes, "mark")
+        self.offset(address, nbytes, "mark")
         self._wrote(address, nbytes)
 
     def _wrote(self, address: int, nbytes: int):
@@ -196,7 +198,7 @@ class VirtualGPU:
 
     def read(self, address: int, nbytes: int) -> np.ndarray:
         """Device to host, a uint8 copy. Elements that nobody ever wrote are a finding."""
-        offset = self._offset(address, nbytes, "read")
+        offset = self.offset(address, nbytes, "read")
         self.check_written(address, nbytes)
         return self.arena.data[offset : offset + nbytes].copy()
 
@@ -234,7 +236,7 @@ class VirtualGPU:
 
     def copy(self, dst: int, src: int, nbytes: int) -> None:
         """Device to device; never-written bytes stay never-written."""
-        to, frm = self._offset(dst, nbytes, "copy to"), self._offset(src, nbytes, "copy from")
+        to, frm = self.offset(dst, nbytes, "copy to"), self.offset(src, nbytes, "copy from")
         for bytes_ in (self.arena.data, self.arena.written):
             bytes_[to : to + nbytes] = bytes_[frm : frm + nbytes].copy()
         for e in self.arena.extents:

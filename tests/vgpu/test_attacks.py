@@ -94,3 +94,7 @@ def test_wrong_kernels_are_reported(name):
 @pytest.mark.parametrize("name", RIGHT)
 def test_right_kernels_are_clean(name):
     assert kinds(RIGHT[name], grid=2) == set()
+
+
+def test_a_generic_address_that_no_window_has_is_out_of_bounds():
+    assert "out-of-bounds load" in kinds("mov.u64 %d2, 0x1000000000000000; ld.u32 %r1, [%d2];" + KEEP)

@@ -275,12 +275,7 @@ class Device:
         address = arguments[0]
         if self._allocation(address) in self._in_kernels:
             return (), self.gpu.read(address, room).data
-        offset = self.gpu.arena.offset(address, room)
-        if offset is None:
-            raise DriverError(
-                "CUDA_ERROR_INVALID_VALUE",
-                f"cannot read {room} bytes at {address:#x}: that is not inside one allocation",
-            )
+        offset = self.gpu.offset(address, room, "read")
         return (), self.gpu.arena.data[offset : offset + room].data
 
     def _copy(self, arguments, data, room):

@@ -293,6 +293,8 @@ class BatchMemory:
         low, high = (
             (int(address), int(address)) if address.ndim == 0 else (int(address.min()), int(address.max()))
         )
+        if low >= 2 * PARAM_WINDOW:  # nothing is there
+            return "global", 0
         for name, start in (("param", PARAM_WINDOW), ("local", LOCAL_WINDOW), ("shared", SHARED_WINDOW)):
             if low >= start:
                 return (name, start) if high < 2 * start else (None, 0)

@@ -238,14 +238,6 @@ def absneg(w: Writer, i: Instr):
             w.define(d, k, bits)
 
 
-@opcode("copysign")
-def copysign(w: Writer, i: Instr):
-    """f32, f64: sign of the first operand, magnitude of the second"""
-    check(i)
-    k = KIND[type_of(i)]
-    w.define(i.args[0], k, f"np.copysign({w.use(i.args[2], k)}, {w.use(i.args[1], k)})")
-
-
 @opcode("rcp", "sqrt", "rsqrt", "sin", "cos", "ex2", "lg2", "tanh")
 def unary_float(w: Writer, i: Instr):
     """.rn, .approx, .ftz for f32 and f64 (ex2 and tanh also f16, bf16 and x2); approximations are computed
@@ -280,25 +272,63 @@ def unary_float(w: Writer, i: Instr):
         _float(w, i, t, f"{f.format(x)}.astype({KIND[t]})")
 
 
+# -- what is one expression -----------------------------------------------------------------------------------
+class _Operand:
+    """An operand in an expression: `{1}` is seen as its row says, `{1:u4}` as this kind, `{1:int}` is the number."""
+
+    def __init__(self, w: Writer, a, kind: str):
+        self.w, self.a, self.kind = w, a, kind
+
+    def __format__(self, kind: str) -> str:
+        return str(int(self.a.value)) if kind == "int" else self.w.use(self.a, kind or self.kind)
+
+
+_LOGIC = "pred, b16, b32, b64"
+_COUNT = "32 and 64 bits; bfind also .shiftamt and signed"
+#: Opcode: modifiers, kind of operands, kind of the result, expression, row of OPCODES.md. Kind T is that of the
+#: instruction's type, U the unsigned one of its size.
+_EXPRESSIONS = {
+    "copysign": ((), "T", "T", "np.copysign({2}, {1})", "f32, f64: sign of the first operand, magnitude of the second"),
+    "and": ((), "T", "T", "{1} & {2}", _LOGIC),
+    "or": ((), "T", "T", "{1} | {2}", _LOGIC),
+    "xor": ((), "T", "T", "{1} ^ {2}", _LOGIC),
+    "not": ((), "T", "T", "~({1})", f"{_LOGIC}; cnot: 1 where the operand is 0"),
+    "cnot": ((), "T", "T", "({1} == 0).astype({T})", f"{_LOGIC}; cnot: 1 where the operand is 0"),
+    "shf": (("l", "r", "wrap", "clamp"), "u4", "u4", "nm.funnel({1}, {2}, {3}, {l}, {wrap})",
+            ".l and .r, .wrap and .clamp, b32"),
+    "popc": (("shiftamt",), "T", "u4", "nm.popc({1})", _COUNT),
+    "clz": (("shiftamt",), "T", "u4", "nm.clz({1})", _COUNT),
+    "brev": (("shiftamt",), "T", "T", "nm.brev({1})", _COUNT),
+    "bfind": (("shiftamt",), "T", "u4", "nm.bfind({1}, {shiftamt})", _COUNT),
+    "bfe": ((), "T", "U", "nm.bfe({1}, {2:u4}, {3:u4})", "32 and 64 bits, signed and unsigned"),
+    "bfi": ((), "T", "T", "nm.bfi({1}, {2}, {3:u4}, {4:u4})", "b32 and b64"),
+    "lop3": (("lut",), "u4", "u4", "nm.lop3({1}, {2}, {3}, {4:int})", "b32 with an immediate table"),
+    "sad": ((), "T", "T", "where({1} < {2}, {2} - {1}, {1} - {2}) + {3}",
+            "sum of absolute differences, 16, 32 and 64 bits"),
+    "selp": ((), "U", "U", "where({3:p}, {1}, {2})", "16, 32 and 64 bits"),
+}  # fmt: skip
+
+
+def _of_expression(modifiers: tuple[str, ...], operands: str, result: str, expression: str, row: str):
+    """The emitter of an instruction that is one expression."""
+
+    def emitter(w: Writer, i: Instr):
+        check(i, *modifiers)
+        t = type_of(i)
+        kinds = {"T": KIND[t], "U": f"u{WIDTH[t]}"}
+        given = [_Operand(w, a, kinds.get(operands, operands)) for a in i.args]
+        said = {m: m in i.mods for m in modifiers}
+        w.define(i.args[0], kinds.get(result, result), expression.format(*given, **said, **kinds))
+
+    emitter.__doc__ = row
+    return emitter
+
+
+for _name, _row in _EXPRESSIONS.items():
+    opcode(_name)(_of_expression(*_row))
+
+
 # -- logic and bits -----------------------------------------------------------------------------------------
-@opcode("and", "or", "xor")
-def logic(w: Writer, i: Instr):
-    """pred, b16, b32, b64"""
-    check(i)
-    sign = {"and": "&", "or": "|", "xor": "^"}[i.op]
-    k = KIND[type_of(i)]
-    w.define(i.args[0], k, f"{w.use(i.args[1], k)} {sign} {w.use(i.args[2], k)}")
-
-
-@opcode("not", "cnot")
-def invert(w: Writer, i: Instr):
-    """pred, b16, b32, b64; cnot: 1 where the operand is 0"""
-    check(i)
-    k = KIND[type_of(i)]
-    e = w.use(i.args[1], k)
-    w.define(i.args[0], k, f"~({e})" if i.op == "not" else f"({e} == 0).astype({k})")
-
-
 @opcode("shl", "shr")
 def shift(w: Writer, i: Instr):
     """16, 32 and 64 bits, amounts clamped to the width, shr of signed types keeps the sign"""
@@ -312,54 +342,6 @@ def shift(w: Writer, i: Instr):
         w.define(d, k, f"nm.{i.op}({e}, {w.use(s, 'u4')})")
 
 
-@opcode("shf")
-def funnel_shift(w: Writer, i: Instr):
-    """.l and .r, .wrap and .clamp, b32"""
-    check(i, "l", "r", "wrap", "clamp")
-    low, high, s = (w.use(a, "u4") for a in i.args[1:])
-    w.define(i.args[0], "u4", f"nm.funnel({low}, {high}, {s}, {'l' in i.mods}, {'wrap' in i.mods})")
-
-
-@opcode("popc", "clz", "brev", "bfind")
-def count_bits(w: Writer, i: Instr):
-    """32 and 64 bits; bfind also .shiftamt and signed"""
-    check(i, "shiftamt")
-    k = KIND[type_of(i)]
-    e = w.use(i.args[1], k)
-    if i.op == "brev":
-        w.define(i.args[0], k, f"nm.brev({e})")
-    elif i.op == "bfind":
-        w.define(i.args[0], "u4", f"nm.bfind({e}, {'shiftamt' in i.mods})")
-    else:
-        w.define(i.args[0], "u4", f"nm.{i.op}({e})")
-
-
-@opcode("bfe")
-def bit_field_extract(w: Writer, i: Instr):
-    """32 and 64 bits, signed and unsigned"""
-    check(i)
-    k = KIND[type_of(i)]
-    pos, length = w.use(i.args[2], "u4"), w.use(i.args[3], "u4")
-    w.define(i.args[0], f"u{k[1]}", f"nm.bfe({w.use(i.args[1], k)}, {pos}, {length})")
-
-
-@opcode("bfi")
-def bit_field_insert(w: Writer, i: Instr):
-    """b32 and b64"""
-    check(i)
-    k = KIND[type_of(i)]
-    a, b = w.use(i.args[1], k), w.use(i.args[2], k)
-    w.define(i.args[0], k, f"nm.bfi({a}, {b}, {w.use(i.args[3], 'u4')}, {w.use(i.args[4], 'u4')})")
-
-
-@opcode("lop3")
-def lop3(w: Writer, i: Instr):
-    """b32 with an immediate table"""
-    check(i, "lut")
-    a, b, c = (w.use(x, "u4") for x in i.args[1:4])
-    w.define(i.args[0], "u4", f"nm.lop3({a}, {b}, {c}, {int(i.args[4].value)})")
-
-
 @opcode("prmt")
 def prmt(w: Writer, i: Instr):
     """b32: the default mode and f4e, b4e, rc8, ecl, ecr, rc16"""
@@ -368,15 +350,6 @@ def prmt(w: Writer, i: Instr):
     mode = next((m for m in i.mods if m in modes), "")
     a, b, c = (w.use(x, "u4") for x in i.args[1:4])
     w.define(i.args[0], "u4", f"nm.prmt({a}, {b}, {c}, {mode!r})")
-
-
-@opcode("sad")
-def sad(w: Writer, i: Instr):
-    """sum of absolute differences, 16, 32 and 64 bits"""
-    check(i)
-    k = KIND[type_of(i)]
-    a, b, c = (w.use(x, k) for x in i.args[1:4])
-    w.define(i.args[0], k, f"where({a} < {b}, {b} - {a}, {a} - {b}) + {c}")
 
 
 @opcode("dp4a")
@@ -451,14 +424,6 @@ def setp(w: Writer, i: Instr):
         w.define(d.second, "p", f"~{test} {sign} {extra}" if combine else f"~{test}")
     else:
         w.define(d, "p", result)
-
-
-@opcode("selp")
-def selp(w: Writer, i: Instr):
-    """16, 32 and 64 bits"""
-    check(i)
-    k = f"u{WIDTH[type_of(i)]}"
-    w.define(i.args[0], k, f"where({w.use(i.args[3], 'p')}, {w.use(i.args[1], k)}, {w.use(i.args[2], k)})")
 
 
 @opcode("slct")

@@ -371,12 +371,7 @@ def int_to_float(a, dtype, mode: str = "rn"):
     above, below = exact >= 2.0 ** (info.bits - (a.dtype.kind == "i")), exact < f8(info.min)
     back = np.where(above | below, f8(0), exact).astype(a.dtype)
     over, under = above | (~below & (back > a)), below | (~above & (back < a))
-    if mode == "rz":
-        over, under = over & (a > 0), under & (a < 0)
-    step_down = over if mode in ("rm", "rz") else over & False
-    step_up = under if mode in ("rp", "rz") else under & False
-    inf = dtype(np.inf)
-    return np.where(step_down, np.nextafter(out, -inf), np.where(step_up, np.nextafter(out, inf), out))
+    return _stepped(out, a, over, under, mode)
 
 
 def narrow(x, dtype, mode: str):
@@ -386,13 +381,15 @@ def narrow(x, dtype, mode: str):
         return out
     back = out.astype(f8)
     wide = x.astype(f8)
-    over, under = back > wide, back < wide
-    if mode == "rz":
-        step_down, step_up = over & (wide > 0), under & (wide < 0)
-    else:
-        step_down, step_up = over & (mode == "rm"), under & (mode == "rp")
-    inf = dtype(np.inf)
-    return np.where(step_down, np.nextafter(out, -inf), np.where(step_up, np.nextafter(out, inf), out))
+    return _stepped(out, wide, back > wide, back < wide, mode)
+
+
+def _stepped(out, x, over, under, mode: str):
+    """The floats nearest to x, `over` or `under` it, or their neighbours where the mode, rz, rm or rp, says so."""
+    down = over & ((x > 0) if mode == "rz" else mode == "rm")
+    up = under & ((x < 0) if mode == "rz" else mode == "rp")
+    inf = out.dtype.type(np.inf)
+    return np.where(down, np.nextafter(out, -inf), np.where(up, np.nextafter(out, inf), out))
 
 
 def bf_rz(x):

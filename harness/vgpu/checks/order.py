@@ -452,11 +452,15 @@ class Order:
     def bulk_wait(self, P, allowed: int):
         """Each thread knows that all but its newest groups have read."""
         for thread in self.threads(P).tolist():
-            groups = self.groups.get(thread, [])
-            over = max(len(groups) - allowed, 0)
-            for store in [store for group in groups[:over] for store in group]:
+            for store in self.ended(thread, allowed):
                 self.see(store, np.array([thread]))
-            self.groups[thread] = groups[over:]
+
+    def ended(self, key: int, allowed: int) -> list[Operation]:
+        """The operations of all but the newest groups, which are forgotten."""
+        groups = self.groups.get(key, [])
+        over = max(len(groups) - allowed, 0)
+        self.groups[key] = groups[over:]
+        return [operation for group in groups[:over] for operation in group]
 
     # -- products --------------------------------------------------------------------------------------------
     def product(self, instr: Instr, P: np.ndarray, units: np.ndarray | None):
@@ -499,14 +503,11 @@ class Order:
         """All but the newest groups of each warpgroup are over. A thread's wait is one for the whole product:
         its four warps have issued it, so that what they did before is over too."""
         for threads in self.threads(P).reshape(-1, 128):
-            groups = self.groups.get(self.key(threads), [])
-            over = max(len(groups) - allowed, 0)
-            ended = [product for group in groups[:over] for product in group]
+            ended = self.ended(self.key(threads), allowed)
             for product in ended:
                 self.see(product, threads)
             if ended:
                 self.know(threads, max(product.issued for product in ended))
-            self.groups[self.key(threads)] = groups[over:]
 
     def unfinished(self, P, instr: Instr) -> np.ndarray:
         """Which threads' warpgroups have not waited for a product of an instruction."""

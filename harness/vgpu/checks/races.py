@@ -262,21 +262,6 @@ class AccessLog:
             batch.warp_synced = True
             self.segment += 1
 
-    def fence(self, batch, L, narrow: bool):
-        """A fence of the threads `L`; `narrow`: for their own block only."""
-        if self.clocks:
-            self.clocks.fence(batch, L, narrow)
-
-    def cluster_arrive(self, batch, L, release: bool):
-        """The threads `L` arrive at the barrier of their cluster."""
-        if self.clocks:
-            self.clocks.cluster_arrive(batch, L, release)
-
-    def cluster_wait(self, batch, L):
-        """The threads `L` go on after the barrier of their cluster."""
-        if self.clocks:
-            self.clocks.cluster_wait(batch, L)
-
     def end_batch(self, batch):
         """All threads of the batch have exited."""
         self.digest()
@@ -347,18 +332,22 @@ class AccessLog:
             return where[0], marks[0]
         return np.concatenate(where), np.concatenate(marks)
 
+    def by_role(self, entries, granule: int, base: int = 0) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """Role -> `expand` of its entries, in the order of ORDER."""
+        roles: dict[str, list] = {}
+        for e in entries:
+            roles.setdefault(e[0].role, []).append(e)
+        return {
+            role: self.expand(roles[role], granule, base) for role in sorted(roles, key=ORDER.__getitem__)
+        }
+
     def check_global(self, tensor: Extent, entries):
         granule = self.granule
         marks = self.marks.get(tensor)
         if marks is None:
             marks = self.marks[tensor] = Marks((tensor.end - tensor.start) // granule + 2)
         base = tensor.start - self.run.arena.base
-        kinds: dict[str, list] = {}
-        for e in entries:
-            kinds.setdefault(e[0].role, []).append(e)
-        logged = {
-            k: self.expand(v, granule, base) for k, v in sorted(kinds.items(), key=lambda x: ORDER[x[0]])
-        }
+        logged = self.by_role(entries, granule, base)
         for kind, (where, mine) in logged.items():
             table = marks.get(kind)
             old = table[where]
@@ -481,13 +470,7 @@ class AccessLog:
             self.check_shared(self.shared_marks, part, keep_reads or len(segments) > 1)
 
     def check_shared(self, marks: Marks, entries, keep_reads: bool):
-        kinds: dict[str, list] = {}
-        for e in entries:
-            kinds.setdefault(e[0].role, []).append(e)
-        logged = {
-            k: self.expand(v, self.shared_granule)
-            for k, v in sorted(kinds.items(), key=lambda x: ORDER[x[0]])
-        }
+        logged = self.by_role(entries, self.shared_granule)
         for kind, (where, mine) in logged.items():
             if kind == "R" and not keep_reads:
                 continue

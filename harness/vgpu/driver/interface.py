@@ -87,12 +87,10 @@ SAME = {
         "cuMemcpy": "cuMemcpyAsync cuMemcpyDtoD_v2 cuMemcpyDtoDAsync_v2",
         "cuMemcpyPeer": "cuMemcpyPeerAsync",
         "cuMemcpy2D_v2": "cuMemcpy2DUnaligned_v2 cuMemcpy2DAsync_v2",
-        "cuMemsetD8_v2": "cuMemsetD8Async",
-        "cuMemsetD16_v2": "cuMemsetD16Async",
-        "cuMemsetD32_v2": "cuMemsetD32Async",
-        "cuMemsetD2D8_v2": "cuMemsetD2D8Async",
-        "cuMemsetD2D16_v2": "cuMemsetD2D16Async",
-        "cuMemsetD2D32_v2": "cuMemsetD2D32Async",
+        **{
+            f"cuMemset{kind}_v2": f"cuMemset{kind}Async"
+            for kind in ("D8", "D16", "D32", "D2D8", "D2D16", "D2D32")
+        },
         "cuDeviceCanAccessPeer": "cuDeviceGetP2PAttribute",
         "cuDevicePrimaryCtxRetain": "cuCtxCreate_v2 cuCtxGetCurrent cuCtxPopCurrent",
         "cuStreamCreate": "cuStreamCreateWithPriority",

@@ -352,8 +352,8 @@ class Batch(WarpgroupOps):
                 together.append(moving)
             target = self.program.blocks[index].succs[0]
             pending.setdefault(target, []).append(None if len(moving) == self.n else moving)
-        if together:
-            self.log.cluster_wait(self, np.concatenate(together))
+        if together and self.log.clocks:
+            self.log.clocks.cluster_wait(self, np.concatenate(together))
         if self.order and not forced:
             self.order_barriers(waiting, going)
         for k, done in complete.items():

@@ -58,7 +58,7 @@ class WarpOps(BarrierOps):
     def present(self, instr, mask, L) -> np.ndarray | None:
         """Active lanes of every warp (None: all 32 of all warps); reports members of `mask` that are
         missing."""
-        self.sync_warps(L)
+        self.log.warp_sync(self, L)
         if self.whole(L):
             return None
         P = self.positions(L)
@@ -69,10 +69,6 @@ class WarpOps(BarrierOps):
                 self, instr, P[np.flatnonzero(missing)[0]], int(np.count_nonzero(missing))
             )
         return active
-
-    def sync_warps(self, L):
-        """A warp-wide instruction orders what the threads of a warp did before and after it."""
-        self.log.warp_sync(self, L)
 
     def warp_sync(self, instr, mask, L):
         self.present(instr, mask, L)
@@ -195,7 +191,8 @@ class WarpOps(BarrierOps):
         return atomic_update(data, index, op, kind, values, used)
 
     def fence(self, L, narrow: bool):
-        self.log.fence(self, L, narrow)
+        if self.log.clocks:
+            self.log.clocks.fence(self, L, narrow)
 
     # -- matrices -------------------------------------------------------------------------------------------
     def warp_rows(self, instr, L) -> int:
@@ -325,7 +322,8 @@ class WarpOps(BarrierOps):
     # -- clusters --------------------------------------------------------------------------------------------
     def cluster_arrive(self, L, release: bool):
         """barrier.cluster.arrive: publishes what was written before; it is the wait that stops threads."""
-        self.log.cluster_arrive(self, L, release)
+        if self.log.clocks:
+            self.log.clocks.cluster_arrive(self, L, release)
 
     # -- print ----------------------------------------------------------------------------------------------
     def vprintf(self, *offsets_and_L):

@@ -95,18 +95,16 @@ def _copysign(f: Frame, x, y):
     return _intrinsic(f, f"llvm.copysign.{_suffix(a)}", a, b)
 
 
-def _is_finite(f: Frame, x):
-    x = f.value(x)
-    largest = {"f2": 0x7C00, "f4": 0x7F800000, "f8": 0x7FF0 << 48}[x.kind]
-    bits = f.view(_abs(f, x), f"u{x.size}")
-    return f.op("p", f"icmp ult {bits.typed}, {largest}")
+def _against_infinity(word: str):
+    """How the magnitude compares with infinity, as bits."""
 
+    def write(f: Frame, x):
+        x = f.value(x)
+        infinity = {"f2": 0x7C00, "f4": 0x7F800000, "f8": 0x7FF0 << 48}[x.kind]
+        bits = f.view(_abs(f, x), f"u{x.size}")
+        return f.op("p", f"icmp {word} {bits.typed}, {infinity}")
 
-def _is_inf(f: Frame, x):
-    x = f.value(x)
-    largest = {"f2": 0x7C00, "f4": 0x7F800000, "f8": 0x7FF0 << 48}[x.kind]
-    bits = f.view(_abs(f, x), f"u{x.size}")
-    return f.op("p", f"icmp eq {bits.typed}, {largest}")
+    return write
 
 
 def _signbit(f: Frame, x):
@@ -213,8 +211,8 @@ INTRINSICS: dict[Any, Any] = {
     np.trunc: _rounding("trunc"),
     np.floor: _rounding("floor"), np.ceil: _rounding("ceil"), np.exp2: _library("exp2"),
     np.log2: _library("log2"),
-    np.sin: _library("sin"), np.cos: _library("cos"), np.tanh: _library("tanh"), np.isfinite: _is_finite,
-    np.isinf: _is_inf, np.signbit: _signbit, np.nextafter: _next_after, np.fmod: _fmod,
+    np.sin: _library("sin"), np.cos: _library("cos"), np.tanh: _library("tanh"), np.isfinite: _against_infinity("ult"),
+    np.isinf: _against_infinity("eq"), np.signbit: _signbit, np.nextafter: _next_after, np.fmod: _fmod,
     np.bitwise_count: _bit_count,
     np.iinfo: _dtype_info(np.iinfo), np.finfo: _dtype_info(np.finfo),
     numeric.canonical: _canonical, numeric.quiet: _quiet, numeric.brev: _reverse, numeric.bfind: _highest,

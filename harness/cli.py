@@ -5,7 +5,6 @@ environment, 6 nothing wrong, but no GPU kernel ran anywhere, 130 interrupted.
 """
 
 import os
-import pkgutil
 import sys
 from pathlib import Path
 
@@ -84,7 +83,7 @@ def run(arguments: list[str]) -> int:
     for demo in puzzle.demos:
         if demo.options and f"--{demo.flag}" in arguments:
             rest = [argument for argument in arguments if argument not in (puzzle.name, f"--{demo.flag}")]
-            return pkgutil.resolve_name(demo.run)(make_console(sys.stdout), rest)
+            return puzzle.resolve(demo.run)(make_console(sys.stdout), rest)
     return run_puzzle(parse(arguments or ["--help"]))
 
 
@@ -92,7 +91,7 @@ def run_puzzle(options: Options) -> int:
     """One run of one puzzle."""
     console = make_console(sys.stderr if options.json == "-" else sys.stdout)
     if options.demo:
-        return pkgutil.resolve_name(options.demo.run)(console)
+        return options.puzzle.resolve(options.demo.run)(console)
     from harness.screens.checking import check, count
 
     if options.json not in (None, "-"):

@@ -13,7 +13,7 @@ import sys
 import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from rich.console import Console
 from rich.text import Text
@@ -40,7 +40,10 @@ class Finished(SystemExit):
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises BadUse with one line, in place of printing the usage and leaving."""
+    """Takes flags by their whole names; raises BadUse with one line, in place of printing the usage and leaving."""
+
+    def __init__(self, *, allow_abbrev: bool = False, **options: Any):
+        super().__init__(allow_abbrev=allow_abbrev, **options)
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
         raise Finished(status)

@@ -40,7 +40,7 @@ from harness.toolchain.disk import check_target
 
 def make_parser(puzzle: str, benchmark: Benchmark) -> Parser:
     """The flags of `pNN --bench`."""
-    flags = Parser(prog=f"{puzzle} --bench", description=benchmark.about, allow_abbrev=False)
+    flags = Parser(prog=f"{puzzle} --bench", description=benchmark.about)
     flags.add_argument("puzzle", help="which puzzle")
     form = ",".join(benchmark.size_names)
     flags.add_argument(

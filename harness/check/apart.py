@@ -9,7 +9,6 @@ import faulthandler
 import importlib
 import multiprocessing
 import os
-import pkgutil
 import signal
 import sys
 import tempfile
@@ -242,9 +241,7 @@ def serve(
         os.chdir(folder)
         if not checkers:
             asked = find_puzzle(puzzle)
-            checkers.append(
-                pkgutil.resolve_name(asked.rung(rung).checker)(asked, asked.rung(rung), **options)
-            )
+            checkers.append(asked.resolve(asked.rung(rung).checker)(asked, asked.rung(rung), **options))
             checkers[0].on_step = say
         return checkers[0].check(path, gates, cases)
 

@@ -5,7 +5,6 @@ replayed on the virtual GPU. What needs torch is imported, and PyTorch asked for
 runs: this module itself is light. A gate whose blank is untouched is not run.
 """
 
-import pkgutil
 import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -171,7 +170,7 @@ def make_checker(work: Work, **options: object) -> RungChecker:
     """
     if isinstance(work.rung, MojoRung):
         options = {"other": NARROW, **options} if "dtype" not in options else options
-    return pkgutil.resolve_name(work.rung.checker)(work.puzzle, work.rung, **options)
+    return work.puzzle.resolve(work.rung.checker)(work.puzzle, work.rung, **options)
 
 
 def with_owner(

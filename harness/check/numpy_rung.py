@@ -13,13 +13,12 @@ import numpy as np
 
 from harness.check.compare import Verdict, compare
 from harness.check.diagnose import Evidence
-from harness.check.python_files import Module, PythonChecker, as_tuple, describe, explain
-from harness.check.results import Comparison, GateResult
+from harness.check.python_files import CaseChecker, Module, as_tuple
 from harness.spec.puzzle import Arrays, Case, Gate, Puzzle
 from harness.spec.rungs import NumpyRung
 
 
-class NumpyChecker(PythonChecker):
+class NumpyChecker(CaseChecker):
     """Judges the functions of one file again and again; inputs and truth of a case are computed once."""
 
     rung: NumpyRung
@@ -28,28 +27,8 @@ class NumpyChecker(PythonChecker):
         super().__init__(puzzle, rung, seed=seed)
         self._known: dict[Case, tuple[Arrays, Arrays]] = {}
 
-    def _judge(self, gate: Gate, module: Module, path: Path, cases: list[Case]) -> GateResult:
-        result, function = GateResult(gate, "correct"), module.get(gate.id)
-        ladder = self.puzzle.ladder(self.rung, gate.id)
-        evidence: dict[str, list[Evidence]] = {}
-        for case in cases:
-            try:
-                outputs = self._call(gate, function, case)
-            except Exception as error:  # whatever a learner's code raises is a verdict
-                words = f"in case '{case.name}': {describe(error, path)}"
-                return self.wrong(gate, [words], comparisons=result.comparisons)
-            verdicts = {quantity: self._verdict(case, quantity, got) for quantity, got in outputs.items()}
-            result.comparisons.append(Comparison(case, verdicts))
-            for quantity, verdict in verdicts.items():
-                if not verdict.ok:
-                    evidence.setdefault(quantity, []).append(
-                        self._evidence(case, quantity, outputs[quantity], verdict)
-                    )
-        explain(result, self.puzzle, evidence, ladder)
-        return result
-
-    def _call(self, gate: Gate, function: object, case: Case) -> Arrays:
-        """What a gate's function returns on one case, by quantity. Raises ValueError for what cannot be compared."""
+    def _outputs(self, gate: Gate, module: Module, path: Path, case: Case) -> Arrays:
+        function = module.get(gate.id)
         if not callable(function):
             raise ValueError(f"there is no function {gate.id}()")
         _, right = self._case(case)
@@ -58,7 +37,7 @@ class NumpyChecker(PythonChecker):
         if returned is None:
             raise ValueError(f"{gate.id}() returns nothing: a `return` is missing")
         values = [np.asarray(value, np.float64) for value in as_tuple(returned)]
-        quantities = self.rung.returns[gate.id]
+        quantities = self.rung.returns.get(gate.id, gate.quantities)
         pack = self.rung.pack.get(quantities[0])
         expected = len(inspect.signature(pack).parameters if pack else quantities)
         if len(values) != expected:

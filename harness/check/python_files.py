@@ -4,10 +4,12 @@ import signal
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
+from harness.check.compare import Verdict
 from harness.check.diagnose import Evidence, blame_gates, diagnose
 from harness.check.results import (
+    Comparison,
     GateResult,
     OnFirst,
     asked_as_given,
@@ -15,11 +17,15 @@ from harness.check.results import (
     right_in_all,
     wanted_gates,
 )
+from harness.devices.targets import CPU
 from harness.errors import DamagedFile
 from harness.learner import blanks
 from harness.learner.work import rung_blanks
 from harness.spec.puzzle import Case, Gate, Puzzle
 from harness.spec.rungs import Rung
+
+if TYPE_CHECKING:  # it needs torch, and the NumPy rung none
+    from harness.check.reference import Reference
 
 SECONDS = 120.0
 """For a file or a gate: of NumPy's the slowest takes 2, of PyTorch's some 20."""
@@ -112,6 +118,60 @@ class PythonChecker:
     def _judge(self, gate: Gate, module: Module, path: Path, cases: list[Case]) -> GateResult:
         """The verdict on one gate whose blank is filled; `module` is what the file defines."""
         raise NotImplementedError
+
+
+class CaseChecker(PythonChecker):
+    """Judges a gate by the values of its function on each of the cases, and by checks of its own if they are right."""
+
+    where = ""
+    """What is being judged, for words about what the learner's code raises."""
+
+    def _judge(self, gate: Gate, module: Module, path: Path, cases: list[Case]) -> GateResult:
+        result = GateResult(gate, "correct")
+        wrong: dict[str, list[Evidence]] = {}
+        try:
+            for case in cases:
+                self.where = f"in case '{case.name}'"
+                self._compare(result, case, self._outputs(gate, module, path, case), wrong)
+            if not wrong:
+                self._check_further(gate, path, cases)
+        except Exception as error:  # whatever a learner's code raises is a verdict
+            words = f"{self.where}: {self._said(error, path)}"
+            return self.wrong(gate, [words], comparisons=result.comparisons)
+        explain(result, self.puzzle, wrong, self.puzzle.ladder(self.rung, gate.id))
+        return result
+
+    def _compare(
+        self, result: GateResult, case: Case, outputs: Mapping[str, Any], wrong: dict[str, list[Evidence]]
+    ) -> None:
+        """Adds the verdicts on one case, and the evidence against what is wrong."""
+        verdicts = {quantity: self._verdict(case, quantity, got) for quantity, got in outputs.items()}
+        result.comparisons.append(Comparison(case, verdicts))
+        for quantity, verdict in verdicts.items():
+            if not verdict.ok:
+                evidence = self._evidence(case, quantity, outputs[quantity], verdict)
+                wrong.setdefault(quantity, []).append(evidence)
+
+    def _outputs(self, gate: Gate, module: Module, path: Path, case: Case) -> Mapping[str, Any]:
+        """What a gate's function makes of a case, by quantity. Raises what it raises, ValueError for what cannot be compared."""
+        raise NotImplementedError
+
+    def _reference_of(self, case: Case) -> "Reference":
+        """What PyTorch's tensors of a case are compared with."""
+        raise NotImplementedError
+
+    def _verdict(self, case: Case, quantity: str, got: Any) -> Verdict:
+        return self._reference_of(case).verdict(case, CPU, quantity, got)
+
+    def _evidence(self, case: Case, quantity: str, got: Any, verdict: Verdict) -> Evidence:
+        return self._reference_of(case).evidence(case, CPU, quantity, got, verdict)
+
+    def _check_further(self, gate: Gate, path: Path, cases: list[Case]) -> None:
+        """Raises what is wrong although every value is right."""
+
+    def _said(self, error: Exception, path: Path) -> str:
+        """What the learner's code has raised, in a line."""
+        return describe(error, path)
 
 
 def load(path: Path) -> Module:

@@ -14,23 +14,20 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from harness.check.diagnose import Evidence
 from harness.check.gradients import gradients_or_none
-from harness.check.python_files import Module, PythonChecker, as_tuple, describe, explain, load
+from harness.check.python_files import CaseChecker, Module, as_tuple, describe, load
 from harness.check.reference import Reference
-from harness.check.results import Comparison, GateResult
 from harness.devices.processes import START, RankFailed, run_ranks
-from harness.devices.targets import Target
+from harness.devices.targets import CPU
 from harness.spec.puzzle import Case, Gate, Puzzle
 from harness.spec.rungs import TorchFunction, TorchRung
 
 Tensors = dict[str, torch.Tensor]
-CPU = Target("cpu", None, "")
 LONGEST = 300
 """Characters of what gradcheck or opcheck say that are shown."""
 
 
-class TorchChecker(PythonChecker):
+class TorchChecker(CaseChecker):
     """Judges the functions of one file again and again; truth and baseline of a case are computed once.
 
     `seconds` is how long the ranks of a case may take.
@@ -47,39 +44,21 @@ class TorchChecker(PythonChecker):
     def limit(self, cases: list[Case]) -> float:
         return super().limit(cases) + sum(START + self.seconds for c in cases if c.world_size > 1)
 
-    def _judge(self, gate: Gate, module: Module, path: Path, cases: list[Case]) -> GateResult:
-        result = GateResult(gate, "correct")
-        asked = self.rung.functions[gate.id]
-        wrong: dict[str, list[Evidence]] = {}
-        where = ""
-        try:
-            for case in cases:
-                where = f"in case '{case.name}'"
-                outputs = self._run(asked, path, case)
-                verdicts = {
-                    name: self.reference.verdict(case, CPU, name, got) for name, got in outputs.items()
-                }
-                result.comparisons.append(Comparison(case, verdicts))
-                for name in (name for name, verdict in verdicts.items() if not verdict.ok):
-                    compared = self.reference.evidence(case, CPU, name, outputs[name], verdicts[name])
-                    wrong.setdefault(name, []).append(compared)
-            if not wrong:
-                case = min(cases, key=self._elements)
-                where = f"by torch.autograd.gradcheck in case '{case.name}'"
-                self._gradcheck(asked, path, case)
-                where = f"by torch.library.opcheck in case '{case.name}'"
-                self._opcheck(asked, path, case)
-        except RankFailed as error:
-            failure = str(error)
-        except Exception as error:  # whatever a learner's code raises is a verdict
-            failure = describe(error, path, longest=LONGEST)
-        else:
-            explain(result, self.puzzle, wrong, self.puzzle.ladder(self.rung, gate.id))
-            return result
-        return self.wrong(gate, [f"{where}: {failure}"], comparisons=result.comparisons)
+    def _reference_of(self, case: Case) -> Reference:
+        return self.reference
 
-    def _run(self, asked: TorchFunction, path: Path, case: Case) -> Tensors:
-        """What a gate's function makes of a case, by quantity, whole. Raises what it raises, or ValueError."""
+    def _check_further(self, gate: Gate, path: Path, cases: list[Case]) -> None:
+        case, asked = min(cases, key=self._elements), self.rung.functions[gate.id]
+        self.where = f"by torch.autograd.gradcheck in case '{case.name}'"
+        self._gradcheck(asked, path, case)
+        self.where = f"by torch.library.opcheck in case '{case.name}'"
+        self._opcheck(asked, path, case)
+
+    def _said(self, error: Exception, path: Path) -> str:
+        return str(error) if isinstance(error, RankFailed) else describe(error, path, longest=LONGEST)
+
+    def _outputs(self, gate: Gate, module: Module, path: Path, case: Case) -> Tensors:
+        asked = self.rung.functions[gate.id]
         tensors = self.reference.strided_inputs(case)
         if case.world_size == 1:
             outputs = [called(path, asked, tensors)]

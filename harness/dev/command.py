@@ -14,7 +14,7 @@ from harness.vgpu.checks.findings import plural
 
 def main(arguments: list[str]) -> int:
     """Work on puzzles. Exit codes: 0 done, or nothing to say; 1 something is missing or out of step; 2 bad use."""
-    parser = Parser(prog="python -m harness dev", description=main.__doc__, allow_abbrev=False)
+    parser = Parser(prog="python -m harness dev", description=main.__doc__)
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB", parser_class=Parser)
     new = verbs.add_parser("new", help=write_new.__doc__, description=write_new.__doc__)
     new.add_argument("puzzle", help="its name, for example p27")

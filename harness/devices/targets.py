@@ -41,6 +41,8 @@ class Target:
         return LABELS[self.kind]
 
 
+CPU = Target("cpu", None, "")
+"""The CPU, for code that runs without MAX."""
 VIRTUAL = Target("virtual", None, "virtual GPU (sm_90a)")
 """The virtual GPU, which replays recorded launches."""
 

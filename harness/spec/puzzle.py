@@ -5,9 +5,10 @@ then has no flag for it.
 """
 
 import math
+import pkgutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -67,11 +68,16 @@ class Gate:
         return (*self.quantities, *self.recorded)
 
 
+def ids(gates: Iterable[Gate]) -> tuple[str, ...]:
+    """The ids of some gates, as a rung holds them."""
+    return tuple(gate.id for gate in gates)
+
+
 @dataclass(frozen=True)
 class Demo:
     """A demonstration of a puzzle: its flag without dashes, what it shows, and what runs it.
 
-    `run` is "module:function", imported when it is asked for; the function takes a rich Console and returns the exit
+    `run` is ".module:function" of the puzzle's folder, imported when it is asked for; the function takes a rich Console and returns the exit
     code. Where the demonstration has `options` it takes the rest of the command line too, as a list, --help included.
     A `finale` is what comes after the puzzle's last gate.
     """
@@ -215,6 +221,10 @@ class Puzzle:
     def main_rung(self) -> Rung:
         """The rung that the puzzle is about: its kernels, or the last where it has none."""
         return self.mojo_rung or self.rungs[-1]
+
+    def resolve(self, name: str) -> Any:
+        """What is called "module:name", imported now; ".module:name" is in the puzzle's own folder."""
+        return pkgutil.resolve_name(f"harness.puzzles.{self.name}{name}" if name[0] == "." else name)
 
     def rung(self, id: str) -> Rung:
         """A rung by its id. Raises BadUse where the puzzle has none of it."""

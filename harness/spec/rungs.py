@@ -1,6 +1,6 @@
 """Rungs: the ways to solve a puzzle's gates, each a file of the learner's with blanks and a checker that judges it.
 
-A checker is a class with this protocol; a puzzle may bring its own, "harness.puzzles.pNN.checker:Checker":
+A checker is a class with this protocol; a puzzle may bring its own, ".checker:Checker" of its folder:
 
     class Checker:
         def __init__(self, puzzle: Puzzle, rung: Rung, *, seed: int = 0): ...
@@ -47,7 +47,7 @@ class Rung:
         id: A key of NAMES: what `--rung` takes.
         file: The file with the blanks, relative to the puzzle's folder.
         gates: The ids of the gates whose blanks it holds, in the order in which they are taken.
-        checker: "module:Class" of what judges it, imported when it is asked for.
+        checker: "module:Class" of what judges it, imported when it is asked for; of the puzzle's folder ".module:Class".
         title: What lists call it, "NumPy rung".
         about: A remark after the title in lists.
         needs: Gate -> the gates before it whose code its own verdict runs: where one of them is wrong, it is to be mended
@@ -83,13 +83,13 @@ class NumpyRung(Rung):
 
     Attributes:
         names: Argument, or "gate.argument" for one gate alone -> step of the derivation, where they differ.
-        returns: Gate -> the quantities that its function returns, in order.
+        returns: Gate -> the quantities that its function returns, in order, where they are not the gate's own.
         pack: Quantity -> what makes one array of everything its function returns.
     """
 
     id: str = "numpy"
     checker: str = "harness.check.numpy_rung:NumpyChecker"
-    returns: Mapping[str, tuple[str, ...]]
+    returns: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     names: Mapping[str, str] = field(default_factory=dict[str, str])
     pack: Mapping[str, Callable[..., np.ndarray]] = field(
         default_factory=dict[str, Callable[..., np.ndarray]]

@@ -21,7 +21,7 @@ from harness.spec.cases import (
     with_not_finite,
 )
 from harness.spec.ops import ACCUM, Argument, Call, OpSpec, Scalar, accum_dtype, bytes_of
-from harness.spec.puzzle import Arrays, Case, Dims, Gate, Ledger, Puzzle, named
+from harness.spec.puzzle import Arrays, Case, Dims, Gate, Ledger, Puzzle, ids, named
 from harness.spec.rounding import rounded
 from harness.spec.rungs import MojoRung, Rung
 
@@ -99,26 +99,19 @@ RUNGS = (
     Rung(
         id="derive",
         file="graph.py",
-        gates=tuple(gate.id for gate in GRAPH),
-        checker="harness.puzzles.p20.graph:GraphChecker",
+        gates=ids(GRAPH),
+        checker=".graph:GraphChecker",
         title="The graph, by hand",
     ),
-    Rung(
-        id="torch",
-        file="functions.py",
-        gates=tuple(gate.id for gate in FUNCTIONS),
-        checker="harness.puzzles.p20.functions:FunctionsChecker",
-    ),
+    Rung(id="torch", file="functions.py", gates=ids(FUNCTIONS), checker=".functions:FunctionsChecker"),
     MojoRung(
-        file="op/first_backward.mojo",
-        gates=tuple(gate.id for gate in KERNELS),
-        sizes={"words": "ceildiv(rows * columns, WORD)"},
+        file="op/first_backward.mojo", gates=ids(KERNELS), sizes={"words": "ceildiv(rows * columns, WORD)"}
     ),
     Rung(
         id="register",
         file="register.py",
-        gates=tuple(gate.id for gate in REGISTRATION),
-        checker="harness.puzzles.p20.registration:RegistrationChecker",
+        gates=ids(REGISTRATION),
+        checker=".registration:RegistrationChecker",
         title="From kernel to loss.backward()",
     ),
 )

@@ -9,7 +9,7 @@ import numpy as np
 from harness.puzzles.p21.derivation import EPS, MISTAKES, derive
 from harness.spec.cases import first_two
 from harness.spec.ops import ACCUM, Argument, Call, OpSpec
-from harness.spec.puzzle import Arrays, Case, Demo, Dims, Gate, Puzzle, named
+from harness.spec.puzzle import Arrays, Case, Demo, Dims, Gate, Puzzle, ids, named
 from harness.spec.rounding import rounded
 from harness.spec.rungs import MojoRung, Rung
 
@@ -61,24 +61,15 @@ KERNELS = (
 )
 
 
-def ids(gates: tuple[Gate, ...]) -> tuple[str, ...]:
-    """The ids of some gates."""
-    return tuple(gate.id for gate in gates)
-
-
 RUNGS = (
     Rung(
-        id="torch",
-        file="hunt.py",
-        gates=ids(HUNT),
-        checker="harness.puzzles.p21.hunt:HuntChecker",
-        title="Fix it, in PyTorch",
+        id="torch", file="hunt.py", gates=ids(HUNT), checker=".hunt:HuntChecker", title="Fix it, in PyTorch"
     ),
     Rung(
         id="catch",
         file="catch.py",
         gates=ids(CATCH),
-        checker="harness.puzzles.p21.catch:CatchChecker",
+        checker=".catch:CatchChecker",
         title="Catch it: a test of your own",
     ),
     MojoRung(file="op/hunt.mojo", gates=ids(KERNELS), title="Fix it, in Mojo"),
@@ -165,10 +156,6 @@ PUZZLE = Puzzle(
     summands=lambda dims: dims[0] * dims[1],
     every_rung=True,
     demos=(
-        Demo(
-            "matrix",
-            "show which of the usual checks see which wrong backward pass",
-            "harness.puzzles.p21.hunt:show_matrix",
-        ),
+        Demo("matrix", "show which of the usual checks see which wrong backward pass", ".hunt:show_matrix"),
     ),
 )

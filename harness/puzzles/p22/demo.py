@@ -47,7 +47,6 @@ def make_options(arguments: Sequence[str]) -> Options:
     parser = Parser(
         prog="p22 --demo",
         description="Train a small transformer with LayerNormLinear beside the same one in plain PyTorch.",
-        allow_abbrev=False,
     )
     for name in (*SIZES, "seed"):
         parser.add_argument(f"--{name}", type=int, default=getattr(SMALL, name), help="default: %(default)s")

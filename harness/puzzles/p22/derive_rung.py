@@ -7,7 +7,7 @@ says which term is missing.
 import numpy as np
 
 from harness.spec.derivation import Derivation, Mistake
-from harness.spec.puzzle import Gate
+from harness.spec.puzzle import Gate, ids
 from harness.spec.rungs import NumpyRung
 
 GATES = (
@@ -52,12 +52,11 @@ def one_number(number: np.ndarray) -> np.ndarray:
 RUNG = NumpyRung(
     id="derive",
     file="derive.py",
-    checker="harness.puzzles.p22.derive_checker:DeriveChecker",
+    checker=".derive_checker:DeriveChecker",
     title="Derivation",
     about="optional, before the formulas",
     optional=True,
-    gates=tuple(gate.id for gate in GATES),
-    returns={gate.id: gate.quantities for gate in GATES},
+    gates=ids(GATES),
     names={"x": "row_x", "v": "row_v", "g": "row_g", "x_hat": "row_x_hat", "rstd": "row_scale"},
     pack={"row_c2": one_number, "row_c1": one_number},
 )

@@ -273,29 +273,18 @@ MISTAKES = (
             ("only-first-row", "of the first row alone", lambda b, s, B, S: (b == 0) & (s == 0)),
             ("last-row-missed", "without the last row", lambda b, s, B, S: (b < B - 1) | (s < S - 1)),
             ("first-row-missed", "without the first row", lambda b, s, B, S: (b > 0) | (s > 0)),
+            ("last-batch-missed", "without the last batch", lambda b, s, B, S: b < B - 1),
+            ("first-batch-missed", "without the first batch", lambda b, s, B, S: b > 0),
+            ("last-position-missed", "without the last position", lambda b, s, B, S: s < S - 1),
+            ("first-position-missed", "without the first position", lambda b, s, B, S: s > 0),
+            *((f"rows-tail-{w}", f"without the rows past the last full {w}",
+               lambda b, s, B, S, w=w: b * S + s < B * S // w * w) for w in (2, 4, 8, 16, 32)),
+            *((f"rows-from-{w}", f"of the first {w} rows alone: a loop over the rows stops or was left out",
+               lambda b, s, B, S, w=w: b * S + s < w) for w in (16, 32, 64)),
         )
     ),
     Mistake("last-row-twice", "with the last row counted twice", counted(lambda b, s, B, S: 1 + (b == B - 1) * (s == S - 1)), 3),
     Mistake("first-row-twice", "with the first row counted twice", counted(lambda b, s, B, S: 1 + (b == 0) * (s == 0)), 3),
-    *(
-        Mistake(f"{end}-{axis}-missed", f"without the {end} {axis}", only_rows(keep), 3)
-        for end, axis, keep in (
-            ("last", "batch", lambda b, s, B, S: b < B - 1),
-            ("first", "batch", lambda b, s, B, S: b > 0),
-            ("last", "position", lambda b, s, B, S: s < S - 1),
-            ("first", "position", lambda b, s, B, S: s > 0),
-        )
-    ),
-    *(
-        Mistake(f"rows-tail-{w}", f"without the rows past the last full {w}",
-                only_rows(lambda b, s, B, S, w=w: b * S + s < B * S // w * w), 3)
-        for w in (2, 4, 8, 16, 32)
-    ),
-    *(
-        Mistake(f"rows-from-{w}", f"of the first {w} rows alone: a loop over the rows stops or was left out",
-                only_rows(lambda b, s, B, S, w=w: b * S + s < w), 3)
-        for w in (16, 32, 64)
-    ),
     *(
         Mistake(f"terms-rounded-to-{kind}", f"with every term rounded to {kind} before it is added",
                 parameter_gradients(lambda v, name, kind=kind: rounded(one_row_only(v)[name], kind).sum(0)), 3)

@@ -11,7 +11,7 @@ from harness.puzzles.p22.mistakes import MISTAKES, derive, packed
 from harness.spec.baseline import unluckiest
 from harness.spec.cases import CANCELLING, cancelling, first_two, not_finite, with_not_finite
 from harness.spec.ops import ACCUM, Argument, Call, OpSpec, Scalar, accum_dtype, bytes_of
-from harness.spec.puzzle import Arrays, Case, Demo, Gate, Ledger, Puzzle, Symptom, named
+from harness.spec.puzzle import Arrays, Case, Demo, Gate, Ledger, Puzzle, Symptom, ids, named
 from harness.spec.rounding import rounded
 from harness.spec.rungs import MojoRung, NumpyRung
 
@@ -377,19 +377,12 @@ def pack_row_sums(c1: np.ndarray, c2: np.ndarray) -> np.ndarray:
     return packed(c1, c2)
 
 
-RETURNS = {
-    "db": ("grad_bias",),
-    "dW": ("grad_weight",),
-    "dgamma": ("grad_ln_weight", "grad_ln_bias"),
-    "row_sums": ("row_sums",),
-    "dx": ("grad_input",),
-}
 NUMPY_RUNG = NumpyRung(
     file="backward.py",
     about="optional, before the kernels",
     optional=True,
-    gates=tuple(RETURNS),
-    returns=RETURNS,
+    gates=("db", "dW", "dgamma", "row_sums", "dx"),
+    returns={"row_sums": ("row_sums",)},
     names={
         "dy": "grad_output",
         "gamma": "ln_weight",
@@ -410,7 +403,7 @@ PUZZLE = Puzzle(
         NUMPY_RUNG,
         MojoRung(
             file="op/layernorm_linear.mojo",
-            gates=tuple(gate.id for gate in GATES),
+            gates=ids(GATES),
             sizes={"rows": "B * S", "sizes": "Sizes(Int32(B), Int32(S), Int32(H), Int32(O))"},
         ),
     ),
@@ -447,13 +440,9 @@ PUZZLE = Puzzle(
         Demo(
             "demo",
             "train a transformer beside plain PyTorch: small (the default) or gpt2; with --help: its own flags",
-            "harness.puzzles.p22.demo:run",
+            ".demo:run",
             options=True,
         ),
-        Demo(
-            "demo-simple",
-            "one forward and backward through CustomOpLibrary",
-            "harness.puzzles.p22.demo_simple:run",
-        ),
+        Demo("demo-simple", "one forward and backward through CustomOpLibrary", ".demo_simple:run"),
     ),
 )

@@ -13,7 +13,7 @@ from harness.puzzles.p23.mistakes import MISTAKES, TILE
 from harness.puzzles.rows import gathered, repeated, transposed
 from harness.spec.cases import CANCELLING, cancelling, covering, first_two, not_finite, tiled, with_not_finite
 from harness.spec.ops import ACCUM, Argument, Call, OpSpec, accum_dtype, bytes_of
-from harness.spec.puzzle import Arrays, Case, Gate, Ledger, Puzzle, Symptom, named
+from harness.spec.puzzle import Arrays, Case, Gate, Ledger, Puzzle, Symptom, ids, named
 from harness.spec.rounding import rounded
 from harness.spec.rungs import MojoRung, NumpyRung, TorchFunction, TorchRung
 
@@ -351,21 +351,11 @@ def ledger(dims: tuple[int, ...], dtype: str) -> Ledger:
 
 # ---- Rungs --------------------------------------------------------------------------------------------------
 
-RETURNS = {
-    "softmax": ("probabilities",),
-    "output": ("output",),
-    "dV": ("grad_value",),
-    "dP": ("grad_probabilities",),
-    "dsoftmax": ("grad_scores",),
-    "dQ": ("grad_query",),
-    "dK": ("grad_key",),
-}
 NUMPY_RUNG = NumpyRung(
     file="in_numpy.py",
     about="optional, the formulas before the kernels",
     optional=True,
-    gates=tuple(RETURNS),
-    returns=RETURNS,
+    gates=("softmax", "output", "dV", "dP", "dsoftmax", "dQ", "dK"),
     names={
         "Q": "query",
         "K": "key",
@@ -413,7 +403,7 @@ PUZZLE = Puzzle(
         TORCH_RUNG,
         MojoRung(
             file="op/attention.mojo",
-            gates=tuple(gate.id for gate in GATES),
+            gates=ids(GATES),
             # The product's kernel is one for all of them, and its blank is the first gate's.
             needs=dict.fromkeys(("output", "dV", "dP", "dQ", "dK"), ("matmul",)),
             sizes=MOJO_SIZES,

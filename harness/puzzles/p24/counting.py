@@ -79,11 +79,7 @@ def sectors(order: np.ndarray, dim: int, size: int) -> float:
 
 def main(console: Console, arguments: Sequence[str] = ()) -> int:
     """Prints what each order costs over grids and radii. Raises BadUse."""
-    parser = Parser(
-        prog="p24 --count",
-        description="Count what each order costs over grids and radii.",
-        allow_abbrev=False,
-    )
+    parser = Parser(prog="p24 --count", description="Count what each order costs over grids and radii.")
     parser.add_argument(
         "--sides", type=int, nargs="+", default=[16, 32, 64, 128], metavar="S", help="sides of square grids"
     )

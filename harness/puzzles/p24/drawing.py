@@ -60,7 +60,7 @@ def numbers(order: np.ndarray, width: int) -> Iterator[str]:
 
 def main(console: Console, arguments: Sequence[str] = ()) -> int:
     """Draws an order of a grid. Raises BadUse."""
-    parser = Parser(prog="p24 --draw", description="Draw an order of a grid.", allow_abbrev=False)
+    parser = Parser(prog="p24 --draw", description="Draw an order of a grid.")
     parser.add_argument("--order", default="hilbert", choices=orders.ORDERS, help="default: %(default)s")
     parser.add_argument(
         "--size", type=int, nargs=2, default=[8, 8], metavar=("H", "W"), help="rows and columns: 8 8"

@@ -312,7 +312,6 @@ NUMPY_RUNG = NumpyRung(
     about="the curve, the permutation and the tiles, on arrays",
     optional=True,
     gates=MOJO,
-    returns={"index": ("index",), "inverse": ("inverse",), "dgather": ("grad_input",), "tiles": ("tiles",)},
     names={"cells": "steps"},
 )
 TORCH_RUNG = TorchRung(
@@ -370,13 +369,13 @@ PUZZLE = Puzzle(
         Demo(
             "draw",
             "draw an order of a grid of any size (--draw --help: its flags)",
-            "harness.puzzles.p24.drawing:main",
+            ".drawing:main",
             options=True,
         ),
         Demo(
             "count",
             "count what each order of positions costs a window (--count --help: its flags)",
-            "harness.puzzles.p24.counting:main",
+            ".counting:main",
             options=True,
         ),
     ),

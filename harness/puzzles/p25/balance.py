@@ -13,11 +13,7 @@ TILE = 16
 
 def main(console: Console, arguments: Sequence[str] = ()) -> int:
     """Prints both tables. Raises BadUse."""
-    parser = Parser(
-        prog="p25 --balance",
-        description="Count the work of each rank under a causal mask.",
-        allow_abbrev=False,
-    )
+    parser = Parser(prog="p25 --balance", description="Count the work of each rank under a causal mask.")
     parser.add_argument("--ranks", type=int, default=4, metavar="N", help="default: %(default)s")
     parser.add_argument(
         "--length", type=int, default=2048, metavar="S", help="positions, default: %(default)s"

@@ -13,11 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from harness.check.diagnose import Evidence, sentence
-from harness.check.python_files import PythonChecker, describe, explain
+from harness.check.python_files import CaseChecker, describe, explain
 from harness.check.reference import Reference
-from harness.check.results import Comparison, GateResult
+from harness.check.results import GateResult
 from harness.devices.processes import START, RankFailed, run_ranks
-from harness.devices.targets import Target
 from harness.puzzles.p25 import layout
 from harness.puzzles.p25.ranks import PATIENCE, Answer, Part, changed_input, functions_of, run_cases
 from harness.puzzles.p25.spec import EVERY, dtype_of, symptom, transposed
@@ -25,7 +24,6 @@ from harness.spec.puzzle import Arrays, Case, Gate, Puzzle
 from harness.spec.rungs import Rung
 from harness.toolchain import roots
 
-CPU = Target("cpu", None, "")
 TENSORS = ("query", "key", "value", "grad_output")
 FOLLOWS = f"is {sentence('output')}"
 """What is said of gradients, and nothing else."""
@@ -41,7 +39,7 @@ class Failed(Exception):
         self.mistake = mistake
 
 
-class RingChecker(PythonChecker):
+class RingChecker(CaseChecker):
     """Judges the gates of one file, of either rung; truth and baseline of a case are computed once."""
 
     waits: tuple[str, ...] = ()
@@ -61,7 +59,9 @@ class RingChecker(PythonChecker):
             if gate.id == "balanced":
                 check_chunks(module["chunks"], path)
             for case, outputs in self._run(gate, path, solution, cases):
-                self._compare(result, case, outputs, wrong)
+                # What else is wrong then follows.
+                own = {name: in_dtype(case, outputs[name]) for name in gate.quantities}
+                self._compare(result, case, own, wrong)
             alone = merged_alone(module["merge"], path, self.tensor) if gate.id == "merge" else None
             if alone and (alone.mistake or not wrong):
                 wrong.clear()  # it follows from what single rows say better
@@ -82,27 +82,8 @@ class RingChecker(PythonChecker):
             result.summary = self.about(cases)
         return result
 
-    def _compare(
-        self, result: GateResult, case: Case, outputs: Arrays, wrong: dict[str, list[Evidence]]
-    ) -> None:
-        """Adds the verdicts on one case, and the evidence against what is wrong."""
-        import torch
-
-        reference = self.references[dtype_of(case)]
-        tensors = {
-            name: torch.from_numpy(array).to(getattr(torch, dtype_of(case)))
-            for name, array in outputs.items()
-        }
-        verdicts = {
-            name: reference.verdict(case, CPU, name, tensor)
-            for name, tensor in tensors.items()
-            if name in result.gate.quantities  # what else is wrong then follows
-        }
-        result.comparisons.append(Comparison(case, verdicts))
-        for name, verdict in verdicts.items():
-            if not verdict.ok:
-                compared = reference.evidence(case, CPU, name, tensors[name], verdict)
-                wrong.setdefault(name, []).append(compared)
+    def _reference_of(self, case: Case) -> Reference:
+        return self.references[dtype_of(case)]
 
     def tensor(self, values: object):
         """An array of the kind that the rung computes with."""
@@ -110,7 +91,7 @@ class RingChecker(PythonChecker):
 
     def arrays(self, case: Case) -> Arrays:
         """The inputs of a case."""
-        return self.references[dtype_of(case)].arrays(case)
+        return self._reference_of(case).arrays(case)
 
     def about(self, cases: list[Case]) -> str:
         """What follows "correct"."""
@@ -119,6 +100,13 @@ class RingChecker(PythonChecker):
     def _run(self, gate: Gate, path: Path, solution: Path, cases: list[Case]):
         """(case, the output and gradients of the whole sequence) of each case. Raises Failed."""
         raise NotImplementedError
+
+
+def in_dtype(case: Case, array: np.ndarray):
+    """An array of a case as a tensor of its dtype."""
+    import torch
+
+    return torch.from_numpy(array).to(getattr(torch, dtype_of(case)))
 
 
 LAYOUTS = (

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from harness.puzzles import formulas
-from harness.puzzles.p25.layout import cut, locals_, owners
+from harness.puzzles.p25.layout import cut, homes
 from harness.puzzles.rows import gathered, log_sum_exp, or_0, repeated
 from harness.spec.derivation import Derivation, Mistake, Step, derive_by
 from harness.spec.rounding import rounded
@@ -39,8 +39,9 @@ def moved(array: np.ndarray, v: Derivation, by: int) -> np.ndarray:
 
 
 STEPS = {
-    "owner": lambda v: owners(int(v.ranks), v.query.shape[2], bool(v.balanced)),
-    "index": lambda v: locals_(int(v.ranks), v.query.shape[2], bool(v.balanced)),
+    "home": lambda v: homes(int(v.ranks), v.query.shape[2], bool(v.balanced)),
+    "owner": lambda v: v.home[0],
+    "index": lambda v: v.home[1],
     "block": lambda v: v.owner,
     "scale": lambda v: 1 / np.sqrt(v.query.dtype.type(v.query.shape[-1])),
     "scores": lambda v: v.scale * (v.query @ repeated(v.key, v.query).swapaxes(-1, -2)),

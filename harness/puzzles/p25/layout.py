@@ -24,21 +24,13 @@ def places(rank: int, size: int, length: int, balanced: bool) -> np.ndarray:
     return np.concatenate([np.arange(*each) for each in held(rank, size, length, balanced)])
 
 
-def owners(size: int, length: int, balanced: bool) -> np.ndarray:
-    """The rank that holds each position, [length]."""
-    owner = np.zeros(length, int)
-    for rank in range(size):
-        owner[places(rank, size, length, balanced)] = rank
-    return owner
-
-
-def locals_(size: int, length: int, balanced: bool) -> np.ndarray:
-    """The index of each position in the tensors of the rank that holds it, [length]."""
-    index = np.zeros(length, int)
+def homes(size: int, length: int, balanced: bool) -> np.ndarray:
+    """The rank that holds each position, and the index of the position in that rank's tensors, [2, length]."""
+    home = np.zeros((2, length), int)
     for rank in range(size):
         own = places(rank, size, length, balanced)
-        index[own] = np.arange(len(own))
-    return index
+        home[:, own] = np.full(len(own), rank), np.arange(len(own))
+    return home
 
 
 def split(array: np.ndarray, size: int, balanced: bool) -> list[np.ndarray]:

@@ -23,13 +23,14 @@ from harness.check.python_files import describe, load
 from harness.check.reference import Reference
 from harness.console import Parser, print_lines, shown
 from harness.devices.processes import RankFailed, run_ranks
+from harness.devices.targets import CPU
 from harness.errors import BadUse, EnvironmentProblem, Unsolved, WorkbookError
 from harness.learner.work import Work
 from harness.nn.ring import agreed_length
 from harness.nn.ring_blocks import BLOCKS, ONE_LENGTH, ring_with
 from harness.nn.ring_peers import name_losses
 from harness.puzzles.p25 import layout, timeline
-from harness.puzzles.p25.checker import CPU, FOLLOWS, TENSORS, ring_arguments
+from harness.puzzles.p25.checker import FOLLOWS, TENSORS, ring_arguments
 from harness.puzzles.p25.ranks import bytes_kept
 from harness.puzzles.p25.spec import EVERY, PUZZLE
 from harness.spec.puzzle import Case
@@ -153,7 +154,6 @@ def parser() -> Parser:
         description="Start the ring in several processes and compare output and gradients with one device.",
         epilog="exit codes: 0 all correct; 1 a wrong result; 2 bad use; 3 unsolved blanks; "
         "5 a rank died, was late or had other tensors, or there is no room for so many; 130 interrupted",
-        allow_abbrev=False,
     )
     parser.add_argument("--solution", action="store_true", help="run solutions/")
     parser.add_argument("--problem", action="store_true", help="run problems/, your file (the default)")

@@ -11,7 +11,7 @@ import numpy as np
 from harness.puzzles.p25.derivation import MISTAKES, derive
 from harness.puzzles.p25.layout import cut
 from harness.spec.baseline import unluckiest
-from harness.spec.puzzle import Arrays, Case, Demo, Gate, Puzzle, Symptom, named
+from harness.spec.puzzle import Arrays, Case, Demo, Gate, Puzzle, Symptom, ids, named
 from harness.spec.rounding import rounded
 from harness.spec.rungs import Rung
 
@@ -190,24 +190,19 @@ def multiply_adds(dims: tuple[int, ...]) -> int:
     return 2 * B * N * S * S * d
 
 
-def ids(*names: str) -> tuple[str, ...]:
-    """The ids of the gates in the order in which they are taken, without some."""
-    return tuple(gate.id for gate in GATES if gate.id not in names)
-
-
 RUNGS = (
     Rung(
         id="numpy",
         file="in_numpy.py",
-        gates=ids("exchange"),
-        checker="harness.puzzles.p25.checker:ListChecker",
+        gates=tuple(id for id in ids(GATES) if id != "exchange"),
+        checker=".checker:ListChecker",
         about="a list instead of ranks",
     ),
     Rung(
         id="torch",
         file="in_torch.py",
-        gates=ids(),
-        checker="harness.puzzles.p25.checker:RanksChecker",
+        gates=ids(GATES),
+        checker=".checker:RanksChecker",
         about="processes that talk to each other",
     ),
 )
@@ -233,13 +228,13 @@ PUZZLE = Puzzle(
         Demo(
             "backward",
             "start the ring and compare output and gradients with one device (--backward --help: its flags)",
-            "harness.puzzles.p25.run:main",
+            ".run:main",
             options=True,
         ),
         Demo(
             "balance",
             "count the tiles of each rank at each step, plain and zig-zag",
-            "harness.puzzles.p25.balance:main",
+            ".balance:main",
             options=True,
         ),
     ),

@@ -22,29 +22,10 @@ def split(x: Tensor) -> Tensor:
 
 X, W = numbers(), numbers(rows=6)
 ROWS = (
-    (
-        plain,
-        (X, W),
-        [
-            ("mul", (4, 6), "float32"),
-            ("sin", (4, 6), "float32"),
-            ("matmul", (4, 6), "float32"),
-            ("add", (4, 6), "float32"),
-            ("relu", (4, 6), "float32"),
-            ("to", (4, 6), "bfloat16"),
-        ],
-    ),
-    (
-        split,
-        (X,),
-        [
-            ("chunk", None, "tuple"),
-            ("getitem", (2, 6), "float32"),
-            ("getitem", (2, 6), "float32"),
-            ("add", (2, 6), "float32"),
-        ],
-    ),
-)
+    (plain, (X, W), [*((name, (4, 6), "float32") for name in ("mul", "sin", "matmul", "add", "relu")), ("to", (4, 6), "bfloat16")]),
+    (split, (X,), [("chunk", None, "tuple"), *((name, (2, 6), "float32") for name in ("getitem", "getitem", "add"))]),
+)  # fmt: skip
+"""(function, inputs, a row for each of its operations)."""
 
 
 def listed(got, what: str, kind: str) -> Iterable:

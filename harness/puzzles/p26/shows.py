@@ -53,9 +53,7 @@ def pictures() -> Iterator[Rewrite]:
 def show_rewrites(console: Console, arguments: list[str]) -> int:
     """Print graphs before and after each of the solution's rewrites. Returns 0."""
     parser = Parser(
-        prog="p26 --rewrites",
-        description="Print graphs before and after each of the solution's rewrites.",
-        allow_abbrev=False,
+        prog="p26 --rewrites", description="Print graphs before and after each of the solution's rewrites."
     )
     parser.add_argument(
         "--svg", type=Path, metavar="FOLDER", help="write them as SVG, into a folder that there is"

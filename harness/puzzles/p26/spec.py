@@ -43,13 +43,7 @@ PUZZLE = Puzzle(
     subject="torch.compile backend",
     gates=tuple(Gate(id, about=about) for _, gates in RUNGS.values() for id, about in gates.items()),
     rungs=tuple(
-        Rung(
-            id=id,
-            file=f"{id}.py",
-            gates=tuple(gates),
-            checker="harness.puzzles.p26.checker:BackendChecker",
-            title=title,
-        )
+        Rung(id=id, file=f"{id}.py", gates=tuple(gates), checker=".checker:BackendChecker", title=title)
         for id, (title, gates) in RUNGS.items()
     ),
     every_rung=True,
@@ -57,13 +51,9 @@ PUZZLE = Puzzle(
         Demo(
             "rewrites",
             "show graphs before and after the solution's rewrites, as text and SVG",
-            "harness.puzzles.p26.shows:show_rewrites",
+            ".shows:show_rewrites",
             options=True,
         ),
-        Demo(
-            "symptoms",
-            "show what each wrong backend of the museum is seen by",
-            "harness.puzzles.p26.shows:show_symptoms",
-        ),
+        Demo("symptoms", "show what each wrong backend of the museum is seen by", ".shows:show_symptoms"),
     ),
 )

@@ -57,9 +57,7 @@ def rows(got: Tensors, right: Tensors) -> Iterator[tuple[str, str, bool]]:
 
 def main(console: Console, arguments: Sequence[str] = ()) -> int:
     """Prints a line for each value; 1 where one is wrong. Raises Unsolved."""
-    parser = Parser(
-        prog="p27 --compare", description="One step by hand beside one by autograd.", allow_abbrev=False
-    )
+    parser = Parser(prog="p27 --compare", description="One step by hand beside one by autograd.")
     add_roots(parser)
     parser.add_argument(
         "--seed", type=seed, default=27, help="of parameters and tokens (default: %(default)s)"

@@ -153,7 +153,7 @@ TAPE_RUNG = Rung(
     id="tape",
     file="tape.py",
     gates=tuple(gate.id for gate in TAPE),
-    checker="harness.puzzles.p27.checker:TapeChecker",
+    checker=".checker:TapeChecker",
     title="The tape, in PyTorch without autograd",
     # Each is run as the file has it: what it calls comes first.
     needs={
@@ -200,13 +200,13 @@ PUZZLE = Puzzle(
         Demo(
             "compare",
             "one step by hand and one by autograd: every activation and gradient beside each other",
-            "harness.puzzles.p27.compare:main",
+            ".compare:main",
             options=True,
         ),
         Demo(
             "train",
             "train a tiny GPT by hand on the book's text (--train --help: its flags)",
-            "harness.puzzles.p27.train:main",
+            ".train:main",
             options=True,
             finale=True,
         ),

@@ -113,7 +113,7 @@ def seed(text: str) -> int:
 
 def parser() -> Parser:
     """The flags."""
-    parser = Parser(prog="p27 --train", description="Train a tiny GPT by your own tape.", allow_abbrev=False)
+    parser = Parser(prog="p27 --train", description="Train a tiny GPT by your own tape.")
     add_roots(parser)
     parser.add_argument(
         "--steps", type=int, help=f"default: {TINY.steps}, of GPT-2 {train_gpt.PLANS['gpt2'].steps}"

@@ -31,6 +31,16 @@ def first_two(dims: Dims, plain: str, hard: str) -> list[Case]:
     return [Case("chapter", plain, dims, "plain"), Case("hard values", hard, dims, "hard", in_16_bits=True)]
 
 
+def chapter_and(dims: Dims, plain: str, hard: str, others: Sequence[Case]) -> Callable[..., list[Case]]:
+    """The `cases` of a puzzle: `first_two` at its chapter's sizes and the others, or at the sizes of --dims the two alone."""
+
+    def cases(given: Dims | None = None) -> list[Case]:
+        first = first_two(given or dims, plain, hard)
+        return first if given else [*first, *others]
+
+    return cases
+
+
 def tiled(name: str, tile: int, *larger: int) -> Axis:
     """An axis that a kernel takes `tile` elements at a time; `larger` are further sizes, as more than a block has threads."""
     sizes = ((tile - 1, 1), (tile,), (2 * tile + 1, tile + 1, *larger))

@@ -7,7 +7,7 @@ itself, so that a gate compiles its kernel alone and no kernel can spoil the ver
 import numpy as np
 
 from harness.puzzles.p19.mistakes import EPS, MISTAKES, ROW_THREADS, TILE, derive
-from harness.spec.cases import covering, first_two, not_finite, tiled, with_not_finite
+from harness.spec.cases import chapter_and, covering, not_finite, tiled, with_not_finite
 from harness.spec.ops import ACCUM, Argument, Call, OpSpec
 from harness.spec.puzzle import Arrays, Case, Gate, Puzzle, named
 from harness.spec.rounding import rounded
@@ -56,18 +56,15 @@ AXES = (tiled("n", TILE), tiled("rows", SIDE, TILE + 1), tiled("columns", ROW_TH
 GATES = tuple(Gate(id, id, tuple(op.writes), ABOUT[id]) for id, op in OPS.items())
 
 
-def cases(dims: tuple[int, ...] | None = None) -> list[Case]:
-    """The chapter's case and harder ones; with `dims`, plain and hard values at those sizes."""
-    first = first_two(dims or DIMS, "the chapter's sizes", "a mean of 3, some rows so small that eps counts")
-    if dims:
-        return first
-    return [
-        *first,
+cases = chapter_and(
+    DIMS, "the chapter's sizes", "a mean of 3, some rows so small that eps counts",
+    (
         Case("one of each", "a single element", (1, 1, 1), "hard"),
         Case("square", "an exchange of row and column stays inside", (33, 12, 12), "hard"),
         *not_finite({"vector": ("the vector", "NaN"), "matrix": ("the matrix", "inf")}, DIMS),
         *covering(AXES, ("hard",), lambda *sizes: sizes),
-    ]
+    ),
+)  # fmt: skip
 
 
 def inputs(case: Case, dtype: str, seed: int) -> Arrays:

@@ -12,8 +12,8 @@ from harness.spec.baseline import unluckiest
 from harness.spec.cases import (
     CANCELLING,
     cancelling,
+    chapter_and,
     covering,
-    first_two,
     listed,
     not_finite,
     odd_place,
@@ -117,15 +117,14 @@ RUNGS = (
 )
 
 
-def cases(dims: Dims | None = None) -> list[Case]:
-    """The chapter's case and the hard ones; with `dims`, plain and hard values at those sizes."""
-    first = first_two(
-        dims or (ROWS, COLUMNS), "small enough to print", "means far from 0, gradients that follow the result"
-    )
-    if dims:
-        return first
-    return [
-        *first,
+AXES = (listed("rows", 1, 3), tiled("columns", ROW_THREADS, 4 * ROW_THREADS + 5))
+"""What the cases vary. A block has a row, so of rows there is one or several."""
+NOT_FINITE = {"input": ("x", "NaN", "-inf"), "grad_output": ("dy", "inf")}
+"""Tensor -> its symbol in the book, and what one of its elements becomes."""
+
+cases = chapter_and(
+    (ROWS, COLUMNS), "small enough to print", "means far from 0, gradients that follow the result",
+    (
         Case("odd sizes", "fewer elements than a word has bits", (3, 7), "hard"),
         *not_finite(NOT_FINITE, (ROWS, COLUMNS)),
         Case("minus infinity", "masked logits, and a row with nothing left: NaN", (6, 9), "masked"),
@@ -140,13 +139,8 @@ def cases(dims: Dims | None = None) -> list[Case]:
         Case("small beside large",
              "in 16-bit types, what a thread adds to its first exponential is lost where the sum is rounded",
              (2, 9 * ROW_THREADS), "uneven", in_16_bits=True),
-    ]  # fmt: skip
-
-
-AXES = (listed("rows", 1, 3), tiled("columns", ROW_THREADS, 4 * ROW_THREADS + 5))
-"""What the cases vary. A block has a row, so of rows there is one or several."""
-NOT_FINITE = {"input": ("x", "NaN", "-inf"), "grad_output": ("dy", "inf")}
-"""Tensor -> its symbol in the book, and what one of its elements becomes."""
+    ),
+)  # fmt: skip
 
 
 def inputs(case: Case, dtype: str, seed: int) -> Arrays:

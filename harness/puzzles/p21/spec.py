@@ -7,9 +7,9 @@ right and wrong backward passes. The kernels have no forward pass: what they com
 import numpy as np
 
 from harness.puzzles.p21.derivation import EPS, MISTAKES, derive
-from harness.spec.cases import first_two
+from harness.spec.cases import chapter_and
 from harness.spec.ops import ACCUM, Argument, Call, OpSpec
-from harness.spec.puzzle import Arrays, Case, Demo, Dims, Gate, Puzzle, ids, named
+from harness.spec.puzzle import Arrays, Case, Demo, Gate, Puzzle, ids, named
 from harness.spec.rounding import rounded
 from harness.spec.rungs import MojoRung, Rung
 
@@ -76,15 +76,9 @@ RUNGS = (
 )
 
 
-def cases(dims: Dims | None = None) -> list[Case]:
-    """The chapter's case and the hard ones; with `dims`, plain and hard values at those sizes."""
-    first = first_two(
-        dims or DIMS, "small enough to print", "means far from 0, gradients that follow the input"
-    )
-    if dims:
-        return first
-    return [
-        *first,
+cases = chapter_and(
+    DIMS, "small enough to print", "means far from 0, gradients that follow the input",
+    (
         Case("one sequence", "a batch of one: one of two leading axes is enough", (1, 4, 6), "hard"),
         Case("one position", "sequences of one: the other one is enough", (4, 1, 6), "hard"),
         Case("odd sizes", "no size is a multiple of another", (3, 5, 7), "hard"),
@@ -92,7 +86,8 @@ def cases(dims: Dims | None = None) -> list[Case]:
         Case("many rows", "more rows than a block has threads", (4, 37, 5), "hard"),
         Case("one column", "softmax is 1, and nothing varies: no gradient passes", (2, 3, 1), "hard"),
         Case("expanded", "grad_output has stride 0, as from sum()", (2, 3, 10), "expanded"),
-    ]
+    ),
+)  # fmt: skip
 
 
 def inputs(case: Case, dtype: str, seed: int) -> Arrays:

@@ -9,7 +9,7 @@ from harness.nn.layernorm_ops import BACKWARD, BY_INPUT, EPS, FORWARD, INPUT, OU
 from harness.puzzles.p22 import derive_rung, transfer_mistakes
 from harness.puzzles.p22.mistakes import MISTAKES, derive, packed
 from harness.spec.baseline import unluckiest
-from harness.spec.cases import CANCELLING, cancelling, first_two, not_finite, with_not_finite
+from harness.spec.cases import CANCELLING, cancelling, chapter_and, not_finite, with_not_finite
 from harness.spec.ops import ACCUM, Argument, Call, OpSpec, Scalar, accum_dtype, bytes_of
 from harness.spec.puzzle import Arrays, Case, Demo, Gate, Ledger, Puzzle, Symptom, ids, named
 from harness.spec.rounding import rounded
@@ -79,18 +79,16 @@ ATOMIC = frozenset(
 ) | {("rmsnorm", "grad_rms_weight"), ("rmsnorm", "rms_grad_weight")}
 
 
-def cases(dims: tuple[int, ...] | None = None) -> list[Case]:
-    """The chapter's case and the hard ones; with `dims`, the chapter's and the hard values at those sizes."""
-    B, S, H, O = dims or (BATCH_SIZE, SEQ_LEN, HIDDEN_DIM, OUTPUT_DIM)
-    first = first_two(
-        (B, S, H, O),
-        "gamma = 1, beta = 0, grad_output = 1",
-        "mean 3, tiny variance, grad_output follows x_hat",
-    )
-    if dims:
-        return first
-    return [
-        *first,
+NOT_FINITE = {
+    tensor: (symbol, "NaN", "inf")
+    for tensor, symbol in (("input", "x"), ("ln_weight", "gamma"), ("grad_output", "dy"))
+}
+"""Tensor -> its symbol in the book, and what one element of its hard values becomes."""
+DIMS = (BATCH_SIZE, SEQ_LEN, HIDDEN_DIM, OUTPUT_DIM)
+
+cases = chapter_and(
+    DIMS, "gamma = 1, beta = 0, grad_output = 1", "mean 3, tiny variance, grad_output follows x_hat",
+    (
         Case("odd sizes", "B != S, nothing divides a tile", (3, 9, 7, 13), "hard"),
         Case("wide", "H is larger than a block and no multiple of one", (3, 7, 131, 5), "hard"),
         Case("wide output", "O is larger than a block and no multiple of one", (2, 5, 9, 133), "hard"),
@@ -104,15 +102,9 @@ def cases(dims: tuple[int, ...] | None = None) -> list[Case]:
         Case("sums that cancel",
              "in 16-bit types, sums over rows leave a tenth of one term: none may be rounded on the way",
              (2, 33, 12, 20), CANCELLING, in_16_bits=True),
-        *not_finite(NOT_FINITE, (B, S, H, O)),
-    ]  # fmt: skip
-
-
-NOT_FINITE = {
-    tensor: (symbol, "NaN", "inf")
-    for tensor, symbol in (("input", "x"), ("ln_weight", "gamma"), ("grad_output", "dy"))
-}
-"""Tensor -> its symbol in the book, and what one element of its hard values becomes."""
+        *not_finite(NOT_FINITE, DIMS),
+    ),
+)  # fmt: skip
 
 
 def inputs(case: Case, dtype: str, seed: int) -> Arrays:
@@ -407,7 +399,7 @@ PUZZLE = Puzzle(
             sizes={"rows": "B * S", "sizes": "Sizes(Int32(B), Int32(S), Int32(H), Int32(O))"},
         ),
     ),
-    dims=(BATCH_SIZE, SEQ_LEN, HIDDEN_DIM, OUTPUT_DIM),
+    dims=DIMS,
     dim_names=("B", "S", "H", "O"),
     cases=cases,
     inputs=inputs,

@@ -8,10 +8,9 @@ import os
 import sys
 from pathlib import Path
 
-from harness.check.options import Options
+from harness.check.options import COMMANDS, Options, named_puzzle, parse
 from harness.console import Finished, make_console, output_lost, prepare_streams, printable
 from harness.errors import BadUse, EnvironmentProblem, WorkbookError
-from harness.flags import COMMANDS, named_puzzle, parse
 from harness.toolchain import roots
 from harness.toolchain.bytecode import keep_bytecode, mend_bytecode
 from harness.toolchain.disk import check_target
@@ -89,7 +88,9 @@ def run(arguments: list[str]) -> int:
 
 def run_puzzle(options: Options) -> int:
     """One run of one puzzle."""
-    console = make_console(sys.stderr if options.json == "-" else sys.stdout)
+    console = make_console(sys.stdout)
+    if options.json == "-":  # standard output is for the data
+        console = make_console(sys.stderr)
     if options.demo:
         return options.puzzle.resolve(options.demo.run)(console)
     from harness.screens.checking import check, count
@@ -98,11 +99,16 @@ def run_puzzle(options: Options) -> int:
         check_target("--json", options.json)
     if options.work.in_package:
         if options.show is not None:
-            from harness.screens.show import show
+            from harness.screens.show import Show
 
-            return show(console, options)
+            gate = options.show or options.gate or ""
+            shown = Show(options.work, gate, options.cases, options.of_checker, options.html, options.json)
+            return shown.run(console)
         if options.html:
             raise BadUse("--html: only --show writes a page")
         if options.profile:
-            return count(console, options)
+            from harness.check.profile import Counting
+
+            dtype, seed, blocks = options.dtype, options.seed, options.blocks
+            return count(console, Counting(options.work, options.variants, options.dims, dtype, seed, blocks))
     return check(console, options)

@@ -15,7 +15,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from harness.check.options import Options
 from harness.console import Parser, make_console, print_lines, relative, shown
 from harness.errors import BadUse, Unsolved, WorkbookError
 from harness.invocation import command
@@ -23,7 +22,7 @@ from harness.learner import layout, restore, workspace
 from harness.learner.progress import BEGUN, Progress
 from harness.learner.score import score_of
 from harness.learner.work import Work, check_gate
-from harness.screens.checking import check_gates
+from harness.screens.checking import GateCheck
 from harness.screens.work import (
     at_hand,
     coming_up,
@@ -382,7 +381,7 @@ def verify_work(console: Console, work: Work, *, verbose: bool = False) -> int |
             print_lines(console, [f"   note: {relative(note)}" for note in layout.notes(work.puzzle.name)])
         if not touched:
             return None if work.rung.optional else Unsolved.exit_code
-        return check_gates(console, Options(work.puzzle, rung=work.rung.id))[0]
+        return GateCheck(work).run(console)[0]
     except WorkbookError as error:
         details = getattr(error, "details", "") if verbose else ""
         print_lines(console, [f"   error: {relative(str(error))}", *relative(details).splitlines()])

@@ -1,4 +1,4 @@
-"""What every command shares: its parser of flags, its streams and console, JSON, and paths.
+"""What every command shares: its parser of flags, its streams and console, JSON, paths, and the line that moves.
 
 A terminal without UTF-8 gets plain signs instead of others; this module does it for everything that is printed.
 """
@@ -11,11 +11,13 @@ import os
 import re
 import sys
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
 from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from harness.errors import BadUse, EnvironmentProblem
@@ -171,3 +173,50 @@ def shown(path: Path) -> str:
 def relative(text: str) -> str:
     """Text with the paths of files below the current folder made relative."""
     return text.replace(f"{Path.cwd()}/", "")
+
+
+# ---- What a check is at: the line that moves while it goes on -----------------------------------------------
+
+
+Listener = Callable[[str], None]
+_listeners: list[Listener] = []
+
+
+def tell(words: str) -> None:
+    """Says what is being done, "case 3 of 18 (wide)". The newest listener hears it, in the thread that says it."""
+    if _listeners:
+        _listeners[-1](words)
+
+
+@contextmanager
+def listening(listener: Listener) -> Generator[None, None, None]:
+    """Hears what is told, from any thread, until the block ends."""
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.remove(listener)
+
+
+@contextmanager
+def live(console: Console, *, ticking: bool = True) -> Generator[Progress, None, None]:
+    """Shows on a terminal what a check tells, in one line that goes away; in a pipe nothing.
+
+    Without `ticking` it moves only where the check tells something: a learner's code may print and read meanwhile.
+    """
+    with Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        auto_refresh=ticking,
+        disable=not console.is_terminal,
+    ) as bars:
+        task = bars.add_task("", visible=False)
+
+        def show(words: str) -> None:
+            bars.update(task, description=f"checking: {words}", visible=True, refresh=not ticking)
+
+        with listening(show):
+            yield bars

@@ -14,12 +14,11 @@ from functools import partial
 from io import BufferedRWPair
 from pathlib import Path
 
-from harness.check.gates import RungChecker, make_checker
-from harness.check.live import listening
-from harness.check.options import Options
+from harness.check.checker import RungChecker, make_checker
+from harness.check.options import Options, parse
 from harness.check.warm import say
+from harness.console import listening
 from harness.errors import WorkbookError
-from harness.flags import parse
 from harness.toolchain import roots
 
 IDLE = 600.0

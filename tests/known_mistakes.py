@@ -4,9 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from harness.check.compare import compare
+from harness.check.compare import Evidence, compare
 from harness.check.diagnose import diagnose
-from harness.check.evidence import Evidence
 from harness.check.reference import Reference
 from harness.devices.targets import cpu
 from harness.spec.derivation import Mistake

@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 
 from harness.check import zoo
-from harness.check.gates import make_checker
+from harness.check.checker import make_checker
 from harness.check.torch_rung import TorchChecker, registered
 from harness.commands import work_of
 from harness.errors import BadUse
@@ -246,7 +246,7 @@ def test_json_has_the_puzzle_s_own_names(finished):
 
 @pytest.mark.compiler
 def test_the_command_that_the_report_suggests_parses_and_says_the_same(here, finished_of_others):
-    from harness.flags import parse
+    from harness.check.options import parse
 
     code, out, _ = finished_of_others["wrong"]
     assert code == 1 and "without the factor 2" in out and "only one" not in out

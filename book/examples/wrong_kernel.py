@@ -8,7 +8,7 @@ import sys
 from rich.console import Console
 
 from harness.check import zoo
-from harness.check.gates import Checker
+from harness.check.checker import Checker
 from harness.learner.blanks import find
 from harness.puzzles.p22.spec import PUZZLE
 from harness.screens.report import verdict_lines

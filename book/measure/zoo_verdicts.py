@@ -11,7 +11,7 @@ from unittest import mock
 
 from book.measure.shared import write
 from harness.check import zoo
-from harness.check.gates import make_checker
+from harness.check.checker import make_checker
 from harness.learner.work import Work
 from harness.puzzles.p21 import hunt
 from harness.spec.catalogue import find_puzzle, puzzle_names

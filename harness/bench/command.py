@@ -29,7 +29,7 @@ from harness.bench.benchmark import COLUMNS, DTYPES, ON_REQUEST, PASSES, Benchma
 from harness.bench.machine import machine
 from harness.bench.report import Row, Show
 from harness.bench.runner import LEFT_OUT, Bench, Options
-from harness.check.limits import LARGEST
+from harness.check.options import LARGEST
 from harness.console import Parser, make_console, write_json
 from harness.errors import BadUse
 from harness.spec.catalogue import find_puzzle, puzzle_names

@@ -5,7 +5,6 @@ from dataclasses import replace
 from max.driver import Buffer
 
 from harness.bench.timing import summary, waited
-from harness.check import tensors
 from harness.check.reference import Reference
 from harness.check.runs import Run
 from harness.devices import graphs
@@ -55,7 +54,7 @@ def median_microseconds(run: Run, program: graphs.Program, case: Case, target: T
 def forward_buffers(run: Run, program: graphs.Program, case: Case, target: Target) -> dict[str, Buffer]:
     """The buffers of one forward call on one device."""
     inputs = Reference(run.options.puzzle, run.options.dtype, run.options.seed).inputs(case)
-    return tensors.make_buffers(run.options.puzzle, program, target, inputs)[1]
+    return graphs.make_buffers(run.options.puzzle, program, target, inputs)[1]
 
 
 def cpu_to_gpu(times: dict[str, tuple[float, float]]) -> str:

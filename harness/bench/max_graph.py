@@ -10,7 +10,6 @@ import torch
 
 from harness.bench.benchmark import Call as Timed
 from harness.bench.benchmark import Unavailable
-from harness.check import tensors
 from harness.devices import graphs, targets
 from harness.devices.targets import Target
 from harness.spec.ops import Call
@@ -51,9 +50,9 @@ class MaxCalls:
         programs = compiled(puzzle, variants, dtype, target)
         self.wait = target.device.synchronize
         self.programs = {direction: programs[f"{variant} {direction}"] for direction in DIRECTIONS}
-        written, forward = tensors.make_buffers(puzzle, self.programs["forward"], target, given)
+        written, forward = graphs.make_buffers(puzzle, self.programs["forward"], target, given)
         given |= {name.removeprefix(f"{variant}."): tensor for name, tensor in written.items()}
-        _, backward = tensors.make_buffers(puzzle, self.programs["backward"], target, given)
+        _, backward = graphs.make_buffers(puzzle, self.programs["backward"], target, given)
         # What forward keeps for backward is one buffer of both.
         backward |= {name: forward[f"{variant}.{name}"] for name in puzzle.saved(variant)}
         self.buffers = {"forward": forward, "backward": backward}

@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from harness.check.diagnose import blame_gates
-from harness.check.live import tell
 from harness.check.python_files import LEFT
 from harness.check.results import Cases, GateIds, GateResult, OnFirst, wanted_gates
+from harness.console import tell
 from harness.devices.processes import GRACE, PRELOADED, START, line_in, start_server
 from harness.errors import DamagedFile, WorkbookError
 from harness.learner.work import Work

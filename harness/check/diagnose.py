@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from harness.check.evidence import NEARER, Evidence, largest, severity
+from harness.check.compare import NEARER, Evidence, largest, severity
 from harness.check.families import family
 from harness.check.results import Diagnosis, GateResult
 from harness.spec.cases import CANCELLING, is_not_finite

@@ -10,7 +10,7 @@ from itertools import combinations
 
 import numpy as np
 
-from harness.check.evidence import Evidence, largest
+from harness.check.compare import Evidence, largest
 from harness.spec.puzzle import Puzzle, Symptom
 
 FEWEST = 3

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from harness.check.compare import Evidence
 from harness.check.diagnose import (
     FIRST_CAUSES,
     OUTSIDE,
@@ -19,8 +20,6 @@ from harness.check.diagnose import (
     from_findings,
     point_back,
 )
-from harness.check.evidence import Evidence
-from harness.check.places import finding_lines, has_merged_line, touches
 from harness.check.ran import Device, Outcome
 from harness.check.reference import Reference
 from harness.check.results import (
@@ -31,7 +30,7 @@ from harness.check.results import (
     leave_unsolved,
     right_in_all,
 )
-from harness.check.source_faults import Fault, faults
+from harness.check.source_faults import Fault, faults, finding_lines, has_merged_line, touches
 from harness.learner.blanks import Blank
 from harness.spec.puzzle import Case, Gate
 from harness.toolchain.packages import OpPackage

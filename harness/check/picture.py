@@ -13,8 +13,8 @@ import torch
 
 from harness.check.accesses import Accesses, Line, Place, Source, Thread
 from harness.check.blame import Fault, blame
+from harness.check.checker import Checker
 from harness.check.diagnose import FOUND
-from harness.check.gates import Checker
 from harness.check.ran import STEPS
 from harness.check.reference import Reference
 from harness.check.results import GateResult

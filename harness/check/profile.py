@@ -8,8 +8,9 @@ import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from harness.check.options import Options, locate
 from harness.devices.recorder import RecordedLaunch, RecordedTensor, record
+from harness.learner.work import Work
+from harness.spec.puzzle import Dims
 from harness.vgpu import Counters, Launch
 from harness.vgpu.checks.findings import plural
 
@@ -55,31 +56,51 @@ class Replayed:
     events: Sequence[RecordedTensor | RecordedLaunch]
 
 
-def replayed(options: Options) -> dict[str, Replayed]:
-    """Replays the first case of a run on the virtual GPU, variant by variant.
+@dataclass(frozen=True)
+class Counting:
+    """The first case of some variants of a package, to be counted; without `dims` it is the puzzle's."""
 
-    Raises a WorkbookError where the package does not compile or a kernel does not come to its end.
-    """
-    from harness.check.reference import Reference
-    from harness.devices import replay
+    work: Work
+    variants: tuple[str, ...]
+    dims: Dims | None = None
+    dtype: str = "float32"
+    seed: int = 0
+    blocks: str = "natural"
 
-    puzzle = options.puzzle
-    case = puzzle.cases(options.dims)[0]
-    recording = record(
-        locate(options), puzzle.name, options.dtype, [case.dims], puzzle.compiled_with(options.variants)
-    )
-    player = replay.Replay(recording, puzzle, options.dtype, blocks=options.blocks)
-    inputs = Reference(puzzle, options.dtype, options.seed).inputs(case)
-    runs: dict[str, Replayed] = {}
-    for variant in options.variants:
-        before = len(player.gpu.launches)
-        player.run(variant, case, inputs)
-        events = recording.cases[variant, case.dims]
-        recorded = [event for event in events if isinstance(event, RecordedLaunch)]
-        launches = player.gpu.launches[before:]
-        count = needed(launches, {*puzzle.forward, *puzzle.backward})
-        runs[variant] = Replayed(launches[:count], recorded[:count], events)
-    return runs
+    def replayed(self) -> dict[str, Replayed]:
+        """Replays the case on the virtual GPU, variant by variant.
+
+        Raises a WorkbookError where the package does not compile or a kernel does not come to its end.
+        """
+        from harness.check.reference import Reference
+        from harness.devices import replay
+
+        puzzle = self.work.puzzle
+        case = puzzle.cases(self.dims)[0]
+        wanted = puzzle.compiled_with(self.variants)
+        recording = record(self.work.whole_package(), puzzle.name, self.dtype, [case.dims], wanted)
+        player = replay.Replay(recording, puzzle, self.dtype, blocks=self.blocks)
+        inputs = Reference(puzzle, self.dtype, self.seed).inputs(case)
+        runs: dict[str, Replayed] = {}
+        for variant in self.variants:
+            before = len(player.gpu.launches)
+            player.run(variant, case, inputs)
+            events = recording.cases[variant, case.dims]
+            recorded = [event for event in events if isinstance(event, RecordedLaunch)]
+            launches = player.gpu.launches[before:]
+            count = needed(launches, {*puzzle.forward, *puzzle.backward})
+            runs[variant] = Replayed(launches[:count], recorded[:count], events)
+        return runs
+
+    def profile(self) -> dict[str, list[LaunchProfile]]:
+        """The counters: variant -> its launches, in order."""
+        return {
+            variant: [
+                measured(launch, recorded, run.events)
+                for launch, recorded in zip(run.launches, run.recorded, strict=True)
+            ]
+            for variant, run in self.replayed().items()
+        }
 
 
 def needed(launches: list[Launch], outputs: set[str]) -> int:
@@ -90,17 +111,6 @@ def needed(launches: list[Launch], outputs: set[str]) -> int:
         if any((t.written or t.atomics) and name in outputs for name, t in launch.counters.tensors.items())
     ]
     return max(writers, default=len(launches))
-
-
-def profile(options: Options) -> dict[str, list[LaunchProfile]]:
-    """The counters of the first case of a run: variant -> its launches, in order."""
-    return {
-        variant: [
-            measured(launch, recorded, run.events)
-            for launch, recorded in zip(run.launches, run.recorded, strict=True)
-        ]
-        for variant, run in replayed(options).items()
-    }
 
 
 def measured(

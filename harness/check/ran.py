@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from harness.check.live import tell
-from harness.check.places import in_the_kernels_words
+from harness.check.source_faults import in_the_kernels_words
+from harness.console import tell
 from harness.devices.recorder import Recording
 from harness.devices.targets import VIRTUAL, Target
 from harness.errors import EnvironmentProblem
@@ -79,10 +79,10 @@ class Compiled:
         return of_variant(self._execute(case, reference), variant)
 
     def _execute(self, case: Case, reference: "Reference") -> Tensors:
-        from harness.check import tensors
+        from harness.devices import graphs
 
         inputs = reference.inputs(case)
-        return tensors.execute(reference.puzzle, self.program, self.target, inputs, case.dims)
+        return graphs.execute(reference.puzzle, self.program, self.target, inputs, case.dims)
 
 
 def of_variant(outputs: Tensors, variant: str) -> Tensors:

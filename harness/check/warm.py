@@ -16,13 +16,12 @@ from io import BufferedRWPair
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.check.live import tell
 from harness.errors import WorkbookError
 from harness.invocation import command
 from harness.toolchain.cache import cache_folder, digest
 
 if TYPE_CHECKING:  # the rest is imported while the warm process judges
-    from harness.check.gates import RungChecker
+    from harness.check.checker import RungChecker
     from harness.check.results import Cases, GateIds, GateResult, OnFirst
 
 FLAG = "--no-server"
@@ -117,6 +116,8 @@ class WarmFirst:
         self, path: Path, gates: "GateIds" = None, cases: "Cases" = None, *, on_first: "OnFirst" = None
     ) -> "list[GateResult]":
         """As every checker does, for the gate that the command line names."""
+        from harness.console import tell  # rich takes longer than the question
+
         while ASKED.answer:
             kind, value = heard(ASKED.answer)
             ASKED.connection.settimeout(None)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.check.apart import SECONDS, Apart
-from harness.check.gates import RungChecker, checker_of
+from harness.check.checker import RungChecker, checker_of
 from harness.dev.mutants import Mutant, mutants
 from harness.devices.recorder import Order, record_many
 from harness.errors import BadUse, CompileFailed, DamagedFile, WorkbookError

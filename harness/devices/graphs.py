@@ -2,7 +2,7 @@
 
 Every size is symbolic, so that one compiled graph serves every shape. Outputs are written in place into buffers
 that the caller brings: it may fill them beforehand to see which elements a kernel never wrote. Compiled graphs are
-kept in the workbook's cache. Nothing here imports torch.
+kept in the workbook's cache. torch is imported where a graph runs, not where it compiles.
 """
 
 import errno
@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from max.driver import CPU, Buffer, Device
 from max.dtype import DType
@@ -26,11 +26,16 @@ from max.engine import CompiledModel, InferenceSession, Model, read
 from max.engine.api import DLPackArray
 from max.graph import BufferType, DeviceRef, Graph, KernelLibrary, Module, TensorType, ops
 
+from harness.devices.targets import Target
 from harness.errors import CompileFailed
 from harness.spec.ops import Call
+from harness.spec.puzzle import Dims, Puzzle
 from harness.toolchain.cache import cache_folder, digest, discard, keep, whole
 from harness.toolchain.disk import compiler_out_of_room, is_full
 from harness.toolchain.packages import OpPackage
+
+if TYPE_CHECKING:
+    import torch
 
 T = TypeVar("T")
 DTYPES = {
@@ -340,3 +345,72 @@ def to_device(tensor: DLPackArray | Buffer, device: Device) -> Buffer:
     """A buffer on `device` from a NumPy array or a CPU torch tensor; on the CPU it shares the memory."""
     buffer = tensor if isinstance(tensor, Buffer) else Buffer.from_dlpack(tensor)
     return buffer if device.label == "cpu" else buffer.to(device)
+
+
+# ---- The tensors of a run -----------------------------------------------------------------------------------
+
+
+def sizes_of(puzzle: Puzzle, inputs: dict[str, "torch.Tensor"]) -> Dims:
+    """The sizes of a case, read off the shapes of its inputs."""
+    sizes = {
+        name: size
+        for call in puzzle.calls
+        for argument, spec in call.op.reads.items()
+        if argument in inputs
+        for name, size in zip(spec.shape, inputs[argument].shape, strict=True)
+    }
+    return tuple(sizes[name] for name in puzzle.dim_names)
+
+
+def make_buffers(
+    puzzle: Puzzle,
+    program: Program,
+    target: Target,
+    inputs: dict[str, "torch.Tensor"],
+    dims: Dims | None = None,
+) -> tuple[dict[str, "torch.Tensor"], dict[str, Buffer]]:
+    """The poisoned outputs of a program on the CPU, and a buffer on the target for every argument, both by name.
+
+    `dims` are the case's sizes, None where the inputs tell them. A scalar that is not among the inputs is the op's own.
+    """
+    import torch
+
+    from harness.devices.poison import poisoned
+
+    shapes = puzzle.shapes(dims or sizes_of(puzzle, inputs))
+    scalars = {name: scalar for call in puzzle.calls for name, scalar in call.op.scalars.items()}
+    outputs: dict[str, torch.Tensor] = {}
+    buffers: dict[str, Buffer] = {}
+    for name in program.arguments:
+        quantity = name.split(".")[-1]
+        if "." in name:
+            outputs[name] = poisoned(shapes[quantity], puzzle.written_dtype(quantity, program.dtype))
+            buffers[name] = to_device(outputs[name], target.device)
+        elif name in scalars:
+            value = inputs.get(name, scalars[name].value)
+            buffers[name] = Buffer.from_dlpack(
+                torch.as_tensor(value, dtype=getattr(torch, scalars[name].dtype))
+            )
+        else:
+            buffers[name] = to_device(inputs[name], target.device)
+    return outputs, buffers
+
+
+def execute(
+    puzzle: Puzzle,
+    program: Program,
+    target: Target,
+    inputs: dict[str, "torch.Tensor"],
+    dims: Dims | None = None,
+) -> dict[str, "torch.Tensor"]:
+    """Runs every variant on one case; returns what was written, on the CPU, by "variant.quantity".
+
+    `dims` are the case's sizes, None where the inputs tell them.
+    """
+    import torch
+
+    outputs, buffers = make_buffers(puzzle, program, target, inputs, dims)
+    program.run(buffers)
+    if target.kind != "cpu":
+        outputs = {name: torch.from_dlpack(buffers[name].to(CPU())) for name in outputs}
+    return outputs

@@ -41,6 +41,11 @@ class Work:
         return isinstance(self.rung, MojoRung)
 
     @property
+    def is_learners(self) -> bool:
+        """Whether it is the learner's own, and what passes in it is progress."""
+        return self.root is None and self.ops is None
+
+    @property
     def package(self) -> OpPackage:
         """The learner's op package. Raises DamagedFile where a link in it is missing or leads nowhere, and CompileFailed,
         before anything is compiled, for that of another puzzle."""
@@ -53,6 +58,11 @@ class Work:
             return package
         layout.notes(self.puzzle.name, self.root)
         return OpPackage(self.path.parent)
+
+    def whole_package(self) -> OpPackage:
+        """The op package; a learner's file has all of its blanks, or says in a line what happened to it."""
+        self.blanks()
+        return self.package
 
     @property
     def target(self) -> Path:

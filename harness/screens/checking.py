@@ -1,23 +1,32 @@
 """What the commands that check a puzzle do: have it judged, print the verdicts, write the data, remember what has passed."""
 
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.progress import Progress as Bars
 from rich.text import Text
 
 from harness.check.options import NARROW, Options
-from harness.check.results import exit_code
+from harness.check.results import GateResult, exit_code
 from harness.check.warm import WarmFirst, start
-from harness.console import page_width, print_lines, shown, write_json
+from harness.console import live, page_width, print_lines, shown, write_json
+from harness.devices.targets import Target
 from harness.errors import WorkbookError
 from harness.learner.progress import Progress
+from harness.learner.work import Work
 from harness.screens import report
-from harness.screens.live import compile_callbacks, live
 from harness.screens.work import is_solved, next_step
+from harness.spec.puzzle import Case
 
 if TYPE_CHECKING:
-    from harness.check.gates import RungChecker
+    from harness.check.checker import RungChecker
+    from harness.check.profile import Counting
+
+THROUGH_MAX = "Compiling the Mojo kernels for the {} through MAX (half a minute, on a busy machine minutes; then cached)"
+RECORDED = "Compiling the Mojo kernels for the {} (seconds, on a busy machine more; then cached)"
 
 
 def check(console: Console, options: Options) -> int:
@@ -28,7 +37,11 @@ def check(console: Console, options: Options) -> int:
         headed = len(files) > 1 and not each.work.in_package
         if headed:
             console.print(Text(f"{rung.words}:", style="bold"), soft_wrap=True)
-        code, data[rung.id] = (check_gates if each.by_gate else check_kernels)(console, each)
+        if each.by_gate:
+            checking = GateCheck(each.work, each.gate, each.cases, each.of_checker, each.verbose)
+        else:
+            checking = KernelCheck(each)
+        code, data[rung.id] = checking.run(console)
         codes.append(code)
         if headed:
             console.print()
@@ -40,81 +53,125 @@ def check(console: Console, options: Options) -> int:
     return code
 
 
-def check_gates(console: Console, options: Options) -> tuple[int, dict[str, object]]:
-    """Checks a file's gates, or the one that is asked for, and prints the verdict of each; the exit code, and the data.
+@dataclass(frozen=True)
+class GateCheck:
+    """A check of a file, gate by gate: of one alone where `gate` is given, in the puzzle's cases where none are.
 
-    What the learner's file passes in the puzzle's own cases is remembered.
+    `settings` are the keywords of its checker, as `Options.of_checker` has them.
     """
-    work, puzzle, cases = options.work, options.puzzle, options.cases
-    rung, gates = work.rung, [options.gate] if options.gate else None
-    blanks = work.blanks()
 
-    def checker_made() -> "RungChecker":
-        from harness.check.gates import checker_of  # not needed where a warm process answers
+    work: Work
+    gate: str | None = None
+    cases: list[Case] | None = None
+    settings: Mapping[str, object] = field(default_factory=lambda: {"seed": 0})
+    verbose: bool = False
 
-        return checker_of(work, at_terminal=True, **options.of_checker)
+    def run(self, console: Console) -> tuple[int, dict[str, object]]:
+        """Prints the verdict of each gate; the exit code, and the data. What the learner's file passes in the puzzle's own
+        cases is remembered."""
+        work, puzzle, rung = self.work, self.work.puzzle, self.work.rung
+        gates = [self.gate] if self.gate else None
+        dtype, seed = self.settings.get("dtype", "float32"), self.settings.get("seed", 0)
+        blanks = work.blanks()
+        if gates and work.in_package:
+            print_lines(console, [Text(f"   {self.about(dtype, seed)}", style="dim")])
+        results = self.verdicts(console, gates)
+        wanted = gates or rung.gates
+        judged = {result.gate.id for result in results}
+        if silent := [id for id in wanted if id not in judged]:
+            raise WorkbookError(f"{shown(work.target)}: no verdict on {', '.join(silent)}")
+        noted, counts = Progress.load(), work.is_learners
+        was_solved = counts and is_solved(work, noted)
+        for result in results:
+            if counts and self.cases is None and dtype == "float32":
+                noted.note(work.key(result.gate.id), blanks[result.gate.id], result.state == "correct")
+            print_lines(console, report.verdict_lines(result, puzzle, work.path, blanks))
+            if self.verbose:
+                print_lines(console, report.case_lines(result))
+        if counts and (self.cases is not None or dtype != "float32"):
+            words = "these sizes" if self.cases is not None else dtype
+            print_lines(console, [Text(f"   (not noted as passed: only {words} were checked)", style="dim")])
+        elif counts and (not was_solved or not gates) and (step := next_step(work, noted)):
+            print_lines(console, [Text(f"   {step}", style="green")])
+        start()
+        code = exit_code(results, wanted)
+        about = {"rung": rung.id, "file": str(work.path), "dtype": dtype, "seed": seed}
+        return code, report.gates_json(results, puzzle, **about, exit_code=code)
 
-    checker = WarmFirst(checker_made)
-    target = work.target
-    if gates and work.in_package:
-        ran = work.package
-        narrow = "dtype" not in options.of_checker and any(
-            case.in_16_bits for case in cases or puzzle.cases(None)
+    def verdicts(self, console: Console, gates: list[str] | None) -> list[GateResult]:
+        """The verdict on each gate, from the warm process where one answers, else from a checker that is made here."""
+
+        def checker_made() -> "RungChecker":
+            from harness.check.checker import checker_of  # not needed where a warm process answers
+
+            return checker_of(self.work, at_terminal=True, **self.settings)
+
+        packed = self.work.in_package
+        first = (lambda first: print_lines(console, report.first_lines(first))) if gates and packed else None
+        # A gate in Python may be one that prints, or that stops in a debugger: it has the terminal to itself.
+        with live(console, ticking=packed) if packed or not gates else nullcontext():
+            return WarmFirst(checker_made).check(self.work.target, gates, self.cases, on_first=first)
+
+    def about(self, dtype: object, seed: object) -> str:
+        """What is about to run, and in which dtypes."""
+        ran = self.work.package
+        narrow = any(case.in_16_bits for case in self.cases or self.work.puzzle.cases(None))
+        then = f", then {NARROW}" if narrow and "dtype" not in self.settings else ""
+        return (
+            f"ran {shown(ran.path)} (hash {ran.digest[:8]}), {dtype}{then}, seed {seed}, on the virtual GPU"
         )
-        dtypes = f"{options.dtype}, then {NARROW}" if narrow else options.dtype
-        about = f"ran {shown(ran.path)} (hash {ran.digest[:8]}), {dtypes}, seed {options.seed}, on the virtual GPU"
-        print_lines(console, [Text(f"   {about}", style="dim")])
-    first = (lambda first: print_lines(console, report.first_lines(first))) if gates else None
-    # A gate in Python may be one that prints, or that stops in a debugger: it has the terminal to itself.
-    with live(console, ticking=work.in_package) if work.in_package or not gates else nullcontext():
-        results = checker.check(target, gates, cases, on_first=first if work.in_package else None)
-    wanted = gates or rung.gates
-    judged = {result.gate.id for result in results}
-    if silent := [id for id in wanted if id not in judged]:
-        raise WorkbookError(f"{shown(target)}: no verdict on {', '.join(silent)}")
-    noted, counts = Progress.load(), options.root == "problems"
-    was_solved = counts and is_solved(work, noted)
-    for result in results:
-        if counts and cases is None and options.dtype == "float32":
-            noted.note(work.key(result.gate.id), blanks[result.gate.id], result.state == "correct")
-        print_lines(console, report.verdict_lines(result, puzzle, work.path, blanks))
-        if options.verbose:
-            print_lines(console, report.case_lines(result))
-    if counts and (cases is not None or options.dtype != "float32"):
-        words = "these sizes" if cases is not None else options.dtype
-        print_lines(console, [Text(f"   (not noted as passed: only {words} were checked)", style="dim")])
-    elif counts and (not was_solved or not gates) and (step := next_step(work, noted)):
-        print_lines(console, [Text(f"   {step}", style="green")])
-    start()
-    code = exit_code(results, wanted)
-    about = {"rung": rung.id, "file": str(work.path), "dtype": options.dtype, "seed": options.seed}
-    return code, report.gates_json(results, puzzle, **about, exit_code=code)
 
 
-def check_kernels(console: Console, options: Options) -> tuple[int, dict[str, object]]:
-    """A whole run of the kernels on every device that is asked for, and its report; the exit code, and the data."""
-    from harness.check import runs
+@dataclass(frozen=True)
+class KernelCheck:
+    """A whole run of the kernels on every device that is asked for."""
 
-    with live(console) as bars:
-        on_compile, on_ready = compile_callbacks(console, bars)
-        run = runs.run(options, on_compile=on_compile, on_ready=on_ready)
-    report.write(console, run, verbose=options.verbose)
-    if options.root == "problems" and not options.dims and options.dtype == "float32":
-        noted = Progress.load()
-        for gate, right in runs.judged_gates(run).items():
-            noted.note(f"{options.puzzle.name} {gate}", run.blanks[gate], right)
-    if not options.backward and not options.puzzle.separate:
-        from harness.bench import forward_times
+    options: Options
 
-        print_lines(console, forward_times.describe(run))
-    return run.exit_code(), report.as_json(run)
+    def run(self, console: Console) -> tuple[int, dict[str, object]]:
+        """Prints the report; the exit code, and the data."""
+        from harness.check import runs
+
+        options = self.options
+        with live(console) as bars:
+            on_compile, on_ready = compile_callbacks(console, bars)
+            run = runs.run(options, on_compile=on_compile, on_ready=on_ready)
+        report.write(console, run, verbose=options.verbose)
+        if options.work.is_learners and not options.dims and options.dtype == "float32":
+            noted = Progress.load()
+            for gate, right in runs.judged_gates(run).items():
+                noted.note(f"{options.puzzle.name} {gate}", run.blanks[gate], right)
+        if not options.backward and not options.puzzle.separate:
+            from harness.bench import forward_times
+
+            print_lines(console, forward_times.describe(run))
+        return run.exit_code(), report.as_json(run)
 
 
-def count(console: Console, options: Options) -> int:
+def count(console: Console, counting: "Counting") -> int:
     """--profile: the kernels of the first case on the virtual GPU, counted."""
-    from harness.check import profile
+    from harness.check.profile import table
 
     console.print("Recording the launches (a few seconds where they are not cached) ...")
-    lines = profile.table(profile.profile(options), page_width(console))
+    lines = table(counting.profile(), page_width(console))
     console.print(*lines, sep="\n", soft_wrap=True, markup=False)
     return 0
+
+
+def compile_callbacks(
+    console: Console, bars: Bars
+) -> tuple[Callable[[Target], None], Callable[[Target], None]]:
+    """Two callbacks, for kernels that begin to compile and for compiled ones: a line each, which stays in a pipe."""
+    tasks = {}
+
+    def on_compile(target: Target) -> None:
+        words = (RECORDED if target.kind == "virtual" else THROUGH_MAX).format(target.label)
+        tasks[target.kind] = bars.add_task(words)
+        if not console.is_terminal:
+            console.print(words + " ...")
+
+    def on_ready(target: Target) -> None:
+        if target.kind in tasks:
+            bars.remove_task(tasks.pop(target.kind))
+
+    return on_compile, on_ready

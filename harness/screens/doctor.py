@@ -19,11 +19,9 @@ from rich.console import Console
 from rich.text import Text
 
 from harness import invocation
-from harness.check.live import tell
-from harness.console import hanging
+from harness.console import hanging, live, tell
 from harness.errors import WorkbookError
 from harness.learner import workspace
-from harness.screens.live import live
 from harness.toolchain import roots
 from harness.toolchain.bytecode import spoiled
 from harness.toolchain.cache import VARIABLE, cache_folder, whole

@@ -8,9 +8,10 @@ from html import escape
 
 from rich.text import Text
 
-from harness.check.options import Options
 from harness.learner.score import Score
+from harness.learner.work import Work
 from harness.spec.puzzle import Puzzle
+from harness.toolchain import roots
 
 Counts = Mapping[str, tuple[int, int]]
 """What is counted -> how often the learner's kernels do it, and the solution's."""
@@ -125,11 +126,12 @@ def counts_of(puzzle: Puzzle) -> Counts:
 
     Raises what a run of the kernels raises.
     """
-    from harness.check.profile import TOTALS, profile
+    from harness.check.profile import TOTALS, Counting
 
+    rung = puzzle.main_rung
     variants = tuple(dict.fromkeys(gate.variant for gate in puzzle.kernel_gates))
     yours, ours = (
-        [each for launches in profile(Options(puzzle, root, variants=variants)).values() for each in launches]
-        for root in ("problems", "solutions")
+        [each for launches in Counting(work, variants).profile().values() for each in launches]
+        for work in (Work(puzzle, rung), Work(puzzle, rung, roots.solutions()))
     )
     return {words: (TOTALS[what](yours), TOTALS[what](ours)) for what, words in COUNTED.items()}

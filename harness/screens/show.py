@@ -1,12 +1,14 @@
 """`pNN --show`: takes a picture of a gate's run, prints it, and writes the page that steps through it."""
 
 import json as json_format
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console, RenderableType
 
-from harness.check.gates import Checker, RungChecker
-from harness.check.options import Options, locate
+from harness.check.checker import Checker, RungChecker
 from harness.check.picture import Picture, take
 from harness.check.results import GateResult
 from harness.console import page_width, shown
@@ -15,7 +17,7 @@ from harness.learner.progress import Progress
 from harness.learner.work import Work, package_blanks
 from harness.screens import picture as screen
 from harness.screens import picture_page
-from harness.spec.puzzle import Gate, Puzzle
+from harness.spec.puzzle import Case, Gate, Puzzle
 from harness.spec.rungs import name_of
 from harness.toolchain.cache import cache_folder
 from harness.toolchain.disk import check_target, write_target
@@ -24,31 +26,39 @@ from harness.toolchain.packages import OpPackage
 SAID = "Recording every access of your kernels and of the solution's (a few seconds where they are not cached) ..."
 
 
-def show(console: Console, options: Options) -> int:
-    """One picture, of the gate at hand where `options` names none; returns 0 where the gate is correct, else 1."""
-    gate, html, json = options.show or options.gate or "", options.html, options.json
-    puzzle = options.puzzle
-    if options.device not in ("auto", "virtual", "all"):
-        raise BadUse(f"--show: pictures are made on the virtual GPU, not with --device {options.device}")
-    if html:
-        check_target("--html", html)
-    package = locate(options)
-    chosen = kernel_gate(puzzle, gate) if gate else attempted(puzzle, package, options.root == "problems")
-    width = page_width(console)
-    console.width = width or console.width
-    console.print(SAID, soft_wrap=not width)
-    cases = puzzle.cases(options.dims) if options.dims else None
-    checker = Checker(puzzle, dtype=options.dtype, seed=options.seed, blocks=options.blocks)
-    picture = take(puzzle, package, chosen, cases=cases, checker=checker)
-    for line in screen.lines(picture, write_page(picture, html)):
-        console.print(
-            line, soft_wrap=isinstance(line, str) or bool(getattr(line, "no_wrap", False)) or not width
-        )
-    if json == "-":
-        print(json_format.dumps(picture_page.data(picture)))
-    elif json:
-        write_target("--json", json, json_format.dumps(picture_page.data(picture)) + "\n")
-    return 0 if picture.right else 1
+@dataclass(frozen=True)
+class Show:
+    """A picture of a gate's run, "" for the gate at hand, and where its page and its data go; `cases` and `settings` as in
+    `harness.screens.checking.GateCheck`."""
+
+    work: Work
+    gate: str
+    cases: list[Case] | None
+    settings: Mapping[str, Any]
+    html: Path | None = None
+    json: str | None = None
+
+    def run(self, console: Console) -> int:
+        """Takes the picture, prints it and writes its page; returns 0 where the gate is correct, else 1."""
+        puzzle, json = self.work.puzzle, self.json
+        if self.html:
+            check_target("--html", self.html)
+        package = self.work.whole_package()
+        chosen = kernel_gate(puzzle, self.gate) if self.gate else attempted(self.work, package)
+        width = page_width(console)
+        console.width = width or console.width
+        console.print(SAID, soft_wrap=not width)
+        checker = Checker(puzzle, **{**self.settings, "repeat": 1})
+        picture = take(puzzle, package, chosen, cases=self.cases, checker=checker)
+        for line in screen.lines(picture, write_page(picture, self.html)):
+            console.print(
+                line, soft_wrap=isinstance(line, str) or bool(getattr(line, "no_wrap", False)) or not width
+            )
+        if json == "-":
+            print(json_format.dumps(picture_page.data(picture)))
+        elif json:
+            write_target("--json", json, json_format.dumps(picture_page.data(picture)) + "\n")
+        return 0 if picture.right else 1
 
 
 def lines_for_watch(
@@ -84,21 +94,21 @@ def kernel_gate(puzzle: Puzzle, id: str) -> Gate:
     raise BadUse(f"--show {id}: {unknown_gate(id, gates)}")
 
 
-def attempted(puzzle: Puzzle, package: OpPackage, learners: bool) -> Gate:
+def attempted(work: Work, package: OpPackage) -> Gate:
     """The first gate with something in its blank that has not passed, else the first with something in it.
 
     Raises Unsolved where no blank has been attempted.
     """
-    blanks = package_blanks(package, puzzle)
+    puzzle, blanks = work.puzzle, package_blanks(package, work.puzzle)
     gates = [gate for gate in puzzle.kernel_gates if gate.id not in blanks or blanks[gate.id].size]
     if not gates:
         raise Unsolved(
             f"--show: nothing to show yet: no blank of {shown(package.path / puzzle.source)} has been attempted"
         )
-    if not learners:
+    if not work.is_learners:
         return gates[0]
     try:
-        states = Work(puzzle, puzzle.rung("mojo")).states(Progress.load())
+        states = work.states(Progress.load())
     except DamagedFile:
         states = {}
     return next((gate for gate in gates if states.get(gate.id) != "passed"), gates[0])

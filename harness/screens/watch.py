@@ -23,9 +23,8 @@ from rich.style import Style
 from rich.text import Text
 
 from harness.check.apart import Apart
-from harness.check.gates import RungChecker, checker_of
-from harness.check.live import listening
-from harness.console import hanging, make_console, relative, shown
+from harness.check.checker import RungChecker, checker_of
+from harness.console import hanging, listening, make_console, relative, shown
 from harness.errors import DamagedFile, WorkbookError
 from harness.learner.blanks import Blank
 from harness.learner.progress import Progress, fingerprint

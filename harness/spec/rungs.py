@@ -145,7 +145,7 @@ class MojoRung(Rung):
     """
 
     id: str = "mojo"
-    checker: str = "harness.check.gates:Checker"
+    checker: str = "harness.check.checker:Checker"
     title: str = "Mojo kernels"
     sizes: Mapping[str, str] = field(default_factory=dict[str, str])
     recorded: Mapping[str, tuple[Call, ...]] = field(default_factory=dict[str, tuple[Call, ...]])

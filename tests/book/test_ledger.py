@@ -15,11 +15,15 @@ LETTERS = {
 @pytest.fixture(scope="module")
 def counted():
     """Variant -> the launches of a forward and backward pass at the chapter's sizes, as the virtual GPU ran them."""
-    from harness.check.options import Options
-    from harness.check.profile import replayed
+    from harness.check.profile import Counting
+    from harness.learner.work import Work
     from harness.puzzles.p22.spec import PUZZLE
+    from harness.toolchain import roots
 
-    return {variant: run.launches for variant, run in replayed(Options(PUZZLE, root="solutions")).items()}
+    work = Work(PUZZLE, PUZZLE.main_rung, roots.solutions())
+    return {
+        variant: run.launches for variant, run in Counting(work, PUZZLE.default_variants).replayed().items()
+    }
 
 
 @pytest.mark.parametrize("variant", ["unfused", "fused"])

@@ -11,7 +11,7 @@ import pytest
 from typed import present
 
 from harness.check.apart import Apart
-from harness.check.gates import checker_of, make_checker
+from harness.check.checker import checker_of, make_checker
 from harness.check.results import GateResult, exit_code
 from harness.errors import DamagedFile
 from harness.learner import blanks

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from typed import stand_in
 
-from harness.check import gates, places
-from harness.check.gates import Checker
+from harness.check import source_faults
+from harness.check.checker import Checker, with_owner
 from harness.check.results import GateResult
 from harness.devices.recorder import Order, RecordedLaunch, RecordedTensor, Recording, record_many
 from harness.devices.replay import pointer
@@ -129,7 +129,7 @@ def test_the_solution_passes_in_bfloat16(puzzle, solution):
 
 
 def test_an_untouched_problem_is_unsolved_and_nothing_is_run(checker, puzzle, skeleton, monkeypatch):
-    monkeypatch.setattr(gates, "record_dtypes", None)
+    monkeypatch.setattr("harness.check.checker.record_dtypes", None)
     results = checker.check(skeleton())
     assert states(results) == {gate.id: "unsolved" for gate in puzzle.kernel_gates}
     assert not any(result.comparisons or result.diagnosis for result in results)
@@ -206,12 +206,12 @@ def test_a_finding_in_a_helper_is_put_at_the_learner_s_line():
         "out-of-bounds atomic", "an atomic past the end", "/x/shared/common.mojo:170:5",
         instr=stand_in(Instr, loc=inside),
     )  # fmt: skip
-    lines = places.finding_lines(finding, source, blank)
+    lines = source_faults.finding_lines(finding, source, blank)
     assert lines[0] == (
         "error: out-of-bounds atomic at /x/kernel.mojo:41:5 (in a helper, /x/shared/common.mojo:170:5)"
     )
     assert not any("called from" in line for line in lines)
-    assert places.finding_lines(finding, source, None)[0].endswith("at /x/shared/common.mojo:170:5")
+    assert source_faults.finding_lines(finding, source, None)[0].endswith("at /x/shared/common.mojo:170:5")
 
 
 def test_a_finding_calls_a_tensor_what_the_kernel_calls_it(tmp_path):
@@ -234,7 +234,7 @@ def test_a_finding_calls_a_tensor_what_the_kernel_calls_it(tmp_path):
             kernel,
             "sums_grad",
         )
-        return places.in_the_kernels_words(
+        return source_faults.in_the_kernels_words(
             dataclasses.replace(finding, instr=stand_in(Instr, loc=at)), recording, source
         )
 
@@ -253,7 +253,7 @@ def test_a_load_that_the_compiler_has_moved_out_of_its_loop_is_put_at_its_line(t
         finding = Finding(
             "out-of-bounds load", "a load past the end", f"{source}:{line}:5", tensor=tensor, instr=at
         )
-        return places.finding_lines(finding, source, blank)
+        return source_faults.finding_lines(finding, source, blank)
 
     assert said("mean")[1] == "  the compiler has moved it out of the loop: it stands in line 2"
     assert said("rstd")[1] == said("mean", line=2)[1] == "  a load past the end"
@@ -274,7 +274,7 @@ def test_the_first_case_is_told_before_the_others_are_run(checker, puzzle, solut
 
 
 def test_this_module_is_light_until_it_is_asked():
-    code = "import sys, harness.check.gates; sys.exit('torch' in sys.modules or 'max' in sys.modules)"
+    code = "import sys, harness.check.checker; sys.exit('torch' in sys.modules or 'max' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=roots.CHECKOUT).returncode == 0
 
 
@@ -307,14 +307,14 @@ def test_an_error_outside_of_blanks_is_explained_by_an_index_by_parts(puzzle, so
     by_id = blanks.find(source.read_text())
     words = f"it does not compile\nerror: failed to run the pass manager\nalso {source}:1:4: error: function instantiation failed"
     error = CompileFailed(words, "all of it")
-    said = gates.with_owner(error, source, by_id, ["db"])
+    said = with_owner(error, source, by_id, ["db"])
     assert str(said).splitlines()[-1].endswith("takes both indices at once, `dy[row, o]`")
     assert f"   -> line {by_id['db'].line + 1}: " in str(said) and said.details == "all of it"
     right = solution.path / puzzle.source
-    assert gates.with_owner(error, right, blanks.find(right.read_text()), ["db"]) is error
+    assert with_owner(error, right, blanks.find(right.read_text()), ["db"]) is error
 
 
 def test_an_error_outside_of_blanks_is_nobody_s(puzzle, solution):
     error = CompileFailed(f"{solution.path / puzzle.source}:1:1: error: no such name")
     by_id = blanks.find((solution.path / puzzle.source).read_text())
-    assert gates.with_owner(error, solution.path / puzzle.source, by_id, ["dx"]) is error
+    assert with_owner(error, solution.path / puzzle.source, by_id, ["dx"]) is error

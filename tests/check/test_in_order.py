@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from harness.check.gates import make_checker
+from harness.check.checker import make_checker
 from harness.devices.recorder import Order, record_many
 from harness.learner import blanks
 from harness.learner.work import Work

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from typed import present
 
-from harness.check.gates import Checker
+from harness.check.checker import Checker
 from harness.devices.recorder import Order, RecordedLaunch, RecordedTensor, Recording, record_many
 from harness.devices.replay import pointer
 from harness.learner import blanks

@@ -10,14 +10,14 @@ from rich.console import Console
 from typed import stand_in
 
 from harness.check.apart import Apart
-from harness.check.live import listening, tell
 from harness.check.ran import Compiled, Simulated
 from harness.check.reference import Reference
+from harness.console import listening, live, tell
 from harness.devices.graphs import Program
 from harness.devices.recorder import Recording
 from harness.devices.targets import Target
 from harness.learner.work import Work
-from harness.screens.live import compile_callbacks, live
+from harness.screens.checking import compile_callbacks
 from harness.spec.catalogue import find_puzzle
 from harness.spec.puzzle import Case, Puzzle
 

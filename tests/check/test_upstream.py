@@ -2,8 +2,8 @@
 
 import pytest
 
+from harness.check.checker import make_checker
 from harness.check.diagnose import blame_gates, blame_quantities, first_wrong, point_back
-from harness.check.gates import make_checker
 from harness.check.results import Diagnosis, GateResult
 from harness.learner.work import Work
 from harness.puzzles.p23.spec import PUZZLE as P23

@@ -14,8 +14,8 @@ import pytest
 
 from harness import server
 from harness.check import warm
-from harness.check.live import listening, tell
 from harness.check.results import GateResult
+from harness.console import listening, tell
 from harness.errors import CompileFailed
 from harness.spec.catalogue import find_puzzle
 
@@ -242,7 +242,7 @@ def test_another_environment_has_another_process(monkeypatch):
 def test_a_command_that_found_none_starts_one(monkeypatch, capsys):
     started = []
     monkeypatch.setattr(subprocess, "Popen", lambda words, **options: started.append(words))
-    monkeypatch.setattr("harness.check.gates.checker_of", lambda work, **options: Told("correct"))
+    monkeypatch.setattr("harness.check.checker.checker_of", lambda work, **options: Told("correct"))
     from harness.cli import run
 
     warm.ask(MAP)

@@ -15,7 +15,7 @@ import pytest
 from tiers import chosen
 
 from harness.check import zoo
-from harness.check.gates import Checker
+from harness.check.checker import Checker
 from harness.devices.recorder import Order, record_many
 from harness.errors import DamagedFile
 from harness.toolchain import roots

@@ -14,7 +14,6 @@ from max.engine import CompiledModel, InferenceSession
 from max.graph import BufferType, DeviceRef, Module, TensorType
 from typed import stand_in
 
-from harness.check import tensors
 from harness.check.reference import Reference
 from harness.devices import graphs
 from harness.devices.graphs import argument_types
@@ -174,7 +173,7 @@ def test_a_graph_that_was_compiled_with_others_is_found_by_who_asks_for_it_alone
     alone = graphs.load(solution, calls, "float64", CPU(), on_compile=lambda: told.append(1))
     assert alone.cached and not told
     mine, theirs = (
-        tensors.execute(puzzle, program, cpu(), inputs, case.dims) for program in (alone, together["float64"])
+        graphs.execute(puzzle, program, cpu(), inputs, case.dims) for program in (alone, together["float64"])
     )
     assert mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
     assert not is_cached(solution, calls, "float64", kind="another"), "of that kind none was compiled"

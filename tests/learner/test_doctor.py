@@ -6,8 +6,8 @@ import tomllib
 import pytest
 from checkouts import ROOT
 
-from harness.check.live import listening
 from harness.cli import main
+from harness.console import listening
 from harness.screens import doctor
 
 

@@ -128,7 +128,6 @@ def test_another_program_loads_the_package_alone(tmp_path):
 @pytest.mark.compiler
 def test_the_cpu_graph_writes_every_element(solved):
     """The graph that the run has compiled, called once more here: nothing of the poison is left at awkward sizes."""
-    from harness.check import tensors
     from harness.spec.puzzle import Case
 
     calls = PUZZLE.calls_of(PUZZLE.default_variants)
@@ -136,7 +135,7 @@ def test_the_cpu_graph_writes_every_element(solved):
     assert program.cached
     case = Case("awkward", "", (97, 5, 129), "hard")
     reference = Reference(PUZZLE, "float32", 3)
-    outputs = tensors.execute(PUZZLE, program, cpu(), reference.inputs(case), case.dims)
+    outputs = graphs.execute(PUZZLE, program, cpu(), reference.inputs(case), case.dims)
     for gate in PUZZLE.gates:
         (quantity,) = gate.quantities
         verdicts = reference.compared(case, cpu(), gate.id, of_variant(outputs, gate.id), [quantity])

@@ -14,7 +14,7 @@ import pytest
 from tiers import chosen
 
 from harness.check import zoo
-from harness.check.gates import Checker
+from harness.check.checker import Checker
 from harness.devices.recorder import Order, record_many
 from harness.learner import blanks
 from harness.puzzles.p19.spec import PUZZLE

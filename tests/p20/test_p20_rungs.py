@@ -7,7 +7,7 @@ import sys
 import pytest
 from typed import present
 
-from harness.check.gates import Checker, make_checker
+from harness.check.checker import Checker, make_checker
 from harness.learner import blanks
 from harness.learner.work import Work
 from harness.puzzles.p20.spec import CALLS, PUZZLE, by_autograd, cases, inputs, reference

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from harness.check import zoo
-from harness.check.gates import make_checker
+from harness.check.checker import make_checker
 from harness.learner import blanks
 from harness.learner.work import Work
 from harness.nn.layernorm_ops import EPS

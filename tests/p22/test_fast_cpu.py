@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 import torch
 
-from harness.check import tensors
 from harness.check.compare import EPSILON
 from harness.check.ran import Compiled, of_variant
 from harness.check.reference import Reference
+from harness.devices import graphs
 from harness.devices.targets import cpu
 from harness.spec.puzzle import Case
 from harness.toolchain.packages import run_mojo
@@ -41,7 +41,7 @@ def fast_program(cpu_graphs):
 def wrong(puzzle, program, dtype, case, seed=0) -> dict[str, tuple[float, float]]:
     """Quantity -> error and limit, of those that are not within their limit in one case."""
     reference = Reference(puzzle, dtype, seed)
-    outputs = tensors.execute(puzzle, program, cpu(), reference.inputs(case))
+    outputs = graphs.execute(puzzle, program, cpu(), reference.inputs(case))
     verdicts = reference.compared(case, cpu(), "fast", of_variant(outputs, "fast"), list(QUANTITIES))
     return {name: (verdict.error, verdict.limit) for name, verdict in verdicts.items() if not verdict.ok}
 
@@ -79,7 +79,7 @@ def test_statistics_keep_their_digits_far_from_zero(puzzle, fast_program):
     x = np.random.default_rng(0).standard_normal((1, 5, 1037)).astype(np.float32) + np.float32(1e4)
     inputs = Reference(puzzle, "float32", 0).inputs(Case("far", "", (1, 5, 1037, 3), "hard"))
     inputs["input"] = torch.from_numpy(x)
-    outputs = tensors.execute(puzzle, fast_program("float32"), cpu(), inputs)
+    outputs = graphs.execute(puzzle, fast_program("float32"), cpu(), inputs)
     exact = x.astype(np.longdouble)
     mean = exact.mean(-1)
     rstd = 1 / np.sqrt(((exact - mean[..., None]) ** 2).mean(-1) + 1e-5)
@@ -90,10 +90,10 @@ def test_statistics_keep_their_digits_far_from_zero(puzzle, fast_program):
 def test_a_nan_stays_in_its_row(puzzle, fast_program):
     """Rows share tiles and packed panels, but no arithmetic."""
     inputs = Reference(puzzle, "float32", 0).inputs(Case("nan", "", (2, 20, 40, 50), "hard"))
-    clean = tensors.execute(puzzle, fast_program("float32"), cpu(), inputs)
+    clean = graphs.execute(puzzle, fast_program("float32"), cpu(), inputs)
     clean = {name: tensor.clone() for name, tensor in clean.items()}
     inputs["input"][1, 3, 7] = float("nan")
-    marred = tensors.execute(puzzle, fast_program("float32"), cpu(), inputs)
+    marred = graphs.execute(puzzle, fast_program("float32"), cpu(), inputs)
     for name in ("fast.output", "fast.grad_input"):
         assert marred[name][1, 3].isnan().all()
         marred[name][1, 3] = clean[name][1, 3]
@@ -103,7 +103,7 @@ def test_a_nan_stays_in_its_row(puzzle, fast_program):
 def test_without_rows_the_parameter_gradients_are_zero(puzzle, fast_program):
     inputs = Reference(puzzle, "float32", 0).inputs(Case("some", "", (2, 3, 40, 50), "hard"))
     inputs = {name: tensor[:0] if tensor.dim() == 3 else tensor for name, tensor in inputs.items()}
-    outputs = tensors.execute(puzzle, fast_program("float32"), cpu(), inputs)
+    outputs = graphs.execute(puzzle, fast_program("float32"), cpu(), inputs)
     for name in ("grad_ln_weight", "grad_ln_bias", "grad_weight", "grad_bias"):
         assert outputs[f"fast.{name}"].numel() and not outputs[f"fast.{name}"].any(), name
     assert outputs["fast.output"].shape == (0, 3, 50)
@@ -178,7 +178,7 @@ DIGEST = """
 import hashlib, os, sys
 if sys.argv[1] == "one":
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-from harness.check import tensors
+from harness.devices import graphs
 from harness.check.reference import Reference
 from harness.devices.graphs import load
 from harness.devices.targets import cpu
@@ -189,7 +189,7 @@ from pathlib import Path
 package = OpPackage(Path("solutions/p22/op"))
 program = load(package, PUZZLE.variants["fast"], "float32", cpu().device)
 inputs = Reference(PUZZLE, "float32", 0).inputs(Case("many blocks", "", (2, 350, 129, 200), "hard"))
-outputs = tensors.execute(PUZZLE, program, cpu(), inputs)
+outputs = graphs.execute(PUZZLE, program, cpu(), inputs)
 state = hashlib.sha256()
 for name in sorted(outputs):
     state.update(outputs[name].numpy().tobytes())

@@ -10,7 +10,7 @@ import pytest
 from kernel_slips import SLIPS
 from tiers import chosen
 
-from harness.check.gates import Checker
+from harness.check.checker import Checker
 from harness.check.zoo import WrongKernel
 from harness.devices.recorder import Order, record_many
 

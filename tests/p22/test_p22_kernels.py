@@ -16,11 +16,10 @@ import numpy as np
 import pytest
 import torch
 
-from harness.check import tensors
 from harness.check.compare import EPSILON, relative_error
 from harness.check.ran import of_variant
 from harness.check.reference import Reference
-from harness.devices import poison
+from harness.devices import graphs, poison
 from harness.devices.targets import cpu
 from harness.puzzles.p22 import spec as p22
 from harness.spec import ops
@@ -41,7 +40,7 @@ def judged(puzzle, program):
 
     def run(case: Case, dtype: str, seed: int = 0):
         reference = Reference(puzzle, dtype, seed)
-        outputs = tensors.execute(puzzle, program(dtype), cpu(), reference.inputs(case))
+        outputs = graphs.execute(puzzle, program(dtype), cpu(), reference.inputs(case))
         verdicts = {}
         for variant in puzzle.default_variants:
             quantities = [name.split(".")[1] for name in outputs if name.startswith(f"{variant}.")]
@@ -154,7 +153,7 @@ def test_statistics_are_bit_equal_in_both_variants(judged, dtype):
 @pytest.mark.parametrize("dims", [(0, 3, 5, 4), (2, 0, 5, 4)], ids=str)
 def test_no_rows_give_zero_parameter_gradients(puzzle, program, dims):
     inputs = Reference(puzzle, "float32", 0).inputs(Case("empty", "", dims, "plain"))
-    outputs = tensors.execute(puzzle, program("float32"), cpu(), inputs)
+    outputs = graphs.execute(puzzle, program("float32"), cpu(), inputs)
     for variant in ("fused", "unfused"):
         assert outputs[f"{variant}.output"].shape == (*dims[:2], 4)
         for name in ("grad_ln_weight", "grad_ln_bias", "grad_weight", "grad_bias"):
@@ -225,7 +224,7 @@ def test_more_columns_than_a_grid_covers_are_refused(puzzle, program):
     case = Case("too wide", "", (1, 1, too_many, 1), "plain")
     inputs = Reference(puzzle, "float32", 0).inputs(case)
     with pytest.raises(ValueError, match=f"must be at most {too_many - 1}, got {too_many} and 1"):
-        tensors.execute(puzzle, program("float32"), cpu(), inputs)
+        graphs.execute(puzzle, program("float32"), cpu(), inputs)
 
 
 # ---- Compiles for GPUs that are not here --------------------------------------------------------------------

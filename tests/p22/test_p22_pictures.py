@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pytest
 
 from harness.check import picture, zoo
-from harness.check.gates import Checker
+from harness.check.checker import Checker
 from harness.devices.recorder import Order, record_many
 from harness.screens import story
 

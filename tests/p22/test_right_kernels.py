@@ -6,7 +6,7 @@ Each is an edit of the solution, as in the bug zoo; all are recorded together.
 import pytest
 from tiers import chosen
 
-from harness.check.gates import Checker
+from harness.check.checker import Checker
 from harness.check.zoo import WrongKernel
 from harness.devices.recorder import Order, record_many
 

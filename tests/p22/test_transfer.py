@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.check import tensors
 from harness.check.ran import of_variant
 from harness.check.reference import Reference
+from harness.devices import graphs
 from harness.devices.targets import cpu
 from harness.learner import hints
 from harness.puzzles.p22 import spec as p22
@@ -27,7 +27,7 @@ def test_the_cpu_path_is_right(cpu_graphs, dtype):
     program = cpu_graphs()[f"rmsnorm_{dtype}"]
     reference = Reference(p22.PUZZLE, dtype, 0)
     for case in CASES:
-        outputs = tensors.execute(p22.PUZZLE, program, cpu(), reference.inputs(case), case.dims)
+        outputs = graphs.execute(p22.PUZZLE, program, cpu(), reference.inputs(case), case.dims)
         quantities = list(p22.TRANSFER.writes)
         verdicts = reference.compared(case, cpu(), "rmsnorm", of_variant(outputs, "rmsnorm"), quantities)
         assert list(outputs) == [f"rmsnorm.{quantity}" for quantity in quantities]

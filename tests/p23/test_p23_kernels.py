@@ -8,10 +8,10 @@ import pytest
 import torch
 from cpu_graphs import DTYPES, OTHER_ALGORITHMS
 
-from harness.check import tensors
-from harness.check.gates import Checker
+from harness.check.checker import Checker
 from harness.check.ran import of_variant
 from harness.check.reference import Reference
+from harness.devices import graphs
 from harness.devices.recorder import Order, RecordedLaunch, RecordedTensor, record_many
 from harness.devices.replay import Replay
 from harness.devices.targets import cpu
@@ -175,7 +175,7 @@ def test_no_launch_is_empty_and_none_is_left_out(puzzle, recorded, name):
 def test_nothing_to_sum_over_gives_nought(puzzle, attention_cpu_graphs, name):
     dims = EMPTY[name]
     inputs = {key: torch.zeros(shape) for key, shape in shapes_of_inputs(puzzle, dims).items()}
-    outputs = tensors.execute(puzzle, attention_cpu_graphs()["float32"], cpu(), inputs, dims)
+    outputs = graphs.execute(puzzle, attention_cpu_graphs()["float32"], cpu(), inputs, dims)
     for label, tensor in outputs.items():
         assert tuple(tensor.shape) == puzzle.shapes(dims)[label.split(".")[1]]
         nought = -torch.inf if label.endswith(".lse") else 0
@@ -239,7 +239,7 @@ def test_the_scores_are_never_stored(puzzle, recorded):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_cpu_path_is_right(puzzle, attention_cpu_graphs, dtype, case, seed):
     reference = Reference(puzzle, dtype, seed)
-    outputs = tensors.execute(puzzle, attention_cpu_graphs()[dtype], cpu(), reference.inputs(case), case.dims)
+    outputs = graphs.execute(puzzle, attention_cpu_graphs()[dtype], cpu(), reference.inputs(case), case.dims)
     for variant, count in (("unfused", 8), ("fused", 7)):
         quantities = [name.split(".")[1] for name in outputs if name.startswith(f"{variant}.")]
         assert len(quantities) == count
@@ -251,7 +251,7 @@ def test_the_cpu_path_is_right(puzzle, attention_cpu_graphs, dtype, case, seed):
 def test_the_cpu_path_is_the_same_whatever_the_algorithm(puzzle, attention_cpu_graphs, variant):
     """So their commands run where there is no GPU beside."""
     reference, case = Reference(puzzle, "float32", 0), CASES[0]
-    outputs = tensors.execute(
+    outputs = graphs.execute(
         puzzle, attention_cpu_graphs()["other"], cpu(), reference.inputs(case), case.dims
     )
     quantities = ["output", "lse", "delta", "grad_query", "grad_key", "grad_value"]
@@ -350,7 +350,7 @@ def test_sizes_that_no_kernel_covers_are_refused(puzzle, attention_cpu_graphs, d
 def test_float64_has_float64_digits(puzzle, attention_cpu_graphs):
     case = CASES[1]
     reference = Reference(puzzle, "float64", 2)
-    outputs = tensors.execute(
+    outputs = graphs.execute(
         puzzle, attention_cpu_graphs()["float64"], cpu(), reference.inputs(case), case.dims
     )
     for label, tensor in outputs.items():

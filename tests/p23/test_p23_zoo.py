@@ -10,7 +10,7 @@ import pytest
 from tiers import chosen
 
 from harness.check import zoo
-from harness.check.gates import Checker
+from harness.check.checker import Checker
 from harness.devices.recorder import Order, record_many
 from harness.puzzles.p23.spec import PUZZLE
 from harness.toolchain import roots

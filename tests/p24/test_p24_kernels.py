@@ -4,7 +4,7 @@ import pytest
 import torch
 from typed import present
 
-from harness.check.gates import Checker
+from harness.check.checker import Checker
 from harness.check.reference import Reference
 from harness.devices.recorder import Order, record_many
 from harness.devices.replay import Replay

@@ -7,7 +7,7 @@ import pytest
 from tiers import chosen
 
 from harness.check import zoo
-from harness.check.gates import Checker, make_checker
+from harness.check.checker import Checker, make_checker
 from harness.devices.recorder import Order, record_many
 from harness.learner.work import Work
 from harness.puzzles.p24.spec import PUZZLE

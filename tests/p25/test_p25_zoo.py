@@ -5,7 +5,7 @@ import multiprocessing
 import pytest
 
 from harness.check import zoo
-from harness.check.gates import make_checker
+from harness.check.checker import make_checker
 from harness.learner import blanks
 from harness.learner.work import Work
 from harness.puzzles.p25.spec import PUZZLE

@@ -7,7 +7,7 @@ import torch
 
 from harness import cli
 from harness.check import zoo
-from harness.check.gates import make_checker
+from harness.check.checker import make_checker
 from harness.learner import blanks, hints
 from harness.learner.work import Work
 from harness.puzzles.p26 import shows, trying
@@ -208,8 +208,8 @@ def test_graph_breaks_are_as_dynamo_counts_them():
 def test_a_plain_run_takes_every_part(monkeypatch, capsys):
     """Each part has its heading; the verdicts of the quick ones are enough here."""
     monkeypatch.setattr(
-        "harness.screens.checking.check_gates",
-        lambda console, options: (3 if options.rung == "swap" else 0, {}),
+        "harness.screens.checking.GateCheck.run",
+        lambda check, console: (3 if check.work.rung.id == "swap" else 0, {}),
     )
     assert cli.main(["p26", "--solution"]) == 3
     said = capsys.readouterr().out

@@ -9,8 +9,8 @@ import torch
 from tiers import chosen
 
 from harness.check import zoo
+from harness.check.checker import Checker
 from harness.check.compare import compare
-from harness.check.gates import Checker
 from harness.check.reference import Reference
 from harness.devices.recorder import Order, record_many
 from harness.devices.targets import cpu

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from harness.check import zoo
-from harness.check.gates import make_checker
+from harness.check.checker import make_checker
 from harness.check.python_files import load
 from harness.learner import blanks, hints
 from harness.learner.work import Work

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 from typed import present
 
-from harness.check import tensors
 from harness.check.options import Options
 from harness.console import make_console
 from harness.devices import poison
@@ -258,8 +257,8 @@ def test_2_a_target_that_cannot_be_written_is_found_before_anything_runs(
         pytest.fail("something ran")
 
     monkeypatch.setattr("harness.check.runs.run", too_late)
-    monkeypatch.setattr("harness.check.profile.replayed", too_late)
-    monkeypatch.setattr("harness.screens.checking.check_gates", too_late)
+    monkeypatch.setattr("harness.check.profile.Counting.replayed", too_late)
+    monkeypatch.setattr("harness.screens.checking.GateCheck.run", too_late)
     monkeypatch.setattr("harness.bench.runner.Bench.run", too_late)
     (tmp_path / "file").write_text("")
     (tmp_path / "link").symlink_to("nowhere/run.json")
@@ -343,14 +342,16 @@ def test_a_terminal_gets_its_own_width_and_colour():
 
 @pytest.mark.compiler
 def test_1_a_wrong_gradient_is_shown_with_its_case(command_line, monkeypatch):
-    honest = tensors.execute
+    from harness.devices import graphs
+
+    honest = graphs.execute
 
     def wrong(*arguments):
         outputs = honest(*arguments)
         outputs["fused.grad_weight"] *= 1.001
         return outputs
 
-    monkeypatch.setattr(tensors, "execute", wrong)
+    monkeypatch.setattr(graphs, "execute", wrong)
     finished = command_line(*ON_CPU)
     assert finished.code == 1
     assert "   Overall Result: ❌ INCORRECT" in finished.lines
@@ -367,14 +368,16 @@ def test_1_a_wrong_gradient_is_shown_with_its_case(command_line, monkeypatch):
 
 @pytest.mark.compiler
 def test_1_nan_is_reported_as_such_and_not_as_a_wrong_gradient(command_line, monkeypatch):
-    honest = tensors.execute
+    from harness.devices import graphs
+
+    honest = graphs.execute
 
     def wrong(*arguments):
         outputs = honest(*arguments)
         outputs["fused.grad_input"][0, 0, 0] = float("inf")
         return outputs
 
-    monkeypatch.setattr(tensors, "execute", wrong)
+    monkeypatch.setattr(graphs, "execute", wrong)
     finished = command_line(*ON_CPU, "--fused")
     assert finished.code == 1
     assert "1 elements are NaN or infinite where the reference is not" in finished.out
@@ -383,14 +386,16 @@ def test_1_nan_is_reported_as_such_and_not_as_a_wrong_gradient(command_line, mon
 
 @pytest.mark.compiler
 def test_1_an_unwritten_element_is_reported_as_such(command_line, monkeypatch):
-    honest = tensors.execute
+    from harness.devices import graphs
+
+    honest = graphs.execute
 
     def wrong(*arguments):
         outputs = honest(*arguments)
         outputs["fused.grad_bias"][:] = poison.poisoned(outputs["fused.grad_bias"].shape, "float32")
         return outputs
 
-    monkeypatch.setattr(tensors, "execute", wrong)
+    monkeypatch.setattr(graphs, "execute", wrong)
     finished = command_line(*ON_CPU, "--fused", "--dims", "2", "3", "5", "7")
     assert finished.code == 1 and "7 elements were never written" in finished.out
 
@@ -600,13 +605,12 @@ def test_problems_with_the_solution_s_blanks_pasted_in_pass(solution, full_run, 
 
 
 def test_the_default_root_is_problems():
-    from harness.check.options import locate
-    from harness.flags import parse
+    from harness.check.options import parse
 
     options = parse(["p22", "--backward"])
-    assert locate(options).path == ROOT / "problems" / "p22" / "op"
+    assert options.work.whole_package().path == ROOT / "problems" / "p22" / "op"
     chosen = parse(["p22", "--solution"])
-    assert locate(chosen).path == ROOT / "solutions" / "p22" / "op"
+    assert chosen.work.whole_package().path == ROOT / "solutions" / "p22" / "op"
 
 
 def test_2_sizes_beyond_the_memory_say_what_was_asked_for(monkeypatch, capsys):

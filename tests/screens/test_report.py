@@ -262,7 +262,7 @@ def test_nothing_wraps_and_nothing_is_markup(make_run):
     ],
 )
 def test_the_command_to_run_again_is_one_that_repeats_the_run(make_run, options, bad, expected):
-    from harness.flags import parse
+    from harness.check.options import parse
 
     run = make_run("cpu", "gpu", bad=bad, **options)
     assert report.command(run) == expected

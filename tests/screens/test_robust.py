@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from harness.check.gates import make_checker
+from harness.check.checker import make_checker
+from harness.check.options import parse
 from harness.check.reference import Reference
 from harness.check.results import GateResult
 from harness.console import printable
 from harness.devices.targets import cpu
 from harness.errors import DamagedFile
-from harness.flags import parse
 from harness.learner import blanks
 from harness.learner.progress import Progress
 from harness.learner.work import Work
@@ -135,7 +135,7 @@ def test_a_checker_without_a_word_on_a_gate_is_no_success(command_line, monkeypa
         def check(self, path, gates=None, cases=None, *, on_first=None):
             return [GateResult(P24.gates[0], "correct")]
 
-    monkeypatch.setattr("harness.check.gates.checker_of", lambda work, **options: Silent())
+    monkeypatch.setattr("harness.check.checker.checker_of", lambda work, **options: Silent())
     line = said(command_line("p24", "--numpy", "--solution"), 1)
     assert line == "error: solutions/p24/in_numpy.py: no verdict on inverse, dgather, tiles\n"
 

@@ -18,8 +18,8 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from harness.check.live import listening, tell
 from harness.check.results import GateResult
+from harness.console import listening, tell
 from harness.learner import blanks
 from harness.learner.work import Work
 from harness.screens.watch import Check, Terminal, Watch

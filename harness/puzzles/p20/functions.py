@@ -10,9 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from harness.check import gradient_checks as checks
-from harness.check.compare import compare
+from harness.check.compare import Evidence, compare
 from harness.check.diagnose import explanation
-from harness.check.evidence import Evidence
 from harness.check.gradients import TOLERANCE, Subject, gradients, random_like
 from harness.check.python_files import PythonChecker, describe
 from harness.check.results import GateResult

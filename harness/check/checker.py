@@ -11,10 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from harness.check.live import tell
 from harness.check.options import NARROW
 from harness.check.results import Cases, GateIds, GateResult, OnFirst, asked_as_given, wanted_gates
 from harness.check.source_faults import faults
+from harness.console import tell
 from harness.devices.recorder import Order, Recording, record_dtypes
 from harness.devices.targets import VIRTUAL
 from harness.errors import CompileFailed

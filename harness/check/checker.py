@@ -11,8 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from harness.check.options import NARROW
-from harness.check.results import Cases, GateIds, GateResult, OnFirst, asked_as_given, wanted_gates
+from harness.check.results import NARROW, Cases, GateIds, GateResult, OnFirst, asked_as_given, wanted_gates
 from harness.check.source_faults import faults
 from harness.console import tell
 from harness.devices.recorder import Order, Recording, record_dtypes

@@ -40,8 +40,6 @@ HELD = 8
 """Bytes that a run holds of each element at least: the reference is computed in float64."""
 OF_KERNELS = ("dtype", "blocks", "repeat")
 """The options that files in Python do not have."""
-NARROW = "bfloat16"
-"""In what a few cases of a gate of kernels that is right are judged too."""
 
 
 @dataclass(frozen=True)

@@ -92,6 +92,8 @@ GateIds = Sequence[str] | None
 """Some gates of a rung; None for all of them."""
 Cases = list[Case] | None
 """Some cases; None for those of the puzzle."""
+NARROW = "bfloat16"
+"""In what a few cases of a gate of kernels that is right are judged too."""
 
 
 @dataclass

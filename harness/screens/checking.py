@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.progress import Progress as Bars
 from rich.text import Text
 
-from harness.check.options import NARROW, Options
-from harness.check.results import GateResult, exit_code
+from harness.check.options import Options
+from harness.check.results import NARROW, GateResult, exit_code
 from harness.check.warm import WarmFirst, start
 from harness.console import live, page_width, print_lines, shown, write_json
 from harness.devices.targets import Target

@@ -41,7 +41,7 @@ from book.figures import (
 from book.figures.markdown_table import table
 from book.measure import ledger, outputs, record
 from book.measure.ledger import GPT2_SMALL
-from harness import flags
+from harness.check import options
 from harness.puzzles.p22 import spec as p22
 from harness.spec.catalogue import puzzle_names
 
@@ -337,7 +337,7 @@ def tasks_table() -> str:
 def options_table() -> str:
     """The options of `pNN`, in the words of its own help."""
     rows = []
-    for action in flags.parser(p22.PUZZLE)._actions:
+    for action in options.parser(p22.PUZZLE)._actions:
         names = [name for name in action.option_strings if name.startswith("--") and name != "--help"]
         if not names:
             continue

@@ -1,9 +1,14 @@
 """The verdict on one tensor: its error against the truth, measured in units of PyTorch's own error.
 
-    error = max |got - truth| / max |truth|          limit = 2 * baseline * s + floor
+    error = max |got - truth| / max |truth|
+    limit = 2 * baseline * s + floor + propagated / max |truth|
 
-The truth is the same function in higher precision, the baseline is PyTorch in the kernel's dtype. The tolerance so
-follows the data: nothing here is a constant picked by hand but the floor, a few units in the last place.
+The truth is the same function in higher precision, `baseline` the error of PyTorch in the kernel's dtype. The
+tolerance so follows the data: nothing here is a constant picked by hand but the floor, a few units in the
+last place. s is above 1, up to 8, for the sums that a spec declares `atomic` (`allowance`). `propagated` is
+above 0 for what is computed from saved quantities that are right: how far their rounding moves it.
+`Reference.compared` asks the spec for both. A tensor is right where its error is within the limit, NaN and
+infinity stand only where they do in the truth, and every element was written.
 
 A truth that is a difference of equal terms is 0, or what rounding leaves, and no measure of itself: of
 a * (g - g) whether a right kernel gives 0 or a unit in the last place of a * g is up to how it contracts its

@@ -106,7 +106,7 @@ class Judge:
             if (outputs := outcome.outputs.get(case.name)) is not None
         ]
         diagnoses = self._diagnoses(device, outcome, comparisons, mine)
-        if not outcome.given and not outcome.failure:
+        if not outcome.corrected and not outcome.failure:
             blame_quantities(diagnoses, self.puzzle, name)
         result = VariantResult(name, comparisons, {q: waiting[q] for q in self.quantities if q in waiting})
         result.findings, result.failure = outcome.findings, str(outcome.failure or "")

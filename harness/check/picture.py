@@ -227,14 +227,14 @@ def runner(package: OpPackage, gate: Gate, dims: list[Dims], checker: Checker) -
     own = (*gate.quantities, *gate.given)
     saved = [quantity for quantity in puzzle.saved(gate.variant) if quantity not in own]
 
-    def replayed(case: Case, given: dict[str, torch.Tensor]) -> Side:
+    def replayed(case: Case, corrected: dict[str, torch.Tensor]) -> Side:
         replay = Replay(recording, puzzle, checker.dtype, blocks=checker.blocks)
         replay.gpu.keep_events = EVENTS
         replay.gpu.steps = STEPS + puzzle.multiply_adds(case.dims)
         outputs: dict[str, torch.Tensor] = {}
         failure = ""
         try:
-            outputs = replay.run(gate.variant, case, reference.inputs(case), given)
+            outputs = replay.run(gate.variant, case, reference.inputs(case), corrected)
         except VirtualGPUError as error:
             failure = str(error)
         findings = [finding for finding in by_cause(replay.gpu.findings) if finding.is_error]

@@ -35,13 +35,13 @@ STEPS = 100_000
 class Outcome:
     """What one variant did in every case: what it wrote, what was found, and why it stopped, if it did.
 
-    `given`: what the launches save for others was wrong, so that each was given what is right.
+    `corrected`: what the launches save for others was wrong, so that right values were put in its place.
     """
 
     outputs: dict[str, Tensors] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     failure: VirtualGPUError | None = None
-    given: bool = False
+    corrected: bool = False
 
 
 class Device(Protocol):
@@ -118,7 +118,7 @@ class Simulated:
                 case, self.target, variant, outcome.outputs[case.name], saved
             ).values()
         ):
-            again = self._replay(variant, cases, reference, given=outcome)
+            again = self._replay(variant, cases, reference, wrong=outcome)
             again.findings = outcome.findings
             return again
         return outcome
@@ -128,7 +128,7 @@ class Simulated:
         return self._replays[variant].run(variant, case, reference.inputs(case))
 
     def _replay(
-        self, variant: str, cases: Sequence[Case], reference: "Reference", given: Outcome | None = None
+        self, variant: str, cases: Sequence[Case], reference: "Reference", wrong: Outcome | None = None
     ) -> Outcome:
         from harness.devices.poison import unwritten
         from harness.devices.replay import Replay
@@ -137,12 +137,12 @@ class Simulated:
         puzzle, checks = reference.puzzle, Checks(counters=False)
         replay = Replay(self.recording, puzzle, reference.dtype, blocks=self.blocks, checks=checks)
         self._replays[variant] = replay
-        outcome = Outcome(given=given is not None)
+        outcome = Outcome(corrected=wrong is not None)
         for number, case in enumerate(cases, 1):
             tell(f"{variant} on the virtual GPU: case {number} of {len(cases)} ({case.name})")
             replay.gpu.steps = STEPS + puzzle.multiply_adds(case.dims)
-            saved = reference.saved(case, self.target, variant) if given else {}
-            before = given.outputs[case.name] if given else {}
+            saved = reference.saved(case, self.target, variant) if wrong else {}
+            before = wrong.outputs[case.name] if wrong else {}
             unmade = [name for name in saved if unwritten(before[name]).all()]
             try:
                 outcome.outputs[case.name] = replay.run(variant, case, reference.inputs(case), saved, unmade)

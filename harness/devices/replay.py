@@ -34,7 +34,7 @@ class Replay:
         variant: str,
         case: Case,
         inputs: dict[str, torch.Tensor],
-        given: dict[str, torch.Tensor] | None = None,
+        corrected: dict[str, torch.Tensor] | None = None,
         unmade: Collection[str] = (),
     ) -> dict[str, torch.Tensor]:
         """Runs one variant on one case.
@@ -43,13 +43,13 @@ class Replay:
             variant: Which one.
             case: Its dims must have been recorded.
             inputs: The input tensors (torch, on the CPU, contiguous, in the dtype of the recording), by name.
-            given: What some of the written tensors shall hold for the launches that read them, whatever was written there.
+            corrected: What some of the written tensors shall hold for the launches that read them, whatever was written there.
             unmade: Those of them that no launch makes: the first that takes one reads it.
 
         Returns what was written, as torch tensors by name; outputs start out poisoned, scratch memory unwritten.
         """
         written: dict[str, int] = {}
-        stood = {name: raw(tensor) for name, tensor in (given or {}).items()}
+        stood = {name: raw(tensor) for name, tensor in (corrected or {}).items()}
         computed: dict[str, np.ndarray] = {}
         real: dict[RecordedTensor, int] = {}
         shapes = self.puzzle.shapes(case.dims)

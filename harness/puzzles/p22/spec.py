@@ -62,10 +62,11 @@ VARIANTS = {
 
 STATED = ("mean", "rstd")
 GATES = (
-    Gate("ln", "unfused", ("output", "grad_weight"), "the LayerNorm output from given statistics", STATED),
-    Gate("forward", "fused", ("output",), "the whole forward pass in one kernel", STATED),
+    Gate("ln", "unfused", ("output", "grad_weight"), "the LayerNorm output from given statistics",
+         given=STATED),
+    Gate("forward", "fused", ("output",), "the whole forward pass in one kernel", given=STATED),
     Gate("row_sums", "unfused", ("row_sums", "grad_input"), "the two means c1 and c2 of every row",
-         ("grad_ln_weight", "grad_ln_bias", "grad_bias")),
+         given=("grad_ln_weight", "grad_ln_bias", "grad_bias")),
     Gate("db", "fused", ("grad_bias",), "the gradient of the linear bias"),
     Gate("dW", "fused", ("grad_weight",), "the gradient of the linear weight"),
     Gate("dgamma", "fused", ("grad_ln_weight", "grad_ln_bias"), "the gradients of the LayerNorm parameters"),

@@ -1,30 +1,43 @@
 """Running kernels and judging what they wrote: cases, gates, rungs, diagnoses, the bug zoo.
 
-From `pNN --gate dW` to its verdict, in order. A file without a folder is in this one:
+From `pNN --gate dW` to its verdict, ten files in order. A file without a folder is in this one:
 
-    harness/__main__.py          main: asks the warm process first (warm.py), then calls cli.main
-    harness/cli.py               run: options.parse checks the flags and makes Options. run_puzzle calls checking.check
-    options.py                   the flags, the sizes that fit, and Options, what is asked for
-    harness/screens/checking.py  GateCheck.run: has the gate judged, notes that it passed, prints the verdict (its words are
-                                 harness/screens/report.py's). If a warm process answered (harness/server.py), it has judged in
-                                 the same way. If not, this process judges, and starts one for the next command
-    checker.py                   checker_of makes the rung's checker. The one for kernels is here: Checker.check records their
-                                 launches (harness/devices/recorder.py) while PyTorch computes what is right. A gate that is right
-                                 in float32 is judged again in bfloat16
-    judge.py                     Judge.by_gate, then `variant`: has the recording replayed, and puts what is wrong down to the
-                                 right gate. A gate is wrong by its values (`by_values`), by what the virtual GPU reports
-                                 (`_share`), or with --repeat in a later run (`_repeat`); it is then explained: diagnose.py
-                                 knows the mistakes, and a gate before it may be to blame. GateResult (results.py) holds it all
-    ran.py                       Simulated.outcome: the cases on the virtual GPU (harness/devices/replay.py), what they wrote and
-                                 findings
-    reference.py                 Reference.compared: each quantity beside PyTorch's in float64
-    compare.py                   compare: whether it is within its limit
+ 1  harness/cli.py. `run` finds the command, and run_puzzle calls checking.check. Before, harness/__main__.py
+    has asked the warm process (warm.py, harness/server.py), which judges in the same way. Where none answers,
+    this process judges, and starts one for the next command.
+ 2  options.py. parse checks the flags and makes Options. `work` is the file that is meant: of the last rung
+    with a gate of that name, for dW the kernels. `by_gate` sends one gate of the kernels to the virtual GPU,
+    even where there is a real one.
+ 3  harness/screens/checking.py. GateCheck.run has the gate judged, notes that it passed, prints the verdict
+    in the words of harness/screens/report.py, and returns the exit code.
+ 4  harness/puzzles/pNN/spec.py. Of each gate, the variant whose kernels are recorded and the quantities that
+    it is judged on; cases, inputs, PyTorch's answer (`reference`), which sums are `atomic`.
+    harness/spec/puzzle.py explains each field.
+ 5  problems/pNN/op/NAME.mojo, the `file` of the spec's MojoRung: blanks and kernels. The other files there
+    are links to the solution's. `Call.launch` of the spec names the function that launches the kernels.
+ 6  checker.py. checker_of and make_checker make the checker, whose class the rung names by a string: for
+    kernels "harness.check.checker:Checker". Where every blank asked about is untouched, Checker.check
+    compiles nothing: "unsolved", exit code 3. Else it has the launches recorded, while PyTorch computes what
+    is right. A gate that is right in float32 is judged again in bfloat16, in the cases with `in_16_bits`,
+    where --dtype says nothing.
+ 7  judge.py. Judge.by_gate, then `on` and `variant`, have the recording replayed and put what is wrong down
+    to the right gate. A gate is wrong by its values (`by_values`), by what the virtual GPU reports
+    (`_share`), or with --repeat in a later run (`_repeat`). `_explain` then says why, from the mistakes that
+    diagnose.py knows. The verdict is a GateResult (results.py).
+ 8  ran.py. Simulated.outcome gives what the launches wrote in each case, and findings. Where the forward pass
+    saved something wrong, or nothing, it replays once more with right values in that place: so an untouched
+    forward pass does not spoil dW.
+ 9  reference.py. Reference.compared hands each quantity to `compare` with the truth, which is PyTorch's
+    answer in float64, and the baseline, which is its answer in the kernel's dtype.
+10  compare.py. `compare` finds it right where max|got - truth| / max|truth| is at most twice the baseline's,
+    times s for sums by atomics, and a few units in the last place; where NaN and infinity stand as in the
+    truth; and where nothing is left unwritten.
 
-The puzzle's spec (harness/puzzles/pNN/spec.py) holds the gates, and for each the variant whose kernels are recorded. The file
-is that of the last rung with a gate of that name (`Puzzle.rung_of`): for dW, the kernels. A single gate of the kernels goes to
-the virtual GPU even where there is a real one.
+Recording and replay: harness/devices/recorder.py compiles solutions/pNN/record.mojo, which is generated. It
+calls the launch functions with a launcher that writes down (harness/devices/recording/recorder.mojo).
+harness/devices/replay.py puts a case's tensors into the memory of the virtual GPU, and launches.
 
-The other ways: a whole run, `pNN --backward`, or a gate with `--device gpu`, goes by runs.py to the same Judge, once for each
-device (`Options.by_gate` in options.py says which it is). A file in Python is judged in a process of its own (apart.py):
-numpy_rung.py, torch_rung.py, or the puzzle's. `--show` draws picture.py; blame.py finds its wrong thread.
+The other ways: a whole run, `pNN --backward`, or a gate with `--device gpu`, goes by runs.py to the same
+Judge, once for each device. A file in Python is judged in a process of its own (apart.py): numpy_rung.py,
+torch_rung.py, or the puzzle's. `--show` draws picture.py; blame.py finds its wrong thread.
 """

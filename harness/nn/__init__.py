@@ -1,24 +1,51 @@
 """What a model imports: the layers, made of the workbook's kernels.
 
-From `LayerNormLinear(H, O)(x)` to the launch:
+From `LayerNormLinear(H, O)(x)` to the launches on a GPU, ten files in order. A file without a folder is in
+this one:
 
-    layers.py    fused_layernorm_linear: checks of types, autocast's dtype; then layernorm_linear_directly, past PyTorch's
-                 dispatcher. Where somebody watches operators, or there is no module, the operator `layernorm_linear` of
-                 autograd.py instead; its `check` refuses what no way takes, such as parameters of another dtype than x
-    layernorm_plan.py  make_plan, for both: sizes, and who multiplies (`choose`)
-    layernorm_direct.py  LayerNormKernels.forward: memory, from PyTorch's allocator, and the call of the extension module, which
-                 extension_kernels.py opens. Where the library multiplies, the module launches the rows alone. `Way.explain`
-                 puts the plan into words
-    solutions/p22/extension.mojo  the dtype, and what is launched: small.mojo, op/fast_pairs.mojo or op/fast.mojo
-    op/fast.mojo  launch_forward_fast: rows (fast_forward.mojo chooses their kernel), then the product: for 16 bits on a Hopper
-                 where wgmma pays op/shared/gemm_hopper_launches.mojo, which cuts it into tiles, otherwise gemm.mojo.
-                 stream_launcher.mojo puts each kernel on PyTorch's stream, and takes scratch memory out of what Python has lent
+ 1  layers.py. fused_layernorm_linear calls layernorm_linear_directly, past PyTorch's dispatcher. At every
+    call that looks at the tensors' types and devices, and at PyTorch's modes. checked_plan, cached by shapes
+    and dtypes, has the rest checked on meta tensors, and makes the plan. DirectLayerNormLinear.forward takes
+    a call that needs a gradient; another goes straight to LayerNormKernels.forward. Where
+    layernorm_linear_directly returns None, the operator `layernorm_linear` does it, or says what is wrong.
+    check_types runs before that operator, under autocast, in torch.compile and for subclasses of Tensor; not
+    in a plain call.
+ 2  autograd.py. `check` refuses what no way takes, such as parameters of another dtype than x. The operators
+    are for compiled models and whoever watches operators. Without the extension module they run a MAX graph
+    (on_max.py).
+ 3  layernorm_plan.py. make_plan: sizes, and who multiplies (`choose`, see below). The constants above Plan,
+    and the estimates of time after `choose`, can wait.
+ 4  layernorm_direct.py. LayerNormKernels.forward takes memory from PyTorch's allocator and calls the
+    extension module, which extension_kernels.py opens once on each GPU. Where the library multiplies, the
+    module launches the rows alone. `Way.explain` puts the plan into words.
+ 5  solutions/p22/extension.mojo. `call`, `run` and run_forward: the dtype, and what is launched: small passes
+    by solutions/p22/small.mojo, float32 by pairs of float16 by solutions/p22/op/fast_pairs.mojo, all else by
+    the next.
+ 6  solutions/p22/op/fast.mojo. launch_forward_fast launches rows, then the product. In 16 bits on a Hopper it
+    calls launch_forward_hopper, except for small products of unaligned rows. Else solutions/shared/gemm.mojo
+    chooses.
+ 7  solutions/p22/op/fast_forward.mojo. The kernels of LayerNorm's rows; launch_layernorm_fast chooses one.
+ 8  solutions/shared/gemm_hopper_launches.mojo. plan_tiles cuts the product into tiles, launch_gemm_hopper
+    launches.
+ 9  solutions/shared/gemm_hopper.mojo. The product's kernel.
+10  solutions/shared/stream_launcher.mojo. StreamLauncher puts each kernel on PyTorch's stream, and takes
+    scratch memory out of what Python lends. Its `wgmma` is known when the module is compiled: whether that is
+    for sm_90a.
 
-The backward pass takes the same files: DirectLayerNormLinear.backward, LayerNormKernels.backward, and launch_gradients in
-op/fast.mojo, for whose rows fast_backward_launches.mojo chooses.
+Who multiplies (OWN is this project's kernel, else PyTorch's library; a weight that lies transposed is its):
 
-Without a module the operator goes through a MAX graph (on_max.py). Attention goes the same way through attention_autograd.py,
-attention_plan.py and attention_direct.py, cross-entropy through cross_entropy.py and cross_entropy_chunks.py.
+- float32 and float64: OWN below 3 * 2^27 multiply-adds; in a CUDA graph, or of more than 8192 rows, below
+  2^24.
+- 16 bits, aligned rows: OWN; on a Hopper who is estimated to be faster, but in plain calls OWN as long as its
+  three products are estimated to take less than 350 microseconds (HOST): a loop of those waits for the host.
+- small.mojo makes all of an OWN forward pass, in one launch, where H <= 256, H * O <= 2^14 and
+  rows * H * O <= 2^20. Its backward pass ends at rows * H * O = 2^15, which layernorm_plan.py calls SMALL.
+
+The backward pass takes the same files: DirectLayerNormLinear.backward, LayerNormKernels.backward,
+run_backward, and launch_gradients in fast.mojo, for whose rows fast_backward_launches.mojo chooses.
+
+Attention goes the same way through attention_autograd.py, attention_plan.py and attention_direct.py,
+cross-entropy through cross_entropy.py and cross_entropy_chunks.py.
 
 Nothing is loaded before it is asked for, so that `import harness.nn` does not import PyTorch.
 """

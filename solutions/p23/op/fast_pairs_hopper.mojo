@@ -18,7 +18,7 @@ from max.gpu.sync import mbarrier_arrive, mbarrier_arrive_expect_tx_shared, mbar
 
 from .fast_hopper_dropout import drop, own_word, words_at, words_of
 from .fast_hopper_tiles import GROUP, HALF, Shared, Turn, common, settled, wait, wait_together
-from .fast_scores import LN_2, all_seen, of_row, sees
+from .fast_scores import LN_2, LOG2_E, all_seen, of_row, sees
 from .fast_pairs import (
     HALF_TYPE,
     NUMBERS,
@@ -44,6 +44,7 @@ from .fast_pairs_hopper_tiles import (
     blocks_together,
     column_of,
     later_stages,
+    load_mask,
     place_of,
     product_of_box,
     send_step,
@@ -55,7 +56,6 @@ from .fast_pairs_hopper_tiles import (
     tile_bytes,
     times_pair,
 )
-from .fast_pairs_products import add_mask
 from .fast_tiles import HIDDEN
 from .flash_tensors import FlashSizes, PackedSizes
 from .shared.common import ImmPtr, MutPtr
@@ -183,15 +183,19 @@ def hopper_pairs_forward_kernel[
 
     @__parameter
     @always_inline
-    def weigh(mut scores: Scores[width], step: Int, key: Record, value: Record, drawn: SIMD[DType.uint32, 1]):
+    def weigh(
+        mut scores: Scores[width],
+        step: Int,
+        key: Record,
+        value: Record,
+        biases: Scores[width],
+        drawn: SIMD[DType.uint32, 1],
+    ):
         var factor = score_factor(query, key, scale)
         var to_new = undo * inverse_power(value.undo)
         undo = value.undo
         comptime if masked:
-            comptime for i in range(rows // 2):
-                scores[i] = add_mask(
-                    scores[i], factor, of_head, place_of(i, first), step * rows + column_of(i), sizes
-                )
+            scores = biases.fma(LOG2_E, scores * factor)
             factor = 1
         if not all_seen(first, first + 1, step * rows, step * rows + rows, sizes):
             comptime for i in range(rows // 2):
@@ -238,11 +242,14 @@ def hopper_pairs_forward_kernel[
                 add_part(whole, part, rescales)
             sums[box] = whole
 
-    # Records, and what is drawn, are read before a step's products begin: the answer takes time.
+    # Records, the mask, and what is drawn, are read before a step's products begin: the answer takes time.
     var key = Record(records, key_tile)
     var value = Record(records, value_tile)
     var own_kept = words_of(words, whole_head, s0, 0, sizes).unsafe_offset(own_word())
     var drawn = SIMD[DType.uint32, 1](0)
+    var biases = Scores[width](0)
+    comptime if masked:
+        biases = load_mask[width](of_head, first, 0, sizes)
     comptime if dropped:
         drawn = words_at[1](own_kept, 0)
     wait_together(query_here, 0)
@@ -254,13 +261,15 @@ def hopper_pairs_forward_kernel[
     settled(scores)
     if leads:
         _ = mbarrier_arrive(keys_empty)
-    weigh(scores, 0, key, value, drawn)
+    weigh(scores, 0, key, value, biases, drawn)
     split[width](scores, high, low)
     var turn = Turn(1 % STAGES, 0)
     var before = Turn(0, 0)
     for step in range(1, steps):
         key = Record(records, key_tile + step // of_tile)
         value = Record(records, value_tile + step // of_tile)
+        comptime if masked:
+            biases = load_mask[width](of_head, first, step * rows, sizes)
         comptime if dropped:
             drawn = words_at[1](own_kept, step * rows)
         wait_together(keys_full.unsafe_offset(turn.stage), turn.parity)
@@ -277,7 +286,7 @@ def hopper_pairs_forward_kernel[
         if leads:
             _ = mbarrier_arrive(keys_empty.unsafe_offset(turn.stage))
         var earlier = rescales
-        weigh(next, step, key, value, drawn)
+        weigh(next, step, key, value, biases, drawn)
         wgmma_wait_group_sync[0]()
         add_boxes(part, values_before, earlier)
         if leads:
@@ -437,6 +446,9 @@ def hopper_pairs_query_kernel[
         wgmma_fence_aligned()
         var weights = times_pair[width](common(shared), keys_here)
         wgmma_commit_group_sync()
+        var biases = Scores[width](0)
+        comptime if masked:
+            biases = load_mask[width](of_head, first, step * rows, sizes)
         wait_together(values_full.unsafe_offset(then.stage), then.parity)
         wgmma_fence_aligned()
         var slopes = times_pair[width](common(own_grads), common(values.unsafe_offset(then.stage * bytes)))
@@ -444,10 +456,7 @@ def hopper_pairs_query_kernel[
         wgmma_wait_group_sync[1]()
         settled(weights)
         comptime if masked:
-            comptime for i in range(rows // 2):
-                weights[i] = add_mask(
-                    weights[i], factor, of_head, place_of(i, first), step * rows + column_of(i), sizes
-                )
+            weights = biases.fma(LOG2_E, weights * factor)
             factor = 1
         comptime for i in range(rows // 2):
             weights[i] = exp2(weights[i] * factor - shifts[i // 2 % 2])

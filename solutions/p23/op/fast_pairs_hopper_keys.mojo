@@ -15,7 +15,7 @@ from max.gpu.sync import mbarrier_arrive, mbarrier_arrive_expect_tx_shared, mbar
 
 from .fast_hopper_dropout import LANES, drop, word_of_keys, words_of
 from .fast_hopper_tiles import GROUP, HALF, Turn, common, settled, wait, wait_together
-from .fast_scores import all_seen, sees
+from .fast_scores import LOG2_E, all_seen, sees
 from .fast_pairs import (
     HALF_TYPE,
     NUMBERS,
@@ -42,6 +42,7 @@ from .fast_pairs_hopper_tiles import (
     blocks_together,
     column_of,
     later_stages,
+    load_mask,
     place_of,
     product_of_box,
     send,
@@ -54,7 +55,6 @@ from .fast_pairs_hopper_tiles import (
     tile_bytes,
     times_pair,
 )
-from .fast_pairs_products import add_mask
 from .flash_tensors import FlashSizes, PackedSizes
 from .shared.common import ImmPtr, MutPtr
 
@@ -216,6 +216,9 @@ def hopper_pairs_key_value_kernel[
             wgmma_fence_aligned()
             var weights = times_pair[width](common(shared), queries_here)
             wgmma_commit_group_sync()
+            var biases = Scores[width](0)
+            comptime if masked:
+                biases = load_mask[width, transposed=True](mask.unsafe_offset(mask_here), first, s0, sizes)
             var slopes = Scores[width](0)
             comptime if with_key:
                 wait_together(grads_full.unsafe_offset(then.stage), then.parity)
@@ -227,15 +230,7 @@ def hopper_pairs_key_value_kernel[
                 wgmma_wait_group_sync[0]()
             settled(weights)
             comptime if masked:
-                comptime for i in range(rows // 2):
-                    weights[i] = add_mask(
-                        weights[i],
-                        factor,
-                        mask.unsafe_offset(mask_here),
-                        s0 + column_of(i),
-                        place_of(i, first),
-                        sizes,
-                    )
+                weights = biases.fma(LOG2_E, weights * factor)
                 factor = 1
             comptime for j in range(rows // 8):
                 var shift = own_numbers.unsafe_load[width=2, alignment=8](j * 8)

@@ -18,6 +18,8 @@ from max.gpu.compute.mma import (
 
 from .fast_hopper_tiles import BOX_BYTES, HALF, ROW_BYTES, Shared, multiply, settled
 from .fast_pairs import HALF_TYPE, NUMBERS, SIDE, boxes_of
+from .fast_pairs_products import mask_element
+from .flash_tensors import FlashSizes
 from .shared.common import ImmPtr, MutPtr
 
 comptime PAIR_BYTES = 2 * BOX_BYTES
@@ -227,6 +229,30 @@ def place_of(i: Int, first: Int) -> Int:
 def column_of(i: Int) -> Int:
     """The column that a lane's sum number i belongs to."""
     return i // 4 * 8 + lane_id() % 4 * 2 + i % 2
+
+
+@always_inline
+def load_mask[
+    width: Int, transposed: Bool = False
+](mask: ImmPtr[DType.float32], first: Int, start: Int, sizes: FlashSizes) -> Scores[width]:
+    """A head's mask for a lane's scores: of a warp's queries from `first` on and the keys from `start` on; `transposed`, of its keys and
+    those queries. It is asked for before a step's products are waited for: the answer takes time.
+
+    The compiler does not know that the strides are the same in each step: else the offsets of all elements would stay in registers that
+    products want.
+    """
+    var here = sizes.copy()
+    here.mask_s = inlined_assembly["", Int32, constraints="=r,0", has_side_effect=True](sizes.mask_s)
+    here.mask_t = inlined_assembly["", Int32, constraints="=r,0", has_side_effect=True](sizes.mask_t)
+    var elements = Scores[width](0)
+    comptime for i in range(step_rows[width]() // 2):
+        var row = place_of(i, first)
+        var column = start + column_of(i)
+        comptime if transposed:
+            elements[i] = mask_element(mask, column, row, here)
+        else:
+            elements[i] = mask_element(mask, row, column, here)
+    return elements
 
 
 @always_inline

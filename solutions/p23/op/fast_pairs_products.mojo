@@ -130,12 +130,18 @@ def store_sums[
 
 
 @always_inline
-def add_mask(
-    product: Float32, factor: Float32, mask: ImmPtr[DType.float32], s: Int, t: Int, sizes: FlashSizes
-) -> Float32:
-    """The score to the base 2 of a query and a key with their element of the head's mask; past the end, that of the last.
-    Compared in 32 bits, which takes half of the instructions.
+def mask_element(mask: ImmPtr[DType.float32], s: Int, t: Int, sizes: FlashSizes) -> Float32:
+    """A head's element of a query and a key; past the end, that of the last. Compared in 32 bits, which takes half of the
+    instructions.
     """
     var row = Int(min(Int32(s), sizes.query_len - 1)) * Int(sizes.mask_s)
     var column = Int(min(Int32(t), sizes.key_len - 1)) * Int(sizes.mask_t)
-    return mask[unsafe_offset=row + column].fma(LOG2_E, product * factor)
+    return mask[unsafe_offset=row + column]
+
+
+@always_inline
+def add_mask(
+    product: Float32, factor: Float32, mask: ImmPtr[DType.float32], s: Int, t: Int, sizes: FlashSizes
+) -> Float32:
+    """The score to the base 2 of a query and a key with their element of the head's mask."""
+    return mask_element(mask, s, t, sizes).fma(LOG2_E, product * factor)

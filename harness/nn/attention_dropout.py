@@ -17,6 +17,7 @@ from harness.nn.attention_direct import (
     aligned,
     backward_buffers,
     forward_buffers,
+    row_strides,
     sizes,
     without_dropout,
 )
@@ -73,17 +74,22 @@ def philox(counter: tuple[Tensor, ...], key: tuple[Tensor, Tensor]) -> tuple[Ten
 def keep_mask(state: Tensor, size: tuple[int, ...], kept: int) -> Tensor:
     """Which probabilities of a size [B, N, S, T] are kept: bool.
 
-    Eight share a draw, 16 bits each: the queries q, q + 8, q + 16, q + 24 of a 32 and the keys k, k + 8 of a 16.
+    32 share four draws: the queries q + 8 * i and q + 1 + 8 * i of a 32 and the keys k + 8 * j and k + 1 + 8 * j of a 16, with q and k even.
+    Each of the sixteen words has a digit of every number, 16 bits each, the lowest first.
     """
     B, N, S, T = size
-    query, key = (torch.arange(length, device=state.device) for length in (-(-S // 32) * 8, -(-T // 16) * 8))
+    query, key = (torch.arange(length, device=state.device) for length in (-(-S // 32) * 4, -(-T // 16) * 4))
     head = torch.arange(B * N, device=state.device)[:, None, None]
     halves = state[0] & WORD, state[0] >> 32 & WORD
-    words = philox((key, query[:, None], head, state[1] & WORD), halves)
-    numbers = torch.stack([part for word in words for part in (word & ONE - 1, word >> 16)])
-    # [query of a 32, key of a 16, head, 32, query of its 8, 16, key of its 8]
-    numbers = numbers.reshape(4, 2, B * N, len(query) // 8, 8, len(key) // 8, 8)
-    whole = numbers.permute(2, 3, 0, 4, 5, 1, 6).reshape(B, N, len(query) * 4, len(key) * 2)
+    bits = torch.arange(32, device=state.device)[:, None, None, None]
+    numbers = torch.zeros((), dtype=torch.int64, device=state.device)
+    for draw in range(4):
+        words = philox((key * 4 + draw, query[:, None], head, state[1] & WORD), halves)
+        for place, word in enumerate(words, 4 * draw):
+            numbers = numbers + ((word >> bits & 1) << place)
+    # The bits: query and query + 1, 16s of the 32, key and key + 1, 8s of the 16 queries, 8s of the 16 keys.
+    numbers = numbers.reshape(2, 2, 2, 2, 2, B * N, len(query) // 4, 4, len(key) // 4, 4)
+    whole = numbers.permute(5, 6, 1, 3, 7, 0, 8, 4, 9, 2).reshape(B, N, len(query) * 8, len(key) * 4)
     return whole[:, :, :S, :T] < kept
 
 
@@ -156,10 +162,13 @@ def backward_operator(grad_out, query, key, value, out, lse, attn_mask, state, s
         for gradient, share in zip(gradients, shares, strict=True):
             gradient.copy_(share.unflatten(1, (gradient.shape[1], -1)).sum(2))
         return gradients
-    tensors = grad_out, query, key, value
-    given = sizes(query, key, diagonal, mask_sizes(attn_mask, 1)), scale, gradients, tensors, out, lse
-    read = kernels.mask_or_zero(attn_mask, query.dtype), state.contiguous(), kept
-    kernels.launch_aligned_backward(kernels.module.dropout_backward, *given, *read, scratch=None)
+    tensors = [aligned(tensor) for tensor in (grad_out, query, key, value, out)]
+    strides = row_strides(*tensors[1:4], tensors[0], tensors[4], *gradients)
+    read = lse.contiguous(), kernels.mask_or_zero(attn_mask, query.dtype), *strides, state.contiguous(), kept
+    of_call = *sizes(query, key, diagonal, mask_sizes(attn_mask, 1)), scale
+    kernels.call(
+        kernels.module.dropout_backward, query.dtype, *of_call, *gradients, *tensors, *read, scratch=None
+    )
     return gradients
 
 
@@ -167,11 +176,14 @@ def keep_for_backward(ctx, inputs, output) -> None:
     """Keeps query, key, value, the mask, the state, the output and lse."""
     query, key, value, attn_mask, state, ctx.scale, ctx.diagonal, ctx.kept = inputs
     ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)  # nobody reads zeros as the gradient of lse
     ctx.save_for_backward(query, key, value, *output, attn_mask, state)
 
 
 def backward(ctx, grad_out, grad_lse):
-    """The gradients of query, key and value."""
+    """The gradients of query, key and value; none of an output that nothing comes of."""
+    if grad_out is None:
+        return (None,) * 8
     gradients = backward_operator(grad_out, *ctx.saved_tensors, ctx.scale, ctx.diagonal, ctx.kept)
     return *gradients, None, None, None, None, None
 

@@ -127,7 +127,7 @@ def run_backward[
     part: StaticString, dtype: DType
 ](mut arguments: Arguments, mut launcher: StreamLauncher, choice: Int) raises:
     """Sizes, scale, the addresses of the three gradients, grad_output, query, key, value, lse, delta and mask, and strides:
-    query, key, value, grad_output, and the three gradients; with dropout, `draws_of`. `choice` is that of the forward pass.
+    query, key, value, grad_output, and the three gradients. `choice` is that of the forward pass.
     """
     var sizes = sizes_of(arguments)
     var scale = arguments.float().cast[accum_type[dtype]]()
@@ -158,8 +158,6 @@ def run_backward[
         launch_backward_fast(launcher, tensors, layout, choice == 1, choice != FLASH)
     elif part == "varlen_backward":
         launch_backward_varlen(launcher, tensors, layout)
-    elif part == "dropout_backward":
-        launch_backward_dropout(launcher, tensors, layout, draws_of(arguments), choice == 1)
     else:
         if choice == 1:
             launch_backward_window[tiles=1](launcher, tensors, layout)
@@ -167,10 +165,12 @@ def run_backward[
             launch_backward_window[tiles=2](launcher, tensors, layout)
 
 
-def run_gradients[dtype: DType](mut arguments: Arguments, mut launcher: StreamLauncher, choice: Int) raises:
+def run_gradients[
+    part: StaticString, dtype: DType
+](mut arguments: Arguments, mut launcher: StreamLauncher, choice: Int) raises:
     """Delta and the backward pass: sizes, scale, the addresses of the three gradients, grad_output, query, key, value, output, lse
     and mask, a single 0 for the flash kernels where there is none, and strides: query, key, value, grad_output, output, and the three
-    gradients. In float32 output and gradients have no gaps.
+    gradients. In float32 output and gradients have no gaps. With dropout, `draws_of` are last.
     """
     var sizes = sizes_of(arguments)
     var scale = arguments.float().cast[accum_type[dtype]]()
@@ -208,7 +208,10 @@ def run_gradients[dtype: DType](mut arguments: Arguments, mut launcher: StreamLa
         sizes=sizes^,
         scale=scale,
     )
-    launch_gradients_fast(launcher, tensors, output, layout, choice == 1, choice != FLASH)
+    comptime if part == "dropout_backward":
+        launch_backward_dropout(launcher, tensors, output, layout, draws_of(arguments), choice == 1)
+    else:
+        launch_gradients_fast(launcher, tensors, output, layout, choice == 1, choice != FLASH)
 
 
 def run_mask_gradient[
@@ -248,8 +251,8 @@ def run[
         run_delta[dtype](arguments, launcher)
     elif part == "mask_gradient":
         run_mask_gradient[dtype](arguments, launcher, choice)
-    elif part == "gradients":
-        run_gradients[dtype](arguments, launcher, choice)
+    elif part == "gradients" or part == "dropout_backward":
+        run_gradients[part, dtype](arguments, launcher, choice)
     elif part == "forward" or part.endswith("_forward"):
         run_forward[part, dtype](arguments, launcher, choice)
     else:
@@ -299,7 +302,7 @@ def PyInit_workbook_p23() abi("C") -> PythonObject:
         module.def_py_c_function(call["varlen_forward", 6 + 12 + 1 + 6 + 12], "varlen_forward")
         module.def_py_c_function(call["varlen_backward", 6 + 12 + 1 + 10 + 21], "varlen_backward")
         module.def_py_c_function(call["dropout_forward", 6 + 12 + 1 + 6 + 12 + 2], "dropout_forward")
-        module.def_py_c_function(call["dropout_backward", 6 + 12 + 1 + 10 + 21 + 2], "dropout_backward")
+        module.def_py_c_function(call["dropout_backward", 6 + 12 + 1 + 10 + 24 + 2], "dropout_backward")
         return module.finalize()
     except error:
         abort(String(error))

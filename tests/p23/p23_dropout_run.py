@@ -123,7 +123,7 @@ def run(dims, axes, kept, dtype, scale, choice, far, blind):
     like = {"output": "q", "grad_query": "q", "grad_key": "k", "grad_value": "v"}
     blank = np.float32(np.nan) if dtype == "float32" else np.uint16(0xFFFF)
     written = {name: on_device(np.full(shapes[of], blank)) for name, of in like.items()}
-    lse, delta = (on_device(np.full((B, N, S), np.nan, np.float32)) for _ in range(2))
+    lse = on_device(np.full((B, N, S), np.nan, np.float32))
     state = on_device(STATE)
     at = {name: buffer._data_ptr() for name, buffer in (written | given).items()}
     inputs = [at[name] for name in "qkv"]
@@ -136,12 +136,11 @@ def run(dims, axes, kept, dtype, scale, choice, far, blind):
         *(*front, scale, at["output"], lse._data_ptr(), *inputs, bias._data_ptr()),
         *(*rows, *keys, *keys, *rows, *drawn),
     )
-    call(module.delta, *front, delta._data_ptr(), at["g"], at["output"], 0, *rows, *rows)
     call(
         module.dropout_backward,
         *(*front, scale, at["grad_query"], at["grad_key"], at["grad_value"], at["g"], *inputs),
-        *(lse._data_ptr(), delta._data_ptr(), bias._data_ptr()),
-        *(*rows, *keys, *keys, *rows, *rows, *keys, *keys, *drawn),
+        *(at["output"], lse._data_ptr(), bias._data_ptr()),
+        *(*rows, *keys, *keys, *rows, *rows, *rows, *keys, *keys, *drawn),
     )
     s, t = np.ogrid[:S, :T]
     left = keep_mask(torch.from_numpy(STATE), (B, N, S, T), kept).numpy() * (ONE / kept if kept else 0)
@@ -172,7 +171,7 @@ for kind, d, kept, scale in (
     *((1, 64, 1, 1.0), (2, 136, 1, 1.0), (2, 60, 1, 1.0), (0, 136, 1, 1.0)),
     *((2, 64, -1, 1.0), (0, 64, ONE, 1.0), (0, 64, 1, -1.0)),
 ):
-    for part, addresses in (("forward", 6 + 12), ("backward", 10 + 21)):
+    for part, addresses in (("forward", 6 + 12), ("backward", 10 + 24)):
         try:
             sizes = (1, 1, 1, 64, 64, d, EVERY_KEY, 0, 0, 0, 0, 0)
             getattr(module, f"dropout_{part}")(

@@ -11,10 +11,9 @@ def test_dropout_is_right_on_the_virtual_gpu_without_a_finding(module_on_virtual
     assert report["findings"] == []
     portable = ("fast_delta", "fast_forward", "fast_key_value", "fast_query")
     wgmma = (
-        "fast_delta",
         *("hopper_dropout_hopper", "hopper_forward", "keys_hopper_key", "hopper_numbers", "hopper_query"),
     )
-    of_pairs = ("fast_delta", "split_tiles", "choose_path", "pairs_plain_plain")
+    of_pairs = ("split_tiles", "choose_path", "pairs_plain_plain")
     pairs = (*of_pairs, *(f"pairs_kernels_pairs_{of}" for of in "fqk"))
     pairs_wgmma = (*of_pairs, "hopper_dropout_hopper", "pairs_hopper_hopper", "pairs_hopper_keys")
     for case, launches in report["launches"].items():

@@ -9,12 +9,18 @@ from .fast_hopper_launches import (
     suits_hopper,
     suits_hopper_forward,
 )
-from .fast_kernels_launches import ROOM, launch_forward_tiles, launch_key_value_tiles, launch_query_tiles
+from .fast_kernels_launches import (
+    ROOM,
+    launch_delta_rows,
+    launch_forward_tiles,
+    launch_key_value_tiles,
+    launch_query_tiles,
+)
 from .fast_layout import WIDE, Layout, fits_chunks, has_tensor_cores, is_aligned, splits
 from .fast_pairs_launches import F32, launch_backward_pairs, launch_forward_pairs
 from .fast_tiles import CHUNK
 from .flash_tensors import FlashBackward, FlashForward, FlashSizes
-from .shared.common import accum_type, shared_memory
+from .shared.common import ImmPtr, accum_type, shared_memory
 from .shared.launcher import Launcher
 
 comptime ROOMY = shared_memory() >= ROOM
@@ -90,35 +96,52 @@ def launch_forward_dropout_hopper[
 
 def launch_backward_dropout[
     L: Launcher, dtype: DType, //
-](mut launcher: L, t: FlashBackward[dtype], layout: Layout, draws: Draws, portable: Bool) raises:
-    """Two launches, four on a Hopper: grad_key and grad_value, then grad_query; by the `portable` kernels, or by the fastest.
+](
+    mut launcher: L,
+    t: FlashBackward[dtype],
+    output: ImmPtr[dtype],
+    layout: Layout,
+    draws: Draws,
+    portable: Bool,
+) raises:
+    """Three launches, four on a Hopper: delta, grad_key and grad_value, then grad_query; by the `portable` kernels, or by the fastest.
+    t.delta is not read.
     """
-    expect_dropout[dtype](is_aligned(t, layout), t.sizes, t.scale, draws)
+    var aligned = is_aligned(t, layout) and fits_chunks(output, layout.output)
+    expect_dropout[dtype](aligned, t.sizes, t.scale, draws)
     comptime if splits[dtype]():
         if t.sizes.rows() != 0 and t.sizes.key_len != 0:
             var by_mma = portable or count_words(t.sizes) > MOST_WORDS
-            launch_backward_pairs[dropped=True](launcher, rebind[FlashBackward[F32]](t), None, by_mma, draws)
+            launch_backward_pairs[dropped=True](
+                launcher, rebind[FlashBackward[F32]](t), rebind[ImmPtr[F32]](output), by_mma, draws
+            )
     comptime if has_tensor_cores[dtype]():
         if t.sizes.rows() == 0 or t.sizes.key_len == 0:
             return
         comptime if L.wgmma:
             if not portable and suits_hopper(t, layout) and count_words(t.sizes) <= MOST_WORDS:
                 if t.sizes.mask_block != 0:
-                    launch_backward_dropout_hopper[biased=True](launcher, t, layout, draws)
+                    launch_backward_dropout_hopper[biased=True](launcher, t, output, layout, draws)
                 else:
-                    launch_backward_dropout_hopper[biased=False](launcher, t, layout, draws)
+                    launch_backward_dropout_hopper[biased=False](launcher, t, output, layout, draws)
                 return
+        var delta = launcher.workspace[F32]("delta", t.sizes.rows())
+        launch_delta_rows[aligned=True](
+            launcher, delta, t.grad_output, output, delta.as_imm(), False, t.sizes, layout
+        )
+        var with_delta = t.copy()
+        with_delta.delta = rebind[ImmPtr[accum_type[dtype]]](delta.as_imm())
         if t.sizes.head_dim > 64:
             launch_key_value_tiles[
                 True, WIDE, bands=1, warps=8 if ROOMY else 4, step=32, part=32, resident=1, dropout=True
-            ](launcher, t, layout, draws)
+            ](launcher, with_delta, layout, draws)
             launch_query_tiles[
                 True, WIDE, bands=2 if ROOMY else 1, warps=4, step=32, part=16, resident=2, dropout=True
-            ](launcher, t, layout, draws)
+            ](launcher, with_delta, layout, draws)
         elif t.sizes.mask_block != 0 or t.scale <= 0:
-            launch_backward_dropout[True](launcher, t, layout, draws)
+            launch_backward_dropout[True](launcher, with_delta, layout, draws)
         else:
-            launch_backward_dropout[False](launcher, t, layout, draws)
+            launch_backward_dropout[False](launcher, with_delta, layout, draws)
 
 
 def launch_backward_dropout[
@@ -135,7 +158,9 @@ def launch_backward_dropout[
 
 def launch_backward_dropout_hopper[
     L: Launcher, dtype: DType, //, *, biased: Bool
-](mut launcher: L, t: FlashBackward[dtype], layout: Layout, draws: Draws) raises:
+](
+    mut launcher: L, t: FlashBackward[dtype], output: ImmPtr[dtype], layout: Layout, draws: Draws
+) raises:
     """Four launches: the draws, lse and delta in whole boxes, and the kernels with wgmma."""
     if t.sizes.head_dim <= 64:
         launch_backward_hopper[
@@ -147,7 +172,7 @@ def launch_backward_dropout_hopper[
             query_resident=2,
             biased=biased,
             dropped=True,
-        ](launcher, t, None, layout, draws)
+        ](launcher, t, output, layout, draws)
     else:
         launch_backward_hopper[
             128,
@@ -158,4 +183,4 @@ def launch_backward_dropout_hopper[
             query_resident=1,
             biased=biased,
             dropped=True,
-        ](launcher, t, None, layout, draws)
+        ](launcher, t, output, layout, draws)

@@ -226,6 +226,8 @@ def hopper_forward_kernel[
         own_mask = mask_boxes
     var first = s0 + group * SIDE + thread_idx.x % GROUP // 32 * 16
     var own_kept = words_of(words, head, s0 + group * SIDE, 0, sizes).unsafe_offset(own_word())
+    comptime if dropped:
+        wait_for_earlier_grids()  # for the draws; they have waited for all that is read before
     var leads = arrives[biased]()
     # With a mask what comes to the exponential is the score itself.
     var factor = LOG2_E if biased else scale * LOG2_E
@@ -388,7 +390,7 @@ def padded(length: Int) -> Int:
 
 
 def hopper_numbers_kernel[
-    dtype: DType
+    dtype: DType, behind_draws: Bool
 ](
     numbers: MutPtr[DType.float32],  # [B, N, 2, padded S]
     lse: ImmPtr[DType.float32],  # [B, N, S]
@@ -402,15 +404,17 @@ def hopper_numbers_kernel[
     packed: PackedSizes,
 ):
     """Of each head what is taken from its scores, to the base 2, and `kept` times delta, in whole boxes. After the last query P is 0.
+    `behind_draws`, it runs beside `hopper_draws_kernel`, which has waited for all that this reads.
     """
     var sizes = FlashSizes(packed)
     var S = Int(sizes.query_len)
     var length = ceildiv(S, SIDE) * SIDE
     var index = block_idx.x * (DELTA_THREADS // DELTA_LANES) + thread_idx.x // DELTA_LANES
     var head, s = divided(index, length)
-    # Only now may the next grid start: it reads what the grids in front of this one have written.
-    wait_for_earlier_grids()
-    start_later_grids()
+    # Only then may the next grid start: it reads what the grids in front of this one have written.
+    comptime if not behind_draws:
+        wait_for_earlier_grids()
+        start_later_grids()
     var batch, own_head = divided(head, Int(sizes.query_heads))
     var exists = head < sizes.heads() and s < S
     var sum = Float32(0)
@@ -430,6 +434,9 @@ def hopper_numbers_kernel[
         var shift = row_shift[True](lse[unsafe_offset=at]) if exists else -HIDDEN
         numbers[unsafe_offset=head * 2 * length + s] = shift
         numbers[unsafe_offset=(head * 2 + 1) * length + s] = sum * kept
+    comptime if behind_draws:
+        wait_for_earlier_grids()
+        start_later_grids()
 
 
 @__llvm_arg_metadata(query_map, `nvvm.grid_constant`)

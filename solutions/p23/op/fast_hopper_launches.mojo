@@ -131,6 +131,7 @@ def launch_forward_hopper[
         grid_dim=Dim(ceildiv(Int(sizes.query_len), groups * SIDE), Int(sizes.query_heads), Int(sizes.batch)),
         block_dim=Dim((groups + 1) * GROUP),
         shared_bytes=forward_bytes[width, groups, keys, biased](),
+        early=dropped,
     )
 
 
@@ -151,6 +152,7 @@ def draw_words[
             sizes.packed(),
             grid_dim=Dim(draw_blocks(sizes)),
             block_dim=Dim(DRAW_THREADS),
+            early=True,
         )
     return words.as_imm()
 
@@ -253,7 +255,7 @@ def launch_backward_hopper[
     var key = head_map(ctx.value(), t.key, sizes.key_heads, sizes.key_len, sizes, layout.key)
     var value = head_map(ctx.value(), t.value, sizes.key_heads, sizes.key_len, sizes, layout.value)
     var mask = map_of_mask(ctx.value(), t.mask, sizes) if biased else query
-    launcher.launch[hopper_numbers_kernel[dtype]](
+    launcher.launch[hopper_numbers_kernel[dtype, dropped]](
         "hopper_numbers",
         numbers,
         rebind[ImmPtr[DType.float32]](t.lse),

@@ -323,11 +323,13 @@ def split_tiles_kernel[
     delta: ImmPtr[DType.float32],  # [B, N, S], likewise, if not with_output
     output: ImmPtr[DType.float32],  # [B, N, S, d], which delta is made of if with_output
     with_output: Int32,
+    behind_draws: Int32,  # 1 right behind `hopper_draws_kernel`, which has waited for all that this reads
     first_entry: Int32,
     packed: PackedSizes,  # of the part of the batch from the first entry on
 ):
     """Splits a tile of one of the tensors, and writes its record. Grid: the tiles."""
-    take_turn()
+    if behind_draws == 0:
+        take_turn()
     var sizes = FlashSizes(packed)
     var places = TileRows(sizes)
     var d = Int(sizes.head_dim)
@@ -418,6 +420,8 @@ def split_tiles_kernel[
         target.unsafe_store[alignment=16](at, high)
         var low = (scaled - high.cast[DType.float32]()).cast[HALF_TYPE]()
         target.unsafe_store[alignment=16](at + HALF_TILE, low)
+    if behind_draws != 0:
+        take_turn()
 
 
 # ---- The choice ---------------------------------------------------------------------------------------------

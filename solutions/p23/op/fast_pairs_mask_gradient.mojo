@@ -208,6 +208,7 @@ def launch_mask_gradient_pairs[L: Launcher, //](mut launcher: L, t: MaskGradient
                 None,
                 pairs.numbers,
                 True,
+                False,
                 0,
                 sizes,
                 scale,

@@ -10,7 +10,7 @@ from max.gpu import block_idx, grid_dim, lane_id, thread_idx
 from max.gpu.primitives import warp
 
 from .attention import flash_forward_kernel, flash_key_value_kernel, flash_query_kernel
-from .fast_dropout import Dropout, philox
+from .fast_dropout import Dropout, bit_of
 from .fast_pairs import PLAIN, WIDE_PAIRS, take_turn
 from .flash_tensors import FlashSizes, PackedSizes
 from .shared.common import ImmPtr, MutPtr
@@ -178,12 +178,13 @@ def dot(left: Row, right: Row) -> Float32:
 @always_inline
 def left_of(draws: Dropout, s: Int, t: Int) -> Float32:
     """What the probability of a query and a key is multiplied by: 0 if it is dropped."""
-    var counter = SIMD[DType.uint32, 4](
-        UInt32(t // 16 * 8 + t % 8), UInt32(s // 32 * 8 + s % 8), draws.head, draws.call
-    )
-    var word = philox(counter, draws.key)[s // 8 % 4]
-    var number = word if t // 8 % 2 == 1 else word << 16
-    return draws.rescale() if number < draws.limit else 0
+    var bit = UInt32(bit_of(s % 32, t % 16))
+    var number = UInt32(0)
+    comptime for draw in range(4):
+        var words = draws.draw(UInt32(s), UInt32(t), UInt32(draw), draws.key)
+        comptime for i in range(4):
+            number |= (words[i] >> bit & 1) << UInt32(4 * draw + i)
+    return draws.rescale() if number < draws.kept else 0
 
 
 def plain_dropout_forward_kernel(

@@ -63,14 +63,9 @@ def bit_of(query: Int, key: Int) -> Int:
 
 
 @always_inline
-def here(key: SIMD[DType.uint32, 2]) -> SIMD[DType.uint32, 2]:
-    """The key, of which the compiler does not know that it is the same in each step: else the keys of all rounds would stay in
-    registers that products want.
-    """
-    var own = key
-    comptime for word in range(2):
-        own[word] = inlined_assembly["", UInt32, constraints="=r,0", has_side_effect=True](key[word])
-    return own
+def here(word: UInt32) -> UInt32:
+    """A word of which the compiler does not know where it comes from, and so makes it once, and here."""
+    return inlined_assembly["", UInt32, constraints="=r,0", has_side_effect=True](word)
 
 
 struct Dropout(Copyable, Movable):
@@ -109,9 +104,13 @@ struct Dropout(Copyable, Movable):
     def draw(
         self, query: UInt32, key: UInt32, number: UInt32, by: SIMD[DType.uint32, 2]
     ) -> SIMD[DType.uint32, 4]:
-        """Four words, the digits from 4 * `number` on of the elements around a query and a key; `by` is the key of Philox."""
+        """Four words, the digits from 4 * `number` on of the elements around a query and a key; `by` is the key of Philox.
+        """
         var counter = SIMD[DType.uint32, 4](
-            (key // 16 * 4 + key % 8 // 2) * 4 + number, query // 32 * 4 + query % 8 // 2, self.head, self.call
+            (key // 16 * 4 + key % 8 // 2) * 4 + number,
+            query // 32 * 4 + query % 8 // 2,
+            self.head,
+            self.call,
         )
         return philox(counter, by)
 
@@ -141,12 +140,14 @@ struct Dropout(Copyable, Movable):
             # Whether digits are below, where those that are lower are not, and where they are.
             var alone = UInt32(0)
             var carried = ~UInt32(0)
+            # Else the keys of all rounds would stay in registers that products want.
+            var key = SIMD[DType.uint32, 2](here(self.key[0]), here(self.key[1]))
             comptime for number in range(2):
                 var words = self.draw(
                     first_query + UInt32(eight * 8),
                     first_key + UInt32(pair * 8),
                     upper * 2 + UInt32(number),
-                    here(self.key),
+                    key,
                 )
                 comptime for i in range(4):
                     var digit = self.digit(upper * 8 + UInt32(number * 4 + i))

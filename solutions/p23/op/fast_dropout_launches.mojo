@@ -158,9 +158,7 @@ def launch_backward_dropout[
 
 def launch_backward_dropout_hopper[
     L: Launcher, dtype: DType, //, *, biased: Bool
-](
-    mut launcher: L, t: FlashBackward[dtype], output: ImmPtr[dtype], layout: Layout, draws: Draws
-) raises:
+](mut launcher: L, t: FlashBackward[dtype], output: ImmPtr[dtype], layout: Layout, draws: Draws) raises:
     """Four launches: the draws, lse and delta in whole boxes, and the kernels with wgmma."""
     if t.sizes.head_dim <= 64:
         launch_backward_hopper[

@@ -10,7 +10,7 @@ from std.math import ceildiv
 from max.gpu import block_idx, lane_id, thread_idx
 from max.gpu.primitives import warp
 
-from .fast_dropout import Dropout, below
+from .fast_dropout import Dropout, below, here
 from .fast_hopper_tiles import GROUP, SIDE, Shared, divided
 from .flash_tensors import FlashSizes, PackedSizes
 from .shared.common import ImmPtr, MutPtr, start_later_grids, wait_for_earlier_grids
@@ -138,6 +138,14 @@ def drop[
 
 
 @always_inline
+def again(word: UInt32) -> UInt32:
+    """The same word for a second `drop`, by a way that the assembler does not see through: it would keep the truth of every bit, and has
+    registers for seven.
+    """
+    return warp.shuffle_xor(word, UInt32(0))
+
+
+@always_inline
 def word_of_keys(words: Shared[UInt32]) -> UInt32:
     """A lane's word of transposed scores: of all 64 queries, and of the 64 keys the 16 that its warp has.
 
@@ -162,4 +170,4 @@ def word_of_keys(drawn: SIMD[DType.uint32, 4]) -> UInt32:
     var side = UInt32(lane // 4 % 2 * 4)
     var even = warp.shuffle_idx(joined, source) >> side & 0x0F0F0F0F
     var odd = warp.shuffle_idx(joined, source + 4) >> side & 0x0F0F0F0F
-    return even | odd << 4
+    return here(even | odd << 4)

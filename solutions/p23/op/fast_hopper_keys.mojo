@@ -26,7 +26,7 @@ from max.gpu.memory import external_memory, fence_mbarrier_init
 from max.gpu.sync import mbarrier_arrive, mbarrier_arrive_expect_tx_shared, mbarrier_init
 
 from .fast_hopper import registers
-from .fast_hopper_dropout import WORDS_BYTES, drop, word_of_keys, words_of
+from .fast_hopper_dropout import WORDS_BYTES, again, drop, word_of_keys, words_of
 from .fast_hopper_masks import (
     add_mask,
     arrivals,
@@ -430,7 +430,7 @@ def hopper_key_value_kernel[
         wgmma_wait_group_sync[1]()
         settled(slopes)
         comptime if dropped:
-            drop[transposed=True](slopes, drawn)
+            drop[transposed=True](slopes, again(drawn))
         comptime for j in range(8):
             var deltas = own_numbers.unsafe_load[width=2, alignment=8](SIDE + j * 8)
             comptime for e in range(4):

@@ -13,7 +13,7 @@ from max.gpu.intrinsics import warpgroup_reg_alloc, warpgroup_reg_dealloc
 from max.gpu.memory import external_memory, fence_mbarrier_init
 from max.gpu.sync import mbarrier_arrive, mbarrier_arrive_expect_tx_shared, mbarrier_init
 
-from .fast_hopper_dropout import LANES, drop, word_of_keys, words_of
+from .fast_hopper_dropout import LANES, again, drop, word_of_keys, words_of
 from .fast_hopper_tiles import GROUP, HALF, Turn, common, settled, wait, wait_together
 from .fast_scores import LOG2_E, all_seen, sees
 from .fast_pairs import (
@@ -270,7 +270,7 @@ def hopper_pairs_key_value_kernel[
                 var down = inverse_power(power)
                 var apart_factor = grad.undo * value.undo * down
                 comptime if dropped:
-                    drop[transposed=True](slopes, word)
+                    drop[transposed=True](slopes, again(word))
                     down *= share
                 comptime for j in range(rows // 8):
                     var delta = own_numbers.unsafe_load[width=2, alignment=8](2 * SIDE + j * 8) * down

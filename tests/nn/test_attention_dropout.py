@@ -356,13 +356,18 @@ def test_gpu_kernels_beside_autograd_with_the_same_mask(monkeypatch, dtype, size
     (B, N, S, _), T = tensors[0].shape, tensors[1].shape[2]
     keep = keep_mask(state, (B, N, S, T), KEPT).double()
     options = {name: each for name, each in options.items() if name != "enable_gqa"}
-    exact = output_and_gradients(
-        masked, [t.double() for t in tensors], keep=keep, factor=ONE / KEPT, **options
+    exact, torchs = (
+        output_and_gradients(
+            masked, [t.to(type_) for t in tensors], keep=keep.to(type_), factor=ONE / KEPT, **options
+        )
+        for type_ in (torch.float64, torch.float32)
     )
-    for ours, truth in zip(got, exact, strict=True):
-        assert (ours.double() - truth).abs().max() <= UNITS[dtype] * torch.finfo(
-            dtype
-        ).eps * truth.abs().max()
+    for ours, of_torch, truth in zip(got, torchs, exact, strict=True):
+        limit = UNITS[dtype] * torch.finfo(dtype).eps * truth.abs().max()
+        if dtype == torch.float32:
+            # Some draws leave a gradient so small that PyTorch's float32 is off by more than that.
+            limit = max(limit, 2 * (of_torch.double() - truth).abs().max())
+        assert (ours.double() - truth).abs().max() <= limit
 
 
 @pytest.mark.gpu

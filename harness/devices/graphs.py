@@ -5,6 +5,8 @@ that the caller brings: it may fill them beforehand to see which elements a kern
 kept in the workbook's cache. torch is imported where a graph runs, not where it compiles.
 """
 
+from __future__ import annotations
+
 import errno
 import os
 import platform
@@ -26,16 +28,17 @@ from max.engine import CompiledModel, InferenceSession, Model, read
 from max.engine.api import DLPackArray
 from max.graph import BufferType, DeviceRef, Graph, KernelLibrary, Module, TensorType, ops
 
-from harness.devices.targets import Target
 from harness.errors import CompileFailed
 from harness.spec.ops import Call
-from harness.spec.puzzle import Dims, Puzzle
 from harness.toolchain.cache import cache_folder, digest, discard, keep, whole
 from harness.toolchain.disk import compiler_out_of_room, is_full
 from harness.toolchain.packages import OpPackage
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the layers load this module, and want nothing of puzzles
     import torch
+
+    from harness.devices.targets import Target
+    from harness.spec.puzzle import Dims, Puzzle
 
 T = TypeVar("T")
 DTYPES = {
@@ -350,7 +353,7 @@ def to_device(tensor: DLPackArray | Buffer, device: Device) -> Buffer:
 # ---- The tensors of a run -----------------------------------------------------------------------------------
 
 
-def sizes_of(puzzle: Puzzle, inputs: dict[str, "torch.Tensor"]) -> Dims:
+def sizes_of(puzzle: Puzzle, inputs: dict[str, torch.Tensor]) -> Dims:
     """The sizes of a case, read off the shapes of its inputs."""
     sizes = {
         name: size
@@ -366,9 +369,9 @@ def make_buffers(
     puzzle: Puzzle,
     program: Program,
     target: Target,
-    inputs: dict[str, "torch.Tensor"],
+    inputs: dict[str, torch.Tensor],
     dims: Dims | None = None,
-) -> tuple[dict[str, "torch.Tensor"], dict[str, Buffer]]:
+) -> tuple[dict[str, torch.Tensor], dict[str, Buffer]]:
     """The poisoned outputs of a program on the CPU, and a buffer on the target for every argument, both by name.
 
     `dims` are the case's sizes, None where the inputs tell them. A scalar that is not among the inputs is the op's own.
@@ -400,9 +403,9 @@ def execute(
     puzzle: Puzzle,
     program: Program,
     target: Target,
-    inputs: dict[str, "torch.Tensor"],
+    inputs: dict[str, torch.Tensor],
     dims: Dims | None = None,
-) -> dict[str, "torch.Tensor"]:
+) -> dict[str, torch.Tensor]:
     """Runs every variant on one case; returns what was written, on the CPU, by "variant.quantity".
 
     `dims` are the case's sizes, None where the inputs tell them.

@@ -1,4 +1,5 @@
-"""What answers at once loads neither torch nor MAX: the list, the hints, a puzzle's spec. Attention loads no compiler of torch's."""
+"""What answers at once loads neither torch nor MAX: the list, the hints, a puzzle's spec. Attention loads no compiler of
+torch's, and what runs a layer nothing of puzzles."""
 
 import subprocess
 import sys
@@ -18,6 +19,10 @@ HEAVY = ("torch", "max", "mojo", "triton", "sympy")
         ("import harness.puzzles.p22", HEAVY),
         ("from harness.cli import main; main(['list'])", HEAVY),
         ("from harness.cli import main; main(['hint', 'p22', 'dx-1'])", HEAVY),
+        (
+            "import harness.nn.on_max",
+            ("harness.spec.puzzle", "harness.spec.rungs", "harness.devices.targets"),
+        ),
         ("from harness.nn import attention", ("torch._dynamo", "torch._inductor", "sympy")),
     ],
 )

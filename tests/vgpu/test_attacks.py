@@ -98,3 +98,10 @@ def test_right_kernels_are_clean(name):
 
 def test_a_generic_address_that_no_window_has_is_out_of_bounds():
     assert "out-of-bounds load" in kinds("mov.u64 %d2, 0x1000000000000000; ld.u32 %r1, [%d2];" + KEEP)
+
+
+def test_local_memory_that_a_kernel_does_not_have_is_out_of_bounds():
+    assert kinds("st.u32 [%d1], 5; mov.u64 %d2, 0x0200000000000000; ld.u32 %r1, [%d2+4];") == {
+        "out-of-bounds load"
+    }
+    assert kinds("mov.u64 %d2, 0x0200000000000000; st.u32 [%d2], 5;") == {"out-of-bounds store"}

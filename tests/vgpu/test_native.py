@@ -370,3 +370,10 @@ def test_a_store_outside_of_its_memory_is_noticed(native, monkeypatch):
     monkeypatch.setattr(engine.Launch, "intact", lambda launch: False)
     with pytest.raises(RuntimeError, match="machine code of k has written outside of its memory"):
         launched(LOOP)
+
+
+def test_local_memory_that_a_kernel_does_not_have_is_found_missing(native):
+    device = bench()
+    out = device.place("out", np.zeros(64, np.uint32))
+    device.run(kernel("mov.u64 %d1, 0x0200000000000000; st.u32 [%d1], 5;"), 1, 64, out)
+    assert {f.kind for f in device.errors()} == {"out-of-bounds store"}

@@ -64,7 +64,9 @@ class BatchMemory:
             written = np.zeros(self.n * local, np.uint8)
             written.reshape(self.n, local)[:, :16] = 1  # the sink
             self.local_space = Space(np.zeros(self.n * local, np.uint8), written)
-            self.local_base = np.arange(self.n) * local
+        else:
+            self.local_space = Space(np.zeros(64, np.uint8), np.ones(64, np.uint8))
+        self.local_base = np.arange(self.n) * local
         self.param_space = run.param_space
 
     def positions(self, L):

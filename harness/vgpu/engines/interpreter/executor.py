@@ -287,11 +287,9 @@ class Batch(WarpgroupOps):
         """Renumber: only the threads `L` are left, so `None` may stand for them."""
         if self.copies_pending():
             return L
-        keep = ("block_of", "thread_of", "warp_of", "lane_of", "shared_base")
+        keep = ("block_of", "thread_of", "warp_of", "lane_of", "shared_base", "local_base")
         for name in keep:
             setattr(self, name, getattr(self, name)[L])
-        if self.run.local_size:
-            self.local_base = self.local_base[L]
         self.squeeze_warps(L)
         S = self.S
         for k, value in enumerate(S):

@@ -137,7 +137,9 @@ def repeated(byte: int, count: int) -> int:
 @variables
 def shared_place(ctx, address, mine, nbytes: int, role: str, shift: int, atomics: bool, races: bool):
     """The same for shared memory of the own block; `races`: whether it can be part of one."""
-    if unlikely((address > load(u8, ctx + SHARED_SIZE) - u8(nbytes)) | (address & u8(nbytes - 1) != u8(0))):
+    size = load(u8, ctx + SHARED_SIZE)
+    inside = (address < size) & (address <= size - u8(nbytes))  # there may be none: a size of 0
+    if unlikely(~inside | (address & u8(nbytes - 1) != u8(0))):
         return give_up(ctx)
     if unlikely(unfit(load(u8, ctx + SHARED_STATE) + address, nbytes, role)):
         return give_up(ctx)
@@ -152,7 +154,8 @@ def shared_place(ctx, address, mine, nbytes: int, role: str, shift: int, atomics
 def local_place(ctx, address, tid, nbytes: int, role: str):
     """The same for a thread's local memory."""
     size = load(u8, ctx + LOCAL_SIZE)
-    if unlikely((address > size - u8(nbytes)) | (address & u8(nbytes - 1) != u8(0))):
+    inside = (address < size) & (address <= size - u8(nbytes))  # there may be none: a size of 0
+    if unlikely(~inside | (address & u8(nbytes - 1) != u8(0))):
         return give_up(ctx)
     place = address + tid.astype(u8) * size
     if unlikely(unfit(load(u8, ctx + LOCAL_STATE) + place, nbytes, role)):

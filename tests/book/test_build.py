@@ -427,14 +427,15 @@ def test_commands_of_the_readme_are_tasks():
 
 def test_printed_commands_have_flags_that_there_are(capsys):
     """Those of a puzzle, and after the flag of a demonstration or of --bench those in its own --help."""
-    from harness import cli, flags
+    from harness import cli
+    from harness.check import options
     from harness.spec.catalogue import find_puzzle
 
     asked: dict[tuple[str, str], str] = {}
     for page in (ROOT / "README.md", *sorted((BOOK / "src").rglob("*.md"))):
         for command in re.finditer(r"\b(p(?:19|2\d))((?: +--?[\w-]+| +[\w.-]+)*)", page.read_text()):
             puzzle, words = find_puzzle(command[1]), re.findall(r"--[\w-]+", command[2])
-            known = flags.flags_of(flags.parser(puzzle))
+            known = options.flags_of(options.parser(puzzle))
             own = {f"--{demo.flag}" for demo in puzzle.demos if demo.options} | {"--bench"}
             if len(words) > 1 and words[0] in own:
                 what = puzzle.name, words[0]

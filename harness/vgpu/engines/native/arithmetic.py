@@ -13,7 +13,8 @@ import numpy as np
 
 from harness.vgpu.engines.opcodes import numeric
 
-from .compiler import KINDS, Frame, Refused, Value
+from .compiler import Frame
+from .values import KINDS, Refused, Value
 
 
 def _where(f: Frame, condition, x, y):

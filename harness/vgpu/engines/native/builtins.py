@@ -10,7 +10,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from .compiler import KINDS, Frame, Turns, Value, kind_named
+from .compiler import Frame
+from .values import KINDS, Turns, Value, kind_named
 
 
 def _never(*_) -> NoReturn:

@@ -19,8 +19,8 @@ from harness.vgpu.ptx.provenance import address_origin, origins
 
 from . import machine_code
 from . import runtime as rt
-from .compiler import Refused
 from .kernel import Translation, refuse
+from .values import Refused
 
 SPARE = 256  # bytes around every array that machine code writes
 FILLED = 0xA5

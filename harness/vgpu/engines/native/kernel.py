@@ -28,8 +28,9 @@ from . import runtime as rt
 from . import warps
 from .arithmetic import INTRINSICS
 from .builtins import INSTRUCTIONS, _load, _store
-from .compiler import KINDS, Frame, Refused, Unit, Value
+from .compiler import Frame, Unit
 from .segments import Segment, cut, lonely_loads, loops_that_wait
+from .values import KINDS, Refused, Value
 
 u4, u8 = np.uint32, np.uint64
 FLOAT_ATOMICS = ("f2", "f4", "f8")

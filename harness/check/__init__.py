@@ -1,6 +1,7 @@
 """Running kernels and judging what they wrote: cases, gates, rungs, diagnoses, the bug zoo.
 
-From `pNN --gate dW` to its verdict, ten files in order. A file without a folder is in this one:
+From `pNN --gate dW` to its verdict, ten files in order. `pixi run pNN` and `uv run poe pNN` are
+`python -m harness pNN`. A file without a folder is in this one:
 
  1  harness/cli.py. `run` finds the command, and run_puzzle calls checking.check. Before, harness/__main__.py
     has asked the warm process (warm.py, harness/server.py), which judges in the same way. Where none answers,
@@ -9,12 +10,15 @@ From `pNN --gate dW` to its verdict, ten files in order. A file without a folder
     with a gate of that name, for dW the kernels. `by_gate` sends one gate of the kernels to the virtual GPU,
     even where there is a real one.
  3  harness/screens/checking.py. GateCheck.run has the gate judged, notes that it passed, prints the verdict
-    in the words of harness/screens/report.py, and returns the exit code.
+    in the words of harness/screens/report.py, and returns the exit code: 0 right, 1 wrong, 3 unsolved; 4 where
+    something does not compile.
  4  harness/puzzles/pNN/spec.py. Of each gate, the variant whose kernels are recorded and the quantities that
     it is judged on; cases, inputs, PyTorch's answer (`reference`), which sums are `atomic`.
     harness/spec/puzzle.py explains each field.
  5  problems/pNN/op/NAME.mojo, the `file` of the spec's MojoRung: blanks and kernels. The other files there
-    are links to the solution's. `Call.launch` of the spec names the function that launches the kernels.
+    are links to the solution's. `Call.launch` of the spec names the function that launches the kernels; those
+    of puzzle 22 stand in op/launches.mojo: launch_backward_fused clears the sums, runs the kernel that holds
+    dW, and rounds the sums.
  6  checker.py. checker_of and make_checker make the checker, whose class the rung names by a string: for
     kernels "harness.check.checker:Checker". Where every blank asked about is untouched, Checker.check
     compiles nothing: "unsolved", exit code 3. Else it has the launches recorded, while PyTorch computes what
@@ -28,10 +32,12 @@ From `pNN --gate dW` to its verdict, ten files in order. A file without a folder
     saved something wrong, or nothing, it replays once more with right values in that place: so an untouched
     forward pass does not spoil dW.
  9  reference.py. Reference.compared hands each quantity to `compare` with the truth, which is PyTorch's
-    answer in float64, and the baseline, which is its answer in the kernel's dtype.
-10  compare.py. `compare` finds it right where max|got - truth| / max|truth| is at most twice the baseline's,
-    times s for sums by atomics, and a few units in the last place; where NaN and infinity stand as in the
-    truth; and where nothing is left unwritten.
+    answer in float64 (of float64 kernels, the derivation's in NumPy longdouble), and the baseline, which is
+    its answer in the kernel's dtype.
+10  compare.py. `compare` finds it right where max|got - truth| / max|truth| is at most 2 * s times the
+    baseline's and a floor, 4 * 2^-23 in float32, 2^-8 in bfloat16; where NaN and infinity stand as in the
+    truth; and where nothing is left unwritten. For a sum of R rows by atomics s is sqrt(R) / 8, from 1 to 8;
+    else it is 1.
 
 Recording and replay: harness/devices/recorder.py compiles solutions/pNN/record.mojo, which is generated. It
 calls the launch functions with a launcher that writes down (harness/devices/recording/recorder.mojo).

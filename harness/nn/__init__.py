@@ -16,15 +16,17 @@ this one:
  3  layernorm_plan.py. make_plan: sizes, and who multiplies (`choose`, see below). The constants above Plan,
     and the estimates of time after `choose`, can wait.
  4  layernorm_direct.py. LayerNormKernels.forward takes memory from PyTorch's allocator and calls the
-    extension module, which extension_kernels.py opens once on each GPU. Where the library multiplies, the
-    module launches the rows alone. `Way.explain` puts the plan into words.
+    extension module, which extension_kernels.py opens once on each GPU, and whose functions launch_forward
+    and launch_backward are. Where the library multiplies, forward_with_library has the module launch the rows
+    alone. `hopper` is whether the module is one for sm_90a. `Way.explain` puts the plan into words.
  5  solutions/p22/extension.mojo. `call`, `run` and run_forward: the dtype, and what is launched: small passes
     by solutions/p22/small.mojo, float32 by pairs of float16 by solutions/p22/op/fast_pairs.mojo, all else by
     the next.
  6  solutions/p22/op/fast.mojo. launch_forward_fast launches rows, then the product. In 16 bits on a Hopper it
     calls launch_forward_hopper, except for small products of unaligned rows. Else solutions/shared/gemm.mojo
     chooses.
- 7  solutions/p22/op/fast_forward.mojo. The kernels of LayerNorm's rows; launch_layernorm_fast chooses one.
+ 7  solutions/p22/op/fast_forward.mojo. The kernels of LayerNorm's rows: layernorm_rows where a row fits a
+    block, layernorm_shared for unaligned rows on a Hopper, layernorm_any for others.
  8  solutions/shared/gemm_hopper_launches.mojo. plan_tiles cuts the product into tiles, launch_gemm_hopper
     launches.
  9  solutions/shared/gemm_hopper.mojo. The product's kernel.
@@ -36,10 +38,12 @@ Who multiplies (OWN is this project's kernel, else PyTorch's library; a weight t
 
 - float32 and float64: OWN below 3 * 2^27 multiply-adds; in a CUDA graph, or of more than 8192 rows, below
   2^24.
-- 16 bits, aligned rows: OWN; on a Hopper who is estimated to be faster, but in plain calls OWN as long as its
+- 16 bits, unaligned rows: OWN below 2^16; from there on a Hopper OWN, or the library on padded copies where
+  that is estimated to be faster, elsewhere the library.
+- 16 bits, aligned rows: OWN; on a Hopper, above 2^15 (SMALL), who is estimated to be faster, but in plain calls OWN as long as its
   three products are estimated to take less than 350 microseconds (HOST): a loop of those waits for the host.
 - small.mojo makes all of an OWN forward pass, in one launch, where H <= 256, H * O <= 2^14 and
-  rows * H * O <= 2^20. Its backward pass ends at rows * H * O = 2^15, which layernorm_plan.py calls SMALL.
+  rows * H * O <= 2^20. Its backward pass ends at rows * H * O = 2^15 too.
 
 The backward pass takes the same files: DirectLayerNormLinear.backward, LayerNormKernels.backward,
 run_backward, and launch_gradients in fast.mojo, for whose rows fast_backward_launches.mojo chooses.

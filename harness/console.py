@@ -14,14 +14,16 @@ import unicodedata
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from harness.errors import BadUse, EnvironmentProblem
 from harness.toolchain.disk import write_target
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 INTERRUPTED = 130
 VERDICT = r" *(?:[✅❌⏳] \S+ +)?"
@@ -199,11 +201,18 @@ def listening(listener: Listener) -> Generator[None, None, None]:
 
 
 @contextmanager
-def live(console: Console, *, ticking: bool = True) -> Generator[Progress, None, None]:
+def live(console: Console, *, ticking: bool = True) -> Generator["Progress", None, None]:
     """Shows on a terminal what a check tells, in one line that goes away; in a pipe nothing.
 
     Without `ticking` it moves only where the check tells something: a learner's code may print and read meanwhile.
     """
+    from rich.progress import (
+        Progress,
+        SpinnerColumn,
+        TextColumn,
+        TimeElapsedColumn,
+    )  # most commands show none
+
     with Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),

@@ -206,12 +206,8 @@ def live(console: Console, *, ticking: bool = True) -> Generator["Progress", Non
 
     Without `ticking` it moves only where the check tells something: a learner's code may print and read meanwhile.
     """
-    from rich.progress import (
-        Progress,
-        SpinnerColumn,
-        TextColumn,
-        TimeElapsedColumn,
-    )  # most commands show none
+    # Not at the start: the process that judges a gate shows no bar.
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     with Progress(
         SpinnerColumn(),

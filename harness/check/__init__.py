@@ -22,9 +22,9 @@ From `pNN --gate dW` to its verdict, ten files in order. `pixi run pNN` and `uv 
  6  checker.py. checker_of and make_checker make the checker, whose class the rung names by a string: for
     kernels "harness.check.checker:Checker". Where every blank asked about is untouched, Checker.check
     compiles nothing: "unsolved", exit code 3. Else it has the launches recorded, while PyTorch computes what
-    is right. The chapter's case is judged and printed first, then all of them, both passes of each. A gate that
-    is right in float32 is judged again in bfloat16, in the cases with `in_16_bits`,
-    where --dtype says nothing.
+    is right. The chapter's case is judged and printed first, then all of them, both passes of each. A gate
+    that is right in float32 is judged again in bfloat16, in the cases with `in_16_bits`, where --dtype says
+    nothing.
  7  judge.py. Judge.by_gate, then `on` and `variant`, have the recording replayed and put what is wrong down
     to the right gate. A gate is wrong by its values (`by_values`), by what the virtual GPU reports
     (`_share`), or with --repeat in a later run (`_repeat`). `_explain` then says why, from the mistakes that
@@ -37,9 +37,8 @@ From `pNN --gate dW` to its verdict, ten files in order. `pixi run pNN` and `uv 
     its answer in the kernel's dtype.
 10  compare.py. `compare` finds it right where max|got - truth| / max|truth| is at most 2 * s times the
     baseline's and a floor, 4 * 2^-23 in float32, 2^-8 in bfloat16; where NaN and infinity stand as in the
-    truth; and where nothing is left unwritten. A spec may widen it for some quantities (`propagated`, `terms`),
-    not for dW. For a sum of R rows by atomics s is sqrt(R) / 8, from 1 to 8;
-    else it is 1.
+    truth; and where nothing is left unwritten. A spec may widen it for some quantities (`propagated`,
+    `terms`), not for dW. For a sum of R rows by atomics s is sqrt(R) / 8, from 1 to 8; else it is 1.
 
 Recording and replay: harness/devices/recorder.py compiles solutions/pNN/record.mojo, which is generated. It
 calls the launch functions with a launcher that writes down (harness/devices/recording/recorder.mojo).

@@ -40,8 +40,9 @@ Who multiplies (OWN is this project's kernel, else PyTorch's library; a weight t
   2^24.
 - 16 bits, unaligned rows: OWN below 2^16; from there on a Hopper OWN, or the library on padded copies where
   that is estimated to be faster, elsewhere the library.
-- 16 bits, aligned rows: OWN; on a Hopper, above 2^15 (SMALL), who is estimated to be faster, but in plain calls OWN as long as its
-  three products are estimated to take less than 350 microseconds (HOST): a loop of those waits for the host.
+- 16 bits, aligned rows: OWN; on a Hopper, above 2^15 (SMALL), who is estimated to be faster, but in plain
+  calls OWN as long as its three products are estimated to take less than 350 microseconds (HOST): a loop of
+  those waits for the host.
 - small.mojo makes all of an OWN forward pass, in one launch, where H <= 256, H * O <= 2^14 and
   rows * H * O <= 2^20. Its backward pass ends at rows * H * O = 2^15 too.
 

@@ -1,4 +1,4 @@
-"""`python -m harness`, and what the command `workbook` starts: Ctrl-C is one line from the first import on.
+"""Start the command `workbook`, also as `python -m harness`: Ctrl-C is one line from the first import on.
 
 `harness.check` has the way from the command to a verdict, `harness.nn` that from a layer to its launches, file by file.
 """

@@ -1,4 +1,4 @@
-"""The command line: `python -m harness pNN --backward`. Finds the command, runs it, and turns its end into an exit code.
+"""The command line: `workbook pNN --backward`. Finds the command, runs it, and turns its end into an exit code.
 
 Exit codes: 0 all correct, 1 a wrong result, 2 bad use, 3 unsolved blanks, 4 the Mojo package does not compile, 5 the
 environment, 6 nothing wrong, but no GPU kernel ran anywhere, 130 interrupted.

@@ -101,7 +101,7 @@ def init(arguments: list[str]) -> int:
     ]
     if flags.book:
         lines.append(f"the book: open {shown(folder / workspace.BOOK / 'index.html')} in a browser")
-    print_lines(make_console(sys.stdout), [*lines, f"next: {inside}{command('list', folder=folder)}"])
+    print_lines(make_console(sys.stdout), [*lines, f"next: {inside}{command('list')}"])
     return 0
 
 

@@ -28,7 +28,7 @@ os.environ.setdefault("WORKBOOK_SERVER", "off")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 # A command that a message names has the form of the one that started the process: here the plain one, whoever runs the tests.
-for mark in ("POE_ACTIVE", "PIXI_PROJECT_ROOT", "UV_RUN_RECURSION_DEPTH"):
+for mark in ("PIXI_PROJECT_ROOT", "UV_RUN_RECURSION_DEPTH"):
     os.environ.pop(mark, None)
 
 pytest_plugins = [
@@ -97,8 +97,8 @@ def started():
 
 @pytest.fixture(autouse=True)
 def started_plainly(monkeypatch):
-    """Messages name commands in the form in which the user started; here that is `python -m harness`, however pytest came."""
-    for name in ("POE_ACTIVE", "PIXI_PROJECT_ROOT", "UV_RUN_RECURSION_DEPTH"):
+    """Messages name commands in the form in which the user started; here that is plain `workbook`."""
+    for name in ("PIXI_PROJECT_ROOT", "UV_RUN_RECURSION_DEPTH"):
         monkeypatch.delenv(name, raising=False)
 
 

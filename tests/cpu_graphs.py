@@ -39,7 +39,7 @@ def dtype_of(graph: str) -> str:
 
 
 def load_as_one(name: str, package, calls: dict) -> "Units":
-    """Graphs as one unit, by name, but for those in float16: nightly tests alone ask for them, a unit of their own.
+    """Graphs as one unit, by name, but for those in float16: slow tests alone ask for them, a unit of their own.
 
     The first process of the run compiles them, the others read them.
     """
@@ -123,15 +123,15 @@ def layer_calls() -> Iterator:
 
 @pytest.fixture(scope="session")
 def layer_graphs(cpu_graphs, request):
-    """Puts the layer's graphs on the CPU that the tests use where it looks for them; float16's where the run has nightly tests."""
+    """Puts the layer's graphs on the CPU that the tests use where it looks for them; float16's where the run has slow tests."""
     import torch
 
     from harness.nn import autograd
 
     loaded = cpu_graphs()
-    has_nightly = any(item.get_closest_marker("nightly") for item in request.session.items)
+    has_slow = any(item.get_closest_marker("slow") for item in request.session.items)
     for (algorithm, dtype), graphs in layer_calls():
-        if dtype == torch.float16 and not has_nightly:
+        if dtype == torch.float16 and not has_slow:
             continue
         autograd.GRAPHS.loaded[algorithm, dtype, torch.device("cpu")] = {
             op: loaded[name] for op, (name, _) in graphs.items()

@@ -1,4 +1,4 @@
-"""The records of measurements that are older than their kernels, listed at the end of `poe nightly`."""
+"""The records of measurements that are older than their kernels, listed at the end of `-m slow`."""
 
 from book.measure import __main__ as runner
 from book.measure import record
@@ -11,7 +11,7 @@ def old() -> list[str]:
 
 def pytest_terminal_summary(terminalreporter, config) -> None:
     """Lists them where the nightly tests are run."""
-    if config.option.markexpr == "nightly" and (lines := old()):
+    if config.option.markexpr == "slow" and (lines := old()):
         terminalreporter.section("records of other kernels")
         terminalreporter.line(
             f"`python -m book.measure NAME` measures them anew on a GPU: {len(lines)} of {len(record.names())}"

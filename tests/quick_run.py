@@ -104,7 +104,7 @@ def pytest_collection_modifyitems(config, items):
         left_out = {
             item
             for item in items
-            if any(item.get_closest_marker(mark) for mark in ("compiler", "long", "nightly"))
+            if any(item.get_closest_marker(mark) for mark in ("compiler", "long", "slow"))
             or LEFT_OUT.intersection(item.fixturenames)
         }
         taken = Counter()

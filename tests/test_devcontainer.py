@@ -1,9 +1,10 @@
-"""The devcontainer and the tasks that it starts name what there is: tasks of pyproject.toml, one port, a built book."""
+"""The devcontainer and the tasks that it starts name what there is: commands, one port, a built book."""
 
 import json
 import re
 import tomllib
 
+from harness.check.options import COMMANDS
 from harness.spec.catalogue import puzzle_names
 from harness.toolchain.roots import CHECKOUT
 
@@ -13,8 +14,8 @@ def test_the_devcontainer_starts_what_the_project_has():
     tasks = json.loads((CHECKOUT / ".vscode" / "tasks.json").read_text())["tasks"]
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())
     commands = [container["postCreateCommand"], *(task["command"] for task in tasks)]
-    named = re.findall(r"\bpoe (\w+)(?: (p\d+))?", "\n".join(commands))
-    assert {task for task, _ in named} == {"doctor", "watch"} <= set(project["tool"]["poe"]["tasks"])
+    named = re.findall(r"\bworkbook (\w+)(?: (p\d+))?", "\n".join(commands))
+    assert {command for command, _ in named} == {"doctor", "watch"} <= set(COMMANDS)
     assert {puzzle for _, puzzle in named if puzzle} <= set(puzzle_names())
     assert (
         "uv sync" in container["postCreateCommand"]

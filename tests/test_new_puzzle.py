@@ -250,9 +250,7 @@ def test_the_command_that_the_report_suggests_parses_and_says_the_same(here, fin
 
     code, out, _ = finished_of_others["wrong"]
     assert code == 1 and "without the factor 2" in out and "only one" not in out
-    suggested = next(line for line in out.splitlines() if "Run this again:" in line).split(
-        "python -m harness "
-    )[1]
+    suggested = next(line for line in out.splitlines() if "Run this again:" in line).split("workbook ")[1]
     assert suggested.startswith("p90 --backward --plain --device cpu --ops ")
     options = parse(suggested.split())
     assert options.variants == ("plain",) and options.device == "cpu" and options.root == str(here / "wrong")
@@ -261,7 +259,7 @@ def test_the_command_that_the_report_suggests_parses_and_says_the_same(here, fin
         code == 3
         and "Unsolved blanks (2 of 2):" in out
         and "   - CPU Backward:  ✅ CORRECT" in out  # its path has no blanks
-        and "Run this again: python -m harness p90 --backward" in out
+        and "Run this again: workbook p90 --backward" in out
     )
 
 

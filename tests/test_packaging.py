@@ -1,4 +1,4 @@
-"""Packaging: uv and pixi offer the same tasks, versions are pinned, and what the texts tell people to type exists."""
+"""Packaging: pixi has its tasks, versions are pinned, and what the texts tell people to type exists."""
 
 import json
 import os
@@ -21,14 +21,12 @@ PIXI = tomllib.loads((ROOT / "pixi.toml").read_text())
 PAGES = [ROOT / "README.md", *sorted((ROOT / "book" / "src").rglob("*.md"))]
 
 
-def test_both_task_tables_are_equal():
-    poe = {name: (task["cmd"], task["help"]) for name, task in PROJECT["tool"]["poe"]["tasks"].items()}
-    pixi = {name: (task["cmd"], task["description"]) for name, task in PIXI["tasks"].items()}
-    assert poe == pixi
-    assert {"p22", "tests", "book", "format"} <= set(poe)
+def test_pixi_has_a_task_for_each_puzzle_and_the_tests():
+    tasks = {name: f"workbook {name}" for name in puzzle_names()}
+    assert PIXI["tasks"] == {"workbook": "workbook", **tasks, "tests": "pytest"}
 
 
-def test_pixi_installs_this_project_with_the_extra_that_the_tasks_need():
+def test_pixi_installs_this_project_with_the_extra_that_the_tests_need():
     (entry,) = PIXI["pypi-dependencies"].items()
     name, options = entry
     assert name == PROJECT["project"]["name"]
@@ -38,7 +36,6 @@ def test_pixi_installs_this_project_with_the_extra_that_the_tasks_need():
 
 TEXT = {"type": "string", "minLength": 1}
 PLATFORM = {"platform": {"enum": ["linux-64", "linux-aarch64", "osx-arm64"]}, "glibc": TEXT, "macos": TEXT}
-TASK = {"cmd": TEXT, "description": TEXT}
 
 
 def table(**entries) -> dict:
@@ -62,7 +59,7 @@ PIXI_SCHEMA = table(
         },
     ),
     dependencies=table(python=TEXT),
-    tasks={"type": "object", "additionalProperties": table(**TASK)},
+    tasks={"type": "object", "additionalProperties": TEXT},
     **{"pypi-dependencies": {"type": "object"}},
 )
 """Of what pixi allows, what this file uses."""
@@ -82,11 +79,10 @@ def test_pixi_toml_fits_the_schema():
     [
         PIXI | {"other": {}},
         PIXI | {"tasks": {"p22": {"cmd": "python"}}},
-        PIXI | {"tasks": {"p22": PIXI["tasks"]["p22"] | {"command": "python"}}},
         {name: value for name, value in PIXI.items() if name != "workspace"},
         PIXI | {"workspace": PIXI["workspace"] | {"platforms": ["linux"]}},
     ],
-    ids=["an unknown table", "no description", "an unknown key", "no workspace", "a platform without a name"],
+    ids=["an unknown table", "a task that is no line", "no workspace", "a platform without a name"],
 )
 def test_a_damaged_pixi_toml_does_not_fit(damaged):
     import jsonschema
@@ -185,62 +181,17 @@ def test_the_workflow_passes_actionlint():
 
 def test_the_workflow_runs_the_script_and_publishes_what_the_page_builds():
     workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
-    assert "- run: .ci/run ${{ env.TIERS }}\n" in workflow and "path: book/html\n" in workflow
+    assert "- run: .ci/run\n" in workflow and "path: book/html\n" in workflow
     command = "uv run --only-group book python -m book.build"
     assert command in workflow and command in (ROOT / "book" / "src" / "install.md").read_text()
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="a script of bash")
-@pytest.mark.parametrize(("seconds", "tiers"), [("0", ["tests", "nightly"]), ("4200", ["tests"])])
-def test_continuous_integration_says_which_tier_it_has_no_time_for(tmp_path, seconds, tiers):
-    """With commands that only write down how they were called, and a script that began so many seconds ago."""
-    log = tmp_path / "called"
-    for name in ("uv", "python3", "apt-get", "chromium"):
-        command = tmp_path / name
-        command.write_text(f'#!/bin/sh\necho "$@" >>"{log}"\n')
-        command.chmod(0o755)
-    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SECONDS": seconds}
-    environment.pop("WORKBOOK_CI_MINUTES", None)
-    script = str(ROOT / ".ci" / "run")
-    done = subprocess.run(["bash", script], env=environment, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert [tier for tier in ("tests", "nightly") if f"run poe {tier}\n" in log.read_text()] == tiers
-    assert ("poe nightly: SKIPPED, because 70 minutes have gone by" in done.stdout) == (tiers == ["tests"])
-
-
-def printed_tasks() -> list[tuple[str, str, str]]:
-    """(page, runner, task) of every command in the texts that calls a task.
-
-    The book writes a command once, in a fence with the language `run`, and shows it for both runners.
-    """
-    command = re.compile(r"(uv run(?: --no-sync)? poe|pixi run) ([a-z]\w*)")
-    fence = re.compile(r"^```run$(.*?)^```$", re.MULTILINE | re.DOTALL)
-    tasks = set()
-    for page in PAGES:
-        text, name = page.read_text(), str(page.relative_to(ROOT))
-        tasks |= {(name, runner.split()[0], task) for runner, task in command.findall(text)}
-        for line in "\n".join(fence.findall(text)).split("\n"):
-            if line.strip():
-                tasks |= {(name, runner, line.split()[0]) for runner in ("uv", "pixi")}
-    return sorted(tasks)
-
-
-@pytest.mark.parametrize(("page", "runner", "task"), printed_tasks())
-def test_every_printed_task_exists(page, runner, task):
-    assert task in (PROJECT["tool"]["poe"]["tasks"] if runner == "uv" else PIXI["tasks"])
-
-
-def test_the_texts_print_tasks_at_all():
-    assert ("README.md", "uv", "p22") in printed_tasks() and ("README.md", "pixi", "tests") in printed_tasks()
-    assert any(page.startswith("book/") for page, _, _ in printed_tasks())
-
-
-def test_readme_has_its_two_commands_and_their_twins_on_lines_of_their_own():
+def test_readme_has_its_two_commands_and_those_of_pixi_on_lines_of_their_own():
     lines = (ROOT / "README.md").read_text().splitlines()
-    first = lines.index("python3 -m pip install -q uv && uv run poe p22 --backward --solution")
-    assert lines[first + 1] == "uv run poe tests"
-    twin = lines.index("pixi run p22 --backward --solution")
-    assert lines[twin + 1] == "pixi run tests"
+    first = lines.index("python3 -m pip install -q uv && uv run workbook p22 --backward --solution")
+    assert lines[first + 1] == "uv run pytest"
+    pixi = lines.index("pixi run p22 --backward --solution")
+    assert lines[pixi + 1] == "pixi run tests"
     assert first < 20, "they stand near the top"
     assert len(lines) <= 120, "one page"
 
@@ -253,16 +204,10 @@ def test_readme_s_table_has_each_puzzle_with_the_rungs_that_its_command_takes():
     assert printed == {name: [rung.id for rung in find_puzzle(name).rungs] for name in puzzle_names()}
 
 
-def test_the_two_tiers_together_are_every_test():
-    tasks = PROJECT["tool"]["poe"]["tasks"]
-    day, night = (re.search(r"pytest -m ('[^']*'|\w+) ", tasks[name]["cmd"]) for name in ("tests", "nightly"))
-    assert day and night and day[1].strip("'") == f"not {night[1]}"
-
-
 def test_continuous_integration_uses_the_readme_s_commands():
     script = (ROOT / ".ci" / "run").read_text()
-    assert "python3 -m pip install -q uv && uv run poe p22 --backward --solution" in script
-    assert "for tier in ${@:-tests nightly}; do" in script and 'uv run poe "$tier"' in script
+    assert "python3 -m pip install -q uv && uv run workbook p22 --backward --solution" in script
+    assert "uv run pytest ||" in script and "uv run pytest -m slow ||" in script
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
 
 

@@ -13,7 +13,7 @@ from harness.check.zoo import WrongKernel
 
 
 def test_nothing_is_checked_by_nightly_tests_alone(request):
-    """Of what this run has collected, which in `poe tests` is everything."""
+    """Of what this run has collected, which in the default run is everything."""
     assert tiers.only_nightly(request.config.stash[tiers.COLLECTED]) == []
 
 

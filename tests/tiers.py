@@ -1,4 +1,4 @@
-"""The tiers of the tests: `poe tests` runs all that do not bear the mark `nightly`, `poe nightly` those that do.
+"""The tiers of the tests: the default run runs all that do not bear the mark `nightly`, `-m slow` those that do.
 
 Which test bears it is said here and nowhere else. What is nightly runs code that a test of the other tier runs too: in the
 other 16-bit type, from another seed, for another GPU or processor, in another width or theme of a page, or on one more wrong
@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 WRONG_OF_A_GATE = 1
-"""So many wrong solutions of each gate, the first by name, stay with `poe tests`."""
+"""So many wrong solutions of each gate, the first by name, stay with the default run."""
 FIRST = {
     "p22/test_mojo_mistakes.py::test_a_mistake_is_named_and_by_no_wrong_name": 3,
     "p22/test_right_kernels.py::test_a_right_kernel_is_accepted_however_it_is_written": 2,
@@ -70,7 +70,7 @@ COLLECTED = pytest.StashKey[list[pytest.Item]]()
 
 def pytest_configure(config):
     config.addinivalue_line(
-        "markers", "nightly: `poe nightly` runs it, `poe tests` does not; see tests/tiers.py"
+        "markers", "slow: `-m slow` runs it, the default run does not; see tests/tiers.py"
     )
 
 
@@ -78,7 +78,7 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(config, items):
     config.stash[COLLECTED] = list(items)
     for item in nightly(items):
-        item.add_marker(pytest.mark.nightly)
+        item.add_marker(pytest.mark.slow)
 
 
 def name_of(item: pytest.Item) -> str:
@@ -87,7 +87,7 @@ def name_of(item: pytest.Item) -> str:
 
 
 def nightly(items: Iterable[pytest.Item]) -> list[pytest.Item]:
-    """Those that `poe tests` leaves out."""
+    """Those that the default run leaves out."""
     ids, counts = {item.nodeid for item in items}, Counter()
     return [item for item in items if leaves(item, ids, counts)]
 
@@ -136,7 +136,7 @@ def chosen(request: Any, argument: str) -> list:
 
 
 def only_nightly(items: Iterable[pytest.Item]) -> list[str]:
-    """A line for each test function, and each gate of a wrong solution, none of whose cases `poe tests` runs."""
+    """A line for each test function, and each gate of a wrong solution, none of whose cases the default run runs."""
     left = {item.nodeid for item in nightly(items)}
     stays, gates = defaultdict(bool), defaultdict(bool)
     for item in items:
@@ -160,7 +160,7 @@ class Listing:
         self.lines = only_nightly(items)
         many = len(nightly(items))
         print(
-            f"\n{many} of {len(items)} tests are nightly; without another test in poe tests: {len(self.lines)}"
+            f"\n{many} of {len(items)} tests are nightly; without another test in the default run: {len(self.lines)}"
         )
         print("\n".join(self.lines))
 

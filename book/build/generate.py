@@ -5,7 +5,6 @@ The strict build runs it first. Everything goes to book/.cache/generated/, so it
 
 import json
 import re
-import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -43,7 +42,6 @@ from book.measure import ledger, outputs, record
 from book.measure.ledger import GPT2_SMALL
 from harness.check import options
 from harness.puzzles.p22 import spec as p22
-from harness.spec.catalogue import puzzle_names
 
 BOOK = Path(__file__).absolute().parent.parent
 
@@ -322,18 +320,6 @@ def ratio_chart() -> str:
     return times_chart.ratio(times, names)
 
 
-def tasks_table() -> str:
-    """The tasks beside the puzzles' own, in the words of the task list."""
-    pyproject = tomllib.loads((BOOK.parent / "pyproject.toml").read_text(encoding="utf-8"))
-    tasks = pyproject["tool"]["poe"]["tasks"]
-    rows = [
-        [f"`{name}`", task["help"].replace("|", "\\|")]
-        for name, task in tasks.items()
-        if name not in puzzle_names()
-    ]
-    return table(["task", "what it does"], rows)
-
-
 def options_table() -> str:
     """The options of `pNN`, in the words of its own help."""
     rows = []
@@ -408,7 +394,6 @@ def saving_chart() -> str:
 FILES: dict[str, Callable[[], str]] = {
     "configuration.md": configuration,
     "options.md": options_table,
-    "tasks.md": tasks_table,
     "moved.md": moved_table,
     "saved.md": saved_table,
     "unfused_backward.md": unfused_table,

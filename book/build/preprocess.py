@@ -1,9 +1,9 @@
-"""The book's mdBook preprocessor: formulas, command tabs and checks, with every mistake named by file and line.
+"""The book's mdBook preprocessor: formulas, commands and checks, with every mistake named by file and line.
 
 mdBook hands over the book as JSON on standard input and takes it back on standard output. What is added to Markdown:
 
 - `$...$`, `$$...$$`, `\\\\(...\\\\)` and `\\\\[...\\\\]` are TeX and become SVG; `$$...$$ {#name}` names a formula;
-- a fence with the language `run` holds command lines of the workbook and becomes tabs for uv and pixi;
+- a fence with the language `run` holds command lines of the workbook, without `uv run workbook` in front;
 - a fence with the language `output` and a name holds what a command printed, from book/outputs/;
 - in a fence, `{{#blank FILE:ID}}` includes the body of a blank, `{{#function FILE:NAME}}` a whole function;
 - `{{#wrong PUZZLE}}` lists, folded, the wrong solutions that the gates of the page's hint ladders reject;
@@ -24,7 +24,6 @@ import os
 import re
 import sys
 import textwrap
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,16 +32,15 @@ from typing import Any
 from book.build import museum, reading, references, rungs, stubs
 from book.build.maths import BadFormula, PageMaths
 from book.measure import outputs, record
-from harness.check import zoo
+from harness.check import options, zoo
 from harness.errors import BadUse
 from harness.learner import blanks, hints
-from harness.spec.catalogue import find_puzzle
+from harness.spec.catalogue import find_puzzle, puzzle_names
 
 WITHHELD = "This code appears when the book is built by its task: "
 REJECTED = "that the gates of this page reject"
 """Ends the title of a list of wrong solutions, the last thing of its section; the search index has them from the museum."""
 MARKER = "<!-- workbook preprocessor -->"
-RUNNERS = {"uv": "uv run poe", "pixi": "pixi run"}
 SUMMARY = "<summary><strong>Reveal the solution</strong></summary>"
 
 # One pass over a chapter. Code and comments come first, so that nothing inside them is taken for a formula.
@@ -67,7 +65,9 @@ INCLUDE = re.compile(r"(?<!\\)\{\{#(?:include|rustdoc_include) +([^}:\s]+)(?::([
 FUNCTION = re.compile(r"\{\{#function +([^}:\s]+):(\w+)\}\}")
 LINTER_NOTE = re.compile(r"\s+# noqa.*$")
 BLANK = re.compile(r"\{\{#blank +([^}:\s]+):(\w+)\}\}")
-COMMAND = re.compile(r"(?:pixi run|uv run poe)((?: +-e +\S+| +--?[\w-]+)*) +([\w-]+)")
+COMMAND = re.compile(
+    r"\b(?:(?:pixi|uv) run (?:workbook )?|workbook )(p\d\d)\b|\b(?:pixi|uv) run workbook ([a-z][\w-]*)"
+)
 
 
 @dataclass
@@ -93,7 +93,6 @@ class Setting:
     """What the chapters of a build have in common, and the formulas of the page at hand."""
 
     book: Path
-    tasks: dict[str, set[str]]
     maths: PageMaths
     known: dict[str, Any] = field(default_factory=dict)  # what a reference to a record may use
     made_from: dict[str, list[str]] = field(default_factory=dict)  # generated file -> its records
@@ -116,21 +115,16 @@ def check_merge(chapter: Chapter) -> None:
         chapter.fault(mark.start(), f"the mark of a merge, {mark[0]}")
 
 
-def task_names(root: Path) -> dict[str, set[str]]:
-    """The tasks that each runner knows, by the name of the runner."""
-    pyproject = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
-    pixi_file = root / "pixi.toml"
-    pixi = tomllib.loads(pixi_file.read_text(encoding="utf-8")) if pixi_file.is_file() else {}
-    poe_tasks = pyproject.get("tool", {}).get("poe", {}).get("tasks", {})
-    return {"uv": set(poe_tasks), "pixi": set(pixi.get("tasks", {}))}
+def commands() -> set[str]:
+    """What may follow `workbook`: the puzzles and the sub-commands."""
+    return {*puzzle_names(), *options.COMMANDS, "vgpu"}
 
 
-def unknown_commands(text: str, tasks: dict[str, set[str]]) -> Iterator[tuple[int, str]]:
-    """Place and message of every printed command whose task does not exist. Used for the README too."""
+def unknown_commands(text: str) -> Iterator[tuple[int, str]]:
+    """Place and message of every printed command that does not exist. Used for the README too."""
     for command in COMMAND.finditer(text):
-        runner = "pixi" if command[0].startswith("pixi") else "uv"
-        if command[2] not in tasks[runner]:
-            yield command.start(), f"`{RUNNERS[runner]} {command[2]}`: no such task"
+        if (name := command[1] or command[2]) not in commands():
+            yield command.start(), f"`workbook {name}`: no such command"
 
 
 def read_source(file: Path) -> str:
@@ -230,20 +224,11 @@ def restore(page: str, cache: Path) -> str:
     )
 
 
-def command_tabs(body: str, tasks: dict[str, set[str]], indent: str) -> tuple[str, list[str]]:
-    """The tabs for a `run` fence, and the tasks in it that are unknown."""
-    commands = [line.strip() for line in body.splitlines() if line.strip()]
-    unknown = [c for c in commands if any(c.split()[0] not in known for known in tasks.values())]
-    buttons = "".join(f'<button type="button" class="tab-button">{runner}</button>' for runner in RUNNERS)
-    panes = []
-    for runner, prefix in RUNNERS.items():
-        lines = "\n".join(f"{prefix} {command}" for command in commands)
-        panes.append(f'<div class="tab-content" data-label="{runner}">\n\n```bash\n{lines}\n```\n\n</div>')
-    opening = (
-        f'<div class="code-tabs" data-tab-group="package-manager">\n<div class="tab-buttons">{buttons}</div>'
-    )
-    tabs = "\n".join([opening, *panes, "</div>"])
-    return "\n".join((indent + line).rstrip() for line in tabs.splitlines()), unknown
+def run_fence(token: re.Match) -> str:
+    """The block for a `run` fence: its commands as they are typed in a clone."""
+    indent, ticks = token["indent"], token["ticks"]
+    lines = [f"uv run workbook {line.strip()}" for line in token["body"].splitlines() if line.strip()]
+    return "\n".join(f"{indent}{line}" for line in (f"{ticks}bash", *lines, ticks))
 
 
 def printed_output(chapter: Chapter, fence: re.Match, name: str) -> str:
@@ -395,11 +380,11 @@ def skip_note(chapter: Chapter, token: re.Match, book: Path) -> str:
 
 
 def transform(chapter: Chapter, folder: Path, setting: Setting, within: tuple[Path, ...] = ()) -> str:
-    """The chapter with its faults noted, formulas drawn, tabs made, code pasted and empty summaries labelled."""
+    """The chapter with its faults noted, formulas drawn, commands spelled out, code pasted and empty summaries labelled."""
     check_includes(chapter, folder)
     check_blanks(chapter, folder)
     check_merge(chapter)
-    for position, message in unknown_commands(chapter.text, setting.tasks):
+    for position, message in unknown_commands(chapter.text):
         chapter.fault(position, message)
     for position, message in references.typed_numbers(chapter.text, setting.made_from):
         chapter.fault(position, message)
@@ -417,12 +402,10 @@ def transform(chapter: Chapter, folder: Path, setting: Setting, within: tuple[Pa
         if token["skip"]:
             return skip_note(chapter, token, setting.book)
         if token["ticks"] and token["info"].strip() == "run":
-            tabs, unknown = command_tabs(token["body"], setting.tasks, token["indent"])
-            for command in unknown:
-                chapter.fault(
-                    token.start(), f"`{command}`: no such task in both pyproject.toml and pixi.toml"
-                )
-            return tabs
+            block = run_fence(token)
+            for _, message in unknown_commands(block):
+                chapter.fault(token.start(), message)
+            return block
         if token["ticks"] and token["info"].startswith("output "):
             return printed_output(chapter, token, token["info"].removeprefix("output ").strip())
         if token["ticks"]:
@@ -461,11 +444,11 @@ def withheld_folder(book_folder: Path) -> Path:
     return book_folder / ".cache" / "withheld"
 
 
-def process(chapter: Chapter, book_folder: Path, tasks: dict[str, set[str]]) -> str:
+def process(chapter: Chapter, book_folder: Path) -> str:
     """Checks and transforms one page; faults are collected in it."""
     made_from = references.sources(book_folder / ".cache" / "generated")
     known = references.names() if made_from else {}
-    setting = Setting(book_folder, tasks, PageMaths(book_folder / ".cache" / "maths"), known, made_from)
+    setting = Setting(book_folder, PageMaths(book_folder / ".cache" / "maths"), known, made_from)
     text = transform(chapter, (book_folder / chapter.path).parent, setting)
     return f"{text}\n\n{references.note(sorted(setting.records))}\n\n{setting.maths.sprite()}\n{MARKER}\n"
 
@@ -484,14 +467,13 @@ def main() -> int:
     context, book = json.load(sys.stdin)
     book_folder = Path(context["root"])
     src = context["config"]["book"].get("src", "src")
-    tasks = task_names(book_folder.parent)
     faults: list[str] = []
     for entry in chapters(book["items"]):
         chapter = Chapter(f"{src}/{entry['path']}", entry["content"], faults)
         faults += (
             f"{chapter.path}:1: {missing}" for missing in rungs.missing(entry["path"], entry["content"])
         )
-        entry["content"] = process(chapter, book_folder, tasks)
+        entry["content"] = process(chapter, book_folder)
     if faults:
         print("\n".join(faults), file=sys.stderr)
         return 1

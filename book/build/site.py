@@ -143,10 +143,6 @@ LISTS = re.compile(rf"{preprocess.REJECTED}|Measured: \d+ records?\b")
 """Begins what ends a section and stands elsewhere too: stories of the museum, the records of a page."""
 
 
-TABS = re.compile(r"uv pixi (uv run poe (.{1,120}?)) pixi run \2(?= |$)")
-"""A command in both of its tabs."""
-
-
 HERO = re.compile(
     r'<div class="hero".*?(?=<figcaption>)|<ol class="hero-steps">.*?</ol>|<div class="riddle">.*?</div>',
     re.S,
@@ -171,9 +167,7 @@ def searched(body: str, walked: list[str]) -> str:
     text = " ".join(body.split())
     for words in walked:
         text = text.replace(words, "")
-    return " ".join(
-        NUMBERS.sub("… ", MARKERS.sub("", UNSEEN.sub("", TABS.sub(r"\1", LISTS.split(text)[0])))).split()
-    )
+    return " ".join(NUMBERS.sub("… ", MARKERS.sub("", UNSEEN.sub("", LISTS.split(text)[0]))).split())
 
 
 def shrink_search_index(site: Path) -> None:

@@ -47,8 +47,8 @@ def example(name: str, *arguments: str, exact: bool = True, anywhere: bool = Tru
 
 def virtual(program: str, exit_code: int = 0, options: str = "", define: str = "") -> Command:
     """A Mojo program of book/examples on the virtual GPU, which needs Linux."""
-    run = f"-m harness vgpu exec {options}-- mojo run --debug-level=line-tables {define}book/examples/{program}.mojo"
-    return Command(f"python {run}", tuple(run.split()), exit_code, exact=True)
+    run = f"vgpu exec {options}-- mojo run --debug-level=line-tables {define}book/examples/{program}.mojo"
+    return Command(f"workbook {run}", ("-m", "harness", *run.split()), exit_code, exact=True)
 
 
 def task(command: str, exact: bool = False, anywhere: bool = True, **options) -> Command:

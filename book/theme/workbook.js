@@ -1,4 +1,4 @@
-// What the workbook adds to mdBook's behaviour: Mojo highlighting, command tabs with one remembered choice, the
+// What the workbook adds to mdBook's behaviour: Mojo highlighting, the
 // stepper. Nothing here is needed to read the book.
 (function () {
     'use strict';
@@ -30,49 +30,6 @@
         document.querySelectorAll('code.language-mojo').forEach(function (block) {
             block.innerHTML = hljs.highlight('mojo', block.textContent).value;
             block.classList.add('hljs');
-        });
-    }
-
-    function remembered(key) {
-        try { return localStorage.getItem(key); } catch { return null; }
-    }
-
-    function remember(key, value) {
-        try { localStorage.setItem(key, value); } catch { /* private windows may refuse */ }
-    }
-
-    // A stored label that a page does not have falls back to one with the same first word, then to the first tab.
-    function bestTab(labels, wanted) {
-        const exact = labels.indexOf(wanted);
-        if (exact >= 0) { return exact; }
-        const word = (wanted || '').split(' ')[0];
-        return Math.max(0, labels.findIndex(function (label) { return label.split(' ')[0] === word; }));
-    }
-
-    function setUpTabs() {
-        const groups = Array.from(document.querySelectorAll('div.code-tabs'));
-        function choose(group, label) {
-            groups.filter(function (g) { return g.dataset.tabGroup === group; }).forEach(function (tabs) {
-                const buttons = Array.from(tabs.querySelectorAll('.tab-button'));
-                const panes = Array.from(tabs.querySelectorAll('.tab-content'));
-                const chosen = bestTab(buttons.map(function (b) { return b.textContent; }), label);
-                buttons.forEach(function (button, i) { button.setAttribute('aria-selected', String(i === chosen)); });
-                panes.forEach(function (pane, i) { pane.hidden = i !== chosen; });
-            });
-        }
-        groups.forEach(function (tabs) {
-            const group = tabs.dataset.tabGroup;
-            tabs.querySelector('.tab-buttons').setAttribute('role', 'tablist');
-            tabs.querySelectorAll('.tab-content').forEach(function (pane) { pane.setAttribute('role', 'tabpanel'); });
-            tabs.querySelectorAll('.tab-button').forEach(function (button) {
-                button.setAttribute('role', 'tab');
-                button.addEventListener('click', function () {
-                    remember('tabs-' + group, button.textContent);
-                    choose(group, button.textContent);
-                });
-            });
-            tabs.classList.add('tabs-ready');
-            choose(group, remembered('tabs-' + group));
         });
     }
 
@@ -233,7 +190,6 @@
     enlargeFigures();
     cueWide();
     openFoldsInPrint();
-    setUpTabs();
     setUpSteppers();
     setUpHeroes();
 })();

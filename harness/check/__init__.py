@@ -1,7 +1,6 @@
 """Running kernels and judging what they wrote: cases, gates, rungs, diagnoses, the bug zoo.
 
-From `pNN --gate dW` to its verdict, ten files in order. `pixi run pNN` and `uv run poe pNN` are
-`python -m harness pNN`. A file without a folder is in this one:
+From `workbook pNN --gate dW` to its verdict, ten files in order. A file without a folder is in this one:
 
  1  harness/cli.py. `run` finds the command, and run_puzzle calls checking.check. Before, harness/__main__.py
     has asked the warm process (warm.py, harness/server.py), which judges in the same way. Where none answers,

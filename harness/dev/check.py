@@ -1,4 +1,4 @@
-"""What is missing from a puzzle, or does not belong to it: `harness dev check`.
+"""What is missing from a puzzle, or does not belong to it: `workbook dev check`.
 
 A puzzle is five folders of one name: its solution, the problem made from it, its part of the harness, its tests and its
 chapter. Nothing is compiled or run here; the tests do that.
@@ -38,6 +38,9 @@ def faults(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
     for path in recording.out_of_step(checkout, [puzzle]):
         yield recording.words_for(path.relative_to(checkout))
     yield from faults_of_chapter(checkout, puzzle)
+    task = f'{puzzle.name} = "workbook {puzzle.name}"'
+    if task not in (checkout / "pixi.toml").read_text(encoding="utf-8").splitlines():
+        yield f"pixi.toml: the task {task} is missing"
     if not list((checkout / "tests" / puzzle.name).glob("test_*.py")):
         yield f"tests/{puzzle.name} holds no test_*.py"
 
@@ -114,9 +117,9 @@ def faults_of_problem(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
             path = problem / relative
             given = blanks.skeleton(blanks.read(solution / relative), str(solution / relative))
             if not path.is_file():
-                yield f"{path.relative_to(checkout)} is missing; `python -m harness dev generate` writes it"
+                yield f"{path.relative_to(checkout)} is missing; `workbook dev generate` writes it"
             elif blanks.outside(blanks.read(path), str(path)) != blanks.outside(given):
-                yield f"{path.relative_to(checkout)} is out of step; `python -m harness dev generate` writes it"
+                yield f"{path.relative_to(checkout)} is out of step; `workbook dev generate` writes it"
     except DamagedFile as error:
         yield str(error).replace(f"{checkout}/", "")
     for fault in layout.faults(solution, problem):

@@ -1,10 +1,10 @@
-"""`harness dev`: new, check, tasks, generate. For a checkout of the workbook, not for an installed package."""
+"""`workbook dev`: new, check, generate, format. For a checkout of the workbook, not for an installed package."""
 
 import argparse
 from pathlib import Path
 
 from harness.console import Parser
-from harness.dev import check, mutation, recording, skeleton, tasks
+from harness.dev import check, formatting, mutation, recording, skeleton
 from harness.errors import BadUse
 from harness.learner import blanks
 from harness.spec.catalogue import find_puzzle, puzzle_names
@@ -14,7 +14,7 @@ from harness.vgpu.checks.findings import plural
 
 def main(arguments: list[str]) -> int:
     """Work on puzzles. Exit codes: 0 done, or nothing to say; 1 something is missing or out of step; 2 bad use."""
-    parser = Parser(prog="python -m harness dev", description=main.__doc__)
+    parser = Parser(prog="workbook dev", description=main.__doc__)
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB", parser_class=Parser)
     new = verbs.add_parser("new", help=write_new.__doc__, description=write_new.__doc__)
     new.add_argument("puzzle", help="its name, for example p27")
@@ -30,16 +30,16 @@ def main(arguments: list[str]) -> int:
         "--most", type=int, metavar="N", help="with --mutants: so many of each rung, drawn by --seed"
     )
     checked.add_argument("--seed", type=int, default=0, help="with --most: another draw")
-    listed = verbs.add_parser("tasks", help=write_tasks.__doc__, description=write_tasks.__doc__)
-    listed.add_argument("--check", action="store_true", help="write nothing, say which file is out of step")
     made_from = verbs.add_parser("generate", help=generate.__doc__, description=generate.__doc__)
     made_from.add_argument("--check", action="store_true", help="write nothing, print the difference")
     made_from.add_argument("--force", action="store_true", help="overwrite blanks that hold work")
+    formatted = verbs.add_parser("format", help=format_files.__doc__, description=format_files.__doc__)
+    formatted.add_argument("--check", action="store_true", help="write nothing, print the difference")
     flags = parser.parse_args(arguments)
     if not (roots.CHECKOUT / "solutions").is_dir() or (roots.CHECKOUT / roots.MARK).exists():
         raise BadUse("dev works on a checkout of the workbook, and this is an installed package")
-    verb = {"new": write_new, "check": say_faults, "tasks": write_tasks, "generate": generate}[flags.verb]
-    return verb(roots.CHECKOUT, flags)
+    verbs_by_name = {"new": write_new, "check": say_faults, "generate": generate, "format": format_files}
+    return verbs_by_name[flags.verb](roots.CHECKOUT, flags)
 
 
 def write_new(checkout: Path, flags: argparse.Namespace) -> int:
@@ -59,10 +59,6 @@ def say_faults(checkout: Path, flags: argparse.Namespace) -> int:
     faults = [fault for name in names for fault in check.faults(checkout, find_puzzle(name))]
     if flags.puzzle == "all":
         faults += check.strangers(checkout, names)
-    for path in out_of_step(checkout):
-        faults.append(
-            f"{path.relative_to(checkout)}: its tasks are out of step; `python -m harness dev tasks`"
-        )
     print(*faults, sep="\n", end="\n" if faults else "")
     print(
         f"{', '.join(names)}: {plural(len(faults), 'fault')}"
@@ -89,18 +85,6 @@ def say_survivors(names: list[str], flags: argparse.Namespace) -> int:
     return int(unexplained > 0)
 
 
-def write_tasks(checkout: Path, flags: argparse.Namespace) -> int:
-    """Write the tasks of pyproject.toml and pixi.toml from the puzzles in the folder."""
-    wanted = out_of_step(checkout)
-    for path, text in wanted.items():
-        if flags.check:
-            print(f"{path.relative_to(checkout)}: its tasks are out of step; `python -m harness dev tasks`")
-        else:
-            path.write_text(text, encoding="utf-8")
-            print(f"wrote {path.relative_to(checkout)}")
-    return int(flags.check and bool(wanted))
-
-
 def generate(checkout: Path, flags: argparse.Namespace) -> int:
     """Write record.mojo of each puzzle from its ops, and problems/ from solutions/."""
     solutions, problems = checkout / "solutions", checkout / "problems"
@@ -117,6 +101,6 @@ def generate(checkout: Path, flags: argparse.Namespace) -> int:
     return 0
 
 
-def out_of_step(checkout: Path) -> dict[Path, str]:
-    """The files whose tasks are not those of the puzzles, with what they should hold."""
-    return tasks.out_of_step(checkout, [find_puzzle(name) for name in puzzle_names()])
+def format_files(checkout: Path, flags: argparse.Namespace) -> int:
+    """Format Mojo and Python files."""
+    return formatting.check(checkout) if flags.check else formatting.write(checkout)

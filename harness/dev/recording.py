@@ -8,11 +8,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from harness.dev.formatting import LINE_LENGTH
 from harness.errors import DamagedFile
 from harness.spec.ops import ACCUM, RUN, Argument, Call
 from harness.spec.puzzle import Puzzle
 from harness.spec.rungs import MojoRung
-from harness.toolchain.formatting import LINE_LENGTH
 
 STANDARD = {"ceildiv": "std.math", "next_power_of_two": "std.bit", "accum_type": "op.shared.common"}
 """Names that an expression may use in addition to those of the op package, and the modules that define them."""
@@ -32,7 +32,7 @@ def out_of_step(checkout: Path, puzzles: Iterable[Puzzle]) -> dict[Path, str]:
 
 def words_for(path: Path) -> str:
     """The message for a recording program that is out of step; its path relative to the checkout."""
-    return f"{path} is out of step with the ops of the spec; `python -m harness dev generate`"
+    return f"{path} is out of step with the ops of the spec; `workbook dev generate`"
 
 
 def program(puzzle: Puzzle, package: Path) -> str:

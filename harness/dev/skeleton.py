@@ -38,6 +38,7 @@ def write(checkout: Path, name: str) -> Iterator[Path]:
     yield solutions / name / "op" / "shared"
     yield from blanks.generate(solutions / name, problems / name)
     yield add_to_summary(checkout / "book" / "src" / "SUMMARY.md", name)
+    yield add_to_tasks(checkout / "pixi.toml", name)
 
 
 def named(text: str, name: str) -> str:
@@ -53,3 +54,12 @@ def add_to_summary(summary: Path, name: str) -> Path:
     before, heading, after = text.rpartition(f"\n{BEFORE}\n")
     summary.write_text(f"{before}{line}{heading}{after}" if heading else text + line, encoding="utf-8")
     return summary
+
+
+def add_to_tasks(pixi: Path, name: str) -> Path:
+    """Adds the puzzle's task after the last puzzle's."""
+    lines = pixi.read_text(encoding="utf-8").splitlines()
+    last = max(i for i, line in enumerate(lines) if re.match(r"(p\d\d|\[tasks\])", line))
+    lines.insert(last + 1, f'{name} = "workbook {name}"')
+    pixi.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return pixi

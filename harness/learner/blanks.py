@@ -7,7 +7,7 @@ A blank stands between two comment lines in any file under `solutions/`:
     # BLANK-END dx
 
 `skeleton` replaces what is between by a FILL IN line; everything outside stays as it is, but for the suffix
-`_solution` of book anchors. `python -m harness dev generate` writes `problems/` from `solutions/`: these files, and
+`_solution` of book anchors. `workbook dev generate` writes `problems/` from `solutions/`: these files, and
 links to what has no blanks.
 
 A blank may be given with wrong code in it, which the learner mends. It stands in the solution as comments, after

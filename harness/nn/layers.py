@@ -47,7 +47,7 @@ def fused_layernorm_linear(
     again. Under `torch.autocast` it computes in the autocast dtype, with statistics in float32. On a GPU, torch's own
     flag for matrix products in TF32 holds here too.
 
-    The first call on a GPU builds a module for it, which takes a minute or two; `python -m harness build-ext` does so
+    The first call on a GPU builds a module for it, which takes a minute or two; `workbook build-ext` does so
     ahead of time. Anywhere else, and where that fails, the first call with a dtype compiles a MAX graph for ten seconds
     and more. Both are cached on disk.
 

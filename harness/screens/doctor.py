@@ -26,7 +26,7 @@ from harness.toolchain import roots
 from harness.toolchain.bytecode import spoiled
 from harness.toolchain.cache import VARIABLE, cache_folder, whole
 
-INSTALL = "run `uv sync` or `pixi install`, and start through `uv run poe ...` or `pixi run ...`"
+INSTALL = "run `uv sync` or `pixi install`, and start through `uv run workbook ...` or `pixi run ...`"
 REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)\s*(?P<versions>.*)")
 COMPARE = {"==": operator.eq, ">=": operator.ge, "<": operator.lt}
 HANG = 19

@@ -57,7 +57,7 @@ MESSAGES: tuple[tuple[str, str], ...] = (
      "with `max.gpu`, files of this package with a dot (`from .shared.common import atomic_add`)."),
     (r"(?:package|module) '([\w.]+)' does not contain '(\w+)'",
      "`{1}` is not in `{0}`: it is spelled otherwise, has moved, or was removed from a file that others import it "
-     "from. See `git diff`, or put the file back with `python -m harness reset pNN`."),
+     "from. See `git diff`, or put the file back with `workbook reset pNN`."),
     (r"expression must be mutable in assignment|evaluated to False, expected 'mut'",
      "The left side may only be read: an input tensor, or an argument. Write to the output tensor, or copy the "
      "value first: `var copy = ...`."),
@@ -69,7 +69,7 @@ MESSAGES: tuple[tuple[str, str], ...] = (
     (r"GPU architecture '?[\w.]*'? ?(?:is not supported|detected)|[Uu]nknown GPU architecture"
      r"|target '\w*' is not supported by this build|target architecture '\w*' is not valid",
      "The kernel was compiled for a GPU that this compiler does not know, or where none is seen; nothing is wrong "
-     "with the kernel. See `python -m harness doctor`; `--device virtual` needs no GPU."),
+     "with the kernel. See `workbook doctor`; `--device virtual` needs no GPU."),
     (r"unsupported atomic synchronization scope",
      "The scope of an atomic differs between makers: use `atomic_add` of shared/common.mojo, which chooses it."),
     (r"'([^']+)' value has no attribute '(sqrt|exp|log|tanh|rsqrt|max|min|abs)'",
@@ -101,7 +101,7 @@ MESSAGES: tuple[tuple[str, str], ...] = (
      "A conditional value always has both sides: `a if condition else b`."),
     (r"registers no op '(\w+)'",
      'No struct carries `@extensibility.register("{0}")`: the line was removed or renamed. '
-     "See `git diff`, or put the file back with `python -m harness reset pNN`."),
+     "See `git diff`, or put the file back with `workbook reset pNN`."),
 )  # fmt: skip
 # Mistakes that the compiler only sees the consequences of: the line of code says what was meant.
 CODE: tuple[tuple[str, str], ...] = (
@@ -206,7 +206,7 @@ def pasteable(sentence: str, file: str) -> str:
     """
     puzzle = next((inside for folder, inside in pairwise(Path(file).parts) if folder == "problems"), "pNN")
     return re.sub(
-        r"python -m harness ([\w-]+(?: pNN)?)",
+        r"\bworkbook ((?:doctor|reset pNN)\b)",
         lambda match: command(match[1].replace("pNN", puzzle)),
         sentence,
     )

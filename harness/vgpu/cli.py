@@ -1,4 +1,4 @@
-"""`python -m harness vgpu`: run any program on the virtual GPU, or say what that device is.
+"""`workbook vgpu`: run any program on the virtual GPU, or say what that device is.
 
 `exec` starts a program with stand-in CUDA libraries in front of it and executes its kernels here; `info`
 prints the device's limits and where its driver lies."""
@@ -30,16 +30,16 @@ exit codes of exec: the program's own; 1 (--error-exitcode) if it ended with 0 b
 124 time limit; 130 Ctrl-C
 
 examples:
-  python -m harness vgpu exec -- mojo run vector_add.mojo
-  python -m harness vgpu exec --blocks reversed --timeout 60 -- ./my_program --size 100
-  python -m harness vgpu exec --error-exitcode 99 --json findings.json -- mojo run -g1 vector_add.mojo
+  workbook vgpu exec -- mojo run vector_add.mojo
+  workbook vgpu exec --blocks reversed --timeout 60 -- ./my_program --size 100
+  workbook vgpu exec --error-exitcode 99 --json findings.json -- mojo run -g1 vector_add.mojo
 """
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line of `vgpu`."""
     top = argparse.ArgumentParser(
-        prog="python -m harness vgpu",
+        prog="workbook vgpu",
         description="The virtual GPU: executes the PTX of Mojo GPU programs on the CPU and checks memory and"
         " races.",
         epilog=EPILOG,
@@ -110,7 +110,7 @@ def execute(options: argparse.Namespace) -> int:
     """`vgpu exec`: run the program, print the findings, choose the exit code."""
     program = options.program[1:] if options.program[:1] == ["--"] else options.program
     if not program:
-        server.say("no program given: python -m harness vgpu exec -- PROGRAM [ARGUMENT ...]")
+        server.say("no program given: workbook vgpu exec -- PROGRAM [ARGUMENT ...]")
         return 2
     if options.timeout is not None and not 0 < options.timeout <= LONGEST:
         server.say(f"--timeout {options.timeout:g}: must be more than 0 and at most {LONGEST:,} seconds")

@@ -2,7 +2,7 @@
 
 `forward` computes the nodes a, b, c and y, one line each. What autograd then does has two parts, and you write both: the
 derivative along every single edge, which knows nothing of the rest of the graph, and the walk back from y, which adds
-up what arrives at a node. `python -m harness p20 --rung derive` checks them and draws the graph of your own run.
+up what arrives at a node. `workbook p20 --rung derive` checks them and draws the graph of your own run.
 """
 
 

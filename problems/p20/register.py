@@ -3,7 +3,7 @@
 `kernels.softmax(y, x)` and `kernels.softmax_backward(dx, dy, y)` are raw kernels: they write into memory that they are
 given, walk it as [rows, columns] without a look at strides, and know nothing of autograd. What makes an operator of them
 that a real model can use is the registration. `register(library, kernels)` is called with a fresh library name for every
-check; `python -m harness p20 --rung register` says which checks fail, and what would have gone wrong.
+check; `workbook p20 --rung register` says which checks fail, and what would have gone wrong.
 """
 
 import torch

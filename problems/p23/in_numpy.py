@@ -2,7 +2,7 @@
 
 One function for each step, checked alone: it asks for what it needs by the names of its arguments. Shapes, with B batches
 of N heads, S queries, T keys and d elements of a head: Q and dO [B, N, S, d]; K and V [B, N, T, d]; S (the scores,
-already scaled), P, dP and dS [B, N, S, T]; mask [S, T]; scale, a number. `python -m harness p23 --rung numpy` checks it.
+already scaled), P, dP and dS [B, N, S, T]; mask [S, T]; scale, a number. `workbook p23 --rung numpy` checks it.
 """
 
 import numpy as np

@@ -2,7 +2,7 @@
 
 Shapes: query and the gradient coming in, dO, [B, N, S, d]; key and value [B, N, T, d]; mask [S, T], added to the scores
 of every head. What the forward pass keeps is query, key, value and the probabilities P [B, N, S, T].
-`python -m harness p23 --rung torch` compares with autograd, and asks gradcheck.
+`workbook p23 --rung torch` compares with autograd, and asks gradcheck.
 """
 
 import torch

@@ -1,7 +1,7 @@
 """Puzzle 24 in NumPy: the Hilbert curve by bits, the gradient of a permutation, and the tiles that a window needs.
 
 One function for each gate, checked alone: it asks for what it needs by the names of its arguments. Cells are counted row by
-row, cell = row * width + column; order[i] is the cell at step i. `python -m harness p24 --rung numpy` checks it, `--draw`
+row, cell = row * width + column; order[i] is the cell at step i. `workbook p24 --rung numpy` checks it, `--draw`
 draws any order.
 """
 

@@ -2,7 +2,7 @@
 
 Shapes: query, key, value and the gradient coming in, dO, [B, N, L, d], a row for each cell of a grid, as it is stored, row by
 row; order [L], the cell at each step. Between forward and backward pass nothing is kept in the order of the steps: the index is,
-once, and rows are gathered again. `python -m harness p24 --rung torch` compares with autograd, and asks gradcheck.
+once, and rows are gathered again. `workbook p24 --rung torch` compares with autograd, and asks gradcheck.
 """
 
 import torch

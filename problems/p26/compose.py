@@ -2,7 +2,7 @@
 
 `compile_fx` takes Dynamo's graph and runs everything after it: AOTAutograd, which makes a forward and a backward graph of
 ATen operations, and Inductor, which compiles them. `compile_fx_inner` takes one of those two graphs alone. Passes over
-Dynamo's graph run before the first door. `python -m harness p26 --rung compose` checks the three parts; the last two
+Dynamo's graph run before the first door. `workbook p26 --rung compose` checks the three parts; the last two
 compile with Inductor, which takes its time.
 """
 

@@ -3,7 +3,7 @@
 x * 2.0 * 3.0 reads and writes x twice where x * 6.0 does so once. The rewrite is small and has all the dangers of a large
 one: constants on either side, dtypes in which the product is another one, values that somebody else uses, tensors that
 are written to in between, memory that two names share. The rule of this rung: every element keeps its bits.
-`python -m harness p26 --rung fold` checks the five parts; every pass returns how many nodes it has changed.
+`workbook p26 --rung fold` checks the five parts; every pass returns how many nodes it has changed.
 """
 
 import math

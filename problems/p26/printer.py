@@ -2,7 +2,7 @@
 
 `torch.compile(model, backend=Printer())` calls the printer once for each graph that Dynamo has captured. A backend gets
 the graph (`gm.graph.nodes`, in the order in which they run) and example inputs, and returns what runs in its place: a
-function of the same inputs that returns a tuple. `python -m harness p26 --rung printer` checks the four parts.
+function of the same inputs that returns a tuple. `workbook p26 --rung printer` checks the four parts.
 """
 
 from torch._guards import CompileContext

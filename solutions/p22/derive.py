@@ -3,7 +3,7 @@
 One row x of H values is enough, because every row is normalised by itself. mu is the mean of the row, sigma2 the mean of its
 squared deviations from mu, rstd = 1 / sqrt(sigma2 + eps), and x_hat = (x - mu) * rstd. Nothing here is given but these
 definitions: what you write is compared with finite differences, which know no formula either. A pencil helps.
-`python -m harness p22 --rung derive` checks all five.
+`workbook p22 --rung derive` checks all five.
 """
 
 import numpy as np

@@ -2,7 +2,7 @@
 
 SiLU is found by its shape: a product whose one side is the sigmoid of the other. The tanh form of GELU has dozens of
 spellings (x*x*x, x**3, constants on either side and written out to eight digits), so it is found by what it computes: a
-part of the graph that depends on x alone is tried at a hundred points. `python -m harness p26 --rung match` checks the
+part of the graph that depends on x alone is tried at a hundred points. `workbook p26 --rung match` checks the
 four parts.
 """
 

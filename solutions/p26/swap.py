@@ -3,7 +3,7 @@
 The workbook's own backend, `torch.compile(model, backend="mojo_workbook")`, does this; here you write its heart. At the
 level of Dynamo's graph both directions of a training step are still ahead, so what is swapped here is swapped in the
 backward pass too. `Match` says what a pair is, `Adder` inserts nodes before another one and gives each its fake tensor.
-`python -m harness p26 --rung swap` checks the four parts.
+`workbook p26 --rung swap` checks the four parts.
 """
 
 import operator

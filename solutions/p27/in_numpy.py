@@ -2,7 +2,7 @@
 
 LayerNorm's is puzzle 22's, attention's is puzzle 23's; the tape asks for both again, in PyTorch. Each function here is checked
 alone, with the arrays that its arguments name. Shapes, with B sequences of T tokens, C channels, O outputs and a vocabulary of V: tokens and targets [B, T], whole numbers; x and dx [B, T, C]; dy [B, T, O]; W [O, C]; logits and dlogits
-[B, T, V]; smoothing, a number. `python -m harness p27 --rung numpy` checks it.
+[B, T, V]; smoothing, a number. `workbook p27 --rung numpy` checks it.
 """
 
 import numpy as np

@@ -6,7 +6,7 @@ takes it back. `p` and `grads` hold the parameters and their gradients by name: 
 
 Shapes: tokens and targets [B, T], whole numbers; x [B, T, C], C divisible by HEADS; logits [B, T, V]. Parameters: token [V, C],
 position [at least T, C]; of a LayerNorm weight and bias [C]; of a Linear layer from I to O weight [O, I] and bias [O].
-`python -m harness p27 --rung tape` checks it; autograd is out of reach meanwhile.
+`workbook p27 --rung tape` checks it; autograd is out of reach meanwhile.
 """
 
 import math

@@ -32,13 +32,11 @@ def browser(started, site) -> Browser:
 
 
 def write_small_book(folder: Path) -> Path:
-    """A book without pages in a project of its own: the task p22 in both task tables, a Mojo file with an anchor; its folder."""
+    """A book without pages in a project of its own: a Mojo file with an anchor; its folder."""
     book = folder / "book"
     shutil.copytree(BOOK / "theme", book / "theme")
     shutil.copy(BOOK / "book.toml", book)
     (book / ".cache").mkdir()
-    (folder / "pyproject.toml").write_text('[tool.poe.tasks]\np22 = "x"\nonly_uv = "x"\n')
-    (folder / "pixi.toml").write_text('[tasks]\np22 = "x"\n')
     (folder / "code.mojo").write_text(
         "# ANCHOR: body\ndef f():\n    pass  # costs $5 and $6\n# ANCHOR_END: body\n# ANCHOR: open\n"
     )

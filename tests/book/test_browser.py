@@ -1,4 +1,4 @@
-"""The built book in a real browser: no error, no network, both themes, phone width, folding, search, tabs, stepper."""
+"""The built book in a real browser: no error, no network, both themes, phone width, folding, search, stepper."""
 
 import re
 from pathlib import Path
@@ -125,31 +125,13 @@ def test_search_finds_the_text_but_no_solution(browser, site):
     assert browser.errors == []
 
 
-def test_tabs_switch_together_and_are_remembered(browser, site):
-    browser.open(site / P22)
-    shown = (
-        "[...document.querySelectorAll('.code-tabs')].map(t => "
-        "[...t.querySelectorAll('.tab-content')].filter(p => p.offsetParent).map(p => p.innerText.trim()))"
-    )
-    groups = browser.run(shown)
-    assert len(groups) >= 2 and all(len(panes) == 1 and panes[0].startswith("uv run poe") for panes in groups)
-    browser.run("document.querySelectorAll('.tab-button')[1].click()")
-    assert all(panes[0].startswith("pixi run") for panes in browser.run(shown))
-    browser.open(site / "introduction.html")
-    assert all(panes[0].startswith("pixi run") for panes in browser.run(shown))
-    assert browser.errors == []
-
-
 def test_without_javascript_everything_can_be_read(browser, site):
     browser.call("Emulation.setScriptExecutionDisabled", value=True)
     try:
         browser.open(site / P22)
     finally:
         browser.call("Emulation.setScriptExecutionDisabled", value=False)
-    assert browser.run(
-        "[...document.querySelectorAll('.tab-content, .step')].every(e => !e.hidden) && "
-        "getComputedStyle(document.querySelector('.tab-buttons')).display === 'none'"
-    )
+    assert browser.run("[...document.querySelectorAll('.step')].every(e => !e.hidden)")
 
 
 def test_folds_are_open_on_paper_and_closed_again(browser, site):

@@ -33,21 +33,13 @@ FAULTS = {
         "# P\n\n{{#include ../../code.mojo:open}}\n",
         r"src/page\.md:3: .*0 lines `ANCHOR_END: open`",
     ),
-    "unknown task in a run fence": (
-        "# P\n\n```run\np77 --x\n```\n",
-        r"src/page\.md:3: `p77 --x`: no such task",
+    "unknown command in a run fence": (
+        "# P\n\n```run\nfind p22\n```\n",
+        r"src/page\.md:3: `workbook find`: no such command",
     ),
-    "task of one runner": (
-        "# P\n\n```run\nonly_uv\n```\n",
-        r"src/page\.md:3: `only_uv`: no such task in both",
-    ),
-    "unknown task in prose": (
-        "# P\n\nSay `pixi run -e amd p77`.\n",
-        r"src/page\.md:3: `pixi run p77`: no such task",
-    ),
-    "unknown poe task": (
-        "# P\n\n```bash\nuv run poe p77\n```\n",
-        r"src/page\.md:4: `uv run poe p77`: no such",
+    "unknown puzzle in prose": (
+        "# P\n\nSay `pixi run p77`.\n",
+        r"src/page\.md:3: `workbook p77`: no such command",
     ),
     "unrecorded output": ("# P\n\n```output nothing\n```\n", r"src/page\.md:3: no recorded output nothing"),
     "dead link": ("# P\n\n[x](gone.md)\n", r"src/page\.md:3: dead link: gone\."),
@@ -244,7 +236,7 @@ pixi run -e amd p22 --backward
   <div class="tab-content">
 
 ```bash
-uv run poe p22 --backward
+uv run p22 --backward
 ```
 
   </div>
@@ -378,11 +370,9 @@ def test_equal_formulas_share_their_glyphs(small_book):
     assert html.count("<symbol") == 1
 
 
-def test_run_fence_becomes_a_tab_for_each_runner(small_book):
+def test_a_run_fence_is_spelled_out(small_book):
     assert small_book("# P\n\n1. item\n\n   ```run\n   p22 --fused\n   ```\n") == []
-    html = (small_book.html / "page.html").read_text()
-    assert 'data-tab-group="package-manager"' in html
-    assert "uv run poe p22 --fused" in html and "pixi run p22 --fused" in html
+    assert "uv run workbook p22 --fused" in (small_book.html / "page.html").read_text()
 
 
 def test_the_book_builds(site):
@@ -408,21 +398,12 @@ def test_reference_has_the_options_of_the_command_line():
     assert "generated/options.md" in (BOOK / "src" / "reference.md").read_text()
 
 
-def test_reference_has_every_task():
-    from book.build import generate, preprocess
-    from harness.spec.catalogue import puzzle_names
-
-    listed = set(re.findall(r"^\| `(\S+)` \|", generate.tasks_table(), re.M))
-    assert all(listed | set(puzzle_names()) == tasks for tasks in preprocess.task_names(ROOT).values())
-    assert "generated/tasks.md" in (BOOK / "src" / "reference.md").read_text()
-
-
-def test_commands_of_the_readme_are_tasks():
+def test_commands_of_the_readme_are_there():
     from book.build import preprocess
 
     text = (ROOT / "README.md").read_text()
     assert preprocess.COMMAND.search(text), "the README prints no command"
-    assert list(preprocess.unknown_commands(text, preprocess.task_names(ROOT))) == []
+    assert list(preprocess.unknown_commands(text)) == []
 
 
 def test_printed_commands_have_flags_that_there_are(capsys):

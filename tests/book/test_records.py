@@ -174,8 +174,8 @@ def test_every_record_can_be_measured_anew_and_stands_on_a_page(site):
     ] == []
 
 
-@pytest.mark.parametrize(("tier", "listed"), [("nightly", True), ("not nightly", False)])
-def test_the_nightly_tests_end_with_the_records_that_are_old(tier, listed, monkeypatch, tmp_path):
+@pytest.mark.parametrize(("tier", "listed"), [("slow", True), ("not slow", False)])
+def test_the_slow_tests_end_with_the_records_that_are_old(tier, listed, monkeypatch, tmp_path):
     import old_records
 
     record.write(MEASURED, tmp_path)

@@ -1,4 +1,4 @@
-"""`harness dev`: the tasks follow the puzzles, the check names what is missing, a skeleton passes it and is unsolved."""
+"""`workbook dev`: the check names what is missing, a skeleton passes it and is unsolved."""
 
 import os
 import re
@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.dev import check, skeleton, tasks
-from harness.errors import BadUse, DamagedFile
-from harness.spec.catalogue import find_puzzle, puzzle_names
-from harness.spec.puzzle import Puzzle
+from harness.dev import check, skeleton
+from harness.errors import BadUse
+from harness.spec.catalogue import puzzle_names
 
 pytestmark = pytest.mark.long
 
@@ -59,47 +58,6 @@ def harness(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
         capture_output=True,
         text=True,
     )
-
-
-# ---- Tasks --------------------------------------------------------------------------------------------------
-
-
-def test_the_tasks_of_this_checkout_are_in_step(command_line):
-    finished = command_line("dev", "tasks", "--check")
-    assert (finished.code, finished.out) == (0, "")
-
-
-def test_tasks_follow_the_puzzles_and_nothing_else_changes(tmp_path, puzzle):
-    new = Puzzle(name="p99", title="A title", gates=(), rungs=puzzle.rungs)
-    for file in tasks.TABLES:
-        shutil.copy(ROOT / file, tmp_path / file)
-    everybody = [find_puzzle(name) for name in puzzle_names()]
-    wanted = tasks.out_of_step(tmp_path, [*everybody, new])
-    assert {path.name for path in wanted} == set(tasks.TABLES)
-    for path, text in wanted.items():
-        before, after = path.read_text().splitlines(), text.splitlines()
-        (added,) = [line for line in after if line not in before]
-        assert added.startswith('p99 = { cmd = "python -m harness p99", ')
-        assert added.endswith('"Puzzle 99: A title (try --solution, --help)" }')
-        assert [line for line in after if line != added] == before
-    assert tasks.out_of_step(tmp_path, everybody) == {}
-
-
-@pytest.mark.long
-def test_an_edited_task_is_found_and_put_back(spoiled):
-    path = spoiled / "pixi.toml"
-    text = path.read_text()
-    path.write_text(text.replace('"Check all of your work"', '"Check"'))
-    checked = harness(spoiled, "dev", "tasks", "--check")
-    assert checked.returncode == 1
-    assert checked.stdout == "pixi.toml: its tasks are out of step; `python -m harness dev tasks`\n"
-    assert harness(spoiled, "dev", "tasks").stdout == "wrote pixi.toml\n"
-    assert path.read_text() == text
-
-
-def test_a_file_without_a_table_of_tasks():
-    with pytest.raises(DamagedFile, match=r"pixi.toml: the table \[tasks\] is missing"):
-        tasks.with_tasks("[workspace]\n", "pixi.toml", tasks.FIXED)
 
 
 # ---- Check --------------------------------------------------------------------------------------------------
@@ -163,7 +121,7 @@ ZOO = "solutions/p22/wrong/db_overwritten.toml"
         (add(HINTS), f"{HINTS} is damaged"),
         (
             remove(f"problems/p22/{SOURCE}"),
-            f"problems/p22/{SOURCE} is missing; `python -m harness dev generate`",
+            f"problems/p22/{SOURCE} is missing; `workbook dev generate`",
         ),
         (add("problems/p22/op/mine.mojo"), "problems/p22/op/mine.mojo is no part of the puzzle"),
         (
@@ -180,6 +138,7 @@ ZOO = "solutions/p22/wrong/db_overwritten.toml"
             replace("book/src/SUMMARY.md", "puzzle_22/puzzle_22.md", "other.md"),
             "book/src/SUMMARY.md does not name",
         ),
+        (replace("pixi.toml", '"workbook p22"', '"workbook"'), "pixi.toml: the task p22"),
         (
             add("solutions/p98/hints.toml"),
             "solutions/p98 belongs to no puzzle: harness/puzzles/p98 is missing",
@@ -226,12 +185,7 @@ def test_check_ends_with_1_where_something_is_named(spoiled):
 
 
 def test_a_new_puzzle_has_every_file(extended):
-    assert harness(extended, "dev", "check", "p77").stdout == (
-        "pyproject.toml: its tasks are out of step; `python -m harness dev tasks`\n"
-        "pixi.toml: its tasks are out of step; `python -m harness dev tasks`\n"
-        "p77: 2 faults\n"
-    )
-    assert harness(extended, "dev", "tasks").returncode == 0
+    assert 'p27 = "workbook p27"\np77 = "workbook p77"\n' in (extended / "pixi.toml").read_text()
     finished = harness(extended, "dev", "check", "all")
     assert finished.returncode == 0, finished.stdout
     assert (

@@ -13,7 +13,7 @@ from harness.spec.catalogue import find_puzzle, puzzle_names
 from harness.toolchain import roots
 
 ROOT = Path(__file__).resolve().parents[2]
-SAID = "solutions/p20/record.mojo is out of step with the ops of the spec; `python -m harness dev generate`"
+SAID = "solutions/p20/record.mojo is out of step with the ops of the spec; `workbook dev generate`"
 
 
 @pytest.fixture
@@ -21,6 +21,7 @@ def checkout(tmp_path, monkeypatch) -> Path:
     """A checkout of one op package, p20's, whose recording program names a tensor that the spec does not."""
     shutil.copytree(ROOT / "solutions" / "p20", tmp_path / "solutions" / "p20", symlinks=True)
     shutil.copytree(ROOT / "problems" / "p20", tmp_path / "problems" / "p20", symlinks=True)
+    shutil.copy(ROOT / "pixi.toml", tmp_path)
     (tmp_path / "book" / "src").mkdir(parents=True)
     (tmp_path / "book" / "src" / "SUMMARY.md").touch()
     path = tmp_path / "solutions" / "p20" / "record.mojo"

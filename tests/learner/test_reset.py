@@ -103,9 +103,7 @@ def test_reset_of_a_puzzle_makes_everything_that_is_gone(checkout, gone):
         shutil.rmtree(path)
     before = {path: path.read_bytes() for path in (checkout.path / "problems").rglob("*") if path.is_file()}
     shutil.rmtree(checkout.path / gone)
-    assert "the file is missing; `python -m harness reset p22` puts" in one_line(
-        checkout.run("p22", "--backward")
-    )
+    assert "the file is missing; `workbook reset p22` puts" in one_line(checkout.run("p22", "--backward"))
     assert checkout.run("list").returncode == 0
     assert checkout.run("reset", "p22", "--yes").returncode == 0
     after = {path: path.read_bytes() for path in (checkout.path / "problems").rglob("*") if path.is_file()}
@@ -258,7 +256,7 @@ def test_a_broken_link_is_one_clear_line_and_reset_puts_it_back(checkout, how):
     elif how == "text":
         link.write_text(target)
     line = one_line(checkout.run("p22", "--backward"))
-    assert BROKEN[how] in line and line.endswith("; `python -m harness reset p22` puts it back\n")
+    assert BROKEN[how] in line and line.endswith("; `workbook reset p22` puts it back\n")
     verified = checkout.run("verify", "p22")
     assert verified.returncode == 2 and BROKEN[how] in verified.stdout
     assert checkout.run("reset", "p22", "--yes").returncode == 0

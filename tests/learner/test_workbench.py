@@ -121,7 +121,7 @@ def test_after_an_error_without_a_name_the_next_rung_is_offered_not_the_first_ag
     checkout.fill(checkout.numpy, "db", change=lambda line: line.replace("(0, 1)", "0"))
     said = checkout.run("p22", "--numpy", "--gate", "db").stdout
     assert "has shape [4, 16], expected [16]" in said
-    asked = said.splitlines()[-1].strip().removeprefix("next: python -m harness ").split()
+    asked = said.splitlines()[-1].strip().removeprefix("next: workbook ").split()
     heads = [checkout.run(*asked).stdout.splitlines()[0] for _ in range(2)]
     assert heads == ["Hint numpy-db-1 (1 of 3)", "Hint numpy-db-2 (2 of 3)"]
 
@@ -332,15 +332,15 @@ def test_the_end_of_a_rung_says_what_now_and_the_list_says_what_is_next(checkout
     def upcoming() -> str:
         return checkout.run("list", "p22").stdout.splitlines()[0]
 
-    assert upcoming() == f"next: p22, {find_puzzle('p22').rungs[0].words}, dmean: python -m harness watch p22"
+    assert upcoming() == f"next: p22, {find_puzzle('p22').rungs[0].words}, dmean: workbook watch p22"
     checkout.fill(checkout.numpy, "db")
     assert "What now" not in checkout.run("p22", "--numpy").stdout
-    assert upcoming() == "next: p22, NumPy rung, dW: python -m harness watch p22", "somebody is at it"
+    assert upcoming() == "next: p22, NumPy rung, dW: workbook watch p22", "somebody is at it"
     checkout.fill(checkout.numpy, "db", "dW", "dgamma", "row_sums", "dx")
     said = checkout.run("p22", "--numpy").stdout.splitlines()[-1]
     assert said.startswith("   p22, NumPy rung: 5 of 5, solved. What now: p22, ")
-    assert said.endswith("`python -m harness watch p22`") and "problems/p22/op/layernorm_linear.mojo" in said
-    assert upcoming() == "next: p22, Mojo kernels, ln: python -m harness watch p22", "after what is solved"
+    assert said.endswith("`workbook watch p22`") and "problems/p22/op/layernorm_linear.mojo" in said
+    assert upcoming() == "next: p22, Mojo kernels, ln: workbook watch p22", "after what is solved"
     assert "What now" not in checkout.run("p22", "--numpy", "--gate", "db").stdout, "said once"
 
 
@@ -348,7 +348,7 @@ def test_the_list_unfolds_the_puzzle_at_hand_and_gives_each_other_a_line(checkou
     checkout.fill(checkout.numpy, "db")
     assert checkout.run("p22", "--numpy", "--gate", "db").returncode == 0
     first, *lines, last = checkout.run("list").stdout.splitlines()
-    assert first == "next: p22, NumPy rung, dW: python -m harness watch p22"
+    assert first == "next: p22, NumPy rung, dW: workbook watch p22"
     assert "      ✅ db        passed                   the gradient of the linear bias" in lines
     assert not [line for line in lines if " dmean " in line], (
         "of another file of the puzzle no more than its bar"
@@ -360,7 +360,7 @@ def test_the_list_unfolds_the_puzzle_at_hand_and_gives_each_other_a_line(checkou
         assert not [line for line in lines if line.startswith(f"{puzzle.name}  {puzzle.title}")]
     assert (
         last
-        == f"gates of another puzzle: `python -m harness list {puzzle_names()[-1]}`; of all: `python -m harness list --all`"
+        == f"gates of another puzzle: `workbook list {puzzle_names()[-1]}`; of all: `workbook list --all`"
     )
     every = checkout.run("list", "--all").stdout
     assert all(f"\n{puzzle.name}  {puzzle.title}\n" in every for puzzle in others)
@@ -379,7 +379,7 @@ def test_after_puzzle_27_its_model_is_trained(monkeypatch, tmp_path):
         for gate in work.gates:
             assert "--train" not in next_step(work, noted)
             noted.note(work.key(gate.id), work.blanks()[gate.id], True)
-    assert next_step(work, noted).endswith("(--train --help: its flags): `python -m harness p27 --train`")
+    assert next_step(work, noted).endswith("(--train --help: its flags): `workbook p27 --train`")
 
 
 def test_only_the_puzzle_s_own_cases_count_as_passed(checkout):

@@ -282,7 +282,7 @@ def errors_in(finished: subprocess.CompletedProcess) -> list[str]:
 LAUNCH_TARGETS = ("mi300x", "sm_80", "apple-m4")
 """Targets for which the kernels are compiled without MAX's graph around them, which another target's has been around: AMD's
 below, and Hopper's in every run on the virtual GPU (tests/screens/test_cli.py), where an error of the target's ends the run.
-AMD's stays with `poe tests`: of the three it differs most from what runs everywhere else."""
+AMD's stays with the default run: of the three it differs most from what runs everywhere else."""
 
 
 @pytest.fixture(scope="module")

@@ -360,10 +360,7 @@ def test_1_a_wrong_gradient_is_shown_with_its_case(command_line, monkeypatch):
     truths = [p22.PUZZLE.exact(p22.inputs(case, "float32", 0))["grad_weight"] for case in cases]
     count = sum(bool(np.isfinite(truth).any()) for truth in truths)  # a thousandth more of NaN is NaN
     assert line.startswith(f"   ❌ grad_linear_weight is wrong in {count} of {len(cases)} cases, most in '")
-    assert (
-        "   Run this again: python -m harness p22 --backward --fused --device cpu --solution"
-        in finished.lines
-    )
+    assert "   Run this again: workbook p22 --backward --fused --device cpu --solution" in finished.lines
 
 
 @pytest.mark.compiler

@@ -188,7 +188,7 @@ def test_a_wrong_gate_says_once_what_is_wrong(make_run):
     at = lines.index("   ❌ dx        wrong in all 2 cases")
     assert lines[at + 1 : at + 3] == [
         "         said of the gate",
-        "         next: python -m harness hint p22 dx-3",
+        "         next: workbook hint p22 dx-3",
     ]
     assert lines[at - 1].startswith("      error 5.00e-03, 5e+04 times PyTorch's own")
     assert "said of the quantity" not in "\n".join(lines)
@@ -242,22 +242,22 @@ def test_nothing_wraps_and_nothing_is_markup(make_run):
 @pytest.mark.parametrize(
     ("options", "bad", "expected"),
     [
-        ({}, {"grad_input": WRONG}, "python -m harness p22 --backward --solution"),
+        ({}, {"grad_input": WRONG}, "workbook p22 --backward --solution"),
         (
             {"variants": ("unfused",), "dims": (2, 3, 5, 7), "dtype": "bfloat16", "seed": 3},
             {"grad_input": WRONG},
-            "python -m harness p22 --backward --unfused --solution --dims 2 3 5 7 --dtype bfloat16 --seed 3",
+            "workbook p22 --backward --unfused --solution --dims 2 3 5 7 --dtype bfloat16 --seed 3",
         ),
         (
             {"variants": ("fused",), "gate": "dx", "repeat": 7, "blocks": "shuffled:2"},
             {"grad_input": WRONG},
-            "python -m harness p22 --backward --fused --solution --gate dx --repeat 7 --blocks shuffled:2",
+            "workbook p22 --backward --fused --solution --gate dx --repeat 7 --blocks shuffled:2",
         ),
         # No value is wrong: a race or the like was found.
         (
             {"variants": ("fast",), "device": "virtual"},
             {},
-            "python -m harness p22 --backward --fast --device virtual --solution",
+            "workbook p22 --backward --fast --device virtual --solution",
         ),
     ],
 )
@@ -266,7 +266,7 @@ def test_the_command_to_run_again_is_one_that_repeats_the_run(make_run, options,
 
     run = make_run("cpu", "gpu", bad=bad, **options)
     assert report.command(run) == expected
-    assert parse(expected.split()[3:]) == run.options
+    assert parse(expected.split()[1:]) == run.options
 
 
 def test_json_holds_the_verdicts_under_printed_names(make_run):

@@ -171,10 +171,10 @@ def test_what_a_damaged_file_recommends_can_be_typed(tmp_path):
     file = tmp_path / "problems" / "p24" / "in_numpy.py"
     file.parent.mkdir(parents=True)
     file.write_text("def index(): pass\n")
-    with pytest.raises(DamagedFile, match=r"are gone .*`python -m harness reset p24` puts the file back"):
+    with pytest.raises(DamagedFile, match=r"are gone .*`workbook reset p24` puts the file back"):
         Work(P24, P24.rung("numpy"), tmp_path / "problems").blanks()
     file.write_bytes("ok = 1\nname = 'Gauß'\n".encode("latin-1"))
-    words = "line 2, column 12: the byte 0xdf is no UTF-8 text; `python -m harness reset p24` puts"
+    words = "line 2, column 12: the byte 0xdf is no UTF-8 text; `workbook reset p24` puts"
     with pytest.raises(DamagedFile, match=words):
         blanks.read(file)
 

@@ -185,7 +185,7 @@ MISTAKES = {
         "def k(p: Pointer[Float32, MutAnyOrigin]):\n    p[unsafe_offset=0] = 1\n"
         + in_main('print(compile_info[k, emission_kind="asm", target=get_gpu_target["sm_999"]()]().asm)'),
         "Unknown GPU architecture",
-        "python -m harness doctor",
+        "workbook doctor",
     ),
     "no GPU here": (
         "from max.gpu.host import DeviceContext\ndef k(p: Pointer[Float32, MutAnyOrigin]):\n    p[unsafe_offset=0] = 1\n"

@@ -1,9 +1,8 @@
-"""The task `format`: `mojo format` and ruff over the tree; with --check it changes nothing and exits 1 on a difference.
+"""Format a checkout, or check its format: `mojo format` and ruff over the tree.
 
 `mojo format` has no check mode, so that the check formats a copy and compares.
 """
 
-import argparse
 import difflib
 import shutil
 import subprocess
@@ -54,23 +53,20 @@ def mojo_differences(root: Path) -> list[str]:
     return lines
 
 
-def ruff(*arguments: str) -> int:
+def ruff(root: Path, *arguments: str) -> int:
     """Runs ruff over the Python folders and returns its exit code."""
-    folders = [folder for folder in PYTHON_FOLDERS if Path(folder).is_dir()]
-    return subprocess.run([sys.executable, "-m", "ruff", *arguments, *folders]).returncode
+    folders = [folder for folder in PYTHON_FOLDERS if (root / folder).is_dir()]
+    return subprocess.run([sys.executable, "-m", "ruff", *arguments, *folders], cwd=root).returncode
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Formats, or checks the format of, the tree in the current folder."""
-    parser = argparse.ArgumentParser(prog="format", description=main.__doc__)
-    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 where something differs")
-    if not parser.parse_args(argv).check:
-        format_mojo(mojo_files(Path.cwd()))
-        return ruff("format", "-q") or ruff("check", "-q", "--fix")
-    differences = mojo_differences(Path.cwd())
-    print(*differences, sep="\n", end="\n" if differences else "")
-    return max(int(bool(differences)), ruff("format", "--check", "-q"), ruff("check", "-q"))
+def write(root: Path) -> int:
+    """Formats the tree in place; returns 1 where ruff finds what it cannot mend."""
+    format_mojo(mojo_files(root))
+    return ruff(root, "format", "-q") or ruff(root, "check", "-q", "--fix")
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def check(root: Path) -> int:
+    """Changes nothing, prints what would differ, and returns 1 where something does."""
+    differences = mojo_differences(root)
+    print(*differences, sep="\n", end="\n" if differences else "", flush=True)
+    return max(int(bool(differences)), ruff(root, "format", "--check", "-q"), ruff(root, "check", "-q"))

@@ -53,9 +53,22 @@ HELD_ELSEWHERE = {
 THROUGH_THE_LAYER = ("opcheck", "in_autograd")
 """Commands that call the layer, whose graphs other tests need too: they are compiled as one unit with those."""
 
+SLOW = {
+    "algebra", "autograd_function", "autograd_graph", "compensated", "compile_saved", "compile_settings", "debug_anomaly",
+    "debug_assertions", "debug_bisect", "debug_hooks", "diagonal_formula", "gradcheck_flat", "gradcheck_float32",
+    "gradcheck_kink", "gradcheck_order", "gradcheck_strides", "inductor_kernels", "inductor_pattern", "parameter_gradients",
+    "saving_less",
+    "brightest_mended", "brightest_race", "first_backward", "first_registration", "forward_fused", "hunt_matrix",
+    "mirrored_mended", "mirrored_race", "picture_of_a_bug", "profile_fast", "race_reversed", "row_largest", "wrong_kernels",
+}  # fmt: skip
+"""Programs that only another PyTorch changes, and commands that compile kernels and that other tests run."""
+NAMES = sorted(shown_outputs() - HELD_ELSEWHERE.keys())
+
 
 @pytest.mark.compiler
-@pytest.mark.parametrize("name", sorted(shown_outputs() - HELD_ELSEWHERE.keys()))
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in NAMES]
+)
 def test_recorded_output_is_what_the_command_prints(name, forks, request):
     from book.measure import outputs
 

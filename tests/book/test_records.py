@@ -172,17 +172,3 @@ def test_every_record_can_be_measured_anew_and_stands_on_a_page(site):
     assert [
         name for name in record.names() if html.escape(record.read(name).question, quote=False) not in pages
     ] == []
-
-
-@pytest.mark.parametrize(("tier", "listed"), [("slow", True), ("not slow", False)])
-def test_the_slow_tests_end_with_the_records_that_are_old(tier, listed, monkeypatch, tmp_path):
-    import old_records
-
-    record.write(MEASURED, tmp_path)
-    old = record.read("r", tmp_path)
-    monkeypatch.setattr(record, "names", lambda: ["r"])
-    monkeypatch.setattr(record, "read", lambda name: old)
-    lines: list[str] = []
-    reporter = SimpleNamespace(section=lines.append, line=lines.append)
-    old_records.pytest_terminal_summary(reporter, SimpleNamespace(option=SimpleNamespace(markexpr=tier)))
-    assert ("r: A machine, 2026-11-24; kernels have changed: p22" in lines) == listed == bool(lines)

@@ -123,7 +123,7 @@ def test_terms_of_no_size_change_nothing(terms):
 ONE_COLUMN = Case("one column", "", (2, 3, 1, 4), "hard")
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(4))
 def test_dx_of_one_column_is_right_with_and_without_a_fused_multiplication(puzzle, seed):
     """g - c2 is 0 where g is rounded before it is subtracted, and the rounding error of g where it is not."""
     reference = Reference(puzzle, "float32", seed)
@@ -441,7 +441,7 @@ def test_wrong_formulas_are_rejected(puzzle, reference, bug, seed):
     assert rejected(puzzle, reference, puzzle.cases(None), seed, WRONG[bug])
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_right_formulas_are_accepted(puzzle, reference, seed):
     assert not rejected(puzzle, reference, puzzle.cases(None), seed, {})
 

@@ -54,7 +54,11 @@ def test_an_untouched_blank_leaves_a_function_with_a_body(work):
 
 
 @pytest.mark.compiler
-@pytest.mark.parametrize("work", IN_MOJO, ids=lambda work: work.puzzle.name)
+@pytest.mark.parametrize(
+    "work",
+    [IN_MOJO[0], *(pytest.param(work, marks=pytest.mark.slow) for work in IN_MOJO[1:])],
+    ids=lambda work: work.puzzle.name,
+)
 def test_every_kernel_s_gate_passes_in_its_turn(work, tmp_path):
     """On the two smallest cases: what other sizes ask is asked of the solution elsewhere."""
     puzzle = work.puzzle

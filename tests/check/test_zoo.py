@@ -12,7 +12,7 @@ import sys
 from collections import defaultdict
 
 import pytest
-from tiers import chosen
+from marks import chosen
 
 from harness.check import zoo
 from harness.check.checker import Checker

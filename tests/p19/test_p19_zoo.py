@@ -11,7 +11,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 import pytest
-from tiers import chosen
+from marks import chosen
 
 from harness.check import zoo
 from harness.check.checker import Checker

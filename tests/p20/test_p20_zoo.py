@@ -4,7 +4,7 @@ The wrong kernels are recorded together; those in Python are judged as they are.
 """
 
 import pytest
-from tiers import chosen
+from marks import chosen
 
 from harness.check import zoo
 from harness.check.checker import Checker, make_checker

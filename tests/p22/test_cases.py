@@ -36,10 +36,9 @@ def names(cases):
 # ---- The reference ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", [0, 1])
 @names(CASES)
-def test_exact_agrees_with_autograd_in_float64(case, seed):
-    arrays = p22.inputs(case, "float64", seed)
+def test_exact_agrees_with_autograd_in_float64(case):
+    arrays = p22.inputs(case, "float64", 0)
     exact = p22.PUZZLE.exact(arrays)
     by_torch = p22.reference({name: strided(array) for name, array in arrays.items()})
     of_derive_rung = {name for gate in derive_rung.GATES for name in gate.quantities}
@@ -269,7 +268,7 @@ def one_pass(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return mean, 1 / np.sqrt(variance + np.float32(1e-5))
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(("statistics", "right"), [(welford, True), (two_passes, True), (one_pass, False)])
 def test_textbook_statistics_are_right_and_cancelled_ones_are_not(statistics, right, seed):
     """The limit is PyTorch's own error, at its unluckiest: it errs by a unit in the last place or by twenty."""

@@ -1,7 +1,7 @@
 """The extension module: which architecture, building once, the cache, loading elsewhere, the kernels on the virtual GPU.
 
 The modules are built with the compiler once and then come from the workbook's cache: for sm_90a what most tests need, for sm_80
-in a nightly run.
+in a slow test.
 """
 
 import importlib.util
@@ -297,7 +297,7 @@ for call in calls:
 
 
 @pytest.mark.compiler
-@pytest.mark.parametrize("architecture", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("architecture", [pytest.param("sm_80", marks=pytest.mark.slow), "sm_90a"])
 def test_it_loads_without_max_and_counts_without_a_gpu(architecture, tmp_path):
     """Also where the folder in which it was built is gone: Mojo's libraries come from this environment.
 
@@ -355,6 +355,7 @@ def test_without_mojo_s_libraries(monkeypatch, fresh_runtime):
 @pytest.mark.compiler
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the virtual GPU's driver is for Linux")
 @pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="MAX would find the real GPU's driver")
+@pytest.mark.slow
 def test_the_module_on_the_virtual_gpu():
     """The built file itself, through the driver's interface: addresses, order of arguments, scratch memory, streams.
 

@@ -328,7 +328,10 @@ def test_tensor_cores_are_used_and_nothing_is_added_with_atomics(products, kind)
 # ---- Other GPUs ---------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=TARGETS)
+@pytest.fixture(
+    scope="module",
+    params=["sm_80", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gfx942", "apple-m4"))],
+)
 def launches(request):
     """The words of each line that the launch program prints for a target: launch, kind, rows, H, O, shift, name, ..."""
     package = roots.op_package(roots.solutions(), PUZZLE.name).path

@@ -118,7 +118,7 @@ def numbers(count: int, step: int) -> np.ndarray:
 
 
 @pytest.mark.skipif((sys.platform, platform.machine()) != ("linux", "x86_64"), reason="needs Linux on x86")
-@pytest.mark.parametrize("processor", ["x86-64", "haswell"])
+@pytest.mark.parametrize("processor", ["x86-64", pytest.param("haswell", marks=pytest.mark.slow)])
 def test_processors_with_narrower_vectors_and_fewer_registers(puzzle, solution, processor):
     """SSE has vectors of 4 float32, AVX2 of 8, both 16 registers: other tiles than those of AVX-512 and NEON."""
     if processor == "haswell" and "avx2" not in Path("/proc/cpuinfo").read_text():
@@ -151,6 +151,7 @@ def test_processors_with_narrower_vectors_and_fewer_registers(puzzle, solution, 
     assert len(compared) == len(DTYPES) * 6
 
 
+@pytest.mark.slow
 def test_it_compiles_for_arm(solution, tmp_path):
     finished = run_mojo(
         "build", "--emit", "asm", "--target-triple", "aarch64-unknown-linux-gnu", "--target-cpu", "neoverse-n1",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from kernel_slips import SLIPS
-from tiers import chosen
+from marks import chosen
 
 from harness.check.checker import Checker
 from harness.check.zoo import WrongKernel

@@ -115,6 +115,7 @@ print("loaded", sys.argv[1])
 """
 
 
+@pytest.mark.slow
 def test_another_program_loads_the_package_from_its_own_folder(tmp_path):
     """It knows nothing of the harness, and names the package by a path that leads there from where it runs."""
     (tmp_path / "puzzles").symlink_to(CHECKOUT / "solutions")

@@ -7,7 +7,7 @@ compiler.
 import pkgutil
 
 import pytest
-from tiers import chosen
+from marks import chosen
 
 from harness.check import zoo
 from harness.check.checker import Checker

@@ -4,7 +4,7 @@ The wrong kernels are recorded by one Mojo program; those of the rungs in Python
 """
 
 import pytest
-from tiers import chosen
+from marks import chosen
 
 from harness.check import zoo
 from harness.check.checker import Checker, make_checker

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from tiers import chosen
+from marks import chosen
 
 from harness.check import zoo
 from harness.check.checker import Checker

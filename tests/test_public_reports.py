@@ -1,0 +1,232 @@
+"""Faults that public bug reports of other projects describe and that this one shares: each fails until it is mended.
+
+A mended fault turns its strict xfail into a failure, and the mark goes.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.checkpoint import CheckpointError, checkpoint
+
+from harness import nn
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "vgpu"))
+
+
+def fails(reason: str, raises: type[BaseException] | tuple[type[BaseException], ...] = AssertionError):
+    """Mark a test whose fault is known."""
+    return pytest.mark.xfail(strict=True, reason=reason, raises=raises)
+
+
+class Block(torch.nn.Module):
+    """LayerNorm and Linear, with an optional function between them."""
+
+    def __init__(self, width: int, out: int, between=lambda x: x):
+        super().__init__()
+        self.norm, self.linear, self.between = torch.nn.LayerNorm(width), torch.nn.Linear(width, out), between
+
+    def forward(self, x):
+        return self.linear(self.between(self.norm(x)))
+
+
+def compile_block(block: Block):
+    """Compile with the workbook's backend, from empty caches of graphs."""
+    torch.compiler.reset()
+    return torch.compile(block, backend="mojo_workbook")
+
+
+# R1
+
+
+@fails("the loss subtracts the logit from one rounded lse")
+@pytest.mark.parametrize(
+    ("dtype", "logit"),
+    [(torch.float32, 1e4), (torch.float32, 1e6), (torch.float32, 1e8), (torch.bfloat16, 1e8)],
+    ids=str,
+)
+def test_equal_large_logits_have_the_loss_log_2(dtype, logit):
+    """Compare two equal logits with their loss and gradient (mlx#4188, pytorch#11752)."""
+    bias = torch.zeros(2, requires_grad=True, dtype=dtype)
+    weight = torch.full((2, 1), logit, dtype=dtype)
+    loss = nn.linear_cross_entropy(torch.ones(1, 1, dtype=dtype), weight, torch.tensor([0]), bias)
+    loss.backward()
+    assert bias.grad is not None
+    rounding = 4 * torch.finfo(dtype).eps
+    torch.testing.assert_close(bias.grad.double(), torch.tensor([-0.5, 0.5]).double(), rtol=rounding, atol=0)
+    torch.testing.assert_close(loss.double(), torch.tensor(2.0).double().log(), rtol=rounding, atol=0)
+
+
+@fails("the loss subtracts the logit from one rounded lse")
+def test_confident_rows_have_a_small_loss_and_not_zero():
+    """Compare losses of 1e-7 with float64 (pytorch#11752)."""
+    weight, target = torch.cat([torch.eye(32), torch.zeros(32, 32)]), torch.arange(32)
+    loss = nn.linear_cross_entropy(20 * torch.eye(32), weight, target, reduction="none")
+    exact = torch.nn.functional.cross_entropy(
+        20 * torch.eye(32).double() @ weight.double().mT, target, reduction="none"
+    )
+    torch.testing.assert_close(loss.double(), exact, rtol=1e-4, atol=0)
+
+
+# R2
+
+
+@fails("the backend runs operators on fake tensors under the caller's hooks", CheckpointError)
+def test_a_block_is_compiled_first_inside_a_checkpoint():
+    """Compile at the first call inside a checkpoint, which counts saved tensors (pytorch#144637, #144035)."""
+    torch.manual_seed(0)
+    block, x = Block(8, 5), torch.randn(4, 8, requires_grad=True)
+    checkpoint(compile_block(block), x, use_reentrant=False).sum().backward()
+    mine, x.grad = x.grad, None
+    block(x).sum().backward()
+    torch.testing.assert_close(mine, x.grad)
+
+
+# R3
+
+
+@torch.library.custom_op("public_reports::shift", mutates_args={"x"})
+def shift(x: torch.Tensor, by: float) -> None:
+    """Add a number in place."""
+    x += by
+
+
+def shift_by_operator(x):
+    """Write through an operator whose name does not end in an underscore."""
+    torch.ops.public_reports.shift(x, 50.0)
+    return x
+
+
+def fill_by_numpy(x):
+    """Write through a NumPy view."""
+    x.detach().numpy()[0, 0] = 100.0
+    return x
+
+
+@fails("the matcher does not see the writer")
+@pytest.mark.parametrize("writer", [shift_by_operator, fill_by_numpy])
+def test_a_writer_between_norm_and_linear_is_seen(writer):
+    """Write to the LayerNorm's output before the Linear reads it (pytorch#153389, #127821, #94777)."""
+    torch.manual_seed(0)
+    block, x = Block(8, 5, writer), torch.randn(4, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(compile_block(block)(x), block(x))
+
+
+# R4
+
+
+@fails("x is rounded before the LayerNorm")
+@pytest.mark.parametrize("mean", [10, 100, 1000])
+def test_autocast_computes_the_norm_in_float32(mean):
+    """Compare rows of a large mean under autocast with float64 (onnxruntime#28463, flax#612)."""
+    torch.manual_seed(0)
+    block, x = Block(64, 16), torch.randn(32, 64) + mean
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        eager, mine = block(x), compile_block(block)(x)
+    with torch.no_grad():
+        exact = Block(64, 16).double()
+        exact.load_state_dict(block.state_dict())
+        truth = exact(x.double())
+    assert (mine.double() - truth).abs().max() <= 2 * (eager.double() - truth).abs().max()
+
+
+# R5
+
+ARRIVALS = {
+    "seq_cst": "fence.sc.sys; atom.acquire.sys.global.add.u32 %r0, [%d0], 1;",
+    "fences": "fence.acq_rel.gpu; atom.relaxed.gpu.global.add.u32 %r0, [%d0], 1; fence.acq_rel.gpu;",
+}
+LAST_RESETS = (
+    "mov.u64 %d0, %a0; setp.ne.u32 %p0, %t2, 0; @%p0 bra done; ld.param.u64 %d0, [q0]; {} "
+    "setp.ne.u32 %p1, %r0, 1; @%p1 bra done; st.global.u32 [%d0], 0; done:"
+)
+
+
+@fails("an atomic after a fence is left out of what the fence publishes")
+@pytest.mark.parametrize("arrival", ARRIVALS)
+def test_the_last_block_may_reset_its_counter(arrival):
+    """Let the last of two blocks write the counter that both added to (NVIDIA's threadFenceReduction)."""
+    import numpy as np
+    from kernel_tools import Bench
+    from ptx_tools import kernel
+
+    bench = Bench()
+    text = kernel(LAST_RESETS.format(ARRIVALS[arrival]), 0, 1, widths_in=[], widths_out=[4])
+    text = text.replace("st.global.b32 [%a0], %y0;", "")
+    counter = bench.place("counter", np.zeros(64, np.uint32))
+    bench.run(text, 2, 32, counter)
+    assert not bench.errors(), bench.errors()[0].text()
+    assert bench.get(counter)[0] == 0
+
+
+# R6
+
+FAULTY = """\
+from max.gpu import thread_idx
+from max.gpu.host import DeviceContext
+
+
+def past_the_end(values: MutPointer[Float32, MutAnyOrigin]):
+    values.unsafe_store(thread_idx.x, Float32(1))
+
+
+def main() raises:
+    var ctx = DeviceContext()
+    var values = ctx.enqueue_create_buffer[DType.float32](16)
+    ctx.enqueue_function[past_the_end](values, grid_dim=1, block_dim=32)
+    ctx.synchronize()
+"""
+
+
+@pytest.mark.compiles
+@fails("octal escapes of PTX file names are printed")
+def test_a_finding_names_a_path_that_is_not_ascii(tmp_path):
+    """Report a store past the end from a source in a folder with letters outside of ASCII (rustlings#1904)."""
+    folder = tmp_path / "Übung"
+    folder.mkdir()
+    (folder / "faulty.mojo").write_text(FAULTY)
+    program = str(Path(sys.executable).parent / "mojo")
+    done = subprocess.run(
+        [sys.executable, "-m", "harness", "vgpu", "exec", "--", program, "run", "-g1", str(folder / "faulty.mojo")],
+        cwd=ROOT, capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert "faulty.mojo:6" in done.stdout + done.stderr
+    assert "\\303" not in done.stdout + done.stderr
+
+
+# R7
+
+
+@pytest.mark.gpu
+@fails("grid dimensions y and z end at 65,535", Exception)
+def test_gpu_attention_takes_more_rows_than_a_grid_has_blocks():
+    """Run a batch above the grid's limit against PyTorch."""
+    tensors = [torch.randn(66_000, 1, 1, 16, device="cuda", dtype=torch.float16) for _ in range(3)]
+    expected = torch.nn.functional.scaled_dot_product_attention(*tensors)
+    torch.testing.assert_close(nn.attention(*tensors), expected, rtol=2e-3, atol=2e-3)
+
+
+# R8
+
+
+@fails("a closed pipe is not always exit code 130")
+def test_a_reader_that_stops_is_no_error_of_the_command():
+    """Close the pipe of a listing after its first line, with standard error in the same pipe."""
+    line = f"{sys.executable} -m harness list --all 2>&1 | head -1; exit ${{PIPESTATUS[0]}}"
+    codes = {
+        subprocess.run(
+            ["bash", "-c", line],
+            cwd=ROOT,
+            capture_output=True,
+            check=False,
+            env=os.environ | {"COLUMNS": "80"},
+        ).returncode
+        for _ in range(5)
+    }
+    assert codes <= {0, 130, 141}, codes

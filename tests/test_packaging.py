@@ -107,7 +107,7 @@ def name_of(requirement: str) -> str:
 
 
 EXTRA = PROJECT["project"]["optional-dependencies"]["dev"]
-LIBRARIES = [*PROJECT["project"]["dependencies"], *PROJECT["project"]["optional-dependencies"]["native"]]
+LIBRARIES = PROJECT["project"]["dependencies"]
 """What a user of the layers installs beside a model: only these may be ranges."""
 RANGES = {"torch": ("2.11.0", "2.15.0", "2.16.0"), "numpy": ("2.0.0", "2.4.6", "3.0.0")}
 """Of what a model brings itself: the oldest version that was tested, the one that is pinned, the first that is refused."""

@@ -121,7 +121,7 @@ def execute(options: argparse.Namespace) -> int:
         return 2
 
     def make_device() -> Device:
-        # Nobody is shown the counters here, and without them long launches may run as machine code.
+        # Nobody is shown the counters here.
         gpu = VirtualGPU(
             options.arch, checks=dataclasses.replace(checks, counters=False), blocks=options.blocks
         )

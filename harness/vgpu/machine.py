@@ -17,14 +17,12 @@ import functools
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from harness.vgpu.checks.counters import Counters
 from harness.vgpu.checks.events import Events
 from harness.vgpu.checks.findings import Checks, Finding, Findings, index_text, named, plural
-from harness.vgpu.engines.choice import chosen, execute
 from harness.vgpu.engines.launch import Run
 from harness.vgpu.engines.opcodes import (  # noqa: F401  (they register their emitters)
     arithmetic_ops,
@@ -56,7 +54,6 @@ class Kernel:
     function: parser.Function
     module: Module
     shared_map: dict[str, tuple[int, int]] = field(default_factory=dict)
-    native: Any = None  # its machine code (engines/native/engine.py), or why there is none
 
     @functools.cached_property
     def code(self) -> Code:
@@ -85,7 +82,7 @@ class Module:
 
 @dataclass(eq=False)
 class Launch:
-    """One finished launch; `engine` is what ran it, "NumPy" or "native".
+    """One finished launch.
 
     `events` holds every access to global and shared memory, where gpu.keep_events asks for it.
     """
@@ -98,7 +95,6 @@ class Launch:
     findings: list[Finding] = field(default_factory=list)
     events: Events | None = None
     seconds: float = 0.0
-    engine: str = "NumPy"
 
 
 class VirtualGPU:
@@ -121,7 +117,6 @@ class VirtualGPU:
         order, _, seed = blocks.partition(":")
         if order not in ("natural", "reversed", "shuffled") or (seed and not seed.isdigit()):
             raise ValueError(f"blocks is '{blocks}', expected natural, reversed or shuffled[:SEED]")
-        chosen()  # a wrong name shows now, not at the first launch
         self.arch, self.checks, self.blocks = arch, checks or Checks(), blocks
         self.arena = Arena(memory, base)
         self.findings: Findings = Findings()
@@ -321,7 +316,7 @@ class VirtualGPU:
         launch = Launch(name or kernel.name, kernel, grid, block)
         run = Run(self, launch, kernel, args, shared_bytes, cluster)
         self.launches.append(launch)
-        execute(run)
+        run.execute()
         return launch
 
     def _check_launch(self, kernel, grid, block, args, shared_bytes, cluster):

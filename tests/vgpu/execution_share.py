@@ -15,14 +15,16 @@ from harness.vgpu import VirtualGPU
 
 def run(arguments: list[str]) -> int:
     """Run one command; its exit code."""
-    spent, launches, longest = 0.0, 0, 0.0
+    spent, launches, longest, instructions = 0.0, 0, 0.0, 0
     launch = VirtualGPU.launch
 
     def timed(self, *given, **named):
-        nonlocal spent, launches, longest
+        nonlocal spent, launches, longest, instructions
         start = time.process_time()
         try:
-            return launch(self, *given, **named)
+            done = launch(self, *given, **named)
+            instructions += done.counters.instructions
+            return done
         finally:
             seconds = time.process_time() - start
             spent, launches, longest = spent + seconds, launches + 1, max(longest, seconds)
@@ -35,7 +37,8 @@ def run(arguments: list[str]) -> int:
         everything = t.user + t.system + t.children_user + t.children_system
         print(
             f"{' '.join(arguments)}: {everything:.1f} s of processor time, {spent:.2f} s in {launches} launches"
-            f" on the virtual GPU, the longest {longest:.2f} s",
+            f" on the virtual GPU, the longest {longest:.2f} s; {instructions / 1e6:.1f} M thread instructions,"
+            f" {60e-6 * instructions / max(spent, 1e-9):,.0f} M a minute",
             file=sys.stderr,
         )
 

@@ -29,11 +29,6 @@ flushes. Approximate instructions (`.approx`, `.full`, `tanh`) are computed in f
 closer to the true value than a GPU. `mma` multiplies exactly, adds in float64 and rounds once; a GPU's tensor
 cores cut low bits off.
 
-Both engines have these definitions. The native one leaves kernels with any of these to NumPy: `activemask`,
-`elect`, `mapa`, `mbarrier`, `wgmma`, `cp` in bulk, `stmatrix`, `setmaxnreg`, numbered barriers and those of
-clusters, `atom` and `red` with `exch`, `cas`, `inc`, `dec`, packed types or a result that is used, strong
-`ld` and `st`, `mma` of float64, parameters at computed addresses, clocks, print.
-
 | instruction | variants | test |
 |---|---|---|
 """

@@ -1,2 +1,1 @@
-"""What runs a launch: one definition of each opcode (opcodes), and two engines that use it (interpreter,
-native)."""
+"""What runs a launch: one definition of each opcode (opcodes), and NumPy over many threads (interpreter)."""

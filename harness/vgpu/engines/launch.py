@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable
 
 import numpy as np
 
@@ -25,10 +24,6 @@ GUARD = 256
 SPARE_STEPS = 10_000  # basic blocks that a second run of a launch may take beyond twice the first
 
 
-class Overdue(Exception):
-    """A launch has taken longer than it was allowed; what it has stored can be undone."""
-
-
 class Run(Reports):
     """The state of one launch."""
 
@@ -45,9 +40,6 @@ class Run(Reports):
         self.findings = Findings()
         self._owners: dict[int, list[Extent]] = {}
         self.steps, self.step_budget = 0, gpu.steps
-        self.deadline: float | None = None  # when somebody else may take over (time.perf_counter)
-        self._may_stop: Callable[[], bool] = bool
-        self._undo: Before | None = None
         self._spoiled = Before(self.arena)  # what may not be written, and is
         self.block_threads: dict[int, int] = {}
         self.atomic_hits: dict[int, int] = {}
@@ -109,35 +101,11 @@ class Run(Reports):
                 for f in self.doubtful:
                     f.is_error = False
                     f.words += "; the launch gives the same with other bytes there"
-        except Overdue:
-            self.findings.clear()
-            raise
         finally:
             self.launch.seconds = time.perf_counter() - start
             self.launch.findings = list(self.findings)
             for f in self.findings:
                 self.gpu.findings.record(f, (id(self.launch), id(f)))
-
-    def allow(self, deadline: float, may_stop: Callable[[], bool]) -> None:
-        """Raise Overdue from `execute` when the time has come, if `may_stop` then says so."""
-        self.deadline, self._may_stop, self._undo = deadline, may_stop, Before(self.arena)
-
-    def overdue(self) -> None:
-        """The deadline has passed: stop, where all that was stored can be undone. Raises Overdue."""
-        self.deadline = None
-        if self._undo is not None and self._undo.kept is not None and self._may_stop():
-            raise Overdue
-        self._undo = None
-
-    def undo(self) -> None:
-        """Put back what the launch has stored."""
-        assert self._undo is not None and self._undo.kept is not None  # else nothing has stopped it
-        for tensor, held in self._undo.kept.items():
-            self.arena.restore(tensor, held)
-
-    def fresh(self) -> Run:
-        """The same launch, from its start."""
-        return Run(self.gpu, self.launch, self.kernel, self.args, self.dynamic_shared, self.cluster)
 
     def again(self) -> Run | None:
         """The same launch with other bytes in unwritten shared memory; None where it does not come to its
@@ -162,7 +130,7 @@ class Run(Reports):
         """The launch writes a tensor; what it held is kept where a second run, or a later launch, may need
         it."""
         if not tensor.written:
-            for kept in (self.before, self._undo, self._spoiled if tensor.forbids else None):
+            for kept in (self.before, self._spoiled if tensor.forbids else None):
                 if kept is not None:
                     kept.first_write(tensor)
         tensor.written = True

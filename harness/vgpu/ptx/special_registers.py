@@ -1,4 +1,4 @@
-"""What each special register holds, for both engines.
+"""What each special register holds.
 
 The values are expressions, of: the thread's number `tid` in its block and `lane` in its warp; the block's numbers
 `ctaid_x` ... in the grid; the sizes `ntid_x` ..., `nctaid_x` ... and `cluster_nctaid_x` ...; and bytes of shared memory.

@@ -1,1 +1,1 @@
-"""The engine that starts at once: NumPy over the threads of many thread blocks."""
+"""Runs generated code in NumPy, over the threads of many thread blocks at once."""

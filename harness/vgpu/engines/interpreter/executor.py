@@ -10,7 +10,6 @@ Threads that exited are squeezed out, so kernels that guard with `if i < n` keep
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
@@ -203,8 +202,6 @@ class Batch(WarpgroupOps):
             run.block_threads[index] = run.block_threads.get(index, 0) + threads
             if run.steps > run.step_budget:
                 raise StepBudget(block, threads)
-            if run.deadline is not None and time.perf_counter() > run.deadline:
-                run.overdue()
             self.poll_failed = False
             value = function(self, self.S, L)
             if self.poll_failed:

@@ -1,1 +1,1 @@
-"""One definition of each opcode: NumPy code for the threads of a basic block, which both engines take."""
+"""One definition of each opcode: NumPy code for the threads of a basic block."""

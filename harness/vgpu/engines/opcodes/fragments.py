@@ -1,8 +1,7 @@
 """Tensor-core matrices: which shapes `mma.sync` is simulated for, and which lane holds which element of a
 fragment.
 
-The places are for both engines: of lane 4 g + t, an array of lanes or one number, the row and column of its element
-`n`. `kind` is the type of the factors."""
+The places are, of lane 4 g + t (an array of lanes), the row and column of its element `n`. `kind` is the type of the factors."""
 
 from __future__ import annotations
 

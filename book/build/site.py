@@ -1,4 +1,4 @@
-"""Builds the book strictly and opens it: `python -m book.build [--no-open] [--pdf]`.
+"""Builds the book strictly and opens it: `python -m book.build [--no-open]`.
 
 mdBook exits 0 on much that leaves a broken page. Here every warning is an error, the preprocessor must have run on
 every page, and the built pages are checked before anybody sees them; what they say of
@@ -18,8 +18,8 @@ import sys
 import webbrowser
 from pathlib import Path
 
-from book.build import check_site, generate, glossary, maths, pdf, preprocess, share
-from book.figures import figures, recorded_pictures, speed_table
+from book.build import check_site, generate, glossary, maths, preprocess
+from book.figures import recorded_pictures, speed_table
 
 BOOK = Path(__file__).absolute().parents[1]
 TROUBLE = re.compile(r"\b(ERROR|WARN)\b|Traceback")
@@ -83,7 +83,6 @@ def build(book: Path, site: Path) -> list[str]:
         shrink_search_index(site)
         glossary.link(site)
         recorded_pictures.write_page(site)
-        share.write_cards(site, book / ".cache" / "share", figures.player_start()["g"])
     return faults or check_site.site_faults(site, src)
 
 
@@ -233,13 +232,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--no-open", action="store_true", help="only build, and print the path of the first page"
     )
-    parser.add_argument("--pdf", action="store_true", help="print it too, with Chromium, into html/book.pdf")
     options = parser.parse_args(arguments)
     site = BOOK / "html"
     generate.main()
     faults = build(BOOK, site) or old_readme()
-    if options.pdf and not faults:
-        faults = pdf.print_book(site, site / "book.pdf")
     if faults:
         print("\n".join(faults), file=sys.stderr)
         print(f"error: the book has {len(faults)} fault{'s' * (len(faults) != 1)}", file=sys.stderr)

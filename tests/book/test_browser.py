@@ -144,23 +144,6 @@ def test_folds_are_open_on_paper_and_closed_again(browser, site):
     assert browser.run(folds) == 0
 
 
-def test_no_table_is_cut_off_on_paper(browser, site):
-    """The pages with the widest tables, on A4."""
-    wide = (
-        "[...document.querySelectorAll('main table')].filter(t => t.getBoundingClientRect().right > "
-        "document.querySelector('main').getBoundingClientRect().right + 3).map(t => t.innerText.slice(0, 60))"
-    )
-    browser.resize((718, 1000))
-    browser.call("Emulation.setEmulatedMedia", media="print")
-    try:
-        for page in (P22, "fast/ladder.html", "fast/benchmark.html", "fusion.html"):
-            browser.open(site / page)
-            browser.run("document.querySelectorAll('details').forEach(fold => { fold.open = true; })")
-            assert browser.run(wide) == [], page
-    finally:
-        browser.call("Emulation.setEmulatedMedia", media="")
-
-
 def test_a_table_on_a_phone_has_whole_names_a_header_that_stays_and_an_edge_that_fades(browser, site):
     browser.resize(PHONE)
     browser.open(site / "fast" / "sizes.html")

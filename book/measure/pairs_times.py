@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 
 from book.measure.shared import capture, medians, write
-from book.measure.triton_products import layernorm_linear
 from harness.nn.layers import fused_layernorm_linear
 
 RESULTS = ("output", "dx", "dgamma", "dbeta", "dW", "db")
@@ -123,7 +122,7 @@ def strange_rows() -> list[dict]:
 def time_rows(M: int, H: int, O: int) -> list[dict]:
     """A row for each way."""
     leaves, dy = make(M, H, O, "ordinary")
-    ways = {"pairs": pairs, "fast": fast, "eager": plain, "compile": compiled(), "tf32x3": layernorm_linear}
+    ways = {"pairs": pairs, "fast": fast, "eager": plain, "compile": compiled()}
     graphs = {name: capture(partial(run, way, leaves, dy)) for name, way in ways.items()}
     first = run(pairs, leaves, dy)
     same = all(all(map(torch.equal, first, run(pairs, leaves, dy))) for _ in range(5))

@@ -1,32 +1,23 @@
-"""What runs on several GPUs, as far as processes on gloo show it: other kernels in a ring's blocks, the bench, and training."""
+"""What runs on several GPUs, as far as processes on gloo show it: other kernels in a ring's blocks, and the bench."""
 
 import csv
 import dataclasses
-import io
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
 import torch
-from process_groups import assert_gone
-from rich.console import Console
 from typed import three
 
 from book.measure import ring as gpus
-from book.measure import ring_training as training
 from book.measure.ring import ONE, PARALLEL, RING, Job, Own
 from harness import cli
 from harness.devices.processes import run_ranks
-from harness.errors import BadUse
 from harness.nn import ring_attention
 from harness.nn.ring_blocks import joined, ring_with
-from harness.puzzles.p22 import training as alone
-from harness.puzzles.p22.demo_model import plain_pair
 from harness.puzzles.p25 import layout
 from harness.puzzles.p25.spec import EVERY, PUZZLE, reference
 from harness.spec.puzzle import Case
@@ -240,117 +231,3 @@ def test_a_length_that_ranks_cannot_share_equally(group_of_one, monkeypatch):
 def test_kinds_of_kernels(kernel, kind):
     assert gpus.kind_of(kernel) == kind
 
-
-# ---- Training -----------------------------------------------------------------------------------------------
-
-TEXT = "A ring hands its blocks on; whoever waits for the last of them waits for all.\n" * 4
-FLAGS = ("--steps", "8", "--layers", "1", "--width", "16", "--heads", "2", "--context", "16", "--batch", "4")
-
-
-@pytest.fixture
-def chapters(tmp_path):
-    folder = tmp_path / "src"
-    folder.mkdir()
-    (folder / "one.md").write_text(TEXT)
-    return folder
-
-
-def trained_alone(chapters, pair):
-    """The losses of puzzle 22's own loop with one model."""
-    options = training.make_options(training.parser().parse_args(FLAGS), torch.device("cpu"))
-    text = alone.read_text(chapters, options)
-    model = alone.make_model(options, text.vocabulary, pair)
-    optimizer = torch.optim.AdamW(model.parameters(), **options.recipe.optimizer)
-    trainees = {"one": alone.Trainee(model, optimizer)}
-    alone.train(Console(file=io.StringIO()), options, trainees, text.tokens)
-    return trainees["one"].losses
-
-
-@pytest.mark.long
-def test_every_way_has_the_losses_of_one_process(chapters):
-    (losses_by_way, said), (others, silent) = run_ranks(
-        trained, [(str(chapters), FLAGS), (str(chapters), FLAGS)]
-    )
-    right = trained_alone(chapters, plain_pair)
-    assert set(losses_by_way) == {"one", "moved", "ddp", "fsdp", "ring"} and losses_by_way == others
-    for way, losses in losses_by_way.items():
-        assert losses == pytest.approx(right, rel=2e-5), way
-    assert right[-1] < right[0] - 0.1
-    assert "✅ all losses are those of one process" in said and silent == ""
-
-
-def trained(chapters, flags):
-    """The losses of every way on a rank, and what it prints."""
-    from pathlib import Path
-
-    flags = training.parser().parse_args([*flags, "--pairs", alone.PLAIN])
-    options = training.make_options(flags, torch.device("cpu"))
-    rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    ranks = training.Ranks(rank, size, options.device, options.dtype, "solution")
-    text, curves = alone.read_text(Path(chapters), options), {}
-    train = training.train
-
-    def kept(console, options, ranks, way, pairs, text):
-        curves[way] = train(console, options, ranks, way, pairs, text)
-        return curves[way]
-
-    training.train = kept
-    out = io.StringIO()
-    console = Console(file=out, width=200, quiet=rank != 0)
-    wanted = ["one", "moved", "ddp", "fsdp", "ring"]
-    training.compare(console, options, ranks, wanted, flags, text)
-    return {way: curve.losses for way, curve in curves.items()}, out.getvalue()
-
-
-@pytest.mark.compiler
-@pytest.mark.parametrize("way", ["ddp", "fsdp", "ring"])
-def test_the_layer_trains_in_every_wrapper(layer_graphs, group_of_one, chapters, way):
-    """LayerNormLinear's parameters are found by the wrappers, and their gradients too, in a group of one."""
-    options = training.make_options(training.parser().parse_args(FLAGS), torch.device("cpu"))
-    ranks = training.Ranks(0, 1, options.device, options.dtype, "solution")
-    text = alone.read_text(chapters, options)
-    curve = training.train(Console(quiet=True), options, ranks, way, alone.OURS, text)
-    assert curve.losses == pytest.approx(trained_alone(chapters, plain_pair), rel=1e-4)
-
-
-def test_a_gradient_that_is_not_summed_is_found():
-    def curve(*losses):
-        return training.Curve(list(losses), [1.0] * len(losses), 0)
-
-    plain = alone.PLAIN
-    curves = {
-        ("one", plain): curve(3.0, 2.0),
-        ("moved", plain): curve(3.0, 2.0001),
-        ("ddp", plain): curve(3.0, 2.0002),
-    }
-    lines, right = training.verdict(curves, torch.float32)
-    assert right and "✅" in lines[0]
-    lines, right = training.verdict({**curves, ("fsdp", plain): curve(3.0, 2.1)}, torch.float32)
-    assert not right and "❌ fsdp with plain PyTorch: the losses part" in lines[0]
-    assert training.verdict({("ddp", plain): curve(1.0)}, torch.float32) == ([], True)
-
-
-@pytest.mark.parametrize(
-    ("flags", "ranks", "wanted", "words"),
-    [
-        (("--batch", "3"), 2, ["ddp"], "--batch 3: must be a multiple of 2, for 2 ranks"),
-        (("--context", "18"), 2, ["ring"], "--context 18: must be a multiple of 4, for 2 ranks"),
-        (("--width", "15"), 2, ["one"], "--width 15: must be a multiple of --heads"),
-    ],
-)
-def test_sizes_that_ranks_cannot_share(flags, ranks, wanted, words):
-    options = training.make_options(training.parser().parse_args(flags), torch.device("cpu"))
-    with pytest.raises(BadUse, match=words):
-        training.check(options, ranks, wanted)
-
-
-@pytest.mark.long
-def test_ctrl_c_ends_every_rank_of_a_training_run(tmp_path):
-    run = torchrun("book.measure.ring_training", "--device", "cpu", "--pairs", alone.PLAIN, "--steps", 100000)
-    assert run.stdout is not None
-    assert "on 2 ranks" in run.stdout.readline()
-    time.sleep(1)
-    os.killpg(run.pid, signal.SIGINT)
-    run.communicate(timeout=60)
-    assert run.returncode != 0
-    assert_gone(run.pid)

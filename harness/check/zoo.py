@@ -3,7 +3,7 @@
 A wrong solution is a file `solutions/pNN/wrong/NAME.toml` with the keys gate, mistake (its name, "" where the diagnosis has
 none for it), file, old, new, and maybe `story`
 (a line), `effect` (what that does to the numbers and how it shows, for the museum), `rung` (whose file it is; without, the puzzle's last), `also` (further gates that it gets wrong), `cases` (those
-that alone show it), `source` (where such a bug was reported) and `curve` (what it does to a training run). Where the
+that alone show it) and `source` (where such a bug was reported). Where the
 gate's blank is given with wrong code, `old` and `new` may be left out: it is that code.
 """
 
@@ -21,7 +21,7 @@ from harness.toolchain.cache import cache_folder, digest, keep
 from harness.toolchain.packages import OpPackage
 
 KEYS = {"gate", "mistake", "file"}
-MORE = {"old", "new", "story", "effect", "rung", "also", "cases", "source", "curve", "dtype"}
+MORE = {"old", "new", "story", "effect", "rung", "also", "cases", "source", "dtype"}
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,6 @@ class WrongKernel:
     cases: tuple[str, ...] = ()
     source: str = ""
     dtype: str = "float32"
-    curve: str = ""
 
     @property
     def of_rung(self) -> Rung:

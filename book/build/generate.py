@@ -4,6 +4,7 @@ The strict build runs it first. Everything goes to book/.cache/generated/, so it
 """
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,33 +13,27 @@ import numpy as np
 
 from book.build import museum
 from book.figures import (
-    attention_figures,
     attention_pairs,
     attention_times,
-    backward_figures,
     bench_results,
     claims_chart,
-    essay_figures,
+    data_charts,
+    drawings,
     every_size,
-    figures,
     heroes,
-    hunt_chart,
     ladder,
-    ladder_table,
-    layer_figures,
+    model_charts,
     online_steps,
     order_figures,
-    ramp_figures,
     ring_results,
     roofline,
     speed_table,
-    tape_figures,
-    times_chart,
     timing_pages,
     wrong_backends,
 )
+from book.figures.charts import Axis, Series, plot
 from book.figures.markdown_table import table
-from book.measure import ledger, outputs, record
+from book.measure import ledger, record
 from book.measure.ledger import GPT2_SMALL
 from harness.check import options
 from harness.puzzles.p22 import spec as p22
@@ -115,12 +110,6 @@ def unfused_table() -> str:
     return table(["", "launch", "reads", "writes", *(f"moves, {name}" for name in SIZES)], rows, "llllrr")
 
 
-def unfused_lifetimes() -> str:
-    """What the launches of the unfused backward pass make, and for how long it is kept."""
-    gradients = ("dW", "db", "dx", "dgamma", "dbeta")
-    return figures.lifetimes(ledger.LAUNCHES["backward", "unfused"], gradients)
-
-
 def saved_table() -> str:
     """The bytes kept for the backward pass, by eager PyTorch and by the workbook's layer."""
     rows = []
@@ -177,79 +166,6 @@ def times_table() -> str:
         "unfused / PyTorch",
     ]  # fmt: skip
     return table(head, rows, "lllrrrrr")
-
-
-def compile_table() -> str:
-    """What the first call and the later ones took with torch.compile and without."""
-    rows = [
-        [
-            row["machine"],
-            dims_text(tuple(int(row[name]) for name in p22.PUZZLE.dim_names)),
-            f"`{row['way']}`" if row["way"] != "eager" else "eager",
-            f"{float(row['first_s']):.3g} s",
-            duration(float(row["median_us"])),
-        ]
-        for row in record.rows("compile_times")
-    ]
-    return table(["machine", "sizes", "way", "first call", "later calls"], rows, "lllrr")
-
-
-def model_table() -> str:
-    """A training step of GPT-2 under torch.compile, and under the workbook's backend."""
-    steps = record.rows("gpt2_step")
-    compiled = {row["setting"]: float(row["median_ms"]) for row in steps if row["way"] == "torch.compile"}
-    rows = [
-        [
-            f"{row['setting']}, {row['batch']} × 1,024",
-            f"`{row['way']}`" if row["way"] != "eager" else "eager",
-            f"{float(row['median_ms']):.2f} ms",
-            f"{float(row['median_ms']) / compiled[row['setting']]:.3f}",
-            f"{int(row['peak_mib']):,} MiB",
-            f"{float(row['first_s']):.0f} s",
-            row["loss"],
-        ]
-        for row in steps
-    ]
-    head = ["setting", "way", "a step", "of `torch.compile`'s", "peak of a step", "first three steps", "loss"]
-    return table(head, rows, "llrrrrr")
-
-
-def step_table() -> str:
-    """GPT-2's step by hand: the whole beside PyTorch's, then its kinds of kernels with their floors."""
-    milliseconds = lambda us: f"{float(us) / 1e3:.{2 + (float(us) < 100)}f} ms" if us else ""  # noqa: E731
-    rows = [
-        [
-            row["what"] if row["what"] != "torch.compile" else "`torch.compile`",
-            milliseconds(row["median_us"]),
-            milliseconds(row["floor_us"]),
-            f"{int(row['peak_bytes']) / 2**30:.2f} GiB" if row["peak_bytes"] else "",
-        ]
-        for row in record.rows("step_by_hand")
-    ]
-    return table(["a step, or a kind of kernel of the step by hand", "time", "floor", "peak"], rows, "lrrr")
-
-
-def cross_entropy_table() -> str:
-    """A line for each size: the three bare products, PyTorch's two ways, and chunks of 2,048 and 4,096 rows."""
-    ways = ("products", "eager", "compile", "chunks of 2048", "chunks of 4096")
-    sizes: dict[tuple[str, str], dict[str, dict[str, str]]] = {}
-    for row in record.rows("cross_entropy"):
-        sizes.setdefault((row["H"], row["V"]), {})[row["way"]] = row
-    rows = [
-        [
-            f"{int(H):,} → {int(V):,}",
-            *(
-                f"{float(each['ms']):.2f} / {int(each['peak_mib']):,}"
-                for each in map(by_way.get, ways)
-                if each
-            ),
-        ]
-        for (H, V), by_way in sizes.items()
-    ]
-    head = ["H → V", "bare products", "eager", "`torch.compile`", "chunks of 2,048", "chunks of 4,096"]
-    facts = record.rows("cross_entropy")[0]
-    where = f"{facts['device']}, {facts['date']}, PyTorch {facts['torch']}, by `{facts['command']}`"
-    return table(head, rows, "lrrrrr") + f"\n{where}.\n"
 
 
 def cliffs_table() -> str:
@@ -314,10 +230,25 @@ def roofline_chart() -> str:
 
 
 def ratio_chart() -> str:
-    """Unfused against fused, at all sizes that were measured in float32."""
+    """How many times faster or slower the fused kernels are than the unfused ones, over the size of the product, in float32."""
     times = measured("float32")
-    names = {dims: f"{dims[2]} → {dims[3]}" for dims, _ in times}
-    return times_chart.ratio(times, names)
+    sizes = list(dict.fromkeys(dims for dims, _ in times))
+    series = []
+    for direction, marker, dash in (("forward", "o", "-"), ("backward", "s", "--")):
+        both = [times[dims, direction] for dims in sizes]
+        points = [
+            (float(math.prod(d)), at["unfused"] / at["fused"]) for d, at in zip(sizes, both, strict=True)
+        ]
+        series.append(Series(direction, points, dash, marker))
+    return plot(
+        "Time of the unfused kernels divided by the time of the fused ones, over the size. The curves begin a little above 1 "
+        "and fall far below it: the fused kernels become slower and slower.",
+        series,
+        Axis("size of the product in multiply-adds"),
+        Axis("unfused time / fused time"),
+        height=340,
+        level=1,
+    )
 
 
 def options_table() -> str:
@@ -375,56 +306,27 @@ def code_names(label: str) -> list[str]:
     return list(dict.fromkeys("x" if word == "input" else word for word in words if word not in PROSE))
 
 
-def saved_bars() -> str:
-    """Bars of the bytes kept for the backward pass at GPT-2 small's sizes."""
-    account = p22.ledger(GPT2_SMALL, "float32")
-    kept = {"LayerNorm, then Linear": account.saved_eager, "the workbook's layer": account.saved_ours}
-    sizes = {name: sum(tensors.values()) / 1e6 for name, tensors in kept.items()}
-    label = "Bytes kept for backward: " + "; ".join(f"{name} {size:.1f} MB" for name, size in sizes.items())
-    return figures.bars([(name, size, f"{size:,.1f} MB", 0.3) for name, size in sizes.items()], label)
-
-
-def saving_chart() -> str:
-    """Bytes against error of one block's activations, from the recorded run of the example."""
-    text = outputs.load("saving_less").text
-    points = re.findall(r"^(\S.*?) +([\d.]+) MB +(\S+)$", text, re.M)
-    return figures.bytes_and_error([(name, float(size), float(error)) for name, size, error in points])
-
-
 FILES: dict[str, Callable[[], str]] = {
     "configuration.md": configuration,
     "options.md": options_table,
     "moved.md": moved_table,
     "saved.md": saved_table,
     "unfused_backward.md": unfused_table,
-    "unfused_lifetimes.svg": unfused_lifetimes,
     "recomputed.md": recomputed_table,
     "times.md": times_table,
-    "compile.md": compile_table,
-    "gpt2_compile.md": model_table,
-    "swap_pays.md": every_size.pays_verdict,
-    "cross_entropy.md": cross_entropy_table,
-    "step_by_hand.md": step_table,
     "cliffs.md": cliffs_table,
     "option_costs.svg": attention_times.option_costs,
     "bench_host.svg": bench_results.host_chart,
-    "tf32_ratio.svg": bench_results.tf32_chart,
+    "tf32_ratio.svg": lambda: bench_results.ratio_chart(record.rows("tf32")),
     "pairs_by_length.svg": attention_pairs.by_length,
-    "hunt_curves.svg": hunt_chart.chart,
     "roofline.md": roofline_table,
     "ratio.svg": ratio_chart,
     "roofline.svg": roofline_chart,
-    "saved.svg": saved_bars,
-    "saving_less.svg": saving_chart,
-    **{f"ramp_{name}.svg": draw for name, draw in ramp_figures.PICTURES.items()},
-    **figures.FILES,
-    **essay_figures.FILES,
-    **layer_figures.FILES,
-    **backward_figures.FILES,
-    **attention_figures.FILES,
+    **drawings.FILES,
+    **data_charts.FILES,
+    **model_charts.FILES,
     **order_figures.FILES,
     **wrong_backends.FILES,
-    **tape_figures.FILES,
     **heroes.FILES,
     **{f"attention_{name}.svg": draw for name, draw in claims_chart.PICTURES.items()},
     "attention_training.md": lambda: bench_results.training_table(
@@ -437,7 +339,6 @@ PAGES: tuple[Callable[[], Mapping[str, str | Callable[[], str]]], ...] = (
     lambda: {f"step_{name}.html": text for name, text in steps().items()},
     lambda: {f"online_{name}.html": text for name, text in online_steps.pages().items()},
     lambda: ladder.pages(ladder.found()),
-    lambda: ladder_table.pages(ladder.found()),
     bench_results.pages,
     bench_results.training_pages,
     museum.pages,

@@ -5,7 +5,7 @@ pages calls `pages()`.
 """
 
 from book.figures.bench_results import table, time_text
-from book.figures.charts import Axis, LogChart
+from book.figures.charts import Axis, Series, plot
 from book.measure import record
 
 WAYS = {"pairs": "`wgmma`", "pairs, portable": "`mma.sync`"}
@@ -43,19 +43,15 @@ def by_length() -> str:
         f"{name.strip('`')} {', '.join(f'{ratio:.2f} at {S:,}' for S, ratio in ratios[way])}"
         for way, name in WAYS.items()
     )
-    ends = min(every) / 1.1, max(every) * 1.7
-    drawing = LogChart(
-        290,
+    return plot(
         f"Time over that of PyTorch's memory-efficient kernel: {spoken}.",
-        Axis("positions", *ends, {float(S): f"{S:,}" for S in every}),
-        Axis("time / PyTorch's", 0.2, 0.55, {tick: f"{tick:g}" for tick in (0.2, 0.25, 0.3, 0.4, 0.5)}),
+        [
+            Series(name.strip("`"), ratios[way], "-", marker)
+            for (way, name), marker in zip(WAYS.items(), "os", strict=True)
+        ],
+        Axis("positions", ticks={float(S): f"{S:,}" for S in every}),
+        Axis("time / PyTorch's", ticks={tick: f"{tick:g}" for tick in (0.2, 0.25, 0.3, 0.4, 0.5)}),
     )
-    for level in (0.5, 0.25):
-        drawing.curve([(ends[0], level), (ends[1], level)], dash="6 4")
-    for (way, name), shape in zip(WAYS.items(), ("circle", "square"), strict=True):
-        drawing.curve(ratios[way], shape=shape)
-        drawing.note(*ratios[way][-1], name.strip("`"))
-    return drawing.svg()
 
 
 def times_table(rows: list[Row]) -> str:

@@ -1,7 +1,7 @@
 """What the page on attention by tensor cores shows: the ladder with its predictions, times, memory and host time, from
 the record `attention`."""
 
-from book.figures.bench_results import bars
+from book.figures.charts import bars
 from book.figures.ladder import CLOCK, MULTIPROCESSORS
 from book.figures.markdown_table import table
 from book.measure import record
@@ -130,7 +130,7 @@ def over_chart(times: Times) -> str:
         bar = (f"{S:,}", ours / peer, f"{ours / peer:.2f} · {milliseconds(ours)} ms", True)
         groups.setdefault(f"heads of {d}{', causal' if causal else ''}", []).append(bar)
     spoken = "; ".join(f"{kind}: {', '.join(bar[2] for bar in bars_)}" for kind, bars_ in groups.items())
-    return bars(f"Time over cuDNN's. {spoken}", "time / cuDNN's", groups, left=56, longest=270)
+    return bars(f"Time over cuDNN's. {spoken}", groups, "time / cuDNN's", level=1)
 
 
 def option_costs() -> str:
@@ -147,7 +147,7 @@ def option_costs() -> str:
         ]
         spoken.append(f"{option}: " + ", ".join(f"{name} {ms / unit:.2f}" for name, ms, _ in both))
     title = "time / cuDNN's without a mask"
-    return bars(f"Attention's {title}. {'; '.join(spoken)}", title, groups)
+    return bars(f"Attention's {title}. {'; '.join(spoken)}", groups, title, level=1)
 
 
 def host_table(times: Times) -> str:

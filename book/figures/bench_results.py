@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from book.figures import markdown_table
-from book.figures.charts import FAINT, Axis, LogChart, over_steps
-from book.figures.figures import Drawing, bar_rows
+from book.figures.charts import Axis, Bar, Series, bars, plot
 from book.measure import record
 from book.measure.record import Row
 
@@ -27,18 +26,6 @@ NAMES = {
     "max-autotune": "torch.compile, max-autotune",
     "liger": "Liger LayerNorm, linear",
     "transformer-engine": "Transformer Engine",
-}
-MARKS = {
-    "fast": ("square", False),
-    "least memory": ("bar", False),
-    "eager": ("circle", True),
-    "compile": ("triangle", True),
-    "compile budget 0.5": ("wedge", True),
-    "max-autotune": ("diamond", True),
-    "liger": ("square", True),
-    "transformer-engine": ("circle", False),
-    "unfused": ("triangle", False),
-    "fused": ("diamond", False),
 }
 PASSES = {"forward": "forward", "backward": "backward", "both": "forward and backward"}
 OURS, FLOOR = "fast", "bare GEMMs"
@@ -111,49 +98,6 @@ def source(rows: list[Row]) -> str:
 def table(head: list[str], body: list[list[str]], left: int = 1) -> str:
     """A Markdown table whose first columns are aligned left, the others right."""
     return markdown_table.table(head, body, "l" * left + "r" * (len(head) - left))
-
-
-def times_table(rows: list[Row], direction: str, column: str) -> str:
-    """A line for each size and candidate: time, spread, ratio to the products, TFLOP/s and error, the fastest first."""
-    body = []
-    for dims, by_name in select(rows, direction, column).items():
-        for name, row in sorted(by_name.items(), key=lambda item: float(item[1]["median_us"])):
-            body.append(
-                [
-                    size_text(dims),
-                    NAMES[name],
-                    time_text(float(row["median_us"])),
-                    spread(row),
-                    ratio_text(row, "ratio_to_floor"),
-                    row["tflops"] and f"{float(row['tflops']):,.0f}",
-                    row["percent_of_matmul"] and f"{float(row['percent_of_matmul']):.0f} %",
-                    row["error"] or "",
-                ]
-            )
-    head = ["sizes", "", "time", "20 to 80 %", "/ products", "TFLOP/s", "of a large product", "error"]
-    return table(head, body, left=2)
-
-
-def spread(row: Row) -> str:
-    """How far the 20 % and 80 % quantiles lie from the median, in percent."""
-    median = float(row["median_us"])
-    low, high = (100 * (float(row[name]) / median - 1) for name in ("p20_us", "p80_us"))
-    return f"{low:+.1f} % {high:+.1f} %"
-
-
-def ratio_text(row: Row, name: str) -> str:
-    """A ratio with two digits behind the point, or a dash where the benchmark refuses one."""
-    return f"{float(row[name]):.2f}" if row[name] else "–"
-
-
-def all_times(rows: list[Row], column: str) -> str:
-    """The tables of a column, one for each pass that was timed."""
-    tables = [
-        f"All candidates, {PASSES[direction]}:\n\n{times_table(rows, direction, column)}"
-        for direction in PASSES
-        if select(rows, direction, column)
-    ]
-    return "\n".join(tables)
 
 
 @dataclass(frozen=True)
@@ -250,16 +194,6 @@ def loop_and_graph(rows: list[Row]) -> str:
     )
 
 
-def memory_table(rows: list[Row]) -> str:
-    """Bytes kept for backward and the peak of forward and backward, for each size and candidate."""
-    body = []
-    for dims, by_name in select(rows, "both", "memory").items():
-        for name, row in by_name.items():
-            cells = (row["saved_bytes"], row["grown_bytes"], row["peak_bytes"])
-            body.append([size_text(dims), NAMES[name], *(mebibytes(cell) for cell in cells)])
-    return table(["sizes", "", "kept for backward", "grown by forward", "peak"], body, left=2)
-
-
 def memory_note(rows: list[Row]) -> str:
     """How LayerNormLinear stands in what is kept and at the peak, a list item for each peer."""
     compared: dict[str, dict[str, list[float]]] = {}
@@ -291,18 +225,6 @@ def mebibytes(cell: str) -> str:
     return f"{int(cell) / 2**20:,.1f} MiB" if cell else "–"
 
 
-def products_beside_ceiling(rows: list[Row]) -> str:
-    """Where the bare products of the benchmark are faster than the large one: a sentence."""
-    products = (row["percent_of_matmul"] for row in rows if row["candidate"] == FLOOR)
-    most = max(float(share) for share in products if share)
-    if most <= 100:
-        return ""
-    return (
-        f"The lines are not bounds: the bare products of the benchmark reach up to {most:.0f} % of the large one. "
-        "That one is called without a graph, and on other numbers.\n"
-    )
-
-
 def compared(rows: list[Row]) -> str:
     """What LayerNormLinear takes and keeps beside torch.compile, as the benchmark has it: list items."""
     times: dict[str, list[float]] = {}
@@ -316,58 +238,20 @@ def compared(rows: list[Row]) -> str:
     return "\n".join([*lines, *(line.replace(peer, "- memory:").rstrip(".") for line in memory)]) + "\n"
 
 
-def host_table(rows: list[Row]) -> str:
-    """How long a call keeps its caller at the chapter's sizes, with the spread."""
-    passes = ("inference", "forward", "both")
-    by_pass = {direction: next(iter(select(rows, direction, "host").values()), {}) for direction in passes}
-    names = [name for name in NAMES if name in by_pass["forward"]]
-    body = [[NAMES[name], *(timed(at[name]).words for at in by_pass.values())] for name in names]
-    return table(["", "forward, no gradients", "forward", "forward and backward"], body)
-
-
-def unmeasured(rows: list[Row]) -> str:
-    """A sentence that names the peers of the command which these rows have no times of, or nothing."""
-    timed = {row["candidate"] for row in rows if row["median_us"]}
-    names = "; ".join(NAMES[name] for name in SHORT if name not in timed)
-    return (
-        f"The record of this page has no times of others that the command knows: {names}.\n" if names else ""
-    )
-
-
 # ---- Charts -------------------------------------------------------------------------------------------------
 
 
-def bars(
-    label: str,
-    title: str,
-    groups: dict[str, list[tuple[str, float, str, bool]]],
-    *,
-    left: int = 122,
-    longest: int = 200,
-) -> str:
-    """Groups of horizontal bars from one zero, with a broken line at 1.
-
-    Args:
-        label: What the picture shows, in words.
-        title: What a bar's length is.
-        groups: Heading -> (name, length, words after the bar, whether it is the workbook's).
-        left, longest: Pixels of the names, and of the longest bar.
-    """
-    step, gap = 21, 32
-    drawing = Drawing(40 + gap * len(groups) + step * sum(map(len, groups.values())), label)
-    scale = longest / max(1.0, *(length for group in groups.values() for _, length, _, _ in group))
-    drawing.text(2, 18, title, anchor="start")
-    y = 28.0
-    for heading, group in groups.items():
-        drawing.text(2, y + 22, heading, anchor="start")
-        rows = [(name, size, words, 0.85 if ours else FAINT) for name, size, words, ours in group]
-        y = bar_rows(drawing, y + gap, rows, scale, left=left, step=step, past=scale)
-    x = left + 8 + scale
-    drawing.parts.append(
-        f'<line x1="{x:.1f}" y1="28" x2="{x:.1f}" y2="{drawing.height - 8}" stroke="currentColor"'
-        ' stroke-dasharray="4 4"/>'
-    )
-    return drawing.svg()
+def ratio_bars(title: str, groups: dict[str, list[Bar]]) -> str:
+    """Groups of bars with the ratio in front of their words, all of them spoken."""
+    spoken = [
+        f"{heading} {name} {ratio:.2f}" for heading, group in groups.items() for name, ratio, *_ in group
+    ]
+    shown = {
+        heading: [(name, ratio, f"{ratio:.2f} · {words}", ours) for name, ratio, words, ours in group]
+        for heading, group in groups.items()
+        if group
+    }
+    return bars(f"{title}. {'; '.join(spoken)}", shown, title, level=1)
 
 
 def ratio_chart(rows: list[Row]) -> str:
@@ -380,86 +264,33 @@ def ratio_chart(rows: list[Row]) -> str:
             if row["ratio_to_floor"] and name != FLOOR
         ]
         groups[size_text(dims)] = sorted(able, key=lambda bar: bar[1])
-    return ratio_bars("forward and backward: time / time of the bare matrix products", groups)
+    return ratio_bars("time / time of the bare matrix products", groups)
 
 
-def memory_chart(rows: list[Row], field: str, what: str) -> str:
-    """Bytes, "saved_bytes" or "peak_bytes", over eager PyTorch's at the same size; `what` these bytes are, in words."""
+def peak_chart(rows: list[Row]) -> str:
+    """Bytes at the peak over eager PyTorch's at the same size."""
     groups = {
         size_text(dims): [
-            (NAMES[name], int(row[field]) / int(by_name["eager"][field]), mebibytes(row[field]), name == OURS)
+            (
+                NAMES[name],
+                int(row["peak_bytes"]) / int(by_name["eager"]["peak_bytes"]),
+                mebibytes(row["peak_bytes"]),
+                name == OURS,
+            )
             for name, row in by_name.items()
         ]
         for dims, by_name in select(rows, "both", "memory").items()
     }
-    return ratio_bars(f"{what} / PyTorch eager's", groups)
+    return ratio_bars("bytes in use at the peak / PyTorch eager's", groups)
 
 
-def ratio_bars(title: str, groups: dict[str, list[tuple[str, float, str, bool]]]) -> str:
-    """Groups of `bars` with the ratio in front of their words, all of them spoken."""
-    spoken = [
-        f"{heading} {name} {ratio:.2f}" for heading, group in groups.items() for name, ratio, *_ in group
-    ]
-    shown = {
-        heading: [(name, ratio, f"{ratio:.2f} · {words}", ours) for name, ratio, words, ours in group]
-        for heading, group in groups.items()
-        if group
-    }
-    return bars(f"{title}. {'; '.join(spoken)}", title, shown)
-
-
-def roofline_chart(rows: list[Row], direction: str = "both", column: str = "graph") -> str:
-    """Achieved TFLOP/s over operations for each byte, beside a large product and a large copy of the same run.
-
-    Raises ValueError where the rows hold no ceilings.
-    """
-    ceilings = {row["candidate"]: row for row in rows if row["column"] == "ceiling"}
-    if len(ceilings) != 2:
-        raise ValueError("the rows hold no ceilings: they were not measured on a GPU")
-    peak = float(ceilings["matmul ceiling"]["tflops"])
-    bandwidth = float(ceilings["copy ceiling"]["gbs"]) / 1000  # TB/s, so that operations a byte give TFLOP/s
-    selected = select(rows, direction, column)
-    low, high = 30.0, 4e3
-    drawing = LogChart(
-        420,
-        f"TFLOP/s of {PASSES[direction]} over operations for each byte, beside lines of {peak:,.0f} TFLOP/s and "
-        f"{bandwidth:.1f} TB/s that a large product and a large copy reached in the same run.",
-        Axis(
-            "operations for each byte that must move",
-            low,
-            high,
-            {value: f"{value:,.0f}" for value in (30.0, 100.0, 300.0, 1000.0, 3000.0)},
-        ),
-        Axis(
-            "TFLOP/s",
-            30.0,
-            1.3 * peak,
-            {value: f"{value:,.0f}" for value in (30.0, 100.0, 300.0, 1000.0) if value < 1.3 * peak},
-        ),
-    )
-    knee = peak / bandwidth
-    drawing.curve([(low, max(30.0, low * bandwidth)), (knee, peak), (high, peak)])
-    drawing.note(high, peak, f"large matrix product: {peak:,.0f} TFLOP/s", dx=-4, dy=-7, anchor="end")
-    drawing.note(low * 1.3, low * 1.3 * bandwidth, f"large copy: {bandwidth:.1f} TB/s", dx=12, dy=14)
-    shown = [name for name in MARKS if any(name in at for at in selected.values())]
-    for at in selected.values():
-        for name in shown:
-            if name in at and float(at[name]["tflops"]) > 30:
-                shape, hollow = MARKS[name]
-                tflops = float(at[name]["tflops"])
-                drawing.marker(1000 * tflops / float(at[name]["gbs"]), tflops, shape, hollow=hollow)
-    legend(drawing, shown, across=0.67, up=0.4)
-    return drawing.svg()
-
-
-def legend(drawing: LogChart, names: list[str], across: float, up: float) -> None:
-    """What the markers mean, from a place on downwards; the place in shares of the two axes."""
-    x = drawing.x.low * (drawing.x.high / drawing.x.low) ** across
-    for number, name in enumerate(names):
-        y = drawing.y.low * (drawing.y.high / drawing.y.low) ** (up - 0.06 * number)
-        shape, hollow = MARKS[name]
-        drawing.marker(x, y, shape, hollow=hollow)
-        drawing.note(x, y, NAMES[name])
+def host_chart() -> str:
+    """How long both passes keep their caller at the chapter's sizes."""
+    waited = next(iter(select(record.rows("bench"), "both", "host").values()))
+    times = {name: float(waited[name]["median_us"]) for name in NAMES if name in waited}
+    words = "; ".join(f"{NAMES[name]} {time_text(time)}" for name, time in times.items())
+    rows = [(NAMES[name], time, time_text(time), name == OURS) for name, time in times.items()]
+    return bars(f"How long a caller waits for both passes at the chapter's sizes: {words}.", {"": rows})
 
 
 # ---- Training -----------------------------------------------------------------------------------------------
@@ -513,37 +344,46 @@ def training_note(models: dict[str, list[Row]], untimed: int = 10) -> str:
     )
 
 
+def losses_of(models: dict[str, list[Row]]) -> dict[str, list[tuple[float, float]]]:
+    """Step and loss by model."""
+    return {
+        name: [(float(step), float(row["loss"])) for step, row in enumerate(rows, start=1)]
+        for name, rows in models.items()
+    }
+
+
+DASHES = ("-", "--", ":", "-.")
+
+
 def training_curves(models: dict[str, list[Row]]) -> str:
     """The losses of all models over the steps, which lie on each other."""
-    losses = {name: [float(row["loss"]) for row in rows] for name, rows in models.items()}
+    losses = losses_of(models)
     plain = losses["plain PyTorch"]
-    low, high = (edge(value for curve in losses.values() for value in curve) for edge in (min, max))
-    label = (
-        f"Training losses over {len(plain)} steps. All curves fall together, from {plain[0]:.1f} to {plain[-1]:.1f}, and cannot be "
-        "told apart."
+    return plot(
+        f"Training losses over {len(plain)} steps. All curves fall together, from {plain[0][1]:.1f} to {plain[-1][1]:.1f}.",
+        [Series(name, curve, dash) for (name, curve), dash in zip(losses.items(), DASHES, strict=False)],
+        Axis("step"),
+        Axis("loss", log=False),
     )
-    curves = {name: clipped(curve, low, high) for name, curve in losses.items()}
-    y_ticks = {float(loss): str(loss) for loss in range(1, 20) if low < loss < high}
-    return over_steps(label, "loss", curves, (0.95 * low, 1.05 * high), (low * 1.2, 1.1), y_ticks)
-
-
-def clipped(curve: list[float], low: float, high: float) -> list[tuple[float, float]]:
-    """Points of a curve over steps counted from 1, kept between two values."""
-    return [(float(step), min(max(value, low), high)) for step, value in enumerate(curve, start=1)]
 
 
 def training_apart(models: dict[str, list[Row]]) -> str:
     """How far each loss is from plain PyTorch's, step by step: the layer's, and the control's."""
-    losses = {name: [float(row["loss"]) for row in rows] for name, rows in models.items()}
-    plain, ends = losses.pop("plain PyTorch"), (1e-5, 1.0)
-    apart = {name: [abs(a - b) for a, b in zip(each, plain, strict=True)] for name, each in losses.items()}
-    return over_steps(
-        "The difference of two losses from plain PyTorch's, on a logarithmic axis: that of the layer and that of plain PyTorch with "
-        "parameters moved by half a unit in their last place. Both grow in the same way.",
-        "difference of the losses",
-        {name: clipped(curve, *ends) for name, curve in apart.items()},
-        ends,
-        (0.5, 2.4),
+    losses = losses_of(models)
+    plain = losses.pop("plain PyTorch")
+    apart = {
+        name: [
+            (step, max(abs(loss - other), 1e-5))
+            for (step, loss), (_, other) in zip(curve, plain, strict=True)
+        ]
+        for name, curve in losses.items()
+    }
+    return plot(
+        "The difference of two losses from plain PyTorch's: that of the layer and that of plain PyTorch with parameters moved by half "
+        "a unit in their last place. Both grow in the same way.",
+        [Series(name, curve, dash) for (name, curve), dash in zip(apart.items(), DASHES, strict=False)],
+        Axis("step"),
+        Axis("difference of the losses"),
     )
 
 
@@ -555,42 +395,16 @@ def pages() -> dict[str, str]:
     rows = record.rows("bench")
     texts = {
         "source.md": source(rows) + "\n",
-        "unmeasured.md": unmeasured(rows),
         "ratio_both.svg": ratio_chart(rows),
         "slower_loop.md": loop_and_graph(rows),
-        "memory.md": memory_table(rows),
         "memory_note.md": memory_note(rows),
-        "peak.svg": memory_chart(rows, "peak_bytes", "bytes in use at the peak"),
-        "host.md": host_table(rows),
+        "peak.svg": peak_chart(rows),
         "compared.md": compared(rows),
-        "roofline.svg": roofline_chart(rows),
-        "products.md": products_beside_ceiling(rows),
     }
     for column in ("graph", "loop"):
         texts[f"peers_{column}.md"] = peers_table(rows, column)
         texts[f"losses_{column}.md"] = losses(rows, column)
-        texts[f"{column}.md"] = all_times(rows, column)
     return {f"bench_{name}": text for name, text in texts.items()}
-
-
-def host_chart() -> str:
-    """How long both passes keep their caller at the chapter's sizes."""
-    waited = next(iter(select(record.rows("bench"), "both", "host").values()))
-    times = {
-        NAMES[name]: (float(waited[name]["median_us"]), name == OURS) for name in NAMES if name in waited
-    }
-    words = "; ".join(f"{name} {time_text(time)}" for name, (time, _) in times.items())
-    drawing = Drawing(
-        28 * len(times) + 10, f"How long a caller waits for both passes at the chapter's sizes: {words}."
-    )
-    rows = [(name, time, time_text(time), 0.85 if ours else FAINT) for name, (time, ours) in times.items()]
-    bar_rows(drawing, 8, rows, 200 / max(time for time, _ in times.values()), left=160)
-    return drawing.svg()
-
-
-def tf32_chart() -> str:
-    """Both passes in TF32 over the bare products."""
-    return ratio_chart(record.rows("tf32"))
 
 
 def training_pages() -> dict[str, str]:

@@ -1,156 +1,245 @@
-"""Charts with logarithmic axes, on the same drawing as the figures: everything in the text colour, one line of SVG."""
+"""Charts with axes, drawn by matplotlib: one line of SVG each, in the colour of the page's text and with letters that stay text."""
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+import html
+import io
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from book.figures.figures import NARROW, Drawing
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-LEFT, RIGHT, TOP, BOTTOM = 76, 20, 16, 52  # margins, in pixels
-FAINT = 0.25
+WIDTH, SIZE = 480, 13  # pixels of a chart, and of its letters: a phone shows it a little smaller
+OURS, OTHERS = 0.75, 0.2
+"""Shades of bars: of the workbook's own, and of the others."""
+mpl.rcParams.update({
+    "font.size": SIZE, "axes.titlesize": SIZE, "xtick.labelsize": SIZE - 1, "ytick.labelsize": SIZE - 1,
+    "legend.fontsize": SIZE - 1, "legend.frameon": False, "svg.fonttype": "none", "axes.spines.top": False,
+    "axes.spines.right": False, "grid.color": "k", "grid.alpha": 0.2, "lines.linewidth": 1.6, "figure.dpi": 72,
+})  # fmt: skip
+Point = tuple[float, float]
+
+
+class Series(NamedTuple):
+    """Points of a plot, in words for the legend; "" has no line in it. Without a dash there are markers alone."""
+
+    name: str
+    points: Iterable[Point]
+    dash: str = "-"
+    marker: str = ""
+    hollow: bool = False
+    width: float = 1.6
+    shade: float = 1.0
 
 
 class Axis(NamedTuple):
-    """What an axis says, its ends, and what to write at which numbers of it: None for powers of ten."""
+    """What an axis says, whether it is logarithmic, its ends, and what to write at which numbers; None leaves it to the data."""
 
     name: str
-    low: float
-    high: float
-    ticks: dict[float, str] | None = None
-
-    @property
-    def marks(self) -> dict[float, str]:
-        """Its ticks."""
-        return powers(self.low, self.high) if self.ticks is None else self.ticks
-
-    def share(self, value: float) -> float:
-        """How far along the axis a number stands."""
-        return math.log(value / self.low) / math.log(self.high / self.low)
+    log: bool = True
+    ends: Point | None = None
+    ticks: Mapping[float, str] | None = None
 
 
-class LogChart(Drawing):
-    """Points and lines over two logarithmic axes; `label` says in words what the picture shows."""
+def drawing(height: float, rows: int = 1, width: float = WIDTH) -> tuple[Figure, Sequence[Axes]]:
+    """Return a figure of so many pixels and its axes, one below the other."""
+    figure = Figure(figsize=(width / 72, height / 72), layout="constrained")
+    return figure, figure.subplots(rows, 1, squeeze=False)[:, 0]
 
-    def __init__(self, height: int, label: str, x: Axis, y: Axis, width: int = NARROW):
-        super().__init__(height, label, width)
-        self.x, self.y = x, y
-        self.small = 13 if self.width <= NARROW else 11
-        bottom, right = self.height - BOTTOM, self.width - RIGHT
-        for value, words in y.marks.items():
-            _, at = self.place(x.low, value)
-            self.segment(LEFT, at, right, at, opacity=FAINT)
-            self.text(LEFT - 8, at + 4, words, anchor="end", size=self.small)
-        for value, words in x.marks.items():
-            at, _ = self.place(value, y.low)
-            self.segment(at, TOP, at, bottom, opacity=FAINT)
-            self.text(at, bottom + 18, words, size=self.small)
-        self.text((LEFT + right) / 2, self.height - 8, x.name, size=self.small + 1)
-        self.parts.append(
-            f'<g transform="translate(14 {(TOP + bottom) / 2:g}) rotate(-90)"><text text-anchor="middle"'
-            f' font-size="{self.small + 1}" fill="currentColor">{y.name}</text></g>'
+
+def svg(figure: Figure, label: str) -> str:
+    """Return a figure as one line of SVG; `label` says in words what it shows."""
+    file = io.StringIO()
+    with mpl.rc_context({"svg.hashsalt": label}):
+        figure.savefig(file, format="svg", transparent=True)
+    text = file.getvalue()
+    box = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', text)
+    assert box  # matplotlib writes one
+    body = text[text.index("<defs>", box.end()) : text.rindex("</svg>")]
+    for pattern, put in (
+        (r"<defs>\s*<style.*?</style>\s*</defs>|<!--.*?-->", ""),  # the style would be the whole page's
+        (r'<g id="[^"]*"', "<g"),
+        (r" font-family: [^;\"]*;", ""),
+        (r"#000000", "currentColor"),
+        (r"(\d+\.\d)\d+(?=[^<>]*>)", r"\1"),
+        (r"\s+", " "),
+    ):
+        body = re.sub(pattern, put, body, flags=re.S)
+    width, height = (f"{float(size):g}" for size in box.groups())
+    narrow = ' class="narrow"' if float(width) <= WIDTH else ""
+    return (
+        f'<svg{narrow} xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+        f' role="img" fill="currentColor" aria-label="{html.escape(label)}">{body.strip()}</svg>\n'
+    )
+
+
+def set_axis(axes: Axes, which: str, axis: Axis) -> None:
+    """Give the axis "x" or "y" its name, scale, ends and ticks."""
+    axes.set(**{f"{which}label": axis.name})
+    if axis.log:
+        axes.set(**{f"{which}scale": "log"})
+    if axis.ends:
+        axes.set(**{f"{which}lim": axis.ends})
+    side = getattr(axes, f"{which}axis")
+    if axis.ticks is not None:
+        side.set_major_locator(FixedLocator(list(axis.ticks)))
+        side.set_major_formatter(FuncFormatter(lambda value, _: (axis.ticks or {}).get(value, "")))
+        side.set_minor_locator(NullLocator())
+    elif axis.log:
+        side.set_major_formatter(
+            FuncFormatter(lambda value, _: f"{value:g}".replace("e-0", "e-").replace("e+", "e"))
         )
-
-    def place(self, x: float, y: float) -> tuple[float, float]:
-        """The pixel of a point."""
-        return (
-            LEFT + self.x.share(x) * (self.width - LEFT - RIGHT),
-            self.height - BOTTOM - self.y.share(y) * (self.height - TOP - BOTTOM),
-        )
-
-    def curve(
-        self, points: Iterable[tuple[float, float]], *, dash: str = "", thick: float = 1.6, shape: str = ""
-    ) -> None:
-        """Straight lines from point to point, and a marker at each where it has a shape."""
-        points = list(points)
-        self.polyline((self.place(*point) for point in points), dash=dash, thick=thick)
-        for point in points if shape else ():
-            self.marker(*point, shape)
-
-    def marker(self, x: float, y: float, shape: str, *, hollow: bool = False) -> None:
-        """A "circle", "square", "triangle", "diamond", "bar" or "wedge" (a triangle on its tip) at a point."""
-        cx, cy = self.place(x, y)
-        corners = {
-            "square": [(-4.5, -4.5), (4.5, -4.5), (4.5, 4.5), (-4.5, 4.5)],
-            "triangle": [(0, -5.5), (5.5, 4.5), (-5.5, 4.5)],
-            "bar": [(-6, -2), (6, -2), (6, 2), (-6, 2)],
-            "wedge": [(0, 5.5), (5.5, -4.5), (-5.5, -4.5)],
-            "diamond": [(0, -6), (6, 0), (0, 6), (-6, 0)],
-        }
-        paint = f'fill="currentColor" fill-opacity="{0 if hollow else 1:g}" stroke="currentColor" stroke-width="1.6"'
-        if shape == "circle":
-            self.parts.append(f'<circle cx="{cx:.1f}" cy="{cy:.1f}" r="4.8" {paint}/>')
-        else:
-            points = " ".join(f"{cx + dx:.1f},{cy + dy:.1f}" for dx, dy in corners[shape])
-            self.parts.append(f'<polygon points="{points}" {paint}/>')
-
-    def note(
-        self, x: float, y: float, words: str, *, dx: float = 9, dy: float = 4, anchor: str = "start"
-    ) -> None:
-        """Words beside a point."""
-        cx, cy = self.place(x, y)
-        self.text(cx + dx, cy + dy, words, anchor=anchor, size=self.small)
+        side.set_minor_formatter(FuncFormatter(lambda *_: ""))
 
 
-def powers(low: float, high: float) -> dict[float, str]:
-    """The powers of ten between two numbers, and how they are written."""
-    first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
-    return {10.0**power: f"{10.0**power:g}" for power in range(first, last + 1)}
+def plot(
+    label: str,
+    series: Iterable[Series],
+    x: Axis,
+    y: Axis,
+    *,
+    height: float = 310,
+    level: float | None = None,
+    notes: Iterable[tuple[Point, str]] = (),
+) -> str:
+    """Draw lines and points; `level` is a broken line across, `notes` are words beside points."""
+    figure, (axes,) = drawing(height)
+    if level is not None:
+        axes.axhline(level, color="k", linestyle=(0, (6, 4)), linewidth=1.2)
+    for each in series:
+        xs, ys = zip(*each.points, strict=True)
+        axes.plot(
+            xs, ys, color="k", linestyle=each.dash or "none", marker=each.marker, linewidth=each.width,
+            alpha=each.shade, markerfacecolor="none" if each.hollow else "k", label=each.name or "_",
+        )  # fmt: skip
+    for (at, up), words in notes:
+        axes.annotate(words, (at, up), (6, 4), textcoords="offset points", fontsize=SIZE - 1)
+    set_axis(axes, "x", x)
+    set_axis(axes, "y", y)
+    axes.grid(True)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend()
+    return svg(figure, label)
+
+
+Bar = tuple[str, float, str, bool]
+"""Its name, its length, the words behind it, and whether it is the workbook's own."""
+
+
+def bars(
+    label: str,
+    groups: Mapping[str, Sequence[Bar]],
+    title: str = "",
+    *,
+    level: float | None = None,
+    log: bool = False,
+) -> str:
+    """Draw horizontal bars in groups, each below its heading, if it has one; `level` is a broken line at a length."""
+    step, rows = 22, sum(len(group) + bool(heading) for heading, group in groups.items())
+    figure, (axes,) = drawing(step * rows + (44 if title else 12))
+    names, y = {}, 0
+    longest = max(length for group in groups.values() for _, length, _, _ in group)
+    for heading, group in groups.items():
+        if heading:
+            axes.text(0, y, heading, va="center", fontweight="bold")
+            y += 1
+        for name, length, words, ours in group:
+            axes.barh(y, length, 0.75, color="k", alpha=OURS if ours else OTHERS)
+            axes.text(max(length, level or 0), y, f" {words}", va="center", fontsize=SIZE - 1)
+            names[y] = name
+            y += 1
+    axes.set_yticks(list(names), list(names.values()))
+    axes.set_ylim(y - 0.4, -0.6)
+    axes.tick_params(length=0)
+    axes.spines["bottom"].set_visible(bool(title))
+    axes.set_xlabel(title)
+    if level is not None:
+        axes.axvline(level, color="k", linestyle=(0, (4, 4)), linewidth=1)
+    if log:
+        axes.set_xscale("log")
+    else:
+        axes.set_xlim(0, longest * 1.45)
+    if not title:
+        axes.set_xticks([])
+    return svg(figure, label)
+
+
+def rows_of_bars(
+    label: str, rows: Mapping[str, Sequence[float]], chosen: Iterable[int] = (), height: float = 110
+) -> str:
+    """Draw vectors as upright bars with their numbers, one below the other and to one scale; `chosen` bars are darker."""
+    figure, places = drawing(height * len(rows), len(rows))
+    most = max(float(np.abs(values).max()) for values in map(np.asarray, rows.values()))
+    for axes, (name, values) in zip(places, rows.items(), strict=True):
+        axes.set_title(name, loc="left")
+        for at, value in enumerate(values):
+            axes.bar(at, value, 0.7, color="k", alpha=OURS if at in chosen else 0.35)
+            axes.annotate(
+                f"{value + 0.0:.2f}".replace("-", "−"), (at, value), (0, 3 if value >= 0 else -4), ha="center",
+                textcoords="offset points", va="bottom" if value >= 0 else "top", fontsize=SIZE - 2,
+            )  # fmt: skip
+        axes.axhline(0, color="k", linewidth=0.8)
+        axes.set_ylim(-1.45 * most * (min(values) < 0), 1.45 * most * (max(values) > 0))
+        axes.set_axis_off()
+    return svg(figure, label)
+
+
+def spans(
+    label: str, lines: Mapping[str, Iterable[tuple[float, float, float]]], name: str, *, width: float = WIDTH
+) -> str:
+    """Draw what happens over time, a line for each name: start, end and shade."""
+    figure, (axes,) = drawing(50 + 24 * len(lines), width=width)
+    for y, parts in enumerate(lines.values()):
+        for start, end, shade in parts:
+            axes.barh(y, end - start, 0.8, start, color="k", alpha=shade)
+    axes.set_yticks(range(len(lines)), list(lines))
+    axes.set_ylim(len(lines) - 0.4, -0.6)
+    axes.set_xlabel(name)
+    axes.spines["left"].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    return svg(figure, label)
 
 
 WORK = "multiply-adds of a product"
 
 
 def ratio_dots(
-    label: str, y_name: str, points: list[tuple[float, float, str, bool]], x_name: str = WORK
+    label: str, y_name: str, points: Sequence[tuple[float, float, bool]], x_name: str = WORK
 ) -> str:
-    """Ratios, by default over the work of a product, with a broken line at 1; of each point the marker, and whether it is hollow."""
-    work, ratios = [x for x, *_ in points], [y for _, y, *_ in points]
-    x, y = (min(work) / 2, max(work) * 2), (min(ratios) / 1.06, max(*ratios, 1) * 1.06)
-    drawing = LogChart(
-        310,
+    """Draw ratios, by default over the work of a product, with a broken line at 1; of each point whether it is hollow."""
+    ratios = [ratio for _, ratio, _ in points]
+    low, high = min(ratios) / 1.06, max(*ratios, 1) * 1.06
+    ticks = {tick: f"{tick:g}" for tick in (0.3, 0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.5) if low < tick < high}
+    kinds = [
+        Series("", [(x, y) for x, y, h in points if h == hollow], "", "o", hollow) for hollow in (False, True)
+    ]
+    return plot(
         label,
-        Axis(
-            x_name,
-            *x,
-            {10.0**power: f"1e{power}" for power in range(2, 14, 2) if x[0] < 10.0**power < x[1]}
-            if x_name == WORK
-            else None,
-        ),
-        Axis(
-            y_name,
-            *y,
-            {
-                tick / 10: f"{tick / 10:g}"
-                for tick in (3, 5, 7, 8, 9, 10, 11, 12, 15)
-                if y[0] < tick / 10 < y[1]
-            },
-        ),
+        [each for each in kinds if each.points],
+        Axis(x_name),
+        Axis(y_name, True, (low, high), ticks),
+        level=1,
     )
-    drawing.curve([(x[0], 1.0), (x[1], 1.0)], dash="6 4", thick=1.5)
-    for across, up, shape, hollow in points:
-        drawing.marker(across, up, shape, hollow=hollow)
-    return drawing.svg()
 
 
-DASHES = ("", "6 4", "2 3", "8 3 2 3")
-"""Of the curves of a chart, in their order; the first is thick."""
+Measures = Sequence[tuple[str, Mapping[str, float], str]]
+"""Of each its title, its size by way, and its unit."""
 
 
-def over_steps(
-    label: str,
-    y_name: str,
-    curves: Mapping[str, Sequence[tuple[float, float]]],
-    y: tuple[float, float],
-    legend: tuple[float, float],
-    y_ticks: dict[float, str] | None = None,
-) -> str:
-    """Curves over the steps of a training run. `legend` is the height of the first name, and over how much of it the next one stands."""
-    first, last = (edge(step for points in curves.values() for step, _ in points) for edge in (min, max))
-    shown = {float(step): str(step) for step in (1, 2, 5, 10, 20, 50, 100, 200, 300) if first <= step <= last}
-    drawing = LogChart(300, label, Axis("step", first, last, shown), Axis(y_name, *y, y_ticks))
-    for number, ((name, points), dash) in enumerate(zip(curves.items(), DASHES, strict=False)):
-        at, thick = legend[0] / legend[1] ** number, 1.6 if number else 2.6
-        drawing.curve(points, dash=dash, thick=thick)
-        drawing.curve([(1.3 * first, at), (2 * first, at)], dash=dash, thick=thick)
-        drawing.note(2 * first, at, name)
-    return drawing.svg()
+def compared(what: str, measures: Measures, ways: Mapping[str, str]) -> str:
+    """Draw measures with units of their own, each beside its largest; `ways` names the ways, the last of which is ours."""
+    told = "; ".join(
+        f"{title}: {', '.join(f'{ways[way]} {size:.1f} {unit}' for way, size in sizes.items())}"
+        for title, sizes, unit in measures
+    )
+    groups = {
+        title: [
+            (ways[way], size / max(sizes.values()), f"{size:.1f} {unit}", way == list(ways)[-1])
+            for way, size in sizes.items()
+        ]
+        for title, sizes, unit in measures
+    }
+    return bars(f"{what}{told}.", groups)

@@ -2,20 +2,17 @@
 
 from collections.abc import Callable
 
-from book.figures.charts import Axis, LogChart
-from book.figures.figures import compared
+from book.figures.charts import Axis, Series, compared, plot
 from book.figures.markdown_table import table
 from book.measure import record
 from book.measure.record import Row
 
 LINES = {
-    "autograd": ("autograd", "circle", ""),
-    "custom": ("custom backward pass", "square", "6 4"),
-    "p23": ("this puzzle's layer", "diamond", ""),
-    "SDPA": ("PyTorch's SDPA", "triangle", "2 3"),
+    "autograd": ("autograd", "o", "-"),
+    "custom": ("custom backward pass", "s", "--"),
+    "p23": ("this puzzle's layer", "D", "-"),
+    "SDPA": ("PyTorch's SDPA", "^", ":"),
 }
-LINE = 14
-"""Pixels between two names."""
 
 
 def lengths(rows: list[Row]) -> list[int]:
@@ -26,47 +23,30 @@ def lengths(rows: list[Row]) -> list[int]:
 # ---- Charts -------------------------------------------------------------------------------------------------
 
 
-def chart(rows: list[Row], unit: str, value: Callable[[Row], float], label: str) -> str:
+def chart(unit: str, value: Callable[[Row], float], label: str) -> str:
     """A line for each candidate of the fair method; who ran out of memory ends where it did."""
-    measured = [row for row in rows if row["method"] == "fair" and not row["failed"]]
-    shown = lengths(measured)
-    values = [value(row) for row in measured]
-    drawing = LogChart(
-        380,
-        label,
-        Axis("sequence length", shown[0] * 0.9, shown[-1] * 6, {length: str(length) for length in shown}),
-        Axis(unit, min(values) * 0.6, max(values) * 1.8),
-    )
-    ends = {}
-    for who, (name, shape, dash) in LINES.items():
-        points = [(int(row["length"]), value(row)) for row in measured if row["who"] == who]
-        if points:
-            drawing.curve(points, dash=dash, shape=shape)
-            ends[name] = points[-1]
-    # From the top down, no name closer to the one above it than a line of text.
-    free = 0.0
-    for name, point in sorted(ends.items(), key=lambda end: -end[1][1]):
-        if point[0] < shown[-1]:  # other lines go on from here: its name stands above its own
-            drawing.note(point[0], point[1], name, dx=-8, dy=-8, anchor="end")
-            continue
-        _, height = drawing.place(*point)
-        drawing.note(point[0], point[1], name, dy=max(height, free) - height + 4)
-        free = max(height, free) + LINE
-    return drawing.svg()
+    measured = [
+        row for row in record.rows("attention_claims") if row["method"] == "fair" and not row["failed"]
+    ]
+    series = [
+        Series(name, points, dash, marker)
+        for who, (name, marker, dash) in LINES.items()
+        if (points := [(float(row["length"]), value(row)) for row in measured if row["who"] == who])
+    ]
+    ticks = {float(length): f"{length:,}" for length in lengths(measured)}
+    return plot(label, series, Axis("sequence length", ticks=ticks), Axis(unit), height=360)
 
 
 def time() -> str:
     """Milliseconds of a forward and a backward pass."""
     label = "Milliseconds of a forward and a backward pass of attention over the sequence length, four implementations."
-    return chart(record.rows("attention_claims"), "ms", lambda row: float(row["ms"]), label)
+    return chart("ms", lambda row: float(row["ms"]), label)
 
 
 def memory() -> str:
     """The peak of memory above the inputs."""
     label = "Peak memory in GiB of a forward and a backward pass over the sequence length: two curves grow with its square."
-    return chart(
-        record.rows("attention_claims"), "GiB at the peak", lambda row: float(row["peak"]) / 2**30, label
-    )
+    return chart("GiB at the peak", lambda row: float(row["peak"]) / 2**30, label)
 
 
 def gains(length: str = "4096") -> str:

@@ -1,6 +1,6 @@
 """Tables of the page about every size: drawn sizes beside the peers, who multiplies where, float32 by pairs.
 
-Everything comes from the records `sizes`, `peak_memory`, `products`, `branches`, `timeline` and `pairs`. The generator of the book's pages calls `pages()`.
+Everything comes from the records `sizes`, `peak_memory`, `products`, `branches` and `pairs`. The generator of the book's pages calls `pages()`.
 """
 
 import math
@@ -9,25 +9,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from book.figures.bench_results import OURS, SHORT, Row, Size, select, size, size_text, table, time_text
-from book.figures.charts import FAINT, ratio_dots
-from book.figures.figures import over_time
+from book.figures.charts import ratio_dots
 from book.measure import record
 
-PAIRS_PEERS = ("eager", "compile", "tf32x3")
+PAIRS_PEERS = ("eager", "compile")
 WORST = 1.01
 """Above it a ratio to the fastest peer says that the layer is slower."""
 MODELS = {(4096, 768, 3072), (8192, 1024, 4096), (8192, 4096, 4096), (16384, 4096, 12288)}
 """The benchmark's four sizes, which were measured in the same run and are not drawn."""
 PEERS = ("eager", "compile")
-
-
-CUT = {
-    "layernorm_rows": "layernorm_rows",
-    "normalise_rows": "normalise_rows",
-    "ln_backward_r": "ln_backward_rows",
-    "finish_sums_DTy": "finish_sums",
-}
-"""The layer's own kernels that are no products: the name that the profiler shows -> the whole one."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +67,28 @@ def small(dims: Size) -> str:
 def marked(ratio: float) -> str:
     """A ratio, in bold where the layer is slower than it should be."""
     return f"**{ratio:.2f}**" if ratio > WORST else f"{ratio:.2f}"
+
+
+def drawn_sizes() -> str:
+    """The layer's time over the fastest peer's as a CUDA graph, by the number of rows; hollow where rows fill no whole vectors."""
+    points = [
+        (float(one.dims[0]), one.ratio, any(width % 8 for width in one.dims[1:]))
+        for one in beside(record.rows("sizes"), "graph")
+    ]
+    whole, odd = ([ratio for _, ratio, hollow in points if hollow == kind] for kind in (False, True))
+    label = (
+        f"The layer's time over the fastest peer's as a CUDA graph. Where rows fill whole vectors, from {min(whole):.2f} to "
+        f"{max(whole):.2f}; elsewhere from {min(odd):.2f} to {max(odd):.2f}"
+    )
+    return ratio_dots(label, "time / fastest peer's time", points, "number of rows")
+
+
+def swaps() -> str:
+    """The layer's time over torch.compile's at the sizes of the newest records, over the work of the product."""
+    ratios = beside_compile()
+    label = f"The layer's time over torch.compile's at {len(ratios)} sizes: from {min(ratios.values()):.2f} to {max(ratios.values()):.2f}."
+    points = [(float(math.prod(dims)), ratio, ratio > 1) for dims, ratio in ratios.items()]
+    return ratio_dots(label, "time / torch.compile's", points)
 
 
 def drawn_table(rows: list[Row]) -> str:
@@ -138,14 +150,14 @@ def peak_table(rows: list[Row]) -> str:
 def peak_chart(rows: list[Row]) -> str:
     """The layer's peak over torch.compile's, by the work of a product; hollow with the least memory."""
     points = [
-        (float(math.prod(dims)), by_name[name] / by_name["compile"], "circle", name == LEAST)
+        (float(math.prod(dims)), by_name[name] / by_name["compile"], name == LEAST)
         for name in (OURS, LEAST)
         for dims, by_name in peaks(rows).items()
     ]
     label = (
         f"Peaks of memory over torch.compile's at {len(points) // 2} sizes, by default up to "
-        f"{max(ratio for *_, ratio, _, hollow in points if not hollow):.2f}, with the least memory up to "
-        f"{max(ratio for *_, ratio, _, hollow in points if hollow):.2f}."
+        f"{max(ratio for _, ratio, hollow in points if not hollow):.2f}, with the least memory up to "
+        f"{max(ratio for _, ratio, hollow in points if hollow):.2f}."
     )
     return ratio_dots(label, "peak / torch.compile's", points)
 
@@ -192,7 +204,7 @@ def by_branches(rows: list[Row]) -> Iterator[tuple[Size, Row, Row, Row]]:
 def branches_chart(rows: list[Row]) -> str:
     """The time of two branches over that of one, by the work of a product; filled where two are chosen."""
     points = [
-        (float(math.prod(dims)), float(two["us"]) / float(one["us"]), "circle", chosen["branches"] == "1")
+        (float(math.prod(dims)), float(two["us"]) / float(one["us"]), chosen["branches"] == "1")
         for dims, one, two, chosen in by_branches(rows)
     ]
     ratios = [ratio for _, ratio, *_ in points]
@@ -218,8 +230,7 @@ def pairs_tables(rows: list[Row]) -> str:
             strange[row["note"]] = strange.get(row["note"], 0) + 1
     timed = table(
         [
-            "rows: H → O", "pairs", "by default", "eager", "`torch.compile`", "Triton, `tf32x3`",
-            "of the fastest peer",
+            "rows: H → O", "pairs", "by default", "eager", "`torch.compile`", "of the fastest peer",
         ],
         [
             [
@@ -242,58 +253,18 @@ def pairs_tables(rows: list[Row]) -> str:
     )
 
 
-def timeline_table(rows: list[dict[str, str]]) -> str:
-    """A line for each launch of the layer at each size; of the others what their launches take, without the pauses that the
-    profiler makes between them."""
-    sizes: dict[Size, dict[str, list[dict[str, str]]]] = {}
-    for row in rows:
-        if not row["kernel"].startswith("other Memset"):  # that is no launch
-            dims = size(row)
-            sizes.setdefault(dims, {}).setdefault(row["candidate"], []).append(row)
-    parts = []
-    for dims, candidates in sizes.items():
-        body = [
-            [f"`{row['kernel']}`", f"{float(row['begin_us']):.1f}", f"{float(row['us']):.1f}"]
-            for row in candidates[OURS]
-        ]
-        others = ", ".join(
-            f"{SHORT[name]} {sum(float(row['us']) for row in launches):.1f} µs in {len(launches)} launches"
-            for name, launches in candidates.items()
-            if name != OURS
-        )
-        end = max(float(row["begin_us"]) + float(row["us"]) for row in candidates[OURS])
-        parts.append(f"{small(dims)}: the layer ends at {end:.1f} µs. Beside it, without pauses: {others}.\n")
-        parts.append(table(["launch", "begins at, µs", "takes, µs"], body))
-    return "\n".join(parts)
-
-
-def timeline_chart(rows: list[dict[str, str]], dims: Size) -> str:
-    """The launches of the layer at a size as bars over time, each in a line of its own."""
-    at = [row for row in rows if (size(row), row["candidate"]) == (dims, OURS)]
-    products = iter(("Y", "dln", "dW"))
-    names = [CUT.get(row["kernel"]) or f"product: {next(products)}" for row in at]
-    spans = {}
-    for name, row in zip(names, at, strict=True):
-        begin, time = float(row["begin_us"]), float(row["us"])
-        spans[name] = (begin, begin + time, FAINT if name in CUT.values() else 0.6)
-    words = "; ".join(f"{name} from {begin:.0f} to {end:.0f}" for name, (begin, end, _) in spans.items())
-    ticks = range(0, int(max(end for _, end, _ in spans.values())) + 1, 20)
-    lines = [(name, [span]) for name, span in spans.items()]
-    label = f"Launches over time in µs: {words}."
-    return over_time(lines, label, {mark: f"{mark} µs" if mark else "0" for mark in ticks})
-
-
 def pages() -> dict[str, str]:
     """What the page includes, by file name."""
     rows = record.rows("sizes")
     return {
+        "drawn_sizes.svg": drawn_sizes(),
+        "swaps.svg": swaps(),
+        "swap_pays.md": pays_verdict(),
         "sizes_drawn.md": drawn_table(rows),
         "sizes_verdict.md": verdict(rows),
         "sizes_peak.svg": peak_chart(record.rows("peak_memory")),
         "sizes_peak.md": peak_table(record.rows("peak_memory")),
         "sizes_peak_verdict.md": peak_verdict(record.rows("peak_memory")),
-        "sizes_timeline.md": timeline_table(record.rows("timeline")),
-        "sizes_timeline.svg": timeline_chart(record.rows("timeline"), (4096, 768, 3072)),
         "sizes_ways.md": ways_table(record.rows("products")),
         "sizes_branches.svg": branches_chart(record.rows("branches")),
         "sizes_pairs.md": pairs_tables(record.rows("pairs")),

@@ -6,19 +6,19 @@ group is shown from its step `data-from` to its step `data-to`; theme/workbook.j
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
 
-from book.figures.attention_heroes import one_row, reads, ring, tiles, walk
-from book.figures.figures import LEGIBLE, NARROW, ROOT, Steps, number_rows, player_start
-from book.figures.layer_figures import slopes, x_hat
-from book.figures.tape_figures import tape_steps, writes
+from book.figures import online_steps
+from book.figures.data_charts import slopes, x_hat
+from book.figures.figures import NARROW, ROOT, Steps, number_rows, player_start
 from book.measure import outputs
 from harness.check.python_files import load
-
-# ---- Puzzle 19: a barrier, and what a warp's load costs -----------------------------------------------------------
+from harness.puzzles.p23 import spec as p23
+from harness.puzzles.p24 import orders
 
 
 def opposite() -> list[int]:
@@ -110,73 +110,8 @@ ROWS, COLUMNS = 16, 8
 """Of the chapter's x: a row of eight float32 values is one sector of 32 bytes."""
 
 
-def sectors(launch: str) -> float:
-    """Sectors for each request of a launch, as the virtual GPU counted them."""
-    matched = re.search(rf"^ +{launch} +.* ([\d.]+) +\d+$", outputs.load("profile").text, re.M)
-    assert matched, launch
-    return float(matched[1])
-
-
-def clock() -> str:
-    """The first load of two launches of puzzle 22, a sector at each tick."""
-    requests = {"row_statistics": round(sectors("row_statistics")), "layernorm": round(sectors("layernorm"))}
-    ticks = max(requests.values())
-    drawing = Steps(
-        330,
-        f"The first load of a warp over a matrix of {ROWS} rows and {COLUMNS} columns. With a thread for each row it touches "
-        f"{requests['row_statistics']} sectors, with a thread for each column {requests['layernorm']}.",
-        still=ticks,
-    )
-    cell = 14
-    for number, (name, title) in enumerate(
-        (("row_statistics", "a thread for each row"), ("layernorm", "a thread for each column"))
-    ):
-        left, top = 50 + 232 * number, 46
-        drawing.text(left + 70, 16, title)
-        drawing.text(left + 70, 34, name, code=True)
-        needed = requests[name]
-        for row in range(ROWS):
-            for column in range(COLUMNS):
-                wanted = column == 0 if name == "row_statistics" else row == 0
-                drawing.box(
-                    left + 17 * column, top + 15 * row, cell, 12, shade=0.05, thick=2 if wanted else 0.4
-                )
-            if row < needed:
-                with drawing.during(row + 1, ticks):
-                    drawing.box(left - 3, top + 15 * row - 2, 17 * COLUMNS + 3, 15, shade=0.28, thick=0)
-        for tick in range(ticks + 1):
-            come = min(tick, needed)
-            with drawing.during(tick):
-                drawing.text(left + 66, top + 15 * ROWS + 18, f"{come} of {needed} sectors")
-                drawing.text(
-                    left + 66,
-                    top + 15 * ROWS + 36,
-                    "the warp goes on" if come == needed else "the warp waits",
-                )
-    drawing.words = ["Nothing has arrived. The elements that the threads ask for have a thick line."]
-    for tick in range(1, ticks + 1):
-        drawing.words.append(
-            "Tick 1. On the right one sector held all that the warp asked for, and it goes on. On the left one thread has its element."
-            if tick == 1
-            else f"Tick {tick}. On the left {tick} of {ticks} threads have their element; the warp waits for the others."
-            if tick < ticks
-            else f"Tick {tick}. On the left the last thread has its element: {ticks} sectors have come, {32 * ticks} bytes; {4 * ticks} of them were asked for."
-        )
-    return drawing.hero(
-        "A load as its sectors arrive, one at a tick. The numbers of sectors are the virtual GPU's, for two "
-        "kernels of puzzle 22: the statistics of rows, and LayerNorm.",
-        "The same matrix twice, and the first load of a warp.",
-    )
-
-
-# ---- Puzzle 20: a graph of five nodes -------------------------------------------------------------------------
-
-
 def walked_graph(product: bool = False) -> Steps:
-    """Puzzle 20's graph, walked there and back by the solution's own functions; at x the two paths add up.
-
-    With `product` the third node is the product of a and b, which changes the edges into it.
-    """
+    """Puzzle 20's graph, walked there and back by the solution's own functions; at x the two paths add up."""
     module = load(ROOT / "solutions" / "p20" / "graph.py")
     values = module["forward"](2.0)
     along = module["edges"](values)
@@ -256,81 +191,6 @@ def graph() -> str:
     )
 
 
-def graph_of_product() -> str:
-    """The same walk where the two paths are multiplied."""
-    return walked_graph(product=True).hero(
-        "The same walk with a product as the third node, at x = 2.",
-        "The edges into c now carry the other factor.",
-    )
-
-
-# ---- Puzzle 21: which check sees what -------------------------------------------------------------------------
-
-
-def seen_by_checks() -> tuple[list[str], dict[str, list[bool]]]:
-    """The wrong backward passes, and check -> whether it sees each, from the recorded matrix of `p21 --matrix`."""
-    head, *lines = outputs.load("hunt_matrix").text.splitlines()
-    names = re.split(r"  +", head)[1:]
-    wrong = [line for line in lines if not re.search(r": sees \d", line)]
-    rows = [re.findall(r"seen|·", line) for line in wrong]
-    assert all(len(row) == len(names) for row in rows)
-    seen = {name: [row[number] == "seen" for row in rows] for number, name in enumerate(names)}
-    return [re.split(r"  +", line)[0] for line in wrong], seen
-
-
-def checks() -> str:
-    """The wrong backward passes by name: what each check sees, and what the checks so far have seen together."""
-    bugs, matrix = seen_by_checks()
-    count, line = len(bugs), 22
-    half, last, so_far = -(-count // 2), len(matrix) + 1, [False] * count
-    drawing = Steps(
-        half * line + 34,
-        f"{count} wrong backward passes and {len(matrix)} checks, one check after the other. "
-        + "; ".join(f"{name} sees {sum(caught)}" for name, caught in matrix.items()),
-        still=last,
-    )
-    boxes = [(2 + 239 * (n // half), 30 + line * (n % half), 236, line - 3) for n in range(count)]
-    drawing.words = [f"{count} boxes, each a wrong backward pass. No check has run yet."]
-    for box in boxes:
-        drawing.box(*box, thick=0.4)
-    for step, (name, caught) in enumerate(matrix.items(), start=1):
-        new = 0
-        for number, box in enumerate(boxes):
-            if caught[number] and not so_far[number]:
-                new, so_far[number] = new + 1, True
-                with drawing.during(step, last):
-                    drawing.box(*box, shade=LEGIBLE, thick=0)
-            if caught[number]:
-                with drawing.during(step):
-                    drawing.box(*box, thick=2.5)
-        with drawing.during(step):
-            drawing.text(NARROW / 2, 18, f"{name}: sees {sum(caught)}, {new} of them new", size=14)
-        more = (
-            f"{new} of them missed by every check before it"
-            if new
-            else "none of them missed by the checks before it"
-        )
-        drawing.words.append(
-            f"{name} sees {sum(caught)}, with a thick line, {more}. Shaded: {sum(so_far)} so far."
-        )
-    for bug, (x, y, *_) in zip(bugs, boxes, strict=True):
-        drawing.text(x + 8, y + 14, bug, anchor="start")
-    with drawing.during(last):
-        drawing.text(NARROW / 2, 18, f"not shaded: {so_far.count(False)} that no check sees", size=14)
-        for number, box in enumerate(boxes):
-            if not so_far[number]:
-                drawing.box(*box, thick=2.5)
-    drawing.words.append(
-        f"All {len(matrix)} checks together see {sum(so_far)}. {so_far.count(False)} of {count} go through every one of them."
-    )
-    return drawing.hero(
-        "Seven checks in common use, one after the other, as the matrix was recorded. The held-back mistakes are among the names."
-    )
-
-
-# ---- Puzzle 22: the formula of a tutorial's text --------------------------------------------------------------------
-
-
 def printed() -> str:
     """A row, normalised, and its gradient twice: by the diagonal of the slopes alone, as in a tutorial's text, and by all of them."""
     start = player_start()
@@ -357,8 +217,6 @@ def printed() -> str:
         "Forward above the line, back below it. The slopes are differences, so no formula is used. Thick frames: the sign is wrong."
     )
 
-
-# ---- Puzzle 26: a graph being rewritten -------------------------------------------------------------------------
 
 Node = tuple[str, str, list[str], str]
 """Name, what it computes, names of what goes in, and the sign of the print: kept, gone or new."""
@@ -463,108 +321,401 @@ def rewriting(title: str = "gelu: with x**3") -> str:
     )
 
 
-SWAP = "swap: GPT-2's Conv1D after a LayerNorm"
-OLD = ("layer_norm", "view", "addmm")
-"""The nodes that the swap makes needless, in their order."""
-STANDS = {
-    "x": (60, 18, 60), "ln.weight, ln.bias": (296, 6, 108), "c": (386, 18, 44), "w": (446, 18, 44),
-    "layer_norm": (76, 96, 116), "view": (76, 152, 116), "addmm": (76, 208, 116),
-    "reshape": (206, 96, 96), "t": (446, 96, 44), "layernorm_linear_default": (338, 152, 180), "getitem": (338, 208, 100),
-    "view_1": (206, 268, 100), "output": (206, 318, 100),
-}  # fmt: skip
-"""Where a node of the swap stands: the middle of its upper edge, and its width. Two parameters share a box."""
-INPUTS = ("x", "c", "ln.weight, ln.bias", "w")
+RANKS, LENGTH = 4, 16
 
 
-def together(nodes: list[Node]) -> list[Node]:
-    """The nodes of the swap with the two parameters of LayerNorm as one."""
-    one = INPUTS[2].split(", ")
-    return [
-        (
-            INPUTS[2] if name == one[0] else name,
-            what,
-            [INPUTS[2] if source == one[0] else source for source in inputs if source != one[1]],
-            sign,
+TILE = 2
+"""Queries and keys of a tile; the kernel's have 16."""
+
+
+def head() -> dict[str, np.ndarray]:
+    """One head of puzzle 23's case "hard values", with the exact gradients, in float64."""
+    given = online_steps.arrays()
+    exact = p23.PUZZLE.exact(given)
+    return {
+        name: np.asarray(array[0, 0], np.float64)
+        for name, array in {**given, **exact}.items()
+        if array.ndim > 2
+    }
+
+
+QUERY = 1
+"""Of the row that is walked through: it sees every key."""
+
+
+def one_row() -> str:
+    """A query's scores, weights and output, and on the way back the gradient at each of them, in numbers."""
+    of = head()
+    scale = 1 / np.sqrt(of["query"].shape[1])
+    S, P, O, dO, dP, dS, dQ = (
+        of[name][QUERY]
+        for name in (
+            "scores", "probabilities", "output", "grad_output", "grad_probabilities", "grad_scores", "grad_query",
         )
-        for name, what, inputs, sign in nodes
-        if name != one[1]
-    ]
-
-
-def swapping() -> str:
-    """LayerNorm, a reshape and GPT-2's addmm become one operator, node by node, as the rewrite's recorded graphs have them."""
-    before, after = map(together, printed_graphs(SWAP))
-    came = {"reshape": 3, "t": 4, "layernorm_linear_default": 5, "getitem": 5}
-    last = 7
+    )  # fmt: skip
+    S, delta = S + online_steps.arrays()["mask"][QUERY], float(of["delta"][QUERY])
+    rows = (
+        ("S", "q·k/√d + M", S, f"A score for each of the {len(S)} keys: the product of this query with the key, times {scale:g}, plus the mask."),
+        ("P", "softmax", P, f"Softmax: weights that add up to {P.sum():g}. Key {P.argmax()} has the largest, {P.max():.2f}."),
+        ("O", "P V", O, f"The output: the mean of the values with these weights, {len(O)} numbers. The forward pass ends here."),
+        ("dO", "arrives", dO, "Backward. The gradient of the output arrives."),
+        ("dP", "dO·v", dP, f"Its product with each value is the gradient of the weight. The mean of these with the weights is delta, {delta:.2f}, which is also dO times O."),
+        ("dS", "P (dP − D)", dS, f"Softmax's backward: the weight times the distance from delta, D. Key {dS.argmax()} is above it and its score has the largest gradient, key {dS.argmin()} the lowest; the sum is {abs(round(dS.sum(), 5)):g}."),
+        ("dQ", "dS K / √d", dQ, "The keys with these as their weights are the gradient of the query."),
+    )  # fmt: skip
     drawing = Steps(
-        352,
-        "A graph in which addmm reads a view of layer_norm's result. One operator takes the place of both; the view becomes a reshape of x, "
-        "and the weight is transposed.",
-        still=5,
+        44 * len(rows) + 44,
+        "One row of attention. "
+        + "; ".join(
+            f"{name}: {', '.join(f'{value:.2f}' for value in values)}" for name, _, values, _ in rows
+        ),
+        still=len(rows) - 1,
     )
-
-    def joined(source: str, name: str) -> None:
-        x0, y0, _ = STANDS[source]
-        x1, y1, wide = STANDS[name]
-        side = max(-wide / 2 + 12, min(wide / 2 - 12, (x0 - x1) / 2))
-        high = 44 if "," in source else 24
-        drawing.arrow(x0, y0 + high, x1 + side, y1, faint=source in INPUTS and source != "x")
-
-    for (name, _, inputs, _), ends in (
-        (node, end) for nodes, end in ((before, True), (after, False)) for node in nodes
-    ):
-        old, new = name in OLD, name in came
-        if ends or new or name == "view_1":
-            for source in inputs:
-                turned = name == "view_1"
-                first = came.get(name, 6 if turned and not ends else 0)
-                with drawing.during(first, 5 if turned and ends else last - 1 if old else last):
-                    joined(source, name)
-        if not (ends or new):
-            continue
-        with drawing.during(came.get(name, 0), last - 1 if old else last):
-            x, y, wide = STANDS[name]
-            short = name.removesuffix("_default").removesuffix("_1")
-            drawing.labelled(
-                x - wide / 2, y, wide, 44 if "," in name else 24, *short.split(", "), code=True,
-                shade=0.25 if new else 0.04, thick=2 if new else 1,
-            )  # fmt: skip
-        if old:
-            with drawing.during(1, last - 1):
-                drawing.box(x - wide / 2, y, wide, 24, thick=2.5)
-    drawing.words = [
-        "The graph as Dynamo hands it over. GPT-2's Conv1D is a view, an addmm and a view back.",
-        "find begins at the product, addmm. Its input is a view, which keeps the rows; before that comes a LayerNorm. A pair.",
-        "refuse asks: is anything written between the two, and is the weight a matrix? Nothing speaks against the swap.",
-        "swap begins. What the view did to the normalised rows now happens to x.",
-        "The weight of an addmm is stored as [H, O], the operator's as [O, H]: it is transposed.",
-        "The operator takes x, the parameters of both layers, and normalises for itself. Its first result is the output.",
-        "The view that followed reads the new output. Nobody reads addmm any more.",
-        "addmm, its view and the LayerNorm are gone, and with them the normalised rows that were kept for the backward pass.",
-    ]
+    for t in range(len(S)):
+        drawing.text(140 + 42 * t, 14, f"key {t}" if t == 0 else str(t))
+    number_rows(drawing, rows, 120, 42, 3, lambda name, i: False)
     return drawing.hero(
-        "The rewrite of GPT-2's Conv1D after a LayerNorm, from the graphs that p26 --rewrites prints."
+        f"Query {QUERY} of a head of the case “hard values”, forward above the line and back below it: every number is that of the harness. "
+        "The stronger the shade, the larger the number in its row, whatever its sign.",
+        "One query on its way through attention, and back.",
     )
 
 
-HEROES: dict[str, Callable[[], str]] = {
-    "barrier": one_barrier,
-    "clock": clock,
-    "graph": graph,
-    "graph_of_product": graph_of_product,
-    "checks": checks,
-    "printed": printed,
-    "one_row": one_row,
-    "tiles": tiles,
-    "reads": reads,
-    "walk": walk,
-    "ring_steps": ring,
-    "rewriting": rewriting,
-    "swapping": swapping,
-    "tape_steps": tape_steps,
-    "writes": writes,
-}
+def tiles_walk() -> Iterator[tuple[str, int, int, np.ndarray, float]]:
+    """Each tile in the order of the two kernels: what is summed, first query, first key, its weights [TILE, TILE], and how far
+    the sum of its owner still is from the exact gradient."""
+    of = head()
+    q, k, v, dO = (of[name] for name in ("query", "key", "value", "grad_output"))
+    scale, count = 1 / np.sqrt(q.shape[1]), len(q)
+    lse = np.where(np.isneginf(of["lse"]), 0, of["lse"])[
+        :, None
+    ]  # as the kernel does for a row that sees no key
+    mask, delta = online_steps.arrays()["mask"], (dO * of["output"]).sum(-1)
+    exact = {"dQ": of["grad_query"], "dK and dV": of["grad_key"]}
+    for what in exact:
+        for own in range(0, count, TILE):
+            total = np.zeros((TILE, q.shape[1]))
+            for other in range(0, count, TILE):
+                s, t = (own, other) if what == "dQ" else (other, own)
+                rows, keys = slice(s, s + TILE), slice(t, t + TILE)
+                P = np.exp(scale * q[rows] @ k[keys].T + mask[rows, keys] - lse[rows])
+                dS = P * (dO[rows] @ v[keys].T - delta[rows, None])
+                total += scale * (dS @ k[keys] if what == "dQ" else dS.T @ q[rows])
+                yield what, s, t, P, float(np.abs(total - exact[what][own : own + TILE]).max())
+
+
+def tiles() -> str:
+    """The scores of one head, a tile at a time, never two tiles at once; beside them the tile's weights in numbers."""
+    of, walk_ = head(), list(tiles_walk())
+    count, cell, left, top, last = len(of["query"]), 22, 64, 46, len(walk_)
+    delta = (of["grad_output"] * of["output"]).sum(-1)
+    right, close = left + cell * count, 360
+    drawing = Steps(
+        306,
+        f"A head of {count} queries and {count} keys in tiles of {TILE} x {TILE}: for each query lse and delta are kept, the weights of one "
+        "tile exist at a time, first along the rows for dQ, then down the columns for dK and dV.",
+        still=6,
+    )
+    drawing.text(34, 36, "lse")
+    drawing.text((left + right) / 2, 18, "keys")
+    drawing.text(right + 26, 36, "delta")
+    drawing.text(right + 64, 36, "dQ")
+    drawing.text(left - 8, top + cell * count + 26, "dK, dV", anchor="end")
+    with drawing.during(1, last):
+        drawing.text(close + 58, 36, "weights of the tile")
+    for i in range(count):
+        drawing.text(34, top + cell * i + 16, f"{of['lse'][i]:.2f}")
+        with drawing.during(1, last):
+            drawing.text(right + 26, top + cell * i + 16, f"{delta[i]:.2f}")
+        for j in range(count):
+            place = (left + cell * j, top + cell * i, cell - 2, cell - 2)
+            drawing.box(*place, shade=0.02, thick=0.4)
+            with drawing.during(0):
+                drawing.box(*place, shade=0.05 + 0.5 * float(of["probabilities"][i, j]), thick=0.4)
+    side = TILE * cell - 4
+    for i in range(0, count, TILE):
+        done_row = count // TILE * (i // TILE + 1)
+        done_column = done_row + count * count // TILE**2
+        for done, box in (
+            (done_row, (right + 50, top + cell * i, 28, side)),
+            (done_column, (left + cell * i, top + cell * count + 8, side, 28)),
+        ):
+            drawing.box(*box)
+            with drawing.during(done, last):
+                drawing.box(*box, shade=0.4, thick=0)
+    drawing.words = [
+        "The weight of each query and key, the darker the larger: a plain backward pass reads them all from memory. "
+        "Here the forward pass has kept one number a query instead, lse."
+    ]
+    for number, (what, s, t, P, error) in enumerate(walk_, start=1):
+        with drawing.during(number):
+            for (i, j), weight in np.ndenumerate(P):
+                shade = 0.05 + 0.25 * float(weight)
+                drawing.box(
+                    left + cell * (t + j), top + cell * (s + i), cell - 2, cell - 2, shade=shade, thick=2
+                )
+                drawing.labelled(close + 58 * j, top + 58 * i, 56, 56, f"{weight:.3f}", size=16, shade=shade)
+        owner = f"queries {s} and {s + 1}" if what == "dQ" else f"keys {t} and {t + 1}"
+        verdict = "is exact" if error < 1e-5 else f"is still off by {error:.2f}"
+        for y, line in ((190, what.split()[0]), (210, owner), (230, verdict)):
+            with drawing.during(number):
+                drawing.text(close + 57, y, line, size=14)
+        first = "Delta, the row sum of dO times O, is there too. " if number == 1 else ""
+        drawing.words.append(
+            f"{first}Queries {s} and {s + 1} meet keys {t} and {t + 1}: four weights, computed from lse, used and dropped. "
+            f"{what.split()[0]} of {owner} {verdict}."
+        )
+    return drawing.hero(
+        "The two backward kernels on one head of the workbook's test case “hard values”, tile by tile. Only the weights of one tile exist; on the right they are in numbers."
+    )
+
+
+def runs(cells: np.ndarray, width: int, side: float, left: float, top: float) -> str:
+    """An SVG path of some cells, a rectangle for each run in a row."""
+    mask = np.zeros((width, width + 2), np.int8)
+    mask[cells // width, cells % width + 1] = 1
+    starts, stops = (np.argwhere(np.diff(mask, axis=1) == turn) for turn in (1, -1))
+    return "".join(
+        f"M{left + side * x:g} {top + side * y:g}h{side * (end - x):g}v{side:g}H{left + side * x:g}z"
+        for (y, x), (_, end) in zip(starts.tolist(), stops.tolist(), strict=True)
+    )
+
+
+def reads(width: int = 32, radius: int = 4, tile: int = 16) -> str:
+    """Two orders of one grid: for each tile of queries the tiles of keys that attention in a window has to load."""
+    cell, top = 6.75, 40
+    named = {
+        "row by row": orders.ORDERS["row-major"](width, width),
+        "along the curve": orders.ORDERS["hilbert"](width, width),
+    }
+    loads = [orders.window_tiles(order, width, radius, tile) for order in named.values()]
+    counts = [each.sum(1) for each in loads]
+    so_far = [each.cumsum() for each in counts]
+    totals, steps = [each[-1] for each in so_far], width * width // tile
+    still = int(np.flatnonzero((counts[0] == counts[0].max()) & (counts[1] == counts[1].max()))[-1])
+    drawing = Steps(
+        330,
+        f"A grid of {width} x {width} cells, walked in tiles of {tile} cells; a cell sees those within {radius} rows and columns. Row by row "
+        f"{totals[0]} pairs of tiles are computed, along Hilbert's curve {totals[1]}.",
+        still=still,
+    )
+    for panel, (name, order) in enumerate(named.items()):
+        left = 6 + 252 * panel
+        drawing.text(left + cell * width / 2, 18, name, size=15)
+        drawing.box(left, top, cell * width, cell * width, thick=1.5, radius=0)
+        middles = [(left + cell * (c % width + 0.5), top + cell * (c // width + 0.5)) for c in order.tolist()]
+        drawing.polyline(middles, opacity=0.45)
+        by_tile = order.reshape(steps, tile)
+        for step in range(steps):
+            loaded, own = by_tile[loads[panel][step]].ravel(), by_tile[step]
+            with drawing.during(step):
+                for cells, opacity in ((loaded, 0.35), (own, 0.9)):
+                    drawing.parts.append(
+                        f'<path d="{runs(cells, width, cell, left, top)}" fill="currentColor" fill-opacity="{opacity}"/>'
+                    )
+                x, total = left + cell * width / 2, so_far[panel][step]
+                drawing.text(x, top + cell * width + 26, f"reads {counts[panel][step]} tiles", size=15)
+                drawing.text(x, top + cell * width + 50, f"so far {total}", size=15)
+                drawing.box(
+                    left, top + cell * width + 60, cell * width * total / max(totals), 10, shade=0.5, thick=0
+                )
+    for step, (rows, curve, of_rows, of_curve) in enumerate(zip(*counts, *so_far, strict=True)):
+        end = f" That is {totals[0] / totals[1]:.2f} times as many." if step == steps - 1 else ""
+        drawing.words.append(
+            f"The {tile} queries see keys in {rows} tiles row by row, in {curve} along the curve. "
+            f"So far {of_rows} and {of_curve} tiles are read.{end}"
+        )
+    return drawing.hero(
+        f"Strongest: {tile} queries. Around them: the tiles of keys that are loaded for them, because a cell in them lies "
+        f"within {radius} rows and columns. The bars count what has been read.",
+        f"Two orders of the same grid, each cut into {steps} tiles of {tile} cells. Strongest: the first tile, as queries. Fainter: the tiles that hold its keys.",
+    )
+
+
+@cache
+def ring_run() -> tuple[list[float], list[list[int]], list[list[tuple[int, ...]]], list[float]]:
+    """A ring of four, run step by step with the solution's own functions and compared with attention on one device.
+
+    Returns the forward error after each step, whose block is at each rank at each step, which ranks have added to the dK and dV
+    that lie at each rank after each step of the backward pass, and the error of the dK that lies there, of its owner's.
+    """
+    ring = load(ROOT / "solutions" / "p25" / "in_numpy.py")
+    generator = np.random.default_rng(0)
+    q, k, v, dO = generator.standard_normal((4, 1, 1, LENGTH, 4))
+    held = [[each] for each in ring["cut"](LENGTH, RANKS)]
+    whole = [[(0, LENGTH)]]
+    out, lse = ring["ring_forward"]([q], [k], [v], whole, 0.5, False)
+    _, dK, _ = ring["ring_backward"]([dO], [q], [k], [v], out, lse, whole, 0.5, False)
+    parts = [np.split(each, RANKS, 2) for each in (q, k, v, dO, out[0], dK[0])]
+    turn, blocks, owners = ring["turn"], list(zip(parts[1], parts[2], strict=True)), list(range(RANKS))
+    merged = [(np.zeros_like(each), np.full(each.shape[:-1], -np.inf)) for each in parts[0]]
+    errors, where = [], []
+    for _step in range(RANKS):
+        where.append(owners)
+        for rank, block in enumerate(blocks):
+            more = ring["block_forward"](parts[0][rank], *block, held[rank], held[owners[rank]], 0.5, False)
+            merged[rank] = ring["merge"](*merged[rank], *more)
+        errors.append(
+            max(float(np.abs(mine[0] - exact).max()) for mine, exact in zip(merged, parts[4], strict=True))
+        )
+        blocks, owners = turn(blocks), turn(owners)
+    blocks, owners = list(zip(parts[1], parts[2], strict=True)), list(range(RANKS))
+    travelling = [np.zeros_like(each) for each in parts[1]]
+    added: list[tuple[int, ...]] = [()] * RANKS
+    backward, back_errors = [], []
+    for _step in range(RANKS):
+        for rank, block in enumerate(blocks):
+            delta = (parts[3][rank] * parts[4][rank]).sum(-1)
+            more = ring["block_backward"](
+                parts[3][rank], parts[0][rank], *block, merged[rank][1], delta, held[rank],
+                held[owners[rank]], 0.5, False,
+            )  # fmt: skip
+            travelling[rank] = travelling[rank] + more[1]
+            added[rank] = (*added[rank], rank)
+        exact = [parts[5][owner] for owner in owners]
+        backward.append(list(added))
+        back_errors.append(max(float(np.abs(a - b).max()) for a, b in zip(travelling, exact, strict=True)))
+        blocks, owners, travelling, added = turn(blocks), turn(owners), turn(travelling), turn(added)
+    backward.append(list(added))
+    back_errors.append(max(float(np.abs(a - b).max()) for a, b in zip(travelling, parts[5], strict=True)))
+    return errors, where, backward, back_errors
+
+
+def ring() -> str:
+    """Four steps forward, four backward, and the transfer that brings the gradients home."""
+    errors, where, backward, back_errors = ring_run()
+    last = 2 * RANKS
+    drawing = Steps(
+        374,
+        f"Four ranks in a circle, in {last + 1} steps: blocks of keys and values go round once forward and once backward, the "
+        "gradients of a block go with it and one transfer further.",
+        still=RANKS + 1,
+    )
+    places = [
+        (240 - 165 * math.cos(turn), 184 - 126 * math.sin(turn))
+        for turn in (math.pi / 2 * rank for rank in range(RANKS))
+    ]
+    for rank, (x, y) in enumerate(places):
+        drawing.labelled(x - 68, y - 56, 136, 32, f"rank {rank}: Q, dO {rank}")
+        x1, y1 = places[(rank + 1) % RANKS]
+        start, stop = (0.42, 0.54) if y1 > y else (0.46, 0.58)  # from below a pile to above the next, or back
+        ends = (x + 0.34 * (x1 - x), y + start * (y1 - y), x + 0.66 * (x1 - x), y + stop * (y1 - y))
+        with drawing.during(0, RANKS - 2):
+            drawing.arrow(*ends)
+        with drawing.during(RANKS, last - 1):
+            drawing.arrow(*ends)
+        for step in range(last + 1):
+            with drawing.during(step):
+                if step < last:
+                    drawing.labelled(
+                        x - 68, y - 22, 136, 32, f"K, V of {where[step % RANKS][rank]}", shade=0.3
+                    )
+                if step >= RANKS:
+                    adders = ", ".join(map(str, backward[step - RANKS][rank]))
+                    drawing.labelled(x - 68, y + 12, 136, 36, "dK, dV, parts of", adders, shade=0.12, size=12)
+    for step in range(last + 1):
+        forward = step < RANKS
+        title = "forward" if forward else "backward" if step < last else "home"
+        with drawing.during(step):
+            drawing.text(240, 176, title, size=14)
+            drawing.text(240, 194, f"step {step % RANKS}" if step < last else "dK, dV", size=14)
+        if forward:
+            error = errors[step]
+            words = f"Forward, step {step}. Every rank merges {'one more' if step else 'its own'} block into its output"
+            done = (
+                "the output is that of one device"
+                if step == RANKS - 1
+                else f"the largest error of an output is still {error:.2f}"
+            )
+            drawing.words.append(f"{words}; {done}.")
+        elif step < last:
+            left = back_errors[step - RANKS]
+            tail = (
+                f"dK is still off by {left:.2f}."
+                if step < last - 1
+                else "Every part is in, but each sum lies one rank before its owner."
+            )
+            drawing.words.append(
+                f"Backward, step {step - RANKS}. Every rank adds its part to the dK and dV of the block that it has. {tail}"
+            )
+        else:
+            drawing.words.append(
+                "One transfer more, of the gradients alone: each rank has the dK and dV of its own block, with a part from every rank."
+            )
+    return drawing.hero(
+        "The errors are those of a run of the NumPy solution on 16 positions.",
+        "Four devices, called ranks, each with its own queries and, shaded, its own block of keys and values.",
+    )
+
+
+def live() -> list[tuple[str, float]]:
+    """(part, KiB on the tape after it) of the recorded run of the solution."""
+    text = outputs.load("tape_gates").text
+    return [
+        (name.strip(), float(held))
+        for name, held in re.findall(r"^ {6}(\S.{13,}?) +([\d.]+) KiB", text, re.M)
+    ]
+
+
+def tape_steps() -> str:
+    """What lies on the tape after each part of the recorded step: a column for each part there and back, the piles side by side."""
+    run = live()
+    most = max(held for _, held in run)
+    peak = next(number for number, (_, held) in enumerate(run) if held == most)
+    drawing = Steps(
+        344,
+        f"Columns that grow part by part to {most:g} KiB at {run[peak][0]} and shrink in the opposite order to {run[-1][1]:g}.",
+        still=peak,
+    )
+    scale, bottom, wide = 190 / most, 244, 30
+    for words, first, end in (("forward", 0, peak), ("backward", peak + 1, len(run) - 1)):
+        left, right = 20 + 32 * first, 20 + 32 * end + wide
+        drawing.text((left + right) / 2, 16, words, size=14)
+        drawing.arrow(left, 24, right, 24)
+    drawing.segment(10, bottom, NARROW - 10, bottom, thick=2)
+    kept = [held - before for (_, before), (_, held) in pairwise([("", 0.0), *run[: peak + 1]])]
+    for number, (name, held) in enumerate(run):
+        x, part = 20 + 32 * number, name.removesuffix(" back")
+        way = "backward" if name.endswith(" back") else "forward"
+        left, pile, level = held, [], bottom
+        for piece in kept:  # from the bottom; whatever is on the tape was put there in this order
+            if left > 0:
+                pile.append(min(piece, left))
+                left -= piece
+        for piece in pile:
+            level -= scale * piece
+            drawing.box(x, level, wide, scale * piece, thick=0.5, radius=0)
+            with drawing.during(number, len(run) - 1):
+                drawing.box(x, level, wide, scale * piece, shade=0.2, thick=0.5, radius=0)
+        drawing.parts.append(f'<g transform="translate({x + 20} {bottom + 8}) rotate(-90)">')
+        drawing.text(0, 0, part, anchor="end", code=True)
+        drawing.parts.append("</g>")
+        with drawing.during(number):
+            drawing.box(x, level, wide, max(bottom - level, 1), shade=0.35, thick=2.5, radius=0)
+            drawing.text(
+                min(max(x + wide / 2, 44), NARROW - 44),
+                level - 6 if level > 60 else 38,
+                f"{held:g} KiB",
+                size=14,
+            )
+        if way == "forward":
+            top = " This is the peak." if number == peak else ""
+            drawing.words.append(
+                f"Forward, {name}: it keeps what its backward will need, {kept[number]:g} KiB. The tape holds {held:g} KiB.{top}"
+            )
+        else:
+            drawing.words.append(
+                f"Backward, {part}: it takes its own from the top. The tape still holds {held:g} KiB."
+            )
+    return drawing.hero(
+        "The tape of a recorded step of the solution, three blocks of 4 x 32 tokens: what lies on it after each part, bottom first. What was put "
+        "down last is taken first. The blocks are nearly all of it.",
+        "Nothing lies on the tape before the first part runs.",
+    )
+
+
 FILES = {
-    **{f"hero_{name}.html": draw for name, draw in HEROES.items()},
-    "graph_walked.svg": lambda: walked_graph().svg(),
-}
+    "hero_barrier.html": one_barrier, "hero_graph.html": graph, "hero_printed.html": printed, "hero_one_row.html": one_row,
+    "hero_tiles.html": tiles, "hero_reads.html": reads, "hero_ring_steps.html": ring, "hero_rewriting.html": rewriting,
+    "hero_tape_steps.html": tape_steps,
+}  # fmt: skip

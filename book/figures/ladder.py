@@ -7,7 +7,7 @@ the record `ladder`; every launch in it needs a prediction, and every launch tha
 from dataclasses import dataclass, field
 
 from book.figures import markdown_table, roofline
-from book.figures.charts import Axis, LogChart
+from book.figures.charts import Axis, Series, plot
 from book.measure import ledger, record
 from book.measure.record import Row
 
@@ -230,28 +230,20 @@ def climb(ladder: Ladder) -> str:
     """The forward pass after each step, predicted and measured, as a chart."""
     steps = versions(ladder)
     words = "; ".join(f"{name}: {duration(took)}" for name, (_, took) in steps.items())
-    drawing = LogChart(
-        340,
+    predicted, took = (
+        [(number, both[which]) for number, both in enumerate(steps.values())] for which in (0, 1)
+    )
+    return plot(
         f"Time of the forward pass after each step, on a logarithmic axis, falling from step to step. {words}.",
-        Axis("", 1, 2 ** len(steps), {2 ** (i + 0.5): name for i, name in enumerate(steps)}),
+        [Series("measured", took, "-", "o"), Series("predicted", predicted, "--", "o", hollow=True)],
+        Axis("", log=False, ends=(-0.3, len(steps) - 0.4), ticks=dict(enumerate(steps))),
         Axis(
             "forward pass",
-            10,
-            1e6,
-            {10.0**n: duration(10.0**n).replace(".00", "").replace(".0", "") for n in range(1, 7)},
+            ticks={10.0**n: duration(10.0**n).replace(".00", "").replace(".0", "") for n in range(1, 7)},
         ),
+        height=340,
+        notes=[(point, duration(point[1])) for point in took],
     )
-    floors = [(2 ** (i + 0.5), floor) for i, (floor, _) in enumerate(steps.values())]
-    took = [(2 ** (i + 0.5), time) for i, (_, time) in enumerate(steps.values())]
-    for points, key, name in ((floors, (2**3.6, 1e5), "predicted"), (took, (2**3.6, 2.5e5), "measured")):
-        hollow = name == "predicted"
-        drawing.curve(points, dash="5 4" if hollow else "", thick=1 if hollow else 1.6)
-        for point in (*points, key):
-            drawing.marker(*point, "circle", hollow=hollow)
-        drawing.note(*key, name)
-    for x, time in took:
-        drawing.note(x, time, duration(time), dx=9, dy=-6)
-    return drawing.svg()
 
 
 def found() -> Ladder:

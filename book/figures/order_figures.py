@@ -4,25 +4,18 @@ The pictures are drawn from the orders themselves; the times come from the recor
 """
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import groupby, pairwise
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
-from book.figures.figures import ROOT, Drawing
+from book.figures.charts import bars
+from book.figures.figures import wide
 from book.figures.markdown_table import table
 from book.measure import record
-from harness.check import zoo
-from harness.check.python_files import load
 from harness.puzzles.p24 import orders
-from harness.puzzles.p24.counting import count, keys_of_tiles, sectors
-from harness.puzzles.p24.drawing import steps
+from harness.puzzles.p24.counting import count, sectors
 from harness.puzzles.p24.spec import ledger
 
-GAP, PITCH = 24, 12
-"""Units between two panels, and from cell to cell."""
-SHADES = {"query": 1.0, "seen": 0.6, "loaded": 0.25, "other": 0.06}
-"""What a cell is to a tile of queries -> how dark its square is: a drawing has one colour, that of the page's text."""
 SIZES = ((64, 4), (64, 8), (128, 4), (128, 8))
 TILES = (64, 128)
 BY_ARITHMETIC = ("row-major", "z-order", "tiled")
@@ -34,134 +27,28 @@ Times = dict[tuple[int, int, str, str], float]
 # ---- Pictures -----------------------------------------------------------------------------------------------
 
 
-def panels(parts: dict[str, Iterator[str]], side: int, label: str) -> str:
-    """Drawings of square grids beside each other, each with its name below, on one line."""
-    size = side * PITCH
-    width = len(parts) * (size + GAP) - GAP
-    text = width / 32  # can still be read where the whole is as wide as a phone
-    height = size + 1.4 * text
-    shown = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height:g}" role="img" aria-label="{label}" '
-        f'fill="currentColor" font-size="{text:g}" text-anchor="middle">'
-    ]
-    for number, (name, drawn) in enumerate(parts.items()):
-        shown.append(f'<g transform="translate({number * (size + GAP)} 0)">{"".join(drawn)}')
-        shown.append(f'<text x="{size / 2:g}" y="{size + text:g}">{name}</text></g>')
-    return "".join([*shown, "</svg>\n"])
-
-
-def curve(order: np.ndarray, width: int) -> Iterator[str]:
-    """The line through the cells; a step to a cell that is no neighbour is thin and broken."""
-    run: list[list[int]] = [list(map(int, divmod(int(order[0]), width)))]
-    for here, there in steps(order, width):
-        if max(abs(here[0] - there[0]), abs(here[1] - there[1])) > 1:
-            yield polyline(run)
-            yield polyline([here, there], 'stroke-width="0.7" stroke-dasharray="2 2"')
-            run = []
-        run.append(there)
-    yield polyline(run)
-
-
-def polyline(points: Sequence[Sequence[int]], style: str = 'stroke-width="2"') -> str:
-    """A line through the middles of cells."""
-    middle = PITCH // 2
-    path = " ".join(f"{column * PITCH + middle},{row * PITCH + middle}" for row, column in points)
-    return f'<polyline fill="none" stroke="currentColor" {style} points="{path}"/>'
-
-
-def accesses(order: np.ndarray, width: int, radius: int, tile: int, which: int) -> Iterator[str]:
-    """The cells by what they are to a tile of queries: its own, the keys that it sees, and the rest of the tiles of these.
-
-    Cells of one kind that are beside each other are one bar.
-    """
-    step = orders.inverse(order)
-    visible = keys_of_tiles(order, width, radius, tile)[which]
-    loaded = np.isin(np.arange(len(order)) // tile, np.flatnonzero(visible) // tile)
-
-    def kind(at: int) -> str:
-        return (
-            "query" if at // tile == which else "seen" if visible[at] else "loaded" if loaded[at] else "other"
-        )
-
-    for row, steps_of_row in enumerate(step.reshape(-1, width).tolist()):
-        column = 0
-        for name, cells in groupby(map(kind, steps_of_row)):
-            wide = sum(1 for _ in cells)
-            yield (
-                f'<rect fill-opacity="{SHADES[name]}" x="{column * PITCH}" y="{row * PITCH}" '
-                f'width="{wide * PITCH}" height="{PITCH}"/>'
-            )
-            column += wide
-
-
-def curves(side: int = 16) -> str:
+def curves(side: int = 16, cell: int = 10) -> str:
     """The four orders of a small grid."""
-    parts = {name: curve(make(side, side), side) for name, make in orders.ORDERS.items()}
-    label = f"Four orders of {side} x {side} cells as lines: row by row, Z-order, Hilbert's curve, and squares of 8 x 8"
-    return panels(parts, side, label)
-
-
-def growth(sides: tuple[int, ...] = (2, 4, 8, 16)) -> str:
-    """Hilbert's curve, each four times the one before; all as large as the last, and of lines as wide as its own."""
-    largest = sides[-1]
-    parts = {}
-    for side in sides:
-        scale = largest / side
-        lines = "".join(curve(orders.hilbert(side, side), side))
-        lines = lines.replace('stroke-width="2"', f'stroke-width="{2 / scale:g}"')
-        parts[f"{side} x {side}"] = iter([f'<g transform="scale({scale:g})">{lines}</g>'])
-    return panels(parts, largest, "Hilbert curves through squares of 2, 4, 8 and 16 cells a side")
-
-
-def reads(side: int, radius: int, tile: int = 64) -> str:
-    """What the middle tile of queries reads in row-major and in Hilbert order."""
-    names = ("row-major", "hilbert")
-    parts = {}
-    for name in names:
-        order = orders.ORDERS[name](side, side)
-        which = side**2 // tile // 2 + side // 16
-        parts[name] = accesses(order, side, radius, tile, which)
-    label = (
-        f"The cells of one tile of {tile} queries on a grid of {side} x {side}, the keys within {radius} of them, and the "
-        "other keys of the tiles that hold these: in row-major order stripes, in Hilbert order a square"
+    drawing = wide(
+        side * cell + 30,
+        f"Four orders of {side} x {side} cells as lines: row by row, Z-order, Hilbert's curve, and squares of 8 x 8",
     )
-    return panels(parts, side, label)
-
-
-SIX_WALKS = (
-    "numpy_index_flip_forgotten", "numpy_index_exchanged", "numpy_index_turn_forgotten", "numpy_index_plain_bits", "",
-    "numpy_index_inverse_meant",
-)  # fmt: skip
-"""The wrong curves that are drawn without their names, and the solution, ""."""
-
-
-def walk_of(name: str, side: int = 8) -> np.ndarray:
-    """The cell at each step, by a run of a wrong `index` of the museum, or of the solution's."""
-    (path,) = [wrong.target() for wrong in zoo.load("p24") if wrong.name == name] or [
-        ROOT / "solutions" / "p24" / "in_numpy.py"
-    ]
-    return load(path)["index"](np.arange(side**2), side)
-
-
-def six_walks(side: int = 8) -> str:
-    """Six walks through a small grid, one of them right; a dot where each begins."""
-    drawing = Drawing(
-        352,
-        "Six walks through 8 x 8 cells, numbered. Walks 2 and 5 never jump: 2 begins to the right, 5 begins downwards.",
-    )
-    for number, name in enumerate(SIX_WALKS):
-        left, top = 10 + 158 * (number % 3), 28 + 176 * (number // 3)
-        drawing.text(left + 72, top - 10, str(number + 1))
-        drawing.box(left, top, 144, 144, shade=0.04, thick=0.4, radius=0)
-        places = [
-            (left + 18 * column + 9, top + 18 * row + 9)
-            for row, column in np.argwhere(np.ones((side, side)))[walk_of(name, side)].tolist()
-        ]
-        for (x0, y0), (x1, y1) in pairwise(places):
-            jump = max(abs(x1 - x0), abs(y1 - y0)) > 18
-            drawing.segment(x0, y0, x1, y1, thick=0.7 if jump else 2, dash="2 2" if jump else "")
-        drawing.box(places[0][0] - 5, places[0][1] - 5, 10, 10, shade=1, radius=5)
+    for number, (name, make) in enumerate(orders.ORDERS.items()):
+        left = 12 + 180 * number
+        rows, columns = np.divmod(make(side, side), side)
+        drawing.polyline(zip(left + cell * columns, 8 + cell * rows, strict=True), thick=1.5)
+        drawing.text(left + side * cell / 2, side * cell + 24, name, size=18)
     return drawing.svg()
+
+
+def times_chart() -> str:
+    """Milliseconds of the kernels on tensor cores in each order, on the large grid with the smaller window, beside dense attention."""
+    measured_times = measured()
+    times = {name: own(measured_times, 128, 4, name)[0] for name in orders.ORDERS}
+    times["dense, every key"] = measured_times[128, 4, "SDPA, every key", "both"]
+    told = ", ".join(f"{name} {time:.2f} ms" for name, time in times.items())
+    rows = [(name, time, f"{time:.2f} ms", name in orders.ORDERS) for name, time in times.items()]
+    return bars(f"Forward and backward on a grid of 128 x 128 with a radius of 4: {told}", {"": rows})
 
 
 # ---- Tables -------------------------------------------------------------------------------------------------
@@ -362,9 +249,7 @@ FILES = {
     "order_arithmetic.md": arithmetic,
     "order_claims.md": claims,
     "order_curves.svg": curves,
-    "order_growth.svg": growth,
-    "six_walks.svg": six_walks,
-    "order_reads.svg": functools.partial(reads, 64, 4),
+    "order_bars.svg": times_chart,
     "order_ratios.md": ratios,
     "order_peers.md": peers,
     "order_times.md": times,

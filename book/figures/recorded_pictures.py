@@ -1,4 +1,4 @@
-"""The recorded runs that the book's access pictures are drawn from; access_pictures.py records them."""
+"""The recorded run of a wrong kernel, of which the build makes a page; access_pictures.py records it."""
 
 import json
 from pathlib import Path

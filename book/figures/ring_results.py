@@ -1,17 +1,15 @@
-"""Puzzle 25 on several GPUs: tables and pictures of what the ring and the training run took, from the records.
+"""Puzzle 25 on several GPUs: tables and pictures of what the ring took, from the records.
 
-`book.measure.ring` times the rings and traces them, `book.measure.ring_training` trains. More GPUs are simulated from the trace of two, and called that.
+`book.measure.ring` times the rings and traces them. More GPUs are simulated from the trace of two, and called that.
 """
 
 import itertools
 import json
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from book.figures.charts import Axis, LogChart
-from book.figures.figures import over_time
+from book.figures.charts import Axis, Series, plot, spans
 from book.figures.markdown_table import table
 from book.measure import record
 
@@ -21,8 +19,6 @@ TWO, FOUR = (record.FOLDER / f"{name}_trace.jsonl" for name in RINGS)
 ONE, WHOLE, PARALLEL = "one GPU", "ring", "context parallel"
 Row = dict[str, str]
 Interval = tuple[float, float]
-UNTIMED = 5
-"""First steps of a training run, whose time holds compiling and connecting."""
 
 
 # ---- The ring -----------------------------------------------------------------------------------------------
@@ -105,36 +101,27 @@ def memory_table(ring: Ring) -> str:
 def ideal_chart(ring: Ring) -> str:
     """Percent of the ideal over the length, with d = 128."""
     lengths = sorted({length for _, _, length, _ in ring.sizes()})
-    drawing = LogChart(
-        320,
-        "Throughput of the ring on two and four GPUs in percent of the ideal, over the length of the sequence. It rises from 85 "
-        "and 60 to 75 percent at 32,768 positions to above 95 percent on two GPUs and about 90 on four.",
-        Axis(
-            "positions",
-            lengths[0] / 1.2,
-            lengths[-1] * 1.2,
-            {float(length): f"{length // 1024}k" for length in lengths},
-        ),
-        Axis("of the ideal", 0.55, 1.06, {value: f"{value:.0%}" for value in (0.6, 0.7, 0.8, 0.9, 1.0)}),
-    )
     styles = {
-        ("flash", 2): ("circle", ""),
-        ("cuDNN", 2): ("square", "6 4"),
-        ("flash", 4): ("triangle", "2 3"),
-        ("cuDNN", 4): ("diamond", "8 3 2 3"),
+        ("flash", 2): ("o", "-"),
+        ("cuDNN", 2): ("s", "--"),
+        ("flash", 4): ("^", ":"),
+        ("cuDNN", 4): ("D", "-."),
     }
-    for number, ((kernels, ranks), (shape, dash)) in enumerate(styles.items()):
+    series = []
+    for (kernels, ranks), (marker, dash) in styles.items():
         points = []
         for length in lengths:
             one, whole = (ring.ms(who, kernels, n, length, 128) for who, n in ((ONE, 1), (WHOLE, ranks)))
             if one and whole:
                 points.append((float(length), one / whole / ranks))
-        drawing.curve(points, dash=dash, shape=shape)
-        x, y = lengths[-1] / 3.0, 0.74 * 0.94**number
-        drawing.curve([(x, y), (x * 1.3, y)], dash=dash)
-        drawing.marker(x * 1.15, y, shape)
-        drawing.note(x * 1.3, y, f"{ranks} GPUs, {kernels}")
-    return drawing.svg()
+        series.append(Series(f"{ranks} GPUs, {kernels}", points, dash, marker))
+    return plot(
+        "Throughput of the ring on two and four GPUs in percent of the ideal, over the length of the sequence. It rises from 85 "
+        "and 60 to 75 percent at 32,768 positions to above 95 percent on two GPUs and about 90 on four.",
+        series,
+        Axis("positions", ticks={float(length): f"{length // 1024}k" for length in lengths}),
+        Axis("of the ideal", False, (0.5, 1), {value / 10: f"{value * 10}%" for value in range(5, 11)}),
+    )
 
 
 # ---- What the GPUs do when ----------------------------------------------------------------------------------
@@ -207,17 +194,15 @@ def where_table() -> str:
 def timeline(ranks: list[list[tuple[str, float, float]]]) -> str:
     """Two lines for each GPU: what it computes, and what travels."""
     lanes = {"computes": {"attention": 0.75, "elements": 0.35}, "transfers": {"transfer": 0.9}}
-    lines = [
-        (
-            f"GPU {rank}, {lane}",
-            [(start, end, shades[kind]) for kind, start, end in kernels if kind in shades],
-        )
+    lines = {
+        f"GPU {rank}, {lane}": [
+            (start / 1e3, end / 1e3, shades[kind]) for kind, start, end in kernels if kind in shades
+        ]
         for rank, kernels in enumerate(ranks)
         for lane, shades in lanes.items()
-    ]
-    last = max(end for _, bars in lines for _, end, _ in bars)
-    label = f"Kernels of {len(ranks)} GPUs within {last / 1e3:.1f} ms"
-    return over_time(lines, label, {1000.0 * ms: f"{ms} ms" for ms in range(1 + int(last / 1e3))}, width=900)
+    }
+    last = max(end for parts in lines.values() for _, end, _ in parts)
+    return spans(f"Kernels of {len(ranks)} GPUs within {last:.1f} ms", lines, "ms", width=900)
 
 
 # ---- More GPUs, simulated -----------------------------------------------------------------------------------
@@ -280,44 +265,6 @@ def simulated_table(ring: Ring) -> str:
     return table(["kernels", "d", "S", "GPUs", "simulated", "of the ideal", "measured"], rows, "lrrrrrr")
 
 
-# ---- Training -----------------------------------------------------------------------------------------------
-
-
-def training_table(name: str) -> str:
-    """Losses, step time, percent of the ideal and memory of every way, with either layer."""
-    curves = record.by(record.rows(name), "way", "pairs")
-
-    def step(way: str, pairs: str) -> float:
-        times = [float(row["step_us"]) for row in curves[way, pairs]]
-        return statistics.median(times[UNTIMED:] or times) / 1e3
-
-    rows = []
-    for (way, pairs), steps in curves.items():
-        losses = [float(row["loss"]) for row in steps]
-        alone = [float(row["loss"]) for row in curves["one", pairs]]
-        apart = max(abs(a - b) / b for a, b in zip(means(losses), means(alone), strict=True))
-        ideal = step("one", pairs) / step(way, pairs) / int(steps[0]["ranks"])
-        distributed = way not in ("one", "moved")
-        rows.append(
-            [
-                f"`{way}`",
-                pairs,
-                f"{losses[0]:.4f} → {losses[-1]:.4f}",
-                f"{apart:.1e}" if way != "one" else "",
-                f"{step(way, pairs):.1f} ms",
-                f"{ideal:.0%}" if distributed else "",
-                f"{int(steps[-1]['peak_bytes']) / 2**20:,.0f} MiB",
-            ]
-        )
-    head = ["way", "layers", "loss", "apart from one process", "a step", "of the ideal", "peak of a step"]
-    return table(head, rows, "lllrrrr")
-
-
-def means(losses: list[float], window: int = 10) -> list[float]:
-    """The means of consecutive windows."""
-    return [statistics.fmean(losses[start : start + window]) for start in range(0, len(losses), window)]
-
-
 def source(name: str) -> str:
     """Where numbers are from."""
     rows = record.rows(name)
@@ -343,6 +290,4 @@ def pages() -> dict[str, Any]:
         "ring_where.md": where_table(),
         "ring_timeline.svg": timeline(traces(FOUR)["flash", 64, 32768]),
         "ring_simulated.md": simulated_table(ring),
-        "ring_training.md": training_table("ring_training"),
-        "ring_long.md": training_table("ring_long"),
     }

@@ -6,7 +6,7 @@ ceilings are those of NVIDIA's data sheet of the H200 (SXM), without sparsity; n
 
 from dataclasses import dataclass
 
-from book.figures.charts import Axis, LogChart
+from book.figures.charts import Axis, Series, plot
 
 BANDWIDTH = 4.8e12  # bytes a second
 PEAKS = {"float32": 67e12, "bfloat16": 989e12}  # operations a second: float32 units, tensor cores
@@ -58,8 +58,7 @@ def pair(dims: tuple[int, int, int, int], dtype: str, direction: str) -> Work:
     return Work(operations, WIDTH[dtype] * tensors + 2 * 4 * rows)  # and the statistics, in float32
 
 
-RATES = {2: "M", 3: "G", 4: "T", 5: "P"}
-MARKS = {"eager": "circle", "unfused": "square", "fused": "triangle"}
+MARKS = {"eager": "o", "unfused": "s", "fused": "^"}
 
 
 def chart(
@@ -71,43 +70,25 @@ def chart(
         measured: dtype -> (dims, pass) -> who -> microseconds.
         sizes: What to call the sizes that are shown, and the sizes.
     """
-    drawing = LogChart(
-        400,
+    series = [
+        Series("", [(0.3, 0.3 * BANDWIDTH / 1e12), (peak / BANDWIDTH, peak / 1e12), (3e3, peak / 1e12)])
+        for peak in PEAKS.values()
+    ]
+    for dtype, times in measured.items():
+        for who, marker in MARKS.items():
+            points = []
+            for dims in sizes.values():
+                work = pair(dims, dtype, "forward")
+                points.append((work.intensity, work.operations / times[dims, "forward"][who] / 1e6))
+            name = "PyTorch" if who == "eager" else who
+            series.append(Series(f"{name}, {dtype}", points, "", marker, dtype == "bfloat16"))
+    return plot(
         "Operations a second over operations for each byte, on logarithmic axes, with a slanted roof that ends in two flat ones. "
         "All measured forward passes at the chapter's sizes lie far below the roof. At GPT-2 small's sizes PyTorch "
         "comes near its flat roofs, the unfused kernels stay below, and the fused ones stay far below.",
-        Axis("operations for each byte that must move", 0.3, 3e3),
-        Axis(
-            "operations a second",
-            1e-5,
-            3e3,
-            {10.0 ** (power - 12): f"{10 ** (power % 3)} {RATES[power // 3]}" for power in range(7, 16)},
-        ),
+        series,
+        Axis("operations for each byte that must move"),
+        Axis("operations a second, in trillions"),
+        height=400,
+        notes=[((30, peak / 1e12), f"{dtype}: {peak / 1e12:.0f} T/s") for dtype, peak in PEAKS.items()],
     )
-    slope = min(PEAKS.values()) / BANDWIDTH
-    for dtype, peak in PEAKS.items():
-        knee = peak / BANDWIDTH
-        drawing.curve([(max(slope, 0.3), BANDWIDTH * slope / 1e12), (knee, peak / 1e12), (3e3, peak / 1e12)])
-        drawing.note(3e3, peak / 1e12, f"{dtype}: {peak / 1e12:.0f} T", dx=-4, dy=-7, anchor="end")
-    drawing.curve([(0.3, BANDWIDTH * 0.3 / 1e12), (slope, BANDWIDTH * slope / 1e12)])
-    drawing.note(1, BANDWIDTH / 1e12, f"memory: {BANDWIDTH / 1e12:g} TB/s", dx=8, dy=14)
-    for dtype, times in measured.items():
-        for dims in sizes.values():
-            work = pair(dims, dtype, "forward")
-            for who, microseconds in times[dims, "forward"].items():
-                drawing.marker(
-                    work.intensity,
-                    work.operations / microseconds / 1e6,
-                    MARKS[who],
-                    hollow=dtype == "bfloat16",
-                )
-    for name, dims in sizes.items():
-        work = pair(dims, "float32", "forward")
-        drawing.note(work.intensity, 1.4e-5, name, dx=0, dy=-2, anchor="middle")
-    for i, (who, shape) in enumerate(MARKS.items()):
-        y = 0.3 / 4**i
-        drawing.marker(9, y, shape)
-        drawing.marker(13.5, y, shape, hollow=True)
-        drawing.note(13.5, y, "PyTorch" if who == "eager" else who)
-    drawing.note(9, 0.8, "full: float32, hollow: bfloat16", dx=-5)
-    return drawing.svg()

@@ -5,14 +5,13 @@ than its tables.
 """
 
 from book.figures import (
-    attention_heroes,
     attention_times,
     bench_results,
     every_size,
+    heroes,
     order_figures,
     ring_results,
     roofline,
-    tape_figures,
 )
 from book.measure import ledger, record
 from book.measure.ledger import GPT2_SMALL
@@ -282,7 +281,7 @@ def saved(side: int, radius: int) -> float:
 
 def ring_errors(direction: str = "forward") -> list[float]:
     """The largest error of an output, or of a dK, after each step of the run that the ring's player shows."""
-    forward, _where, _added, backward = attention_heroes.ring_run()
+    forward, _where, _added, backward = heroes.ring_run()
     return forward if direction == "forward" else backward
 
 
@@ -309,38 +308,3 @@ def hidden(kernels: str, d: int, length: int) -> float:
     rows = [[cell.strip() for cell in line.strip("| ").split("|")] for line in lines]
     shares = {tuple(row[:3]): int(row[-1].rstrip("%")) / 100 for row in rows}
     return shares[kernels, str(d), f"{length:,}"]
-
-
-# ---- The first steps of a GPT -------------------------------------------------------------------------------
-
-
-def at_the_jump(column: str, later: int = 0) -> float:
-    """A number of the heavy run of the figure: at the step where its loss jumps, or at one after it or before."""
-    run = tape_figures.jumping()[0]
-    return float(run[tape_figures.highest_rise(run)[1] + later][column])
-
-
-def jumps(part: int = 1) -> int:
-    """In how many runs the loss jumps, at the command's learning rate or at a part of it."""
-    return len(tape_figures.jumping(part))
-
-
-def turns() -> int:
-    """In how many of these the shared vector turns by more than a right angle."""
-    return sum(tape_figures.turned(run) < 0 for run in tape_figures.jumping())
-
-
-def runs_begun() -> int:
-    """How many runs there are at each rate."""
-    return len(tape_figures.first_steps())
-
-
-def steps_begun() -> int:
-    """How many steps each has."""
-    return len(tape_figures.jumping()[0])
-
-
-def first_block_at_the_jump(later: int = 0) -> float:
-    """The signed size of what the heavy run's places share after its first block, at the jump or some steps after it or before."""
-    run = tape_figures.jumping()[0]
-    return tape_figures.first_block(run[0]["seed"])[tape_figures.highest_rise(run)[1] + later]

@@ -1,7 +1,6 @@
 """What the chapter on measuring shows: one product timed in several ways, and a CPU beside a GPU, from the records."""
 
-from book.figures.charts import FAINT
-from book.figures.figures import bars
+from book.figures.charts import bars
 from book.figures.ladder import duration, times
 from book.figures.markdown_table import table
 from book.measure.record import rows
@@ -10,24 +9,6 @@ from book.measure.record import rows
 def ways() -> dict[str, float]:
     """Way of timing -> its median in microseconds."""
     return {row["what"]: float(row["median_us"]) for row in rows("timing_ways")}
-
-
-def ways_table() -> str:
-    """Every way of timing with its median and how far its rounds lie apart."""
-    measured = rows("timing_ways")
-    body = []
-    for row in measured:
-        median, least, most = (duration(float(row[name])) for name in ("median_us", "least_us", "most_us"))
-        apart = "" if row["rounds"] == "1" else f"{least} to {most}"
-        note = row["note"].removesuffix(", 59").removesuffix(", 49")  # the temperature, cut to a place
-        note = "for each call" if note == "for each" else note
-        if row["what"].endswith("rested"):
-            note = f"idle afterwards: {note}"
-        body.append([row["what"], median, apart, note])
-    facts = measured[0]
-    where = f"{facts['device']}, bfloat16, {facts['date']}, PyTorch {facts['torch']}"
-    told = table(["what was timed", "median", "least to most", "remark"], body, "lrrl")
-    return f"{told}\nMeasured on an {where}, by `python -m book.measure timing_ways`.\n"
 
 
 def ways_chart() -> str:
@@ -42,8 +23,8 @@ def ways_chart() -> str:
     }
     times = {name: ways()[what] for name, what in shown.items()}
     words = "; ".join(f"{name} {duration(time)}" for name, time in times.items())
-    rows = [(name, time, duration(time), FAINT) for name, time in times.items()]
-    return bars(rows, f"What one product takes, by the way of timing it: {words}.")
+    rows = [(name, time, duration(time), False) for name, time in times.items()]
+    return bars(f"What one product takes, by the way of timing it: {words}.", {"": rows})
 
 
 def power_chart() -> str:
@@ -58,9 +39,9 @@ def power_chart() -> str:
         row = by_name[what]
         time, watts = float(row["median_us"]), float(row["note"].split(" W")[0])
         words = duration(time) if name.endswith("rested") else f"{duration(time)}, {watts:.0f} W"
-        drawn.append((name, time, words, FAINT))
+        drawn.append((name, time, words, False))
     spoken = "; ".join(f"{name} {words}" for name, _, words, _ in drawn)
-    return bars(drawn, f"A large product on one GPU: {spoken}.")
+    return bars(f"A large product on one GPU: {spoken}.", {"": drawn})
 
 
 def both_devices() -> list[tuple[tuple[int, ...], str, float, float]]:
@@ -101,7 +82,6 @@ def profiler_table() -> str:
 def pages() -> dict[str, str]:
     """What the chapter includes, by file name."""
     return {
-        "timing_ways.md": ways_table(),
         "timing_ways.svg": ways_chart(),
         "timing_power.svg": power_chart(),
         "cpu_gpu.md": devices_table(),

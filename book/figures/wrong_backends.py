@@ -3,7 +3,7 @@
 import re
 from functools import cache
 
-from book.figures.figures import bars
+from book.figures.charts import bars
 from book.measure import outputs
 from harness.check import zoo
 from harness.puzzles.p26.mistakes import FIXES
@@ -76,8 +76,7 @@ def chart() -> str:
     label = f"{sum(counts.values())} wrong backends by what one sees: " + ", ".join(
         f"{what} {count}" for what, count in counts.items()
     )
-    rows = [(what, count, str(count), 1 if what == STOPS else 0.3) for what, count in counts.items()]
-    return bars(rows, label, left=222, longest=180)
+    return bars(label, {"": [(what, count, str(count), what == STOPS) for what, count in counts.items()]})
 
 
 def escaped(words: str) -> str:

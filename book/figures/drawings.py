@@ -1,0 +1,541 @@
+"""The book's drawings: the data flow of a pass, and what threads and blocks do, drawn with the kernels' own constants."""
+
+from functools import partial
+
+from book.figures.figures import LEGIBLE, Drawing, kernel_constant, svgs, wide
+from book.measure import ledger, outputs
+from book.measure.ledger import GPT2_SMALL
+from harness.puzzles.p19.spec import DIMS
+
+SIGNS = {
+    "gamma": "γ",
+    "beta": "β",
+    "dgamma": "dγ",
+    "dbeta": "dβ",
+    "bias": "b",
+    "linear_weight_t": "W transposed",
+}
+"""Names of the ledger that a reader knows by another sign."""
+
+
+def sign(name: str) -> str:
+    """A tensor of the ledger as the pages write it."""
+    return SIGNS.get(name, name)
+
+
+def two_halves() -> str:
+    """LayerNorm and Linear forward, and the second half that somebody has to write: one gradient for each thing that went in."""
+    forward = ledger.LAUNCHES["forward", "fused"][0].reads
+    fused = ledger.LAUNCHES["backward", "fused"]
+    gradients = {name.removeprefix("d"): name for step in fused[1:] for name in step.writes}
+    gradients["bias"] = gradients.pop("b")
+    assert set(gradients) == set(forward)
+    drawing = Drawing(
+        312,
+        "Forward: x through LayerNorm with γ and β, then Linear with W and b, to y and the loss. Backward, from dy: "
+        + ", ".join(sign(gradients[name]) for name in forward)
+        + ", one gradient for each thing that went in.",
+    )
+    layers = {"LayerNorm": (112, ("gamma", "beta")), "Linear": (262, ("W", "bias"))}
+    for y, words in ((104, "forward"), (228, "backward")):
+        drawing.text(10, y - 34, words, anchor="start")
+    drawing.labelled(10, 84, 56, 40, "x")
+    drawing.labelled(414, 84, 56, 40, "loss")
+    drawing.labelled(10, 208, 56, 40, "dx", shade=0.4)
+    drawing.labelled(414, 208, 56, 40, "dy")
+    for name, (x, parameters) in layers.items():
+        drawing.labelled(x, 84, 110, 40, name)
+        drawing.labelled(x, 208, 110, 40, "its backward", "pass", shade=0.4)
+        for number, parameter in enumerate(parameters):
+            at = x + 8 + 52 * number
+            drawing.labelled(at, 10, 42, 30, sign(parameter))
+            drawing.arrow(at + 21, 42, at + 21, 82)
+            drawing.arrow(at + 21, 250, at + 21, 272)
+            drawing.labelled(at, 274, 42, 30, sign(gradients[parameter]), shade=0.4)
+    for x0, x1 in ((66, 112), (222, 262), (372, 414)):
+        drawing.arrow(x0, 104, x1, 104)
+        drawing.arrow(x1, 228, x0, 228)
+    drawing.text(242, 96, "ln")
+    drawing.text(393, 96, "y")
+    drawing.text(242, 220, "dln")
+    return drawing.svg()
+
+
+def recorded_graph() -> dict[str, tuple[float, float]]:
+    """Name -> value and gradient, as the program of the page printed them."""
+    lines = outputs.load("autograd_graph").text.splitlines()[1:]
+    return {name: (float(value), float(gradient)) for name, value, gradient in map(str.split, lines)}
+
+
+def autograd_nodes() -> str:
+    """The page's small graph: values forward, the local derivative on each edge, gradients backward."""
+    recorded = recorded_graph()
+    value = {name: pair[0] for name, pair in recorded.items()}
+    edges = {
+        ("w", "u"): value["x"], ("x", "u"): value["w"], ("u", "v"): 1.0, ("b", "v"): 1.0, ("v", "L"): 2 * value["v"],
+    }  # fmt: skip
+    places = {"w": (52, 40), "x": (52, 150), "u": (178, 95), "b": (178, 205), "v": (304, 95), "L": (428, 95)}
+    formulas = {"u": "u = w x", "v": "v = u + b", "L": "L = v²"}
+    drawing = Drawing(
+        245,
+        "A graph: w and x make u, u and b make v, v makes L. "
+        + "; ".join(f"{name} is {v:g}, its gradient {g:g}" for name, (v, g) in recorded.items()),
+    )
+    for (start, end), slope in edges.items():
+        (x0, y0), (x1, y1) = places[start], places[end]
+        drawing.arrow(x0 + 46, y0, x1 - 46, y1 + (8 if y0 > y1 else -8 if y0 < y1 else 0))
+        aside, below = (
+            (8, -10) if y0 < y1 else (0, -10) if y0 == y1 else (-20, 8) if start == "b" else (10, 22)
+        )
+        drawing.text((x0 + x1) / 2 + aside, (y0 + y1) / 2 + below, f"×{slope:g}")
+    for name, (x, y) in places.items():
+        v, g = recorded[name]
+        drawing.labelled(
+            x - 45, y - 32, 90, 64, formulas.get(name, name), f"{v:g}", f"gradient {g:g}", shade=0.06
+        )
+    return drawing.svg()
+
+
+def through_memory() -> str:
+    """The launches of the unfused forward pass and what they leave in memory for each other; the fused one beside them."""
+    launches = ledger.LAUNCHES["forward", "unfused"]
+    last = {tensor: number for number, step in enumerate(launches) for tensor in step.reads}
+    between = [
+        (number, last[step.writes[0]], step.writes)
+        for number, step in enumerate(launches)
+        if last.get(step.writes[0], 0) > number
+    ]
+    bytes_moved = {who: ledger.moved("forward", who, GPT2_SMALL) / 1e6 for who in ("unfused", "fused")}
+    drawing = Drawing(
+        356,
+        "Unfused: "
+        + "; ".join(
+            f"{launches[start].name} writes {', '.join(map(sign, names))}, which {launches[end].name} reads"
+            for start, end, names in between
+        )
+        + f". Fused: one launch, nothing in between. At least {bytes_moved['unfused']:.0f} MB are moved, and {bytes_moved['fused']:.0f}.",
+    )
+    drawing.text(75, 18, "launches")
+    drawing.text(245, 18, "memory")
+    drawing.text(415, 18, "fused")
+    top, line = 32, 58
+    for number, step in enumerate(launches):
+        drawing.labelled(5, top + line * number, 140, 34, step.name, code=True)
+    for start, end, names in between:
+        y = top + 28 + line * start
+        drawing.labelled(185, y, 125, 30, ", ".join(map(sign, names)), shade=0.35)
+        drawing.arrow(146, top + 22 + line * start, 184, y + 10)
+        drawing.arrow(184, y + 22, 146, top + 12 + line * end, faint=True)
+    drawing.labelled(360, top, 112, line * 4 + 34, "one launch,", "one thread", "for a row")
+    y = top + line * 5 + 6
+    drawing.text(145, y, f"moves {bytes_moved['unfused']:.0f} MB at least")
+    drawing.text(410, y, f"{bytes_moved['fused']:.0f} MB at least")
+    return drawing.svg()
+
+
+def backward_flow() -> str:
+    """From dy to the five gradients: what stays in its row, and what is a sum over all rows."""
+    drawing = Drawing(
+        330,
+        "From dy, O numbers a row, through W to dln and through γ to g, H numbers a row, and by two means over the row to dx. On "
+        "the way every row adds to db and dW, and to dγ and dβ: sums over all B S rows.",
+    )
+    drawing.text(120, 18, "in each row by itself")
+    drawing.text(395, 18, "sums over all rows")
+    steps = (("dy", "O numbers"), ("dln", "H numbers"), ("g", "H numbers"), ("dx", "H numbers"))
+    ways = ("times W", "times γ", "minus two means, times rstd")
+    for number, (name, size) in enumerate(steps):
+        y = 32 + 76 * number
+        drawing.labelled(10, y, 130, 44, name, size, shade=0.4 if name == "dx" else 0.06)
+        if number < len(ways):
+            drawing.arrow(75, y + 46, 75, y + 74)
+            drawing.text(86, y + 65, ways[number], anchor="start")
+    for y, sums in ((32, ("db [O]", "dW [O, H]")), (108, ("dγ [H]", "dβ [H]"))):
+        for number, name in enumerate(sums):
+            x = 300 + 90 * number
+            drawing.labelled(x, y, 84, 44, name, shade=0.4)
+        drawing.arrow(142, y + 22, 298, y + 22)
+    drawing.text(220, 48, "times 1 or ln")
+    drawing.text(220, 124, "times x̂ or 1")
+    return drawing.svg()
+
+
+def normalisations() -> str:
+    """Which elements of a matrix of rows share their statistics: in BatchNorm, LayerNorm and RMSNorm."""
+    rows, columns, cell = 4, 8, 22
+    kinds = [
+        ("BatchNorm", "mean and variance of a column, over the batch", lambda r, h: h == 2),
+        ("LayerNorm", "mean and variance of a row", lambda r, h: r == 1),
+        ("RMSNorm", "mean square of a row, no mean taken away", lambda r, h: r == 1),
+    ]
+    drawing = wide(
+        190,
+        "Three matrices of 4 rows by 8 columns. "
+        + "; ".join(
+            f"{name}: {what}, {'a column' if name == 'BatchNorm' else 'a row'} is marked"
+            for name, what, _ in kinds
+        ),
+    )
+    for i, (name, what, shares) in enumerate(kinds):
+        left, top = 30 + 240 * i, 44
+        drawing.text(left + columns * cell / 2, 22, name)
+        for row in range(rows):
+            for h in range(columns):
+                shade = 0.55 if shares(row, h) else 0.06
+                drawing.box(left + h * cell, top + row * cell, cell - 3, cell - 3, shade=shade)
+        drawing.text(left + columns * cell / 2, top + rows * cell + 18, "columns h →, rows ↓", size=11)
+        first, _, rest = what.partition(", ")
+        drawing.text(left + columns * cell / 2, top + rows * cell + 36, first, size=11)
+        drawing.text(left + columns * cell / 2, top + rows * cell + 51, rest, size=11)
+    return drawing.svg()
+
+
+def block_orders(blocks: int = 16) -> str:
+    """The race of a block that clears a sum to which all add 1: the sum after each block, in two orders."""
+    drawing = wide(
+        190,
+        f"{blocks} blocks in natural order: the sum grows to {blocks}. In reverse order block 0 comes last, clears the sum, "
+        "and it ends at 1.",
+    )
+    cell = 42
+    for line, order in enumerate((range(blocks), range(blocks - 1, -1, -1))):
+        top = 30 + 90 * line
+        drawing.text(24, top - 10, f"{('natural', 'reversed')[line]} order", anchor="start", size=12)
+        total: int | None = None  # what the buffer holds before: nobody knows
+        for at, block in enumerate(order):
+            total = 1 if block == 0 else None if total is None else total + 1
+            x = 24 + cell * at
+            drawing.box(
+                x, top, cell - 5, 44, shade=LEGIBLE if block == 0 else 0.06, thick=2 if block == 0 else 1
+            )
+            drawing.text(x + cell / 2 - 2, top + 18, str(block), size=12)
+            drawing.text(x + cell / 2 - 2, top + 36, "?" if total is None else f"= {total}", size=11)
+    return drawing.svg()
+
+
+def glossary() -> str:
+    """Lane, warp, block, grid on the left; register, shared memory, L2, memory on the right."""
+    drawing = wide(
+        300,
+        "Threads: a lane in a warp of 32, warps in a block, blocks in a grid. Memory: registers of a lane, shared memory of a "
+        "block, the L2 cache and the memory of the whole grid.",
+    )
+    levels = (
+        ("lane", "one thread", "registers", "255 of 32 bits at most for a thread"),
+        ("warp", "32 lanes, one instruction", "shuffles", "from lane to lane, no memory"),
+        ("block", "up to 1,024 threads, one multiprocessor", "shared memory", "up to 227 KB on Hopper"),
+        ("grid", "blocks in no fixed order", "L2, then memory", "50 MB, then 141 GB on an H200"),
+    )
+    for number, (threads, what, store, much) in enumerate(levels):
+        y, width = 14 + 72 * number, 90 + 70 * number
+        drawing.box(20, y, width, 40, shade=0.06)
+        cells = 1 if number == 0 else 32 if number == 1 else 8
+        for cell in range(cells):
+            step = (width - 12) / max(cells, 8)
+            drawing.box(
+                26 + cell * step, y + 8, max(step - 2, 1.5), 24, shade=0.5 if number == 0 else 0.25, thick=0.5
+            )
+        drawing.text(20, y + 56, f"{threads}: {what}", anchor="start", size=12)
+        drawing.arrow(20 + width + 6, y + 20, 416, y + 20, faint=True)
+        drawing.box(420, y, 280, 40, shade=0.06)
+        drawing.text(430, y + 25, store, anchor="start")
+        drawing.text(692, y + 25, much, anchor="end", size=10)
+    return drawing.svg()
+
+
+def dealt(drawing: Drawing, threads: dict[int, tuple[list[str], str]], total: str) -> None:
+    """Some threads of many: what each adds up, what it calls its share, and the sum of all shares."""
+    for (thread, (items, share)), x in zip(threads.items(), (110, 250, 390, 600), strict=True):
+        drawing.text(x, 18, f"thread {thread}", size=12)
+        for k, item in enumerate(items):
+            drawing.labelled(x - 44, 28 + k * 24, 88, 20, item, size=11)
+        drawing.arrow(x, 32 + 24 * len(items), x, 126)
+        drawing.labelled(x - 44, 128, 88, 24, share, shade=0.25, size=11)
+        drawing.arrow(x, 154, 360 + (x - 360) * 0.12, 188)
+    for y in (62, 146):
+        drawing.text(495, y, "…", size=20)
+    drawing.labelled(270, 190, 180, 28, total, shade=1, size=12)
+
+
+def two_stage() -> str:
+    """How the unfused kernels sum a column in a fixed order."""
+    lanes = kernel_constant("COLUMN_TILE")
+    drawing = wide(
+        230,
+        f"Rows are dealt out to {lanes} threads in turn; each thread adds its rows in order, then one thread adds the "
+        f"{lanes} partial sums in order.",
+    )
+    mine = {
+        lane: [f"row {row}" for row in range(lane, 2 * lanes + 3, lanes)] for lane in (0, 1, 2, lanes - 1)
+    }
+    dealt(drawing, {lane: (rows, f"partial {lane}") for lane, rows in mine.items()}, "sum of column")
+    drawing.text(10, 80, "stage 1", anchor="start", size=11)
+    drawing.text(10, 180, "stage 2", anchor="start", size=11)
+    return drawing.svg()
+
+
+WIDE = 150  # columns of the row that a block adds up in the picture of `reduce`: more than it has threads
+
+
+constant = partial(kernel_constant, puzzle="p19")
+
+
+def cells(
+    drawing: Drawing, x: float, y: float, count: int, size: float, *, shade: float = 0.06, height: float = 0
+) -> None:
+    """A row of `count` cells."""
+    for k in range(count):
+        drawing.box(x + k * size, y, size - 1, height or size - 1, shade=shade, thick=0.6)
+
+
+def map_picture() -> str:
+    """Which thread owns which element, and the threads to spare."""
+    threads, n = constant("THREADS"), DIMS[0]
+    blocks = -(-n // threads)
+    spare = blocks * threads - n
+    drawing = wide(
+        170,
+        f"{blocks} blocks of {threads} threads in a line, {n} elements below. Every thread points at the element of its own "
+        f"number; the last {spare} threads have none.",
+    )
+    size, left = 7, 24
+    for block in range(blocks):
+        x = left + block * threads * size
+        drawing.text(x + threads * size / 2, 18, f"block {block}", size=12)
+        mine = max(0, min(threads, n - block * threads))
+        cells(drawing, x, 26, mine, size, shade=0.3, height=18)
+        cells(drawing, x + mine * size, 26, threads - mine, size, shade=0, height=18)
+        drawing.box(x - 1, 24, threads * size, 22, thick=1.4)
+    for i in (0, threads + 8, n - 1):
+        x = left + i * size + 3
+        drawing.arrow(x, 50, x, 94)
+        drawing.text(x + 6, 76, f"thread {i}", anchor="start", size=11)
+    cells(drawing, left, 98, n, size, height=18)
+    drawing.text(left, 134, f"vector and mapped, {n} elements", anchor="start", size=12)
+    x = left + (n + spare / 2) * size
+    drawing.text(x, 98, f"{spare} threads to spare:", size=11)
+    drawing.text(x, 114, "the guard", size=11)
+    drawing.text(
+        left,
+        158,
+        f"global_idx.x = block_idx.x * {threads} + thread_idx.x",
+        anchor="start",
+        size=12,
+        code=True,
+    )
+    return drawing.svg()
+
+
+def index_picture() -> str:
+    """Square blocks over a matrix, and one thread with its two indices."""
+    side, (_, rows, columns) = constant("SIDE"), DIMS
+    across, down = -(-columns // side), -(-rows // side)
+    row, column = 2, side + 3
+    drawing = wide(
+        300,
+        f"A matrix of {rows} rows and {columns} columns under {down} by {across} blocks of {side} by {side} threads. The thread "
+        f"with global_idx.y = {row} and global_idx.x = {column} owns the element in row {row} and column {column}; threads "
+        "below the last row and right of the last column own none.",
+    )
+    size, left, top = 15, 60, 34
+    for r in range(down * side):
+        inside = columns if r < rows else 0
+        cells(drawing, left, top + r * size, inside, size, shade=0.12)
+    for b in range(down):
+        for a in range(across):
+            drawing.box(
+                left + a * side * size - 1, top + b * side * size - 1, side * size, side * size, thick=1.2
+            )
+            drawing.text(left + (a + 0.5) * side * size, top - 8 if b == 0 else top + down * side * size + 14,
+                         f"block ({a}, {b})", size=11)  # fmt: skip
+    drawing.box(left + column * size, top + row * size, size - 1, size - 1, shade=0.75)
+    x = left + across * side * size + 16
+    drawing.arrow(left + column * size + size, top + row * size + 7, x, top + row * size + 7)
+    drawing.text(
+        x + 6, top + row * size + 4, f"column = global_idx.x = {column}", anchor="start", size=12, code=True
+    )
+    drawing.text(
+        x + 6, top + row * size + 22, f"row = global_idx.y = {row}", anchor="start", size=12, code=True
+    )
+    drawing.text(x + 6, top + 110, "threads without an element:", anchor="start", size=12)
+    drawing.text(x + 6, top + 128, f"{across * side - columns} columns too many,", anchor="start", size=12)
+    drawing.text(x + 6, top + 144, f"{down * side - rows} rows too many", anchor="start", size=12)
+    return drawing.svg()
+
+
+def reduce_picture() -> str:
+    """The threads of a block add up shares of a row, the block adds up the shares."""
+    threads = constant("ROW_THREADS")
+    drawing = wide(
+        250,
+        f"A row of {WIDE} columns. Thread t of {threads} adds up the columns t, t + {threads} and t + {2 * threads}, where there "
+        "are any; block.sum adds up the shares, and thread 0 writes the total.",
+    )
+    mine = {t: [f"column {column}" for column in range(t, WIDE, threads)] for t in (0, 1, 2, threads - 1)}
+    dealt(drawing, {thread: (columns, "mine") for thread, columns in mine.items()}, "block.sum: the total")
+    drawing.text(360, 238, "every thread of the block has it; thread 0 writes it", size=11)
+    return drawing.svg()
+
+
+def stages_picture() -> str:
+    """Slabs of rows, their sums, and the sum of these."""
+    slab, (_, rows, columns) = constant("SLAB_ROWS"), DIMS
+    slabs = -(-rows // slab)
+    drawing = wide(
+        240,
+        f"A matrix of {rows} rows in {slabs} slabs of {slab} rows, the last one shorter. The first launch makes a line of sums of "
+        "each slab, the second adds up these lines.",
+    )
+    size, top = 11, 34
+    left, middle, right = 20, 280, 500
+    drawing.text(left, 20, f"matrix, slabs of {slab} rows", anchor="start", size=12)
+    drawing.text(middle, 20, "partial sums", anchor="start", size=12)
+    drawing.text(right, 20, "sums", anchor="start", size=12)
+    y = top
+    centre = top + (rows * size + slabs * 8) / 2
+    for block in range(slabs):
+        mine = min(slab, rows - block * slab)
+        for r in range(mine):
+            cells(drawing, left, y + r * size, columns, size, shade=0.06 + 0.1 * (block % 2))
+        line = y + mine * size / 2
+        drawing.arrow(left + columns * size + 4, line, middle - 6, line)
+        cells(drawing, middle, line - 5, 16, size, shade=0.3)
+        drawing.arrow(middle + 16 * size + 6, line, right - 6, centre + (block - 1) * 4)
+        y += mine * size + 8
+    cells(drawing, right, centre - 5, 16, size, shade=0.5)
+    drawing.text(
+        middle,
+        top + rows * size + 54,
+        "stage 1: a thread for each column of each slab",
+        anchor="middle",
+        size=12,
+    )
+    drawing.text(
+        middle, top + rows * size + 74, "stage 2: the same kernel, one slab of all partial sums", size=12
+    )
+    return drawing.svg()
+
+
+def two_passes() -> str:
+    """Which tiles of the scores a block of each backward kernel walks over, and what it owns."""
+    drawing = Drawing(
+        260,
+        "Scores as tiles, queries down, keys across. A block of the first kernel owns a row of tiles, all keys for 16 queries, and sums "
+        "dQ. A block of the second owns a column, all queries for 16 keys, and sums dK and dV.",
+    )
+    cell = 30
+    for number, (title, owns) in enumerate((("a block owns queries", "dQ"), ("a block owns keys", "dK, dV"))):
+        left, top = 66 + 222 * number, 56
+        drawing.text(left + 75, 18, title)
+        drawing.text(left + 75, 46, "keys →")
+        for row in range(5):
+            for column in range(5):
+                own = row == 1 if number == 0 else column == 2
+                drawing.box(
+                    left + cell * column, top + cell * row, cell - 3, cell - 3, shade=0.5 if own else 0.05
+                )
+        if number == 0:
+            drawing.arrow(left + 4, top + cell * 1.45, left + cell * 5 - 6, top + cell * 1.45)
+            drawing.arrow(left + cell * 5, top + cell * 1.45, left + cell * 5 + 26, top + cell * 1.45)
+            drawing.text(left + cell * 5 + 14, top + cell * 1.45 + 22, owns)
+        else:
+            drawing.arrow(left + cell * 2.45, top + 4, left + cell * 2.45, top + cell * 5 - 6)
+            drawing.arrow(left + cell * 2.45, top + cell * 5, left + cell * 2.45, top + cell * 5 + 22)
+            drawing.text(left + cell * 2.45, top + cell * 5 + 38, owns)
+    drawing.text(32, 132, "queries", anchor="middle")
+    drawing.text(32, 148, "↓", anchor="middle")
+    drawing.text(141, 228, "every tile is made")
+    drawing.text(141, 246, "in both kernels")
+    return drawing.svg()
+
+
+def fast_block(rows: int = 128, tile: int = 64, warps: int = 4, tiles: int = 5, at: int = 2) -> str:
+    """What a block of the fast kernels does at one moment: its rows, by warp, and the tiles of the other side."""
+    drawing = Drawing(
+        216,
+        f"A block owns {rows} queries, {rows // warps} for each of {warps} warps, and walks over the keys in tiles of {tile}. While tile "
+        f"{at} is multiplied, tile {at + 1} is copied into shared memory. Earlier tiles are done, later ones are still in memory.",
+    )
+    drawing.text(70, 18, f"{rows} queries")
+    drawing.text(312, 18, f"keys, in tiles of {tile}")
+    top, height, left, width = 30, 32, 148, 66
+    for warp in range(warps):
+        drawing.labelled(10, top + height * warp, 120, height - 3, f"warp {warp}: {rows // warps}", shade=0.2)
+        for number in range(tiles):
+            shade = {at: 0.5, at + 1: 0.15}.get(number, 0.03)
+            drawing.box(left + width * number, top + height * warp, width - 3, height - 3, shade=shade)
+    for number, words in ((0, "done"), (at, "multiplied"), (at + 1, "copied"), (at + 2, "in memory")):
+        drawing.text(left + width * (number + 0.5) - 1, top + height * warps + 16, words)
+    drawing.segment(left + width * at, 182, left + width * (at + 2) - 3, 182)
+    drawing.text(left + width * (at + 1) - 1, 200, "two tiles in shared memory")
+    return drawing.svg()
+
+
+PARTS = (
+    ("loss", "p, targets"), ("head", "x"), ("ln_f", "x, mean, rstd"), ("narrow", "x"), ("gelu", "x"),
+    ("widen", "x"), ("ln_2", "x, mean, rstd"), ("join", "x"), ("attention", "q, k, v, P"), ("qkv", "x"),
+    ("ln_1", "x, mean, rstd"), ("embedding", "tokens"),
+)  # fmt: skip
+"""The parts from the loss down, with what each keeps; from narrow to ln_1 they make a block."""
+
+
+ROW = 30
+
+
+def tape() -> str:
+    """The whole model: gradients come down on the right in the order in which values went up on the left."""
+    height = ROW * len(PARTS) + 58
+    label = "From the embedding up to the loss each part keeps what its way back needs: " + "; ".join(
+        f"{name} keeps {kept}" for name, kept in reversed(PARTS)
+    )
+    drawing = Drawing(height, f"{label}. The gradients come down in the opposite order.")
+    drawing.text(105, 20, "forward")
+    drawing.text(255, 20, "kept on the tape")
+    drawing.text(405, 20, "backward")
+    first, last = (next(i for i, (n, _) in enumerate(PARTS) if n == name) for name in ("narrow", "ln_1"))
+    drawing.box(28, 28 + ROW * first, 424, ROW * (last - first + 1), shade=0.05)
+    for number, (name, kept) in enumerate(PARTS):
+        y = 30 + ROW * number
+        drawing.text(105, y + 19, name, code=True)
+        drawing.labelled(185, y + 2, 140, ROW - 6, kept, code=True)
+        drawing.text(405, y + 19, name, code=True)
+    top, bottom = 34, 24 + ROW * len(PARTS)
+    drawing.arrow(45, bottom, 45, top)
+    drawing.arrow(465, top, 465, bottom)
+    for which in ((first, 5), (6, last)):
+        low, high = (40 + ROW * i for i in which)
+        drawing.segment(14, low - 4, 14, high + 16, thick=2)
+    drawing.text(240, height - 6, "shaded: a block; thick lines: the stream beside its two branches")
+    return drawing.svg()
+
+
+def backend_path() -> str:
+    """Where a backend stands between a model and the code that runs."""
+    drawing = Drawing(
+        250,
+        "A model goes to Dynamo, which hands a graph to your backend; the rewritten graph goes on to AOTAutograd, which makes a "
+        "forward and a backward graph of it, and these to Inductor.",
+    )
+    steps = (
+        ("the model", "Python, nobody changes it", 0.06),
+        ("Dynamo's graph", "layer_norm, linear", 0.06),
+        ("your backend", "finds, checks, rewrites", 0.45),
+        ("AOTAutograd", "forward and backward graph", 0.06),
+        ("Inductor", "kernels, calls of a library", 0.06),
+    )
+    for number, (name, what, shade) in enumerate(steps):
+        y = 6 + 49 * number
+        drawing.labelled(20, y, 150, 32, name, shade=shade)
+        drawing.text(190, y + 21, what, anchor="start")
+        if number + 1 < len(steps):
+            drawing.arrow(95, y + 33, 95, y + 48)
+    return drawing.svg()
+
+
+FILES = svgs(
+    two_halves, autograd_nodes, through_memory, backward_flow, normalisations, block_orders, glossary, two_stage, two_passes,
+    fast_block, backend_path,
+) | {
+    "ramp_map.svg": map_picture, "ramp_index.svg": index_picture, "ramp_reduce.svg": reduce_picture,
+    "ramp_stages.svg": stages_picture, "tape_of_gpt.svg": tape,
+}  # fmt: skip

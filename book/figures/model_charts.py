@@ -1,0 +1,175 @@
+"""Charts and tables of whole training steps and of a model's head, from the records `gpt2_step`, `step_by_hand`, `cross_entropy` and
+`training_by_hand`."""
+
+import math
+import re
+
+from book.figures.charts import Axis, Series, bars, compared, plot
+from book.figures.markdown_table import table
+from book.measure import record
+
+
+def losses() -> list[float]:
+    """The loss of every step of the training run by hand."""
+    return [float(row["loss"]) for row in record.rows("training_by_hand")]
+
+
+def samples_list() -> str:
+    """Steps of that run with their losses and what the model wrote then, a dot for bytes that are not printable ASCII, as a list: a
+    table would not let code wrap."""
+    lines = []
+    for row in record.rows("training_by_hand"):
+        if row["wrote"]:
+            wrote = re.sub(r"(\\x[0-9a-f]{2}|[^ -~])+", "·", row["wrote"]).replace("`", "'")
+            many = "s" * (row["step"] != "1")
+            lines.append(
+                f"- after {row['step']} step{many}, at a loss of {float(row['loss']):.2f}: `{wrote}`\n"
+            )
+    return "".join(lines)
+
+
+def loss_by_hand() -> str:
+    """The curve of that run, beside what a model knows that knows nothing."""
+    curve, nothing = losses(), math.log(256)
+    first, last = (sum(part) / 10 for part in (curve[:10], curve[-10:]))
+    return plot(
+        f"The loss falls from {first:.3f} in the first ten steps to {last:.3f} in the last ten of {len(curve)}; a model that knows nothing "
+        f"has log 256, {nothing:.3f}.",
+        [Series("", enumerate(curve, 1))],
+        Axis("step", log=False),
+        Axis("loss", False, (0, 1.15 * max(*curve, nothing))),
+        level=nothing,
+        notes=[((len(curve) / 2, nothing), f"knows nothing: log 256 = {nothing:.3f}")],
+    )
+
+
+def by_hand_beside() -> str:
+    """A step of GPT-2 by hand beside PyTorch's two, in time and in memory, as recorded."""
+    ways = {"autograd": "eager PyTorch", "torch.compile": "torch.compile", "by hand": "by hand"}
+    steps = {row["what"]: row for row in record.rows("step_by_hand")}
+    measures = [
+        ("A step of GPT-2 (124M)", {way: float(steps[way]["median_us"]) / 1e3 for way in ways}, "ms"),
+        ("its peak of memory", {way: int(steps[way]["peak_bytes"]) / 2**30 for way in ways}, "GiB"),
+    ]
+    return compared("", measures, ways)
+
+
+def step_kinds() -> str:
+    """The kinds of kernel of a step of GPT-2 by hand, each with its time and its floor, as recorded."""
+    kinds = [
+        (row["what"], float(row["median_us"]) / 1e3, float(row["floor_us"]) / 1e3)
+        for row in record.rows("step_by_hand")
+        if row["floor_us"]
+    ]
+    groups = {
+        what: [
+            ("time", time, f"{time:.2f} ms, {time / floor:.1f} times", True),
+            ("floor", floor, f"{floor:.2f} ms", False),
+        ]
+        for what, time, floor in kinds
+    }
+    told = "; ".join(f"{what} {time:.2f}, floor {floor:.2f}" for what, time, floor in kinds)
+    return bars(
+        f"Milliseconds of a step by kind of kernel, and the least time that each kind can take: {told}.",
+        groups,
+    )
+
+
+def swap_gains() -> str:
+    """A step of GPT-2 before and after the swap, in memory and in time, by the record."""
+    ways = {"torch.compile": "Inductor alone", "mojo_workbook, LayerNorms alone": "with the swaps"}
+    steps = {row["way"]: row for row in record.rows("gpt2_step") if row["setting"] == "autocast"}
+    measures = [
+        ("the peak of a step", {way: int(steps[way]["peak_mib"]) / 1024 for way in ways}, "GiB"),
+        ("its time", {way: float(steps[way]["median_ms"]) for way in ways}, "ms"),
+    ]
+    return compared("A step of GPT-2 (124M): ", measures, ways)
+
+
+def cross_entropy_chart() -> str:
+    """Time over memory of GPT-2's head, with a curve through the chunks."""
+    at = {row["way"]: row for row in record.rows("cross_entropy") if (row["H"], row["V"]) == ("768", "50304")}
+    places = {way: (float(row["peak_mib"]), float(row["ms"])) for way, row in at.items()}
+    chunks = sorted((int(way.removeprefix("chunks of ")), way) for way in places if way.startswith("chunks"))
+    told = "; ".join(f"{way} {ms:.1f} ms, {mib:,.0f} MiB" for way, (mib, ms) in places.items())
+    ends = {f"{rows:,} rows": way for rows, way in (chunks[0], chunks[-1])}
+    others = {"three bare products": "products", "eager PyTorch": "eager", "torch.compile": "compile"}
+    return plot(
+        f"Both passes of GPT-2's head with its loss: {told}",
+        [
+            Series("by chunks of rows", [places[way] for _, way in chunks], "-", "s"),
+            *(Series("", [places[way]], "", "o", True) for way in others.values()),
+        ],
+        Axis(
+            "MiB at the peak",
+            ends=(150, 20000),
+            ticks={mib: f"{mib:,}" for mib in (200, 500, 1000, 2000, 5000)},
+        ),
+        Axis("ms", ticks={ms: str(ms) for ms in (2, 3, 4, 6, 8)}),
+        notes=[(places[way], name) for name, way in {**ends, **others}.items()],
+    )
+
+
+def model_table() -> str:
+    """A training step of GPT-2 under torch.compile, and under the workbook's backend."""
+    steps = record.rows("gpt2_step")
+    compiled = {row["setting"]: float(row["median_ms"]) for row in steps if row["way"] == "torch.compile"}
+    rows = [
+        [
+            f"{row['setting']}, {row['batch']} × 1,024",
+            f"`{row['way']}`" if row["way"] != "eager" else "eager",
+            f"{float(row['median_ms']):.2f} ms",
+            f"{float(row['median_ms']) / compiled[row['setting']]:.3f}",
+            f"{int(row['peak_mib']):,} MiB",
+            f"{float(row['first_s']):.0f} s",
+            row["loss"],
+        ]
+        for row in steps
+    ]
+    head = ["setting", "way", "a step", "of `torch.compile`'s", "peak of a step", "first three steps", "loss"]
+    return table(head, rows, "llrrrrr")
+
+
+def step_table() -> str:
+    """GPT-2's step by hand: the whole beside PyTorch's, then its kinds of kernels with their floors."""
+    milliseconds = lambda us: f"{float(us) / 1e3:.{2 + (float(us) < 100)}f} ms" if us else ""  # noqa: E731
+    rows = [
+        [
+            row["what"] if row["what"] != "torch.compile" else "`torch.compile`",
+            milliseconds(row["median_us"]),
+            milliseconds(row["floor_us"]),
+            f"{int(row['peak_bytes']) / 2**30:.2f} GiB" if row["peak_bytes"] else "",
+        ]
+        for row in record.rows("step_by_hand")
+    ]
+    return table(["a step, or a kind of kernel of the step by hand", "time", "floor", "peak"], rows, "lrrr")
+
+
+def cross_entropy_table() -> str:
+    """A line for each size: the three bare products, PyTorch's two ways, and chunks of 2,048 and 4,096 rows."""
+    ways = ("products", "eager", "compile", "chunks of 2048", "chunks of 4096")
+    sizes: dict[tuple[str, str], dict[str, dict[str, str]]] = {}
+    for row in record.rows("cross_entropy"):
+        sizes.setdefault((row["H"], row["V"]), {})[row["way"]] = row
+    rows = [
+        [
+            f"{int(H):,} → {int(V):,}",
+            *(
+                f"{float(each['ms']):.2f} / {int(each['peak_mib']):,}"
+                for each in map(by_way.get, ways)
+                if each
+            ),
+        ]
+        for (H, V), by_way in sizes.items()
+    ]
+    head = ["H → V", "bare products", "eager", "`torch.compile`", "chunks of 2,048", "chunks of 4,096"]
+    facts = record.rows("cross_entropy")[0]
+    where = f"{facts['device']}, {facts['date']}, PyTorch {facts['torch']}, by `{facts['command']}`"
+    return table(head, rows, "lrrrrr") + f"\n{where}.\n"
+
+
+FILES = {
+    "loss_by_hand.svg": loss_by_hand, "samples_by_hand.md": samples_list, "by_hand_beside.svg": by_hand_beside,
+    "step_kinds.svg": step_kinds, "swap_gains.svg": swap_gains, "cross_entropy.svg": cross_entropy_chart,
+    "gpt2_compile.md": model_table, "step_by_hand.md": step_table, "cross_entropy.md": cross_entropy_table,
+}  # fmt: skip

@@ -128,25 +128,23 @@ MARKERS = re.compile(r"# (?:FILL IN(?: \(about \d+ lines?\))?|BLANK-START|BLANK-
 UNSEEN = re.compile(
     r"(?:Lines \d+ to \d+ of what was printed|Printed) by .{0,300}?numpy \d[\d.]*\s*"
     r"|Hint [\w-]+-\d\s*"
-    r"|How far off, by its formula, as a share of the largest element: .{0,80}? in all\.\s*"
     r"|Rejected by the gate [\w-]+, (?:which says )?"
-    r"|How far off, as a share of what is right: \S+ in the verdict of its gate\.\s*"
     r"|(?<=gates said in a recorded run\. ).*?(?=Three of the fixes)"
     r"|[▁-█▉-▏]+\s*"
     rf"|(?:The lines of [\w ]{{1,80}}? )?{re.escape(preprocess.WITHHELD)}[0-9a-f]{{16}}\s*",
     re.S,
 )
-"""What no search wants: the source of a recorded output, the name of a hint, the errors of an exhibit, its gate, which its heading has, puzzle 26's symptoms, whose words the museum
+"""What no search wants: the source of a recorded output, the name of a hint, the gate of an exhibit, which its heading has, puzzle 26's symptoms, whose words the museum
 has too, bars, and what stands for the code of a solution until it is put back."""
 LISTS = re.compile(rf"{preprocess.REJECTED}|Measured: \d+ records?\b")
 """Begins what ends a section and stands elsewhere too: stories of the museum, the records of a page."""
 
 
 HERO = re.compile(
-    r'<div class="hero".*?(?=<figcaption>)|<ol class="hero-steps">.*?</ol>|<div class="riddle">.*?</div>',
+    r'<div class="hero".*?(?=<figcaption>)|<ol class="hero-steps">.*?</ol>',
     re.S,
 )
-"""Of a drawing that is walked through: its labels, and what it says of each step. Of the museum: its riddles, made of its exhibits."""
+"""Of a drawing that is walked through: its labels, and what it says of each step."""
 
 
 def walks(site: Path) -> dict[str, list[str]]:

@@ -3,8 +3,8 @@
 import html
 import io
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import matplotlib as mpl
 import numpy as np

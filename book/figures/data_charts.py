@@ -310,10 +310,11 @@ Curve = list[tuple[float, float]]
 
 def wrong_runs() -> dict[str, tuple[Curve, Curve]]:
     """Wrong kernel -> the right run's losses and its own, each at its step."""
-    return {
-        bug: tuple([(float(row["step"]), float(row[which])) for row in rows] for which in ("right", "wrong"))
-        for (bug,), rows in record.by(record.rows("museum_curves"), "bug").items()
-    }
+    runs = {}
+    for (bug,), rows in record.by(record.rows("museum_curves"), "bug").items():
+        right, own = ([(float(row["step"]), float(row[which])) for row in rows] for which in ("right", "wrong"))
+        runs[bug] = right, own
+    return runs
 
 
 def one_is_wrong() -> str:

@@ -110,22 +110,18 @@ ROWS, COLUMNS = 16, 8
 """Of the chapter's x: a row of eight float32 values is one sector of 32 bytes."""
 
 
-def walked_graph(product: bool = False) -> Steps:
+def graph() -> str:
     """Puzzle 20's graph, walked there and back by the solution's own functions; at x the two paths add up."""
     module = load(ROOT / "solutions" / "p20" / "graph.py")
     values = module["forward"](2.0)
     along = module["edges"](values)
-    if product:
-        c = values["a"] * values["b"]
-        values |= {"c": c, "y": along["c->y"] * c}
-        along |= {"a->c": values["b"], "b->c": values["a"]}
     gradients = module["backward"](along)
     places = {"x": (66, 120), "a": (186, 50), "b": (186, 190), "c": (306, 120), "y": (420, 120)}
     formulas = {
         "x": "x",
         "a": "a = x^2",
         "b": "b = 2x",
-        "c": "c = a b" if product else "c = a + b",
+        "c": "c = a + b",
         "y": "y = 3c",
     }
     forward, back = list(places), ["y", "c", "b", "a"]
@@ -180,12 +176,7 @@ def walked_graph(product: bool = False) -> Steps:
         f"x. Two parts have arrived, {one:g} and {other:g}. If you assign instead of adding, only the last to come survives: {other:g}.",
         f"Added up they are {gradients['x']:g}, and that is the gradient of x.",
     ]
-    return drawing
-
-
-def graph() -> str:
-    """The walk, step by step."""
-    return walked_graph().hero(
+    return drawing.hero(
         "The numbers are those of the solution's own run at x = 2.",
         "Values go from x to y, then gradients come back.",
     )

@@ -171,22 +171,7 @@
         });
     }
 
-    // The marks of a museum: one stop of the Tab key, the arrow keys go from mark to mark, and the story of each is said below.
-    function setUpMarks() {
-        document.querySelectorAll('figure.marks').forEach(function (figure) {
-            const marks = Array.from(figure.querySelectorAll('a[aria-label]')), story = figure.querySelector('output');
-            function tell(mark) { story.textContent = mark.getAttribute('aria-label'); }
-            marks.forEach(function (mark, index) {
-                mark.setAttribute('tabindex', index ? -1 : 0);
-                mark.addEventListener('focus', function () { tell(mark); });
-                mark.addEventListener('mouseenter', function () { tell(mark); });
-                onKeys(mark, function () { return index; }, marks.length - 1, function (to) { marks[to].focus(); });
-            });
-        });
-    }
-
     highlightMojo();
-    setUpMarks();
     enlargeFigures();
     cueWide();
     openFoldsInPrint();

@@ -29,14 +29,3 @@ def test_times_errors_and_places(monkeypatch):
     assert "| an outlier in key | 3.0e-07 | 1.50 | 1.50 | plain |" in text
     assert "1 of 2 calls have infinities and NaNs in the same places" in text
     assert "`wgmma`: the same bits in 20 of 20 runs." in text
-
-
-def test_the_chart_has_every_length_without_a_mask():
-    svg = attention_pairs.by_length()
-    lengths = {
-        row["S"]
-        for row in attention_pairs.record.rows("attention_pairs")
-        if row["graph_us"] and row["causal"] == "0" and row["way"] == "pairs"
-    }
-    assert svg.count("<circle") == len(lengths) > 3
-    assert all(f"at {int(length):,}" in svg for length in lengths)

@@ -319,28 +319,6 @@ def test_hint_ladder_is_that_of_the_command_line(small_book):
     assert "grad_weight, o" not in index.read_text()
 
 
-def test_whatever_a_solution_uses_stands_in_the_book_or_in_the_problem_file():
-    """A reader who has the primer, the pages of puzzle 22 and the problem file need not look anything up elsewhere."""
-    from harness.learner import blanks
-
-    op = (ROOT / "solutions" / "p22" / "op" / "layernorm_linear.mojo").read_text()
-    code = "\n".join(line.split("#")[0] for blank in blanks.find(op).values() for line in blank.body)
-    own = set(re.findall(r"(?:var|for) (\w+)", code))
-    pages = [
-        page.read_text() for number in (19, 22) for page in (BOOK / "src" / f"puzzle_{number}").glob("*.md")
-    ]
-    known = set(re.findall(r"\w+", "\n".join(pages) + blanks.skeleton(op)))
-    assert len(own) > 5
-    assert set(re.findall(r"[A-Za-z_]\w*", code)) - own - known == set()
-
-
-def test_every_blank_of_the_puzzle_has_its_ladder_in_the_book():
-    from harness.learner import hints
-
-    pages = "".join(page.read_text() for page in (BOOK / "src" / "puzzle_22").glob("*.md"))
-    assert set(re.findall(r"\{\{#hints p22:([\w-]+)\}\}", pages)) == set(hints.ladders("p22"))
-
-
 def test_code_is_not_searched_for_formulas(small_book):
     page = "# P\n\n`$x$` costs $5 or $6.\n\n```text\n$$y$$\n```\n\n```mojo\n{{#include ../../code.mojo:body}}\n```\n"
     assert small_book(page) == []
@@ -490,30 +468,6 @@ def test_a_readme_with_other_numbers_than_the_records_is_a_fault(monkeypatch, tm
     monkeypatch.setattr(build, "build", lambda book, site: [])
     assert build.main(["--no-open"]) == 1
     assert "README.md:1: its table of speed is not that of the records" in capsys.readouterr().err
-
-
-def test_every_box_of_a_page_is_one(site):
-    """mdBook takes `> [!TIP]` for the head of a box only where it is alone on its line."""
-    assert [
-        page.name for page in site.rglob("*.html") if re.search(r"\[!(NOTE|TIP|WARNING)\]", page.read_text())
-    ] == []
-
-
-def test_sentences_of_an_output_are_no_wider_than_its_columns_and_columns_stay():
-    table = f"name{' ' * 40}error\nours{' ' * 40}1e-07\n"
-    assert preprocess.columns_width(table) == 49
-    sentence = "the cases that it tried are one, two, three, four and five"
-    folded = preprocess.folded(f"{sentence}\n{table}")
-    assert folded == f"the cases that it tried are one, two, three, four\n   and five\n{table}"
-    assert preprocess.folded("a sentence that is long\n") == "a sentence that is long\n"
-
-
-def test_columns_that_a_phone_shows_whole_leave_the_sentences_beside_them_to_the_page():
-    """The verdict of puzzle 21 stood twenty letters wide and ninety lines high, because its title has a gap."""
-    text = (
-        "check        wrong\nfalse alarm on standardise, in float32 alone: Jacobian mismatch for output 0\n"
-    )
-    assert preprocess.folded(text) == text
 
 
 def test_the_marks_of_a_merge_are_a_fault(tmp_path):

@@ -2,9 +2,7 @@
 
 import re
 from itertools import pairwise
-from xml.etree import ElementTree
 
-import pytest
 from book_paths import BOOK
 
 from book.figures import order_figures
@@ -46,13 +44,6 @@ def test_the_claims_have_a_number_and_a_verdict_each():
     assert all(re.search(r"\d", counted) and verdict.startswith("**") for _, counted, verdict in rows)
 
 
-@pytest.mark.parametrize("name", [name for name in order_figures.FILES if name.endswith(".svg")])
-def test_a_picture_is_a_line_of_svg_with_a_label(name):
-    text = order_figures.FILES[name]()
-    assert text.count("\n") == 1 and ElementTree.fromstring(text).attrib["aria-label"]
-    assert f"generated/{name}" in "".join(path.read_text() for path in PAGES.glob("*.md"))
-
-
 def test_what_texts_print_is_no_curve():
     """Steps 1 and 2 of the printed sequence are not beside each other, as all steps of the curve are."""
     from harness.puzzles.p24.mistakes import PRINTED
@@ -62,8 +53,3 @@ def test_what_texts_print_is_no_curve():
 
     assert sorted(PRINTED) == list(range(16)) and apart(PRINTED)[1] == 2
     assert apart(orders.hilbert(4, 4).tolist()) == [1] * 15
-
-
-def test_the_lines_of_all_curves_are_of_one_width():
-    lines = re.findall(r'scale\(([\d.]+)\)"><polyline [^>]*?stroke-width="([\d.]+)"', order_figures.growth())
-    assert [float(scale) * float(width) for scale, width in lines] == [2.0] * 4

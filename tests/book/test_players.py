@@ -155,20 +155,3 @@ def test_players_fit_a_phone(browser, site, page):
         ".filter(right => right > document.documentElement.clientWidth + 1)"
     )
     assert widths == []
-
-
-def test_the_marks_of_a_museum_are_walked_by_keys_and_lead_to_their_exhibits(browser, site):
-    browser.open(site / "puzzle_22/museum.html")
-    marks = "document.querySelectorAll('figure.marks a')"
-    place = browser.run("location.href")
-    assert browser.run(f"[...{marks}].filter(a => a.tabIndex === 0).length") == 1
-    browser.run(f"{marks}[0].focus()")
-    browser.press("ArrowRight")
-    assert browser.run(f"document.activeElement === {marks}[1]") and browser.run("location.href") == place
-    told = "document.querySelector('figure.marks output').textContent"
-    assert browser.run(f"{told} === {marks}[1].getAttribute('aria-label') && {told}.length > 10")
-    browser.press("End")
-    assert browser.run(f"document.activeElement === {marks}[{marks}.length - 1]")
-    browser.run(f"{marks}[0].dispatchEvent(new MouseEvent('click', {{bubbles: true, cancelable: true}}))")
-    browser.wait_for("document.querySelector('.exhibit:target')?.closest('details').open")
-    assert browser.errors == []

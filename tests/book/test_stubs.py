@@ -5,7 +5,6 @@ from html import escape
 
 import pytest
 from book_paths import BOOK
-from typed import present
 
 from book.build import stubs
 
@@ -49,13 +48,6 @@ def test_of_a_long_definition_head_and_hole_are_shown():
     ]
 
 
-def test_a_long_definition_that_ends_with_its_hole_ends_there():
-    hole = ["    # BLANK-START deep: think", "    # FILL IN (about 1 line)", "    # BLANK-END deep"]
-    lines = [*(f"    line{number}()" for number in range(60)), *hole]
-    text = "\n".join(["def long(x) -> int:", *lines, "", "", "# ---- The next part", "", "def next(): ..."])
-    assert stubs.around(text, "deep").split("\n") == ["def long(x) -> int:", "    ...", *lines[57:]]
-
-
 def test_every_ladder_of_the_book_has_its_task(site):
     """On the page, above the first hint; a hole that the page includes by itself counts."""
     for page in sorted({page for page, _, _ in LADDERS}):
@@ -73,16 +65,3 @@ def test_every_ladder_of_the_book_has_its_task(site):
 @pytest.mark.parametrize("ladder", ["unknown", "derive-edges"])
 def test_no_task_where_no_hole_has_the_name(ladder):
     assert stubs.stub("p20", ladder) is None
-
-
-def test_a_hole_of_the_same_words_in_another_rung_is_another_task(site):
-    html = (site / "puzzle_25" / "merging.html").read_text()
-    assert all(
-        escape(stubs.stub("p25", ladder) or "?", quote=False) in html for ladder in ("numpy-merge", "merge")
-    )
-
-
-def test_a_long_task_is_cut_between_statements_and_not_inside_one():
-    update, tiles = (present(stubs.stub(*place)) for place in (("p27", "adamw_update"), ("p24", "tiles")))
-    assert "    ...\n    if i >= Int(count):\n        return\n" in update
-    assert "if thread_idx.x == 0:\n            tiles[" in tiles

@@ -1,0 +1,289 @@
+"""Tables made of records: ratios, predictions and simulations by hand, and what is refused."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from book.figures import (
+    attention_times,
+    bench_results,
+    claims_chart,
+    every_size,
+    ladder,
+    ring_results,
+    roofline,
+    speed_table,
+)
+from book.figures.attention_times import CUDNN, OURS, Times
+from book.measure import ledger, record
+from harness.bench.runner import MACHINE, MEASURED
+from harness.puzzles.p22.candidates import BENCHMARK
+
+
+def strings(rows, names=()):
+    """Rows as a record has them: as text, and with every one of `names`."""
+    return [dict.fromkeys(names, "") | {name: str(value) for name, value in row.items()} for row in rows]
+
+
+def cells(markdown):
+    """The cells of a Markdown table, line by line, without the line of rules."""
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in markdown.splitlines()]
+    return [line for line in lines if not set("".join(line)) <= set("-: ")]
+
+
+# ---- The benchmark ------------------------------------------------------------------------------------------
+
+
+def bench_rows(times, column="graph", direction="both"):
+    """Rows of one pass as the benchmark writes them."""
+    rows = []
+    for dims, by_name in times.items():
+        for name, time in by_name.items():
+            sizes = dict(zip("MHO", dims, strict=True)) | {
+                "pass": direction,
+                "candidate": name,
+                "column": column,
+            }
+            spread = {"median_us": time, "p20_us": 0.99 * time, "p80_us": 1.02 * time}
+            rows.append(sizes | spread | {"ratio_to_floor": time / by_name.get("bare GEMMs", time)})
+    return strings(rows, (*MACHINE, *BENCHMARK.size_names, *MEASURED))
+
+
+def test_every_candidate_has_a_name():
+    assert set(bench_results.NAMES) == {candidate.name for candidate in BENCHMARK.candidates}
+    assert set(bench_results.OUR_OWN) == {one.name for one in BENCHMARK.candidates if one.role == "ours"}
+
+
+def test_ratios_to_peers_are_bold_where_the_layer_is_slower_and_refused_ones_stay_refused():
+    rows = bench_rows(
+        {(4096, 768, 3072): {"bare GEMMs": 90.0, "fast": 99.0, "eager": 150.0, "compile": 90.0}}
+    )
+    head, line = cells(bench_results.peers_table(rows, "graph"))
+    assert head[3:] == ["products", "eager", "compile"]
+    assert line[2:] == ["99.0\u00a0µs\u00a0±\u00a02.0\u00a0%", "**1.10**", "0.66", "**1.10**"]
+    assert "slower than a peer in 1 of 2 comparisons" in bench_results.losses(rows, "graph")
+    refused = [row | {"ratio_to_floor": ""} for row in rows]
+    assert cells(bench_results.peers_table(refused, "graph"))[1][3:] == ["–"] * 3
+
+
+def test_training_ratio_is_the_median_of_single_steps():
+    models = {
+        name: [
+            {
+                "loss": "5.0" if step < 20 else last,
+                "step_us": str(time if step >= 10 else 1e6),
+                "peak_bytes": str(2**20),
+            }
+            for step in range(30)
+        ]
+        for name, time, last in (("LayerNormLinear", 900, "2.5"), ("plain PyTorch", 1000, "2.4"))
+    }
+    ours, plain = cells(bench_results.training_table(models))[1:]
+    assert ours == ["LayerNormLinear", "5.0000", "2.5000", "0.90 ms", "0.900", "1.0 MiB"]
+    assert plain[2:5] == ["2.4000", "1.00 ms", "1.000"]
+
+
+def test_ratio_of_the_table_of_speed_is_one_time_over_the_other(monkeypatch):
+    times = {"eager": "40", "torch.compile": "16", "mojo_workbook": "20"}
+    steps = [{"setting": "autocast", "way": way, "median_ms": time} for way, time in times.items()]
+    monkeypatch.setattr(speed_table.record, "rows", lambda name: steps)
+    monkeypatch.setattr(speed_table.record, "read", lambda name: SimpleNamespace(machine="NVIDIA H200"))
+    assert speed_table.gpt2_row()[1:] == ["20.0 ms", "0.50", "**1.25**", "**1.25** compile"]
+
+
+def test_drawn_sizes_are_compared_with_their_fastest_peers():
+    rows = bench_rows(
+        {
+            (64, 128, 256): {"fast": 30.0, "eager": 40.0, "compile": 25.0},
+            (512, 96, 33): {"fast": 9.0, "eager": 18.0, "compile": 20.0},
+            (4096, 768, 3072): {"fast": 500.0, "eager": 1.0, "compile": 1.0},
+        }
+    )
+    graphs = {one.dims: (one.peer, one.ratio) for one in every_size.beside(rows, "graph")}
+    assert graphs == {(64, 128, 256): ("compile", 1.2), (512, 96, 33): ("eager", 0.5)}, (
+        "a model's size is not drawn"
+    )
+    with pytest.raises(KeyError, match="compile"):
+        list(every_size.beside([row for row in rows if row["candidate"] != "compile"], "graph"))
+
+
+def test_fastest_of_one_branch_and_of_two():
+    names = ("M", "H", "O", "branches", "us", "chosen")
+    rows = [(50, 6, 7, 1, 20, ""), (50, 6, 7, 1, 10, ""), (50, 6, 7, 2, 9, "yes"), (50, 6, 7, 2, 8, "")]
+    found = every_size.by_branches(strings(dict(zip(names, row, strict=True)) for row in rows))
+    assert [(dims, one["us"], two["us"], chosen["us"]) for dims, one, two, chosen in found] == [
+        ((50, 6, 7), "10", "8", "9")
+    ]
+
+
+# ---- Predictions --------------------------------------------------------------------------------------------
+
+DIMS = (8, 1024, 768, 3072)
+# What the profiler leaves of the names: Mojo cuts them.
+PASSES = {
+    ("fused", "forward"): ["minimal_fu"],
+    ("fused", "backward"): ["clear_grad", "minimal_fu", "convert_gr"],
+    ("unfused", "forward"): ["row_statis", "layernorm", "transpose", "matmul_idi", "add_bias_k"],
+    ("unfused", "backward"): [
+        "matmul_idi", "layernorm", "transpose", "matmul_idi", "column_sum", "ln_backwar", "ln_backwar", "ln_backwar",
+    ],
+    ("fast", "forward"): ["layernorm_rows", "gemm_hopper_ker"],
+    ("fast", "backward"): ["gemm_hopper_ker", "ln_backward_rows", "gemm_hopper_ker", "finish_sums_DTy"],
+}  # fmt: skip
+
+
+def climbed(passes=PASSES):
+    """A ladder in which the i-th launch of a pass took i + 1 microseconds; `passes` may be other ones."""
+    facts = {letter: str(size) for letter, size in zip("BSHO", DIMS, strict=True)}
+    facts |= {"device": "a GPU", "date": "a day", "torch": "2", "dtype": "bfloat16"}
+    return ladder.load(
+        [
+            facts | {"algorithm": algorithm, "pass": direction, "kernel": kernel, "median_us": str(i + 1)}
+            for (algorithm, direction), kernels in passes.items()
+            for i, kernel in enumerate(kernels)
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "kernel", "seconds"),
+    [
+        ("fused", "minimal_fused_forward", 9 * 8192 * 768 * 3072 / (132 * 4 * 1.98e9)),
+        ("unfused", "matmul", 2 * 8192 * 768 * 3072 / 32 / (132 * 1.98e9)),
+        ("unfused", "add_bias", (2 * 8192 * 3072 + 3072) * 2 / 4.8e12),
+        ("fast", "layernorm_rows", 2 * 8192 * 768 * 2 / 4.8e12),
+        ("fast", "gemm_hopper_kernel", 2 * 8192 * 768 * 3072 / 989e12),
+    ],
+)
+def test_prediction_of_a_launch_by_hand(algorithm, kernel, seconds):
+    launches = climbed().of(algorithm, "forward")
+    assert next(x.predicted for x in launches if x.kernel == kernel) == pytest.approx(seconds * 1e6)
+
+
+def test_forward_pass_after_each_step_of_the_ladder():
+    # Launches took 1, 2, ... in their pass: unfused 1 to 5, fast 1 and 2.
+    assert [took for _, took in ladder.versions(climbed()).values()] == [1, 15, 15 - 3 + 1, 1 + 2 + 5, 3]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({("fast", "forward"): ["layernorm_rows"]}, "0 matrix products"),
+        ({("unfused", "forward"): PASSES["unfused", "forward"][:4]}, "unfused, forward: 4 rows"),
+        ({("fast", "backward"): ["gemm_hopper_ker", "mystery"]}, "no prediction for the kernel mystery"),
+        ({("fast", "forward"): ["layernorm_rows", "other cublas"]}, "other cublas: 2 of 3 us"),
+    ],
+)
+def test_missing_or_unknown_row_of_the_ladder_is_refused(change, message):
+    with pytest.raises(LookupError, match=message):
+        ladder.pages(climbed(PASSES | change))
+
+
+def test_roofline_by_hand():
+    assert roofline.pair((1, 1, 1, 1), "float32", "forward") == roofline.Work(2 + 8, 4 * 6 + 8)
+    assert roofline.pair((1, 1, 1, 1), "bfloat16", "backward") == roofline.Work(2 * (2 + 8), 2 * 10 + 8)
+    assert roofline.pair(DIMS, "float32", "forward").bytes == ledger.moved("forward", "fused", DIMS)
+    assert roofline.Work(operations=1e6, bytes=1e6).ceiling("float32") == pytest.approx(4.8e12)
+    assert roofline.Work(operations=1e12, bytes=1e6).ceiling("bfloat16") == pytest.approx(989e12)
+
+
+# ---- Attention ----------------------------------------------------------------------------------------------
+
+
+def attention_row(candidate: str, microseconds: float, **other) -> dict[str, str]:
+    """A row as `p23 --bench` writes it."""
+    size = {
+        "B": 8,
+        "N": 12,
+        "S": 2048,
+        "d": 64,
+        "part": 1,
+        "dtype": "bfloat16",
+        "pass": "both",
+        "column": "graph",
+    }
+    row = {**size, "peak_bytes": "", "tflops": "", "candidate": candidate, "median_us": microseconds, **other}
+    return {name: str(value) for name, value in row.items()}
+
+
+def test_attention_is_compared_with_its_peers_and_with_its_arithmetic():
+    """96 heads at S = 1024: 2 * 96 * 1024**2 * 64 operations a product, at 100 TFLOP/s 128.8 us; nine of them."""
+    times = Times(
+        [
+            attention_row(OURS, 900),
+            attention_row(CUDNN, 1000),
+            attention_row("portable", 1500),
+            attention_row("flash", 2000),
+        ]
+    )
+    (line,) = attention_times.times_table(times, 64, False).splitlines()[2:]
+    assert line == "| 2,048 | 0.9 | 1.5 | 2 | 1 | 0.90 | 0.75 |"
+    ceiling = attention_row("matmul ceiling", 1, column="ceiling", B="", S="", tflops=100)
+    prediction = attention_times.predicted(Times([ceiling]), (1024, 64, False, "bfloat16"))
+    assert prediction["done"] == pytest.approx(9 * 128.85, rel=1e-3)
+    assert prediction["exponentials"] == pytest.approx(3 * 96 * 1024**2 / (132 * 16 * 1.98e9) * 1e6)
+
+
+def test_out_of_memory_is_said_in_the_table_of_claims():
+    rows = strings(
+        {
+            "length": length,
+            "method": method,
+            "who": who,
+            "failed": "OOM" if length > 512 and who == "autograd" else "",
+            "ms": 5,
+            "peak": 0,
+        }
+        for length in (512, 1024)
+        for method in ("own", "fair")
+        for who in claims_chart.LINES
+    )
+    lines = {line.split("|")[1].strip(): line for line in claims_chart.times_table(rows).splitlines()}
+    assert "| 5 and 5: 1× | 5 and 5: 1× |" in lines["512"] and "| OOM and 5 | OOM and 5 |" in lines["1,024"]
+
+
+# ---- The ring -----------------------------------------------------------------------------------------------
+
+FIRST = (
+    ("transfer", 0, 3),
+    ("attention", 1, 11),
+    ("elements", 11, 12),
+    ("attention", 12, 20),
+    ("elements", 20, 22),
+)
+BACK = (
+    ("attention", 23, 24),
+    ("attention", 24, 44),
+    ("transfer", 25, 30),
+    ("attention", 46, 64),
+    ("elements", 64, 66),
+)
+RANK = [*FIRST, *BACK, ("transfer", 66, 70), ("elements", 70, 71)]
+"""A rank of two: blocks at 1, 12, 24 and 46, the way home from 66."""
+RING = ring_results.Ring([row for name in ring_results.RINGS for row in record.rows(name)])
+
+
+def test_simulated_ring_repeats_the_second_step_of_a_trace():
+    assert ring_results.steps_of(RANK) == [12, 12, 22, 20, 5]
+    with pytest.raises(ValueError, match="expected the kernels of four blocks, found 2"):
+        ring_results.steps_of([*FIRST])
+    assert ring_results.simulated([RANK, RANK], 0.0, 4) == pytest.approx(0.071 + 2 * 0.032)
+    assert ring_results.union([(3, 5), (0, 1), (4, 7)]) == [(0, 1), (3, 7)]
+    assert ring_results.common([(0, 4), (6, 9)], [(3, 7)]) == 2
+
+
+def test_simulated_two_and_four_gpus_are_the_measured_ones():
+    for (kernels, d, length), ranks in ring_results.traces(ring_results.TWO).items():
+        measured = RING.ms("ring", kernels, 2, length, d)
+        assert ring_results.simulated(ranks, 0.0, 2) == pytest.approx(measured, rel=0.12), (
+            kernels,
+            d,
+            length,
+        )
+    both = [
+        (line[4].split()[0], line[6].split()[0])
+        for line in cells(ring_results.simulated_table(RING))[1:]
+        if line[6]
+    ]
+    assert len(both) == 4
+    assert all(float(one) == pytest.approx(float(other), rel=0.05) for one, other in both), both

@@ -152,7 +152,7 @@ def test_every_page_that_shows_a_record_sees_a_comparison_that_nothing_holds(sit
 def test_a_page_names_the_record_of_a_number_that_is_derived(site):
     """The essay has no table or picture of attention's times, only a ratio of two of them."""
     page = (site / "essays" / "flash_attention_backward.html").read_text(encoding="utf-8")
-    assert record.read("attention").question in html.unescape(page.split('<details class="records">')[1])
+    assert record.read("attention").command in html.unescape(page.split('<details class="records">')[1])
 
 
 def test_a_page_ends_with_its_records_and_says_which_are_old(monkeypatch):

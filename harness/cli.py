@@ -12,16 +12,12 @@ from harness.check.options import COMMANDS, Options, named_puzzle, parse
 from harness.console import Finished, make_console, output_lost, prepare_streams, printable
 from harness.errors import BadUse, EnvironmentProblem, WorkbookError
 from harness.toolchain import roots
-from harness.toolchain.bytecode import keep_bytecode, mend_bytecode
 from harness.toolchain.disk import check_target
 
 
 def main(argv: list[str] | None = None) -> int:
     """Runs a command line and returns its exit code."""
     arguments = sys.argv[1:] if argv is None else argv
-    if argv is None:  # this process is a command's own
-        keep_bytecode()
-        mend_bytecode()
     prepare_streams()
     try:
         check_folder()

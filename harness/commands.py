@@ -38,7 +38,7 @@ from harness.spec.catalogue import find_puzzle, puzzle_names
 from harness.spec.puzzle import Gate, Puzzle
 from harness.spec.rungs import NAMES
 from harness.toolchain import roots
-from harness.toolchain.disk import is_full, no_room, write_target
+from harness.toolchain.disk import write_failed, write_target
 
 
 def command_parser(name: str, about: str | None, puzzle: str | None = None) -> Parser:
@@ -281,9 +281,7 @@ def reset(arguments: list[str]) -> int:
         try:
             kept = restore.reset(path, content)
         except OSError as error:
-            if is_full(error):
-                raise no_room(f"{shown(path)} and a copy of it", path.parent) from error
-            raise BadUse(f"{error.filename or path}: {error.strerror}; nothing of it was changed") from error
+            raise write_failed(f"nothing was changed, {error.filename or shown(path)}", error) from error
         print(f"wrote {shown(path)}" + (f", kept {shown(kept)}" if kept else ""))
     return 0
 

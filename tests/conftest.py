@@ -15,9 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.toolchain.bytecode import keep_bytecode
-
-keep_bytecode()  # of all that the hundreds of processes import which the tests start
+# The tests start hundreds of processes: without bytecode each would compile PyTorch's sources again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # The tests run in as many processes as there are cores, on small tensors: threads of torch would wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Mojo's compiler, which the tests start hundreds of times, takes some 6% less processor time on huge pages.

@@ -43,13 +43,14 @@ def load_as_one(name: str, package, calls: dict) -> "Units":
 
     The first process of the run compiles them, the others read them.
     """
+    from filelock import FileLock
     from max.driver import CPU
 
     from harness.devices.graphs import load_each
-    from harness.toolchain.cache import cache_folder, only_one
+    from harness.toolchain.cache import cache_folder
 
     def load(graphs: dict) -> dict:
-        with only_one(cache_folder("tests") / name):
+        with FileLock(cache_folder("tests") / f"{name}.lock"):
             return load_each(package, graphs, {graph: dtype_of(graph) for graph in graphs}, CPU())
 
     later = {graph: call for graph, call in calls.items() if dtype_of(graph) == "float16"}

@@ -30,8 +30,8 @@ from max.graph import BufferType, DeviceRef, Graph, KernelLibrary, Module, Tenso
 
 from harness.errors import CompileFailed
 from harness.spec.ops import Call
-from harness.toolchain.cache import cache_folder, digest, discard, keep, whole
-from harness.toolchain.disk import compiler_out_of_room, is_full
+from harness.toolchain.cache import cache_folder, digest, discard, keep, keep_text, kept_text
+from harness.toolchain.disk import disk_full
 from harness.toolchain.packages import OpPackage
 
 if TYPE_CHECKING:  # the layers load this module, and want nothing of puzzles
@@ -135,9 +135,16 @@ def build(
 
 def kernel_library(package: OpPackage) -> KernelLibrary:
     """The ops of a package, as graphs take them."""
-    library = KernelLibrary()
-    library.load_paths([package.compile()])
-    return library
+    for _ in range(2):
+        path = package.compile()
+        library = KernelLibrary()
+        library.load_paths([path])
+        try:
+            _ = "" in library  # reads the file
+            return library
+        except ValueError:
+            discard(path)
+    raise CompileFailed(f"{package.path}: MAX cannot read the compiled package")
 
 
 def load(package: OpPackage, calls: tuple[Call, ...], dtype: str, device: Device, **options: Any) -> Program:
@@ -231,7 +238,7 @@ def plain_names(models: Mapping[str, T]) -> dict[str, T]:
 
 def read_cached(path: Path) -> CompiledModel | None:
     """A graph from the cache, or None where there is none that can be read."""
-    if not whole(path):
+    if not path.exists():
         return None
     try:
         return read(path)
@@ -247,9 +254,10 @@ def read_larger(folder: Path, entries: Mapping[str, str]) -> tuple[CompiledModel
         entries: Name of a graph -> the entry that says where it was last compiled.
     """
     files = {name: folder / f"{entry}.unit" for name, entry in entries.items()}
-    if not all(map(whole, files.values())):
+    texts = {name: text for name, file in files.items() if (text := kept_text(file)) is not None}
+    if len(texts) < len(files):
         return None, {}
-    places = {name: file.read_text(encoding="utf-8").split(" ", 1) for name, file in files.items()}
+    places = {name: text.split(" ", 1) for name, text in texts.items()}
     units = {unit for unit, _ in places.values()}
     if len(units) > 1:
         return None, {}
@@ -259,15 +267,15 @@ def read_larger(folder: Path, entries: Mapping[str, str]) -> tuple[CompiledModel
 def keep_entry(file: Path, text: str) -> None:
     """Notes in which unit a graph is found; a later unit takes the place of an earlier one."""
     discard(file)
-    keep(file, lambda staged: staged.write_text(text, encoding="utf-8"), "the compiled graph")
+    keep_text(file, lambda: text, "the compiled graph")
 
 
 def export(compiled: CompiledModel, path: Path) -> None:
-    """Writes a compiled graph. Raises OSError where there is no room."""
+    """Write a compiled graph. Raises OSError where that fails."""
     try:
         compiled.export_mef(path)
-    except ValueError as error:  # what MAX makes of every failed write
-        raise OSError(errno.ENOSPC if is_full(error) else errno.EIO, str(error)) from error
+    except ValueError as error:  # MAX raises this for every failed write
+        raise OSError(errno.EIO, str(error)) from error
 
 
 def compile_graph(session: InferenceSession, module: Module, *packages: OpPackage) -> CompiledModel:
@@ -286,7 +294,7 @@ def compile_graph(session: InferenceSession, module: Module, *packages: OpPackag
     located = [
         line for line in lines if re.search(r"\.mojo:\d+:\d+: (error: |note: constraint failed)", line)
     ]
-    if not located and (full := compiler_out_of_room(text)):
+    if not located and (full := disk_full(text)):
         raise full from failure
     reason = (located or [line for line in lines if "error:" in line] or [str(failure)])[0]
     paths = ", ".join(str(package.path) for package in packages)

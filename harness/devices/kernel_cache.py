@@ -9,13 +9,12 @@ whose parameters are no dtypes and numbers, or a package that is not read right,
 
 import json
 import re
-import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-from harness.toolchain.cache import STAGING, cache_folder, digest, keep, whole, writing
+from harness.toolchain.cache import cache_folder, digest, keep_text, kept_text, staging
 from harness.toolchain.diagnostics import Diagnostic, parse_diagnostics
 from harness.toolchain.mojo_items import Item, Items, parts
 from harness.toolchain.packages import OpPackage, compile_failed, mojo_version, run_mojo
@@ -110,7 +109,7 @@ class Kernels:
             " ".join([f"{MARK}kernel", s, kernels[s].function, *kernels[s].parameters]) for s in sorted(used)
         ]
         text = "\n".join([*heads, *lines, ""])
-        keep(file, lambda staged: staged.write_text(text, encoding="utf-8"), WHAT)
+        keep_text(file, lambda: text, WHAT)
 
     def described(self, items: Iterable[Item]) -> list[str]:
         """What tells whether items are still the same: their texts, and the imports that they use."""
@@ -143,14 +142,15 @@ class Kernels:
         places = [(item.file, item.line, len(item.lines)) for item in self.items.needed([kernel.function])]
         head = json.dumps({"symbol": symbol, "items": places})
         text = ptx.replace(f'"{folder}/', f'"{PACKAGE}/')
-        keep(file, lambda staged: staged.write_text(f"{head}\n{text}", encoding="utf-8"), WHAT)
+        keep_text(file, lambda: f"{head}\n{text}", WHAT)
 
     def ptx(self, kernel: Instance, symbol: str) -> str | None:
         """The kept PTX of a kernel under this symbol, its lines those of the package; None where there is none."""
         file = self.file_of(kernel)
-        if file is None or not whole(file):
+        entry = kept_text(file) if file else None
+        if entry is None:
             return None
-        head, _, text = file.read_text(encoding="utf-8").partition("\n")
+        head, _, text = entry.partition("\n")
         kept = json.loads(head)
         text = text.replace(kept["symbol"], symbol)
         now = self.items.needed([kernel.function])
@@ -178,7 +178,7 @@ class Kernels:
     def refuse(self, kernels: Sequence[Instance], output: str) -> None:
         """Raises CompileFailed where what the compiler said of kernels is the fault of this package."""
         if self._speaks_of_the_package(parse_diagnostics(output), self.needed(kernels)):
-            raise compile_failed(self.package.path, output, cache_folder("kernels"))
+            raise compile_failed(self.package.path, output)
 
     def needed(self, kernels: Iterable[Instance]) -> list[Item]:
         """The items that kernels need."""
@@ -212,9 +212,8 @@ def compile_together(wanted: Sequence[tuple[Kernels, Sequence[Instance]]]) -> st
 
     Returns "" or, where they do not compile, what the compiler said, in which the packages have their own paths.
     """
-    cache = cache_folder("kernels")
-    with writing(cache, WHAT), tempfile.TemporaryDirectory(prefix=STAGING, dir=cache) as staging:
-        folder = Path(staging).resolve()
+    with staging(cache_folder("kernels"), WHAT) as folder:
+        folder = folder.resolve()
         copies = [folder / f"copy_{number}" for number in range(len(wanted))]
         flat = [
             (copy, package, kernel)

@@ -9,7 +9,6 @@ alone where their launches are known, else all of it (`record_many`).
 """
 
 import re
-import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,7 +25,7 @@ from harness.devices.kernel_cache import (
 )
 from harness.errors import CompileFailed
 from harness.toolchain import roots
-from harness.toolchain.cache import STAGING, cache_folder, digest, keep, whole, writing
+from harness.toolchain.cache import cache_folder, digest, keep_text, kept_text, staging
 from harness.toolchain.diagnostics import parse_diagnostics
 from harness.toolchain.packages import OpPackage, compile_failed, run_mojo
 
@@ -155,7 +154,7 @@ def record(
 
 def record_one(order: Order, puzzle: str) -> Recording:
     """Records a package's launches, as `record` does."""
-    if not whole(_cache_file(order, puzzle)) and (parts := _from_parts(order, puzzle)):
+    if kept_text(_cache_file(order, puzzle)) is None and (parts := _from_parts(order, puzzle)):
         return parts
     return record_many([order], puzzle)[0]
 
@@ -163,7 +162,7 @@ def record_one(order: Order, puzzle: str) -> Recording:
 def is_recorded(order: Order, puzzle: str) -> bool:
     """Whether an order is answered without a compiler."""
     known = _planned(order, puzzle) is not None and not _missing(order, puzzle)
-    return whole(_cache_file(order, puzzle)) or known
+    return known or kept_text(_cache_file(order, puzzle)) is not None
 
 
 def record_dtypes(orders: Sequence[Order], puzzle: str) -> list[Recording]:
@@ -172,7 +171,7 @@ def record_dtypes(orders: Sequence[Order], puzzle: str) -> list[Recording]:
     Raises CompileFailed where one of them does not compile.
     """
     kernels = _kernels(orders[0])
-    left = [order for order in orders if not whole(_cache_file(order, puzzle))]
+    left = [order for order in orders if kept_text(_cache_file(order, puzzle)) is None]
     if left and all(_planned(order, puzzle) for order in left):
         missing = [kernel for order in left for kernel in _missing(order, puzzle)]
         if missing:  # a program without a kernel would take its second too
@@ -192,7 +191,7 @@ def record_many(orders: Sequence[Order], puzzle: str, dtype: str = "") -> list[R
     """
     orders = [replace(order, dtype=dtype or order.dtype) for order in orders]
     kept = {order: _cache_file(order, puzzle) for order in orders}
-    missing = [order for order, file in kept.items() if not whole(file)]
+    missing = [order for order, file in kept.items() if kept_text(file) is None]
     recordings: dict[Order, Recording] = {}
     for small in (False, True):
         together = [order for order in missing if order.variants and order.small_grid == small]
@@ -207,16 +206,16 @@ def record_many(orders: Sequence[Order], puzzle: str, dtype: str = "") -> list[R
         if len(alike) > 1:
             texts.update(zip(alike, _run(alike, puzzle), strict=True))
 
-    def make(staged: Path, order: Order) -> None:
-        text = texts[order] if order in texts else _run([order], puzzle)[0]
-        if order not in texts:
-            _keep_parts(order, puzzle, text)
-        staged.write_text(text, encoding="utf-8")
+    def make(order: Order) -> str:
+        if order in texts:
+            return texts[order]
+        text = _run([order], puzzle)[0]
+        _keep_parts(order, puzzle, text)
+        return text
 
     for order, file in kept.items():
         if order not in recordings:
-            keep(file, partial(make, order=order), WHAT)
-            recordings[order] = parse(file.read_text(encoding="utf-8"))
+            recordings[order] = parse(keep_text(file, partial(make, order), WHAT))
     return [recordings[order] for order in orders]
 
 
@@ -296,10 +295,10 @@ def _plan_files(order: Order, puzzle: str) -> dict[tuple[str, tuple[int, ...]], 
 
 def _planned(order: Order, puzzle: str) -> tuple[str, dict[str, Instance]] | None:
     """The plans of an order as one text, and which kernel each symbol is; None where a plan is missing."""
-    plans = _plan_files(order, puzzle).values()
-    if not plans or not all(map(whole, plans)):
+    plans = [text for file in _plan_files(order, puzzle).values() if (text := kept_text(file)) is not None]
+    if not plans or len(plans) < len(order.dims) * len(order.variants):
         return None
-    text = "\n".join(path.read_text(encoding="utf-8") for path in plans)
+    text = "\n".join(plans)
     instances = {}
     for line in text.splitlines():
         if line.startswith(f"{MARK}kernel "):
@@ -383,9 +382,8 @@ def _run(orders: list[Order], puzzle: str, *, marks: bool = True, plan: bool = F
     With `marks` the launch code also says which kernel it launches; where that does not compile it goes without. For a
     `plan` no kernel is compiled, and each package is cut down to what its launches need.
     """
-    cache = cache_folder("recordings")
-    with writing(cache, WHAT), tempfile.TemporaryDirectory(prefix=STAGING, dir=cache) as staging:
-        folder = Path(staging).resolve()
+    with staging(cache_folder("recordings"), WHAT) as folder:
+        folder = folder.resolve()
         result = run_mojo(
             "run", "-g1", "--diagnostic-format", "json", "--target-accelerator", "sm_90a",
             *orders[0].defines, *(["-DPLAN"] if plan else []),
@@ -397,7 +395,7 @@ def _run(orders: list[Order], puzzle: str, *, marks: bool = True, plan: bool = F
         )
         if result.returncode != 0 and (plan or (len(orders) == 1 and not refused)):
             path = orders[0].package.path
-            raise compile_failed(path, _named(output, folder, path), cache)
+            raise compile_failed(path, _named(output, folder, path))
     if result.returncode != 0 and refused:
         return _run(orders, puzzle, marks=False)
     if result.returncode != 0:  # which of them it is, and what is wrong with it, its own program says

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from harness.errors import BadUse, EnvironmentProblem
+from harness.errors import BadUse
 from harness.invocation import command
 from harness.learner import blanks, layout, restore
 from harness.toolchain import roots
-from harness.toolchain.disk import is_full, no_room, write_whole
+from harness.toolchain.disk import write_failed, write_whole
 
 DISTRIBUTION = "mojo-gpu-workbook"
 BOOK = Path("book") / "html"
@@ -73,7 +73,7 @@ def create(folder: Path, *, book: bool) -> int:
         put_book(folder, built)
         put_mark(folder)
     except OSError as error:
-        raise not_written(folder, error) from error
+        raise write_failed(str(error.filename or folder), error) from error
     return len(layout.layout(folder / "solutions").edited)
 
 
@@ -101,7 +101,7 @@ def update(folder: Path, *, book: bool) -> list[Renewed]:
         put_book(folder, built)
         put_mark(folder)
     except OSError as error:
-        raise not_written(folder, error) from error
+        raise write_failed(str(error.filename or folder), error) from error
     return renewed
 
 
@@ -177,10 +177,3 @@ def put_book(folder: Path, built: Path | None) -> None:
 def put_mark(folder: Path) -> None:
     """Notes which version wrote the folder: the last thing, so that one half written is not taken for whole."""
     write_whole(folder / roots.MARK, json.dumps({"version": version()}) + "\n")
-
-
-def not_written(folder: Path, error: OSError) -> BadUse | EnvironmentProblem:
-    """The error for a folder that cannot be written."""
-    if is_full(error):
-        return no_room(str(folder), folder if folder.is_dir() else folder.parent)
-    return BadUse(f"{error.filename or folder}: {error.strerror or error}")

@@ -23,8 +23,7 @@ from harness.console import hanging, live, tell
 from harness.errors import WorkbookError
 from harness.learner import workspace
 from harness.toolchain import roots
-from harness.toolchain.bytecode import spoiled
-from harness.toolchain.cache import VARIABLE, cache_folder, whole
+from harness.toolchain.cache import VARIABLE, cache_folder
 
 INSTALL = "run `uv sync` or `pixi install`, and start through `uv run workbook ...` or `pixi run ...`"
 REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)\s*(?P<versions>.*)")
@@ -187,7 +186,7 @@ def extension_module() -> Iterator[Finding]:
         return
     for architecture in wanted:
         path = extension.folder() / extension.file_name(architecture)
-        if whole(path):
+        if path.exists():
             yield Finding(part, "good", str(path))
         else:
             yield Finding(
@@ -212,12 +211,6 @@ def virtual_gpu() -> Iterator[Finding]:
 def caches() -> Iterator[Finding]:
     """Where compiled things are kept, how much, and whether it can be written."""
     yield size_of("workbook cache", cache_folder(), f"{VARIABLE} puts it elsewhere; all of it can be deleted")
-    entries = [note.with_suffix("") for note in cache_folder().rglob("*.sum")]
-    damaged = [entry for entry in entries if not whole(entry)]
-    damaged += spoiled(cache_folder("bytecode"))
-    if damaged:
-        words = f"{len(damaged)} damaged, the first {damaged[0]}: each is made anew when it is asked for"
-        yield Finding("workbook cache", "note", words)
     compiler = Path.home() / ".cache" / "modular"
     if compiler.is_dir():
         writable = os.access(compiler, os.W_OK)

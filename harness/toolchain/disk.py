@@ -1,8 +1,4 @@
-"""Writing to disk: a file whole or not at all; what can be written; full disks, also as the cause of a compiler's failure.
-
-A compiler that finds no room says so in words of its own, far from any line of code, or says nothing at all. Neither is
-a learner's mistake.
-"""
+"""Writing files outside the cache: whole or not at all, and with one line where it fails."""
 
 import errno
 import os
@@ -11,14 +7,10 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from harness.errors import BadUse, EnvironmentProblem
+from harness.errors import BadUse, EnvironmentProblem, WorkbookError
 
-FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-"""What a write that finds no room fails with."""
-SAID = re.compile(r"No space left on device|Disk quota exceeded|File too large|available space")
-"""How the C library, LLVM, Mojo and MAX say it."""
-LITTLE = 4 * 2**20
-"""Bytes. Where less is free, a compiler that fails without naming a line has most likely run out of room."""
+FULL = re.compile(r".*(?:No space left on device|Disk quota exceeded|available space).*")
+"""How the C library, LLVM, Mojo and MAX report a full disk."""
 
 
 def check_target(flag: str, target: str | Path) -> None:
@@ -41,14 +33,11 @@ def check_target(flag: str, target: str | Path) -> None:
 
 
 def write_target(flag: str, target: str | Path, text: str) -> None:
-    """Writes the file that a flag names. Raises BadUse where that cannot be, EnvironmentProblem on a full disk."""
+    """Writes the file that a flag names. Raises what `write_failed` returns."""
     try:
         write_whole(Path(target), text)
     except OSError as error:
-        if is_full(error):
-            folder = Path(os.path.realpath(target)).parent
-            raise no_room(f"{flag} {target}, {len(text):,} bytes", folder) from error
-        raise BadUse(f"{flag} {target}: {error.strerror}") from error
+        raise write_failed(f"{flag} {target}", error) from error
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -80,42 +69,13 @@ def replace_file(place: Path, text: str) -> None:
         raise
 
 
-def is_full(error: BaseException) -> bool:
-    """Whether an exception, or what it comes from, is a full disk."""
-    if isinstance(error, OSError) and error.errno in FULL:
-        return True
-    return bool(SAID.search(str(error))) or (error.__cause__ is not None and is_full(error.__cause__))
+def write_failed(what: str, error: OSError) -> WorkbookError:
+    """Return the error for a file that cannot be written: EnvironmentProblem on a full disk, else BadUse."""
+    kind = EnvironmentProblem if error.errno in (errno.ENOSPC, errno.EDQUOT) else BadUse
+    return kind(f"{what}: {error.strerror or error}")
 
 
-def free(folder: Path) -> int:
-    """Free bytes where a folder lies, or will lie once it is made."""
-    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-    return shutil.disk_usage(there).free
-
-
-def no_room(what: str, folder: Path, remedy: str = "make room there") -> EnvironmentProblem:
-    """The one line for something that did not fit into a folder."""
-    return EnvironmentProblem(
-        f"disk full: no room for {what} in {folder} ({free(folder):,} bytes are free there); {remedy}"
-    )
-
-
-def compiler_folders() -> list[Path]:
-    """Where the compilers write in addition to where they are told to: temporary files, and caches of their own."""
-    caches = os.environ.get("XDG_CACHE_HOME") or Path(os.environ.get("HOME") or os.sep) / ".cache"
-    return [Path(os.environ.get("TMPDIR") or "/tmp"), Path(caches) / "modular"]
-
-
-def compiler_out_of_room(said: str, *folders: Path) -> EnvironmentProblem | None:
-    """The error for a compile that failed because a disk is full, or None where that is not why.
-
-    Only for a failure that names no line of code.
-
-    Args:
-        said: Everything that the compiler said.
-        folders: Where it was told to write.
-    """
-    tightest = min([*folders, *compiler_folders()], key=free)
-    if SAID.search(said) or free(tightest) < LITTLE:
-        return no_room("the Mojo compiler", tightest)
-    return None
+def disk_full(output: str) -> EnvironmentProblem | None:
+    """Return the error for a compiler's output that reports a full disk, None where it does not."""
+    line = FULL.search(output)
+    return EnvironmentProblem(f"the Mojo compiler cannot write: {line[0].strip()}") if line else None

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.machinery import ExtensionFileLoader
 from pathlib import Path
@@ -22,9 +23,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
 from harness.errors import BadUse, EnvironmentProblem, WorkbookError
-from harness.toolchain.cache import cache_folder, digest, keep, made_folder
+from harness.toolchain.cache import cache_folder, digest, discard, keep, made_folder
 from harness.toolchain.diagnostics import parse_diagnostics
-from harness.toolchain.disk import compiler_out_of_room
 from harness.toolchain.linker import environment_with_linker
 from harness.toolchain.packages import compile_failed, mojo_files, mojo_version, run_mojo
 from harness.toolchain.roots import solutions
@@ -244,16 +244,15 @@ def compile_module(architecture: str, staging: Path, puzzle: str) -> Path:
     # A GPU target's code generator may print an error and the compiler go on.
     said = done.stdout + done.stderr
     if done.returncode != 0 or re.search(r"^error: ", said, re.MULTILINE):
-        raise build_failed(files[0], said, staging.parent)
+        raise build_failed(files[0], said)
     return target
 
 
-def build_failed(source: Path, said: str, written: Path) -> WorkbookError:
+def build_failed(source: Path, said: str) -> WorkbookError:
     """The error for a failed build, by what the compiler said: the linker's trouble is not the kernels'."""
     if parse_diagnostics(said):
-        return compile_failed(source, said, written)
-    full = compiler_out_of_room(said, written)
-    return full or EnvironmentProblem(f"the extension module cannot be built: {last_line(said)}")
+        return compile_failed(source, said)
+    return EnvironmentProblem(f"the extension module cannot be built: {last_line(said)}")
 
 
 def last_line(text: str) -> str:
@@ -276,6 +275,9 @@ def load(path: Path, puzzle: str = "") -> ModuleType:
         module = importlib.util.module_from_spec(spec)
         loader.exec_module(module)
     except (ImportError, OSError) as error:
+        if isinstance(error, ImportError):
+            with suppress(OSError):  # the folder may be read-only
+                discard(path)  # damaged: the next call builds it again
         raise EnvironmentProblem(f"cannot load {path}: {error}") from error
     return module
 

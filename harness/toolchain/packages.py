@@ -13,7 +13,7 @@ from harness.errors import BadUse, CompileFailed, DamagedFile, EnvironmentProble
 from harness.toolchain import translate
 from harness.toolchain.cache import cache_folder, digest, keep
 from harness.toolchain.diagnostics import parse_diagnostics
-from harness.toolchain.disk import compiler_out_of_room
+from harness.toolchain.disk import disk_full
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class OpPackage:
         def make(staged: Path) -> None:
             result = run_mojo("precompile", "--diagnostic-format", "json", str(self.path), "-o", str(staged))
             if result.returncode != 0:
-                raise compile_failed(self.path, result.stdout + result.stderr, staged.parents[1])
+                raise compile_failed(self.path, result.stdout + result.stderr)
 
         return keep(cache_folder("packages") / f"ops_{self.digest}.mojoc", make, "the compiled op package")
 
@@ -116,14 +116,11 @@ def run_mojo(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str
     return run() if finished.returncode and CACHE_MOVED.fullmatch(finished.stderr) else finished
 
 
-def compile_failed(path: Path, output: str, *written: Path) -> WorkbookError:
-    """The error for a package that does not compile: the first error explained, the whole output in `details`.
-
-    A compiler that names no line of code, and that found no room where it was to write, is no failure of the package.
-    """
+def compile_failed(path: Path, output: str) -> WorkbookError:
+    """Return the error for a package that does not compile: the first error explained, the whole output in `details`."""
     diagnostics = parse_diagnostics(output)
     errors = [diagnostic for diagnostic in diagnostics if diagnostic.kind == "error"]
-    if not errors and (full := compiler_out_of_room(output, *written)):
+    if not errors and (full := disk_full(output)):
         return full
     text = "\n".join(map(str, diagnostics)) or output.strip()
     return CompileFailed(

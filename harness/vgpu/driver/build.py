@@ -15,7 +15,6 @@ from pathlib import Path
 
 from harness.errors import EnvironmentProblem
 from harness.toolchain.cache import cache_folder, digest, keep
-from harness.toolchain.disk import compiler_out_of_room
 from harness.toolchain.linker import environment_with_linker
 
 from .interface import SAME, constants, entry_points
@@ -140,7 +139,7 @@ def compile_library(target: Path, source: str, mojo: str, env: dict[str, str]) -
     """One shared library, whose soname is what later dlopen calls find it by: its source, and what interface.py
     says of it.
 
-    Raises EnvironmentProblem on a full disk, DriverBuildError with the compiler's last line."""
+    Raises DriverBuildError with the compiler's last line."""
     folder = Path(env["TMPDIR"]) / target.name
     folder.mkdir()
     (folder / "interface.mojo").write_text(constants())
@@ -157,5 +156,4 @@ def compile_library(target: Path, source: str, mojo: str, env: dict[str, str]) -
         command, env=env, capture_output=True, text=True, encoding="utf-8", errors="replace", check=False
     )
     if done.returncode != 0:
-        full = compiler_out_of_room(done.stdout + done.stderr, target.parents[2])
-        raise full or DriverBuildError(f"mojo could not build {target.name}: {last_line(done.stderr)}")
+        raise DriverBuildError(f"mojo could not build {target.name}: {last_line(done.stderr)}")

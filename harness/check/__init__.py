@@ -39,7 +39,7 @@ From `workbook pNN --gate dW` to its verdict, ten files in order. A file without
     truth; and where nothing is left unwritten. A spec may widen it for some quantities (`propagated`,
     `terms`), not for dW. For a sum of R rows by atomics s is sqrt(R) / 8, from 1 to 8; else it is 1.
 
-Recording and replay: harness/devices/recorder.py compiles solutions/pNN/record.mojo, which is generated. It
+Recording and replay: harness/devices/recorder.py compiles the program that record_program.py makes from the spec. It
 calls the launch functions with a launcher that writes down (harness/devices/recording/recorder.mojo).
 harness/devices/replay.py puts a case's tensors into the memory of the virtual GPU, and launches.
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from harness.check import zoo
-from harness.dev import recording
+from harness.devices import record_program
 from harness.errors import BadUse, DamagedFile
 from harness.learner import blanks, hints, layout
 from harness.spec.puzzle import Puzzle
@@ -35,8 +35,7 @@ def faults(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
     yield from faults_of_zoo(checkout, puzzle)
     yield from faults_of_hints(checkout, puzzle)
     yield from faults_of_problem(checkout, puzzle)
-    for path in recording.out_of_step(checkout, [puzzle]):
-        yield recording.words_for(path.relative_to(checkout))
+    yield from faults_of_record(checkout, puzzle)
     yield from faults_of_chapter(checkout, puzzle)
     task = f'{puzzle.name} = "workbook {puzzle.name}"'
     if task not in (checkout / "pixi.toml").read_text(encoding="utf-8").splitlines():
@@ -55,7 +54,6 @@ def required(checkout: Path, puzzle: Puzzle) -> Iterator[Path]:
         yield solution / rung.file
         if isinstance(rung, MojoRung):
             yield solution / "op" / "__init__.mojo"
-            yield solution / "record.mojo"
 
 
 def faults_of_rung(checkout: Path, puzzle: Puzzle, rung: Rung) -> Iterator[str]:
@@ -124,6 +122,16 @@ def faults_of_problem(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
         yield str(error).replace(f"{checkout}/", "")
     for fault in layout.faults(solution, problem):
         yield str(fault).replace(f"{checkout}/", "")
+
+
+def faults_of_record(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
+    """A spec from which no recording program can be made."""
+    package = checkout / "solutions" / puzzle.name / "op"
+    if puzzle.mojo_rung and package.is_dir():
+        try:
+            record_program.program(puzzle, package)
+        except DamagedFile as error:
+            yield str(error)
 
 
 def faults_of_chapter(checkout: Path, puzzle: Puzzle) -> Iterator[str]:

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from harness.console import Parser
-from harness.dev import check, formatting, mutation, recording, skeleton
+from harness.dev import check, formatting, mutation, skeleton
 from harness.errors import BadUse
 from harness.learner import blanks
 from harness.spec.catalogue import find_puzzle, puzzle_names
@@ -86,16 +86,10 @@ def say_survivors(names: list[str], flags: argparse.Namespace) -> int:
 
 
 def generate(checkout: Path, flags: argparse.Namespace) -> int:
-    """Write record.mojo of each puzzle from its ops, and problems/ from solutions/."""
+    """Write problems/ from solutions/."""
     solutions, problems = checkout / "solutions", checkout / "problems"
-    programs = recording.out_of_step(checkout, map(find_puzzle, puzzle_names()))
     if flags.check:
-        for path in programs:
-            print(recording.words_for(path.relative_to(checkout)))
-        return blanks.check(solutions, problems) or int(bool(programs))
-    for path, text in programs.items():
-        path.write_text(text, encoding="utf-8")
-        print(f"wrote {path.relative_to(checkout)}")
+        return blanks.check(solutions, problems)
     for path in blanks.generate(solutions, problems, force=flags.force):
         print(f"wrote {path.relative_to(checkout)}")
     return 0

@@ -1,7 +1,7 @@
 """The launches of a puzzle without a device: PTX, geometry and exact argument bytes, by the recording launcher.
 
-The program is the puzzle's `record.mojo`; its launcher, `recording/recorder.mojo`, prints what it is asked to launch, and `parse`
-reads that. Needs the Mojo compiler only; no MAX, no driver. A recording takes a few seconds and carries source lines. The same
+The program is made from the puzzle's spec (`record_program.py`); its launcher, `recording/recorder.mojo`, prints what it is
+asked to launch, and `parse` reads that. Needs the Mojo compiler only; no MAX, no driver. A recording takes a few seconds and carries source lines. The same
 launch functions run here and in the custom op, so that a recording shows what a GPU would be given.
 
 A check asks `record_dtypes`. It takes what is kept, whole or in parts (`kernel_cache.py`), and has the rest compiled: kernels
@@ -23,6 +23,7 @@ from harness.devices.kernel_cache import (
     marked,
     plain_symbols,
 )
+from harness.devices.record_program import program_of
 from harness.errors import CompileFailed
 from harness.toolchain import roots
 from harness.toolchain.cache import cache_folder, digest, keep_text, kept_text, staging
@@ -116,7 +117,7 @@ class Order:
     """What is to be recorded of one package.
 
     Attributes:
-        package: The op package; the recording program is the solution's, so a learner needs none.
+        package: The op package.
         dims: The sizes of each case, as the puzzle names them.
         variants: Which ones, the fewer the faster; without any, those that the recording program takes by itself.
         small_grid: With SMALL_GRID, for checks.
@@ -240,15 +241,10 @@ def _put_together(orders: Sequence[Order], puzzle: str) -> dict[Order, Recording
             unplanned.append(first)
     if unplanned:
         try:
-            texts = [
-                text
-                for alike in _in_one_program(unplanned, puzzle)
-                for text in _run(alike, puzzle, plan=True)
-            ]
+            texts = _run(unplanned, puzzle, plan=True)
         except CompileFailed:  # what is wrong with which package is said of it as a whole
             return {}
-        planned = [order for alike in _in_one_program(unplanned, puzzle) for order in alike]
-        for order, text in zip(planned, texts, strict=True):
+        for order, text in zip(unplanned, texts, strict=True):
             _keep_parts(order, puzzle, text)
     wanted: list[tuple[Kernels, list[Instance]]] = []
     listed: set[Path | None] = {None}
@@ -267,9 +263,8 @@ def _put_together(orders: Sequence[Order], puzzle: str) -> dict[Order, Recording
 
 def _cache_file(order: Order, puzzle: str) -> Path:
     """Where a recording is kept, named by all that it is made from; the line table holds the package's path."""
-    sources = [path.read_bytes() for path in (_program(puzzle), LAUNCHER)]
     package = [order.package.digest, str(order.package.path.resolve())]
-    key = digest([*package, *order.defines, repr(order.dims), *sources])
+    key = digest([*package, *order.defines, repr(order.dims), *_programs(puzzle).values()])
     return cache_folder("recordings") / f"{key}.txt"
 
 
@@ -280,7 +275,7 @@ def _kernels(order: Order) -> Kernels:
 
 def _host(order: Order, puzzle: str) -> str:
     """What tells whether the host code of two packages launches the same."""
-    return digest([order.dtype, _kernels(order).host(_program_texts(puzzle))])
+    return digest([order.dtype, _kernels(order).host([*_programs(puzzle).values()])])
 
 
 def _plan_files(order: Order, puzzle: str) -> dict[tuple[str, tuple[int, ...]], Path]:
@@ -332,13 +327,6 @@ def _from_parts(order: Order, puzzle: str) -> Recording | None:
     return recording if all(recording.ptx.values()) else None
 
 
-def _in_one_program(orders: list[Order], puzzle: str) -> list[list[Order]]:
-    """The orders that one program can plan: all, or those of each dtype where the recording program asks in its own way."""
-    if DTYPE_OF_RUN in _program(puzzle).read_text("utf-8"):
-        return [orders]
-    return [[order for order in orders if order.dtype == d] for d in dict.fromkeys(o.dtype for o in orders)]
-
-
 def _keep_parts(order: Order, puzzle: str, text: str) -> None:
     """Keeps what a recording or a plan says, in parts: the plan of each variant at each size, and each kernel."""
     if not order.variants:
@@ -366,14 +354,10 @@ def _keep_parts(order: Order, puzzle: str, text: str) -> None:
             kernels.keep_plan(file, lines[planned], instances)
 
 
-def _program(puzzle: str) -> Path:
-    """What records the launches of one package of a puzzle."""
-    return roots.solutions() / puzzle / "record.mojo"
-
-
-def _program_texts(puzzle: str) -> list[str]:
-    """The texts of what records a package of a puzzle."""
-    return [path.read_text("utf-8") for path in (_program(puzzle), LAUNCHER)]
+def _programs(puzzle: str) -> dict[str, str]:
+    """File name -> text of what records the launches of one package of a puzzle: the program and its launcher."""
+    program = program_of(puzzle, roots.solutions() / puzzle / "op")
+    return {"record.mojo": program, LAUNCHER.name: LAUNCHER.read_text("utf-8")}
 
 
 def _run(orders: list[Order], puzzle: str, *, marks: bool = True, plan: bool = False) -> list[str]:
@@ -428,10 +412,10 @@ def _write_program(folder: Path, orders: list[Order], puzzle: str, marks: bool, 
             target.parent.mkdir(parents=True, exist_ok=True)
             (target.parent / "__init__.mojo").touch()
             target.write_text(marked(text) if marks else text, "utf-8", errors="surrogateescape")
-        for source in (_program(puzzle), LAUNCHER):
-            text = source.read_text("utf-8").replace(DTYPE_OF_RUN, f"DType.{order.dtype}")
+        for name, text in _programs(puzzle).items():
+            text = text.replace(DTYPE_OF_RUN, f"DType.{order.dtype}")
             text = re.sub(r"^from (?=(op|recorder)\b)", "from .", text, flags=re.MULTILINE)
-            (copy / source.name).write_text(text, encoding="utf-8")
+            (copy / name).write_text(text, encoding="utf-8")
         imports.append(f"from {copy.name}.record import record_launches as record_{number}")
         imports.append(f"from {copy.name}.recorder import Recorder as Recorder_{number}")
         calls += [f'print("{MARK}package")', f"var recorder_{number} = Recorder_{number}()"]
@@ -445,7 +429,7 @@ def _write_program(folder: Path, orders: list[Order], puzzle: str, marks: bool, 
 def _texts(order: Order, puzzle: str, cut: bool) -> dict[str, str]:
     """File of an order's package -> its text, or with `cut` the part that its launches need."""
     if cut:
-        return _kernels(order).launching(_program_texts(puzzle))
+        return _kernels(order).launching(_programs(puzzle).values())
     files = ((str(file.relative_to(order.package.path)), file) for file in order.package.files)
     return {name: file.read_text("utf-8", errors="surrogateescape") for name, file in files}
 

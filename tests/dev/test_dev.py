@@ -109,7 +109,6 @@ ZOO = "solutions/p22/wrong/db_overwritten.toml"
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (remove("solutions/p22/record.mojo"), "solutions/p22/record.mojo is missing"),
         (remove(HINTS), f"{HINTS} is missing"),
         (add("solutions/p22/notes.txt"), "solutions/p22/notes.txt is no part of a puzzle"),
         (remove("solutions/p22/wrong"), "solutions/p22/wrong holds no wrong solution"),
@@ -175,10 +174,10 @@ def test_a_wrong_kernel_that_no_longer_applies(spoiled, puzzle):
 
 @pytest.mark.long
 def test_check_ends_with_1_where_something_is_named(spoiled):
-    (spoiled / "solutions" / "p22" / "record.mojo").unlink()
+    (spoiled / HINTS).unlink()
     finished = harness(spoiled, "dev", "check", "p22")
     assert finished.returncode == 1
-    assert finished.stdout == "solutions/p22/record.mojo is missing\np22: 1 fault\n"
+    assert finished.stdout == f"{HINTS} is missing\np22: 1 fault\n"
 
 
 # ---- New ----------------------------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
 """Records the fast variant in one dtype, and its matrix products alone:
-`mojo run -D DTYPE=float32 -D VARIANT_fast -I HARNESS/devices/recording -I SOLUTION tests/p22/p22_fast_record.mojo WHAT 1 2 3 4 ...`.
+`mojo run -D DTYPE=float32 -D VARIANT_fast -I HARNESS/devices/recording -I SOLUTION -I RECORD tests/p22/p22_fast_record.mojo WHAT 1 2 3 4 ...`.
 
 After "fast" come B, S, H and O, and "fast B S H O" is the case. After "gemm" come m, n, k and a shift, and there is a case for
 each form of the operands and each size of tile, "nt64 m n k shift"; in float32 also "tf32_nt64 m n k shift", whose factors may

@@ -12,6 +12,7 @@ import torch
 from harness.check.compare import EPSILON
 from harness.check.reference import Reference
 from harness.devices.kernel_cache import WHAT
+from harness.devices.record_program import program_of
 from harness.devices.recorder import LAUNCHER, RecordedLaunch, RecordedTensor, Recording, parse
 from harness.devices.replay import Replay
 from harness.devices.targets import Target
@@ -46,19 +47,22 @@ them, in these five kinds."""
 
 
 @pytest.fixture(scope="module")
-def recording():
+def recording(tmp_path_factory):
     """dtype -> what the fast variant launches at every size that is tested here, and its products alone: one program, as
     they have kernels in common."""
     package = roots.op_package(roots.solutions(), PUZZLE.name)
-    program, folder = ROOT / "tests" / "p22" / "p22_fast_record.mojo", package.path.parent
+    program = ROOT / "tests" / "p22" / "p22_fast_record.mojo"
+    of_variants = tmp_path_factory.mktemp("record") / "record.mojo"
+    of_variants.write_text(program_of("p22", package.path), "utf-8")
     sizes = [("fast", *dims) for dims in {case.dims for case in (*PUZZLE.cases(None), *extra())}]
     words = [
         str(word) for size in (*sorted(sizes), *(("gemm", *size) for size in (*SIZES, LONG))) for word in size
     ]
-    texts = [path.read_text("utf-8") for path in (program, LAUNCHER, folder / "record.mojo")]
+    texts = [path.read_text("utf-8") for path in (program, LAUNCHER, of_variants)]
 
     def recorded(dtype: str) -> Recording:
-        flags = ("-D", f"DTYPE={dtype}", "-D", "VARIANT_fast", "-I", str(LAUNCHER.parent), "-I", str(folder))
+        places = [word for path in (LAUNCHER, package.path, of_variants) for word in ("-I", str(path.parent))]
+        flags = ("-D", f"DTYPE={dtype}", "-D", "VARIANT_fast", *places)
 
         def make(staged: Path) -> None:
             done = run_mojo("run", "--target-accelerator", "sm_90a", *flags, str(program), *words)

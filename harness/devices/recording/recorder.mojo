@@ -1,6 +1,6 @@
 """The recording launcher: prints what a puzzle launches, without a GPU, a driver or MAX.
 
-A puzzle's `record.mojo` imports its `op` package and hands a `Recorder` to the launch functions there. Lines, fields
+A puzzle's recording program imports its `op` package and hands a `Recorder` to the launch functions there. Lines, fields
 separated by a space:
 
     //@ package                             what follows belongs to the next package; written by the program that runs all of them

@@ -84,7 +84,11 @@ derive = derive_by(STEPS)
 
 def calls(variant: str) -> tuple[Call, ...]:
     """Forward and backward."""
-    return Call(FORWARD, (), variant), Call(BACKWARD, (), variant)
+    sizes = "Int32(rows), Int32(columns), Float64(0.5)"
+    return (
+        Call(FORWARD, (), variant, f"launch_square[dtype](..., {sizes})"),
+        Call(BACKWARD, (), variant, f"launch_square_backward[dtype](..., {sizes})"),
+    )
 
 
 PUZZLE = Puzzle(

@@ -1,15 +1,16 @@
-"""Writes `solutions/pNN/record.mojo` from the ops of a puzzle's spec: sizes, tensors, and one launch for each call.
+"""The Mojo program that records a puzzle's launches, written from the ops of its spec: sizes, tensors, a launch for each call.
 
 `Call.launch` is the Mojo text of a call, with two abbreviations: `...` stands for the recorder and the op's tensors in order,
 `=` for the tensors as named arguments. A tensor that the text names itself is left out of both.
 """
 
+import functools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from harness.dev.formatting import LINE_LENGTH
 from harness.errors import DamagedFile
+from harness.spec.catalogue import find_puzzle
 from harness.spec.ops import ACCUM, RUN, Argument, Call
 from harness.spec.puzzle import Puzzle
 from harness.spec.rungs import MojoRung
@@ -18,25 +19,17 @@ STANDARD = {"ceildiv": "std.math", "next_power_of_two": "std.bit", "accum_type":
 """Names that an expression may use in addition to those of the op package, and the modules that define them."""
 
 
-def out_of_step(checkout: Path, puzzles: Iterable[Puzzle]) -> dict[Path, str]:
-    """The recording programs that are not what the specs say, with what they should hold."""
-    wanted = {}
-    for puzzle in puzzles:
-        path = checkout / "solutions" / puzzle.name / "record.mojo"
-        if puzzle.mojo_rung and path.is_file():
-            text = program(puzzle, path.parent / "op")
-            if path.read_text("utf-8") != text:
-                wanted[path] = text
-    return wanted
-
-
-def words_for(path: Path) -> str:
-    """The message for a recording program that is out of step; its path relative to the checkout."""
-    return f"{path} is out of step with the ops of the spec; `workbook dev generate`"
+@functools.cache
+def program_of(puzzle: str, package: Path) -> str:
+    """Return the recording program of a puzzle by its name, as `program` does."""
+    return program(find_puzzle(puzzle), package)
 
 
 def program(puzzle: Puzzle, package: Path) -> str:
-    """The text of `record.mojo`; `package` holds the modules that the launches are imported from.
+    """Return the text of the program; `package` holds the modules that the launches are imported from.
+
+    Its dtype and its variants are compile-time names, as in `-D DTYPE=float32 -D VARIANT_fused`; without a VARIANT_ name it
+    records the default variants.
 
     Raises DamagedFile for a launch or a size that uses a name which nothing defines.
     """
@@ -61,17 +54,9 @@ def program(puzzle: Puzzle, package: Path) -> str:
         )
     ]
     functions = [
-        line
-        for variant, lines in bodies.items()
-        for line in ("", "", *head(f"record_{variant}"), *(text for line in lines for text in wrapped(line)))
+        line for variant, lines in bodies.items() for line in ("", "", *head(f"record_{variant}"), *lines)
     ]
     text = [
-        f'"""Records the launches of puzzle {puzzle.name[1:]} in one case, whose sizes are {", ".join(puzzle.dim_names)}.',
-        "",
-        "`poe generate` writes this file from the ops of the spec. The dtype and the variants are compile-time names, as in",
-        f"`-D DTYPE=float32 -D {next(iter(flags.values()))}`; without a VARIANT_ name, the default variants are recorded.",
-        '"""',
-        "",
         *imports(package, rung, {*words("\n".join([*constants, *functions]))} - {"dtype", "accum"}),
         "from recorder import Recorder",
         "",
@@ -139,7 +124,7 @@ def expanded(call: Call, written: Mapping[str, Argument]) -> str:
 
 
 def imports(package: Path, rung: MojoRung, names: set[str]) -> list[str]:
-    """The imports of what the package and the standard library define, in the order of the modules' names."""
+    """The imports of what the package and the standard library define."""
     modules: dict[str, set[str]] = {"std.sys": {"get_defined_dtype", "is_defined"}}
     for name in names & STANDARD.keys():
         modules.setdefault(STANDARD[name], set()).add(name)
@@ -157,43 +142,4 @@ def imports(package: Path, rung: MojoRung, names: set[str]) -> list[str]:
             left -= here
     if missing := sorted(missing & left):
         raise DamagedFile(f"{package.parent.name}: no file of its op package defines {', '.join(missing)}")
-    lines = []
-    for module in sorted(modules, key=lambda name: (not name.startswith("std"), name)):
-        if module.startswith("op.") and lines and lines[-1].startswith("from std."):
-            lines.append("")
-        ordered = sorted(modules[module], key=lambda name: (not name.isupper(), name.islower(), name))
-        lines += wrapped(f"from {module} import {', '.join(ordered)}", bare=True)
-    return lines
-
-
-def wrapped(line: str, *, bare: bool = False) -> list[str]:
-    """A line as the formatter leaves it: a call that is too long has an argument a line, and so have calls in it.
-
-    `bare` is for an import, whose names get brackets then.
-    """
-    if len(line) <= LINE_LENGTH:
-        return [line]
-    indent = line[: len(line) - len(line.lstrip())]
-    if bare:
-        start, inner = line.split("import ")
-        return [f"{start}import (", *(f"    {name}," for name in inner.split(", ")), ")"]
-    opening = line.index("(")
-    closing = line.rindex(")")
-    inner = [
-        text
-        for argument in arguments(line[opening + 1 : closing])
-        for text in wrapped(f"{indent}    {argument},")
-    ]
-    return [line[: opening + 1], *inner, indent + line[closing:]]
-
-
-def arguments(text: str) -> list[str]:
-    """The arguments of a call, split at the commas outside of brackets."""
-    parts, depth = [""], 0
-    for character in text:
-        depth += (character in "([") - (character in ")]")
-        if character == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += character
-    return [part.strip() for part in parts]
+    return [f"from {module} import {', '.join(sorted(names))}" for module, names in sorted(modules.items())]

@@ -1,4 +1,4 @@
-"""The sub-commands of the workbench: init, update, list, hint, watch, diff, score, reset, verify, doctor, build-ext.
+"""The sub-commands of the workbench: init, update, list, hint, watch, diff, reset, verify, doctor, build-ext.
 
 Each is a function of the arguments after its name that returns an exit code.
 """
@@ -7,7 +7,6 @@ import argparse
 import re
 import shlex
 import sys
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,14 +19,12 @@ from harness.errors import BadUse, Unsolved, WorkbookError
 from harness.invocation import command
 from harness.learner import layout, restore, workspace
 from harness.learner.progress import BEGUN, Progress
-from harness.learner.score import score_of
 from harness.learner.work import Work, check_gate
 from harness.screens.checking import GateCheck
 from harness.screens.work import (
     at_hand,
     coming_up,
     is_damaged,
-    is_solved,
     list_lines,
     next_hint,
     puzzle_lines,
@@ -38,7 +35,7 @@ from harness.spec.catalogue import find_puzzle, puzzle_names
 from harness.spec.puzzle import Gate, Puzzle
 from harness.spec.rungs import NAMES
 from harness.toolchain import roots
-from harness.toolchain.disk import write_failed, write_target
+from harness.toolchain.disk import write_failed
 
 
 def command_parser(name: str, about: str | None, puzzle: str | None = None) -> Parser:
@@ -218,33 +215,6 @@ def diff(arguments: list[str]) -> int:
         gates = work.gates if flags.gate is None else [work.gate(flags.gate)]
         shown_any |= show_difference(console, work, progress, [gate.id for gate in gates], spoil=flags.spoil)
     return 0 if shown_any else 3
-
-
-# ---- score --------------------------------------------------------------------------------------------------
-
-
-def score(arguments: list[str]) -> int:
-    """Your path through a puzzle gate by gate, what your kernels move beside the solution's, and, solved, a card to keep."""
-    parser = command_parser("score", score.__doc__)
-    parser.add_argument(
-        "--svg", type=Path, metavar="FILE", help="where the card goes (default: pNN_card.svg in the workbook)"
-    )
-    flags = parser.parse_args(arguments)
-    from harness.screens import score as screen
-
-    puzzle, progress, console = find_puzzle(flags.puzzle), Progress.load(), make_console(sys.stdout)
-    taken, counts = score_of(works(puzzle), progress), {}
-    if puzzle.variants and is_solved(Work(puzzle, puzzle.rung("mojo")), progress):
-        print_lines(console, ["Counting what your kernels move, and the solution's (some seconds) ..."])
-        counts = screen.counts_of(puzzle)
-    print_lines(console, screen.score_lines(taken, counts))
-    if taken.solved:
-        target = flags.svg or roots.CHECKOUT / f"{puzzle.name}_card.svg"
-        write_target("--svg", target, screen.card(puzzle, taken, counts, time.strftime("%Y-%m-%d")))
-        print_lines(console, [f"   a card to keep and to share: {shown(target)}"])
-    upcoming = at_hand([work for name in puzzle_names() for work in works(find_puzzle(name))], progress)
-    print_lines(console, [coming_up(upcoming, progress)] if upcoming else [])
-    return 0 if taken.solved else Unsolved.exit_code
 
 
 # ---- reset --------------------------------------------------------------------------------------------------
@@ -490,7 +460,6 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "hint": hint,
     "watch": watch,
     "diff": diff,
-    "score": score,
     "reset": reset,
     "verify": verify,
     "update": update,

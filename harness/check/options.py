@@ -30,7 +30,7 @@ exit codes: 0 all correct; 1 a wrong result; 2 bad use; 3 unsolved blanks, nothi
 package does not compile or lacks an op; 5 the environment; 6 nothing wrong, but GPU kernels ran nowhere;
 130 interrupted"""
 COMMANDS = (
-    "init", "list", "hint", "watch", "diff", "score", "reset", "verify", "update", "doctor", "build-ext", "dev"
+    "init", "list", "hint", "watch", "diff", "reset", "verify", "update", "doctor", "build-ext", "dev"
 )  # fmt: skip
 MOST_RANKS = 16
 """More processes than that are more than a machine's cores, and start for minutes."""

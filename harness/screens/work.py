@@ -15,7 +15,6 @@ from harness.learner import blanks, hints
 from harness.learner.blanks import Blank
 from harness.learner.hints import Hint
 from harness.learner.progress import Progress
-from harness.learner.score import score_of
 from harness.learner.work import Work
 from harness.screens.report import name_width
 from harness.spec.catalogue import find_puzzle, puzzle_names
@@ -130,9 +129,6 @@ def next_step(work: Work, progress: Progress) -> str:
     mine = [each for each in works(work.puzzle) if not each.rung.optional]
     finale = next((demo for demo in work.puzzle.demos if demo.finale), None)
     whole = all(is_solved(each, progress) for each in mine)
-    if whole and any(work.key(gate.id) in progress.tries for gate in work.gates):
-        path = score_of(mine, progress).words
-        done = f"{done} Your path: {path}; `{command(f'score {work.puzzle.name}')}` draws it."
     if finale and whole:
         return f"{done} What now: {finale.about}: `{command(f'{work.puzzle.name} --{finale.flag}')}`"
     step = following(work, progress)

@@ -25,7 +25,7 @@ def calls_of_p20(ops: Any) -> None:
 
 
 def calls_of_p22(ops: Any) -> None:
-    """Those of test_public_ops.py and of `--demo-simple`."""
+    """Those of test_public_ops.py."""
     import torch
 
     x, row, y, column = torch.empty(4, 4, 8), torch.empty(8), torch.empty(4, 4, 16), torch.empty(16)

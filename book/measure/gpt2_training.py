@@ -15,34 +15,29 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
+from book.measure.character_model import Block, CharacterModel, plain_pair
 from book.measure.shared import write
-from harness.bench.loss_curves import furthest
-from harness.nn import attention
-from harness.nn.layers import LayerNormLinear
-from harness.puzzles.p22.demo import SIZES
-from harness.puzzles.p22.demo_model import Block, CharacterModel, plain_pair
-from harness.puzzles.p22.training import (
+from book.measure.side_by_side import (
     OURS,
     PLAIN,
+    SIZES,
     Options,
-    Recipe,
     Trainee,
+    furthest,
     make_model,
     make_trainees,
-    read_text,
     train,
 )
+from harness.nn import attention
+from harness.nn.layers import LayerNormLinear
 from harness.toolchain import roots
 
 BOTH, CONTROL = "with attention", "plain PyTorch, moved"
 """LayerNormLinear and the workbook's attention instead of PyTorch's; and the control."""
 TIMES_CONTROL = 4.0
 GPT2 = Options(
-    Recipe(
-        bytes=True,
-        optimizer={"lr": 6e-4, "betas": (0.9, 0.95), "weight_decay": 0.1},
-        warm_up=20,
-    ),
+    optimizer={"lr": 6e-4, "betas": (0.9, 0.95), "weight_decay": 0.1},
+    warm_up=20,
     **dict(zip(SIZES, (200, 12, 768, 12, 1024, 8), strict=True)),
 )
 
@@ -51,8 +46,8 @@ def on_device(options: Options, device: torch.device, precision: str | None = No
     """The options for a device: on a GPU autocast to bfloat16, and one kernel for all parameters of the optimizer."""
     if device.type != "cuda":
         return dataclasses.replace(options, device=device, precision=precision or "float32")
-    recipe = dataclasses.replace(options.recipe, optimizer={**options.recipe.optimizer, "fused": True})
-    return dataclasses.replace(options, recipe=recipe, device=device, precision=precision or "autocast")
+    optimizer = {**options.optimizer, "fused": True}
+    return dataclasses.replace(options, optimizer=optimizer, device=device, precision=precision or "autocast")
 
 
 def start_as_gpt2(model: CharacterModel, options: Options) -> None:
@@ -78,12 +73,12 @@ def move_by_half_a_place(model: torch.nn.Module, dtype: torch.dtype, seed: int) 
             parameter.copy_(parameter.double() * (1 + half * up))
 
 
-def models(options: Options, vocabulary: int, with_attention: bool) -> dict[str, CharacterModel]:
+def models(options: Options, with_attention: bool) -> dict[str, CharacterModel]:
     """The models from the same parameters, the control's moved."""
     pairs = {OURS: LayerNormLinear, BOTH: LayerNormLinear, PLAIN: plain_pair, CONTROL: plain_pair}
     if not with_attention:
         del pairs[BOTH]
-    made = {name: make_model(options, vocabulary, pair) for name, pair in pairs.items()}
+    made = {name: make_model(options, pair) for name, pair in pairs.items()}
     for model in made.values():
         start_as_gpt2(model, options)
     if with_attention:
@@ -132,9 +127,8 @@ def main(chapters: Path) -> int:
     sizes = {name: given[name] for name in SIZES}
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     options = on_device(dataclasses.replace(GPT2, **sizes), device)
-    text = read_text(chapters, options)
-    trainees = make_trainees(options, models(options, text.vocabulary, given["attention"]))
-    train(Console(highlight=False), options, trainees, text.tokens)
+    trainees = make_trainees(options, models(options, given["attention"]))
+    train(Console(highlight=False), options, trainees, chapters)
     write(rows(trainees, options))
     return 0 if agree(trainees, options.dtype) else 1
 

@@ -10,13 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from book.measure import gpt2_training
+from book.measure import gpt2_training, side_by_side
+from book.measure.character_model import CharacterModel, plain_pair
 from book.measure.gpt2_training import BOTH, CONTROL, GPT2, models
-from harness.bench import loss_curves
+from book.measure.side_by_side import OURS, PLAIN
 from harness.nn.layers import LayerNormLinear
-from harness.puzzles.p22 import training
-from harness.puzzles.p22.demo_model import CharacterModel, plain_pair
-from harness.puzzles.p22.training import OURS, PLAIN
 
 TEXT = "A kernel is written once and run in three places; its gradient is checked in all of them.\n" * 3
 SMALL = {"layers": 2, "width": 32, "heads": 2, "context": 16, "batch": 4}
@@ -67,7 +65,7 @@ def test_the_defaults_are_the_sizes_of_gpt2_small():
 
 
 def test_all_start_alike_but_the_moved_one():
-    states = {name: one.state_dict() for name, one in models(gpt2(), 256, False).items()}
+    states = {name: one.state_dict() for name, one in models(gpt2(), False).items()}
     moved = 0
     for name, value in states[PLAIN].items():
         assert torch.equal(value, states[OURS][name])
@@ -77,7 +75,7 @@ def test_all_start_alike_but_the_moved_one():
 
 
 def test_ours_replaces_every_layernorm_and_linear():
-    model = training.make_model(gpt2(layers=3), 256, LayerNormLinear)
+    model = side_by_side.make_model(gpt2(layers=3), LayerNormLinear)
     assert sum(isinstance(module, LayerNormLinear) for module in model.modules()) == 2 * 3 + 1
     inside = {
         id(child)
@@ -88,15 +86,31 @@ def test_ours_replaces_every_layernorm_and_linear():
     assert all(id(module) in inside for module in model.modules() if isinstance(module, nn.LayerNorm))
 
 
+def test_models_start_equal_and_leave_the_random_state_alone():
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    ours, theirs = (side_by_side.make_model(gpt2(), pair) for pair in (LayerNormLinear, plain_pair))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(value, theirs.state_dict()[key]) for key, value in ours.state_dict().items())
+
+
+def test_the_model_is_causal():
+    model = CharacterModel(10, 8, 16, 2, 1, plain_pair).eval()
+    characters = torch.randint(10, (1, 8))
+    changed = characters.clone()
+    changed[0, 5] = (changed[0, 5] + 1) % 10
+    before, after = model(characters), model(changed)
+    assert torch.allclose(before[0, :5], after[0, :5], atol=1e-6)
+    assert not torch.allclose(before[0, 5:], after[0, 5:])
+
+
 def test_batches_are_excerpts_and_their_next_bytes(chapters):
-    text = training.read_text(chapters, gpt2()).tokens
-    assert bytes(text.tolist()).decode() == TEXT
-    given, wanted = next(training.batches(text, gpt2()))
+    given, wanted = next(side_by_side.batches(chapters, gpt2()))
     assert given.shape == wanted.shape == (4, 16) and given.dtype == torch.int64
     for row, following in zip(given, wanted, strict=True):
         assert torch.equal(row[1:], following[:-1])
         assert bytes(row.tolist()).decode() in TEXT
-    again, _ = next(training.batches(text, gpt2()))
+    again, _ = next(side_by_side.batches(chapters, gpt2()))
     assert torch.equal(given, again)
 
 
@@ -141,11 +155,11 @@ def test_a_wrong_attention_is_found(trained, monkeypatch):
 
 def test_curves_are_compared_by_windows_and_with_the_control():
     flat = [2.0] * 25
-    assert loss_curves.windows([1.0] * 10 + [3.0] * 10 + [5.0]) == [1.0, 3.0, 5.0]
-    assert loss_curves.furthest(flat, flat) == 0
+    assert side_by_side.windows([1.0] * 10 + [3.0] * 10 + [5.0]) == [1.0, 3.0, 5.0]
+    assert side_by_side.furthest(flat, flat) == 0
     late = [2.0] * 20 + [2.2] * 5
-    assert loss_curves.furthest(late, flat) == pytest.approx(0.1)
-    assert loss_curves.furthest([*flat[:-1], float("nan")], flat) == float("inf")
+    assert side_by_side.furthest(late, flat) == pytest.approx(0.1)
+    assert side_by_side.furthest([*flat[:-1], float("nan")], flat) == float("inf")
     assert gpt2_training.tolerance(0.01, torch.bfloat16) == pytest.approx(0.04 + 2**-10)
     assert gpt2_training.tolerance(0.0, torch.float32) < 1e-6
     assert math.isnan(gpt2_training.tolerance(math.inf, torch.float32)), (

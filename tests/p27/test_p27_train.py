@@ -11,6 +11,7 @@ from harness.check.python_files import load
 from harness.errors import BadUse
 from harness.puzzles.p27 import compare, train
 from harness.puzzles.p27.autograd import Model
+from harness.puzzles.p27.excerpts import plot, read_text
 from harness.puzzles.p27.running import leaves, no_autograd
 from harness.toolchain import roots
 
@@ -139,3 +140,17 @@ def test_a_loss_that_is_no_number_ends_the_training(text):
     excerpt = next(iter(train.excerpts(SMALL, text)))
     with pytest.raises(BadUse, match="the loss of step 1 is nan: see p27 --gate step"):
         training.step(load(TAPE), excerpt)
+
+
+def test_text_that_is_missing_or_too_short_is_bad_use(tmp_path):
+    with pytest.raises(BadUse, match="no Markdown file"):
+        read_text(tmp_path / "nowhere", 8)
+    (tmp_path / "short.md").write_text("short")
+    with pytest.raises(BadUse, match="more than 9 bytes"):
+        read_text(tmp_path, 8)
+
+
+def test_the_curve_falls_from_the_first_line_to_the_last():
+    rows = plot("by hand", [4.0 - step / 50 for step in range(100)], width=40, height=5)
+    assert "3.9" in rows[1] and "o" in rows[1] and "2.0" in rows[5] and rows[5].endswith("o")
+    assert "step 100" in rows[6] and max(map(len, rows)) < 80

@@ -11,7 +11,7 @@ from harness.puzzles.p22.mistakes import MISTAKES, derive, packed
 from harness.spec.baseline import unluckiest
 from harness.spec.cases import CANCELLING, cancelling, chapter_and, not_finite, with_not_finite
 from harness.spec.ops import ACCUM, Argument, Call, OpSpec, Scalar, accum_dtype, bytes_of
-from harness.spec.puzzle import Arrays, Case, Demo, Gate, Ledger, Puzzle, Symptom, ids, named
+from harness.spec.puzzle import Arrays, Case, Gate, Ledger, Puzzle, Symptom, ids, named
 from harness.spec.rounding import rounded
 from harness.spec.rungs import MojoRung, NumpyRung
 
@@ -429,13 +429,4 @@ PUZZLE = Puzzle(
     ledger=ledger,
     describe_dims=describe_dims,
     bench="harness.puzzles.p22.candidates",
-    demos=(
-        Demo(
-            "demo",
-            "train a transformer beside plain PyTorch: small (the default) or gpt2; with --help: its own flags",
-            ".demo:run",
-            options=True,
-        ),
-        Demo("demo-simple", "one forward and backward through CustomOpLibrary", ".demo_simple:run"),
-    ),
 )

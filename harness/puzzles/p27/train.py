@@ -15,14 +15,13 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from harness.bench.loss_curves import plot
 from harness.check.python_files import describe, load
 from harness.console import Parser, print_lines
 from harness.errors import BadUse, DamagedFile, Unsolved, WorkbookError
 from harness.learner.work import Work
-from harness.puzzles.p22.training import Options, Recipe, batches, read_text, training_progress
 from harness.puzzles.p27 import bench_gpt, train_gpt
 from harness.puzzles.p27.autograd import Tensors, parameters
+from harness.puzzles.p27.excerpts import Options, excerpts, plot, training_progress
 from harness.puzzles.p27.gpt import SIZES
 from harness.puzzles.p27.running import Module, no_autograd
 from harness.puzzles.p27.spec import PUZZLE
@@ -33,9 +32,7 @@ RATE, WARM_UP = 3e-3, 20
 """The learning rate, and the steps in which it grows to its full size."""
 SAMPLE = 300
 """Bytes that the model writes at the end."""
-TINY = Options(
-    Recipe(bytes=True, optimizer={}), steps=600, layers=3, width=96, heads=4, context=64, batch=16, seed=27
-)
+TINY = Options(steps=600, layers=3, width=96, heads=4, context=64, batch=16, seed=27)
 """What is trained."""
 
 
@@ -89,12 +86,6 @@ def by_the_file(path: Path) -> Iterator[None]:
         raise
     except Exception as error:
         raise DamagedFile(describe(error, path)) from error
-
-
-def excerpts(options: Options, chapters: Path):
-    """Endless excerpts of the book's text, [batch, context + 1]."""
-    for given, wanted in batches(read_text(chapters, options).tokens, options):
-        yield torch.cat([given, wanted[:, -1:]], 1)
 
 
 def add_roots(parser: Parser) -> None:
@@ -191,7 +182,7 @@ def main(console: Console, arguments: Sequence[str] = (), chapters: Path | None 
         return 0
     path, module = file_of(flags)
     steps = TINY.steps if flags.steps is None else flags.steps
-    options = replace(TINY, steps=steps, seconds=flags.seconds, seed=flags.seed)
+    options = replace(TINY, steps=steps, seed=flags.seed)
     training = Training.begin(options)
     count = sum(t.numel() for t in training.p.values())
     sizes = f"{options.layers} blocks of {options.width} channels, {count:,} parameters"
@@ -202,7 +193,7 @@ def main(console: Console, arguments: Sequence[str] = (), chapters: Path | None 
         for _, excerpt in zip(range(options.steps), excerpts(options, chapters), strict=False):
             training.step(module, excerpt)
             progress.update(task, advance=1, losses=f"loss {training.losses[-1]:.3f}")
-            if time.monotonic() - begun > options.seconds:
+            if time.monotonic() - begun > flags.seconds:
                 break
         written = write(
             lambda tokens: module["logits_of"](tokens, module["Tape"](), training.p)[0, -1],
@@ -213,7 +204,7 @@ def main(console: Console, arguments: Sequence[str] = (), chapters: Path | None 
     losses = training.losses
     first, last = (sum(part) / len(part) for part in (losses[:10], losses[-10:]))
     lines = [
-        *plot({"by hand": losses}, height=10),
+        *plot("by hand", losses),
         f"loss {first:.3f} in the first ten steps, {last:.3f} in the last ten of {len(losses)}",
         "it writes:",
         *(f"   {line}" for line in written.splitlines()),

@@ -17,11 +17,11 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from harness.bench.loss_curves import plot
 from harness.console import print_lines
 from harness.errors import BadUse
-from harness.puzzles.p22.training import Options, Recipe, batches, read_text, training_progress
 from harness.puzzles.p27 import step_parts
+from harness.puzzles.p27.excerpts import Options, plot, training_progress
+from harness.puzzles.p27.excerpts import excerpts as excerpts_of
 from harness.puzzles.p27.gpt import SIZES, Sizes, State
 from harness.puzzles.p27.gpt_autograd import ByAutograd
 from harness.puzzles.p27.gpt_step import ByHand, Pass, by_hand
@@ -55,7 +55,6 @@ def device_of(name: str | None) -> torch.device:
 def excerpts(sizes: Sizes, seed: int, device: torch.device, chapters: Path) -> Iterator[Tensor]:
     """Endless excerpts of the text, [batch, context + 1]."""
     options = Options(
-        Recipe(bytes=True, optimizer={}),
         steps=1,
         layers=sizes.layers,
         width=sizes.width,
@@ -65,8 +64,7 @@ def excerpts(sizes: Sizes, seed: int, device: torch.device, chapters: Path) -> I
         seed=seed,
         device=device,
     )
-    for given, wanted in batches(read_text(chapters, options).tokens, options):
-        yield torch.cat([given, wanted[:, -1:]], 1)
+    return excerpts_of(options, chapters)
 
 
 def rate_of(plan: Plan, step: int) -> float:
@@ -113,7 +111,7 @@ def train(
     keep_losses(flags.csv, losses, state.steps)
     first, last = (sum(part) / len(part) for part in (losses[:10], losses[-10:]))
     lines = [
-        *plot({f"by {flags.by}": losses}, height=10),
+        *plot(f"by {flags.by}", losses),
         f"loss {first:.3f} in the first ten steps, {last:.3f} in the last ten of {len(losses)}; the parameters' bits are {digest(state.master)}",
         "it writes:",
         *(f"   {line}" for line in written(state, sample, flags.seed).splitlines()),

@@ -1,4 +1,4 @@
-"""The small character-level transformer that `--demo` trains, with the LayerNorm + Linear pair left to the caller."""
+"""The small transformer over bytes that measurements train, with the LayerNorm + Linear pair left to the caller."""
 
 from collections.abc import Callable
 

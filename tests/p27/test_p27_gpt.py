@@ -8,12 +8,12 @@ import torch
 from rich.console import Console
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from book.measure import step_by_hand
 from harness.errors import BadUse
-from harness.puzzles.p27 import bench_gpt, compare_gpt, kernel_times, step_parts, train, train_gpt
+from harness.puzzles.p27 import compare_gpt, step_parts, train, train_gpt
 from harness.puzzles.p27.gpt import SIZES, State
 from harness.puzzles.p27.gpt_autograd import ByAutograd
 from harness.puzzles.p27.gpt_step import ByHand, Graphed, Pass
-from harness.puzzles.p27.kernel_times import Kernel
 
 CPU = torch.device("cpu")
 SMALL = replace(SIZES["tiny"], layers=2, width=32, vocabulary=256, context=24, batch=3)
@@ -251,7 +251,6 @@ def test_a_loss_that_is_no_number_ends_the_training(text, monkeypatch):
     [
         (("--train", "--size", "tiny", "--problem"), "--problem: with --size no file of yours takes part"),
         (("--train", "--by", "autograd"), "--by: only with --size"),
-        (("--train", "--time"), "--time: only with --size"),
         (("--compare", "--device", "cpu"), "--device: only with --size"),
         (("--train", "--size", "tiny", "--device", "gpu"), "--device gpu: torch sees no GPU here"),
         (("--train", "--size", "tiny", "--steps", "0"), "--steps 0: must be at least 1"),
@@ -263,61 +262,15 @@ def test_what_a_size_cannot_do_is_said(arguments, words, command_line, monkeypat
     assert finished.code == 2 and words in finished.err
 
 
-@pytest.mark.compiler
-def test_the_bench_times_steps_beside_autograd(command_line, small, monkeypatch):
-    monkeypatch.delitem(bench_gpt.CANDIDATES, "torch.compile")  # which calls a C++ compiler for half a minute
-    finished = command_line("p27", "--train", "--size", "tiny", "--device", "cpu", "--time", "--steps", "3")
-    assert finished.code == 0 and finished.lines[0] == "3 x 24 tokens at every step, on the CPU; medians"
-    assert [line.strip()[:8] for line in finished.lines[1:]] == ["by hand ", "autograd"]
-    assert all(line.endswith("tokens a second") for line in finished.lines[1:])
-
-
-def test_a_rate_is_of_the_median():
-    timed = bench_gpt.Timed(lambda: 0.0, [], 0, [1000.0, 2000.0, 9000.0])
-    (line,) = bench_gpt.lines_of({"by hand": timed}, 500)
-    assert line.split() == ["by", "hand", "2.00", "ms", "a", "step", "250,000", "tokens", "a", "second"]
-    timed.peak = 3 << 29
-    assert next(bench_gpt.lines_of({"by hand": timed}, 500)).endswith(
-        "tokens a second    1.50 GiB at the peak"
-    )
-
-
-def test_the_kernels_of_a_step_are_listed_under_their_kinds_with_floors():
-    kernels = [
-        Kernel("nvjet_hsh_128x256_" + "x" * 99, 24, 6000.0),
-        Kernel("gemm_small", 1, 3.0),
-        Kernel("solutions_p27_fast_step_gelu_backward", 12, 1500.0),
-        Kernel("vectorized_elementwise_kernel", 7, 500.0),
-    ]
-    lines = [line.split() for line in kernel_times.lines_of(kernels, {"products": 5500.0, "GELU": 1250.0})]
-    assert lines[0] == ["products", "6.00", "ms", "floor", "5.50", "ms"]
-    assert lines[1] == [kernels[0].name[:48], "6.00", "ms", "24", "launches"]
-    assert ["GELU", "1.50", "ms", "floor", "1.25", "ms"] in lines and ["attention", "0.00", "ms"] in lines
-    assert lines[-2] == [*kernel_times.REST.split(), "0.50", "ms"] and lines[-1][0] == kernels[-1].name
-    assert not any("gemm_small" in line for line in lines)
-
-
 def test_the_floor_of_the_products_is_six_operations_for_each_weight_and_token():
     state = State.begin(SMALL, 1, CPU)
     multiplied = [t.numel() for name, t in state.parameters.items() if t.dim() == 2 and name != "position"]
-    floors = kernel_times.floors(SMALL, 2.0, 1.0)
+    floors = step_by_hand.floors(SMALL, 2.0, 1.0)
     assert floors["products"] == 6 * sum(multiplied) * SMALL.tokens / 2
     count = sum(t.numel() for t in state.parameters.values())
     assert (
         floors["AdamW and the norm"] == 30 * count
     )  # three of 4 bytes read and written, 2 written, 2 read twice
-
-
-@pytest.mark.gpu
-def test_gpu_the_bench_says_where_a_step_spends_its_time(command_line, small, monkeypatch):
-    monkeypatch.delitem(bench_gpt.CANDIDATES, "torch.compile")
-    finished = command_line("p27", "--train", "--size", "tiny", "--device", "gpu", "--time", "--steps", "3")
-    begins = finished.lines.index("the kernels of a step by hand:")
-    times = {
-        line[3:40].strip(): float(line.split(" ms")[0].split()[-1]) for line in finished.lines[begins + 1 :]
-    }
-    # Of so small a model AdamW's time is rounded to 0.
-    assert finished.code == 0 and times["products"] > 0 and "AdamW and the norm" in times
 
 
 @pytest.mark.gpu

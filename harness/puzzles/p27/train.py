@@ -19,7 +19,7 @@ from harness.check.python_files import describe, load
 from harness.console import Parser, print_lines
 from harness.errors import BadUse, DamagedFile, Unsolved, WorkbookError
 from harness.learner.work import Work
-from harness.puzzles.p27 import bench_gpt, train_gpt
+from harness.puzzles.p27 import train_gpt
 from harness.puzzles.p27.autograd import Tensors, parameters
 from harness.puzzles.p27.excerpts import Options, excerpts, plot, training_progress
 from harness.puzzles.p27.gpt import SIZES
@@ -122,12 +122,6 @@ def parser() -> Parser:
         help="with --size: the step by hand (the default), or PyTorch's",
     )
     parser.add_argument(
-        "--time",
-        action="store_true",
-        default=None,
-        help="with --size: no training, but the times of steps by hand, by autograd and by torch.compile, and of kernels",
-    )
-    parser.add_argument(
         "--save",
         type=Path,
         metavar="FILE",
@@ -167,15 +161,12 @@ def check_size(flags, *of_size: str) -> None:
 def main(console: Console, arguments: Sequence[str] = (), chapters: Path | None = None) -> int:
     """Trains on the chapters, the book's unless given, draws the losses, and lets the model write. Raises BadUse, Unsolved."""
     flags = parser().parse_args(arguments)
-    check_size(flags, "by", "save", "time", "csv")
+    check_size(flags, "by", "save", "csv")
     if flags.steps is not None and flags.steps < 1:
         raise BadUse(f"--steps {flags.steps}: must be at least 1")
     if not flags.seconds > 0:
         raise BadUse(f"--seconds {flags.seconds:g}: must be above 0")
     chapters = chapters or roots.book() / "src"
-    if flags.time:
-        bench_gpt.bench(console, flags, chapters)
-        return 0
     if flags.size:
         flags.by = flags.by or train_gpt.HAND
         train_gpt.train(console, flags, chapters, SAMPLE)

@@ -9,7 +9,7 @@ import importlib
 import importlib.metadata
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, fields
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 
@@ -20,8 +20,8 @@ Tensor = torch.Tensor
 Call = Callable[[], tuple[Tensor, ...]]
 
 PASSES = ("inference", "forward", "backward", "both")
-COLUMNS = ("graph", "loop", "host", "memory", "waited")
-ON_REQUEST = ("waited",)
+COLUMNS = ("graph", "loop", "cold", "host", "memory", "waited")
+ON_REQUEST = ("cold", "waited")
 """Columns that are measured only where they are asked for."""
 DTYPES = {
     "bfloat16": torch.bfloat16,
@@ -56,21 +56,18 @@ class Sizes(Protocol):
         ...
 
 
-S = TypeVar("S", bound=Sizes)
-
-
 @dataclass(frozen=True)
-class Problem(Generic[S]):
+class Problem:
     """The tensors of one size.
 
     Attributes:
-        sizes: Its sizes.
+        sizes: Its `Sizes`.
         function: What is computed, in PyTorch operations: takes the leaves and returns the output.
         leaves: The differentiable arguments.
         grad_output: What the backward pass starts from; has the shape of the output.
     """
 
-    sizes: S
+    sizes: Any
     function: Callable[..., Tensor]
     leaves: tuple[Tensor, ...]
     grad_output: Tensor
@@ -85,11 +82,6 @@ class Problem(Generic[S]):
         """Where everybody computes."""
         return self.leaves[0].device
 
-    def truth(self) -> tuple[Tensor, ...]:
-        """The output and the gradient of every leaf, by autograd in float64."""
-        leaves = tuple(leaf.detach().double().requires_grad_() for leaf in self.leaves)
-        return forward_and_backward(self.function, leaves, self.grad_output.double())
-
 
 def forward_and_backward(
     function: Callable[..., Tensor], leaves: tuple[Tensor, ...], grad_output: Tensor
@@ -102,35 +94,25 @@ def forward_and_backward(
 # ---- Candidates ---------------------------------------------------------------------------------------------
 
 
-class Calls(Protocol):
-    """What a candidate is for one problem."""
+class Calls:
+    """What a candidate is for one problem. `note` is what a reader of the times must know."""
 
-    note: str
-    """What a reader of the times must know, or nothing."""
+    note = ""
 
     def prepare(self, direction: str) -> Call:
         """A call that does one pass and returns its quantities, in the order of `Benchmark.returned(direction)`.
 
         "inference" must be called without gradients. The caller switches them off, because the switch itself takes time.
         """
-        ...
+        raise NotImplementedError
 
     def wait(self) -> None:
-        """Returns when everything that was called is done."""
-
-
-class TorchCalls:
-    """What all candidates share whose work runs on torch's streams."""
-
-    note = ""
-
-    def wait(self) -> None:
-        """Returns when everything that was called is done; on a CPU it is."""
+        """Returns when everything that was called on torch's streams is done; on a CPU it is."""
         if torch.cuda.is_available():
             torch.cuda.synchronize()
 
 
-class Differentiable(TorchCalls):
+class Differentiable(Calls):
     """Calls of a function that autograd can differentiate.
 
     Args:
@@ -165,10 +147,9 @@ class Candidate:
     """Somebody to time.
 
     Attributes:
-        name: In the table, in the CSV and on the command line.
+        name: In the table and in the CSV.
         role: "ours", "peer" or "floor"; the floor does less than the problem asks for, and is not checked.
         build: Takes a problem and returns its calls. Raises Unavailable, and ImportError for what is not installed.
-        seconds: What building and compiling it may take on a GPU; a run with a time limit asks.
         distribution: The package it comes from, for its version.
         columns: Those in which it takes part.
     """
@@ -176,7 +157,6 @@ class Candidate:
     name: str
     role: str
     build: Callable[[Problem], Calls]
-    seconds: float = 5.0
     distribution: str = ""
     columns: tuple[str, ...] = COLUMNS
 
@@ -192,7 +172,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Benchmark(Generic[S]):
+class Benchmark:
     """What `pNN --bench` measures.
 
     Attributes:
@@ -201,22 +181,20 @@ class Benchmark(Generic[S]):
         named: What --sizes knows by name.
         cpu_sizes, gpu_sizes: What --sizes is where it is left out.
         host_sizes: Sizes at which a call is all host time.
-        drawn: A seed -> sizes drawn at random, for `--sizes drawn:SEED`; nothing where there is none.
         quantities: What forward and backward together return: the output, then the gradient of every leaf.
         candidates: Everybody; at most one is the floor.
         make_problem: sizes, dtype, device -> the problem, with numbers that let no gradient term vanish.
     """
 
     about: str
-    sizes: type[S]
-    named: Mapping[str, list[S]]
+    sizes: type[Any]
+    named: Mapping[str, list[Any]]
     cpu_sizes: str
     gpu_sizes: str
-    host_sizes: S
+    host_sizes: Any
     quantities: tuple[str, ...]
     candidates: tuple[Candidate, ...]
-    make_problem: Callable[[S, torch.dtype, torch.device], Problem[S]]
-    drawn: Callable[[int], list[S]] | None = None
+    make_problem: Callable[[Any, torch.dtype, torch.device], Problem]
 
     @property
     def size_names(self) -> tuple[str, ...]:
@@ -228,10 +206,6 @@ class Benchmark(Generic[S]):
         """The name of the floor, or nothing."""
         return next((one.name for one in self.candidates if one.role == "floor"), "")
 
-    def names(self, role: str) -> tuple[str, ...]:
-        """The candidates of a role."""
-        return tuple(one.name for one in self.candidates if one.role == role)
-
     def returned(self, direction: str) -> tuple[str, ...]:
         """What a call of a pass returns."""
         return {"backward": self.quantities[1:], "both": self.quantities}.get(direction, self.quantities[:1])
@@ -241,8 +215,10 @@ class Benchmark(Generic[S]):
         return dict(zip(self.quantities, calls.prepare("both")(), strict=True))
 
     def truth(self, problem: Problem) -> dict[str, Tensor]:
-        """All quantities in float64, by name."""
-        return dict(zip(self.quantities, problem.truth(), strict=True))
+        """All quantities by autograd in float64, by name."""
+        leaves = tuple(leaf.detach().double().requires_grad_() for leaf in problem.leaves)
+        both = forward_and_backward(problem.function, leaves, problem.grad_output.double())
+        return dict(zip(self.quantities, both, strict=True))
 
 
 def find_benchmark(puzzle: Puzzle) -> Benchmark:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import torch
 
 from harness.bench.benchmark import Call as Timed
-from harness.bench.benchmark import Unavailable
+from harness.bench.benchmark import Calls, Unavailable
 from harness.devices import graphs, targets
 from harness.devices.targets import Target
 from harness.spec.ops import Call
@@ -19,7 +19,7 @@ from harness.toolchain import roots
 DIRECTIONS = ("forward", "backward")
 
 
-class MaxCalls:
+class MaxCalls(Calls):
     """Calls of a variant's forward and backward graph, on buffers made beforehand.
 
     Args:
@@ -31,8 +31,6 @@ class MaxCalls:
 
     Raises Unavailable where PyTorch has a GPU and MAX sees none.
     """
-
-    note = ""
 
     def __init__(
         self,
@@ -48,7 +46,7 @@ class MaxCalls:
         given = {name: tensor.detach().cpu().contiguous() for name, tensor in inputs.items()}
         dtype = str(next(iter(inputs.values())).dtype).removeprefix("torch.")
         programs = compiled(puzzle, variants, dtype, target)
-        self.wait = target.device.synchronize
+        self.device = target.device
         self.programs = {direction: programs[f"{variant} {direction}"] for direction in DIRECTIONS}
         written, forward = graphs.make_buffers(puzzle, self.programs["forward"], target, given)
         given |= {name.removeprefix(f"{variant}."): tensor for name, tensor in written.items()}
@@ -65,6 +63,10 @@ class MaxCalls:
             )
             for direction, buffers in self.buffers.items()
         }
+
+    def wait(self) -> None:
+        """Returns when MAX's stream has nothing to do."""
+        self.device.synchronize()
 
     def prepare(self, direction: str) -> Timed:
         """A call of one pass, which does not wait, and returns tensors that lie in the graphs' own buffers."""

@@ -1,18 +1,20 @@
-"""One run of the benchmark: who is right and ready, every column measured, and the rows that come of it."""
+"""One run of the benchmark: check the candidates, time them in turns, print and hand on the rows."""
 
 import functools
 import gc
 import math
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 
 import torch
+from rich.console import Console
+from rich.text import Text
 
 from harness.bench.benchmark import (
     DTYPES,
+    PASSES,
     Benchmark,
     Call,
     Calls,
@@ -25,7 +27,6 @@ from harness.bench.benchmark import (
 )
 from harness.bench.judging import Errors, errors, grown_bytes, peak_bytes, saved_bytes, wrong
 from harness.bench.machine import machine
-from harness.bench.report import PASS_NAMES, Row, Show
 from harness.bench.timing import (
     ColdClock,
     CudaClock,
@@ -39,11 +40,10 @@ from harness.bench.timing import (
     take_turns,
 )
 
+ROUNDS = 7
+"""Turns of every candidate."""
 LAUNCH_BOUND = 20.0
 """Microseconds below which a time is that of launches, and nothing is concluded from it."""
-LEFT_OUT = "left out by --budget"
-"""How the note of a row begins for which there was no time."""
-CeilingSizes = tuple[int, int, int]
 CEILING_PRODUCTS, CEILING_BYTES = ((8192, 8192, 8192), (16384, 4096, 12288)), 2**30
 """The ceilings of a run are the faster of these products, [rows, inner] by [inner, columns], and a copy of this many bytes."""
 MACHINE = ("device", "driver", "torch", "triton", "max", "date", "protocol")
@@ -55,31 +55,8 @@ MEASURED = (
     *("saved_bytes", "grown_bytes", "peak_bytes", "note"),
 )
 """The columns of the CSV; between the two groups stand the sizes, under the names that the benchmark gives them."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """What to measure. `seconds` is when to stop, `cold` whether the L2 cache is emptied before every call."""
-
-    benchmark: Benchmark
-    sizes: list[Sizes]
-    dtype: str
-    passes: tuple[str, ...]
-    columns: tuple[str, ...]
-    candidates: tuple[Candidate, ...]
-    rounds: int
-    cold: bool
-    seconds: float
-    device: torch.device
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """The columns of the CSV."""
-        return (*MACHINE, *self.benchmark.size_names, *MEASURED)
-
-
-EVERYBODY = Candidate("all candidates", "", plain)
-"""The candidate of a row that says that none could be measured."""
+Row = dict[str, str | int | float]
+"""A row of the CSV, by the names of its columns."""
 
 
 class WrongGraph(Exception):
@@ -101,136 +78,114 @@ class Ready:
 
 @dataclass
 class Bench:
-    """One run: what is asked for, what was found so far, and where it is shown."""
+    """One run: what to measure, what was found so far, and where it is shown."""
 
-    options: Options
-    show: Show
+    benchmark: Benchmark
+    sizes: list[Sizes]
+    dtype: str
+    columns: tuple[str, ...]
+    device: torch.device
+    console: Console
+    on_row: Callable[[Row], None] = lambda row: None
     rows: list[Row] = field(default_factory=list)
     ceilings: dict[str, float] = field(default_factory=dict)
-    on_row: Callable[[Row], None] | None = None
     faults: int = 0
-    started: float = field(default_factory=time.monotonic)
-
-    @property
-    def benchmark(self) -> Benchmark:
-        """What the puzzle gives to be measured."""
-        return self.options.benchmark
 
     @property
     def cuda(self) -> bool:
         """Whether a GPU is measured."""
-        return self.options.device.type == "cuda"
+        return self.device.type == "cuda"
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The columns of the CSV."""
+        return (*MACHINE, *self.benchmark.size_names, *MEASURED)
+
+    def say(self, text: str = "", style: str = "") -> None:
+        """Prints one line as it is."""
+        self.console.print(Text(text, style=style), soft_wrap=True)
 
     def run(self) -> None:
         """Measures everything that was asked for."""
-        timed = [column for column in self.options.columns if column != "host"]
-        if self.cuda and self.options.sizes and {"graph", "loop"} & set(timed):
+        timed = [column for column in self.columns if column != "host"]
+        if self.cuda and self.sizes and {"graph", "loop", "cold"} & set(timed):
             self.measure_ceilings()
-        if timed:
-            for sizes in self.options.sizes:
-                self.run_size(sizes, self.options.passes, timed)
-        if "host" in self.options.columns:
-            self.run_size(self.benchmark.host_sizes, ("inference", "forward", "both"), ["host"])
+        for sizes in self.sizes if timed else ():
+            self.run_size(sizes, timed)
+        if "host" in self.columns:
+            self.run_size(self.benchmark.host_sizes, ["host"])
 
-    def run_size(self, sizes: Sizes, passes: tuple[str, ...], columns: list[str]) -> None:
+    def run_size(self, sizes: Sizes, columns: list[str]) -> None:
         """Everything at one size, whose tensors are gone afterwards."""
-        if self.late(0):
-            self.leave_out(sizes, EVERYBODY, "all", self.spent())
-            return
         if "torch._dynamo" in sys.modules:  # else there is nothing to forget, and to load it takes seconds
             torch.compiler.reset()
         try:
-            problem = self.benchmark.make_problem(sizes, DTYPES[self.options.dtype], self.options.device)
+            problem = self.benchmark.make_problem(sizes, DTYPES[self.dtype], self.device)
             truth = self.benchmark.truth(problem)
             own = errors(self.benchmark.results(plain(problem)), truth)
         except (RuntimeError, MemoryError) as error:  # torch reports want of memory as RuntimeError
-            self.leave_out(sizes, EVERYBODY, "all", f"skipped: {first_line(error)}")
+            everybody = Candidate("all candidates", "", plain)
+            self.leave_out(sizes, everybody, "all", f"skipped: {first_line(error)}")
             return
-        taking_part = [one for one in self.options.candidates if set(one.columns) & set(columns)]
-        ready = self.prepare(problem, truth, own, taking_part)
+        self.say(f"{sizes}: checking the candidates ...")
+        taking_part = [one for one in self.benchmark.candidates if set(one.columns) & set(columns)]
+        prepared = (self.prepare(candidate, problem, truth, own) for candidate in taking_part)
+        ready = [one for one in prepared if one]
         del truth
-        if "memory" in columns:
-            self.measure_memory(problem, ready)
-        for direction in passes:
-            for column in (column for column in columns if column != "memory"):
-                if self.late(0):
-                    self.leave_out(sizes, EVERYBODY, column, self.spent(), direction)
-                    continue
-                self.measure(problem, ready, direction, column)
+        for column in columns:
+            if column == "memory":
+                self.measure_memory(problem, ready)
+                continue
+            for direction in PASSES if column == "host" else PASSES[1:]:
+                if (column, direction) != ("host", "backward"):  # which needs no caller
+                    self.measure(problem, ready, direction, column)
         del problem, ready
         gc.collect()
         if self.cuda:
             torch.cuda.empty_cache()
 
-    def late(self, seconds: float) -> bool:
-        """Whether what takes so long would end after the time limit."""
-        return time.monotonic() - self.started + seconds >= self.options.seconds
-
-    def spent(self) -> str:
-        """Why something is left out for want of time."""
-        return f"{LEFT_OUT} {self.options.seconds:g}"
-
     # ---- Candidates, checked
 
-    def prepare(self, problem: Problem, truth, own: Errors, candidates: list[Candidate]) -> list[Ready]:
-        """The candidates that exist here and are right; `own` are the errors of PyTorch's two operations."""
-        ready = []
-        for candidate in candidates:
-            if self.late(candidate.seconds if self.cuda else 0):
-                self.leave_out(problem.sizes, candidate, "all", self.spent())
-                continue
-            with self.show.step(f"{problem.sizes}: preparing and checking {candidate.name}"):
-                prepared = self.prepare_one(candidate, problem, truth, own)
-            if prepared:
-                ready.append(prepared)
-        return ready
+    def prepare(self, candidate: Candidate, problem: Problem, truth, own: Errors) -> Ready | None:
+        """One candidate, or None with the reason noted: it does not exist here, fails, or is wrong.
 
-    def prepare_one(self, candidate: Candidate, problem: Problem, truth, own: Errors) -> Ready | None:
-        """One candidate, or None with the reason noted: it does not exist here, fails, or is wrong."""
+        `own` are the errors of PyTorch's operations.
+        """
         try:
             calls = candidate.build(problem)
             if candidate.role == "floor":
                 return Ready(candidate, calls, {})
             measured = errors(self.benchmark.results(calls), truth)
         except (Unavailable, ImportError) as reason:
-            absent = isinstance(reason, ImportError)
-            words = f"not installed ({reason})" if absent else reason
+            words = f"not installed ({reason})" if isinstance(reason, ImportError) else reason
             self.leave_out(problem.sizes, candidate, "all", f"skipped: {words}")
             return None
         except Exception as error:  # whatever a peer or a half-installed package raises is its own fault
-            self.fail(problem.sizes, candidate, error)
+            mine = candidate.role == "ours"
+            self.faults += mine
+            words = f"{'FAILED' if mine else 'skipped'}: {first_line(error)}"
+            self.leave_out(problem.sizes, candidate, "all", words)
             return None
-        faults = wrong(measured, own, problem.dtype)
-        if faults:
+        if faults := wrong(measured, own, problem.dtype):
             self.faults += 1
             worst = max(pair[0] for pair in measured.values())
             self.leave_out(problem.sizes, candidate, "all", f"WRONG: {'; '.join(faults)}", error=worst)
             return None
         return Ready(candidate, calls, measured)
 
-    def fail(self, sizes: Sizes, candidate: Candidate, error: Exception) -> None:
-        """Notes a candidate that raises. A peer may; one of ours that does is a fault of the run."""
-        mine = candidate.role == "ours"
-        self.faults += mine
-        self.leave_out(sizes, candidate, "all", f"{'FAILED' if mine else 'skipped'}: {first_line(error)}")
-
     # ---- Columns
 
     def measure(self, problem: Problem, ready: list[Ready], direction: str, column: str) -> None:
         """One pass in one column, all candidates in turns."""
-        where = f"{problem.sizes}, {PASS_NAMES[direction]}, {column}"
-        with self.show.step(where) as advance, torch.set_grad_enabled(direction != "inference"):
+        with torch.set_grad_enabled(direction != "inference"):
             calls = self.callables(problem, ready, direction, column)
             protocol = self.protocol(column)
-            times = take_turns(
-                calls, self.clock(column), protocol, on_round=lambda number: advance(number / protocol.rounds)
-            )
-        if not times:
-            return
+            times = take_turns(calls, self.clock(column), protocol)
         rows = self.rows_of(problem.sizes, ready, direction, column, times, protocol)
         for row in rows:
             self.add(row)
-        self.show.table(where, self.options.dtype, rows)
+        if rows:
+            self.table(f"{problem.sizes}, {direction}, {column}", rows)
 
     def callables(self, problem: Problem, ready: list[Ready], direction: str, column: str) -> dict:
         """name -> what is timed; a candidate that cannot be captured says so."""
@@ -272,15 +227,15 @@ class Bench:
             return WallClock()
         if column == "host":
             return IssueClock(CudaClock())
-        return ColdClock(self.options.device) if self.options.cold else CudaClock()
+        return ColdClock(self.device) if column == "cold" else CudaClock()
 
     def protocol(self, column: str) -> Protocol:
         """The bursts and pauses of a column."""
         if column == "graph":
-            return Protocol(self.options.rounds, burst=4_000, idle=(0.06, 0.08))
+            return Protocol(ROUNDS, burst=4_000, idle=(0.06, 0.08))
         if column == "host":
-            return Protocol(self.options.rounds, burst=2_000)
-        return Protocol(self.options.rounds, burst=20_000 if self.cuda else 200_000)
+            return Protocol(ROUNDS, burst=2_000)
+        return Protocol(ROUNDS, burst=20_000 if self.cuda else 200_000)
 
     def rows_of(self, sizes, ready, direction, column, times, protocol) -> list[Row]:
         """The CSV rows of one pass in one column."""
@@ -292,9 +247,9 @@ class Bench:
         for one in (one for one in ready if one.candidate.name in times):
             taken = times[one.candidate.name]
             row = self.row(sizes, one.candidate, direction, column)
-            row |= {"protocol": self.protocol_words(column, protocol), "samples": len(taken)}
+            row |= {"protocol": str(protocol), "samples": len(taken)}
             row |= times_fields(summary(taken))
-            row["note"] = one.calls.note or row["note"]
+            row["note"] = one.calls.note or one.candidate.version()
             row["error"] = f"{one.error(self.benchmark.returned(direction)):.2e}" if one.errors else ""
             if column != "host":
                 row |= self.rates(sizes, direction, medians[one.candidate.name])
@@ -302,27 +257,21 @@ class Bench:
             rows.append(row)
         return rows
 
-    def protocol_words(self, column: str, protocol: Protocol) -> str:
-        """What the CSV says of how a row was measured."""
-        cold = ", L2 emptied before every call" if self.options.cold and column != "host" else ""
-        return f"{protocol}{cold}"
-
     def row(self, sizes: Sizes | None, candidate: Candidate, direction: str, column: str) -> Row:
         """A row that says who, what and where."""
         return {
-            **machine(self.options.device),
+            **machine(self.device),
             **(asdict(sizes) if sizes else {}),
-            "dtype": self.options.dtype,
+            "dtype": self.dtype,
             "pass": direction,
             "candidate": candidate.name,
             "role": candidate.role,
             "column": column,
-            "note": candidate.version(),
         }
 
     def rates(self, sizes: Sizes, direction: str, microseconds: float) -> Row:
         """Achieved TFLOP/s and GB/s from the counts of `Sizes`, and their share of this run's ceilings."""
-        width = torch.finfo(DTYPES[self.options.dtype]).bits // 8
+        width = torch.finfo(DTYPES[self.dtype]).bits // 8
         tflops = sizes.operations(direction) / microseconds / 1e6
         gbs = sizes.bytes(direction, width) / microseconds / 1e3
         row: Row = {"tflops": f"{tflops:.4g}", "gbs": f"{gbs:.4g}"}
@@ -333,8 +282,8 @@ class Bench:
 
     def measure_ceilings(self) -> None:
         """What this GPU does at best: the fastest of some large matrix products, one large copy. One row each."""
-        dtype, device = DTYPES[self.options.dtype], self.options.device
-        calls: dict[CeilingSizes | str, Call] = {}
+        dtype, device = DTYPES[self.dtype], self.device
+        calls: dict[tuple[int, int, int] | str, Call] = {}
         for rows, inner, columns in CEILING_PRODUCTS:
             a = torch.randn(rows, inner, device=device).to(dtype)
             b = torch.randn(columns, inner, device=device).to(dtype)
@@ -343,10 +292,7 @@ class Bench:
         target = torch.empty_like(source)
         calls["copy"] = lambda: (target.copy_(source),)
         protocol = self.protocol("graph")
-        with self.show.step("ceilings: large matrix products, a large copy") as advance:
-            times = take_turns(
-                calls, CudaClock(), protocol, on_round=lambda number: advance(number / protocol.rounds)
-            )
+        times = take_turns(calls, CudaClock(), protocol)
         medians = {name: summary(taken).median for name, taken in times.items()}
         best = max(CEILING_PRODUCTS, key=lambda sizes: math.prod(sizes) / medians[sizes])
         words = "{:,} rows, {:,} -> {:,}".format(*best)
@@ -354,13 +300,11 @@ class Bench:
             "tflops": 2 * math.prod(best) / medians[best] / 1e6,
             "gbs": 2 * source.nbytes / medians["copy"] / 1e3,
         }
-        best_and_copy: tuple[CeilingSizes | str, str] = (best, "copy")
-        names = (("matmul ceiling", "tflops"), ("copy ceiling", "gbs"))
-        for key, (name, rate) in zip(best_and_copy, names, strict=True):
+        for key, name, rate in ((best, "matmul ceiling", "tflops"), ("copy", "copy ceiling", "gbs")):
             row = self.row(None, Candidate(name, "ceiling", plain), "", "ceiling")
             row |= {"protocol": str(protocol), "samples": len(times[key])} | times_fields(summary(times[key]))
             self.add(row | {rate: f"{self.ceilings[rate]:.4g}", "note": words if key == best else ""})
-        self.show.line(
+        self.say(
             f"Ceilings of this run: {self.ceilings['tflops']:,.0f} TFLOP/s ({words}), "
             f"{self.ceilings['gbs']:,.0f} GB/s (copy)"
         )
@@ -383,7 +327,11 @@ class Bench:
                 continue
             rows.append(row)
             self.add(row)
-        self.show.memory(problem.sizes, rows)
+        self.say(f"{problem.sizes}, memory in MiB, without parameters and output", style="bold")
+        for row in rows:
+            cells = (row.get(name, "") for name in ("saved_bytes", "grown_bytes", "peak_bytes"))
+            words = (f"{float(cell) / 2**20:,.2f}" if cell != "" else "-" for cell in cells)
+            self.say(f"   {row['candidate']:<20}{'{:>12}{:>12}{:>12}'.format(*words)} (saved, grown, peak)")
 
     # ---- Rows
 
@@ -401,15 +349,37 @@ class Bench:
         if error is not None:
             row["error"] = f"{error:.2e}"
         self.add(row)
-        what = f" ({PASS_NAMES[direction]})" if direction else ""
-        self.show.line(f"   {candidate.name}{what}: {reason}")
+        what = f" ({direction})" if direction else ""
+        self.say(f"   {candidate.name}{what}: {reason}")
 
     def add(self, row: Row) -> None:
         """Keeps a row and hands it on."""
-        row = {name: row.get(name, "") for name in self.options.fields}
+        row = {name: row.get(name, "") for name in self.fields}
         self.rows.append(row)
-        if self.on_row:
-            self.on_row(row)
+        self.on_row(row)
+
+    def table(self, where: str, rows: list[Row]) -> None:
+        """Prints the candidates of one pass in one column, fastest first."""
+        self.say(f"{where}, {self.dtype}: {rows[0]['protocol']}", style="bold")
+        heads = (
+            "median us",
+            "p20",
+            "p80",
+            "/ floor",
+            "/ best peer",
+            "TFLOP/s",
+            "% of max",
+            "GB/s",
+            "% of max",
+        )
+        names = ("median_us", "p20_us", "p80_us", "ratio_to_floor", "ratio_to_fastest_peer", "tflops",
+                 "percent_of_matmul", "gbs", "percent_of_copy")  # fmt: skip
+        self.say(f"   {'candidate':<20}" + "".join(f"{head:>12}" for head in heads) + f"{'error':>11}")
+        for row in sorted(rows, key=lambda row: float(row["median_us"])):
+            cells = "".join(f"{row.get(name) or '-':>12}" for name in names)
+            note = f"   {row['note']}" if row["note"] else ""
+            line = f"   {row['candidate']:<20}{cells}{row['error'] or '-':>11}{note}"
+            self.say(line, style="bold" if row["role"] == "ours" else "")
 
 
 def product(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:

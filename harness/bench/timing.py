@@ -173,7 +173,6 @@ def take_turns(
     *,
     seed: int = 0,
     sleep: Callable[[float], None] = time.sleep,
-    on_round: Callable[[int], None] = lambda number: None,
 ) -> dict[Key, list[float]]:
     """Microseconds of a call for every candidate and round, in the order of the rounds.
 
@@ -191,7 +190,6 @@ def take_turns(
                 if protocol.idle[1]:
                     sleep(order.uniform(*protocol.idle))
                 taken[name].append(clock.elapsed(calls[name], repeats[name]))
-            on_round(number + 1)
     return taken
 
 

@@ -1,41 +1,31 @@
 """What the tests of `--bench` share: a run at a tiny size on the CPU."""
 
-import math
+import dataclasses
 
 import torch
 import typed
 from typed import text_console
 
-from harness.bench import command, runner
-from harness.bench.report import Show
-from harness.puzzles.p22 import candidates
-from harness.puzzles.p22.candidates import BENCHMARK, Sizes
+from harness.bench import runner
+from harness.puzzles.p22.candidates import BENCHMARK, CANDIDATES, Sizes
 
 TINY = Sizes(6, 5, 7)
+BY_NAME = {candidate.name: candidate for candidate in CANDIDATES}
+EAGER, FLOOR = BY_NAME["eager"], BY_NAME["bare GEMMs"]
 
-EAGER = next(candidate for candidate in candidates.CANDIDATES if candidate.name == "eager")
-FLOOR = next(candidate for candidate in candidates.CANDIDATES if candidate.role == "floor")
 
-
-def a_bench(
-    *chosen, columns=("loop", "memory"), passes=("both",), seconds=math.inf, benchmark=BENCHMARK, **further
-):
+def a_bench(*chosen, columns=("loop", "memory"), benchmark=BENCHMARK, device=None):
     """A run of some candidates at a tiny size, printing into a string."""
-    options = command.Options(
-        benchmark=benchmark,
+    return runner.Bench(
+        benchmark=dataclasses.replace(benchmark, candidates=chosen),
         sizes=[TINY],
         dtype="float32",
-        passes=passes,
         columns=columns,
-        candidates=chosen,
-        rounds=2,
-        cold=False,
-        seconds=seconds,
-        device=torch.device("cpu"),
+        device=device or torch.device("cpu"),
+        console=text_console(),
     )
-    return runner.Bench(options, Show(text_console()), **further)
 
 
 def printed(run):
     """What a run has printed."""
-    return typed.printed(run.show.console)
+    return typed.printed(run.console)

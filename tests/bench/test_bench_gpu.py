@@ -3,18 +3,14 @@
 import contextlib
 import dataclasses
 import gc
-import io
 from collections.abc import Callable
 
 import pytest
 import torch
-import typed
 from benches import EAGER, FLOOR, TINY, a_bench, printed
-from rich.console import Console
 
 from harness.bench import judging, machine, runner, timing
 from harness.bench.benchmark import COLUMNS, Candidate, Differentiable
-from harness.bench.report import Show
 from harness.puzzles.p22 import candidates
 from harness.puzzles.p22.candidates import BENCHMARK, Sizes
 
@@ -132,8 +128,9 @@ def on_the_cpu(function):
     return call
 
 
-def test_the_columns_of_a_gpu(pretend_gpu):
+def test_the_columns_of_a_gpu(pretend_gpu, monkeypatch):
     """Every column is filled, ceilings included, and who cannot be captured says so and is timed in the loop."""
+    monkeypatch.setattr(timing, "MOST_REPEATS", 1)  # every burst takes the same time here
     gradients = {}
 
     class NoCapture(Differentiable):
@@ -156,8 +153,7 @@ def test_the_columns_of_a_gpu(pretend_gpu):
     benchmark = dataclasses.replace(
         BENCHMARK, make_problem=on_the_cpu(candidates.make_problem), host_sizes=Sizes(3, 2, 4)
     )
-    run = a_bench(*chosen, columns=COLUMNS, passes=("forward", "backward", "both"), benchmark=benchmark)
-    run.options = dataclasses.replace(run.options, device=PretendDevice(), cold=True)
+    run = a_bench(*chosen, columns=COLUMNS, benchmark=benchmark, device=PretendDevice())
     run.run()
     assert run.faults == 0, printed(run)
     cells = {(row["candidate"], row["pass"], row["column"]): row for row in run.rows}
@@ -166,7 +162,7 @@ def test_the_columns_of_a_gpu(pretend_gpu):
             graph = cells[name, direction, "graph"]
             assert float(graph["median_us"]) == pytest.approx(50.0) and graph["device"] == "Pretend GPU"
             assert graph["driver"] == "1.2" and "60-80 ms idle" in str(graph["protocol"])
-            assert "L2 emptied" in str(graph["protocol"]) and graph["percent_of_matmul"]
+            assert graph["percent_of_matmul"] and float(cells[name, direction, "cold"]["median_us"]) > 0
             assert float(graph["ratio_to_floor"]) == pytest.approx(1)
         refused = cells["mine", direction, "graph"]
         assert refused["note"] == "cannot be captured: RuntimeError: cannot be captured in a CUDA graph"
@@ -177,7 +173,7 @@ def test_the_columns_of_a_gpu(pretend_gpu):
     for direction in ("inference", "forward", "both"):
         host = cells["eager", direction, "host"]
         assert (host["M"], host["H"], host["O"]) == (3, 2, 4) and float(host["median_us"]) > 0
-        assert host["ratio_to_floor"] == host["tflops"] == "" and "L2" not in str(host["protocol"])
+        assert host["ratio_to_floor"] == host["tflops"] == ""
     memory = cells["eager", "both", "memory"]
     assert memory["peak_bytes"] == 1600 and memory["grown_bytes"] == -4 * TINY.M * TINY.O
     ceiling, copy = (cells[name, "", "ceiling"] for name in ("matmul ceiling", "copy ceiling"))
@@ -197,17 +193,6 @@ def test_ceilings_turn_rates_into_percents():
     assert float(rates["tflops"]) == pytest.approx(operations / 100e-6 / 1e12, rel=1e-3)
     assert float(rates["percent_of_matmul"]) == pytest.approx(operations / 100e-6 / 1e12 / 5, abs=0.05)
     assert float(rates["percent_of_copy"]) == pytest.approx(float(rates["gbs"]) / 40, abs=0.05)
-
-
-def test_a_terminal_sees_a_bar_and_a_pipe_lines():
-    terminal = Console(file=io.StringIO(), force_terminal=True, width=100)
-    with Show(terminal).step("compiling eager") as advance:
-        advance(0.5)
-    assert "compiling eager" in typed.printed(terminal) and "\x1b" in typed.printed(terminal)
-    pipe = Console(file=io.StringIO(), width=100)
-    with contextlib.suppress(ValueError), Show(pipe).step("compiling eager"):
-        raise ValueError
-    assert typed.printed(pipe) == "compiling eager ...\n"
 
 
 @pytest.mark.parametrize("count", [judging.grown_bytes, judging.peak_bytes], ids=["grown", "peak"])

@@ -88,12 +88,6 @@ def test_a_slow_candidate_sits_out_after_a_few_rounds_and_the_others_go_on():
     assert len(taken["a"]) == 7 and len(taken["slow"]) == timing.SLOW_ROUNDS
 
 
-def test_rounds_are_announced():
-    rounds = []
-    timing.take_turns(named("a"), MadeUpClock({"a": 1.0}), Protocol(3, 1.0), on_round=rounds.append)
-    assert rounds == [1, 2, 3]
-
-
 def test_the_collector_stands_still_and_goes_on_even_after_an_error():
     states = []
 

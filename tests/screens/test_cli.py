@@ -235,7 +235,6 @@ def test_a_gate_never_imports_max():
         (ON_CPU, "--json"),
         (("p24", "--numpy"), "--json"),
         (("p22", "--show"), "--html"),
-        (("p22", "--bench"), "--json"),
         (("p22", "--bench"), "--csv"),
     ],
 )

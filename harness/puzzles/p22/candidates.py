@@ -3,26 +3,23 @@
 The module is what the spec names as `bench`; `harness/bench/benchmark.py` says what the names in it mean.
 """
 
-import contextlib
 import functools
 import math
 import random
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
 from harness.bench.benchmark import (
-    COLUMNS,
     Benchmark,
     Call,
     Calls,
     Candidate,
     Differentiable,
     Problem,
-    TorchCalls,
     Unavailable,
     plain,
 )
@@ -105,7 +102,7 @@ def make_problem(sizes: Sizes, dtype: torch.dtype, device: torch.device, seed: i
 # ---- Candidates ---------------------------------------------------------------------------------------------
 
 
-class Products(TorchCalls):
+class Products(Calls):
     """The bare matrix products of a pass on the numbers of the problem: no candidate can do without them."""
 
     def __init__(self, problem: Problem):
@@ -128,21 +125,20 @@ class Products(TorchCalls):
         return {"backward": backward, "both": both}.get(direction, forward)
 
 
-def ours(algorithm: str, memory: str = "auto") -> Callable[[Problem], Differentiable]:
-    """The workbook's layer with one algorithm, and what its backward pass is made for (`LayerNormLinear` explains `memory`)."""
+def ours(memory: str) -> Callable[[Problem], Differentiable]:
+    """The workbook's layer, and what its backward pass is made for (`LayerNormLinear` explains `memory`)."""
 
     def build(problem: Problem) -> Differentiable:
-        refuse_large(problem, algorithm)
         from harness.nn import layernorm_direct, layers
         from harness.nn.layernorm_plan import AUTO
 
         on_gpu = problem.device.type == "cuda"
-        detour = algorithm == "fast" and on_gpu and layernorm_direct.kernels(problem.device) is None
+        detour = on_gpu and layernorm_direct.kernels(problem.device) is None
         if memory != AUTO and (detour or not on_gpu):
             raise Unavailable("only the extension module chooses between time and memory")
 
         def function(*leaves: Tensor) -> Tensor:
-            return layers.fused_layernorm_linear(*leaves, eps=EPS, algorithm=algorithm, memory=memory)
+            return layers.fused_layernorm_linear(*leaves, eps=EPS, memory=memory)
 
         note = "no extension module: a MAX graph" if detour else ""
         return Differentiable(function, problem.leaves, problem.grad_output, note=note)
@@ -154,11 +150,12 @@ def through_max(algorithm: str) -> Callable[[Problem], Calls]:
     """The MAX graphs of one algorithm, without a layer around them."""
 
     def build(problem: Problem) -> Calls:
-        refuse_large(problem, algorithm)
+        sizes, where = problem.sizes, problem.device.type
+        if LIMITS.get((where, algorithm), math.inf) <= sizes.M * sizes.H * sizes.O:
+            raise Unavailable("made for reading; a call takes seconds and more at this size")
         from harness.bench.max_graph import MaxCalls
         from harness.puzzles.p22.spec import PUZZLE
 
-        sizes = problem.sizes
         leaves = dict(zip(ARGUMENTS, problem.leaves, strict=True))
         inputs = {
             **leaves,
@@ -172,69 +169,31 @@ def through_max(algorithm: str) -> Callable[[Problem], Calls]:
     return build
 
 
-def refuse_large(problem: Problem, algorithm: str) -> None:
-    """Raises Unavailable where a call of a variant takes seconds and more."""
-    sizes, where = problem.sizes, problem.device.type
-    if LIMITS.get((where, algorithm), math.inf) <= sizes.M * sizes.H * sizes.O:
-        raise Unavailable("made for reading; a call takes seconds and more at this size")
-
-
-def compiled(mode: str = "default", budget: float | None = None) -> Callable[[Problem], Differentiable]:
+def compiled(problem: Problem) -> Differentiable:
     """torch.compile of the two operations, for this size alone.
 
     By default a compiled backward pass writes over what the forward pass kept. That pays in a real step, so "both" has
     it; a backward pass that is run again and again must not, and is compiled once more without.
-
-    Args:
-        mode: Of torch.compile.
-        budget: The part of the eager memory that may be kept for backward; beyond it torch.compile recomputes. None
-            leaves the choice to it. What is set for it holds while this candidate compiles, and no longer.
     """
 
-    def build(problem: Problem) -> Differentiable:
-        if mode != "default" and problem.device.type == "cpu":
-            raise Unavailable("chooses among GPU kernels")
-        with contextlib.suppress(ImportError):
-            from torch._inductor import select_algorithm
+    def make() -> Callable[..., Tensor]:
+        # torch.compile remembers by code object; a copy of its own keeps the compilations apart.
+        copy = types.FunctionType(eager.__code__.replace(), eager.__globals__, eager.__name__)
+        return torch.compile(copy, dynamic=False, fullgraph=True)
 
-            select_algorithm.PRINT_AUTOTUNE = False  # a table of every kernel that was tried, into the report
-        limit = {} if budget is None else {"activation_memory_budget": budget}
+    @functools.cache
+    def repeatable() -> Callable[..., Tensor]:
+        from torch._functorch import config
+        from torch._inductor import config as inductor_config
 
-        def make(**settings: bool) -> Callable[..., Tensor]:
-            # torch.compile remembers by code object; a copy of its own keeps the compilations apart.
-            copy = types.FunctionType(eager.__code__.replace(), eager.__globals__, eager.__name__)
-            function = torch.compile(copy, mode=mode, dynamic=False, fullgraph=True)
-            with functorch_settings(**limit, **settings):
-                output = function(*problem.leaves)
-                torch.autograd.grad(output, problem.leaves, problem.grad_output, retain_graph=bool(settings))
-            return function
+        function = make()
+        # The cache of compiled graphs does not tell a backward pass that may write there from one that may not.
+        with inductor_config.patch(fx_graph_cache=False), config.patch(donated_buffer=False):
+            output = function(*problem.leaves)
+            torch.autograd.grad(output, problem.leaves, problem.grad_output, retain_graph=True)
+        return function
 
-        @functools.cache
-        def repeatable() -> Callable[..., Tensor]:
-            from torch._inductor import config as inductor_config
-
-            # The cache of compiled graphs does not tell a backward pass that may write there from one that may not.
-            with inductor_config.patch(fx_graph_cache=False):
-                return make(donated_buffer=False)
-
-        return Differentiable(
-            make(), problem.leaves, problem.grad_output, lambda *leaves: repeatable()(*leaves)
-        )
-
-    return build
-
-
-@contextlib.contextmanager
-def functorch_settings(**settings: bool | float) -> Iterator[None]:
-    """Settings of torch's own partitioner, while something compiles. Raises Unavailable where it has them no longer."""
-    with contextlib.ExitStack() as stack:
-        try:
-            from torch._functorch import config
-
-            stack.enter_context(config.patch(settings))
-        except (ImportError, AttributeError) as error:
-            raise Unavailable(f"this torch has no such setting: {error}") from error
-        yield
+    return Differentiable(make(), problem.leaves, problem.grad_output, lambda *leaves: repeatable()(*leaves))
 
 
 def liger(problem: Problem) -> Differentiable:
@@ -251,56 +210,19 @@ def liger(problem: Problem) -> Differentiable:
     return Differentiable(function, problem.leaves, problem.grad_output)
 
 
-def transformer_engine(problem: Problem) -> Differentiable:
-    """NVIDIA's LayerNormLinear module, with the parameters of the problem."""
-    if problem.device.type == "cpu":
-        raise Unavailable("needs a GPU")
-    from transformer_engine.pytorch import (  # pyright: ignore[reportMissingImports] (on GPU machines)
-        LayerNormLinear,
-    )
-
-    x, *parameters = problem.leaves
-    module = LayerNormLinear(problem.sizes.H, problem.sizes.O, eps=EPS, params_dtype=x.dtype, device=x.device)
-    own = (module.layer_norm_weight, module.layer_norm_bias, module.weight, module.bias)
-    with torch.no_grad():
-        for parameter, value in zip(own, parameters, strict=True):
-            parameter.copy_(value)
-    return Differentiable(lambda x, *_: module(x), (x, *own), problem.grad_output)
-
-
 CANDIDATES = (
     Candidate("bare GEMMs", "floor", Products),
-    Candidate("fast", "ours", ours("fast")),
-    Candidate("unfused", "ours", ours("unfused")),
-    Candidate("fused", "ours", ours("fused")),
-    Candidate("least memory", "ours", ours("fast", "least")),
-    *(
-        Candidate(f"{name} through MAX", "ours", through_max(name), 30, columns=("waited",))
-        for name in IN_MAX
-    ),
+    Candidate("fast", "ours", ours("auto")),
+    Candidate("least memory", "ours", ours("least")),
+    *(Candidate(f"{name} through MAX", "ours", through_max(name), columns=("waited",)) for name in IN_MAX),
     Candidate("eager", "peer", plain),
-    Candidate("compile", "peer", compiled(), 30),
-    Candidate("compile budget 0.5", "peer", compiled(budget=0.5), 30),
-    Candidate(
-        "max-autotune",
-        "peer",
-        compiled("max-autotune-no-cudagraphs"),
-        90,
-        # It would compile once more for the chapter's sizes, at which only the host is measured.
-        columns=tuple(column for column in COLUMNS if column != "host"),
-    ),
-    Candidate("liger", "peer", liger, 10, "liger_kernel"),
-    Candidate("transformer-engine", "peer", transformer_engine, 10, "transformer_engine"),
+    Candidate("compile", "peer", compiled),
+    Candidate("liger", "peer", liger, "liger_kernel"),
 )
 
-DRAWN = 20
-"""How many sizes a seed draws."""
-ROWS, FEATURES = (16, 32_768), (64, 16_384)
-"""Between which they lie, both ends included."""
 
-
-def drawn_sizes(seed: int) -> list[Sizes]:
-    """DRAWN sizes, each number log-uniform between its bounds, so that small and large ones are equally likely.
+def drawn_sizes(seed: int, count: int = 20) -> list[Sizes]:
+    """Random sizes, each number log-uniform between its bounds, so that small and large ones are equally likely.
 
     Half of H and O are rounded to a multiple of 64, as models have them; the others stay as they fell, odd ones among them.
     """
@@ -310,10 +232,8 @@ def drawn_sizes(seed: int) -> list[Sizes]:
         number = round(math.exp(generator.uniform(math.log(low), math.log(high))))
         return max(step, round(number / step) * step)
 
-    return [
-        Sizes(draw(*ROWS, 1), draw(*FEATURES, step), draw(*FEATURES, step))
-        for step in (generator.choice((1, 64)) for _ in range(DRAWN))
-    ]
+    steps = (generator.choice((1, 64)) for _ in range(count))
+    return [Sizes(draw(16, 32_768, 1), draw(64, 16_384, step), draw(64, 16_384, step)) for step in steps]
 
 
 BENCHMARK = Benchmark(
@@ -333,6 +253,7 @@ BENCHMARK = Benchmark(
             Sizes(4096, 768, 768),
             Sizes(8192, 768, 3072),
         ],
+        "drawn": drawn_sizes(12),
     },
     cpu_sizes="256,128,256",
     gpu_sizes="S0;S1;S2;S3",
@@ -340,5 +261,4 @@ BENCHMARK = Benchmark(
     quantities=QUANTITIES,
     candidates=CANDIDATES,
     make_problem=make_problem,
-    drawn=drawn_sizes,
 )

@@ -1,9 +1,8 @@
-"""What `p23 --bench` times: the workbook's attention, and every backend of PyTorch's scaled_dot_product_attention.
+"""What `p23 --bench` times: the workbook's attention, and PyTorch's scaled_dot_product_attention by FlashAttention and cuDNN.
 
 The module is what the spec names as `bench`; `harness/bench/benchmark.py` says what the names in it mean.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -67,11 +66,11 @@ class Sizes:
         }[direction]
 
 
-def sdpa(causal: bool, *backends: SDPBackend) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+def sdpa(causal: bool, backend: SDPBackend) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """PyTorch's function by one of its backends."""
 
     def function(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        with sdpa_kernel(list(backends)):
+        with sdpa_kernel(backend):
             return F.scaled_dot_product_attention(query, key, value, is_causal=causal)
 
     return function
@@ -145,29 +144,13 @@ def unasked(problem: Problem) -> Differentiable:
     return Differentiable(function, problem.leaves, problem.grad_output)
 
 
-def backend(*backends: SDPBackend) -> Callable[[Problem], Differentiable]:
+def backend(backend: SDPBackend) -> Callable[[Problem], Differentiable]:
     """PyTorch's function by one of its backends."""
 
     def build(problem: Problem) -> Differentiable:
-        return Differentiable(sdpa(problem.sizes.causal, *backends), problem.leaves, problem.grad_output)
+        return Differentiable(sdpa(problem.sizes.causal, backend), problem.leaves, problem.grad_output)
 
     return build
-
-
-def compiled(problem: Problem) -> Differentiable:
-    """torch.compile of the formula, for this size alone."""
-    sizes = problem.sizes
-
-    def formula(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        scores = query @ key.mT / math.sqrt(sizes.d)
-        if sizes.causal:
-            places = torch.arange(sizes.S, device=query.device)
-            scores = scores.masked_fill(places > places[:, None], -torch.inf)
-        return torch.softmax(scores.float(), -1).to(query.dtype) @ value
-
-    return Differentiable(
-        torch.compile(formula, dynamic=False, fullgraph=True), problem.leaves, problem.grad_output
-    )
 
 
 CANDIDATES = (
@@ -176,9 +159,6 @@ CANDIDATES = (
     Candidate("SDPA", "peer", unasked, columns=("loop", "host")),
     Candidate("flash", "peer", backend(SDPBackend.FLASH_ATTENTION)),
     Candidate("cuDNN", "peer", backend(SDPBackend.CUDNN_ATTENTION)),
-    Candidate("efficient", "peer", backend(SDPBackend.EFFICIENT_ATTENTION)),
-    Candidate("math", "peer", backend(SDPBackend.MATH)),
-    Candidate("compile", "peer", compiled, 40),
 )
 LENGTHS = (512, 1024, 2048, 4096, 8192)
 
@@ -189,7 +169,7 @@ def ladder(d: int, part: int) -> list[Sizes]:
 
 
 BENCHMARK = Benchmark(
-    about="Attention of the workbook timed beside every backend of PyTorch's scaled_dot_product_attention.",
+    about="Attention of the workbook timed beside PyTorch's scaled_dot_product_attention.",
     sizes=Sizes,
     named={
         "puzzle": [Sizes(2, 2, 8, 4)],

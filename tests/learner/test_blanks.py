@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from harness.errors import DamagedFile
 from harness.learner import blanks
-from harness.learner.layout import faults, layout
+from harness.learner.layout import layout
 
 ROOT = Path(__file__).resolve().parents[2]
 SOLUTION = """\
@@ -389,13 +389,6 @@ def test_the_solution_has_its_blanks_and_the_gates_have_their_ids(puzzle):
 
 
 @pytest.mark.parametrize("relative", PAIRS, ids=str)
-def test_problems_equal_the_skeleton_outside_the_blanks(relative):
-    problem = (ROOT / "problems" / relative).read_text()
-    wanted = blanks.skeleton((ROOT / "solutions" / relative).read_text())
-    assert blanks.outside(problem) == blanks.outside(wanted)
-
-
-@pytest.mark.parametrize("relative", PAIRS, ids=str)
 def test_unmodified_problems_are_the_skeleton_byte_for_byte(relative):
     problem = ROOT / "problems" / relative
     status = subprocess.run(
@@ -412,7 +405,6 @@ def test_problems_hold_what_a_learner_edits_and_links_to_the_rest():
     edited = [str(path) for path in PAIRS if path.parts[0] == "p22"]
     assert edited == ["p22/backward.py", "p22/derive.py", "p22/op/layernorm_linear.mojo"]
     assert {path.name for path in LAYOUT.linked} >= {"shared", "__init__.mojo", "cpu_reference.mojo"}
-    assert not list(faults(ROOT / "solutions", ROOT / "problems"))
 
 
 def test_a_learner_opens_at_most_700_lines_of_mojo():

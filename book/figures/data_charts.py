@@ -312,7 +312,9 @@ def wrong_runs() -> dict[str, tuple[Curve, Curve]]:
     """Wrong kernel -> the right run's losses and its own, each at its step."""
     runs = {}
     for (bug,), rows in record.by(record.rows("museum_curves"), "bug").items():
-        right, own = ([(float(row["step"]), float(row[which])) for row in rows] for which in ("right", "wrong"))
+        right, own = (
+            [(float(row["step"]), float(row[which])) for row in rows] for which in ("right", "wrong")
+        )
         runs[bug] = right, own
     return runs
 

@@ -9,14 +9,11 @@ from book.figures import (
     bench_results,
     every_size,
     heroes,
-    order_figures,
     ring_results,
     roofline,
 )
 from book.measure import ledger, record
 from book.measure.ledger import GPT2_SMALL
-from harness.puzzles.p24 import orders as grid_orders
-from harness.puzzles.p24.counting import count
 
 
 class Rows:
@@ -212,68 +209,6 @@ def exponentials(d: int) -> list[float]:
     times = attention_times.read()
     predictions = [attention_times.predicted(times, size) for size in times.sizes("graph", d)]
     return [one["exponentials"] / one["done"] for one in predictions]
-
-
-# ---- Orders -------------------------------------------------------------------------------------------------
-
-
-def windowed(name: str, side: int, radius: int, tile: int = 64) -> float:
-    """Milliseconds of the kernels for windows in an order, forward and backward."""
-    return order_figures.measured()[side, radius, f"Mojo, {name}, {tile}", "both"]
-
-
-def longer(name: str) -> list[float]:
-    """How many times as long blocks of 128 positions take as blocks of 64, at every size."""
-    return [windowed(name, *size, 128) / windowed(name, *size) for size in order_figures.SIZES]
-
-
-def kept_of_the_count(flex: bool = False) -> list[float]:
-    """How much of the counted ratio of row-major over Hilbert order the time keeps; FlexAttention with its best masks."""
-    measured_times = order_figures.measured()
-    taken = (lambda *at: order_figures.flex(measured_times, at[1], at[2], at[0])) if flex else windowed
-    return [
-        taken("row-major", *size) / taken("hilbert", *size) / order_figures.ratio(*size, 128 if flex else 64)
-        for size in order_figures.SIZES
-    ]
-
-
-def beside_flex(name: str, side: int, radius: int) -> float:
-    """FlexAttention's time over these kernels' in the same order."""
-    return order_figures.flex(order_figures.measured(), side, radius, name) / windowed(name, side, radius)
-
-
-def by_arithmetic(name: str, side: int, radius: int) -> float:
-    """FlexAttention's time with a mask that computes rows and columns over that with a table."""
-    measured_times = order_figures.measured()
-    ways = (measured_times[side, radius, f"Flex, {name}{how}, 128", "both"] for how in (" by arithmetic", ""))
-    return next(ways) / next(ways)
-
-
-def tile_pairs(name: str, side: int, radius: int, tile: int) -> int:
-    """Counted pairs of tiles."""
-    return count(grid_orders.ORDERS[name](side, side), side, radius, tile).pairs
-
-
-def more_pairs() -> list[float]:
-    """How many times as many pairs of cells tiles of 128 hold as tiles of 64, in Hilbert order."""
-    return [
-        4 * tile_pairs("hilbert", *size, 128) / tile_pairs("hilbert", *size, 64)
-        for size in order_figures.SIZES
-    ]
-
-
-def moved(side: int) -> float:
-    """Milliseconds to bring a grid into Hilbert order and back, forward and backward."""
-    measured_times = order_figures.measured()
-    return 2 * sum(
-        measured_times[side, 4, f"{what}, hilbert", "forward"]
-        for what in ("gather of Q, K and V", "scatter of O")
-    )
-
-
-def saved(side: int, radius: int) -> float:
-    """Milliseconds that Hilbert order saves over row-major."""
-    return windowed("row-major", side, radius) - windowed("hilbert", side, radius)
 
 
 # ---- The ring -----------------------------------------------------------------------------------------------

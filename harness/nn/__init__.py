@@ -72,11 +72,9 @@ if TYPE_CHECKING:
     from harness.nn.compile.backend import mojo_workbook
     from harness.nn.cross_entropy import LinearCrossEntropy, linear_cross_entropy
     from harness.nn.layers import LayerNormLinear, fused_layernorm_linear
-    from harness.nn.orders import hilbert_order
     from harness.nn.patching import patch
     from harness.nn.ring import ring_attention
     from harness.nn.varlen import attention_varlen
-    from harness.nn.window import GridWindow, window_attention
 
 HOMES = {
     name: module
@@ -86,11 +84,9 @@ HOMES = {
         "compile.backend": "mojo_workbook",
         "cross_entropy": "LinearCrossEntropy linear_cross_entropy",
         "layers": "LayerNormLinear fused_layernorm_linear",
-        "orders": "hilbert_order",
         "patching": "patch",
         "ring": "ring_attention",
         "varlen": "attention_varlen",
-        "window": "GridWindow window_attention",
     }.items()
     for name in names.split()
 }

@@ -1,5 +1,6 @@
 """What arguments must be, said in one line that begins with the argument's name; and their dtypes. Loads torch alone."""
 
+import operator
 from typing import Any, TypeVar, cast
 
 import torch
@@ -98,3 +99,14 @@ def check_flag(name: str, value: object) -> None:
     """Raises TypeError where an argument is neither True nor False: `"no"` would count as True."""
     if not isinstance(value, bool):
         raise TypeError(f"{name}: expected True or False, got {value!r}")
+
+
+def check_whole(name: str, value: object, least: int) -> int:
+    """Return an argument as an int. Raises TypeError where it is none (4.0, True), ValueError below `least`."""
+    try:
+        number = operator.index(None if isinstance(value, bool) else value)  # pyright: ignore[reportArgumentType] (it asks)
+    except TypeError as error:
+        raise TypeError(f"{name}: expected a whole number, got {value!r}") from error
+    if number < least:
+        raise ValueError(f"{name}: expected at least {least}, got {number}")
+    return number

@@ -46,7 +46,7 @@ PUZZLE = "p23"
 FIRST_ONLY = FirstOnly("attention", "torch.nn.functional.scaled_dot_product_attention")
 
 WIDE = 128
-"""The largest head dimension of the kernels that make a mask's gradient in 16 bits, of attention in a window, and with dropout, in
+"""The largest head dimension of the kernels that make a mask's gradient in 16 bits, of unequal lengths, and with dropout, in
 float32 too."""
 CHUNK = 8
 """What the head dimension must be a multiple of for wgmma: 16 bytes."""
@@ -290,11 +290,9 @@ class AttentionKernels(PlannedKernels):
         dtype: torch.dtype,
         *arguments,
         scratch: int | None = 0,
-        choice: int | None = None,
     ) -> None:
-        """As `launch`, of the kernels for a dtype; `choice` is among them, None for what all take."""
-        if choice is None:
-            choice = self.choice_for(dtype)
+        """As `launch`, of the kernels for a dtype."""
+        choice = self.choice_for(dtype)
         if dtype == torch.float32 and choice != FLASH:
             scratch = None  # pairs take as much as the module counts
         self.launch(function, KINDS[dtype], choice, *arguments, scratch=scratch)
@@ -321,7 +319,7 @@ class AttentionKernels(PlannedKernels):
             scale: What the scores are multiplied by.
             results: Output and lse, to be written.
             tensors: Query, key and value.
-            read: What the kernels read beside them: a mask, offsets, or the words of a window.
+            read: What the kernels read beside them: a mask, or offsets.
             rest: What the module takes after the strides.
             how: As in `call`.
         """
@@ -583,7 +581,7 @@ kernels = Opened(
 
 
 def narrow_kernels(query: Tensor, scale: float) -> AttentionKernels | None:
-    """The kernels on tensor cores for a window and for unequal lengths, where they take query; None elsewhere."""
+    """The kernels on tensor cores for unequal lengths, where they take query; None elsewhere."""
     d = query.shape[-1]
     fits = on_tensor_cores(query) and d <= WIDE and d % CHUNK == 0 and scale > 0
     return kernels(query.device) if fits else None

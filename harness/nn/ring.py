@@ -11,9 +11,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from harness.nn.arguments import check_attended, check_flag, check_scale, in_autocast_dtype, plain
+from harness.nn.arguments import (
+    check_attended,
+    check_flag,
+    check_scale,
+    check_whole,
+    in_autocast_dtype,
+    plain,
+)
 from harness.nn.derivatives import FirstOnly
-from harness.nn.orders import whole
 from harness.nn.ring_blocks import BLOCKS, ONE_LENGTH, ring_with
 from harness.nn.ring_peers import losses_named, name_losses
 
@@ -84,7 +90,7 @@ def ring_attention(
         length = agreed_length(query, key, value, balanced, group, ring["positions"], options)
     query, key, value = parts_of(query, key, value, scale, is_causal)
     rank, size = dist.get_rank(group), dist.get_world_size(group)
-    part = ring["positions"](rank, size, whole("length", length, 0), balanced)
+    part = ring["positions"](rank, size, check_whole("length", length, 0), balanced)
     if query.shape[2] != part:
         raise ValueError(
             f"length: of {length} positions rank {rank} of {size} holds {part}, got {query.shape[2]}"

@@ -20,7 +20,6 @@ from op.fast_launches import (
     launch_mask_gradient_fast,
 )
 from op.fast_layout import Layout
-from op.fast_window_launches import launch_backward_window, launch_forward_window
 from op.fast_varlen_launches import launch_backward_varlen, launch_forward_varlen
 from op.flash_tensors import FlashBackward, FlashForward, FlashSizes
 from op.mask_gradient import MaskGradient
@@ -73,7 +72,7 @@ def run_forward[
 ](mut arguments: Arguments, mut launcher: StreamLauncher, choice: Int) raises:
     """Sizes, scale, the addresses of output, lse, query, key, value and mask, and strides: query, key, value, output.
 
-    `choice` is 1 for the portable kernels, FLASH for the flash kernels in float32, 0 for the fastest; of a window, how many times 64 queries a block owns.
+    `choice` is 1 for the portable kernels, FLASH for the flash kernels in float32, 0 for the fastest.
     Where there are several sequences the mask is their offsets, and the size of its blocks their number. With dropout, `draws_of` are last.
     """
     var sizes = sizes_of(arguments)
@@ -98,13 +97,8 @@ def run_forward[
         launch_forward_fast(launcher, tensors, layout, choice == 1, choice != FLASH)
     elif part == "varlen_forward":
         launch_forward_varlen(launcher, tensors, layout)
-    elif part == "dropout_forward":
-        launch_forward_dropout(launcher, tensors, layout, draws_of(arguments), choice == 1)
     else:
-        if choice == 1:
-            launch_forward_window[tiles=1](launcher, tensors, layout)
-        else:
-            launch_forward_window[tiles=2](launcher, tensors, layout)
+        launch_forward_dropout(launcher, tensors, layout, draws_of(arguments), choice == 1)
 
 
 def run_delta[dtype: DType](mut arguments: Arguments, mut launcher: StreamLauncher) raises:
@@ -156,13 +150,8 @@ def run_backward[
     layout.grad_value = strides_of(arguments)
     comptime if part == "backward":
         launch_backward_fast(launcher, tensors, layout, choice == 1, choice != FLASH)
-    elif part == "varlen_backward":
-        launch_backward_varlen(launcher, tensors, layout)
     else:
-        if choice == 1:
-            launch_backward_window[tiles=1](launcher, tensors, layout)
-        else:
-            launch_backward_window[tiles=2](launcher, tensors, layout)
+        launch_backward_varlen(launcher, tensors, layout)
 
 
 def run_gradients[
@@ -297,8 +286,6 @@ def PyInit_workbook_p23() abi("C") -> PythonObject:
         module.def_py_c_function(call["backward", 6 + 12 + 1 + 10 + 21], "backward")
         module.def_py_c_function(call["gradients", 6 + 12 + 1 + 10 + 24], "gradients")
         module.def_py_c_function(call["mask_gradient", 6 + 12 + 1 + 9 + 12], "mask_gradient")
-        module.def_py_c_function(call["window_forward", 6 + 12 + 1 + 6 + 12], "window_forward")
-        module.def_py_c_function(call["window_backward", 6 + 12 + 1 + 10 + 21], "window_backward")
         module.def_py_c_function(call["varlen_forward", 6 + 12 + 1 + 6 + 12], "varlen_forward")
         module.def_py_c_function(call["varlen_backward", 6 + 12 + 1 + 10 + 21], "varlen_backward")
         module.def_py_c_function(call["dropout_forward", 6 + 12 + 1 + 6 + 12 + 2], "dropout_forward")

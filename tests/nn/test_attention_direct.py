@@ -26,13 +26,10 @@ from harness.nn import (
     extension_kernels,
 )
 from harness.nn.attention_ops import EVERY_KEY
-from harness.nn.window import GridWindow, WindowAttention
 from harness.toolchain import extension
 
-WINDOWS = {"window_forward", "window_backward"}
-"""What attention in a window calls alone,"""
 VARLEN = {"varlen_forward", "varlen_backward"}
-"""and of unequal lengths,"""
+"""What attention of unequal lengths calls alone,"""
 DROPOUT = {"dropout_forward", "dropout_backward"}
 """and with dropout."""
 KINDS = (torch.bfloat16, torch.float32, torch.float64)
@@ -95,7 +92,7 @@ def counts(module):
 
 def test_both_ways_hand_over_as_many_arguments_as_the_module_wants(module):
     tensors = leaves()
-    own = WINDOWS | VARLEN | DROPOUT
+    own = VARLEN | DROPOUT
     wanted = {name: count for name, count in expected_counts().items() if name not in own}
     attention(*tensors, is_causal=True).sum().backward()
     direct = counts(module)
@@ -107,14 +104,6 @@ def test_both_ways_hand_over_as_many_arguments_as_the_module_wants(module):
     assert counts(module).keys() >= {"delta", "backward"}, "the gradient of lse"
     assert direct.keys() == {"forward", "gradients"} and direct.items() <= wanted.items()
     assert {**direct, **counts(module)} == wanted
-
-
-def test_a_window_hands_over_as_many_arguments_as_the_module_wants(module):
-    tensors, window = leaves(), GridWindow(torch.arange(9), 3, 1)
-    kernels = attention_direct.kernels(torch.device("cpu"))
-    WindowAttention.apply(*tensors, window, 0.125, 1, kernels).sum().backward()
-    wanted = expected_counts()
-    assert counts(module).keys() >= WINDOWS and counts(module).items() <= wanted.items()
 
 
 def test_unequal_lengths_hand_over_as_many_arguments_as_the_module_wants(module):
@@ -437,15 +426,13 @@ def test_saved_tensors_may_come_back_in_another_order(module, dtype, masked):
         assert strides == [2304, 64, 256] * 3 == [*arguments[29:38]]
 
 
-@pytest.mark.parametrize("kind", ["window", "lengths", "dropout"])
+@pytest.mark.parametrize("kind", ["lengths", "dropout"])
 def test_saved_tensors_of_other_attentions_may_come_back_strided(module, monkeypatch, kind):
     """Their kernels read rows of neighbours that begin at multiples of 16 bytes, and numbers without gaps."""
-    tensors, window = leaves(), GridWindow(torch.arange(9), 3, 1)
+    tensors = leaves()
     offsets = torch.tensor([0, 5, 9], dtype=torch.int32)
-    kernels = attention_direct.kernels(torch.device("cpu"))
     given = three(each[0].transpose(0, 1) for each in tensors) if kind == "lengths" else tensors
     call = {
-        "window": lambda: WindowAttention.apply(*given, window, 0.125, 1, kernels),
         "lengths": lambda: attention_varlen(*given, offsets, offsets),
         "dropout": lambda: attention(*given, None, 0.25),
     }[kind]

@@ -11,7 +11,6 @@ from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 from harness.nn import (
-    GridWindow,
     LayerNormLinear,
     attention,
     attention_backward,
@@ -23,13 +22,11 @@ from harness.nn import (
     derivatives,
     fused_layernorm_linear,
     linear_cross_entropy,
-    window_attention,
 )
 
 X = torch.randn(1, 2, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 ROWS = X[..., 0]
 OFFSETS = torch.tensor([0, 2], dtype=torch.int32)
-WINDOW = GridWindow(torch.arange(6), 3, 1)
 LAYER = LayerNormLinear(4, 5, dtype=torch.float64)
 SDPA = "torch.nn.functional.scaled_dot_product_attention"
 CALLS = {
@@ -56,7 +53,6 @@ CALLS = {
         f"{SDPA} of each sequence",
         {"query": X[0], "key": X[0], "value": X[0]},
     ),
-    window_attention: ("window_attention", f"{SDPA} with window.mask", {"query": X, "key": X, "value": X}),
     linear_cross_entropy: (
         "linear_cross_entropy",
         "torch.nn.functional.linear and cross_entropy",
@@ -65,7 +61,6 @@ CALLS = {
 }
 MORE = {
     attention_varlen: {"offsets_q": OFFSETS, "offsets_k": OFFSETS},
-    window_attention: {"window": WINDOW},
     linear_cross_entropy: {"target": torch.zeros(1, 2, 6, dtype=torch.int64)},
 }
 """What they want beside their floating-point tensors."""
@@ -93,10 +88,7 @@ def of_one(function, name):
     "function",
     [
         linear_cross_entropy,
-        *(
-            pytest.param(function, marks=pytest.mark.compiler)
-            for function in (attention, attention_varlen, window_attention)
-        ),
+        *(pytest.param(function, marks=pytest.mark.compiler) for function in (attention, attention_varlen)),
     ],
 )
 def test_a_checkpoint_gives_the_same_gradient(function):

@@ -16,7 +16,6 @@ from sixteen_bits import decode, encode
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from driver_requests import maps_encoded
 
-from harness.puzzles.p24 import orders
 from harness.toolchain import extension
 from harness.vgpu.checks.findings import Checks
 from harness.vgpu.driver import inprocess
@@ -54,14 +53,6 @@ MASKED = {
     "of 256, forward alone": ((1, 2, 140, 136, 256, 2, EVERY_KEY), (1, 2, 140, 136), "bfloat16", "natural"),
     "of 192, forward alone": ((1, 1, 70, 264, 136, 1, EVERY_KEY), (1, 1, 1, 264), "float16", "natural"),
     "padding, wide": ((2, 2, 70, 136, 128, 2, EVERY_KEY), (2, 1, 1, 136), "bfloat16", "shuffled:1"),
-}
-# Rows and columns of a grid, order, radius, tiles that a block owns, heads, d; the dtype; the order of the blocks.
-WINDOWS = {
-    "Hilbert, whole tiles": ((16, 16, "hilbert", 3, 1, 2, 64), "bfloat16", "natural"),
-    "row-major, ragged": ((9, 21, "row-major", 2, 2, 1, 40), "float16", "shuffled:1"),
-    "many tiles": ((33, 64, "tiled", 1, 2, 1, 8), "bfloat16", "natural"),
-    "wide heads": ((11, 16, "hilbert", 3, 1, 1, 128), "bfloat16", "shuffled:2"),
-    "wide heads, two tiles": ((11, 16, "row-major", 3, 2, 1, 72), "float16", "natural"),
 }
 
 
@@ -105,8 +96,8 @@ def truth(Q, K, V, dO, visible, scale, mask):
     }
 
 
-def run(dims, dtype, visible, mask=0, choice=0, scale=None, mask_sizes=()):
-    """Both passes; the error of each result. Of a window, its address as mask; or there is an additive mask of some sizes."""
+def run(dims, dtype, visible, scale=None, mask_sizes=()):
+    """Both passes; the error of each result. There may be an additive mask of some sizes."""
     B, N, S, T, d, G, diagonal = dims
     added = random.standard_normal(mask_sizes) if mask_sizes else np.zeros(1)
     if mask_sizes:
@@ -122,7 +113,7 @@ def run(dims, dtype, visible, mask=0, choice=0, scale=None, mask_sizes=()):
     if not mask_sizes:  # results with heads inside of rows too, as the inputs
         rows, keys = q_strides, k_strides
     of_mask = (*bias_strides, 1) if mask_sizes else (0, 0, 0, 0, 0)
-    front = (KINDS[dtype], choice, B, N, G, S, T, d, diagonal, *of_mask)
+    front = (KINDS[dtype], 0, B, N, G, S, T, d, diagonal, *of_mask)
     names = ("grad_query", "grad_key", "grad_value")
     blank = {
         name: on_device(np.full(shape, 0xFFFF, np.uint16))
@@ -140,12 +131,10 @@ def run(dims, dtype, visible, mask=0, choice=0, scale=None, mask_sizes=()):
     given = (*q_strides, *k_strides, *v_strides)
     scale = scale or d**-0.5
     nowhere = (gpu, stream, 0, 0)
-    forward = module.window_forward if mask else module.forward
-    backward = module.window_backward if mask else module.backward
-    read = bias._data_ptr() if mask_sizes else mask
-    forward(*nowhere, *front, scale, at["output"], lse._data_ptr(), *inputs, read, *given, *rows)
+    read = bias._data_ptr() if mask_sizes else 0
+    module.forward(*nowhere, *front, scale, at["output"], lse._data_ptr(), *inputs, read, *given, *rows)
     module.delta(*nowhere, *front, delta._data_ptr(), g._data_ptr(), at["output"], 0, *g_strides, *rows)
-    backward(
+    module.backward(
         *(gpu, stream, scratch._data_ptr(), scratch.num_elements, *front, scale),
         *(at["grad_query"], at["grad_key"], at["grad_value"], g._data_ptr(), *inputs),
         *(lse._data_ptr(), delta._data_ptr(), read, *given, *g_strides, *rows, *keys, *keys),
@@ -156,19 +145,18 @@ def run(dims, dtype, visible, mask=0, choice=0, scale=None, mask_sizes=()):
             *(*nowhere, *front, scale, blank["grad_mask"]._data_ptr(), g._data_ptr(), *inputs, at["output"]),
             *(lse._data_ptr(), delta._data_ptr(), read, *given, *g_strides),
         )
-    if not mask:
-        again = {name: on_device(np.full_like(blank[name].to(CPU()).to_numpy(), 0xFFFF)) for name in names}
-        scratch = on_device(np.full(scratch.num_elements, 0xFF, np.uint8))
-        module.gradients(
-            *(gpu, stream, scratch._data_ptr(), scratch.num_elements, *front, scale),
-            *(again[name]._data_ptr() for name in names),
-            *(g._data_ptr(), *inputs, at["output"], lse._data_ptr(), read, *given, *g_strides),
-            *(*rows, *rows, *keys, *keys),
-        )
-        device.synchronize()
-        for name in names:
-            first, second = (each[name].to(CPU()).to_numpy() for each in (blank, again))
-            assert np.array_equal(first, second), name
+    again = {name: on_device(np.full_like(blank[name].to(CPU()).to_numpy(), 0xFFFF)) for name in names}
+    scratch = on_device(np.full(scratch.num_elements, 0xFF, np.uint8))
+    module.gradients(
+        *(gpu, stream, scratch._data_ptr(), scratch.num_elements, *front, scale),
+        *(again[name]._data_ptr() for name in names),
+        *(g._data_ptr(), *inputs, at["output"], lse._data_ptr(), read, *given, *g_strides),
+        *(*rows, *rows, *keys, *keys),
+    )
+    device.synchronize()
+    for name in names:
+        first, second = (each[name].to(CPU()).to_numpy() for each in (blank, again))
+        assert np.array_equal(first, second), name
     device.synchronize()
     got = {name: decode(buffer.to(CPU()).to_numpy(), dtype) for name, buffer in blank.items()}
     if not mask_sizes:
@@ -183,21 +171,6 @@ def run(dims, dtype, visible, mask=0, choice=0, scale=None, mask_sizes=()):
         apart = np.abs(np.where(finite, got[name], 0) - np.where(finite, right, 0))
         errors[name] = float(apart.max() / np.abs(right[finite]).max())
     return errors
-
-
-def run_window(dims, dtype):
-    """Both passes in a window of a grid."""
-    from harness.nn.window import GridWindow
-
-    rows, columns, order, radius, tiles, heads, d = dims
-    L = rows * columns
-    cells = orders.ORDERS[order](rows, columns)
-    window = GridWindow(cells, columns, radius)
-    words = on_device(window.words(tiles))
-    down, right = (np.abs(each[:, None] - each) for each in np.divmod(cells, columns))
-    visible = (down <= radius) & (right <= radius)
-    sizes = (1, heads, L, L, d, heads, EVERY_KEY)
-    return run(sizes, dtype, visible, words._data_ptr(), tiles)
 
 
 def run_maps():
@@ -244,15 +217,5 @@ for name, (dims, sizes, dtype, order) in MASKED.items():
     before = len(virtual.launches)
     errors[name] = run(dims, dtype, np.True_, mask_sizes=sizes)
     masked[name] = sorted({launch.name for launch in virtual.launches[before:]})
-for name, (dims, dtype, order) in WINDOWS.items():
-    virtual.blocks = order
-    errors[name] = run_window(dims, dtype)
-refused = []
-for kind, d, scale in ((0, 64, 1.0), (2, 136, 1.0), (2, 64, -1.0)):
-    try:
-        sizes = (1, 1, 1, 64, 64, d, EVERY_KEY, 0, 0, 0, 0, 0)
-        module.window_forward(gpu, stream, 0, 0, kind, 1, *sizes, scale, *[0] * 18)
-    except Exception as error:
-        refused.append(str(error))
-report = {"errors": errors, "launches": launches, "masked": masked, "refused": refused, "maps": run_maps()}
+report = {"errors": errors, "launches": launches, "masked": masked, "maps": run_maps()}
 print(json.dumps(report | {"findings": [finding.text() for finding in virtual.findings]}))

@@ -230,4 +230,3 @@ def test_a_length_that_ranks_cannot_share_equally(group_of_one, monkeypatch):
 )
 def test_kinds_of_kernels(kernel, kind):
     assert gpus.kind_of(kernel) == kind
-

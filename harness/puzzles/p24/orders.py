@@ -1,32 +1,98 @@
-"""Orders of the cells of a grid by name: row by row, along the Z-order and the Hilbert curve, and square by square.
+"""Orders of the cells of a grid: row by row, along the Z-order and the Hilbert curve, and square by square; and
+which tiles of an order a window needs.
 
-What an order is, its inverse, and the tiles that a window needs of it: `harness.nn.orders`. Loads NumPy alone.
+An order of a grid of `height` rows and `width` columns is an int64 array [height * width]: the cell, row * width + column, that
+comes at each step. Its inverse, the step at which each cell comes, is `inverse`. Loads NumPy alone.
 """
 
+import functools
 from collections.abc import Callable
 
 import numpy as np
 
-from harness.nn.orders import hilbert, inverse, shifted, sides, window_tiles
-
-__all__ = [
-    "ORDERS",
-    "SQUARE",
-    "hilbert",
-    "inverse",
-    "row_major",
-    "shifted",
-    "tiled",
-    "window_tiles",
-    "z_order",
-]
 SQUARE = 8
 """Side of the squares of the tiled order: 64 positions."""
+Point = tuple[int, int]
+"""A row and a column, or a step of so many."""
+
+
+def check_grid(height: int, width: int) -> None:
+    """Raise ValueError for a grid without cells."""
+    if min(height, width) < 1:
+        raise ValueError(f"height and width: expected at least 1, got {height} and {width}")
+
+
+def inverse(order: np.ndarray) -> np.ndarray:
+    """The step at which each cell comes, [cells]."""
+    steps = np.empty_like(order)
+    steps[order] = np.arange(len(order))
+    return steps
+
+
+# ---- The curve -------------------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=64)
+def hilbert(height: int, width: int) -> np.ndarray:
+    """Along a Hilbert curve, generalised to rectangles as in Červený, "Generalized Hilbert space-filling curve" (2018).
+
+    Of a square whose side is a power of two it is Hilbert's own. Neighbours on the curve are neighbours on the grid,
+    but for one diagonal step where the longer side is odd and the shorter is even. It begins at the top left and ends
+    at the other end of the longer side, the top right of a square. The array is not to be written to.
+    """
+    check_grid(height, width)
+    right, down = (0, 1), (1, 0)
+    if width >= height:
+        points = walk((0, 0), right, width, down, height)
+    else:
+        points = walk((0, 0), down, height, right, width)
+    order = np.array([row * width + column for row, column in points])
+    order.setflags(write=False)
+    return order
+
+
+def walk(start: Point, along: Point, length: int, across: Point, depth: int) -> list[Point]:
+    """The cells of a rectangle, from the corner `start` to the corner at the other end of its side `along`.
+
+    `along` and `across` are unit steps, `length` and `depth` the cells that it has in their directions. A long one is cut in
+    two along its way; any other is walked in three parts: away from the side, along the far half, and back to the side.
+    Parts begin after an even number of cells where they can, so that the ends meet.
+    """
+    if depth == 1:
+        return [moved(start, along, i) for i in range(length)]
+    if length == 1:
+        return [moved(start, across, i) for i in range(depth)]
+    half = even_half(length)
+    if 2 * length > 3 * depth:
+        middle = moved(start, along, half)
+        return walk(start, along, half, across, depth) + walk(middle, along, length - half, across, depth)
+    low = even_half(depth)
+    end = moved(moved(start, along, length - 1), across, low - 1)
+    back = (-along[0], -along[1])
+    return (
+        walk(start, across, low, along, half)
+        + walk(moved(start, across, low), along, length, across, depth - low)
+        + walk(end, (-across[0], -across[1]), low, back, length - half)
+    )
+
+
+def moved(point: Point, step: Point, count: int) -> Point:
+    """A point so many steps further."""
+    return point[0] + count * step[0], point[1] + count * step[1]
+
+
+def even_half(size: int) -> int:
+    """About a half, even where the size is more than 2."""
+    half = size // 2
+    return half + half % 2 if size > 2 else half
+
+
+# ---- All orders --------------------------------------------------------------------------------------------
 
 
 def row_major(height: int, width: int) -> np.ndarray:
     """Row by row: the cells as they are stored."""
-    height, width = sides(height, width)
+    check_grid(height, width)
     return np.arange(height * width)
 
 
@@ -52,3 +118,41 @@ ORDERS: dict[str, Callable[[int, int], np.ndarray]] = {
     "tiled": tiled,
 }
 """The orders by name."""
+
+
+# ---- Windows ------------------------------------------------------------------------------------------------
+
+
+def window_tiles(order: np.ndarray, width: int, radius: int, tile: int) -> np.ndarray:
+    """Which tiles of queries need which tiles of keys, where a position sees all that are `radius` away at most.
+
+    The distance of two cells is the larger of those of their rows and of their columns; a window ends at the grid's edge.
+
+    Args:
+        order: [cells], the cell of each position.
+        width: Columns of the grid.
+        radius: At least 0.
+        tile: Positions in a tile; the last may have fewer.
+
+    Returns:
+        bool [tiles, tiles], the query's tile first.
+    """
+    count = -(-len(order) // tile)
+    tiles = np.zeros((count, count), bool)
+    owner = inverse(order) // tile
+    for there, here in shifted(owner.reshape(-1, width), radius):
+        tiles[here, there] = True
+    return tiles
+
+
+def shifted(grid: np.ndarray, radius: int):
+    """What a grid [rows, columns] holds at each cell and at each of its neighbours, neighbour first, by neighbour."""
+    rows, columns = grid.shape
+    for down in range(-min(radius, rows - 1), min(radius, rows - 1) + 1):
+        for right in range(-min(radius, columns - 1), min(radius, columns - 1) + 1):
+            yield grid[part(down, rows), part(right, columns)], grid[part(-down, rows), part(-right, columns)]
+
+
+def part(shift: int, size: int) -> slice:
+    """The indices of an axis that are left after it is moved."""
+    return slice(max(0, shift), size + min(0, shift))

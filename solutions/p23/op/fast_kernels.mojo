@@ -7,11 +7,10 @@ product to product in registers, so that the gradient of the query needs one ker
 
 `masked` kernels take masks (`fast_masks.mojo`) and any scale; the others have no mask, which is one whose blocks have
 size 0, and a scale above 0. `aligned` ones take rows that begin at multiples of 16 bytes, the others rows at any
-address. `windowed` ones read a window of a grid in place of a mask (`fast_window.mojo`), which says what tiles there are
-to do and which of their pairs see each other. `varlen` ones read offsets in place of a mask; a block works on one of the
-sequences that they bound (`fast_varlen.mojo`). `dropout` ones make some probabilities 0 (`fast_dropout.mojo`); the
-others do not read `state` and `keep`. `whole` ones, where every tile is full and every query sees every key, do not ask
-and have one way to load a tile: more would take registers that products want.
+address. `varlen` ones read offsets in place of a mask; a block works on one of the sequences that they bound
+(`fast_varlen.mojo`). `dropout` ones make some probabilities 0 (`fast_dropout.mojo`); the others do not read `state` and
+`keep`. `whole` ones, where every tile is full and every query sees every key, do not ask and have one way to load a
+tile: more would take registers that products want.
 Tensors are [B, N, S, d] with strides of their own; lse and delta are [B, N, S] and contiguous.
 """
 
@@ -40,7 +39,6 @@ from .fast_scores import (
 )
 from .fast_tiles import CHUNK, HIDDEN, Lane, Own, Sums, add_product, load_tile, pitch_of, store_rows
 from .fast_varlen import Sequence, slots
-from .fast_window import TILE, Window, hide_far
 from .flash_tensors import FlashSizes, PackedSizes
 from .shared.common import ImmPtr, MutPtr
 
@@ -66,7 +64,6 @@ def fast_forward_kernel[
     warps: Int,
     step: Int,
     resident: Int,
-    windowed: Bool,
     whole: Bool,
     varlen: Bool,
     dropout: Bool,
@@ -76,7 +73,7 @@ def fast_forward_kernel[
     query: ImmPtr[dtype],  # [B, N, S, d]
     key: ImmPtr[dtype],  # [B, G, T, d]
     value: ImmPtr[dtype],  # [B, G, T, d]
-    mask: ImmPtr[dtype],  # [B, N, S, T], at its own strides, where there is one; or a window, or offsets
+    mask: ImmPtr[dtype],  # [B, N, S, T], at its own strides, where there is one; or offsets
     output_strides: Strides,
     query_strides: Strides,
     key_strides: Strides,
@@ -128,10 +125,6 @@ def fast_forward_kernel[
     var warp_rows = thread_idx.x // 32 * (16 * bands)
     var first = s0 + warp_rows
     var end = sizes.keys_seen(min(s0 + rows, S) - 1)
-    var window = Window[rows](mask)
-    comptime if windowed:
-        comptime assert step == TILE, "a step is a tile"
-        window.enter(s0 // rows)
 
     @__parameter
     @always_inline
@@ -142,8 +135,6 @@ def fast_forward_kernel[
                 return visible.following(next, end, sizes)
             while next < end and hidden_tile[rows, step](mask, head, s0, next, sizes):
                 next += step
-        elif windowed:
-            next = window.following()
         return next
 
     @__parameter
@@ -177,29 +168,18 @@ def fast_forward_kernel[
     var totals = Array[Float32, 2 * bands](fill=0)
     var stage = 0
     while t0 < end:
-        var seen = Array[UInt32, bands](fill=0)
-        var needed = True
-        comptime if windowed:
-            seen = window.seen[bands]()
-            needed = window.needed[bands]()
         async_copy_wait_group(0)
         # Now everybody's share of these tiles is here, and nobody still reads those of the step before.
         barrier()
         var next = following(t0)
         if next < end:
             fetch(next, 1 - stage)
-        if not needed:
-            stage = 1 - stage
-            t0 = next
-            continue
         var keys = stages.unsafe_offset(stage * 2 * step * pitch)
         var scores = own.times_rows[columns](keys, Array[Sums, bands * columns](fill=0))
-        comptime if windowed:
-            hide_far[bands, columns](scores, seen, 0)
         comptime if masked:
             var of_stage = masks.unsafe_offset(stage * mask_tile.elements[rows]())
             mask_tile.add[bands, columns](scores, scale, of_stage, warp_rows, 0)
-        comptime if not windowed and not whole:
+        comptime if not whole:
             if not all_seen(first, first + 1, t0, t0 + step, sizes):
                 hide_unseen[bands, columns](scores, HIDDEN, first, t0, sizes)
         comptime for half in range(2 * bands):
@@ -336,7 +316,6 @@ def fast_query_kernel[
     step: Int,
     part: Int,
     resident: Int,
-    windowed: Bool,
     whole: Bool,
     varlen: Bool,
     dropout: Bool,
@@ -348,7 +327,7 @@ def fast_query_kernel[
     value: ImmPtr[dtype],  # [B, G, T, d]
     lse: ImmPtr[DType.float32],  # [B, N, S]
     delta: ImmPtr[DType.float32],  # [B, N, S]
-    mask: ImmPtr[dtype],  # [B, N, S, T], at its own strides, where there is one; or a window, or offsets
+    mask: ImmPtr[dtype],  # [B, N, S, T], at its own strides, where there is one; or offsets
     gradient_strides: Strides,
     grad_strides: Strides,
     query_strides: Strides,
@@ -401,10 +380,6 @@ def fast_query_kernel[
     var warp_rows = thread_idx.x // 32 * (16 * bands)
     var first = s0 + warp_rows
     var end = sizes.keys_seen(min(s0 + rows, S) - 1)
-    var window = Window[rows](mask)
-    comptime if windowed:
-        comptime assert step == TILE, "a step is a tile"
-        window.enter(s0 // rows)
 
     @__parameter
     @always_inline
@@ -415,8 +390,6 @@ def fast_query_kernel[
                 return visible.following(next, end, sizes)
             while next < end and hidden_tile[rows, step](mask, head, s0, next, sizes):
                 next += step
-        elif windowed:
-            next = window.following()
         return next
 
     @__parameter
@@ -474,29 +447,18 @@ def fast_query_kernel[
     var sums = Array[Sums, bands * (width // 8)](fill=0)
     var stage = 0
     while t0 < end:
-        var seen = Array[UInt32, bands](fill=0)
-        var needed = True
-        comptime if windowed:
-            seen = window.seen[bands]()
-            needed = window.needed[bands]()
         async_copy_wait_group(0)
         barrier()
         var next = following(t0)
         if next < end:
             fetch(next, 1 - stage)
-        if not needed:
-            stage = 1 - stage
-            t0 = next
-            continue
         for t1 in range(t0, t0 + step, part):
             var keys = stages.unsafe_offset((stage * 2 * step + t1 - t0) * pitch)
             var slopes = own_queries.times_rows[columns](keys, Array[Sums, bands * columns](fill=0))
-            comptime if windowed:
-                hide_far[bands, columns](slopes, seen, (t1 - t0) // 8)
             comptime if masked:
                 var of_stage = masks.unsafe_offset(stage * mask_tile.elements[rows]())
                 mask_tile.add[bands, columns](slopes, scale, of_stage, warp_rows, t1 - t0)
-            comptime if not windowed and not whole:
+            comptime if not whole:
                 if not all_seen(first, first + 1, t1, t1 + part, sizes):
                     hide_unseen[bands, columns](slopes, HIDDEN, first, t1, sizes)
             comptime for place in range(bands * columns):

@@ -98,7 +98,6 @@ def launch_forward_tiles[
     warps: Int,
     step: Int,
     resident: Int,
-    windowed: Bool = False,
     whole: Bool = False,
     varlen: Bool = False,
     dropout: Bool = False,
@@ -108,7 +107,7 @@ def launch_forward_tiles[
     var drawn = draws.copy().or_else(Draws(t.query.unsafe_bitcast[UInt32](), 0))  # else not read
     launcher.launch[
         fast_forward_kernel[
-            dtype, masked, aligned, width, bands, warps, step, resident, windowed, whole, varlen, dropout
+            dtype, masked, aligned, width, bands, warps, step, resident, whole, varlen, dropout
         ]
     ](
         "fast_forward",
@@ -253,7 +252,6 @@ def launch_query_tiles[
     step: Int,
     part: Int,
     resident: Int,
-    windowed: Bool = False,
     whole: Bool = False,
     varlen: Bool = False,
     dropout: Bool = False,
@@ -272,7 +270,6 @@ def launch_query_tiles[
             step,
             part,
             resident,
-            windowed,
             whole,
             varlen,
             dropout,
@@ -316,7 +313,6 @@ def launch_key_value_tiles[
     step: Int,
     part: Int,
     resident: Int,
-    windowed: Bool = False,
     whole: Bool = False,
     varlen: Bool = False,
     dropout: Bool = False,
@@ -335,7 +331,6 @@ def launch_key_value_tiles[
             step,
             part,
             resident,
-            windowed,
             whole,
             varlen,
             dropout,

@@ -16,7 +16,6 @@ from .fast_masks import MaskTile, hidden_tile, is_one_row, shows_none
 from .fast_scores import LOG2_E, Strides, all_seen, drop, hide_unseen, row_shift, slopes_of, start_of
 from .fast_tiles import Lane, Own, SLAB, Sums, add_product, load_numbers, load_tile, pitch_of, store_rows
 from .fast_varlen import Sequence, slots
-from .fast_window import TILE, Window, hide_far
 from .flash_tensors import FlashSizes, PackedSizes
 from .shared.common import ImmPtr, MutPtr
 
@@ -62,7 +61,6 @@ def fast_key_value_kernel[
     step: Int,
     part: Int,
     resident: Int,
-    windowed: Bool,
     whole: Bool,
     varlen: Bool,
     dropout: Bool,
@@ -75,7 +73,7 @@ def fast_key_value_kernel[
     value: ImmPtr[dtype],  # [B, G, T, d]
     lse: ImmPtr[DType.float32],  # [B, N, S]
     delta: ImmPtr[DType.float32],  # [B, N, S]
-    mask: ImmPtr[dtype],  # [B, N, S, T], at its own strides, where there is one; or a window, or offsets
+    mask: ImmPtr[dtype],  # [B, N, S, T], at its own strides, where there is one; or offsets
     grad_key_strides: Strides,
     grad_value_strides: Strides,
     grad_strides: Strides,
@@ -132,10 +130,6 @@ def fast_key_value_kernel[
     var handed = numbers.unsafe_offset(4 * step + (owner * bands * columns * 32 + lane_id()) * 4)
     comptime numbers_and_handed = 4 * step + handed_bytes[width, rows, part]() // 4
     var masks = numbers.unsafe_offset(numbers_and_handed).unsafe_bitcast[Scalar[dtype]]()
-    var window = Window[rows](mask)
-    comptime if windowed:
-        comptime assert step == TILE, "a step is a tile"
-        window.enter(t0 // rows)
     var lane = Lane[width]()
     var warp_rows = owner * (16 * bands)
     var first = t0 + warp_rows
@@ -159,11 +153,6 @@ def fast_key_value_kernel[
                 elif hidden_tile[step, rows](mask, head, next.s0, t0, sizes):
                     next.s0 += step
                     continue
-            elif windowed:
-                # A key is of one head alone.
-                next.s0 = window.following()
-                if next.s0 >= S:
-                    next.member = members
             break
         return next^
 
@@ -177,7 +166,7 @@ def fast_key_value_kernel[
     @always_inline
     def fetch(place: Place, stage: Int):
         var head = head0 + place.member
-        if not windowed and place.member != member:
+        if place.member != member:
             member = place.member
             Q = query.unsafe_offset(start_of(head, sizes.query_heads, query_strides, sequence.first_query))
             dO = grad_output.unsafe_offset(
@@ -230,20 +219,11 @@ def fast_key_value_kernel[
         fetch(place, 0)
     var stage = 0
     while place.member < members:
-        var seen = Array[UInt32, bands](fill=0)
-        var needed = True
-        comptime if windowed:
-            seen = window.seen[bands]()
-            needed = window.needed[bands]()
         async_copy_wait_group(0)
         barrier()
         var next = following(place)
         if next.member < members:
             fetch(next, 1 - stage)
-        if not needed:
-            stage = 1 - stage
-            place = next^
-            continue
         for inner in range(0, step, part):
             var s1 = place.s0 + inner
             var queries = stages.unsafe_offset(stage * 2 * tile + inner * pitch)
@@ -253,8 +233,6 @@ def fast_key_value_kernel[
             @__parameter
             @always_inline
             def weigh(mut weights: Array[Sums, bands * columns]):
-                comptime if windowed:
-                    hide_far[bands, columns](weights, seen, inner // 8)
                 comptime if masked:
                     var of_stage = masks.unsafe_offset(stage * mask_tile.elements[step]())
                     mask_tile.add[bands, columns, transposed=True](weights, scale, of_stage, inner, warp_rows)
@@ -262,7 +240,7 @@ def fast_key_value_kernel[
                     var pair = own_numbers.unsafe_load[width=2, alignment=8](place % columns * 8)
                     comptime for e in range(4):
                         weights[place][e] = exp2(weights[place][e] * factor - row_shift[masked](pair[e % 2]))
-                comptime if not windowed and not whole:
+                comptime if not whole:
                     if not all_seen(s1, s1 + part, first, first + 16 * bands, sizes):
                         hide_unseen[bands, columns, transposed=True](weights, 0, first, s1, sizes)
 

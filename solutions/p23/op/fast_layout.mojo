@@ -8,7 +8,7 @@ from .flash_tensors import FlashBackward, FlashSizes
 from .shared.common import ImmPtr
 
 comptime WIDE = 128
-"""The largest head dimension of the kernels of a window, and of a mask's gradient."""
+"""The largest head dimension of the kernels of unequal lengths, of dropout and of a mask's gradient."""
 
 
 def has_tensor_cores[dtype: DType]() -> Bool:

@@ -10,5 +10,5 @@ layer(torch.randn(8, 16, 768)).square().mean().backward()
 
 model = torch.nn.TransformerEncoderLayer(64, 4, batch_first=True, norm_first=True)
 compiled = torch.compile(model, backend="mojo_workbook")  # swapped in the graph; Inductor compiles the rest
-done = nn.patch(model)  # or without compiling: each Linear that reads a LayerNorm; done.undo() takes it back
+nn.replace(model, [("norm2", "linear1")])  # or without compiling: the LayerNorm and the Linear that you name
 # ANCHOR_END: layers

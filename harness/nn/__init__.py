@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from harness.nn.compile.backend import mojo_workbook
     from harness.nn.cross_entropy import LinearCrossEntropy, linear_cross_entropy
     from harness.nn.layers import LayerNormLinear, fused_layernorm_linear
-    from harness.nn.patching import patch
+    from harness.nn.replacing import replace
     from harness.nn.ring import ring_attention
     from harness.nn.varlen import attention_varlen
 
@@ -84,7 +84,7 @@ HOMES = {
         "compile.backend": "mojo_workbook",
         "cross_entropy": "LinearCrossEntropy linear_cross_entropy",
         "layers": "LayerNormLinear fused_layernorm_linear",
-        "patching": "patch",
+        "replacing": "replace",
         "ring": "ring_attention",
         "varlen": "attention_varlen",
     }.items()

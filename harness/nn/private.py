@@ -35,16 +35,3 @@ is_wrapped = private("_C._functorch.is_functorch_wrapped_tensor")
 is_grad_tracking = private("_C._functorch.is_gradtrackingtensor")
 is_batched = private("_C._functorch.is_batchedtensor")
 get_unwrapped = private("_C._functorch.get_unwrapped")
-is_tracing = private("_C._is_tracing")
-len_function_modes = private("_C._len_torch_function_stack")
-stack_of_function_modes = private("overrides._get_current_function_mode_stack")
-hooks_of_all_modules = private("nn.modules.module._has_any_global_hook")
-# The innermost pair of hooks on what autograd saves.
-hooks_on_saved = private("_C._autograd._top_saved_tensors_default_hooks")
-
-
-def function_modes() -> bool:
-    """Whether a mode sees torch's Python functions, other than the one of the default device."""
-    return len_function_modes() > 0 and any(
-        type(mode).__module__ != "torch.utils._device" for mode in stack_of_function_modes()
-    )

@@ -1,7 +1,4 @@
-"""What the tests of the layers share: compiled graphs, a stand-in for the extension module, the first GPU's kernels.
-
-Pairs of patch(model) are counted without a kernel.
-"""
+"""What the tests of the layers share: compiled graphs, a stand-in for the extension module, the first GPU's kernels."""
 
 import warnings
 
@@ -17,23 +14,6 @@ def compiled_together(request):
     """For every test that compiles."""
     if request.node.get_closest_marker("compiler"):
         request.getfixturevalue("layer_graphs")
-
-
-@pytest.fixture
-def pairs(monkeypatch):
-    """The algorithms of the pairs that were computed, one after the other; no kernel is compiled."""
-    from patch_checks import Pair
-
-    from harness.nn import patching
-
-    calls = []
-
-    def compute(*arguments, algorithm, memory):
-        calls.append(algorithm)
-        return Pair.apply(*arguments)
-
-    monkeypatch.setattr(patching, "fused_layernorm_linear", compute)
-    return calls
 
 
 @pytest.fixture

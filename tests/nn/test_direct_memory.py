@@ -21,7 +21,7 @@ from layer_checks import (
 )
 from torch import nn
 
-from harness.nn import LayerNormLinear, fused_layernorm_linear, layernorm_direct, patch
+from harness.nn import LayerNormLinear, fused_layernorm_linear, layernorm_direct, replace
 from harness.nn.layernorm_plan import LIBRARY, OWN, make_plan
 
 fused: Any = fused_layernorm_linear
@@ -98,13 +98,13 @@ def test_without_room_for_both_dW_comes_first(module, no_operator, monkeypatch):
     assert lent and len(refused) == 1 and launched(module) == [1, REST]
 
 
-def test_layer_and_patch_hand_it_on(module):
+def test_layer_and_replacement_hand_it_on(module):
     layer = LayerNormLinear(7, O, memory="least")
     assert "memory='least'" in repr(layer)
     assert layer.explain(make_inputs()[0])["way"] == "extension module, dW first"
     shared = LayerNormLinear.from_modules(nn.LayerNorm(7), nn.Linear(7, O), memory="least")
     model = nn.Sequential(nn.LayerNorm(7), nn.Linear(7, O))
-    patch(model, memory="least")
+    replace(model, [("0", "1")], memory="least")
     for call in (layer, shared, model):
         module.calls.clear()
         call(make_inputs()[0]).sum().backward()
@@ -126,13 +126,9 @@ def test_the_operator_hands_it_on(module):
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("call", [least, patch], ids=["function", "patch"])
-def test_an_unknown_choice_is_refused(call):
+def test_an_unknown_choice_is_refused():
     with pytest.raises(ValueError, match="memory: expected 'auto' or 'least', got 'little'"):
-        if call is patch:
-            patch(nn.Sequential(nn.LayerNorm(7), nn.Linear(7, O)), memory="little")
-        else:
-            fused(*make_inputs(), memory="little")
+        fused(*make_inputs(), memory="little")
 
 
 def requested(which: str) -> int:

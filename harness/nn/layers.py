@@ -8,13 +8,13 @@ import functools
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.autograd import forward_ad
 
 from harness.nn import extension_kernels, layernorm_direct
 from harness.nn.arguments import check_tensor, in_autocast_dtype
 from harness.nn.autograd import (
-    FIRST_ONLY,
     check,
     layernorm_linear,
     layernorm_linear_backward,
@@ -44,7 +44,8 @@ def fused_layernorm_linear(
     """`linear(layer_norm(x))` with hand-written Mojo kernels for the forward and the backward pass.
 
     For the backward pass it keeps x, the parameters and two numbers for each row; the LayerNorm output is computed
-    again. Under `torch.autocast` it computes in the autocast dtype, with statistics in float32. On a GPU, torch's own
+    again. Within torch.func's transforms and in forward mode PyTorch's own operations compute it, at any order.
+    Under `torch.autocast` it computes in the autocast dtype, with statistics in float32. On a GPU, torch's own
     flag for matrix products in TF32 holds here too.
 
     The first call on a GPU builds a module for it, which takes a minute or two; `workbook build-ext` does so
@@ -81,8 +82,7 @@ def fused_layernorm_linear(
             another dtype.
         ValueError: A rank or a size does not fit the others, H or O is zero, tensors lie on different devices, or
             the algorithm or the choice of memory is unknown.
-        NotImplementedError: x lies on a device without a kernel (MPS), its gradient is differentiated again, or
-            a tensor has a tangent of forward-mode differentiation.
+        NotImplementedError: x lies on a device without a kernel (MPS), or its gradient is differentiated again.
         RuntimeError: A CUDA graph is being captured, and not the fast algorithm's extension module is used; or the
             process was forked from one that had used the layer on a CPU.
         torch.OutOfMemoryError: There is no room on the GPU; the message says how many bytes were needed.
@@ -95,17 +95,16 @@ def fused_layernorm_linear(
     if compiling or any_autocast() or type(x) not in PLAIN:
         check_types(*tensors)
         tensors = in_autocast_dtype(tensors)
-    if forward_ad._current_level >= 0:
-        FIRST_ONLY.refuse_tangents(**dict(zip(NAMES, tensors, strict=True)))
+    if forward_ad._current_level >= 0 or transforms_active():
+        check_types(*tensors)
+        check(*tensors, eps, algorithm, memory)
+        x, ln_weight, ln_bias, linear_weight, linear_bias = tensors
+        return F.linear(F.layer_norm(x, x.shape[-1:], ln_weight, ln_bias, eps), linear_weight, linear_bias)
     if not compiling:
         output = layernorm_linear_directly(*tensors, eps, algorithm, memory)
         if output is not None:
             return output
     check_types(*tensors)
-    if not compiling and transforms_active():
-        from harness.nn.transforms import Transformed  # few models need it
-
-        return Transformed.apply(*tensors, eps, algorithm, memory)[0]
     output, _ = layernorm_linear(*tensors, eps, algorithm, memory)
     return output
 
@@ -154,7 +153,7 @@ def layernorm_linear_directly(
     """The output [..., O] by the direct way; None where the registered operator must do it, or must say what is wrong.
 
     Those are: an algorithm that the module does not have, no module for x's device, tensors on different devices, subclasses of Tensor,
-    views that negate, and torch's modes and transforms that watch operators.
+    views that negate, and torch's modes that watch operators.
     """
     if not (
         algorithm in layernorm_direct.THROUGH_MODULE
@@ -163,7 +162,6 @@ def layernorm_linear_directly(
         and x.layout is torch.strided
         and type(linear_weight) in PLAIN
         and dispatch_modes() == 0
-        and not transforms_active()
     ):
         return None
     index = x.get_device()

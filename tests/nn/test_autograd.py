@@ -24,7 +24,6 @@ from layer_checks import (
     plain_torch,
 )
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.autograd import forward_ad
 from typed import loosely
 
 from harness.nn import autograd, layers, on_max
@@ -333,19 +332,6 @@ def test_double_backward_is_refused():
     assert_near(dx.detach(), expected)
     with pytest.raises(NotImplementedError, match="fused_layernorm_linear has no double backward"):
         dx.sum().backward()
-
-
-@pytest.mark.compiler
-@pytest.mark.parametrize("algorithm", autograd.ALGORITHMS)
-@pytest.mark.parametrize("name", NAMES)
-def test_forward_mode_is_refused(name, algorithm):
-    inputs = make_inputs(requires_grad=False)
-    with forward_ad.dual_level():
-        index = NAMES.index(name)
-        inputs[index] = forward_ad.make_dual(inputs[index], torch.ones_like(inputs[index]))
-        with pytest.raises(NotImplementedError, match=f"{name}: .* has no forward-mode derivative"):
-            fused_layernorm_linear(*inputs, algorithm=algorithm)
-        assert fused_layernorm_linear(*make_inputs(), algorithm="unfused").isfinite().all(), "no tangent"
 
 
 def test_capture_is_refused(monkeypatch):

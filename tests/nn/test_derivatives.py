@@ -1,5 +1,6 @@
-"""No derivative is silently 0: of every public function, forward mode and torch.func are refused by the name of the argument, and
-what is computed without a graph refuses whoever differentiates it. `ring_attention` is asked in tests/p25/test_ring_attention.py.
+"""No derivative is silently 0: of every function of attention and of the loss, forward mode and torch.func are
+refused by the name of the argument, and what is computed without a graph refuses whoever differentiates it.
+`ring_attention` is asked in tests/p25/test_ring_attention.py.
 """
 
 import inspect
@@ -11,7 +12,6 @@ from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 from harness.nn import (
-    LayerNormLinear,
     attention,
     attention_backward,
     attention_block,
@@ -20,14 +20,12 @@ from harness.nn import (
     attention_varlen,
     attention_with_lse,
     derivatives,
-    fused_layernorm_linear,
     linear_cross_entropy,
 )
 
 X = torch.randn(1, 2, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 ROWS = X[..., 0]
 OFFSETS = torch.tensor([0, 2], dtype=torch.int32)
-LAYER = LayerNormLinear(4, 5, dtype=torch.float64)
 SDPA = "torch.nn.functional.scaled_dot_product_attention"
 CALLS = {
     attention: (
@@ -149,24 +147,6 @@ def test_what_has_no_rule_for_a_batch_says_so(function):
     call, x = of_one(function, "grad_out")
     with pytest.raises(NotImplementedError, match=r"^grad_out: attention has no rule for torch\.func\.vmap$"):
         torch.func.vmap(call)(x[None])
-
-
-@pytest.mark.compiler
-def test_a_hessian_of_the_layer_is_refused():
-    """Forward mode over a gradient, which torch.func has a rule for."""
-    with pytest.raises(
-        NotImplementedError, match="fused_layernorm_linear has no forward-mode derivative; use"
-    ):
-        torch.func.hessian(lambda x: LAYER(x).square().sum())(X)
-
-
-@pytest.mark.parametrize("transform", FORWARD.values(), ids=FORWARD)
-def test_forward_mode_of_the_layer_is_refused(transform):
-    for call in (LAYER, lambda x: fused_layernorm_linear(x, None, None, X[0, 0], None)):
-        with pytest.raises(
-            NotImplementedError, match="x: fused_layernorm_linear has no forward-mode derivative"
-        ):
-            transform(call, X)
 
 
 # ---- Without a graph ----------------------------------------------------------------------------------------

@@ -400,18 +400,9 @@ def test_subclasses_go_through_the_operator(module, monkeypatch, name):
     assert layernorm_linear_directly(*inputs, EPS) is None
 
 
-def test_modes_and_transforms_go_through_the_operator(module):
-    inputs = make_inputs(requires_grad=False)
+def test_modes_go_through_the_operator(module):
     with FakeTensorMode():
-        assert layernorm_linear_directly(*inputs, EPS) is None
-    seen = []
-
-    def function(x):
-        seen.append(layernorm_linear_directly(x, *inputs[1:], EPS))
-        return x.sum()
-
-    torch.func.grad(function)(inputs[0])
-    assert seen == [None] and module.calls == []
+        assert layernorm_linear_directly(*make_inputs(requires_grad=False), EPS) is None
 
 
 @pytest.mark.parametrize(

@@ -1,104 +1,58 @@
-"""The layer under torch.func's transforms gives what PyTorch's own two layers give, or refuses in its own words."""
+"""The layer within torch.func's transforms and in forward mode: PyTorch's own operations, whose results are compared."""
 
 import pytest
 import torch
 from layer_checks import make_inputs, plain_torch
+from torch.autograd import forward_ad
 
 from harness.nn.layers import fused_layernorm_linear
 
-INPUTS = [t.detach() for t in make_inputs(torch.float64)]
+INPUTS = [tensor.detach() for tensor in make_inputs(torch.float64)]
 ALL = (0, 1, 2, 3, 4)
+ROWS = (0, None, None, None, None)
 
 
-def losses(function):
-    """A scalar of the output, with all five tensors as arguments."""
+def dual(function):
+    """The tangent in forward mode without torch.func, of an input beside parameters that need gradients."""
+    with forward_ad.dual_level():
+        x = forward_ad.make_dual(INPUTS[0], INPUTS[0].cos())
+        return forward_ad.unpack_dual(function(x, *make_inputs(torch.float64)[1:])).tangent
+
+
+def loss(function):
+    """A scalar of the output."""
     return lambda *tensors: function(*tensors).sin().sum()
 
 
-def both(transform):
-    """What a transform makes of the layer, and of PyTorch's own operations."""
-    return transform(fused_layernorm_linear), transform(plain_torch)
+TRANSFORMS = {
+    "grad": lambda f: torch.func.grad(loss(f), argnums=ALL)(*INPUTS),
+    "vjp": lambda f: torch.func.vjp(f, *INPUTS)[1](torch.ones(3, 5, 6).double()),
+    "jacrev": lambda f: torch.func.jacrev(f, argnums=3)(*INPUTS),
+    "vmap over inputs": lambda f: torch.func.vmap(f, in_dims=(1, None, None, None, None), out_dims=1)(
+        *INPUTS
+    ),
+    "vmap over parameters": lambda f: torch.func.vmap(f, in_dims=(None, 0, 0, 0, 0))(
+        INPUTS[0], *(torch.stack([tensor, 2 * tensor, tensor - 1]) for tensor in INPUTS[1:])
+    ),
+    "gradients of samples": lambda f: torch.func.vmap(torch.func.grad(loss(f), argnums=ALL), in_dims=ROWS)(
+        *INPUTS
+    ),
+    "jvp": lambda f: torch.func.jvp(f, tuple(INPUTS), tuple(tensor.cos() for tensor in INPUTS)),
+    "hessian": lambda f: torch.func.hessian(loss(f), argnums=1)(*INPUTS),
+    "dual": dual,
+    "compiled": lambda f: torch.compile(
+        lambda *tensors: torch.func.grad(loss(f), argnums=ALL)(*tensors), backend="aot_eager", fullgraph=True
+    )(*INPUTS),
+}
 
 
-def assert_same(got, expected):
-    torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.compiler
-def test_grad_of_every_argument():
-    got, expected = both(lambda f: torch.func.grad(losses(f), argnums=ALL)(*INPUTS))
-    assert_same(got, expected)
-
-
-@pytest.mark.compiler
-def test_vjp():
-    dy = torch.randn(3, 5, 6, dtype=torch.float64)
-    got, expected = both(lambda f: torch.func.vjp(f, *INPUTS)[1](dy))
-    assert_same(got, expected)
-
-
-@pytest.mark.compiler
-@pytest.mark.parametrize("argument", [0, 3])
-def test_jacrev(argument):
-    small = [INPUTS[0][:1, :2], *INPUTS[1:]]
-    got, expected = both(lambda f: torch.func.jacrev(f, argnums=argument)(*small))
-    assert_same(got, expected)
-
-
-@pytest.mark.compiler
-@pytest.mark.parametrize("axis", [0, 1])
-def test_vmap_over_inputs(axis):
-    got, expected = both(
-        lambda f: torch.func.vmap(f, in_dims=(axis, None, None, None, None), out_dims=1)(*INPUTS)
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+def test_results_are_pytorch_s(transform):
+    torch.testing.assert_close(
+        transform(fused_layernorm_linear), transform(plain_torch), rtol=1e-9, atol=1e-9
     )
-    assert_same(got, expected)
 
 
-@pytest.mark.compiler
-def test_vmap_over_parameters():
-    """An ensemble: each member has parameters of its own."""
-    members = [INPUTS[0], *(torch.stack([t, 2 * t, t - 1]) for t in INPUTS[1:])]
-    got, expected = both(lambda f: torch.func.vmap(f, in_dims=(None, 0, 0, 0, 0))(*members))
-    assert_same(got, expected)
-
-
-@pytest.mark.compiler
-def test_gradients_of_single_samples():
-    got, expected = both(
-        lambda f: torch.func.vmap(
-            torch.func.grad(losses(f), argnums=ALL), in_dims=(0, None, None, None, None)
-        )(*INPUTS)
-    )
-    assert_same(got, expected)
-
-
-@pytest.mark.compiler
-def test_the_statistics_of_a_vmapped_call_are_read_where_they_lie():
-    """Two levels of vmap over inputs, then the gradient: the statistics' axes must follow the batch."""
-    x = torch.randn(2, 3, 4, 7, dtype=torch.float64)
-
-    def total(f):
-        inner = torch.func.vmap(
-            torch.func.vmap(f, in_dims=(0, None, None, None, None)), in_dims=(1, None, None, None, None)
-        )
-        return lambda x: inner(x, *INPUTS[1:]).sin().sum()
-
-    got, expected = both(lambda f: torch.func.grad(total(f))(x))
-    assert_same(got, expected)
-
-
-@pytest.mark.compiler
-def test_a_second_derivative_is_refused_in_the_layers_words():
-    def twice(x):
-        return torch.func.grad(
-            lambda x: torch.func.grad(losses(fused_layernorm_linear))(x, *INPUTS[1:]).sum()
-        )(x)
-
-    with pytest.raises(NotImplementedError, match="fused_layernorm_linear has no double backward"):
-        twice(INPUTS[0])
-
-
-def test_forward_mode_is_refused_in_the_layers_words():
-    x, gamma, beta, W, b = INPUTS
-    with pytest.raises(NotImplementedError, match="has no forward-mode derivative"):
-        torch.func.jvp(lambda x: fused_layernorm_linear(x, gamma, beta, W, b), (x,), (x,))
+def test_arguments_are_checked_there_too():
+    with pytest.raises(ValueError, match=r"^ln_weight: expected 7 elements"):
+        torch.func.grad(loss(fused_layernorm_linear))(INPUTS[0], INPUTS[1][:6], *INPUTS[2:])

@@ -282,19 +282,6 @@ def test_a_layer_norm_does_not_leave_the_mode_that_it_stands_in(switch, name):
     assert recorder.swaps == 0 and f"{name} between the two switches a mode" in recorder.reasons[0]
 
 
-def test_pictures_of_no_function_are_refused_and_its_errors_are_heard():
-    model, x = Pieces(lambda m, x: m.a(m.ln(x))), torch.randn(B, S, H)
-
-    def pictures(rewrite):
-        raise TypeError("no picture today")
-
-    for given, words in ((3, "a function that gets each rewrite"), (pictures, "no picture today")):
-        torch._dynamo.reset()
-        options = {"tail": "eager", "pictures": given}
-        with pytest.raises(Exception, match=words):
-            torch.compile(model, backend="mojo_workbook", options=options)(x)
-
-
 def test_a_frozen_layer_norm_gets_no_gradient():
     model = Pieces(lambda m, x: m.a(m.ln(x)))
     model.ln.requires_grad_(False)

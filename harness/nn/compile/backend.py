@@ -1,8 +1,8 @@
 """The torch.compile backend "mojo_workbook": LayerNorm -> Linear becomes the workbook's operator, Inductor does the rest.
 
-`torch.compile(model, backend="mojo_workbook")`, also with `mode`, `dynamic`, `fullgraph` and Inductor's own `options`. Five
+`torch.compile(model, backend="mojo_workbook")`, also with `mode`, `dynamic`, `fullgraph` and Inductor's own `options`. Four
 options are this backend's: `report` (True: print what was swapped and what was not; a function: it gets the `Report`),
-`pictures` (a function that gets the `Rewrite` of every swap, to look at), `attention` (whether puzzle 23's kernels take the place
+`attention` (whether puzzle 23's kernels take the place
 of `scaled_dot_product_attention`: True wherever they can, False nowhere; else where gradients are wanted and measurements say
 that they are faster), `head` (whether a head and its cross-entropy become `linear_cross_entropy`: True wherever they can, False
 nowhere; else where the logits are large), and `tail`, what compiles the rest: "inductor", "aot_eager" (no C++ compiler needed) or "eager".
@@ -35,14 +35,13 @@ from harness.nn.compile.match import (
     slices_rows,
     value,
 )
-from harness.nn.compile.picture import Rewrite, Snapshot
 from harness.nn.extension_kernels import padded
 
 REPORT = "MOJO_WORKBOOK_REPORT"
 TAILS = ("inductor", "aot_eager", "eager")
 ALGORITHM = "fast"
 ATTENTION = torch.nn.functional.scaled_dot_product_attention
-OWN = ("report", "pictures", "attention", "head", "tail")
+OWN = ("report", "attention", "head", "tail")
 """The options that are not Inductor's."""
 MANY_UNALIGNED = 12
 """From how many outputs for each input on rows that fill no whole vectors are left to Inductor: measured on an H200 with 8 (the swap
@@ -116,15 +115,13 @@ def mojo_workbook(
         A function of the graph's inputs that returns its outputs as a tuple.
 
     Raises:
-        ValueError: `tail` is none of those that there are, or `pictures` is no function.
+        ValueError: `tail` is none of those that there are.
     """
     own, patches = split(options or {})
     tail = own.get("tail") or ("inductor" if has_compiler() else "aot_eager")
     if tail not in TAILS:
         raise ValueError(f"tail {tail!r}: choose one of {', '.join(TAILS)}")
-    if own.get("pictures") and not callable(own["pictures"]):
-        raise ValueError(f"pictures {own['pictures']!r}: a function that gets each rewrite")
-    report = rewrite(gm, own.get("pictures"), attention=own.get("attention"), head=own.get("head"))
+    report = rewrite(gm, attention=own.get("attention"), head=own.get("head"))
     tell(report, own.get("report") or os.environ.get(REPORT, "0") not in ("", "0"))
     if tail == "eager":
         return gm.forward
@@ -180,12 +177,11 @@ def has_compiler() -> bool:
 
 def rewrite(
     gm: GraphModule,
-    pictures: Callable[[Rewrite], None] | None = None,
     *,
     attention: bool | None = None,
     head: bool | None = None,
 ) -> Report:
-    """Swaps every LayerNorm -> Linear of a graph and of the graphs that it calls; `pictures` gets each swap to look at.
+    """Swaps every LayerNorm -> Linear of a graph and of the graphs that it calls.
 
     Attention is swapped everywhere, nowhere, or, where `attention` is None, if that is faster; a head with its loss likewise, or if its
     logits are large. Heads come first: one that stays may come after a LayerNorm.
@@ -193,10 +189,10 @@ def rewrite(
     report = Report()
     for graph_module in graph_modules(gm):
         ends = find_heads(graph_module, head)
-        report.heads += each_swapped(graph_module, ends, swap_head, pictures)
+        report.heads += each_swapped(graph_module, ends, swap_head)
         report.heads_left += [(name_of(one.linear), one.why) for one in ends.left]
         found = find(graph_module)
-        report.swaps += each_swapped(graph_module, found, swap, pictures)
+        report.swaps += each_swapped(graph_module, found, swap)
         report.left += [(name_of(one.linear), one.why) for one in found.left]
         for node in attentions_of(graph_module, attention):
             slower = None if attention else may_be_slower(node)
@@ -213,20 +209,14 @@ def rewrite(
     return report
 
 
-def each_swapped(
-    gm: GraphModule, found: Found, swap: Callable[[GraphModule, Any], Any], pictures: Any
-) -> list[Any]:
+def each_swapped(gm: GraphModule, found: Found, swap: Callable[[GraphModule, Any], Any]) -> list[Any]:
     """What `swap` says of each match that it swaps; what it refuses is left."""
     done = []
     for match in found.matches:
-        before = Snapshot.of(gm.graph) if pictures else None
         try:
             done.append(swap(gm, match))
         except (TypeError, ValueError, NotImplementedError) as error:  # the operator itself says no
             found.left.append(Left(match.linear, str(error)))
-        else:
-            if before:
-                pictures(Rewrite(str(done[-1]), before, Snapshot.of(gm.graph)).near())
     return done
 
 

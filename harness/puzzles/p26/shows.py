@@ -1,17 +1,17 @@
 """`p26 --rewrites` and `p26 --symptoms`: the solution's rewrites before and after, and what each wrong backend is seen by."""
 
+import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rich.console import Console
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from harness.check import zoo
 from harness.check.python_files import load
-from harness.console import Parser, print_lines
-from harness.errors import BadUse
-from harness.nn.compile.picture import Rewrite, Snapshot
+from harness.console import print_lines
+from harness.nn.compile.match import called, shape
 from harness.puzzles.p26 import matching, models
 from harness.puzzles.p26.checker import fault_of
 from harness.puzzles.p26.spec import PUZZLE
@@ -27,45 +27,66 @@ def solution(rung: str) -> dict:
     return load(roots.solutions() / PUZZLE.name / PUZZLE.rung(rung).file)
 
 
-def rewritten(title: str, gm: GraphModule, change) -> Rewrite:
-    """A graph before and after a change."""
-    before = Snapshot.of(gm.graph)
+def rewritten(title: str, gm: GraphModule, change: Callable[[GraphModule], object]) -> Iterator[str]:
+    """Yield lines of a graph before and after a change: "-" stands before a node that goes, "+" before one that comes."""
+    before = listed(gm)
     change(gm)
-    return Rewrite(title, before, Snapshot.of(gm.graph))
+    after = listed(gm)
+    yield title
+    for head, here, there, mark in (("before", before, after, "-"), ("after", after, before, "+")):
+        yield f"  {head}"
+        for name, words in here.items():
+            changed = there.get(name) != words and not words.startswith("output")
+            yield f"   {mark if changed else ' '} {name} = {words}"
+    yield ""
 
 
-def pictures() -> Iterator[Rewrite]:
-    """A rewrite of each rung's, by its solution."""
+def listed(gm: GraphModule) -> dict[str, str]:
+    """Return what each node calls, its shape and what it reads, by its name, in the order in which they run."""
+    lines = {}
+    for node in gm.graph.nodes:
+        words = {"placeholder": "input", "output": "output"}.get(node.op) or called(node)
+        if node.op != "placeholder" and (
+            numbers := [repr(a) for a in node.args if isinstance(a, int | float | str)]
+        ):
+            words += f"({', '.join(numbers)})"
+        size = f" {list(shape(node))}" if shape(node) else ""
+        reads = ", ".join(map(short, node.all_input_nodes))
+        lines[short(node)] = words + size + (f" <- {reads}" if reads else "")
+    return lines
+
+
+def short(node: Node) -> str:
+    """Return a node's name; of an input or a parameter what the model calls it, as "ln.weight"."""
+    if node.op != "placeholder":
+        return node.name
+    name = re.sub(r"modules_|parameters_|buffers_|self_", "", node.name.removeprefix("l_"))
+    return name.strip("_").replace("_", ".")
+
+
+def rewrites() -> Iterator[str]:
+    """Yield the lines of a rewrite of each rung's, by its solution."""
     fold, match, swap = (solution(rung) for rung in ("fold", "match", "swap"))
-    yield rewritten("fold: x * 2.0 * 3.0 * 4.0", captured(lambda x: x * 2.0 * 3.0 * 4.0, X), fold["fold"])
-    yield rewritten("silu: sigmoid(x) * x + x", captured(lambda x: x.sigmoid() * x + x, X), match["silu"])
+    yield from rewritten(
+        "fold: x * 2.0 * 3.0 * 4.0", captured(lambda x: x * 2.0 * 3.0 * 4.0, X), fold["fold"]
+    )
+    yield from rewritten(
+        "silu: sigmoid(x) * x + x", captured(lambda x: x.sigmoid() * x + x, X), match["silu"]
+    )
     spelled = matching.GELUS[0]
-    yield rewritten(f"gelu: {spelled.words}", captured(spelled.function, *spelled.inputs), match["gelu"])
+    yield from rewritten(f"gelu: {spelled.words}", captured(spelled.function, *spelled.inputs), match["gelu"])
     model = models.Pieces(models.conv1d)
 
     def put_in(gm: GraphModule) -> None:
         for pair in swap["find"](gm):
             swap["swap"](gm, pair)
 
-    yield rewritten("swap: GPT-2's Conv1D after a LayerNorm", captured(model, models.rows(2, 3)), put_in)
+    yield from rewritten("swap: GPT-2's Conv1D after a LayerNorm", captured(model, models.rows(2, 3)), put_in)
 
 
-def show_rewrites(console: Console, arguments: list[str]) -> int:
+def show_rewrites(console: Console) -> int:
     """Print graphs before and after each of the solution's rewrites. Returns 0."""
-    parser = Parser(
-        prog="p26 --rewrites", description="Print graphs before and after each of the solution's rewrites."
-    )
-    parser.add_argument(
-        "--svg", type=Path, metavar="FOLDER", help="write them as SVG, into a folder that there is"
-    )
-    folder = parser.parse_args(arguments).svg
-    if folder and not folder.is_dir():
-        raise BadUse(f"--svg {folder}: no such folder")
-    for rewrite in pictures():
-        print_lines(console, [*rewrite.text(), ""])
-        if folder:
-            name = rewrite.title.split(":")[0]
-            (folder / f"{name}.svg").write_text(rewrite.svg(), encoding="utf-8")
+    print_lines(console, rewrites())
     return 0
 
 

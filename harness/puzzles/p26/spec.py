@@ -48,12 +48,7 @@ PUZZLE = Puzzle(
     ),
     every_rung=True,
     demos=(
-        Demo(
-            "rewrites",
-            "show graphs before and after the solution's rewrites, as text and SVG",
-            ".shows:show_rewrites",
-            options=True,
-        ),
+        Demo("rewrites", "show graphs before and after the solution's rewrites", ".shows:show_rewrites"),
         Demo("symptoms", "show what each wrong backend of the museum is seen by", ".shows:show_symptoms"),
     ),
 )

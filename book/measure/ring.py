@@ -5,8 +5,8 @@
 bfloat16, one sequence, 16 heads, zig-zag where causal; forward and backward together. One command measures 1, 2, 4, ... of the ranks
 that torchrun has started. Times are by CUDA events, behind an all-reduce that lets all ranks begin together; of each run
 the slowest rank counts. The most telling sizes come first; when `--budget` seconds are over, the rest is left out, and said so.
-The ring is the solution's with PyTorch's flash attention or cuDNN's in its blocks. MAX is not needed. `--device cpu` rehearses
-it all on gloo.
+The blocks of a ring, and "one GPU" with it, are `harness.nn`'s kernels; PyTorch's flash attention and cuDNN's stand beside them on
+one GPU and in context parallel. `--device cpu` rehearses it all on gloo.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,13 +28,15 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from book.measure.shared import join, write_to
-from harness.nn.ring_blocks import ring_with
+from harness.nn import attention
+from harness.nn.ring import ring_with
 from harness.puzzles.p25 import layout
 
 HEADS = 16
 ALIKE = 2.0**-5
 """How far two computations in bfloat16 may be apart, of the largest element: a few units in its last place."""
 BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cuDNN": SDPBackend.CUDNN_ATTENTION}
+OWN = "Mojo"
 ONE, RING, BLOCKS, PARALLEL = "one GPU", "ring", "ring, blocks alone", "context parallel"
 FIELDS = (
     *("dtype", "batch", "heads"),
@@ -67,14 +69,14 @@ class Job:
 
 
 def plan(lengths: list[int], dims: list[int], counts: list[int], makers: list[str]) -> Iterator[Job]:
-    """All rows in the order in which they are measured; `counts` are numbers of ranks, ascending, `makers` of BACKENDS."""
+    """All rows in the order in which they are measured; `counts` are numbers of ranks, ascending, `makers` OWN and of BACKENDS."""
     first = [length for length in (32768, 131072) if length in lengths] or lengths[:1]
     for length, d, kernels in itertools.product(first, dims, makers):
         yield from one_size(kernels, length, d, counts)
     for length, d in itertools.product(first, dims):  # every query sees every key
-        yield Job(ONE, "flash", 1, length, d, False)
+        yield Job(ONE, OWN, 1, length, d, False)
         for ranks in counts[1:]:
-            yield Job(RING, "flash", ranks, length, d, False)
+            yield Job(RING, OWN, ranks, length, d, False)
     others = [length for length in lengths if length not in first]
     for length, d, kernels in itertools.product(others, dims, makers):
         yield from one_size(kernels, length, d, counts)
@@ -84,9 +86,9 @@ def one_size(kernels: str, length: int, d: int, counts: list[int]) -> Iterator[J
     """The causal rows of a size with the kernels of one maker."""
     yield Job(ONE, kernels, 1, length, d, True)
     for ranks in reversed(counts[1:]):
-        yield Job(RING, kernels, ranks, length, d, True)
-        yield Job(PARALLEL, kernels, ranks, length, d, True)
-    yield Job(BLOCKS, kernels, counts[-1], length, d, True)
+        yield Job(RING if kernels == OWN else PARALLEL, kernels, ranks, length, d, True)
+    if kernels == OWN:
+        yield Job(BLOCKS, kernels, counts[-1], length, d, True)
 
 
 # ---- The ranks ----------------------------------------------------------------------------------------------
@@ -163,21 +165,23 @@ Run = Callable[[], Tensors]
 
 @contextmanager
 def one_device(problem: Problem, job: Job) -> Iterator[Run]:
-    """scaled_dot_product_attention over the whole sequence, on every rank by itself."""
+    """Attention over the whole sequence, on every rank by itself."""
     query, key, value = leaves = [tensor.detach().requires_grad_() for tensor in problem.whole[:3]]
 
     def run() -> Tensors:
-        out = F.scaled_dot_product_attention(query, key, value, is_causal=job.causal)
+        on_gpu = problem.world.device.type == "cuda"
+        attend = attention if job.kernels == OWN and on_gpu else F.scaled_dot_product_attention
+        out = attend(query, key, value, is_causal=job.causal)
         return [out.detach(), *torch.autograd.grad(out, leaves, problem.whole[3])]
 
-    with sdpa_kernel(BACKENDS[job.kernels]):
+    with nullcontext() if job.kernels == OWN else sdpa_kernel(BACKENDS[job.kernels]):
         yield run
 
 
 @contextmanager
 def ring(problem: Problem, job: Job) -> Iterator[Run]:
     """The ring, whole or without its transfers."""
-    module = ring_with(job.kernels)
+    module = ring_with(kernels=problem.world.device.type == "cuda")
     if job.candidate == BLOCKS:
         module.update(exchange=lambda tensors, shapes, group: (list(tensors), []))
     *leaves, grad = (problem.part(tensor, job.ranks) for tensor in problem.whole)
@@ -379,7 +383,11 @@ def kind_of(kernel: str) -> str:
     name = kernel.lower()
     if "nccl" in name:
         return "transfer"
-    return "attention" if any(word in name for word in ("flash", "fmha", "cudnn", "sdpa")) else "elements"
+    return (
+        "attention"
+        if any(word in name for word in ("flash", "fmha", "cudnn", "sdpa", "hopper"))
+        else "elements"
+    )
 
 
 # ---- The run ------------------------------------------------------------------------------------------------
@@ -418,10 +426,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 def rows(world: World, flags: argparse.Namespace, wrong: list[Job]) -> Iterator[dict[str, Any]]:
     """A row for each job until the budget is spent; rings that are wrong are added to `wrong`."""
-    begun, counts, makers = time.monotonic(), sorted(world.groups), list(BACKENDS)
-    makers = makers[: 2 if flags.device == "cuda" else 1]
+    begun, counts, makers = time.monotonic(), sorted(world.groups), [OWN, *BACKENDS]
+    makers = makers[: 3 if flags.device == "cuda" else 2]
     for kernels in makers:  # unseen: what loads and connects at the first call of all
-        for candidate, ranks in ((ONE, 1), (RING, counts[-1])):
+        for candidate, ranks in ((ONE, 1), (RING if kernels == OWN else PARALLEL, counts[-1])):
             first = Job(candidate, kernels, ranks, flags.lengths[0], flags.dims[0], True)
             measure(Problem(*first.size, world), first, 0.0)
     alone: dict[tuple, float] = {}

@@ -5,12 +5,14 @@ for blocks that never fit; so all raise the same line, which names it.
 """
 
 import functools
+import importlib.util
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from harness.nn import attention_direct, extension_kernels
 from harness.nn.arguments import (
     check_attended,
     check_flag,
@@ -19,9 +21,8 @@ from harness.nn.arguments import (
     in_autocast_dtype,
     plain,
 )
+from harness.nn.attention_autograd import Part, attention_block, attention_block_backward
 from harness.nn.derivatives import FirstOnly
-from harness.nn.ring_blocks import BLOCKS, ONE_LENGTH, ring_with
-from harness.nn.ring_peers import losses_named, name_losses
 
 Tensor = torch.Tensor
 Positions = Callable[[int, int, int, bool], int]
@@ -32,15 +33,42 @@ FIRST_ONLY = FirstOnly(
 )
 
 
-@functools.cache
-def ring_of(blocks: str) -> dict[str, Any]:
-    """The functions of a ring, which says who is gone, and whose gradients cannot be differentiated again."""
-    module = ring_with(blocks)
-    name_losses(module)
-    own = module["RingAttention"]
+def ring_with(kernels: bool) -> dict[str, Any]:
+    """Return the functions of `ring_steps`, made anew; with `kernels` those of `attention_block` compute a block.
+
+    Their gradients cannot be differentiated again.
+    """
+    spec = importlib.util.find_spec("harness.nn.ring_steps")
+    assert spec is not None and spec.loader is not None  # it is a file beside this one
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    functions = vars(module)
+    if kernels:
+        functions.update(block_forward=block_forward, block_backward=block_backward)
+    own = functions["RingAttention"]
     once = staticmethod(FIRST_ONLY.once(own.backward))
-    module["RingAttention"] = type("RingAttention", (own,), {"backward": once})
-    return module
+    functions["RingAttention"] = type("RingAttention", (own,), {"backward": once})
+    return functions
+
+
+ring_of = functools.cache(ring_with)
+
+
+def block_forward(q, k, v, queries, keys, scale, causal):
+    """Compute a block by the kernels, which take the positions of its first query and first key."""
+    return attention_block(q, k, v, Part(queries[0], keys[0], causal, scale))
+
+
+def block_backward(dO, q, k, v, lse, delta, queries, keys, scale, causal):
+    """Compute what a block adds to dQ, dK and dV by the kernels."""
+    part = Part(queries[0], keys[0], causal, scale)
+    return attention_block_backward(dO, q, k, v, lse.contiguous(), delta.contiguous(), part)
+
+
+def has_kernels(query: Tensor) -> bool:
+    """Return whether the kernels on tensor cores compute query's blocks; PyTorch's operations compute all others."""
+    on_gpu = query.device.type == extension_kernels.DEVICE and attention_direct.on_tensor_cores(query)
+    return on_gpu and attention_direct.kernels(query.device) is not None
 
 
 def ring_attention(
@@ -53,11 +81,11 @@ def ring_attention(
     *,
     balanced=False,
     length: int | None = None,
-    blocks: str = "solution",
 ):
     """softmax(scale * query key^T) value over the whole sequence; each rank gives and gets its part.
 
-    Under `torch.autocast` query, key and value are taken in its dtype, float64 alone stays; sums are float32 all the same.
+    Each block is computed by `attention`'s kernels on tensor cores, in 16 bits on a GPU, and else by PyTorch's operations. Under
+    `torch.autocast` query, key and value are taken in its dtype, float64 alone stays; sums are float32 all the same.
 
     Args:
         query: [B, N, s, d], any floating dtype; s is this rank's part of the sequence.
@@ -69,39 +97,28 @@ def ring_attention(
             range of its own, one behind the other by rank.
         length: Of the whole sequence. Where None the ranks first tell each other what they have, which costs a round
             of messages; a loop that has done so once can pass what it knows.
-        blocks: What computes a block: "solution", puzzle 25's own, in plain PyTorch; "mojo", puzzle 23's kernels; "flash" or
-            "cuDNN", PyTorch's, for lengths that 2 * ranks divide (the ranks, where not balanced) and N = M.
 
     Raises:
         TypeError, ValueError, NotImplementedError: An argument is not what it must be. Where the ranks tell each other what they
             have, every rank raises the same line, which names the rank too.
-        ValueError: The tensors do not suit the blocks, or this rank's part has not what it holds of `length` positions.
-        RuntimeError: A rank is gone or late; the line says which.
+        ValueError: This rank's part has not what it holds of `length` positions.
+        RuntimeError: A neighbour is gone or late.
         NotImplementedError: A second or a forward-mode derivative, or a transform of torch.func.
     """
-    if blocks not in BLOCKS:
-        raise ValueError(f"blocks: expected one of {', '.join(BLOCKS)}, got {blocks!r}")
     check_flag("balanced", balanced)
     group = process_group(group)
     FIRST_ONLY.refuse(batches=False, query=query, key=key, value=value)
-    ring = ring_of(blocks)
     if length is None:
         options = {"is_causal": is_causal, "scale": scale}
-        length = agreed_length(query, key, value, balanced, group, ring["positions"], options)
+        length = agreed_length(query, key, value, balanced, group, ring_of(False)["positions"], options)
     query, key, value = parts_of(query, key, value, scale, is_causal)
+    ring = ring_of(has_kernels(query))
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     part = ring["positions"](rank, size, check_whole("length", length, 0), balanced)
     if query.shape[2] != part:
         raise ValueError(
             f"length: of {length} positions rank {rank} of {size} holds {part}, got {query.shape[2]}"
         )
-    if blocks in ONE_LENGTH:
-        pieces = (2 if balanced else 1) * size
-        if length % pieces or query.shape[1] != key.shape[1]:
-            raise ValueError(
-                f"blocks: {blocks!r} takes lengths that {pieces} divides and one head of key and value for each of query, "
-                f"got {length}, and {key.shape[1]} for {query.shape[1]}"
-            )
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     with torch.autocast(query.device.type, enabled=False):
         return ring["RingAttention"].apply(query, key, value, length, scale, is_causal, balanced, group)
@@ -150,8 +167,7 @@ def agreed_length(
     size = dist.get_world_size(group)
     said: list[Any] = [None] * size
     mine = what_is_here(query, key, value, {"balanced": balanced, **(options or {})})
-    with losses_named(group, "telling the others what it has"):
-        dist.all_gather_object(said, mine, group=group)
+    dist.all_gather_object(said, mine, group=group)
     for rank, own in enumerate(said):
         if isinstance(own, Exception):
             raise type(own)(f"rank {rank} of {size}: {own}" if size > 1 else str(own))

@@ -1,14 +1,10 @@
-"""What the ranks of test_ring_attention.py run, in a file of its own: each of forty ranks would import pytest with the tests."""
-
-import os
-import signal
-import time
+"""What the ranks of test_ring_attention.py run, in a file of its own: they need not import pytest with the tests."""
 
 import torch
 import torch.distributed as dist
 from typed import three
 
-from harness.nn import ring, ring_attention, ring_peers
+from harness.nn import ring_attention
 
 
 def tensors(*shape, dtype=torch.float64, requires_grad=False):
@@ -65,40 +61,3 @@ def of_bad_arguments(kinds):
         except (TypeError, ValueError) as error:
             said.append(f"{type(error).__name__}: {error}")
     return said
-
-
-def of_the_survivors(dead, transfer, late):
-    """Of a ring whose rank `dead` is killed at a transfer; the others begin theirs when it is gone for sure, where `late`."""
-    module, begun, mine = ring.ring_of("solution"), 0, dist.get_rank()
-    exchange = module["exchange"]
-
-    def watched(*arguments):
-        nonlocal begun
-        begun += 1
-        if begun == transfer + 1:
-            if mine == dead:
-                os.kill(os.getpid(), signal.SIGKILL)
-            time.sleep(late)
-        return exchange(*arguments)
-
-    module["exchange"] = watched
-    leaves = tensors(requires_grad=True)
-    group = dist.new_group(list(range(dist.get_world_size())))
-    out = ring_attention(*leaves, group=group)
-    torch.autograd.grad(out.sum(), leaves)
-
-
-def two_are_killed():
-    """Ranks 0 and 1 end; rank 2 begins when both are gone."""
-    if dist.get_rank() < 2:
-        os._exit(9)
-    while any(ring_peers.connected(rank, dist.group.WORLD) for rank in (0, 1)):
-        time.sleep(0.05)
-    ring_attention(*tensors(), length=15)
-
-
-def gone_at_once():
-    """Rank 0 ends before it says what it has."""
-    if dist.get_rank() == 0:
-        os._exit(9)
-    ring_attention(*tensors())

@@ -7,70 +7,17 @@ import os
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 import torch
 from typed import three
 
 from book.measure import ring as gpus
 from book.measure.ring import ONE, PARALLEL, RING, Job, Own
-from harness import cli
-from harness.devices.processes import run_ranks
 from harness.nn import ring_attention
-from harness.nn.ring_blocks import joined, ring_with
-from harness.puzzles.p25 import layout
-from harness.puzzles.p25.spec import EVERY, PUZZLE, reference
-from harness.spec.puzzle import Case
+from harness.nn.ring import has_kernels, ring_with
 from harness.toolchain import roots
 
-NAMES = ("query", "key", "value", "grad_output")
-
-
 # ---- Blocks -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("balanced", [False, True])
-def test_flash_attention_s_blocks_fit_into_the_ring(balanced):
-    """PyTorch's own flash attention in the place of the blocks, as on GPUs, on two ranks; float64, against the reference."""
-    case = Case("flash", "", (1, 2, 2, 32, 8), "causal", 2)
-    arrays = PUZZLE.inputs(case, "float64", 0)
-    right = reference({name: torch.tensor(array) for name, array in arrays.items()})
-    split = {name: layout.split(arrays[name], 2, balanced) for name in NAMES}
-    parts = [(balanced, *(np.ascontiguousarray(split[name][rank]) for name in NAMES)) for rank in range(2)]
-    by_rank = run_ranks(with_flash_blocks, parts)
-    for number, name in enumerate(EVERY):
-        got = layout.joined([each[number] for each in by_rank], balanced)
-        np.testing.assert_allclose(got, right[name].numpy(), rtol=1e-9, atol=1e-9)
-
-
-def with_flash_blocks(balanced, *arrays):
-    """What a rank of a model gets."""
-    *leaves, grad = (torch.from_numpy(array) for array in arrays)
-    leaves = [leaf.requires_grad_() for leaf in leaves]
-    out = ring_attention(*leaves, is_causal=True, balanced=balanced, blocks="flash", length=32)
-    return [tensor.detach().numpy() for tensor in (out, *torch.autograd.grad(out, leaves, grad))]
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("balanced", [False, True])
-@pytest.mark.parametrize("size", [1, 2, 4])
-def test_joined_pairs_see_what_single_ones_see(size, balanced, causal):
-    """Every (query, key) that the mask shows, once, over all steps; a pair is whole, or the rank's own up to the diagonal."""
-    length, counts = 16, np.zeros((16, 16), int)
-    for rank in range(size):
-        mine = layout.held(rank, size, length, balanced)
-        rows = layout.places(rank, size, length, balanced)
-        for origin in range(size):
-            theirs = layout.held(origin, size, length, balanced)
-            columns = layout.places(origin, size, length, balanced)
-            pairs = list(joined(mine, theirs, causal))
-            assert len(pairs) <= 1
-            for queries, of_rows, keys, of_columns in pairs:
-                index = np.ix_(rows[of_rows], columns[of_columns])
-                block = np.ones((len(rows[of_rows]), len(columns[of_columns])), int)
-                counts[index] += np.tril(block) if causal and queries == keys else block
-    assert np.array_equal(counts, np.tril(np.ones_like(counts)) if causal else np.ones_like(counts))
 
 
 @pytest.mark.compiler
@@ -78,7 +25,7 @@ def test_joined_pairs_see_what_single_ones_see(size, balanced, causal):
 def test_puzzle_23_s_kernels_compute_a_block(attention_graphs, causal):
     """Queries behind the keys, on their diagonal, and a head of key for two of query; against plain float64."""
     torch.manual_seed(0)
-    ring, right = ring_with("mojo"), ring_with("solution")
+    ring, right = ring_with(kernels=True), ring_with(kernels=False)
     q, dO = torch.randn(2, 1, 4, 6, 8, dtype=torch.float64)
     k, v = torch.randn(2, 1, 2, 5, 8, dtype=torch.float64)
     for queries, keys in (((8, 14), (0, 5)), ((3, 9), (3, 8))):
@@ -96,10 +43,10 @@ def test_puzzle_23_s_kernels_compute_a_block(attention_graphs, causal):
 def test_under_autocast_what_travels_is_narrow_and_sums_are_wide(group_of_one, monkeypatch):
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 1, 2, 8, 4)
-    ring, dtypes = ring_with("solution"), set()
+    ring, dtypes = ring_with(kernels=False), set()
     merge = ring["merge"]
     ring["merge"] = lambda *tensors: dtypes.update(each.dtype for each in tensors) or merge(*tensors)
-    monkeypatch.setattr("harness.nn.ring.ring_of", lambda blocks: ring)
+    monkeypatch.setattr("harness.nn.ring.ring_of", lambda kernels: ring)
     with torch.autocast("cpu", torch.bfloat16):
         out = ring_attention(q, k, v)
         assert ring_attention(q.double(), k.double(), v.double()).dtype == torch.float64, "as by torch's own"
@@ -110,39 +57,21 @@ def test_under_autocast_what_travels_is_narrow_and_sums_are_wide(group_of_one, m
     assert (out.double() - expected).abs().max() < 2**-8 * expected.abs().max()
 
 
-@pytest.mark.parametrize(
-    ("options", "heads", "words"),
-    [
-        ({"blocks": "none"}, 2, "blocks: expected one of solution, mojo, flash, cuDNN, got 'none'"),
-        ({"blocks": "flash", "balanced": True}, 2, "'flash' takes lengths that 2 divides"),
-        ({"blocks": "cuDNN"}, 1, "one head of key and value for each of query, got 9, and 1 for 2"),
-    ],
-)
-def test_blocks_that_do_not_suit(group_of_one, options, heads, words):
-    with pytest.raises(ValueError, match=words):
-        key, value = torch.zeros(2, 1, heads, 9, 4)
-        ring_attention(torch.zeros(1, 2, 9, 4), key, value, **options)
-
-
-def test_other_blocks_are_for_the_solution(capsys):
-    assert cli.main(["p25", "--backward", "--blocks", "flash"]) == 2
-    assert "--blocks flash: allowed with argument --solution only" in capsys.readouterr().err
-    assert cli.main(["p25", "--backward", "--solution", "--blocks", "flash", "--ranks", "3"]) == 2
-    assert "--blocks flash: 6 must divide 512 positions, and 4 heads be 2" in capsys.readouterr().err
-
-
-def test_mojo_s_blocks_need_room_for_max(capsys, monkeypatch):
-    monkeypatch.setattr("harness.puzzles.p25.run.available", lambda: 8 * 2**30)
-    assert cli.main(["p25", "--backward", "--solution", "--blocks", "mojo", "--ranks", "4"]) == 5
-    assert "--ranks 4: that many processes take 10.9 GiB, and 8.0 are free" in capsys.readouterr().err
-
-
-@pytest.mark.long
-def test_the_command_with_flash_blocks(capfd):
-    sizes = ("--dims", "1", "2", "2", "32", "4", "--ranks", "2")
-    assert cli.main(["p25", "--backward", "--solution", "--blocks", "flash", *sizes]) == 0
-    said = capfd.readouterr().out
-    assert "blocks: PyTorch's flash attention for CPUs" in said and "agree with one device" in said
+@pytest.mark.gpu
+@pytest.mark.parametrize("balanced", [False, True])
+def test_on_a_gpu_the_kernels_compute_the_blocks(group_of_one, balanced):
+    generator = torch.Generator("cuda").manual_seed(0)
+    *leaves, grad = torch.randn(4, 1, 2, 200, 64, generator=generator, device="cuda").bfloat16()
+    leaves = three(leaf.requires_grad_() for leaf in leaves)
+    assert has_kernels(leaves[0]) and not has_kernels(leaves[0].float())
+    out = ring_attention(*leaves, is_causal=True, balanced=balanced)
+    wide = three(leaf.detach().double().requires_grad_() for leaf in leaves)
+    right = torch.nn.functional.scaled_dot_product_attention(*wide, is_causal=True)
+    gradients = zip(
+        torch.autograd.grad(out, leaves, grad), torch.autograd.grad(right, wide, grad.double()), strict=True
+    )
+    for one, other in ((out, right), *gradients):
+        assert (one.double() - other).abs().max() < 2**-7 * other.abs().max()
 
 
 # ---- The bench ----------------------------------------------------------------------------------------------
@@ -175,12 +104,12 @@ def test_the_bench_rehearsed_on_gloo(tmp_path):
     assert "NotImplementedError" in by_key["context parallel", "2", "1"]["note"]  # PyTorch has none for CPUs
     traced = [json.loads(line) for line in (tmp_path / "trace").read_text().splitlines()]
     kinds = [{kind for kind, _, _ in kernels} for kernels in traced[0]["kernels_by_rank"]]
-    assert len(kinds) == 2 and all("attention" in each for each in kinds)
+    assert len(kinds) == 2 and all(kinds)
 
 
 def test_the_plan_begins_with_the_telling_sizes_and_one_gpu():
-    jobs = list(gpus.plan([32768, 65536, 131072], [128, 64], [1, 2, 4], ["flash", "cuDNN"]))
-    assert jobs[0] == Job(ONE, "flash", 1, 32768, 128, True)
+    jobs = list(gpus.plan([32768, 65536, 131072], [128, 64], [1, 2, 4], ["Mojo", "flash", "cuDNN"]))
+    assert jobs[0] == Job(ONE, "Mojo", 1, 32768, 128, True)
     assert [job.length for job in jobs].index(131072) < [job.length for job in jobs].index(65536)
     assert len(set(jobs)) == len(jobs) and not any(job.ranks == 1 and job.candidate != ONE for job in jobs)
 
@@ -225,6 +154,7 @@ def test_a_length_that_ranks_cannot_share_equally(group_of_one, monkeypatch):
         ("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", "transfer"),
         ("void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel", "attention"),
         ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16", "attention"),
+        ("fast_hopper_keys_hopper_key_value_kernel", "attention"),
         ("void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>>", "elements"),
     ],
 )

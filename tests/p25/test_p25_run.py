@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from xml.etree import ElementTree
 
 import pytest
 from process_groups import alive, assert_gone
@@ -44,24 +43,18 @@ def ring(capfd):
     return call
 
 
-def test_four_ranks_agree_with_one_device_and_are_drawn(ring, tmp_path):
+def test_four_ranks_agree_with_one_device(ring):
     with socket.socket() as taken:  # torchrun's usual port: a ring of one machine needs none
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         taken.bind(("127.0.0.1", 0))
         os.environ["MASTER_PORT"] = str(taken.getsockname()[1])
         try:
-            code, said = ring("--solution", *SMALL, "--timeline", tmp_path / "ring.svg")
+            code, said = ring("--solution", *SMALL)
         finally:
             del os.environ["MASTER_PORT"]
     assert code == 0, said
     assert all(f"✅ {name}" in said for name in ("output", "grad_query", "grad_key", "grad_value"))
     assert "Overall Result: ✅ output and all gradients agree with one device" in said
-    drawn = ElementTree.parse(tmp_path / "ring.svg").getroot()
-    words = [text.text for text in drawn.iter("{http://www.w3.org/2000/svg}text")]
-    assert words[:4] == [f"rank {rank}" for rank in range(4)]
-    # Forward: a block a step and a transfer less; backward: the same, and its gradients size times.
-    bars = [str(title.text) for title in drawn.iter("{http://www.w3.org/2000/svg}title")]
-    assert sum(bar.startswith("begins a transfer") for bar in bars) == 4 * (3 + 3 + 4)
 
 
 def test_memory_for_the_backward_pass_falls_with_the_ranks(ring):
@@ -113,11 +106,6 @@ def test_bad_use(ring, arguments, words):
     assert code == 2 and said.startswith("error: ") and words in said and said.count("\n") == 1
 
 
-def test_a_drawing_that_cannot_be_written(ring, tmp_path):
-    code, said = ring("--solution", *SMALL, "--ranks", 1, "--timeline", tmp_path / "no" / "ring.svg")
-    assert code == 2 and "--timeline" in said
-
-
 def test_no_room_for_so_many(ring, monkeypatch):
     monkeypatch.setattr(run, "available", lambda: 2**30)
     code, said = ring("--solution", "--ranks", 8)
@@ -131,9 +119,9 @@ def test_available_memory_is_read():
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        ("2:1:dies", [r"rank 2 of 4: ended without an answer \(exit code 7\)", r"rank 3 of 4, (step \d|beginning a transfer): ranks? (0 and |1 and )*2 (is|are) gone, or gave up on another\n"]),
-        ("2:4:dies", [r"rank 2 of 4: ended without an answer \(exit code 7\)", r"rank 3 of 4, (step \d|beginning a transfer): ranks? (0 and |1 and )*2 (is|are) gone, or gave up on another\n"]),
-        ("1:0:late", ["rank 2 of 4, step 0: rank 1 or 3 is late: Timed out waiting 3000ms"]),
+        ("2:1:dies", [r"rank 2 of 4: ended without an answer \(exit code 7\)", r"rank 3 of 4(, step \d)?: rank 0 or 2 is gone, or gave up on another\n"]),
+        ("2:4:dies", [r"rank 2 of 4: ended without an answer \(exit code 7\)", r"rank 3 of 4(, step \d)?: rank 0 or 2 is gone, or gave up on another\n"]),
+        ("1:0:late", ["rank 2 of 4, step 0: rank 1 or 3 is late"]),
         ("1:0:shape", [r"every rank: rank 1 of 4 has query, key and value of \[1, 2, 7, 4\], ", "the ranks hold 8, 7, 8, 8 positions, and should hold 8, 8, 8, 8, of 32, or "]),
         ("3:0:dtype", ["every rank: rank 3 of 4 has tensors of float64, the others of float32"]),
     ],
@@ -209,25 +197,6 @@ def test_ranks_end_with_the_process_that_started_them(late_ring, kind, ranks_are
     late_ring.send_signal(kind)
     assert late_ring.wait(timeout=60) == (130 if kind == signal.SIGINT else -kind)
     assert_gone(late_ring.pid)
-
-
-def test_tiles_are_counted(capsys):
-    assert cli.main(["p25", "--balance", "--ranks", "2", "--length", "64"]) == 0
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    # Of 4 x 4 tiles 10 lie on or below the diagonal: 3, 4 and 3 of the blocks of two ranks.
-    assert lines[2] == ["step", "0", "3", "3", "3"] and lines[3] == ["step", "1", "0", "4", "4"]
-    assert lines[4] == ["sum", "3", "7", "7"] and lines[5][0] == "71%"
-    # Zig-zag: each rank holds the tiles 0 and 3, or 1 and 2, and its late one sees all that is earlier.
-    assert lines[7] == ["step", "0", "3", "3", "3"] and lines[8] == ["step", "1", "2", "2", "2"]
-    assert lines[10][0] == "100%"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [(("--ranks", "0"), "--ranks 0: must be 1 to 16"), (("--length", "0"), "--length 0: must be at least 1")],
-)
-def test_tiles_of_nothing(capsys, arguments, words):
-    assert cli.main(["p25", "--balance", *arguments]) == 2 and words in capsys.readouterr().err
 
 
 def test_ctrl_c_while_the_server_starts_is_not_lost(monkeypatch):

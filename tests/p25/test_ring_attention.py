@@ -1,4 +1,4 @@
-"""harness.nn.ring_attention: what a model gets, which derivatives and arguments are refused, and who is said to be gone."""
+"""harness.nn.ring_attention: what a model gets, and which derivatives and arguments are refused."""
 
 import re
 from itertools import pairwise
@@ -6,20 +6,12 @@ from itertools import pairwise
 import pytest
 import torch
 import torch.distributed as dist
-from ring_ranks import (
-    gone_at_once,
-    of_a_model,
-    of_a_penalty,
-    of_bad_arguments,
-    of_the_survivors,
-    tensors,
-    two_are_killed,
-)
+from ring_ranks import of_a_model, of_a_penalty, of_bad_arguments, tensors
 from torch.autograd import forward_ad
 from typed import three
 
-from harness.devices.processes import RankFailed, run_ranks
-from harness.nn import ring_attention, ring_peers
+from harness.devices.processes import run_ranks
+from harness.nn import ring_attention
 from harness.nn.ring import length_of
 from harness.puzzles.p25 import layout
 
@@ -155,11 +147,6 @@ BAD = {
     "balanced": ({"balanced": 1}, TypeError, "balanced: expected True or False, got 1"),
     "length": ({"length": 5.0}, TypeError, "length: expected a whole number, got 5.0"),
     "another length": ({"length": 6}, ValueError, "length: of 6 positions rank 0 of 1 holds 6, got 5"),
-    "blocks": (
-        {"blocks": None},
-        ValueError,
-        "blocks: expected one of solution, mojo, flash, cuDNN, got None",
-    ),
 }
 
 
@@ -235,59 +222,3 @@ def test_shapes_that_differ_in_more_than_the_length():
 
 def test_right_parts_have_a_length():
     assert length_of(shapes_of(5, 5, 6), False, part_of) == 16
-
-
-# ---- A rank that is gone ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("late", [0.0, 0.4], ids=["who waits", "who begins a transfer"])
-@pytest.mark.parametrize(("dead", "transfer"), [(0, 0), (1, 1), (2, 3), (1, 6)])
-def test_survivors_of_a_killed_rank_name_it(dead, transfer, late):
-    """In one sentence, and never in gloo's words; the forward pass has 2 transfers of 3 ranks, the backward pass 5."""
-    with pytest.raises(RankFailed) as raised:
-        run_ranks(of_the_survivors, [(dead, transfer, late)] * 3, describe=str)
-    lines = str(raised.value).split("; ")
-    assert f"rank {dead} of 3: ended without an answer (exit code -9)" in lines
-    others = [line for line in lines if "exit code" not in line]
-    assert others
-    for line in others:
-        assert re.fullmatch(
-            rf"rank (\d) of 3: rank \1 of 3, (step \d|beginning a transfer): rank {dead} is gone, or gave up on another",
-            line,
-        ), line
-
-
-def test_who_has_lost_several_names_them():
-    with pytest.raises(RankFailed) as raised:
-        run_ranks(two_are_killed, [()] * 3, describe=str)
-    last = str(raised.value).split("; ")[-1]
-    assert last == (
-        "rank 2 of 3: rank 2 of 3, beginning a transfer: ranks 0 and 1 are gone, or gave up on another"
-    )
-
-
-def test_a_rank_that_is_gone_before_anything_is_known_of_it():
-    with pytest.raises(RankFailed) as raised:
-        run_ranks(gone_at_once, [()] * 2, describe=str)
-    words = "rank 1 of 2, telling the others what it has: rank 0 is gone, or gave up on another"
-    assert str(raised.value).endswith(words)
-
-
-@pytest.mark.parametrize(
-    ("error", "words"),
-    [
-        (RuntimeError("NCCL error: remote process exited"), "rank 0 or 2 is gone or late: NCCL error: remote process exited"),
-        (RuntimeError("[/x/y.cc:1] Timed out waiting 3000ms. This is typically"), "rank 0 or 2 is late: Timed out waiting 3000ms"),
-    ],
-)  # fmt: skip
-def test_where_nobody_can_be_asked_both_neighbours_are_named(error, words):
-    assert ring_peers.said([], 1, 3, error) == words
-
-
-def test_what_is_no_loss_is_said_as_it_is(group_of_one):
-    for error in (RuntimeError("shapes differ"), torch.OutOfMemoryError("no room")):
-        with (
-            pytest.raises(type(error), match=str(error)),
-            ring_peers.losses_named(dist.group.WORLD, "step 0"),
-        ):
-            raise error

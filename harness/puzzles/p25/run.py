@@ -1,7 +1,7 @@
 """`p25 --backward`: the ring in several processes on gloo, its output and gradients beside one device, and what each rank keeps.
 
-Here the messages go over gloo as it is. `--timeline` draws what each rank does when; `--break` spoils a rank on purpose, to
-see what the others say. The processes meet through a file, so that no port can be in use.
+Here the messages go over gloo as it is. `--break` spoils a rank on purpose, to see what the others say. The processes
+meet through a file, so that no port can be in use.
 """
 
 import functools
@@ -9,7 +9,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -27,25 +27,19 @@ from harness.devices.targets import CPU
 from harness.errors import BadUse, EnvironmentProblem, Unsolved, WorkbookError
 from harness.learner.work import Work
 from harness.nn.ring import agreed_length
-from harness.nn.ring_blocks import BLOCKS, ONE_LENGTH, ring_with
-from harness.nn.ring_peers import name_losses
-from harness.puzzles.p25 import layout, timeline
+from harness.puzzles.p25 import layout
 from harness.puzzles.p25.checker import FOLLOWS, TENSORS, ring_arguments
 from harness.puzzles.p25.ranks import bytes_kept
 from harness.puzzles.p25.spec import EVERY, PUZZLE
 from harness.spec.puzzle import Case
 from harness.toolchain import roots
-from harness.toolchain.disk import check_target
 
 DIMS = (1, 4, 2, 512, 32)
 MOST_RANKS = 16
-NEEDED = {"mojo": 2800 * 2**20}
-OTHERS_NEED = 300 * 2**20
-"""Bytes of memory that a process takes once it has run, PyTorch included; by blocks, where they take more: MAX does."""
-ABOUT = {
-    "mojo": "blocks: puzzle 23's kernels in Mojo, on the CPU through MAX",
-    "flash": "blocks: PyTorch's flash attention for CPUs",
-}
+NEEDED = 300 * 2**20
+"""Bytes of memory that a process takes once it has run, PyTorch included."""
+LOST = r"\.cc:\d+\]|onnection|imed out|Broken pipe|[Gg]loo"
+"""What gloo says of a rank that is gone or late, and never of a mistake in the code."""
 FAULTS = ("dies", "late", "shape", "dtype")
 TILE = 16
 
@@ -56,7 +50,6 @@ class Job:
 
     Attributes:
         path: The file with the ring.
-        blocks: What computes its blocks; "solution" for the file's own code.
         arrays: Its part of query, key, value and grad_output.
         arguments: length, scale, causal and balanced.
         seconds: How long it waits for a neighbour.
@@ -64,7 +57,6 @@ class Job:
     """
 
     path: Path
-    blocks: str
     arrays: dict[str, np.ndarray]
     arguments: tuple
     seconds: float
@@ -73,11 +65,10 @@ class Job:
 
 @dataclass
 class Done:
-    """What a rank has: values by quantity, bytes kept for the backward pass, and what it did when."""
+    """What a rank has: values by quantity, and bytes kept for the backward pass."""
 
     values: dict[str, np.ndarray]
     kept: int
-    events: list[timeline.Event] = field(default_factory=list)
 
 
 class Broken(Exception):
@@ -89,9 +80,7 @@ class Broken(Exception):
 
 def one_rank(job: Job) -> Done:
     """Runs the ring forward and backward. Raises Broken where another rank is gone, late, or has other tensors."""
-    module = load(job.path) if job.blocks == "solution" else ring_with(job.blocks)
-    events = timeline.watch(module)
-    name_losses(module)
+    module = load(job.path)
     spoil(module, job.fault, job.seconds)
     group = dist.new_group(list(range(dist.get_world_size())), timeout=timedelta(seconds=job.seconds))
     tensors = {name: torch.from_numpy(array) for name, array in job.arrays.items()}
@@ -108,14 +97,25 @@ def one_rank(job: Job) -> Done:
         gradients = torch.autograd.grad(output, leaves, tensors["grad_output"])
     except (RuntimeError, ValueError) as error:
         words = str(error)
-        if not re.match(r"rank \d+", words):
+        if re.search(LOST, words):
+            words = lost(words)
+        elif not re.match(r"rank \d+", words):
             raise
         dist.destroy_process_group(
             group
         )  # so that those who wait for this rank need not wait for their limit
         raise Broken(words) from error
     pairs = zip(EVERY, (output, *gradients), strict=True)
-    return Done({name: tensor.detach().numpy() for name, tensor in pairs}, kept, events)
+    return Done({name: tensor.detach().numpy() for name, tensor in pairs}, kept)
+
+
+def lost(words: str) -> str:
+    """Return one sentence with this rank, the step where it is known, and the neighbours, for what gloo says."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    step = re.match(r"rank \d+(, step \d+)", words)
+    neighbours = " or ".join(map(str, sorted({(rank - 1) % size, (rank + 1) % size})))
+    how = "late" if "imed out" in words else "gone, or gave up on another"
+    return f"rank {rank} of {size}{step[1] if step else ''}: rank {neighbours} is {how}"
 
 
 def part_of(rank: int, size: int, length: int, balanced: bool) -> int:
@@ -161,17 +161,10 @@ def parser() -> Parser:
     parser.add_argument("--dims", type=int, nargs=5, default=DIMS, metavar=PUZZLE.dim_names, help="sizes")
     parser.add_argument("--full", action="store_true", help="every query sees every key (default: causal)")
     parser.add_argument("--plain", action="store_true", help="one range for each rank (default: zig-zag)")
-    parser.add_argument(
-        "--blocks",
-        choices=[blocks for blocks in BLOCKS if blocks != "cuDNN"],
-        default="solution",
-        help="with --solution, what computes a block: its own code, puzzle 23's kernels, or PyTorch's flash attention",
-    )
     parser.add_argument("--seed", type=int, default=0, help="of the random inputs")
     parser.add_argument(
         "--seconds", type=float, default=30.0, metavar="S", help="wait for a neighbour (default: %(default)g)"
     )
-    parser.add_argument("--timeline", type=Path, metavar="FILE", help="draw what each rank does when, as SVG")
     parser.add_argument(
         "--break", dest="fault", metavar="RANK:TRANSFER:HOW", help=f"spoil a rank: {', '.join(FAULTS)}"
     )
@@ -184,8 +177,6 @@ def main(console: Console, arguments: Sequence[str] = ()) -> int:
     work = Work(PUZZLE, PUZZLE.rung("torch"), roots.solutions() if flags.solution else None)
     if flags.solution and flags.problem:
         raise BadUse("--problem: not allowed with argument --solution")
-    if flags.blocks != "solution" and not flags.solution:
-        raise BadUse(f"--blocks {flags.blocks}: allowed with argument --solution only")
     fault = check(flags)
     empty = [id for id, blank in work.blanks().items() if blank.size == 0]
     if empty:
@@ -207,9 +198,6 @@ def main(console: Console, arguments: Sequence[str] = ()) -> int:
         words = FOLLOWS if follows else f"error {verdict.error:.1e}, the limit {verdict.limit:.1e}"
         print_lines(console, [f"   {mark} {name:<10} {words}"])
     print_lines(console, ledger(case, done))
-    if flags.timeline:
-        timeline.write(flags.timeline, [each.events for each in done])
-        print_lines(console, [f"timeline: {shown(flags.timeline)}"])
     words = "✅ output and all gradients agree with one device" if not wrong else "❌ WRONG"
     print_lines(console, [f"Overall Result: {words}"])
     return int(bool(wrong))
@@ -222,19 +210,13 @@ def check(flags) -> tuple[int, int, str] | None:
     B, N, M, S, d = flags.dims
     if min(flags.dims) < 1 or N % M:
         raise BadUse(f"--dims {B} {N} {M} {S} {d}: sizes must be at least 1, and {M} heads must divide {N}")
-    if flags.blocks in ONE_LENGTH and (S % (2 * flags.ranks) or N != M):
-        raise BadUse(
-            f"--blocks {flags.blocks}: {2 * flags.ranks} must divide {S} positions, and {N} heads be {M}"
-        )
     if flags.seconds <= 0:
         raise BadUse(f"--seconds {flags.seconds:g}: must be above 0")
-    wanted, there = flags.ranks * NEEDED.get(flags.blocks, OTHERS_NEED), available()
+    wanted, there = flags.ranks * NEEDED, available()
     if wanted > there:
         raise EnvironmentProblem(
             f"--ranks {flags.ranks}: that many processes take {wanted / 2**30:.1f} GiB, and {there / 2**30:.1f} are free"
         )
-    if flags.timeline:
-        check_target("--timeline", flags.timeline)
     if flags.fault is None:
         return None
     match = re.fullmatch(rf"(\d+):(\d+):({'|'.join(FAULTS)})", flags.fault)
@@ -264,7 +246,6 @@ def heading(case: Case, path: Path, flags) -> list[str]:
     few = [f"note: {ranks} processes share {cores} cores: no time here says anything about a ring"]
     return [
         f"Testing {shown(path)}: query {[B, N, S, d]}, key and value {[B, M, S, d]}, float32, {masked}, seed {flags.seed}",
-        *([ABOUT[flags.blocks]] if flags.blocks in ABOUT else []),
         f"{ranks} process{'es' * (ranks > 1)} on gloo, {order}: the largest part has "
         f"{max(part_of(rank, ranks, S, 'balanced' in case.values) for rank in range(ranks))} of {S} positions",
         *(few if ranks > cores else []),
@@ -281,7 +262,6 @@ def start(
     jobs = [
         Job(
             path,
-            flags.blocks,
             {name: np.ascontiguousarray(parts[name][rank], np.float32) for name in TENSORS},
             arguments,
             flags.seconds,

@@ -13,9 +13,8 @@ from book.measure import ledger, outputs, record
 from book.measure.ledger import GPT2_SMALL
 from harness.puzzles.p22 import spec as p22
 from harness.puzzles.p25 import layout
-from harness.puzzles.p25.balance import TILE
 
-RANKS = 4
+RANKS, TILE = 4, 16
 
 
 def said(rows: dict[str, np.ndarray]) -> str:

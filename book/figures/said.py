@@ -14,6 +14,7 @@ from book.figures import (
 )
 from book.measure import ledger, record
 from book.measure.ledger import GPT2_SMALL
+from harness.puzzles.p25 import layout
 
 
 class Rows:
@@ -212,6 +213,12 @@ def exponentials(d: int) -> list[float]:
 
 
 # ---- The ring -----------------------------------------------------------------------------------------------
+
+
+def ring_time(size: int, balanced: bool, length: int = 2048, tile: int = 16) -> int:
+    """Return the tiles of the busiest rank of each step of a causal ring, all steps together."""
+    ranks = [layout.tiles(rank, size, length, balanced, tile) for rank in range(size)]
+    return sum(map(max, zip(*ranks, strict=True)))
 
 
 def ring_errors(direction: str = "forward") -> list[float]:

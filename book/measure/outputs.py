@@ -105,8 +105,6 @@ COMMANDS = {
     "picture_of_a_bug": example("picture_of_a_bug", "dw_batch_sequence_swapped", anywhere=False),
     "ring_backward": task("p25 --backward --solution --ranks 2"),
     "ring_broken": task("p25 --backward --solution --seconds 3 --break 2:1:dies", exit_code=5),
-    "ring_balance": task("p25 --balance", exact=True),
-    "ring_balance_eight": task("p25 --balance --ranks 8", exact=True),
     "tape_gates": task("p27 --rung tape --solution", exact=True),
     "order_draw": task("p24 --draw --size 6 10", exact=True),
     "order_numbers": task("p24 --draw --size 4 4 --numbers", exact=True),

@@ -231,11 +231,5 @@ PUZZLE = Puzzle(
             ".run:main",
             options=True,
         ),
-        Demo(
-            "balance",
-            "count the tiles of each rank at each step, plain and zig-zag",
-            ".balance:main",
-            options=True,
-        ),
     ),
 )

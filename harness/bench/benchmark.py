@@ -51,10 +51,6 @@ class Sizes(Protocol):
         """Floating-point operations that a pass cannot do without."""
         ...
 
-    def bytes(self, direction: str, width: int) -> int:
-        """Bytes that a pass moves if it touches every argument and every result once, at `width` bytes an element."""
-        ...
-
 
 @dataclass(frozen=True)
 class Problem:

@@ -8,7 +8,7 @@ ceilings (a large matrix product, a large copy) are measured in the same run. Co
 - `loop`: plain calls one after the other, between CUDA events; on a CPU by the wall clock.
 - `cold`: as `loop`, with everything pushed out of the L2 cache before every call.
 - `host`: how long a call keeps its caller, at sizes where that is all of it.
-- `memory`: bytes that autograd keeps, bytes in use after the forward pass, and the peak of forward and backward.
+- `memory`: bytes that autograd keeps, and the peak of forward and backward.
 - `waited`: each call waited for, so that small sizes show the cost of a call; also through MAX alone.
 """
 

@@ -52,18 +52,10 @@ def saved_bytes(forward: Call, parameters: tuple[Tensor, ...]) -> int:
     return sum(each.nbytes() for each in memory if each.data_ptr() not in left_out)
 
 
-def grown_bytes(forward: Call) -> int:
-    """By how much the memory in use has grown after a forward pass, its output left out. CUDA only."""
-    gc.collect()  # what an earlier call left must not be given back while this one is counted
-    before = torch.cuda.memory_allocated()
-    output, *_ = forward()
-    return torch.cuda.memory_allocated() - before - output.untyped_storage().nbytes()
-
-
 def peak_bytes(call: Callable[[], object]) -> int:
     """The most memory in use during a call, above what was in use before. CUDA only."""
     torch.cuda.synchronize()
-    gc.collect()  # as above
+    gc.collect()  # what an earlier call left must not be given back while this one is counted
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     call()

@@ -25,7 +25,7 @@ from harness.bench.benchmark import (
     Unavailable,
     plain,
 )
-from harness.bench.judging import Errors, errors, grown_bytes, peak_bytes, saved_bytes, wrong
+from harness.bench.judging import Errors, errors, peak_bytes, saved_bytes, wrong
 from harness.bench.machine import machine
 from harness.bench.timing import (
     ColdClock,
@@ -51,8 +51,7 @@ MEASURED = (
     *("dtype", "pass", "candidate", "role", "column"),
     *("median_us", "p20_us", "p80_us", "samples"),
     *("ratio_to_floor", "ratio_to_fastest_peer", "fastest_peer"),
-    *("tflops", "percent_of_matmul", "gbs", "percent_of_copy", "error"),
-    *("saved_bytes", "grown_bytes", "peak_bytes", "note"),
+    *("tflops", "gbs", "error", "saved_bytes", "peak_bytes", "note"),
 )
 """The columns of the CSV; between the two groups stand the sizes, under the names that the benchmark gives them."""
 Row = dict[str, str | int | float]
@@ -88,7 +87,6 @@ class Bench:
     console: Console
     on_row: Callable[[Row], None] = lambda row: None
     rows: list[Row] = field(default_factory=list)
-    ceilings: dict[str, float] = field(default_factory=dict)
     faults: int = 0
 
     @property
@@ -252,7 +250,8 @@ class Bench:
             row["note"] = one.calls.note or one.candidate.version()
             row["error"] = f"{one.error(self.benchmark.returned(direction)):.2e}" if one.errors else ""
             if column != "host":
-                row |= self.rates(sizes, direction, medians[one.candidate.name])
+                microseconds = medians[one.candidate.name]
+                row["tflops"] = f"{sizes.operations(direction) / microseconds / 1e6:.4g}"
                 row |= ratios(one.candidate.name, times, self.benchmark.floor, fastest)
             rows.append(row)
         return rows
@@ -268,17 +267,6 @@ class Bench:
             "role": candidate.role,
             "column": column,
         }
-
-    def rates(self, sizes: Sizes, direction: str, microseconds: float) -> Row:
-        """Achieved TFLOP/s and GB/s from the counts of `Sizes`, and their share of this run's ceilings."""
-        width = torch.finfo(DTYPES[self.dtype]).bits // 8
-        tflops = sizes.operations(direction) / microseconds / 1e6
-        gbs = sizes.bytes(direction, width) / microseconds / 1e3
-        row: Row = {"tflops": f"{tflops:.4g}", "gbs": f"{gbs:.4g}"}
-        if self.ceilings:
-            row["percent_of_matmul"] = f"{100 * tflops / self.ceilings['tflops']:.1f}"
-            row["percent_of_copy"] = f"{100 * gbs / self.ceilings['gbs']:.1f}"
-        return row
 
     def measure_ceilings(self) -> None:
         """What this GPU does at best: the fastest of some large matrix products, one large copy. One row each."""
@@ -296,18 +284,15 @@ class Bench:
         medians = {name: summary(taken).median for name, taken in times.items()}
         best = max(CEILING_PRODUCTS, key=lambda sizes: math.prod(sizes) / medians[sizes])
         words = "{:,} rows, {:,} -> {:,}".format(*best)
-        self.ceilings = {
-            "tflops": 2 * math.prod(best) / medians[best] / 1e6,
-            "gbs": 2 * source.nbytes / medians["copy"] / 1e3,
-        }
-        for key, name, rate in ((best, "matmul ceiling", "tflops"), ("copy", "copy ceiling", "gbs")):
+        ceilings = (
+            (best, "matmul ceiling", "tflops", 2 * math.prod(best) / medians[best] / 1e6),
+            ("copy", "copy ceiling", "gbs", 2 * source.nbytes / medians["copy"] / 1e3),
+        )
+        for key, name, unit, rate in ceilings:
             row = self.row(None, Candidate(name, "ceiling", plain), "", "ceiling")
             row |= {"protocol": str(protocol), "samples": len(times[key])} | times_fields(summary(times[key]))
-            self.add(row | {rate: f"{self.ceilings[rate]:.4g}", "note": words if key == best else ""})
-        self.say(
-            f"Ceilings of this run: {self.ceilings['tflops']:,.0f} TFLOP/s ({words}), "
-            f"{self.ceilings['gbs']:,.0f} GB/s (copy)"
-        )
+            self.add(row | {unit: f"{rate:.4g}", "note": words if key == best else ""})
+            self.say(f"{name} of this run: {rate:,.0f} {'TFLOP/s' if unit == 'tflops' else 'GB/s'}")
 
     def measure_memory(self, problem: Problem, ready: list[Ready]) -> None:
         """One row for each candidate: bytes kept for backward, in use after forward, and at the peak of both."""
@@ -321,7 +306,7 @@ class Bench:
                 both()
                 row["saved_bytes"] = saved_bytes(forward, one.calls.leaves[1:])
                 if self.cuda:
-                    row |= {"grown_bytes": grown_bytes(forward), "peak_bytes": peak_bytes(both)}
+                    row["peak_bytes"] = peak_bytes(both)
             except Exception as error:  # as in prepare_one
                 self.leave_out(problem.sizes, one.candidate, "memory", f"fails: {first_line(error)}")
                 continue
@@ -329,9 +314,9 @@ class Bench:
             self.add(row)
         self.say(f"{problem.sizes}, memory in MiB, without parameters and output", style="bold")
         for row in rows:
-            cells = (row.get(name, "") for name in ("saved_bytes", "grown_bytes", "peak_bytes"))
+            cells = (row.get(name, "") for name in ("saved_bytes", "peak_bytes"))
             words = (f"{float(cell) / 2**20:,.2f}" if cell != "" else "-" for cell in cells)
-            self.say(f"   {row['candidate']:<20}{'{:>12}{:>12}{:>12}'.format(*words)} (saved, grown, peak)")
+            self.say(f"   {row['candidate']:<20}{'{:>12}{:>12}'.format(*words)} (saved, peak)")
 
     # ---- Rows
 
@@ -361,19 +346,8 @@ class Bench:
     def table(self, where: str, rows: list[Row]) -> None:
         """Prints the candidates of one pass in one column, fastest first."""
         self.say(f"{where}, {self.dtype}: {rows[0]['protocol']}", style="bold")
-        heads = (
-            "median us",
-            "p20",
-            "p80",
-            "/ floor",
-            "/ best peer",
-            "TFLOP/s",
-            "% of max",
-            "GB/s",
-            "% of max",
-        )
-        names = ("median_us", "p20_us", "p80_us", "ratio_to_floor", "ratio_to_fastest_peer", "tflops",
-                 "percent_of_matmul", "gbs", "percent_of_copy")  # fmt: skip
+        heads = ("median us", "p20", "p80", "/ floor", "/ best peer", "TFLOP/s")
+        names = ("median_us", "p20_us", "p80_us", "ratio_to_floor", "ratio_to_fastest_peer", "tflops")
         self.say(f"   {'candidate':<20}" + "".join(f"{head:>12}" for head in heads) + f"{'error':>11}")
         for row in sorted(rows, key=lambda row: float(row["median_us"])):
             cells = "".join(f"{row.get(name) or '-':>12}" for name in names)

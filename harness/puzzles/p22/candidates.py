@@ -57,23 +57,6 @@ class Sizes:
         """
         return 2 * self.M * self.H * self.O * GEMMS[direction]
 
-    def bytes(self, direction: str, width: int) -> int:
-        """Bytes that a pass moves if it touches every argument and every result once, at `width` bytes an element.
-
-        Forward reads x, W, gamma, beta and b, and writes the output and two float32 numbers for each row; backward
-        reads grad_output, x, W, gamma, beta and those numbers, and writes the five gradients.
-        """
-        M, H, O = self.M, self.H, self.O
-        forward = width * (M * H + O * H + 2 * H + O + M * O)
-        backward = width * ((M * O + M * H + O * H + 2 * H) + (M * H + 2 * H + O * H + O))
-        statistics = 8 * M
-        return {
-            "inference": forward,
-            "forward": forward + statistics,
-            "backward": backward + statistics,
-            "both": forward + backward + 2 * statistics,
-        }[direction]
-
 
 def eager(x: Tensor, gamma: Tensor, beta: Tensor, W: Tensor, b: Tensor) -> Tensor:
     """The two operations as PyTorch has them: x [M, H] to [M, O]."""

@@ -54,17 +54,6 @@ class Sizes:
         """Floating-point operations of the matrix products, two for each multiply-add; half of them where causal."""
         return 2 * PRODUCTS[direction] * self.B * self.N * self.S * self.S * self.d // self.part
 
-    def bytes(self, direction: str, width: int) -> int:
-        """Bytes that a pass moves if it touches every tensor once, at `width` bytes an element, and lse at four."""
-        tensor, rows = width * self.B * self.N * self.S * self.d, 4 * self.B * self.N * self.S
-        forward, backward = 4 * tensor, 8 * tensor
-        return {
-            "inference": forward,
-            "forward": forward + rows,
-            "backward": backward + rows,
-            "both": forward + backward + 2 * rows,
-        }[direction]
-
 
 def sdpa(causal: bool, backend: SDPBackend) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """PyTorch's function by one of its backends."""

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 WIDTH, SIZE = 480, 13  # pixels of a chart, and of its letters: a phone shows it a little smaller
-OURS, OTHERS = 0.75, 0.2
+OURS, OTHERS = 0.75, 0.3
 """Shades of bars: of the workbook's own, and of the others."""
 mpl.rcParams.update({
     "font.size": SIZE, "axes.titlesize": SIZE, "xtick.labelsize": SIZE - 1, "ytick.labelsize": SIZE - 1,

@@ -49,7 +49,7 @@ def test_letters_are_text_and_bars_are_as_long_as_their_numbers():
         r'<path d="M ([\d.]+) [\d.]+ L ([\d.]+) [^"]*" [^>]*style="[^"]*opacity: (0\.\d+)', svg
     )
     lengths = {shade: float(right) - float(left) for left, right, shade in boxes}
-    assert lengths["0.7"] / lengths["0.2"] == pytest.approx(1.25 / 2, rel=0.01)
+    assert lengths["0.7"] / lengths["0.3"] == pytest.approx(1.25 / 2, rel=0.01)
 
 
 @pytest.mark.parametrize("name", [name for name in generate.FILES if name.startswith("hero_")])

@@ -1,6 +1,5 @@
 """Tables and charts of the records `bench` and `training`: nothing in them is typed by hand."""
 
-import math
 import statistics
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -174,18 +173,6 @@ def widest_spread(row: Row) -> float:
     return 100 * max(abs(float(row[name]) / float(row["median_us"]) - 1) for name in ("p20_us", "p80_us"))
 
 
-def loop_and_graph(rows: list[Row]) -> str:
-    """How much longer the products alone take in a loop at the largest size: a sentence."""
-    graph, loop = (select(rows, "both", column) for column in ("graph", "loop"))
-    dims = max(graph, key=math.prod)
-    times = [float(at[dims][FLOOR]["median_us"]) for at in (graph, loop)]
-    return (
-        f"At {size_text(dims)} the three bare products take {time_text(times[0])} in a graph after a pause and "
-        f"{time_text(times[1])} in a loop without pauses. Three launches are nothing beside such times: the GPU itself is "
-        "slower.\n"
-    )
-
-
 def memory_note(rows: list[Row]) -> str:
     """How LayerNormLinear stands in what is kept and at the peak, a list item for each peer."""
     compared: dict[str, dict[str, list[float]]] = {}
@@ -324,18 +311,6 @@ def training_table(models: dict[str, list[Row]], untimed: int = 10, window: int 
     return table(columns, body)
 
 
-def training_note(models: dict[str, list[Row]], untimed: int = 10) -> str:
-    """What the layer costs or saves in a step, in time and at the peak: a sentence."""
-    ours, plain = models["LayerNormLinear"], models["plain PyTorch"]
-    steps = zip(ours[untimed:], plain[untimed:], strict=True)
-    change = 100 * (statistics.median(float(a["step_us"]) / float(b["step_us"]) for a, b in steps) - 1)
-    peaks = [int(rows[0]["peak_bytes"]) for rows in (ours, plain)]
-    return (
-        f"With the layer a step takes {abs(change):.1f} % {'longer' if change > 0 else 'less'} than with plain PyTorch "
-        f"here, and its peak is {100 * abs(1 - peaks[0] / peaks[1]):.0f} % {'lower' if peaks[0] < peaks[1] else 'higher'}.\n"
-    )
-
-
 def losses_of(models: dict[str, list[Row]]) -> dict[str, list[tuple[float, float]]]:
     """Step and loss by model."""
     return {
@@ -388,7 +363,6 @@ def pages() -> dict[str, str]:
     texts = {
         "source.md": source(rows) + "\n",
         "ratio_both.svg": ratio_chart(rows),
-        "slower_loop.md": loop_and_graph(rows),
         "memory_note.md": memory_note(rows),
         "peak.svg": peak_chart(rows),
         "compared.md": compared(rows),
@@ -404,7 +378,6 @@ def training_pages() -> dict[str, str]:
     models = training("training")
     return {
         "training.md": training_table(models),
-        "training_note.md": training_note(models),
         "training_loss.svg": training_curves(models),
         "training_apart.svg": training_apart(models),
     }

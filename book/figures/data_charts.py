@@ -199,6 +199,21 @@ def three_views() -> str:
     return bars(f"Fused kernels over unfused ones: {told}", {"": rows}, "fused / unfused", level=1, log=True)
 
 
+def tape_height() -> str:
+    """What lies on the tape after each part of the recorded step of the solution, forward and backward."""
+    run = re.findall(r"^ {6}(\S.{13,}?) +([\d.]+) KiB", outputs.load("tape_gates").text, re.M)
+    parts = [(name.strip(), float(held)) for name, held in run]
+    groups = {
+        way: [
+            (name.removesuffix(" back"), held, f"{held:g} KiB", True)
+            for name, held in parts
+            if name.endswith(" back") == back
+        ]
+        for way, back in (("forward", False), ("backward", True))
+    }
+    return bars("KiB on the tape: " + ", ".join(f"{name} {held:g}" for name, held in parts), groups)
+
+
 def balance(length: int = 2048) -> str:
     """Tiles of each rank at each step of a causal ring, plain and zig-zag; a step lasts as long as its busiest rank."""
     lines, told = {}, []
@@ -349,7 +364,7 @@ def wrong_losses() -> str:
 
 FILES = svgs(
     one_moves_all, gradient_parts, softmax_row, wrong_dq, merging, checks_see, folds, kept_by_way, saved, three_views, balance,
-    differences, cancellation, saving_less, one_is_wrong, wrong_losses,
+    tape_height, differences, cancellation, saving_less, one_is_wrong, wrong_losses,
 ) | {
     "descent_loss.svg": lambda: descent(1, "loss"),
     "descent_mean.svg": lambda: descent(2, "mean of the row"),

@@ -130,23 +130,6 @@ LEAST = "least memory"
 """How the record of peaks calls the layer with `memory="least"`."""
 
 
-def peak_table(rows: list[Row]) -> str:
-    """A line for each size: mebibytes of the layer both ways, torch.compile and eager, and what the layer needs of torch.compile's."""
-    body = []
-    for dims, by_name in sorted(peaks(rows).items(), key=lambda item: item[1][OURS]):
-        ratios = [by_name[name] / by_name["compile"] for name in (OURS, LEAST)]
-        body.append(
-            [
-                small(dims),
-                *(f"{by_name[name] / 2**20:,.1f}" for name in (OURS, LEAST, "compile", "eager")),
-                *(f"**{ratio:.2f}**" if ratio > 1 else f"{ratio:.2f}" for ratio in ratios),
-            ]
-        )
-    ways = ("default", '`memory="least"`')
-    ratios = (f"{way}, of `torch.compile`'s" for way in ways)
-    return table(["rows: H → O", *ways, "`torch.compile`", "eager", *ratios], body)
-
-
 def peak_chart(rows: list[Row]) -> str:
     """The layer's peak over torch.compile's, by the work of a product; hollow with the least memory."""
     points = [
@@ -263,7 +246,6 @@ def pages() -> dict[str, str]:
         "sizes_drawn.md": drawn_table(rows),
         "sizes_verdict.md": verdict(rows),
         "sizes_peak.svg": peak_chart(record.rows("peak_memory")),
-        "sizes_peak.md": peak_table(record.rows("peak_memory")),
         "sizes_peak_verdict.md": peak_verdict(record.rows("peak_memory")),
         "sizes_ways.md": ways_table(record.rows("products")),
         "sizes_branches.svg": branches_chart(record.rows("branches")),

@@ -14,7 +14,7 @@ import numpy as np
 
 from book.figures import online_steps
 from book.figures.data_charts import slopes, x_hat
-from book.figures.figures import NARROW, ROOT, Steps, number_rows, player_start
+from book.figures.figures import ROOT, Steps, number_rows, player_start
 from book.measure import outputs
 from harness.check.python_files import load
 from harness.puzzles.p23 import spec as p23
@@ -639,74 +639,7 @@ def ring() -> str:
     )
 
 
-def live() -> list[tuple[str, float]]:
-    """(part, KiB on the tape after it) of the recorded run of the solution."""
-    text = outputs.load("tape_gates").text
-    return [
-        (name.strip(), float(held))
-        for name, held in re.findall(r"^ {6}(\S.{13,}?) +([\d.]+) KiB", text, re.M)
-    ]
-
-
-def tape_steps() -> str:
-    """What lies on the tape after each part of the recorded step: a column for each part there and back, the piles side by side."""
-    run = live()
-    most = max(held for _, held in run)
-    peak = next(number for number, (_, held) in enumerate(run) if held == most)
-    drawing = Steps(
-        344,
-        f"Columns that grow part by part to {most:g} KiB at {run[peak][0]} and shrink in the opposite order to {run[-1][1]:g}.",
-        still=peak,
-    )
-    scale, bottom, wide = 190 / most, 244, 30
-    for words, first, end in (("forward", 0, peak), ("backward", peak + 1, len(run) - 1)):
-        left, right = 20 + 32 * first, 20 + 32 * end + wide
-        drawing.text((left + right) / 2, 16, words, size=14)
-        drawing.arrow(left, 24, right, 24)
-    drawing.segment(10, bottom, NARROW - 10, bottom, thick=2)
-    kept = [held - before for (_, before), (_, held) in pairwise([("", 0.0), *run[: peak + 1]])]
-    for number, (name, held) in enumerate(run):
-        x, part = 20 + 32 * number, name.removesuffix(" back")
-        way = "backward" if name.endswith(" back") else "forward"
-        left, pile, level = held, [], bottom
-        for piece in kept:  # from the bottom; whatever is on the tape was put there in this order
-            if left > 0:
-                pile.append(min(piece, left))
-                left -= piece
-        for piece in pile:
-            level -= scale * piece
-            drawing.box(x, level, wide, scale * piece, thick=0.5, radius=0)
-            with drawing.during(number, len(run) - 1):
-                drawing.box(x, level, wide, scale * piece, shade=0.2, thick=0.5, radius=0)
-        drawing.parts.append(f'<g transform="translate({x + 20} {bottom + 8}) rotate(-90)">')
-        drawing.text(0, 0, part, anchor="end", code=True)
-        drawing.parts.append("</g>")
-        with drawing.during(number):
-            drawing.box(x, level, wide, max(bottom - level, 1), shade=0.35, thick=2.5, radius=0)
-            drawing.text(
-                min(max(x + wide / 2, 44), NARROW - 44),
-                level - 6 if level > 60 else 38,
-                f"{held:g} KiB",
-                size=14,
-            )
-        if way == "forward":
-            top = " This is the peak." if number == peak else ""
-            drawing.words.append(
-                f"Forward, {name}: it keeps what its backward will need, {kept[number]:g} KiB. The tape holds {held:g} KiB.{top}"
-            )
-        else:
-            drawing.words.append(
-                f"Backward, {part}: it takes its own from the top. The tape still holds {held:g} KiB."
-            )
-    return drawing.hero(
-        "The tape of a recorded step of the solution, three blocks of 4 x 32 tokens: what lies on it after each part, bottom first. What was put "
-        "down last is taken first. The blocks are nearly all of it.",
-        "Nothing lies on the tape before the first part runs.",
-    )
-
-
 FILES = {
     "hero_barrier.html": one_barrier, "hero_graph.html": graph, "hero_printed.html": printed, "hero_one_row.html": one_row,
     "hero_tiles.html": tiles, "hero_reads.html": reads, "hero_ring_steps.html": ring, "hero_rewriting.html": rewriting,
-    "hero_tape_steps.html": tape_steps,
 }  # fmt: skip

@@ -4,7 +4,7 @@
 import math
 import re
 
-from book.figures.charts import Axis, Series, bars, compared, plot
+from book.figures.charts import Axis, Series, compared, plot
 from book.figures.markdown_table import table
 from book.measure import record
 
@@ -52,27 +52,6 @@ def by_hand_beside() -> str:
         ("its peak of memory", {way: int(steps[way]["peak_bytes"]) / 2**30 for way in ways}, "GiB"),
     ]
     return compared("", measures, ways)
-
-
-def step_kinds() -> str:
-    """The kinds of kernel of a step of GPT-2 by hand, each with its time and its floor, as recorded."""
-    kinds = [
-        (row["what"], float(row["median_us"]) / 1e3, float(row["floor_us"]) / 1e3)
-        for row in record.rows("step_by_hand")
-        if row["floor_us"]
-    ]
-    groups = {
-        what: [
-            ("time", time, f"{time:.2f} ms, {time / floor:.1f} times", True),
-            ("floor", floor, f"{floor:.2f} ms", False),
-        ]
-        for what, time, floor in kinds
-    }
-    told = "; ".join(f"{what} {time:.2f}, floor {floor:.2f}" for what, time, floor in kinds)
-    return bars(
-        f"Milliseconds of a step by kind of kernel, and the least time that each kind can take: {told}.",
-        groups,
-    )
 
 
 def swap_gains() -> str:
@@ -170,6 +149,6 @@ def cross_entropy_table() -> str:
 
 FILES = {
     "loss_by_hand.svg": loss_by_hand, "samples_by_hand.md": samples_list, "by_hand_beside.svg": by_hand_beside,
-    "step_kinds.svg": step_kinds, "swap_gains.svg": swap_gains, "cross_entropy.svg": cross_entropy_chart,
+    "swap_gains.svg": swap_gains, "cross_entropy.svg": cross_entropy_chart,
     "gpt2_compile.md": model_table, "step_by_hand.md": step_table, "cross_entropy.md": cross_entropy_table,
 }  # fmt: skip

@@ -1,7 +1,7 @@
-"""What the chapter on measuring shows: one product timed in several ways, and a CPU beside a GPU, from the records."""
+"""What the chapter on measuring shows: one product timed in several ways, and what a profiler says, from the records."""
 
 from book.figures.charts import bars
-from book.figures.ladder import duration, times
+from book.figures.ladder import duration
 from book.figures.markdown_table import table
 from book.measure.record import rows
 
@@ -44,35 +44,6 @@ def power_chart() -> str:
     return bars(f"A large product on one GPU: {spoken}.", {"": drawn})
 
 
-def both_devices() -> list[tuple[tuple[int, ...], str, float, float]]:
-    """Sizes, pass, and the microseconds of PyTorch on the CPU and on the GPU."""
-    gpu = {
-        (int(row["M"]), int(row["H"]), int(row["O"]), row["pass"]): float(row["median_us"])
-        for row in rows("fusion")
-        if (row["candidate"], row["dtype"]) == ("eager", "float32")
-    }
-    pairs = []
-    for row in rows("cpu_times"):
-        B, S, H, O = (int(row[letter]) for letter in "BSHO")
-        pairs.append(((B, S, H, O), row["pass"], float(row["median_us"]), gpu[B * S, H, O, row["pass"]]))
-    return pairs
-
-
-def devices_table() -> str:
-    """The CPU beside the GPU, with how often one goes into the other."""
-    body = []
-    for dims, direction, cpu, gpu in both_devices():
-        sizes = "{:,} × {:,}, {:,} → {:,}".format(*dims).replace(" ", "&nbsp;")
-        body.append([sizes, direction, duration(cpu), duration(gpu), times(cpu / gpu)])
-    cpu, gpu = rows("cpu_times")[0], rows("fusion")[0]
-    told = table(["B × S, H → O", "pass", "CPU", "GPU", "CPU over GPU"], body, "llrrr")
-    return (
-        f"{told}\nFloat32, PyTorch's own two operations. CPU: {cpu['machine']}, {cpu['date']}, PyTorch {cpu['torch']}, processor time, "
-        f"median of {cpu['rounds']} rounds (`python -m book.measure cpu_times`). GPU: {gpu['device']}, {gpu['date']}, PyTorch "
-        f"{gpu['torch']}, single calls by the host's clock, each waited for.\n"
-    )
-
-
 def profiler_table() -> str:
     """The kernels of LayerNorm, then Linear, forward and backward, as PyTorch's profiler names and times them."""
     body = [[f"`{row['kernel']}`", row["calls"], row["us"]] for row in rows("profiler")]
@@ -84,6 +55,5 @@ def pages() -> dict[str, str]:
     return {
         "timing_ways.svg": ways_chart(),
         "timing_power.svg": power_chart(),
-        "cpu_gpu.md": devices_table(),
         "profiler.md": profiler_table(),
     }

@@ -130,10 +130,9 @@ class Bench:
         prepared = (self.prepare(candidate, problem, truth, own) for candidate in taking_part)
         ready = [one for one in prepared if one]
         del truth
-        for column in columns:
-            if column == "memory":
-                self.measure_memory(problem, ready)
-                continue
+        if "memory" in columns:
+            self.measure_memory(problem, ready)
+        for column in (column for column in columns if column != "memory"):
             for direction in PASSES if column == "host" else PASSES[1:]:
                 if (column, direction) != ("host", "backward"):  # which needs no caller
                     self.measure(problem, ready, direction, column)
@@ -295,7 +294,7 @@ class Bench:
             self.say(f"{name} of this run: {rate:,.0f} {'TFLOP/s' if unit == 'tflops' else 'GB/s'}")
 
     def measure_memory(self, problem: Problem, ready: list[Ready]) -> None:
-        """One row for each candidate: bytes kept for backward, in use after forward, and at the peak of both."""
+        """One row for each candidate: bytes kept for backward, and at the peak of both passes."""
         rows = []
         for one in ready:
             if not isinstance(one.calls, Differentiable):

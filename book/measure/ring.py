@@ -5,8 +5,8 @@
 bfloat16, one sequence, 16 heads, zig-zag where causal; forward and backward together. One command measures 1, 2, 4, ... of the ranks
 that torchrun has started. Times are by CUDA events, behind an all-reduce that lets all ranks begin together; of each run
 the slowest rank counts. The most telling sizes come first; when `--budget` seconds are over, the rest is left out, and said so.
-The blocks of a ring, and "one GPU" with it, are `harness.nn`'s kernels; PyTorch's flash attention and cuDNN's stand beside them on
-one GPU and in context parallel. `--device cpu` rehearses it all on gloo.
+The blocks of a ring, and "one GPU" with it, are `harness.nn`'s kernels; PyTorch's flash attention and cuDNN's
+stand beside them on one GPU and in context parallel. `--device cpu` rehearses it all on gloo.
 """
 
 import argparse
@@ -69,7 +69,7 @@ class Job:
 
 
 def plan(lengths: list[int], dims: list[int], counts: list[int], makers: list[str]) -> Iterator[Job]:
-    """All rows in the order in which they are measured; `counts` are numbers of ranks, ascending, `makers` OWN and of BACKENDS."""
+    """All rows in their order; `counts` are numbers of ranks, ascending, `makers` OWN and of BACKENDS."""
     first = [length for length in (32768, 131072) if length in lengths] or lengths[:1]
     for length, d, kernels in itertools.product(first, dims, makers):
         yield from one_size(kernels, length, d, counts)

@@ -43,10 +43,10 @@ def fused_layernorm_linear(
 ) -> Tensor:
     """`linear(layer_norm(x))` with hand-written Mojo kernels for the forward and the backward pass.
 
-    For the backward pass it keeps x, the parameters and two numbers for each row; the LayerNorm output is computed
-    again. Within torch.func's transforms and in forward mode PyTorch's own operations compute it, at any order.
-    Under `torch.autocast` it computes in the autocast dtype, with statistics in float32. On a GPU, torch's own
-    flag for matrix products in TF32 holds here too.
+    For the backward pass it keeps x, the parameters and two numbers for each row; the LayerNorm output is
+    computed again. Within torch.func's transforms and in forward mode PyTorch's own operations compute it, at
+    any order. Under `torch.autocast` it computes in the autocast dtype, with statistics in float32. On a GPU,
+    torch's own flag for matrix products in TF32 holds here too.
 
     The first call on a GPU builds a module for it, which takes a minute or two; `workbook build-ext` does so
     ahead of time. Anywhere else, and where that fails, the first call with a dtype compiles a MAX graph for ten seconds

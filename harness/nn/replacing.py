@@ -2,15 +2,15 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Any
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
 from harness.nn.autograd import check_algorithm, check_memory
 from harness.nn.layernorm_plan import AUTO
-from harness.nn.layers import fused_layernorm_linear
+from harness.nn.layers import fused_layernorm_linear, parameter
 
-NORMS = ("torch.nn.modules.normalization.LayerNorm",)
+NORMS = {"torch.nn.modules.normalization.LayerNorm"}
 LINEARS = {"torch.nn.modules.linear.Linear": False, "transformers.pytorch_utils.Conv1D": True}
 """The classes of Linear layers, the very ones and no subclass, and whether they keep the weight as [H, O]."""
 
@@ -19,51 +19,54 @@ class PassedNorm(nn.LayerNorm):
     """A LayerNorm that returns its input: the Linear layers that read it compute it."""
 
     def __init__(self, norm: nn.LayerNorm):
-        super().__init__(norm.normalized_shape, norm.eps, norm.elementwise_affine, device="meta")
+        super().__init__([*norm.normalized_shape], norm.eps, norm.elementwise_affine, device="meta")
         self.weight, self.bias, self.training = norm.weight, norm.bias, norm.training
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         return input
 
 
 class NormLinear(nn.Module):
     """A Linear that computes the LayerNorm in front of it too, whose parameters stay where they are."""
 
-    def __init__(self, norm: PassedNorm, linear: nn.Module, **how: str):
+    def __init__(self, norm: PassedNorm, linear: Any, **how: Any):
         super().__init__()
         self.weight, self.bias, self.training = linear.weight, linear.bias, linear.training
         self.norm, self.transposed, self.how = [norm], LINEARS[class_of(linear)], how  # in a list: no child
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        (norm,), weight = self.norm, self.weight.t() if self.transposed else self.weight
-        return fused_layernorm_linear(x, norm.weight, norm.bias, weight, self.bias, norm.eps, **self.how)
+    def forward(self, x: Tensor) -> Tensor:
+        (norm,), weight, bias = self.norm, parameter(self, "weight"), parameter(self, "bias")
+        weight = weight.t() if self.transposed else weight
+        return fused_layernorm_linear(x, norm.weight, norm.bias, weight, bias, norm.eps, **self.how)
 
 
 def replace(
     model: nn.Module, pairs: Iterable[Sequence[str]], *, algorithm: str = "fast", memory: str = AUTO
 ) -> list[tuple[str, str]]:
-    """Replace LayerNorms and the Linear layers that read them, in place, by pairs of names; return all full names.
+    """Replace LayerNorms and the Linear layers that read them, in place, by pairs of names; return their names.
 
-    A name is a path as in `named_modules`, from the model or else from every block that has both:
-    ("ln_1", "attn.c_attn") is one pair in each block of GPT-2. The Linear then computes both layers, as
-    `fused_layernorm_linear` does, and the LayerNorm returns its input. So every reader of the LayerNorm must be
-    named: query, key and value are three pairs, and each computes it. Between the two, rows may be reshaped or
-    chosen, and nothing else done (no dropout). Only the model's forward code knows who reads what, so nothing of
-    this is checked, but in nn.Sequential.
+    A name is a path as in `named_modules`, from the model or else from every block that has both: ("ln_1",
+    "attn.c_attn") is one pair in each block of GPT-2. The Linear then computes both layers, as
+    `fused_layernorm_linear` does, and the LayerNorm returns its input. So every reader of the LayerNorm must
+    be named: query, key and value are three pairs, and each computes it. Between the two, rows may be
+    reshaped or chosen, and nothing else done (no dropout). Only the model's forward code knows who reads
+    what, so nothing of this is checked, but in nn.Sequential.
 
     Parameters stay the same objects under the same names: optimizers and state dicts fit as before. Where an
     error is raised, nothing has been replaced.
 
     Raises:
-        TypeError: A module is no nn.LayerNorm, or neither nn.Linear nor transformers' Conv1D; or of a subclass.
-        ValueError: No block has both names; sizes, dtypes or devices differ; a module has hooks or a forward of its
-            own, several places in the model, or two pairs; or the algorithm or the choice of memory is unknown.
+        TypeError: A module is no nn.LayerNorm, or neither nn.Linear nor transformers' Conv1D.
+        ValueError: No block has both names; sizes, dtypes or devices differ; a module has hooks or a forward
+            of its own, several places in the model, or two pairs; or the algorithm or the choice of memory is
+            unknown.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model: expected nn.Module, got {type(model).__name__}")
     check_algorithm(algorithm)
     check_memory(memory)
-    modules, found = dict(model.named_modules()), []
+    modules: dict[str, Any] = dict(model.named_modules())
+    found: list[tuple[str, str]] = []
     places = Counter(id(child) for block in modules.values() for child in block._modules.values())
     for pair in pairs:
         if isinstance(pair, str) or len(pair) != 2:
@@ -78,17 +81,16 @@ def replace(
             if linear in (other for _, other in found):
                 raise ValueError(f"{linear}: it is in two pairs")
             found.append((norm, linear))
-    made = {name: PassedNorm(modules[name]) for name, _ in found}
+    made: dict[str, Any] = {name: PassedNorm(modules[name]) for name, _ in found}
     for norm, linear in found:
         made[linear] = NormLinear(made[norm], modules[linear], algorithm=algorithm, memory=memory)
     for name, module in made.items():
-        block, _, child = name.rpartition(".")
-        setattr(modules[block], child, module)
+        model.set_submodule(name, module)
     return found
 
 
-def check_pair(norm: str, linear: str, modules: dict[str, nn.Module], places: Counter[int]) -> None:
-    """Raise an error, which begins with a module's name, for what can be seen against a pair without a run."""
+def check_pair(norm: str, linear: str, modules: dict[str, Any], places: Counter[int]) -> None:
+    """Raise an error that begins with a module's name for what can be seen against a pair without a run."""
     for name, kinds in ((norm, NORMS), (linear, LINEARS)):
         module = modules[name]
         if class_of(module) not in kinds:
@@ -100,9 +102,7 @@ def check_pair(norm: str, linear: str, modules: dict[str, nn.Module], places: Co
     weight, transposed = modules[linear].weight, LINEARS[class_of(modules[linear])]
     shape = (weight.shape[0 if transposed else 1],)
     if modules[norm].normalized_shape != shape:
-        raise ValueError(
-            f"{norm}: expected normalized_shape {shape}, as {linear} reads, got {modules[norm].normalized_shape}"
-        )
+        raise ValueError(f"{norm}: expected {shape}, as {linear} reads, got {modules[norm].normalized_shape}")
     for own in modules[norm].parameters():
         if (own.dtype, own.device) != (weight.dtype, weight.device):
             raise ValueError(

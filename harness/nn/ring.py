@@ -34,7 +34,7 @@ FIRST_ONLY = FirstOnly(
 
 
 def ring_with(kernels: bool) -> dict[str, Any]:
-    """Return the functions of `ring_steps`, made anew; with `kernels` those of `attention_block` compute a block.
+    """Return the functions of `ring_steps`, made anew; with `kernels`, `attention_block` computes a block.
 
     Their gradients cannot be differentiated again.
     """
@@ -66,7 +66,7 @@ def block_backward(dO, q, k, v, lse, delta, queries, keys, scale, causal):
 
 
 def has_kernels(query: Tensor) -> bool:
-    """Return whether the kernels on tensor cores compute query's blocks; PyTorch's operations compute all others."""
+    """Return whether the kernels on tensor cores compute query's blocks; all others are PyTorch's."""
     on_gpu = query.device.type == extension_kernels.DEVICE and attention_direct.on_tensor_cores(query)
     return on_gpu and attention_direct.kernels(query.device) is not None
 
@@ -84,8 +84,9 @@ def ring_attention(
 ):
     """softmax(scale * query key^T) value over the whole sequence; each rank gives and gets its part.
 
-    Each block is computed by `attention`'s kernels on tensor cores, in 16 bits on a GPU, and else by PyTorch's operations. Under
-    `torch.autocast` query, key and value are taken in its dtype, float64 alone stays; sums are float32 all the same.
+    Each block is computed by `attention`'s kernels on tensor cores, in 16 bits on a GPU, and else by
+    PyTorch's operations. Under `torch.autocast` query, key and value are taken in its dtype, float64 alone
+    stays; sums are float32 all the same.
 
     Args:
         query: [B, N, s, d], any floating dtype; s is this rank's part of the sequence.

@@ -1,4 +1,4 @@
-"""What the tests of the layers share: compiled graphs, a stand-in for the extension module, the first GPU's kernels."""
+"""Share graphs, a stand-in for the extension module and the first GPU's kernels among the layers' tests."""
 
 import warnings
 

@@ -1,4 +1,4 @@
-"""`replace(model, pairs)`: outputs, gradients and state as before, and one line for each pair that cannot be replaced."""
+"""`replace(model, pairs)`: outputs, gradients and state as before, and one line for a pair that it refuses."""
 
 import copy
 import io
@@ -39,7 +39,7 @@ class Block(nn.Module):
 
 
 def blocks() -> nn.Sequential:
-    """Two blocks in float64, with random parameters: LayerNorms begin with ones and zeros, behind which mistakes hide."""
+    """Two blocks in float64, with random parameters: behind a LayerNorm's ones and zeros mistakes hide."""
     model = nn.Sequential(Block(), Block()).double()
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
@@ -175,11 +175,11 @@ def twice(model: nn.Sequential) -> nn.Sequential:
         (pair(), [("0", "2")], "pairs: no block of the model has both '0' and '2'"),
         (pair(nn.RMSNorm(H)), [("0", "1")], "0: expected torch.nn.modules.normalization.LayerNorm, got"),
         (pair(None, Own(H, H)), [("0", "1")], "1: expected torch.nn.modules.linear.Linear or transformers"),
-        (pair(nn.LayerNorm(4)), [("0", "1")], "0: expected normalized_shape (8,), as 1 reads, got (4,)"),
+        (pair(nn.LayerNorm(4)), [("0", "1")], "0: expected (8,), as 1 reads, got (4,)"),
         (
-            pair(nn.LayerNorm((3, H))),
+            pair(nn.LayerNorm([3, H])),
             [("0", "1")],
-            "0: expected normalized_shape (8,), as 1 reads, got (3, 8)",
+            "0: expected (8,), as 1 reads, got (3, 8)",
         ),
         (
             pair(nn.LayerNorm(H).double()),

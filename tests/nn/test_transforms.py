@@ -1,4 +1,4 @@
-"""The layer within torch.func's transforms and in forward mode: PyTorch's own operations, whose results are compared."""
+"""Compare the layer within torch.func's transforms and in forward mode with PyTorch's own operations."""
 
 import pytest
 import torch

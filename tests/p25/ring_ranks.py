@@ -1,4 +1,4 @@
-"""What the ranks of test_ring_attention.py run, in a file of its own: they need not import pytest with the tests."""
+"""What the ranks of test_ring_attention.py run, in a file that does not import pytest."""
 
 import torch
 import torch.distributed as dist

@@ -1,8 +1,9 @@
 """Orders of the cells of a grid: row by row, along the Z-order and the Hilbert curve, and square by square; and
 which tiles of an order a window needs.
 
-An order of a grid of `height` rows and `width` columns is an int64 array [height * width]: the cell, row * width + column, that
-comes at each step. Its inverse, the step at which each cell comes, is `inverse`. Loads NumPy alone.
+An order of a grid of `height` rows and `width` columns is an int64 array [height * width]: the cell,
+row * width + column, that comes at each step. Its inverse, the step at which each cell comes, is `inverse`. Loads
+NumPy alone.
 """
 
 import functools
@@ -36,9 +37,10 @@ def inverse(order: np.ndarray) -> np.ndarray:
 def hilbert(height: int, width: int) -> np.ndarray:
     """Along a Hilbert curve, generalised to rectangles as in Červený, "Generalized Hilbert space-filling curve" (2018).
 
-    Of a square whose side is a power of two it is Hilbert's own. Neighbours on the curve are neighbours on the grid,
-    but for one diagonal step where the longer side is odd and the shorter is even. It begins at the top left and ends
-    at the other end of the longer side, the top right of a square. The array is not to be written to.
+    Of a square whose side is a power of two it is Hilbert's own. Neighbours on the curve are neighbours on
+    the grid, but for one diagonal step where the longer side is odd and the shorter is even. It begins at the
+    top left and ends at the other end of the longer side, the top right of a square. The array is not to be
+    written to.
     """
     check_grid(height, width)
     right, down = (0, 1), (1, 0)
@@ -54,9 +56,10 @@ def hilbert(height: int, width: int) -> np.ndarray:
 def walk(start: Point, along: Point, length: int, across: Point, depth: int) -> list[Point]:
     """The cells of a rectangle, from the corner `start` to the corner at the other end of its side `along`.
 
-    `along` and `across` are unit steps, `length` and `depth` the cells that it has in their directions. A long one is cut in
-    two along its way; any other is walked in three parts: away from the side, along the far half, and back to the side.
-    Parts begin after an even number of cells where they can, so that the ends meet.
+    `along` and `across` are unit steps, `length` and `depth` the cells that it has in their directions. A
+    long one is cut in two along its way; any other is walked in three parts: away from the side, along the
+    far half, and back to the side. Parts begin after an even number of cells where they can, so that the ends
+    meet.
     """
     if depth == 1:
         return [moved(start, along, i) for i in range(length)]
@@ -126,7 +129,8 @@ ORDERS: dict[str, Callable[[int, int], np.ndarray]] = {
 def window_tiles(order: np.ndarray, width: int, radius: int, tile: int) -> np.ndarray:
     """Which tiles of queries need which tiles of keys, where a position sees all that are `radius` away at most.
 
-    The distance of two cells is the larger of those of their rows and of their columns; a window ends at the grid's edge.
+    The distance of two cells is the larger of those of their rows and of their columns; a window ends at the
+    grid's edge.
 
     Args:
         order: [cells], the cell of each position.

@@ -1,7 +1,7 @@
 """`p25 --backward`: the ring in several processes on gloo, its output and gradients beside one device, and what each rank keeps.
 
-Here the messages go over gloo as it is. `--break` spoils a rank on purpose, to see what the others say. The processes
-meet through a file, so that no port can be in use.
+Here the messages go over gloo as it is. `--break` spoils a rank on purpose, to see what the others say. The
+processes meet through a file, so that no port can be in use.
 """
 
 import functools
@@ -110,7 +110,7 @@ def one_rank(job: Job) -> Done:
 
 
 def lost(words: str) -> str:
-    """Return one sentence with this rank, the step where it is known, and the neighbours, for what gloo says."""
+    """Return one sentence with this rank, its step if known, and its neighbours, for what gloo says."""
     rank, size = dist.get_rank(), dist.get_world_size()
     step = re.match(r"rank \d+(, step \d+)", words)
     neighbours = " or ".join(map(str, sorted({(rank - 1) % size, (rank + 1) % size})))

@@ -28,7 +28,7 @@ def solution(rung: str) -> dict:
 
 
 def rewritten(title: str, gm: GraphModule, change: Callable[[GraphModule], object]) -> Iterator[str]:
-    """Yield lines of a graph before and after a change: "-" stands before a node that goes, "+" before one that comes."""
+    """Yield a graph before and after a change: "-" is before a node that goes, "+" before one that comes."""
     before = listed(gm)
     change(gm)
     after = listed(gm)
@@ -42,7 +42,7 @@ def rewritten(title: str, gm: GraphModule, change: Callable[[GraphModule], objec
 
 
 def listed(gm: GraphModule) -> dict[str, str]:
-    """Return what each node calls, its shape and what it reads, by its name, in the order in which they run."""
+    """Return what each node calls, its shape and what it reads, by its name, in order."""
     lines = {}
     for node in gm.graph.nodes:
         words = {"placeholder": "input", "output": "output"}.get(node.op) or called(node)

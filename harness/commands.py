@@ -46,14 +46,11 @@ def command_parser(name: str, about: str | None, puzzle: str | None = None) -> P
 
 
 def with_rung(parser: argparse.ArgumentParser) -> None:
-    """Adds --rung, and --numpy for `--rung numpy`."""
+    """Adds --rung."""
     parser.add_argument(
         "--rung",
         metavar="ID",
         help="which of the puzzle's files (default: the one that you are at, else the first unsolved one)",
-    )
-    parser.add_argument(
-        "--numpy", dest="rung", action="store_const", const="numpy", help="the same as --rung numpy"
     )
 
 

@@ -77,6 +77,11 @@ class Judge:
     def on(self, device: Device) -> dict[str, VariantResult]:
         """The verdict on each variant on one device."""
         results = {name: self.variant(device, name) for name in self.variants}
+        self.settle(results)
+        return results
+
+    def settle(self, results: Mapping[str, VariantResult]) -> None:
+        """Puts down to the right gate, of whatever variant, what is wrong on one device."""
         gates = [gate for result in results.values() for gate in result.gates]
         blame_gates(gates, self.puzzle.mojo_rung.needs if self.puzzle.mojo_rung else {})
         for result in results.values():
@@ -84,7 +89,6 @@ class Judge:
         for gate in gates:
             if gate.gate.id in self.given:
                 leave_unsolved(gate)
-        return results
 
     def by_gate(self, device: Device) -> list[GateResult]:
         """The verdict on each of the gates on one device, whatever its variant; one that is not attempted is unsolved."""

@@ -174,20 +174,11 @@ def read(arguments: list[str]) -> tuple[Puzzle, argparse.Namespace]:
     puzzle = named_puzzle(arguments)
     own_parser = parser(puzzle)
     try:
-        flags = own_parser.parse_intermixed_args(arguments)
-        word = flags.gate_word
-        if word is not None and flags.gate is not None:
-            raise BadUse(f"{word} and --gate {flags.gate}: one gate at a time")
-        if f"--{word}" in flags_of(own_parser) and word not in [gate.id for gate in puzzle.gates]:
-            raise BadUse(f"{word}: a flag begins with two dashes: --{word}")
-        flags.gate = word if flags.gate is None else flags.gate
-        return puzzle, flags
+        return puzzle, own_parser.parse_args(arguments)
     except BadUse as error:
         there = flags_of(own_parser)
-        unknown = next(
-            (word for word in arguments if word[:2] == "--" and word.split("=")[0] not in there), ""
-        )
-        near = difflib.get_close_matches(unknown.split("=")[0], there, 1)
+        unknown = re.sub(r"=.*", "", str(error).partition("unrecognized arguments: ")[2].split(" ")[0])
+        near = difflib.get_close_matches(f"--{unknown.lstrip('-')}", there, 1)
         words = f"did you mean {near[0]}?" if near else "--help lists the flags"
         raise BadUse(f"{error}; got: {' '.join(arguments)} ({words})") from None
 
@@ -235,7 +226,6 @@ def parser(puzzle: Puzzle) -> Parser:
     # A flag that the puzzle has no use for is unknown, and keeps its default.
     root.set_defaults(**{**FIELDS, "backward": False, "ops": None})
     root.add_argument("puzzle", help=puzzle.name)
-    root.add_argument("gate_word", nargs="?", metavar="gate", help="the same as --gate")
     modes = root.add_mutually_exclusive_group()
     for demo in puzzle.demos:
         modes.add_argument(f"--{demo.flag}", action="store_true", help=demo.about)
@@ -245,10 +235,16 @@ def parser(puzzle: Puzzle) -> Parser:
             action="store_true",
             help="time it beside PyTorch and others; with --help: its own flags",
         )
-    add_rungs(modes, puzzle)
+    default = "all" if puzzle.every_rung else puzzle.main_rung.id
+    modes.add_argument(
+        "--rung",
+        choices=[rung.id for rung in puzzle.rungs],
+        help=f"which of the puzzle's files to check (default: {default})",
+    )
     roots = root.add_mutually_exclusive_group()
-    roots.add_argument("--problem", action="store_true", help="run problems/, your files (the default)")
-    roots.add_argument("--solution", action="store_true", help="run solutions/")
+    roots.add_argument(
+        "--solution", action="store_true", help="run solutions/ in place of problems/, your files"
+    )
     if puzzle.variants:
         add_kernel_flags(root, modes, roots, puzzle)
     names = puzzle.dim_names
@@ -270,19 +266,6 @@ def parser(puzzle: Puzzle) -> Parser:
     )
     root.add_argument("--json", metavar="FILE", help="write the result as JSON; - for standard output")
     return root
-
-
-def add_rungs(modes: Exclusive, puzzle: Puzzle) -> None:
-    """--rung, and --numpy where there is one."""
-    ids = [rung.id for rung in puzzle.rungs]
-    default = "all" if puzzle.every_rung else puzzle.main_rung.id
-    modes.add_argument(
-        "--rung", choices=ids, help=f"which of the puzzle's files to check (default: {default})"
-    )
-    if "numpy" in ids:
-        modes.add_argument(
-            "--numpy", dest="rung", action="store_const", const="numpy", help="the same as --rung numpy"
-        )
 
 
 def add_kernel_flags(
@@ -308,7 +291,7 @@ def add_kernel_flags(
         nargs="?",
         const="",
         metavar="GATE",
-        help="a picture of your kernel's run: who reads and writes what, and the first wrong element",
+        help="say where the first wrong element comes from, and write a page that steps through your kernel's run",
     )
     roots.add_argument("--ops", type=Path, metavar="DIR", help="run the op package in DIR")
     root.add_argument(

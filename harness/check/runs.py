@@ -1,12 +1,14 @@
 """A run: the kernels of one puzzle and one root on some devices, every output compared with the reference.
 
-`run` returns plain data; it prints nothing. `Run.exit_code` is the verdict in one number.
+`run` starts one, and whoever reports on it calls `Run.compute_reference` and `Run.compute_kernels` where the report comes to
+them. Nothing is printed here. `Run.exit_code` is the verdict in one number.
 """
 
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import TYPE_CHECKING
 from harness.check.options import Options
 from harness.check.ran import Compiled, Device, Simulated
 from harness.check.results import VariantResult
+from harness.console import tell
 from harness.devices.recorder import Order, is_recorded, record_one
 from harness.devices.targets import Skipped, Target, choose
 from harness.learner.blanks import Blank
@@ -22,6 +25,7 @@ from harness.spec.puzzle import Case, Ledger
 from harness.toolchain.packages import OpPackage
 
 if TYPE_CHECKING:
+    from harness.check.judge import Judge
     from harness.vgpu import Finding
 
 
@@ -30,9 +34,9 @@ class DeviceResult:
     """One device of a run, with how its kernels came about: compiled now, in how many seconds, or cached."""
 
     target: Target
-    cached: bool
-    compile_seconds: float
-    variants: dict[str, VariantResult]
+    cached: bool = False
+    compile_seconds: float = 0.0
+    variants: dict[str, VariantResult] = field(default_factory=dict)
 
     @property
     def kind(self) -> str:
@@ -64,6 +68,12 @@ class Run:
         """The file with the blanks."""
         return self.package.path / self.options.puzzle.source
 
+    def compute_reference(self, device: DeviceResult, variants: Sequence[str]) -> None:
+        """Ask PyTorch what is right in the cases of some variants. Nothing is left to do in a run that has ended."""
+
+    def compute_kernels(self, device: DeviceResult, variants: Sequence[str]) -> None:
+        """Run some variants on a device and judge them, once its kernels are compiled."""
+
     def exit_code(self) -> int:
         """1 wrong or a finding, 3 unsolved, 6 no GPU kernel ran anywhere, 0 all correct; the first that holds."""
         states = [v.state(self.quantities) for d in self.devices for v in d.variants.values()]
@@ -91,13 +101,54 @@ def judged_gates(run: Run) -> dict[str, bool]:
     return judged
 
 
+@dataclass
+class Running(Run):
+    """A run whose parts are computed when they are asked for, in the order of the report, while its kernels compile."""
+
+    judge: "Judge | None" = None
+    compiling: dict[str, Future[Device]] = field(default_factory=dict)
+    on_ready: Callable[[Target], None] = lambda target: None
+
+    def compute_reference(self, device: DeviceResult, variants: Sequence[str]) -> None:
+        reference = self._judge().reference
+        cases = [case for case in self.cases if case.variant in ("", *variants)]
+        for number, case in enumerate(cases, 1):
+            tell(f"PyTorch: case {number} of {len(cases)} ({case.name})")
+            reference.truth(case, device.target)
+            reference.baseline(case, device.target)
+
+    def compute_kernels(self, device: DeviceResult, variants: Sequence[str]) -> None:
+        judge, compiled = self._judge(), self.compiling[device.kind].result()
+        self.on_ready(device.target)
+        device.cached, device.compile_seconds = compiled.cached, compiled.seconds
+        device.variants |= {name: judge.variant(compiled, name) for name in variants}
+        if len(device.variants) == len(self.options.variants):
+            judge.settle(device.variants)
+
+    def _judge(self) -> "Judge":
+        """The judge; made when it is needed first, as it imports torch for seconds."""
+        if self.judge is None:
+            from harness.check.judge import Judge
+            from harness.check.reference import Reference
+
+            options, puzzle = self.options, self.options.puzzle
+            self.judge = Judge(
+                Reference(puzzle, options.dtype, options.seed), self.package, self.blanks,
+                options.variants, self.cases, options.gates, options.quantities,
+                # The gradients, and the outputs of a puzzle that has none.
+                [q for q in options.quantities if q in (puzzle.backward or puzzle.forward)], options.repeat,
+            )  # fmt: skip
+        return self.judge
+
+
+@contextmanager
 def run(
     options: Options,
     *,
     on_compile: Callable[[Target], None] = lambda target: None,
     on_ready: Callable[[Target], None] = lambda target: None,
-) -> Run:
-    """Compiles, runs and compares.
+) -> Generator[Run, None, None]:
+    """Starts a run: its kernels begin to compile.
 
     Args:
         options: What to run.
@@ -113,31 +164,21 @@ def run(
     targets, skipped = choose(options.device if puzzle.gpu else "cpu", largest, options.dtype)
     if any(target.kind != "virtual" for target in targets):
         import_module("harness.devices.graphs")  # MAX is left by the thread that has imported it
+    ledger = puzzle.ledger(cases[0].dims, options.dtype) if puzzle.ledger else None
+    waiting = [gate.id for gate in options.gates if gate.id in blanks and blanks[gate.id].size == 0]
+    devices = [DeviceResult(target) for target in targets]
     pool = ThreadPoolExecutor(max_workers=1 + len(targets))
     try:
-        compiling = [
-            pool.submit(device_on, target, options, package, cases, on_compile) for target in targets
-        ]
-        import_module("torch")  # takes seconds: it is imported while the kernels compile
-        from harness.check.judge import Judge
-        from harness.check.reference import Reference
-
-        judge = Judge(
-            Reference(puzzle, options.dtype, options.seed), package, blanks,
-            options.variants, cases, options.gates, options.quantities,
-            # The gradients, and the outputs of a puzzle that has none.
-            [q for q in options.quantities if q in (puzzle.backward or puzzle.forward)], options.repeat,
+        compiling = {
+            target.kind: pool.submit(device_on, target, options, package, cases, on_compile)
+            for target in targets
+        }
+        yield Running(
+            options, package, cases, options.quantities, devices, skipped, blanks, ledger, waiting,
+            compiling=compiling, on_ready=on_ready,
         )  # fmt: skip
-        results: list[DeviceResult] = []
-        for target, compiled in zip(targets, compiling, strict=True):
-            device = compiled.result()
-            on_ready(target)
-            results.append(DeviceResult(target, device.cached, device.seconds, judge.on(device)))
     finally:
         pool.shutdown(wait=False, cancel_futures=True)  # an interrupt does not wait for a compile
-    ledger = puzzle.ledger(cases[0].dims, options.dtype) if puzzle.ledger else None
-    waiting = [gate.id for gate in options.gates if gate.id in judge.empty]
-    return Run(options, package, cases, options.quantities, results, skipped, blanks, ledger, waiting)
 
 
 def device_on(

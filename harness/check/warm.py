@@ -45,7 +45,7 @@ MATTER = (
     "TMPDIR",
 )
 """Beginnings of the environment variables that the process must share with the command that asks."""
-OTHERWISE = {FLAG, "--show", "--profile", "--bench", "--numpy", "-h", "--help"}
+OTHERWISE = {FLAG, "--show", "--profile", "--bench", "-h", "--help"}
 """Flags of commands that are not for it."""
 
 

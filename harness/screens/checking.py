@@ -135,8 +135,8 @@ class KernelCheck:
         options = self.options
         with live(console) as bars:
             on_compile, on_ready = compile_callbacks(console, bars)
-            run = runs.run(options, on_compile=on_compile, on_ready=on_ready)
-        report.write(console, run, verbose=options.verbose)
+            with runs.run(options, on_compile=on_compile, on_ready=on_ready) as run:
+                report.write(console, run, verbose=options.verbose)
         if options.work.is_learners and not options.dims and options.dtype == "float32":
             noted = Progress.load()
             for gate, right in runs.judged_gates(run).items():

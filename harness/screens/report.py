@@ -1,6 +1,8 @@
-"""The words of every check: the verdict on gates, and the report on a whole run of kernels, for a person or as JSON.
+"""The words of every check, for a person or as JSON: the verdict on gates, and before it, where whole kernels are run, each
+variant on each device.
 
-Computes nothing but words: it returns lines, and the caller prints them.
+Makes lines, and the caller prints them. Those of a whole run come in the order in which things happen: each part is computed
+after the line that says so.
 """
 
 from __future__ import annotations
@@ -179,7 +181,7 @@ Line = str | Text
 
 
 def write(console: Console, run: Run, *, verbose: bool = False) -> None:
-    """Writes a run to a console; piped output is the same text, plain and unwrapped."""
+    """Writes a run to a console while it goes on; piped output is the same text, plain and unwrapped."""
     for line in lines(run, verbose):
         console.print(line if isinstance(line, Text) else Text(line), soft_wrap=True)
 
@@ -189,6 +191,7 @@ def lines(run: Run, verbose: bool = False) -> Iterator[Line]:
     yield from header(run)
     for names in groups(run):
         yield from sections(run, names)
+    yield from wrong_gates(run)
     yield from findings(run, verbose)
     yield from unsolved(run)
     yield from ledger(run)
@@ -196,7 +199,7 @@ def lines(run: Run, verbose: bool = False) -> Iterator[Line]:
 
 
 def header(run: Run) -> Iterator[Line]:
-    """What is run: sizes, files, and how the graphs came about."""
+    """What is run: sizes and files."""
     options, puzzle = run.options, run.options.puzzle
     dimensions = f"Testing with dimensions: {puzzle.say_dims(run.cases[0].dims)}"
     yield dimensions
@@ -205,10 +208,6 @@ def header(run: Run) -> Iterator[Line]:
     yield f"   {hashed}, {options.dtype}, seed {options.seed}"
     if options.root == "problems":
         yield from (f"   note: {relative(note)}" for note in layout.notes(puzzle.name))
-    for device in run.devices:
-        how = "cached" if device.cached else f"compiled in {device.compile_seconds:.1f} s"
-        what_runs = "kernels" if device.kind == "virtual" else "graph"
-        yield f"   on {device.target.label}: {device.target.detail}, {what_runs} {how}"
     if options.backward:
         yield RULE
         yield f"{'':11}Comprehensive Backward Pass Test"
@@ -226,7 +225,7 @@ def groups(run: Run) -> list[tuple[str, ...]]:
 def sections(run: Run, names: Sequence[str]) -> Iterator[Line]:
     """The sections of some variants, a device after the other; skipped ones by their reason, once."""
     separate = run.options.puzzle.separate
-    for place in [*run.skipped, *run.devices] if separate else in_order(run):
+    for place in in_order(run):
         skipped = isinstance(place, Skipped)
         if skipped and main_variant(run) not in names and not separate:
             continue
@@ -235,7 +234,35 @@ def sections(run: Run, names: Sequence[str]) -> Iterator[Line]:
         if skipped:
             yield f"   ⏭ SKIPPED ({place.reason})"
         else:
-            yield from parts(run, place) if separate else section(run, place, names[0])
+            yield from section(run, place, names)
+
+
+def section(run: Run, device: DeviceResult, names: Sequence[str]) -> Iterator[Line]:
+    """Some variants on one device: they are computed, and then told by quantity."""
+    label, passes, separate = device.target.label, what(run), run.options.puzzle.separate
+    if not separate:
+        yield ""
+        yield f"Testing {label} {passes} Implementation - {passes} Pass{suffix_of(run, names)}"
+        yield THIN_RULE
+    yield "   Computing PyTorch autograd reference..."
+    run.compute_reference(device, names)
+    yield f"   Computing Mojo {passes.lower()} implementation ({label})..."
+    run.compute_kernels(device, names)
+    if names[0] == run.options.variants[0]:
+        yield f"   on {label}: {device.target.detail}, {how_made(device)}"
+    if separate:
+        yield from parts(run, device)
+        return
+    if device.kind != "cpu":
+        yield ""
+    yield f"✅ {label} {passes} Implementation {passes.lower()} completed"
+    yield from quantities(run, device.variants[names[0]])
+
+
+def how_made(device: DeviceResult) -> str:
+    """Whether a device's kernels were cached, or how long they took to compile."""
+    how = "cached" if device.cached else f"compiled in {device.compile_seconds:.1f} s"
+    return f"{'kernels' if device.kind == 'virtual' else 'graph'} {how}"
 
 
 def parts(run: Run, device: DeviceResult) -> Iterator[Line]:
@@ -250,20 +277,12 @@ def parts(run: Run, device: DeviceResult) -> Iterator[Line]:
     yield f"   Overall: {state_of(run, device, device.variants)}"
 
 
-def section(run: Run, device: DeviceResult, name: str) -> Iterator[Line]:
-    """One variant on one device: the published lines, then the details."""
-    label, variant, puzzle = device.target.label, device.variants[name], run.options.puzzle
-    written, backward = puzzle.writes(name), what(run)
+def quantities(run: Run, variant: VariantResult) -> Iterator[Line]:
+    """One variant on one device: the published lines with the details between."""
+    puzzle = run.options.puzzle
+    written = puzzle.writes(variant.variant)
     forward = [q for q in puzzle.forward if q in run.quantities]
     gradients = [q for q in puzzle.backward if q in run.quantities and q in written]
-    yield ""
-    yield f"Testing {label} {backward} Implementation - {backward} Pass{suffix_of(run, [name])}"
-    yield THIN_RULE
-    yield "   Computing PyTorch autograd reference..."
-    yield f"   Computing Mojo {backward.lower()} implementation ({label})..."
-    if device.kind != "cpu":
-        yield ""
-    yield f"✅ {label} {backward} Implementation {backward.lower()} completed"
     outputs = [quantity for quantity in puzzle.forward if quantity in written]
     for output in outputs[:1]:
         yield f"   Forward max difference: {figure(variant, output, tick=False)}"
@@ -292,7 +311,7 @@ def figure(variant: VariantResult, quantity: str, tick: bool = True) -> str:
 
 
 def wrong(run: Run, variant: VariantResult) -> Iterator[Line]:
-    """The quantities that are wrong in some case, where, by how much and why; the gates say why of their own."""
+    """The quantities that are wrong in some case, where, by how much and why; the gates say later why of their own."""
     puzzle = run.options.puzzle
     gates = [result for result in variant.gates if result.state == "wrong"]
     told = {quantity for result in gates for quantity in (*result.gate.own, *result.gate.given)}
@@ -306,10 +325,17 @@ def wrong(run: Run, variant: VariantResult) -> Iterator[Line]:
             yield f"      {explain(verdict)}"
             diagnosis = variant.diagnoses.get(quantity) if quantity not in told else None
             yield from (f"      {text}" for text in (diagnosis.lines if diagnosis else ()))
-    for result in gates:
-        yield from (Text("   ") + line for line in verdict_lines(result, puzzle, run.source, run.blanks))
     if variant.failure and not gates:
         yield Text(f"   ❌ {variant.failure}", style="red")
+
+
+def wrong_gates(run: Run) -> Iterator[Line]:
+    """The verdict on each wrong gate, as a check of gates has it; the verdicts on all of its device are known."""
+    for device in run.devices:
+        for result in (result for variant in device.variants.values() for result in variant.gates):
+            if result.state == "wrong":
+                yield ""
+                yield from verdict_lines(result, run.options.puzzle, run.source, run.blanks)
 
 
 def errors(run: Run, *variants: VariantResult) -> Iterator[Line]:

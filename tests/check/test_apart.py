@@ -191,7 +191,7 @@ def test_a_blank_may_read_from_the_terminal(work, tmp_path):
         "import sys\nfrom pathlib import Path\nfrom harness import cli\nfrom harness.learner.work import Work\n"
         f"root = Path({str(tmp_path)!r})\nhonest = Work.__init__\n"
         "def here(self, puzzle, rung, _=None): honest(self, puzzle, rung, root)\n"
-        "Work.__init__ = here\nsys.exit(cli.main(['p24', '--numpy', '--gate', 'index']))\n"
+        "Work.__init__ = here\nsys.exit(cli.main(['p24', '--rung', 'numpy', '--gate', 'index']))\n"
     )
     ours, theirs = os.openpty()
     with subprocess.Popen(
@@ -317,7 +317,7 @@ def test_a_run_that_is_left_is_no_success(command_line, monkeypatch, error):
         raise error
 
     monkeypatch.setattr("harness.cli.run_puzzle", leave)
-    finished = command_line("p24", "--numpy")
+    finished = command_line("p24", "--rung", "numpy")
     assert finished.code == 1
     assert finished.err == f"error: {type(error).__name__} before the end of the run: {error}\n"
 
@@ -328,7 +328,7 @@ def test_ctrl_c_while_a_blank_never_ends(work, tmp_path):
         "import sys\nfrom pathlib import Path\nfrom harness import cli\nfrom harness.learner.work import Work\n"
         f"root = Path({str(tmp_path)!r})\nhonest = Work.__init__\n"
         "def here(self, puzzle, rung, _=None): honest(self, puzzle, rung, root)\n"
-        "Work.__init__ = here\nsys.exit(cli.main(['p24', '--numpy']))\n"
+        "Work.__init__ = here\nsys.exit(cli.main(['p24', '--rung', 'numpy']))\n"
     )
     run = subprocess.Popen(
         [sys.executable, "-c", asks],

@@ -17,6 +17,7 @@ from harness.devices.targets import VIRTUAL, Skipped, Target
 from harness.errors import BadUse, DamagedFile
 from harness.learner.blanks import Blank
 from harness.learner.work import package_blanks
+from harness.screens import report
 from harness.spec import catalogue
 from harness.spec.puzzle import Case, Gate, Puzzle
 from harness.toolchain.packages import OpPackage
@@ -206,8 +207,9 @@ def test_a_package_without_the_puzzle_s_file_has_no_blanks(puzzle, solution, cop
 def test_a_damaged_marker_stops_a_run_before_anything_compiles(puzzle, copied_package):
     copied_package.replace("    # BLANK-END row_sums\n", "")
     compiled = []
-    with pytest.raises(DamagedFile):
-        runs.run(Options(puzzle, root=str(copied_package.path)), on_compile=compiled.append)
+    options = Options(puzzle, root=str(copied_package.path))
+    with pytest.raises(DamagedFile), runs.run(options, on_compile=compiled.append):
+        pass
     assert not compiled
 
 
@@ -219,7 +221,8 @@ TRANSFER = {"rms_grad_input", "grad_rms_weight", "rms_grad_weight"}
 def test_a_run_on_the_cpu_judges_everything(puzzle):
     ready = []
     options = Options(puzzle, root="solutions", device="cpu", dims=(2, 3, 5, 7), seed=9, repeat=2)
-    run = runs.run(options, on_ready=lambda target: ready.append(target.kind))
+    with runs.run(options, on_ready=lambda target: ready.append(target.kind)) as run:
+        assert [*report.lines(run)]
     assert ready == ["cpu"] and run.exit_code() == 6 and run.unsolved == []
     (device,) = run.devices
     assert set(device.variants) == {"fused", "unfused"}

@@ -21,12 +21,12 @@ SOLUTION = ROOT / "solutions" / "p22"
 
 def test_diff_waits_for_the_gate_to_pass(checkout):
     checkout.fill(checkout.numpy, "db", change=lambda line: line.replace("(0, 1)", "axis=(0, 1)"))
-    before = checkout.run("diff", "p22", "db", "--numpy")
+    before = checkout.run("diff", "p22", "db", "--rung", "numpy")
     assert before.returncode == 3 and "dy.sum" not in before.stdout and "--spoil" in before.stdout
-    spoiled = checkout.run("diff", "p22", "db", "--numpy", "--spoil").stdout
+    spoiled = checkout.run("diff", "p22", "db", "--rung", "numpy", "--spoil").stdout
     assert "> return dy.sum(axis=(0, 1))" in spoiled and "> return dy.sum((0, 1))" in spoiled
-    checkout.run("p22", "--numpy")
-    after = checkout.run("diff", "p22", "--numpy")
+    checkout.run("p22", "--rung", "numpy")
+    after = checkout.run("diff", "p22", "--rung", "numpy")
     assert after.returncode == 0
     assert "> return dy.sum(axis=(0, 1))" in after.stdout and "einsum" not in after.stdout
 
@@ -122,7 +122,7 @@ def test_reset_of_the_kernels_leaves_work_in_numpy(checkout):
 @pytest.mark.parametrize("file", ["kernels", "numpy"])
 def test_reset_of_one_blank_keeps_windows_line_endings(checkout, file):
     path = getattr(checkout, file)
-    flags = ["--numpy"] if file == "numpy" else []
+    flags = ["--rung", "numpy"] if file == "numpy" else []
     checkout.fill(path, "db", "dx")
     path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
     lines = path.read_bytes().count(b"\n")
@@ -167,7 +167,7 @@ def test_the_lock_of_an_editor_is_no_part_of_the_package(checkout):
 def test_copies_never_overwrite_each_other(checkout):
     for n in range(3):
         checkout.numpy.write_text(f"work {n}")
-        assert checkout.run("reset", "p22", "--numpy", "--yes").returncode == 0
+        assert checkout.run("reset", "p22", "--rung", "numpy", "--yes").returncode == 0
     assert {path.read_text() for path in backups(checkout)} == {"work 0", "work 1", "work 2"}
 
 
@@ -202,7 +202,7 @@ DAMAGE = {
 @pytest.mark.parametrize(("file", "how"), [*(("kernels", how) for how in DAMAGE), ("numpy", "half-written")])
 def test_a_damaged_file_is_one_clear_line_and_reset_repairs_it(checkout, how, file):
     path = getattr(checkout, file)
-    flags = ["--numpy"] if file == "numpy" else []
+    flags = ["--rung", "numpy"] if file == "numpy" else []
     damage(path, how)
     line = one_line(checkout.run("diff", "p22", *flags))
     assert DAMAGE[how] in line and path.name in line
@@ -300,7 +300,7 @@ def test_one_blank_of_a_damaged_file_is_not_reset(checkout):
 def test_windows_line_endings_and_tabs_are_fine(checkout):
     checkout.fill(checkout.numpy, "db", "dW", "dgamma", "row_sums", "dx")
     checkout.numpy.write_bytes(checkout.numpy.read_bytes().replace(b"\n", b"\r\n").replace(b"    ", b"\t"))
-    finished = checkout.run("p22", "--numpy")
+    finished = checkout.run("p22", "--rung", "numpy")
     assert finished.returncode == 0, finished.stdout + finished.stderr
     checkout.kernels.write_bytes(checkout.kernels.read_bytes().replace(b"\n", b"\r\n"))
     assert f"0/{len(PUZZLE.kernel_gates)}  Mojo kernels" in checkout.run("list", "p22").stdout
@@ -308,6 +308,6 @@ def test_windows_line_endings_and_tabs_are_fine(checkout):
 
 def test_a_syntax_error_names_the_line(checkout):
     checkout.fill(checkout.numpy, "db", change=lambda line: line + ")")
-    line = one_line(checkout.run("p22", "--numpy"))
+    line = one_line(checkout.run("p22", "--rung", "numpy"))
     number = blanks.find(checkout.numpy.read_text())["db"].line
     assert f"backward.py:{number}: " in line and "unmatched ')'" in line

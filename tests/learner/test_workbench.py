@@ -89,7 +89,7 @@ def test_a_rung_by_its_name_and_the_numpy_ladder(checkout):
     assert checkout.run("hint", "p22", "dx-2").stdout.startswith("Hint dx-2 (2 of 3)")
     assert checkout.run("hint", "p22", "dx", "--rung", "mojo").stdout.startswith("Hint dx-3 (3 of 3)")
     assert checkout.run("hint", "p22", "numpy-db-3").stdout.startswith("Hint numpy-db-3 (3 of 3)")
-    assert checkout.run("hint", "p22", "--numpy").stdout.startswith("Hint numpy-db-3 (3 of 3)")
+    assert checkout.run("hint", "p22", "--rung", "numpy").stdout.startswith("Hint numpy-db-3 (3 of 3)")
     # The first blank of the first rung that is not solved.
     assert checkout.run("hint", "p22").stdout.startswith("Hint dmean-1 (1 of 3)")
 
@@ -119,7 +119,7 @@ def test_a_hint_without_a_name_is_for_the_blank_that_was_begun_last(checkout):
 
 def test_after_an_error_without_a_name_the_next_rung_is_offered_not_the_first_again(checkout):
     checkout.fill(checkout.numpy, "db", change=lambda line: line.replace("(0, 1)", "0"))
-    said = checkout.run("p22", "--numpy", "--gate", "db").stdout
+    said = checkout.run("p22", "--rung", "numpy", "--gate", "db").stdout
     assert "has shape [4, 16], expected [16]" in said
     asked = said.splitlines()[-1].strip().removeprefix("next: workbook ").split()
     heads = [checkout.run(*asked).stdout.splitlines()[0] for _ in range(2)]
@@ -134,10 +134,10 @@ def test_after_an_error_without_a_name_the_next_rung_is_offered_not_the_first_ag
         (("hint", "p99"), "unknown puzzle 'p99'"),
         (("hint",), "the following arguments are required: puzzle"),
         (("list", "--whole"), "unrecognized arguments: --whole"),
-        (("diff", "p22", "ln", "--numpy"), "the NumPy rung has no gate 'ln'; there is db, dW"),
+        (("diff", "p22", "ln", "--rung", "numpy"), "the NumPy rung has no gate 'ln'; there is db, dW"),
         (("reset", "p22", "dy"), "unknown blank 'dy'; there is ln"),
         (("watch", "p22", "--gate", "dy"), "unknown gate 'dy'"),
-        (("p22", "--numpy", "--gate", "ln"), "the NumPy rung has no gate 'ln'; there is db"),
+        (("p22", "--rung", "numpy", "--gate", "ln"), "the NumPy rung has no gate 'ln'; there is db"),
         (("p26", "--gate", "nope"), "unknown gate 'nope'; there is find, refuse"),
         (("p26", "--gate", "rows", "--rung", "swap"), "the swap rung has no gate 'rows'; there is find"),
     ],
@@ -195,16 +195,16 @@ def test_the_numpy_rung_is_about_ten_lines():
 
 
 def test_numpy_unsolved_then_wrong_then_right(checkout):
-    untouched = checkout.run("p22", "--numpy")
+    untouched = checkout.run("p22", "--rung", "numpy")
     assert untouched.returncode == 3 and untouched.stdout.count("⏳") == 5
     checkout.fill(checkout.numpy, "dx", change=lambda line: line.replace(" - c2", ""))
-    wrong = checkout.run("p22", "--numpy")
+    wrong = checkout.run("p22", "--rung", "numpy")
     assert wrong.returncode == 1 and wrong.stdout.count("⏳") == 4
     assert re.search(r"❌ dx +wrong in (all )?\d+ (of \d+ )?cases", wrong.stdout)
     assert re.search(r"grad_input\[0, 0, 0\] got \S+, expected ", wrong.stdout)
     assert "without the mean term" in wrong.stdout and "hint p22 numpy-dx-2" in wrong.stdout
     checkout.fill(checkout.numpy, "db", "dW", "dgamma", "row_sums", "dx")
-    right = checkout.run("p22", "--numpy")
+    right = checkout.run("p22", "--rung", "numpy")
     assert right.returncode == 0 and right.stdout.count("✅") == 5
     assert "] 5/5  NumPy rung" in checkout.run("list", "p22").stdout
 
@@ -334,19 +334,19 @@ def test_the_end_of_a_rung_says_what_now_and_the_list_says_what_is_next(checkout
 
     assert upcoming() == f"next: p22, {find_puzzle('p22').rungs[0].words}, dmean: workbook watch p22"
     checkout.fill(checkout.numpy, "db")
-    assert "What now" not in checkout.run("p22", "--numpy").stdout
+    assert "What now" not in checkout.run("p22", "--rung", "numpy").stdout
     assert upcoming() == "next: p22, NumPy rung, dW: workbook watch p22", "somebody is at it"
     checkout.fill(checkout.numpy, "db", "dW", "dgamma", "row_sums", "dx")
-    said = checkout.run("p22", "--numpy").stdout.splitlines()[-1]
+    said = checkout.run("p22", "--rung", "numpy").stdout.splitlines()[-1]
     assert said.startswith("   p22, NumPy rung: 5 of 5, solved. What now: p22, ")
     assert said.endswith("`workbook watch p22`") and "problems/p22/op/layernorm_linear.mojo" in said
     assert upcoming() == "next: p22, Mojo kernels, ln: workbook watch p22", "after what is solved"
-    assert "What now" not in checkout.run("p22", "--numpy", "--gate", "db").stdout, "said once"
+    assert "What now" not in checkout.run("p22", "--rung", "numpy", "--gate", "db").stdout, "said once"
 
 
 def test_the_list_unfolds_the_puzzle_at_hand_and_gives_each_other_a_line(checkout):
     checkout.fill(checkout.numpy, "db")
-    assert checkout.run("p22", "--numpy", "--gate", "db").returncode == 0
+    assert checkout.run("p22", "--rung", "numpy", "--gate", "db").returncode == 0
     first, *lines, last = checkout.run("list").stdout.splitlines()
     assert first == "next: p22, NumPy rung, dW: workbook watch p22"
     assert "      ✅ db        passed                   the gradient of the linear bias" in lines
@@ -384,10 +384,10 @@ def test_after_puzzle_27_its_model_is_trained(monkeypatch, tmp_path):
 
 def test_only_the_puzzle_s_own_cases_count_as_passed(checkout):
     checkout.fill(checkout.numpy, "db")
-    small = checkout.run("p22", "--numpy", "--gate", "db", "--dims", "2", "3", "5", "7")
+    small = checkout.run("p22", "--rung", "numpy", "--gate", "db", "--dims", "2", "3", "5", "7")
     assert small.returncode == 0 and "not noted as passed: only these sizes were checked" in small.stdout
     assert "begun, not passed yet" in checkout.run("list", "p22").stdout
-    assert checkout.run("p22", "--numpy", "--gate", "db").returncode == 0
+    assert checkout.run("p22", "--rung", "numpy", "--gate", "db").returncode == 0
     assert "begun, not passed yet" not in checkout.run("list", "p22").stdout
 
 

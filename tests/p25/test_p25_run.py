@@ -97,7 +97,6 @@ def test_an_unsolved_ring(ring):
         (("--seconds", 0), "--seconds 0: must be above 0"),
         (("--break", "4:0:dies"), "--break 4:0:dies: expected RANK:TRANSFER:HOW, a rank below 4"),
         (("--break", "1:0:sings"), "--break 1:0:sings: expected RANK:TRANSFER:HOW"),
-        (("--problem",), "--problem: not allowed with argument --solution"),
         (("--device", "cpu"), "unrecognized arguments: --device cpu"),
     ],
 )

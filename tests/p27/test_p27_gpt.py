@@ -249,7 +249,6 @@ def test_a_loss_that_is_no_number_ends_the_training(text, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--train", "--size", "tiny", "--problem"), "--problem: with --size no file of yours takes part"),
         (("--train", "--by", "autograd"), "--by: only with --size"),
         (("--compare", "--device", "cpu"), "--device: only with --size"),
         (("--train", "--size", "tiny", "--device", "gpu"), "--device gpu: torch sees no GPU here"),

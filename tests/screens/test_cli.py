@@ -190,7 +190,7 @@ def test_json_to_standard_output_is_nothing_but_json(command_line):
 
 @pytest.mark.long
 def test_json_of_a_rung_in_python(command_line):
-    finished = command_line("p24", "--numpy", "--solution", "--gate", "index", "--json", "-")
+    finished = command_line("p24", "--rung", "numpy", "--solution", "--gate", "index", "--json", "-")
     data = json.loads(finished.out)
     assert (data["puzzle"], data["rung"], data["exit_code"]) == ("p24", "numpy", 0) and finished.code == 0
     (gate,) = data["gates"].values()
@@ -233,7 +233,7 @@ def test_a_gate_never_imports_max():
     ("flags", "flag"),
     [
         (ON_CPU, "--json"),
-        (("p24", "--numpy"), "--json"),
+        (("p24", "--rung", "numpy"), "--json"),
         (("p22", "--show"), "--html"),
         (("p22", "--bench"), "--csv"),
     ],
@@ -434,7 +434,7 @@ def bad_use(command_line, *arguments: str) -> str:
         (["p22", "--dims", "65536", "65536", "1", "1"], ["sizes and rows up to", "not 4,294,967,296"]),
         (["p22", "--dims", "30000", "30000", "2000", "1"], ["needs more than", "GiB, and this machine has"]),
         (["p22", "--gate", ""], ["--gate '': unknown gate ''; there is ln"]),
-        (["p22", "--numpy", "--gate", ""], ["the NumPy rung has no gate ''"]),
+        (["p22", "--rung", "numpy", "--gate", ""], ["the NumPy rung has no gate ''"]),
         (["p22", "--json", ""], ["--json : the name of a file is missing"]),
         (["p22", "--blocks", ""], ["--blocks : expected natural"]),
         (["hint", "p22", ""], ["unknown gate ''"]),
@@ -444,15 +444,17 @@ def bad_use(command_line, *arguments: str) -> str:
         (["list", ""], ["unknown puzzle ''"]),
         (["verify", ""], ["unknown puzzle ''"]),
         (["p22", "--blocks", "random"], ["--blocks random", "natural, reversed, shuffled"]),
-        (["p22", "--solution", "--problem"], ["--problem", "not allowed with argument --solution"]),
         (["p22", "--ops", "/nowhere"], ["no op package at /nowhere", "not a folder"]),
         (
-            ["p22", "--numpy", "--dtype", "bfloat16"],
+            ["p22", "--rung", "numpy", "--dtype", "bfloat16"],
             ["--dtype: for kernels alone", "the NumPy rung is a file in Python"],
         ),
-        (["p22", "--numpy", "--repeat", "2"], ["--repeat: for kernels alone"]),
-        (["p22", "--numpy", "--blocks", "reversed"], ["--blocks: for kernels alone"]),
-        (["p22", "--ops", "op", "--numpy"], ["--ops op: an op package has no file of the NumPy rung"]),
+        (["p22", "--rung", "numpy", "--repeat", "2"], ["--repeat: for kernels alone"]),
+        (["p22", "--rung", "numpy", "--blocks", "reversed"], ["--blocks: for kernels alone"]),
+        (
+            ["p22", "--ops", "op", "--rung", "numpy"],
+            ["--ops op: an op package has no file of the NumPy rung"],
+        ),
         (["p22", "--solution", "--device", "virtual", "--dtype", "float64"], ["--dtype float64", "CPU path"]),
     ],
     ids=lambda value: " ".join(value) if value and value[0] in ("p22", "p99") else "",

@@ -122,7 +122,7 @@ class Session:
 @pytest.fixture
 def watch(tmp_path):
     """A watch on the NumPy rung, which answers within a second."""
-    session = Session(tmp_path, "watch", "p22", "--numpy")
+    session = Session(tmp_path, "watch", "p22", "--rung", "numpy")
     session.start()
     session.wait("⏳ db")
     yield session
@@ -185,7 +185,7 @@ def test_after_the_last_gate_stands_what_now(watch):
 
 
 def test_everything_fits_80_by_24(tmp_path):
-    session = Session(tmp_path, "watch", "p22", "--numpy", size=(24, 80))
+    session = Session(tmp_path, "watch", "p22", "--rung", "numpy", size=(24, 80))
     session.start()
     try:
         session.wait("⏳ db")

@@ -155,8 +155,7 @@ def parser() -> Parser:
         epilog="exit codes: 0 all correct; 1 a wrong result; 2 bad use; 3 unsolved blanks; "
         "5 a rank died, was late or had other tensors, or there is no room for so many; 130 interrupted",
     )
-    parser.add_argument("--solution", action="store_true", help="run solutions/")
-    parser.add_argument("--problem", action="store_true", help="run problems/, your file (the default)")
+    parser.add_argument("--solution", action="store_true", help="run solutions/ in place of your file")
     parser.add_argument("--ranks", type=int, default=4, metavar="N", help="processes (default: %(default)s)")
     parser.add_argument("--dims", type=int, nargs=5, default=DIMS, metavar=PUZZLE.dim_names, help="sizes")
     parser.add_argument("--full", action="store_true", help="every query sees every key (default: causal)")
@@ -175,8 +174,6 @@ def main(console: Console, arguments: Sequence[str] = ()) -> int:
     """Runs the ring and reports. Raises BadUse, Unsolved, and EnvironmentProblem where a rank was lost."""
     flags = parser().parse_args(arguments)
     work = Work(PUZZLE, PUZZLE.rung("torch"), roots.solutions() if flags.solution else None)
-    if flags.solution and flags.problem:
-        raise BadUse("--problem: not allowed with argument --solution")
     fault = check(flags)
     empty = [id for id, blank in work.blanks().items() if blank.size == 0]
     if empty:

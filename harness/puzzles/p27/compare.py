@@ -19,7 +19,7 @@ from harness.puzzles.p27.running import (
     no_autograd,
     watching,
 )
-from harness.puzzles.p27.train import add_roots, add_size, by_the_file, check_size, file_of, seed
+from harness.puzzles.p27.train import add_size, by_the_file, check_size, file_of, seed
 from harness.puzzles.p27.train_gpt import device_of
 
 VOCABULARY, CONTEXT = 32, 12
@@ -58,7 +58,7 @@ def rows(got: Tensors, right: Tensors) -> Iterator[tuple[str, str, bool]]:
 def main(console: Console, arguments: Sequence[str] = ()) -> int:
     """Prints a line for each value; 1 where one is wrong. Raises Unsolved."""
     parser = Parser(prog="p27 --compare", description="One step by hand beside one by autograd.")
-    add_roots(parser)
+    parser.add_argument("--solution", action="store_true", help="with the solution's file in place of yours")
     parser.add_argument(
         "--seed", type=seed, default=27, help="of parameters and tokens (default: %(default)s)"
     )

@@ -88,13 +88,6 @@ def by_the_file(path: Path) -> Iterator[None]:
         raise DamagedFile(describe(error, path)) from error
 
 
-def add_roots(parser: Parser) -> None:
-    """--problem and --solution."""
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument("--problem", action="store_true", help="with your file (the default)")
-    which.add_argument("--solution", action="store_true", help="with the solution's file")
-
-
 def seed(text: str) -> int:
     """A seed as PyTorch takes it: a whole number of at most 63 bits. Raises BadUse."""
     if not (text.isascii() and text.isdigit() and int(text) < 2**63):
@@ -105,7 +98,7 @@ def seed(text: str) -> int:
 def parser() -> Parser:
     """The flags."""
     parser = Parser(prog="p27 --train", description="Train a tiny GPT by your own tape.")
-    add_roots(parser)
+    parser.add_argument("--solution", action="store_true", help="with the solution's file in place of yours")
     parser.add_argument(
         "--steps", type=int, help=f"default: {TINY.steps}, of GPT-2 {train_gpt.PLANS['gpt2'].steps}"
     )
@@ -150,9 +143,7 @@ def add_size(parser: Parser) -> None:
 
 
 def check_size(flags, *of_size: str) -> None:
-    """Raises BadUse for flags that belong to --size, without it, and for a file of yours beside it."""
-    if flags.size and flags.problem:
-        raise BadUse("--problem: with --size no file of yours takes part")
+    """Raises BadUse for flags that belong to --size, without it."""
     for name in () if flags.size else ("device", "load", *of_size):
         if getattr(flags, name) is not None:
             raise BadUse(f"--{name}: only with --size")

@@ -1,4 +1,4 @@
-"""The picture that `--show` draws of a wrong kernel: `python book/examples/picture_of_a_bug.py NAME`, of solutions/p22/wrong/.
+"""What `--show` says of a wrong kernel: `python book/examples/picture_of_a_bug.py NAME`, of solutions/p22/wrong/.
 
 At small sizes, so that it fits onto a page.
 """
@@ -10,7 +10,7 @@ from rich.console import Console
 from harness.check import zoo
 from harness.check.picture import take
 from harness.puzzles.p22.spec import PUZZLE
-from harness.screens.picture import lines
+from harness.screens.show import lines
 
 DIMS = (2, 3, 4, 3)
 console = Console(highlight=False, emoji=False)

@@ -4,18 +4,20 @@ The page is `picture_page.html` with the data of the two runs in it; `data` is a
 """
 
 import math
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
-from harness.check.accesses import Accesses, LaunchTrace, Line, Thread
+from harness.check.accesses import Accesses, LaunchTrace, Line, Place, Thread
 from harness.check.picture import Picture, Side
 from harness.screens import story
-from harness.screens.picture import followed_blank, grid_shape, thread_cells
 from harness.screens.picture_html import page_from
 
 MOST = 40_000
 """Accesses of a launch that a page holds."""
+COLUMNS = 32
+"""Cells in a row of a long vector."""
 AROUND = 3
 """Lines of source shown before and after those that touch memory."""
 
@@ -42,6 +44,62 @@ def about(picture: Picture) -> str:
     """What the gate is, and in which case it is shown."""
     case = picture.case
     return f"{picture.gate.about}, in the case '{case.name}': {picture.puzzle.say_dims(case.dims)}"
+
+
+# ---- One thread ---------------------------------------------------------------------------------------------
+
+
+def followed_blank(picture: Picture) -> str:
+    """The blank that the fault lies in: only what it touches is drawn; "" draws the whole launch."""
+    line = picture.line
+    return line.blank if line and line.blank in picture.mine.accesses.regions else ""
+
+
+def thread_cells(picture: Picture, thread: Thread, blank: str = "") -> dict[str, dict[int, str]]:
+    """Tensor -> element -> "read", "written", "added", "extra" (the solution does not), "missing" (it alone does) or "target" (the
+    wrong element), for one thread; written tensors stand last."""
+    mine, theirs = (access_kinds(side.accesses, thread, blank) for side in (picture.mine, picture.theirs))
+    cells: dict[str, dict[int, str]] = {}
+    order = sorted({*mine, *theirs}, key=lambda key: (not_read(mine, theirs, key), key[0]))
+    for key in order:
+        name, element, _ = key
+        table = cells.setdefault(name, {})
+        if key not in mine:
+            table[element] = "missing"
+        elif key not in theirs and not picture.right:
+            table[element] = "extra"
+        else:
+            table.setdefault(element, {"R": "read", "W": "written", "A": "added"}[mine[key]])
+    if picture.fault and picture.fault.place.tensor in cells and picture.fault.who == thread:
+        cells[picture.fault.place.tensor][picture.fault.place.element] = "target"
+    return cells
+
+
+def access_kinds(run, thread: Thread, blank: str) -> dict[tuple[str, int, bool], str]:
+    """(tensor, element, whether it is written) -> how a thread accesses it."""
+    mask = run.by(thread)
+    if blank and blank in run.regions:
+        mask &= run.region == run.regions.index(blank)
+    out = {}
+    for row in np.flatnonzero(mask).tolist():
+        place: Place = run.place(row)
+        kind = str(run.kind[row])
+        out[place.tensor, place.element, kind != "R"] = kind
+    return out
+
+
+def not_read(mine: dict, theirs: dict, key: tuple) -> bool:
+    """Whether a tensor is written by either thread."""
+    return any(name == key[0] and wrote for run in (mine, theirs) for name, _, wrote in run)
+
+
+def grid_shape(shape: Iterable[int], size: int) -> tuple[int, int]:
+    """A tensor as rows and columns: the last axis are the columns; a long vector is wrapped."""
+    shape = tuple(shape)
+    if len(shape) > 1 and shape[-1]:
+        return math.prod(shape[:-1]), shape[-1]
+    columns = min(size, COLUMNS) or 1
+    return -(-size // columns), columns
 
 
 # ---- The data -----------------------------------------------------------------------------------------------

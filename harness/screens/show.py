@@ -1,12 +1,13 @@
-"""`pNN --show`: takes a picture of a gate's run, prints it, and writes the page that steps through it."""
+"""`pNN --show`: takes a picture of a gate's run, prints its story, and writes the page that draws and steps through it."""
 
 import json as json_format
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import Console
+from rich.text import Text
 
 from harness.check.checker import Checker, RungChecker
 from harness.check.picture import Picture, take
@@ -15,14 +16,22 @@ from harness.console import page_width, shown
 from harness.errors import BadUse, DamagedFile, Unsolved, unknown_gate
 from harness.learner.progress import Progress
 from harness.learner.work import Work, package_blanks
-from harness.screens import picture as screen
-from harness.screens import picture_page
+from harness.screens import picture_page, story
 from harness.spec.puzzle import Case, Gate, Puzzle
 from harness.spec.rungs import name_of
 from harness.toolchain.cache import cache_folder
 from harness.toolchain.disk import check_target, write_target
 from harness.toolchain.packages import OpPackage
 
+STYLES = {
+    "wrong": ("bold red", "✗"),
+    "finding": ("bold red", "!"),
+    "way": ("", "←"),
+    "fault": ("bold yellow", "→"),
+    "instead": ("yellow", " "),
+    "right": ("green", "✓"),
+}
+"""Of each kind of sentence its style and its sign."""
 SAID = "Recording every access of your kernels and of the solution's (a few seconds where they are not cached) ..."
 
 
@@ -39,7 +48,7 @@ class Show:
     json: str | None = None
 
     def run(self, console: Console) -> int:
-        """Takes the picture, prints it and writes its page; returns 0 where the gate is correct, else 1."""
+        """Takes the picture, prints its story and writes its page; returns 0 where the gate is correct, else 1."""
         puzzle, json = self.work.puzzle, self.json
         if self.html:
             check_target("--html", self.html)
@@ -50,10 +59,8 @@ class Show:
         console.print(SAID, soft_wrap=not width)
         checker = Checker(puzzle, **{**self.settings, "repeat": 1})
         picture = take(puzzle, package, chosen, cases=self.cases, checker=checker)
-        for line in screen.lines(picture, write_page(picture, self.html)):
-            console.print(
-                line, soft_wrap=isinstance(line, str) or bool(getattr(line, "no_wrap", False)) or not width
-            )
+        for line in lines(picture, write_page(picture, self.html)):
+            console.print(line, soft_wrap=bool(line.no_wrap) or not width)
         if json == "-":
             print(json_format.dumps(picture_page.data(picture)))
         elif json:
@@ -61,16 +68,33 @@ class Show:
         return 0 if picture.right else 1
 
 
-def lines_for_watch(
-    work: Work, gate: str, result: GateResult, checker: RungChecker | None
-) -> list[RenderableType]:
-    """The picture of a learner's gate that has just been checked."""
+def lines_for_watch(work: Work, gate: str, result: GateResult, checker: RungChecker | None) -> list[Text]:
+    """The story of a learner's gate that has just been checked."""
     if not work.in_package:
         kernel_gate(work.puzzle, gate)
         raise BadUse(f"{gate}: the {name_of(work.rung.id)} rung has no kernel to show")
     warm = checker if isinstance(checker, Checker) else None
     picture = take(work.puzzle, work.package, work.gate(gate), result=result, checker=warm)
-    return list(screen.lines(picture, write_page(picture)))
+    return list(lines(picture, write_page(picture)))
+
+
+def lines(picture: Picture, page: Path | None = None) -> Iterator[Text]:
+    """The story: each sentence with its sign, and below it the line of source that it speaks of, unless it was just shown."""
+    puzzle, case = picture.puzzle, picture.case
+    where = f"in '{case.name}' ({puzzle.say_dims(case.dims)}), on the virtual GPU"
+    yield Text(f"{puzzle.name} · {picture.gate.id}: {picture.gate.about}   {where}", style="bold")
+    said = None
+    for sentence in story.tell(picture):
+        style, sign = STYLES[sentence.kind]
+        yield Text(f" {sign} {sentence.text}", style=style)
+        source = picture_page.source_line(sentence)
+        if source and sentence.line != said:
+            yield Text(f"     {'   '.join(source)}", style="cyan")
+        said = sentence.line or said
+    if dropped := picture.mine.accesses.dropped:
+        yield Text(f"cut: {dropped:,} further accesses are not recorded", style="yellow")
+    if page:  # whole, so that a terminal makes a link of it
+        yield Text(f"step by step, in a browser: {shown(page)}", style="dim", no_wrap=True)
 
 
 def write_page(picture: Picture, html: Path | None = None) -> Path:

@@ -211,15 +211,6 @@ def code(line: Line | None) -> str:
 # ---- Costs --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Cost:
-    """What a launch's accesses cost beyond the least: bank conflicts, and sectors moved for nothing."""
-
-    conflicts: int
-    moved: int
-    least: int
-
-
 def step_cost(run: Accesses, step: int) -> tuple[int, int, int]:
     """(bank conflicts, sectors, least sectors) of a step of a run."""
     it = run.steps[step]
@@ -229,11 +220,3 @@ def step_cost(run: Accesses, step: int) -> tuple[int, int, int]:
     if events.tensors[it.tensor].space == "shared":
         return bank_conflicts(events, it), 0, 0
     return (0, *sectors(events, it))
-
-
-def launch_cost(run: Accesses, number: int) -> Cost:
-    """The costs of a launch."""
-    launch = run.launches[number]
-    costs = [step_cost(run, launch.first_step + n) for n in range(len(launch.events.steps))]
-    conflicts, moved, least = (sum(column) for column in zip(*costs, strict=True)) if costs else (0, 0, 0)
-    return Cost(conflicts, moved, least)

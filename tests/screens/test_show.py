@@ -1,4 +1,4 @@
-"""`--show` on a toy puzzle with a wrong kernel: the picture in the terminal, its page in a browser, its refusals."""
+"""`--show` on a toy puzzle with a wrong kernel: the story in the terminal, its page in a browser, its refusals."""
 
 import dataclasses
 import json
@@ -13,7 +13,6 @@ from harness.devices.recorder import Order, record_many
 from harness.errors import BadUse
 from harness.learner import blanks
 from harness.learner.work import Work
-from harness.screens import picture as screen
 from harness.screens import picture_page, show, story
 from harness.spec.catalogue import find_puzzle
 from harness.spec.rungs import NumpyRung
@@ -89,8 +88,6 @@ def test_the_command_names_element_thread_line_and_what_should_have_been_read(bo
     assert f"it never reads input[{arrays['order'][row]}, 0]" in said
     number = (folder / "problems" / FILE).read_text().splitlines().index(f"        {WRONG}.cast[accum]()") + 1
     assert f"square.mojo:{number}   {WRONG}" in said
-    assert re.search(r"▶ 1 +square +grid 4, block 64 +reads .*input", said)
-    assert re.search(r"  2 +square_backward +grid 4, block 64 ", said)
     assert str(page) in said and page.read_text().startswith("<!doctype html>")
 
 
@@ -102,10 +99,9 @@ def test_the_first_gate_that_has_not_passed_is_shown_and_the_page_is_kept(both):
 
 
 @pytest.mark.compiler
-def test_a_right_gate_shows_what_it_does(both):
+def test_a_right_gate_is_said_to_be_right(both):
     code, said = run("p90", "--show", "dsquare")
     assert code == 0 and "dsquare is correct" in said
-    assert " r  read" in said and " w  written" in said and "left out" not in said
 
 
 @pytest.mark.compiler
@@ -127,7 +123,7 @@ def test_the_data_is_json(both):
 
 @pytest.mark.compiler
 def test_cells_show_what_only_one_of_the_two_reads(picture):
-    cells = screen.thread_cells(picture, picture.who, "square")
+    cells = picture_page.thread_cells(picture, picture.who, "square")
     row, element = picture.who.block, picture.fault.missing[0].element
     assert cells["input"] == {row * 8: "extra", element: "missing"}
     assert cells["output"] == {row * 8: "target"}
@@ -297,9 +293,8 @@ def test_an_element_tells_who_touches_it(page, picture):
 
 @browsers
 @pytest.mark.compiler
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
-def test_it_can_be_read_at_every_width_in_both_themes(page, size, theme):
+@pytest.mark.parametrize(("size", "theme"), [(DESKTOP, "light"), (PHONE, "dark")], ids=["desktop", "phone"])
+def test_it_can_be_read_at_two_widths_and_in_both_themes(page, size, theme):
     page.resize(size)
     page.run(f"document.documentElement.dataset.theme = '{theme}'")
     assert page.run("document.documentElement.scrollWidth <= window.innerWidth"), (

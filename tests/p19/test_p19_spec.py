@@ -11,24 +11,12 @@ from harness.check.compare import compare
 from harness.check.reference import Reference
 from harness.devices.targets import cpu
 from harness.puzzles.p19 import mistakes
-from harness.puzzles.p19.spec import GATES, OPS, PUZZLE, derive, reference
+from harness.puzzles.p19.spec import GATES, OPS, PUZZLE, derive
 from harness.toolchain import roots
 from tests.known_mistakes import said
 
 CASES = PUZZLE.cases(None)
 QUANTITIES = list(PUZZLE.forward)
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_reference_truth_and_derivation_agree(case):
-    arrays = PUZZLE.inputs(case, "float64", 0)
-    outputs = reference({name: torch.tensor(array) for name, array in arrays.items()})
-    truth = PUZZLE.exact(arrays)
-    assert set(truth) == set(outputs) == set(QUANTITIES)
-    for name, expected in truth.items():
-        wanted = expected.astype(float)
-        np.testing.assert_allclose(outputs[name].numpy(), wanted, rtol=1e-11, atol=1e-13)
-        np.testing.assert_allclose(getattr(derive(arrays), name), wanted, rtol=1e-11, atol=1e-13)
 
 
 def test_rmsnorm_is_pytorchs():

@@ -22,24 +22,6 @@ def reference():
     return Reference(PUZZLE, "float32", 0)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_the_derivation_is_what_autograd_says(case):
-    """Of attention over cells, which knows no order: positions may be permuted as one likes."""
-    arrays = PUZZLE.inputs(case, "float64", 3)
-    right = {
-        name: t.numpy()
-        for name, t in PUZZLE.reference({n: torch.tensor(a) for n, a in arrays.items()}).items()
-    }
-    for derived in (PUZZLE.derive(arrays, {}), PUZZLE.exact(arrays)):
-        for name, truth in right.items():
-            got = np.asarray(
-                derived[name] if isinstance(derived, dict) else getattr(derived, name), np.float64
-            )
-            scale = np.abs(truth[np.isfinite(truth)]).max(initial=1)
-            assert got.shape == truth.shape, name
-            assert np.allclose(got, truth, rtol=0, atol=1e-12 * scale, equal_nan=True), name
-
-
 def test_a_window_over_the_whole_grid_is_dense_attention():
     case = next(case for case in CASES if case.name == "the whole grid")
     arrays = {n: torch.tensor(a) for n, a in PUZZLE.inputs(case, "float64", 0).items()}

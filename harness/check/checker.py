@@ -96,7 +96,6 @@ class Checker:
             return [GateResult(gate, "unsolved") for gate in wanted]
         if cases is None:
             cases = [*self.puzzle.cases(None), *self.puzzle.gate_cases]
-        cases = [case for case in cases if case.world_size == 1]
         asked = {self.dtype: cases}
         if self.other and (narrow := [case for case in cases if case.in_16_bits]):
             asked[self.other] = narrow

@@ -166,7 +166,7 @@ def take(
     Raises Unsolved where the blank is untouched, CompileFailed where the package does not compile, BadUse where the
     sizes are too large for a picture.
     """
-    cases = [case for case in (cases or puzzle.cases(None)) if case.world_size == 1]
+    cases = cases or puzzle.cases(None)
     small = [case for case in cases if largest_tensor(puzzle, case) <= LARGEST]
     if not small:
         case = min(cases, key=lambda case: largest_tensor(puzzle, case))

@@ -159,7 +159,7 @@ def run(
     """
     puzzle, work = options.puzzle, options.work
     blanks, package = work.blanks(), work.package
-    cases = [case for case in puzzle.cases(options.dims) if case.world_size == 1]
+    cases = puzzle.cases(options.dims)
     largest = max(puzzle.multiply_adds(case.dims) for case in cases)
     targets, skipped = choose(options.device if puzzle.gpu else "cpu", largest, options.dtype)
     if any(target.kind != "virtual" for target in targets):

@@ -186,7 +186,7 @@ def passes(checker: RungChecker, work: Work, path: Path, gate: str | None = None
 def that_compile(work: Work, some: Sequence[Mutant]) -> Iterable[Mutant]:
     """The mutants that compile; afterwards their recordings are in the cache. Where the compiler
     names none, halves are tried."""
-    cases = [case for case in work.puzzle.cases(None) if case.world_size == 1]
+    cases = work.puzzle.cases(None)
     sizes = {"float32": cases, "bfloat16": [case for case in cases if case.in_16_bits]}
     orders = [
         Order(

@@ -107,9 +107,6 @@ class TorchFunction:
         gradients: Input -> quantity that its gradient is; empty for a function that is checked by its values alone.
             Where it is not, `torch.autograd.gradcheck` is run as well, in float64.
         grad_outputs: The puzzle's inputs that are the gradients coming in, one for each of `returns`.
-        op: The registered op that it calls, "namespace::name", which `torch.library.opcheck` is run on; "" for none.
-        split: For cases of several processes: input or quantity -> the axis along which each rank holds its part. What
-            is not named here every rank has whole.
     """
 
     name: str
@@ -117,8 +114,6 @@ class TorchFunction:
     returns: tuple[str, ...] = ()
     gradients: Mapping[str, str] = field(default_factory=dict[str, str])
     grad_outputs: tuple[str, ...] = ()
-    op: str = ""
-    split: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 @dataclass(frozen=True, kw_only=True)

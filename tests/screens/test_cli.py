@@ -455,6 +455,8 @@ def bad_use(command_line, *arguments: str) -> str:
             ["p22", "--ops", "op", "--rung", "numpy"],
             ["--ops op: an op package has no file of the NumPy rung"],
         ),
+        (["p25", "--ranks", "17"], ["--ranks 17: must be 2 to 16"]),
+        (["p22", "--ranks", "3"], ["unrecognized arguments: --ranks 3"]),
         (["p22", "--solution", "--device", "virtual", "--dtype", "float64"], ["--dtype float64", "CPU path"]),
     ],
     ids=lambda value: " ".join(value) if value and value[0] in ("p22", "p99") else "",

@@ -9,12 +9,10 @@ from harness.spec.rungs import NumpyRung, TorchFunction, TorchRung
 GATES = (
     Gate("cube", quantities=("output",), about="the cube of every element"),
     Gate("dcube", quantities=("grad_input",), about="the gradient of the input"),
-    Gate("triple", quantities=("tripled",), about="three times every element, by a registered op"),
 )
 STEPS = {
     "output": lambda v: v.input**3,
     "grad_input": lambda v: 3 * v.input**2 * v.grad_output,
-    "tripled": lambda v: 3 * v.input,
 }
 MISTAKES = (
     Mistake("three-forgotten", "without the factor 3", {"grad_input": lambda v: v.input**2 * v.grad_output}),
@@ -28,7 +26,6 @@ DCUBE = TorchFunction(
     gradients={"input": "grad_input"},
     grad_outputs=("grad_output",),
 )
-TRIPLE = TorchFunction("triple", takes=("input",), returns=("tripled",), op="toys::triple")
 
 
 def cases(dims: tuple[int, ...] | None = None) -> list[Case]:
@@ -56,7 +53,7 @@ def reference(tensors: dict) -> dict:
     x = tensors["input"].detach().clone().requires_grad_(True)
     y = x * x * x
     (dx,) = torch.autograd.grad(y, x, tensors["grad_output"])
-    return {"output": y.detach(), "grad_input": dx, "tripled": 3 * x.detach()}
+    return {"output": y.detach(), "grad_input": dx}
 
 
 derive = derive_by(STEPS)
@@ -70,8 +67,8 @@ PUZZLE = Puzzle(
         NumpyRung(file="in_numpy.py", gates=("dcube",), returns={"dcube": ("grad_input",)}, optional=True),
         TorchRung(
             file="in_torch.py",
-            gates=("cube", "dcube", "triple"),
-            functions={"cube": CUBE, "dcube": DCUBE, "triple": TRIPLE},
+            gates=("cube", "dcube"),
+            functions={"cube": CUBE, "dcube": DCUBE},
         ),
     ),
     dims=(5,),
@@ -81,6 +78,6 @@ PUZZLE = Puzzle(
     reference=reference,
     derive=derive,
     mistakes=MISTAKES,
-    forward={"output": "output", "tripled": "tripled"},
+    forward={"output": "output"},
     backward={"grad_input": "grad_input"},
 )

@@ -21,16 +21,3 @@ class Cube(torch.autograd.Function):
         # BLANK-START dcube: dx = 3 * x ** 2 * dy
         return 3 * x * x * dy
         # BLANK-END dcube
-
-
-@torch.library.custom_op("toys::triple", mutates_args=())
-def triple(x: torch.Tensor) -> torch.Tensor:
-    """Three times every element, [n]."""
-    # BLANK-START triple: 3 * x
-    return 3 * x
-    # BLANK-END triple
-
-
-@triple.register_fake
-def _(x):
-    return torch.empty_like(x)

@@ -82,7 +82,7 @@ class Units(dict):
 def cpu_graphs() -> Callable:
     """() -> the graphs of puzzle 22 by name, all but the command line's own, which the README's first command compiles.
 
-    They are named DTYPE (the default variants), fast_DTYPE, rmsnorm_DTYPE, OP_ALGORITHM_DTYPE (the layer's), unbound, and
+    They are named DTYPE (the default variants), fast_DTYPE, OP_ALGORITHM_DTYPE (the layer's), unbound, and
     VARIANT WAY (the benchmark's candidates).
     """
     return functools.cache(load_cpu_graphs)
@@ -96,7 +96,7 @@ def load_cpu_graphs():
     from harness.puzzles.p22.spec import BACKWARD, FORWARD, PUZZLE, ROW_SUMS
 
     calls = {dtype: PUZZLE.calls_of(PUZZLE.default_variants) for dtype in DTYPES[1:]}
-    calls |= {f"{name}_{dtype}": PUZZLE.variants[name] for name in ("fast", "rmsnorm") for dtype in DTYPES}
+    calls |= {f"fast_{dtype}": PUZZLE.variants["fast"] for dtype in DTYPES}
     calls |= max_graph.calls_of(PUZZLE, IN_MAX)
     calls |= {name: call for _, graphs in layer_calls() for name, call in graphs.values()}
     fused = (("algorithm", "fused"),)
@@ -189,26 +189,3 @@ def attention_graphs(attention_cpu_graphs):
         GRAPHS.loaded[dtype, torch.device("cpu")] = {
             op.name: loaded[f"{op.name}_{name}"] for op in GRAPHS.ops
         }
-
-
-# ---- The smaller puzzles -------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="session")
-def graphs_of_runs() -> None:
-    """Compiles graphs for the CPU that others find in the cache: those of runs of puzzles 19 to 21 and 27, those of SiLU."""
-    from harness.nn.arguments import DTYPES
-    from harness.puzzles.p26 import activations
-    from harness.spec.catalogue import find_puzzle
-    from harness.toolchain import roots
-
-    puzzles = {name: find_puzzle(name) for name in ("p19", "p20", "p21", "p27")}
-    packages = {name: roots.op_package(roots.solutions(), name) for name in puzzles}
-    calls = {name: puzzle.calls_of(puzzle.default_variants) for name, puzzle in puzzles.items()}
-    silu = {
-        f"{name} {dtype}": call
-        for dtype in DTYPES.values()
-        for name, call in activations.GRAPHS.calls().items()
-    }
-    packages |= dict.fromkeys(silu, activations.GRAPHS.package)
-    load_as_one("graphs_of_runs", packages, calls | silu)

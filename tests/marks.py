@@ -11,7 +11,6 @@ import pytest
 
 SHARED = (
     "cpu_graphs",
-    "graphs_of_runs",
     "module_on_virtual_gpu",
     "public_ops",
     "site",

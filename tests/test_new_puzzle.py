@@ -1,13 +1,10 @@
 """New puzzles, added to a checkout as CONTRIBUTING.md says: new files, and not one line of the harness changed.
 
-p90 has kernels, p91 functions in NumPy and PyTorch. What needs MAX runs in one process of its own, so that one graph serves
-all.
+p90 has kernels, p91 functions in NumPy and PyTorch.
 """
 
 import io
 import json
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -93,7 +90,9 @@ def test_the_puzzles_are_listed_with_their_gates_and_hints(here):
         (("p90", "--fused"), "unrecognized arguments: --fused"),
         (("p90", "--demo"), "unrecognized arguments: --demo"),
         (("p90", "--bench"), "p90"),
-        (("p91", "--device", "cpu"), "unrecognized arguments: --device cpu"),
+        (("p90", "--device", "cpu"), "--device: invalid choice: 'cpu'"),
+        (("p90", "--dtype", "float64"), "--dtype: invalid choice: 'float64'"),
+        (("p91", "--device", "virtual"), "unrecognized arguments: --device virtual"),
         (("p91", "--backward"), "unrecognized arguments: --backward"),
         (("p91", "--ops", "x"), "unrecognized arguments: --ops x"),
         (
@@ -158,107 +157,59 @@ def test_the_launches_are_counted(here):
     assert f" {predicted:,} " in table, "input, order and mask are read, output and kept are written"
 
 
-COMMANDS = {
-    "backward": ("p90", "--backward", "--solution"),
-    "dims": ("p90", "--backward", "--solution", "--dims", "4", "8"),
-    "variants": ("p90", "--backward", "--solution", "--plain", "--again"),
-    "repeat": ("p90", "--backward", "--solution", "--repeat", "2", "--dims", "4", "8"),
-    "json": ("p90", "--backward", "--solution", "--json", "-"),
-    "gate": ("p90", "--gate", "dsquare", "--solution"),
-    "dtype": ("p90", "--backward", "--solution", "--dtype", "float64"),
-}
-GRAPHS = [(("plain", "again"), dtype) for dtype in ("float32", "float64")]
-"""Variants and dtype of the graphs that these ask the solution for."""
-
-
-@pytest.fixture(scope="module")
-def finished(folder) -> dict[str, tuple[int, str, str]]:
-    """COMMANDS on the CPU, in one process."""
-    return run_through_max(folder, COMMANDS, GRAPHS)
-
-
-@pytest.fixture(scope="module")
-def finished_of_others(folder) -> dict[str, tuple[int, str, str]]:
-    """Two packages that are not the solution, on the CPU, in one process: each compiles a unit of its own."""
-    wrong = folder / "wrong"
-    with toys.entered(folder):
-        blanks.generate(folder / "solutions", folder / "problems", force=True)
-        zoo.load("p90")[0].apply(wrong)
-    source = wrong / "square.mojo"
-    cpu = "slope = 2 * x["
-    source.write_text(replaced(cpu, cpu.replace("2 * ", ""))(source.read_text()))
-    commands = {
-        "unsolved": ("p90", "--backward"),
-        "wrong": ("p90", "--backward", "--ops", str(wrong)),
-    }
-    return run_through_max(folder, commands, [])
-
-
-def run_through_max(folder, commands: dict, graphs: list) -> dict[str, tuple[int, str, str]]:
-    """What the commands came to on the CPU; `graphs` of the solution are compiled together before."""
-    lines = [[*command, "--device", "cpu"] for command in commands.values()]
-    done = subprocess.run(
-        [sys.executable, toys.__file__, folder], input=json.dumps([lines, "p90", graphs]), cwd=ROOT, text=True, capture_output=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=500,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return dict(zip(commands, map(tuple, json.loads(done.stdout)), strict=True))
+BACKWARD = ("p90", "--backward", "--device", "virtual")
 
 
 @pytest.mark.compiler
-def test_its_ops_run_through_max(finished):
-    code, out, err = finished["backward"]
-    assert code == 6, out + err
-    assert "✅ CPU CORRECT, GPU NOT RUN" in out and "Custom square Gradients" in out
+def test_its_kernels_are_right(here):
+    code, out = call(*BACKWARD, "--solution")
+    assert code == 0, out
+    assert "Overall Result: ✅ ALL CORRECT" in out and "Custom square Gradients" in out
     assert "Testing with dimensions: rows = 4, columns = 8" in out and "2 cases: chapter, wide" in out
-    assert "LayerNorm" not in out and "   grad_input: " in out
+    assert "LayerNorm" not in out and "   grad_input: " in out and "CPU" not in out
 
 
 @pytest.mark.compiler
-def test_dims_variants_gate_and_dtype_reach_the_run(finished):
-    code, out, err = finished["dims"]
-    assert code == 6 and "rows = 4, columns = 8" in out and "1 case: chapter" in out, err
-    code, out, _ = finished["variants"]
-    assert code == 6 and "Testing CPU Backward Pass (again):" in out
-    code, out, _ = finished["dtype"]
-    assert code == 6 and "float64, seed 0" in out
-    code, out, _ = finished["gate"]
-    assert code == 6 and "   grad_input: " in out
+def test_dims_variants_and_gate_reach_the_run(here):
+    code, out = call(*BACKWARD, "--solution", "--dims", "3", "8", "--repeat", "2")
+    assert code == 0 and "rows = 3, columns = 8" in out and "1 case: chapter" in out
+    assert "grad_input: bit-equal in 2 runs" in out
+    code, out = call(*BACKWARD, "--solution", "--plain", "--again")
+    assert code == 0 and "Testing Virtual GPU Backward Pass (again):" in out
+    assert call(*BACKWARD[:1], "--gate", "dsquare", "--solution")[0] == 0
+
+
+def test_what_is_too_large_for_the_virtual_gpu_runs_nowhere(here, monkeypatch):
+    monkeypatch.setattr("harness.devices.targets.gpu_may_exist", lambda: False)
+    code, out = call("p90", "--backward", "--solution", "--dims", "4096", "4096")
+    assert code == 6 and "Overall Result: ⏭ GPU NOT RUN" in out and "--device virtual runs it" in out
 
 
 @pytest.mark.compiler
-def test_a_puzzle_with_one_case_is_repeated_on_it(finished):
-    code, out, err = finished["repeat"]
-    assert code == 6 and "grad_input: bit-equal in 2 runs" in out, err
-
-
-@pytest.mark.compiler
-def test_json_has_the_puzzle_s_own_names(finished):
-    code, out, _ = finished["json"]
+def test_json_has_the_puzzle_s_own_names(here):
+    code, out, _ = toys.run([*BACKWARD, "--solution", "--json", "-"])
     data = json.loads(out)
-    assert code == data["exit_code"] == 6 and data["puzzle"] == "p90" and data["ledger"] is None
+    assert code == data["exit_code"] == 0 and data["puzzle"] == "p90" and data["ledger"] is None
     (device,) = data["devices"]
-    assert set(device["variants"]) == {"plain"}
+    assert device["device"] == "virtual" and set(device["variants"]) == {"plain"}
     assert set(device["variants"]["plain"]["cases"]["wide"]) == {"output", "kept", "grad_input"}
 
 
 @pytest.mark.compiler
-def test_the_command_that_the_report_suggests_parses_and_says_the_same(here, finished_of_others):
+def test_the_command_that_the_report_suggests_parses_and_says_the_same(here, tmp_path):
     from harness.check.options import parse
 
-    code, out, _ = finished_of_others["wrong"]
+    zoo.load("p90")[0].apply(tmp_path / "wrong")
+    code, out = call(*BACKWARD, "--ops", str(tmp_path / "wrong"))
     assert code == 1 and "without the factor 2" in out and "only one" not in out
-    suggested = next(line for line in out.splitlines() if "Run this again:" in line).split("workbook ")[1]
-    assert suggested.startswith("p90 --backward --plain --device cpu --ops ")
+    (line,) = (line for line in out.splitlines() if "Run this again:" in line)
+    suggested = line[line.index("p90 ") :]
+    assert suggested.startswith("p90 --backward --plain --device virtual --ops ")
     options = parse(suggested.split())
-    assert options.variants == ("plain",) and options.device == "cpu" and options.root == str(here / "wrong")
-    code, out, _ = finished_of_others["unsolved"]
-    assert (
-        code == 3
-        and "Unsolved blanks (2 of 2):" in out
-        and "   - CPU Backward:  ✅ CORRECT" in out  # its path has no blanks
-        and "Run this again: workbook p90 --backward" in out
-    )
+    assert options.variants == ("plain",) and options.device == "virtual"
+    assert options.root == str(tmp_path / "wrong")
+    code, out = call(*BACKWARD)
+    assert code == 3 and "Unsolved blanks (2 of 2):" in out and "Run this again: " in out
 
 
 # ---- A puzzle without kernels -------------------------------------------------------------------------------

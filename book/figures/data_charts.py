@@ -1,6 +1,5 @@
 """Charts of what is computed here with NumPy, or stands in recorded outputs and in the record `museum_curves`; nothing needs torch."""
 
-import math
 import re
 from collections.abc import Callable
 
@@ -147,14 +146,13 @@ def folds() -> str:
 
 
 def kept_by_way() -> str:
-    """Bytes that functions keep for their backward pass: PyTorch's, compiled, and the leanest custom one, as recorded."""
+    """Bytes that functions keep for their backward pass: PyTorch's, compiled, and the custom one, as recorded."""
     kept: dict[str, dict[str, float]] = {}
     text = outputs.load("worth_it").text
     for function, way, size in re.findall(
-        r"^(\w+) +(eager|compiled|custom)(?:, \w+)? +[\d.]+ ms +([\d.]+) MB", text, re.M
+        r"^(\w+) +(eager|compiled|custom) +[\d.]+ ms +([\d.]+) MB", text, re.M
     ):
-        ways = kept.setdefault(function, {})
-        ways[way] = min(float(size), ways.get(way, math.inf))
+        kept.setdefault(function, {})[way] = float(size)
     groups = {
         name: [(way, size, f"{size:g} MB", way == "custom") for way, size in ways.items()]
         for name, ways in kept.items()

@@ -200,7 +200,6 @@ def machine_free(text: str) -> list[str]:
     text = re.sub(r"^( *#? *│)[ xo*+]*$", r"\1", text, flags=re.M)  # a plot: numbers too
     # Which case is the hardest depends on PyTorch's rounding.
     text = re.sub(r"(#x +# +)\S.*", r"\1(case)", text)
-    text = re.sub(r"^ *CPU / GPU .*\n", "", text, flags=re.M)
     return [" ".join(line.split()) for line in text.splitlines()]
 
 

@@ -15,7 +15,7 @@ CALLS = 50
 
 
 def describe(run: Run) -> list[str]:
-    """Lines that say what each device took, and the ratio of CPU to GPU where it means something."""
+    """Lines that say what each device took, and of a variant with a CPU path the ratio of CPU to GPU, where it means something."""
     lines = []
     for variant in run.options.variants:
         times = {
@@ -27,7 +27,8 @@ def describe(run: Run) -> list[str]:
             lines.append(
                 f"   {kind.upper()} time ({variant}): {microseconds:,.1f} us, median of up to {CALLS} calls through MAX"
             )
-        lines.append(f"   CPU / GPU ({variant}): {cpu_to_gpu(times)}")
+        if variant in run.options.puzzle.on_cpu:
+            lines.append(f"   CPU / GPU ({variant}): {cpu_to_gpu(times)}")
     return lines
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from harness.check.warm import FLAG
 from harness.console import Parser
-from harness.devices.targets import VIRTUAL_LIMIT
+from harness.devices.targets import KINDS, VIRTUAL_LIMIT
 from harness.errors import BadUse
 from harness.invocation import command
 from harness.learner.work import Work, check_gate
@@ -114,7 +114,7 @@ class Options:
         recorded launches can answer, on the virtual GPU."""
         if not self.work.in_package:
             return True
-        if self.gate is None or not self.puzzle.gpu or self.dtype == "float64":
+        if self.gate is None or self.dtype == "float64":
             return False
         small = self.dims is None or self.puzzle.multiply_adds(self.dims) <= VIRTUAL_LIMIT
         return self.device == "virtual" or (self.device == "auto" and small)
@@ -296,11 +296,13 @@ def add_kernel_flags(
     roots.add_argument("--ops", type=Path, metavar="DIR", help="run the op package in DIR")
     root.add_argument(
         "--device",
-        choices=("auto", "cpu", "gpu", "virtual", "all"),
+        choices=[kind for kind in KINDS if puzzle.on_cpu or kind != "cpu"],
         default="auto",
-        help="auto: the CPU, and a GPU where MAX sees one, else the virtual GPU; for a gate by itself the virtual GPU",
+        help=f"auto: {'the CPU path, and ' if puzzle.on_cpu else ''}a GPU where MAX sees one, else the virtual GPU; for a gate by "
+        "itself the virtual GPU",
     )
-    root.add_argument("--dtype", choices=DTYPES, default="float32")
+    dtypes = [dtype for dtype in DTYPES if puzzle.on_cpu or dtype != "float64"]
+    root.add_argument("--dtype", choices=dtypes, default="float32")
     root.add_argument(
         "--repeat",
         type=int,

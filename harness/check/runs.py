@@ -81,8 +81,7 @@ class Run:
             return 1
         if self.unsolved:
             return 3
-        ran = any(device.kind != "cpu" for device in self.devices)
-        return 0 if ran or not self.options.puzzle.gpu else 6
+        return 0 if any(device.kind != "cpu" for device in self.devices) else 6
 
     def errors(self) -> list["Finding"]:
         """The findings of the virtual GPU that count."""
@@ -161,7 +160,8 @@ def run(
     blanks, package = work.blanks(), work.package
     cases = puzzle.cases(options.dims)
     largest = max(puzzle.multiply_adds(case.dims) for case in cases)
-    targets, skipped = choose(options.device if puzzle.gpu else "cpu", largest, options.dtype)
+    on_cpu = {*options.variants} <= {*puzzle.on_cpu}
+    targets, skipped = choose(options.device, largest, options.dtype, on_cpu)
     if any(target.kind != "virtual" for target in targets):
         import_module("harness.devices.graphs")  # MAX is left by the thread that has imported it
     ledger = puzzle.ledger(cases[0].dims, options.dtype) if puzzle.ledger else None

@@ -79,19 +79,25 @@ def gpu_may_exist() -> bool:
     return platform.system() != "Linux" or inprocess.gpu_present()
 
 
-def choose(wanted: str, multiply_adds: int, dtype: str) -> tuple[list[Target], list[Skipped]]:
+def choose(wanted: str, multiply_adds: int, dtype: str, on_cpu: bool) -> tuple[list[Target], list[Skipped]]:
     """The targets of a run and the devices it leaves out.
 
     Args:
-        wanted: A member of KINDS. "auto" is the CPU and one GPU, real if there is one; "all" is every device.
+        wanted: A member of KINDS. "auto" is the CPU path, where there is one, and one GPU, real if there is one; "all" is
+            every device.
         multiply_adds: Of the largest case; what decides whether a slow device is run without being asked for.
         dtype: float64 is for the CPU path.
+        on_cpu: Whether the ops have a CPU path.
 
-    Raises EnvironmentProblem where a GPU that was asked for by name is not there, BadUse for float64 on one.
+    Raises EnvironmentProblem where a GPU that was asked for by name is not there, BadUse for float64 on one, and for a CPU
+    path that is not there.
     """
     targets: list[Target] = []
     skipped: list[Skipped] = []
-    if wanted in ("auto", "cpu", "all"):
+    if not on_cpu and (wanted == "cpu" or dtype == "float64"):
+        flag = "--device cpu" if wanted == "cpu" else "--dtype float64"
+        raise BadUse(f"{flag} is for a CPU path, which these kernels do not have")
+    if on_cpu and wanted in ("auto", "cpu", "all"):
         if multiply_adds > CPU_LIMIT and wanted == "auto":
             skipped.append(Skipped("cpu", "more than 2^28 multiply-adds; --device cpu runs it"))
         else:

@@ -141,7 +141,8 @@ class KernelCheck:
             noted = Progress.load()
             for gate, right in runs.judged_gates(run).items():
                 noted.note(f"{options.puzzle.name} {gate}", run.blanks[gate], right)
-        if not options.backward and not options.puzzle.separate:
+        through_max = any(device.kind != "virtual" for device in run.devices)
+        if through_max and not options.backward and not options.puzzle.separate:
             from harness.bench import forward_times
 
             print_lines(console, forward_times.describe(run))

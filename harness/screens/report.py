@@ -41,6 +41,8 @@ OVERALL = {
     6: "✅ CPU CORRECT, GPU NOT RUN",
 }
 """The verdict on a whole run, by its exit code."""
+NOT_RUN = "⏭ GPU NOT RUN"
+"""The same where no device was there to run the kernels."""
 
 
 # ---- Gates --------------------------------------------------------------------------------------------------
@@ -421,7 +423,8 @@ def summary(run: Run) -> Iterator[Line]:
             elif run.options.variants[0] in names:
                 yield f"{head} ⏭ SKIPPED ({place.reason})"
     yield ""
-    yield Text(f"   Overall Result: {OVERALL[run.exit_code()]}", style="bold")
+    overall = OVERALL[run.exit_code()] if run.devices else NOT_RUN
+    yield Text(f"   Overall Result: {overall}", style="bold")
     if run.exit_code() in (1, 3):
         yield f"   Run this again: {command(run)}"
     yield ""

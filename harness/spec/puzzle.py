@@ -164,7 +164,7 @@ class Puzzle:
         variants: Variant name -> the calls of one graph that run it, forward and backward. Each has a flag.
         about_variants: Variant -> what its flag's help says; "only the fused kernels" without.
         on_request: Variants that run only where they are asked for by name.
-        gpu: Whether the kernels run on a GPU; without, a run takes the CPU alone.
+        on_cpu: Variants whose ops have a CPU path too; the others run on a GPU, real or virtual, alone.
         atomic: (variant, quantity) pairs whose sums are made with atomics on a GPU, in no fixed order.
         summands: dims -> how many terms the atomics add up in one element.
         multiply_adds: dims -> how many the forward pass needs; what decides whether a slow device is run.
@@ -205,7 +205,7 @@ class Puzzle:
     variants: Mapping[str, tuple[Call, ...]] = field(default_factory=dict[str, tuple[Call, ...]])
     about_variants: Mapping[str, str] = field(default_factory=dict[str, str])
     on_request: tuple[str, ...] = ()
-    gpu: bool = True
+    on_cpu: tuple[str, ...] = ()
     atomic: frozenset[tuple[str, str]] = frozenset()
     summands: Callable[[Dims], int] = lambda dims: 1
     multiply_adds: Callable[[Dims], int] = math.prod

@@ -7,6 +7,7 @@ from harness.bench import forward_times
 from harness.check import runs
 from harness.check.options import Options
 from harness.devices.targets import Target, cpu
+from harness.spec.puzzle import Puzzle
 
 
 @pytest.mark.parametrize(
@@ -34,15 +35,14 @@ def test_the_virtual_gpu_has_no_time(monkeypatch):
         lambda run, target, variant: measured.append(target.kind) or (3.0, 1.0),
     )
     devices = [stand_in(runs.DeviceResult, target=Target(kind, None, "")) for kind in ("cpu", "virtual")]
-    options = stand_in(Options, variants=("fused", "unfused"))
+    options = stand_in(Options, variants=("fused", "other"), puzzle=stand_in(Puzzle, on_cpu=("fused",)))
     run = stand_in(runs.Run, options=options, devices=devices)
     lines = forward_times.describe(run)
     assert measured == ["cpu", "cpu"]
     assert lines == [
         "   CPU time (fused): 3.0 us, median of up to 50 calls through MAX",
         "   CPU / GPU (fused): no GPU: ratio not measured",
-        "   CPU time (unfused): 3.0 us, median of up to 50 calls through MAX",
-        "   CPU / GPU (unfused): no GPU: ratio not measured",
+        "   CPU time (other): 3.0 us, median of up to 50 calls through MAX",
     ]
 
 

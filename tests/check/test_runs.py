@@ -19,7 +19,7 @@ from harness.learner.blanks import Blank
 from harness.learner.work import package_blanks
 from harness.screens import report
 from harness.spec import catalogue
-from harness.spec.puzzle import Case, Gate, Puzzle
+from harness.spec.puzzle import Case, Gate
 from harness.toolchain.packages import OpPackage
 from harness.vgpu import Finding
 from harness.vgpu.errors import VirtualGPUError
@@ -40,8 +40,8 @@ def variant(verdict=RIGHT, unsolved=(), repeats=None, errors=()) -> VariantResul
     return result
 
 
-def run_of(*kinds, verdict=RIGHT, unsolved=(), repeats=None, findings=(), size=3, gpu=True) -> Run:
-    """A run on devices of these kinds, all with the same result, of a puzzle with kernels for GPUs or without."""
+def run_of(*kinds, verdict=RIGHT, unsolved=(), repeats=None, findings=(), size=3) -> Run:
+    """A run on devices of these kinds, all with the same result."""
     blanks = {"dx": stand_in(Blank, body=("a line",) * size)}
     devices = [
         DeviceResult(
@@ -50,8 +50,17 @@ def run_of(*kinds, verdict=RIGHT, unsolved=(), repeats=None, findings=(), size=3
         for kind in kinds
     ]
     waiting = ["dx"] if unsolved else []
-    options = stand_in(Options, puzzle=stand_in(Puzzle, gpu=gpu))
-    return Run(options, stand_in(OpPackage), [], ["output", "grad_input"], devices, [], blanks, None, waiting)
+    return Run(
+        stand_in(Options),
+        stand_in(OpPackage),
+        [],
+        ["output", "grad_input"],
+        devices,
+        [],
+        blanks,
+        None,
+        waiting,
+    )
 
 
 # ---- The verdict in one number ------------------------------------------------------------------------------
@@ -66,11 +75,6 @@ def test_0_is_all_correct_with_gpu_kernels_run(kind):
 def test_6_is_all_correct_with_gpu_kernels_run_nowhere():
     assert run_of("cpu").exit_code() == 6
     assert run_of().exit_code() == 6
-
-
-def test_0_is_all_correct_where_there_are_no_gpu_kernels():
-    assert run_of("cpu", gpu=False).exit_code() == 0
-    assert run_of("cpu", gpu=False, verdict=WRONG).exit_code() == 1
 
 
 def test_1_is_anything_wrong_before_unsolved():

@@ -1,8 +1,6 @@
 """Puzzle 20 as a learner meets it: every rung's solution is right, every untouched file unsolved, what is said in between."""
 
 import re
-import subprocess
-import sys
 
 import pytest
 from typed import present
@@ -188,17 +186,12 @@ def test_pytorchs_answer_does_not_depend_on_the_order_of_the_columns():
 
 
 @pytest.mark.compiler
-def test_the_kernels_are_right_on_the_cpu(graphs_of_runs):
-    """In a process of its own: one that has run MAX without the virtual GPU cannot switch it on."""
-    flags = ("p20", "--backward", "--solution", "--device", "cpu")
-    done = subprocess.run(
-        [sys.executable, "-m", "harness", *flags], cwd=roots.CHECKOUT, capture_output=True, text=True
-    )
-    assert done.returncode in (0, 6), done.stdout + done.stderr
-    lines = done.stdout.splitlines()
-    assert all(f"   - CPU Backward ({variant}):  ✅ CORRECT" in lines for variant in PUZZLE.variants)
-    assert "not compared" not in done.stdout
-    assert "   ours:          292 (relu 4, softmax 128, layernorm 160)" in lines
+def test_the_kernels_are_right_through_the_command_line(command_line):
+    finished = command_line("p20", "--backward", "--solution", "--device", "virtual")
+    assert finished.code == 0, finished.out + finished.err
+    reports = [f"   - Virtual GPU Backward ({variant}):  ✅ CORRECT" for variant in PUZZLE.variants]
+    assert {*reports} <= {*finished.lines} and "not compared" not in finished.out
+    assert "   ours:          292 (relu 4, softmax 128, layernorm 160)" in finished.lines
 
 
 @pytest.mark.compiler

@@ -72,8 +72,7 @@ def test_what_is_given_is_unsolved(recorded, tmp_path):
 
 
 @pytest.mark.compiler
-def test_everything_is_right_through_the_command_line(graphs_of_runs):
-    """In a process of its own: one that has run MAX without the virtual GPU cannot switch it on."""
+def test_everything_is_right_through_the_command_line():
     finished = subprocess.run(
         [sys.executable, "-m", "harness", "p21", "--solution"],
         cwd=roots.CHECKOUT, env={**os.environ, "PYTHONPATH": str(roots.CHECKOUT)}, capture_output=True, text=True,
@@ -82,7 +81,7 @@ def test_everything_is_right_through_the_command_line(graphs_of_runs):
     assert finished.returncode == 0, said + finished.stderr
     assert "Fix it, in PyTorch:" in said and len(re.findall(r"correct: \d+ checks", said)) == 13
     assert "caught 46 of 46 wrong ones" in said
-    assert "- CPU Backward:  ✅ CORRECT" in said and "- Virtual GPU Backward:  ✅ CORRECT" in said
+    assert "- CPU " not in said and "- Virtual GPU Backward:  ✅ CORRECT" in said
     assert "Forward" not in said and "Overall Result: ✅ ALL CORRECT" in said
 
 

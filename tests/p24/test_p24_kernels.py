@@ -106,14 +106,3 @@ def test_two_runs_are_bit_equal(recorded):
     inputs = Reference(PUZZLE, "float32", 0).inputs(case)
     first, second = (Replay(recording, PUZZLE, "float32").run("window", case, inputs) for _ in range(2))
     assert all(torch.equal(first[name].view(torch.int32), second[name].view(torch.int32)) for name in first)
-
-
-def test_the_public_ops_by_max_s_own_binding(public_ops):
-    """Names and the order of arguments, spelled out: other harnesses rely on them."""
-    x = torch.randn(2, 3, 12, 5)
-    order = torch.tensor(orders.hilbert(3, 4).astype("int32"))
-    gathered, back = torch.empty_like(x), torch.empty_like(x)
-    public_ops.hilbert_gather(gathered, x, order)
-    assert torch.equal(gathered, x[:, :, order.long()])
-    public_ops.hilbert_scatter(grad_input=back, grad_gathered=gathered, order=order)
-    assert torch.equal(back, x)

@@ -27,8 +27,8 @@ QUICK = [rung for rung in PUZZLE.rungs if rung.id in ("printer", "fold", "match"
 
 
 @pytest.fixture(scope="module")
-def checkers(graphs_of_runs):
-    """The checker of each rung, of the solutions; SiLU's graphs, which some of them call, come from the cache."""
+def checkers():
+    """The checker of each rung, of the solutions."""
     return {rung.id: make_checker(Work(PUZZLE, rung, roots.solutions())) for rung in PUZZLE.rungs}
 
 

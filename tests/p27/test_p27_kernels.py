@@ -1,7 +1,4 @@
-"""Puzzle 27's kernels: right on both devices and in 16 bits, unsolved as given, each wrong one rejected by its own name."""
-
-import subprocess
-import sys
+"""Puzzle 27's kernels: right, in 16 bits too, unsolved as given, each wrong one rejected by its own name."""
 
 import numpy as np
 import pytest
@@ -85,18 +82,6 @@ def test_the_kernels_are_right_on_the_virtual_gpu(dtype):
     assert {r.gate.id: r.state for r in results} == {gate.id: "correct" for gate in kernels.GATES}, [
         r.diagnosis for r in results
     ]
-
-
-@pytest.mark.compiler
-def test_the_kernels_are_right_on_the_cpu(graphs_of_runs):
-    """In a process of its own: one that has run MAX without the virtual GPU cannot switch it on."""
-    flags = ("p27", "--rung", "mojo", "--backward", "--solution", "--device", "cpu")
-    done = subprocess.run(
-        [sys.executable, "-m", "harness", *flags], cwd=roots.CHECKOUT, capture_output=True, text=True
-    )
-    assert done.returncode in (0, 6), done.stdout + done.stderr
-    lines = done.stdout.splitlines()
-    assert all(f"   - CPU Backward ({variant}):  ✅ CORRECT" in lines for variant in PUZZLE.variants)
 
 
 def test_what_is_given_is_unsolved(tmp_path):

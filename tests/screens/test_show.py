@@ -159,7 +159,7 @@ def test_what_the_recorder_left_out_is_said(picture):
         (("p90", "--show", "cube"), 2, "--show cube: unknown gate 'cube'; there is square, dsquare"),
         (("p91", "--show"), 2, "unrecognized arguments: --show"),
         (("p90", "--show", "--dims", "80", "80"), 2, "has 6,400 elements, 4,096 can be drawn"),
-        (("p90", "--show", "--device", "cpu"), 2, "pictures are made on the virtual GPU"),
+        (("p90", "--show", "--device", "gpu"), 2, "pictures are made on the virtual GPU"),
         (("p90", "--html", "x.html"), 2, "--html: only --show writes a page"),
         (("p90", "--show", "--html", "no/x.html"), 2, "--html no/x.html: No such file or directory"),
         (("p90", "--show", "--gate", "none"), 2, "unknown gate"),

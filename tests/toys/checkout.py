@@ -1,6 +1,4 @@
-"""A checkout with the toy puzzles in it, made of new files alone; `python checkout.py FOLDER` runs command lines in it.
-
-What their graphs are may be said beforehand: they are compiled as one unit then, which costs little more than one does.
+"""A checkout with the toy puzzles in it, made of new files alone.
 
 The harness is this checkout's own: it is told of one more folder with puzzles, and where solutions/ and problems/ are.
 """
@@ -8,16 +6,13 @@ The harness is this checkout's own: it is told of one more folder with puzzles, 
 import contextlib
 import importlib
 import io
-import json
 import os
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from harness import cli
 from harness.learner import blanks
-from harness.spec.catalogue import find_puzzle
 from harness.toolchain import roots
 
 TOYS = Path(__file__).resolve().parent
@@ -59,24 +54,3 @@ def run(arguments: list[str]) -> tuple[int, str, str]:
         except SystemExit as stop:  # --help
             code = int(stop.code or 0)
     return code, out.getvalue(), err.getvalue()
-
-
-def compile_together(name: str, graphs: list[tuple[list[str], str]]) -> None:
-    """Compiles the CPU graphs that runs of a puzzle's solution will ask for, given by variants and dtype."""
-    from max.driver import CPU
-
-    from harness.devices.graphs import load_each
-
-    puzzle = find_puzzle(name)
-    calls = {f"{i}": puzzle.calls_of(puzzle.compiled_with(tuple(of))) for i, (of, _) in enumerate(graphs)}
-    dtypes = {f"{i}": dtype for i, (_, dtype) in enumerate(graphs)}
-    load_each(roots.op_package(roots.solutions(), name), calls, dtypes, CPU())
-
-
-if __name__ == "__main__":
-    commands, name, graphs = json.load(sys.stdin)
-    with entered(Path(sys.argv[1])):
-        if graphs:
-            compile_together(name, graphs)
-        finished = [run(arguments) for arguments in commands]
-    print(json.dumps(finished))

@@ -424,6 +424,7 @@ PUZZLE = Puzzle(
         "rmsnorm": "only RMSNorm + Linear, the kernel of the last gate, transfer",
     },
     on_request=("fast", "rmsnorm"),
+    on_cpu=("fused", "unfused", "fast"),
     atomic=ATOMIC,
     summands=rows,
     ledger=ledger,

@@ -1,7 +1,10 @@
 """SiLU as an operator of the workbook's, `mojo_workbook::silu`, with its backward pass: what a rewrite of a graph puts in.
 
-Behind it stand the Mojo kernels of `solutions/p26/op`, as MAX graphs on the memory of the torch tensors. In float64 results have 13 digits, as Mojo's exp does.
+On a GPU it runs the Mojo kernels of `solutions/p26/op`, as MAX graphs on the memory of the torch tensors; in float64 results
+have 13 digits, as Mojo's exp does. On a CPU it runs PyTorch's own operations.
 """
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -26,9 +29,7 @@ LARGEST = 2**31 - 1
 @torch.library.custom_op(NAME, mutates_args=())
 def silu(x: Tensor) -> Tensor:
     """x sigmoid(x), of any shape. Raises TypeError for a dtype without kernel, ValueError for too many elements."""
-    output = silu_buffer(x)
-    launch(FORWARD, output, x)
-    return output
+    return launch(FORWARD, torch.ops.aten.silu, silu_buffer(x), x)
 
 
 @silu.register_fake
@@ -44,9 +45,7 @@ def silu_buffer(x: Tensor) -> Tensor:
 @torch.library.custom_op("mojo_workbook::silu_backward", mutates_args=())
 def silu_backward(dy: Tensor, x: Tensor) -> Tensor:
     """dx = dy s (1 + x (1 - s)), where s = sigmoid(x)."""
-    dx = silu_buffer(x)
-    launch(BACKWARD, dx, dy, x)
-    return dx
+    return launch(BACKWARD, torch.ops.aten.silu_backward, silu_buffer(x), dy, x)
 
 
 @silu_backward.register_fake
@@ -55,10 +54,13 @@ def dx_buffer(dy: Tensor, x: Tensor) -> Tensor:
     return silu_buffer(x)
 
 
-def launch(op: OpSpec, *tensors: Tensor) -> None:
-    """Runs one op on tensors of any shape, all of one."""
-    if tensors[0].numel():
-        GRAPHS.run(op, [tensor.reshape(-1) for tensor in tensors])
+def launch(op: OpSpec, plain: Callable[..., Tensor], output: Tensor, *tensors: Tensor) -> Tensor:
+    """Fills the output by one op, on a CPU by the plain function; the tensors are of any shape, all of one."""
+    if output.device.type == "cpu":
+        return output.copy_(plain(*tensors))
+    if output.numel():
+        GRAPHS.run(op, [tensor.reshape(-1) for tensor in (output, *tensors)])
+    return output
 
 
 def keep(ctx, inputs, output) -> None:

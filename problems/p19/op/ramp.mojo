@@ -10,7 +10,7 @@
     rmsnorm   all of it: y = x * rstd * gamma
 
 A `vector` has n elements, a `matrix` is [rows, columns]. `launches.mojo` says with which blocks the kernels are launched,
-`ops.mojo` has the ops, `cpu_reference.mojo` the same in plain loops, for when you are done.
+`ops.mojo` has the ops.
 """
 
 from std.math import sqrt

@@ -5,7 +5,7 @@ tensor [batches, L, d] with a row for each cell, `hilbert_gather_kernel` takes t
 `hilbert_scatter_kernel` puts them back: each is the other's backward pass. Every size is a run-time argument.
 
 `attention.mojo` holds attention within a window, given: it reads through the order and computes the tiles that
-`window_tiles_kernel` names. `launches.mojo` launches all of them, `cpu_reference.mojo` is the same in plain loops.
+`window_tiles_kernel` names. `launches.mojo` launches all of them.
 """
 
 from std.math import ceildiv

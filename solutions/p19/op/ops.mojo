@@ -7,15 +7,6 @@ from extensibility import _MutableInputTensor as MutableInputTensor
 import extensibility
 from max.gpu.host import DeviceContext
 
-from .cpu_reference import (
-    cast_cpu,
-    column_sums_cpu,
-    index_cpu,
-    map_cpu,
-    rmsnorm_cpu,
-    row_sums_cpu,
-    tile_cpu,
-)
 from .launches import (
     launch_atomic,
     launch_cast,
@@ -38,7 +29,7 @@ struct RampMap:
 
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType
+        dtype: DType
     ](
         mapped: MutableInputTensor[dtype=dtype, rank=1, static_spec=_],  # [n]
         vector: InputTensor[dtype=dtype, rank=1, static_spec=_],  # [n]
@@ -46,11 +37,8 @@ struct RampMap:
     ) raises:
         var n = vector.dim_size(0)
         expect_shape("mapped", mapped, n)
-        comptime if target == "cpu":
-            map_cpu[dtype](mapped.unsafe_ptr(), vector.unsafe_ptr().as_imm(), n)
-        else:
-            var launcher = DeviceLauncher(ctx)
-            launch_map[dtype](launcher, mapped.unsafe_ptr(), vector.unsafe_ptr().as_imm(), n)
+        var launcher = DeviceLauncher(ctx)
+        launch_map[dtype](launcher, mapped.unsafe_ptr(), vector.unsafe_ptr().as_imm(), n)
 
 
 @extensibility.register("ramp_index")
@@ -59,7 +47,7 @@ struct RampIndex:
 
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType
+        dtype: DType
     ](
         shifted: MutableInputTensor[dtype=dtype, rank=2, static_spec=_],  # [rows, columns]
         matrix: InputTensor[dtype=dtype, rank=2, static_spec=_],  # [rows, columns]
@@ -70,24 +58,15 @@ struct RampIndex:
         var columns = matrix.dim_size(1)
         expect_shape("shifted", shifted, rows, columns)
         expect_shape("offset", offset, columns)
-        comptime if target == "cpu":
-            index_cpu[dtype](
-                shifted.unsafe_ptr(),
-                matrix.unsafe_ptr().as_imm(),
-                offset.unsafe_ptr().as_imm(),
-                rows,
-                columns,
-            )
-        else:
-            var launcher = DeviceLauncher(ctx)
-            launch_index[dtype](
-                launcher,
-                shifted.unsafe_ptr(),
-                matrix.unsafe_ptr().as_imm(),
-                offset.unsafe_ptr().as_imm(),
-                rows,
-                columns,
-            )
+        var launcher = DeviceLauncher(ctx)
+        launch_index[dtype](
+            launcher,
+            shifted.unsafe_ptr(),
+            matrix.unsafe_ptr().as_imm(),
+            offset.unsafe_ptr().as_imm(),
+            rows,
+            columns,
+        )
 
 
 @extensibility.register("ramp_cast")
@@ -95,9 +74,7 @@ struct RampCast:
     """half_matrix @ half_vector with sums in float32."""
 
     @staticmethod
-    def execute[
-        target: StaticString
-    ](
+    def execute(
         products: MutableInputTensor[dtype=DType.float32, rank=1, static_spec=_],  # [rows]
         half_matrix: InputTensor[dtype=DType.bfloat16, rank=2, static_spec=_],  # [rows, columns]
         half_vector: InputTensor[dtype=DType.bfloat16, rank=1, static_spec=_],  # [columns]
@@ -107,24 +84,15 @@ struct RampCast:
         var columns = half_matrix.dim_size(1)
         expect_shape("products", products, rows)
         expect_shape("half_vector", half_vector, columns)
-        comptime if target == "cpu":
-            cast_cpu(
-                products.unsafe_ptr(),
-                half_matrix.unsafe_ptr().as_imm(),
-                half_vector.unsafe_ptr().as_imm(),
-                rows,
-                columns,
-            )
-        else:
-            var launcher = DeviceLauncher(ctx)
-            launch_cast(
-                launcher,
-                products.unsafe_ptr(),
-                half_matrix.unsafe_ptr().as_imm(),
-                half_vector.unsafe_ptr().as_imm(),
-                rows,
-                columns,
-            )
+        var launcher = DeviceLauncher(ctx)
+        launch_cast(
+            launcher,
+            products.unsafe_ptr(),
+            half_matrix.unsafe_ptr().as_imm(),
+            half_vector.unsafe_ptr().as_imm(),
+            rows,
+            columns,
+        )
 
 
 @extensibility.register("ramp_reduce")
@@ -133,7 +101,7 @@ struct RampReduce:
 
     @staticmethod
     def execute[
-        target: StaticString, accum: DType, dtype: DType
+        accum: DType, dtype: DType
     ](
         row_sums: MutableInputTensor[dtype=accum, rank=1, static_spec=_],  # [rows]
         matrix: InputTensor[dtype=dtype, rank=2, static_spec=_],  # [rows, columns]
@@ -144,11 +112,8 @@ struct RampReduce:
         var columns = matrix.dim_size(1)
         expect_shape("row_sums", row_sums, rows)
         var sums = rebind[MutPtr[accum_type[dtype]]](row_sums.unsafe_ptr())
-        comptime if target == "cpu":
-            row_sums_cpu[dtype](sums, matrix.unsafe_ptr().as_imm(), rows, columns)
-        else:
-            var launcher = DeviceLauncher(ctx)
-            launch_reduce[dtype](launcher, sums, matrix.unsafe_ptr().as_imm(), rows, columns)
+        var launcher = DeviceLauncher(ctx)
+        launch_reduce[dtype](launcher, sums, matrix.unsafe_ptr().as_imm(), rows, columns)
 
 
 @extensibility.register("ramp_tile")
@@ -157,7 +122,7 @@ struct RampTile:
 
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType
+        dtype: DType
     ](
         mirrored: MutableInputTensor[dtype=dtype, rank=1, static_spec=_],  # [n]
         vector: InputTensor[dtype=dtype, rank=1, static_spec=_],  # [n]
@@ -165,11 +130,8 @@ struct RampTile:
     ) raises:
         var n = vector.dim_size(0)
         expect_shape("mirrored", mirrored, n)
-        comptime if target == "cpu":
-            tile_cpu[dtype](mirrored.unsafe_ptr(), vector.unsafe_ptr().as_imm(), n)
-        else:
-            var launcher = DeviceLauncher(ctx)
-            launch_tile[dtype](launcher, mirrored.unsafe_ptr(), vector.unsafe_ptr().as_imm(), n)
+        var launcher = DeviceLauncher(ctx)
+        launch_tile[dtype](launcher, mirrored.unsafe_ptr(), vector.unsafe_ptr().as_imm(), n)
 
 
 @extensibility.register("ramp_atomic")
@@ -178,7 +140,7 @@ struct RampAtomic:
 
     @staticmethod
     def execute[
-        target: StaticString, accum: DType, dtype: DType
+        accum: DType, dtype: DType
     ](
         column_sums: MutableInputTensor[dtype=accum, rank=1, static_spec=_],  # [columns]
         matrix: InputTensor[dtype=dtype, rank=2, static_spec=_],  # [rows, columns]
@@ -189,11 +151,8 @@ struct RampAtomic:
         var columns = matrix.dim_size(1)
         expect_shape("column_sums", column_sums, columns)
         var sums = rebind[MutPtr[accum_type[dtype]]](column_sums.unsafe_ptr())
-        comptime if target == "cpu":
-            column_sums_cpu[dtype](sums, matrix.unsafe_ptr().as_imm(), rows, columns)
-        else:
-            var launcher = DeviceLauncher(ctx)
-            launch_atomic[dtype](launcher, sums, matrix.unsafe_ptr().as_imm(), rows, columns)
+        var launcher = DeviceLauncher(ctx)
+        launch_atomic[dtype](launcher, sums, matrix.unsafe_ptr().as_imm(), rows, columns)
 
 
 @extensibility.register("ramp_stages")
@@ -202,7 +161,7 @@ struct RampStages:
 
     @staticmethod
     def execute[
-        target: StaticString, accum: DType, dtype: DType
+        accum: DType, dtype: DType
     ](
         staged_sums: MutableInputTensor[dtype=accum, rank=1, static_spec=_],  # [columns]
         matrix: InputTensor[dtype=dtype, rank=2, static_spec=_],  # [rows, columns]
@@ -213,11 +172,8 @@ struct RampStages:
         var columns = matrix.dim_size(1)
         expect_shape("staged_sums", staged_sums, columns)
         var sums = rebind[MutPtr[accum_type[dtype]]](staged_sums.unsafe_ptr())
-        comptime if target == "cpu":
-            column_sums_cpu[dtype](sums, matrix.unsafe_ptr().as_imm(), rows, columns)
-        else:
-            var launcher = DeviceLauncher(ctx)
-            launch_stages[dtype](launcher, sums, matrix.unsafe_ptr().as_imm(), rows, columns)
+        var launcher = DeviceLauncher(ctx)
+        launch_stages[dtype](launcher, sums, matrix.unsafe_ptr().as_imm(), rows, columns)
 
 
 @extensibility.register("ramp_rmsnorm")
@@ -226,7 +182,7 @@ struct RampRmsnorm:
 
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType
+        dtype: DType
     ](
         normalised: MutableInputTensor[dtype=dtype, rank=2, static_spec=_],  # [rows, columns]
         matrix: InputTensor[dtype=dtype, rank=2, static_spec=_],  # [rows, columns]
@@ -237,23 +193,14 @@ struct RampRmsnorm:
         var columns = matrix.dim_size(1)
         expect_shape("normalised", normalised, rows, columns)
         expect_shape("weight", weight, columns)
-        comptime if target == "cpu":
-            rmsnorm_cpu[dtype](
-                normalised.unsafe_ptr(),
-                matrix.unsafe_ptr().as_imm(),
-                weight.unsafe_ptr().as_imm(),
-                rows,
-                columns,
-            )
-        else:
-            var launcher = DeviceLauncher(ctx)
-            var eps = Scalar[accum_type[dtype]](EPS)
-            launch_rmsnorm[dtype](
-                launcher,
-                normalised.unsafe_ptr(),
-                matrix.unsafe_ptr().as_imm(),
-                weight.unsafe_ptr().as_imm(),
-                rows,
-                columns,
-                eps,
-            )
+        var launcher = DeviceLauncher(ctx)
+        var eps = Scalar[accum_type[dtype]](EPS)
+        launch_rmsnorm[dtype](
+            launcher,
+            normalised.unsafe_ptr(),
+            matrix.unsafe_ptr().as_imm(),
+            weight.unsafe_ptr().as_imm(),
+            rows,
+            columns,
+            eps,
+        )

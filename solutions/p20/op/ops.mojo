@@ -13,14 +13,6 @@ from max.gpu.host import DeviceContext
 
 from .shared.checks import expect_shape
 from .shared.common import ImmPtr, MutPtr, accum_type
-from .cpu_reference import (
-    layernorm_backward_cpu,
-    layernorm_cpu,
-    relu_mask_backward_cpu,
-    relu_mask_cpu,
-    softmax_backward_cpu,
-    softmax_cpu,
-)
 from .first_backward import (
     ROW_THREADS,
     THREADS,
@@ -150,68 +142,6 @@ def launch_layernorm_backward[
         )  # fmt: skip
 
 
-# ---- On either device ---------------------------------------------------------------------------------------
-
-
-def run_relu_mask[
-    dtype: DType, target: StaticString
-](
-    output: MutPtr[dtype], mask: MutPtr[DType.int32], input: ImmPtr[dtype], count: Int, ctx: DeviceContext
-) raises:
-    """ReLU and its mask on the device of the op."""
-    comptime if target == "cpu":
-        relu_mask_cpu[dtype](output, mask, input, count)
-    else:
-        var launcher = DeviceLauncher(ctx)
-        launch_relu_mask[dtype](launcher, output, mask, input, count)
-
-
-def run_relu_mask_backward[
-    dtype: DType, target: StaticString
-](
-    grad_input: MutPtr[dtype],
-    grad_output: ImmPtr[dtype],
-    mask: ImmPtr[DType.int32],
-    count: Int,
-    ctx: DeviceContext,
-) raises:
-    """The gradient of ReLU's input on the device of the op."""
-    comptime if target == "cpu":
-        relu_mask_backward_cpu[dtype](grad_input, grad_output, mask, count)
-    else:
-        var launcher = DeviceLauncher(ctx)
-        launch_relu_mask_backward[dtype](launcher, grad_input, grad_output, mask, count)
-
-
-def run_softmax[
-    dtype: DType, target: StaticString
-](output: MutPtr[dtype], input: ImmPtr[dtype], rows: Int, columns: Int, ctx: DeviceContext) raises:
-    """Softmax on the device of the op."""
-    comptime if target == "cpu":
-        softmax_cpu[dtype](output, input, rows, columns)
-    else:
-        var launcher = DeviceLauncher(ctx)
-        launch_softmax[dtype](launcher, output, input, rows, columns)
-
-
-def run_softmax_backward[
-    dtype: DType, target: StaticString
-](
-    grad_input: MutPtr[dtype],
-    grad_output: ImmPtr[dtype],
-    output: ImmPtr[dtype],
-    rows: Int,
-    columns: Int,
-    ctx: DeviceContext,
-) raises:
-    """The gradient of softmax's input on the device of the op."""
-    comptime if target == "cpu":
-        softmax_backward_cpu[dtype](grad_input, grad_output, output, rows, columns)
-    else:
-        var launcher = DeviceLauncher(ctx)
-        launch_softmax_backward[dtype](launcher, grad_input, grad_output, output, rows, columns)
-
-
 # ---- What MAX and PyTorch see -------------------------------------------------------------------------------
 
 
@@ -221,7 +151,7 @@ struct ReluMask:
 
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType
+        dtype: DType
     ](
         output: OutputTensor[dtype=dtype, rank=2, static_spec=_],  # [rows, columns]
         mask: OutputTensor[dtype=DType.int32, rank=1, static_spec=_],  # [ceil(rows * columns / 32)]
@@ -230,8 +160,9 @@ struct ReluMask:
     ) raises:
         expect_shape("output", output, input.dim_size(0), input.dim_size(1))
         expect_shape("mask", mask, ceildiv(input.size(), WORD))
-        run_relu_mask[dtype, target](
-            output.unsafe_ptr(), mask.unsafe_ptr(), input.unsafe_ptr().as_imm(), input.size(), ctx
+        var launcher = DeviceLauncher(ctx)
+        launch_relu_mask[dtype](
+            launcher, output.unsafe_ptr(), mask.unsafe_ptr(), input.unsafe_ptr().as_imm(), input.size()
         )
 
 
@@ -241,7 +172,7 @@ struct ReluMaskTrain:
 
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType
+        dtype: DType
     ](
         output: MutableInputTensor[dtype=dtype, rank=2, static_spec=_],  # [rows, columns]
         mask: MutableInputTensor[dtype=DType.int32, rank=1, static_spec=_],  # [ceil(rows * columns / 32)]
@@ -250,8 +181,9 @@ struct ReluMaskTrain:
     ) raises:
         expect_shape("output", output, input.dim_size(0), input.dim_size(1))
         expect_shape("mask", mask, ceildiv(input.size(), WORD))
-        run_relu_mask[dtype, target](
-            output.unsafe_ptr(), mask.unsafe_ptr(), input.unsafe_ptr().as_imm(), input.size(), ctx
+        var launcher = DeviceLauncher(ctx)
+        launch_relu_mask[dtype](
+            launcher, output.unsafe_ptr(), mask.unsafe_ptr(), input.unsafe_ptr().as_imm(), input.size()
         )
 
 
@@ -261,7 +193,7 @@ struct ReluMaskBackward:
 
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType
+        dtype: DType
     ](
         grad_input: OutputTensor[dtype=dtype, rank=2, static_spec=_],  # [rows, columns]
         grad_output: InputTensor[dtype=dtype, rank=2, static_spec=_],  # [rows, columns]
@@ -270,12 +202,13 @@ struct ReluMaskBackward:
     ) raises:
         expect_shape("grad_input", grad_input, grad_output.dim_size(0), grad_output.dim_size(1))
         expect_shape("mask", mask, ceildiv(grad_output.size(), WORD))
-        run_relu_mask_backward[dtype, target](
+        var launcher = DeviceLauncher(ctx)
+        launch_relu_mask_backward[dtype](
+            launcher,
             grad_input.unsafe_ptr(),
             grad_output.unsafe_ptr().as_imm(),
             mask.unsafe_ptr().as_imm(),
             grad_output.size(),
-            ctx,
         )
 
 
@@ -285,7 +218,7 @@ struct ReluMaskBackwardTrain:
 
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType
+        dtype: DType
     ](
         grad_input: MutableInputTensor[dtype=dtype, rank=2, static_spec=_],  # [rows, columns]
         grad_output: InputTensor[dtype=dtype, rank=2, static_spec=_],  # [rows, columns]
@@ -294,12 +227,13 @@ struct ReluMaskBackwardTrain:
     ) raises:
         expect_shape("grad_input", grad_input, grad_output.dim_size(0), grad_output.dim_size(1))
         expect_shape("mask", mask, ceildiv(grad_output.size(), WORD))
-        run_relu_mask_backward[dtype, target](
+        var launcher = DeviceLauncher(ctx)
+        launch_relu_mask_backward[dtype](
+            launcher,
             grad_input.unsafe_ptr(),
             grad_output.unsafe_ptr().as_imm(),
             mask.unsafe_ptr().as_imm(),
             grad_output.size(),
-            ctx,
         )
 
 
@@ -309,15 +243,16 @@ struct Softmax:
 
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType
+        dtype: DType
     ](
         output: OutputTensor[dtype=dtype, rank=2, static_spec=_],  # [rows, columns]
         input: InputTensor[dtype=dtype, rank=2, static_spec=_],  # [rows, columns]
         ctx: DeviceContext,
     ) raises:
         expect_shape("output", output, input.dim_size(0), input.dim_size(1))
-        run_softmax[dtype, target](
-            output.unsafe_ptr(), input.unsafe_ptr().as_imm(), input.dim_size(0), input.dim_size(1), ctx
+        var launcher = DeviceLauncher(ctx)
+        launch_softmax[dtype](
+            launcher, output.unsafe_ptr(), input.unsafe_ptr().as_imm(), input.dim_size(0), input.dim_size(1)
         )
 
 
@@ -327,15 +262,16 @@ struct SoftmaxTrain:
 
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType
+        dtype: DType
     ](
         output: MutableInputTensor[dtype=dtype, rank=2, static_spec=_],  # [rows, columns]
         input: InputTensor[dtype=dtype, rank=2, static_spec=_],  # [rows, columns]
         ctx: DeviceContext,
     ) raises:
         expect_shape("output", output, input.dim_size(0), input.dim_size(1))
-        run_softmax[dtype, target](
-            output.unsafe_ptr(), input.unsafe_ptr().as_imm(), input.dim_size(0), input.dim_size(1), ctx
+        var launcher = DeviceLauncher(ctx)
+        launch_softmax[dtype](
+            launcher, output.unsafe_ptr(), input.unsafe_ptr().as_imm(), input.dim_size(0), input.dim_size(1)
         )
 
 
@@ -345,7 +281,7 @@ struct SoftmaxBackward:
 
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType
+        dtype: DType
     ](
         grad_input: OutputTensor[dtype=dtype, rank=2, static_spec=_],  # [rows, columns]
         grad_output: InputTensor[dtype=dtype, rank=2, static_spec=_],  # [rows, columns]
@@ -354,13 +290,14 @@ struct SoftmaxBackward:
     ) raises:
         expect_shape("grad_input", grad_input, output.dim_size(0), output.dim_size(1))
         expect_shape("grad_output", grad_output, output.dim_size(0), output.dim_size(1))
-        run_softmax_backward[dtype, target](
+        var launcher = DeviceLauncher(ctx)
+        launch_softmax_backward[dtype](
+            launcher,
             grad_input.unsafe_ptr(),
             grad_output.unsafe_ptr().as_imm(),
             output.unsafe_ptr().as_imm(),
             output.dim_size(0),
             output.dim_size(1),
-            ctx,
         )
 
 
@@ -370,7 +307,7 @@ struct SoftmaxBackwardTrain:
 
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType
+        dtype: DType
     ](
         grad_input: MutableInputTensor[dtype=dtype, rank=2, static_spec=_],  # [rows, columns]
         grad_output: InputTensor[dtype=dtype, rank=2, static_spec=_],  # [rows, columns]
@@ -379,13 +316,14 @@ struct SoftmaxBackwardTrain:
     ) raises:
         expect_shape("grad_input", grad_input, output.dim_size(0), output.dim_size(1))
         expect_shape("grad_output", grad_output, output.dim_size(0), output.dim_size(1))
-        run_softmax_backward[dtype, target](
+        var launcher = DeviceLauncher(ctx)
+        launch_softmax_backward[dtype](
+            launcher,
             grad_input.unsafe_ptr(),
             grad_output.unsafe_ptr().as_imm(),
             output.unsafe_ptr().as_imm(),
             output.dim_size(0),
             output.dim_size(1),
-            ctx,
         )
 
 
@@ -395,7 +333,7 @@ struct LayerNormTrain:
 
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType
+        dtype: DType
     ](
         output: MutableInputTensor[dtype=dtype, rank=2, static_spec=_],  # [rows, columns]
         mean: MutableInputTensor[dtype=accum_type[dtype], rank=1, static_spec=_],  # [rows]
@@ -420,11 +358,8 @@ struct LayerNormTrain:
         var m = mean.unsafe_ptr()
         var r = rstd.unsafe_ptr()
         var e = eps.cast[accum_type[dtype]]()
-        comptime if target == "cpu":
-            layernorm_cpu[dtype](y, m, r, x, gamma, beta, R, C, e)
-        else:
-            var launcher = DeviceLauncher(ctx)
-            launch_layernorm[dtype](launcher, y, m, r, x, gamma, beta, R, C, e)
+        var launcher = DeviceLauncher(ctx)
+        launch_layernorm[dtype](launcher, y, m, r, x, gamma, beta, R, C, e)
 
 
 @extensibility.register("layernorm_backward_train")
@@ -433,7 +368,7 @@ struct LayerNormBackwardTrain:
 
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType
+        dtype: DType
     ](
         grad_input: MutableInputTensor[dtype=dtype, rank=2, static_spec=_],  # [rows, columns]
         grad_weight: MutableInputTensor[dtype=dtype, rank=1, static_spec=_],  # [columns]
@@ -462,8 +397,5 @@ struct LayerNormBackwardTrain:
         var m = mean.unsafe_ptr().as_imm()
         var r = rstd.unsafe_ptr().as_imm()
         var gamma = weight.unsafe_ptr().as_imm()
-        comptime if target == "cpu":
-            layernorm_backward_cpu[dtype](dx, dweight, dbias, dy, x, m, r, gamma, R, C)
-        else:
-            var launcher = DeviceLauncher(ctx)
-            launch_layernorm_backward[dtype](launcher, dx, dweight, dbias, dy, x, m, r, gamma, R, C)
+        var launcher = DeviceLauncher(ctx)
+        launch_layernorm_backward[dtype](launcher, dx, dweight, dbias, dy, x, m, r, gamma, R, C)

@@ -7,7 +7,7 @@
                   dx = rstd * (dy - mean(dy) - (x - mean) * rstd^2 * mean(dy * (x - mean))), means over a row
 
 A row is one vector of `width` elements; there are batch * sequence of them, one after the other. Every size is a run-time
-argument. Sums are kept in `accum_type[dtype]`: float32 for the 16-bit types. The CPU paths and the ops stand in `ops.mojo`.
+argument. Sums are kept in `accum_type[dtype]`: float32 for the 16-bit types. The ops stand in `ops.mojo`.
 """
 
 from std.math import ceildiv, exp, sqrt

@@ -14,7 +14,6 @@ from max.gpu.host import DeviceContext, Dim
 from layout import TileTensor
 from layout.tile_layout import row_major
 
-from .cpu_reference import convert_cpu
 from .gradient_sums import clear_gradients_kernel, convert_gradients_kernel
 from .launches import MAX_GRID_Y, checked_sizes
 from .layernorm_linear import ROW_THREADS, rmsnorm_linear_backward_kernel
@@ -122,60 +121,13 @@ def launch_rmsnorm_linear_backward[
     )
 
 
-def rmsnorm_linear_backward_cpu[
-    dtype: DType
-](
-    grad_input: MutPtr[dtype],
-    grad_rms_weight: MutPtr[dtype],
-    grad_weight: MutPtr[dtype],
-    grad_output: ImmPtr[dtype],
-    input: ImmPtr[dtype],
-    rms_weight: ImmPtr[dtype],
-    linear_weight: ImmPtr[dtype],
-    sizes: Sizes,
-    eps: Scalar[accum_type[dtype]],
-    sums: MutPtr[DType.float64],  # [O * H + 2 * H], scratch
-):
-    """The CPU path: one loop over the rows, with sums in float64. Read it when you have solved the gate."""
-    comptime wide = DType.float64
-    var rows = Int(sizes.rows())
-    var H = Int(sizes.hidden_dim)
-    var O = Int(sizes.output_dim)
-    var x = TileTensor(input, row_major(rows, H))
-    var dy = TileTensor(grad_output, row_major(rows, O))
-    var W = TileTensor(linear_weight, row_major(O, H))
-    var weight_sums = sums.unsafe_offset(O * H)
-    var into_norm = weight_sums.unsafe_offset(H)
-    for k in range(O * H + H):
-        sums[unsafe_offset=k] = 0
-    for row in range(rows):
-        var scale = rms_rstd(input, row, H, eps).cast[wide]()
-        var along = Scalar[wide](0)
-        for h in range(H):
-            var normal = x[row, h].cast[wide]() * scale
-            var gamma = rms_weight[unsafe_offset=h].cast[wide]()
-            var gradient = Scalar[wide](0)
-            for o in range(O):
-                gradient += dy[row, o].cast[wide]() * W[o, h].cast[wide]()
-                sums[unsafe_offset=o * H + h] += dy[row, o].cast[wide]() * normal * gamma
-            weight_sums[unsafe_offset=h] += gradient * normal
-            into_norm[unsafe_offset=h] = gradient * gamma
-            along += gradient * gamma * normal
-        along /= Scalar[wide](H)
-        for h in range(H):
-            var rest = into_norm[unsafe_offset=h] - x[row, h].cast[wide]() * scale * along
-            grad_input[unsafe_offset=row * H + h] = (rest * scale).cast[dtype]()
-    convert_cpu(grad_weight, sums.as_imm(), O * H)
-    convert_cpu(grad_rms_weight, weight_sums.as_imm(), H)
-
-
 @extensibility.register("rmsnorm_linear_train_backward")
 struct RMSNormLinearTrainBackward:
     """The op of the last gate: sizes at run time, written in place; rstd is computed again from the input."""
 
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType
+        dtype: DType
     ](
         grad_input: MutableInputTensor[dtype=dtype, rank=3, static_spec=_],  # [B, S, H]
         grad_rms_weight: MutableInputTensor[dtype=dtype, rank=1, static_spec=_],  # [H]
@@ -207,8 +159,4 @@ struct RMSNormLinearTrainBackward:
         var gamma = rms_weight.unsafe_ptr().as_imm()
         var W = linear_weight.unsafe_ptr().as_imm()
         var eps_accum = eps.cast[accum_type[dtype]]()
-        comptime if target == "cpu":
-            var sums = launcher.workspace[DType.float64]("sums", O * H + 2 * H)
-            rmsnorm_linear_backward_cpu[dtype](dx, dgamma, dW, dy, x, gamma, W, sizes, eps_accum, sums)
-        else:
-            launch_rmsnorm_linear_backward[dtype](launcher, dx, dgamma, dW, dy, x, gamma, W, sizes, eps_accum)
+        launch_rmsnorm_linear_backward[dtype](launcher, dx, dgamma, dW, dy, x, gamma, W, sizes, eps_accum)

@@ -10,14 +10,6 @@ from extensibility import _MutableInputTensor as MutableInputTensor
 import extensibility
 from max.gpu.host import DeviceContext
 
-from .cpu_reference import (
-    curve_cpu,
-    gather_cpu,
-    scatter_cpu,
-    tiles_cpu,
-    window_backward_cpu,
-    window_forward_cpu,
-)
 from .launches import (
     launch_curve,
     launch_gather,
@@ -47,52 +39,12 @@ def checked_sizes(
     return WindowSizes(Int32(batches), Int32(length), Int32(head_dim), width, radius, tile)
 
 
-def run_gather[
-    dtype: DType, target: StaticString
-](
-    gathered: MutPtr[dtype],
-    input: ImmPtr[dtype],
-    order: ImmPtr[DType.int32],
-    batches: Int,
-    length: Int,
-    head_dim: Int,
-    ctx: DeviceContext,
-) raises:
-    """Rows in the order of the steps, on the device of the op."""
-    comptime if target == "cpu":
-        gather_cpu[dtype](gathered, input, order, batches, length, head_dim)
-    else:
-        var launcher = DeviceLauncher(ctx)
-        launch_gather[dtype](launcher, gathered, input, order, batches, length, head_dim)
-
-
-def run_scatter[
-    dtype: DType, target: StaticString
-](
-    grad_input: MutPtr[dtype],
-    grad_gathered: ImmPtr[dtype],
-    order: ImmPtr[DType.int32],
-    batches: Int,
-    length: Int,
-    head_dim: Int,
-    ctx: DeviceContext,
-) raises:
-    """Rows back where they came from, on the device of the op."""
-    comptime if target == "cpu":
-        scatter_cpu[dtype](grad_input, grad_gathered, order, batches, length, head_dim)
-    else:
-        var launcher = DeviceLauncher(ctx)
-        launch_scatter[dtype](launcher, grad_input, grad_gathered, order, batches, length, head_dim)
-
-
 @extensibility.register("hilbert_curve_train")
 struct HilbertCurveTrain:
     """The index and the inverse of the curve through a square, written in place."""
 
     @staticmethod
-    def execute[
-        target: StaticString
-    ](
+    def execute(
         index: MutableInputTensor[dtype=DType.int32, rank=1, static_spec=_],  # [side * side]
         inverse: MutableInputTensor[dtype=DType.int32, rank=1, static_spec=_],  # [side * side]
         side: Int32,  # a power of two
@@ -102,11 +54,8 @@ struct HilbertCurveTrain:
             raise Error(t"the side must be a power of two up to {2**15}, got {side}")
         expect_shape("index", index, Int(side) * Int(side))
         expect_shape("inverse", inverse, Int(side) * Int(side))
-        comptime if target == "cpu":
-            curve_cpu(index.unsafe_ptr(), inverse.unsafe_ptr(), Int(side))
-        else:
-            var launcher = DeviceLauncher(ctx)
-            launch_curve(launcher, index.unsafe_ptr(), inverse.unsafe_ptr(), Int(side))
+        var launcher = DeviceLauncher(ctx)
+        launch_curve(launcher, index.unsafe_ptr(), inverse.unsafe_ptr(), Int(side))
 
 
 @extensibility.register("hilbert_gather")
@@ -115,7 +64,7 @@ struct HilbertGather:
 
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType
+        dtype: DType
     ](
         gathered: OutputTensor[dtype=dtype, rank=4, static_spec=_],  # [B, N, L, d]
         input: InputTensor[dtype=dtype, rank=4, static_spec=_],  # [B, N, L, d]
@@ -128,8 +77,15 @@ struct HilbertGather:
         var d = input.dim_size(3)
         expect_shape("gathered", gathered, B, N, L, d)
         expect_shape("order", order, L)
-        run_gather[dtype, target](
-            gathered.unsafe_ptr(), input.unsafe_ptr().as_imm(), order.unsafe_ptr().as_imm(), B * N, L, d, ctx
+        var launcher = DeviceLauncher(ctx)
+        launch_gather[dtype](
+            launcher,
+            gathered.unsafe_ptr(),
+            input.unsafe_ptr().as_imm(),
+            order.unsafe_ptr().as_imm(),
+            B * N,
+            L,
+            d,
         )
 
 
@@ -139,7 +95,7 @@ struct HilbertGatherTrain:
 
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType
+        dtype: DType
     ](
         gathered: MutableInputTensor[dtype=dtype, rank=4, static_spec=_],  # [B, N, L, d]
         input: InputTensor[dtype=dtype, rank=4, static_spec=_],  # [B, N, L, d]
@@ -152,8 +108,15 @@ struct HilbertGatherTrain:
         var d = input.dim_size(3)
         expect_shape("gathered", gathered, B, N, L, d)
         expect_shape("order", order, L)
-        run_gather[dtype, target](
-            gathered.unsafe_ptr(), input.unsafe_ptr().as_imm(), order.unsafe_ptr().as_imm(), B * N, L, d, ctx
+        var launcher = DeviceLauncher(ctx)
+        launch_gather[dtype](
+            launcher,
+            gathered.unsafe_ptr(),
+            input.unsafe_ptr().as_imm(),
+            order.unsafe_ptr().as_imm(),
+            B * N,
+            L,
+            d,
         )
 
 
@@ -164,7 +127,7 @@ struct HilbertScatter:
 
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType
+        dtype: DType
     ](
         grad_input: OutputTensor[dtype=dtype, rank=4, static_spec=_],  # [B, N, L, d]
         grad_gathered: InputTensor[dtype=dtype, rank=4, static_spec=_],  # [B, N, L, d]
@@ -177,14 +140,15 @@ struct HilbertScatter:
         var d = grad_gathered.dim_size(3)
         expect_shape("grad_input", grad_input, B, N, L, d)
         expect_shape("order", order, L)
-        run_scatter[dtype, target](
+        var launcher = DeviceLauncher(ctx)
+        launch_scatter[dtype](
+            launcher,
             grad_input.unsafe_ptr(),
             grad_gathered.unsafe_ptr().as_imm(),
             order.unsafe_ptr().as_imm(),
             B * N,
             L,
             d,
-            ctx,
         )
 
 
@@ -194,7 +158,7 @@ struct HilbertScatterTrain:
 
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType
+        dtype: DType
     ](
         grad_input: MutableInputTensor[dtype=dtype, rank=4, static_spec=_],  # [B, N, L, d]
         grad_gathered: InputTensor[dtype=dtype, rank=4, static_spec=_],  # [B, N, L, d]
@@ -207,14 +171,15 @@ struct HilbertScatterTrain:
         var d = grad_gathered.dim_size(3)
         expect_shape("grad_input", grad_input, B, N, L, d)
         expect_shape("order", order, L)
-        run_scatter[dtype, target](
+        var launcher = DeviceLauncher(ctx)
+        launch_scatter[dtype](
+            launcher,
             grad_input.unsafe_ptr(),
             grad_gathered.unsafe_ptr().as_imm(),
             order.unsafe_ptr().as_imm(),
             B * N,
             L,
             d,
-            ctx,
         )
 
 
@@ -223,9 +188,7 @@ struct WindowTilesTrain:
     """Which tiles of queries need which tiles of keys, written in place."""
 
     @staticmethod
-    def execute[
-        target: StaticString
-    ](
+    def execute(
         tiles: MutableInputTensor[dtype=DType.int32, rank=2, static_spec=_],  # [t, t]
         order: InputTensor[dtype=DType.int32, rank=1, static_spec=_],  # [L]
         width: Int32,
@@ -235,11 +198,8 @@ struct WindowTilesTrain:
     ) raises:
         var sizes = checked_sizes(1, order.dim_size(0), 1, width, radius, tile)
         expect_shape("tiles", tiles, sizes.tiles(), sizes.tiles())
-        comptime if target == "cpu":
-            tiles_cpu(tiles.unsafe_ptr(), order.unsafe_ptr().as_imm(), sizes)
-        else:
-            var launcher = DeviceLauncher(ctx)
-            launch_tiles(launcher, tiles.unsafe_ptr(), order.unsafe_ptr().as_imm(), sizes)
+        var launcher = DeviceLauncher(ctx)
+        launch_tiles(launcher, tiles.unsafe_ptr(), order.unsafe_ptr().as_imm(), sizes)
 
 
 @extensibility.register("window_attention_train")
@@ -248,7 +208,7 @@ struct WindowAttentionTrain:
 
     @staticmethod
     def execute[
-        target: StaticString, accum: DType, dtype: DType
+        accum: DType, dtype: DType
     ](
         output: MutableInputTensor[dtype=dtype, rank=4, static_spec=_],  # [B, N, L, d]
         lse: MutableInputTensor[dtype=accum, rank=3, static_spec=_],  # [B, N, L]
@@ -285,10 +245,7 @@ struct WindowAttentionTrain:
             sizes=sizes.copy(),
         )
         var launcher = DeviceLauncher(ctx)
-        comptime if target == "cpu":
-            window_forward_cpu(tensors, launcher.workspace[DType.float64]("sums", d))
-        else:
-            launch_window_forward(launcher, tensors)
+        launch_window_forward(launcher, tensors)
 
 
 @extensibility.register("window_attention_train_backward")
@@ -297,7 +254,7 @@ struct WindowAttentionTrainBackward:
 
     @staticmethod
     def execute[
-        target: StaticString, accum: DType, dtype: DType
+        accum: DType, dtype: DType
     ](
         grad_query: MutableInputTensor[dtype=dtype, rank=4, static_spec=_],  # [B, N, L, d]
         grad_key: MutableInputTensor[dtype=dtype, rank=4, static_spec=_],  # [B, N, L, d]
@@ -349,7 +306,4 @@ struct WindowAttentionTrainBackward:
             sizes=sizes.copy(),
         )
         var launcher = DeviceLauncher(ctx)
-        comptime if target == "cpu":
-            window_backward_cpu(tensors, launcher.workspace[DType.float64]("sums", (2 * L + 1) * d))
-        else:
-            launch_window_backward(launcher, tensors)
+        launch_window_backward(launcher, tensors)

@@ -10,16 +10,6 @@ from extensibility import _MutableInputTensor as MutableInputTensor
 import extensibility
 from max.gpu.host import DeviceContext
 
-from .cpu_reference import (
-    adamw_cpu,
-    clip_cpu,
-    cross_entropy_backward_cpu,
-    cross_entropy_cpu,
-    embedding_backward_cpu,
-    gelu_backward_cpu,
-    gelu_cpu,
-    mean_loss_cpu,
-)
 from .parts import (
     CHUNK,
     THREADS,
@@ -200,7 +190,7 @@ struct CrossEntropy:
 
     @staticmethod
     def execute[
-        target: StaticString, accum: DType, dtype: DType
+        accum: DType, dtype: DType
     ](
         row_loss: MutableInputTensor[dtype=accum, rank=2, static_spec=_],  # [B, T]
         lse: MutableInputTensor[dtype=accum, rank=2, static_spec=_],  # [B, T]
@@ -215,11 +205,8 @@ struct CrossEntropy:
         var z = logits.unsafe_ptr().as_imm()
         var wanted = targets.unsafe_ptr().as_imm()
         var V = logits.dim_size(2)
-        comptime if target == "cpu":
-            cross_entropy_cpu[dtype](paid, l, z, wanted, targets.size(), V)
-        else:
-            var launcher = DeviceLauncher(ctx)
-            launch_cross_entropy[dtype](launcher, paid, l, z, wanted, targets.size(), V)
+        var launcher = DeviceLauncher(ctx)
+        launch_cross_entropy[dtype](launcher, paid, l, z, wanted, targets.size(), V)
 
 
 @extensibility.register("mean_loss_train")
@@ -228,7 +215,7 @@ struct MeanLoss:
 
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType
+        dtype: DType
     ](
         mean_loss: MutableInputTensor[dtype=dtype, rank=1, static_spec=_],  # [1]
         counted: MutableInputTensor[dtype=dtype, rank=1, static_spec=_],  # [1]
@@ -241,11 +228,8 @@ struct MeanLoss:
         var count = counted.unsafe_ptr()
         var paid = row_loss.unsafe_ptr().as_imm()
         var wanted = targets.unsafe_ptr().as_imm()
-        comptime if target == "cpu":
-            mean_loss_cpu[dtype](mean, count, paid, wanted, targets.size())
-        else:
-            var launcher = DeviceLauncher(ctx)
-            launch_mean_loss[dtype](launcher, mean, count, paid, wanted, targets.size())
+        var launcher = DeviceLauncher(ctx)
+        launch_mean_loss[dtype](launcher, mean, count, paid, wanted, targets.size())
 
 
 @extensibility.register("cross_entropy_backward_train")
@@ -254,7 +238,7 @@ struct CrossEntropyBackward:
 
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType
+        dtype: DType
     ](
         grad_rows: MutableInputTensor[dtype=dtype, rank=3, static_spec=_],  # [B, T, V]
         logits: InputTensor[dtype=dtype, rank=3, static_spec=_],  # [B, T, V]
@@ -270,11 +254,8 @@ struct CrossEntropyBackward:
         var l = lse.unsafe_ptr().as_imm()
         var count = counted.unsafe_ptr().as_imm()
         var V = logits.dim_size(2)
-        comptime if target == "cpu":
-            cross_entropy_backward_cpu[dtype](dz, z, wanted, l, count, targets.size(), V)
-        else:
-            var launcher = DeviceLauncher(ctx)
-            launch_cross_entropy_backward[dtype](launcher, dz, z, wanted, l, count, targets.size(), V)
+        var launcher = DeviceLauncher(ctx)
+        launch_cross_entropy_backward[dtype](launcher, dz, z, wanted, l, count, targets.size(), V)
 
 
 @extensibility.register("gelu_train")
@@ -283,7 +264,7 @@ struct Gelu:
 
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType
+        dtype: DType
     ](
         output: MutableInputTensor[dtype=dtype, rank=3, static_spec=_],  # [B, T, C]
         input: InputTensor[dtype=dtype, rank=3, static_spec=_],  # [B, T, C]
@@ -291,11 +272,8 @@ struct Gelu:
     ) raises:
         var y = output.unsafe_ptr()
         var x = input.unsafe_ptr().as_imm()
-        comptime if target == "cpu":
-            gelu_cpu[dtype](y, x, input.size())
-        else:
-            var launcher = DeviceLauncher(ctx)
-            launch_gelu[dtype](launcher, y, x, input.size())
+        var launcher = DeviceLauncher(ctx)
+        launch_gelu[dtype](launcher, y, x, input.size())
 
 
 @extensibility.register("gelu_backward_train")
@@ -304,7 +282,7 @@ struct GeluBackward:
 
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType
+        dtype: DType
     ](
         grad_input: MutableInputTensor[dtype=dtype, rank=3, static_spec=_],  # [B, T, C]
         grad_output: InputTensor[dtype=dtype, rank=3, static_spec=_],  # [B, T, C]
@@ -314,11 +292,8 @@ struct GeluBackward:
         var dx = grad_input.unsafe_ptr()
         var dy = grad_output.unsafe_ptr().as_imm()
         var x = input.unsafe_ptr().as_imm()
-        comptime if target == "cpu":
-            gelu_backward_cpu[dtype](dx, dy, x, input.size())
-        else:
-            var launcher = DeviceLauncher(ctx)
-            launch_gelu_backward[dtype](launcher, dx, dy, x, input.size())
+        var launcher = DeviceLauncher(ctx)
+        launch_gelu_backward[dtype](launcher, dx, dy, x, input.size())
 
 
 @extensibility.register("embedding_backward_train")
@@ -327,7 +302,7 @@ struct EmbeddingBackward:
 
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType
+        dtype: DType
     ](
         grad_token: MutableInputTensor[dtype=dtype, rank=2, static_spec=_],  # [V, C]
         grad_output: InputTensor[dtype=dtype, rank=3, static_spec=_],  # [B, T, C]
@@ -343,11 +318,8 @@ struct EmbeddingBackward:
         var dx = grad_output.unsafe_ptr().as_imm()
         var sorted = order.unsafe_ptr().as_imm()
         var begins = starts.unsafe_ptr().as_imm()
-        comptime if target == "cpu":
-            embedding_backward_cpu[dtype](table, dx, sorted, begins, V, C)
-        else:
-            var launcher = DeviceLauncher(ctx)
-            launch_embedding_backward[dtype](launcher, table, dx, sorted, begins, V, C)
+        var launcher = DeviceLauncher(ctx)
+        launch_embedding_backward[dtype](launcher, table, dx, sorted, begins, V, C)
 
 
 @extensibility.register("adamw_train")
@@ -356,7 +328,7 @@ struct AdamW:
 
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType
+        dtype: DType
     ](
         new_parameter: MutableInputTensor[dtype=dtype, rank=3, static_spec=_],  # [B, T, C]
         corrections: MutableInputTensor[dtype=accum_type[dtype], rank=1, static_spec=_],  # [2]
@@ -383,17 +355,11 @@ struct AdamW:
         var m = mean.unsafe_ptr().as_imm()
         var v = square.unsafe_ptr().as_imm()
         comptime accum = accum_type[dtype]
-        comptime if target == "cpu":
-            adamw_cpu[dtype](
-                c, new_x, new_m, new_v, x, g, m, v, rate.cast[accum](), beta1, beta2, eps.cast[accum](),
-                decay.cast[accum](), step, parameter.size(),
-            )  # fmt: skip
-        else:
-            var launcher = DeviceLauncher(ctx)
-            launch_adamw[dtype](
-                launcher, c, new_x, new_m, new_v, x, g, m, v, rate, beta1, beta2, eps, decay, step,
-                parameter.size(),
-            )  # fmt: skip
+        var launcher = DeviceLauncher(ctx)
+        launch_adamw[dtype](
+            launcher, c, new_x, new_m, new_v, x, g, m, v, rate, beta1, beta2, eps, decay, step,
+            parameter.size(),
+        )  # fmt: skip
 
 
 @extensibility.register("clip_train")
@@ -402,7 +368,7 @@ struct Clip:
 
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType
+        dtype: DType
     ](
         clipped: MutableInputTensor[dtype=dtype, rank=3, static_spec=_],  # [B, T, C]
         square_sums: MutableInputTensor[dtype=accum_type[dtype], rank=1, static_spec=_],  # [chunks]
@@ -416,8 +382,5 @@ struct Clip:
         var n = norm.unsafe_ptr()
         var to = clipped.unsafe_ptr()
         var g = gradient.unsafe_ptr().as_imm()
-        comptime if target == "cpu":
-            clip_cpu[dtype](sums, n, to, g, limit.cast[accum_type[dtype]](), gradient.size())
-        else:
-            var launcher = DeviceLauncher(ctx)
-            launch_clip[dtype](launcher, sums, n, to, g, limit, gradient.size())
+        var launcher = DeviceLauncher(ctx)
+        launch_clip[dtype](launcher, sums, n, to, g, limit, gradient.size())

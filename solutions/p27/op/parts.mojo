@@ -7,8 +7,8 @@
     clipping       all gradients times min(1, limit / norm)
 
 Places are the B * T tokens of a batch, one row of logits or channels each. Every size is a run-time argument. Sums are kept
-in `accum_type[dtype]`: float32 for the 16-bit types; no sum depends on the order in which blocks run. The launches, the CPU
-paths and the ops stand in `ops.mojo` and `cpu_reference.mojo`.
+in `accum_type[dtype]`: float32 for the 16-bit types; no sum depends on the order in which blocks run. The launches and
+the ops stand in `ops.mojo`.
 """
 
 from std.math import exp, log, sqrt

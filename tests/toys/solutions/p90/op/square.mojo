@@ -138,7 +138,7 @@ struct SquareTrain:
 
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType
+        dtype: DType
     ](
         output: MutableInputTensor[dtype=dtype, rank=2, static_spec=_],
         kept: MutableInputTensor[dtype=DType.bool, rank=1, static_spec=_],
@@ -155,28 +155,18 @@ struct SquareTrain:
         var x = input.unsafe_ptr().as_imm()
         var rows = input.dim_size(0)
         var columns = input.dim_size(1)
-        comptime if target == "cpu":
-            var row_of = order.unsafe_ptr().as_imm()
-            var on = mask.unsafe_ptr().as_imm()
-            for r in range(rows):
-                kept.unsafe_ptr()[unsafe_offset=r] = on[unsafe_offset=r]
-                for c in range(columns):
-                    var value = x[unsafe_offset=Int(row_of[unsafe_offset=r]) * columns + c]
-                    var squared = scale.cast[dtype]() * value * value
-                    y[unsafe_offset=r * columns + c] = squared if on[unsafe_offset=r] else 0
-        else:
-            var launcher = DeviceLauncher(ctx)
-            launch_square[dtype](
-                launcher,
-                y,
-                kept.unsafe_ptr(),
-                x,
-                order.unsafe_ptr().as_imm(),
-                mask.unsafe_ptr().as_imm(),
-                Int32(rows),
-                Int32(columns),
-                scale,
-            )
+        var launcher = DeviceLauncher(ctx)
+        launch_square[dtype](
+            launcher,
+            y,
+            kept.unsafe_ptr(),
+            x,
+            order.unsafe_ptr().as_imm(),
+            mask.unsafe_ptr().as_imm(),
+            Int32(rows),
+            Int32(columns),
+            scale,
+        )
 
 
 @extensibility.register("square_train_backward")
@@ -185,7 +175,7 @@ struct SquareTrainBackward:
 
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType
+        dtype: DType
     ](
         grad_input: MutableInputTensor[dtype=dtype, rank=2, static_spec=_],
         grad_output: InputTensor[dtype=dtype, rank=2, static_spec=_],
@@ -200,26 +190,15 @@ struct SquareTrainBackward:
         var x = input.unsafe_ptr().as_imm()
         var rows = input.dim_size(0)
         var columns = input.dim_size(1)
-        comptime if target == "cpu":
-            var row_of = order.unsafe_ptr().as_imm()
-            var on = mask.unsafe_ptr().as_imm()
-            for r in range(rows):
-                for c in range(columns):
-                    var at = Int(row_of[unsafe_offset=r]) * columns + c
-                    var slope = 2 * x[unsafe_offset=at] * scale.cast[dtype]()
-                    dx[unsafe_offset=at] = (
-                        slope * dy[unsafe_offset=r * columns + c] if on[unsafe_offset=r] else 0
-                    )
-        else:
-            var launcher = DeviceLauncher(ctx)
-            launch_square_backward[dtype](
-                launcher,
-                dx,
-                dy,
-                x,
-                order.unsafe_ptr().as_imm(),
-                mask.unsafe_ptr().as_imm(),
-                Int32(rows),
-                Int32(columns),
-                scale,
-            )
+        var launcher = DeviceLauncher(ctx)
+        launch_square_backward[dtype](
+            launcher,
+            dx,
+            dy,
+            x,
+            order.unsafe_ptr().as_imm(),
+            mask.unsafe_ptr().as_imm(),
+            Int32(rows),
+            Int32(columns),
+            scale,
+        )

@@ -85,7 +85,7 @@ struct Train:
 
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType
+        dtype: DType
     ](
         output: MutableInputTensor[dtype=dtype, rank=2, static_spec=_],
         input: InputTensor[dtype=dtype, rank=2, static_spec=_],
@@ -93,12 +93,8 @@ struct Train:
     ) raises:
         var y = output.unsafe_ptr()
         var x = input.unsafe_ptr().as_imm()
-        comptime if target == "cpu":
-            for i in range(input.size()):
-                y[unsafe_offset=i] = x[unsafe_offset=i] * x[unsafe_offset=i]
-        else:
-            var launcher = DeviceLauncher(ctx)
-            launch_square[dtype](launcher, y, x, Int32(input.dim_size(0)), Int32(input.dim_size(1)))
+        var launcher = DeviceLauncher(ctx)
+        launch_square[dtype](launcher, y, x, Int32(input.dim_size(0)), Int32(input.dim_size(1)))
 
 
 @extensibility.register("puzzle_NN_train_backward")
@@ -107,7 +103,7 @@ struct TrainBackward:
 
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType
+        dtype: DType
     ](
         grad_input: MutableInputTensor[dtype=dtype, rank=2, static_spec=_],
         grad_output: InputTensor[dtype=dtype, rank=2, static_spec=_],
@@ -117,11 +113,5 @@ struct TrainBackward:
         var dx = grad_input.unsafe_ptr()
         var dy = grad_output.unsafe_ptr().as_imm()
         var x = input.unsafe_ptr().as_imm()
-        comptime if target == "cpu":
-            for i in range(input.size()):
-                dx[unsafe_offset=i] = 2 * x[unsafe_offset=i] * dy[unsafe_offset=i]
-        else:
-            var launcher = DeviceLauncher(ctx)
-            launch_square_backward[dtype](
-                launcher, dx, dy, x, Int32(input.dim_size(0)), Int32(input.dim_size(1))
-            )
+        var launcher = DeviceLauncher(ctx)
+        launch_square_backward[dtype](launcher, dx, dy, x, Int32(input.dim_size(0)), Int32(input.dim_size(1)))

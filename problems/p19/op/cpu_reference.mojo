@@ -1,1 +1,0 @@
-../../../solutions/p19/op/cpu_reference.mojo

@@ -1,1 +1,0 @@
-../../../solutions/p20/op/cpu_reference.mojo

@@ -1,1 +1,0 @@
-../../../solutions/p24/op/cpu_reference.mojo

@@ -1,1 +1,0 @@
-../../../solutions/p27/op/cpu_reference.mojo

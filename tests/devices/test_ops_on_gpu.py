@@ -1,0 +1,140 @@
+"""The public ops of puzzles 19, 20, 23 and 24 keep their contract: names, arguments in order, values on the virtual GPU.
+
+Everything here is spelled out, not taken from the puzzles' specs, because other harnesses rely on it. Puzzle 22's are tested in
+`tests/p22/test_public_ops.py`.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from harness.toolchain.roots import CHECKOUT, op_package, solutions
+
+pytestmark = pytest.mark.compiler
+
+OPS = {
+    "p19": {
+        "ramp_map": "mapped vector",
+        "ramp_index": "shifted matrix offset",
+        "ramp_cast": "products half_matrix half_vector",
+        "ramp_reduce": "row_sums matrix",
+        "ramp_tile": "mirrored vector",
+        "ramp_atomic": "column_sums matrix",
+        "ramp_stages": "staged_sums matrix",
+        "ramp_rmsnorm": "normalised matrix weight",
+    },
+    "p20": {
+        "relu_mask": "output mask input",
+        "relu_mask_backward": "grad_input grad_output mask",
+        "softmax": "output input",
+        "softmax_backward": "grad_input grad_output output",
+    },
+    "p23": {
+        "attention": "output query key value",
+        "attention_backward": "grad_query grad_key grad_value grad_output query key value",
+    },
+    "p24": {
+        "hilbert_gather": "gathered input order",
+        "hilbert_scatter": "grad_input grad_gathered order",
+    },
+}
+"""Puzzle -> op -> its arguments in order."""
+
+
+def test_names_and_arguments_by_max_s_own_binding():
+    from max.experimental.torch import CustomOpLibrary
+    from max.graph import KernelLibrary
+
+    kernels = KernelLibrary()
+    kernels.load_paths([op_package(solutions(), puzzle).compile() for puzzle in OPS])
+    library = CustomOpLibrary(kernels)
+    for name, arguments in {name: words for ops in OPS.values() for name, words in ops.items()}.items():
+        assert " ".join(getattr(library, name).torch_signature.parameters) == arguments
+
+
+def inputs() -> dict[str, torch.Tensor]:
+    """What `ops_on_gpu_run.py` takes; the last row of x is -inf in one place."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = {
+        **dict.fromkeys(("x", "dy"), (5, 9)),
+        **dict.fromkeys(("query", "grad_output"), (2, 3, 5, 4)),
+        **dict.fromkeys(("key", "value"), (2, 3, 7, 4)),
+        "cells": (2, 3, 12, 5),
+        "matrix": (3, 7),
+        "weight": (7,),
+    }
+    tensors = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    tensors["x"][-1, 3] = -torch.inf
+    order = torch.randperm(12, generator=generator).int()
+    return {**tensors, "words": torch.zeros(2, dtype=torch.int32), "order": order}
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory) -> tuple[dict[str, torch.Tensor], list[str]]:
+    """What the ops wrote, and what calls with wrong shapes raised."""
+    folder = tmp_path_factory.mktemp("ops")
+    (folder / "puzzles").symlink_to(solutions())
+    arrays = {name: tensor.numpy() for name, tensor in inputs().items()}
+    np.savez(folder / "run.npz", allow_pickle=False, **arrays)
+    program = [sys.executable, Path(__file__).with_name("ops_on_gpu_run.py"), folder / "run.npz"]
+    done = subprocess.run(
+        [sys.executable, "-m", "harness", "vgpu", "exec", "--", *program, *(f"{folder}/puzzles/{name}/op" for name in OPS)],
+        cwd=CHECKOUT, capture_output=True, text=True, timeout=500,
+    )  # fmt: skip
+    assert done.returncode == 0 and ", 0 errors" in done.stderr, done.stderr
+    written = {name: torch.from_numpy(array) for name, array in np.load(folder / "run.npz").items()}
+    return written, json.loads(done.stdout.splitlines()[-1])
+
+
+def assert_near(got, exact):
+    assert (got - exact).abs().max() <= 2e-6 * exact.abs().max()
+
+
+def test_relu_mask_and_its_backward(ran):
+    written, x = ran[0], inputs()["x"]
+    assert torch.equal(written["relu"], x.relu())
+    assert torch.equal(written["grad_relu"], inputs()["dy"] * (x > 0))
+    bits = [(int(word) >> i) & 1 for word in written["mask"] for i in range(32)]
+    assert bits[:45] == (x > 0).int().flatten().tolist() and not any(bits[45:])
+
+
+def test_softmax_and_its_backward(ran):
+    leaf = inputs()["x"].double().requires_grad_()
+    exact = leaf.softmax(-1)
+    assert_near(ran[0]["softmax"], exact.detach())
+    assert_near(ran[0]["grad_softmax"], torch.autograd.grad(exact, leaf, inputs()["dy"].double())[0])
+
+
+def test_attention_and_its_backward(ran):
+    query, key, value = (inputs()[name].double().requires_grad_() for name in ("query", "key", "value"))
+    exact = F.scaled_dot_product_attention(query, key, value)
+    assert_near(ran[0]["attention"], exact.detach())
+    gradients = torch.autograd.grad(exact, (query, key, value), inputs()["grad_output"].double())
+    for name, gradient in zip(("grad_query", "grad_key", "grad_value"), gradients, strict=True):
+        assert_near(ran[0][name], gradient)
+
+
+def test_rows_are_moved_and_moved_back(ran):
+    cells, order = inputs()["cells"], inputs()["order"].long()
+    assert torch.equal(ran[0]["gathered"], cells[:, :, order])
+    assert torch.equal(ran[0]["scattered"], cells)
+
+
+def test_rmsnorm_is_written_in_place(ran):
+    assert_near(ran[0]["normalised"], F.rms_norm(inputs()["matrix"], (7,), inputs()["weight"], 1e-5))
+
+
+def test_shapes_are_checked_against_each_other(ran):
+    words = (
+        "key has size 3 along axis 3, expected 4",
+        "order has size 11 along axis 0, expected 12",
+        "weight has size 6 along axis 0, expected 7",
+    )
+    for said, expected in zip(ran[1], words, strict=True):
+        assert expected in said

@@ -21,6 +21,7 @@ mpl.rcParams.update({
     "axes.spines.right": False, "grid.color": "k", "grid.alpha": 0.2, "lines.linewidth": 1.6, "figure.dpi": 72,
 })  # fmt: skip
 Point = tuple[float, float]
+Vector = Sequence[float] | np.ndarray
 
 
 class Series(NamedTuple):
@@ -47,7 +48,7 @@ class Axis(NamedTuple):
 def drawing(height: float, rows: int = 1, width: float = WIDTH) -> tuple[Figure, Sequence[Axes]]:
     """Return a figure of so many pixels and its axes, one below the other."""
     figure = Figure(figsize=(width / 72, height / 72), layout="constrained")
-    return figure, figure.subplots(rows, 1, squeeze=False)[:, 0]
+    return figure, list(figure.subplots(rows, 1, squeeze=False)[:, 0])
 
 
 def svg(figure: Figure, label: str) -> str:
@@ -170,7 +171,7 @@ def bars(
 
 
 def rows_of_bars(
-    label: str, rows: Mapping[str, Sequence[float]], chosen: Iterable[int] = (), height: float = 110
+    label: str, rows: Mapping[str, Vector], chosen: Iterable[int] = (), height: float = 110
 ) -> str:
     """Draw vectors as upright bars with their numbers, one below the other and to one scale; `chosen` bars are darker."""
     figure, places = drawing(height * len(rows), len(rows))

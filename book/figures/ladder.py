@@ -236,7 +236,12 @@ def climb(ladder: Ladder) -> str:
     return plot(
         f"Time of the forward pass after each step, on a logarithmic axis, falling from step to step. {words}.",
         [Series("measured", took, "-", "o"), Series("predicted", predicted, "--", "o", hollow=True)],
-        Axis("", log=False, ends=(-0.3, len(steps) - 0.4), ticks=dict(enumerate(steps))),
+        Axis(
+            "",
+            log=False,
+            ends=(-0.3, len(steps) - 0.4),
+            ticks={float(number): name for number, name in enumerate(steps)},
+        ),
         Axis(
             "forward pass",
             ticks={10.0**n: duration(10.0**n).replace(".00", "").replace(".0", "") for n in range(1, 7)},

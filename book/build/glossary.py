@@ -1,4 +1,4 @@
-"""Links the words of the glossary where a page first uses them: in its running text, never in code, headings, links or figures.
+"""Links the words of the glossary where the running text of a page first uses them.
 
 It works on the built pages, behind mdBook: what a link is made of then stands there, whatever wrote it.
 """
@@ -33,7 +33,7 @@ MAIN = re.compile(r"(?<=<main>).*?(?=</main>)", re.S)
 
 
 def link(site: Path) -> None:
-    """Put the links on every page of a built book that has a glossary, but for the glossary and the page for printing."""
+    """Put the links on every page of a built book but the glossary and the page for printing."""
     if not (site / PAGE).is_file():
         return
     entries = HEADING.findall((site / PAGE).read_text(encoding="utf-8"))
@@ -52,7 +52,7 @@ def link(site: Path) -> None:
 
 
 def with_links(main: str, to: str, uses: dict[str, re.Pattern[str]]) -> str:
-    """Return the content of a page with the first use of each word linked; `to` is the glossary's address from there."""
+    """Return the content of a page with the first use of each word linked; `to` is the glossary's address."""
     missing, inside = dict(uses), []
     parts = TAG.split(main)
     for at, part in enumerate(parts):

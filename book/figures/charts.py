@@ -1,4 +1,4 @@
-"""Charts with axes, drawn by matplotlib: one line of SVG each, in the colour of the page's text and with letters that stay text."""
+"""Draws charts with axes by matplotlib: one line of SVG each, in the page's text colour; letters stay text."""
 
 import html
 import io
@@ -37,7 +37,7 @@ class Series(NamedTuple):
 
 
 class Axis(NamedTuple):
-    """What an axis says, whether it is logarithmic, its ends, and what to write at which numbers; None leaves it to the data."""
+    """What an axis says, whether it is logarithmic, its ends and its ticks; None leaves them to the data."""
 
     name: str
     log: bool = True
@@ -72,7 +72,8 @@ def svg(figure: Figure, label: str) -> str:
     width, height = (f"{float(size):g}" for size in box.groups())
     narrow = ' class="narrow"' if float(width) <= WIDTH else ""
     return (
-        f'<svg{narrow} xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+        f'<svg{narrow} xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}"'
+        f' height="{height}"'
         f' role="img" fill="currentColor" aria-label="{html.escape(label)}">{body.strip()}</svg>\n'
     )
 
@@ -138,8 +139,12 @@ def bars(
     level: float | None = None,
     log: bool = False,
 ) -> str:
-    """Draw horizontal bars in groups, each below its heading, if it has one; `level` is a broken line at a length. With `log` they begin
-    at 1."""
+    """Draw horizontal bars in groups, each below its heading, if it has one.
+
+    Args:
+        level: Where a broken line stands.
+        log: Whether lengths are logarithmic; bars then begin at 1.
+    """
     step, rows = 22, sum(len(group) + bool(heading) for heading, group in groups.items())
     figure, (axes,) = drawing(step * rows + (44 if title else 12))
     names, y, start = {}, 0, 1 if log else 0
@@ -173,7 +178,7 @@ def bars(
 def rows_of_bars(
     label: str, rows: Mapping[str, Vector], chosen: Iterable[int] = (), height: float = 110
 ) -> str:
-    """Draw vectors as upright bars with their numbers, one below the other and to one scale; `chosen` bars are darker."""
+    """Draw vectors as upright bars with their numbers, one below the other; `chosen` bars are darker."""
     figure, places = drawing(height * len(rows), len(rows))
     most = max(float(np.abs(values).max()) for values in map(np.asarray, rows.values()))
     for axes, (name, values) in zip(places, rows.items(), strict=True):
@@ -212,7 +217,7 @@ WORK = "multiply-adds of a product"
 def ratio_dots(
     label: str, y_name: str, points: Sequence[tuple[float, float, bool]], x_name: str = WORK
 ) -> str:
-    """Draw ratios, by default over the work of a product, with a broken line at 1; of each point whether it is hollow."""
+    """Draw ratios with a broken line at 1, by default over the work of a product; points may be hollow."""
     ratios = [ratio for _, ratio, _ in points]
     low, high = min(ratios) / 1.06, max(*ratios, 1) * 1.06
     ticks = {tick: f"{tick:g}" for tick in (0.3, 0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.5) if low < tick < high}
@@ -233,7 +238,7 @@ Measures = Sequence[tuple[str, Mapping[str, float], str]]
 
 
 def compared(what: str, measures: Measures, ways: Mapping[str, str]) -> str:
-    """Draw measures with units of their own, each beside its largest; `ways` names the ways, the last of which is ours."""
+    """Draw measures, each beside its largest value; `ways` names the ways, the last of which is ours."""
     told = "; ".join(
         f"{title}: {', '.join(f'{ways[way]} {size:.1f} {unit}' for way, size in sizes.items())}"
         for title, sizes, unit in measures

@@ -1,4 +1,4 @@
-"""Charts of what is computed here with NumPy, or stands in recorded outputs and in the record `museum_curves`; nothing needs torch."""
+"""Charts of numbers from NumPy, from recorded outputs and from the record `museum_curves`; none needs torch."""
 
 import re
 from collections.abc import Callable
@@ -146,7 +146,7 @@ def folds() -> str:
 
 
 def kept_by_way() -> str:
-    """Bytes that functions keep for their backward pass: PyTorch's, compiled, and the custom one, as recorded."""
+    """Bytes kept for the backward pass by PyTorch's functions, compiled ones and custom ones, as recorded."""
     kept: dict[str, dict[str, float]] = {}
     text = outputs.load("worth_it").text
     for function, way, size in re.findall(
@@ -213,7 +213,7 @@ def tape_height() -> str:
 
 
 def balance(length: int = 2048) -> str:
-    """Tiles of each rank at each step of a causal ring, plain and zig-zag; a step lasts as long as its busiest rank."""
+    """Tiles of each rank at each step of a causal ring; a step lasts as long as its busiest rank."""
     lines, told = {}, []
     for name, balanced in (("plain", False), ("zig-zag", True)):
         ranks = [layout.tiles(rank, RANKS, length, balanced, TILE) for rank in range(RANKS)]
@@ -225,7 +225,8 @@ def balance(length: int = 2048) -> str:
                 for step, (at, count) in enumerate(zip(starts, tiles, strict=True))
             ]
         told.append(
-            f"{name}: {', '.join(f'rank {rank} {sum(tiles):,}' for rank, tiles in enumerate(ranks))}, in the time of {sum(steps):,}"
+            f"{name}: {', '.join(f'rank {rank} {sum(tiles):,}' for rank, tiles in enumerate(ranks))}, "
+            f"in the time of {sum(steps):,}"
         )
     return spans(f"Tiles that each rank computes. {'; '.join(told)}", lines, "time, in tiles")
 
@@ -298,12 +299,13 @@ def saving_less() -> str:
 
 
 def descent(column: int, name: str) -> str:
-    """One quantity of both rows of the recorded descent over the steps. Both axes are logarithmic, so step 0 is left out."""
+    """One quantity of both rows of the recorded descent over the steps; on logarithmic axes there is no step 0."""
     lines = re.findall(r"^ +\d.*$", outputs.load("row_descent").text, re.M)
     rows = [row for row in ([float(number) for number in line.split()] for line in lines) if row[0]]
     ends = rows[-1][column], rows[-1][column + 2]
     return plot(
-        f"{name} over {rows[-1][0]:.0f} steps: it ends at {ends[0]:g} by the gradient and at {ends[1]:g} by the tutorial's formula.",
+        f"{name} over {rows[-1][0]:.0f} steps: it ends at {ends[0]:g} by the gradient and at {ends[1]:g} by "
+        "the tutorial's formula.",
         [
             Series("gradient", [(row[0], row[column]) for row in rows], width=2.6),
             Series("tutorial", [(row[0], row[column + 2]) for row in rows], "--"),
@@ -347,7 +349,7 @@ def one_is_wrong() -> str:
 
 
 def wrong_losses() -> str:
-    """The losses of all wrong runs in one picture, thin, and the right one's, thick. What leaves it is cut off."""
+    """The losses of all wrong runs, thin, and of the right one, thick. What leaves the picture is cut off."""
     every = wrong_runs()
     right = next(iter(every.values()))[0]
     runs = [own for _, own in every.values()]

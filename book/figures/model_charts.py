@@ -1,5 +1,5 @@
-"""Charts and tables of whole training steps and of a model's head, from the records `gpt2_step`, `step_by_hand`, `cross_entropy` and
-`training_by_hand`."""
+"""Charts and tables of training steps and of a model's head: the records `gpt2_step`, `step_by_hand`,
+`cross_entropy` and `training_by_hand`."""
 
 import math
 import re
@@ -15,8 +15,10 @@ def losses() -> list[float]:
 
 
 def samples_list() -> str:
-    """Steps of that run with their losses and what the model wrote then, a dot for bytes that are not printable ASCII, as a list: a
-    table would not let code wrap."""
+    """List steps of that run with their losses and what the model wrote, a dot for bytes that are not printable.
+
+    It is no table, which would not let code wrap.
+    """
     lines = []
     for row in record.rows("training_by_hand"):
         if row["wrote"]:
@@ -33,8 +35,8 @@ def loss_by_hand() -> str:
     curve, nothing = losses(), math.log(256)
     first, last = (sum(part) / 10 for part in (curve[:10], curve[-10:]))
     return plot(
-        f"The loss falls from {first:.3f} in the first ten steps to {last:.3f} in the last ten of {len(curve)}; a model that knows nothing "
-        f"has log 256, {nothing:.3f}.",
+        f"The loss falls from {first:.3f} in the first ten steps to {last:.3f} in the last ten of {len(curve)}; "
+        f"a model that knows nothing has log 256, {nothing:.3f}.",
         [Series("", enumerate(curve, 1))],
         Axis("step", log=False),
         Axis("loss", False, (0, 1.15 * max(*curve, nothing))),

@@ -1,4 +1,4 @@
-"""Charts and drawings: one line of SVG in the text colour, the same bytes each time, and made of the numbers that they show."""
+"""Charts and drawings are one line of SVG in the text colour and show the right numbers."""
 
 import itertools
 import re

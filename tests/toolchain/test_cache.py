@@ -125,7 +125,8 @@ def test_what_an_interrupted_process_left_goes_after_a_day(tmp_path):
         left = tmp_path / f"{STAGING}{name}"
         left.mkdir()
         (left / "half").write_text("")
-        os.utime(left, (time.time() - age,) * 2)
+        then = time.time() - age
+        os.utime(left, (then, then))
     keep(tmp_path / "entry", make_file, "it")
     assert {path.name for path in tmp_path.glob(f"{STAGING}*")} == {f"{STAGING}young"}
 

@@ -13,13 +13,13 @@ from torch.utils._pytree import tree_leaves
 
 from harness.nn import extension_kernels, layernorm_direct
 from harness.nn.layernorm_plan import make_plan
-from harness.puzzles.p22.candidates import BENCHMARK, drawn_sizes
+from harness.puzzles.p22.candidates import BENCHMARK, Sizes, drawn_sizes
 from harness.toolchain import extension
 
 pytestmark = pytest.mark.compiler
 BLOCK = 512
 """Bytes of which torch's allocator gives out multiples."""
-SIZES = [*(BENCHMARK.named[name][0] for name in ("S0", "S1", "S2", "S3")), *drawn_sizes(20)]
+SIZES: list[Sizes] = [*(BENCHMARK.named[name][0] for name in ("S0", "S1", "S2", "S3")), *drawn_sizes(20)]
 LENGTHS = [(rows, H, O) for rows in (3, 130, 5000) for H in (136, 139) for O in (264, 331)]
 
 

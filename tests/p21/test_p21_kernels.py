@@ -1,4 +1,4 @@
-"""The four kernels of the hunt: right in every dtype, unsolved as given, each wrong one named; and one run of everything."""
+"""The four kernels of the hunt: right in every dtype, unsolved as given; and one run of everything."""
 
 import os
 import re
@@ -19,16 +19,15 @@ from harness.puzzles.p21.spec import CALLS, KERNELS, PUZZLE, cases
 from harness.spec.rounding import rounded
 from harness.toolchain import roots
 
-BUGS = [bug for bug in zoo.load("p21") if not bug.rung and bug.dtype == "float32"]
 NARROW = next(bug for bug in zoo.load("p21") if bug.dtype == "bfloat16")
 DIMS = tuple(dict.fromkeys(case.dims for case in cases()))
 
 
 @pytest.fixture(scope="module")
 def recorded():
-    """The solution and all wrong kernels, recorded by one program; the checker finds them in the cache."""
-    packages = [roots.op_package(roots.solutions(), "p21"), *(bug.package() for bug in BUGS)]
-    record_many([Order(each, DIMS, ("kernels",), small_grid=True) for each in packages], "p21", "float32")
+    """The solution, recorded; the checker finds it in the cache."""
+    package = roots.op_package(roots.solutions(), "p21")
+    record_many([Order(package, DIMS, ("kernels",), small_grid=True)], "p21", "float32")
     return Checker(PUZZLE)
 
 
@@ -44,14 +43,6 @@ def test_the_solution_is_right(recorded):
 def test_the_solution_is_right_in_other_dtypes(dtype):
     results = Checker(PUZZLE, dtype=dtype).check(roots.op_package(roots.solutions(), "p21"))
     assert {result.state for result in results} == {"correct"}, [r.diagnosis for r in results]
-
-
-@pytest.mark.compiler
-@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
-def test_a_wrong_kernel_is_rejected_for_the_right_reason(recorded, bug):
-    results = {result.gate.id: result for result in recorded.check(bug.package())}
-    assert {id for id, result in results.items() if result.state == "wrong"} == {bug.gate}
-    assert results[bug.gate].mistake == bug.mistake, results[bug.gate].diagnosis
 
 
 @pytest.mark.compiler

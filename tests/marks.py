@@ -1,4 +1,5 @@
-"""Which tests are slow by rule, and which share a process: a file's tests, and the files that share what takes long to compile.
+"""Which tests are slow by rule, and which share a process: a file's tests, the files that share what takes long to compile, and
+the wrong solutions of a puzzle.
 
 Slow by rule is what runs the same code once more: in float16 where a test runs in bfloat16 too, with another seed than the first,
 and of the wrong solutions of a gate all but one.
@@ -21,7 +22,7 @@ SHARED = (
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    ids, seen, groups = {item.nodeid for item in items}, set(), {}
+    ids, seen, groups, zoo = {item.nodeid for item in items}, set(), {}, {}
     for item in items:
         twin = re.sub(r"(?<![a-z])float16", "bfloat16", item.nodeid)
         wrong = next(
@@ -31,14 +32,15 @@ def pytest_collection_modifyitems(config, items):
         again = params_of(item).get("seed") or (twin != item.nodeid and twin in ids)
         if gate in seen or (again and not item.get_closest_marker("gpu")):
             item.add_marker("slow")
-        seen |= {gate} - {None}
+        if wrong:
+            seen.add(gate)
+            zoo[item] = f"{item.path.name} {wrong.puzzle}"
         shared = next((name for name in SHARED if name in item.fixturenames), None)
         groups[item.path] = groups.get(item.path) or shared
-        if item.get_closest_marker("compiler"):
-            item.add_marker("compiles")
     if config.pluginmanager.hasplugin("xdist"):
         for item in items:
-            item.add_marker(pytest.mark.xdist_group(groups[item.path] or item.path.name))
+            group = zoo.get(item) or groups[item.path] or item.path.name
+            item.add_marker(pytest.mark.xdist_group(group))
 
 
 def params_of(item: pytest.Item) -> dict[str, Any]:

@@ -22,8 +22,6 @@ from harness.learner.work import Work
 from harness.screens.watch import Files, Terminal, Watch
 from harness.spec.catalogue import find_puzzle
 
-pytestmark = pytest.mark.long
-
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "toys"))
 import checkout as toys  # noqa: E402
@@ -114,7 +112,7 @@ def test_help_speaks_of_the_puzzle(here):
     assert code == 0 and "--rung {numpy,torch}" in said and "--dims n" in said and "--device" not in said
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_gates_are_unsolved_then_wrong_then_right(here):
     assert call("verify", "p90")[0] == 3
     (bug,) = zoo.load("p90")
@@ -138,7 +136,7 @@ def test_gates_are_unsolved_then_wrong_then_right(here):
     assert "1/2  Mojo kernels" in call("list", "--all")[1]
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_the_zoo_edits_the_puzzle_s_own_solution(here):
     (bug,) = zoo.load("p90")
     path = bug.package().path
@@ -148,7 +146,7 @@ def test_the_zoo_edits_the_puzzle_s_own_solution(here):
     assert (result.state, result.mistake) == ("wrong", bug.mistake)
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_the_launches_are_counted(here):
     code, table = call("p90", "--solution", "--profile", "--dims", "3", "40")
     assert code == 0 and "plain: 2 launches" in table and "square_backward" in table
@@ -160,7 +158,7 @@ def test_the_launches_are_counted(here):
 BACKWARD = ("p90", "--backward", "--device", "virtual")
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_its_kernels_are_right(here):
     code, out = call(*BACKWARD, "--solution")
     assert code == 0, out
@@ -169,7 +167,7 @@ def test_its_kernels_are_right(here):
     assert "LayerNorm" not in out and "   grad_input: " in out and "CPU" not in out
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_dims_variants_and_gate_reach_the_run(here):
     code, out = call(*BACKWARD, "--solution", "--dims", "3", "8", "--repeat", "2")
     assert code == 0 and "rows = 3, columns = 8" in out and "1 case: chapter" in out
@@ -185,7 +183,7 @@ def test_what_is_too_large_for_the_virtual_gpu_runs_nowhere(here, monkeypatch):
     assert code == 6 and "Overall Result: ⏭ GPU NOT RUN" in out and "--device virtual runs it" in out
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_json_has_the_puzzle_s_own_names(here):
     code, out, _ = toys.run([*BACKWARD, "--solution", "--json", "-"])
     data = json.loads(out)
@@ -195,7 +193,7 @@ def test_json_has_the_puzzle_s_own_names(here):
     assert set(device["variants"]["plain"]["cases"]["wide"]) == {"output", "kept", "grad_input"}
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_the_command_that_the_report_suggests_parses_and_says_the_same(here, tmp_path):
     from harness.check.options import parse
 
@@ -241,7 +239,7 @@ def test_gates_in_python_are_unsolved_then_wrong_then_right(here):
 @pytest.mark.parametrize(
     ("name", "gate", "rung"),
     [
-        pytest.param("p90", "dsquare", None, id="kernels", marks=pytest.mark.compiler),
+        pytest.param("p90", "dsquare", None, id="kernels", marks=pytest.mark.compiles),
         pytest.param("p91", "dcube", None, id="PyTorch"),
         pytest.param("p91", "dcube", "numpy", id="NumPy"),
     ],

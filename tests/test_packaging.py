@@ -162,7 +162,6 @@ print("generated")
 """
 
 
-@pytest.mark.long
 def test_the_book_needs_neither_torch_nor_max():
     done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout.endswith("generated\n"), done.stderr

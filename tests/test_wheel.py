@@ -109,7 +109,7 @@ print(extension.file_name("sm_90a"), "outside")
 """
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_the_extension_module_outside_the_checkout(installed, tmp_path):
     """An installed package makes the module from the same sources, and looks for it under the same name."""
     built = extension.build("sm_90a").path
@@ -118,19 +118,17 @@ def test_the_extension_module_outside_the_checkout(installed, tmp_path):
     assert run(installed, script, built, cwd=tmp_path).split() == [built.name, "outside"]
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_a_training_step_outside_the_checkout(installed, tmp_path):
     script = tmp_path / "step.py"
     script.write_text(TRAINING_STEP)
     assert "trained from" in run(installed, script, CHECKOUT, cwd=tmp_path)
 
 
-@pytest.mark.long
 def test_the_command_line_is_installed(installed, tmp_path):
     assert "--backward" in run(installed.parent / "workbook", "p22", "--help", cwd=tmp_path)
 
 
-@pytest.mark.long
 def test_a_start_without_a_clone(installed, tmp_path):
     """`workbook init` from the installed package: a rung is solved in the folder, and noted there."""
     workbook, folder = installed.parent / "workbook", tmp_path / "mine"

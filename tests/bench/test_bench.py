@@ -61,7 +61,6 @@ def scaled(factor, quantity):
 # ---- What is compared ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
 def test_every_pass_returns_its_quantities():
     problem = candidates.make_problem(TINY, torch.float32, torch.device("cpu"))
     truth = BENCHMARK.truth(problem)
@@ -274,7 +273,7 @@ def test_sizes_by_name_and_by_number():
 # ---- From end to end ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_end_to_end_on_the_cpu(command_line, layer_graphs, cpu_graphs, tmp_path):
     cpu_graphs()
@@ -351,7 +350,6 @@ def test_the_exit_code_of_a_wrong_candidate(command_line, monkeypatch):
     assert "fast: WRONG: grad_input" in finished.out and "1 wrong or failed" in finished.out
 
 
-@pytest.mark.long
 def test_an_interrupt_keeps_the_rows_and_gives_130(tmp_path):
     """In a process of its own, because the command line leaves at once."""
     target = tmp_path / "rows.csv"

@@ -46,7 +46,7 @@ def test_the_virtual_gpu_has_no_time(monkeypatch):
     ]
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_forward_buffers_are_what_one_call_needs(puzzle, program):
     run = stand_in(runs.Run, options=Options(puzzle, root="solutions"))
     buffers = forward_times.forward_buffers(run, program("float32"), puzzle.cases(None)[0], cpu())

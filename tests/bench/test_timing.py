@@ -8,8 +8,6 @@ import pytest
 from harness.bench import timing
 from harness.bench.timing import IssueClock, Protocol, Summary, WallClock
 
-pytestmark = pytest.mark.long
-
 
 class MadeUpClock:
     """A clock that says of every call what it was told, drifting by a factor from one reading to the next."""

@@ -8,7 +8,7 @@ from book.figures import recorded_pictures
 from book.measure import access_pictures
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_the_bug_is_that_of_the_zoo():
     kept, fresh = recorded_pictures.load("bug"), access_pictures.bug()
     words = [

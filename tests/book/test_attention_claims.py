@@ -23,7 +23,7 @@ def rows(attention_graphs):
     return list(measure((8, 24), DIMS, 2))
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_every_candidate_is_measured_by_its_method(rows):
     own = [(row.length, row.who) for row in rows if row.method == OWN]
     assert own == [(n, who) for n in (8, 24) for who in (AUTOGRAD, CUSTOM)], "autograd first"
@@ -33,7 +33,7 @@ def test_every_candidate_is_measured_by_its_method(rows):
     assert all(row.same_bits == "yes" for row in rows if row.method == FAIR)
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_what_is_kept_by_hand(rows):
     """The custom pass saves no byte: both keep P, Q, K and V. The layer keeps the output and lse in the place of P."""
     kept = {row.who: row.kept for row in rows if (row.length, row.method) == (24, FAIR)}
@@ -42,7 +42,6 @@ def test_what_is_kept_by_hand(rows):
     assert kept[LAYER] == 4 * operand + heads * 24 * 4
 
 
-@pytest.mark.long
 def test_who_runs_out_of_memory_is_left_out(monkeypatch):
     def too_much(*_):
         raise torch.cuda.OutOfMemoryError("as if")
@@ -55,7 +54,6 @@ def test_who_runs_out_of_memory_is_left_out(monkeypatch):
     assert all(row.ms > 0 for row in rows if not row.failed) and len(rows) == 6
 
 
-@pytest.mark.long
 def test_who_would_take_too_long_is_left_out(monkeypatch):
     """From the length on at which it would, by the square of the lengths."""
     monkeypatch.setattr(attention_claims, "LONGEST", -1.0)

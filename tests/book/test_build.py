@@ -111,7 +111,6 @@ def plant(book, name: str, text: str) -> None:
     file.write_text(text)
 
 
-@pytest.mark.long
 def test_colour_in_an_included_or_shown_figure_is_named_by_the_page_that_has_it(small_book):
     red = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1 1"><path fill="{}" d="M0 0h1v1z"/></svg>'
     plant(small_book.book, "red.svg", red.format("#f00"))
@@ -125,7 +124,6 @@ def test_colour_in_an_included_or_shown_figure_is_named_by_the_page_that_has_it(
     assert fault.startswith("src/page.md:3: an SVG has the fixed colour black: an image does not see")
 
 
-@pytest.mark.long
 def test_faults_of_a_snippet_are_named_by_its_own_lines(small_book):
     plant(small_book.book, "_includes/part.md", "fine\n\n$\\oops$\n")
     assert any(
@@ -272,7 +270,6 @@ Back to the [notes](#-notes--more).
 """
 
 
-@pytest.mark.long
 def test_public_markup_builds_unchanged(small_book):
     """A page in a folder of its own, with the public puzzles' include paths and their file of the repository's address."""
     root, src = small_book.book.parent, small_book.book / "src"
@@ -340,7 +337,6 @@ def test_formula_is_spoken_as_mathml_and_takes_the_text_colour(small_book):
     )
 
 
-@pytest.mark.long
 def test_equal_formulas_share_their_glyphs(small_book):
     assert small_book("# P\n\n" + "$x$ and " * 40) == []
     html = (small_book.html / "page.html").read_text()

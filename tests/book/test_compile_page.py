@@ -33,7 +33,7 @@ def test_half_the_budget_keeps_what_the_layer_keeps():
     assert half.endswith("(8, 1024, 1) (8, 1024, 1) (8, 1024, 768)")
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @pytest.mark.skipif(
     not shutil.which("g++") and not shutil.which("c++"), reason="no C++ compiler for torch.compile"
 )

@@ -30,7 +30,7 @@ def chapters(tmp_path):
 @pytest.fixture(autouse=True)
 def compiled_together(request):
     """For every test that trains: the layer's graphs."""
-    if request.node.get_closest_marker("compiler"):
+    if request.node.get_closest_marker("compiles"):
         request.getfixturevalue("layer_graphs")
 
 
@@ -114,7 +114,7 @@ def test_batches_are_excerpts_and_their_next_bytes(chapters):
     assert torch.equal(given, again)
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @pytest.mark.usefixtures("attention_graphs")
 def test_curves_agree_and_the_rows_hold_every_step(trained):
     code, rows = trained("--steps", 30, "--attention")
@@ -128,7 +128,7 @@ def test_curves_agree_and_the_rows_hold_every_step(trained):
     assert all(float(row["step_us"]) > 0 and row["precision"] == "float32" for row in rows)
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_a_wrong_gradient_is_found_by_the_control(trained, monkeypatch):
     """A layer that is right forward and whose gradient has the wrong sign."""
 
@@ -141,7 +141,7 @@ def test_a_wrong_gradient_is_found_by_the_control(trained, monkeypatch):
     assert trained("--steps", 20)[0] == 1
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_a_wrong_attention_is_found(trained, monkeypatch):
     """Whatever LayerNormLinear does."""
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-pytestmark = pytest.mark.compiler
+pytestmark = pytest.mark.compiles
 
 # The ops' arguments by the letters of the formulas, as the ledger prints them.
 LETTERS = {

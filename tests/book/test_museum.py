@@ -20,7 +20,6 @@ def pages() -> dict[str, str]:
     return {name: make() for name, make in museum.pages().items()}
 
 
-@pytest.mark.long
 def test_every_wrong_solution_is_in_the_room_of_its_puzzle(pages):
     for puzzle in puzzle_names():
         names = [wrong.name for wrong in zoo.load(puzzle)]
@@ -37,7 +36,6 @@ def exhibit(page: str, name: str) -> str:
     return own
 
 
-@pytest.mark.long
 def test_an_exhibit_has_story_thread_check_error_and_folded_lines(pages):
     shown = exhibit(pages["museum_p22.md"], "dx_mean_term_doubled")
     words, lines = shown.split("<details")
@@ -99,7 +97,6 @@ def test_a_source_in_words_stays_one_and_signs_of_markdown_are_escaped():
 # ---- The training runs --------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
 def test_the_right_run_is_that_of_autograd_and_of_torchs_adam():
     import torch
 
@@ -125,7 +122,6 @@ def test_the_right_run_is_that_of_autograd_and_of_torchs_adam():
     assert losses[-1] < losses[0]
 
 
-@pytest.mark.long
 def test_the_recorded_losses_are_those_of_a_fresh_run():
     from book.measure import record
     from book.measure import wrong_training as w

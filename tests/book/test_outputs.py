@@ -64,7 +64,7 @@ SLOW = {
 NAMES = sorted(shown_outputs() - HELD_ELSEWHERE.keys())
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in NAMES]
 )
@@ -82,7 +82,6 @@ def test_recorded_output_is_what_the_command_prints(name, forks, request):
     )
 
 
-@pytest.mark.long
 def test_the_table_that_decides_has_its_rows(capsys, monkeypatch):
     """Its numbers are this machine's and so are not compared; what torch.compile makes of four functions is PyTorch's."""
     from book.examples import worth_it
@@ -190,7 +189,6 @@ sys.exit(7)
 """
 
 
-@pytest.mark.long
 def test_a_forked_program_finds_what_a_fresh_interpreter_gives_it(tmp_path):
     from book.measure import outputs
 

@@ -33,7 +33,6 @@ def test_a_picture_holds_the_lines_of_its_run_and_no_address(name):
     assert "@font-face" not in text and "/tmp/" not in text
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", TOOLS)
 def test_every_tool_finds_what_it_imports(name):
     """The tools that are run by hand, now and then, too."""

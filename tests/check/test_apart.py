@@ -114,7 +114,6 @@ def test_a_copy_of_the_process_answers_nothing(work):
     assert [result.state for result in checker_of(work).check(work.path)] == ["correct"] * 4
 
 
-@pytest.mark.long
 def test_where_torch_is_here_the_server_of_a_numpy_judge_has_it_too(work):
     """In a process of its own: here another test may have started the server. Each rank imported torch by itself."""
     program = """\
@@ -270,7 +269,6 @@ def alive(pid):
         return False
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("puzzle", "rung"), PYTHON)
 def test_no_rung_in_python_takes_leaving_for_success(puzzle, rung, tmp_path):
     work = copy_of(tmp_path, puzzle, rung)

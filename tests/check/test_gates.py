@@ -100,7 +100,7 @@ def few(puzzle):
     return [case for case in puzzle.cases(None) if case.name in ("hard values", "odd sizes")]
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_the_solution_passes_every_gate_in_every_case(checker, puzzle, solution):
     results = checker.check(solution)
     assert [result.gate for result in results] == list(puzzle.kernel_gates)
@@ -122,7 +122,7 @@ def test_every_quantity_of_every_variant_is_judged_by_some_gate(puzzle):
     }
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_the_solution_passes_in_bfloat16(puzzle, solution):
     results = Checker(puzzle, dtype="bfloat16", seed=3).check(solution, ["db", "dx"], few(puzzle))
     assert states(results) == {"db": "correct", "dx": "correct"}
@@ -135,13 +135,13 @@ def test_an_untouched_problem_is_unsolved_and_nothing_is_run(checker, puzzle, sk
     assert not any(result.comparisons or result.diagnosis for result in results)
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_one_solved_blank_among_untouched_ones(checker, puzzle, packages):
     results = checker.check(packages["dx"], FUSED, few(puzzle))
     assert states(results) == {id: "unsolved" for id in FUSED} | {"dx": "correct"}
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_what_an_untouched_blank_leaves_unwritten_is_not_put_down_to_the_next_one(checker, puzzle, packages):
     results = checker.check(packages["row_sums"], cases=few(puzzle))
     assert states(results) == {gate.id: "unsolved" for gate in puzzle.kernel_gates} | {"row_sums": "correct"}
@@ -149,7 +149,7 @@ def test_what_an_untouched_blank_leaves_unwritten_is_not_put_down_to_the_next_on
     assert states(results) == {"ln": "correct", "row_sums": "unsolved"}
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_an_endless_loop_ends_and_says_where(checker, puzzle, packages):
     (db,) = checker.check(packages["endless"], ["db"], few(puzzle)[:1])
     assert db.state == "wrong" and db.mistake == "endless-loop" and db.hint == "db-2"
@@ -158,7 +158,7 @@ def test_an_endless_loop_ends_and_says_where(checker, puzzle, packages):
     assert "layernorm_linear.mojo:" in place or "common.mojo:" in place
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_a_package_without_markers_is_judged_as_a_whole(checker, puzzle, packages):
     results = checker.check(packages["unmarked"], FUSED, few(puzzle))
     assert states(results) == {id: "correct" for id in FUSED} | {"dgamma": "wrong"}
@@ -169,7 +169,7 @@ def test_a_package_without_markers_is_judged_as_a_whole(checker, puzzle, package
     assert any(line.startswith("grad_ln_bias[0] got ") for line in dgamma.diagnosis)
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_a_package_that_does_not_compile(checker, copied_package):
     copied_package.replace("atomic_add(grad_ln_bias, h, dln)", "atomic_add(grad_ln_bias, h, no_such_name)")
     with pytest.raises(CompileFailed, match="use of unknown declaration 'no_such_name'"):

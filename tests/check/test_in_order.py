@@ -33,7 +33,6 @@ def said(results):
     ]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("work", IN_PYTHON, ids=lambda work: f"{work.puzzle.name}-{work.rung.id}")
 def test_every_gate_in_python_passes_in_its_turn(work, tmp_path):
     checker = make_checker(work)
@@ -53,7 +52,7 @@ def test_an_untouched_blank_leaves_a_function_with_a_body(work):
     assert {*bare} <= {work.rung.gates[0]}
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @pytest.mark.parametrize(
     "work",
     [IN_MOJO[0], *(pytest.param(work, marks=pytest.mark.slow) for work in IN_MOJO[1:])],

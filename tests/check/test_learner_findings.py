@@ -76,7 +76,7 @@ def said(result, puzzle, source: Path) -> tuple[set[str], list[str]]:
     return {finding.kind for finding in result.findings}, lines
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry["name"])
 def test_what_is_found_is_said_in_these_words(printed, entry):
     kinds, lines = printed[entry["name"]]

@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 from types import SimpleNamespace
 
-import pytest
 from rich.console import Console
 from typed import stand_in
 
@@ -52,7 +51,6 @@ def test_the_virtual_gpu_tells_its_cases(monkeypatch):
     ]
 
 
-@pytest.mark.long
 def test_a_file_in_python_tells_its_gates(tmp_path):
     puzzle = find_puzzle("p24")
     work = Work(puzzle, puzzle.rung("numpy"), tmp_path)

@@ -221,7 +221,7 @@ TRANSFER = {"rms_grad_input", "grad_rms_weight", "rms_grad_weight"}
 """What the last gate's variant alone computes, which runs on request."""
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_a_run_on_the_cpu_judges_everything(puzzle):
     ready = []
     options = Options(puzzle, root="solutions", device="cpu", dims=(2, 3, 5, 7), seed=9, repeat=2)

@@ -253,7 +253,7 @@ def test_a_command_that_found_none_starts_one(monkeypatch, capsys):
     assert run([*MAP, "--no-server"]) == 0 and started == []
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_two_commands_and_a_process(tmp_path):
     """The second command imports no torch, says the same, and the process goes when it is asked to."""
     environment = os.environ | {warm.VARIABLE: "on"}

@@ -114,7 +114,7 @@ def name_of(wrong):
     return f"{wrong.puzzle}-{wrong.rung}{'-' if wrong.rung else ''}{wrong.name}"
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @pytest.mark.parametrize("kernel", KERNELS, ids=name_of)
 def test_a_wrong_kernel_is_rejected_for_the_right_reason(kernel, recorded):
     recorded(kernel.puzzle)
@@ -129,7 +129,7 @@ def test_a_wrong_kernel_is_rejected_for_the_right_reason(kernel, recorded):
 @pytest.mark.parametrize(
     "wrong",
     [
-        pytest.param(w, marks=[pytest.mark.compiler] if w.puzzle == "p26" else [], id=name_of(w))
+        pytest.param(w, marks=[pytest.mark.compiles] if w.puzzle == "p26" else [], id=name_of(w))
         for w in PYTHON
     ],
 )
@@ -161,7 +161,7 @@ def test_the_zoo_covers_every_gate(name):
     assert all(len(wrong.story.splitlines()) == 1 for wrong in mine)
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_a_wrong_kernel_fails_the_command_line(puzzle):
     """In a process of its own: one that has run MAX without the virtual GPU cannot switch it on."""
     kernel = next(kernel for kernel in OF_P22 if kernel.name == END_TO_END)

@@ -14,8 +14,6 @@ from harness.errors import BadUse
 from harness.spec.catalogue import puzzle_names
 from harness.toolchain import roots
 
-pytestmark = pytest.mark.long
-
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -199,7 +197,7 @@ def test_a_new_puzzle_has_every_file(extended):
     )
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_a_new_puzzle_lists_hints_and_is_unsolved(extended):
     listed = harness(extended, "list", "p77").stdout
     assert "p77  A stand-in: square, forward and backward" in listed and "· dsquare" in listed
@@ -210,7 +208,6 @@ def test_a_new_puzzle_lists_hints_and_is_unsolved(extended):
     assert right.returncode == 0 and "ALL CORRECT" in right.stdout, right.stdout + right.stderr
 
 
-@pytest.mark.long
 def test_the_tests_of_a_new_puzzle_pass(extended):
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/p77"],

@@ -10,8 +10,6 @@ from harness.errors import DamagedFile
 from harness.learner import blanks
 from harness.spec.catalogue import find_puzzle, puzzle_names
 
-pytestmark = pytest.mark.long
-
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "toys"))
 import checkout as toys  # noqa: E402
@@ -159,7 +157,6 @@ def test_a_slip_after_which_the_file_cannot_be_judged_is_not_counted_as_rejected
     assert (code, out) == (0, counted(3, rejected=1, unjudged=2, share=100.0))
 
 
-@pytest.mark.long
 def test_what_leaves_and_what_never_ends_is_rejected(here, monkeypatch):
     monkeypatch.setenv("WORKBOOK_GATE_SECONDS", "2")
     solve(
@@ -224,7 +221,7 @@ def test_a_damaged_list_is_said(here, text, words):
         mutation.explanations("p91")
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_kernels_are_judged_together_and_one_that_does_not_compile_has_no_verdict(here):
     (work,) = mutation.works(find_puzzle("p90"))
     text = work.solution.read_text()
@@ -247,16 +244,15 @@ RUNGS = {
 FEW = ("p22-derive", "p22-numpy", "p23-numpy", "p24-numpy", "p24-torch")
 MANY = ("p21-catch", "p26-fold", "p26-match", "p26-swap", "p27-numpy", "p27-tape")
 """Those that have a hundred or hundreds: some are drawn."""
-LONG = ("catch", "torch", "printer", "fold", "match", "swap", "tape")
 SAMPLES = [
-    pytest.param(name, rung, seed, marks=pytest.mark.long if rung in LONG else (), id=f"{name}-{rung}-{seed}")
+    pytest.param(name, rung, seed, id=f"{name}-{rung}-{seed}")
     for seed in (0, 1)
     for name, rungs in RUNGS.items()
     for rung in rungs
     if seed or f"{name}-{rung}" in FEW
 ]
 KERNELS = [
-    pytest.param(name, "mojo", 1, marks=pytest.mark.compiler, id=f"{name}-mojo-1") for name in ("p19", "p23")
+    pytest.param(name, "mojo", 1, marks=pytest.mark.compiles, id=f"{name}-mojo-1") for name in ("p19", "p23")
 ]
 
 

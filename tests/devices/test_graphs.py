@@ -102,7 +102,7 @@ def test_a_shared_input_appears_once_and_prefixes_keep_outputs_apart(puzzle):
     assert sum(name.endswith("grad_output") for name in types) == 1
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_a_missing_op_is_named(solution):
     call = Call(replace(p22.FORWARD, name="layernorm_linear_nowhere"), (("algorithm", "fused"),))
     with pytest.raises(CompileFailed, match="registers no op 'layernorm_linear_nowhere'") as raised:
@@ -113,7 +113,7 @@ def test_a_missing_op_is_named(solution):
 # ---- The cache ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_a_second_load_is_cached_and_compiles_nothing(puzzle, solution, program):
     program("float32")
     told = []
@@ -123,7 +123,7 @@ def test_a_second_load_is_cached_and_compiles_nothing(puzzle, solution, program)
     assert again.arguments == program("float32").arguments
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_a_graph_has_its_plain_name_whatever_key_it_was_first_compiled_under(tiny):
     """Another kind of device is another key; MAX, which sees the same graph, answers with the first one's names."""
     assert graphs.plain_names({"g0123_forward": 1, "gabcd_back_ward": 2}) == {"forward": 1, "back_ward": 2}
@@ -151,7 +151,7 @@ def is_cached(package, calls, dtype="float32", kind="") -> bool:
         return False
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_everything_that_changes_the_code_changes_the_key(puzzle, solution, program, copied_package):
     program("float32")
     calls = puzzle.calls_of(puzzle.default_variants)
@@ -163,7 +163,7 @@ def test_everything_that_changes_the_code_changes_the_key(puzzle, solution, prog
     assert not is_cached(OpPackage(copied_package.path), calls)
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_a_graph_that_was_compiled_with_others_is_found_by_who_asks_for_it_alone(
     puzzle, solution, cpu_graphs, monkeypatch
 ):
@@ -181,7 +181,7 @@ def test_a_graph_that_was_compiled_with_others_is_found_by_who_asks_for_it_alone
     assert not is_cached(solution, calls, "float64"), "the unit is gone"
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_another_processor_does_not_get_this_one_s_code(puzzle, solution, program, monkeypatch):
     program("float32")
     calls = puzzle.calls_of(puzzle.default_variants)
@@ -208,7 +208,7 @@ def test_a_cache_that_cannot_be_written_is_an_environment_problem(puzzle, soluti
 # ---- Errors of a compile ------------------------------------------------------------------------------------
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_an_error_that_only_the_graph_shows_is_located(copied_package):
     """A comptime assert of a kernel: the package compiles by itself, the graph that instantiates it does not."""
     said = "algorithm must be 'unfused', 'fused' or 'fast'"
@@ -235,7 +235,7 @@ class PrintingSession(InferenceSession):
         return self.compiled
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_an_error_that_max_prints_and_passes_over_is_an_error(solution):
     text = b"warning: slow\nerror: <unknown>:0:0: in function f: unsupported atomic synchronization scope\n"
     with pytest.raises(CompileFailed, match="unsupported atomic synchronization scope") as raised:
@@ -255,7 +255,7 @@ def test_an_error_of_a_unit_of_several_packages_names_them_all(monkeypatch, tmp_
     assert str(raised.value) == said
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_a_warning_is_no_error(solution):
     session = PrintingSession(b"a.mojo:1:2: warning: no error here\n")
     assert graphs.compile_graph(session, Module(), solution) is session.compiled

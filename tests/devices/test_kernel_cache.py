@@ -121,7 +121,7 @@ CHANGE = ("2 * x[from_row", "7 * x[from_row")
 LONGER = ("def square_kernel[", "def more():\n    pass\n\n\ndef square_kernel[")
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_only_the_kernel_that_changed_is_compiled_and_it_is_the_same_as_of_the_whole(
     edited, runs, monkeypatch
 ):
@@ -150,7 +150,7 @@ def test_only_the_kernel_that_changed_is_compiled_and_it_is_the_same_as_of_the_w
         assert (table(text) == table(first.ptx[symbol])) is False, "all lines have moved"
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_what_many_packages_have_in_common_is_compiled_once(edited, runs):
     """One program plans for each kind of host code, another compiles each kernel; all is as recorded whole."""
     forward = ("scale.cast[accum]() * value * value", "scale.cast[accum]() * value")
@@ -178,7 +178,7 @@ def test_what_many_packages_have_in_common_is_compiled_once(edited, runs):
         assert_same(recordings[name], recorder.parse(text), name, *orders[name].variants)
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_where_plans_are_known_no_program_runs_but_for_new_kernels_and_one_that_does_not_compile_is_named(
     edited, runs
 ):
@@ -212,7 +212,7 @@ def assert_same(parts, whole, name: str, variant: str) -> None:
         assert table(codes[0][launch]) == table(text), (name, launch)
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_a_kernel_whose_parameters_are_not_known_is_never_compiled_alone(edited, runs):
     kernel = "launcher.launch[square_kernel[dtype]]("
     helper = ("def launch_square[", "def same[d: DType]() -> DType:\n    return d\n\n\ndef launch_square[")

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from harness.toolchain.roots import CHECKOUT, op_package, solutions
 
-pytestmark = pytest.mark.compiler
+pytestmark = pytest.mark.compiles
 
 OPS = {
     "p19": {

@@ -14,7 +14,7 @@ from harness.toolchain import roots
 from harness.toolchain.packages import OpPackage
 from harness.vgpu.driver.kernel_names import fingerprint
 
-pytestmark = pytest.mark.compiler
+pytestmark = pytest.mark.compiles
 
 TOY = roots.CHECKOUT / "tests" / "toys" / "solutions" / "p90"
 DIMS = ((2, 3), (4, 5))

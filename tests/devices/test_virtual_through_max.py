@@ -38,7 +38,7 @@ print(json.dumps([device.architecture_name, right, [f.kind for f in gpu.findings
 """
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @pytest.mark.skipif(sys.platform != "linux", reason="the virtual GPU's driver needs Linux")
 def test_the_custom_ops_are_right_on_the_virtual_gpu_through_max():
     done = subprocess.run(

@@ -5,7 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from typed import present
 
 from harness.learner import blanks
@@ -40,7 +39,6 @@ class LanguageServer:
                 return message
 
 
-@pytest.mark.long
 def test_the_language_server_finds_what_lies_behind_the_links(tmp_path):
     blanks.generate(ROOT / "solutions", tmp_path / "problems")
     file = tmp_path / "problems" / "p22" / "op" / "layernorm_linear.mojo"

@@ -278,7 +278,7 @@ def test_a_file_of_one_s_own_in_the_place_of_a_link_is_compiled_named_and_kept(c
     assert [line for line in verified if "note:" in line] == notes[1:]
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_a_learner_s_file_is_compiled_with_the_solution_s_launches(checkout):
     """Files that are links belong to the package in which they lie: its kernels, not the solution's."""
     checkout.kernels.write_text(

@@ -283,7 +283,7 @@ def test_verify_of_an_untouched_file_is_one_line(checkout):
     assert "gates are left; nothing attempted is wrong" in last
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_verify_of_a_file_with_one_solved_blank_says_where_each_other_is(checkout):
     checkout.fill(checkout.kernels, "db")
     finished = checkout.run("verify", "p22")
@@ -301,7 +301,7 @@ def test_verify_counts_what_is_wrong_in_numpy(checkout):
     )
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_verify_of_a_kernel_that_does_not_compile_explains_the_first_error(checkout):
     checkout.fill(checkout.kernels, "db", change=lambda line: line.replace("dy[", "dz["))
     finished = checkout.run("verify", "p22")

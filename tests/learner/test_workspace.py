@@ -10,8 +10,6 @@ from harness.cli import main
 from harness.learner import blanks, workspace
 from harness.toolchain import roots
 
-pytestmark = pytest.mark.long
-
 DERIVE = "p20/graph.py"
 
 

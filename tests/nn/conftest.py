@@ -12,7 +12,7 @@ from harness.nn import layernorm_direct, layernorm_plan
 @pytest.fixture(autouse=True)
 def compiled_together(request):
     """For every test that compiles."""
-    if request.node.get_closest_marker("compiler"):
+    if request.node.get_closest_marker("compiles"):
         request.getfixturevalue("layer_graphs")
 
 

@@ -59,7 +59,7 @@ MASKS = {
 }
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @compiled
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
 def test_masks(mask):
@@ -72,7 +72,7 @@ LEARNED = {
 }
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @compiled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("mask", [*LEARNED.values(), torch.ones(1)], ids=[*LEARNED, "[1]"])
@@ -82,7 +82,7 @@ def test_the_gradient_of_a_mask(mask, dtype):
     assert_as_exact_as_torch(inputs(dtype=dtype), attn_mask=learned)
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @compiled
 @pytest.mark.parametrize("shape", [(40, 1), (1,)], ids=str)
 def test_the_gradient_of_a_mask_broadcast_along_the_keys_is_that_of_lse(shape):
@@ -97,7 +97,7 @@ def test_the_gradient_of_a_mask_broadcast_along_the_keys_is_that_of_lse(shape):
     assert torch.equal(of_both, torch.full_like(of_both, 0.5 * lse.numel() / of_both.numel()))
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @compiled
 def test_the_gradient_of_a_mask_beside_other_options():
     """Shared heads; five axes; the mask alone needs one; lse as a loss, and finite differences."""
@@ -116,7 +116,7 @@ def test_the_gradient_of_a_mask_beside_other_options():
     assert torch.autograd.gradcheck(lambda mask: attention_with_lse(*tensors, attn_mask=mask), mask)
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @compiled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_what_is_left_to_pytorch_has_scales_of_any_sign(scale, diagonal):
         torch.testing.assert_close(got.double(), right, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @compiled
 def test_causal_is_from_the_top_left_and_says_how_to_have_the_other():
     """With more keys than queries the two differ: the first query sees one key, or all but the last S - 1."""
@@ -172,7 +172,7 @@ def test_causal_is_from_the_top_left_and_says_how_to_have_the_other():
     assert "top left" in says and "bottom right" in says
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @compiled
 def test_a_row_that_sees_nothing_gives_nought_and_takes_no_gradient():
     mask = torch.zeros(5, 7)
@@ -184,7 +184,7 @@ def test_a_row_that_sees_nothing_gives_nought_and_takes_no_gradient():
     assert not any(tensor.any() for tensor in hidden)
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @compiled
 @pytest.mark.parametrize("where", range(3), ids=NAMES)
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
@@ -210,7 +210,7 @@ LEADS = {
 }
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @compiled
 @pytest.mark.parametrize(("of_query", "of_key"), LEADS.values(), ids=LEADS)
 def test_leading_axes(of_query, of_key):
@@ -222,7 +222,7 @@ def test_leading_axes(of_query, of_key):
         torch.testing.assert_close(ours.double(), truth, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @compiled
 def test_any_strides():
     """As a model has them, [B, S, N, d] with heads and length exchanged; one tensor for all; a gradient of stride 0."""
@@ -246,11 +246,10 @@ EMPTY = {
     "no key": ((2, 2, 5, 8), (2, 2, 0, 8)),
     "no heads": ((2, 0, 5, 8), (2, 0, 7, 8)),
 }
-LAUNCHES = {"no key": pytest.mark.compiler}
+LAUNCHES = {"no key": pytest.mark.compiles}
 """There are rows for which something is computed."""
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("of_query", "of_key"),
     [pytest.param(*sizes, id=name, marks=LAUNCHES.get(name, ())) for name, sizes in EMPTY.items()],
@@ -267,7 +266,7 @@ def test_empty_tensors(of_query, of_key):
     assert mask.grad is not None and not mask.grad.any()
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @compiled
 @pytest.mark.parametrize("needed", range(3), ids=NAMES)
 def test_gradients_only_where_needed(needed):
@@ -277,7 +276,7 @@ def test_gradients_only_where_needed(needed):
     assert [tensor.grad is not None for tensor in tensors] == [i == needed for i in range(3)]
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @compiled
 def test_lse_and_its_gradient():
     """A loss of output and lse together, in float64, and finite differences."""
@@ -300,7 +299,7 @@ def test_lse_and_its_gradient():
     assert not alone[2].any()
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @compiled
 @pytest.mark.parametrize(
     "options", [{}, {"is_causal": True, "enable_gqa": True}, {"attn_mask": additive(5, 7)}], ids=str
@@ -314,14 +313,14 @@ def test_the_backward_pass_by_itself(options):
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(got, expected, strict=True))
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @compiled
 def test_two_calls_give_the_same_bits():
     first, second = (output_and_gradients(attention, inputs(S=40, T=50)) for _ in range(2))
     assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @compiled
 def test_what_is_kept_is_of_the_size_of_the_inputs():
     """Beside query, key, value and the output one number for each row: nothing of S * T elements."""
@@ -335,7 +334,7 @@ def test_what_is_kept_is_of_the_size_of_the_inputs():
 # ---- Torch's own checks -------------------------------------------------------------------------------------
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @compiled
 @pytest.mark.parametrize(
     "mask", [None, additive(1, 2, 5, 7)[:, :, 1:].repeat(1, 1, 2, 1)[:, :, :5]], ids=["plain", "mask"]
@@ -351,14 +350,14 @@ def test_opcheck(mask):
         torch.library.opcheck(MASK_BACKWARD, (out, *plain, out, lse, None, mask, 0.3, 2))
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @compiled
 def test_gradcheck():
     tensors = [tensor.requires_grad_() for tensor in inputs(dtype=torch.float64, N=4, G=2, S=3, T=4, d=3)]
     assert torch.autograd.gradcheck(lambda *t: attention(*t, is_causal=True, enable_gqa=True), tensors)
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @compiled
 def test_compiles_as_one_graph():
     def function(*tensors):
@@ -372,7 +371,7 @@ def test_compiles_as_one_graph():
         torch.testing.assert_close(ours, theirs)
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @compiled
 def test_memory_is_constant():
     """Over hundreds of steps: as many live tensors and bytes at the end as after the first."""
@@ -405,7 +404,7 @@ def test_a_bool_mask_becomes_numbers_of_query_s_dtype_under_autocast_on_a_gpu_to
     assert bias.dtype == torch.bfloat16 and bias.shape == mask.shape and bias.stride() == (128, 128, 16, 1)
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @compiled
 def test_autocast():
     tensors = inputs()
@@ -419,7 +418,7 @@ def test_autocast():
         assert attention(*three(inputs(dtype=torch.float64))).dtype == torch.float64
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @compiled
 def test_double_backward_is_refused():
     query, key, value = (tensor.requires_grad_() for tensor in inputs())
@@ -428,7 +427,7 @@ def test_double_backward_is_refused():
         grad.sum().backward()
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @compiled
 def test_delta_has_no_gradient_and_says_so():
     """Beside other terms too: without a graph it would count as constant."""
@@ -438,7 +437,7 @@ def test_delta_has_no_gradient_and_says_so():
         torch.autograd.grad(loss, out)
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @compiled
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_vmap_and_its_gradient():

@@ -8,7 +8,7 @@ from typed import three
 
 from harness.nn import Part, attention_block, attention_block_backward, attention_delta
 
-pytestmark = [pytest.mark.compiler, pytest.mark.usefixtures("attention_graphs")]
+pytestmark = [pytest.mark.compiles, pytest.mark.usefixtures("attention_graphs")]
 
 
 def gradient_of(output: torch.Tensor) -> torch.Tensor:

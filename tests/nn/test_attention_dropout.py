@@ -168,7 +168,6 @@ def test_rows_that_see_no_key_and_no_keys_at_all_give_nought(operators):
     assert empty[0].shape == (2, 2, 5, 8) and not empty[0].any() and not empty[1].any()
 
 
-@pytest.mark.long
 def test_opcheck():
     tensors = [tensor.requires_grad_() for tensor in inputs(N=4, G=2)]
     drawn = (STATE, 0.3, 2, KEPT)
@@ -191,7 +190,6 @@ def test_gradcheck_and_no_second_derivative():
         gradient.sum().backward()
 
 
-@pytest.mark.long
 def test_compiles_as_one_graph_and_draws_anew(operators):
     def function(*tensors):
         return attention(*tensors, dropout_p=0.5, is_causal=True)
@@ -246,7 +244,6 @@ def test_a_call_without_kernels_is_pytorch_s_own_with_its_draws(sizes, options):
     assert not torch.equal(results[0][0], attention(*inputs(**sizes), dropout_p=0.4, **options).detach())
 
 
-@pytest.mark.long
 def test_a_causal_mask_from_the_bottom_right_is_left_to_pytorch_as_numbers():
     from torch.nn.attention import bias  # imports all of Dynamo
 

@@ -11,7 +11,7 @@ from typed import three
 
 from harness.nn import attention
 
-pytestmark = [pytest.mark.compiler, pytest.mark.usefixtures("attention_graphs")]
+pytestmark = [pytest.mark.compiles, pytest.mark.usefixtures("attention_graphs")]
 
 OPTIONS = ("attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 

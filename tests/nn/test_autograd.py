@@ -38,7 +38,7 @@ make_inputs = functools.partial(layer_checks.make_inputs, deviation=0.02)
 # ---- Right values -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @pytest.mark.parametrize("algorithm", autograd.ALGORITHMS)
 def test_agrees_with_autograd(algorithm):
     inputs = make_inputs()
@@ -50,14 +50,14 @@ def test_agrees_with_autograd(algorithm):
     assert_as_good_as_torch(function, inputs, grad_output)
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_sixteen_bits_are_as_exact_as_torch():
     inputs = make_inputs(torch.bfloat16)
     grad_output = torch.randn(*ROWS, O, generator=torch.Generator().manual_seed(1)).bfloat16()
     assert_as_good_as_torch(fused_layernorm_linear, inputs, grad_output)
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_gradcheck():
     """Finite differences in float64, with the absent biases too."""
     inputs = make_inputs(torch.float64, rows=(4,))
@@ -68,7 +68,7 @@ def test_gradcheck():
     )
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @pytest.mark.parametrize("needed", NAMES)
 @pytest.mark.parametrize("others", [False, True], ids=["alone", "all but"])
 def test_gradients_only_where_needed(needed, others):
@@ -78,14 +78,14 @@ def test_gradients_only_where_needed(needed, others):
     assert_only_needed_gradients(inputs)
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @pytest.mark.parametrize("grad_output", GRAD_OUTPUTS.values(), ids=GRAD_OUTPUTS.keys())
 def test_grad_output_of_any_strides(grad_output):
     assert not grad_output.is_contiguous()
     assert_as_good_as_torch(fused_layernorm_linear, make_inputs(), grad_output)
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_inputs_of_any_strides():
     x, ln_weight, ln_bias, linear_weight, linear_bias = make_inputs(requires_grad=False)
     strided = (
@@ -99,7 +99,7 @@ def test_inputs_of_any_strides():
     assert_near(fused_layernorm_linear(*strided), plain_torch(*strided))
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_nan_and_inf_pass_through_as_in_torch(value):
     inputs = make_inputs()
@@ -113,14 +113,14 @@ def test_nan_and_inf_pass_through_as_in_torch(value):
     assert not got[0][1, 2].isfinite().any() and got[0][0].isfinite().all()
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_one_column_has_a_gradient_of_exactly_zero():
     """Of the layer's own algorithm: what rounding took from dln * gamma must not come back 316 times as large."""
     dx = output_and_gradients(fused_layernorm_linear, make_inputs(torch.float32, rows=(50,), H=1))[1]
     assert torch.equal(dx, torch.zeros_like(dx))
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_statistics_do_not_lose_a_large_mean():
     """Around 1000, E[x^2] - mean^2 in float32 is wrong by several hundredths of a variance of 1."""
     inputs = make_inputs(requires_grad=False)
@@ -150,7 +150,7 @@ def is_normalised(tensor, inputs):
     )
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_no_normalised_tensor_is_saved():
     inputs = make_inputs()
     assert any(is_normalised(tensor, inputs) for tensor in saved_by(plain_torch, inputs)), (
@@ -166,21 +166,21 @@ def test_no_normalised_tensor_is_saved():
 # ---- Torch's own checks -------------------------------------------------------------------------------------
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @pytest.mark.parametrize("biases", [True, False], ids=["all", "no biases"])
 def test_opcheck_forward(biases):
     inputs = make_inputs() if biases else [*make_inputs()[:2], None, make_inputs()[3], None]
     torch.library.opcheck(autograd.layernorm_linear, (*inputs, EPS, "unfused"))
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_opcheck_forward_strided():
     inputs = make_inputs(requires_grad=False)
     inputs[0] = inputs[0].transpose(0, 1).requires_grad_()
     torch.library.opcheck(autograd.layernorm_linear, (*inputs, EPS, "unfused"))
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @pytest.mark.parametrize("wanted", [15, 14, 13, 3, 12])
 def test_opcheck_backward(wanted):
     x, ln_weight, ln_bias, linear_weight, linear_bias = make_inputs(requires_grad=False)
@@ -192,7 +192,7 @@ def test_opcheck_backward(wanted):
     torch.library.opcheck(autograd.layernorm_linear_backward, arguments)
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @pytest.mark.parametrize("algorithm", ["unfused", "fast"])
 def test_a_weight_that_lies_transposed_has_such_a_gradient(algorithm):
     """GPT-2's weights lie as [in, out]; what the operator says of strides under torch.compile is what it does."""
@@ -207,7 +207,7 @@ def test_a_weight_that_lies_transposed_has_such_a_gradient(algorithm):
     torch.library.opcheck(autograd.layernorm_linear_backward, (*detached, 3, algorithm))
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_statistics_are_float32_and_not_differentiable():
     inputs = make_inputs(torch.bfloat16)
     output, statistics = autograd.layernorm_linear(*inputs, EPS, "unfused")
@@ -324,7 +324,7 @@ def test_a_gpu_that_max_does_not_see():
         on_max.max_device(torch.device("cuda", 99))
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_double_backward_is_refused():
     inputs = make_inputs()
     (dx,) = torch.autograd.grad(fused_layernorm_linear(*inputs).square().sum(), inputs[:1], create_graph=True)
@@ -381,7 +381,7 @@ def test_several_threads_compile_once(monkeypatch):
     assert not raised and len(compiled) == 1 and len(found) == 8 and len(set(map(id, found))) == 1
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_several_threads_compute_at_once():
     def work(seed):
         for repeat in range(10):
@@ -418,7 +418,6 @@ def test_unknown_name_in_harness():
         harness.nothing  # noqa: B018
 
 
-@pytest.mark.long
 def test_import_changes_no_setting_of_torch():
     """The whole of torch's global state that its getters show, before and after, and no configuration module is loaded.
 

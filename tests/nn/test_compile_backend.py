@@ -16,7 +16,7 @@ from harness.nn.compile import backend as backend_module
 from harness.nn.operators import bare_of
 
 B, S, H, O = 2, 3, 8, 6
-pytestmark = pytest.mark.compiler
+pytestmark = pytest.mark.compiles
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from harness.nn import cross_entropy, mojo_workbook
 from harness.nn.compile import head as head_module
 
 B, S, H, V = 2, 5, 8, 12
-pytestmark = pytest.mark.compiler
+pytestmark = pytest.mark.compiles
 
 
 @pytest.fixture(autouse=True)

@@ -86,7 +86,7 @@ def of_one(function, name):
     "function",
     [
         linear_cross_entropy,
-        *(pytest.param(function, marks=pytest.mark.compiler) for function in (attention, attention_varlen)),
+        *(pytest.param(function, marks=pytest.mark.compiles) for function in (attention, attention_varlen)),
     ],
 )
 def test_a_checkpoint_gives_the_same_gradient(function):

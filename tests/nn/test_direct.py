@@ -443,7 +443,7 @@ def test_sizes_beyond_32_bits(module):
 # ---- The registered operators over the module ---------------------------------------------------------------
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @pytest.mark.parametrize("wanted", [15, 14, 13, 3, 12])
 def test_opcheck(module, wanted):
     inputs = make_inputs()
@@ -455,7 +455,7 @@ def test_opcheck(module, wanted):
     assert module.calls
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_compiled_graphs_call_the_operator(module):
     torch._dynamo.reset()
     layer = layer_from(sequential())

@@ -111,7 +111,7 @@ def test_layer_and_replacement_hand_it_on(module):
         assert launched(module) == [1, REST]
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_the_operator_hands_it_on(module):
     torch._dynamo.reset()
     inputs = make_inputs()

@@ -16,7 +16,7 @@ from harness.nn.layernorm_plan import make_plan
 from harness.puzzles.p22.candidates import BENCHMARK, Sizes, drawn_sizes
 from harness.toolchain import extension
 
-pytestmark = pytest.mark.compiler
+pytestmark = pytest.mark.compiles
 BLOCK = 512
 """Bytes of which torch's allocator gives out multiples."""
 SIZES: list[Sizes] = [*(BENCHMARK.named[name][0] for name in ("S0", "S1", "S2", "S3")), *drawn_sizes(20)]

@@ -45,7 +45,7 @@ main()
 """
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_forked_workers_get_one_clear_error():
     finished = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=300, env={**os.environ}

@@ -62,7 +62,7 @@ def assert_same_step(layer, reference, x, relative=1e-5):
 # ---- In the place of the Sequential -------------------------------------------------------------------------
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_state_dict_fits_both_ways():
     reference = sequential()
     layer = harness.LayerNormLinear(H, O)
@@ -82,7 +82,7 @@ def test_same_seed_same_parameters():
     assert all(map(torch.equal, layer.state_dict().values(), reference.state_dict().values()))
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_from_modules_shares_the_modules():
     reference = sequential().eval()
     layer = layer_from(reference)
@@ -112,7 +112,7 @@ def test_from_modules_refuses(ln, linear, error, message):
         LayerNormLinear.from_modules(ln, linear)
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @pytest.mark.parametrize("leading", [(), (1,), (0,), (4,), (2, 0, 3), (2, 3), (2, 1, 3, 2)])
 def test_any_leading_dimensions(leading):
     reference = sequential()
@@ -127,7 +127,7 @@ def test_zero_rows_give_zero_gradients():
     assert all(torch.equal(present(p.grad), torch.zeros_like(p)) for p in layer.parameters())
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @pytest.mark.parametrize("eps", [1e-12, 1e-5, 0.5])
 def test_eps(eps):
     reference = sequential()
@@ -136,7 +136,7 @@ def test_eps(eps):
     assert LayerNormLinear(H, O, eps=eps).ln.eps == eps
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @pytest.mark.parametrize("affine", [True, False])
 @pytest.mark.parametrize("ln_bias", [True, False])
 @pytest.mark.parametrize("bias", [True, False])
@@ -149,7 +149,7 @@ def test_optional_parameters(affine, ln_bias, bias):
     assert_same_step(layer, reference, random_input(2, 3))
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_algorithm(algorithm):
     reference = sequential()
@@ -159,7 +159,7 @@ def test_algorithm(algorithm):
     assert_same_step(layer, reference, random_input(2, 3))
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_frozen_parameters():
     layer = LayerNormLinear(H, O).requires_grad_(False)
     x = random_input(3)
@@ -172,7 +172,7 @@ def test_wrong_input_names_the_tensor():
         LayerNormLinear(H, O)(torch.zeros(2, H + 1))
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_deepcopy_and_pickle():
     layer = layer_from(sequential(), algorithm="unfused")
     x = random_input(4)
@@ -196,7 +196,7 @@ def test_deepcopy_and_pickle():
 # ---- Torch's modes ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_inference_mode_and_no_grad():
     layer = layer_from(sequential())
     x = random_input(2, 3)
@@ -208,7 +208,7 @@ def test_inference_mode_and_no_grad():
         assert inside.is_inference() and torch.equal(inside, expected)
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @pytest.mark.parametrize("use_reentrant", [True, False])
 def test_activation_checkpointing(use_reentrant):
     reference = nn.Sequential(sequential(), nn.GELU())
@@ -225,7 +225,7 @@ def test_activation_checkpointing(use_reentrant):
         assert_near(mine.grad, theirs.grad)
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_autocast_computes_in_its_dtype():
     """The result in bfloat16 is the layer's own on bfloat16 tensors; gradients come back in float32."""
     layer = layer_from(sequential())
@@ -245,7 +245,7 @@ def test_autocast_computes_in_its_dtype():
     assert_near(x.grad, other.grad, relative=0.05)
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_autocast_keeps_statistics_in_float32():
     """In bfloat16 the sum of 512 values of 3 stops growing at 512: statistics in it would be far off."""
     wide = 512
@@ -257,7 +257,7 @@ def test_autocast_keeps_statistics_in_float32():
     assert (output.double() - truth).abs().max() < 0.01 * truth.abs().max()
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_autocast_leaves_float64_alone():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert LayerNormLinear(H, O, dtype=torch.float64)(random_input(2).double()).dtype == torch.float64
@@ -278,7 +278,7 @@ def fresh_dynamo():
     torch._dynamo.reset()
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @needs_compiler
 def test_compile_fullgraph(fresh_dynamo):
     reference = nn.Sequential(sequential(), nn.GELU())
@@ -292,7 +292,7 @@ def test_compile_fullgraph(fresh_dynamo):
         assert_near(mine.grad, theirs.grad)
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @pytest.mark.parametrize("dynamic", [None, True])
 def test_compile_third_length_recompiles_nothing(fresh_dynamo, dynamic):
     """The second length may make the size dynamic; from the third on, forward and backward are compiled no more."""
@@ -308,7 +308,7 @@ def test_compile_third_length_recompiles_nothing(fresh_dynamo, dynamic):
             assert_near(x.grad, y.grad)
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_compile_under_autocast(fresh_dynamo):
     layer = layer_from(sequential())
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")

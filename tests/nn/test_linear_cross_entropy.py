@@ -417,7 +417,6 @@ def test_chunks_of_one_size(device, rows, chunk):
 # ---- In models ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_compiled_graphs_hold_it_as_one_operator(reduction, dtype):
@@ -446,7 +445,6 @@ def test_compiled_under_autocast_with_a_frozen_weight():
     assert 1e-5 < (results[0][0] - exact).abs() / exact < 1e-2 and results[0][1].dtype == torch.float32
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_the_operators_pass_torch_s_own_checks(reduction):
     input, weight, target, bias = tensors(torch.float32)

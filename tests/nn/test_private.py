@@ -27,7 +27,7 @@ print("the same gradients")
 """
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_the_layer_on_a_torch_without_cuda():
     done = subprocess.run([sys.executable, "-c", WITHOUT_CUDA], capture_output=True, text=True)
     assert done.stdout == "the same gradients\n", done.stderr

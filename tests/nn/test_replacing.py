@@ -79,7 +79,7 @@ def in_torch(monkeypatch):
     return choices
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_the_kernels_compute_named_pairs_in_every_block():
     """Three Linear layers share a LayerNorm, and have its gradient together."""
     model = blocks()

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from harness.nn.layers import LayerNormLinear, fused_layernorm_linear
 
-pytestmark = pytest.mark.compiler
+pytestmark = pytest.mark.compiles
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 

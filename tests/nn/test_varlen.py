@@ -75,7 +75,7 @@ def close(tensors, given=OFFSETS, grad_out=None, limit=None, **options):
     return got
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @compiled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_it_is_the_attention_of_each_sequence(dtype, sizes, options):
     )
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @compiled
 def test_rows_of_no_sequence_and_queries_without_keys_give_nought_and_take_no_gradient():
     """NaN and infinities there reach nobody."""
@@ -108,7 +108,7 @@ def test_rows_of_no_sequence_and_queries_without_keys_give_nought_and_take_no_gr
     assert all(not gradient[-SPARE:].any() and gradient.isfinite().all() for gradient in gradients)
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @compiled
 @pytest.mark.parametrize("where", range(3), ids=NAMES)
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
@@ -123,7 +123,7 @@ def test_nan_and_inf_stay_in_their_sequence_and_go_where_torchs_go(where, number
     assert all(torch.equal(one.isfinite(), other.isfinite()) for one, other in zip(got, right, strict=True))
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @compiled
 def test_documents_within_the_rows_of_a_batch_are_a_mask_of_blocks():
     """Two rows of 9 positions: documents of 4 and 5, and of 2, 6 and 1."""
@@ -137,7 +137,7 @@ def test_documents_within_the_rows_of_a_batch_are_a_mask_of_blocks():
     torch.testing.assert_close(got, right.transpose(1, 2))
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @compiled
 def test_any_strides():
     """One tensor for all three, as a model's projection makes it; a gradient of stride 0."""
@@ -146,7 +146,7 @@ def test_any_strides():
     close(whole.unbind(1), (OFFSETS[0],) * 2, grad_out=torch.tensor(1.25).expand(total, 2, 8))
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @compiled
 def test_gradcheck_and_opcheck():
     tensors = [tensor.requires_grad_() for tensor in packed(dtype=torch.float64, N=2, G=1)]
@@ -159,7 +159,7 @@ def test_gradcheck_and_opcheck():
     torch.library.opcheck(varlen.varlen_backward_operator, (out, *plain, out, lse, both, 0.3, 0))
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @compiled
 def test_compiles_as_one_graph():
     def function(*tensors):
@@ -172,7 +172,7 @@ def test_compiles_as_one_graph():
         torch.testing.assert_close(ours, theirs)
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @compiled
 def test_two_calls_give_the_same_bits_and_autocast_its_dtype():
     first, second = (output_and_gradients(lambda *t: attend(t), packed()) for _ in range(2))
@@ -181,7 +181,7 @@ def test_two_calls_give_the_same_bits_and_autocast_its_dtype():
         assert attend(packed()).dtype == torch.bfloat16
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @compiled
 def test_second_derivatives_are_refused():
     query, key, value = (tensor.requires_grad_() for tensor in packed())

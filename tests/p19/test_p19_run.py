@@ -28,7 +28,7 @@ def solved(tmp_path_factory):
     return finished.stdout, json.loads(target.read_text())
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_the_solution_is_right(solved):
     _, run = solved
     assert [device["device"] for device in run["devices"]] == ["virtual"]
@@ -41,7 +41,7 @@ def test_the_solution_is_right(solved):
             assert all(list(verdicts) == [quantity] for verdicts in variant["cases"].values())
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_the_report_has_a_line_for_each_kernel(solved):
     lines = solved[0].splitlines()
     for quantity in PUZZLE.forward:

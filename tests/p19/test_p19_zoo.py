@@ -40,7 +40,7 @@ def written_otherwise() -> str:
     return blanks.join(blanks.split(RAMP), bodies)
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_what_is_right_passes_in_every_case():
     packages = [SOLUTION, package_of(written_otherwise())]
     dims = tuple(dict.fromkeys(case.dims for case in PUZZLE.cases(None)))

@@ -52,7 +52,6 @@ def test_the_solution_is_right_and_the_problem_unsolved(rung, tmp_path):
     assert {result.state for result in checker.check(path)} == {"unsolved"}
 
 
-@pytest.mark.long
 def test_every_line_of_the_registration_that_is_left_out_makes_a_check_fail(tmp_path):
     """Each blank but the first emptied to `pass`: the operators alone still run, and what is missing is named."""
     nothing = {"save": "def setup_context(ctx, inputs, output): pass"}
@@ -185,7 +184,7 @@ def test_pytorchs_answer_does_not_depend_on_the_order_of_the_columns():
         torch.testing.assert_close(first[name], there, equal_nan=True)
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_the_kernels_are_right_through_the_command_line(command_line):
     finished = command_line("p20", "--backward", "--solution", "--device", "virtual")
     assert finished.code == 0, finished.out + finished.err
@@ -194,7 +193,7 @@ def test_the_kernels_are_right_through_the_command_line(command_line):
     assert "   ours:          292 (relu 4, softmax 128, layernorm 160)" in finished.lines
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_the_kernels_are_right_on_the_virtual_gpu(dtype):
     checker = Checker(PUZZLE, dtype=dtype)

@@ -17,8 +17,6 @@ from harness.puzzles.p21.rights import right_ones
 from harness.puzzles.p21.spec import PUZZLE
 from harness.toolchain import roots
 
-pytestmark = pytest.mark.long
-
 SOLUTION = roots.solutions() / "p21" / "catch.py"
 RUNG = PUZZLE.rung("catch")
 BUGS = [bug for bug in zoo.load("p21") if bug.rung == "catch"]

@@ -99,7 +99,6 @@ def matrix() -> dict[str, dict[str, bool]]:
     }
 
 
-@pytest.mark.long
 def test_the_matrix_says_what_the_chapter_says(matrix):
     assert {name for name, catches in matrix.items() if not any(catches.values())} == NOT_SEEN
     only_opcheck = {
@@ -116,7 +115,6 @@ def test_the_matrix_says_what_the_chapter_says(matrix):
     )
 
 
-@pytest.mark.long
 def test_a_right_one_is_accused_by_no_usual_check():
     solution = load(SOLUTION)
     for gate in ("silu", "rmsnorm", "lowrank"):

@@ -35,7 +35,6 @@ def test_it_is_listed_as_unsolved(folder, capsys):
     assert all(words in said for words in ("0/1  Catch it", "0/4  Fix it, in Mojo"))
 
 
-@pytest.mark.long
 def test_a_hint_is_for_the_first_gate_that_is_left(folder, capsys):
     assert cli.main(["hint", "p21"]) == 0 and "Hint softmax-1 (1 of 3)" in capsys.readouterr().out
     mend(folder, "softmax")
@@ -61,7 +60,6 @@ def test_reset_puts_every_file_back(folder, capsys):
     assert cli.main(["reset", "p21"]) == 0 and "Nothing to reset" in capsys.readouterr().out
 
 
-@pytest.mark.long
 def test_what_is_given_is_unsolved_with_exit_code_3(folder, capsys):
     assert cli.main(["p21", "--gate", "dropout"]) == 3
     said = capsys.readouterr().out

@@ -31,21 +31,21 @@ def recorded():
     return Checker(PUZZLE)
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_the_solution_is_right(recorded):
     results = recorded.check(roots.op_package(roots.solutions(), "p21"))
     assert [result.gate for result in results] == list(KERNELS)
     assert {result.state for result in results} == {"correct"}, [r.diagnosis for r in results]
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_the_solution_is_right_in_other_dtypes(dtype):
     results = Checker(PUZZLE, dtype=dtype).check(roots.op_package(roots.solutions(), "p21"))
     assert {result.state for result in results} == {"correct"}, [r.diagnosis for r in results]
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_a_gate_that_is_right_in_float32_alone_is_wrong(recorded):
     """Its kernels are compiled, and a case of them is run, in bfloat16 too; what a learner is told says so."""
     alone = recorded.check(NARROW.package(), [NARROW.gate])
@@ -55,14 +55,14 @@ def test_a_gate_that_is_right_in_float32_alone_is_wrong(recorded):
     assert result.mistake == NARROW.mistake, result.diagnosis
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_what_is_given_is_unsolved(recorded, tmp_path):
     package = tmp_path / "p21" / "op"
     blanks.generate(roots.solutions() / "p21", package.parent)
     assert {result.state for result in recorded.check(package)} == {"unsolved"}
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_everything_is_right_through_the_command_line():
     finished = subprocess.run(
         [sys.executable, "-m", "harness", "p21", "--solution"],

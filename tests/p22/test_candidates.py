@@ -55,7 +55,7 @@ def test_the_floor_is_one_two_or_three_products():
         assert not any(tensor.requires_grad for tensor in outputs)
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_a_compiled_backward_pass_can_be_run_again_and_again():
     """A compiled backward pass may write over what forward kept; the one that is timed alone must not."""
     problem = candidates.make_problem(Sizes(32, 16, 24), torch.float32, CPU)
@@ -81,7 +81,7 @@ def test_what_a_cpu_does_not_have_is_skipped():
             BY_NAME[name].build(problem)
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @pytest.mark.parametrize("name", ["compile", "fused through MAX", "unfused through MAX"])
 def test_candidates_return_what_autograd_returns(name, request):
     if "MAX" in name:
@@ -100,7 +100,7 @@ def test_candidates_return_what_autograd_returns(name, request):
                     )
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_what_goes_through_max_computes_anew_at_every_call(cpu_graphs):
     cpu_graphs()
     problem = candidates.make_problem(TINY, torch.float32, CPU)

@@ -179,7 +179,7 @@ def test_a_folder_that_cannot_be_written():
 # ---- Building -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_a_module_that_is_there_is_not_built_again(monkeypatch):
     built = extension.build("sm_90a")
     monkeypatch.setattr(extension, "compile_module", None)
@@ -201,7 +201,7 @@ def build_with_slow_compile(folder):
     return extension.build("sm_80", folder)
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_several_processes_build_once(tmp_path):
     with multiprocessing.get_context("fork").Pool(4) as pool:
         results = pool.map(build_with_slow_compile, [tmp_path] * 4)
@@ -223,7 +223,7 @@ def test_a_build_that_fails_leaves_nothing(monkeypatch, tmp_path):
     assert extension.build("sm_80", tmp_path).path.read_text() == "sm_80"
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_a_kernel_that_does_not_compile(copied):
     kernels = copied / "op" / "fast.mojo"
     text = kernels.read_text()
@@ -234,7 +234,7 @@ def test_a_kernel_that_does_not_compile(copied):
     assert "'Sizes' value has no attribute 'rowz'" in caught.value.details
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_a_linker_that_is_missing(copied, monkeypatch, tmp_path):
     """The error is the environment's, and says the linker's last words."""
     broken = tmp_path / "bin"
@@ -250,7 +250,7 @@ def test_a_linker_that_is_missing(copied, monkeypatch, tmp_path):
     assert len(str(caught.value).splitlines()) == 1
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_it_links_without_a_c_compiler(copied, tmp_path, monkeypatch):
     """With a PATH on which there is no C compiler."""
     small = '"""Small."""\n\n\n@export\ndef answer() abi("C") -> Int:\n    return 42\n'
@@ -296,7 +296,7 @@ for call in calls:
 """
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @pytest.mark.parametrize("architecture", [pytest.param("sm_80", marks=pytest.mark.slow), "sm_90a"])
 def test_it_loads_without_max_and_counts_without_a_gpu(architecture, tmp_path):
     """Also where the folder in which it was built is gone: Mojo's libraries come from this environment.
@@ -352,7 +352,7 @@ def test_without_mojo_s_libraries(monkeypatch, fresh_runtime):
 # ---- The kernels on the virtual GPU -------------------------------------------------------------------------
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the virtual GPU's driver is for Linux")
 @pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="MAX would find the real GPU's driver")
 @pytest.mark.slow
@@ -386,7 +386,7 @@ def test_the_module_on_the_virtual_gpu():
     assert "bytes of scratch memory, got" in result.stdout.splitlines()[1]
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @pytest.mark.skipif(sys.platform != "linux", reason="stand-in libraries are for Linux")
 @pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="MAX would find the real GPU's driver")
 def test_hopper_s_kernels_on_the_virtual_gpu():
@@ -421,7 +421,6 @@ def test_hopper_s_kernels_on_the_virtual_gpu():
 # ---- The command --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
 def test_build_ext_says_what_and_where(command_line, monkeypatch, tmp_path):
     monkeypatch.setattr(extension, "compile_module", slow_compile)
     done = command_line("build-ext", "--arch", "sm_80", "--arch", "mi300x", "--output", tmp_path)
@@ -474,7 +473,7 @@ def test_build_ext_without_a_gpu_asks_for_a_name(command_line, monkeypatch):
     )
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_build_ext_with_a_kernel_that_does_not_compile(command_line, copied):
     (copied / "extension.mojo").write_text('"""Broken."""\n\n\ndef broken(:\n    pass\n')
     done = command_line("build-ext", "--arch", "sm_80")

@@ -108,7 +108,7 @@ def replayed(players, case: Case, dtype: str, blocks: str = "natural"):
     return player.run("fast", case, reference.inputs(case)), player.gpu, reference
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("case", [*PUZZLE.cases(None), *extra()], ids=lambda case: case.name)
 def test_right_on_the_virtual_gpu_without_a_finding(players, case, dtype):
@@ -118,7 +118,7 @@ def test_right_on_the_virtual_gpu_without_a_finding(players, case, dtype):
     assert not gpu.findings, gpu.findings[0].text()
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @pytest.mark.parametrize("case", [TWO_WARPS, SEVERAL_TURNS], ids=lambda case: case.name)
 def test_the_same_bits_in_whatever_order_the_blocks_run(players, case):
     natural, _, _ = replayed(players, case, "float32")
@@ -128,13 +128,13 @@ def test_the_same_bits_in_whatever_order_the_blocks_run(players, case):
     assert any(launch.grid[0] > 1 for launch in gpu.launches)
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_one_column_has_a_gradient_of_exactly_zero(players):
     outputs, _, _ = replayed(players, ONE_COLUMN, "float32")
     assert not outputs["grad_input"].any()
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_every_kernel_of_the_rows_is_reached(recording):
     """That the sizes above choose what they are meant to choose."""
     launched = recording("bfloat16")
@@ -153,13 +153,13 @@ def test_every_kernel_of_the_rows_is_reached(recording):
     assert len(symbols) == 5 + 6
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_nothing_is_added_with_atomics(recording):
     for ptx in recording("bfloat16").ptx.values():
         assert not re.search(r"\b(atom|red)\.", ptx)
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_ledger_is_what_the_launches_ask_for(recording, dtype):
     for case in (*PUZZLE.cases(None), *extra()):
@@ -246,7 +246,7 @@ def moved(argument: bytes, places) -> bytes:
     return argument
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("tile", [64, 128])
@@ -269,7 +269,7 @@ def test_every_product_is_right_to_rounding(products, kind, form, tile):
         assert not gpu.findings, gpu.findings[0].text()
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_tf32_rounds_to_nearest_where_cutting_off_would_lose_a_bit(products):
     """1 + 3 * 2^-12 lies nearer to 1 + 2^-10 than to 1; 64 products of a cut-off factor would be far below."""
     m = n = k = 64
@@ -284,7 +284,7 @@ def test_tf32_rounds_to_nearest_where_cutting_off_would_lose_a_bit(products):
         assert (got == 64 * (1 + 2.0**-10)).all(), form
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @pytest.mark.parametrize("tile", [64, 128])
 def test_long_float32_sums_lose_less_than_one_running_sum(products, tile):
     m, n, k, _ = LONG
@@ -303,7 +303,7 @@ def test_long_float32_sums_lose_less_than_one_running_sum(products, tile):
     assert np.sqrt(((got.numpy() - exact) ** 2).mean()) < plain / 3
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @pytest.mark.parametrize("kind", KINDS)
 def test_not_a_number_and_infinity_stay_in_their_row(products, kind):
     dtype = getattr(torch, "float32" if kind == "tf32" else kind)
@@ -318,7 +318,7 @@ def test_not_a_number_and_infinity_stay_in_their_row(products, kind):
     assert got[rest].isfinite().all()
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @pytest.mark.parametrize("kind", ["tf32", "bfloat16", "float16"])
 def test_tensor_cores_are_used_and_nothing_is_added_with_atomics(products, kind):
     for ptx in products(kind).recording.ptx.values():
@@ -354,7 +354,7 @@ def launches(request):
     return [line.split() for line in done.stdout.splitlines() if line.startswith("launch ")], request.param
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_every_kernel_compiles_and_every_grid_is_within_what_all_targets_allow(launches):
     lines, target = launches
     assert {line[1] for line in lines} == {"float32", "tf32", "bfloat16", "float16", "float64"} - (
@@ -368,7 +368,7 @@ def test_every_kernel_compiles_and_every_grid_is_within_what_all_targets_allow(l
         assert all(size > 500 for size in code) and len(code) == (target != "sm_80"), line
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_unaligned_and_long_rows_take_kernels_of_their_own(launches):
     lines, _ = launches
     names = {}
@@ -383,7 +383,7 @@ def test_unaligned_and_long_rows_take_kernels_of_their_own(launches):
         assert not {"layernorm_rows", "ln_backward_elements"} & names[kind, 100000, 0], kind
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_no_rows_leave_only_the_launches_that_write_zeros(launches):
     lines, _ = launches
     assert {line[6] for line in lines if line[2] == "0"} == {"finish_sums", "grad_weight"}
@@ -392,7 +392,7 @@ def test_no_rows_leave_only_the_launches_that_write_zeros(launches):
 # ---- The command line ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_fast_runs_only_when_it_is_asked_for(puzzle, command_line):
     assert puzzle.default_variants == ("fused", "unfused")
     assert puzzle.compiled_with(("fused",)) == ("fused", "unfused"), "one graph serves every default run"
@@ -402,7 +402,7 @@ def test_fast_runs_only_when_it_is_asked_for(puzzle, command_line):
     assert "--fast" in shown and "default: fused and unfused" in shown
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_the_command_line_judges_the_fast_variant(command_line):
     finished = command_line("p22", "--solution", "--backward", "--fast", "--device", "cpu")
     assert finished.code == 6 and finished.err == ""

@@ -23,7 +23,7 @@ from harness.devices.targets import cpu
 from harness.spec.puzzle import Case
 from harness.toolchain.packages import run_mojo
 
-pytestmark = pytest.mark.compiler
+pytestmark = pytest.mark.compiles
 
 ROOT = Path(__file__).resolve().parents[2]
 DTYPES = ("float32", "bfloat16", "float16", "float64")

@@ -40,7 +40,7 @@ def checker(puzzle, cases, request):
     return Checker(puzzle)
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
 def test_a_mistake_is_named_and_by_no_wrong_name(kernel, checker, cases):
     (result,) = checker.check(kernel.package(), [kernel.gate], cases)

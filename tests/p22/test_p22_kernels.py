@@ -27,7 +27,7 @@ from harness.spec.puzzle import Case
 from harness.toolchain.cache import cache_folder, digest
 from harness.toolchain.packages import OpPackage
 
-pytestmark = pytest.mark.compiler
+pytestmark = pytest.mark.compiles
 
 ROOT = Path(__file__).resolve().parents[2]
 WRONG_SCOPE = ROOT / "tests" / "p22" / "wrong_scope"

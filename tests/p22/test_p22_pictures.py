@@ -114,7 +114,7 @@ def taken(puzzle, solution):
     return take
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @pytest.mark.parametrize("name", EXPECTED)
 def test_the_picture_names_what_is_at_fault(name, taken):
     picture, expected = taken(name), EXPECTED[name]
@@ -137,7 +137,7 @@ def test_the_picture_names_what_is_at_fault(name, taken):
         )
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_the_line_at_fault_lies_in_the_edit(taken):
     """The edit of the zoo's file, found in the package, holds the line that the picture names."""
     missed = []
@@ -151,7 +151,7 @@ def test_the_line_at_fault_lies_in_the_edit(taken):
     assert missed == ["ln_gamma_by_row"]
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_the_way_back_leads_through_scratch_memory(taken):
     picture = taken("dw_from_x_hat")
     (hop,) = picture.fault.hops
@@ -159,7 +159,7 @@ def test_the_way_back_leads_through_scratch_memory(taken):
     assert picture.shapes["sums_weight"] == (16, 8)
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_a_shuffle_leads_to_the_thread_that_reads_too_little(taken):
     picture = taken("row_sums_odd_column")
     assert picture.fault.place.tensor == "row_sums" or re.match("shared", picture.fault.place.tensor)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from harness.toolchain.roots import CHECKOUT
 
-pytestmark = pytest.mark.compiler
+pytestmark = pytest.mark.compiles
 
 B, S, H, O = 4, 4, 8, 16
 SIZES = {"batch_size": B, "seq_len": S, "hidden_dim": H, "output_dim": O}

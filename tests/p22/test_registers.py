@@ -5,7 +5,7 @@ from kernel_texts import assembler, kernels_of, spilled
 
 from harness.toolchain import extension
 
-pytestmark = pytest.mark.compiler
+pytestmark = pytest.mark.compiles
 
 
 def test_the_forward_row_kernels_do_not_run_out_of_registers(tmp_path):

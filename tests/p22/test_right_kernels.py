@@ -168,7 +168,7 @@ def checker(puzzle):
     return Checker(puzzle)
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @pytest.mark.parametrize(
     "name", [*list(RIGHT)[:2], *(pytest.param(name, marks=pytest.mark.slow) for name in list(RIGHT)[2:])]
 )

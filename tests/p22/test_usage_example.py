@@ -12,7 +12,7 @@ EXAMPLE = CHECKOUT / "book" / "examples" / "usage.py"
 LAYERS = CHECKOUT / "book" / "examples" / "layers.py"
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_usage_example(layer_graphs, monkeypatch, capsys):
     monkeypatch.chdir(CHECKOUT)
     names = runpy.run_path(str(EXAMPLE))
@@ -30,7 +30,7 @@ def test_usage_example(layer_graphs, monkeypatch, capsys):
     assert (x.grad - dx).abs().max() < 1e-5
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_the_layers_of_the_readme(layer_graphs):
     """Its lines are the example's, and what they leave behind is PyTorch's."""
     shown = LAYERS.read_text().partition("# ANCHOR: layers\n")[2].partition("# ANCHOR_END")[0]

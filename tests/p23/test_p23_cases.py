@@ -213,7 +213,6 @@ def references():
     return {dtype: Reference(p23.PUZZLE, dtype, 0) for dtype in DTYPES}
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_known_mistake_is_rejected(references, dtype):
     survivors = [
@@ -224,7 +223,6 @@ def test_every_known_mistake_is_rejected(references, dtype):
     assert not survivors
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_what_makes_no_mistake_is_right(references, dtype):
     nothing = Mistake("none", "as it should be", {})

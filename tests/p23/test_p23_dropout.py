@@ -2,7 +2,7 @@
 
 import pytest
 
-pytestmark = pytest.mark.compiler
+pytestmark = pytest.mark.compiles
 
 
 def test_dropout_is_right_on_the_virtual_gpu_without_a_finding(module_on_virtual_gpu):

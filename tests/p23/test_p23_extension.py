@@ -11,7 +11,7 @@ from harness.vgpu.checks.hazards import factors, is_product
 from harness.vgpu.ptx import parser
 from harness.vgpu.ptx.program import Program, reads_and_writes
 
-pytestmark = pytest.mark.compiler
+pytestmark = pytest.mark.compiles
 
 
 def test_hopper_s_kernels_are_right_on_the_virtual_gpu_without_a_finding(module_on_virtual_gpu):

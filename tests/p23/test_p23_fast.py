@@ -16,7 +16,7 @@ from harness.devices.targets import Target
 from harness.puzzles.p23.spec import PUZZLE
 from harness.spec.puzzle import Case
 
-pytestmark = pytest.mark.compiler
+pytestmark = pytest.mark.compiles
 
 VIRTUAL = Target("virtual", None, "virtual GPU (sm_90a)")
 QUANTITIES = [*PUZZLE.forward, "lse", "delta", *PUZZLE.backward]

@@ -21,7 +21,7 @@ from harness.puzzles.p23 import spec as p23
 from harness.spec.puzzle import Case
 from harness.toolchain import roots
 
-pytestmark = pytest.mark.compiler
+pytestmark = pytest.mark.compiles
 
 CASES = p23.cases()
 AWKWARD = [

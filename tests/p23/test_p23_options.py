@@ -18,7 +18,7 @@ from harness.puzzles.p23.spec import PUZZLE
 from harness.spec.puzzle import Case
 from harness.toolchain.packages import OpPackage
 
-pytestmark = pytest.mark.compiler
+pytestmark = pytest.mark.compiles
 
 OPTIONS = {
     "causal from the top left": (1, 2, 20, 33, 5, 2, 0, 1),

@@ -16,7 +16,7 @@ from harness.devices.recorder import Order, RecordedLaunch, RecordedTensor, reco
 from harness.devices.replay import Replay
 from harness.spec.puzzle import Case
 
-pytestmark = pytest.mark.compiler
+pytestmark = pytest.mark.compiles
 
 EPS = torch.finfo(torch.float32).eps
 # B, N, S, T, d, heads of key and value, diagonal, and 1 for a mask; then which of its axes have the size 1, as in `test_p23_fast`.

@@ -4,7 +4,7 @@ import pytest
 
 EPS = 2.0**-23
 
-pytestmark = pytest.mark.compiler
+pytestmark = pytest.mark.compiles
 
 
 def test_hopper_s_kernels_for_pairs_are_right_on_the_virtual_gpu_without_a_finding(module_on_virtual_gpu):

@@ -14,7 +14,7 @@ from harness.puzzles.p24.spec import PUZZLE
 from harness.spec.puzzle import Case
 from harness.toolchain import roots
 
-pytestmark = pytest.mark.compiler
+pytestmark = pytest.mark.compiles
 
 AWKWARD = [
     Case("one element a head", "", (1, 2, 5, 6, 1, 1, 16), "tiled hard"),

@@ -20,7 +20,7 @@ from harness.toolchain import roots
 # ---- Blocks -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @pytest.mark.parametrize("causal", [False, True])
 def test_puzzle_23_s_kernels_compute_a_block(attention_graphs, causal):
     """Queries behind the keys, on their diagonal, and a head of key for two of query; against plain float64."""
@@ -87,7 +87,6 @@ def torchrun(*arguments, **options):
     )  # fmt: skip
 
 
-@pytest.mark.long
 def test_the_bench_rehearsed_on_gloo(tmp_path):
     target = tmp_path / "ring.csv"
     sizes = ("--lengths", 64, "--dims", 8, "--seconds", 0.01, "--trace", tmp_path / "trace")

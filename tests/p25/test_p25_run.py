@@ -19,8 +19,6 @@ from harness.devices import processes
 from harness.puzzles.p25 import run
 from harness.toolchain import roots
 
-pytestmark = pytest.mark.long
-
 SMALL = ("--dims", "1", "2", "2", "32", "4")
 
 

@@ -11,8 +11,6 @@ from harness.learner.work import Work
 from harness.puzzles.p25.spec import PUZZLE
 from harness.toolchain import roots
 
-pytestmark = pytest.mark.long
-
 WRONG = zoo.load("p25")
 
 
@@ -70,7 +68,6 @@ def test_a_blank_is_judged_with_the_solution_s_code_in_the_others(rung, checkers
     assert (merge.state, steps.state) == ("correct", "unsolved"), merge.diagnosis
 
 
-@pytest.mark.long
 def test_eight_ranks_agree_with_one_device(checkers):
     """As --ranks 8: every case of several ranks takes eight."""
     from dataclasses import replace
@@ -126,7 +123,7 @@ def test_what_a_merge_may_do_wrong(old, new, words, checkers, tmp_path):
         ("P * (dP + delta[..., None])", "with the row sum added, not subtracted"),
     ],
 )
-@pytest.mark.parametrize("rung", ["numpy", pytest.param("torch", marks=pytest.mark.long)])
+@pytest.mark.parametrize("rung", ["numpy", "torch"])
 def test_softmax_s_backward_pass_is_named_here_too(rung, wrong, words, checkers, tmp_path):
     """In NumPy blocks that a query cannot see are masked, in PyTorch they are left out."""
     text = (roots.solutions() / "p25" / PUZZLE.rung(rung).file).read_text()

@@ -62,7 +62,7 @@ def test_the_ends_of_the_range_and_nothing_at_all():
     assert silu(torch.empty(0, 3)).shape == (0, 3)
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @pytest.mark.skipif(sys.platform != "linux", reason="the virtual GPU's driver needs Linux")
 def test_the_gpu_kernels_on_the_virtual_gpu():
     program = Path(__file__).with_name("silu_on_gpu.mojo")

@@ -16,7 +16,7 @@ from harness.puzzles.p26.spec import PUZZLE
 from harness.puzzles.p26.trying import Fault, Try, attempt, captured, numbers, passed
 from harness.toolchain import roots
 
-pytestmark = pytest.mark.compiler
+pytestmark = pytest.mark.compiles
 WRONG = zoo.load("p26")
 SYMPTOMS = (
     (roots.CHECKOUT / "book" / "outputs" / "backend_symptoms.txt").read_text(encoding="utf-8").splitlines()

@@ -17,7 +17,7 @@ LIMITS |= {"a table of many places": 5e-3, "a table of few places": 5e-3}
 LIMITS |= {"whole vectors": 3e-6, "several turns": 5e-3, "several turns under a cap": 3e-6}
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @pytest.mark.skipif(sys.platform != "linux", reason="the virtual GPU's driver is for Linux")
 @pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="MAX would find the real GPU's driver")
 def test_the_module_on_the_virtual_gpu():

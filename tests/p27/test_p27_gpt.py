@@ -32,7 +32,7 @@ def excerpts(text, count: int) -> list[torch.Tensor]:
     return [each for _, each in zip(range(count), train_gpt.excerpts(SMALL, 5, CPU, text), strict=False)]
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @pytest.mark.parametrize("sizes", [SMALL, ODD])
 def test_every_value_of_a_step_is_autograd_s(sizes):
     values = compare_gpt.compare(sizes, 3, CPU)
@@ -55,7 +55,7 @@ def untold_of_block(i: int) -> set[str]:
     return outputs | {f"the gradient of what {part} is given" for part in (*inside, "loss")}
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @pytest.mark.parametrize(
     ("part", "wrong", "first"),
     [
@@ -106,7 +106,7 @@ def test_adamw_is_pytorch_s_with_clipping(size):
         torch.testing.assert_close(by_hand.p[name], leaf.detach(), rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_the_step_by_hand_trains_as_autograd_and_two_runs_have_the_same_bits(text):
     runs = []
     for kind in (ByHand, ByHand, ByAutograd):
@@ -133,7 +133,7 @@ def test_the_token_table_s_gradient_has_one_set_of_bits():
     torch.testing.assert_close(table.double(), of_head + hot.T @ dx.double(), rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_what_lies_in_the_gradients_memory_first_changes_no_gradient():
     sizes = replace(ODD, layers=3)
     trained = ByHand(State.begin(sizes, 1, CPU))
@@ -164,7 +164,7 @@ class Largest(TorchDispatchMode):
         return result
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_logits_take_no_memory_of_their_own(text):
     trained = ByHand(State.begin(SMALL, 7, CPU))
     with Largest(trained.working, trained.gradients) as largest:
@@ -173,7 +173,7 @@ def test_logits_take_no_memory_of_their_own(text):
     assert largest.bytes == 4 * tokens * 4 * SMALL.width < 4 * tokens * SMALL.vocabulary
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_autograd_is_out_of_reach_of_a_step_by_hand(text, monkeypatch):
     def asks(x, dy):
         leaf = x.clone().requires_grad_()
@@ -203,7 +203,7 @@ def small(monkeypatch):
     monkeypatch.setitem(SIZES, "tiny", SMALL)
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_compare_of_a_size_prints_every_value(command_line, small):
     finished = command_line("p27", "--compare", "--size", "tiny", "--device", "cpu")
     assert finished.code == 0 and finished.lines[-1] == "✅ every value is autograd's"
@@ -211,14 +211,14 @@ def test_compare_of_a_size_prints_every_value(command_line, small):
     assert said["the gradient of token"] == said["block1.attention, its output"] == "ok"
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_compare_of_a_size_ends_with_1_where_a_value_is_wrong(command_line, small, monkeypatch):
     monkeypatch.setattr(step_parts, "gelu", lambda x: x * torch.nan)
     finished = command_line("p27", "--compare", "--size", "tiny", "--device", "cpu")
     assert finished.code == 1 and finished.lines[-1].endswith("the first is block0.gelu, its output")
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @pytest.mark.parametrize("by", ["hand", "autograd"])
 def test_a_size_trains_draws_and_writes(by, command_line, small):
     finished = command_line("p27", "--train", "--size", "tiny", "--device", "cpu", "--steps", "2", "--by", by)
@@ -229,7 +229,7 @@ def test_a_size_trains_draws_and_writes(by, command_line, small):
     assert finished.lines[finished.lines.index("it writes:") + 1].startswith("   The gradient ")
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_training_stops_when_the_time_is_over(text):
     flags = train.parser().parse_args(
         ["--size", "tiny", "--device", "cpu", "--by", "hand", "--seconds", "1e-9"]
@@ -238,7 +238,7 @@ def test_training_stops_when_the_time_is_over(text):
     assert len(losses) == 1
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_a_loss_that_is_no_number_ends_the_training(text, monkeypatch):
     flags = train.parser().parse_args(["--size", "tiny", "--device", "cpu", "--by", "hand"])
     monkeypatch.setattr(step_parts, "gelu", lambda x: x * torch.nan)
@@ -296,7 +296,7 @@ def trained(text, kind, state, first, count):
     return [train_gpt.one_step(by, each, 3e-3) for each in excerpts(text, first + count)[first:]]
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @pytest.mark.parametrize(("writer", "reader"), [(ByHand, ByAutograd), (ByAutograd, ByHand)])
 def test_a_state_written_by_one_is_read_by_the_other(writer, reader, text, tmp_path):
     state = State.begin(SMALL, 7, CPU)
@@ -311,7 +311,7 @@ def test_a_state_written_by_one_is_read_by_the_other(writer, reader, text, tmp_p
     assert read.steps == 10
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_a_run_that_goes_on_has_the_bits_of_one_that_never_stopped(command_line, small, tmp_path):
     whole, half, rest = (tmp_path / name for name in ("whole.pt", "half.pt", "rest.pt"))
     base = ("p27", "--train", "--size", "tiny", "--device", "cpu")
@@ -327,7 +327,7 @@ def test_a_run_that_goes_on_has_the_bits_of_one_that_never_stopped(command_line,
     assert compared.code == 0 and compared.lines[-1] == "✅ every value is autograd's"
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_the_losses_of_every_step_are_kept_and_the_parameters_bits_are_told(command_line, small, tmp_path):
     base = ("p27", "--train", "--size", "tiny", "--device", "cpu", "--steps", "3")
     told = []

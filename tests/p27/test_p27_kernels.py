@@ -29,7 +29,7 @@ def test_the_mean_of_losses_that_are_rounded_as_they_may_be_is_right():
         assert verdicts["row_loss"].ok and verdicts["mean_loss"].ok == right
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_the_kernels_are_right_on_the_virtual_gpu(dtype):
     results = Checker(PUZZLE, dtype=dtype).check(roots.op_package(roots.solutions(), "p27"))

@@ -56,7 +56,6 @@ def test_gradients_are_autograd_s_at_every_step(text, monkeypatch):
             torch.testing.assert_close(training.grads[name].double(), leaf.grad, rtol=0, atol=2e-5 * largest)
 
 
-@pytest.mark.long
 def test_the_command_trains_draws_and_lets_the_model_write(command_line):
     finished = command_line("p27", "--train", "--solution", "--steps", "3")
     assert finished.code == 0, finished.err

@@ -97,7 +97,7 @@ def missing_lines(wanted: list[str], printed: list[str]) -> list[str]:
 # ---- A whole run --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_the_published_lines_in_order(full_run):
     finished, data = full_run
     kinds = [device["device"] for device in data["devices"]]
@@ -109,7 +109,7 @@ def test_the_published_lines_in_order(full_run):
     assert not missing_lines(wanted, finished.stdout.splitlines())
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_without_a_gpu_the_cpu_lines_stand(command_line):
     finished = command_line(*ON_CPU)
     wanted = [line for line in PUBLISHED.splitlines() if not any(part in line for part in CPU_ONLY)]
@@ -129,7 +129,7 @@ def test_the_order_of_lines_is_checked_at_all():
     assert missing_lines(["   x: N ✅"], ["   x: 1e-08 ✅"]), "so does the format of numbers"
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_piped_output_is_plain_and_unwrapped(full_run):
     finished, _ = full_run
     assert "\x1b" not in finished.stdout and "\r" not in finished.stdout
@@ -140,7 +140,7 @@ def test_piped_output_is_plain_and_unwrapped(full_run):
     assert all(line == line.rstrip() for line in finished.stdout.splitlines())
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_unfused_sections_follow_and_name_themselves(full_run):
     lines = full_run[0].stdout.splitlines()
     first = lines.index("Testing CPU Backward Implementation - Backward Pass (unfused)")
@@ -149,12 +149,12 @@ def test_unfused_sections_follow_and_name_themselves(full_run):
     assert "   - CPU Backward (unfused):  ✅ CORRECT" in lines
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_a_run_says_which_files_it_ran(full_run, solution):
     assert f"   ran solutions/p22/op (hash {solution.digest[:8]}), float32, seed 0" in full_run[0].stdout
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_a_second_run_says_cached(full_run, command_line):
     finished = command_line(*ON_CPU)
     assert any(re.fullmatch(r"   on CPU: .*, graph cached", line) for line in finished.lines)
@@ -164,7 +164,7 @@ def test_a_second_run_says_cached(full_run, command_line):
 # ---- JSON ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_json_to_a_file(full_run):
     finished, data = full_run
     assert data["exit_code"] == finished.returncode
@@ -180,7 +180,7 @@ def test_json_to_a_file(full_run):
                 )
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_json_to_standard_output_is_nothing_but_json(command_line):
     finished = command_line(*ON_CPU, "--fused", "--json", "-")
     data = json.loads(finished.out)
@@ -188,7 +188,6 @@ def test_json_to_standard_output_is_nothing_but_json(command_line):
     assert "Overall Result" in finished.err
 
 
-@pytest.mark.long
 def test_json_of_a_rung_in_python(command_line):
     finished = command_line("p24", "--rung", "numpy", "--solution", "--gate", "index", "--json", "-")
     data = json.loads(finished.out)
@@ -203,7 +202,7 @@ def test_json_of_a_rung_in_python(command_line):
     assert "✅ index" in finished.err
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_json_and_repeats_of_a_gate_take_the_gate_s_own_road(command_line):
     finished = command_line(
         *(*SOLUTION, "--fused", "--gate", "dx", "--json", "-", "--repeat", "2", "--blocks", "reversed")
@@ -219,7 +218,7 @@ def test_json_and_repeats_of_a_gate_take_the_gate_s_own_road(command_line):
     assert "float32, then bfloat16, seed 0, on the virtual GPU" in finished.err
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_a_gate_never_imports_max():
     """Nor does a whole run on the virtual GPU alone."""
     for more in (["--gate", "dx"], ["--device", "virtual"]):
@@ -269,7 +268,7 @@ def test_2_a_target_that_cannot_be_written_is_found_before_anything_runs(
 # ---- What a run can be told ---------------------------------------------------------------------------------
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_repeat_on_the_cpu_is_bit_equal(command_line):
     finished = command_line(*ON_CPU, "--repeat", "5")
     assert finished.code == 6
@@ -278,7 +277,7 @@ def test_repeat_on_the_cpu_is_bit_equal(command_line):
         assert finished.lines.count(line) == 2
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_dims_seed_and_dtype_reach_the_run(command_line, cpu_graphs):
     cpu_graphs()  # the graph of this run among them
     arguments = ("--dims", "2", "3", "5", "7", "--seed", "4", "--dtype", "bfloat16")
@@ -288,7 +287,7 @@ def test_dims_seed_and_dtype_reach_the_run(command_line, cpu_graphs):
     assert finished.code == 6
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @pytest.mark.parametrize("name", ["fused", "unfused"])
 def test_a_variant_flag_filters(command_line, name):
     finished = command_line(*ON_CPU, f"--{name}")
@@ -296,7 +295,7 @@ def test_a_variant_flag_filters(command_line, name):
     assert sum("Testing CPU Backward Implementation" in line for line in finished.lines) == 1
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_a_gate_compares_its_own_quantities(command_line):
     finished = command_line(*ON_CPU, "--gate", "dW", "--json", "-")
     (device,) = json.loads(finished.out)["devices"]
@@ -317,7 +316,7 @@ def test_a_large_run_leaves_devices_out_and_says_why(command_line, monkeypatch):
     assert finished.code == 6
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_the_forward_check_prints_times_and_no_ratio_without_a_gpu(command_line, cpu_graphs):
     cpu_graphs()  # the graph that it times among them
     finished = command_line("p22", "--fused", "--solution", "--device", "cpu")
@@ -339,7 +338,7 @@ def test_a_terminal_gets_its_own_width_and_colour():
 # ---- Exit codes ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_1_a_wrong_gradient_is_shown_with_its_case(command_line, monkeypatch):
     from harness.devices import graphs
 
@@ -362,7 +361,7 @@ def test_1_a_wrong_gradient_is_shown_with_its_case(command_line, monkeypatch):
     assert "   Run this again: workbook p22 --backward --fused --device cpu --solution" in finished.lines
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_1_nan_is_reported_as_such_and_not_as_a_wrong_gradient(command_line, monkeypatch):
     from harness.devices import graphs
 
@@ -380,7 +379,7 @@ def test_1_nan_is_reported_as_such_and_not_as_a_wrong_gradient(command_line, mon
     assert "one at [0, 0, 0]: not a wrong gradient but a value that is none" in finished.out
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_1_an_unwritten_element_is_reported_as_such(command_line, monkeypatch):
     from harness.devices import graphs
 
@@ -495,7 +494,7 @@ def test_help_lists_the_exit_codes(command_line):
             assert words in " ".join(finished.out.split())
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_4_a_broken_mojo_file_is_shown_by_file_and_line(command_line, copied_package):
     given = "unfused_backward.mojo"
     line = copied_package.replace(
@@ -513,7 +512,7 @@ def test_4_a_broken_mojo_file_is_shown_by_file_and_line(command_line, copied_pac
     assert whole.code == 4 and whole.err.startswith(short.err) and len(whole.err) > len(short.err)
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_4_an_op_that_the_package_lacks_is_named(command_line, copied_package):
     copied_package.replace("    LayerNormLinearRowSums,\n", "", file="__init__.mojo")
     copied_package.replace(
@@ -533,7 +532,7 @@ def test_5_a_cache_folder_that_cannot_be_written(command_line, monkeypatch, tmp_
     assert "set WORKBOOK_CACHE to a folder you can write" in finished.err and finished.err.count("\n") == 1
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_130_an_interrupt_during_a_compile_is_clean(tmp_path):
     environment = {**os.environ, "WORKBOOK_CACHE": str(tmp_path / "cache"), "PYTHONUNBUFFERED": "1"}
     command = [sys.executable, "-m", "harness", *ON_CPU]
@@ -562,7 +561,7 @@ def skeleton_package(solution, tmp_path_factory):
     return folder
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @pytest.mark.skipif(sys.platform != "linux", reason="the virtual GPU's driver needs Linux")
 def test_3_untouched_problems_compile_and_say_what_is_unsolved(skeleton_package):
     """On the CPU, whose path has no blanks, they are the solution; the toy puzzle's test sees what is said of that."""
@@ -580,7 +579,7 @@ def test_3_untouched_problems_compile_and_say_what_is_unsolved(skeleton_package)
     assert "   - Virtual GPU Backward:  ⏳ UNSOLVED" in lines
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_problems_with_the_solution_s_blanks_pasted_in_pass(solution, full_run, tmp_path):
     """What a learner who solves everything has, whatever stands in the blanks now.
 

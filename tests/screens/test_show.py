@@ -72,7 +72,7 @@ def run(*arguments: object) -> tuple[int, str]:
 # ---- The picture --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_the_command_names_element_thread_line_and_what_should_have_been_read(both, folder, tmp_path):
     puzzle = find_puzzle("p90")
     arrays = puzzle.inputs(puzzle.cases(None)[0], "float32", 0)
@@ -91,20 +91,20 @@ def test_the_command_names_element_thread_line_and_what_should_have_been_read(bo
     assert str(page) in said and page.read_text().startswith("<!doctype html>")
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_the_first_gate_that_has_not_passed_is_shown_and_the_page_is_kept(both):
     code, said = run("p90", "--show")
     assert code == 1 and "p90 · square" in said
     assert re.search(r"step by step, in a browser: \S+pictures/p90_square.html", said)
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_a_right_gate_is_said_to_be_right(both):
     code, said = run("p90", "--show", "dsquare")
     assert code == 0 and "dsquare is correct" in said
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_the_data_is_json(both):
     code, out, err = toys.run(["p90", "--show", "square", "--json", "-"])
     data = json.loads(out)
@@ -121,7 +121,7 @@ def test_the_data_is_json(both):
     )
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_cells_show_what_only_one_of_the_two_reads(picture):
     cells = picture_page.thread_cells(picture, picture.who, "square")
     row, element = picture.who.block, picture.fault.missing[0].element
@@ -129,7 +129,7 @@ def test_cells_show_what_only_one_of_the_two_reads(picture):
     assert cells["output"] == {row * 8: "target"}
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_a_page_that_would_be_too_long_holds_one_block_and_says_so(picture, monkeypatch):
     monkeypatch.setattr(picture_page, "MOST", 40)
     data = picture_page.data(picture)
@@ -141,7 +141,7 @@ def test_a_page_that_would_be_too_long_holds_one_block_and_says_so(picture, monk
     )
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_what_the_recorder_left_out_is_said(picture):
     launch = picture.mine.accesses.launches[0]
     changed = dataclasses.replace(launch.events, dropped=7)
@@ -186,7 +186,7 @@ def test_a_blank_that_nobody_has_touched(folder):
         solve(folder, RIGHT, WRONG)
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_a_kernel_that_does_not_compile(folder):
     try:
         solve(folder, RIGHT, "var value = nobody[row, c]")
@@ -234,7 +234,7 @@ def text(browser, id: str) -> str:
 
 
 @browsers
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_the_page_opens_at_the_fault(page, picture):
     line = picture.line
     assert text(page, "head").startswith(f"square.mojo:{line.number} (blank square)")
@@ -246,7 +246,7 @@ def test_the_page_opens_at_the_fault(page, picture):
 
 
 @browsers
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_keys_step_and_the_screen_reader_is_told(page):
     page.press("Home")
     assert text(page, "count").startswith("1 /") and text(page, "live").startswith("Step 1 of ")
@@ -266,7 +266,7 @@ def test_keys_step_and_the_screen_reader_is_told(page):
 
 
 @browsers
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_all_threads_and_the_solution_beside(page):
     alone = page.run("document.querySelectorAll('.grid i.W, .grid i.R').length")
     page.press("a")
@@ -280,7 +280,7 @@ def test_all_threads_and_the_solution_beside(page):
 
 
 @browsers
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_an_element_tells_who_touches_it(page, picture):
     page.run("document.querySelector('.grid i.target').click()")
     assert text(page, "caption").startswith(
@@ -292,7 +292,7 @@ def test_an_element_tells_who_touches_it(page, picture):
 
 
 @browsers
-@pytest.mark.compiler
+@pytest.mark.compiles
 @pytest.mark.parametrize(("size", "theme"), [(DESKTOP, "light"), (PHONE, "dark")], ids=["desktop", "phone"])
 def test_it_can_be_read_at_two_widths_and_in_both_themes(page, size, theme):
     page.resize(size)
@@ -310,7 +310,7 @@ def test_it_can_be_read_at_two_widths_and_in_both_themes(page, size, theme):
 
 
 @browsers
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_a_swipe_is_a_step(page):
     page.resize(PHONE)
     page.press("Home")
@@ -323,7 +323,7 @@ def test_a_swipe_is_a_step(page):
 
 
 @browsers
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_the_focus_can_be_seen(page):
     page.press("Tab")
     assert page.run("getComputedStyle(document.activeElement).outlineStyle") == "solid"
@@ -331,7 +331,7 @@ def test_the_focus_can_be_seen(page):
 
 
 @browsers
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_without_javascript_the_story_can_be_read(started, picture, tmp_path):
     file = tmp_path / "page.html"
     file.write_text(picture_page.page(picture))

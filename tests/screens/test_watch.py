@@ -26,8 +26,6 @@ from harness.screens.watch import Check, Terminal, Watch
 from harness.spec.catalogue import find_puzzle
 from harness.toolchain import roots
 
-pytestmark = pytest.mark.long
-
 ROOT = Path(__file__).resolve().parents[2]
 KEYS = "n next · t stay · r run · h hint · s show · d diff · l list · q quit"
 START = "import sys, pathlib; from harness.toolchain import roots; roots.CHECKOUT = pathlib.Path.cwd(); from harness.cli import main; sys.exit(main())"
@@ -393,7 +391,7 @@ def test_leaving_gives_the_terminal_back(watch, key, code):
     assert watch.ended() == code
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_a_kernel_is_watched_too_and_keys_answer_while_it_compiles(tmp_path):
     session = Session(tmp_path, "watch", "p22", "--gate", "db")
     session.start()

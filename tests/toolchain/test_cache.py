@@ -190,7 +190,7 @@ def test_a_broken_recording_is_built_again(monkeypatch, tmp_path, solution):
         file.write_bytes(file.read_bytes().removesuffix(cache.END.encode())[:-3])
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_a_broken_package_is_compiled_again(monkeypatch, tmp_path, solution):
     data = solution.compile().read_bytes()
     builds = []
@@ -203,7 +203,7 @@ def test_a_broken_package_is_compiled_again(monkeypatch, tmp_path, solution):
         package.compile().write_bytes(data[:cut])
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_a_broken_graph_is_discarded(program, tmp_path, puzzle, solution):
     program("float32")
     file = max(cache_folder("graphs").glob("*.mef"), key=lambda path: path.stat().st_mtime)

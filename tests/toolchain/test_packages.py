@@ -100,7 +100,7 @@ def test_a_failure_without_located_messages_shows_what_was_said(tmp_path):
     assert str(compile_failed(tmp_path, "cannot link\n")).endswith("does not compile\ncannot link")
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_the_compiler_names_file_and_line_of_a_broken_kernel(copied_package):
     file = copied_package.path / "shared" / "common.mojo"
     file.write_text(file.read_text() + "\n\ndef broken():\n    no_such_name()\n")
@@ -114,7 +114,7 @@ def test_the_compiler_names_file_and_line_of_a_broken_kernel(copied_package):
     assert raised.value.exit_code == 4
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_compiling_again_takes_the_same_file(solution):
     first = solution.compile()
     written = first.stat().st_mtime_ns

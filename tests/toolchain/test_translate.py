@@ -197,7 +197,7 @@ MISTAKES = {
 }  # fmt: skip
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @pytest.mark.parametrize("name", MISTAKES)
 def test_the_compilers_message_comes_first_and_then_what_it_means(name, tmp_path):
     code, message, meaning = MISTAKES[name]
@@ -216,7 +216,7 @@ def test_the_compilers_message_comes_first_and_then_what_it_means(name, tmp_path
     assert lines[arrow].endswith((".", "type."))
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_an_instantiation_names_the_learners_line(tmp_path):
     program = tmp_path / "program.mojo"
     program.write_text(MISTAKES["negative index"][0])
@@ -319,7 +319,7 @@ def slips(tmp_path_factory) -> dict[str, str]:
     return {name: str(compile_failed(folder, "\n".join(lines))) for name, lines in output.items()}
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @pytest.mark.parametrize("name", SLIPS)
 def test_a_slip_in_a_kernel_is_explained_with_its_line_and_a_caret(slips, name):
     code, meaning = SLIPS[name]

@@ -29,7 +29,7 @@ def run(kernel: str, *args, threads: int = 128, grid: int = 1) -> tuple[Bench, n
     return bench, bench.get(o)
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @pytest.mark.parametrize(
     ("kernel", "h", "kinds", "call"),
     [
@@ -56,13 +56,13 @@ def test_threads_that_the_reader_keeps_away(kernel, h, kinds, call):
     assert {f.where.rsplit("/", 1)[-1].rsplit(":", 1)[0] for f in errors} == {f"{FILE}:{line}"}
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_shuffle_of_all_lanes_in_half_a_warp():
     bench, _ = run("shuffle_in_half_a_warp")
     assert {f.kind for f in bench.errors()} == {WARP, ABSENT}
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_a_helper_of_the_reader_between_branch_and_library():
     """The place is the helper's line, and the line that called the helper is named too."""
     bench, _ = run("helper_in_branch", 20)
@@ -76,14 +76,14 @@ def test_a_helper_of_the_reader_between_branch_and_library():
         assert f.text().count("called from") == 1, f.text()
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_a_block_that_is_no_whole_warp():
     """Lanes that never existed: the launch is at fault, whatever the library does."""
     bench, _ = run("warp_sum_after_return", 128, threads=20)
     assert {f.kind for f in bench.errors()} == {ABSENT}
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @pytest.mark.parametrize(
     ("kernel", "h", "grid", "expected"),
     [
@@ -102,7 +102,7 @@ def test_right_calls_are_clean(kernel, h, grid, expected):
     np.testing.assert_array_equal(o[: len(expected)], expected)
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_quirks_of_the_library_stay_notes():
     """max's prefix sum reads shared words that it does not use: whoever calls it rightly is not to blame."""
     bench, o = run("block_collectives", 2)

@@ -24,7 +24,7 @@ def api(request) -> dict:
     return json.loads(done.stdout)
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_fills_and_copies(api):
     expected = np.full(64, 7, np.uint8)
     expected[8:16] = [4, 3, 2, 1] * 2
@@ -35,7 +35,7 @@ def test_fills_and_copies(api):
     assert api["memory"]["used"] == 128
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_fills_and_copies_of_pinned_host_memory(api):
     """Every fill and copy takes pinned host memory for device memory; a freed or too short range is refused."""
     host = api["pinned"]
@@ -53,7 +53,7 @@ def test_fills_and_copies_of_pinned_host_memory(api):
     assert {host[name] for name in refused} == {"CUDA_ERROR_INVALID_VALUE"}
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_copies_of_rectangles(api):
     """Between host and device, dense and pitched, and what lies beside the rectangle stays."""
     found = api["rectangles"]
@@ -64,7 +64,7 @@ def test_copies_of_rectangles(api):
     assert found["array"] == "CUDA_ERROR_NOT_SUPPORTED"
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_memory_errors(api):
     errors = {name: code for name, code in api["memory"].items() if isinstance(code, str)}
     assert errors.pop("too large") == "CUDA_ERROR_OUT_OF_MEMORY"
@@ -73,7 +73,7 @@ def test_memory_errors(api):
     assert len(errors) == 7
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_three_ways_to_launch(api):
     launches = api["launches"]
     assert launches["launch"] == "CUDA_SUCCESS"
@@ -83,7 +83,7 @@ def test_three_ways_to_launch(api):
     assert launches["parameters"] == [[0, 8], [8, 8], [16, 4], [20, 4]]
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_launches_that_a_driver_refuses(api):
     launches = api["launches"]
     refused = ("fifth parameter", "empty grid", "grid y", "block", "block z", "no arguments")
@@ -92,12 +92,12 @@ def test_launches_that_a_driver_refuses(api):
     assert {launches[name] for name in ("attribute", "shared with attribute")} == {"CUDA_SUCCESS"}
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_threads_do_not_get_in_each_others_way(api):
     assert api["threads"] == 8 * 25
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_modules_that_a_driver_refuses(api):
     modules = api["modules"]
     code, log = modules["machine code"]

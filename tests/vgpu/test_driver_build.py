@@ -73,7 +73,7 @@ def builds(tmp_path_factory) -> list[Path]:
     return folders
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_libraries_build_without_a_c_compiler(builds):
     folder = builds[0]
     assert sorted(p.name for p in folder.iterdir()) == ["libcuda.so.1", "libnvidia-ml.so.1", "ptxas"]
@@ -86,19 +86,19 @@ def test_libraries_build_without_a_c_compiler(builds):
     assert json.loads(used.stdout) == {"missing": [], "code": driver_not_loaded}, used.stderr
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_two_builds_at_once_share_one_result(builds):
     assert builds[0] == builds[1] and only_entry(builds[0])
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_second_build_takes_what_the_first_left(builds, monkeypatch):
     monkeypatch.setenv("WORKBOOK_CACHE", str(builds[0].parents[1]))
     monkeypatch.setattr(build, "build_into", lambda folder, mojo: pytest.fail("built again"))
     assert build.build().folder == builds[0]
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_library_that_does_not_compile(tmp_path, monkeypatch):
     (tmp_path / "broken.mojo").write_text("def f() -> Int:\n    return nothing\n")
     monkeypatch.setenv("WORKBOOK_CACHE", str(tmp_path / "cache"))

@@ -15,7 +15,7 @@ from harness.vgpu.driver import build, server
 from harness.vgpu.errors import LaunchError, StepBudgetExceeded
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -88,7 +88,7 @@ def test_an_exit_code_of_its_own_goes_before_the_programs(program, outcome, code
     assert cli.summarise([outcome], "sm_90a", program, 99) == code
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_unsupported_instruction_is_exit_code_5_even_if_the_program_goes_on(tmp_path):
     """multimem is not simulated."""
     script = tmp_path / "program.py"
@@ -106,7 +106,7 @@ def test_unsupported_instruction_is_exit_code_5_even_if_the_program_goes_on(tmp_
     assert "multimem.red" in done.stderr
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_info_names_the_device(capsys):
     assert cli.main(["info", "--arch", "sm_80"]) == 0
     lines = dict(re.split(r"\s{2,}", line, maxsplit=1) for line in capsys.readouterr().out.splitlines())
@@ -116,7 +116,7 @@ def test_info_names_the_device(capsys):
     assert "166912" in lines["shared memory"]
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_strangers_are_turned_away(monkeypatch):
     """A process of another user may name the socket; it is not served."""
     executor = server.Executor(lambda: pytest.fail("a device was made"), build.build())

@@ -79,14 +79,14 @@ def integers(n: int) -> np.ndarray:
 # ---- the programs against NumPy ------------------------------------------------------------------------------------
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_vector_add(suite):
     i = np.arange(1000)
     expected = (i * 37 % 101) / 8 + (i * 53 % 97) / 16  # exact in float32
     np.testing.assert_array_equal(numbers(run_suite(suite, "vector_add"), np.float32), exact(expected))
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_shared_memory_reduction(suite):
     x = np.zeros(1024)
     x[:1000] = eighths(1000)
@@ -95,7 +95,7 @@ def test_shared_memory_reduction(suite):
     np.testing.assert_array_equal(numbers(run_suite(suite, "block_sum"), np.float32), expected)
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_warp_reduction(suite):
     x = np.zeros(512, dtype=np.int64)
     x[:500] = integers(500)
@@ -103,7 +103,7 @@ def test_warp_reduction(suite):
     np.testing.assert_array_equal(numbers(run_suite(suite, "warp_sum"), np.int64), [*sums, x.sum()])
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_tiled_matmul(suite):
     a = eighths(40 * 36).reshape(40, 36).astype(np.float64)
     b = ((np.arange(36 * 28) * 53 % 97 - 48) / 16).reshape(36, 28)
@@ -111,12 +111,12 @@ def test_tiled_matmul(suite):
     np.testing.assert_array_equal(numbers(run_suite(suite, "tiled_matmul"), np.float32), exact(a @ b))
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_prefix_sum(suite):
     np.testing.assert_array_equal(numbers(run_suite(suite, "prefix_sum"), np.int64), np.cumsum(integers(700)))
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_histogram(suite):
     values = np.arange(3000) ** 2 % 1009 % 20
     np.testing.assert_array_equal(
@@ -124,7 +124,7 @@ def test_histogram(suite):
     )
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_softmax(suite):
     x = eighths(500).reshape(5, 100).astype(np.float64)
     e = np.exp(x - x.max(axis=1, keepdims=True))
@@ -134,14 +134,14 @@ def test_softmax(suite):
     np.testing.assert_allclose(got, expected, rtol=float(16 * np.finfo(np.float32).eps))
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_async_copy(suite):
     x = (np.arange(512) * 37 % 101) / 8
     expected = x.reshape(4, 128)[:, ::-1].ravel()
     np.testing.assert_array_equal(numbers(run_suite(suite, "async_copy"), np.float32), exact(expected))
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_tensor_cores(suite):
     expected = []
     for k in (16, 8):
@@ -153,7 +153,7 @@ def test_tensor_cores(suite):
     )
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_print_from_a_kernel(suite):
     done = run_suite(suite, "kernel_print")
     assert done.returncode == 0, done.stderr
@@ -161,7 +161,7 @@ def test_print_from_a_kernel(suite):
     assert sorted(done.stdout.split("\n")) == sorted([*expected, ""])
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_python_program_with_max():
     code = (
         "import numpy as np; from max.driver import CPU, Accelerator, Buffer\n"
@@ -172,7 +172,7 @@ def test_python_program_with_max():
     assert done.stdout == "sm_90a [0. 1. 2. 3. 4.]\n", done.stderr
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_fills_of_host_buffers(suite):
     """With unified addressing a pinned host buffer is a target of fills, as in most programs of GPU courses."""
     expected = np.append(np.arange(70) + 0.5, [-3, 200])
@@ -212,7 +212,7 @@ COURSE = [
 ]
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_a_course_of_programs(tmp_path):
     """Twenty-three programs as a GPU course has them, compiled and run by one command; each checks its own results.
 
@@ -231,7 +231,7 @@ def test_a_course_of_programs(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @pytest.mark.parametrize("order", ["reversed", "shuffled:3"])
 def test_block_order_does_not_matter_to_a_right_program(suite, order):
     counts = np.bincount(np.arange(3000) ** 2 % 1009 % 20, minlength=20)
@@ -239,7 +239,7 @@ def test_block_order_does_not_matter_to_a_right_program(suite, order):
     np.testing.assert_array_equal(numbers(done, np.int64), counts)
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_more_shared_memory_on_request(suite):
     np.testing.assert_array_equal(
         numbers(run_suite(suite, "shared_on_request"), np.float64), np.arange(32) * 2
@@ -275,7 +275,7 @@ def test_real_gpu_gives_the_same_elements(suite_on_gpu, name):
 # ---- findings, errors of the device --------------------------------------------------------------------------------
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_access_past_the_end_is_an_error_of_a_program_that_ends_well(suite):
     done = run_suite(suite, "out_of_bounds")
     assert done.returncode == 1
@@ -284,7 +284,7 @@ def test_access_past_the_end_is_an_error_of_a_program_that_ends_well(suite):
     assert "1 launch, 2 errors" in done.stderr  # the load and the store
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_race_between_blocks(suite):
     done = run_suite(suite, "race")
     assert done.returncode == 1
@@ -293,7 +293,7 @@ def test_race_between_blocks(suite):
     assert "-g1" not in done.stderr
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_findings_for_other_programs_to_read(suite, tmp_path):
     """An exit code that no program has by itself, and a file with what was found."""
     file = tmp_path / "found.json"
@@ -316,14 +316,14 @@ def test_json_that_cannot_be_written_is_exit_code_2(tmp_path, capsys):
     assert "No such file or directory" in capsys.readouterr().err
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_a_program_whose_kernel_waits_for_nobody_ends(suite):
     done = run_suite(suite, "nobody_comes")
     assert done.returncode != 0
     assert "1 thread waits here for ever" in done.stderr and re.search(r"faults\.mojo:\d+", done.stderr)
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @pytest.mark.parametrize(
     ("name", "code_name"),
     [
@@ -340,13 +340,13 @@ def test_limits_give_the_errors_of_a_real_driver(suite, name, code_name):
     assert f"CUDA call failed: {code_name}" in done.stderr + done.stdout  # what the program saw
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_a_program_may_handle_an_error(suite):
     done = run_suite(suite, "out_of_memory_handled")
     assert (done.returncode, done.stdout) == (0, "too much\n")
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_what_is_not_simulated_is_named_in_one_line(suite):
     done = run_suite(suite, "graph")
     assert done.returncode == 1
@@ -356,7 +356,7 @@ def test_what_is_not_simulated_is_named_in_one_line(suite):
     assert line == "virtual GPU: the program called cuGraphCreate, which the virtual GPU does not have"
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_an_assertion_of_a_kernel_that_fails(suite):
     """Its text is printed as on a GPU, and the trap behind it is a finding."""
     done = run_suite(suite, "failed_assert")
@@ -367,7 +367,7 @@ def test_an_assertion_of_a_kernel_that_fails(suite):
     assert "error: trap at" in done.stderr and "first seen in kernel faults_only_for_sixteen" in done.stderr
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_program_without_gpu_use(suite):
     done = run_suite(suite, "no_gpu")
     assert (done.returncode, done.stdout) == (0, "no kernel here\n")
@@ -384,21 +384,21 @@ def leftovers() -> set[str]:
     return {name for name in files if "mojo" in name or "vgpu" in name} | sockets
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_exit_code_and_output_of_the_program_are_kept():
     done = vgpu("--", "sh", "-c", "echo out; echo err >&2; exit 7")
     assert (done.returncode, done.stdout) == (7, "out\n")
     assert done.stderr.startswith("err\n")
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_program_that_crashes():
     before = leftovers()
     assert vgpu("--", "sh", "-c", "kill -SEGV $$").returncode == 128 + signal.SIGSEGV
     assert leftovers() <= before
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_program_that_is_killed_while_its_kernel_spins(suite):
     before = leftovers()
     # The shell is the program; it kills the Mojo process that waits for a kernel without end.
@@ -407,7 +407,7 @@ def test_program_that_is_killed_while_its_kernel_spins(suite):
     assert leftovers() <= before
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_time_limit_ends_the_program_and_its_children():
     before = leftovers()
     done = vgpu("--timeout", "1", "--", "sh", "-c", "sleep 987 & echo $!; exec sleep 987")
@@ -417,13 +417,13 @@ def test_time_limit_ends_the_program_and_its_children():
     assert leftovers() <= before
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_time_limit_during_a_launch(suite):
     done = run_suite(suite, "endless", "--timeout", "2")
     assert done.returncode == server.TIMED_OUT
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @pytest.mark.parametrize(
     ("send", "number", "code"),
     [
@@ -453,7 +453,7 @@ def test_signal_ends_everything(suite, send, number, code):
     assert leftovers() <= before
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_forked_child_does_not_share_the_device():
     code = (
         "import ctypes, os\n"
@@ -468,7 +468,7 @@ def test_forked_child_does_not_share_the_device():
     assert vgpu("--", sys.executable, "-c", code).stdout == f"{not_initialized} 0\n"
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_executor_that_dies(tmp_path):
     """A program whose executor is gone gets an error and a sentence, and does not hang."""
     code = (
@@ -490,7 +490,7 @@ def test_executor_that_dies(tmp_path):
     assert "lost the connection to the executor process" in done.stderr
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_program_started_after_the_executor_ended():
     code = "import ctypes; print(ctypes.CDLL('libcuda.so.1').cuInit(0))"
     env = {
@@ -503,7 +503,7 @@ def test_program_started_after_the_executor_ended():
     assert "the executor process does not answer" in done.stderr
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_two_programs_at_once(suite):
     both = [
         subprocess.Popen(

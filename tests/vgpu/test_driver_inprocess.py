@@ -154,7 +154,7 @@ def graph(recorded) -> dict:
     return json.loads(done.stdout)
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_graph_with_custom_ops_runs(graph):
     assert graph["device"] == ["cuda", "sm_90a"]
     assert graph["difference"] == 0
@@ -163,7 +163,7 @@ def test_graph_with_custom_ops_runs(graph):
     assert graph["again"]
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_kernels_have_names_and_lines_inside_a_graph(graph):
     """One kernel is named by the catalogue, whose twin has lines; the other by its @__name attribute."""
     assert graph["launches"] == ["add and overrun", "wait_for_flag"] * 2
@@ -177,14 +177,14 @@ def test_kernels_have_names_and_lines_inside_a_graph(graph):
     assert finding["where"].startswith(f"{source}:{line}:")
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_exception_ends_the_process_cleanly(graph):
     done = python(GRAPH, "exception")
     assert done.returncode == 1
     assert done.stderr.rstrip().endswith("RuntimeError: on purpose")
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_ctrl_c_during_a_launch_inside_max(graph):
     code, out, err = interrupt(GRAPH, "interrupt")
     assert code == -signal.SIGINT
@@ -193,7 +193,7 @@ def test_ctrl_c_during_a_launch_inside_max(graph):
     assert "Exception ignored" not in err
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_ctrl_c_during_a_launch_on_the_main_thread():
     code, out, err = interrupt("-c", SPIN)
     assert code == -signal.SIGINT
@@ -201,7 +201,7 @@ def test_ctrl_c_during_a_launch_on_the_main_thread():
     assert "Exception ignored" not in err
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_pending_exception_survives_a_callback():
     done = python("-c", FREED_DURING_EXCEPTION)
     assert done.returncode == 0, done.stderr
@@ -219,7 +219,7 @@ def test_no_trace_without_start():
     assert done.stdout == "False None 0 False False True\n", done.stderr
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_a_driver_that_is_loaded_already_is_an_error():
     code = (
         f"import ctypes; ctypes.CDLL({str(build.build().libcuda)!r});"
@@ -230,7 +230,7 @@ def test_a_driver_that_is_loaded_already_is_an_error():
     assert "VirtualGPUUnavailable: a CUDA driver is loaded already" in done.stderr
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_starting_after_max_has_looked_for_gpus_is_an_error():
     code = (
         "from max.driver import accelerator_count; accelerator_count()\n"
@@ -241,7 +241,7 @@ def test_starting_after_max_has_looked_for_gpus_is_an_error():
     assert "VirtualGPUUnavailable: MAX has looked for GPUs already" in python("-c", code).stderr
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_starting_before_max_looks_is_enough():
     code = (
         "import max.driver; from harness.vgpu.driver import inprocess; inprocess.start()\n"
@@ -250,7 +250,7 @@ def test_starting_before_max_looks_is_enough():
     assert python("-c", code).stdout == "1 gpu\n"
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_memory_page_that_is_taken_is_an_error():
     """The libraries keep their state at a fixed address; another mapping there is left alone."""
     source = (build.HERE / "transport.mojo").read_text()
@@ -268,7 +268,7 @@ def test_memory_page_that_is_taken_is_an_error():
     )
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_one_target_a_process():
     code = "from harness.vgpu.driver import inprocess; inprocess.start('sm_80'); inprocess.start('sm_90a')"
     assert "runs as sm_80: one target a process" in python("-c", code).stderr
@@ -282,7 +282,7 @@ def test_unknown_target():
     assert not inprocess.active()
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_forked_child_does_not_share_the_device():
     code = (
         "import ctypes, os\n"
@@ -299,7 +299,7 @@ def test_forked_child_does_not_share_the_device():
 # ---- names of kernels ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_fingerprint_ignores_names_and_lines_only(recorded):
     ptx = recorded.read_text()
     plain = "\n".join(line for line in ptx.splitlines() if not line.strip().startswith((".loc", ".file")))
@@ -309,7 +309,7 @@ def test_fingerprint_ignores_names_and_lines_only(recorded):
     assert fingerprint(ptx.replace("add.f32", "sub.f32", 1)) != fingerprint(ptx)
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_catalogue_finds_the_twin(recorded):
     ptx = recorded.read_text()
     symbol = ptx.split(".entry ")[1].split("(")[0]
@@ -343,7 +343,7 @@ def test_kernels_without_a_name_are_numbered():
     ]
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_pytorch_sees_no_gpu_and_does_not_complain():
     """A PyTorch with CUDA finds the stand-in library too."""
     code = (

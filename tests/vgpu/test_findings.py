@@ -38,7 +38,7 @@ def ones(bench, name, n=1000):
     return bench.place(name, np.ones(n, F4))
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_out_of_bounds(ptx):
     bench = Bench()
     a, b, o = ones(bench, "a"), ones(bench, "b"), bench.empty("o", 1000)
@@ -52,7 +52,7 @@ def test_out_of_bounds(ptx):
     np.testing.assert_array_equal(bench.get(o), np.full(1000, 2))
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_null_pointer(ptx):
     bench = Bench()
     a, o = ones(bench, "a"), bench.empty("o", 1000)
@@ -61,7 +61,7 @@ def test_null_pointer(ptx):
     assert f.count == 1000 and "null pointer" in f.text()
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_misaligned(ptx):
     bench = Bench()
     a, b, o = ones(bench, "a"), ones(bench, "b"), bench.place("o", np.zeros(1000, F4))
@@ -70,7 +70,7 @@ def test_misaligned(ptx):
     assert f.tensor == "b" and "not 4-byte aligned" in f.text()
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_freed_memory(ptx):
     bench = Bench()
     a, b, o = ones(bench, "a"), ones(bench, "b"), bench.empty("o", 1000)
@@ -80,7 +80,7 @@ def test_freed_memory(ptx):
     assert f.count == 256
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_exact_tensors_inside_one_allocation(ptx):
     """MAX packs several tensors in one allocation: labelled, an overrun of one into the gap behind it is seen."""
     bench = Bench()
@@ -96,7 +96,7 @@ def test_exact_tensors_inside_one_allocation(ptx):
     assert all(f.index == (100,) or f.index == 100 for f in bench.errors())
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_never_written_input(ptx):
     bench = Bench()
     a, b, o = ones(bench, "a"), bench.empty("b", 1000), bench.empty("o", 1000)
@@ -105,7 +105,7 @@ def test_never_written_input(ptx):
     assert (f.tensor, f.index, f.count) == ("b", (0,), 1000) and at(f, "b[unsafe_offset=i]", 0)
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_output_element_never_written(ptx):
     bench = Bench()
     a, o = ones(bench, "a"), bench.empty("o", 1000)
@@ -116,7 +116,7 @@ def test_output_element_never_written(ptx):
     assert f.index == (999,) and f.tensor == "o"
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_unwritten_shared_memory(ptx):
     bench = Bench()
     a, o = ones(bench, "a", 64), bench.empty("o", 64)
@@ -126,7 +126,7 @@ def test_unwritten_shared_memory(ptx):
     assert at(f, "o[unsafe_offset=thread_idx.x] = rebind[Float32](s[thread_idx.x])", 1)
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_async_copy_without_wait(ptx):
     bench = Bench()
     a, o = ones(bench, "a", 512), bench.empty("o", 512)
@@ -134,7 +134,7 @@ def test_async_copy_without_wait(ptx):
     assert {f.kind for f in bench.errors()} == {"uninitialised read"}
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_missing_barrier(ptx):
     bench = Bench()
     a, b, o = (bench.place(n, np.ones((32, 32), F4)) for n in "abo")
@@ -149,7 +149,7 @@ def test_missing_barrier(ptx):
         assert "no barrier between them" in f.text()
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @pytest.mark.parametrize("order", ["natural", "reversed", "shuffled"])
 def test_removed_atomic(ptx, order):
     bench = Bench(blocks=order)
@@ -159,7 +159,7 @@ def test_removed_atomic(ptx, order):
     assert all(at(f, "o[unsafe_offset=0] += total") and f.tensor == "o" for f in bench.errors())
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @pytest.mark.parametrize("order", ["natural", "reversed", "shuffled:5"])
 def test_zero_in_first_block(ptx, order):
     """The race of zeroing in block (0, 0): reported in every order, whatever the value."""
@@ -175,7 +175,7 @@ def test_zero_in_first_block(ptx, order):
     assert (bench.get(o)[0] == 4000) == (order == "natural")
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @pytest.mark.parametrize("order", ["natural", "reversed"])
 def test_counter_without_fence(ptx, order):
     bench = Bench(blocks=order)
@@ -186,7 +186,7 @@ def test_counter_without_fence(ptx, order):
     assert f.tensor == "partials"
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_whole_warps_exit_before_a_barrier(ptx):
     """The hardware counts warps that have returned as arrived: a note, no error."""
     bench = Bench()
@@ -196,7 +196,7 @@ def test_whole_warps_exit_before_a_barrier(ptx):
     assert "counts them as arrived" in bench.gpu.findings[0].text()
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @pytest.mark.parametrize(
     "kernel,text", [("barrier_in_branch_of_warp", "54 of 64"), ("two_barriers", "at another barrier")]
 )
@@ -210,7 +210,7 @@ def test_barrier_divergence(ptx, kernel, text):
     assert start < int(f.where.split(":")[-2]) < start + 12
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_step_budget_says_where(ptx):
     from harness.vgpu.errors import StepBudgetExceeded
 
@@ -222,7 +222,7 @@ def test_step_budget_says_where(ptx):
     assert [f.kind for f in bench.errors()] == ["hang"]
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_bank_conflicts_are_counted(ptx):
     bench = Bench()
     a, o = bench.place("a", np.arange(1024, dtype=F4)), bench.empty("o", 1024)
@@ -246,7 +246,7 @@ def errors_of(body: str, threads: int = 32, *, declare: str = "", module: str = 
     return bench.errors()
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 @pytest.mark.parametrize(
     "body,kind,text",
     [
@@ -294,7 +294,7 @@ def test_barrier_that_some_never_reach():
     assert f.kind == "barrier divergence"
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_library_code_is_a_note(ptx):
     """max's prefix sum reads shared words that it does not use and nobody wrote: real, harmless, not the reader's."""
     bench = Bench()

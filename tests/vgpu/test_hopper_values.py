@@ -54,15 +54,8 @@ def on_virtual_gpu(case: Case) -> tuple[str, set[str]]:
     return hashlib.sha256(out).hexdigest(), {f.kind for f in gpu.findings}
 
 
-@pytest.mark.long
 @covers("wgmma", "cp", "mbarrier", "ldmatrix", "stmatrix")
-@pytest.mark.parametrize(
-    "group",
-    [
-        pytest.param(group, marks=[pytest.mark.long] if group in ("wgmma", "bulk") else [])
-        for group in sorted({case.name.split()[0] for case in CASES})
-    ],
-)
+@pytest.mark.parametrize("group", sorted({case.name.split()[0] for case in CASES}))
 def test_every_bit_is_what_a_gpu_gives(group):
     measured = {
         case.name: table()["results"].get(case.name) for case in CASES if case.name.split()[0] == group

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_tools import Bench, compiled
 
-pytestmark = pytest.mark.compiler
+pytestmark = pytest.mark.compiles
 
 F4, I4 = np.float32, np.int32
 

@@ -22,7 +22,7 @@ def only_kernel(gpu, text=COPY):
     return next(iter(gpu.load(text).kernels.values()))
 
 
-@pytest.mark.compiler
+@pytest.mark.compiles
 def test_memory_round_trip(gpu):
     a, b = gpu.allocate(1000, "a"), gpu.allocate(1000, "b")
     assert a % 256 == b % 256 == 0 and abs(b - a) >= 1000 + 256

@@ -16,7 +16,7 @@ from harness.spec.puzzle import Case
 from harness.toolchain import roots
 from harness.vgpu.checks.counters import Counters
 
-pytestmark = pytest.mark.compiler
+pytestmark = pytest.mark.compiles
 
 CHAPTER = PUZZLE.dims
 WIDE, TALL = (3, 7, 131, 5), (2, 33, 12, 20)  # of the puzzle's cases; between them every tile edge is ragged

@@ -7,7 +7,6 @@ shuffles and exchanges through shared memory. A thread that took another path mu
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ptx_tools import run
@@ -186,7 +185,6 @@ def ptx_of(statements) -> str:
     return "\n".join(e.lines)
 
 
-@pytest.mark.long
 @settings(max_examples=120, deadline=None)
 @given(program, st.integers(0, 1000))
 def test_random_program(statements, seed):

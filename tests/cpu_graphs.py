@@ -141,51 +141,22 @@ def layer_graphs(cpu_graphs, request):
 
 # ---- Puzzle 23, and attention --------------------------------------------------------------------------------
 
-OTHER_ALGORITHMS = ("atomic", "fast")
+OTHER_ALGORITHMS = ("fast",)
 """Variants of puzzle 23 whose ops have another algorithm."""
 
 
 @pytest.fixture(scope="session")
 def attention_cpu_graphs() -> Callable:
-    """() -> the graphs of puzzle 23 by name: DTYPE (each step, and the gradient of the mask), other (OTHER_ALGORITHMS),
-    unbound, and the function's, OP_DTYPE."""
+    """() -> the graphs of puzzle 23 by name: DTYPE (each step), other (OTHER_ALGORITHMS), unbound."""
     return functools.cache(load_attention_cpu_graphs)
 
 
 def load_attention_cpu_graphs():
     """The graphs of `attention_cpu_graphs`."""
-    from harness.nn import attention_autograd
-    from harness.nn.attention_ops import MASK_BACKWARD
     from harness.puzzles.p23.spec import PUZZLE
-    from harness.spec.ops import Call
+    from harness.toolchain import roots
 
-    steps = (*PUZZLE.calls_of(("unfused", "fused")), Call(MASK_BACKWARD, (), "fused"))
     ops = {call.op.name: call.op for call in PUZZLE.calls_of(PUZZLE.variants)}.values()
-    calls = dict.fromkeys(DTYPES, steps)
+    calls = dict.fromkeys(DTYPES, PUZZLE.calls_of(("unfused", "fused")))
     calls |= {"other": PUZZLE.calls_of(OTHER_ALGORITHMS), "unbound": tuple(map(unbound, ops))}
-    for dtype in attention_dtypes():
-        calls |= {f"{op}_{dtype}": call for op, call in attention_autograd.GRAPHS.calls().items()}
-    return load_as_one("attention_cpu_graphs", attention_autograd.GRAPHS.package, calls)
-
-
-def attention_dtypes() -> dict:
-    """The dtypes in which the tests call attention on the CPU, by name."""
-    import torch
-
-    from harness.nn.arguments import DTYPES
-
-    return {DTYPES[dtype]: dtype for dtype in (torch.float32, torch.float64, torch.bfloat16)}
-
-
-@pytest.fixture(scope="session")
-def attention_graphs(attention_cpu_graphs):
-    """Puts the graphs of attention on the CPU where it looks for them, of three dtypes."""
-    import torch
-
-    from harness.nn.attention_autograd import GRAPHS
-
-    loaded = attention_cpu_graphs()
-    for name, dtype in attention_dtypes().items():
-        GRAPHS.loaded[dtype, torch.device("cpu")] = {
-            op.name: loaded[f"{op.name}_{name}"] for op in GRAPHS.ops
-        }
+    return load_as_one("attention_cpu_graphs", roots.op_package(roots.solutions(), "p23"), calls)

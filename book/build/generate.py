@@ -13,7 +13,6 @@ import numpy as np
 
 from book.build import museum
 from book.figures import (
-    attention_pairs,
     attention_times,
     bench_results,
     claims_chart,
@@ -318,7 +317,6 @@ FILES: dict[str, Callable[[], str]] = {
     "option_costs.svg": attention_times.option_costs,
     "bench_host.svg": bench_results.host_chart,
     "tf32_ratio.svg": lambda: bench_results.ratio_chart(record.rows("tf32")),
-    "pairs_by_length.svg": attention_pairs.by_length,
     "roofline.md": roofline_table,
     "ratio.svg": ratio_chart,
     "roofline.svg": roofline_chart,
@@ -345,7 +343,6 @@ PAGES: tuple[Callable[[], Mapping[str, str | Callable[[], str]]], ...] = (
     ring_results.pages,
     timing_pages.pages,
     every_size.pages,
-    attention_pairs.pages,
     attention_times.pages,
     claims_chart.pages,
     speed_table.pages,

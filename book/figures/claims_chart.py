@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from book.figures.charts import Axis, Series, compared, plot
+from book.figures.charts import Axis, Series, plot
 from book.figures.markdown_table import table
 from book.measure import record
 from book.measure.record import Row
@@ -10,7 +10,6 @@ from book.measure.record import Row
 LINES = {
     "autograd": ("autograd", "o", "-"),
     "custom": ("custom backward pass", "s", "--"),
-    "p23": ("this puzzle's layer", "D", "-"),
     "SDPA": ("PyTorch's SDPA", "^", ":"),
 }
 
@@ -39,7 +38,7 @@ def chart(unit: str, value: Callable[[Row], float], label: str) -> str:
 
 def time() -> str:
     """Milliseconds of a forward and a backward pass."""
-    label = "Milliseconds of a forward and a backward pass of attention over the sequence length, four implementations."
+    label = "Milliseconds of both passes of attention over the sequence length, three implementations."
     return chart("ms", lambda row: float(row["ms"]), label)
 
 
@@ -49,19 +48,7 @@ def memory() -> str:
     return chart("GiB at the peak", lambda row: float(row["peak"]) / 2**30, label)
 
 
-def gains(length: str = "4096") -> str:
-    """Time and memory of three ways: everything stored by PyTorch's autograd, the kernels to read, and the fast ones."""
-    ways = {"autograd": "all stored", "two passes": "flash, to read", "p23": "flash, fast"}
-    rows = record.rows("attention_claims")
-    fair = {row["who"]: row for row in rows if (row["method"], row["length"]) == ("fair", length)}
-    measures = [
-        ("a forward and a backward pass", {who: float(fair[who]["ms"]) for who in ways}, "ms"),
-        ("its peak of memory", {who: float(fair[who]["peak"]) / 2**30 for who in ways}, "GiB"),
-    ]
-    return compared(f"Attention at {int(length):,} positions; ", measures, ways)
-
-
-PICTURES = {"time": time, "memory": memory, "gains": gains}
+PICTURES = {"time": time, "memory": memory}
 
 
 # ---- Tables -------------------------------------------------------------------------------------------------
@@ -95,10 +82,8 @@ def times_table(rows: list[Row]) -> str:
     for length in lengths(rows):
         own, fair = (measured(rows, length, method, "ms") for method in ("own", "fair"))
         ways = [(way["autograd"], way["custom"]) for way in (own, fair)]
-        body.append(
-            [f"{length:,}", *(both(*way, ratio=True) for way in ways), text(fair["p23"]), text(fair["SDPA"])]
-        )
-    head = ["length", "timed carelessly", "timed fairly", "this puzzle's layer", "SDPA"]
+        body.append([f"{length:,}", *(both(*way, ratio=True) for way in ways), text(fair["SDPA"])])
+    head = ["length", "timed carelessly", "timed fairly", "SDPA"]
     return table(head, body, "r" * len(head))
 
 
@@ -108,8 +93,8 @@ def memory_table(rows: list[Row]) -> str:
     for length in lengths(rows):
         own, fair = (measured(rows, length, method, "peak", 2**30) for method in ("own", "fair"))
         ways = [(way["autograd"], way["custom"]) for way in (own, fair)]
-        body.append([f"{length:,}", *(both(*way) for way in ways), text(fair["p23"]), text(fair["SDPA"])])
-    head = ["length", "measured carelessly", "measured fairly", "this puzzle's layer", "SDPA"]
+        body.append([f"{length:,}", *(both(*way) for way in ways), text(fair["SDPA"])])
+    head = ["length", "measured carelessly", "measured fairly", "SDPA"]
     return table(head, body, "r" * len(head))
 
 

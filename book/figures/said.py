@@ -51,14 +51,6 @@ class Rows:
         return matching[0]
 
 
-def pairs_error(inputs: str) -> float:
-    """The error of float32 attention by pairs, as a share of PyTorch's: that of the worst result for these inputs."""
-    own, theirs = (
-        Rows("attention_pairs").all(n, inputs=inputs, way="pairs") for n in ("error", "of_efficient")
-    )
-    return max(error / other for error, other in zip(own, theirs, strict=True))
-
-
 # ---- Fusion and the roofline --------------------------------------------------------------------------------
 
 CHAPTER, GPT2 = 16, 8192

@@ -2,8 +2,9 @@
 
 The same two functions are timed twice: by a careless method, with everything in it that flatters one side, and by a
 fair one. The custom backward pass is the plain one: it keeps query, key, value and the probabilities, as
-autograd does for the same formula, and computes the gradients by four products. Beside them stand the puzzle's layer, its flash
-kernels, and PyTorch's own function. Inputs are [B, N, S, d], float32; without a GPU they are small.
+autograd does for the same formula, and computes the gradients by four products. Beside it stand the puzzle's
+flash kernels, as they are learnt, and PyTorch's own function. Inputs are [B, N, S, d], float32; without a GPU
+they are small.
 """
 
 import math
@@ -18,19 +19,15 @@ from torch import Tensor
 from book.measure.shared import write
 from harness.bench.timing import CudaClock, Protocol, WallClock, summary, take_turns
 from harness.check.gradient_checks import kept_bytes
-from harness.nn import attention
-from harness.nn.attention_arguments import factor
-from harness.nn.attention_autograd import GRAPHS, mask_or_zero
-from harness.nn.attention_direct import backward_buffers, forward_buffers
-from harness.nn.attention_ops import BACKWARD, DELTA, EVERY_KEY, FORWARD
 from harness.nn.on_max import Graphs
+from harness.puzzles.p23.spec import BACKWARD, DELTA, EVERY_KEY, FORWARD
 
 Function = Callable[[Tensor, Tensor, Tensor], Tensor]
 LARGE = (512, 1024, 2048, 4096, 8192), {"batch": 8, "heads": 12, "dim": 64}
 SMALL = (32, 64, 128), {"batch": 1, "heads": 2, "dim": 16}
 """Lengths and sizes on a GPU, and on a CPU."""
 ROUNDS = 9
-SDPA, LAYER, TWO_PASSES, ONE_PASS = "SDPA", "p23", "two passes", "one pass"
+SDPA, TWO_PASSES = "SDPA", "two passes"
 AUTOGRAD, CUSTOM = "autograd", "custom"
 OWN, FAIR = "own", "fair"
 BURST = 20_000.0
@@ -51,7 +48,7 @@ class Row:
     Attributes:
         length: Queries, and keys.
         method: OWN or FAIR.
-        who: AUTOGRAD, CUSTOM, SDPA, LAYER, TWO_PASSES or ONE_PASS.
+        who: AUTOGRAD, CUSTOM, SDPA or TWO_PASSES.
         ms: Milliseconds of a forward and a backward pass.
         peak: Bytes at the peak; 0 where the device does not say.
         kept: Bytes that autograd keeps for the backward pass, the inputs among them.
@@ -99,53 +96,39 @@ class ByHand(torch.autograd.Function):
 
 
 class FlashKernels(torch.autograd.Function):
-    """The flash kernels of the puzzle as they are learnt, whatever the layer launches in their place.
-
-    `algorithm` is "fused", a backward pass of two kernels, or "atomic", one whose atomics add in no fixed order.
-    """
+    """The flash kernels of the puzzle as they are learnt, with a backward pass of two kernels."""
 
     @staticmethod
-    def forward(ctx, query, key, value, algorithm):
-        written = forward_buffers(query, key, value, None, 1.0, EVERY_KEY, 1)
-        ctx.options = factor(None, query), EVERY_KEY, 1
-        GRAPHS.run(FORWARD, (*written, query, key, value, mask_or_zero(query, None)), *ctx.options)
-        ctx.algorithm = algorithm
-        ctx.save_for_backward(query, key, value, *written)
-        return written[0]
+    def forward(ctx, query, key, value):
+        output, lse, mask = (
+            torch.empty_like(query),
+            query.new_empty(query.shape[:-1]),
+            query.new_zeros(1, 1, 1, 1),
+        )
+        GRAPHS.run(FORWARD, (output, lse, query, key, value, mask), *OPTIONS)
+        ctx.save_for_backward(query, key, value, output, lse, mask)
+        return output
 
     @staticmethod
     def backward(ctx, grad_output):
-        query, key, value, output, lse = ctx.saved_tensors
-        delta = torch.empty_like(lse)
+        query, key, value, output, lse, mask = ctx.saved_tensors
+        delta, gradients = torch.empty_like(lse), [torch.empty_like(each) for each in (query, key, value)]
         GRAPHS.run(DELTA, (delta, grad_output, output))
-        gradients = backward_buffers(grad_output, query, key, value)
-        read = grad_output, query, key, value, lse, delta, mask_or_zero(query, None)
-        BACKWARDS.run(BACKWARD, (*gradients, *read), *ctx.options, algorithm=ctx.algorithm)
-        return *gradients, None
+        GRAPHS.run(BACKWARD, (*gradients, grad_output, query, key, value, lse, delta, mask), *OPTIONS)
+        return tuple(gradients)
 
 
-BACKWARDS = Graphs("p23", "attention", (BACKWARD,))
-
-
-def two_passes(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """The flash kernels without atomics."""
-    return FlashKernels.apply(query, key, value, "fused")
-
-
-def one_pass(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """The flash kernels with atomics."""
-    return FlashKernels.apply(query, key, value, "atomic")
+GRAPHS, OPTIONS = Graphs("p23", "attention", (FORWARD, DELTA, BACKWARD)), (math.nan, EVERY_KEY, 1)
 
 
 def candidates(device: torch.device) -> dict[str, Function]:
-    """Those of the fair method; the two kinds of flash kernels are the same on a CPU, and left out there."""
+    """Those of the fair method; the flash kernels on a GPU alone."""
     methods: dict[str, Function] = {
         AUTOGRAD: eager,
         CUSTOM: lambda query, key, value: ByHand.apply(query, key, value, 1 / math.sqrt(query.shape[-1])),
-        LAYER: attention,
         SDPA: F.scaled_dot_product_attention,
     }
-    return methods | ({TWO_PASSES: two_passes, ONE_PASS: one_pass} if device.type == "cuda" else {})
+    return methods | ({TWO_PASSES: FlashKernels.apply} if device.type == "cuda" else {})
 
 
 # ---- Both methods -------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from book.measure.shared import capture, medians, write
 from harness.nn import attention
 
 BATCHES, HEADS, LENGTH = 4, 12, 1024
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+DTYPES = (torch.bfloat16, torch.float16)
 WIDTHS = (64, 72, 128, 160, 256)
 OPTIONS = ("none", "causal", "causal, dropout", "padding", "bool S x S", "bias", "bias with gradient")
 DROPOUT = 0.1

@@ -10,8 +10,7 @@ import torch.nn.functional as F
 
 from harness.nn.arguments import check_attended, check_dense, check_flag, check_scale, plain
 from harness.nn.attention_direct import CHUNK
-from harness.nn.attention_ops import EVERY_KEY
-from harness.nn.attention_plan import TENSOR_CORES
+from harness.nn.attention_plan import EVERY_KEY, TENSOR_CORES
 
 if TYPE_CHECKING:
     from torch.nn.attention.bias import CausalBias

@@ -2,16 +2,17 @@
 
 `attention` takes the place of `torch.nn.functional.scaled_dot_product_attention`. Between forward and backward pass it keeps
 query, key, value, the output and one number for each row, the log of the sum of its exponentials (lse); the probabilities
-are computed again, and no matrix of query length x key length is stored. Gradients have the same bits in every run, unless the
-call is left to PyTorch (`attention_direct.left_to_torch`).
+are computed again, and no matrix of query length x key length is stored. In 16-bit types gradients have the
+same bits in every run.
 
 `attention_block` and `attention_block_backward` are the same for a part of a larger attention: queries and keys from some
 position on, and blocks of them that are left out. `attention_backward` is the backward pass by itself.
 
 Three operators are registered, `mojo_workbook::attention`, `mojo_workbook::attention_backward` and, for a mask that needs a
-gradient, `mojo_workbook::attention_mask_backward`. On a GPU an extension module launches the kernels of the first two
-(`harness.nn.attention_direct`). With dropout there are two others (`harness.nn.attention_dropout`). PyTorch's own function takes
-the calls for which a GPU's tensor cores have no kernel here. Everything else runs as MAX graphs (`harness.nn.on_max`).
+gradient, `mojo_workbook::attention_mask_backward`. On a GPU an extension module launches their kernels
+(`harness.nn.attention_direct`); where it has none, the formula computes (`harness.nn.attention_formula`).
+With dropout there are two others (`harness.nn.attention_dropout`). What `attention` has no kernel for runs
+PyTorch's own function.
 """
 
 from collections.abc import Iterable
@@ -21,7 +22,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from harness.nn import attention_direct, attention_dropout
+from harness.nn import attention_direct, attention_dropout, attention_formula
 from harness.nn.arguments import DTYPES, check_dense, check_flag, in_autocast_dtype, plain, wide
 from harness.nn.attention_arguments import (
     Folded,
@@ -33,14 +34,19 @@ from harness.nn.attention_arguments import (
     refuse_options,
     without_bias,
 )
-from harness.nn.attention_direct import CHUNK, FIRST_ONLY, backward_buffers, forward_buffers
-from harness.nn.attention_ops import BACKWARD, DELTA, EVERY_KEY, FORWARD, MASK_BACKWARD
-from harness.nn.on_max import Graphs
+from harness.nn.attention_direct import (
+    CHUNK,
+    FIRST_ONLY,
+    backward_buffers,
+    forward_buffers,
+    kernels_for,
+    without_mask_gradient,
+)
+from harness.nn.attention_plan import EVERY_KEY
 from harness.nn.operators import registered
 
 Tensor = torch.Tensor
 Blocks = Tensor | Iterable[tuple[int, int]]
-GRAPHS = Graphs("p23", "attention", (FORWARD, DELTA, BACKWARD, MASK_BACKWARD))
 
 
 # ---- What models call ---------------------------------------------------------------------------------------
@@ -62,12 +68,9 @@ def attention(
     PyTorch's: query s sees the keys up to s, also where there are more keys than queries. From the bottom right,
     `torch.nn.attention.bias.causal_lower_right(S, T)` is the mask: the last query sees all keys.
 
-    On an NVIDIA GPU float32 is multiplied on tensor cores, for heads of up to 128 elements, 256 on a Hopper: as pairs
-    of float16, with float32's accuracy and scratch memory of the tensors' size. Inputs that are no good for that (infinities, NaN, a largest element
-    below 3e-14 or above 2e9, norms that allow for scores above 11,000) take kernels without tensor cores, which the GPU decides.
-    PyTorch's own function computes, unless PyTorch is asked for deterministic algorithms: float32 of wider heads, or with a scale that
-    is not above 0; and calls whose mask needs a gradient, if it is one number for all keys, and in 16 bits in heads of more than 128
-    elements.
+    The kernels take 16-bit types on an NVIDIA GPU. PyTorch's own function computes every other call, and
+    those whose mask needs a gradient, if it is one number for all keys, or heads have more than 128 elements
+    or no multiple of 8.
 
     Args:
         query: Shape [..., N, S, d], 1 <= d <= 256; float32, float64, bfloat16 or float16. Any strides.
@@ -76,9 +79,9 @@ def attention(
         attn_mask: Broadcastable to [..., N, S, T]. Of bool: True where a query sees a key. Else of query's dtype, added
             to the scores; then it may need a gradient, for which scores and dO value^T are computed once more.
         dropout_p: The share of probabilities that become 0, in steps of 1 / 65,536; the others grow by as much. 0 outside of training:
-            nobody asks for the mode of a module. From PyTorch's generator of the device. On an NVIDIA GPU, in 16-bit types, and in float32
-            with a scale above 0, kernels draw it, for heads of up to 128 elements and a mask without a gradient; PyTorch's own function
-            computes every other call with dropout.
+            nobody asks for the mode of a module. From PyTorch's generator of the device. On an NVIDIA GPU, in
+            16-bit types, kernels draw it, for heads of up to 128 elements and a mask without a gradient;
+            PyTorch's own function computes every other call.
         is_causal: Must be False where there is a mask.
         scale: None for 1 / sqrt(d).
         enable_gqa: Whether N query heads may share G of key and value, where G divides N.
@@ -91,7 +94,6 @@ def attention(
         ValueError: Ranks, sizes or devices do not fit, dropout_p is no probability, or there is a mask and `is_causal`.
         NotImplementedError: A head dimension above 256, a second or a forward-mode derivative, or a gradient by a
             transform of torch.func.
-        harness.errors.WorkbookError: The kernels cannot be compiled, or the cache folder cannot be written.
     """
     if not dropout_p and not torch.compiler.is_compiling():
         output = attention_direct.attention_directly(
@@ -104,7 +106,8 @@ def attention(
     folded, diagonal = prepared(query, key, value, attn_mask, is_causal, enable_gqa)
     q, k, v, mask = folded.tensors
     scale = factor(scale, query)
-    if attention_direct.left_to_torch(q, mask, drops, scale) is not None:
+    empty = not q.numel() or not k.numel()
+    if not empty and attention_direct.left_to_torch(q, mask, drops) is not None:
         output = torchs_own(q, k, v, mask, dropout_p if drops else 0.0, scale, diagonal)
     elif drops:
         missing = -q.shape[-1] % CHUNK
@@ -346,11 +349,10 @@ def attention_delta(grad_out: Tensor, out: Tensor) -> Tensor:
 
 def row_sums(grad_out: Tensor, out: Tensor, grad_lse: Tensor | None = None) -> Tensor:
     """As `attention_delta`, of tensors that fit, less a gradient of lse."""
-    if out.numel() and (kernels := attention_direct.kernels(out.device)):
+    if out.numel() and (kernels := kernels_for(out)):
         return kernels.delta(grad_out, out, grad_lse)
-    delta = out.new_empty(out.shape[:-1], dtype=wide(out.dtype))
-    if out.numel():
-        GRAPHS.run(DELTA, (delta, grad_out, out))
+    sums = wide(out.dtype)
+    delta = (grad_out.to(sums) * out.to(sums)).sum(-1)
     return delta if grad_lse is None else delta - grad_lse
 
 
@@ -456,14 +458,13 @@ def forward_operator(query, key, value, attn_mask, scale, diagonal, mask_block):
         mask_block: How many queries, and keys, an element of the mask stands for.
     """
     empty = not query.numel() or not key.numel()
-    if not empty and (kernels := attention_direct.kernels(query.device)):
+    if not empty and (kernels := kernels_for(query)):
         return kernels.forward(query, key, value, attn_mask, scale, diagonal, mask_block)
     output, lse = forward_buffers(query)
     if empty:
         return output.zero_(), lse.fill_(-torch.inf)
-    tensors = output, lse, query, key, value, mask_or_zero(query, attn_mask)
-    GRAPHS.run(FORWARD, tensors, scale, diagonal, mask_block)
-    return output, lse
+    found = attention_formula.forward(query, key, value, attn_mask, scale, diagonal, mask_block)
+    return output.copy_(found[0]), lse.copy_(found[1])
 
 
 @registered(
@@ -476,7 +477,7 @@ def backward_operator(grad_out, query, key, value, out, lse, grad_lse, *options)
 
     The derivative of lse along a score is its probability, so that dS = P * (dP - delta + grad_lse).
     """
-    if grad_lse is None and out.numel() and (kernels := attention_direct.kernels(out.device)):
+    if grad_lse is None and out.numel() and (kernels := kernels_for(out)):
         gradients = kernels.gradients(grad_out, query, key, value, out, lse, *options)
         if gradients is not None:
             return gradients
@@ -490,14 +491,13 @@ def backward_of_rows(
     """The gradients from lse and delta; the other arguments are those of the forward operator."""
     tensors = grad_out, query, key, value, lse, delta
     empty = not query.numel() or not key.numel()
-    if not empty and (kernels := attention_direct.kernels(query.device)):
+    if not empty and (kernels := kernels_for(query)):
         return kernels.backward(*tensors, attn_mask, *options)
     gradients = backward_buffers(grad_out, query, key, value)
-    if empty:
-        for gradient in gradients:
-            gradient.zero_()
-        return gradients
-    GRAPHS.run(BACKWARD, (*gradients, *tensors, mask_or_zero(query, attn_mask)), *options)
+    if not empty:
+        return attention_formula.backward(*tensors, attn_mask, *options, like=gradients)
+    for gradient in gradients:
+        gradient.zero_()
     return gradients
 
 
@@ -512,16 +512,12 @@ def mask_operator(grad_out, query, key, value, out, lse, grad_lse, attn_mask, sc
     The arguments are those of `backward_operator`; an element of the mask stands for one query and one key.
     """
     empty = not query.numel() or not key.numel()
-    if not empty and (kernels := attention_direct.kernels(query.device)):
+    if empty:
+        return attn_mask.new_zeros(attn_mask.shape)
+    if without_mask_gradient(query, attn_mask) is None and (kernels := kernels_for(query)):
         tensors = grad_out, query, key, value, out, lse, grad_lse, attn_mask
         return kernels.mask_gradient(*tensors, scale, diagonal)
-    gradient = attn_mask.new_empty(attn_mask.shape)
-    if empty:
-        return gradient.zero_()
-    delta = row_sums(grad_out, out, grad_lse)
-    tensors = gradient, grad_out, query, key, value, lse, delta, attn_mask, out
-    GRAPHS.run(MASK_BACKWARD, tensors, scale, diagonal)
-    return gradient
+    return attention_formula.mask_gradient(grad_out, query, key, value, grad_lse, attn_mask, scale, diagonal)
 
 
 def keep_for_backward(ctx, inputs, output) -> None:
@@ -553,8 +549,3 @@ mask_operator.register_fake(lambda dO, Q, K, V, out, lse, grad_lse, mask, *rest:
 forward_operator.register_autograd(backward, setup_context=keep_for_backward)
 backward_operator.register_autograd(FIRST_ONLY.refuse_double_backward)
 mask_operator.register_autograd(FIRST_ONLY.refuse_double_backward)
-
-
-def mask_or_zero(query: Tensor, attn_mask: Tensor | None) -> Tensor:
-    """The mask, a single 0 where there is none."""
-    return query.new_zeros(1, 1, 1, 1) if attn_mask is None else attn_mask

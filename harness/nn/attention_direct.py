@@ -1,16 +1,13 @@
 """The kernels of attention's fast variant on torch tensors, by an extension module: on torch's current stream, without MAX.
 
-Nothing waits for the GPU and nothing is allocated but the results, so that a CUDA graph can capture a step. 16-bit types are
-multiplied on tensor cores, at any strides whose last is 1; float32 as pairs of float16, up to a head dimension of 128, of 256 on a
-Hopper; every other case runs on the flash kernels, or by PyTorch's own function (`left_to_torch`). All but 16-bit types are wanted contiguous.
-`explain` says which kernels a call takes, and by which way.
+Nothing waits for the GPU and nothing is allocated but the results, so that a CUDA graph can capture a step.
+The kernels multiply 16-bit types on tensor cores, at any strides whose last is 1; every other call runs
+PyTorch's own function (`left_to_torch`). `explain` says which kernels a call takes.
 
 `by_plan` is the way of a plain call: past torch's dispatcher, by a plan.
 """
 
-import functools
 import itertools
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -19,16 +16,14 @@ from torch.autograd import forward_ad
 
 from harness.nn import extension_kernels
 from harness.nn.arguments import plain, wide
-from harness.nn.attention_ops import EVERY_KEY
 from harness.nn.attention_plan import (
     BOX,
+    EVERY_KEY,
     NO_MASK,
     TENSOR_CORES,
-    WIDE_PAIRS,
     WIDEST,
     AttentionPlan,
     PlannedKernels,
-    as_planned,
     backward_of,
     dense_strides,
     forward_of,
@@ -46,17 +41,15 @@ PUZZLE = "p23"
 FIRST_ONLY = FirstOnly("attention", "torch.nn.functional.scaled_dot_product_attention")
 
 WIDE = 128
-"""The largest head dimension of the kernels that make a mask's gradient in 16 bits, of unequal lengths, and with dropout, in
-float32 too."""
+"""The largest head dimension of the kernels for a mask's gradient, for unequal lengths, and with dropout."""
 CHUNK = 8
 """What the head dimension must be a multiple of for wgmma: 16 bytes."""
 MOST_BLOCKS = 65535
 """Of a grid along an axis but the first: batches, or heads, that wgmma's kernels take."""
 MOST_DRAWN = 2**33
 """Probabilities for which wgmma's kernels keep a bit each with dropout: a GiB."""
-BEST, PORTABLE, FLASH = 0, 1, 2
-"""How the module numbers what a call may take: the fastest kernels, those for every GPU on a Hopper too, or of float32 the
-flash kernels, without tensor cores."""
+BEST, PORTABLE = 0, 1
+"""How the module numbers what a call may take: the fastest kernels, those for every GPU on a Hopper too."""
 
 MEASURED_LENGTH, MEASURED_MASKED = 512, 1024
 FASTER_HEADS, FASTER_MASKED = (range(64, 65), range(129, 193)), (range(64, 193),)
@@ -74,82 +67,40 @@ def on_hopper(query: Tensor) -> bool:
     return on_tensor_cores(query) and not query.shape[-1] % CHUNK and is_hopper(query.device)
 
 
-def widest_pairs(query: Tensor) -> int:
-    """The largest head dimension of float32 in the kernels that a call takes: wgmma's take wider heads."""
-    return WIDEST if is_hopper(query.device) and AttentionKernels.choice != PORTABLE else WIDE_PAIRS
-
-
-def as_pairs(query: Tensor) -> bool:
-    """Whether there are kernels that take float32 as pairs of float16 for query's head dimension."""
-    return (
-        query.dtype == torch.float32
-        and not torch.version.hip
-        and (query.shape[-1] <= WIDE_PAIRS or query.shape[-1] <= widest_pairs(query))
-    )
-
-
-def without_tensor_cores(
-    query: Tensor, mask: Tensor | None = None, scale: float | None = None, mask_block: int = 1
-) -> str | None:
-    """Which argument keeps a call on a GPU from the tensor cores; None where it takes them, and for float64. With a mask, which keeps
-    that mask's gradient from them."""
-    d = query.shape[-1]
-    if query.dtype == torch.float64 or torch.version.hip:
-        return None
-    if not (on_tensor_cores(query) or as_pairs(query)):
-        widest = WIDEST if query.dtype in TENSOR_CORES else widest_pairs(query)
-        return f"query has heads of {d} elements; of {plain(query.dtype)} they take up to {widest}"
-    if query.dtype not in TENSOR_CORES and (cause := without_shift(scale, mask_block)):
-        return cause
-    if mask is None:
-        return None
-    if mask.shape[-1] == 1:
-        return "attn_mask needs a gradient, and is one number for all keys"
-    if query.dtype not in TENSOR_CORES:
-        return None
-    if d > WIDE:
-        return f"attn_mask needs a gradient, and query has heads of {d} elements; for that they take up to {WIDE}"
-    return f"query has heads of {d} elements, no multiple of {CHUNK}" if d % CHUNK else None
-
-
 def without_shift(scale: float | None, mask_block: int) -> str | None:
-    """Which argument keeps a call from kernels that find a row's largest score before they multiply by the scale."""
+    """Return which argument keeps a call from kernels that find a row's maximum before they scale it."""
     if not (scale is None or scale > 0):
         return f"scale is {scale}, not above 0"
     return f"an element of the mask is a block of {mask_block} queries and keys" if mask_block > 1 else None
 
 
-def without_dropout(query: Tensor, mask: Tensor | None = None, scale: float | None = None) -> str | None:
-    """Which argument keeps a call from the kernels with dropout; None where they take it."""
-    pairs = query.dtype == torch.float32
+def without_mask_gradient(query: Tensor, mask: Tensor) -> str | None:
+    """Return which argument keeps the kernels from the gradient of a mask; None where they make it."""
+    d = query.shape[-1]
+    if mask.shape[-1] == 1:
+        return "attn_mask needs a gradient, and is one number for all keys"
+    if d > WIDE:
+        return f"attn_mask needs a gradient, and query has heads of {d} elements; for that they take up to {WIDE}"
+    return f"query has heads of {d} elements, no multiple of {CHUNK}" if d % CHUNK else None
+
+
+def left_to_torch(query: Tensor, mask: Tensor | None, dropped: bool) -> str | None:
+    """Return why a call runs PyTorch's own function; None where the kernels take it."""
+    d, widest = query.shape[-1], WIDE if dropped else WIDEST
     if query.device.type != extension_kernels.DEVICE or torch.version.hip:
-        return f"query is on {query.device}; dropout has kernels on NVIDIA's GPUs alone"
-    if not pairs and query.dtype not in TENSOR_CORES:
-        return f"query is of {plain(query.dtype)}; dropout has kernels of float32, bfloat16 and float16 alone"
-    if query.shape[-1] > WIDE:
-        return f"query has heads of {query.shape[-1]} elements; with dropout the kernels take up to {WIDE}"
-    if pairs and AttentionKernels.choice == FLASH:
-        return "the flash kernels, which are asked for, have no dropout"
-    if pairs and (cause := without_shift(scale, 1)):
-        return cause
-    needs = mask is not None and mask.requires_grad
-    return "attn_mask needs a gradient; with dropout the kernels make none" if needs else None
-
-
-def left_to_torch(
-    query: Tensor, mask: Tensor | None, dropped: bool, scale: float | None = None
-) -> str | None:
-    """Why `attention` leaves a call to PyTorch's own function; None where it does not.
-
-    Without tensor cores these kernels take many times as long as PyTorch's. They have the same bits in every run, though: a program
-    that asks PyTorch for deterministic algorithms keeps them.
-    """
-    if dropped:
-        return without_dropout(query, mask, scale)
-    keeps = torch.are_deterministic_algorithms_enabled() or AttentionKernels.choice != BEST
-    if query.device.type != extension_kernels.DEVICE or keeps:
-        return None
-    return without_tensor_cores(query, mask if mask is not None and mask.requires_grad else None, scale)
+        return f"query is on {query.device}; the kernels are for NVIDIA's GPUs"
+    if query.dtype not in TENSOR_CORES:
+        return f"query is of {plain(query.dtype)}; the kernels are for bfloat16 and float16"
+    if d > widest:
+        subject = "with dropout the kernels" if dropped else "the kernels"
+        return f"query has heads of {d} elements; {subject} take up to {widest}"
+    if mask is not None and mask.requires_grad:
+        cause = "attn_mask needs a gradient; with dropout the kernels make none" if dropped else None
+        if cause := cause or without_mask_gradient(query, mask):
+            return cause
+    if not torch.compiler.is_compiling() and kernels(query.device) is None:
+        return "there is no extension module for this GPU"
+    return None
 
 
 def without_wgmma(
@@ -190,39 +141,19 @@ def without_boxes(name: str, tensor: Tensor) -> str | None:
     return f"{name} has elements that stand for several" if repeats else None
 
 
-def warn_of(cause: str | None) -> None:
-    """Warns of the first cause in a process, and of no other."""
-    if cause is not None and not warned:
-        warned.append(cause)
-        message = f"attention takes kernels without tensor cores, many times slower: {cause}"
-        warnings.warn(message, RuntimeWarning, stacklevel=2)
-
-
-warned: list[str] = []
-"""The cause that has been told."""
-
-
 @contextmanager
-def taking(choice: int, on: bool = True) -> Iterator[None]:
-    """Meanwhile all calls take other kernels, PORTABLE or FLASH: for comparisons."""
+def portable_kernels(on: bool = True) -> Iterator[None]:
+    """Meanwhile calls take the kernels for every GPU on a Hopper too: for comparisons."""
     before = AttentionKernels.choice
-    AttentionKernels.choice = choice if on else before
+    AttentionKernels.choice = PORTABLE if on else before
     try:
         yield
     finally:
         AttentionKernels.choice = before
 
 
-portable_kernels = functools.partial(taking, PORTABLE)
-"""Meanwhile calls take the kernels for every GPU on a Hopper too."""
-flash_kernels = functools.partial(taking, FLASH)
-"""Meanwhile float32 is not taken as pairs of float16: no tensor cores, twenty times slower, the same accuracy."""
-
-
 def readable(tensor: Tensor) -> Tensor:
-    """The tensor, or a copy that the kernels can read: on tensor cores the elements of a row are neighbours in memory."""
-    if not on_tensor_cores(tensor):
-        return tensor.contiguous()
+    """Return the tensor, or a copy that the kernels can read, whose rows are contiguous."""
     if tensor.stride(-1) == 1 or tensor.shape[-1] == 1:
         return tensor
     return empty_in_order(tensor).copy_(tensor)
@@ -241,8 +172,9 @@ def aligned(tensor: Tensor) -> Tensor:
 
 
 def empty_in_order(tensor: Tensor) -> Tensor:
-    """A tensor of the same size and dtype for results, without gaps. On a GPU's tensor cores the strides are `dense_strides`;
-    other kernels write contiguous tensors."""
+    """Allocate a tensor of the same size and dtype for results, without gaps. What kernels write has
+    `dense_strides`, other results are contiguous.
+    """
     if tensor.device.type != extension_kernels.DEVICE or not on_tensor_cores(tensor):
         return tensor.new_empty(tensor.shape)
     return tensor.new_empty_strided(tensor.shape, dense_strides(tensor.shape, tensor.stride()))
@@ -274,15 +206,10 @@ class AttentionKernels(PlannedKernels):
     """All that the module can do.
 
     Attributes:
-        choice: BEST, or what all take within `taking`.
+        choice: BEST, or PORTABLE within `portable_kernels`.
     """
 
     choice = BEST
-
-    @classmethod
-    def choice_for(cls, dtype: torch.dtype) -> int:
-        """The choice, as far as there are such kernels for a dtype."""
-        return BEST if cls.choice == FLASH and dtype != torch.float32 else cls.choice
 
     def call(
         self,
@@ -292,23 +219,15 @@ class AttentionKernels(PlannedKernels):
         scratch: int | None = 0,
     ) -> None:
         """As `launch`, of the kernels for a dtype."""
-        choice = self.choice_for(dtype)
-        if dtype == torch.float32 and choice != FLASH:
-            scratch = None  # pairs take as much as the module counts
-        self.launch(function, KINDS[dtype], choice, *arguments, scratch=scratch)
+        self.launch(function, KINDS[dtype], self.choice, *arguments, scratch=scratch)
 
     def forward(self, query, key, value, mask, scale: float, diagonal: int, mask_block: int):
         """Output [B, N, S, d], in the order of query, and lse [B, N, S], contiguous. None of the tensors is empty."""
         query, key, value = (readable(tensor) for tensor in (query, key, value))
         plan = planned(query, key, value, mask, diagonal, scale, True, mask_block)
-        if plan is not None:
-            with self.current():
-                return forward_of(plan, self, query, key, value, mask)
-        warn_of(without_tensor_cores(query, None, scale, mask_block))
-        results = query.new_empty(query.shape), query.new_empty(query.shape[:-1], dtype=wide(query.dtype))
-        given = sizes(query, key, diagonal, mask_sizes(mask, mask_block)), scale, results, (query, key, value)
-        self.launch_forward(self.module.forward, *given, self.mask_or_zero(mask, query.dtype))
-        return results
+        assert plan is not None  # `kernels_for` gives the kernels to what there is one for
+        with self.current():
+            return forward_of(plan, self, query, key, value, mask)
 
     def launch_forward(self, function, sizes, scale, results, tensors, read: Tensor, *rest, **how) -> None:
         """Launches a forward pass of the module.
@@ -347,7 +266,7 @@ class AttentionKernels(PlannedKernels):
         """rowsum(grad_out * output), less grad_lse where there is one: [B, N, S]."""
         grad_out, output = readable(grad_out), readable(output)
         delta = output.new_empty(output.shape[:-1], dtype=wide(output.dtype))
-        rows = grad_lse.contiguous() if on_tensor_cores(output) and grad_lse is not None else None
+        rows = None if grad_lse is None else grad_lse.contiguous()
         self.call(
             self.module.delta,
             output.dtype,
@@ -355,7 +274,7 @@ class AttentionKernels(PlannedKernels):
             *(delta, grad_out, output, rows),
             *row_strides(grad_out, output),
         )
-        return delta if rows is not None or grad_lse is None else delta - grad_lse
+        return delta
 
     def backward(
         self,
@@ -374,12 +293,12 @@ class AttentionKernels(PlannedKernels):
         """The gradients of query, key and value, each in the order of its tensor. None of the tensors is empty.
 
         Args:
-            gradients: Where to write them, of 16-bit tensors: any strides whose last is 1.
+            gradients: Where to write them: any strides whose last is 1.
         """
         gradients = gradients or backward_buffers(grad_out, query, key, value)
         tensors = [readable(tensor) for tensor in (grad_out, query, key, value)]
         # On a Hopper two numbers for each query, in whole boxes.
-        scratch = numbers_of_queries(*query.shape[:3]) if on_tensor_cores(query) else 0
+        scratch = numbers_of_queries(*query.shape[:3])
         given = (
             sizes(query, key, diagonal, mask_sizes(mask, mask_block)),
             scale,
@@ -396,21 +315,19 @@ class AttentionKernels(PlannedKernels):
         self, grad_out, query, key, value, output, lse, grad_lse, mask, scale: float, diagonal: int
     ) -> Tensor:
         """The gradient of a mask, in its shape. None of the tensors is empty."""
-        slow = without_tensor_cores(query, mask, scale)
-        warn_of(slow)
         delta = self.delta(grad_out, output, grad_lse)
         tensors = grad_out, query, key, value
-        if slow or not (on_tensor_cores(query) and all(map(in_chunks, tensors))):
+        if not all(map(in_chunks, tensors)):
             tensors = tuple(tensor.contiguous() for tensor in tensors)
         grad_out, query, key, value = tensors
-        mask, output, lse = mask.contiguous(), output.contiguous(), lse.contiguous()
+        mask, lse = mask.contiguous(), lse.contiguous()
         gradient = torch.empty_like(mask)
         self.call(
             self.module.mask_gradient,
             query.dtype,
             *sizes(query, key, diagonal, mask_sizes(mask, 1)),
             scale,
-            *(gradient, *tensors, output, lse, delta, mask),
+            *(gradient, *tensors, lse, delta, mask),
             *row_strides(query, key, value, grad_out),
         )
         return gradient
@@ -418,14 +335,11 @@ class AttentionKernels(PlannedKernels):
     def gradients(
         self, grad_out, query, key, value, output, lse, mask, scale: float, diagonal: int, mask_block: int
     ) -> tuple[Tensor, Tensor, Tensor] | None:
-        """`delta` and `backward` in one, without a gradient of lse: in 16 bits, and in float32 by pairs; None of other calls."""
+        """`delta` and `backward` in one, without a gradient of lse; None of calls that have no plan."""
         plan = planned(query, key, value, mask, diagonal, scale, True, mask_block)
-        if plan is None:
-            return None
-        if not plan.pairs and (output.stride() != plan.strides or not lse.is_contiguous()):
+        if plan is None or output.stride() != plan.strides or not lse.is_contiguous():
             return None
         with self.current():
-            query, key, value, output, lse = as_planned(plan, query, key, value, output, lse)
             return backward_of(plan, self, grad_out, query, key, value, output, lse, mask)
 
     def smallest_pass(self) -> None:
@@ -446,10 +360,7 @@ def planned(
     enable_gqa: bool,
     mask_block: int = 1,
 ) -> AttentionPlan | None:
-    """The plan for some tensors, where there is one; there is none for the flash kernels."""
-    choice = AttentionKernels.choice_for(query.dtype)
-    if choice == FLASH:
-        return None
+    """Return the plan for some tensors, None where there is none."""
     return make_plan(
         (query.shape, key.shape, value.shape),
         (query.stride(), key.stride(), value.stride()),
@@ -457,9 +368,8 @@ def planned(
         diagonal,
         scale,
         enable_gqa,
-        choice,
+        AttentionKernels.choice,
         mask_sizes(mask, mask_block),
-        WIDE_PAIRS if query.shape[-1] <= WIDE_PAIRS else widest_pairs(query),
     )
 
 
@@ -468,7 +378,6 @@ class DirectAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, query, key, value, mask, plan, kernels):
-        query, key, value = as_planned(plan, query, key, value)
         output, lse = forward_of(plan, kernels, query, key, value, mask)
         ctx.save_for_backward(query, key, value, output, lse, mask)
         ctx.plan, ctx.kernels = plan, kernels
@@ -568,23 +477,24 @@ def by_plan(
             return None
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
         return apply_directly(query, key, value, mask, plan, opened)
-    query, key, value = as_planned(plan, query, key, value)
     return forward_of(plan, opened, query, key, value, mask)[0]
 
 
 # ---- Which GPUs have a module -------------------------------------------------------------------------------
 
-kernels = Opened(
-    PUZZLE, AttentionKernels, lambda device: "attention goes through a MAX graph of its flash kernels"
-)
+kernels = Opened(PUZZLE, AttentionKernels, lambda device: "attention goes through PyTorch's own operations")
 """The kernels of a device."""
 
 
+def kernels_for(query: Tensor) -> AttentionKernels | None:
+    """Return the kernels of query's GPU where they take its dtype and heads; None elsewhere."""
+    return kernels(query.device) if on_tensor_cores(query) else None
+
+
 def narrow_kernels(query: Tensor, scale: float) -> AttentionKernels | None:
-    """The kernels on tensor cores for unequal lengths, where they take query; None elsewhere."""
+    """Return the kernels for unequal lengths, where they take query; None elsewhere."""
     d = query.shape[-1]
-    fits = on_tensor_cores(query) and d <= WIDE and d % CHUNK == 0 and scale > 0
-    return kernels(query.device) if fits else None
+    return kernels_for(query) if d <= WIDE and d % CHUNK == 0 and scale > 0 else None
 
 
 def explain(
@@ -600,33 +510,17 @@ def explain(
     blocks: int | None = None,
 ) -> str:
     """Which kernels `attention` runs for the same arguments, or `attention_block` for a mask of so many queries and keys an element, and
-    how it comes to them, in one line: who routes a call asks the same questions. It may build the extension module, and launches
-    nothing else.
+    why, in one line: who routes a call asks the same questions. It may build the extension module, and
+    launches nothing else.
 
     A key and a value that are not given are taken to lie as query, as is the gradient of the output. Where one pass takes wgmma and
     the other does not, the line is of the other. `is_causal` and `enable_gqa` change none.
     """
     dropped, mask_block = dropout_p > 0, blocks or 1
-    if blocks is None and (cause := left_to_torch(query, attn_mask, dropped, scale)):
-        return f"PyTorch's own scaled_dot_product_attention: {cause}"
-    if query.device.type != extension_kernels.DEVICE:
-        return "the plain loops of the CPU path, through a MAX graph"
-    if kernels(query.device) is None:
-        instead = (
-            "PyTorch's products and a mask of all pairs"
-            if dropped
-            else "the flash kernels, through a MAX graph"
-        )
-        return f"{instead}: there is no extension module for this GPU"
-    choice = AttentionKernels.choice_for(query.dtype)
-    pairs = as_pairs(query) and choice != FLASH and without_shift(scale, mask_block) is None
-    if not (pairs or on_tensor_cores(query)):
-        by_choice = query.dtype == torch.float32 and choice == FLASH
-        reason = without_tensor_cores(query, None, scale, mask_block)
-        reason = reason or ("asked for" if by_choice else "there are no others")
-        return f"the flash kernels, through the extension module: {reason}"
-    hopper, cause = is_hopper(query.device) and choice != PORTABLE, None
-    if hopper and (dropped or not pairs):
+    if cause := left_to_torch(query, attn_mask, dropped):
+        return f"PyTorch's own {'scaled_dot_product_attention' if blocks is None else 'operations'}: {cause}"
+    hopper, cause = is_hopper(query.device) and AttentionKernels.choice != PORTABLE, None
+    if hopper:
         cause = without_wgmma(query, attn_mask, dropped, scale, mask_block)
         tensors = {
             "query": query,
@@ -638,7 +532,7 @@ def explain(
         elif drawn(query, tensors["key"]) > MOST_DRAWN:
             cause = cause or "the draws of dropout would take more than a GiB"
     by = "wgmma" if hopper and cause is None else "mma.sync"
-    return f"{by}{' on pairs of float16' if pairs else ''}, through the extension module{f': {cause}' if cause else ''}"
+    return f"{by}, through the extension module{f': {cause}' if cause else ''}"
 
 
 def drawn(query: Tensor, key: Tensor) -> int:

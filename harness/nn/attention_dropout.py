@@ -9,18 +9,18 @@ take PyTorch's products and the whole mask.
 
 import torch
 
-from harness.nn import attention_direct
-from harness.nn.arguments import wide
 from harness.nn.attention_direct import (
     FIRST_ONLY,
     AttentionKernels,
     aligned,
     backward_buffers,
     forward_buffers,
+    kernels_for,
+    left_to_torch,
     row_strides,
     sizes,
-    without_dropout,
 )
+from harness.nn.attention_formula import gradients_of, masked_scores, probabilities, widened
 from harness.nn.attention_plan import mask_sizes
 from harness.nn.operators import registered
 
@@ -96,27 +96,10 @@ def keep_mask(state: Tensor, size: tuple[int, ...], kept: int) -> Tensor:
 # ---- The operators ------------------------------------------------------------------------------------------
 
 
-def kernels_for(query: Tensor, key: Tensor, scale: float) -> AttentionKernels | None:
-    """The kernels with dropout, where they take these tensors; None elsewhere."""
-    fits = query.numel() and key.numel() and without_dropout(query, None, scale) is None
-    return attention_direct.kernels(query.device) if fits else None
-
-
-def probabilities(query, key, attn_mask, scale: float, diagonal: int) -> tuple[Tensor, Tensor]:
-    """All probabilities [B, N, S, T], 0 in a row that sees no key, and lse [B, N, S], in wide types; as many heads of key."""
-    scores = scale * query @ key.mT
-    if attn_mask is not None:
-        scores = scores + attn_mask
-    s, t = (torch.arange(length, device=query.device) for length in scores.shape[2:])
-    scores = scores.masked_fill(t > s[:, None] + diagonal, -torch.inf)
-    lse = torch.logsumexp(scores, -1)
-    return torch.exp(scores - lse.masked_fill(lse == -torch.inf, 0)[..., None]), lse
-
-
-def widened(query: Tensor, *tensors: Tensor) -> list[Tensor]:
-    """Tensors in the type of sums, those [B, G, T, d] with a head for each of query [B, N, S, d]."""
-    N, sums = query.shape[1], wide(query.dtype)
-    return [tensor.to(sums).repeat_interleave(N // tensor.shape[1], 1) for tensor in (query, *tensors)]
+def dropout_kernels(query: Tensor, key: Tensor) -> AttentionKernels | None:
+    """Return the kernels with dropout, where they take these tensors; None elsewhere."""
+    fits = query.numel() and key.numel() and left_to_torch(query, None, True) is None
+    return kernels_for(query) if fits else None
 
 
 @registered(
@@ -131,10 +114,12 @@ def forward_operator(query, key, value, attn_mask, state, scale, diagonal, kept)
     ONE are kept, fewer than all.
     """
     output, lse = forward_buffers(query)
-    kernels = kernels_for(query, key, scale)
+    kernels = dropout_kernels(query, key)
     if kernels is None:
         Q, K, V = widened(query, key, value)
-        P, sums = probabilities(Q, K, attn_mask, scale, diagonal)
+        scores = masked_scores(Q, K, attn_mask, scale, diagonal)
+        sums = torch.logsumexp(scores, -1)
+        P = probabilities(scores, sums)
         kept_ones = keep_mask(state, P.shape, kept).to(P.dtype) * rescale(kept)
         return output.copy_(P * kept_ones @ V), lse.copy_(sums)
     tensors = [aligned(tensor) for tensor in (query, key, value)]
@@ -152,16 +137,13 @@ def forward_operator(query, key, value, attn_mask, state, scale, diagonal, kept)
 def backward_operator(grad_out, query, key, value, out, lse, attn_mask, state, scale, diagonal, kept):
     """Returns the gradients of query, key and value; the arguments are those of the forward operator and its results."""
     gradients = backward_buffers(grad_out, query, key, value)
-    kernels = kernels_for(query, key, scale)
+    kernels = dropout_kernels(query, key)
     if kernels is None:
         Q, K, V, dO, O = widened(query, key, value, grad_out, out)
-        P, _ = probabilities(Q, K, attn_mask, scale, diagonal)
+        P = probabilities(masked_scores(Q, K, attn_mask, scale, diagonal), lse)
         kept_ones = keep_mask(state, P.shape, kept).to(P.dtype) * rescale(kept)
         dS = P * (dO @ V.mT * kept_ones - (dO * O).sum(-1, keepdim=True))
-        shares = scale * dS @ K, scale * dS.mT @ Q, (P * kept_ones).mT @ dO
-        for gradient, share in zip(gradients, shares, strict=True):
-            gradient.copy_(share.unflatten(1, (gradient.shape[1], -1)).sum(2))
-        return gradients
+        return gradients_of(dO, Q, K, P * kept_ones, dS, scale, gradients)
     tensors = [aligned(tensor) for tensor in (grad_out, query, key, value, out)]
     strides = row_strides(*tensors[1:4], tensors[0], tensors[4], *gradients)
     read = lse.contiguous(), kernels.mask_or_zero(attn_mask, query.dtype), *strides, state.contiguous(), kept

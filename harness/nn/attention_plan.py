@@ -4,21 +4,18 @@ A small attention costs its host time: with a plan there is little left to do bu
 """
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 
 import torch
 
-from harness.nn.extension_kernels import KINDS, NOWHERE, OnDevice, contiguous_strides
+from harness.nn.extension_kernels import KINDS, OnDevice, contiguous_strides
 from harness.nn.private import current_stream, empty_strided
 
 Tensor = torch.Tensor
 TENSOR_CORES = (torch.bfloat16, torch.float16)
 WIDEST = 256
-"""The largest head dimension of the kernels on tensor cores,"""
-WIDE_PAIRS = 128
-"""and of those that take float32 as pairs of float16 on every GPU; wgmma's take as wide ones as of 16 bits."""
+"""The largest head dimension of the kernels."""
 BOX = 64
 """Rows and elements of a row that the kernels with wgmma take at once."""
 
@@ -37,9 +34,11 @@ def numbers_of_queries(B: int, N: int, S: int) -> int:
     return -(-B * N * 2 * 4 * (-(-S // BOX) * BOX) // 256) * 256
 
 
+EVERY_KEY = 2**31 - 2**20
+"""The diagonal of a query that sees all keys: more than there can be."""
 NO_MASK = (0, 0, 0, 0, 0)
 LARGEST_CACHE = 4096
-"""Plans that are kept, and counts of scratch memory."""
+"""Plans that are kept."""
 
 
 def mask_sizes(mask: Tensor | None, mask_block: int) -> tuple[int, ...]:
@@ -74,10 +73,8 @@ class AttentionPlan:
     """The strides of query, key and value,"""
     written: tuple[int, ...]
     """and of the output and the three gradients."""
-    pairs: bool
-    """Whether it is float32, as pairs of float16: all tensors lie contiguous, and the module counts scratch memory."""
     scratch: int
-    """Otherwise bytes that the backward pass may want: delta, and what goes with it on a Hopper."""
+    """Bytes that the backward pass may want: delta, and what goes with it on a Hopper."""
 
 
 @functools.lru_cache(maxsize=LARGEST_CACHE)
@@ -90,38 +87,29 @@ def make_plan(
     enable_gqa: bool,
     choice: int,
     mask: tuple[int, ...] = NO_MASK,
-    widest_pairs: int = WIDE_PAIRS,
 ) -> AttentionPlan | None:
     """The plan for query [B, N, S, d] and key and value [B, G, T, d], of each its size, strides and dtype; None for what is not done
     directly.
 
-    `mask` is what `mask_sizes` says of it. float32 is copied where it is not contiguous; there is none for a mask of blocks, and for a
-    scale that is not above 0.
+    `mask` is what `mask_sizes` says of it.
     """
     query, key, value = sizes
     query_strides, key_strides, value_strides = strides
     dtype, *others = dtypes
-    pairs = dtype == torch.float32
     if not (
         others == [dtype, dtype]
-        and (pairs or dtype in TENSOR_CORES)
+        and dtype in TENSOR_CORES
         and not torch.version.hip
         and len(query) == 4 == len(key)
         and key == value
     ):
         return None
-    if pairs and (mask[-1] > 1 or not (scale is None or scale > 0)):
-        return None
-    if pairs:
-        query_strides, key_strides = contiguous_strides(query), contiguous_strides(key)
-        value_strides = key_strides
     if query[3] != 1 and not query_strides[3] == key_strides[3] == value_strides[3] == 1:
         return None
     B, N, S, d = query
     G, T = key[1:3]
     shares = N == G or (enable_gqa and G and N % G == 0)
-    widest = widest_pairs if pairs else WIDEST
-    if not (shares and (B, d) == (key[0], key[3]) and 0 < d <= widest and B * N * S * T):
+    if not (shares and (B, d) == (key[0], key[3]) and 0 < d <= WIDEST and B * N * S * T):
         return None
     output_strides = dense_strides(query, query_strides)
     gradient_strides = dense_strides(key, key_strides), dense_strides(key, value_strides)
@@ -140,7 +128,6 @@ def make_plan(
         (KINDS[dtype], choice, B, N, G, S, T, d, diagonal, *mask, factor),
         (*query_strides[:3], *key_strides[:3], *value_strides[:3]),
         (*output_strides[:3], *output_strides[:3], *gradient_strides[0][:3], *gradient_strides[1][:3]),
-        pairs,
         numbers_of_queries(B, N, S),
     )
 
@@ -149,46 +136,24 @@ class PlannedKernels(OnDevice):
     """The module of puzzle 23 on one GPU.
 
     Attributes:
-        no_mask: By dtype, what the flash kernels read where there is no mask. Made once: a CUDA graph must not own it.
-        counted: Bytes of scratch memory, by plan and function of the module, for plans whose bytes the module counts.
+        no_mask: By dtype, what stands for no mask. Made once: a CUDA graph must not own it.
     """
 
     def __init__(self, module: ModuleType, device: torch.device):
         super().__init__(module, device)
-        self.no_mask = {dtype: torch.zeros(1, 1, 1, 1, dtype=dtype, device=device) for dtype in KINDS}
-        self.counted: dict[tuple[AttentionPlan, Callable[..., int]], int] = {}
+        self.no_mask = {dtype: torch.zeros(1, 1, 1, 1, dtype=dtype, device=device) for dtype in TENSOR_CORES}
 
     def mask_or_zero(self, mask: Tensor | None, dtype: torch.dtype) -> Tensor:
         """The mask, or the 0 that stands for none."""
         return self.no_mask[dtype] if mask is None else mask
 
-    def scratch_of(
-        self, plan: AttentionPlan, function: Callable[..., int], arguments: tuple[int | float, ...]
-    ) -> int:
-        """The bytes of scratch memory that the module counts for a plan."""
-        key = plan, function
-        if len(self.counted) > LARGEST_CACHE:  # of plans that are gone
-            self.counted.clear()
-        if key not in self.counted:
-            self.counted[key] = function(*NOWHERE, *arguments)
-        return self.counted[key]
-
-
-def as_planned(plan: AttentionPlan, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """Tensors as the kernels of a plan read them: with pairs without gaps, otherwise as they lie."""
-    return tuple(tensor.contiguous() for tensor in tensors) if plan.pairs else tensors
-
 
 def lies_as_planned(plan: AttentionPlan, query, key, value, output, lse, mask: Tensor | None) -> bool:
     """Whether what autograd has kept lies as the forward pass had it: a hook on saved tensors, as `save_on_cpu`, may bring it back
     without its gaps or in another order."""
-    given = query, key, value
-    if plan.pairs:
-        inputs = all(map(Tensor.is_contiguous, given))
-    else:
-        strides = [tensor.stride() for tensor in given]
-        inputs = (*strides[0][:3], *strides[1][:3], *strides[2][:3]) == plan.given
-        inputs &= plan.size[3] == 1 or all(stride[3] == 1 for stride in strides)
+    strides = [tensor.stride() for tensor in (query, key, value)]
+    inputs = (*strides[0][:3], *strides[1][:3], *strides[2][:3]) == plan.given
+    inputs &= plan.size[3] == 1 or all(stride[3] == 1 for stride in strides)
     results = output.stride() == plan.strides and lse.stride() == plan.row_strides
     return inputs and results and mask_sizes(mask, plan.mask[-1]) == plan.mask
 
@@ -196,7 +161,7 @@ def lies_as_planned(plan: AttentionPlan, query, key, value, output, lse, mask: T
 def forward_of(
     plan: AttentionPlan, kernels: PlannedKernels, query, key, value, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The output and lse. The GPU is the current one; the tensors are `as_planned`."""
+    """The output and lse. The GPU is the current one; the tensors lie as planned."""
     output = empty_strided(plan.size, plan.strides, plan.dtype)
     lse = empty_strided(plan.rows, plan.row_strides, torch.float32)
     arguments = (
@@ -210,19 +175,15 @@ def forward_of(
         *plan.given,
         *plan.strides[:3],
     )
-    launch = kernels.module.forward
-    scratch = kernels.scratch_of(plan, launch, arguments) if plan.pairs else 0
-    lent = empty_strided((scratch,), (1,), torch.uint8) if scratch else None
-    start = 0 if lent is None else lent.data_ptr()
-    launch(kernels.gpu, current_stream(kernels.index), start, scratch, *arguments)
+    kernels.module.forward(kernels.gpu, current_stream(kernels.index), 0, 0, *arguments)
     return output, lse
 
 
 def backward_of(
     plan: AttentionPlan, kernels: PlannedKernels, grad_out, query, key, value, output, lse, mask
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of query, key and value. The GPU is the current one; the tensors are `as_planned`, but for grad_out."""
-    if plan.pairs or grad_out.stride(3) != 1:
+    """The gradients of query, key and value. The GPU is the current one; all but grad_out lies as planned."""
+    if grad_out.stride(3) != 1:
         grad_out = grad_out.contiguous()
     grad_query = empty_strided(plan.size, plan.strides, plan.dtype)
     grad_key, grad_value = (empty_strided(plan.key_size, strides, plan.dtype) for strides in plan.key_strides)
@@ -242,8 +203,8 @@ def backward_of(
         *grad_out.stride()[:3],
         *plan.written,
     )
-    launch = kernels.module.gradients
-    scratch = kernels.scratch_of(plan, launch, arguments) if plan.pairs else plan.scratch
-    lent = empty_strided((scratch,), (1,), torch.uint8)
-    launch(kernels.gpu, current_stream(kernels.index), lent.data_ptr(), scratch, *arguments)
+    lent = empty_strided((plan.scratch,), (1,), torch.uint8)
+    kernels.module.gradients(
+        kernels.gpu, current_stream(kernels.index), lent.data_ptr(), plan.scratch, *arguments
+    )
     return grad_query, grad_key, grad_value

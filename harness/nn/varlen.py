@@ -14,7 +14,7 @@ from harness.nn.arguments import check_dense, check_flag, in_autocast_dtype, pla
 from harness.nn.attention_arguments import check, factor
 from harness.nn.attention_autograd import backward_operator
 from harness.nn.attention_direct import CHUNK, aligned, narrow_kernels, sizes
-from harness.nn.attention_ops import EVERY_KEY
+from harness.nn.attention_plan import EVERY_KEY
 from harness.nn.derivatives import FirstOnly
 from harness.nn.operators import registered
 
@@ -60,7 +60,6 @@ def attention_varlen(
         TypeError: An argument is no dense tensor, or has a dtype without a kernel or another one than query.
         ValueError: Ranks, sizes, devices or offsets do not fit.
         NotImplementedError: A head dimension above 256, a second or a forward-mode derivative, or a transform of torch.func.
-        harness.errors.WorkbookError: The kernels cannot be compiled, or the cache folder cannot be written.
     """
     check_flag("is_causal", is_causal)
     check_flag("enable_gqa", enable_gqa)

@@ -17,18 +17,13 @@ from op.fast_launches import (
     launch_delta_fast,
     launch_forward_fast,
     launch_gradients_fast,
-    launch_mask_gradient_fast,
 )
 from op.fast_layout import Layout
+from op.fast_mask_gradient import MaskGradient, launch_mask_gradient_fast
 from op.fast_varlen_launches import launch_backward_varlen, launch_forward_varlen
 from op.flash_tensors import FlashBackward, FlashForward, FlashSizes
-from op.mask_gradient import MaskGradient
 from op.shared.common import accum_type
 from op.shared.stream_launcher import Arguments, StreamLauncher, open_gpu
-
-
-comptime FLASH = 2
-"""The choice of float32 without pairs of float16."""
 
 
 def sizes_of(mut arguments: Arguments) -> FlashSizes:
@@ -72,7 +67,7 @@ def run_forward[
 ](mut arguments: Arguments, mut launcher: StreamLauncher, choice: Int) raises:
     """Sizes, scale, the addresses of output, lse, query, key, value and mask, and strides: query, key, value, output.
 
-    `choice` is 1 for the portable kernels, FLASH for the flash kernels in float32, 0 for the fastest.
+    `choice` is 1 for the portable kernels, 0 for the fastest.
     Where there are several sequences the mask is their offsets, and the size of its blocks their number. With dropout, `draws_of` are last.
     """
     var sizes = sizes_of(arguments)
@@ -94,7 +89,7 @@ def run_forward[
     layout.value = strides_of(arguments)
     layout.output = strides_of(arguments)
     comptime if part == "forward":
-        launch_forward_fast(launcher, tensors, layout, choice == 1, choice != FLASH)
+        launch_forward_fast(launcher, tensors, layout, choice == 1)
     elif part == "varlen_forward":
         launch_forward_varlen(launcher, tensors, layout)
     else:
@@ -149,7 +144,7 @@ def run_backward[
     layout.grad_key = strides_of(arguments)
     layout.grad_value = strides_of(arguments)
     comptime if part == "backward":
-        launch_backward_fast(launcher, tensors, layout, choice == 1, choice != FLASH)
+        launch_backward_fast(launcher, tensors, layout, choice == 1)
     else:
         launch_backward_varlen(launcher, tensors, layout)
 
@@ -158,8 +153,7 @@ def run_gradients[
     part: StaticString, dtype: DType
 ](mut arguments: Arguments, mut launcher: StreamLauncher, choice: Int) raises:
     """Delta and the backward pass: sizes, scale, the addresses of the three gradients, grad_output, query, key, value, output, lse
-    and mask, a single 0 for the flash kernels where there is none, and strides: query, key, value, grad_output, output, and the three
-    gradients. In float32 output and gradients have no gaps. With dropout, `draws_of` are last.
+    and mask, and strides: query, key, value, grad_output, output, and the three gradients. With dropout, `draws_of` are last.
     """
     var sizes = sizes_of(arguments)
     var scale = arguments.float().cast[accum_type[dtype]]()
@@ -200,13 +194,13 @@ def run_gradients[
     comptime if part == "dropout_backward":
         launch_backward_dropout(launcher, tensors, output, layout, draws_of(arguments), choice == 1)
     else:
-        launch_gradients_fast(launcher, tensors, output, layout, choice == 1, choice != FLASH)
+        launch_gradients_fast(launcher, tensors, output, layout, choice == 1)
 
 
 def run_mask_gradient[
     dtype: DType
-](mut arguments: Arguments, mut launcher: StreamLauncher, choice: Int) raises:
-    """Sizes, scale, the addresses of the mask's gradient, grad_output, query, key, value, output, lse, delta and mask, and strides:
+](mut arguments: Arguments, mut launcher: StreamLauncher) raises:
+    """Sizes, scale, the addresses of the mask's gradient, grad_output, query, key, value, lse, delta and mask, and strides:
     query, key, value, grad_output. The gradient has the mask's strides."""
     var sizes = sizes_of(arguments)
     var scale = arguments.float().cast[accum_type[dtype]]()
@@ -218,7 +212,6 @@ def run_mask_gradient[
         query=arguments.read[dtype](),
         key=arguments.read[dtype](),
         value=arguments.read[dtype](),
-        output=arguments.read[dtype](),
         lse=arguments.read[accum_type[dtype]](),
         delta=arguments.read[accum_type[dtype]](),
         mask=arguments.read[dtype](),
@@ -229,7 +222,7 @@ def run_mask_gradient[
     layout.key = strides_of(arguments)
     layout.value = strides_of(arguments)
     layout.grad_output = strides_of(arguments)
-    launch_mask_gradient_fast(launcher, tensors, layout, choice == 1, choice != FLASH)
+    launch_mask_gradient_fast(launcher, tensors, layout)
 
 
 def run[
@@ -239,7 +232,7 @@ def run[
     comptime if part == "delta":
         run_delta[dtype](arguments, launcher)
     elif part == "mask_gradient":
-        run_mask_gradient[dtype](arguments, launcher, choice)
+        run_mask_gradient[dtype](arguments, launcher)
     elif part == "gradients" or part == "dropout_backward":
         run_gradients[part, dtype](arguments, launcher, choice)
     elif part == "forward" or part.endswith("_forward"):
@@ -260,14 +253,12 @@ def call[
         var launcher = arguments.launcher()
         var kind = arguments.integer()
         var choice = arguments.integer()
-        if kind == 0:
-            run[part, DType.float32](arguments, launcher, choice)
-        elif kind == 2:
+        if kind == 2:
             run[part, DType.bfloat16](arguments, launcher, choice)
         elif kind == 3:
             run[part, DType.float16](arguments, launcher, choice)
         else:
-            run[part, DType.float64](arguments, launcher, choice)
+            raise Error(t"there are kernels of bfloat16 and float16, got dtype {kind}")
         return Python().cpython().PyLong_FromSsize_t(launcher.used)
     except error:
         _set_python_error(error)
@@ -285,7 +276,7 @@ def PyInit_workbook_p23() abi("C") -> PythonObject:
         module.def_py_c_function(call["delta", 6 + 12 + 4 + 6], "delta")
         module.def_py_c_function(call["backward", 6 + 12 + 1 + 10 + 21], "backward")
         module.def_py_c_function(call["gradients", 6 + 12 + 1 + 10 + 24], "gradients")
-        module.def_py_c_function(call["mask_gradient", 6 + 12 + 1 + 9 + 12], "mask_gradient")
+        module.def_py_c_function(call["mask_gradient", 6 + 12 + 1 + 8 + 12], "mask_gradient")
         module.def_py_c_function(call["varlen_forward", 6 + 12 + 1 + 6 + 12], "varlen_forward")
         module.def_py_c_function(call["varlen_backward", 6 + 12 + 1 + 10 + 21], "varlen_backward")
         module.def_py_c_function(call["dropout_forward", 6 + 12 + 1 + 6 + 12 + 2], "dropout_forward")

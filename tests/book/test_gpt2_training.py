@@ -115,7 +115,6 @@ def test_batches_are_excerpts_and_their_next_bytes(chapters):
 
 
 @pytest.mark.compiles
-@pytest.mark.usefixtures("attention_graphs")
 def test_curves_agree_and_the_rows_hold_every_step(trained):
     code, rows = trained("--steps", 30, "--attention")
     assert code == 0 and len(rows) == 120

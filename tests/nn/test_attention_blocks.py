@@ -8,8 +8,6 @@ from typed import three
 
 from harness.nn import Part, attention_block, attention_block_backward, attention_delta
 
-pytestmark = [pytest.mark.compiles, pytest.mark.usefixtures("attention_graphs")]
-
 
 def gradient_of(output: torch.Tensor) -> torch.Tensor:
     return 0.5 + torch.linspace(-1, 1, output.numel(), dtype=output.dtype).reshape(output.shape)

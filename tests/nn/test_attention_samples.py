@@ -11,8 +11,6 @@ from typed import three
 
 from harness.nn import attention
 
-pytestmark = [pytest.mark.compiles, pytest.mark.usefixtures("attention_graphs")]
-
 OPTIONS = ("attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 
 

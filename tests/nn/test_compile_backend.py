@@ -492,7 +492,15 @@ def attended(model, x, **options):
     return [output, *gradients], report
 
 
-@pytest.mark.usefixtures("attention_graphs")
+@pytest.fixture
+def takes_all(monkeypatch):
+    """The operators take every attention without dropout, by the formula: there are no kernels on a CPU."""
+    monkeypatch.setattr(
+        attention_direct, "left_to_torch", lambda query, mask, dropped: "dropout" if dropped else None
+    )
+
+
+@pytest.mark.usefixtures("takes_all")
 def test_attention_is_swapped_where_asked():
     model, x = Attends(), torch.randn(2, 5, 16, requires_grad=True)
     expected = model(x)
@@ -534,7 +542,7 @@ def test_a_wide_head_of_unaligned_rows_is_left_on_a_hopper(monkeypatch, outputs,
     torch.testing.assert_close(got, model(x), rtol=2e-2, atol=2e-2)
 
 
-@pytest.mark.usefixtures("attention_graphs")
+@pytest.mark.usefixtures("takes_all")
 def test_attention_is_swapped_without_being_asked_where_it_is_faster(monkeypatch):
     """On a GPU of the kind that was measured: what the measurements favour, and only if gradients are wanted."""
     monkeypatch.setattr(extension_kernels, "is_hopper", lambda device: True)
@@ -618,7 +626,7 @@ def test_an_attention_that_is_swapped_unasked_is_faster_on_record(monkeypatch):
     assert max(float(row["ratio"]) for row in favoured) <= 1
 
 
-@pytest.mark.usefixtures("attention_graphs")
+@pytest.mark.usefixtures("takes_all")
 def test_an_attention_that_the_workbook_refuses_stays_and_says_why():
     model, x = Attends(dropout_p=0.5), torch.randn(2, 5, 16, requires_grad=True)
     _, report = attended(model, x, attention=True)

@@ -1,6 +1,6 @@
 """Runs attention with dropout on the virtual GPU: `p23_dropout_run.py MODULE ARCHITECTURE`. A process has one GPU, real or virtual.
 
-Prints, as JSON, the largest error of every result over the largest value, by case, the share that is kept, the names of the launches,
+Prints, as JSON, the largest error of every result over the largest value, by case, the names of the launches,
 what is refused, and the findings. The truth is NumPy's, in float64, of the mask that PyTorch draws from the same state. Results are memory full of NaN before.
 """
 
@@ -26,7 +26,7 @@ device, random = Accelerator(), np.random.default_rng(0)
 gpu = module.open(0)
 EVERY_KEY = 2**31 - 2**20
 ONE = 65536
-KINDS = {"float32": 0, "bfloat16": 2, "float16": 3}
+KINDS = {"bfloat16": 2, "float16": 3}
 STATE = np.array([0x243F6A8885A308D3, 0x13198A2E03707344], np.int64)
 # B, N, G, S, T, d, diagonal; the axes of a mask; elements of ONE that are kept; the dtype; the order of the blocks; the scale, 0 for the usual one.
 CASES = {
@@ -39,26 +39,7 @@ CASES = {
     "wide, causal": ((1, 2, 1, 140, 130, 128, 0), "", 58982, "bfloat16", "natural", 0),
     "wide, padding": ((1, 2, 1, 140, 200, 72, EVERY_KEY), "t", 39322, "float16", "shuffled:3", 0),
     "nothing is kept": ((1, 1, 1, 20, 20, 64, 0), "", 0, "bfloat16", "natural", 0),
-    "pairs, two batches, shared heads, causal": ((2, 2, 1, 70, 90, 64, 0), "", 58982, "float32", "natural", 0),
-    "pairs, several blocks": ((1, 1, 1, 150, 200, 40, EVERY_KEY), "", 32768, "float32", "shuffled:1", 0),
-    "pairs, a mask of every head": ((1, 2, 2, 70, 135, 64, EVERY_KEY), "nst", 58982, "float32", "natural", 0),
-    "pairs, wide, causal, shared heads": ((1, 2, 1, 140, 130, 128, 0), "", 58982, "float32", "natural", 0),
-    "pairs, wide, padding": ((2, 1, 1, 66, 140, 72, EVERY_KEY), "bt", 39322, "float32", "shuffled:3", 0),
-    "pairs, rows that see no key": ((1, 2, 1, 70, 90, 64, EVERY_KEY), "nst", 39322, "float32", "natural", 0),
-    "pairs, nothing is kept": ((1, 1, 1, 20, 20, 64, 0), "", 0, "float32", "natural", 0),
-    "pairs, out of range, rows that see no key": ((1, 2, 1, 20, 19, 40, EVERY_KEY), "nst", 39322, "float32", "natural", 0),
-    "pairs, out of range": ((2, 4, 2, 20, 19, 40, 5), "nst", 39322, "float32", "natural", 0),
 }  # fmt: skip
-
-
-def stored(values, dtype):
-    """Values as they lie in memory."""
-    return values.astype(np.float32) if dtype == "float32" else encode(values, dtype)
-
-
-def read(array, dtype):
-    """What lies in memory, in float64."""
-    return array.astype(np.float64) if dtype == "float32" else decode(array, dtype)
 
 
 def on_device(array):
@@ -98,31 +79,24 @@ def call(function, *arguments):
     device.synchronize()
 
 
-def run(dims, axes, kept, dtype, scale, choice, far, blind):
-    """Both passes by the fastest kernels, or by the portable ones with `choice` 1; the error of each result. Values that are `far` from
-    1 are no good for pairs of float16; `blind` rows see no key."""
+def run(dims, axes, kept, dtype, scale, choice):
+    """Run both passes by the fastest kernels, or the portable ones (`choice` 1); the error of each result."""
     B, N, G, S, T, d, diagonal = dims
     scale = scale or d**-0.5
     shapes = {"q": (B, N, S, d), "k": (B, G, T, d), "v": (B, G, T, d), "g": (B, N, S, d)}
-    factors = {"v": 2.0**40 if far else 1}
-    bits = {
-        name: stored((random.standard_normal(shape) + 0.25) * factors.get(name, 1), dtype)
-        for name, shape in shapes.items()
-    }
+    bits = {name: encode(random.standard_normal(shape) + 0.25, dtype) for name, shape in shapes.items()}
     mask = np.zeros([size if axis in axes else 1 for axis, size in zip("bnst", (B, N, S, T), strict=True)])
     if axes:
         mask[random.random(mask.shape) < 0.3] = -np.inf
         mask[..., 64:128] = -np.inf  # tiles without a key
         mask[..., :1] = 0
-        mask[..., 5 : 9 if blind else 5, :] = -np.inf
-    bias = on_device(stored(mask, dtype))
+    bias = on_device(encode(mask, dtype))
     bias_strides = [
         0 if size == 1 else stride // 8 for size, stride in zip(mask.shape, mask.strides, strict=True)
     ]
     given = {name: on_device(each) for name, each in bits.items()}
     like = {"output": "q", "grad_query": "q", "grad_key": "k", "grad_value": "v"}
-    blank = np.float32(np.nan) if dtype == "float32" else np.uint16(0xFFFF)
-    written = {name: on_device(np.full(shapes[of], blank)) for name, of in like.items()}
+    written = {name: on_device(np.full(shapes[of], np.uint16(0xFFFF))) for name, of in like.items()}
     lse = on_device(np.full((B, N, S), np.nan, np.float32))
     state = on_device(STATE)
     at = {name: buffer._data_ptr() for name, buffer in (written | given).items()}
@@ -144,11 +118,11 @@ def run(dims, axes, kept, dtype, scale, choice, far, blind):
     )
     s, t = np.ogrid[:S, :T]
     left = keep_mask(torch.from_numpy(STATE), (B, N, S, T), kept).numpy() * (ONE / kept if kept else 0)
-    Q, K, V, dO = (read(bits[name], dtype) for name in "qkvg")
+    Q, K, V, dO = (decode(bits[name], dtype) for name in "qkvg")
     errors = {}
     for name, right in truth(Q, K, V, dO, t <= s + diagonal, scale, mask, left).items():
         values = (lse if name == "lse" else written[name]).to(CPU()).to_numpy()
-        values = read(values, "float32" if name == "lse" else dtype)
+        values = values.astype(np.float64) if name == "lse" else decode(values, dtype)
         errors[name] = float(
             np.abs(np.where(values == right, 0, values - right)).max()
             / max(np.abs(right[np.isfinite(right)]).max(), 1e-9)
@@ -161,28 +135,20 @@ for choice, by in enumerate(("fastest", "portable")):
     for name, (dims, axes, kept, dtype, order, scale) in CASES.items():
         before = len(virtual.launches)
         virtual.blocks = order
-        errors[f"{name}, {by}"] = run(
-            dims, axes, kept, dtype, scale, choice, "out of range" in name, "no key" in name
-        )
+        errors[f"{name}, {by}"] = run(dims, axes, kept, dtype, scale, choice)
         names[f"{name}, {by}"] = sorted({launch.name for launch in virtual.launches[before:]})
 refused = []
-# The dtype's number, elements of a head, elements that are kept, the scale.
-for kind, d, kept, scale in (
-    *((1, 64, 1, 1.0), (2, 136, 1, 1.0), (2, 60, 1, 1.0), (0, 136, 1, 1.0)),
-    *((2, 64, -1, 1.0), (0, 64, ONE, 1.0), (0, 64, 1, -1.0)),
-):
+# The dtype's number, elements of a head, elements that are kept.
+for kind, d, kept in ((0, 64, 1), (2, 136, 1), (2, 60, 1), (2, 64, -1), (2, 64, ONE)):
     for part, addresses in (("forward", 6 + 12), ("backward", 10 + 24)):
         try:
             sizes = (1, 1, 1, 64, 64, d, EVERY_KEY, 0, 0, 0, 0, 0)
-            getattr(module, f"dropout_{part}")(
-                gpu, 0, 0, 0, kind, 0, *sizes, scale, *[0] * addresses, 0, kept
-            )
+            getattr(module, f"dropout_{part}")(gpu, 0, 0, 0, kind, 0, *sizes, 1.0, *[0] * addresses, 0, kept)
         except Exception as error:
             refused.append(str(error))
 scratch = []
 for length in (2**16, 2**17):
     sizes = (1, 1, 1, length, length, 64, EVERY_KEY, 0, 0, 0, 0, 0)
     scratch.append(module.dropout_forward(0, 0, 0, 0, 2, 0, *sizes, 1.0, *[64] * (6 + 12), 0, 1))
-shares = {name: case[2] / ONE for name, case in CASES.items()}
-report = {"errors": errors, "shares": shares, "launches": names, "refused": refused, "scratch": scratch}
+report = {"errors": errors, "launches": names, "refused": refused, "scratch": scratch}
 print(json.dumps(report | {"findings": [finding.text() for finding in virtual.findings]}))

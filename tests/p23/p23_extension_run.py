@@ -142,7 +142,7 @@ def run(dims, dtype, visible, scale=None, mask_sizes=()):
     if mask_sizes and d <= 128:  # for wider heads it wants contiguous tensors
         blank["grad_mask"] = on_device(np.full_like(bits, 0xFFFF))
         module.mask_gradient(
-            *(*nowhere, *front, scale, blank["grad_mask"]._data_ptr(), g._data_ptr(), *inputs, at["output"]),
+            *(*nowhere, *front, scale, blank["grad_mask"]._data_ptr(), g._data_ptr(), *inputs),
             *(lse._data_ptr(), delta._data_ptr(), read, *given, *g_strides),
         )
     again = {name: on_device(np.full_like(blank[name].to(CPU()).to_numpy(), 0xFFFF)) for name in names}

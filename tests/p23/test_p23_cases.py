@@ -25,7 +25,7 @@ QUANTITIES = [quantity for call in p23.PUZZLE.calls for quantity in call.op.writ
 DIFFERENTIATED = {"grad_query": "query", "grad_key": "key", "grad_value": "value", "grad_mask": "mask"}
 
 
-GRADIENTS = ("grad_query", "grad_key", "grad_value", "grad_attn_mask")
+GRADIENTS = ("grad_query", "grad_key", "grad_value")
 
 
 def names(cases):

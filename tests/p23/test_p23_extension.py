@@ -1,6 +1,5 @@
 """Puzzle 23's extension module for a Hopper, the file itself, on the virtual GPU: wgmma and the TMA forward and backward."""
 
-import re
 from collections import Counter
 
 import pytest
@@ -39,18 +38,15 @@ def test_hopper_s_kernels_are_right_on_the_virtual_gpu_without_a_finding(module_
 
 
 def test_explain_names_the_kernels_that_are_launched(module_on_virtual_gpu):
-    """Of drawn calls: dtypes, heads, masks and blocks of them, strides, scales of every sign, portable kernels."""
+    """Of drawn calls: heads, masks and blocks of them, strides, scales of every sign, portable kernels."""
     report, kinds = module_on_virtual_gpu("p23_explained_run.py"), Counter()
     assert report["findings"] == []
     for each in report["calls"]:
-        names = " ".join(each["launches"])
-        by = "mma.sync" if re.search("fast_kernels_fast_[fkq]|pairs_kernels", names) else "wgmma"
-        by += " on pairs of float16" if "pairs" in names else ""
-        kernels = "the flash kernels" if "attention_flash" in names else by
-        assert "hopper" in names or not by.startswith("wgmma") or "attention_flash" in names, each
-        assert each["said"].startswith(f"{kernels}, through the extension module"), each
-        kinds[kernels] += 1
-    assert len(kinds) == 5 and min(kinds.values()) >= 2, kinds
+        by = "mma.sync" if any("fast_kernels_fast_" in name for name in each["launches"]) else "wgmma"
+        assert by == "mma.sync" or any("hopper" in name for name in each["launches"]), each
+        assert each["said"].startswith(f"{by}, through the extension module"), each
+        kinds[by] += 1
+    assert len(kinds) == 2 and min(kinds.values()) >= 5, kinds
 
 
 def behind(program: Program, start: int, without: int | None = None) -> set[int]:

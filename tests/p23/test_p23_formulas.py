@@ -9,13 +9,13 @@ import torch.nn.functional as F
 from harness.toolchain.roots import CHECKOUT
 
 PAGES = [
-    CHECKOUT / "book" / "src" / "puzzle_23" / f"{name}.md"
+    CHECKOUT / "book" / "src" / f"{name}.md"
     for name in (
-        "softmax_jacobian",
-        "flash_attention",
-        "flash_engineering",
-        "lengths_and_dropout",
-        "float32_pairs",
+        "puzzle_23/softmax_jacobian",
+        "puzzle_23/flash_attention",
+        "puzzle_23/flash_engineering",
+        "puzzle_23/lengths_and_dropout",
+        "fast/float32_pairs",
     )
 ]
 S, T, D = 4, 6, 3

@@ -28,10 +28,6 @@ AWKWARD = [
     Case(f"awkward {dims}", "", dims, "hard")
     for dims in ((1, 1, 5, 6, 1), (5, 1, 3, 17, 16), (1, 3, 33, 2, 31), (1, 1, 2, 300, 8))
 ]
-REQUESTED = ("atomic", "masked")
-"""Variants without a blank, which a run takes only where they are asked for."""
-SIZES = ("hard values", "odd sizes", "many queries", "wide heads", "one key", "NaN in V", "inf in K")
-"""The cases that these are tried at on the virtual GPU."""
 EMPTY = {"no batch": (0, 2, 3, 4, 5), "no query": (1, 2, 0, 4, 5), "no key": (1, 2, 3, 0, 5)}
 
 
@@ -46,7 +42,7 @@ def recorded(puzzle, solution):
     """
     cases = [*CASES, *p23.GATE_CASES, *AWKWARD]
     dims = tuple(dict.fromkeys([*(case.dims for case in cases), *EMPTY.values()]))
-    order = Order(solution, dims, ("atomic", "fused", "masked", "unfused"), small_grid=True)
+    order = Order(solution, dims, ("fused", "unfused"), small_grid=True)
     return functools.cache(lambda dtype: record_many([order], "p23", dtype)[0])
 
 
@@ -63,24 +59,6 @@ def test_block_max_begins_with_the_lowest_finite_number_and_the_online_softmax_d
     launched = recorded("float32")
     lowest = {name: "0fFF7FFFFF" in launched.ptx[symbol] for symbol, name in launched.kernel_names().items()}
     assert lowest["softmax"] and not lowest["flash_forward"]
-
-
-def requested():
-    """The cases of the variants on request."""
-    return [case for case in CASES if case.name in SIZES]
-
-
-@pytest.mark.parametrize("variant", REQUESTED)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_the_variants_on_request_are_right(puzzle, recorded, dtype, variant):
-    reference = Reference(puzzle, dtype, 0)
-    player = Replay(recorded(dtype), puzzle, dtype)
-    for case in requested():
-        written = player.run(variant, case, reference.inputs(case))
-        verdicts = reference.compared(case, cpu(), variant, written, list(written))
-        assert {"grad_query", "grad_attn_mask"} & set(verdicts)
-        assert all(verdict.ok for verdict in verdicts.values()), (case.name, verdicts)
-    assert not player.gpu.findings
 
 
 @pytest.mark.parametrize(
@@ -151,7 +129,7 @@ def test_no_launch_is_empty_and_none_is_left_out(puzzle, recorded, name):
     cases = recorded("float32").cases
     launches = {
         variant: [event for event in cases[variant, dims] if isinstance(event, RecordedLaunch)]
-        for variant in ("unfused", "fused", *REQUESTED)
+        for variant in ("unfused", "fused")
     }
     assert all(min(launch.grid) >= 1 for some in launches.values() for launch in some)
     written = {variant: {launch.name for launch in some} for variant, some in launches.items()}
@@ -163,12 +141,6 @@ def test_no_launch_is_empty_and_none_is_left_out(puzzle, recorded, name):
     )
     by_query = {"flash_forward", "delta", "flash_query"}
     assert written["fused"] == {"no batch": set(), "no query": {"flash_key_value"}, "no key": by_query}[name]
-    summed = {"flash_forward", "delta", "clear_sums", "round_sums"}
-    assert written["atomic"] == {"no batch": set(), "no query": {"one_pass"}, "no key": summed}[name]
-    without_key = {"flash_forward", "delta"}
-    assert (
-        written["masked"] == {"no batch": {"mask_gradient"}, "no query": set(), "no key": without_key}[name]
-    )
 
 
 @pytest.mark.parametrize("name", EMPTY)
@@ -265,7 +237,6 @@ DECIDES = {
     "attention_train": {"query": EVERY, "key": (1, 2), "attn_mask": EVERY},
     "attention_delta": {"output": EVERY},
     "attention_train_backward": {"query": EVERY, "key": (1, 2), "attn_mask": EVERY},
-    "attention_train_mask_backward": {"query": EVERY, "key": (1, 2), "attn_mask": EVERY},
 }
 """Op -> the axes of which arguments its sizes are taken from; of the steps, those of the first argument and of the key."""
 SCALARS = {

@@ -22,7 +22,7 @@ from harness.toolchain import roots
 
 @pytest.mark.compiles
 @pytest.mark.parametrize("causal", [False, True])
-def test_puzzle_23_s_kernels_compute_a_block(attention_graphs, causal):
+def test_puzzle_23_s_kernels_compute_a_block(causal):
     """Queries behind the keys, on their diagonal, and a head of key for two of query; against plain float64."""
     torch.manual_seed(0)
     ring, right = ring_with(kernels=True), ring_with(kernels=False)

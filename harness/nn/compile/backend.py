@@ -272,8 +272,7 @@ def swap_attention(gm: GraphModule, node: Node) -> Attention:
     from harness.nn.attention_direct import left_to_torch
 
     given = attention_arguments(node)
-    query, dropped, scale = value(given["query"]), bool(given.get("dropout_p")), given.get("scale")
-    if cause := left_to_torch(query, mask_of(given), dropped, None if isinstance(scale, Node) else scale):
+    if cause := left_to_torch(value(given["query"]), mask_of(given), bool(given.get("dropout_p"))):
         raise NotImplementedError(f"attention leaves it to PyTorch's own function: {cause}")
     with Adder(gm, node) as add:
         output = add.function(attention, *node.args, **node.kwargs)

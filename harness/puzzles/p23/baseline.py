@@ -13,16 +13,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-RECOMPUTING = ("fused", "atomic", "masked")
-"""The variants whose gradients come from the output and lse alone."""
 ORDERS = 64
 """Orders of keys and elements in which PyTorch is asked."""
 SCORES = 2**21
 """Scores of all orders together, at most: a large case has rows enough to be unlucky in."""
-KEYS_LAST = (
-    *("scores", "probabilities", "grad_scores", "grad_probabilities"),
-    *("grad_mask", "grad_attn_mask"),
-)
+KEYS_LAST = ("scores", "probabilities", "grad_scores", "grad_probabilities", "grad_mask")
 ELEMENTS_LAST = ("output", "grad_query", "grad_key", "grad_value")
 KEYS_BEFORE_ELEMENTS = ("grad_key", "grad_value")
 
@@ -131,7 +126,7 @@ def by_autograd(tensors: dict) -> "dict[str, Tensor]":
         "grad_scores": dS,
         "grad_probabilities": dP,
     }
-    narrow = {"output": output, "grad_query": dQ, "grad_key": dK, "grad_value": dV, "grad_attn_mask": dM}
+    narrow = {"output": output, "grad_query": dQ, "grad_key": dK, "grad_value": dV}
     return {
         **{name: tensor.detach() for name, tensor in wide.items()},
         **{name: tensor.detach().to(dtype) for name, tensor in narrow.items()},
@@ -144,7 +139,7 @@ def for_each_query_head(tensor: "Tensor", query: "Tensor") -> "Tensor":
 
 
 def recomputed(tensors: dict) -> "dict[str, Tensor]":
-    """The gradients as PyTorch has them where it starts from the output and lse, under the names of RECOMPUTING; and "fast.",
+    """The gradients as PyTorch has them where it starts from the output and lse, under "fused."; and "fast.",
     with 16-bit factors as PyTorch's own flash kernels have them on tensor cores, the output too.
 
     What is kept has a rounding of its own, which belongs to no kernel and which float64, the truth, does not show: lse of
@@ -184,10 +179,9 @@ def recomputed(tensors: dict) -> "dict[str, Tensor]":
     weights = torch.exp(masked - largest.masked_fill(largest.isinf(), 0))
     total = weights.sum(-1, keepdim=True)
     rounded_output = narrowed(weights) @ value / total.masked_fill(total == 0, 1)
-    all_grads = {**gradients(P, dS), "grad_attn_mask": dS.sum((1, 2), keepdim=True).to(dtype)}
     fast = {"output": rounded_output.to(dtype), **gradients(narrowed(P), narrowed(dS))}
     return {
-        **{f"{variant}.{name}": tensor for variant in RECOMPUTING for name, tensor in all_grads.items()},
+        **{f"fused.{name}": tensor for name, tensor in gradients(P, dS).items()},
         **{f"fast.{name}": tensor for name, tensor in fast.items()},
     }
 

@@ -100,18 +100,12 @@ def make_problem(sizes: Sizes, dtype: torch.dtype, device: torch.device, seed: i
 def ours(problem: Problem, portable: bool = False) -> Differentiable:
     """The workbook's attention, by whatever kernels it takes for the problem; or by the `portable` ones on a Hopper too."""
     from harness.nn import attention, attention_direct
-    from harness.nn.extension_kernels import is_hopper
 
     sizes, query = problem.sizes, problem.leaves[0]
     scores = sizes.B * sizes.N * sizes.S**2 * sizes.d // sizes.part
-    on_gpu = problem.device.type == "cuda"
-    tiles = attention_direct.on_tensor_cores(query) or attention_direct.as_pairs(query)
-    if scores > SLOW and not (on_gpu and tiles):
-        raise Unavailable("without tensor cores a call takes a second and more at this size")
-
-    with attention_direct.portable_kernels(portable):
-        pairs = attention_direct.as_pairs(query) and is_hopper(query.device)
-    if portable and not (attention_direct.on_hopper(query) or pairs):
+    if scores > SLOW and problem.device.type != "cuda":
+        raise Unavailable("on a CPU a call takes a second and more at this size")
+    if portable and not attention_direct.on_hopper(query):
         raise Unavailable("there are no others for this problem")
 
     def fastest(query: Tensor, key: Tensor, value: Tensor) -> Tensor:

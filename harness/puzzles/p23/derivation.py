@@ -41,7 +41,6 @@ STEPS = {
     "grad_query": lambda v: v.scale * (v.grad_scores @ v.key),
     "grad_key": lambda v: v.scale * (transposed(v.grad_scores) @ v.query),
     "grad_mask": lambda v: v.grad_scores.sum((0, 1)),
-    "grad_attn_mask": lambda v: v.grad_mask[None, None],
     "transposed_product": lambda v: transposed(v.query) @ v.grad_output,
 }
 

@@ -3,16 +3,17 @@
 Names: B = batch, N = heads, S = query length, T = key length, d = head dimension.
 """
 
+import math
+
 import numpy as np
 
-from harness.nn.attention_ops import BACKWARD, DELTA, FORWARD, MASK_BACKWARD
 from harness.puzzles import formulas
 from harness.puzzles.p23.baseline import reference
 from harness.puzzles.p23.derivation import derive
 from harness.puzzles.p23.mistakes import MISTAKES, TILE
 from harness.puzzles.rows import gathered, repeated, transposed
 from harness.spec.cases import CANCELLING, cancelling, covering, first_two, not_finite, tiled, with_not_finite
-from harness.spec.ops import ACCUM, Argument, Call, OpSpec, accum_dtype, bytes_of
+from harness.spec.ops import ACCUM, Argument, Call, OpSpec, Scalar, accum_dtype, bytes_of
 from harness.spec.puzzle import Arrays, Case, Gate, Ledger, Puzzle, Symptom, ids, named
 from harness.spec.rounding import rounded
 from harness.spec.rungs import MojoRung, NumpyRung, TorchFunction, TorchRung
@@ -53,14 +54,38 @@ STEP_LAUNCHES = {
     ),
 }
 """Step -> its launch, where that is not its name on the tensors and sizes."""
+# G = heads of key and value; the axes of the mask have sizes of their own, each that of the scores or 1.
+SHARED = Argument(("B", "G", "T", "d"))
+ROW = Argument(("B", "N", "S"), ACCUM)
+MASK = Argument(("mask_b", "mask_n", "mask_s", "mask_t"))
+EVERY_KEY = 2**31 - 2**20
+"""The diagonal of a query that sees all keys: more than there can be."""
+SCALARS = {
+    "scale": Scalar(math.nan),  # 1 / sqrt(d)
+    "diagonal": Scalar(EVERY_KEY, "int32"),
+    "mask_block": Scalar(1, "int32"),
+}
+FORWARD = OpSpec(
+    "attention_train",
+    writes={"output": QUERY, "lse": ROW},
+    reads={"query": QUERY, "key": SHARED, "value": SHARED, "attn_mask": MASK},
+    scalars=SCALARS,
+)
+DELTA = OpSpec("attention_delta", writes={"delta": ROW}, reads={"grad_output": QUERY, "output": QUERY})
+BACKWARD = OpSpec(
+    "attention_train_backward",
+    writes={"grad_query": QUERY, "grad_key": SHARED, "grad_value": SHARED},
+    reads={"grad_output": QUERY, "query": QUERY, "key": SHARED, "value": SHARED,
+           "lse": ROW, "delta": ROW, "attn_mask": MASK},
+    scalars=SCALARS,
+)  # fmt: skip
+MASK_BACKWARD = OpSpec("attention_train_mask_backward", writes={"grad_attn_mask": MASK}, reads=BACKWARD.reads)
+"""The gradient of the mask: no op of a graph, a recording alone has it."""
 FLASH = "mask=attn_mask, sizes=sizes.copy(), scale=steps.scale().cast[accum]())"
 FLASH_LAUNCHES = {
     "attention_train": f"launch_flash_forward(recorder, FlashForward[dtype](=, {FLASH})",
     "attention_delta": "launch_delta[dtype](..., B * N * S, Int32(d))",
     "attention_train_backward": f"launch_flash_backward(recorder, FlashBackward[dtype](=, {FLASH})",
-    "attention_train_mask_backward": (
-        f"launch_mask_gradient(recorder, MaskGradient[dtype](=, grad_mask=grad_attn_mask, {FLASH})"
-    ),
 }
 FAST_LAUNCHES = {
     "attention_train": f"launch_forward_fast(recorder, FlashForward[dtype](=, {FLASH}, layout)",
@@ -90,23 +115,18 @@ def flash(variant: str, *ops: OpSpec) -> tuple[Call, ...]:
     return tuple(Call(op, (), variant, FLASH_LAUNCHES[op.name]) for op in ops)
 
 
-ATOMIC = "launch_one_pass" + FLASH_LAUNCHES[BACKWARD.name].removeprefix("launch_flash_backward")
 FAST = (("algorithm", "fast"),)
 VARIANTS = {
     "unfused": tuple(map(step, (*STEPS, PRODUCT))),
     "fused": flash("fused", FORWARD, DELTA, BACKWARD),
-    "atomic": (
-        *flash("atomic", FORWARD, DELTA),
-        Call(BACKWARD, (("algorithm", "atomic"),), "atomic", ATOMIC),
-    ),
-    "masked": flash("masked", FORWARD, DELTA, MASK_BACKWARD),
     "fast": tuple(Call(op, FAST, "fast", FAST_LAUNCHES[op.name]) for op in (FORWARD, DELTA, BACKWARD)),
 }
 RECORDED = {
     "fast": (
-        Call(MASK_BACKWARD, FAST, "fast", FAST_LAUNCHES[MASK_BACKWARD.name], "size_or(dims, 7, 0) == 1"),
+        Call(MASK_BACKWARD, FAST, "fast", FAST_LAUNCHES[MASK_BACKWARD.name],
+             "size_or(dims, 7, 0) == 1 and d <= 128 and sizes.mask_t != 0"),
     )
-}
+}  # fmt: skip
 
 GATES = (
     Gate("matmul", "unfused", ("scores",),
@@ -279,8 +299,7 @@ def terms(arrays: Arrays) -> dict[str, float]:
     sizes = v.probabilities * (np.abs(v.grad_probabilities) + np.abs(v.dot))
     return {
         "grad_scores": float(sizes.max(initial=0.0)),
-        "grad_mask": (added := float(sizes.sum((0, 1)).max(initial=0.0))),
-        "grad_attn_mask": added,
+        "grad_mask": float(sizes.sum((0, 1)).max(initial=0.0)),
         "grad_query": float((v.scale * (sizes @ np.abs(v.key))).max(initial=0.0)),
         "grad_key": float(
             gathered(v.scale * (transposed(sizes) @ np.abs(v.query)), arrays["key"]).max(initial=0.0)
@@ -427,21 +446,14 @@ PUZZLE = Puzzle(
         **{"G": heads_of_key(dims), "mask_b": 1, "mask_n": 1},
         **{"mask_s": dims[2], "mask_t": dims[3]},
     },
-    intermediate=(
-        *("lse", "delta", "scores", "probabilities", "grad_probabilities", "grad_scores"),
-        "grad_attn_mask",
-    ),
+    intermediate=("lse", "delta", "scores", "probabilities", "grad_probabilities", "grad_scores"),
     variants=VARIANTS,
     about_variants={
         "unfused": "only the plain kernels, one for each step",
         "fused": "only the flash kernels, which store no matrix of scores",
-        "atomic": "only the flash kernels with a backward pass of one kernel, which adds with atomics",
-        "masked": "only the flash kernels with the gradient of the mask",
         "fast": "only the fast kernels, the same on tensor cores for 16-bit types",
     },
-    on_request=("atomic", "masked", "fast"),
-    atomic=frozenset({("atomic", "grad_query")}),
-    summands=lambda dims: -(-dims[3] // TILE),
+    on_request=("fast",),
     multiply_adds=multiply_adds,
     ledger=ledger,
     describe_dims=describe_dims,

@@ -130,7 +130,7 @@ def attention_gradient(
     query, key, value = (heads(part, batch, count) for part in qkv.chunk(3, 1))
     dQ, dK, dV = (heads(part, batch, count) for part in dqkv.chunk(3, 1))
     dO, out = heads(dy, batch, count), heads(output, batch, count)
-    if kernels := attention_direct.kernels(qkv.device):
+    if kernels := attention_direct.kernels_for(query):
         delta = kernels.delta(dO, out, None)
         scale = query.shape[-1] ** -0.5
         kernels.backward(dO, query, key, value, lse, delta, None, scale, 0, 1, gradients=(dQ, dK, dV))

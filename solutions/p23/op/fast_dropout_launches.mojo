@@ -1,5 +1,5 @@
 """How attention with dropout is launched: the kernels of `fast_kernels.mojo` that draw which probabilities become 0, and on a Hopper those
-with wgmma, for which `fast_hopper_dropout.mojo` draws. Contiguous float32 takes those for pairs of float16 (`fast_pairs_launches.mojo`)."""
+with wgmma, for which `fast_hopper_dropout.mojo` draws."""
 
 from .fast_dropout import ONE, Draws
 from .fast_hopper_dropout import MOST_WORDS, count_words
@@ -16,8 +16,7 @@ from .fast_kernels_launches import (
     launch_key_value_tiles,
     launch_query_tiles,
 )
-from .fast_layout import WIDE, Layout, fits_chunks, has_tensor_cores, is_aligned, splits
-from .fast_pairs_launches import F32, launch_backward_pairs, launch_forward_pairs
+from .fast_layout import WIDE, Layout, fits_chunks, has_tensor_cores, is_aligned
 from .fast_tiles import CHUNK
 from .flash_tensors import FlashBackward, FlashForward, FlashSizes
 from .shared.common import ImmPtr, accum_type, shared_memory
@@ -29,17 +28,14 @@ comptime ROOMY = shared_memory() >= ROOM
 
 def expect_dropout[
     dtype: DType
-](aligned: Bool, sizes: FlashSizes, scale: Scalar[accum_type[dtype]], draws: Draws) raises:
+](aligned: Bool, sizes: FlashSizes, draws: Draws) raises:
     """Raises an error for what the kernels with dropout do not take."""
-    comptime if not (has_tensor_cores[dtype]() or splits[dtype]()):
-        raise Error("dropout wants 16-bit types or float32 on NVIDIA's tensor cores")
+    comptime if not has_tensor_cores[dtype]():
+        raise Error("dropout wants 16-bit types on NVIDIA's tensor cores")
     if not aligned or Int(sizes.head_dim) > WIDE or sizes.head_dim % CHUNK != 0:
         raise Error(
             t"dropout wants heads of at most {WIDE} elements in whole chunks, in rows that begin with one"
         )
-    comptime if splits[dtype]():
-        if sizes.mask_block > 1 or scale <= 0:
-            raise Error("dropout in float32 wants a scale above 0 and a mask without blocks")
     if draws.kept < 0 or draws.kept >= ONE:
         raise Error(t"dropout wants to keep 0 to {ONE - 1} elements of {ONE}, got {draws.kept}")
 
@@ -51,11 +47,7 @@ def launch_forward_dropout[
     the fastest."""
     var plain = fits_chunks(t.query, layout.query) and fits_chunks(t.key, layout.key)
     plain = plain and fits_chunks(t.value, layout.value) and fits_chunks(t.output.as_imm(), layout.output)
-    expect_dropout[dtype](plain, t.sizes, t.scale, draws)
-    comptime if splits[dtype]():
-        if t.sizes.rows() != 0 and t.sizes.key_len != 0:
-            var by_mma = portable or count_words(t.sizes) > MOST_WORDS
-            launch_forward_pairs[dropped=True](launcher, rebind[FlashForward[F32]](t), by_mma, draws)
+    expect_dropout[dtype](plain, t.sizes, draws)
     comptime if has_tensor_cores[dtype]():
         if t.sizes.rows() == 0:
             return
@@ -108,13 +100,7 @@ def launch_backward_dropout[
     t.delta is not read.
     """
     var aligned = is_aligned(t, layout) and fits_chunks(output, layout.output)
-    expect_dropout[dtype](aligned, t.sizes, t.scale, draws)
-    comptime if splits[dtype]():
-        if t.sizes.rows() != 0 and t.sizes.key_len != 0:
-            var by_mma = portable or count_words(t.sizes) > MOST_WORDS
-            launch_backward_pairs[dropped=True](
-                launcher, rebind[FlashBackward[F32]](t), rebind[ImmPtr[F32]](output), by_mma, draws
-            )
+    expect_dropout[dtype](aligned, t.sizes, draws)
     comptime if has_tensor_cores[dtype]():
         if t.sizes.rows() == 0 or t.sizes.key_len == 0:
             return
@@ -125,7 +111,7 @@ def launch_backward_dropout[
                 else:
                     launch_backward_dropout_hopper[biased=False](launcher, t, output, layout, draws)
                 return
-        var delta = launcher.workspace[F32]("delta", t.sizes.rows())
+        var delta = launcher.workspace[DType.float32]("delta", t.sizes.rows())
         launch_delta_rows[aligned=True](
             launcher, delta, t.grad_output, output, delta.as_imm(), False, t.sizes, layout
         )

@@ -1,10 +1,9 @@
 """How the fast variant is launched: which kernels.
 
-Of 16-bit types on NVIDIA's GPUs, up to the widest tile, the kernels of `fast_kernels.mojo`
+Of 16-bit types on NVIDIA's GPUs the kernels of `fast_kernels.mojo`
 (`fast_kernels_launches.mojo`), or of `fast_hopper.mojo` where they fit and the GPU is a Hopper
-(`fast_hopper_launches.mojo`); of float32, where they suit, those for pairs of float16 (`fast_pairs_launches.mojo`). In
-every other case the flash kernels; these and the pairs take contiguous tensors alone. Where there is no mask, its
-blocks have size 0 and the mask is a single 0, which the flash kernels read.
+(`fast_hopper_launches.mojo`). In every other case the flash kernels, which take contiguous tensors alone. Where there
+is no mask, its blocks have size 0 and the mask is a single 0, which the flash kernels read.
 """
 
 from .fast_hopper_launches import (
@@ -14,50 +13,40 @@ from .fast_hopper_launches import (
     suits_hopper_forward,
 )
 from .fast_kernels_launches import launch_backward_tiles, launch_delta_rows, launch_forward_tiles
-from .fast_layout import WIDE, Layout, fits_chunks, has_tensor_cores, is_aligned, splits
-from .fast_mask_gradient import launch_mask_gradient_tiles
-from .fast_pairs_launches import launch_backward_pairs, launch_forward_pairs, suits_pairs
-from .fast_pairs_mask_gradient import launch_mask_gradient_pairs
-from .fast_tiles import CHUNK, WIDEST
+from .fast_layout import Layout, fits_chunks, has_tensor_cores, is_aligned
+from .fast_tiles import CHUNK
 from .flash_launches import launch_delta, launch_flash_backward, launch_flash_forward
 from .flash_tensors import FlashBackward, FlashForward, FlashSizes
-from .mask_gradient import MaskGradient, launch_mask_gradient
 from .shared.common import ImmPtr, MutPtr, accum_type
 from .shared.launcher import Launcher
 
 
 def launch_forward_fast[
     L: Launcher, dtype: DType, //
-](mut launcher: L, t: FlashForward[dtype], layout: Layout, portable: Bool = False, pairs: Bool = True) raises:
-    """One launch: output and lse; by the `portable` kernels, or by the fastest. Four where float32 is taken as pairs.
-    """
+](mut launcher: L, t: FlashForward[dtype], layout: Layout, portable: Bool = False) raises:
+    """One launch: output and lse; by the `portable` kernels, or by the fastest."""
     ref sizes = t.sizes
     comptime if has_tensor_cores[dtype]():
-        if Int(sizes.head_dim) <= WIDEST:
-            if sizes.heads() == 0 or sizes.query_len == 0:
-                return
-            var plain = fits_chunks(t.query, layout.query) and fits_chunks(t.key, layout.key)
-            plain = plain and fits_chunks(t.value, layout.value)
-            plain = plain and fits_chunks(t.output.as_imm(), layout.output)
-            if not plain or sizes.head_dim % CHUNK != 0:
-                launch_forward_tiles[True, aligned=False](launcher, t, layout)
-                return
-            comptime if L.wgmma:
-                if not portable and suits_hopper_forward(t, layout):
-                    launch_forward_hopper(launcher, t, layout)
-                    return
-            if sizes.mask_block != 0 or t.scale <= 0:
-                launch_forward_tiles[True](launcher, t, layout)
-            else:
-                launch_forward_tiles[False](launcher, t, layout)
+        if sizes.heads() == 0 or sizes.query_len == 0:
             return
-    comptime if splits[dtype]():
-        if pairs and suits_pairs[L](sizes, t.scale.cast[DType.float32](), portable):
-            launch_forward_pairs(launcher, rebind[FlashForward[DType.float32]](t), portable)
+        var plain = fits_chunks(t.query, layout.query) and fits_chunks(t.key, layout.key)
+        plain = plain and fits_chunks(t.value, layout.value)
+        plain = plain and fits_chunks(t.output.as_imm(), layout.output)
+        if not plain or sizes.head_dim % CHUNK != 0:
+            launch_forward_tiles[True, aligned=False](launcher, t, layout)
             return
-    var flash = t.copy()
-    flash.sizes.mask_block = max(Int32(1), sizes.mask_block)
-    launch_flash_forward(launcher, flash)
+        comptime if L.wgmma:
+            if not portable and suits_hopper_forward(t, layout):
+                launch_forward_hopper(launcher, t, layout)
+                return
+        if sizes.mask_block != 0 or t.scale <= 0:
+            launch_forward_tiles[True](launcher, t, layout)
+        else:
+            launch_forward_tiles[False](launcher, t, layout)
+    else:
+        var flash = t.copy()
+        flash.sizes.mask_block = max(Int32(1), sizes.mask_block)
+        launch_flash_forward(launcher, flash)
 
 
 def launch_delta_fast[
@@ -77,7 +66,7 @@ def launch_delta_fast[
         return
     var plain = fits_chunks(grad_output, layout.grad_output) and fits_chunks(output, layout.output)
     plain = plain and sizes.head_dim % CHUNK == 0
-    comptime if has_tensor_cores[dtype]() or splits[dtype]():
+    comptime if has_tensor_cores[dtype]():
         if plain:
             launch_delta_rows[aligned=True](
                 launcher,
@@ -90,7 +79,6 @@ def launch_delta_fast[
                 layout,
             )
             return
-    comptime if has_tensor_cores[dtype]():
         launch_delta_rows[aligned=False](
             launcher,
             rebind[MutPtr[DType.float32]](delta),
@@ -109,33 +97,26 @@ def launch_delta_fast[
 
 def launch_backward_fast[
     L: Launcher, dtype: DType, //
-](
-    mut launcher: L, t: FlashBackward[dtype], layout: Layout, portable: Bool = False, pairs: Bool = True
-) raises:
+](mut launcher: L, t: FlashBackward[dtype], layout: Layout, portable: Bool = False) raises:
     """Two launches, three on a Hopper: grad_query by one kernel, grad_key and grad_value by another; by the `portable` kernels,
-    or by the fastest. Six where float32 is taken as pairs."""
+    or by the fastest."""
     ref sizes = t.sizes
     comptime if has_tensor_cores[dtype]():
-        if Int(sizes.head_dim) <= WIDEST:
-            if not is_aligned(t, layout):
-                launch_backward_tiles[True, aligned=False](launcher, t, layout)
+        if not is_aligned(t, layout):
+            launch_backward_tiles[True, aligned=False](launcher, t, layout)
+            return
+        comptime if L.wgmma:
+            if not portable and suits_hopper(t, layout):
+                launch_backward_hopper(launcher, t, None, layout)
                 return
-            comptime if L.wgmma:
-                if not portable and suits_hopper(t, layout):
-                    launch_backward_hopper(launcher, t, None, layout)
-                    return
-            if sizes.mask_block != 0 or t.scale <= 0:
-                launch_backward_tiles[True](launcher, t, layout)
-            else:
-                launch_backward_tiles[False](launcher, t, layout)
-            return
-    comptime if splits[dtype]():
-        if pairs and suits_pairs[L](sizes, t.scale.cast[DType.float32](), portable):
-            launch_backward_pairs(launcher, rebind[FlashBackward[DType.float32]](t), None, portable)
-            return
-    var flash = t.copy()
-    flash.sizes.mask_block = max(Int32(1), sizes.mask_block)
-    launch_flash_backward(launcher, flash)
+        if sizes.mask_block != 0 or t.scale <= 0:
+            launch_backward_tiles[True](launcher, t, layout)
+        else:
+            launch_backward_tiles[False](launcher, t, layout)
+    else:
+        var flash = t.copy()
+        flash.sizes.mask_block = max(Int32(1), sizes.mask_block)
+        launch_flash_backward(launcher, flash)
 
 
 def launch_gradients_fast[
@@ -146,56 +127,15 @@ def launch_gradients_fast[
     output: ImmPtr[dtype],
     layout: Layout,
     portable: Bool = False,
-    pairs: Bool = True,
 ) raises:
-    """`launch_delta_fast` and `launch_backward_fast` in one, three launches, six where float32 is taken as pairs; t.delta is not
-    read."""
-    comptime if splits[dtype]():
-        if pairs and suits_pairs[L](t.sizes, t.scale.cast[DType.float32](), portable):
-            launch_backward_pairs(
-                launcher,
-                rebind[FlashBackward[DType.float32]](t),
-                rebind[ImmPtr[DType.float32]](output),
-                portable,
-            )
-            return
+    """`launch_delta_fast` and `launch_backward_fast` in one, three launches; t.delta is not read."""
     comptime if has_tensor_cores[dtype]() and L.wgmma:
-        if not portable and Int(t.sizes.head_dim) <= WIDEST and fits_chunks(output, layout.output):
-            if is_aligned(t, layout) and suits_hopper(t, layout):
-                launch_backward_hopper(launcher, t, output, layout)
-                return
+        var plain = fits_chunks(output, layout.output) and is_aligned(t, layout)
+        if not portable and plain and suits_hopper(t, layout):
+            launch_backward_hopper(launcher, t, output, layout)
+            return
     var delta = launcher.workspace[accum_type[dtype]]("delta", t.sizes.rows())
     launch_delta_fast[dtype](launcher, delta, t.grad_output, output, delta.as_imm(), False, t.sizes, layout)
     var with_delta = t.copy()
     with_delta.delta = delta.as_imm()
-    launch_backward_fast(launcher, with_delta, layout, portable, pairs)
-
-
-def launch_mask_gradient_fast[
-    L: Launcher, dtype: DType, //
-](
-    mut launcher: L,
-    t: MaskGradient[dtype],
-    layout: Layout,
-    portable: Bool = False,
-    pairs: Bool = True,
-) raises:
-    """One launch: the gradient of a mask whose strides are its own and the mask's; the kernel without tensor cores takes contiguous
-    tensors. Four where float32 is taken as pairs."""
-    # A mask that is broadcast along the keys wants a delta of its own.
-    var by_keys = t.sizes.mask_t != 0
-    comptime if has_tensor_cores[dtype]():
-        var aligned = fits_chunks(t.query, layout.query) and fits_chunks(t.key, layout.key)
-        aligned = aligned and fits_chunks(t.value, layout.value)
-        aligned = aligned and fits_chunks(t.grad_output, layout.grad_output)
-        aligned = aligned and t.sizes.head_dim % CHUNK == 0
-        if aligned and Int(t.sizes.head_dim) <= WIDE and by_keys:
-            launch_mask_gradient_tiles(
-                launcher, t, layout.grad_output, layout.query, layout.key, layout.value
-            )
-            return
-    comptime if splits[dtype]():
-        if pairs and by_keys and suits_pairs[L](t.sizes, t.scale.cast[DType.float32](), portable):
-            launch_mask_gradient_pairs(launcher, rebind[MaskGradient[DType.float32]](t))
-            return
-    launch_mask_gradient(launcher, t)
+    launch_backward_fast(launcher, with_delta, layout, portable)

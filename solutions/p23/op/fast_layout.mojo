@@ -19,14 +19,6 @@ def has_tensor_cores[dtype: DType]() -> Bool:
         return False
 
 
-def splits[dtype: DType]() -> Bool:
-    """Whether this type is multiplied as pairs of float16, on the GPU of this build."""
-    comptime if has_accelerator():
-        return dtype == DType.float32 and default_accelerator().is_nvidia_gpu()
-    else:
-        return False
-
-
 def contiguous(heads: Int32, length: Int32, d: Int32) -> Strides:
     """The strides of a tensor [B, heads, length, d] without gaps."""
     var row = Int64(d)

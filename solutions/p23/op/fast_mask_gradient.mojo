@@ -1,7 +1,9 @@
 """The gradient of an additive mask of a 16-bit type on tensor cores: kernel and launch.
 
-As in `mask_gradient.mojo` a block owns a tile of the mask, and walks over the heads, and of a mask of one row over the queries, that
-share it. A warp holds its share of the sums in registers. What is added is dS = P * (dP - delta), and nobody else adds to it.
+The mask is added to the scores, so its gradient is dS = P * (dP - delta), summed over all that an element of it was broadcast to:
+the batch, the heads or the queries, wherever the mask has the size 1. The scores are computed a third time for it, two products
+more; beside the gradient itself nothing is stored. A block owns a tile of the mask, and walks over the heads, and of a mask of one
+row over the queries, that share it. A warp holds its share of the sums in registers, and no other adds to it.
 """
 
 from std.math import ceildiv, exp2
@@ -13,12 +15,12 @@ from max.gpu.host import Dim
 from max.gpu.memory import async_copy_commit_group, async_copy_wait_group, external_memory
 from max.gpu.primitives import warp
 
+from .fast_layout import WIDE, Layout, fits_chunks, has_tensor_cores
 from .fast_scores import LOG2_E, Strides, all_seen, hide_unseen, row_shift, start_of
 from .fast_masks import MaskTile
-from .fast_tiles import HIDDEN, Lane, Own, SharedPtr, Sums, load_tile
+from .fast_tiles import CHUNK, HIDDEN, Lane, Own, SharedPtr, Sums, load_tile
 from .flash_tensors import FlashSizes, PackedSizes
-from .mask_gradient import MaskGradient, own_size
-from .shared.common import ImmPtr, MutPtr
+from .shared.common import ImmPtr, MutPtr, accum_type
 from .shared.launcher import Launcher
 
 comptime KEYS = 64
@@ -29,6 +31,30 @@ comptime WARPS = 4
 comptime BANDS = 1
 """16 queries each that a warp owns; more would take its registers from one tile to the next."""
 comptime ROWS = 16 * BANDS * WARPS
+
+
+@fieldwise_init
+struct MaskGradient[dtype: DType, written: MutOrigin = MutAnyOrigin, read: ImmOrigin = ImmutAnyOrigin](
+    Copyable, Movable
+):
+    """What the pass writes, and what it reads."""
+
+    var grad_mask: Pointer[Scalar[Self.dtype], Self.written]  # [B or 1, N or 1, S or 1, T]
+    var grad_output: Pointer[Scalar[Self.dtype], Self.read]  # [B, N, S, d]
+    var query: Pointer[Scalar[Self.dtype], Self.read]  # [B, N, S, d]
+    var key: Pointer[Scalar[Self.dtype], Self.read]  # [B, G, T, d]
+    var value: Pointer[Scalar[Self.dtype], Self.read]  # [B, G, T, d]
+    var lse: Pointer[Scalar[accum_type[Self.dtype]], Self.read]  # [B, N, S]
+    var delta: Pointer[Scalar[accum_type[Self.dtype]], Self.read]  # [B, N, S]
+    var mask: Pointer[Scalar[Self.dtype], Self.read]  # as grad_mask
+    var sizes: FlashSizes
+    var scale: Scalar[accum_type[Self.dtype]]
+
+
+@always_inline
+def own_size(size: Int32, stride: Int32) -> Int:
+    """The mask's size along an axis: that of the scores, or 1 where it was broadcast."""
+    return Int(size) if stride else 1
 
 
 struct MaskWalk(Copyable, Movable):
@@ -266,33 +292,32 @@ def store_tile[
                             at[unsafe_offset=e * Int(sizes.mask_t)] = rounded[e]
 
 
-def launch_mask_gradient_tiles[
+def launch_mask_gradient_fast[
     L: Launcher, dtype: DType, //
-](
-    mut launcher: L,
-    t: MaskGradient[dtype],
-    grad_output: Strides,
-    query: Strides,
-    key: Strides,
-    value: Strides,
-) raises:
-    """One launch: grad_mask, in tiles for the head dimension."""
-    if t.sizes.head_dim <= 64:
-        launch_mask_gradient_tiles[64](launcher, t, grad_output, query, key, value)
+](mut launcher: L, t: MaskGradient[dtype], layout: Layout) raises:
+    """One launch: the gradient of a mask whose strides are its own and the mask's, in tiles for the head dimension.
+    """
+    comptime if has_tensor_cores[dtype]():
+        var plain = fits_chunks(t.query, layout.query) and fits_chunks(t.key, layout.key)
+        plain = plain and fits_chunks(t.value, layout.value)
+        plain = plain and fits_chunks(t.grad_output, layout.grad_output)
+        var d = t.sizes.head_dim
+        if not plain or Int(d) > WIDE or d % CHUNK != 0 or t.sizes.mask_t == 0:
+            raise Error(
+                t"the gradient of a mask wants a number for each key, and heads of at most {WIDE} elements in whole"
+                t" chunks, in rows that begin with one"
+            )
+        if d <= 64:
+            launch_mask_gradient_tiles[64](launcher, t, layout)
+        else:
+            launch_mask_gradient_tiles[128](launcher, t, layout)
     else:
-        launch_mask_gradient_tiles[128](launcher, t, grad_output, query, key, value)
+        raise Error("the gradient of a mask wants 16-bit types on NVIDIA's tensor cores")
 
 
 def launch_mask_gradient_tiles[
     L: Launcher, dtype: DType, //, width: Int
-](
-    mut launcher: L,
-    t: MaskGradient[dtype],
-    grad_output: Strides,
-    query: Strides,
-    key: Strides,
-    value: Strides,
-) raises:
+](mut launcher: L, t: MaskGradient[dtype], layout: Layout) raises:
     """The kernel in one tiling."""
     ref sizes = t.sizes
     launcher.launch[fast_mask_gradient_kernel[dtype, width]](
@@ -305,10 +330,10 @@ def launch_mask_gradient_tiles[
         rebind[ImmPtr[DType.float32]](t.lse),
         rebind[ImmPtr[DType.float32]](t.delta),
         t.mask,
-        grad_output,
-        query,
-        key,
-        value,
+        layout.grad_output,
+        layout.query,
+        layout.key,
+        layout.value,
         sizes.packed(),
         t.scale.cast[DType.float32](),
         grid_dim=Dim(MaskWalk.blocks(sizes)),

@@ -15,7 +15,6 @@ from .fast_layout import Layout
 from .flash_launches import launch_delta, launch_flash_backward, launch_flash_forward
 from .flash_cpu import delta_cpu, flash_backward_cpu, flash_forward_cpu
 from .flash_tensors import FlashBackward, FlashForward, FlashSizes
-from .one_pass import launch_one_pass
 from .shared.checks import expect_shape
 from .shared.common import accum_type
 from .shared.launcher import DeviceLauncher
@@ -198,8 +197,6 @@ struct AttentionTrainBackward:
         ctx: DeviceContext,
     ) raises:
         comptime assert accum == accum_type[dtype], "lse and delta must have the accumulation dtype"
-        comptime known = algorithm == "fused" or algorithm == "atomic" or algorithm == "fast"
-        comptime assert known, "algorithm must be 'fused', 'atomic' or 'fast'"
         var B = query.dim_size(0)
         var N = query.dim_size(1)
         var S = query.dim_size(2)
@@ -237,8 +234,6 @@ struct AttentionTrainBackward:
         var launcher = DeviceLauncher(ctx)
         comptime if target == "cpu":
             flash_backward_cpu(tensors, launcher.workspace[DType.float64]("sums", (2 * T + 1) * d))
-        elif algorithm == "atomic":
-            launch_one_pass(launcher, tensors)
         elif algorithm == "fast":
             launch_backward_fast(launcher, tensors, Layout.without_gaps(tensors.sizes))
         else:

@@ -1,5 +1,4 @@
-"""The graphs for the CPU that several tests share: those of puzzle 22 in one unit, those of puzzle 23 in another, and in a
-third what runs of the smaller puzzles ask for.
+"""The graphs for the CPU that several tests share, those of puzzle 22, in one unit.
 
 Nearly all of the time of a compile goes into the unit: alone each graph costs what a dozen cost together. They come from
 and go to the workbook's own cache, where the processes that the tests start find them too.
@@ -75,9 +74,6 @@ class Units(dict):
         return self[graph]
 
 
-# ---- Puzzle 22, and the layer --------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="session")
 def cpu_graphs() -> Callable:
     """() -> the graphs of puzzle 22 by name, all but the command line's own, which the README's first command compiles.
@@ -137,26 +133,3 @@ def layer_graphs(cpu_graphs, request):
         autograd.GRAPHS.loaded[algorithm, dtype, torch.device("cpu")] = {
             op: loaded[name] for op, (name, _) in graphs.items()
         }
-
-
-# ---- Puzzle 23, and attention --------------------------------------------------------------------------------
-
-OTHER_ALGORITHMS = ("fast",)
-"""Variants of puzzle 23 whose ops have another algorithm."""
-
-
-@pytest.fixture(scope="session")
-def attention_cpu_graphs() -> Callable:
-    """() -> the graphs of puzzle 23 by name: DTYPE (each step), other (OTHER_ALGORITHMS), unbound."""
-    return functools.cache(load_attention_cpu_graphs)
-
-
-def load_attention_cpu_graphs():
-    """The graphs of `attention_cpu_graphs`."""
-    from harness.puzzles.p23.spec import PUZZLE
-    from harness.toolchain import roots
-
-    ops = {call.op.name: call.op for call in PUZZLE.calls_of(PUZZLE.variants)}.values()
-    calls = dict.fromkeys(DTYPES, PUZZLE.calls_of(("unfused", "fused")))
-    calls |= {"other": PUZZLE.calls_of(OTHER_ALGORITHMS), "unbound": tuple(map(unbound, ops))}
-    return load_as_one("attention_cpu_graphs", roots.op_package(roots.solutions(), "p23"), calls)

@@ -15,7 +15,6 @@ SHARED = (
     "module_on_virtual_gpu",
     "public_ops",
     "site",
-    "attention_cpu_graphs",
 )
 """Fixtures whose users run in one process."""
 

@@ -144,7 +144,7 @@ def newer(folder, tmp_path, monkeypatch):
     file = fresh / DERIVE
     file.write_text("# newer\n" + file.read_text().replace(" edges", " lines"))
     (fresh / "p20" / "op" / "more.mojo").write_text("# more\n")
-    (fresh / "p20" / "op" / "cpu_reference.mojo").unlink()
+    (fresh / "p20" / "op" / "ops.mojo").unlink()
     monkeypatch.setattr(roots, "origin", lambda: fresh)
     (folder / roots.MARK).write_text('{"version": "0.0.1"}')
     return fresh
@@ -178,7 +178,7 @@ def test_update_brings_the_new_version_and_keeps_what_is_solved(folder, newer, c
     assert blanks.find(copy.read_text())["edges"] == before["edges"] and copy.name in said.out
     op = folder / "problems" / "p20" / "op"
     assert (op / "more.mojo").resolve() == folder / "solutions" / "p20" / "op" / "more.mojo"
-    assert not (op / "cpu_reference.mojo").is_symlink()
+    assert not (op / "ops.mojo").is_symlink()
     assert "written by version" not in command_line("list").out
     again = command_line("update").out
     assert again.count("renewed") == 0 and "it was of" not in again

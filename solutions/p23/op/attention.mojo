@@ -11,8 +11,8 @@ Sums, scores and probabilities are kept in `accum_type[dtype]`: float32 for the 
 
 The five kernels are one matrix product, whose factors may be stored transposed (NN, NT and TN), and softmax with its
 backward. The flash kernels after them make the same without a matrix of S x T: of each row they keep lse, one number, and
-compute P = exp(S + mask - lse) again where they need it. `cpu_reference.mojo` and `flash_cpu.mojo` are the same in plain
-loops, `training_ops.mojo`, `flash_ops.mojo` and `public_ops.mojo` hold the ops.
+compute P = exp(S + mask - lse) again where they need it. `training_ops.mojo`, `flash_ops.mojo` and
+`public_ops.mojo` hold the ops.
 """
 
 from std.math import ceildiv, exp, log

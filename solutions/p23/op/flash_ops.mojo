@@ -1,6 +1,6 @@
 """The internal ops of the fused and the fast variant, which the PyTorch function calls: sizes, mask and scale at run time.
 
-`algorithm` is "fused" for the flash kernels and "fast" for those on tensor cores; the CPU path is the same.
+`algorithm` is "fused" for the flash kernels and "fast" for those on tensor cores.
 """
 
 from std.math import ceildiv
@@ -13,7 +13,6 @@ from max.gpu.host import DeviceContext
 from .fast_launches import launch_backward_fast, launch_delta_fast, launch_forward_fast
 from .fast_layout import Layout
 from .flash_launches import launch_delta, launch_flash_backward, launch_flash_forward
-from .flash_cpu import delta_cpu, flash_backward_cpu, flash_forward_cpu
 from .flash_tensors import FlashBackward, FlashForward, FlashSizes
 from .shared.checks import expect_shape
 from .shared.common import accum_type
@@ -83,7 +82,7 @@ struct AttentionTrain:
 
     @staticmethod
     def execute[
-        target: StaticString, accum: DType, dtype: DType, algorithm: StaticString = "fused"
+        accum: DType, dtype: DType, algorithm: StaticString = "fused"
     ](
         output: MutableInputTensor[dtype=dtype, rank=4, static_spec=_],  # [B, N, S, d]
         lse: MutableInputTensor[dtype=accum, rank=3, static_spec=_],  # [B, N, S]
@@ -124,9 +123,7 @@ struct AttentionTrain:
             scale=scale_or_default(scale, d).cast[accum_type[dtype]](),
         )
         var launcher = DeviceLauncher(ctx)
-        comptime if target == "cpu":
-            flash_forward_cpu(tensors, launcher.workspace[DType.float64]("sums", d))
-        elif algorithm == "fast":
+        comptime if algorithm == "fast":
             launch_forward_fast(launcher, tensors, Layout.without_gaps(tensors.sizes))
         else:
             launch_flash_forward(launcher, tensors)
@@ -138,7 +135,7 @@ struct AttentionDelta:
 
     @staticmethod
     def execute[
-        target: StaticString, accum: DType, dtype: DType, algorithm: StaticString = "fused"
+        accum: DType, dtype: DType, algorithm: StaticString = "fused"
     ](
         delta: MutableInputTensor[dtype=accum, rank=3, static_spec=_],  # [B, N, S]
         grad_output: InputTensor[dtype=dtype, rank=4, static_spec=_],  # [B, N, S, d]
@@ -156,9 +153,7 @@ struct AttentionDelta:
         var written = rebind[Pointer[Scalar[accum_type[dtype]], MutAnyOrigin]](delta.unsafe_ptr())
         var dO = grad_output.unsafe_ptr().as_imm()
         var O = output.unsafe_ptr().as_imm()
-        comptime if target == "cpu":
-            delta_cpu[dtype](written, dO, O, sizes.rows(), d)
-        elif algorithm == "fast":
+        comptime if algorithm == "fast":
             var launcher = DeviceLauncher(ctx)
             var no_mask: List[Int] = [1, 1, 1, 1]
             var rows = flash_sizes(B, N, N, S, 0, d, 0, no_mask, 1)
@@ -173,13 +168,13 @@ struct AttentionDelta:
 struct AttentionTrainBackward:
     """The backward op for training: the gradients of query, key and value, from lse and delta, written in place.
 
-    On a GPU `algorithm` is "fused", two passes without atomics, "atomic", one pass with them, or "fast", two passes on
+    `algorithm` is "fused", two passes without atomics, "atomic", one pass with them, or "fast", two passes on
     tensor cores.
     """
 
     @staticmethod
     def execute[
-        target: StaticString, accum: DType, dtype: DType, algorithm: StaticString = "fused"
+        accum: DType, dtype: DType, algorithm: StaticString = "fused"
     ](
         grad_query: MutableInputTensor[dtype=dtype, rank=4, static_spec=_],  # [B, N, S, d]
         grad_key: MutableInputTensor[dtype=dtype, rank=4, static_spec=_],  # [B, G, T, d]
@@ -232,9 +227,7 @@ struct AttentionTrainBackward:
             scale=scale_or_default(scale, d).cast[accum_type[dtype]](),
         )
         var launcher = DeviceLauncher(ctx)
-        comptime if target == "cpu":
-            flash_backward_cpu(tensors, launcher.workspace[DType.float64]("sums", (2 * T + 1) * d))
-        elif algorithm == "fast":
+        comptime if algorithm == "fast":
             launch_backward_fast(launcher, tensors, Layout.without_gaps(tensors.sizes))
         else:
             launch_flash_backward(launcher, tensors)

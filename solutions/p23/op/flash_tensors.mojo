@@ -1,6 +1,6 @@
 """What the fused variant of puzzle 23 computes on: its sizes, with the options that they hold, and the tensors of a pass.
 
-Launch functions and the CPU path take a pass's tensors as one value; a kernel takes addresses, and the sizes as one vector.
+Launch functions take a pass's tensors as one value; a kernel takes addresses, and the sizes as one vector.
 """
 
 from .shared.common import accum_type

@@ -8,17 +8,33 @@ from extensibility import InputTensor, OutputTensor
 import extensibility
 from max.gpu.host import DeviceContext
 
-from .shared.checks import expect_shape
-from .shared.common import accum_type
-from .shared.launcher import DeviceLauncher
-from .sizes import checked_sizes
-from .steps import (
-    run_output,
-    run_output_backward,
-    run_probabilities,
-    run_scores_backward,
-    run_softmax_backward,
+from .attention import (
+    launch_output,
+    launch_output_backward,
+    launch_scores,
+    launch_scores_backward,
+    launch_softmax,
+    launch_softmax_backward,
 )
+from .shared.checks import expect_shape
+from .shared.common import ImmPtr, MutPtr, accum_type
+from .shared.launcher import DeviceLauncher
+from .sizes import Sizes, checked_sizes
+
+
+def launch_probabilities[
+    dtype: DType
+](mut launcher: DeviceLauncher, query: ImmPtr[dtype], key: ImmPtr[dtype], sizes: Sizes) raises -> MutPtr[
+    accum_type[dtype]
+]:
+    """The probabilities without a mask, [B, N, S, T], in scratch memory of the launcher."""
+    comptime accum = accum_type[dtype]
+    var scores = launcher.workspace[accum]("scores", sizes.scores())
+    var probabilities = launcher.workspace[accum]("probabilities", sizes.scores())
+    launch_scores[dtype](launcher, scores, query, key, sizes)
+    # Without a mask its address is not read: any will do.
+    launch_softmax[dtype](launcher, probabilities, scores.as_imm(), query, sizes, 0)
+    return probabilities
 
 
 @extensibility.register("attention")
@@ -27,7 +43,7 @@ struct Attention:
 
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType
+        dtype: DType
     ](
         output: OutputTensor[dtype=dtype, rank=4, static_spec=_],  # [B, N, S, d]
         query: InputTensor[dtype=dtype, rank=4, static_spec=_],  # [B, N, S, d]
@@ -45,10 +61,10 @@ struct Attention:
         expect_shape("value", value, B, N, T, d)
         var sizes = checked_sizes(B, N, S, T, d)
         var launcher = DeviceLauncher(ctx)
-        var probabilities = run_probabilities[dtype, target](
+        var probabilities = launch_probabilities[dtype](
             launcher, query.unsafe_ptr().as_imm(), key.unsafe_ptr().as_imm(), sizes
         )
-        run_output[dtype, target](
+        launch_output[dtype](
             launcher, output.unsafe_ptr(), probabilities.as_imm(), value.unsafe_ptr().as_imm(), sizes
         )
 
@@ -59,7 +75,7 @@ struct AttentionBackward:
 
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType
+        dtype: DType
     ](
         grad_query: OutputTensor[dtype=dtype, rank=4, static_spec=_],  # [B, N, S, d]
         grad_key: OutputTensor[dtype=dtype, rank=4, static_spec=_],  # [B, N, T, d]
@@ -86,10 +102,10 @@ struct AttentionBackward:
         var launcher = DeviceLauncher(ctx)
         var q = query.unsafe_ptr().as_imm()
         var k = key.unsafe_ptr().as_imm()
-        var probabilities = run_probabilities[dtype, target](launcher, q, k, sizes).as_imm()
+        var probabilities = launch_probabilities[dtype](launcher, q, k, sizes).as_imm()
         var dP = launcher.workspace[accum]("grad_probabilities", sizes.scores())
         var dS = launcher.workspace[accum]("grad_scores", sizes.scores())
-        run_output_backward[dtype, target](
+        launch_output_backward[dtype](
             launcher,
             grad_value.unsafe_ptr(),
             dP,
@@ -98,7 +114,7 @@ struct AttentionBackward:
             value.unsafe_ptr().as_imm(),
             sizes,
         )
-        run_softmax_backward[dtype, target](launcher, dS, dP.as_imm(), probabilities, sizes)
-        run_scores_backward[dtype, target](
+        launch_softmax_backward[dtype](launcher, dS, dP.as_imm(), probabilities, sizes)
+        launch_scores_backward[dtype](
             launcher, grad_query.unsafe_ptr(), grad_key.unsafe_ptr(), dS.as_imm(), q, k, sizes
         )

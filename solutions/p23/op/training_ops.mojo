@@ -8,18 +8,18 @@ from extensibility import _MutableInputTensor as MutableInputTensor
 import extensibility
 from max.gpu.host import DeviceContext
 
+from .attention import (
+    launch_output,
+    launch_output_backward,
+    launch_scores,
+    launch_scores_backward,
+    launch_softmax,
+    launch_softmax_backward,
+)
 from .shared.checks import expect_shape
 from .shared.common import ImmPtr, MutPtr, accum_type
 from .shared.launcher import DeviceLauncher
 from .sizes import checked_sizes
-from .steps import (
-    run_output,
-    run_output_backward,
-    run_scores,
-    run_scores_backward,
-    run_softmax,
-    run_softmax_backward,
-)
 
 
 @extensibility.register("attention_scores")
@@ -28,7 +28,7 @@ struct AttentionScores:
 
     @staticmethod
     def execute[
-        target: StaticString, accum: DType, dtype: DType
+        accum: DType, dtype: DType
     ](
         scores: MutableInputTensor[dtype=accum, rank=4, static_spec=_],  # [B, N, S, T]
         query: InputTensor[dtype=dtype, rank=4, static_spec=_],  # [B, N, S, d]
@@ -44,7 +44,7 @@ struct AttentionScores:
         expect_shape("scores", scores, B, N, S, T)
         expect_shape("key", key, B, N, T, d)
         var launcher = DeviceLauncher(ctx)
-        run_scores[dtype, target](
+        launch_scores[dtype](
             launcher,
             rebind[MutPtr[accum_type[dtype]]](scores.unsafe_ptr()),
             query.unsafe_ptr().as_imm(),
@@ -59,7 +59,7 @@ struct AttentionSoftmax:
 
     @staticmethod
     def execute[
-        target: StaticString, accum: DType, dtype: DType
+        accum: DType, dtype: DType
     ](
         probabilities: MutableInputTensor[dtype=accum, rank=4, static_spec=_],  # [B, N, S, T]
         scores: InputTensor[dtype=accum, rank=4, static_spec=_],  # [B, N, S, T]
@@ -74,7 +74,7 @@ struct AttentionSoftmax:
         expect_shape("probabilities", probabilities, B, N, S, T)
         expect_shape("mask", mask, S, T)
         var launcher = DeviceLauncher(ctx)
-        run_softmax[dtype, target](
+        launch_softmax[dtype](
             launcher,
             rebind[MutPtr[accum_type[dtype]]](probabilities.unsafe_ptr()),
             rebind[ImmPtr[accum_type[dtype]]](scores.unsafe_ptr().as_imm()),
@@ -90,7 +90,7 @@ struct AttentionOutput:
 
     @staticmethod
     def execute[
-        target: StaticString, accum: DType, dtype: DType
+        accum: DType, dtype: DType
     ](
         output: MutableInputTensor[dtype=dtype, rank=4, static_spec=_],  # [B, N, S, d]
         probabilities: InputTensor[dtype=accum, rank=4, static_spec=_],  # [B, N, S, T]
@@ -106,7 +106,7 @@ struct AttentionOutput:
         expect_shape("output", output, B, N, S, d)
         expect_shape("value", value, B, N, T, d)
         var launcher = DeviceLauncher(ctx)
-        run_output[dtype, target](
+        launch_output[dtype](
             launcher,
             output.unsafe_ptr(),
             rebind[ImmPtr[accum_type[dtype]]](probabilities.unsafe_ptr().as_imm()),
@@ -121,7 +121,7 @@ struct AttentionOutputBackward:
 
     @staticmethod
     def execute[
-        target: StaticString, accum: DType, dtype: DType
+        accum: DType, dtype: DType
     ](
         grad_value: MutableInputTensor[dtype=dtype, rank=4, static_spec=_],  # [B, N, T, d]
         grad_probabilities: MutableInputTensor[dtype=accum, rank=4, static_spec=_],  # [B, N, S, T]
@@ -141,7 +141,7 @@ struct AttentionOutputBackward:
         expect_shape("grad_output", grad_output, B, N, S, d)
         expect_shape("value", value, B, N, T, d)
         var launcher = DeviceLauncher(ctx)
-        run_output_backward[dtype, target](
+        launch_output_backward[dtype](
             launcher,
             grad_value.unsafe_ptr(),
             rebind[MutPtr[accum_type[dtype]]](grad_probabilities.unsafe_ptr()),
@@ -158,7 +158,7 @@ struct AttentionSoftmaxBackward:
 
     @staticmethod
     def execute[
-        target: StaticString, accum: DType
+        accum: DType
     ](
         grad_scores: MutableInputTensor[dtype=accum, rank=4, static_spec=_],  # [B, N, S, T]
         grad_probabilities: InputTensor[dtype=accum, rank=4, static_spec=_],  # [B, N, S, T]
@@ -173,7 +173,7 @@ struct AttentionSoftmaxBackward:
         expect_shape("grad_scores", grad_scores, B, N, S, T)
         expect_shape("grad_probabilities", grad_probabilities, B, N, S, T)
         var launcher = DeviceLauncher(ctx)
-        run_softmax_backward[accum, target](
+        launch_softmax_backward[accum](
             launcher,
             rebind[MutPtr[accum_type[accum]]](grad_scores.unsafe_ptr()),
             rebind[ImmPtr[accum_type[accum]]](grad_probabilities.unsafe_ptr().as_imm()),
@@ -188,7 +188,7 @@ struct AttentionScoresBackward:
 
     @staticmethod
     def execute[
-        target: StaticString, accum: DType, dtype: DType
+        accum: DType, dtype: DType
     ](
         grad_query: MutableInputTensor[dtype=dtype, rank=4, static_spec=_],  # [B, N, S, d]
         grad_key: MutableInputTensor[dtype=dtype, rank=4, static_spec=_],  # [B, N, T, d]
@@ -208,7 +208,7 @@ struct AttentionScoresBackward:
         expect_shape("grad_scores", grad_scores, B, N, S, T)
         expect_shape("key", key, B, N, T, d)
         var launcher = DeviceLauncher(ctx)
-        run_scores_backward[dtype, target](
+        launch_scores_backward[dtype](
             launcher,
             grad_query.unsafe_ptr(),
             grad_key.unsafe_ptr(),

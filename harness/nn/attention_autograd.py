@@ -21,6 +21,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.autograd import forward_ad
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from harness.nn import attention_direct, attention_dropout, attention_formula
 from harness.nn.arguments import DTYPES, check_dense, check_flag, in_autocast_dtype, plain, wide
@@ -44,6 +46,7 @@ from harness.nn.attention_direct import (
 )
 from harness.nn.attention_plan import EVERY_KEY
 from harness.nn.operators import registered
+from harness.nn.private import transforms_active
 
 Tensor = torch.Tensor
 Blocks = Tensor | Iterable[tuple[int, int]]
@@ -70,7 +73,8 @@ def attention(
 
     The kernels take 16-bit types on an NVIDIA GPU. PyTorch's own function computes every other call, and
     those whose mask needs a gradient, if it is one number for all keys, or heads have more than 128 elements
-    or no multiple of 8.
+    or no multiple of 8. Within torch.func's transforms and in forward mode PyTorch's operations compute it, at
+    any order.
 
     Args:
         query: Shape [..., N, S, d], 1 <= d <= 256; float32, float64, bfloat16 or float16. Any strides.
@@ -92,9 +96,12 @@ def attention(
     Raises:
         TypeError: An argument is no dense tensor, or has a dtype without a kernel or another one than query.
         ValueError: Ranks, sizes or devices do not fit, dropout_p is no probability, or there is a mask and `is_causal`.
-        NotImplementedError: A head dimension above 256, a second or a forward-mode derivative, or a gradient by a
-            transform of torch.func.
+        NotImplementedError: A head dimension above 256, or a second derivative.
     """
+    if forward_ad._current_level >= 0 or transforms_active():
+        how: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
+        with sdpa_kernel(SDPBackend.MATH):  # which alone has every derivative
+            return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, **how)
     if not dropout_p and not torch.compiler.is_compiling():
         output = attention_direct.attention_directly(
             query, key, value, attn_mask, is_causal, scale, enable_gqa

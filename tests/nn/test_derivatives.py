@@ -1,4 +1,4 @@
-"""No derivative is silently 0: of every function of attention and of the loss, forward mode and torch.func are
+"""No derivative is silently 0: of every function of the loss and of attention but `attention`, forward mode and torch.func are
 refused by the name of the argument, and what is computed without a graph refuses whoever differentiates it.
 `ring_attention` is asked in tests/p25/test_ring_attention.py.
 """
@@ -12,7 +12,6 @@ from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 from harness.nn import (
-    attention,
     attention_backward,
     attention_block,
     attention_block_backward,
@@ -28,11 +27,6 @@ ROWS = X[..., 0]
 OFFSETS = torch.tensor([0, 2], dtype=torch.int32)
 SDPA = "torch.nn.functional.scaled_dot_product_attention"
 CALLS = {
-    attention: (
-        "attention",
-        SDPA,
-        {"query": X, "key": X, "value": X, "attn_mask": torch.zeros(6, 6).double()},
-    ),
     attention_with_lse: ("attention", SDPA, {"query": X, "key": X, "value": X}),
     attention_block: ("attention", SDPA, {"query": X, "key": X, "value": X}),
     attention_backward: (
@@ -86,7 +80,10 @@ def of_one(function, name):
     "function",
     [
         linear_cross_entropy,
-        *(pytest.param(function, marks=pytest.mark.compiles) for function in (attention, attention_varlen)),
+        *(
+            pytest.param(function, marks=pytest.mark.compiles)
+            for function in (attention_with_lse, attention_varlen)
+        ),
     ],
 )
 def test_a_checkpoint_gives_the_same_gradient(function):

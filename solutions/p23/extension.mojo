@@ -153,7 +153,8 @@ def run_gradients[
     part: StaticString, dtype: DType
 ](mut arguments: Arguments, mut launcher: StreamLauncher, choice: Int) raises:
     """Delta and the backward pass: sizes, scale, the addresses of the three gradients, grad_output, query, key, value, output, lse
-    and mask, and strides: query, key, value, grad_output, output, and the three gradients. With dropout, `draws_of` are last.
+    and mask, and strides: query, key, value, grad_output, output, and the three gradients. With dropout,
+    `draws_of` are last.
     """
     var sizes = sizes_of(arguments)
     var scale = arguments.float().cast[accum_type[dtype]]()
@@ -200,8 +201,9 @@ def run_gradients[
 def run_mask_gradient[
     dtype: DType
 ](mut arguments: Arguments, mut launcher: StreamLauncher) raises:
-    """Sizes, scale, the addresses of the mask's gradient, grad_output, query, key, value, lse, delta and mask, and strides:
-    query, key, value, grad_output. The gradient has the mask's strides."""
+    """Sizes, scale, the addresses of the mask's gradient, grad_output, query, key, value, lse, delta and
+    mask, and strides: query, key, value, grad_output. The gradient has the mask's strides.
+    """
     var sizes = sizes_of(arguments)
     var scale = arguments.float().cast[accum_type[dtype]]()
     var layout = Layout.without_gaps(sizes)

@@ -2,8 +2,8 @@
 
 Of 16-bit types on NVIDIA's GPUs the kernels of `fast_kernels.mojo`
 (`fast_kernels_launches.mojo`), or of `fast_hopper.mojo` where they fit and the GPU is a Hopper
-(`fast_hopper_launches.mojo`). In every other case the flash kernels, which take contiguous tensors alone. Where there
-is no mask, its blocks have size 0 and the mask is a single 0, which the flash kernels read.
+(`fast_hopper_launches.mojo`). In every other case the flash kernels, which take contiguous tensors alone.
+Where there is no mask, its blocks have size 0 and the mask is a single 0, which the flash kernels read.
 """
 
 from .fast_hopper_launches import (

@@ -1,9 +1,10 @@
 """The gradient of an additive mask of a 16-bit type on tensor cores: kernel and launch.
 
-The mask is added to the scores, so its gradient is dS = P * (dP - delta), summed over all that an element of it was broadcast to:
-the batch, the heads or the queries, wherever the mask has the size 1. The scores are computed a third time for it, two products
-more; beside the gradient itself nothing is stored. A block owns a tile of the mask, and walks over the heads, and of a mask of one
-row over the queries, that share it. A warp holds its share of the sums in registers, and no other adds to it.
+The mask is added to the scores, so its gradient is dS = P * (dP - delta), summed over all that an element of
+it was broadcast to: the batch, the heads or the queries, wherever the mask has the size 1. The scores are
+computed a third time for it, two products more; beside the gradient itself nothing is stored. A block owns a
+tile of the mask, and walks over the heads, and of a mask of one row over the queries, that share it. A warp
+holds its share of the sums in registers, and no other adds to it.
 """
 
 from std.math import ceildiv, exp2
@@ -295,7 +296,8 @@ def store_tile[
 def launch_mask_gradient_fast[
     L: Launcher, dtype: DType, //
 ](mut launcher: L, t: MaskGradient[dtype], layout: Layout) raises:
-    """One launch: the gradient of a mask whose strides are its own and the mask's, in tiles for the head dimension.
+    """One launch: the gradient of a mask whose strides are its own and the mask's, in tiles for the head
+    dimension.
     """
     comptime if has_tensor_cores[dtype]():
         var plain = fits_chunks(t.query, layout.query) and fits_chunks(t.key, layout.key)

@@ -133,10 +133,8 @@ def test_a_wrong_kernel_is_rejected_for_the_right_reason(kernel, recorded):
         for w in PYTHON
     ],
 )
-def test_a_wrong_answer_in_python_is_rejected_for_the_right_reason(wrong, request, monkeypatch):
+def test_a_wrong_answer_in_python_is_rejected_for_the_right_reason(wrong, monkeypatch):
     checker = checker_in_python(wrong.puzzle, wrong.rung)
-    if wrong.puzzle == "p26":
-        request.getfixturevalue("graphs_of_runs")  # SiLU's, which some of its backends call
     if wrong.puzzle == "p21":  # the usual checks, which take most of the time, decide nothing
         monkeypatch.setattr("harness.puzzles.p21.hunt.seen_by", lambda subject: {})
     if (wrong.puzzle, wrong.rung) == ("p25", "torch"):

@@ -29,3 +29,15 @@ def spilled(ptx: str, ptxas: Path, folder: Path) -> int:
     told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     (stores,) = re.findall(r"(\d+) bytes spill stores", told)
     return int(stores)
+
+
+def fingerprint(ptx: str) -> str:
+    """What is equal for two texts of one kernel that differ in the kernel's name, comments and line tables only."""
+    body = re.sub(r"\.section\s+\.debug_\w+\s*\{[^}]*\}", "", ptx)
+    body = re.sub(
+        r"(?m)^[ \t]*(?:\.(?:loc|file|target|version)\b.*|\$L__(?:tmp|func_begin|func_end)\d+:)$", "", body
+    )
+    body = re.sub(r"[ \t]*//[^\n]*", "", body)
+    for number, name in enumerate(re.findall(r"\.entry\s+([\w$]+)", body)):
+        body = body.replace(name, f"kernel{number}")
+    return "\n".join(line.strip() for line in body.splitlines() if line.strip())

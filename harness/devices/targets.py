@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from harness.errors import BadUse, EnvironmentProblem
+from harness.vgpu.driver import gpu_present
 
 if TYPE_CHECKING:  # MAX takes a while, and a list of puzzles needs none
     from max.driver import Device
@@ -74,9 +75,7 @@ def gpu() -> Target | None:
 
 def gpu_may_exist() -> bool:
     """Whether this machine may have a GPU that MAX uses. Asked without MAX, which looks for devices only once."""
-    from harness.vgpu.driver import inprocess
-
-    return platform.system() != "Linux" or inprocess.gpu_present()
+    return platform.system() != "Linux" or gpu_present()
 
 
 def choose(wanted: str, multiply_adds: int, dtype: str, on_cpu: bool) -> tuple[list[Target], list[Skipped]]:

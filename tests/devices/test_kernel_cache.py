@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from kernel_texts import fingerprint
 
 from harness import puzzles
 from harness.devices import kernel_cache, recorder
@@ -16,7 +17,6 @@ from harness.devices.recorder import record
 from harness.errors import CompileFailed
 from harness.toolchain import roots
 from harness.toolchain.packages import OpPackage
-from harness.vgpu.driver.kernel_names import fingerprint
 
 TOY = roots.CHECKOUT / "tests" / "toys" / "solutions" / "p90"
 DIMS = ((2, 3), (4, 5))

@@ -5,6 +5,7 @@ import shutil
 from dataclasses import replace
 
 import pytest
+from kernel_texts import fingerprint
 
 from harness import puzzles
 from harness.devices import recorder
@@ -12,7 +13,6 @@ from harness.devices.recorder import Order, record, record_many
 from harness.errors import CompileFailed
 from harness.toolchain import roots
 from harness.toolchain.packages import OpPackage
-from harness.vgpu.driver.kernel_names import fingerprint
 
 pytestmark = pytest.mark.compiles
 

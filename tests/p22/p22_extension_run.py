@@ -1,28 +1,20 @@
-"""Runs an extension module on the virtual GPU: `p22_extension_run.py MODULE [hopper]`. A process has one GPU, real or
-virtual.
+"""Runs an extension module under `vgpu exec` (extension_runs.py): `p22_extension_run.py MODULE [hopper]`.
 
-Prints the largest relative error of every result, by case, as JSON, or "untouched" for one that was not written; then
+Prints the largest relative error of every result, by case, as JSON, or "untouched" for one that was not written, and
 the error for scratch memory that is a byte too small. The truth is NumPy's, in float64. With "hopper" the device is one
-of sm_90a, the sizes are those of its own kernels, in several block orders, and the launches and findings are printed too.
+of sm_90a, and the sizes are those of its own kernels.
 """
 
+import functools
 import json
 import sys
 from pathlib import Path
 
 import numpy as np
-
-sys.path.insert(0, "tests")  # in the checkout, where it is started
-from driver_requests import maps_encoded
+from extension_runs import part
+from max.driver import CPU, Accelerator, Buffer
 
 from harness.toolchain import extension
-from harness.vgpu.checks.findings import Checks
-from harness.vgpu.driver import inprocess
-
-HOPPER = sys.argv[2:] == ["hopper"]
-virtual = inprocess.start(arch="sm_90a" if HOPPER else "sm_80", checks=Checks(counters=False))
-
-from max.driver import CPU, Accelerator, Buffer  # noqa: E402
 
 module = extension.load(Path(sys.argv[1]))
 device, random = Accelerator(), np.random.default_rng(0)
@@ -170,9 +162,7 @@ def run_rows(rows, H, O, wanted=15, kind=0, padding=0, few=False, transposed=Fal
         need = launch(0, 0, 0, 0, *arguments)
         assert not few or need == 0
         lent = scratch(need)
-        launched = len(virtual.launches)
         assert launch(gpu, stream, lent._data_ptr(), need, *arguments) == need
-        assert not few or len(virtual.launches) == launched + 1
         assert launch(0, 0, 0, 0, kind, rows, H, O, extra, *[0] * len(addresses), 0) >= need
 
     x, gamma, beta, W, dy = (each.astype(np.float64) for each in (x, gamma, beta, W, dy))
@@ -194,45 +184,39 @@ def error_of(got, exact):
 
 
 def run_maps():
-    """How many maps a forward pass encodes: the first time, the second, and with fewer rows at the same addresses."""
+    """A forward pass the first time, the second, and with fewer rows at the same addresses."""
     H, O = 264, 64
     need = module.forward(0, 0, 0, 0, 2, 16, H, O, 1e-5, *[0] * 8)
     memory = on_device(np.zeros(1 << 20, np.uint8))
     lent, *tensors = (memory._data_ptr() + (1 << 16) * place for place in range(9))
 
-    def forward(rows):
-        return lambda: module.forward(gpu, stream, lent, need, 2, rows, H, O, 1e-5, *tensors)
-
-    return [maps_encoded(forward(rows)) for rows in (16, 16, 8)]
+    for which, rows in (("first", 16), ("second", 16), ("third", 8)):
+        part(f"maps, {which}")
+        module.forward(gpu, stream, lent, need, 2, rows, H, O, 1e-5, *tensors)
 
 
 def run_hopper():
     """Sizes that divide nothing, whole tiles, several steps and tiles; rows at any address, and what is wanted of them."""
     cases = {
-        "ragged": ((133, 136, 136), 2, "natural"),
-        "ragged, other order": ((133, 136, 136), 2, "reversed"),
-        "whole tiles": ((128, 128, 128), 3, "shuffled:1"),
-        "several steps": ((130, 520, 264), 2, "shuffled:2"),
-        "rows at any address": ((133, 137, 139), 2, "shuffled:3"),
-        "rows of x at any address": ((70, 134, 136), 3, "natural"),
-        "rows of y at any address": ((70, 136, 134), 3, "reversed"),
-        "long rows": ((3, 8200, 24), 2, "natural"),
-        "longest rows": ((2, 16384, 24), 2, "natural"),
-        "many long rows": ((529, 8200, 8), 3, "shuffled:4"),
-        "longer than the longest": ((2, 16392, 8), 2, "natural"),
-        "several turns at any address": ((2200, 203, 24), 2, "natural"),
+        "ragged": ((133, 136, 136), 2),
+        "whole tiles": ((128, 128, 128), 3),
+        "several steps": ((130, 520, 264), 2),
+        "rows at any address": ((133, 137, 139), 2),
+        "rows of x at any address": ((70, 134, 136), 3),
+        "rows of y at any address": ((70, 136, 134), 3),
+        "long rows": ((3, 8200, 24), 2),
+        "longest rows": ((2, 16384, 24), 2),
+        "many long rows": ((529, 8200, 8), 3),
+        "longer than the longest": ((2, 16392, 8), 2),
+        "several turns at any address": ((2200, 203, 24), 2),
         # As many threads a row as there are, from one warp to the whole block.
-        "longer rows at any address": ((5, 1031, 26), 2, "natural"),
-        "two rows a block at any address": ((400, 2055, 8), 3, "reversed"),
-        "long rows at any address": ((3, 4099, 27), 2, "natural"),
-        "longest rows at any address": ((2, 12293, 24), 2, "natural"),
-        "whole block at any address": ((134, 8193, 8), 2, "shuffled:5"),
+        "longer rows at any address": ((5, 1031, 26), 2),
+        "two rows a block at any address": ((400, 2055, 8), 3),
+        "long rows at any address": ((3, 4099, 27), 2),
+        "longest rows at any address": ((2, 12293, 24), 2),
+        "whole block at any address": ((134, 8193, 8), 2),
     }
-    errors = {}
-    for name, (sizes, kind, order) in cases.items():
-        virtual.blocks = order
-        errors[name] = run(*sizes, kind=kind)
-    virtual.blocks = "natural"
+    errors = {name: run(*sizes, kind=kind) for name, (sizes, kind) in cases.items()}
     for wanted in (1, 2, 4, 8, 7, 11, 13, 14):
         errors[f"wanted {wanted}"] = run(35, 139, 130, wanted=wanted, kind=2)
     # Tiles of 192 columns, two for some blocks: an odd number of stores each.
@@ -251,79 +235,83 @@ def run_hopper():
     errors["four vectors a lane at any address"] = run(9, 813, 10, kind=2)
     for wanted in (257, 268, 271):
         errors[f"wanted {wanted}"] = run(1030, 136, 24, wanted=wanted, kind=2)
-    launches = [[launch.name, list(launch.grid)] for launch in virtual.launches]
-    narrow = [name for name, (_, kind, _) in cases.items() if kind == 3]
-    findings = [f.text() for f in virtual.findings]
-    told = {"errors": errors, "pairs": pairs, "narrow": narrow, "launches": launches, "findings": findings}
-    return told | {"maps": run_maps()}
+    run_maps()
+    return {
+        "errors": errors,
+        "pairs": pairs,
+        "narrow": [name for name, (_, kind) in cases.items() if kind == 3],
+    }
 
 
-if HOPPER:
+if sys.argv[2:] == ["hopper"]:
     print(json.dumps(run_hopper()))
     sys.exit()
 
-print(
-    json.dumps(
-        {
-            "small": run(6, 9, 5),
-            "small, other sizes": run(1, 200, 3),
-            "small, frozen": run(6, 9, 5, wanted=12),
-            "small, frozen weight": run(6, 9, 5, wanted=14),
-            "small, frozen input": run(6, 9, 5, wanted=11),
-            "small, frozen norm": run(6, 9, 5, wanted=7),
-            "small, dW alone": run(6, 9, 5, wanted=1),
-            "small, bfloat16": run(6, 9, 5, kind=2),
-            "small, float64": run(6, 9, 5, kind=4),
-            "no whole vectors": run(*LARGER),
-            "whole vectors": run(*VECTORS),
-            "again": run(*VECTORS),
-            "unaligned": run(*VECTORS, offset=1),
-            "frozen": run(*LARGER, wanted=12),
-            "frozen weight": run(*LARGER, wanted=14),
-            "frozen norm": run(*VECTORS, wanted=7),
-            "frozen input": run(*VECTORS, wanted=11),
-            "dx alone": run(*VECTORS, wanted=4),
-            "any row, dx alone": run(*LARGER, wanted=4),
-            "dgamma alone": run(*VECTORS, wanted=8),
-            "any row, dgamma alone": run(*LARGER, wanted=8),
-            "dW alone": run(*VECTORS, wanted=1),
-            "any row, dW alone": run(*LARGER, wanted=1),
-            "wide rows, bfloat16": run(*WIDE, kind=2),
-            "many rows": run(*MANY),
-            "few shares": run(*MANY, wanted=271),
-            "no whole vectors, few shares": run(*LARGER, wanted=271),
-            "few shares, frozen weight": run(*VECTORS, wanted=270),
-            "few shares, dW alone": run(*VECTORS, wanted=257),
-            "few shares, dgamma alone": run(*LARGER, wanted=264),
-            "tf32": run(*LARGER, kind=1),
-            "bfloat16": run(*LARGER, kind=2),
-            "float16": run(*LARGER, kind=3),
-            "float64": run(*LARGER, kind=4),
-            "rows": run_rows(6, 9, 5),
-            "rows, frozen bias": run_rows(*VECTORS, wanted=13),
-            "rows, padded": run_rows(*LARGER, padding=7),
-            "rows, db alone": run_rows(*LARGER, wanted=2, padding=7),
-            "rows, ln_out alone": run_rows(*MANY, wanted=1),
-            "rows, padded, ln_out alone": run_rows(*LARGER, wanted=1, padding=7),
-            "whole vectors, padded, ln_out alone": run_rows(*VECTORS, wanted=1, padding=4),
-            "rows, frozen input": run_rows(*VECTORS, wanted=11),
-            "rows, few shares": run_rows(*LARGER, wanted=271),
-            "rows, float64": run_rows(*LARGER, kind=4),
-            "rows, ln_out transposed": run_rows(70, 45, 8, transposed=True),
-            "rows, all transposed, float64": run_rows(33, 64, 8, kind=4, transposed=True),
-            "rows, transposed, ln_out alone": run_rows(70, 45, 8, wanted=1, transposed=True),
-            "few rows": run_rows(*VECTORS, few=True),
-            "few rows, padded": run_rows(*LARGER, padding=7, few=True),
-            "few rows, frozen bias": run_rows(*MANY, wanted=13, few=True),
-            "few rows, frozen weight": run_rows(*VECTORS, wanted=14, few=True),
-            "few rows, dx alone": run_rows(*VECTORS, wanted=4, few=True),
-            "few rows, dgamma alone": run_rows(*VECTORS, wanted=8, few=True),
-            "few rows, float64": run_rows(*LARGER, kind=4, few=True),
-        }
-    )
-)
+case = functools.partial
+CASES = {
+    "small": case(run, 6, 9, 5),
+    "small, other sizes": case(run, 1, 200, 3),
+    "small, frozen": case(run, 6, 9, 5, wanted=12),
+    "small, frozen weight": case(run, 6, 9, 5, wanted=14),
+    "small, frozen input": case(run, 6, 9, 5, wanted=11),
+    "small, frozen norm": case(run, 6, 9, 5, wanted=7),
+    "small, dW alone": case(run, 6, 9, 5, wanted=1),
+    "small, bfloat16": case(run, 6, 9, 5, kind=2),
+    "small, float64": case(run, 6, 9, 5, kind=4),
+    "no whole vectors": case(run, *LARGER),
+    "whole vectors": case(run, *VECTORS),
+    "again": case(run, *VECTORS),
+    "unaligned": case(run, *VECTORS, offset=1),
+    "frozen": case(run, *LARGER, wanted=12),
+    "frozen weight": case(run, *LARGER, wanted=14),
+    "frozen norm": case(run, *VECTORS, wanted=7),
+    "frozen input": case(run, *VECTORS, wanted=11),
+    "dx alone": case(run, *VECTORS, wanted=4),
+    "any row, dx alone": case(run, *LARGER, wanted=4),
+    "dgamma alone": case(run, *VECTORS, wanted=8),
+    "any row, dgamma alone": case(run, *LARGER, wanted=8),
+    "dW alone": case(run, *VECTORS, wanted=1),
+    "any row, dW alone": case(run, *LARGER, wanted=1),
+    "wide rows, bfloat16": case(run, *WIDE, kind=2),
+    "many rows": case(run, *MANY),
+    "few shares": case(run, *MANY, wanted=271),
+    "no whole vectors, few shares": case(run, *LARGER, wanted=271),
+    "few shares, frozen weight": case(run, *VECTORS, wanted=270),
+    "few shares, dW alone": case(run, *VECTORS, wanted=257),
+    "few shares, dgamma alone": case(run, *LARGER, wanted=264),
+    "tf32": case(run, *LARGER, kind=1),
+    "bfloat16": case(run, *LARGER, kind=2),
+    "float16": case(run, *LARGER, kind=3),
+    "float64": case(run, *LARGER, kind=4),
+    "rows": case(run_rows, 6, 9, 5),
+    "rows, frozen bias": case(run_rows, *VECTORS, wanted=13),
+    "rows, padded": case(run_rows, *LARGER, padding=7),
+    "rows, db alone": case(run_rows, *LARGER, wanted=2, padding=7),
+    "rows, ln_out alone": case(run_rows, *MANY, wanted=1),
+    "rows, padded, ln_out alone": case(run_rows, *LARGER, wanted=1, padding=7),
+    "whole vectors, padded, ln_out alone": case(run_rows, *VECTORS, wanted=1, padding=4),
+    "rows, frozen input": case(run_rows, *VECTORS, wanted=11),
+    "rows, few shares": case(run_rows, *LARGER, wanted=271),
+    "rows, float64": case(run_rows, *LARGER, kind=4),
+    "rows, ln_out transposed": case(run_rows, 70, 45, 8, transposed=True),
+    "rows, all transposed, float64": case(run_rows, 33, 64, 8, kind=4, transposed=True),
+    "rows, transposed, ln_out alone": case(run_rows, 70, 45, 8, wanted=1, transposed=True),
+    "few rows": case(run_rows, *VECTORS, few=True),
+    "few rows, padded": case(run_rows, *LARGER, padding=7, few=True),
+    "few rows, frozen bias": case(run_rows, *MANY, wanted=13, few=True),
+    "few rows, frozen weight": case(run_rows, *VECTORS, wanted=14, few=True),
+    "few rows, dx alone": case(run_rows, *VECTORS, wanted=4, few=True),
+    "few rows, dgamma alone": case(run_rows, *VECTORS, wanted=8, few=True),
+    "few rows, float64": case(run_rows, *LARGER, kind=4, few=True),
+}
+errors = {}
+for name, call in CASES.items():
+    part(name)
+    errors[name] = call()
 need = module.forward(0, 0, 0, 0, 0, *LARGER, 1e-5, *[0] * 8)
 try:
     module.forward(gpu, stream, 256, need - 1, 0, *LARGER, 1e-5, *[256] * 8)
+    refused = ""
 except Exception as error:
-    print(error)
+    refused = str(error)
+print(json.dumps({"errors": errors, "refused": refused}))

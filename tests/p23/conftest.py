@@ -1,13 +1,10 @@
 """Shared by puzzle 23's tests: the puzzle, its solution's op package, and its extension module on the virtual GPU."""
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from extension_runs import Run, on_virtual_gpu
 
 from harness.puzzles.p23.spec import PUZZLE
 from harness.toolchain import extension, roots
@@ -26,24 +23,11 @@ def solution():
 
 
 @pytest.fixture(scope="session")
-def module_on_virtual_gpu() -> Callable[[str], dict]:
-    """Name of a program in this folder -> what it finds: it gets the module for a Hopper, in a process of its own."""
-    if not sys.platform.startswith("linux"):
-        pytest.skip("the virtual GPU's driver is for Linux")
-    if os.path.exists("/dev/nvidiactl"):
-        pytest.skip("MAX would find the real GPU's driver")
+def module_on_virtual_gpu() -> Callable[..., Run]:
+    """Name of a program in this folder, and an order of the blocks -> what it finds: it gets the module for a Hopper."""
 
-    def run(program: str) -> dict:
-        built = extension.build("sm_90a", puzzle="p23")
-        done = subprocess.run(
-            [sys.executable, str(Path(__file__).with_name(program)), str(built.path), "sm_90a"],
-            capture_output=True,
-            text=True,
-            timeout=550,
-            cwd=roots.CHECKOUT,
-            env={**os.environ, "PYTHONPATH": str(roots.CHECKOUT)},
-        )
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout.splitlines()[-1])
+    def run(program: str, blocks: str = "natural") -> Run:
+        module = extension.build("sm_90a", puzzle="p23").path
+        return on_virtual_gpu(Path(__file__).with_name(program), module, arch="sm_90a", blocks=blocks)
 
     return run

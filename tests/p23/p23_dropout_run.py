@@ -1,7 +1,7 @@
-"""Runs attention with dropout on the virtual GPU: `p23_dropout_run.py MODULE ARCHITECTURE`. A process has one GPU, real or virtual.
+"""Runs attention with dropout under `vgpu exec` (extension_runs.py): `p23_dropout_run.py MODULE`. Each case is a part.
 
-Prints, as JSON, the largest error of every result over the largest value, by case, the names of the launches,
-what is refused, and the findings. The truth is NumPy's, in float64, of the mask that PyTorch draws from the same state. Results are memory full of NaN before.
+Prints, as JSON, the largest error of every result over the largest value, by case, and what is refused. The truth is NumPy's, in
+float64, of the mask that PyTorch draws from the same state. Results are memory full of NaN before.
 """
 
 import json
@@ -10,16 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from extension_runs import part
+from max.driver import CPU, Accelerator, Buffer
 from sixteen_bits import decode, encode
 
 from harness.nn.attention_dropout import keep_mask
 from harness.toolchain import extension
-from harness.vgpu.checks.findings import Checks
-from harness.vgpu.driver import inprocess
-
-virtual = inprocess.start(arch=sys.argv[2], checks=Checks(counters=False))
-
-from max.driver import CPU, Accelerator, Buffer  # noqa: E402
 
 module = extension.load(Path(sys.argv[1]), "p23")
 device, random = Accelerator(), np.random.default_rng(0)
@@ -28,17 +24,17 @@ EVERY_KEY = 2**31 - 2**20
 ONE = 65536
 KINDS = {"bfloat16": 2, "float16": 3}
 STATE = np.array([0x243F6A8885A308D3, 0x13198A2E03707344], np.int64)
-# B, N, G, S, T, d, diagonal; the axes of a mask; elements of ONE that are kept; the dtype; the order of the blocks; the scale, 0 for the usual one.
+# B, N, G, S, T, d, diagonal; the axes of a mask; elements of ONE that are kept; the dtype; the scale, 0 for the usual one.
 CASES = {
-    "two batches, shared heads, causal": ((2, 2, 1, 70, 90, 64, 0), "", 58982, "bfloat16", "natural", 0),
-    "several blocks": ((1, 1, 1, 200, 330, 40, EVERY_KEY), "", 32768, "float16", "shuffled:1", 0),
-    "a mask of every head": ((1, 2, 2, 70, 75, 64, EVERY_KEY), "nst", 58982, "bfloat16", "natural", 0),
-    "the same in boxes": ((1, 4, 2, 70, 88, 64, EVERY_KEY), "nst", 58982, "float16", "shuffled:3", 0),
-    "padding": ((2, 2, 1, 65, 328, 24, EVERY_KEY), "bt", 52429, "float16", "shuffled:2", 0),
-    "a scale below 0": ((1, 1, 1, 33, 20, 8, EVERY_KEY), "", 49152, "bfloat16", "natural", -0.5),
-    "wide, causal": ((1, 2, 1, 140, 130, 128, 0), "", 58982, "bfloat16", "natural", 0),
-    "wide, padding": ((1, 2, 1, 140, 200, 72, EVERY_KEY), "t", 39322, "float16", "shuffled:3", 0),
-    "nothing is kept": ((1, 1, 1, 20, 20, 64, 0), "", 0, "bfloat16", "natural", 0),
+    "two batches, shared heads, causal": ((2, 2, 1, 70, 90, 64, 0), "", 58982, "bfloat16", 0),
+    "several blocks": ((1, 1, 1, 200, 330, 40, EVERY_KEY), "", 32768, "float16", 0),
+    "a mask of every head": ((1, 2, 2, 70, 75, 64, EVERY_KEY), "nst", 58982, "bfloat16", 0),
+    "the same in boxes": ((1, 4, 2, 70, 88, 64, EVERY_KEY), "nst", 58982, "float16", 0),
+    "padding": ((2, 2, 1, 65, 328, 24, EVERY_KEY), "bt", 52429, "float16", 0),
+    "a scale below 0": ((1, 1, 1, 33, 20, 8, EVERY_KEY), "", 49152, "bfloat16", -0.5),
+    "wide, causal": ((1, 2, 1, 140, 130, 128, 0), "", 58982, "bfloat16", 0),
+    "wide, padding": ((1, 2, 1, 140, 200, 72, EVERY_KEY), "t", 39322, "float16", 0),
+    "nothing is kept": ((1, 1, 1, 20, 20, 64, 0), "", 0, "bfloat16", 0),
 }  # fmt: skip
 
 
@@ -130,25 +126,22 @@ def run(dims, axes, kept, dtype, scale, choice):
     return errors
 
 
-errors, names = {}, {}
+errors = {}
 for choice, by in enumerate(("fastest", "portable")):
-    for name, (dims, axes, kept, dtype, order, scale) in CASES.items():
-        before = len(virtual.launches)
-        virtual.blocks = order
+    for name, (dims, axes, kept, dtype, scale) in CASES.items():
+        part(f"{name}, {by}")
         errors[f"{name}, {by}"] = run(dims, axes, kept, dtype, scale, choice)
-        names[f"{name}, {by}"] = sorted({launch.name for launch in virtual.launches[before:]})
 refused = []
 # The dtype's number, elements of a head, elements that are kept.
 for kind, d, kept in ((0, 64, 1), (2, 136, 1), (2, 60, 1), (2, 64, -1), (2, 64, ONE)):
-    for part, addresses in (("forward", 6 + 12), ("backward", 10 + 24)):
+    for which, addresses in (("forward", 6 + 12), ("backward", 10 + 24)):
         try:
             sizes = (1, 1, 1, 64, 64, d, EVERY_KEY, 0, 0, 0, 0, 0)
-            getattr(module, f"dropout_{part}")(gpu, 0, 0, 0, kind, 0, *sizes, 1.0, *[0] * addresses, 0, kept)
+            getattr(module, f"dropout_{which}")(gpu, 0, 0, 0, kind, 0, *sizes, 1.0, *[0] * addresses, 0, kept)
         except Exception as error:
             refused.append(str(error))
 scratch = []
 for length in (2**16, 2**17):
     sizes = (1, 1, 1, length, length, 64, EVERY_KEY, 0, 0, 0, 0, 0)
     scratch.append(module.dropout_forward(0, 0, 0, 0, 2, 0, *sizes, 1.0, *[64] * (6 + 12), 0, 1))
-report = {"errors": errors, "launches": names, "refused": refused, "scratch": scratch}
-print(json.dumps(report | {"findings": [finding.text() for finding in virtual.findings]}))
+print(json.dumps({"errors": errors, "refused": refused, "scratch": scratch}))

@@ -1,8 +1,8 @@
-"""Runs drawn calls of puzzle 23's extension module on the virtual GPU, and asks `explain` about each: `p23_explained_run.py MODULE
-ARCHITECTURE`. A process has one GPU, real or virtual.
+"""Runs drawn calls of puzzle 23's extension module under `vgpu exec` (extension_runs.py), and asks `explain` about each:
+`p23_explained_run.py MODULE`.
 
-Prints, as JSON, for each call what it is, what `explain` says, and the names of what both passes launch. The tensors that
-`explain` sees lie as those that the kernels get: strides, and where in 16 bytes they begin.
+Prints, as JSON, for each call what it is, and what `explain` says; each is a part of its own. The tensors that `explain` sees lie
+as those that the kernels get: strides, and where in 16 bytes they begin.
 """
 
 import json
@@ -12,16 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from extension_runs import part
+from max.driver import Accelerator, Buffer
 
 from harness.nn import attention_direct, extension_kernels
 from harness.nn.attention_plan import KINDS, mask_sizes
 from harness.toolchain import extension
-from harness.vgpu.checks.findings import Checks
-from harness.vgpu.driver import inprocess
-
-virtual = inprocess.start(arch=sys.argv[2], checks=Checks(counters=False))
-
-from max.driver import Accelerator, Buffer  # noqa: E402
 
 module = extension.load(Path(sys.argv[1]), "p23")
 device, draw = Accelerator(), random.Random(5)
@@ -80,7 +76,6 @@ def call() -> dict:
     read = placed(8, output if mask is None else mask)
     strides = attention_direct.row_strides(query, key, value)
     rows, keys = (list(torch.empty(each.shape).stride()[:3]) for each in (query, key))
-    before = len(virtual.launches)
     scratch = lent._data_ptr(), 1 << 24
     module.forward(gpu, 0, *scratch, *front, at[3], spare[3], *at[:3], read, *strides, *rows)
     module.gradients(
@@ -88,10 +83,12 @@ def call() -> dict:
         *(*strides, *rows, *rows, *rows, *keys, *keys),
     )
     device.synchronize()
-    names = sorted({launch.name for launch in virtual.launches[before:]})
     what = f"{dtype} {[B, N, G, S, T, d]} {kind} {scale} {portable} {strides}"
-    return {"call": what, "said": said, "launches": names}
+    return {"call": what, "said": said}
 
 
-calls = [call() for _ in range(60)]
-print(json.dumps({"calls": calls, "findings": [finding.text() for finding in virtual.findings]}))
+calls = []
+for number in range(60):
+    part(f"call {number}")
+    calls.append(call())
+print(json.dumps(calls))

@@ -1,8 +1,7 @@
-"""Runs attention of sequences behind one another on the virtual GPU: `p23_varlen_run.py MODULE ARCHITECTURE`. A process has one GPU,
-real or virtual.
+"""Runs attention of sequences behind one another under `vgpu exec` (extension_runs.py): `p23_varlen_run.py MODULE`.
 
-Prints, as JSON, the largest error of every result over the largest value, by case, how many instructions batches of one size take, what
-is refused, and the findings. The truth is NumPy's, in float64, sequence by sequence. Rows of no sequence must keep what lay there.
+Prints, as JSON, the largest error of every result over the largest value, by case, and what is refused; batches of one size are parts
+of their own. The truth is NumPy's, in float64, sequence by sequence. Rows of no sequence must keep what lay there.
 """
 
 import itertools
@@ -11,29 +10,25 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from extension_runs import part
+from max.driver import CPU, Accelerator, Buffer
 from sixteen_bits import decode, encode
 
 from harness.toolchain import extension
-from harness.vgpu.checks.findings import Checks
-from harness.vgpu.driver import inprocess
-
-virtual = inprocess.start(arch=sys.argv[2], checks=Checks(counters=False))
-
-from max.driver import CPU, Accelerator, Buffer  # noqa: E402
 
 module = extension.load(Path(sys.argv[1]), "p23")
 device, random = Accelerator(), np.random.default_rng(0)
 gpu = module.open(0)
 EVERY_KEY = 2**31 - 2**20
 BEFORE = 0x7FFF  # a NaN, of bfloat16 and of float16
-# N, G, d, diagonal; lengths of queries and keys; rows that no sequence has, of queries and keys; the dtype; the order of the blocks.
+# N, G, d, diagonal; lengths of queries and keys; rows that no sequence has, of queries and keys; the dtype.
 CASES = {
-    "lengths of all kinds": ((1, 1, 64, EVERY_KEY), (130, 1, 0, 200, 5), (70, 3, 9, 0, 130), (0, 0), "bfloat16", "natural"),
-    "causal, shared heads": ((4, 2, 64, 0), (65, 150), (65, 150), (3, 40), "bfloat16", "shuffled:1"),
-    "causal, more keys": ((1, 1, 40, 0), (140, 20), (300, 7), (0, 2), "float16", "natural"),
-    "wide": ((2, 1, 128, EVERY_KEY), (1, 129, 30), (270, 31, 64), (130, 0), "bfloat16", "shuffled:2"),
-    "wide, causal": ((1, 1, 72, 0), (140, 33), (140, 33), (0, 0), "float16", "natural"),
-    "more sequences than lanes": ((1, 1, 8, 0), (7,) * 40 + (0,) * 30 + (3,), (7,) * 40 + (0,) * 30 + (3,), (1, 1), "bfloat16", "natural"),
+    "lengths of all kinds": ((1, 1, 64, EVERY_KEY), (130, 1, 0, 200, 5), (70, 3, 9, 0, 130), (0, 0), "bfloat16"),
+    "causal, shared heads": ((4, 2, 64, 0), (65, 150), (65, 150), (3, 40), "bfloat16"),
+    "causal, more keys": ((1, 1, 40, 0), (140, 20), (300, 7), (0, 2), "float16"),
+    "wide": ((2, 1, 128, EVERY_KEY), (1, 129, 30), (270, 31, 64), (130, 0), "bfloat16"),
+    "wide, causal": ((1, 1, 72, 0), (140, 33), (140, 33), (0, 0), "float16"),
+    "more sequences than lanes": ((1, 1, 8, 0), (7,) * 40 + (0,) * 30 + (3,), (7,) * 40 + (0,) * 30 + (3,), (1, 1), "bfloat16"),
 }  # fmt: skip
 
 
@@ -131,18 +126,14 @@ def run(dims, lengths_q, lengths_k, spare, dtype, wrong=None):
     return {name: float(apart[name] / largest[name]) for name in apart}
 
 
-errors = {}
-for name, (dims, lengths_q, lengths_k, spare, dtype, order) in CASES.items():
-    virtual.blocks = order
-    errors[name] = run(dims, lengths_q, lengths_k, spare, dtype)
-names = sorted({launch.name for launch in virtual.launches})
+part("cases")
+errors = {name: run(*case) for name, case in CASES.items()}
+part("outside")
 OUTSIDE = [[-5, 20, 90, 999], [-8, 0, 200, 411]]
 run((1, 1, 8, EVERY_KEY), (60, 60, 60), (70, 70, 70), (0, 0), "bfloat16", OUTSIDE)
-instructions = {}
 for name, lengths in {"one": (1024,), "eight": (128,) * 8, "many": (16,) * 64}.items():
-    before = len(virtual.launches)
+    part(name)
     run((1, 1, 8, EVERY_KEY), lengths, lengths, (0, 0), "bfloat16")
-    instructions[name] = sum(launch.counters.instructions for launch in virtual.launches[before:])
 refused = []
 # The dtype's number, elements of a head, sequences, scale.
 calls = ((0, 64, 1, 1.0), (2, 136, 1, 1.0), (2, 60, 1, 1.0), (2, 64, 0, 1.0), (2, 64, 1, -1.0))
@@ -152,5 +143,4 @@ for kind, d, count, scale in calls:
         module.varlen_forward(gpu, 0, 0, 0, kind, 0, *sizes, scale, *[0] * 18)
     except Exception as error:
         refused.append(str(error))
-report = {"errors": errors, "launches": names, "instructions": instructions, "refused": refused}
-print(json.dumps(report | {"findings": [finding.text() for finding in virtual.findings]}))
+print(json.dumps({"errors": errors, "refused": refused}))

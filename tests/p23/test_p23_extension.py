@@ -15,20 +15,22 @@ pytestmark = pytest.mark.compiles
 
 def test_hopper_s_kernels_are_right_on_the_virtual_gpu_without_a_finding(module_on_virtual_gpu):
     """Addresses, order of arguments, strides, scratch memory, tensor maps, barriers; ragged lengths and shared heads."""
-    report = module_on_virtual_gpu("p23_extension_run.py")
-    assert report["findings"] == []
+    run = module_on_virtual_gpu("p23_extension_run.py", blocks="shuffled:3")
+    report, launched = run.report, run.names("cases")
+    assert run.findings == []
     kernels = ("hopper_forward", "hopper_keys_hopper_key", "hopper_numbers", "hopper_query", "fast_delta")
-    assert all(any(kernel in name for name in report["launches"]) for kernel in kernels)
-    assert len(report["launches"]) == len(kernels), report["launches"]
+    assert all(any(kernel in name for name in launched) for kernel in kernels)
+    assert len(launched) == len(kernels), launched
     by_tiles = ("fast_delta", "fast_forward", "fast_key_value", "fast_mask_gradient", "fast_query")
-    for case, launches in report["masked"].items():
+    for case in report["masked"]:
+        launches = run.names(case)
         expected = by_tiles if case == "mask of every head, ragged" else (*kernels, "fast_mask_gradient")
         if case.endswith("forward alone"):
             expected = ("fast_delta", "hopper_forward", "fast_key_value", "fast_query")
         assert all(any(kernel in name for name in launches) for kernel in expected), case
         assert len(launches) == len(expected), (case, launches)
     # query, key and value, then the gradient of the output; of fewer keys key and value anew; a mask, and one with other rows.
-    assert report["maps"] == [4, 0, 2, 1, 1], (
+    assert [run.maps[f"maps {number}"] for number in range(5)] == [4, 0, 2, 1, 1], (
         "maps are kept, but not for a tensor that has become another one"
     )
     for case, errors in report["errors"].items():
@@ -39,11 +41,12 @@ def test_hopper_s_kernels_are_right_on_the_virtual_gpu_without_a_finding(module_
 
 def test_explain_names_the_kernels_that_are_launched(module_on_virtual_gpu):
     """Of drawn calls: heads, masks and blocks of them, strides, scales of every sign, portable kernels."""
-    report, kinds = module_on_virtual_gpu("p23_explained_run.py"), Counter()
-    assert report["findings"] == []
-    for each in report["calls"]:
-        by = "mma.sync" if any("fast_kernels_fast_" in name for name in each["launches"]) else "wgmma"
-        assert by == "mma.sync" or any("hopper" in name for name in each["launches"]), each
+    run, kinds = module_on_virtual_gpu("p23_explained_run.py"), Counter()
+    assert run.findings == []
+    for number, each in enumerate(run.report):
+        launches = run.names(f"call {number}")
+        by = "mma.sync" if any("fast_kernels_fast_" in name for name in launches) else "wgmma"
+        assert by == "mma.sync" or any("hopper" in name for name in launches), each
         assert each["said"].startswith(f"{by}, through the extension module"), each
         kinds[by] += 1
     assert len(kinds) == 2 and min(kinds.values()) >= 5, kinds

@@ -1,12 +1,10 @@
 """Calls the CUDA driver API by hand, as a program without MAX would; run by the driver tests in a process of its own.
 
-`python cuda_api.py` expects the stand-in libraries on LD_LIBRARY_PATH (`vgpu exec`), `python cuda_api.py inprocess`
-switches the virtual GPU on in this process. Prints one JSON object: what each call answered.
+Expects the stand-in libraries on LD_LIBRARY_PATH (`vgpu exec`). Prints one JSON object: what each call answered.
 """
 
 import ctypes
 import json
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 # y[i] = k * x[i] for i < n, written by hand.
@@ -347,11 +345,6 @@ def threads(cuda: Cuda) -> int:
 
 
 def main() -> None:
-    gpu = None
-    if "inprocess" in sys.argv:
-        from harness.vgpu.driver import inprocess
-
-        gpu = inprocess.start()
     cuda = Cuda()
     cuda("cuInit", 0)
     out: dict[str, object] = {
@@ -362,8 +355,6 @@ def main() -> None:
         "modules": modules(cuda),
     }
     out["threads"] = threads(cuda)
-    if gpu is not None:
-        out["names"] = [launch.name for launch in gpu.launches]
     print(json.dumps(out))
 
 

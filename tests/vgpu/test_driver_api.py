@@ -1,25 +1,17 @@
-"""The CUDA driver API, called by hand (cuda_api.py), through an executor process and in process."""
+"""The CUDA driver API, called by hand (cuda_api.py), under `vgpu exec`."""
 
 import json
-import os
-import subprocess
 import sys
 
 import numpy as np
 import pytest
-from exec_tools import HERE, ROOT, vgpu
+from exec_tools import HERE, vgpu
 
 
-@pytest.fixture(scope="session", params=["exec", "inprocess"])
-def api(request) -> dict:
-    """What cuda_api.py was answered, through an executor process and in process."""
-    script = str(HERE / "cuda_api.py")
-    if request.param == "exec":
-        done = vgpu("--", sys.executable, script)
-    else:
-        env = {**os.environ, "PYTHONPATH": str(ROOT)}
-        command = [sys.executable, script, "inprocess"]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100, check=False)
+@pytest.fixture(scope="session")
+def api() -> dict:
+    """What cuda_api.py was answered."""
+    done = vgpu("--", sys.executable, str(HERE / "cuda_api.py"))
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

@@ -6,6 +6,7 @@ import pytest
 from harness.vgpu import VirtualGPU
 from harness.vgpu.driver.device import Device, device_attributes, parameter_layout
 from harness.vgpu.driver.interface import RESULT_CODES, Op
+from harness.vgpu.driver.kernel_names import KernelNames, readable
 
 NO_ARGUMENTS = [0] * 11
 
@@ -106,3 +107,28 @@ def test_capability_of_a_target(arch, capability):
 def test_parameters_are_packed_as_the_abi_does():
     """As in a C struct { char; short; char; double; struct { double v[3]; }; float; }."""
     assert parameter_layout([1, 2, 1, 8, 24, 4]) == [(0, 1), (2, 2), (4, 1), (8, 8), (16, 24), (40, 4)]
+
+
+@pytest.mark.parametrize("arch", ["sm_30", "gfx942"])
+def test_an_unknown_target_is_refused(arch):
+    with pytest.raises(ValueError, match=f"unknown virtual GPU '{arch}'"):
+        device_attributes(arch)
+
+
+@pytest.mark.parametrize(
+    ("symbol", "name"),
+    [
+        ("app_vector_add_Pointer6A6AoA6A6A_0daf4aec4dd85128", "app_vector_add"),
+        ("app_dW_kernel_TileTensor_DType_float32_01a0f766aaaa1111", "app_dW_kernel"),
+        ("wait_for_flag_01a0f766", "wait_for_flag"),
+        ("scale", "scale"),
+    ],
+)
+def test_readable_names(symbol, name):
+    assert readable(symbol) == name
+
+
+def test_kernels_without_a_name_are_numbered():
+    names = KernelNames()
+    first, second = "mojo_pkg_0123456789abcdef_aa", "ops_0123456789abcdef_layernorm_6A6A_249de5df4a21c6e5"
+    assert [names.label(symbol) for symbol in (first, second, first)] == ["kernel 1", "kernel 2", "kernel 1"]

@@ -59,7 +59,7 @@ def test_padding_between_labelled_tensors(gpu):
 
 
 def test_the_drivers_own_memory_is_used():
-    """The in-process driver passes a view of its mapping and its address; data it places itself counts as written."""
+    """A host passes a view of its mapping and its address; data it places itself counts as written."""
     store = np.zeros(1 << 16, np.uint8)
     gpu = VirtualGPU(memory=store.data, base=0x10000)
     a = gpu.allocate(64, "a")

@@ -1,1 +1,8 @@
-"""The driver side of the virtual GPU: stand-in CUDA libraries and the two ways to reach the executor."""
+"""What programs take for the CUDA driver: two libraries in Mojo, and the process behind them (`vgpu exec`)."""
+
+from pathlib import Path
+
+
+def gpu_present() -> bool:
+    """Return whether the system shows a GPU (NVIDIA, AMD, or Windows' through WSL). Linux only."""
+    return any(Path(path).exists() for path in ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg"))

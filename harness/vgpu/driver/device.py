@@ -1,14 +1,13 @@
 """What a CUDA driver call means on the virtual GPU: the Python end of the stand-in libraries.
 
 The Mojo libraries turn every driver call into one request of sixteen words; `Device.handle` answers it on a
-`VirtualGPU`. The same code serves the in-process way (a ctypes callback) and `vgpu exec` (a socket).
+`VirtualGPU`, for the executor of `vgpu exec` (server.py).
 """
 
 from __future__ import annotations
 
 import itertools
 import re
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from harness.vgpu.machine import Kernel, Module, VirtualGPU
 from harness.vgpu.memory import tensor_map
 
 from .interface import RESULT_CODES, Op
-from .kernel_names import KernelCatalogue
+from .kernel_names import KernelNames
 
 # (multiprocessors, threads per multiprocessor, shared bytes a block may opt in to, shared bytes per
 # multiprocessor), from the compute capability table of the CUDA programming guide and the product of that
@@ -100,17 +99,6 @@ class DriverError(VirtualGPUError):
 
 
 @dataclass
-class LoadedModule:
-    """One cuModuleLoadDataEx: the machine's module and what the program's kernel names mean in it."""
-
-    module: Module
-    entry_of: dict[
-        str, str
-    ]  # the program's symbol -> symbol in `module` (differs when a twin with lines was found)
-    label_of: dict[str, str]  # the program's symbol -> name for reports
-
-
-@dataclass
 class Function:
     """One kernel handle of the program."""
 
@@ -143,15 +131,13 @@ class Device:
     arch: str = "sm_90a"
     log: Callable[[str], None] = lambda line: None
     verbose: bool = False
-    catalogue: KernelCatalogue = field(default_factory=KernelCatalogue)
+    names: KernelNames = field(default_factory=KernelNames)
     errors: list[BaseException] = field(default_factory=list)
 
     def __post_init__(self):
         self.attributes = device_attributes(self.arch)
-        self.used = False  # whether any program ever opened the device
-        self._lock = threading.RLock()
         self._ids = itertools.count(1)
-        self._modules: dict[int, LoadedModule] = {}
+        self._modules: dict[int, Module] = {}
         self._functions: dict[int, Function] = {}
         self._sizes: dict[int, int] = {}  # address -> bytes of every live allocation
         self._in_kernels: set[int] = set()  # allocations whose address was a kernel's argument
@@ -161,18 +147,14 @@ class Device:
     def handle(self, operation: int, arguments: list[int], data, room: int) -> tuple[int, tuple, bytes]:
         """One driver call. Returns (CUDA result code, up to four results, output bytes).
 
-        `data` is the input as a bytes-like object, `room` how many output bytes the caller takes. Only
-        KeyboardInterrupt leaves here; every other failure becomes a result code, and its sentence goes to
-        `log`."""
-        with self._lock:
-            try:
-                results, output = self._answers[Op(operation)](arguments, data, room)
-                return 0, results, bytes(output)[:room] if len(output) > room else output
-            except KeyboardInterrupt:
-                raise
-            except Exception as error:
-                self.errors.append(error)
-                return self._refuse(error, room)
+        `data` is the input as a bytes-like object, `room` how many output bytes the caller takes. Every failure
+        becomes a result code, and its sentence goes to `log`."""
+        try:
+            results, output = self._answers[Op(operation)](arguments, data, room)
+            return 0, results, bytes(output)[:room] if len(output) > room else output
+        except Exception as error:
+            self.errors.append(error)
+            return self._refuse(error, room)
 
     def _refuse(self, error: Exception, room: int) -> tuple[int, tuple, bytes]:
         """Turn an exception into a result code. Its sentence is logged, and fills the caller's room (a JIT
@@ -188,7 +170,6 @@ class Device:
     # ----------------------------------------------------------------------------------------------------
 
     def _hello(self, arguments, data, room):
-        self.used = True
         return (), b""
 
     def _attribute(self, arguments, data, room):
@@ -228,6 +209,8 @@ class Device:
             raise DriverError(
                 "CUDA_ERROR_NOT_SUPPORTED", f"the virtual GPU does not simulate {error}"
             ) from None
+        if self.verbose:
+            self.log("encoded a tensor map")
         return (), new_map.encode()
 
     # ---- memory
@@ -302,21 +285,14 @@ class Device:
                 " again with "
                 "MODULAR_NVPTX_COMPILER_PATH as `vgpu exec` sets it",
             )
-        text = image.decode()
-        twin = self.catalogue.match(text)
-        module = self.gpu.load(twin.ptx if twin else text)
-        if twin:
-            entry_of, label_of = {twin.given_entry: twin.entry}, {twin.given_entry: twin.name}
-        else:
-            entry_of = {entry: entry for entry in module.kernels}
-            label_of = {}
+        module = self.gpu.load(image.decode())
         handle = next(self._ids)
-        self._modules[handle] = LoadedModule(module, entry_of, label_of)
+        self._modules[handle] = module
         if self.verbose:
-            self.log(f"loaded {', '.join(label_of.values() or entry_of)}")
+            self.log(f"loaded {', '.join(module.kernels)}")
         return (handle,), b""
 
-    def _module(self, handle: int) -> LoadedModule:
+    def _module(self, handle: int) -> Module:
         try:
             return self._modules[handle]
         except KeyError:
@@ -328,16 +304,15 @@ class Device:
         return (), b""
 
     def _find_function(self, arguments, data, room):
-        loaded, name = self._module(arguments[0]), bytes(data).decode()
-        if name not in loaded.entry_of:
+        module, name = self._module(arguments[0]), bytes(data).decode()
+        if name not in module.kernels:
             raise DriverError("CUDA_ERROR_NOT_FOUND", f"the module has no kernel named {name}")
-        kernel = loaded.module.kernels[loaded.entry_of[name]]
+        kernel = module.kernels[name]
         layout = parameter_layout(list(kernel.params))
         if len(layout) * 16 > room:
             raise DriverError("CUDA_ERROR_NOT_SUPPORTED", f"kernel {name} has {len(layout)} parameters")
         handle = next(self._ids)
-        label = loaded.label_of.get(name, self.catalogue.label(name))
-        self._functions[handle] = Function(kernel, label, layout, STATIC_SHARED_LIMIT)
+        self._functions[handle] = Function(kernel, self.names.label(name), layout, STATIC_SHARED_LIMIT)
         words = b"".join(word.to_bytes(8, "little") for pair in layout for word in pair)
         return (handle,), words
 
@@ -348,8 +323,8 @@ class Device:
             raise DriverError("CUDA_ERROR_INVALID_HANDLE", f"kernel handle {handle} is unknown") from None
 
     def _find_global(self, arguments, data, room):
-        loaded, name = self._module(arguments[0]), bytes(data).decode()
-        address = loaded.module.addresses.get(name)
+        module, name = self._module(arguments[0]), bytes(data).decode()
+        address = module.addresses.get(name)
         if address is None:
             raise DriverError("CUDA_ERROR_NOT_FOUND", f"the module has no variable named {name}")
         extent = self.gpu.arena.find(address)
@@ -402,13 +377,14 @@ class Device:
         packed = bytes(data)
         self._remember_arguments(packed)
         args = [packed[offset : offset + size] for offset, size in function.layout]
-        start = time.perf_counter()
-        self.gpu.launch(
+        launch = self.gpu.launch(
             function.kernel, grid, block, args, shared_bytes=shared, cluster=cluster, name=function.label
         )
         if self.verbose:
-            milliseconds = 1e3 * (time.perf_counter() - start)
-            self.log(f"ran {function.label} grid={grid} block={block} in {milliseconds:.1f} ms")
+            self.log(
+                f"ran {function.label} grid={grid} block={block}: {launch.counters.instructions} thread"
+                f" instructions in {1e3 * launch.seconds:.1f} ms"
+            )
         return (), b""
 
     def _remember_arguments(self, packed: bytes) -> None:

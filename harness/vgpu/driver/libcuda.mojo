@@ -22,28 +22,6 @@ def workbook_vgpu_open() abi("C"):
     open_state()
 
 
-@export("workbook_vgpu_set_callback")
-def workbook_vgpu_set_callback(callback: Int, functions: Int) abi("C") -> Int32:
-    """Answer calls by this C function pointer `int32_t f(int64_t words[16])`; null ends it.
-
-    `functions` points to the addresses of PyGILState_Ensure, PyErr_Fetch, PyErr_Restore and PyGILState_Release.
-    """
-    if not state_is_ours():
-        return OPERATING_SYSTEM
-    if callback != 0:
-        for i in range(4):
-            state(S_PYTHON + i)[] = at[Int](functions + 8 * i)[]
-    state(S_CALLBACK)[] = callback
-    state(S_PID)[] = own_pid()
-    return SUCCESS
-
-
-@export("workbook_vgpu_main_is_inside")
-def workbook_vgpu_main_is_inside() abi("C") -> Int32:
-    """Whether the main thread is in the callback, or has called it and not yet entered its first line."""
-    return Int32(state(S_MAIN_INSIDE)[])
-
-
 # ---- start, errors, device ------------------------------------------------------------------------------------------
 
 

@@ -1,12 +1,12 @@
 """How the stand-in libraries reach the executor of the virtual GPU.
 
 Both libraries (libcuda.mojo, libnvml.mojo) marshal C arguments and nothing else: what a call means is decided in
-Python (device.py). Numbers of operations and results come from there too: build.py writes the module `interface`. A call is a `Request` of sixteen 64-bit words. It travels one of two ways: to a Python callback in
-this process (the harness), or over a socket to an executor process (`vgpu exec`, whose program has no Python inside).
+Python (device.py). Numbers of operations and results come from there too: build.py writes the module `interface`.
+A call is a `Request` of sixteen 64-bit words, which travels over a socket to an executor process (`vgpu exec`).
 
 The libraries must need libc only: no printing, no raising, no Mojo runtime. Mojo has no global variables that allow
 that, so the state lives in one page at a fixed address, mapped by the library constructor and shared by both
-libraries. All zero is a valid state: a pthread mutex, no callback, no socket.
+libraries. All zero is a valid state: a pthread mutex, no socket.
 """
 
 from interface import *
@@ -19,16 +19,9 @@ comptime MAGIC = 0x7667_7075_0001
 # Word offsets in the state page.
 comptime S_MAGIC = 0
 comptime S_MUTEX = 1  # 40 bytes on x86-64, 48 on aarch64
-comptime S_CALLBACK = 8
 comptime S_SOCKET = 9  # file descriptor + 1, so that zero means none
 comptime S_PID = 10  # the process that connected: a forked child must not use the connection
-comptime S_MAIN_INSIDE = 11  # whether the main thread is in the Python callback
-comptime S_PYTHON = 12  # four functions of Python's C interface, in the order of `call_python`
 comptime S_PINNED = 16  # the first pinned range of host memory (host_memory.mojo)
-
-# What the Python callback answers when Ctrl-C ended it on the main thread.
-comptime INTERRUPTED = Int32(-2)
-comptime SIGINT = Int32(2)
 
 
 def at[T: AnyType](address: Int) -> Pointer[T, MutUntrackedOrigin]:
@@ -133,37 +126,6 @@ def locked_connect() -> Int32:
     return result
 
 
-def call_python(callback: Int, raw: Int) -> Int32:
-    """Call the ctypes callback.
-
-    A buffer may be freed while an exception travels up through the interpreter: then the callback would run with
-    that exception set, and lose it. So it is put aside: PyGILState_Ensure, PyErr_Fetch, call, PyErr_Restore,
-    PyGILState_Release.
-    """
-    var ensure = state(S_PYTHON)[]
-    var fetch = state(S_PYTHON + 1)[]
-    var restore = state(S_PYTHON + 2)[]
-    var release = state(S_PYTHON + 3)[]
-    var on_main = external_call["gettid", Int32]() == external_call["getpid", Int32]()
-    var gil = Pointer(to=ensure).unsafe_bitcast[def() abi("C") thin -> Int32]()[]()
-    var error = Array[Int, 3](fill=0)
-    var at_error = Int(Pointer(to=error).unsafe_bitcast[Int]())
-    Pointer(to=fetch).unsafe_bitcast[def(Int, Int, Int) abi("C") thin -> None]()[](
-        at_error, at_error + 8, at_error + 16
-    )
-    if on_main:
-        state(S_MAIN_INSIDE)[] = 1
-    var result = Pointer(to=callback).unsafe_bitcast[def(Int) abi("C") thin -> Int32]()[](raw)
-    if on_main:
-        state(S_MAIN_INSIDE)[] = 0
-    Pointer(to=restore).unsafe_bitcast[def(Int, Int, Int) abi("C") thin -> None]()[](
-        at[Int](at_error)[], at[Int](at_error + 8)[], at[Int](at_error + 16)[]
-    )
-    _ = error
-    Pointer(to=release).unsafe_bitcast[def(Int32) abi("C") thin -> None]()[](gil)
-    return result
-
-
 struct Request:
     """One call: operation, input bytes, room for output bytes, up to eleven arguments.
 
@@ -195,22 +157,10 @@ struct Request:
         if not state_is_ours() or state(S_PID)[] != own_pid():
             return NOT_INITIALIZED
         var raw = Int(Pointer(to=self.words).unsafe_bitcast[Int]())
-        var callback = state(S_CALLBACK)[]
-        var result: Int32
-        if callback != 0:
-            # No lock is held here: the callback may wait for the interpreter lock, whose owner may wait for us.
-            result = call_python(callback, raw)
-            if result == INTERRUPTED:
-                # An exception cannot pass through C: repeat the signal, and Python raises it once we have returned.
-                # Success, because an error would be raised first and hide it.
-                _ = external_call["raise", Int32](SIGINT)
-                result = SUCCESS
-        elif state(S_SOCKET)[] != 0:
-            _ = external_call["pthread_mutex_lock", Int32](STATE + 8 * S_MUTEX)
-            result = self.over_socket(raw)
-            _ = external_call["pthread_mutex_unlock", Int32](STATE + 8 * S_MUTEX)
-        else:
-            result = NOT_INITIALIZED  # the interpreter that answered has ended: late frees come here
+        _ = external_call["pthread_mutex_lock", Int32](STATE + 8 * S_MUTEX)
+        # The connection may be lost: then there is nobody to ask.
+        var result = self.over_socket(raw) if state(S_SOCKET)[] != 0 else NOT_INITIALIZED
+        _ = external_call["pthread_mutex_unlock", Int32](STATE + 8 * S_MUTEX)
         # The answer was written behind the compiler's back, through an address: read it back the same way.
         for i in range(4, 9):
             self.words[i] = at[Int](raw + 8 * i)[]

@@ -1,3 +1,0 @@
-"""Custom ops of the driver tests."""
-
-from .sums import *

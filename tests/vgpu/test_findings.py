@@ -127,14 +127,6 @@ def test_unwritten_shared_memory(ptx):
 
 
 @pytest.mark.compiles
-def test_async_copy_without_wait(ptx):
-    bench = Bench()
-    a, o = ones(bench, "a", 512), bench.empty("o", 512)
-    bench.run(ptx["async_no_wait"], 1, 128, o, a)
-    assert {f.kind for f in bench.errors()} == {"uninitialised read"}
-
-
-@pytest.mark.compiles
 def test_missing_barrier(ptx):
     bench = Bench()
     a, b, o = (bench.place(n, np.ones((32, 32), F4)) for n in "abo")
@@ -170,7 +162,7 @@ def test_zero_in_first_block(ptx, order):
     places = {int(w.split(":")[-2]) for w in (f.where, f.other)}
     assert places == {
         line_of(FILE, "o[unsafe_offset=0] = 0"),
-        line_of(FILE, "fetch_add[ordering=Ordering.RELAXED](o, total)", 1),
+        line_of(FILE, "fetch_add[ordering=Ordering.RELAXED](o, total)"),
     }
     assert (bench.get(o)[0] == 4000) == (order == "natural")
 
@@ -292,18 +284,6 @@ def test_barrier_that_some_never_reach():
     assert f.kind == "barrier divergence" and "at another barrier" in f.message
     (f,) = errors_of("setp.lt.u32 %p1, %t2, 32;  @!%p1 bra done;  bar.sync 1, 64;  done: bar.sync 2;", 64)
     assert f.kind == "barrier divergence"
-
-
-@pytest.mark.compiles
-def test_library_code_is_a_note(ptx):
-    """max's prefix sum reads shared words that it does not use and nobody wrote: real, harmless, not the reader's."""
-    bench = Bench()
-    a, o = bench.place("a", np.arange(128, dtype=I4)), bench.empty("o", 128, I4)
-    bench.run(ptx["block_prefix_sum"], 1, 128, o, a)
-    np.testing.assert_array_equal(bench.get(o), np.cumsum(np.arange(128)))
-    assert not bench.errors()
-    for f in bench.gpu.findings:
-        assert "belongs to the Mojo library" in f.text()
 
 
 def test_location_chains():

@@ -31,14 +31,6 @@ def rng(seed=0):
     return np.random.default_rng(seed)
 
 
-@pytest.mark.parametrize("n", [1, 31, 1000, 1024])
-def test_vector_add(ptx, bench, n):
-    a, b = bench.place("a", rng().random(n, F4)), bench.place("b", rng(1).random(n, F4))
-    o = bench.empty("o", n)
-    bench.run(ptx["vector_add"], -(-n // 256), 256, o, a, b, I4(n))
-    np.testing.assert_array_equal(bench.get(o), a + b)
-
-
 def test_vector_access(ptx, bench):
     a, b = bench.place("a", rng().random(4096, F4)), bench.place("b", rng(1).random(4096, F4))
     o = bench.empty("o", 4096)
@@ -73,19 +65,6 @@ def test_transcendental_functions(ptx, bench):
     np.testing.assert_allclose(bench.get(o), want, rtol=2e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("m,n,k", [(16, 16, 16), (33, 50, 17), (1, 7, 40)])
-def test_tiled_matmul(ptx, bench, m, n, k):
-    a, b = bench.place("a", rng().random((m, k), F4)), bench.place("b", rng(1).random((k, n), F4))
-    o = bench.empty("o", (m, n))
-    launch = bench.run(
-        ptx["matmul_tiled"], (-(-n // 16), -(-m // 16)), (16, 16), o, a, b, I4(m), I4(n), I4(k)
-    )
-    np.testing.assert_allclose(bench.get(o), a.astype(float) @ b, rtol=1e-5)
-    blocks = -(-n // 16) * -(-m // 16)
-    assert launch.counters.barriers == blocks * 2 * -(-k // 16)
-    assert launch.counters.flops >= 2 * m * n * k
-
-
 @settings(max_examples=15, deadline=None)
 @given(*[st.integers(1, 40)] * 3, st.sampled_from(["natural", "reversed", "shuffled:7"]), st.integers(0, 99))
 def test_matmul_of_any_size_and_order(ptx, m, n, k, order, seed):
@@ -94,17 +73,12 @@ def test_matmul_of_any_size_and_order(ptx, m, n, k, order, seed):
     a = bench.place("a", rng(seed).integers(-9, 10, (m, k)).astype(F4))
     b = bench.place("b", rng(seed + 1).integers(-9, 10, (k, n)).astype(F4))
     o = bench.empty("o", (m, n))
-    bench.run(ptx["matmul_tiled"], (-(-n // 16), -(-m // 16)), (16, 16), o, a, b, I4(m), I4(n), I4(k))
+    blocks, steps = (-(-n // 16), -(-m // 16)), -(-k // 16)
+    launch = bench.run(ptx["matmul_tiled"], blocks, (16, 16), o, a, b, I4(m), I4(n), I4(k))
     np.testing.assert_array_equal(bench.get(o), a @ b)
     assert not bench.errors()
-
-
-def test_block_sum_and_atomic(ptx, bench):
-    a = bench.place("a", rng().random(1000, F4))
-    o = bench.place("o", np.zeros(1, F4))
-    launch = bench.run(ptx["block_sum"], 4, 256, o, a, I4(1000))
-    np.testing.assert_allclose(bench.get(o), [a.sum(dtype=float)], rtol=1e-5)
-    assert (launch.counters.atomics, launch.counters.atomics_per_address) == (4, 4)
+    assert launch.counters.barriers == blocks[0] * blocks[1] * 2 * steps
+    assert launch.counters.flops >= 2 * m * n * k
 
 
 @pytest.mark.parametrize("order", ["natural", "reversed", "shuffled:3"])
@@ -125,33 +99,11 @@ def test_warp_synchronous_code_is_clean(ptx, bench):
     np.testing.assert_allclose(bench.get(o), a.sum(1), rtol=1e-6)
 
 
-def test_histogram(ptx, bench):
-    a = bench.place("a", rng().integers(0, 16, 3000).astype(I4))
-    o = bench.place("o", np.zeros(16, I4))
-    bench.run(ptx["histogram"], 12, 256, o, a, I4(3000))
-    np.testing.assert_array_equal(bench.get(o), np.bincount(a, minlength=16))
-
-
-def test_async_copy(ptx, bench):
-    a = bench.place("a", rng().random(512, F4))
-    o = bench.empty("o", 512)
-    bench.run(ptx["async_stage"], 1, 128, o, a)
-    np.testing.assert_array_equal(bench.get(o), a[::-1])
-
-
 def bf16(x):
     """float32 values rounded to bfloat16: (bits, values)."""
     bits = x.astype(F4).view(np.uint32)
     bits = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
     return bits, (bits.astype(np.uint32) << 16).view(F4)
-
-
-def test_mma_bf16(ptx, bench):
-    (abits, a), (bbits, b) = bf16(rng().normal(size=(16, 16))), bf16(rng(1).normal(size=(8, 16)))
-    A, B, o = bench.place("a", abits), bench.place("b", bbits), bench.empty("o", (16, 8))
-    bench.run(ptx["mma_bf16"], 1, 32, o, A, B)
-    assert "mma.sync" in ptx["mma_bf16"]
-    np.testing.assert_allclose(bench.get(o), a.astype(float) @ b.T, rtol=1e-6, atol=1e-6)
 
 
 def test_mma_tf32(ptx, bench):
@@ -193,13 +145,6 @@ def test_warp_functions(ptx, bench):
     np.testing.assert_array_equal(bench.get(o), want)
 
 
-def test_dynamic_shared_memory(ptx, bench):
-    a = bench.place("a", rng().random(96, F4))
-    o = bench.empty("o", 96)
-    bench.run(ptx["dynamic_shared"], 1, 96, o, a, shared_bytes=384)
-    np.testing.assert_array_equal(bench.get(o), a[::-1])
-
-
 def test_local_array(ptx, bench):
     a = bench.place("a", rng().integers(0, 8, (40, 16)).astype(I4))
     o = bench.empty("o", 40, I4)
@@ -218,18 +163,3 @@ def test_bfloat16_and_float64(ptx, bench):
     bench.run(ptx["double_axpy"], 2, 256, e, d, np.float64(3.3), I4(300))
     fused = [float(Fraction(3.3) * Fraction(x) + Fraction(0.1)) for x in d.tolist()]  # rounded once
     np.testing.assert_array_equal(bench.get(e), fused)
-
-
-def test_print(ptx, bench):
-    bench.run(ptx["hello"], 1, 8, I4(3))
-    assert "".join(bench.gpu.output) == "thread 0 1.5\nthread 1 1.5\nthread 2 1.5\n"
-
-
-def test_debug_assert_passes_and_fails(ptx):
-    bench = Bench()
-    o = bench.empty("o", 8, I4)
-    bench.run(ptx["checked"], 1, 8, o, I4(8))
-    np.testing.assert_array_equal(bench.get(o), np.ones(8))
-    assert not bench.gpu.findings
-    bench.run(ptx["checked"], 1, 8, o, I4(5))
-    assert any("too many threads" in line for line in bench.gpu.output)

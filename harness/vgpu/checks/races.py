@@ -219,8 +219,8 @@ class AccessLog:
             self.digest()
 
     def add_shared(self, batch, A, index, L):
-        """A shared access of the own block."""
-        if not self.active:
+        """A shared access of the own block; where the kernel has no shared memory it is a wrong one, reported already."""
+        if not self.active or not batch.shared_size:
             return
         if self.events:
             self.events.add_shared(batch, A, index, L)

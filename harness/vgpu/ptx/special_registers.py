@@ -16,7 +16,7 @@ SPECIALS = {
     "cluster_ctarank": "ctaid_x % cluster_nctaid_x + cluster_nctaid_x * (ctaid_y % cluster_nctaid_y"
                        " + cluster_nctaid_y * (ctaid_z % cluster_nctaid_z))",
     "cluster_nctarank": "cluster_nctaid_x * cluster_nctaid_y * cluster_nctaid_z",
-    "is_explicit_cluster": "u4(cluster_nctaid_x * cluster_nctaid_y * cluster_nctaid_z > u4(1))",
+    "is_explicit_cluster": "cluster_nctaid_x * cluster_nctaid_y * cluster_nctaid_z > u4(1)",
     "dynamic_smem_size": "dynamic_smem_size", "total_smem_size": "total_smem_size", "aggr_smem_size": "u4(0)",
     "reserved_smem_offset_begin": "u4(0)", "reserved_smem_offset_end": "u4(1024)",
     "clock": "u4(0)", "clock_hi": "u4(0)", "clock64": "u8(0)",

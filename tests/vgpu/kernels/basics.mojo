@@ -105,14 +105,6 @@ def matmul_no_barrier(o: Out, a: In, b: In, m: Int32, n: Int32, k: Int32):
     o[unsafe_offset=row * Int(n) + column] = total
 
 
-def block_sum(o: Out, a: In, n: Int32):
-    """Library block sum, then one relaxed atomic a block."""
-    var i = global_idx.x
-    var total = block.sum[block_size=256](a[unsafe_offset=i] if i < Int(n) else Float32(0))
-    if thread_idx.x == 0:
-        _ = Atomic[Float32, scope="device"].fetch_add[ordering=Ordering.RELAXED](o, total)
-
-
 def block_sum_no_atomic(o: Out, a: In, n: Int32):
     """Every block adds to o[0] without an atomic."""
     var i = global_idx.x
@@ -224,65 +216,6 @@ def shared_unwritten(o: Out, a: In):
     o[unsafe_offset=thread_idx.x] = rebind[Float32](s[thread_idx.x])
 
 
-def histogram(o: IntOut, a: IntIn, n: Int32):
-    var counts = stack_allocation[dtype=DType.int32, address_space=AddressSpace.SHARED](row_major[16]())
-    if thread_idx.x < 16:
-        counts[thread_idx.x] = 0
-    barrier()
-    var i = global_idx.x
-    if i < Int(n):
-        _ = Atomic[Int32, scope="block"].fetch_add[ordering=Ordering.RELAXED](
-            counts.ptr.unsafe_offset(Int(a[unsafe_offset=i])), 1
-        )
-    barrier()
-    if thread_idx.x < 16:
-        _ = Atomic[Int32, scope="device"].fetch_add[ordering=Ordering.RELAXED](
-            o.unsafe_offset(thread_idx.x), rebind[Int32](counts[thread_idx.x])
-        )
-
-
-def async_stage(o: Out, a: In):
-    """Copies asynchronously into shared memory, then reversed out."""
-    var s = stack_allocation[dtype=F32, address_space=AddressSpace.SHARED](row_major[512]())
-    var source = a.unsafe_address_space_cast[AddressSpace.GLOBAL]()
-    async_copy[16](source.unsafe_offset(4 * thread_idx.x), s.ptr.unsafe_offset(4 * thread_idx.x))
-    async_copy_commit_group()
-    async_copy_wait_group(0)
-    barrier()
-    comptime for k in range(4):
-        o[unsafe_offset=4 * thread_idx.x + k] = rebind[Float32](s[511 - 4 * thread_idx.x - k])
-
-
-def async_no_wait(o: Out, a: In):
-    """The wait for the copies is missing."""
-    var s = stack_allocation[dtype=F32, address_space=AddressSpace.SHARED](row_major[512]())
-    var source = a.unsafe_address_space_cast[AddressSpace.GLOBAL]()
-    async_copy[16](source.unsafe_offset(4 * thread_idx.x), s.ptr.unsafe_offset(4 * thread_idx.x))
-    async_copy_commit_group()
-    barrier()
-    comptime for k in range(4):
-        o[unsafe_offset=4 * thread_idx.x + k] = rebind[Float32](s[511 - 4 * thread_idx.x - k])
-
-
-def mma_bf16(o: Out, a: Pointer[BFloat16, ImmutAnyOrigin], b: Pointer[BFloat16, ImmutAnyOrigin]):
-    """One m16n8k16 product; a is [16, 16], b is [8, 16] (transposed), o is [16, 8]."""
-    var lane = lane_id()
-    var g = lane // 4
-    var t = lane % 4
-    var x = SIMD[DType.bfloat16, 8](0)
-    comptime for i in range(8):
-        var row = g + (8 if (i // 2) % 2 == 1 else 0)
-        var column = 2 * t + i % 2 + (8 if i >= 4 else 0)
-        x[i] = a[unsafe_offset=row * 16 + column]
-    var y = SIMD[DType.bfloat16, 4](0)
-    comptime for i in range(4):
-        y[i] = b[unsafe_offset=g * 16 + 2 * t + i % 2 + (8 if i >= 2 else 0)]
-    var d = SIMD[F32, 4](0)
-    mma(d, x, y, SIMD[F32, 4](0))
-    comptime for i in range(4):
-        o[unsafe_offset=(g + (8 if i >= 2 else 0)) * 8 + 2 * t + i % 2] = d[i]
-
-
 def mma_tf32(o: Out, a: In, b: In):
     """One m16n8k8 product; a is [16, 8], b is [8, 8] (transposed), o is [16, 8]."""
     var lane = lane_id()
@@ -329,13 +262,6 @@ def block_prefix_sum(o: IntOut, a: IntIn):
     o[unsafe_offset=i] = block.prefix_sum[block_size=128](a[unsafe_offset=i])
 
 
-def dynamic_shared(o: Out, a: In):
-    var s = external_memory[Float32, address_space=AddressSpace.SHARED, alignment=16]()
-    s[unsafe_offset=thread_idx.x] = a[unsafe_offset=thread_idx.x]
-    barrier()
-    o[unsafe_offset=thread_idx.x] = s[unsafe_offset=block_dim.x - 1 - thread_idx.x]
-
-
 def local_array(o: IntOut, a: IntIn):
     """A local array with a dynamic index."""
     var counts = Array[Int32, 8](fill=0)
@@ -362,16 +288,6 @@ def double_axpy(
     var i = global_idx.x
     if i < Int(n):
         o[unsafe_offset=i] = s * a[unsafe_offset=i] + 0.1
-
-
-def hello(n: Int32):
-    if thread_idx.x < Int(n):
-        print("thread", thread_idx.x, Float32(1.5))
-
-
-def checked(o: IntOut, n: Int32):
-    debug_assert[assert_mode="safe"](thread_idx.x < Int(n), "too many threads")
-    o[unsafe_offset=thread_idx.x] = 1
 
 
 def spin_forever(flag: IntOut):
@@ -411,7 +327,6 @@ def main() raises:
     show[transcendental]("transcendental")
     show[matmul_tiled]("matmul_tiled")
     show[matmul_no_barrier]("matmul_no_barrier")
-    show[block_sum]("block_sum")
     show[block_sum_no_atomic]("block_sum_no_atomic")
     show[zero_in_first_block]("zero_in_first_block")
     show[last_block_reduces]("last_block_reduces")
@@ -421,20 +336,13 @@ def main() raises:
     show[barrier_in_branch_of_warp]("barrier_in_branch_of_warp")
     show[two_barriers]("two_barriers")
     show[shared_unwritten]("shared_unwritten")
-    show[histogram]("histogram")
-    show[async_stage]("async_stage")
-    show[async_no_wait]("async_no_wait")
-    show[mma_bf16]("mma_bf16")
     show[mma_tf32]("mma_tf32")
     show[matrix_load]("matrix_load")
     show[warp_things]("warp_things")
     show[block_prefix_sum]("block_prefix_sum")
-    show[dynamic_shared]("dynamic_shared")
     show[local_array]("local_array")
     show[bfloat_scale]("bfloat_scale")
     show[double_axpy]("double_axpy")
-    show[hello]("hello")
-    show[checked]("checked")
     show[spin_forever]("spin_forever")
     show[unwritten_tail]("unwritten_tail")
     show[bank_conflicts]("bank_conflicts")

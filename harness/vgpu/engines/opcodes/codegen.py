@@ -132,6 +132,8 @@ class Writer:
 
     def width(self, name: str) -> int:
         """Bytes of register `name` (0 for predicates)."""
+        if name == "sp_is_explicit_cluster":  # a predicate
+            return 0
         if name.startswith("sp_"):
             return 8 if name in ("sp_clock64", "sp_globaltimer", "sp_gridid") else 4
         kind = self.program.regs.get(name)

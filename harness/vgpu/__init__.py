@@ -9,7 +9,7 @@ holds that:
 - cli.py: `vgpu exec`, `vgpu info`: programs that know nothing of a virtual GPU run on it
 - driver/: what such programs take for the CUDA driver: two libraries in Mojo, and a server
 - machine.py: the device, `VirtualGPU`: memory, modules, launches
-- engines/: one launch (launch.py), what runs it in NumPy (interpreter/), and the definition of each instruction (opcodes/)
+- engine/: one launch (launch.py), what runs it in NumPy (interpreter/), and the definition of each instruction (opcodes/)
 - checks/: findings, and what makes them: races, order of copies, divergence, hangs; counters and events
 - memory/: device memory with exact tensors, memory instructions, mbarriers, tensor maps
 - errors.py: what is raised, each with the name of the CUDA error

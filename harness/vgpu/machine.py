@@ -23,13 +23,13 @@ import numpy as np
 from harness.vgpu.checks.counters import Counters
 from harness.vgpu.checks.events import Events
 from harness.vgpu.checks.findings import Checks, Finding, Findings, index_text, named, plural
-from harness.vgpu.engines.launch import Run
-from harness.vgpu.engines.opcodes import (  # noqa: F401  (they register their emitters)
+from harness.vgpu.engine.launch import Run
+from harness.vgpu.engine.opcodes import (  # noqa: F401  (they register their emitters)
     arithmetic_ops,
     hopper_ops,
     memory_ops,
 )
-from harness.vgpu.engines.opcodes.codegen import Code
+from harness.vgpu.engine.opcodes.codegen import Code
 from harness.vgpu.memory.arena import DEFAULT_BASE, Arena, OutOfSpace
 from harness.vgpu.ptx import parser
 from harness.vgpu.ptx.program import LinkError, Program
@@ -180,11 +180,6 @@ class VirtualGPU:
         offset = self.offset(address, len(raw), "write")
         self.arena.data[offset : offset + len(raw)] = raw
         self._wrote(address, len(raw))
-
-    def wrote(self, address: int, nbytes: int) -> None:
-        """The host (or a driver) has put data there by itself: count it as written."""
-        self.offset(address, nbytes, "mark")
-        self._wrote(address, nbytes)
 
     def _wrote(self, address: int, nbytes: int):
         offset = address - self.arena.base

@@ -11,12 +11,12 @@ import re
 from pathlib import Path
 
 from harness import vgpu
-from harness.vgpu.engines.opcodes import (  # noqa: F401  (they register their emitters)
+from harness.vgpu.engine.opcodes import (  # noqa: F401  (they register their emitters)
     arithmetic_ops,
     hopper_ops,
     memory_ops,
 )
-from harness.vgpu.engines.opcodes.emitters import OPCODES
+from harness.vgpu.engine.opcodes.emitters import OPCODES
 from harness.vgpu.ptx.special_registers import SPECIAL_REGISTERS
 
 FILE = Path(vgpu.__file__).parent / "OPCODES.md"

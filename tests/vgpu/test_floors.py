@@ -14,7 +14,7 @@ import harness.vgpu
 
 PACKAGE = Path(harness.vgpu.__file__).parent
 FLOORS = (
-    "ptx", "errors", "memory", "checks", "engines/opcodes", "engines/interpreter", "engines", "machine",
+    "ptx", "errors", "memory", "checks", "engine/opcodes", "engine/interpreter", "engine", "machine",
     "driver", "cli",
 )  # fmt: skip
 """From the bottom up; what lies in no folder is a floor of its own."""
@@ -66,9 +66,9 @@ def test_no_file_imports_from_above(path):
 @pytest.mark.parametrize(
     ("module", "line"),
     [
-        ("checks.races", "from harness.vgpu.engines.interpreter.batch_memory import BatchMemory"),
+        ("checks.races", "from harness.vgpu.engine.interpreter.batch_memory import BatchMemory"),
         ("checks.races", "from ..machine import VirtualGPU"),
-        ("engines.opcodes.hopper_ops", "from harness.vgpu.engines.interpreter import wgmma"),
+        ("engine.opcodes.hopper_ops", "from harness.vgpu.engine.interpreter import wgmma"),
         ("ptx.parser", "def f():\n    from harness.vgpu import errors"),
         ("errors", "import harness.vgpu.cli"),
         ("machine", "from harness.spec.ops import OpSpec"),

@@ -15,7 +15,7 @@ import pytest
 from kernel_tools import Bench
 
 from harness.vgpu import Checks
-from harness.vgpu.engines.interpreter import executor
+from harness.vgpu.engine.interpreter import executor
 from harness.vgpu.errors import StepBudgetExceeded, UnsupportedInstruction
 from harness.vgpu.memory import tensor_map
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from opcode_table import FILE, coverage, table
 
-from harness.vgpu.engines.opcodes.emitters import OPCODES
+from harness.vgpu.engine.opcodes.emitters import OPCODES
 
 
 def test_the_table_is_current():

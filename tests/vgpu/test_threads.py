@@ -7,7 +7,7 @@ import pytest
 from kernel_tools import Bench
 from ptx_tools import HEADER, covers, kernel, run
 
-from harness.vgpu.engines.interpreter import executor
+from harness.vgpu.engine.interpreter import executor
 from harness.vgpu.errors import InvalidPTX, StepBudgetExceeded, UnsupportedInstruction
 from harness.vgpu.memory import arena
 

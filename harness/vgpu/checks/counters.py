@@ -48,13 +48,13 @@ class TensorTraffic:
 
 
 class Costs(Protocol):
-    """What is read of a kernel's generated code (engines/opcodes/codegen.py)."""
+    """What is read of a kernel's generated code (engine/opcodes/codegen.py)."""
 
     work: dict[int, tuple[int, int]]  # basic block -> instructions and flops per thread
 
 
 class Counted(Protocol):
-    """What is read of the launch that is counted (engines/launch.py)."""
+    """What is read of the launch that is counted (engine/launch.py)."""
 
     checks: Checks
     grid: tuple[int, int, int]

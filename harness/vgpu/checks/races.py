@@ -142,7 +142,7 @@ def clash_shared(other, mine):
 
 
 class Logged(Protocol):
-    """What is read of the batch whose accesses are logged (engines/interpreter/executor.py)."""
+    """What is read of the batch whose accesses are logged (engine/interpreter/executor.py)."""
 
     count: int  # thread blocks
     shared_size: int  # bytes of shared memory of each

@@ -11,8 +11,8 @@ from harness.vgpu.checks.counters import Counters
 from harness.vgpu.checks.findings import Finding, Findings, plural
 from harness.vgpu.checks.races import AccessLog, synchronises
 from harness.vgpu.checks.trial import Before, depends_on_unwritten
-from harness.vgpu.engines.interpreter.executor import Batch, Livelock, StepBudget, Trap
-from harness.vgpu.engines.reports import Reports, shared_name
+from harness.vgpu.engine.interpreter.executor import Batch, Livelock, StepBudget, Trap
+from harness.vgpu.engine.reports import Reports, shared_name
 from harness.vgpu.errors import StepBudgetExceeded, UnsupportedInstruction
 from harness.vgpu.memory.arena import Extent, Space
 from harness.vgpu.ptx.places import place

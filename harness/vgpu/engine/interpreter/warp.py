@@ -11,8 +11,8 @@ import struct
 
 import numpy as np
 
-from harness.vgpu.engines.opcodes import numeric
-from harness.vgpu.engines.opcodes.fragments import fragment_maps, sizes
+from harness.vgpu.engine.opcodes import numeric
+from harness.vgpu.engine.opcodes.fragments import fragment_maps, sizes
 from harness.vgpu.errors import UnsupportedInstruction
 from harness.vgpu.memory.access import LOCAL_WINDOW, Access
 

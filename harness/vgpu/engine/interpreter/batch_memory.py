@@ -13,7 +13,7 @@ import numpy as np
 
 from harness.vgpu.checks.findings import index_text, named
 from harness.vgpu.checks.order import Order
-from harness.vgpu.engines.opcodes.codegen import Code
+from harness.vgpu.engine.opcodes.codegen import Code
 from harness.vgpu.memory.access import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, Access
 from harness.vgpu.memory.arena import Extent, Space, extent_at
 

@@ -17,7 +17,7 @@ import numpy as np
 from harness.vgpu.checks.divergence import Splits
 from harness.vgpu.checks.livelock import Looks
 from harness.vgpu.checks.order import MOST_THREADS, Order
-from harness.vgpu.engines.opcodes.codegen import put
+from harness.vgpu.engine.opcodes.codegen import put
 from harness.vgpu.ptx.parser import WIDTH
 from harness.vgpu.ptx.special_registers import SPECIALS
 

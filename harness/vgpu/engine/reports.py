@@ -10,8 +10,8 @@ import numpy as np
 from harness.vgpu.checks.findings import Finding, Findings, index_text, named, plural, with_article
 from harness.vgpu.checks.races import AccessLog
 from harness.vgpu.checks.trial import Before
-from harness.vgpu.engines.interpreter.executor import Trap
-from harness.vgpu.engines.opcodes.codegen import Code
+from harness.vgpu.engine.interpreter.executor import Trap
+from harness.vgpu.engine.opcodes.codegen import Code
 from harness.vgpu.memory.access import Access
 from harness.vgpu.memory.arena import ITEMSIZE, NOWHERE, NULL_PAGE, Arena, Extent, extent_at
 from harness.vgpu.ptx.places import is_library_algorithm, place

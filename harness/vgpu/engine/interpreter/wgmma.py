@@ -15,9 +15,9 @@ import functools
 
 import numpy as np
 
-from harness.vgpu.engines.opcodes import numeric
-from harness.vgpu.engines.opcodes.fragments import fragment_maps
-from harness.vgpu.engines.opcodes.hopper_ops import Operand
+from harness.vgpu.engine.opcodes import numeric
+from harness.vgpu.engine.opcodes.fragments import fragment_maps
+from harness.vgpu.engine.opcodes.hopper_ops import Operand
 from harness.vgpu.errors import UnsupportedInstruction
 from harness.vgpu.memory.access import Access
 from harness.vgpu.memory.tensor_map import swizzled

@@ -4,10 +4,14 @@
 `import harness` and the command line start without PyTorch.
 """
 
+import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from harness.nn.layers import LayerNormLinear, fused_layernorm_linear
+
+STARTED = time.time()
+"""When this process began to load the code."""
 
 __all__ = ["LayerNormLinear", "fused_layernorm_linear"]
 

@@ -10,9 +10,6 @@ import sys
 def main() -> int:
     """Runs the command line of this process and returns its exit code."""
     try:
-        from harness.check.warm import ask
-
-        ask(sys.argv[1:])
         from harness.cli import main as run
 
         return run()

@@ -206,7 +206,7 @@ def live(console: Console, *, ticking: bool = True) -> Generator["Progress", Non
 
     Without `ticking` it moves only where the check tells something: a learner's code may print and read meanwhile.
     """
-    # Not at the start: the process that judges a gate shows no bar.
+    # Not at the start: most commands show no bar.
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     with Progress(

@@ -21,8 +21,6 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Mojo's compiler, which the tests start hundreds of times, takes some 6% less processor time on huge pages.
 os.environ.setdefault("MALLOC_CONF", "thp:always")
-# A command that a test starts leaves no warm process behind; the tests of that process say otherwise.
-os.environ.setdefault("WORKBOOK_SERVER", "off")
 # A shell starts a run in the background with SIGINT ignored, and all that a test starts would inherit that and be deaf to Ctrl-C.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

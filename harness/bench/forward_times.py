@@ -10,6 +10,7 @@ from harness.check.runs import Run
 from harness.devices import graphs
 from harness.devices.targets import Target
 from harness.spec.puzzle import Case
+from harness.spec.rounding import as_tensor
 
 CALLS = 50
 
@@ -55,7 +56,8 @@ def median_microseconds(run: Run, program: graphs.Program, case: Case, target: T
 def forward_buffers(run: Run, program: graphs.Program, case: Case, target: Target) -> dict[str, Buffer]:
     """The buffers of one forward call on one device."""
     inputs = Reference(run.options.puzzle, run.options.dtype, run.options.seed).inputs(case)
-    return graphs.make_buffers(run.options.puzzle, program, target, inputs)[1]
+    tensors = {name: as_tensor(array) for name, array in inputs.items()}
+    return graphs.make_buffers(run.options.puzzle, program, target, tensors)[1]
 
 
 def cpu_to_gpu(times: dict[str, tuple[float, float]]) -> str:

@@ -2,9 +2,7 @@
 
 From `workbook pNN --gate dW` to its verdict, ten files in order. A file without a folder is in this one:
 
- 1  harness/cli.py. `run` finds the command, and run_puzzle calls checking.check. Before, harness/__main__.py
-    has asked the warm process (warm.py, harness/server.py), which judges in the same way. Where none answers,
-    this process judges, and starts one for the next command.
+ 1  harness/cli.py. `run` finds the command, and run_puzzle calls checking.check.
  2  options.py. parse checks the flags and makes Options. `work` is the file that is meant: of the last rung
     with a gate of that name, for dW the kernels. `by_gate` sends one gate of the kernels to the virtual GPU,
     even where there is a real one.
@@ -20,9 +18,9 @@ From `workbook pNN --gate dW` to its verdict, ten files in order. A file without
     holds dW, between a kernel that clears the sums and one that rounds them.
  6  checker.py. checker_of and make_checker make the checker, whose class the rung names by a string: for
     kernels "harness.check.checker:Checker". Where every blank asked about is untouched, Checker.check
-    compiles nothing: "unsolved", exit code 3. Else it has the launches recorded, while PyTorch computes what
-    is right. The chapter's case is judged and printed first, then all of them, both passes of each. A gate
-    that is right in float32 is judged again in bfloat16, in the cases with `in_16_bits`, where --dtype says
+    compiles nothing: "unsolved", exit code 3. Else it has the launches recorded; meanwhile what is right is
+    read from the cache, or asked of PyTorch. The chapter's case is judged and printed first, then all of them,
+    both passes of each. A gate that is right in float32 is judged again in bfloat16, in the cases with `in_16_bits`, where --dtype says
     nothing.
  7  judge.py. Judge.by_gate, then `on` and `variant`, have the recording replayed and put what is wrong down
     to the right gate. A gate is wrong by its values (`by_values`), by what the virtual GPU reports
@@ -33,7 +31,8 @@ From `workbook pNN --gate dW` to its verdict, ten files in order. A file without
     forward pass does not spoil dW.
  9  reference.py. Reference.compared hands each quantity to `compare` with the truth, which is PyTorch's
     answer in float64 (of float64 kernels, the derivation's in NumPy longdouble), and the baseline, which is
-    its answer in the kernel's dtype.
+    its answer in the kernel's dtype. Both are kept in the cache, under a digest of the code that decides
+    them: a gate of kernels imports torch only where they are missing.
 10  compare.py. `compare` finds it right where max|got - truth| / max|truth| is at most 2 * s times the
     baseline's and a floor, 4 * 2^-23 in float32, 2^-8 in bfloat16; where NaN and infinity stand as in the
     truth; and where nothing is left unwritten. A spec may widen it for some quantities (`propagated`,

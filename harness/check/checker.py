@@ -1,8 +1,8 @@
 """What judges a learner's file: `checker_of` makes it. That of kernels is here: each gate by itself, without MAX or a GPU, in one process.
 
-The kernels are recorded (one run of the Mojo compiler for all cases, and for those kernels alone that have changed) and
-replayed on the virtual GPU. What needs torch is imported, and PyTorch asked for the right results, while the compiler
-runs: this module itself is light. A gate whose blank is untouched is not run.
+The kernels are recorded (one run of the Mojo compiler for all cases, and for those kernels alone that have changed)
+and replayed on the virtual GPU. While the compiler runs, what judges is imported, and what is right is read from
+the cache or asked of PyTorch: this module itself is light. A gate whose blank is untouched is not run.
 """
 
 import re
@@ -38,7 +38,7 @@ class RungChecker(Protocol):
 
 
 class Checker:
-    """Judges gates again and again: truth and baseline are computed once, recordings are cached by content.
+    """Judges gates again and again: truth, baseline and recordings are cached.
 
     Attributes:
         other: The dtype in which a few cases of what is right are judged too, compiled by the same program; "" for none.
@@ -70,7 +70,7 @@ class Checker:
     def _reference(self, dtype: str) -> "Reference":
         from harness.check.reference import Reference
 
-        return self._references.setdefault(dtype, Reference(self.puzzle, dtype, self.seed))
+        return self._references.setdefault(dtype, Reference(self.puzzle, dtype, self.seed, kept=True))
 
     def check(
         self, path: Path | OpPackage, gates: GateIds = None, cases: Cases = None, *, on_first: OnFirst = None
@@ -127,7 +127,7 @@ class Checker:
     def _recorded(
         self, package: OpPackage, asked: Mapping[str, Sequence[Case]], variants: Sequence[str]
     ) -> dict[str, Recording]:
-        """The recording of each dtype's cases; while the compiler runs, PyTorch is imported and asked for what is right.
+        """The recording of each dtype's cases; meanwhile what is right is looked up or computed.
 
         Raises what `record` does, and that without waiting for PyTorch to answer all.
         """
@@ -139,11 +139,8 @@ class Checker:
         try:
             tell("compiling the kernels")
             recorded = pool.submit(record_dtypes, orders, self.puzzle.name)
-            for dtype, case in ((dtype, case) for dtype, cases in asked.items() for case in cases):
-                if recorded.done():
-                    break
-                self._reference(dtype).truth(case, VIRTUAL)
-                self._reference(dtype).baseline(case, VIRTUAL)
+            for dtype, cases in asked.items():
+                self._reference(dtype).prepare(cases, VIRTUAL, recorded.done)
             return dict(zip(asked, recorded.result(), strict=True))
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
@@ -154,10 +151,10 @@ def checker_of(work: Work, *, at_terminal: bool = False, **options: object) -> R
 
     `at_terminal`: whether that code may read from the terminal.
     """
-    from harness.check.apart import Apart
-
     if work.in_package:
         return make_checker(work, **options)
+    from harness.check.apart import Apart
+
     return Apart(work, at_terminal=at_terminal, **options)
 
 

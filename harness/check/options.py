@@ -14,7 +14,6 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from harness.check.warm import FLAG
 from harness.console import Parser
 from harness.devices.targets import KINDS, VIRTUAL_LIMIT
 from harness.errors import BadUse
@@ -317,11 +316,6 @@ def add_kernel_flags(
         help="block order of the virtual GPU: natural, reversed, shuffled or shuffled:SEED",
     )
     root.add_argument("--html", type=Path, metavar="FILE", help="where --show puts its page")
-    root.add_argument(
-        FLAG,
-        action="store_true",
-        help="judge in this process, not in the warm one that --gate starts and the next one finds",
-    )
     root.add_argument("--verbose", action="store_true", help="print the compiler's whole output")
 
 

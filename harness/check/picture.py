@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 
 from harness.check.accesses import Accesses, Line, Place, Source, Thread
 from harness.check.blame import Fault, blame
@@ -24,7 +23,7 @@ from harness.devices.replay import Replay
 from harness.devices.targets import VIRTUAL
 from harness.errors import BadUse, Unsolved
 from harness.learner.work import package_blanks
-from harness.spec.puzzle import Case, Dims, Gate, Puzzle
+from harness.spec.puzzle import Arrays, Case, Dims, Gate, Puzzle
 from harness.toolchain import roots
 from harness.toolchain.packages import OpPackage
 from harness.vgpu import Finding, VirtualGPUError
@@ -64,7 +63,7 @@ class Side:
     """One of the two runs: its accesses, its outputs, its findings, and why it stopped, if it did."""
 
     accesses: Accesses
-    outputs: dict[str, torch.Tensor] = field(default_factory=dict)
+    outputs: Arrays = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     failure: str = ""
 
@@ -227,11 +226,11 @@ def runner(package: OpPackage, gate: Gate, dims: list[Dims], checker: Checker) -
     own = (*gate.quantities, *gate.given)
     saved = [quantity for quantity in puzzle.saved(gate.variant) if quantity not in own]
 
-    def replayed(case: Case, corrected: dict[str, torch.Tensor]) -> Side:
+    def replayed(case: Case, corrected: Arrays) -> Side:
         replay = Replay(recording, puzzle, checker.dtype, blocks=checker.blocks)
         replay.gpu.keep_events = EVENTS
         replay.gpu.steps = STEPS + puzzle.multiply_adds(case.dims)
-        outputs: dict[str, torch.Tensor] = {}
+        outputs: Arrays = {}
         failure = ""
         try:
             outputs = replay.run(gate.variant, case, reference.inputs(case), corrected)

@@ -22,6 +22,7 @@ from harness.errors import DamagedFile
 from harness.learner import blanks
 from harness.learner.work import rung_blanks
 from harness.spec.puzzle import Case, Gate, Puzzle
+from harness.spec.rounding import as_array
 from harness.spec.rungs import Rung
 
 if TYPE_CHECKING:  # it needs torch, and the NumPy rung none
@@ -161,10 +162,10 @@ class CaseChecker(PythonChecker):
         raise NotImplementedError
 
     def _verdict(self, case: Case, quantity: str, got: Any) -> Verdict:
-        return self._reference_of(case).verdict(case, CPU, quantity, got)
+        return self._reference_of(case).verdict(case, CPU, quantity, as_array(got))
 
     def _evidence(self, case: Case, quantity: str, got: Any, verdict: Verdict) -> Evidence:
-        return self._reference_of(case).evidence(case, CPU, quantity, got, verdict)
+        return self._reference_of(case).evidence(case, CPU, quantity, as_array(got), verdict)
 
     def _check_further(self, gate: Gate, path: Path, cases: list[Case]) -> None:
         """Raises what is wrong although every value is right."""

@@ -13,19 +13,15 @@ from harness.console import tell
 from harness.devices.recorder import Recording
 from harness.devices.targets import VIRTUAL, Target
 from harness.errors import EnvironmentProblem
-from harness.spec.puzzle import Case
+from harness.spec.puzzle import Arrays, Case
 from harness.vgpu import Finding
 from harness.vgpu.checks.findings import by_cause
 from harness.vgpu.errors import UnsupportedInstruction, VirtualGPUError
 
 if TYPE_CHECKING:
-    import torch
-
     from harness.check.reference import Reference
     from harness.devices.graphs import Program
     from harness.devices.replay import Replay
-
-Tensors = dict[str, "torch.Tensor"]
 
 # Steps that a launch may take on the virtual GPU: the cases need 5000, an endless loop is stopped within seconds.
 STEPS = 100_000
@@ -38,7 +34,7 @@ class Outcome:
     `corrected`: what the launches save for others was wrong, so that right values were put in its place.
     """
 
-    outputs: dict[str, Tensors] = field(default_factory=dict)
+    outputs: dict[str, Arrays] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     failure: VirtualGPUError | None = None
     corrected: bool = False
@@ -55,7 +51,7 @@ class Device(Protocol):
         """Runs a variant on every case."""
         ...
 
-    def outputs(self, variant: str, case: Case, reference: "Reference") -> Tensors:
+    def outputs(self, variant: str, case: Case, reference: "Reference") -> Arrays:
         """Runs a variant on one case once more; what it wrote, by quantity."""
         ...
 
@@ -66,7 +62,7 @@ class Compiled:
     def __init__(self, program: "Program", target: Target):
         self.program, self.target = program, target
         self.cached, self.seconds = program.cached, program.seconds
-        self._ran: dict[Case, Tensors] = {}
+        self._ran: dict[Case, Arrays] = {}
 
     def outcome(self, variant: str, cases: Sequence[Case], reference: "Reference") -> Outcome:
         for number, case in enumerate(cases, 1):
@@ -75,17 +71,17 @@ class Compiled:
                 self._ran[case] = self._execute(case, reference)
         return Outcome({case.name: of_variant(self._ran[case], variant) for case in cases})
 
-    def outputs(self, variant: str, case: Case, reference: "Reference") -> Tensors:
+    def outputs(self, variant: str, case: Case, reference: "Reference") -> Arrays:
         return of_variant(self._execute(case, reference), variant)
 
-    def _execute(self, case: Case, reference: "Reference") -> Tensors:
+    def _execute(self, case: Case, reference: "Reference") -> Arrays:
         from harness.devices import graphs
 
         inputs = reference.inputs(case)
         return graphs.execute(reference.puzzle, self.program, self.target, inputs, case.dims)
 
 
-def of_variant(outputs: Tensors, variant: str) -> Tensors:
+def of_variant(outputs: Arrays, variant: str) -> Arrays:
     """What one variant wrote, by quantity, from the outputs of a graph by "variant.quantity"."""
     named = {name.partition("."): tensor for name, tensor in outputs.items()}
     return {quantity: tensor for (prefix, _, quantity), tensor in named.items() if prefix == variant}
@@ -123,7 +119,7 @@ class Simulated:
             return again
         return outcome
 
-    def outputs(self, variant: str, case: Case, reference: "Reference") -> Tensors:
+    def outputs(self, variant: str, case: Case, reference: "Reference") -> Arrays:
         """On the machine that has run the variant last."""
         return self._replays[variant].run(variant, case, reference.inputs(case))
 

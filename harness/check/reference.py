@@ -1,29 +1,50 @@
 """Inputs, truth and baseline of a run: what goes into the kernels, and what PyTorch makes of the same.
 
-Needs torch, and not MAX.
+Kernels take and write stored arrays (`harness.spec.rounding`). What PyTorch has answered once is kept in the
+cache, so that torch is imported only where an answer is missing.
 """
 
+import hashlib
+import os
+import pickle
+import platform
+import shutil
+import sys
+import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cache, cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
-from harness.check.compare import Repeats, Verdict, allowance, compare, spread_in_ulps
-from harness.check.diagnose import Evidence
+from harness import STARTED
+from harness.check.compare import Evidence, Repeats, Verdict, allowance, compare, spread_in_ulps
 from harness.devices.poison import unwritten
 from harness.devices.targets import Target
+from harness.errors import EnvironmentProblem
 from harness.spec.puzzle import Arrays, Case, Puzzle
+from harness.spec.rounding import stored, values
+from harness.toolchain.cache import STALE, cache_folder, digest, discard, keep
+from harness.toolchain.roots import HERE
 
-Tensors = dict[str, torch.Tensor]
+if TYPE_CHECKING:
+    import torch
+
+    Tensors = dict[str, torch.Tensor]
+
 SMALL = 2**16
 """Elements of all inputs of a case up to which PyTorch is asked with one thread."""
 
 
 @contextmanager
-def few_threads(tensors: Tensors) -> Generator[None, None, None]:
+def few_threads(tensors: "Tensors") -> Generator[None, None, None]:
     """One thread of PyTorch for small tensors: on a busy machine more of them take thirty times as long, waiting."""
+    import torch
+
     before = torch.get_num_threads()
     if sum(tensor.numel() for tensor in tensors.values()) <= SMALL:
         torch.set_num_threads(1)
@@ -33,34 +54,91 @@ def few_threads(tensors: Tensors) -> Generator[None, None, None]:
         torch.set_num_threads(before)
 
 
-def torch_device(target: Target) -> torch.device:
+def torch_device(target: Target) -> str:
     """Where PyTorch computes the baseline: on the same device where torch has it."""
-    return torch.device("cuda" if target.kind == "gpu" and torch.cuda.is_available() else "cpu")
+    if target.kind != "gpu":
+        return "cpu"
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+# ---- Kept answers -------------------------------------------------------------------------------------------
+
+
+def code_of(puzzle: str) -> list[Path]:
+    """The files that decide what is right."""
+    own = Path(sys.modules[f"harness.puzzles.{puzzle}"].__file__ or "").parent
+    shared = ("puzzles/*.py", "spec/*.py", "nn/*_ops.py", "nn/orders.py", "check/reference.py")
+    return sorted([*own.rglob("*.py"), *(path for pattern in shared for path in HERE.glob(pattern))])
+
+
+@cache
+def code_digest(puzzle: str) -> str:
+    """What these files hold; "" where one of them is newer than what this process has loaded."""
+    files = code_of(puzzle)
+    loaded = all(file.stat().st_mtime <= STARTED for file in files)
+    return digest([file.read_bytes() for file in files]) if loaded else ""
+
+
+def settings() -> list[str]:
+    """What else PyTorch's answer hangs on: versions, the number of threads, and the variables that set it."""
+    torch = find_spec("torch")  # which is not imported
+    version = Path(torch.origin or "").with_name("version.py").read_text("utf-8") if torch else ""
+    named = (
+        f"{name}={os.environ[name]}"
+        for name in sorted(os.environ)
+        if name.startswith(("OMP_", "MKL_", "ATEN_"))
+    )
+    threads = str(len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count())
+    return [version, np.__version__, platform.machine(), threads, *named]
+
+
+def kept_answer(file: Path) -> tuple[Arrays, Arrays] | None:
+    """Reads the truth and the baseline of a case; None where they are not kept, or damaged."""
+    try:
+        data = file.read_bytes()
+    except OSError:
+        return None
+    return pickle.loads(data[32:]) if hashlib.sha256(data[32:]).digest() == data[:32] else None
+
+
+def keep_answer(file: Path, answer: tuple[Arrays, Arrays]) -> None:
+    """Keeps the truth and the baseline of a case, where the cache can be written."""
+    data = pickle.dumps(answer, protocol=5)
+    with suppress(EnvironmentProblem):
+        discard(file)
+        keep(
+            file, lambda staged: staged.write_bytes(hashlib.sha256(data).digest() + data), "PyTorch's answers"
+        )
 
 
 @dataclass
 class Reference:
-    """Inputs, truth and baseline of the cases of one run, each made once."""
+    """Inputs, truth and baseline of the cases of one run, each made once.
+
+    With `kept` answers come from the cache and go there: never in a process that runs a learner's Python.
+    """
 
     puzzle: Puzzle
     dtype: str
     seed: int
+    kept: bool = False
     _inputs: dict[Case, Arrays] = field(default_factory=dict)
     _truth: dict[Case, Arrays] = field(default_factory=dict)
     _baseline: dict[tuple[Case, str], Arrays] = field(default_factory=dict)
     _terms: dict[Case, dict[str, float]] = field(default_factory=dict)
 
-    def inputs(self, case: Case) -> Tensors:
-        """The input tensors of a case on the CPU, contiguous, each in the dtype that it has in this run."""
+    def inputs(self, case: Case) -> Arrays:
+        """The inputs of a case as kernels take them, each in the dtype that it has in this run."""
         return {
-            name: torch.tensor(array).to(self._kind(name, array, self.dtype)).contiguous()
+            name: stored(array, self.puzzle.input_dtype(name, array, self.dtype))
             for name, array in self.arrays(case).items()
         }
 
-    def strided_inputs(self, case: Case) -> Tensors:
-        """The same with the strides of the arrays, for code that has to take every tensor as it comes."""
-        arrays = self.arrays(case)
-        return {name: strided(array, self._kind(name, array, self.dtype)) for name, array in arrays.items()}
+    def strided_inputs(self, case: Case) -> "Tensors":
+        """The same as torch tensors with the strides of the arrays, for code that takes every tensor as it comes."""
+        return self._tensors(self.arrays(case), self.dtype)
 
     def arrays(self, case: Case) -> Arrays:
         """The input arrays of a case: numbers in float64, index maps and masks as they are."""
@@ -71,20 +149,58 @@ class Reference:
     def truth(self, case: Case, target: Target) -> Arrays:
         """The same function in float64 by autograd; for float64 kernels in longdouble."""
         if case not in self._truth:
-            arrays = self.arrays(case)
-            if self.dtype == "float64":
-                self._truth[case] = self.puzzle.exact(arrays)
-            else:
-                self._truth[case] = self._autograd(arrays, "float64", torch_device(target))
+            self._answer(case, torch_device(target))
         return self._truth[case]
 
     def baseline(self, case: Case, target: Target) -> Arrays:
         """PyTorch in the dtype of the run, on the device of the kernels where torch has it; in float64."""
-        device = torch_device(target)
-        key = case, device.type
+        key = case, torch_device(target)
         if key not in self._baseline:
-            self._baseline[key] = self._autograd(self.arrays(case), self.dtype, device)
+            self._answer(*key)
         return self._baseline[key]
+
+    def prepare(self, cases: Sequence[Case], target: Target, done: Callable[[], bool]) -> None:
+        """Answers one case after the other, until something else is done."""
+        for case in cases:
+            if done():
+                break
+            self.truth(case, target)
+
+    def _answer(self, case: Case, device: str) -> None:
+        """Looks up or asks for truth and baseline of a case."""
+        file = self._folder / digest([repr(case)]) if self._folder and device == "cpu" else None
+        answer = kept_answer(file) if file else None
+        if not answer:
+            arrays = self.arrays(case)
+            truth = self._truth.get(case) or (
+                self.puzzle.exact(arrays)
+                if self.dtype == "float64"
+                else self._autograd(arrays, "float64", device)
+            )
+            answer = truth, self._autograd(arrays, self.dtype, device)
+            if file:
+                keep_answer(file, answer)
+        self._truth.setdefault(case, answer[0])
+        self._baseline[case, device] = answer[1]
+
+    @cached_property
+    def _folder(self) -> Path | None:
+        """Where the answers of this run are kept.
+
+        None for a puzzle that was made up, and where the code is newer than what this process has loaded.
+        """
+        name = self.puzzle.name
+        package = sys.modules.get(f"harness.puzzles.{name}")
+        if not self.kept or getattr(package, "PUZZLE", None) is not self.puzzle or not code_digest(name):
+            return None
+        with suppress(EnvironmentProblem):
+            others = cache_folder("answers", name)
+            mine = digest([code_digest(name), *settings(), self.dtype, str(self.seed)])
+            if not (others / mine).is_dir():
+                for old in others.iterdir():
+                    if time.time() - old.stat().st_mtime > STALE:
+                        shutil.rmtree(old, ignore_errors=True)
+            return cache_folder("answers", name, mine)
 
     def terms(self, case: Case) -> dict[str, float]:
         """The size of the terms that cancel in a quantity, for those that have any."""
@@ -92,11 +208,11 @@ class Reference:
             self._terms[case] = self.puzzle.terms(self.arrays(case))
         return self._terms[case]
 
-    def saved(self, case: Case, target: Target, variant: str) -> Tensors:
+    def saved(self, case: Case, target: Target, variant: str) -> Arrays:
         """What a variant's forward pass hands to its backward pass, as it should be, in the dtypes of the run."""
         truth = self.truth(case, target)
         kinds = {name: self.puzzle.written_dtype(name, self.dtype) for name in self.puzzle.saved(variant)}
-        return {name: torch.tensor(truth[name]).to(getattr(torch, kind)) for name, kind in kinds.items()}
+        return {name: stored(truth[name], kind) for name, kind in kinds.items()}
 
     # ---- What a device has written, beside this ----------------------------------------------------------------
 
@@ -105,7 +221,7 @@ class Reference:
         case: Case,
         target: Target,
         quantity: str,
-        got: torch.Tensor,
+        got: np.ndarray,
         allowance: float = 1.0,
         variant: str = "",
         propagated: float = 0.0,
@@ -122,13 +238,13 @@ class Reference:
             baseline.get(f"{variant}.{quantity}", baseline[quantity]),
             self.puzzle.written_dtype(quantity, self.dtype),
             allowance=allowance,
-            poison=unwritten(got).numpy(),
+            poison=unwritten(got),
             terms=self.terms(case).get(quantity, 0.0),
             propagated=propagated,
         )
 
     def compared(
-        self, case: Case, target: Target, variant: str, outputs: Tensors, quantities: Sequence[str]
+        self, case: Case, target: Target, variant: str, outputs: Arrays, quantities: Sequence[str]
     ) -> dict[str, Verdict]:
         """The verdict on each of some quantities that a variant writes; `outputs` holds what it has written.
 
@@ -151,7 +267,7 @@ class Reference:
 
     def repeated(
         self,
-        run: Callable[[], Tensors],
+        run: Callable[[], Arrays],
         case: Case,
         target: Target,
         variant: str,
@@ -185,42 +301,42 @@ class Reference:
         }
 
     def evidence(
-        self, case: Case, target: Target, quantity: str, got: torch.Tensor, verdict: Verdict
+        self, case: Case, target: Target, quantity: str, got: np.ndarray, verdict: Verdict
     ) -> Evidence:
         """What the diagnosis of a wrong quantity needs to know about one case."""
         truth = np.asarray(self.truth(case, target)[quantity], np.float64)
         kind = self.puzzle.written_dtype(quantity, self.dtype)
-        return Evidence(case, self.arrays(case), values(got), truth, unwritten(got).numpy(), verdict, kind)
+        return Evidence(case, self.arrays(case), values(got), truth, unwritten(got), verdict, kind)
 
-    def _autograd(self, arrays: Arrays, dtype: str, device: torch.device) -> Arrays:
-        tensors = {
-            name: strided(array, self._kind(name, array, dtype), device) for name, array in arrays.items()
-        }
+    def _autograd(self, arrays: Arrays, dtype: str, device: str) -> Arrays:
+        import torch
+
+        tensors = self._tensors(arrays, dtype, device)
         with few_threads(tensors):
             outputs = self.puzzle.reference(tensors)
         return {name: tensor.to("cpu", torch.float64).numpy() for name, tensor in outputs.items()}
 
-    def _kind(self, name: str, array: np.ndarray, dtype: str) -> torch.dtype:
-        """What an input is in a run of `dtype`; the truth takes every number as float64."""
-        kind = self.puzzle.input_dtype(name, array, dtype)
-        return getattr(torch, "float64" if dtype == "float64" and array.dtype.kind == "f" else kind)
+    def _tensors(self, arrays: Arrays, dtype: str, device: str = "cpu") -> "Tensors":
+        """Inputs as torch tensors of a run of `dtype`; the truth takes every number as float64."""
+        import torch
+
+        def kind(name: str, array: np.ndarray) -> torch.dtype:
+            wide = dtype == "float64" and array.dtype.kind == "f"
+            return getattr(torch, "float64" if wide else self.puzzle.input_dtype(name, array, dtype))
+
+        return {name: strided(array, kind(name, array), device) for name, array in arrays.items()}
 
 
-def strided(
-    array: np.ndarray, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu"
-) -> torch.Tensor:
+def strided(array: np.ndarray, dtype: "torch.dtype | None" = None, device: str = "cpu") -> "torch.Tensor":
     """A tensor with the array's strides, stride 0 included, so that PyTorch sees an expanded tensor as such.
 
-    It shares no memory with the array.
+    It shares no memory with the array. Without a dtype it is of float64.
     """
-    base = torch.tensor(array).to(device, dtype)  # contiguous
+    import torch
+
+    base = torch.tensor(array).to(device, dtype or torch.float64)  # contiguous
     if 0 in array.strides:
         return base[tuple(slice(0, 1) if s == 0 else slice(None) for s in array.strides)].expand(array.shape)
     order = np.argsort([-s for s in array.strides], kind="stable")
     back = np.argsort(order)
     return base.permute(tuple(order)).contiguous().permute(tuple(back))
-
-
-def values(tensor: torch.Tensor) -> np.ndarray:
-    """The values of a tensor on the CPU, in float64."""
-    return tensor.to(torch.float64).numpy()

@@ -110,6 +110,8 @@ class Running(Run):
 
     def compute_reference(self, device: DeviceResult, variants: Sequence[str]) -> None:
         reference = self._judge().reference
+        if device.kind != "virtual":
+            import_module("torch")  # takes seconds: it is imported while the kernels compile
         cases = [case for case in self.cases if case.variant in ("", *variants)]
         for number, case in enumerate(cases, 1):
             tell(f"PyTorch: case {number} of {len(cases)} ({case.name})")
@@ -125,14 +127,14 @@ class Running(Run):
             judge.settle(device.variants)
 
     def _judge(self) -> "Judge":
-        """The judge; made when it is needed first, as it imports torch for seconds."""
+        """The judge; made when it is needed first, as what it imports takes a while."""
         if self.judge is None:
             from harness.check.judge import Judge
             from harness.check.reference import Reference
 
             options, puzzle = self.options, self.options.puzzle
             self.judge = Judge(
-                Reference(puzzle, options.dtype, options.seed), self.package, self.blanks,
+                Reference(puzzle, options.dtype, options.seed, kept=True), self.package, self.blanks,
                 options.variants, self.cases, options.gates, options.quantities,
                 # The gradients, and the outputs of a puzzle that has none.
                 [q for q in options.quantities if q in (puzzle.backward or puzzle.forward)], options.repeat,

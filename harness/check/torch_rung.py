@@ -44,7 +44,7 @@ class TorchChecker(CaseChecker):
         case = min(cases, key=lambda each: sum(array.size for array in self.wide.arrays(each).values()))
         self.where = f"by torch.autograd.gradcheck in case '{case.name}'"
         function = function_of(path, asked)
-        tensors = self.wide.inputs(case)
+        tensors = {name: tensor.contiguous() for name, tensor in self.wide.strided_inputs(case).items()}
         leaves = [tensors[name].requires_grad_() for name in asked.gradients]
 
         def outputs(*moved: torch.Tensor) -> tuple[torch.Tensor, ...]:

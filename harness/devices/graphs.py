@@ -30,6 +30,7 @@ from max.graph import BufferType, DeviceRef, Graph, KernelLibrary, Module, Tenso
 
 from harness.errors import CompileFailed
 from harness.spec.ops import Call
+from harness.spec.rounding import as_array, as_tensor
 from harness.toolchain.cache import cache_folder, digest, discard, keep, keep_text, kept_text
 from harness.toolchain.disk import disk_full
 from harness.toolchain.packages import OpPackage
@@ -38,7 +39,7 @@ if TYPE_CHECKING:  # the layers load this module, and want nothing of puzzles
     import torch
 
     from harness.devices.targets import Target
-    from harness.spec.puzzle import Dims, Puzzle
+    from harness.spec.puzzle import Arrays, Dims, Puzzle
 
 T = TypeVar("T")
 DTYPES = {
@@ -395,7 +396,8 @@ def make_buffers(
     for name in program.arguments:
         quantity = name.split(".")[-1]
         if "." in name:
-            outputs[name] = poisoned(shapes[quantity], puzzle.written_dtype(quantity, program.dtype))
+            dtype = puzzle.written_dtype(quantity, program.dtype)
+            outputs[name] = as_tensor(poisoned(shapes[quantity], dtype))
             buffers[name] = to_device(outputs[name], target.device)
         elif name in scalars:
             value = inputs.get(name, scalars[name].value)
@@ -411,17 +413,18 @@ def execute(
     puzzle: Puzzle,
     program: Program,
     target: Target,
-    inputs: dict[str, torch.Tensor],
+    inputs: Arrays,
     dims: Dims | None = None,
-) -> dict[str, torch.Tensor]:
-    """Runs every variant on one case; returns what was written, on the CPU, by "variant.quantity".
+) -> Arrays:
+    """Runs every variant on one case; returns what was written, stored, by "variant.quantity".
 
     `dims` are the case's sizes, None where the inputs tell them.
     """
     import torch
 
-    outputs, buffers = make_buffers(puzzle, program, target, inputs, dims)
+    tensors = {name: as_tensor(array) for name, array in inputs.items()}
+    outputs, buffers = make_buffers(puzzle, program, target, tensors, dims)
     program.run(buffers)
     if target.kind != "cpu":
         outputs = {name: torch.from_dlpack(buffers[name].to(CPU())) for name in outputs}
-    return outputs
+    return {name: as_array(tensor) for name, tensor in outputs.items()}

@@ -1,6 +1,8 @@
 """The poison that output buffers are filled with, so that what a kernel never writes is seen."""
 
-import torch
+import numpy as np
+
+from harness.spec.rounding import name_of_dtype, stored_dtype
 
 # Signalling NaNs: all arithmetic makes them quiet, so what still holds one after a run was not even added to.
 # Whole numbers have no such value: theirs is far from every index.
@@ -14,24 +16,14 @@ POISON = {
     "uint8": 0xAD,
     "bool": 0xAD,
 }
-BITS = {
-    "float64": torch.int64,
-    "float32": torch.int32,
-    "float16": torch.int16,
-    "bfloat16": torch.int16,
-    "int64": torch.int64,
-    "int32": torch.int32,
-    "uint8": torch.uint8,
-    "bool": torch.uint8,
-}
 
 
-def poisoned(shape: tuple[int, ...], dtype: str) -> torch.Tensor:
+def poisoned(shape: tuple[int, ...], dtype: str) -> np.ndarray:
     """An output buffer filled with the poison of its dtype."""
-    return torch.full(shape, POISON[dtype], dtype=BITS[dtype]).view(getattr(torch, dtype))
+    kind = stored_dtype(dtype)
+    return np.full(shape, POISON[dtype], f"u{kind.itemsize}").view(kind)
 
 
-def unwritten(tensor: torch.Tensor) -> torch.Tensor:
-    """True where a tensor on the CPU still holds the poison."""
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    return tensor.view(BITS[dtype]) == POISON[dtype]
+def unwritten(array: np.ndarray) -> np.ndarray:
+    """True where a stored array still holds the poison."""
+    return array.view(f"u{array.itemsize}") == POISON[name_of_dtype(array)]

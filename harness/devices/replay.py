@@ -4,11 +4,11 @@ import math
 from collections.abc import Collection
 
 import numpy as np
-import torch
 
 from harness.devices.poison import poisoned
 from harness.devices.recorder import RecordedLaunch, RecordedTensor, Recording
-from harness.spec.puzzle import Case, Puzzle
+from harness.spec.puzzle import Arrays, Case, Puzzle
+from harness.spec.rounding import name_of_dtype, stored_dtype
 from harness.vgpu import Kernel, VirtualGPU
 
 
@@ -33,23 +33,23 @@ class Replay:
         self,
         variant: str,
         case: Case,
-        inputs: dict[str, torch.Tensor],
-        corrected: dict[str, torch.Tensor] | None = None,
+        inputs: Arrays,
+        corrected: Arrays | None = None,
         unmade: Collection[str] = (),
-    ) -> dict[str, torch.Tensor]:
+    ) -> Arrays:
         """Runs one variant on one case.
 
         Args:
             variant: Which one.
             case: Its dims must have been recorded.
-            inputs: The input tensors (torch, on the CPU, contiguous, in the dtype of the recording), by name.
+            inputs: The input tensors by name, stored in the dtype of the recording (`harness.spec.rounding`).
             corrected: What some of the written tensors shall hold for the launches that read them, whatever was written there.
             unmade: Those of them that no launch makes: the first that takes one reads it.
 
-        Returns what was written, as torch tensors by name; outputs start out poisoned, scratch memory unwritten.
+        Returns what was written, by name, stored too; outputs start out poisoned, scratch memory unwritten.
         """
         written: dict[str, int] = {}
-        stood = {name: raw(tensor) for name, tensor in (corrected or {}).items()}
+        stood = {name: raw(array) for name, array in (corrected or {}).items()}
         computed: dict[str, np.ndarray] = {}
         real: dict[RecordedTensor, int] = {}
         shapes = self.puzzle.shapes(case.dims)
@@ -89,10 +89,9 @@ class Replay:
             self.gpu.free(address)
         return outputs
 
-    def _place(self, address: int, tensor: RecordedTensor, values: torch.Tensor) -> None:
-        dtype = str(values.dtype).removeprefix("torch.")
-        self.gpu.name(address, tensor.nbytes, tensor.name, tuple(values.shape), dtype)
-        self.gpu.write(address, raw(values))
+    def _place(self, address: int, tensor: RecordedTensor, array: np.ndarray) -> None:
+        self.gpu.name(address, tensor.nbytes, tensor.name, array.shape, name_of_dtype(array))
+        self.gpu.write(address, raw(array))
 
     def _forbid(self, variant: str, taken: set[str], real: dict[RecordedTensor, int]) -> None:
         """Says what a launch that takes these tensors may not write: the inputs of the case, and what it writes the outputs
@@ -109,15 +108,15 @@ class Replay:
                 declared = (variant, tensor.name) in self.puzzle.atomic
                 self.gpu.forbid(address, "" if declared else "undeclared atomic")
 
-    def _read(self, name: str, address: int, shape: tuple[int, ...]) -> torch.Tensor:
-        dtype = getattr(torch, self.puzzle.written_dtype(name, self.dtype))
+    def _read(self, name: str, address: int, shape: tuple[int, ...]) -> np.ndarray:
+        dtype = stored_dtype(self.puzzle.written_dtype(name, self.dtype))
         nbytes = math.prod(shape) * dtype.itemsize
-        return torch.from_numpy(self.gpu.read(address, nbytes)).view(dtype).reshape(shape)
+        return self.gpu.read(address, nbytes).view(dtype).reshape(shape)
 
 
-def raw(tensor: torch.Tensor) -> np.ndarray:
-    """The bytes of a tensor."""
-    return tensor.contiguous().view(torch.uint8).reshape(-1).numpy()
+def raw(array: np.ndarray) -> np.ndarray:
+    """The bytes of a stored array."""
+    return array.reshape(-1).view(np.uint8)
 
 
 def moved(arguments: tuple[bytes, ...], real: dict[RecordedTensor, int]) -> tuple[list[bytes], set[str]]:

@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.progress import Progress as Bars
 from rich.text import Text
 
+from harness.check.checker import checker_of
 from harness.check.options import Options
 from harness.check.results import NARROW, GateResult, exit_code
-from harness.check.warm import WarmFirst, start
 from harness.console import live, page_width, print_lines, shown, write_json
 from harness.devices.targets import Target
 from harness.errors import WorkbookError
@@ -22,7 +22,6 @@ from harness.screens.work import is_solved, next_step
 from harness.spec.puzzle import Case
 
 if TYPE_CHECKING:
-    from harness.check.checker import RungChecker
     from harness.check.profile import Counting
 
 THROUGH_MAX = "Compiling the Mojo kernels for the {} through MAX (half a minute, on a busy machine minutes; then cached)"
@@ -93,24 +92,18 @@ class GateCheck:
             print_lines(console, [Text(f"   (not noted as passed: only {words} were checked)", style="dim")])
         elif counts and (not was_solved or not gates) and (step := next_step(work, noted)):
             print_lines(console, [Text(f"   {step}", style="green")])
-        start()
         code = exit_code(results, wanted)
         about = {"rung": rung.id, "file": str(work.path), "dtype": dtype, "seed": seed}
         return code, report.gates_json(results, puzzle, **about, exit_code=code)
 
     def verdicts(self, console: Console, gates: list[str] | None) -> list[GateResult]:
-        """The verdict on each gate, from the warm process where one answers, else from a checker that is made here."""
-
-        def checker_made() -> "RungChecker":
-            from harness.check.checker import checker_of  # not needed where a warm process answers
-
-            return checker_of(self.work, at_terminal=True, **self.settings)
-
+        """The verdict on each gate."""
         packed = self.work.in_package
         first = (lambda first: print_lines(console, report.first_lines(first))) if gates and packed else None
+        checker = checker_of(self.work, at_terminal=True, **self.settings)
         # A gate in Python may be one that prints, or that stops in a debugger: it has the terminal to itself.
         with live(console, ticking=packed) if packed or not gates else nullcontext():
-            return WarmFirst(checker_made).check(self.work.target, gates, self.cases, on_first=first)
+            return checker.check(self.work.target, gates, self.cases, on_first=first)
 
     def about(self, dtype: object, seed: object) -> str:
         """What is about to run, and in which dtypes."""

@@ -1,6 +1,14 @@
-"""Rounding of float64 arrays to what a narrower type holds, bfloat16 included, which NumPy does not know."""
+"""Rounding of float64 arrays to what a narrower type holds, bfloat16 included, and arrays as devices store them."""
+
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+
+BFLOAT16 = np.dtype([("bfloat16", np.uint16)])
+"""NumPy has no bfloat16: a stored array is one of records with its bits, so that nothing computes with them."""
 
 
 def rounded(array: np.ndarray, dtype: str) -> np.ndarray:
@@ -15,3 +23,48 @@ def rounded(array: np.ndarray, dtype: str) -> np.ndarray:
         nearest = bits + 0x7FFF + ((bits >> 16) & 1)  # to nearest, ties to even
         return (nearest & np.uint32(0xFFFF0000)).view(np.float32).astype(np.float64)
     return array.astype(dtype).astype(np.float64)
+
+
+def stored_dtype(dtype: str) -> np.dtype:
+    """Return the NumPy dtype of a stored array."""
+    return BFLOAT16 if dtype == "bfloat16" else np.dtype(dtype)
+
+
+def name_of_dtype(array: np.ndarray) -> str:
+    """Return the name of a stored array's dtype."""
+    return array.dtype.names[0] if array.dtype.names else array.dtype.name
+
+
+def stored(array: np.ndarray, dtype: str) -> np.ndarray:
+    """Copy an array to a contiguous one as a device stores it, rounded to nearest."""
+    with np.errstate(over="ignore"):  # what is too large becomes infinite
+        if dtype != "bfloat16":
+            return array.astype(dtype, order="C")
+        bits = rounded(array, dtype).astype(np.float32, order="C").view(np.uint32)
+        return (bits >> 16).astype(np.uint16).view(BFLOAT16)
+
+
+def values(array: np.ndarray) -> np.ndarray:
+    """Return the values of a stored array in float64."""
+    if array.dtype == BFLOAT16:
+        array = (array["bfloat16"].astype(np.uint32) << 16).view(np.float32)
+    with np.errstate(invalid="ignore"):  # of a signalling NaN, as the poison is
+        return array.astype(np.float64)
+
+
+def as_tensor(array: np.ndarray) -> "torch.Tensor":
+    """A torch tensor of a stored array; it shares the memory."""
+    import torch
+
+    if array.dtype == BFLOAT16:
+        return torch.as_tensor(array["bfloat16"]).view(torch.bfloat16)
+    return torch.as_tensor(array)
+
+
+def as_array(tensor: "torch.Tensor") -> np.ndarray:
+    """A stored array of a torch tensor on the CPU; it shares the memory."""
+    import torch
+
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.uint16).numpy().view(BFLOAT16)
+    return tensor.numpy()

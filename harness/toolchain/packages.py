@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
@@ -84,14 +85,12 @@ def mojo_files(folder: Path) -> list[Path]:
 
 
 def mojo_version() -> str:
-    """The version of the installed Mojo compiler."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    for name in ("mojo", "mojo-compiler"):
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            continue
+    """The version of the installed Mojo compiler, by a folder's name: importlib.metadata takes 20 ms to load."""
+    mojo = find_spec("mojo")
+    for place in (mojo.submodule_search_locations or ()) if mojo else ():
+        for name in ("mojo", "mojo_compiler"):
+            for folder in Path(place).parent.glob(f"{name}-*.dist-info"):
+                return folder.name.removesuffix(".dist-info").removeprefix(f"{name}-")
     raise EnvironmentProblem("Mojo is not installed: run `uv sync`, or start through `uv run` or `pixi run`")
 
 
@@ -103,6 +102,8 @@ CACHE_MOVED = re.compile(r'(.*mojo: error: |{"kind":"error","message":")No such 
 def run_mojo(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     """Runs the installed Mojo compiler and captures what it prints; once more where its cache moved under it."""
     from mojo.run import subprocess_run_mojo  # pyright: ignore[reportMissingTypeStubs] (it has no types)
+
+    os.environ.setdefault("MALLOC_CONF", "thp:always")  # on huge pages it takes 6 to 10% less processor time
 
     def run() -> subprocess.CompletedProcess[str]:
         return cast(

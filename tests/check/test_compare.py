@@ -5,6 +5,7 @@ import warnings
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -14,6 +15,7 @@ from harness.check.reference import Reference
 from harness.devices import poison
 from harness.devices.targets import cpu
 from harness.spec.puzzle import Case
+from harness.spec.rounding import as_array, as_tensor, name_of_dtype, stored, values
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 NAN, INF = float("nan"), float("inf")
@@ -229,20 +231,29 @@ def test_an_unwritten_element_is_wrong_whatever_it_holds():
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_poison_is_a_nan_and_is_found_again(dtype):
     buffer = poison.poisoned((3, 2), dtype)
-    assert buffer.isnan().all() and str(buffer.dtype) == f"torch.{dtype}"
-    buffer[1, 1] = 0
-    poisoned = buffer.view(poison.BITS[dtype]) == poison.POISON[dtype]
-    assert poisoned.tolist() == [[True, True], [True, False], [True, True]]
+    assert np.isnan(values(buffer)).all() and name_of_dtype(buffer) == dtype
+    buffer[1, 1] = stored(np.array(0.0), dtype)
+    assert poison.unwritten(buffer).tolist() == [[True, True], [True, False], [True, True]]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_arithmetic_does_not_make_the_poison(dtype):
     """A kernel that computes 0 / 0 or inf - inf is not told that it wrote nothing."""
-    zero = poison.poisoned((1,), dtype).zero_()
+    zero = torch.zeros(1, dtype=getattr(torch, dtype))
     infinity = zero + INF
     for result in (zero / zero, infinity - infinity, infinity * zero, zero + NAN):
-        assert result.isnan().all()
-        assert not bool((result.view(poison.BITS[dtype]) == poison.POISON[dtype]).any())
+        assert result.isnan().all() and not poison.unwritten(as_array(result)).any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_stored_arrays_round_as_pytorch_does(dtype):
+    random = np.random.default_rng(0)
+    wide = random.standard_normal(10_000) * 10.0 ** random.integers(-45, 40, 10_000)
+    wide = np.append(wide, [INF, -INF, NAN, 0.0, -0.0])
+    tensor = torch.tensor(wide).to(getattr(torch, dtype))
+    assert np.array_equal(values(stored(wide, dtype)), tensor.double().numpy(), equal_nan=True)
+    assert torch.equal(as_tensor(stored(wide, dtype)).nan_to_num(), tensor.nan_to_num())
+    assert name_of_dtype(as_array(tensor)) == dtype
 
 
 def test_spread_in_ulps_by_hand():

@@ -186,7 +186,7 @@ def main(console: Console, arguments: Sequence[str] = ()) -> int:
     balanced = not flags.plain
     wrong: list[str] = []
     for name in EVERY:
-        got = torch.from_numpy(layout.joined([each.values[name] for each in done], balanced))
+        got = layout.joined([each.values[name] for each in done], balanced)
         verdict = reference.verdict(case, CPU, name, got)
         if not verdict.ok:
             wrong.append(name)

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 from torch.utils.checkpoint import CheckpointError, checkpoint
+from typed import three
 
 from harness import nn
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "vgpu"))
 
 
 def fails(reason: str, raises: type[BaseException] | tuple[type[BaseException], ...] = AssertionError):
@@ -135,35 +135,6 @@ def test_autocast_computes_the_norm_in_float32(mean):
     assert (mine.double() - truth).abs().max() <= 2 * (eager.double() - truth).abs().max()
 
 
-# R5
-
-ARRIVALS = {
-    "seq_cst": "fence.sc.sys; atom.acquire.sys.global.add.u32 %r0, [%d0], 1;",
-    "fences": "fence.acq_rel.gpu; atom.relaxed.gpu.global.add.u32 %r0, [%d0], 1; fence.acq_rel.gpu;",
-}
-LAST_RESETS = (
-    "mov.u64 %d0, %a0; setp.ne.u32 %p0, %t2, 0; @%p0 bra done; ld.param.u64 %d0, [q0]; {} "
-    "setp.ne.u32 %p1, %r0, 1; @%p1 bra done; st.global.u32 [%d0], 0; done:"
-)
-
-
-@fails("an atomic after a fence is left out of what the fence publishes")
-@pytest.mark.parametrize("arrival", ARRIVALS)
-def test_the_last_block_may_reset_its_counter(arrival):
-    """Let the last of two blocks write the counter that both added to (NVIDIA's threadFenceReduction)."""
-    import numpy as np
-    from kernel_tools import Bench
-    from ptx_tools import kernel
-
-    bench = Bench()
-    text = kernel(LAST_RESETS.format(ARRIVALS[arrival]), 0, 1, widths_in=[], widths_out=[4])
-    text = text.replace("st.global.b32 [%a0], %y0;", "")
-    counter = bench.place("counter", np.zeros(64, np.uint32))
-    bench.run(text, 2, 32, counter)
-    assert not bench.errors(), bench.errors()[0].text()
-    assert bench.get(counter)[0] == 0
-
-
 # R6
 
 FAULTY = """\
@@ -207,7 +178,7 @@ def test_a_finding_names_a_path_that_is_not_ascii(tmp_path):
 @fails("grid dimensions y and z end at 65,535", Exception)
 def test_gpu_attention_takes_more_rows_than_a_grid_has_blocks():
     """Run a batch above the grid's limit against PyTorch."""
-    tensors = [torch.randn(66_000, 1, 1, 16, device="cuda", dtype=torch.float16) for _ in range(3)]
+    tensors = three(torch.randn(66_000, 1, 1, 16, device="cuda", dtype=torch.float16) for _ in range(3))
     expected = torch.nn.functional.scaled_dot_product_attention(*tensors)
     torch.testing.assert_close(nn.attention(*tensors), expected, rtol=2e-3, atol=2e-3)
 

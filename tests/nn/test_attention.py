@@ -378,7 +378,7 @@ def test_a_second_derivative_is_right_or_refused():
     """PyTorch's fused functions have none, its formula has; what the operators give is refused."""
     leaves = [tensor.requires_grad_() for tensor in inputs(dtype=torch.float64, S=3, T=4, d=2)]
     with sdpa_kernel([SDPBackend.MATH]):
-        assert torch.autograd.gradgradcheck(lambda *own: attention(*own, is_causal=True), leaves)
+        assert torch.autograd.gradgradcheck(lambda *own: attention(*three(own), is_causal=True), leaves)
     for function in (attention, lambda *own: attention_with_lse(*own)[0]):
         (grad,) = torch.autograd.grad(function(*leaves).sum(), leaves[0], create_graph=True)
         with pytest.raises(RuntimeError, match=r"derivative for|attention has no double backward"):

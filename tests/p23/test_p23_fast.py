@@ -69,7 +69,7 @@ def mask_sizes(dims) -> dict[str, int]:
     return dict(zip(("mask_b", "mask_n", "mask_s", "mask_t"), mask_shape(dims), strict=True))
 
 
-FAST = (*PUZZLE.variants["fast"], *PUZZLE.mojo_rung.recorded["fast"])
+FAST = (*PUZZLE.variants["fast"], *present(PUZZLE.mojo_rung).recorded["fast"])
 """The ops of the variant, and that of the mask's gradient."""
 SIZED = replace(
     PUZZLE,

@@ -47,8 +47,8 @@ def gradients_of(
     P: Tensor,
     dS: Tensor,
     scale: float,
-    like: tuple[Tensor, ...],
-) -> tuple[Tensor, ...]:
+    like: tuple[Tensor, Tensor, Tensor],
+) -> tuple[Tensor, Tensor, Tensor]:
     """Write the gradients of query, key and value to the tensors `like`, summed over shared heads."""
     shares = scale * dS @ key, scale * dS.mT @ query, P.mT @ grad_out
     for gradient, share in zip(like, shares, strict=True):

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from players import anew
+from typed import present
 
 from harness.check.reference import Reference
 from harness.devices.recorder import Order, RecordedLaunch, record_many

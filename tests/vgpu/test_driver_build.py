@@ -117,7 +117,7 @@ def test_disk_that_fills_up(tmp_path, monkeypatch):
     monkeypatch.setattr(build, "build_into", no_room)
     with pytest.raises(EnvironmentProblem, match="No space left on device"):
         build.build()
-    assert list((tmp_path / "vgpu-driver").iterdir()) == []
+    assert {left.suffix for left in (tmp_path / "vgpu-driver").iterdir()} <= {".lock"}, "nothing half-built"
 
 
 def test_missing_mojo(tmp_path, monkeypatch):

@@ -380,7 +380,7 @@ def test_a_second_derivative_is_right_or_refused():
     with sdpa_kernel([SDPBackend.MATH]):
         assert torch.autograd.gradgradcheck(lambda *own: attention(*three(own), is_causal=True), leaves)
     for function in (attention, lambda *own: attention_with_lse(*own)[0]):
-        (grad,) = torch.autograd.grad(function(*leaves).sum(), leaves[0], create_graph=True)
+        (grad,) = torch.autograd.grad(function(*three(leaves)).sum(), leaves[0], create_graph=True)
         with pytest.raises(RuntimeError, match=r"derivative for|attention has no double backward"):
             grad.sum().backward()
 

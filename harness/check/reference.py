@@ -69,7 +69,7 @@ def torch_device(target: Target) -> str:
 def code_of(puzzle: str) -> list[Path]:
     """The files that decide what is right."""
     own = Path(sys.modules[f"harness.puzzles.{puzzle}"].__file__ or "").parent
-    shared = ("puzzles/*.py", "spec/*.py", "nn/*_ops.py", "nn/orders.py", "check/reference.py")
+    shared = ("puzzles/*.py", "spec/*.py", "nn/*_ops.py", "check/reference.py")
     return sorted([*own.rglob("*.py"), *(path for pattern in shared for path in HERE.glob(pattern))])
 
 

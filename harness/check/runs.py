@@ -120,7 +120,8 @@ class Running(Run):
 
     def compute_kernels(self, device: DeviceResult, variants: Sequence[str]) -> None:
         judge, compiled = self._judge(), self.compiling[device.kind].result()
-        self.on_ready(device.target)
+        if not device.variants:
+            self.on_ready(device.target)
         device.cached, device.compile_seconds = compiled.cached, compiled.seconds
         device.variants |= {name: judge.variant(compiled, name) for name in variants}
         if len(device.variants) == len(self.options.variants):

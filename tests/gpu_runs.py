@@ -110,7 +110,7 @@ def main(arguments: list[str]) -> int:
     import torch
 
     counting = Counting()
-    code = pytest.main([str(ROOT / "tests"), "-n", "0", "-m", "gpu", *arguments], plugins=[counting])
+    code = pytest.main([str(ROOT / "tests"), "-o", "addopts=-q", "-m", "gpu", *arguments], plugins=[counting])
     counts = Counter(counting.outcomes.values())
     record = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),

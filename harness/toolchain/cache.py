@@ -77,7 +77,8 @@ def keep(target: Path, make: Callable[[Path], Any], what: str, remedy: str = REM
     if not target.exists():
         from filelock import FileLock
 
-        with staging(target.parent, what, remedy) as folder, FileLock(f"{target}.lock"):
+        lock = cache_folder("locks") / f"{digest([str(target.absolute())])}.lock"
+        with staging(target.parent, what, remedy) as folder, FileLock(lock):
             if not target.exists():  # else another was first
                 make(folder / target.name)
                 discard(target)  # a dangling link

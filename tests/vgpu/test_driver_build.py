@@ -56,7 +56,7 @@ def names_max_looks_up() -> list[str]:
 
 def only_entry(folder: Path) -> bool:
     """Whether the cache holds a driver and nothing half-built beside it."""
-    return {path.name for path in folder.parent.iterdir()} - {f"{folder.name}.lock"} == {folder.name}
+    return {path.name for path in folder.parent.iterdir()} == {folder.name}
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +117,7 @@ def test_disk_that_fills_up(tmp_path, monkeypatch):
     monkeypatch.setattr(build, "build_into", no_room)
     with pytest.raises(EnvironmentProblem, match="No space left on device"):
         build.build()
-    assert {left.suffix for left in (tmp_path / "vgpu-driver").iterdir()} <= {".lock"}, "nothing half-built"
+    assert list((tmp_path / "vgpu-driver").iterdir()) == []
 
 
 def test_missing_mojo(tmp_path, monkeypatch):

@@ -198,9 +198,7 @@ def run_gradients[
         launch_gradients_fast(launcher, tensors, output, layout, choice == 1)
 
 
-def run_mask_gradient[
-    dtype: DType
-](mut arguments: Arguments, mut launcher: StreamLauncher) raises:
+def run_mask_gradient[dtype: DType](mut arguments: Arguments, mut launcher: StreamLauncher) raises:
     """Sizes, scale, the addresses of the mask's gradient, grad_output, query, key, value, lse, delta and
     mask, and strides: query, key, value, grad_output. The gradient has the mask's strides.
     """

@@ -26,9 +26,7 @@ comptime ROOMY = shared_memory() >= ROOM
 """Whether tiles of a mask have room beside those of 128 rows."""
 
 
-def expect_dropout[
-    dtype: DType
-](aligned: Bool, sizes: FlashSizes, draws: Draws) raises:
+def expect_dropout[dtype: DType](aligned: Bool, sizes: FlashSizes, draws: Draws) raises:
     """Raises an error for what the kernels with dropout do not take."""
     comptime if not has_tensor_cores[dtype]():
         raise Error("dropout wants 16-bit types on NVIDIA's tensor cores")

@@ -306,8 +306,8 @@ def launch_mask_gradient_fast[
         var d = t.sizes.head_dim
         if not plain or Int(d) > WIDE or d % CHUNK != 0 or t.sizes.mask_t == 0:
             raise Error(
-                t"the gradient of a mask wants a number for each key, and heads of at most {WIDE} elements in whole"
-                t" chunks, in rows that begin with one"
+                t"the gradient of a mask wants a number for each key, and heads of at most {WIDE} elements in"
+                t" whole chunks, in rows that begin with one"
             )
         if d <= 64:
             launch_mask_gradient_tiles[64](launcher, t, layout)

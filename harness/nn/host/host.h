@@ -1,0 +1,190 @@
+// What the layers' operators share: Mojo libraries, launches, memory, and the conditions under which PyTorch's own
+// operations run instead. No CUDA headers: the kernels are C functions of Mojo libraries.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <dlfcn.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/saved_variable.h>
+#include <torch/library.h>
+
+#include <array>
+#include <atomic>
+#include <bit>
+#include <map>
+#include <mutex>
+#include <string>
+
+// Tests build the operators for CPU tensors, whose memory the virtual GPU reads (tests/nn/pinned.cpp).
+#ifndef WORKBOOK_DEVICE
+#define WORKBOOK_DEVICE CUDA
+#endif
+#define WORKBOOK_CONCAT_(a, b) a##b
+#define WORKBOOK_CONCAT(a, b) WORKBOOK_CONCAT_(a, b)
+#define WORKBOOK_AUTOCAST WORKBOOK_CONCAT(Autocast, WORKBOOK_DEVICE)
+
+namespace workbook {
+using at::Tensor;
+using Optional = std::optional<Tensor>;
+using torch::autograd::Node;
+using torch::autograd::SavedVariable;
+using torch::autograd::variable_list;
+
+constexpr auto DEVICE = c10::DeviceType::WORKBOOK_DEVICE;
+constexpr auto KEY = c10::DispatchKey::WORKBOOK_DEVICE;
+
+// ---- Mojo libraries ------------------------------------------------------------------------------------------------
+
+// A function of a Mojo library: takes 64-bit words, returns bytes of workspace, or -1 and a message.
+using Function = int64_t (*)(const int64_t* words, char* message, int64_t capacity);
+using Open = int64_t (*)(int64_t index, char* message, int64_t capacity);
+// Python's part (harness/nn/host/__init__.py): builds the library "layer/part" for a GPU where it must, and writes its path; returns 0
+// where there is none.
+using Locate = int64_t (*)(const char* layer, const char* part, int64_t index, char* path, int64_t capacity);
+
+static Locate locate = nullptr;
+
+// One Mojo library: the kernels of a layer for one part, which is a dtype or a feature of a dtype. Built and opened at the first
+// question on a device; a library that cannot be had is not asked for again.
+class Library {
+ public:
+  Library(const char* layer, const char* part) : layer(layer), part(part) {}
+
+  // Whether the kernels can run on a device.
+  bool available(c10::Device device) { return gpu(device) > 0; }
+
+  // Asks a function that launches nothing, such as the choice of kernels.
+  template <size_t N>
+  int64_t ask(const char* name, const std::array<int64_t, N>& words) {
+    return call(find(name), words.data());
+  }
+
+  // Launches on the current stream; words 0 to 3 are filled in here: GPU, stream, workspace and its bytes.
+  template <size_t N>
+  void launch(const char* name, std::array<int64_t, N>& words, c10::Device device) {
+    auto handle = gpu(device);
+    TORCH_CHECK(handle > 0, "mojo_workbook: no kernels for ", layer, " (", part, ") on ", device);
+    auto function = find(name);
+    std::lock_guard<std::mutex> guard(launching);  // the Mojo side keeps a list of loaded kernels
+    words[0] = 0;  // no GPU: only counts the workspace
+    words[3] = call(function, words.data());
+    auto workspace = words[3] ? c10::GetAllocator(DEVICE)->allocate(words[3]) : c10::DataPtr();
+    words[0] = handle;
+    words[1] = stream(device);
+    words[2] = reinterpret_cast<int64_t>(workspace.get());
+    call(function, words.data());
+  }
+
+ private:
+  static constexpr int MOST_GPUS = 64;
+  static constexpr int64_t UNKNOWN = 0, NONE = -1;
+
+  const char *layer, *part;
+  void* opened = nullptr;
+  std::mutex opening, launching;
+  std::array<std::atomic<int64_t>, MOST_GPUS> gpus{};  // UNKNOWN, NONE, or what the library calls the GPU
+  std::map<const char*, Function> functions;
+
+  int64_t gpu(c10::Device device) {
+    auto index = std::max<int>(device.index(), 0);  // CPU tensors of tests have no index
+    if (device.type() != DEVICE || index >= MOST_GPUS) return NONE;
+    auto handle = gpus[index].load(std::memory_order_acquire);
+    if (handle != UNKNOWN) return handle;
+    std::lock_guard<std::mutex> guard(opening);
+    if (gpus[index].load() == UNKNOWN) gpus[index].store(open(index), std::memory_order_release);
+    return gpus[index].load();
+  }
+
+  int64_t open(int index) {
+    char text[4096] = "";
+    if (!locate || !locate(layer, part, index, text, sizeof text)) return NONE;
+    if (!opened) opened = dlopen(text, RTLD_NOW | RTLD_LOCAL);
+    TORCH_CHECK(opened, "mojo_workbook: cannot load ", text, ": ", dlerror());
+    auto open_gpu = reinterpret_cast<Open>(dlsym(opened, "workbook_open"));
+    TORCH_CHECK(open_gpu, "mojo_workbook: ", text, " is no library of the workbook's");
+    text[0] = 0;
+    auto handle = open_gpu(index, text, sizeof text);
+    TORCH_CHECK(handle > 0, "mojo_workbook: ", text);
+    return handle;
+  }
+
+  Function find(const char* name) {
+    std::lock_guard<std::mutex> guard(opening);
+    auto& function = functions[name];
+    if (!function) function = reinterpret_cast<Function>(dlsym(opened, name));
+    TORCH_CHECK(function, "mojo_workbook: the library of ", layer, " (", part, ") lacks ", name);
+    return function;
+  }
+
+  static int64_t call(Function function, const int64_t* words) {
+    char message[1024] = "";
+    auto result = function(words, message, sizeof message);
+    TORCH_CHECK(result >= 0, "mojo_workbook: ", message);
+    return result;
+  }
+
+  static int64_t stream(c10::Device device) {
+    if (device.is_cpu()) return 0;
+    return reinterpret_cast<int64_t>(c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle());
+  }
+};
+
+// ---- Tensors -------------------------------------------------------------------------------------------------------
+
+inline int64_t address(const Tensor& t) { return t.defined() ? reinterpret_cast<int64_t>(t.const_data_ptr()) : 0; }
+inline int64_t bits(double value) { return std::bit_cast<int64_t>(value); }
+inline Optional optional(const Tensor& t) { return t.defined() ? Optional(t) : Optional(); }
+
+// Returns uninitialised memory from PyTorch's caching allocator, without a trip through the dispatcher.
+inline Tensor empty(at::IntArrayRef sizes, at::ScalarType dtype) {
+  return at::detail::empty_generic(sizes, c10::GetAllocator(DEVICE), c10::DispatchKeySet(KEY), dtype, std::nullopt);
+}
+inline Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType dtype) {
+  return at::detail::empty_strided_generic(sizes, strides, c10::GetAllocator(DEVICE), c10::DispatchKeySet(KEY), dtype);
+}
+
+// ---- When PyTorch's own operations run -----------------------------------------------------------------------------
+
+// Returns whether a transform of torch.func (grad, vmap, jvp, ...) is active.
+inline bool in_transform() {
+  return c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode);
+}
+
+// Returns whether any tensor carries a forward-mode tangent.
+template <class... T>
+bool has_tangent(const T&... tensors) {
+  auto carries = [](const Optional& t) { return t && t->defined() && torch::autograd::isFwGradDefined(*t); };
+  return (carries(tensors) || ...);
+}
+
+// ---- Autograd ------------------------------------------------------------------------------------------------------
+
+using NodePtr = decltype(torch::autograd::Edge::function);  // a shared_ptr in torch 2.11, an intrusive_ptr in 2.15
+
+template <class T>
+auto make_node() {
+  if constexpr (std::is_same_v<NodePtr, std::shared_ptr<Node>>) {
+    return std::shared_ptr<T>(new T(), [](T* node) { deleteNode(node); });
+  } else {
+    return c10::make_intrusive<T>();
+  }
+}
+
+// Casts a tensor to autocast's dtype; leaves of the graph that need a gradient are cast once per region.
+inline Tensor in_autocast_dtype(const Tensor& t) {
+  return at::autocast::cached_cast(at::autocast::get_autocast_dtype(DEVICE), t, DEVICE);
+}
+}  // namespace workbook
+
+// Called once after loading, by harness/nn/host/__init__.py.
+extern "C" __attribute__((visibility("default"))) void workbook_set_locate(workbook::Locate given) {
+  workbook::locate = given;
+}

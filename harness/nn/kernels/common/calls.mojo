@@ -1,0 +1,87 @@
+"""Calls over the C ABI: every exported function takes the address of an array of 64-bit words.
+
+It returns the bytes of workspace that the call takes, or -1 with an error's text in the caller's buffer. The first four words
+are the launcher's: what `open_gpu` has returned, or 0 to launch nothing and only count the workspace; the stream's handle; the
+workspace and its bytes. Arguments are checked by the caller, `harness/nn/host`.
+"""
+
+from std.memory import bitcast
+from std.memory.alloc import unsafe_alloc
+
+from shared.common import ImmPtr, MutPtr
+
+from .stream_launcher import Gpu, StreamLauncher
+
+
+struct Words:
+    """The words of a call, taken in order."""
+
+    var items: Pointer[Int, MutUntrackedOrigin]
+    var taken: Int
+
+    def __init__(out self, address: Int):
+        self.items = Pointer[Int, MutUntrackedOrigin](unsafe_from_address=address)
+        self.taken = 0
+
+    def integer(mut self) -> Int:
+        """Return the next word."""
+        self.taken += 1
+        return self.items[unsafe_offset=self.taken - 1]
+
+    def float(mut self) -> Float64:
+        """Return the next word, the bits of a float64."""
+        return bitcast[DType.float64](Int64(self.integer()))
+
+    def written[dtype: DType](mut self) -> MutPtr[dtype]:
+        """Return the next word, the address of a tensor to write; 0 for none."""
+        return MutPtr[dtype](unsafe_from_address=self.integer())
+
+    def read[dtype: DType](mut self) -> ImmPtr[dtype]:
+        """Return the next word, the address of a tensor to read; 0 for none."""
+        return ImmPtr[dtype](unsafe_from_address=self.integer())
+
+    def launcher(mut self) raises -> StreamLauncher:
+        """Return the launcher that the next four words describe."""
+        var gpu = self.integer()
+        var stream = self.integer()
+        var workspace = self.integer()
+        var available = self.integer()
+        return StreamLauncher(gpu, stream, workspace, available) if gpu else StreamLauncher()
+
+
+def call[
+    launch: def(mut Words, mut StreamLauncher) raises thin -> None
+](words: Int, message: Int, capacity: Int64) -> Int64:
+    """Launch one pass. Return the bytes of workspace that it takes, or -1 and a message."""
+    try:
+        var taken = Words(words)
+        var launcher = taken.launcher()
+        launch(taken, launcher)
+        return Int64(launcher.used)
+    except error:
+        write_text(String(error), message, Int(capacity))
+        return -1
+
+
+def open_gpu(index: Int64, message: Int, capacity: Int64) -> Int64:
+    """Return a handle of the GPU with this number, valid as long as the process; 0 and a message where there is none.
+    """
+    try:
+        var gpu = unsafe_alloc[Gpu](1)
+        gpu.unsafe_write(Gpu(Int(index)))
+        return Int64(Int(gpu))
+    except error:
+        write_text(String(error), message, Int(capacity))
+        return 0
+
+
+def write_text(text: String, message: Int, capacity: Int):
+    """Write a text into a buffer of the caller's, cut to fit and ended by 0."""
+    if message == 0 or capacity <= 0:
+        return
+    var bytes = text.as_bytes()
+    var count = min(len(bytes), capacity - 1)
+    var target = Pointer[UInt8, MutUntrackedOrigin](unsafe_from_address=message)
+    for i in range(count):
+        target[unsafe_offset=i] = bytes[i]
+    target[unsafe_offset=count] = 0

@@ -28,7 +28,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 for mark in ("PIXI_PROJECT_ROOT", "UV_RUN_RECURSION_DEPTH"):
     os.environ.pop(mark, None)
 
-pytest_plugins = ["cpu_graphs", "gpu_runs", "marks", "public_ops"]
+pytest_plugins = ["cpu_graphs", "gpu_runs", "marks", "public_ops", "virtual_runs"]
 
 ROOT = Path(__file__).resolve().parents[1]
 gc.disable()  # until all is collected: what is imported and the thousands of tests stay to the end

@@ -7,6 +7,7 @@ failed, and a hash of each file that these tests cover, by which `test_gpu_recor
 
 import hashlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -18,9 +19,14 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORD = ROOT / "tests" / "gpu_record.json"
-COVERED = ("solutions/*/op/**/*.mojo", "solutions/shared/**/*.mojo", "solutions/*/*.mojo", "harness/nn/*.py")
+COVERED = (
+    "solutions/*/op/**/*.mojo",
+    "solutions/shared/**/*.mojo",
+    "solutions/*/*.mojo",
+    "harness/nn/**/*.*",
+)
 """What runs on a GPU in these tests; beside it the files of the tests themselves."""
-MARK = re.compile(r"^@pytest\.mark\.gpu\b", re.MULTILINE)
+MARK = re.compile(r"pytest\.mark\.(gpu|on_virtual_gpu)\b")
 
 
 def covered() -> dict[str, str]:
@@ -110,7 +116,11 @@ def main(arguments: list[str]) -> int:
     import torch
 
     counting = Counting()
-    code = pytest.main([str(ROOT / "tests"), "-o", "addopts=-q", "-m", "gpu", *arguments], plugins=[counting])
+    os.environ["WORKBOOK_TEST_GPU"] = (
+        "1"  # what else runs on the virtual GPU runs on this one (virtual_runs.py)
+    )
+    marked = ["-m", "gpu or on_virtual_gpu"]
+    code = pytest.main([str(ROOT / "tests"), "-o", "addopts=-q", *marked, *arguments], plugins=[counting])
     counts = Counter(counting.outcomes.values())
     record = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -20,7 +20,7 @@ from extension_runs import on_virtual_gpu
 from harness.devices import targets
 from harness.errors import BadUse, CompileFailed, EnvironmentProblem
 from harness.screens import doctor
-from harness.toolchain import extension
+from harness.toolchain import extension, libraries
 from harness.toolchain.cache import keep
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -271,7 +271,7 @@ def test_it_links_without_a_c_compiler(copied, tmp_path, monkeypatch):
 LOAD = """
 import json, sys
 from pathlib import Path
-from harness.toolchain import extension
+from harness.toolchain import extension, libraries
 assert not {"max", "torch"} & set(sys.modules)
 module = extension.load(Path(sys.argv[1]))
 sizes = (12, 300, 20)
@@ -345,7 +345,7 @@ def test_without_max(monkeypatch, fresh_runtime):
 
 
 def test_without_mojo_s_libraries(monkeypatch, fresh_runtime):
-    monkeypatch.setattr(extension, "RUNTIME", ("libnothing.so",))
+    monkeypatch.setattr(libraries, "RUNTIME", ("libnothing.so",))
     with pytest.raises(EnvironmentProblem, match=r"libnothing.so is in neither .*; reinstall MAX"):
         extension.load_runtime()
 

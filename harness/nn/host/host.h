@@ -107,13 +107,17 @@ class Library {
     char text[4096] = "";
     if (!locate || !locate(layer, part, index, text, sizeof text)) return NONE;
     if (!opened) opened = dlopen(text, RTLD_NOW | RTLD_LOCAL);
-    TORCH_CHECK(opened, "mojo_workbook: cannot load ", text, ": ", dlerror());
-    auto open_gpu = reinterpret_cast<Open>(dlsym(opened, "workbook_open"));
-    TORCH_CHECK(open_gpu, "mojo_workbook: ", text, " is no library of the workbook's");
+    auto open_gpu = opened ? reinterpret_cast<Open>(dlsym(opened, "workbook_open")) : nullptr;
+    if (!open_gpu) return missing(dlerror());
     text[0] = 0;
     auto handle = open_gpu(index, text, sizeof text);
-    TORCH_CHECK(handle > 0, "mojo_workbook: ", text);
-    return handle;
+    return handle > 0 ? handle : missing(text);
+  }
+
+  // Warns once: PyTorch's own operations run from now on.
+  int64_t missing(const char* reason) {
+    TORCH_WARN(layer, " (", part, "): PyTorch's own operations run on this GPU: ", reason);
+    return NONE;
   }
 
   Function find(const char* name) {

@@ -1,0 +1,98 @@
+"""What Mojo calls a GPU: the name of its architecture, for which kernels are built."""
+
+import functools
+import re
+from typing import TYPE_CHECKING, cast
+
+from harness.errors import BadUse, EnvironmentProblem
+from harness.toolchain.packages import run_mojo
+
+if TYPE_CHECKING:
+    import torch
+
+OLDEST_NVIDIA = (8, 0)
+"""Compute capability with the tensor core instructions and asynchronous copies that the fast kernels use."""
+
+# A line of `mojo build --print-supported-accelerators`: a name, and what it is an alias of.
+ACCELERATOR = re.compile(r"^  (\w+)\s+- (?:\(alias\) -> (\w+))?", re.MULTILINE)
+
+
+class Unsupported(EnvironmentProblem):
+    """There are no kernels for this GPU; the message says why."""
+
+
+def nvidia_architecture(capability: tuple[int, int]) -> str:
+    """The accelerator name of an NVIDIA GPU by its compute capability: (9, 0) is "sm_90a".
+
+    Raises Unsupported below OLDEST_NVIDIA.
+    """
+    major, minor = capability
+    if capability < OLDEST_NVIDIA:
+        raise Unsupported(f"the fast kernels want sm_80 or newer, not sm_{major}{minor}")
+    # From Hopper on, the instructions that matter here exist in the variant of one architecture only.
+    return f"sm_{major}{minor}" + ("a" if major >= 9 else "")
+
+
+def canonical(name: str) -> str:
+    """The name under which a GPU's module is looked for: an alias resolved, "sm_90" as "sm_90a".
+
+    Raises BadUse for a name that Mojo does not know or that has no extension module.
+    """
+    known = supported()
+    try:
+        return module_name(known[name])
+    except KeyError:
+        fitting = ", ".join(sorted(each for each in set(known.values()) if has_module(each)))
+        raise BadUse(f"--arch {name}: unknown; there is {fitting}") from None
+    except Unsupported as error:
+        raise BadUse(f"--arch {name}: {error}") from None
+
+
+def module_name(accelerator: str) -> str:
+    """The architecture of the module for one of Mojo's accelerators. Raises Unsupported where there is none."""
+    if number := re.fullmatch(r"sm_(\d+)(\d)a?", accelerator):
+        return nvidia_architecture((int(number[1]), int(number[2])))
+    if not accelerator.startswith("gfx"):
+        raise Unsupported("extension modules are for GPUs of NVIDIA and AMD")
+    return accelerator
+
+
+def has_module(accelerator: str) -> bool:
+    """Whether an accelerator is one that is looked for by its own name."""
+    try:
+        return module_name(accelerator) == accelerator
+    except Unsupported:
+        return False
+
+
+def present() -> list[str]:
+    """The architectures of the GPUs that torch sees.
+
+    Raises BadUse where it sees none, Unsupported for one that is too old.
+    """
+    import torch
+
+    devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    if not devices:
+        raise BadUse("PyTorch sees no GPU on this machine; name what to build for, as in --arch sm_90a")
+    return list(dict.fromkeys(architecture(device) for device in devices))
+
+
+@functools.cache
+def supported() -> dict[str, str]:
+    """The accelerators that the installed Mojo compiles for: each name and what it stands for."""
+    listed = run_mojo("build", "--print-supported-accelerators").stdout
+    return {name: alias or name for name, alias in ACCELERATOR.findall(listed)}
+
+
+def architecture(device: "torch.device") -> str:
+    """The accelerator name of a GPU that torch sees. Raises Unsupported where there is none."""
+    import torch
+
+    if device.type != "cuda":
+        raise Unsupported(f"no extension module for {device}: torch's stream there is no CUDA or ROCm stream")
+    if torch.version.hip:
+        # torch gives these properties no type.
+        about = torch.cuda.get_device_properties(device)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        return cast(str, about.gcnArchName).split(":")[0]  # pyright: ignore[reportUnknownMemberType]
+    return nvidia_architecture(torch.cuda.get_device_capability(device))

@@ -1,0 +1,284 @@
+"""Shared libraries that are built where they are needed, once: Mojo for a GPU's architecture, C++ for a version of PyTorch.
+
+A library is one file, named by what it is and a hash of all it depends on. It is looked for among those that a wheel carries, then
+in the folder that the environment variable WORKBOOK_EXTENSIONS names, else in the workbook's cache. Built elsewhere, it is found too.
+"""
+
+import ctypes
+import functools
+import importlib.util
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.errors import EnvironmentProblem, WorkbookError
+from harness.toolchain.cache import cache_folder, digest, discard, keep, made_folder
+from harness.toolchain.diagnostics import parse_diagnostics
+from harness.toolchain.linker import environment_with_linker
+from harness.toolchain.packages import compile_failed, mojo_version
+
+VARIABLE = "WORKBOOK_EXTENSIONS"
+REMEDY = f"set {VARIABLE} to a folder you can write"
+CARRIED = Path(__file__).resolve().parents[1] / "_libraries"
+"""What a wheel that was built with them brings."""
+# The libraries of Mojo that a built one wants, each before the ones that need it.
+RUNTIME = (
+    "libMSupportGlobals.so",
+    "libAsyncRTRuntimeGlobals.so",
+    "libAsyncRTMojoBindings.so",
+    "libKGENCompilerRTShared.so",
+)
+# The code that runs on the host only launches; any machine of the kind that built it can run it.
+HOST_CPU = {"x86_64": "x86-64-v2", "aarch64": "generic"}
+# `mojo` through this Python: its own script may lie in a folder that is not on the PATH.
+MOJO = (
+    "-c",
+    "import sys; from mojo.run import subprocess_run_mojo; sys.exit(subprocess_run_mojo(sys.argv[1:]).returncode)",
+)
+CPP = ("-std=c++20", "-O2", "-shared", "-fPIC", "-DNDEBUG", "-fvisibility=hidden")
+COMPILERS = ("g++", "c++", "clang++")
+
+
+@dataclass(frozen=True)
+class Built:
+    """A built library, and the seconds that it took; 0 where it was there already."""
+
+    path: Path
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Library:
+    """A shared library that is there or can be built.
+
+    Attributes:
+        name: What it is, for people: the file's name begins so.
+        digest: Of all it depends on.
+        make: Writes it to a path of that name, in an empty folder of its own.
+        builder: A digest of the compiler, where a library of another one does as well if there is no compiler; else "".
+        carried_as: What the one in a wheel is called, where that suits more than this name does.
+    """
+
+    name: str
+    digest: str
+    make: Callable[[Path], None]
+    builder: str | None = ""
+    carried_as: str = ""
+
+    @property
+    def file_name(self) -> str:
+        """The name of the file that is built."""
+        return "_".join(filter(None, (self.name, self.digest, self.builder))) + ".so"
+
+    @property
+    def carried_name(self) -> str:
+        """The name of the file in a wheel."""
+        return f"{self.carried_as or self.name}_{self.digest}.so"
+
+    def find(self, output: Path | None = None) -> Path | None:
+        """Return where the library lies, None where it is not built."""
+        if output is None and (CARRIED / self.carried_name).is_file():
+            return CARRIED / self.carried_name
+        place = output or folder()
+        if self.builder is None:  # no compiler
+            return next(iter(sorted(place.glob(f"{self.name}_{self.digest}_*.so"))), None)
+        return place / self.file_name if (place / self.file_name).is_file() else None
+
+    def build(self, output: Path | None = None, on_build: Callable[[], None] = lambda: None) -> Built:
+        """Return what is there, else what is built now.
+
+        Several processes and threads may ask at once: one builds and the others wait for it. `on_build` is called before a build.
+
+        Raises CompileFailed where the source does not compile, and EnvironmentProblem where the folder cannot be written or a
+        compiler is missing.
+        """
+        remedy = "name another --output" if output else REMEDY
+        place = made_folder(output, remedy) if output else None
+        if there := self.find(place):
+            return Built(there, 0)
+        seconds = 0.0
+
+        def make(staged: Path) -> None:
+            nonlocal seconds
+            on_build()
+            started = time.monotonic()
+            self.make(staged)
+            seconds = time.monotonic() - started
+
+        target = (place or folder()) / self.file_name
+        return Built(keep(target, make, f"the library {self.name}", remedy), seconds)
+
+    def load(self, on_build: Callable[[], None] = lambda: None) -> tuple[Path, ctypes.CDLL]:
+        """Return the library, loaded, and where it lies; built where it must be, once more where the file is damaged.
+
+        Raises what `build` raises, and EnvironmentProblem where the system refuses the library.
+        """
+        path = self.build(on_build=on_build).path
+        try:
+            return path, ctypes.CDLL(str(path))
+        except OSError as error:
+            with suppress(OSError, EnvironmentProblem):  # the folder may be read-only
+                discard(path)
+                path = self.build(on_build=on_build).path
+                return path, ctypes.CDLL(str(path))
+            raise EnvironmentProblem(f"cannot load {path}: {error}") from error
+
+
+def folder() -> Path:
+    """Where libraries are kept. Raises EnvironmentProblem where the folder cannot be made."""
+    named = os.environ.get(VARIABLE)
+    return made_folder(Path(named), REMEDY) if named else cache_folder("extensions")
+
+
+def contents(files: Iterable[Path]) -> list[str | bytes]:
+    """The names and texts of files, for a digest."""
+    return [part for file in files for part in (file.name, file.read_bytes())]
+
+
+# ---- Mojo -----------------------------------------------------------------------------------------------------------
+
+
+def mojo_library(
+    name: str, files: Sequence[Path], include: Path, architecture: str, **defines: str
+) -> Library:
+    """The library of the first of some Mojo files for one architecture, as `mojo build --target-accelerator` takes it.
+
+    Args:
+        name: Of the library, without the architecture.
+        files: All Mojo files that it is made of.
+        include: The folder from which they import.
+        architecture: For example "sm_90a".
+        defines: What `get_defined_string` finds.
+    """
+    options = [f"{key}={value}" for key, value in sorted(defines.items())]
+    host = [sys.platform, platform.machine(), HOST_CPU.get(platform.machine(), "")]
+    key = digest([mojo_version(), *host, architecture, *options, *contents(files)])
+
+    def make(staged: Path) -> None:
+        os.replace(compile_mojo(files[0], include, architecture, staged.parent, *options), staged)
+
+    return Library(f"{name}_{architecture}", key, make)
+
+
+def compile_mojo(source: Path, include: Path, architecture: str, staging: Path, *defines: str) -> Path:
+    """Compiles and links a Mojo file as a shared library in an empty folder."""
+    target = staging / "module.so"
+    host_cpu = HOST_CPU.get(platform.machine())
+    command = [
+        *("build", "--emit", "shared-lib", "--target-accelerator", architecture),
+        *(["--target-cpu", host_cpu] if host_cpu else []),
+        *(word for define in defines for word in ("-D", define)),
+        *("--diagnostic-format", "json", "-I", str(include), str(source), "-o", str(target)),
+    ]
+    tools = staging / "tools"
+    tools.mkdir()
+    env = environment_with_linker(tools)
+    env["TMPDIR"] = str(tools)  # mojo leaves intermediate files
+    done = run([sys.executable, *MOJO, *command], env)
+    # A GPU target's code generator may print an error and the compiler go on.
+    said = done.stdout + done.stderr
+    if done.returncode != 0 or re.search(r"^error: ", said, re.MULTILINE):
+        raise build_failed(source, said)
+    return target
+
+
+def build_failed(source: Path, said: str) -> WorkbookError:
+    """The error for a failed build, by what the compiler said: the linker's trouble is not the kernels'."""
+    if parse_diagnostics(said):
+        return compile_failed(source, said)
+    return EnvironmentProblem(f"{source.name} cannot be built: {last_line(said)}")
+
+
+def last_line(text: str) -> str:
+    """The last line with something in it."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "the compiler said nothing"
+
+
+@functools.cache
+def load_runtime() -> None:
+    """Loads Mojo's libraries from where they are installed, before a built one asks for them.
+
+    That one remembers the folder of the machine that built it. What is loaded already is found by its name alone.
+    """
+    package = importlib.util.find_spec("max")
+    if package is None or not package.submodule_search_locations:
+        raise EnvironmentProblem(
+            "MAX is not installed: run `uv sync`, or start through `uv run` or `pixi run`"
+        )
+    site = Path(next(iter(package.submodule_search_locations))).parent
+    # In a wheel the libraries lie beside the package, in a conda environment in its own lib folder.
+    folders = (site / "modular" / "lib", Path(sys.prefix) / "lib")
+    library_folder = next((f for f in folders if (f / RUNTIME[-1]).is_file()), None)
+    if library_folder is None:
+        raise EnvironmentProblem(f"{RUNTIME[-1]} is in neither {folders[0]} nor {folders[1]}; reinstall MAX")
+    for name in RUNTIME:
+        ctypes.CDLL(str(library_folder / name), ctypes.RTLD_GLOBAL)
+
+
+# ---- C++ ------------------------------------------------------------------------------------------------------------
+
+
+def torch_library(name: str, files: Sequence[Path], *defines: str) -> Library:
+    """The library of the first of some C++ files, the others being its headers, for the PyTorch that is installed.
+
+    It names no library's place: PyTorch must be loaded before. One in a wheel serves all releases of a minor version.
+    """
+    import torch
+
+    version = torch.__version__.partition("+")[0]
+    compiler = find_compiler()
+    key = digest([sys.platform, platform.machine(), *CPP, *defines, *contents(files)])
+
+    def make(staged: Path) -> None:
+        if compiler is None:
+            raise EnvironmentProblem(
+                f"there is no C++ compiler for {files[0].name} and PyTorch {version}: install g++, or set CXX"
+            )
+        compile_cpp(compiler, files[0], staged, defines)
+
+    builder = compiler and digest([compiler, run([compiler, "--version"]).stdout])
+    minor = ".".join(version.split(".")[:2])
+    return Library(f"{name}_torch{version}", key, make, builder, f"{name}_torch{minor}")
+
+
+def find_compiler() -> str | None:
+    """The C++ compiler: what the environment variable CXX names, else the first on the PATH; None where there is none."""
+    named = os.environ.get("CXX")
+    return next(filter(None, map(shutil.which, [named] if named else COMPILERS)), None)
+
+
+def compile_cpp(compiler: str, source: Path, target: Path, defines: Sequence[str]) -> None:
+    """Compiles and links a C++ file against PyTorch."""
+    import torch
+
+    home = Path(torch.__file__).parent
+    includes = [home / "include", home / "include" / "torch" / "csrc" / "api" / "include"]
+    command = [
+        compiler,
+        *CPP,
+        *(f"-D{define}" for define in defines),
+        *(f"-I{folder}" for folder in includes),
+    ]
+    # The libraries after what uses them.
+    command += [str(source), "-o", str(target), f"-L{home / 'lib'}", "-lc10", "-ltorch_cpu"]
+    done = run(command)
+    if done.returncode != 0:
+        lines = (done.stderr or done.stdout).splitlines()
+        first = next((line for line in lines if "error" in line), "it said nothing")
+        raise EnvironmentProblem(f"{compiler} cannot build {source.name}: {first.strip()}")
+
+
+def run(command: list[str], env: dict[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
+    """Runs a compiler and captures what it prints."""
+    return subprocess.run(
+        command, env=env, capture_output=True, text=True, encoding="utf-8", errors="replace"
+    )

@@ -106,5 +106,6 @@ def run_puzzle(options: Options) -> int:
             from harness.check.profile import Counting
 
             dtype, seed, blocks = options.dtype, options.seed, options.blocks
-            return count(console, Counting(options.work, options.variants, options.dims, dtype, seed, blocks))
+            counting = Counting(options.work, options.variants, options.dims, dtype, seed, blocks)
+            return count(console, counting, by_line=options.verbose)
     return check(console, options)

@@ -221,8 +221,8 @@ def bank_conflicts(events: Events, step: Step) -> int:
     parts = 1 << (shift - 2)
     order = np.lexsort((lane, warp))
     group = warp[order] * parts + lane[order] * parts // 32
-    cycles, ideal = bank_cycles(group, byte[order] >> shift, 32 // parts)
-    return cycles - ideal
+    cycles = bank_cycles(group, byte[order] >> shift, 32 // parts)
+    return int((cycles - 1).sum())
 
 
 def sectors(events: Events, step: Step) -> tuple[int, int]:

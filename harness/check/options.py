@@ -316,7 +316,11 @@ def add_kernel_flags(
         help="block order of the virtual GPU: natural, reversed, shuffled or shuffled:SEED",
     )
     root.add_argument("--html", type=Path, metavar="FILE", help="where --show puts its page")
-    root.add_argument("--verbose", action="store_true", help="print the compiler's whole output")
+    root.add_argument(
+        "--verbose",
+        action="store_true",
+        help="print the compiler's whole output; with --profile count by tensor and line",
+    )
 
 
 def listed(names: Iterable[str], last: str = "or") -> str:

@@ -5,14 +5,19 @@ The bytes that the shapes predict are so the least that any kernel with the same
 """
 
 import textwrap
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from harness.devices.recorder import RecordedLaunch, RecordedTensor, record
 from harness.learner.work import Work
 from harness.spec.puzzle import Dims
 from harness.vgpu import Counters, Launch
+from harness.vgpu.checks.counters import Issued, Site, added_up
 from harness.vgpu.checks.findings import plural
+from harness.vgpu.engine.reports import shared_name
+from harness.vgpu.ptx.parser import Instr
+from harness.vgpu.ptx.places import user_location
 
 
 @dataclass(frozen=True)
@@ -25,6 +30,8 @@ class LaunchProfile:
     counters: Counters
     touched_read: int
     touched_written: int
+    arrays: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What the source calls the arrays in shared memory."""
 
     @property
     def read(self) -> int:
@@ -121,7 +128,8 @@ def measured(
     traffic = launch.counters.tensors
     read = sum(sizes[name] for name, t in traffic.items() if t.read and name in sizes)
     written = sum(sizes[name] for name, t in traffic.items() if (t.written or t.atomics) and name in sizes)
-    return LaunchProfile(recorded.name, recorded.grid, recorded.block, launch.counters, read, written)
+    arrays = {shared_name(variable): name for variable, name in launch.kernel.shared_names.items()}
+    return LaunchProfile(recorded.name, recorded.grid, recorded.block, launch.counters, read, written, arrays)
 
 
 def table(profiles: dict[str, list[LaunchProfile]], width: int = 0) -> list[str]:
@@ -158,6 +166,77 @@ def aligned(rows: list[list[str]], width: int) -> list[str]:
             lines.append(f"   {row[0]:<{sizes[0]}}{cells}")
         first = last
     return lines
+
+
+def detailed(profiles: dict[str, list[LaunchProfile]], width: int = 0) -> list[str]:
+    """What each launch does by tensor and array, and by line of source, as lines."""
+    lines: list[str] = []
+    for variant, launches in profiles.items():
+        for launch in launches:
+            lines += ["", f"{variant}: {launch.name}, by tensor"]
+            lines += aligned([["", *DETAILS], *by_tensor(launch)], width)
+            lines += ["", f"{variant}: {launch.name}, by line"]
+            lines += aligned([["", *DETAILS, "issued"], *by_line(launch)], width)
+            lines += issued(launch)
+    return [
+        *lines,
+        "",
+        "issued: shuffles, matrix products and commits of copies by warps, barriers by blocks",
+    ]
+
+
+DETAILS = ["requests", "bytes", "B/request", "sectors", "bank"]
+
+
+def by_tensor(launch: LaunchProfile) -> Iterator[list[str]]:
+    """A row for each tensor and way of access, arrays in shared memory after the tensors."""
+    sites = [*launch.counters.sites.values()]
+    for key in sorted({(site.space, site.tensor, site.verb) for site in sites}):
+        space, tensor, verb = key
+        mine = [site for site in sites if (site.space, site.tensor, site.verb) == key]
+        name = launch.arrays.get(tensor, tensor).replace(" ", "_")
+        yield [f"{name}:{verb}" if space == "global" else f"{name}:shared_{verb}", *moved_by(mine)]
+
+
+def by_line(launch: LaunchProfile) -> Iterator[list[str]]:
+    """A row for each line that moves or issues something, in the order of the source."""
+    done: dict[tuple[str, int], tuple[list[Site], list[Issued]]] = {}
+    for site in launch.counters.sites.values():
+        done.setdefault(line_of(site.instr), ([], []))[0].append(site)
+    for each in launch.counters.issued.values():
+        done.setdefault(line_of(each.instr), ([], []))[1].append(each)
+    for (file, number), (sites, others) in sorted(done.items()):
+        yield [f"{Path(file).name}:{number}", *moved_by(sites), f"{sum(each.count for each in others):,}"]
+
+
+def line_of(instr: Instr) -> tuple[str, int]:
+    """The file and line outside the library that an instruction comes from."""
+    at = user_location(instr.loc)
+    return (at.file, at.line) if at else ("PTX", instr.line)
+
+
+def moved_by(sites: Sequence[Site]) -> list[str]:
+    """The cells of some sites together."""
+    t = added_up(sites)
+    each = f"{t.bytes / t.requests:.0f}" if t.requests else "-"
+    return [f"{t.requests:,}", f"{t.bytes:,}", each, f"{t.sectors:,}", f"{t.bank_conflicts:,}"]
+
+
+def issued(launch: LaunchProfile) -> list[str]:
+    """What warps issue together in a launch, and how far copies overlap, as a line; none where there is nothing."""
+    c, blocks = launch.counters, launch.grid[0] * launch.grid[1] * launch.grid[2]
+    parts = {
+        "shuffles": c.issues("shfl", "redux"),
+        "mma": c.issues("mma"),
+        "wgmma": c.issues("wgmma"),
+        "groups of copies": c.issues("cp"),
+    }
+    words = [f"{what} {count:,}" for what, count in parts.items() if count]
+    if c.barriers:
+        words.append(f"barriers a block {c.barriers / blocks:g}")
+    if c.copy_overlap is not None:
+        words.append(f"multiply-adds that hide a copy at least {c.copy_overlap:,}")
+    return ["   " + ", ".join(words)] if words else []
 
 
 HEADS = [

@@ -142,12 +142,13 @@ class KernelCheck:
         return run.exit_code(), report.as_json(run)
 
 
-def count(console: Console, counting: "Counting") -> int:
-    """--profile: the kernels of the first case on the virtual GPU, counted."""
-    from harness.check.profile import table
+def count(console: Console, counting: "Counting", by_line: bool = False) -> int:
+    """--profile: the kernels of the first case on the virtual GPU, counted; `by_line` by tensor and line as well."""
+    from harness.check.profile import detailed, table
 
     console.print("Recording the launches (a few seconds where they are not cached) ...")
-    lines = table(counting.profile(), page_width(console))
+    profiles, width = counting.profile(), page_width(console)
+    lines = [*(detailed(profiles, width) if by_line else []), *table(profiles, width)]
     console.print(*lines, sep="\n", soft_wrap=True, markup=False)
     return 0
 

@@ -5,8 +5,10 @@ from typing import Any, cast
 import pytest
 
 from harness import console
-from harness.check.profile import LEGEND, LaunchProfile, table
+from harness.check.profile import LEGEND, LaunchProfile, detailed, table
 from harness.vgpu import Counters
+from harness.vgpu.checks.counters import Site, Traffic
+from harness.vgpu.ptx.parser import Instr, Location
 
 COUNTERS = Counters(cast("Any", None))  # no launch is behind them
 LAUNCHES = [
@@ -29,3 +31,24 @@ def test_columns_are_obeyed_in_a_pipe(monkeypatch, columns, width, tmp_path):
     monkeypatch.setenv("COLUMNS", columns)
     with (tmp_path / "out").open("w") as file:
         assert console.page_width(console.make_console(file)) == width
+
+
+def test_details_name_tensor_array_and_line():
+    """Two loads of one line are added up, an array has the name that the source gives it, a barrier its line."""
+    load, barrier = (
+        Instr(op, (), (), None, 1, Location("/reader/kernel.mojo", line, 1))
+        for op, line in (("ld", 7), ("bar", 9))
+    )
+    counters = Counters(cast("Any", None), barriers=32)
+    counters.sites[0, "global", "x"] = Site(load, "global", "R", "x", 4, Traffic(2, 256, 8))
+    counters.sites[1, "shared", "array 1"] = Site(
+        load, "shared", "R", "array 1", 4, Traffic(1, 128, 0, 32, 1)
+    )
+    counters.issue(barrier, 32)
+    launch = LaunchProfile("rows", (16, 1, 1), (32, 1, 1), counters, 0, 0, {"array 1": "tile"})
+    rows = [line.split() for line in detailed({"fused": [launch]})]
+    assert ["x:load", "2", "256", "128", "8", "0"] in rows
+    assert ["tile:shared_load", "1", "128", "128", "0", "31"] in rows
+    assert ["kernel.mojo:7", "3", "384", "128", "8", "31", "0"] in rows
+    assert ["kernel.mojo:9", "0", "0", "-", "0", "0", "32"] in rows
+    assert ["barriers", "a", "block", "2"] in rows

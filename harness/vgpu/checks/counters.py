@@ -4,14 +4,21 @@ times.
 A request is one memory instruction of one warp. Global memory moves sectors of 32 bytes: a coalesced load of
 32 floats is 1 request, 128 bytes, 4 sectors. Shared memory has 32 banks of 4 bytes: a request takes as many
 cycles as the busiest bank has different words in it (8- and 16-byte accesses are served in 2 and 4 parts);
-the cycles above the ideal number are its bank conflicts."""
+the cycles above the ideal number are its bank conflicts.
+
+Traffic is kept for each memory instruction and tensor, or array in shared memory (`Site`), so that it can be
+added up by tensor, by line of source, or as a whole. What warps issue together (shuffles, matrix products,
+commits of copies) and barriers are kept for each instruction (`Issued`)."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
+
+from harness.vgpu.ptx.parser import Instr
 
 from .findings import Checks
 
@@ -37,6 +44,41 @@ class Traffic:
         """Extra cycles because of bank conflicts."""
         return self.cycles - self.ideal
 
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(
+            self.requests + other.requests, self.bytes + other.bytes, self.sectors + other.sectors,
+            self.cycles + other.cycles, self.ideal + other.ideal,
+        )  # fmt: skip
+
+
+@dataclass(slots=True, eq=False)
+class Site:
+    """What one memory instruction did to one tensor, or array in shared memory. `kind` is R, W or A (atomic,
+    or a strong load or store)."""
+
+    instr: Instr
+    space: str
+    kind: str
+    tensor: str
+    nbytes: int  # of one thread's access
+    traffic: Traffic = field(default_factory=Traffic)
+
+    @property
+    def verb(self) -> str:
+        """What it does: "load", "store" or "atomic", strong loads and stores among the first two."""
+        if self.kind == "R" or self.instr.op == "ld":
+            return "load"
+        return "store" if self.kind == "W" or self.instr.op == "st" else "atomic"
+
+
+@dataclass(slots=True, eq=False)
+class Issued:
+    """How often warps issued an instruction that they execute together, thread blocks passed a barrier, or warpgroups
+    issued a wgmma."""
+
+    instr: Instr
+    count: int = 0
+
 
 @dataclass(slots=True)
 class TensorTraffic:
@@ -47,10 +89,32 @@ class TensorTraffic:
     atomics: int = 0
 
 
+@dataclass(slots=True, eq=False)
+class Overlap:
+    """Asynchronous copies that a wait let land: the multiply-adds that a thread issued between the commit of
+    their group and this wait, the fewest of all groups but those that were committed before the first multiply-add; None
+    without any."""
+
+    instr: Instr
+    least: int | None = None
+
+
 class Costs(Protocol):
     """What is read of a kernel's generated code (engine/opcodes/codegen.py)."""
 
-    work: dict[int, tuple[int, int]]  # basic block -> instructions and flops per thread
+    work: dict[int, Work]  # basic block -> what a thread does in it
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one thread does in one basic block; a multiply-add is two of its flops, a matrix product many."""
+
+    instructions: int = 0
+    flops: int = 0
+    multiply_adds: int = 0
+
+
+NOTHING = Work()
 
 
 class Counted(Protocol):
@@ -67,27 +131,86 @@ class Counted(Protocol):
         """The kernel's."""
         ...
 
+    def shared_array(self, offset: int) -> str:
+        """The name of the array at an offset in a block's shared memory."""
+        ...
+
 
 @dataclass(slots=True, eq=False)
 class Counters:
     """All counters of a launch; complete when the launch is over."""
 
     run: Counted = field(repr=False)
-    global_load: Traffic = field(default_factory=Traffic)
-    global_store: Traffic = field(default_factory=Traffic)
-    global_atomic: Traffic = field(default_factory=Traffic)
-    shared_load: Traffic = field(default_factory=Traffic)
-    shared_store: Traffic = field(default_factory=Traffic)
-    shared_atomic: Traffic = field(default_factory=Traffic)
-    tensors: dict[str, TensorTraffic] = field(default_factory=dict)
+    sites: dict[tuple[int, str, str], Site] = field(default_factory=dict, repr=False)
+    issued: dict[int, Issued] = field(default_factory=dict, repr=False)
+    overlaps: dict[int, Overlap] = field(default_factory=dict, repr=False)
     atomics: int = 0
     atomics_per_address: int = 0  # the most that one address got
     barriers: int = 0  # barrier passages, summed over blocks
     instructions: int = 0  # thread instructions
     flops: int = 0
+    multiply_adds: int = 0
     divergent_branches: int = 0  # branches that split a warp, counted per warp
     threads: int = 0
 
+    # -- sums -----------------------------------------------------------------------------------------------
+    def traffic(self, space: str, kind: str) -> Traffic:
+        """The traffic of one kind in global or shared memory."""
+        return added_up(s for s in self.sites.values() if s.space == space and s.kind == kind)
+
+    @property
+    def global_load(self) -> Traffic:
+        """Plain loads of global memory."""
+        return self.traffic("global", "R")
+
+    @property
+    def global_store(self) -> Traffic:
+        """Plain stores to global memory."""
+        return self.traffic("global", "W")
+
+    @property
+    def global_atomic(self) -> Traffic:
+        """Atomics, strong loads and strong stores of global memory."""
+        return self.traffic("global", "A")
+
+    @property
+    def shared_load(self) -> Traffic:
+        """Plain loads of shared memory."""
+        return self.traffic("shared", "R")
+
+    @property
+    def shared_store(self) -> Traffic:
+        """Plain stores to shared memory; an asynchronous copy counts when it lands."""
+        return self.traffic("shared", "W")
+
+    @property
+    def shared_atomic(self) -> Traffic:
+        """Atomics, strong loads and strong stores of shared memory."""
+        return self.traffic("shared", "A")
+
+    @property
+    def tensors(self) -> dict[str, TensorTraffic]:
+        """The bytes of each tensor in global memory."""
+        tensors: dict[str, TensorTraffic] = {}
+        for site in self.sites.values():
+            if site.space == "global":
+                t = tensors.setdefault(site.tensor, TensorTraffic())
+                t.read += site.traffic.bytes if site.verb == "load" else 0
+                t.written += site.traffic.bytes if site.verb == "store" else 0
+                t.atomics += site.traffic.bytes // site.nbytes if site.verb == "atomic" else 0
+        return tensors
+
+    def issues(self, *ops: str) -> int:
+        """How often instructions of these opcodes were issued: "shfl", "mma", "wgmma", "bar", "cp" (commits
+        of groups)."""
+        return sum(issued.count for issued in self.issued.values() if issued.instr.op in ops)
+
+    @property
+    def copy_overlap(self) -> int | None:
+        """The fewest multiply-adds that hid an asynchronous copy; None where no group counts."""
+        return min((o.least for o in self.overlaps.values() if o.least is not None), default=None)
+
+    # -- from the executor ----------------------------------------------------------------------------------
     def atomic(self, A, index):
         """One atomic instruction of some threads."""
         self.atomics += len(index) if np.ndim(index) else 1
@@ -97,94 +220,129 @@ class Counters:
             for w, c in zip((where << A.shift).tolist(), count.tolist(), strict=True):
                 hits[w] = hits.get(w, 0) + c
 
+    def issue(self, instr: Instr, count: int):
+        """An instruction is issued by some warps, warpgroups or, of a barrier, thread blocks."""
+        issued = self.issued.get(id(instr))
+        if issued is None:
+            issued = self.issued[id(instr)] = Issued(instr)
+        issued.count += count
+
+    def landed(self, instr: Instr, hidden: np.ndarray):
+        """A wait lets copies of one group land, each hidden by so many multiply-adds of its thread."""
+        overlap = self.overlaps.setdefault(id(instr), Overlap(instr))
+        if len(hidden):
+            most = int(hidden.max())  # threads at an edge may have less to do
+            overlap.least = most if overlap.least is None else min(overlap.least, most)
+
     def finish(self):
         """Add up what is counted per basic block."""
         code = self.run.code
         for index, threads in self.run.block_threads.items():
-            instructions, flops = code.work.get(index, (0, 0))
-            self.instructions += threads * instructions
-            self.flops += threads * flops
+            work = code.work.get(index, NOTHING)
+            self.instructions += threads * work.instructions
+            self.flops += threads * work.flops
+            self.multiply_adds += threads * work.multiply_adds
         self.threads = self.run.grid[0] * self.run.grid[1] * self.run.grid[2] * self.run.threads
         self.atomics_per_address = max(self.run.atomic_hits.values(), default=0)
 
     # -- from the access log --------------------------------------------------------------------------------
+    def site(self, A, space: str, tensor: str) -> Site:
+        """Where the accesses of an instruction to a tensor, or a shared array, are counted."""
+        key = (A.number, space, tensor)
+        found = self.sites.get(key)
+        if found is None:
+            found = self.sites[key] = Site(A.instr, space, A.kind, tensor, A.nbytes)
+        return found
+
     def consume_global(self, entries):
         """Count logged global accesses."""
-        groups: dict[str, list] = {}
-        for entry, tensor in entries:
-            A, ids, L = entry[0], entry[2], entry[3]
-            groups.setdefault(A.kind, []).append(entry)
-            moved = A.nbytes * (len(ids[0]) if L is None else len(L))
-            t = self.tensors.setdefault(tensor.name, TensorTraffic())
-            if A.kind == "R" or A.instr.op == "ld":
-                t.read += moved
-            elif A.kind == "W" or A.instr.op == "st":
-                t.written += moved
-            else:
-                t.atomics += moved // A.nbytes
-        for kind, some in groups.items():
-            traffic = {"R": self.global_load, "W": self.global_store, "A": self.global_atomic}[kind]
-            request, _, address = self._requests(some)
-            traffic.bytes += sum(e[0].nbytes * (len(e[2][0]) if e[3] is None else len(e[3])) for e in some)
-            traffic.requests += 1 + int(np.count_nonzero(request[1:] != request[:-1]))
-            key = (request << 34) | (address >> 5)
-            step = np.diff(key)
-            if (step < 0).any():
-                key.sort()
-                step = np.diff(key)
-            traffic.sectors += 1 + int(np.count_nonzero(step))
-
-    def _requests(self, entries):
-        """(request number, lane, byte address) of every thread access in these entries."""
-        request, lanes, address, base = [], [], [], 0
-        for A, index, ids, L, *_ in entries:
-            warp = ids[3] if L is None else ids[3][L]
-            lanes.append(ids[4] if L is None else ids[4][L])
-            request.append(warp + base)
-            base += int(warp[-1]) + 1
-            address.append(np.full(len(warp), index << A.shift) if np.ndim(index) == 0 else index << A.shift)
-        return np.concatenate(request), np.concatenate(lanes), np.concatenate(address)
+        requests = Requests([entry for entry, _ in entries])
+        key = (requests.number << 34) | (requests.address >> 5)
+        if (key[1:] < key[:-1]).any():
+            key.sort()
+        sectors = requests.by_entry(key[firsts(key)] >> 34)
+        for k, (entry, tensor) in enumerate(entries):
+            self.site(entry[0], "global", tensor.name).traffic += Traffic(*requests.sums[k], sectors[k])
 
     def consume_shared(self, batch, entries):
         """Count logged shared accesses."""
-        groups: dict[tuple[str, int], list] = {}
+        by_width: dict[int, list] = {}
         for e in entries:
-            if e[0].space == "early":  # an asynchronous copy is counted when it lands
-                continue
-            groups.setdefault((e[0].kind, max(e[0].shift, 2)), []).append(e)
-        for (kind, shift), some in groups.items():
-            traffic = {"R": self.shared_load, "W": self.shared_store, "A": self.shared_atomic}[kind]
-            request, lanes, address = self._requests(some)
-            traffic.bytes += sum(e[0].nbytes * (len(e[2][0]) if e[3] is None else len(e[3])) for e in some)
-            traffic.requests += 1 + int(np.count_nonzero(request[1:] != request[:-1]))
+            if e[0].space != "early":  # an asynchronous copy is counted when it lands
+                by_width.setdefault(max(e[0].shift, 2), []).append(e)
+        for shift, some in by_width.items():
+            requests = Requests(some)
             parts = 1 << (shift - 2)  # a 16-byte access is served in four parts
-            group = request * parts + lanes * parts // 32
-            cycles, ideal = bank_cycles(group, address >> shift, 32 // parts)
-            traffic.cycles += cycles
-            traffic.ideal += ideal
+            group = requests.number * parts + requests.lane * parts // 32
+            cycles = bank_cycles(group, requests.address >> shift, 32 // parts)
+            request = group[firsts(group)] // parts
+            spent, ideal = requests.by_entry(request, cycles), requests.by_entry(request)
+            for k, e in enumerate(some):
+                where = (int(np.min(e[1])) << e[0].shift) % batch.shared_size
+                site = self.site(e[0], "shared", self.run.shared_array(where))
+                site.traffic += Traffic(*requests.sums[k], 0, spent[k], ideal[k])
 
 
-def bank_cycles(group: np.ndarray, unit: np.ndarray, banks: int) -> tuple[int, int]:
-    """(cycles, groups): the busiest bank of each group decides; `group` is ascending, `unit` the word
+def added_up(sites: Iterable[Site]) -> Traffic:
+    """The traffic of some sites together."""
+    return sum((site.traffic for site in sites), Traffic())
+
+
+def firsts(ascending: np.ndarray) -> np.ndarray:
+    """Where each run of equal values begins, as a mask."""
+    return np.r_[True, ascending[1:] != ascending[:-1]]
+
+
+class Requests:
+    """Logged accesses, thread by thread: `number` of the request (ascending), `lane`, byte `address`; and of each log entry
+    its `sums`, (requests, bytes)."""
+
+    def __init__(self, entries):
+        number, lanes, address, spans = [], [], [], []
+        base = 0
+        for A, index, ids, L, *_ in entries:
+            warp = ids[3] if L is None else ids[3][L]
+            lanes.append(ids[4] if L is None else ids[4][L])
+            number.append(warp + base)
+            spans.append(int(warp[-1]) + 1)
+            base += spans[-1]
+            address.append(np.full(len(warp), index << A.shift) if np.ndim(index) == 0 else index << A.shift)
+        self.number, self.lane = np.concatenate(number), np.concatenate(lanes)
+        self.address = np.concatenate(address)
+        self._entry_of = np.repeat(np.arange(len(spans)), spans)
+        each = self.by_entry(self.number[firsts(self.number)])
+        self.sums = [
+            (each[k], entry[0].nbytes * len(lane))
+            for k, (entry, lane) in enumerate(zip(entries, lanes, strict=True))
+        ]
+
+    def by_entry(self, requests: np.ndarray, weights: np.ndarray | None = None) -> list[int]:
+        """How often requests of each log entry are among some, or what these weigh."""
+        sums = np.bincount(self._entry_of[requests], weights, minlength=int(self._entry_of[-1]) + 1)
+        return sums.astype(np.int64).tolist()
+
+
+def bank_cycles(group: np.ndarray, unit: np.ndarray, banks: int) -> np.ndarray:
+    """The cycles of each group, which its busiest bank decides; `group` is ascending, `unit` the word
     accessed."""
-    change = np.r_[True, group[1:] != group[:-1]]
-    number = np.cumsum(change) - 1
+    number = np.cumsum(firsts(group)) - 1
     count = int(number[-1]) + 1
+    cycles = np.ones(count, np.int64)
     cell = number * banks + unit % banks
     table = np.empty(count * banks, unit.dtype)
     table[cell] = unit
     clash = table[cell] != unit
     if not clash.any():
-        return count, count
+        return cycles
     bad = np.zeros(count, bool)
     bad[number[clash]] = True
     pick = bad[number]
     order = np.lexsort((unit[pick], cell[pick]))
     c, v, g = cell[pick][order], unit[pick][order], number[pick][order]
-    distinct = np.r_[True, (c[1:] != c[:-1]) | (v[1:] != v[:-1])]
-    new_cell = np.r_[True, c[1:] != c[:-1]]
+    distinct = firsts(c) | np.r_[True, v[1:] != v[:-1]]
+    new_cell = firsts(c)
     per_cell = np.add.reduceat(distinct.astype(np.int64), np.flatnonzero(new_cell))
     groups = g[new_cell]
-    firsts = np.flatnonzero(np.r_[True, groups[1:] != groups[:-1]])
-    worst = np.maximum.reduceat(per_cell, firsts)
-    return int(worst.sum()) + count - len(worst), count
+    starts = firsts(groups)
+    cycles[groups[starts]] = np.maximum.reduceat(per_cell, np.flatnonzero(starts))
+    return cycles

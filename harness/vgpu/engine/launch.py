@@ -14,7 +14,7 @@ from harness.vgpu.checks.trial import Before, depends_on_unwritten
 from harness.vgpu.engine.interpreter.executor import Batch, Livelock, StepBudget, Trap
 from harness.vgpu.engine.reports import Reports, shared_name
 from harness.vgpu.errors import StepBudgetExceeded, UnsupportedInstruction
-from harness.vgpu.memory.arena import Extent, Space
+from harness.vgpu.memory.arena import Extent, Space, extent_at
 from harness.vgpu.ptx.places import place
 from harness.vgpu.ptx.program import polls
 
@@ -79,6 +79,11 @@ class Run(Reports):
         self.shared_size = -(-end // 128) * 128
         self.local_extents = [Extent(o, o + n, "local memory") for o, n in program.locals.values()]
         self.local_size = -(-(program.local_bytes + GUARD) // 64) * 64 if program.locals else 0
+
+    def shared_array(self, offset: int) -> str:
+        """The name of the array at an offset in a block's shared memory; "" where none is."""
+        array = extent_at(self.shared_extents, offset)
+        return array.name if array else ""
 
     def generate(self, index: int):
         """The function of basic block `index`, generated now."""

@@ -204,6 +204,8 @@ class Batch(WarpgroupOps):
                 raise StepBudget(block, threads)
             self.poll_failed = False
             value = function(self, self.S, L)
+            if self.done is not None:
+                self.done[slice(None) if L is None else L] += code.work[index].multiply_adds
             if self.poll_failed:
                 self.stuck[index] = self.changes, threads
             kind = block.kind
@@ -287,6 +289,8 @@ class Batch(WarpgroupOps):
         keep = ("block_of", "thread_of", "warp_of", "lane_of", "shared_base", "local_base")
         for name in keep:
             setattr(self, name, getattr(self, name)[L])
+        if self.done is not None:
+            self.done = self.done[L]
         self.squeeze_warps(L)
         S = self.S
         for k, value in enumerate(S):
@@ -306,6 +310,7 @@ class Batch(WarpgroupOps):
             self.waiting = []
             if self.order:
                 self.order.barrier(np.arange(self.n), 0)
+            self.count_barrier(first[0], np.greater(self.alive, 0))
             self.passed(None)
             self.note_exited(first[0], None)
             pending[self.program.blocks[first[0]].succs[0]] = [None]
@@ -338,6 +343,7 @@ class Batch(WarpgroupOps):
                 )
             if not len(moving):
                 continue
+            self.count_barrier(index, np.bincount(self.block_of[moving]) > 0)
             if not forced:
                 self.note_exited(index, ready, None if value[1] is None else moving)
             if result is not None:
@@ -356,6 +362,11 @@ class Batch(WarpgroupOps):
                 self.arrivals[k][done] = 0
         self.passed(ready)
         return True
+
+    def count_barrier(self, index: int, blocks: np.ndarray):
+        """Some thread blocks pass the barrier at the end of a basic block."""
+        if self.counting:
+            self.run.counters.issue(self.program.blocks[index].end, int(np.count_nonzero(blocks)))
 
     def order_barriers(self, waiting, going):
         """Tell the order of asynchronous operations who goes on from which barrier."""

@@ -31,6 +31,12 @@ class WarpOps(BarrierOps):
         self.initial_bits = self.all_bits = self.gather_bits(np.arange(self.n))
         self.copies: list[list] = []  # [positions, their commit number, landing function]
         self.commits: np.ndarray | None = None  # asynchronous copies: the groups committed, per thread
+        self.counting = self.run.checks.counters
+        self.done: np.ndarray | None = (
+            None  # multiply-adds per thread, where it is counted how copies overlap them
+        )
+        if self.counting and any(i.op == "cp" and "async" in i.mods for i in self.program.instrs):
+            self.done = np.zeros(self.n, np.int64)
         self.start_barriers()
         self.sources: dict[tuple, tuple[np.ndarray, ...]] = {}  # of shuffles whose lanes are constants
 
@@ -89,6 +95,8 @@ class WarpOps(BarrierOps):
 
     def shuffle(self, instr, mode: str, a, b, c, mask, L):
         active = self.present(instr, mask, L)
+        if self.counting:
+            self.run.counters.issue(instr, self.warps_of(L))
         if a.ndim == 0:
             a = np.full(self.n if L is None else len(L), a)
         key = (mode, int(b), int(c)) if L is None and b.ndim == 0 and c.ndim == 0 else None
@@ -107,6 +115,10 @@ class WarpOps(BarrierOps):
             first = int(np.flatnonzero(absent)[0])
             self.run.shuffle_absent(self, instr, self.positions(L)[first], int(j[first]), int(absent.sum()))
         return self.spread(a, L)[place], inside
+
+    def warps_of(self, L) -> int:
+        """The number of warps that some threads belong to."""
+        return int(np.count_nonzero(np.bincount(self.per_warp(L))))
 
     def per_warp(self, L):
         return self.warp_of if L is None else self.warp_of[L]
@@ -144,6 +156,8 @@ class WarpOps(BarrierOps):
 
     def redux(self, instr, op: str, value, mask, L):
         self.present(instr, mask, L)
+        if self.counting:
+            self.run.counters.issue(instr, self.warps_of(L))
         P = self.positions(L)
         value = np.broadcast_to(value, len(P))
         warp, lanes = self.per_warp(L), self.members(mask, L)
@@ -205,6 +219,8 @@ class WarpOps(BarrierOps):
 
     def mma(self, instr, shape: str, types, a, b, c, L):
         warps = self.warp_rows(instr, L)
+        if self.counting:
+            self.run.counters.issue(instr, warps)
         rows, columns, depth = sizes(shape)
         kind = types[1]
         (ar, ac), (br, bc), (cr, cc) = fragment_maps(shape, kind)
@@ -267,10 +283,11 @@ class WarpOps(BarrierOps):
             commits = self.commits = np.zeros(self.n, np.int64)
         return commits
 
-    def copy_async(self, R: Access, W: Access, target, source, extra, L):
+    def copy_async(self, R: Access, W: Access, target, source, extra, multiply_adds: int, L):
         """cp.async: the source is checked now, the data lands when the thread waits for it.
 
-        `extra` is the number of bytes to take (the rest is zero), or a predicate that ignores the source.
+        `extra` is the number of bytes to take (the rest is zero), or a predicate that ignores the source;
+        `multiply_adds` are those before this instruction in its basic block.
         """
         P = self.positions(L)
         target, source = np.broadcast_to(target, len(P)), np.broadcast_to(source, len(P))
@@ -290,12 +307,23 @@ class WarpOps(BarrierOps):
             # The hardware may write any time from now on: for the race check there is a store here too.
             safe = np.clip(target.astype(np.int64), 0, self.shared_size - W.nbytes)
             self.log.add_shared(self, W.in_space("early"), (self.shared_base[P] + safe) >> W.shift, L)
-        self.copies.append([P, self.groups()[P], W, target, parts])
+        since = self.done[P] + multiply_adds if self.done is not None else P
+        self.copies.append([P, self.groups()[P], W, target, parts, since])
 
-    def copy_commit(self, L):
-        self.groups()[self.positions(L)] += 1
+    def copy_commit(self, instr, multiply_adds: int, L):
+        P, groups = self.positions(L), self.groups()
+        if self.done is not None:
+            here, full = np.zeros(self.n, bool), np.zeros(self.n, bool)
+            here[P] = True
+            for at, group, *_, since in self.copies:
+                mine = here[at] & (group == groups[at])
+                since[mine] = self.done[at[mine]] + multiply_adds
+                full[at[mine]] = True
+            if full.any():
+                self.run.counters.issue(instr, self.warps_of(np.flatnonzero(full)))
+        groups[P] += 1
 
-    def copy_wait(self, L, allowed: int):
+    def copy_wait(self, instr, allowed: int, multiply_adds: int, L):
         """Let the copies land whose group is older than the newest `allowed` ones; -1: all, committed or
         not."""
         if not self.copies:
@@ -303,11 +331,15 @@ class WarpOps(BarrierOps):
         here = np.zeros(self.n, bool)
         here[self.positions(L)] = True
         left = []
-        for P, group, W, target, parts in self.copies:
+        for P, group, W, target, parts, since in self.copies:
             done = here[P]
             if allowed >= 0:
                 done = done & (group < self.groups()[P] - allowed)
             if done.any():
+                if self.done is not None:
+                    counts = done & (since > 0)  # nothing could hide what comes before the first multiply-add
+                    now = self.done[P[counts]] + multiply_adds
+                    self.run.counters.landed(instr, now - since[counts])
                 self.store(
                     W,
                     target[done],
@@ -316,7 +348,7 @@ class WarpOps(BarrierOps):
                 )
             if not done.all():
                 go = ~done
-                left.append([P[go], group[go], W, target[go], [p[go] for p in parts]])
+                left.append([P[go], group[go], W, target[go], [p[go] for p in parts], since[go]])
         self.copies = left
 
     # -- clusters --------------------------------------------------------------------------------------------

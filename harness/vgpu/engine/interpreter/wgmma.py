@@ -159,6 +159,8 @@ class WarpgroupOps(BulkOps):
         `left` is a matrix descriptor (with A) or four registers. Returns the registers of the sums.
         """
         groups = self.warpgroup_rows(B.instr, L)
+        if self.counting:
+            self.run.counters.issue(B.instr, groups)
         P = self.positions(L)
         first = P[::128]
         places = []

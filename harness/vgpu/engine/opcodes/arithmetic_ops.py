@@ -159,6 +159,7 @@ def fma(w: Writer, i: Instr):
     _plain16(i, t)
     d, a, b, c = i.args
     w.flops += 2
+    w.multiply_adds += 2 if t in ("f16x2", "bf16x2") else 1
     if t in ("f16x2", "bf16x2"):
         w.flops += 2
         w.define(d, "u4", _halves(w, (a, b, c), lambda *parts: _relu(i, t, _fma16(t, parts) + ".view(u2)")))

@@ -15,6 +15,7 @@ from functools import cached_property
 
 import numpy as np
 
+from harness.vgpu.checks.counters import Work
 from harness.vgpu.checks.hazards import Hazards
 from harness.vgpu.errors import UnsupportedInstruction
 from harness.vgpu.memory.access import DTYPE, Access
@@ -40,7 +41,7 @@ class Code:
         self.namespace: dict[str, object] = {"np": np, "where": np.where, "nm": numeric, "put": put}
         self.namespace |= DTYPE
         self.functions: list = [None] * len(program.blocks)
-        self.work: dict[int, tuple[int, int]] = {}  # block -> (instructions, flops) per thread
+        self.work: dict[int, Work] = {}  # block -> what a thread does in it
 
     def function(self, index: int):
         """The function of block `index`."""
@@ -48,7 +49,7 @@ class Code:
         if function is None:
             writer = Writer(self, self.program.blocks[index])
             source = writer.source()
-            self.work[index] = (writer.instructions, writer.flops)
+            self.work[index] = Work(writer.instructions, writer.flops, writer.multiply_adds)
             exec(compile(source, f"<block {index} of {self.program.entry.name}>", "exec"), self.namespace)
             function = self.functions[index] = self.namespace[f"b{index}"]
         return function
@@ -112,6 +113,7 @@ class Writer:
         self.counter = 0
         self.instructions = 0
         self.flops = 0
+        self.multiply_adds = 0
 
     # -- building blocks ------------------------------------------------------------------------------------
     def emit(self, line: str):

@@ -208,6 +208,7 @@ def wgmma(w: Writer, i: Instr):
     given = f"[{', '.join(w.use(r, 'u4') for r in left.items)}]" if from_registers else w.use(left, "u8")
     old = ", ".join(w.use(r, "u4") for r in sums.items)
     w.flops += 2 * 64 * n * depth // 128
+    w.multiply_adds += 64 * n * depth // 128
     value = w.temp(
         f"m.wgmma({first}, A{accesses[1].number}, [{old}], {sums_kind!r}, {given}, {names[0]},"
         f" {w.use(right, 'u8')},"

@@ -260,14 +260,14 @@ def async_copy(w: Writer, i: Instr):
     if "bulk" in i.mods or "reduce" in i.mods or "tensor" in i.mods:
         bulk_copy(w, i)
     elif "commit_group" in i.mods:
-        w.emit("m.copy_commit(L)")
+        w.emit(f"m.copy_commit({w.instruction(i)}, {w.multiply_adds}, L)")
     elif "wait_group" in i.mods:
-        w.emit(f"m.copy_wait(L, {int(i.args[0].value)})")
+        w.emit(f"m.copy_wait({w.instruction(i)}, {int(i.args[0].value)}, {w.multiply_adds}, L)")
     elif "wait_all" in i.mods:
-        w.emit("m.copy_wait(L, -1)")
+        w.emit(f"m.copy_wait({w.instruction(i)}, -1, {w.multiply_adds}, L)")
     elif "mbarrier" in i.mods:
         a = w.code.access(i, "A", "shared", 8)
-        w.emit("m.copy_wait(L, -1)")
+        w.emit(f"m.copy_wait({w.instruction(i)}, -1, {w.multiply_adds}, L)")
         if "noinc" in i.mods:
             w.emit(f"m.mbarrier_arrive(A{a.number}, {shared_place(w, i, i.args[0])}, 1, 0, False, L)")
     else:
@@ -281,7 +281,8 @@ def async_copy(w: Writer, i: Instr):
             is_predicate = isinstance(rest[0], Reg) and w.width(rest[0].name) == 0
             extra = w.use(rest[0], "p" if is_predicate else "u4")
         source, target = w.address(i.args[1]), w.address(i.args[0])
-        w.emit(f"m.copy_async(A{read.number}, A{write.number}, {target}, {source}, {extra}, L)")
+        places = f"A{read.number}, A{write.number}, {target}, {source}"
+        w.emit(f"m.copy_async({places}, {extra}, {w.multiply_adds}, L)")
 
 
 # -- tensor cores -------------------------------------------------------------------------------------------
@@ -298,6 +299,7 @@ def mma(w: Writer, i: Instr):
     d, a, b, c = (x.items if isinstance(x, Vec) else (x,) for x in i.args)
     size = "u8" if types[0] == "f64" else "u4"
     w.flops += 2 * rows * columns * depth // 32
+    w.multiply_adds += rows * columns * depth // 32
     lists = ", ".join("[" + ", ".join(w.use(x, size) for x in part) + "]" for part in (a, b, c))
     value = w.temp(f"m.mma({w.instruction(i)}, {shape!r}, {tuple(types)!r}, {lists}, L)")
     for k, target in enumerate(d):

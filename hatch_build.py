@@ -1,7 +1,7 @@
 """The build hook: what a wheel carries beside the code, so that layers and `workbook init` work without a checkout.
 
 That is the solutions, the book's chapters, and the built book where there is one (`python -m book.build --no-open`).
-Every op package gets the shared folder that it links to: a wheel holds no links, and hatchling by itself takes a folder
+Every op package, and the layers' kernels, get the shared folder that they link to: a wheel holds no links, and hatchling by itself takes a folder
 only once, however many links lead to it.
 """
 
@@ -11,6 +11,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 CARRIED = {
     "solutions": os.path.join("harness", "_solutions"),
+    os.path.join("solutions", "shared"): os.path.join("harness", "nn", "kernels", "shared"),
     os.path.join("book", "src"): os.path.join("harness", "_book", "src"),
     os.path.join("book", "html"): os.path.join("harness", "_book", "html"),
 }

@@ -399,7 +399,7 @@ def build_ext(arguments: list[str]) -> int:
         allow_abbrev=False,
     )
     parser.add_argument(
-        "puzzle", nargs="?", choices=extension.puzzles(), help="whose module (default: each that there is)"
+        "layer", nargs="?", choices=extension.LAYERS, help="whose module (default: each that there is)"
     )
     parser.add_argument(
         "--arch",
@@ -417,16 +417,16 @@ def build_ext(arguments: list[str]) -> int:
     console = make_console(sys.stdout)
     wanted = [extension.canonical(name) for name in flags.arch] if flags.arch else extension.present()
     for architecture in dict.fromkeys(wanted):
-        for puzzle in [flags.puzzle] if flags.puzzle else extension.puzzles():
-            print_lines(console, [built_line(console, puzzle, architecture, flags.output)])
+        for layer in [flags.layer] if flags.layer else extension.LAYERS:
+            print_lines(console, [built_line(console, layer, architecture, flags.output)])
     return 0
 
 
-def built_line(console: Console, puzzle: str, architecture: str, output: Path | None) -> str:
-    """Builds a puzzle's module for one architecture, with a spinner or a line while it lasts; what, how long, and where."""
+def built_line(console: Console, layer: str, architecture: str, output: Path | None) -> str:
+    """Builds a layer's module for one architecture, with a spinner or a line while it lasts; what, how long, and where."""
     from harness.toolchain import extension
 
-    words = f"Building the extension module of {puzzle} for {architecture} (a minute or two, once)"
+    words = f"Building the extension module of {layer} for {architecture} (a minute or two, once)"
     with ExitStack() as stack:
 
         def on_build() -> None:
@@ -435,10 +435,10 @@ def built_line(console: Console, puzzle: str, architecture: str, output: Path | 
             else:
                 print_lines(console, [f"{words} ..."])
 
-        built = extension.build(architecture, output, on_build, puzzle)
+        built = extension.build(architecture, output, on_build, layer)
     size = built.path.stat().st_size / 2**20
     how = f"built in {built.seconds:.1f} s" if built.seconds else "was there already"
-    return f"{puzzle}, {architecture}: {how}, {size:.1f} MiB: {shown(built.path)}"
+    return f"{layer}, {architecture}: {how}, {size:.1f} MiB: {shown(built.path)}"
 
 
 # ---- dev ----------------------------------------------------------------------------------------------------

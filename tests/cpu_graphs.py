@@ -78,7 +78,7 @@ class Units(dict):
 def cpu_graphs() -> Callable:
     """() -> the graphs of puzzle 22 by name, all but the command line's own, which the README's first command compiles.
 
-    They are named DTYPE (the default variants), fast_DTYPE, OP_ALGORITHM_DTYPE (the layer's), unbound, and
+    They are named DTYPE (the default variants), OP_ALGORITHM_DTYPE (the layer's), unbound, and
     VARIANT WAY (the benchmark's candidates).
     """
     return functools.cache(load_cpu_graphs)
@@ -92,7 +92,6 @@ def load_cpu_graphs():
     from harness.puzzles.p22.spec import BACKWARD, FORWARD, PUZZLE, ROW_SUMS
 
     calls = {dtype: PUZZLE.calls_of(PUZZLE.default_variants) for dtype in DTYPES[1:]}
-    calls |= {f"fast_{dtype}": PUZZLE.variants["fast"] for dtype in DTYPES}
     calls |= max_graph.calls_of(PUZZLE, IN_MAX)
     calls |= {name: call for _, graphs in layer_calls() for name, call in graphs.values()}
     fused = (("algorithm", "fused"),)
@@ -108,8 +107,8 @@ def layer_calls() -> Iterator:
     from harness.nn.arguments import DTYPES
 
     keys = [(algorithm, torch.float32) for algorithm in autograd.THROUGH_MAX]
-    keys += [("fast", dtype) for dtype in (torch.bfloat16, torch.float16, torch.float64)]
-    keys += [("unfused", torch.bfloat16), ("fused", torch.float64)]
+    keys += [("unfused", dtype) for dtype in (torch.bfloat16, torch.float16, torch.float64)]
+    keys += [("fused", torch.float64)]
     for algorithm, dtype in keys:
         calls = autograd.GRAPHS.calls(algorithm=algorithm)
         yield (

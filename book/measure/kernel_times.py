@@ -26,7 +26,8 @@ CALLS = {"fused": 3, "unfused": 12, "fast": 30, BARE: 30}
 
 # Mojo cuts the names of kernels: package, file and the first letters of the function, about 30 in all, then types.
 OURS = re.compile(
-    r"^op_(?:layernorm_linear|fast_(?:forward|backward|sums|few_rows|padded|ln_out)|shared_gemm_(hopper|portable))_(\w+?)_?(?:\d+A\d*A|_[0-9a-f]{16})"
+    r"^(?:op_layernorm_linear|layernorm_linear_(?:forward|backward|sums|few_rows|padded|ln_out)|common_gemm_(hopper|portable))_"
+    r"(\w+?)_?(?:\d+A\d*A|_[0-9a-f]{16})"
 )
 # Of those in the shared folder too little is left, but the file says which one it is.
 PRODUCTS = {"hopper": "gemm_hopper_kernel", "portable": "gemm_kernel"}

@@ -91,7 +91,6 @@ COMMANDS = {
     "first_backward": task("p20 --backward --solution --device virtual", anywhere=False),
     "worth_it": example("worth_it", exact=False, timed=True),
     "profile": task("p22 --profile --solution", exact=True, anywhere=False),
-    "profile_fast": task("p22 --profile --solution --fast", exact=True, anywhere=False),
     "row_largest": virtual("row_largest"),
     "mirrored_race": virtual("mirrored_row", 1),
     "mirrored_mended": virtual("mirrored_row", define="-D MENDED "),

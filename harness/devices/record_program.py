@@ -128,11 +128,9 @@ def imports(package: Path, rung: MojoRung, names: set[str]) -> list[str]:
     modules: dict[str, set[str]] = {"std.sys": {"get_defined_dtype", "is_defined"}}
     for name in names & STANDARD.keys():
         modules.setdefault(STANDARD[name], set()).add(name)
-    # Of modules that define the same name, the one with the blanks comes first, and those of a fast variant last.
+    # Of modules that define the same name, the one with the blanks comes first.
     source = Path(rung.file).name
-    files = sorted(
-        package.glob("*.mojo"), key=lambda p: (p.name != source, p.name.startswith("fast"), p.name)
-    )
+    files = sorted(package.glob("*.mojo"), key=lambda p: (p.name != source, p.name))
     missing = {name for name in names if name.startswith("launch_")}
     left = set(names)
     for path in files:

@@ -19,18 +19,18 @@ this one:
     extension module, which extension_kernels.py opens once on each GPU, and whose functions launch_forward
     and launch_backward are. Where the library multiplies, forward_with_library has the module launch the rows
     alone. `hopper` is whether the module is one for sm_90a. `Way.explain` puts the plan into words.
- 5  solutions/p22/extension.mojo. `call`, `run` and run_forward: the dtype, and what is launched: small passes
-    by solutions/p22/small.mojo, float32 by pairs of float16 by solutions/p22/op/fast_pairs.mojo, all else by
+ 5  kernels/layernorm_linear/extension.mojo. `call`, `run` and run_forward: the dtype, and what is launched: small passes
+    by kernels/layernorm_linear/small.mojo, float32 by pairs of float16 by pairs.mojo, all else by
     the next.
- 6  solutions/p22/op/fast.mojo. launch_forward_fast launches rows, then the product. In 16 bits on a Hopper it
-    calls launch_forward_hopper, except for small products of unaligned rows. Else solutions/shared/gemm.mojo
+ 6  kernels/layernorm_linear/launches.mojo. launch_forward_fast launches rows, then the product. In 16 bits on a Hopper it
+    calls launch_forward_hopper, except for small products of unaligned rows. Else kernels/common/gemm.mojo
     chooses.
- 7  solutions/p22/op/fast_forward.mojo. The kernels of LayerNorm's rows: layernorm_rows where a row fits a
+ 7  kernels/layernorm_linear/forward.mojo. The kernels of LayerNorm's rows: layernorm_rows where a row fits a
     block, layernorm_shared for unaligned rows on a Hopper, layernorm_any for others.
- 8  solutions/shared/gemm_hopper_launches.mojo. plan_tiles cuts the product into tiles, launch_gemm_hopper
+ 8  kernels/common/gemm_hopper_launches.mojo. plan_tiles cuts the product into tiles, launch_gemm_hopper
     launches.
- 9  solutions/shared/gemm_hopper.mojo. The product's kernel.
-10  solutions/shared/stream_launcher.mojo. StreamLauncher puts each kernel on PyTorch's stream, and takes
+ 9  kernels/common/gemm_hopper.mojo. The product's kernel.
+10  kernels/common/stream_launcher.mojo. StreamLauncher puts each kernel on PyTorch's stream, and takes
     scratch memory out of what Python lends. Its `wgmma` is known when the module is compiled: whether that is
     for sm_90a.
 
@@ -47,7 +47,7 @@ Who multiplies (OWN is this project's kernel, else PyTorch's library; a weight t
   rows * H * O <= 2^20. Its backward pass ends at rows * H * O = 2^15 too.
 
 The backward pass takes the same files: DirectLayerNormLinear.backward, LayerNormKernels.backward,
-run_backward, and launch_gradients in fast.mojo, for whose rows fast_backward_launches.mojo chooses.
+run_backward, and launch_gradients in launches.mojo, for whose rows backward_launches.mojo chooses.
 
 Attention goes the same way through attention_autograd.py, attention_plan.py and attention_direct.py,
 cross-entropy through cross_entropy.py and cross_entropy_chunks.py.

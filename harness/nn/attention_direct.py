@@ -37,7 +37,7 @@ from harness.nn.extension_kernels import KINDS, PLAIN, Opened, applied, is_hoppe
 from harness.nn.private import any_autocast, current_device, dispatch_modes, transforms_active
 
 Tensor = torch.Tensor
-PUZZLE = "p23"
+LAYER = "attention"
 FIRST_ONLY = FirstOnly("attention", "torch.nn.functional.scaled_dot_product_attention")
 
 WIDE = 128
@@ -482,7 +482,7 @@ def by_plan(
 
 # ---- Which GPUs have a module -------------------------------------------------------------------------------
 
-kernels = Opened(PUZZLE, AttentionKernels, lambda device: "attention goes through PyTorch's own operations")
+kernels = Opened(LAYER, AttentionKernels, lambda device: "attention goes through PyTorch's own operations")
 """The kernels of a device."""
 
 

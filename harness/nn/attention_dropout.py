@@ -1,7 +1,7 @@
 """Dropout in attention: which probabilities become 0 follows from two random integers, and is worked out anew in each pass.
 
-`keep_mask` says which are kept, by the same Philox as puzzle 23's kernels (`fast_dropout.mojo`), which store no mask; on a Hopper they
-keep a bit for each probability while a pass runs, if these take at most a GiB (`fast_hopper_dropout.mojo`). The state,
+`keep_mask` says which are kept, by the same Philox as attention's kernels (`dropout.mojo`), which store no mask; on a Hopper they
+keep a bit for each probability while a pass runs, if these take at most a GiB (`hopper_dropout.mojo`). The state,
 two integers from PyTorch's generator, lies where the kernels read it: nobody waits for it, and a CUDA graph draws another for each
 replay. Two operators are registered, `mojo_workbook::attention_dropout` and its backward pass. Where there is no extension module they
 take PyTorch's products and the whole mask.

@@ -20,9 +20,9 @@ from harness.nn.layernorm_plan import AUTO, MEMORY
 from harness.nn.on_max import Graphs
 from harness.nn.operators import registered
 
-THROUGH_MAX = ("unfused", "fused", "fast")
+THROUGH_MAX = ("unfused", "fused")
 """The algorithms that MAX graphs have."""
-ALGORITHMS = (*THROUGH_MAX, "pairs")
+ALGORITHMS = (*THROUGH_MAX, "fast", "pairs")
 GRAPHS = Graphs(
     "p22",
     "fused_layernorm_linear",

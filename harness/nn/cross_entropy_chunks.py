@@ -1,7 +1,7 @@
 """A linear layer with cross-entropy, chunk of rows by chunk of rows: the products, and what lies between them.
 
 The logits of one chunk lie in a buffer, in which their gradient takes their place; no others are ever stored. On an NVIDIA or
-AMD GPU the extension module of puzzle 27 makes losses and gradient of a chunk in one launch, on torch's current stream;
+AMD GPU the extension module of cross-entropy makes losses and gradient of a chunk in one launch, on torch's current stream;
 anywhere else, and where the module cannot be built, torch's own operations do. All products are torch's.
 """
 
@@ -71,7 +71,7 @@ def rows_of_a_chunk(rows: int, classes: int, dtype: torch.dtype, device: torch.d
 
 
 class RowKernels(OnDevice):
-    """The module of puzzle 27 on one GPU."""
+    """The module of cross-entropy on one GPU."""
 
     def smallest_pass(self) -> None:
         logits = torch.zeros(1, 8, device=extension_kernels.DEVICE)
@@ -113,7 +113,7 @@ class RowKernels(OnDevice):
 
 
 kernels = Opened(
-    "p27", RowKernels, lambda device: "linear_cross_entropy goes through PyTorch's own operations"
+    "cross_entropy", RowKernels, lambda device: "linear_cross_entropy goes through PyTorch's own operations"
 )
 """The kernels of a device."""
 

@@ -1,4 +1,4 @@
-"""What the ways to two puzzles' extension modules share: a module opened once on each GPU, and how it numbers dtypes."""
+"""What the ways to the layers' extension modules share: a module opened once on each GPU, and how it numbers dtypes."""
 
 import functools
 import threading
@@ -70,7 +70,7 @@ def is_hopper(device: torch.device) -> bool:
 
 
 class OnDevice:
-    """A puzzle's extension module on one GPU.
+    """A layer's extension module on one GPU.
 
     Args:
         module: The loaded module.
@@ -120,10 +120,10 @@ _opening = threading.Lock()
 
 
 class Opened(Generic[Kernels]):
-    """A puzzle's kernels by device, built, loaded, opened and tried when they are first asked for.
+    """A layer's kernels by device, built, loaded, opened and tried when they are first asked for.
 
     Args:
-        puzzle: Whose extension module it is.
+        layer: Whose extension module it is.
         kind: What is made of the module on a device.
         otherwise: What goes through which MAX graph without the module, for the one warning that says why there is none.
 
@@ -131,8 +131,8 @@ class Opened(Generic[Kernels]):
         table: By torch's number of the GPU; None where building or loading has failed.
     """
 
-    def __init__(self, puzzle: str, kind: type[Kernels], otherwise: Callable[[torch.device], str]):
-        self.puzzle, self.kind, self.otherwise = puzzle, kind, otherwise
+    def __init__(self, layer: str, kind: type[Kernels], otherwise: Callable[[torch.device], str]):
+        self.layer, self.kind, self.otherwise = layer, kind, otherwise
         self.table: dict[int, Kernels | None] = {}
 
     def __call__(self, device: torch.device) -> Kernels | None:
@@ -152,8 +152,8 @@ class Opened(Generic[Kernels]):
     def open(self, device: torch.device) -> Kernels | None:
         """The kernels, or None after the warning."""
         try:
-            built = extension.build(extension.architecture(device), puzzle=self.puzzle)
-            kernels = self.kind(extension.load(built.path, self.puzzle), device)
+            built = extension.build(extension.architecture(device), layer=self.layer)
+            kernels = self.kind(extension.load(built.path, self.layer), device)
             kernels.probe()
         except Exception as error:  # of the toolchain, the loader or the driver: there is another way
             reason = str(error) if isinstance(error, WorkbookError) else f"{type(error).__name__}: {error}"

@@ -47,7 +47,6 @@ from harness.nn.private import (
     fp32_precision,
     is_capturing,
 )
-from harness.toolchain import extension
 
 Tensor = torch.Tensor
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
@@ -63,7 +62,7 @@ DLN_GIVEN, LN_OUT_TAKEN, FEW_ROWS, TRANSPOSED, FEW_SHARES = 16, 32, 64, 128, 256
 and dx apart from dln, so that one launch makes all the rest; ln_out is wanted transposed, in a launch of its own; sums
 over rows have few shares, for memory's sake."""
 THROUGH_MODULE = ("fast", "pairs")
-"""The algorithms of the module; without one, both are a MAX graph of the fast kernels."""
+"""The algorithms of the module; without one, both are a MAX graph of the unfused kernels."""
 
 
 # ---- How tensors lie ----------------------------------------------------------------------------------------
@@ -92,7 +91,7 @@ def kind_of(dtype: torch.dtype, pairs: bool = False) -> int:
 
 
 class LayerNormKernels(OnDevice):
-    """The module of puzzle 22 on one GPU."""
+    """The module of LayerNorm + Linear on one GPU."""
 
     def __init__(self, module: ModuleType, device: torch.device):
         super().__init__(module, device)
@@ -533,16 +532,10 @@ def out_of_memory(
 # ---- Who computes a call ------------------------------------------------------------------------------------
 
 
-def max_algorithm(device: torch.device) -> str:
-    """Which algorithm a MAX graph runs in the place of the extension module: "fast" wherever its kernels run."""
-    old = device.type == "cuda" and not torch.version.hip
-    return "unfused" if old and extension_kernels.capability(device) < extension.OLDEST_NVIDIA else "fast"
-
-
 kernels = Opened(
-    "p22",
+    "layernorm_linear",
     LayerNormKernels,
-    lambda device: f"fused_layernorm_linear goes through a MAX graph of its {max_algorithm(device)} kernels",
+    lambda device: "fused_layernorm_linear goes through a MAX graph of its unfused kernels",
 )
 """The kernels of a device."""
 
@@ -582,7 +575,7 @@ def way(x: Tensor, dtype: torch.dtype, linear_weight: Tensor, algorithm: str, me
         return Way(algorithm)
     opened = kernels(x.device)
     if opened is None:
-        return Way(max_algorithm(x.device))
+        return Way("unfused")
     transposed = lies_transposed(linear_weight)
     planned = make_plan(x.shape, len(linear_weight), dtype, transposed, opened.hopper, algorithm, memory)
     return Way(algorithm, opened, planned)

@@ -4,7 +4,7 @@ The three products are Y = ln_out W^T, dln = dY W and dW = dY^T ln_out. The choi
 from an H200 (book/records/products.csv holds the times of both ways, and every kernel's):
 
 - This project's kernel for Hopper cuts a product into tiles that its multiprocessors take in rounds; `own_cost` counts them
-  as `plan_tiles` in `solutions/shared/gemm_hopper_launches.mojo` does. Few tiles leave most of the GPU idle. Its products make the
+  as `plan_tiles` in `kernels/common/gemm_hopper_launches.mojo` does. Few tiles leave most of the GPU idle. Its products make the
   column sums of dY, dgamma and dbeta on the side, which are launches of their own beside the library's.
 - The library splits the sums of few tiles among blocks, and is a little faster in the largest products.
 - Rows of a 16-bit matrix that are no multiple of 16 bytes keep both from tensor cores' wide loads: the library falls to a
@@ -29,7 +29,7 @@ from harness.nn.arguments import wide
 from harness.nn.extension_kernels import contiguous_strides, padded
 
 LINE = 128
-"""Bytes: rows that the module copies begin at multiples of so many (`pitch_of` in `solutions/shared/tensor_maps.mojo`)."""
+"""Bytes: rows that the module copies begin at multiples of so many (`pitch_of` in `kernels/common/tensor_maps.mojo`)."""
 PAIR_ELEMENTS = 8
 """Of which the rows of a matrix that is split into a pair must be a multiple."""
 LARGEST = 2**31 - 1

@@ -1,8 +1,8 @@
-"""A solution's kernels as a Python extension module: built once for each GPU architecture, kept, and loaded.
+"""A layer's kernels as a Python extension module: built once for each GPU architecture, kept, and loaded.
 
-`build(...)` also builds ahead of time, on a machine without a GPU. A module is one file, named by the puzzle, the
+`build(...)` also builds ahead of time, on a machine without a GPU. A module is one file, named by the layer, the
 architecture and a hash of everything it depends on; it works with every Python. Its folder is in the workbook's cache, or
-wherever the environment variable WORKBOOK_EXTENSIONS says. Where no puzzle is named, the first that has a module is meant.
+wherever the environment variable WORKBOOK_EXTENSIONS says.
 """
 
 import functools
@@ -38,9 +38,9 @@ from harness.toolchain.libraries import (
     load_runtime,
 )
 from harness.toolchain.packages import mojo_files, mojo_version
-from harness.toolchain.roots import solutions
 
 __all__ = [  # with what its users find here until the layers' operators have replaced it
+    "LAYERS",
     "OLDEST_NVIDIA",
     "VARIABLE",
     "Unsupported",
@@ -53,10 +53,13 @@ __all__ = [  # with what its users find here until the layers' operators have re
     "load_runtime",
     "nvidia_architecture",
     "present",
-    "puzzles",
     "sources",
     "supported",
 ]
+
+LAYERS = ("layernorm_linear", "attention", "cross_entropy")
+"""The layers that have a module; where none is named the first is meant."""
+KERNELS = Path(__file__).resolve().parents[1] / "nn" / "kernels"
 
 
 # ---- Building -----------------------------------------------------------------------------------------------
@@ -71,22 +74,17 @@ class Built:
     seconds: float
 
 
-def puzzles() -> list[str]:
-    """The puzzles whose solutions have an extension module: an `extension.mojo`."""
-    return [path.parent.name for path in sorted(solutions().glob("*/extension.mojo"))]
-
-
-def sources(puzzle: str = "") -> tuple[Path, list[Path]]:
-    """The folder of a puzzle's solution, and the Mojo files in it that a module is made of."""
-    folder = solutions() / (puzzle or puzzles()[0])
-    beside = [folder / name for name in ("extension.mojo", "small.mojo")]
-    return folder, [*(file for file in beside if file.is_file()), *mojo_files(folder / "op")]
+def sources(layer: str = LAYERS[0]) -> list[Path]:
+    """The Mojo files that a layer's module is made of, the module's own first."""
+    folder = KERNELS / layer
+    first = folder / "extension.mojo"
+    folders = (folder, KERNELS / "common", KERNELS / "shared")
+    return [first, *(file for each in folders for file in mojo_files(each) if file != first)]
 
 
 @functools.cache
-def file_name(architecture: str, puzzle: str = "") -> str:
+def file_name(architecture: str, layer: str = LAYERS[0]) -> str:
     """The name of the module's file for one architecture: it changes with all that the module depends on."""
-    folder, files = sources(puzzle)
     machine = platform.machine()
     parts: list[str | bytes] = [
         mojo_version(),
@@ -95,16 +93,16 @@ def file_name(architecture: str, puzzle: str = "") -> str:
         HOST_CPU.get(machine, ""),
         architecture,
     ]
-    for file in files:
-        parts += [str(file.relative_to(folder)), file.read_bytes()]
-    return f"{folder.name}_{architecture}_{digest(parts)}.so"
+    for file in sources(layer):
+        parts += [str(file.relative_to(KERNELS)), file.read_bytes()]
+    return f"{layer}_{architecture}_{digest(parts)}.so"
 
 
 def build(
     architecture: str,
     output: Path | None = None,
     on_build: Callable[[], None] = lambda: None,
-    puzzle: str = "",
+    layer: str = LAYERS[0],
 ) -> Built:
     """The module for one architecture: what the folder holds, else built now, which takes a minute or two.
 
@@ -114,39 +112,38 @@ def build(
         architecture: What `mojo build --target-accelerator` takes, for example "sm_90a" or "gfx942".
         output: The folder (default: `folder()`).
         on_build: Called before a build.
-        puzzle: Whose module.
+        layer: Whose module.
 
     Raises BadUse for an architecture that Mojo does not know, CompileFailed where the kernels do not compile, and
     EnvironmentProblem where the folder cannot be written or something is missing.
     """
     remedy = "name another --output" if output else REMEDY
-    target = (made_folder(output, remedy) if output else folder()) / file_name(architecture, puzzle)
+    target = (made_folder(output, remedy) if output else folder()) / file_name(architecture, layer)
     seconds = 0.0
 
     def make(staged: Path) -> None:
         nonlocal seconds
         on_build()
         started = time.monotonic()
-        os.replace(compile_module(architecture, staged.parent, puzzle), staged)
+        os.replace(compile_module(architecture, staged.parent, layer), staged)
         seconds = time.monotonic() - started
 
     return Built(keep(target, make, "the extension module", remedy), architecture, seconds)
 
 
-def compile_module(architecture: str, staging: Path, puzzle: str) -> Path:
+def compile_module(architecture: str, staging: Path, layer: str) -> Path:
     """Compiles and links the module in an empty folder."""
-    source_folder, files = sources(puzzle)
-    return compile_mojo(files[0], source_folder, architecture, staging)
+    return compile_mojo(sources(layer)[0], KERNELS, architecture, staging)
 
 
 # ---- Loading ------------------------------------------------------------------------------------------------
 
 
-def load(path: Path, puzzle: str = "") -> ModuleType:
+def load(path: Path, layer: str = LAYERS[0]) -> ModuleType:
     """Loads a built module. Raises EnvironmentProblem where the system refuses it."""
     try:
         load_runtime()
-        name = f"workbook_{puzzle or puzzles()[0]}"
+        name = f"workbook_{layer}"
         loader = ExtensionFileLoader(name, str(path))
         spec = importlib.util.spec_from_loader(name, loader, origin=str(path))
         assert spec is not None  # the loader is given

@@ -86,11 +86,11 @@ def test_reset_of_a_blank_of_several_rungs_finds_the_one_that_holds_work(checkou
 
 def test_reset_of_a_puzzle_puts_every_changed_file_back(checkout):
     checkout.fill(checkout.kernels, "dx")
-    fast = checkout.kernels.with_name("fast.mojo")
-    fast.unlink()
+    given = checkout.kernels.with_name("launches.mojo")
+    given.unlink()
     assert checkout.run("reset", "p22", "--yes").returncode == 0
     assert checkout.kernels.read_text() == blanks.skeleton((SOLUTION / "op" / PUZZLE.source).read_text())
-    assert fast.is_symlink() and fast.read_text() == (SOLUTION / "op" / "fast.mojo").read_text()
+    assert given.is_symlink() and given.read_text() == (SOLUTION / "op" / "launches.mojo").read_text()
     assert len(backups(checkout)) == 1
     again = checkout.run("reset", "p22", "--yes")
     assert again.returncode == 0 and "Nothing to reset" in again.stdout and len(backups(checkout)) == 1

@@ -1,6 +1,6 @@
 """Linear with cross-entropy: against autograd of PyTorch's two functions, its memory, its products, and what it refuses.
 
-The kernels themselves run on the virtual GPU in tests/p27/test_p27_extension.py; here a module written with torch stands in the
+The kernels themselves run on the virtual GPU in tests/nn/kernels/test_cross_entropy_kernels.py; here a module written with torch stands in the
 place of the built one.
 """
 

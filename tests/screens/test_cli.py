@@ -427,7 +427,7 @@ def bad_use(command_line, *arguments: str) -> str:
         (["p22", "--device", "tpu"], ["--device", "'tpu'", "virtual"]),
         (["p22", "--dtype", "int8"], ["--dtype", "'int8'", "float32"]),
         (["p22", "--gate", "dZ"], ["--gate dZ", "unknown gate", "ln, forward, row_sums, db, dW, dgamma, dx"]),
-        (["p22", "--gate", "dW", "--fast"], ["--gate dW", "the fused kernels", "leave out --fast"]),
+        (["p22", "--gate", "dW", "--unfused"], ["--gate dW", "the fused kernels", "leave out --unfused"]),
         (["p22", "--repeat", "0"], ["--repeat 0", "must be at least 1"]),
         (["p22", "--seed", "-1"], ["--seed -1", "must not be negative"]),
         (["p22", "--seed", str(2**64)], [f"--seed {2**64}", "must fit into 64 bits"]),

@@ -212,11 +212,11 @@ def test_a_wrong_gate_says_once_what_is_wrong(make_run):
 
 
 def test_a_run_that_did_not_end_says_so(make_run):
-    run = make_run("virtual", variants=("fast",))
+    run = make_run("virtual", variants=("fused",))
     (variant,) = run.devices[0].variants.values()
-    variant.comparisons, variant.failure = [], "fast_rows did not end within 100,000 steps"
+    variant.comparisons, variant.failure = [], "fused_rows did not end within 100,000 steps"
     lines = printed(run)
-    assert "   ❌ fast_rows did not end within 100,000 steps" in lines
+    assert "   ❌ fused_rows did not end within 100,000 steps" in lines
     assert "   Overall:      ❌ INCORRECT" in lines and "   grad_input: not compared" in lines
 
 
@@ -268,9 +268,9 @@ def test_nothing_wraps_and_nothing_is_markup(make_run):
         ),
         # No value is wrong: a race or the like was found.
         (
-            {"variants": ("fast",), "device": "virtual"},
+            {"variants": ("rmsnorm",), "device": "virtual"},
             {},
-            "workbook p22 --backward --fast --device virtual --solution",
+            "workbook p22 --backward --rmsnorm --device virtual --solution",
         ),
     ],
 )

@@ -51,7 +51,6 @@ VARIANTS = {
     "fused": variant("fused"),
     # The row sums are an intermediate of the unfused backward pass; this call makes them visible.
     "unfused": (*variant("unfused"), Call(ROW_SUMS, (), "unfused", "launch_row_sums[dtype](..., sizes)")),
-    "fast": variant("fast"),
     "rmsnorm": (
         Call(
             TRANSFER, (), "rmsnorm", "launch_rmsnorm_linear_backward[dtype](..., sizes, Scalar[accum](EPS))"
@@ -345,21 +344,8 @@ def ledger(dims: tuple[int, ...], dtype: str) -> Ledger:
                 "backward row_sums": 2 * rows * accum,
             },
             "fused": {"backward sums of the parameter gradients": (O * H + O + 2 * H) * atomic},
-            "fast": {
-                "forward ln_out": rows * H * element,
-                "backward ln_out": rows * H * element,
-                "backward partial sums, at most": partial_sums(rows, H, O) * accum,
-            },
         },
     )
-
-
-def partial_sums(rows: int, H: int, O: int) -> int:
-    """The most partial sums that the fast variant keeps of dgamma, dbeta and db, on a GPU of 132 multiprocessors.
-
-    A block makes one of its rows, 32 or more where it sums columns; not more than 6 blocks share a multiprocessor.
-    """
-    return min(rows, 6 * 132) * 2 * H + min(-(-rows // 32), 6 * 132) * O
 
 
 def pack_row_sums(c1: np.ndarray, c2: np.ndarray) -> np.ndarray:
@@ -388,7 +374,7 @@ NUMPY_RUNG = NumpyRung(
 
 PUZZLE = Puzzle(
     name="p22",
-    title="LayerNorm + Linear, forward and backward, unfused, fused and fast",
+    title="LayerNorm + Linear, forward and backward, unfused and fused",
     subject="LayerNorm + Linear",
     gates=(*derive_rung.GATES, *GATES),
     rungs=(
@@ -420,11 +406,10 @@ PUZZLE = Puzzle(
     intermediate=("row_sums", *TRANSFER.writes),
     variants=VARIANTS,
     about_variants={
-        "fast": "only the fast kernels, which hold no blanks",
         "rmsnorm": "only RMSNorm + Linear, the kernel of the last gate, transfer",
     },
-    on_request=("fast", "rmsnorm"),
-    on_cpu=("fused", "unfused", "fast"),
+    on_request=("rmsnorm",),
+    on_cpu=("fused", "unfused"),
     atomic=ATOMIC,
     summands=rows,
     ledger=ledger,

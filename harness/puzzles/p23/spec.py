@@ -79,26 +79,15 @@ BACKWARD = OpSpec(
            "lse": ROW, "delta": ROW, "attn_mask": MASK},
     scalars=SCALARS,
 )  # fmt: skip
-MASK_BACKWARD = OpSpec("attention_train_mask_backward", writes={"grad_attn_mask": MASK}, reads=BACKWARD.reads)
-"""The gradient of the mask: no op of a graph, a recording alone has it."""
 FLASH = "mask=attn_mask, sizes=sizes.copy(), scale=steps.scale().cast[accum]())"
 FLASH_LAUNCHES = {
     "attention_train": f"launch_flash_forward(recorder, FlashForward[dtype](=, {FLASH})",
     "attention_delta": "launch_delta[dtype](..., B * N * S, Int32(d))",
     "attention_train_backward": f"launch_flash_backward(recorder, FlashBackward[dtype](=, {FLASH})",
 }
-FAST_LAUNCHES = {
-    "attention_train": f"launch_forward_fast(recorder, FlashForward[dtype](=, {FLASH}, layout)",
-    "attention_delta": "launch_delta_fast[dtype](..., lse.as_imm(), False, sizes, layout)",
-    "attention_train_backward": f"launch_backward_fast(recorder, FlashBackward[dtype](=, {FLASH}, layout)",
-    "attention_train_mask_backward": (
-        f"launch_mask_gradient_fast(recorder, MaskGradient[dtype](=, grad_mask=grad_attn_mask, {FLASH}, layout)"
-    ),
-}
 MOJO_SIZES = {
     "steps": "Sizes(Int32(B * N), Int32(S), Int32(T), Int32(d))",
     "sizes": "recorded_sizes(dims)",
-    "layout": "Layout.without_gaps(sizes)",
     "G": "size_or(dims, 5, N)",
     **{f"mask_{axis}": f"mask_axis(dims, {place})" for place, axis in enumerate("bnst")},
 }
@@ -115,19 +104,10 @@ def flash(variant: str, *ops: OpSpec) -> tuple[Call, ...]:
     return tuple(Call(op, (), variant, FLASH_LAUNCHES[op.name]) for op in ops)
 
 
-FAST = (("algorithm", "fast"),)
 VARIANTS = {
     "unfused": tuple(map(step, (*STEPS, PRODUCT))),
     "fused": flash("fused", FORWARD, DELTA, BACKWARD),
-    "fast": tuple(Call(op, FAST, "fast", FAST_LAUNCHES[op.name]) for op in (FORWARD, DELTA, BACKWARD)),
 }
-RECORDED = {
-    "fast": (
-        Call(MASK_BACKWARD, FAST, "fast", FAST_LAUNCHES[MASK_BACKWARD.name],
-             "size_or(dims, 7, 0) == 1 and d <= 128 and sizes.mask_t != 0"),
-    )
-}  # fmt: skip
-
 GATES = (
     Gate("matmul", "unfused", ("scores",),
          "the scores, and Q^T dO, by a tiled product of stored or transposed factors",
@@ -353,8 +333,7 @@ def ledger(dims: tuple[int, ...], dtype: str) -> Ledger:
         saved_eager={**operands, "probabilities": scores * element},
         saved_ours={**operands, "probabilities": scores * accum},
         saved_by={
-            name: {**operands, "output": operands["query"], "lse": B * N * S * accum}
-            for name in ("fused", "fast")
+            "fused": {**operands, "output": operands["query"], "lse": B * N * S * accum},
         },
         between={
             "unfused": {
@@ -363,7 +342,6 @@ def ledger(dims: tuple[int, ...], dtype: str) -> Ledger:
                 "backward grad_scores": scores * accum,
             },
             "fused": {"backward delta": B * N * S * accum},
-            "fast": {"backward delta": B * N * S * accum},
         },
     )
 
@@ -426,7 +404,6 @@ PUZZLE = Puzzle(
             # The product's kernel is one for all of them, and its blank is the first gate's.
             needs=dict.fromkeys(("output", "dV", "dP", "dQ", "dK"), ("matmul",)),
             sizes=MOJO_SIZES,
-            recorded=RECORDED,
         ),
     ),
     dims=DIMS,
@@ -451,9 +428,7 @@ PUZZLE = Puzzle(
     about_variants={
         "unfused": "only the plain kernels, one for each step",
         "fused": "only the flash kernels, which store no matrix of scores",
-        "fast": "only the fast kernels, the same on tensor cores for 16-bit types",
     },
-    on_request=("fast",),
     multiply_adds=multiply_adds,
     ledger=ledger,
     describe_dims=describe_dims,

@@ -2,7 +2,7 @@
 matrices of rows, the table's gradient, AdamW.
 
 Activations are rows: matrices [rows, channels]. Nothing asks autograd for anything. On a GPU, in bfloat16, the kernels of
-puzzle 22 and of `solutions/p27/op/fast_step.mojo` do the work, on torch's current stream; elsewhere torch's own operations do.
+puzzle 22 and of `harness/nn/kernels/cross_entropy/step.mojo` do the work, on torch's current stream; elsewhere torch's own operations do.
 """
 
 import math
@@ -24,14 +24,16 @@ SCALE, CUBE = math.sqrt(2 / math.pi), 0.044715
 
 
 class StepKernels(OnDevice):
-    """The module of puzzle 27 on one GPU."""
+    """The module of cross-entropy on one GPU."""
 
     def smallest_pass(self) -> None:
         ones = torch.ones(8, dtype=torch.bfloat16, device=extension_kernels.DEVICE)
         self.launch(self.module.gelu, torch.empty_like(ones), ones, 8)
 
 
-kernels = Opened("p27", StepKernels, lambda device: "the training step goes through PyTorch's own operations")
+kernels = Opened(
+    "cross_entropy", StepKernels, lambda device: "the training step goes through PyTorch's own operations"
+)
 """The kernels of a device."""
 
 

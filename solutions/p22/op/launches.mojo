@@ -1,6 +1,6 @@
 """How the kernels of the unfused and the fused variant are launched: order, geometry, and what lies in between.
 
-`fast.mojo` does the same for the fast variant. This file and `layernorm_linear.mojo` import each other, because the
+This file and `layernorm_linear.mojo` import each other, because the
 public ops stand in the same file as the kernels.
 """
 

@@ -8,8 +8,6 @@ from .cpu_reference import (
     row_statistics_cpu,
     row_sums_cpu,
 )
-from .fast import launch_backward_fast, launch_forward_fast
-from .fast_cpu import backward_fast_cpu, forward_fast_cpu
 from .launches import (
     launch_backward_fused,
     launch_backward_unfused,
@@ -25,29 +23,25 @@ from .tensors import BackwardTensors, ForwardTensors, Sizes
 
 def is_algorithm(name: StaticString) -> Bool:
     """Whether there is a variant of this name."""
-    return name == "unfused" or name == "fused" or name == "fast"
+    return name == "unfused" or name == "fused"
 
 
 def run_forward[
     dtype: DType, //, target: StaticString, algorithm: StaticString
 ](tensors: ForwardTensors[dtype], mut launcher: DeviceLauncher) raises:
     """The forward pass. Without rows it writes nothing."""
-    comptime assert is_algorithm(algorithm), "algorithm must be 'unfused', 'fused' or 'fast'"
+    comptime assert is_algorithm(algorithm), "algorithm must be 'unfused' or 'fused'"
     var rows = Int(tensors.sizes.rows())
     if rows == 0:
         return
     comptime if target == "cpu":
         comptime if algorithm == "fused":
             forward_fused_cpu(tensors)
-        elif algorithm == "fast":
-            forward_fast_cpu(tensors)
         else:
             var H = Int(tensors.sizes.hidden_dim)
             forward_unfused_cpu(tensors, launcher.workspace[dtype]("ln_out", rows * H))
     elif algorithm == "fused":
         launch_forward_fused(launcher, tensors)
-    elif algorithm == "fast":
-        launch_forward_fast(launcher, tensors)
     else:
         launch_forward_unfused(launcher, tensors)
 
@@ -56,15 +50,13 @@ def run_backward[
     dtype: DType, //, target: StaticString, algorithm: StaticString
 ](tensors: BackwardTensors[dtype], mut launcher: DeviceLauncher) raises:
     """The backward pass."""
-    comptime assert is_algorithm(algorithm), "algorithm must be 'unfused', 'fused' or 'fast'"
+    comptime assert is_algorithm(algorithm), "algorithm must be 'unfused' or 'fused'"
     comptime if target == "cpu":
         var rows = Int(tensors.sizes.rows())
         var H = Int(tensors.sizes.hidden_dim)
         var O = Int(tensors.sizes.output_dim)
         comptime if algorithm == "fused":
             backward_fused_cpu(tensors, launcher.workspace[DType.float64]("sums", 3 * H + O * H + O))
-        elif algorithm == "fast":
-            backward_fast_cpu(tensors)
         else:
             backward_unfused_cpu(
                 tensors,
@@ -74,8 +66,6 @@ def run_backward[
             )
     elif algorithm == "fused":
         launch_backward_fused(launcher, tensors)
-    elif algorithm == "fast":
-        launch_backward_fast(launcher, tensors)
     else:
         launch_backward_unfused(launcher, tensors)
 

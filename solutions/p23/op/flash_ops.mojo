@@ -1,7 +1,4 @@
-"""The internal ops of the fused and the fast variant, which the PyTorch function calls: sizes, mask and scale at run time.
-
-`algorithm` is "fused" for the flash kernels and "fast" for those on tensor cores.
-"""
+"""The internal ops of the fused variant: sizes, mask and scale at run time."""
 
 from std.math import ceildiv
 
@@ -10,8 +7,6 @@ from extensibility import _MutableInputTensor as MutableInputTensor
 import extensibility
 from max.gpu.host import DeviceContext
 
-from .fast_launches import launch_backward_fast, launch_delta_fast, launch_forward_fast
-from .fast_layout import Layout
 from .flash_launches import launch_delta, launch_flash_backward, launch_flash_forward
 from .flash_tensors import FlashBackward, FlashForward, FlashSizes
 from .shared.checks import expect_shape
@@ -82,7 +77,7 @@ struct AttentionTrain:
 
     @staticmethod
     def execute[
-        accum: DType, dtype: DType, algorithm: StaticString = "fused"
+        accum: DType, dtype: DType
     ](
         output: MutableInputTensor[dtype=dtype, rank=4, static_spec=_],  # [B, N, S, d]
         lse: MutableInputTensor[dtype=accum, rank=3, static_spec=_],  # [B, N, S]
@@ -123,10 +118,7 @@ struct AttentionTrain:
             scale=scale_or_default(scale, d).cast[accum_type[dtype]](),
         )
         var launcher = DeviceLauncher(ctx)
-        comptime if algorithm == "fast":
-            launch_forward_fast(launcher, tensors, Layout.without_gaps(tensors.sizes))
-        else:
-            launch_flash_forward(launcher, tensors)
+        launch_flash_forward(launcher, tensors)
 
 
 @extensibility.register("attention_delta")
@@ -135,7 +127,7 @@ struct AttentionDelta:
 
     @staticmethod
     def execute[
-        accum: DType, dtype: DType, algorithm: StaticString = "fused"
+        accum: DType, dtype: DType
     ](
         delta: MutableInputTensor[dtype=accum, rank=3, static_spec=_],  # [B, N, S]
         grad_output: InputTensor[dtype=dtype, rank=4, static_spec=_],  # [B, N, S, d]
@@ -153,28 +145,18 @@ struct AttentionDelta:
         var written = rebind[Pointer[Scalar[accum_type[dtype]], MutAnyOrigin]](delta.unsafe_ptr())
         var dO = grad_output.unsafe_ptr().as_imm()
         var O = output.unsafe_ptr().as_imm()
-        comptime if algorithm == "fast":
-            var launcher = DeviceLauncher(ctx)
-            var no_mask: List[Int] = [1, 1, 1, 1]
-            var rows = flash_sizes(B, N, N, S, 0, d, 0, no_mask, 1)
-            var layout = Layout.without_gaps(rows)
-            launch_delta_fast[dtype](launcher, written, dO, O, written.as_imm(), False, rows, layout)
-        else:
-            var launcher = DeviceLauncher(ctx)
-            launch_delta[dtype](launcher, written, dO, O, sizes.rows(), Int32(d))
+        var launcher = DeviceLauncher(ctx)
+        launch_delta[dtype](launcher, written, dO, O, sizes.rows(), Int32(d))
 
 
 @extensibility.register("attention_train_backward")
 struct AttentionTrainBackward:
     """The backward op for training: the gradients of query, key and value, from lse and delta, written in place.
-
-    `algorithm` is "fused", two passes without atomics, "atomic", one pass with them, or "fast", two passes on
-    tensor cores.
     """
 
     @staticmethod
     def execute[
-        accum: DType, dtype: DType, algorithm: StaticString = "fused"
+        accum: DType, dtype: DType
     ](
         grad_query: MutableInputTensor[dtype=dtype, rank=4, static_spec=_],  # [B, N, S, d]
         grad_key: MutableInputTensor[dtype=dtype, rank=4, static_spec=_],  # [B, G, T, d]
@@ -227,7 +209,4 @@ struct AttentionTrainBackward:
             scale=scale_or_default(scale, d).cast[accum_type[dtype]](),
         )
         var launcher = DeviceLauncher(ctx)
-        comptime if algorithm == "fast":
-            launch_backward_fast(launcher, tensors, Layout.without_gaps(tensors.sizes))
-        else:
-            launch_flash_backward(launcher, tensors)
+        launch_flash_backward(launcher, tensors)

@@ -1,5 +1,5 @@
 """The sizes of a recorded case. After B, N, S, T, d there may stand the heads of key and value, the diagonal, the size of the
-mask's blocks (0 where the fast variant has no mask), and for each axis of the mask whether it has the size 1.
+mask's blocks (0 where there is no mask), and for each axis of the mask whether it has the size 1.
 """
 
 from std.math import ceildiv

@@ -1,0 +1,173 @@
+"""Dropout for the kernels of `kernels.mojo`: which probabilities become 0, drawn anew wherever they are computed anew.
+
+Philox4x32 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011) makes four random words of a counter and a key, and
+nothing is kept between draws. 32 elements of the scores share four draws, 16 bits each: the queries q and q + 1, and those 8, 16 and 24
+behind them, of a 32, and the keys k and k + 1, and those 8 behind them, of a 16; q and k are even. Each of the sixteen words has a bit of
+every element's number, the lowest first: 32 numbers are compared at once, by an instruction for each word. In the fragments of the
+scores, as in those of the transposed scores, two lanes hold all 32. `harness/nn/attention_dropout.py` draws the same in PyTorch.
+"""
+
+from std.math import ceildiv
+from std.sys import inlined_assembly
+from max.gpu import lane_id
+from max.gpu.primitives import warp
+
+from .tiles import Sums
+from shared.common import ImmPtr
+
+comptime ROUNDS = 7
+"""The fewest with which Philox4x32 passes the tests of its paper; FlashAttention-2 takes as many."""
+comptime ONE = 65536
+"""Values of 16 bits."""
+
+
+@fieldwise_init
+struct Draws(ImplicitlyCopyable):
+    """What a launch with dropout takes."""
+
+    @__allow_legacy_any_origin_fields
+    var state: ImmPtr[DType.uint32]
+    """Four words, of which the last is not read."""
+    var kept: Int32
+    """So many of ONE elements are kept, 0 to ONE - 1."""
+
+
+@always_inline
+def philox(counter: SIMD[DType.uint32, 4], key: SIMD[DType.uint32, 2]) -> SIMD[DType.uint32, 4]:
+    """Four random words."""
+    var words = counter
+    comptime for turn in range(ROUNDS):
+        var first = words[0].cast[DType.uint64]() * 0xD2511F53
+        var second = words[2].cast[DType.uint64]() * 0xCD9E8D57
+        var key0 = key[0] + UInt32(turn * 0x9E3779B9 % 2**32)
+        var key1 = key[1] + UInt32(turn * 0xBB67AE85 % 2**32)
+        words[0] = (second >> 32).cast[DType.uint32]() ^ words[1] ^ key0
+        words[2] = (first >> 32).cast[DType.uint32]() ^ words[3] ^ key1
+        words[1] = second.cast[DType.uint32]()
+        words[3] = first.cast[DType.uint32]()
+    return words
+
+
+@always_inline
+def below(word: UInt32, digit: UInt32, so_far: UInt32) -> UInt32:
+    """Of 32 numbers, each a bit of every word: whether the lower digits and this one are below those of a limit, whose `digit` is all
+    ones or 0.
+    """
+    return (~word & digit) | ((~word | digit) & so_far)
+
+
+@always_inline
+def bit_of(query: Int, key: Int) -> Int:
+    """Which of its 32 bits a query of a 32 and a key of a 16 have."""
+    return query % 2 * 16 + query // 16 * 8 + key % 2 * 4 + query // 8 % 2 * 2 + key // 8
+
+
+@always_inline
+def here(word: UInt32) -> UInt32:
+    """A word of which the compiler does not know where it comes from, and so makes it once, and here."""
+    return inlined_assembly["", UInt32, constraints="=r,0", has_side_effect=True](word)
+
+
+struct Dropout(Copyable, Movable):
+    """The draws for one head."""
+
+    var key: SIMD[DType.uint32, 2]
+    var head: UInt32
+    """Counted through the batch."""
+    var call: UInt32
+    """What tells this call from others with the same key."""
+    var kept: UInt32
+    """An element is kept if its number is below."""
+    var share: Float32
+    """Of the elements that are kept."""
+
+    @always_inline
+    def __init__(out self, state: ImmPtr[DType.uint32], kept: Int32, head: Int):
+        """As `Draws` has them."""
+        self.key = SIMD[DType.uint32, 2](state[unsafe_offset=0], state[unsafe_offset=1])
+        self.call = state[unsafe_offset=2]
+        self.head = UInt32(head)
+        self.kept = UInt32(kept)
+        self.share = Float32(kept) / ONE
+
+    @always_inline
+    def rescale(self) -> Float32:
+        """What the probabilities that are kept are multiplied by."""
+        return 1 / self.share if self.share != 0 else 0
+
+    @always_inline
+    def digit(self, place: UInt32) -> UInt32:
+        """That of the limit, all ones or 0."""
+        return 0 - (self.kept >> place & 1)
+
+    @always_inline
+    def draw(
+        self, query: UInt32, key: UInt32, number: UInt32, by: SIMD[DType.uint32, 2]
+    ) -> SIMD[DType.uint32, 4]:
+        """Four words, the digits from 4 * `number` on of the elements around a query and a key; `by` is the key of Philox.
+        """
+        var counter = SIMD[DType.uint32, 4](
+            (key // 16 * 4 + key % 8 // 2) * 4 + number,
+            query // 32 * 4 + query % 8 // 2,
+            self.head,
+            self.call,
+        )
+        return philox(counter, by)
+
+    @always_inline
+    def mark[
+        bands: Int, columns: Int, transposed: Bool = False
+    ](self, mut weights: Array[Sums, bands * columns], row: Int, column: Int):
+        """Makes the weights negative that are dropped: of a warp's queries from `row` on and the keys from `column` on; `transposed`, of
+        its keys from `row` on and the queries from `column` on.
+        """
+        comptime queries = columns if transposed else 2 * bands  # eights of them
+        comptime keys = 2 * bands if transposed else columns
+        comptime assert keys % 2 == 0 and (queries == 2 or queries % 4 == 0), "a draw is used as a whole"
+        var down = UInt32(lane_id()) // 4
+        var right = UInt32(lane_id()) % 4 * 2
+        var first_query = UInt32(column if transposed else row) + (right if transposed else down)
+        var first_key = UInt32(row if transposed else column) + (down if transposed else right)
+        # Two lanes share the rows 2 * i and 2 * i + 1: the even one draws the lower digits.
+        var upper = down % 2
+        var shift = upper * UInt32(4 if transposed else 16)
+        comptime if queries == 2:
+            # Half the draws: the first or the second 16 of its 32 queries.
+            shift += first_query // 16 % 2 * 8
+        comptime for draw in range(keys // 2 * ceildiv(queries, 4)):
+            comptime eight = draw // (keys // 2) * 4
+            comptime pair = draw % (keys // 2) * 2
+            # Whether digits are below, where those that are lower are not, and where they are.
+            var alone = UInt32(0)
+            var carried = ~UInt32(0)
+            # Else the keys of all rounds would stay in registers that products want.
+            var key = SIMD[DType.uint32, 2](here(self.key[0]), here(self.key[1]))
+            comptime for number in range(2):
+                var words = self.draw(
+                    first_query + UInt32(eight * 8),
+                    first_key + UInt32(pair * 8),
+                    upper * 2 + UInt32(number),
+                    key,
+                )
+                comptime for i in range(4):
+                    var digit = self.digit(upper * 8 + UInt32(number * 4 + i))
+                    alone = below(words[i], digit, alone)
+                    carried = below(words[i], digit, carried)
+            var other_alone = warp.shuffle_xor(alone, UInt32(4))
+            var other_carried = warp.shuffle_xor(carried, UInt32(4))
+            var kept = alone | carried & other_alone
+            if upper == 0:
+                kept = other_alone | other_carried & alone
+            kept >>= shift
+            comptime for at in range(min(queries, 4)):
+                comptime for behind in range(2):
+                    comptime for side in range(2):
+                        comptime i = pair + behind if transposed else eight + at
+                        comptime j = eight + at if transposed else pair + behind
+                        comptime place = i // 2 * columns + j
+                        comptime e = i % 2 * 2 + side
+                        comptime bit = bit_of(
+                            at * 8 + (side if transposed else 0), behind * 8 + (0 if transposed else side)
+                        )
+                        var weight = weights[place][e]
+                        weights[place][e] = weight if kept & UInt32(1 << bit) != 0 else -weight

@@ -1,0 +1,168 @@
+"""How attention with dropout is launched: the kernels of `kernels.mojo` that draw which probabilities become 0, and on a Hopper those
+with wgmma, for which `hopper_dropout.mojo` draws."""
+
+from .dropout import ONE, Draws
+from .hopper_dropout import MOST_WORDS, count_words
+from .hopper_launches import (
+    launch_backward_hopper,
+    launch_forward_hopper,
+    suits_hopper,
+    suits_hopper_forward,
+)
+from .kernels_launches import (
+    ROOM,
+    launch_delta_rows,
+    launch_forward_tiles,
+    launch_key_value_tiles,
+    launch_query_tiles,
+)
+from .layout import WIDE, Layout, fits_chunks, has_tensor_cores, is_aligned
+from .tiles import CHUNK
+from .tensors import FlashBackward, FlashForward, FlashSizes
+from shared.common import ImmPtr, accum_type, shared_memory
+from shared.launcher import Launcher
+
+comptime ROOMY = shared_memory() >= ROOM
+"""Whether tiles of a mask have room beside those of 128 rows."""
+
+
+def expect_dropout[dtype: DType](aligned: Bool, sizes: FlashSizes, draws: Draws) raises:
+    """Raises an error for what the kernels with dropout do not take."""
+    comptime if not has_tensor_cores[dtype]():
+        raise Error("dropout wants 16-bit types on NVIDIA's tensor cores")
+    if not aligned or Int(sizes.head_dim) > WIDE or sizes.head_dim % CHUNK != 0:
+        raise Error(
+            t"dropout wants heads of at most {WIDE} elements in whole chunks, in rows that begin with one"
+        )
+    if draws.kept < 0 or draws.kept >= ONE:
+        raise Error(t"dropout wants to keep 0 to {ONE - 1} elements of {ONE}, got {draws.kept}")
+
+
+def launch_forward_dropout[
+    L: Launcher, dtype: DType, //
+](mut launcher: L, t: FlashForward[dtype], layout: Layout, draws: Draws, portable: Bool) raises:
+    """One launch, two on a Hopper: output, of probabilities with dropout, and lse, of all of them; by the `portable` kernels, or by
+    the fastest."""
+    var plain = fits_chunks(t.query, layout.query) and fits_chunks(t.key, layout.key)
+    plain = plain and fits_chunks(t.value, layout.value) and fits_chunks(t.output.as_imm(), layout.output)
+    expect_dropout[dtype](plain, t.sizes, draws)
+    comptime if has_tensor_cores[dtype]():
+        if t.sizes.rows() == 0:
+            return
+        comptime if L.wgmma:
+            if not portable and suits_hopper_forward(t, layout) and count_words(t.sizes) <= MOST_WORDS:
+                if t.sizes.mask_block != 0:
+                    launch_forward_dropout_hopper[biased=True](launcher, t, layout, draws)
+                else:
+                    launch_forward_dropout_hopper[biased=False](launcher, t, layout, draws)
+                return
+        if t.sizes.head_dim > 64:
+            launch_forward_tiles[True, WIDE, bands=2, warps=4, step=32, resident=2, dropout=True](
+                launcher, t, layout, draws
+            )
+        elif t.sizes.mask_block != 0 or t.scale <= 0:
+            launch_forward_tiles[True, 64, bands=2, warps=4, step=64, resident=2, dropout=True](
+                launcher, t, layout, draws
+            )
+        else:
+            launch_forward_tiles[False, 64, bands=2, warps=4, step=64, resident=2, dropout=True](
+                launcher, t, layout, draws
+            )
+
+
+def launch_forward_dropout_hopper[
+    L: Launcher, dtype: DType, //, *, biased: Bool
+](mut launcher: L, t: FlashForward[dtype], layout: Layout, draws: Draws) raises:
+    """Two launches: the draws, and the kernel with wgmma."""
+    if t.sizes.head_dim <= 64:
+        launch_forward_hopper[64, groups=1, keys=128, resident=2, biased=biased, dropped=True](
+            launcher, t, layout, draws
+        )
+    else:
+        launch_forward_hopper[128, groups=2, keys=128, resident=1, biased=biased, dropped=True](
+            launcher, t, layout, draws
+        )
+
+
+def launch_backward_dropout[
+    L: Launcher, dtype: DType, //
+](
+    mut launcher: L,
+    t: FlashBackward[dtype],
+    output: ImmPtr[dtype],
+    layout: Layout,
+    draws: Draws,
+    portable: Bool,
+) raises:
+    """Three launches, four on a Hopper: delta, grad_key and grad_value, then grad_query; by the `portable` kernels, or by the fastest.
+    t.delta is not read.
+    """
+    var aligned = is_aligned(t, layout) and fits_chunks(output, layout.output)
+    expect_dropout[dtype](aligned, t.sizes, draws)
+    comptime if has_tensor_cores[dtype]():
+        if t.sizes.rows() == 0 or t.sizes.key_len == 0:
+            return
+        comptime if L.wgmma:
+            if not portable and suits_hopper(t, layout) and count_words(t.sizes) <= MOST_WORDS:
+                if t.sizes.mask_block != 0:
+                    launch_backward_dropout_hopper[biased=True](launcher, t, output, layout, draws)
+                else:
+                    launch_backward_dropout_hopper[biased=False](launcher, t, output, layout, draws)
+                return
+        var delta = launcher.workspace[DType.float32]("delta", t.sizes.rows())
+        launch_delta_rows[aligned=True](
+            launcher, delta, t.grad_output, output, delta.as_imm(), False, t.sizes, layout
+        )
+        var with_delta = t.copy()
+        with_delta.delta = rebind[ImmPtr[accum_type[dtype]]](delta.as_imm())
+        if t.sizes.head_dim > 64:
+            launch_key_value_tiles[
+                True, WIDE, bands=1, warps=8 if ROOMY else 4, step=32, part=32, resident=1, dropout=True
+            ](launcher, with_delta, layout, draws)
+            launch_query_tiles[
+                True, WIDE, bands=2 if ROOMY else 1, warps=4, step=32, part=16, resident=2, dropout=True
+            ](launcher, with_delta, layout, draws)
+        elif t.sizes.mask_block != 0 or t.scale <= 0:
+            launch_backward_dropout[True](launcher, with_delta, layout, draws)
+        else:
+            launch_backward_dropout[False](launcher, with_delta, layout, draws)
+
+
+def launch_backward_dropout[
+    L: Launcher, dtype: DType, //, masked: Bool
+](mut launcher: L, t: FlashBackward[dtype], layout: Layout, draws: Draws) raises:
+    """Both kernels for heads of up to 64 elements."""
+    launch_key_value_tiles[masked, 64, bands=2, warps=4, step=64, part=32, resident=2, dropout=True](
+        launcher, t, layout, draws
+    )
+    launch_query_tiles[masked, 64, bands=2, warps=4, step=64, part=32, resident=2, dropout=True](
+        launcher, t, layout, draws
+    )
+
+
+def launch_backward_dropout_hopper[
+    L: Launcher, dtype: DType, //, *, biased: Bool
+](mut launcher: L, t: FlashBackward[dtype], output: ImmPtr[dtype], layout: Layout, draws: Draws) raises:
+    """Four launches: the draws, lse and delta in whole boxes, and the kernels with wgmma."""
+    if t.sizes.head_dim <= 64:
+        launch_backward_hopper[
+            64,
+            key_groups=1,
+            key_resident=2,
+            query_groups=1,
+            query_stages=3,
+            query_resident=2,
+            biased=biased,
+            dropped=True,
+        ](launcher, t, output, layout, draws)
+    else:
+        launch_backward_hopper[
+            128,
+            key_groups=2,
+            key_resident=1,
+            query_groups=2,
+            query_stages=3,
+            query_resident=1,
+            biased=biased,
+            dropped=True,
+        ](launcher, t, output, layout, draws)

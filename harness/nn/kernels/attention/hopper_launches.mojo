@@ -1,0 +1,360 @@
+"""How the kernels with `wgmma` are launched, those of `hopper.mojo` and `hopper_keys.mojo`: what they take, in
+which tiles, with what geometry.
+"""
+
+from std.math import ceildiv
+from max.gpu.host import Dim
+from max.gpu.host.nvidia.tma import TMADescriptor
+
+from .dropout import ONE, Draws
+from .hopper import (
+    forward_bytes,
+    hopper_forward_kernel,
+    hopper_numbers_kernel,
+    hopper_query_kernel,
+    padded,
+    query_bytes,
+)
+from .hopper_dropout import DRAW_THREADS, count_words, draw_blocks, hopper_draws_kernel
+from .hopper_keys import hopper_key_value_kernel, key_bytes, key_owners
+from .hopper_masks import map_of_mask, suits_boxes
+from .hopper_tiles import GROUP, SIDE, head_map
+from .kernels import DELTA_LANES, DELTA_THREADS
+from .scores import Strides
+from .layout import Layout
+from .tiles import WIDEST
+from .tensors import FlashBackward, FlashForward, FlashSizes
+from shared.common import ImmPtr, MutPtr
+from shared.launcher import Launcher
+
+comptime FEW_QUERIES = 1024
+"""Up to so many, and under a causal mask, small blocks of the query's kernel leave less of a Hopper idle at the end."""
+comptime MOST_BLOCKS = 65535
+"""Of a grid along y and z."""
+
+
+def suits_tma(sizes: FlashSizes, heads: Int32, length: Int32, strides: Strides) -> Bool:
+    """Whether the TMA can read a tensor whose rows begin at multiples of 16 bytes: it repeats nothing; and a grid has a block
+    for each head of each batch."""
+    if max(sizes.batch, heads) > MOST_BLOCKS:
+        return False
+    var repeats = (sizes.batch > 1 and strides[0] <= 0) or (heads > 1 and strides[1] <= 0)
+    return not repeats and (length == 1 or strides[2] > 0)
+
+
+def suits_hopper_mask[dtype: DType](mask: ImmPtr[dtype], sizes: FlashSizes, widest: Int) -> Bool:
+    """Whether the kernels with wgmma take the mask, those of heads of up to `widest` elements; none takes a causal one too.
+    """
+    if sizes.mask_block == 0:
+        return True
+    var alone = sizes.keys_seen(0) == Int(sizes.key_len)
+    return alone and Int(sizes.head_dim) <= widest and suits_boxes(mask, sizes)
+
+
+def suits_hopper_forward[dtype: DType, //](t: FlashForward[dtype], layout: Layout) -> Bool:
+    """Whether the forward kernel with wgmma takes tensors that are plain."""
+    ref sizes = t.sizes
+    var suits = suits_tma(sizes, sizes.query_heads, sizes.query_len, layout.query)
+    suits = suits and suits_tma(sizes, sizes.key_heads, sizes.key_len, layout.key)
+    suits = suits and suits_tma(sizes, sizes.key_heads, sizes.key_len, layout.value)
+    return suits and suits_hopper_mask(t.mask, sizes, WIDEST) and t.scale > 0 and sizes.key_len > 0
+
+
+def suits_hopper[dtype: DType, //](t: FlashBackward[dtype], layout: Layout) -> Bool:
+    """Whether the backward kernels with wgmma take tensors that are plain."""
+    ref sizes = t.sizes
+    var suits = suits_tma(sizes, sizes.query_heads, sizes.query_len, layout.query)
+    suits = suits and suits_tma(sizes, sizes.query_heads, sizes.query_len, layout.grad_output)
+    suits = suits and suits_tma(sizes, sizes.key_heads, sizes.key_len, layout.key)
+    suits = suits and suits_tma(sizes, sizes.key_heads, sizes.key_len, layout.value)
+    suits = suits and suits_hopper_mask(t.mask, sizes, 2 * SIDE) and t.scale > 0
+    return suits and sizes.rows() > 0 and sizes.shared_heads() > 0 and sizes.key_len > 0
+
+
+def launch_forward_hopper[
+    L: Launcher, dtype: DType, //
+](mut launcher: L, t: FlashForward[dtype], layout: Layout) raises:
+    """The forward kernel with wgmma, in tiles for the head dimension."""
+    if t.sizes.mask_block != 0:
+        if Int(t.sizes.head_dim) <= SIDE:
+            launch_forward_hopper[SIDE, groups=1, keys=128, resident=2, biased=True](launcher, t, layout)
+        elif Int(t.sizes.head_dim) <= 2 * SIDE:
+            launch_forward_hopper[2 * SIDE, groups=2, keys=128, resident=1, biased=True](launcher, t, layout)
+        elif Int(t.sizes.head_dim) <= 3 * SIDE:
+            launch_forward_hopper[3 * SIDE, groups=2, keys=64, resident=1, biased=True](launcher, t, layout)
+        else:
+            launch_forward_hopper[WIDEST, groups=2, keys=64, resident=1, biased=True](launcher, t, layout)
+    elif Int(t.sizes.head_dim) <= SIDE:
+        launch_forward_hopper[SIDE, groups=1, keys=128, resident=2](launcher, t, layout)
+    elif Int(t.sizes.head_dim) <= 2 * SIDE:
+        launch_forward_hopper[2 * SIDE, groups=2, keys=128, resident=1](launcher, t, layout)
+    elif Int(t.sizes.head_dim) <= 3 * SIDE:
+        launch_forward_hopper[3 * SIDE, groups=2, keys=64, resident=1](launcher, t, layout)
+    else:
+        launch_forward_hopper[WIDEST, groups=2, keys=64, resident=1](launcher, t, layout)
+
+
+def launch_forward_hopper[
+    L: Launcher,
+    dtype: DType,
+    //,
+    width: Int,
+    *,
+    groups: Int,
+    keys: Int,
+    resident: Int,
+    biased: Bool = False,
+    dropped: Bool = False,
+](mut launcher: L, t: FlashForward[dtype], layout: Layout, draws: Optional[Draws] = None) raises:
+    """The forward kernel with wgmma in one tiling; `biased`, with a mask; `dropped`, what is kept is drawn first.
+    """
+    ref sizes = t.sizes
+    var words = draw_words[dropped](launcher, sizes, draws)
+    var ctx = launcher.context()
+    if not ctx:
+        return
+    var query = head_map(ctx.value(), t.query, sizes.query_heads, sizes.query_len, sizes, layout.query)
+    launcher.launch[hopper_forward_kernel[dtype, width, groups, keys, resident, biased, dropped]](
+        "hopper_forward",
+        t.output,
+        rebind[MutPtr[DType.float32]](t.lse),
+        query,
+        head_map(ctx.value(), t.key, sizes.key_heads, sizes.key_len, sizes, layout.key),
+        head_map(ctx.value(), t.value, sizes.key_heads, sizes.key_len, sizes, layout.value),
+        map_of_mask(ctx.value(), t.mask, sizes) if biased else query,
+        t.mask,
+        words,
+        layout.output,
+        sizes.packed(),
+        t.scale.cast[DType.float32](),
+        rescale_of(draws),
+        grid_dim=Dim(ceildiv(Int(sizes.query_len), groups * SIDE), Int(sizes.query_heads), Int(sizes.batch)),
+        block_dim=Dim((groups + 1) * GROUP),
+        shared_bytes=forward_bytes[width, groups, keys, biased](),
+        early=dropped,
+    )
+
+
+def draw_words[
+    L: Launcher, //, dropped: Bool
+](mut launcher: L, sizes: FlashSizes, draws: Optional[Draws]) raises -> ImmPtr[DType.uint32]:
+    """One launch where some probabilities are `dropped`: words of which are kept; else nothing, and an address that nobody reads.
+    """
+    comptime if not dropped:
+        return ImmPtr[DType.uint32](unsafe_from_address=16)
+    var words = launcher.workspace[DType.uint32]("draws", count_words(sizes))
+    if launcher.context():
+        launcher.launch[hopper_draws_kernel](
+            "hopper_draws",
+            words,
+            draws.value().state,
+            draws.value().kept,
+            sizes.packed(),
+            grid_dim=Dim(draw_blocks(sizes)),
+            block_dim=Dim(DRAW_THREADS),
+            early=True,
+        )
+    return words.as_imm()
+
+
+def share_of(draws: Optional[Draws]) -> Float32:
+    """The share of probabilities that are kept."""
+    return Float32(draws.value().kept) / ONE if draws else 1
+
+
+def rescale_of(draws: Optional[Draws]) -> Float32:
+    """What they are multiplied by."""
+    var share = share_of(draws)
+    return 1 / share if share != 0 else 0
+
+
+def launch_backward_hopper[
+    L: Launcher, dtype: DType, //
+](mut launcher: L, t: FlashBackward[dtype], output: Optional[ImmPtr[dtype]], layout: Layout) raises:
+    """Three launches: lse and delta in whole boxes, grad_key and grad_value, grad_query; in tiles for the head dimension.
+
+    Delta is made of the output where there is one, else it is t.delta.
+    """
+    ref sizes = t.sizes
+    if sizes.mask_block != 0:
+        if Int(sizes.head_dim) <= SIDE:
+            launch_backward_hopper[
+                SIDE,
+                key_groups=1,
+                key_resident=2,
+                query_groups=1,
+                query_stages=3,
+                query_resident=2,
+                biased=True,
+            ](launcher, t, output, layout)
+        else:
+            launch_backward_hopper[
+                2 * SIDE,
+                key_groups=2,
+                key_resident=1,
+                query_groups=2,
+                query_stages=3,
+                query_resident=1,
+                biased=True,
+            ](launcher, t, output, layout)
+    elif Int(sizes.head_dim) > 3 * SIDE:
+        launch_backward_hopper[
+            WIDEST, key_groups=2, key_resident=1, query_groups=1, query_stages=2, query_resident=1
+        ](launcher, t, output, layout)
+    elif Int(sizes.head_dim) > 2 * SIDE:
+        launch_backward_hopper[
+            3 * SIDE, key_groups=2, key_resident=1, query_groups=2, query_stages=2, query_resident=1
+        ](launcher, t, output, layout)
+    elif Int(sizes.head_dim) > SIDE:
+        launch_backward_hopper[
+            2 * SIDE, key_groups=2, key_resident=1, query_groups=2, query_stages=3, query_resident=1
+        ](launcher, t, output, layout)
+    elif Int(sizes.query_len) > FEW_QUERIES and sizes.keys_seen(0) == Int(sizes.key_len):
+        launch_backward_hopper[
+            SIDE, key_groups=1, key_resident=2, query_groups=3, query_stages=3, query_resident=1
+        ](launcher, t, output, layout)
+    else:
+        launch_backward_hopper[
+            SIDE, key_groups=1, key_resident=2, query_groups=1, query_stages=3, query_resident=2
+        ](launcher, t, output, layout)
+
+
+def launch_backward_hopper[
+    L: Launcher,
+    dtype: DType,
+    //,
+    width: Int,
+    *,
+    key_groups: Int,
+    key_resident: Int,
+    query_groups: Int,
+    query_stages: Int,
+    query_resident: Int,
+    biased: Bool = False,
+    dropped: Bool = False,
+](
+    mut launcher: L,
+    t: FlashBackward[dtype],
+    output: Optional[ImmPtr[dtype]],
+    layout: Layout,
+    draws: Optional[Draws] = None,
+) raises:
+    """The backward kernels with wgmma in one tiling; `biased`, with a mask; `dropped`, what is kept is drawn first, once more. So many
+    blocks of a kernel are `resident` on a multiprocessor."""
+    ref sizes = t.sizes
+    var words = draw_words[dropped](launcher, sizes, draws)
+    var count = sizes.heads() * 2 * padded(Int(sizes.query_len))
+    var numbers = launcher.workspace[DType.float32]("numbers", count)
+    var ctx = launcher.context()
+    if not ctx:
+        return
+    var query = head_map(ctx.value(), t.query, sizes.query_heads, sizes.query_len, sizes, layout.query)
+    var grad = head_map(
+        ctx.value(), t.grad_output, sizes.query_heads, sizes.query_len, sizes, layout.grad_output
+    )
+    var key = head_map(ctx.value(), t.key, sizes.key_heads, sizes.key_len, sizes, layout.key)
+    var value = head_map(ctx.value(), t.value, sizes.key_heads, sizes.key_len, sizes, layout.value)
+    var mask = map_of_mask(ctx.value(), t.mask, sizes) if biased else query
+    launcher.launch[hopper_numbers_kernel[dtype, dropped]](
+        "hopper_numbers",
+        numbers,
+        rebind[ImmPtr[DType.float32]](t.lse),
+        rebind[ImmPtr[DType.float32]](t.delta),
+        t.grad_output,
+        output.value() if output else t.grad_output,
+        Int32(1 if output else 0),
+        share_of(draws),
+        layout.grad_output,
+        layout.output,
+        sizes.packed(),
+        grid_dim=Dim(ceildiv(count // 2, DELTA_THREADS // DELTA_LANES)),
+        block_dim=Dim(DELTA_THREADS),
+        early=True,
+    )
+    # Whether the first query sees the last key, and so every query every key. With dropout there is but the kernel that asks.
+    if biased or (not dropped and sizes.keys_seen(0) == Int(sizes.key_len)):
+        launch_key_value_hopper[width, key_groups, key_resident, dropped and not biased, biased, dropped](
+            launcher, t, query, grad, key, value, mask, words, numbers.as_imm(), layout, rescale_of(draws)
+        )
+    else:
+        launch_key_value_hopper[width, key_groups, key_resident, not biased, biased, dropped](
+            launcher, t, query, grad, key, value, mask, words, numbers.as_imm(), layout, rescale_of(draws)
+        )
+    launcher.launch[
+        hopper_query_kernel[dtype, width, query_groups, query_stages, query_resident, biased, dropped]
+    ](
+        "hopper_query",
+        t.grad_query,
+        query,
+        grad,
+        key,
+        value,
+        mask,
+        t.mask,
+        words,
+        numbers.as_imm(),
+        layout.grad_query,
+        sizes.packed(),
+        t.scale.cast[DType.float32](),
+        rescale_of(draws),
+        grid_dim=Dim(
+            ceildiv(Int(sizes.query_len), query_groups * SIDE), Int(sizes.query_heads), Int(sizes.batch)
+        ),
+        block_dim=Dim((query_groups + 1) * GROUP),
+        shared_bytes=query_bytes[width, query_groups, query_stages, biased, dropped](),
+        early=True,
+    )
+
+
+def launch_key_value_hopper[
+    L: Launcher,
+    dtype: DType,
+    //,
+    width: Int,
+    groups: Int,
+    resident: Int,
+    masked: Bool,
+    biased: Bool,
+    dropped: Bool,
+](
+    mut launcher: L,
+    t: FlashBackward[dtype],
+    query: TMADescriptor,
+    grad: TMADescriptor,
+    key: TMADescriptor,
+    value: TMADescriptor,
+    mask: TMADescriptor,
+    words: ImmPtr[DType.uint32],
+    numbers: ImmPtr[DType.float32],
+    layout: Layout,
+    rescale: Float32,
+) raises:
+    """The kernel of the gradients of key and value with wgmma in one tiling; `masked` where a query does not see every key for a causal
+    mask, `biased` with one that is added, `dropped` with dropout."""
+    ref sizes = t.sizes
+    launcher.launch[hopper_key_value_kernel[dtype, width, groups, resident, masked, biased, dropped]](
+        "hopper_key_value",
+        t.grad_key,
+        t.grad_value,
+        query,
+        grad,
+        key,
+        value,
+        mask,
+        t.mask,
+        words,
+        numbers,
+        layout.grad_key,
+        layout.grad_value,
+        sizes.packed(),
+        t.scale.cast[DType.float32](),
+        rescale,
+        grid_dim=Dim(
+            ceildiv(Int(sizes.key_len), key_owners[width, groups]() * SIDE),
+            Int(sizes.key_heads),
+            Int(sizes.batch),
+        ),
+        block_dim=Dim((groups + 1) * GROUP),
+        shared_bytes=key_bytes[width, groups, biased, dropped](),
+        early=True,
+    )

@@ -1,0 +1,225 @@
+"""Masks for the kernels with `wgmma`: boxes of them by the TMA, and the steps that a mask of one row leaves out.
+
+Boxes of 64 x 64 of a mask lie in shared memory as those of all tiles do, queries down and keys to the right; an `ldmatrix` reads 16 x
+16 of one as a lane's sums are laid out, transposed where scores are. A mask that is one row for all queries has boxes of one row, which
+every query reads, and steps whose keys it hides all are left out. Every warp that has read a box says so, because a lane knows of its
+own warp alone.
+"""
+
+from max.gpu import block_dim, lane_id, thread_idx
+from max.gpu.compute.mma import ld_matrix
+from max.gpu.host import DeviceContext
+from max.gpu.host.nvidia.tma import TMADescriptor
+from std.utils.index import IndexList
+
+from .hopper_tiles import BOX_BYTES, GROUP, ROW_BYTES, SIDE, Shared, send_box
+from .masks import Visible, is_one_row, shows_none, widened
+from .tiles import CHUNK
+from .tensors import FlashSizes
+from shared.common import ImmPtr, MutPtr
+from common.tensor_maps import kept_map
+
+comptime NOTE_BYTES = 8
+"""Of a stage what it holds, and what comes after it."""
+comptime ROW_BOX_BYTES = 1024
+"""From one box of a single row to the next: the swizzle begins anew."""
+
+
+def suits_boxes[dtype: DType](mask: ImmPtr[dtype], sizes: FlashSizes) -> Bool:
+    """Whether the TMA can read boxes of a mask: an element for each key, rows that begin at multiples of 16 bytes.
+    """
+    var together = sizes.mask_b | sizes.mask_n | sizes.mask_s
+    var positive = min(sizes.mask_b, sizes.mask_n, sizes.mask_s) >= 0
+    var whole = positive and together % CHUNK == 0 and Int(mask) % 16 == 0
+    return whole and sizes.mask_block == 1 and sizes.mask_t == 1
+
+
+def map_of_mask[
+    dtype: DType
+](ctx: DeviceContext, mask: ImmPtr[dtype], sizes: FlashSizes) raises -> TMADescriptor:
+    """How the TMA finds boxes in a mask: an axis that the mask does not have has one place in it."""
+    var one = is_one_row(sizes)
+    var shape = IndexList[4](
+        Int(sizes.batch) if sizes.mask_b else 1,
+        Int(sizes.query_heads) if sizes.mask_n else 1,
+        1 if one else Int(sizes.query_len),
+        Int(sizes.key_len),
+    )
+    # The stride of an axis of one place is never used, and must not be 0.
+    var steps = IndexList[4](
+        max(Int(sizes.mask_b), CHUNK), max(Int(sizes.mask_n), CHUNK), max(Int(sizes.mask_s), CHUNK), 1
+    )
+    return kept_map(ctx, mask, shape, steps, IndexList[4](1, 1, 1 if one else SIDE, SIDE))
+
+
+@always_inline
+def arrivals[biased: Bool](groups: Int) -> Int32:
+    """How many say that a stage is free: one for each warpgroup, or each of its warps where boxes of a mask are read.
+    """
+    return Int32(groups * 4 if biased else groups)
+
+
+@always_inline
+def arrives[biased: Bool]() -> Bool:
+    """Whether this lane says so."""
+    comptime if biased:
+        return lane_id() == 0
+    return thread_idx.x % GROUP == 0
+
+
+@always_inline
+def box_bytes(sizes: FlashSizes) -> Int:
+    """From one box of a mask to the next."""
+    return ROW_BOX_BYTES if is_one_row(sizes) else BOX_BYTES
+
+
+@always_inline
+def boxes_sent[down: Int, right: Int](sizes: FlashSizes) -> Int:
+    """Bytes that `send_mask` sends for."""
+    return right * ROW_BYTES if is_one_row(sizes) else down * right * BOX_BYTES
+
+
+@always_inline
+def send_mask[
+    down: Int, right: Int
+](
+    target: Shared[UInt8],
+    map: TMADescriptor,
+    full: Shared[Int64],
+    s0: Int,
+    t0: Int,
+    head: Int,
+    batch: Int,
+    sizes: FlashSizes,
+):
+    """Sends for the boxes of a mask of 64 * down queries from s0 on and 64 * right keys from t0 on, those of the same queries side by
+    side; of one row, for those of the first queries alone."""
+    var one = is_one_row(sizes)
+    var of_batch = batch if sizes.mask_b else 0
+    var of_head = head if sizes.mask_n else 0
+    comptime for below in range(down):
+        comptime for along in range(right):
+            if below == 0 or not one:
+                send_box(
+                    target.unsafe_offset((below * right + along) * box_bytes(sizes)),
+                    map,
+                    full,
+                    t0 + along * SIDE,
+                    0 if one else s0 + below * SIDE,
+                    of_head,
+                    of_batch,
+                )
+
+
+@always_inline
+def add_mask[
+    dtype: DType, columns: SIMDLength, //, transposed: Bool = False
+](mut scores: SIMD[DType.float32, columns], scale: Float32, boxes: Shared[UInt8], sizes: FlashSizes):
+    """Makes products scores: times scale, with the mask. A warpgroup's 64 rows are the queries of `boxes`, which lie side by side;
+    `transposed`, they are the keys of one box, and the columns its queries."""
+    var lane = Int(lane_id())
+    var row = thread_idx.x % GROUP // 32 * 16
+    # The row of the four matrices that this lane points to, and its chunk.
+    var below = lane % 8 + lane // 16 * 8 if transposed else lane % 16
+    var right = lane // 8 % 2 if transposed else lane // 16
+    var one = is_one_row(sizes)
+    var pitch = 0 if one else ROW_BYTES
+    var key = 0 if one else below % 8
+    comptime for pair in range(Int(columns) // 8):
+        var at = boxes
+        comptime if transposed:
+            at = boxes.unsafe_offset((16 * pair + below) * pitch + ((row // CHUNK + right) ^ key) * 16)
+        else:
+            at = boxes.unsafe_offset(
+                pair // 4 * box_bytes(sizes) + (row + below) * pitch + ((2 * (pair % 4) + right) ^ key) * 16
+            )
+        var elements = widened(ld_matrix[8, transpose=transposed](at.unsafe_bitcast[Scalar[dtype]]()))
+        comptime for i in range(8):
+            scores[8 * pair + i] = scores[8 * pair + i].fma(scale, elements[i])
+
+
+struct Steps[dtype: DType, keys: Int, biased: Bool](Copyable, Movable):
+    """The steps of a walk over a head's keys, `keys` at a time, by the key that each begins with. The warp that sends asks as one, and
+    notes for those that multiply what comes after each step."""
+
+    var visible: Visible[Self.dtype, Self.keys]
+    var skips: Bool
+    var end: Int
+
+    @__allow_legacy_any_origin_fields
+    var notes: Shared[Int32]
+
+    @always_inline
+    def __init__(
+        out self, mask: ImmPtr[Self.dtype], head: Int, end: Int, notes: Shared[Int32], sizes: FlashSizes
+    ):
+        """Up to the key `end`, of masks of one row without those that the mask hides; two notes for each stage.
+        """
+        self.visible = Visible[Self.dtype, Self.keys](mask)
+        self.skips = False
+        comptime if Self.biased:
+            self.visible = Visible[Self.dtype, Self.keys](mask.unsafe_offset(sizes.mask_of(head)))
+            self.skips = is_one_row(sizes)
+        self.end = end
+        self.notes = notes
+
+    @always_inline
+    def first(mut self, sizes: FlashSizes) -> Int:
+        """The first step. There is always one: where every key is hidden, so are those of this step."""
+        var t = self.after(-Self.keys, sizes)
+        return t if t < self.end else 0
+
+    @always_inline
+    def after(mut self, t: Int, sizes: FlashSizes) -> Int:
+        """The step after t; `end` or more where there is none."""
+        comptime if Self.biased:
+            if self.skips:
+                return self.visible.following(t + Self.keys, self.end, sizes)
+        return t + Self.keys
+
+    @always_inline
+    def note(self, stage: Int, t: Int, following: Int):
+        """Writes what a stage holds, and the step after it; to be called before the stage's barrier is told of bytes.
+        """
+        comptime if Self.biased:
+            self.notes[unsafe_offset=2 * stage] = Int32(t)
+            self.notes[unsafe_offset=2 * stage + 1] = Int32(following)
+
+
+@always_inline
+def noted_first[biased: Bool](notes: Shared[Int32]) -> Int:
+    """The first step, once the first stage is here."""
+    comptime if biased:
+        return Int(notes[unsafe_offset=0])
+    return 0
+
+
+@always_inline
+def noted_after[keys: Int, biased: Bool](notes: Shared[Int32], stage: Int, t: Int) -> Int:
+    """The step after t, which a stage that is here holds."""
+    comptime if biased:
+        return Int(notes[unsafe_offset=2 * stage + 1])
+    return t + keys
+
+
+@always_inline
+def hides_keys[
+    dtype: DType, //, count: Int
+](mask: ImmPtr[dtype], head: Int, members: Int, t0: Int, sizes: FlashSizes) -> Bool:
+    """Whether a mask of one row hides `count` keys from t0 on from all queries of `members` heads, of which `head` is the first.
+    """
+    if not is_one_row(sizes):
+        return False
+    var hides = True
+    for member in range(members if sizes.mask_n else 1):
+        hides = hides and shows_none[count](mask, head + member, t0, sizes)
+    return hides
+
+
+def clear_rows[dtype: DType](target: MutPtr[dtype], first: Int, rows: Int, count: Int, pitch: Int, d: Int):
+    """Writes zeros to `rows` rows from `first` on of a matrix [count, d], by all threads of a block, in chunks.
+    """
+    var chunks = d // CHUNK
+    for i in range(thread_idx.x, min(rows, count - first) * chunks, block_dim.x):
+        var place = (first + i // chunks) * pitch + i % chunks * CHUNK
+        target.unsafe_store[alignment=16](place, SIMD[dtype, CHUNK](0))

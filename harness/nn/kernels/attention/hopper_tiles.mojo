@@ -1,0 +1,487 @@
+"""What the kernels with `wgmma` are put together from: barriers, boxes that the TMA sends, products, and how sums are stored.
+
+One thread of the first warpgroup sends boxes of 64 x 64 to shared memory and waits for room; each further warpgroup owns 64 rows and
+multiplies. A "full" barrier of a stage says that its tiles are here, an "empty" one that nobody reads them any longer.
+
+Products are asynchronous, and the compiler does not know it: after each wait `settled` keeps what uses the sums after it. Sums have
+the layout of `mma`, two elements of a row, then two of the row 8 below, and so on along the row. Of heads that are wider than a box
+there are sums, and tiles, for every 64 elements.
+"""
+
+from std.memory import AddressSpace, bitcast
+from std.sys import inlined_assembly
+from std.utils import StaticTuple
+from std.utils.index import IndexList
+from max.gpu import barrier, lane_id, thread_idx
+from max.gpu.compute.mma import WGMMADescriptor, _RegisterPackType, wgmma_async
+from max.gpu.host import DeviceContext
+from max.gpu.host.nvidia.tma import TensorMapSwizzle, TMADescriptor
+from max.gpu.primitives import warp
+from max.gpu.sync import mbarrier_try_wait_parity_shared
+
+from .scores import Strides
+from .tensors import FlashSizes
+from shared.common import ImmPtr, MutPtr
+from common.tensor_maps import kept_map
+
+comptime GROUP = 128
+"""Threads of a warpgroup."""
+comptime SIDE = 64
+"""Rows of a box, and elements of its rows: 128 bytes, the width of the TMA's widest swizzle."""
+comptime ROW_BYTES = 128
+comptime BOX_BYTES = SIDE * ROW_BYTES
+comptime PATIENCE = 10_000_000
+"""Nanoseconds that a wait may sleep before it looks again."""
+comptime HALF = SIMD[DType.float32, 32]
+"""A lane's share of 64 x 64 sums."""
+comptime Shared[T: AnyType] = Pointer[T, MutAnyOrigin, address_space=AddressSpace.SHARED]
+
+
+# ---- Barriers and boxes -------------------------------------------------------------------------------------
+
+
+@fieldwise_init
+struct Turn(Copyable, Movable):
+    """Which of the stages is next, and the parity that its barriers then have."""
+
+    var stage: Int
+    var parity: Int32
+
+    @always_inline
+    def step[stages: Int](mut self):
+        """On to the next stage."""
+        self.stage += 1
+        if self.stage == stages:
+            self.stage = 0
+            self.parity ^= 1
+
+
+@always_inline
+def wait(at: Shared[Int64], parity: Int32):
+    """Returns when the phase of this parity is over."""
+    mbarrier_try_wait_parity_shared(at, parity, PATIENCE)
+
+
+@always_inline
+def wait_together(at: Shared[Int64], parity: Int32):
+    """`wait` of a whole warp, which leaves it as one: the compiler then keeps what the lanes have in common in registers that
+    they share, from which products take the addresses of their tiles."""
+    inlined_assembly[
+        (
+            "{\n.reg .pred p;\nWAITING:\nmbarrier.try_wait.parity.shared.b64 p, [$0], $1, $2;\n"
+            "vote.sync.all.pred p, p, 0xffffffff;\n@!p bra.uni WAITING;\n}"
+        ),
+        NoneType,
+        constraints="r,r,r,~{memory}",
+        has_side_effect=True,
+    ](Int32(Int(at)), parity, Int32(PATIENCE))
+
+
+@always_inline
+def send_box(
+    target: Shared[UInt8],
+    map: TMADescriptor,
+    full: Shared[Int64],
+    column: Int,
+    row: Int,
+    head: Int,
+    batch: Int,
+):
+    """Sends for 64 rows of a head, 64 elements of each; what lies outside of it becomes 0."""
+    inlined_assembly[
+        (
+            "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [$0], [$1, {$2,"
+            " $3, $4, $5}], [$6];"
+        ),
+        NoneType,
+        constraints="r,l,r,r,r,r,r,~{memory}",
+        has_side_effect=True,
+    ](
+        Int32(Int(target)),
+        Int64(Int(Pointer(to=map))),
+        Int32(column),
+        Int32(row),
+        Int32(head),
+        Int32(batch),
+        Int32(Int(full)),
+    )
+
+
+@always_inline
+def send_tile[
+    width: Int, rows: Int
+](target: Shared[UInt8], map: TMADescriptor, full: Shared[Int64], row: Int, head: Int, batch: Int):
+    """Sends for a tile of a head: for every 64 elements of its rows, one after the other, all of the rows."""
+    comptime for half in range(width // SIDE):
+        comptime for part in range(rows // SIDE):
+            send_box(
+                target.unsafe_offset(half * rows * ROW_BYTES + part * BOX_BYTES),
+                map,
+                full,
+                half * SIDE,
+                row + part * SIDE,
+                head,
+                batch,
+            )
+
+
+@always_inline
+def send_numbers[
+    dtype: DType
+](target: Shared[UInt8], source: ImmPtr[dtype], bytes: Int32, full: Shared[Int64]):
+    """Sends for neighbouring numbers, a multiple of 16 bytes that begins at one."""
+    inlined_assembly[
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];",
+        NoneType,
+        constraints="r,l,r,r,~{memory}",
+        has_side_effect=True,
+    ](Int32(Int(target)), Int64(Int(source)), bytes, Int32(Int(full)))
+
+
+def head_map[
+    dtype: DType
+](
+    ctx: DeviceContext,
+    tensor: ImmPtr[dtype],
+    heads: Int32,
+    length: Int32,
+    sizes: FlashSizes,
+    strides: Strides,
+) raises -> TMADescriptor:
+    """How the TMA finds boxes in a tensor [B, heads, length, d]; its rows begin at multiples of 16 bytes."""
+    var shape = IndexList[4](Int(sizes.batch), Int(heads), Int(length), Int(sizes.head_dim))
+    var steps = IndexList[4](Int(strides[0]), Int(strides[1]), Int(strides[2]), 1)
+    return kept_map(ctx, tensor, shape, steps, IndexList[4](1, 1, SIDE, SIDE))
+
+
+@always_inline
+def own_group[groups: Int]() -> Int:
+    """Which of the warpgroups that multiply asks, in a register that the compiler knows to be the same in a warp's lanes: what
+    is made of it, addresses of tiles and ends of loops, then takes no other registers either."""
+    comptime if groups == 1:
+        return 0
+    return Int(warp.broadcast(Int32(thread_idx.x // GROUP))) - 1
+
+
+@always_inline
+def common(tile: Shared[UInt8]) -> Shared[UInt8]:
+    """A tile's address, in a register that a warp's lanes share."""
+    return Shared[UInt8](unsafe_from_address=Int(warp.broadcast(Int32(Int(tile)))))
+
+
+@always_inline
+def take_turn[arrive: Bool](group: Int):
+    """Of two warpgroups that multiply in turns: waits until it is this one's, or says that it is the `group`'s.
+    """
+    inlined_assembly[
+        "barrier.cta.arrive $0, 256;" if arrive else "barrier.cta.sync $0, 256;",
+        NoneType,
+        constraints="r,~{memory}",
+        has_side_effect=True,
+    ](Int32(group + 1))
+
+
+@always_inline
+def divided(number: Int, by: Int) -> Tuple[Int, Int]:
+    """Quotient and remainder of numbers below 2 to the 32: a division of 64 bits takes a hundred instructions.
+    """
+    var quotient = UInt32(number) // UInt32(by)
+    return (Int(quotient), Int(UInt32(number) - quotient * UInt32(by)))
+
+
+@always_inline
+def start_of_head(batch: Int, head: Int, strides: Strides) -> Int:
+    """Where a head begins."""
+    return batch * Int(strides[0]) + head * Int(strides[1])
+
+
+@always_inline
+def sharing(sizes: FlashSizes) -> Int:
+    """How many query heads share a head of key and value."""
+    if sizes.query_heads == sizes.key_heads:
+        return 1
+    return divided(Int(sizes.query_heads), Int(sizes.key_heads))[0]
+
+
+# ---- Products -----------------------------------------------------------------------------------------------
+
+
+@always_inline
+def settled[width: SIMDLength, //](mut sums: SIMD[DType.float32, width]):
+    """Keeps the compiler from using sums before the wait in front of this."""
+    comptime for i in range(Int(width)):
+        sums[i] = inlined_assembly["", Float32, constraints="=f,0", has_side_effect=True](sums[i])
+
+
+@always_inline
+def tile_descriptor(tile: Shared[UInt8], leading: Int) -> Int64:
+    """Shared memory as `wgmma` is told of it: address and both strides in units of 16 bytes, and the swizzle.
+    """
+    return (Int64(Int(tile)) & 0x3FFFF) >> 4 | (Int64(leading) << 16) | (Int64(64) << 32) | (Int64(1) << 62)
+
+
+comptime Registers = _RegisterPackType[
+    Float32,
+    Float32,
+    Float32,
+    Float32,
+    Float32,
+    Float32,
+    Float32,
+    Float32,
+    Float32,
+    Float32,
+    Float32,
+    Float32,
+    Float32,
+    Float32,
+    Float32,
+    Float32,
+    Float32,
+    Float32,
+    Float32,
+    Float32,
+    Float32,
+    Float32,
+    Float32,
+    Float32,
+    Float32,
+    Float32,
+    Float32,
+    Float32,
+    Float32,
+    Float32,
+    Float32,
+    Float32,
+]
+comptime IN_PLACE: StaticString = "=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30,31,r,r,r,r,l"
+"""32 sums that are read and written, a left factor of four registers, and a descriptor."""
+
+
+comptime INSTRUCTION = "wgmma.mma_async.sync.aligned.m64n64k16.f32."
+comptime SUMS = (
+    " {$0, $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21,"
+    " $22, $23, $24, $25, $26, $27, $28, $29, $30, $31}, "
+)
+
+
+@always_inline
+def multiply[
+    dtype: DType, //, along: Bool, fresh: Bool = False
+](left: SIMD[dtype, 8], right: Int64, sums: HALF) -> HALF:
+    """Sums + left @ right: 64 x 16 from registers by 16 x 64 in shared memory, or its transpose; `fresh` without the sums.
+
+    The rows of shared memory run `along` the 16 summands, or across them. `wgmma_async` takes no float16 from registers.
+    """
+    comptime adds = "0" if fresh else "1"
+    comptime types = "bf16.bf16" if dtype == DType.bfloat16 else "f16.f16"
+    comptime transposed = "0" if along else "1"
+    var factor = bitcast[DType.uint32, 4](left)
+    var written = inlined_assembly[
+        "{\n.reg .pred p;\nsetp.ne.b32 p, "
+        + adds
+        + ", 0;\n"
+        + INSTRUCTION
+        + types
+        + SUMS
+        + "{$64, $65, $66, $67}, $68, p, 1, 1, "
+        + transposed
+        + ";\n}",
+        Registers,
+        constraints=IN_PLACE,
+        has_side_effect=True,
+    ](
+        sums[0],
+        sums[1],
+        sums[2],
+        sums[3],
+        sums[4],
+        sums[5],
+        sums[6],
+        sums[7],
+        sums[8],
+        sums[9],
+        sums[10],
+        sums[11],
+        sums[12],
+        sums[13],
+        sums[14],
+        sums[15],
+        sums[16],
+        sums[17],
+        sums[18],
+        sums[19],
+        sums[20],
+        sums[21],
+        sums[22],
+        sums[23],
+        sums[24],
+        sums[25],
+        sums[26],
+        sums[27],
+        sums[28],
+        sums[29],
+        sums[30],
+        sums[31],
+        factor[0],
+        factor[1],
+        factor[2],
+        factor[3],
+        right,
+    )
+    var result = HALF(0)
+    comptime for i in range(32):
+        result[i] = written[i]
+    return result
+
+
+@always_inline
+def rounded[dtype: DType, count: Int](sums: SIMD[DType.float32, _]) -> StaticTuple[SIMD[dtype, 8], count]:
+    """Sums as left factors, so many."""
+    var fragments = StaticTuple[SIMD[dtype, 8], count]()
+    comptime for k in range(count):
+        fragments[k] = sums.slice[8, offset=8 * k]().cast[dtype]()
+    return fragments
+
+
+comptime Sums[width: Int] = StaticTuple[HALF, width // SIDE]
+"""A lane's share of sums of 64 rows, `width` wide: those of every 64 columns."""
+
+
+@always_inline
+def scores_from_shared[
+    dtype: DType, width: Int, columns: Int
+](own: Shared[UInt8], other: Shared[UInt8]) -> SIMD[DType.float32, columns // 2]:
+    """Own @ other^T: 64 rows by `columns` rows, all of `width` elements."""
+    var sums = SIMD[DType.float32, columns // 2](0)
+    comptime for half in range(width // SIDE):
+        var a = WGMMADescriptor[dtype].create[64, 1, TensorMapSwizzle.SWIZZLE_128B](
+            own.unsafe_offset(half * BOX_BYTES).unsafe_bitcast[Scalar[dtype]]()
+        )
+        var b = WGMMADescriptor[dtype].create[64, 1, TensorMapSwizzle.SWIZZLE_128B](
+            other.unsafe_offset(half * columns * ROW_BYTES).unsafe_bitcast[Scalar[dtype]]()
+        )
+        comptime for k in range(4):
+            sums = wgmma_async[
+                64,
+                columns,
+                16,
+                a_type=dtype,
+                b_type=dtype,
+                layout_a="row",
+                layout_b="col",
+                scale_d=0 if half == 0 and k == 0 else 1,
+            ](a + k * 32, b + k * 32, sums)
+    return sums
+
+
+@always_inline
+def add_product[
+    dtype: DType, count: Int
+](left: StaticTuple[SIMD[dtype, 8], count], right: Shared[UInt8], sums: HALF) -> HALF:
+    """Sums + left @ right, where right has 16 * count rows of 64 elements."""
+    var across = tile_descriptor(right, BOX_BYTES // 16)
+    var result = sums
+    comptime for k in range(count):
+        result = multiply[False](left[k], across + Int64(k * ROW_BYTES), result)
+    return result
+
+
+@always_inline
+def add_products[
+    dtype: DType, count: Int, width: Int
+](left: StaticTuple[SIMD[dtype, 8], count], right: Shared[UInt8], mut sums: Sums[width]):
+    """Sums += left @ right, where right is a tile of 16 * count rows.
+
+    Of 128 elements at once where `wgmma_async` can: it takes no float16 from registers.
+    """
+    comptime if width == 2 * SIDE and dtype == DType.bfloat16:
+        var across = WGMMADescriptor[dtype].create[64, count * ROW_BYTES, TensorMapSwizzle.SWIZZLE_128B](
+            right.unsafe_bitcast[Scalar[dtype]]()
+        )
+        var both = sums[0].join(sums[1])
+        comptime for k in range(count):
+            both = rebind[type_of(both)](
+                wgmma_async[64, 128, 16, a_type=dtype, b_type=dtype, layout_a="row", layout_b="row"](
+                    left[k], across + k * 16 * ROW_BYTES, rebind[SIMD[DType.float32, 64]](both)
+                )
+            )
+        sums[0] = rebind[HALF](both.slice[32]())
+        sums[1] = rebind[HALF](both.slice[32, offset=32]())
+        return
+    comptime for half in range(width // SIDE):
+        sums[half] = add_product[dtype, count](
+            left, right.unsafe_offset(half * 16 * count * ROW_BYTES), sums[half]
+        )
+
+
+@always_inline
+def settled_sums[width: Int](mut sums: Sums[width]):
+    """`settled`, for all columns."""
+    comptime for half in range(width // SIDE):
+        var some = sums[half]
+        settled(some)
+        sums[half] = some
+
+
+@always_inline
+def store_half[
+    dtype: DType
+](
+    target: MutPtr[dtype],
+    sums: HALF,
+    factors: StaticTuple[Float32, 2],
+    first: Int,
+    count: Int,
+    pitch: Int,
+    d: Int,
+):
+    """Writes a warp's 16 rows, from row `first` of a matrix [count, d], each times its own factor."""
+
+    @__parameter
+    @always_inline
+    def store[half: Int, j: Int](place: MutPtr[dtype]):
+        var pair = SIMD[DType.float32, 2](sums[4 * j + 2 * half], sums[4 * j + 2 * half + 1])
+        place.unsafe_store[alignment=4](j * 8, (pair * factors[half]).cast[dtype]())
+
+    comptime for half in range(2):
+        var row = first + half * 8 + lane_id() // 4
+        if row < count:
+            var place = target.unsafe_offset(row * pitch + lane_id() % 4 * 2)
+            if d >= SIDE:  # Nearly always: then all addresses are one and a constant.
+                comptime for j in range(8):
+                    store[half, j](place)
+            else:
+                comptime for j in range(8):
+                    if j * 8 < d:
+                        store[half, j](place)
+
+
+@always_inline
+def store_sums[
+    dtype: DType, //, width: Int
+](
+    target: MutPtr[dtype],
+    sums: Sums[width],
+    factors: StaticTuple[Float32, 2],
+    first: Int,
+    count: Int,
+    pitch: Int,
+    d: Int,
+):
+    """`store_half`, for all columns."""
+    comptime for half in range(width // SIDE):
+        store_half[dtype](
+            target.unsafe_offset(half * SIDE), sums[half], factors, first, count, pitch, d - half * SIDE
+        )
+
+
+@always_inline
+def seen_before(first: Int, sizes: FlashSizes) -> StaticTuple[Int32, 2]:
+    """For both rows of a lane the key before which it sees all keys, minus the lane's first column. A warp's queries begin at
+    `first`. Of 32 bits: a comparison for each score takes one instruction then."""
+    var bounds = StaticTuple[Int32, 2](0, 0)
+    comptime for half in range(2):
+        var query = Int32(first) + Int32(half * 8) + Int32(lane_id()) // 4
+        bounds[half] = min(sizes.key_len, query + sizes.diagonal + 1) - Int32(lane_id()) % 4 * 2
+    return bounds

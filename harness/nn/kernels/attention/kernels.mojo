@@ -1,0 +1,494 @@
+"""The flash kernels on tensor cores, for 16-bit types: forward, delta, and the gradient of the query.
+
+Each block owns `rows` rows of the output it makes and walks over tiles of the other side, two of which are in shared
+memory: one is multiplied while the next is on its way. A warp owns 16 * bands of the rows. P, and then dS, go from
+product to product in registers, so that the gradient of the query needs one kernel and those of key and value another
+(`keys.mojo`): seven products in place of five, and no exchange between blocks.
+
+`masked` kernels take masks (`masks.mojo`) and any scale; the others have no mask, which is one whose blocks have
+size 0, and a scale above 0. `aligned` ones take rows that begin at multiples of 16 bytes, the others rows at any
+address. `varlen` ones read offsets in place of a mask; a block works on one of the sequences that they bound
+(`varlen.mojo`). `dropout` ones make some probabilities 0 (`dropout.mojo`); the others do not read `state` and
+`keep`. `whole` ones, where every tile is full and every query sees every key, do not ask and have one way to load a
+tile: more would take registers that products want.
+Tensors are [B, N, S, d] with strides of their own; lse and delta are [B, N, S] and contiguous.
+"""
+
+from std.math import ceildiv, exp2, log2
+from std.memory import AddressSpace
+from std.utils import StaticTuple
+from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, barrier, block_idx, lane_id, thread_idx
+from max.gpu.memory import async_copy_commit_group, async_copy_wait_group, external_memory
+from max.gpu.primitives import warp
+
+from .dropout import Dropout
+from .masks import MaskTile, Visible, hidden_tile, is_one_row
+from .scores import (
+    LN_2,
+    LOG2_E,
+    Strides,
+    all_seen,
+    drop,
+    hide_unseen,
+    of_row,
+    of_rows,
+    rarely,
+    row_shift,
+    slopes_of,
+    start_of,
+)
+from .tiles import CHUNK, HIDDEN, Lane, Own, Sums, add_product, load_tile, pitch_of, store_rows
+from .varlen import Sequence, slots
+from .tensors import FlashSizes, PackedSizes
+from shared.common import ImmPtr, MutPtr
+
+comptime DELTA_THREADS = 256
+"""Threads of a block that makes delta,"""
+comptime DELTA_LANES = 8
+"""so many of which share a row."""
+
+
+# ---- Forward ------------------------------------------------------------------------------------------------
+
+
+@__llvm_metadata(
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(32 * warps)),
+    `nvvm.minctasm`=SIMDLength(resident),
+)
+def fast_forward_kernel[
+    dtype: DType,
+    masked: Bool,
+    aligned: Bool,
+    width: Int,
+    bands: Int,
+    warps: Int,
+    step: Int,
+    resident: Int,
+    whole: Bool,
+    varlen: Bool,
+    dropout: Bool,
+](
+    output: MutPtr[dtype],  # [B, N, S, d]
+    lse: MutPtr[DType.float32],  # [B, N, S]
+    query: ImmPtr[dtype],  # [B, N, S, d]
+    key: ImmPtr[dtype],  # [B, G, T, d]
+    value: ImmPtr[dtype],  # [B, G, T, d]
+    mask: ImmPtr[dtype],  # [B, N, S, T], at its own strides, where there is one; or offsets
+    output_strides: Strides,
+    query_strides: Strides,
+    key_strides: Strides,
+    value_strides: Strides,
+    packed: PackedSizes,
+    scale: Float32,
+    state: ImmPtr[DType.uint32],  # of the draws, four words
+    keep: Int32,  # so many elements of 65,536
+):
+    """Output and lse. A block owns 16 * bands * warps queries and walks over the keys, `step` at a time.
+
+    Blocks with the last queries, which see the most keys past a diagonal, come first.
+    """
+    comptime rows = 16 * bands * warps
+    comptime threads = 32 * warps
+    comptime columns = step // 8
+    comptime pitch = pitch_of[width]()
+    comptime kept = width == 64
+    var sizes = FlashSizes(packed)
+    var all_queries = Int(sizes.query_len)
+    var tiles = slots(all_queries, Int(sizes.mask_block), rows) if varlen else ceildiv(all_queries, rows)
+    var head = block_idx.x // tiles
+    var tile = tiles - 1 - block_idx.x % tiles
+    var sequence = Sequence.whole()
+    comptime if varlen:
+        sequence = Sequence.of_slot[rows, False](mask, tile, sizes)
+        if sequence.row >= Int(sizes.query_len):
+            return
+    var S = Int(sizes.query_len)
+    var T = Int(sizes.key_len)
+    var d = Int(sizes.head_dim)
+    var s0 = sequence.row if varlen else tile * rows
+    var row0 = head * all_queries + sequence.first_query
+    var Q = query.unsafe_offset(start_of(head, sizes.query_heads, query_strides, sequence.first_query))
+    var K = key.unsafe_offset(
+        start_of(sizes.shared_head(head), sizes.key_heads, key_strides, sequence.first_key)
+    )
+    var V = value.unsafe_offset(
+        start_of(sizes.shared_head(head), sizes.key_heads, value_strides, sequence.first_key)
+    )
+    var mask_tile = MaskTile[dtype, step](mask.unsafe_offset(sizes.mask_of(head)), sizes)
+    var visible = Visible[dtype, step](mask_tile.mask)
+    var queries = external_memory[
+        Scalar[dtype], address_space=AddressSpace.SHARED, alignment=128
+    ]().as_unsafe_any_origin()
+    var stages = queries.unsafe_offset(rows * pitch)
+    var masks = stages.unsafe_offset(4 * step * pitch)
+    var lane = Lane[width]()
+    var warp_rows = thread_idx.x // 32 * (16 * bands)
+    var first = s0 + warp_rows
+    var end = sizes.keys_seen(min(s0 + rows, S) - 1)
+
+    @__parameter
+    @always_inline
+    def following(t: Int) -> Int:
+        var next = t + step
+        comptime if masked:
+            if is_one_row(sizes):
+                return visible.following(next, end, sizes)
+            while next < end and hidden_tile[rows, step](mask, head, s0, next, sizes):
+                next += step
+        return next
+
+    @__parameter
+    @always_inline
+    def fetch(t: Int, stage: Int):
+        var keys = stages.unsafe_offset(stage * 2 * step * pitch)
+        load_tile[step, width, threads, aligned, whole](keys, K, t, T, Int(key_strides[2]), d)
+        load_tile[step, width, threads, aligned, whole](
+            keys.unsafe_offset(step * pitch), V, t, T, Int(value_strides[2]), d
+        )
+        comptime if masked:
+            mask_tile.load[rows, threads](
+                masks.unsafe_offset(stage * mask_tile.elements[rows]()), s0, t, sizes
+            )
+        async_copy_commit_group()
+
+    load_tile[rows, width, threads, aligned, whole](queries, Q, s0, S, Int(query_strides[2]), d)
+    var t0 = following(-step)
+    fetch(t0, 0)
+    comptime if kept:
+        async_copy_wait_group(0)
+        barrier()
+    var own = Own[dtype, bands, width, kept](
+        queries.unsafe_offset(thread_idx.x // 32 * (16 * bands * pitch)), lane
+    )
+    # Scores with a mask have been multiplied before they are compared; a positive factor leaves the order as it is.
+    var factor = LOG2_E if masked else scale * LOG2_E
+    var draws = Dropout(state, keep, head)
+    var sums = Array[Sums, bands * (width // 8)](fill=0)
+    var largest = Array[Float32, 2 * bands](fill=HIDDEN)
+    var totals = Array[Float32, 2 * bands](fill=0)
+    var stage = 0
+    while t0 < end:
+        async_copy_wait_group(0)
+        # Now everybody's share of these tiles is here, and nobody still reads those of the step before.
+        barrier()
+        var next = following(t0)
+        if next < end:
+            fetch(next, 1 - stage)
+        var keys = stages.unsafe_offset(stage * 2 * step * pitch)
+        var scores = own.times_rows[columns](keys, Array[Sums, bands * columns](fill=0))
+        comptime if masked:
+            var of_stage = masks.unsafe_offset(stage * mask_tile.elements[rows]())
+            mask_tile.add[bands, columns](scores, scale, of_stage, warp_rows, 0)
+        comptime if not whole:
+            if not all_seen(first, first + 1, t0, t0 + step, sizes):
+                hide_unseen[bands, columns](scores, HIDDEN, first, t0, sizes)
+        comptime for half in range(2 * bands):
+            comptime band = half // 2
+            comptime e = half % 2 * 2
+            var grown = largest[half]
+            comptime for j in range(columns):
+                grown = max(grown, max(scores[band * columns + j][e], scores[band * columns + j][e + 1]))
+            grown = of_row(grown, True)
+            # Minus -inf, a row that has seen nothing yet would be NaN; minus 0, its exponentials are 0.
+            var top = grown * factor
+            var shift = top if top > HIDDEN else Float32(0)
+            var rescale = exp2(largest[half] * factor - shift)
+            largest[half] = grown
+            var total = Float32(0)
+            comptime for j in range(columns):
+                comptime for side in range(2):
+                    var weight = exp2(scores[band * columns + j][e + side] * factor - shift)
+                    scores[band * columns + j][e + side] = weight
+                    total += weight
+            totals[half] = totals[half] * rescale + total
+            # The largest score seldom grows after the first keys.
+            if rescale != 1:
+                rarely()
+                comptime for j in range(width // 8):
+                    sums[band * (width // 8) + j][e] *= rescale
+                    sums[band * (width // 8) + j][e + 1] *= rescale
+        comptime if dropout:
+            draws.mark[bands, columns](scores, first, t0)
+            drop[bands * columns](scores)
+        add_product[bands, columns, width](sums, scores, keys.unsafe_offset(step * pitch), lane)
+        stage = 1 - stage
+        t0 = next
+
+    var factors = Array[Float32, 2 * bands](fill=0)
+    comptime for half in range(2 * bands):
+        var total = of_row(totals[half], False)
+        # A row that sees no key: total and sums are 0.
+        factors[half] = 1 / total if total != 0 else 1
+        comptime if dropout:
+            factors[half] *= draws.rescale()
+        var s = first + half * 8 + lane_id() // 4
+        if s < S and lane_id() % 4 == 0:
+            lse[unsafe_offset=row0 + s] = (
+                HIDDEN if total == 0 else (largest[half] * factor + log2(total)) * LN_2
+            )
+    store_rows[bands, width, aligned](
+        output.unsafe_offset(start_of(head, sizes.query_heads, output_strides, sequence.first_query)),
+        sums,
+        factors,
+        first,
+        S,
+        Int(output_strides[2]),
+        d,
+    )
+
+
+# ---- Backward -----------------------------------------------------------------------------------------------
+
+
+@always_inline
+def share_of_delta[
+    dtype: DType, //, width: Int
+](grad_row: ImmPtr[dtype], output_row: ImmPtr[dtype], d: Int) -> Float32:
+    """A lane's share of the product of two rows."""
+    comptime alignment = 2 * width
+    var sum = Float32(0)
+    for i in range(thread_idx.x % DELTA_LANES * width, d, DELTA_LANES * width):
+        var left = grad_row.unsafe_load[width=width, alignment=alignment](i).cast[DType.float32]()
+        var right = output_row.unsafe_load[width=width, alignment=alignment](i).cast[DType.float32]()
+        sum += (left * right).reduce_add()
+    return sum
+
+
+@always_inline
+def sum_of_lanes(share: Float32) -> Float32:
+    """The sum over the lanes that share a row of delta."""
+    var sum = share
+    comptime for distance in range(3):
+        sum += warp.shuffle_xor(sum, UInt32(1 << distance))
+    return sum
+
+
+def fast_delta_kernel[
+    dtype: DType, aligned: Bool
+](
+    delta: MutPtr[DType.float32],  # [B, N, S]
+    grad_output: ImmPtr[dtype],  # [B, N, S, d]
+    output: ImmPtr[dtype],  # [B, N, S, d]
+    grad_lse: ImmPtr[DType.float32],  # [B, N, S], read only with_grad_lse
+    with_grad_lse: Int32,  # 0 or 1
+    grad_strides: Strides,
+    output_strides: Strides,
+    packed: PackedSizes,
+):
+    """Delta = rowsum(dO * O), minus the gradient of lse: its derivative along a score is P, as that of delta is -P.
+    """
+    comptime width = CHUNK if aligned else 1
+    var sizes = FlashSizes(packed)
+    var S = Int(sizes.query_len)
+    var row = block_idx.x * (DELTA_THREADS // DELTA_LANES) + thread_idx.x // DELTA_LANES
+    var exists = row < sizes.heads() * S
+    var head = row // S
+    var dO = grad_output.unsafe_offset(
+        start_of(head, sizes.query_heads, grad_strides) + row % S * Int(grad_strides[2])
+    )
+    var O = output.unsafe_offset(
+        start_of(head, sizes.query_heads, output_strides) + row % S * Int(output_strides[2])
+    )
+    var sum = Float32(0)
+    if exists:
+        sum = share_of_delta[width](dO, O, Int(sizes.head_dim))
+    sum = sum_of_lanes(sum)
+    comptime if dtype == DType.float32:
+        # An infinite dO makes each dS of its row infinity minus infinity: NaN.
+        sum += sum - sum
+    if exists and thread_idx.x % DELTA_LANES == 0:
+        if with_grad_lse != 0:
+            sum -= grad_lse[unsafe_offset=row]
+        delta[unsafe_offset=row] = sum
+
+
+@__llvm_metadata(
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(32 * warps)),
+    `nvvm.minctasm`=SIMDLength(resident),
+)
+def fast_query_kernel[
+    dtype: DType,
+    masked: Bool,
+    aligned: Bool,
+    width: Int,
+    bands: Int,
+    warps: Int,
+    step: Int,
+    part: Int,
+    resident: Int,
+    whole: Bool,
+    varlen: Bool,
+    dropout: Bool,
+](
+    grad_query: MutPtr[dtype],  # [B, N, S, d]
+    grad_output: ImmPtr[dtype],  # [B, N, S, d]
+    query: ImmPtr[dtype],  # [B, N, S, d]
+    key: ImmPtr[dtype],  # [B, G, T, d]
+    value: ImmPtr[dtype],  # [B, G, T, d]
+    lse: ImmPtr[DType.float32],  # [B, N, S]
+    delta: ImmPtr[DType.float32],  # [B, N, S]
+    mask: ImmPtr[dtype],  # [B, N, S, T], at its own strides, where there is one; or offsets
+    gradient_strides: Strides,
+    grad_strides: Strides,
+    query_strides: Strides,
+    key_strides: Strides,
+    value_strides: Strides,
+    packed: PackedSizes,
+    scale: Float32,
+    state: ImmPtr[DType.uint32],  # of the draws, four words
+    keep: Int32,  # so many elements of 65,536
+):
+    """The gradient of the query. A block owns 16 * bands * warps queries and walks over the keys, `step` at a time.
+
+    A step is done in parts, so that its scores and their gradients fit into registers.
+    """
+    comptime rows = 16 * bands * warps
+    comptime threads = 32 * warps
+    comptime columns = part // 8
+    comptime pitch = pitch_of[width]()
+    comptime kept = width == 64
+    var sizes = FlashSizes(packed)
+    var all_queries = Int(sizes.query_len)
+    var tiles = slots(all_queries, Int(sizes.mask_block), rows) if varlen else ceildiv(all_queries, rows)
+    var head = block_idx.x // tiles
+    var tile = tiles - 1 - block_idx.x % tiles
+    var sequence = Sequence.whole()
+    comptime if varlen:
+        sequence = Sequence.of_slot[rows, False](mask, tile, sizes)
+        if sequence.row >= Int(sizes.query_len):
+            return
+    var S = Int(sizes.query_len)
+    var T = Int(sizes.key_len)
+    var d = Int(sizes.head_dim)
+    var s0 = sequence.row if varlen else tile * rows
+    var row0 = head * all_queries + sequence.first_query
+    var K = key.unsafe_offset(
+        start_of(sizes.shared_head(head), sizes.key_heads, key_strides, sequence.first_key)
+    )
+    var V = value.unsafe_offset(
+        start_of(sizes.shared_head(head), sizes.key_heads, value_strides, sequence.first_key)
+    )
+    var mask_tile = MaskTile[dtype, step](mask.unsafe_offset(sizes.mask_of(head)), sizes)
+    var visible = Visible[dtype, step](mask_tile.mask)
+    var queries = external_memory[
+        Scalar[dtype], address_space=AddressSpace.SHARED, alignment=128
+    ]().as_unsafe_any_origin()
+    var grads = queries.unsafe_offset(rows * pitch)
+    var stages = grads.unsafe_offset(rows * pitch)
+    var masks = stages.unsafe_offset(4 * step * pitch)
+    var lane = Lane[width]()
+    var warp_rows = thread_idx.x // 32 * (16 * bands)
+    var first = s0 + warp_rows
+    var end = sizes.keys_seen(min(s0 + rows, S) - 1)
+
+    @__parameter
+    @always_inline
+    def following(t: Int) -> Int:
+        var next = t + step
+        comptime if masked:
+            if is_one_row(sizes):
+                return visible.following(next, end, sizes)
+            while next < end and hidden_tile[rows, step](mask, head, s0, next, sizes):
+                next += step
+        return next
+
+    @__parameter
+    @always_inline
+    def fetch(t: Int, stage: Int):
+        var keys = stages.unsafe_offset(stage * 2 * step * pitch)
+        load_tile[step, width, threads, aligned, whole](keys, K, t, T, Int(key_strides[2]), d)
+        load_tile[step, width, threads, aligned, whole](
+            keys.unsafe_offset(step * pitch), V, t, T, Int(value_strides[2]), d
+        )
+        comptime if masked:
+            mask_tile.load[rows, threads](
+                masks.unsafe_offset(stage * mask_tile.elements[rows]()), s0, t, sizes
+            )
+        async_copy_commit_group()
+
+    load_tile[rows, width, threads, aligned, whole](
+        queries,
+        query.unsafe_offset(start_of(head, sizes.query_heads, query_strides, sequence.first_query)),
+        s0,
+        S,
+        Int(query_strides[2]),
+        d,
+    )
+    load_tile[rows, width, threads, aligned, whole](
+        grads,
+        grad_output.unsafe_offset(start_of(head, sizes.query_heads, grad_strides, sequence.first_query)),
+        s0,
+        S,
+        Int(grad_strides[2]),
+        d,
+    )
+    var t0 = following(-step)
+    fetch(t0, 0)
+    comptime if kept:
+        async_copy_wait_group(0)
+        barrier()
+    comptime band_of_warp = 16 * bands * pitch
+    var own_queries = Own[dtype, bands, width, kept](
+        queries.unsafe_offset(thread_idx.x // 32 * band_of_warp), lane
+    )
+    var own_grads = Own[dtype, bands, width, kept](
+        grads.unsafe_offset(thread_idx.x // 32 * band_of_warp), lane
+    )
+    var draws = Dropout(state, keep, head)
+    var shifts = Array[Float32, 2 * bands](fill=0)
+    var deltas = Array[Float32, 2 * bands](fill=0)
+    comptime for half in range(2 * bands):
+        var row = row0 + min(first + half * 8 + lane_id() // 4, S - 1)
+        shifts[half] = row_shift[True](lse[unsafe_offset=row])
+        deltas[half] = delta[unsafe_offset=row]
+        comptime if dropout:
+            deltas[half] *= draws.share
+    var factor = LOG2_E if masked else scale * LOG2_E
+    var sums = Array[Sums, bands * (width // 8)](fill=0)
+    var stage = 0
+    while t0 < end:
+        async_copy_wait_group(0)
+        barrier()
+        var next = following(t0)
+        if next < end:
+            fetch(next, 1 - stage)
+        for t1 in range(t0, t0 + step, part):
+            var keys = stages.unsafe_offset((stage * 2 * step + t1 - t0) * pitch)
+            var slopes = own_queries.times_rows[columns](keys, Array[Sums, bands * columns](fill=0))
+            comptime if masked:
+                var of_stage = masks.unsafe_offset(stage * mask_tile.elements[rows]())
+                mask_tile.add[bands, columns](slopes, scale, of_stage, warp_rows, t1 - t0)
+            comptime if not whole:
+                if not all_seen(first, first + 1, t1, t1 + part, sizes):
+                    hide_unseen[bands, columns](slopes, HIDDEN, first, t1, sizes)
+            comptime for place in range(bands * columns):
+                comptime for e in range(4):
+                    comptime half = place // columns * 2 + e // 2
+                    slopes[place][e] = exp2(slopes[place][e] * factor - shifts[half])
+            var less_delta = Array[Sums, bands * columns](fill=0)
+            comptime if dropout:
+                draws.mark[bands, columns](slopes, first, t1)
+            else:
+                comptime for place in range(bands * columns):
+                    less_delta[place] = -of_rows[place // columns * 2](deltas)
+            var apart = own_grads.times_rows[columns](keys.unsafe_offset(step * pitch), less_delta)
+            comptime for place in range(bands * columns):
+                comptime if dropout:
+                    slopes[place] = slopes_of(
+                        slopes[place], apart[place], of_rows[place // columns * 2](deltas)
+                    )
+                else:
+                    slopes[place] *= apart[place]
+            add_product[bands, columns, width](sums, slopes, keys, lane)
+        stage = 1 - stage
+        t0 = next
+
+    store_rows[bands, width, aligned](
+        grad_query.unsafe_offset(start_of(head, sizes.query_heads, gradient_strides, sequence.first_query)),
+        sums,
+        Array[Float32, 2 * bands](fill=scale * draws.rescale() if dropout else scale),
+        first,
+        S,
+        Int(gradient_strides[2]),
+        d,
+    )

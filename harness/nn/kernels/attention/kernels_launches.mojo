@@ -1,0 +1,365 @@
+"""How the kernels of `kernels.mojo` are launched: in which tiles, with what geometry."""
+
+from std.math import ceildiv
+from std.sys import size_of
+from max.gpu.host import Dim
+
+from .dropout import Draws
+from .kernels import (
+    DELTA_LANES,
+    DELTA_THREADS,
+    fast_delta_kernel,
+    fast_forward_kernel,
+    fast_query_kernel,
+)
+from .keys import fast_key_value_kernel, handed_bytes, in_pairs
+from .layout import WIDE, Layout
+from .masks import is_one_row
+from .tiles import WIDEST, pitch_of
+from .varlen import slots
+from .tensors import FlashBackward, FlashForward, FlashSizes
+from shared.common import ImmPtr, MutPtr, shared_memory
+from shared.launcher import Launcher
+
+comptime MOST_ROWS = 128
+"""Of a tile of the portable kernels; all other numbers of rows divide it."""
+comptime ROOM = 115200
+"""Bytes of shared memory that the largest of the portable kernels with a mask take."""
+
+
+def is_whole(sizes: FlashSizes) -> Bool:
+    """Whether every tile of every portable kernel is full, and every query sees every key: then no kernel asks. Those of wider
+    heads ask always.
+    """
+    var full = sizes.query_len % MOST_ROWS == 0 and sizes.key_len % MOST_ROWS == 0
+    full = full and sizes.head_dim % 64 == 0 and Int(sizes.head_dim) <= WIDE
+    return full and sizes.keys_seen(0) == Int(sizes.key_len)
+
+
+def mask_bytes[dtype: DType, rows: Int, columns: Int](sizes: FlashSizes) -> Int:
+    """Shared memory for the two tiles of a mask that a kernel has at once."""
+    return 2 * size_of[Scalar[dtype]]() * columns * (1 if is_one_row(sizes) else rows)
+
+
+def tiles_of[varlen: Bool](sizes: FlashSizes, length: Int32, rows: Int) -> Int:
+    """Blocks of so many rows for each head."""
+    comptime if varlen:
+        return slots(Int(length), Int(sizes.mask_block), rows)
+    return ceildiv(Int(length), rows)
+
+
+def launch_forward_tiles[
+    L: Launcher, dtype: DType, //, masked: Bool, *, aligned: Bool = True
+](mut launcher: L, t: FlashForward[dtype], layout: Layout) raises:
+    """The forward kernel, in tiles for the head dimension."""
+    comptime if not masked:
+        if is_whole(t.sizes):
+            launch_forward_tiles[masked, aligned=aligned, whole=True](launcher, t, layout)
+            return
+    launch_forward_tiles[masked, aligned=aligned, whole=False](launcher, t, layout)
+
+
+def launch_forward_tiles[
+    L: Launcher, dtype: DType, //, masked: Bool, *, aligned: Bool, whole: Bool
+](mut launcher: L, t: FlashForward[dtype], layout: Layout) raises:
+    """The forward kernel, `whole` or not."""
+    if t.sizes.head_dim <= 64:
+        launch_forward_tiles[masked, 64, aligned=aligned, bands=2, warps=4, step=64, resident=2, whole=whole](
+            launcher, t, layout
+        )
+    elif t.sizes.head_dim <= 128:
+        launch_forward_tiles[
+            masked, 128, aligned=aligned, bands=2, warps=4, step=32, resident=2, whole=whole
+        ](launcher, t, layout)
+    elif t.sizes.head_dim <= 160:
+        launch_forward_tiles[masked, 160, aligned=aligned, bands=1, warps=4, step=32, resident=2](
+            launcher, t, layout
+        )
+    elif t.sizes.head_dim <= 192:
+        launch_forward_tiles[masked, 192, aligned=aligned, bands=1, warps=4, step=32, resident=2](
+            launcher, t, layout
+        )
+    else:
+        comptime step = 32 if not masked or shared_memory() >= ROOM else 16
+        launch_forward_tiles[masked, WIDEST, aligned=aligned, bands=1, warps=4, step=step, resident=2](
+            launcher, t, layout
+        )
+
+
+def launch_forward_tiles[
+    L: Launcher,
+    dtype: DType,
+    //,
+    masked: Bool,
+    width: Int,
+    *,
+    aligned: Bool = True,
+    bands: Int,
+    warps: Int,
+    step: Int,
+    resident: Int,
+    whole: Bool = False,
+    varlen: Bool = False,
+    dropout: Bool = False,
+](mut launcher: L, t: FlashForward[dtype], layout: Layout, draws: Optional[Draws] = None) raises:
+    """The forward kernel in one tiling."""
+    comptime rows = 16 * bands * warps
+    var drawn = draws.copy().or_else(Draws(t.query.unsafe_bitcast[UInt32](), 0))  # else not read
+    launcher.launch[
+        fast_forward_kernel[
+            dtype, masked, aligned, width, bands, warps, step, resident, whole, varlen, dropout
+        ]
+    ](
+        "fast_forward",
+        t.output,
+        rebind[MutPtr[DType.float32]](t.lse),
+        t.query,
+        t.key,
+        t.value,
+        t.mask,
+        layout.output,
+        layout.query,
+        layout.key,
+        layout.value,
+        t.sizes.packed(),
+        t.scale.cast[DType.float32](),
+        drawn.state,
+        drawn.kept,
+        grid_dim=Dim(tiles_of[varlen](t.sizes, t.sizes.query_len, rows) * t.sizes.heads()),
+        block_dim=Dim(32 * warps),
+        shared_bytes=(rows + 4 * step) * pitch_of[width]() * size_of[Scalar[dtype]]()
+        + (mask_bytes[dtype, rows, step](t.sizes) if masked else 0),
+    )
+
+
+def launch_delta_rows[
+    L: Launcher, dtype: DType, //, *, aligned: Bool
+](
+    mut launcher: L,
+    delta: MutPtr[DType.float32],
+    grad_output: ImmPtr[dtype],
+    output: ImmPtr[dtype],
+    grad_lse: ImmPtr[DType.float32],
+    with_grad_lse: Bool,
+    sizes: FlashSizes,
+    layout: Layout,
+) raises:
+    """The kernel of `launch_delta_fast`."""
+    launcher.launch[fast_delta_kernel[dtype, aligned]](
+        "fast_delta",
+        delta,
+        grad_output,
+        output,
+        grad_lse,
+        Int32(1 if with_grad_lse else 0),
+        layout.grad_output,
+        layout.output,
+        sizes.packed(),
+        grid_dim=Dim(ceildiv(sizes.rows(), DELTA_THREADS // DELTA_LANES)),
+        block_dim=Dim(DELTA_THREADS),
+    )
+
+
+def launch_backward_tiles[
+    L: Launcher, dtype: DType, //, masked: Bool, *, aligned: Bool = True
+](mut launcher: L, t: FlashBackward[dtype], layout: Layout) raises:
+    """Both kernels, in tiles for the head dimension, where they have something to write."""
+    comptime if not masked:
+        if is_whole(t.sizes):
+            launch_backward_tiles[masked, aligned=aligned, whole=True](launcher, t, layout)
+            return
+    launch_backward_tiles[masked, aligned=aligned, whole=False](launcher, t, layout)
+
+
+def launch_backward_tiles[
+    L: Launcher, dtype: DType, //, masked: Bool, *, aligned: Bool, whole: Bool
+](mut launcher: L, t: FlashBackward[dtype], layout: Layout) raises:
+    """Both kernels, `whole` or not."""
+    # Where tiles of a mask have no room beside those of 128 rows, blocks are half as large.
+    comptime roomy = not masked or shared_memory() >= ROOM
+    comptime of_192 = 32 if roomy else 16
+    if t.sizes.shared_heads() and t.sizes.key_len:
+        if t.sizes.head_dim <= 64:
+            launch_key_value_tiles[
+                masked, 64, aligned=aligned, bands=2, warps=4, step=64, part=32, resident=2, whole=whole
+            ](launcher, t, layout)
+        elif t.sizes.head_dim <= 128:
+            launch_key_value_tiles[
+                masked,
+                128,
+                aligned=aligned,
+                bands=1,
+                warps=8 if roomy else 4,
+                step=32,
+                part=32,
+                resident=1,
+                whole=whole,
+            ](launcher, t, layout)
+        elif t.sizes.head_dim <= 160:
+            launch_key_value_tiles[
+                masked, 160, aligned=aligned, bands=1, warps=4, step=32, part=32, resident=2
+            ](launcher, t, layout)
+        elif t.sizes.head_dim <= 192:
+            launch_key_value_tiles[
+                masked, 192, aligned=aligned, bands=1, warps=4, step=32, part=32, resident=2
+            ](launcher, t, layout)
+        else:
+            launch_key_value_tiles[
+                masked, WIDEST, aligned=aligned, bands=1, warps=4, step=16, part=16, resident=2
+            ](launcher, t, layout)
+    if t.sizes.heads() and t.sizes.query_len:
+        if t.sizes.head_dim <= 64:
+            launch_query_tiles[
+                masked, 64, aligned=aligned, bands=2, warps=4, step=64, part=32, resident=2, whole=whole
+            ](launcher, t, layout)
+        elif t.sizes.head_dim <= 128:
+            launch_query_tiles[
+                masked,
+                128,
+                aligned=aligned,
+                bands=2 if roomy else 1,
+                warps=4,
+                step=32,
+                part=16,
+                resident=2,
+                whole=whole,
+            ](launcher, t, layout)
+        elif t.sizes.head_dim <= 160:
+            launch_query_tiles[
+                masked, 160, aligned=aligned, bands=1, warps=4, step=of_192, part=of_192, resident=2
+            ](launcher, t, layout)
+        elif t.sizes.head_dim <= 192:
+            launch_query_tiles[
+                masked, 192, aligned=aligned, bands=1, warps=4, step=of_192, part=of_192, resident=2
+            ](launcher, t, layout)
+        else:
+            comptime warps = 4 if roomy else 2
+            launch_query_tiles[
+                masked, WIDEST, aligned=aligned, bands=1, warps=warps, step=16, part=16, resident=2
+            ](launcher, t, layout)
+
+
+def launch_query_tiles[
+    L: Launcher,
+    dtype: DType,
+    //,
+    masked: Bool,
+    width: Int,
+    *,
+    aligned: Bool = True,
+    bands: Int,
+    warps: Int,
+    step: Int,
+    part: Int,
+    resident: Int,
+    whole: Bool = False,
+    varlen: Bool = False,
+    dropout: Bool = False,
+](mut launcher: L, t: FlashBackward[dtype], layout: Layout, draws: Optional[Draws] = None) raises:
+    """The kernel of the gradient of the query in one tiling."""
+    comptime rows = 16 * bands * warps
+    var drawn = draws.copy().or_else(Draws(t.query.unsafe_bitcast[UInt32](), 0))  # else not read
+    launcher.launch[
+        fast_query_kernel[
+            dtype,
+            masked,
+            aligned,
+            width,
+            bands,
+            warps,
+            step,
+            part,
+            resident,
+            whole,
+            varlen,
+            dropout,
+        ]
+    ](
+        "fast_query",
+        t.grad_query,
+        t.grad_output,
+        t.query,
+        t.key,
+        t.value,
+        rebind[ImmPtr[DType.float32]](t.lse),
+        rebind[ImmPtr[DType.float32]](t.delta),
+        t.mask,
+        layout.grad_query,
+        layout.grad_output,
+        layout.query,
+        layout.key,
+        layout.value,
+        t.sizes.packed(),
+        t.scale.cast[DType.float32](),
+        drawn.state,
+        drawn.kept,
+        grid_dim=Dim(tiles_of[varlen](t.sizes, t.sizes.query_len, rows) * t.sizes.heads()),
+        block_dim=Dim(32 * warps),
+        shared_bytes=(2 * rows + 4 * step) * pitch_of[width]() * size_of[Scalar[dtype]]()
+        + (mask_bytes[dtype, rows, step](t.sizes) if masked else 0),
+    )
+
+
+def launch_key_value_tiles[
+    L: Launcher,
+    dtype: DType,
+    //,
+    masked: Bool,
+    width: Int,
+    *,
+    aligned: Bool = True,
+    bands: Int,
+    warps: Int,
+    step: Int,
+    part: Int,
+    resident: Int,
+    whole: Bool = False,
+    varlen: Bool = False,
+    dropout: Bool = False,
+](mut launcher: L, t: FlashBackward[dtype], layout: Layout, draws: Optional[Draws] = None) raises:
+    """The kernel of the gradients of key and value in one tiling."""
+    comptime rows = 16 * bands * (warps // 2 if in_pairs[width]() else warps)
+    var drawn = draws.copy().or_else(Draws(t.query.unsafe_bitcast[UInt32](), 0))  # else not read
+    launcher.launch[
+        fast_key_value_kernel[
+            dtype,
+            masked,
+            aligned,
+            width,
+            bands,
+            warps,
+            step,
+            part,
+            resident,
+            whole,
+            varlen,
+            dropout,
+        ]
+    ](
+        "fast_key_value",
+        t.grad_key,
+        t.grad_value,
+        t.grad_output,
+        t.query,
+        t.key,
+        t.value,
+        rebind[ImmPtr[DType.float32]](t.lse),
+        rebind[ImmPtr[DType.float32]](t.delta),
+        t.mask,
+        layout.grad_key,
+        layout.grad_value,
+        layout.grad_output,
+        layout.query,
+        layout.key,
+        layout.value,
+        t.sizes.packed(),
+        t.scale.cast[DType.float32](),
+        drawn.state,
+        drawn.kept,
+        grid_dim=Dim(tiles_of[varlen](t.sizes, t.sizes.key_len, rows) * t.sizes.shared_heads()),
+        block_dim=Dim(32 * warps),
+        shared_bytes=(2 * rows + 4 * step) * pitch_of[width]() * size_of[Scalar[dtype]]()
+        + 16 * step
+        + handed_bytes[width, rows, part]()
+        + (mask_bytes[dtype, step, rows](t.sizes) if masked else 0),
+    )

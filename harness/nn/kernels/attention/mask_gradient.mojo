@@ -1,0 +1,344 @@
+"""The gradient of an additive mask of a 16-bit type on tensor cores: kernel and launch.
+
+The mask is added to the scores, so its gradient is dS = P * (dP - delta), summed over all that an element of
+it was broadcast to: the batch, the heads or the queries, wherever the mask has the size 1. The scores are
+computed a third time for it, two products more; beside the gradient itself nothing is stored. A block owns a
+tile of the mask, and walks over the heads, and of a mask of one row over the queries, that share it. A warp
+holds its share of the sums in registers, and no other adds to it.
+"""
+
+from std.math import ceildiv, exp2
+from std.memory import AddressSpace
+from std.sys import size_of
+from std.utils import StaticTuple
+from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, barrier, block_idx, lane_id, thread_idx
+from max.gpu.host import Dim
+from max.gpu.memory import async_copy_commit_group, async_copy_wait_group, external_memory
+from max.gpu.primitives import warp
+
+from .layout import WIDE, Layout, fits_chunks, has_tensor_cores
+from .scores import LOG2_E, Strides, all_seen, hide_unseen, row_shift, start_of
+from .masks import MaskTile
+from .tiles import CHUNK, HIDDEN, Lane, Own, SharedPtr, Sums, load_tile
+from .tensors import FlashSizes, PackedSizes
+from shared.common import ImmPtr, MutPtr, accum_type
+from shared.launcher import Launcher
+
+comptime KEYS = 64
+"""Of a block's tile."""
+comptime PART = 32
+"""Keys whose scores a warp holds at once."""
+comptime WARPS = 4
+comptime BANDS = 1
+"""16 queries each that a warp owns; more would take its registers from one tile to the next."""
+comptime ROWS = 16 * BANDS * WARPS
+
+
+@fieldwise_init
+struct MaskGradient[dtype: DType, written: MutOrigin = MutAnyOrigin, read: ImmOrigin = ImmutAnyOrigin](
+    Copyable, Movable
+):
+    """What the pass writes, and what it reads."""
+
+    var grad_mask: Pointer[Scalar[Self.dtype], Self.written]  # [B or 1, N or 1, S or 1, T]
+    var grad_output: Pointer[Scalar[Self.dtype], Self.read]  # [B, N, S, d]
+    var query: Pointer[Scalar[Self.dtype], Self.read]  # [B, N, S, d]
+    var key: Pointer[Scalar[Self.dtype], Self.read]  # [B, G, T, d]
+    var value: Pointer[Scalar[Self.dtype], Self.read]  # [B, G, T, d]
+    var lse: Pointer[Scalar[accum_type[Self.dtype]], Self.read]  # [B, N, S]
+    var delta: Pointer[Scalar[accum_type[Self.dtype]], Self.read]  # [B, N, S]
+    var mask: Pointer[Scalar[Self.dtype], Self.read]  # as grad_mask
+    var sizes: FlashSizes
+    var scale: Scalar[accum_type[Self.dtype]]
+
+
+@always_inline
+def own_size(size: Int32, stride: Int32) -> Int:
+    """The mask's size along an axis: that of the scores, or 1 where it was broadcast."""
+    return Int(size) if stride else 1
+
+
+struct MaskWalk(Copyable, Movable):
+    """A block's tile of a mask, and its walk over what shares it: entries of the batch, heads and tiles of queries.
+    """
+
+    var t0: Int
+    """The first key,"""
+    var steps: Int
+    """and of the walk so many."""
+    var _s0: Int
+    var _entry: Int
+    var _head: Int
+    var _heads: Int
+    var _tiles: Int
+
+    @always_inline
+    def __init__(out self, sizes: FlashSizes):
+        """The tile of this block."""
+        var mask_heads = own_size(sizes.query_heads, sizes.mask_n)
+        var tiles_t = ceildiv(Int(sizes.key_len), KEYS)
+        var tiles_s = ceildiv(own_size(sizes.query_len, sizes.mask_s), ROWS)
+        var own = block_idx.x // tiles_t // tiles_s
+        self.t0 = block_idx.x % tiles_t * KEYS
+        self._s0 = block_idx.x // tiles_t % tiles_s * ROWS
+        self._entry = own // mask_heads
+        self._head = own % mask_heads
+        self._heads = 1 if sizes.mask_n else Int(sizes.query_heads)
+        self._tiles = 1 if sizes.mask_s else ceildiv(Int(sizes.query_len), ROWS)
+        self.steps = (1 if sizes.mask_b else Int(sizes.batch)) * self._heads * self._tiles
+
+    @staticmethod
+    def blocks(sizes: FlashSizes) -> Int:
+        """Of the whole mask."""
+        var tiles = ceildiv(own_size(sizes.query_len, sizes.mask_s), ROWS) * ceildiv(Int(sizes.key_len), KEYS)
+        return tiles * own_size(sizes.batch, sizes.mask_b) * own_size(sizes.query_heads, sizes.mask_n)
+
+    @always_inline
+    def query(self, step: Int) -> Int:
+        """The first query of a step;"""
+        return self._s0 + step % self._tiles * ROWS
+
+    @always_inline
+    def head(self, step: Int, sizes: FlashSizes) -> Int:
+        """and its head, counted through the batch."""
+        var heads = step // self._tiles
+        var entry = self._entry + heads // self._heads
+        return entry * Int(sizes.query_heads) + self._head + heads % self._heads
+
+    @always_inline
+    def seen(self, step: Int, sizes: FlashSizes) -> Bool:
+        """Whether a query of a step sees a key of the tile."""
+        return self.t0 < sizes.keys_seen(min(self.query(step) + ROWS, Int(sizes.query_len)) - 1)
+
+    @always_inline
+    def store[
+        dtype: DType, //, bands: Int
+    ](
+        self,
+        grad_mask: MutPtr[dtype],
+        totals: Array[Sums, bands * (KEYS // 8)],
+        of_warps: SharedPtr[DType.float32],
+        sizes: FlashSizes,
+    ):
+        """Writes what a block's warps have added up, of a mask of one row over all of their queries; `of_warps` is memory for that.
+        """
+        comptime places = KEYS // 8
+        var warp_rows = thread_idx.x // 32 * (16 * bands)
+        var target = grad_mask.unsafe_offset(self._entry * Int(sizes.mask_b) + self._head * Int(sizes.mask_n))
+        if sizes.mask_s:
+            store_tile[bands, places](target, totals, self._s0 + warp_rows, self.t0, sizes)
+            return
+        # One row: the sums of all queries, of a warp, then of all warps.
+        barrier()
+        comptime for j in range(places):
+            comptime for side in range(2):
+                var sum = Float32(0)
+                comptime for band in range(bands):
+                    sum += totals[band * places + j][side] + totals[band * places + j][side + 2]
+                comptime for distance in range(3):
+                    sum += warp.shuffle_xor(sum, UInt32(4 << distance))
+                if lane_id() < 4:
+                    of_warps[unsafe_offset=thread_idx.x // 32 * KEYS + j * 8 + lane_id() * 2 + side] = sum
+        barrier()
+        if thread_idx.x < KEYS and self.t0 + thread_idx.x < Int(sizes.key_len):
+            var sum = Float32(0)
+            comptime for other in range(WARPS):
+                sum += of_warps[unsafe_offset=other * KEYS + thread_idx.x]
+            target[unsafe_offset=(self.t0 + thread_idx.x) * Int(sizes.mask_t)] = sum.cast[dtype]()
+
+
+@__llvm_metadata(
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(32 * WARPS)),
+    `nvvm.minctasm`=SIMDLength(2),
+)
+def fast_mask_gradient_kernel[
+    dtype: DType, width: Int
+](
+    grad_mask: MutPtr[dtype],  # [B or 1, N or 1, S or 1, T]
+    grad_output: ImmPtr[dtype],  # [B, N, S, d]
+    query: ImmPtr[dtype],  # [B, N, S, d]
+    key: ImmPtr[dtype],  # [B, G, T, d]
+    value: ImmPtr[dtype],  # [B, G, T, d]
+    lse: ImmPtr[DType.float32],  # [B, N, S]
+    delta: ImmPtr[DType.float32],  # [B, N, S]
+    mask: ImmPtr[dtype],  # as grad_mask
+    grad_strides: Strides,
+    query_strides: Strides,
+    key_strides: Strides,
+    value_strides: Strides,
+    packed: PackedSizes,
+    scale: Float32,
+):
+    """The gradient of the mask. A block owns 64 keys of it and ROWS queries, or the one row that there is."""
+    comptime bands = BANDS
+    comptime rows = ROWS
+    comptime threads = 32 * WARPS
+    comptime columns = PART // 8
+    comptime places = KEYS // 8
+    var sizes = FlashSizes(packed)
+    var S = Int(sizes.query_len)
+    var T = Int(sizes.key_len)
+    var d = Int(sizes.head_dim)
+    var mine = MaskWalk(sizes)
+    var t0 = mine.t0
+    var queries = external_memory[
+        Scalar[dtype], address_space=AddressSpace.SHARED, alignment=128
+    ]().as_unsafe_any_origin()
+    var grads = queries.unsafe_offset(rows * width)
+    var keys = grads.unsafe_offset(rows * width)
+    var values = keys.unsafe_offset(KEYS * width)
+    var masks = values.unsafe_offset(KEYS * width)
+    var lane = Lane[width]()
+    var warp_rows = thread_idx.x // 32 * (16 * bands)
+    var own_queries = Own[dtype, bands, width, False](queries.unsafe_offset(warp_rows * width), lane)
+    var own_grads = Own[dtype, bands, width, False](grads.unsafe_offset(warp_rows * width), lane)
+    var totals = Array[Sums, bands * places](fill=0)
+    for step in range(mine.steps):
+        if not mine.seen(step, sizes):
+            continue
+        var s0 = mine.query(step)
+        var head = mine.head(step, sizes)
+        var shared_head = sizes.shared_head(head)
+        var of_head = MaskTile[dtype, KEYS](mask.unsafe_offset(sizes.mask_of(head)), sizes)
+        # Everybody is done with the tiles of the step before.
+        barrier()
+        load_tile[rows, width, threads, True](
+            queries,
+            query.unsafe_offset(start_of(head, sizes.query_heads, query_strides)),
+            s0,
+            S,
+            Int(query_strides[2]),
+            d,
+        )
+        load_tile[rows, width, threads, True](
+            grads,
+            grad_output.unsafe_offset(start_of(head, sizes.query_heads, grad_strides)),
+            s0,
+            S,
+            Int(grad_strides[2]),
+            d,
+        )
+        load_tile[KEYS, width, threads, True](
+            keys,
+            key.unsafe_offset(start_of(shared_head, sizes.key_heads, key_strides)),
+            t0,
+            T,
+            Int(key_strides[2]),
+            d,
+        )
+        load_tile[KEYS, width, threads, True](
+            values,
+            value.unsafe_offset(start_of(shared_head, sizes.key_heads, value_strides)),
+            t0,
+            T,
+            Int(value_strides[2]),
+            d,
+        )
+        of_head.load[rows, threads](masks, s0, t0, sizes)
+        async_copy_commit_group()
+        var first = s0 + warp_rows
+        var shifts = Array[Float32, 2 * bands](fill=0)
+        var deltas = Array[Float32, 2 * bands](fill=0)
+        comptime for half in range(2 * bands):
+            var s = first + half * 8 + lane_id() // 4
+            var row = head * S + min(s, S - 1)
+            # A query that does not exist has P = 0 and dP = 0.
+            shifts[half] = row_shift[True](lse[unsafe_offset=row]) if s < S else -HIDDEN
+            deltas[half] = delta[unsafe_offset=row] if s < S else 0
+        async_copy_wait_group(0)
+        barrier()
+        comptime for part in range(KEYS // PART):
+            comptime t1 = part * PART
+            var slopes = own_queries.times_rows[columns](
+                keys.unsafe_offset(t1 * width), Array[Sums, bands * columns](fill=0)
+            )
+            of_head.add[bands, columns](slopes, scale, masks, warp_rows, t1)
+            if not all_seen(first, first + 1, t0 + t1, t0 + t1 + PART, sizes):
+                hide_unseen[bands, columns](slopes, HIDDEN, first, t0 + t1, sizes)
+            var less_delta = Array[Sums, bands * columns](fill=0)
+            comptime for place in range(bands * columns):
+                comptime half = place // columns * 2
+                less_delta[place] = Sums(-deltas[half], -deltas[half], -deltas[half + 1], -deltas[half + 1])
+                comptime for e in range(4):
+                    slopes[place][e] = exp2(slopes[place][e] * LOG2_E - shifts[half + e // 2])
+            var apart = own_grads.times_rows[columns](values.unsafe_offset(t1 * width), less_delta)
+            comptime for place in range(bands * columns):
+                comptime total = place // columns * places + part * columns + place % columns
+                totals[total] += slopes[place] * apart[place]
+
+    mine.store[bands](grad_mask, totals, queries.unsafe_bitcast[Float32](), sizes)
+
+
+@always_inline
+def store_tile[
+    dtype: DType, //, bands: Int, places: Int
+](target: MutPtr[dtype], totals: Array[Sums, bands * places], first: Int, t0: Int, sizes: FlashSizes):
+    """Writes a warp's sums to the rows from `first` on of a head's gradient."""
+    comptime both = 2 * size_of[Scalar[dtype]]()
+    var pairs = sizes.mask_t == 1 and sizes.mask_s % 2 == 0 and Int(target) % both == 0
+    comptime for half in range(2 * bands):
+        var s = first + half * 8 + lane_id() // 4
+        if s < Int(sizes.query_len):
+            comptime for j in range(places):
+                var t = t0 + j * 8 + lane_id() % 4 * 2
+                var from_totals = totals[half // 2 * places + j]
+                var pair = SIMD[DType.float32, 2](from_totals[half % 2 * 2], from_totals[half % 2 * 2 + 1])
+                var rounded = pair.cast[dtype]()
+                var at = target.unsafe_offset(s * Int(sizes.mask_s) + t * Int(sizes.mask_t))
+                if pairs and t + 1 < Int(sizes.key_len):
+                    at.unsafe_store[alignment=both](0, rounded)
+                else:
+                    comptime for e in range(2):
+                        if t + e < Int(sizes.key_len):
+                            at[unsafe_offset=e * Int(sizes.mask_t)] = rounded[e]
+
+
+def launch_mask_gradient_fast[
+    L: Launcher, dtype: DType, //
+](mut launcher: L, t: MaskGradient[dtype], layout: Layout) raises:
+    """One launch: the gradient of a mask whose strides are its own and the mask's, in tiles for the head
+    dimension.
+    """
+    comptime if has_tensor_cores[dtype]():
+        var plain = fits_chunks(t.query, layout.query) and fits_chunks(t.key, layout.key)
+        plain = plain and fits_chunks(t.value, layout.value)
+        plain = plain and fits_chunks(t.grad_output, layout.grad_output)
+        var d = t.sizes.head_dim
+        if not plain or Int(d) > WIDE or d % CHUNK != 0 or t.sizes.mask_t == 0:
+            raise Error(
+                t"the gradient of a mask wants a number for each key, and heads of at most {WIDE} elements in"
+                t" whole chunks, in rows that begin with one"
+            )
+        if d <= 64:
+            launch_mask_gradient_tiles[64](launcher, t, layout)
+        else:
+            launch_mask_gradient_tiles[128](launcher, t, layout)
+    else:
+        raise Error("the gradient of a mask wants 16-bit types on NVIDIA's tensor cores")
+
+
+def launch_mask_gradient_tiles[
+    L: Launcher, dtype: DType, //, width: Int
+](mut launcher: L, t: MaskGradient[dtype], layout: Layout) raises:
+    """The kernel in one tiling."""
+    ref sizes = t.sizes
+    launcher.launch[fast_mask_gradient_kernel[dtype, width]](
+        "fast_mask_gradient",
+        t.grad_mask,
+        t.grad_output,
+        t.query,
+        t.key,
+        t.value,
+        rebind[ImmPtr[DType.float32]](t.lse),
+        rebind[ImmPtr[DType.float32]](t.delta),
+        t.mask,
+        layout.grad_output,
+        layout.query,
+        layout.key,
+        layout.value,
+        sizes.packed(),
+        t.scale.cast[DType.float32](),
+        grid_dim=Dim(MaskWalk.blocks(sizes)),
+        block_dim=Dim(32 * WARPS),
+        shared_bytes=((2 * ROWS + 2 * KEYS) * width + ROWS * KEYS) * size_of[Scalar[dtype]](),
+    )

@@ -1,0 +1,225 @@
+"""Masks for the kernels of `kernels.mojo`: tiles of them in shared memory, and which tiles of keys a mask leaves out.
+
+A tile of a mask lies as it is in memory, queries down and keys to the right, in the chunks and the order of all tiles. An
+`ldmatrix` reads 16 x 16 of it as a lane's sums are laid out, transposed where scores are. A mask that is one row for all queries has
+tiles of one row, which every query reads.
+"""
+
+from std.math import ceildiv
+from std.memory import AddressSpace, bitcast
+from max.gpu import lane_id, thread_idx
+from max.gpu.compute.mma import ld_matrix
+from max.gpu.memory import async_copy
+from max.gpu.primitives import warp
+
+from .tiles import CHUNK, HIDDEN, SharedPtr, Sums
+from .tensors import FlashSizes
+from shared.common import ImmPtr
+
+comptime LANES = 32
+"""Of a warp."""
+comptime TOGETHER = 4
+comptime TILES_AT_ONCE = 16
+"""Tiles of keys of which a warp finds out together whether a mask hides them."""
+
+
+@always_inline
+def is_one_row(sizes: FlashSizes) -> Bool:
+    """Whether all queries of a head have one row of the mask, an element for every key; without a mask it is a row of zeros.
+    """
+    return sizes.mask_s == 0 and sizes.mask_block <= 1
+
+
+@always_inline
+def hidden_tile[
+    dtype: DType, //, rows: Int, columns: Int
+](mask: ImmPtr[dtype], head: Int, s0: Int, t0: Int, sizes: FlashSizes) -> Bool:
+    """Whether a mask of blocks hides every key of a tile from every query of it: then its products are left out.
+    """
+    var block = Int(sizes.mask_block)
+    if block < 16:
+        return False
+    var of_head = mask.unsafe_offset(sizes.mask_of(head))
+    for s in range(s0 // block, ceildiv(min(s0 + rows, Int(sizes.query_len)), block)):
+        for t in range(t0 // block, ceildiv(min(t0 + columns, Int(sizes.key_len)), block)):
+            var element = s * Int(sizes.mask_s) + t * Int(sizes.mask_t)
+            if of_head[unsafe_offset=element] != Scalar[dtype].MIN:
+                return False
+    return True
+
+
+@always_inline
+def key_of_row[columns: Int](row: Int) -> Int:
+    """What the chunks of a row of a mask's tile are mixed with, so that eight rows that are read at once lie in different banks.
+    """
+    comptime chunks = min(8, columns // CHUNK)
+    return row // (8 // chunks) % chunks
+
+
+@always_inline
+def widened[dtype: DType, //](elements: SIMD[dtype, 8]) -> SIMD[DType.float32, 8]:
+    """The same numbers in float32. Those of bfloat16 are the upper halves: a shift or a mask each."""
+    comptime if dtype == DType.bfloat16:
+        var pairs = bitcast[DType.uint32, 4](elements)
+        return bitcast[DType.float32, 8]((pairs << 16).interleave(pairs & 0xFFFF0000))
+    else:
+        return elements.cast[DType.float32]()
+
+
+struct MaskTile[dtype: DType, columns: Int](Copyable, Movable):
+    """How tiles of one head's mask, `columns` keys wide, come into shared memory and to the scores."""
+
+    @__allow_legacy_any_origin_fields
+    var mask: ImmPtr[Self.dtype]
+    var pitch: Int
+    """Elements from row to row of a tile: 0 where there is one row."""
+    var in_chunks: Bool
+    """Whether the mask's rows lie in memory as 16 bytes can be copied from them."""
+
+    @always_inline
+    def __init__(out self, mask: ImmPtr[Self.dtype], sizes: FlashSizes):
+        """Of the mask of a head."""
+        self.mask = mask
+        self.pitch = 0 if is_one_row(sizes) else Self.columns
+        self.in_chunks = sizes.mask_block == 1 and sizes.mask_t == 1
+        self.in_chunks = self.in_chunks and Int(mask) % 16 == 0 and sizes.mask_s % CHUNK == 0
+
+    @always_inline
+    def elements[rows: Int](self) -> Int:
+        """Of a tile of so many rows."""
+        return rows * self.pitch if self.pitch else Self.columns
+
+    @always_inline
+    def load[
+        rows: Int, threads: Int
+    ](self, target: SharedPtr[Self.dtype], s0: Int, t0: Int, sizes: FlashSizes):
+        """Copies the mask of `rows` queries from s0 on and the keys from t0 on; what is outside of it is of no matter.
+        """
+        comptime chunks = Self.columns // CHUNK
+        comptime together = threads // chunks
+        comptime assert together % 8 == 0, "a thread's chunk has the same place in each of its rows"
+        var count = rows if self.pitch else 1
+        var S = Int(sizes.query_len)
+        var T = Int(sizes.key_len)
+        var row = thread_idx.x // chunks
+        var t = t0 + thread_idx.x % chunks * CHUNK
+        var place = target.unsafe_offset(self.chunk_of(row, thread_idx.x % chunks))
+        var bytes = 2 * max(0, min(CHUNK, T - t))
+        # Not unrolled: the addresses would take registers that products want.
+        for below in range(row, count, together):
+            var s = s0 + below
+            var target_of_row = place.unsafe_offset((below - row) * Self.columns)
+            if self.in_chunks:
+                var exists = s < S and bytes > 0
+                async_copy[16, fill=Scalar[Self.dtype](0)](
+                    self.mask.unsafe_offset(
+                        s * Int(sizes.mask_s) + t if exists else 0
+                    ).unsafe_address_space_cast[AddressSpace.GLOBAL](),
+                    target_of_row,
+                    Int32(bytes if exists else 0),
+                )
+                continue
+            for e in range(CHUNK):
+                if sizes.mask_block == 0:
+                    target_of_row[unsafe_offset=e] = 0
+                    continue
+                var at = sizes.mask_at(min(s, S - 1), min(t + e, T - 1))
+                target_of_row[unsafe_offset=e] = self.mask[unsafe_offset=at]
+
+    @staticmethod
+    @always_inline
+    def chunk_of(row: Int, chunk: Int) -> Int:
+        """Where in a tile a chunk of a row begins."""
+        return row * Self.columns + (chunk ^ key_of_row[Self.columns](row)) * CHUNK
+
+    @always_inline
+    def add[
+        bands: Int, places: Int, transposed: Bool = False
+    ](
+        self,
+        mut scores: Array[Sums, bands * places],
+        scale: Float32,
+        tile: SharedPtr[Self.dtype],
+        row: Int,
+        column: Int,
+    ):
+        """Makes products scores: times scale, with the mask. A warp's queries are the tile's rows from `row` on and the keys its
+        columns from `column` on; `transposed`, its keys are those columns, and the queries those rows.
+        """
+        var lane = Int(lane_id())
+        # The row of the four matrices that this lane points to, and its chunk.
+        var below = lane % 8 + lane // 16 * 8 if transposed else lane % 16
+        var right = lane // 8 % 2 if transposed else lane // 16
+        var key = key_of_row[Self.columns](below) if self.pitch else 0
+        var start = tile.unsafe_offset((row + below) * self.pitch)
+        comptime for band in range(bands):
+            comptime for pair in range(places // 2):
+                comptime down = 16 * (pair if transposed else band)
+                comptime along = 2 * (band if transposed else pair)
+                var at = start.unsafe_offset(
+                    down * self.pitch + ((column // CHUNK + along + right) ^ key) * CHUNK
+                )
+                var elements = widened(ld_matrix[8, transpose=transposed](at))
+                comptime for side in range(2):
+                    comptime place = band * places + 2 * pair + side
+                    scores[place] = scores[place].fma(scale, elements.slice[4, offset=4 * side]())
+
+
+@always_inline
+def tiles_seen[
+    dtype: DType, //, step: Int, count: Int
+](mask: ImmPtr[dtype], t0: Int, sizes: FlashSizes) -> UInt32:
+    """Of which of `count` tiles of `step` keys from t0 on a mask of one row shows a key, one bit each. All lanes of a warp ask
+    together, and the loads of four tiles are on their way together.
+    """
+    if sizes.mask_block == 0:
+        return 0xFFFFFFFF
+    var bits = UInt32(0)
+    for first in range(0, count, TOGETHER):
+        comptime for i in range(min(count, TOGETHER) * step // LANES):
+            var t = t0 + first * step + i * LANES + lane_id()
+            var element = mask[unsafe_offset=min(t, Int(sizes.key_len) - 1) * Int(sizes.mask_t)]
+            var seen = t < Int(sizes.key_len) and element != Scalar[dtype].MIN
+            bits |= (UInt32(1) if seen else 0) << UInt32(first + (i * LANES + lane_id()) // step)
+    comptime for distance in range(5):
+        bits |= warp.shuffle_xor(bits, UInt32(1 << distance))
+    return bits
+
+
+@always_inline
+def shows_none[
+    dtype: DType, //, count: Int
+](mask: ImmPtr[dtype], head: Int, t0: Int, sizes: FlashSizes) -> Bool:
+    """Whether a head's mask of one row hides all of `count` keys from t0 on."""
+    return tiles_seen[count, 1](mask.unsafe_offset(sizes.mask_of(head)), t0, sizes) == 0
+
+
+struct Visible[dtype: DType, step: Int](Copyable, Movable):
+    """Which tiles of `step` keys a mask of one row shows some key of: every warp finds out for itself, of many tiles at once.
+    """
+
+    @__allow_legacy_any_origin_fields
+    var mask: ImmPtr[Self.dtype]
+    var bits: UInt32
+    var first: Int
+    """The key with which the tile of the lowest bit begins."""
+
+    @always_inline
+    def __init__(out self, mask: ImmPtr[Self.dtype]):
+        """Of the mask of a head; nothing is read yet."""
+        self.mask = mask
+        self.bits = 0
+        self.first = -Self.step * TILES_AT_ONCE
+
+    @always_inline
+    def following(mut self, t: Int, end: Int, sizes: FlashSizes) -> Int:
+        """The first key from t on that begins a tile which is needed; t is a multiple of step."""
+        var next = t
+        while next < end:
+            if next >= self.first + Self.step * TILES_AT_ONCE:
+                self.first = next
+                self.bits = tiles_seen[Self.step, TILES_AT_ONCE](self.mask, next, sizes)
+            if (self.bits >> UInt32((next - self.first) // Self.step)) & 1:
+                break
+            next += Self.step
+        return next

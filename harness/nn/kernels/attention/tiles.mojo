@@ -1,0 +1,277 @@
+"""Tiles of the fast variant: rows of 16-bit elements in shared memory, and their products on NVIDIA's tensor cores.
+
+A tile has rows of `width` elements, in chunks of 16 bytes. Chunk c of row r lies at c ^ (r % 8), so that the eight rows which
+`ldmatrix` reads at once lie in different banks; rows begin at multiples of eight chunks. Sums are the fragments of `mma`, four float32 to a lane for 16 x 8 elements:
+lane l holds the elements (l / 4, 2 (l % 4)) and its right neighbour, then those 8 rows below. Two of them side by side are
+also, rounded, the left factor of the next product: what is made of the scores never leaves the registers.
+"""
+
+from std.math import ceildiv
+from std.memory import AddressSpace
+from std.utils import StaticTuple
+from max.gpu import lane_id, thread_idx
+from max.gpu.compute.mma import ld_matrix, mma
+from max.gpu.memory import async_copy
+
+from shared.common import ImmPtr, MutPtr
+
+comptime SharedPtr[dtype: DType] = Pointer[Scalar[dtype], MutAnyOrigin, address_space=AddressSpace.SHARED]
+"""The address of a tile."""
+comptime Sums = SIMD[DType.float32, 4]
+"""A lane's share of 16 x 8 sums."""
+comptime HIDDEN = Float32.MIN
+"""Minus infinity, the score of a key that a query does not see."""
+comptime CHUNK = 8
+"""Elements of 16 bytes, what a thread copies at once and a row of the matrices of `ldmatrix`."""
+comptime WIDEST = 256
+"""The widest tile: the largest head dimension."""
+comptime SLAB = 64
+"""Elements of eight chunks, within which chunks change places."""
+
+
+def pitch_of[width: Int]() -> Int:
+    """Elements from one row of a tile to the next."""
+    return ceildiv(width, SLAB) * SLAB
+
+
+# ---- From memory to shared memory ---------------------------------------------------------------------------
+
+
+@always_inline
+def load_tile[
+    dtype: DType, //, rows: Int, width: Int, threads: Int, aligned: Bool, inside: Bool = False
+](target: SharedPtr[dtype], source: ImmPtr[dtype], first: Int, count: Int, pitch: Int, d: Int):
+    """Copies `rows` rows from row `first` of a matrix [count, d], whose rows are `pitch` elements apart.
+
+    What lies outside the matrix becomes 0; where the tile is `inside`, nothing is asked. Unless `aligned`, rows may begin at any
+    address and d be any number.
+    """
+    comptime to_next = pitch_of[width]()
+    # Of wide tiles slab after slab: a row's chunks need not divide the threads then.
+    comptime slab = width if width <= 2 * SLAB else SLAB
+    comptime chunks = slab // CHUNK
+    comptime together = threads // chunks
+    comptime assert together % 8 == 0, "a thread's chunk has the same place in each of its rows"
+    comptime assert rows % together == 0, "every thread has as many rows"
+    var chunk = thread_idx.x % chunks
+    var row = thread_idx.x // chunks
+    var place = target.unsafe_offset(row * to_next + (chunk ^ (row % 8)) * CHUNK)
+    var start = (first + row) * pitch + chunk * CHUNK
+    if inside or (aligned and first + rows <= count and d == to_next):
+        comptime for from_left in range(0, to_next, slab):
+            comptime for i in range(rows // together):
+                async_copy[16](
+                    source.unsafe_offset(start + i * together * pitch + from_left).unsafe_address_space_cast[
+                        AddressSpace.GLOBAL
+                    ](),
+                    place.unsafe_offset(i * together * to_next + from_left),
+                )
+        return
+    comptime if inside:
+        return
+    comptime for from_left in range(0, to_next, slab):
+        var column = chunk * CHUNK + from_left
+        comptime for i in range(rows // together):
+            var inside = first + row + i * together < count
+            var at = start + i * together * pitch + from_left
+            comptime to = i * together * to_next + from_left
+            comptime if aligned:
+                var exists = inside and column < d
+                async_copy[16, fill=Scalar[dtype](0)](
+                    source.unsafe_offset(at if exists else 0).unsafe_address_space_cast[
+                        AddressSpace.GLOBAL
+                    ](),
+                    place.unsafe_offset(to),
+                    Int32(16) if exists else 0,
+                )
+            else:
+                for e in range(CHUNK):
+                    var exists = inside and column + e < d
+                    place[unsafe_offset=to + e] = source[unsafe_offset=at + e] if exists else 0
+
+
+@always_inline
+def load_numbers[
+    count: Int, threads: Int
+](
+    target: SharedPtr[DType.float32],
+    first: ImmPtr[DType.float32],
+    second: ImmPtr[DType.float32],
+    start: Int,
+    end: Int,
+):
+    """Copies `count` numbers from `start` of two arrays, one after the other; from `end` on they become 0."""
+    comptime for part in range(ceildiv(2 * count, threads)):
+        var index = thread_idx.x + part * threads
+        var source = first if index < count else second
+        var at = start + index % count
+        if 2 * count % threads == 0 or index < 2 * count:
+            async_copy[4, fill=Float32(0)](
+                source.unsafe_offset(at if at < end else start).unsafe_address_space_cast[
+                    AddressSpace.GLOBAL
+                ](),
+                target.unsafe_offset(index),
+                Int32(4) if at < end else 0,
+            )
+
+
+# ---- From shared memory to the tensor cores -----------------------------------------------------------------
+
+
+struct Lane[width: Int](Copyable, Movable):
+    """Where in a tile this lane's row of the four matrices of an `ldmatrix` begins.
+
+    `down` counts first 16 rows down and then to the right, as a left factor wants it, and a right one that is stored
+    transposed; `across` counts first two chunks to the right and then down, as a right factor wants it whose columns
+    are the tile's rows.
+    """
+
+    var _down: StaticTuple[Int32, 4]
+    var _across: StaticTuple[Int32, 4]
+
+    @always_inline
+    def __init__(out self):
+        """The lane that asks."""
+        var lane = Int32(lane_id())
+        var row = lane % 8
+        self._down = StaticTuple[Int32, 4]()
+        self._across = StaticTuple[Int32, 4]()
+        comptime for pair in range(4):
+            self._down[pair] = (
+                lane % 16 * Int32(pitch_of[Self.width]()) + ((Int32(2 * pair) + lane // 16) ^ row) * CHUNK
+            )
+            self._across[pair] = (row + lane // 16 * 8) * Int32(pitch_of[Self.width]()) + (
+                (Int32(2 * pair) + lane // 8 % 2) ^ row
+            ) * CHUNK
+
+    @always_inline
+    def down[pair: Int](self) -> Int:
+        """For the chunks 2 pair and 2 pair + 1; the swizzle stays within eight."""
+        return Int(self._down[pair % 4]) + pair // 4 * 64
+
+    @always_inline
+    def across[pair: Int](self) -> Int:
+        """For the chunks 2 pair and 2 pair + 1."""
+        return Int(self._across[pair % 4]) + pair // 4 * 64
+
+
+struct Own[dtype: DType, bands: Int, width: Int, kept: Bool](Copyable, Movable):
+    """The rows of a tile that one warp owns, 16 bands of them, as left factor: in registers where they are `kept`.
+    """
+
+    @__allow_legacy_any_origin_fields
+    var tile: SharedPtr[Self.dtype]
+    var lane: Lane[Self.width]
+    var _fragments: Array[SIMD[Self.dtype, 8], (Self.bands * Self.width // 16) if Self.kept else 1]
+
+    @always_inline
+    def __init__(out self, tile: SharedPtr[Self.dtype], lane: Lane[Self.width]):
+        """The rows from `tile` on, which must have arrived where they are to be kept."""
+        self.tile = tile
+        self.lane = lane.copy()
+        self._fragments = Array[SIMD[Self.dtype, 8], (Self.bands * Self.width // 16) if Self.kept else 1](
+            fill=0
+        )
+        comptime if Self.kept:
+            comptime for band in range(Self.bands):
+                comptime for k in range(Self.width // 16):
+                    self._fragments[band * (Self.width // 16) + k] = ld_matrix[8](
+                        tile.unsafe_offset(band * 16 * pitch_of[Self.width]() + lane.down[k]())
+                    )
+
+    @always_inline
+    def fragment[band: Int, k: Int](self) -> SIMD[Self.dtype, 8]:
+        """16 rows and the elements 16 k to 16 k + 15 of them."""
+        comptime if Self.kept:
+            return self._fragments[band * (Self.width // 16) + k]
+        else:
+            return ld_matrix[8](
+                self.tile.unsafe_offset(band * 16 * pitch_of[Self.width]() + self.lane.down[k]())
+            )
+
+    @always_inline
+    def times_rows[
+        columns: Int
+    ](
+        self,
+        right: SharedPtr[Self.dtype],
+        initial: Array[Sums, Self.bands * columns],
+    ) -> Array[
+        Sums, Self.bands * columns
+    ]:
+        """Initial + own @ right^T: products of the own rows with 8 * columns rows of another tile."""
+        var sums = Array[Sums, Self.bands * columns](fill=0)
+        comptime for place in range(Self.bands * columns):
+            sums[place] = initial[place]
+        comptime for k in range(Self.width // 16):
+            var left = Array[SIMD[Self.dtype, 8], Self.bands](fill=0)
+            comptime for band in range(Self.bands):
+                left[band] = self.fragment[band, k]()
+            comptime for pair in range(columns // 2):
+                var both = ld_matrix[8](
+                    right.unsafe_offset(pair * 16 * pitch_of[Self.width]() + self.lane.across[k]())
+                )
+                comptime for band in range(Self.bands):
+                    comptime for side in range(2):
+                        comptime place = band * columns + 2 * pair + side
+                        var sum = sums[place]
+                        mma(sum, left[band], both.slice[4, offset=4 * side](), sums[place])
+                        sums[place] = sum
+        return sums^
+
+
+@always_inline
+def add_product[
+    dtype: DType, //, bands: Int, columns: Int, width: Int
+](
+    mut sums: Array[Sums, bands * (width // 8)],
+    left: Array[Sums, bands * columns],
+    right: SharedPtr[dtype],
+    lane: Lane[width],
+):
+    """Sums += left @ right, of 8 * columns rows of a tile; left is rounded to the tile's type."""
+    comptime for k in range(columns // 2):
+        var rounded = Array[SIMD[dtype, 8], bands](fill=0)
+        comptime for band in range(bands):
+            comptime first = band * columns + 2 * k
+            rounded[band] = left[first].join(left[first + 1]).cast[dtype]()
+        comptime for pair in range(width // 16):
+            var both = ld_matrix[8, transpose=True](
+                right.unsafe_offset(k * 16 * pitch_of[width]() + lane.down[pair]())
+            )
+            comptime for band in range(bands):
+                comptime for side in range(2):
+                    comptime place = band * (width // 8) + 2 * pair + side
+                    var sum = sums[place]
+                    mma(sum, rounded[band], both.slice[4, offset=4 * side](), sums[place])
+                    sums[place] = sum
+
+
+@always_inline
+def store_rows[
+    dtype: DType, //, bands: Int, width: Int, aligned: Bool
+](
+    target: MutPtr[dtype],
+    sums: Array[Sums, bands * (width // 8)],
+    factors: Array[Float32, 2 * bands],
+    first: Int,
+    count: Int,
+    pitch: Int,
+    d: Int,
+):
+    """Writes a warp's sums to rows `first` ... of a matrix [count, d], each row times its own factor."""
+    comptime for half in range(2 * bands):
+        var row = first + half * 8 + lane_id() // 4
+        if row < count:
+            comptime for j in range(width // 8):
+                var column = j * 8 + lane_id() % 4 * 2
+                var from_sums = sums[half // 2 * (width // 8) + j]
+                var pair = SIMD[DType.float32, 2](from_sums[half % 2 * 2], from_sums[half % 2 * 2 + 1])
+                var rounded = (pair * factors[half]).cast[dtype]()
+                comptime if aligned:
+                    if j * 8 < d:
+                        target.unsafe_store[alignment=4](row * pitch + column, rounded)
+                else:
+                    comptime for e in range(2):
+                        if column + e < d:
+                            target[unsafe_offset=row * pitch + column + e] = rounded[e]

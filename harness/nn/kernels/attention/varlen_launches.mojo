@@ -1,0 +1,63 @@
+"""How attention of sequences one after another is launched: the kernels of `kernels.mojo` with offsets in place of a mask."""
+
+from .kernels_launches import launch_forward_tiles, launch_key_value_tiles, launch_query_tiles
+from .layout import WIDE, Layout, has_tensor_cores
+from .tiles import CHUNK
+from .tensors import FlashBackward, FlashForward, FlashSizes
+from shared.common import accum_type
+from shared.launcher import Launcher
+
+
+def expect_varlen[dtype: DType](sizes: FlashSizes, scale: Scalar[accum_type[dtype]]) raises:
+    """Raises an error for what the kernels of unequal lengths do not take."""
+    comptime if not has_tensor_cores[dtype]():
+        raise Error("unequal lengths want 16-bit types on NVIDIA's tensor cores")
+    var d = Int(sizes.head_dim)
+    if d > WIDE or d % CHUNK != 0 or sizes.batch != 1 or sizes.mask_block < 1 or scale <= 0:
+        raise Error(
+            t"unequal lengths want one batch of at least one sequence, heads of"
+            t" at most {WIDE} elements in whole chunks, a scale above 0"
+        )
+
+
+def launch_forward_varlen[
+    L: Launcher, dtype: DType, //
+](mut launcher: L, t: FlashForward[dtype], layout: Layout) raises:
+    """One launch: output and lse of `t.sizes.mask_block` sequences, whose offsets `t.mask` is; the lengths are those of all together.
+    """
+    expect_varlen[dtype](t.sizes, t.scale)
+    comptime if has_tensor_cores[dtype]():
+        if t.sizes.heads() == 0:
+            return
+        if t.sizes.head_dim <= 64:
+            launch_forward_tiles[False, 64, bands=2, warps=4, step=64, resident=2, varlen=True](
+                launcher, t, layout
+            )
+        else:
+            launch_forward_tiles[False, WIDE, bands=2, warps=4, step=32, resident=2, varlen=True](
+                launcher, t, layout
+            )
+
+
+def launch_backward_varlen[
+    L: Launcher, dtype: DType, //
+](mut launcher: L, t: FlashBackward[dtype], layout: Layout) raises:
+    """Two launches: grad_key and grad_value, then grad_query."""
+    expect_varlen[dtype](t.sizes, t.scale)
+    comptime if has_tensor_cores[dtype]():
+        if t.sizes.heads() == 0:
+            return
+        if t.sizes.head_dim <= 64:
+            launch_key_value_tiles[False, 64, bands=2, warps=4, step=64, part=32, resident=2, varlen=True](
+                launcher, t, layout
+            )
+            launch_query_tiles[False, 64, bands=2, warps=4, step=64, part=32, resident=2, varlen=True](
+                launcher, t, layout
+            )
+        else:
+            launch_key_value_tiles[False, WIDE, bands=1, warps=8, step=32, part=32, resident=1, varlen=True](
+                launcher, t, layout
+            )
+            launch_query_tiles[False, WIDE, bands=2, warps=4, step=32, part=16, resident=2, varlen=True](
+                launcher, t, layout
+            )

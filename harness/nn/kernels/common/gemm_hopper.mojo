@@ -1,0 +1,543 @@
+"""Matrix products on Hopper's tensor cores (sm_90a): wgmma fed by the tensor memory accelerator (TMA).
+
+One persistent kernel serves the three products of a Linear layer, because wgmma reads an operand along either of its
+dimensions, so that nothing is ever transposed in memory:
+
+    forward   Y   = ln_out W^T    "nt": both operands lie along k
+    backward  dln = dY W          "nn": the second operand lies along n
+    backward  dW  = dY^T ln_out   "tn": the operands lie along m and n
+
+A block has three groups of four warps. The first is the producer: one thread of it asks the TMA for the next tiles of
+both operands, as many steps ahead as shared memory has stages. The other two are consumers: each multiplies 64 rows of
+the block's tile. The tile leaves through a small staging area, from which the TMA stores while the next tile is already
+being multiplied; rows that the TMA cannot write, because they begin at any address, are stored by the consumers. The
+other warps of the producer group have nothing to do with the product: they make sums that would
+otherwise be kernels of their own (`gemm_hopper_sums.mojo`).
+
+Instructions and layouts: PTX ISA 8.5, "Asynchronous warpgroup level matrix instructions", "Tensor copies" and
+"mbarrier".
+"""
+
+from std.math import ceildiv
+from std.memory import AddressSpace, bitcast
+from std.utils import StaticTuple
+from std.utils.index import IndexList
+from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, barrier, block_idx, syncwarp, thread_idx
+from max.gpu.compute.mma import (
+    WGMMADescriptor,
+    st_matrix,
+    wgmma_async,
+    wgmma_commit_group_sync,
+    wgmma_fence_aligned,
+    wgmma_wait_group_sync,
+)
+from max.gpu.host.nvidia.tma import TensorMapSwizzle, TMADescriptor
+from max.gpu.intrinsics import warpgroup_reg_alloc, warpgroup_reg_dealloc
+from max.gpu.memory import (
+    cp_async_bulk_tensor_global_shared_cta,
+    cp_async_bulk_tensor_shared_cluster_global,
+    external_memory,
+    fence_async_view_proxy,
+    fence_mbarrier_init,
+)
+from max.gpu.sync import (
+    cp_async_bulk_commit_group,
+    cp_async_bulk_wait_group,
+    mbarrier_arrive_expect_tx_shared,
+    mbarrier_init,
+)
+
+from shared.common import ImmPtr, MutPtr, start_later_grids, wait_for_earlier_grids
+from .gemm_hopper_pipeline import (
+    BLOCK_K,
+    BLOCK_M,
+    BOX,
+    BOX_BYTES,
+    GROUP,
+    STORE,
+    STORES,
+    STORE_BYTES,
+    THREADS,
+    Descriptor,
+    Pipeline,
+    Schedule,
+    Shared,
+    Turn,
+    await_published,
+    publish,
+    release,
+    wait,
+    wait_for_group,
+)
+from .gemm_hopper_sums import SUM_WARPS, add_slices, sum_columns
+
+
+@__llvm_arg_metadata(a_map, `nvvm.grid_constant`)
+@__llvm_arg_metadata(b_map, `nvvm.grid_constant`)
+@__llvm_arg_metadata(c_map, `nvvm.grid_constant`)
+@__llvm_metadata(MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(THREADS)))
+def gemm_hopper_kernel[
+    dtype: DType,
+    block_n: Int,
+    operands: StaticString,
+    with_bias: Bool,
+    split: Bool,
+    side_work: StaticString,
+](
+    a_map: TMADescriptor,
+    b_map: TMADescriptor,
+    c_map: TMADescriptor,
+    bias: ImmPtr[dtype],  # [n], read with_bias
+    m: Int32,
+    n: Int32,
+    k: Int32,
+    partial_tiles: MutPtr[DType.float32],  # [blocks - tiles, 128, block_n], written and read where split
+    flags: MutPtr[DType.int32],  # [blocks, 2], zero where split; "sum columns" clears flag_count of them
+    flag_count: Int32,
+    column_partials: MutPtr[DType.float32],  # [slices, k] for "sum columns", [slices, m] for "add slices"
+    column_slices: Int32,
+    column_sums: MutPtr[dtype],  # [m], written by "add slices"
+    row_partials: ImmPtr[DType.float32],  # [row_slices, 2 n], read by "add slices"
+    row_slices: Int32,
+    row_sums: MutPtr[dtype],  # [n], written by "add slices": the first n columns of row_partials
+    more_row_sums: MutPtr[dtype],  # [n], likewise, the other n
+    c: MutPtr[dtype],  # [m, n], written instead of c_map's matrix where loose
+    loose: Int32,  # whether rows of C begin at any address
+):
+    """C [m, n] = A B, plus the bias of each column, tile by tile. Grid: the GPU's multiprocessors, or fewer.
+
+    Parameters:
+        dtype: bfloat16 or float16; sums are float32.
+        block_n: Columns of a tile: 128, 192 or 256.
+        operands: "nt", "nn" or "tn"; see the top of the file.
+        with_bias: Whether `bias` is added.
+        split: Whether several blocks work on a tile; the grid must be a multiple of the tiles.
+        side_work: What the idle warps do. "none"; "sum columns": those of A over every 64 rows, while A passes
+            through, for "nn"; "add slices": the second stage of two such sums, for "tn".
+    """
+    comptime assert operands == "nt" or operands == "nn" or operands == "tn", "operands must be nt, nn or tn"
+    comptime assert block_n % 64 == 0 and 128 <= block_n <= 256, "a tile has 128, 192 or 256 columns"
+    comptime assert (
+        side_work != "sum columns" or operands == "nn" and not split
+    ), "rows of A along k, each once"
+    comptime assert side_work != "add slices" or not with_bias, "there is one place for both"
+    comptime pipeline = Pipeline[block_n]
+    comptime readers = 2 + (SUM_WARPS if side_work == "sum columns" else 0)
+    # The swizzle works on addresses: tiles must start at multiples of 1024 bytes.
+    var memory = external_memory[
+        UInt8, address_space=AddressSpace.SHARED, alignment=1024
+    ]().as_unsafe_any_origin()
+    var full = memory.unsafe_offset(pipeline.FULL).unsafe_bitcast[Int64]()
+    var empty = memory.unsafe_offset(pipeline.EMPTY).unsafe_bitcast[Int64]()
+
+    if thread_idx.x == 0:
+        comptime for stage in range(pipeline.STAGES):
+            mbarrier_init(full.unsafe_offset(stage), 1)
+            mbarrier_init(empty.unsafe_offset(stage), Int32(readers))
+        fence_mbarrier_init()
+    barrier()
+    # The grids before this one may run until here; what they wrote is read only below.
+    wait_for_earlier_grids()
+    start_later_grids()
+
+    var schedule = Schedule[split](m, n, k, block_n)
+    if thread_idx.x < GROUP:
+        # Registers that these warps do not need go to the consumers.
+        warpgroup_reg_dealloc[56]()
+        var warp = thread_idx.x // 32
+        if thread_idx.x == 0:
+            produce[block_n, operands](
+                schedule,
+                memory,
+                full,
+                empty,
+                Pointer(to=a_map).unsafe_bitcast[NoneType]().as_unsafe_any_origin(),
+                Pointer(to=b_map).unsafe_bitcast[NoneType]().as_unsafe_any_origin(),
+            )
+        comptime if side_work == "sum columns":
+            if warp == 3 and block_idx.x == 0:
+                for i in range(thread_idx.x % 32, Int(flag_count), 32):
+                    flags[unsafe_offset=i] = 0
+            if 1 <= warp <= SUM_WARPS:
+                sum_columns[dtype, block_n](schedule, memory, full, empty, column_partials, warp - 1, Int(k))
+        comptime if side_work == "add slices":
+            if warp > 0:
+                # A product without a bias leaves the bias's place free.
+                var shares = memory.unsafe_offset(pipeline.BIAS).unsafe_bitcast[Float32]()
+                var columns = Int(m)
+                add_slices(
+                    column_sums,
+                    column_sums,
+                    column_partials.as_imm(),
+                    Int(column_slices),
+                    columns,
+                    columns,
+                    shares,
+                )
+                columns = Int(n)
+                add_slices(
+                    row_sums, more_row_sums, row_partials, Int(row_slices), 2 * columns, columns, shares
+                )
+    else:
+        warpgroup_reg_alloc[224]()
+        consume[dtype, block_n, operands, with_bias](
+            schedule,
+            memory,
+            full,
+            empty,
+            Pointer(to=c_map).unsafe_bitcast[NoneType]().as_unsafe_any_origin(),
+            bias,
+            Int(m),
+            Int(n),
+            partial_tiles,
+            flags,
+            c,
+            loose != 0,
+        )
+
+
+# ---- The producer -------------------------------------------------------------------------------------------
+
+
+@always_inline
+def produce[
+    block_n: Int, operands: StaticString, split: Bool
+](
+    schedule: Schedule[split],
+    memory: Shared[UInt8],
+    full: Shared[Int64],
+    empty: Shared[Int64],
+    a_map: Descriptor,
+    b_map: Descriptor,
+):
+    """Keeps the pipeline full: waits until a stage is empty, then asks the TMA for the next step's tiles."""
+    comptime pipeline = Pipeline[block_n]
+    # A barrier that nobody has arrived at yet counts as passed with the other parity: every stage starts empty.
+    var turn = Turn[pipeline.STAGES](0, 1)
+    for index in range(schedule.count()):
+        var work = schedule.piece(index)
+        for step in range(work.first, work.last):
+            wait(empty.unsafe_offset(turn.stage), turn.parity)
+            var arrived = full.unsafe_offset(turn.stage)
+            mbarrier_arrive_expect_tx_shared(arrived, Int32(pipeline.STAGE_BYTES))
+            var a_tile = memory.unsafe_offset(turn.stage * pipeline.STAGE_BYTES)
+            var b_tile = a_tile.unsafe_offset(pipeline.A_BYTES)
+            load[operands != "tn", BLOCK_M](a_tile, a_map, arrived, work.tile.row, step * BLOCK_K)
+            load[operands == "nt", block_n](b_tile, b_map, arrived, work.tile.column, step * BLOCK_K)
+            turn.advance()
+
+
+@always_inline
+def load[
+    along_k: Bool, extent: Int
+](target: Shared[UInt8], map: Descriptor, arrived: Shared[Int64], first: Int, k: Int):
+    """Asks the TMA for `extent` rows or columns of an operand from `first` on, BLOCK_K deep.
+
+    Along k that is one box of `extent` rows. Across k it is a box for every 64 columns, one after the other.
+    """
+    comptime if along_k:
+        cp_async_bulk_tensor_shared_cluster_global(target, map, arrived, IndexList[2](k, first))
+    else:
+        comptime for box in range(extent // BOX):
+            cp_async_bulk_tensor_shared_cluster_global(
+                target.unsafe_offset(box * BOX_BYTES), map, arrived, IndexList[2](first + box * BOX, k)
+            )
+
+
+# ---- The consumers ------------------------------------------------------------------------------------------
+
+
+@always_inline
+def consume[
+    dtype: DType, block_n: Int, operands: StaticString, with_bias: Bool, split: Bool
+](
+    schedule: Schedule[split],
+    memory: Shared[UInt8],
+    full: Shared[Int64],
+    empty: Shared[Int64],
+    c_map: Descriptor,
+    bias: ImmPtr[dtype],
+    m: Int,
+    n: Int,
+    partial_tiles: MutPtr[DType.float32],
+    flags: MutPtr[DType.int32],
+    c: MutPtr[dtype],
+    loose: Bool,
+):
+    """Multiplies and stores 64 rows of every tile."""
+    comptime pipeline = Pipeline[block_n]
+    comptime biases_of_a_thread = ceildiv(block_n, GROUP)
+    var consumer = thread_idx.x // GROUP - 1
+    var thread = thread_idx.x % GROUP
+    var staging = memory.unsafe_offset(pipeline.STAGING + consumer * STORES * STORE_BYTES)
+    var tile_bias = memory.unsafe_offset(pipeline.BIAS + consumer * block_n * 2).unsafe_bitcast[
+        Scalar[dtype]
+    ]()
+    # This consumer's 64 rows of A: along k 64 rows of 128 bytes, across k one box. Equally many bytes.
+    var a_first = memory.unsafe_offset(consumer * BOX_BYTES)
+    var b_first = memory.unsafe_offset(pipeline.A_BYTES)
+    var turn = Turn[pipeline.STAGES](0, 0)
+
+    for index in range(schedule.count()):
+        var work = schedule.piece(index)
+        var tile = work.tile.copy()
+        # Asked for now, needed when the tile is done.
+        var biases = StaticTuple[Scalar[dtype], biases_of_a_thread]()
+        comptime if with_bias:
+            comptime for i in range(biases_of_a_thread):
+                var o = tile.column + thread + i * GROUP
+                biases[i] = bias[unsafe_offset=o] if o < n else Scalar[dtype](0)
+
+        var sums = StaticTuple[Float32, block_n // 2]()
+        wait(full.unsafe_offset(turn.stage), turn.parity)
+        sums = multiply[dtype, block_n, operands, True](
+            a_first.unsafe_offset(turn.stage * pipeline.STAGE_BYTES),
+            b_first.unsafe_offset(turn.stage * pipeline.STAGE_BYTES),
+            sums,
+        )
+        var multiplying = turn.stage
+        turn.advance()
+        for _ in range(work.first + 1, work.last):
+            wait(full.unsafe_offset(turn.stage), turn.parity)
+            sums = multiply[dtype, block_n, operands, False](
+                a_first.unsafe_offset(turn.stage * pipeline.STAGE_BYTES),
+                b_first.unsafe_offset(turn.stage * pipeline.STAGE_BYTES),
+                sums,
+            )
+            # All but the step just enqueued is done: its tiles may be overwritten.
+            wgmma_wait_group_sync[1]()
+            release(empty, multiplying, thread)
+            multiplying = turn.stage
+            turn.advance()
+        wgmma_wait_group_sync[0]()
+        release(empty, multiplying, thread)
+
+        comptime if split:
+            if work.last < schedule.steps:
+                hand_over[block_n](sums, partial_tiles, flags, work.number, consumer, thread)
+                continue
+            for helper in range(work.helpers):
+                sums = take_over[block_n](
+                    sums, partial_tiles, flags, work.number, block_idx.x - 1 - helper, consumer, thread
+                )
+        comptime if with_bias:
+            comptime for i in range(biases_of_a_thread):
+                if thread + i * GROUP < block_n:
+                    tile_bias[unsafe_offset=thread + i * GROUP] = biases[i]
+        store[dtype, block_n, with_bias](
+            sums,
+            staging,
+            tile_bias,
+            c_map,
+            consumer,
+            thread,
+            tile.row + consumer * 64,
+            tile.column,
+            m,
+            n,
+            c,
+            loose,
+        )
+    # Shared memory must outlive the stores that read it.
+    if thread == 0:
+        cp_async_bulk_wait_group[0, read=True]()
+
+
+@always_inline
+def multiply[
+    dtype: DType, block_n: Int, operands: StaticString, first: Bool
+](
+    a_tile: Shared[UInt8],
+    b_tile: Shared[UInt8],
+    sums: StaticTuple[Float32, block_n // 2],
+) -> StaticTuple[
+    Float32, block_n // 2
+]:
+    """Enqueues one step, 64 x block_n x BLOCK_K, as four wgmma of depth 16; `first` starts from zero."""
+    comptime a_along_k = operands != "tn"
+    comptime b_along_k = operands == "nt"
+    # Along k, 16 elements are 32 bytes further; across k, 16 rows of 128 bytes.
+    comptime a_stride = 32 if a_along_k else 16 * 128
+    comptime b_stride = 32 if b_along_k else 16 * 128
+    var a = operand[dtype, a_along_k](a_tile)
+    var b = operand[dtype, b_along_k](b_tile)
+    var result = sums
+    wgmma_fence_aligned()
+    comptime for slice in range(BLOCK_K // 16):
+        result = wgmma_async[
+            64,
+            block_n,
+            16,
+            a_type=dtype,
+            b_type=dtype,
+            layout_a="row" if a_along_k else "col",
+            layout_b="col" if b_along_k else "row",
+            scale_d=0 if first and slice == 0 else 1,
+        ](a + slice * a_stride, b + slice * b_stride, result)
+    wgmma_commit_group_sync()
+    return result
+
+
+@always_inline
+def operand[dtype: DType, along_k: Bool](tile: Shared[UInt8]) -> WGMMADescriptor[dtype]:
+    """How wgmma finds an operand in shared memory that the TMA wrote with the 128-byte swizzle."""
+    # Distances in units of 16 bytes: between groups of 8 rows of 128 bytes, and, across k, between boxes.
+    comptime stride = 8 * 128 // 16
+    comptime leading = 1 if along_k else BOX_BYTES // 16
+    return WGMMADescriptor[dtype].create[stride, leading, TensorMapSwizzle.SWIZZLE_128B](
+        tile.unsafe_bitcast[Scalar[dtype]]()
+    )
+
+
+@always_inline
+def store[
+    dtype: DType, block_n: Int, with_bias: Bool
+](
+    sums: StaticTuple[Float32, block_n // 2],
+    staging: Shared[UInt8],
+    bias: Shared[Scalar[dtype]],
+    c_map: Descriptor,
+    consumer: Int,
+    thread: Int,
+    row: Int,
+    column: Int,
+    m: Int,
+    n: Int,
+    c: MutPtr[dtype],
+    loose: Bool,
+):
+    """Rounds one consumer's sums and stores them, STORE columns at a time, through STORES stagings in turn.
+
+    Thread t holds rows 16 (t / 32) + t % 32 / 4 and that + 8, and of every 8 columns the two from 2 (t % 4) on.
+    """
+    var lane = thread % 32
+    # stmatrix takes 8 x 8 blocks; lane l gives the address of row l % 8 of block l / 8, in the order
+    # upper left, lower left, upper right, lower right of 16 x 16 elements.
+    var store_row = thread // 32 * 16 + lane // 8 % 2 * 8 + lane % 8
+    comptime for number in range(block_n // STORE):
+        var target = staging.unsafe_offset(number % STORES * STORE_BYTES)
+        # The last store from this staging must have been read: it was started STORES rounds ago, or, where a tile has an
+        # odd number of stores and this is its first one, in the last round.
+        comptime newer = 0 if number == 0 and block_n // STORE % STORES != 0 else STORES - 1
+        if thread == 0:
+            cp_async_bulk_wait_group[Int32(newer), read=True]()
+        wait_for_group(consumer)
+        comptime for pair in range(STORE // 16):
+            comptime offset = number * STORE + pair * 16
+            var packed = SIMD[DType.float32, 4]()
+            comptime for quarter in range(4):
+                comptime at = offset // 2 + quarter // 2 * 4 + quarter % 2 * 2
+                var two = SIMD[DType.float32, 2](sums[at], sums[at + 1])
+                comptime if with_bias:
+                    comptime first = offset + quarter // 2 * 8
+                    two += bias.unsafe_load[width=2, alignment=4](first + lane % 4 * 2).cast[DType.float32]()
+                packed[quarter] = bitcast[DType.float32, 1](two.cast[dtype]())
+            # The swizzle: the number of the 16 bytes within a row is exclusive-ored with the row's.
+            var chunk = (pair * 2 + lane // 16) ^ (store_row % 8)
+            st_matrix[4](
+                target.unsafe_offset(store_row * 128 + chunk * 16).unsafe_bitcast[Scalar[dtype]](), packed
+            )
+        if loose:
+            # A warp stores the rows that it has rounded itself.
+            syncwarp()
+            store_loose(c, target, row + thread // 32 * 16, column + number * STORE, m, n)
+        else:
+            # The TMA reads by another way than the threads wrote.
+            fence_async_view_proxy()
+            wait_for_group(consumer)
+            if thread == 0:
+                if row < m and column + number * STORE < n:
+                    cp_async_bulk_tensor_global_shared_cta(
+                        target, c_map, IndexList[2](column + number * STORE, row)
+                    )
+                cp_async_bulk_commit_group()
+
+
+@always_inline
+def store_loose[
+    dtype: DType
+](c: MutPtr[dtype], staging: Shared[UInt8], first: Int, column: Int, m: Int, n: Int):
+    """Stores a warp's 16 rows of one staging, of which row `first` of C is the first; lane l has columns 2 l and 2 l + 1.
+    """
+    comptime abreast = 8
+    var lane = thread_idx.x % 32
+    var rows = staging.unsafe_offset(thread_idx.x % GROUP // 32 * 16 * 128 + lane % 4 * 4)
+    var at = column + 2 * lane
+    var in_pairs = n % 2 == 0 and Int(c) % 4 == 0
+    comptime for half in range(16 // abreast):
+        var held = Array[SIMD[dtype, 2], abreast](fill=0)
+        comptime for i in range(abreast):
+            # As the rows were staged: the number of the 16 bytes within a row is exclusive-ored with the row's.
+            var chunk = (lane // 4) ^ (i % 8)
+            var place = rows.unsafe_offset((half * abreast + i) * 128 + chunk * 16)
+            held[i] = place.unsafe_bitcast[Scalar[dtype]]().unsafe_load[width=2, alignment=4]()
+        comptime for i in range(abreast):
+            var row = first + half * abreast + i
+            var target = c.unsafe_offset(row * n + at)
+            if row < m and at < n:
+                if in_pairs:
+                    target.unsafe_store[alignment=4](0, held[i])
+                else:
+                    target[unsafe_offset=0] = held[i][0]
+                    if at + 1 < n:
+                        target[unsafe_offset=1] = held[i][1]
+
+
+# ---- Tiles that several blocks work on ----------------------------------------------------------------------
+
+
+@always_inline
+def partial_tile[
+    block_n: Int
+](partial_tiles: MutPtr[DType.float32], tile: Int, block: Int, consumer: Int, thread: Int) -> MutPtr[
+    DType.float32
+]:
+    """Where a thread's unfinished sums of the tile-th tile lie: four at a time, side by side with its neighbours'. The last
+    block of each tile has none."""
+    return partial_tiles.unsafe_offset(((block - tile) * 2 + consumer) * 64 * block_n + 4 * thread)
+
+
+@always_inline
+def hand_over[
+    block_n: Int
+](
+    sums: StaticTuple[Float32, block_n // 2],
+    partial_tiles: MutPtr[DType.float32],
+    flags: MutPtr[DType.int32],
+    tile: Int,
+    consumer: Int,
+    thread: Int,
+):
+    """Leaves unfinished sums to the block that stores the tile."""
+    var place = partial_tile[block_n](partial_tiles, tile, block_idx.x, consumer, thread)
+    comptime for i in range(0, block_n // 2, 4):
+        var four = SIMD[DType.float32, 4](sums[i], sums[i + 1], sums[i + 2], sums[i + 3])
+        place.unsafe_store[alignment=16](i * GROUP, four)
+    wait_for_group(consumer)
+    if thread == 0:
+        publish(flags.unsafe_offset(block_idx.x * 2 + consumer))
+
+
+@always_inline
+def take_over[
+    block_n: Int
+](
+    sums: StaticTuple[Float32, block_n // 2],
+    partial_tiles: MutPtr[DType.float32],
+    flags: MutPtr[DType.int32],
+    tile: Int,
+    block: Int,
+    consumer: Int,
+    thread: Int,
+) -> StaticTuple[Float32, block_n // 2]:
+    """Adds what another block has left. The order of additions is the same in every run."""
+    if thread == 0:
+        await_published(flags.unsafe_offset(block * 2 + consumer))
+    wait_for_group(consumer)
+    var place = partial_tile[block_n](partial_tiles, tile, block, consumer, thread)
+    var result = sums
+    comptime for i in range(0, block_n // 2, 4):
+        var four = place.unsafe_load[width=4, alignment=16](i * GROUP)
+        comptime for j in range(4):
+            result[i + j] = result[i + j] + four[j]
+    return result

@@ -1,0 +1,264 @@
+"""How `gemm_hopper.mojo` is launched: what it takes, how a product is cut up into tiles, and with what geometry."""
+
+from std.math import ceildiv
+from max.gpu.host import Dim
+
+from shared.common import ImmPtr, MutPtr, multiprocessors
+from .gemm_hopper import gemm_hopper_kernel
+from .gemm_hopper_pipeline import BLOCK_K, BLOCK_M, THREADS, Pipeline
+from shared.launcher import Launcher
+from .tensor_maps import ROW_BYTES, lies_in_rows, tensor_map
+
+comptime TILE_COST = 650
+"""What a tile costs beside its steps, in steps of one column: filling the pipeline, storing the tile."""
+comptime NARROW = 9
+"""What a step of one column costs in the narrowest tiles, in eighths; a tile's rows are loaded for fewer columns."""
+comptime HANDING_COST = 1200
+"""Likewise, what it costs to leave or to take over unfinished sums."""
+comptime EARLY_ROUNDS = 3
+"""The most tiles of a block with which a product starts before the launch in front of it is done."""
+
+
+@fieldwise_init
+struct Pitches(Copyable, Movable):
+    """Elements from one row of each matrix to the next; 0: the rows lie one after the other."""
+
+    var a: Int
+    var b: Int
+    var c: Int
+
+
+def suits_hopper[
+    dtype: DType, operands: StaticString
+](c: MutPtr[dtype], a: ImmPtr[dtype], b: ImmPtr[dtype], m: Int, n: Int, k: Int) -> Bool:
+    """Whether the TMA can reach all three matrices: each of their rows must start at a multiple of 16 bytes.
+    """
+    comptime vector = 16 // 2
+    var aligned = (Int(c) | Int(a) | Int(b)) % 16 == 0
+    var a_width = m if operands == "tn" else k
+    var b_width = k if operands == "nt" else n
+    return aligned and a_width % vector == 0 and b_width % vector == 0 and n % vector == 0
+
+
+def column_slices_of(rows: Int) -> Int:
+    """How many slices of column sums the side work of an "nn" product with so many rows writes."""
+    return 2 * ceildiv(rows, BLOCK_M)
+
+
+@fieldwise_init
+struct SideSums[dtype: DType](Copyable, Movable):
+    """What the side work of a product, and the blocks that share tiles, read and write; see the kernel's arguments.
+    """
+
+    @__allow_legacy_any_origin_fields
+    var flags: MutPtr[DType.int32]
+
+    @__allow_legacy_any_origin_fields
+    var column_partials: MutPtr[DType.float32]
+    var column_slices: Int
+
+    @__allow_legacy_any_origin_fields
+    var column_sums: MutPtr[Self.dtype]
+
+    @__allow_legacy_any_origin_fields
+    var row_partials: ImmPtr[DType.float32]
+    var row_slices: Int
+
+    @__allow_legacy_any_origin_fields
+    var row_sums: MutPtr[Self.dtype]
+
+    @__allow_legacy_any_origin_fields
+    var more_row_sums: MutPtr[Self.dtype]
+
+    def __init__(out self, anything: MutPtr[Self.dtype]):
+        """Nothing; the addresses are never used."""
+        var address = Int(anything)
+        self = Self(
+            MutPtr[DType.int32](unsafe_from_address=address),
+            MutPtr[DType.float32](unsafe_from_address=address),
+            anything,
+        )
+
+    def __init__(
+        out self,
+        flags: MutPtr[DType.int32],
+        column_partials: MutPtr[DType.float32],
+        anything: MutPtr[Self.dtype],
+    ):
+        """For "sum columns"; the other addresses are never used."""
+        self = Self(flags, column_partials, 0, anything, column_partials.as_imm(), 0, anything, anything)
+
+
+def flag_count() -> Int:
+    """How many flags a product with shared tiles may use."""
+    return 2 * multiprocessors()
+
+
+@fieldwise_init
+struct TilePlan(Copyable, Movable):
+    """How a product is cut up."""
+
+    var block_n: Int
+    var split: Bool
+    var blocks: Int
+    var rounds: Int
+    """Tiles, or shares of a tile, of one block."""
+    var cost: Int
+    """The longest a block has to work, in steps of one column: 0.0023 us on an H200."""
+
+    @staticmethod
+    def whole(m: Int, n: Int, k: Int, block_n: Int) -> Self:
+        """Every tile is one block's."""
+        var tiles = ceildiv(m, BLOCK_M) * ceildiv(n, block_n)
+        var blocks = min(multiprocessors(), tiles)
+        var steps = ceildiv(k, BLOCK_K)
+        var rounds = ceildiv(tiles, blocks)
+        return Self(block_n, False, blocks, rounds, rounds * (steps * step_cost(block_n) + TILE_COST))
+
+    @staticmethod
+    def shared(m: Int, n: Int, k: Int, block_n: Int) -> Optional[Self]:
+        """Several blocks work on a tile, where the GPU has blocks enough and there are steps enough to share.
+        """
+        var tiles = ceildiv(m, BLOCK_M) * ceildiv(n, block_n)
+        var steps = ceildiv(k, BLOCK_K)
+        var shares = min(multiprocessors() // tiles, steps // 8)
+        if shares < 2:
+            return None
+        var cost = ceildiv(steps, shares) * step_cost(block_n) + TILE_COST + (shares - 1) * HANDING_COST
+        return Self(block_n, True, shares * tiles, 1, cost)
+
+
+def step_cost(block_n: Int) -> Int:
+    """What a step of a tile costs, in steps of one column."""
+    return block_n * NARROW // 8 if block_n == 128 else block_n
+
+
+def plan_tiles(m: Int, n: Int, k: Int, may_share: Bool) -> TilePlan:
+    """The cheapest way to cut up a product."""
+    var best = TilePlan.whole(m, n, k, 256)
+    comptime for i in range(3):
+        var whole = TilePlan.whole(m, n, k, 256 - 64 * i)
+        if whole.cost < best.cost:
+            best = whole^
+        if may_share:
+            var shared = TilePlan.shared(m, n, k, 256 - 64 * i)
+            if shared and shared.value().cost < best.cost:
+                best = shared.value().copy()
+    return best^
+
+
+def launch_gemm_hopper[
+    L: Launcher,
+    //,
+    dtype: DType,
+    operands: StaticString,
+    with_bias: Bool,
+    side_work: StaticString,
+](
+    mut launcher: L,
+    name: StaticString,
+    c: MutPtr[dtype],
+    a: ImmPtr[dtype],
+    b: ImmPtr[dtype],
+    bias: ImmPtr[dtype],
+    m: Int32,
+    n: Int32,
+    k: Int32,
+    side: Optional[SideSums[dtype]] = None,
+    pitches: Pitches = Pitches(0, 0, 0),
+) raises:
+    """One launch: c = a b, plus the bias of each column with_bias; see `launch_gemm`.
+
+    Where not `suits_hopper`, `pitches` says how a and b lie, so that the TMA can reach them; c may lie anyhow. With the
+    side work "add slices" blocks may share tiles; the flags in `side` must be zero then, and an earlier "sum columns" with
+    the same flags makes them so.
+    """
+    comptime may_share = side_work == "add slices"
+    var sums = side.value().copy() if side else SideSums[dtype](c)
+    var plan = plan_tiles(Int(m), Int(n), Int(k), may_share)
+    comptime for i in range(3):
+        comptime block_n = 256 - 64 * i
+        if block_n == plan.block_n:
+            comptime if may_share:
+                if plan.split:
+                    launch_tiles[dtype, block_n, operands, with_bias, True, side_work](
+                        launcher, name, c, a, b, bias, m, n, k, sums, plan, pitches
+                    )
+                    return
+            launch_tiles[dtype, block_n, operands, with_bias, False, side_work](
+                launcher, name, c, a, b, bias, m, n, k, sums, plan, pitches
+            )
+
+
+def launch_tiles[
+    L: Launcher,
+    //,
+    dtype: DType,
+    block_n: Int,
+    operands: StaticString,
+    with_bias: Bool,
+    split: Bool,
+    side_work: StaticString,
+](
+    mut launcher: L,
+    name: StaticString,
+    c: MutPtr[dtype],
+    a: ImmPtr[dtype],
+    b: ImmPtr[dtype],
+    bias: ImmPtr[dtype],
+    m: Int32,
+    n: Int32,
+    k: Int32,
+    sums: SideSums[dtype],
+    plan: TilePlan,
+    pitches: Pitches,
+) raises:
+    """One launch with tiles of block_n columns."""
+    var partial_tiles = sums.column_partials
+    comptime if split:
+        var helpers = plan.blocks - ceildiv(Int(m), BLOCK_M) * ceildiv(Int(n), block_n)
+        partial_tiles = launcher.workspace[DType.float32]("partial_tiles", helpers * BLOCK_M * block_n)
+    var ctx = launcher.context()
+    if not ctx:
+        return
+    comptime a_along_k = operands != "tn"
+    comptime b_along_k = operands == "nt"
+    var a_height, a_width = (m, k) if a_along_k else (k, m)
+    var b_height, b_width = (n, k) if b_along_k else (k, n)
+    var a_map = tensor_map[dtype, BLOCK_M if a_along_k else BLOCK_K](
+        ctx.value(), a, Int(a_height), Int(a_width), pitches.a
+    )
+    var b_map = tensor_map[dtype, block_n if b_along_k else BLOCK_K](
+        ctx.value(), b, Int(b_height), Int(b_width), pitches.b
+    )
+    var c_pitch = pitches.c if pitches.c > 0 else Int(n)
+    var loose = not lies_in_rows[dtype](c_pitch) or Int(c) % ROW_BYTES != 0
+    launcher.launch[gemm_hopper_kernel[dtype, block_n, operands, with_bias, split, side_work]](
+        name,
+        a_map,
+        b_map,
+        # Some map that is valid, where none can be.
+        a_map if loose else tensor_map[dtype, 64](ctx.value(), c.as_imm(), Int(m), Int(n), pitches.c),
+        bias,
+        m,
+        n,
+        k,
+        partial_tiles,
+        sums.flags,
+        Int32(flag_count()),
+        sums.column_partials,
+        Int32(sums.column_slices),
+        sums.column_sums,
+        sums.row_partials,
+        Int32(sums.row_slices),
+        sums.row_sums,
+        sums.more_row_sums,
+        c,
+        Int32(1 if loose else 0),
+        grid_dim=Dim(plan.blocks),
+        block_dim=Dim(THREADS),
+        shared_bytes=Pipeline[block_n].BYTES,
+        # Blocks that start early lie on multiprocessors in the order in which these became free. Over many rounds that
+        # costs more than the early start wins: 1 to 2 % of a large product, measured.
+        early=plan.rounds <= EARLY_ROUNDS,
+    )

@@ -1,0 +1,198 @@
+"""What the warps of `gemm_hopper.mojo` agree on: what lies where in shared memory, which block does what, whose turn it is.
+"""
+
+from std.math import ceildiv
+from std.memory import AddressSpace
+from std.sys import inlined_assembly
+from max.gpu import block_idx, grid_dim
+from max.gpu.sync import mbarrier_arrive, mbarrier_try_wait_parity_shared, named_barrier
+
+from shared.common import MutPtr
+
+comptime BLOCK_M = 128
+"""Rows of a block's tile: 64 for each of the two consumers."""
+comptime BLOCK_K = 64
+"""Depth of one step: 128 bytes of a 16-bit type, the width of the TMA's widest swizzle."""
+comptime GROUP = 128
+"""Threads of a warpgroup."""
+comptime THREADS = 3 * GROUP
+"""Threads of a block: the producer group and two consumers."""
+comptime BOX = 64
+"""Columns of an operand's box that lies across k: 128 bytes of a 16-bit type."""
+comptime BOX_BYTES = BOX * BLOCK_K * 2
+"""64 rows of 128 bytes: a box across k, or the rows of one consumer along k."""
+comptime STORE = 64
+"""Columns of one store: 128 bytes of a 16-bit type."""
+comptime STORE_BYTES = 64 * STORE * 2
+"""The rows of one consumer on their way out."""
+comptime STORES = 2
+"""Stores of one consumer that may be under way, or being filled, at a time."""
+comptime SHARED_BYTES = 227 * 1024
+"""Shared memory that a block may have on Hopper."""
+comptime RASTER = UInt32(16)
+"""Tiles along m that are visited before the next tile along n, so that running blocks share operands in L2."""
+comptime WAIT_HINT = 10_000_000
+"""How long one attempt to pass a barrier may sleep, in nanoseconds."""
+comptime Shared[T: AnyType] = Pointer[T, MutAnyOrigin, address_space=AddressSpace.SHARED]
+"""An address in the block's shared memory."""
+comptime Descriptor = Pointer[NoneType, ImmutAnyOrigin]
+"""The address of a tensor map, in the kernel's parameters."""
+
+
+struct Pipeline[block_n: Int]:
+    """What lies where in shared memory, by the columns of the tile; offsets in bytes."""
+
+    comptime A_BYTES = BLOCK_M * BLOCK_K * 2
+    comptime B_BYTES = Self.block_n * BLOCK_K * 2
+    comptime STAGE_BYTES = Self.A_BYTES + Self.B_BYTES
+    comptime STAGING_BYTES = 2 * STORES * STORE_BYTES
+    comptime BIAS_BYTES = 2 * Self.block_n * 2
+    comptime BARRIER_BYTES = 128
+    comptime STAGES = (
+        SHARED_BYTES - Self.STAGING_BYTES - Self.BIAS_BYTES - Self.BARRIER_BYTES
+    ) // Self.STAGE_BYTES
+
+    comptime STAGING = Self.STAGES * Self.STAGE_BYTES
+    comptime BIAS = Self.STAGING + Self.STAGING_BYTES
+    comptime FULL = Self.BIAS + Self.BIAS_BYTES
+    comptime EMPTY = Self.FULL + Self.STAGES * 8
+    comptime BYTES = Self.FULL + Self.BARRIER_BYTES
+
+
+@fieldwise_init
+struct Turn[stages: Int](Copyable, Movable):
+    """Whose turn it is in a ring of stages: the stage, and the parity of its barrier's current phase."""
+
+    var stage: Int
+    var parity: Int32
+
+    @always_inline
+    def advance(mut self):
+        """Goes on to the next stage."""
+        self.stage += 1
+        if self.stage == Self.stages:
+            self.stage = 0
+            self.parity ^= 1
+
+
+# ---- Which block does what ----------------------------------------------------------------------------------
+
+
+@fieldwise_init
+struct Tile(Copyable, Movable):
+    """Where a tile of C begins."""
+
+    var row: Int
+    var column: Int
+
+
+@fieldwise_init
+struct Work(Copyable, Movable):
+    """A piece of work: steps first to last - 1 of the sums of one tile. The block with the last steps stores it.
+    """
+
+    var tile: Tile
+    var number: Int
+    """The tile's."""
+    var first: Int
+    var last: Int
+    var helpers: Int
+    """How many other blocks have the steps before these: those with the numbers before this block's."""
+
+
+struct Schedule[split: Bool](Copyable, Movable):
+    """What is this block's, in all of its warps.
+
+    Tiles block_idx.x, + grid_dim.x, ..., numbered down the columns of panels of RASTER tile rows. With `split` the grid
+    is a multiple of the tiles, and the steps of a tile are spread evenly over neighbouring blocks. A block waits only for
+    blocks with lower numbers, which have started no later, so nobody waits for one that cannot start.
+    """
+
+    # Unsigned and 32 bits wide, because a division of 64 bits costs a hundred instructions.
+    var block_n: UInt32
+    var tile_rows: UInt32
+    var tile_columns: UInt32
+    var steps: Int
+    """Of one tile."""
+
+    @always_inline
+    def __init__(out self, m: Int32, n: Int32, k: Int32, block_n: Int):
+        self.block_n = UInt32(block_n)
+        self.tile_rows = ceildiv(UInt32(m), UInt32(BLOCK_M))
+        self.tile_columns = ceildiv(UInt32(n), self.block_n)
+        self.steps = Int(ceildiv(UInt32(k), UInt32(BLOCK_K)))
+
+    @always_inline
+    def tiles(self) -> Int:
+        """How many there are for all blocks."""
+        return Int(self.tile_rows * self.tile_columns)
+
+    @always_inline
+    def tile(self, index: Int) -> Tile:
+        """The tile with a number."""
+        var panel = UInt32(index) // (RASTER * self.tile_columns) * RASTER
+        var height = min(RASTER, self.tile_rows - panel)
+        var within = UInt32(index) - panel * self.tile_columns
+        return Tile(Int((panel + within % height) * UInt32(BLOCK_M)), Int(within // height * self.block_n))
+
+    @always_inline
+    def count(self) -> Int:
+        """How many pieces of work this block has."""
+        comptime if Self.split:
+            return 1
+        else:
+            return Int(ceildiv(UInt32(max(0, self.tiles() - block_idx.x)), UInt32(grid_dim.x)))
+
+    @always_inline
+    def piece(self, index: Int) -> Work:
+        """The index-th piece."""
+        comptime if Self.split:
+            var shares = UInt32(grid_dim.x) // UInt32(self.tiles())
+            var number = UInt32(block_idx.x) // shares
+            var share = UInt32(block_idx.x) - number * shares
+            var first = Int(UInt32(self.steps) * share // shares)
+            var last = Int(UInt32(self.steps) * (share + 1) // shares)
+            return Work(self.tile(Int(number)), Int(number), first, last, Int(share))
+        else:
+            var number = block_idx.x + index * grid_dim.x
+            return Work(self.tile(number), number, 0, self.steps, 0)
+
+
+# ---- Waiting and telling ------------------------------------------------------------------------------------
+
+
+@always_inline
+def wait(at: Shared[Int64], parity: Int32):
+    """Waits until the phase of this parity of a barrier is complete."""
+    mbarrier_try_wait_parity_shared(at, parity, WAIT_HINT)
+
+
+@always_inline
+def wait_for_group(consumer: Int):
+    """A barrier for the 128 threads of one consumer; barrier 0 is the whole block's."""
+    named_barrier[Int32(GROUP)](Int32(consumer + 1))
+
+
+@always_inline
+def release(empty: Shared[Int64], stage: Int, thread: Int):
+    """Tells the producer that this group of threads has read a stage."""
+    if thread == 0:
+        _ = mbarrier_arrive(empty.unsafe_offset(stage))
+
+
+@always_inline
+def publish(flag: MutPtr[DType.int32]):
+    """Sets a flag; whoever sees it also sees what this group of threads wrote before its last barrier."""
+    inlined_assembly[
+        "fence.acq_rel.gpu; st.release.gpu.global.s32 [$0], $1;", NoneType, constraints="l,r,~{memory}"
+    ](Int64(Int(flag)), Int32(1))
+
+
+@always_inline
+def await_published(flag: MutPtr[DType.int32]):
+    """Waits until a flag is set."""
+    var seen = Int32(0)
+    while seen == 0:
+        seen = inlined_assembly["ld.acquire.gpu.global.s32 $0, [$1];", Int32, constraints="=r,l,~{memory}"](
+            Int64(Int(flag))
+        )

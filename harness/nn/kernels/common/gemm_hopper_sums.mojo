@@ -1,0 +1,105 @@
+"""The sums on the side of `gemm_hopper.mojo`, made by warps of the producer group that the product leaves idle."""
+
+from max.gpu import block_idx, grid_dim, syncwarp, thread_idx
+from max.gpu.sync import named_barrier
+
+from shared.common import ImmPtr, MutPtr
+from .gemm_hopper_pipeline import BLOCK_K, BOX_BYTES, Pipeline, Schedule, Shared, Turn, release, wait
+
+comptime SUM_WARPS = 2
+"""Warps of the producer group that sum the columns of A: its warps 1 and 2."""
+comptime ADD_WARPS = 3
+"""Warps of the producer group that add slices: its warps 1 to 3."""
+
+
+@always_inline
+def sum_columns[
+    dtype: DType, block_n: Int, split: Bool
+](
+    schedule: Schedule[split],
+    memory: Shared[UInt8],
+    full: Shared[Int64],
+    empty: Shared[Int64],
+    partials: MutPtr[DType.float32],  # [2 * tile rows, k]
+    half: Int,
+    k: Int,
+):
+    """Sums the columns of A over 64 rows, half number `half` of a tile, while A passes through. One warp.
+
+    Every tile column passes the same tiles of A, and takes each so many-th step. Lane l owns columns 2 l and 2 l + 1
+    of the 64 of a step, whose rows are 128 bytes. Rows after the last are zeros.
+    """
+    comptime pipeline = Pipeline[block_n]
+    var lane = thread_idx.x % 32
+    var turn = Turn[pipeline.STAGES](0, 0)
+    for index in range(schedule.count()):
+        var tile = schedule.piece(index).tile.copy()
+        var row_of_partials = partials.unsafe_offset((tile.row // 64 + half) * k)
+        var next = tile.column // block_n
+        for step in range(schedule.steps):
+            wait(full.unsafe_offset(turn.stage), turn.parity)
+            if step == next:
+                next += Int(schedule.tile_columns)
+                var rows = memory.unsafe_offset(turn.stage * pipeline.STAGE_BYTES + half * BOX_BYTES)
+                var sums = SIMD[DType.float32, 2](0)
+                for first in range(0, 64, 16):
+                    comptime for i in range(16):
+                        # The swizzle exclusive-ors the number of the 16 bytes within a row with the row's.
+                        var chunk = (lane // 4) ^ (i % 8)
+                        var place = rows.unsafe_offset((first + i) * 128 + chunk * 16 + lane % 4 * 4)
+                        var two = place.unsafe_bitcast[Scalar[dtype]]().unsafe_load[width=2, alignment=4]()
+                        sums += two.cast[DType.float32]()
+                var column = step * BLOCK_K + 2 * lane
+                comptime for i in range(2):
+                    if column + i < k:
+                        row_of_partials[unsafe_offset=column + i] = sums[i]
+            syncwarp()
+            release(empty, turn.stage, lane)
+            turn.advance()
+
+
+@always_inline
+def add_slices[
+    dtype: DType
+](
+    sums: MutPtr[dtype],
+    more_sums: MutPtr[dtype],
+    partials: ImmPtr[DType.float32],  # [slices, columns]
+    slices: Int,
+    columns: Int,
+    first_columns: Int,
+    shares: Shared[Float32],  # [ADD_WARPS, 32]
+):
+    """Adds the slices of every column: of the first columns into `sums`, of the others into `more_sums`.
+
+    A block takes 32 neighbouring columns at a time, of which each of three warps adds every third slice.
+    """
+    comptime abreast = 8
+    var warp = thread_idx.x // 32 - 1
+    var lane = thread_idx.x % 32
+    for first in range(block_idx.x * 32, columns, grid_dim.x * 32):
+        var column = first + lane
+        var totals = SIMD[DType.float32, abreast](0)
+        if column < columns:
+            var place = partials.unsafe_offset(warp * columns + column)
+            var left = (slices - warp + ADD_WARPS - 1) // ADD_WARPS
+            while left >= abreast:
+                comptime for i in range(abreast):
+                    totals[i] += place[]
+                    place = place.unsafe_offset(ADD_WARPS * columns)
+                left -= abreast
+            while left > 0:
+                totals[0] += place[]
+                place = place.unsafe_offset(ADD_WARPS * columns)
+                left -= 1
+        shares[unsafe_offset=warp * 32 + lane] = totals.reduce_add()
+        named_barrier[Int32(32 * ADD_WARPS)](3)
+        if warp == 0 and column < columns:
+            var total = Float32(0)
+            comptime for i in range(ADD_WARPS):
+                total += shares[unsafe_offset=i * 32 + lane]
+            if column < first_columns:
+                sums[unsafe_offset=column] = total.cast[dtype]()
+            else:
+                more_sums[unsafe_offset=column - first_columns] = total.cast[dtype]()
+        named_barrier[Int32(32 * ADD_WARPS)](3)

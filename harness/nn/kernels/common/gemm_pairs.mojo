@@ -1,0 +1,515 @@
+"""Products of float32 matrices on Hopper's tensor cores for float16 (sm_90a), with about the errors of float32.
+
+A matrix x is taken as two of float16, high = s x rounded and low = s x - high rounded, with a power of two s that brings
+its largest element to 2^14 and more: together they keep 22 bits. The product of two such matrices is
+
+    high low + low high + high high
+
+and what is left out, low low, is below the rounding of float32. Tensor cores cut off what does not fit their running sums;
+over many terms that would cost a digit and more. So they add CHUNK steps at a time, and the sums of the chunks are added in
+float32; what is cut off within a chunk is the largest error that is left. Splitting: Ootomo and Yokota, "Recovering single
+precision accuracy from Tensor Cores while surpassing the FP32 theoretical peak performance", 2022.
+
+Where a factor has an infinity or a NaN, a product by plain loops takes the place of the fast one: low would turn infinities
+into NaN.
+"""
+
+from std.math import ceildiv
+from std.memory import bitcast
+from std.sys import inlined_assembly
+from std.utils import StaticTuple
+from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, barrier, block_dim, block_idx, grid_dim, thread_idx
+from max.gpu.host import Dim
+from max.gpu.host.nvidia.tma import TMADescriptor
+from max.gpu.compute.mma import wgmma_wait_group_sync
+from max.gpu.intrinsics import warpgroup_reg_alloc, warpgroup_reg_dealloc
+from max.gpu.memory import external_memory, fence_mbarrier_init
+from max.gpu.primitives import block
+from max.gpu.sync import mbarrier_arrive_expect_tx_shared, mbarrier_init
+from std.memory import AddressSpace
+
+from shared.common import ImmPtr, MutPtr, multiprocessors, start_later_grids, wait_for_earlier_grids
+from .gemm_hopper import load, multiply
+from .gemm_hopper_launches import TILE_COST
+from .gemm_hopper_pipeline import (
+    BLOCK_K,
+    BLOCK_M,
+    BOX_BYTES,
+    GROUP,
+    SHARED_BYTES,
+    THREADS,
+    Descriptor,
+    Schedule,
+    Shared,
+    Turn,
+    release,
+    wait,
+)
+from .tensor_maps import tensor_map
+from shared.launcher import Launcher
+
+comptime COLUMNS = [128, 192]
+"""Columns that a tile may have; not more, for a thread keeps two sums of each of its elements."""
+comptime CHUNK = 1
+"""Steps, of BLOCK_K terms each, whose sums the tensor cores add."""
+comptime LARGEST_EXPONENT = 14
+"""Of the largest element, after scaling."""
+comptime SPLIT_THREADS = 256
+"""Threads of a block of the kernels that split."""
+comptime SPLIT_BLOCKS = 4
+"""Blocks of these kernels for each multiprocessor."""
+comptime WIDTH = 8
+"""Elements that a thread splits at once."""
+comptime MANY_BITS = UInt32(0x7F800000)
+"""Where float32 has its exponent; all ones in what is not finite."""
+
+
+@fieldwise_init
+struct Pair(Copyable, Movable):
+    """A float32 matrix as two of float16, and what undoes their scale: [2], the factor, and 0 where all is finite.
+    """
+
+    @__allow_legacy_any_origin_fields
+    var high: ImmPtr[DType.float16]
+
+    @__allow_legacy_any_origin_fields
+    var low: ImmPtr[DType.float16]
+
+    @__allow_legacy_any_origin_fields
+    var scale: ImmPtr[DType.float32]
+
+
+struct Pipeline[block_n: Int]:
+    """What lies where in shared memory, by the columns of the tile; offsets in bytes. A stage holds both halves of the first
+    factor's rows, then those of the second's columns, BLOCK_K deep."""
+
+    comptime A_BYTES = BLOCK_M * BLOCK_K * 2
+    comptime B_BYTES = Self.block_n * BLOCK_K * 2
+    comptime STAGE_BYTES = 2 * (Self.A_BYTES + Self.B_BYTES)
+    comptime STAGES = SHARED_BYTES // Self.STAGE_BYTES
+    comptime FULL = Self.STAGES * Self.STAGE_BYTES
+    comptime EMPTY = Self.FULL + Self.STAGES * 8
+    comptime BYTES = Self.EMPTY + Self.STAGES * 8
+
+
+# ---- Splitting ----------------------------------------------------------------------------------------------
+
+
+def largest_elements(
+    partials: MutPtr[
+        DType.float32
+    ],  # [2, blocks]: the largest finite |x|, and 1 where something is not finite
+    x: ImmPtr[DType.float32],  # [count], count a multiple of WIDTH
+    count: Int64,
+):
+    """First stage of the scale of a matrix: each block looks at its share."""
+    wait_for_earlier_grids()
+    start_later_grids()
+    var largest = Float32(0)
+    var strange = Float32(0)
+    var first = (block_idx.x * SPLIT_THREADS + thread_idx.x) * WIDTH
+    for i in range(first, Int(count), grid_dim.x * SPLIT_THREADS * WIDTH):
+        var values = abs(x.unsafe_load[width=WIDTH, alignment=16](i))
+        comptime for j in range(WIDTH):
+            if bitcast[DType.uint32, 1](values[j]) < MANY_BITS:
+                largest = max(largest, values[j])
+            else:
+                strange = 1
+    largest = block.max[block_size=SPLIT_THREADS](largest)
+    barrier()
+    strange = block.max[block_size=SPLIT_THREADS](strange)
+    if thread_idx.x == 0:
+        partials[unsafe_offset=block_idx.x] = largest
+        partials[unsafe_offset=grid_dim.x + block_idx.x] = strange
+
+
+def split_pairs(
+    high: MutPtr[DType.float16],  # [count]
+    low: MutPtr[DType.float16],  # [count]
+    scale: MutPtr[DType.float32],  # [2]
+    partials: ImmPtr[DType.float32],  # [2, blocks] of `largest_elements`, launched with as many blocks
+    x: ImmPtr[DType.float32],  # [count]
+    count: Int64,
+):
+    """Second stage: every block finds the scale, and splits its share. low is 0 where high is not finite."""
+    wait_for_earlier_grids()
+    start_later_grids()
+    var largest = Float32(0)
+    var strange = Float32(0)
+    for i in range(thread_idx.x, grid_dim.x, SPLIT_THREADS):
+        largest = max(largest, partials[unsafe_offset=i])
+        strange = max(strange, partials[unsafe_offset=grid_dim.x + i])
+    largest = block.max[block_size=SPLIT_THREADS](largest)
+    barrier()
+    strange = block.max[block_size=SPLIT_THREADS](strange)
+    var exponent = Int32(bitcast[DType.uint32, 1](largest) >> 23) - 127
+    var shift = min(LARGEST_EXPONENT - exponent, Int32(126))
+    if largest == 0:
+        shift = 0
+    var factor = bitcast[DType.float32, 1](UInt32(shift + 127) << 23)
+    if block_idx.x == 0 and thread_idx.x == 0:
+        scale[unsafe_offset=0] = bitcast[DType.float32, 1](UInt32(127 - shift) << 23)
+        scale[unsafe_offset=1] = strange
+    var first = (block_idx.x * SPLIT_THREADS + thread_idx.x) * WIDTH
+    for i in range(first, Int(count), grid_dim.x * SPLIT_THREADS * WIDTH):
+        var scaled = x.unsafe_load[width=WIDTH, alignment=16](i) * factor
+        var upper = scaled.cast[DType.float16]()
+        var rest = scaled - upper.cast[DType.float32]()
+        comptime for j in range(WIDTH):
+            if bitcast[DType.uint32, 1](abs(scaled[j])) >= MANY_BITS:
+                rest[j] = 0
+        high.unsafe_store[alignment=16](i, upper)
+        low.unsafe_store[alignment=16](i, rest.cast[DType.float16]())
+
+
+def launch_split[L: Launcher, //](mut launcher: L, x: ImmPtr[DType.float32], count: Int) raises -> Pair:
+    """Two launches: a float32 matrix of `count` elements, a multiple of WIDTH, as a pair in scratch memory. None where
+    there are no elements."""
+    var high = launcher.workspace[DType.float16]("high", count)
+    var low = launcher.workspace[DType.float16]("low", count)
+    var scale = launcher.workspace[DType.float32]("scale", 2)
+    var blocks = min(SPLIT_BLOCKS * multiprocessors(), ceildiv(count, SPLIT_THREADS * WIDTH))
+    var partials = launcher.workspace[DType.float32]("largest", 2 * blocks)
+    if count == 0:
+        return Pair(high.as_imm(), low.as_imm(), scale.as_imm())
+    launcher.launch[largest_elements](
+        "largest_elements",
+        partials,
+        x,
+        Int64(count),
+        grid_dim=Dim(blocks),
+        block_dim=Dim(SPLIT_THREADS),
+        early=True,
+    )
+    launcher.launch[split_pairs](
+        "split_pairs",
+        high,
+        low,
+        scale,
+        partials.as_imm(),
+        x,
+        Int64(count),
+        grid_dim=Dim(blocks),
+        block_dim=Dim(SPLIT_THREADS),
+        early=True,
+    )
+    return Pair(high.as_imm(), low.as_imm(), scale.as_imm())
+
+
+# ---- The product --------------------------------------------------------------------------------------------
+
+
+@__llvm_arg_metadata(a_high_map, `nvvm.grid_constant`)
+@__llvm_arg_metadata(a_low_map, `nvvm.grid_constant`)
+@__llvm_arg_metadata(b_high_map, `nvvm.grid_constant`)
+@__llvm_arg_metadata(b_low_map, `nvvm.grid_constant`)
+@__llvm_metadata(MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(THREADS)))
+def gemm_pairs_kernel[
+    block_n: Int, operands: StaticString, with_bias: Bool
+](
+    a_high_map: TMADescriptor,
+    a_low_map: TMADescriptor,
+    b_high_map: TMADescriptor,
+    b_low_map: TMADescriptor,
+    c: MutPtr[DType.float32],  # [m, n]
+    bias: ImmPtr[DType.float32],  # [n], read with_bias
+    a_high: ImmPtr[DType.float16],
+    a_low: ImmPtr[DType.float16],
+    a_scale: ImmPtr[DType.float32],  # [2]
+    b_high: ImmPtr[DType.float16],
+    b_low: ImmPtr[DType.float16],
+    b_scale: ImmPtr[DType.float32],  # [2]
+    m: Int32,
+    n: Int32,
+    k: Int32,
+):
+    """C = A B, plus the bias of each column with_bias, from pairs. Grid: the GPU's multiprocessors, or fewer.
+
+    The parts of a block are those of `gemm_hopper_kernel`. A stage holds both halves of both factors, of which a step
+    makes three products.
+    """
+    comptime pipeline = Pipeline[block_n]
+    var memory = external_memory[
+        UInt8, address_space=AddressSpace.SHARED, alignment=1024
+    ]().as_unsafe_any_origin()
+    var full = memory.unsafe_offset(pipeline.FULL).unsafe_bitcast[Int64]()
+    var empty = memory.unsafe_offset(pipeline.EMPTY).unsafe_bitcast[Int64]()
+    if thread_idx.x == 0:
+        comptime for stage in range(pipeline.STAGES):
+            mbarrier_init(full.unsafe_offset(stage), 1)
+            mbarrier_init(empty.unsafe_offset(stage), 2)
+        fence_mbarrier_init()
+    barrier()
+    wait_for_earlier_grids()
+    start_later_grids()
+    var factor = a_scale[unsafe_offset=0]
+    var other = b_scale[unsafe_offset=0]
+    if a_scale[unsafe_offset=1] != 0 or b_scale[unsafe_offset=1] != 0:
+        multiply_plainly[operands, with_bias](
+            c, bias, a_high, a_low, b_high, b_low, factor, other, Int(m), Int(n), Int(k)
+        )
+        return
+
+    var schedule = Schedule[False](m, n, k, block_n)
+    if thread_idx.x < GROUP:
+        warpgroup_reg_dealloc[24]()
+        if thread_idx.x == 0:
+            produce[block_n, operands](
+                schedule,
+                memory,
+                full,
+                empty,
+                Pointer(to=a_high_map).unsafe_bitcast[NoneType]().as_unsafe_any_origin(),
+                Pointer(to=a_low_map).unsafe_bitcast[NoneType]().as_unsafe_any_origin(),
+                Pointer(to=b_high_map).unsafe_bitcast[NoneType]().as_unsafe_any_origin(),
+                Pointer(to=b_low_map).unsafe_bitcast[NoneType]().as_unsafe_any_origin(),
+            )
+    else:
+        warpgroup_reg_alloc[240]()
+        consume[block_n, operands, with_bias](
+            schedule, memory, full, empty, c, bias, factor, other, Int(m), Int(n)
+        )
+
+
+@always_inline
+def produce[
+    block_n: Int, operands: StaticString
+](
+    schedule: Schedule[False],
+    memory: Shared[UInt8],
+    full: Shared[Int64],
+    empty: Shared[Int64],
+    a_high_map: Descriptor,
+    a_low_map: Descriptor,
+    b_high_map: Descriptor,
+    b_low_map: Descriptor,
+):
+    """Keeps the pipeline full."""
+    comptime a_along_k = operands != "tn"
+    comptime b_along_k = operands == "nt"
+    comptime pipeline = Pipeline[block_n]
+    var turn = Turn[pipeline.STAGES](0, 1)
+    for index in range(schedule.count()):
+        var tile = schedule.piece(index).tile.copy()
+        for step in range(schedule.steps):
+            wait(empty.unsafe_offset(turn.stage), turn.parity)
+            var arrived = full.unsafe_offset(turn.stage)
+            mbarrier_arrive_expect_tx_shared(arrived, Int32(pipeline.STAGE_BYTES))
+            var stage = memory.unsafe_offset(turn.stage * pipeline.STAGE_BYTES)
+            var depth = step * BLOCK_K
+            load[a_along_k, BLOCK_M](stage, a_high_map, arrived, tile.row, depth)
+            load[a_along_k, BLOCK_M](
+                stage.unsafe_offset(pipeline.A_BYTES), a_low_map, arrived, tile.row, depth
+            )
+            var columns = stage.unsafe_offset(2 * pipeline.A_BYTES)
+            load[b_along_k, block_n](columns, b_high_map, arrived, tile.column, depth)
+            load[b_along_k, block_n](
+                columns.unsafe_offset(pipeline.B_BYTES), b_low_map, arrived, tile.column, depth
+            )
+            turn.advance()
+
+
+@always_inline
+def consume[
+    block_n: Int, operands: StaticString, with_bias: Bool
+](
+    schedule: Schedule[False],
+    memory: Shared[UInt8],
+    full: Shared[Int64],
+    empty: Shared[Int64],
+    c: MutPtr[DType.float32],
+    bias: ImmPtr[DType.float32],
+    factor: Float32,
+    other: Float32,
+    m: Int,
+    n: Int,
+):
+    """Multiplies and stores 64 rows of every tile."""
+    comptime pipeline = Pipeline[block_n]
+    var consumer = thread_idx.x // GROUP - 1
+    var thread = thread_idx.x % GROUP
+    var lane = thread % 32
+    var mine = memory.unsafe_offset(consumer * BOX_BYTES)
+    var theirs = memory.unsafe_offset(2 * pipeline.A_BYTES)
+    var turn = Turn[pipeline.STAGES](0, 0)
+    for index in range(schedule.count()):
+        var tile = schedule.piece(index).tile.copy()
+        var totals = StaticTuple[Float32, block_n // 2](fill=0)
+        var step = 0
+        while step < schedule.steps:
+            var last = min(step + CHUNK, schedule.steps)
+            wait(full.unsafe_offset(turn.stage), turn.parity)
+            var sums = multiply_halves[block_n, operands, True](
+                mine, theirs, turn.stage, StaticTuple[Float32, block_n // 2]()
+            )
+            var multiplying = turn.stage
+            turn.advance()
+            for _ in range(step + 1, last):
+                wait(full.unsafe_offset(turn.stage), turn.parity)
+                sums = multiply_halves[block_n, operands, False](mine, theirs, turn.stage, sums)
+                # All but the three products just enqueued are done.
+                wgmma_wait_group_sync[3]()
+                release(empty, multiplying, thread)
+                multiplying = turn.stage
+                turn.advance()
+            wgmma_wait_group_sync[0]()
+            release(empty, multiplying, thread)
+            comptime for i in range(block_n // 2):
+                totals[i] = totals[i] + pinned(sums[i])
+            step = last
+
+        # Thread t holds rows 16 (t / 32) + t % 32 / 4 and that + 8, and of every 8 columns the two from 2 (t % 4) on.
+        var row = tile.row + consumer * 64 + thread // 32 * 16 + lane // 4
+        comptime for group in range(block_n // 8):
+            var column = tile.column + group * 8 + lane % 4 * 2
+            if column < n:
+                var two_biases = SIMD[DType.float32, 2](0)
+                comptime if with_bias:
+                    two_biases = bias.unsafe_load[width=2, alignment=8](column)
+                comptime for half in range(2):
+                    if row + 8 * half < m:
+                        var two = SIMD[DType.float32, 2](
+                            totals[4 * group + 2 * half], totals[4 * group + 2 * half + 1]
+                        )
+                        c.unsafe_store[alignment=8](
+                            (row + 8 * half) * n + column, two * factor * other + two_biases
+                        )
+
+
+@always_inline
+def multiply_halves[
+    block_n: Int, operands: StaticString, first: Bool
+](
+    a: Shared[UInt8],
+    b: Shared[UInt8],
+    stage: Int,
+    sums: StaticTuple[Float32, block_n // 2],
+) -> StaticTuple[
+    Float32, block_n // 2
+]:
+    """Enqueues the three products of a step, the small ones first."""
+    comptime pipeline = Pipeline[block_n]
+    var a_high = a.unsafe_offset(stage * pipeline.STAGE_BYTES)
+    var b_high = b.unsafe_offset(stage * pipeline.STAGE_BYTES)
+    var a_low = a_high.unsafe_offset(pipeline.A_BYTES)
+    var b_low = b_high.unsafe_offset(pipeline.B_BYTES)
+    var result = multiply[DType.float16, block_n, operands, first](a_low, b_high, sums)
+    result = multiply[DType.float16, block_n, operands, False](a_high, b_low, result)
+    return multiply[DType.float16, block_n, operands, False](a_high, b_high, result)
+
+
+@always_inline
+def pinned(value: Float32) -> Float32:
+    """The same register, which the compiler may not read before the last wait."""
+    return inlined_assembly["", Float32, constraints="=f,0", has_side_effect=True](value)
+
+
+@always_inline
+def multiply_plainly[
+    operands: StaticString, with_bias: Bool
+](
+    c: MutPtr[DType.float32],
+    bias: ImmPtr[DType.float32],
+    a_high: ImmPtr[DType.float16],
+    a_low: ImmPtr[DType.float16],
+    b_high: ImmPtr[DType.float16],
+    b_low: ImmPtr[DType.float16],
+    factor: Float32,
+    other: Float32,
+    m: Int,
+    n: Int,
+    k: Int,
+):
+    """The product by plain loops, which passes infinities and NaN on as float32 does."""
+    var a_row = 1 if operands == "tn" else k
+    var a_step = m if operands == "tn" else 1
+    var b_column = k if operands == "nt" else 1
+    var b_step = 1 if operands == "nt" else n
+    for index in range(block_idx.x * block_dim.x + thread_idx.x, m * n, grid_dim.x * block_dim.x):
+        var a = index // n * a_row
+        var b = index % n * b_column
+        var total = Float32(0)
+        for _ in range(k):
+            var x = (
+                a_high[unsafe_offset=a].cast[DType.float32]() + a_low[unsafe_offset=a].cast[DType.float32]()
+            )
+            var y = (
+                b_high[unsafe_offset=b].cast[DType.float32]() + b_low[unsafe_offset=b].cast[DType.float32]()
+            )
+            total = (x * factor).fma(y * other, total)
+            a += a_step
+            b += b_step
+        comptime if with_bias:
+            total += bias[unsafe_offset=index % n]
+        c[unsafe_offset=index] = total
+
+
+def suits_pairs(m: Int, n: Int, k: Int) -> Bool:
+    """Whether the TMA finds rows of every factor at multiples of 16 bytes, whichever way they lie."""
+    return m % 8 == 0 and n % 8 == 0 and k % 8 == 0
+
+
+def columns_of_tiles(m: Int, n: Int, k: Int) -> Int:
+    """Columns of the tiles with which the busiest block has the least to do: the measure of `plan_tiles`, three products a step.
+    """
+    var chosen = 0
+    var least = Int.MAX
+    comptime for columns in COLUMNS:
+        var rounds = ceildiv(ceildiv(m, BLOCK_M) * ceildiv(n, columns), multiprocessors())
+        var cost = rounds * (3 * ceildiv(k, BLOCK_K) * columns + TILE_COST)
+        if cost < least:
+            chosen = columns
+            least = cost
+    return chosen
+
+
+def launch_gemm_pairs[
+    L: Launcher, //, operands: StaticString, with_bias: Bool
+](
+    mut launcher: L,
+    name: StaticString,
+    c: MutPtr[DType.float32],
+    a: Pair,
+    b: Pair,
+    bias: ImmPtr[DType.float32],
+    m: Int32,
+    n: Int32,
+    k: Int32,
+) raises:
+    """One launch: c = a b, plus the bias of each column with_bias; see `launch_gemm` for the operands."""
+    var ctx = launcher.context()
+    if not ctx:
+        return
+    comptime a_along_k = operands != "tn"
+    comptime b_along_k = operands == "nt"
+    comptime a_box = BLOCK_M if a_along_k else BLOCK_K
+    var a_height, a_width = (Int(m), Int(k)) if a_along_k else (Int(k), Int(m))
+    var b_height, b_width = (Int(n), Int(k)) if b_along_k else (Int(k), Int(n))
+    var chosen = columns_of_tiles(Int(m), Int(n), Int(k))
+    comptime for block_n in COLUMNS:
+        if chosen != block_n:
+            continue
+        comptime b_box = block_n if b_along_k else BLOCK_K
+        var tiles = ceildiv(Int(m), BLOCK_M) * ceildiv(Int(n), block_n)
+        launcher.launch[gemm_pairs_kernel[block_n, operands, with_bias]](
+            name,
+            tensor_map[DType.float16, a_box](ctx.value(), a.high, a_height, a_width),
+            tensor_map[DType.float16, a_box](ctx.value(), a.low, a_height, a_width),
+            tensor_map[DType.float16, b_box](ctx.value(), b.high, b_height, b_width),
+            tensor_map[DType.float16, b_box](ctx.value(), b.low, b_height, b_width),
+            c,
+            bias,
+            a.high,
+            a.low,
+            a.scale,
+            b.high,
+            b.low,
+            b.scale,
+            m,
+            n,
+            k,
+            grid_dim=Dim(min(multiprocessors(), tiles)),
+            block_dim=Dim(THREADS),
+            shared_bytes=Pipeline[block_n].BYTES,
+            early=True,
+        )

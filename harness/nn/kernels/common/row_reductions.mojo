@@ -1,0 +1,182 @@
+"""Rows on a GPU: vectors of 16 bytes, and sums over the threads that share a row.
+
+A group of threads (block_dim.x: whole warps, or a part of one for narrow rows) shares a row, and a block holds block_dim.y
+groups. The order of every sum is fixed, so every run gives the same bits.
+"""
+
+from std.bit import count_trailing_zeros
+from std.memory import AddressSpace, bitcast
+from std.sys import is_nvidia_gpu, llvm_intrinsic, size_of
+from max.gpu import WARP_SIZE, barrier, block_dim, thread_idx
+from max.gpu.memory import async_copy, async_copy_commit_group, async_copy_wait_group
+from max.gpu.primitives import warp
+from layout.tile_layout import row_major
+from layout.tile_tensor import stack_allocation
+
+from shared.common import ImmPtr
+
+comptime VECTOR_BYTES = 16
+"""The widest access of a thread."""
+comptime MAX_WARPS = 32
+"""Room for the partial sums of the warps of a block; AMD's are half as many."""
+
+comptime vector_width[dtype: DType] = VECTOR_BYTES // size_of[Scalar[dtype]]()
+"""Elements of a 16-byte vector."""
+
+
+def is_aligned[dtype: DType](*tensors: ImmPtr[dtype]) -> Bool:
+    """Whether all of the tensors start on a vector's boundary."""
+    for tensor in tensors:
+        if Int(tensor) % VECTOR_BYTES != 0:
+            return False
+    return True
+
+
+# ---- Sums over the threads of a row -------------------------------------------------------------------------
+
+
+@always_inline
+def warp_sum[
+    dtype: DType, width: SIMDLength, //, lanes: Int = 0
+](values: SIMD[dtype, width]) -> SIMD[dtype, width]:
+    """Adds the values of `lanes` neighbouring lanes, a power of two, or of the whole warp; always in the same order. Each of
+    them gets the sum."""
+    var totals = values
+    comptime for distance in range(count_trailing_zeros(lanes if lanes > 0 else WARP_SIZE)):
+        comptime for i in range(Int(width)):
+            totals[i] += warp.shuffle_xor(totals[i], UInt32(1 << distance))
+    return totals
+
+
+@always_inline
+def row_sum[
+    dtype: DType, width: SIMDLength, //, lanes: Int = 0
+](values: SIMD[dtype, width], slot: Int) -> SIMD[dtype, width]:
+    """Adds the values of the block_dim.x threads that share a row; each of them gets the sum.
+
+    Always in the same order. Every thread of the block must call it, with slot 0 and slot 1 in turn, so that nobody
+    overwrites what a neighbour still reads.
+
+    Parameters:
+        dtype: Of the values.
+        width: How many values each thread has; each is summed by itself.
+        lanes: block_dim.x where that is less than a warp, else 0.
+    """
+    var totals = warp_sum[lanes](values)
+    comptime if lanes > 0:
+        return totals
+    var warps = block_dim.x // WARP_SIZE
+    if warps == 1:
+        return totals
+    comptime size = Int(width) * size_of[Scalar[dtype]]()
+    var partials = stack_allocation[dtype=dtype, address_space=AddressSpace.SHARED, alignment=size](
+        row_major[2 * MAX_WARPS * Int(width)]()
+    )
+    var first = partials.ptr.unsafe_offset((slot * MAX_WARPS + thread_idx.y * warps) * Int(width))
+    if thread_idx.x % WARP_SIZE == 0:
+        first.unsafe_store[alignment=size](thread_idx.x // WARP_SIZE * Int(width), totals)
+    barrier()
+    # Every warp adds the partial sums of all warps, one in each lane.
+    var lane = thread_idx.x % WARP_SIZE
+    totals = 0
+    if lane < warps:
+        totals = first.unsafe_load[width=width, alignment=size](lane * Int(width))
+    return warp_sum(totals)
+
+
+# ---- Between global and shared memory ----------------------------------------------------------------------
+
+
+@always_inline
+def load_vector[
+    dtype: DType, //, width: Int, wide: DType
+](source: Pointer[Scalar[dtype], _, address_space=AddressSpace.SHARED], offset: Int) -> SIMD[wide, width]:
+    """A vector from shared memory, in the type of sums."""
+    return source.unsafe_load[width=width, alignment=VECTOR_BYTES](offset).cast[wide]()
+
+
+@always_inline
+def store_vector[
+    dtype: DType, width: SIMDLength, //
+](
+    target: Pointer[mut=True, Scalar[dtype], _, address_space=AddressSpace.SHARED],
+    offset: Int,
+    values: SIMD[dtype, width],
+):
+    """Stores a vector in shared memory."""
+    target.unsafe_store[alignment=VECTOR_BYTES](offset, values)
+
+
+@always_inline
+def load_global[
+    dtype: DType, //, width: Int, wide: DType
+](source: ImmPtr[dtype], offset: Int) -> SIMD[wide, width]:
+    """A vector from global memory, in the type of sums."""
+    return source.unsafe_load[width=width, alignment=VECTOR_BYTES](offset).cast[wide]()
+
+
+@always_inline
+def copy_vector[
+    dtype: DType
+](target: Pointer[mut=True, Scalar[dtype], _, address_space=AddressSpace.SHARED], source: ImmPtr[dtype]):
+    """Copies 16 bytes to shared memory; on NVIDIA the thread goes on while they are on their way."""
+    comptime width = vector_width[dtype]
+    comptime if is_nvidia_gpu():
+        async_copy[VECTOR_BYTES](source.unsafe_address_space_cast[AddressSpace.GLOBAL](), target)
+    else:
+        target.unsafe_store[alignment=VECTOR_BYTES](
+            0, source.unsafe_load[width=width, alignment=VECTOR_BYTES](0)
+        )
+
+
+@always_inline
+def load_across[
+    dtype: DType, //
+](source: Pointer[Scalar[dtype], _, address_space=AddressSpace.SHARED], offset: Int, shift: Int32) -> SIMD[
+    dtype, vector_width[dtype]
+]:
+    """The vector that begins `shift` elements after an aligned one in shared memory."""
+    comptime width = vector_width[dtype]
+    var low = source.unsafe_load[width=width, alignment=VECTOR_BYTES](offset)
+    return across(low, source.unsafe_load[width=width, alignment=VECTOR_BYTES](offset + width), shift)
+
+
+@always_inline
+def across[
+    dtype: DType, width: SIMDLength, //
+](low: SIMD[dtype, width], high: SIMD[dtype, width], shift: Int32) -> SIMD[dtype, width]:
+    """The vector that begins `shift` elements after the beginning of `low` and goes on in `high`.
+
+    Of both together first a half is taken, then a part a word longer than a vector, and then elements of 16 bits from the
+    middle of words.
+    """
+    comptime size = size_of[Scalar[dtype]]()
+    comptime count = VECTOR_BYTES // 4
+    var words = bitcast[DType.uint32, count](low).join(bitcast[DType.uint32, count](high))
+    var bytes = UInt32(shift) * UInt32(size)
+    comptime for step in [2, 1]:
+        var further = bytes & UInt32(4 * step) != 0
+        comptime for i in range(count + step):
+            comptime if i + step < 2 * count:
+                words[i] = words[i + step] if further else words[i]
+    var result = SIMD[DType.uint32, count](0)
+    comptime for i in range(count):
+        comptime if size == 2:
+            result[i] = llvm_intrinsic["llvm.fshr.i32", UInt32](words[i + 1], words[i], (bytes & 2) * 8)
+        else:
+            result[i] = words[i]
+    return bitcast[dtype, Int(width)](result)
+
+
+@always_inline
+def end_copies():
+    """Closes a batch of copies."""
+    comptime if is_nvidia_gpu():
+        async_copy_commit_group()
+
+
+@always_inline
+def wait_for_copies[behind: Int]():
+    """Waits for all batches but the last `behind`."""
+    comptime if is_nvidia_gpu():
+        async_copy_wait_group(Int32(behind))

@@ -1,0 +1,190 @@
+"""What every extension module is made of: launches on a stream of the caller's, and arguments that Python hands over.
+
+A puzzle's `extension.mojo` is built for one GPU architecture. Its functions take addresses and sizes as integers and launch
+on the stream whose handle they are given, so that kernels are ordered with whatever else the caller puts there and a CUDA
+graph can capture them. Nothing is allocated on the GPU: scratch memory is the caller's, who first asks how many bytes it
+takes.
+"""
+
+from std.memory.alloc import unsafe_alloc
+from std.python import Python, PythonObject
+from std.python.bindings import PyObjectPtr
+from std.reflection import get_linkage_name
+from std.sys import default_accelerator, size_of
+from max.gpu.host import DeviceContext, DeviceStream, Dim, FuncAttribute
+from max.gpu.host.device_context import DevicePassable
+from max.gpu.primitives.grid_controls import PDLLevel, pdl_launch_attributes
+
+from shared.common import ImmPtr, MutPtr, shared_memory
+from shared.launcher import Launcher
+
+comptime ALIGNMENT = 256
+"""Of every piece of scratch memory, in bytes; the caller's block must have it too."""
+
+
+# ---- One GPU ------------------------------------------------------------------------------------------------
+
+
+struct Gpu(Movable):
+    """A GPU and the kernels that have been loaded on it."""
+
+    var ctx: DeviceContext
+    var kernels: List[Tuple[Int, Int]]
+    """The address of a kernel's name, which is one for each kernel, and of its `DeviceFunction`. Never freed."""
+
+    def __init__(out self, index: Int) raises:
+        self.ctx = DeviceContext(index)
+        self.kernels = []
+
+    def find(self, name: Int) -> Int:
+        """The address of a loaded function, 0 where it is not loaded."""
+        for kernel in self.kernels:
+            if kernel[0] == name:
+                return kernel[1]
+        return 0
+
+
+# ---- Launching on a stream of the caller's ------------------------------------------------------------------
+
+
+struct StreamLauncher(Launcher):
+    """Enqueues on a stream that somebody else owns, with scratch memory that somebody else lends.
+
+    Without a GPU it launches nothing and only counts the scratch memory.
+    """
+
+    comptime wgmma = default_accelerator()._is_arch["sm_90a"]()
+
+    var gpu: Optional[Pointer[Gpu, MutUntrackedOrigin]]
+    var stream: Optional[DeviceStream]
+    var scratch: Int
+    var available: Int
+    var used: Int
+
+    def __init__(out self):
+        """Counts."""
+        self.gpu = None
+        self.stream = None
+        self.scratch = 0
+        self.available = Int.MAX
+        self.used = 0
+
+    def __init__(out self, gpu: Int, stream: Int, scratch: Int, available: Int) raises:
+        """Launches on `stream` of a GPU that `open` has given, with `available` bytes at `scratch`."""
+        var opened = Pointer[Gpu, MutUntrackedOrigin](unsafe_from_address=gpu)
+        self.gpu = opened
+        self.stream = opened[].ctx.create_external_stream(
+            OpaquePointer[MutAnyOrigin](unsafe_from_address=stream)
+        )
+        self.scratch = scratch
+        self.available = available
+        self.used = 0
+
+    def launch[
+        declared: TypeList[Trait=AnyType, ...],
+        //,
+        kernel: def(* args: * declared) thin -> None,
+        *Ts: DevicePassable,
+    ](
+        mut self,
+        name: StaticString,
+        *args: *Ts,
+        grid_dim: Dim,
+        block_dim: Dim,
+        shared_bytes: Int = 0,
+        early: Bool = False,
+    ) raises:
+        if not self.gpu:
+            return
+        comptime Function = type_of(self.gpu.value()[].ctx.compile_function[kernel]())
+        ref gpu = self.gpu.value()[]
+        comptime symbol = get_linkage_name[kernel]()
+        var key = Int(symbol.unsafe_ptr())
+        var address = gpu.find(key)
+        if not address:
+            # Loading takes milliseconds and more, and must not happen again on the next call.
+            var loaded = unsafe_alloc[Function](1)
+            if shared_bytes:
+                var most = FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
+                    UInt32(max(shared_bytes, shared_memory()))
+                )
+                loaded.unsafe_write(gpu.ctx.compile_function[kernel](func_attribute=most))
+            else:
+                loaded.unsafe_write(gpu.ctx.compile_function[kernel]())
+            address = Int(loaded)
+            gpu.kernels.append((key, address))
+        ref function = Pointer[Function, MutAnyOrigin](unsafe_from_address=address)[]
+        if early and Self.wgmma:
+            self.stream.value().enqueue_function(
+                function,
+                *args,
+                grid_dim=grid_dim,
+                block_dim=block_dim,
+                shared_mem_bytes=shared_bytes,
+                attributes=pdl_launch_attributes(PDLLevel.ON),
+            )
+        else:
+            self.stream.value().enqueue_function(
+                function, *args, grid_dim=grid_dim, block_dim=block_dim, shared_mem_bytes=shared_bytes
+            )
+
+    def context(self) -> Optional[DeviceContext]:
+        if self.gpu:
+            return self.gpu.value()[].ctx
+        return None
+
+    def workspace[dtype: DType](mut self, name: StaticString, count: Int) raises -> MutPtr[dtype]:
+        var start = self.used
+        var bytes = count * size_of[Scalar[dtype]]()
+        self.used += (bytes + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+        if self.used > self.available:
+            raise Error(t"{name} needs {self.used} bytes of scratch memory, got {self.available}")
+        return MutPtr[dtype](unsafe_from_address=self.scratch + start)
+
+
+# ---- Arguments ----------------------------------------------------------------------------------------------
+
+
+struct Arguments:
+    """The integers, and the one float, of a call, taken in order."""
+
+    var items: Pointer[PyObjectPtr, MutUntrackedOrigin]
+    var taken: Int
+
+    def __init__(out self, items: Pointer[PyObjectPtr, MutUntrackedOrigin]):
+        self.items = items
+        self.taken = 0
+
+    def integer(mut self) -> Int:
+        """The next argument, an integer."""
+        self.taken += 1
+        return Int(Python().cpython().PyLong_AsSsize_t(self.items[unsafe_offset=self.taken - 1]))
+
+    def float(mut self) -> Float64:
+        """The next argument, a float."""
+        self.taken += 1
+        return Float64(Python().cpython().PyFloat_AsDouble(self.items[unsafe_offset=self.taken - 1]))
+
+    def written[dtype: DType](mut self) -> MutPtr[dtype]:
+        """The next argument, the address of a tensor that is written."""
+        return MutPtr[dtype](unsafe_from_address=self.integer())
+
+    def read[dtype: DType](mut self) -> ImmPtr[dtype]:
+        """The next argument, the address of a tensor that is only read."""
+        return ImmPtr[dtype](unsafe_from_address=self.integer())
+
+    def launcher(mut self) raises -> StreamLauncher:
+        """The next four arguments: what `open` has returned, the stream's handle, scratch memory and its bytes; or
+        four times 0 to launch nothing and only count the scratch memory."""
+        var gpu = self.integer()
+        var stream = self.integer()
+        var scratch = self.integer()
+        var available = self.integer()
+        return StreamLauncher(gpu, stream, scratch, available) if gpu else StreamLauncher()
+
+
+def open_gpu(index: PythonObject) raises -> PythonObject:
+    """A handle of the GPU with this number; it lasts as long as the process."""
+    var gpu = unsafe_alloc[Gpu](1)
+    gpu.unsafe_write(Gpu(Int(py=index)))
+    return PythonObject(Int(gpu))

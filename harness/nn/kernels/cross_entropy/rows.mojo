@@ -1,0 +1,333 @@
+"""Softmax with cross-entropy by rows, the loss and the gradient at the logits in one launch: what lies between the products of
+a linear layer with cross-entropy.
+
+For a row of logits with the classes v, after an optional soft cap s = c tanh(logits / c):
+
+    lse  = log(sum over v of exp(s_v))
+    loss = lse - (1 - e) s_target - e mean(s) + z lse^2           e: label smoothing
+    dlogits_v = g ((1 + 2 z lse) exp(s_v - lse) - (1 - e) [v = target] - e / V) (1 - (s_v / c)^2)
+
+where g is what the gradient of the row is multiplied by. The gradient takes the place of the logits. The largest logit and the
+sum are taken in one pass, online (Milakov and Gimelshein, 2018); the second pass goes backwards, so that what was read last
+is still near.
+"""
+
+from std.math import ceildiv, exp, exp2, log
+from std.utils import StaticTuple
+from std.utils.numerics import min_finite
+from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, block_idx, grid_dim, thread_idx
+from max.gpu.host import Dim
+from max.gpu.primitives import block
+
+from shared.common import ImmPtr, MutPtr, accum_type, multiprocessors
+from shared.launcher import Launcher
+from common.row_reductions import VECTOR_BYTES, vector_width
+
+comptime LOG2E = 1.4426950408889634
+"""The logarithm of e, for the exponential that a GPU has."""
+comptime FEW_CLASSES = 2048
+"""The most classes for which a row has few threads."""
+comptime FEW_THREADS = 128
+comptime MANY_THREADS = 512
+"""Threads of a row, of few classes and of many."""
+comptime ABREAST = 4
+"""Vectors of a thread that are loaded at a time: one alone would wait for memory longer than it is worked on."""
+comptime SCALE_THREADS = 256
+"""Threads of a block of `scale_unless_one`."""
+
+
+@fieldwise_init
+struct RowSizes(Copyable, Movable):
+    """Of a matrix of logits."""
+
+    var rows: Int
+    var classes: Int
+    var pitch: Int
+    """Elements from one row to the next."""
+    var scale_step: Int
+    """Elements from one row's scale to the next: 0 where all have one."""
+
+
+@fieldwise_init
+struct LossOptions[accum: DType](Copyable, Movable):
+    """What the loss of a row is made with; see the top of the file."""
+
+    var ignored: Int64
+    """The target of rows that do not count: their loss and gradient are 0."""
+    var smoothing: Scalar[Self.accum]
+    var z: Scalar[Self.accum]
+    var cap: Scalar[Self.accum]
+    """Of the logits; 0: none."""
+
+
+@always_inline
+def exponential_of[accum: DType, width: SIMDLength, //](x: SIMD[accum, width]) -> SIMD[accum, width]:
+    """exp(x), of float32 by the GPU's own instruction."""
+    comptime assert accum.is_floating_point(), "softmax is of floating-point numbers"
+    comptime if accum == DType.float32:
+        return exp2(x * LOG2E)
+    else:
+        # `exp` makes a number of NaN.
+        return x.ne(x).select(x, exp(x))
+
+
+@always_inline
+def capped[
+    accum: DType, width: SIMDLength, //
+](logits: SIMD[accum, width], cap: Scalar[accum]) -> SIMD[accum, width]:
+    """The logits under a soft cap."""
+    comptime assert accum.is_floating_point(), "logits are of floating-point numbers"
+    # Its hyperbolic tangent; `tanh` has five digits on a GPU.
+    return cap * (1 - 2 / (exponential_of(2 * logits / cap) + 1))
+
+
+@always_inline
+def load_capped[
+    dtype: DType, //, accum: DType, with_cap: Bool
+](logits: MutPtr[dtype], offset: Int, cap: Scalar[accum]) -> SIMD[accum, vector_width[dtype]]:
+    """A vector of logits, under the cap if there is one."""
+    comptime width = vector_width[dtype]
+    var values = logits.unsafe_load[width=width, alignment=VECTOR_BYTES](offset).cast[accum]()
+    comptime if with_cap:
+        return capped(values, cap)
+    else:
+        return values
+
+
+@always_inline
+def first_of[
+    dtype: DType, width: SIMDLength, //
+](values: SIMD[dtype, width], count: Int, other: Scalar[dtype] = 0) -> SIMD[dtype, width]:
+    """The first `count` elements, and `other` in the place of those after them."""
+    var kept = values
+    comptime for i in range(Int(width)):
+        kept[i] = values[i] if i < count else other
+    return kept
+
+
+@fieldwise_init
+struct RowGradient[accum: DType](Copyable, Movable):
+    """What the gradient of a row is made with: see the top of the file."""
+
+    var lse: Scalar[Self.accum]
+    var weight: Scalar[Self.accum]
+    """Of the probabilities: g (1 + 2 z lse)."""
+    var share: Scalar[Self.accum]
+    """What all classes have less: g e / V."""
+    var kept: Scalar[Self.accum]
+    """What the target has less besides: g (1 - e)."""
+    var cap: Scalar[Self.accum]
+    var target: Int
+
+    @always_inline
+    def of[
+        width: SIMDLength, //, with_cap: Bool
+    ](self, logits: SIMD[Self.accum, width], first: Int) -> SIMD[Self.accum, width]:
+        """The gradient of a vector of logits, which begins with the class `first`."""
+        var gradient = exponential_of(logits - self.lse) * self.weight - self.share
+        var place = self.target - first
+        if 0 <= place < Int(width):
+            comptime for i in range(Int(width)):
+                if i == place:
+                    gradient[i] -= self.kept
+        comptime if with_cap:
+            var ratio = logits / self.cap
+            gradient *= 1 - ratio * ratio
+        return gradient
+
+
+@__llvm_metadata(MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(MANY_THREADS)))
+def cross_entropy_rows[
+    dtype: DType, threads: Int, with_cap: Bool
+](
+    logits: MutPtr[
+        dtype
+    ],  # [rows, pitch], each row at a multiple of 16 bytes; where wanted, its gradient is written
+    losses: MutPtr[accum_type[dtype]],  # [rows]
+    targets: ImmPtr[DType.int64],  # [rows]
+    scales: ImmPtr[accum_type[dtype]],  # what the rows' gradients are multiplied by, scale_step apart
+    scale_step: Int32,
+    classes: Int32,
+    pitch: Int32,
+    gradient_wanted: Int32,
+    ignored: Int64,
+    smoothing: Scalar[accum_type[dtype]],
+    z: Scalar[accum_type[dtype]],
+    cap: Scalar[accum_type[dtype]],
+):
+    """The loss of every row and, where wanted, the gradient in place, with zeros after the last class. A block owns a row.
+
+    A target that is neither a class nor `ignored` makes the row's loss and gradient NaN.
+    """
+    comptime accum = accum_type[dtype]
+    comptime assert accum.is_floating_point(), "softmax is of floating-point numbers"
+    comptime width = vector_width[dtype]
+    comptime step = threads * width
+    var V = Int(classes)
+    var row = block_idx.x
+    var values = logits.unsafe_offset(row * Int(pitch))
+    var first = thread_idx.x * width
+    var target = Int(targets[unsafe_offset=row])
+    if target == Int(ignored):
+        if thread_idx.x == 0:
+            losses[unsafe_offset=row] = 0
+        if gradient_wanted != 0:
+            for v in range(first, Int(pitch), step):
+                values.unsafe_store[alignment=VECTOR_BYTES](v, SIMD[dtype, width](0))
+        return
+    # Read now, for after the sums' barriers other threads write.
+    var nan = Scalar[accum](0) / Scalar[accum](0)
+    var valid = 0 <= target < V
+    var score = nan
+    if thread_idx.x == 0 and valid:
+        score = values[unsafe_offset=target].cast[accum]()
+        comptime if with_cap:
+            score = capped(score, cap)
+
+    # Pass 1: this thread's largest logit, the sum of exponentials relative to it, and the sum of the logits. Whole vectors
+    # ABREAST at a time, then one by one.
+    comptime stride = ABREAST * step
+    var turns = max(0, V - first - width + step) // stride
+    var rest = first + turns * stride
+    var largest = min_finite[accum]()
+    var total = Scalar[accum](0)
+    var plain = Scalar[accum](0)
+    for turn in range(turns):
+        var groups = Array[SIMD[accum, width], ABREAST](fill=0)
+        var grown = largest
+        comptime for i in range(ABREAST):
+            groups[i] = load_capped[accum, with_cap](values, first + turn * stride + i * step, cap)
+        comptime for i in range(ABREAST):
+            grown = max(grown, groups[i].reduce_max())
+        total *= exponential_of(largest - grown)
+        comptime for i in range(ABREAST):
+            total += exponential_of(groups[i] - grown).reduce_add()
+            plain += groups[i].reduce_add()
+        largest = grown
+    for v in range(rest, V, step):
+        var loaded = load_capped[accum, with_cap](values, v, cap)
+        var group = first_of(loaded, V - v, min_finite[accum]())
+        var grown = max(largest, group.reduce_max())
+        var weights = first_of(exponential_of(group - grown), V - v)
+        total = total * exponential_of(largest - grown) + weights.reduce_add()
+        plain += first_of(loaded, V - v).reduce_add()
+        largest = grown
+    var row_largest = block.max[block_size=threads, broadcast=True](largest)
+    total = block.sum[block_size=threads, broadcast=True](total * exponential_of(largest - row_largest))
+    plain = block.sum[block_size=threads, broadcast=True](plain)
+    var lse = row_largest + log(total)
+    # Not times a smoothing of 0: the sum is infinite where a class is masked.
+    var share = smoothing / Scalar[accum](V)
+    if thread_idx.x == 0:
+        var loss = lse - (1 - smoothing) * score + z * lse * lse
+        if smoothing > 0:
+            loss -= share * plain
+        losses[unsafe_offset=row] = loss
+    if gradient_wanted == 0:
+        return
+
+    # Pass 2: the gradient, backwards.
+    var scale = scales[unsafe_offset=row * Int(scale_step)] if valid else nan
+    var gradient = RowGradient(
+        lse=lse,
+        weight=scale * (1 + 2 * z * lse),
+        share=scale * share,
+        kept=scale * (1 - smoothing),
+        cap=cap,
+        target=target,
+    )
+    for v in range(rest, Int(pitch), step):
+        var made = gradient.of[with_cap=with_cap](load_capped[accum, with_cap](values, v, cap), v)
+        values.unsafe_store[alignment=VECTOR_BYTES](v, first_of(made, V - v).cast[dtype]())
+    for turn in range(turns):
+        var begin = first + (turns - 1 - turn) * stride
+        var groups = Array[SIMD[accum, width], ABREAST](fill=0)
+        comptime for i in range(ABREAST):
+            groups[i] = load_capped[accum, with_cap](values, begin + i * step, cap)
+        comptime for i in range(ABREAST):
+            var v = begin + i * step
+            var made = gradient.of[with_cap=with_cap](groups[i], v)
+            values.unsafe_store[alignment=VECTOR_BYTES](v, made.cast[dtype]())
+
+
+def scale_unless_one[
+    dtype: DType
+](
+    values: MutPtr[dtype],  # [count], at a multiple of 16 bytes
+    count: Int64,
+    factor: ImmPtr[accum_type[dtype]],  # one number
+):
+    """Multiplies all values by a number that the GPU knows; where it is 1 they are not touched."""
+    comptime width = vector_width[dtype]
+    var by = factor[unsafe_offset=0]
+    if by == 1:
+        return
+    for i in range(
+        (block_idx.x * SCALE_THREADS + thread_idx.x) * width, Int(count), grid_dim.x * SCALE_THREADS * width
+    ):
+        if i + width <= Int(count):
+            var vector = values.unsafe_load[width=width, alignment=VECTOR_BYTES](i).cast[accum_type[dtype]]()
+            values.unsafe_store[alignment=VECTOR_BYTES](i, (vector * by).cast[dtype]())
+        else:
+            for j in range(i, Int(count)):
+                values[unsafe_offset=j] = (values[unsafe_offset=j].cast[accum_type[dtype]]() * by).cast[
+                    dtype
+                ]()
+
+
+# ---- Launches ---------------------------------------------------------------------------------------------
+
+
+def launch_cross_entropy_rows[
+    L: Launcher, dtype: DType, //
+](
+    mut launcher: L,
+    logits: MutPtr[dtype],
+    losses: MutPtr[accum_type[dtype]],
+    targets: ImmPtr[DType.int64],
+    scales: ImmPtr[accum_type[dtype]],
+    sizes: RowSizes,
+    gradient_wanted: Bool,
+    options: LossOptions[accum_type[dtype]],
+) raises:
+    """One launch, none where there are no rows; see the kernel."""
+    if sizes.rows == 0:
+        return
+    comptime for few in [True, False]:
+        comptime for with_cap in [True, False]:
+            comptime threads = FEW_THREADS if few else MANY_THREADS
+            if few == (sizes.classes <= FEW_CLASSES) and with_cap == (options.cap > 0):
+                launcher.launch[cross_entropy_rows[dtype, threads, with_cap]](
+                    "cross_entropy_rows",
+                    logits,
+                    losses,
+                    targets,
+                    scales,
+                    Int32(sizes.scale_step),
+                    Int32(sizes.classes),
+                    Int32(sizes.pitch),
+                    Int32(1 if gradient_wanted else 0),
+                    options.ignored,
+                    options.smoothing,
+                    options.z,
+                    options.cap,
+                    grid_dim=Dim(sizes.rows),
+                    block_dim=Dim(threads),
+                )
+
+
+def launch_scale_unless_one[
+    L: Launcher, dtype: DType, //
+](mut launcher: L, values: MutPtr[dtype], count: Int, factor: ImmPtr[accum_type[dtype]]) raises:
+    """One launch, none where there are no values; see the kernel."""
+    if count == 0:
+        return
+    var blocks = ceildiv(count, SCALE_THREADS * vector_width[dtype])
+    launcher.launch[scale_unless_one[dtype]](
+        "scale_unless_one",
+        values,
+        Int64(count),
+        factor,
+        grid_dim=Dim(min(blocks, 8 * multiprocessors())),
+        block_dim=Dim(SCALE_THREADS),
+    )

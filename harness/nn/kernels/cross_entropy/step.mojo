@@ -1,0 +1,481 @@
+"""What a training step on a GPU takes beside products, LayerNorms, attention and the loss: GELU and its gradient, the stream's
+gradient with the sums of its columns, the gradient of a table of tokens, the norm of all gradients, and AdamW in one pass over
+all parameters.
+
+All in bfloat16, with sums and parameters in float32. Every sum has one order, so that every run gives the same bits. Counts
+are multiples of WIDTH, and tensors begin at multiples of 16 bytes.
+"""
+
+from std.math import ceildiv, sqrt
+from std.memory import AddressSpace
+from max.gpu import barrier, block_dim, block_idx, grid_dim, thread_idx
+from max.gpu.host import Dim
+from max.gpu.primitives import block
+from layout.tile_layout import row_major
+from layout.tile_tensor import stack_allocation
+
+from .rows import exponential_of
+from shared.common import ImmPtr, MutPtr, multiprocessors
+from shared.launcher import Launcher
+from common.row_reductions import VECTOR_BYTES, vector_width
+
+comptime NARROW = DType.bfloat16
+comptime WIDE = DType.float32
+comptime WIDTH = vector_width[NARROW]
+"""Elements that a thread takes at a time."""
+comptime Vector = SIMD[WIDE, WIDTH]
+comptime THREADS = 256
+comptime SCALE: Float32 = 0.7978845608028654
+"""sqrt(2 / pi), in GELU's u = SCALE (x + CUBE x^3)."""
+comptime CUBE: Float32 = 0.044715
+comptime NORM_EPS: Float32 = 1e-6
+"""What is added to the norm that the limit is divided by."""
+comptime ROWS_ABREAST = 8
+"""Rows of a token that are loaded at a time: one alone would wait for memory longer than it is added."""
+comptime ROW_THREADS = 128
+"""Threads of a token's row."""
+comptime CHUNK_PLACES = 32
+"""Places of a chunk, whose rows one block adds where they are all of one token."""
+comptime SUM_LANES = 32
+"""Threads side by side in a sum of columns; in its first stage each owns WIDTH columns, in its second one."""
+comptime SUM_ROWS = 8
+"""Threads that share a column."""
+comptime SLICE_ROWS = 64
+"""Rows that a block of the first stage adds."""
+comptime BLOCKS_OF_SUMS = 4
+"""Blocks of the sum of squares on a multiprocessor."""
+
+
+@always_inline
+def load(tensor: ImmPtr[NARROW], at: Int) -> Vector:
+    """A vector of a bfloat16 tensor."""
+    return tensor.unsafe_load[width=WIDTH, alignment=VECTOR_BYTES](at).cast[WIDE]()
+
+
+@always_inline
+def store(tensor: MutPtr[NARROW], at: Int, values: Vector):
+    """Writes a vector, rounded."""
+    tensor.unsafe_store[alignment=VECTOR_BYTES](at, values.cast[NARROW]())
+
+
+@always_inline
+def load_wide(tensor: ImmPtr[WIDE], at: Int) -> Vector:
+    """A vector of a float32 tensor."""
+    return tensor.unsafe_load[width=WIDTH, alignment=VECTOR_BYTES](at)
+
+
+@always_inline
+def share_of_gelu(x: Vector) -> Vector:
+    """s = (1 + tanh u) / 2 = 1 / (1 + exp(-2 u)): GELU is x s."""
+    return 1 / (1 + exponential_of(-2 * SCALE * (x + CUBE * x * x * x)))
+
+
+# ---- GELU: a thread owns a vector ---------------------------------------------------------------------------
+
+
+def gelu_vectors(
+    output: MutPtr[NARROW],  # [count]
+    input: ImmPtr[NARROW],  # [count]
+    count: Int64,
+):
+    """GELU in its tanh form."""
+    var i = (block_idx.x * THREADS + thread_idx.x) * WIDTH
+    if i >= Int(count):
+        return
+    var x = load(input, i)
+    store(output, i, x * share_of_gelu(x))
+
+
+def gelu_backward_vectors(
+    input: MutPtr[NARROW],  # [count], GELU of it is written over it
+    gradient: MutPtr[NARROW],  # [count], of the output; that of the input is written over it
+    count: Int64,
+):
+    """The gradient of GELU's input, and its output again, which the next weight's gradient takes."""
+    var i = (block_idx.x * THREADS + thread_idx.x) * WIDTH
+    if i >= Int(count):
+        return
+    var x = load(input.as_imm(), i)
+    var dy = load(gradient.as_imm(), i)
+    var s = share_of_gelu(x)
+    var slope = SCALE * (1 + 3 * CUBE * x * x)
+    store(gradient, i, dy * (s + 2 * x * s * (1 - s) * slope))
+    store(input, i, x * s)
+
+
+# ---- The stream's gradient, and the sums of its columns, in two stages ---------------------------------------
+
+
+def add_with_partials(
+    stream: MutPtr[NARROW],  # [rows, channels], the sum is written over it
+    partials: MutPtr[WIDE],  # [slices, channels]
+    branch: ImmPtr[NARROW],  # [rows, channels]
+    rows: Int32,
+    channels: Int32,
+):
+    """stream += branch, and the sums of the columns of SLICE_ROWS rows of what is written."""
+    var C = Int(channels)
+    var column = (block_idx.x * SUM_LANES + thread_idx.x) * WIDTH
+    var first = block_idx.y * SLICE_ROWS + thread_idx.y
+    comptime turns = SLICE_ROWS // SUM_ROWS
+    var total = Vector(0)
+    if column < C:
+        # All loads first, so that they wait for memory together.
+        var a = Array[SIMD[NARROW, WIDTH], turns](fill=0)
+        var b = Array[SIMD[NARROW, WIDTH], turns](fill=0)
+        comptime for k in range(turns):
+            if first + k * SUM_ROWS < Int(rows):
+                var at = (first + k * SUM_ROWS) * C + column
+                a[k] = stream.unsafe_load[width=WIDTH, alignment=VECTOR_BYTES](at)
+                b[k] = branch.unsafe_load[width=WIDTH, alignment=VECTOR_BYTES](at)
+        comptime for k in range(turns):
+            if first + k * SUM_ROWS < Int(rows):
+                var sum = (a[k].cast[WIDE]() + b[k].cast[WIDE]()).cast[NARROW]()
+                var at = (first + k * SUM_ROWS) * C + column
+                stream.unsafe_store[alignment=VECTOR_BYTES](at, sum)
+                total += sum.cast[WIDE]()
+    comptime tile = SUM_LANES * WIDTH
+    var shares = stack_allocation[dtype=WIDE, address_space=AddressSpace.SHARED](row_major[SUM_ROWS, tile]())
+    comptime for i in range(WIDTH):
+        shares[thread_idx.y, thread_idx.x * WIDTH + i] = total[i]
+    barrier()
+    var c = thread_idx.y * SUM_LANES + thread_idx.x
+    if block_idx.x * tile + c < C:
+        var sum = Float32(0)
+        comptime for row in range(SUM_ROWS):
+            sum += shares[row, c]
+        partials[unsafe_offset=block_idx.y * C + block_idx.x * tile + c] = sum
+
+
+def finish_columns(
+    sums: MutPtr[NARROW],  # [channels]
+    partials: ImmPtr[WIDE],  # [slices, channels]
+    slices: Int32,
+    channels: Int32,
+):
+    """Adds the slices."""
+    var C = Int(channels)
+    var column = block_idx.x * SUM_LANES + thread_idx.x
+    var total = Float32(0)
+    if column < C:
+        for slice in range(thread_idx.y, Int(slices), SUM_ROWS):
+            total += partials[unsafe_offset=slice * C + column]
+    var shares = stack_allocation[dtype=WIDE, address_space=AddressSpace.SHARED](
+        row_major[SUM_ROWS, SUM_LANES]()
+    )
+    shares[thread_idx.y, thread_idx.x] = total
+    barrier()
+    if thread_idx.y == 0 and column < C:
+        total = 0
+        comptime for row in range(SUM_ROWS):
+            total += shares[row, thread_idx.x]
+        sums[unsafe_offset=column] = total.cast[NARROW]()
+
+
+# ---- The table of tokens: a block owns a row ----------------------------------------------------------------
+
+
+@always_inline
+def with_rows[
+    dtype: DType, //, sorted_places: Bool
+](
+    var total: Vector, rows: ImmPtr[dtype], order: ImmPtr[DType.int64], first: Int, end: Int, C: Int, c: Int
+) -> Vector:
+    """The total with a vector of rows `first` to `end` added, ROWS_ABREAST of them loaded at a time; of the rows at the
+    places that `order` names in that range with `sorted_places`."""
+    var i = first
+    while i < end:
+        var vectors = Array[Vector, ROWS_ABREAST](fill=0)
+        comptime for k in range(ROWS_ABREAST):
+            if i + k < end:
+                var row = i + k
+                comptime if sorted_places:
+                    row = Int(order[unsafe_offset=row])
+                vectors[k] = rows.unsafe_load[width=WIDTH, alignment=VECTOR_BYTES](row * C + c).cast[WIDE]()
+        comptime for k in range(ROWS_ABREAST):
+            total += vectors[k]
+        i += ROWS_ABREAST
+    return total
+
+
+def token_sums_of_chunks(
+    sums: MutPtr[WIDE],  # [chunks, channels], written where all places of a chunk are of one token
+    gradient: ImmPtr[NARROW],  # [places, channels]
+    tokens: ImmPtr[DType.int64],  # [places]
+    order: ImmPtr[DType.int64],  # [places]: the places, sorted by token
+    channels: Int32,
+):
+    """The sum of the rows of a chunk: CHUNK_PLACES neighbours in `order`."""
+    var first = block_idx.x * CHUNK_PLACES
+    var end = first + CHUNK_PLACES
+    var of_first = tokens[unsafe_offset=Int(order[unsafe_offset=first])]
+    if of_first != tokens[unsafe_offset=Int(order[unsafe_offset=end - 1])]:
+        return
+    var C = Int(channels)
+    for c in range(thread_idx.x * WIDTH, C, ROW_THREADS * WIDTH):
+        var total = with_rows[True](Vector(0), gradient, order, first, end, C, c)
+        sums.unsafe_store[alignment=VECTOR_BYTES](block_idx.x * C + c, total)
+
+
+def token_gradient_rows(
+    table: MutPtr[NARROW],  # [vocabulary, channels]
+    of_head: ImmPtr[WIDE],  # [vocabulary, channels], the gradient from where the table is the head's weight
+    gradient: ImmPtr[NARROW],  # [places, channels], of the rows that were read
+    sums: ImmPtr[WIDE],  # [chunks, channels], of the chunks that have one token
+    order: ImmPtr[DType.int64],  # [places]: the places, sorted by token
+    starts: ImmPtr[DType.int64],  # [vocabulary + 1]: where each token's places begin in `order`, and the end
+    channels: Int32,
+):
+    """The gradient of a tied table: the head's, and each place's in the order of the places, whole chunks of them at once.
+
+    A token that comes at every sixth place, as the space does in a text, would else keep one block at work for long.
+    """
+    var C = Int(channels)
+    var token = block_idx.x
+    var first = Int(starts[unsafe_offset=token])
+    var end = Int(starts[unsafe_offset=token + 1])
+    var chunk = ceildiv(first, CHUNK_PLACES)
+    var last_chunk = max(chunk, end // CHUNK_PLACES)
+    for c in range(thread_idx.x * WIDTH, C, ROW_THREADS * WIDTH):
+        var total = load_wide(of_head, token * C + c)
+        total = with_rows[True](total, gradient, order, first, min(end, chunk * CHUNK_PLACES), C, c)
+        total = with_rows[False](total, sums, order, chunk, last_chunk, C, c)
+        total = with_rows[True](total, gradient, order, max(first, last_chunk * CHUNK_PLACES), end, C, c)
+        store(table, token * C + c, total)
+
+
+# ---- The norm of all gradients, in two stages ---------------------------------------------------------------
+
+
+def square_sums_of_blocks(
+    sums: MutPtr[WIDE],  # [blocks]
+    gradient: ImmPtr[NARROW],  # [count]
+    count: Int64,
+):
+    """The sum of the squares that a block comes by."""
+    var partial = Vector(0)
+    for i in range((block_idx.x * THREADS + thread_idx.x) * WIDTH, Int(count), grid_dim.x * THREADS * WIDTH):
+        var g = load(gradient, i)
+        partial += g * g
+    var total = block.sum[block_size=THREADS](partial.reduce_add())
+    if thread_idx.x == 0:
+        sums[unsafe_offset=block_idx.x] = total
+
+
+def norm_of_sums(
+    norm: MutPtr[WIDE],  # [1]
+    sums: ImmPtr[WIDE],  # [blocks]
+    blocks: Int32,
+):
+    """The root of all sums. One block."""
+    var partial = Float32(0)
+    for i in range(thread_idx.x, Int(blocks), THREADS):
+        partial += sums[unsafe_offset=i]
+    var total = block.sum[block_size=THREADS](partial)
+    if thread_idx.x == 0:
+        norm[unsafe_offset=0] = sqrt(total)
+
+
+# ---- AdamW: a thread owns a vector --------------------------------------------------------------------------
+
+
+@fieldwise_init
+struct AdamW(Copyable, Movable):
+    """What stays the same at every step, and the norm that gradients are clipped to."""
+
+    var beta1: Float32
+    var beta2: Float32
+    var eps: Float32
+    var decay: Float32
+    var limit: Float32
+
+
+def adamw_vectors(
+    master: MutPtr[WIDE],  # [count], the parameters
+    working: MutPtr[NARROW],  # [count], their copy in bfloat16
+    mean: MutPtr[WIDE],  # [count], running mean of the gradient
+    square: MutPtr[WIDE],  # [count], running mean of its square
+    gradient: ImmPtr[NARROW],  # [count]
+    numbers: ImmPtr[WIDE],  # [3]: the rate, and the corrections 1 - beta^step of both means
+    norm: ImmPtr[WIDE],  # [1], of all gradients
+    beta1: Float32,
+    beta2: Float32,
+    eps: Float32,
+    decay: Float32,
+    limit: Float32,
+    decayed: Int64,  # the first so many elements decay
+    count: Int64,
+):
+    """One step in one pass: the gradient is clipped, and every number is read once and written once."""
+    var i = (block_idx.x * THREADS + thread_idx.x) * WIDTH
+    if i >= Int(count):
+        return
+    var rate = numbers[unsafe_offset=0]
+    var factor = limit / (norm[unsafe_offset=0] + NORM_EPS)
+    if factor > 1:  # not min(1, factor), which makes 1 of NaN
+        factor = 1
+    var g = load(gradient, i) * factor
+    var m = load_wide(mean.as_imm(), i)
+    m += (1 - beta1) * (g - m)
+    var v = load_wide(square.as_imm(), i)
+    v += (1 - beta2) * (g * g - v)
+    var root = sqrt(v / numbers[unsafe_offset=2])
+    var kept = 1 - rate * decay if i < Int(decayed) else Float32(1)
+    var x = load_wide(master.as_imm(), i) * kept - rate * (m / numbers[unsafe_offset=1]) / (root + eps)
+    mean.unsafe_store[alignment=VECTOR_BYTES](i, m)
+    square.unsafe_store[alignment=VECTOR_BYTES](i, v)
+    master.unsafe_store[alignment=VECTOR_BYTES](i, x)
+    store(working, i, x)
+
+
+# ---- Launches ---------------------------------------------------------------------------------------------
+
+
+def blocks_for(count: Int) -> Dim:
+    """Blocks of which every thread has a vector."""
+    return Dim(ceildiv(count, THREADS * WIDTH))
+
+
+def launch_gelu[
+    L: Launcher, //
+](mut launcher: L, output: MutPtr[NARROW], input: ImmPtr[NARROW], count: Int) raises:
+    """One launch; see the kernel."""
+    launcher.launch[gelu_vectors](
+        "gelu", output, input, Int64(count), grid_dim=blocks_for(count), block_dim=Dim(THREADS)
+    )
+
+
+def launch_gelu_backward[
+    L: Launcher, //
+](mut launcher: L, input: MutPtr[NARROW], gradient: MutPtr[NARROW], count: Int) raises:
+    """One launch; see the kernel."""
+    launcher.launch[gelu_backward_vectors](
+        "gelu_backward", input, gradient, Int64(count), grid_dim=blocks_for(count), block_dim=Dim(THREADS)
+    )
+
+
+def launch_add_with_sums[
+    L: Launcher, //
+](
+    mut launcher: L,
+    stream: MutPtr[NARROW],
+    sums: MutPtr[NARROW],
+    branch: ImmPtr[NARROW],
+    rows: Int,
+    channels: Int,
+) raises:
+    """Two launches, with a row of sums for each slice of the rows between them; see the kernels."""
+    var slices = ceildiv(rows, SLICE_ROWS)
+    var partials = launcher.workspace[WIDE]("sums of columns", slices * channels)
+    launcher.launch[add_with_partials](
+        "add_with_partials",
+        stream,
+        partials,
+        branch,
+        Int32(rows),
+        Int32(channels),
+        grid_dim=Dim(ceildiv(channels, SUM_LANES * WIDTH), slices),
+        block_dim=Dim(SUM_LANES, SUM_ROWS),
+    )
+    launcher.launch[finish_columns](
+        "finish_columns",
+        sums,
+        partials.as_imm(),
+        Int32(slices),
+        Int32(channels),
+        grid_dim=Dim(ceildiv(channels, SUM_LANES)),
+        block_dim=Dim(SUM_LANES, SUM_ROWS),
+    )
+
+
+def launch_token_gradient[
+    L: Launcher, //
+](
+    mut launcher: L,
+    table: MutPtr[NARROW],
+    of_head: ImmPtr[WIDE],
+    gradient: ImmPtr[NARROW],
+    tokens: ImmPtr[DType.int64],
+    order: ImmPtr[DType.int64],
+    starts: ImmPtr[DType.int64],
+    places: Int,
+    vocabulary: Int,
+    channels: Int,
+) raises:
+    """One launch, after one for the chunks if there are any; see the kernels."""
+    var chunks = places // CHUNK_PLACES
+    var sums = launcher.workspace[WIDE]("sums of chunks", chunks * channels)
+    if chunks > 0:
+        launcher.launch[token_sums_of_chunks](
+            "token_sums",
+            sums,
+            gradient,
+            tokens,
+            order,
+            Int32(channels),
+            grid_dim=Dim(chunks),
+            block_dim=Dim(ROW_THREADS),
+        )
+    launcher.launch[token_gradient_rows](
+        "token_gradient",
+        table,
+        of_head,
+        gradient,
+        sums.as_imm(),
+        order,
+        starts,
+        Int32(channels),
+        grid_dim=Dim(vocabulary),
+        block_dim=Dim(ROW_THREADS),
+    )
+
+
+def launch_norm[
+    L: Launcher, //
+](mut launcher: L, norm: MutPtr[WIDE], gradient: ImmPtr[NARROW], count: Int) raises:
+    """Two launches, with a number for each block of the first between them; see the kernels."""
+    var blocks = min(ceildiv(count, THREADS * WIDTH), BLOCKS_OF_SUMS * multiprocessors())
+    var sums = launcher.workspace[WIDE]("sums of squares", blocks)
+    launcher.launch[square_sums_of_blocks](
+        "square_sums", sums, gradient, Int64(count), grid_dim=Dim(blocks), block_dim=Dim(THREADS)
+    )
+    launcher.launch[norm_of_sums](
+        "norm", norm, sums.as_imm(), Int32(blocks), grid_dim=Dim(1), block_dim=Dim(THREADS)
+    )
+
+
+def launch_adamw[
+    L: Launcher, //
+](
+    mut launcher: L,
+    master: MutPtr[WIDE],
+    working: MutPtr[NARROW],
+    mean: MutPtr[WIDE],
+    square: MutPtr[WIDE],
+    gradient: ImmPtr[NARROW],
+    numbers: ImmPtr[WIDE],
+    norm: ImmPtr[WIDE],
+    options: AdamW,
+    decayed: Int,
+    count: Int,
+) raises:
+    """One launch; see the kernel."""
+    launcher.launch[adamw_vectors](
+        "adamw",
+        master,
+        working,
+        mean,
+        square,
+        gradient,
+        numbers,
+        norm,
+        options.beta1,
+        options.beta2,
+        options.eps,
+        options.decay,
+        options.limit,
+        Int64(decayed),
+        Int64(count),
+        grid_dim=blocks_for(count),
+        block_dim=Dim(THREADS),
+    )

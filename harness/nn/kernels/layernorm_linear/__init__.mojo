@@ -1,0 +1,1 @@
+"""The kernels of LayerNorm + Linear: rows, products, and what is launched."""

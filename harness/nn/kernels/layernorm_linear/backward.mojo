@@ -1,0 +1,673 @@
+"""LayerNorm backward in the fast variant: the row kernels, which make dx, ln_out, and shares of dgamma and dbeta.
+
+`ln_backward_rows` keeps a row in registers. `ln_backward_wide` takes rows that are too long for them, or begin at any
+address, through shared memory on Hopper. `ln_backward_elements` takes single elements of rows that are no whole number of
+vectors. `ln_backward_any` takes all that is left, and reads a row again for every sum. Sums over rows go to one partial sum
+for each block, which `sums.mojo` adds: no atomics, so every run gives the same bits.
+"""
+
+from std.math import ceildiv
+from std.memory import AddressSpace
+from std.sys import size_of
+from std.utils import StaticTuple
+from max.gpu import (
+    MAX_THREADS_PER_BLOCK_METADATA,
+    barrier,
+    block_dim,
+    block_idx,
+    grid_dim,
+    thread_idx,
+)
+from max.gpu.memory import external_memory
+
+from .rows import (
+    DX,
+    LN_OUT,
+    SUMS,
+    WIDE_VECTORS,
+    copy_constants,
+    fetch_row,
+    fill_row,
+    first_of,
+    load_columns,
+    normalised,
+    store_row,
+    wait_for_row,
+    wide_room,
+    wide_slots,
+)
+from shared.common import (
+    ImmPtr,
+    MutPtr,
+    accum_type,
+    rounded_product,
+    start_later_grids,
+    wait_for_earlier_grids,
+)
+from common.row_reductions import (
+    VECTOR_BYTES,
+    load_across,
+    copy_vector,
+    end_copies,
+    load_vector,
+    row_sum,
+    store_vector,
+    vector_width,
+    wait_for_copies,
+)
+
+comptime BACKWARD_THREADS = 512
+"""The most threads of a block of the backward kernel."""
+comptime BACKWARD_STAGES = 2
+"""Rows of a group of threads that are in shared memory or on their way."""
+comptime ELEMENTS_ABREAST = 8
+"""Elements of a row that a thread loads at a time in the backward kernel for rows of single elements."""
+comptime ELEMENT_THREADS = 1024
+"""Threads of a block of that kernel."""
+comptime WIDE_THREADS = 512
+"""Threads of a block of the kernel whose registers the sums of columns fill."""
+
+
+def backward_blocks(vectors: Int) -> Int:
+    """Blocks of `ln_backward_rows` that share a multiprocessor: a bound on the registers of a thread."""
+    return 2 if vectors == 1 else 1
+
+
+@__llvm_metadata(
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(BACKWARD_THREADS)),
+    `nvvm.minctasm`=SIMDLength(backward_blocks(vectors)),
+)
+def ln_backward_rows[
+    dtype: DType, vectors: Int, lanes: Int, early: Bool
+](
+    grad_input: MutPtr[dtype],  # [rows, H]
+    ln_out: MutPtr[dtype],  # [rows, H], computed again for dW
+    partials: MutPtr[accum_type[dtype]],  # [blocks, 2, H]: dgamma and dbeta of the rows of one block
+    dln: ImmPtr[dtype],  # [rows, H], the gradient at the LayerNorm output
+    input: ImmPtr[dtype],  # [rows, H]
+    mean: ImmPtr[accum_type[dtype]],  # [rows]
+    rstd: ImmPtr[accum_type[dtype]],  # [rows]
+    ln_weight: ImmPtr[dtype],  # [H], gamma
+    ln_bias: ImmPtr[dtype],  # [H], beta
+    rows: Int32,
+    hidden_dim: Int32,
+    parts: Int32,  # DX, LN_OUT and SUMS, added
+):
+    """Everything of the backward pass that a row of dln and a row of the input give, each read once.
+
+    dx = rstd * (g - c2 - x_hat * c1) with g = dln * gamma, c1 = mean(g * x_hat), c2 = mean(g); ln_out; and the
+    block's share of dgamma = sum of dln * x_hat and dbeta = sum of dln. block_dim.x threads own a row,
+    block_dim.y rows a block, which goes on with the rows grid_dim.x * block_dim.y further. A thread keeps its
+    columns' dgamma and dbeta in registers from its first row to its last. The vectors of its next row are on their
+    way into slots of shared memory, which no other thread touches, while it works on this one. dx may be written over
+    dln: whoever writes an element has read it before.
+
+    Parameters:
+        dtype: Of the rows.
+        vectors: How many a thread owns, in each of the two tensors.
+        lanes: block_dim.x where that is less than a warp, else 0.
+        early: Whether the kernel may be started before the launch in front of it is done.
+    """
+    comptime accum = accum_type[dtype]
+    comptime width = vector_width[dtype]
+    var H = Int(hidden_dim)
+    var scale = 1 / Scalar[accum](H)
+    var stride = grid_dim.x * block_dim.y
+    var column = thread_idx.x * width
+    var next_column = block_dim.x * width
+
+    # Shared memory: gamma and beta in the type of sums, then for each stage the input and dln, thread by thread.
+    var memory = external_memory[Scalar[accum], address_space=AddressSpace.SHARED, alignment=VECTOR_BYTES]()
+    var gamma = memory.unsafe_offset(column)
+    var beta = memory.unsafe_offset(vectors * next_column + column)
+    var slots = memory.unsafe_offset(2 * vectors * next_column).unsafe_bitcast[Scalar[dtype]]()
+    var tensor_slots = vectors * next_column * block_dim.y
+    slots = slots.unsafe_offset(thread_idx.y * vectors * next_column + column)
+
+    @__parameter
+    @always_inline
+    def fetch(row: Int, stage: Int):
+        if row < Int(rows):
+            var slot = slots.unsafe_offset(stage * 2 * tensor_slots)
+            var start = row * H + column
+            comptime for v in range(vectors):
+                if column + v * next_column < H:
+                    copy_vector(
+                        slot.unsafe_offset(v * next_column), input.unsafe_offset(start + v * next_column)
+                    )
+                    copy_vector(
+                        slot.unsafe_offset(tensor_slots + v * next_column),
+                        dln.unsafe_offset(start + v * next_column),
+                    )
+        end_copies()
+
+    comptime if early:
+        wait_for_earlier_grids()
+        start_later_grids()
+    if thread_idx.y == 0:
+        copy_constants[vectors](gamma, ln_weight, H)
+        copy_constants[vectors](beta, ln_bias, H)
+    barrier()
+    var row = block_idx.x * block_dim.y + thread_idx.y
+    comptime for stage in range(BACKWARD_STAGES - 1):
+        fetch(row + stage * stride, stage)
+    var row_mean = Scalar[accum](0)
+    var row_rstd = Scalar[accum](0)
+    if row < Int(rows):
+        row_mean = mean[unsafe_offset=row]
+        row_rstd = rstd[unsafe_offset=row]
+    var dgamma = Array[SIMD[accum, width], vectors](fill=0)
+    var dbeta = Array[SIMD[accum, width], vectors](fill=0)
+
+    # Every group of the block takes as many turns, whether it has a row in the last one or not: turns hold barriers.
+    var turns = ceildiv(Int(rows) - block_idx.x * block_dim.y, stride)
+    var stage = 0
+    for turn in range(turns):
+        fetch(row + (BACKWARD_STAGES - 1) * stride, stage - 1 if stage > 0 else BACKWARD_STAGES - 1)
+        var next_row = row + stride
+        var next_mean = Scalar[accum](0)
+        var next_rstd = Scalar[accum](0)
+        if next_row < Int(rows):
+            next_mean = mean[unsafe_offset=next_row]
+            next_rstd = rstd[unsafe_offset=next_row]
+        wait_for_copies[BACKWARD_STAGES - 1]()
+        var slot = slots.unsafe_offset(stage * 2 * tensor_slots)
+        # Behind the last row there are no columns.
+        var columns = H if row < Int(rows) else 0
+
+        var x_hat = Array[SIMD[accum, width], vectors](fill=0)
+        var g = Array[SIMD[accum, width], vectors](fill=0)
+        var sums = SIMD[accum, 2](0)
+        comptime for v in range(vectors):
+            if column + v * next_column < columns:
+                x_hat[v] = normalised[dtype](
+                    load_vector[width, accum](slot, v * next_column), row_mean, row_rstd
+                )
+                var d = load_vector[width, accum](slot, tensor_slots + v * next_column)
+                g[v] = d * load_vector[width, accum](gamma, v * next_column)
+                dgamma[v] = d.fma(x_hat[v], dgamma[v])
+                dbeta[v] += d
+                sums += SIMD[accum, 2]((g[v] * x_hat[v]).reduce_add(), g[v].reduce_add())
+        sums = row_sum[lanes](sums, turn % 2) * (scale * row_rstd)
+
+        # dx = rstd * (g - c2 - x_hat * c1), with rstd * c1 and rstd * c2 in `sums`.
+        comptime for v in range(vectors):
+            if column + v * next_column < columns:
+                var place = row * H + column + v * next_column
+                var dx = g[v].fma(row_rstd, x_hat[v].fma(-sums[0], -sums[1]))
+                if parts & DX != 0:
+                    grad_input.unsafe_store[alignment=VECTOR_BYTES](place, dx.cast[dtype]())
+                var y = x_hat[v].fma(
+                    load_vector[width, accum](gamma, v * next_column),
+                    load_vector[width, accum](beta, v * next_column),
+                )
+                if parts & LN_OUT != 0:
+                    ln_out.unsafe_store[alignment=VECTOR_BYTES](place, y.cast[dtype]())
+        row_mean = next_mean
+        row_rstd = next_rstd
+        row = next_row
+        stage = stage + 1 if stage < BACKWARD_STAGES - 1 else 0
+
+    if parts & SUMS == 0:
+        return
+    # The slots have done their work; the groups of the block add their sums there.
+    add_groups(memory.unsafe_offset(2 * vectors * next_column), dgamma, dbeta)
+    if thread_idx.y == 0:
+        var mine = partials.unsafe_offset(2 * block_idx.x * H)
+        comptime for v in range(vectors):
+            var h = column + v * next_column
+            if h < H:
+                mine.unsafe_store[alignment=VECTOR_BYTES](h, dgamma[v])
+                mine.unsafe_store[alignment=VECTOR_BYTES](H + h, dbeta[v])
+
+
+@always_inline
+def add_groups[
+    dtype: DType, width: SIMDLength, vectors: Int, //
+](
+    shared: Pointer[mut=True, Scalar[dtype], _, address_space=AddressSpace.SHARED],
+    mut dgamma: Array[SIMD[dtype, width], vectors],
+    mut dbeta: Array[SIMD[dtype, width], vectors],
+):
+    """Adds the sums of the groups of a block, halving the number of groups each time; group 0 ends with the total.
+
+    `shared` has room for the sums of half of the groups and is used by nobody else. Every thread must call it.
+    """
+    comptime quad = VECTOR_BYTES // size_of[Scalar[dtype]]()
+    comptime quads = max(1, Int(width) // quad)
+    comptime part = Int(width) // quads
+    var groups = block_dim.y
+    while groups > 1:
+        var kept = ceildiv(groups, 2)
+        var threads = kept * block_dim.x
+        barrier()
+        if kept <= thread_idx.y < groups:
+            var thread = (thread_idx.y - kept) * block_dim.x + thread_idx.x
+            comptime for v in range(vectors):
+                comptime for q in range(quads):
+                    var place = ((2 * v * quads + q) * threads + thread) * part
+                    shared.unsafe_store[alignment=part * size_of[Scalar[dtype]]()](
+                        place, dgamma[v].slice[part, offset=q * part]()
+                    )
+                    shared.unsafe_store[alignment=part * size_of[Scalar[dtype]]()](
+                        place + quads * threads * part, dbeta[v].slice[part, offset=q * part]()
+                    )
+        barrier()
+        if thread_idx.y < groups - kept:
+            var thread = thread_idx.y * block_dim.x + thread_idx.x
+            comptime for v in range(vectors):
+                comptime for q in range(quads):
+                    var place = ((2 * v * quads + q) * threads + thread) * part
+                    var more = shared.unsafe_load[width=part, alignment=part * size_of[Scalar[dtype]]()](
+                        place
+                    )
+                    var more_beta = shared.unsafe_load[width=part, alignment=part * size_of[Scalar[dtype]]()](
+                        place + quads * threads * part
+                    )
+                    comptime for e in range(part):
+                        dgamma[v][q * part + e] += more[e]
+                        dbeta[v][q * part + e] += more_beta[e]
+        groups = kept
+
+
+@__llvm_metadata(
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(WIDE_THREADS)),
+    `nvvm.minctasm`=SIMDLength(1),
+)
+def ln_backward_wide[
+    dtype: DType, group: Int, shifted: Bool, early: Bool
+](
+    grad_input: MutPtr[dtype],  # [rows, H]
+    ln_out: MutPtr[dtype],  # [rows, stride], computed again for dW; zeros from H on
+    partials: MutPtr[accum_type[dtype]],  # [blocks, 2, H]: dgamma and dbeta of the rows of one block
+    dln: ImmPtr[dtype],  # [rows, stride], the gradient at the LayerNorm output
+    input: ImmPtr[dtype],  # [rows, H]
+    mean: ImmPtr[accum_type[dtype]],  # [rows]
+    rstd: ImmPtr[accum_type[dtype]],  # [rows]
+    ln_weight: ImmPtr[dtype],  # [H], gamma
+    ln_bias: ImmPtr[dtype],  # [H], beta
+    rows: Int32,
+    hidden_dim: Int32,
+    row_stride: Int32,
+    parts: Int32,  # DX, LN_OUT and SUMS, added; not LN_OUT alone
+):
+    """As `ln_backward_rows`, of rows of which a thread owns up to WIDE_VECTORS vectors: the sums of their columns fill its registers,
+    and x_hat and g are made twice, from what lies in shared memory, before and after the sums over the row.
+
+    Parameters:
+        dtype: Of the rows.
+        group: Threads that share a row: block_dim.x, known here so that distances are constants.
+        shifted: Whether rows of the input and dx begin at any address of an aligned tensor. Then the aligned vectors in which a
+            row lies are fetched, and dx passes through shared memory.
+        early: Whether the kernel may be started before the launch in front of it is done.
+    """
+    comptime accum = accum_type[dtype]
+    comptime width = vector_width[dtype]
+    comptime vectors = WIDE_VECTORS
+    comptime step = group * width
+    comptime room = wide_room[dtype](group)
+    var H = Int(hidden_dim)
+    var pitch = Int(row_stride)
+    var scale = 1 / Scalar[accum](H)
+    var stride = grid_dim.x * block_dim.y
+    var column = thread_idx.x * width
+    # Shared memory: `wide_slots` rows for every group of threads, then gamma and beta.
+    comptime of_group = wide_slots(shifted) * room
+    var memory = external_memory[Scalar[dtype], address_space=AddressSpace.SHARED, alignment=VECTOR_BYTES]()
+    var slots = memory.unsafe_offset(thread_idx.y * of_group)
+    var gamma = memory.unsafe_offset(block_dim.y * of_group + column)
+    var beta = gamma.unsafe_offset(vectors * step)
+
+    @__parameter
+    @always_inline
+    def fetch(row: Int, stage: Int):
+        if row < Int(rows):
+            var slot = slots.unsafe_offset(2 * stage * room)
+            var x_row = input.unsafe_offset(row * H + column)
+            var d_row = dln.unsafe_offset(row * pitch + column)
+            comptime if shifted:
+                fetch_row[step](slot, input, row, H, Int(rows))
+            slot = slot.unsafe_offset(column)
+            var left = Int32(H - column)
+            comptime for v in range(vectors):
+                if Int32(v * step) < left:
+                    comptime if not shifted:
+                        copy_vector(slot.unsafe_offset(v * step), x_row.unsafe_offset(v * step))
+                    copy_vector(slot.unsafe_offset(room + v * step), d_row.unsafe_offset(v * step))
+        end_copies()
+
+    comptime if early:
+        wait_for_earlier_grids()
+        start_later_grids()
+    var row = block_idx.x * block_dim.y + thread_idx.y
+    fetch(row, 0)
+    if thread_idx.y == 0:
+        comptime for v in range(vectors):
+            var left = Int32(H - column - v * step)
+            if left > 0:
+                store_vector(gamma, v * step, load_columns[dtype](ln_weight, column + v * step, left))
+                store_vector(beta, v * step, load_columns[dtype](ln_bias, column + v * step, left))
+    var row_mean = Scalar[accum](0)
+    var row_rstd = Scalar[accum](0)
+    if row < Int(rows):
+        row_mean = mean[unsafe_offset=row]
+        row_rstd = rstd[unsafe_offset=row]
+    var dgamma = Array[SIMD[accum, width], vectors](fill=0)
+    var dbeta = Array[SIMD[accum, width], vectors](fill=0)
+    barrier()
+
+    # Every group of the block takes as many turns, whether it has a row in the last one or not: turns hold barriers.
+    var turns = ceildiv(Int(rows) - block_idx.x * block_dim.y, stride)
+    for turn in range(turns):
+        # Nobody reads the row before any more: what is being stored of it has a room of its own.
+        fetch(row + stride, (turn + 1) % 2)
+        var next_mean = Scalar[accum](0)
+        var next_rstd = Scalar[accum](0)
+        if row + stride < Int(rows):
+            next_mean = mean[unsafe_offset=row + stride]
+            next_rstd = rstd[unsafe_offset=row + stride]
+        wait_for_copies[1]()
+        comptime if shifted:
+            wait_for_row[group]()
+        var x_row = slots.unsafe_offset(turn % 2 * 2 * room + column)
+        var d_row = x_row.unsafe_offset(room)
+        var shift = Int32(row * H) & Int32(width - 1)
+        # Behind the last row there are no columns.
+        var left = Int32((H if row < Int(rows) else 0) - column)
+
+        # Of rows that begin at any address the vectors of x lie in the room of dx until that is made.
+        var x_again = slots.unsafe_offset(4 * room + column) if shifted else x_row
+
+        @__parameter
+        @always_inline
+        def x_hat_of[v: Int](x: SIMD[dtype, width]) -> SIMD[accum, width]:
+            var x_hat = normalised[dtype](x.cast[accum](), row_mean, row_rstd)
+            return first_of(x_hat, left - Int32(v * step)) if shifted else x_hat
+
+        var sums = SIMD[accum, 2](0)
+        comptime for v in range(vectors):
+            if Int32(v * step) < left:
+                var x: SIMD[dtype, width]
+                var d = load_vector[width, accum](d_row, v * step)
+                comptime if shifted:
+                    x = load_across(x_row, v * step, shift)
+                    store_vector(x_again, v * step, x)
+                    d = first_of(d, left - Int32(v * step))
+                else:
+                    x = load_vector[width, dtype](x_row, v * step)
+                var x_hat = x_hat_of[v](x)
+                dgamma[v] = d.fma(x_hat, dgamma[v])
+                dbeta[v] += d
+                var g = d * load_vector[width, accum](gamma, v * step)
+                sums += SIMD[accum, 2]((g * x_hat).reduce_add(), g.reduce_add())
+        sums = row_sum(sums, turn % 2) * (scale * row_rstd)
+
+        # dx = rstd * (g - c2 - x_hat * c1), with rstd * c1 and rstd * c2 in `sums`. Behind the last column x_hat, gamma and
+        # beta are 0, and so is ln_out.
+        comptime for v in range(vectors):
+            if Int32(v * step) < left:
+                var x_hat = x_hat_of[v](load_vector[width, dtype](x_again, v * step))
+                var scaled = load_vector[width, accum](gamma, v * step)
+                if parts & LN_OUT != 0:
+                    var y = x_hat.fma(scaled, load_vector[width, accum](beta, v * step)).cast[dtype]()
+                    ln_out.unsafe_offset(row * pitch + column).unsafe_store[alignment=VECTOR_BYTES](
+                        v * step, y
+                    )
+                if parts & DX != 0:
+                    var g = load_vector[width, accum](d_row, v * step) * scaled
+                    var dx = g.fma(row_rstd, x_hat.fma(-sums[0], -sums[1])).cast[dtype]()
+                    comptime if shifted:
+                        store_vector(x_again, v * step, dx)
+                    else:
+                        grad_input.unsafe_offset(row * H + column).unsafe_store[alignment=VECTOR_BYTES](
+                            v * step, dx
+                        )
+        if parts & LN_OUT != 0 and row < Int(rows):
+            fill_row[step](ln_out, row, H, pitch)
+        comptime if shifted:
+            wait_for_row[group]()
+            if parts & DX != 0 and row < Int(rows):
+                store_row[step](grad_input, slots.unsafe_offset(4 * room), row, H)
+        row_mean = next_mean
+        row_rstd = next_rstd
+        row += stride
+
+    if parts & SUMS == 0:
+        return
+    # The slots have done their work; there every group lays down its sums.
+    barrier()
+    var sums_of_group = slots.unsafe_bitcast[Scalar[accum]]().unsafe_offset(column)
+    comptime for v in range(vectors):
+        if column + v * step < H:
+            store_vector(sums_of_group, v * step, dgamma[v])
+            store_vector(sums_of_group, room + v * step, dbeta[v])
+    barrier()
+    store_sums(partials, memory.unsafe_bitcast[Scalar[accum]](), of_group // 2, room, H)
+
+
+@always_inline
+def store_sums[
+    accum: DType, //
+](
+    partials: MutPtr[accum],  # [blocks, 2, H]
+    shared: Pointer[Scalar[accum], _, address_space=AddressSpace.SHARED],
+    of_a_group: Int,
+    of_dgamma: Int,
+    H: Int,
+):
+    """Adds what the groups of a block have laid down in shared memory: dgamma, and dbeta `of_dgamma` elements further; from one
+    group to the next there are `of_a_group`."""
+    var thread = thread_idx.y * block_dim.x + thread_idx.x
+    for h in range(thread, H, block_dim.x * block_dim.y):
+        var total = SIMD[accum, 2](0)
+        for group in range(block_dim.y):
+            var sums = shared.unsafe_offset(group * of_a_group + h)
+            total += SIMD[accum, 2](sums[], sums[unsafe_offset=of_dgamma])
+        partials[unsafe_offset=2 * block_idx.x * H + h] = total[0]
+        partials[unsafe_offset=(2 * block_idx.x + 1) * H + h] = total[1]
+
+
+@__llvm_metadata(
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(ELEMENT_THREADS)),
+    `nvvm.minctasm`=SIMDLength(1),
+)
+def ln_backward_elements[
+    dtype: DType, group: Int, early: Bool
+](
+    grad_input: MutPtr[dtype],  # [rows, H]
+    ln_out: MutPtr[dtype],  # [rows, stride], computed again for dW; zeros from H on
+    partials: MutPtr[accum_type[dtype]],  # [blocks, 2, H]: dgamma and dbeta of the rows of one block
+    dln: ImmPtr[dtype],  # [rows, stride], the gradient at the LayerNorm output
+    input: ImmPtr[dtype],  # [rows, H]
+    mean: ImmPtr[accum_type[dtype]],  # [rows]
+    rstd: ImmPtr[accum_type[dtype]],  # [rows]
+    ln_weight: ImmPtr[dtype],  # [H], gamma
+    ln_bias: ImmPtr[dtype],  # [H], beta
+    rows: Int32,
+    hidden_dim: Int32,
+    stride: Int32,
+    parts: Int32,  # DX, LN_OUT and SUMS, added
+):
+    """As `ln_backward_rows`, of rows that begin at any address.
+
+    A thread owns the same columns of every row of its group, and keeps their dgamma and dbeta in shared memory, where no
+    other thread touches them. It reads a row twice, for the sums over it and for what is made from them; the second time
+    it finds it in the cache.
+
+    Parameters:
+        dtype: Of the rows.
+        group: Threads that share a row: block_dim.x, known here so that distances are constants.
+        early: Whether the kernel may be started before the launch in front of it is done.
+    """
+    comptime accum = accum_type[dtype]
+    comptime abreast = ELEMENTS_ABREAST
+    var H = Int(hidden_dim)
+    var step = grid_dim.x * block_dim.y
+    var dln_wanted = parts & (DX | SUMS) != 0
+    var memory = external_memory[Scalar[accum], address_space=AddressSpace.SHARED, alignment=VECTOR_BYTES]()
+    var dgamma = memory.unsafe_offset(thread_idx.y * 2 * H)
+    var dbeta = dgamma.unsafe_offset(H)
+    for h in range(thread_idx.x, H, group):
+        dgamma[unsafe_offset=h] = 0
+        dbeta[unsafe_offset=h] = 0
+    comptime if early:
+        wait_for_earlier_grids()
+        start_later_grids()
+
+    var row = block_idx.x * block_dim.y + thread_idx.y
+    # Every group of the block takes as many turns, whether it has a row in the last one or not: turns hold barriers.
+    var turns = ceildiv(Int(rows) - block_idx.x * block_dim.y, step)
+    for turn in range(turns):
+        var columns = H if row < Int(rows) else 0
+        var row_mean = Scalar[accum](0)
+        var row_rstd = Scalar[accum](0)
+        if columns > 0:
+            row_mean = mean[unsafe_offset=row]
+            row_rstd = rstd[unsafe_offset=row]
+        var x_row = input.unsafe_offset(row * H)
+        var d_row = dln.unsafe_offset(row * Int(stride))
+        var c = SIMD[accum, 2](0)
+        if dln_wanted:
+            for first in range(thread_idx.x, columns, abreast * group):
+                var left = Int32(columns - first)
+                var x = load_abreast[abreast, group](x_row.unsafe_offset(first), left)
+                var d = load_abreast[abreast, group](d_row.unsafe_offset(first), left)
+                var gamma = ln_weight.unsafe_offset(first)
+                comptime for v in range(abreast):
+                    comptime h = v * group
+                    if Int32(h) < left:
+                        var x_hat = (x[v].cast[accum]() - row_mean) * row_rstd
+                        var gradient = d[v].cast[accum]()
+                        var g = rounded_product(gradient, gamma[unsafe_offset=h].cast[accum]())
+                        c += SIMD[accum, 2](g * x_hat, g)
+                        var sum = dgamma[unsafe_offset=first + h]
+                        dgamma[unsafe_offset=first + h] = gradient.fma(x_hat, sum)
+                        dbeta[unsafe_offset=first + h] += gradient
+            c = row_sum(c, turn % 2) / Scalar[accum](H)
+
+        var y_row = ln_out.unsafe_offset(row * Int(stride))
+        for first in range(thread_idx.x, columns, abreast * group):
+            var left = Int32(columns - first)
+            var x = load_abreast[abreast, group](x_row.unsafe_offset(first), left)
+            # Where dx is not wanted, dln may be any address.
+            var d = load_abreast[abreast, group](d_row.unsafe_offset(first), left if parts & DX != 0 else 0)
+            var dx_place = grad_input.unsafe_offset(row * H + first)
+            var y_place = y_row.unsafe_offset(first)
+            comptime for v in range(abreast):
+                comptime h = v * group
+                if Int32(h) < left:
+                    var x_hat = (x[v].cast[accum]() - row_mean) * row_rstd
+                    var gamma = ln_weight[unsafe_offset=first + h].cast[accum]()
+                    if parts & DX != 0:
+                        var g = rounded_product(d[v].cast[accum](), gamma)
+                        var dx = row_rstd * (g - c[1] - x_hat * c[0])
+                        dx_place[unsafe_offset=h] = dx.cast[dtype]()
+                    if parts & LN_OUT != 0:
+                        var y = x_hat * gamma + ln_bias[unsafe_offset=first + h].cast[accum]()
+                        y_place[unsafe_offset=h] = y.cast[dtype]()
+        if parts & LN_OUT != 0 and columns > 0:
+            for h in range(H + thread_idx.x, Int(stride), block_dim.x):
+                y_row[unsafe_offset=h] = 0
+        row += step
+
+    if parts & SUMS == 0:
+        return
+    barrier()
+    store_sums(partials, memory, 2 * H, H, H)
+
+
+@always_inline
+def load_abreast[
+    dtype: DType, //, abreast: Int, distance: Int
+](source: ImmPtr[dtype], left: Int32) -> Array[Scalar[dtype], abreast]:
+    """What a thread owns of a row at a time, of which `left` elements are left: all loads are under way at once.
+    """
+    var loaded = Array[Scalar[dtype], abreast](fill=0)
+    comptime for v in range(abreast):
+        if Int32(v * distance) < left:
+            loaded[v] = source[unsafe_offset=v * distance]
+    return loaded^
+
+
+def ln_backward_any[
+    dtype: DType, width: Int
+](
+    grad_input: MutPtr[dtype],  # [rows, H]
+    ln_out: MutPtr[dtype],  # [rows, stride], computed again for dW; zeros from H on
+    dln: ImmPtr[dtype],  # [rows, stride]
+    input: ImmPtr[dtype],  # [rows, H]
+    mean: ImmPtr[accum_type[dtype]],  # [rows]
+    rstd: ImmPtr[accum_type[dtype]],  # [rows]
+    ln_weight: ImmPtr[dtype],  # [H], gamma
+    ln_bias: ImmPtr[dtype],  # [H], beta
+    hidden_dim: Int32,
+    stride: Int32,
+    parts: Int32,  # DX and LN_OUT, added
+):
+    """dx and ln_out of a row of any length at any address. One block owns one row and reads it twice, `width` elements at
+    once. dx may be written over dln."""
+    var row = block_idx.x
+    backward_row[width](
+        grad_input,
+        ln_out,
+        dln,
+        input,
+        mean[unsafe_offset=row],
+        rstd[unsafe_offset=row],
+        ln_weight,
+        ln_bias,
+        row,
+        Int(hidden_dim),
+        Int(stride),
+        parts,
+    )
+
+
+@always_inline
+def backward_row[
+    dtype: DType, //, width: Int
+](
+    grad_input: MutPtr[dtype],
+    ln_out: MutPtr[dtype],
+    dln: ImmPtr[dtype],
+    input: ImmPtr[dtype],
+    row_mean: Scalar[accum_type[dtype]],
+    row_rstd: Scalar[accum_type[dtype]],
+    ln_weight: ImmPtr[dtype],
+    ln_bias: ImmPtr[dtype],
+    row: Int,
+    H: Int,
+    stride: Int,
+    parts: Int32,
+):
+    """dx and ln_out of one row, by all threads of a block."""
+    comptime accum = accum_type[dtype]
+    comptime alignment = width * size_of[Scalar[dtype]]()
+    var x = input.unsafe_offset(row * H)
+    var d = dln.unsafe_offset(row * stride)
+    var y = ln_out.unsafe_offset(row * stride)
+    var first = thread_idx.x * width
+    var step = block_dim.x * width
+    var c = SIMD[accum, 2](0)
+    if parts & DX != 0:
+        for h in range(first, H, step):
+            var deviation = x.unsafe_load[width=width, alignment=alignment](h).cast[accum]() - row_mean
+            var gamma = ln_weight.unsafe_load[width=width, alignment=alignment](h).cast[accum]()
+            var g = d.unsafe_load[width=width, alignment=alignment](h).cast[accum]() * gamma
+            c += SIMD[accum, 2]((g * (deviation * row_rstd)).reduce_add(), g.reduce_add())
+        c = row_sum(c, 0) / Scalar[accum](H)
+
+    for h in range(first, H, step):
+        var deviation = x.unsafe_load[width=width, alignment=alignment](h).cast[accum]() - row_mean
+        var x_hat = deviation * row_rstd
+        var gamma = ln_weight.unsafe_load[width=width, alignment=alignment](h).cast[accum]()
+        if parts & DX != 0:
+            var g = rounded_product(d.unsafe_load[width=width, alignment=alignment](h).cast[accum](), gamma)
+            var dx = row_rstd * (g - c[1] - x_hat * c[0])
+            grad_input.unsafe_store[alignment=alignment](row * H + h, dx.cast[dtype]())
+        if parts & LN_OUT != 0:
+            var beta = ln_bias.unsafe_load[width=width, alignment=alignment](h).cast[accum]()
+            y.unsafe_store[alignment=alignment](h, (x_hat * gamma + beta).cast[dtype]())
+    if parts & LN_OUT != 0:
+        for h in range(H + thread_idx.x, stride, block_dim.x):
+            y[unsafe_offset=h] = 0

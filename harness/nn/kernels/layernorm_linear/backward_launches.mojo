@@ -1,0 +1,392 @@
+"""How the row kernels of the backward pass are launched: their geometry by size, and which of them takes which rows."""
+
+from std.math import ceildiv
+from std.sys import size_of
+from max.gpu import block_dim, grid_dim
+from max.gpu.host import Dim
+
+from .backward import (
+    BACKWARD_STAGES,
+    BACKWARD_THREADS,
+    ELEMENTS_ABREAST,
+    ELEMENT_THREADS,
+    WIDE_THREADS,
+    backward_blocks,
+    ln_backward_any,
+    ln_backward_elements,
+    ln_backward_rows,
+    ln_backward_wide,
+)
+from .rows import (
+    ANY_THREADS,
+    DX,
+    LN_OUT,
+    NARROW_LANES,
+    NARROW_VECTORS,
+    SUMS,
+    WIDE_VECTORS,
+    lanes_of_a_row,
+    starts_early,
+    whole_warps,
+    wide_room,
+    wide_slots,
+)
+from .sums import COLUMN_BLOCKS, ROWS_OF_A_SHARE, Shares, launch_norm_partials
+from shared.common import (
+    ImmPtr,
+    MutPtr,
+    accum_type,
+    lanes_of_a_warp,
+    multiprocessors,
+    shared_memory,
+)
+from shared.launcher import Launcher
+from common.row_reductions import is_aligned, vector_width
+from .tensors import Sizes
+
+comptime MAX_BACKWARD_VECTORS = 2
+"""The most vectors of a row that a thread owns in the backward kernel."""
+comptime LONGEST_SHARE = 16
+"""The most elements of a row that a thread of a small group owns there."""
+comptime LONGEST_RUN = 64
+"""Rows that a thread there adds one after the other; of more rows there are more blocks, for sums lose digits."""
+comptime WIDE_TURNS = 4
+"""Rows of whole vectors for each multiprocessor above which that kernel pays: it leaves shares of all columns for each of these."""
+
+
+@fieldwise_init
+struct RowGeometry(Copyable, Movable):
+    """How `ln_backward_rows` is launched."""
+
+    var vectors: Int
+    """Vectors of a row that a thread owns."""
+    var group: Int
+    """Threads that share a row: block_dim.x."""
+    var groups: Int
+    """Rows that a block works on at a time: block_dim.y. 0 where there are none, or a row is too long."""
+    var blocks: Int
+    """Blocks, and partial sums: grid_dim.x."""
+    var shared_bytes: Int
+    """Dynamic shared memory of a block."""
+
+
+def backward_geometry[dtype: DType](rows: Int, H: Int) -> RowGeometry:
+    """The geometry for rows of aligned vectors.
+
+    As many rows at a time as fill the multiprocessors' threads and shared memory, and no more than keep all of them
+    busy until the last turn: every block more leaves a partial sum more to add.
+    """
+    comptime width = vector_width[dtype]
+    var lanes = lanes_of_a_row[dtype](H)
+    var most_abreast = BACKWARD_THREADS if lanes == lanes_of_a_warp() else lanes
+    var vectors = 1 if H <= most_abreast * width else MAX_BACKWARD_VECTORS
+    var group = ceildiv(H, width * vectors * lanes) * lanes
+    var elements = vectors * group * width
+    var constant_bytes = 2 * elements * size_of[Scalar[accum_type[dtype]]]()
+    var row_bytes = 2 * BACKWARD_STAGES * elements * size_of[Scalar[dtype]]()
+    var resident = backward_blocks(vectors)
+    if shared_memory() // resident - constant_bytes < row_bytes:
+        resident = 1
+    var most = resident * multiprocessors()
+    var groups = min(BACKWARD_THREADS // group, (shared_memory() // resident - constant_bytes) // row_bytes)
+    groups -= groups % whole_warps(1, group)
+    if groups < 1 or rows == 0:
+        return RowGeometry(vectors, group, 0, 0, 0)
+    var turns = ceildiv(rows, most * groups)
+    groups = whole_warps(ceildiv(rows, most * turns), group)
+    var blocks = min(ceildiv(rows, groups), most)
+    return RowGeometry(vectors, group, groups, blocks, constant_bytes + groups * row_bytes)
+
+
+def element_geometry[dtype: DType](rows: Int, H: Int) -> RowGeometry:
+    """The geometry of `ln_backward_elements`: a block for each multiprocessor, more of them where rows are very many.
+    """
+    var group = ELEMENT_THREADS
+    if H <= 64 * LONGEST_SHARE:
+        group = 64
+    elif H <= 128 * LONGEST_SHARE:
+        group = 128
+    elif H <= BACKWARD_THREADS * ELEMENTS_ABREAST:
+        group = BACKWARD_THREADS
+    var sum_bytes = 2 * H * size_of[Scalar[accum_type[dtype]]]()
+    if rows == 0 or sum_bytes > shared_memory():
+        return RowGeometry(1, group, 0, 0, 0)
+    var most = multiprocessors()
+    var groups = min(ELEMENT_THREADS // group, shared_memory() // sum_bytes)
+    if rows > LONGEST_RUN * most * groups:
+        most *= COLUMN_BLOCKS
+    var turns = ceildiv(rows, most * groups)
+    groups = ceildiv(rows, most * turns)
+    return RowGeometry(1, group, groups, min(ceildiv(rows, groups), most), groups * sum_bytes)
+
+
+def wide_geometry[dtype: DType](rows: Int, H: Int) -> RowGeometry:
+    """The geometry of `ln_backward_wide`: a block for each multiprocessor, which has registers and shared memory for no more.
+    """
+    var group = lanes_of_a_warp()
+    while group < WIDE_THREADS and WIDE_VECTORS * group * vector_width[dtype] < H:
+        group *= 2
+    # Beside the rows of every group there are gamma and beta.
+    var row_bytes = wide_room[dtype](group) * size_of[Scalar[dtype]]()
+    var slots = wide_slots(wide_shifted[dtype](H, group))
+    var most = min(WIDE_THREADS // group, (shared_memory() // row_bytes - 2) // slots)
+    if WIDE_VECTORS * group * vector_width[dtype] < H or most == 0 or rows == 0:
+        return RowGeometry(WIDE_VECTORS, group, 0, 0, 0)
+    var turns = ceildiv(rows, multiprocessors() * most)
+    var groups = ceildiv(rows, multiprocessors() * turns)
+    var blocks = min(ceildiv(rows, groups), multiprocessors())
+    return RowGeometry(WIDE_VECTORS, group, groups, blocks, (slots * groups + 2) * row_bytes)
+
+
+def wide_shifted[dtype: DType](H: Int, group: Int) -> Bool:
+    """Whether rows begin at any address: rows of whole vectors are short only where those of dln lie apart.
+    """
+    return H % vector_width[dtype] != 0 or group < WIDE_THREADS
+
+
+def launch_ln_backward_rows[
+    L: Launcher, //, dtype: DType
+](
+    mut launcher: L,
+    grad_input: MutPtr[dtype],
+    ln_out: MutPtr[dtype],
+    partials: MutPtr[accum_type[dtype]],
+    dln: ImmPtr[dtype],
+    input: ImmPtr[dtype],
+    mean: ImmPtr[accum_type[dtype]],
+    rstd: ImmPtr[accum_type[dtype]],
+    ln_weight: ImmPtr[dtype],
+    ln_bias: ImmPtr[dtype],
+    sizes: Sizes,
+    geometry: RowGeometry,
+    parts: Int = DX | LN_OUT | SUMS,
+) raises:
+    """One launch: dx, ln_out, and partial sums of dgamma and dbeta, [geometry.blocks, 2, H]; of these, `parts`.
+    """
+    comptime for vectors in range(1, MAX_BACKWARD_VECTORS + 1):
+        comptime for lanes in [0, NARROW_LANES[0], NARROW_LANES[1], NARROW_LANES[2]]:
+            # Fewer threads than the least, rather than one vector for each.
+            comptime needed = vectors == NARROW_VECTORS or lanes == NARROW_LANES[0]
+            comptime if lanes == 0 or needed and dtype.is_half_float():
+                var fits = geometry.group >= lanes_of_a_warp() if lanes == 0 else geometry.group == lanes
+                if geometry.vectors == vectors and fits:
+                    launcher.launch[ln_backward_rows[dtype, vectors, lanes, L.wgmma]](
+                        "ln_backward_rows",
+                        grad_input,
+                        ln_out,
+                        partials,
+                        dln,
+                        input,
+                        mean,
+                        rstd,
+                        ln_weight,
+                        ln_bias,
+                        sizes.rows(),
+                        sizes.hidden_dim,
+                        Int32(parts),
+                        grid_dim=Dim(geometry.blocks),
+                        block_dim=Dim(geometry.group, geometry.groups),
+                        shared_bytes=geometry.shared_bytes,
+                        early=L.wgmma and starts_early(sizes),
+                    )
+
+
+def launch_ln_backward_wide[
+    L: Launcher, //, dtype: DType
+](
+    mut launcher: L,
+    grad_input: MutPtr[dtype],
+    ln_out: MutPtr[dtype],
+    dln: ImmPtr[dtype],
+    input: ImmPtr[dtype],
+    mean: ImmPtr[accum_type[dtype]],
+    rstd: ImmPtr[accum_type[dtype]],
+    ln_weight: ImmPtr[dtype],
+    ln_bias: ImmPtr[dtype],
+    sizes: Sizes,
+    geometry: RowGeometry,
+    parts: Int,
+    stride: Int,
+) raises -> Shares[accum_type[dtype]]:
+    """One launch: dx, ln_out, and the shares of dgamma and dbeta that are returned; of these, `parts`."""
+    var H = Int(sizes.hidden_dim)
+    var count = geometry.blocks * 2 * H if parts & SUMS != 0 else 0
+    var partials = launcher.workspace[accum_type[dtype]]("ln_backward_partials", count)
+    var shifted = wide_shifted[dtype](H, geometry.group)
+    comptime for way in range(6):
+        comptime group = WIDE_THREADS >> max(0, way - 1)
+        if geometry.group == group and shifted == (way > 0):
+            launcher.launch[ln_backward_wide[dtype, group, way > 0, L.wgmma]](
+                "ln_backward_wide",
+                grad_input,
+                ln_out,
+                partials,
+                dln,
+                input,
+                mean,
+                rstd,
+                ln_weight,
+                ln_bias,
+                sizes.rows(),
+                sizes.hidden_dim,
+                Int32(stride),
+                Int32(parts),
+                grid_dim=Dim(geometry.blocks),
+                block_dim=Dim(group, geometry.groups),
+                shared_bytes=geometry.shared_bytes,
+                early=L.wgmma and starts_early(sizes),
+            )
+    return Shares(partials.as_imm(), geometry.blocks)
+
+
+def launch_ln_backward_elements[
+    L: Launcher, //, dtype: DType
+](
+    mut launcher: L,
+    grad_input: MutPtr[dtype],
+    ln_out: MutPtr[dtype],
+    dln: ImmPtr[dtype],
+    input: ImmPtr[dtype],
+    mean: ImmPtr[accum_type[dtype]],
+    rstd: ImmPtr[accum_type[dtype]],
+    ln_weight: ImmPtr[dtype],
+    ln_bias: ImmPtr[dtype],
+    sizes: Sizes,
+    geometry: RowGeometry,
+    parts: Int,
+    stride: Int,
+) raises -> Shares[accum_type[dtype]]:
+    """One launch: dx, ln_out, and the shares of dgamma and dbeta that are returned; of these, `parts`."""
+    var count = geometry.blocks * 2 * Int(sizes.hidden_dim) if parts & SUMS != 0 else 0
+    var partials = launcher.workspace[accum_type[dtype]]("ln_backward_partials", count)
+    comptime for group in [64, 128, BACKWARD_THREADS, ELEMENT_THREADS]:
+        if geometry.group == group:
+            launcher.launch[ln_backward_elements[dtype, group, L.wgmma]](
+                "ln_backward_elements",
+                grad_input,
+                ln_out,
+                partials,
+                dln,
+                input,
+                mean,
+                rstd,
+                ln_weight,
+                ln_bias,
+                sizes.rows(),
+                sizes.hidden_dim,
+                Int32(stride),
+                Int32(parts),
+                grid_dim=Dim(geometry.blocks),
+                block_dim=Dim(group, geometry.groups),
+                shared_bytes=geometry.shared_bytes,
+                early=L.wgmma and starts_early(sizes),
+            )
+    return Shares(partials.as_imm(), geometry.blocks)
+
+
+def launch_ln_backward_fast[
+    L: Launcher, //, dtype: DType
+](
+    mut launcher: L,
+    grad_input: MutPtr[dtype],
+    ln_out: MutPtr[dtype],
+    dln: ImmPtr[dtype],
+    input: ImmPtr[dtype],
+    mean: ImmPtr[accum_type[dtype]],
+    rstd: ImmPtr[accum_type[dtype]],
+    ln_weight: ImmPtr[dtype],
+    ln_bias: ImmPtr[dtype],
+    sizes: Sizes,
+    parts: Int,
+    stride: Int = 0,
+) raises -> Shares[accum_type[dtype]]:
+    """One launch or two: of dx, ln_out, and shares of dgamma and dbeta, what `parts` names. None where there are no rows.
+
+    Rows of dln and ln_out are `stride` elements apart, H where that is 0.
+    """
+    var rows = Int(sizes.rows())
+    var H = Int(sizes.hidden_dim)
+    var dln_stride = stride if stride > 0 else H
+    var tensors = is_aligned[dtype](dln, input, ln_weight, ln_bias, grad_input.as_imm(), ln_out.as_imm())
+    var aligned = tensors and H % vector_width[dtype] == 0 and dln_stride == H
+    var by_vectors = backward_geometry[dtype](rows, H)
+    if aligned and by_vectors.groups > 0:
+        var count = by_vectors.blocks * 2 * H if parts & SUMS != 0 else 0
+        var partials = launcher.workspace[accum_type[dtype]]("ln_backward_partials", count)
+        launch_ln_backward_rows[dtype](
+            launcher,
+            grad_input,
+            ln_out,
+            partials,
+            dln,
+            input,
+            mean,
+            rstd,
+            ln_weight,
+            ln_bias,
+            sizes,
+            by_vectors,
+            parts,
+        )
+        return Shares(partials.as_imm(), by_vectors.blocks)
+    var shares = Shares(mean, 0)
+    comptime if L.wgmma and dtype.is_half_float():
+        var wide = wide_geometry[dtype](rows, H)
+        var pays = H % vector_width[dtype] != 0 or rows > WIDE_TURNS * multiprocessors()
+        if tensors and pays and dln_stride % vector_width[dtype] == 0 and wide.groups > 0:
+            return launch_ln_backward_wide[dtype](
+                launcher,
+                grad_input,
+                ln_out,
+                dln,
+                input,
+                mean,
+                rstd,
+                ln_weight,
+                ln_bias,
+                sizes,
+                wide,
+                parts,
+                dln_stride,
+            )
+    var geometry = element_geometry[dtype](rows, H)
+    if not aligned and geometry.groups > 0:
+        return launch_ln_backward_elements[dtype](
+            launcher,
+            grad_input,
+            ln_out,
+            dln,
+            input,
+            mean,
+            rstd,
+            ln_weight,
+            ln_bias,
+            sizes,
+            geometry,
+            parts,
+            dln_stride,
+        )
+    if parts & SUMS != 0:
+        # First, for dx may be written over dln.
+        shares = launch_norm_partials(launcher, dln, input, mean, rstd, sizes, dln_stride, ROWS_OF_A_SHARE)
+    comptime for width in [vector_width[dtype], 1]:
+        if aligned or width == 1:
+            if rows > 0 and parts & (DX | LN_OUT) != 0:
+                launcher.launch[ln_backward_any[dtype, width]](
+                    "ln_backward_any",
+                    grad_input,
+                    ln_out,
+                    dln,
+                    input,
+                    mean,
+                    rstd,
+                    ln_weight,
+                    ln_bias,
+                    sizes.hidden_dim,
+                    Int32(dln_stride),
+                    Int32(parts),
+                    grid_dim=Dim(rows),
+                    block_dim=Dim(ANY_THREADS),
+                )
+            return shares^
+    return shares^

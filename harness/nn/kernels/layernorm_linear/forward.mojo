@@ -1,0 +1,428 @@
+"""LayerNorm forward in the fast variant: kernels for short rows, for rows at any address, and for any row; their launch.
+
+`layernorm_rows` keeps a row in registers; `layernorm_shared` passes rows that begin at any address through shared
+memory; `layernorm_any` takes all that is left, and reads a row again for every sum. All but the first can leave room after
+the rows that they write, so that a product finds aligned ones.
+"""
+
+from std.math import ceildiv, sqrt
+from std.memory import AddressSpace
+from std.sys import size_of
+from std.utils import StaticTuple
+from max.gpu import (
+    MAX_THREADS_PER_BLOCK_METADATA,
+    block_dim,
+    block_idx,
+    grid_dim,
+    thread_idx,
+)
+from max.gpu.host import Dim
+from max.gpu.memory import external_memory
+
+from .rows import (
+    ANY_THREADS,
+    NARROW_LANES,
+    NARROW_VECTORS,
+    fetch_row,
+    fill_row,
+    first_of,
+    lanes_of_a_row,
+    load_columns,
+    load_elements,
+    normalised,
+    starts_early,
+    wait_for_row,
+    whole_warps,
+)
+from shared.common import (
+    ImmPtr,
+    MutPtr,
+    accum_type,
+    lanes_of_a_warp,
+    multiprocessors,
+    rounded_product,
+    start_later_grids,
+    wait_for_earlier_grids,
+)
+from shared.launcher import Launcher
+from common.row_reductions import (
+    VECTOR_BYTES,
+    load_across,
+    end_copies,
+    is_aligned,
+    row_sum,
+    vector_width,
+    wait_for_copies,
+)
+from .tensors import Sizes
+
+comptime FORWARD_VECTORS = 4
+"""Vectors of a row that a thread owns in the forward kernel."""
+comptime FORWARD_RESIDENT = 1024
+"""Threads of the forward kernel that share a multiprocessor: a bound on their registers. Without vectors half as many, because
+a thread then holds its elements, gamma and beta one by one."""
+comptime NARROW_THREADS = 128
+"""Threads of a block of it for rows narrower than a warp."""
+comptime SHARED_THREADS = 128
+"""The fewest threads of a block of the forward kernel for rows that begin at any address,"""
+comptime SHARED_GROUPS = [32, 32, 32, 128, 256, 512]
+"""those that share a row, fewest first,"""
+comptime SHARED_VECTORS = [1, 2, 4, 4, 4, 4]
+"""and the most vectors of it that each of them owns."""
+
+
+@__llvm_metadata(
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(threads)),
+    `nvvm.minctasm`=SIMDLength(FORWARD_RESIDENT // (2 if width == 1 else 1) // threads),
+)
+def layernorm_rows[
+    dtype: DType, threads: Int, width: Int, lanes: Int, early: Bool
+](
+    ln_out: MutPtr[dtype],  # [rows, ln_out_stride], zeros from H on
+    mean: MutPtr[accum_type[dtype]],  # [rows]
+    rstd: MutPtr[accum_type[dtype]],  # [rows]
+    input: ImmPtr[dtype],  # [rows, H]
+    ln_weight: ImmPtr[dtype],  # [H], gamma
+    ln_bias: ImmPtr[dtype],  # [H], beta
+    rows: Int32,
+    hidden_dim: Int32,
+    eps: Scalar[accum_type[dtype]],
+    ln_out_stride: Int32,
+):
+    """Statistics and LayerNorm of a row that is read once. block_dim.x threads own a row, block_dim.y rows a block. Of rows
+    narrower than a warp a block goes on with those grid_dim.x * block_dim.y further; else the grid holds all.
+
+    Thread t owns the vectors t, t + block_dim.x, ...: at most FORWARD_VECTORS, or as many elements one by one. The
+    variance is the mean of squared deviations; the mean of the deviations themselves corrects the rounding of the first
+    mean.
+
+    Parameters:
+        dtype: Of the rows.
+        threads: The most threads of a block.
+        width: Elements that are read and written at once: a vector, or 1 where rows begin at any address.
+        lanes: block_dim.x where that is less than a warp, else 0.
+        early: Whether the kernel may be started before the launch in front of it is done.
+    """
+    comptime accum = accum_type[dtype]
+    comptime vectors = NARROW_VECTORS if lanes > 0 else FORWARD_VECTORS * vector_width[dtype] // width
+    comptime alignment = width * size_of[Scalar[dtype]]()
+    comptime if early:
+        wait_for_earlier_grids()
+        start_later_grids()
+    var H = Int(hidden_dim)
+    var scale = 1 / Scalar[accum](H)
+    var column = thread_idx.x * width
+    var next_column = block_dim.x * width
+    # Narrow rows are many, and what is multiplied with them is loaded once; of others a block has one or a few.
+    var gamma = Array[SIMD[dtype, width], vectors](fill=0)
+    var beta = Array[SIMD[dtype, width], vectors](fill=0)
+    comptime if lanes > 0:
+        comptime for v in range(vectors):
+            if column + v * next_column < H:
+                gamma[v] = load_elements[width, dtype](ln_weight, column + v * next_column)
+                beta[v] = load_elements[width, dtype](ln_bias, column + v * next_column)
+
+    for first_row in range(block_idx.x * block_dim.y, Int(rows), grid_dim.x * block_dim.y):
+        var row = first_row + thread_idx.y
+        # A group past the last row goes along, for the barriers, with a row of no columns.
+        var columns = H if row < Int(rows) else 0
+        var x_row = input.unsafe_offset(row * H)
+        var y_row = ln_out.unsafe_offset(row * Int(ln_out_stride))
+
+        var x = Array[SIMD[accum, width], vectors](fill=0)
+        var total = SIMD[accum, width](0)
+        comptime for v in range(vectors):
+            if column + v * next_column < columns:
+                x[v] = load_elements[width, accum](x_row, column + v * next_column)
+        comptime for v in range(vectors):
+            total += x[v]
+        # Rounded: were it part of one operation with what it is subtracted from, but not where it is added again, the
+        # means would be off to one side, by a hundredth of their last digit, which a million rows add up.
+        var first_mean = rounded_product(row_sum[lanes](total.reduce_add(), 0), scale)
+
+        var deviations = SIMD[accum, width](0)
+        var squares = SIMD[accum, width](0)
+        comptime for v in range(vectors):
+            if column + v * next_column < columns:
+                var deviation = x[v] - first_mean
+                deviations += deviation
+                squares = deviation.fma(deviation, squares)
+        var sums = row_sum[lanes](SIMD[accum, 2](deviations.reduce_add(), squares.reduce_add()), 1)
+        sums = rounded_product(sums, SIMD[accum, 2](scale))
+        var row_mean = first_mean + sums[0]
+        var row_rstd = 1 / sqrt(sums[1] - sums[0] * sums[0] + eps)
+        if thread_idx.x == 0 and columns > 0:
+            mean[unsafe_offset=row] = row_mean
+            rstd[unsafe_offset=row] = row_rstd
+
+        comptime for v in range(vectors):
+            var h = column + v * next_column
+            if h < columns:
+                comptime if lanes == 0:
+                    gamma[v] = load_elements[width, dtype](ln_weight, h)
+                    beta[v] = load_elements[width, dtype](ln_bias, h)
+                var x_hat = normalised[dtype](x[v], row_mean, row_rstd)
+                var y = x_hat.fma(gamma[v].cast[accum](), beta[v].cast[accum]())
+                y_row.unsafe_store[alignment=alignment](h, y.cast[dtype]())
+        comptime if width == 1:
+            if columns > 0:
+                for h in range(H + thread_idx.x, Int(ln_out_stride), block_dim.x):
+                    y_row[unsafe_offset=h] = 0
+        # Said at compile time: out of a loop gamma and beta would be loaded before it, and without vectors they do not fit into
+        # the registers beside x.
+        comptime if lanes == 0:
+            break
+
+
+@__llvm_metadata(
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(max(SHARED_THREADS, group))),
+    `nvvm.minctasm`=SIMDLength(FORWARD_RESIDENT // max(SHARED_THREADS, group)),
+)
+def layernorm_shared[
+    dtype: DType, group: Int, vectors: Int, early: Bool
+](
+    ln_out: MutPtr[dtype],  # [rows, ln_out_stride], zeros from H on
+    mean: MutPtr[accum_type[dtype]],  # [rows]
+    rstd: MutPtr[accum_type[dtype]],  # [rows]
+    input: ImmPtr[dtype],  # [rows, H]
+    ln_weight: ImmPtr[dtype],  # [H], gamma
+    ln_bias: ImmPtr[dtype],  # [H], beta
+    rows: Int32,
+    hidden_dim: Int32,
+    eps: Scalar[accum_type[dtype]],
+    ln_out_stride: Int32,
+):
+    """As `layernorm_rows`, of rows that begin at any address of an aligned tensor; those of ln_out are aligned. A row passes
+    through shared memory. `group` threads own it, up to `vectors` vectors each; more than a warp have a block to themselves.
+
+    Parameters:
+        dtype: Of the rows.
+        group: block_dim.x, known here so that distances are constants.
+        vectors: The most vectors of a row that a thread owns.
+        early: Whether the kernel may be started before the launch in front of it is done.
+    """
+    comptime accum = accum_type[dtype]
+    comptime width = vector_width[dtype]
+    comptime step = group * width
+    comptime if early:
+        wait_for_earlier_grids()
+        start_later_grids()
+    var H = Int(hidden_dim)
+    var pitch = Int(ln_out_stride)
+    var scale = 1 / Scalar[accum](H)
+    var row = block_idx.x * block_dim.y + thread_idx.y
+    var column = thread_idx.x * width
+    if row >= Int(rows):
+        return
+    var memory = external_memory[Scalar[dtype], address_space=AddressSpace.SHARED, alignment=VECTOR_BYTES]()
+    var slot = memory.unsafe_offset(thread_idx.y * (vectors * step + width))
+    fetch_row[step](slot, input, row, H, Int(rows))
+    end_copies()
+    wait_for_copies[0]()
+    wait_for_row[group]()
+
+    var left = Int32(H - column)
+    var shift = Int32(row * H) & Int32(width - 1)
+    # Kept as they are read: in the type of sums they would take twice the registers.
+    var x = Array[SIMD[dtype, width], vectors](fill=0)
+    var total = SIMD[accum, width](0)
+    comptime for v in range(vectors):
+        if Int32(v * step) < left:
+            x[v] = first_of(load_across(slot, column + v * step, shift), left - Int32(v * step))
+            total += x[v].cast[accum]()
+    var first_mean = rounded_product(row_sum(total.reduce_add(), 0), scale)
+    var deviations = SIMD[accum, width](0)
+    var squares = SIMD[accum, width](0)
+    comptime for v in range(vectors):
+        if Int32(v * step) < left:
+            var deviation = first_of(x[v].cast[accum]() - first_mean, left - Int32(v * step))
+            deviations += deviation
+            squares = deviation.fma(deviation, squares)
+    var sums = row_sum(SIMD[accum, 2](deviations.reduce_add(), squares.reduce_add()), 1)
+    sums = rounded_product(sums, SIMD[accum, 2](scale))
+    var row_mean = first_mean + sums[0]
+    var row_rstd = 1 / sqrt(sums[1] - sums[0] * sums[0] + eps)
+    if thread_idx.x == 0:
+        mean[unsafe_offset=row] = row_mean
+        rstd[unsafe_offset=row] = row_rstd
+    comptime for v in range(vectors):
+        var h = column + v * step
+        var rest = left - Int32(v * step)
+        if rest > 0:
+            # Behind the last column gamma and beta are 0, and so is what is stored.
+            var y = normalised[dtype](x[v].cast[accum](), row_mean, row_rstd).fma(
+                load_columns[accum](ln_weight, h, rest), load_columns[accum](ln_bias, h, rest)
+            )
+            ln_out.unsafe_store[alignment=VECTOR_BYTES](row * pitch + h, y.cast[dtype]())
+    fill_row[step](ln_out, row, H, pitch)
+
+
+def layernorm_any[
+    dtype: DType, width: Int
+](
+    ln_out: MutPtr[dtype],  # [rows, ln_out_stride], zeros from H on
+    mean: MutPtr[accum_type[dtype]],  # [rows]
+    rstd: MutPtr[accum_type[dtype]],  # [rows]
+    input: ImmPtr[dtype],  # [rows, H]
+    ln_weight: ImmPtr[dtype],  # [H], gamma
+    ln_bias: ImmPtr[dtype],  # [H], beta
+    rows: Int32,
+    hidden_dim: Int32,
+    eps: Scalar[accum_type[dtype]],
+    ln_out_stride: Int32,
+):
+    """Statistics and LayerNorm of a row of any length at any address. One block owns one row and reads it three times,
+    `width` elements at once.
+    """
+    comptime accum = accum_type[dtype]
+    comptime alignment = width * size_of[Scalar[dtype]]()
+    var H = Int(hidden_dim)
+    var row = block_idx.x
+    var x = input.unsafe_offset(row * H)
+    var y = ln_out.unsafe_offset(row * Int(ln_out_stride))
+    var count = Scalar[accum](H)
+    var first = thread_idx.x * width
+    var step = block_dim.x * width
+    var totals = SIMD[accum, width](0)
+    for h in range(first, H, step):
+        totals += x.unsafe_load[width=width, alignment=alignment](h).cast[accum]()
+    var first_mean = row_sum(totals.reduce_add(), 0) / count
+
+    var deviations = SIMD[accum, width](0)
+    var squares = SIMD[accum, width](0)
+    for h in range(first, H, step):
+        var deviation = x.unsafe_load[width=width, alignment=alignment](h).cast[accum]() - first_mean
+        deviations += deviation
+        squares += deviation * deviation
+    var sums = row_sum(SIMD[accum, 2](deviations.reduce_add(), squares.reduce_add()), 1) / count
+    var row_mean = first_mean + sums[0]
+    var row_rstd = 1 / sqrt(sums[1] - sums[0] * sums[0] + eps)
+    if thread_idx.x == 0:
+        mean[unsafe_offset=row] = row_mean
+        rstd[unsafe_offset=row] = row_rstd
+
+    for h in range(first, H, step):
+        var x_hat = (x.unsafe_load[width=width, alignment=alignment](h).cast[accum]() - row_mean) * row_rstd
+        var gamma = ln_weight.unsafe_load[width=width, alignment=alignment](h).cast[accum]()
+        var beta = ln_bias.unsafe_load[width=width, alignment=alignment](h).cast[accum]()
+        y.unsafe_store[alignment=alignment](h, (x_hat * gamma + beta).cast[dtype]())
+    for h in range(H + thread_idx.x, Int(ln_out_stride), block_dim.x):
+        y[unsafe_offset=h] = 0
+
+
+def launch_layernorm_fast[
+    L: Launcher, //, dtype: DType
+](
+    mut launcher: L,
+    ln_out: MutPtr[dtype],
+    mean: MutPtr[accum_type[dtype]],
+    rstd: MutPtr[accum_type[dtype]],
+    input: ImmPtr[dtype],
+    ln_weight: ImmPtr[dtype],
+    ln_bias: ImmPtr[dtype],
+    sizes: Sizes,
+    eps: Scalar[accum_type[dtype]],
+    stride: Int = 0,
+) raises:
+    """One launch: mean, rstd and the LayerNorm output of every row, `stride` elements from one to the next, H where that is
+    0. None where there are no rows."""
+    var rows = Int(sizes.rows())
+    if rows == 0:
+        return
+    var ln_out_stride = stride if stride > 0 else Int(sizes.hidden_dim)
+    comptime elements = FORWARD_VECTORS * vector_width[dtype]
+    var group = ceildiv(Int(sizes.hidden_dim), elements * lanes_of_a_warp()) * lanes_of_a_warp()
+    var tensors = is_aligned[dtype](input, ln_weight, ln_bias, ln_out.as_imm())
+    var whole = Int(sizes.hidden_dim) % vector_width[dtype] == 0 and ln_out_stride == Int(sizes.hidden_dim)
+    var aligned = tensors and whole
+    comptime if L.wgmma and dtype.is_half_float():
+        var shifted = Int(sizes.hidden_dim) % vector_width[dtype] != 0
+        if tensors and shifted and ln_out_stride % vector_width[dtype] == 0:
+            var owned = ceildiv(Int(sizes.hidden_dim), vector_width[dtype])
+            comptime for way in range(len(SHARED_GROUPS)):
+                comptime threads = SHARED_GROUPS[way]
+                comptime vectors = SHARED_VECTORS[way]
+                if owned <= vectors * threads:
+                    var groups = min(rows, max(1, SHARED_THREADS // threads))
+                    launcher.launch[layernorm_shared[dtype, threads, vectors, L.wgmma]](
+                        "layernorm_shared",
+                        ln_out,
+                        mean,
+                        rstd,
+                        input,
+                        ln_weight,
+                        ln_bias,
+                        sizes.rows(),
+                        sizes.hidden_dim,
+                        eps,
+                        Int32(ln_out_stride),
+                        grid_dim=Dim(ceildiv(rows, groups)),
+                        block_dim=Dim(threads, groups),
+                        shared_bytes=groups * (vectors * threads + 1) * VECTOR_BYTES,
+                        early=starts_early(sizes),
+                    )
+                    return
+    var lanes = lanes_of_a_row[dtype](Int(sizes.hidden_dim))
+    comptime if dtype.is_half_float():
+        comptime for narrow in NARROW_LANES:
+            if aligned and lanes == narrow:
+                var groups = min(whole_warps(rows, lanes), NARROW_THREADS // lanes)
+                launcher.launch[layernorm_rows[dtype, NARROW_THREADS, vector_width[dtype], narrow, L.wgmma]](
+                    "layernorm_rows",
+                    ln_out,
+                    mean,
+                    rstd,
+                    input,
+                    ln_weight,
+                    ln_bias,
+                    sizes.rows(),
+                    sizes.hidden_dim,
+                    eps,
+                    Int32(ln_out_stride),
+                    grid_dim=Dim(
+                        min(ceildiv(rows, groups), multiprocessors() * FORWARD_RESIDENT // NARROW_THREADS)
+                    ),
+                    block_dim=Dim(lanes, groups),
+                    early=L.wgmma and starts_early(sizes),
+                )
+                return
+    # The first size of block that holds a row.
+    comptime for width in [vector_width[dtype], 1]:
+        comptime for threads in [128, 512]:
+            if (aligned or width == 1) and group <= threads:
+                var groups = min(rows, threads // group)
+                launcher.launch[layernorm_rows[dtype, threads, width, 0, L.wgmma]](
+                    "layernorm_rows",
+                    ln_out,
+                    mean,
+                    rstd,
+                    input,
+                    ln_weight,
+                    ln_bias,
+                    sizes.rows(),
+                    sizes.hidden_dim,
+                    eps,
+                    Int32(ln_out_stride),
+                    grid_dim=Dim(ceildiv(rows, groups)),
+                    block_dim=Dim(group, groups),
+                    early=L.wgmma and starts_early(sizes),
+                )
+                return
+    comptime for width in [vector_width[dtype], 1]:
+        if aligned or width == 1:
+            launcher.launch[layernorm_any[dtype, width]](
+                "layernorm_any",
+                ln_out,
+                mean,
+                rstd,
+                input,
+                ln_weight,
+                ln_bias,
+                sizes.rows(),
+                sizes.hidden_dim,
+                eps,
+                Int32(ln_out_stride),
+                grid_dim=Dim(rows),
+                block_dim=Dim(ANY_THREADS),
+            )
+            return

@@ -1,0 +1,448 @@
+"""The fast variant: what is launched, in which order, and what lies in between.
+
+Forward: one row kernel (statistics and LayerNorm) and one matrix product with the bias added at its end. Backward:
+
+    dln = dY W                                   a matrix product that reads W as it lies
+    dx, ln_out, shares of dgamma and dbeta       one row kernel over dln and the input; dx takes dln's place
+    shares of db = sum over rows of dY           where there are many rows
+    dgamma, dbeta, db                            the shares, or few rows, added
+    dW = dY^T ln_out                             a matrix product that reads both factors transposed in place
+
+Nothing is added with atomics, so every run gives the same bits. Only the input and the statistics are kept from the
+forward pass; the LayerNorm output is computed again by the row kernel on its way, or where that makes nothing else by a launch
+that waits for no dln (`ln_out.mojo`).
+"""
+
+from .backward_launches import launch_ln_backward_fast
+from .few_rows import launch_ln_backward_few
+from .forward import launch_layernorm_fast
+from .ln_out import launch_ln_out, launch_ln_out_transposed
+from .padded import Factor, launch_aligned, lies_aligned
+from .rows import DX, LN_OUT, SUMS
+from .sums import (
+    DIRECT_ROWS,
+    MORE_DIRECT_ROWS,
+    ROWS_OF_A_LARGE_SHARE,
+    ROWS_OF_A_SHARE,
+    Shares,
+    launch_bias_partials,
+    launch_finish_sums,
+    launch_norm_partials,
+)
+from shared.common import ImmPtr, MutPtr, accum_type
+from common.gemm import launch_gemm
+from common.gemm_hopper_launches import (
+    Pitches,
+    SideSums,
+    column_slices_of,
+    flag_count,
+    launch_gemm_hopper,
+    suits_hopper,
+)
+from common.tensor_maps import lies_in_rows, pitch_of
+from shared.launcher import Launcher
+from .tensors import BackwardTensors, ForwardTensors, Sizes
+
+comptime COPIES_FROM = 1 << 16
+"""Multiply-adds of a product from which on copies with aligned rows pay; below, element by element is as good."""
+
+
+def launch_forward_fast[
+    L: Launcher, dtype: DType, //, tf32: Bool = False
+](mut launcher: L, t: ForwardTensors[dtype]) raises:
+    """Two launches: statistics with LayerNorm, and the product with W^T and the bias. On Hopper see
+    `launch_forward_hopper`."""
+    ref sizes = t.sizes
+    var rows = sizes.rows()
+    var H = sizes.hidden_dim
+    comptime if L.wgmma and dtype.is_half_float():
+        if rows > 0 and pays_on_hopper(t.linear_weight, sizes):
+            launch_forward_hopper(launcher, t)
+            return
+    var ln_out = launcher.workspace[dtype]("ln_out", Int(rows) * Int(H))
+    launch_layernorm_fast[dtype](
+        launcher, ln_out, t.mean, t.rstd, t.input, t.ln_weight, t.ln_bias, sizes, t.eps
+    )
+    launch_gemm[dtype, "nt", True, tf32](
+        launcher,
+        "output",
+        t.output,
+        ln_out.as_imm(),
+        t.linear_weight,
+        t.linear_bias,
+        rows,
+        sizes.output_dim,
+        H,
+    )
+
+
+comptime WEIGHT = 1
+"""What is wanted of a backward pass, added: dW."""
+comptime BIAS = 2
+"""Likewise: db."""
+comptime INPUT = 4
+"""Likewise: dx."""
+comptime NORM = 8
+"""Likewise: dgamma and dbeta."""
+comptime ALL_GRADIENTS = WEIGHT | BIAS | INPUT | NORM
+comptime DLN_GIVEN = 16
+"""Beside these: the caller has multiplied dln."""
+comptime LN_OUT_TAKEN = 32
+"""Likewise: the caller multiplies dW, from ln_out."""
+comptime TRANSPOSED = 128
+"""Beside LN_OUT_TAKEN: ln_out is wanted as [H, rows]."""
+comptime FEW_ROWS = 64
+"""Beside the other two: the rows are few, and dx does not lie over dln."""
+comptime FEW_SHARES = 256
+"""Beside any: sums over rows have few shares, which takes less memory, and reads dY, dln and the input once more."""
+
+
+def launch_backward_fast[
+    L: Launcher, dtype: DType, //, tf32: Bool = False
+](mut launcher: L, t: BackwardTensors[dtype]) raises:
+    """All five gradients; see `launch_gradients`."""
+    launch_gradients[tf32=tf32](launcher, t, ALL_GRADIENTS, t.grad_input, t.grad_input, 0)
+
+
+def launch_gradients[
+    L: Launcher, dtype: DType, //, tf32: Bool
+](
+    mut launcher: L,
+    t: BackwardTensors[dtype],
+    wanted: Int,
+    given_dln: MutPtr[dtype],  # [rows, stride], read with DLN_GIVEN
+    taken_ln_out: MutPtr[dtype],  # [rows, stride], written with LN_OUT_TAKEN
+    stride: Int,
+) raises:
+    """Five launches, four where there are few rows, one more where rows are too long for registers; on Hopper see
+    `launch_backward_hopper`.
+
+    A gradient that is not wanted is not computed, and its memory not touched. With DLN_GIVEN or LN_OUT_TAKEN a product
+    is the caller's; rows of these two matrices are `stride` elements apart, H where that is 0. With FEW_ROWS, and both
+    products the caller's, one launch makes all the rest.
+    """
+    ref sizes = t.sizes
+    var rows = sizes.rows()
+    var H = sizes.hidden_dim
+    var O = sizes.output_dim
+    comptime if L.wgmma and dtype.is_half_float():
+        var all_own = wanted & (DLN_GIVEN | LN_OUT_TAKEN) == 0
+        # Products with sums on the side leave many shares. Where few are wanted, only rows that must be copied go this way.
+        var aligned = lies_aligned(t.linear_weight, Int(H)) and lies_aligned(t.grad_output, Int(O))
+        all_own &= not aligned or wanted & FEW_SHARES == 0
+        if all_own and rows > 0 and pays_on_hopper(t.linear_weight, sizes):
+            launch_backward_hopper(launcher, t, wanted)
+            return
+    var dln_wanted = wanted & (INPUT | NORM) != 0
+    var parts = (DX if wanted & INPUT != 0 else 0) | (SUMS if wanted & NORM != 0 else 0)
+    # dx is written over dln, row by row. Where neither is wanted, any address that can be read will do.
+    var dln = t.input
+    var ln_out = t.grad_input
+    if dln_wanted:
+        if wanted & DLN_GIVEN != 0:
+            dln = given_dln.as_imm()
+        elif wanted & INPUT != 0:
+            dln = t.grad_input.as_imm()
+        else:
+            dln = launcher.workspace[dtype]("dln", Int(rows) * Int(H)).as_imm()
+    if wanted & TRANSPOSED != 0:
+        launch_ln_out_transposed(launcher, t, taken_ln_out)
+    elif wanted & LN_OUT_TAKEN != 0:
+        ln_out = taken_ln_out
+        parts |= LN_OUT
+    elif wanted & WEIGHT != 0:
+        ln_out = launcher.workspace[dtype]("ln_out", Int(rows) * Int(H))
+        parts |= LN_OUT
+
+    if wanted & FEW_ROWS != 0:
+        launch_ln_backward_few[dtype](
+            launcher,
+            t.grad_input,
+            ln_out,
+            t.grad_ln_weight,
+            t.grad_ln_bias,
+            t.grad_bias,
+            dln,
+            t.grad_output,
+            t.input,
+            t.mean,
+            t.rstd,
+            t.ln_weight,
+            t.ln_bias,
+            sizes,
+            parts,
+            wanted & BIAS != 0,
+            stride,
+        )
+        return
+    var bias_shares = Shares(t.mean, 0)
+    if dln_wanted and wanted & DLN_GIVEN == 0:
+        var on_the_side = wanted & BIAS != 0 and wanted & FEW_SHARES == 0
+        bias_shares = launch_dln[tf32=tf32](launcher, t, dln.unsafe_mut_cast[True](), on_the_side)
+    var row_stride = stride if stride > 0 else Int(H)
+    var ln_shares = Shares(t.mean, 0)
+    if wanted & FEW_SHARES != 0 and parts & SUMS != 0:
+        # First, for dx is written over dln.
+        ln_shares = launch_norm_partials(
+            launcher, dln, t.input, t.mean, t.rstd, sizes, row_stride, ROWS_OF_A_LARGE_SHARE
+        )
+        _ = launch_rows(launcher, t, ln_out, dln, parts & ~SUMS, row_stride)
+    else:
+        ln_shares = launch_rows(launcher, t, ln_out, dln, parts, row_stride)
+    launch_parameter_gradients(launcher, t, wanted, ln_shares, bias_shares)
+    if wanted & WEIGHT != 0:
+        launch_gemm[dtype, "tn", False, tf32](
+            launcher,
+            "grad_weight",
+            t.grad_weight,
+            t.grad_output,
+            ln_out.as_imm(),
+            ln_out.as_imm(),
+            O,
+            H,
+            rows,
+        )
+
+
+def launch_rows[
+    L: Launcher, dtype: DType, //
+](
+    mut launcher: L,
+    t: BackwardTensors[dtype],
+    ln_out: MutPtr[dtype],
+    dln: ImmPtr[dtype],
+    parts: Int,
+    stride: Int,
+) raises -> Shares[accum_type[dtype]]:
+    """What of dx, ln_out, and shares of dgamma and dbeta `parts` names; rows of dln and ln_out are `stride` elements apart.
+    """
+    if parts == LN_OUT:
+        launch_ln_out(launcher, t, ln_out, stride)
+    if parts == LN_OUT or parts == 0:
+        return Shares(t.mean, 0)
+    return launch_ln_backward_fast[dtype](
+        launcher,
+        t.grad_input,
+        ln_out,
+        dln,
+        t.input,
+        t.mean,
+        t.rstd,
+        t.ln_weight,
+        t.ln_bias,
+        t.sizes,
+        parts,
+        stride,
+    )
+
+
+def launch_dln[
+    L: Launcher, dtype: DType, //, tf32: Bool
+](mut launcher: L, t: BackwardTensors[dtype], dln: MutPtr[dtype], sums_wanted: Bool) raises -> Shares[
+    accum_type[dtype]
+]:
+    """One launch: dln = dY W. On Hopper it sums the columns of dY on the side, where that is wanted: the shares of db; no
+    slices elsewhere."""
+    var rows = t.sizes.rows()
+    var H = t.sizes.hidden_dim
+    var O = t.sizes.output_dim
+    comptime if L.wgmma and dtype.is_half_float():
+        if sums_wanted and suits_hopper[dtype, "nn"](
+            dln, t.grad_output, t.linear_weight, Int(rows), Int(H), Int(O)
+        ):
+            var slices = column_slices_of(Int(rows))
+            var flags = launcher.workspace[DType.int32]("flags", flag_count())
+            var partials = launcher.workspace[DType.float32]("bias_partials", slices * Int(O))
+            launch_gemm_hopper[dtype, "nn", False, "sum columns"](
+                launcher,
+                "dln",
+                dln,
+                t.grad_output,
+                t.linear_weight,
+                t.linear_weight,
+                rows,
+                H,
+                O,
+                SideSums[dtype](flags, partials, dln),
+            )
+            return Shares(rebind[ImmPtr[accum_type[dtype]]](partials.as_imm()), slices)
+    launch_gemm[dtype, "nn", False, tf32](
+        launcher, "dln", dln, t.grad_output, t.linear_weight, t.linear_weight, rows, H, O
+    )
+    return Shares(t.mean, 0)
+
+
+def launch_parameter_gradients[
+    L: Launcher, dtype: DType, //
+](
+    mut launcher: L,
+    t: BackwardTensors[dtype],
+    wanted: Int,
+    ln_shares: Shares[accum_type[dtype]],
+    bias_shares: Shares[accum_type[dtype]],
+) raises:
+    """One launch, or two: dgamma and dbeta from their shares, and db from its own, or from the rows of dY, which are few
+    or are added in two stages."""
+    var rows = Int(t.sizes.rows())
+    var H = Int(t.sizes.hidden_dim) if wanted & NORM != 0 else 0
+    var O = Int(t.sizes.output_dim) if wanted & BIAS != 0 else 0
+    var few = wanted & FEW_SHARES != 0
+    if bias_shares.slices == 0 and rows <= (MORE_DIRECT_ROWS if few else DIRECT_ROWS):
+        var rows_of_dy = Shares(t.grad_output, rows)
+        launch_finish_sums[dtype](
+            launcher, t.grad_ln_weight, t.grad_ln_bias, ln_shares, H, t.grad_bias, rows_of_dy, O
+        )
+        return
+    var shares = bias_shares.copy()
+    if shares.slices == 0 and O > 0:
+        var fewest = ROWS_OF_A_LARGE_SHARE if few else ROWS_OF_A_SHARE
+        shares = launch_bias_partials[dtype](launcher, t.grad_output, t.mean, t.sizes, fewest)
+    launch_finish_sums[dtype](
+        launcher, t.grad_ln_weight, t.grad_ln_bias, ln_shares, H, t.grad_bias, shares, O
+    )
+
+
+# ---- On Hopper ----------------------------------------------------------------------------------------------
+
+
+def launch_forward_hopper[L: Launcher, dtype: DType, //](mut launcher: L, t: ForwardTensors[dtype]) raises:
+    """Two launches, and one more where W must be copied for its rows to be aligned."""
+    ref sizes = t.sizes
+    var rows = Int(sizes.rows())
+    var H = Int(sizes.hidden_dim)
+    var O = Int(sizes.output_dim)
+    var pitch = pitch_of[dtype](H)
+    var ln_out = launcher.workspace[dtype]("ln_out", rows * pitch)
+    var space = ln_out
+    if not lies_aligned(t.linear_weight, H):
+        space = launcher.workspace[dtype]("linear_weight", O * pitch)
+    var weight = launch_aligned(launcher, "linear_weight", t.linear_weight, O, H, space)
+    launch_layernorm_fast[dtype](
+        launcher, ln_out, t.mean, t.rstd, t.input, t.ln_weight, t.ln_bias, sizes, t.eps, pitch
+    )
+    launch_gemm_hopper[dtype, "nt", True, "none"](
+        launcher,
+        "output",
+        t.output,
+        ln_out.as_imm(),
+        weight.address,
+        t.linear_bias,
+        sizes.rows(),
+        sizes.output_dim,
+        sizes.hidden_dim,
+        pitches=Pitches(pitch, weight.pitch, O),
+    )
+
+
+def pays_on_hopper[dtype: DType, //](weight: ImmPtr[dtype], sizes: Sizes) -> Bool:
+    """Whether the products are worth copies with aligned rows, or want none."""
+    var H = Int(sizes.hidden_dim)
+    var O = Int(sizes.output_dim)
+    var aligned = lies_aligned(weight, H) and lies_in_rows[dtype](O)
+    return aligned or Int(sizes.rows()) * H * O >= COPIES_FROM
+
+
+def launch_backward_hopper[
+    L: Launcher, dtype: DType, //
+](mut launcher: L, t: BackwardTensors[dtype], wanted: Int) raises:
+    """Three launches for all gradients, and one more for each of dY and W that must be copied for its rows to be aligned.
+
+    The products have warps with nothing to do: those of the first sum the columns of dY while it passes through, those of
+    the second add the slices of db, dgamma and dbeta. Where rows of W are not aligned, the memory of dW must have room for
+    O rows of `pitch_of` H elements.
+    """
+    ref sizes = t.sizes
+    var rows = Int(sizes.rows())
+    var H = Int(sizes.hidden_dim)
+    var O = Int(sizes.output_dim)
+    var pitch = pitch_of[dtype](H)
+    var dln_wanted = wanted & (INPUT | NORM) != 0
+    var weight_wanted = wanted & WEIGHT != 0
+    var parts = (DX if wanted & INPUT != 0 else 0) | (SUMS if wanted & NORM != 0 else 0)
+    parts |= LN_OUT if weight_wanted else 0
+
+    # What is written over dln, row by row: dx, or else ln_out.
+    var dln = t.grad_input
+    var ln_out = dln
+    var apart = dln_wanted and (wanted & INPUT == 0 or not lies_aligned(t.grad_input.as_imm(), H))
+    if apart:
+        dln = launcher.workspace[dtype]("dln", rows * pitch)
+        ln_out = dln
+    elif weight_wanted:
+        ln_out = launcher.workspace[dtype]("ln_out", rows * pitch)
+    # A copy of W is read before dW is written, which has room for it.
+    var copy = t.grad_weight
+    if dln_wanted and not lies_aligned(t.linear_weight, H):
+        if not weight_wanted or lies_in_rows[dtype](H):
+            copy = launcher.workspace[dtype]("linear_weight", O * pitch)
+    var dy = Factor(t.grad_output, O)
+    if (dln_wanted or weight_wanted) and not lies_aligned(t.grad_output, O):
+        var space = launcher.workspace[dtype]("grad_output", rows * pitch_of[dtype](O))
+        dy = launch_aligned(launcher, "grad_output", t.grad_output, rows, O, space)
+
+    var flags = launcher.workspace[DType.int32]("flags", flag_count())
+    var bias_shares = Shares(t.mean, 0)
+    var bias_partials = MutPtr[DType.float32](unsafe_from_address=Int(flags))
+    if dln_wanted:
+        var slices = column_slices_of(rows)
+        bias_partials = launcher.workspace[DType.float32]("bias_partials", slices * O)
+        bias_shares = Shares(rebind[ImmPtr[accum_type[dtype]]](bias_partials.as_imm()), slices)
+        var weight = launch_aligned(launcher, "linear_weight", t.linear_weight, O, H, copy)
+        launch_gemm_hopper[dtype, "nn", False, "sum columns"](
+            launcher,
+            "dln",
+            dln,
+            dy.address,
+            weight.address,
+            weight.address,
+            sizes.rows(),
+            sizes.hidden_dim,
+            sizes.output_dim,
+            SideSums[dtype](flags, bias_partials, dln),
+            Pitches(dy.pitch, weight.pitch, pitch),
+        )
+    var before = dln.as_imm() if dln_wanted else t.input
+    var ln_shares = launch_rows(launcher, t, ln_out, before, parts, pitch)
+    var pitches = Pitches(dy.pitch, pitch, H)
+    if wanted == ALL_GRADIENTS:
+        var side = SideSums(
+            flags,
+            bias_partials,
+            bias_shares.slices,
+            t.grad_bias,
+            rebind[ImmPtr[DType.float32]](ln_shares.partials),
+            ln_shares.slices,
+            t.grad_ln_weight,
+            t.grad_ln_bias,
+        )
+        launch_grad_weight["add slices"](launcher, t, dy, ln_out, side^, pitches)
+        return
+    launch_parameter_gradients(launcher, t, wanted, ln_shares, bias_shares)
+    if weight_wanted:
+        launch_grad_weight["none"](launcher, t, dy, ln_out, SideSums[dtype](t.grad_weight), pitches)
+
+
+def launch_grad_weight[
+    L: Launcher, dtype: DType, //, side_work: StaticString
+](
+    mut launcher: L,
+    t: BackwardTensors[dtype],
+    dy: Factor[dtype],
+    ln_out: MutPtr[dtype],
+    var side: SideSums[dtype],
+    pitches: Pitches,
+) raises:
+    """One launch: dW = dY^T ln_out."""
+    launch_gemm_hopper[dtype, "tn", False, side_work](
+        launcher,
+        "grad_weight",
+        t.grad_weight,
+        dy.address,
+        ln_out.as_imm(),
+        ln_out.as_imm(),
+        t.sizes.output_dim,
+        t.sizes.hidden_dim,
+        t.sizes.rows(),
+        side^,
+        pitches,
+    )

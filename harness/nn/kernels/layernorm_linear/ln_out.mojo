@@ -1,0 +1,167 @@
+"""The LayerNorm output made again from the statistics, in a launch of its own: for a product dW that waits for nothing else, or that
+reads it transposed.
+
+No element needs another one of its row, so a block takes neighbouring columns of some rows, and a thread keeps its gamma and beta.
+"""
+
+from std.math import ceildiv
+from std.memory import AddressSpace
+from std.sys import size_of
+from max.gpu import barrier, block_dim, block_idx, thread_idx
+from max.gpu.host import Dim
+from layout.tile_layout import row_major
+from layout.tile_tensor import stack_allocation
+
+from .rows import load_elements, normalised, starts_early
+from shared.common import ImmPtr, MutPtr, accum_type, start_later_grids, wait_for_earlier_grids
+from shared.launcher import Launcher
+from common.row_reductions import is_aligned, vector_width
+from .tensors import BackwardTensors
+
+comptime THREADS = 256
+"""The most threads of a block."""
+comptime ABREAST = 4
+"""Rows of which a thread loads a vector at a time."""
+comptime TILE = 32
+"""Rows and columns that a block transposes."""
+comptime TILE_LINES = 8
+"""How many of them it takes at a time."""
+
+
+def normalise_rows[
+    dtype: DType, width: Int, early: Bool
+](
+    ln_out: MutPtr[dtype],  # [rows, stride]; zeros from H on
+    input: ImmPtr[dtype],  # [rows, H]
+    mean: ImmPtr[accum_type[dtype]],  # [rows]
+    rstd: ImmPtr[accum_type[dtype]],  # [rows]
+    ln_weight: ImmPtr[dtype],  # [H], gamma
+    ln_bias: ImmPtr[dtype],  # [H], beta
+    rows: Int32,
+    hidden_dim: Int32,
+    stride: Int32,
+):
+    """ln_out = x_hat * gamma + beta with x_hat = (x - mean) * rstd. A thread takes `width` columns of ABREAST rows.
+    """
+    comptime accum = accum_type[dtype]
+    comptime alignment = width * size_of[Scalar[dtype]]()
+    comptime if early:
+        wait_for_earlier_grids()
+        start_later_grids()
+    var H = Int(hidden_dim)
+    var column = (block_idx.y * block_dim.x + thread_idx.x) * width
+    if column >= Int(stride):
+        return
+    var first = block_idx.x * block_dim.y * ABREAST + thread_idx.y
+    var gamma = SIMD[accum, width](0)
+    var beta = SIMD[accum, width](0)
+    var x = Array[SIMD[accum, width], ABREAST](fill=0)
+    if column < H:
+        gamma = load_elements[width, accum](ln_weight, column)
+        beta = load_elements[width, accum](ln_bias, column)
+        comptime for i in range(ABREAST):
+            var row = first + i * block_dim.y
+            if row < Int(rows):
+                x[i] = load_elements[width, accum](input, row * H + column)
+    comptime for i in range(ABREAST):
+        var row = first + i * block_dim.y
+        if row < Int(rows):
+            var x_hat = normalised[dtype](x[i], mean[unsafe_offset=row], rstd[unsafe_offset=row])
+            var y = x_hat.fma(gamma, beta).cast[dtype]()
+            ln_out.unsafe_store[alignment=alignment](row * Int(stride) + column, y)
+
+
+def launch_ln_out[
+    L: Launcher, dtype: DType, //
+](mut launcher: L, t: BackwardTensors[dtype], ln_out: MutPtr[dtype], stride: Int) raises:
+    """One launch: ln_out, whose rows are `stride` elements apart. None where there are no rows."""
+    var rows = Int(t.sizes.rows())
+    var H = Int(t.sizes.hidden_dim)
+    if rows == 0:
+        return
+    var aligned = is_aligned[dtype](t.input, t.ln_weight, t.ln_bias, ln_out.as_imm())
+    comptime for width in [vector_width[dtype], 1]:
+        if width == 1 or aligned and H % width == 0 == stride % width:
+            var columns = ceildiv(stride, width)
+            var lanes = min(columns, THREADS)
+            var groups = min(rows, THREADS // lanes)
+            launcher.launch[normalise_rows[dtype, width, L.wgmma]](
+                "ln_out",
+                ln_out,
+                t.input,
+                t.mean,
+                t.rstd,
+                t.ln_weight,
+                t.ln_bias,
+                t.sizes.rows(),
+                t.sizes.hidden_dim,
+                Int32(stride),
+                grid_dim=Dim(ceildiv(rows, groups * ABREAST), ceildiv(columns, lanes)),
+                block_dim=Dim(lanes, groups),
+                early=L.wgmma and starts_early(t.sizes),
+            )
+            return
+
+
+def normalise_transposed[
+    dtype: DType, early: Bool
+](
+    ln_out: MutPtr[dtype],  # [H, rows]
+    input: ImmPtr[dtype],  # [rows, H]
+    mean: ImmPtr[accum_type[dtype]],  # [rows]
+    rstd: ImmPtr[accum_type[dtype]],  # [rows]
+    ln_weight: ImmPtr[dtype],  # [H], gamma
+    ln_bias: ImmPtr[dtype],  # [H], beta
+    rows: Int32,
+    hidden_dim: Int32,
+):
+    """The transpose of ln_out. A block takes a tile, which it reads along rows and writes along columns."""
+    comptime accum = accum_type[dtype]
+    # One column more puts the elements of a column into different banks.
+    var tile = stack_allocation[dtype=dtype, address_space=AddressSpace.SHARED](row_major[TILE, TILE + 1]())
+    comptime if early:
+        wait_for_earlier_grids()
+        start_later_grids()
+    var H = Int(hidden_dim)
+    var first_row = block_idx.x * TILE
+    var first_column = block_idx.y * TILE
+    var column = first_column + thread_idx.x
+    if column < H:
+        var gamma = ln_weight[unsafe_offset=column].cast[accum]()
+        var beta = ln_bias[unsafe_offset=column].cast[accum]()
+        comptime for i in range(TILE // TILE_LINES):
+            var line = i * TILE_LINES + thread_idx.y
+            var row = first_row + line
+            if row < Int(rows):
+                var x = input[unsafe_offset=row * H + column].cast[accum]()
+                var x_hat = normalised[dtype](x, mean[unsafe_offset=row], rstd[unsafe_offset=row])
+                tile[line, thread_idx.x] = x_hat.fma(gamma, beta).cast[dtype]()
+    barrier()
+    var row = first_row + thread_idx.x
+    comptime for i in range(TILE // TILE_LINES):
+        var line = i * TILE_LINES + thread_idx.y
+        if row < Int(rows) and first_column + line < H:
+            ln_out[unsafe_offset=(first_column + line) * Int(rows) + row] = tile[thread_idx.x, line]
+
+
+def launch_ln_out_transposed[
+    L: Launcher, dtype: DType, //
+](mut launcher: L, t: BackwardTensors[dtype], ln_out: MutPtr[dtype]) raises:
+    """One launch: the transpose of ln_out, [H, rows]. None where there are no rows."""
+    var rows = Int(t.sizes.rows())
+    if rows == 0:
+        return
+    launcher.launch[normalise_transposed[dtype, L.wgmma]](
+        "ln_out",
+        ln_out,
+        t.input,
+        t.mean,
+        t.rstd,
+        t.ln_weight,
+        t.ln_bias,
+        t.sizes.rows(),
+        t.sizes.hidden_dim,
+        grid_dim=Dim(ceildiv(rows, TILE), ceildiv(Int(t.sizes.hidden_dim), TILE)),
+        block_dim=Dim(TILE, TILE_LINES),
+        early=L.wgmma and starts_early(t.sizes),
+    )

@@ -1,0 +1,101 @@
+"""Copies with aligned rows, for the products on Hopper: the tensor memory accelerator reaches no others.
+
+Rows of 16-bit elements whose number is no multiple of 8 begin at any address. A copy whose rows are some elements apart
+costs one pass over the matrix; a product that loads element by element costs several times the product.
+"""
+
+from std.math import ceildiv
+from std.sys import size_of
+from max.gpu import block_dim, block_idx, grid_dim, thread_idx
+from max.gpu.host import Dim
+
+from shared.common import ImmPtr, MutPtr, start_later_grids, wait_for_earlier_grids
+from common.tensor_maps import ROW_BYTES, lies_in_rows, pitch_of
+from shared.launcher import Launcher
+
+comptime COPY_LANES = 32
+"""Neighbouring threads of a copy."""
+comptime COPY_ROWS = 8
+"""Rows that a block copies at a time."""
+comptime COPY_STEPS = 8
+"""Loads of a thread that are under way at a time."""
+comptime MOST_COPY_BLOCKS = 32768
+"""The most blocks of a copy along its rows; they go on with the rows after theirs."""
+
+
+@fieldwise_init
+struct Factor[dtype: DType](Copyable, Movable):
+    """A factor that the TMA can reach."""
+
+    @__allow_legacy_any_origin_fields
+    var address: ImmPtr[Self.dtype]
+    var pitch: Int
+    """Elements from one row to the next."""
+
+
+def copy_rows[
+    dtype: DType, width: Int
+](
+    target: MutPtr[dtype],  # [rows, pitch]; what lies past the columns is not written
+    source: ImmPtr[dtype],  # [rows, columns]
+    rows: Int32,
+    columns: Int32,
+    pitch: Int32,
+):
+    """Copies rows, `width` elements at once; every element that is read lies at a multiple of as many."""
+    comptime alignment = width * size_of[Scalar[dtype]]()
+    wait_for_earlier_grids()
+    start_later_grids()
+    var first = (block_idx.x * COPY_LANES * COPY_STEPS + thread_idx.x) * width
+    for row in range(block_idx.y * COPY_ROWS + thread_idx.y, Int(rows), grid_dim.y * COPY_ROWS):
+        var from_row = source.unsafe_offset(row * Int(columns))
+        var to_row = target.unsafe_offset(row * Int(pitch))
+        var held = Array[SIMD[dtype, width], COPY_STEPS](fill=0)
+        comptime for step in range(COPY_STEPS):
+            var column = first + step * COPY_LANES * width
+            if column < Int(columns):
+                held[step] = from_row.unsafe_load[width=width, alignment=alignment](column)
+        comptime for step in range(COPY_STEPS):
+            var column = first + step * COPY_LANES * width
+            if column < Int(columns):
+                to_row.unsafe_store[alignment=alignment](column, held[step])
+
+
+def lies_aligned[dtype: DType, //](matrix: ImmPtr[dtype], columns: Int) -> Bool:
+    """Whether the TMA can reach a matrix whose rows lie one after the other."""
+    return lies_in_rows[dtype](columns) and Int(matrix) % ROW_BYTES == 0
+
+
+def launch_aligned[
+    L: Launcher, dtype: DType, //
+](
+    mut launcher: L,
+    name: StaticString,
+    source: ImmPtr[dtype],
+    rows: Int,
+    columns: Int,
+    space: MutPtr[dtype],
+) raises -> Factor[dtype]:
+    """One launch, or none: the matrix itself where it lies aligned, else its copy in `space`, [rows, pitch].
+    """
+    var pitch = pitch_of[dtype](columns)
+    if lies_aligned(source, columns):
+        return Factor(source, pitch)
+    comptime for width in [2, 1]:
+        if width == 1 or columns % 2 == 0 and Int(source) % (2 * size_of[Scalar[dtype]]()) == 0:
+            launcher.launch[copy_rows[dtype, width]](
+                name,
+                space,
+                source,
+                Int32(rows),
+                Int32(columns),
+                Int32(pitch),
+                grid_dim=Dim(
+                    ceildiv(columns, COPY_LANES * COPY_STEPS * width),
+                    min(ceildiv(rows, COPY_ROWS), MOST_COPY_BLOCKS),
+                ),
+                block_dim=Dim(COPY_LANES, COPY_ROWS),
+                early=L.wgmma,
+            )
+            break
+    return Factor(space.as_imm(), pitch)

@@ -1,0 +1,253 @@
+"""The fast variant for the smallest problems, where a launch costs more than the work: one launch for each pass.
+
+The extension module takes these kernels below a size that `suits_small_forward` and `suits_small_backward` know. Sums
+are compensated and their order is fixed, so every run gives the same bits.
+"""
+
+from std.math import sqrt
+from std.memory import AddressSpace
+from max.gpu import barrier, block_idx, thread_idx
+from max.gpu.host import Dim
+from max.gpu.primitives import block
+from layout.tile_layout import row_major
+from layout.tile_tensor import stack_allocation
+
+from .launches import BIAS, INPUT, NORM, WEIGHT
+from shared.common import CompensatedSum, ImmPtr, MutPtr, accum_type, rounded_product
+from shared.launcher import Launcher
+from .tensors import BackwardTensors, ForwardTensors, Sizes
+
+comptime FORWARD_THREADS = 128
+"""Threads of a block of the forward kernel, which owns one row."""
+comptime BACKWARD_THREADS = 256
+"""Threads of the one block of the backward kernel."""
+comptime SIDE = 256
+"""The largest H, and in the backward pass the most rows and the largest O: the longest sum of one thread."""
+comptime HELD = 2048
+"""The most elements, rows * H, that the backward kernel holds in shared memory, twice."""
+comptime FORWARD_WORK = 1 << 20
+"""The most multiply-adds of a forward pass, and a 64th of it for one row; a GPU does them in microseconds."""
+comptime BACKWARD_WORK = 1 << 15
+"""The most multiply-adds of one product of a backward pass, for one block does it all."""
+
+
+def suits_small_forward(sizes: Sizes) -> Bool:
+    """Whether a forward pass is small enough for one launch."""
+    var weight = Int(sizes.hidden_dim) * Int(sizes.output_dim)
+    return (
+        sizes.hidden_dim <= SIDE
+        and weight <= FORWARD_WORK // 64
+        and Int(sizes.rows()) * weight <= FORWARD_WORK
+    )
+
+
+def suits_small_backward(sizes: Sizes) -> Bool:
+    """Whether a backward pass is small enough for one block."""
+    var held = Int(sizes.rows()) * Int(sizes.hidden_dim)
+    return (
+        max(sizes.rows(), sizes.hidden_dim, sizes.output_dim) <= SIDE
+        and held <= HELD
+        and held * Int(sizes.output_dim) <= BACKWARD_WORK
+    )
+
+
+def small_forward_kernel[
+    dtype: DType
+](
+    output: MutPtr[dtype],  # [rows, O]
+    mean: MutPtr[accum_type[dtype]],  # [rows]
+    rstd: MutPtr[accum_type[dtype]],  # [rows]
+    input: ImmPtr[dtype],  # [rows, H]
+    ln_weight: ImmPtr[dtype],  # [H], gamma
+    ln_bias: ImmPtr[dtype],  # [H], beta
+    linear_weight: ImmPtr[dtype],  # [O, H]
+    linear_bias: ImmPtr[dtype],  # [O]
+    hidden_dim: Int32,
+    output_dim: Int32,
+    eps: Scalar[accum_type[dtype]],
+):
+    """LayerNorm and Linear. One block owns one row, and keeps its LayerNorm output in shared memory."""
+    comptime accum = accum_type[dtype]
+    var H = Int(hidden_dim)
+    var O = Int(output_dim)
+    var row = block_idx.x
+    var x = input.unsafe_offset(row * H)
+    var ln_out = stack_allocation[dtype=accum, address_space=AddressSpace.SHARED](row_major[SIDE]()).ptr
+
+    # Phase 1: mean and variance, in two passes; the second also takes out the rounding of the first mean.
+    var count = Scalar[accum](H)
+    var elements = Scalar[accum](0)
+    for h in range(thread_idx.x, H, FORWARD_THREADS):
+        elements += x[unsafe_offset=h].cast[accum]()
+    var first_mean = block.sum[block_size=FORWARD_THREADS](elements) / count
+    var deviations = Scalar[accum](0)
+    var squares = Scalar[accum](0)
+    for h in range(thread_idx.x, H, FORWARD_THREADS):
+        var deviation = x[unsafe_offset=h].cast[accum]() - first_mean
+        deviations += deviation
+        squares += deviation * deviation
+    var correction = block.sum[block_size=FORWARD_THREADS](deviations) / count
+    var variance = block.sum[block_size=FORWARD_THREADS](squares) / count - correction * correction
+    var row_mean = first_mean + correction
+    var row_rstd = 1 / sqrt(variance + eps)
+    if thread_idx.x == 0:
+        mean[unsafe_offset=row] = row_mean
+        rstd[unsafe_offset=row] = row_rstd
+
+    # Phase 2: normalise, scale and shift.
+    for h in range(thread_idx.x, H, FORWARD_THREADS):
+        var x_hat = (x[unsafe_offset=h].cast[accum]() - row_mean) * row_rstd
+        var gamma = ln_weight[unsafe_offset=h].cast[accum]()
+        ln_out[unsafe_offset=h] = x_hat * gamma + ln_bias[unsafe_offset=h].cast[accum]()
+    barrier()
+
+    # Phase 3: multiply; one thread owns one column of the output at a time.
+    for o in range(thread_idx.x, O, FORWARD_THREADS):
+        var total = CompensatedSum[accum]()
+        for h in range(H):
+            total += ln_out[unsafe_offset=h] * linear_weight[unsafe_offset=o * H + h].cast[accum]()
+        total += linear_bias[unsafe_offset=o].cast[accum]()
+        output[unsafe_offset=row * O + o] = total.total.cast[dtype]()
+
+
+def small_backward_kernel[
+    dtype: DType
+](
+    grad_input: MutPtr[dtype],  # [rows, H]
+    grad_ln_weight: MutPtr[dtype],  # [H]
+    grad_ln_bias: MutPtr[dtype],  # [H]
+    grad_weight: MutPtr[dtype],  # [O, H]
+    grad_bias: MutPtr[dtype],  # [O]
+    grad_output: ImmPtr[dtype],  # [rows, O]
+    input: ImmPtr[dtype],  # [rows, H]
+    mean: ImmPtr[accum_type[dtype]],  # [rows]
+    rstd: ImmPtr[accum_type[dtype]],  # [rows]
+    ln_weight: ImmPtr[dtype],  # [H], gamma
+    ln_bias: ImmPtr[dtype],  # [H], beta
+    linear_weight: ImmPtr[dtype],  # [O, H]
+    rows: Int32,
+    hidden_dim: Int32,
+    output_dim: Int32,
+    wanted: Int32,  # WEIGHT, BIAS, INPUT and NORM, added: no other gradient is touched
+):
+    """The gradients that are wanted, in one block: every element has one thread that sums it, so nothing is atomic.
+    """
+    comptime accum = accum_type[dtype]
+    var R = Int(rows)
+    var H = Int(hidden_dim)
+    var O = Int(output_dim)
+    var x_hat = stack_allocation[dtype=accum, address_space=AddressSpace.SHARED](row_major[HELD]()).ptr
+    var dln = stack_allocation[dtype=accum, address_space=AddressSpace.SHARED](row_major[HELD]()).ptr
+    var c1 = stack_allocation[dtype=accum, address_space=AddressSpace.SHARED](row_major[SIDE]()).ptr
+    var c2 = stack_allocation[dtype=accum, address_space=AddressSpace.SHARED](row_major[SIDE]()).ptr
+
+    # Phase 1: x_hat, and the gradient at the LayerNorm output, dln = dY W.
+    var dln_wanted = wanted & (INPUT | NORM) != 0
+    for index in range(thread_idx.x, R * H, BACKWARD_THREADS):
+        var row = index // H
+        var h = index % H
+        var deviation = input[unsafe_offset=index].cast[accum]() - mean[unsafe_offset=row]
+        x_hat[unsafe_offset=index] = deviation * rstd[unsafe_offset=row]
+        if dln_wanted:
+            var total = CompensatedSum[accum]()
+            for o in range(O):
+                var dy = grad_output[unsafe_offset=row * O + o].cast[accum]()
+                total += dy * linear_weight[unsafe_offset=o * H + h].cast[accum]()
+            dln[unsafe_offset=index] = total.total
+    barrier()
+
+    # Phase 2: c1 = mean_h(g * x_hat) and c2 = mean_h(g) of every row, g = dln * gamma.
+    if wanted & INPUT != 0:
+        for row in range(thread_idx.x, R, BACKWARD_THREADS):
+            var sum_g_x_hat = CompensatedSum[accum]()
+            var sum_g = CompensatedSum[accum]()
+            for h in range(H):
+                var g = dln[unsafe_offset=row * H + h] * ln_weight[unsafe_offset=h].cast[accum]()
+                sum_g_x_hat += g * x_hat[unsafe_offset=row * H + h]
+                sum_g += g
+            c1[unsafe_offset=row] = sum_g_x_hat.total / Scalar[accum](H)
+            c2[unsafe_offset=row] = sum_g.total / Scalar[accum](H)
+    barrier()
+
+    # Phase 3: dx = rstd * (g - c2 - x_hat * c1); dgamma and dbeta; db; dW.
+    if wanted & INPUT != 0:
+        for index in range(thread_idx.x, R * H, BACKWARD_THREADS):
+            var row = index // H
+            var g = rounded_product(
+                dln[unsafe_offset=index], ln_weight[unsafe_offset=index % H].cast[accum]()
+            )
+            var dx = g - c2[unsafe_offset=row] - x_hat[unsafe_offset=index] * c1[unsafe_offset=row]
+            grad_input[unsafe_offset=index] = (rstd[unsafe_offset=row] * dx).cast[dtype]()
+    if wanted & NORM != 0:
+        for h in range(thread_idx.x, H, BACKWARD_THREADS):
+            var dgamma = CompensatedSum[accum]()
+            var dbeta = CompensatedSum[accum]()
+            for row in range(R):
+                dgamma += dln[unsafe_offset=row * H + h] * x_hat[unsafe_offset=row * H + h]
+                dbeta += dln[unsafe_offset=row * H + h]
+            grad_ln_weight[unsafe_offset=h] = dgamma.total.cast[dtype]()
+            grad_ln_bias[unsafe_offset=h] = dbeta.total.cast[dtype]()
+    if wanted & BIAS != 0:
+        for o in range(thread_idx.x, O, BACKWARD_THREADS):
+            var db = CompensatedSum[accum]()
+            for row in range(R):
+                db += grad_output[unsafe_offset=row * O + o].cast[accum]()
+            grad_bias[unsafe_offset=o] = db.total.cast[dtype]()
+    if wanted & WEIGHT != 0:
+        for index in range(thread_idx.x, O * H, BACKWARD_THREADS):
+            var o = index // H
+            var h = index % H
+            var gamma = ln_weight[unsafe_offset=h].cast[accum]()
+            var beta = ln_bias[unsafe_offset=h].cast[accum]()
+            var dW = CompensatedSum[accum]()
+            for row in range(R):
+                var ln_out = x_hat[unsafe_offset=row * H + h] * gamma + beta
+                dW += grad_output[unsafe_offset=row * O + o].cast[accum]() * ln_out
+            grad_weight[unsafe_offset=index] = dW.total.cast[dtype]()
+
+
+def launch_forward_small[L: Launcher, dtype: DType, //](mut launcher: L, t: ForwardTensors[dtype]) raises:
+    """One launch."""
+    launcher.launch[small_forward_kernel[dtype]](
+        "small_forward",
+        t.output,
+        t.mean,
+        t.rstd,
+        t.input,
+        t.ln_weight,
+        t.ln_bias,
+        t.linear_weight,
+        t.linear_bias,
+        t.sizes.hidden_dim,
+        t.sizes.output_dim,
+        t.eps,
+        grid_dim=Dim(Int(t.sizes.rows())),
+        block_dim=Dim(FORWARD_THREADS),
+    )
+
+
+def launch_backward_small[
+    L: Launcher, dtype: DType, //
+](mut launcher: L, t: BackwardTensors[dtype], wanted: Int) raises:
+    """One launch."""
+    launcher.launch[small_backward_kernel[dtype]](
+        "small_backward",
+        t.grad_input,
+        t.grad_ln_weight,
+        t.grad_ln_bias,
+        t.grad_weight,
+        t.grad_bias,
+        t.grad_output,
+        t.input,
+        t.mean,
+        t.rstd,
+        t.ln_weight,
+        t.ln_bias,
+        t.linear_weight,
+        t.sizes.rows(),
+        t.sizes.hidden_dim,
+        t.sizes.output_dim,
+        Int32(wanted),
+        grid_dim=Dim(1),
+        block_dim=Dim(BACKWARD_THREADS),
+    )

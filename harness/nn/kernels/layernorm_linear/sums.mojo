@@ -1,0 +1,302 @@
+"""Sums over rows in the fast variant, in two stages: partial sums for each block, then their sum in a fixed order.
+
+No atomics, so every run gives the same bits.
+"""
+
+from std.math import ceildiv
+from std.memory import AddressSpace
+from std.sys import size_of
+from max.gpu import barrier, block_dim, block_idx, grid_dim, thread_idx
+from max.gpu.host import Dim
+from layout.tile_layout import row_major
+from layout.tile_tensor import stack_allocation
+
+from shared.common import (
+    ImmPtr,
+    MutPtr,
+    accum_type,
+    multiprocessors,
+    start_later_grids,
+    wait_for_earlier_grids,
+)
+from shared.launcher import Launcher
+from common.row_reductions import is_aligned, vector_width
+from .tensors import Sizes
+
+comptime COLUMN_LANES = 32
+"""Neighbouring threads in a sum over rows; each owns as many columns as it loads at once."""
+comptime COLUMN_ROWS = 8
+"""Threads that share a column in the first stage of a sum over rows."""
+comptime COLUMN_BLOCKS = 6
+"""Blocks that one multiprocessor has at a time in the first stage of a sum over rows."""
+comptime FINISH_ROWS = 16
+"""Threads that share a column in the second stage of a sum over rows."""
+comptime DIRECT_ROWS = 1024
+"""The most rows that the second stage adds by itself."""
+comptime MORE_DIRECT_ROWS = 4096
+"""Likewise where memory counts."""
+comptime ROWS_OF_A_SHARE = 4 * COLUMN_ROWS
+"""The fewest rows that a block adds there: of fewer its partial sum costs as much as they."""
+comptime ROWS_OF_A_LARGE_SHARE = 256
+"""Likewise where memory counts: the partial sums then take a hundredth of what is summed."""
+
+
+def column_partials[
+    dtype: DType, width: Int, with_x_hat: Bool
+](
+    partials: MutPtr[accum_type[dtype]],  # [slices, columns], or [slices, 2, columns] with_x_hat
+    dy: ImmPtr[dtype],  # [rows, dy_stride]
+    input: ImmPtr[dtype],  # [rows, columns], read only with_x_hat, as mean and rstd
+    mean: ImmPtr[accum_type[dtype]],  # [rows]
+    rstd: ImmPtr[accum_type[dtype]],  # [rows]
+    rows: Int32,
+    columns: Int32,
+    dy_stride: Int32,
+    rows_of_a_slice: Int32,
+):
+    """First stage of a sum over rows: block (i, j) sums the rows of slice j over COLUMN_LANES * width columns.
+
+    The sum is that of dy, as for db; with_x_hat it is those of dy * x_hat and of dy, as for dgamma and dbeta.
+    """
+    comptime accum = accum_type[dtype]
+    comptime sums_of_a_column = 2 if with_x_hat else 1
+    comptime alignment = width * size_of[Scalar[dtype]]()
+    var N = Int(columns)
+    var column = (block_idx.x * COLUMN_LANES + thread_idx.x) * width
+    var first = block_idx.y * Int(rows_of_a_slice)
+    var end = min(Int(rows), first + Int(rows_of_a_slice))
+
+    var sums = Array[SIMD[accum, width], sums_of_a_column](fill=0)
+    if column < N:
+        for row in range(first + thread_idx.y, end, COLUMN_ROWS):
+            var place = row * Int(dy_stride) + column
+            var d = dy.unsafe_load[width=width, alignment=alignment](place).cast[accum]()
+            comptime if with_x_hat:
+                var x = input.unsafe_load[width=width, alignment=alignment](row * N + column).cast[accum]()
+                sums[0] += d * ((x - mean[unsafe_offset=row]) * rstd[unsafe_offset=row])
+            sums[sums_of_a_column - 1] += d
+
+    var shares = stack_allocation[dtype=accum, address_space=AddressSpace.SHARED](
+        row_major[sums_of_a_column * COLUMN_ROWS, COLUMN_LANES * width]()
+    )
+    comptime for s in range(sums_of_a_column):
+        comptime for i in range(width):
+            shares[s * COLUMN_ROWS + thread_idx.y, thread_idx.x * width + i] = sums[s][i]
+    barrier()
+    var thread = thread_idx.y * COLUMN_LANES + thread_idx.x
+    comptime tile = COLUMN_LANES * width
+    for c in range(thread, tile, COLUMN_LANES * COLUMN_ROWS):
+        if block_idx.x * tile + c < N:
+            comptime for s in range(sums_of_a_column):
+                var total = Scalar[accum](0)
+                comptime for lane in range(COLUMN_ROWS):
+                    total += shares[s * COLUMN_ROWS + lane, c]
+                var place = (block_idx.y * sums_of_a_column + s) * N + block_idx.x * tile + c
+                partials[unsafe_offset=place] = total
+
+
+def finish_sums[
+    dtype: DType, source: DType, early: Bool
+](
+    grad_ln_weight: MutPtr[dtype],  # [H], dgamma
+    grad_ln_bias: MutPtr[dtype],  # [H], dbeta
+    ln_partials: ImmPtr[accum_type[dtype]],  # [ln_slices, 2, H]
+    ln_slices: Int32,
+    hidden_dim: Int32,  # 0 where dgamma and dbeta are not wanted
+    grad_bias: MutPtr[dtype],  # [O], db
+    bias_partials: ImmPtr[source],  # [bias_slices, O], or the rows of dY themselves
+    bias_slices: Int32,
+    output_dim: Int32,  # 0 where db is not wanted
+):
+    """Second stage of the sums over rows: adds the slices of every column of dgamma, dbeta and db.
+
+    Parameters:
+        dtype: Of the gradients.
+        source: Of what db is added from.
+        early: Whether the kernel may be started before the launch in front of it is done.
+    """
+    comptime accum = accum_type[dtype]
+    comptime if early:
+        wait_for_earlier_grids()
+        start_later_grids()
+    var H = Int(hidden_dim)
+    var O = Int(output_dim)
+    var ln_blocks = ceildiv(2 * H, COLUMN_LANES)
+    var column = block_idx.x * COLUMN_LANES + thread_idx.x
+    var bias_column = column - ln_blocks * COLUMN_LANES
+    var total = Scalar[accum](0)
+    if block_idx.x < ln_blocks:
+        if column < 2 * H:
+            total = sum_of_slices[accum](ln_partials, Int(ln_slices), 2 * H, column)
+    elif bias_column < O:
+        total = sum_of_slices[accum](bias_partials, Int(bias_slices), O, bias_column)
+    var shares = stack_allocation[dtype=accum, address_space=AddressSpace.SHARED](
+        row_major[FINISH_ROWS, COLUMN_LANES]()
+    )
+    shares[thread_idx.y, thread_idx.x] = total
+    barrier()
+    if thread_idx.y == 0:
+        total = 0
+        comptime for lane in range(FINISH_ROWS):
+            total += shares[lane, thread_idx.x]
+        if block_idx.x < ln_blocks:
+            if column < H:
+                grad_ln_weight[unsafe_offset=column] = total.cast[dtype]()
+            elif column < 2 * H:
+                grad_ln_bias[unsafe_offset=column - H] = total.cast[dtype]()
+        elif bias_column < O:
+            grad_bias[unsafe_offset=bias_column] = total.cast[dtype]()
+
+
+@always_inline
+def sum_of_slices[
+    source: DType, //, accum: DType
+](partials: ImmPtr[source], slices: Int, columns: Int, column: Int) -> Scalar[accum]:
+    """Adds one column of every FINISH_ROWS-th slice from thread_idx.y on, eight of them at a time."""
+    comptime abreast = 8
+    var totals = SIMD[accum, abreast](0)
+    var slice = thread_idx.y
+    while slice + (abreast - 1) * FINISH_ROWS < slices:
+        comptime for i in range(abreast):
+            totals[i] += partials[unsafe_offset=(slice + i * FINISH_ROWS) * columns + column].cast[accum]()
+        slice += abreast * FINISH_ROWS
+    while slice < slices:
+        totals[0] += partials[unsafe_offset=slice * columns + column].cast[accum]()
+        slice += FINISH_ROWS
+    return totals.reduce_add()
+
+
+# ---- How they are launched ----------------------------------------------------------------------------------
+
+
+@fieldwise_init
+struct Shares[dtype: DType](Copyable, Movable):
+    """Partial sums of columns, [slices, columns]: of dgamma and dbeta, 2 H columns, or of db, O columns."""
+
+    @__allow_legacy_any_origin_fields
+    var partials: ImmPtr[Self.dtype]
+    var slices: Int
+
+
+def launch_column_partials[
+    L: Launcher, //, dtype: DType, width: Int, with_x_hat: Bool
+](
+    mut launcher: L,
+    dy: ImmPtr[dtype],
+    input: ImmPtr[dtype],
+    mean: ImmPtr[accum_type[dtype]],
+    rstd: ImmPtr[accum_type[dtype]],
+    rows: Int,
+    columns: Int,
+    dy_stride: Int,
+    fewest_rows: Int,
+) raises -> Shares[accum_type[dtype]]:
+    """One launch: shares of the sums over rows of dy; with_x_hat of dy * x_hat, then of dy. Each is of `fewest_rows` at least; none
+    where there are no rows."""
+    comptime sums_of_a_column = 2 if with_x_hat else 1
+    var tiles = ceildiv(columns, COLUMN_LANES * width)
+    # Slices enough to fill the GPU, and none too thin.
+    var wanted = ceildiv(COLUMN_BLOCKS * multiprocessors(), tiles)
+    var rows_of_a_slice = max(ceildiv(rows, wanted), fewest_rows)
+    var slices = ceildiv(rows, rows_of_a_slice)
+    var partials = launcher.workspace[accum_type[dtype]](
+        "column_partials", slices * columns * sums_of_a_column
+    )
+    if slices > 0:
+        launcher.launch[column_partials[dtype, width, with_x_hat]](
+            "column_partials",
+            partials,
+            dy,
+            input,
+            mean,
+            rstd,
+            Int32(rows),
+            Int32(columns),
+            Int32(dy_stride),
+            Int32(rows_of_a_slice),
+            grid_dim=Dim(tiles, slices),
+            block_dim=Dim(COLUMN_LANES, COLUMN_ROWS),
+        )
+    return Shares(partials.as_imm(), slices)
+
+
+def launch_bias_partials[
+    L: Launcher, //, dtype: DType
+](
+    mut launcher: L,
+    grad_output: ImmPtr[dtype],
+    anything: ImmPtr[accum_type[dtype]],
+    sizes: Sizes,
+    fewest_rows: Int,
+) raises -> Shares[accum_type[dtype]]:
+    """One launch: shares of db, the sum over rows of grad_output. `anything` is an address that is not read.
+    """
+    comptime width = vector_width[dtype]
+    var rows = Int(sizes.rows())
+    var O = Int(sizes.output_dim)
+    if O % width == 0 and is_aligned(grad_output):
+        return launch_column_partials[dtype, width, False](
+            launcher, grad_output, grad_output, anything, anything, rows, O, O, fewest_rows
+        )
+    return launch_column_partials[dtype, 1, False](
+        launcher, grad_output, grad_output, anything, anything, rows, O, O, fewest_rows
+    )
+
+
+def launch_norm_partials[
+    L: Launcher, dtype: DType, //
+](
+    mut launcher: L,
+    dln: ImmPtr[dtype],
+    input: ImmPtr[dtype],
+    mean: ImmPtr[accum_type[dtype]],
+    rstd: ImmPtr[accum_type[dtype]],
+    sizes: Sizes,
+    stride: Int,
+    fewest_rows: Int,
+) raises -> Shares[accum_type[dtype]]:
+    """One launch: shares of dgamma and dbeta, from rows of dln that are `stride` elements apart."""
+    comptime width = vector_width[dtype]
+    var rows = Int(sizes.rows())
+    var H = Int(sizes.hidden_dim)
+    if H % width == 0 == stride % width and is_aligned[dtype](dln, input):
+        return launch_column_partials[dtype, width, True](
+            launcher, dln, input, mean, rstd, rows, H, stride, fewest_rows
+        )
+    return launch_column_partials[dtype, 1, True](
+        launcher, dln, input, mean, rstd, rows, H, stride, fewest_rows
+    )
+
+
+def launch_finish_sums[
+    L: Launcher, source: DType, //, dtype: DType
+](
+    mut launcher: L,
+    grad_ln_weight: MutPtr[dtype],
+    grad_ln_bias: MutPtr[dtype],
+    ln_shares: Shares[accum_type[dtype]],
+    hidden_dim: Int,
+    grad_bias: MutPtr[dtype],
+    bias_shares: Shares[source],
+    output_dim: Int,
+) raises:
+    """One launch: dgamma and dbeta [hidden_dim] and db [output_dim], each left out where that is 0; none without all.
+    """
+    var blocks = ceildiv(2 * hidden_dim, COLUMN_LANES) + ceildiv(output_dim, COLUMN_LANES)
+    if blocks == 0:
+        return
+    launcher.launch[finish_sums[dtype, source, L.wgmma]](
+        "finish_sums",
+        grad_ln_weight,
+        grad_ln_bias,
+        ln_shares.partials,
+        Int32(ln_shares.slices),
+        Int32(hidden_dim),
+        grad_bias,
+        bias_shares.partials,
+        Int32(bias_shares.slices),
+        Int32(output_dim),
+        grid_dim=Dim(blocks),
+        block_dim=Dim(COLUMN_LANES, FINISH_ROWS),
+        early=L.wgmma,
+    )

@@ -1,1 +1,0 @@
-../../../solutions/p22/op/fast_few_rows.mojo

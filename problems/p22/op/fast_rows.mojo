@@ -1,1 +1,0 @@
-../../../solutions/p22/op/fast_rows.mojo

@@ -1,1 +1,0 @@
-../../../solutions/p23/op/fast_hopper_tiles.mojo

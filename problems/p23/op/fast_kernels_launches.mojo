@@ -1,1 +1,0 @@
-../../../solutions/p23/op/fast_kernels_launches.mojo

@@ -1,1 +1,0 @@
-../../../solutions/p27/op/fast_step.mojo

@@ -31,7 +31,7 @@ def test_the_help_of_a_demonstration_tells_users_what_it_does(name, command_line
 @pytest.mark.parametrize("name", puzzle_names())
 def test_what_the_commands_of_a_puzzle_print_can_be_pasted(name, command_line, monkeypatch):
     """Those that need no compiler, of every rung in Python too, as somebody who came by pixi sees them."""
-    monkeypatch.setattr(Progress, "save", lambda self: None)
+    monkeypatch.setattr(Progress, "change", lambda *change: None)
     monkeypatch.setenv("PIXI_PROJECT_ROOT", "/somewhere")
     rungs = [rung.id for rung in find_puzzle(name).rungs if not isinstance(rung, MojoRung)]
     calls = [("list", name), ("hint", name), ("diff", name), (name, "--gate", "nope"), (name, "--dims", "x")]

@@ -4,8 +4,11 @@ One small file at the top of the checkout, which git ignores. A blank is remembe
 edit after passing shows. A file that is lost or damaged loses nothing else: the gates are checked again.
 """
 
+import fcntl
 import json
-from contextlib import suppress
+import os
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,7 +24,7 @@ BEGUN = ("begun", "changed")
 
 @dataclass
 class Progress:
-    """The progress of every puzzle, saved after each change.
+    """The progress of every puzzle. Each change is put into what the file holds by then: several commands may be at it.
 
     A ladder is called "p20 dx", and "p20 numpy-dx" in NumPy.
 
@@ -29,47 +32,66 @@ class Progress:
         path: The file.
         passed: Ladder -> the hash of the blank that passed.
         hints: Ladder -> how many rungs were read.
+        unsaved: (attribute, ladder) -> the value, None where there is none any more, of changes that the file lacks.
+        trouble: Why it lacks them, in the system's words; "" where it lacks none.
     """
 
     path: Path
     passed: dict[str, str] = field(default_factory=dict)
     hints: dict[str, int] = field(default_factory=dict)
+    unsaved: dict[tuple[str, str], str | int | None] = field(default_factory=dict)
+    trouble: str = ""
 
     @classmethod
     def load(cls, folder: Path | None = None) -> "Progress":
         """The progress in a folder, the checkout unless another is given; empty where the file is missing or cannot be understood."""
-        path = (folder or roots.CHECKOUT) / FILE
-        try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-            noted = cls(path)
-            for name, kind in KINDS.items():
-                kept = data.get(name, {}).items()
-                getattr(noted, name).update({str(key): kind(value) for key, value in kept})
-            return noted
-        except (OSError, ValueError, TypeError, AttributeError):
-            return cls(path)
+        progress = cls((folder or roots.CHECKOUT) / FILE)
+        progress.refresh()
+        return progress
 
-    def save(self) -> None:
-        """Writes the file, or leaves the old one whole; a folder that cannot be written costs the progress only."""
-        data = json.dumps({name: getattr(self, name) for name in KINDS}, indent=2, sort_keys=True)
-        with suppress(OSError):
-            write_whole(self.path, data + "\n")
+    def refresh(self) -> None:
+        """Takes in what the file holds by now."""
+        try:
+            data = json.loads(self.path.read_text(encoding="utf-8"))
+            read = {
+                name: {str(key): kind(value) for key, value in data.get(name, {}).items()}
+                for name, kind in KINDS.items()
+            }
+        except (OSError, ValueError, TypeError, AttributeError):
+            read = {name: {} for name in KINDS}
+        for (name, ladder), value in self.unsaved.items():
+            read[name].pop(ladder, None)
+            read[name] |= {} if value is None else {ladder: value}
+        vars(self).update(read)
+
+    def change(self, name: str, ladder: str, value: str | int | None) -> None:
+        """Changes one value, here and in the file, or here alone and leaves the file whole."""
+        self.unsaved[name, ladder] = value
+        try:
+            with locked(self.path.parent):
+                self.refresh()
+                data = {name: getattr(self, name) for name in KINDS}
+                write_whole(self.path, json.dumps(data, indent=2, sort_keys=True) + "\n")
+        except OSError as error:
+            self.refresh()
+            self.trouble = error.strerror or str(error)
+        else:
+            self.unsaved, self.trouble = {}, ""
 
     def note(self, ladder: str, blank: Blank, correct: bool) -> None:
         """Remembers that a blank has passed, or no longer does."""
+        self.refresh()
         known, text = self.passed.get(ladder), fingerprint(blank)
-        if correct:
-            self.passed[ladder] = text
-        elif known == text:
-            del self.passed[ladder]
-        if self.passed.get(ladder) != known:
-            self.save()
+        if correct and known != text:
+            self.change("passed", ladder, text)
+        elif not correct and known == text:
+            self.change("passed", ladder, None)
 
     def read_hint(self, ladder: str, rung: int) -> None:
         """Remembers the highest rung that was read."""
+        self.refresh()
         if rung > self.hints.get(ladder, 0):
-            self.hints[ladder] = rung
-            self.save()
+            self.change("hints", ladder, rung)
 
     def state(self, ladder: str, blank: Blank) -> str:
         """ "unsolved", "passed", "changed" since it passed, or "begun"."""
@@ -87,3 +109,15 @@ KINDS = {"passed": str, "hints": int}
 def fingerprint(blank: Blank) -> str:
     """A hash of what stands in a blank; line endings and spaces at the end of a line do not count."""
     return digest(line.rstrip() for line in blank.body)
+
+
+@contextmanager
+def locked(folder: Path) -> Generator[None]:
+    """Holds a folder for this process alone, which leaves no file in it. Raises OSError."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a network folder may know no locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

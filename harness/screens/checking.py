@@ -18,7 +18,7 @@ from harness.errors import WorkbookError
 from harness.learner.progress import Progress
 from harness.learner.work import Work
 from harness.screens import report
-from harness.screens.work import is_solved, next_step
+from harness.screens.work import is_solved, next_step, unsaved_lines
 from harness.spec.puzzle import Case
 
 if TYPE_CHECKING:
@@ -87,6 +87,7 @@ class GateCheck:
             print_lines(console, report.verdict_lines(result, puzzle, work.path, blanks))
             if self.verbose:
                 print_lines(console, report.case_lines(result))
+        print_lines(console, unsaved_lines(noted))
         if counts and (self.cases is not None or dtype != "float32"):
             words = "these sizes" if self.cases is not None else dtype
             print_lines(console, [Text(f"   (not noted as passed: only {words} were checked)", style="dim")])
@@ -134,6 +135,7 @@ class KernelCheck:
             noted = Progress.load()
             for gate, right in runs.judged_gates(run).items():
                 noted.note(f"{options.puzzle.name} {gate}", run.blanks[gate], right)
+            print_lines(console, unsaved_lines(noted))
         through_max = any(device.kind != "virtual" for device in run.devices)
         if through_max and not options.backward and not options.puzzle.separate:
             from harness.bench import forward_times

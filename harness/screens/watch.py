@@ -27,10 +27,18 @@ from harness.check.checker import RungChecker, checker_of
 from harness.console import hanging, listening, make_console, relative, shown
 from harness.errors import DamagedFile, WorkbookError
 from harness.learner.blanks import Blank
-from harness.learner.progress import Progress, fingerprint
+from harness.learner.progress import BEGUN, Progress, fingerprint
 from harness.learner.work import Work
 from harness.screens import report
-from harness.screens.work import following, list_lines, next_hint, next_step, progress_bar, show_difference
+from harness.screens.work import (
+    following,
+    list_lines,
+    next_hint,
+    next_step,
+    progress_bar,
+    show_difference,
+    unsaved_lines,
+)
 from harness.spec.puzzle import Gate
 from harness.spec.rungs import name_of
 from harness.toolchain.cache import digest
@@ -202,6 +210,7 @@ class Watch:
         self.passed: list[Text] = []  # the verdict on the gate that has just passed
         self.last = self.gate
         self.bodies: dict[str, str] = {}
+        self.edited: list[str] = []  # in the last save that edited any blank
         self.staying = self.skipping = False
         self.page = 0
         self.again = False
@@ -255,6 +264,7 @@ class Watch:
             if self.bodies.get(gate.id, bodies[gate.id]) != bodies[gate.id]
         ]
         self.bodies = bodies
+        self.edited = edited or self.edited
         if edited and self.gate not in edited:
             self.gate = edited[0]
 
@@ -267,6 +277,7 @@ class Watch:
             return
         self.notes, self.skipping, self.again, self.page = [], False, False, 0
         self.passed = [*passed]
+        self.progress.refresh()  # another terminal may have passed a gate
         self.check = Check(self.gate, time.monotonic())
         self.status = self.check.status
         threading.Thread(target=self.judge, args=(self.check,), daemon=True).start()
@@ -310,9 +321,11 @@ class Watch:
             self.draw()
 
     def upcoming(self) -> Gate | None:
-        """The next gate that has not passed; None where all have, or the file cannot be read."""
+        """The next gate that has not passed, first one of the same save; None where all have, or the file cannot be read."""
         try:
-            return self.work.next_gate(self.progress, after=self.gate)
+            states = self.work.states(self.progress)
+            begun = [gate for gate in self.edited if gate != self.gate and states[gate] in BEGUN]
+            return self.work.gate(begun[0]) if begun else self.work.next_gate(self.progress, after=self.gate)
         except DamagedFile:
             return None
 
@@ -345,7 +358,7 @@ class Watch:
         """Goes on in another file of the puzzle, once every gate of this one has passed."""
         if isinstance(self.checker, Apart):
             self.checker.close()
-        self.work, self.checker, self.gate, self.bodies = work, None, "", {}
+        self.work, self.checker, self.gate, self.bodies, self.edited = work, None, "", {}, []
         self.files = Files(work)
         self.choose_first_gate()
         self.follow()
@@ -399,6 +412,7 @@ class Watch:
 
     def overview(self) -> None:
         """All gates of the file."""
+        self.progress.refresh()
         self.note(list(list_lines(self.work, self.progress)))
 
     def safely(self, lines: Callable[[], Sequence[RenderableType]]) -> list[RenderableType]:
@@ -463,6 +477,7 @@ class Watch:
         else:
             for result in check.results:
                 yield from report.verdict_lines(result, self.work.puzzle, self.work.path, check.blanks)
+        yield from unsaved_lines(self.progress)
         yield Text(f"{check.seconds:.1f} s after the save", style="dim")
         if check.correct and self.upcoming() is None:
             yield Text(next_step(self.work, self.progress), style="green")

@@ -171,6 +171,12 @@ def hint_lines(hint: Hint, number: int, total: int, width: int = 0) -> Iterator[
         yield Text(f"    {line}", style="cyan")
 
 
+def unsaved_lines(progress: Progress) -> list[Text]:
+    """The line that says that what has just been done will not be remembered, and why; none where it will."""
+    words = f"not noted: {shown(progress.path)} cannot be written ({progress.trouble})"
+    return [Text(words, style="yellow")] if progress.trouble else []
+
+
 def wrapped(text: str, width: int) -> list[str]:
     """A paragraph in lines; no line ends within `code`."""
     whole = re.sub(r"`[^`]*`", lambda code: code[0].replace(" ", "\xa0"), text)
@@ -194,7 +200,7 @@ def next_hint(
         rung = "" if work.rung.id == work.puzzle.rung_of(gate).id else f" --rung {work.rung.id}"
         spoil = command(f"diff {work.puzzle.name} {gate}{rung} --spoil")
         lines.append(Text(f"That is the last rung. `{spoil}` shows the solution.", style="dim"))
-    return lines
+    return [*lines, *unsaved_lines(progress)]
 
 
 def show_difference(

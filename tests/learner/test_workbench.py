@@ -4,6 +4,8 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from harness.check.numpy_rung import NumpyChecker
 from harness.learner import blanks, hints, progress
 from harness.learner.work import Work
 from harness.puzzles.p22.spec import PUZZLE
-from harness.screens.work import hint_lines
+from harness.screens.work import hint_lines, unsaved_lines
 from harness.spec.catalogue import find_puzzle, puzzle_names
 from harness.spec.rungs import NumpyRung
 from harness.toolchain import roots
@@ -170,6 +172,39 @@ def test_progress_that_cannot_be_saved_stops_nothing(tmp_path):
     tracker = progress.Progress.load(tmp_path / "nowhere")
     tracker.read_hint("p22 dx", 1)
     assert tracker.hints == {"p22 dx": 1}
+    (line,) = unsaved_lines(tracker)
+    assert "not noted" in line.plain and "nowhere" in line.plain and "No such file" in line.plain
+    (tmp_path / "nowhere").mkdir()
+    tracker.read_hint("p22 dW", 2)
+    assert progress.Progress.load(tmp_path / "nowhere").hints == {"p22 dx": 1, "p22 dW": 2}
+    assert unsaved_lines(tracker) == []
+
+
+def test_progress_of_two_terminals_is_put_together(tmp_path):
+    """A watch holds its progress for hours; what other commands note meanwhile stays."""
+    blank = blanks.Blank("dx", "task", "", ("x = 1",), 3)
+    watching, other = progress.Progress.load(tmp_path), progress.Progress.load(tmp_path)
+    other.note("p20 drelu", blank, True)
+    other.read_hint("p27 layernorm", 2)
+    watching.note("p22 dx", blank, True)
+    watching.read_hint("p27 layernorm", 1)
+    kept = progress.Progress.load(tmp_path)
+    assert {*kept.passed} == {"p20 drelu", "p22 dx"} and kept.hints == {"p27 layernorm": 2}
+    other.note("p20 drelu", blank, False)
+    watching.note("p22 dW", blank, True)
+    assert {*progress.Progress.load(tmp_path).passed} == {"p22 dx", "p22 dW"}
+
+
+def test_many_processes_note_at_once_and_lose_nothing(tmp_path):
+    code = (
+        "import sys; from pathlib import Path; from harness.learner.progress import Progress\n"
+        "progress = Progress.load(Path(sys.argv[1]))\n"
+        "for n in range(20): progress.read_hint(f'{sys.argv[2]} {n}', 1)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    running = [subprocess.Popen([*command, str(n)], cwd=ROOT) for n in range(4)]
+    assert [each.wait() for each in running] == [0] * 4
+    assert len(progress.Progress.load(tmp_path).hints) == 80
 
 
 def test_a_passed_blank_that_is_edited_counts_as_changed(tmp_path):

@@ -21,6 +21,7 @@ from rich.text import Text
 from harness.check.results import GateResult
 from harness.console import listening, tell
 from harness.learner import blanks
+from harness.learner.progress import Progress
 from harness.learner.work import Work
 from harness.screens.watch import Check, Terminal, Watch
 from harness.spec.catalogue import find_puzzle
@@ -288,6 +289,33 @@ def test_a_save_while_the_file_is_judged_is_judged_again(tmp_path, monkeypatch):
     assert watch.current.done.wait(20)
     watch.finish()
     assert len(watch.progress.passed) == 1
+
+
+def test_a_pass_leads_to_what_was_edited_in_the_same_save_and_keeps_what_others_note(tmp_path, monkeypatch):
+    session = Session(tmp_path)
+    monkeypatch.setattr(roots, "CHECKOUT", tmp_path)
+    work = Work(find_puzzle("p22"), find_puzzle("p22").rung("numpy"))
+    watch = Watch(work, "db", Console(file=io.StringIO()))
+    watch.terminal = Terminal(watch.console)
+
+    class Right:
+        def check(self, path, gates, *, on_first):
+            return [GateResult(work.gate(gates[0]), "correct")]
+
+    monkeypatch.setattr(watch, "checker", Right())
+    watch.follow()
+    order = [gate.id for gate in work.gates]
+    first, last = order[0], order[-1]
+    session.save(session.numpy, **{first: RIGHT_DB, last: "    return dy"})
+    watch.follow()
+    watch.start()
+    assert watch.gate == first and watch.current.done.wait(20)
+    Progress.load().read_hint("p20 relu", 1)
+    watch.finish()
+    assert watch.gate == last, "the gate between them was not touched"
+    assert watch.current.done.wait(20)
+    kept = Progress.load()
+    assert kept.hints == {"p20 relu": 1} and len(kept.passed) == 1
 
 
 def test_n_twice_skips_a_gate(watch):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from harness.check.results import NARROW, Cases, GateIds, GateResult, OnFirst, asked_as_given, wanted_gates
 from harness.check.source_faults import faults
 from harness.console import tell
-from harness.devices.recorder import Order, Recording, record_dtypes
+from harness.devices.recorder import Order, Recording, is_planned, record_dtypes
 from harness.devices.targets import VIRTUAL
 from harness.errors import CompileFailed
 from harness.learner.blanks import Blank
@@ -137,7 +137,8 @@ class Checker:
         ]
         pool = ThreadPoolExecutor(max_workers=1)
         try:
-            tell("compiling the kernels")
+            first = "" if is_planned(orders, self.puzzle.name) else ", the first time: up to a minute"
+            tell(f"compiling the kernels{first}")
             recorded = pool.submit(record_dtypes, orders, self.puzzle.name)
             for dtype, cases in asked.items():
                 self._reference(dtype).prepare(cases, VIRTUAL, recorded.done)

@@ -166,6 +166,13 @@ def is_recorded(order: Order, puzzle: str) -> bool:
     return known or kept_text(_cache_file(order, puzzle)) is not None
 
 
+def is_planned(orders: Iterable[Order], puzzle: str) -> bool:
+    """Whether the launches of orders are known, so that at most some kernels are compiled: seconds, where all of it may take a minute."""
+    return all(
+        kept_text(_cache_file(order, puzzle)) is not None or _planned(order, puzzle) for order in orders
+    )
+
+
 def record_dtypes(orders: Sequence[Order], puzzle: str) -> list[Recording]:
     """Records one package in several dtypes; where its plans are known, its new kernels are compiled in one go.
 

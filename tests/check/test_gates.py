@@ -12,6 +12,7 @@ from typed import stand_in
 from harness.check import source_faults
 from harness.check.checker import Checker, with_owner
 from harness.check.results import GateResult
+from harness.console import listening
 from harness.devices.recorder import Order, RecordedLaunch, RecordedTensor, Recording, record_many
 from harness.devices.replay import pointer
 from harness.errors import BadUse, CompileFailed, DamagedFile
@@ -271,6 +272,23 @@ def test_the_first_case_is_told_before_the_others_are_run(checker, puzzle, solut
     monkeypatch.setattr("harness.check.judge.Judge.by_gate", verdicts)
     (result,) = checker.check(solution, ["dx"], on_first=lambda first: told.append(first[0].gate))
     assert (result.gate, told, judged) == (cases, [1], [1, cases])
+
+
+@pytest.mark.parametrize("planned", [False, True])
+def test_the_first_compile_says_that_it_is_the_slow_one(planned, puzzle, solution, monkeypatch):
+    def refuse(orders, name):
+        raise CompileFailed("no")
+
+    monkeypatch.setattr("harness.check.checker.record_dtypes", refuse)
+    if planned:
+        monkeypatch.setattr("harness.devices.recorder._planned", lambda order, name: ("", {}))
+    else:
+        monkeypatch.setattr("harness.devices.recorder.kept_text", lambda file: None)
+    said: list[str] = []
+    with listening(said.append), pytest.raises(CompileFailed):
+        Checker(puzzle).check(solution, ["dW"])
+    first = ", the first time: up to a minute"
+    assert f"compiling the kernels{'' if planned else first}" in said
 
 
 def test_this_module_is_light_until_it_is_asked():

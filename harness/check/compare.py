@@ -170,6 +170,26 @@ def cancelled_scale(truth: np.ndarray, terms: float, dtype: str) -> tuple[float,
     return 0.0, FLOOR[dtype]
 
 
+def got_and_expected(got: float, expected: float, limit: float, digits: int = 7) -> str:
+    """ "got 1.5, expected 1.25"; of two that are the same to so many digits how far they are apart too, and the limit."""
+    one, other = told_apart(got, expected, digits)
+    off = f": off by {abs(got - expected):.1e}, the limit {limit:.1e}" if one != f"{got:.{digits}g}" else ""
+    return f"got {one}, expected {other}{off}"
+
+
+def told_apart(one: float, other: float, digits: int) -> tuple[str, str]:
+    """Two numbers to so many digits, or to as many more as tell them apart."""
+    texts = ((f"{one:.{count}g}", f"{other:.{count}g}") for count in range(digits, 17))
+    return next((pair for pair in texts if pair[0] != pair[1]), (f"{one:.17g}", f"{other:.17g}"))
+
+
+def bits_apart(got: float, expected: float) -> str:
+    """Which bits of a word of 32 are wrong, of the lowest what it is."""
+    wrong = [bit for bit in range(32) if (int(got) ^ int(expected)) >> bit & 1]
+    first = f"bit {wrong[0]} is {int(got) >> wrong[0] & 1}, expected {int(expected) >> wrong[0] & 1}"
+    return first if len(wrong) == 1 else f"{first}; {len(wrong)} of its 32 bits are wrong"
+
+
 def spread_in_ulps(runs_min: np.ndarray, runs_max: np.ndarray, dtype: str) -> float:
     """The largest spread between repeated results, in units in the last place of the larger magnitude."""
     magnitude = np.maximum(np.abs(runs_min), np.abs(runs_max))

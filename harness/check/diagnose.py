@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from harness.check.compare import NEARER, Evidence, largest, severity
+from harness.check.compare import NEARER, Evidence, bits_apart, got_and_expected, largest, severity
 from harness.check.families import family
-from harness.check.results import Diagnosis, GateResult
+from harness.check.results import UNKNOWN, Diagnosis, GateResult
 from harness.spec.cases import CANCELLING, is_not_finite
 from harness.spec.derivation import Mistake
 from harness.spec.ops import Shape
@@ -34,6 +34,8 @@ TIGHT = 1e-6
 PLAIN = 1000
 # What 16 bits leave of the largest of many terms: a few units in the last place of bfloat16.
 SIXTEEN_BITS = 2.0**-6
+# An error that some roundings to float32 may have; of the largest value.
+SINGLE = 2.0**-19
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,9 @@ def diagnose(
     name = name or quantity
     worst = most_telling(evidence, puzzle.dims)
     axes = puzzle.axes(quantity, worst.got.ndim)
-    values = [*elements(worst, name, axes), f"where in '{worst.case.name}': {place(worst.wrong, axes)}"]
+    argument = puzzle.written(quantity)
+    told = elements(worst, name, axes, bits=argument is not None and argument.bits)
+    values = [*told, f"where in '{worst.case.name}': {place(worst.wrong, axes)}"]
     known = explanation(puzzle, quantity, evidence, right)
     symptom = None if known else unexplained(puzzle, quantity, evidence, worst)
     rung = known.mistakes[0].hint if known else 2 if symptom and symptom.mistake in NO_NUMBERS else 1
@@ -100,7 +104,7 @@ def diagnose(
     if symptom:
         words = "a part of your {} is never written" if symptom.mistake == UNWRITTEN.mistake else "your {} {}"
         return Diagnosis(words.format(name, symptom.words) + see, values, symptom.mistake, hint)
-    return Diagnosis((hint and f"no known mistake gives these values{see}") or "", values, None, hint)
+    return Diagnosis((hint and f"{UNKNOWN}{see}") or "", values, None, hint)
 
 
 NO_NUMBERS = ("not-finite", "infinite-at-first", "nan-swallowed", "nan-at-infinity", "nan-spread")
@@ -115,7 +119,7 @@ def unexplained(
     with np.errstate(all="ignore"):
         symptom = (
             misplaced(evidence, worst)
-            or coarse(worst)
+            or coarse(max(evidence, key=lambda e: e.error / e.scale) if worst.dtype == "float64" else worst)
             or rounded_inside(puzzle, quantity, evidence)
             or puzzle.symptom(quantity, worst.arrays, worst.got, worst.truth)
         )
@@ -126,7 +130,8 @@ def unexplained(
     if worst.verdict.nonfinite:
         return Symptom(
             "not-finite",
-            "holds values that are no numbers: a division by 0, an overflow, or a sum added to memory that nothing has cleared",
+            "holds values that are no numbers: a division by 0, a logarithm of 0, an overflow, a row that is all -inf, or, in a kernel, "
+            "a sum added to memory that nothing has cleared",
         )
     if any(puzzle.multiply_adds(e.case.dims) > LARGEST for e in evidence):
         return None
@@ -159,8 +164,9 @@ def most_telling(evidence: Sequence[Evidence], dims: Dims = ()) -> Evidence:
     return max(evidence, key=rank)
 
 
-def elements(evidence: Evidence, name: str, axes: Shape) -> Iterator[str]:
+def elements(evidence: Evidence, name: str, axes: Shape, bits: bool = False) -> Iterator[str]:
     """The first few wrong elements: what was got, what was expected, how many times that it is, and what kind of wrong they are.
+    Of words of `bits` the first wrong one.
 
     The index of the first is given in words too, by the names of the `axes`.
     """
@@ -174,8 +180,14 @@ def elements(evidence: Evidence, name: str, axes: Shape) -> Iterator[str]:
         yield f"{int(nonfinite.sum())} of {evidence.got.size} elements of {name} are {kinds}"
     for number, index in enumerate(wrong[:SHOWN].tolist()):
         at = tuple(index)
-        got = "never written" if evidence.unwritten[at] else f"got {evidence.got[at]:.7g}"
-        line = f"{name}{index} {got}, expected {evidence.truth[at]:.7g}{times(evidence, at)}"
+        got, truth = float(evidence.got[at]), float(evidence.truth[at])
+        if bits and not evidence.unwritten[at]:
+            said = bits_apart(got, truth)
+        elif evidence.unwritten[at]:
+            said = f"never written, expected {truth:.7g}"
+        else:
+            said = got_and_expected(got, truth, evidence.verdict.limit * evidence.scale)
+        line = f"{name}{index or ''} {said}{times(evidence, at)}"
         words = index_words(index, axes)
         yield f"{line} ({words})" if words and not number else line
     if len(wrong) > SHOWN:
@@ -472,8 +484,16 @@ def any_unusual(e: Evidence) -> bool:
 
 
 def coarse(e: Evidence) -> Symptom | None:
-    """Whether every element has no more digits than a 16-bit type although the kernel writes a wider one."""
-    if e.dtype not in ("float32", "float64") or not np.isfinite(e.got).all() or e.got.size < 4:
+    """Whether every element has no more digits than a 16-bit type although the kernel writes a wider one; in float64, or is no
+    farther from the truth than float32 would be."""
+    if e.dtype not in ("float32", "float64") or not np.isfinite(e.got).all():
+        return None
+    if e.dtype == "float64" and e.error <= SINGLE * e.scale:
+        return Symptom(
+            "single-precision",
+            "is off by a rounding of float32: somewhere it is computed in less than float64",
+        )
+    if e.got.size < 4:
         return None
     for kind in ("bfloat16", "float16"):
         if (rounded(e.got, kind) == e.got).all() and severity(e) < 1e5:

@@ -32,13 +32,16 @@ Size = Callable[[Evidence], float]
 
 def family(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) -> Symptom | None:
     """What explains a quantity in every failing case that holds numbers alone; None where nothing does."""
-    evidence = [e for e in evidence if e.got.ndim and np.isfinite(e.got).all() and np.isfinite(e.truth).all()]
+    evidence = [e for e in evidence if np.isfinite(e.got).all() and np.isfinite(e.truth).all()]
     if not evidence:
         return None
     with np.errstate(all="ignore"):
         if all(not e.got.any() for e in evidence):
             return Symptom("zero", "is 0 in every element")
-        symptom = constant_ratio(puzzle, evidence) or other_step(puzzle, quantity, evidence)
+        symptom = constant_ratio(puzzle, evidence)
+        if not all(e.got.ndim for e in evidence):
+            return symptom
+        symptom = symptom or other_step(puzzle, quantity, evidence)
         return symptom or constant_offset(evidence) or by_axis(puzzle, quantity, evidence) or moved(
             puzzle, quantity, evidence
         )  # fmt: skip
@@ -61,7 +64,8 @@ def tells(values: np.ndarray, e: Evidence) -> bool:
 
 def constant_ratio(puzzle: Puzzle, evidence: Sequence[Evidence]) -> Symptom | None:
     """The tensor times one number in each case, which is a number, a size, or just that."""
-    if not any(tells(e.truth, e) for e in evidence):
+    numbers = len(evidence) >= FEWEST and all(e.truth.size == 1 for e in evidence)  # one in each case
+    if not numbers and not any(tells(e.truth, e) for e in evidence):
         return None
     ratios = [ratio(e.got, e.truth) for e in evidence]
     times = {e.case.name: r for e, r in zip(evidence, ratios, strict=True)}
@@ -81,9 +85,8 @@ def constant_ratio(puzzle: Puzzle, evidence: Sequence[Evidence]) -> Symptom | No
     for words, value in sizes_of(puzzle):
         if all(same(value(e), r) for e, r in told):
             return Symptom("times-a-constant", f"is exactly {words} times what it should be: {example}")
-    return Symptom(
-        "times-a-constant", f"is a constant times what it should be, another one in each case: {example}"
-    )
+    words = f"is a constant times what it should be, another one in each case: {example}"
+    return None if numbers else Symptom("times-a-constant", words)
 
 
 def ratio(got: np.ndarray, truth: np.ndarray) -> float:

@@ -8,6 +8,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from harness.check.compare import got_and_expected
+
 Function = Callable[..., Tensor | tuple[Tensor, ...]]
 Returned = TypeVar("Returned")
 TOLERANCE = 1e-9
@@ -155,7 +157,8 @@ def furthest(
         if error > worst:
             at = tuple(int(i) for i in torch.unravel_index(apart.argmax(), apart.shape))
             worst = Distance(error)
-            values = f"got {one[at].item():.6g}, expected {other[at].item():.6g}"
+            limit = TOLERANCE * other.double().abs().max().item()
+            values = got_and_expected(one[at].item(), other[at].item(), limit, 6)
             worst.element = f"the gradient of {name} at {list(at)}: {values}"
     return worst
 

@@ -27,6 +27,7 @@ from harness.check.results import (
     Diagnosis,
     GateResult,
     VariantResult,
+    leave_out_unknown,
     leave_unsolved,
     right_in_all,
 )
@@ -122,6 +123,7 @@ class Judge:
         for gate in result.gates:
             if gate.state == "wrong":
                 self._explain(gate, diagnoses, result.failure)
+                leave_out_unknown(gate)
         point_back(diagnoses, self.puzzle)
         result.diagnoses = diagnoses
         if self.runs > 1 and not result.failure:

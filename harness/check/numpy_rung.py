@@ -17,6 +17,9 @@ from harness.check.python_files import CaseChecker, Module, as_tuple
 from harness.spec.puzzle import Arrays, Case, Gate, Puzzle
 from harness.spec.rungs import NumpyRung
 
+OVERWRITTEN = "an argument is written to, and whoever has given it reads it again: make a new array (`a = a - b`, not `a -= b`)"
+"""What is said of code that an array which it cannot write to has stopped."""
+
 
 class NumpyChecker(CaseChecker):
     """Judges the functions of one file again and again; inputs and truth of a case are computed once."""
@@ -36,10 +39,10 @@ class NumpyChecker(CaseChecker):
             returned = function(*self._arguments(gate, function, case))
         if returned is None:
             raise ValueError(f"{gate.id}() returns nothing: a `return` is missing")
-        values = [np.asarray(value, np.float64) for value in as_tuple(returned)]
         quantities = self.rung.returns.get(gate.id, gate.quantities)
         pack = self.rung.pack.get(quantities[0])
         expected = len(inspect.signature(pack).parameters if pack else quantities)
+        values = [np.asarray(value, np.float64) for value in as_tuple(returned, gate.id, expected)]
         if len(values) != expected:
             raise ValueError(f"{gate.id}() should return {expected} array{'s' * (expected != 1)}")
         values = [pack(*values)] if pack else values
@@ -52,12 +55,19 @@ class NumpyChecker(CaseChecker):
         return dict(zip(quantities, values, strict=True))
 
     def _arguments(self, gate: Gate, function: Callable[..., object], case: Case) -> list[np.ndarray]:
-        """Copies of the steps that a function asks for."""
+        """Copies of the steps that a function asks for, which it cannot overwrite."""
         derivation = self.puzzle.derive(self._case(case)[0], {})
         names = inspect.signature(function).parameters
         common = self.rung.names
         steps = [common.get(f"{gate.id}.{name}", common.get(name, name)) for name in names]
-        return [np.array(getattr(derivation, step)) for step in steps]
+        arguments = [np.array(getattr(derivation, step)) for step in steps]
+        for argument in arguments:
+            argument.flags.writeable = False
+        return arguments
+
+    def _said(self, error: Exception, path: Path) -> str:
+        words = super()._said(error, path)
+        return f"{words}: {OVERWRITTEN}" if "read-only" in str(error) else words
 
     def _case(self, case: Case) -> tuple[Arrays, Arrays]:
         """The inputs of a case and what is right, in longdouble."""

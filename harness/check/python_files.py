@@ -13,6 +13,7 @@ from harness.check.results import (
     GateResult,
     OnFirst,
     asked_as_given,
+    leave_out_unknown,
     leave_unsolved,
     right_in_all,
     wanted_gates,
@@ -196,9 +197,11 @@ def run(text: str, path: Path) -> Module:
     return namespace
 
 
-def as_tuple(returned: object) -> tuple[object, ...]:
-    """What a function returned, one thing or several."""
-    return cast(tuple[object, ...], returned) if isinstance(returned, tuple) else (returned,)
+def as_tuple(returned: object, name: str, count: int) -> tuple[object, ...]:
+    """What a function returned, one thing or several. Raises ValueError for a list of the `count` that are wanted."""
+    if isinstance(returned, list) and count > 1:
+        raise ValueError(f"{name}() returns a list: return a tuple, `return a, b`")
+    return cast(tuple[object, ...], returned) if isinstance(returned, tuple) else (cast(object, returned),)
 
 
 def by_keyboard(error: BaseException) -> bool:
@@ -248,3 +251,4 @@ def explain(
         result.state = "wrong"
         result.diagnosis += diagnosis.lines
         result.mistake, result.hint = result.mistake or diagnosis.mistake, result.hint or diagnosis.hint
+    leave_out_unknown(result)

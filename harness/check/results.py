@@ -143,6 +143,16 @@ def asked_as_given(gates: Sequence[str] | None, blanks: Mapping[str, Blank]) -> 
     )
 
 
+UNKNOWN = "no known mistake gives these values"
+"""How a line begins that says that nothing is known of a quantity."""
+
+
+def leave_out_unknown(result: GateResult) -> None:
+    """Leaves out that nothing is known of one quantity where a mistake has a name."""
+    if result.mistake:
+        result.diagnosis = [line for line in result.diagnosis if not line.startswith(UNKNOWN)]
+
+
 def leave_unsolved(result: GateResult) -> GateResult:
     """The verdict on code as it was given: what is wrong with it, which is not the learner's mistake; the first hint comes next."""
     result.state, result.mistake = "unsolved", None

@@ -104,7 +104,7 @@ def returned_by(
     function: Callable[..., object], asked: TorchFunction, tensors: Tensors
 ) -> tuple[torch.Tensor, ...]:
     """The tensors that a gate's function returns. Raises ValueError where they are too few or many, or none."""
-    returned = as_tuple(function(*(tensors[name] for name in asked.takes)))
+    returned = as_tuple(function(*(tensors[name] for name in asked.takes)), asked.name, len(asked.returns))
     outputs = tuple(each for each in returned if isinstance(each, torch.Tensor))
     if len(outputs) != len(returned) or len(returned) != len(asked.returns):
         count = len(asked.returns)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from harness.check.accesses import Accesses, Line, Place, Thread, bank_conflicts, index3, sectors
 from harness.check.blame import Fault
+from harness.check.compare import told_apart
 from harness.check.picture import Picture, Wrong
 from harness.vgpu import Finding
 from harness.vgpu.checks.findings import index_text
@@ -47,11 +48,12 @@ def wrong_text(picture: Picture, wrong: Wrong) -> str:
     """The first wrong element of a quantity."""
     printed = picture.puzzle.printed(wrong.quantity)
     name = f"{wrong.quantity}{index_text(wrong.index)}{f' ({printed})' * (printed != wrong.quantity)}"
-    got = "was never written" if wrong.unwritten else f"is {wrong.got:.6g}"
+    is_now, right = told_apart(wrong.got, wrong.expected, 6)
+    got = "was never written" if wrong.unwritten else f"is {is_now}"
     count = (
         f"the first of {len(wrong.elements)} wrong elements" if len(wrong.elements) > 1 else "the only one"
     )
-    return f"{name} {got}, right is {wrong.expected:.6g}; {count} of {wrong.size}"
+    return f"{name} {got}, right is {right}; {count} of {wrong.size}"
 
 
 def finding_sentences(picture: Picture, finding: Finding) -> Iterator[Sentence]:
@@ -109,7 +111,8 @@ def cause(picture: Picture, fault: Fault) -> Iterator[Sentence]:
     if fault.kind in ("element", "order", "place", "value"):
         verb = "adds" if is_sum(run, fault) else "writes"
         into = "to" if verb == "adds" else "into"
-        text = f"{name} {verb} {fault.got:.6g} {into} {place}; the solution's same thread {verb} {fault.expected:.6g}"
+        got, right = told_apart(fault.got, fault.expected, 6)
+        text = f"{name} {verb} {got} {into} {place}; the solution's same thread {verb} {right}"
         if fault.kind == "value":
             text += ". It reads the same elements and values: what it computes from them is wrong"
         yield Sentence("fault", text, fault.step, fault.line)

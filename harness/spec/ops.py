@@ -27,10 +27,12 @@ class Argument:
     """A tensor that an op reads or writes: its symbolic shape, and its dtype.
 
     `dtype` is RUN, ACCUM, or the name of a dtype whatever the run's is: "int32" for an index map, "bool" for a mask.
+    Where it is made of `bits`, a number says nothing.
     """
 
     shape: Shape
     dtype: str = RUN
+    bits: bool = False
 
     def dtype_in(self, run: str) -> str:
         """The name of the dtype in a run of dtype `run`."""

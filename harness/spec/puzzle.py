@@ -334,9 +334,9 @@ class Puzzle:
         return argument.dtype_in(dtype) if argument else dtype
 
     def axes(self, quantity: str, count: int) -> Shape:
-        """The names of a quantity's axes, as its op has them; numbers for what no op writes."""
+        """The names of a quantity's axes, as its op has them; numbers for what no op writes with so many."""
         argument = self.written(quantity)
-        return argument.shape if argument else tuple(range(count))
+        return argument.shape if argument and len(argument.shape) == count else tuple(range(count))
 
     def writes(self, variant: str) -> set[str]:
         """The quantities that the calls of a variant write."""

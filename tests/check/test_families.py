@@ -150,8 +150,8 @@ def test_memory_that_was_never_cleared_is_among_the_causes_of_nan():
     diagnosis = said(P20, "grad_weight", lambda v: v.grad_weight * np.nan)
     assert diagnosis.mistake == "not-finite"
     assert diagnosis.sentence == (
-        "your grad_weight holds values that are no numbers: a division by 0, an overflow, or a sum added to memory that "
-        "nothing has cleared: see hint G-2"
+        "your grad_weight holds values that are no numbers: a division by 0, a logarithm of 0, an overflow, a row that "
+        "is all -inf, or, in a kernel, a sum added to memory that nothing has cleared: see hint G-2"
     )
 
 

@@ -266,14 +266,18 @@ def test_what_a_numpy_function_may_do_wrong(tmp_path, blank, body, words):
     assert any(words in line for line in result.diagnosis), result.diagnosis
 
 
-def test_a_numpy_function_cannot_spoil_the_inputs_of_another(tmp_path):
+def test_a_numpy_function_that_writes_to_an_argument_is_wrong_and_spoils_no_other(tmp_path):
     path = tmp_path / "backward.py"
     text = (SOLUTION / "backward.py").read_text()
     path.write_text(
         text.replace("    return dy.sum((0, 1))", "    total = dy.sum((0, 1))\n    dy *= 0\n    return total")
     )
     checker = numpy_checker()
-    assert [result.state for result in checker.check(path) + checker.check(path)] == ["correct"] * 10
+    results = checker.check(path) + checker.check(path)
+    assert [result.state for result in results] == ["wrong", *["correct"] * 4] * 2
+    assert (
+        "an argument is written to" in results[0].diagnosis[0] and "backward.py:" in results[0].diagnosis[0]
+    )
 
 
 def test_the_whole_numpy_backward_pass_agrees_with_finite_differences():

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from harness.check import gradient_checks as checks
-from harness.check.compare import Evidence, compare
+from harness.check.compare import Evidence, compare, got_and_expected
 from harness.check.diagnose import explanation
 from harness.check.gradients import TOLERANCE, Subject, gradients, random_like
 from harness.check.python_files import PythonChecker, describe
@@ -186,9 +186,9 @@ def one_wrong(name: str, got: Tensor, expected: Tensor, of_sum: Tensor, inputs: 
     if apart.max() <= TOLERANCE * expected.abs().max():
         return None
     place = tuple(int(i) for i in torch.unravel_index(apart.argmax(), apart.shape))
-    words = (
-        f"the gradient of {name} is wrong: {list(place)} got {got[place]:.6g}, expected {expected[place]:.6g}"
-    )
+    limit = TOLERANCE * expected.abs().max().item()
+    told = got_and_expected(got[place].item(), expected[place].item(), limit, 6)
+    words = f"the gradient of {name} is wrong: {list(place)} {told}"
     if torch.allclose(got, of_sum):
         return f"{words}; it is what the sum of the output would have: dy is not used"
     factor = checks.constant_factor(got, expected, inputs)

@@ -31,7 +31,7 @@ COLUMNS = 8
 MATRIX = Argument(("rows", "columns"))
 COLUMN = Argument(("columns",))
 ROW = Argument(("rows",), ACCUM)
-WORDS = Argument(("words",), "int32")
+WORDS = Argument(("words",), "int32", bits=True)
 
 CALLS = (
     OpSpec("relu_mask_train", writes={"relu": MATRIX, "mask": WORDS}, reads={"input": MATRIX}),

@@ -51,12 +51,11 @@ class Progress:
 
     def refresh(self) -> None:
         """Takes in what the file holds by now."""
+        read: dict[str, dict[str, str | int]] = {}
         try:
             data = json.loads(self.path.read_text(encoding="utf-8"))
-            read = {
-                name: {str(key): kind(value) for key, value in data.get(name, {}).items()}
-                for name, kind in KINDS.items()
-            }
+            for name, kind in KINDS.items():
+                read[name] = {str(key): kind(value) for key, value in data.get(name, {}).items()}
         except (OSError, ValueError, TypeError, AttributeError):
             read = {name: {} for name in KINDS}
         for (name, ladder), value in self.unsaved.items():

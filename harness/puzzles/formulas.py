@@ -260,6 +260,39 @@ LAYERNORM: Mapping[str, Step] = {
 """LayerNorm's steps and those of its gradient, from `input` and g, the gradient at x_hat."""
 
 
+EPS_OF_OTHERS = (1e-2, 1e-3, 1e-4, 1e-7, 1e-12)
+
+
+def layernorm_statistics() -> tuple[Mistake, ...]:
+    """Mistakes in a row's variance, and in rstd = 1 / sqrt(variance + EPS)."""
+    return (
+        Mistake("eps-forgotten", "without eps in rstd", {"row_rstd": lambda v: 1 / np.sqrt(v.variance)}),
+        Mistake("eps-outside-root", "with eps added outside the root, rstd = 1 / (sqrt(variance) + eps)",
+                {"row_rstd": lambda v: 1 / (np.sqrt(v.variance) + EPS)}),
+        Mistake("eps-twice", "with eps added twice in rstd",
+                {"row_rstd": lambda v: 1 / np.sqrt(v.variance + 2 * EPS)}),
+        Mistake("eps-too-small", "with eps = 1e-6", {"row_rstd": lambda v: 1 / np.sqrt(v.variance + 1e-6)}),
+        *(
+            Mistake(f"eps-{eps:.0e}", f"with eps = {eps:.0e}", {"row_rstd": lambda v, eps=eps: 1 / np.sqrt(v.variance + eps)})
+            for eps in EPS_OF_OTHERS
+        ),
+        Mistake("eps-after-division", "with eps added after the division, rstd = 1 / sqrt(variance) + eps",
+                {"row_rstd": lambda v: 1 / np.sqrt(v.variance) + EPS}),
+        Mistake("eps-before-division", "with eps added to the sum of squares, before it is divided by H",
+                {"row_rstd": lambda v: 1 / np.sqrt(v.variance + EPS / v.input.shape[-1])}),
+        Mistake("variance-not-divided", "with the sum of squares not divided by H",
+                {"variance": lambda v: ((v.input - v.row_mean) ** 2).sum(-1, keepdims=True)}),
+        Mistake("variance-around-zero", "with E[x^2] for the variance, the mean not subtracted",
+                {"variance": lambda v: (v.input**2).mean(-1, keepdims=True)}),
+        Mistake("unbiased-variance", "with the variance divided by H - 1, not H",
+                {"variance": lambda v: v.input.var(-1, keepdims=True, ddof=1) if v.input.shape[-1] > 1 else np.inf * v.row_mean}),
+        Mistake("variance-for-rstd", "with 1 / (variance + eps), the root forgotten",
+                {"row_rstd": lambda v: 1 / (v.variance + EPS)}),
+        Mistake("std-for-rstd", "multiplied by the deviation instead of divided",
+                {"row_rstd": lambda v: np.sqrt(v.variance + EPS)}),
+    )  # fmt: skip
+
+
 def layernorm_dx(dy: str, gamma: str) -> tuple[Mistake, ...]:
     """Mistakes in grad_input = row_rstd * (g - c2 - x_hat * c1), with g = dy * gamma: a term, a factor or a sign."""
 

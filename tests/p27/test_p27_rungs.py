@@ -1,5 +1,8 @@
 """Puzzle 27 as a learner meets it: solutions are right, untouched files unsolved."""
 
+import tomllib
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -113,22 +116,22 @@ EDITS = {
         "clip",
         "grad *= (limit / (norm + 1e-6)).clamp(max=1)",
         "grad *= (1.0 / (norm + 1e-6)).clamp(max=1)",
-        "wrong-values",
-        "gradient a is wrong",
+        "times-a-constant",
+        "your gradient is exactly 0.333333 times what it should be",
     ),
     "the norm that is left": (
         "clip",
         "    return norm\n",
         "    return norm.clamp(max=limit)\n",
-        "wrong-values",
-        "the norm is wrong",
+        "norm-afterwards",
+        "your norm equals the reference of the gradients as they are afterwards",
     ),
     "betas not used": (
         "adamw",
         "mean.lerp_(g, 1 - betas[0])",
         "mean.lerp_(g, 0.1)",
         "wrong-values",
-        "is wrong",
+        "mean of g[",
     ),
     "one rate for all steps": (
         "step",
@@ -223,6 +226,46 @@ def test_what_else_may_be_wrong_is_said(edit, checkers, tmp_path):
     (result,) = checkers["tape"].check(path, [gate])
     assert (result.state, result.mistake) == ("wrong", mistake), result.diagnosis
     assert words in result.diagnosis[0], result.diagnosis
+
+
+def told(file: str) -> list:
+    """The entries of a file of edits, each with its rung, gate and name, as parameters of a test."""
+    texts = tomllib.loads((Path(__file__).parent / file).read_text("utf-8"))
+    return [
+        pytest.param(rung, gate, entry, id=f"{rung}-{gate}-{name}")
+        for rung, gates in texts.items()
+        for gate, entries in gates.items()
+        for name, entry in entries.items()
+    ]
+
+
+def edited(rung: str, edits, folder: Path) -> Path:
+    """A copy of the solution of a rung with some edits."""
+    path = folder / PUZZLE.rung(rung).file
+    text = (SOLUTIONS / path.name).read_text()
+    for old, new in edits:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(("rung", "gate", "entry"), told("learner_mistakes.toml"))
+def test_a_mistake_that_a_learner_has_tried_is_rejected_and_named(rung, gate, entry, checkers, tmp_path):
+    (result,) = checkers[rung].check(edited(rung, entry["edits"], tmp_path), [gate])
+    assert result.state == "wrong"
+    assert result.mistake == entry.get("mistake", result.mistake), result.diagnosis
+    assert entry.get("said", "") in result.diagnosis[0]
+    assert not any("no known mistake" in line for line in result.diagnosis), result.diagnosis
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rung", "gate", "edits"), told("right_variants.toml"))
+def test_another_right_solution_is_right_whatever_the_seed(rung, gate, edits, tmp_path):
+    path, work = edited(rung, edits, tmp_path), Work(PUZZLE, PUZZLE.rung(rung), roots.solutions())
+    for seed in range(20):
+        (result,) = make_checker(work, seed=seed).check(path, [gate])
+        assert result.state == "correct", (seed, result.diagnosis)
 
 
 def test_autograd_works_again_after_it_was_out_of_reach():

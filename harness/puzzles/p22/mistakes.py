@@ -5,7 +5,6 @@ Shapes are those of `derivation.py`. Where two mistakes give the same values in 
 
 import numpy as np
 
-from harness.nn.layernorm_ops import EPS
 from harness.puzzles import formulas
 from harness.puzzles.p22.derivation import (
     Mean,
@@ -82,9 +81,6 @@ def only_rows(keep) -> dict:
     return parameter_gradients(total)
 
 
-EPS_OF_OTHERS = (1e-2, 1e-3, 1e-4, 1e-7, 1e-12)
-
-
 def first_thread(terms: np.ndarray) -> np.ndarray:
     """What the first of 128 threads adds to the sum of a row, divided by H, [B, S, 1]."""
     return terms[..., ::128].sum(-1, keepdims=True) / terms.shape[-1]
@@ -105,32 +101,7 @@ MISTAKES = (
     Mistake("rstd-not-on-variance-term",
             "with rstd not on the variance term x_hat * c1: the bracket ends too early",
             {"grad_input": lambda v: v.row_rstd * (v.g - v.c2) - v.x_hat * v.c1}),
-    # The statistics.
-    Mistake("eps-forgotten", "without eps in rstd", {"row_rstd": lambda v: 1 / np.sqrt(v.variance)}),
-    Mistake("eps-outside-root", "with eps added outside the root, rstd = 1 / (sqrt(variance) + eps)",
-            {"row_rstd": lambda v: 1 / (np.sqrt(v.variance) + EPS)}),
-    Mistake("eps-twice", "with eps added twice in rstd",
-            {"row_rstd": lambda v: 1 / np.sqrt(v.variance + 2 * EPS)}),
-    Mistake("eps-too-small", "with eps = 1e-6", {"row_rstd": lambda v: 1 / np.sqrt(v.variance + 1e-6)}),
-    *(
-        Mistake(f"eps-{eps:.0e}", f"with eps = {eps:.0e}",
-                {"row_rstd": lambda v, eps=eps: 1 / np.sqrt(v.variance + eps)})
-        for eps in EPS_OF_OTHERS
-    ),
-    Mistake("eps-after-division", "with eps added after the division, rstd = 1 / sqrt(variance) + eps",
-            {"row_rstd": lambda v: 1 / np.sqrt(v.variance) + EPS}),
-    Mistake("eps-before-division", "with eps added to the sum of squares, before it is divided by H",
-            {"row_rstd": lambda v: 1 / np.sqrt(v.variance + EPS / values(v))}),
-    Mistake("variance-not-divided", "with the sum of squares not divided by H",
-            {"variance": lambda v: ((v.input - v.row_mean) ** 2).sum(-1, keepdims=True)}),
-    Mistake("variance-around-zero", "with E[x^2] for the variance, the mean not subtracted",
-            {"variance": lambda v: (v.input**2).mean(-1, keepdims=True)}),
-    Mistake("unbiased-variance", "with the variance divided by H - 1, not H",
-            {"variance": lambda v: v.input.var(-1, keepdims=True, ddof=1) if values(v) > 1 else np.inf * v.row_mean}),
-    Mistake("variance-for-rstd", "with 1 / (variance + eps), the root forgotten",
-            {"row_rstd": lambda v: 1 / (v.variance + EPS)}),
-    Mistake("std-for-rstd", "multiplied by the deviation instead of divided",
-            {"row_rstd": lambda v: np.sqrt(v.variance + EPS)}),
+    *formulas.layernorm_statistics(),
     Mistake("padding-counted", "with zeros after the row, up to a power of two, counted in the variance",
             {"variance": lambda v: ((v.input - v.row_mean) ** 2).mean(-1, keepdims=True) + padding(v) * v.row_mean**2},
             3),

@@ -207,129 +207,12 @@ class Change:
     function: Part
 
 
-def held(mean: bool, variance: bool) -> Part:
-    """LayerNorm with its statistics taken for constants."""
-
-    def function(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        mu = x.mean(-1, keepdim=True)
-        rstd = ((x - mu).square().mean(-1, keepdim=True) + EPS).rsqrt()
-        return (x - (mu.detach() if mean else mu)) * (rstd.detach() if variance else rstd) * weight + bias
-
-    return function
-
-
-def weight_from(which: str) -> Part:
-    """LayerNorm whose weight gets its gradient from the input or the output, where x_hat belongs."""
-
-    def function(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        y = layernorm(x, weight, bias)
-        factor = (x if which == "input" else y).detach()
-        return graph(y, layernorm(x, weight.detach(), bias) + factor * weight)
-
-    return function
-
-
-def softmax_as(gradient: Callable[[Tensor], Tensor], unscaled: tuple[bool, bool] = (False, False)) -> Part:
-    """Attention with the diagonal of softmax's Jacobian that `gradient` makes of P, or without the scale in dq or dk."""
-
-    def function(qkv: Tensor) -> Tensor:
-        q, k, v = heads(qkv)
-        d = q.shape[-1] ** 0.5
-        q, k = (graph(t, d * t) if bare else t for t, bare in zip((q, k), unscaled, strict=True))
-        scores = q @ k.mT / d
-        later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
-        P = torch.softmax(scores.masked_fill(later, -torch.inf), -1)
-        if not any(unscaled):
-            P = graph(P, gradient(P).detach() * scores)
-        return joined(P @ v)
-
-    return function
-
-
-def last_of_each(tokens: Tensor) -> Tensor:
-    """True at the last place of each token: what an assignment leaves, [B, T]."""
-    flat = tokens.flatten()
-    later = (flat[None, :] == flat[:, None]).triu(1).any(1)
-    return ~later.view(tokens.shape)
-
-
-def not_added(tokens: Tensor, token: Tensor, position: Tensor) -> Tensor:
-    """A token's gradient from its last place alone."""
-    rows = token[tokens]
-    return graph(rows, rows * last_of_each(tokens)[..., None]) + position[: tokens.shape[1]]
-
-
-def first_sequence(tokens: Tensor, token: Tensor, position: Tensor) -> Tensor:
-    """A place's gradient from the first sequence alone."""
-    first = torch.arange(len(tokens))[:, None, None] == 0
-    places = position[: tokens.shape[1]].expand(len(tokens), -1, -1)
-    return token[tokens] + graph(places, places * first)
-
-
-def mean_of_batch(tokens: Tensor, token: Tensor, position: Tensor) -> Tensor:
-    """A place's gradient as a mean."""
-    places = position[: tokens.shape[1]]
-    return token[tokens] + graph(places, places / len(tokens))
-
-
-def of_losses(combine: Callable[[Tensor, Tensor, Tensor], Tensor], value_too: bool = False) -> Part:
-    """Cross-entropy whose gradient is that of `combine`: of the loss of each place, where it counts, and the right mean."""
-
-    def function(logits: Tensor, targets: Tensor) -> Tensor:
-        each = F.cross_entropy(logits.flatten(0, 1), targets.clamp(min=0).flatten(), reduction="none")
-        changed = combine(each, targets.flatten() != -100, right := cross_entropy(logits, targets))
-        return changed if value_too else graph(right, changed)
-
-    return function
-
-
 def all_but(stays: str | None) -> Part:
     """A residual that lets no gradient through beside the branches; `stays` is the branch that it is right around."""
     return lambda x, branch, which: x + branch if which == stays else graph(x + branch, branch)
 
 
 CHANGES: Mapping[str, Change] = {
-    "mean-held-fixed": Change("with the mean treated as a constant", "layernorm", held(True, False)),
-    "variance-held-fixed": Change("with 1 / sqrt(variance) treated as a constant", "layernorm", held(False, True)),
-    "statistics-held-fixed": Change("with mean and variance treated as constants", "layernorm", held(True, True)),
-    "weight-from-input": Change(
-        "with the sum of dy * x for LayerNorm's weight: x_hat belongs there", "layernorm", weight_from("input")),
-    "weight-from-output": Change(
-        "with the sum of dy * y for LayerNorm's weight: x_hat belongs there", "layernorm", weight_from("output")),
-    "mask-forgotten": Change(
-        "without the causal mask: every place sees what it is to predict", "attention", lambda x: attention(x, False)),
-    "softmax-diagonal": Change(
-        "of the diagonal of softmax's Jacobian, P (1 - P)", "attention", softmax_as(lambda P: P * (1 - P))),
-    "row-sum-forgotten": Change("without the row sum, of dS = P dP", "attention", softmax_as(lambda P: P)),
-    "query-scale-forgotten": Change(
-        "without 1 / sqrt(d) in the gradient of q", "attention", softmax_as(lambda P: P, (True, False))),
-    "key-scale-forgotten": Change(
-        "without 1 / sqrt(d) in the gradient of k", "attention", softmax_as(lambda P: P, (False, True))),
-    "scale-forgotten": Change(
-        "without 1 / sqrt(d) in the gradients of q and k", "attention", softmax_as(lambda P: P, (True, True))),
-    "gelu-erf": Change(
-        "with the derivative of the other GELU, that of the error function", "gelu", lambda x: graph(gelu(x), F.gelu(x))),
-    "other-gelu": Change("of the other GELU, that of the error function", "gelu", F.gelu),
-    "second-term-forgotten": Change(
-        "of the first term of the product rule alone", "gelu",
-        lambda x: graph(gelu(x), x * (gelu(x) / x).detach())),
-    "not-added": Change(
-        "of the last place of each token: a token that comes twice gets both gradients", "embedding", not_added),
-    "first-sequence-only": Change(
-        "of the first sequence alone for the positions: the sum over the batch is missing", "embedding", first_sequence),
-    "mean-over-batch": Change("with a mean over the batch for the positions", "embedding", mean_of_batch),
-    "mean-over-ignored": Change(
-        "with a mean over every place, the ignored ones too", "cross_entropy",
-        of_losses(lambda each, counted, right: (each * counted).mean(), value_too=True)),
-    "averaged-twice": Change(
-        "divided by the number of places twice", "cross_entropy",
-        of_losses(lambda each, counted, right: right / counted.sum())),
-    "not-averaged": Change(
-        "of the sum over the places, and the loss is their mean", "cross_entropy",
-        of_losses(lambda each, counted, right: right * counted.sum())),
-    "ignored-counted": Change(
-        "with a gradient at the ignored places too", "cross_entropy",
-        of_losses(lambda each, counted, right: each.sum() / counted.sum())),
     "residual-forgotten": Change("of the branches alone: the stream passes too", "residual", all_but(None)),
     "first-residual-forgotten": Change(
         "with nothing passed beside attention's branch", "residual", all_but("mlp")),

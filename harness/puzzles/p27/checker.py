@@ -4,24 +4,31 @@ The first tensor that is wrong is named, in the order from the loss backwards, a
 are. Beside the values each part is asked what it keeps, whether it gives that back, and whether it writes into what it was given.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from harness.check.compare import Evidence
+from harness.check.diagnose import diagnose
 from harness.check.python_files import PythonChecker, describe
-from harness.check.results import GateResult
+from harness.check.results import Diagnosis, GateResult
 from harness.puzzles.p27 import optimizing
 from harness.puzzles.p27.autograd import CHANGES, Tensors, changed, parameters
 from harness.puzzles.p27.bytes_live import picture
+from harness.puzzles.p27.part_formulas import SPARE, Formula, formula_of
 from harness.puzzles.p27.running import (
     Fault,
     Module,
+    Watched,
     by_autograd,
     by_hand,
+    evidence_of,
     excerpt,
     held,
     leaves,
@@ -41,8 +48,10 @@ KINDS = {
     "cross_entropy": "CrossEntropy",
 }
 """Gate of a part -> its class."""
+SEED = 27
+"""Of the checks; --seed is added."""
 CONCERN = {"block": ("residual", "fork"), "model": ("head", "embedding")}
-"""Gate of several parts -> the parts whose known mistakes its own code can make; of one part that part's."""
+"""Gate of several parts -> the parts whose known mistakes its own code can make."""
 
 
 @dataclass(frozen=True)
@@ -68,9 +77,10 @@ TRIES = (
 
 @dataclass
 class Ran:
-    """What one try gave: values by name, and those of each known mistake."""
+    """What one try gave: what the part was given, values by name, and those of each known mistake of several parts."""
 
     one: Try
+    given: Mapping[str, Tensor]
     got: Mapping[str, Tensor]
     right: Mapping[str, Tensor]
     mistaken: Callable[[str], Mapping[str, Tensor]]
@@ -83,15 +93,16 @@ class TapeChecker(PythonChecker):
         result = GateResult(gate, "correct")
         try:
             with torch.random.fork_rng(devices=[]):
-                result.summary = CHECKS.get(gate.id, check_part)(gate.id, module)
+                result.summary = CHECKS.get(gate.id, check_part)(gate.id, module, SEED + self.seed)
         except Fault as fault:
             result.state, result.diagnosis, result.mistake = "wrong", str(fault).split("\n"), fault.mistake
+            result.hint = f"{self.puzzle.ladder(self.rung, gate.id)}-{fault.hint}" if fault.hint else None
         except Exception as error:  # whatever a learner's code raises is a verdict
             by_autograd = "autograd is called" in str(error)
             result.state, result.diagnosis = "wrong", [describe(error, path)]
             result.mistake = "autograd-called" if by_autograd else "raises"
         if result.state == "wrong":
-            result.hint = f"{self.puzzle.ladder(self.rung, gate.id)}-2"
+            result.hint = result.hint or f"{self.puzzle.ladder(self.rung, gate.id)}-2"
         elif gate.id == "model":
             result.picture = picture(module)
         return result
@@ -100,16 +111,23 @@ class TapeChecker(PythonChecker):
 # ---- Values -------------------------------------------------------------------------------------------------
 
 
-def compare(ran: list[Ran], ids: tuple[str, ...]) -> None:
-    """Raises Fault where a value is wrong, with the first one and the known mistake, of `ids`, that gives the values of all tries."""
+def compare(gate: str, ran: list[Ran]) -> None:
+    """Raises Fault where a value is wrong, with the first one, or one that says why, and the known mistake that gives the values of
+    all tries."""
     failing = [(each, names) for each in ran if (names := [*wrong_values(each.got, each.right)])]
     if not failing:
         return
     (first, names), *_ = failing
     order = ", from the loss backwards" if len(first.right) > 6 else ""
+    if told := explained_by_formula(gate, failing, right_values(ran)):
+        others = (
+            f"wrong are {' and '.join(names)}, of {', '.join(first.right)}" if len(first.right) > 2 else ""
+        )
+        raise Fault.of(told, others)
     lines = [f"with {first.one.words}{order}: {one_wrong(first.got, first.right, names[0])}"]
     if len(names) > 1:
-        lines.append(f"{len(names)} of {len(first.right)} values are wrong, of which it is the first")
+        lines.append(f"{len(names)} of {len(first.right)} tensors are wrong, of which it is the first")
+    ids = [id for id, change in CHANGES.items() if change.part in CONCERN.get(gate, ())]
     known = next((id for id in ids if all(explains(each, id) for each, _ in failing)), None)
     if known:
         raise Fault("\n".join([*lines, f"these are the values {CHANGES[known].words}"]), known)
@@ -123,6 +141,39 @@ def compare(ran: list[Ran], ids: tuple[str, ...]) -> None:
     raise Fault("\n".join(lines), "overflows" if nonfinite else "wrong-values")
 
 
+def explained_by_formula(
+    gate: str, failing: Sequence[tuple[Ran, Sequence[str]]], right: Collection[str]
+) -> Diagnosis | None:
+    """What the formula of a gate's part says of the first wrong value, or of the first that it can say why of; None where a part
+    has no formula, or a shape is wrong."""
+    if not (formula := formula_of(gate)):
+        return None
+    told: list[Diagnosis] = []
+    correct = [quantity for quantity, (name, _, _) in formula.quantities.items() if name in right]
+    for quantity, (name, words, view) in formula.quantities.items():
+        wrong = [each for each, names in failing if name in names]
+        if any(each.got[name].shape != each.right[name].shape for each in wrong):
+            return None
+        pairs = [(each, *(view(values[name]) for values in (each.got, each.right))) for each in wrong]
+        evidence = [e for each, *pair in pairs for e in evidence_in(formula, each, *pair)]
+        if evidence:
+            told.append(diagnose(formula.puzzle, quantity, evidence, name=words, gate=gate, right=correct))
+    return next((each for each in told if each.mistake), told[0] if told else None)
+
+
+def evidence_in(formula: Formula, ran: Ran, got: np.ndarray, right: np.ndarray) -> list[Evidence]:
+    """A quantity of a try; nothing where it is right."""
+    dims = ran.one.B, ran.one.T, ran.one.C, ran.one.V
+    case = Case(ran.one.words, "", formula.dims(dims), "plain")
+    return evidence_of(case, formula.arrays(ran.given, dims), got, right)
+
+
+def right_values(ran: Sequence[Ran]) -> set[str]:
+    """The values that are right in every try."""
+    wrong = {name for each in ran for name in wrong_values(each.got, each.right)}
+    return {name for each in ran for name in each.right} - wrong
+
+
 def explains(ran: Ran, id: str) -> bool:
     """Whether a known mistake gives every value of a try."""
     mistaken = ran.mistaken(id)
@@ -132,21 +183,19 @@ def explains(ran: Ran, id: str) -> bool:
 # ---- Parts --------------------------------------------------------------------------------------------------
 
 
-def check_part(gate: str, module: Module) -> str:
+def check_part(gate: str, module: Module, seed: int) -> str:
     """A part on every try; what is said of it where it is right. Raises Fault."""
-    concern = CONCERN.get(gate, (gate,))
-    ids = tuple(id for id, change in CHANGES.items() if change.part in concern)
-    ran = [run_part(gate, module, one) for one in TRIES if one.scale == 1 or gate == "cross_entropy"]
-    compare(ran, ids)
+    ran = [run_part(gate, module, one, seed) for one in TRIES if one.scale == 1 or gate == "cross_entropy"]
+    compare(gate, ran)
     kept = {"block": "its parts give back what they keep", "model": "the tape is empty at the end"}
     return f"values and gradients of {len(ran)} sizes; {kept.get(gate, 'keeps what it needs')}"
 
 
-def given(gate: str, one: Try) -> tuple[Tensor, Tensors, Tensor]:
+def given(gate: str, one: Try, seed: int) -> tuple[Tensor, Tensors, Tensor]:
     """What a gate is tried on: the input, the parameters by the names of the part, the targets. The part is called "part"."""
-    generator = torch.Generator().manual_seed(27)
-    p = parameters(layers=2, width=one.C, vocabulary=one.V, context=one.T + 2, seed=27)
-    tokens, targets = excerpt(one.B, one.T, one.V, 27)
+    generator = torch.Generator().manual_seed(seed)
+    p = parameters(layers=2, width=one.C, vocabulary=one.V, context=one.T + SPARE, seed=seed)
+    tokens, targets = excerpt(one.B, one.T, one.V, seed)
 
     def normal(width: int) -> Tensor:
         shape = one.B, one.T, width
@@ -164,9 +213,9 @@ def given(gate: str, one: Try) -> tuple[Tensor, Tensors, Tensor]:
     return normal(widths.get(gate, one.C)), of_part, targets
 
 
-def run_part(gate: str, module: Module, one: Try) -> Ran:
+def run_part(gate: str, module: Module, one: Try, seed: int) -> Ran:
     """One try of one part, by hand and by autograd. Raises Fault for what is no matter of values."""
-    x, p, targets = given(gate, one)
+    x, p, targets = given(gate, one, seed)
 
     def truth(id: str | None = None) -> Mapping[str, Tensor]:
         model, q = changed(id), leaves(p)
@@ -184,7 +233,7 @@ def run_part(gate: str, module: Module, one: Try) -> Ran:
     }
     grads = {name: torch.full_like(tensor, 0.5) for name, tensor in p.items()}
     start = {name: grad.clone() for name, grad in grads.items()}
-    tape = module["Tape"]()
+    tape, dy = module["Tape"](), torch.ones(())
     with no_autograd(), watching(module) as watched:
         if gate == "model":
             output = tensor(module["forward"](x, targets, tape, p))
@@ -206,6 +255,8 @@ def run_part(gate: str, module: Module, one: Try) -> Ran:
                     "the gradient that comes in is another after backward: others may add it up",
                     "input-written",
                 )
+    if gate in CONCERN:
+        check_order(watched)
     right = truth()
     changed_inputs = [
         n
@@ -218,9 +269,34 @@ def run_part(gate: str, module: Module, one: Try) -> Ran:
         words = f"the tape still holds {', '.join(map(repr, tape.kept))} after the backward pass: take() gives it back"
         raise Fault(words, "not-given-back")
     for name, grad in grads.items():
-        if near(grad, right[f"the gradient of {name}"]) and not near(grad - start[name], grad):
+        wanted = right[f"the gradient of {name}"]
+        kept = (grad == start[name]) & (wanted == 0)  # of a table, the rows that nothing was written to
+        if near(torch.where(kept, wanted, grad), wanted) and not near(grad - start[name], wanted):
             raise Fault(f"the gradient of {name} replaces what was there: add to it", "overwritten")
-    return Ran(one, by_hand(output, watched, grads, start), right, truth)
+    given_part = {"x": x, "dy": dy, "targets": targets, **p}
+    return Ran(one, given_part, by_hand(output, watched, grads, start), right, truth)
+
+
+def level(name: str) -> tuple[int, str]:
+    """What a part is a part of, outermost first."""
+    return name.count("."), name.rpartition(".")[0]
+
+
+def check_order(watched: Watched) -> None:
+    """Raises Fault where a part is not walked back, or before one that comes after it on the way up."""
+    way_up, way_back = [*watched.outputs], watched.walked_back
+    if missing := [name for name in way_up if name not in way_back]:
+        words = "is" if len(missing) == 1 else "are"
+        raise Fault(
+            f"{' and '.join(missing[-2:])} {words} never walked back: backward() is not called",
+            "not-walked-back",
+        )
+    levels = itertools.groupby(sorted(way_up, key=level), key=level)  # the blocks, then the parts of each
+    for earlier, later in [pair for _, names in levels for pair in itertools.pairwise(names)]:
+        if way_back.index(earlier) < way_back.index(later):
+            raise Fault(
+                f"{earlier} is walked back before {later}: the gradient comes to {later} first", "forwards"
+            )
 
 
 def tensor(output: object) -> Tensor:
@@ -276,7 +352,7 @@ COUNTS = {
 """Known mistake of the tape -> what it counts."""
 
 
-def check_tape(gate: str, module: Module) -> str:
+def check_tape(gate: str, module: Module, seed: int) -> str:
     """What the tape says that it holds, of tensors that share memory and of those that do not. Raises Fault."""
     whole, other = torch.zeros(4, 6), torch.zeros(3, dtype=torch.float64)
     story = (

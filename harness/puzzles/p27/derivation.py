@@ -23,7 +23,8 @@ STEPS = {
     "shifted": lambda v: v.logits - v.logits.max(-1, keepdims=True),
     "lse": lambda v: np.log(np.exp(v.shifted).sum(-1, keepdims=True)),
     "p": lambda v: np.exp(v.shifted - v.lse),
-    "onehot": lambda v: (v.targets[..., None] == np.arange(int(v.V))) + 0 * v.logits,
+    "wanted_targets": lambda v: v.targets,
+    "onehot": lambda v: (v.wanted_targets[..., None] == np.arange(int(v.V))) + 0 * v.logits,
     "y": lambda v: (1 - v.smoothing) * v.onehot + v.smoothing / v.V,
     "counted": lambda v: (v.targets != IGNORED)[..., None].astype(np.int64),
     "count": lambda v: v.counted.sum(),
@@ -43,6 +44,12 @@ STEPS = {
     "grad_of_head": lambda v: np.tensordot(v.grad_logits, v.x, ((0, 1), (0, 1))),
     "grad_tied": lambda v: v.grad_token + v.grad_of_head,
 }
+
+
+def softmax(logits: np.ndarray, axis: int | None = -1) -> np.ndarray:
+    """Over one axis, or over all."""
+    weights = np.exp(logits - logits.max(axis, keepdims=True))
+    return weights / weights.sum(axis, keepdims=True)
 
 
 def last_of_each(v: Derivation) -> np.ndarray:
@@ -65,11 +72,43 @@ MISTAKES = (
              "loss": lambda v: (v.y * (v.lse - v.shifted)).sum() / v.count,
              "row_loss": lambda v: v.row_lse - np.where(v.counted[..., 0], v.row_target, v.logits[..., 0]),
              "grad_rows": lambda v: (v.row_p - v.onehot) / v.places}),
+    Mistake("ignored-counted", "with the ignored places counted like the others, as if their target were 0",
+            {"grad_logits": lambda v: (v.p - (np.maximum(v.targets, 0)[..., None] == np.arange(int(v.V)))) / v.count}),
     Mistake("smoothing-forgotten", "with all of y on the target", {"y": lambda v: v.onehot}),
     Mistake("smoothing-added", "with smoothing / V put beside a whole one, so that y adds up to more than 1",
             {"y": lambda v: v.onehot + v.smoothing / v.V}),
     Mistake("of-log-p", "of p, and not of its logarithm: the sum over the other logits is missing",
             {"grad_logits": lambda v: -v.counted * v.y * (1 - v.p) / v.count}),
+    Mistake("onehot-forgotten", "of p alone: 1 is subtracted from the target's",
+            {"grad_logits": lambda v: v.counted * v.p / v.count, "grad_rows": lambda v: v.counted * v.row_p / v.places}),
+    Mistake("ignored-counted-in-mean", "with the ignored places counted like the others, in the mean too",
+            {"loss": lambda v: (v.y * (v.lse - v.shifted)).sum() / v.targets.size,
+             "grad_logits": lambda v: (v.p - v.y) / v.targets.size}),
+    Mistake("logits-negated", "with the softmax of -logits",
+            {"shifted": lambda v: -v.logits - (-v.logits).max(-1, keepdims=True)}),
+    Mistake("softmax-twice", "with the softmax of p, which is one already", {"p": lambda v: softmax(softmax(v.logits))}),
+    *(
+        Mistake("other-axis", f"with the softmax taken over {words}, not over the vocabulary", changes)
+        for axis, words in ((0, "the sequences"), (1, "the places"), (None, "everything"))
+        for changes in (
+            {"lse": lambda v, axis=axis: np.log(np.exp(v.shifted).sum(axis, keepdims=True))},
+            {"p": lambda v, axis=axis: softmax(v.logits, axis),
+             "loss": lambda v, axis=axis: -(v.counted * v.y * np.log(softmax(v.logits, axis))).sum() / v.count},
+        )
+    ),
+    *(
+        Mistake(f"target-{id}", f"with {words}", {changed: lambda v, of=of: of(v.original("targets"))})
+        for id, words, of in (
+            ("one-more", "the word after the target", lambda targets: targets + (targets != IGNORED)),
+            ("one-less", "the word before the target", lambda targets: targets - (targets != IGNORED)),
+            ("one-less", "the word before the target", lambda targets: targets - (targets > 0)),
+            ("of-place-before", "the target of the place before", lambda targets: np.roll(targets, 1, 1)),
+            ("of-place-after", "the target of the place after", lambda targets: np.roll(targets, -1, 1)),
+        )
+        for changed in ("wanted_targets", "targets")
+    ),
+    Mistake("scale-of-slope-forgotten", "without sqrt(2 / pi) in u', the derivative of what stands in tanh",
+            {"slope": lambda v: 1 + 3 * CUBE * v.x**2}),
     Mistake("slope-forgotten", "without u', the derivative of what stands in tanh",
             {"slope": lambda v: np.ones_like(v.x)}),
     Mistake("second-term-forgotten", "of the first term of the product alone",
@@ -77,7 +116,8 @@ MISTAKES = (
     Mistake("gelu-erf", "of the other GELU, x Phi(x) with the error function",
             {"grad_gelu": lambda v: v.dx * erf_slope(v.x), "gelu": lambda v: v.x * phi(v.x)}),
     Mistake("first-sequence-only", "of the first sequence alone: the sum over the batch is missing",
-            {"grad_W": lambda v: v.dy[0].T @ v.x[0], "grad_b": lambda v: v.dy[0].sum(0),
+            {"loss": lambda v: (v.counted * v.y * (v.lse - v.shifted))[0].sum() / v.counted[0].sum(),
+             "grad_W": lambda v: v.dy[0].T @ v.x[0], "grad_b": lambda v: v.dy[0].sum(0),
              "grad_position": lambda v: v.dx[0]}),
     Mistake("mean-over-batch", "with a mean over the batch: the loss has taken it already",
             {"grad_position": lambda v: v.dx.mean(0), "grad_b": lambda v: v.dy.mean((0, 1))}),

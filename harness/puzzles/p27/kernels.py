@@ -144,9 +144,9 @@ def sums_of_chunks(v: Derivation, terms: np.ndarray | None = None) -> np.ndarray
     return np.add.reduceat(terms, np.arange(0, terms.size, CHUNK))
 
 
-def parameter(v: Derivation, step: np.ndarray, decay: float = DECAY) -> np.ndarray:
-    """x after a step."""
-    return v.x - RATE * (step + decay * v.x)
+def parameter(v: Derivation, step: np.ndarray, decay: np.ndarray | None = None) -> np.ndarray:
+    """x after a step, with its own decay unless another is given."""
+    return v.x - RATE * (step + (v.decay if decay is None else decay) * v.x)
 
 
 STEPS: Mapping[str, Step] = {
@@ -161,7 +161,11 @@ STEPS: Mapping[str, Step] = {
     "row_p": lambda v: np.exp(v.logits - v.row_lse[..., None]),
     "grad_rows": lambda v: v.counted * (v.row_p - v.onehot) / v.places,
     "gelu": lambda v: v.x * (1 + v.tanh) / 2,
-    "corrections": lambda v: 1 - np.asarray([BETA1, BETA2]) ** STEP + 0 * v.x[0, 0, 0],
+    "corrections": lambda v: 1 - v.betas**v.step + 0 * v.x.flat[0],
+    # Of a step: a rung may have another decay, or another step, as inputs of the derivation.
+    "betas": lambda v: np.asarray([BETA1, BETA2]),
+    "step": lambda v: np.asarray(STEP),
+    "decay": lambda v: np.asarray(DECAY),
     "decayed_g": lambda v: v.dx,
     "new_mean": lambda v: BETA1 * v.mean + (1 - BETA1) * v.decayed_g,
     "new_square": lambda v: BETA2 * v.square + (1 - BETA2) * v.decayed_g**2,
@@ -292,8 +296,6 @@ MISTAKES = (
         3),
     Mistake("onehot-not-shared-out", "with p alone divided by the places that count, the target's 1 as it is",
             {"grad_rows": lambda v: v.counted * (v.row_p / v.places - v.onehot)}),
-    Mistake("onehot-forgotten", "of p alone: 1 is subtracted from the target's",
-            {"grad_rows": lambda v: v.counted * v.row_p / v.places}),
     *(
         Mistake(f"p-rounded-to-{kind}", f"with p rounded to {kind} before 1 is subtracted from the target's",
                 {"grad_rows": lambda v, kind=kind: v.counted * (rounded(v.row_p, kind) - v.onehot) / v.places})
@@ -347,19 +349,28 @@ MISTAKES = (
     Mistake("segment-too-short", "without the last place of each token",
             {"grad_token": lambda v: by_order(v, lambda a, b: v.order[a : max(a, b - 1)])}),
     Mistake("correction-early", "of the step before: steps are counted from 1",
-            {"corrections": lambda v: 1 - np.asarray([BETA1, BETA2]) ** (STEP - 1)}),
+            {"corrections": lambda v: 1 - v.betas ** (v.step - 1)}),
     Mistake("correction-late", "of the step after: steps are counted from 1",
-            {"corrections": lambda v: 1 - np.asarray([BETA1, BETA2]) ** (STEP + 1)}),
+            {"corrections": lambda v: 1 - v.betas ** (v.step + 1)}),
     Mistake("not-subtracted", "of beta^step, which is to be subtracted from 1",
-            {"corrections": lambda v: np.asarray([BETA1, BETA2]) ** STEP}),
+            {"corrections": lambda v: v.betas ** v.step}),
     Mistake("decay-in-gradient", "with the decay added to the gradient, where both means see it",
-            {"decayed_g": lambda v: v.dx + DECAY * v.x, "new_x": with_decay_inside}),
+            {"decayed_g": lambda v: v.dx + v.decay * v.x, "new_x": with_decay_inside}),
     Mistake("eps-inside-root", "with epsilon inside of the root",
             {"new_x": lambda v: parameter(v, v.corrected_mean / np.sqrt(v.corrected_square + EPS))}),
     Mistake("not-corrected", "with running means that are not corrected: they began at 0",
             {"new_x": lambda v: parameter(v, v.new_mean / (np.sqrt(v.new_square) + EPS))}),
     Mistake("decay-forgotten", "without decay",
-            {"new_x": lambda v: parameter(v, v.corrected_mean / (np.sqrt(v.corrected_square) + EPS), 0)}),
+            {"new_x": lambda v: parameter(v, v.corrected_mean / (np.sqrt(v.corrected_square) + EPS), 0 * v.decay)}),
+    Mistake("square-alone-corrected", "with the mean of the square corrected alone: that of the gradient began at 0 too",
+            {"new_x": lambda v: parameter(v, v.new_mean / (np.sqrt(v.corrected_square) + EPS))}),
+    Mistake("mean-alone-corrected", "with the mean of the gradient corrected alone: that of the square began at 0 too",
+            {"new_x": lambda v: parameter(v, v.corrected_mean / (np.sqrt(v.new_square) + EPS))}),
+    Mistake("eps-forgotten", "without epsilon", {"new_x": lambda v: parameter(v, v.corrected_mean / np.sqrt(v.corrected_square))}),
+    Mistake("step-added", "with the step added: it is subtracted",
+            {"new_x": lambda v: parameter(v, -v.corrected_mean / (np.sqrt(v.corrected_square) + EPS))}),
+    Mistake("betas-for-rest", "with beta and 1 - beta in each other's place",
+            {"new_mean": lambda v: (1 - BETA1) * v.mean + BETA1 * v.dx, "new_square": lambda v: (1 - BETA2) * v.square + BETA2 * v.dx**2}),
     Mistake("correction-outside-root", "with the root's correction outside of the root",
             {"new_x": lambda v: parameter(v, v.corrected_mean / (np.sqrt(v.new_square) / v.corrections[1] + EPS))}),
     Mistake("gradient-not-squared", "of the gradients, not of their squares",
@@ -373,11 +384,11 @@ MISTAKES = (
     Mistake("corrections-exchanged", "with the two corrections exchanged",
             {"new_x": lambda v: parameter(v, v.new_mean / v.corrections[1] / (np.sqrt(v.new_square / v.corrections[0]) + EPS))}),
     Mistake("decay-rate-twice", "with a decay that is multiplied by the learning rate twice",
-            {"new_x": lambda v: parameter(v, v.corrected_mean / (np.sqrt(v.corrected_square) + EPS), DECAY * RATE)}),
+            {"new_x": lambda v: parameter(v, v.corrected_mean / (np.sqrt(v.corrected_square) + EPS), v.decay * RATE)}),
     Mistake("decay-without-parameter", "with the decay itself subtracted: it is a share of the parameter",
-            {"new_x": lambda v: parameter(v, v.corrected_mean / (np.sqrt(v.corrected_square) + EPS) + DECAY, 0)}),
+            {"new_x": lambda v: parameter(v, v.corrected_mean / (np.sqrt(v.corrected_square) + EPS) + v.decay, 0 * v.decay)}),
     Mistake("decay-without-rate", "with a decay that is not multiplied by the learning rate",
-            {"new_x": lambda v: parameter(v, v.corrected_mean / (np.sqrt(v.corrected_square) + EPS), DECAY / RATE)}),
+            {"new_x": lambda v: parameter(v, v.corrected_mean / (np.sqrt(v.corrected_square) + EPS), v.decay / RATE)}),
     Mistake("old-means", "of the means before this step",
             {"new_x": lambda v: parameter(v, v.mean / v.corrections[0] / (np.sqrt(v.square / v.corrections[1]) + EPS))}),
     Mistake("betas-exchanged", "with the two betas exchanged",

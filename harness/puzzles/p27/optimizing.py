@@ -1,17 +1,33 @@
 """What judges the last gates of puzzle 27: clipping, AdamW and the step, beside PyTorch's own; and their known mistakes."""
 
+import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from harness.check.compare import Evidence
+from harness.check.diagnose import diagnose
+from harness.puzzles.p27 import kernels
 from harness.puzzles.p27.autograd import Model, Tensors, parameters
-from harness.puzzles.p27.running import Fault, Module, leaves, no_autograd, one_wrong, wrong_values
+from harness.puzzles.p27.running import (
+    Fault,
+    Module,
+    evidence_of,
+    leaves,
+    no_autograd,
+    one_wrong,
+    wrong_values,
+)
+from harness.spec.catalogue import find_puzzle
+from harness.spec.derivation import Derivation, Mistake
+from harness.spec.puzzle import Case
 
-RATE, BETAS, EPS, DECAY = 0.01, (0.9, 0.95), 1e-8, 0.1
-"""The rate of the checks, and the rest as the learner's file has it."""
-OTHER_BETAS, OTHER_DECAY, LIMIT = (0.8, 0.97), 0.2, 0.7
-"""What AdamW and clipping are asked with: nothing that the learner's file has, so that an argument that is not used shows."""
+RATE, BETAS, EPS, DECAY, LIMIT = 0.01, (0.9, 0.95), 1e-8, 0.1, 0.7
+"""The rate and the limit of a step's check, and the rest as the learner's file has it. AdamW and clipping alone are asked with the
+numbers of the kernels, of which the learner's file has none, so that an argument that is not used shows."""
 Known = Mapping[str, tuple[str, Callable[[], Tensors]]]
 """Known mistake -> words that end "these are the values ...", and the values."""
 
@@ -28,54 +44,96 @@ def compare(got: Tensors, right: Tensors, known: Known) -> None:
     raise Fault("\n".join(lines), "wrong-values")
 
 
+def told(gate: str, evidence: Mapping[str, list[Evidence]], more: tuple[Mistake, ...] = ()) -> None:
+    """Raises Fault with what the puzzle's formulas, and `more` mistakes, say of the first quantity that is wrong; nothing without any."""
+    puzzle = find_puzzle("p27")
+    puzzle = replace(puzzle, mistakes=(*more, *puzzle.mistakes))
+    for quantity, cases in evidence.items():
+        if cases:
+            right = [name for name, others in evidence.items() if not others]
+            raise Fault.of(diagnose(puzzle, quantity, cases, name=WORDS[quantity], gate=gate, right=right))
+
+
+IN_PLACE = "change it in place (`{0} {1}`), since `{0} = ...` makes a new tensor"
+WORDS = {
+    "norm": "norm",
+    "clipped": "gradient",
+    "new_mean": "mean of g",
+    "new_square": "mean of g^2",
+    "new_x": "parameter",
+}
+"""What reports call the quantities."""
+
+
 # ---- Clipping -----------------------------------------------------------------------------------------------
 
 
-def check_clip(gate: str, module: Module) -> str:
+def clipping_mistakes(shapes: Mapping[str, tuple[int, ...]]) -> tuple[Mistake, ...]:
+    """Those of several tensors, which lie in `dx` one after the other."""
+    ends = np.cumsum([math.prod(shape) for shape in shapes.values()])[:-1]
+
+    def norms(v: Derivation) -> list[np.ndarray]:
+        return [np.sqrt((part**2).sum()) for part in np.split(v.dx.reshape(-1), ends)]
+
+    def each(v: Derivation) -> np.ndarray:
+        parts = zip(np.split(v.dx.reshape(-1), ends), norms(v), strict=True)
+        return np.concatenate([g * min(1, kernels.LIMIT / (n + kernels.NORM_EPS)) for g, n in parts]).reshape(
+            v.dx.shape
+        )
+
+    def after(v: Derivation) -> np.ndarray:
+        return np.sqrt((v.clipped**2).sum()).reshape(1)
+
+    return (
+        Mistake("each-by-itself", "with each gradient clipped by a norm of its own", {"clipped": each}),
+        Mistake("norms-added", "with the norms added up: it is the root of the sum of all squares", {"norm": lambda v: np.sum(norms(v)).reshape(1)}),
+        Mistake("norm-afterwards", "of the gradients as they are afterwards: it is wanted as it was before",
+                {"norm": lambda v: after(kernels.derive({"dx": v.dx}))}),
+        Mistake("limit-for-factor", "times the limit, not times the limit over the norm", {"clipped": lambda v: v.dx * kernels.LIMIT}),
+        Mistake("norm-eps-forgotten", "without the 1e-6 that is added to the norm", {"factor": lambda v: np.minimum(1, kernels.LIMIT / v.norm)}),
+    )  # fmt: skip
+
+
+def check_clip(gate: str, module: Module, seed: int) -> str:
     """Norms above and below the limit, beside `clip_grad_norm_`. Raises Fault."""
-    generator = torch.Generator().manual_seed(27)
+    generator = torch.Generator().manual_seed(seed)
     shapes = {"a": (3, 4), "b": (5,), "c": (2, 2)}
-    for size in (5.0, 0.01):
+    evidence: dict[str, list[Evidence]] = {"norm": [], "clipped": []}
+    for words, size in (("above the limit", 5.0), ("below the limit", 0.01)):
         first = {
             n: size * torch.randn(s, generator=generator, dtype=torch.float64) for n, s in shapes.items()
         }
-        norm = torch.stack([each.norm() for each in first.values()]).norm()
         held = leaves(first)
         for name, leaf in held.items():
             leaf.grad = first[name].clone()
-        right = {"the norm": torch.nn.utils.clip_grad_norm_(held.values(), LIMIT)}
-        right |= {f"gradient {name}": leaf.grad for name, leaf in held.items() if leaf.grad is not None}
+        norm = torch.nn.utils.clip_grad_norm_(held.values(), kernels.LIMIT)
         mine = {name: each.clone() for name, each in first.items()}
         with no_autograd():
-            returned = module["clip"](mine, LIMIT)
+            returned = module["clip"](mine, kernels.LIMIT)
         if not isinstance(returned, Tensor):
             raise Fault("clip() returns no tensor: the norm is wanted, as it was before", "wrong-values")
-
-        def scaled(
-            factor: Callable[[Tensor], Tensor], said: Tensor = norm, first: Tensors = first
-        ) -> Tensors:
-            return {"the norm": said} | {f"gradient {name}": factor(g) * g for name, g in first.items()}
-
-        known: Known = {
-            "each-by-itself": (
-                "where each gradient is clipped by a norm of its own",
-                lambda scaled=scaled: scaled(lambda g: (LIMIT / (g.norm() + 1e-6)).clamp(max=1)),
-            ),
-            "scaled-up": (
-                "of gradients that are scaled up to the limit too",
-                lambda scaled=scaled, norm=norm: scaled(lambda g: LIMIT / (norm + 1e-6)),
-            ),
-            "not-rooted": (
-                "of the sum of squares, without its root",
-                lambda scaled=scaled, norm=norm: scaled(
-                    lambda g: (LIMIT / (norm**2 + 1e-6)).clamp(max=1), norm**2
-                ),
-            ),
+        right = {f"gradient {name}": leaf.grad for name, leaf in held.items() if leaf.grad is not None}
+        got = {f"gradient {name}": each for name, each in mine.items()}
+        if not [*wrong_values({"the norm": returned} | got, {"the norm": norm} | right)]:
+            continue
+        if size > 1 and all(torch.equal(mine[name], first[name]) for name in first):
+            raise Fault(
+                f"the gradients are what they were: {IN_PLACE.format('grad', '*= factor')}", "not-in-place"
+            )
+        case, arrays = Case(words, "", (1, 1, 1, 1), "plain"), {"dx": flat(first)}
+        pairs = {
+            "norm": (returned.reshape(1).numpy(), norm.reshape(1).numpy()),
+            "clipped": (flat(mine), flat(right)),
         }
-        compare(
-            {"the norm": returned} | {f"gradient {name}": each for name, each in mine.items()}, right, known
-        )
+        for quantity, pair in pairs.items():
+            evidence[quantity] += evidence_of(case, arrays, *pair)
+    told(gate, evidence, clipping_mistakes(shapes))
     return "norms above and below the limit"
+
+
+def flat(tensors: Mapping[str, Tensor]) -> np.ndarray:
+    """All of them, one after the other, [1, 1, count]."""
+    return torch.cat([each.flatten() for each in tensors.values()]).reshape(1, 1, -1).numpy()
 
 
 # ---- AdamW --------------------------------------------------------------------------------------------------
@@ -83,96 +141,108 @@ def check_clip(gate: str, module: Module) -> str:
 
 def adamw_of(
     p: Tensors,
-    decay: float = OTHER_DECAY,
-    everywhere: bool = False,
+    decay: float = DECAY,
+    rate: float = RATE,
     eps: float = EPS,
-    betas: tuple[float, float] = OTHER_BETAS,
-    make: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW,
+    betas: tuple[float, float] = BETAS,
 ) -> torch.optim.Optimizer:
-    """PyTorch's, with decay for matrices alone unless it is `everywhere`; Adam adds the decay to the gradient."""
+    """PyTorch's, with decay for matrices alone."""
     groups = [
-        {
-            "params": [t for t in p.values() if (t.dim() > 1) is matrices],
-            "weight_decay": decay * (matrices or everywhere),
-        }
+        {"params": [t for t in p.values() if (t.dim() > 1) is matrices], "weight_decay": decay * matrices}
         for matrices in (True, False)
     ]
-    return make(groups, lr=RATE, betas=betas, eps=eps)
+    return torch.optim.AdamW(groups, lr=rate, betas=betas, eps=eps)
 
 
-def updated(
-    p: Tensors, gradients: list[Tensors], make: Callable[[Tensors], torch.optim.Optimizer]
-) -> Tensors:
-    """The parameters after an update for each entry of `gradients`."""
+@dataclass
+class State:
+    """Parameters and both means at some time."""
+
+    p: Tensors
+    moments: dict[str, tuple[Tensor, Tensor]]
+
+    def copied(self) -> "State":
+        """The same in memory of its own."""
+        moments = {name: (mean.clone(), square.clone()) for name, (mean, square) in self.moments.items()}
+        return State({name: t.clone() for name, t in self.p.items()}, moments)
+
+    def updated(self, module: Module, grads: Tensors, number: int) -> None:
+        """Has the learner's file make an update."""
+        betas = kernels.BETA1, kernels.BETA2
+        own = {name: g.clone() for name, g in grads.items()}
+        with no_autograd():
+            module["adamw"](
+                self.p, own, self.moments, number, kernels.RATE, betas, kernels.EPS, kernels.DECAY
+            )
+
+
+def right_states(p: Tensors, gradients: list[Tensors]) -> list[State]:
+    """What PyTorch has at first and after each update."""
     held = leaves(p)
-    optimizer = make(held)
+    optimizer = adamw_of(held, kernels.DECAY, kernels.RATE, kernels.EPS, (kernels.BETA1, kernels.BETA2))
+    states = [State(p, {name: (torch.zeros_like(t), torch.zeros_like(t)) for name, t in p.items()}).copied()]
     for each in gradients:
         for name, leaf in held.items():
             leaf.grad = each[name].clone()
         optimizer.step()
-    return {name: leaf.detach() for name, leaf in held.items()}
+        kept = {name: optimizer.state[leaf] for name, leaf in held.items()}
+        moments = {name: (of["exp_avg"], of["exp_avg_sq"]) for name, of in kept.items()}
+        states.append(State({name: leaf.detach() for name, leaf in held.items()}, moments).copied())
+    return states
 
 
-def by_formula(
-    p: Tensors, gradients: list[Tensors], eps: float, late: int, corrected: bool, inside: bool
-) -> Tensors:
-    """AdamW with the bias corrected for another step, not at all, or with eps under the root."""
-    updated = {}
-    for name, tensor in p.items():
-        w, mean, square = tensor.clone(), torch.zeros_like(tensor), torch.zeros_like(tensor)
-        for number, g in enumerate((each[name] for each in gradients), 1 + late):
-            first, second = (1 - beta**number if corrected else 1.0 for beta in OTHER_BETAS)
-            mean = OTHER_BETAS[0] * mean + (1 - OTHER_BETAS[0]) * g
-            square = OTHER_BETAS[1] * square + (1 - OTHER_BETAS[1]) * g * g
-            root = (square / second + eps).sqrt() if inside else (square / second).sqrt() + eps
-            w = w * (1 - RATE * OTHER_DECAY * (w.dim() > 1)) - RATE * mean / first / root
-        updated[name] = w
-    return updated
+OF_LOOPS = (
+    Mistake("decay-everywhere", "with decay on a vector too: a bias and LayerNorm's weight are not to be drawn to 0",
+            {"decay": lambda v: np.asarray(kernels.DECAY)}),
+    Mistake("not-in-place", f"of decay alone: {IN_PLACE.format('tensor', '-= ...')}", {"new_x": lambda v: kernels.parameter(v, 0 * v.x)}),
+)  # fmt: skip
+"""Mistakes of AdamW on parameters of several kinds, which are tensors."""
 
 
-def check_adamw(gate: str, module: Module) -> str:
-    """Three updates beside PyTorch's, with an eps that shows. Raises Fault."""
-    generator, eps = torch.Generator().manual_seed(27), 1e-2
+def check_adamw(gate: str, module: Module, seed: int) -> str:
+    """Three updates beside PyTorch's; where they are wrong, each by itself, from what is right before it. Raises Fault."""
+    generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, dtype=torch.float64)
 
     p = {"weight": normal(4, 3), "bias": normal(4), "table": normal(5, 3)}
     gradients = [{name: 0.1 * normal(*t.shape) for name, t in p.items()} for _ in range(3)]
-    mine = {name: t.clone() for name, t in p.items()}
-    moments = {name: (torch.zeros_like(t), torch.zeros_like(t)) for name, t in p.items()}
-    with no_autograd():
-        for number, each in enumerate(gradients, 1):
-            grads = {name: g.clone() for name, g in each.items()}
-            module["adamw"](mine, grads, moments, number, RATE, OTHER_BETAS, eps, OTHER_DECAY)
-    known: Known = {
-        "decay-everywhere": (
-            "with decay on vectors too: a bias and LayerNorm's weight are not to be drawn to 0",
-            lambda: updated(p, gradients, lambda q: adamw_of(q, everywhere=True, eps=eps)),
-        ),
-        "decay-forgotten": (
-            "without decay",
-            lambda: updated(p, gradients, lambda q: adamw_of(q, 0.0, eps=eps)),
-        ),
-        "decay-in-gradient": (
-            "with decay added to the gradient, where both means see it",
-            lambda: updated(p, gradients, lambda q: adamw_of(q, eps=eps, make=torch.optim.Adam)),
-        ),
-        "eps-inside-root": (
-            "with eps under the root: it stands beside it",
-            lambda: by_formula(p, gradients, eps, 0, True, True),
-        ),
-        "correction-late": (
-            "with the bias corrected for the step after this one",
-            lambda: by_formula(p, gradients, eps, 1, True, False),
-        ),
-        "not-corrected": (
-            "without the correction of the bias: both means begin at 0",
-            lambda: by_formula(p, gradients, eps, 0, False, False),
-        ),
-    }
-    compare(mine, updated(p, gradients, lambda q: adamw_of(q, eps=eps)), known)
-    return "three updates"
+    states = right_states(p, gradients)
+    mine = states[0].copied()
+    for number, each in enumerate(gradients, 1):
+        mine.updated(module, each, number)
+    if not [*wrong_values(mine.p, states[-1].p)]:
+        return "three updates"
+    evidence: dict[str, list[Evidence]] = {"new_mean": [], "new_square": [], "new_x": []}
+    for number, each in enumerate(gradients, 1):
+        before, right = states[number - 1], states[number]
+        got = before.copied()
+        got.updated(module, each, number)
+        check_in_place(got, before)
+        for name, x in before.p.items():
+            tensors = {
+                "x": x,
+                "dx": each[name],
+                **dict(zip(("mean", "square"), before.moments[name], strict=True)),
+            }
+            arrays = {n: t.numpy() for n, t in tensors.items()}
+            arrays |= {"step": np.asarray(number), "decay": np.asarray(kernels.DECAY * (x.dim() > 1))}
+            case = Case(f"{name}, update {number}", "", (1, 1, 1, 1), "plain")
+            pairs = zip((*got.moments[name], got.p[name]), (*right.moments[name], right.p[name]), strict=True)
+            for quantity, (ours, theirs) in zip(evidence, pairs, strict=True):
+                evidence[quantity] += evidence_of(case, arrays, ours.numpy(), theirs.numpy())
+    told(gate, evidence, OF_LOOPS)
+    compare(mine.p, states[-1].p, {})
+    return ""
+
+
+def check_in_place(got: State, before: State) -> None:
+    """Raises Fault where an update has left one of the means as it was."""
+    for which, (name, words) in enumerate((("mean", "g"), ("square", "g * g"))):
+        if all(torch.equal(got.moments[n][which], before.moments[n][which]) for n in got.p):
+            way = IN_PLACE.format(name, f"*= beta; {name} += ...")
+            raise Fault(f"the mean of {words} is after an update what it was before: {way}", "not-in-place")
 
 
 # ---- The step -----------------------------------------------------------------------------------------------
@@ -182,34 +252,49 @@ def trained(
     p: Tensors,
     excerpts: list[Tensor],
     junk: Tensors,
-    zeroed: bool = True,
-    shifted: bool = True,
+    zeroed: str = "before",
+    ends: tuple[slice, slice] = (slice(None, -1), slice(1, None)),
     clipped: bool = True,
+    first: bool = False,
+    updated: bool = True,
 ) -> Tensors:
-    """Losses and parameters of a training run by autograd and PyTorch's optimizer; `junk` are the gradients that it begins with."""
+    """Losses and parameters of a training run by autograd and PyTorch's optimizer; `junk` are the gradients that it begins with.
+
+    `zeroed` says when they are cleared, "before" or "after" a step, "too late", before the update, or "never"; `ends` are what of
+    an excerpt the tokens and the targets are. With `first` each step's bias is corrected as the first one's.
+    """
     held, values = leaves(p), {}
-    optimizer = adamw_of(held, DECAY, betas=BETAS)
+    optimizer = adamw_of(held)
     for name, leaf in held.items():
         leaf.grad = junk[name].clone()
     for number, excerpt in enumerate(excerpts, 1):
         for group in optimizer.param_groups:
             group["lr"] = number * RATE
-        if zeroed:
+        if zeroed == "before":
             optimizer.zero_grad()
-        loss = Model().loss(excerpt[:, :-1], excerpt[:, 1:] if shifted else excerpt[:, :-1], held)
+        tokens, targets = (excerpt[:, each] for each in ends)
+        loss = Model().loss(tokens, targets, held)
         loss.backward()
+        if zeroed == "too late":
+            for leaf in held.values():
+                leaf.grad = torch.zeros_like(leaf)
         if clipped:
             torch.nn.utils.clip_grad_norm_(held.values(), LIMIT)
-        optimizer.step()
+        for state in optimizer.state.values() if first else ():
+            state["step"].zero_()
+        if updated:
+            optimizer.step()
+        if zeroed == "after":
+            optimizer.zero_grad()
         values[f"the loss of step {number}"] = loss.detach()
         values |= {f"{name} after step {number}": leaf.detach().clone() for name, leaf in held.items()}
     return values
 
 
-def check_step(gate: str, module: Module) -> str:
+def check_step(gate: str, module: Module, seed: int) -> str:
     """Three steps beside autograd with PyTorch's AdamW. Raises Fault."""
-    generator = torch.Generator().manual_seed(27)
-    p = parameters(layers=1, width=8, vocabulary=9, context=8, seed=27)
+    generator = torch.Generator().manual_seed(seed)
+    p = parameters(layers=1, width=8, vocabulary=9, context=8, seed=seed)
     excerpts = [torch.randint(9, (3, 6), generator=generator) for _ in range(3)]
     junk = {n: torch.randn(t.shape, generator=generator, dtype=torch.float64) for n, t in p.items()}
     mine, grads = ({n: t.clone() for n, t in each.items()} for each in (p, junk))
@@ -225,11 +310,35 @@ def check_step(gate: str, module: Module) -> str:
     known: Known = {
         "not-zeroed": (
             "where the gradients of the step before are still there",
-            lambda: trained(p, excerpts, junk, zeroed=False),
+            lambda: trained(p, excerpts, junk, zeroed="never"),
+        ),
+        "zeroed-at-the-end": (
+            "of gradients that are cleared at the end: what was there before the first step is added",
+            lambda: trained(p, excerpts, junk, zeroed="after"),
+        ),
+        "cleared-before-update": (
+            "of gradients that are cleared between the backward pass and the update",
+            lambda: trained(p, excerpts, junk, zeroed="too late"),
+        ),
+        "not-updated": (
+            "of parameters that no update has changed",
+            lambda: trained(p, excerpts, junk, updated=False),
+        ),
+        "number-not-used": (
+            "where the bias of both means is corrected as if each step were the first",
+            lambda: trained(p, excerpts, junk, first=True),
+        ),
+        "two-on": (
+            "where every place is to predict the token after the next",
+            lambda: trained(p, excerpts, junk, ends=(slice(None, -2), slice(2, None))),
+        ),
+        "past": (
+            "where every place is to predict the token before it",
+            lambda: trained(p, excerpts, junk, ends=(slice(1, None), slice(None, -1))),
         ),
         "not-shifted": (
             "where every place is to predict itself, which is no task: the loss falls to 0",
-            lambda: trained(p, excerpts, junk, shifted=False),
+            lambda: trained(p, excerpts, junk, ends=(slice(None, -1), slice(None, -1))),
         ),
         "not-clipped": (
             "without clipping before the update: afterwards it is too late",

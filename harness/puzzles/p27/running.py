@@ -5,24 +5,34 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd import graph
 
+from harness.check.compare import Evidence, Verdict, got_and_expected, relative_error
 from harness.check.gradients import TOLERANCE
+from harness.check.results import Diagnosis
 from harness.puzzles.p27.autograd import Model, Tensors
 from harness.puzzles.p27.derivation import IGNORED
+from harness.spec.puzzle import Arrays, Case
 
 Module = dict[str, Any]
 PARTS = ("Linear", "Embedding", "LayerNorm", "Attention", "Gelu", "CrossEntropy", "Block")
 
 
 class Fault(Exception):
-    """A verdict: words, and the name of the mistake."""
+    """A verdict: words, the name of the mistake, and which rung of the ladder helps, 0 for the usual one."""
 
-    def __init__(self, words: str, mistake: str):
+    def __init__(self, words: str, mistake: str, hint: int = 0):
         super().__init__(words)
-        self.mistake = mistake
+        self.mistake, self.hint = mistake, hint
+
+    @staticmethod
+    def of(told: Diagnosis, *more: str) -> "Fault":
+        """What a diagnosis says, and further lines."""
+        hint = int(told.hint.rpartition("-")[2]) if told.hint else 0
+        return Fault("\n".join([*told.lines, *filter(None, more)]), told.mistake or "wrong-values", hint)
 
 
 @contextlib.contextmanager
@@ -46,10 +56,13 @@ def no_autograd() -> Iterator[None]:
 
 @dataclass
 class Watched:
-    """What the parts of a file gave back, by the name of the part: outputs on the way up, gradients of inputs on the way back."""
+    """What the parts of a file gave back, by the name of the part: outputs on the way up, gradients of inputs on the way back.
+
+    `walked_back` are the parts whose `backward` was called, in that order."""
 
     outputs: Tensors = field(default_factory=dict)
     gradients: Tensors = field(default_factory=dict)
+    walked_back: list[str] = field(default_factory=list)
 
 
 @contextlib.contextmanager
@@ -59,8 +72,10 @@ def watching(module: Module) -> Iterator[Watched]:
 
     def noting(function, into: Tensors):
         def run(*arguments):
-            returned = function(*arguments)
             name = next(each for each in arguments if isinstance(each, str))
+            if into is watched.gradients:
+                watched.walked_back.append(name)
+            returned = function(*arguments)
             if isinstance(returned, Tensor):
                 into[name] = returned.clone()
             return returned
@@ -149,4 +164,14 @@ def one_wrong(got: Mapping[str, Tensor], right: Mapping[str, Tensor], name: str)
     apart = torch.where(torch.isfinite(mine), (mine - wanted).abs(), torch.inf)
     at = tuple(int(i) for i in torch.unravel_index(apart.argmax(), apart.shape))
     place = f" at {list(at)}" if at else ""
-    return f"{name} is wrong{place}: got {mine[at]:.6g}, expected {wanted[at]:.6g}"
+    limit = TOLERANCE * (wanted.abs().max().item() or 1.0)
+    return f"{name} is wrong{place}: {got_and_expected(mine[at].item(), wanted[at].item(), limit, 6)}"
+
+
+def evidence_of(case: Case, arrays: Arrays, got: np.ndarray, right: np.ndarray) -> list[Evidence]:
+    """What a value that is wrong shows; nothing where it is right."""
+    if near(torch.from_numpy(got.copy()), torch.from_numpy(right.copy())):
+        return []
+    error = relative_error(np.where(np.isfinite(got), got, right), right)
+    verdict = Verdict(False, error, 0.0, TOLERANCE, error, nonfinite=int((~np.isfinite(got)).sum()))
+    return [Evidence(case, arrays, got, right, np.zeros(right.shape, bool), verdict, "float64")]

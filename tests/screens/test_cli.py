@@ -517,9 +517,7 @@ def test_4_a_broken_mojo_file_is_shown_by_file_and_line(command_line, copied_pac
 @pytest.mark.compiles
 def test_4_an_op_that_the_package_lacks_is_named(command_line, copied_package):
     copied_package.replace("    LayerNormLinearRowSums,\n", "", file="__init__.mojo")
-    copied_package.replace(
-        '@extensibility.register("layernorm_linear_row_sums")', "", file="training_ops.mojo"
-    )
+    copied_package.replace('@extensibility.register("layernorm_linear_row_sums")', "", file="passes.mojo")
     finished = command_line("p22", "--backward", "--ops", str(copied_package.path), "--device", "cpu")
     assert finished.code == 4
     assert finished.err == f"error: {copied_package.path} registers no op 'layernorm_linear_row_sums'\n"

@@ -3,8 +3,6 @@
 Names: B = batch, N = heads, S = query length, T = key length, d = head dimension.
 """
 
-import math
-
 import numpy as np
 
 from harness.puzzles import formulas
@@ -13,7 +11,7 @@ from harness.puzzles.p23.derivation import derive
 from harness.puzzles.p23.mistakes import MISTAKES, TILE
 from harness.puzzles.rows import gathered, repeated, transposed
 from harness.spec.cases import CANCELLING, cancelling, covering, first_two, not_finite, tiled, with_not_finite
-from harness.spec.ops import ACCUM, Argument, Call, OpSpec, Scalar, accum_dtype, bytes_of
+from harness.spec.ops import ACCUM, Argument, Call, OpSpec, accum_dtype, bytes_of
 from harness.spec.puzzle import Arrays, Case, Gate, Ledger, Puzzle, Symptom, ids, named
 from harness.spec.rounding import rounded
 from harness.spec.rungs import MojoRung, NumpyRung, TorchFunction, TorchRung
@@ -54,32 +52,23 @@ STEP_LAUNCHES = {
     ),
 }
 """Step -> its launch, where that is not its name on the tensors and sizes."""
-# G = heads of key and value; the axes of the mask have sizes of their own, each that of the scores or 1.
+# G = heads of key and value.
 SHARED = Argument(("B", "G", "T", "d"))
 ROW = Argument(("B", "N", "S"), ACCUM)
-MASK = Argument(("mask_b", "mask_n", "mask_s", "mask_t"))
-EVERY_KEY = 2**31 - 2**20
-"""The diagonal of a query that sees all keys: more than there can be."""
-SCALARS = {
-    "scale": Scalar(math.nan),  # 1 / sqrt(d)
-    "diagonal": Scalar(EVERY_KEY, "int32"),
-    "mask_block": Scalar(1, "int32"),
-}
+MASK = Argument(("S", "T"))
 FORWARD = OpSpec(
     "attention_train",
     writes={"output": QUERY, "lse": ROW},
-    reads={"query": QUERY, "key": SHARED, "value": SHARED, "attn_mask": MASK},
-    scalars=SCALARS,
+    reads={"query": QUERY, "key": SHARED, "value": SHARED, "mask": MASK},
 )
 DELTA = OpSpec("attention_delta", writes={"delta": ROW}, reads={"grad_output": QUERY, "output": QUERY})
 BACKWARD = OpSpec(
     "attention_train_backward",
     writes={"grad_query": QUERY, "grad_key": SHARED, "grad_value": SHARED},
     reads={"grad_output": QUERY, "query": QUERY, "key": SHARED, "value": SHARED,
-           "lse": ROW, "delta": ROW, "attn_mask": MASK},
-    scalars=SCALARS,
+           "lse": ROW, "delta": ROW, "mask": MASK},
 )  # fmt: skip
-FLASH = "mask=attn_mask, sizes=sizes.copy(), scale=steps.scale().cast[accum]())"
+FLASH = "sizes=sizes.copy(), scale=steps.scale().cast[accum]())"
 FLASH_LAUNCHES = {
     "attention_train": f"launch_flash_forward(recorder, FlashForward[dtype](=, {FLASH})",
     "attention_delta": "launch_delta[dtype](..., B * N * S, Int32(d))",
@@ -87,9 +76,8 @@ FLASH_LAUNCHES = {
 }
 MOJO_SIZES = {
     "steps": "Sizes(Int32(B * N), Int32(S), Int32(T), Int32(d))",
-    "sizes": "recorded_sizes(dims)",
-    "G": "size_or(dims, 5, N)",
-    **{f"mask_{axis}": f"mask_axis(dims, {place})" for place, axis in enumerate("bnst")},
+    "G": "dims[5] if len(dims) > 5 else N",
+    "sizes": "FlashSizes(Int32(B), Int32(N), Int32(G), Int32(S), Int32(T), Int32(d))",
 }
 
 
@@ -214,8 +202,7 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
         cancel = dtype in ("float16", "bfloat16")
         arrays |= {**cancelling_values(B * N, S, T, d, random, cancel), "mask": np.zeros((S, T))}
     with_not_finite(arrays, case.values)
-    arrays = {name: rounded(array, dtype) for name, array in arrays.items()}
-    return {**arrays, "attn_mask": arrays["mask"][None, None]}  # the fused ops take a mask of four axes
+    return {name: rounded(array, dtype) for name, array in arrays.items()}
 
 
 def cancelling_values(
@@ -419,10 +406,7 @@ PUZZLE = Puzzle(
     propagated=propagated,
     forward=named("output"),
     backward=named("grad_query", "grad_key", "grad_value"),
-    derived_sizes=lambda dims: {
-        **{"G": heads_of_key(dims), "mask_b": 1, "mask_n": 1},
-        **{"mask_s": dims[2], "mask_t": dims[3]},
-    },
+    derived_sizes=lambda dims: {"G": heads_of_key(dims)},
     intermediate=("lse", "delta", "scores", "probabilities", "grad_probabilities", "grad_scores"),
     variants=VARIANTS,
     about_variants={

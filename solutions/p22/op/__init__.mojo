@@ -2,7 +2,7 @@
 
 from .layernorm_linear import LayerNormLinear, LayerNormLinearBackward
 from .rmsnorm_linear import RMSNormLinearTrainBackward
-from .training_ops import (
+from .passes import (
     LayerNormLinearRowSums,
     LayerNormLinearTrain,
     LayerNormLinearTrainBackward,

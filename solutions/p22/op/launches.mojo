@@ -8,7 +8,6 @@ from std.math import ceildiv
 from std.sys.defines import get_defined_int
 from max.gpu.host import Dim
 
-from .gradient_sums import clear_gradients_kernel, convert_gradients_kernel
 from .layernorm_linear import (
     ROW_THREADS,
     TILE,
@@ -24,7 +23,14 @@ from .layernorm_linear import (
 from .shared.common import ImmPtr, MutPtr, accum_type, atomic_type
 from .shared.launcher import Launcher
 from .tensors import BackwardTensors, ForwardTensors, Sizes
-from .unfused_backward import COLUMN_TILE, column_sums_kernel, ln_backward_input, ln_backward_parameters
+from .unfused_backward import (
+    COLUMN_TILE,
+    clear_gradients_kernel,
+    column_sums_kernel,
+    convert_gradients_kernel,
+    ln_backward_input,
+    ln_backward_parameters,
+)
 
 comptime MAX_GRID_Y = get_defined_int["MAX_GRID_Y", 65535]()
 """The largest grid on NVIDIA along y; along x it is 2^31 - 1. Checks define a small one, so that kernels must stride."""

@@ -11,7 +11,7 @@ argument, so a kernel is compiled once for a dtype. Sums are kept in `accum_type
 The file in reading order: the unfused forward kernels, the fused forward kernel, the row sums of the unfused backward
 pass, the fused backward kernel, the kernel of the last gate, the public ops. `unfused_backward.mojo` has the rest of the
 unfused backward pass, which is for after the blanks, as `cpu_reference.mojo`, the same in plain loops, is. `launches.mojo`
-says how the kernels are launched, `training_ops.mojo` has the internal ops,
+says how the kernels are launched, `passes.mojo` has the internal ops,
 `rmsnorm_linear.mojo` what the last gate needs.
 """
 

@@ -14,13 +14,13 @@ from max.gpu.host import DeviceContext, Dim
 from layout import TileTensor
 from layout.tile_layout import row_major
 
-from .gradient_sums import clear_gradients_kernel, convert_gradients_kernel
 from .launches import MAX_GRID_Y, checked_sizes
 from .layernorm_linear import ROW_THREADS, rmsnorm_linear_backward_kernel
 from .shared.checks import expect_shape
 from .shared.common import ImmPtr, MutPtr, accum_type, atomic_type
 from .shared.launcher import DeviceLauncher, Launcher
 from .tensors import Sizes
+from .unfused_backward import clear_gradients_kernel, convert_gradients_kernel
 
 comptime CHUNK = 64
 """Squares that are added up by themselves before they are added to the rest."""

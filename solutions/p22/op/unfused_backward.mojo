@@ -1,11 +1,12 @@
-"""The given kernels of the unfused backward pass: dx from the row sums, db, dgamma and dbeta, each a launch of its own.
+"""The given kernels of the backward pass: of the unfused one dx from the row sums, db, dgamma and dbeta, each a launch of its own;
+of the fused one what clears the sums before it, and rounds them after it.
 
 They stand apart from the blanks of `layernorm_linear.mojo`, because what they compute is what the blanks ask for: read
 them when yours have passed. Shapes and names are those of that file.
 """
 
 from std.memory import AddressSpace
-from max.gpu import barrier, block_dim, block_idx, thread_idx
+from max.gpu import barrier, block_dim, block_idx, global_idx, thread_idx
 from layout import TileTensor
 from layout.tile_layout import row_major
 from layout.tile_tensor import stack_allocation
@@ -112,3 +113,57 @@ def ln_backward_parameters[
     if thread_idx.y == 0 and h < H:
         grad_ln_weight[unsafe_offset=h] = dgamma_total.cast[dtype]()
         grad_ln_bias[unsafe_offset=h] = dbeta_total.cast[dtype]()
+
+
+# ---- Before and after a kernel whose blocks add to sums ------------------------------------------------------
+
+
+def clear_gradients_kernel[
+    dtype: DType
+](
+    grad_ln_weight: MutPtr[dtype],  # [H]
+    grad_ln_bias: MutPtr[dtype],  # [H]
+    grad_weight: MutPtr[dtype],  # [O, H]
+    grad_bias: MutPtr[dtype],  # [O]
+    hidden_dim: Int32,
+    output_dim: Int32,
+):
+    """Zeroes what the fused backward kernel adds to. One thread owns one element of grad_weight.
+
+    This is a launch of its own because nothing inside a kernel makes one block wait for another: a block that
+    clears in the same launch may wipe out what the others have already added.
+    """
+    var index = global_idx.x
+    if index < Int(hidden_dim):
+        grad_ln_weight[unsafe_offset=index] = 0
+        grad_ln_bias[unsafe_offset=index] = 0
+    if index < Int(output_dim):
+        grad_bias[unsafe_offset=index] = 0
+    if index < Int(output_dim) * Int(hidden_dim):
+        grad_weight[unsafe_offset=index] = 0
+
+
+def convert_gradients_kernel[
+    dtype: DType, sum_dtype: DType
+](
+    grad_ln_weight: MutPtr[dtype],  # [H]
+    grad_ln_bias: MutPtr[dtype],  # [H]
+    grad_weight: MutPtr[dtype],  # [O, H]
+    grad_bias: MutPtr[dtype],  # [O]
+    sums_ln_weight: ImmPtr[sum_dtype],  # [H]
+    sums_ln_bias: ImmPtr[sum_dtype],  # [H]
+    sums_weight: ImmPtr[sum_dtype],  # [O, H]
+    sums_bias: ImmPtr[sum_dtype],  # [O]
+    hidden_dim: Int32,
+    output_dim: Int32,
+):
+    """Rounds the sums of the fused backward pass to the dtype of the gradients. One thread owns one element of dW.
+    """
+    var index = global_idx.x
+    if index < Int(hidden_dim):
+        grad_ln_weight[unsafe_offset=index] = sums_ln_weight[unsafe_offset=index].cast[dtype]()
+        grad_ln_bias[unsafe_offset=index] = sums_ln_bias[unsafe_offset=index].cast[dtype]()
+    if index < Int(output_dim):
+        grad_bias[unsafe_offset=index] = sums_bias[unsafe_offset=index].cast[dtype]()
+    if index < Int(output_dim) * Int(hidden_dim):
+        grad_weight[unsafe_offset=index] = sums_weight[unsafe_offset=index].cast[dtype]()

@@ -1,12 +1,15 @@
 """The custom ops of puzzle 23; importing the package registers them with MAX."""
 
-from .flash_ops import AttentionDelta, AttentionTrain, AttentionTrainBackward
-from .public_ops import Attention, AttentionBackward
-from .training_ops import (
+from .ops import (
+    Attention,
+    AttentionBackward,
+    AttentionDelta,
     AttentionOutput,
     AttentionOutputBackward,
     AttentionScores,
     AttentionScoresBackward,
     AttentionSoftmax,
     AttentionSoftmaxBackward,
+    AttentionTrain,
+    AttentionTrainBackward,
 )

@@ -11,8 +11,7 @@ Sums, scores and probabilities are kept in `accum_type[dtype]`: float32 for the 
 
 The five kernels are one matrix product, whose factors may be stored transposed (NN, NT and TN), and softmax with its
 backward. The flash kernels after them make the same without a matrix of S x T: of each row they keep lse, one number, and
-compute P = exp(S + mask - lse) again where they need it. `training_ops.mojo`, `flash_ops.mojo` and
-`public_ops.mojo` hold the ops.
+compute P = exp(S + mask - lse) again where they need it. `ops.mojo` holds the ops.
 """
 
 from std.math import ceildiv, exp, log
@@ -22,17 +21,15 @@ from max.gpu.host import Dim
 from max.gpu.primitives import block
 from layout.tile_tensor import stack_allocation
 
-from .flash_tensors import FlashSizes, PackedSizes
 from .shared.common import CompensatedSum, ImmPtr, MutPtr, accum_type
 from .shared.launcher import Launcher
-from .sizes import Sizes
+from .sizes import FlashSizes, PackedSizes, Sizes
 from .tiles import (
     CHUNKS,
     MAX_GRID_Z,
     TILE,
     TILE_LAYOUT,
     element,
-    hidden_tile,
     probability,
     row_max,
     row_total,
@@ -388,7 +385,7 @@ def launch_scores_backward[
 # ---- The flash kernels --------------------------------------------------------------------------------------
 #
 # The same function, and no matrix of S x T is stored. A block of TILE x TILE threads holds one tile of the scores at a time,
-# thread (x, y) one element of it. `flash_launches.mojo` launches them, `tiles.mojo` holds what they call.
+# thread (x, y) one element of it. `launches.mojo` launches them, `tiles.mojo` holds what they call.
 # Here key and value may have fewer heads than query, [B, G, T, d]; N / G query heads share one. lse and delta are
 # [B, N, S]. Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018); Dao, "FlashAttention-2" (2023).
 
@@ -402,7 +399,7 @@ def flash_forward_kernel[
     query: ImmPtr[dtype],  # [B, N, S, d]
     key: ImmPtr[dtype],  # [B, G, T, d]
     value: ImmPtr[dtype],  # [B, G, T, d]
-    mask: ImmPtr[dtype],  # [B, N, S, T], at its own strides
+    mask: ImmPtr[dtype],  # [S, T]
     packed: PackedSizes,
     scale: Scalar[accum_type[dtype]],
 ):
@@ -428,15 +425,12 @@ def flash_forward_kernel[
         var Q = query.unsafe_offset(head * S * d)
         var K = key.unsafe_offset(sizes.shared_head(head) * T * d)
         var V = value.unsafe_offset(sizes.shared_head(head) * T * d)
-        var M = mask.unsafe_offset(sizes.mask_of(head))
         var largest = Scalar[accum].MIN
         var total = Scalar[accum](0)
         var sums = SIMD[accum, CHUNKS](0)
-        for t0 in range(0, sizes.keys_seen(s0 + TILE - 1), TILE):
-            if hidden_tile(M, s0, t0, sizes):
-                continue
+        for t0 in range(0, T, TILE):
             var product = tile_product[dtype](Q, K, s0, t0, S, T, d)
-            var score = seen_score(scale * product, M, s, t0 + x, sizes)
+            var score = seen_score(scale * product, mask, s, t0 + x, S, T)
             # BLANK-START online: what has grown, and what this tile adds to total and sums
             var grown = max(largest, row_max(score))
             # Minus -inf, a row that has seen nothing yet would be NaN; minus 0, its exponentials are 0.
@@ -510,7 +504,7 @@ def flash_query_kernel[
     value: ImmPtr[dtype],  # [B, G, T, d]
     lse: ImmPtr[accum_type[dtype]],  # [B, N, S]
     delta: ImmPtr[accum_type[dtype]],  # [B, N, S]
-    mask: ImmPtr[dtype],  # [B, N, S, T], at its own strides
+    mask: ImmPtr[dtype],  # [S, T]
     packed: PackedSizes,
     scale: Scalar[accum_type[dtype]],
 ):
@@ -534,15 +528,12 @@ def flash_query_kernel[
         var dO = grad_output.unsafe_offset(head * S * d)
         var K = key.unsafe_offset(sizes.shared_head(head) * T * d)
         var V = value.unsafe_offset(sizes.shared_head(head) * T * d)
-        var M = mask.unsafe_offset(sizes.mask_of(head))
         var row_lse = lse[unsafe_offset=head * S + s] if s < S else Scalar[accum](0)
         var row_delta = delta[unsafe_offset=head * S + s] if s < S else Scalar[accum](0)
         var sums = SIMD[accum, CHUNKS](0)
-        for t0 in range(0, sizes.keys_seen(s0 + TILE - 1), TILE):
-            if hidden_tile(M, s0, t0, sizes):
-                continue
+        for t0 in range(0, T, TILE):
             var product = tile_product[dtype](Q, K, s0, t0, S, T, d)
-            var score = seen_score(scale * product, M, s, t0 + x, sizes)
+            var score = seen_score(scale * product, mask, s, t0 + x, S, T)
             var dP = tile_product[dtype](dO, V, s0, t0, S, T, d)
             # BLANK-START flash_dQ: P from lse, then scale * dS into slopes, then this tile's share of sums
             slopes[y, x] = scale * probability(score, row_lse) * (dP - row_delta)
@@ -578,7 +569,7 @@ def flash_key_value_kernel[
     value: ImmPtr[dtype],  # [B, G, T, d]
     lse: ImmPtr[accum_type[dtype]],  # [B, N, S]
     delta: ImmPtr[accum_type[dtype]],  # [B, N, S]
-    mask: ImmPtr[dtype],  # [B, N, S, T], at its own strides
+    mask: ImmPtr[dtype],  # [S, T]
     packed: PackedSizes,
     scale: Scalar[accum_type[dtype]],
 ):
@@ -610,14 +601,10 @@ def flash_key_value_kernel[
             var head = shared_head * sizes.group() + member
             var Q = query.unsafe_offset(head * S * d)
             var dO = grad_output.unsafe_offset(head * S * d)
-            var M = mask.unsafe_offset(sizes.mask_of(head))
-            # Queries in front of the first that sees a key of this tile are left out, whole tiles of them.
-            for s0 in range(sizes.first_query(t0) // TILE * TILE, S, TILE):
-                if hidden_tile(M, s0, t0, sizes):
-                    continue
+            for s0 in range(0, S, TILE):
                 var s = s0 + x
                 var product = tile_product[dtype](K, Q, t0, s0, T, S, d)
-                var score = seen_score(scale * product, M, s, t, sizes)
+                var score = seen_score(scale * product, mask, s, t, S, T)
                 var dP = tile_product[dtype](V, dO, t0, s0, T, S, d)
                 var row_lse = lse[unsafe_offset=head * S + s] if s < S else Scalar[accum](0)
                 var row_delta = delta[unsafe_offset=head * S + s] if s < S else Scalar[accum](0)

@@ -1,9 +1,16 @@
-"""The sizes of puzzle 23, in the type in which kernels take them, and what is checked of them before a launch."""
+"""The sizes of puzzle 23, in the type in which kernels take them, what is checked of them before a launch, and the tensors of a
+pass of the flash kernels as one value. A kernel takes addresses, and the sizes as one vector.
+"""
 
 from std.math import sqrt
 
+from .shared.common import accum_type
+from .tiles import MAX_HEAD
+
 comptime MOST_COLUMNS = 16 * 65535
 """Keys, or elements of a head, at most: tiles of 16 along a grid that ends at 65535."""
+comptime PackedSizes = SIMD[DType.int32, 8]
+"""The sizes as an argument of a flash kernel."""
 
 
 @fieldwise_init
@@ -41,3 +48,113 @@ def checked_sizes(batch: Int, heads: Int, query_len: Int, key_len: Int, head_dim
             t"batch * heads * query length must be at most {Int32.MAX}, got {batch} * {heads} * {query_len}"
         )
     return Sizes(Int32(batch * heads), Int32(query_len), Int32(key_len), Int32(head_dim))
+
+
+# ---- The flash kernels ---------------------------------------------------------------------------------------
+
+
+@fieldwise_init
+struct FlashSizes(Copyable, Movable):
+    """The sizes of a problem for the flash kernels: N query heads share G heads of key and value, N / G each.
+    """
+
+    var batch: Int32
+    var query_heads: Int32
+    var key_heads: Int32
+    var query_len: Int32
+    var key_len: Int32
+    var head_dim: Int32
+
+    @always_inline
+    def __init__(out self, packed: PackedSizes):
+        """The sizes that `packed` made an argument of."""
+        self.batch = packed[0]
+        self.query_heads = packed[1]
+        self.key_heads = packed[2]
+        self.query_len = packed[3]
+        self.key_len = packed[4]
+        self.head_dim = packed[5]
+
+    def packed(self) -> PackedSizes:
+        """The sizes as a kernel argument."""
+        var sizes = PackedSizes(0)
+        sizes[0] = self.batch
+        sizes[1] = self.query_heads
+        sizes[2] = self.key_heads
+        sizes[3] = self.query_len
+        sizes[4] = self.key_len
+        sizes[5] = self.head_dim
+        return sizes
+
+    @always_inline
+    def heads(self) -> Int:
+        """Query heads of the whole batch: B * N."""
+        return Int(self.batch) * Int(self.query_heads)
+
+    @always_inline
+    def shared_heads(self) -> Int:
+        """Heads of key and value of the whole batch: B * G."""
+        return Int(self.batch) * Int(self.key_heads)
+
+    @always_inline
+    def group(self) -> Int:
+        """How many query heads share a head of key and value: N / G."""
+        return Int(self.query_heads) // Int(self.key_heads)
+
+    @always_inline
+    def shared_head(self, head: Int) -> Int:
+        """The head of key and value that a query head reads, both counted through the batch."""
+        return head // self.group()
+
+
+@fieldwise_init
+struct FlashForward[dtype: DType, written: MutOrigin = MutAnyOrigin, read: ImmOrigin = ImmutAnyOrigin](
+    Copyable, Movable
+):
+    """What the forward pass writes, and what it reads."""
+
+    var output: Pointer[Scalar[Self.dtype], Self.written]  # [B, N, S, d]
+    var lse: Pointer[Scalar[accum_type[Self.dtype]], Self.written]  # [B, N, S]
+    var query: Pointer[Scalar[Self.dtype], Self.read]  # [B, N, S, d]
+    var key: Pointer[Scalar[Self.dtype], Self.read]  # [B, G, T, d]
+    var value: Pointer[Scalar[Self.dtype], Self.read]  # [B, G, T, d]
+    var mask: Pointer[Scalar[Self.dtype], Self.read]  # [S, T]
+    var sizes: FlashSizes
+    var scale: Scalar[accum_type[Self.dtype]]
+
+
+@fieldwise_init
+struct FlashBackward[dtype: DType, written: MutOrigin = MutAnyOrigin, read: ImmOrigin = ImmutAnyOrigin](
+    Copyable, Movable
+):
+    """What the backward pass writes, the three gradients, and what it reads."""
+
+    var grad_query: Pointer[Scalar[Self.dtype], Self.written]  # [B, N, S, d]
+    var grad_key: Pointer[Scalar[Self.dtype], Self.written]  # [B, G, T, d]
+    var grad_value: Pointer[Scalar[Self.dtype], Self.written]  # [B, G, T, d]
+    var grad_output: Pointer[Scalar[Self.dtype], Self.read]  # [B, N, S, d]
+    var query: Pointer[Scalar[Self.dtype], Self.read]  # [B, N, S, d]
+    var key: Pointer[Scalar[Self.dtype], Self.read]  # [B, G, T, d]
+    var value: Pointer[Scalar[Self.dtype], Self.read]  # [B, G, T, d]
+    var lse: Pointer[Scalar[accum_type[Self.dtype]], Self.read]  # [B, N, S]
+    var delta: Pointer[Scalar[accum_type[Self.dtype]], Self.read]  # [B, N, S], rowsum(dO * O)
+    var mask: Pointer[Scalar[Self.dtype], Self.read]  # [S, T]
+    var sizes: FlashSizes
+    var scale: Scalar[accum_type[Self.dtype]]
+
+
+def checked_flash_sizes(
+    batch: Int, query_heads: Int, key_heads: Int, query_len: Int, key_len: Int, head_dim: Int
+) raises -> FlashSizes:
+    """The sizes in the kernels' type, or an error where a flash kernel cannot cover them."""
+    _ = checked_sizes(batch, query_heads, query_len, key_len, head_dim)
+    if head_dim > MAX_HEAD:
+        raise Error(t"the head dimension must be at most {MAX_HEAD}, got {head_dim}")
+    if key_heads < 1 or query_heads % key_heads != 0:
+        raise Error(
+            t"the heads of query must be a multiple of those of key and value, got {query_heads} and"
+            t" {key_heads}"
+        )
+    return FlashSizes(
+        Int32(batch), Int32(query_heads), Int32(key_heads), Int32(query_len), Int32(key_len), Int32(head_dim)
+    )

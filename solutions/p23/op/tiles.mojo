@@ -12,7 +12,6 @@ from max.gpu.primitives import warp
 from layout.tile_layout import row_major
 from layout.tile_tensor import stack_allocation
 
-from .flash_tensors import FlashSizes
 from .shared.common import ImmPtr, accum_type
 
 comptime TILE = 16
@@ -87,20 +86,11 @@ def tile_product[
 @always_inline
 def seen_score[
     accum: DType, dtype: DType, //
-](score: Scalar[accum], mask: ImmPtr[dtype], s: Int, t: Int, sizes: FlashSizes) -> Scalar[accum]:
-    """The score of query s and key t with the head's mask added; -inf outside of the matrix and past the diagonal.
-    """
-    if s >= Int(sizes.query_len) or t >= Int(sizes.key_len) or t > s + Int(sizes.diagonal):
+](score: Scalar[accum], mask: ImmPtr[dtype], s: Int, t: Int, queries: Int, keys: Int) -> Scalar[accum]:
+    """The score of query s and key t with the mask added; -inf outside of the matrix."""
+    if s >= queries or t >= keys:
         return Scalar[accum].MIN
-    return score + mask[unsafe_offset=sizes.mask_at(s, t)].cast[accum]()
-
-
-@always_inline
-def hidden_tile[dtype: DType, //](mask: ImmPtr[dtype], s0: Int, t0: Int, sizes: FlashSizes) -> Bool:
-    """Whether a mask of whole tiles hides this one from all of its queries: then its products are left out.
-    """
-    comptime hidden = Scalar[dtype].MIN
-    return Int(sizes.mask_block) % TILE == 0 and mask[unsafe_offset=sizes.mask_at(s0, t0)] == hidden
+    return score + mask[unsafe_offset=s * keys + t].cast[accum]()
 
 
 @always_inline

@@ -10,9 +10,9 @@ from .attention import (
     flash_key_value_kernel,
     flash_query_kernel,
 )
-from .flash_tensors import FlashBackward, FlashForward
 from .shared.common import ImmPtr, MutPtr, accum_type
 from .shared.launcher import Launcher
+from .sizes import FlashBackward, FlashForward
 from .tiles import MAX_GRID_Z, TILE
 
 

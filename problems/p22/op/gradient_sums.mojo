@@ -1,1 +1,0 @@
-../../../solutions/p22/op/gradient_sums.mojo

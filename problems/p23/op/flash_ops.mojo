@@ -1,1 +1,0 @@
-../../../solutions/p23/op/flash_ops.mojo

@@ -1,0 +1,1 @@
+../../../solutions/p23/op/launches.mojo

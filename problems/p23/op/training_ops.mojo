@@ -1,1 +1,0 @@
-../../../solutions/p23/op/training_ops.mojo

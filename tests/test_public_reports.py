@@ -14,6 +14,7 @@ from torch.utils.checkpoint import CheckpointError, checkpoint
 from typed import three
 
 from harness import nn
+from harness.devices import recorder
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -155,7 +156,6 @@ def main() raises:
 
 
 @pytest.mark.compiles
-@fails("octal escapes of PTX file names are printed")
 def test_a_finding_names_a_path_that_is_not_ascii(tmp_path):
     """Report a store past the end from a source in a folder with letters outside of ASCII (rustlings#1904)."""
     folder = tmp_path / "Übung"
@@ -169,6 +169,13 @@ def test_a_finding_names_a_path_that_is_not_ascii(tmp_path):
     assert done.returncode == 1, done.stderr
     assert "faulty.mojo:6" in done.stdout + done.stderr
     assert "\\303" not in done.stdout + done.stderr
+
+
+def test_recorded_ptx_names_the_package_and_not_its_copy_in_a_folder_with_an_umlaut():
+    """The recorder and the cache of kernels look for the copy's path in the text."""
+    text = r'.file 1 "/a \303\274/copy_0/op/ramp.mojo"' + "\n.file 2 " + r'"/\377 \"b\"/c.mojo"'
+    named = recorder._named(text, Path("/a ü"), Path("problems/p19/op"))
+    assert named == '.file 1 "problems/p19/op/ramp.mojo"\n.file 2 ' + r'"/\377 \"b\"/c.mojo"'
 
 
 # R7

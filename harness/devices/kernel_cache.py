@@ -18,6 +18,7 @@ from harness.toolchain.cache import cache_folder, digest, keep_text, kept_text, 
 from harness.toolchain.diagnostics import Diagnostic, parse_diagnostics
 from harness.toolchain.mojo_items import Item, Items, parts
 from harness.toolchain.packages import OpPackage, compile_failed, mojo_version, run_mojo
+from harness.vgpu.ptx.parser import plain_files
 
 WHAT = "the recorded launches"
 MARK = "//@ "
@@ -233,7 +234,9 @@ def compile_together(wanted: Sequence[tuple[Kernels, Sequence[Instance]]]) -> st
             for copy, (package, _) in zip(copies, wanted, strict=True):
                 output = output.replace(f"{copy}/op/", f"{package.package.path.resolve()}/")
             return output
-        texts = re.split(rf"^{MARK}ptx (\S+)\n", plain_symbols(result.stdout), flags=re.MULTILINE)[1:]
+        texts = re.split(
+            rf"^{MARK}ptx (\S+)\n", plain_symbols(plain_files(result.stdout)), flags=re.MULTILINE
+        )[1:]
         for (copy, package, kernel), symbol, ptx in zip(flat, texts[::2], texts[1::2], strict=True):
             package.keep_ptx(kernel, symbol, ptx.rstrip("\n"), copy / "op")
     return ""

@@ -29,6 +29,7 @@ from harness.toolchain import roots
 from harness.toolchain.cache import cache_folder, digest, keep_text, kept_text, staging
 from harness.toolchain.diagnostics import parse_diagnostics
 from harness.toolchain.packages import OpPackage, compile_failed, run_mojo
+from harness.vgpu.ptx.parser import plain_files
 
 LAUNCHER = Path(__file__).with_name("recording") / "recorder.mojo"
 # With so few blocks along y, a kernel that does not stride over the grid leaves rows out at the sizes of the cases
@@ -399,7 +400,9 @@ def _run(orders: list[Order], puzzle: str, *, marks: bool = True, plan: bool = F
 
 def _named(text: str, folder: Path, package: Path) -> str:
     """The text with the package's own path, and `op` in a kernel's symbol, where it names the copy."""
-    text = re.sub(rf"{re.escape(str(folder))}/copy_\d+/op(?=/)", lambda match: str(package), text)
+    text = re.sub(
+        rf"{re.escape(str(folder))}/copy_\d+/op(?=/)", lambda match: str(package), plain_files(text)
+    )
     return plain_symbols(text)
 
 

@@ -7,6 +7,13 @@ did before its last barrier; what an acquire learns is known to its own warp at 
 after the next barrier. So a fence by one thread says nothing about stores that other threads have just made.
 Inside a warp everything counts as ordered.
 
+The rules are those of the PTX memory model. What a release pattern (a release, or a fence and a strong write
+after it) publishes is seen by an acquire pattern (an acquire, or a strong read and a fence after it) that reads
+its write, or reads from a chain of atomics that begins there; a plain strong store ends the chain. Both ends
+name a scope that covers the other. A strong write itself also happens before what follows, in program order, a
+read that has seen it or an atomic after it: no fence is needed for that one place. Two fence.sc, the first before
+a write (a barrier may stand between) and the second after a read of it, are ordered too.
+
 The log of such a launch is kept, sorted and checked at its end.
 """
 
@@ -17,6 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from harness.vgpu.memory.access import BLOCK_SCOPE, CLUSTER_SCOPE, DEVICE_SCOPE
 from harness.vgpu.memory.arena import Extent, extent_at
 
 EPOCHS = (1 << 14) - 1  # barrier epochs are counted to here, as in the marks of races.py
@@ -26,12 +34,16 @@ Warps = frozenset[int]
 class Known(NamedTuple):
     """How much of a block happened before something: its segments below `count`.
 
-    In barrier epoch `epoch`, the last of them, only what `warps` did.
+    In barrier epoch `epoch`, the last of them, only what each warp of `warps` did in segments below its count.
     """
 
     count: int
     epoch: int
-    warps: Warps
+    warps: dict[int, int]
+
+    def covers(self, count: int, epoch: int, warp: int) -> bool:
+        """Whether an access of a warp, in segment `count` and a barrier epoch, is among it."""
+        return count < (self.count if epoch != self.epoch else self.warps.get(warp, 0))
 
 
 class Learned(NamedTuple):
@@ -45,15 +57,39 @@ class Learned(NamedTuple):
 Clock = dict[int, Known]
 """Block -> what of it is known."""
 
+Domain = tuple[int | None, bool]
+"""Who may learn something: a block, a cluster (its first block, negative) or all (None); and only by a fence.sc?"""
+
+Step = tuple[int, int, int]
+"""Which accesses of a launch: (segment, barrier epoch, warp)."""
+
+
+class Place:
+    """One place of memory, as strong accesses leave it."""
+
+    __slots__ = ("count", "published", "reads", "released", "start", "writer", "wrote")
+
+    def __init__(self):
+        self.count = 0  # strong writes so far
+        self.start = 0  # the first write of the chain of atomics that the last write ends
+        self.writer: tuple[int, int] | None = None  # (scope, block) of the last write
+        self.published: dict[Domain, Clock] = {}  # what the chain publishes
+        self.released: dict[
+            tuple[int, int], dict[int, Clock]
+        ] = {}  # (block, warp) -> scope -> by its releases here
+        self.wrote: dict[Step, tuple[int, int]] = {}  # who wrote -> numbers of the first and the last write
+        self.reads: dict[Step, tuple[int, int]] = {}  # who read -> writes seen: from, to
+
 
 def together(a: Known | None, b: Known) -> Known:
     """What is known from two sides."""
-    if a is None:
+    if a is None or a == b:
         return b
     if a.epoch != b.epoch:
         late = max(a, b, key=lambda known: known.epoch)
         return late._replace(count=max(a.count, b.count))
-    return Known(max(a.count, b.count), a.epoch, a.warps | b.warps)
+    warps = a.warps | {w: max(count, a.warps.get(w, 0)) for w, count in b.warps.items()}
+    return Known(max(a.count, b.count), a.epoch, warps)
 
 
 def joined(clocks: Iterable[Clock]) -> Clock:
@@ -65,6 +101,23 @@ def joined(clocks: Iterable[Clock]) -> Clock:
     return out
 
 
+class Strict:
+    """What a block knew at its fence.sc: each warp in the barrier epoch of the last one, and all before it."""
+
+    def __init__(self):
+        self.epoch = -1
+        self.now: dict[tuple[int, int], Clock] = {}  # (scope, warp) -> clock
+        self.past: dict[int, Clock] = {}  # scope -> clock
+
+    def before(self, epoch: int) -> dict[int, Clock]:
+        """Scope -> what the whole block has fenced before a barrier epoch."""
+        if epoch != self.epoch:
+            for (scope, _), clock in self.now.items():
+                self.past[scope] = joined((self.past.get(scope, {}), clock))
+            self.epoch, self.now = epoch, {}
+        return self.past
+
+
 class Clocks:
     """The clocks of one launch. Blocks are numbers in the grid, warps numbers in their block."""
 
@@ -74,13 +127,16 @@ class Clocks:
         self.rows: list[dict[int, tuple[Learned, ...]]] = []  # segment -> block -> what is known of it
         self.owner: list[int] = []
         self.count: list[int] = []  # segment -> its number within its block
+        self.cluster: dict[int, int] = {}  # block -> the first block of its cluster
         self.fenced: dict[
-            tuple[int, int, bool], Clock
-        ] = {}  # (block, warp, block scope) -> at its last fence
-        self.places: dict[tuple, Clock] = {}  # place -> what releases have left there
-        # (block, warp) -> what was read but not yet acquired
-        self.unacquired: dict[tuple[int, int], Clock] = {}
+            tuple[int, int], dict[int, Clock]
+        ] = {}  # (block, warp) -> scope -> at its last fence
+        self.strict: dict[int, Strict] = {}  # block -> at its fence.sc
+        self.places: dict[int, Place] = {}
+        # (block, warp) -> place -> what was read there but not yet acquired
+        self.unacquired: dict[tuple[int, int], dict[int, dict[Domain, Clock]]] = {}
         self.arrived: dict[int, Clock] = {}  # cluster -> what arrivals at its barrier have released
+        self.held: list[tuple] | None = None  # compare-and-swaps of which nobody knows yet whether they write
         self.table: tuple = (None, None)
         self.time = 0
 
@@ -123,7 +179,8 @@ class Clocks:
             for other, learned in self.rows[s].items()
             if (known := self.knows(learned, epoch, warps)) is not None
         }
-        clock[block] = together(clock.get(block), Known(self.count[s] + 1, epoch, warps))
+        count = self.count[s] + 1
+        clock[block] = together(clock.get(block), Known(count, epoch, dict.fromkeys(warps, count)))
         return clock
 
     @staticmethod
@@ -137,10 +194,19 @@ class Clocks:
 
     def acquire(self, block: int, epoch: int, warps: Warps, clock: Clock) -> None:
         """Some warps of a block learn a clock."""
-        if not clock:
+        row = self.rows[self.segment(block)]
+        news = {
+            other: known
+            for other, known in clock.items()
+            if not any(
+                item.known == known and (item.epoch != epoch or item.warps >= warps)
+                for item in row.get(other, ())
+            )
+        }
+        if not news:
             return
-        row = dict(self.rows[self.segment(block)])
-        for other, known in clock.items():
+        row = dict(row)
+        for other, known in news.items():
             old = row.get(other, ())
             everybody = None
             mine = known
@@ -169,14 +235,24 @@ class Clocks:
         for number, warps in by_block.items():
             yield int(batch.blocks[number]), int(batch.epoch[number]) & EPOCHS, frozenset(warps)
 
-    def fence(self, batch, L, narrow: bool) -> None:
-        """A fence of the threads; `narrow`: for their own block only."""
+    def fence(self, batch, L, scope: int, acquires: bool, releases: bool, strict: bool) -> None:
+        """A fence of the threads; each of their warps fences what is its own: a barrier must bring the rest."""
         for block, epoch, warps in self.groups(batch, L):
-            self.acquire(block, epoch, warps, joined(self.unacquired.pop((block, w), {}) for w in warps))
-            for w in warps:  # each fences what is its own: what others have done, a barrier must bring
-                self.fenced[block, w, True] = clock = self.clock(block, epoch, frozenset((w,)))
-                if not narrow:
-                    self.fenced[block, w, False] = clock
+            for w in warps:
+                pending = self.unacquired.get((block, w))
+                if pending and acquires:
+                    domains = {(d, sc) for d in self.domains(batch, block, scope) for sc in (False, strict)}
+                    clocks = (some[d] for some in pending.values() for d in domains & some.keys())
+                    self.acquire(block, epoch, frozenset((w,)), joined(clocks))
+                    if scope == DEVICE_SCOPE:
+                        pending.clear()
+                if releases:
+                    clock = self.clock(block, epoch, frozenset((w,)))
+                    self.fenced.setdefault((block, w), {}).update(dict.fromkeys(range(scope + 1), clock))
+                    if strict:
+                        fences = self.strict.setdefault(block, Strict())
+                        fences.before(epoch)
+                        fences.now |= {(covered, w): clock for covered in range(scope + 1)}
             self.new_segment(block, self.rows[self.segment(block)])
 
     def clusters_of(self, batch, L):
@@ -188,7 +264,7 @@ class Clocks:
     def cluster_arrive(self, batch, L, release: bool) -> None:
         """The threads arrive at the barrier of their cluster."""
         for block, epoch, warps, cluster in self.clusters_of(batch, L):
-            fenced = joined(self.fenced.get((block, w, False), {}) for w in warps)
+            fenced = joined(self.fenced.get((block, w), {}).get(CLUSTER_SCOPE, {}) for w in warps)
             published = self.release(block, epoch, warps) if release else fenced
             self.arrived[cluster] = joined((self.arrived.get(cluster, {}), published))
 
@@ -200,59 +276,132 @@ class Clocks:
         for *_, cluster in passing:
             self.arrived.pop(cluster, None)
 
-    def access(self, batch, A, places: np.ndarray, L) -> None:
+    # -- strong accesses ------------------------------------------------------------------------------------
+    def domains(self, batch, block: int, scope: int) -> tuple[int | None, ...]:
+        """Who a scope of a block covers, and each narrower one: its block, its cluster, everybody."""
+        if self.cluster_size > 1 and block not in self.cluster:
+            for number in range(0, len(batch.blocks), self.cluster_size):
+                some = batch.blocks[number : number + self.cluster_size].tolist()
+                self.cluster.update(dict.fromkeys(some, some[0]))
+        return (block, -1 - self.cluster.get(block, block), None)[: scope + 1]
+
+    def see_each_other(self, a: tuple[int, int], b: tuple[int, int]) -> bool:
+        """Whether the scopes of two accesses, each (scope, block), cover each other's block."""
+        needed = DEVICE_SCOPE
+        if a[1] == b[1]:
+            needed = BLOCK_SCOPE
+        elif self.cluster_size > 1 and self.cluster.get(a[1]) == self.cluster.get(b[1]):
+            needed = CLUSTER_SCOPE
+        return min(a[0], b[0]) >= needed
+
+    def settle(self, failed: np.ndarray) -> None:
+        """Judge the accesses that are held, of which some threads do not write."""
+        held, self.held = self.held or [], None
+        for access in held:
+            self.access(*access, failed=frozenset(failed.tolist()))
+
+    def access(self, batch, A, places: np.ndarray, L, failed: frozenset[int] = frozenset()) -> None:
         """An atomic, or a strong load or store, at a place for each thread: it may publish, and it may
         learn."""
+        if self.held is not None:
+            self.held.append((batch, A, places, L))
+            return
         positions = batch.positions(L)
         numbers = batch.block_of[positions].tolist()
-        met: dict[tuple, set[int]] = {}
-        for number, warp, place in zip(
-            numbers, (batch.thread_of[positions] >> 5).tolist(), places.tolist(), strict=True
+        warps = (batch.thread_of[positions] >> 5).tolist()
+        writes: dict[tuple[int, int, int], bool] = {}  # of each warp and place, in thread order
+        for position, key in zip(
+            positions.tolist(), zip(numbers, warps, places.tolist(), strict=True), strict=True
         ):
-            met.setdefault((number, place), set()).add(warp)
-        for (number, place), some in met.items():
-            block, epoch, warps = (
-                int(batch.blocks[number]),
-                int(batch.epoch[number]) & EPOCHS,
-                frozenset(some),
+            writes[key] = A.writes and (position not in failed or writes.get(key, False))
+        steps: dict[int, int] = {}  # block -> its segment when the access was logged
+        for (number, warp, key), wrote in writes.items():
+            block, epoch = int(batch.blocks[number]), int(batch.epoch[number]) & EPOCHS
+            step = steps.setdefault(block, self.segment(block)), epoch, warp
+            place = self.places.get(key)
+            if place is None:
+                place = self.places[key] = Place()
+            domains = self.domains(batch, block, DEVICE_SCOPE)
+            sees = place.writer is None or self.see_each_other(place.writer, (A.scope, block))
+            if sees and (A.used or A.instr.op == "ld"):
+                self.read(A, key, place, block, step, domains)
+            if wrote:
+                self.write(A, place, block, step, domains, sees)
+
+    def read(self, A, key: int, place: Place, block: int, step: Step, domains) -> None:
+        """A warp reads what the last write of a place has left."""
+        _, epoch, warp = step
+        there = {d: clock for d, clock in place.published.items() if d[0] in domains}
+        pending = self.unacquired.setdefault((block, warp), {})
+        if there and key in pending:
+            there |= {d: joined((clock, there.get(d, {}))) for d, clock in pending[key].items()}
+        if there:
+            pending[key] = there
+        if A.acquires and key in pending:
+            clocks = (
+                clock for d, clock in pending[key].items() if d[0] in domains[: A.scope + 1] and not d[1]
             )
-            key = (place, block if A.narrow else None)
-            if A.used or A.instr.op == "ld":
-                there = joined(self.places.get(k, {}) for k in {key, (place, None)})
-                if there and A.acquires:
-                    self.acquire(block, epoch, warps, there)
-                elif there:
-                    for w in warps:
-                        self.unacquired[block, w] = joined((self.unacquired.get((block, w), {}), there))
-            if A.writes:
-                if A.releases:
-                    published = self.release(block, epoch, warps)
-                else:
-                    published = joined(self.fenced.get((block, w, A.narrow), {}) for w in warps)
-                if published:
-                    self.places[key] = joined((self.places.get(key, {}), published))
+            self.acquire(block, epoch, frozenset((warp,)), joined(clocks))
+        if place.count > place.start and place.reads.get(step) != (place.start, place.count):
+            place.reads[step] = place.start, place.count
+            self.new_segment(block, self.rows[self.segment(block)])  # what comes after has seen the writes
+
+    def write(self, A, place: Place, block: int, step: Step, domains, sees: bool) -> None:
+        """A warp writes to a place: an atomic goes on with the chain that it has seen, a store begins one."""
+        _, epoch, warp = step
+        if A.instr.op == "st" or not sees:
+            place.start, place.published = place.count, {}
+        place.wrote[step] = place.wrote.get(step, (place.count,))[0], place.count
+        place.count += 1
+        place.writer = A.scope, block
+        if A.releases:
+            clock = self.release(block, epoch, frozenset((warp,)))
+            place.released[block, warp] = dict.fromkeys(range(A.scope + 1), clock)
+        sources = [
+            (place.released.get((block, warp), {}), False),
+            (self.fenced.get((block, warp), {}), False),
+        ]
+        if block in self.strict:
+            sources.append((self.strict[block].before(epoch), True))
+        for clocks, strict in sources:
+            for scope, clock in clocks.items():
+                domain = domains[scope], strict
+                old = place.published.get(domain)
+                place.published[domain] = clock if old is None else joined((old, clock))
 
     # -- verdicts -------------------------------------------------------------------------------------------
-    def ordered(self, first: tuple[int, int, int], then: tuple[int, int, int]) -> bool:
-        """Whether one access happened before another; each is (segment, barrier epoch, warp)."""
+    def ordered(self, first: Step, then: Step) -> bool:
+        """Whether one access happened before another."""
         (s, epoch, warp), (t, later_epoch, later_warp) = first, then
         block = self.owner[s]
         if block == self.owner[t] and (warp == later_warp or epoch != later_epoch):
             return s != t or epoch != later_epoch
-        for known, learned_epoch, warps in self.rows[t].get(block, ()):
-            if learned_epoch == later_epoch and later_warp not in warps:
-                continue
-            if self.count[s] < known.count and (epoch != known.epoch or warp in known.warps):
-                return True
-        return False
+        return any(
+            (learned_epoch != later_epoch or later_warp in warps) and known.covers(self.count[s], epoch, warp)
+            for known, learned_epoch, warps in self.rows[t].get(block, ())
+        )
 
-    def over_before_exit(self, access: tuple[int, int, int], block: int) -> bool:
+    def observed(self, key: int, first: Step, then: Step) -> bool:
+        """Whether a strong write of a place was seen, directly or through atomics, by a read before an access."""
+        place = self.places.get(key)
+        if place is None or first not in place.wrote:
+            return False
+        begin, end = place.wrote[first]
+        return any(
+            start <= begin and end < count and self.before(read, then)
+            for read, (start, count) in reversed(place.reads.items())
+        )
+
+    def before(self, read: Step, then: Step) -> bool:
+        """Whether a read of a strong write happened before an access."""
+        s, t = read[0], then[0]
+        return (self.owner[s] != self.owner[t] or self.count[s] < self.count[t]) and self.ordered(read, then)
+
+    def over_before_exit(self, access: Step, block: int) -> bool:
         """Whether an access happened before a block's end, as far as any of its warps knows."""
         s, epoch, warp = access
-        return any(
-            self.count[s] < known.count and (epoch != known.epoch or warp in known.warps)
-            for known, _, _ in self.rows[self.segment(block)].get(self.owner[s], ())
-        )
+        learned = self.rows[self.segment(block)].get(self.owner[s], ())
+        return any(known.covers(self.count[s], epoch, warp) for known, _, _ in learned)
 
 
 class SharedOfAll(Extent):

@@ -28,7 +28,7 @@ from typing import Protocol
 import numpy as np
 
 from harness.vgpu.memory.arena import Extent, extent_at
-from harness.vgpu.ptx.parser import WIDTH
+from harness.vgpu.ptx.parser import WIDTH, Instr
 from harness.vgpu.ptx.program import registers
 
 from .clocks import Clocks, SharedOfAll
@@ -65,35 +65,25 @@ def granule_of(program, spaces: tuple[str, ...]) -> int:
     return smallest
 
 
+def _orders(program, i: Instr) -> bool:
+    """Whether an instruction reads what another thread may have published: an atomic whose result is used, or a
+    strong load."""
+    if i.op == "atom":
+        return any(r in program.read for r in registers(i.args[0]))
+    return i.op == "ld" and any(m in ("acquire", "relaxed", "volatile") for m in i.mods)
+
+
 def synchronises(program) -> bool:
-    """Whether blocks may order each other: a global atomic whose result is used, a strong load, a cluster
-    barrier."""
-    for block in program.blocks:
-        if block.kind == "cluster":
-            return True
-        for i in block.instrs:
-            if "cta" in i.mods or any(m.startswith("shared") for m in i.mods):
-                continue
-            if i.op == "atom" and any(r in program.read for r in registers(i.args[0])):
-                return True
-            if i.op == "ld" and any(m in ("acquire", "relaxed", "volatile") for m in i.mods):
-                return True
-    return False
+    """Whether threads may order each other through global memory or a cluster barrier."""
+    polls = (_orders(program, i) for i in program.instrs if not any(m.startswith("shared") for m in i.mods))
+    return any(polls) or any(b.kind == "cluster" for b in program.blocks)
 
 
 def follows_shared(program, cluster_size: int) -> tuple[bool, bool]:
-    """Whether warps of a block may order each other by flags in its shared memory, and whether blocks of a
-    cluster reach each other's shared memory, by what the clocks know: barriers of the cluster, fences and
-    atomics."""
+    """Whether warps of a block may order each other through its shared memory, and whether blocks of a cluster
+    reach each other's shared memory, by what the clocks know: barriers of the cluster, fences and atomics."""
     instrs = program.instrs
-    shared = [i for i in instrs if any(m.startswith("shared") for m in i.mods)]
-    polls = any(
-        (i.op == "ld" and any(m in ("acquire", "relaxed", "volatile") for m in i.mods))
-        or (i.op == "atom" and any(r in program.read for r in registers(i.args[0])))
-        for i in shared
-    )
-    orders = any(i.op in ("fence", "membar") or "acquire" in i.mods or "acq_rel" in i.mods for i in instrs)
-    flags = polls and orders and any(b.spins for b in program.blocks)
+    flags = any(_orders(program, i) for i in instrs if "global" not in i.mods)
     other = any(
         (i.op == "mbarrier" and "cluster" in i.mods) or (i.op == "cp" and "bulk" in i.mods) for i in instrs
     )
@@ -457,7 +447,7 @@ class AccessLog:
         if self.counting:
             self.run.counters.consume_shared(batch, entries)
         # Loads alone matter only if somebody may still store in the same epoch.
-        if not self.checking or self.flags or not (store or keep_reads or self.shared_marks is not None):
+        if not self.checking or not (store or keep_reads or self.shared_marks is not None):
             return
         if self.shared_marks is None:
             self.shared_marks = Marks(batch.count * batch.shared_size // self.shared_granule + 1)
@@ -488,6 +478,8 @@ class AccessLog:
 
     def report_shared(self, where, mine, other):
         bad = clash_shared(other, mine)
+        if self.flags:  # between warps the clocks have the say
+            bad &= (other ^ mine) >> u8(17) & u8(31) == 0
         if bad.any():
             self.report(
                 "shared race", None, where[bad], mine[bad], other[bad], self.shared_granule, self.batch
@@ -604,8 +596,8 @@ class OrderedLog:
             return
         a, b = m[later], m[earlier]
         bad = clash(b, a)
-        if tensor is self.shared and not self.flags:  # inside a block the epochs have the say
-            bad &= (a ^ b) >> _TOP_AT != 0
+        if tensor is self.shared:  # inside a block, or a warp of one with flags, the epochs have the say
+            bad &= (a ^ b) >> (u8(17) if self.flags else _TOP_AT) != 0
         bad = np.flatnonzero(bad)
         if not len(bad):
             return
@@ -614,13 +606,30 @@ class OrderedLog:
         pairs, pair_of = np.unique(
             np.stack([x.astype(np.int64) for x in whose], 1), axis=0, return_inverse=True
         )
-        ordered = [
-            self.clocks.ordered((x, mx >> 22, mx >> 17 & 31), (y, my >> 22, my >> 17 & 31))
-            for x, mx, y, my in pairs.tolist()
+        steps = [
+            ((x, mx >> 22, mx >> 17 & 31), (y, my >> 22, my >> 17 & 31)) for x, mx, y, my in pairs.tolist()
         ]
-        keep = bad[~np.array(ordered)[pair_of.reshape(-1)]]
+        ordered = [self.clocks.ordered(*pair) for pair in steps]
+        pair_of = pair_of.reshape(-1)
+        keep = bad[
+            [
+                not ordered[pair] and not self.observed(tensor, int(w[later[k]]), b[k], steps[pair])
+                for k, pair in zip(bad.tolist(), pair_of.tolist(), strict=True)
+            ]
+        ]
         if len(keep):
             self.log.report_global(tensor, w[later[keep]], a[keep], b[keep], np.ones(len(keep), bool), name)
+
+    def observed(self, tensor, granule: int, mark, pair) -> bool:
+        """Whether the earlier of two accesses is a strong write that the later one's thread knows to have
+        happened."""
+        A = self.log.run.code.accesses[(int(mark) & (1 << _INSTR) - 1) - 1]
+        if not A.writes or A.kind != "A":
+            return False
+        if tensor is self.shared:
+            return self.clocks.observed(-1 - granule * self.log.shared_granule // A.nbytes * A.nbytes, *pair)
+        byte = granule * self.log.granule + tensor.start - self.log.run.arena.base
+        return self.clocks.observed(byte // A.nbytes * A.nbytes, *pair)
 
 
 def _t(t) -> str:

@@ -23,13 +23,17 @@ DTYPE["p"] = np.bool_
 SHARED_WINDOW, LOCAL_WINDOW, PARAM_WINDOW = 1 << 56, 1 << 57, 1 << 58
 
 
+# How many threads an atomic, a strong access or a fence is for.
+BLOCK_SCOPE, CLUSTER_SCOPE, DEVICE_SCOPE = range(3)
+
+
 class Access:
     """One memory instruction: what the checks and counters need to know about it, and a cache of its last
     tensor."""
 
     __slots__ = [
-        "_space", "_twins", "_views", "acquires", "count", "instr", "kind", "mask", "mixed", "narrow",
-        "nbytes", "number", "releases", "shape", "shift", "shift64", "space", "tensor", "unlogged", "used",
+        "_space", "_twins", "_views", "acquires", "count", "instr", "kind", "mask", "mixed", "nbytes",
+        "number", "releases", "scope", "shape", "shift", "shift64", "space", "tensor", "unlogged", "used",
         "width", "writes",
     ]  # fmt: skip
 
@@ -42,10 +46,15 @@ class Access:
         self.shift64 = np.uint64(self.shift)
         self.mask = self.nbytes - 1
         self.acquires = self.releases = self.mixed = self.unlogged = self.used = False
-        self.narrow = False  # atomic, or strong, for the threads of one block only (scope .cta)
+        self.scope = DEVICE_SCOPE
         self.writes = kind == "W" or (kind == "A" and instr.op != "ld")
         self._twins: dict[str, Access] = {}
         self.forget()
+
+    @property
+    def narrow(self) -> bool:
+        """Whether it is atomic, or strong, for the threads of one block only."""
+        return self.scope == BLOCK_SCOPE
 
     @property
     def role(self) -> str:
@@ -78,5 +87,5 @@ class Access:
                 self.number, self.instr, self.kind, name, self.width, self.count
             )
             twin.acquires, twin.releases, twin.used = self.acquires, self.releases, self.used
-            twin.narrow = self.narrow
+            twin.scope = self.scope
         return twin

@@ -164,6 +164,7 @@ _NUMBER = re.compile(
 )
 _LOC = re.compile(r"\s*\.loc\s+(\d+)\s+(\d+)\s+(\d+)(?:.*inlined_at\s+(\d+)\s+(\d+)\s+(\d+))?")
 _FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"((?:[^"\\]|\\.)*)"', re.M)
+_OCTAL = re.compile(r"(?:\\[2-3][0-7]{2})+")
 _COMMENT = re.compile(r"/\*.*?\*/", re.S)
 _LINE_COMMENT = re.compile(r"^([^\"\n]*?)//[^\"\n]*$", re.M)
 _PIECE = re.compile(
@@ -179,6 +180,19 @@ _PIECE = re.compile(
 )
 """What the text consists of, one after the other: a declaration of a function ends at `;`, a definition opens with `{`."""
 _ARRAY = re.compile(r"(.*?)((?:\[\d*\])*)$", re.S)
+
+
+def plain_files(text: str) -> str:
+    """PTX whose `.file` names have their letters outside of ASCII, which the compiler escapes byte by byte."""
+    return _FILE.sub(lambda line: _OCTAL.sub(_unescape, line[0]), text)
+
+
+def _unescape(escapes: re.Match) -> str:
+    octets = bytes(int(octal, 8) for octal in escapes[0].split("\\")[1:])
+    try:
+        return octets.decode()
+    except UnicodeDecodeError:
+        return escapes[0]
 
 
 def parse(text: str) -> Module:
@@ -232,7 +246,8 @@ class _Parser:
         self.text = _LINE_COMMENT.sub(r"\1", text)
         self.module = Module()
         # .file lines stand at the end of what LLVM writes: collect them first.
-        self.files = {int(m[1]): m[2] for m in _FILE.finditer(text)}
+        files = _FILE.finditer(plain_files(text))
+        self.files = {int(m[1]): re.sub(r'\\(["\\])', r"\1", m[2]) for m in files}
         self.loc: Location | None = None
         self.locations: dict[tuple[int, int, int], Location] = {}
         self.operands: dict[str, object] = {}

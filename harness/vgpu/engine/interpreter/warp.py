@@ -181,6 +181,9 @@ class WarpOps(BarrierOps):
             A, address = A.in_space(name), address - u8(window)
         count = self.n if L is None else len(L)
         address = np.broadcast_to(address, count)
+        clocks = self.log.clocks if op == "cas" and used else None
+        if clocks:
+            clocks.held = []
         space, index = self.place(A, address, L)
         data, written, full = A.views(space)
         if not A.tensor.ready or A.mixed:
@@ -202,11 +205,14 @@ class WarpOps(BarrierOps):
             old = atomic_update(data, index, op, kind, values, used)
             cells[index] = numeric.flush(cells[index])
             return old
-        return atomic_update(data, index, op, kind, values, used)
+        old = atomic_update(data, index, op, kind, values, used)
+        if clocks:
+            clocks.settle(self.positions(L)[old != values[0]])
+        return old
 
-    def fence(self, L, narrow: bool):
+    def fence(self, L, scope: int, acquires: bool, releases: bool, strict: bool):
         if self.log.clocks:
-            self.log.clocks.fence(self, L, narrow)
+            self.log.clocks.fence(self, L, scope, acquires, releases, strict)
 
     # -- matrices -------------------------------------------------------------------------------------------
     def warp_rows(self, instr, L) -> int:

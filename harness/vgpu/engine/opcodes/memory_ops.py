@@ -7,7 +7,7 @@ memory, local ones offsets in the thread's local memory. A generic address tells
 from __future__ import annotations
 
 from harness.vgpu.errors import UnsupportedInstruction
-from harness.vgpu.memory.access import KIND
+from harness.vgpu.memory.access import BLOCK_SCOPE, CLUSTER_SCOPE, DEVICE_SCOPE, KIND
 from harness.vgpu.ptx.parser import WIDTH, Instr, Mem, Pair, Reg, Vec
 
 from .codegen import Writer
@@ -43,9 +43,9 @@ def _strength(i: Instr) -> tuple[str | None, bool, bool]:
     return strong, strong in ("acquire", "acq_rel"), strong in ("release", "acq_rel")
 
 
-def _narrow(i: Instr) -> bool:
-    """Whether the instruction counts for the threads of its own block only."""
-    return "cta" in i.mods
+def _scope(i: Instr) -> int:
+    """How many threads the instruction is for."""
+    return BLOCK_SCOPE if "cta" in i.mods else CLUSTER_SCOPE if "cluster" in i.mods else DEVICE_SCOPE
 
 
 @opcode("ld", "ldu")
@@ -66,7 +66,7 @@ def load(w: Writer, i: Instr):
         return
     strong, acquires, _ = _strength(i)
     a = w.code.access(i, "A" if strong else "R", space, size, count)
-    a.acquires, a.used, a.narrow = acquires, bool(strong), _narrow(i)
+    a.acquires, a.used, a.scope = acquires, bool(strong), _scope(i)
     address = w.address(mem)
     if space == "const" and isinstance(mem.base, Reg) and w.width(mem.base.name) == 4:
         address = f"m.constant_address({address})"
@@ -89,7 +89,7 @@ def store(w: Writer, i: Instr):
     if space == "shared" and "shared::cluster" in i.mods and "async" in i.mods:
         raise UnsupportedInstruction(i)
     a = w.code.access(i, "A" if strong else "W", space, size, count)
-    a.releases, a.narrow = releases, _narrow(i)
+    a.releases, a.scope = releases, _scope(i)
     values = source.items if isinstance(source, Vec) else (source,)
     parts = [w.use(v, f"u{size}") for v in values]
     value = parts[0] if count == 1 else "(" + ", ".join(parts) + ")"
@@ -117,7 +117,7 @@ def atomic(w: Writer, i: Instr):
     for k in range(count):
         a = w.code.access(i, "A", space, size)
         _, a.acquires, a.releases = _strength(i)
-        a.used, a.narrow = used, _narrow(i)
+        a.used, a.scope = used, _scope(i)
         w.flops += 1 if t[0] == "f" or t[:2] == "bf" else 0
         kind = t if t in ("f16x2", "bf16x2", "bf16") else KIND[t]
         parts = [
@@ -137,13 +137,13 @@ def _names(a) -> list[str]:
 
 @opcode("fence", "membar")
 def fence(w: Writer, i: Instr):
-    """all scopes; orders accesses of blocks for the race check, unless its scope is one block (.cta) or it is
-    a proxy fence; proxy.async: bulk copies and wgmma see stores after it"""
+    """all scopes; orders accesses of threads in its scope for the race check, unless it is a proxy fence; proxy.async: bulk copies and wgmma see stores after it"""
     if any("proxy" in m for m in i.mods):
         if any(m.startswith("async") for m in i.mods):
             w.emit("m.proxy_fence(L)")
     elif "mbarrier_init" not in i.mods:
-        w.emit(f"m.fence(L, {_narrow(i)})")
+        strict = i.op == "membar" or "sc" in i.mods
+        w.emit(f"m.fence(L, {_scope(i)}, {'release' not in i.mods}, {'acquire' not in i.mods}, {strict})")
 
 
 @opcode("bar", "barrier")

@@ -7,7 +7,7 @@ and go to the workbook's own cache, where the processes that the tests start fin
 import functools
 import itertools
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 
@@ -78,8 +78,7 @@ class Units(dict):
 def cpu_graphs() -> Callable:
     """() -> the graphs of puzzle 22 by name, all but the command line's own, which the README's first command compiles.
 
-    They are named DTYPE (the default variants), OP_ALGORITHM_DTYPE (the layer's), unbound, and
-    VARIANT WAY (the benchmark's candidates).
+    They are named DTYPE (the default variants), unbound, and VARIANT WAY (the benchmark's candidates).
     """
     return functools.cache(load_cpu_graphs)
 
@@ -87,48 +86,12 @@ def cpu_graphs() -> Callable:
 def load_cpu_graphs():
     """The graphs of `cpu_graphs`."""
     from harness.bench import max_graph
-    from harness.nn import autograd
     from harness.puzzles.p22.candidates import IN_MAX
     from harness.puzzles.p22.spec import BACKWARD, FORWARD, PUZZLE, ROW_SUMS
+    from harness.toolchain.roots import solutions
 
     calls = {dtype: PUZZLE.calls_of(PUZZLE.default_variants) for dtype in DTYPES[1:]}
     calls |= max_graph.calls_of(PUZZLE, IN_MAX)
-    calls |= {name: call for _, graphs in layer_calls() for name, call in graphs.values()}
     fused = (("algorithm", "fused"),)
     calls["unbound"] = (unbound(FORWARD, fused), unbound(BACKWARD, fused), unbound(ROW_SUMS))
-    return load_as_one("cpu_graphs", autograd.GRAPHS.package, calls)
-
-
-def layer_calls() -> Iterator:
-    """Algorithm and dtype of the layer, and by op the names and calls of its graphs, of those that tests use."""
-    import torch
-
-    from harness.nn import autograd
-    from harness.nn.arguments import DTYPES
-
-    keys = [(algorithm, torch.float32) for algorithm in autograd.THROUGH_MAX]
-    keys += [("unfused", dtype) for dtype in (torch.bfloat16, torch.float16, torch.float64)]
-    keys += [("fused", torch.float64)]
-    for algorithm, dtype in keys:
-        calls = autograd.GRAPHS.calls(algorithm=algorithm)
-        yield (
-            (algorithm, dtype),
-            {op: (f"{op}_{algorithm}_{DTYPES[dtype]}", call) for op, call in calls.items()},
-        )
-
-
-@pytest.fixture(scope="session")
-def layer_graphs(cpu_graphs, request):
-    """Puts the layer's graphs on the CPU that the tests use where it looks for them; float16's where the run has slow tests."""
-    import torch
-
-    from harness.nn import autograd
-
-    loaded = cpu_graphs()
-    has_slow = any(item.get_closest_marker("slow") for item in request.session.items)
-    for (algorithm, dtype), graphs in layer_calls():
-        if dtype == torch.float16 and not has_slow:
-            continue
-        autograd.GRAPHS.loaded[algorithm, dtype, torch.device("cpu")] = {
-            op: loaded[name] for op, (name, _) in graphs.items()
-        }
+    return load_as_one("cpu_graphs", solutions() / "p22" / "op", calls)

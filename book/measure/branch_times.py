@@ -1,16 +1,15 @@
 """Times backward passes of one branch and of two: `python -m book.measure branches`, on an NVIDIA H100 or H200.
 
 bfloat16; both passes as a CUDA graph, shuffled turns with a pause before each, the median. A row for each size and way: who
-multiplies dln and dW, and whether dW is made beside all the rest. "chosen" is what `harness/nn/layernorm_plan.py` says, whose estimates
-come from such a file. Every way is compared with float64 before it is timed.
+multiplies dln and dW, and whether dW is made beside all the rest. "chosen" is what the table `harness/nn/kernels/layernorm_linear/plan.mojo`
+says, whose estimates come from such a file. Every way is compared with float64 before it is timed.
 """
 
 import torch
 
-from book.measure.product_times import in_turns, make
+from book.measure.product_times import LIBRARY, OWN, aligned, chosen, given, in_turns, make, passes
 from book.measure.shared import capture, write
-from harness.nn import extension_kernels, layernorm_direct, layernorm_plan
-from harness.nn.layernorm_plan import ALL_LIBRARY, ALL_OWN, LIBRARY, OWN, Choice, Products, choose
+from harness.nn.layers import FORKED, products
 
 ONE = ((OWN, OWN), (OWN, LIBRARY), (LIBRARY, LIBRARY))
 TWO = ((OWN, OWN), (OWN, LIBRARY), (LIBRARY, OWN), (LIBRARY, LIBRARY))
@@ -31,20 +30,14 @@ LARGEST_ERROR = 6e-3
 """Of a gradient, by the norm of its own: bfloat16 rounds each element by up to 4e-3 of itself."""
 
 
-def ways(M: int, H: int, O: int) -> dict[tuple[str, str, int], Choice]:
+def ways(M: int, H: int, O: int) -> list[tuple[str, str, int]]:
     """Who multiplies dln and dW, and on how many branches."""
-    chosen = choose(M, H, O, torch.bfloat16, hopper=True).captured
-    unaligned = any(extension_kernels.padded(width, torch.bfloat16) != width for width in (H, O))
-    one = (ALL_OWN[1:], ALL_LIBRARY[1:]) if unaligned else ONE
-    two = (ALL_OWN[1:], ALL_LIBRARY[1:]) if unaligned else TWO
-    if unaligned and M * H * O > 2**27:
-        one = two = (ALL_OWN[1:],)  # the library's products take several times as long
-    choices = {}
-    for branches, pairs in ((1, one), (2, two)):
-        for dln, dW in pairs:
-            way = Products(chosen.output, dln, dW)
-            choices[dln, dW, branches] = Choice(way, way, branches == 2)
-    return choices
+    one, two = ONE, TWO
+    if not aligned(H, O):
+        one = two = ((OWN, OWN), (LIBRARY, LIBRARY))
+        if M * H * O > 2**27:
+            one = two = ((OWN, OWN),)  # the library's products take several times as long
+    return [(*way, branches) for branches, pairs in ((1, one), (2, two)) for way in pairs]
 
 
 def exact(dy, x, gamma, beta, W) -> tuple[torch.Tensor, ...]:
@@ -60,34 +53,29 @@ def exact(dy, x, gamma, beta, W) -> tuple[torch.Tensor, ...]:
 
 def measure(M: int, H: int, O: int) -> list[dict]:
     """A row for each way. Raises RuntimeError where a gradient is wrong."""
-    x, gamma, beta, W, b, dy = make(M, H, O)
-    kernels = layernorm_direct.kernels(x.device)
-    assert kernels is not None
-    truth = exact(dy, x, gamma, beta, W)
+    *leaves, dy = make(M, H, O)
+    truth = exact(dy, *leaves[:4])
+    captured = chosen(leaves, captured=True)
+    output = products(captured)["output"]
     graphs = {}
-    for way, choice in ways(M, H, O).items():
-        layernorm_plan.choose = lambda *sizes, choice=choice, **facts: choice
-        layernorm_plan.make_plan.cache_clear()
-        plan = layernorm_plan.make_plan(x.shape, O, x.dtype, False, kernels.hopper)
+    for dln, dW, branches in ways(M, H, O):
         got = []
+        forward, backward = passes(leaves, dy, given(leaves, (output, dln, dW), forked=branches == 2))
 
-        def both(plan=plan, got=got):
-            _, kept = kernels.forward(plan, 1e-5, True, x, gamma, beta, W, b)
-            assert kept is not None
-            got[:] = kernels.backward(plan, layernorm_direct.ALL_GRADIENTS, dy, x, kept, gamma, beta, W)
+        def both(forward=forward, backward=backward, got=got):
+            got[:] = backward(forward()[1])
 
-        graphs[way] = capture(both)
-        graphs[way]()
+        graphs[dln, dW, branches] = capture(both)
+        graphs[dln, dW, branches]()
         for mine, right in zip(got, truth, strict=True):
             error = (mine.double() - right).norm() / right.norm()
             if not error < LARGEST_ERROR:
-                raise RuntimeError(f"{(M, H, O)}, {way}: an error of {error:.1e}")
-    layernorm_plan.choose = choose
-    choice = choose(M, H, O, x.dtype, hopper=kernels.hopper)
-    chosen = (choice.captured.dln, choice.captured.dW, 1 + choice.forked)
+                raise RuntimeError(f"{(M, H, O)}, {dln}, {dW}, {branches}: an error of {error:.1e}")
+    said = products(captured)
+    best = (said["dln"], said["dW"], 2 if captured & FORKED else 1)
     return [
         {"M": M, "H": H, "O": O, "dln": way[0], "dW": way[1], "branches": way[2]}
-        | {"us": f"{time:.1f}", "chosen": "yes" if way == chosen else ""}
+        | {"us": f"{time:.1f}", "chosen": "yes" if way == best else ""}
         for way, time in in_turns(graphs, ROUNDS, M * H * O).items()
     ]
 

@@ -1,7 +1,8 @@
 """Times the layer by who multiplies: `python -m book.measure products`.
 
 bfloat16; each pass as a CUDA graph, shuffled turns, the median; and how long a call of both passes keeps its caller in a plain
-loop. A row for each size and way, with what `harness/nn/layernorm_plan.py` chooses there. Its estimates come from such a file.
+loop. A row for each size and way, with what `harness/nn/kernels/layernorm_linear/plan.mojo` chooses there. Its
+estimates come from such a file.
 """
 
 import math
@@ -14,12 +15,16 @@ from typing import TypeVar
 import torch
 
 from book.measure.shared import capture, write
-from harness.nn import extension_kernels, layernorm_direct, layernorm_plan, layers
-from harness.nn.layernorm_plan import ALL_OWN, LIBRARY, OWN, PADDED, Products, choose
-from harness.nn.layers import fused_layernorm_linear
+from harness.nn import host
+from harness.nn.layers import EPS, LAYER, WHO, products
 
-ALIGNED = (ALL_OWN, Products(LIBRARY, OWN, LIBRARY), Products(LIBRARY, LIBRARY, LIBRARY))
-UNALIGNED = (ALL_OWN, Products(LIBRARY, LIBRARY, LIBRARY), Products(PADDED, PADDED, PADDED))
+OWN, LIBRARY, PADDED = WHO
+NAMES = ("output", "dln", "dW")
+ALIGNED = ((OWN, OWN, OWN), (LIBRARY, OWN, LIBRARY), (LIBRARY, LIBRARY, LIBRARY))
+UNALIGNED = ((OWN, OWN, OWN), (LIBRARY, LIBRARY, LIBRARY), (PADDED, OWN, OWN))
+GIVEN, ABOVE, OF_CHOICE = 4, 3, 2**7 - 1
+"""The operator's option for products that are given, in the bits above it; the bits of a choice."""
+ALL_GRADIENTS = 15
 SIZES = (
     *((4096, 768, 3072), (8192, 1024, 4096), (8192, 4096, 4096), (16384, 4096, 12288)),
     *((512, 768, 2304), (512, 256, 1024), (128, 64, 256), (5000, 1600, 4800), (12288, 5120, 5120)),
@@ -81,56 +86,66 @@ def host_time(call, repeats: int = 20) -> float:
     return best
 
 
-def force(way: Products) -> None:
-    """Makes every plan from now on take one way."""
-    choice = layernorm_plan.same(ALL_OWN if way == ALL_OWN else way)
-    layernorm_plan.choose = lambda *sizes, **facts: choice
-    layernorm_plan.make_plan.cache_clear()
-    layers.checked_plan.cache_clear()
+def aligned(H: int, O: int) -> bool:
+    """Whether all rows of 16-bit elements begin at multiples of 16 bytes."""
+    return H % 8 == 0 == O % 8
+
+
+def chosen(leaves: list[torch.Tensor], captured: bool) -> int:
+    """The choice of products in bits."""
+    host.load(LAYER)
+    return torch.ops.mojo_workbook.layernorm_linear_plan(*leaves, 0, captured)
+
+
+def given(leaves: list[torch.Tensor], way: tuple[str, ...], forked: bool = False) -> int:
+    """The operator's option for some products."""
+    bits = sum(WHO.index(who) << 2 * k for k, who in enumerate(way)) | forked << 6
+    return GIVEN | (chosen(leaves, True) & ~OF_CHOICE | bits) << ABOVE
+
+
+def passes(leaves: list[torch.Tensor], dy: torch.Tensor, options: int) -> tuple[Callable, Callable]:
+    """Both passes with these options: () -> output and statistics, (statistics) -> the gradients."""
+    x, gamma, beta, W, b = leaves
+    operators = torch.ops.mojo_workbook
+
+    def forward():
+        return operators.layernorm_linear_forward(x, gamma, beta, W, b, EPS, options)
+
+    def backward(kept):
+        return operators.layernorm_linear_backward(dy, x, kept, gamma, beta, W, ALL_GRADIENTS, options)
+
+    return forward, backward
 
 
 def measure(M: int, H: int, O: int) -> list[dict]:
     """A row for each way."""
     *leaves, dy = make(M, H, O)
-    given = [leaf.requires_grad_() for leaf in leaves]
-    x, gamma, beta, W, b = (leaf.detach() for leaf in given)
-    kernels = layernorm_direct.kernels(x.device)
-    assert kernels is not None
-    unaligned = extension_kernels.padded(H, x.dtype) != H or extension_kernels.padded(O, x.dtype) != O
-    graphs, host = {}, {}
-    for way in UNALIGNED if unaligned else ALIGNED:
-        force(way)
-        plan = layernorm_plan.make_plan(x.shape, O, x.dtype, False, kernels.hopper)
-        _, statistics_of_rows = kernels.forward(plan, 1e-5, True, x, gamma, beta, W, b)
-        assert statistics_of_rows is not None
+    graphs, host_us = {}, {}
+    for way in ALIGNED if aligned(H, O) else UNALIGNED:
+        options = given(leaves, way)
+        forward, backward = passes(leaves, dy, options)
+        wanted = [leaf.detach().requires_grad_() for leaf in leaves]
 
-        def forward(plan=plan):
-            return kernels.forward(plan, 1e-5, True, x, gamma, beta, W, b)
-
-        def backward(plan=plan, kept=statistics_of_rows):
-            return kernels.backward(plan, layernorm_direct.ALL_GRADIENTS, dy, x, kept, gamma, beta, W)
-
-        def both():
-            x, gamma, beta, W, b = given
-            return torch.autograd.grad(fused_layernorm_linear(x, gamma, beta, W, b), given, dy)
+        def both(options=options, wanted=wanted):
+            y = torch.ops.mojo_workbook.layernorm_linear(*wanted, EPS, options)
+            return torch.autograd.grad(y, wanted, dy)
 
         both()
-        host[way] = host_time(both) if M * H * O < HOST_WORK else math.nan
-        graphs[way, "forward"], graphs[way, "backward"] = capture(forward), capture(backward)
+        kept = forward()[1]
+        host_us[way] = host_time(both) if M * H * O < HOST_WORK else math.nan
+        graphs[way, "forward"], graphs[way, "backward"] = (
+            capture(forward),
+            capture(lambda b=backward, k=kept: b(k)),
+        )
     taken = in_turns(graphs, ROUNDS, M * H * O)
-    chosen = choose(M, H, O, x.dtype, hopper=kernels.hopper)
+    captured, plain = (products(chosen(leaves, captured)) for captured in (True, False))
+    loop = "own" if {*plain.values()} == {OWN} else "as a graph" if plain == captured else "library"
     return [
-        {"M": M, "H": H, "O": O, **way._asdict(), "host_us": f"{host[way]:.1f}"}
+        {"M": M, "H": H, "O": O, **dict(zip(NAMES, way, strict=True)), "host_us": f"{host_us[way]:.1f}"}
         | {f"{part}_us": f"{taken[way, part]:.1f}" for part in ("forward", "backward")}
-        | {f"chosen_{name}": who for name, who in chosen.captured._asdict().items()}
-        | {
-            "loop": "own"
-            if chosen.plain == ALL_OWN
-            else "as a graph"
-            if chosen.plain == chosen.captured
-            else "library"
-        }
-        for way in host
+        | {f"chosen_{name}": who for name, who in captured.items()}
+        | {"loop": loop}
+        for way in host_us
     ]
 
 

@@ -1,33 +1,31 @@
 """LayerNorm followed by Linear as one differentiable function and one module, for models that are really trained.
 
-On a GPU a plain call goes straight to the extension module: the dispatch of a registered operator would cost more host time than
-the launches. Every other call goes through the operators of `harness.nn.autograd`.
+On a GPU of NVIDIA both are the operator `torch.ops.mojo_workbook.layernorm_linear`, in C++ (`harness/nn/host`); everywhere else, and for
+what the operator's kernels do not take, PyTorch's own operations.
 """
 
-import functools
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.autograd import forward_ad
 
-from harness.nn import extension_kernels, layernorm_direct
-from harness.nn.arguments import check_tensor, in_autocast_dtype
-from harness.nn.autograd import (
-    check,
-    layernorm_linear,
-    layernorm_linear_backward,
-    only,
-    wanted_of,
-    with_absent,
-)
-from harness.nn.extension_kernels import PLAIN, applied
-from harness.nn.layernorm_ops import EPS
-from harness.nn.layernorm_plan import AUTO, LEAST, MEMORY, Plan, make_plan
-from harness.nn.private import any_autocast, dispatch_modes, transforms_active
+from harness.nn import host
+from harness.nn.arguments import check_tensor
 
 Tensor = torch.Tensor
+LAYER = "layernorm_linear"
+EPS = 1e-5
+AUTO, LEAST = "auto", "least"
+OPTIONS = {"fast": 0, "pairs": 1, AUTO: 0, LEAST: 2}
+"""The bits in which the operator takes an algorithm and a choice of memory."""
+ALGORITHMS, MEMORY = ("fast", "pairs"), (AUTO, LEAST)
+WHO = ("own", "library", "library on padded rows")
+"""Who multiplies, as `harness/nn/kernels/layernorm_linear/plan.mojo` numbers them."""
+
+
+FORKED = 1 << 6
+"""Whether the backward pass is two branches, in the same bits."""
 
 
 def fused_layernorm_linear(
@@ -44,198 +42,80 @@ def fused_layernorm_linear(
     """`linear(layer_norm(x))` with hand-written Mojo kernels for the forward and the backward pass.
 
     For the backward pass it keeps x, the parameters and two numbers for each row; the LayerNorm output is
-    computed again. Within torch.func's transforms and in forward mode PyTorch's own operations compute it, at
-    any order. Under `torch.autocast` it computes in the autocast dtype, with statistics in float32. On a GPU,
-    torch's own flag for matrix products in TF32 holds here too.
+    computed again. Second derivatives, forward mode and torch.func's transforms go through PyTorch's own operations.
+    Under `torch.autocast` the LayerNorm is computed in float32 and the product in the autocast dtype, as PyTorch's own
+    layers do. In float32 the products are PyTorch's, with its flag for TF32.
 
-    The first call on a GPU builds a module for it, which takes a minute or two; `workbook build-ext` does so
-    ahead of time. Anywhere else, and where that fails, the first call with a dtype compiles a MAX graph for ten seconds
-    and more. Both are cached on disk.
+    The first call on a GPU builds the operator and its kernels for the dtype, which takes a minute or two; `workbook
+    build-ext` does so ahead of time. Both are cached on disk.
 
     Args:
-        x: Shape [..., H], H >= 1; float32, float64, bfloat16 or float16, on a CPU or a CUDA or ROCm GPU. The
+        x: Shape [..., H], H >= 1. The kernels take float32, bfloat16 and float16; other dtypes are PyTorch's. The
             leading dimensions are free, and may be zero.
         ln_weight: gamma, [H], or None for ones.
         ln_bias: beta, [H], or None for zeros.
-        linear_weight: [O, H], O >= 1.
+        linear_weight: [O, H], O >= 1. It may lie transposed, as in GPT-2.
         linear_bias: [O], or None for zeros.
         eps: Added to the variance, inside the root.
-        algorithm: "fast" is meant for real models: vectorised row kernels and tensor cores, launched on torch's
-            stream, so that CUDA graphs can capture them. "unfused" launches a kernel for each step of the maths.
-            "pairs" is "fast", but for float32 on a Hopper: each of its products is three of float16, in 0.3 to 0.4 of the
-            time and with more scratch memory. Its errors are PyTorch's own where sums have some hundred terms, and smaller where they have
-            more. H and O must be multiples of 8.
-            "fused" is the chapter's single kernel: one thread for each row, parameter gradients by atomics on a GPU.
-            All but "fused" give the same bits in every run; a CUDA graph may multiply otherwise than plain calls (see
-            `LayerNormLinear.explain`), and then has bits of its own.
-        memory: Of the extension module. "auto" makes dln and dW side by side, and dW first where there is no room for that.
+        algorithm: "fast", or "pairs" for float32 on a Hopper: each of its products is three of float16, in 0.3 to 0.4
+            of the time and with more memory. Its errors are PyTorch's own where sums have some hundred terms, and
+            smaller where they have more. Where H or O is no multiple of 8 it is "fast".
+        memory: Of the kernels. "auto" makes dln and dW side by side, and dW first where there is no room for that.
             "least" makes dW first, and gives the memory of the LayerNorm output back before it makes dln: one matrix
             of x's size less at the peak. It sums over rows in fewer shares, with other rounding, and reads x, dln
             and dY once more. In 16 bits it copies no rows that are not aligned, so where H or O is no multiple of 8
             the library's products take longer.
 
     Returns:
-        Shape [..., O], contiguous, in x's dtype.
+        Shape [..., O], contiguous, in x's dtype, or autocast's. Every run gives the same bits; a CUDA graph may multiply
+        otherwise than plain calls (see `LayerNormLinear.explain`), and then has bits of its own.
 
     Raises:
-        TypeError: An argument is no dense tensor, eps is no number, x has a dtype without a kernel, or a parameter has
-            another dtype.
-        ValueError: A rank or a size does not fit the others, H or O is zero, tensors lie on different devices, or
-            the algorithm or the choice of memory is unknown.
-        NotImplementedError: x lies on a device without a kernel (MPS), or its gradient is differentiated again.
-        RuntimeError: A CUDA graph is being captured, and not the fast algorithm's extension module is used; or the
-            process was forked from one that had used the layer on a CPU.
-        torch.OutOfMemoryError: There is no room on the GPU; the message says how many bytes were needed.
-        harness.errors.WorkbookError: The kernels cannot be compiled, or the cache folder cannot be written.
+        ValueError: H or O is zero, or the algorithm or the choice of memory is unknown.
+        TypeError, RuntimeError: What PyTorch's own layers raise for arguments that do not fit.
     """
-    tensors = (x, ln_weight, ln_bias, linear_weight, linear_bias)
-    if type(eps) is not float:
-        check_eps(eps)
-    compiling = torch.compiler.is_compiling()
-    if compiling or any_autocast() or type(x) not in PLAIN:
-        check_types(*tensors)
-        tensors = in_autocast_dtype(tensors)
-    if forward_ad._current_level >= 0 or transforms_active():
-        check_types(*tensors)
-        check(*tensors, eps, algorithm, memory)
-        x, ln_weight, ln_bias, linear_weight, linear_bias = tensors
-        return F.linear(F.layer_norm(x, x.shape[-1:], ln_weight, ln_bias, eps), linear_weight, linear_bias)
-    if not compiling:
-        output = layernorm_linear_directly(*tensors, eps, algorithm, memory)
-        if output is not None:
-            return output
-    check_types(*tensors)
-    output, _ = layernorm_linear(*tensors, eps, algorithm, memory)
-    return output
+    options = options_of(algorithm, memory)
+    check_sizes(x, linear_weight)
+    given = x, ln_weight, ln_bias, linear_weight, linear_bias
+    if host.load(LAYER, x.device.type):
+        return torch.ops.mojo_workbook.layernorm_linear(*given, eps, options)
+    return with_torch(*given, eps)
 
 
-# ---- The direct way -----------------------------------------------------------------------------------------
-
-
-class DirectLayerNormLinear(torch.autograd.Function):
-    """One pass each way through the extension module, between tensors on one GPU."""
-
-    @staticmethod
-    def forward(ctx, x, ln_weight, ln_bias, linear_weight, linear_bias, call):
-        eps, ctx.plan, ctx.kernels = call
-        output, statistics = ctx.kernels.forward(
-            ctx.plan, eps, True, x, ln_weight, ln_bias, linear_weight, linear_bias
-        )
-        ctx.save_for_backward(x, statistics, ln_weight, ln_bias, linear_weight)
-        return output
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        needed = ctx.needs_input_grad
-        wanted = wanted_of(needed)
-        if torch.is_grad_enabled():  # create_graph=True: the operator is there to refuse a second derivative
-            asked = "pairs" if ctx.plan.pairs else "fast", LEAST if ctx.plan.lean else AUTO
-            gradients = layernorm_linear_backward(grad_output, *ctx.saved_tensors, wanted, *asked)
-            return (*only(gradients, needed), None)
-        grad_output = grad_output.resolve_neg()
-        dx, dgamma, dbeta, dW, db = ctx.kernels.backward(ctx.plan, wanted, grad_output, *ctx.saved_tensors)
-        return dx, dgamma if needed[1] else None, dbeta if needed[2] else None, dW, db, None
-
-
-apply_directly = applied(DirectLayerNormLinear)
-
-
-def layernorm_linear_directly(
-    x: Tensor,
-    ln_weight: Tensor | None,
-    ln_bias: Tensor | None,
-    linear_weight: Tensor,
-    linear_bias: Tensor | None,
-    eps: float,
-    algorithm: str = "fast",
-    memory: str = AUTO,
-) -> Tensor | None:
-    """The output [..., O] by the direct way; None where the registered operator must do it, or must say what is wrong.
-
-    Those are: an algorithm that the module does not have, no module for x's device, tensors on different devices, subclasses of Tensor,
-    views that negate, and torch's modes that watch operators.
-    """
-    if not (
-        algorithm in layernorm_direct.THROUGH_MODULE
-        and memory in MEMORY
-        and type(x) in PLAIN
-        and x.layout is torch.strided
-        and type(linear_weight) in PLAIN
-        and dispatch_modes() == 0
-    ):
-        return None
-    index = x.get_device()
-    kernels = layernorm_direct.kernels.table.get(index)
-    if kernels is None and x.device.type != extension_kernels.DEVICE:
-        return None
-    if ln_weight is None or ln_bias is None or linear_bias is None:
-        _, ln_weight, ln_bias, _, linear_bias = with_absent(x, ln_weight, ln_bias, linear_weight, linear_bias)
-    if not (
-        type(ln_weight) in PLAIN
-        and type(ln_bias) in PLAIN
-        and type(linear_bias) in PLAIN
-        and index
-        == ln_weight.get_device()
-        == ln_bias.get_device()
-        == linear_weight.get_device()
-        == linear_bias.get_device()
-        and not (
-            x.is_neg()
-            or ln_weight.is_neg()
-            or ln_bias.is_neg()
-            or linear_weight.is_neg()
-            or linear_bias.is_neg()
-        )
-    ):
-        return None
-    tensors = (x, ln_weight, ln_bias, linear_weight, linear_bias)
-    if kernels is None:
-        check(*tensors, eps, algorithm)  # a call that is wrong does not wait for the module to be built
-        kernels = layernorm_direct.kernels(x.device)
-        if kernels is None:
-            return None
-    planned = checked_plan(
-        layernorm_direct.lies_transposed(linear_weight),
-        kernels.hopper,
-        algorithm,
-        memory,
-        x.shape,
-        ln_weight.shape,
-        ln_bias.shape,
-        linear_weight.shape,
-        linear_bias.shape,
-        x.dtype,
-        ln_weight.dtype,
-        ln_bias.dtype,
-        linear_weight.dtype,
-        linear_bias.dtype,
+def with_torch(x, ln_weight, ln_bias, linear_weight, linear_bias, eps: float, options: int = 0) -> Tensor:
+    """Compute both layers by PyTorch's own operations."""
+    return F.linear(
+        F.layer_norm(x, linear_weight.shape[1:], ln_weight, ln_bias, eps), linear_weight, linear_bias
     )
-    if planned is None:
-        return None
-    if torch.is_grad_enabled() and (
-        x.requires_grad
-        or linear_weight.requires_grad
-        or ln_weight.requires_grad
-        or ln_bias.requires_grad
-        or linear_bias.requires_grad
-    ):
-        return apply_directly(*tensors, (eps, planned, kernels))
-    return kernels.forward(planned, eps, False, *tensors)[0]
 
 
-@functools.lru_cache(maxsize=4096)
-def checked_plan(transposed: bool, hopper: bool, algorithm: str, memory: str, *facts) -> Plan | None:
-    """The plan for tensors of these `facts`, five shapes and five dtypes; None where `check` has something against them."""
-    shapes, dtypes = facts[:5], facts[5:]
-    tensors = [
-        torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in zip(shapes, dtypes, strict=True)
-    ]
-    try:
-        check(*tensors, eps=EPS, algorithm=algorithm)
-    except (TypeError, ValueError):
-        return None
-    x, *_, linear_weight, _ = shapes
-    return make_plan(x, linear_weight[0], dtypes[0], transposed, hopper, algorithm, memory)
+def operator() -> torch._ops.OpOverload:
+    """Return the operator, for graphs; where there are no kernels it is PyTorch's own operations."""
+    if not host.load(LAYER, host.DEVICE) and not hasattr(torch.ops.mojo_workbook, LAYER):
+        tags = (torch.Tag.pt2_compliant_tag,)
+        torch.library.define(f"mojo_workbook::{LAYER}", SCHEMA, tags=tags)
+        torch.library.impl(f"mojo_workbook::{LAYER}", "CompositeImplicitAutograd", with_torch)
+    return torch.ops.mojo_workbook.layernorm_linear.default
+
+
+SCHEMA = "(Tensor x, Tensor? ln_weight, Tensor? ln_bias, Tensor weight, Tensor? bias, float eps, int options=0) -> Tensor"
+
+
+def options_of(algorithm: str, memory: str) -> int:
+    """Return the operator's options. Raises ValueError where there is no such algorithm or choice of memory."""
+    for name, value, known in (("algorithm", algorithm, ALGORITHMS), ("memory", memory, MEMORY)):
+        if value not in known:
+            raise ValueError(f"{name}: expected {' or '.join(map(repr, known))}, got {value!r}")
+    return OPTIONS[algorithm] | OPTIONS[memory]
+
+
+def check_sizes(x: Tensor, linear_weight: Tensor) -> None:
+    """Raise ValueError where H or O is zero, of which PyTorch's layers make something."""
+    if 0 in (*x.shape[-1:], *linear_weight.shape):
+        shapes = list(x.shape), list(linear_weight.shape)
+        raise ValueError(
+            f"x, linear_weight: expected H >= 1 and O >= 1, got shapes {shapes[0]} and {shapes[1]}"
+        )
 
 
 # ---- The module ---------------------------------------------------------------------------------------------
@@ -317,9 +197,8 @@ class LayerNormLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., H] to [..., O]; see `fused_layernorm_linear` for dtypes, devices and errors."""
-        children: dict[str, Any] = (
-            self._modules
-        )  # past nn.Module's attribute look-up, which takes a microsecond
+        # Past nn.Module's attribute look-up, which takes a microsecond.
+        children: dict[str, Any] = self._modules
         ln, linear = children["0"], children["1"]
         return fused_layernorm_linear(
             x,
@@ -333,18 +212,41 @@ class LayerNormLinear(nn.Module):
         )
 
     def explain(self, x: Tensor) -> dict[str, str]:
-        """What multiplies for an input like x, and the way to it, as calls ask too: it may build the extension module, and launches
-        nothing else.
+        """Return what multiplies for an input like x, as calls ask too: it may build the kernels, and launches nothing.
 
-        "way" is the extension module or a MAX graph, with its algorithm. "output", "dln" and "dW" are the three products,
-        Y = ln_out W^T, dln = dY W and dW = dY^T ln_out: each "own" where this project's kernel multiplies, "library" where
-        torch's does, between this project's row kernels, or "library on padded rows". Where a call that a CUDA graph
-        captures is multiplied otherwise, there are the same keys with " in a CUDA graph" behind them; "backward in a CUDA
-        graph" is "two branches" where dW is made beside all the rest there.
+        "way" is the kernels, or PyTorch's own operations. "output", "dln" and "dW" are the three products, Y = ln_out W^T,
+        dln = dY W and dW = dY^T ln_out: each "own" where this project's kernel multiplies, "library" where PyTorch's does,
+        or "library on padded rows". Where a call that a CUDA graph captures is multiplied otherwise, there are the same keys
+        with " in a CUDA graph" behind them; "backward in a CUDA graph" is "two branches" where dW is made beside all the
+        rest there.
         """
-        weight = parameter(self.linear, "weight")
-        dtype = in_autocast_dtype((x.new_empty(0),))[0].dtype
-        return layernorm_direct.way(x, dtype, weight, self.algorithm, self.memory).explain()
+        bits = [self._plan(x, captured) for captured in (False, True)]
+        if -1 in bits:
+            return {"way": "PyTorch's own operations", **products(0b010101)}
+        way = "kernels" + (
+            ", pairs of float16" if self.algorithm == "pairs" and products(bits[0])["dW"] == "own" else ""
+        )
+        words = {"way": way + (", dW first" if self.memory == LEAST else ""), **products(bits[0])}
+        if products(bits[1]) != products(bits[0]):
+            words |= {f"{name} in a CUDA graph": who for name, who in products(bits[1]).items()}
+        if bits[1] & FORKED and self.memory != LEAST:
+            words["backward in a CUDA graph"] = "two branches"
+        return words
+
+    def _plan(self, x: Tensor, captured: bool) -> int:
+        """Return the choice of products in bits, -1 for PyTorch's own operations."""
+        if not host.load(LAYER, x.device.type):
+            return -1
+        options = options_of(self.algorithm, self.memory)
+        return torch.ops.mojo_workbook.layernorm_linear_plan(
+            x, *self._parameters_in_order(), options, captured
+        )
+
+    def _parameters_in_order(self) -> tuple[Any, ...]:
+        """Return gamma, beta, W and the bias."""
+        return tuple(
+            parameter(child, name) for child in (self.ln, self.linear) for name in ("weight", "bias")
+        )
 
     def extra_repr(self) -> str:
         return f"algorithm={self.algorithm!r}, memory={self.memory!r}"
@@ -356,12 +258,9 @@ def parameter(module: nn.Module, name: str) -> Any:
     return own[name] if name in own else getattr(module, name)
 
 
-# ---- Checks -------------------------------------------------------------------------------------------------
-
-
-def check_types(*tensors: Tensor | None) -> None:
-    """Raises TypeError, naming the argument, for what is no tensor; three of the five may be None."""
-    check_dense_tensors(dict(zip(NAMES, tensors, strict=True)), OPTIONAL)
+def products(bits: int) -> dict[str, str]:
+    """Return who makes each product, from the bits of `layernorm_linear_plan`."""
+    return {name: WHO[bits >> 2 * k & 3] for k, name in enumerate(("output", "dln", "dW"))}
 
 
 def check_dense_tensors(named: dict[str, Any], optional: tuple[str, ...]) -> None:
@@ -369,13 +268,3 @@ def check_dense_tensors(named: dict[str, Any], optional: tuple[str, ...]) -> Non
     for name, value in named.items():
         if value is not None or name not in optional:
             check_tensor(name, value, "the kernels read plain memory")
-
-
-def check_eps(eps: float) -> None:
-    """Raises TypeError for what is no number."""
-    if isinstance(eps, bool) or not isinstance(eps, int | float):
-        raise TypeError(f"eps: expected a number, got {type(eps).__name__}")
-
-
-NAMES = ("x", "ln_weight", "ln_bias", "linear_weight", "linear_bias")
-OPTIONAL = ("ln_weight", "ln_bias", "linear_bias")

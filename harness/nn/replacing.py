@@ -6,9 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from harness.nn.autograd import check_algorithm, check_memory
-from harness.nn.layernorm_plan import AUTO
-from harness.nn.layers import fused_layernorm_linear, parameter
+from harness.nn.layers import AUTO, fused_layernorm_linear, options_of, parameter
 
 NORMS = {"torch.nn.modules.normalization.LayerNorm"}
 LINEARS = {"torch.nn.modules.linear.Linear": False, "transformers.pytorch_utils.Conv1D": True}
@@ -63,8 +61,7 @@ def replace(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model: expected nn.Module, got {type(model).__name__}")
-    check_algorithm(algorithm)
-    check_memory(memory)
+    options_of(algorithm, memory)
     modules: dict[str, Any] = dict(model.named_modules())
     found: list[tuple[str, str]] = []
     places = Counter(id(child) for block in modules.values() for child in block._modules.values())

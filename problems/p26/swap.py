@@ -10,7 +10,7 @@ import operator
 
 import torch
 
-import harness.nn.autograd  # noqa: F401 registers mojo_workbook::layernorm_linear
+import harness.puzzles.p26.operator  # noqa: F401 registers p26::layernorm_linear
 from harness.nn.compile.backend import drop
 from harness.nn.compile.edit import Adder, name_of
 from harness.nn.compile.match import (
@@ -50,7 +50,7 @@ def refuse(match):
 def swap(gm, match):
     """Replaces the Linear by the operator. The LayerNorm goes if nobody else reads it.
 
-    torch.ops.mojo_workbook.layernorm_linear.default(x, ln_weight, ln_bias, weight [O, H], bias, eps, "fast") returns the
+    torch.ops.p26.layernorm_linear.default(x, ln_weight, ln_bias, weight [O, H], bias, eps, "fast") returns the
     output and the statistics of the rows, as a tuple. It knows nothing of autocast: all its tensors have one dtype.
     """
     # BLANK-START swap: what was reshaped between the two happens to x; transpose and cast where needed; getitem; move users; drop

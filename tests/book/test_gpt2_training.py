@@ -28,13 +28,6 @@ def chapters(tmp_path):
     return tmp_path / "src"
 
 
-@pytest.fixture(autouse=True)
-def compiled_together(request):
-    """For every test that trains: the layer's graphs."""
-    if request.node.get_closest_marker("compiles"):
-        request.getfixturevalue("layer_graphs")
-
-
 def gpt2(**changes):
     """GPT-2 at sizes that a test can train."""
     return dataclasses.replace(GPT2, **(SMALL | changes))
@@ -115,7 +108,6 @@ def test_batches_are_excerpts_and_their_next_bytes(chapters):
     assert torch.equal(given, again)
 
 
-@pytest.mark.compiles
 def test_curves_agree_and_the_rows_hold_every_step(trained, monkeypatch):
     attended = []
 
@@ -135,7 +127,6 @@ def test_curves_agree_and_the_rows_hold_every_step(trained, monkeypatch):
     assert all(float(row["step_us"]) > 0 and row["precision"] == "float32" for row in rows)
 
 
-@pytest.mark.compiles
 def test_a_wrong_gradient_is_found_by_the_control(trained, monkeypatch):
     """A layer that is right forward and whose gradient has the wrong sign."""
 
@@ -148,7 +139,6 @@ def test_a_wrong_gradient_is_found_by_the_control(trained, monkeypatch):
     assert trained("--steps", 20)[0] == 1
 
 
-@pytest.mark.compiles
 def test_a_wrong_attention_is_found(trained, monkeypatch):
     """Whatever LayerNormLinear does."""
 

@@ -49,7 +49,7 @@ HELD_ELSEWHERE = {
     "backend_symptoms": "tests/p26/test_p26_rungs.py, line by line, with the verdicts of which it is made",
     "worth_it": "test_the_table_that_decides_has_its_rows",
 }
-THROUGH_THE_LAYER = ("opcheck", "in_autograd")
+
 """Commands that call the layer, whose graphs other tests need too: they are compiled as one unit with those."""
 
 SLOW = {
@@ -75,8 +75,6 @@ def test_recorded_output_is_what_the_command_prints(name, forks, request):
         pytest.skip("the virtual GPU's driver needs Linux")
     if name in ("backend_report", "backend_models"):
         pytest.importorskip("transformers", reason="its models are real ones: `uv sync --extra models`")
-    if name in THROUGH_THE_LAYER:
-        request.getfixturevalue("layer_graphs")
     assert outputs.difference(name, forks.run) == [], (
         f"`python -m book.measure.outputs {name}` records it anew"
     )

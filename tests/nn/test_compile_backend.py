@@ -1,6 +1,7 @@
 """The torch.compile backend: what it swaps, what it leaves alone and why, and that values and gradients are eager's."""
 
 import importlib.metadata
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -16,7 +17,6 @@ from harness.nn.compile import backend as backend_module
 from harness.nn.operators import bare_of
 
 B, S, H, O = 2, 3, 8, 6
-pytestmark = pytest.mark.compiles
 
 
 @pytest.fixture(autouse=True)
@@ -291,24 +291,26 @@ def test_a_frozen_layer_norm_gets_no_gradient():
     assert model.ln.weight.grad is None and model.a.weight.grad is not None and x.grad is not None
 
 
-def test_autocast_decides_the_dtype():
-    """The operator has no autocast rule of its own: the casts stand in the graph."""
-    model = Pieces(lambda m, x: m.a(m.ln(x)))
-    recorder = Recorder()
+@pytest.mark.parametrize("inside", [False, True])
+def test_autocast_is_what_it_is_without_the_swap(inside):
+    """The LayerNorm in float32, the product in bfloat16: rows of a large offset tell."""
+
+    def body(m, x):
+        with torch.autocast("cpu", torch.bfloat16) if inside else nullcontext():
+            return m.a(m.ln(x))
+
+    model, recorder = Pieces(body), Recorder("aot_eager")
     compiled = torch.compile(model, backend=recorder)
-    x = torch.randn(B, S, H)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    x = torch.randn(B, S, H) + 100
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=not inside):
         eager, ours = results(model, [x]), results(compiled, [x], of=model)
     assert recorder.swaps == 1 and recorder.reports[0].swaps[0].dtype == "bfloat16"
-    assert ours[0][0].dtype == torch.bfloat16
-    truth = results(model, [x])
     for kind in (0, 1):
-        for a, b, exact in zip(ours[kind], eager[kind], truth[kind], strict=True):
-            if b is None:
-                continue
-            scale = exact.abs().max()
-            baseline = ((b.float() - exact).abs().max() / scale).item()
-            assert ((a.float() - exact).abs().max() / scale).item() <= 2 * baseline + 2**-8
+        for one, other in zip(ours[kind], eager[kind], strict=True):
+            assert (one is None) == (other is None)
+            if other is not None:
+                assert one.dtype == other.dtype
+                torch.testing.assert_close(one, other, rtol=2**-6, atol=2**-6)
 
 
 def test_a_checkpointed_region_is_a_graph_of_its_own():
@@ -345,30 +347,6 @@ def test_inductor_compiles_the_rest(tmp_path, monkeypatch):
 # ---- The report, the options, the entry point ---------------------------------------------------------------
 
 
-def operators_run(call) -> set[str]:
-    """The names of this project's operators that run once everything is compiled."""
-    call()
-    with torch.profiler.profile() as profile:
-        call()
-    names = {event.key for event in profile.key_averages()}
-    return {name.removeprefix("mojo_workbook::") for name in names if name.startswith("mojo_workbook::")}
-
-
-def test_inductor_runs_the_operators_without_what_surrounds_them(tmp_path, monkeypatch):
-    """Those without a backward pass and without checks, in both directions; the uncompiled model runs the whole ones."""
-    if not backend_module.has_compiler():
-        pytest.skip("no C++ compiler for Inductor")
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    model, x = Pieces(lambda m, x: m.a(m.ln(x)).relu()), torch.randn(B, S, H, requires_grad=True)
-    compiled = torch.compile(model, backend=mojo_workbook)
-    eager = Recorder()
-    whole = torch.compile(model, backend=eager)
-    names = {"layernorm_linear", "layernorm_linear_backward"}
-    assert operators_run(lambda: compiled(x).sum().backward()) == {f"{name}_bare" for name in names}
-    assert operators_run(lambda: whole(x).sum().backward()) == names
-    both_ways(model, x)
-
-
 @pytest.mark.parametrize("way", ["option", "configuration"])
 def test_a_last_pass_of_the_caller_s_stays(way, tmp_path, monkeypatch):
     if not backend_module.has_compiler():
@@ -396,15 +374,11 @@ def test_a_last_pass_of_the_caller_s_stays(way, tmp_path, monkeypatch):
     assert Counts.graphs >= 1
 
 
-@pytest.mark.parametrize("asked", ["layernorm_linear", "attention"])
-def test_a_bare_operator_gives_what_the_whole_one_gives(asked):
-    tensors = {
-        "layernorm_linear": (torch.randn(B, S, H), None, None, torch.randn(O, H), None, 1e-5, "fast"),
-        "attention": (*(torch.randn(1, 2, 5, 8) for _ in range(3)), None, 0.3, 1, 1),
-    }[asked]
-    whole = getattr(torch.ops.mojo_workbook, asked).default
+def test_a_bare_operator_gives_what_the_whole_one_gives():
+    tensors = (*(torch.randn(1, 2, 5, 8) for _ in range(3)), None, 0.3, 1, 1)
+    whole = torch.ops.mojo_workbook.attention.default
     bare = bare_of(whole)
-    assert bare.name() == f"mojo_workbook::{asked}_bare" and bare_of(bare) is bare
+    assert bare.name() == "mojo_workbook::attention_bare" and bare_of(bare) is bare
     for one, other in zip(whole(*tensors), bare(*tensors), strict=True):
         assert torch.equal(one, other)
     torch.library.opcheck(bare, tensors, test_utils=("test_schema", "test_faketensor"))

@@ -11,7 +11,6 @@ from harness.nn import attention_direct, cross_entropy, mojo_workbook
 from harness.nn.compile import head as head_module
 
 B, S, H, V = 2, 5, 8, 12
-pytestmark = pytest.mark.compiles
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,6 @@ from torch.nn import functional as F
 
 from harness.nn import mojo_workbook, replace
 
-pytestmark = [pytest.mark.compiles, pytest.mark.usefixtures("layer_graphs")]
 WIDTH, HEADS, LAYERS, WORDS = 16, 2, 2, 40
 SMALL = {
     "hidden_size": WIDTH,

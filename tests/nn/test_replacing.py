@@ -79,7 +79,6 @@ def in_torch(monkeypatch):
     return choices
 
 
-@pytest.mark.compiles
 def test_the_kernels_compute_named_pairs_in_every_block():
     """Three Linear layers share a LayerNorm, and have its gradient together."""
     model = blocks()
@@ -97,7 +96,7 @@ def test_all_parameters_stay_where_they_are(in_torch):
         [m.training for m in model.modules()],
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    names = replace(model, PAIRS[:2], algorithm="unfused", memory="least")
+    names = replace(model, PAIRS[:2], algorithm="pairs", memory="least")
     assert names == [(f"{i}.norm", f"{i}.attention.{each}") for each in ("query", "key") for i in range(2)]
     assert replace(model, [("0.mlp.0", "0.mlp.1")]) == [("0.mlp.0", "0.mlp.1")]
     assert [m.training for m in model.modules()] == modes
@@ -105,7 +104,7 @@ def test_all_parameters_stay_where_they_are(in_torch):
     assert now.keys() == kept.keys() and all(now[name] is kept[name] for name in kept)
     assert model.state_dict().keys() == plain.state_dict().keys()
     outcome(model, X)
-    assert in_torch.count({"algorithm": "unfused", "memory": "least"}) == 4 and len(in_torch) == 5
+    assert in_torch.count({"algorithm": "pairs", "memory": "least"}) == 4 and len(in_torch) == 5
     optimizer.step()
     plain.load_state_dict(model.state_dict())
     assert not torch.equal(plain(X), blocks()(X))

@@ -10,9 +10,9 @@ import torch
 from harness.check.checker import make_checker
 from harness.learner import blanks
 from harness.learner.work import Work
-from harness.nn.layernorm_ops import EPS
 from harness.puzzles.p22 import derive_rung
 from harness.puzzles.p22.derive_checker import DeriveChecker, by_differences, difference
+from harness.puzzles.p22.ops import EPS
 from harness.puzzles.p22.spec import PUZZLE
 from harness.toolchain import roots
 

@@ -2,7 +2,6 @@
 
 import runpy
 
-import pytest
 import torch
 import torch.nn.functional as F
 
@@ -12,8 +11,7 @@ EXAMPLE = CHECKOUT / "book" / "examples" / "usage.py"
 LAYERS = CHECKOUT / "book" / "examples" / "layers.py"
 
 
-@pytest.mark.compiles
-def test_usage_example(layer_graphs, monkeypatch, capsys):
+def test_usage_example(monkeypatch, capsys):
     monkeypatch.chdir(CHECKOUT)
     names = runpy.run_path(str(EXAMPLE))
     assert "agree with PyTorch" in capsys.readouterr().out
@@ -30,8 +28,7 @@ def test_usage_example(layer_graphs, monkeypatch, capsys):
     assert (x.grad - dx).abs().max() < 1e-5
 
 
-@pytest.mark.compiles
-def test_the_layers_of_the_readme(layer_graphs):
+def test_the_layers_of_the_readme():
     """Its lines are the example's, and what they leave behind is PyTorch's."""
     shown = LAYERS.read_text().partition("# ANCHOR: layers\n")[2].partition("# ANCHOR_END")[0]
     assert f"```python\n{shown}```" in (CHECKOUT / "README.md").read_text()

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from harness.nn import extension_kernels
+from harness.nn import extension_kernels, layers
 from harness.nn.arguments import plain
 from harness.nn.compile.edit import Adder, Swap, name_of
 from harness.nn.compile.head import find_heads, swap_head
@@ -39,7 +39,6 @@ from harness.nn.extension_kernels import padded
 
 REPORT = "MOJO_WORKBOOK_REPORT"
 TAILS = ("inductor", "aot_eager", "eager")
-ALGORITHM = "fast"
 ATTENTION = torch.nn.functional.scaled_dot_product_attention
 OWN = ("report", "attention", "head", "tail")
 """The options that are not Inductor's."""
@@ -288,11 +287,8 @@ def swap(gm: GraphModule, match: Match) -> Swap:
 
     Nothing is changed where the operator refuses its arguments (TypeError, ValueError or NotImplementedError), nor where it is slower.
     """
-    import harness.nn.autograd  # noqa: F401 registers the operator
-
     if cause := copies_cost(match):
         raise NotImplementedError(cause)
-    dtype = value(match.linear).dtype
     with Adder(gm, match.linear) as add:
         x = match.x
         for step in match.between:
@@ -301,12 +297,12 @@ def swap(gm: GraphModule, match: Match) -> Swap:
             else:
                 x = add.method("reshape", x, *step.args[1:])
         weight = add.method("t", match.weight) if match.transposed else match.weight
-        tensors = add.cast(dtype, x, match.ln_weight, match.ln_bias, weight, match.linear_bias)
-        fused = torch.ops.mojo_workbook.layernorm_linear.default
-        both = add.function(fused, *tensors, match.eps, ALGORITHM)
-        output = add.function(operator.getitem, both, 0)
+        tensors = x, match.ln_weight, match.ln_bias, weight, match.linear_bias
+        output = add.function(layers.operator(), *tensors, match.eps)
+        # Where the graph itself switches autocast on, what it makes here is not seen.
+        output.meta["example_value"] = value(match.linear)
     *rows, O = shape(match.linear)
-    done = Swap(name_of(match.linear), tuple(rows), shape(match.x)[-1], O, plain(dtype))
+    done = Swap(name_of(match.linear), tuple(rows), shape(match.x)[-1], O, plain(value(match.linear).dtype))
     match.linear.replace_all_uses_with(output)
     drop(gm, match.linear)
     return done

@@ -7,6 +7,7 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/DeviceGuard.h>
+#include <c10/core/Event.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <dlfcn.h>
@@ -16,12 +17,15 @@
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <bit>
+#include <cstdlib>
 #include <map>
 #include <mutex>
 #include <string>
+#include <vector>
 
 // Tests build the operators for CPU tensors, whose memory the virtual GPU reads (tests/nn/pinned.cpp).
 #ifndef WORKBOOK_DEVICE
@@ -40,6 +44,65 @@ using torch::autograd::variable_list;
 
 constexpr auto DEVICE = c10::DeviceType::WORKBOOK_DEVICE;
 constexpr auto KEY = c10::DispatchKey::WORKBOOK_DEVICE;
+
+// ---- Streams -------------------------------------------------------------------------------------------------------
+
+// Returns the driver's handle of the current stream.
+inline int64_t current_stream(c10::Device device) {
+  if (device.is_cpu()) return 0;
+  return reinterpret_cast<int64_t>(c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle());
+}
+
+// Returns whether a CUDA graph captures the current stream. For CPU tensors of tests, whether the environment says so.
+inline bool is_capturing(c10::Device device) {
+  if (device.is_cpu()) return std::getenv("WORKBOOK_CAPTURING") != nullptr;
+  using Ask = int (*)(int64_t stream, int* status);
+  static void* driver = dlopen("libcuda.so.1", RTLD_NOW);
+  static auto ask = driver ? reinterpret_cast<Ask>(dlsym(driver, "cuStreamIsCapturing")) : nullptr;
+  int status = 0;
+  return ask && ask(current_stream(device), &status) == 0 && status == 1;
+}
+
+// Branches of a CUDA graph beside the current stream; for CPU tensors of tests all is one stream.
+class Branches {
+ public:
+  explicit Branches(c10::Device device) : device(device), guard(device.type()), main(guard.getStream(device)) {}
+  ~Branches() { back(); }
+
+  // Makes a further stream the current one, which begins where the first one is.
+  void start() {
+    if (device.is_cpu()) return;
+    auto is_taken = [&](c10::Stream stream) { return stream == main || std::count(sides.begin(), sides.end(), stream); };
+    auto side = guard.getStreamFromGlobalPool(device);
+    while (is_taken(side)) side = guard.getStreamFromGlobalPool(device);
+    wait(side, main);
+    sides.push_back(side);
+    guard.exchangeStream(side);
+  }
+
+  // Makes the first stream the current one again.
+  void back() {
+    if (!sides.empty()) guard.exchangeStream(main);
+  }
+
+  // Lets the first stream, which is the current one again, wait for all others.
+  void meet() {
+    back();
+    for (auto side : sides) wait(main, side);
+  }
+
+ private:
+  void wait(c10::Stream waits, c10::Stream other) {
+    c10::Event event(device.type());
+    event.record(other);
+    event.block(waits);
+  }
+
+  c10::Device device;
+  c10::impl::VirtualGuardImpl guard;
+  c10::Stream main;
+  std::vector<c10::Stream> sides;
+};
 
 // ---- Mojo libraries ------------------------------------------------------------------------------------------------
 
@@ -63,22 +126,22 @@ class Library {
 
   // Asks a function that launches nothing, such as the choice of kernels.
   template <size_t N>
-  int64_t ask(const char* name, const std::array<int64_t, N>& words) {
+  int64_t ask(const char* name, const std::array<int64_t, N>& words, c10::Device device) {
+    open_for(device);
     return call(find(name), words.data());
   }
 
   // Launches on the current stream; words 0 to 3 are filled in here: GPU, stream, workspace and its bytes.
   template <size_t N>
   void launch(const char* name, std::array<int64_t, N>& words, c10::Device device) {
-    auto handle = gpu(device);
-    TORCH_CHECK(handle > 0, "mojo_workbook: no kernels for ", layer, " (", part, ") on ", device);
+    auto handle = open_for(device);
     auto function = find(name);
     std::lock_guard<std::mutex> guard(launching);  // the Mojo side keeps a list of loaded kernels
     words[0] = 0;  // no GPU: only counts the workspace
     words[3] = call(function, words.data());
     auto workspace = words[3] ? c10::GetAllocator(DEVICE)->allocate(words[3]) : c10::DataPtr();
     words[0] = handle;
-    words[1] = stream(device);
+    words[1] = current_stream(device);
     words[2] = reinterpret_cast<int64_t>(workspace.get());
     call(function, words.data());
   }
@@ -101,6 +164,13 @@ class Library {
     std::lock_guard<std::mutex> guard(opening);
     if (gpus[index].load() == UNKNOWN) gpus[index].store(open(index), std::memory_order_release);
     return gpus[index].load();
+  }
+
+  // Returns what the library calls a GPU, which must have the kernels.
+  int64_t open_for(c10::Device device) {
+    auto handle = gpu(device);
+    TORCH_CHECK(handle > 0, "mojo_workbook: no kernels for ", layer, " (", part, ") on ", device);
+    return handle;
   }
 
   int64_t open(int index) {
@@ -135,10 +205,6 @@ class Library {
     return result;
   }
 
-  static int64_t stream(c10::Device device) {
-    if (device.is_cpu()) return 0;
-    return reinterpret_cast<int64_t>(c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle());
-  }
 };
 
 // ---- Tensors -------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from harness.bench.benchmark import (
     Unavailable,
     plain,
 )
-from harness.nn.layernorm_ops import EPS
+from harness.puzzles.p22.ops import EPS
 
 Tensor = torch.Tensor
 
@@ -112,18 +112,16 @@ def ours(memory: str) -> Callable[[Problem], Differentiable]:
     """The workbook's layer, and what its backward pass is made for (`LayerNormLinear` explains `memory`)."""
 
     def build(problem: Problem) -> Differentiable:
-        from harness.nn import layernorm_direct, layers
-        from harness.nn.layernorm_plan import AUTO
+        from harness.nn import host, layers
 
-        on_gpu = problem.device.type == "cuda"
-        detour = on_gpu and layernorm_direct.kernels(problem.device) is None
-        if memory != AUTO and (detour or not on_gpu):
-            raise Unavailable("only the extension module chooses between time and memory")
+        has_kernels = host.load(layers.LAYER, problem.device.type)
+        if memory != layers.AUTO and not has_kernels:
+            raise Unavailable("only the kernels choose between time and memory")
 
         def function(*leaves: Tensor) -> Tensor:
             return layers.fused_layernorm_linear(*leaves, eps=EPS, memory=memory)
 
-        note = "no extension module: a MAX graph" if detour else ""
+        note = "" if has_kernels else "no kernels: PyTorch's own operations"
         return Differentiable(function, problem.leaves, problem.grad_output, note=note)
 
     return build

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from harness.nn.layernorm_ops import EPS
 from harness.puzzles import formulas
 from harness.puzzles.p22 import derive_rung
+from harness.puzzles.p22.ops import EPS
 from harness.spec.derivation import Derivation, Step, as_dtype
 
 Mean = Callable[[Derivation, np.ndarray], np.ndarray]

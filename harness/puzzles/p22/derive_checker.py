@@ -11,7 +11,7 @@ import numpy as np
 
 from harness.check.numpy_rung import NumpyChecker
 from harness.check.results import Cases, GateIds, GateResult, OnFirst
-from harness.nn.layernorm_ops import EPS
+from harness.puzzles.p22.ops import EPS
 from harness.spec.derivation import Derivation
 from harness.spec.puzzle import Arrays, Case
 

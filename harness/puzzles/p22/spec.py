@@ -5,9 +5,9 @@ Names: B = batch_size, S = seq_len, H = hidden_dim, O = output_dim; a row is one
 
 import numpy as np
 
-from harness.nn.layernorm_ops import BACKWARD, BY_INPUT, EPS, FORWARD, INPUT, OUTPUT, STATISTIC, WEIGHT
 from harness.puzzles.p22 import derive_rung, transfer_mistakes
 from harness.puzzles.p22.mistakes import MISTAKES, derive, packed
+from harness.puzzles.p22.ops import BACKWARD, BY_INPUT, EPS, FORWARD, INPUT, OUTPUT, STATISTIC, WEIGHT
 from harness.spec.baseline import unluckiest
 from harness.spec.cases import CANCELLING, cancelling, chapter_and, not_finite, with_not_finite
 from harness.spec.ops import ACCUM, Argument, Call, OpSpec, Scalar, accum_dtype, bytes_of

@@ -211,7 +211,7 @@ def swaps() -> Sequence[Try]:
 
 
 def standin(x, ln_weight, ln_bias, weight, bias, eps, algorithm) -> tuple[Tensor, Tensor]:
-    """What `mojo_workbook::layernorm_linear` computes, in PyTorch. Raises TypeError where its tensors have several dtypes."""
+    """What `p26::layernorm_linear` computes, in PyTorch. Raises TypeError where its tensors have several dtypes."""
     tensors = [t for t in (x, ln_weight, ln_bias, weight, bias) if t is not None]
     if len({t.dtype for t in tensors}) > 1:
         raise TypeError(
@@ -224,7 +224,7 @@ def standin(x, ln_weight, ln_bias, weight, bias, eps, algorithm) -> tuple[Tensor
 
 def with_standin(gm: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
     """A tail that runs the graph eagerly, with the stand-in in the operator's place."""
-    operator = torch.ops.mojo_workbook.layernorm_linear.default
+    operator = torch.ops.p26.layernorm_linear.default
     for module in graph_modules(gm):
         for node in module.graph.nodes:
             if node.target is operator:

@@ -15,10 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from harness.nn import cross_entropy
-from harness.nn.autograd import layernorm_linear, layernorm_linear_backward
 from harness.nn.cross_entropy_chunks import INPUT, WEIGHT, Loss
-from harness.nn.layernorm_direct import ALL_GRADIENTS
-from harness.nn.layernorm_ops import EPS
 from harness.nn.private import clear_product_workspaces
 from harness.puzzles.p27 import step_parts as parts
 from harness.puzzles.p27.autograd import Tensors
@@ -28,7 +25,6 @@ from harness.puzzles.p27.gpt import RUN, Pieces, Sizes, State, working_dtype
 BETAS, ADAM_EPS, DECAY, LIMIT = (0.9, 0.95), 1e-8, 0.1, 1.0
 """Of AdamW, and the norm that gradients are clipped to; as in the tape's file."""
 PLAIN_LOSS = Loss(IGNORED, 0.0, 0.0, 0.0, wanted=INPUT | WEIGHT)
-ALGORITHM = "fast"
 
 
 def ignore(name: str, value: Tensor) -> None:
@@ -123,7 +119,7 @@ class Pass:
     def norm_linear(self, x: Tensor, ln: str, linear: str) -> Tensor:
         """A LayerNorm and the product after it; x and two numbers a row are kept."""
         gamma, beta, W, b = (self.p[f"{part}.{each}"] for part in (ln, linear) for each in ("weight", "bias"))
-        y, statistics = layernorm_linear(x, gamma, beta, W, b, EPS, ALGORITHM)
+        y, statistics = parts.layernorm_linear(x, gamma, beta, W, b)
         self.kept[ln] = (x, statistics)
         return self.shown(linear, y)
 
@@ -132,9 +128,7 @@ class Pass:
         layer `before`, if there is one, which adds to the stream."""
         x, statistics = self.kept.pop(ln)
         gamma, beta, W = (self.p[name] for name in (f"{ln}.weight", f"{ln}.bias", f"{linear}.weight"))
-        branch, dgamma, dbeta, dW, db = layernorm_linear_backward(
-            dy, x, statistics, gamma, beta, W, ALL_GRADIENTS, ALGORITHM
-        )
+        branch, dgamma, dbeta, dW, db = parts.layernorm_linear_backward(dy, x, statistics, gamma, beta, W)
         self.grads |= {f"{ln}.weight": dgamma, f"{ln}.bias": dbeta}
         self.grads |= {f"{linear}.weight": dW, f"{linear}.bias": db}
         self.back(ln, branch)
@@ -300,7 +294,7 @@ class ByHand:
 class Graphed(ByHand):
     """`ByHand` on a GPU with the workbook's kernels: the first step is recorded as one CUDA graph, every step replays it.
 
-    The products of a graph may be others than those of single launches (`harness.nn.layernorm_plan`), so the last bits differ from
+    The products of a graph may be others than those of single launches (`harness/nn/kernels/layernorm_linear/plan.mojo`), so the last bits differ from
     ByHand's; two runs have the same.
     """
 

@@ -12,12 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from harness.nn import attention_direct, extension_kernels, layernorm_direct
+from harness.nn import attention_direct, extension_kernels, host
 from harness.nn.attention_autograd import attention_backward, attention_with_lse
 from harness.nn.extension_kernels import OnDevice, Opened
-from harness.nn.layernorm_direct import DLN_GIVEN, INPUT, NORM
-from harness.nn.layernorm_ops import EPS
-from harness.nn.layernorm_plan import make_plan
+from harness.nn.layers import EPS, LAYER
 
 SCALE, CUBE = math.sqrt(2 / math.pi), 0.044715
 """In GELU's u = SCALE (x + CUBE x^3)."""
@@ -61,13 +59,35 @@ def gelu_backward(x: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
     return (wide * s).to(x.dtype), dx.to(x.dtype)
 
 
-# ---- LayerNorm alone, before the head ---------------------------------------------------------------------------
+# ---- LayerNorm, before a product and alone ----------------------------------------------------------------------
+
+ALL_GRADIENTS = 15
+
+
+def layernorm_linear(x: Tensor, weight: Tensor, bias: Tensor, W: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """The product [rows, O] after the LayerNorm, and the LayerNorm's mean and rstd."""
+    if host.load(LAYER, x.device.type):
+        return torch.ops.mojo_workbook.layernorm_linear_forward(x, weight, bias, W, b, EPS)
+    y, statistics = layernorm(x, weight, bias)
+    return F.linear(y, W, b), statistics
+
+
+def layernorm_linear_backward(
+    dy: Tensor, x: Tensor, statistics: Tensor, weight: Tensor, bias: Tensor, W: Tensor
+) -> tuple[Tensor, ...]:
+    """The gradients of x, weight, bias, W and the product's bias."""
+    if host.load(LAYER, x.device.type):
+        given = dy, x, statistics, weight, bias, W
+        return torch.ops.mojo_workbook.layernorm_linear_backward(*given, ALL_GRADIENTS)
+    y, _ = layernorm(x, weight, bias)
+    return *layernorm_backward(dy @ W, x, statistics, weight), dy.t() @ y, dy.sum(0)
 
 
 def layernorm(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     """The output, and mean and rstd [2, rows] in float32, of x [rows, C]."""
-    if opened := layernorm_direct.kernels(x.device):
-        return opened.forward_rows(make_plan(x.shape, x.shape[1], x.dtype), x.shape[1], EPS, x, weight, bias)
+    if x.is_cuda:
+        y, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], weight, bias, EPS)
+        return y, torch.stack((mean.flatten(), rstd.flatten()))
     wide = x.float()
     mean = wide.mean(-1)
     rstd = ((wide - mean[:, None]).square().mean(-1) + EPS).rsqrt()
@@ -79,14 +99,10 @@ def layernorm_backward(
     dy: Tensor, x: Tensor, statistics: Tensor, weight: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of x, weight and bias: puzzle 22's dx = rstd (g - c2 - x_hat c1)."""
-    if opened := layernorm_direct.kernels(x.device):
-        C, dx = x.shape[1], torch.empty_like(x)
-        tensors = (dy, x, statistics, weight, weight, weight)  # there is no bias and no matrix to be read
-        wanted = INPUT | NORM | DLN_GIVEN
-        of_rows = make_plan(x.shape, C, x.dtype)
-        dgamma, dbeta = opened.launch_parts(of_rows, wanted, dx, None, *tensors, dln=dy, stride=C)[:2]
-        assert dgamma is not None and dbeta is not None  # they are wanted
-        return dx, dgamma, dbeta
+    if x.is_cuda:
+        native = torch.ops.aten.native_layer_norm_backward
+        mean, rstd = statistics[:, :, None].unbind()
+        return native(dy, x, x.shape[-1:], mean, rstd, weight, torch.zeros_like(weight), [True] * 3)
     mean, rstd = statistics[:, :, None]
     x_hat = (x.float() - mean) * rstd
     wide = dy.float()

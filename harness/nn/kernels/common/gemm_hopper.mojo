@@ -83,6 +83,7 @@ def gemm_hopper_kernel[
     with_bias: Bool,
     split: Bool,
     side_work: StaticString,
+    row_dtype: DType = dtype,
 ](
     a_map: TMADescriptor,
     b_map: TMADescriptor,
@@ -99,8 +100,8 @@ def gemm_hopper_kernel[
     column_sums: MutPtr[dtype],  # [m], written by "add slices"
     row_partials: ImmPtr[DType.float32],  # [row_slices, 2 n], read by "add slices"
     row_slices: Int32,
-    row_sums: MutPtr[dtype],  # [n], written by "add slices": the first n columns of row_partials
-    more_row_sums: MutPtr[dtype],  # [n], likewise, the other n
+    row_sums: MutPtr[row_dtype],  # [n], written by "add slices": the first n columns of row_partials
+    more_row_sums: MutPtr[row_dtype],  # [n], likewise, the other n
     c: MutPtr[dtype],  # [m, n], written instead of c_map's matrix where loose
     loose: Int32,  # whether rows of C begin at any address
 ):

@@ -46,7 +46,7 @@ def column_slices_of(rows: Int) -> Int:
 
 
 @fieldwise_init
-struct SideSums[dtype: DType](Copyable, Movable):
+struct SideSums[dtype: DType, row_dtype: DType = dtype](Copyable, Movable):
     """What the side work of a product, and the blocks that share tiles, read and write; see the kernel's arguments.
     """
 
@@ -65,10 +65,10 @@ struct SideSums[dtype: DType](Copyable, Movable):
     var row_slices: Int
 
     @__allow_legacy_any_origin_fields
-    var row_sums: MutPtr[Self.dtype]
+    var row_sums: MutPtr[Self.row_dtype]
 
     @__allow_legacy_any_origin_fields
-    var more_row_sums: MutPtr[Self.dtype]
+    var more_row_sums: MutPtr[Self.row_dtype]
 
     def __init__(out self, anything: MutPtr[Self.dtype]):
         """Nothing; the addresses are never used."""
@@ -86,7 +86,8 @@ struct SideSums[dtype: DType](Copyable, Movable):
         anything: MutPtr[Self.dtype],
     ):
         """For "sum columns"; the other addresses are never used."""
-        self = Self(flags, column_partials, 0, anything, column_partials.as_imm(), 0, anything, anything)
+        var rows = MutPtr[Self.row_dtype](unsafe_from_address=Int(anything))
+        self = Self(flags, column_partials, 0, anything, column_partials.as_imm(), 0, rows, rows)
 
 
 def flag_count() -> Int:
@@ -105,6 +106,8 @@ struct TilePlan(Copyable, Movable):
     """Tiles, or shares of a tile, of one block."""
     var cost: Int
     """The longest a block has to work, in steps of one column: 0.0023 us on an H200."""
+    var work: Int
+    """All that the blocks have to work."""
 
     @staticmethod
     def whole(m: Int, n: Int, k: Int, block_n: Int) -> Self:
@@ -113,7 +116,8 @@ struct TilePlan(Copyable, Movable):
         var blocks = min(multiprocessors(), tiles)
         var steps = ceildiv(k, BLOCK_K)
         var rounds = ceildiv(tiles, blocks)
-        return Self(block_n, False, blocks, rounds, rounds * (steps * step_cost(block_n) + TILE_COST))
+        var cost = steps * step_cost(block_n) + TILE_COST
+        return Self(block_n, False, blocks, rounds, rounds * cost, tiles * cost)
 
     @staticmethod
     def shared(m: Int, n: Int, k: Int, block_n: Int) -> Optional[Self]:
@@ -125,7 +129,7 @@ struct TilePlan(Copyable, Movable):
         if shares < 2:
             return None
         var cost = ceildiv(steps, shares) * step_cost(block_n) + TILE_COST + (shares - 1) * HANDING_COST
-        return Self(block_n, True, shares * tiles, 1, cost)
+        return Self(block_n, True, shares * tiles, 1, cost, shares * tiles * cost)
 
 
 def step_cost(block_n: Int) -> Int:
@@ -154,6 +158,7 @@ def launch_gemm_hopper[
     operands: StaticString,
     with_bias: Bool,
     side_work: StaticString,
+    row_dtype: DType = dtype,
 ](
     mut launcher: L,
     name: StaticString,
@@ -164,7 +169,7 @@ def launch_gemm_hopper[
     m: Int32,
     n: Int32,
     k: Int32,
-    side: Optional[SideSums[dtype]] = None,
+    side: Optional[SideSums[dtype, row_dtype]] = None,
     pitches: Pitches = Pitches(0, 0, 0),
 ) raises:
     """One launch: c = a b, plus the bias of each column with_bias; see `launch_gemm`.
@@ -174,18 +179,18 @@ def launch_gemm_hopper[
     the same flags makes them so.
     """
     comptime may_share = side_work == "add slices"
-    var sums = side.value().copy() if side else SideSums[dtype](c)
+    var sums = side.value().copy() if side else SideSums[dtype, row_dtype](c)
     var plan = plan_tiles(Int(m), Int(n), Int(k), may_share)
     comptime for i in range(3):
         comptime block_n = 256 - 64 * i
         if block_n == plan.block_n:
             comptime if may_share:
                 if plan.split:
-                    launch_tiles[dtype, block_n, operands, with_bias, True, side_work](
+                    launch_tiles[dtype, block_n, operands, with_bias, True, side_work, row_dtype](
                         launcher, name, c, a, b, bias, m, n, k, sums, plan, pitches
                     )
                     return
-            launch_tiles[dtype, block_n, operands, with_bias, False, side_work](
+            launch_tiles[dtype, block_n, operands, with_bias, False, side_work, row_dtype](
                 launcher, name, c, a, b, bias, m, n, k, sums, plan, pitches
             )
 
@@ -199,6 +204,7 @@ def launch_tiles[
     with_bias: Bool,
     split: Bool,
     side_work: StaticString,
+    row_dtype: DType = dtype,
 ](
     mut launcher: L,
     name: StaticString,
@@ -209,7 +215,7 @@ def launch_tiles[
     m: Int32,
     n: Int32,
     k: Int32,
-    sums: SideSums[dtype],
+    sums: SideSums[dtype, row_dtype],
     plan: TilePlan,
     pitches: Pitches,
 ) raises:
@@ -233,7 +239,7 @@ def launch_tiles[
     )
     var c_pitch = pitches.c if pitches.c > 0 else Int(n)
     var loose = not lies_in_rows[dtype](c_pitch) or Int(c) % ROW_BYTES != 0
-    launcher.launch[gemm_hopper_kernel[dtype, block_n, operands, with_bias, split, side_work]](
+    launcher.launch[gemm_hopper_kernel[dtype, block_n, operands, with_bias, split, side_work, row_dtype]](
         name,
         a_map,
         b_map,

@@ -1,1 +1,1 @@
-"""The kernels of LayerNorm + Linear: rows, products, and what is launched."""
+"""LayerNorm + Linear: its kernels, their launches, and the choice among them."""

@@ -26,11 +26,14 @@ from .rows import (
     SUMS,
     WIDE_VECTORS,
     copy_constants,
+    copy_elements,
     fetch_row,
     fill_row,
     first_of,
     load_columns,
+    load_elements,
     normalised,
+    store_elements,
     store_row,
     wait_for_row,
     wide_room,
@@ -78,17 +81,17 @@ def backward_blocks(vectors: Int) -> Int:
     `nvvm.minctasm`=SIMDLength(backward_blocks(vectors)),
 )
 def ln_backward_rows[
-    dtype: DType, vectors: Int, lanes: Int, early: Bool
+    dtype: DType, x_dtype: DType, vectors: Int, lanes: Int, early: Bool
 ](
-    grad_input: MutPtr[dtype],  # [rows, H]
+    grad_input: MutPtr[x_dtype],  # [rows, H]
     ln_out: MutPtr[dtype],  # [rows, H], computed again for dW
     partials: MutPtr[accum_type[dtype]],  # [blocks, 2, H]: dgamma and dbeta of the rows of one block
     dln: ImmPtr[dtype],  # [rows, H], the gradient at the LayerNorm output
-    input: ImmPtr[dtype],  # [rows, H]
+    input: ImmPtr[x_dtype],  # [rows, H]
     mean: ImmPtr[accum_type[dtype]],  # [rows]
     rstd: ImmPtr[accum_type[dtype]],  # [rows]
-    ln_weight: ImmPtr[dtype],  # [H], gamma
-    ln_bias: ImmPtr[dtype],  # [H], beta
+    ln_weight: ImmPtr[x_dtype],  # [H], gamma
+    ln_bias: ImmPtr[x_dtype],  # [H], beta
     rows: Int32,
     hidden_dim: Int32,
     parts: Int32,  # DX, LN_OUT and SUMS, added
@@ -100,10 +103,11 @@ def ln_backward_rows[
     block_dim.y rows a block, which goes on with the rows grid_dim.x * block_dim.y further. A thread keeps its
     columns' dgamma and dbeta in registers from its first row to its last. The vectors of its next row are on their
     way into slots of shared memory, which no other thread touches, while it works on this one. dx may be written over
-    dln: whoever writes an element has read it before.
+    dln, where that has its dtype: whoever writes an element has read it before.
 
     Parameters:
-        dtype: Of the rows.
+        dtype: Of dln and ln_out.
+        x_dtype: Of the input, gamma, beta and dx.
         vectors: How many a thread owns, in each of the two tensors.
         lanes: block_dim.x where that is less than a warp, else 0.
         early: Whether the kernel may be started before the launch in front of it is done.
@@ -116,37 +120,37 @@ def ln_backward_rows[
     var column = thread_idx.x * width
     var next_column = block_dim.x * width
 
-    # Shared memory: gamma and beta in the type of sums, then for each stage the input and dln, thread by thread.
+    # Shared memory: gamma and beta in the type of sums, then the input and dln, each stage by stage and thread by thread.
     var memory = external_memory[Scalar[accum], address_space=AddressSpace.SHARED, alignment=VECTOR_BYTES]()
     var gamma = memory.unsafe_offset(column)
     var beta = memory.unsafe_offset(vectors * next_column + column)
-    var slots = memory.unsafe_offset(2 * vectors * next_column).unsafe_bitcast[Scalar[dtype]]()
-    var tensor_slots = vectors * next_column * block_dim.y
-    slots = slots.unsafe_offset(thread_idx.y * vectors * next_column + column)
+    var of_stage = vectors * next_column * block_dim.y
+    var mine = thread_idx.y * vectors * next_column + column
+    var slots = memory.unsafe_offset(2 * vectors * next_column).unsafe_bitcast[Scalar[x_dtype]]()
+    var x_slots = slots.unsafe_offset(mine)
+    var d_slots = slots.unsafe_offset(BACKWARD_STAGES * of_stage).unsafe_bitcast[Scalar[dtype]]()
+    d_slots = d_slots.unsafe_offset(mine)
 
     @__parameter
     @always_inline
     def fetch(row: Int, stage: Int):
         if row < Int(rows):
-            var slot = slots.unsafe_offset(stage * 2 * tensor_slots)
+            var x_slot = x_slots.unsafe_offset(stage * of_stage)
+            var d_slot = d_slots.unsafe_offset(stage * of_stage)
             var start = row * H + column
             comptime for v in range(vectors):
-                if column + v * next_column < H:
-                    copy_vector(
-                        slot.unsafe_offset(v * next_column), input.unsafe_offset(start + v * next_column)
-                    )
-                    copy_vector(
-                        slot.unsafe_offset(tensor_slots + v * next_column),
-                        dln.unsafe_offset(start + v * next_column),
-                    )
+                var further = v * next_column
+                if column + further < H:
+                    copy_elements[width](x_slot.unsafe_offset(further), input.unsafe_offset(start + further))
+                    copy_elements[width](d_slot.unsafe_offset(further), dln.unsafe_offset(start + further))
         end_copies()
 
     comptime if early:
         wait_for_earlier_grids()
         start_later_grids()
     if thread_idx.y == 0:
-        copy_constants[vectors](gamma, ln_weight, H)
-        copy_constants[vectors](beta, ln_bias, H)
+        copy_constants[vectors, width](gamma, ln_weight, H)
+        copy_constants[vectors, width](beta, ln_bias, H)
     barrier()
     var row = block_idx.x * block_dim.y + thread_idx.y
     comptime for stage in range(BACKWARD_STAGES - 1):
@@ -171,7 +175,8 @@ def ln_backward_rows[
             next_mean = mean[unsafe_offset=next_row]
             next_rstd = rstd[unsafe_offset=next_row]
         wait_for_copies[BACKWARD_STAGES - 1]()
-        var slot = slots.unsafe_offset(stage * 2 * tensor_slots)
+        var x_slot = x_slots.unsafe_offset(stage * of_stage)
+        var d_slot = d_slots.unsafe_offset(stage * of_stage)
         # Behind the last row there are no columns.
         var columns = H if row < Int(rows) else 0
 
@@ -180,10 +185,9 @@ def ln_backward_rows[
         var sums = SIMD[accum, 2](0)
         comptime for v in range(vectors):
             if column + v * next_column < columns:
-                x_hat[v] = normalised[dtype](
-                    load_vector[width, accum](slot, v * next_column), row_mean, row_rstd
-                )
-                var d = load_vector[width, accum](slot, tensor_slots + v * next_column)
+                var x = load_vector[width, accum](x_slot, v * next_column)
+                x_hat[v] = normalised[x_dtype](x, row_mean, row_rstd)
+                var d = load_vector[width, accum](d_slot, v * next_column)
                 g[v] = d * load_vector[width, accum](gamma, v * next_column)
                 dgamma[v] = d.fma(x_hat[v], dgamma[v])
                 dbeta[v] += d
@@ -196,7 +200,7 @@ def ln_backward_rows[
                 var place = row * H + column + v * next_column
                 var dx = g[v].fma(row_rstd, x_hat[v].fma(-sums[0], -sums[1]))
                 if parts & DX != 0:
-                    grad_input.unsafe_store[alignment=VECTOR_BYTES](place, dx.cast[dtype]())
+                    grad_input.unsafe_store[alignment=VECTOR_BYTES](place, dx.cast[x_dtype]())
                 var y = x_hat[v].fma(
                     load_vector[width, accum](gamma, v * next_column),
                     load_vector[width, accum](beta, v * next_column),
@@ -472,17 +476,17 @@ def store_sums[
     `nvvm.minctasm`=SIMDLength(1),
 )
 def ln_backward_elements[
-    dtype: DType, group: Int, early: Bool
+    dtype: DType, x_dtype: DType, group: Int, early: Bool
 ](
-    grad_input: MutPtr[dtype],  # [rows, H]
+    grad_input: MutPtr[x_dtype],  # [rows, H]
     ln_out: MutPtr[dtype],  # [rows, stride], computed again for dW; zeros from H on
     partials: MutPtr[accum_type[dtype]],  # [blocks, 2, H]: dgamma and dbeta of the rows of one block
     dln: ImmPtr[dtype],  # [rows, stride], the gradient at the LayerNorm output
-    input: ImmPtr[dtype],  # [rows, H]
+    input: ImmPtr[x_dtype],  # [rows, H]
     mean: ImmPtr[accum_type[dtype]],  # [rows]
     rstd: ImmPtr[accum_type[dtype]],  # [rows]
-    ln_weight: ImmPtr[dtype],  # [H], gamma
-    ln_bias: ImmPtr[dtype],  # [H], beta
+    ln_weight: ImmPtr[x_dtype],  # [H], gamma
+    ln_bias: ImmPtr[x_dtype],  # [H], beta
     rows: Int32,
     hidden_dim: Int32,
     stride: Int32,
@@ -495,7 +499,8 @@ def ln_backward_elements[
     it finds it in the cache.
 
     Parameters:
-        dtype: Of the rows.
+        dtype: Of dln and ln_out.
+        x_dtype: Of the input, gamma, beta and dx.
         group: Threads that share a row: block_dim.x, known here so that distances are constants.
         early: Whether the kernel may be started before the launch in front of it is done.
     """
@@ -561,7 +566,7 @@ def ln_backward_elements[
                     if parts & DX != 0:
                         var g = rounded_product(d[v].cast[accum](), gamma)
                         var dx = row_rstd * (g - c[1] - x_hat * c[0])
-                        dx_place[unsafe_offset=h] = dx.cast[dtype]()
+                        dx_place[unsafe_offset=h] = dx.cast[x_dtype]()
                     if parts & LN_OUT != 0:
                         var y = x_hat * gamma + ln_bias[unsafe_offset=first + h].cast[accum]()
                         y_place[unsafe_offset=h] = y.cast[dtype]()
@@ -590,22 +595,22 @@ def load_abreast[
 
 
 def ln_backward_any[
-    dtype: DType, width: Int
+    dtype: DType, x_dtype: DType, width: Int
 ](
-    grad_input: MutPtr[dtype],  # [rows, H]
+    grad_input: MutPtr[x_dtype],  # [rows, H]
     ln_out: MutPtr[dtype],  # [rows, stride], computed again for dW; zeros from H on
     dln: ImmPtr[dtype],  # [rows, stride]
-    input: ImmPtr[dtype],  # [rows, H]
+    input: ImmPtr[x_dtype],  # [rows, H]
     mean: ImmPtr[accum_type[dtype]],  # [rows]
     rstd: ImmPtr[accum_type[dtype]],  # [rows]
-    ln_weight: ImmPtr[dtype],  # [H], gamma
-    ln_bias: ImmPtr[dtype],  # [H], beta
+    ln_weight: ImmPtr[x_dtype],  # [H], gamma
+    ln_bias: ImmPtr[x_dtype],  # [H], beta
     hidden_dim: Int32,
     stride: Int32,
     parts: Int32,  # DX and LN_OUT, added
 ):
     """dx and ln_out of a row of any length at any address. One block owns one row and reads it twice, `width` elements at
-    once. dx may be written over dln."""
+    once. dx may be written over dln, where that has its dtype."""
     var row = block_idx.x
     backward_row[width](
         grad_input,
@@ -625,16 +630,16 @@ def ln_backward_any[
 
 @always_inline
 def backward_row[
-    dtype: DType, //, width: Int
+    dtype: DType, x_dtype: DType, //, width: Int
 ](
-    grad_input: MutPtr[dtype],
+    grad_input: MutPtr[x_dtype],
     ln_out: MutPtr[dtype],
     dln: ImmPtr[dtype],
-    input: ImmPtr[dtype],
+    input: ImmPtr[x_dtype],
     row_mean: Scalar[accum_type[dtype]],
     row_rstd: Scalar[accum_type[dtype]],
-    ln_weight: ImmPtr[dtype],
-    ln_bias: ImmPtr[dtype],
+    ln_weight: ImmPtr[x_dtype],
+    ln_bias: ImmPtr[x_dtype],
     row: Int,
     H: Int,
     stride: Int,
@@ -642,7 +647,6 @@ def backward_row[
 ):
     """dx and ln_out of one row, by all threads of a block."""
     comptime accum = accum_type[dtype]
-    comptime alignment = width * size_of[Scalar[dtype]]()
     var x = input.unsafe_offset(row * H)
     var d = dln.unsafe_offset(row * stride)
     var y = ln_out.unsafe_offset(row * stride)
@@ -651,23 +655,23 @@ def backward_row[
     var c = SIMD[accum, 2](0)
     if parts & DX != 0:
         for h in range(first, H, step):
-            var deviation = x.unsafe_load[width=width, alignment=alignment](h).cast[accum]() - row_mean
-            var gamma = ln_weight.unsafe_load[width=width, alignment=alignment](h).cast[accum]()
-            var g = d.unsafe_load[width=width, alignment=alignment](h).cast[accum]() * gamma
+            var deviation = load_elements[width, accum](x, h) - row_mean
+            var gamma = load_elements[width, accum](ln_weight, h)
+            var g = load_elements[width, accum](d, h) * gamma
             c += SIMD[accum, 2]((g * (deviation * row_rstd)).reduce_add(), g.reduce_add())
         c = row_sum(c, 0) / Scalar[accum](H)
 
     for h in range(first, H, step):
-        var deviation = x.unsafe_load[width=width, alignment=alignment](h).cast[accum]() - row_mean
+        var deviation = load_elements[width, accum](x, h) - row_mean
         var x_hat = deviation * row_rstd
-        var gamma = ln_weight.unsafe_load[width=width, alignment=alignment](h).cast[accum]()
+        var gamma = load_elements[width, accum](ln_weight, h)
         if parts & DX != 0:
-            var g = rounded_product(d.unsafe_load[width=width, alignment=alignment](h).cast[accum](), gamma)
+            var g = rounded_product(load_elements[width, accum](d, h), gamma)
             var dx = row_rstd * (g - c[1] - x_hat * c[0])
-            grad_input.unsafe_store[alignment=alignment](row * H + h, dx.cast[dtype]())
+            store_elements(grad_input, row * H + h, dx.cast[x_dtype]())
         if parts & LN_OUT != 0:
-            var beta = ln_bias.unsafe_load[width=width, alignment=alignment](h).cast[accum]()
-            y.unsafe_store[alignment=alignment](h, (x_hat * gamma + beta).cast[dtype]())
+            var beta = load_elements[width, accum](ln_bias, h)
+            store_elements(y, h, (x_hat * gamma + beta).cast[dtype]())
     if parts & LN_OUT != 0:
         for h in range(H + thread_idx.x, stride, block_dim.x):
             y[unsafe_offset=h] = 0

@@ -70,7 +70,7 @@ struct RowGeometry(Copyable, Movable):
     """Dynamic shared memory of a block."""
 
 
-def backward_geometry[dtype: DType](rows: Int, H: Int) -> RowGeometry:
+def backward_geometry[dtype: DType, x_dtype: DType](rows: Int, H: Int) -> RowGeometry:
     """The geometry for rows of aligned vectors.
 
     As many rows at a time as fill the multiprocessors' threads and shared memory, and no more than keep all of them
@@ -83,7 +83,8 @@ def backward_geometry[dtype: DType](rows: Int, H: Int) -> RowGeometry:
     var group = ceildiv(H, width * vectors * lanes) * lanes
     var elements = vectors * group * width
     var constant_bytes = 2 * elements * size_of[Scalar[accum_type[dtype]]]()
-    var row_bytes = 2 * BACKWARD_STAGES * elements * size_of[Scalar[dtype]]()
+    comptime bytes = size_of[Scalar[dtype]]() + size_of[Scalar[x_dtype]]()
+    var row_bytes = BACKWARD_STAGES * elements * bytes
     var resident = backward_blocks(vectors)
     if shared_memory() // resident - constant_bytes < row_bytes:
         resident = 1
@@ -145,18 +146,18 @@ def wide_shifted[dtype: DType](H: Int, group: Int) -> Bool:
 
 
 def launch_ln_backward_rows[
-    L: Launcher, //, dtype: DType
+    L: Launcher, dtype: DType, x_dtype: DType, //
 ](
     mut launcher: L,
-    grad_input: MutPtr[dtype],
+    grad_input: MutPtr[x_dtype],
     ln_out: MutPtr[dtype],
     partials: MutPtr[accum_type[dtype]],
     dln: ImmPtr[dtype],
-    input: ImmPtr[dtype],
+    input: ImmPtr[x_dtype],
     mean: ImmPtr[accum_type[dtype]],
     rstd: ImmPtr[accum_type[dtype]],
-    ln_weight: ImmPtr[dtype],
-    ln_bias: ImmPtr[dtype],
+    ln_weight: ImmPtr[x_dtype],
+    ln_bias: ImmPtr[x_dtype],
     sizes: Sizes,
     geometry: RowGeometry,
     parts: Int = DX | LN_OUT | SUMS,
@@ -170,7 +171,7 @@ def launch_ln_backward_rows[
             comptime if lanes == 0 or needed and dtype.is_half_float():
                 var fits = geometry.group >= lanes_of_a_warp() if lanes == 0 else geometry.group == lanes
                 if geometry.vectors == vectors and fits:
-                    launcher.launch[ln_backward_rows[dtype, vectors, lanes, L.wgmma]](
+                    launcher.launch[ln_backward_rows[dtype, x_dtype, vectors, lanes, L.wgmma]](
                         "ln_backward_rows",
                         grad_input,
                         ln_out,
@@ -240,17 +241,17 @@ def launch_ln_backward_wide[
 
 
 def launch_ln_backward_elements[
-    L: Launcher, //, dtype: DType
+    L: Launcher, dtype: DType, x_dtype: DType, //
 ](
     mut launcher: L,
-    grad_input: MutPtr[dtype],
+    grad_input: MutPtr[x_dtype],
     ln_out: MutPtr[dtype],
     dln: ImmPtr[dtype],
-    input: ImmPtr[dtype],
+    input: ImmPtr[x_dtype],
     mean: ImmPtr[accum_type[dtype]],
     rstd: ImmPtr[accum_type[dtype]],
-    ln_weight: ImmPtr[dtype],
-    ln_bias: ImmPtr[dtype],
+    ln_weight: ImmPtr[x_dtype],
+    ln_bias: ImmPtr[x_dtype],
     sizes: Sizes,
     geometry: RowGeometry,
     parts: Int,
@@ -261,7 +262,7 @@ def launch_ln_backward_elements[
     var partials = launcher.workspace[accum_type[dtype]]("ln_backward_partials", count)
     comptime for group in [64, 128, BACKWARD_THREADS, ELEMENT_THREADS]:
         if geometry.group == group:
-            launcher.launch[ln_backward_elements[dtype, group, L.wgmma]](
+            launcher.launch[ln_backward_elements[dtype, x_dtype, group, L.wgmma]](
                 "ln_backward_elements",
                 grad_input,
                 ln_out,
@@ -285,17 +286,17 @@ def launch_ln_backward_elements[
 
 
 def launch_ln_backward_fast[
-    L: Launcher, //, dtype: DType
+    L: Launcher, dtype: DType, x_dtype: DType, //
 ](
     mut launcher: L,
-    grad_input: MutPtr[dtype],
+    grad_input: MutPtr[x_dtype],
     ln_out: MutPtr[dtype],
     dln: ImmPtr[dtype],
-    input: ImmPtr[dtype],
+    input: ImmPtr[x_dtype],
     mean: ImmPtr[accum_type[dtype]],
     rstd: ImmPtr[accum_type[dtype]],
-    ln_weight: ImmPtr[dtype],
-    ln_bias: ImmPtr[dtype],
+    ln_weight: ImmPtr[x_dtype],
+    ln_bias: ImmPtr[x_dtype],
     sizes: Sizes,
     parts: Int,
     stride: Int = 0,
@@ -307,13 +308,14 @@ def launch_ln_backward_fast[
     var rows = Int(sizes.rows())
     var H = Int(sizes.hidden_dim)
     var dln_stride = stride if stride > 0 else H
-    var tensors = is_aligned[dtype](dln, input, ln_weight, ln_bias, grad_input.as_imm(), ln_out.as_imm())
+    var tensors = is_aligned[x_dtype](input, ln_weight, ln_bias, grad_input.as_imm())
+    tensors = tensors and is_aligned[dtype](dln, ln_out.as_imm())
     var aligned = tensors and H % vector_width[dtype] == 0 and dln_stride == H
-    var by_vectors = backward_geometry[dtype](rows, H)
+    var by_vectors = backward_geometry[dtype, x_dtype](rows, H)
     if aligned and by_vectors.groups > 0:
         var count = by_vectors.blocks * 2 * H if parts & SUMS != 0 else 0
         var partials = launcher.workspace[accum_type[dtype]]("ln_backward_partials", count)
-        launch_ln_backward_rows[dtype](
+        launch_ln_backward_rows(
             launcher,
             grad_input,
             ln_out,
@@ -330,20 +332,20 @@ def launch_ln_backward_fast[
         )
         return Shares(partials.as_imm(), by_vectors.blocks)
     var shares = Shares(mean, 0)
-    comptime if L.wgmma and dtype.is_half_float():
+    comptime if L.wgmma and x_dtype.is_half_float():
         var wide = wide_geometry[dtype](rows, H)
         var pays = H % vector_width[dtype] != 0 or rows > WIDE_TURNS * multiprocessors()
         if tensors and pays and dln_stride % vector_width[dtype] == 0 and wide.groups > 0:
             return launch_ln_backward_wide[dtype](
                 launcher,
-                grad_input,
+                rebind[MutPtr[dtype]](grad_input),
                 ln_out,
                 dln,
-                input,
+                rebind[ImmPtr[dtype]](input),
                 mean,
                 rstd,
-                ln_weight,
-                ln_bias,
+                rebind[ImmPtr[dtype]](ln_weight),
+                rebind[ImmPtr[dtype]](ln_bias),
                 sizes,
                 wide,
                 parts,
@@ -351,7 +353,7 @@ def launch_ln_backward_fast[
             )
     var geometry = element_geometry[dtype](rows, H)
     if not aligned and geometry.groups > 0:
-        return launch_ln_backward_elements[dtype](
+        return launch_ln_backward_elements(
             launcher,
             grad_input,
             ln_out,
@@ -372,7 +374,7 @@ def launch_ln_backward_fast[
     comptime for width in [vector_width[dtype], 1]:
         if aligned or width == 1:
             if rows > 0 and parts & (DX | LN_OUT) != 0:
-                launcher.launch[ln_backward_any[dtype, width]](
+                launcher.launch[ln_backward_any[dtype, x_dtype, width]](
                     "ln_backward_any",
                     grad_input,
                     ln_out,

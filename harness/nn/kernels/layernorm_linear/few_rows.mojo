@@ -31,20 +31,20 @@ comptime FEW_ABREAST = 8
 
 @__llvm_metadata(MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(FEW_THREADS)))
 def ln_backward_few[
-    dtype: DType, width: Int, early: Bool
+    dtype: DType, x_dtype: DType, width: Int, early: Bool
 ](
-    grad_input: MutPtr[dtype],  # [rows, H], not where dln is
+    grad_input: MutPtr[x_dtype],  # [rows, H], not where dln is
     ln_out: MutPtr[dtype],  # [rows, stride], computed again for dW; zeros from H on
-    grad_ln_weight: MutPtr[dtype],  # [H], dgamma
-    grad_ln_bias: MutPtr[dtype],  # [H], dbeta
+    grad_ln_weight: MutPtr[x_dtype],  # [H], dgamma
+    grad_ln_bias: MutPtr[x_dtype],  # [H], dbeta
     grad_bias: MutPtr[dtype],  # [O], db
     dln: ImmPtr[dtype],  # [rows, stride]
     grad_output: ImmPtr[dtype],  # [rows, O]
-    input: ImmPtr[dtype],  # [rows, H]
+    input: ImmPtr[x_dtype],  # [rows, H]
     mean: ImmPtr[accum_type[dtype]],  # [rows]
     rstd: ImmPtr[accum_type[dtype]],  # [rows]
-    ln_weight: ImmPtr[dtype],  # [H], gamma
-    ln_bias: ImmPtr[dtype],  # [H], beta
+    ln_weight: ImmPtr[x_dtype],  # [H], gamma
+    ln_bias: ImmPtr[x_dtype],  # [H], beta
     rows: Int32,
     hidden_dim: Int32,
     stride: Int32,
@@ -56,7 +56,8 @@ def ln_backward_few[
     another, for dln is only read.
 
     Parameters:
-        dtype: Of the rows.
+        dtype: Of dln, dY, ln_out and db.
+        x_dtype: Of all else.
         width: Elements of a row that a thread takes at once: a vector, or 1.
         early: Whether the kernel may be started before the launch in front of it is done.
     """
@@ -119,28 +120,28 @@ def ln_backward_few[
             comptime for i in range(2):
                 totals[i] += shares[2 * group + i, lane][0]
         if of_norm:
-            grad_ln_weight[unsafe_offset=column] = totals[0].cast[dtype]()
-            grad_ln_bias[unsafe_offset=column] = totals[1].cast[dtype]()
+            grad_ln_weight[unsafe_offset=column] = totals[0].cast[x_dtype]()
+            grad_ln_bias[unsafe_offset=column] = totals[1].cast[x_dtype]()
         else:
             grad_bias[unsafe_offset=column] = totals[1].cast[dtype]()
 
 
 def launch_ln_backward_few[
-    L: Launcher, //, dtype: DType
+    L: Launcher, dtype: DType, x_dtype: DType, //
 ](
     mut launcher: L,
-    grad_input: MutPtr[dtype],
+    grad_input: MutPtr[x_dtype],
     ln_out: MutPtr[dtype],
-    grad_ln_weight: MutPtr[dtype],
-    grad_ln_bias: MutPtr[dtype],
+    grad_ln_weight: MutPtr[x_dtype],
+    grad_ln_bias: MutPtr[x_dtype],
     grad_bias: MutPtr[dtype],
     dln: ImmPtr[dtype],
     grad_output: ImmPtr[dtype],
-    input: ImmPtr[dtype],
+    input: ImmPtr[x_dtype],
     mean: ImmPtr[accum_type[dtype]],
     rstd: ImmPtr[accum_type[dtype]],
-    ln_weight: ImmPtr[dtype],
-    ln_bias: ImmPtr[dtype],
+    ln_weight: ImmPtr[x_dtype],
+    ln_bias: ImmPtr[x_dtype],
     sizes: Sizes,
     parts: Int,
     bias_wanted: Bool,
@@ -155,12 +156,11 @@ def launch_ln_backward_few[
     var blocks = (rows if parts & (DX | LN_OUT) != 0 else 0) + ceildiv(O, COLUMN_LANES)
     blocks += ceildiv(H, COLUMN_LANES) if parts & SUMS != 0 else 0
     var aligned = H % vector_width[dtype] == 0 and row_stride == H
-    aligned = aligned and is_aligned[dtype](
-        dln, input, ln_weight, ln_bias, grad_input.as_imm(), ln_out.as_imm()
-    )
+    aligned = aligned and is_aligned[x_dtype](input, ln_weight, ln_bias, grad_input.as_imm())
+    aligned = aligned and is_aligned[dtype](dln, ln_out.as_imm())
     comptime for width in [vector_width[dtype], 1]:
         if aligned or width == 1:
-            launcher.launch[ln_backward_few[dtype, width, L.wgmma]](
+            launcher.launch[ln_backward_few[dtype, x_dtype, width, L.wgmma]](
                 "ln_backward_few",
                 grad_input,
                 ln_out,

@@ -7,7 +7,6 @@ the rows that they write, so that a product finds aligned ones.
 
 from std.math import ceildiv, sqrt
 from std.memory import AddressSpace
-from std.sys import size_of
 from std.utils import StaticTuple
 from max.gpu import (
     MAX_THREADS_PER_BLOCK_METADATA,
@@ -31,6 +30,7 @@ from .rows import (
     load_elements,
     normalised,
     starts_early,
+    store_elements,
     wait_for_row,
     whole_warps,
 )
@@ -76,14 +76,14 @@ comptime SHARED_VECTORS = [1, 2, 4, 4, 4, 4]
     `nvvm.minctasm`=SIMDLength(FORWARD_RESIDENT // (2 if width == 1 else 1) // threads),
 )
 def layernorm_rows[
-    dtype: DType, threads: Int, width: Int, lanes: Int, early: Bool
+    dtype: DType, x_dtype: DType, threads: Int, width: Int, lanes: Int, early: Bool
 ](
     ln_out: MutPtr[dtype],  # [rows, ln_out_stride], zeros from H on
     mean: MutPtr[accum_type[dtype]],  # [rows]
     rstd: MutPtr[accum_type[dtype]],  # [rows]
-    input: ImmPtr[dtype],  # [rows, H]
-    ln_weight: ImmPtr[dtype],  # [H], gamma
-    ln_bias: ImmPtr[dtype],  # [H], beta
+    input: ImmPtr[x_dtype],  # [rows, H]
+    ln_weight: ImmPtr[x_dtype],  # [H], gamma
+    ln_bias: ImmPtr[x_dtype],  # [H], beta
     rows: Int32,
     hidden_dim: Int32,
     eps: Scalar[accum_type[dtype]],
@@ -97,7 +97,8 @@ def layernorm_rows[
     mean.
 
     Parameters:
-        dtype: Of the rows.
+        dtype: Of ln_out.
+        x_dtype: Of the input, gamma and beta.
         threads: The most threads of a block.
         width: Elements that are read and written at once: a vector, or 1 where rows begin at any address.
         lanes: block_dim.x where that is less than a warp, else 0.
@@ -105,7 +106,6 @@ def layernorm_rows[
     """
     comptime accum = accum_type[dtype]
     comptime vectors = NARROW_VECTORS if lanes > 0 else FORWARD_VECTORS * vector_width[dtype] // width
-    comptime alignment = width * size_of[Scalar[dtype]]()
     comptime if early:
         wait_for_earlier_grids()
         start_later_grids()
@@ -114,13 +114,13 @@ def layernorm_rows[
     var column = thread_idx.x * width
     var next_column = block_dim.x * width
     # Narrow rows are many, and what is multiplied with them is loaded once; of others a block has one or a few.
-    var gamma = Array[SIMD[dtype, width], vectors](fill=0)
-    var beta = Array[SIMD[dtype, width], vectors](fill=0)
+    var gamma = Array[SIMD[x_dtype, width], vectors](fill=0)
+    var beta = Array[SIMD[x_dtype, width], vectors](fill=0)
     comptime if lanes > 0:
         comptime for v in range(vectors):
             if column + v * next_column < H:
-                gamma[v] = load_elements[width, dtype](ln_weight, column + v * next_column)
-                beta[v] = load_elements[width, dtype](ln_bias, column + v * next_column)
+                gamma[v] = load_elements[width, x_dtype](ln_weight, column + v * next_column)
+                beta[v] = load_elements[width, x_dtype](ln_bias, column + v * next_column)
 
     for first_row in range(block_idx.x * block_dim.y, Int(rows), grid_dim.x * block_dim.y):
         var row = first_row + thread_idx.y
@@ -159,11 +159,11 @@ def layernorm_rows[
             var h = column + v * next_column
             if h < columns:
                 comptime if lanes == 0:
-                    gamma[v] = load_elements[width, dtype](ln_weight, h)
-                    beta[v] = load_elements[width, dtype](ln_bias, h)
-                var x_hat = normalised[dtype](x[v], row_mean, row_rstd)
+                    gamma[v] = load_elements[width, x_dtype](ln_weight, h)
+                    beta[v] = load_elements[width, x_dtype](ln_bias, h)
+                var x_hat = normalised[x_dtype](x[v], row_mean, row_rstd)
                 var y = x_hat.fma(gamma[v].cast[accum](), beta[v].cast[accum]())
-                y_row.unsafe_store[alignment=alignment](h, y.cast[dtype]())
+                store_elements(y_row, h, y.cast[dtype]())
         comptime if width == 1:
             if columns > 0:
                 for h in range(H + thread_idx.x, Int(ln_out_stride), block_dim.x):
@@ -258,14 +258,14 @@ def layernorm_shared[
 
 
 def layernorm_any[
-    dtype: DType, width: Int
+    dtype: DType, x_dtype: DType, width: Int
 ](
     ln_out: MutPtr[dtype],  # [rows, ln_out_stride], zeros from H on
     mean: MutPtr[accum_type[dtype]],  # [rows]
     rstd: MutPtr[accum_type[dtype]],  # [rows]
-    input: ImmPtr[dtype],  # [rows, H]
-    ln_weight: ImmPtr[dtype],  # [H], gamma
-    ln_bias: ImmPtr[dtype],  # [H], beta
+    input: ImmPtr[x_dtype],  # [rows, H]
+    ln_weight: ImmPtr[x_dtype],  # [H], gamma
+    ln_bias: ImmPtr[x_dtype],  # [H], beta
     rows: Int32,
     hidden_dim: Int32,
     eps: Scalar[accum_type[dtype]],
@@ -275,7 +275,6 @@ def layernorm_any[
     `width` elements at once.
     """
     comptime accum = accum_type[dtype]
-    comptime alignment = width * size_of[Scalar[dtype]]()
     var H = Int(hidden_dim)
     var row = block_idx.x
     var x = input.unsafe_offset(row * H)
@@ -285,13 +284,13 @@ def layernorm_any[
     var step = block_dim.x * width
     var totals = SIMD[accum, width](0)
     for h in range(first, H, step):
-        totals += x.unsafe_load[width=width, alignment=alignment](h).cast[accum]()
+        totals += load_elements[width, accum](x, h)
     var first_mean = row_sum(totals.reduce_add(), 0) / count
 
     var deviations = SIMD[accum, width](0)
     var squares = SIMD[accum, width](0)
     for h in range(first, H, step):
-        var deviation = x.unsafe_load[width=width, alignment=alignment](h).cast[accum]() - first_mean
+        var deviation = load_elements[width, accum](x, h) - first_mean
         deviations += deviation
         squares += deviation * deviation
     var sums = row_sum(SIMD[accum, 2](deviations.reduce_add(), squares.reduce_add()), 1) / count
@@ -302,24 +301,24 @@ def layernorm_any[
         rstd[unsafe_offset=row] = row_rstd
 
     for h in range(first, H, step):
-        var x_hat = (x.unsafe_load[width=width, alignment=alignment](h).cast[accum]() - row_mean) * row_rstd
-        var gamma = ln_weight.unsafe_load[width=width, alignment=alignment](h).cast[accum]()
-        var beta = ln_bias.unsafe_load[width=width, alignment=alignment](h).cast[accum]()
-        y.unsafe_store[alignment=alignment](h, (x_hat * gamma + beta).cast[dtype]())
+        var x_hat = (load_elements[width, accum](x, h) - row_mean) * row_rstd
+        var gamma = load_elements[width, accum](ln_weight, h)
+        var beta = load_elements[width, accum](ln_bias, h)
+        store_elements(y, h, (x_hat * gamma + beta).cast[dtype]())
     for h in range(H + thread_idx.x, Int(ln_out_stride), block_dim.x):
         y[unsafe_offset=h] = 0
 
 
 def launch_layernorm_fast[
-    L: Launcher, //, dtype: DType
+    L: Launcher, dtype: DType, x_dtype: DType, //
 ](
     mut launcher: L,
     ln_out: MutPtr[dtype],
     mean: MutPtr[accum_type[dtype]],
     rstd: MutPtr[accum_type[dtype]],
-    input: ImmPtr[dtype],
-    ln_weight: ImmPtr[dtype],
-    ln_bias: ImmPtr[dtype],
+    input: ImmPtr[x_dtype],
+    ln_weight: ImmPtr[x_dtype],
+    ln_bias: ImmPtr[x_dtype],
     sizes: Sizes,
     eps: Scalar[accum_type[dtype]],
     stride: Int = 0,
@@ -332,10 +331,10 @@ def launch_layernorm_fast[
     var ln_out_stride = stride if stride > 0 else Int(sizes.hidden_dim)
     comptime elements = FORWARD_VECTORS * vector_width[dtype]
     var group = ceildiv(Int(sizes.hidden_dim), elements * lanes_of_a_warp()) * lanes_of_a_warp()
-    var tensors = is_aligned[dtype](input, ln_weight, ln_bias, ln_out.as_imm())
+    var tensors = is_aligned[x_dtype](input, ln_weight, ln_bias) and is_aligned(ln_out.as_imm())
     var whole = Int(sizes.hidden_dim) % vector_width[dtype] == 0 and ln_out_stride == Int(sizes.hidden_dim)
     var aligned = tensors and whole
-    comptime if L.wgmma and dtype.is_half_float():
+    comptime if L.wgmma and x_dtype.is_half_float():
         var shifted = Int(sizes.hidden_dim) % vector_width[dtype] != 0
         if tensors and shifted and ln_out_stride % vector_width[dtype] == 0:
             var owned = ceildiv(Int(sizes.hidden_dim), vector_width[dtype])
@@ -349,9 +348,9 @@ def launch_layernorm_fast[
                         ln_out,
                         mean,
                         rstd,
-                        input,
-                        ln_weight,
-                        ln_bias,
+                        rebind[ImmPtr[dtype]](input),
+                        rebind[ImmPtr[dtype]](ln_weight),
+                        rebind[ImmPtr[dtype]](ln_bias),
                         sizes.rows(),
                         sizes.hidden_dim,
                         eps,
@@ -367,7 +366,9 @@ def launch_layernorm_fast[
         comptime for narrow in NARROW_LANES:
             if aligned and lanes == narrow:
                 var groups = min(whole_warps(rows, lanes), NARROW_THREADS // lanes)
-                launcher.launch[layernorm_rows[dtype, NARROW_THREADS, vector_width[dtype], narrow, L.wgmma]](
+                launcher.launch[
+                    layernorm_rows[dtype, x_dtype, NARROW_THREADS, vector_width[dtype], narrow, L.wgmma]
+                ](
                     "layernorm_rows",
                     ln_out,
                     mean,
@@ -391,7 +392,7 @@ def launch_layernorm_fast[
         comptime for threads in [128, 512]:
             if (aligned or width == 1) and group <= threads:
                 var groups = min(rows, threads // group)
-                launcher.launch[layernorm_rows[dtype, threads, width, 0, L.wgmma]](
+                launcher.launch[layernorm_rows[dtype, x_dtype, threads, width, 0, L.wgmma]](
                     "layernorm_rows",
                     ln_out,
                     mean,
@@ -410,7 +411,7 @@ def launch_layernorm_fast[
                 return
     comptime for width in [vector_width[dtype], 1]:
         if aligned or width == 1:
-            launcher.launch[layernorm_any[dtype, width]](
+            launcher.launch[layernorm_any[dtype, x_dtype, width]](
                 "layernorm_any",
                 ln_out,
                 mean,

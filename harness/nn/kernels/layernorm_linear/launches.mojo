@@ -1,4 +1,4 @@
-"""The fast variant: what is launched, in which order, and what lies in between.
+"""Both passes: what is launched, in which order, and what lies in between.
 
 Forward: one row kernel (statistics and LayerNorm) and one matrix product with the bias added at its end. Backward:
 
@@ -30,51 +30,16 @@ from .sums import (
     launch_norm_partials,
 )
 from shared.common import ImmPtr, MutPtr, accum_type
-from common.gemm import launch_gemm
 from common.gemm_hopper_launches import (
     Pitches,
     SideSums,
     column_slices_of,
     flag_count,
     launch_gemm_hopper,
-    suits_hopper,
 )
 from common.tensor_maps import lies_in_rows, pitch_of
 from shared.launcher import Launcher
 from .tensors import BackwardTensors, ForwardTensors, Sizes
-
-comptime COPIES_FROM = 1 << 16
-"""Multiply-adds of a product from which on copies with aligned rows pay; below, element by element is as good."""
-
-
-def launch_forward_fast[
-    L: Launcher, dtype: DType, //, tf32: Bool = False
-](mut launcher: L, t: ForwardTensors[dtype]) raises:
-    """Two launches: statistics with LayerNorm, and the product with W^T and the bias. On Hopper see
-    `launch_forward_hopper`."""
-    ref sizes = t.sizes
-    var rows = sizes.rows()
-    var H = sizes.hidden_dim
-    comptime if L.wgmma and dtype.is_half_float():
-        if rows > 0 and pays_on_hopper(t.linear_weight, sizes):
-            launch_forward_hopper(launcher, t)
-            return
-    var ln_out = launcher.workspace[dtype]("ln_out", Int(rows) * Int(H))
-    launch_layernorm_fast[dtype](
-        launcher, ln_out, t.mean, t.rstd, t.input, t.ln_weight, t.ln_bias, sizes, t.eps
-    )
-    launch_gemm[dtype, "nt", True, tf32](
-        launcher,
-        "output",
-        t.output,
-        ln_out.as_imm(),
-        t.linear_weight,
-        t.linear_bias,
-        rows,
-        sizes.output_dim,
-        H,
-    )
-
 
 comptime WEIGHT = 1
 """What is wanted of a backward pass, added: dW."""
@@ -97,65 +62,54 @@ comptime FEW_SHARES = 256
 """Beside any: sums over rows have few shares, which takes less memory, and reads dY, dln and the input once more."""
 
 
-def launch_backward_fast[
-    L: Launcher, dtype: DType, //, tf32: Bool = False
-](mut launcher: L, t: BackwardTensors[dtype]) raises:
-    """All five gradients; see `launch_gradients`."""
-    launch_gradients[tf32=tf32](launcher, t, ALL_GRADIENTS, t.grad_input, t.grad_input, 0)
-
-
 def launch_gradients[
-    L: Launcher, dtype: DType, //, tf32: Bool
+    L: Launcher, dtype: DType, x_dtype: DType, //
 ](
     mut launcher: L,
-    t: BackwardTensors[dtype],
+    t: BackwardTensors[dtype, x_dtype],
     wanted: Int,
-    given_dln: MutPtr[dtype],  # [rows, stride], read with DLN_GIVEN
-    taken_ln_out: MutPtr[dtype],  # [rows, stride], written with LN_OUT_TAKEN
-    stride: Int,
+    given_dln: MutPtr[dtype],  # [rows, H], read with DLN_GIVEN
+    taken_ln_out: MutPtr[dtype],  # [rows, H], or [H, rows] where TRANSPOSED; written with LN_OUT_TAKEN
 ) raises:
-    """Five launches, four where there are few rows, one more where rows are too long for registers; on Hopper see
-    `launch_backward_hopper`.
+    """Five launches, four where there are few rows, one more where rows are too long for registers; with all products on Hopper
+    see `launch_backward_hopper`.
 
     A gradient that is not wanted is not computed, and its memory not touched. With DLN_GIVEN or LN_OUT_TAKEN a product
-    is the caller's; rows of these two matrices are `stride` elements apart, H where that is 0. With FEW_ROWS, and both
-    products the caller's, one launch makes all the rest.
+    is the caller's. With FEW_ROWS, and both products the caller's, one launch makes all the rest. Elsewhere than on Hopper, and of
+    float32, both products must be the caller's.
     """
     ref sizes = t.sizes
-    var rows = sizes.rows()
-    var H = sizes.hidden_dim
-    var O = sizes.output_dim
+    var H = Int(sizes.hidden_dim)
+    var O = Int(sizes.output_dim)
     comptime if L.wgmma and dtype.is_half_float():
         var all_own = wanted & (DLN_GIVEN | LN_OUT_TAKEN) == 0
         # Products with sums on the side leave many shares. Where few are wanted, only rows that must be copied go this way.
-        var aligned = lies_aligned(t.linear_weight, Int(H)) and lies_aligned(t.grad_output, Int(O))
-        all_own &= not aligned or wanted & FEW_SHARES == 0
-        if all_own and rows > 0 and pays_on_hopper(t.linear_weight, sizes):
+        var aligned = lies_aligned(t.linear_weight, H) and lies_aligned(t.grad_output, O)
+        if all_own and (not aligned or wanted & FEW_SHARES == 0):
             launch_backward_hopper(launcher, t, wanted)
             return
+    var size = Int(sizes.rows()) * H
     var dln_wanted = wanted & (INPUT | NORM) != 0
     var parts = (DX if wanted & INPUT != 0 else 0) | (SUMS if wanted & NORM != 0 else 0)
-    # dx is written over dln, row by row. Where neither is wanted, any address that can be read will do.
-    var dln = t.input
-    var ln_out = t.grad_input
-    if dln_wanted:
-        if wanted & DLN_GIVEN != 0:
-            dln = given_dln.as_imm()
-        elif wanted & INPUT != 0:
-            dln = t.grad_input.as_imm()
-        else:
-            dln = launcher.workspace[dtype]("dln", Int(rows) * Int(H)).as_imm()
+    # Where neither is wanted, any address that can be read will do.
+    var dln = t.grad_output
+    var ln_out = MutPtr[dtype](unsafe_from_address=Int(dln))
+    if wanted & DLN_GIVEN != 0:
+        dln = given_dln.as_imm()
+    elif dln_wanted:
+        dln = room_of_dln(launcher, t, wanted, size).as_imm()
     if wanted & TRANSPOSED != 0:
-        launch_ln_out_transposed(launcher, t, taken_ln_out)
+        comptime if dtype == x_dtype:
+            launch_ln_out_transposed(launcher, rebind[BackwardTensors[dtype, dtype]](t), taken_ln_out)
     elif wanted & LN_OUT_TAKEN != 0:
         ln_out = taken_ln_out
         parts |= LN_OUT
     elif wanted & WEIGHT != 0:
-        ln_out = launcher.workspace[dtype]("ln_out", Int(rows) * Int(H))
+        ln_out = launcher.workspace[dtype]("ln_out", size)
         parts |= LN_OUT
 
     if wanted & FEW_ROWS != 0:
-        launch_ln_backward_few[dtype](
+        launch_ln_backward_few(
             launcher,
             t.grad_input,
             ln_out,
@@ -172,43 +126,47 @@ def launch_gradients[
             sizes,
             parts,
             wanted & BIAS != 0,
-            stride,
+            H,
         )
         return
     var bias_shares = Shares(t.mean, 0)
-    if dln_wanted and wanted & DLN_GIVEN == 0:
-        var on_the_side = wanted & BIAS != 0 and wanted & FEW_SHARES == 0
-        bias_shares = launch_dln[tf32=tf32](launcher, t, dln.unsafe_mut_cast[True](), on_the_side)
-    var row_stride = stride if stride > 0 else Int(H)
+    comptime if L.wgmma and dtype.is_half_float():
+        if dln_wanted and wanted & DLN_GIVEN == 0:
+            var on_the_side = wanted & BIAS != 0 and wanted & FEW_SHARES == 0
+            bias_shares = launch_dln(launcher, t, dln.unsafe_mut_cast[True](), on_the_side)
     var ln_shares = Shares(t.mean, 0)
     if wanted & FEW_SHARES != 0 and parts & SUMS != 0:
-        # First, for dx is written over dln.
+        # First, for dx may be written over dln.
         ln_shares = launch_norm_partials(
-            launcher, dln, t.input, t.mean, t.rstd, sizes, row_stride, ROWS_OF_A_LARGE_SHARE
+            launcher, dln, t.input, t.mean, t.rstd, sizes, H, ROWS_OF_A_LARGE_SHARE
         )
-        _ = launch_rows(launcher, t, ln_out, dln, parts & ~SUMS, row_stride)
+        _ = launch_rows(launcher, t, ln_out, dln, parts & ~SUMS, H)
     else:
-        ln_shares = launch_rows(launcher, t, ln_out, dln, parts, row_stride)
+        ln_shares = launch_rows(launcher, t, ln_out, dln, parts, H)
     launch_parameter_gradients(launcher, t, wanted, ln_shares, bias_shares)
-    if wanted & WEIGHT != 0:
-        launch_gemm[dtype, "tn", False, tf32](
-            launcher,
-            "grad_weight",
-            t.grad_weight,
-            t.grad_output,
-            ln_out.as_imm(),
-            ln_out.as_imm(),
-            O,
-            H,
-            rows,
-        )
+    comptime if L.wgmma and dtype.is_half_float():
+        if wanted & WEIGHT != 0:
+            var dy = Factor(t.grad_output, O)
+            launch_grad_weight["none"](
+                launcher, t, dy, ln_out, SideSums[dtype, x_dtype](t.grad_weight), Pitches(O, H, H)
+            )
+
+
+def room_of_dln[
+    L: Launcher, dtype: DType, x_dtype: DType, //
+](mut launcher: L, t: BackwardTensors[dtype, x_dtype], wanted: Int, size: Int) raises -> MutPtr[dtype]:
+    """Where dln lies: dx is written over it, row by row, where both have one dtype."""
+    comptime if dtype == x_dtype:
+        if wanted & INPUT != 0:
+            return rebind[MutPtr[dtype]](t.grad_input)
+    return launcher.workspace[dtype]("dln", size)
 
 
 def launch_rows[
-    L: Launcher, dtype: DType, //
+    L: Launcher, dtype: DType, x_dtype: DType, //
 ](
     mut launcher: L,
-    t: BackwardTensors[dtype],
+    t: BackwardTensors[dtype, x_dtype],
     ln_out: MutPtr[dtype],
     dln: ImmPtr[dtype],
     parts: Int,
@@ -220,7 +178,7 @@ def launch_rows[
         launch_ln_out(launcher, t, ln_out, stride)
     if parts == LN_OUT or parts == 0:
         return Shares(t.mean, 0)
-    return launch_ln_backward_fast[dtype](
+    return launch_ln_backward_fast(
         launcher,
         t.grad_input,
         ln_out,
@@ -237,46 +195,43 @@ def launch_rows[
 
 
 def launch_dln[
-    L: Launcher, dtype: DType, //, tf32: Bool
-](mut launcher: L, t: BackwardTensors[dtype], dln: MutPtr[dtype], sums_wanted: Bool) raises -> Shares[
-    accum_type[dtype]
-]:
-    """One launch: dln = dY W. On Hopper it sums the columns of dY on the side, where that is wanted: the shares of db; no
-    slices elsewhere."""
+    L: Launcher, dtype: DType, x_dtype: DType, //
+](
+    mut launcher: L, t: BackwardTensors[dtype, x_dtype], dln: MutPtr[dtype], sums_wanted: Bool
+) raises -> Shares[accum_type[dtype]]:
+    """One launch: dln = dY W. It sums the columns of dY on the side, where that is wanted: the shares of db; else no slices.
+    """
     var rows = t.sizes.rows()
     var H = t.sizes.hidden_dim
     var O = t.sizes.output_dim
-    comptime if L.wgmma and dtype.is_half_float():
-        if sums_wanted and suits_hopper[dtype, "nn"](
-            dln, t.grad_output, t.linear_weight, Int(rows), Int(H), Int(O)
-        ):
-            var slices = column_slices_of(Int(rows))
-            var flags = launcher.workspace[DType.int32]("flags", flag_count())
-            var partials = launcher.workspace[DType.float32]("bias_partials", slices * Int(O))
-            launch_gemm_hopper[dtype, "nn", False, "sum columns"](
-                launcher,
-                "dln",
-                dln,
-                t.grad_output,
-                t.linear_weight,
-                t.linear_weight,
-                rows,
-                H,
-                O,
-                SideSums[dtype](flags, partials, dln),
-            )
-            return Shares(rebind[ImmPtr[accum_type[dtype]]](partials.as_imm()), slices)
-    launch_gemm[dtype, "nn", False, tf32](
-        launcher, "dln", dln, t.grad_output, t.linear_weight, t.linear_weight, rows, H, O
+    if not sums_wanted:
+        launch_gemm_hopper[dtype, "nn", False, "none"](
+            launcher, "dln", dln, t.grad_output, t.linear_weight, t.linear_weight, rows, H, O
+        )
+        return Shares(t.mean, 0)
+    var slices = column_slices_of(Int(rows))
+    var flags = launcher.workspace[DType.int32]("flags", flag_count())
+    var partials = launcher.workspace[DType.float32]("bias_partials", slices * Int(O))
+    launch_gemm_hopper[dtype, "nn", False, "sum columns"](
+        launcher,
+        "dln",
+        dln,
+        t.grad_output,
+        t.linear_weight,
+        t.linear_weight,
+        rows,
+        H,
+        O,
+        SideSums[dtype](flags, partials, dln),
     )
-    return Shares(t.mean, 0)
+    return Shares(rebind[ImmPtr[accum_type[dtype]]](partials.as_imm()), slices)
 
 
 def launch_parameter_gradients[
-    L: Launcher, dtype: DType, //
+    L: Launcher, dtype: DType, x_dtype: DType, //
 ](
     mut launcher: L,
-    t: BackwardTensors[dtype],
+    t: BackwardTensors[dtype, x_dtype],
     wanted: Int,
     ln_shares: Shares[accum_type[dtype]],
     bias_shares: Shares[accum_type[dtype]],
@@ -296,7 +251,7 @@ def launch_parameter_gradients[
     var shares = bias_shares.copy()
     if shares.slices == 0 and O > 0:
         var fewest = ROWS_OF_A_LARGE_SHARE if few else ROWS_OF_A_SHARE
-        shares = launch_bias_partials[dtype](launcher, t.grad_output, t.mean, t.sizes, fewest)
+        shares = launch_bias_partials(launcher, t.grad_output, t.mean, t.sizes, fewest)
     launch_finish_sums[dtype](
         launcher, t.grad_ln_weight, t.grad_ln_bias, ln_shares, H, t.grad_bias, shares, O
     )
@@ -305,7 +260,9 @@ def launch_parameter_gradients[
 # ---- On Hopper ----------------------------------------------------------------------------------------------
 
 
-def launch_forward_hopper[L: Launcher, dtype: DType, //](mut launcher: L, t: ForwardTensors[dtype]) raises:
+def launch_forward_hopper[
+    L: Launcher, dtype: DType, x_dtype: DType, //
+](mut launcher: L, t: ForwardTensors[dtype, x_dtype]) raises:
     """Two launches, and one more where W must be copied for its rows to be aligned."""
     ref sizes = t.sizes
     var rows = Int(sizes.rows())
@@ -317,7 +274,7 @@ def launch_forward_hopper[L: Launcher, dtype: DType, //](mut launcher: L, t: For
     if not lies_aligned(t.linear_weight, H):
         space = launcher.workspace[dtype]("linear_weight", O * pitch)
     var weight = launch_aligned(launcher, "linear_weight", t.linear_weight, O, H, space)
-    launch_layernorm_fast[dtype](
+    launch_layernorm_fast(
         launcher, ln_out, t.mean, t.rstd, t.input, t.ln_weight, t.ln_bias, sizes, t.eps, pitch
     )
     launch_gemm_hopper[dtype, "nt", True, "none"](
@@ -334,17 +291,9 @@ def launch_forward_hopper[L: Launcher, dtype: DType, //](mut launcher: L, t: For
     )
 
 
-def pays_on_hopper[dtype: DType, //](weight: ImmPtr[dtype], sizes: Sizes) -> Bool:
-    """Whether the products are worth copies with aligned rows, or want none."""
-    var H = Int(sizes.hidden_dim)
-    var O = Int(sizes.output_dim)
-    var aligned = lies_aligned(weight, H) and lies_in_rows[dtype](O)
-    return aligned or Int(sizes.rows()) * H * O >= COPIES_FROM
-
-
 def launch_backward_hopper[
-    L: Launcher, dtype: DType, //
-](mut launcher: L, t: BackwardTensors[dtype], wanted: Int) raises:
+    L: Launcher, dtype: DType, x_dtype: DType, //
+](mut launcher: L, t: BackwardTensors[dtype, x_dtype], wanted: Int) raises:
     """Three launches for all gradients, and one more for each of dY and W that must be copied for its rows to be aligned.
 
     The products have warps with nothing to do: those of the first sum the columns of dY while it passes through, those of
@@ -361,11 +310,11 @@ def launch_backward_hopper[
     var parts = (DX if wanted & INPUT != 0 else 0) | (SUMS if wanted & NORM != 0 else 0)
     parts |= LN_OUT if weight_wanted else 0
 
-    # What is written over dln, row by row: dx, or else ln_out.
-    var dln = t.grad_input
+    # Over dln is written, row by row, dx where that lies as dln does; else ln_out.
+    var over = lies_aligned(t.grad_input.as_imm(), H) and dtype == x_dtype
+    var dln = MutPtr[dtype](unsafe_from_address=Int(t.grad_input))
     var ln_out = dln
-    var apart = dln_wanted and (wanted & INPUT == 0 or not lies_aligned(t.grad_input.as_imm(), H))
-    if apart:
+    if dln_wanted and (wanted & INPUT == 0 or not over):
         dln = launcher.workspace[dtype]("dln", rows * pitch)
         ln_out = dln
     elif weight_wanted:
@@ -401,11 +350,11 @@ def launch_backward_hopper[
             SideSums[dtype](flags, bias_partials, dln),
             Pitches(dy.pitch, weight.pitch, pitch),
         )
-    var before = dln.as_imm() if dln_wanted else t.input
+    var before = dln.as_imm() if dln_wanted else t.grad_output
     var ln_shares = launch_rows(launcher, t, ln_out, before, parts, pitch)
     var pitches = Pitches(dy.pitch, pitch, H)
     if wanted == ALL_GRADIENTS:
-        var side = SideSums(
+        var side = SideSums[dtype, x_dtype](
             flags,
             bias_partials,
             bias_shares.slices,
@@ -419,21 +368,21 @@ def launch_backward_hopper[
         return
     launch_parameter_gradients(launcher, t, wanted, ln_shares, bias_shares)
     if weight_wanted:
-        launch_grad_weight["none"](launcher, t, dy, ln_out, SideSums[dtype](t.grad_weight), pitches)
+        launch_grad_weight["none"](launcher, t, dy, ln_out, SideSums[dtype, x_dtype](t.grad_weight), pitches)
 
 
 def launch_grad_weight[
-    L: Launcher, dtype: DType, //, side_work: StaticString
+    L: Launcher, dtype: DType, x_dtype: DType, //, side_work: StaticString
 ](
     mut launcher: L,
-    t: BackwardTensors[dtype],
+    t: BackwardTensors[dtype, x_dtype],
     dy: Factor[dtype],
     ln_out: MutPtr[dtype],
-    var side: SideSums[dtype],
+    var side: SideSums[dtype, x_dtype],
     pitches: Pitches,
 ) raises:
     """One launch: dW = dY^T ln_out."""
-    launch_gemm_hopper[dtype, "tn", False, side_work](
+    launch_gemm_hopper[dtype, "tn", False, side_work, x_dtype](
         launcher,
         "grad_weight",
         t.grad_weight,

@@ -6,13 +6,12 @@ No element needs another one of its row, so a block takes neighbouring columns o
 
 from std.math import ceildiv
 from std.memory import AddressSpace
-from std.sys import size_of
 from max.gpu import barrier, block_dim, block_idx, thread_idx
 from max.gpu.host import Dim
 from layout.tile_layout import row_major
 from layout.tile_tensor import stack_allocation
 
-from .rows import load_elements, normalised, starts_early
+from .rows import load_elements, normalised, starts_early, store_elements
 from shared.common import ImmPtr, MutPtr, accum_type, start_later_grids, wait_for_earlier_grids
 from shared.launcher import Launcher
 from common.row_reductions import is_aligned, vector_width
@@ -29,14 +28,14 @@ comptime TILE_LINES = 8
 
 
 def normalise_rows[
-    dtype: DType, width: Int, early: Bool
+    dtype: DType, x_dtype: DType, width: Int, early: Bool
 ](
     ln_out: MutPtr[dtype],  # [rows, stride]; zeros from H on
-    input: ImmPtr[dtype],  # [rows, H]
+    input: ImmPtr[x_dtype],  # [rows, H]
     mean: ImmPtr[accum_type[dtype]],  # [rows]
     rstd: ImmPtr[accum_type[dtype]],  # [rows]
-    ln_weight: ImmPtr[dtype],  # [H], gamma
-    ln_bias: ImmPtr[dtype],  # [H], beta
+    ln_weight: ImmPtr[x_dtype],  # [H], gamma
+    ln_bias: ImmPtr[x_dtype],  # [H], beta
     rows: Int32,
     hidden_dim: Int32,
     stride: Int32,
@@ -44,7 +43,6 @@ def normalise_rows[
     """ln_out = x_hat * gamma + beta with x_hat = (x - mean) * rstd. A thread takes `width` columns of ABREAST rows.
     """
     comptime accum = accum_type[dtype]
-    comptime alignment = width * size_of[Scalar[dtype]]()
     comptime if early:
         wait_for_earlier_grids()
         start_later_grids()
@@ -66,26 +64,26 @@ def normalise_rows[
     comptime for i in range(ABREAST):
         var row = first + i * block_dim.y
         if row < Int(rows):
-            var x_hat = normalised[dtype](x[i], mean[unsafe_offset=row], rstd[unsafe_offset=row])
+            var x_hat = normalised[x_dtype](x[i], mean[unsafe_offset=row], rstd[unsafe_offset=row])
             var y = x_hat.fma(gamma, beta).cast[dtype]()
-            ln_out.unsafe_store[alignment=alignment](row * Int(stride) + column, y)
+            store_elements(ln_out, row * Int(stride) + column, y)
 
 
 def launch_ln_out[
-    L: Launcher, dtype: DType, //
-](mut launcher: L, t: BackwardTensors[dtype], ln_out: MutPtr[dtype], stride: Int) raises:
+    L: Launcher, dtype: DType, x_dtype: DType, //
+](mut launcher: L, t: BackwardTensors[dtype, x_dtype], ln_out: MutPtr[dtype], stride: Int) raises:
     """One launch: ln_out, whose rows are `stride` elements apart. None where there are no rows."""
     var rows = Int(t.sizes.rows())
     var H = Int(t.sizes.hidden_dim)
     if rows == 0:
         return
-    var aligned = is_aligned[dtype](t.input, t.ln_weight, t.ln_bias, ln_out.as_imm())
+    var aligned = is_aligned[x_dtype](t.input, t.ln_weight, t.ln_bias) and is_aligned(ln_out.as_imm())
     comptime for width in [vector_width[dtype], 1]:
         if width == 1 or aligned and H % width == 0 == stride % width:
             var columns = ceildiv(stride, width)
             var lanes = min(columns, THREADS)
             var groups = min(rows, THREADS // lanes)
-            launcher.launch[normalise_rows[dtype, width, L.wgmma]](
+            launcher.launch[normalise_rows[dtype, x_dtype, width, L.wgmma]](
                 "ln_out",
                 ln_out,
                 t.input,
@@ -146,7 +144,7 @@ def normalise_transposed[
 
 def launch_ln_out_transposed[
     L: Launcher, dtype: DType, //
-](mut launcher: L, t: BackwardTensors[dtype], ln_out: MutPtr[dtype]) raises:
+](mut launcher: L, t: BackwardTensors[dtype, dtype], ln_out: MutPtr[dtype]) raises:
     """One launch: the transpose of ln_out, [H, rows]. None where there are no rows."""
     var rows = Int(t.sizes.rows())
     if rows == 0:

@@ -1,8 +1,7 @@
-"""The fast variant in float32 on the tensor cores for float16, where a GPU has Hopper's: see `common/gemm_pairs.mojo`.
+"""float32 on the tensor cores for float16, where a GPU has Hopper's: see `common/gemm_pairs.mojo`.
 
 The row kernels are those of `forward.mojo`. Between them every factor is split into a pair of float16 matrices, which
-takes as much scratch memory as the factor, and each product is made of three. Where a product's sizes or addresses do not
-suit, everything is `launches.mojo`'s.
+takes as much workspace as the factor, and each product is made of three.
 """
 
 from .launches import (
@@ -13,67 +12,56 @@ from .launches import (
     LN_OUT_TAKEN,
     NORM,
     WEIGHT,
-    launch_forward_fast,
     launch_gradients,
 )
 from .forward import launch_layernorm_fast
-from common.gemm_pairs import launch_gemm_pairs, launch_split, suits_pairs
+from common.gemm_pairs import launch_gemm_pairs, launch_split
 from shared.launcher import Launcher
-from common.row_reductions import is_aligned
 from .tensors import BackwardTensors, ForwardTensors
 
 
-def launch_forward_pairs[L: Launcher, //](mut launcher: L, t: ForwardTensors[DType.float32]) raises:
+def launch_forward_pairs[
+    L: Launcher, //
+](mut launcher: L, t: ForwardTensors[DType.float32, DType.float32]) raises:
     """Six launches: statistics with LayerNorm, two for each factor that is split, and the product."""
     ref sizes = t.sizes
     var rows = sizes.rows()
     var H = sizes.hidden_dim
     var O = sizes.output_dim
-    comptime if L.wgmma:
-        if suits_pairs(8, Int(O), Int(H)) and is_aligned(t.linear_weight) and is_aligned(t.linear_bias):
-            var ln_out = launcher.workspace[DType.float32]("ln_out", Int(rows) * Int(H))
-            launch_layernorm_fast[DType.float32](
-                launcher, ln_out, t.mean, t.rstd, t.input, t.ln_weight, t.ln_bias, sizes, t.eps
-            )
-            var a = launch_split(launcher, ln_out.as_imm(), Int(rows) * Int(H))
-            var b = launch_split(launcher, t.linear_weight, Int(O) * Int(H))
-            launch_gemm_pairs["nt", True](launcher, "output", t.output, a, b, t.linear_bias, rows, O, H)
-            return
-    launch_forward_fast(launcher, t)
+    var ln_out = launcher.workspace[DType.float32]("ln_out", Int(rows) * Int(H))
+    launch_layernorm_fast(launcher, ln_out, t.mean, t.rstd, t.input, t.ln_weight, t.ln_bias, sizes, t.eps)
+    var a = launch_split(launcher, ln_out.as_imm(), Int(rows) * Int(H))
+    var b = launch_split(launcher, t.linear_weight, Int(O) * Int(H))
+    launch_gemm_pairs["nt", True](launcher, "output", t.output, a, b, t.linear_bias, rows, O, H)
 
 
 def launch_backward_pairs[
     L: Launcher, //
-](mut launcher: L, t: BackwardTensors[DType.float32], wanted: Int) raises:
+](mut launcher: L, t: BackwardTensors[DType.float32, DType.float32], wanted: Int) raises:
     """Eleven launches at most: two for each factor that is split, two products, and what lies between them.
     """
     ref sizes = t.sizes
     var rows = sizes.rows()
     var H = sizes.hidden_dim
     var O = sizes.output_dim
-    comptime if L.wgmma:
-        if suits_pairs(8, Int(O), Int(H)) and is_aligned(t.linear_weight) and is_aligned(t.grad_output):
-            var size = Int(rows) * Int(H)
-            var weight_wanted = wanted & WEIGHT != 0
-            var dln_wanted = wanted & (INPUT | NORM) != 0
-            var dln = t.grad_input
-            if dln_wanted and wanted & INPUT == 0:
-                dln = launcher.workspace[DType.float32]("dln", size)
-            var ln_out = launcher.workspace[DType.float32]("ln_out", size if weight_wanted else 0)
-            var multiplies = weight_wanted or dln_wanted
-            var dy = launch_split(launcher, t.grad_output, Int(rows) * Int(O) if multiplies else 0)
-            var parts = wanted & (BIAS | INPUT | NORM | FEW_SHARES)
-            if dln_wanted:
-                parts |= DLN_GIVEN
-                var weight = launch_split(launcher, t.linear_weight, Int(O) * Int(H))
-                launch_gemm_pairs["nn", False](launcher, "dln", dln, dy, weight, t.linear_weight, rows, H, O)
-            if weight_wanted:
-                parts |= LN_OUT_TAKEN
-            launch_gradients[tf32=False](launcher, t, parts, dln, ln_out, 0)
-            if weight_wanted:
-                var pair = launch_split(launcher, ln_out.as_imm(), size)
-                launch_gemm_pairs["tn", False](
-                    launcher, "grad_weight", t.grad_weight, dy, pair, t.linear_weight, O, H, rows
-                )
-            return
-    launch_gradients[tf32=False](launcher, t, wanted, t.grad_input, t.grad_input, 0)
+    var size = Int(rows) * Int(H)
+    var weight_wanted = wanted & WEIGHT != 0
+    var dln_wanted = wanted & (INPUT | NORM) != 0
+    var dln = t.grad_input
+    if dln_wanted and wanted & INPUT == 0:
+        dln = launcher.workspace[DType.float32]("dln", size)
+    var ln_out = launcher.workspace[DType.float32]("ln_out", size if weight_wanted else 0)
+    var dy = launch_split(launcher, t.grad_output, Int(rows) * Int(O) if weight_wanted or dln_wanted else 0)
+    var parts = wanted & (BIAS | INPUT | NORM | FEW_SHARES)
+    if dln_wanted:
+        parts |= DLN_GIVEN
+        var weight = launch_split(launcher, t.linear_weight, Int(O) * Int(H))
+        launch_gemm_pairs["nn", False](launcher, "dln", dln, dy, weight, t.linear_weight, rows, H, O)
+    if weight_wanted:
+        parts |= LN_OUT_TAKEN
+    launch_gradients(launcher, t, parts, dln, ln_out)
+    if weight_wanted:
+        var pair = launch_split(launcher, ln_out.as_imm(), size)
+        launch_gemm_pairs["tn", False](
+            launcher, "grad_weight", t.grad_weight, dy, pair, t.linear_weight, O, H, rows
+        )

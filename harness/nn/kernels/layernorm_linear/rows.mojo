@@ -59,20 +59,39 @@ def load_elements[
     dtype: DType, //, width: Int, wide: DType
 ](source: ImmPtr[dtype], offset: Int) -> SIMD[wide, width]:
     """`width` elements from global memory that begin at a multiple of as many, in the type of sums."""
-    comptime alignment = width * size_of[Scalar[dtype]]()
+    comptime alignment = min(VECTOR_BYTES, width * size_of[Scalar[dtype]]())
     return source.unsafe_load[width=width, alignment=alignment](offset).cast[wide]()
 
 
 @always_inline
+def store_elements[
+    dtype: DType, width: SIMDLength, //
+](target: MutPtr[dtype], offset: Int, values: SIMD[dtype, width]):
+    """Stores elements in global memory that begin at a multiple of as many."""
+    target.unsafe_store[alignment=min(VECTOR_BYTES, Int(width) * size_of[Scalar[dtype]]())](offset, values)
+
+
+@always_inline
+def copy_elements[
+    dtype: DType, //, width: Int
+](target: Pointer[mut=True, Scalar[dtype], _, address_space=AddressSpace.SHARED], source: ImmPtr[dtype]):
+    """Copies `width` elements, one vector or more, to shared memory; on NVIDIA the thread goes on meanwhile.
+    """
+    comptime for v in range(width // vector_width[dtype]):
+        copy_vector(
+            target.unsafe_offset(v * vector_width[dtype]), source.unsafe_offset(v * vector_width[dtype])
+        )
+
+
+@always_inline
 def copy_constants[
-    dtype: DType, accum: DType, //, vectors: Int
+    dtype: DType, accum: DType, //, vectors: Int, width: Int
 ](
     target: Pointer[mut=True, Scalar[accum], _, address_space=AddressSpace.SHARED],
     source: ImmPtr[dtype],
     columns: Int,
 ):
-    """This thread's vectors of gamma or beta, converted once for all rows."""
-    comptime width = vector_width[dtype]
+    """This thread's vectors of gamma or beta, `width` elements each, converted once for all rows."""
     comptime for v in range(vectors):
         var h = (v * block_dim.x + thread_idx.x) * width
         if h < columns:

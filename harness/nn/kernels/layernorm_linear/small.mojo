@@ -206,7 +206,9 @@ def small_backward_kernel[
             grad_weight[unsafe_offset=index] = dW.total.cast[dtype]()
 
 
-def launch_forward_small[L: Launcher, dtype: DType, //](mut launcher: L, t: ForwardTensors[dtype]) raises:
+def launch_forward_small[
+    L: Launcher, dtype: DType, //
+](mut launcher: L, t: ForwardTensors[dtype, dtype]) raises:
     """One launch."""
     launcher.launch[small_forward_kernel[dtype]](
         "small_forward",
@@ -228,7 +230,7 @@ def launch_forward_small[L: Launcher, dtype: DType, //](mut launcher: L, t: Forw
 
 def launch_backward_small[
     L: Launcher, dtype: DType, //
-](mut launcher: L, t: BackwardTensors[dtype], wanted: Int) raises:
+](mut launcher: L, t: BackwardTensors[dtype, dtype], wanted: Int) raises:
     """One launch."""
     launcher.launch[small_backward_kernel[dtype]](
         "small_backward",

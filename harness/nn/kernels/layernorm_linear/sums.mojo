@@ -5,7 +5,6 @@ No atomics, so every run gives the same bits.
 
 from std.math import ceildiv
 from std.memory import AddressSpace
-from std.sys import size_of
 from max.gpu import barrier, block_dim, block_idx, grid_dim, thread_idx
 from max.gpu.host import Dim
 from layout.tile_layout import row_major
@@ -21,6 +20,7 @@ from shared.common import (
 )
 from shared.launcher import Launcher
 from common.row_reductions import is_aligned, vector_width
+from .rows import load_elements
 from .tensors import Sizes
 
 comptime COLUMN_LANES = 32
@@ -42,11 +42,11 @@ comptime ROWS_OF_A_LARGE_SHARE = 256
 
 
 def column_partials[
-    dtype: DType, width: Int, with_x_hat: Bool
+    dtype: DType, x_dtype: DType, width: Int, with_x_hat: Bool
 ](
     partials: MutPtr[accum_type[dtype]],  # [slices, columns], or [slices, 2, columns] with_x_hat
     dy: ImmPtr[dtype],  # [rows, dy_stride]
-    input: ImmPtr[dtype],  # [rows, columns], read only with_x_hat, as mean and rstd
+    input: ImmPtr[x_dtype],  # [rows, columns], read only with_x_hat, as mean and rstd
     mean: ImmPtr[accum_type[dtype]],  # [rows]
     rstd: ImmPtr[accum_type[dtype]],  # [rows]
     rows: Int32,
@@ -60,7 +60,6 @@ def column_partials[
     """
     comptime accum = accum_type[dtype]
     comptime sums_of_a_column = 2 if with_x_hat else 1
-    comptime alignment = width * size_of[Scalar[dtype]]()
     var N = Int(columns)
     var column = (block_idx.x * COLUMN_LANES + thread_idx.x) * width
     var first = block_idx.y * Int(rows_of_a_slice)
@@ -70,9 +69,9 @@ def column_partials[
     if column < N:
         for row in range(first + thread_idx.y, end, COLUMN_ROWS):
             var place = row * Int(dy_stride) + column
-            var d = dy.unsafe_load[width=width, alignment=alignment](place).cast[accum]()
+            var d = load_elements[width, accum](dy, place)
             comptime if with_x_hat:
-                var x = input.unsafe_load[width=width, alignment=alignment](row * N + column).cast[accum]()
+                var x = load_elements[width, accum](input, row * N + column)
                 sums[0] += d * ((x - mean[unsafe_offset=row]) * rstd[unsafe_offset=row])
             sums[sums_of_a_column - 1] += d
 
@@ -96,10 +95,10 @@ def column_partials[
 
 
 def finish_sums[
-    dtype: DType, source: DType, early: Bool
+    dtype: DType, x_dtype: DType, source: DType, early: Bool
 ](
-    grad_ln_weight: MutPtr[dtype],  # [H], dgamma
-    grad_ln_bias: MutPtr[dtype],  # [H], dbeta
+    grad_ln_weight: MutPtr[x_dtype],  # [H], dgamma
+    grad_ln_bias: MutPtr[x_dtype],  # [H], dbeta
     ln_partials: ImmPtr[accum_type[dtype]],  # [ln_slices, 2, H]
     ln_slices: Int32,
     hidden_dim: Int32,  # 0 where dgamma and dbeta are not wanted
@@ -111,7 +110,8 @@ def finish_sums[
     """Second stage of the sums over rows: adds the slices of every column of dgamma, dbeta and db.
 
     Parameters:
-        dtype: Of the gradients.
+        dtype: Of db.
+        x_dtype: Of dgamma and dbeta.
         source: Of what db is added from.
         early: Whether the kernel may be started before the launch in front of it is done.
     """
@@ -141,9 +141,9 @@ def finish_sums[
             total += shares[lane, thread_idx.x]
         if block_idx.x < ln_blocks:
             if column < H:
-                grad_ln_weight[unsafe_offset=column] = total.cast[dtype]()
+                grad_ln_weight[unsafe_offset=column] = total.cast[x_dtype]()
             elif column < 2 * H:
-                grad_ln_bias[unsafe_offset=column - H] = total.cast[dtype]()
+                grad_ln_bias[unsafe_offset=column - H] = total.cast[x_dtype]()
         elif bias_column < O:
             grad_bias[unsafe_offset=bias_column] = total.cast[dtype]()
 
@@ -179,11 +179,11 @@ struct Shares[dtype: DType](Copyable, Movable):
 
 
 def launch_column_partials[
-    L: Launcher, //, dtype: DType, width: Int, with_x_hat: Bool
+    L: Launcher, dtype: DType, x_dtype: DType, //, width: Int, with_x_hat: Bool
 ](
     mut launcher: L,
     dy: ImmPtr[dtype],
-    input: ImmPtr[dtype],
+    input: ImmPtr[x_dtype],
     mean: ImmPtr[accum_type[dtype]],
     rstd: ImmPtr[accum_type[dtype]],
     rows: Int,
@@ -203,7 +203,7 @@ def launch_column_partials[
         "column_partials", slices * columns * sums_of_a_column
     )
     if slices > 0:
-        launcher.launch[column_partials[dtype, width, with_x_hat]](
+        launcher.launch[column_partials[dtype, x_dtype, width, with_x_hat]](
             "column_partials",
             partials,
             dy,
@@ -221,7 +221,7 @@ def launch_column_partials[
 
 
 def launch_bias_partials[
-    L: Launcher, //, dtype: DType
+    L: Launcher, dtype: DType, //
 ](
     mut launcher: L,
     grad_output: ImmPtr[dtype],
@@ -235,20 +235,20 @@ def launch_bias_partials[
     var rows = Int(sizes.rows())
     var O = Int(sizes.output_dim)
     if O % width == 0 and is_aligned(grad_output):
-        return launch_column_partials[dtype, width, False](
+        return launch_column_partials[width, False](
             launcher, grad_output, grad_output, anything, anything, rows, O, O, fewest_rows
         )
-    return launch_column_partials[dtype, 1, False](
+    return launch_column_partials[1, False](
         launcher, grad_output, grad_output, anything, anything, rows, O, O, fewest_rows
     )
 
 
 def launch_norm_partials[
-    L: Launcher, dtype: DType, //
+    L: Launcher, dtype: DType, x_dtype: DType, //
 ](
     mut launcher: L,
     dln: ImmPtr[dtype],
-    input: ImmPtr[dtype],
+    input: ImmPtr[x_dtype],
     mean: ImmPtr[accum_type[dtype]],
     rstd: ImmPtr[accum_type[dtype]],
     sizes: Sizes,
@@ -259,21 +259,19 @@ def launch_norm_partials[
     comptime width = vector_width[dtype]
     var rows = Int(sizes.rows())
     var H = Int(sizes.hidden_dim)
-    if H % width == 0 == stride % width and is_aligned[dtype](dln, input):
-        return launch_column_partials[dtype, width, True](
+    if H % width == 0 == stride % width and is_aligned(dln) and is_aligned(input):
+        return launch_column_partials[width, True](
             launcher, dln, input, mean, rstd, rows, H, stride, fewest_rows
         )
-    return launch_column_partials[dtype, 1, True](
-        launcher, dln, input, mean, rstd, rows, H, stride, fewest_rows
-    )
+    return launch_column_partials[1, True](launcher, dln, input, mean, rstd, rows, H, stride, fewest_rows)
 
 
 def launch_finish_sums[
-    L: Launcher, source: DType, //, dtype: DType
+    L: Launcher, source: DType, x_dtype: DType, //, dtype: DType
 ](
     mut launcher: L,
-    grad_ln_weight: MutPtr[dtype],
-    grad_ln_bias: MutPtr[dtype],
+    grad_ln_weight: MutPtr[x_dtype],
+    grad_ln_bias: MutPtr[x_dtype],
     ln_shares: Shares[accum_type[dtype]],
     hidden_dim: Int,
     grad_bias: MutPtr[dtype],
@@ -285,7 +283,7 @@ def launch_finish_sums[
     var blocks = ceildiv(2 * hidden_dim, COLUMN_LANES) + ceildiv(output_dim, COLUMN_LANES)
     if blocks == 0:
         return
-    launcher.launch[finish_sums[dtype, source, L.wgmma]](
+    launcher.launch[finish_sums[dtype, x_dtype, source, L.wgmma]](
         "finish_sums",
         grad_ln_weight,
         grad_ln_bias,

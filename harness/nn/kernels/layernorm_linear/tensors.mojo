@@ -22,17 +22,17 @@ struct Sizes(Copyable, Movable):
 
 
 @fieldwise_init
-struct ForwardTensors[dtype: DType, written: MutOrigin = MutAnyOrigin, read: ImmOrigin = ImmutAnyOrigin](
-    Copyable, Movable
-):
-    """What a forward pass writes, and what it reads."""
+struct ForwardTensors[
+    dtype: DType, x_dtype: DType, written: MutOrigin = MutAnyOrigin, read: ImmOrigin = ImmutAnyOrigin
+](Copyable, Movable):
+    """What a forward pass writes, and what it reads: the input, gamma and beta in `x_dtype`."""
 
     var output: Pointer[Scalar[Self.dtype], Self.written]  # [B, S, O]
     var mean: Pointer[Scalar[accum_type[Self.dtype]], Self.written]  # [B, S]
     var rstd: Pointer[Scalar[accum_type[Self.dtype]], Self.written]  # [B, S]
-    var input: Pointer[Scalar[Self.dtype], Self.read]  # [B, S, H]
-    var ln_weight: Pointer[Scalar[Self.dtype], Self.read]  # [H], gamma
-    var ln_bias: Pointer[Scalar[Self.dtype], Self.read]  # [H], beta
+    var input: Pointer[Scalar[Self.x_dtype], Self.read]  # [B, S, H]
+    var ln_weight: Pointer[Scalar[Self.x_dtype], Self.read]  # [H], gamma
+    var ln_bias: Pointer[Scalar[Self.x_dtype], Self.read]  # [H], beta
     var linear_weight: Pointer[Scalar[Self.dtype], Self.read]  # [O, H]
     var linear_bias: Pointer[Scalar[Self.dtype], Self.read]  # [O]
     var sizes: Sizes
@@ -40,21 +40,22 @@ struct ForwardTensors[dtype: DType, written: MutOrigin = MutAnyOrigin, read: Imm
 
 
 @fieldwise_init
-struct BackwardTensors[dtype: DType, written: MutOrigin = MutAnyOrigin, read: ImmOrigin = ImmutAnyOrigin](
-    Copyable, Movable
-):
-    """What a backward pass writes, the five gradients, and what it reads."""
+struct BackwardTensors[
+    dtype: DType, x_dtype: DType, written: MutOrigin = MutAnyOrigin, read: ImmOrigin = ImmutAnyOrigin
+](Copyable, Movable):
+    """What a backward pass writes, the five gradients, and what it reads: the input, gamma, beta and their gradients in
+    `x_dtype`."""
 
-    var grad_input: Pointer[Scalar[Self.dtype], Self.written]  # [B, S, H]
-    var grad_ln_weight: Pointer[Scalar[Self.dtype], Self.written]  # [H], dgamma
-    var grad_ln_bias: Pointer[Scalar[Self.dtype], Self.written]  # [H], dbeta
+    var grad_input: Pointer[Scalar[Self.x_dtype], Self.written]  # [B, S, H]
+    var grad_ln_weight: Pointer[Scalar[Self.x_dtype], Self.written]  # [H], dgamma
+    var grad_ln_bias: Pointer[Scalar[Self.x_dtype], Self.written]  # [H], dbeta
     var grad_weight: Pointer[Scalar[Self.dtype], Self.written]  # [O, H]
     var grad_bias: Pointer[Scalar[Self.dtype], Self.written]  # [O]
     var grad_output: Pointer[Scalar[Self.dtype], Self.read]  # [B, S, O], dy
-    var input: Pointer[Scalar[Self.dtype], Self.read]  # [B, S, H]
+    var input: Pointer[Scalar[Self.x_dtype], Self.read]  # [B, S, H]
     var mean: Pointer[Scalar[accum_type[Self.dtype]], Self.read]  # [B, S]
     var rstd: Pointer[Scalar[accum_type[Self.dtype]], Self.read]  # [B, S]
-    var ln_weight: Pointer[Scalar[Self.dtype], Self.read]  # [H], gamma
-    var ln_bias: Pointer[Scalar[Self.dtype], Self.read]  # [H], beta
+    var ln_weight: Pointer[Scalar[Self.x_dtype], Self.read]  # [H], gamma
+    var ln_bias: Pointer[Scalar[Self.x_dtype], Self.read]  # [H], beta
     var linear_weight: Pointer[Scalar[Self.dtype], Self.read]  # [O, H]
     var sizes: Sizes

@@ -1,0 +1,160 @@
+"""LayerNorm + Linear as a library of C functions, in parts by dtype (see `common/calls.mojo`).
+
+PART names the dtype of the products: bfloat16, float16, or float32; with "_mixed" behind it x, gamma, beta and their gradients are
+float32 beside 16-bit products, as under autocast.
+"""
+
+from std.sys.defines import get_defined_string
+
+from common.calls import Words, call, open_gpu
+from common.stream_launcher import StreamLauncher
+from layernorm_linear.launches import DLN_GIVEN, LN_OUT_TAKEN, launch_forward_hopper, launch_gradients
+from layernorm_linear.forward import launch_layernorm_fast
+from layernorm_linear.pairs import launch_backward_pairs, launch_forward_pairs
+from layernorm_linear.plan import Problem, packed
+from layernorm_linear.small import (
+    launch_backward_small,
+    launch_forward_small,
+    suits_small_backward,
+    suits_small_forward,
+)
+from layernorm_linear.tensors import BackwardTensors, ForwardTensors, Sizes
+from shared.common import accum_type
+
+comptime PART = get_defined_string["PART", "bfloat16"]()
+comptime IS_FLOAT32 = PART == "float32"
+comptime dtype = DType.float32 if IS_FLOAT32 else (
+    DType.bfloat16 if PART == "bfloat16" or PART == "bfloat16_mixed" else DType.float16
+)
+comptime x_dtype = DType.float32 if PART == "bfloat16_mixed" or PART == "float16_mixed" else dtype
+comptime stat = accum_type[dtype]
+"""Of the statistics."""
+
+comptime PAIRS = 1
+"""How a call is computed, added: float32 by pairs of float16,"""
+comptime LEAST = 2
+"""with the least memory."""
+
+
+def sizes_of(mut words: Words) -> Sizes:
+    """The next three words: rows, H, O."""
+    var rows = Int32(words.integer())
+    var hidden_dim = Int32(words.integer())
+    return Sizes(rows, 1, hidden_dim, Int32(words.integer()))
+
+
+def forward(mut words: Words, mut launcher: StreamLauncher) raises:
+    """12 words: rows, H, O, eps; y, mean, rstd; x, gamma, beta, W, bias."""
+    var sizes = sizes_of(words)
+    var eps = words.float().cast[stat]()
+    # Taken in this order.
+    var t = ForwardTensors[dtype, x_dtype](
+        output=words.written[dtype](),
+        mean=words.written[stat](),
+        rstd=words.written[stat](),
+        input=words.read[x_dtype](),
+        ln_weight=words.read[x_dtype](),
+        ln_bias=words.read[x_dtype](),
+        linear_weight=words.read[dtype](),
+        linear_bias=words.read[dtype](),
+        sizes=sizes^,
+        eps=eps,
+    )
+    comptime if StreamLauncher.wgmma and IS_FLOAT32:
+        launch_forward_pairs(launcher, rebind[ForwardTensors[DType.float32, DType.float32]](t))
+    elif StreamLauncher.wgmma:
+        comptime if dtype == x_dtype:
+            if suits_small_forward(t.sizes):
+                launch_forward_small(launcher, rebind[ForwardTensors[dtype, dtype]](t))
+                return
+        launch_forward_hopper(launcher, t)
+
+
+def rows(mut words: Words, mut launcher: StreamLauncher) raises:
+    """What comes before a product of PyTorch's. 11 words: rows, H, O, eps; ln_out, mean, rstd; x, gamma, beta; and the elements from
+    one row of ln_out to the next, zeros from H on."""
+    var sizes = sizes_of(words)
+    var eps = words.float().cast[stat]()
+    var ln_out = words.written[dtype]()
+    var mean = words.written[stat]()
+    var rstd = words.written[stat]()
+    var input = words.read[x_dtype]()
+    var ln_weight = words.read[x_dtype]()
+    var ln_bias = words.read[x_dtype]()
+    launch_layernorm_fast(
+        launcher, ln_out, mean, rstd, input, ln_weight, ln_bias, sizes, eps, words.integer()
+    )
+
+
+def backward(mut words: Words, mut launcher: StreamLauncher) raises:
+    """18 words: rows, H, O, what is wanted (the bits of `launches.mojo`); dx, dgamma, dbeta, dW, db; dY, x, mean, rstd, gamma, beta, W;
+    dln and ln_out where they are the caller's."""
+    var sizes = sizes_of(words)
+    var wanted = words.integer()
+    # Taken in this order.
+    var t = BackwardTensors[dtype, x_dtype](
+        grad_input=words.written[x_dtype](),
+        grad_ln_weight=words.written[x_dtype](),
+        grad_ln_bias=words.written[x_dtype](),
+        grad_weight=words.written[dtype](),
+        grad_bias=words.written[dtype](),
+        grad_output=words.read[dtype](),
+        input=words.read[x_dtype](),
+        mean=words.read[stat](),
+        rstd=words.read[stat](),
+        ln_weight=words.read[x_dtype](),
+        ln_bias=words.read[x_dtype](),
+        linear_weight=words.read[dtype](),
+        sizes=sizes^,
+    )
+    var dln = words.written[dtype]()
+    var ln_out = words.written[dtype]()
+    var all_own = wanted & (DLN_GIVEN | LN_OUT_TAKEN) == 0
+    comptime if StreamLauncher.wgmma and IS_FLOAT32:
+        if all_own:
+            launch_backward_pairs(launcher, rebind[BackwardTensors[DType.float32, DType.float32]](t), wanted)
+            return
+    comptime if StreamLauncher.wgmma and not IS_FLOAT32 and dtype == x_dtype:
+        if all_own and suits_small_backward(t.sizes):
+            launch_backward_small(launcher, rebind[BackwardTensors[dtype, dtype]](t), wanted)
+            return
+    launch_gradients(launcher, t, wanted, dln, ln_out)
+
+
+@export("workbook_open")
+def workbook_open(index: Int64, message: Int, capacity: Int64) abi("C") -> Int64:
+    """A handle of the GPU with this number."""
+    return open_gpu(index, message, capacity)
+
+
+@export("workbook_layernorm_linear_forward")
+def workbook_layernorm_linear_forward(words: Int, message: Int, capacity: Int64) abi("C") -> Int64:
+    """The forward pass with a product of this project's."""
+    return call[forward](words, message, capacity)
+
+
+@export("workbook_layernorm_linear_rows")
+def workbook_layernorm_linear_rows(words: Int, message: Int, capacity: Int64) abi("C") -> Int64:
+    """The LayerNorm of the forward pass."""
+    return call[rows](words, message, capacity)
+
+
+@export("workbook_layernorm_linear_backward")
+def workbook_layernorm_linear_backward(words: Int, message: Int, capacity: Int64) abi("C") -> Int64:
+    """The backward pass, or what is left of it beside products of PyTorch's."""
+    return call[backward](words, message, capacity)
+
+
+@export("workbook_layernorm_linear_plan")
+def workbook_layernorm_linear_plan(words: Int, message: Int, capacity: Int64) abi("C") -> Int64:
+    """Who multiplies (see `plan.mojo`). 6 words: rows, H, O; whether W lies transposed; PAIRS and LEAST, added; whether a CUDA graph
+    captures the call."""
+    var taken = Words(words)
+    var rows = taken.integer()
+    var H = taken.integer()
+    var O = taken.integer()
+    var transposed = taken.integer() != 0
+    var options = taken.integer()
+    var captured = taken.integer() != 0
+    var problem = Problem(rows, H, O, transposed, options & LEAST != 0, captured, options & PAIRS != 0)
+    return Int64(packed[StreamLauncher.wgmma, dtype, x_dtype](problem))

@@ -1,0 +1,116 @@
+"""LayerNorm + Linear on a real GPU: CUDA graphs, streams, memory, and sizes at the limits of a grid."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from typed import loosely
+
+from harness.nn import layers
+from harness.nn.layers import LayerNormLinear
+
+pytestmark = pytest.mark.gpu
+fused_layernorm_linear = loosely(layers.fused_layernorm_linear)
+SIZES = [(512, 256, 1024), (30, 338, 97), (2048, 768, 3072), (100, 75, 53), (16, 8, 16), (37, 5931, 775)]
+
+
+def make(M, H, O, dtype=torch.bfloat16, x_dtype=None):
+    """Inputs that want gradients, and the gradient of the output."""
+    torch.manual_seed(M)
+    given = [
+        torch.randn(M, H),
+        1 + 0.3 * torch.randn(H),
+        torch.randn(H),
+        torch.randn(O, H) / H**0.5,
+        torch.randn(O),
+    ]
+    kinds = [x_dtype or dtype] * 3 + [dtype] * 2
+    return [t.cuda().to(kind).requires_grad_() for t, kind in zip(given, kinds, strict=True)], torch.randn(
+        M, O
+    ).cuda().to(dtype)
+
+
+def step(given, dy, call=fused_layernorm_linear):
+    """The output and all gradients."""
+    y = call(*given)
+    return [y.detach(), *torch.autograd.grad(y, given, dy)]
+
+
+def in_autocast(*given):
+    """The operator under autocast."""
+    with torch.autocast("cuda", torch.bfloat16):
+        return fused_layernorm_linear(*given)
+
+
+def assert_near_float64(got, given, dy):
+    """Within a few roundings of float64."""
+    wide = [t.detach().double().requires_grad_() for t in given]
+    truth = step(wide, dy.double(), lambda x, g, b, W, c: F.linear(F.layer_norm(x, x.shape[-1:], g, b), W, c))
+    for one, true in zip(got, truth, strict=True):
+        assert (one.double() - true).norm() <= 6e-3 * true.norm() + 1e-6
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_a_graph_of_both_passes(sizes, mixed):
+    """A first call at these sizes inside the capture; every replay gives the same bits, and they are right."""
+    given, dy = make(*sizes, x_dtype=torch.float32 if mixed else None)
+    call = in_autocast if mixed else fused_layernorm_linear
+    graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph, stream=side):
+        captured = step(given, dy, call)
+    results = []
+    for _ in range(2):
+        for tensor in captured:
+            tensor.detach().fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        results.append([tensor.clone() for tensor in captured])
+    assert all(map(torch.equal, *results))
+    assert_near_float64(results[0], given, dy)
+    assert_near_float64(step(given, dy, call), given, dy)
+
+
+def test_a_stream_of_the_callers_is_waited_for():
+    given, dy = make(512, 256, 1024)
+    expected = step(given, dy)
+    side, large = torch.cuda.Stream(), torch.randn(8192, 8192, device="cuda")
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        for _ in range(20):
+            torch.mm(large, large)
+        late = [(t * 1).detach().requires_grad_() for t in given]
+        got = step(late, dy * 1)
+    side.synchronize()
+    assert all(map(torch.equal, got, expected))
+
+
+def test_a_short_memory_makes_dW_first():
+    given, dy = make(16384, 2048, 2048)
+    expected = step(given, dy)[4]
+    _, total = torch.cuda.mem_get_info()
+    y = fused_layernorm_linear(*given)
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 150e6) / total)
+    try:
+        found = torch.autograd.grad(y, given, dy)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert (found[3] - expected).norm() < 1e-2 * expected.norm()
+
+
+@pytest.mark.parametrize(
+    ("M", "H", "O"), [(2**20 + 1, 8, 8), (3, 2**20, 8), (3, 2**20 + 8, 8), (3, 8, 2**20 + 8)], ids=str
+)
+def test_sizes_at_the_limits(M, H, O):
+    given, dy = make(M, H, O)
+    got = step(given, dy)
+    exact = step(given, dy, lambda x, g, b, W, c: F.linear(F.layer_norm(x, x.shape[-1:], g, b), W, c))
+    for one, other in zip(got, exact, strict=True):
+        assert (one.float() - other.float()).norm() <= 2e-2 * other.float().norm() + 1e-6
+
+
+def test_explain_names_the_ways():
+    layer = LayerNormLinear(256, 1024, device="cuda", dtype=torch.bfloat16)
+    said = layer.explain(torch.empty(512, 256, device="cuda", dtype=torch.bfloat16))
+    assert said["way"] == "kernels" and said["backward in a CUDA graph"] == "two branches"

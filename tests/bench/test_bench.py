@@ -275,7 +275,7 @@ def test_sizes_by_name_and_by_number():
 
 @pytest.mark.compiles
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_end_to_end_on_the_cpu(command_line, layer_graphs, cpu_graphs, tmp_path):
+def test_end_to_end_on_the_cpu(command_line, cpu_graphs, tmp_path):
     cpu_graphs()
     target = tmp_path / "bench.csv"
     asked = ("--sizes", "24,16,32", "--columns", "loop,memory,waited", "--csv", target)
@@ -307,10 +307,11 @@ def test_end_to_end_on_the_cpu(command_line, layer_graphs, cpu_graphs, tmp_path)
             assert float(row["ratio_to_fastest_peer"]) == 1
     memory = {row["candidate"]: int(row["saved_bytes"]) for row in rows if row["column"] == "memory"}
     x, statistics = 4 * 24 * 16, 8 * 24
-    assert (memory["fast"], memory["eager"]) == (x + statistics, 2 * x + statistics)
+    # Without kernels the layer is PyTorch's own operations.
+    assert memory["fast"] == memory["eager"] == 2 * x + statistics
     notes = {row["candidate"]: row["note"] for row in rows if row["column"] == "all"}
     assert notes == {
-        "least memory": "skipped: only the extension module chooses between time and memory",
+        "least memory": "skipped: only the kernels choose between time and memory",
         "liger": "skipped: its Triton kernels need a GPU",
     }
     assert f"{len(rows)} rows, in {target}" in finished.out

@@ -43,6 +43,7 @@ calls the launch functions with a launcher that writes down (harness/devices/rec
 harness/devices/replay.py puts a case's tensors into the memory of the virtual GPU, and launches.
 
 The other ways: a whole run, `pNN --backward`, or a gate with `--device gpu`, goes by runs.py to the same
-Judge, once for each device. A file in Python is judged in a process of its own (apart.py): numpy_rung.py,
+Judge, once for each device; gates that are right then go through Checker.check in what the run has left out,
+so that a gate has passed by its own cases and dtypes whatever command ran them. A file in Python is judged in a process of its own (apart.py): numpy_rung.py,
 torch_rung.py, or the puzzle's. `--show` draws picture.py; blame.py finds its wrong thread.
 """

@@ -14,9 +14,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.check.checker import Checker
 from harness.check.options import Options
 from harness.check.ran import Compiled, Device, Simulated
-from harness.check.results import VariantResult
+from harness.check.results import NARROW, GateResult, VariantResult
 from harness.console import tell
 from harness.devices.recorder import Order, is_recorded, record_one
 from harness.devices.targets import Skipped, Target, choose
@@ -51,7 +52,10 @@ class DeviceResult:
 
 @dataclass
 class Run:
-    """Everything a report needs."""
+    """Everything a report needs.
+
+    `rejected` are the gates that are right on every device, in the run's cases, and wrong in their own.
+    """
 
     options: Options
     package: OpPackage
@@ -62,6 +66,7 @@ class Run:
     blanks: dict[str, Blank]
     ledger: Ledger | None
     unsolved: list[str]
+    rejected: list[GateResult] = field(default_factory=list)
 
     @property
     def source(self) -> Path:
@@ -74,10 +79,20 @@ class Run:
     def compute_kernels(self, device: DeviceResult, variants: Sequence[str]) -> None:
         """Run some variants on a device and judge them, once its kernels are compiled."""
 
+    def gates_left(self) -> list[str]:
+        """The gates that are right so far, and have cases or dtypes of their own that the run is not about; none where it is
+        asked for other sizes or another dtype, in which nothing is noted as passed."""
+        options = self.options
+        plain = not options.dims and options.dtype == "float32"
+        return [id for id, right in judged_gates(self).items() if right] if plain else []
+
+    def compute_gates(self) -> None:
+        """Judge the gates that are left in all that a check of gates runs and this run does not."""
+
     def exit_code(self) -> int:
         """1 wrong or a finding, 3 unsolved, 6 no GPU kernel ran anywhere, 0 all correct; the first that holds."""
         states = [v.state(self.quantities) for d in self.devices for v in d.variants.values()]
-        if "wrong" in states or self.errors():
+        if "wrong" in states or self.errors() or self.rejected:
             return 1
         if self.unsolved:
             return 3
@@ -89,7 +104,8 @@ class Run:
 
 
 def judged_gates(run: Run) -> dict[str, bool]:
-    """Gate -> whether it is right, of the gates whose own quantities were all compared on a GPU, real or virtual."""
+    """Gate -> whether it is right, in its own cases too, of the gates whose own quantities were all compared on a GPU, real or
+    virtual."""
     judged: dict[str, bool] = {}
     for device in run.devices:
         for variant in device.variants.values():
@@ -97,7 +113,7 @@ def judged_gates(run: Run) -> dict[str, bool]:
                 if set(result.gate.quantities) <= set(run.quantities):
                     right = result.state == "correct" and bool(result.comparisons)
                     judged[result.gate.id] = right and judged.get(result.gate.id, True)
-    return judged
+    return judged | {result.gate.id: False for result in run.rejected}
 
 
 @dataclass
@@ -126,6 +142,16 @@ class Running(Run):
         device.variants |= {name: judge.variant(compiled, name) for name in variants}
         if len(device.variants) == len(self.options.variants):
             judge.settle(device.variants)
+
+    def compute_gates(self) -> None:
+        options, puzzle = self.options, self.options.puzzle
+        own, ran = [*puzzle.cases(None), *puzzle.gate_cases], self.cases
+        if any(device.kind == "virtual" for device in self.devices):  # what a real GPU has run shows no race
+            own = [case for case in own if case not in ran or case.in_16_bits]
+        if own and (left := self.gates_left()):
+            checker = Checker(puzzle, seed=options.seed, other=NARROW, blocks=options.blocks)
+            results = checker.check(self.package, left, own)
+            self.rejected = [result for result in results if result.state == "wrong"]
 
     def _judge(self) -> "Judge":
         """The judge; made when it is needed first, as what it imports takes a while."""
@@ -202,7 +228,9 @@ def device_on(
         return Compiled(graph, target)
     started = time.monotonic()
     dims = tuple(dict.fromkeys(case.dims for case in cases))
-    order = Order(package, dims, tuple(sorted(options.variants)), dtype=options.dtype)
+    order = Order(
+        package, dims, tuple(sorted(options.variants)), True, options.dtype
+    )  # as gates are recorded
     cached = is_recorded(order, puzzle.name)
     if not cached:
         on_compile(target)

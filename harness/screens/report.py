@@ -17,7 +17,7 @@ from rich.text import Text
 from harness import invocation
 from harness.check.compare import Repeats, Verdict
 from harness.check.options import Options
-from harness.check.results import Comparison, GateResult, VariantResult
+from harness.check.results import NARROW, Comparison, GateResult, VariantResult
 from harness.console import printable, relative, shown
 from harness.devices.targets import LABELS, Skipped
 from harness.learner import layout
@@ -193,6 +193,7 @@ def lines(run: Run, verbose: bool = False) -> Iterator[Line]:
     yield from header(run)
     for names in groups(run):
         yield from sections(run, names)
+    yield from own_cases(run)
     yield from wrong_gates(run)
     yield from findings(run, verbose)
     yield from unsolved(run)
@@ -331,13 +332,23 @@ def wrong(run: Run, variant: VariantResult) -> Iterator[Line]:
         yield Text(f"   ❌ {variant.failure}", style="red")
 
 
+def own_cases(run: Run) -> Iterator[Line]:
+    """The gates that are right so far in what a check of gates runs besides; they are computed after the line that says so."""
+    if left := run.gates_left():
+        yield ""
+        yield f"Checking {counted(len(left), 'gate')} in further cases and in {NARROW} (Virtual GPU)..."
+        run.compute_gates()
+        names = ", ".join(result.gate.id for result in run.rejected)
+        yield f"   {STATES['wrong']}: {names}" if names else f"   {STATES['correct']}"
+
+
 def wrong_gates(run: Run) -> Iterator[Line]:
     """The verdict on each wrong gate, as a check of gates has it; the verdicts on all of its device are known."""
-    for device in run.devices:
-        for result in (result for variant in device.variants.values() for result in variant.gates):
-            if result.state == "wrong":
-                yield ""
-                yield from verdict_lines(result, run.options.puzzle, run.source, run.blanks)
+    of_devices = [r for device in run.devices for variant in device.variants.values() for r in variant.gates]
+    for result in (*of_devices, *run.rejected):
+        if result.state == "wrong":
+            yield ""
+            yield from verdict_lines(result, run.options.puzzle, run.source, run.blanks)
 
 
 def errors(run: Run, *variants: VariantResult) -> Iterator[Line]:
@@ -558,6 +569,7 @@ def as_json(run: Run) -> dict[str, Any]:
         "backward": run.options.backward,
         "exit_code": run.exit_code(),
         "unsolved": run.unsolved,
+        "rejected": {result.gate.id: plain(result, GATE) for result in run.rejected},
         "skipped": {s.kind: s.reason for s in run.skipped},
         "ledger": run.ledger and plain(run.ledger, "saved_eager saved_ours saved_by between"),
         "devices": [

@@ -266,3 +266,56 @@ def test_a_run_on_a_gpu_passes_its_gates_and_one_on_the_cpu_none():
     assert passed("correct", "cpu", "virtual") == passed("correct", "gpu") == {"dx": True}
     assert passed("correct", "cpu") == {}, "the CPU path holds no blank"
     assert passed("wrong", "virtual") == {"dx": False}
+
+
+KERNELS = [name for name in catalogue.puzzle_names() if catalogue.find_puzzle(name).mojo_rung]
+
+
+@pytest.mark.parametrize("kind", ["virtual", "gpu"])
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_whole_run_passes_a_gate_in_nothing_less_than_the_gate_s_own_check(name, kind, monkeypatch):
+    """Of every gate of every puzzle: its own cases, and bfloat16 where the gate has it; what fails there fails the run."""
+    puzzle, asked = catalogue.find_puzzle(name), {}
+    options = Options(puzzle, root="solutions")
+    judged = [gate for gate in options.gates if gate.quantities]
+
+    class Asked:
+        def __init__(self, puzzle, **settings):
+            asked.update(settings)
+
+        def check(self, package, gates, cases):
+            asked.update(gates=gates, cases=cases)
+            return [GateResult(gate, "wrong" if gate is judged[0] else "correct") for gate in judged]
+
+    monkeypatch.setattr(runs, "Checker", Asked)
+    compared = [Comparison(case, {}) for case in puzzle.cases(None)]
+    variants = {
+        each: VariantResult(
+            each, gates=[GateResult(g, "correct", compared) for g in judged if g.variant == each]
+        )
+        for each in options.variants
+    }
+    devices = [DeviceResult(Target(kind, None, ""), variants=variants)]
+    run = runs.Running(
+        options, stand_in(OpPackage), puzzle.cases(None), options.quantities, devices, [], {}, None, []
+    )  # fmt: skip
+    own = [*puzzle.cases(None), *puzzle.gate_cases]
+    assert runs.judged_gates(run) == {gate.id: True for gate in judged}
+    run.compute_gates()
+    further = {case.name for case in own} - {case.name for case in run.cases if kind == "virtual"}
+    narrow = {case.name for case in own if case.in_16_bits}
+    if not further | narrow:
+        assert not asked, "the run has shown all"
+        return
+    assert {*asked["gates"]} == {gate.id for gate in judged} and asked["other"] == "bfloat16"
+    assert {case.name for case in asked["cases"]} == further | narrow
+    assert runs.judged_gates(run) == {gate.id: gate is not judged[0] for gate in judged}
+    assert run.exit_code() == 1 and [result.gate for result in run.rejected] == judged[:1]
+
+
+@pytest.mark.parametrize("settings", [{"dims": (2, 3, 8, 4)}, {"dtype": "bfloat16"}])
+def test_a_run_of_other_sizes_or_in_another_dtype_judges_no_gate_further(settings, puzzle, monkeypatch):
+    run = run_of("virtual")
+    run.options = Options(puzzle, **settings)
+    monkeypatch.setattr(runs, "judged_gates", lambda run: {"dx": True})
+    assert run.gates_left() == []

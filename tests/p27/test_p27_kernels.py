@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from harness.check import zoo
 from harness.check.checker import Checker
 from harness.check.compare import compare
 from harness.check.reference import Reference
@@ -35,6 +36,16 @@ def test_the_kernels_are_right_on_the_virtual_gpu(dtype):
     assert {r.gate.id: r.state for r in results} == {gate.id: "correct" for gate in kernels.GATES}, [
         r.diagnosis for r in results
     ]
+
+
+@pytest.mark.compiles
+def test_a_whole_run_rejects_what_the_gate_rejects(command_line):
+    """A clipping that swallows NaN is right in every case of a graph: the gate has one of its own."""
+    (wrong,) = (each for each in zoo.load("p27") if each.name == "mojo_clip_gradients_nan")
+    flags = ("--backward", "--clip", "--device", "virtual")
+    said = command_line("p27", *flags, "--ops", str(wrong.package().path))
+    assert said.code == 1 and "❌ INCORRECT: clip_gradients" in said.out
+    assert "❌ clip_gradients wrong in" in said.out and "ALL CORRECT" not in said.out
 
 
 def test_what_is_given_is_unsolved(tmp_path):

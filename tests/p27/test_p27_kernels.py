@@ -1,11 +1,16 @@
 """Puzzle 27's kernels: right, in 16 bits too, and unsolved as given."""
 
+import shutil
+import tomllib
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from harness.check import zoo
 from harness.check.checker import Checker
 from harness.check.compare import compare
+from harness.check.diagnose import diagnose
 from harness.check.reference import Reference
 from harness.devices.targets import cpu
 from harness.learner import blanks
@@ -29,6 +34,27 @@ def test_the_mean_of_losses_that_are_rounded_as_they_may_be_is_right():
         assert verdicts["row_loss"].ok and verdicts["mean_loss"].ok == right
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_a_loss_of_a_rounded_lse_is_wrong_whatever_the_seed_and_said(seed):
+    """lse - z[target] in float32, beside log(total) - (z[target] - largest)."""
+    (case,) = (case for case in PUZZLE.gate_cases if case.name == "far from 0")
+    reference = Reference(PUZZLE, "float32", seed)
+    v, truth = kernels.derive(reference.arrays(case)), reference.truth(case, cpu())
+    counted, target = v.counted[..., 0], v.row_target.astype(np.float32)
+    largest = v.row_largest[..., 0].astype(np.float32)
+    logarithm = np.log(np.exp((v.logits - v.row_largest).astype(np.float32)).sum(-1))
+    losses = ((largest + logarithm - target, False), (logarithm - (target - largest), True))
+    for loss, right in losses:
+        got = {name: truth[name].astype(np.float32) for name in ("row_lse", "places")}
+        got["row_loss"] = (counted * loss).astype(np.float32)
+        verdict = reference.compared(case, cpu(), "loss", got, ["row_loss"])["row_loss"]
+        assert verdict.ok == right
+        if not right:
+            shown = reference.evidence(case, cpu(), "row_loss", got["row_loss"], verdict)
+            said = diagnose(PUZZLE, "row_loss", [shown], gate="row_loss")
+            assert said.mistake == "lse-cancels" and "lse - z[target] cancels" in said.sentence
+
+
 @pytest.mark.compiles
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_the_kernels_are_right_on_the_virtual_gpu(dtype):
@@ -46,6 +72,26 @@ def test_a_whole_run_rejects_what_the_gate_rejects(command_line):
     said = command_line("p27", *flags, "--ops", str(wrong.package().path))
     assert said.code == 1 and "❌ INCORRECT: clip_gradients" in said.out
     assert "❌ clip_gradients wrong in" in said.out and "ALL CORRECT" not in said.out
+
+
+@pytest.mark.compiles
+@pytest.mark.slow
+def test_other_right_kernels_are_right_whatever_the_seed(tmp_path):
+    """Those of `right_variants.toml`, all in one package, in the small cases of each gate."""
+    variants = tomllib.loads((Path(__file__).parent / "right_variants.toml").read_text("utf-8"))["mojo"]
+    package = shutil.copytree(roots.op_package(roots.solutions(), "p27").path, tmp_path / "op")
+    text = (package / PUZZLE.source).read_text()
+    for old, new in (edit for named in variants.values() for edits in named.values() for edit in edits):
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    (package / PUZZLE.source).write_text(text)
+    small = [case for case in (*cases(), *PUZZLE.gate_cases) if np.prod(case.dims) <= 2000]
+    for seed in range(20):
+        results = Checker(PUZZLE, seed=seed).check(package, cases=small)
+        assert [r.gate.id for r in results if r.state != "correct"] == [], (
+            seed,
+            [r.diagnosis for r in results],
+        )
 
 
 def test_what_is_given_is_unsolved(tmp_path):

@@ -103,6 +103,8 @@ ABOUT_VARIANTS = {
 QUANTITIES = tuple(name for ops in OPS.values() for op in ops for name in op.writes)
 FORWARD = ("row_loss", "row_lse", "mean_loss", "places", "gelu")
 """What belongs to the forward pass; the others are gradients, or made of them."""
+PRINTED = {**{name: name for name in FORWARD}, "row_lse": "lse", "places": "counted"}
+"""The same as the kernels call them."""
 
 GATES = (
     Gate("row_loss", "loss", ("row_loss", "row_lse"), "what each place pays, in one pass over its logits"),
@@ -418,10 +420,17 @@ MISTAKES = (
 
 
 def symptom(name: str, arrays: Arrays, got: np.ndarray, truth: np.ndarray) -> Symptom | None:
-    """What a wrong lse looks like that is infinite."""
-    return (
-        formulas.infinite_at_first(arrays["logits"], got, truth) if name in ("row_lse", "row_loss") else None
-    )
+    """What a wrong lse looks like that is infinite, and a loss that is made of a rounded one."""
+    if name not in ("row_lse", "row_loss"):
+        return None
+    unit = np.spacing(np.float32(np.abs(arrays["logits"]).max(initial=0.0)))
+    if name == "row_loss" and np.abs(got - truth).max(initial=0.0) <= 2 * unit:
+        return Symptom(
+            "lse-cancels",
+            "is off by a rounding of the lse: lse - z[target] cancels where lse is large; subtract the largest logit from z[target] "
+            "first, log(total) - (z[target] - largest)",
+        )
+    return formulas.infinite_at_first(arrays["logits"], got, truth)
 
 
 def propagated(arrays: Arrays, saved: Arrays) -> dict[str, float]:

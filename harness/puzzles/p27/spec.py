@@ -87,8 +87,17 @@ NOT_FINITE = {
     "clip": {"dx": ("dx", "inf", "NaN")},
 }
 """Variant -> tensor -> its symbol in the book, and what one of its elements becomes, for the kernels alone."""
+FAR = Case(
+    "far from 0",
+    "of logits near 4096 a rounded lse has no digits left for a loss",
+    DIMS,
+    "far",
+    variant="loss",
+)
+"""For the kernels alone, whose lse is rounded to float32."""
 GATE_CASES = (
     LONG,
+    FAR,
     *(
         replace(case, variant=name)
         for name, places in NOT_FINITE.items()
@@ -115,7 +124,9 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
         "dy": normal(B, T, OUTPUTS),
         "W": normal(OUTPUTS, C),
         "A": normal(C, C),
-        "logits": normal(B, T, V) * (800 if case.values == "large" else 2),
+        "logits": rounded(
+            normal(B, T, V) * (800 if case.values == "large" else 2) + 4096 * (case.values == "far"), dtype
+        ),
         "smoothing": np.asarray(0.1 if case.values == "smoothed" else 0.0),
         "V": np.asarray(V),
     }
@@ -192,7 +203,7 @@ PUZZLE = Puzzle(
     mistakes=kernels.MISTAKES,
     symptom=kernels.symptom,
     propagated=kernels.propagated,
-    forward={name: name for name in kernels.FORWARD},
+    forward=kernels.PRINTED,
     backward={name: name for name in kernels.QUANTITIES if name not in kernels.FORWARD},
     variants=kernels.VARIANTS,
     about_variants=kernels.ABOUT_VARIANTS,

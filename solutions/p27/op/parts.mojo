@@ -1,6 +1,8 @@
 """Puzzle 27, the parts of a GPT's training step that no earlier puzzle has as kernels.
 
-    cross-entropy  loss of a row = lse - z[target], lse = log sum exp(z)    dz = (exp(z - lse) - onehot) / places that count
+    cross-entropy  loss of a row = log(total) - (z[target] - largest), total = sum exp(z - largest)
+                   lse = largest + log(total), from which lse - z[target] would cancel
+                   dz = (exp(z - lse) - onehot) / places that count
     GELU           y = x / 2 * (1 + tanh u), u = SCALE * (x + CUBE * x^3)   dx = dy * y'(x)
     embedding      a place reads a row of a table                           a row's gradient is the sum over its readers
     AdamW          x -= rate * (mean / c1 / (sqrt(square / c2) + eps) + decay * x)

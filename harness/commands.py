@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from harness.console import Parser, make_console, print_lines, relative, shown
+from harness.console import Parser, make_console, page_width, print_lines, relative, shown
 from harness.errors import BadUse, Unsolved, WorkbookError
 from harness.invocation import command
 from harness.learner import layout, restore, workspace
@@ -184,8 +184,7 @@ def hint(arguments: list[str]) -> int:
         print("Every blank has passed: there is nothing to hint at.")
         return 0
     console, number = make_console(sys.stdout), int(named[2]) if named else None
-    width = console.width if console.is_terminal else 0
-    print_lines(console, next_hint(work, gate.id, progress, number, width))
+    print_lines(console, next_hint(work, gate.id, progress, number, page_width(console)))
     return 0
 
 

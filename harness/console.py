@@ -91,7 +91,10 @@ def output_lost(error: OSError) -> int:
     except OSError:  # what is left in it goes nowhere, or the interpreter would complain at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if isinstance(error, BrokenPipeError):
-        print("interrupted: nobody reads the output any more", file=sys.stderr)
+        try:
+            print("interrupted: nobody reads the output any more", file=sys.stderr, flush=True)
+        except OSError:  # it went where the output did
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
         return INTERRUPTED
     print(f"error: {error.filename or 'standard output'}: {error.strerror}", file=sys.stderr)
     return EnvironmentProblem.exit_code
@@ -113,9 +116,11 @@ class PipedConsole(Console):
 
 
 def make_console(stream) -> Console:
-    """A console that prints plain, unwrapped text where the output is no terminal."""
+    """A console that prints plain, unwrapped text where the output is no terminal; COLUMNS holds for a dumb one too."""
     piped = not stream.isatty()
-    return PipedConsole(file=stream, highlight=False, emoji=False, width=200 if piped else None)
+    asked = asked_width() if os.environ.get("TERM") in ("dumb", "unknown") else 0
+    width = 200 if piped else asked or None
+    return PipedConsole(file=stream, highlight=False, emoji=False, width=width, height=25 if asked else None)
 
 
 def asked_width() -> int:

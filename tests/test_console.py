@@ -99,6 +99,21 @@ def shell(command: str) -> subprocess.CompletedProcess:
     return subprocess.run(["bash", "-c", line], cwd=ROOT, capture_output=True, text=True, timeout=120)
 
 
+def test_a_reader_of_output_and_errors_that_leaves_is_130_without_more_words():
+    done = shell("set -o pipefail; exec 3>&2; { LIST 2>&1; echo $? >&3; } | true")
+    assert done.stderr.splitlines() == ["130"]
+
+
+def test_a_dumb_terminal_has_the_columns_that_are_asked_for(monkeypatch):
+    class Dumb(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("COLUMNS", "60")
+    assert make_console(Dumb()).width == 60
+
+
 def test_a_reader_that_leaves_is_one_line_and_130():
     done = shell("set -o pipefail; { LIST; echo $? >&2; } | true")
     assert done.stderr.splitlines() == ["interrupted: nobody reads the output any more", "130"]

@@ -195,6 +195,9 @@ def named_puzzle(arguments: list[str]) -> Puzzle:
         words = [argument for argument in arguments if not argument.startswith("-")]
         if {"-h", "--help"} & {*arguments}:
             general_parser().parse_args(["--help"])
+        near = difflib.get_close_matches(words[0], [*COMMANDS, "vgpu"], 1) if words else []
+        if near:
+            raise BadUse(f"unknown command {words[0]!r}: did you mean {near[0]}?")
         if words:
             find_puzzle(words[0])
         raise BadUse(f"no puzzle is named, there is {', '.join(names)}; got: {' '.join(arguments)}")

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from harness import invocation
 from harness.console import hanging, live, tell
-from harness.errors import WorkbookError
+from harness.errors import BadUse, WorkbookError
 from harness.learner import workspace
 from harness.toolchain import roots
 from harness.toolchain.cache import VARIABLE, cache_folder
@@ -260,12 +260,11 @@ def files() -> Iterator[Finding]:
     if page.is_file():
         yield Finding("book", "good", str(page))
     else:
-        inited = (folder / roots.MARK).exists()
-        remedy = (
-            f"`{invocation.command('update --book')}` puts it there"
-            if inited
-            else "the task `book` builds it"
-        )
+        try:
+            workspace.built_book()
+            remedy = f"`{invocation.command('update --book')}` puts it there"
+        except BadUse as error:
+            remedy = str(error).partition("; ")[2].removesuffix("; leave out --book")
         yield Finding("book", "note", "not built here", remedy)
 
 

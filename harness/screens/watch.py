@@ -97,7 +97,9 @@ class Terminal:
             tty.setcbreak(self.keyboard)
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, kind: type | None, *_) -> None:
+        if kind is KeyboardInterrupt and self.console.is_terminal:
+            self.console.print()  # what is said of it does not stand beside the keys
         if self.before is not None and self.keyboard is not None:
             termios.tcsetattr(self.keyboard, termios.TCSADRAIN, self.before)
 

@@ -56,7 +56,7 @@ def digest(parts: Iterable[str | bytes]) -> str:
     """A short hash of strings and bytes, in order; 16 hexadecimal digits."""
     state = hashlib.sha256()
     for part in parts:
-        data = part.encode() if isinstance(part, str) else part
+        data = part.encode("utf-8", "surrogateescape") if isinstance(part, str) else part
         state.update(len(data).to_bytes(8, "little") + data)
     return state.hexdigest()[:16]
 

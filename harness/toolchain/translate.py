@@ -130,6 +130,8 @@ BY_CODE: tuple[tuple[str, str, str], ...] = (
     (r"in call to 'sum'", r"\bblock\.(sum|max|min)\(",
      "The number of threads is a parameter: `block.{0}[block_size=...](value)`, the launch's own. "
      "Every thread of the block must call it."),
+    (r"convert(?:ed)? .*'Int'|in call to '(?:min|max)'", r"\b(min|max)\((-?\d+), ",
+     "Both arguments of `{0}` need one type, and `{1}` alone is an Int: `{0}(Scalar[accum]({1}), ...)`."),
     (r"", r"\S\s*(&&|\|\|)", "Conditions are joined by `and` and `or`, and turned by `not`."),
 )  # fmt: skip
 

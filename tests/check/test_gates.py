@@ -312,7 +312,7 @@ def test_an_error_of_the_compiler_in_another_s_blank_says_whose_it_is(asked, own
     with pytest.raises(CompileFailed) as caught:
         Broken(puzzle).check(solution, asked)
     said = str(caught.value).splitlines()
-    words = f"   -> the line is in the blank of {owner}, and its kernel is compiled as a whole: mend {owner} first"
+    words = f"   -> the line is in the blank of {owner}, and the file compiles as a whole: mend {owner} first, or empty it by `reset`"
     assert said[2:] == ([words] if owner else []) and caught.value.details == "all of it"
 
 

@@ -344,3 +344,9 @@ def test_a_wrong_layernorm_in_pytorch_is_named(old, new, words, tmp_path):
     assert result.diagnosis[0].startswith("at odd sizes") and result.diagnosis[-1].startswith(words), (
         result.diagnosis
     )
+
+
+def test_a_sum_over_no_axis_is_said_to_be_one_over_all(tmp_path):
+    new = "dbias = dy.sum(leading)"
+    result = verdict("torch", "layernorm", "functions.py", f"{new} if leading else dy", new, tmp_path)
+    assert "; `.sum(())` adds up everything" in result.diagnosis[0], result.diagnosis

@@ -419,6 +419,7 @@ def bad_use(command_line, *arguments: str) -> str:
     ("arguments", "words"),
     [
         (["p99"], ["unknown puzzle 'p99'", "there is ", "p22"]),
+        (["wtch"], ["unknown command 'wtch': did you mean watch?"]),
         (["p22", "--dims", "4", "4", "8"], ["--dims", "expected 4 arguments", "got: p22 --dims 4 4 8"]),
         (["p22", "--dims", "4", "4", "0", "8"], ["--dims 4 4 0 8", "every size must be at least 1"]),
         (["p22", "--dims", "4", "4", "-8", "8"], ["--dims 4 4 -8 8", "every size must be at least 1"]),

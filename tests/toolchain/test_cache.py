@@ -76,6 +76,10 @@ def test_a_user_without_a_home_folder_is_told_what_to_set(monkeypatch):
         cache_folder()
 
 
+def test_a_name_that_is_no_text_has_a_digest():
+    assert digest(["f\udcfc"]) == digest([b"f\xfc"]) != digest(["f"])
+
+
 @settings(deadline=None)  # a busy machine
 @given(st.lists(st.text()), st.lists(st.text()))
 def test_different_parts_have_different_digests(one, other):

@@ -342,6 +342,16 @@ def test_further_errors_are_listed_a_line_each_and_counted_beyond_three():
     ]
 
 
+def test_a_minimum_of_an_int_and_a_float_is_no_sum():
+    line = "    var factor = min(1, limit / norm)"
+    error = Diagnostic(
+        "a.mojo", 3, 5, "error", "value passed to 'y' cannot be converted from 'Float32' to 'Int'", line
+    )
+    assert explain(error) == (
+        "Both arguments of `min` need one type, and `1` alone is an Int: `min(Scalar[accum](1), ...)`."
+    )
+
+
 def test_the_sizes_of_the_very_kernel_are_named(tmp_path):
     path = tmp_path / "kernel.mojo"
     path.write_text(KERNEL_HEAD.format(number=1) + "    if row < rows:\n        return\n")

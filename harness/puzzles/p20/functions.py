@@ -122,7 +122,11 @@ def wrong_gradients(
         try:
             got = gradients(what.function, inputs, random_like)
         except Exception as error:  # whatever a learner's code raises is a verdict
-            return [f"{describe(error, path)} ({sizes} sizes, {shapes(names, inputs)})"]
+            over_all = "got [] but expected shape" in str(error) and sizes == "row"
+            more = (
+                "; `.sum(())` adds up everything: without leading axes there is nothing to add up" * over_all
+            )
+            return [f"{describe(error, path)}{more} ({sizes} sizes, {shapes(names, inputs)})"]
         ones = gradients(what.reference, what.inputs(sizes), lambda out: [torch.ones_like(t) for t in out])
         lines = [
             line

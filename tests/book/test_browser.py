@@ -30,7 +30,11 @@ def test_every_page_opens_without_errors_and_fits(browser, site):
             for size in (DESKTOP, PHONE):
                 browser.resize(size)
                 fits = "scrollWidth <= window.innerWidth"
-                assert browser.run(f"{SETTLED}.then(() => document.documentElement.{fits})"), (page, theme, size)
+                assert browser.run(f"{SETTLED}.then(() => document.documentElement.{fits})"), (
+                    page,
+                    theme,
+                    size,
+                )
     assert browser.errors == []
     assert [url for url in browser.requests if not url.startswith(("file:", "data:"))] == []
 

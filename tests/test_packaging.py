@@ -34,61 +34,14 @@ def test_pixi_installs_this_project_with_the_extra_that_the_tests_need():
     assert PROJECT["dependency-groups"]["dev"] == [f"{name}[dev]"], "a bare `uv run` has the extra too"
 
 
-TEXT = {"type": "string", "minLength": 1}
-PLATFORM = {"platform": {"enum": ["linux-64", "linux-aarch64", "osx-arm64"]}, "glibc": TEXT, "macos": TEXT}
-
-
-def table(**entries) -> dict:
-    """The schema of a table that has these keys and no others; what they hold is required."""
-    return {"type": "object", "properties": entries, "required": list(entries), "additionalProperties": False}
-
-
-PIXI_SCHEMA = table(
-    workspace=table(
-        name=TEXT,
-        channels={"type": "array", "items": TEXT, "minItems": 1},
-        **{"requires-pixi": {"type": "string", "pattern": r"^>=\d+\.\d+$"}},
-        platforms={
-            "type": "array",
-            "items": {
-                "type": "object",
-                "properties": PLATFORM,
-                "required": ["platform"],
-                "additionalProperties": False,
-            },
-        },
-    ),
-    dependencies=table(python=TEXT),
-    tasks={"type": "object", "additionalProperties": TEXT},
-    **{"pypi-dependencies": {"type": "object"}},
-)
-"""Of what pixi allows, what this file uses."""
-
-
-def test_pixi_toml_fits_the_schema():
-    """This one, and pixi's own where PIXI_SCHEMA names it."""
-    import jsonschema
-
-    jsonschema.validate(PIXI, PIXI_SCHEMA)
+def test_pixi_toml_has_tables_that_pixi_knows():
+    """And all of it fits pixi's own schema, where PIXI_SCHEMA names it."""
+    assert set(PIXI) == {"workspace", "dependencies", "tasks", "pypi-dependencies"}
+    assert set(PIXI["workspace"]) == {"name", "channels", "requires-pixi", "platforms"}
     if schema := os.environ.get("PIXI_SCHEMA"):
+        import jsonschema
+
         jsonschema.validate(PIXI, json.loads(Path(schema).read_text()))
-
-
-@pytest.mark.parametrize(
-    "damaged",
-    [
-        PIXI | {"other": {}},
-        PIXI | {"tasks": {"p22": {"cmd": "python"}}},
-        {name: value for name, value in PIXI.items() if name != "workspace"},
-        PIXI | {"workspace": PIXI["workspace"] | {"platforms": ["linux"]}},
-    ],
-    ids=["an unknown table", "a task that is no line", "no workspace", "a platform without a name"],
-)
-def test_a_damaged_pixi_toml_does_not_fit(damaged):
-    import jsonschema
-
-    with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(damaged, PIXI_SCHEMA)
 
 
 def requirements() -> list[str]:

@@ -193,6 +193,15 @@ def test_where_plans_are_known_no_program_runs_but_for_new_kernels_and_one_that_
     assert runs[1:] == ["square_backward_kernel + square_backward_kernel"]
 
 
+@pytest.mark.compiles
+def test_of_many_packages_without_a_plan_the_one_that_does_not_compile_is_named(edited):
+    broken = edited((CHANGE[0], "no_such_name * x[from_row"), place="broken")
+    orders = [recorder.Order(own, DIMS) for own in (edited(place="right"), broken)]
+    with pytest.raises(CompileFailed, match=f"^{broken.path} does not compile") as caught:
+        recorder.record_many(orders, "p90", "float32")
+    assert f"{broken.path}/square.mojo:" in caught.value.details
+
+
 def take_order(order: recorder.Order):
     """What `record` gives for an order."""
     return record(order.package, "p90", "float32", order.dims, order.variants)

@@ -3,107 +3,82 @@
 import pytest
 
 from harness.devices import targets
-from harness.devices.targets import CPU_LIMIT, VIRTUAL, VIRTUAL_LIMIT, Skipped, Target, choose
+from harness.devices.targets import CPU_LIMIT, VIRTUAL_LIMIT, Target, choose
 from harness.errors import BadUse, EnvironmentProblem
 
 GPU = Target("gpu", None, "a GPU")
 
 
 @pytest.fixture
-def no_gpu(monkeypatch):
-    """MAX sees no GPU."""
-    monkeypatch.setattr(targets, "gpu_may_exist", lambda: True)
-    monkeypatch.setattr(targets, "gpu", lambda: None)
+def sees(monkeypatch):
+    """Call it with whether MAX sees a GPU."""
+
+    def there(is_one: bool) -> None:
+        monkeypatch.setattr(targets, "gpu_may_exist", lambda: True)
+        monkeypatch.setattr(targets, "gpu", lambda: GPU if is_one else None)
+
+    return there
 
 
-@pytest.fixture
-def one_gpu(monkeypatch):
-    """MAX sees a GPU."""
-    monkeypatch.setattr(targets, "gpu_may_exist", lambda: True)
-    monkeypatch.setattr(targets, "gpu", lambda: GPU)
-
-
-def kinds(chosen: list[Target]) -> list[str]:
-    """The kinds, in order."""
-    return [target.kind for target in chosen]
-
-
-@pytest.mark.parametrize("wanted", ["auto", "all"])
-def test_without_a_gpu_the_virtual_one_takes_its_place(no_gpu, wanted):
-    chosen, skipped = choose(wanted, 100, "float32", True)
-    assert kinds(chosen) == ["cpu", "virtual"] and not skipped
-
-
-def test_nothing_looks_for_a_gpu_where_none_can_be(no_gpu, monkeypatch):
-    """MAX looks once, and a layer that wants the virtual GPU by its driver could no longer switch it on."""
-    monkeypatch.setattr(targets, "gpu_may_exist", lambda: False)
-    monkeypatch.setattr(targets, "gpu", lambda: pytest.fail("looked for a GPU"))
-    assert kinds(choose("auto", 100, "float32", True)[0]) == ["cpu", "virtual"]
-
-
-def test_what_is_too_large_for_the_virtual_gpu_is_run_when_asked_for(no_gpu):
-    chosen, skipped = choose("auto", VIRTUAL_LIMIT + 1, "float32", True)
-    assert kinds(chosen) == ["cpu"]
-    assert skipped == [Skipped("gpu", "no GPU, and too large for the virtual one; --device virtual runs it")]
-    assert choose("virtual", VIRTUAL_LIMIT + 1, "float32", True)[0] == [VIRTUAL]
-
-
-def test_with_a_gpu_auto_is_both(one_gpu):
-    chosen, skipped = choose("auto", 100, "float32", True)
-    assert kinds(chosen) == ["cpu", "gpu"] and not skipped
-
-
-def test_cpu_alone_skips_nothing(one_gpu):
-    chosen, skipped = choose("cpu", 100, "float32", True)
-    assert kinds(chosen) == ["cpu"] and not skipped
-
-
-def test_gpu_alone(one_gpu):
-    chosen, skipped = choose("gpu", 100, "float32", True)
-    assert chosen == [GPU] and not skipped
-
-
-def test_gpu_by_name_without_one_is_bad_use(no_gpu):
-    with pytest.raises(EnvironmentProblem, match="--device gpu: MAX sees no GPU on this machine"):
-        choose("gpu", 100, "float32", True)
-
-
-@pytest.mark.parametrize("wanted", ["gpu", "virtual"])
-def test_float64_on_a_gpu_by_name_is_bad_use(one_gpu, wanted):
-    with pytest.raises(
-        BadUse, match=f"--dtype float64 is for the CPU path; --device {wanted} does not run it"
-    ):
-        choose(wanted, 100, "float64", True)
-
-
-@pytest.mark.parametrize(("work", "runs"), [(CPU_LIMIT, True), (CPU_LIMIT + 1, False)])
-def test_a_large_case_leaves_the_cpu_out_unless_asked_for(one_gpu, work, runs):
-    chosen, skipped = choose("auto", work, "float32", True)
-    assert ("cpu" in kinds(chosen)) == runs
-    assert [s.kind for s in skipped] == ([] if runs else ["cpu"])
-    assert all("2^28 multiply-adds; --device cpu runs it" in s.reason for s in skipped)
-    assert kinds(choose("cpu", work, "float32", True)[0]) == ["cpu"]
-
-
-def test_float64_stays_on_the_cpu(one_gpu):
-    chosen, skipped = choose("auto", 100, "float64", True)
-    assert kinds(chosen) == ["cpu"]
-    assert skipped == [Skipped("gpu", "float64 is for the CPU path")]
-
-
-@pytest.mark.parametrize("wanted", ["auto", "all"])
-def test_without_a_cpu_path_there_is_one_gpu(no_gpu, wanted):
-    assert choose(wanted, 100, "float32", False) == ([VIRTUAL], [])
-    _, skipped = choose(wanted, VIRTUAL_LIMIT + 1, "float32", False)
-    assert [each.kind for each in skipped] == ["gpu"]
+LARGE, LARGE_CPU = VIRTUAL_LIMIT + 1, CPU_LIMIT + 1
 
 
 @pytest.mark.parametrize(
-    ("wanted", "dtype", "flag"), [("cpu", "float32", "--device cpu"), ("auto", "float64", "--dtype float64")]
+    ("is_gpu", "wanted", "work", "dtype", "on_cpu", "chosen", "skipped"),
+    [
+        (False, "auto", 100, "float32", True, "cpu virtual", {}),
+        (False, "all", 100, "float32", True, "cpu virtual", {}),
+        (False, "auto", LARGE, "float32", True, "cpu", {"gpu": "--device virtual runs it"}),
+        (False, "virtual", LARGE, "float32", True, "virtual", {}),
+        (False, "auto", 100, "float32", False, "virtual", {}),
+        (False, "all", LARGE, "float32", False, "", {"gpu": "too large for the virtual one"}),
+        (True, "auto", 100, "float32", True, "cpu gpu", {}),
+        (True, "cpu", 100, "float32", True, "cpu", {}),
+        (True, "gpu", 100, "float32", True, "gpu", {}),
+        (True, "auto", CPU_LIMIT, "float32", True, "cpu gpu", {}),
+        (
+            True,
+            "auto",
+            LARGE_CPU,
+            "float32",
+            True,
+            "gpu",
+            {"cpu": "2^28 multiply-adds; --device cpu runs it"},
+        ),
+        (True, "cpu", LARGE_CPU, "float32", True, "cpu", {}),
+        (True, "auto", 100, "float64", True, "cpu", {"gpu": "float64 is for the CPU path"}),
+    ],
 )
-def test_a_cpu_path_that_is_not_there_is_bad_use(wanted, dtype, flag):
-    with pytest.raises(BadUse, match=f"{flag} is for a CPU path"):
-        choose(wanted, 100, dtype, False)
+def test_what_is_chosen_and_why_the_rest_is_not(sees, is_gpu, wanted, work, dtype, on_cpu, chosen, skipped):
+    """Without a GPU the virtual one takes its place."""
+    sees(is_gpu)
+    found, left_out = choose(wanted, work, dtype, on_cpu)
+    assert [target.kind for target in found] == chosen.split()
+    assert [each.kind for each in left_out] == [*skipped]
+    assert all(skipped[each.kind] in each.reason for each in left_out)
+
+
+@pytest.mark.parametrize(
+    ("is_gpu", "wanted", "dtype", "on_cpu", "error", "said"),
+    [
+        (False, "gpu", "float32", True, EnvironmentProblem, "--device gpu: MAX sees no GPU on this machine"),
+        (True, "gpu", "float64", True, BadUse, "--device gpu does not run it"),
+        (True, "virtual", "float64", True, BadUse, "--device virtual does not run it"),
+        (False, "cpu", "float32", False, BadUse, "--device cpu is for a CPU path"),
+        (False, "auto", "float64", False, BadUse, "--dtype float64 is for a CPU path"),
+    ],
+)
+def test_what_cannot_be_chosen_is_said(sees, is_gpu, wanted, dtype, on_cpu, error, said):
+    sees(is_gpu)
+    with pytest.raises(error, match=said):
+        choose(wanted, 100, dtype, on_cpu)
+
+
+def test_nothing_looks_for_a_gpu_where_none_can_be(monkeypatch):
+    """MAX looks once, and a layer that wants the virtual GPU by its driver could no longer switch it on."""
+    monkeypatch.setattr(targets, "gpu_may_exist", lambda: False)
+    monkeypatch.setattr(targets, "gpu", lambda: pytest.fail("looked for a GPU"))
+    assert [target.kind for target in choose("auto", 100, "float32", True)[0]] == ["cpu", "virtual"]
 
 
 def test_a_simulated_gpu_is_never_called_a_gpu():

@@ -1,6 +1,4 @@
-"""Puzzle 26 as a learner meets it: every solution is right, every untouched file unsolved."""
-
-import re
+"""Puzzle 26 as a learner meets it: what is said of backends, right and wrong."""
 
 import pytest
 import torch
@@ -8,7 +6,7 @@ import torch
 from harness import cli
 from harness.check import zoo
 from harness.check.checker import make_checker
-from harness.learner import blanks, hints
+from harness.learner import blanks
 from harness.learner.work import Work
 from harness.puzzles.p26 import shows, trying
 from harness.puzzles.p26.checker import CHECKS
@@ -29,18 +27,6 @@ QUICK = [rung for rung in PUZZLE.rungs if rung.id in ("printer", "fold", "match"
 def checkers():
     """The checker of each rung, of the solutions."""
     return {rung.id: make_checker(Work(PUZZLE, rung, roots.solutions())) for rung in PUZZLE.rungs}
-
-
-@pytest.mark.parametrize("rung", PUZZLE.rungs, ids=lambda rung: rung.id)
-def test_the_solution_is_right_and_the_problem_unsolved(rung, checkers, tmp_path):
-    solution = roots.solutions() / "p26" / rung.file
-    results = checkers[rung.id].check(solution)
-    assert {r.gate.id: r.state for r in results} == dict.fromkeys(rung.gates, "correct"), [
-        r.diagnosis for r in results
-    ]
-    given = tmp_path / rung.file
-    given.write_text(blanks.skeleton(solution.read_text()))
-    assert {r.state for r in checkers[rung.id].check(given)} == {"unsolved"}
 
 
 def test_the_symptoms_are_a_line_for_each_and_none_may_pass(monkeypatch, command_line):
@@ -294,20 +280,6 @@ def test_rewrites_are_shown_as_the_book_has_recorded_them(capsys):
     assert cli.main(["p26", "--rewrites"]) == 0
     recorded = roots.CHECKOUT / "book" / "outputs" / "backend_rewrites.txt"
     assert capsys.readouterr().out.strip() == recorded.read_text().strip()
-
-
-def test_no_hint_gives_a_whole_solution_of_several_lines_away():
-    for rung in PUZZLE.rungs:
-        by_id = blanks.find((roots.solutions() / "p26" / rung.file).read_text())
-        for gate in rung.gates:
-            body = {line.strip() for line in by_id[gate].body if line.strip()}
-            for hint in hints.ladders("p26")[gate]:
-                assert not body <= {line.strip() for line in hint.code.splitlines()}, hint.id
-
-
-def test_the_chapter_has_every_hint_ladder():
-    pages = "".join(page.read_text() for page in (roots.CHECKOUT / "book/src/puzzle_26").glob("*.md"))
-    assert set(re.findall(r"\{\{#hints p26:([\w-]+)\}\}", pages)) == set(hints.ladders("p26"))
 
 
 def test_captured_is_the_graph_that_a_backend_gets():

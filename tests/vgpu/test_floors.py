@@ -63,21 +63,6 @@ def test_no_file_imports_from_above(path):
     assert climbs(path.read_text(), module) == []
 
 
-@pytest.mark.parametrize(
-    ("module", "line"),
-    [
-        ("checks.races", "from harness.vgpu.engine.interpreter.batch_memory import BatchMemory"),
-        ("checks.races", "from ..machine import VirtualGPU"),
-        ("engine.opcodes.hopper_ops", "from harness.vgpu.engine.interpreter import wgmma"),
-        ("ptx.parser", "def f():\n    from harness.vgpu import errors"),
-        ("errors", "import harness.vgpu.cli"),
-        ("machine", "from harness.spec.ops import OpSpec"),
-    ],
-)
-def test_an_import_from_above_is_noticed(module, line):
-    assert len(climbs(line, module)) == 1
-
-
 def test_the_package_s_docstring_is_the_map_of_its_floors():
     shown = re.findall(r"^- (\w+)(?:/|\.py):", harness.vgpu.__doc__ or "", re.MULTILINE)
     assert shown == [floor for floor in reversed(FLOORS) if "/" not in floor]

@@ -2,28 +2,17 @@
 
 import faults
 from async_copy import main as async_copy
-from block_sum import main as block_sum
 from histogram import main as histogram
-from host_fill import main as host_fill
-from kernel_print import main as kernel_print
 from prefix_sum import main as prefix_sum
 from softmax import main as softmax
 from std.sys import argv
 from tensor_core import main as tensor_core
 from tiled_matmul import main as tiled_matmul
-from vector_add import main as vector_add
-from warp_sum import main as warp_sum
 
 
 def main() raises:
     var name = String(argv()[1])
-    if name == "vector_add":
-        vector_add()
-    elif name == "block_sum":
-        block_sum()
-    elif name == "warp_sum":
-        warp_sum()
-    elif name == "tiled_matmul":
+    if name == "tiled_matmul":
         tiled_matmul()
     elif name == "prefix_sum":
         prefix_sum()
@@ -35,10 +24,6 @@ def main() raises:
         async_copy()
     elif name == "tensor_core":
         tensor_core()
-    elif name == "host_fill":
-        host_fill()
-    elif name == "kernel_print":
-        kernel_print()
     elif name == "out_of_bounds":
         faults.out_of_bounds()
     elif name == "race":

@@ -20,7 +20,7 @@ from book.measure.shared import write
 from harness.bench.timing import CudaClock, Protocol, WallClock, summary, take_turns
 from harness.check.gradient_checks import kept_bytes
 from harness.nn.on_max import Graphs
-from harness.puzzles.p23.spec import BACKWARD, DELTA, EVERY_KEY, FORWARD
+from harness.puzzles.p23.spec import BACKWARD, DELTA, FORWARD
 
 Function = Callable[[Tensor, Tensor, Tensor], Tensor]
 LARGE = (512, 1024, 2048, 4096, 8192), {"batch": 8, "heads": 12, "dim": 64}
@@ -105,7 +105,7 @@ class FlashKernels(torch.autograd.Function):
             query.new_empty(query.shape[:-1]),
             query.new_zeros(1, 1, 1, 1),
         )
-        GRAPHS.run(FORWARD, (output, lse, query, key, value, mask), *OPTIONS)
+        GRAPHS.run(FORWARD, (output, lse, query, key, value, mask))
         ctx.save_for_backward(query, key, value, output, lse, mask)
         return output
 
@@ -114,11 +114,11 @@ class FlashKernels(torch.autograd.Function):
         query, key, value, output, lse, mask = ctx.saved_tensors
         delta, gradients = torch.empty_like(lse), [torch.empty_like(each) for each in (query, key, value)]
         GRAPHS.run(DELTA, (delta, grad_output, output))
-        GRAPHS.run(BACKWARD, (*gradients, grad_output, query, key, value, lse, delta, mask), *OPTIONS)
+        GRAPHS.run(BACKWARD, (*gradients, grad_output, query, key, value, lse, delta, mask))
         return tuple(gradients)
 
 
-GRAPHS, OPTIONS = Graphs("p23", "attention", (FORWARD, DELTA, BACKWARD)), (math.nan, EVERY_KEY, 1)
+GRAPHS = Graphs("p23", "attention", (FORWARD, DELTA, BACKWARD))
 
 
 def candidates(device: torch.device) -> dict[str, Function]:

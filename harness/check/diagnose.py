@@ -120,8 +120,8 @@ def unexplained(
         symptom = (
             misplaced(evidence, worst)
             or coarse(max(evidence, key=lambda e: e.error / e.scale) if worst.dtype == "float64" else worst)
-            or puzzle.symptom(quantity, worst.arrays, worst.got, worst.truth)
             or rounded_inside(puzzle, quantity, evidence)
+            or puzzle.symptom(quantity, worst.arrays, worst.got, worst.truth)
         )
     if symptom:
         return symptom

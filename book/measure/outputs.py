@@ -112,6 +112,7 @@ COMMANDS = {
     "order_sectors": task("p24 --count --sides 64 --radii 4 --dim 1 --bytes 4", exact=True),
     "order_small_tiles": task("p24 --count --sides 64 --radii 4 --tile 16", exact=True),
     "order_radius": task("p24 --count --sides 64 --radii 8 9", exact=True),
+    "fast_steps": task("p28 --backward --solution --device virtual", anywhere=False),
     "forward_fused": task("p22 --fused --solution --device virtual", anywhere=False),
     "backward_solution": task("p22 --backward --solution --device virtual", anywhere=False),
 }

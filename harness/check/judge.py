@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from harness.check.accesses import Source
 from harness.check.compare import Evidence
 from harness.check.diagnose import (
     FIRST_CAUSES,
@@ -20,6 +21,7 @@ from harness.check.diagnose import (
     from_findings,
     point_back,
 )
+from harness.check.limits import amount, measured
 from harness.check.ran import Device, Outcome
 from harness.check.reference import Reference
 from harness.check.results import (
@@ -124,11 +126,30 @@ class Judge:
             if gate.state == "wrong":
                 self._explain(gate, diagnoses, result.failure)
                 leave_out_unknown(gate)
+            else:
+                self._count(gate, outcome, cases)
         point_back(diagnoses, self.puzzle)
         result.diagnoses = diagnoses
         if self.runs > 1 and not result.failure:
             self._repeat(device, result, cases[min(1, len(cases) - 1)])
         return result
+
+    def _count(self, result: GateResult, outcome: Outcome, cases: Sequence[Case]) -> None:
+        """Holds a gate whose values are right to its limits."""
+        source = Source(self.source, self.blanks)
+        for case in (case for case in cases if case.name in outcome.launches):
+            launches = outcome.launches[case.name]
+            result.costs += measured(self.puzzle, result.gate, case, launches, self.reference.dtype, source)
+        if result.costs:
+            own = result.costs[0]
+            result.summary = f"{own.limit.short} {amount(own.value)}, at most {amount(own.limit.most)}"
+        over = [cost for cost in result.costs if not cost.ok]
+        if over:
+            first = over[0]
+            result.state, result.mistake = "wrong", first.limit.id
+            result.hint = f"{result.gate.id}-{first.limit.hint}"
+            result.diagnosis += ["the values are right, and cost too much:"]
+            result.diagnosis += [line for cost in over for line in cost.lines]
 
     def _repeat(self, device: Device, result: VariantResult, hard: Case) -> None:
         """Adds what a variant's quantities, as far as they are solved, show when one case runs again and again; the first is

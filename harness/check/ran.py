@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from harness.check.reference import Reference
     from harness.devices.graphs import Program
     from harness.devices.replay import Replay
+    from harness.vgpu import Launch
 
 # Steps that a launch may take on the virtual GPU: the cases need 5000, an endless loop is stopped within seconds.
 STEPS = 100_000
@@ -31,13 +32,15 @@ STEPS = 100_000
 class Outcome:
     """What one variant did in every case: what it wrote, what was found, and why it stopped, if it did.
 
-    `corrected`: what the launches save for others was wrong, so that right values were put in its place.
+    `corrected`: what the launches save for others was wrong, so that right values were put in its place. `launches` are
+    those of cases that are counted, with their counters.
     """
 
     outputs: dict[str, Arrays] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     failure: VirtualGPUError | None = None
     corrected: bool = False
+    launches: "dict[str, list[Launch]]" = field(default_factory=dict)
 
 
 class Device(Protocol):
@@ -134,14 +137,19 @@ class Simulated:
         replay = Replay(self.recording, puzzle, reference.dtype, blocks=self.blocks, checks=checks)
         self._replays[variant] = replay
         outcome = Outcome(corrected=wrong is not None)
+        limited = any(gate.limits for gate in puzzle.kernel_gates if gate.variant == variant)
         for number, case in enumerate(cases, 1):
             tell(f"{variant} on the virtual GPU: case {number} of {len(cases)} ({case.name})")
             replay.gpu.steps = STEPS + puzzle.multiply_adds(case.dims)
+            replay.gpu.checks = Checks(counters=limited and case.counted)
+            before_case = len(replay.gpu.launches)
             saved = reference.saved(case, self.target, variant) if wrong else {}
             before = wrong.outputs[case.name] if wrong else {}
             unmade = [name for name in saved if unwritten(before[name]).all()]
             try:
                 outcome.outputs[case.name] = replay.run(variant, case, reference.inputs(case), saved, unmade)
+                if replay.gpu.checks.counters:
+                    outcome.launches[case.name] = replay.gpu.launches[before_case:]
             except UnsupportedInstruction as error:
                 raise EnvironmentProblem(str(error)) from error
             except VirtualGPUError as error:

@@ -11,6 +11,7 @@ from harness.spec.puzzle import Case, Gate, Puzzle
 from harness.spec.rungs import Rung
 
 if TYPE_CHECKING:
+    from harness.check.limits import Measured
     from harness.vgpu import Finding
 
 
@@ -71,6 +72,7 @@ class GateResult:
         by_itself: Whether its values are right but for a known mistake in its own last step.
         picture: What the learner's own run looks like, line by line, below the verdict, right or wrong.
         repeats: What repeated runs of one case showed, by quantity.
+        costs: What its kernels cost by each of its limits, in the cases that are counted, where the values are right.
     """
 
     gate: Gate
@@ -84,6 +86,7 @@ class GateResult:
     by_itself: bool = False
     picture: list[str] = field(default_factory=list)
     repeats: dict[str, Repeats] = field(default_factory=dict)
+    costs: "list[Measured]" = field(default_factory=list)
 
 
 OnFirst = Callable[[list[GateResult]], None] | None
@@ -132,6 +135,8 @@ class VariantResult:
         if self.failure or not all(self.ok(quantity) for quantity in quantities):
             return "wrong"
         if any(not self.repeats[q].ok for q in quantities if q in self.repeats):
+            return "wrong"
+        if any(not cost.ok for gate in self.gates if {*gate.gate.own} & {*quantities} for cost in gate.costs):
             return "wrong"
         return "unsolved" if any(quantity in self.unsolved for quantity in quantities) else "correct"
 

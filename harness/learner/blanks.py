@@ -17,6 +17,8 @@ the right code:
     # dx = 2 * dy
     # BLANK-END dx
 
+`# BLANK-GIVEN dx as once` gives the right code of another blank of the file, where that is the form to begin with.
+
 In the problem file the end marker then bears a hash of that code and says why, `# BLANK-END dx (unsolved while it reads as
 given: 0f3a92c1)`: while the blank holds nothing else, it is untouched. Files of older versions bear it in the start marker.
 """
@@ -28,7 +30,7 @@ import os
 import re
 import stat
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.errors import DamagedFile
@@ -38,7 +40,7 @@ from harness.learner.layout import faults, is_link_to, layout, put_link
 START = re.compile(
     r"^(?P<indent>[ \t]*)# BLANK-START (?P<id>\w+)(?: \(given (?P<mark>[0-9a-f]{8})\))?: (?P<task>.+)$"
 )
-GIVEN = re.compile(r"^[ \t]*# BLANK-GIVEN (?P<id>\w+)$")
+GIVEN = re.compile(r"^[ \t]*# BLANK-GIVEN (?P<id>\w+)(?: as (?P<other>\w+))?$")
 AS_GIVEN = "unsolved while it reads as given"
 END = re.compile(rf"^[ \t]*# BLANK-END (?P<id>\w+)(?: \({AS_GIVEN}: (?P<mark>[0-9a-f]{{8}})\))?$")
 MARKED = re.compile(rf" \((?:given|{AS_GIVEN}:) [0-9a-f]{{8}}\)")
@@ -102,6 +104,7 @@ def split(text: str, name: str = "the file") -> list[str | Blank]:
     opened_at = 0
     body: list[str] = []
     given: list[str] | None = None
+    others: dict[str, str | None] = {}
 
     def damaged(number: int, what: str) -> DamagedFile:
         return DamagedFile(f"{name}:{number}: {what}")
@@ -137,7 +140,7 @@ def split(text: str, name: str = "the file") -> list[str | Blank]:
             pieces.append(line)
             opened, given = None, None
         elif middle:
-            given = []
+            given, others[middle["id"]] = [], middle["other"]
         elif opened and given is not None:
             if not line.startswith(f"{opened['indent']}#"):
                 raise damaged(number, f"what is given of blank {opened['id']} must stand in comments")
@@ -149,6 +152,12 @@ def split(text: str, name: str = "the file") -> list[str | Blank]:
             pieces.append(line)
     if opened:
         raise damaged(opened_at, f"blank {opened['id']} has no BLANK-END")
+    bodies = {piece.id: piece.body for piece in pieces if isinstance(piece, Blank)}
+    for at, piece in enumerate(pieces):
+        if isinstance(piece, Blank) and (other := others.get(piece.id)):
+            if other not in bodies:
+                raise damaged(piece.line - 1, f"blank {piece.id} is given as {other}, which is no blank here")
+            pieces[at] = replace(piece, given=bodies[other])
     return pieces
 
 

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from harness import invocation
 from harness.check.compare import Repeats, Verdict
+from harness.check.limits import amount
 from harness.check.options import Options
 from harness.check.results import NARROW, Comparison, GateResult, VariantResult
 from harness.console import printable, relative, shown
@@ -198,6 +199,7 @@ def lines(run: Run, verbose: bool = False) -> Iterator[Line]:
     yield from findings(run, verbose)
     yield from unsolved(run)
     yield from ledger(run)
+    yield from costs(run)
     yield from summary(run)
 
 
@@ -422,6 +424,32 @@ def ledger(run: Run) -> Iterator[Line]:
     yield from (f"   {name + ':':14} {describe_bytes(bytes_of.between[name])}" for name in counted)
 
 
+def costs(run: Run) -> Iterator[Line]:
+    """What the kernels of every gate with limits cost, beside the form that its blank was given with."""
+    limited = [gate for gate in run.options.puzzle.kernel_gates if gate.limits]
+    measured = {
+        (result.gate.id, cost.limit.id): cost
+        for device in run.devices
+        for variant in device.variants.values()
+        for result in variant.gates
+        for cost in result.costs
+    }
+    if not limited or not any(device.kind == "virtual" for device in run.devices):
+        return
+    yield ""
+    yield Text("Counters, in the case in which they are held to their limits:", style="bold")
+    row = "   {:10} {:27} {:>8} {:>8} {:>8}  {}".format
+    yield Text(row("gate", "", "given", "yours", "at most", "").rstrip(), style="dim")
+    for gate in limited:
+        for limit in gate.limits:
+            cost, first = measured.get((gate.id, limit.id)), limit.first.get(run.options.dtype)
+            yours = amount(cost.value) if cost else "-"
+            mark = MARKS["correct" if cost.ok else "wrong"] if cost else MARKS["unsolved"]
+            given = "-" if first is None else amount(first)
+            yield row(gate.id, limit.short, given, yours, amount(limit.most), mark)
+    yield "   Times of the solution's form on a GPU have not been recorded yet."
+
+
 def summary(run: Run) -> Iterator[Line]:
     """The verdict, a line for each device and variant, `   - CPU Backward:  ✅ CORRECT`, and one for all."""
     yield ""
@@ -534,8 +562,19 @@ def gates_json(results: Iterable[GateResult], puzzle: Puzzle, **about: object) -
         quantities = {*result.repeats, *(name for c in result.comparisons for name in c.verdicts)}
         names = {quantity: puzzle.printed(quantity) for quantity in quantities}
         repeat, cases = repeats_json(result.repeats, names), cases_json(result.comparisons, names)
-        gates[result.gate.id] = {**plain(result, GATE), "repeat": repeat, "cases": cases}
+        gates[result.gate.id] = {
+            **plain(result, GATE),
+            "repeat": repeat,
+            "cases": cases,
+            **costs_json(result),
+        }
     return {"puzzle": puzzle.name, **about, "gates": gates}
+
+
+def costs_json(result: GateResult) -> dict[str, object]:
+    """What a gate cost by each of its limits, as plain data; nothing for a gate without."""
+    costs = [{**plain(c, "value ok line dtype"), **plain(c.limit, "id counter most")} for c in result.costs]
+    return {"costs": costs} if costs else {}
 
 
 def repeats_json(repeats: Mapping[str, Repeats], names: Mapping[str, str]) -> dict[str, object]:
@@ -595,7 +634,7 @@ def variant_json(variant: VariantResult, run: Run) -> dict[str, object]:
         "state": variant.state(run.quantities),
         "unsolved": {names[quantity]: list(ids) for quantity, ids in variant.unsolved.items()},
         "repeat": repeats_json(variant.repeats, names),
-        "gates": {result.gate.id: plain(result, GATE) for result in variant.gates},
+        "gates": {result.gate.id: plain(result, GATE) | costs_json(result) for result in variant.gates},
         "diagnosis": {
             names[quantity]: plain(diagnosis, "mistake hint lines")
             for quantity, diagnosis in variant.diagnoses.items()

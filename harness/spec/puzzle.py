@@ -14,6 +14,7 @@ import numpy as np
 
 from harness.errors import BadUse
 from harness.spec.derivation import Derive, Mistake
+from harness.spec.limits import Limit
 from harness.spec.ops import Argument, Call, Shape
 from harness.spec.rungs import MojoRung, NumpyRung, Rung, TorchRung, name_of
 
@@ -30,7 +31,7 @@ class Case:
 
     With a `world_size` above 1 the case is run by that many processes; only rungs in Python take it. One `in_16_bits` is
     judged in bfloat16 too by a gate of kernels, so that no gate is right that compiles or adds up in float32 alone. A case
-    of a `variant` is one that no other variant can take.
+    of a `variant` is one that no other variant can take. In one that is `counted`, kernels are held to the limits of gates.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Case:
     world_size: int = 1
     in_16_bits: bool = False
     variant: str = ""
+    counted: bool = False
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ class Gate:
         about: What they are, in a few words.
         given: What code outside the blanks makes on the way: wrong only where somebody changed that code.
         recorded: Outputs of the blank as well, of launches that a recording alone has, and no op of a graph.
+        limits: What its kernels may cost at most, on the virtual GPU, in cases that are counted.
     """
 
     id: str
@@ -61,6 +64,7 @@ class Gate:
     about: str = ""
     given: tuple[str, ...] = ()
     recorded: tuple[str, ...] = ()
+    limits: tuple[Limit, ...] = ()
 
     @property
     def own(self) -> tuple[str, ...]:

@@ -189,7 +189,7 @@ def test_check_ends_with_1_where_something_is_named(spoiled, command_line, monke
 
 
 def test_a_new_puzzle_has_every_file(extended):
-    assert 'p27 = "workbook p27"\np77 = "workbook p77"\n' in (extended / "pixi.toml").read_text()
+    assert 'p28 = "workbook p28"\np77 = "workbook p77"\n' in (extended / "pixi.toml").read_text()
     finished = harness(extended, "dev", "check", "all")
     assert finished.returncode == 0, finished.stdout
     assert (

@@ -192,6 +192,31 @@ def test_damage_to_given_code_is_named(old, new, line, words):
     assert str(raised.value).startswith(f"some/file.py:{line}: ") and words in str(raised.value)
 
 
+AS_ANOTHER = """\
+# BLANK-START one: the first
+one()
+# BLANK-END one
+# BLANK-START two: the second
+two()
+# BLANK-GIVEN two as one
+# BLANK-END two
+"""
+
+
+def test_a_blank_may_be_given_with_the_code_of_another():
+    found = blanks.find(AS_ANOTHER)
+    assert found["two"].body == ("two()",) and found["two"].given == ("one()",)
+    problem = blanks.find(blanks.skeleton(AS_ANOTHER))
+    assert problem["two"].body == ("one()",) and problem["two"].is_given and problem["one"].size == 0
+
+
+def test_a_blank_given_as_one_that_is_not_there_is_named():
+    with pytest.raises(
+        DamagedFile, match=r"some/file\.py:4: blank two is given as six, which is no blank here"
+    ):
+        blanks.split(AS_ANOTHER.replace("two as one", "two as six"), "some/file.py")
+
+
 code_lines = st.lists(st.sampled_from(["    x = 1", "    # note", "", "\ty()", "    # ANCHOR: a_solution"]))
 
 

@@ -1,0 +1,258 @@
+"""What each step of puzzle 28 may cost, by the shapes of its tensors.
+
+Nothing here comes from what a solution needs: a limit is the least that the step's idea allows, and a tenth more.
+All scale with the sizes, so that they hold at GPT-2's width as they do at the counted one.
+"""
+
+from harness.spec.limits import Cost, Counts, Limit, shared_out
+
+VECTOR = 16
+"""Bytes of the widest load of a thread."""
+WARP = 32
+WARPS = 4
+"""Of a block of rows."""
+SLAB = 8
+"""Rows whose sums a block adds up in the first stage of `dgamma`."""
+SECTOR = 32
+"""Bytes that global memory moves at least."""
+TILE = 32
+"""Results along a side of the tile of `tiled`."""
+BLOCK = 64
+EACH = 4
+"""Results along a side of a block's tile and of a thread's, in `registers`."""
+
+F32, BF16 = "float32", "bfloat16"
+
+
+def traffic(counts: Counts, *tensors: str):
+    """The sites of some tensors in global memory, all of them without names."""
+    return counts.sites("global", tensors)
+
+
+def moved(sites) -> int:
+    """The bytes that some sites move."""
+    return sum(site.traffic.bytes for site in sites)
+
+
+def coalesced(step: str, tensors: tuple[str, ...], first: dict[str, float]) -> Limit:
+    """Sectors over the fewest that hold the bytes asked for."""
+
+    def cost(counts: Counts) -> Cost:
+        sites = traffic(counts.of(step), *tensors)
+        asked = max(moved(sites), 1)
+        amounts = [(site.instr, SECTOR * site.traffic.sectors - site.traffic.bytes) for site in sites]
+        whole = shared_out([(site.instr, SECTOR * site.traffic.sectors) for site in sites], asked)
+        return Cost(whole.value, shared_out(amounts, asked).shares)
+
+    words = f"32-byte sectors of {' and '.join(tensors)}, over the fewest that hold what is asked for"
+    return Limit("not-coalesced", "sectors / fewest", words, cost, 1.1, first)
+
+
+def read_once(step: str, tensors: tuple[str, ...], first: dict[str, float]) -> Limit:
+    """Bytes read of matrices over their sizes, the worst of them."""
+
+    def cost(counts: Counts) -> Cost:
+        size = counts.sizes["rows"] * counts.sizes["hidden"] * counts.element
+        each = [
+            shared_out(
+                [(s.instr, s.traffic.bytes) for s in counts.of(step).sites("global", [name], "load")], size
+            )
+            for name in tensors
+        ]
+        return max(each, key=lambda cost: cost.value)
+
+    return Limit(
+        "read-again",
+        "bytes read / size",
+        f"bytes read of {' or '.join(tensors)}, over its size",
+        cost,
+        1.05,
+        first,
+    )
+
+
+def parameters_once(step: str, tensors: tuple[str, ...], first: dict[str, float]) -> Limit:
+    """Bytes read of vectors of parameters, over one reading a row."""
+
+    def cost(counts: Counts) -> Cost:
+        size = counts.sizes["rows"] * counts.sizes["hidden"] * counts.element * len(tensors)
+        sites = counts.of(step).sites("global", tensors, "load")
+        return shared_out([(s.instr, s.traffic.bytes) for s in sites], size)
+
+    return Limit(
+        "parameters-again",
+        "gamma, beta read / row",
+        f"bytes read of {' and '.join(tensors)}, over one reading a row",
+        cost,
+        1.05,
+        first,
+    )
+
+
+def wide(step: str, tensors: tuple[str, ...], first: dict[str, float]) -> Limit:
+    """Requests over those that 16 bytes a thread would need."""
+
+    def cost(counts: Counts) -> Cost:
+        sites = traffic(counts.of(step), *tensors)
+        return shared_out(
+            [(s.instr, VECTOR * WARP * s.traffic.requests) for s in sites], max(moved(sites), 1)
+        )
+
+    words = f"requests for {' and '.join(tensors)}, over those that 16 bytes a thread need"
+    return Limit("narrow-loads", "requests / fewest", words, cost, 1.1, first)
+
+
+def shared_words(step: str, first: dict[str, float]) -> Limit:
+    """Bytes stored in shared memory a row: for each of two sums at most a word a warp of the block, and one for all."""
+
+    def cost(counts: Counts) -> Cost:
+        sites = counts.of(step).sites("shared", verb="store")
+        return shared_out([(s.instr, s.traffic.bytes) for s in sites], counts.sizes["rows"])
+
+    return Limit(
+        "shared-sums",
+        "shared bytes / row",
+        "bytes stored in shared memory a row",
+        cost,
+        2 * 4 * (WARPS + 1),
+        first,
+    )
+
+
+def barriers(step: str, first: dict[str, float]) -> Limit:
+    """Barriers a row: none where a warp owns it, so that nothing is shared, else two for each of two sums."""
+
+    def cost(counts: Counts) -> Cost:
+        mine = counts.of(step)
+        got = shared_out([(each.instr, each.count) for each in mine.issued("bar")], counts.sizes["rows"])
+        allowed = 4 if mine.sites("shared") else 0
+        return Cost(max(got.value - allowed, 0), got.shares)
+
+    words = "barriers a row beyond those that it needs (two a sum where warps share the row, else none)"
+    return Limit("needless-barriers", "barriers / row, needless", words, cost, 0, first)
+
+
+def no_atomics(step: str, first: dict[str, float]) -> Limit:
+    """Atomics of the whole launch."""
+
+    def cost(counts: Counts) -> Cost:
+        sites = counts.of(step).sites("global", verb="atomic")
+        return shared_out([(s.instr, s.traffic.bytes / s.nbytes) for s in sites], 1)
+
+    return Limit("atomics", "atomics", "atomics, whose order differs from run to run", cost, 0, first)
+
+
+def partial_sums(step: str, first: dict[str, float]) -> Limit:
+    """Bytes written of partial sums, over two of a column for each slab of rows."""
+
+    def cost(counts: Counts) -> Cost:
+        least = 2 * 4 * counts.sizes["hidden"] * -(-counts.sizes["rows"] // SLAB)
+        sites = counts.of(step).sites("global", ("sums",), "store")
+        return shared_out([(s.instr, s.traffic.bytes) for s in sites], least)
+
+    return Limit(
+        "sums-again",
+        "sums written / size",
+        "bytes written of sums, over two a column and slab",
+        cost,
+        1.05,
+        first,
+    )
+
+
+def multiply_adds(counts: Counts) -> int:
+    """Those of the product."""
+    return counts.sizes["rows"] * counts.sizes["hidden"] * counts.sizes["outputs"]
+
+
+def global_bytes(step: str, tile: int, first: dict[str, float]) -> Limit:
+    """Elements read a multiply-add: with a square tile of results, two for each `tile` of them."""
+
+    def cost(counts: Counts) -> Cost:
+        sites = counts.of(step).sites("global", ("ln_out", "linear_weight"), "load")
+        return shared_out([(s.instr, s.traffic.bytes) for s in sites], multiply_adds(counts) * counts.element)
+
+    words = "elements of ln_out and linear_weight read a multiply-add"
+    return Limit("tile-not-shared", "elements / multiply-add", words, cost, 1.1 * 2 / tile, first)
+
+
+def no_conflicts(step: str, first: dict[str, float]) -> Limit:
+    """Cycles of shared memory beyond the ideal."""
+
+    def cost(counts: Counts) -> Cost:
+        sites = counts.of(step).sites("shared")
+        return shared_out([(s.instr, s.traffic.bank_conflicts) for s in sites], 1)
+
+    return Limit(
+        "bank-conflicts", "bank conflicts", "extra cycles of shared memory by bank conflicts", cost, 0, first
+    )
+
+
+def shared_bytes(step: str, each: int, first: dict[str, float]) -> Limit:
+    """Bytes loaded from shared memory a multiply-add: `each` words of both tiles serve each * each results."""
+
+    def cost(counts: Counts) -> Cost:
+        sites = counts.of(step).sites("shared", verb="load")
+        return shared_out([(s.instr, s.traffic.bytes) for s in sites], multiply_adds(counts))
+
+    words = "bytes loaded from shared memory a multiply-add"
+    return Limit("registers-not-used", "shared bytes / multiply-add", words, cost, 1.1 * 2 * 4 / each, first)
+
+
+def both(number: float) -> dict[str, float]:
+    """The cost of a first form that is the same in both dtypes."""
+    return {F32: number, BF16: number}
+
+
+X = ("input",)
+PARAMETERS = ("ln_weight", "ln_bias")
+BACKWARD = ("dln", "input")
+FACTORS = ("ln_out", "linear_weight")
+
+
+def of_rows(step: str, **first: dict[str, float]) -> tuple[Limit, ...]:
+    """The limits of a forward step of LayerNorm: its own comes first, then those of the steps before."""
+    output = f"{step}_out"
+    limits: list[Limit] = []
+    if "shared" in first:
+        limits += [shared_words(step, first["shared"]), barriers(step, both(0))]
+    if "wide" in first:
+        limits.append(wide(step, (*X, output), first["wide"]))
+    if "read" in first:
+        limits.append(read_once(step, X, first["read"]))
+        limits.append(parameters_once(step, PARAMETERS, both(1)))
+    return (*limits, coalesced(step, (*X, output), first["coalesced"]))
+
+
+LIMITS: dict[str, tuple[Limit, ...]] = {
+    "rows": of_rows("rows", coalesced={F32: 8, BF16: 16}),
+    "once": of_rows("once", coalesced=both(1), read=both(3)),
+    "vectors": of_rows("vectors", coalesced=both(1), read=both(1), wide={F32: 4, BF16: 8}),
+    "shuffles": of_rows("shuffles", coalesced=both(1), read=both(1), wide=both(1), shared=both(256)),
+    "dx": (
+        read_once("dx", BACKWARD, both(2)),
+        wide("dx", (*BACKWARD, "grad_input"), {F32: 4, BF16: 8}),
+        parameters_once("dx", ("ln_weight",), both(2)),
+        shared_words("dx", both(0)),
+        barriers("dx", both(0)),
+        coalesced("dx", (*BACKWARD, "grad_input"), both(1)),
+    ),
+    "dgamma": (
+        no_atomics("dgamma", both(2 * 64 * 768)),
+        coalesced("dgamma", BACKWARD, both(1)),
+        read_once("dgamma", BACKWARD, both(1)),
+        partial_sums("dgamma", both(0)),
+    ),
+    "tiled": (
+        global_bytes("tiled", TILE, both(2)),
+        no_conflicts("tiled", both(0)),
+        coalesced("tiled", FACTORS, {F32: 4.125, BF16: 8.25}),
+    ),
+    "registers": (
+        shared_bytes("registers", EACH, both(8)),
+        global_bytes("registers", BLOCK, both(2 / BLOCK)),
+        no_conflicts("registers", both(0)),
+        coalesced("registers", FACTORS, both(1)),
+    ),
+}
+"""Gate -> its limits, with what the blank's first form costs in the counted case."""

@@ -1,0 +1,82 @@
+"""Puzzle 28's quantities in NumPy, for the diagnosis, and mistakes that people make on the way to a fast kernel.
+
+Shapes: input, dln and ln_out [rows, hidden], ln_weight and ln_bias [hidden], mean and rstd [rows], linear_weight [outputs,
+hidden].
+"""
+
+import numpy as np
+
+from harness.puzzles.formulas import EPS
+from harness.spec.derivation import Derivation, Mistake, Step, derive_by
+
+
+def mean(array: np.ndarray) -> np.ndarray:
+    """The mean of every row, [rows, 1]."""
+    return array.mean(-1, keepdims=True)
+
+
+def layernorm(v: Derivation) -> np.ndarray:
+    """LayerNorm's output."""
+    away = v.input - v.row_mean
+    return away / np.sqrt(v.row_variance + EPS) * v.ln_weight + v.ln_bias
+
+
+def product(v: Derivation) -> np.ndarray:
+    """The Linear's output without its bias."""
+    return v.ln_out @ v.linear_weight.T
+
+
+FORWARD = ("rows_out", "once_out", "vectors_out", "shuffles_out")
+PRODUCTS = ("tiled_out", "registers_out")
+STEPS: dict[str, Step] = {
+    "row_mean": lambda v: mean(v.input),
+    "row_variance": lambda v: mean((v.input - v.row_mean) ** 2),
+    **dict.fromkeys(FORWARD, layernorm),
+    "column_rstd": lambda v: v.rstd[:, None],
+    "x_hat": lambda v: (v.input - v.mean[:, None]) * v.column_rstd,
+    "g": lambda v: v.dln * v.ln_weight,
+    "c1": lambda v: mean(v.g * v.x_hat),
+    "c2": lambda v: mean(v.g),
+    "grad_input": lambda v: v.column_rstd * (v.g - v.c2 - v.x_hat * v.c1),
+    "grad_ln_weight": lambda v: (v.dln * v.x_hat).sum(0),
+    "grad_ln_bias": lambda v: v.dln.sum(0),
+    **dict.fromkeys(PRODUCTS, product),
+}
+derive = derive_by(STEPS)
+
+
+def forward(id: str, words: str, change: Step, hint: int = 2) -> tuple[Mistake, ...]:
+    """A mistake that any of the forward steps can have."""
+    return tuple(Mistake(f"{name}-{id}", words, {f"{name}_out": change}, hint) for name in
+                 (each.removesuffix("_out") for each in FORWARD))  # fmt: skip
+
+
+def padded_variance(v: Derivation) -> np.ndarray:
+    """LayerNorm with the elements behind the end of a row, 32 at a time, taken as zeros into the variance."""
+    width = v.input.shape[-1]
+    behind = -(-width // 1024) * 1024 - width
+    variance = v.row_variance + behind / width * v.row_mean**2
+    return (v.input - v.row_mean) / np.sqrt(variance + EPS) * v.ln_weight + v.ln_bias
+
+
+MISTAKES = (
+    *forward("eps-forgotten", "without eps",
+             lambda v: (v.input - v.row_mean) / np.sqrt(v.row_variance) * v.ln_weight + v.ln_bias),
+    *forward("beta-forgotten", "without beta",
+             lambda v: (v.input - v.row_mean) / np.sqrt(v.row_variance + EPS) * v.ln_weight, 3),
+    *forward("padding-in-the-variance",
+             "with zeros behind the end of the row in the variance: (0 - mean) ** 2 is not 0", padded_variance),
+    Mistake("mean-term-dropped", "without the term c2", {"grad_input": lambda v: v.column_rstd * (v.g - v.x_hat * v.c1)}),
+    Mistake("variance-term-dropped", "without the term x_hat * c1",
+            {"grad_input": lambda v: v.column_rstd * (v.g - v.c2)}),
+    Mistake("slab-of-one-row", "of the first row of each slab alone",
+            {"grad_ln_weight": lambda v: (v.dln * v.x_hat)[::8].sum(0)}),
+    Mistake("last-tile-only", "of the last tile of columns alone: the total begins anew",
+            {"tiled_out": lambda v: last_tile(v, 32)}),
+)  # fmt: skip
+
+
+def last_tile(v: Derivation, tile: int) -> np.ndarray:
+    """The product over the last tile of columns."""
+    first = (v.ln_out.shape[-1] - 1) // tile * tile
+    return v.ln_out[:, first:] @ v.linear_weight[:, first:].T

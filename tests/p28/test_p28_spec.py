@@ -1,0 +1,79 @@
+"""Puzzle 28: the reference is the mathematics, every known mistake differs from it, and the constants are the kernels'."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from harness.puzzles.p28 import limits
+from harness.puzzles.p28.mistakes import MISTAKES, derive
+from harness.puzzles.p28.spec import BLOCK_ROWS, COUNTED, GATES, LANES, MOST, PUZZLE, reference
+from harness.toolchain import roots
+
+SOURCE = (roots.solutions() / "p28" / "op" / "fast.mojo").read_text()
+
+
+def test_reference_and_derivation_agree():
+    for case in PUZZLE.cases(None)[:4]:
+        arrays = PUZZLE.inputs(case, "float64", 0)
+        outputs = reference({name: torch.tensor(array) for name, array in arrays.items()})
+        for name, expected in PUZZLE.exact(arrays).items():
+            np.testing.assert_allclose(outputs[name].numpy(), expected.astype(float), rtol=1e-9, atol=1e-12)
+
+
+def test_gradients_are_autograd_s():
+    """dx and the gradients of the parameters are those of LayerNorm itself, of which dln is the gradient coming in."""
+    arrays = PUZZLE.inputs(PUZZLE.cases(None)[1], "float64", 0)
+    tensors = {name: torch.tensor(array) for name, array in arrays.items()}
+    x, gamma, beta = (tensors[n].requires_grad_(True) for n in ("input", "ln_weight", "ln_bias"))
+    y = torch.nn.functional.layer_norm(x, gamma.shape, gamma, beta, 1e-5)
+    gradients = torch.autograd.grad(y, (x, gamma, beta), tensors["dln"])
+    truth = PUZZLE.exact(arrays)
+    np.testing.assert_allclose(y.detach().numpy(), truth["rows_out"].astype(float), rtol=1e-9)
+    for name, gradient in zip(("grad_input", "grad_ln_weight", "grad_ln_bias"), gradients, strict=True):
+        np.testing.assert_allclose(gradient.numpy(), truth[name].astype(float), rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.id)
+def test_every_mistake_changes_its_quantity(mistake):
+    arrays = PUZZLE.inputs(PUZZLE.cases(None)[2], "float64", 0)
+    truth, changed = PUZZLE.exact(arrays), derive(arrays, mistake.changes)
+    for name in mistake.changes:
+        assert np.abs(getattr(changed, name) - truth[name].astype(float)).max() > 1e-6
+
+
+def test_the_spec_s_constants_are_the_kernels():
+    def constant(name: str) -> int:
+        found = re.search(rf"^comptime {name} = (\d+)$", SOURCE, re.M)
+        assert found, name
+        return int(found[1])
+
+    assert (constant("LANES"), constant("BLOCK_ROWS"), constant("KEPT") * constant("LANES")) == (
+        LANES,
+        BLOCK_ROWS,
+        MOST,
+    )
+    assert (constant("VECTOR_BYTES"), constant("TILE"), constant("SLAB")) == (
+        limits.VECTOR,
+        limits.TILE,
+        limits.SLAB,
+    )
+    assert (constant("BLOCK"), constant("EACH")) == (limits.BLOCK, limits.EACH)
+
+
+def test_the_counted_case_is_what_limits_are_made_for():
+    """Whole blocks and tiles, and no more multiply-adds than a laptop likes."""
+    rows, hidden, outputs = COUNTED
+    assert hidden == 768 and rows <= 64 and rows * hidden * outputs <= 2**22
+    assert rows % limits.BLOCK == 0 and outputs % limits.BLOCK == 0 and rows % limits.SLAB == 0
+    counted = [case for case in PUZZLE.cases(None) if case.counted]
+    assert [case.dims for case in counted] == [COUNTED] and counted[0].in_16_bits
+
+
+def test_every_step_is_limited_in_what_it_is_about():
+    """The form that a blank is given with exceeds the gate's first limit, and keeps those of the steps before."""
+    for gate in GATES:
+        own = gate.limits[0]
+        assert all(own.first[dtype] > own.most for dtype in (limits.F32, limits.BF16)), gate.id
+        assert len({limit.id for limit in gate.limits}) == len(gate.limits)

@@ -1,4 +1,4 @@
-"""The overview's usage example: the pair in plain PyTorch, as one function, as a layer, and as a bare custom op.
+"""The overview's usage example: the pair in plain PyTorch, as one function, and as a layer.
 
 Run it from the top of the checkout: `uv run python book/examples/usage.py`. The book shows the marked regions.
 """
@@ -33,19 +33,4 @@ torch.testing.assert_close(layer(x), expected)
 print(layer.explain(x))  # which kernels run for this input, and why
 # ANCHOR_END: explain
 
-# ANCHOR: custom_op
-from pathlib import Path  # noqa: E402
-
-from max.experimental.torch import CustomOpLibrary  # noqa: E402
-
-ops = CustomOpLibrary(Path("solutions/p22/op"))
-sizes = {"batch_size": 4, "seq_len": 4, "hidden_dim": 8, "output_dim": 16}
-forward = ops.layernorm_linear[{"algorithm": "fused", **sizes}]
-
-# An op writes into a tensor that it is given; it knows nothing of autograd, hence the detached inputs.
-result = torch.empty(4, 4, 16)
-forward(result, x.detach(), *(parameter.detach() for parameter in layer.parameters()))
-torch.testing.assert_close(result, expected.detach())
-# ANCHOR_END: custom_op
-
-print("all three agree with PyTorch")
+print("both agree with PyTorch")

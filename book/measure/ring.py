@@ -28,8 +28,8 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from book.measure.shared import join, write_to
-from harness.nn import attention
-from harness.nn.ring import ring_with
+from harness.nn import attention, ring_steps
+from harness.nn.ring import KERNELS
 from harness.puzzles.p25 import layout
 
 HEADS = 16
@@ -181,18 +181,22 @@ def one_device(problem: Problem, job: Job) -> Iterator[Run]:
 @contextmanager
 def ring(problem: Problem, job: Job) -> Iterator[Run]:
     """The ring, whole or without its transfers."""
-    module = ring_with(kernels=problem.world.device.type == "cuda")
-    if job.candidate == BLOCKS:
-        module.update(exchange=lambda tensors, shapes, group: (list(tensors), []))
+    blocks = KERNELS if problem.world.device.type == "cuda" else ring_steps.Blocks()
     *leaves, grad = (problem.part(tensor, job.ranks) for tensor in problem.whole)
     leaves = [leaf.requires_grad_() for leaf in leaves]
     rest = problem.length, problem.scale, job.causal, job.causal, problem.world.groups[job.ranks]
 
     def run() -> Tensors:
-        out = module["RingAttention"].apply(*leaves, *rest)
+        out = ring_steps.RingAttention.apply(*leaves, *rest, blocks)
         return [out.detach(), *torch.autograd.grad(out, leaves, grad)]
 
-    yield run
+    exchange = ring_steps.exchange
+    if job.candidate == BLOCKS:
+        ring_steps.exchange = lambda tensors, shapes, group: (list(tensors), [])
+    try:
+        yield run
+    finally:
+        ring_steps.exchange = exchange
 
 
 @contextmanager

@@ -32,10 +32,10 @@ CANDIDATES: dict[str, Callable[[State], ByHand | ByAutograd]] = {
 }
 KINDS = {
     "products": ("nvjet", "gemm", "splitK"),
-    "attention": ("hopper_", "fast_delta", "op_fast_kernels", "op_fast_keys"),
-    "LayerNorm": ("fast_forward", "fast_backward", "fast_sums"),
-    "GELU": ("fast_step_gelu",),
-    "cross-entropy": ("fast_cross_entropy",),
+    "attention": ("attention_",),
+    "LayerNorm": ("layernorm_linear_",),
+    "GELU": ("step_gelu",),
+    "cross-entropy": ("cross_entropy_",),
     "AdamW and the norm": ("adamw", "square_sums"),
     "token table": ("token_gradient",),
 }

@@ -4,8 +4,6 @@ The ranks first tell each other what they have. One that has another shape or dt
 for blocks that never fit; so all raise the same line, which names it.
 """
 
-import functools
-import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +21,7 @@ from harness.nn.arguments import (
 )
 from harness.nn.attention_autograd import Part, attention_block, attention_block_backward
 from harness.nn.derivatives import FirstOnly
+from harness.nn.ring_steps import Blocks, RingAttention, positions
 
 Tensor = torch.Tensor
 Positions = Callable[[int, int, int, bool], int]
@@ -31,27 +30,6 @@ Positions = Callable[[int, int, int, bool], int]
 FIRST_ONLY = FirstOnly(
     "ring_attention", "torch.nn.functional.scaled_dot_product_attention on the whole sequence"
 )
-
-
-def ring_with(kernels: bool) -> dict[str, Any]:
-    """Return the functions of `ring_steps`, made anew; with `kernels`, `attention_block` computes a block.
-
-    Their gradients cannot be differentiated again.
-    """
-    spec = importlib.util.find_spec("harness.nn.ring_steps")
-    assert spec is not None and spec.loader is not None  # it is a file beside this one
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    functions = vars(module)
-    if kernels:
-        functions.update(block_forward=block_forward, block_backward=block_backward)
-    own = functions["RingAttention"]
-    once = staticmethod(FIRST_ONLY.once(own.backward))
-    functions["RingAttention"] = type("RingAttention", (own,), {"backward": once})
-    return functions
-
-
-ring_of = functools.cache(ring_with)
 
 
 def block_forward(q, k, v, queries, keys, scale, causal):
@@ -63,6 +41,15 @@ def block_backward(dO, q, k, v, lse, delta, queries, keys, scale, causal):
     """Compute what a block adds to dQ, dK and dV by the kernels."""
     part = Part(queries[0], keys[0], causal, scale)
     return attention_block_backward(dO, q, k, v, lse.contiguous(), delta.contiguous(), part)
+
+
+class Ring(RingAttention):
+    """The ring, whose gradients cannot be differentiated again."""
+
+    backward = staticmethod(FIRST_ONLY.once(RingAttention.backward))
+
+
+KERNELS = Blocks(block_forward, block_backward)
 
 
 def has_kernels(query: Tensor) -> bool:
@@ -111,18 +98,18 @@ def ring_attention(
     FIRST_ONLY.refuse(batches=False, query=query, key=key, value=value)
     if length is None:
         options = {"is_causal": is_causal, "scale": scale}
-        length = agreed_length(query, key, value, balanced, group, ring_of(False)["positions"], options)
+        length = agreed_length(query, key, value, balanced, group, positions, options)
     query, key, value = parts_of(query, key, value, scale, is_causal)
-    ring = ring_of(has_kernels(query))
+    blocks = KERNELS if has_kernels(query) else Blocks()
     rank, size = dist.get_rank(group), dist.get_world_size(group)
-    part = ring["positions"](rank, size, check_whole("length", length, 0), balanced)
+    part = positions(rank, size, check_whole("length", length, 0), balanced)
     if query.shape[2] != part:
         raise ValueError(
             f"length: of {length} positions rank {rank} of {size} holds {part}, got {query.shape[2]}"
         )
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     with torch.autocast(query.device.type, enabled=False):
-        return ring["RingAttention"].apply(query, key, value, length, scale, is_causal, balanced, group)
+        return Ring.apply(query, key, value, length, scale, is_causal, balanced, group, blocks)
 
 
 def process_group(group) -> Any:

@@ -1,15 +1,17 @@
-"""Puzzle 25 in PyTorch: ring attention as one `autograd.Function` over `torch.distributed`.
+"""The steps of `ring_attention`: an `autograd.Function` over `torch.distributed`.
 
 Each of the `size` ranks of a group holds one part of a sequence: of query, out and dO [B, N, s, d], of key and value
 [B, M, s, d]; N is a multiple of M, and `s`, the positions that a rank holds, may differ by rank. A part is one range of
 positions, or two, one after the other (`chunks`). What the forward pass keeps is the rank's own query, key,
 value, out, and lse [B, N, s], the logarithm of each row's sum of exponentials.
 
-`block_forward` and `block_backward` are the only functions that compute attention, of one range of queries and one of keys:
-faster ones can stand in their place. Sums are float32 where the tensors have 16 bits.
+`Blocks` are the only functions that compute attention, of one range of queries and one of keys. Sums are float32 where the
+tensors have 16 bits. Puzzle 25 asks for the same in a file of its own.
 """
 
+from collections.abc import Callable
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -27,10 +29,8 @@ def chunks(rank, size, length, balanced):
     """The ranges (start, stop) of positions that a rank holds, in the order of its tensors: one, or two where balanced."""
     if not balanced:
         return [cut(length, size)[rank]]
-    # BLANK-START balanced: of 2 * size ranges, one from the front and the one as far from the end
     pieces = cut(length, 2 * size)
     return [pieces[rank], pieces[2 * size - 1 - rank]]
-    # BLANK-END balanced
 
 
 def positions(rank, size, length, balanced):
@@ -53,9 +53,7 @@ def zeros(tensor):
 
 def hidden(queries, keys):
     """True where a key comes after a query, [queries, keys]; both are ranges (start, stop) of the whole sequence."""
-    # BLANK-START causal: compare positions in the sequence, not in the block
     return torch.arange(*keys) > torch.arange(*queries)[:, None]
-    # BLANK-END causal
 
 
 def scores(q, k, queries, keys, scale, causal):
@@ -92,22 +90,24 @@ def block_backward(dO, q, k, v, lse, delta, queries, keys, scale, causal):
     masked = scores(q, k, queries, keys, scale, causal)
     M, groups = k.shape[1], q.shape[1] // k.shape[1]
     K, V = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-    dQ = dK = dV = None
-    # BLANK-START recompute: P from lse, dP, dS; then dQ, dK and dV of every head of q
     P = probabilities(masked, lse)
     dP = dO @ V.mT
     dS = P * (dP - delta[..., None])
     dQ, dK, dV = scale * (dS @ K), scale * (dS.mT @ q), P.mT @ dO
-    # BLANK-END recompute
     return dQ, dK.unflatten(1, (M, groups)).sum(2), dV.unflatten(1, (M, groups)).sum(2)
+
+
+class Blocks(NamedTuple):
+    """What computes a block, forward and backward: `block_forward` and `block_backward`, or what stands in their place."""
+
+    forward: Callable = block_forward
+    backward: Callable = block_backward
 
 
 def merge(out, lse, block_out, block_lse):
     """The attention to two sets of keys from the attention to each: out [B, N, s, d] and lse [B, N, s]."""
-    # BLANK-START merge: the share of the block in the sum of both; a mean by that share, and the new lse
     share = torch.sigmoid(block_lse[..., None] - finite(lse)).masked_fill(lse[..., None] == -torch.inf, 1)
     return out + share * (block_out - out), torch.logaddexp(lse, block_lse)
-    # BLANK-END merge
 
 
 def pairs(mine, theirs, causal):
@@ -137,14 +137,12 @@ def exchange(tensors, shapes, group):
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     if size == 1:
         return list(tensors), []
-    # BLANK-START exchange: every rank sends and receives at the same time, among the ranks of the group
     following = dist.get_global_rank(group, (rank + 1) % size)
     before = dist.get_global_rank(group, (rank - 1) % size)
     received = [tensors[i].new_empty(shape) for i, shape in enumerate(shapes)]
     operations = [dist.P2POp(dist.isend, tensor.contiguous(), following, group) for tensor in tensors]
     operations += [dist.P2POp(dist.irecv, tensor, before, group) for tensor in received]
     return received, dist.batch_isend_irecv(operations)
-    # BLANK-END exchange
 
 
 def finish(works, step, group):
@@ -165,7 +163,7 @@ def shape_of(tensor, rank, size, length, balanced):
     return B, M, positions(rank, size, length, balanced), d
 
 
-def ring_forward(q, k, v, length, scale, causal, balanced, group):
+def ring_forward(q, k, v, length, scale, causal, balanced, group, blocks):
     """Each block of keys comes by once: out [B, N, s, d] and lse [B, N, s] of this rank's queries, in the type of sums."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     mine = chunks(rank, size, length, balanced)
@@ -175,12 +173,11 @@ def ring_forward(q, k, v, length, scale, causal, balanced, group):
     def attend(k, v, origin):
         """Merges what this rank's queries find among the keys of rank `origin`."""
         for queries, rows, keys, columns in pairs(mine, chunks(origin, size, length, balanced), causal):
-            part = block_forward(
+            part = blocks.forward(
                 q[:, :, rows], k[:, :, columns], v[:, :, columns], queries, keys, scale, causal
             )
             out[:, :, rows], lse[:, :, rows] = merge(out[:, :, rows], lse[:, :, rows], *part)
 
-    # BLANK-START steps: whose block is here at each step; the next one travels while this one is attended to
     block = [k, v]
     for step in range(size):
         origin, coming = (rank - step) % size, (rank - step - 1) % size
@@ -191,7 +188,6 @@ def ring_forward(q, k, v, length, scale, causal, balanced, group):
         attend(*block, origin)
         finish(works, step, group)
         block = received
-    # BLANK-END steps
     return out, lse
 
 
@@ -200,21 +196,21 @@ def row_sums(dO, out):
     return (wide(dO) * wide(out)).sum(-1)
 
 
-def contributions(dO, q, k, v, lse, delta, mine, theirs, scale, causal):
+def contributions(dO, q, k, v, lse, delta, mine, theirs, scale, causal, blocks):
     """What this rank's queries, the ranges `mine`, add to dQ, and to dK and dV of a block of keys, the ranges `theirs`."""
     dQ, dK, dV = map(zeros, (q, k, v))
     for queries, rows, keys, columns in pairs(mine, theirs, causal):
         of_rows = (tensor[:, :, rows] for tensor in (dO, q))
         of_columns = (tensor[:, :, columns] for tensor in (k, v))
         saved = lse[:, :, rows], delta[:, :, rows]
-        part = block_backward(*of_rows, *of_columns, *saved, queries, keys, scale, causal)
+        part = blocks.backward(*of_rows, *of_columns, *saved, queries, keys, scale, causal)
         dQ[:, :, rows] += part[0]
         dK[:, :, columns] += part[1]
         dV[:, :, columns] += part[2]
     return dQ, dK, dV
 
 
-def ring_backward(dO, q, k, v, out, lse, length, scale, causal, balanced, group):
+def ring_backward(dO, q, k, v, out, lse, length, scale, causal, balanced, group, blocks):
     """Each block of keys comes by once more, with its gradients: dQ [B, N, s, d], dK and dV [B, M, s, d] of this rank."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     mine = chunks(rank, size, length, balanced)
@@ -228,9 +224,8 @@ def ring_backward(dO, q, k, v, out, lse, length, scale, causal, balanced, group)
         if step + 1 < size:
             received, block_works = exchange(block, [shape, shape], group)
         theirs = chunks(origin, size, length, balanced)
-        share, *added = contributions(dO, q, *block, lse, delta, mine, theirs, scale, causal)
+        share, *added = contributions(dO, q, *block, lse, delta, mine, theirs, scale, causal, blocks)
         dQ = share if step == 0 else dQ + share
-        # BLANK-START home: dK, dV of this block come from the rank before; add this rank's share, and send them on
         finish(works, step, group)
         dK, dV = added if step == 0 else (dK + added[0], dV + added[1])
         if step == size - 1:  # nothing is added any more: rounded here or at home, it is the same
@@ -238,7 +233,6 @@ def ring_backward(dO, q, k, v, out, lse, length, scale, causal, balanced, group)
         (dK, dV), works = exchange([dK, dV], [shape, shape], group)
         if step == size - 1:
             finish(works, step, group)
-        # BLANK-END home
         finish(block_works, step, group)
         block, origin = received, coming
     return dQ, dK, dV
@@ -247,16 +241,16 @@ def ring_backward(dO, q, k, v, out, lse, length, scale, causal, balanced, group)
 class RingAttention(torch.autograd.Function):
     """softmax(scale * q k^T) v over the sequence that the ranks of a group hold together; of each rank its part.
 
-    Args of `apply`: q, k, v, of this rank; length of the whole sequence; scale; causal; balanced; the group.
+    Args of `apply`: q, k, v, of this rank; length of the whole sequence; scale; causal; balanced; the group; the blocks.
     """
 
     @staticmethod
-    def forward(ctx, q, k, v, length, scale, causal, balanced, group):
+    def forward(ctx, q, k, v, length, scale, causal, balanced, group, blocks):
         """out of this rank's queries, [B, N, s, d]."""
-        out, lse = ring_forward(q, k, v, length, scale, causal, balanced, group)
+        out, lse = ring_forward(q, k, v, length, scale, causal, balanced, group, blocks)
         out = out.to(q.dtype)
         ctx.save_for_backward(q, k, v, out, lse)
-        ctx.ring = length, scale, causal, balanced, group
+        ctx.ring = length, scale, causal, balanced, group, blocks
         return out
 
     @staticmethod
@@ -265,4 +259,4 @@ class RingAttention(torch.autograd.Function):
         q, k, v, out, lse = ctx.saved_tensors
         gradients = ring_backward(dO, q, k, v, out, lse, *ctx.ring)
         narrow = (gradient.to(q.dtype) for gradient in gradients)
-        return *narrow, None, None, None, None, None
+        return *narrow, None, None, None, None, None, None

@@ -67,11 +67,10 @@ class Call:
 
     `prefix` comes before the names of what the call writes ("fused" makes "fused.output"), and of what it reads
     and an earlier call of the same prefix has written. `launch` is how a recording makes the call, in Mojo, with the
-    abbreviations of `harness/devices/record_program.py`; `when` is a condition on `dims` and sizes under which it does.
+    abbreviations of `harness/devices/record_program.py`.
     """
 
     op: OpSpec
     parameters: tuple[tuple[str, str], ...] = ()
     prefix: str = ""
     launch: str = ""
-    when: str = ""

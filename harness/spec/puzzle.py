@@ -353,12 +353,11 @@ class Puzzle:
         return [name for call in calls for name in call.op.writes if name in read]
 
     def shapes(self, dims: Dims) -> dict[str, tuple[int, ...]]:
-        """The shape of everything the ops write, and what a recording alone writes, by op argument."""
+        """The shape of everything the ops write, by op argument."""
         sizes = {**dict(zip(self.dim_names, dims, strict=False)), **self.derived_sizes(dims)}
-        recorded = self.mojo_rung.recorded.values() if self.mojo_rung else ()
         return {
             name: tuple(size if isinstance(size, int) else sizes[size] for size in argument.shape)
-            for call in (*self.calls, *(call for calls in recorded for call in calls))
+            for call in self.calls
             for name, argument in call.op.writes.items()
         }
 

@@ -22,8 +22,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from harness.spec.ops import Call
-
 NAMES = {
     "derive": "derivation",
     "numpy": "NumPy",
@@ -136,14 +134,12 @@ class MojoRung(Rung):
     Attributes:
         sizes: Name -> Mojo expression of what shapes and launches use beyond the sizes of a case, in order; a recording
             evaluates them. `dims` is the list of the sizes.
-        recorded: Variant -> calls that a recording alone has.
     """
 
     id: str = "mojo"
     checker: str = "harness.check.checker:Checker"
     title: str = "Mojo kernels"
     sizes: Mapping[str, str] = field(default_factory=dict[str, str])
-    recorded: Mapping[str, tuple[Call, ...]] = field(default_factory=dict[str, tuple[Call, ...]])
 
     @property
     def source(self) -> str:

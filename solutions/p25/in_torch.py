@@ -1,1 +1,268 @@
-../../harness/nn/ring_steps.py
+"""Puzzle 25 in PyTorch: ring attention as one `autograd.Function` over `torch.distributed`.
+
+Each of the `size` ranks of a group holds one part of a sequence: of query, out and dO [B, N, s, d], of key and value
+[B, M, s, d]; N is a multiple of M, and `s`, the positions that a rank holds, may differ by rank. A part is one range of
+positions, or two, one after the other (`chunks`). What the forward pass keeps is the rank's own query, key,
+value, out, and lse [B, N, s], the logarithm of each row's sum of exponentials.
+
+`block_forward` and `block_backward` are the only functions that compute attention, of one range of queries and one of keys:
+faster ones can stand in their place. Sums are float32 where the tensors have 16 bits.
+"""
+
+from itertools import pairwise
+
+import torch
+import torch.distributed as dist
+
+# ---- Who holds what -----------------------------------------------------------------------------------------
+
+
+def cut(length, parts):
+    """`parts` ranges (start, stop) that together are `length` positions; they differ by one at most, nothing is padded."""
+    edges = [length * i // parts for i in range(parts + 1)]
+    return list(pairwise(edges))
+
+
+def chunks(rank, size, length, balanced):
+    """The ranges (start, stop) of positions that a rank holds, in the order of its tensors: one, or two where balanced."""
+    if not balanced:
+        return [cut(length, size)[rank]]
+    # BLANK-START balanced: of 2 * size ranges, one from the front and the one as far from the end
+    pieces = cut(length, 2 * size)
+    return [pieces[rank], pieces[2 * size - 1 - rank]]
+    # BLANK-END balanced
+
+
+def positions(rank, size, length, balanced):
+    """How many positions a rank holds."""
+    return sum(stop - start for start, stop in chunks(rank, size, length, balanced))
+
+
+# ---- One block: a range of queries, a range of keys ---------------------------------------------------------
+
+
+def wide(tensor):
+    """A tensor in the type of sums."""
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
+def zeros(tensor):
+    """Zeros of a tensor's shape, in the type of sums."""
+    return torch.zeros_like(tensor, dtype=torch.float64 if tensor.dtype == torch.float64 else torch.float32)
+
+
+def hidden(queries, keys):
+    """True where a key comes after a query, [queries, keys]; both are ranges (start, stop) of the whole sequence."""
+    # BLANK-START causal: compare positions in the sequence, not in the block
+    return torch.arange(*keys) > torch.arange(*queries)[:, None]
+    # BLANK-END causal
+
+
+def scores(q, k, queries, keys, scale, causal):
+    """scale * q k^T, -inf where a key is hidden, [B, N, s, t]; a head of k serves N / M heads of q."""
+    heads = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+    masked = scale * (q @ heads.mT)
+    if causal:
+        masked = masked.masked_fill(hidden(queries, keys).to(q.device), -torch.inf)
+    return masked
+
+
+def finite(lse):
+    """lse [B, N, s, 1], 0 where a row sees no key: -inf - -inf would be NaN."""
+    return lse.masked_fill(lse == -torch.inf, 0)[..., None]
+
+
+def probabilities(masked, lse):
+    """exp(scores - lse) [B, N, s, t], 0 in a row that sees no key."""
+    return torch.exp(masked - finite(lse))
+
+
+def block_forward(q, k, v, queries, keys, scale, causal):
+    """The attention of q to the keys of one block alone: out [B, N, s, d], 0 in a row that sees none, and lse [B, N, s]."""
+    q, k, v = wide(q), wide(k), wide(v)
+    masked = scores(q, k, queries, keys, scale, causal)
+    lse = torch.logsumexp(masked, -1)
+    P = probabilities(masked, lse)
+    return P @ v.repeat_interleave(q.shape[1] // v.shape[1], 1), lse
+
+
+def block_backward(dO, q, k, v, lse, delta, queries, keys, scale, causal):
+    """What one block adds to dQ [B, N, s, d], dK and dV [B, M, t, d]; delta is the row sum of dO * out, [B, N, s]."""
+    dO, q, k, v = wide(dO), wide(q), wide(k), wide(v)
+    masked = scores(q, k, queries, keys, scale, causal)
+    M, groups = k.shape[1], q.shape[1] // k.shape[1]
+    K, V = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+    dQ = dK = dV = None
+    # BLANK-START recompute: P from lse, dP, dS; then dQ, dK and dV of every head of q
+    P = probabilities(masked, lse)
+    dP = dO @ V.mT
+    dS = P * (dP - delta[..., None])
+    dQ, dK, dV = scale * (dS @ K), scale * (dS.mT @ q), P.mT @ dO
+    # BLANK-END recompute
+    return dQ, dK.unflatten(1, (M, groups)).sum(2), dV.unflatten(1, (M, groups)).sum(2)
+
+
+def merge(out, lse, block_out, block_lse):
+    """The attention to two sets of keys from the attention to each: out [B, N, s, d] and lse [B, N, s]."""
+    # BLANK-START merge: the share of the block in the sum of both; a mean by that share, and the new lse
+    share = torch.sigmoid(block_lse[..., None] - finite(lse)).masked_fill(lse[..., None] == -torch.inf, 1)
+    return out + share * (block_out - out), torch.logaddexp(lse, block_lse)
+    # BLANK-END merge
+
+
+def pairs(mine, theirs, causal):
+    """The ranges of queries and keys that have anything to do with each other, each with its slice of the tensors."""
+    for queries, rows in zip(mine, slices(mine), strict=True):
+        for keys, columns in zip(theirs, slices(theirs), strict=True):
+            if queries[0] < queries[1] and keys[0] < keys[1] and not (causal and keys[0] >= queries[1]):
+                yield queries, rows, keys, columns
+
+
+def slices(ranges):
+    """Where each of some ranges lies in a tensor that holds one after the other."""
+    start = 0
+    for first, last in ranges:
+        yield slice(start, start + last - first)
+        start += last - first
+
+
+# ---- The ring -----------------------------------------------------------------------------------------------
+
+
+def exchange(tensors, shapes, group):
+    """Begins to send tensors to the next rank, and to receive tensors of `shapes` from the one before.
+
+    Returns what will be received, and the works to `finish` before it is read and before `tensors` change.
+    """
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    if size == 1:
+        return list(tensors), []
+    # BLANK-START exchange: every rank sends and receives at the same time, among the ranks of the group
+    following = dist.get_global_rank(group, (rank + 1) % size)
+    before = dist.get_global_rank(group, (rank - 1) % size)
+    received = [tensors[i].new_empty(shape) for i, shape in enumerate(shapes)]
+    operations = [dist.P2POp(dist.isend, tensor.contiguous(), following, group) for tensor in tensors]
+    operations += [dist.P2POp(dist.irecv, tensor, before, group) for tensor in received]
+    return received, dist.batch_isend_irecv(operations)
+    # BLANK-END exchange
+
+
+def finish(works, step, group):
+    """Waits for the works of an exchange. Raises RuntimeError, naming rank and step, where a neighbour is gone or late."""
+    try:
+        for work in works:
+            work.wait()
+    except RuntimeError as error:
+        rank, size = dist.get_rank(group), dist.get_world_size(group)
+        neighbours = f"rank {(rank - 1) % size} or {(rank + 1) % size}"
+        words = " ".join(str(error).split())[:160]
+        raise RuntimeError(f"rank {rank}, step {step}: {neighbours} is gone or late: {words}") from error
+
+
+def shape_of(tensor, rank, size, length, balanced):
+    """The shape of a tensor [B, M, s, d] with the positions that a rank holds."""
+    B, M, _, d = tensor.shape
+    return B, M, positions(rank, size, length, balanced), d
+
+
+def ring_forward(q, k, v, length, scale, causal, balanced, group):
+    """Each block of keys comes by once: out [B, N, s, d] and lse [B, N, s] of this rank's queries, in the type of sums."""
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    mine = chunks(rank, size, length, balanced)
+    out = zeros(q)
+    lse = out.new_full(out.shape[:-1], -torch.inf)
+
+    def attend(k, v, origin):
+        """Merges what this rank's queries find among the keys of rank `origin`."""
+        for queries, rows, keys, columns in pairs(mine, chunks(origin, size, length, balanced), causal):
+            part = block_forward(
+                q[:, :, rows], k[:, :, columns], v[:, :, columns], queries, keys, scale, causal
+            )
+            out[:, :, rows], lse[:, :, rows] = merge(out[:, :, rows], lse[:, :, rows], *part)
+
+    # BLANK-START steps: whose block is here at each step; the next one travels while this one is attended to
+    block = [k, v]
+    for step in range(size):
+        origin, coming = (rank - step) % size, (rank - step - 1) % size
+        received, works = block, []
+        if step < size - 1:
+            shape = shape_of(k, coming, size, length, balanced)
+            received, works = exchange(block, [shape, shape], group)
+        attend(*block, origin)
+        finish(works, step, group)
+        block = received
+    # BLANK-END steps
+    return out, lse
+
+
+def row_sums(dO, out):
+    """delta, the row sums of dO * out, [B, N, s]: all that the backward pass of a block takes of the output."""
+    return (wide(dO) * wide(out)).sum(-1)
+
+
+def contributions(dO, q, k, v, lse, delta, mine, theirs, scale, causal):
+    """What this rank's queries, the ranges `mine`, add to dQ, and to dK and dV of a block of keys, the ranges `theirs`."""
+    dQ, dK, dV = map(zeros, (q, k, v))
+    for queries, rows, keys, columns in pairs(mine, theirs, causal):
+        of_rows = (tensor[:, :, rows] for tensor in (dO, q))
+        of_columns = (tensor[:, :, columns] for tensor in (k, v))
+        saved = lse[:, :, rows], delta[:, :, rows]
+        part = block_backward(*of_rows, *of_columns, *saved, queries, keys, scale, causal)
+        dQ[:, :, rows] += part[0]
+        dK[:, :, columns] += part[1]
+        dV[:, :, columns] += part[2]
+    return dQ, dK, dV
+
+
+def ring_backward(dO, q, k, v, out, lse, length, scale, causal, balanced, group):
+    """Each block of keys comes by once more, with its gradients: dQ [B, N, s, d], dK and dV [B, M, s, d] of this rank."""
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    mine = chunks(rank, size, length, balanced)
+    delta = row_sums(dO, out)
+    dQ = dK = dV = None
+    block, works, origin = [k, v], [], rank
+    for step in range(size):
+        coming = (origin - 1) % size
+        shape = shape_of(k, coming, size, length, balanced)
+        received, block_works = block, []
+        if step + 1 < size:
+            received, block_works = exchange(block, [shape, shape], group)
+        theirs = chunks(origin, size, length, balanced)
+        share, *added = contributions(dO, q, *block, lse, delta, mine, theirs, scale, causal)
+        dQ = share if step == 0 else dQ + share
+        # BLANK-START home: dK, dV of this block come from the rank before; add this rank's share, and send them on
+        finish(works, step, group)
+        dK, dV = added if step == 0 else (dK + added[0], dV + added[1])
+        if step == size - 1:  # nothing is added any more: rounded here or at home, it is the same
+            dK, dV = dK.to(k.dtype), dV.to(v.dtype)
+        (dK, dV), works = exchange([dK, dV], [shape, shape], group)
+        if step == size - 1:
+            finish(works, step, group)
+        # BLANK-END home
+        finish(block_works, step, group)
+        block, origin = received, coming
+    return dQ, dK, dV
+
+
+class RingAttention(torch.autograd.Function):
+    """softmax(scale * q k^T) v over the sequence that the ranks of a group hold together; of each rank its part.
+
+    Args of `apply`: q, k, v, of this rank; length of the whole sequence; scale; causal; balanced; the group.
+    """
+
+    @staticmethod
+    def forward(ctx, q, k, v, length, scale, causal, balanced, group):
+        """out of this rank's queries, [B, N, s, d]."""
+        out, lse = ring_forward(q, k, v, length, scale, causal, balanced, group)
+        out = out.to(q.dtype)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.ring = length, scale, causal, balanced, group
+        return out
+
+    @staticmethod
+    def backward(ctx, dO):
+        """The gradients of this rank's q, k and v."""
+        q, k, v, out, lse = ctx.saved_tensors
+        gradients = ring_backward(dO, q, k, v, out, lse, *ctx.ring)
+        narrow = (gradient.to(q.dtype) for gradient in gradients)
+        return *narrow, None, None, None, None, None

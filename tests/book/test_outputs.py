@@ -50,8 +50,6 @@ HELD_ELSEWHERE = {
     "worth_it": "test_the_table_that_decides_has_its_rows",
 }
 
-"""Commands that call the layer, whose graphs other tests need too: they are compiled as one unit with those."""
-
 SLOW = {
     "algebra", "autograd_function", "autograd_graph", "compensated", "compile_saved", "compile_settings", "debug_anomaly",
     "debug_assertions", "debug_bisect", "debug_hooks", "diagonal_formula", "gradcheck_flat", "gradcheck_float32",

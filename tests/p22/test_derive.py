@@ -1,7 +1,6 @@
 """The derive rung: finite differences are the truth, and every mistake is rejected with the term that it lacks."""
 
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -102,9 +101,6 @@ def test_more_than_one_number_is_refused(checker, tmp_path):
 @pytest.fixture
 def learner(tmp_path, monkeypatch):
     """A copy of the checkout with an untouched problem."""
-    ring = Path("harness", "nn", "ring_steps.py")  # what puzzle 25's solution links to
-    (tmp_path / ring).parent.mkdir(parents=True)
-    shutil.copy(roots.CHECKOUT / ring, tmp_path / ring)
     shutil.copytree(roots.CHECKOUT / "solutions", tmp_path / "solutions", symlinks=True)
     blanks.generate(tmp_path / "solutions", tmp_path / "problems")
     monkeypatch.setattr(roots, "CHECKOUT", tmp_path)

@@ -13,8 +13,8 @@ from typed import three
 
 from book.measure import ring as gpus
 from book.measure.ring import ONE, PARALLEL, RING, Job, Own
-from harness.nn import ring_attention
-from harness.nn.ring import has_kernels, ring_with
+from harness.nn import ring_attention, ring_steps
+from harness.nn.ring import KERNELS, has_kernels
 from harness.toolchain import roots
 
 # ---- Blocks -------------------------------------------------------------------------------------------------
@@ -25,17 +25,17 @@ from harness.toolchain import roots
 def test_puzzle_23_s_kernels_compute_a_block(causal):
     """Queries behind the keys, on their diagonal, and a head of key for two of query; against plain float64."""
     torch.manual_seed(0)
-    ring, right = ring_with(kernels=True), ring_with(kernels=False)
+    ring, right = KERNELS, ring_steps.Blocks()
     q, dO = torch.randn(2, 1, 4, 6, 8, dtype=torch.float64)
     k, v = torch.randn(2, 1, 2, 5, 8, dtype=torch.float64)
     for queries, keys in (((8, 14), (0, 5)), ((3, 9), (3, 8))):
         rest = (queries, keys, 0.3, causal)
-        expected = right["block_forward"](q, k, v, *rest)
-        got = ring["block_forward"](q, k, v, *rest)
+        expected = right.forward(q, k, v, *rest)
+        got = ring.forward(q, k, v, *rest)
         out, lse = expected
         delta = (dO * out).sum(-1)
-        expected += right["block_backward"](dO, q, k, v, lse, delta, *rest)
-        got += ring["block_backward"](dO, q, k, v, lse, delta, *rest)
+        expected += right.backward(dO, q, k, v, lse, delta, *rest)
+        got += ring.backward(dO, q, k, v, lse, delta, *rest)
         for one, other in zip(got, expected, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
 
@@ -43,10 +43,13 @@ def test_puzzle_23_s_kernels_compute_a_block(causal):
 def test_under_autocast_what_travels_is_narrow_and_sums_are_wide(group_of_one, monkeypatch):
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 1, 2, 8, 4)
-    ring, dtypes = ring_with(kernels=False), set()
-    merge = ring["merge"]
-    ring["merge"] = lambda *tensors: dtypes.update(each.dtype for each in tensors) or merge(*tensors)
-    monkeypatch.setattr("harness.nn.ring.ring_of", lambda kernels: ring)
+    merge, dtypes = ring_steps.merge, set()
+
+    def noted(*tensors):
+        dtypes.update(each.dtype for each in tensors)
+        return merge(*tensors)
+
+    monkeypatch.setattr(ring_steps, "merge", noted)
     with torch.autocast("cpu", torch.bfloat16):
         out = ring_attention(q, k, v)
         assert ring_attention(q.double(), k.double(), v.double()).dtype == torch.float64, "as by torch's own"

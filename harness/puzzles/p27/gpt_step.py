@@ -21,6 +21,7 @@ from harness.puzzles.p27 import step_parts as parts
 from harness.puzzles.p27.autograd import Tensors
 from harness.puzzles.p27.derivation import IGNORED
 from harness.puzzles.p27.gpt import RUN, Pieces, Sizes, State, working_dtype
+from harness.puzzles.p27.step_kernels import on_kernels
 
 BETAS, ADAM_EPS, DECAY, LIMIT = (0.9, 0.95), 1e-8, 0.1, 1.0
 """Of AdamW, and the norm that gradients are clipped to; as in the tape's file."""
@@ -332,4 +333,4 @@ class Graphed(ByHand):
 
 def by_hand(state: State) -> ByHand:
     """As one CUDA graph where the workbook's kernels have a module for the state's GPU, else launch by launch."""
-    return Graphed(state) if parts.kernels(state.master.device) else ByHand(state)
+    return Graphed(state) if on_kernels(state.master.device) else ByHand(state)

@@ -2,7 +2,7 @@
 matrices of rows, the table's gradient, AdamW.
 
 Activations are rows: matrices [rows, channels]. Nothing asks autograd for anything. On a GPU, in bfloat16, the kernels of
-puzzle 22 and of `harness/nn/kernels/cross_entropy/step.mojo` do the work, on torch's current stream; elsewhere torch's own operations do.
+the layers and of `step.mojo` do the work, on torch's current stream; elsewhere, and for LayerNorm alone, torch's own operations do.
 """
 
 import math
@@ -12,27 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from harness.nn import attention_direct, extension_kernels, host
-from harness.nn.attention_autograd import attention_backward, attention_with_lse
-from harness.nn.extension_kernels import OnDevice, Opened
+from harness.nn import attention_backward, attention_with_lse, host
 from harness.nn.layers import EPS, LAYER
+from harness.puzzles.p27.step_kernels import kernels
 
 SCALE, CUBE = math.sqrt(2 / math.pi), 0.044715
 """In GELU's u = SCALE (x + CUBE x^3)."""
-
-
-class StepKernels(OnDevice):
-    """The module of cross-entropy on one GPU."""
-
-    def smallest_pass(self) -> None:
-        ones = torch.ones(8, dtype=torch.bfloat16, device=extension_kernels.DEVICE)
-        self.launch(self.module.gelu, torch.empty_like(ones), ones, 8)
-
-
-kernels = Opened(
-    "cross_entropy", StepKernels, lambda device: "the training step goes through PyTorch's own operations"
-)
-"""The kernels of a device."""
 
 
 # ---- GELU -----------------------------------------------------------------------------------------------------
@@ -40,17 +25,17 @@ kernels = Opened(
 
 def gelu(x: Tensor) -> Tensor:
     """x / 2 (1 + tanh u), rounded once."""
-    if opened := kernels(x.device):
+    if opened := kernels(x):
         y = torch.empty_like(x)
-        opened.launch(opened.module.gelu, y, x, x.numel())
+        opened.launch("gelu", y, x, x.numel())
         return y
     return F.gelu(x, approximate="tanh")
 
 
 def gelu_backward(x: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
     """GELU of x again, and the gradient of x; on a GPU in the memory of x and of dy."""
-    if opened := kernels(x.device):
-        opened.launch(opened.module.gelu_backward, x, dy, x.numel())
+    if opened := kernels(x):
+        opened.launch("gelu_backward", x, dy, x.numel())
         return x, dy
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     s = torch.sigmoid(2 * SCALE * (wide + CUBE * wide**3))
@@ -118,9 +103,9 @@ def layernorm_backward(
 def add_with_sums(stream: Tensor, branch: Tensor) -> Tensor:
     """Adds what a branch brings to the stream's gradient, both [rows, C], in place; the sums of its columns [C], which are the
     gradient of a bias that was added to the stream."""
-    if opened := kernels(stream.device):
+    if opened := kernels(stream):
         sums = stream.new_empty(stream.shape[1])
-        opened.launch(opened.module.add_with_sums, stream, sums, branch, *stream.shape)
+        opened.launch("add_with_sums", stream, sums, branch, *stream.shape)
         return sums
     return stream.add_(branch).sum(0)
 
@@ -148,14 +133,9 @@ def attention_gradient(
     query, key, value = (heads(part, batch, count) for part in qkv.chunk(3, 1))
     dQ, dK, dV = (heads(part, batch, count) for part in dqkv.chunk(3, 1))
     dO, out = heads(dy, batch, count), heads(output, batch, count)
-    if kernels := attention_direct.kernels_for(query):
-        delta = kernels.delta(dO, out, None)
-        scale = query.shape[-1] ** -0.5
-        kernels.backward(dO, query, key, value, lse, delta, None, scale, 0, 1, gradients=(dQ, dK, dV))
-    else:
-        gradients = attention_backward(dO, query, key, value, out, lse, is_causal=True)
-        for view, gradient in zip((dQ, dK, dV), gradients, strict=True):
-            view.copy_(gradient)
+    gradients = attention_backward(dO, query, key, value, out, lse, is_causal=True)
+    for view, gradient in zip((dQ, dK, dV), gradients, strict=True):
+        view.copy_(gradient)
     return dqkv
 
 
@@ -171,10 +151,10 @@ def places_of_tokens(tokens: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
 
 def token_gradient(table: Tensor, of_head: Tensor, dx: Tensor, tokens: Tensor) -> Tensor:
     """Writes and returns the tied table's gradient [V, C]: the head's, and the rows of dx [rows, C] added where each token [rows] is."""
-    if opened := kernels(dx.device):
+    if opened := kernels(dx):
         order, starts = places_of_tokens(tokens, len(of_head))
         tensors = (table, of_head.float(), dx, tokens, order, starts)
-        opened.launch(opened.module.token_gradient, *tensors, len(tokens), *table.shape)
+        opened.launch("token_gradient", *tensors, len(tokens), *table.shape)
         return table
     total = of_head.float()
     # Sums in one order: on a GPU index_put_ sorts the places, on a CPU index_add_ takes one after the other, and index_put_ does not.
@@ -201,8 +181,8 @@ class AdamW:
 
 def norm_of(norm: Tensor, gradients: Tensor) -> None:
     """Writes the norm of all gradients to [1]."""
-    if opened := kernels(gradients.device):
-        opened.launch(opened.module.norm, norm, gradients, gradients.numel())
+    if opened := kernels(gradients):
+        opened.launch("norm", norm, gradients, gradients.numel())
         return
     torch.linalg.vector_norm(gradients, dtype=torch.float32, out=norm[0])
 
@@ -229,10 +209,10 @@ def adamw(
         decayed: The first so many elements decay.
         options: What stays the same at every step.
     """
-    if opened := kernels(master.device):
+    if opened := kernels(gradients):
         constants = (options.beta1, options.beta2, options.eps, options.decay, options.limit)
         tensors = (master, working, mean, square, gradients, numbers, norm)
-        opened.launch(opened.module.adamw, *constants, decayed, master.numel(), *tensors)
+        opened.launch("adamw", *constants, decayed, master.numel(), *tensors)
         return
     rate, correction1, correction2 = numbers
     factor = (options.limit / (norm + 1e-6)).clamp(max=1)

@@ -1,4 +1,4 @@
-"""The extension module of cross-entropy on the virtual GPU: cross-entropy by rows, and the parts of a training step."""
+"""The extension module of cross-entropy on the virtual GPU: cross-entropy by rows."""
 
 from pathlib import Path
 
@@ -8,8 +8,6 @@ from extension_runs import on_virtual_gpu
 from harness.toolchain import extension
 
 LIMITS = {"few classes": 5e-3, "one scale": 1e-3, "float64": 1e-11, "many threads": 5e-3}
-LIMITS |= {"GELU": 5e-3, "a stream": 5e-3, "a table": 5e-3, "a table of one chunk's places": 5e-3}
-LIMITS |= {"a table of many places": 5e-3, "a table of few places": 5e-3}
 LIMITS |= {"whole vectors": 3e-6, "several turns": 5e-3, "several turns under a cap": 3e-6}
 
 
@@ -26,7 +24,5 @@ def test_the_module_on_the_virtual_gpu():
         assert max(of_case.values()) < LIMITS.get(case, 1e-6), (case, of_case)
         # A kind that computed in a wider dtype than it says would be as good as the next one.
         assert case not in LIMITS or max(of_case.values()) > LIMITS[case] / 1000, (case, of_case)
-    parts = ("rows_cross", "rows_scale", "gelu", "add_with_p", "finish_col", "token_sums", "token_grad")
-    parts += ("square_sums", "norm_of", "adamw")
-    launched = [sum(part in launch.name for launch in run.launches) for part in parts]
-    assert launched == [10, 2, 2, 1, 1, 3, 4, 2, 2, 3]
+    launched = [sum(part in launch.name for launch in run.launches) for part in ("rows_cross", "rows_scale")]
+    assert launched == [10, 2]

@@ -1,1 +1,1 @@
-"""The kernels of cross-entropy over rows of logits, and of a training step."""
+"""The kernels of cross-entropy over rows of logits."""

@@ -3,10 +3,11 @@ gradient with the sums of its columns, the gradient of a table of tokens, the no
 all parameters.
 
 All in bfloat16, with sums and parameters in float32. Every sum has one order, so that every run gives the same bits. Counts
-are multiples of WIDTH, and tensors begin at multiples of 16 bytes.
+are multiples of WIDTH, and tensors begin at multiples of 16 bytes. `step_kernels.py` builds this file, which imports what the
+layers' kernels share, and calls the functions at its end.
 """
 
-from std.math import ceildiv, sqrt
+from std.math import ceildiv, exp2, sqrt
 from std.memory import AddressSpace
 from max.gpu import barrier, block_dim, block_idx, grid_dim, thread_idx
 from max.gpu.host import Dim
@@ -14,10 +15,11 @@ from max.gpu.primitives import block
 from layout.tile_layout import row_major
 from layout.tile_tensor import stack_allocation
 
-from .rows import exponential_of
+from common.calls import Words, call, open_gpu
+from common.row_reductions import VECTOR_BYTES, vector_width
+from common.stream_launcher import StreamLauncher
 from shared.common import ImmPtr, MutPtr, multiprocessors
 from shared.launcher import Launcher
-from common.row_reductions import VECTOR_BYTES, vector_width
 
 comptime NARROW = DType.bfloat16
 comptime WIDE = DType.float32
@@ -28,6 +30,7 @@ comptime THREADS = 256
 comptime SCALE: Float32 = 0.7978845608028654
 """sqrt(2 / pi), in GELU's u = SCALE (x + CUBE x^3)."""
 comptime CUBE: Float32 = 0.044715
+comptime LOG2E: Float32 = 1.4426950408889634
 comptime NORM_EPS: Float32 = 1e-6
 """What is added to the norm that the limit is divided by."""
 comptime ROWS_ABREAST = 8
@@ -67,7 +70,7 @@ def load_wide(tensor: ImmPtr[WIDE], at: Int) -> Vector:
 @always_inline
 def share_of_gelu(x: Vector) -> Vector:
     """s = (1 + tanh u) / 2 = 1 / (1 + exp(-2 u)): GELU is x s."""
-    return 1 / (1 + exponential_of(-2 * SCALE * (x + CUBE * x * x * x)))
+    return 1 / (1 + exp2(-2 * LOG2E * SCALE * (x + CUBE * x * x * x)))
 
 
 # ---- GELU: a thread owns a vector ---------------------------------------------------------------------------
@@ -479,3 +482,111 @@ def launch_adamw[
         grid_dim=blocks_for(count),
         block_dim=Dim(THREADS),
     )
+
+
+# ---- What Python calls --------------------------------------------------------------------------------------
+
+
+def gelu(mut words: Words, mut launcher: StreamLauncher) raises:
+    """Output, input, how many."""
+    var output = words.written[NARROW]()
+    var input = words.read[NARROW]()
+    launch_gelu(launcher, output, input, words.integer())
+
+
+def gelu_backward(mut words: Words, mut launcher: StreamLauncher) raises:
+    """Input, gradient, how many; both are written over."""
+    var input = words.written[NARROW]()
+    var gradient = words.written[NARROW]()
+    launch_gelu_backward(launcher, input, gradient, words.integer())
+
+
+def add_with_sums(mut words: Words, mut launcher: StreamLauncher) raises:
+    """Stream, sums, branch, rows, channels."""
+    var stream = words.written[NARROW]()
+    var sums = words.written[NARROW]()
+    var branch = words.read[NARROW]()
+    var rows = words.integer()
+    launch_add_with_sums(launcher, stream, sums, branch, rows, words.integer())
+
+
+def token_gradient(mut words: Words, mut launcher: StreamLauncher) raises:
+    """Table, the head's gradient, rows, tokens, order, starts, places, vocabulary, channels."""
+    var table = words.written[NARROW]()
+    var of_head = words.read[WIDE]()
+    var gradient = words.read[NARROW]()
+    var tokens = words.read[DType.int64]()
+    var order = words.read[DType.int64]()
+    var starts = words.read[DType.int64]()
+    var places = words.integer()
+    var vocabulary = words.integer()
+    var channels = words.integer()
+    launch_token_gradient(
+        launcher, table, of_head, gradient, tokens, order, starts, places, vocabulary, channels
+    )
+
+
+def norm(mut words: Words, mut launcher: StreamLauncher) raises:
+    """The norm, gradients, how many."""
+    var result = words.written[WIDE]()
+    var gradient = words.read[NARROW]()
+    launch_norm(launcher, result, gradient, words.integer())
+
+
+def adamw(mut words: Words, mut launcher: StreamLauncher) raises:
+    """The five constants, how many decay, how many there are; master, working, mean, square, gradients, numbers, norm.
+    """
+    # Taken in this order.
+    var options = AdamW(
+        beta1=words.float().cast[WIDE](),
+        beta2=words.float().cast[WIDE](),
+        eps=words.float().cast[WIDE](),
+        decay=words.float().cast[WIDE](),
+        limit=words.float().cast[WIDE](),
+    )
+    var decayed = words.integer()
+    var count = words.integer()
+    var master = words.written[WIDE]()
+    var working = words.written[NARROW]()
+    var mean = words.written[WIDE]()
+    var square = words.written[WIDE]()
+    var gradient = words.read[NARROW]()
+    var numbers = words.read[WIDE]()
+    var norm = words.read[WIDE]()
+    launch_adamw(launcher, master, working, mean, square, gradient, numbers, norm, options, decayed, count)
+
+
+@export
+def workbook_open(index: Int64, message: Int, capacity: Int64) abi("C") -> Int64:
+    """A handle of a GPU."""
+    return open_gpu(index, message, capacity)
+
+
+@export
+def workbook_gelu(words: Int, message: Int, capacity: Int64) abi("C") -> Int64:
+    return call[gelu](words, message, capacity)
+
+
+@export
+def workbook_gelu_backward(words: Int, message: Int, capacity: Int64) abi("C") -> Int64:
+    return call[gelu_backward](words, message, capacity)
+
+
+@export
+def workbook_add_with_sums(words: Int, message: Int, capacity: Int64) abi("C") -> Int64:
+    return call[add_with_sums](words, message, capacity)
+
+
+@export
+def workbook_token_gradient(words: Int, message: Int, capacity: Int64) abi("C") -> Int64:
+    return call[token_gradient](words, message, capacity)
+
+
+@export
+def workbook_norm(words: Int, message: Int, capacity: Int64) abi("C") -> Int64:
+    return call[norm](words, message, capacity)
+
+
+@export
+def workbook_adamw(words: Int, message: Int, capacity: Int64) abi("C") -> Int64:
+    return call[adamw](words, message, capacity)

@@ -19,7 +19,7 @@ from torch import Tensor
 from book.measure.shared import write
 from harness.bench.timing import CudaClock, Protocol, WallClock, summary, take_turns
 from harness.check.gradient_checks import kept_bytes
-from harness.nn.on_max import Graphs
+from harness.devices.on_max import Graphs
 from harness.puzzles.p23.spec import BACKWARD, DELTA, FORWARD
 
 Function = Callable[[Tensor, Tensor, Tensor], Tensor]

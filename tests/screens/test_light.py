@@ -18,7 +18,7 @@ HEAVY = ("torch", "max", "mojo", "triton", "sympy")
         ("from harness.cli import main; main(['list'])", HEAVY),
         ("from harness.cli import main; main(['hint', 'p22', 'dx-1'])", HEAVY),
         (
-            "import harness.nn.on_max",
+            "import harness.devices.on_max",
             ("harness.spec.puzzle", "harness.spec.rungs", "harness.devices.targets"),
         ),
         ("from harness.nn import attention", ("torch._dynamo", "torch._inductor", "sympy")),

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from harness.devices.on_max import Graphs
 from harness.nn.arguments import DTYPES
-from harness.nn.on_max import Graphs
 from harness.spec.ops import Argument, OpSpec
 
 VECTOR = Argument(("size",))

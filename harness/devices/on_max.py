@@ -1,4 +1,4 @@
-"""Training ops as MAX graphs on the memory of torch tensors, without a copy: the way of a layer where there is no extension module.
+"""Training ops as MAX graphs on the memory of torch tensors, without a copy: the way from PyTorch to a puzzle's ops.
 
 All graphs of a dtype on a device are compiled together when one is first used: ten seconds and more, once, for they are cached.
 """

@@ -142,7 +142,7 @@ def test_the_name_follows_everything_that_the_module_depends_on(copied, monkeypa
 def test_the_sources_are_those_of_the_checkout():
     files = extension.sources()
     assert files[0] == ROOT / "harness" / "nn" / "kernels" / "cross_entropy" / "extension.mojo"
-    assert {"launches.mojo", "gemm.mojo", "launcher.mojo"} <= {file.name for file in files}
+    assert {"rows.mojo", "stream_launcher.mojo", "launcher.mojo"} <= {file.name for file in files}
 
 
 def test_the_variable_names_the_folder(monkeypatch, tmp_path):
@@ -219,15 +219,13 @@ def test_a_build_that_fails_leaves_nothing(monkeypatch, tmp_path):
 
 @pytest.mark.compiles
 def test_a_kernel_that_does_not_compile(copied):
-    kernels = copied / "launches.mojo"
+    kernels = copied / "rows.mojo"
     text = kernels.read_text()
-    assert "sizes.rows()" in text
-    kernels.write_text(text.replace("sizes.rows()", "sizes.rowz()", 1))
-    with pytest.raises(
-        CompileFailed, match=r"extension\.mojo does not compile\n.*launches\.mojo:\d+"
-    ) as caught:
+    assert " = ceildiv(" in text
+    kernels.write_text(text.replace(" = ceildiv(", " = ceildivided(", 1))
+    with pytest.raises(CompileFailed, match=r"extension\.mojo does not compile\n.*rows\.mojo:\d+") as caught:
         extension.build("sm_80")
-    assert "'Sizes' value has no attribute 'rowz'" in caught.value.details
+    assert "ceildivided" in caught.value.details
 
 
 @pytest.mark.compiles

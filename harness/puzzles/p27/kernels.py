@@ -288,6 +288,11 @@ MISTAKES = (
             {"row_total": lambda v: of_threads(v, lambda z: shifted_by_own(z) * np.exp(v.row_largest[..., 0] - z.max(-1)))}, 3),
     Mistake("largest-of-first-thread", "with the first thread's largest logit for the row's",
             {"row_lse": lambda v: (first_largest(v) + np.log(v.row_total))[..., 0]}, 3),
+    Mistake("largest-not-joined", "with each thread's own largest logit for the row's: block.max is missing",
+            {"row_lse": lambda v: (first_largest(v) + np.log(of_threads(v, shifted_by_own)))[..., 0]}, 3),
+    Mistake("own-places-only", "of the first thread's places alone: block.sum is missing", {
+        "places": lambda v: v.counted.reshape(-1)[::THREADS].sum().reshape(1),
+        "mean_loss": lambda v: v.row_loss.reshape(-1)[::THREADS].sum() / v.counted.reshape(-1)[::THREADS].sum().reshape(1)}, 3),
     Mistake("lse-without-largest", "without the largest logit, which every exponential has subtracted",
             {"row_lse": lambda v: np.log(v.row_total)[..., 0]}),
     Mistake("target-forgotten", "of the lse alone: the target's logit is not subtracted",
@@ -296,6 +301,8 @@ MISTAKES = (
         "places": lambda v: v.counted.reshape(-1)[:THREADS].sum().reshape(1),
         "mean_loss": lambda v: v.row_loss.reshape(-1)[:THREADS].sum() / v.counted.reshape(-1)[:THREADS].sum().reshape(1)},
         3),
+    Mistake("onehot-added", "with 1 added to the target's p: it is subtracted",
+            {"grad_rows": lambda v: v.counted * (v.row_p + v.onehot) / v.places}),
     Mistake("onehot-not-shared-out", "with p alone divided by the places that count, the target's 1 as it is",
             {"grad_rows": lambda v: v.counted * (v.row_p / v.places - v.onehot)}),
     *(
@@ -393,11 +400,18 @@ MISTAKES = (
             {"new_x": lambda v: parameter(v, v.corrected_mean / (np.sqrt(v.corrected_square) + EPS), v.decay / RATE)}),
     Mistake("old-means", "of the means before this step",
             {"new_x": lambda v: parameter(v, v.mean / v.corrections[0] / (np.sqrt(v.square / v.corrections[1]) + EPS))}),
+    Mistake("old-mean", "with the mean before this step",
+            {"new_x": lambda v: parameter(v, v.mean / v.corrections[0] / (np.sqrt(v.corrected_square) + EPS))}),
     Mistake("betas-exchanged", "with the two betas exchanged",
             {"new_mean": lambda v: BETA2 * v.mean + (1 - BETA2) * v.dx, "new_square": lambda v: BETA1 * v.square + (1 - BETA1) * v.dx**2}),
     Mistake("not-squared", "of the elements, not of their squares", {"square_sums": lambda v: sums_of_chunks(v, v.dx)}),
     Mistake("absolute-not-squared", "of the elements' absolute values, not of their squares",
             {"square_sums": lambda v: sums_of_chunks(v, np.abs(v.dx))}),
+    *(
+        Mistake(f"squared-in-{kind}", f"of squares that are rounded to {kind}: square in float32",
+                {"square_sums": lambda v, kind=kind: sums_of_chunks(v, rounded(v.dx**2, kind))})
+        for kind in ("bfloat16", "float16")
+    ),
     Mistake("first-of-each-thread", f"of the first {THREADS} elements of each chunk, one for each thread: a loop is missing", {
         "square_sums": lambda v: sums_of_chunks(v, np.where(np.arange(v.dx.size) % CHUNK < THREADS, v.dx.reshape(-1) ** 2, 0))},
         3),

@@ -18,8 +18,8 @@ From `LayerNormLinear(H, O)(x)` to the launches on a GPU, in order; a file witho
 Elsewhere than on a Hopper, and in float32, the products are PyTorch's, between row kernels of this project's. What the
 kernels do not take is PyTorch's own operations: other dtypes and devices, second derivatives, forward mode, torch.func.
 
-Attention goes through attention_autograd.py, attention_plan.py and attention_direct.py, cross-entropy through
-cross_entropy.py and cross_entropy_chunks.py.
+Attention is attention_layer.py, host/attention.cpp and kernels/attention/library.mojo; which kernels a call takes
+stands in kernels/attention/choice.mojo. Cross-entropy goes through cross_entropy.py and cross_entropy_chunks.py.
 
 Nothing is loaded before it is asked for, so that `import harness.nn` does not import PyTorch.
 """
@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 
 # ruff: noqa: F401 (what type checkers see in the place of HOMES)
 if TYPE_CHECKING:
-    from harness.nn.attention_autograd import (
+    from harness.nn.attention_layer import (
         Part,
         attention,
         attention_backward,
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 HOMES = {
     name: module
     for module, names in {
-        "attention_autograd": "Part attention attention_backward attention_block attention_block_backward attention_delta "
+        "attention_layer": "Part attention attention_backward attention_block attention_block_backward attention_delta "
         "attention_with_lse",
         "compile.backend": "mojo_workbook",
         "cross_entropy": "LinearCrossEntropy linear_cross_entropy",

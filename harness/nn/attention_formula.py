@@ -1,6 +1,6 @@
-"""Attention by its formula in PyTorch, with all scores in memory, for the calls that no kernel takes.
+"""Attention by its formula in PyTorch, with all scores in memory and every derivative, where there is no operator.
 
-Sums are float32, float64 for float64. Query is [B, N, S, d], key and value [B, G, T, d]; G divides N.
+Sums are float32, float64 for float64. Leading axes are alike or broadcast; with [..., G, T, d], G heads of key and value are shared.
 """
 
 import torch
@@ -12,71 +12,65 @@ Tensor = torch.Tensor
 
 def widened(query: Tensor, *tensors: Tensor) -> list[Tensor]:
     """Return tensors in the type of sums, those of key's heads with a head for each of query's."""
-    N, sums = query.shape[1], wide(query.dtype)
-    return [tensor.to(sums).repeat_interleave(N // tensor.shape[1], 1) for tensor in (query, *tensors)]
+    sums = wide(query.dtype)
+
+    def each(tensor: Tensor) -> Tensor:
+        shared = query.dim() > 2 and tensor.dim() > 2 and tensor.shape[-3] not in (1, query.shape[-3])
+        tensor = tensor.to(sums)
+        return tensor.repeat_interleave(query.shape[-3] // tensor.shape[-3], -3) if shared else tensor
+
+    return [each(tensor) for tensor in (query, *tensors)]
 
 
 def masked_scores(
-    query: Tensor, key: Tensor, mask: Tensor | None, scale: float, diagonal: int, mask_block: int = 1
+    query: Tensor, key: Tensor, mask: Tensor | None, scale: float, diagonal: int | None, mask_block: int = 1
 ) -> Tensor:
-    """Return the scores [B, N, S, T] of `widened` tensors, -inf where a query does not see a key."""
+    """Return the scores [..., N, S, T] of `widened` tensors, -inf where a query does not see a key."""
     scores = scale * query @ key.mT
-    S, T = scores.shape[2:]
+    S, T = scores.shape[-2:]
+    if mask is not None and mask_block > 1:
+        mask = mask.repeat_interleave(mask_block, -1).repeat_interleave(mask_block, -2)[..., :S, :T]
     if mask is not None:
-        if mask_block > 1:
-            for axis in (2, 3):
-                mask = mask.repeat_interleave(mask_block if mask.shape[axis] > 1 else 1, axis)
-            mask = mask[:, :, :S, :T]
-        scores = scores + mask
-    if diagonal < T:
+        scores = (
+            scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask.to(scores)
+        )
+    if diagonal is not None:
         s, t = (torch.arange(length, device=query.device) for length in (S, T))
         scores = scores.masked_fill(t > s[:, None] + diagonal, -torch.inf)
     return scores
 
 
-def probabilities(scores: Tensor, lse: Tensor) -> Tensor:
-    """Return exp(scores - lse), 0 in a row that sees no key, NaN in a row with an infinite score."""
-    shift = lse.masked_fill(lse == -torch.inf, 0).masked_fill(lse == torch.inf, torch.nan)
-    return torch.exp(scores - shift[..., None])
-
-
-def gradients_of(
-    grad_out: Tensor,
-    query: Tensor,
-    key: Tensor,
-    P: Tensor,
-    dS: Tensor,
-    scale: float,
-    like: tuple[Tensor, Tensor, Tensor],
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Write the gradients of query, key and value to the tensors `like`, summed over shared heads."""
-    shares = scale * dS @ key, scale * dS.mT @ query, P.mT @ grad_out
-    for gradient, share in zip(like, shares, strict=True):
-        gradient.copy_(share.unflatten(1, (gradient.shape[1], -1)).sum(2))
-    return like
-
-
-def forward(query, key, value, mask, scale, diagonal, mask_block) -> tuple[Tensor, Tensor]:
-    """Return output [B, N, S, d] and lse [B, N, S], in the type of sums."""
+def forward(query, key, value, mask, scale, diagonal, mask_block=1) -> tuple[Tensor, Tensor]:
+    """Return output and lse: 0 and -inf for a row that sees no key. The largest score and the logarithm of the sum stay apart."""
     Q, K, V = widened(query, key, value)
     scores = masked_scores(Q, K, mask, scale, diagonal, mask_block)
-    return torch.ops.aten._safe_softmax(scores, -1) @ V, torch.logsumexp(scores, -1)
+    if not scores.shape[-1]:
+        return (scores @ V).to(query.dtype), scores.new_full(scores.shape[:-1], -torch.inf)
+    largest = scores.detach().amax(-1, keepdim=True)
+    largest = largest.masked_fill(largest == -torch.inf, 0)
+    P = torch.exp(scores - largest)
+    total = P.sum(-1, keepdim=True)
+    none = total == 0
+    total = total.masked_fill(none, 1)
+    lse = (largest + total.log()).masked_fill(none, -torch.inf)[..., 0]
+    return (P / total @ V).to(query.dtype), lse
 
 
-def backward(grad_out, query, key, value, lse, delta, mask, scale, diagonal, mask_block, *, like):
-    """Write the gradients of query, key and value to the tensors `like`, from lse and delta of whole rows."""
+def backward(
+    grad_out, query, key, value, lse, delta, mask, scale, diagonal, mask_block=1
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of query, key and value, from lse and delta of whole rows. Leading axes are alike."""
     Q, K, V, dO = widened(query, key, value, grad_out)
-    P = probabilities(masked_scores(Q, K, mask, scale, diagonal, mask_block), lse)
-    return gradients_of(dO, Q, K, P, P * (dO @ V.mT - delta[..., None]), scale, like)
+    shift = lse.masked_fill(lse == -torch.inf, 0).masked_fill(lse == torch.inf, torch.nan)
+    P = torch.exp(masked_scores(Q, K, mask, scale, diagonal, mask_block) - shift[..., None])
+    dS = P * (dO @ V.mT - delta[..., None])
+    shares = scale * dS @ K, scale * dS.mT @ Q, P.mT @ dO
+    dQ, dK, dV = map(of_heads, shares, (query, key, value))
+    return dQ, dK, dV
 
 
-def mask_gradient(grad_out, query, key, value, grad_lse, mask, scale, diagonal) -> Tensor:
-    """Return the gradient of a mask, in its shape: that of the scores, summed over what it was broadcast to.
-
-    Delta is made of the same P and dP, so that over all keys of a row all but grad_lse cancels.
-    """
-    Q, K, V, dO = widened(query, key, value, grad_out)
-    P = torch.ops.aten._safe_softmax(masked_scores(Q, K, mask, scale, diagonal), -1)
-    dP = dO @ V.mT
-    delta = (P * dP).sum(-1) if grad_lse is None else (P * dP).sum(-1) - grad_lse
-    return (P * (dP - delta[..., None])).sum_to_size(mask.shape).to(mask.dtype)
+def of_heads(gradient: Tensor, own: Tensor) -> Tensor:
+    """Return a gradient in a tensor's dtype, summed over the query heads that share one of its heads."""
+    if gradient.shape != own.shape:
+        gradient = gradient.unflatten(-3, (own.shape[-3], -1)).sum(-3)
+    return gradient.to(own.dtype)

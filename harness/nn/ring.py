@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from harness.nn import attention_direct, extension_kernels
+from harness.nn import attention_layer
 from harness.nn.arguments import (
     check_attended,
     check_flag,
@@ -19,7 +19,7 @@ from harness.nn.arguments import (
     in_autocast_dtype,
     plain,
 )
-from harness.nn.attention_autograd import Part, attention_block, attention_block_backward
+from harness.nn.attention_layer import Part, attention_block, attention_block_backward
 from harness.nn.derivatives import FirstOnly
 from harness.nn.ring_steps import Blocks, RingAttention, positions
 
@@ -54,8 +54,7 @@ KERNELS = Blocks(block_forward, block_backward)
 
 def has_kernels(query: Tensor) -> bool:
     """Return whether the kernels on tensor cores compute query's blocks; all others are PyTorch's."""
-    on_gpu = query.device.type == extension_kernels.DEVICE and attention_direct.on_tensor_cores(query)
-    return on_gpu and attention_direct.kernels(query.device) is not None
+    return attention_layer.has_kernels(query)
 
 
 def ring_attention(

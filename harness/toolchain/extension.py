@@ -57,7 +57,7 @@ __all__ = [  # with what its users find here until the layers' operators have re
     "supported",
 ]
 
-LAYERS = ("cross_entropy", "attention")
+LAYERS = ("cross_entropy",)
 """The layers that have a module; where none is named the first is meant."""
 KERNELS = Path(__file__).resolve().parents[1] / "nn" / "kernels"
 

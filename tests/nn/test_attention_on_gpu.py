@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from typed import three
 
 from book.measure import attention_claims
-from harness.nn import attention, attention_direct
+from harness.nn import attention, attention_layer
 
 NARROW = (torch.bfloat16, torch.float16)
 """The kernels' types."""
@@ -80,7 +80,7 @@ def test_gpu_masks_and_their_gradients(dtype, shape, d):
 def test_gpu_a_bias_of_wide_heads_is_left_to_pytorch():
     mask = torch.randn(2, 1, 40, 50, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     tensors = on_gpu(S=40, T=50, d=160, dtype=torch.bfloat16)
-    assert attention_direct.explain(tensors[0], attn_mask=mask).startswith("PyTorch's own")
+    assert attention_layer.explain(tensors[0], attn_mask=mask).startswith("PyTorch's own")
     with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
         assert_as_exact_as_torch(tensors, attn_mask=mask)
 
@@ -90,7 +90,7 @@ def test_gpu_a_bias_of_one_number_for_all_keys_is_left_to_pytorch():
     """Which then gets one for each."""
     query, key, value = tensors = three(t.requires_grad_() for t in on_gpu(S=40, T=50, dtype=torch.float16))
     bias = torch.randn(40, 1, device="cuda", dtype=torch.float16, requires_grad=True)
-    assert attention_direct.explain(query, attn_mask=bias).startswith("PyTorch's own")
+    assert attention_layer.explain(query, attn_mask=bias).startswith("PyTorch's own")
     output = attention(query, key, value, bias)
     *gradients, of_bias = torch.autograd.grad(output.square().sum(), [*tensors, bias])
     plain = attention(query, key, value)
@@ -271,7 +271,8 @@ def test_gpu_what_is_left_to_torch_may_begin_anywhere(dtype, d, options: dict[st
         mask = torch.randn(options["attn_mask"], device="cuda").to(dtype)
         options = {"attn_mask": moved(mask).requires_grad_()}
         leaves.append(options["attn_mask"])
-    assert attention_direct.left_to_torch(leaves[0], options.get("attn_mask"), False)
+    said = attention_layer.explain(leaves[0], attn_mask=options.get("attn_mask"))
+    assert said.startswith("PyTorch's own") == (dtype == torch.float32 or "attn_mask" in options)
 
     def results(function):
         output = function(*leaves[:3], **options)

@@ -10,9 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-import harness.nn.attention_autograd  # noqa: F401 registers the operator
 from book.measure import record
-from harness.nn import attention_direct, extension_kernels, mojo_workbook
+from harness.nn import attention_layer, extension_kernels, mojo_workbook
 from harness.nn.compile import backend as backend_module
 from harness.nn.operators import bare_of
 
@@ -469,9 +468,11 @@ def attended(model, x, **options):
 @pytest.fixture
 def takes_all(monkeypatch):
     """The operators take every attention without dropout, by the formula: there are no kernels on a CPU."""
-    monkeypatch.setattr(
-        attention_direct, "left_to_torch", lambda query, mask, dropped: "dropout" if dropped else None
-    )
+
+    def explain(query, key, value, mask, dropout_p, **options):
+        return "PyTorch's own operations: dropout" if dropout_p else "wgmma"
+
+    monkeypatch.setattr(attention_layer, "explain", explain)
 
 
 @pytest.mark.usefixtures("takes_all")
@@ -524,12 +525,12 @@ def test_attention_is_swapped_without_being_asked_where_it_is_faster(monkeypatch
     _, report = attended(model, x)
     assert [why for _, why in report.attentions_left] == ["it is faster only in 16 bits on a Hopper"] * 3
     monkeypatch.setattr(
-        attention_direct, "may_be_slower", lambda query, key, *_: "few" if query.shape[1] == 4 else None
+        attention_layer, "may_be_slower", lambda query, key, *_: "few" if query.shape[1] == 4 else None
     )
     torch._dynamo.reset()
     _, report = attended(model, x)
     assert [why for _, why in report.attentions_left] == ["few"] * 3 and not report.attentions
-    monkeypatch.setattr(attention_direct, "may_be_slower", lambda *_: None)
+    monkeypatch.setattr(attention_layer, "may_be_slower", lambda *_: None)
     torch._dynamo.reset()
     _, report = attended(model, x)
     assert len(report.attentions) == 3
@@ -556,7 +557,7 @@ def called(dtype=torch.bfloat16, *, heads=64, queries=512, keys=512, mask=None, 
         (called(), None),
         (called(torch.float16, heads=160, queries=4096), None),
         (called(torch.float32), "it is faster only in 16 bits on a Hopper"),
-        (called(heads=60), "it is faster only in 16 bits on a Hopper"),
+        (called(heads=60), "PyTorch's takes heads of 60 elements in less time"),
         (called(queries=1024, keys=1024, mask=torch.ones(1024)), None),
         (called(queries=1024, keys=1031, heads=128, mask=torch.ones(1024, 1031).bool()), None),
         (called(mask=torch.ones(512)), "it is measured from 1024 queries and keys on"),
@@ -572,8 +573,8 @@ def called(dtype=torch.bfloat16, *, heads=64, queries=512, keys=512, mask=None, 
     ],
 )
 def test_which_attention_is_faster_than_pytorch_s(call, why, monkeypatch):
-    monkeypatch.setattr(attention_direct, "is_hopper", lambda device: True)
-    assert attention_direct.may_be_slower(*call) == why
+    monkeypatch.setattr(attention_layer, "takes_wgmma", lambda query: query.dtype.itemsize == 2)
+    assert attention_layer.may_be_slower(*call) == why
 
 
 def test_an_attention_that_is_swapped_unasked_is_faster_on_record(monkeypatch):
@@ -581,12 +582,12 @@ def test_an_attention_that_is_swapped_unasked_is_faster_on_record(monkeypatch):
     masks = {"padding": torch.ones(1024).bool(), "bool S x S": torch.ones(1024, 1024).bool()}
     masks |= {"bias": torch.ones(1024, 1024), "none": None, "causal": None}
     lengths = {"queries": 1024, "keys": 1024}
-    monkeypatch.setattr(attention_direct, "is_hopper", lambda device: True)
+    monkeypatch.setattr(attention_layer, "takes_wgmma", lambda query: query.dtype.itemsize == 2)
     favoured = [
         row
         for row in record.rows("attention_options")
         if row["option"] in masks
-        and attention_direct.may_be_slower(
+        and attention_layer.may_be_slower(
             *called(getattr(torch, row["dtype"]), heads=int(row["d"]), mask=masks[row["option"]], **lengths)
         )
         is None

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from harness.nn import attention_direct, cross_entropy, mojo_workbook
+from harness.nn import attention_layer, cross_entropy, mojo_workbook
 from harness.nn.compile import head as head_module
 
 B, S, H, V = 2, 5, 8, 12
@@ -212,7 +212,7 @@ def test_a_head_that_stays_is_reported_with_the_reason(body, why):
 
 @pytest.mark.parametrize("tail", ["eager", "aot_eager"])
 def test_inside_a_transform_of_torch_func_all_stays(tail, monkeypatch):
-    monkeypatch.setattr(attention_direct, "left_to_torch", lambda *arguments: None)
+    monkeypatch.setattr(attention_layer, "explain", lambda *arguments, **options: "wgmma")
     model, (x, t) = Model(plain).requires_grad_(False), given()
 
     def gradient(x):

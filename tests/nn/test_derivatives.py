@@ -1,4 +1,4 @@
-"""No derivative is silently 0: of every function of the loss and of attention but `attention`, forward mode and torch.func are
+"""No derivative is silently 0: of the loss, forward mode and torch.func are
 refused by the name of the argument, and what is computed without a graph refuses whoever differentiates it.
 `ring_attention` is asked in tests/p25/test_ring_attention.py.
 """
@@ -12,39 +12,13 @@ from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 from harness.nn import (
-    attention_backward,
-    attention_block,
-    attention_block_backward,
-    attention_delta,
-    attention_varlen,
-    attention_with_lse,
     derivatives,
     linear_cross_entropy,
 )
 
 X = torch.randn(1, 2, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 ROWS = X[..., 0]
-OFFSETS = torch.tensor([0, 2], dtype=torch.int32)
-SDPA = "torch.nn.functional.scaled_dot_product_attention"
 CALLS = {
-    attention_with_lse: ("attention", SDPA, {"query": X, "key": X, "value": X}),
-    attention_block: ("attention", SDPA, {"query": X, "key": X, "value": X}),
-    attention_backward: (
-        "attention",
-        SDPA,
-        {"grad_out": X, "query": X, "key": X, "value": X, "out": X, "lse": ROWS},
-    ),
-    attention_block_backward: (
-        "attention",
-        SDPA,
-        {"grad_out": X, "query": X, "key": X, "value": X, "lse": ROWS, "delta": ROWS},
-    ),
-    attention_delta: ("attention", SDPA, {"grad_out": X, "out": X}),
-    attention_varlen: (
-        "attention_varlen",
-        f"{SDPA} of each sequence",
-        {"query": X[0], "key": X[0], "value": X[0]},
-    ),
     linear_cross_entropy: (
         "linear_cross_entropy",
         "torch.nn.functional.linear and cross_entropy",
@@ -52,7 +26,6 @@ CALLS = {
     ),
 }
 MORE = {
-    attention_varlen: {"offsets_q": OFFSETS, "offsets_k": OFFSETS},
     linear_cross_entropy: {"target": torch.zeros(1, 2, 6, dtype=torch.int64)},
 }
 """What they want beside their floating-point tensors."""
@@ -76,16 +49,7 @@ def of_one(function, name):
     return call, given[name]
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        linear_cross_entropy,
-        *(
-            pytest.param(function, marks=pytest.mark.compiles)
-            for function in (attention_with_lse, attention_varlen)
-        ),
-    ],
-)
+@pytest.mark.parametrize("function", [linear_cross_entropy])
 def test_a_checkpoint_gives_the_same_gradient(function):
     """It hands out what is saved once only: who reads that twice fails."""
     call, x = of_one(function, next(iter(CALLS[function][-1])))
@@ -137,13 +101,6 @@ def test_every_derivative_but_the_first_is_refused(function, name):
             with pytest.raises(NotImplementedError) as raised:
                 transform(call, x)
             assert str(raised.value) == words
-
-
-@pytest.mark.parametrize("function", [attention_block_backward, attention_delta])
-def test_what_has_no_rule_for_a_batch_says_so(function):
-    call, x = of_one(function, "grad_out")
-    with pytest.raises(NotImplementedError, match=r"^grad_out: attention has no rule for torch\.func\.vmap$"):
-        torch.func.vmap(call)(x[None])
 
 
 # ---- Without a graph ----------------------------------------------------------------------------------------

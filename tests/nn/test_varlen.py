@@ -1,5 +1,5 @@
 """Attention of sequences of unequal lengths: against the attention of each by itself, on the CPU and on a GPU, and what is refused.
-The kernels themselves run on the virtual GPU in tests/p23/test_p23_varlen.py."""
+The kernels themselves run on the virtual GPU in test_attention_operator.py."""
 
 import itertools
 
@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from attention_checks import NAMES, output_and_gradients
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from harness.nn import attention_direct, attention_varlen, varlen
+from harness.nn import attention_varlen
 
 LENGTHS_Q, LENGTHS_K = (3, 0, 5, 1), (4, 2, 7, 0)
 """Of a sequence without queries, and of one without keys, too; behind the last, SPARE rows belong to none."""
@@ -135,50 +135,6 @@ def test_any_strides():
     close(whole.unbind(1), (OFFSETS[0],) * 2, grad_out=torch.tensor(1.25).expand(total, 2, 8))
 
 
-def test_gradcheck_and_opcheck():
-    tensors = [tensor.requires_grad_() for tensor in packed(dtype=torch.float64, N=2, G=1)]
-    assert torch.autograd.gradcheck(lambda *t: attend(t, is_causal=True, enable_gqa=True), tensors)
-    both = torch.stack(OFFSETS)
-    torch.library.opcheck(varlen.varlen_operator, (*tensors, both, 0.3, 0))
-    with torch.no_grad():
-        out, lse = varlen.varlen_operator(*tensors, both, 0.3, 0)
-    plain = [tensor.detach() for tensor in tensors]
-    torch.library.opcheck(varlen.varlen_backward_operator, (out, *plain, out, lse, both, 0.3, 0))
-
-
-def test_compiles_as_one_graph():
-    def function(*tensors):
-        return attend(tensors, is_causal=True).square()
-
-    expected = output_and_gradients(function, packed())
-    torch._dynamo.reset()
-    got = output_and_gradients(torch.compile(function, fullgraph=True, backend="aot_eager"), packed())
-    for ours, theirs in zip(got, expected, strict=True):
-        torch.testing.assert_close(ours, theirs)
-
-
-def test_two_calls_give_the_same_bits_and_autocast_its_dtype():
-    first, second = (output_and_gradients(lambda *t: attend(t), packed()) for _ in range(2))
-    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
-    with torch.autocast("cpu", torch.bfloat16):
-        assert attend(packed()).dtype == torch.bfloat16
-
-
-def test_second_derivatives_are_refused():
-    query, key, value = (tensor.requires_grad_() for tensor in packed())
-    (grad,) = torch.autograd.grad(attend((query, key, value)).sum(), query, create_graph=True)
-    with pytest.raises(NotImplementedError, match="attention_varlen has no double backward"):
-        grad.sum().backward()
-
-
-def test_vmap_is_refused():
-    query, key, value = packed()
-    with pytest.raises(
-        NotImplementedError, match=r"^query: attention_varlen has no rule for torch\.func\.vmap$"
-    ):
-        torch.func.vmap(lambda query: attend((query, key, value)))(query[None])
-
-
 PLAIN = dict(zip((*NAMES, "offsets_q", "offsets_k"), (*packed(), *OFFSETS), strict=True))
 ERRORS = {
     "axes": (ValueError, r"query: expected \[total, heads, dim\], got shape \[1, 11, 2, 8\]", {"query": packed()[0][None]}),
@@ -186,7 +142,6 @@ ERRORS = {
     "dtype": (TypeError, "value: expected float32, as query, got float64", {"value": packed()[2].double()}),
     "heads": (ValueError, "key, value: expected the 2 heads of query, got 1 and 2; enable_gqa", {"key": packed(G=1)[1]}),
     "groups": (ValueError, "enable_gqa: the heads of key", {"key": packed(G=3)[1], "value": packed(G=3)[2], "enable_gqa": True}),
-    "wide": (NotImplementedError, "256 elements at most, got 264", dict(zip(NAMES, packed(d=264), strict=True))),
     "scale": (TypeError, "scale: expected a number or None, got str", {"scale": "x"}),
     "is_causal": (TypeError, "is_causal: expected True or False, got 'no'", {"is_causal": "no"}),
     "enable_gqa": (TypeError, "enable_gqa: expected True or False, got 1", {"enable_gqa": 1}),
@@ -207,19 +162,6 @@ def test_errors_name_the_argument(kind, words, changed):
     with pytest.raises(kind, match=words) as error:
         attention_varlen(**{**PLAIN, **changed})
     assert len(str(error.value).splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    ("d", "scale", "taken"),
-    [(64, 1.0, True), (128, 1.0, True), (136, 1.0, False), (60, 1.0, False), (64, -1.0, False)],
-)
-def test_the_kernels_take_heads_up_to_128_elements_and_a_positive_scale(monkeypatch, d, scale, taken):
-    """Of whole chunks."""
-    module = object()
-    monkeypatch.setattr(attention_direct, "kernels", lambda device: module)
-    narrow = attention_direct.narrow_kernels
-    assert narrow(torch.zeros(4, 1, d, dtype=torch.bfloat16), scale) is (module if taken else None)
-    assert narrow(torch.zeros(4, 1, d), scale) is None
 
 
 # ---- On a GPU -----------------------------------------------------------------------------------------------

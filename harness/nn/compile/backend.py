@@ -241,13 +241,13 @@ def attentions_of(gm: GraphModule, asked: bool | None) -> list[Node]:
 def may_be_slower(node: Node) -> str | None:
     """Why an attention is left to PyTorch where nobody has asked for a swap; None where the swap is faster."""
     # Here, because a model without attention does not need the kernels' module.
-    from harness.nn import attention_direct
+    from harness.nn import attention_layer
 
     given = attention_arguments(node)
     query, key, values = (value(given[name]) for name in ("query", "key", "value"))
     if not (torch.is_grad_enabled() and any(each.requires_grad for each in (query, key, values))):
         return "without gradients PyTorch's is the faster one"
-    return attention_direct.may_be_slower(query, key, mask_of(given), given.get("dropout_p") or 0.0)
+    return attention_layer.may_be_slower(query, key, mask_of(given), given.get("dropout_p") or 0.0)
 
 
 def attention_arguments(node: Node) -> dict[str, Any]:
@@ -267,12 +267,13 @@ def swap_attention(gm: GraphModule, node: Node) -> Attention:
 
     Nothing is changed where it refuses them (TypeError, ValueError or NotImplementedError), nor where it would leave them to PyTorch's.
     """
-    from harness.nn.attention_autograd import attention
-    from harness.nn.attention_direct import left_to_torch
+    from harness.nn.attention_layer import attention, explain
 
     given = attention_arguments(node)
-    if cause := left_to_torch(value(given["query"]), mask_of(given), bool(given.get("dropout_p"))):
-        raise NotImplementedError(f"attention leaves it to PyTorch's own function: {cause}")
+    query, key, values = (value(given[name]) for name in ("query", "key", "value"))
+    said = explain(query, key, values, mask_of(given), given.get("dropout_p") or 0.0, enable_gqa=True)
+    if said.startswith("PyTorch"):
+        raise NotImplementedError(f"attention leaves it to {said}")
     with Adder(gm, node) as add:
         output = add.function(attention, *node.args, **node.kwargs)
     dtype = plain(value(node).dtype)

@@ -20,7 +20,14 @@ from harness.toolchain.packages import mojo_files
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 PARTS = {
     "layernorm_linear": (*DTYPES, "bfloat16_mixed", "float16_mixed"),
-    "attention": ("bfloat16", "float16"),
+    "attention": (
+        "plan",
+        *(
+            f"{dtype}{feature}"
+            for dtype in DTYPES[:2]
+            for feature in ("", "_mask", "_portable", "_dropout", "_varlen")
+        ),
+    ),
     "cross_entropy": DTYPES,
 }
 """Layer -> the parts that its kernels are built in: a dtype, or a feature of a dtype."""

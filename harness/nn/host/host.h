@@ -131,6 +131,15 @@ class Library {
     return call(find(name), words.data());
   }
 
+  // Asks as well; returns the answer, and the text that the function has written.
+  template <size_t N>
+  std::pair<int64_t, std::string> ask_why(const char* name, const std::array<int64_t, N>& words, c10::Device device) {
+    TORCH_CHECK(available(device), "mojo_workbook: no kernels for ", layer, " (", part, ") on ", device);
+    char message[1024] = "";
+    auto result = find(name)(words.data(), message, sizeof message);
+    return {result, message};
+  }
+
   // Launches on the current stream; words 0 to 3 are filled in here: GPU, stream, workspace and its bytes.
   template <size_t N>
   void launch(const char* name, std::array<int64_t, N>& words, c10::Device device) {
@@ -245,6 +254,16 @@ auto make_node() {
     return std::shared_ptr<T>(new T(), [](T* node) { deleteNode(node); });
   } else {
     return c10::make_intrusive<T>();
+  }
+}
+
+// Returns what a node's own outputs, saved by it, are unpacked for.
+template <class Pointer = NodePtr>
+Pointer itself(Node* node) {
+  if constexpr (std::is_same_v<Pointer, std::shared_ptr<Node>>) {
+    return node->getptr();
+  } else {
+    return Pointer::reclaim_copy(node);
   }
 }
 

@@ -99,24 +99,24 @@ def make_problem(sizes: Sizes, dtype: torch.dtype, device: torch.device, seed: i
 
 def ours(problem: Problem, portable: bool = False) -> Differentiable:
     """The workbook's attention, by whatever kernels it takes for the problem; or by the `portable` ones on a Hopper too."""
-    from harness.nn import attention, attention_direct
+    from harness.nn import attention, attention_layer
 
     sizes, query = problem.sizes, problem.leaves[0]
     scores = sizes.B * sizes.N * sizes.S**2 * sizes.d // sizes.part
     if scores > SLOW and problem.device.type != "cuda":
         raise Unavailable("on a CPU a call takes a second and more at this size")
-    if portable and not attention_direct.on_hopper(query):
+    if portable and not attention_layer.takes_wgmma(query):
         raise Unavailable("there are no others for this problem")
 
     def fastest(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return attention(query, key, value, is_causal=sizes.causal)
 
     def for_every_gpu(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        with attention_direct.portable_kernels():
+        with attention_layer.portable_kernels():
             return attention(query, key, value, is_causal=sizes.causal)
 
-    with attention_direct.portable_kernels(portable):
-        note = attention_direct.explain(query)
+    with attention_layer.portable_kernels(portable):
+        note = attention_layer.explain(query)
     function = for_every_gpu if portable else fastest
     return Differentiable(function, problem.leaves, problem.grad_output, note=note)
 

@@ -4,7 +4,7 @@ Philox4x32 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011) 
 nothing is kept between draws. 32 elements of the scores share four draws, 16 bits each: the queries q and q + 1, and those 8, 16 and 24
 behind them, of a 32, and the keys k and k + 1, and those 8 behind them, of a 16; q and k are even. Each of the sixteen words has a bit of
 every element's number, the lowest first: 32 numbers are compared at once, by an instruction for each word. In the fragments of the
-scores, as in those of the transposed scores, two lanes hold all 32. `harness/nn/attention_dropout.py` draws the same in PyTorch.
+scores, as in those of the transposed scores, two lanes hold all 32. `tests/nn/philox_draws.py` draws the same in PyTorch.
 """
 
 from std.math import ceildiv

@@ -1,14 +1,8 @@
 """How attention with dropout is launched: the kernels of `kernels.mojo` that draw which probabilities become 0, and on a Hopper those
 with wgmma, for which `hopper_dropout.mojo` draws."""
 
-from .dropout import ONE, Draws
-from .hopper_dropout import MOST_WORDS, count_words
-from .hopper_launches import (
-    launch_backward_hopper,
-    launch_forward_hopper,
-    suits_hopper,
-    suits_hopper_forward,
-)
+from .dropout import Draws
+from .hopper_launches import launch_backward_hopper, launch_forward_hopper
 from .kernels_launches import (
     ROOM,
     launch_delta_rows,
@@ -16,9 +10,8 @@ from .kernels_launches import (
     launch_key_value_tiles,
     launch_query_tiles,
 )
-from .layout import WIDE, Layout, fits_chunks, has_tensor_cores, is_aligned
-from .tiles import CHUNK
-from .tensors import FlashBackward, FlashForward, FlashSizes
+from .layout import WIDE, Layout, has_tensor_cores
+from .tensors import FlashBackward, FlashForward
 from shared.common import ImmPtr, accum_type, shared_memory
 from shared.launcher import Launcher
 
@@ -26,31 +19,14 @@ comptime ROOMY = shared_memory() >= ROOM
 """Whether tiles of a mask have room beside those of 128 rows."""
 
 
-def expect_dropout[dtype: DType](aligned: Bool, sizes: FlashSizes, draws: Draws) raises:
-    """Raises an error for what the kernels with dropout do not take."""
-    comptime if not has_tensor_cores[dtype]():
-        raise Error("dropout wants 16-bit types on NVIDIA's tensor cores")
-    if not aligned or Int(sizes.head_dim) > WIDE or sizes.head_dim % CHUNK != 0:
-        raise Error(
-            t"dropout wants heads of at most {WIDE} elements in whole chunks, in rows that begin with one"
-        )
-    if draws.kept < 0 or draws.kept >= ONE:
-        raise Error(t"dropout wants to keep 0 to {ONE - 1} elements of {ONE}, got {draws.kept}")
-
-
 def launch_forward_dropout[
     L: Launcher, dtype: DType, //
-](mut launcher: L, t: FlashForward[dtype], layout: Layout, draws: Draws, portable: Bool) raises:
-    """One launch, two on a Hopper: output, of probabilities with dropout, and lse, of all of them; by the `portable` kernels, or by
-    the fastest."""
-    var plain = fits_chunks(t.query, layout.query) and fits_chunks(t.key, layout.key)
-    plain = plain and fits_chunks(t.value, layout.value) and fits_chunks(t.output.as_imm(), layout.output)
-    expect_dropout[dtype](plain, t.sizes, draws)
+](mut launcher: L, t: FlashForward[dtype], layout: Layout, draws: Draws, wgmma: Bool) raises:
+    """One launch, two on a Hopper: output, of probabilities with dropout, and lse, of all of them; by the kernels with `wgmma`, or by those for every GPU.
+    """
     comptime if has_tensor_cores[dtype]():
-        if t.sizes.rows() == 0:
-            return
         comptime if L.wgmma:
-            if not portable and suits_hopper_forward(t, layout) and count_words(t.sizes) <= MOST_WORDS:
+            if wgmma:
                 if t.sizes.mask_block != 0:
                     launch_forward_dropout_hopper[biased=True](launcher, t, layout, draws)
                 else:
@@ -92,18 +68,13 @@ def launch_backward_dropout[
     output: ImmPtr[dtype],
     layout: Layout,
     draws: Draws,
-    portable: Bool,
+    wgmma: Bool,
 ) raises:
-    """Three launches, four on a Hopper: delta, grad_key and grad_value, then grad_query; by the `portable` kernels, or by the fastest.
-    t.delta is not read.
+    """Three launches, four on a Hopper: delta, grad_key and grad_value, then grad_query; by the kernels with `wgmma`, or by those for every GPU. t.delta is not read.
     """
-    var aligned = is_aligned(t, layout) and fits_chunks(output, layout.output)
-    expect_dropout[dtype](aligned, t.sizes, draws)
     comptime if has_tensor_cores[dtype]():
-        if t.sizes.rows() == 0 or t.sizes.key_len == 0:
-            return
         comptime if L.wgmma:
-            if not portable and suits_hopper(t, layout) and count_words(t.sizes) <= MOST_WORDS:
+            if wgmma:
                 if t.sizes.mask_block != 0:
                     launch_backward_dropout_hopper[biased=True](launcher, t, output, layout, draws)
                 else:

@@ -17,10 +17,9 @@ from .hopper import (
 )
 from .hopper_dropout import DRAW_THREADS, count_words, draw_blocks, hopper_draws_kernel
 from .hopper_keys import hopper_key_value_kernel, key_bytes, key_owners
-from .hopper_masks import map_of_mask, suits_boxes
+from .hopper_masks import map_of_mask
 from .hopper_tiles import GROUP, SIDE, head_map
 from .kernels import DELTA_LANES, DELTA_THREADS
-from .scores import Strides
 from .layout import Layout
 from .tiles import WIDEST
 from .tensors import FlashBackward, FlashForward, FlashSizes
@@ -33,65 +32,18 @@ comptime MOST_BLOCKS = 65535
 """Of a grid along y and z."""
 
 
-def suits_tma(sizes: FlashSizes, heads: Int32, length: Int32, strides: Strides) -> Bool:
-    """Whether the TMA can read a tensor whose rows begin at multiples of 16 bytes: it repeats nothing; and a grid has a block
-    for each head of each batch."""
-    if max(sizes.batch, heads) > MOST_BLOCKS:
-        return False
-    var repeats = (sizes.batch > 1 and strides[0] <= 0) or (heads > 1 and strides[1] <= 0)
-    return not repeats and (length == 1 or strides[2] > 0)
-
-
-def suits_hopper_mask[dtype: DType](mask: ImmPtr[dtype], sizes: FlashSizes, widest: Int) -> Bool:
-    """Whether the kernels with wgmma take the mask, those of heads of up to `widest` elements; none takes a causal one too.
-    """
-    if sizes.mask_block == 0:
-        return True
-    var alone = sizes.keys_seen(0) == Int(sizes.key_len)
-    return alone and Int(sizes.head_dim) <= widest and suits_boxes(mask, sizes)
-
-
-def suits_hopper_forward[dtype: DType, //](t: FlashForward[dtype], layout: Layout) -> Bool:
-    """Whether the forward kernel with wgmma takes tensors that are plain."""
-    ref sizes = t.sizes
-    var suits = suits_tma(sizes, sizes.query_heads, sizes.query_len, layout.query)
-    suits = suits and suits_tma(sizes, sizes.key_heads, sizes.key_len, layout.key)
-    suits = suits and suits_tma(sizes, sizes.key_heads, sizes.key_len, layout.value)
-    return suits and suits_hopper_mask(t.mask, sizes, WIDEST) and t.scale > 0 and sizes.key_len > 0
-
-
-def suits_hopper[dtype: DType, //](t: FlashBackward[dtype], layout: Layout) -> Bool:
-    """Whether the backward kernels with wgmma take tensors that are plain."""
-    ref sizes = t.sizes
-    var suits = suits_tma(sizes, sizes.query_heads, sizes.query_len, layout.query)
-    suits = suits and suits_tma(sizes, sizes.query_heads, sizes.query_len, layout.grad_output)
-    suits = suits and suits_tma(sizes, sizes.key_heads, sizes.key_len, layout.key)
-    suits = suits and suits_tma(sizes, sizes.key_heads, sizes.key_len, layout.value)
-    suits = suits and suits_hopper_mask(t.mask, sizes, 2 * SIDE) and t.scale > 0
-    return suits and sizes.rows() > 0 and sizes.shared_heads() > 0 and sizes.key_len > 0
-
-
-def launch_forward_hopper[
-    L: Launcher, dtype: DType, //
+def launch_forward_wgmma[
+    L: Launcher, dtype: DType, //, biased: Bool
 ](mut launcher: L, t: FlashForward[dtype], layout: Layout) raises:
-    """The forward kernel with wgmma, in tiles for the head dimension."""
-    if t.sizes.mask_block != 0:
-        if Int(t.sizes.head_dim) <= SIDE:
-            launch_forward_hopper[SIDE, groups=1, keys=128, resident=2, biased=True](launcher, t, layout)
-        elif Int(t.sizes.head_dim) <= 2 * SIDE:
-            launch_forward_hopper[2 * SIDE, groups=2, keys=128, resident=1, biased=True](launcher, t, layout)
-        elif Int(t.sizes.head_dim) <= 3 * SIDE:
-            launch_forward_hopper[3 * SIDE, groups=2, keys=64, resident=1, biased=True](launcher, t, layout)
-        else:
-            launch_forward_hopper[WIDEST, groups=2, keys=64, resident=1, biased=True](launcher, t, layout)
-    elif Int(t.sizes.head_dim) <= SIDE:
-        launch_forward_hopper[SIDE, groups=1, keys=128, resident=2](launcher, t, layout)
+    """The forward kernel, in tiles for the head dimension; `biased`, with a mask."""
+    if Int(t.sizes.head_dim) <= SIDE:
+        launch_forward_hopper[SIDE, groups=1, keys=128, resident=2, biased=biased](launcher, t, layout)
     elif Int(t.sizes.head_dim) <= 2 * SIDE:
-        launch_forward_hopper[2 * SIDE, groups=2, keys=128, resident=1](launcher, t, layout)
+        launch_forward_hopper[2 * SIDE, groups=2, keys=128, resident=1, biased=biased](launcher, t, layout)
     elif Int(t.sizes.head_dim) <= 3 * SIDE:
-        launch_forward_hopper[3 * SIDE, groups=2, keys=64, resident=1](launcher, t, layout)
+        launch_forward_hopper[3 * SIDE, groups=2, keys=64, resident=1, biased=biased](launcher, t, layout)
     else:
-        launch_forward_hopper[WIDEST, groups=2, keys=64, resident=1](launcher, t, layout)
+        launch_forward_hopper[WIDEST, groups=2, keys=64, resident=1, biased=biased](launcher, t, layout)
 
 
 def launch_forward_hopper[
@@ -168,54 +120,54 @@ def rescale_of(draws: Optional[Draws]) -> Float32:
     return 1 / share if share != 0 else 0
 
 
-def launch_backward_hopper[
-    L: Launcher, dtype: DType, //
+def launch_backward_wgmma[
+    L: Launcher, dtype: DType, //, biased: Bool
 ](mut launcher: L, t: FlashBackward[dtype], output: Optional[ImmPtr[dtype]], layout: Layout) raises:
-    """Three launches: lse and delta in whole boxes, grad_key and grad_value, grad_query; in tiles for the head dimension.
+    """Three launches: lse and delta in whole boxes, grad_key and grad_value, grad_query; in tiles for the head dimension; `biased`, with a
+    mask, of up to 128 elements.
 
     Delta is made of the output where there is one, else it is t.delta.
     """
-    ref sizes = t.sizes
-    if sizes.mask_block != 0:
-        if Int(sizes.head_dim) <= SIDE:
+    var d = Int(t.sizes.head_dim)
+    comptime if not biased:
+        if d > 3 * SIDE:
             launch_backward_hopper[
-                SIDE,
-                key_groups=1,
-                key_resident=2,
-                query_groups=1,
-                query_stages=3,
-                query_resident=2,
-                biased=True,
+                WIDEST, key_groups=2, key_resident=1, query_groups=1, query_stages=2, query_resident=1
             ](launcher, t, output, layout)
-        else:
+            return
+        if d > 2 * SIDE:
             launch_backward_hopper[
-                2 * SIDE,
-                key_groups=2,
-                key_resident=1,
-                query_groups=2,
-                query_stages=3,
-                query_resident=1,
-                biased=True,
+                3 * SIDE, key_groups=2, key_resident=1, query_groups=2, query_stages=2, query_resident=1
             ](launcher, t, output, layout)
-    elif Int(sizes.head_dim) > 3 * SIDE:
+            return
+        if (
+            d <= SIDE
+            and Int(t.sizes.query_len) > FEW_QUERIES
+            and t.sizes.keys_seen(0) == Int(t.sizes.key_len)
+        ):
+            launch_backward_hopper[
+                SIDE, key_groups=1, key_resident=2, query_groups=3, query_stages=3, query_resident=1
+            ](launcher, t, output, layout)
+            return
+    if d > SIDE:
         launch_backward_hopper[
-            WIDEST, key_groups=2, key_resident=1, query_groups=1, query_stages=2, query_resident=1
-        ](launcher, t, output, layout)
-    elif Int(sizes.head_dim) > 2 * SIDE:
-        launch_backward_hopper[
-            3 * SIDE, key_groups=2, key_resident=1, query_groups=2, query_stages=2, query_resident=1
-        ](launcher, t, output, layout)
-    elif Int(sizes.head_dim) > SIDE:
-        launch_backward_hopper[
-            2 * SIDE, key_groups=2, key_resident=1, query_groups=2, query_stages=3, query_resident=1
-        ](launcher, t, output, layout)
-    elif Int(sizes.query_len) > FEW_QUERIES and sizes.keys_seen(0) == Int(sizes.key_len):
-        launch_backward_hopper[
-            SIDE, key_groups=1, key_resident=2, query_groups=3, query_stages=3, query_resident=1
+            2 * SIDE,
+            key_groups=2,
+            key_resident=1,
+            query_groups=2,
+            query_stages=3,
+            query_resident=1,
+            biased=biased,
         ](launcher, t, output, layout)
     else:
         launch_backward_hopper[
-            SIDE, key_groups=1, key_resident=2, query_groups=1, query_stages=3, query_resident=2
+            SIDE,
+            key_groups=1,
+            key_resident=2,
+            query_groups=1,
+            query_stages=3,
+            query_resident=2,
+            biased=biased,
         ](launcher, t, output, layout)
 
 

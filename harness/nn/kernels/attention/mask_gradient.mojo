@@ -16,10 +16,10 @@ from max.gpu.host import Dim
 from max.gpu.memory import async_copy_commit_group, async_copy_wait_group, external_memory
 from max.gpu.primitives import warp
 
-from .layout import WIDE, Layout, fits_chunks, has_tensor_cores
+from .layout import Layout, has_tensor_cores
 from .scores import LOG2_E, Strides, all_seen, hide_unseen, row_shift, start_of
 from .masks import MaskTile
-from .tiles import CHUNK, HIDDEN, Lane, Own, SharedPtr, Sums, load_tile
+from .tiles import HIDDEN, Lane, Own, SharedPtr, Sums, load_tile
 from .tensors import FlashSizes, PackedSizes
 from shared.common import ImmPtr, MutPtr, accum_type
 from shared.launcher import Launcher
@@ -300,16 +300,7 @@ def launch_mask_gradient_fast[
     dimension.
     """
     comptime if has_tensor_cores[dtype]():
-        var plain = fits_chunks(t.query, layout.query) and fits_chunks(t.key, layout.key)
-        plain = plain and fits_chunks(t.value, layout.value)
-        plain = plain and fits_chunks(t.grad_output, layout.grad_output)
-        var d = t.sizes.head_dim
-        if not plain or Int(d) > WIDE or d % CHUNK != 0 or t.sizes.mask_t == 0:
-            raise Error(
-                t"the gradient of a mask wants a number for each key, and heads of at most {WIDE} elements in"
-                t" whole chunks, in rows that begin with one"
-            )
-        if d <= 64:
+        if t.sizes.head_dim <= 64:
             launch_mask_gradient_tiles[64](launcher, t, layout)
         else:
             launch_mask_gradient_tiles[128](launcher, t, layout)

@@ -1,0 +1,144 @@
+"""One call of attention, as C++ describes it: the same words for each pass and for the choice of kernels.
+
+`harness/nn/host/attention.cpp` writes them, in this order; what a pass has no use for is 0.
+"""
+
+from common.calls import Words
+from shared.common import ImmPtr, MutPtr, accum_type
+
+from .dropout import Draws
+from .layout import Layout
+from .scores import Strides
+from .tensors import FlashBackward, FlashForward, FlashSizes
+
+# What is asked, added: only kernels for every GPU; sequences of unequal lengths; the backward pass; the mask's gradient too.
+comptime PORTABLE = 1
+comptime LENGTHS = 2
+comptime BACKWARD = 4
+comptime MASK_GRADIENT = 8
+
+
+struct Call(Movable):
+    """Sizes, options, addresses and strides.
+
+    The mask is the offsets of sequences of unequal lengths, and the size of its blocks their number.
+    """
+
+    var kernel: Int
+    """Which kernels, by `choice.mojo`; of `workbook_attention_plan` what is asked."""
+    var sizes: FlashSizes
+    var largest: Int
+    """Of sizes and strides, which are 32 bits wide."""
+    var scale: Float32
+    var draws: Draws
+    var output: Int
+    var lse: Int
+    var query: Int
+    var key: Int
+    var value: Int
+    var mask: Int
+    var grad_query: Int
+    var grad_key: Int
+    var grad_value: Int
+    var grad_output: Int
+    var delta: Int
+    """0 where it is made of the output."""
+    var grad_lse: Int
+    var grad_mask: Int
+    var layout: Layout
+
+    def __init__(out self, mut words: Words):
+        self.kernel = words.integer()
+        var numbers = List[Int32]()
+        self.largest = 0
+        for _ in range(12):
+            var number = words.integer()
+            self.largest = max(self.largest, number)
+            numbers.append(Int32(number))
+        self.sizes = FlashSizes(
+            numbers[0],
+            numbers[1],
+            numbers[2],
+            numbers[3],
+            numbers[4],
+            numbers[5],
+            numbers[6],
+            numbers[7],
+            numbers[8],
+            numbers[9],
+            numbers[10],
+            numbers[11],
+        )
+        self.scale = words.float().cast[DType.float32]()
+        var kept = Int32(words.integer())
+        self.draws = Draws(words.read[DType.uint32](), kept)
+        self.output = words.integer()
+        self.lse = words.integer()
+        self.query = words.integer()
+        self.key = words.integer()
+        self.value = words.integer()
+        self.mask = words.integer()
+        self.grad_query = words.integer()
+        self.grad_key = words.integer()
+        self.grad_value = words.integer()
+        self.grad_output = words.integer()
+        self.delta = words.integer()
+        self.grad_lse = words.integer()
+        self.grad_mask = words.integer()
+        self.layout = Layout.without_gaps(self.sizes)
+        self.layout.query = strides_of(words)
+        self.layout.key = strides_of(words)
+        self.layout.value = strides_of(words)
+        self.layout.output = strides_of(words)
+        self.layout.grad_output = strides_of(words)
+        self.layout.grad_query = strides_of(words)
+        self.layout.grad_key = strides_of(words)
+        self.layout.grad_value = strides_of(words)
+
+    def forward[dtype: DType](self) -> FlashForward[dtype]:
+        """Return the tensors of the forward pass."""
+        return FlashForward[dtype](
+            output=written[dtype](self.output),
+            lse=written[accum_type[dtype]](self.lse),
+            query=read[dtype](self.query),
+            key=read[dtype](self.key),
+            value=read[dtype](self.value),
+            mask=read[dtype](self.mask),
+            sizes=self.sizes.copy(),
+            scale=self.scale.cast[accum_type[dtype]](),
+        )
+
+    def backward[dtype: DType](self) -> FlashBackward[dtype]:
+        """Return the tensors of the backward pass."""
+        return FlashBackward[dtype](
+            grad_query=written[dtype](self.grad_query),
+            grad_key=written[dtype](self.grad_key),
+            grad_value=written[dtype](self.grad_value),
+            grad_output=read[dtype](self.grad_output),
+            query=read[dtype](self.query),
+            key=read[dtype](self.key),
+            value=read[dtype](self.value),
+            lse=read[accum_type[dtype]](self.lse),
+            delta=read[accum_type[dtype]](self.delta),
+            mask=read[dtype](self.mask),
+            sizes=self.sizes.copy(),
+            scale=self.scale.cast[accum_type[dtype]](),
+        )
+
+
+def strides_of(mut words: Words) -> Strides:
+    """Return the next three words: how far apart batches, heads and rows are, in elements."""
+    var strides = Strides(0)
+    for axis in range(3):
+        strides[axis] = Int64(words.integer())
+    return strides
+
+
+def read[dtype: DType](address: Int) -> ImmPtr[dtype]:
+    """Return a tensor that is only read."""
+    return ImmPtr[dtype](unsafe_from_address=address)
+
+
+def written[dtype: DType](address: Int) -> MutPtr[dtype]:
+    """Return a tensor that is written."""
+    return MutPtr[dtype](unsafe_from_address=address)

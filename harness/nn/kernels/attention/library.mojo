@@ -1,0 +1,166 @@
+"""Attention's kernels as C functions: one library for each part, which is a dtype with a feature, or `plan`, the choice of kernels.
+
+`harness/nn/host/attention.cpp` asks `workbook_attention_plan` of the part `plan` which kernels a call takes and which part has them, and
+calls that part's functions with the same words (`call.mojo`).
+"""
+
+from std.sys.defines import get_defined_string
+
+from common.calls import Words, call, open_gpu, write_text
+from common.stream_launcher import StreamLauncher
+
+from attention.call import Call, read, written
+from attention.choice import HOPPER, MMA, MMA_MASK, WGMMA, WGMMA_MASK, choose
+from attention.dropout_launches import launch_backward_dropout, launch_forward_dropout
+from attention.hopper_launches import launch_backward_wgmma, launch_forward_wgmma
+from attention.kernels_launches import launch_backward_tiles, launch_delta_rows, launch_forward_tiles
+from attention.mask_gradient import MaskGradient, launch_mask_gradient_fast
+from attention.varlen_launches import launch_backward_varlen, launch_forward_varlen
+from shared.common import ImmPtr, accum_type
+
+comptime PART = get_defined_string["PART", "bfloat16"]()
+comptime dtype = DType.float16 if PART.startswith("float16") else DType.bfloat16
+
+
+def has[kernel: Int]() -> Bool:
+    """Whether this part has these kernels."""
+    comptime if PART == "float16" or PART == "bfloat16":
+        return kernel == (WGMMA if HOPPER else MMA)
+    elif PART.endswith("_mask"):
+        return kernel == (WGMMA_MASK if HOPPER else MMA_MASK)
+    elif PART.endswith("_portable"):
+        return HOPPER and (kernel == MMA or kernel == MMA_MASK)
+    else:
+        return False
+
+
+def forward(mut words: Words, mut launcher: StreamLauncher) raises:
+    """Output and lse."""
+    var given = Call(words)
+    var t = given.forward[dtype]()
+    comptime if PART.endswith("_varlen"):
+        launch_forward_varlen(launcher, t, given.layout)
+    elif PART.endswith("_dropout"):
+        launch_forward_dropout(launcher, t, given.layout, given.draws, given.kernel <= WGMMA_MASK)
+    else:
+        if given.kernel == WGMMA:
+            comptime if has[WGMMA]():
+                launch_forward_wgmma[False](launcher, t, given.layout)
+        elif given.kernel == WGMMA_MASK:
+            comptime if has[WGMMA_MASK]():
+                launch_forward_wgmma[True](launcher, t, given.layout)
+        elif given.kernel == MMA:
+            comptime if has[MMA]():
+                launch_forward_tiles[False](launcher, t, given.layout)
+        else:
+            comptime if has[MMA_MASK]():
+                launch_forward_tiles[True](launcher, t, given.layout)
+
+
+def backward(mut words: Words, mut launcher: StreamLauncher) raises:
+    """The gradients of query, key and value, from delta or from the output, with the gradient of lse where there is one.
+    """
+    var given = Call(words)
+    var t = given.backward[dtype]()
+    var output = read[dtype](given.output)
+    comptime if PART.endswith("_dropout"):
+        launch_backward_dropout(launcher, t, output, given.layout, given.draws, given.kernel <= WGMMA_MASK)
+        return
+    comptime if has[WGMMA]() or has[WGMMA_MASK]():
+        if not given.delta and not given.grad_lse:
+            launch_backward_wgmma[has[WGMMA_MASK]()](launcher, t, output, given.layout)
+            return
+    if not given.delta:
+        t.delta = delta_of(launcher, given)
+    comptime if PART.endswith("_varlen"):
+        launch_backward_varlen(launcher, t, given.layout)
+    elif has[WGMMA]() or has[WGMMA_MASK]():
+        launch_backward_wgmma[has[WGMMA_MASK]()](launcher, t, None, given.layout)
+    else:
+        if given.kernel == MMA:
+            comptime if has[MMA]():
+                launch_backward_tiles[False](launcher, t, given.layout)
+        else:
+            comptime if has[MMA_MASK]():
+                launch_backward_tiles[True](launcher, t, given.layout)
+
+
+def delta_of(mut launcher: StreamLauncher, given: Call) raises -> ImmPtr[accum_type[dtype]]:
+    """One launch: rowsum(dO * O), less the gradient of lse where there is one."""
+    var delta = launcher.workspace[DType.float32]("delta", given.sizes.rows())
+    launch_delta_rows[aligned=True](
+        launcher,
+        delta,
+        read[dtype](given.grad_output),
+        read[dtype](given.output),
+        read[DType.float32](given.grad_lse),
+        given.grad_lse != 0,
+        given.sizes,
+        given.layout,
+    )
+    return rebind[ImmPtr[accum_type[dtype]]](delta.as_imm())
+
+
+def mask_gradient(mut words: Words, mut launcher: StreamLauncher) raises:
+    """The gradient of a mask, with its strides."""
+    var given = Call(words)
+    var tensors = MaskGradient[dtype](
+        grad_mask=written[dtype](given.grad_mask),
+        grad_output=read[dtype](given.grad_output),
+        query=read[dtype](given.query),
+        key=read[dtype](given.key),
+        value=read[dtype](given.value),
+        lse=read[accum_type[dtype]](given.lse),
+        delta=delta_of(launcher, given),
+        mask=read[dtype](given.mask),
+        sizes=given.sizes.copy(),
+        scale=given.scale.cast[accum_type[dtype]](),
+    )
+    launch_mask_gradient_fast(launcher, tensors, given.layout)
+
+
+@export("workbook_open")
+def workbook_open(index: Int64, message: Int, capacity: Int64) abi("C") -> Int64:
+    """Return a handle of a GPU; `plan` needs none."""
+    comptime if PART == "plan":
+        return 1
+    else:
+        return open_gpu(index, message, capacity)
+
+
+@export("workbook_attention_plan")
+def workbook_attention_plan(words: Int, message: Int, capacity: Int64) abi("C") -> Int64:
+    """Return kernels + 8 * part, 0 for PyTorch's own, and write why no faster ones."""
+    var taken = Words(words)
+    taken.taken = 4
+    var asked = Call(taken)
+    var choice = choose(asked, asked.kernel)
+    write_text(choice.reason, message, Int(capacity))
+    return Int64(choice.kernel + 8 * choice.part)
+
+
+@export("workbook_attention_forward")
+def workbook_attention_forward(words: Int, message: Int, capacity: Int64) abi("C") -> Int64:
+    """Launch the forward pass."""
+    comptime if PART == "plan":
+        return -1
+    else:
+        return call[forward](words, message, capacity)
+
+
+@export("workbook_attention_backward")
+def workbook_attention_backward(words: Int, message: Int, capacity: Int64) abi("C") -> Int64:
+    """Launch the backward pass."""
+    comptime if PART == "plan":
+        return -1
+    else:
+        return call[backward](words, message, capacity)
+
+
+@export("workbook_attention_mask_gradient")
+def workbook_attention_mask_gradient(words: Int, message: Int, capacity: Int64) abi("C") -> Int64:
+    """Launch the pass of the mask's gradient, which the parts with masks have."""
+    comptime if PART.endswith("_mask"):
+        return call[mask_gradient](words, message, capacity)
+    else:
+        return -1

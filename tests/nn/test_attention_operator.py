@@ -1,0 +1,503 @@
+"""Attention's operator and kernels on the virtual GPU: values, gradients and what is launched, against PyTorch in float64."""
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from attention_checks import assert_as_exact_as_torch, inputs, output_and_gradients
+from philox_draws import ONE, keep_mask
+from torch._dynamo import compiled_autograd
+from torch.autograd import forward_ad
+from torch.utils.checkpoint import checkpoint
+from typed import loosely, present
+
+from harness import nn
+from harness.nn.attention_layer import Part, attention_block, attention_delta, portable_kernels
+from harness.nn.attention_layer import explain as explain_call
+
+pytestmark = pytest.mark.on_virtual_gpu("attention")
+attention, attention_backward = loosely(nn.attention), loosely(nn.attention_backward)
+attention_varlen, attention_with_lse = loosely(nn.attention_varlen), loosely(nn.attention_with_lse)
+block_backward, explain = loosely(nn.attention_block_backward), loosely(explain_call)
+sdpa = loosely(torch.nn.functional.scaled_dot_product_attention)
+BF16 = torch.bfloat16
+WGMMA = ["hopper_forward", "hopper_numbers", "hopper_key_value", "hopper_query"]
+MMA = ["fast_forward", "fast_delta", "fast_key_value", "fast_query"]
+
+
+def three(dtype=BF16, **sizes) -> list[torch.Tensor]:
+    """query, key and value."""
+    return inputs(dtype=dtype, **{"B": 1, "d": 16} | sizes)
+
+
+def leaves(dtype=BF16, **sizes) -> list[torch.Tensor]:
+    """The same, which need gradients."""
+    return [tensor.requires_grad_() for tensor in three(dtype, **sizes)]
+
+
+def launches(launched) -> list[str]:
+    """The kernels, by what is left of their names."""
+    cut = {"hopper_draw": "hopper_draws", "hopper_forwar": WGMMA[0], "hopper_number": WGMMA[1]}
+    cut |= {"hopper_keys_hopper_k": WGMMA[2], "hopper_query": WGMMA[3], "mask_gradient_fast": "mask_gradient"}
+    cut |= {name: name for name in MMA}
+    return [next((cut[part] for part in cut if part in name), name) for name in launched.names]
+
+
+def near(got: torch.Tensor, truth: torch.Tensor, unit: float = 2**-8) -> None:
+    """Assert that two are equal to some units of the largest element."""
+    size = truth.double().abs().max().clamp(min=0.1)
+    assert (got.double() - truth.double()).abs().max() <= 4 * unit * size
+
+
+# ---- Kernels: tiles, heads, lengths, masks ------------------------------------------------------------------
+
+SHAPES = {
+    "ragged, causal from the bottom right, shared heads": (
+        {"N": 2, "G": 1, "S": 70, "T": 150, "d": 64},
+        {"lower_right": True, "enable_gqa": True},
+    ),
+    "more than a block of queries": ({"N": 1, "S": 200, "T": 64, "d": 40, "dtype": torch.float16}, {}),
+    "more queries than keys, causal": ({"N": 1, "S": 130, "T": 64, "d": 64}, {"is_causal": True}),
+    "wide, causal, shared heads": (
+        {"N": 2, "G": 1, "S": 140, "T": 200, "d": 128},
+        {"is_causal": True, "enable_gqa": True},
+    ),
+    "wide, ragged": ({"N": 1, "S": 70, "T": 130, "d": 88, "dtype": torch.float16}, {}),
+    "of 192, causal": ({"N": 1, "S": 70, "T": 90, "d": 136}, {"is_causal": True}),
+    "of 256, ragged": ({"N": 1, "S": 70, "T": 130, "d": 256, "dtype": torch.float16}, {}),
+    "no whole chunks, another head dimension of value": ({"N": 2, "S": 33, "T": 40, "d": 20, "dv": 37}, {}),
+    "one query, one key": ({"N": 1, "S": 1, "T": 1, "d": 8}, {}),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_both_passes_are_as_exact_as_pytorch_s(name, launched):
+    sizes, options = SHAPES[name]
+    if options.pop("lower_right", False):
+        from torch.nn.attention.bias import causal_lower_right
+
+        options = options | {"attn_mask": causal_lower_right(sizes["S"], sizes["T"])}
+    assert_as_exact_as_torch(three(**sizes), **options)
+    assert launches(launched) == WGMMA
+
+
+MASKS = {
+    "every head, rows that begin anywhere": ((1, 2, 70, 75), 64, BF16, MMA),
+    "every head, in boxes": ((1, 2, 70, 88), 64, BF16, WGMMA),
+    "wide, every batch": ((2, 1, 70, 88), 72, torch.float16, WGMMA),
+    "padding": ((2, 2, 1, 200), 64, torch.float16, WGMMA),
+    "padding, wide": ((2, 1, 1, 136), 128, BF16, WGMMA),
+    "three axes": ((2, 70, 88), 64, BF16, WGMMA),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_masks_and_their_gradients(name, launched):
+    shape, d, dtype, kernels = MASKS[name]
+    mask = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype).requires_grad_()
+    tensors = three(dtype, B=2, S=70, T=shape[-1], d=d)
+    assert_as_exact_as_torch(tensors, attn_mask=mask)
+    assert launches(launched) == [*kernels, "fast_delta", "mask_gradient"]
+
+
+@pytest.mark.parametrize("length", [75, 88])
+def test_masks_of_bool_and_rows_that_see_no_key(length, launched):
+    mask = torch.rand(2, 1, 70, length, generator=torch.Generator().manual_seed(2)) < 0.7
+    mask[:, :, 5] = False
+    leaf = leaves(B=2, S=70, T=length, d=64)
+    output = attention(*leaf, mask)
+    gradients = torch.autograd.grad(output.float().pow(2).sum(), leaf)
+    assert launches(launched) == WGMMA
+    truth = sdpa(*(t.double() for t in leaf), mask)
+    for got, right in zip(gradients, torch.autograd.grad(truth.pow(2).sum(), leaf), strict=True):
+        near(got, right)
+    assert not output[:, :, 5].any() and not gradients[0][:, :, 5].any()
+
+
+@pytest.mark.parametrize("name", ["negative", "zero", "one number", "wide heads", "portable"])
+def test_calls_that_wgmma_does_not_take_run_the_kernels_for_every_gpu(name, launched):
+    one = torch.randn(1, 2, 30, 1, generator=torch.Generator().manual_seed(3)).to(BF16)
+    many = torch.randn(1, 1, 30, 40, generator=torch.Generator().manual_seed(3)).to(BF16)
+    options = {"negative": {"scale": -0.4}, "zero": {"scale": 0.0}, "one number": {"attn_mask": one}}
+    options |= {"wide heads": {"attn_mask": many}, "portable": {}}
+    with portable_kernels(name == "portable"):
+        leaf = leaves(S=30, T=40, d=136 if name == "wide heads" else 16)
+        output = attention(*leaf, **options[name])
+        got = torch.autograd.grad(output.float().pow(2).sum(), leaf)
+        said = explain(*leaf, **options[name])
+    assert launches(launched) == ["hopper_forward" if name == "wide heads" else MMA[0], *MMA[1:]]
+    assert said.startswith("mma.sync: ")
+    given = {key: one.double() if key == "attn_mask" else each for key, each in options[name].items()}
+    given = given | ({"attn_mask": many.double()} if name == "wide heads" else {})
+    truth = sdpa(*(t.double() for t in leaf), **given)
+    near(output, truth)
+    for own, right in zip(got, torch.autograd.grad(truth.pow(2).sum(), leaf), strict=True):
+        near(own, right)
+
+
+def test_explain_says_what_is_launched(launched):
+    """Of drawn calls: heads, masks and blocks of them, scales of every sign, dropout."""
+    draw, seen = random.Random(0), set()
+    for _ in range(25):
+        d, T = draw.choice([8, 20, 64, 72, 136]), draw.choice([24, 30])
+        query, key, value = three(S=10, T=T, d=d)
+        mask = draw.choice([None, None, (1, 1, 10, T), (1, 1, 1, T), (1, 2, 10, 1)])
+        options = {"scale": draw.choice([None, 0.3, -0.3]), "dropout_p": draw.choice([0.0, 0.0, 0.2])}
+        options |= {"attn_mask": None if mask is None else torch.zeros(mask, dtype=BF16)}
+        with portable_kernels(draw.random() < 0.2):
+            said = explain(query, key, value, **options)
+            launched.forget()
+            output = attention(*(t.requires_grad_() for t in (query, key, value)), **options)
+            output.sum().backward()
+        names = launches(launched)
+        by = "PyTorch" if not names else "mma.sync" if "fast_query" in names else "wgmma"
+        assert said.startswith(by), (said, names)
+        seen.add(by)
+    assert len(seen) == 3
+
+
+# ---- What is returned, and from what tensors ----------------------------------------------------------------
+
+
+def test_the_log_of_the_sum_and_its_gradient():
+    leaf = leaves(S=20, T=24)
+    output, lse = attention_with_lse(*leaf, is_causal=True)
+    wide = [t.detach().double().requires_grad_() for t in leaf]
+    scores = wide[0] @ wide[1].mT / 4
+    scores = scores.masked_fill(torch.ones(20, 24).triu(1).bool(), -torch.inf)
+    truth, sums = torch.softmax(scores, -1) @ wide[2], torch.logsumexp(scores, -1)
+    near(lse, sums, 2**-22)
+    got = torch.autograd.grad(output.float().sum() + lse.pow(2).sum(), leaf)
+    for own, right in zip(got, torch.autograd.grad(truth.sum() + sums.pow(2).sum(), wide), strict=True):
+        near(own, right)
+    backward = attention_backward(torch.ones_like(output), *leaf, output, lse, is_causal=True)
+    truth = torch.softmax(scores, -1) @ wide[2]
+    for own, right in zip(backward, torch.autograd.grad(truth.sum(), wide), strict=True):
+        near(own, right)
+
+
+def test_large_scores_cost_what_rounding_one_number_costs():
+    """exp(score - lse) with lse rounded once is off by |lse| 2^-23 at most, less than a unit of bfloat16 up to scores of 2^14."""
+    query = torch.full((1, 1, 1, 8), 35.0, dtype=BF16)
+    key, value = torch.full((1, 1, 2, 8), 35.0, dtype=BF16), torch.eye(2, 8, dtype=BF16)[None, None]
+    leaf = [t.requires_grad_() for t in (query, key, value)]
+    output = attention(*leaf, scale=1.0)  # two scores of 9,800
+    (gradient,) = torch.autograd.grad(output[..., 0].sum(), leaf[2])
+    assert torch.equal(output[0, 0, 0, :2], torch.full((2,), 0.5, dtype=BF16))
+    assert (gradient[0, 0, :, 0].float() - 0.5).abs().max() <= 9801 * 2**-23 * 0.5 + 2**-10
+
+
+def test_results_lie_as_models_split_heads():
+    """Joining heads then copies nothing."""
+    query = torch.randn(1, 20, 2, 16, dtype=BF16).transpose(1, 2).requires_grad_()
+    output = attention(query, query, query)
+    assert output.transpose(1, 2).is_contiguous()
+    (gradient,) = torch.autograd.grad(output.sum(), query)
+    assert gradient.transpose(1, 2).is_contiguous()
+    assert torch.equal(output, attention(*(query.detach().contiguous(),) * 3))
+
+
+@pytest.mark.parametrize(
+    "kind", ["expanded", "negated", "column by column", "from an odd place", "expanded gradient"]
+)
+def test_tensors_of_any_layout(kind):
+    query, key, value = three(S=20, T=24)
+    change = {
+        "expanded": lambda t: t[:, :1].expand(t.shape),
+        "negated": torch.ops.aten._neg_view.default,
+        "column by column": lambda t: t.mT.contiguous().mT,
+        "from an odd place": lambda t: torch.cat([t.flatten()[:3], t.flatten()])[3:].view(t.shape),
+        "expanded gradient": lambda t: t,
+    }[kind]
+    plain = [
+        change(t).clone(memory_format=torch.contiguous_format).resolve_neg() for t in (query, key, value)
+    ]
+    changed = [change(t) for t in (query, key, value)]
+    grad = torch.ones(1, 1, 1, 1).expand(1, 2, 20, 16) if kind == "expanded gradient" else None
+    found = []
+    for tensors in (plain, changed):
+        leaf = [t.requires_grad_() for t in tensors]
+        output = attention(*leaf)
+        incoming = (output.detach() if grad is None else grad).to(BF16)
+        found.append([output, *torch.autograd.grad(output, leaf, incoming)])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize(("S", "T"), [(0, 5), (5, 0)])
+def test_no_queries_or_no_keys(S, T):
+    leaf = leaves(S=S, T=T)
+    output, lse = attention_with_lse(*leaf)
+    output.sum().backward()
+    assert output.shape == (1, 2, S, 16) and not output.any() and (lse == -torch.inf).all()
+    assert not any(t.grad.any() for t in leaf if t.grad is not None)
+
+
+def test_leading_axes_broadcast():
+    query, key = torch.randn(2, 3, 2, 9, 12).to(BF16), torch.randn(1, 3, 2, 7, 12).to(BF16)
+    value, mask = torch.randn(2, 1, 2, 7, 20).to(BF16), torch.rand(3, 1, 9, 7) < 0.8
+    truth = torch.softmax((query.double() @ key.double().mT / 12**0.5).masked_fill(~mask, -torch.inf), -1)
+    near(attention(query, key, value, mask), truth.nan_to_num() @ value.double())
+    assert attention(query[0, 0, 0], key[0, 0, 0], value[0, 0, 0]).shape == (9, 20)
+
+
+# ---- What PyTorch does around it ----------------------------------------------------------------------------
+
+
+def test_hooks_checkpoints_and_copies_of_what_is_saved():
+    leaf = leaves(S=20, T=24)
+
+    def gradients(function=attention):
+        return torch.autograd.grad(function(*leaf).float().pow(2).sum(), leaf)
+
+    expected = gradients()
+    graph = torch.autograd.graph
+    turned = graph.saved_tensors_hooks(lambda t: t, lambda t: t.mT.contiguous().mT if t.dim() == 4 else t)
+    for hooks in (graph.save_on_cpu(), turned):
+        with hooks:
+            assert all(map(torch.equal, gradients(), expected))
+    again = gradients(lambda *t: checkpoint(attention, *t, use_reentrant=False))
+    assert all(map(torch.equal, again, expected))
+    output = attention(*leaf)
+    with torch.no_grad():
+        output.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        output.sum().backward()
+
+
+def test_second_derivatives_and_transforms_run_pytorch_s_operations():
+    leaf = leaves(S=9, T=11)
+    wide = [t.detach().double().requires_grad_() for t in leaf]
+
+    def second(function, tensors):
+        (first,) = torch.autograd.grad(function(*tensors).pow(2).sum(), tensors[0], create_graph=True)
+        return torch.autograd.grad(first.pow(2).sum(), tensors)
+
+    def formula(query, key, value):
+        return torch.softmax(query @ key.mT / 4, -1) @ value
+
+    for got, right in zip(second(attention, leaf), second(formula, wide), strict=True):
+        near(got, right, 2**-6)
+    query, key, value = (t.detach() for t in leaf)
+    tangent = torch.ones_like(query)
+    for function in (attention, attention_of_sequences):
+        given = [
+            t.transpose(0, 1) if function is attention_of_sequences else t
+            for t in (query[0], key[0], value[0])
+        ]
+        got = torch.func.grad(lambda q, f=function, g=given: f(q, *g[1:]).float().sum())(given[0])
+        right = torch.func.grad(lambda q: formula(q, key.double(), value.double()).sum())(query.double())[0]
+        near(got, right.transpose(0, 1) if function is attention_of_sequences else right)
+    with forward_ad.dual_level():
+        dual = attention(forward_ad.make_dual(query, tangent), key, value)
+        got = forward_ad.unpack_dual(dual).tangent
+    assert got is not None
+    near(
+        got,
+        torch.func.jvp(
+            lambda q: formula(q, key.double(), value.double()), (query.double(),), (tangent.double(),)
+        )[1],
+    )
+    batch = torch.stack([query, -query])
+    near(
+        torch.func.vmap(attention, (0, None, None))(batch, key, value)[1],
+        formula(-query.double(), key.double(), value.double()),
+    )
+
+
+def attention_of_sequences(query, key, value):
+    """One sequence."""
+    offsets = [torch.tensor([0, len(t)], dtype=torch.int32) for t in (query, key)]
+    return attention_varlen(query, key, value, *offsets)
+
+
+def test_compiled_autograd_export_and_compiled_models_give_the_same_bits():
+    leaf = leaves(S=20, T=24)
+
+    def gradients(function):
+        output = function(*leaf)
+        return [output, *torch.autograd.grad(output.float().pow(2).sum(), leaf)]
+
+    def causal(query, key, value):
+        return attention(query * 1, key, value, is_causal=True)
+
+    expected = gradients(causal)
+    for dynamic in (False, True):
+        torch._dynamo.reset()
+        compiled = torch.compile(causal, backend="aot_eager", fullgraph=True, dynamic=dynamic)
+        assert all(map(torch.equal, gradients(compiled), expected))
+    leaf = leaves(S=13, T=17, seed=2)
+    assert all(map(torch.equal, gradients(compiled), gradients(causal)))
+
+    class Model(torch.nn.Module):
+        def forward(self, query, key, value):
+            return causal(query, key, value)
+
+    plain = tuple(t.detach() for t in leaf)
+    exported = torch.export.export(Model(), plain)
+    assert torch.equal(exported.module()(*plain), causal(*plain))
+    with compiled_autograd._enable(lambda graph: torch.compile(graph, backend="eager")):
+        causal(*leaf).float().pow(2).sum().backward()
+    assert all(torch.equal(present(t.grad), own) for t, own in zip(leaf, gradients(causal)[1:], strict=True))
+
+
+def test_operators_pass_pytorch_s_own_checks():
+    query, key, value = three(S=9, T=11)
+    kept: tuple[Any, ...] = (None, None, None, 0.3, 5, 1, ONE)
+    ops = torch.ops.mojo_workbook
+    out, lse = ops.attention_forward(query, key, value, *kept)
+    torch.library.opcheck(ops.attention_forward.default, (query, key, value, *kept))
+    given = out, query, key, value, out, lse, None, None, *kept
+    torch.library.opcheck(ops.attention_backward.default, given)
+    mask = torch.zeros(1, 1, 9, 11, dtype=BF16)
+    torch.library.opcheck(
+        ops.attention_mask_backward.default, (out, query, key, value, out, lse, None, mask, 0.3, 5)
+    )
+    torch.library.opcheck(ops.attention.default, tuple(leaves(S=9, T=11)))
+
+
+def test_autocast_and_what_kernels_do_not_take():
+    leaf = [t.requires_grad_() for t in three(torch.float32, S=20, T=24)]
+    with torch.autocast("cpu", BF16):
+        output = attention(*leaf)
+        sums = attention_with_lse(*leaf)[1]
+    narrow = attention(*(t.to(BF16) for t in leaf))
+    assert output.dtype == BF16 and torch.equal(output, narrow) and sums.dtype == torch.float32
+    output.sum().backward()
+    assert leaf[0].grad is not None and leaf[0].grad.dtype == torch.float32
+    wide = [t.requires_grad_() for t in three(torch.float64, S=4, T=5, d=3)]
+    assert torch.autograd.gradcheck(attention, wide) and torch.autograd.gradgradcheck(attention, wide)
+    assert torch.autograd.gradgradcheck(lambda *t: attention_with_lse(*t, is_causal=True), wide)
+    assert_as_exact_as_torch(three(S=9, T=11, d=264))
+    mask = torch.randn(1, 1, 9, 1).to(BF16).requires_grad_()
+    assert "one number" in explain(*three(S=9, T=11), attn_mask=mask)
+    assert_as_exact_as_torch(three(S=9, T=11), attn_mask=mask)
+
+
+# ---- Dropout ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("masked", ["no mask", "causal", "mask", "bool", "wide"])
+@pytest.mark.parametrize("every_gpu", [False, True], ids=["wgmma", "mma.sync"])
+def test_dropout_draws_what_philox_draws_and_has_every_derivative(masked, every_gpu):
+    tensors = leaves(N=4, G=2, S=40, T=56, d=72 if masked == "wide" else 16)
+    numbers = torch.randn(1, 4, 40, 56, generator=torch.Generator().manual_seed(1))
+    mask = {"mask": numbers.to(BF16), "bool": numbers > -1}.get(masked)
+    kept = ONE - round(0.3 * ONE)
+    with portable_kernels(every_gpu):
+        torch.manual_seed(3)
+        output = attention(*tensors, mask, 0.3, masked == "causal", enable_gqa=True)
+        found = torch.autograd.grad(output.float().pow(2).sum(), tensors, retain_graph=True)
+    torch.manual_seed(3)
+    keep = keep_mask(torch.randint(2**62, (2,)), (1, 4, 40, 56), kept).double() * (ONE / kept)
+    query, key, value = (t.double().repeat_interleave(4 // t.shape[1], 1) for t in tensors)
+    scores = query @ key.mT / query.shape[-1] ** 0.5
+    hidden = torch.ones(40, 56).triu(1).bool() if masked == "causal" else None
+    hidden = ~mask if masked == "bool" and mask is not None else hidden
+    scores = scores if hidden is None else scores.masked_fill(hidden, -torch.inf)
+    scores = scores + mask.double() if masked == "mask" and mask is not None else scores
+    truth = torch.softmax(scores, -1) * keep @ value
+    near(output, truth)
+    right = torch.autograd.grad(truth.pow(2).sum(), tensors, create_graph=True)
+    for got, own in zip(found, right, strict=True):
+        near(got, own)
+    (first,) = torch.autograd.grad(output.float().pow(2).sum(), tensors[0], create_graph=True)
+    near(first, right[0])
+    near(
+        torch.autograd.grad(first.float().sum(), tensors[1])[0],
+        torch.autograd.grad(right[0].double().sum(), tensors[1])[0],
+    )
+
+
+@pytest.mark.parametrize("p", [0.0, 1.0, 2**-20])
+def test_dropout_of_nothing_and_of_everything(p, launched):
+    leaf = leaves(S=20, T=24)
+    output = attention(*leaf, dropout_p=p)
+    output.sum().backward()
+    if p == 1:
+        assert not output.any() and not any(t.grad.any() for t in leaf if t.grad is not None)
+    else:
+        assert launches(launched) == WGMMA
+        assert torch.equal(output, attention(*leaf))
+
+
+# ---- Sequences of unequal lengths ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("d", [24, 20, 72])
+def test_sequences_of_unequal_lengths(d, causal, launched):
+    """Rows of no sequence, an empty sequence, one without keys; shared heads; a chunk that is not whole."""
+    starts, of_keys = [3, 10, 10, 31, 55, 150], [0, 12, 20, 20, 69, 200]
+    random = torch.Generator().manual_seed(0)
+    shapes = ((160, 4, d), (210, 2, d), (210, 2, d))
+    leaf = [torch.randn(s, generator=random).to(BF16).requires_grad_() for s in shapes]
+    offsets = [torch.tensor(each, dtype=torch.int32) for each in (starts, of_keys)]
+    output = attention_varlen(*leaf, *offsets, is_causal=causal, enable_gqa=True)
+    grad = torch.randn(output.shape, generator=random).to(BF16)
+    found = torch.autograd.grad(output, leaf, grad, retain_graph=True)
+    assert launches(launched) == MMA
+    query, key, value = (t.double().transpose(0, 1) for t in leaf)
+    truth = torch.zeros(4, 160, d, dtype=torch.float64)
+    for i in range(5):
+        rows, keys = slice(*starts[i : i + 2]), slice(*of_keys[i : i + 2])
+        if starts[i] < starts[i + 1] and of_keys[i] < of_keys[i + 1]:
+            given = query[:, rows], *(t[:, keys].repeat_interleave(2, 0) for t in (key, value))
+            own = sdpa(*given, is_causal=causal)
+            truth = truth + torch.nn.functional.pad(own, (0, 0, starts[i], 160 - starts[i + 1]))
+    truth = truth.transpose(0, 1)
+    near(output, truth)
+    right = torch.autograd.grad(truth, leaf, grad.double(), create_graph=True)
+    for got, own in zip(found, right, strict=True):
+        near(got, own)
+    (first,) = torch.autograd.grad(output, leaf[0], grad, create_graph=True)
+    near(
+        torch.autograd.grad(first.float().sum(), leaf[1])[0],
+        torch.autograd.grad(right[0].double().sum(), leaf[1])[0],
+    )
+
+
+# ---- Parts of a larger attention ----------------------------------------------------------------------------
+
+
+def test_parts_and_their_backward_pass_make_the_whole(launched):
+    """Two parts of the keys, one causal; and blocks of queries and keys that are left out."""
+    query, key, value = three(N=2, G=1, S=64, T=96)
+    parts = [Part(32, 0, True), Part(32, 48, True)]
+    halves = [(key[:, :, :48], value[:, :, :48]), (key[:, :, 48:], value[:, :, 48:])]
+    found = [attention_block(query, *half, part) for half, part in zip(halves, parts, strict=True)]
+    lse = torch.logaddexp(found[0][1], found[1][1])
+    output = torch.stack([torch.exp(own - lse)[..., None] * out for out, own in found]).sum(0).to(BF16)
+    wide = [t.double().requires_grad_() for t in (query, key, value)]
+    hidden = torch.arange(96) > torch.arange(64)[:, None] + 32
+    scores = (wide[0] @ wide[1].mT / 4).masked_fill(hidden, -torch.inf)
+    truth = torch.softmax(scores, -1) @ wide[2]
+    near(output, truth)
+    grad = torch.randn(output.shape).to(BF16)
+    delta = attention_delta(grad, output)
+    shares = [
+        block_backward(grad, query, *half, lse, delta, part) for half, part in zip(halves, parts, strict=True)
+    ]
+    got = shares[0][0].float() + shares[1][0], *(torch.cat([s[i] for s in shares], 2) for i in (1, 2))
+    for own, right in zip(got, torch.autograd.grad(truth, wide, grad.double()), strict=True):
+        near(own, right)
+    assert "hopper_query" in launches(launched)
+    seen = torch.tensor([[True, False, True], [True, True, False]])
+    output, _ = attention_block(query, key, value, Part(blocks=seen, block_size=32))
+    mask = seen.repeat_interleave(32, 0).repeat_interleave(32, 1)
+    near(output, torch.softmax((wide[0] @ wide[1].mT / 4).masked_fill(~mask, -torch.inf), -1) @ wide[2])
+
+
+def test_more_blocks_than_a_grid_has_are_left_to_pytorch():
+    query = torch.empty(2**31, 1, 1, 8, dtype=BF16, device="meta").requires_grad_()
+    assert attention(query, query, query).shape == query.shape
+    leaf = leaves(B=1, N=1, S=1, T=1, d=8)[0]
+    many = leaf.as_strided((2**27, 16, 1, 8), (0, 0, 8, 1))
+    assert "2^31 - 1 blocks" in explain(many)
+    assert explain(leaf.as_strided((2**16, 1, 1, 8), (0, 8, 8, 1))).startswith("mma.sync: there is a batch")
+
+
+def test_gradients_have_the_same_bits_in_two_runs():
+    leaf = leaves(S=70, T=90, d=64)
+    one, other = (output_and_gradients(attention, leaf) for _ in range(2))
+    assert all(map(torch.equal, one, other))

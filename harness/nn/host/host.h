@@ -244,6 +244,12 @@ bool has_tangent(const T&... tensors) {
   return (carries(tensors) || ...);
 }
 
+// Keeps autograd and autocast away from PyTorch's operations that a kernel of an operator calls.
+struct Plain {
+  at::AutoDispatchBelowADInplaceOrView below;
+  c10::impl::ExcludeDispatchKeyGuard without{at::autocast_dispatch_keyset};
+};
+
 // ---- Autograd ------------------------------------------------------------------------------------------------------
 
 using NodePtr = decltype(torch::autograd::Edge::function);  // a shared_ptr in torch 2.11, an intrusive_ptr in 2.15

@@ -68,12 +68,6 @@ bool fits(const Tensor& x, const Optional& g, const Optional& b, const Tensor& W
 
 // ---- One call ---------------------------------------------------------------------------------------------
 
-// Keeps autograd and autocast away from PyTorch's products.
-struct Plain {
-  at::AutoDispatchBelowADInplaceOrView below;
-  c10::impl::ExcludeDispatchKeyGuard without{at::autocast_dispatch_keyset};
-};
-
 // What both passes of a call have in common.
 struct Call {
   int64_t rows, H, O, options;

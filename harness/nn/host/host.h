@@ -53,14 +53,40 @@ inline int64_t current_stream(c10::Device device) {
   return reinterpret_cast<int64_t>(c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle());
 }
 
+// Returns a function of the CUDA driver, null where there is none.
+inline void* driver_function(const char* name) {
+  static void* driver = dlopen("libcuda.so.1", RTLD_NOW);
+  return driver ? dlsym(driver, name) : nullptr;
+}
+
 // Returns whether a CUDA graph captures the current stream. For CPU tensors of tests, whether the environment says so.
 inline bool is_capturing(c10::Device device) {
   if (device.is_cpu()) return std::getenv("WORKBOOK_CAPTURING") != nullptr;
   using Ask = int (*)(int64_t stream, int* status);
-  static void* driver = dlopen("libcuda.so.1", RTLD_NOW);
-  static auto ask = driver ? reinterpret_cast<Ask>(dlsym(driver, "cuStreamIsCapturing")) : nullptr;
+  static auto ask = reinterpret_cast<Ask>(driver_function("cuStreamIsCapturing"));
   int status = 0;
   return ask && ask(current_stream(device), &status) == 0 && status == 1;
+}
+
+// Makes this thread's first product on a GPU, for which PyTorch creates a handle of cuBLAS. A capture allows that only in relaxed mode,
+// on a stream that it does not capture; and calls before it may have had no product of PyTorch's.
+inline void prepare_products(c10::Device device) {
+  static thread_local std::array<bool, 64> ready{};
+  size_t index = device.index();
+  if (device.is_cpu() || index >= ready.size() || ready[index]) return;
+  using Exchange = int (*)(int* mode);
+  static auto exchange = reinterpret_cast<Exchange>(driver_function("cuThreadExchangeStreamCaptureMode"));
+  c10::impl::VirtualGuardImpl guard(device.type());
+  auto stream = guard.exchangeStream(guard.getStreamFromGlobalPool(device));
+  int mode = 2;  // relaxed; then the mode before
+  if (exchange) exchange(&mode);
+  {
+    auto one = at::ones({8, 8}, at::device(device).dtype(at::kHalf));
+    at::mm(one, one);
+  }
+  if (exchange) exchange(&mode);
+  guard.exchangeStream(stream);
+  ready[index] = true;
 }
 
 // Branches of a CUDA graph beside the current stream; for CPU tensors of tests all is one stream.

@@ -129,6 +129,7 @@ std::tuple<Tensor, Tensor> forward_device(const Tensor& x_, const Optional& gamm
                                           int64_t options) {
   c10::DeviceGuard guard(x_.device());
   Plain plain;
+  prepare_products(x_.device());
   Call call(x_, gamma, beta, W_, bias, options);
   auto [rows, H, O] = std::tuple(call.rows, call.H, call.O);
   Tensor x = x_.contiguous(), W = call.transposed ? W_ : W_.contiguous();
@@ -329,6 +330,7 @@ Five backward_device(const Tensor& dy, const Tensor& x, const Tensor& statistics
                      const Optional& beta, const Tensor& W, int64_t wanted, int64_t options) {
   c10::DeviceGuard guard(x.device());
   Plain plain;
+  prepare_products(x.device());
   Call call(x, gamma, beta, W, {}, options);
   TORCH_CHECK(dy.scalar_type() == call.type && dy.numel() == call.rows * call.O, "grad: expected ", call.rows,
               " rows of ", call.O, " in the dtype of weight");

@@ -8,7 +8,6 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 
 from rich.console import Console
@@ -384,12 +383,14 @@ def doctor(arguments: list[str]) -> int:
 
 
 def build_ext(arguments: list[str]) -> int:
-    """Build the extension modules that the layers use on a GPU, for this machine's GPUs or for another's.
+    """Build the layers' kernels and operators, for this machine's GPUs and PyTorch or for others.
 
-    Without one the first call on a GPU builds it. Modules that were built elsewhere are found in the folder that the
-    environment variable WORKBOOK_EXTENSIONS names; building wants no GPU and no C compiler.
+    Without one the first call on a GPU builds what it needs. Kernels are built in parts, a dtype or a feature of one each. What was built
+    elsewhere is found in the folder that the environment variable WORKBOOK_EXTENSIONS names. Kernels want no GPU and no C
+    compiler; operators want a C++ compiler.
     """
-    from harness.toolchain import extension
+    from harness.nn import host
+    from harness.toolchain import architectures, libraries
 
     parser = Parser(
         prog=command("build-ext"),
@@ -398,46 +399,36 @@ def build_ext(arguments: list[str]) -> int:
         allow_abbrev=False,
     )
     parser.add_argument(
-        "layer", nargs="?", choices=extension.LAYERS, help="whose module (default: each that there is)"
+        "layer", nargs="*", help=f"{', '.join(host.layers())}; also with a part, as in attention/bfloat16"
     )
     parser.add_argument(
         "--arch",
         action="append",
         metavar="NAME",
-        help="for example sm_90a or gfx942; may be repeated (default: the GPUs that PyTorch sees here)",
+        help="for example sm_90a; may be repeated (default: the GPUs that PyTorch sees here)",
+    )
+    parser.add_argument(
+        "--torch",
+        action="append",
+        type=Path,
+        metavar="DIR",
+        help="the folder of a PyTorch to build operators for; may be repeated (default: the one that is installed)",
     )
     parser.add_argument(
         "--output",
         type=Path,
         metavar="DIR",
-        help=f"where to put it (default: {extension.VARIABLE}, else the workbook's cache)",
+        help=f"where to put it (default: {libraries.VARIABLE}, else the workbook's cache)",
     )
     flags = parser.parse_args(arguments)
     console = make_console(sys.stdout)
-    wanted = [extension.canonical(name) for name in flags.arch] if flags.arch else extension.present()
-    for architecture in dict.fromkeys(wanted):
-        for layer in [flags.layer] if flags.layer else extension.LAYERS:
-            print_lines(console, [built_line(console, layer, architecture, flags.output)])
+    names = [architectures.canonical(name) for name in flags.arch] if flags.arch else architectures.present()
+    wanted = host.wanted(flags.layer, [*dict.fromkeys(names)], flags.torch or [None])
+    for library, built in libraries.build_all(wanted, flags.output):
+        size = built.path.stat().st_size / 2**20
+        how = f"built in {built.seconds:.1f} s" if built.seconds else "was there already"
+        print_lines(console, [f"{library.name}: {how}, {size:.1f} MiB: {shown(built.path)}"])
     return 0
-
-
-def built_line(console: Console, layer: str, architecture: str, output: Path | None) -> str:
-    """Builds a layer's module for one architecture, with a spinner or a line while it lasts; what, how long, and where."""
-    from harness.toolchain import extension
-
-    words = f"Building the extension module of {layer} for {architecture} (a minute or two, once)"
-    with ExitStack() as stack:
-
-        def on_build() -> None:
-            if console.is_terminal:
-                stack.enter_context(console.status(words))
-            else:
-                print_lines(console, [f"{words} ..."])
-
-        built = extension.build(architecture, output, on_build, layer)
-    size = built.path.stat().st_size / 2**20
-    how = f"built in {built.seconds:.1f} s" if built.seconds else "was there already"
-    return f"{layer}, {architecture}: {how}, {size:.1f} MiB: {shown(built.path)}"
 
 
 # ---- dev ----------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from harness.learner import blanks
-from harness.toolchain import extension
+from harness.nn import host
 from harness.toolchain.packages import mojo_files
 from harness.toolchain.roots import CHECKOUT
 
@@ -64,6 +64,17 @@ def wheel(tmp_path_factory):
     return path
 
 
+def test_a_wheel_may_carry_built_libraries(tmp_path, monkeypatch):
+    """Then it is one for this platform."""
+    libraries = tmp_path / "libraries"
+    libraries.mkdir()
+    (libraries / "attention_bfloat16_sm_90a_0123.so").write_text("kernels")
+    monkeypatch.setenv("WORKBOOK_LIBRARIES", str(libraries))
+    run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path, cwd=CHECKOUT)
+    (path,) = tmp_path.glob("*-py3-none-linux_*.whl")
+    assert "harness/_libraries/attention_bfloat16_sm_90a_0123.so" in zipfile.ZipFile(path).namelist()
+
+
 @pytest.fixture(scope="module")
 def installed(wheel, tmp_path_factory):
     """The Python of a fresh environment that holds the wheel; torch and MAX are lent from this one.
@@ -94,28 +105,21 @@ def test_wheel_carries_the_solutions(wheel):
     assert "harness/_book/src/SUMMARY.md" in names and ("harness/_book/html/index.html" in names) == built
 
 
-EXTENSION = """
+LIBRARIES = """
 import sys
-from pathlib import Path
-from harness.learner import blanks
-from harness.toolchain import extension
-from harness.toolchain.packages import mojo_files
+from harness.nn import host
 
-files = extension.sources()
-assert all(file.is_relative_to(sys.prefix) and file.is_file() for file in files), files
-module = extension.load(Path(sys.argv[1]))
-assert module.forward(0, 0, 0, 0, 0, 12, 300, 20, 1e-5, *[0] * 8) > 0
-print(extension.file_name("sm_90a"), "outside")
+assert host.KERNELS.is_relative_to(sys.prefix), host.KERNELS
+print(*(library.file_name for library in host.wanted([], ["sm_90a"], [None])))
 """
 
 
-@pytest.mark.compiles
-def test_the_extension_module_outside_the_checkout(installed, tmp_path):
-    """An installed package makes the module from the same sources, and looks for it under the same name."""
-    built = extension.build("sm_90a").path
-    script = tmp_path / "load.py"
-    script.write_text(EXTENSION)
-    assert run(installed, script, built, cwd=tmp_path).split() == [built.name, "outside"]
+def test_the_layers_libraries_outside_the_checkout(installed, tmp_path):
+    """An installed package makes them from the same sources, and looks for them under the same names."""
+    script = tmp_path / "names.py"
+    script.write_text(LIBRARIES)
+    names = [library.file_name for library in host.wanted([], ["sm_90a"], [None])]
+    assert names and run(installed, script, cwd=tmp_path).split() == names
 
 
 @pytest.mark.compiles

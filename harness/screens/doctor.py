@@ -169,29 +169,31 @@ def gpu() -> Iterator[Finding]:
     )
 
 
-def extension_module() -> Iterator[Finding]:
-    """What the layers launch with on a GPU: built for the GPUs here, or not yet."""
-    from harness.devices import targets
-    from harness.toolchain import extension
+def layers() -> Iterator[Finding]:
+    """What the layers call on a GPU: built for the GPUs and the PyTorch here, or not yet."""
+    import torch
 
-    part = "extension module"
-    command = invocation.command("build-ext")
-    if not targets.gpu_may_exist():
-        yield Finding(part, "note", f"for a GPU; `{command} --arch NAME` builds it for another machine")
+    from harness.nn import host
+    from harness.toolchain import architectures, libraries
+
+    part, command = "layers", invocation.command("build-ext")
+    if torch.version.hip or sys.platform == "darwin":
+        yield Finding(part, "note", f"{architectures.ONLY_NVIDIA}: PyTorch's own operations run here")
         return
     try:
-        wanted = extension.present()
+        wanted = host.wanted([], architectures.present(), [None])
     except WorkbookError as error:
-        yield Finding(part, "note", f"{error}: the layers go through a MAX graph")
+        yield Finding(part, "note", f"{error}: PyTorch's own operations run")
         return
-    for architecture in wanted:
-        path = extension.folder() / extension.file_name(architecture)
-        if path.exists():
-            yield Finding(part, "good", str(path))
-        else:
-            yield Finding(
-                part, "note", f"not built for {architecture} yet: the first call does it", f"`{command}`"
-            )
+    missing = [library.name for library in wanted if library.find() is None]
+    if not missing:
+        yield Finding(part, "good", f"all {len(wanted)} libraries are built")
+    elif libraries.find_compiler() is None and any("_torch" in name for name in missing):
+        words = "no C++ compiler: PyTorch's own operations run, not the kernels"
+        yield Finding(part, "broken", words, "install g++, or set CXX")
+    else:
+        words = f"{len(wanted) - len(missing)} of {len(wanted)} libraries are built; the first call builds what it needs"
+        yield Finding(part, "note", f"{words}: {', '.join(missing)}", f"`{command}`")
 
 
 def virtual_gpu() -> Iterator[Finding]:
@@ -273,7 +275,7 @@ PARTS: dict[str, Callable[[], Iterator[Finding]]] = {
     "packages": packages,
     "Mojo compiler": mojo,
     "GPU": gpu,
-    "extension module": extension_module,
+    "layers": layers,
     "virtual GPU": virtual_gpu,
     "caches": caches,
     "C compiler": c_compiler,

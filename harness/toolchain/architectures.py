@@ -2,7 +2,7 @@
 
 import functools
 import re
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from harness.errors import BadUse, EnvironmentProblem
 from harness.toolchain.packages import run_mojo
@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 OLDEST_NVIDIA = (8, 0)
 """Compute capability with the tensor core instructions and asynchronous copies that the fast kernels use."""
+
+ONLY_NVIDIA = "the kernels are for GPUs of NVIDIA"
 
 # A line of `mojo build --print-supported-accelerators`: a name, and what it is an alias of.
 ACCELERATOR = re.compile(r"^  (\w+)\s+- (?:\(alias\) -> (\w+))?", re.MULTILINE)
@@ -34,33 +36,31 @@ def nvidia_architecture(capability: tuple[int, int]) -> str:
 
 
 def canonical(name: str) -> str:
-    """The name under which a GPU's module is looked for: an alias resolved, "sm_90" as "sm_90a".
+    """The name under which a GPU's kernels are looked for: an alias resolved, "sm_90" as "sm_90a".
 
-    Raises BadUse for a name that Mojo does not know or that has no extension module.
+    Raises BadUse for a name that Mojo does not know or that there are no kernels for.
     """
     known = supported()
     try:
-        return module_name(known[name])
+        return with_kernels(known[name])
     except KeyError:
-        fitting = ", ".join(sorted(each for each in set(known.values()) if has_module(each)))
+        fitting = ", ".join(sorted(each for each in set(known.values()) if has_kernels(each)))
         raise BadUse(f"--arch {name}: unknown; there is {fitting}") from None
     except Unsupported as error:
         raise BadUse(f"--arch {name}: {error}") from None
 
 
-def module_name(accelerator: str) -> str:
-    """The architecture of the module for one of Mojo's accelerators. Raises Unsupported where there is none."""
+def with_kernels(accelerator: str) -> str:
+    """The architecture whose kernels one of Mojo's accelerators runs. Raises Unsupported where there are none."""
     if number := re.fullmatch(r"sm_(\d+)(\d)a?", accelerator):
         return nvidia_architecture((int(number[1]), int(number[2])))
-    if not accelerator.startswith("gfx"):
-        raise Unsupported("extension modules are for GPUs of NVIDIA and AMD")
-    return accelerator
+    raise Unsupported(ONLY_NVIDIA)
 
 
-def has_module(accelerator: str) -> bool:
-    """Whether an accelerator is one that is looked for by its own name."""
+def has_kernels(accelerator: str) -> bool:
+    """Whether there are kernels under an accelerator's own name."""
     try:
-        return module_name(accelerator) == accelerator
+        return with_kernels(accelerator) == accelerator
     except Unsupported:
         return False
 
@@ -86,13 +86,9 @@ def supported() -> dict[str, str]:
 
 
 def architecture(device: "torch.device") -> str:
-    """The accelerator name of a GPU that torch sees. Raises Unsupported where there is none."""
+    """The accelerator name of a GPU that torch sees. Raises Unsupported where there are no kernels for it."""
     import torch
 
-    if device.type != "cuda":
-        raise Unsupported(f"no extension module for {device}: torch's stream there is no CUDA or ROCm stream")
-    if torch.version.hip:
-        # torch gives these properties no type.
-        about = torch.cuda.get_device_properties(device)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-        return cast(str, about.gcnArchName).split(":")[0]  # pyright: ignore[reportUnknownMemberType]
+    if device.type != "cuda" or torch.version.hip:
+        raise Unsupported(ONLY_NVIDIA)
     return nvidia_architecture(torch.cuda.get_device_capability(device))

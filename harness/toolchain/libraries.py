@@ -13,13 +13,16 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
-from harness.errors import EnvironmentProblem, WorkbookError
+from harness.errors import BadUse, EnvironmentProblem, WorkbookError
 from harness.toolchain.cache import cache_folder, digest, discard, keep, made_folder
 from harness.toolchain.diagnostics import parse_diagnostics
 from harness.toolchain.linker import environment_with_linker
@@ -44,7 +47,11 @@ MOJO = (
     "import sys; from mojo.run import subprocess_run_mojo; sys.exit(subprocess_run_mojo(sys.argv[1:]).returncode)",
 )
 CPP = ("-std=c++20", "-O2", "-shared", "-fPIC", "-DNDEBUG", "-fvisibility=hidden")
+CPP_SECONDS = 25
+"""An estimate of a build."""
 COMPILERS = ("g++", "c++", "clang++")
+MOST_AT_ONCE = 8
+"""Builds at a time: one of Mojo takes up to 3 GB."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +79,8 @@ class Library:
     make: Callable[[Path], None]
     builder: str | None = ""
     carried_as: str = ""
+    estimate: float = 60
+    """Seconds that a build takes, until one was measured here."""
 
     @property
     def file_name(self) -> str:
@@ -80,22 +89,24 @@ class Library:
 
     @property
     def carried_name(self) -> str:
-        """The name of the file in a wheel."""
+        """The name of the file in a wheel, and in a folder that was asked for."""
         return f"{self.carried_as or self.name}_{self.digest}.so"
 
     def find(self, output: Path | None = None) -> Path | None:
         """Return where the library lies, None where it is not built."""
-        if output is None and (CARRIED / self.carried_name).is_file():
+        if output:
+            return next(filter(Path.is_file, [output / self.carried_name]), None)
+        if (CARRIED / self.carried_name).is_file():
             return CARRIED / self.carried_name
-        place = output or folder()
+        kept = [folder() / self.carried_name, folder() / self.file_name]
         if self.builder is None:  # no compiler
-            return next(iter(sorted(place.glob(f"{self.name}_{self.digest}_*.so"))), None)
-        return place / self.file_name if (place / self.file_name).is_file() else None
+            kept += sorted(folder().glob(f"{self.name}_{self.digest}_*.so"))
+        return next(filter(Path.is_file, kept), None)
 
-    def build(self, output: Path | None = None, on_build: Callable[[], None] = lambda: None) -> Built:
-        """Return what is there, else what is built now.
+    def build(self, output: Path | None = None, progress: "Progress | None" = None) -> Built:
+        """Return what is there, else what is built now; in a folder that is asked for, or where it is found.
 
-        Several processes and threads may ask at once: one builds and the others wait for it. `on_build` is called before a build.
+        Several processes and threads may ask at once: one builds and the others wait for it.
 
         Raises CompileFailed where the source does not compile, and EnvironmentProblem where the folder cannot be written or a
         compiler is missing.
@@ -108,28 +119,113 @@ class Library:
 
         def make(staged: Path) -> None:
             nonlocal seconds
-            on_build()
             started = time.monotonic()
-            self.make(staged)
+            with (progress or Progress()).of(self):
+                self.make(staged)
             seconds = time.monotonic() - started
 
-        target = (place or folder()) / self.file_name
-        return Built(keep(target, make, f"the library {self.name}", remedy), seconds)
+        target = place / self.carried_name if place else folder() / self.file_name
+        built = keep(target, make, f"the library {self.name}", remedy)
+        if seconds:
+            self.note_seconds(seconds)
+        return Built(built, seconds)
 
-    def load(self, on_build: Callable[[], None] = lambda: None) -> tuple[Path, ctypes.CDLL]:
+    def expected_seconds(self) -> float:
+        """Return how long the last build took here, else the estimate."""
+        try:
+            return float((cache_folder("seconds") / self.name).read_text())
+        except (OSError, ValueError, EnvironmentProblem):
+            return self.estimate
+
+    def note_seconds(self, seconds: float) -> None:
+        """Keep how long a build took."""
+        with suppress(OSError, EnvironmentProblem):
+            (cache_folder("seconds") / self.name).write_text(f"{seconds:.1f}")
+
+    def load(self) -> tuple[Path, ctypes.CDLL]:
         """Return the library, loaded, and where it lies; built where it must be, once more where the file is damaged.
 
         Raises what `build` raises, and EnvironmentProblem where the system refuses the library.
         """
-        path = self.build(on_build=on_build).path
+        path = self.build().path
         try:
             return path, ctypes.CDLL(str(path))
         except OSError as error:
             with suppress(OSError, EnvironmentProblem):  # the folder may be read-only
                 discard(path)
-                path = self.build(on_build=on_build).path
+                path = self.build().path
                 return path, ctypes.CDLL(str(path))
             raise EnvironmentProblem(f"cannot load {path}: {error}") from error
+
+
+class Progress:
+    """Says what is being built, and how long that takes: one moving line on a terminal, elsewhere a line for each."""
+
+    def __init__(self, stream: TextIO | None = None):
+        self.stream = stream or sys.stderr
+        self.running: dict[str, tuple[float, float]] = {}
+        self.lock = threading.Lock()
+        self.ended = threading.Event()
+
+    @contextmanager
+    def of(self, library: Library) -> Generator[None]:
+        """Show a library as long as it is built."""
+        expected = library.expected_seconds()
+        if not self.stream.isatty():
+            print(f"Building {library.name} (about {expected:.0f} s, once) ...", file=self.stream, flush=True)
+            yield
+            return
+        with self.lock:
+            self.running[library.name] = time.monotonic(), expected
+            first = len(self.running) == 1
+        if first:
+            self.ended.clear()
+            threading.Thread(target=self.move, daemon=True).start()
+        try:
+            yield
+        finally:
+            with self.lock:
+                del self.running[library.name]
+                if not self.running:
+                    self.ended.set()
+                    self.write("")
+
+    def move(self) -> None:
+        """Write the line anew as long as anything is built."""
+        while not self.ended.wait(0.2):
+            with self.lock:
+                if self.running:
+                    self.write(self.line())
+
+    def line(self) -> str:
+        """Return what is being built, and the seconds of each."""
+        now = time.monotonic()
+        parts = [
+            f"{name} ({now - start:.0f} of about {expected:.0f} s)"
+            for name, (start, expected) in self.running.items()
+        ]
+        return f"Building {', '.join(parts)}"
+
+    def write(self, line: str) -> None:
+        """Put a line in the place of the last one, cut to the terminal's width."""
+        self.stream.write(f"\r\033[K{line[: shutil.get_terminal_size().columns - 1]}")
+        self.stream.flush()
+
+
+def build_all(
+    wanted: Sequence[Library], output: Path | None = None, progress: Progress | None = None
+) -> Generator[tuple[Library, Built]]:
+    """Build libraries, several at once where there are cores, and yield each in order. Raises as `Library.build`."""
+    shown = progress or Progress()
+    workers = max(1, min(MOST_AT_ONCE, len(os.sched_getaffinity(0)) // 2, len(wanted)))
+    with ThreadPoolExecutor(workers) as pool:
+        started = [pool.submit(library.build, output, shown) for library in wanted]
+        try:
+            for library, future in zip(wanted, started, strict=True):
+                yield library, future.result()
+        finally:
+            for future in started:
+                future.cancel()
 
 
 def folder() -> Path:
@@ -147,7 +243,7 @@ def contents(files: Iterable[Path]) -> list[str | bytes]:
 
 
 def mojo_library(
-    name: str, files: Sequence[Path], include: Path, architecture: str, **defines: str
+    name: str, files: Sequence[Path], include: Path, architecture: str, estimate: float = 60, **defines: str
 ) -> Library:
     """The library of the first of some Mojo files for one architecture, as `mojo build --target-accelerator` takes it.
 
@@ -156,6 +252,7 @@ def mojo_library(
         files: All Mojo files that it is made of.
         include: The folder from which they import.
         architecture: For example "sm_90a".
+        estimate: Seconds of a build.
         defines: What `get_defined_string` finds.
     """
     options = [f"{key}={value}" for key, value in sorted(defines.items())]
@@ -165,7 +262,7 @@ def mojo_library(
     def make(staged: Path) -> None:
         os.replace(compile_mojo(files[0], include, architecture, staged.parent, *options), staged)
 
-    return Library(f"{name}_{architecture}", key, make)
+    return Library(f"{name}_{architecture}", key, make, estimate=estimate)
 
 
 def compile_mojo(source: Path, include: Path, architecture: str, staging: Path, *defines: str) -> Path:
@@ -227,14 +324,19 @@ def load_runtime() -> None:
 # ---- C++ ------------------------------------------------------------------------------------------------------------
 
 
-def torch_library(name: str, files: Sequence[Path], *defines: str) -> Library:
-    """The library of the first of some C++ files, the others being its headers, for the PyTorch that is installed.
+def torch_library(name: str, files: Sequence[Path], *defines: str, home: Path | None = None) -> Library:
+    """The library of the first of some C++ files, the others being its headers, for one PyTorch.
 
     It names no library's place: PyTorch must be loaded before. One in a wheel serves all releases of a minor version.
-    """
-    import torch
 
-    version = torch.__version__.partition("+")[0]
+    Args:
+        name: Of the library, without PyTorch's version.
+        files: The C++ file and its headers.
+        defines: Macros.
+        home: PyTorch's folder; None for the one that is installed.
+    """
+    home = home or torch_home()
+    version = torch_version(home)
     compiler = find_compiler()
     key = digest([sys.platform, platform.machine(), *CPP, *defines, *contents(files)])
 
@@ -243,11 +345,30 @@ def torch_library(name: str, files: Sequence[Path], *defines: str) -> Library:
             raise EnvironmentProblem(
                 f"there is no C++ compiler for {files[0].name} and PyTorch {version}: install g++, or set CXX"
             )
-        compile_cpp(compiler, files[0], staged, defines)
+        compile_cpp(compiler, home, files[0], staged, defines)
 
     builder = compiler and digest([compiler, run([compiler, "--version"]).stdout])
     minor = ".".join(version.split(".")[:2])
-    return Library(f"{name}_torch{version}", key, make, builder, f"{name}_torch{minor}")
+    return Library(f"{name}_torch{version}", key, make, builder, f"{name}_torch{minor}", CPP_SECONDS)
+
+
+def torch_home() -> Path:
+    """The folder of the PyTorch that is installed."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise EnvironmentProblem("PyTorch is not installed")
+    return Path(spec.origin).parent
+
+
+def torch_version(home: Path) -> str:
+    """The version of a PyTorch, without what it was built for. Raises BadUse for another folder."""
+    try:
+        text = (home / "version.py").read_text(encoding="utf-8")
+    except OSError:
+        text = ""
+    if found := re.search(r"^__version__ = '([^'+]+)", text, re.MULTILINE):
+        return found[1]
+    raise BadUse(f"{home} is no folder of PyTorch's: it has no version.py")
 
 
 def find_compiler() -> str | None:
@@ -256,11 +377,8 @@ def find_compiler() -> str | None:
     return next(filter(None, map(shutil.which, [named] if named else COMPILERS)), None)
 
 
-def compile_cpp(compiler: str, source: Path, target: Path, defines: Sequence[str]) -> None:
+def compile_cpp(compiler: str, home: Path, source: Path, target: Path, defines: Sequence[str]) -> None:
     """Compiles and links a C++ file against PyTorch."""
-    import torch
-
-    home = Path(torch.__file__).parent
     includes = [home / "include", home / "include" / "torch" / "csrc" / "api" / "include"]
     command = [
         compiler,

@@ -9,17 +9,18 @@ import ctypes
 import os
 import threading
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-from harness.errors import EnvironmentProblem, WorkbookError
+from harness.errors import BadUse, EnvironmentProblem, WorkbookError
 from harness.toolchain import architectures, libraries
 from harness.toolchain.packages import mojo_files
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 PARTS = {
-    "layernorm_linear": (*DTYPES, "bfloat16_mixed", "float16_mixed"),
+    "layernorm_linear": (*DTYPES[:3], "bfloat16_mixed", "float16_mixed"),
     "attention": (
         "plan",
         *(
@@ -31,6 +32,8 @@ PARTS = {
     "cross_entropy": DTYPES,
 }
 """Layer -> the parts that its kernels are built in: a dtype, or a feature of a dtype."""
+SECONDS = {"layernorm_linear": 75, "attention": 100, "attention/plan": 5, "cross_entropy": 15}
+"""About how long the build of a layer's part takes on one core, until one was measured."""
 DEVICE = "cuda"
 """The device whose tensors the operators take."""
 DEFINES: tuple[str, ...] = ()
@@ -42,15 +45,16 @@ Locate = ctypes.CFUNCTYPE(
 )
 
 _loaded: dict[str, bool] = {}
+_reasons: dict[str, str] = {}
 _loading = threading.Lock()
 
 
 # ---- What is built --------------------------------------------------------------------------------------------------
 
 
-def operator(layer: str) -> libraries.Library:
-    """The library with a layer's operator, for the PyTorch that is installed."""
-    return libraries.torch_library(layer, [HERE / f"{layer}.cpp", HERE / "host.h"], *DEFINES)
+def operator(layer: str, home: Path | None = None) -> libraries.Library:
+    """The library with a layer's operator, for the PyTorch that is installed, or lies in a folder."""
+    return libraries.torch_library(layer, [HERE / f"{layer}.cpp", HERE / "host.h"], *DEFINES, home=home)
 
 
 def kernels(layer: str, part: str, architecture: str) -> libraries.Library:
@@ -58,7 +62,39 @@ def kernels(layer: str, part: str, architecture: str) -> libraries.Library:
     first = KERNELS / layer / "library.mojo"
     folders = (KERNELS / layer, KERNELS / "common", KERNELS / "shared")
     others = [file for folder in folders for file in mojo_files(folder) if file != first]
-    return libraries.mojo_library(f"{layer}_{part}", [first, *others], KERNELS, architecture, PART=part)
+    return libraries.mojo_library(
+        f"{layer}_{part}", [first, *others], KERNELS, architecture, SECONDS.get(f"{layer}/{part}", SECONDS[layer]), PART=part
+    )
+
+
+def layers() -> list[str]:
+    """The layers that have kernels."""
+    return [layer for layer in PARTS if (KERNELS / layer / "library.mojo").is_file()]
+
+
+def wanted(
+    names: Sequence[str], architectures: Sequence[str], homes: Sequence[Path | None]
+) -> list[libraries.Library]:
+    """The libraries of some layers, or parts of layers as in "attention/bfloat16"; of all layers where none is named.
+
+    Raises BadUse for a name that is none.
+    """
+    chosen: dict[str, list[str]] = {}
+    for name in names or layers():
+        layer, _, part = name.partition("/")
+        if layer not in layers():
+            raise BadUse(f"unknown layer {layer!r}; there is {', '.join(layers())}")
+        if part and part not in PARTS[layer]:
+            raise BadUse(f"{layer} has no part {part!r}; there is {', '.join(PARTS[layer])}")
+        chosen.setdefault(layer, []).extend([part] if part else PARTS[layer])
+    operators = [operator(layer, home) for layer in chosen for home in homes]
+    parts = [
+        kernels(layer, part, architecture)
+        for layer, parts in chosen.items()
+        for part in dict.fromkeys(parts)
+        for architecture in architectures
+    ]
+    return operators + parts
 
 
 # ---- Loading --------------------------------------------------------------------------------------------------------
@@ -88,9 +124,10 @@ def _load(layer: str) -> bool:
         return False
     try:
         if torch.version.hip:
-            raise EnvironmentProblem("the kernels are for GPUs of NVIDIA")
+            raise architectures.Unsupported(architectures.ONLY_NVIDIA)
         _, library = operator(layer).load()
     except Exception as error:
+        _reasons[layer] = str(error)
         warn(layer, error)
         return False
     library.workbook_set_locate(locate)
@@ -104,16 +141,35 @@ def locate(layer: bytes, part: bytes, index: int, path: int, capacity: int) -> i
     The C++ calls this once for a part and a GPU, from any thread.
     """
     try:
-        libraries.load_runtime()
-        found, _ = kernels(layer.decode(), part.decode(), architecture(index)).load()
-        text = os.fsencode(found) + b"\0"
+        text = os.fsencode(loaded_part(layer.decode(), part.decode(), index)) + b"\0"
         if len(text) > capacity:
-            raise EnvironmentProblem(f"the path is too long: {found}")
+            raise EnvironmentProblem(f"the path is too long: {os.fsdecode(text[:-1])}")
         ctypes.memmove(path, text, len(text))
         return 1
     except Exception as error:  # C++ can take none
         warn(f"{layer.decode()} ({part.decode()})", error)
         return 0
+
+
+def loaded_part(layer: str, part: str, index: int) -> Path:
+    """Return where a part of a layer's kernels for a GPU lies, built where it must be, and loaded."""
+    libraries.load_runtime()
+    return kernels(layer, part, architecture(index)).load()[0]
+
+
+def missing(layer: str, part: str, device: torch.device) -> str:
+    """Return why a layer's kernels do not run on a device, "" where they do: for `explain`, which may so build them."""
+    if device.type != DEVICE:
+        return f"there are no kernels for {device.type}"
+    if not load(layer, device.type):
+        return _reasons.get(layer, "there is no GPU")
+    if part not in PARTS[layer]:
+        return f"there are no kernels for {part}"
+    try:
+        loaded_part(layer, part, device.index or 0)
+    except WorkbookError as error:
+        return str(error)
+    return ""
 
 
 def architecture(index: int) -> str:

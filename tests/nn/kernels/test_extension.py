@@ -13,9 +13,8 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 
-from harness.errors import BadUse, CompileFailed, EnvironmentProblem
+from harness.errors import CompileFailed, EnvironmentProblem
 from harness.toolchain import extension, libraries
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -31,76 +30,6 @@ def run_python(code: str, *arguments: str | Path, **env: str) -> subprocess.Comp
         cwd=ROOT,
         env={**os.environ, **env},
     )
-
-
-# ---- Which architecture -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("capability", "name"),
-    [
-        ((8, 0), "sm_80"),
-        ((8, 6), "sm_86"),
-        ((8, 9), "sm_89"),
-        ((9, 0), "sm_90a"),
-        ((10, 0), "sm_100a"),
-        ((12, 0), "sm_120a"),
-    ],
-)
-def test_nvidia_architectures_are_ones_that_mojo_knows(capability, name):
-    assert extension.nvidia_architecture(capability) == name
-    assert extension.supported()[name] == name
-
-
-@pytest.mark.parametrize("capability", [(7, 5), (7, 0), (6, 1)])
-def test_an_nvidia_gpu_that_is_too_old(capability):
-    name = f"sm_{capability[0]}{capability[1]}"
-    with pytest.raises(extension.Unsupported, match=f"want sm_80 or newer, not {name}"):
-        extension.nvidia_architecture(capability)
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ("sm_90", "sm_90a"),
-        ("sm_90a", "sm_90a"),
-        ("sm_80", "sm_80"),
-        ("sm_100", "sm_100a"),
-        ("mi300x", "gfx942"),
-    ],
-)
-def test_a_name_becomes_the_one_that_is_looked_for(given, expected):
-    assert extension.canonical(given) == expected
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("h100", "--arch h100: unknown; there is .*gfx942.*sm_90a"),
-        ("sm_75", "--arch sm_75: the fast kernels want sm_80 or newer, not sm_75"),
-        ("mi300a", "--arch mi300a: extension modules are for GPUs of NVIDIA and AMD"),
-    ],
-)
-def test_a_name_without_a_module(name, message):
-    with pytest.raises(BadUse, match=message):
-        extension.canonical(name)
-
-
-def test_torch_s_device_decides(monkeypatch):
-    device = torch.device("cuda", 1)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: {1: (9, 0)}[device.index])
-    assert extension.architecture(device) == "sm_90a"
-    with pytest.raises(extension.Unsupported, match="no extension module for mps"):
-        extension.architecture(torch.device("mps"))
-
-
-def test_a_rocm_device(monkeypatch):
-    class Properties:
-        gcnArchName = "gfx942:sramecc+:xnack-"
-
-    monkeypatch.setattr(torch.version, "hip", "7.0")
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
-    assert extension.architecture(torch.device("cuda", 0)) == "gfx942"
 
 
 # ---- The name of the file -----------------------------------------------------------------------------------

@@ -1,0 +1,70 @@
+"""Which architecture a GPU's kernels are built for."""
+
+import pytest
+import torch
+
+from harness.errors import BadUse
+from harness.toolchain import architectures
+
+
+@pytest.mark.parametrize(
+    ("capability", "name"),
+    [
+        ((8, 0), "sm_80"),
+        ((8, 6), "sm_86"),
+        ((8, 9), "sm_89"),
+        ((9, 0), "sm_90a"),
+        ((10, 0), "sm_100a"),
+        ((12, 0), "sm_120a"),
+    ],
+)
+def test_nvidia_architectures_are_ones_that_mojo_knows(capability, name):
+    assert architectures.nvidia_architecture(capability) == name
+    assert architectures.supported()[name] == name
+
+
+@pytest.mark.parametrize("capability", [(7, 5), (7, 0), (6, 1)])
+def test_an_nvidia_gpu_that_is_too_old(capability):
+    name = f"sm_{capability[0]}{capability[1]}"
+    with pytest.raises(architectures.Unsupported, match=f"want sm_80 or newer, not {name}"):
+        architectures.nvidia_architecture(capability)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("sm_90", "sm_90a"),
+        ("sm_90a", "sm_90a"),
+        ("sm_80", "sm_80"),
+        ("sm_100", "sm_100a"),
+    ],
+)
+def test_a_name_becomes_the_one_that_is_looked_for(given, expected):
+    assert architectures.canonical(given) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("h100", "--arch h100: unknown; there is .*sm_80.*sm_90a"),
+        ("sm_75", "--arch sm_75: the fast kernels want sm_80 or newer, not sm_75"),
+        ("mi300x", "--arch mi300x: the kernels are for GPUs of NVIDIA"),
+    ],
+)
+def test_a_name_without_a_module(name, message):
+    with pytest.raises(BadUse, match=message):
+        architectures.canonical(name)
+
+
+def test_torch_s_device_decides(monkeypatch):
+    device = torch.device("cuda", 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: {1: (9, 0)}[device.index])
+    assert architectures.architecture(device) == "sm_90a"
+    with pytest.raises(architectures.Unsupported, match="for GPUs of NVIDIA"):
+        architectures.architecture(torch.device("mps"))
+
+
+def test_a_rocm_device(monkeypatch):
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    with pytest.raises(architectures.Unsupported, match="for GPUs of NVIDIA"):
+        architectures.architecture(torch.device("cuda", 0))

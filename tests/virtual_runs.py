@@ -12,12 +12,14 @@ outcome on. A test fails too where the virtual GPU found a fault in what it laun
 The fixture `device` is "cpu" there. `tests/gpu_runs.py` runs the same tests on a GPU, in the process that collects them: "cuda".
 """
 
+import ctypes
 import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,6 +47,10 @@ class Launch:
 
     name: str
     grid: tuple[int, ...]
+
+
+PINNED: dict[str, ctypes.CDLL] = {}
+"""The library with the allocator of pinned memory, where it is loaded."""
 
 
 class Launched:
@@ -78,6 +84,29 @@ def launched() -> Launched:
     return Launched()
 
 
+@pytest.fixture
+def peak() -> Callable[[Callable[[], object]], int]:
+    """Return what counts the most bytes of tensors that live at a time in a call, beyond those before it."""
+    return most_bytes if INSIDE else most_bytes_on_gpu
+
+
+def most_bytes(call: Callable[[], object]) -> int:
+    """Count the bytes of pinned memory."""
+    before = PINNED["library"].pinned_begin()
+    call()
+    return PINNED["library"].pinned_most() - before
+
+
+def most_bytes_on_gpu(call: Callable[[], object]) -> int:
+    """Count the bytes of PyTorch's allocator."""
+    import torch
+
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    call()
+    return torch.cuda.max_memory_allocated() - before
+
+
 @pytest.fixture(scope="session")
 def device() -> str:
     """Return the device of the tests' tensors."""
@@ -92,7 +121,10 @@ def open_layers(layers: tuple[str, ...], arch: str) -> None:
     from harness.toolchain.libraries import load_runtime, torch_library
 
     load_runtime()
-    torch_library("pinned", [ROOT / "tests" / "nn" / "pinned.cpp"]).load()
+    _, library = torch_library("pinned", [ROOT / "tests" / "nn" / "pinned.cpp"]).load()
+    for name in ("pinned_begin", "pinned_most"):
+        getattr(library, name).restype = ctypes.c_int64
+    PINNED["library"] = library
     host.DEVICE, host.DEFINES, host.architecture = "cpu", ("WORKBOOK_DEVICE=CPU",), lambda index: arch
     host.warn = end
     for layer in layers:

@@ -19,7 +19,7 @@ Elsewhere than on a Hopper, and in float32, the products are PyTorch's, between 
 kernels do not take is PyTorch's own operations: other dtypes and devices, second derivatives, forward mode, torch.func.
 
 Attention is attention_layer.py, host/attention.cpp and kernels/attention/library.mojo; which kernels a call takes
-stands in kernels/attention/choice.mojo. Cross-entropy goes through cross_entropy.py and cross_entropy_chunks.py.
+stands in kernels/attention/choice.mojo. Cross-entropy goes through cross_entropy.py and host/cross_entropy.cpp.
 
 Nothing is loaded before it is asked for, so that `import harness.nn` does not import PyTorch.
 """

@@ -1,40 +1,24 @@
 """A linear layer with cross-entropy as one differentiable function and one module: what ends a language model.
 
-Its logits, rows x vocabulary, are by far the largest tensor of most models. Here they are never all stored
-(`harness.nn.cross_entropy_chunks`). Where the loss is one number, the gradient is a multiple of one that is known in the forward
-pass already; so all three products of a chunk are made there, and the backward pass only multiplies. Where every row has a
-loss of its own, the backward pass computes the logits again.
+Its logits, rows x vocabulary, are by far the largest tensor of most models. On a GPU of NVIDIA's they are never all stored: the operator
+`torch.ops.mojo_workbook.linear_cross_entropy` (`harness/nn/host/cross_entropy.cpp`) takes chunks of rows. Elsewhere PyTorch's own
+operations compute the same.
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
-from harness.nn import extension_kernels
-from harness.nn.arguments import check_device, check_dtype, check_has_kernels, in_autocast_dtype, plain, wide
-from harness.nn.cross_entropy_chunks import (
-    BIAS,
-    INPUT,
-    WEIGHT,
-    Loss,
-    Results,
-    compute,
-    kernels,
-    rows_of_a_chunk,
-)
-from harness.nn.derivatives import FirstOnly
-from harness.nn.extension_kernels import PLAIN
-from harness.nn.layers import check_dense_tensors, parameter
-from harness.nn.operators import registered
-from harness.nn.private import any_autocast, dispatch_modes
+from harness.nn import host
+from harness.nn.arguments import in_autocast_dtype, plain, wide
 
 Tensor = torch.Tensor
-REDUCTIONS = ("mean", "sum", "none")
+REDUCTIONS = ("none", "mean", "sum")
+"""In the order of PyTorch's own numbers."""
 IGNORED = -100
-FIRST_ONLY = FirstOnly("linear_cross_entropy", "torch.nn.functional.linear and cross_entropy")
 
 
 def linear_cross_entropy(
@@ -50,59 +34,50 @@ def linear_cross_entropy(
     softcap: float | None = None,
     chunk_rows: int | None = None,
 ) -> Tensor:
-    """`cross_entropy(linear(input, weight, bias).float(), target)` that never stores all logits.
+    """`cross_entropy(linear(input, weight, bias).float(), target)` that on a GPU never stores all logits.
 
-    The logits of some rows at a time are computed, in input's dtype, and their loss and gradient take their place. With
-    s = softcap * tanh(logits / softcap), or the logits themselves, and lse = log(sum(exp(s))), the loss of a row is
+    With s = softcap * tanh(logits / softcap), or the logits themselves, and lse = log(sum(exp(s))), the loss of a row is
 
         lse - (1 - label_smoothing) * s[target] - label_smoothing * mean(s) + z_loss * lse^2
 
-    For "mean" and "sum" the forward pass makes the gradients too, if any is needed: three products in all. For "none" the
-    backward pass computes the logits again: four. The gradient of weight is added up over the chunks in float32 (float64 for float64),
-    so with the 16-bit types it takes twice its size for a while. Every run gives the same bits. Under
-    `torch.autocast` input, weight and bias are taken in the autocast dtype.
+    On an NVIDIA GPU the logits of some rows at a time are computed, in input's dtype, and one launch of a Mojo kernel puts their loss
+    and gradient in their place; the products are PyTorch's. For "mean" and "sum" the forward pass makes the gradients too, if any is
+    needed: three products in all. For "none" the backward pass computes the logits again: four. The gradient of weight is added up
+    over the chunks in float32 (float64 for float64). Every run gives the same bits. The first call builds what it needs.
 
-    On NVIDIA and AMD GPUs the loss and the gradient of a chunk's rows are one launch of a Mojo kernel, on torch's stream, and the products
-    are torch's. The kernel is in an extension module, which the first call builds (a minute) and the cache keeps. On a CPU,
-    where a chunk's products take nearly all of the time, torch's own operations do the same chunk by chunk.
+    Elsewhere, for second derivatives, in forward mode and within torch.func PyTorch's own operations run, which store the logits. Under
+    `torch.autocast` input, weight and bias are taken in the autocast dtype.
 
     Args:
         input: Shape [..., H]; float32, bfloat16, float16 or float64.
         weight: [V, H], V >= 1.
-        target: [...], int64: for each row a class from 0 to V - 1, or ignore_index.
+        target: [...], int64: for each row a class from 0 to V - 1, or ignore_index. The kernels make the loss of any other NaN.
         bias: [V], or None.
         ignore_index: The target of rows that do not count: no loss, no gradient, not counted by "mean".
         label_smoothing: From 0 to 1: the share of the target that all classes have in common.
         reduction: "mean" over the rows that count (NaN where none does), "sum", or "none".
         z_loss: Not negative: the weight of lse^2, which keeps logits from drifting.
         softcap: Above 0: no capped logit is larger; None for no cap.
-        chunk_rows: Rows of a chunk, at least 1; None for 2,048 on a GPU, and elsewhere for as many as have 32 MiB of logits. More rows take more memory and less time.
+        chunk_rows: Rows of a chunk, at least 1; None for at most 2,048. More rows take more memory and less time.
 
     Returns:
         The loss, a scalar, or [...] for "none"; float64 for float64, else float32.
 
     Raises:
-        TypeError: A tensor is none, is not dense, or has a dtype that does not fit; an option has a wrong type.
-        ValueError: A rank or size does not fit, tensors lie on different devices, an option is out of range; or, on a CPU, a
-            target is no class. On a GPU, where nobody waits to look, such a target makes the loss NaN.
-        NotImplementedError: A second derivative, forward mode, or a transform of torch.func is asked for.
+        TypeError: The target is not int64; an option has a wrong type.
+        ValueError: The target's shape does not fit, or an option is out of range.
+        RuntimeError, IndexError: PyTorch's own, for what else does not fit.
     """
-    tensors = (input, weight, bias)
-    FIRST_ONLY.refuse(batches=False, input=input, weight=weight, bias=bias)
-    named = {"input": input, "weight": weight, "target": target, "bias": bias}
-    check_dense_tensors(named, optional=("bias",))
-    if any_autocast() or torch.compiler.is_compiling():
-        tensors = in_autocast_dtype(tensors)
-    needs = [tensor is not None and tensor.requires_grad for tensor in tensors]
-    wanted = wanted_of(needs) if torch.is_grad_enabled() else 0
-    loss = checked_loss(ignore_index, label_smoothing, z_loss, softcap, reduction, wanted, chunk_rows)
-    check(*tensors, target)
-    input, weight, bias = tensors
-    if as_operator(input, weight, bias, target):
-        return operator(input, weight, bias, target, *loss)[0]
-    if not wanted:
-        return forward(input, weight, bias, target, loss)[0]
-    return DirectCrossEntropy.apply(input, weight, bias, target, loss)
+    check_target(input, target)
+    check_options(ignore_index, label_smoothing, reduction, z_loss, softcap, chunk_rows)
+    if not host.load("cross_entropy", input.device.type):
+        return by_torch(
+            input, weight, target, bias, ignore_index, label_smoothing, reduction, z_loss, softcap
+        )
+    return torch.ops.mojo_workbook.linear_cross_entropy(
+        *(input, weight, bias, target, ignore_index, label_smoothing, REDUCTIONS.index(reduction)),
+        *(z_loss, softcap or 0.0, chunk_rows or 0),
+    )
 
 
 class LinearCrossEntropy(nn.Linear):
@@ -136,7 +111,7 @@ class LinearCrossEntropy(nn.Linear):
         dtype=None,
     ):
         super().__init__(in_features, out_features, bias, device=device, dtype=dtype)
-        checked_loss(ignore_index, label_smoothing, z_loss, softcap, reduction, 0, chunk_rows)
+        check_options(ignore_index, label_smoothing, reduction, z_loss, softcap, chunk_rows)
         self.ignore_index, self.label_smoothing, self.reduction = ignore_index, label_smoothing, reduction
         self.z_loss, self.softcap, self.chunk_rows = z_loss, softcap, chunk_rows
 
@@ -144,9 +119,9 @@ class LinearCrossEntropy(nn.Linear):
         """The loss of input [..., H] and target [...]; see `linear_cross_entropy` for dtypes, devices and errors."""
         return linear_cross_entropy(
             input,
-            parameter(self, "weight"),
+            self.weight,
             target,
-            parameter(self, "bias"),
+            self.bias,
             ignore_index=self.ignore_index,
             label_smoothing=self.label_smoothing,
             reduction=self.reduction,
@@ -161,19 +136,20 @@ class LinearCrossEntropy(nn.Linear):
         return values if self.softcap is None else self.softcap * torch.tanh(values / self.softcap)
 
     def explain(self, input: Tensor) -> dict[str, str]:
-        """Who computes the loss of an input [..., H] like this one, as calls ask too: it may build the extension module, and launches
-        nothing else.
+        """Who computes the loss of an input [..., H] like this one; it may build the kernels, and launches none.
 
         "rows" is who makes losses and gradient of a chunk's rows, "chunks" how many there are of how many rows, "products" who
         multiplies, and "gradients" in which pass they are made.
         """
-        dtype = in_autocast_dtype((input.new_empty(0),))[0].dtype
+        (narrow,) = in_autocast_dtype((input.new_empty(0),))
+        part = plain(narrow.dtype)
+        if why := host.missing("cross_entropy", part, input.device):
+            return {"rows": f"PyTorch's operations: {why}", "chunks": "none", "products": "library"}
         rows = input.shape[:-1].numel()
-        V = len(self.weight)
-        chunk = self.chunk_rows or rows_of_a_chunk(rows, V, dtype, input.device)
+        chunk = self.chunk_rows or torch.ops.mojo_workbook.linear_cross_entropy_chunk_rows(rows)
         again = self.reduction == "none"
         return {
-            "rows": "PyTorch's operations" if kernels(input.device) is None else "extension module",
+            "rows": f"kernels ({part})",
             "chunks": f"{math.ceil(rows / chunk)} of {chunk:,} rows",
             "products": "library",
             "gradients": "backward pass, from logits computed again" if again else "forward pass",
@@ -183,244 +159,42 @@ class LinearCrossEntropy(nn.Linear):
         return f"{super().extra_repr()}, reduction={self.reduction!r}"
 
 
-# ---- Both passes ----------------------------------------------------------------------------------------------
-
-
-def forward(
+def by_torch(
     input: Tensor,
     weight: Tensor,
-    bias: Tensor | None,
     target: Tensor,
-    loss: Loss,
-    empty: Callable[..., Tensor] | None = None,
-    stays_wide: bool = False,
-) -> tuple[Tensor, Results, Tensor | None]:
-    """The reduced loss; the losses and gradients it was made from; and what the gradients are still to be multiplied by.
-
-    For "none" there are no gradients yet. In float16 the mean's 1 / count comes last, and the gradient of weight waits in
-    float32: a scaler's factor keeps them from being 0. `empty` and `stays_wide` are as in `compute`.
-    """
-    check_targets(target, len(weight), loss.ignore_index)
-    sums = wide(input.dtype)
-    rows = target.reshape(-1).contiguous()
-    late = None
-    scales = input.new_ones(1, dtype=sums)
-    count = scales
-    if loss.reduction == "mean":
-        count = (rows != loss.ignore_index).sum().to(sums)
-        late = 1 / count
-        if input.dtype != torch.float16:
-            scales, late = late.reshape(1), None
-    made = 0 if loss.reduction == "none" else loss.wanted
-    flat = input.reshape(-1, input.shape[-1])
-    stays_wide |= late is not None
-    results = compute(flat, weight, bias, rows, scales, loss, made, empty, stays_wide)
-    if loss.reduction == "none":
-        return results.losses.view(target.shape), results, None
-    total = results.losses.sum()
-    return total / count if loss.reduction == "mean" else total, results, late
-
-
-def gradients_of(
-    results: Results, input: Tensor, factor: Tensor, *, in_place: bool = False
-) -> list[Tensor | None]:
-    """dx, dW and db in input's dtype, multiplied by one number in the dtype of sums; `in_place` lets a kernel do that in the
-    memory of the results."""
-    opened = kernels(input.device) if in_place else None
-    scaled: list[Tensor | None] = []
-    for gradient in (results.dx, results.dW, results.db):
-        if gradient is not None and opened:
-            opened.scale(gradient, factor.contiguous())
-        elif gradient is not None:
-            gradient = gradient.to(factor.dtype) * factor
-        scaled.append(None if gradient is None else gradient.to(input.dtype))
-    if scaled[0] is not None:
-        scaled[0] = scaled[0].view(input.shape)
-    return scaled
-
-
-def recompute(
-    grad: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, loss: Loss
-) -> list[Tensor | None]:
-    """dx, dW and db from the gradient of the loss, from logits that are computed again."""
-    if loss.reduction != "none":
-        _, results, late = forward(input, weight, bias, target, loss)
-        factor = grad if late is None else grad * late
-        return gradients_of(rounded(results, input.dtype, late), input, factor)
-    rows = target.reshape(-1).contiguous()
-    scales = grad.reshape(-1).contiguous()
-    flat = input.reshape(-1, input.shape[-1])
-    results = compute(flat, weight, bias, rows, scales, loss, loss.wanted)
-    return gradients_of(results, input, grad.new_ones(()))
-
-
-class DirectCrossEntropy(torch.autograd.Function):
-    """Both passes of a plain call."""
-
-    @staticmethod
-    def forward(ctx, input, weight, bias, target, loss):
-        ctx.save_for_backward(input, weight, bias, target)
-        ctx.loss = loss
-        value, results, ctx.late = forward(input, weight, bias, target, loss)
-        ctx.results = None if loss.reduction == "none" else rounded(results, input.dtype, ctx.late)
-        return value
-
-    @staticmethod
-    @FIRST_ONLY.once
-    def backward(ctx, grad):
-        """The gradients of the forward pass are given away once; a graph that is retained computes them again."""
-        input, weight, bias, target = ctx.saved_tensors
-        grad = grad.resolve_neg()  # the kernels read memory as it lies
-        if ctx.results is None:
-            gradients = recompute(grad, input, weight, bias, target, ctx.loss)
-        else:
-            results, ctx.results = ctx.results, None
-            factor = grad if ctx.late is None else grad * ctx.late
-            gradients = gradients_of(results, input, factor, in_place=True)
-        return (*gradients, None, None)
-
-
-def rounded(results: Results, dtype: torch.dtype, late: Tensor | None) -> Results:
-    """The results as they wait for the backward pass: in input's dtype, unless they are still to be divided."""
-    if late is not None:
-        return results
-    dW = None if results.dW is None else results.dW.to(dtype)
-    db = None if results.db is None else results.db.to(dtype)
-    return Results(results.losses, results.dx, dW, db)
-
-
-# ---- The operators, for compiled graphs ------------------------------------------------------------------------
-
-
-def as_operator(*tensors: Tensor | None) -> bool:
-    """Whether a call is to be one operator: for a compiler, for subclasses of Tensor, and for modes that watch operators on a GPU,
-    where the kernels launch past them."""
-    if torch.compiler.is_compiling():
-        return True
-    given = [tensor for tensor in tensors if tensor is not None]
-    if any(type(tensor) not in PLAIN for tensor in given):
-        return True
-    return given[0].device.type == extension_kernels.DEVICE and dispatch_modes() > 0
-
-
-TENSORS = "Tensor input, Tensor weight, Tensor? bias, Tensor target"
-OPTIONS = (
-    "SymInt ignore_index, float label_smoothing, float z_loss, float softcap, str reduction, SymInt wanted, "
-    "SymInt chunk_rows"
-)
-"""A `Loss`, as the operators take it."""
-
-
-@registered("linear_cross_entropy", f"({TENSORS}, {OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)")
-def operator(input, weight, bias, target, *options):
-    """Returns the loss, dx, dW and db for a loss gradient of 1, and what they are still to be multiplied by.
-
-    Gradients that are not wanted, or that the backward pass makes, are empty.
-    """
-    loss = Loss(*options)
-    value, results, late = forward(input, weight, bias, target, loss)
-    results = rounded(results, input.dtype, late)
-    late = value.new_ones(()) if late is None else late
-    dx, dW, db = filled((results.dx, results.dW, results.db), input)
-    return value, dx, dW, db, late
-
-
-def filled(gradients, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The three gradients, with an empty tensor in the place of each that there is not."""
-    dx, dW, db = (like.new_empty(0) if gradient is None else gradient for gradient in gradients)
-    return dx, dW, db
-
-
-@operator.register_fake
-def operator_buffers(input, weight, bias, target, *options):
-    """What the operator returns, uninitialised."""
-    loss = Loss(*options)
-    made = 0 if loss.reduction == "none" else loss.wanted
-    sums = wide(input.dtype)
-    value = input.new_empty(target.shape if loss.reduction == "none" else (), dtype=sums)
-    waiting = sums if loss.reduction == "mean" and input.dtype == torch.float16 else input.dtype
-    rows = target.numel()
-    gradients = (
-        input.new_empty(rows, input.shape[-1]) if made & INPUT else None,
-        input.new_empty(weight.shape, dtype=waiting) if made & WEIGHT else None,
-        input.new_empty(len(weight), dtype=waiting) if made & BIAS else None,
+    bias: Tensor | None,
+    ignore_index: int,
+    label_smoothing: float,
+    reduction: str,
+    z_loss: float,
+    softcap: float | None,
+) -> Tensor:
+    """The loss by PyTorch's own operations, where there is no operator."""
+    logits = F.linear(input, weight, bias)
+    # In autocast the product has its dtype, whatever input's is.
+    logits = logits.to(wide(logits.dtype)).reshape(target.numel(), logits.shape[-1])
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    rows = target.reshape(-1)
+    loss = F.cross_entropy(
+        logits, rows, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing
     )
-    return (value, *filled(gradients, input), value.new_empty(()))
+    if z_loss:
+        counted = rows != ignore_index
+        squares = z_loss * logits.logsumexp(1).square().where(counted, 0)
+        total = squares if reduction == "none" else squares.sum()
+        loss = loss + (total / counted.sum() if reduction == "mean" else total)
+    return loss.view(target.shape) if reduction == "none" else loss
 
 
-@registered(
-    "linear_cross_entropy_backward", f"(Tensor grad, {TENSORS}, {OPTIONS}) -> (Tensor, Tensor, Tensor)"
-)
-def operator_backward(grad, input, weight, bias, target, *options):
-    """dx, dW and db from the gradients of the rows' losses; those that are not wanted are empty."""
-    return filled(recompute(grad, input, weight, bias, target, Loss(*options)), input)
+# ---- What PyTorch does not check ------------------------------------------------------------------------------------
 
 
-@operator_backward.register_fake
-def backward_buffers(grad, input, weight, bias, target, *options):
-    """What the backward operator returns, uninitialised."""
-    wanted = Loss(*options).wanted
-    gradients = (
-        input.new_empty(input.shape) if wanted & INPUT else None,
-        weight.new_empty(weight.shape) if wanted & WEIGHT else None,
-        weight.new_empty(len(weight)) if wanted & BIAS else None,
-    )
-    return filled(gradients, input)
-
-
-def keep_for_backward(ctx, inputs, output):
-    """Keeps the gradients where the forward pass has made them, else what it was given."""
-    input, weight, bias, target, *loss = inputs
-    _, *made = output
-    ctx.mark_non_differentiable(*made)
-    ctx.loss, ctx.shape, ctx.dtype = Loss(*loss), input.shape, input.dtype
-    ctx.save_for_backward(*((input, weight, bias, target) if ctx.loss.reduction == "none" else made))
-
-
-def backward(ctx, grad, *_):
-    """The gradients of input, weight and bias."""
-    if ctx.loss.reduction == "none":
-        gradients = operator_backward(grad, *ctx.saved_tensors, *ctx.loss)
-    else:
-        *made, late = ctx.saved_tensors
-        gradients = [(each.to(grad.dtype) * (grad * late)).to(ctx.dtype) for each in made]
-    bits = (INPUT, WEIGHT, BIAS)
-    dx, dW, db = (each if ctx.loss.wanted & bit else None for each, bit in zip(gradients, bits, strict=True))
-    return (None if dx is None else dx.view(ctx.shape), dW, db, *[None] * 8)
-
-
-operator.register_autograd(backward, setup_context=keep_for_backward)
-operator_backward.register_autograd(FIRST_ONLY.refuse_double_backward)
-
-
-def wanted_of(needed) -> int:
-    """Which gradients are wanted, from whether input, weight and bias need one."""
-    return sum(bit for bit, need in zip((INPUT, WEIGHT, BIAS), needed, strict=True) if need)
-
-
-# ---- Checks ------------------------------------------------------------------------------------------------------
-
-
-def check(input, weight, bias, target) -> None:
-    """Raises TypeError or ValueError where the tensors do not fit each other, naming the first one at fault."""
-    check_has_kernels("input", input)
+def check_target(input: Tensor, target: Tensor) -> None:
+    """Raises TypeError or ValueError for targets that PyTorch would take for something else."""
     if target.dtype != torch.int64:
         raise TypeError(f"target: expected int64 classes, got {plain(target.dtype)}")
-    if input.dim() < 1:
-        raise ValueError("input: expected at least one dimension, [..., H], got a scalar")
-    H = input.shape[-1]
-    for name, tensor in {"weight": weight, "bias": bias}.items():
-        if tensor is not None:
-            check_dtype(name, tensor, "input", input)
-    for name, tensor in {"weight": weight, "bias": bias, "target": target}.items():
-        if tensor is not None:
-            check_device(name, tensor, "input", input)
-    if weight.dim() != 2 or weight.shape[1] != H or not len(weight):
-        raise ValueError(
-            f"weight: expected shape [V, {H}], {H} being the last dimension of input, V >= 1, got {list(weight.shape)}"
-        )
-    if bias is not None and bias.shape != weight.shape[:1]:
-        raise ValueError(f"bias: expected shape [{len(weight)}], the rows of weight, got {list(bias.shape)}")
     if target.shape != input.shape[:-1]:
         raise ValueError(
             f"target: expected shape {list(input.shape[:-1])}, that of input without its last dimension, "
@@ -428,29 +202,17 @@ def check(input, weight, bias, target) -> None:
         )
 
 
-def check_integer(name: str, value: Any) -> None:
-    """Raises TypeError for what is no integer."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name}: expected an integer, got {type(value).__name__}")
-
-
-def checked_loss(
-    ignore_index: Any,
-    label_smoothing: Any,
-    z_loss: Any,
-    softcap: Any,
-    reduction: Any,
-    wanted: int,
-    chunk_rows: Any,
-) -> Loss:
-    """The options of the loss. Raises TypeError for what is no number, ValueError for what is out of range."""
+def check_options(
+    ignore_index: Any, label_smoothing: Any, reduction: Any, z_loss: Any, softcap: Any, chunk_rows: Any
+) -> None:
+    """Raises TypeError for what is no number, ValueError for what is out of range."""
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction: expected {', '.join(map(repr, REDUCTIONS))}, got {reduction!r}")
-    if chunk_rows is not None:
-        check_integer("chunk_rows", chunk_rows)
-        if chunk_rows < 1:
-            raise ValueError(f"chunk_rows: expected at least 1, got {chunk_rows}")
-    check_integer("ignore_index", ignore_index)
+    for name, value in {"ignore_index": ignore_index, "chunk_rows": chunk_rows or 1}.items():
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"{name}: expected an integer, got {type(value).__name__}")
+    if chunk_rows is not None and chunk_rows < 1:
+        raise ValueError(f"chunk_rows: expected at least 1, got {chunk_rows}")
     cap = math.inf if softcap is None else softcap
     for name, value in {"label_smoothing": label_smoothing, "z_loss": z_loss, "softcap": cap}.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -461,19 +223,3 @@ def checked_loss(
         raise ValueError(f"z_loss: expected a number that is not negative, got {z_loss}")
     if softcap is not None and not 0 < softcap < math.inf:
         raise ValueError(f"softcap: expected a number above 0, or None, got {softcap}")
-    numbers = float(label_smoothing), float(z_loss), float(softcap or 0)
-    # None is decided where rows are counted: a compiled graph must not depend on their number.
-    return Loss(ignore_index, *numbers, reduction, wanted, chunk_rows or 0)
-
-
-def check_targets(target: Tensor, classes: int, ignore_index: int) -> None:
-    """Raises ValueError where a target is no class, on a CPU: a GPU would have to be waited for."""
-    if target.device.type != "cpu":
-        return
-    wrong = (target != ignore_index) & ((target < 0) | (target >= classes))
-    if wrong.any():
-        place = wrong.nonzero()[0].tolist()
-        raise ValueError(
-            f"target: expected classes from 0 to {classes - 1}, or ignore_index {ignore_index}, "
-            f"got {target[tuple(place)].item()} at {place}"
-        )

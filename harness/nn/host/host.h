@@ -187,6 +187,7 @@ class Library {
 
   const char *layer, *part;
   void* opened = nullptr;
+  std::string path;  // of what is opened
   std::mutex opening, launching;
   std::array<std::atomic<int64_t>, MOST_GPUS> gpus{};  // UNKNOWN, NONE, or what the library calls the GPU
   std::map<const char*, Function> functions;
@@ -211,6 +212,8 @@ class Library {
   int64_t open(int index) {
     char text[4096] = "";
     if (!locate || !locate(layer, part, index, text, sizeof text)) return NONE;
+    if (opened && path != text) return missing("another architecture's kernels are in use");
+    path = text;
     if (!opened) opened = dlopen(text, RTLD_NOW | RTLD_LOCAL);
     auto open_gpu = opened ? reinterpret_cast<Open>(dlsym(opened, "workbook_open")) : nullptr;
     if (!open_gpu) return missing(dlerror());
@@ -258,9 +261,12 @@ inline Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides, at::
 
 // ---- When PyTorch's own operations run -----------------------------------------------------------------------------
 
-// Returns whether a transform of torch.func (grad, vmap, jvp, ...) is active.
+// Returns whether a transform of torch.func (grad, vmap, jvp, ...) is active. Inside of one that takes an operator apart the front mode
+// is off. An operator is registered for FuncTorchBatchedDecomposition too: else vmap calls it for one element after the other.
 inline bool in_transform() {
-  return c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode);
+  using c10::DispatchKey;
+  auto keys = {DispatchKey::FuncTorchDynamicLayerFrontMode, DispatchKey::FuncTorchDynamicLayerBackMode, DispatchKey::FuncTorchVmapMode};
+  return std::any_of(keys.begin(), keys.end(), c10::impl::tls_is_dispatch_key_included);
 }
 
 // Returns whether any tensor carries a forward-mode tangent.

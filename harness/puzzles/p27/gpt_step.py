@@ -14,8 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from harness.nn import cross_entropy
-from harness.nn.cross_entropy_chunks import INPUT, WEIGHT, Loss
+from harness.nn import host
 from harness.nn.private import clear_product_workspaces
 from harness.puzzles.p27 import step_parts as parts
 from harness.puzzles.p27.autograd import Tensors
@@ -25,7 +24,35 @@ from harness.puzzles.p27.step_kernels import on_kernels
 
 BETAS, ADAM_EPS, DECAY, LIMIT = (0.9, 0.95), 1e-8, 0.1, 1.0
 """Of AdamW, and the norm that gradients are clipped to; as in the tape's file."""
-PLAIN_LOSS = Loss(IGNORED, 0.0, 0.0, 0.0, wanted=INPUT | WEIGHT)
+MEAN, INPUT, WEIGHT, STAYS_WIDE = 1, 1, 2, 8
+"""Numbers of the loss's operator: the reduction, and the gradients that are wanted, that of weight in float32."""
+
+
+def head(
+    x: Tensor, weight: Tensor, targets: Tensor, matrix: Callable[[int, int], Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The mean loss of the logits x weight^T, [rows, V], and the gradients of x and weight.
+
+    On a GPU the logits are made and used chunk by chunk, by the operator of `harness.nn.linear_cross_entropy`; elsewhere they lie in a
+    matrix that is lent.
+    """
+    if host.load("cross_entropy", x.device.type):
+        integers, numbers, wanted = [IGNORED, MEAN, 0], [0.0, 0.0, 0.0], INPUT | WEIGHT | STAYS_WIDE
+        return torch.ops.mojo_workbook.linear_cross_entropy_forward(
+            x, weight, None, targets, integers, numbers, wanted
+        )[:3]
+    scores = torch.mm(x, weight.T, out=matrix(len(x), len(weight))).float()
+    counted = (targets != IGNORED)[:, None]
+    place = targets[:, None].where(counted, 0)
+    count = counted.sum()
+    scores -= scores.amax(1, keepdim=True)
+    own = scores.gather(1, place)
+    total = scores.exp_().sum(1, keepdim=True)
+    loss = (total.log() - own).where(counted, 0).sum() / count
+    scores /= total
+    scores.scatter_add_(1, place, torch.full_like(own, -1)).mul_(counted / count)
+    gradient = scores.to(x.dtype)
+    return loss, gradient @ weight, gradient.T @ x
 
 
 def ignore(name: str, value: Tensor) -> None:
@@ -191,11 +218,8 @@ class Pass:
         self.kept["ln_f"] = (x,)
         y, statistics = parts.layernorm(x, self.p["ln_f.weight"], self.p["ln_f.bias"])
         rows, token = targets.flatten(), self.p["token"]
-        loss, results, _ = cross_entropy.forward(
-            self.shown("ln_f", y), token, None, rows, PLAIN_LOSS, self.matrix, stays_wide=True
-        )
-        assert results.dx is not None and results.dW is not None  # they are wanted
-        self.kept["head"] = (statistics, results.dx, results.dW)
+        loss, dy, of_head = head(self.shown("ln_f", y), token, rows, self.matrix)
+        self.kept["head"] = (statistics, dy, of_head)
         return loss
 
     def stream(self, tokens: Tensor) -> Tensor:

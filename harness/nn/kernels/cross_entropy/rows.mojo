@@ -7,12 +7,15 @@ For a row of logits with the classes v, after an optional soft cap s = c tanh(lo
     loss = lse - (1 - e) s_target - e mean(s) + z lse^2           e: label smoothing
     dlogits_v = g ((1 + 2 z lse) exp(s_v - lse) - (1 - e) [v = target] - e / V) (1 - (s_v / c)^2)
 
-where g is what the gradient of the row is multiplied by. The gradient takes the place of the logits. The largest logit and the
-sum are taken in one pass, online (Milakov and Gimelshein, 2018); the second pass goes backwards, so that what was read last
-is still near.
+where g is what the gradient of the row is multiplied by. The gradient takes the place of the logits. The largest logit m and the
+sum t of exp(s_v - m) are taken in one pass, online (Milakov and Gimelshein, 2018); the second pass goes backwards, so that what
+was read last is still near.
+
+m and log(t) stay apart: where logits are large, the one rounded number lse has lost log(t). So exp(s_v - lse) is exp(s_v - m) / t,
+and the loss is log(t) + (1 - e) (m - s_target) + e mean(m - s) + z lse^2.
 """
 
-from std.math import ceildiv, exp, exp2, log
+from std.math import ceildiv, exp, exp2, log, log1p
 from std.utils import StaticTuple
 from std.utils.numerics import min_finite
 from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, block_idx, grid_dim, thread_idx
@@ -105,13 +108,54 @@ def first_of[
     return kept
 
 
+struct RowSums[accum: DType]:
+    """What logits come to, all relative to the largest one so far."""
+
+    var largest: Scalar[Self.accum]
+    var peaks: Scalar[Self.accum]
+    """How many are as large."""
+    var others: Scalar[Self.accum]
+    """The sum of the exponentials of all others."""
+    var below: Scalar[Self.accum]
+    """How far below it all lie, in sum."""
+    var seen: Scalar[Self.accum]
+    """How many there are."""
+
+    @always_inline
+    def __init__(out self):
+        self.largest = min_finite[Self.accum]()
+        self.peaks, self.others, self.below, self.seen = 0, 0, 0, 0
+
+    @always_inline
+    def grow(mut self, grown: Scalar[Self.accum]):
+        """Take a largest logit that is larger or the same."""
+        if grown == self.largest or self.seen == 0:
+            self.largest = grown
+            return
+        self.others = (self.others + self.peaks) * exponential_of(self.largest - grown)
+        self.peaks = 0
+        self.below += self.seen * (grown - self.largest)
+        self.largest = grown
+
+    @always_inline
+    def add[width: SIMDLength, //](mut self, logits: SIMD[Self.accum, width], count: Int):
+        """Add the first `count` logits of a vector; none is larger than the largest."""
+        var distance = first_of(self.largest - logits, count)
+        var is_peak = first_of(logits.eq(self.largest).cast[Self.accum](), count)
+        var weights = first_of(exponential_of(logits - self.largest), count)
+        self.peaks += is_peak.reduce_add()
+        self.others += (weights * (1 - is_peak)).reduce_add()
+        self.below += distance.reduce_add()
+        self.seen += Scalar[Self.accum](count)
+
+
 @fieldwise_init
 struct RowGradient[accum: DType](Copyable, Movable):
     """What the gradient of a row is made with: see the top of the file."""
 
-    var lse: Scalar[Self.accum]
+    var largest: Scalar[Self.accum]
     var weight: Scalar[Self.accum]
-    """Of the probabilities: g (1 + 2 z lse)."""
+    """Of the exponentials relative to the largest logit: g (1 + 2 z lse) / t."""
     var share: Scalar[Self.accum]
     """What all classes have less: g e / V."""
     var kept: Scalar[Self.accum]
@@ -124,7 +168,7 @@ struct RowGradient[accum: DType](Copyable, Movable):
         width: SIMDLength, //, with_cap: Bool
     ](self, logits: SIMD[Self.accum, width], first: Int) -> SIMD[Self.accum, width]:
         """The gradient of a vector of logits, which begins with the class `first`."""
-        var gradient = exponential_of(logits - self.lse) * self.weight - self.share
+        var gradient = exponential_of(logits - self.largest) * self.weight - self.share
         var place = self.target - first
         if 0 <= place < Int(width):
             comptime for i in range(Int(width)):
@@ -184,44 +228,39 @@ def cross_entropy_rows[
         comptime if with_cap:
             score = capped(score, cap)
 
-    # Pass 1: this thread's largest logit, the sum of exponentials relative to it, and the sum of the logits. Whole vectors
-    # ABREAST at a time, then one by one.
+    # Pass 1: what this thread's logits come to. Whole vectors ABREAST at a time, then one by one.
     comptime stride = ABREAST * step
     var turns = max(0, V - first - width + step) // stride
     var rest = first + turns * stride
-    var largest = min_finite[accum]()
-    var total = Scalar[accum](0)
-    var plain = Scalar[accum](0)
+    var sums = RowSums[accum]()
     for turn in range(turns):
         var groups = Array[SIMD[accum, width], ABREAST](fill=0)
-        var grown = largest
+        var grown = sums.largest
         comptime for i in range(ABREAST):
             groups[i] = load_capped[accum, with_cap](values, first + turn * stride + i * step, cap)
         comptime for i in range(ABREAST):
             grown = max(grown, groups[i].reduce_max())
-        total *= exponential_of(largest - grown)
+        sums.grow(grown)
         comptime for i in range(ABREAST):
-            total += exponential_of(groups[i] - grown).reduce_add()
-            plain += groups[i].reduce_add()
-        largest = grown
+            sums.add(groups[i], width)
     for v in range(rest, V, step):
-        var loaded = load_capped[accum, with_cap](values, v, cap)
-        var group = first_of(loaded, V - v, min_finite[accum]())
-        var grown = max(largest, group.reduce_max())
-        var weights = first_of(exponential_of(group - grown), V - v)
-        total = total * exponential_of(largest - grown) + weights.reduce_add()
-        plain += first_of(loaded, V - v).reduce_add()
-        largest = grown
-    var row_largest = block.max[block_size=threads, broadcast=True](largest)
-    total = block.sum[block_size=threads, broadcast=True](total * exponential_of(largest - row_largest))
-    plain = block.sum[block_size=threads, broadcast=True](plain)
-    var lse = row_largest + log(total)
-    # Not times a smoothing of 0: the sum is infinite where a class is masked.
+        var group = load_capped[accum, with_cap](values, v, cap)
+        sums.grow(max(sums.largest, first_of(group, V - v, min_finite[accum]()).reduce_max()))
+        sums.add(group, min(width, V - v))
+    sums.grow(block.max[block_size=threads, broadcast=True](sums.largest))
+    var peaks = block.sum[block_size=threads, broadcast=True](sums.peaks)
+    var others = block.sum[block_size=threads, broadcast=True](sums.others)
+    var below = block.sum[block_size=threads, broadcast=True](sums.below)
+    var total = peaks + others
+    # Of one largest logit far above all others the sum would round to 1.
+    var log_total = log1p(others) if peaks == 1 else log(total)
+    var lse = sums.largest + log_total
     var share = smoothing / Scalar[accum](V)
     if thread_idx.x == 0:
-        var loss = lse - (1 - smoothing) * score + z * lse * lse
+        var loss = log_total + (1 - smoothing) * (sums.largest - score) + z * lse * lse
+        # Not times a smoothing of 0: the sum is infinite where a class is masked.
         if smoothing > 0:
-            loss -= share * plain
+            loss += share * below
         losses[unsafe_offset=row] = loss
     if gradient_wanted == 0:
         return
@@ -229,8 +268,8 @@ def cross_entropy_rows[
     # Pass 2: the gradient, backwards.
     var scale = scales[unsafe_offset=row * Int(scale_step)] if valid else nan
     var gradient = RowGradient(
-        lse=lse,
-        weight=scale * (1 + 2 * z * lse),
+        largest=sums.largest,
+        weight=scale * (1 + 2 * z * lse) / total,
         share=scale * share,
         kept=scale * (1 - smoothing),
         cap=cap,

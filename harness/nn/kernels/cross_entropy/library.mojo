@@ -1,0 +1,59 @@
+"""Cross-entropy's kernels as C functions, for the dtype that PART names: what `harness/nn/host/cross_entropy.cpp` calls."""
+
+from std.sys.defines import get_defined_string
+
+from common.calls import Words, call, open_gpu
+from common.stream_launcher import StreamLauncher
+from cross_entropy.rows import LossOptions, RowSizes, launch_cross_entropy_rows, launch_scale_unless_one
+from shared.common import accum_type
+
+comptime PART = get_defined_string["PART", "bfloat16"]()
+comptime dtype = DType._from_str(PART).value()
+comptime accum = accum_type[dtype]
+
+
+def rows(mut words: Words, mut launcher: StreamLauncher) raises:
+    """Rows, classes, pitch, the step of the scales, whether the gradient is wanted; the ignored target, smoothing, z, the cap;
+    logits, losses, targets, scales."""
+    # Taken in this order.
+    var sizes = RowSizes(
+        rows=words.integer(), classes=words.integer(), pitch=words.integer(), scale_step=words.integer()
+    )
+    var gradient_wanted = words.integer() != 0
+    var options = LossOptions[accum](
+        ignored=Int64(words.integer()),
+        smoothing=words.float().cast[accum](),
+        z=words.float().cast[accum](),
+        cap=words.float().cast[accum](),
+    )
+    var logits = words.written[dtype]()
+    var losses = words.written[accum]()
+    var targets = words.read[DType.int64]()
+    launch_cross_entropy_rows(
+        launcher, logits, losses, targets, words.read[accum](), sizes, gradient_wanted, options
+    )
+
+
+def scale(mut words: Words, mut launcher: StreamLauncher) raises:
+    """In place: how many values, the values, the factor."""
+    var count = words.integer()
+    var values = words.written[dtype]()
+    launch_scale_unless_one(launcher, values, count, words.read[accum]())
+
+
+@export("workbook_open")
+def workbook_open(index: Int64, message: Int, capacity: Int64) abi("C") -> Int64:
+    """See `open_gpu`."""
+    return open_gpu(index, message, capacity)
+
+
+@export("workbook_cross_entropy_rows")
+def workbook_cross_entropy_rows(words: Int, message: Int, capacity: Int64) abi("C") -> Int64:
+    """See `rows`; 4 + 13 words."""
+    return call[rows](words, message, capacity)
+
+
+@export("workbook_cross_entropy_scale")
+def workbook_cross_entropy_scale(words: Int, message: Int, capacity: Int64) abi("C") -> Int64:
+    """See `scale`; 4 + 3 words."""
+    return call[scale](words, message, capacity)

@@ -1,0 +1,69 @@
+"""Linear with cross-entropy where there is no kernel: PyTorch's own operations; and the arguments that nobody else checks."""
+
+import itertools
+
+import pytest
+import torch
+from loss_checks import OPTIONS, H, V, assert_is_formula, by_formula, tensors
+
+from harness.nn import LinearCrossEntropy, linear_cross_entropy
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_is_the_formula(options, reduction):
+    given = tensors(ignored=options.get("ignore_index", -100), bias=bool(options))
+    assert_is_formula(given, reduction=reduction, chunk_rows=4, **options)
+
+
+@pytest.mark.parametrize("rows", [(), (0,), (1,)])
+def test_few_rows(rows):
+    assert_is_formula(tensors(rows=rows, ignored=0), reduction="none")
+
+
+def test_options_at_both_ends():
+    for smoothing, z in itertools.product((0, 1), (0, 1)):
+        assert_is_formula(tensors(), label_smoothing=float(smoothing), z_loss=z)
+
+
+def test_under_autocast_the_loss_is_float32():
+    input, weight, target, bias = tensors(torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = linear_cross_entropy(input, weight, target, bias)
+    exact = by_formula(input, weight, target, bias)
+    assert loss.dtype == torch.float32 and 1e-5 < (loss - exact).abs() / exact < 1e-2
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        (lambda t: t.int(), TypeError, "target: expected int64 classes, got int32"),
+        (lambda t: t[0], ValueError, r"target: expected shape \[2, 5\], .* got \[5\]"),
+        (lambda t: t.t(), ValueError, r"target: expected shape \[2, 5\], .* got \[5, 2\]"),
+        (lambda t: t.clamp(min=V), IndexError, "Target 11 is out of bounds"),
+    ],
+)
+def test_targets_that_do_not_fit(change, error, words):
+    input, weight, target, _ = tensors()
+    with pytest.raises(error, match=words):
+        linear_cross_entropy(input, weight, change(target))
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "error", "words"),
+    [
+        ("reduction", "average", ValueError, "reduction: expected 'none', 'mean', 'sum', got 'average'"),
+        ("ignore_index", 1.5, TypeError, "ignore_index: expected an integer, got float"),
+        ("label_smoothing", "a lot", TypeError, "label_smoothing: expected a number, got str"),
+        ("label_smoothing", 1.5, ValueError, "label_smoothing: expected a number from 0 to 1, got 1.5"),
+        ("z_loss", -1.0, ValueError, "z_loss: expected a number that is not negative, got -1.0"),
+        ("softcap", 0, ValueError, "softcap: expected a number above 0, or None, got 0"),
+        ("chunk_rows", True, TypeError, "chunk_rows: expected an integer, got bool"),
+        ("chunk_rows", 0, ValueError, "chunk_rows: expected at least 1, got 0"),
+    ],
+)
+def test_options_that_there_are_not(option, value, error, words):
+    with pytest.raises(error, match=words):
+        linear_cross_entropy(*tensors(), **{option: value})
+    with pytest.raises(error, match=words):
+        LinearCrossEntropy(H, V, **{option: value})

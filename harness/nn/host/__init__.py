@@ -63,7 +63,12 @@ def kernels(layer: str, part: str, architecture: str) -> libraries.Library:
     folders = (KERNELS / layer, KERNELS / "common", KERNELS / "shared")
     others = [file for folder in folders for file in mojo_files(folder) if file != first]
     return libraries.mojo_library(
-        f"{layer}_{part}", [first, *others], KERNELS, architecture, SECONDS.get(f"{layer}/{part}", SECONDS[layer]), PART=part
+        f"{layer}_{part}",
+        [first, *others],
+        KERNELS,
+        architecture,
+        SECONDS.get(f"{layer}/{part}", SECONDS[layer]),
+        PART=part,
     )
 
 

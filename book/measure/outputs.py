@@ -78,6 +78,7 @@ COMMANDS = {
     "hunt_wrong": example("hunted", "attention", exact=False, exit_code=3),
     "hunt_dq": example("hunted", "dq", exact=False),
     "catch_first": example("hunted", "check", exact=False, exit_code=1),
+    "own_backward": example("own_backward", exact=False),
     "backend_report": example("backend_report", exact=False),
     "backend_models": example("backend_models", exact=True),
     "backend_rewrites": task("p26 --rewrites", exact=True),

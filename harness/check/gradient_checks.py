@@ -9,7 +9,7 @@ import functools
 import itertools
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -20,9 +20,9 @@ from harness.check.gradients import (
     Distance,
     Function,
     Subject,
-    compare,
     furthest,
     gradients,
+    gradients_or_none,
     kept_by_autograd,
     leaves,
     off,
@@ -31,11 +31,8 @@ from harness.check.gradients import (
     random_like,
     second_gradients,
 )
+from harness.check.measured import FACTOR, UNITS, ReferenceRaised, compare
 
-FACTOR = 2.0
-"""How many times PyTorch's own error a result in a narrow dtype may have."""
-UNITS = 8
-"""And how many units of rounding more: another formula may lose a few."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """What a function of any floating-point dtype is tried in beside float64."""
 FAR = 800.0
@@ -50,6 +47,8 @@ def guarded(check: Check) -> Check:
     def run(subject: Subject) -> str | None:
         try:
             return check(subject)
+        except ReferenceRaised:
+            raise
         except Exception as error:
             words = " ".join(str(error).split())
             return f"{type(error).__name__}: {words[:300]}"
@@ -241,39 +240,40 @@ def strided_inputs(subject: Subject) -> str | None:
     return None
 
 
+FEW = 4
+"""Up to how many inputs every choice of those that ask for a gradient is tried; of more, one, and all but one."""
+
+
 @guarded
 def frozen_inputs(subject: Subject) -> str | None:
     """Some of the inputs ask for their gradient, as beside frozen layers: they get the right ones."""
     count = len(leaves(subject.inputs()))
-    for kept in itertools.chain.from_iterable(
-        itertools.combinations(range(count), some) for some in range(1, count)
-    ):
+    sizes = range(1, count) if count <= FEW else (1, count - 1)
+    for kept in itertools.chain.from_iterable(itertools.combinations(range(count), some) for some in sizes):
 
         def frozen(inputs: list[Tensor], kept: tuple[int, ...] = kept) -> list[Tensor]:
             for i, leaf in enumerate(leaves(inputs)):
                 leaf.requires_grad_(i in kept)
             return inputs
 
-        only = f"only input{'s' * (len(kept) > 1)} {' and '.join(map(str, kept))}"
-        error = compare(subject, change=frozen, names=[f"input {number}" for number in kept])
-        if words := off(error, f"with {only} asking for a gradient (the others frozen), a gradient is wrong"):
+        inputs = subject.inputs()
+        which = [subject.called(i) for i, t in enumerate(inputs) if t.requires_grad]
+        called = " and ".join(which[i] for i in kept)
+        if not subject.names:
+            called = f"input{'s' * (len(kept) > 1)} {' and '.join(map(str, kept))}"
+        error = compare(subject, change=frozen)
+        if words := off(
+            error, f"with only {called} asking for a gradient (the others frozen), a gradient is wrong"
+        ):
             return words
     return None
-
-
-def after_another_call(subject: Subject, call: Function) -> Distance:
-    """How far the gradients of `call` are off where the function runs on other inputs before their backward pass."""
-    inputs, other = subject.inputs(seed=0), subject.inputs(seed=1)
-    outputs = outputs_of(call, inputs)
-    outputs_of(subject.function, other)
-    grads = pulled_back(outputs, inputs, random_like)
-    return furthest(grads, gradients(subject.reference, subject.inputs(seed=0), random_like))
 
 
 @guarded
 def two_calls(subject: Subject) -> str | None:
     """Two forward passes, then the backward pass of the first: what the first call kept is still its own."""
-    return off(after_another_call(subject, subject.function), "a second call changes what the first one kept")
+    error = compare(subject, between=lambda inputs, outputs: subject.function(*subject.inputs(seed=1)))
+    return off(error, "a second call changes what the first one kept")
 
 
 @guarded
@@ -281,10 +281,13 @@ def under_checkpoint(subject: Subject) -> str | None:
     """The forward pass runs again in the backward pass, as under torch.utils.checkpoint."""
     from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
-    def again(*tensors: Tensor) -> Tensor | tuple[Tensor, ...]:
-        return checkpoint(subject.function, *tensors, use_reentrant=False)
+    def again(function: Function) -> Function:
+        return lambda *tensors: checkpoint(function, *tensors, use_reentrant=False)
 
-    return off(after_another_call(subject, again), "under checkpoint the gradients differ")
+    error = compare(
+        subject, around=again, between=lambda inputs, outputs: subject.function(*subject.inputs(seed=1))
+    )
+    return off(error, "under checkpoint the gradients differ")
 
 
 @guarded
@@ -308,16 +311,17 @@ def inputs_unchanged(subject: Subject) -> str | None:
     return None
 
 
+def twice(outputs: Sequence[Tensor], inputs: list[Tensor], incoming: Sequence[Tensor]) -> list[Tensor]:
+    """The gradients of a second backward pass on one graph."""
+    gradients_or_none(outputs, leaves(inputs), incoming, retain_graph=True)
+    return pulled_back(outputs, inputs, incoming)
+
+
 @guarded
 def second_backward(subject: Subject) -> str | None:
     """The backward pass runs twice on one graph, as with retain_graph: the second gradients are the first."""
-    inputs = subject.inputs()
-    outputs = outputs_of(subject.function, inputs)
-    pulled_back(outputs, inputs, random_like, again=True)
-    grads = pulled_back(outputs, inputs, random_like)
-    expected = gradients(subject.reference, subject.inputs(), random_like)
     return off(
-        furthest(grads, expected),
+        compare(subject, pull=twice),
         "a second backward pass of the same call differs: the first changes what is kept",
     )
 
@@ -325,20 +329,20 @@ def second_backward(subject: Subject) -> str | None:
 @guarded
 def written_between(subject: Subject) -> str | None:
     """Inputs and results are overwritten before the backward pass: autograd refuses, or the gradients are those of the call."""
-    inputs = subject.inputs()
-    outputs = outputs_of(subject.function, inputs)
-    with torch.no_grad():
-        for tensor in (*inputs, *outputs):
-            tensor.zero_()
+
+    def overwrite(inputs: list[Tensor], outputs: Sequence[Tensor]) -> None:
+        with torch.no_grad():
+            for tensor in (*inputs, *outputs):
+                tensor.zero_()
+
     try:
-        grads = pulled_back(outputs, inputs, random_like)
+        error = compare(subject, between=overwrite)
     except RuntimeError as error:
-        if "modified by an inplace operation" in str(error):
+        if any(echo in str(error) for echo in ECHOES):
             return None
         raise
-    expected = gradients(subject.reference, subject.inputs(), random_like)
     return off(
-        furthest(grads, expected),
+        error,
         "what is written to an input or a result after the call changes the gradients in silence "
         "(what save_for_backward keeps is watched, what ctx holds otherwise is not)",
     )
@@ -385,7 +389,7 @@ def at_zero(subject: Subject) -> str | None:
 
     def zeroed(inputs: list[Tensor]) -> list[Tensor]:
         with torch.no_grad():
-            for leaf in leaves(inputs):
+            for leaf in subject.moved(inputs):
                 leaf.view(-1)[::3] = 0.0
         return inputs
 
@@ -422,7 +426,7 @@ def far_from_zero(subject: Subject) -> str | None:
 
         def moved(inputs: list[Tensor], far: float = far) -> list[Tensor]:
             with torch.no_grad():
-                for leaf in leaves(inputs):
+                for leaf in subject.moved(inputs):
                     leaf += far
             return inputs
 

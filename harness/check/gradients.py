@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
@@ -11,11 +11,17 @@ from torch import Tensor
 from harness.check.compare import got_and_expected
 
 Function = Callable[..., Tensor | tuple[Tensor, ...]]
+Incoming = Callable[[tuple[Tensor, ...]], list[Tensor]]
+"""Outputs -> the gradients that come in for them."""
 Returned = TypeVar("Returned")
 TOLERANCE = 1e-9
 """Largest error of a gradient in float64, relative to its largest element."""
 CANCELLED = 1e-6
 """A gradient that is nowhere larger is what rounding leaves of terms that cancel, as softmax's under a constant gradient."""
+
+
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+"""What a function of any floating-point dtype computes in."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +36,12 @@ class Subject:
         differentiable: Which inputs have a gradient; None for all of a floating-point dtype.
         saved: (inputs) -> bytes that it may keep for the backward pass; None where bytes are not counted.
         sizes: Which of the kinds of sizes `make` knows; "tall" (thousands of rows) is asked for by name alone.
+        dtypes: Those that the function computes in; inputs are of the first, unless another is asked for.
+        names: Of the inputs, for what is said; without them they are input 0, input 1 and so on.
+        movable: Which inputs special values may be put into; None for all that have a gradient.
+        measured: Whether limits are measured by PyTorch's own errors (`measured.py`); else they are TOLERANCE, in float64.
+        subgradients: Whether any number between the slopes of two sides is right at a kink, where limits are measured.
+        dropped: What could not be judged, as PyTorch's own error is too large there; written by `measured.py`.
     """
 
     function: Function
@@ -38,9 +50,25 @@ class Subject:
     differentiable: tuple[int, ...] | None = None
     saved: Callable[..., int] | None = None
     sizes: tuple[str, ...] = ("odd", "square", "row", "deep")
+    dtypes: tuple[torch.dtype, ...] = DTYPES
+    names: tuple[str, ...] = ()
+    movable: tuple[int, ...] | None = None
+    measured: bool = False
+    subgradients: bool = True
+    dropped: list[str] = field(default_factory=list[str])
 
-    def inputs(self, sizes: str = "odd", seed: int = 0, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    def called(self, number: int) -> str:
+        """What an input is called."""
+        return self.names[number] if self.names else f"input {number}"
+
+    def moved(self, inputs: list[Tensor]) -> list[Tensor]:
+        """The inputs that special values may be put into."""
+        free = range(len(inputs)) if self.movable is None else self.movable
+        return [t for i, t in enumerate(inputs) if t.requires_grad and i in free]
+
+    def inputs(self, sizes: str = "odd", seed: int = 0, dtype: torch.dtype | None = None) -> list[Tensor]:
         """Fresh leaves of a problem; those with a gradient ask for it."""
+        dtype = dtype or self.dtypes[0]
         tensors = [
             t.to(dtype) if t.is_floating_point() else t for t in self.make(sizes, seed)
         ]  # masks and indices stay what they are
@@ -51,7 +79,7 @@ class Subject:
 def outputs_of(function: Function, inputs: list[Tensor]) -> tuple[Tensor, ...]:
     """What a function returns, always as a tuple."""
     returned = function(*inputs)
-    return returned if isinstance(returned, tuple) else (returned,)
+    return (returned,) if isinstance(returned, Tensor) else tuple(returned)
 
 
 def leaves(inputs: list[Tensor]) -> list[Tensor]:
@@ -62,25 +90,20 @@ def leaves(inputs: list[Tensor]) -> list[Tensor]:
 def random_like(tensors: tuple[Tensor, ...], seed: int = 1) -> list[Tensor]:
     """Random gradients, with a mean, for outputs."""
     generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t.dtype) + 0.5 for t in tensors]
+    return [torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t) + 0.5 for t in tensors]
 
 
-def gradients(
-    function: Function, inputs: list[Tensor], incoming: Callable[[tuple[Tensor, ...]], list[Tensor]]
-) -> list[Tensor]:
+def gradients(function: Function, inputs: list[Tensor], incoming: Incoming) -> list[Tensor]:
     """The gradients of the inputs that ask for one; zeros where autograd has none."""
-    return pulled_back(outputs_of(function, inputs), inputs, incoming)
+    outputs = tuple(t for t in outputs_of(function, inputs) if t.requires_grad)
+    return pulled_back(outputs, inputs, incoming(outputs))
 
 
-def pulled_back(
-    outputs: tuple[Tensor, ...],
-    inputs: list[Tensor],
-    incoming: Callable[[tuple[Tensor, ...]], list[Tensor]],
-    again: bool = False,
-) -> list[Tensor]:
-    """The gradients from outputs that were computed before; `again` keeps their graph."""
-    outputs = tuple(t for t in outputs if t.requires_grad)
-    each = gradients_or_none(outputs, leaves(inputs), incoming(outputs), retain_graph=again)
+def pulled_back(outputs: Sequence[Tensor], inputs: list[Tensor], incoming: Sequence[Tensor]) -> list[Tensor]:
+    """The gradients from outputs that were computed before."""
+    if not outputs or not leaves(inputs):
+        return [torch.zeros_like(t) for t in leaves(inputs)]
+    each = gradients_or_none(outputs, leaves(inputs), incoming)
     return [torch.zeros_like(t) if g is None else g for t, g in zip(leaves(inputs), each, strict=True)]
 
 
@@ -129,58 +152,79 @@ def kept_by_autograd(call: Callable[[], Returned]) -> tuple[Returned, list[Tenso
     return returned, list(tensors.values())
 
 
+@dataclass(frozen=True)
+class Evidence:
+    """One call that was judged.
+
+    Attributes:
+        inputs: As they were handed in.
+        incoming: The gradients that came in.
+        names: What each of the tensors is, "the result" or "the gradient of x".
+        got: The outputs and the gradients.
+        truth: What they should be, in float64.
+    """
+
+    inputs: list[Tensor]
+    incoming: list[Tensor]
+    names: list[str]
+    got: list[Tensor]
+    truth: list[Tensor]
+
+
 class Distance(float):
-    """How far some gradients are from others; `element` says where they are farthest apart, and what stands there."""
+    """How far some tensors are from others; `element` says where they are farthest apart, and what stands there."""
 
     element: str = ""
+    limit: float = TOLERANCE
+    evidence: Evidence | None = None
 
 
 def furthest(
-    got: list[Tensor], expected: list[Tensor], least: float = CANCELLED, names: Sequence[str] = ()
+    got: Sequence[Tensor], expected: Sequence[Tensor], least: float = CANCELLED, names: Sequence[str] = ()
 ) -> Distance:
     """The largest difference, relative to the largest expected element of its tensor, or to `least`; inf where shapes differ or a value
-    is none. `names` says what the gradients are of, where it is not input 0, input 1 and so on.
+    is none. `names` says what the tensors are, where they are not the gradients of input 0, input 1 and so on.
     """
     worst = Distance(0.0)
-    names = names or [f"input {number}" for number in range(len(got))]
+    names = names or [f"the gradient of input {number}" for number in range(len(got))]
     for name, one, other in zip(names, got, expected, strict=True):
         if one.shape != other.shape:
-            worst = Distance("inf")
-            worst.element = (
-                f"the gradient of {name} has shape {list(one.shape)}, expected {list(other.shape)}"
-            )
-            return worst
+            return nowhere(f"{name} has shape {list(one.shape)}, expected {list(other.shape)}")
         if not other.numel():
             continue
         apart = (one.double() - other.double()).abs().nan_to_num(nan=math.inf)
         error = apart.max().item() / max(other.double().abs().max().item(), least)
         if error > worst:
-            at = tuple(int(i) for i in torch.unravel_index(apart.argmax(), apart.shape))
             worst = Distance(error)
             limit = TOLERANCE * other.double().abs().max().item()
-            values = got_and_expected(one[at].item(), other[at].item(), limit, 6)
-            worst.element = f"the gradient of {name} at {list(at)}: {values}"
+            worst.element = element(name, one, other, apart, limit)
     return worst
 
 
-def compare(
-    subject: Subject,
-    sizes: str = "odd",
-    seed: int = 0,
-    incoming: Callable[[tuple[Tensor, ...]], list[Tensor]] = random_like,
-    change: Callable[[list[Tensor]], list[Tensor]] = list,
-    least: float = CANCELLED,
-    names: Sequence[str] = (),
-) -> Distance:
-    """How far the gradients in float64 are from PyTorch's, both on inputs that `change` has made others of; the rest as in `furthest`."""
-    functions = (subject.function, subject.reference)
-    ours, theirs = (gradients(f, change(subject.inputs(sizes, seed)), incoming) for f in functions)
-    return furthest(ours, theirs, least, names)
+def nowhere(words: str) -> Distance:
+    """The distance of what has no element that could be compared."""
+    distance = Distance("inf")
+    distance.element = words
+    return distance
+
+
+def element(name: str, got: Tensor, expected: Tensor, apart: Tensor, limit: float) -> str:
+    """Where two tensors are farthest apart, and what stands there."""
+    at = tuple(int(i) for i in torch.unravel_index(apart.argmax(), apart.shape))
+    return f"{name} at {list(at)}: {got_and_expected(got[at].item(), expected[at].item(), limit, 6)}"
+
+
+class Line(str):
+    """What is wrong in a line, with the distance that it tells of."""
+
+    distance: Distance | None = None
 
 
 def off(error: Distance, what: str) -> str | None:
-    """A line where an error in float64 is too large."""
-    if error <= TOLERANCE:
+    """A line where an error is too large."""
+    if error <= error.limit:
         return None
     far = "" if math.isinf(error) else f", off by {error:.1e} of the largest element"
-    return f"{what}: {error.element}{far}"
+    line = Line(f"{what}: {error.element}{far}")
+    line.distance = error
+    return line

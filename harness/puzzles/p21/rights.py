@@ -32,10 +32,6 @@ class Op(Subject):
     name: str = ""
     dtypes: tuple[torch.dtype, ...] = WIDE
 
-    def inputs(self, sizes: str = "odd", seed: int = 0, dtype: torch.dtype | None = None) -> list[Tensor]:
-        """Fresh leaves of a problem, in the widest of its dtypes unless another is asked for."""
-        return super().inputs(sizes, seed, dtype or self.dtypes[0])
-
 
 def op_of(gate: str, function, name: str, dtypes: tuple[torch.dtype, ...] | None = None) -> Op:
     """A function that should be what a gate's class is."""

@@ -1,0 +1,343 @@
+"""One call of a function beside the same call of its reference, and the limit that its errors are held to.
+
+Truth is the reference in float64. The limit of a `Subject` that asks for measured ones is twice the worst of PyTorch's own
+errors: the reference in the dtype of the call, in eight orders of summation, and in float64 on inputs that are moved by a
+rounding. At a kink any number between the slopes of the two sides is right.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from harness.check.gradients import (
+    CANCELLED,
+    TOLERANCE,
+    Distance,
+    Evidence,
+    Function,
+    Incoming,
+    Subject,
+    element,
+    furthest,
+    leaves,
+    nowhere,
+    outputs_of,
+    pulled_back,
+    random_like,
+)
+
+FACTOR = 2.0
+"""How many times PyTorch's own error a result may have."""
+UNITS = 8
+"""And how many units of rounding more: another formula may lose a few."""
+SIXTEEN = 2
+"""How many where a unit is that of a 16-bit dtype, and the error has been measured on moved inputs."""
+ORDERS = 8
+"""Orders of summation, and moves of the inputs, that are tried."""
+COARSE = 1e-2
+"""Where PyTorch's own error is above this, an error says nothing."""
+NUDGE = 1e-13
+"""How far inputs are moved, in float64, to see both sides of a kink."""
+SIDES = 16
+"""How often they are, each time in two opposite directions."""
+P = ParamSpec("P")
+R = TypeVar("R")
+Pull = Callable[[Sequence[Tensor], list[Tensor], Sequence[Tensor]], list[Tensor]]
+
+
+class ReferenceRaised(Exception):
+    """The reference does not take these inputs: there is nothing to compare with."""
+
+
+class OtherOrder(TorchDispatchMode):
+    """Adds up in another order what PyTorch adds up."""
+
+    def __init__(self, seed: int):
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def order(self, t: Tensor, axis: int) -> Tensor:
+        """The elements along an axis in a random order, the same for tensors that are paired."""
+        return torch.randperm(t.shape[axis], generator=self.generator).to(t.device)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        aten = torch.ops.aten
+        if func in (aten.mm.default, aten.bmm.default, aten.addmm.default):
+            *rest, a, b = args
+            order = self.order(a, -1)
+            args = (*rest, a.index_select(a.dim() - 1, order), b.index_select(b.dim() - 2, order))
+        elif func in (aten.sum.dim_IntList, aten.mean.dim) and args[0].dim():
+            t, axes, *rest = args
+            for axis in axes or range(t.dim()):
+                t = t.index_select(axis % t.dim(), self.order(t, axis))
+            args = (t, axes, *rest)
+        return func(*args, **(kwargs or {}))
+
+
+def narrow_of(inputs: Sequence[Tensor]) -> torch.dtype:
+    """The dtype of a call."""
+    return next((t.dtype for t in inputs if t.is_floating_point()), torch.float64)
+
+
+def guarded(reference: Callable[P, R]) -> Callable[P, R]:
+    """A reference for which whatever it raises is ReferenceRaised."""
+
+    @functools.wraps(reference)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return reference(*args, **kwargs)
+        except Exception as error:
+            words = " ".join(str(error).split())
+            raise ReferenceRaised(f"the reference raises {type(error).__name__}: {words[:200]}") from error
+
+    return run
+
+
+def leaf(t: Tensor, like: Tensor) -> Tensor:
+    """A new leaf that asks for a gradient as another one does."""
+    return t.detach().clone().requires_grad_(like.requires_grad)
+
+
+def wide(inputs: Sequence[Tensor]) -> list[Tensor]:
+    """The same numbers in float64."""
+    return [leaf(t.detach().double() if t.is_floating_point() else t, t) for t in inputs]
+
+
+def compare(
+    subject: Subject,
+    sizes: str = "odd",
+    seed: int = 0,
+    incoming: Incoming = random_like,
+    change: Callable[[list[Tensor]], list[Tensor]] = list,
+    least: float = CANCELLED,
+    *,
+    dtype: torch.dtype | None = None,
+    around: Callable[[Function], Function] = lambda function: function,
+    between: Callable[[list[Tensor], Sequence[Tensor]], object] = lambda inputs, outputs: None,
+    pull: Pull = pulled_back,
+    floor: float = 0.0,
+    steady: bool = False,
+    within: torch.dtype | None = None,
+) -> Distance:
+    """How far the outputs and gradients of a call are from the reference's.
+
+    Args:
+        subject: Both functions.
+        sizes: Of the inputs.
+        seed: Theirs.
+        incoming: The gradients that come in, for the outputs that have one.
+        change: Inputs -> those that are handed in.
+        least: What an error is relative to where no element of a tensor is larger.
+        dtype: Of the inputs.
+        around: What is called in the place of the function.
+        between: What is done between the passes.
+        pull: The backward pass.
+        floor: What an error may be in any dtype, where limits are measured.
+        steady: Whether inputs are not moved by a rounding to measure PyTorch's own errors.
+        within: What autocast computes in, of the reference too where its errors are measured.
+    """
+    inputs = change(subject.inputs(sizes, seed, dtype))
+    given, exact = [leaf(t, t) for t in inputs], wide(inputs)
+    right = outputs_of(guarded(subject.reference), exact)
+    outputs = outputs_of(around(subject.function), inputs)
+    if len(outputs) != len(right):
+        return nowhere(f"the function returns {len(outputs)} tensors, expected {len(right)}")
+    asking = [i for i, t in enumerate(right) if t.requires_grad]
+    if silent := [i for i in asking if not outputs[i].requires_grad]:
+        return nowhere(f"output {silent[0]} has no gradient for autograd, and should have one")
+    names = ["the result"] if len(outputs) == 1 else [f"output {i}" for i in range(len(outputs))]
+    names += [f"the gradient of {subject.called(i)}" for i, t in enumerate(inputs) if t.requires_grad]
+    results = [t.detach().clone() for t in outputs]
+    for name, got, expected in zip(names, results, right, strict=False):
+        if got.shape != expected.shape:
+            return furthest([got], [expected], names=[name])
+    coming = incoming(tuple(outputs[i] for i in asking))
+    kept = [g.detach().clone() for g in coming]
+    between(inputs, outputs)
+    grads = [g.detach() for g in pull([outputs[i] for i in asking], inputs, coming)]
+    truth = guarded(pulled_back)([right[i] for i in asking], exact, [g.double() for g in kept])
+    evidence = Evidence(given, kept, names, [*results, *grads], [*(t.detach() for t in right), *truth])
+    if not subject.measured:
+        distance = furthest(evidence.got, evidence.truth, least, names)
+    else:
+        distance = Measured(subject, evidence, asking, least, floor, steady, within).distance()
+    distance.evidence = evidence
+    return distance
+
+
+@dataclass
+class Measured:
+    """The judgement of one call by limits that are measured, where an error is above what rounding alone leaves."""
+
+    subject: Subject
+    evidence: Evidence
+    asking: list[int]
+    least: float
+    floor: float
+    steady: bool
+    within: torch.dtype | None
+
+    def distance(self) -> Distance:
+        """The worst of all tensors, beside its limit."""
+        e = self.evidence
+        dtype = self.within or narrow_of(e.inputs)
+        floor = max(self.floor, floor_of(dtype))
+        scales = [max(self.least, largest(t)) for t in e.truth]
+        first = self.worst(e.truth, e.truth, scales, [floor] * len(scales))
+        if first <= first.limit:
+            return first
+        if self.least <= CANCELLED and not self.steady:
+            scales = [max(a, b) for a, b in zip(scales, self.usual(), strict=True)]
+        low, high = self.sides() if self.subject.subgradients else (e.truth, e.truth)
+        own, excused = self.own_errors(dtype, low, high, scales)
+        excused = [a | b for a, b in zip(excused, self.swallowed(), strict=True)]
+        limits = [FACTOR * error + floor if error <= COARSE else math.inf for error in own]
+        self.subject.dropped.extend(
+            f"{name} (PyTorch's own error is {error:.0e})"
+            for name, error in zip(e.names, own, strict=True)
+            if error > COARSE
+        )
+        return self.worst(low, high, scales, limits, excused)
+
+    def worst(
+        self,
+        low: Sequence[Tensor],
+        high: Sequence[Tensor],
+        scales: Sequence[float],
+        limits: Sequence[float],
+        excused: Sequence[Tensor] = (),
+    ) -> Distance:
+        """The distance of the tensor that is farthest beyond its limit."""
+        e = self.evidence
+        found, ratio = Distance(0.0), 0.0
+        for k, (name, got, truth) in enumerate(zip(e.names, e.got, e.truth, strict=True)):
+            if got.shape != truth.shape:
+                return furthest([got], [truth], names=[name])
+            if not got.numel():
+                continue
+            result = k < len(e.names) - len(leaves(e.inputs))
+            apart = beside(got, truth, low[k], high[k], result=result)
+            if not any(t.isnan().any() for t in e.inputs):
+                apart = torch.where(truth.isnan(), 0.0, apart)  # inf - inf is what each formula makes of it
+            elif not result:  # NaN has no slope: what comes back for it is anybody's
+                own = leaves(e.inputs)[k - len(e.names)]
+                apart = torch.where(own.isnan(), 0.0, apart)
+            apart = torch.where(excused[k], 0.0, apart) if excused else apart
+            error = apart.max().item() / scales[k]
+            if error / limits[k] > ratio or (math.isinf(error) and not math.isinf(found)):
+                found, ratio = Distance(error), error / limits[k]
+                found.limit, found.element = (
+                    limits[k],
+                    element(name, got, truth, apart, limits[k] * scales[k]),
+                )
+        if math.isinf(found):
+            found.limit = 0.0
+        return found
+
+    def run(self, inputs: list[Tensor], incoming: Sequence[Tensor] | None = None) -> list[Tensor]:
+        """The reference on other inputs."""
+        given = self.evidence.incoming if incoming is None else incoming
+        outputs = outputs_of(guarded(self.subject.reference), inputs)
+        chosen = [outputs[i] for i in self.asking]
+        incoming = [g.to(t.dtype) for g, t in zip(given, chosen, strict=True)]
+        return [*(t.detach() for t in outputs), *guarded(pulled_back)(chosen, inputs, incoming)]
+
+    def usual(self) -> list[float]:
+        """How large the gradients are for a random one coming in that is as large as this one: what cancels is measured by that."""
+        e = self.evidence
+        sizes = [largest(g) for g in e.incoming]
+        random = [g * size / 3 for g, size in zip(random_like(tuple(e.incoming)), sizes, strict=True)]
+        return [largest(t) for t in self.run(wide(e.inputs), random)]
+
+    def moves(self, by: float, count: int, absolute: float = 0.0) -> Iterator[list[Tensor]]:
+        """What the reference gives in float64 on inputs that are moved at random, and the other way, relative to each element and to
+        the largest."""
+        generator = torch.Generator().manual_seed(0)
+        for _ in range(count // 2):
+            start = generator.get_state()
+            for sign in (by, -by):
+                generator.set_state(start)
+                inputs = wide(self.evidence.inputs)
+                with torch.no_grad():
+                    for t in inputs:
+                        if t.is_floating_point():
+                            way = torch.rand(t.shape, generator=generator, dtype=torch.float64).to(t) * 2 - 1
+                            way = way if absolute else way.sign()
+                            t += (
+                                sign * way * (t.abs() + absolute * (largest(t) or 1.0)).nan_to_num(posinf=0.0)
+                            )
+                yield self.run(inputs)
+
+    def swallowed(self) -> list[Tensor]:
+        """Which elements depend on an input that is NaN: whoever passes it on where the reference does not is right too."""
+        if not any(t.isnan().any() for t in self.evidence.inputs):
+            return [torch.zeros(t.shape, dtype=torch.bool, device=t.device) for t in self.evidence.truth]
+
+        def filled(t: Tensor, seed: int) -> Tensor:
+            number = torch.rand(t.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+            return leaf(torch.where(t.isnan(), number.to(t), t), t) if t.is_floating_point() else t
+
+        first, second = (self.run([filled(t, seed) for t in wide(self.evidence.inputs)]) for seed in (1, 2))
+        return [(a != b) & t.isfinite() for a, b, t in zip(first, second, self.evidence.truth, strict=True)]
+
+    def sides(self) -> tuple[list[Tensor], list[Tensor]]:
+        """The least and the largest that is right of each element: at a kink they differ."""
+        low, high = list(self.evidence.truth), list(self.evidence.truth)
+        for moved in self.moves(NUDGE, SIDES, absolute=1.0):
+            low = [torch.where(m.isnan(), t, torch.minimum(t, m)) for t, m in zip(low, moved, strict=True)]
+            high = [torch.where(m.isnan(), t, torch.maximum(t, m)) for t, m in zip(high, moved, strict=True)]
+        return low, high
+
+    def own_errors(
+        self, dtype: torch.dtype, low: list[Tensor], high: list[Tensor], scales: Sequence[float]
+    ) -> tuple[list[float], list[Tensor]]:
+        """PyTorch's own worst errors, and which elements it cannot hold in the dtype, in finite numbers or at all."""
+        e = self.evidence
+        excused = [torch.zeros(t.shape, dtype=torch.bool, device=t.device) for t in e.truth]
+        own = [0.0] * len(e.truth)
+        narrow = [leaf(t, t) for t in e.inputs]
+        device = e.inputs[0].device.type
+        for seed in range(-1, ORDERS):
+            with torch.autocast(device, self.within, enabled=self.within is not None):
+                if seed < 0:
+                    results = self.run(narrow)
+                else:
+                    with OtherOrder(seed):
+                        results = self.run(narrow)
+            for k, (got, truth) in enumerate(zip(results, e.truth, strict=True)):
+                excused[k] |= got.isfinite() != truth.isfinite()
+                apart = torch.where(excused[k], 0.0, beside(got, truth, low[k], high[k], result=True))
+                own[k] = max(own[k], largest(apart) / scales[k])
+        eps = torch.finfo(dtype).eps
+        for results in () if self.steady else self.moves(eps / 2, ORDERS):
+            for k, (got, truth) in enumerate(zip(results, e.truth, strict=True)):
+                apart = beside(got, truth, low[k], high[k], result=False)
+                own[k] = max(own[k], largest(apart) / scales[k])
+        return own, excused
+
+
+def floor_of(dtype: torch.dtype) -> float:
+    """What rounding alone may leave, relative to the largest element."""
+    info = torch.finfo(dtype)
+    return max(TOLERANCE, (SIXTEEN if info.bits == 16 else UNITS) * info.eps)
+
+
+def beside(got: Tensor, truth: Tensor, low: Tensor, high: Tensor, *, result: bool) -> Tensor:
+    """How far each element is from what is right; infinite where it is no number and should be one, or a result the reverse."""
+    got = got.double()
+    apart = torch.maximum(low - got, got - high).clamp(min=0)
+    apart = torch.where(got.isfinite(), apart, math.inf)
+    same = (got == truth) | (got.isnan() & truth.isnan())
+    unjudged = ~truth.isfinite() & (same if result else torch.ones_like(same))
+    return torch.where(unjudged, 0.0, torch.where(truth.isfinite(), apart, math.inf))
+
+
+def largest(t: Tensor) -> float:
+    """The largest finite element without its sign."""
+    return t.detach().double().abs().nan_to_num(0.0, 0.0, 0.0).max().item() if t.numel() else 0.0

@@ -1,0 +1,124 @@
+"""Gradients of well-known ops as formulas in PyTorch, each with the mistakes that people make in it, in words.
+
+`harness/testing/names.py` looks whether a wrong gradient is one of them: in anybody's function whose right gradient is the formula's.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from harness.check.gradients import gradients
+from harness.puzzles.formulas import EPS
+
+Formula = Callable[..., Tensor]
+"""(inputs, dy, wrong) -> the gradient of an input as it is right, or with a mistake."""
+
+
+def layer_norm(t: list[Tensor], dy: Tensor, wrong: str = "") -> Tensor:
+    """Of x; t is x, and maybe gamma and beta."""
+    x, H = t[0], t[0].shape[-1]
+    rstd = (x.var(-1, correction=0, keepdim=True) + EPS).rsqrt()
+    x_hat, g = (x - x.mean(-1, keepdim=True)) * rstd, dy * t[1] if len(t) > 1 else dy
+    if wrong == "diagonal":
+        return rstd * g * (1 - 1 / H - x_hat.square() / H)
+    factor = rstd if wrong == "power" else torch.tensor(float(wrong not in ("c1", "both")))
+    term = factor * x_hat * (g * x_hat).mean(-1, keepdim=True)
+    g = dy if wrong == "gamma" else g
+    return rstd * (g - (wrong not in ("c2", "both")) * g.mean(-1, keepdim=True) - term)
+
+
+def rms_norm(t: list[Tensor], dy: Tensor, wrong: str = "") -> Tensor:
+    """Of x; t is x, and maybe gamma."""
+    rstd = (t[0].square().mean(-1, keepdim=True) + EPS).rsqrt()
+    g = dy * t[1] if len(t) > 1 and wrong != "gamma" else dy
+    x_hat = t[0] * rstd
+    c1 = (g * x_hat).mean() if wrong == "all" else (g * x_hat).mean(-1, keepdim=True)
+    return rstd * (g - (wrong != "c1") * x_hat * c1)
+
+
+def softmax(t: list[Tensor], dy: Tensor, wrong: str = "") -> Tensor:
+    """Of x."""
+    p = t[0].softmax(-1)
+    product = dy * p
+    sums = {
+        "diagonal": product,
+        "axis": product.sum(0, keepdim=True),
+        "none": torch.zeros_like(p),
+        "mean": dy.mean(-1, keepdim=True),
+    }
+    if wrong == "twice":
+        return p * (product - product.sum(-1, keepdim=True))
+    return p * (dy - sums.get(wrong, product.sum(-1, keepdim=True)))
+
+
+def log_softmax(t: list[Tensor], dy: Tensor, wrong: str = "") -> Tensor:
+    """Of x."""
+    total = dy.sum(0 if wrong == "axis" else -1, keepdim=True)
+    return dy - (wrong != "none") * t[0].softmax(-1) * total
+
+
+def attention(t: list[Tensor], dy: Tensor, wrong: str = "", of: int = 0) -> Tensor:
+    """Of q, k or v."""
+    q, k, v = t[:3]
+    scale = q.shape[-1] ** -0.5
+    scores = q @ k.mT * scale + (t[3] if len(t) > 3 else 0.0)
+    p, dp = scores.softmax(-1), dy @ v.mT
+    ds = p * (dp - (wrong != "sum") * (dp * p).sum(-1, keepdim=True))
+    scale = 1.0 if wrong == "scale" else scale
+    return (scale * ds @ k, scale * ds.mT @ q, p.mT @ dy)[of]
+
+
+def cross_entropy(t: list[Tensor], dy: Tensor, wrong: str = "") -> Tensor:
+    """Of the logits; the mean over the rows that count."""
+    x, target = t
+    counted = target != -100
+    hot = F.one_hot(target.clamp(min=0), x.shape[-1]) * (wrong != "target")
+    each = (x.softmax(-1) - hot) * (1.0 if wrong == "dy" else dy)
+    each = each / (target.numel() if wrong == "all" else counted.sum())
+    return each if wrong == "pushed" else torch.where(counted[..., None], each, 0.0)
+
+
+def activation(slope: Callable[[Tensor], Tensor], wrongs: dict[str, Callable[[Tensor], Tensor]]) -> Formula:
+    """An op of each element alone."""
+    return lambda t, dy, wrong="": dy * wrongs.get(wrong, slope)(t[0])
+
+
+def slope_of(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """The derivative of a function of each element, by autograd."""
+    return lambda x: gradients(
+        function, [x.detach().clone().requires_grad_()], lambda out: [torch.ones_like(out[0])]
+    )[0]
+
+
+def embedding(t: list[Tensor], dy: Tensor, wrong: str = "") -> Tensor:
+    """Of the table."""
+    table = torch.zeros_like(t[1])
+    if wrong:
+        table[t[0].flatten()] = dy.flatten(0, -2)
+        return table
+    return table.index_add_(0, t[0].flatten(), dy.flatten(0, -2))
+
+
+SUM = "without the sum over a row"
+KNOWN: tuple[tuple[int, Formula, dict[str, str]], ...] = (
+    (0, layer_norm, {
+        "c2": "without the mean term c2", "c1": "without the variance term c1", "both": "without the terms c1 and c2",
+        "diagonal": "on the diagonal of the Jacobian alone", "gamma": "without gamma in g and c2",
+        "power": "with one rstd too many in the variance term"}),
+    (0, rms_norm, {"c1": "without the term c1", "gamma": "without gamma", "all": "with one mean c1 for all rows"}),
+    (0, softmax, {"diagonal": "on the diagonal of the Jacobian alone", "axis": "with the sum along the first axis", "none": SUM,
+        "mean": "with the mean of dy in the place of the sum", "twice": "with the probabilities multiplied in twice"}),
+    (0, log_softmax, {"axis": "with the sum along the first axis", "none": SUM}),
+    (0, partial(attention, of=0), {"scale": "without the scale 1 / sqrt(d)", "sum": SUM}),
+    (1, partial(attention, of=1), {"scale": "without the scale 1 / sqrt(d)", "sum": SUM}),
+    (0, cross_entropy, {"dy": "without the gradient that comes in", "all": "divided by all rows, those that do not count too",
+        "target": "without the 1 of the target", "pushed": "with rows that do not count as if they had class 0"}),
+    (0, activation(slope_of(F.gelu), {"tanh": slope_of(partial(F.gelu, approximate="tanh"))}), {"tanh": "of its tanh approximation"}),
+    (0, activation(slope_of(F.silu), {"sigmoid": torch.sigmoid}), {"sigmoid": "without the slope of the sigmoid"}),
+    (0, activation(slope_of(F.relu), {"one": torch.ones_like}), {"one": "without the mask"}),
+    (1, embedding, {"last": "with the last of equal indices in the place of their sum"}),
+)  # fmt: skip
+"""Number of an input -> the gradient's formula, and its known mistakes in words."""

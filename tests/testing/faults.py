@@ -1,0 +1,280 @@
+"""Faults of public reports, rebuilt small: each is one wrong line in an autograd.Function, and the report that it is like."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from right_cases import integers
+from torch import Tensor
+from torch.autograd import Function
+from zoo_cases import Asked
+
+EPS = 1e-5
+ROWS = ("N", "T", "H")
+
+
+def function(forward: Callable, backward: Callable) -> Callable:
+    """An autograd.Function of two functions."""
+    name = backward.__name__.title().replace("_", "")
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    return type(name, (Function,), methods).apply
+
+
+def as_it_lies(t: Tensor) -> Tensor:
+    """What a kernel reads that takes a tensor for contiguous."""
+    strides = torch.empty(t.shape, device="meta").stride()
+    there = t.untyped_storage().nbytes() // t.element_size() - t.storage_offset()
+    return t.as_strided(t.shape, strides) if there >= t.numel() else torch.zeros_like(t)
+
+
+def keep(result: Callable) -> Callable:
+    """A forward pass that keeps its inputs."""
+
+    def forward(ctx, *tensors):
+        ctx.save_for_backward(*tensors)
+        return result(*tensors)
+
+    return forward
+
+
+def scale_of_cat(ctx, dy):
+    x, w = ctx.saved_tensors
+    dy = as_it_lies(dy)
+    return dy * w, (dy * x).flatten(0, -2).sum(0)
+
+
+def attention_dout(ctx, do):
+    q, k, v = ctx.saved_tensors
+    do, scale = as_it_lies(do), q.shape[-1] ** -0.5
+    p = (q @ k.mT * scale).softmax(-1)
+    dp = do @ v.mT
+    ds = p * (dp - (dp * p).sum(-1, keepdim=True)) * scale
+    return ds @ k, ds.mT @ q, p.mT @ do
+
+
+def mean_of_axis(ctx, dy):
+    (x,) = ctx.saved_tensors
+    return (as_it_lies(dy) / x.shape[-1])[..., None].expand(x.shape)
+
+
+def product_of_expanded(ctx, dy):
+    x, w = ctx.saved_tensors
+    return dy @ w.mT, as_it_lies(x).flatten(0, -2).mT @ dy.flatten(0, -2)
+
+
+def distances(ctx, dd):
+    x, y = ctx.saved_tensors
+    apart = x.view(-1).view(-1, 1, x.shape[-1]) - y
+    d = 2 * dd[..., None] * apart
+    return d.sum(1), -d.sum(0)
+
+
+def viewed(ctx, dy):
+    x, w = ctx.saved_tensors
+    return dy @ w, dy.view(-1, dy.shape[-1]).mT @ x.reshape(-1, x.shape[-1])
+
+
+def entropy_in_logits(ctx, dloss):
+    logits, target = ctx.saved_tensors
+    p = logits.softmax(-1) - F.one_hot(target, logits.shape[-1])
+    logits.data.copy_(p * dloss / len(target))
+    return logits.data, None
+
+
+def entropy_forward_in_place(ctx, logits, target):
+    loss = F.cross_entropy(logits, target)
+    logits.data.copy_((logits.softmax(-1) - F.one_hot(target, logits.shape[-1])) / len(target))
+    ctx.save_for_backward(logits.data)
+    return loss
+
+
+def entropy_first_row(ctx, dloss):
+    logits, target = ctx.saved_tensors
+    return (logits.softmax(-1) - F.one_hot(target, logits.shape[-1])) * dloss[0], None
+
+
+def entropy_divided(ctx, dloss):
+    logits, target = ctx.saved_tensors
+    return (logits.softmax(-1) - F.one_hot(target, logits.shape[-1])) * dloss / len(target), None
+
+
+def rms_parts(ctx, dy):
+    x, w = ctx.saved_tensors
+    rstd = (x.square().mean(-1, keepdim=True) + EPS).rsqrt()
+    return x * rstd, dy * w, rstd
+
+
+def rms_sum_in_16_bits(ctx, dy):
+    x_hat, g, rstd = rms_parts(ctx, dy)
+    dw = torch.zeros(dy.shape[-1], dtype=dy.dtype)
+    for part in (dy * x_hat).flatten(0, -2).split(16):
+        dw += part.sum(0)
+    return rstd * (g - x_hat * (g * x_hat).mean(-1, keepdim=True)), dw
+
+
+def rms_none_for_weight(ctx, dy):
+    x_hat, g, rstd = rms_parts(ctx, dy)
+    return rstd * (g - x_hat * (g * x_hat).mean(-1, keepdim=True)), None
+
+
+def rms_last_block(ctx, dy):
+    x_hat, g, rstd = rms_parts(ctx, dy)
+    each = (dy * x_hat).flatten(0, -2)
+    block = 16 if len(each) >= 1024 else 1
+    dw = each[: len(each) // block * block].sum(0)
+    return rstd * (g - x_hat * (g * x_hat).mean(-1, keepdim=True)), dw
+
+
+def rms_across_columns(ctx, dy):
+    x_hat, g, rstd = rms_parts(ctx, dy)
+    c = (g * x_hat).mean(-1)
+    wrong = c.shape[-1] == g.shape[-1]
+    dx = rstd * (g - x_hat * (c[..., None, :].expand(g.shape) if wrong else c[..., None]))
+    return dx, (dy * x_hat).flatten(0, -2).sum(0)
+
+
+def rms_weight_forgotten(ctx, dy):
+    x_hat, _, rstd = rms_parts(ctx, dy)
+    return rstd * (dy - x_hat * (dy * x_hat).mean(-1, keepdim=True)), (dy * x_hat).flatten(0, -2).sum(0)
+
+
+def square_with_attribute(ctx, x):
+    ctx.twice = x * 2
+    return ctx.twice.square()
+
+
+def by_attribute(ctx, dy):
+    return 4 * ctx.twice * dy
+
+
+def square_with_saved(ctx, x):
+    ctx.save_for_backward(2 * x)
+    return x.square()
+
+
+def by_saved(ctx, dy):
+    return dy * ctx.saved_tensors[0]
+
+
+def embedded_last_wins(ctx, dy):
+    index, w = ctx.saved_tensors
+    dw = torch.zeros_like(w)
+    dw[index.flatten()] = dy.flatten(0, -2)
+    return None, dw
+
+
+def embedded_padding(ctx, dy):
+    index, w = ctx.saved_tensors
+    dw = torch.zeros_like(w).index_add_(0, index.flatten(), dy.flatten(0, -2))
+    if index.numel() <= 768:
+        dw[0] = 0
+    return None, dw
+
+
+def masked_softmax(ctx, dy):
+    (x,) = ctx.saved_tensors
+    p = x.softmax(-1)
+    return p * (dy - (dy * p).sum(-1, keepdim=True))
+
+
+def safe_softmax(x: Tensor) -> Tensor:
+    """Softmax, with 0 for a row that is masked everywhere."""
+    hidden = (x == -torch.inf).all(-1, keepdim=True)
+    return torch.where(hidden, 0.0, torch.where(hidden, 0.0, x).softmax(-1))
+
+
+def bag_without_weights(ctx, dy):
+    index, w, each = ctx.saved_tensors
+    return (
+        None,
+        torch.zeros_like(w).index_add_(0, index.flatten(), (dy[:, None] * each[..., None]).flatten(0, -2)),
+        None,
+    )
+
+
+def bag(index: Tensor, w: Tensor, each: Tensor) -> Tensor:
+    """Weighted sums of rows."""
+    return (w[index] * each[..., None]).sum(1)
+
+
+def flag_of_flattened(ctx, x, w):
+    flat = x.flatten(0, -2)  # under no_grad: it asks for nothing
+    ctx.save_for_backward(x, w)
+    ctx.asks = x.requires_grad if x.dim() == 2 else flat.requires_grad
+    return x @ w.mT
+
+
+def asked_of_flattened(ctx, dy):
+    x, w = ctx.saved_tensors
+    return dy @ w if ctx.asks else None, dy.flatten(0, -2).mT @ x.flatten(0, -2)
+
+
+def one_leading_axis(ctx, dy):
+    x, w = ctx.saved_tensors
+    rows, other = (dy[0], x[0]) if x.dim() == 3 else (dy, x)
+    return dy @ w, rows.mT @ other
+
+
+def layer_norm_subtracted_twice(ctx, dy):
+    (x,) = ctx.saved_tensors
+    rstd = (x.var(-1, correction=0, keepdim=True) + EPS).rsqrt()
+    y = (x - x.mean(-1, keepdim=True)) * rstd
+    return rstd * (dy - 2 * dy.mean(-1, keepdim=True) - y * (dy * y).mean(-1, keepdim=True))
+
+
+def rms(x, w):
+    return F.rms_norm(x, w.shape, w, EPS)
+
+
+XW = {"x": ROWS, "w": ("H",)}
+LINEAR = {"x": ROWS, "w": ("O", "H")}
+ENTROPY = {"x": ("N", "C"), "t": integers("C", "N")}
+INDEXED = {"i": integers(5, "N", "T"), "w": (5, "H")}
+UNREDUCED = lambda x, t: F.cross_entropy(x, t, reduction="none")  # noqa: E731
+SUMMED = lambda x, t: F.cross_entropy(x, t, reduction="sum")  # noqa: E731
+PADDED = lambda i, w: F.embedding(i, w, padding_idx=0)  # noqa: E731
+FAULTS: list[tuple[str, Callable, Callable, Callable, dict]] = [
+    ("pytorch/pytorch#194719", keep(torch.mul), scale_of_cat, torch.mul, XW),
+    ("Dao-AILab/flash-attention#355", keep(F.scaled_dot_product_attention), attention_dout, F.scaled_dot_product_attention,
+     {"q": ("B", "S", "d"), "k": ("B", "T", "d"), "v": ("B", "T", "d")}),
+    ("torch/nn#345", keep(lambda x: x.mean(-1)), mean_of_axis, lambda x: x.mean(-1), {"x": ROWS}),
+    ("pytorch/pytorch#30303", keep(torch.matmul), product_of_expanded, torch.matmul, {"x": ROWS, "w": ("H", "O")}),
+    ("pytorch/pytorch#69997", keep(lambda x, y: (x[:, None] - y).square().sum(-1)), distances,
+     lambda x, y: (x[:, None] - y).square().sum(-1), {"x": ("N", "H"), "y": ("M", "H")}),
+    ("NVIDIA/apex#1601", keep(F.linear), viewed, F.linear, LINEAR),
+    ("unslothai/unsloth#5002", keep(F.cross_entropy), entropy_in_logits, F.cross_entropy, ENTROPY),
+    ("linkedin/Liger-Kernel#343", entropy_forward_in_place, lambda ctx, d: (ctx.saved_tensors[0] * d, None), F.cross_entropy, ENTROPY),
+    ("linkedin/Liger-Kernel#1298", keep(UNREDUCED), entropy_first_row, UNREDUCED, ENTROPY),
+    ("paiml/aprender#2182", keep(SUMMED), entropy_divided, SUMMED, ENTROPY),
+    ("linkedin/Liger-Kernel#950", keep(rms), rms_sum_in_16_bits, rms, XW),
+    ("unslothai/unsloth#4533", keep(rms), rms_none_for_weight, rms, XW),
+    ("BobMcDear/attorch#18", keep(rms), rms_last_block, rms, XW),
+    ("BobMcDear/attorch#17", keep(rms), rms_across_columns, rms, XW),
+    ("karpathy/llm.c#763", keep(rms), rms_weight_forgotten, rms, XW),
+    ("pytorch/pytorch#58509", square_with_attribute, by_attribute, lambda x: (2 * x).square(), {"x": ROWS}),
+    ("pytorch/pytorch#104040", square_with_saved, by_saved, torch.square, {"x": ROWS}),
+    ("tenstorrent/tt-metal#6232", keep(F.embedding), embedded_last_wins, F.embedding, INDEXED),
+    ("pytorch/pytorch#28716", keep(PADDED), embedded_padding, PADDED, INDEXED),
+    ("pytorch/pytorch#41508", keep(safe_softmax), masked_softmax, safe_softmax,
+     {"x": lambda s, g: hide(torch.randn(s["N"], s["H"], generator=g, dtype=torch.float64))}),
+    ("meta-pytorch/torchrec#4602", keep(bag), bag_without_weights, bag, {**INDEXED, "each": ("N", "T")}),
+    ("verl-project/verl#6913", flag_of_flattened, asked_of_flattened, F.linear, LINEAR),
+    ("flagos-ai/FlagGems#5392", keep(F.linear), one_leading_axis, F.linear, LINEAR),
+    ("tenstorrent/tt-metal#53204", keep(lambda x: F.layer_norm(x, x.shape[-1:])), layer_norm_subtracted_twice,
+     lambda x: F.layer_norm(x, x.shape[-1:]), {"x": ROWS}),
+]  # fmt: skip
+
+
+def hide(x: Tensor) -> Tensor:
+    """Some scores masked, and a row of them everywhere."""
+    x[:, -1:] = -torch.inf
+    x[:1] = -torch.inf
+    return x
+
+
+def faults() -> list[Asked]:
+    """All of them."""
+    return [
+        Asked(report, lambda f=f, b=b: function(f, b), reference, inputs)
+        for report, f, b, reference, inputs in FAULTS
+    ]

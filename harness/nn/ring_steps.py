@@ -11,7 +11,7 @@ tensors have 16 bits. Puzzle 25 asks for the same in a file of its own.
 
 from collections.abc import Callable
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -100,8 +100,8 @@ def block_backward(dO, q, k, v, lse, delta, queries, keys, scale, causal):
 class Blocks(NamedTuple):
     """What computes a block, forward and backward: `block_forward` and `block_backward`, or what stands in their place."""
 
-    forward: Callable = block_forward
-    backward: Callable = block_backward
+    forward: Callable[..., Any] = block_forward
+    backward: Callable[..., Any] = block_backward
 
 
 def merge(out, lse, block_out, block_lse):
@@ -170,8 +170,9 @@ def ring_forward(q, k, v, length, scale, causal, balanced, group, blocks):
     out = zeros(q)
     lse = out.new_full(out.shape[:-1], -torch.inf)
 
-    def attend(k, v, origin):
+    def attend(block, origin):
         """Merges what this rank's queries find among the keys of rank `origin`."""
+        k, v = block
         for queries, rows, keys, columns in pairs(mine, chunks(origin, size, length, balanced), causal):
             part = blocks.forward(
                 q[:, :, rows], k[:, :, columns], v[:, :, columns], queries, keys, scale, causal
@@ -185,7 +186,7 @@ def ring_forward(q, k, v, length, scale, causal, balanced, group, blocks):
         if step < size - 1:
             shape = shape_of(k, coming, size, length, balanced)
             received, works = exchange(block, [shape, shape], group)
-        attend(*block, origin)
+        attend(block, origin)
         finish(works, step, group)
         block = received
     return out, lse
@@ -215,7 +216,9 @@ def ring_backward(dO, q, k, v, out, lse, length, scale, causal, balanced, group,
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     mine = chunks(rank, size, length, balanced)
     delta = row_sums(dO, out)
-    dQ = dK = dV = None
+    dQ: Any = None
+    dK: Any = None
+    dV: Any = None
     block, works, origin = [k, v], [], rank
     for step in range(size):
         coming = (origin - 1) % size

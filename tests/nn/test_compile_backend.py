@@ -13,7 +13,6 @@ from torch.utils.checkpoint import checkpoint
 from book.measure import record
 from harness.nn import attention_layer, extension_kernels, mojo_workbook
 from harness.nn.compile import backend as backend_module
-from harness.nn.operators import bare_of
 
 B, S, H, O = 2, 3, 8, 6
 
@@ -373,16 +372,6 @@ def test_a_last_pass_of_the_caller_s_stays(way, tmp_path, monkeypatch):
     assert Counts.graphs >= 1
 
 
-def test_a_bare_operator_gives_what_the_whole_one_gives():
-    tensors = (*(torch.randn(1, 2, 5, 8) for _ in range(3)), None, 0.3, 1, 1)
-    whole = torch.ops.mojo_workbook.attention.default
-    bare = bare_of(whole)
-    assert bare.name() == "mojo_workbook::attention_bare" and bare_of(bare) is bare
-    for one, other in zip(whole(*tensors), bare(*tensors), strict=True):
-        assert torch.equal(one, other)
-    torch.library.opcheck(bare, tensors, test_utils=("test_schema", "test_faketensor"))
-
-
 def test_report_names_layers_as_the_model_does(capfd, monkeypatch):
     monkeypatch.setenv(backend_module.REPORT, "1")
     model = nn.Sequential(nn.LayerNorm(H), nn.Linear(H, O), nn.LayerNorm(O), nn.Dropout(0.5), nn.Linear(O, 2))
@@ -469,7 +458,7 @@ def attended(model, x, **options):
 def takes_all(monkeypatch):
     """The operators take every attention without dropout, by the formula: there are no kernels on a CPU."""
 
-    def explain(query, key, value, mask, dropout_p, **options):
+    def explain(query, key=None, value=None, mask=None, dropout_p=0.0, **options):
         return "PyTorch's own operations: dropout" if dropout_p else "wgmma"
 
     monkeypatch.setattr(attention_layer, "explain", explain)
@@ -521,6 +510,7 @@ def test_a_wide_head_of_unaligned_rows_is_left_on_a_hopper(monkeypatch, outputs,
 def test_attention_is_swapped_without_being_asked_where_it_is_faster(monkeypatch):
     """On a GPU of the kind that was measured: what the measurements favour, and only if gradients are wanted."""
     monkeypatch.setattr(extension_kernels, "is_hopper", lambda device: True)
+    monkeypatch.setattr(attention_layer, "takes_wgmma", lambda query: False)
     model, x = Attends(), torch.randn(2, 5, 16, requires_grad=True)
     _, report = attended(model, x)
     assert [why for _, why in report.attentions_left] == ["it is faster only in 16 bits on a Hopper"] * 3

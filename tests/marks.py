@@ -12,7 +12,6 @@ import pytest
 
 SHARED = (
     "cpu_graphs",
-    "module_on_virtual_gpu",
     "public_ops",
     "site",
 )

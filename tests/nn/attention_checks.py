@@ -10,11 +10,12 @@ NAMES = ("query", "key", "value")
 
 def inputs(*, B=2, N=2, G=None, S=5, T=7, d=8, dv=None, dtype=torch.float32, seed=0) -> list[torch.Tensor]:
     """query [B, N, S, d], key [B, G, T, d] and value [B, G, T, dv], with means far from 0."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator("cpu").manual_seed(seed)
     shapes = ((B, N, S, d), (B, G or N, T, d), (B, G or N, T, dv or d))
-    return [
-        (torch.randn(shape, generator=generator, dtype=torch.float64) + 0.5).to(dtype) for shape in shapes
+    drawn = [
+        torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu") + 0.5 for shape in shapes
     ]
+    return [each.to(torch.get_default_device(), dtype) for each in drawn]
 
 
 def output_and_gradients(function, tensors, grad_out=None, **options) -> list[torch.Tensor]:

@@ -2,6 +2,7 @@
 
 import random
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 import torch
@@ -37,8 +38,29 @@ def leaves(dtype=BF16, **sizes) -> list[torch.Tensor]:
     return [tensor.requires_grad_() for tensor in three(dtype, **sizes)]
 
 
-def launches(launched) -> list[str]:
-    """The kernels, by what is left of their names."""
+@pytest.fixture(autouse=True)
+def on_the_device(device):
+    """Tensors are made on the tests' device."""
+    with torch.device(device):
+        yield
+
+
+@pytest.fixture
+def ran(request, device):
+    """What has been launched; None on a real GPU, which does not say it."""
+    return request.getfixturevalue("launched") if device == "cpu" else None
+
+
+def normal(*shape: int, seed: int) -> torch.Tensor:
+    """Random numbers, the same on every device."""
+    numbers = torch.randn(shape, generator=torch.Generator("cpu").manual_seed(seed), device="cpu")
+    return numbers.to(torch.get_default_device())
+
+
+def launches(launched) -> Any:
+    """The kernels, by what is left of their names; on a real GPU what equals any."""
+    if launched is None:
+        return ANY
     cut = {"hopper_draw": "hopper_draws", "hopper_forwar": WGMMA[0], "hopper_number": WGMMA[1]}
     cut |= {"hopper_keys_hopper_k": WGMMA[2], "hopper_query": WGMMA[3], "mask_gradient_fast": "mask_gradient"}
     cut |= {name: name for name in MMA}
@@ -73,14 +95,14 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_both_passes_are_as_exact_as_pytorch_s(name, launched):
+def test_both_passes_are_as_exact_as_pytorch_s(name, ran):
     sizes, options = SHAPES[name]
     if options.pop("lower_right", False):
         from torch.nn.attention.bias import causal_lower_right
 
         options = options | {"attn_mask": causal_lower_right(sizes["S"], sizes["T"])}
     assert_as_exact_as_torch(three(**sizes), **options)
-    assert launches(launched) == WGMMA
+    assert launches(ran) == WGMMA
 
 
 MASKS = {
@@ -94,22 +116,22 @@ MASKS = {
 
 
 @pytest.mark.parametrize("name", MASKS)
-def test_masks_and_their_gradients(name, launched):
+def test_masks_and_their_gradients(name, ran):
     shape, d, dtype, kernels = MASKS[name]
-    mask = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype).requires_grad_()
+    mask = normal(*shape, seed=1).to(dtype).requires_grad_()
     tensors = three(dtype, B=2, S=70, T=shape[-1], d=d)
     assert_as_exact_as_torch(tensors, attn_mask=mask)
-    assert launches(launched) == [*kernels, "fast_delta", "mask_gradient"]
+    assert launches(ran) == [*kernels, "fast_delta", "mask_gradient"]
 
 
 @pytest.mark.parametrize("length", [75, 88])
-def test_masks_of_bool_and_rows_that_see_no_key(length, launched):
-    mask = torch.rand(2, 1, 70, length, generator=torch.Generator().manual_seed(2)) < 0.7
+def test_masks_of_bool_and_rows_that_see_no_key(length, ran):
+    mask = normal(2, 1, 70, length, seed=2) > -0.5
     mask[:, :, 5] = False
     leaf = leaves(B=2, S=70, T=length, d=64)
     output = attention(*leaf, mask)
     gradients = torch.autograd.grad(output.float().pow(2).sum(), leaf)
-    assert launches(launched) == WGMMA
+    assert launches(ran) == WGMMA
     truth = sdpa(*(t.double() for t in leaf), mask)
     for got, right in zip(gradients, torch.autograd.grad(truth.pow(2).sum(), leaf), strict=True):
         near(got, right)
@@ -117,9 +139,9 @@ def test_masks_of_bool_and_rows_that_see_no_key(length, launched):
 
 
 @pytest.mark.parametrize("name", ["negative", "zero", "one number", "wide heads", "portable"])
-def test_calls_that_wgmma_does_not_take_run_the_kernels_for_every_gpu(name, launched):
-    one = torch.randn(1, 2, 30, 1, generator=torch.Generator().manual_seed(3)).to(BF16)
-    many = torch.randn(1, 1, 30, 40, generator=torch.Generator().manual_seed(3)).to(BF16)
+def test_calls_that_wgmma_does_not_take_run_the_kernels_for_every_gpu(name, ran):
+    one = normal(1, 2, 30, 1, seed=3).to(BF16)
+    many = normal(1, 1, 30, 40, seed=3).to(BF16)
     options = {"negative": {"scale": -0.4}, "zero": {"scale": 0.0}, "one number": {"attn_mask": one}}
     options |= {"wide heads": {"attn_mask": many}, "portable": {}}
     with portable_kernels(name == "portable"):
@@ -127,7 +149,7 @@ def test_calls_that_wgmma_does_not_take_run_the_kernels_for_every_gpu(name, laun
         output = attention(*leaf, **options[name])
         got = torch.autograd.grad(output.float().pow(2).sum(), leaf)
         said = explain(*leaf, **options[name])
-    assert launches(launched) == ["hopper_forward" if name == "wide heads" else MMA[0], *MMA[1:]]
+    assert launches(ran) == ["hopper_forward" if name == "wide heads" else MMA[0], *MMA[1:]]
     assert said.startswith("mma.sync: ")
     given = {key: one.double() if key == "attn_mask" else each for key, each in options[name].items()}
     given = given | ({"attn_mask": many.double()} if name == "wide heads" else {})
@@ -359,7 +381,7 @@ def test_operators_pass_pytorch_s_own_checks():
 
 def test_autocast_and_what_kernels_do_not_take():
     leaf = [t.requires_grad_() for t in three(torch.float32, S=20, T=24)]
-    with torch.autocast("cpu", BF16):
+    with torch.autocast(torch.get_default_device().type, BF16):
         output = attention(*leaf)
         sums = attention_with_lse(*leaf)[1]
     narrow = attention(*(t.to(BF16) for t in leaf))
@@ -382,7 +404,7 @@ def test_autocast_and_what_kernels_do_not_take():
 @pytest.mark.parametrize("every_gpu", [False, True], ids=["wgmma", "mma.sync"])
 def test_dropout_draws_what_philox_draws_and_has_every_derivative(masked, every_gpu):
     tensors = leaves(N=4, G=2, S=40, T=56, d=72 if masked == "wide" else 16)
-    numbers = torch.randn(1, 4, 40, 56, generator=torch.Generator().manual_seed(1))
+    numbers = normal(1, 4, 40, 56, seed=1)
     mask = {"mask": numbers.to(BF16), "bool": numbers > -1}.get(masked)
     kept = ONE - round(0.3 * ONE)
     with portable_kernels(every_gpu):
@@ -411,14 +433,14 @@ def test_dropout_draws_what_philox_draws_and_has_every_derivative(masked, every_
 
 
 @pytest.mark.parametrize("p", [0.0, 1.0, 2**-20])
-def test_dropout_of_nothing_and_of_everything(p, launched):
+def test_dropout_of_nothing_and_of_everything(p, ran):
     leaf = leaves(S=20, T=24)
     output = attention(*leaf, dropout_p=p)
     output.sum().backward()
     if p == 1:
         assert not output.any() and not any(t.grad.any() for t in leaf if t.grad is not None)
     else:
-        assert launches(launched) == WGMMA
+        assert launches(ran) == WGMMA
         assert torch.equal(output, attention(*leaf))
 
 
@@ -427,17 +449,16 @@ def test_dropout_of_nothing_and_of_everything(p, launched):
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("d", [24, 20, 72])
-def test_sequences_of_unequal_lengths(d, causal, launched):
+def test_sequences_of_unequal_lengths(d, causal, ran):
     """Rows of no sequence, an empty sequence, one without keys; shared heads; a chunk that is not whole."""
     starts, of_keys = [3, 10, 10, 31, 55, 150], [0, 12, 20, 20, 69, 200]
-    random = torch.Generator().manual_seed(0)
     shapes = ((160, 4, d), (210, 2, d), (210, 2, d))
-    leaf = [torch.randn(s, generator=random).to(BF16).requires_grad_() for s in shapes]
+    leaf = [normal(*shape, seed=i).to(BF16).requires_grad_() for i, shape in enumerate(shapes)]
     offsets = [torch.tensor(each, dtype=torch.int32) for each in (starts, of_keys)]
     output = attention_varlen(*leaf, *offsets, is_causal=causal, enable_gqa=True)
-    grad = torch.randn(output.shape, generator=random).to(BF16)
+    grad = normal(*output.shape, seed=3).to(BF16)
     found = torch.autograd.grad(output, leaf, grad, retain_graph=True)
-    assert launches(launched) == MMA
+    assert launches(ran) == MMA
     query, key, value = (t.double().transpose(0, 1) for t in leaf)
     truth = torch.zeros(4, 160, d, dtype=torch.float64)
     for i in range(5):
@@ -462,7 +483,7 @@ def test_sequences_of_unequal_lengths(d, causal, launched):
 # ---- Parts of a larger attention ----------------------------------------------------------------------------
 
 
-def test_parts_and_their_backward_pass_make_the_whole(launched):
+def test_parts_and_their_backward_pass_make_the_whole(ran):
     """Two parts of the keys, one causal; and blocks of queries and keys that are left out."""
     query, key, value = three(N=2, G=1, S=64, T=96)
     parts = [Part(32, 0, True), Part(32, 48, True)]
@@ -483,7 +504,7 @@ def test_parts_and_their_backward_pass_make_the_whole(launched):
     got = shares[0][0].float() + shares[1][0], *(torch.cat([s[i] for s in shares], 2) for i in (1, 2))
     for own, right in zip(got, torch.autograd.grad(truth, wide, grad.double()), strict=True):
         near(own, right)
-    assert "hopper_query" in launches(launched)
+    assert launches(ran) == [*WGMMA[:1] * 2, *WGMMA[1:] * 2]
     seen = torch.tensor([[True, False, True], [True, True, False]])
     output, _ = attention_block(query, key, value, Part(blocks=seen, block_size=32))
     mask = seen.repeat_interleave(32, 0).repeat_interleave(32, 1)

@@ -26,7 +26,7 @@ NUMBERS = count()
 
 def opcheck(function: Any, inputs: list[torch.Tensor]) -> bool:
     """Whether torch.library.opcheck finds something in an operator, or in a class with setup_context, registered as one."""
-    owner = getattr(function, "__self__", None)
+    owner: Any = getattr(function, "__self__", None)
     if hasattr(owner, "setup_context"):
         function = torch.library.custom_op(f"checked::op{next(NUMBERS)}", mutates_args=())(owner.forward)
         function.register_fake(owner.forward)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from book.measure import record
-from harness.nn import attention_layer, extension_kernels, mojo_workbook
+from harness.nn import attention_layer, mojo_workbook
 from harness.nn.compile import backend as backend_module
 
 B, S, H, O = 2, 3, 8, 6
@@ -345,33 +345,6 @@ def test_inductor_compiles_the_rest(tmp_path, monkeypatch):
 # ---- The report, the options, the entry point ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", ["option", "configuration"])
-def test_a_last_pass_of_the_caller_s_stays(way, tmp_path, monkeypatch):
-    if not backend_module.has_compiler():
-        pytest.skip("no C++ compiler for Inductor")
-    import torch._inductor.config
-    from torch._inductor.custom_graph_pass import CustomGraphPass
-
-    class Counts(CustomGraphPass):
-        graphs = 0
-
-        def __call__(self, graph):
-            Counts.graphs += 1
-
-        def uuid(self):
-            return "counts"
-
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    model, x = Pieces(lambda m, x: m.a(m.ln(x))), torch.randn(B, S, H)
-    name = "post_grad_custom_post_pass"
-    if way == "configuration":
-        monkeypatch.setattr(torch._inductor.config, name, Counts())
-    options: dict[str, Any] = {name: Counts()} if way == "option" else {}
-    compiled = torch.compile(model, backend=mojo_workbook, options=options)
-    assert_same(results(model, [x]), results(compiled, [x], of=model))
-    assert Counts.graphs >= 1
-
-
 def test_report_names_layers_as_the_model_does(capfd, monkeypatch):
     monkeypatch.setenv(backend_module.REPORT, "1")
     model = nn.Sequential(nn.LayerNorm(H), nn.Linear(H, O), nn.LayerNorm(O), nn.Dropout(0.5), nn.Linear(O, 2))
@@ -494,7 +467,7 @@ def test_attention_is_swapped_where_asked():
 )
 def test_a_wide_head_of_unaligned_rows_is_left_on_a_hopper(monkeypatch, outputs, dtype, hopper, swapped):
     """GPT-2's 50,257 classes: the kernels copy such rows, Inductor writes them with padding."""
-    monkeypatch.setattr(extension_kernels, "is_hopper", lambda device: hopper)
+    monkeypatch.setattr(backend_module, "is_hopper", lambda device: hopper)
     model = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, outputs)).to(dtype)
     x = torch.randn(4, 8, dtype=dtype)
     recorder = Recorder()
@@ -509,7 +482,7 @@ def test_a_wide_head_of_unaligned_rows_is_left_on_a_hopper(monkeypatch, outputs,
 @pytest.mark.usefixtures("takes_all")
 def test_attention_is_swapped_without_being_asked_where_it_is_faster(monkeypatch):
     """On a GPU of the kind that was measured: what the measurements favour, and only if gradients are wanted."""
-    monkeypatch.setattr(extension_kernels, "is_hopper", lambda device: True)
+    monkeypatch.setattr(backend_module, "is_hopper", lambda device: True)
     monkeypatch.setattr(attention_layer, "takes_wgmma", lambda query: False)
     model, x = Attends(), torch.randn(2, 5, 16, requires_grad=True)
     _, report = attended(model, x)

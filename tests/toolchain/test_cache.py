@@ -18,7 +18,7 @@ from max.engine import read
 
 from harness.devices import graphs, recorder
 from harness.errors import CompileFailed, EnvironmentProblem
-from harness.toolchain import cache, extension, packages
+from harness.toolchain import cache, packages
 from harness.toolchain.cache import STAGING, STALE, cache_folder, digest, discard, keep, keep_text, kept_text
 from harness.toolchain.packages import OpPackage, compile_failed
 
@@ -217,20 +217,3 @@ def test_a_broken_graph_is_discarded(program, tmp_path, puzzle, solution):
         (tmp_path / "x.mef").write_bytes(data[:cut])
         assert graphs.read_cached(tmp_path / "x.mef") is None and not (tmp_path / "x.mef").exists()
     assert read(file) and CPU()
-
-
-def test_a_broken_extension_module_is_built_again(monkeypatch, tmp_path):
-    builds = []
-
-    def compile_module(architecture, staging, puzzle):
-        builds.append(puzzle)
-        return Path(shutil.copy(__file__, staging / "module.so"))
-
-    monkeypatch.setenv(extension.VARIABLE, str(tmp_path))
-    monkeypatch.setattr(extension, "compile_module", compile_module)
-    for times in (1, 2):
-        path = extension.build("sm_80").path
-        assert len(builds) == times
-        with pytest.raises(EnvironmentProblem, match="cannot load"):
-            extension.load(path)
-        assert not path.exists()

@@ -1,5 +1,6 @@
 """Shared libraries built where they are needed: built once, found, kept whole, and what is said where a compiler is missing."""
 
+import importlib.util
 import io
 import os
 import re
@@ -199,6 +200,56 @@ def test_several_are_built_in_the_order_they_were_asked_for(folder, source):
     wanted = [answering(source, number) for number in (1, 2, 3)]
     built = list(libraries.build_all(wanted, progress=libraries.Progress(io.StringIO())))
     assert [library for library, _ in built] == wanted and all(each.seconds > 0 for _, each in built)
+
+
+@pytest.fixture
+def fresh_runtime():
+    """Mojo's libraries are looked for again, before and after."""
+    libraries.load_runtime.cache_clear()
+    yield
+    libraries.load_runtime.cache_clear()
+
+
+def test_without_max(monkeypatch, fresh_runtime):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(EnvironmentProblem, match="MAX is not installed"):
+        libraries.load_runtime()
+
+
+def test_without_mojo_s_libraries(monkeypatch, fresh_runtime):
+    monkeypatch.setattr(libraries, "RUNTIME", ("libnothing.so",))
+    with pytest.raises(EnvironmentProblem, match=r"libnothing.so is in neither .*; reinstall MAX"):
+        libraries.load_runtime()
+
+
+@pytest.fixture
+def small(tmp_path):
+    """A Mojo file that compiles in a moment."""
+    (tmp_path / "small.mojo").write_text('@export("answer")\ndef answer() abi("C") -> Int64:\n    return 1\n')
+    return tmp_path / "small.mojo"
+
+
+@pytest.mark.compiles
+def test_a_linker_that_is_missing(folder, small, monkeypatch, tmp_path):
+    """The error is the environment's, and says the linker's last words."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "cc").write_text("#!/bin/sh\necho 'cc: no room on the device' >&2\nexit 1\n")
+    (tmp_path / "bin" / "cc").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    with pytest.raises(EnvironmentProblem, match=r"small\.mojo cannot be built: ") as caught:
+        mojo_library("small", [small], tmp_path, "sm_80").build()
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.compiles
+def test_it_links_without_a_c_compiler(folder, small, monkeypatch, tmp_path):
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name in ("sh", "cp", "env"):
+        (tools / name).symlink_to(f"/bin/{name}")
+    monkeypatch.setenv("PATH", str(tools))
+    libraries.load_runtime()
+    assert mojo_library("small", [small], tmp_path, "sm_80").load()[1].answer() == 1
 
 
 @pytest.mark.compiles

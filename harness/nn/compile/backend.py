@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from harness.nn import extension_kernels, layers
+from harness.nn import layers
 from harness.nn.arguments import plain
 from harness.nn.compile.edit import Adder, Swap, name_of
 from harness.nn.compile.head import find_heads, swap_head
@@ -35,13 +35,13 @@ from harness.nn.compile.match import (
     slices_rows,
     value,
 )
-from harness.nn.extension_kernels import padded
 
 REPORT = "MOJO_WORKBOOK_REPORT"
 TAILS = ("inductor", "aot_eager", "eager")
 ATTENTION = torch.nn.functional.scaled_dot_product_attention
 OWN = ("report", "attention", "head", "tail")
 """The options that are not Inductor's."""
+VECTOR_BYTES = 16
 MANY_UNALIGNED = 12
 """From how many outputs for each input on rows that fill no whole vectors are left to Inductor: measured on an H200 with 8 (the swap
 is a tenth faster) and 16 (it is 4 % slower)."""
@@ -128,14 +128,9 @@ def mojo_workbook(
         from torch._dynamo.backends.debugging import aot_eager
 
         return aot_eager(gm, example_inputs)
-    from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx
 
-    from harness.nn.compile.bare import Bare
-
-    # There is room for one: a caller's own stays, and the operators are then the whole ones.
-    last = {} if config.post_grad_custom_post_pass else {"post_grad_custom_post_pass": Bare()}
-    patches = (torch._inductor.list_mode_options(mode) if mode else {}) | last | patches
+    patches = (torch._inductor.list_mode_options(mode) if mode else {}) | patches
     # As patches: the backward pass is compiled later, when a context manager would be over.
     compiled: Any = compile_fx(gm, example_inputs, config_patches=patches)
     return compiled
@@ -226,16 +221,22 @@ def copies_cost(match: Match) -> str:
     rows with padding to begin with.
     """
     out, H, O = value(match.linear), shape(match.x)[-1], shape(match.linear)[-1]
-    unaligned = out.dtype.itemsize == 2 and isinstance(O, int) and padded(O, out.dtype) != O
-    if unaligned and O >= MANY_UNALIGNED * H and extension_kernels.is_hopper(out.device):
+    unaligned = out.dtype.itemsize == 2 and isinstance(O, int) and O % (VECTOR_BYTES // 2) != 0
+    if unaligned and O >= MANY_UNALIGNED * H and is_hopper(out.device):
         return f"rows of {O} outputs fill no whole vectors, which Inductor pads at less cost"
     return ""
+
+
+def is_hopper(device: torch.device) -> bool:
+    """Whether a device is a GPU of the kind that was measured."""
+    nvidia = device.type == "cuda" and not torch.version.hip
+    return nvidia and torch.cuda.get_device_capability(device) == (9, 0)
 
 
 def attentions_of(gm: GraphModule, asked: bool | None) -> list[Node]:
     """Those that may be swapped: all or none where it was asked for or forbidden, else those on a Hopper, of which there are measurements."""
     nodes = [] if asked is False else [node for node in gm.graph.nodes if node.target is ATTENTION]
-    return [node for node in nodes if asked or extension_kernels.is_hopper(value(node).device)]
+    return [node for node in nodes if asked or is_hopper(value(node).device)]
 
 
 def may_be_slower(node: Node) -> str | None:

@@ -3,7 +3,6 @@
 import errno
 import multiprocessing
 import os
-import shutil
 import subprocess
 import time
 from collections.abc import Callable

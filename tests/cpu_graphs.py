@@ -88,10 +88,10 @@ def load_cpu_graphs():
     from harness.bench import max_graph
     from harness.puzzles.p22.candidates import IN_MAX
     from harness.puzzles.p22.spec import BACKWARD, FORWARD, PUZZLE, ROW_SUMS
-    from harness.toolchain.roots import solutions
+    from harness.toolchain.roots import op_package, solutions
 
     calls = {dtype: PUZZLE.calls_of(PUZZLE.default_variants) for dtype in DTYPES[1:]}
     calls |= max_graph.calls_of(PUZZLE, IN_MAX)
     fused = (("algorithm", "fused"),)
     calls["unbound"] = (unbound(FORWARD, fused), unbound(BACKWARD, fused), unbound(ROW_SUMS))
-    return load_as_one("cpu_graphs", solutions() / "p22" / "op", calls)
+    return load_as_one("cpu_graphs", op_package(solutions(), "p22"), calls)

@@ -212,7 +212,7 @@ def test_a_cache_that_cannot_be_written_is_an_environment_problem(puzzle, soluti
 @pytest.mark.compiles
 def test_an_error_that_only_the_graph_shows_is_located(copied_package):
     """A comptime assert of a kernel: the package compiles by itself, the graph that instantiates it does not."""
-    said = "algorithm must be 'unfused', 'fused' or 'fast'"
+    said = "algorithm must be 'unfused' or 'fused'"
     source = copied_package.path / "passes.mojo"
     assert source.read_text().count(f'comptime assert is_algorithm(algorithm), "{said}"') == 2
     call = Call(p22.FORWARD, (("algorithm", "neither"),), "x")

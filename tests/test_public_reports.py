@@ -183,7 +183,6 @@ def test_gpu_attention_takes_more_rows_than_a_grid_has_blocks():
 # R8
 
 
-@fails("a closed pipe is not always exit code 130")
 def test_a_reader_that_stops_is_no_error_of_the_command():
     """Close the pipe of a listing after its first line, with standard error in the same pipe."""
     line = f"{sys.executable} -m harness list --all 2>&1 | head -1; exit ${{PIPESTATUS[0]}}"

@@ -21,7 +21,9 @@ from harness.spec.catalogue import find_puzzle
 from harness.spec.puzzle import Case, Puzzle
 
 CASES = [Case(name, "", (1,), "plain") for name in ("chapter", "wide")]
-REFERENCE = stand_in(Reference, dtype="float32", puzzle=stand_in(Puzzle, multiply_adds=lambda dims: 1))
+REFERENCE = stand_in(
+    Reference, dtype="float32", puzzle=stand_in(Puzzle, rungs=(), multiply_adds=lambda dims: 1)
+)
 PROGRAM = stand_in(Program, cached=True, seconds=0.0)
 
 
@@ -38,7 +40,7 @@ def test_a_graph_tells_its_cases_once(monkeypatch):
 
 
 def test_the_virtual_gpu_tells_its_cases(monkeypatch):
-    machine = SimpleNamespace(gpu=SimpleNamespace(steps=0, findings=[]), run=lambda *arguments: {})
+    machine = SimpleNamespace(gpu=SimpleNamespace(steps=0, findings=[], launches=[]), run=lambda *arguments: {})
     monkeypatch.setattr("harness.devices.replay.Replay", lambda *arguments, **options: machine)
     monkeypatch.setattr(Puzzle, "saved", lambda self, variant: [])
     monkeypatch.setattr(Reference, "inputs", lambda self, case: {})

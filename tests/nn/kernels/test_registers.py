@@ -21,4 +21,4 @@ def test_the_forward_row_kernels_do_not_run_out_of_registers(part, tmp_path):
         for name, ptx in kernels.items()
         if "layernorm_linear_forward_" in name
     }
-    assert len(stores) > 20 and max(stores.values()) <= 32, stores
+    assert len(stores) > 5 and max(stores.values()) <= 32, stores

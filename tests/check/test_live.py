@@ -40,7 +40,9 @@ def test_a_graph_tells_its_cases_once(monkeypatch):
 
 
 def test_the_virtual_gpu_tells_its_cases(monkeypatch):
-    machine = SimpleNamespace(gpu=SimpleNamespace(steps=0, findings=[], launches=[]), run=lambda *arguments: {})
+    machine = SimpleNamespace(
+        gpu=SimpleNamespace(steps=0, findings=[], launches=[]), run=lambda *arguments: {}
+    )
     monkeypatch.setattr("harness.devices.replay.Replay", lambda *arguments, **options: machine)
     monkeypatch.setattr(Puzzle, "saved", lambda self, variant: [])
     monkeypatch.setattr(Reference, "inputs", lambda self, case: {})

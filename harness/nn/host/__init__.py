@@ -105,7 +105,6 @@ def wanted(
 # ---- Loading --------------------------------------------------------------------------------------------------------
 
 
-@torch.compiler.assume_constant_result
 def load(layer: str, kind: str = "cuda") -> bool:
     """Return whether a layer has its operator for a kind of device, built and loaded at the first question.
 
@@ -121,6 +120,10 @@ def load(layer: str, kind: str = "cuda") -> bool:
                 _loaded[layer] = _load(layer)
             there = _loaded[layer]
     return there
+
+
+# As torch.compiler.assume_constant_result marks it, which would import all of torch._dynamo.
+load.__dict__["_dynamo_marked_constant"] = True
 
 
 def _load(layer: str) -> bool:

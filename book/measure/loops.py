@@ -40,9 +40,10 @@ def sizes() -> list[tuple[int, int, int]]:
 def pair_calls(M: int, H: int, O: int) -> Calls:
     """Both passes of LayerNorm + Linear, bfloat16."""
     options = {"device": "cuda", "dtype": torch.bfloat16}
-    eager = nn.Sequential(nn.LayerNorm(H, **options), nn.Linear(H, O, **options))
+    norm, linear = nn.LayerNorm(H, **options), nn.Linear(H, O, **options)
+    eager = nn.Sequential(norm, linear)
     x, dy = torch.randn(M, H, **options).requires_grad_(), torch.randn(M, O, **options)
-    ours = LayerNormLinear.from_modules(eager[0], eager[1])
+    ours = LayerNormLinear.from_modules(norm, linear)
     parameters = [x, *eager.parameters()]
     return {
         "workbook": lambda: torch.autograd.grad(ours(x), parameters, dy),

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from harness.nn import host
-from harness.nn.arguments import check_tensor
 
 Tensor = torch.Tensor
 LAYER = "layernorm_linear"
@@ -261,10 +260,3 @@ def parameter(module: nn.Module, name: str) -> Any:
 def products(bits: int) -> dict[str, str]:
     """Return who makes each product, from the bits of `layernorm_linear_plan`."""
     return {name: WHO[bits >> 2 * k & 3] for k, name in enumerate(("output", "dln", "dW"))}
-
-
-def check_dense_tensors(named: dict[str, Any], optional: tuple[str, ...]) -> None:
-    """Raises TypeError, naming the argument, for what is no dense tensor; the `optional` ones may be None."""
-    for name, value in named.items():
-        if value is not None or name not in optional:
-            check_tensor(name, value, "the kernels read plain memory")

@@ -1,21 +1,16 @@
-"""What every extension module is made of: launches on a stream of the caller's, and arguments that Python hands over.
+"""Launch kernels on a stream of the caller's, in order with whatever else it puts there, so that a CUDA graph can capture them.
 
-A puzzle's `extension.mojo` is built for one GPU architecture. Its functions take addresses and sizes as integers and launch
-on the stream whose handle they are given, so that kernels are ordered with whatever else the caller puts there and a CUDA
-graph can capture them. Nothing is allocated on the GPU: scratch memory is the caller's, who first asks how many bytes it
-takes.
+Nothing is allocated on the GPU: workspace is the caller's, who first asks how many bytes a call takes (`calls.mojo`).
 """
 
 from std.memory.alloc import unsafe_alloc
-from std.python import Python, PythonObject
-from std.python.bindings import PyObjectPtr
 from std.reflection import get_linkage_name
 from std.sys import default_accelerator, size_of
 from max.gpu.host import DeviceContext, DeviceStream, Dim, FuncAttribute
 from max.gpu.host.device_context import DevicePassable
 from max.gpu.primitives.grid_controls import PDLLevel, pdl_launch_attributes
 
-from shared.common import ImmPtr, MutPtr, shared_memory
+from shared.common import MutPtr, shared_memory
 from shared.launcher import Launcher
 
 comptime ALIGNMENT = 256
@@ -140,51 +135,3 @@ struct StreamLauncher(Launcher):
         if self.used > self.available:
             raise Error(t"{name} needs {self.used} bytes of scratch memory, got {self.available}")
         return MutPtr[dtype](unsafe_from_address=self.scratch + start)
-
-
-# ---- Arguments ----------------------------------------------------------------------------------------------
-
-
-struct Arguments:
-    """The integers, and the one float, of a call, taken in order."""
-
-    var items: Pointer[PyObjectPtr, MutUntrackedOrigin]
-    var taken: Int
-
-    def __init__(out self, items: Pointer[PyObjectPtr, MutUntrackedOrigin]):
-        self.items = items
-        self.taken = 0
-
-    def integer(mut self) -> Int:
-        """The next argument, an integer."""
-        self.taken += 1
-        return Int(Python().cpython().PyLong_AsSsize_t(self.items[unsafe_offset=self.taken - 1]))
-
-    def float(mut self) -> Float64:
-        """The next argument, a float."""
-        self.taken += 1
-        return Float64(Python().cpython().PyFloat_AsDouble(self.items[unsafe_offset=self.taken - 1]))
-
-    def written[dtype: DType](mut self) -> MutPtr[dtype]:
-        """The next argument, the address of a tensor that is written."""
-        return MutPtr[dtype](unsafe_from_address=self.integer())
-
-    def read[dtype: DType](mut self) -> ImmPtr[dtype]:
-        """The next argument, the address of a tensor that is only read."""
-        return ImmPtr[dtype](unsafe_from_address=self.integer())
-
-    def launcher(mut self) raises -> StreamLauncher:
-        """The next four arguments: what `open` has returned, the stream's handle, scratch memory and its bytes; or
-        four times 0 to launch nothing and only count the scratch memory."""
-        var gpu = self.integer()
-        var stream = self.integer()
-        var scratch = self.integer()
-        var available = self.integer()
-        return StreamLauncher(gpu, stream, scratch, available) if gpu else StreamLauncher()
-
-
-def open_gpu(index: PythonObject) raises -> PythonObject:
-    """A handle of the GPU with this number; it lasts as long as the process."""
-    var gpu = unsafe_alloc[Gpu](1)
-    gpu.unsafe_write(Gpu(Int(py=index)))
-    return PythonObject(Int(gpu))

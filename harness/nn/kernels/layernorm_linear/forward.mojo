@@ -59,8 +59,7 @@ from .tensors import Sizes
 comptime FORWARD_VECTORS = 4
 """Vectors of a row that a thread owns in the forward kernel."""
 comptime FORWARD_RESIDENT = 1024
-"""Threads of the forward kernel that share a multiprocessor: a bound on their registers. Without vectors half as many, because
-a thread then holds its elements, gamma and beta one by one."""
+"""Threads of the forward kernel that share a multiprocessor: a bound on their registers."""
 comptime NARROW_THREADS = 128
 """Threads of a block of it for rows narrower than a warp."""
 comptime SHARED_THREADS = 128
@@ -71,9 +70,19 @@ comptime SHARED_VECTORS = [1, 2, 4, 4, 4, 4]
 """and the most vectors of it that each of them owns."""
 
 
+def forward_resident[dtype: DType, x_dtype: DType, width: Int]() -> Int:
+    """Return the threads of the forward kernel that share a multiprocessor.
+
+    Without vectors a thread holds its elements, gamma and beta one by one: half as many threads, a quarter where they are
+    float32 beside a 16-bit `dtype`."""
+    comptime if width > 1:
+        return FORWARD_RESIDENT
+    return FORWARD_RESIDENT // (2 if x_dtype == dtype else 4)
+
+
 @__llvm_metadata(
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(threads)),
-    `nvvm.minctasm`=SIMDLength(FORWARD_RESIDENT // (2 if width == 1 else 1) // threads),
+    `nvvm.minctasm`=SIMDLength(max(1, forward_resident[dtype, x_dtype, width]() // threads)),
 )
 def layernorm_rows[
     dtype: DType, x_dtype: DType, threads: Int, width: Int, lanes: Int, early: Bool
@@ -387,9 +396,10 @@ def launch_layernorm_fast[
                     early=L.wgmma and starts_early(sizes),
                 )
                 return
-    # The first size of block that holds a row.
+    # The first size of block that holds a row; 512 threads have no registers for float32 elements, one by one, as many as
+    # a 16-bit dtype has.
     comptime for width in [vector_width[dtype], 1]:
-        comptime for threads in [128, 512]:
+        comptime for threads in [128, 512 if width > 1 or x_dtype == dtype else 256]:
             if (aligned or width == 1) and group <= threads:
                 var groups = min(rows, threads // group)
                 launcher.launch[layernorm_rows[dtype, x_dtype, threads, width, 0, L.wgmma]](

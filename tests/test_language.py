@@ -24,7 +24,6 @@ OPEN = (
     "harness/spec/",
     "harness/testing/",
     "harness/toolchain/",
-    "harness/vgpu/",
     "harness/cli.py",
     "harness/commands.py",
     "harness/console.py",
@@ -94,7 +93,7 @@ NOT_A_VERB = NOUN_CLAUSES | set(
     ]
 )
 THIRD_PERSON = re.compile(r"[A-Z][a-z]*[a-rt-z]s")
-DECORATED_AS_VALUES = {"property", "cached_property", "cached", "fixture"}
+DECORATED_AS_VALUES = {"property", "opcode", "cached_property", "cached", "fixture"}
 
 
 def names_and_docstrings(tree: ast.Module) -> Iterator[tuple[int, str, str, str]]:

@@ -1,19 +1,18 @@
-"""The virtual GPU: runs the PTX of Mojo kernels on the CPU, and checks memory, order and races while it does.
+"""A virtual GPU: run the PTX of Mojo kernels on the CPU with memory, ordering and race checks.
 
 >>> gpu = VirtualGPU()
 >>> kernel = next(iter(gpu.load(ptx_text).kernels.values()))
 
-Its floors, from the top down; each file imports from its own folder and from floors below it, and a test
-holds that:
+Its layers, from the top down (a file imports from its own folder and from the layers below):
 
-- cli.py: `vgpu exec`, `vgpu info`: programs that know nothing of a virtual GPU run on it
-- driver/: what such programs take for the CUDA driver: two libraries in Mojo, and a server
+- cli.py: `vgpu exec`, `vgpu info`: run unmodified programs on the virtual GPU
+- driver/: the stand-in CUDA driver: two libraries in Mojo, and a server
 - machine.py: the device, `VirtualGPU`: memory, modules, launches
-- engine/: one launch (launch.py), what runs it in NumPy (interpreter/), and the definition of each instruction (opcodes/)
-- checks/: findings, and what makes them: races, order of copies, divergence, hangs; counters and events
+- engine/: one launch (launch.py), its execution in NumPy (interpreter/), one definition per opcode (opcodes/)
+- checks/: findings, and the checks that report them: races, copy ordering, divergence, hangs; counters and events
 - memory/: device memory with exact tensors, memory instructions, mbarriers, tensor maps
-- errors.py: what is raised, each with the name of the CUDA error
-- ptx/: the text: parser, control-flow graph, where an address comes from, source lines and names
+- errors.py: the exceptions, each with the name of its CUDA error
+- ptx/: parser, control-flow graph, address provenance, source lines and names
 """
 
 from typing import TYPE_CHECKING
@@ -37,7 +36,7 @@ _HOMES |= {"VirtualGPUError": "errors", "Kernel": "machine", "Launch": "machine"
 
 
 def __getattr__(name: str):
-    """A public name, from its module, which is imported now: who asks for a finding loads no engine."""
+    """Import a public name's module on first use, so that `Finding` does not load the engine."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

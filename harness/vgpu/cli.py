@@ -1,7 +1,8 @@
-"""`workbook vgpu`: run any program on the virtual GPU, or say what that device is.
+"""`workbook vgpu`: run any program on the virtual GPU, or describe that device.
 
-`exec` starts a program with stand-in CUDA libraries in front of it and executes its kernels here; `info`
-prints the device's limits and where its driver lies."""
+`exec` starts a program with stand-in CUDA libraries first on its library path and executes its kernels here;
+`info` prints the device's limits and the path of its driver.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ examples:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line of `vgpu`."""
+    """Return the argument parser of `vgpu`."""
     top = argparse.ArgumentParser(
         prog="workbook vgpu",
         description="The virtual GPU: executes the PTX of Mojo GPU programs on the CPU and checks memory and"
@@ -86,7 +87,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str]) -> int:
-    """Run `vgpu ARGV`. Returns the exit code."""
+    """Run `vgpu ARGV` and return the exit code."""
     options = parser().parse_args(argv)
     try:
         return execute(options) if options.command == "exec" else info(options)
@@ -96,7 +97,7 @@ def main(argv: list[str]) -> int:
 
 
 def chosen_checks(text: str) -> Checks:
-    """The checks named on the command line. Raises ValueError for a name that is none."""
+    """Parse the value of --checks. Raise ValueError for an unknown name."""
     names = {"all": CHECKS, "none": []}.get(text, text.split(","))
     unknown = sorted(set(names) - set(CHECKS))
     if unknown:
@@ -107,7 +108,7 @@ def chosen_checks(text: str) -> Checks:
 
 
 def execute(options: argparse.Namespace) -> int:
-    """`vgpu exec`: run the program, print the findings, choose the exit code."""
+    """Run `vgpu exec`: run the program, print the findings, choose the exit code."""
     program = options.program[1:] if options.program[:1] == ["--"] else options.program
     if not program:
         server.say("no program given: workbook vgpu exec -- PROGRAM [ARGUMENT ...]")
@@ -148,10 +149,10 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def summarise(devices: list[Device], arch: str, code: int, error_code: int = 1) -> int:
-    """Print what was found and return the exit code.
+    """Print the findings and return the exit code.
 
-    It is the program's own, unless that is 0 and something is wrong. A code other than 1 for errors goes
-    before it."""
+    It is the program's own, unless that is 0 and there is an error. An error code other than 1 replaces it.
+    """
     findings = all_findings(devices)
     launches = sum(len(device.gpu.launches) for device in devices)
     if findings:
@@ -176,13 +177,12 @@ def summarise(devices: list[Device], arch: str, code: int, error_code: int = 1) 
 
 
 def all_findings(devices: list[Device]) -> list[Finding]:
-    """What was found on all devices, in the order of the launches."""
+    """Return the findings of all devices, in the order of the launches."""
     return [finding for device in devices for finding in device.gpu.findings]
 
 
 def write_json(file: str, devices: list[Device], arch: str, code: int, result: int):
-    """Write what a machine reads of a run: exit codes, launches, and each finding as `Finding.as_dict` has
-    it."""
+    """Write exit codes, launches and findings (`Finding.as_dict`) as JSON."""
     data = {
         "device": f"virtual GPU ({arch})",
         "program_exit_code": code,
@@ -199,7 +199,7 @@ def write_json(file: str, devices: list[Device], arch: str, code: int, result: i
 
 
 def info(options: argparse.Namespace) -> int:
-    """`vgpu info`: one fact a line."""
+    """Run `vgpu info`: print one fact per line."""
     attributes = device_attributes(options.arch)
     major, minor = capability(options.arch)
     driver = build.build()

@@ -1,4 +1,4 @@
-"""The errors of the virtual GPU: one class tree, each with the CUDA error name that a driver would answer."""
+"""The exceptions of the virtual GPU, each with the CUDA error name that a driver would return."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from harness.vgpu.ptx.places import place
 
 
 class VirtualGPUError(Exception):
-    """Base of all of them."""
+    """Base class of the virtual GPU's exceptions."""
 
     cuda = "CUDA_ERROR_UNKNOWN"
 
 
 class LaunchError(VirtualGPUError):
-    """A launch that no GPU would accept; nothing has run."""
+    """A launch that every GPU would reject; nothing has run."""
 
     def __init__(self, message: str, cuda: str = "CUDA_ERROR_INVALID_VALUE"):
         super().__init__(f"{message} [{cuda}]")
@@ -20,26 +20,25 @@ class LaunchError(VirtualGPUError):
 
 
 class InvalidPTX(VirtualGPUError):
-    """The text cannot be loaded: not PTX, a feature that is not supported, or too much static shared
-    memory."""
+    """PTX that cannot be loaded: malformed, unsupported, or with too much static shared memory."""
 
     cuda = "CUDA_ERROR_INVALID_PTX"
 
 
 class UnsupportedPTXVersion(InvalidPTX):
-    """PTX of a version that the virtual GPU does not know, as a driver older than the compiler would meet."""
+    """PTX of a version that the virtual GPU does not know."""
 
     cuda = "CUDA_ERROR_UNSUPPORTED_PTX_VERSION"
 
 
 class OutOfDeviceMemory(VirtualGPUError):
-    """No room for an allocation."""
+    """An allocation does not fit."""
 
     cuda = "CUDA_ERROR_OUT_OF_MEMORY"
 
 
 class InvalidAddress(VirtualGPUError):
-    """The host named a range that is not inside one allocation."""
+    """A host range that is not inside one allocation."""
 
     cuda = "CUDA_ERROR_INVALID_VALUE"
 
@@ -59,6 +58,6 @@ class UnsupportedInstruction(VirtualGPUError):
 
 
 class StepBudgetExceeded(VirtualGPUError):
-    """A launch that did not end within its step budget; the message says where it was looping."""
+    """A launch that did not end within its step budget; the message names the loop."""
 
     cuda = "CUDA_ERROR_LAUNCH_TIMEOUT"

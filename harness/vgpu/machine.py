@@ -1,5 +1,4 @@
-"""The simulated device: memory, modules, launches, findings and counters. This is the interface for everybody
-else.
+"""The simulated device: memory, modules, launches, findings and counters; the public interface.
 
 >>> gpu = VirtualGPU()
 >>> kernel = next(iter(gpu.load(ptx_text).kernels.values()))
@@ -8,7 +7,7 @@ else.
 >>> launch = gpu.launch(kernel, grid=(4, 1, 1), block=(256, 1, 1), args=[x.to_bytes(8, "little")])
 >>> launch.findings, launch.counters
 
-It is never a GPU: its name is "virtual GPU (sm_90a)". There is no time in it, only counts.
+Reports call it "virtual GPU (sm_90a)", never a GPU. It has no time, only counts.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ class Kernel:
 
     @functools.cached_property
     def shared_names(self) -> dict[str, str]:
-        """What the source calls the variables in shared memory, where that is known."""
+        """The source names of variables in shared memory, where known."""
         return shared_names(self.code.program, self.shared_map)
 
 
@@ -84,7 +83,7 @@ class Module:
 class Launch:
     """One finished launch.
 
-    `events` holds every access to global and shared memory, where gpu.keep_events asks for it.
+    `events` holds every access to global and shared memory, if gpu.keep_events is set.
     """
 
     name: str
@@ -127,12 +126,12 @@ class VirtualGPU:
 
     @property
     def title(self) -> str:
-        """How reports name this device."""
+        """The name of this device in reports."""
         return f"virtual GPU ({self.arch})"
 
     # -- memory ---------------------------------------------------------------------------------------------
     def allocate(self, nbytes: int, name: str = "") -> int:
-        """A device address, a multiple of 256, with a guard zone after it. Raises OutOfDeviceMemory."""
+        """Return a device address, a multiple of 256, with a guard zone after it. Raise OutOfDeviceMemory."""
         try:
             return self.arena.allocate(nbytes, name)
         except OutOfSpace:
@@ -142,7 +141,7 @@ class VirtualGPU:
             ) from None
 
     def free(self, address: int) -> None:
-        """Give an allocation back. Raises InvalidAddress."""
+        """Free an allocation. Raise InvalidAddress."""
         if not self.arena.free(address):
             raise InvalidAddress(f"there is no allocation at {address:#x} to free")
 
@@ -152,16 +151,15 @@ class VirtualGPU:
         self.arena.label(address, nbytes, name, shape, str(dtype))
 
     def forbid(self, address: int, kind: str) -> None:
-        """What a kernel must not do to the tensor at an address, by the kind of finding: "store to an input",
-        "undeclared atomic", or "" for nothing. What an input held before such a store is put back after the
-        launch."""
+        """Forbid writes to the tensor at an address, by the kind of finding: "store to an input", "undeclared
+        atomic", or "" for none. An input is restored after a launch that wrote it."""
         tensor = self.arena.find(address)
         if tensor is not None:
             tensor.forbids = kind
 
     def offset(self, address: int, nbytes: int, what: str) -> int:
-        """Where in the device memory bytes lie that somebody will `what`. Raises InvalidAddress where that is not inside one
-        allocation."""
+        """Return the offset in device memory of bytes to `what`. Raise InvalidAddress if they are not inside
+        one allocation."""
         offset = self.arena.offset(address, nbytes)
         if offset is None:
             raise InvalidAddress(
@@ -170,7 +168,7 @@ class VirtualGPU:
         return offset
 
     def write(self, address: int, data) -> None:
-        """Host to device."""
+        """Copy host to device."""
         raw = (
             np.frombuffer(data, np.uint8)
             if isinstance(data, (bytes, bytearray, memoryview))
@@ -187,13 +185,13 @@ class VirtualGPU:
         self.arena.refresh(address, nbytes)
 
     def read(self, address: int, nbytes: int) -> np.ndarray:
-        """Device to host, a uint8 copy. Elements that nobody ever wrote are a finding."""
+        """Copy device to host, as uint8. Unwritten elements are a finding."""
         offset = self.offset(address, nbytes, "read")
         self.check_written(address, nbytes)
         return self.arena.data[offset : offset + nbytes].copy()
 
     def check_written(self, address: int, nbytes: int) -> None:
-        """Record a finding for every tensor in the range with elements that were never written."""
+        """Record a finding for every tensor in the range with unwritten elements."""
         if not self.checks.uninitialised or not nbytes:
             return
         missing = self.arena.unwritten(address, nbytes)
@@ -225,7 +223,7 @@ class VirtualGPU:
         self.write(address, np.tile(np.frombuffer(value, np.uint8), count))
 
     def copy(self, dst: int, src: int, nbytes: int) -> None:
-        """Device to device; never-written bytes stay never-written."""
+        """Copy device to device; unwritten bytes stay unwritten."""
         to, frm = self.offset(dst, nbytes, "copy to"), self.offset(src, nbytes, "copy from")
         for bytes_ in (self.arena.data, self.arena.written):
             bytes_[to : to + nbytes] = bytes_[frm : frm + nbytes].copy()
@@ -236,7 +234,7 @@ class VirtualGPU:
 
     # -- modules --------------------------------------------------------------------------------------------
     def load(self, text: str) -> Module:
-        """Load PTX. Raises InvalidPTX, of an unknown version UnsupportedPTXVersion."""
+        """Load PTX. Raise InvalidPTX, or UnsupportedPTXVersion for an unknown version."""
         try:
             parsed = parser.parse(text)
         except parser.PtxError as error:
@@ -302,9 +300,8 @@ class VirtualGPU:
     def launch(self, kernel: Kernel, grid, block, args, shared_bytes=0, cluster=(1, 1, 1), name="") -> Launch:
         """Run a kernel to its end and return its Launch, which is also appended to `launches`.
 
-        args: the bytes of each parameter. Raises LaunchError before anything runs, UnsupportedInstruction,
-        StepBudgetExceeded.
-        Faults of the kernel do not raise: they are findings.
+        args: the bytes of each parameter. Raise LaunchError before anything runs, UnsupportedInstruction,
+        StepBudgetExceeded. Faults of the kernel are findings, not exceptions.
         """
         grid, block, cluster = (_triple(sizes) for sizes in (grid, block, cluster))
         self._check_launch(kernel, grid, block, args, shared_bytes, cluster)
@@ -349,7 +346,7 @@ class VirtualGPU:
             )
 
     def print(self, text: str) -> None:
-        """What a kernel prints."""
+        """Print a kernel's output."""
         self.output.append(text)
         if self.echo:
             sys.stdout.write(text)

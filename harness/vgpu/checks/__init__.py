@@ -1,2 +1,1 @@
-"""What is found and counted while a kernel runs: findings, races, orders, waits that never end, counters,
-events."""
+"""Checks of a running kernel: findings, races, ordering, livelocks, counters, events."""

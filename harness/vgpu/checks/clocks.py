@@ -32,9 +32,10 @@ Warps = frozenset[int]
 
 
 class Known(NamedTuple):
-    """How much of a block happened before something: its segments below `count`.
+    """A prefix of a block's history: its segments below `count`.
 
-    In barrier epoch `epoch`, the last of them, only what each warp of `warps` did in segments below its count.
+    In barrier epoch `epoch`, the last of them, it covers only the segments of each warp of `warps` below that
+    warp's count.
     """
 
     count: int
@@ -42,12 +43,12 @@ class Known(NamedTuple):
     warps: dict[int, int]
 
     def covers(self, count: int, epoch: int, warp: int) -> bool:
-        """Whether an access of a warp, in segment `count` and a barrier epoch, is among it."""
+        """Return whether an access of a warp, in segment `count` and a barrier epoch, is in this prefix."""
         return count < (self.count if epoch != self.epoch else self.warps.get(warp, 0))
 
 
 class Learned(NamedTuple):
-    """Something known, and who of the block has learned it in which barrier epoch."""
+    """A clock, and which warps of the block acquired it in which barrier epoch."""
 
     known: Known
     epoch: int
@@ -65,7 +66,7 @@ Step = tuple[int, int, int]
 
 
 class Place:
-    """One place of memory, as strong accesses leave it."""
+    """One memory location as strong accesses leave it."""
 
     __slots__ = ("count", "published", "reads", "released", "start", "writer", "wrote")
 
@@ -82,7 +83,7 @@ class Place:
 
 
 def together(a: Known | None, b: Known) -> Known:
-    """What is known from two sides."""
+    """Return the union of two prefixes."""
     if a is None or a == b:
         return b
     if a.epoch != b.epoch:
@@ -93,7 +94,7 @@ def together(a: Known | None, b: Known) -> Known:
 
 
 def joined(clocks: Iterable[Clock]) -> Clock:
-    """What is known from all clocks."""
+    """Return the union of all clocks."""
     out: Clock = {}
     for clock in clocks:
         for block, known in clock.items():
@@ -102,7 +103,7 @@ def joined(clocks: Iterable[Clock]) -> Clock:
 
 
 class Strict:
-    """What a block knew at its fence.sc: each warp in the barrier epoch of the last one, and all before it."""
+    """A block's clock at its fence.sc: each warp's in the epoch of the last one, and all before it."""
 
     def __init__(self):
         self.epoch = -1
@@ -110,7 +111,7 @@ class Strict:
         self.past: dict[int, Clock] = {}  # scope -> clock
 
     def before(self, epoch: int) -> dict[int, Clock]:
-        """Scope -> what the whole block has fenced before a barrier epoch."""
+        """Map each scope to the clock that the whole block fenced before a barrier epoch."""
         if epoch != self.epoch:
             for (scope, _), clock in self.now.items():
                 self.past[scope] = joined((self.past.get(scope, {}), clock))
@@ -119,7 +120,7 @@ class Strict:
 
 
 class Clocks:
-    """The clocks of one launch. Blocks are numbers in the grid, warps numbers in their block."""
+    """The vector clocks of one launch. Blocks are numbered in the grid, warps in their block."""
 
     def __init__(self, cluster_size: int):
         self.cluster_size = cluster_size
@@ -142,12 +143,11 @@ class Clocks:
 
     # -- segments -------------------------------------------------------------------------------------------
     def segment(self, block: int) -> int:
-        """The segment that a block is in."""
         segment = self.current.get(block)
         return self.new_segment(block, {}) if segment is None else segment
 
     def new_segment(self, block: int, row: dict[int, tuple[Learned, ...]]) -> int:
-        """What a block does from now on is in a new segment, in which `row` is known."""
+        """Start a new segment of a block, in which `row` is known."""
         before = self.current.get(block)
         self.rows.append(row)
         self.owner.append(block)
@@ -157,7 +157,7 @@ class Clocks:
         return self.current[block]
 
     def segments(self, batch, L) -> tuple[np.ndarray, int]:
-        """The current segment of each thread's block, and the time."""
+        """Return the current segment of each thread's block, and the time."""
         if self.table[0] is not batch:
             self.table = batch, np.array([self.segment(b) for b in batch.blocks.tolist()])
         self.time += 1
@@ -165,14 +165,14 @@ class Clocks:
 
     # -- releases and acquires ------------------------------------------------------------------------------
     def release(self, block: int, epoch: int, warps: Warps) -> Clock:
-        """What some warps of a block may publish now: what they know, and what is before them in their own
-        block."""
+        """Return the clock that some warps of a block may publish now: what they acquired and their own
+        block's past."""
         clock = self.clock(block, epoch, warps)
         self.new_segment(block, self.rows[self.segment(block)])  # what comes after is not covered
         return clock
 
     def clock(self, block: int, epoch: int, warps: Warps) -> Clock:
-        """What some warps of a block know now, their own past included."""
+        """Return the clock of some warps of a block, their own past included."""
         s = self.segment(block)
         clock = {
             other: known
@@ -185,7 +185,7 @@ class Clocks:
 
     @staticmethod
     def knows(learned: tuple[Learned, ...], epoch: int, warps: Warps) -> Known | None:
-        """What warps know in an epoch, of what their block has learned."""
+        """Merge what these warps have acquired by an epoch, out of all that their block acquired."""
         known = None
         for item in learned:
             if item.epoch != epoch or item.warps & warps:
@@ -193,7 +193,7 @@ class Clocks:
         return known
 
     def acquire(self, block: int, epoch: int, warps: Warps, clock: Clock) -> None:
-        """Some warps of a block learn a clock."""
+        """Merge a clock into that of some warps of a block."""
         row = self.rows[self.segment(block)]
         news = {
             other: known
@@ -225,7 +225,7 @@ class Clocks:
 
     # -- what threads do ------------------------------------------------------------------------------------
     def groups(self, batch, L):
-        """(block, its barrier epoch, warps) of the threads."""
+        """Yield (block, its barrier epoch, warps) of the threads."""
         positions = batch.positions(L)
         blocks = batch.block_of[positions]
         pairs = np.unique(blocks * 32 + (batch.thread_of[positions] >> 5))
@@ -236,7 +236,7 @@ class Clocks:
             yield int(batch.blocks[number]), int(batch.epoch[number]) & EPOCHS, frozenset(warps)
 
     def fence(self, batch, L, scope: int, acquires: bool, releases: bool, strict: bool) -> None:
-        """A fence of the threads; each of their warps fences what is its own: a barrier must bring the rest."""
+        """Execute a fence: each warp fences its own accesses; those of other warps need a barrier before."""
         for block, epoch, warps in self.groups(batch, L):
             for w in warps:
                 pending = self.unacquired.get((block, w))
@@ -256,20 +256,20 @@ class Clocks:
             self.new_segment(block, self.rows[self.segment(block)])
 
     def clusters_of(self, batch, L):
-        """(block, epoch, warps, cluster). A batch holds whole clusters, block by block."""
+        """Yield (block, epoch, warps, cluster). A batch holds whole clusters, block by block."""
         at = {int(b): k for k, b in enumerate(batch.blocks)}
         for block, epoch, warps in self.groups(batch, L):
             yield block, epoch, warps, int(batch.blocks[at[block] // self.cluster_size * self.cluster_size])
 
     def cluster_arrive(self, batch, L, release: bool) -> None:
-        """The threads arrive at the barrier of their cluster."""
+        """Execute the arrival of threads at the barrier of their cluster."""
         for block, epoch, warps, cluster in self.clusters_of(batch, L):
             fenced = joined(self.fenced.get((block, w), {}).get(CLUSTER_SCOPE, {}) for w in warps)
             published = self.release(block, epoch, warps) if release else fenced
             self.arrived[cluster] = joined((self.arrived.get(cluster, {}), published))
 
     def cluster_wait(self, batch, L) -> None:
-        """The threads go on after the barrier of their cluster."""
+        """Execute the wait of threads for the barrier of their cluster."""
         passing = list(self.clusters_of(batch, L))
         for block, epoch, warps, cluster in passing:
             self.acquire(block, epoch, warps, self.arrived.get(cluster, {}))
@@ -278,7 +278,7 @@ class Clocks:
 
     # -- strong accesses ------------------------------------------------------------------------------------
     def domains(self, batch, block: int, scope: int) -> tuple[int | None, ...]:
-        """Who a scope of a block covers, and each narrower one: its block, its cluster, everybody."""
+        """Return the threads a scope covers, and each narrower scope: the block, its cluster, all (None)."""
         if self.cluster_size > 1 and block not in self.cluster:
             for number in range(0, len(batch.blocks), self.cluster_size):
                 some = batch.blocks[number : number + self.cluster_size].tolist()
@@ -286,7 +286,7 @@ class Clocks:
         return (block, -1 - self.cluster.get(block, block), None)[: scope + 1]
 
     def see_each_other(self, a: tuple[int, int], b: tuple[int, int]) -> bool:
-        """Whether the scopes of two accesses, each (scope, block), cover each other's block."""
+        """Return whether the scopes of two accesses, each (scope, block), cover each other's block."""
         needed = DEVICE_SCOPE
         if a[1] == b[1]:
             needed = BLOCK_SCOPE
@@ -295,14 +295,14 @@ class Clocks:
         return min(a[0], b[0]) >= needed
 
     def settle(self, failed: np.ndarray) -> None:
-        """Judge the accesses that are held, of which some threads do not write."""
+        """Process the compare-and-swaps that are held back, of which the `failed` threads do not write."""
         held, self.held = self.held or [], None
         for access in held:
             self.access(*access, failed=frozenset(failed.tolist()))
 
     def access(self, batch, A, places: np.ndarray, L, failed: frozenset[int] = frozenset()) -> None:
-        """An atomic, or a strong load or store, at a place for each thread: it may publish, and it may
-        learn."""
+        """Process an atomic, or a strong load or store, at one location per thread: a possible release or
+        acquire."""
         if self.held is not None:
             self.held.append((batch, A, places, L))
             return
@@ -329,7 +329,7 @@ class Clocks:
                 self.write(A, place, block, step, domains, sees)
 
     def read(self, A, key: int, place: Place, block: int, step: Step, domains) -> None:
-        """A warp reads what the last write of a place has left."""
+        """Process a warp's read of the last write to a location."""
         _, epoch, warp = step
         there = {d: clock for d, clock in place.published.items() if d[0] in domains}
         pending = self.unacquired.setdefault((block, warp), {})
@@ -347,7 +347,8 @@ class Clocks:
             self.new_segment(block, self.rows[self.segment(block)])  # what comes after has seen the writes
 
     def write(self, A, place: Place, block: int, step: Step, domains, sees: bool) -> None:
-        """A warp writes to a place: an atomic goes on with the chain that it has seen, a store begins one."""
+        """Process a warp's write: an atomic extends the release sequence that it read, a store begins a new
+        one."""
         _, epoch, warp = step
         if A.instr.op == "st" or not sees:
             place.start, place.published = place.count, {}
@@ -371,7 +372,7 @@ class Clocks:
 
     # -- verdicts -------------------------------------------------------------------------------------------
     def ordered(self, first: Step, then: Step) -> bool:
-        """Whether one access happened before another."""
+        """Return whether one access happened before another."""
         (s, epoch, warp), (t, later_epoch, later_warp) = first, then
         block = self.owner[s]
         if block == self.owner[t] and (warp == later_warp or epoch != later_epoch):
@@ -382,7 +383,7 @@ class Clocks:
         )
 
     def observed(self, key: int, first: Step, then: Step) -> bool:
-        """Whether a strong write of a place was seen, directly or through atomics, by a read before an access."""
+        """Return whether a strong write was read, directly or through atomics, before an access."""
         place = self.places.get(key)
         if place is None or first not in place.wrote:
             return False
@@ -393,27 +394,26 @@ class Clocks:
         )
 
     def before(self, read: Step, then: Step) -> bool:
-        """Whether a read of a strong write happened before an access."""
+        """Return whether a read of a strong write happened before an access."""
         s, t = read[0], then[0]
         return (self.owner[s] != self.owner[t] or self.count[s] < self.count[t]) and self.ordered(read, then)
 
     def over_before_exit(self, access: Step, block: int) -> bool:
-        """Whether an access happened before a block's end, as far as any of its warps knows."""
+        """Return whether an access happened before a block's end, by the clock of any of its warps."""
         s, epoch, warp = access
         learned = self.rows[self.segment(block)].get(self.owner[s], ())
         return any(known.covers(self.count[s], epoch, warp) for known, _, _ in learned)
 
 
 class SharedOfAll(Extent):
-    """The shared memory of all blocks of a launch as one range: `size` bytes for each block, by its
-    number."""
+    """The shared memory of all blocks of a launch as one range: `size` bytes per block, in block order."""
 
     def __init__(self, blocks: int, size: int, extents: list[Extent]):
         super().__init__(0, blocks * size, "shared memory")
         self.size, self.extents = size, extents
 
     def part(self, byte: int, width: int) -> tuple[str, int | tuple[int, ...] | None, int]:
-        """(name of the shared variable, element, block) at a byte of the range."""
+        """Return (name of the shared variable, element, block) at a byte of the range."""
         block, local = divmod(byte, self.size)
         extent = extent_at(self.extents, local)
         return (extent.name, extent.index(local, width), block) if extent else (self.name, None, block)

@@ -36,7 +36,7 @@ class Traffic:
 
     @property
     def sectors_per_request(self) -> float:
-        """4 for a coalesced 4-byte access, up to 32."""
+        """Sectors per request: 4 for a coalesced 4-byte access, up to 32."""
         return self.sectors / self.requests if self.requests else 0.0
 
     @property
@@ -53,7 +53,7 @@ class Traffic:
 
 @dataclass(slots=True, eq=False)
 class Site:
-    """What one memory instruction did to one tensor, or array in shared memory. `kind` is R, W or A (atomic,
+    """Counts of one memory instruction on one tensor, or array in shared memory. `kind` is R, W or A (atomic,
     or a strong load or store)."""
 
     instr: Instr
@@ -65,7 +65,7 @@ class Site:
 
     @property
     def verb(self) -> str:
-        """What it does: "load", "store" or "atomic", strong loads and stores among the first two."""
+        """ "load", "store" or "atomic"; strong loads and stores count as the first two."""
         if self.kind == "R" or self.instr.op == "ld":
             return "load"
         return "store" if self.kind == "W" or self.instr.op == "st" else "atomic"
@@ -73,8 +73,8 @@ class Site:
 
 @dataclass(slots=True, eq=False)
 class Issued:
-    """How often warps issued an instruction that they execute together, thread blocks passed a barrier, or warpgroups
-    issued a wgmma."""
+    """How often warps issued a collective instruction, thread blocks passed a barrier, or warpgroups issued a
+    wgmma."""
 
     instr: Instr
     count: int = 0
@@ -91,23 +91,24 @@ class TensorTraffic:
 
 @dataclass(slots=True, eq=False)
 class Overlap:
-    """Asynchronous copies that a wait let land: the multiply-adds that a thread issued between the commit of
-    their group and this wait, the fewest of all groups but those that were committed before the first multiply-add; None
-    without any."""
+    """The multiply-adds that overlap an asynchronous copy, counted from the commit of its group to the wait.
+
+    The minimum over all groups but those committed before the first multiply-add; None without any.
+    """
 
     instr: Instr
     least: int | None = None
 
 
 class Costs(Protocol):
-    """What is read of a kernel's generated code (engine/opcodes/codegen.py)."""
+    """The part of a kernel's generated code (engine/opcodes/codegen.py) that the counters read."""
 
     work: dict[int, Work]  # basic block -> what a thread does in it
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one thread does in one basic block; a multiply-add is two of its flops, a matrix product many."""
+    """The work of one thread in one basic block; a multiply-add is two of its flops, a matrix product many."""
 
     instructions: int = 0
     flops: int = 0
@@ -118,7 +119,7 @@ NOTHING = Work()
 
 
 class Counted(Protocol):
-    """What is read of the launch that is counted (engine/launch.py)."""
+    """The part of a launch (engine/launch.py) that the counters read."""
 
     checks: Checks
     grid: tuple[int, int, int]
@@ -127,9 +128,7 @@ class Counted(Protocol):
     atomic_hits: dict[int, int]  # place -> atomics on it
 
     @property
-    def code(self) -> Costs:
-        """The kernel's."""
-        ...
+    def code(self) -> Costs: ...
 
     def shared_array(self, offset: int) -> str:
         """The name of the array at an offset in a block's shared memory."""
@@ -155,17 +154,17 @@ class Counters:
 
     # -- sums -----------------------------------------------------------------------------------------------
     def traffic(self, space: str, kind: str) -> Traffic:
-        """The traffic of one kind in global or shared memory."""
+        """Return the traffic of one kind in global or shared memory."""
         return added_up(s for s in self.sites.values() if s.space == space and s.kind == kind)
 
     @property
     def global_load(self) -> Traffic:
-        """Plain loads of global memory."""
+        """Non-atomic loads of global memory."""
         return self.traffic("global", "R")
 
     @property
     def global_store(self) -> Traffic:
-        """Plain stores to global memory."""
+        """Non-atomic stores to global memory."""
         return self.traffic("global", "W")
 
     @property
@@ -175,12 +174,12 @@ class Counters:
 
     @property
     def shared_load(self) -> Traffic:
-        """Plain loads of shared memory."""
+        """Non-atomic loads of shared memory."""
         return self.traffic("shared", "R")
 
     @property
     def shared_store(self) -> Traffic:
-        """Plain stores to shared memory; an asynchronous copy counts when it lands."""
+        """Non-atomic stores to shared memory; an asynchronous copy counts when it lands."""
         return self.traffic("shared", "W")
 
     @property
@@ -190,7 +189,7 @@ class Counters:
 
     @property
     def tensors(self) -> dict[str, TensorTraffic]:
-        """The bytes of each tensor in global memory."""
+        """Bytes read and written in each tensor in global memory."""
         tensors: dict[str, TensorTraffic] = {}
         for site in self.sites.values():
             if site.space == "global":
@@ -201,18 +200,17 @@ class Counters:
         return tensors
 
     def issues(self, *ops: str) -> int:
-        """How often instructions of these opcodes were issued: "shfl", "mma", "wgmma", "bar", "cp" (commits
-        of groups)."""
+        """Count how often these opcodes were issued: "shfl", "mma", "wgmma", "bar", "cp" (commits of groups)."""
         return sum(issued.count for issued in self.issued.values() if issued.instr.op in ops)
 
     @property
     def copy_overlap(self) -> int | None:
-        """The fewest multiply-adds that hid an asynchronous copy; None where no group counts."""
+        """The fewest multiply-adds that overlap an asynchronous copy; None where no group counts."""
         return min((o.least for o in self.overlaps.values() if o.least is not None), default=None)
 
     # -- from the executor ----------------------------------------------------------------------------------
     def atomic(self, A, index):
-        """One atomic instruction of some threads."""
+        """Count one atomic instruction of some threads."""
         self.atomics += len(index) if np.ndim(index) else 1
         if self.run.checks.counters and A.space == "global":
             where, count = np.unique(index, return_counts=True)
@@ -221,14 +219,14 @@ class Counters:
                 hits[w] = hits.get(w, 0) + c
 
     def issue(self, instr: Instr, count: int):
-        """An instruction is issued by some warps, warpgroups or, of a barrier, thread blocks."""
+        """Count an instruction issued by some warps, warpgroups or, for a barrier, thread blocks."""
         issued = self.issued.get(id(instr))
         if issued is None:
             issued = self.issued[id(instr)] = Issued(instr)
         issued.count += count
 
     def landed(self, instr: Instr, hidden: np.ndarray):
-        """A wait lets copies of one group land, each hidden by so many multiply-adds of its thread."""
+        """Count the multiply-adds that overlapped one group of copies of each thread."""
         overlap = self.overlaps.setdefault(id(instr), Overlap(instr))
         if len(hidden):
             most = int(hidden.max())  # threads at an edge may have less to do
@@ -247,7 +245,7 @@ class Counters:
 
     # -- from the access log --------------------------------------------------------------------------------
     def site(self, A, space: str, tensor: str) -> Site:
-        """Where the accesses of an instruction to a tensor, or a shared array, are counted."""
+        """Return the counts of an instruction on a tensor or a shared array."""
         key = (A.number, space, tensor)
         found = self.sites.get(key)
         if found is None:
@@ -284,18 +282,18 @@ class Counters:
 
 
 def added_up(sites: Iterable[Site]) -> Traffic:
-    """The traffic of some sites together."""
+    """Sum the traffic of some sites."""
     return sum((site.traffic for site in sites), Traffic())
 
 
 def firsts(ascending: np.ndarray) -> np.ndarray:
-    """Where each run of equal values begins, as a mask."""
+    """Return a mask of the first element of each run of equal values."""
     return np.r_[True, ascending[1:] != ascending[:-1]]
 
 
 class Requests:
-    """Logged accesses, thread by thread: `number` of the request (ascending), `lane`, byte `address`; and of each log entry
-    its `sums`, (requests, bytes)."""
+    """Logged accesses by thread: request `number` (ascending), `lane`, byte `address`; per log entry its
+    `sums`, (requests, bytes)."""
 
     def __init__(self, entries):
         number, lanes, address, spans = [], [], [], []
@@ -317,13 +315,13 @@ class Requests:
         ]
 
     def by_entry(self, requests: np.ndarray, weights: np.ndarray | None = None) -> list[int]:
-        """How often requests of each log entry are among some, or what these weigh."""
+        """Count the requests of each log entry among some, or sum their weights."""
         sums = np.bincount(self._entry_of[requests], weights, minlength=int(self._entry_of[-1]) + 1)
         return sums.astype(np.int64).tolist()
 
 
 def bank_cycles(group: np.ndarray, unit: np.ndarray, banks: int) -> np.ndarray:
-    """The cycles of each group, which its busiest bank decides; `group` is ascending, `unit` the word
+    """Return the cycles of each group, those of its busiest bank; `group` is ascending, `unit` the word
     accessed."""
     number = np.cumsum(firsts(group)) - 1
     count = int(number[-1]) + 1

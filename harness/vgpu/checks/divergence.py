@@ -1,10 +1,10 @@
-"""Whose branch kept threads away from an instruction: the question that findings in the library's
-collectives raise.
+"""Find the branch that kept threads away from a collective instruction: the user's or the library's.
 
-`warp.sum` and `block.sum` need all threads of a warp or block. Where some are missing, either the reader's
-code sent them elsewhere (`if thread_idx.x < n`, an early return, an uneven loop), or the library does so in
-its own algorithm and knows why. The batch notes for each branch which warps and thread blocks it has split;
-the graph says on which branches it depends whether an instruction is reached at all."""
+`warp.sum` and `block.sum` need all threads of a warp or block. Where some are missing, either the user's code
+sent them elsewhere (`if thread_idx.x < n`, an early return, an uneven loop), or the library's own algorithm
+does so on purpose. The batch records for each branch which warps and thread blocks it has split; the
+control-flow graph tells which branches control whether an instruction is reached.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from harness.vgpu.ptx.program import Program, set_bits
 
 
 class Splits:
-    """The branches at which threads of one warp or thread block of a batch went different ways."""
+    """The branches at which threads of one warp or thread block of a batch diverged."""
 
     def __init__(self, batch):
         self.batch = batch
@@ -26,8 +26,8 @@ class Splits:
         self.blocks: dict[int, np.ndarray] = {}  # branch -> the thread blocks that it has split
 
     def add(self, branch: int, parts: list[np.ndarray]) -> int:
-        """The positions `parts` take different ways at the end of basic block `branch`. Returns the warps
-        split."""
+        """Record that the positions `parts` diverge at the end of basic block `branch`. Return the number of
+        warps split."""
         batch = self.batch
         split = _several(parts, batch.warp_of, batch.warps)
         _join(self.warps, branch, split)
@@ -35,8 +35,8 @@ class Splits:
         return int(np.count_nonzero(split))
 
     def by_reader(self, instr: Instr, *, warp: int | None = None, block: int | None = None) -> bool:
-        """Whether a branch outside of the library's algorithms decides which threads of this warp, or of this
-        thread block, reach `instr`."""
+        """Return whether a branch in user code decides which threads of this warp, or thread block, reach
+        `instr`."""
         table, number = (self.warps, warp) if warp is not None else (self.blocks, block)
         program = self.batch.program
         return any(
@@ -46,7 +46,7 @@ class Splits:
 
 
 def _several(parts: list[np.ndarray], group_of: np.ndarray, count: int) -> np.ndarray:
-    """Which groups (warps or thread blocks) have threads in more than one of the parts."""
+    """Return a mask of the groups (warps or thread blocks) with threads in more than one of the parts."""
     ways = np.zeros(count, np.int64)
     for part in parts:
         here = np.zeros(count, bool)
@@ -65,8 +65,7 @@ def _place_of(program: Program, branch: int):
 
 
 def deciding(program: Program, instr: Instr) -> set[int]:
-    """The basic blocks whose branch decides whether `instr` is reached: those it is control dependent on, and
-    theirs."""
+    """Return the basic blocks on whose branches `instr` is control dependent, directly or not."""
     blocks_of, controls = _dependence(program)
     branches: set[int] = set()
     todo = [blocks_of[id(instr)]] if id(instr) in blocks_of else []
@@ -79,11 +78,12 @@ def deciding(program: Program, instr: Instr) -> set[int]:
 
 @functools.lru_cache(maxsize=16)
 def _dependence(program: Program) -> tuple[dict[int, int], list[set[int]]]:
-    """Instruction (by identity) -> its basic block, and basic block -> the branches that it depends on
-    directly.
+    """Map each instruction (by id) to its basic block, and each basic block to the branches it directly
+    depends on.
 
-    A device function's blocks depend on the blocks that call it; a call by itself leads on to the block after
-    it."""
+    A device function's blocks depend on the blocks that call it; a call by itself continues at the block
+    after it.
+    """
     blocks = program.blocks
     blocks_of = {id(i): b.index for b in blocks for i in [*b.instrs, *([b.term] if b.term else [])]}
     callers: dict[int, set[int]] = {}
@@ -101,7 +101,7 @@ def _dependence(program: Program) -> tuple[dict[int, int], list[set[int]]]:
 
 
 def post_dominators(succs: list[list[int]]) -> list[int]:
-    """For every node, as bits of a number: the nodes on all its ways to the end, itself included."""
+    """Return the post-dominators of every node, itself included, as the bits of a number."""
     count = len(succs)
     everything = (1 << count) - 1
     dominators = [everything if s else 1 << k for k, s in enumerate(succs)]

@@ -1,10 +1,10 @@
-"""What the threads of a launch do to memory, access by access: for pictures of a run, and for who is to
-blame.
+"""Record every memory access of a launch, for pictures of a run and for tracing wrong values to an
+instruction.
 
-A `Recorder` listens to one launch (`VirtualGPU.keep_events`) and makes its `Events`: a list of steps, each
-one memory instruction that some threads execute together, and for every access its block, thread, place and
-value. Steps are in the order in which the virtual GPU ran them; a GPU may order its blocks and warps
-otherwise."""
+A `Recorder` listens to one launch (`VirtualGPU.keep_events`) and builds its `Events`: a list of steps, each
+one memory instruction that some threads execute together, and for every access its block, thread, element and
+value. Steps are in the execution order of the virtual GPU; a GPU may order its blocks and warps differently.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ LIKELY = (1e-12, 1e12)
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A piece of memory that a launch touches: `space` is "global" or "shared" (one of it in each block).
+    """Memory that a launch accesses: `space` is "global" or "shared" (one copy in each block).
 
-    `shape` is empty and `dtype` "" where they are unknown. `itemsize` are the bytes of an element, `size`
-    counts them."""
+    `shape` is empty and `dtype` "" where they are unknown. `itemsize` is the bytes of an element, `size` the
+    number of elements.
+    """
 
     name: str
     space: str
@@ -38,11 +39,12 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One memory instruction, as some threads execute it together.
+    """One memory instruction that some threads execute together.
 
-    `kind` is "R" read, "W" written or "A" atomic on the tensor of that name, or "barrier" for one that some
-    blocks pass. `first` and `last` delimit its accesses in the columns of `Events`, `count` of them for each
-    thread."""
+    `kind` is "R" (read), "W" (write) or "A" (atomic) on the tensor of that name, or "barrier" for one that
+    some blocks pass. `first` and `last` delimit its accesses in the columns of `Events`, `count` of them for
+    each thread.
+    """
 
     kind: str
     tensor: str
@@ -83,7 +85,7 @@ class Events:
 
 @dataclass
 class _Pending:
-    """Accesses whose values are still to come: where each is, in bytes of its tensor, and whose."""
+    """Accesses whose values are not known yet: their offset in bytes of the tensor, and their threads."""
 
     kind: str
     space: str
@@ -98,7 +100,7 @@ class _Pending:
 
 @dataclass
 class Recorder:
-    """Listens to one launch. At most `limit` accesses are kept, the rest are counted."""
+    """Record the accesses of one launch: at most `limit`, the rest are only counted."""
 
     run: Any = field(repr=False)  # launch.Run, which imports this module
     limit: int
@@ -110,13 +112,13 @@ class Recorder:
 
     # -- called while the launch runs -----------------------------------------------------------------------
     def add(self, batch, A, tensor: Extent, index, L) -> None:
-        """A global access that is about to happen; `index` in units of the access size."""
+        """Record a global access that is about to happen; `index` in units of the access size."""
         positions = batch.positions(L)
         byte = (np.broadcast_to(index, len(positions)) << A.shift) - (tensor.start - self.run.arena.base)
         self._keep(batch, A, "global", tensor, positions, byte)
 
     def add_shared(self, batch, A, index, L) -> None:
-        """A shared access that is about to happen."""
+        """Record a shared access that is about to happen."""
         if A.space == "early":  # an asynchronous copy happens when it lands
             return
         positions = batch.positions(L)
@@ -127,13 +129,13 @@ class Recorder:
                 self._keep(batch, A, "shared", extent, positions[inside], offset[inside] - extent.start)
 
     def outside(self, batch, A, extent: Extent, addresses, positions) -> None:
-        """Accesses out of the bounds of a tensor, which the virtual GPU sends elsewhere."""
+        """Record out-of-bounds accesses of a tensor, which the virtual GPU redirects."""
         space = "global" if A.space == "global" else "shared"
         self._keep(batch, A, space, extent, positions, addresses.astype(np.int64) - extent.start)
 
     def values(self, batch, value, L, dtype: str = "") -> None:
-        """The values of the accesses just added; `value` has a second axis where a thread accesses several
-        elements."""
+        """Add the values of the last recorded accesses; `value` has a second axis where a thread accesses
+        several elements."""
         for entry in self.waiting:
             value = np.asarray(value)
             count = entry.access.count
@@ -146,7 +148,7 @@ class Recorder:
         self.waiting = []
 
     def barrier(self) -> None:
-        """Some blocks pass a barrier."""
+        """Record that some blocks pass a barrier."""
         if self.entries and self.entries[-1] is not None:
             self.entries.append(None)
 
@@ -167,7 +169,7 @@ class Recorder:
 
     # -- when the launch is over ----------------------------------------------------------------------------
     def finish(self) -> Events:
-        """The events; every tensor has by then the smallest element with which it was accessed."""
+        """Return the events; by then every tensor has the smallest element size with which it was accessed."""
         tensors = {}
         for entry in filter(None, self.entries):
             extent, width = entry.extent, entry.access.width
@@ -212,7 +214,7 @@ class Recorder:
 
 
 def _columns(entry: _Pending, itemsize: int) -> tuple[np.ndarray, ...]:
-    """(block, thread, element, bits, whether the bits are known) of the accesses of one entry, thread by
+    """Return (block, thread, element, bits, whether the bits are known) of the accesses of one entry, by
     thread."""
     count = entry.access.count
     byte = entry.byte[:, None] + np.arange(count) * entry.access.width
@@ -228,8 +230,7 @@ def _columns(entry: _Pending, itemsize: int) -> tuple[np.ndarray, ...]:
 
 
 def decoded(bits: np.ndarray, tensor: Tensor, float_like: bool = False) -> np.ndarray:
-    """The numbers that some bits stand for, in float64. Without a dtype, 4 and 8 bytes are floats where they look
-    like it."""
+    """Decode bits to float64. Without a dtype, 4 and 8 bytes are floats where they look like it."""
     raw = bits.astype(f"u{tensor.itemsize}")
     if tensor.dtype == "bfloat16":
         return (raw.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)

@@ -1,7 +1,7 @@
-"""Findings: what went wrong in a launch, one per cause, with the Mojo line, tensor, index, block and thread.
+"""Findings: the faults of a launch, one per cause, with the Mojo line, tensor, index, block and thread.
 
-The place of a finding is the innermost source line outside of the Mojo library. Where the fault itself lies
-in the library's own algorithms (block and warp primitives and the like), the finding is a note, not an error.
+The place of a finding is the innermost source line outside of the Mojo library. Where the fault is in the
+library's own algorithms (block and warp primitives and the like), the finding is a note, not an error.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Checks:
-    """What to look for besides wrong addresses and barriers, which are always checked."""
+    """The optional checks; wrong addresses and barriers are always checked."""
 
     uninitialised: bool = True
     races: bool = True
@@ -68,9 +68,10 @@ class Checks:
 class Finding:
     """One fault: its first occurrence, and how often it occurred.
 
-    `kind` is one of KINDS. In `words` tensors stand as `named` marks them, `message` is the same without
+    `kind` is one of KINDS. In `words` tensor names are marked by `named`; `message` is the same without
     marks. `index` is an element index of the tensor (a tuple where its shape is known). `block` and `thread`
-    are (x, y, z)."""
+    are (x, y, z).
+    """
 
     kind: str
     words: str
@@ -92,16 +93,16 @@ class Finding:
 
     @property
     def message(self) -> str:
-        """What is wrong, in a sentence."""
+        """The fault in a sentence."""
         return _NAMED.sub(r"\1", self.words)
 
     def renamed(self, name_of: Callable[[str], str]) -> Finding:
-        """The same with other names for the tensors that it is about, and for nothing else in its words."""
+        """Return a copy with other names for its tensors; the rest of the text stays."""
         words = _NAMED.sub(lambda mark: named(name_of(mark[1])), self.words)
         return replace(self, words=words, tensor=name_of(self.tensor) if self.tensor else "")
 
     def text(self) -> str:
-        """A few lines for a reader."""
+        """Format the finding in a few lines."""
         head = f"{'error' if self.is_error else 'note'}: {self.kind}"
         if self.where:
             head += f" at {self.where}"
@@ -125,7 +126,7 @@ class Finding:
         return "\n".join(lines)
 
     def as_dict(self) -> dict:
-        """What a machine reads of it: names and numbers, the places as file:line:column."""
+        """Return the finding as JSON data: names and numbers, places as file:line:column."""
         return {
             "kind": self.kind,
             "error": self.is_error,
@@ -143,17 +144,17 @@ class Finding:
 
 
 def named(tensor: str) -> str:
-    """A tensor's name in a message, marked, so that it can be told from the words around it."""
+    """Mark a tensor's name in a message, so that it can be replaced later."""
     return f"\x0e{tensor}\x0f"
 
 
 def plural(count: int, one: str, many: str = "") -> str:
-    """ "1 error", "2 errors"; with `many`, "1 launch", "2 launches"."""
+    """Format a count: "1 error", "2 errors"; with `many`, "1 launch", "2 launches"."""
     return f"{count} {one if count == 1 else many or one + 's'}"
 
 
 def with_article(noun: str) -> str:
-    """ "a load", "an atomic"."""
+    """Return "a load", "an atomic"."""
     return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
 
 
@@ -162,8 +163,7 @@ def _triple(t: tuple[int, int, int]) -> str:
 
 
 class Findings(list):
-    """Findings of a device or launch, grouped: the same fault of the same instructions and tensor is counted
-    up."""
+    """The findings of a device or launch; repeats at the same instructions and tensor only add to a count."""
 
     def __init__(self):
         super().__init__()
@@ -182,7 +182,7 @@ class Findings(list):
 
 
 def by_cause(findings: Iterable[Finding]) -> list[Finding]:
-    """One finding for each cause, errors first and the most frequent first.
+    """Group findings by cause, errors first and the most frequent first.
 
     Findings of several launches have one cause when kind, kernel and both places are the same.
     """
@@ -197,13 +197,13 @@ def by_cause(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def index_text(index) -> str:
-    """`[3]` or `[1, 2]`."""
+    """Format an index as `[3]` or `[1, 2]`."""
     if index is None:
         return ""
     return f"[{', '.join(map(str, index))}]" if isinstance(index, tuple) else f"[{index}]"
 
 
 def summary(findings) -> str:
-    """All findings as text, errors first."""
+    """Format all findings, errors first."""
     ordered = sorted(findings, key=lambda f: not f.is_error)
     return "\n".join(f.text() for f in ordered)

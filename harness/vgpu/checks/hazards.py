@@ -1,13 +1,13 @@
-"""Registers of asynchronous products: where a kernel may use them too early, and where it needs a
-wgmma.fence.
+"""Register hazards of wgmma: early use of a product's registers, and missing wgmma.fence.
 
 A product reads and writes registers until wgmma.wait_group has waited for it. The analysis follows the
-control flow and says, for every instruction, which products may be under way whose registers it touches;
-whether one really is, the batch knows when the instruction runs (order.py). Products that add to the same
-registers one after the other need no wait.
+control flow and lists, for every instruction, which products may be in flight whose registers it touches;
+whether one is, the batch knows when the instruction runs (order.py). Products that add to the same registers
+one after the other need no wait.
 
-A product also needs a wgmma.fence after the last instruction that wrote its registers. That is a matter of
-the program alone."""
+A product also needs a wgmma.fence after the last instruction that wrote its registers. That is a property of
+the code alone, and is reported when the product runs.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NO_FENCE = ""  # stands among the registers that need a fence where there has be
 
 
 class Hazard(NamedTuple):
-    """An instruction touches a register of one of several products, which may be under way."""
+    """A use of a register of one of several products that may be in flight."""
 
     products: tuple[Instr, ...]
     register: str
@@ -30,8 +30,8 @@ class Hazard(NamedTuple):
 
 
 class Use(NamedTuple):
-    """A register of a product, which may be one of several: how many groups have been committed since, itself
-    included (0: it is not committed)."""
+    """A register of one of several products, and how many groups were committed since, its own included (0:
+    not committed)."""
 
     age: int
     products: tuple[Instr, ...]
@@ -39,8 +39,8 @@ class Use(NamedTuple):
 
 
 class Unfenced(NamedTuple):
-    """A register that a product needs a fence for; sums only where the product adds to them, and not writes
-    them anew: a compiler may clear registers that nobody reads."""
+    """A register that needs a fence before a product; accumulators only where the product adds to them: a
+    compiler may clear registers that are not read."""
 
     register: str
     only_if_added: bool
@@ -50,17 +50,17 @@ State = tuple[dict[str, Use], frozenset[str]]  # registers of products under way
 
 
 def is_product(i: Instr) -> bool:
-    """Whether an instruction multiplies by warpgroups."""
+    """Return whether an instruction is a wgmma product."""
     return i.op == "wgmma" and "mma_async" in i.mods
 
 
 def factors(i: Instr) -> list[str]:
-    """The registers that hold the first factor of a product."""
+    """Return the registers of a product's first factor."""
     return registers(i.args[1]) if isinstance(i.args[1], Vec) else []
 
 
 class Hazards:
-    """For every instruction of a program, by identity: hazards, and the register that lacks a fence."""
+    """For every instruction of a program, by id: its hazards, and the register that lacks a fence."""
 
     def __init__(self, program: Program):
         self.hazards: dict[int, list[Hazard]] = {}
@@ -95,7 +95,7 @@ class Hazards:
                     self.step(i, uses, dirty, watched, self)
 
     def step(self, i: Instr, uses: dict[str, Use], dirty: set[str], watched: set[str], out: Hazards | None):
-        """What an instruction does to the state; what it does wrong goes to `out`."""
+        """Update the state for an instruction, and add its faults to `out`."""
         if i.op == "wgmma" and not is_product(i):
             if "fence" in i.mods:
                 dirty.clear()
@@ -124,7 +124,7 @@ class Hazards:
         dirty.update(r for r in writes if r in watched)
 
     def product(self, i: Instr, sums: list[str], given: list[str], uses: dict[str, Use], dirty: set[str]):
-        """What is wrong about a product."""
+        """Return the faults of a product."""
         for r in given:
             if (use := uses.get(r)) is not None and use.role == SUMS:
                 self.hazards.setdefault(id(i), []).append(Hazard(use.products, r, SUMS))
@@ -141,7 +141,7 @@ class Hazards:
 
 
 def join(a: State | None, b: State) -> State:
-    """What may be where two ways meet: of each register any of the products, as young as the youngest."""
+    """Merge two states: for each register all products of either, each as recent as the more recent."""
     if a is None:
         return b
     uses = dict(a[0])
@@ -155,7 +155,7 @@ def join(a: State | None, b: State) -> State:
 
 
 def same(a: State, b: State) -> bool:
-    """Whether two states say the same; the products of a register only become more, so that their number
-    decides."""
+    """Return whether two states are equal; a register's products only become more, so comparing their number
+    is enough."""
     sizes = [{r: (use.age, len(use.products)) for r, use in state[0].items()} for state in (a, b)]
     return sizes[0] == sizes[1] and a[1] == b[1]

@@ -1,11 +1,11 @@
-"""Polls that nobody can satisfy: whether the state of a batch, as far as it decides what its threads do,
-repeats.
+"""Livelock detection for spin loops: stop a batch whose relevant state repeats.
 
-Between two looks every group of threads has had its turn. Where what decides about them is for the third time
-what it was at another look, nothing can ever change again. What decides is all memory, where each thread is,
-and the registers that branches, addresses, stores and warp instructions of the blocks that still run are
-computed from. A loop that merely counts its rounds repeats; one that ends at a count, or reads a clock for
-its branch, is another state each time."""
+Between two samples every group of threads has had its turn. When the same state is sampled for the third
+time, nothing can change any more. The state is all memory, the position of each thread, and the registers
+from which branches, addresses, stores and warp instructions of the blocks that still run are computed. A loop
+that merely counts its rounds repeats; one that ends at a count, or branches on a clock, is in another state
+each time and runs into the step budget.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CLOCKS = ("sp_clock", "sp_globaltimer")
 
 
 def steering(program: Program, running: frozenset[int]) -> set[str]:
-    """The registers that can change what threads do while they stay in the basic blocks `running`."""
+    """Return the registers that can influence threads that stay in the basic blocks `running`."""
     names: set[str] = set()
     sources: dict[str, set[str]] = {}  # register -> what it is computed from
     for index in running:
@@ -43,7 +43,7 @@ def steering(program: Program, running: frozenset[int]) -> set[str]:
 
 
 class Looks:
-    """The states that one batch has been seen in, since the first look."""
+    """The sampled states of one batch."""
 
     def __init__(self, batch):
         self.batch = batch
@@ -54,7 +54,8 @@ class Looks:
         self.timed = False  # whether a clock decides
 
     def repeats(self, index: int, L, pending: dict) -> bool:
-        """Whether this is the third look at one state; the threads `L` are about to run block `index`."""
+        """Return whether this state is sampled for the third time; the threads `L` are about to run block
+        `index`."""
         b = self.batch
         self.look()
         state: list = [index, L, *(x for i in sorted(pending) for x in (i, *pending[i]))]
@@ -73,7 +74,7 @@ class Looks:
         return self.times[key] == 3
 
     def look(self) -> None:
-        """Find out which basic blocks run, and the slots of the registers that decide what they do."""
+        """Collect the basic blocks that run, and the register slots that decide their behaviour."""
         before, self.counts = self.counts, dict(self.batch.run.block_threads)
         if before is None:
             return

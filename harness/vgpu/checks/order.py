@@ -1,20 +1,19 @@
-"""Asynchronous copies and products: whether what they read and write in shared memory is ordered with
-everything else.
+"""Ordering of asynchronous copies and wgmma products with other accesses to shared memory.
 
-Bulk copies, TMA and wgmma work on shared memory while the threads that asked for them go on. They are ordered
-by what threads wait for: the phase of an mbarrier, a group of bulk stores, a group of products. From there
-the order travels as between threads, through arrivals and waits of mbarriers and through barriers. And they
-reach memory by another way than loads and stores (the "async proxy"), so that a store is seen by them only
-after a fence.proxy.async.
+Bulk copies, TMA and wgmma access shared memory while the threads that issued them go on. They are ordered by
+what threads wait for: the phase of an mbarrier, a group of bulk stores, a group of products. From there the
+order spreads as between threads, through arrivals and waits of mbarriers and through barriers. They reach
+memory through the async proxy, so that they see a thread's store only after a fence.proxy.async.
 
-Each thread has a row: for every thread of its cluster the time up to which it knows what that one has done.
+Each thread has a row: for every thread of its cluster the time up to which it knows that thread's past.
 Threads that have passed one barrier share a row. Time is a number that grows with every release. An
-asynchronous operation has for every thread the time at which that thread has seen it end: another thread
-knows of the end if it knows of some such time. What is compared is only what is the last at a place: the
-copy, the store and the loads since, the operations that read.
+asynchronous operation stores for every thread the time at which that thread observed its end: another thread
+knows of the end if it knows one of these times. Only the last accesses of a location are compared: the copy,
+the store and the loads since, the operations that read.
 
-This check takes part in kernels that use such instructions. Races between plain loads and stores are
-races.py's."""
+This check runs for kernels that use such instructions. Races between ordinary loads and stores are found by
+races.py.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +35,8 @@ COPY, STORE, PRODUCT = "copy into shared memory", "bulk store", "wgmma"
 
 
 def distinct(numbers: np.ndarray) -> list[int]:
-    """The different numbers of an array, in order: mostly there is one, for which np.unique takes long."""
+    """Return the distinct numbers of an array in order; fast for the common case of one, where np.unique is
+    slow."""
     if not len(numbers):
         return []
     if (numbers == numbers[0]).all():
@@ -45,7 +45,7 @@ def distinct(numbers: np.ndarray) -> list[int]:
 
 
 class Operation:
-    """An asynchronous operation: what reads, or writes, shared memory until somebody has waited for it."""
+    """An asynchronous operation, which reads or writes shared memory until it is waited for."""
 
     __slots__ = ["done", "instr", "instrs", "issued", "kind", "places", "slot", "thread"]
 
@@ -59,14 +59,14 @@ class Operation:
 
 
 def bits_of(value: int) -> Iterator[int]:
-    """The numbers of the bits that are set."""
+    """Yield the numbers of the bits that are set."""
     while value:
         yield (value & -value).bit_length() - 1
         value &= value - 1
 
 
 class Order:
-    """The order of one batch. Threads are named by their number in the batch: block * threads + thread."""
+    """The ordering state of one batch. Threads are numbered in the batch: block * threads + thread."""
 
     def __init__(self, batch):
         self.batch, self.run = batch, batch.run
@@ -100,11 +100,11 @@ class Order:
 
     # -- rows -----------------------------------------------------------------------------------------------
     def threads(self, P) -> np.ndarray:
-        """The numbers of the threads at some positions."""
+        """Return the numbers of the threads at some positions."""
         return self.batch.block_of[P] * self.batch.threads + self.batch.thread_of[P]
 
     def add_row(self, row: np.ndarray) -> int:
-        """The number of a new row."""
+        """Add a row and return its number."""
         if self.used == len(self.rows):
             self.rows = np.concatenate([self.rows, np.zeros_like(self.rows)])
         self.rows[self.used] = row
@@ -112,7 +112,7 @@ class Order:
         return self.used - 1
 
     def sweep(self):
-        """Forget the rows that are no longer in use."""
+        """Free the rows that are no longer in use."""
         barriers = list(self.batch.mbarriers.values())
         kept = [self.row_of, self.fence_row, np.array([*self.arrivals.values()], np.int64)]
         kept += [np.array([x for b in barriers for x in (b.arriving, b.arrived)], np.int64)]
@@ -127,13 +127,14 @@ class Order:
             b.arriving, b.arrived = int(number[b.arriving]), int(number[b.arrived])
 
     def release(self, threads: np.ndarray, into: int = 0) -> int:
-        """A row of what these threads of one cluster know and have done, and of what is known in `into`."""
+        """Return a row with all that these threads of one cluster have done and know, merged with the row
+        `into`."""
         row = self.rows[distinct(np.append(self.row_of[threads], into))].max(axis=0)
         row[threads % self.width] = self.now
         return self.add_row(row)
 
     def acquire(self, threads: np.ndarray, row: int):
-        """These threads learn what a row knows."""
+        """Merge a row into those of these threads."""
         mine = self.row_of[threads]
         for old in distinct(mine):
             if (self.rows[old] < self.rows[row]).any():
@@ -141,7 +142,7 @@ class Order:
                 self.row_of[threads[mine == old]] = joined
 
     def know(self, threads: np.ndarray, time: int):
-        """These threads know what each of them has done up to a time."""
+        """Merge what each of these threads has done up to a time into the rows of all of them."""
         mine = self.row_of[threads]
         for old in distinct(mine):
             row = self.rows[old].copy()
@@ -149,8 +150,8 @@ class Order:
             self.row_of[threads[mine == old]] = self.add_row(row)
 
     def tick(self):
-        """What comes now is later than every release so far. No row may be in anybody's hands but those
-        `sweep` knows."""
+        """Advance the time: what follows is later than every release so far. All rows in use must be known to
+        `sweep`."""
         self.now += 1
         if self.used > self.most:
             self.sweep()
@@ -158,8 +159,7 @@ class Order:
 
     # -- barriers -------------------------------------------------------------------------------------------
     def barrier(self, P, number: int | str):
-        """The threads at these positions pass a barrier together, each thread block (or cluster) for
-        itself."""
+        """Pass a barrier with the threads at these positions, each thread block (or cluster) for itself."""
         threads = self.threads(P)
         size = self.width if isinstance(number, str) else self.batch.threads
         for group in distinct(threads // size):
@@ -169,7 +169,7 @@ class Order:
         self.tick()
 
     def bar_arrive(self, P, number: int):
-        """Threads arrive at a numbered barrier and go on."""
+        """Execute bar.arrive at a numbered barrier."""
         threads = self.threads(P)
         for block in distinct(threads // self.batch.threads):
             mine = threads[threads // self.batch.threads == block]
@@ -177,7 +177,7 @@ class Order:
         self.tick()
 
     def warp_sync(self, P):
-        """bar.warp.sync."""
+        """Execute bar.warp.sync."""
         threads, warps = self.threads(P), self.batch.warp_of[P]
         for warp in distinct(warps):
             mine = threads[warps == warp]
@@ -185,19 +185,18 @@ class Order:
         self.tick()
 
     def arrive(self, P, barrier: MBarrier):
-        """Threads arrive at an mbarrier."""
+        """Execute arrivals of threads at an mbarrier."""
         barrier.arriving = self.release(self.threads(P), barrier.arriving)
         self.tick()
 
     def end_phase(self, barrier: MBarrier):
-        """A phase of an mbarrier is over."""
+        """End a phase of an mbarrier."""
         row = np.maximum(self.rows[barrier.arriving], self.rows[barrier.arrived])
         barrier.arrived, barrier.arriving = self.add_row(row), 0
         barrier.copies = {k: some for k, some in barrier.copies.items() if any(c.places > 0 for c in some)}
 
     def waited(self, P, barrier: MBarrier):
-        """Threads have seen the end of the mbarrier's last phase: they know its arrivals, and its copies are
-        done."""
+        """Record that threads observed the end of the mbarrier's last phase: its arrivals and its copies."""
         threads = self.threads(P)
         self.acquire(threads, barrier.arrived)
         for phase, copies in barrier.copies.items():
@@ -206,12 +205,12 @@ class Order:
                     self.see(copy, threads)
 
     def see(self, operation: Operation, threads: np.ndarray):
-        """Threads have seen the end of an operation."""
+        """Record that threads observed the end of an operation."""
         place = threads % self.width
         operation.done[place] = np.minimum(operation.done[place], self.now)
 
     def knows(self, operation: Operation, threads: np.ndarray) -> np.ndarray:
-        """Which of these threads know that an operation is over."""
+        """Return a mask of the threads that know that an operation has ended."""
         known = operation.done[threads % self.width] != NEVER
         rows = self.row_of[threads]
         for row in distinct(rows[~known]):
@@ -220,8 +219,7 @@ class Order:
         return known
 
     def proxy_fence(self, P):
-        """fence.proxy.async of these threads: their stores, and those that they know of, are seen by other
-        ways too."""
+        """Execute fence.proxy.async: the stores that these threads know of become visible to the async proxy."""
         threads = self.threads(P)
         self.fence_row[threads] = self.row_of[threads]
         here = np.zeros(len(self.row_of), bool)
@@ -239,7 +237,7 @@ class Order:
 
     # -- loads and stores of threads -------------------------------------------------------------------------
     def access(self, A: Access, index, L):
-        """A load, store or atomic of shared memory; `index` in units of its size."""
+        """Check and record a load, store or atomic of shared memory; `index` in units of its size."""
         P = self.batch.positions(L)
         threads = self.threads(P)
         start = np.broadcast_to(index, len(P)) << A.shift
@@ -254,7 +252,7 @@ class Order:
                 self.loaded(threads[copied], units[copied])
 
     def loaded(self, threads, units):
-        """Remember loads of what a copy has brought: the next copy must come after them."""
+        """Record loads of what a copy has written: the next copy must come after them."""
         times = np.full(len(units), self.now, np.int32)
         blocks = units // self.per_block
         for block in distinct(blocks):
@@ -267,7 +265,7 @@ class Order:
                 self.loads[block] = [(some[0][last], some[1][last], some[2][last])]
 
     def stored(self, threads, start, count: int):
-        """Remember stores, and that what was there before is gone."""
+        """Record stores, which replace the earlier accesses of these locations."""
         cells = ((start // UNIT)[:, None] + np.arange(count)).reshape(-1)
         who = np.repeat(threads, count)
         self.store_thread[cells], self.store_time[cells], self.store_fenced[cells] = who, self.now, NEVER
@@ -280,7 +278,7 @@ class Order:
         self.forget(units[(self.writer[units] != 0) | (self.readers[units] != 0)])
 
     def against_copies(self, instr: Instr, threads, units, writes: bool):
-        """A thread uses what a copy has written: it must know that the copy is over."""
+        """Check that threads which use what a copy has written know that the copy has ended."""
         verb = "is written here" if writes else "is read here"
         for copy, mine in self.writers(units):
             bad = np.flatnonzero(mine)[~self.knows(copy, threads[mine])]
@@ -288,20 +286,21 @@ class Order:
                        f"{verb}, and the thread has not waited for the copy that brings it")  # fmt: skip
 
     def against_readers(self, instr: Instr, threads, units):
-        """A thread stores where operations read: it must know that they are over."""
+        """Check that threads which store know that the operations which read there have ended."""
         for reader, mine in self.readers_of(units):
             bad = np.flatnonzero(mine)[~self.knows(reader, threads[mine])]
             self.blame("operand overwritten", instr, reader.instr, threads, units, bad,
                        f"is stored to while a {reader.kind} may still read it")  # fmt: skip
 
     def writers(self, units) -> Iterator[tuple[Operation, np.ndarray]]:
-        """The copies that have written last at these places, and at which of them."""
+        """Yield the copies that wrote last at these locations, each with its mask of locations."""
         last = self.writer[units]
         for number in distinct(last[last != 0]):
             yield self.copies[number], last == number
 
     def readers_of(self, units) -> Iterator[tuple[Operation, np.ndarray]]:
-        """The operations that have read at these places since they were written, and at which of them."""
+        """Yield the operations that read these locations since the last write, each with its mask of
+        locations."""
         bits = self.readers[units]
         if not bits.any():
             return
@@ -312,7 +311,7 @@ class Order:
 
     # -- operations ------------------------------------------------------------------------------------------
     def copy_in(self, instr: Instr, position: int, units: np.ndarray, barrier: MBarrier | None):
-        """A copy into shared memory begins; an mbarrier tells when it is over."""
+        """Begin a copy into shared memory, which an mbarrier completes."""
         thread = self.threads(np.array([position]))
         block = int(units[0]) // self.per_block
         for reader, mine in self.readers_of(units):
@@ -332,11 +331,11 @@ class Order:
         copy.places += len(units)
 
     def same_phase(self, copy: Operation, barrier: MBarrier | None) -> bool:
-        """Whether a copy is counted by the phase that a barrier is in."""
+        """Return whether a copy is counted by the current phase of a barrier."""
         return barrier is not None and copy in barrier.copies.get(barrier.phase, ())
 
     def copy_of(self, instr: Instr, thread: int, barrier: MBarrier | None) -> Operation:
-        """The operation that stands for all copies of an instruction in one phase; its slot is its number."""
+        """Return the operation for all copies of an instruction in one phase; its slot is its number."""
         some = [] if barrier is None else barrier.copies.setdefault(barrier.phase, [])
         for copy in some:
             if copy.instr is instr and copy.thread == thread and copy.kind == COPY:
@@ -349,7 +348,7 @@ class Order:
         return copy
 
     def against_loads(self, instr: Instr, thread, block: int, units):
-        """A copy begins where threads have loaded what was there: it must come after their loads."""
+        """Check that a copy begins after the loads of what it overwrites."""
         kept = self.loads.get(block)
         if not kept:
             return
@@ -370,7 +369,7 @@ class Order:
         self.loads[block] = left
 
     def against_stores(self, instr: Instr, threads, units, verb: str):
-        """An operation uses what threads have stored: after a barrier, and after a proxy fence."""
+        """Check that an operation reads after the threads' stores, a barrier and a proxy fence."""
         cells = (units[:, None] * 4 + np.arange(4)).reshape(-1)
         cells = cells[self.store_thread[cells] >= 0]
         if not len(cells):
@@ -397,7 +396,7 @@ class Order:
                                 why.format(self.name(int(who[k]))))  # fmt: skip
 
     def forget(self, units):
-        """These places are written anew: what was the last there is not any more."""
+        """Drop the recorded accesses of locations that are overwritten."""
         if not len(units):
             return
         for copy, mine in self.writers(units):
@@ -412,7 +411,7 @@ class Order:
         self.readers[units] = 0
 
     def reads(self, operation: Operation, units):
-        """An operation reads some places of one thread block."""
+        """Record that an operation reads some locations of one thread block."""
         block = int(units[0]) // self.per_block
         slots = self.slots.setdefault(block, {})
         if slots.get(operation.slot) is not operation:
@@ -522,7 +521,7 @@ class Order:
 
     # -- the end ---------------------------------------------------------------------------------------------
     def finish(self):
-        """All threads have returned: their shared memory is gone, so bulk stores must have read it."""
+        """Check at exit that bulk stores have read their shared memory, which ends with the block."""
         left = [
             *self.open.items(),
             *((k, [x for group in groups for x in group]) for k, groups in self.groups.items()),
@@ -537,19 +536,19 @@ class Order:
     def blame(
         self, kind: str, instr: Instr, other: Instr | None, threads, units, bad: np.ndarray, message: str
     ):
-        """One finding about those of some accesses whose numbers are `bad`, if there are; one thread may stand for all."""
+        """Report one finding for the accesses `bad`, if any; one thread may stand for all."""
         if len(bad):
             thread = threads[bad[0]] if len(threads) > 1 else threads[0]
             self.report(kind, instr, other, int(thread), int(units[bad[0]]), len(bad), message)
 
     def name(self, thread: int) -> str:
-        """A thread in a message."""
+        """Name a thread in a message."""
         return f"thread {self.run.thread_index(thread % self.batch.threads)}"
 
     def report(
         self, kind: str, instr: Instr, other: Instr | None, thread: int, unit: int, count: int, message: str
     ):
-        """One finding; `unit` is the place in units of 16 bytes, or -1."""
+        """Report one finding; `unit` is the location in units of 16 bytes, or -1."""
         if unit >= 0:
             message = f"{self.batch.shared_name(unit * 16 % self.batch.shared_size)} {message}"
         self.run.disorder(self.batch, kind, instr, other, thread, count, message)

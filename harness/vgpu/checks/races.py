@@ -1,25 +1,24 @@
-"""Race check: every access is logged, and conflicts are searched in bulk, independent of the schedule that
-happened.
+"""Race check: log every access and search for conflicts in bulk, independent of the actual schedule.
 
-Two accesses to the same bytes by different threads conflict when one of them is a plain store, or one is
-atomic and the other a plain access. An atomic of block scope (`.cta`) is one for its own block only: between
+Two accesses to the same bytes by different threads conflict when one of them is a non-atomic store, or one is
+atomic and the other is not. An atomic of block scope (`.cta`) is atomic for its own block only: between
 blocks it conflicts with every other. Conflicts are a race when nothing orders them:
-- threads of different blocks are ordered by nothing, except release and acquire through a global atomic or
+- threads of different blocks are ordered only by release and acquire through a global atomic or
   through a barrier of their cluster (below);
 - threads of one block are ordered by a barrier between the accesses (they have different `epoch`);
 - threads of one warp are ordered by a warp-wide instruction between shared-memory accesses (`warp epoch`).
 
 Per granule of memory (the smallest element the kernel accesses) three marks are kept: the last store, load
 and atomic. A mark is one integer: block or warp epoch, barrier epoch, thread and instruction. A load is
-compared with the store mark and the other way round, so the order in which the two were executed does not
-matter.
+compared with the store mark and vice versa, so their execution order does not matter.
 
 Kernels that use the result of an atomic, or a strong load, may order blocks by it ("the last block reduces");
 warps of a block may do so by a flag in shared memory. They get vector clocks (clocks.py): an atomic or strong
 load is an acquire only if its result is used and it, or a fence after it, has acquire semantics; a release
 needs a fence or release semantics before. So do kernels with a cluster barrier: its arrive is a release
 (unless `.relaxed`), its wait an acquire. There the log is kept and sorted at the end, that of shared memory
-too where blocks of a cluster reach into each other's."""
+too where blocks of a cluster access each other's.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +47,7 @@ SCOPE_CONFLICTS = {"A": "BT", "B": "ABST", "S": "B", "T": "AB"}
 
 
 def granule_of(program, spaces: tuple[str, ...]) -> int:
-    """The smallest element size with which the kernel accesses these state spaces."""
+    """Return the smallest element size with which the kernel accesses these state spaces."""
     smallest = 8
     for block in program.blocks:
         for i in block.instrs:
@@ -66,22 +65,22 @@ def granule_of(program, spaces: tuple[str, ...]) -> int:
 
 
 def _orders(program, i: Instr) -> bool:
-    """Whether an instruction reads what another thread may have published: an atomic whose result is used, or a
-    strong load."""
+    """Return whether an instruction may acquire: an atomic whose result is used, or a strong load."""
     if i.op == "atom":
         return any(r in program.read for r in registers(i.args[0]))
     return i.op == "ld" and any(m in ("acquire", "relaxed", "volatile") for m in i.mods)
 
 
 def synchronises(program) -> bool:
-    """Whether threads may order each other through global memory or a cluster barrier."""
+    """Return whether threads may order each other through global memory or a cluster barrier."""
     polls = (_orders(program, i) for i in program.instrs if not any(m.startswith("shared") for m in i.mods))
     return any(polls) or any(b.kind == "cluster" for b in program.blocks)
 
 
 def follows_shared(program, cluster_size: int) -> tuple[bool, bool]:
-    """Whether warps of a block may order each other through its shared memory, and whether blocks of a cluster
-    reach each other's shared memory, by what the clocks know: barriers of the cluster, fences and atomics."""
+    """Return whether warps of a block may order each other through its shared memory, and whether blocks of a
+    cluster access each other's shared memory in a way that the clocks can follow (cluster barriers,
+    fences, atomics)."""
     instrs = program.instrs
     flags = any(_orders(program, i) for i in instrs if "global" not in i.mods)
     other = any(
@@ -103,7 +102,7 @@ class Marks:
         self.by_kind: dict[str, np.ndarray] = {}
 
     def get(self, kind: str) -> np.ndarray:
-        """The marks of a kind, made when first needed."""
+        """Return the marks of a kind, created on first use."""
         marks = self.by_kind.get(kind)
         if marks is None:
             marks = self.by_kind[kind] = np.zeros(self.size, u8)
@@ -111,18 +110,18 @@ class Marks:
 
 
 def clash_global(other, mine):
-    """Race of two accesses in global memory: other block, or same block and epoch but another thread."""
+    """Return the races of accesses to global memory: other block, or same block and epoch but another thread."""
     x = other ^ mine
     return (other != 0) & ((x >> _TOP_AT != 0) | ((x >> _EPOCH_AT == 0) & (x >> _THREAD_AT != 0)))
 
 
 def clash_scope(other, mine):
-    """Race of two accesses of which one has block scope: they are by different blocks."""
+    """Return the races of accesses of which one has block scope: those by different blocks."""
     return (other != 0) & ((other ^ mine) >> _TOP_AT != 0)
 
 
 def clash_shared(other, mine):
-    """Race of two accesses in one block's shared memory: same epoch, another thread, not ordered inside its
+    """Return the races of accesses to one block's shared memory: same epoch, another thread, unordered in its
     warp."""
     x = other ^ mine
     same_epoch = (x >> _EPOCH_AT) & u8(_EPOCH_MASK) == 0
@@ -132,14 +131,14 @@ def clash_shared(other, mine):
 
 
 class Logged(Protocol):
-    """What is read of the batch whose accesses are logged (engine/interpreter/executor.py)."""
+    """The part of a batch (engine/interpreter/executor.py) that the log reads."""
 
     count: int  # thread blocks
     shared_size: int  # bytes of shared memory of each
 
 
 class AccessLog:
-    """All accesses of a launch: feeds the counters and the recorder of events, and finds races."""
+    """Log all accesses of a launch: feed the counters and the event recorder, and find races."""
 
     def __init__(self, run):
         self.run = run
@@ -170,7 +169,7 @@ class AccessLog:
 
     # -- called by the executor -----------------------------------------------------------------------------
     def start_batch(self, batch):
-        """Ready for the accesses of a new batch."""
+        """Prepare for the accesses of a new batch."""
         self.batch = batch
         self.shared: list = []
         self.shared_store = False
@@ -179,7 +178,7 @@ class AccessLog:
         self.ids: tuple | None = None
 
     def identity(self, batch):
-        """Marks of all threads without epoch and instruction: (global ones, shared ones)."""
+        """Return the marks of all threads without epoch and instruction: (global, shared)."""
         if self.ids is None or self.ids[0] is not batch.thread_of:
             thread = batch.thread_of.astype(u8) << _THREAD_AT
             block = batch.blocks[batch.block_of].astype(u8) << _TOP_AT
@@ -187,7 +186,7 @@ class AccessLog:
         return self.ids
 
     def add(self, batch, A, tensor: Extent, index, L):
-        """A global access: `index` in units of the access size, an int where all threads have the same."""
+        """Log a global access: `index` in units of the access size, an int where all threads have the same."""
         if not self.active:
             return
         if self.events:
@@ -209,7 +208,8 @@ class AccessLog:
             self.digest()
 
     def add_shared(self, batch, A, index, L):
-        """A shared access of the own block; where the kernel has no shared memory it is a wrong one, reported already."""
+        """Log a shared access of the own block. (A kernel without shared memory has had it reported as
+        wrong.)"""
         if not self.active or not batch.shared_size:
             return
         if self.events:
@@ -228,12 +228,12 @@ class AccessLog:
             self.digest()
 
     def add_remote(self, batch, A, index, L):
-        """A shared access, by some threads to the memory of another block of their cluster."""
+        """Log a shared access to the memory of another block of the cluster."""
         if self.ordered and self.follows:
             self.ordered.add_shared(batch, A, index, L)
 
     def barrier(self, batch, ready):
-        """The blocks `ready` (None: all) pass a barrier."""
+        """Pass a barrier with the blocks `ready` (None: all)."""
         if self.events:
             self.events.barrier()
         if self.shared:
@@ -242,7 +242,7 @@ class AccessLog:
             self.digest_global()
 
     def warp_sync(self, batch, L):
-        """The warps of `L` execute a warp-wide instruction."""
+        """Execute a warp-wide instruction of the warps of `L`."""
         self.warp_syncs = True
         if batch.shared_size and self.checking:
             if L is None:
@@ -253,11 +253,11 @@ class AccessLog:
             self.segment += 1
 
     def end_batch(self, batch):
-        """All threads of the batch have exited."""
+        """Check the rest of the log: all threads of the batch have exited."""
         self.digest()
 
     def finish(self):
-        """The launch is over."""
+        """Check the rest of the log: the launch has ended."""
         if self.batch is not None:
             self.digest()
         if self.ordered:
@@ -266,7 +266,7 @@ class AccessLog:
             self.run.launch.events = self.events.finish()
 
     def digest(self):
-        """Count and check what is logged."""
+        """Count and check the logged accesses."""
         if self.shared:
             self.digest_shared(keep_reads=True)
         self.digest_global(everything=self.size > LIMIT)
@@ -291,7 +291,7 @@ class AccessLog:
                 self.check_global(tensor, self.entries.pop(tensor))
 
     def expand(self, entries, granule: int, base: int = 0):
-        """(granule index, mark) arrays of entries of one kind."""
+        """Return arrays (granule index, mark) of entries of one kind."""
         where, marks = [], []
         for e in entries:
             A, index, ids, L, epoch = e[:5]
@@ -323,7 +323,7 @@ class AccessLog:
         return np.concatenate(where), np.concatenate(marks)
 
     def by_role(self, entries, granule: int, base: int = 0) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """Role -> `expand` of its entries, in the order of ORDER."""
+        """Map each role to `expand` of its entries, in the order of ORDER."""
         roles: dict[str, list] = {}
         for e in entries:
             roles.setdefault(e[0].role, []).append(e)
@@ -378,7 +378,7 @@ class AccessLog:
                 self.report(kind, tensor, where[part], mine[part], other[part], granule)
 
     def report(self, kind, tensor, where, mine, other, granule, batch=None):
-        """One finding for each pair of instructions."""
+        """Report one finding for each pair of instructions."""
 
         run = self.run
         mask = u8((1 << _INSTR) - 1)
@@ -487,7 +487,7 @@ class AccessLog:
 
 
 class OrderedLog:
-    """The log of a launch whose threads order each other by more than barriers: judged at its end, by
+    """The log of a launch whose threads order each other by more than barriers: checked at its end, with
     clocks."""
 
     def __init__(self, log: AccessLog, flags: bool):
@@ -500,12 +500,12 @@ class OrderedLog:
         self.remote: dict[tuple, tuple] = {}  # accesses to other blocks' shared memory, one of each kind
 
     def take(self, entries: dict) -> None:
-        """Keep the log of global memory."""
+        """Keep the log of global memory for the end."""
         for tensor, some in entries.items():
             self.entries.setdefault(tensor, []).extend(some)
 
     def add_shared(self, batch, A, index, L) -> None:
-        """A shared access; `index` in units of the access size in the shared memory of the batch."""
+        """Log a shared access; `index` in units of the access size in the shared memory of the batch."""
         positions = batch.positions(L)
         slot, byte = np.divmod(np.broadcast_to(index, len(positions)) << A.shift, self.shared.size)
         place = batch.blocks[slot] * self.shared.size + byte
@@ -524,7 +524,7 @@ class OrderedLog:
             )
 
     def finish(self) -> None:
-        """Judge everything: the launch is over."""
+        """Check the whole log: the launch has ended."""
         for tensor, entries in self.entries.items():
             if any(e[0].kind != "R" for e in entries):
                 self.check(tensor, entries)
@@ -533,7 +533,7 @@ class OrderedLog:
                 self.report_late(A, place, int(block), int(thread))
 
     def report_late(self, A, place: int, block: int, thread: int) -> None:
-        """An access to the shared memory of a block that may have returned by then."""
+        """Report an access to the shared memory of a block that may have returned."""
         run = self.log.run
         name, index, owner = self.shared.part(place, A.width)
         message = (
@@ -547,7 +547,7 @@ class OrderedLog:
         )  # fmt: skip
 
     def check(self, tensor: Extent, entries) -> None:
-        """Search one tensor's accesses for pairs that conflict and are not ordered."""
+        """Search one tensor's accesses for conflicting pairs that are not ordered."""
         log = self.log
         shared = tensor is self.shared
         base = 0 if shared else tensor.start - log.run.arena.base
@@ -621,8 +621,7 @@ class OrderedLog:
             self.log.report_global(tensor, w[later[keep]], a[keep], b[keep], np.ones(len(keep), bool), name)
 
     def observed(self, tensor, granule: int, mark, pair) -> bool:
-        """Whether the earlier of two accesses is a strong write that the later one's thread knows to have
-        happened."""
+        """Return whether the earlier access is a strong write that the later one's thread has observed."""
         A = self.log.run.code.accesses[(int(mark) & (1 << _INSTR) - 1) - 1]
         if not A.writes or A.kind != "A":
             return False
@@ -637,7 +636,7 @@ def _t(t) -> str:
 
 
 def _verb(A) -> str:
-    """What an access is called in a message."""
+    """Name an access in a message."""
     if A.kind == "A":
         scope = " of block scope" if A.narrow else ""
         if A.instr.op in ("atom", "red"):

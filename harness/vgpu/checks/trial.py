@@ -1,10 +1,10 @@
-"""Whether anything depends on shared memory that nobody has written: the launch once more, with other bytes
-in it.
+"""Detect whether results depend on unwritten shared memory: run the launch again with other bytes in it.
 
-Where a line table names the library's own algorithms, an unwritten word that they read and do not use is told
-from a mistake by its place. Without line tables nobody can tell whose an instruction is; there the launch is
-run again from the same global memory, with random bytes in place of the unwritten shared memory. What then
-stores the same and finds the same does not depend on them."""
+With a line table, an unwritten word that the library's own algorithms read and do not use is told from a
+mistake by its place. Without one the two cannot be told apart: the launch is run again from the same global
+memory, with random bytes in the unwritten shared memory. If stores and findings are the same, nothing depends
+on it.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Held = tuple[np.ndarray, np.ndarray, bool]
 
 
 class Before:
-    """What tensors held before a launch wrote them."""
+    """The contents of tensors before a launch first wrote them."""
 
     def __init__(self, arena):
         self.arena = arena
@@ -28,7 +28,7 @@ class Before:
         self.size = 0
 
     def first_write(self, tensor: Extent) -> None:
-        """The launch is about to write a tensor for the first time."""
+        """Save a tensor that the launch is about to write for the first time."""
         self.size += tensor.end - tensor.start
         if self.size > KEEP:
             self.kept = None
@@ -37,10 +37,10 @@ class Before:
 
 
 def depends_on_unwritten(run) -> bool:
-    """Whether a finished run gives something else with other bytes in its unwritten shared memory; True if
-    unknown.
+    """Return whether a finished run gives another result with other bytes in its unwritten shared memory;
+    True if unknown.
 
-    Memory is afterwards as it was.
+    Memory is restored afterwards.
     """
     before = run.before.kept
     if before is None:
@@ -65,5 +65,5 @@ def depends_on_unwritten(run) -> bool:
 
 
 def causes(run) -> set[tuple]:
-    """What was found, without how often."""
+    """Return the findings without their counts."""
     return {(f.kind, f.where, f.other, f.tensor) for f in run.findings}

@@ -1,4 +1,4 @@
-"""What programs take for the CUDA driver: two libraries in Mojo, and the process behind them (`vgpu exec`)."""
+"""The stand-in CUDA driver of `vgpu exec`: two libraries in Mojo, and the server process."""
 
 from pathlib import Path
 

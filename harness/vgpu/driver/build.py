@@ -1,7 +1,8 @@
-"""Builds the stand-in libraries of the virtual GPU once and keeps them in a cache folder.
+"""Build the stand-in libraries of the virtual GPU once, into the cache.
 
 A folder of the workbook's cache, named by a hash of the Mojo sources and the compiler's version, holds
-libcuda.so.1, libnvidia-ml.so.1 and a `ptxas` stand-in that hands PTX through."""
+libcuda.so.1, libnvidia-ml.so.1 and a `ptxas` stand-in that passes PTX through.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +67,7 @@ class Driver:
         return self.folder / "ptxas"
 
     def environment(self) -> dict[str, str]:
-        """Variables that make Mojo and MAX emit PTX and allocate each buffer by itself."""
+        """Return variables that make Mojo and MAX emit PTX and allocate each buffer separately."""
         return {
             "MODULAR_NVPTX_COMPILER_PATH": str(self.ptxas),
             "MODULAR_DEVICE_CONTEXT_MEMORY_MANAGER_SIZE": "0",
@@ -74,7 +75,7 @@ class Driver:
 
 
 def find_mojo() -> str:
-    """The mojo executable: beside this Python, or on the PATH."""
+    """Return the mojo executable: next to this Python, or on the PATH."""
     beside = Path(sys.executable).with_name("mojo")
     mojo = str(beside) if beside.exists() else shutil.which("mojo")
     if not mojo:
@@ -85,7 +86,7 @@ def find_mojo() -> str:
 
 
 def mojo_version(mojo: str) -> str:
-    """What `mojo --version` prints."""
+    """Return the output of `mojo --version`."""
     done = subprocess.run(
         [mojo, "--version"], capture_output=True, text=True, encoding="utf-8", errors="replace", check=False
     )
@@ -95,22 +96,23 @@ def mojo_version(mojo: str) -> str:
 
 
 def last_line(text: str) -> str:
-    """The last line with something in it."""
+    """Return the last line that is not empty."""
     lines = [line for line in text.splitlines() if line.strip()]
     return lines[-1].strip() if lines else "(no message)"
 
 
 def cache_key(mojo: str) -> str:
-    """Changes with any source of the libraries, with how they are built and with the compiler."""
+    """Hash the libraries' sources, the way they are built and the compiler's version."""
     sources = [*sorted(HERE.glob("*.mojo")), Path(__file__).with_name("interface.py"), Path(__file__)]
     return digest([mojo_version(mojo), *(source.read_bytes() for source in sources)])
 
 
 def build() -> Driver:
-    """The driver, from the cache or freshly built (about 5 s).
+    """Return the driver from the cache, or build it (about 5 s). Safe in several processes at once.
 
-    Raises EnvironmentProblem where the cache folder cannot be written, DriverBuildError where the compiler
-    fails. Safe when several processes call it at once."""
+    Raise EnvironmentProblem where the cache folder cannot be written, DriverBuildError where the compiler
+    fails.
+    """
     if not sys.platform.startswith("linux"):
         raise DriverBuildError(f"the virtual GPU's driver needs Linux, this is {sys.platform}")
     mojo = find_mojo()
@@ -136,10 +138,10 @@ def build_into(folder: Path, mojo: str) -> None:
 
 
 def compile_library(target: Path, source: str, mojo: str, env: dict[str, str]) -> None:
-    """One shared library, whose soname is what later dlopen calls find it by: its source, and what interface.py
-    says of it.
+    """Compile one shared library from its source and interface.py; dlopen finds it by its soname.
 
-    Raises DriverBuildError with the compiler's last line."""
+    Raise DriverBuildError with the compiler's last line.
+    """
     folder = Path(env["TMPDIR"]) / target.name
     folder.mkdir()
     (folder / "interface.mojo").write_text(constants())

@@ -1,6 +1,6 @@
-"""What a CUDA driver call means on the virtual GPU: the Python end of the stand-in libraries.
+"""Execute CUDA driver calls on the virtual GPU: the Python end of the stand-in libraries.
 
-The Mojo libraries turn every driver call into one request of sixteen words; `Device.handle` answers it on a
+The Mojo libraries encode every driver call as a request of sixteen words; `Device.handle` answers it on a
 `VirtualGPU`, for the executor of `vgpu exec` (server.py).
 """
 
@@ -38,7 +38,7 @@ MAX_THREADS_PER_BLOCK, SHARED_SIZE_BYTES, PTX_VERSION, BINARY_VERSION, MAX_DYNAM
 
 
 def capability(arch: str) -> tuple[int, int]:
-    """Compute capability of a target name: "sm_90a" -> (9, 0)."""
+    """Return the compute capability of a target name: "sm_90a" -> (9, 0)."""
     target = re.fullmatch(r"sm_(\d+)[a-z]?", arch)
     assert target is not None, arch
     number = int(target[1])
@@ -46,7 +46,7 @@ def capability(arch: str) -> tuple[int, int]:
 
 
 def device_attributes(arch: str) -> dict[int, int]:
-    """CUdevice_attribute number -> value; an attribute that is missing here is zero."""
+    """Map CUdevice_attribute numbers to values; an attribute that is missing here is zero."""
     key = re.sub(r"[a-z]$", "", arch)
     if key not in ARCHITECTURES:
         raise ValueError(
@@ -91,7 +91,7 @@ def device_attributes(arch: str) -> dict[int, int]:
 
 
 class DriverError(VirtualGPUError):
-    """A call that a driver refuses. `cuda` is the name of the CUDA error."""
+    """A refused driver call. `cuda` is the name of the CUDA error."""
 
     def __init__(self, cuda: str, text: str):
         super().__init__(text)
@@ -100,7 +100,7 @@ class DriverError(VirtualGPUError):
 
 @dataclass
 class Function:
-    """One kernel handle of the program."""
+    """A kernel handle of the program."""
 
     kernel: Kernel
     label: str
@@ -109,7 +109,8 @@ class Function:
 
 
 def parameter_layout(sizes: list[int]) -> list[tuple[int, int]]:
-    """Offsets of parameters in a packed buffer: scalars at their own size, everything else at eight bytes."""
+    """Return (offset, size) of parameters in a packed buffer: scalars at their own size, the rest at eight
+    bytes."""
     layout, offset = [], 0
     for size in sizes:
         align = size if size in (1, 2, 4) else 8
@@ -124,8 +125,9 @@ class Device:
     """Answers driver calls on one virtual GPU.
 
     `gpu` is the machine; `arch` its target name. `errors` collects the exceptions that made calls fail, in
-    order: the program sees only a CUDA result code, the reader of a report wants the sentence. `log` gets one
-    line per failed call and, when `verbose`, one per module and launch."""
+    order: the program gets only a CUDA result code, a report needs the message. `log` gets one line per
+    failed call and, when `verbose`, one per module and launch.
+    """
 
     gpu: VirtualGPU
     arch: str = "sm_90a"
@@ -145,10 +147,11 @@ class Device:
         self._answers = {op: getattr(self, f"_{op.name.lower()}") for op in Op}
 
     def handle(self, operation: int, arguments: list[int], data, room: int) -> tuple[int, tuple, bytes]:
-        """One driver call. Returns (CUDA result code, up to four results, output bytes).
+        """Answer one driver call. Return (CUDA result code, up to four results, output bytes).
 
-        `data` is the input as a bytes-like object, `room` how many output bytes the caller takes. Every failure
-        becomes a result code, and its sentence goes to `log`."""
+        `data` is the input as a bytes-like object, `room` the size of the caller's output buffer. Every
+        failure becomes a result code, and its message goes to `log`.
+        """
         try:
             results, output = self._answers[Op(operation)](arguments, data, room)
             return 0, results, bytes(output)[:room] if len(output) > room else output
@@ -157,8 +160,7 @@ class Device:
             return self._refuse(error, room)
 
     def _refuse(self, error: Exception, room: int) -> tuple[int, tuple, bytes]:
-        """Turn an exception into a result code. Its sentence is logged, and fills the caller's room (a JIT
-        log)."""
+        """Turn an exception into a result code; log its message and put it into the output (a JIT log)."""
         name = getattr(error, "cuda", "CUDA_ERROR_UNKNOWN")
         text = str(error).removesuffix(f" [{name}]")
         if not isinstance(error, VirtualGPUError):  # a defect of ours: say as much as possible
@@ -193,7 +195,7 @@ class Device:
         return (), b""
 
     def _encode_tensor_map(self, arguments, data, room):
-        """Input: 5 dimensions, 4 strides, 5 sizes of the box and 5 element strides, in words."""
+        """Encode a tensor map. Input: 5 dimensions, 4 strides, 5 tile sizes and 5 element strides, in words."""
         kind, rank, address, interleave, swizzle, promotion, fill = arguments[:7]
         words = np.frombuffer(data, "<i8").tolist()
         dims, strides = words[:rank], words[5 : 4 + rank]
@@ -233,7 +235,7 @@ class Device:
         return (), b""
 
     def _allocation(self, address: int) -> int:
-        """Start of the live allocation that holds an address."""
+        """Return the start of the live allocation that holds an address."""
         extent = self.gpu.arena.find(address)
         if extent is None:
             raise DriverError(
@@ -251,8 +253,8 @@ class Device:
         return (), b""
 
     def _read(self, arguments, data, room):
-        """Device to host. Missing elements are a finding only in memory that some kernel was given: Mojo's
-        `map_to_host` copies fresh buffers to the host before the program fills them."""
+        """Copy device to host. Missing elements are a finding only in memory that was passed to some kernel:
+        Mojo's `map_to_host` copies fresh buffers to the host before the program fills them."""
         if not room:
             return (), b""
         address = arguments[0]
@@ -357,7 +359,7 @@ class Device:
         return (), b""
 
     def _occupancy(self, arguments, data, room):
-        """Blocks per multiprocessor, from threads and shared memory (registers are not modelled)."""
+        """Compute blocks per multiprocessor from threads and shared memory (registers are not modelled)."""
         function, threads, dynamic = self._function(arguments[0]), max(arguments[1], 1), arguments[2]
         shared = function.kernel.shared_bytes + dynamic + self.attributes[111]
         blocks = min(self.attributes[106], self.attributes[39] // threads, self.attributes[81] // shared)
@@ -388,7 +390,7 @@ class Device:
         return (), b""
 
     def _remember_arguments(self, packed: bytes) -> None:
-        """Note which allocations a kernel gets: every word of its arguments may be an address."""
+        """Record which allocations a kernel gets: every word of its arguments may be an address."""
         for word in np.frombuffer(packed[: len(packed) // 8 * 8], "<u8").tolist():
             extent = self.gpu.arena.find(word)
             if extent is not None:

@@ -1,4 +1,4 @@
-"""The driver's interface as data, for both of its ends: device.py answers by it, and build.py makes Mojo of it."""
+"""The driver's interface as data for both ends: device.py answers it, build.py generates Mojo from it."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ cuStreamWaitValue64_v2 cuTensorMapEncodeIm2col
 
 
 def constants() -> str:
-    """The Mojo module `interface`: numbers of operations and results, and what results say."""
+    """Generate the Mojo module `interface`: numbers of operations and results, and the names of results."""
     lines = [f"comptime OP_{op.name} = {op.value}" for op in Op]
     lines += [
         f"comptime {name.removeprefix('CUDA_').removeprefix('ERROR_')} = Int32({code})"
@@ -134,7 +134,8 @@ def constants() -> str:
 
 
 def entry_points(library: str) -> str:
-    """The functions in Mojo of a library that answer the same each time, and of libcuda.so.1 those that refuse."""
+    """Generate the Mojo functions of a library with constant answers, and of libcuda.so.1 those that are
+    refused."""
     lines = []
     for name, stores in FIXED[library].items():
         last = max((argument for argument, _, _ in stores), default=-1)

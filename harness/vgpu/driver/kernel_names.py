@@ -23,8 +23,9 @@ class KernelNames:
     def label(self, symbol: str) -> str:
         """Return a short name for a kernel.
 
-        In a MAX package kernels have only the package's name, `ops_` or `mojo_pkg_` and a hash: they are numbered in
-        the order in which they are met."""
+        Kernels of a MAX package have only the package's name, `ops_` or `mojo_pkg_` and a hash: they are
+        numbered in the order of first use.
+        """
         if symbol not in self._labels:
             nameless = re.match(r"\w*_[0-9a-f]{16}_", symbol)
             self._labels[symbol] = f"kernel {1 + len(self._labels)}" if nameless else readable(symbol)

@@ -1,8 +1,9 @@
-"""`vgpu exec`: runs any program with the virtual GPU, in an executor process of its own.
+"""`vgpu exec`: run a program with the virtual GPU in a separate executor process.
 
-The program finds the stand-in libraries through LD_LIBRARY_PATH and reaches this process over a socket with
-an abstract name, so nothing is left on any file system. Each process of the program that opens the device
-gets a virtual GPU of its own. This process ends with the program and takes what it started along."""
+The program finds the stand-in libraries through LD_LIBRARY_PATH and connects to this process through a socket
+with an abstract name, so no file is left behind. Each process of the program that opens the device gets its
+own virtual GPU. This process ends with the program and ends what it started.
+"""
 
 from __future__ import annotations
 
@@ -44,10 +45,11 @@ class _Interrupted(BaseException):
 
 
 class Executor:
-    """Serves one program.
+    """Serve one program.
 
-    `make_device()` gives a fresh `Device` for each process that connects; all of them stay in `devices` for
-    the report."""
+    `make_device()` creates a `Device` for each process that connects; `devices` keeps all of them for the
+    report.
+    """
 
     def __init__(self, make_device: Callable[[], Device], driver: Driver):
         self.make_device = make_device
@@ -56,8 +58,8 @@ class Executor:
         self._child: subprocess.Popen | None = None
 
     def run(self, program: list[str], timeout: float | None = None) -> int:
-        """Run a program to its end. Returns its exit code (128 + n after signal n), 124 after `timeout`
-        seconds, 130 after Ctrl-C. Raises ProgramNotFound."""
+        """Run a program to its end. Return its exit code (128 + n after signal n), 124 after `timeout`
+        seconds, 130 after Ctrl-C. Raise ProgramNotFound."""
         name = f"workbook-vgpu-{os.getpid()}-{secrets.token_hex(8)}"
         with (
             socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener,
@@ -77,8 +79,8 @@ class Executor:
         return code if code >= 0 else 128 - code
 
     def _serve_program(self, program, name, timeout, selector, listener) -> int | None:
-        """Start the program and answer it. Returns None when it has ended by itself, else the exit code of
-        what ended it; then nothing that it started is left."""
+        """Start the program and answer it. Return None when it has ended by itself, else the exit code of
+        what ended it; then all that it started has been killed."""
         prctl = ctypes.CDLL(None).prctl
         prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # orphans of the program become ours, so that we find them
         try:
@@ -137,7 +139,7 @@ class Executor:
         selector.register(connection, selectors.EVENT_READ, device)
 
     def _stop(self, code: int) -> int:
-        """End the program and everything it started; first politely."""
+        """End the program and everything it started, with SIGTERM first."""
         for number, patience in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 2.0)):
             if number == signal.SIGTERM and code == INTERRUPTED and self._wait_for_end(0.5):
                 break  # Ctrl-C in a terminal reaches the program as well
@@ -149,7 +151,7 @@ class Executor:
         return code
 
     def _wait_for_end(self, seconds: float) -> bool:
-        """Wait until no descendant is left; collects orphans on the way."""
+        """Wait until no descendant is left, and reap orphans."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             self.ended()
@@ -163,7 +165,7 @@ class Executor:
 
 
 def descendants(pid: int) -> list[int]:
-    """Process identifiers of all children, grandchildren and so on of a process (Linux)."""
+    """Return the process ids of all children, grandchildren and so on of a process (Linux)."""
     processes = []
     with contextlib.suppress(OSError):
         for listing in Path(f"/proc/{pid}/task").glob("*/children"):
@@ -174,7 +176,7 @@ def descendants(pid: int) -> list[int]:
 
 @contextlib.contextmanager
 def _signals(executor: Executor, timeout: float | None):
-    """While the program runs: its end, the time limit and SIGTERM interrupt whatever this process does."""
+    """Interrupt this process at the program's end, the time limit and SIGTERM while the program runs."""
 
     pending = True  # one interruption is enough: the next must not disturb the cleaning up
 
@@ -205,7 +207,7 @@ def _signals(executor: Executor, timeout: float | None):
 
 
 def _answer(connection: socket.socket, device: Device) -> bool:
-    """Answer one request; False when the other side has closed."""
+    """Answer one request; return False when the other side has closed."""
     try:
         words = _REQUEST.unpack(_receive(connection, _REQUEST.size))
         data = _receive(connection, words[2])
@@ -218,7 +220,7 @@ def _answer(connection: socket.socket, device: Device) -> bool:
 
 
 def _receive(connection: socket.socket, count: int) -> bytearray:
-    """Exactly `count` bytes. Raises EOFError when the other side has closed."""
+    """Receive exactly `count` bytes. Raise EOFError when the other side has closed."""
     data = bytearray(count)
     view = memoryview(data)
     while view:
@@ -230,5 +232,5 @@ def _receive(connection: socket.socket, count: int) -> bytearray:
 
 
 def say(line: str) -> None:
-    """One line of the virtual GPU's own on standard error; standard output belongs to the program."""
+    """Print one line of the virtual GPU on standard error; standard output belongs to the program."""
     print(f"virtual GPU: {line}", file=sys.stderr, flush=True)

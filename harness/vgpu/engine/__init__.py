@@ -1,1 +1,2 @@
-"""What runs a launch: one definition of each opcode (opcodes), and NumPy over many threads (interpreter)."""
+"""The execution of a launch: one definition per opcode (opcodes), run by NumPy over many threads
+(interpreter)."""

@@ -1,4 +1,4 @@
-"""One launch: cuts the grid into batches and runs them; reports.py turns what is noticed into findings."""
+"""One launch: split the grid into batches and run them; reports.py turns faults into findings."""
 
 from __future__ import annotations
 
@@ -81,12 +81,12 @@ class Run(Reports):
         self.local_size = -(-(program.local_bytes + GUARD) // 64) * 64 if program.locals else 0
 
     def shared_array(self, offset: int) -> str:
-        """The name of the array at an offset in a block's shared memory; "" where none is."""
+        """Return the name of the array at an offset in a block's shared memory; "" if there is none."""
         array = extent_at(self.shared_extents, offset)
         return array.name if array else ""
 
     def generate(self, index: int):
-        """The function of basic block `index`, generated now."""
+        """Generate the function of basic block `index`."""
         function = self.code.function(index)
         self.read_params()
         return function
@@ -98,7 +98,7 @@ class Run(Reports):
 
     # -- running --------------------------------------------------------------------------------------------
     def execute(self):
-        """Run all blocks. Raises StepBudgetExceeded and UnsupportedInstruction."""
+        """Run all blocks. Raise StepBudgetExceeded and UnsupportedInstruction."""
         start = time.perf_counter()
         try:
             self.run_blocks()
@@ -113,8 +113,7 @@ class Run(Reports):
                 self.gpu.findings.record(f, (id(self.launch), id(f)))
 
     def again(self) -> Run | None:
-        """The same launch with other bytes in unwritten shared memory; None where it does not come to its
-        end."""
+        """Repeat the launch with other bytes in unwritten shared memory; return None if it does not end."""
         again = Run(
             self.gpu, copy.copy(self.launch), self.kernel, self.args, self.dynamic_shared, self.cluster, True
         )
@@ -126,14 +125,14 @@ class Run(Reports):
         return again
 
     def unwritten_bytes(self, count: int) -> np.ndarray:
-        """What shared memory holds before anybody writes it. uint8 [count]"""
+        """Return the initial bytes of shared memory. uint8 [count]"""
         if self.trial:
             return np.random.default_rng(0).integers(0, 256, count, np.uint8)
         return np.zeros(count, np.uint8)
 
     def first_write(self, tensor: Extent) -> None:
-        """The launch writes a tensor; what it held is kept where a second run, or a later launch, may need
-        it."""
+        """Save a tensor's contents before its first write, where a second run or a later launch may need
+        them."""
         if not tensor.written:
             for kept in (self.before, self._spoiled if tensor.forbids else None):
                 if kept is not None:
@@ -141,7 +140,7 @@ class Run(Reports):
         tensor.written = True
 
     def run_blocks(self):
-        """Run all batches of blocks and let the checks have their last say."""
+        """Run all batches of blocks and finish the checks."""
         try:
             with np.errstate(all="ignore"):
                 for blocks in self.batches():
@@ -168,7 +167,7 @@ class Run(Reports):
                         self.arena.refresh(e.start, e.end - e.start)
 
     def batches(self):
-        """Arrays of linear block numbers, in the order that the device was asked for."""
+        """Yield arrays of linear block numbers, in the block order of the device."""
         gx, gy, gz = self.grid
         total = gx * gy * gz
         size = max(self.gpu.batch_threads // self.threads, 1)
@@ -196,7 +195,7 @@ class Run(Reports):
             yield blocks[first : first + size]
 
     def _by_cluster(self, total: int) -> np.ndarray:
-        """Block numbers [cluster, rank]."""
+        """Return block numbers [cluster, rank]."""
         gx, gy, _ = self.grid
         cx, cy, cz = self.cluster
         b = np.arange(total)

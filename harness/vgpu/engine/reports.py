@@ -1,4 +1,4 @@
-"""What is noticed while a launch runs, as findings: the part of a launch that the engine and the checks report to."""
+"""Turn the faults that the engine and the checks report into findings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FORBIDDEN = {
 
 
 class Reports:
-    """Turns what is noticed into findings with a place, a tensor and an index, a block and a thread."""
+    """Builds findings with a place, a tensor and an index, a block and a thread."""
 
     arena: Arena
     findings: Findings
@@ -44,17 +44,17 @@ class Reports:
     _param_bytes: bytes
 
     def block_index(self, number: int) -> tuple[int, int, int]:
-        """Block number -> (x, y, z)."""
+        """Return (x, y, z) of a block number."""
         gx, gy, _ = self.grid
         return number % gx, number // gx % gy, number // (gx * gy)
 
     def thread_index(self, number: int) -> tuple[int, int, int]:
-        """Thread number in its block -> (x, y, z)."""
+        """Return (x, y, z) of a thread's number in its block."""
         bx, by, _ = self.block
         return number % bx, number // bx % by, number // (bx * by)
 
     def who(self, batch, position: int):
-        """(block, thread) of a position in a batch."""
+        """Return (block, thread) of a position in a batch."""
         position = int(position)
         block = int(batch.blocks[batch.block_of[position]])
         return self.block_index(block), self.thread_index(int(batch.thread_of[position]))
@@ -74,9 +74,9 @@ class Reports:
         algorithm=None,
         verbs=frozenset(),
     ):
-        """Add a finding about an instruction (and for races another one, with what the two do).
+        """Add a finding about an instruction (for races with the other one, and the kinds of both accesses).
 
-        `algorithm` False makes it an error, True a note; None asks whose code the instructions are.
+        `algorithm` False makes it an error, True a note; None decides by whose code the instructions are.
         """
         library = is_library_algorithm(instr.loc) if instr is not None else False
         if other is not None:
@@ -96,12 +96,12 @@ class Reports:
         return self.findings.record(finding, (kind, causes, tensor))
 
     def at(self, batch, position, kind, instr, message, *, algorithm: bool | None = False, **more):
-        """Add a finding about what the thread at a position of a batch does: an error, whoever wrote the code."""
+        """Add an error about the thread at a position of a batch, in user or library code."""
         block, thread = self.who(batch, position)
         return self.record(kind, instr, message, block=block, thread=thread, algorithm=algorithm, **more)
 
     def bad_address(self, batch, A: Access, addresses, positions, inside, aligned):
-        """Out-of-bounds, null and misaligned accesses."""
+        """Report out-of-bounds, null and misaligned accesses."""
         verb = _verb(A)
         if inside is None:
             what, message = f"out-of-bounds {verb}", "a store to the kernel's parameters"
@@ -127,8 +127,7 @@ class Reports:
             )  # fmt: skip
 
     def owners(self, A: Access) -> list[Extent]:
-        """The tensors that the pointers name from which this instruction computes its address; none if
-        unknown."""
+        """Return the tensors whose pointers this instruction computes its address from; none if unknown."""
         owners = self._owners.get(A.number)
         if owners is None:
             origin = address_origin(A.instr, self.code.origins) or ()
@@ -137,7 +136,7 @@ class Reports:
         return owners
 
     def strayed(self, batch, A: Access, owners: list[Extent], addresses, positions, bad):
-        """An address that was computed from a pointer to one tensor and lies in another."""
+        """Report an address that was computed from a pointer to one tensor and is in another."""
         which = np.flatnonzero(bad)
         address = int(addresses[which[0]])
         owner, there = owners[0], self.arena.find(address)
@@ -153,7 +152,7 @@ class Reports:
         )  # fmt: skip
 
     def _meant(self, A: Access, address: int) -> Extent | None:
-        """The tensor that a wrong address probably meant."""
+        """Return the tensor that a wrong address probably meant."""
         if A.space == "global":
             if A.tensor is not NOWHERE:
                 return A.tensor
@@ -193,10 +192,11 @@ class Reports:
         )
 
     def unwritten(self, batch, A: Access, bad, index, L):
-        """A read of memory that nobody has written.
+        """Report a read of unwritten memory.
 
-        In the library's algorithms it is an error where the memory is the reader's (global), or where the
-        reader's code has kept threads of the block away that would have written it."""
+        In the library's algorithms it is an error where the memory is global, or where user code has kept
+        threads of the block away that would have written it.
+        """
         positions = batch.positions(L)
         bad = np.broadcast_to(bad.any(axis=-1) if np.ndim(bad) > np.ndim(index) else bad, len(positions))
         which = np.flatnonzero(bad)
@@ -244,8 +244,7 @@ class Reports:
             self.doubtful.append(finding)
 
     def forbidden(self, batch, A: Access, tensor: Extent, addresses, L):
-        """A write to a tensor that takes none, or none of this kind; one that has strayed there is named
-        otherwise."""
+        """Report a write to a tensor that forbids it, or a stray one to another tensor."""
         owners = self.owners(A)
         if (tensor.forbids == "undeclared atomic" and _verb(A) != "atomic") or (
             owners and tensor not in owners
@@ -261,7 +260,7 @@ class Reports:
         )  # fmt: skip
 
     def barrier_divergence(self, batch, waiting, deadlock: bool, only=None):
-        """Threads of one thread block wait at different barriers, or some never come."""
+        """Report threads of one thread block that wait at different barriers, or never arrive."""
         for block in np.flatnonzero(batch.alive > 0 if only is None else only):
             groups = [(i, L[batch.block_of[L] == block]) for i, L, _ in waiting]
             groups = [(i, L) for i, L in groups if len(L)]
@@ -292,11 +291,12 @@ class Reports:
             )  # fmt: skip
 
     def early_exit(self, batch, term, block: int, torn: bool):
-        """Threads have returned while others of their block wait at a barrier; `torn`: even others of their
-        warp.
+        """Report threads that returned while others of their block wait at a barrier; `torn`: others of their
+        warp too.
 
-        Whole warps may return before a plain barrier. Not before the barriers of a library's collective,
-        which needs every thread of the block."""
+        Whole warps may return before a barrier in user code, but not before those of a library collective,
+        which needs every thread of the block.
+        """
         gone, all_of = int(batch.threads - batch.alive[block]), plural(batch.threads, "thread")
         readers = batch.splits.by_reader(term, block=block)
         kind, algorithm = "barrier divergence", False
@@ -321,7 +321,7 @@ class Reports:
         self.record(kind, term, message, block=number, algorithm=algorithm)
 
     def warp_divergence(self, batch, instr, position, count: int):
-        """Threads that an instruction names are alive, but not here."""
+        """Report threads that an instruction names and that are alive elsewhere."""
         readers = batch.splits.by_reader(instr, warp=int(batch.warp_of[position]))
         self.at(
             batch, position, "warp divergence", instr,
@@ -331,8 +331,7 @@ class Reports:
         )  # fmt: skip
 
     def shuffle_absent(self, batch, instr, position, lane: int, count: int):
-        """A shuffle reads from a lane that is elsewhere, has returned, or never existed (a block of half
-        warps)."""
+        """Report a shuffle from a lane that is elsewhere, has returned, or never existed (a partial warp)."""
         warp = int(batch.warp_of[position])
         missing = not int(batch.initial_bits[warp]) >> lane & 1
         readers = missing or batch.splits.by_reader(instr, warp=warp)
@@ -349,21 +348,20 @@ class Reports:
         raise Trap(_At(instr), batch, positions)
 
     def incomplete_warpgroup(self, batch, instr, positions):
-        """Four warps, the first with a number that is a multiple of four, must execute an instruction
-        together."""
+        """Report an instruction that is not executed by four whole warps, the first a multiple of four."""
         message = f"{instr.name} needs all 128 threads of a warpgroup"
         self.at(batch, positions[0], "warp divergence", instr, message)
         raise Trap(_At(instr), batch, positions)
 
     def misaligned_copy(self, batch, instr, position, value: int, what: str):
-        """A bulk copy whose address, size or coordinate is not a multiple of what it must be."""
+        """Report a bulk copy with a misaligned address, size or coordinate."""
         unit = 128 if "tensor" in instr.mods and "address" in what else 16
         message = f"the {what}, {plural(value, 'byte')}, is not a multiple of {unit}"
         self.at(batch, position, "misaligned bulk copy", instr, message)
 
     def disorder(self, batch, kind: str, instr, other, thread: int, count: int, message: str):
-        """An asynchronous operation that is not ordered with something else; threads are numbers in the
-        batch."""
+        """Report an asynchronous operation that is not ordered with another access; threads are numbered in
+        the batch."""
         block = self.block_index(int(batch.blocks[thread // batch.threads]))
         self.record(
             kind, instr, message, block=block, thread=self.thread_index(thread % batch.threads), count=count,
@@ -372,7 +370,7 @@ class Reports:
         )  # fmt: skip
 
     def register_hazard(self, batch, instr, product, register: str, role: str, position, count: int):
-        """A register of a product is used before the product is waited for (role: "sums" or "factor")."""
+        """Report a use of a product's register before the product is waited for (role: "sums" or "factor")."""
         kind, holds = (
             ("accumulator in use", "sums") if role == "sums" else ("operand overwritten", "a factor")
         )
@@ -380,7 +378,7 @@ class Reports:
         self.at(batch, position, kind, instr, message, count=count, other=product)
 
     def register_budget(self, batch, instr, position, message: str, block: int = 0, thread: int = 0):
-        """setmaxnreg asks for what it cannot get; the block and thread are numbers where there is no
+        """Report a setmaxnreg that cannot be granted; block and thread are numbers where there is no
         position."""
         who = self.block_index(int(batch.blocks[block])), self.thread_index(thread)
         there, thread_ = who if position is None else self.who(batch, position)
@@ -392,20 +390,20 @@ class Reports:
 
 
 def _cause(instr) -> str:
-    """What makes findings one: the place. Without a line table the opcode, as an unrolled loop has it many
-    times."""
+    """Return the key that groups findings: the place, or without a line table the opcode (unrolled loops
+    repeat it)."""
     return instr.name if instr is not None and instr.loc is None else place(instr)
 
 
 class _At:
-    """Stands for a block where only the instruction is known."""
+    """A block of which only the instruction is known."""
 
     def __init__(self, instr):
         self.term = instr
 
 
 def _verb(A: Access) -> str:
-    """What an access does, as kinds of findings say it."""
+    """Name an access as the kinds of findings do."""
     if A.kind == "R" or A.instr.op == "ld":
         return "load"
     return "store" if A.kind == "W" or A.instr.op == "st" else "atomic"
@@ -416,6 +414,6 @@ def _itemsize(e: Extent, A: Access) -> int:
 
 
 def shared_name(name: str) -> str:
-    """`kernel_$__global_alloc_1_$__gpu_shared_mem` -> `shared array 1`."""
+    """Shorten `kernel_$__global_alloc_1_$__gpu_shared_mem` to `shared array 1`."""
     numbered = re.search(r"__global_alloc_(\d+)", name)
     return f"shared array {numbered[1]}" if numbered else f"shared array {name}"

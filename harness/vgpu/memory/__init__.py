@@ -1,2 +1,1 @@
-"""What kernels read and write: device memory with exact tensors, memory instructions, mbarriers, tensor
-maps."""
+"""Device memory with exact tensors, memory instructions, mbarriers and tensor maps."""

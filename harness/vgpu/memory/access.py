@@ -1,8 +1,8 @@
-"""What the executor and the generated code share about registers and memory instructions.
+"""Registers and memory instructions, as shared by the executor and the generated code.
 
-`KIND` names the NumPy kind of each PTX type, the windows say where a state space lies among generic
-addresses, and an `Access` is one memory instruction of a program: what the checks and counters need to know
-about it."""
+`KIND` maps each PTX type to its NumPy kind, the windows place the state spaces among generic addresses, and
+an `Access` is one memory instruction of a program.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ BLOCK_SCOPE, CLUSTER_SCOPE, DEVICE_SCOPE = range(3)
 
 
 class Access:
-    """One memory instruction: what the checks and counters need to know about it, and a cache of its last
-    tensor."""
+    """One memory instruction: what the checks and counters need, and a cache of its last tensor."""
 
     __slots__ = [
         "_space", "_twins", "_views", "acquires", "count", "instr", "kind", "mask", "mixed", "nbytes",
@@ -53,13 +52,13 @@ class Access:
 
     @property
     def narrow(self) -> bool:
-        """Whether it is atomic, or strong, for the threads of one block only."""
+        """Whether it is atomic, or strong, with block scope only."""
         return self.scope == BLOCK_SCOPE
 
     @property
     def role(self) -> str:
-        """What the race check calls it: R and W plain, A atomic or strong store, S strong load; B and T the
-        same two with block scope."""
+        """Its role in the race check: R and W non-atomic, A atomic or strong store, S strong load; B and T
+        are A and S with block scope."""
         if self.kind != "A":
             return self.kind
         load = self.instr.op == "ld"
@@ -74,13 +73,13 @@ class Access:
             twin.forget()
 
     def views(self, space: Space) -> Views:
-        """The views of `space` with this access's element size."""
+        """Return the views of `space` with this access's element size."""
         if self._space is not space or self._views is None:
             self._space, self._views = space, space.views(self.width, self.count)
         return self._views
 
     def in_space(self, name: str) -> Access:
-        """The same access, known to be in state space `name` (for generic addresses)."""
+        """Return the same access in state space `name` (for generic addresses)."""
         twin = self._twins.get(name)
         if twin is None:
             twin = self._twins[name] = Access(

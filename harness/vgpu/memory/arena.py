@@ -1,8 +1,9 @@
 """Device memory: one flat arena with exact tensors in it, and a map of the bytes that have been written.
 
-Every allocation is followed by a guard zone that belongs to nobody, so a small overrun never lands in the
-next tensor unnoticed. `Space` is what the executor indexes: NumPy views of the same bytes by element width,
-the written-map in the same shapes, and the extents against which every access is checked."""
+Every allocation is followed by a guard zone, so that a small overrun never reaches the next tensor. `Space`
+is what the executor indexes: NumPy views of the same bytes by element width, the written-map in the same
+shapes, and the extents against which every access is checked.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +38,9 @@ class Extent:
     """A range of addresses that may be accessed: a tensor, a module variable, or a shared variable.
 
     `ready` means every byte has been written, so that reads need no check. `forbids` is the kind of finding
-    that a write makes: of constants and inputs any write, of sums with a fixed order an atomic; "" where all
-    are allowed."""
+    that a write is: for constants and inputs any write, for sums with a fixed order an atomic; "" where all
+    are allowed.
+    """
 
     start: int
     end: int
@@ -52,7 +54,8 @@ class Extent:
     allocation: int = 0
 
     def index(self, address: int, width: int) -> int | tuple[int, ...]:
-        """The element index of an address: a tuple where the shape is known, else a flat element number."""
+        """Return the element index of an address: a tuple where the shape is known, else a flat element
+        number."""
         size = ITEMSIZE.get(self.dtype, width)
         flat = (address - self.start) // size
         if not self.shape or not 0 <= flat < math.prod(self.shape):
@@ -68,7 +71,7 @@ NOWHERE = Extent(1 << 62, 0)
 
 
 def extent_at(extents: list[Extent], place: int) -> Extent | None:
-    """The one of a few extents that a place lies in."""
+    """Return the extent that contains an address, out of a few."""
     return next((e for e in extents if e.start <= place < e.end), None)
 
 
@@ -77,15 +80,16 @@ Views = tuple[np.ndarray, np.ndarray, np.generic]
 
 
 class Space:
-    """Bytes with views by element size. `data` is uint8, its length a multiple of 64; `written` the map
-    beside it."""
+    """Bytes with views by element size. `data` is uint8, its length a multiple of 64; `written` is the map
+    for it."""
 
     def __init__(self, data: np.ndarray, written: np.ndarray):
         self.data, self.written = data, written
         self._views: dict[tuple[int, int], Views] = {}
 
     def views(self, width: int, count: int) -> Views:
-        """(data view, written view, all-written value) for accesses of `count` elements of `width` bytes.
+        """Return (data view, written view, all-written value) for accesses of `count` elements of `width`
+        bytes.
 
         With count > 1 the data view has rows of `count` elements.
         """
@@ -105,14 +109,14 @@ class Space:
 
 
 def reserve(nbytes: int) -> np.ndarray:
-    """Zeroed bytes whose pages cost nothing until they are touched."""
+    """Return zeroed bytes whose pages are allocated on first use."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     flags |= getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
     return np.frombuffer(mmap.mmap(-1, nbytes, flags=flags), np.uint8)
 
 
 class OutOfSpace(Exception):
-    """No room for an allocation of this size."""
+    """An allocation of this size does not fit."""
 
 
 class Arena:
@@ -141,7 +145,7 @@ class Arena:
 
     # -- allocation -----------------------------------------------------------------------------------------
     def allocate(self, nbytes: int, name: str = "") -> int:
-        """A new allocation; its address is a multiple of 256. Raises OutOfSpace."""
+        """Allocate and return an address that is a multiple of 256. Raise OutOfSpace."""
         guard = min(max(nbytes, GUARD_MIN), GUARD_MAX)
         room = -(-(max(nbytes, 1) + guard) // ALIGN) * ALIGN
         for k, (offset, free) in enumerate(self._free):
@@ -158,7 +162,7 @@ class Arena:
         return address
 
     def free(self, address: int) -> bool:
-        """Give an allocation back; False if there is none at this address."""
+        """Free an allocation; return False if there is none at this address."""
         block = self._blocks.pop(address, None)
         if block is None:
             return False
@@ -176,8 +180,8 @@ class Arena:
         return True
 
     def label(self, address: int, nbytes: int, name: str, shape=(), dtype: str = ""):
-        """Say that [address, address + nbytes) is one exact tensor. What is left of the allocation around it
-        stays accessible, except gaps of less than 256 bytes: those are padding and become guard zones."""
+        """Mark [address, address + nbytes) as one exact tensor. The rest of its allocation stays accessible,
+        except gaps of less than 256 bytes: those are padding and become guard zones."""
         start, end = address, address + nbytes
         keep, owner = [], 0
         for e in self.extents:
@@ -203,35 +207,36 @@ class Arena:
         self._arrays = None
 
     def find(self, address: int) -> Extent | None:
-        """The tensor that holds this address."""
+        """Return the tensor that holds this address."""
         k = bisect.bisect_right(self._starts, address) - 1
         if k >= 0 and address < self.extents[k].end:
             return self.extents[k]
         return None
 
     def contents(self) -> list[np.ndarray]:
-        """The bytes of every tensor."""
+        """Return the bytes of every tensor."""
         return [self.data[e.start - self.base : e.end - self.base] for e in self.extents]
 
     def snapshot(self, e: Extent) -> tuple[np.ndarray, np.ndarray, bool]:
-        """Copies of a tensor's bytes and of their written-map, and whether it was ready."""
+        """Copy a tensor's bytes and their written-map, and whether it was ready."""
         part = slice(e.start - self.base, e.end - self.base)
         return self.data[part].copy(), self.written[part].copy(), e.ready
 
     def restore(self, e: Extent, held: tuple[np.ndarray, np.ndarray, bool]) -> None:
-        """Put back what `snapshot` has kept."""
+        """Restore a tensor from a `snapshot`."""
         part = slice(e.start - self.base, e.end - self.base)
         self.data[part], self.written[part], e.ready = held
 
     def nearest(self, address: int) -> Extent | None:
-        """The tensor that an address just outside of one probably meant: the one before it, else the next."""
+        """Return the tensor that an address just outside of one probably meant: the one before it, else the
+        next."""
         if not self.extents:
             return None
         k = bisect.bisect_right(self._starts, address) - 1
         return self.extents[max(k, 0)]
 
     def locate(self, addresses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """For uint64 addresses: the number of the tensor each would be in, and that tensor's end."""
+        """Return for uint64 addresses the number of the tensor each would be in, and that tensor's end."""
         if self._arrays is None:
             starts = np.array(self._starts or [1 << 62], np.uint64)
             ends = np.array([e.end for e in self.extents] or [0], np.uint64)
@@ -243,7 +248,7 @@ class Arena:
 
     # -- host access ----------------------------------------------------------------------------------------
     def offset(self, address: int, nbytes: int) -> int | None:
-        """Byte offset in the arena, or None if the range is not inside one allocation."""
+        """Return the byte offset in the arena, or None if the range is not inside one allocation."""
         if nbytes == 0:
             return max(address - self.base, 0)
         k = bisect.bisect_right(self._order, address) - 1
@@ -264,6 +269,6 @@ class Arena:
             k += 1
 
     def unwritten(self, address: int, nbytes: int) -> np.ndarray:
-        """Byte offsets from `address` of bytes that nobody has written."""
+        """Return the byte offsets from `address` of unwritten bytes."""
         start = address - self.base
         return np.flatnonzero(self.written[start : start + nbytes] == 0)

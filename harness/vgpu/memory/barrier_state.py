@@ -1,5 +1,4 @@
-"""The state of one mbarrier: what its phase waits for, and what its arrivals and copies say of the order of
-threads."""
+"""The state of one mbarrier: what its phase waits for, and how its arrivals and copies order threads."""
 
 from __future__ import annotations
 
@@ -20,11 +19,11 @@ class MBarrier:
     copies: dict[int, list] = field(default_factory=dict)  # phase -> the asynchronous copies that it counts
 
     def state(self) -> tuple[int, ...]:
-        """What decides who may go on."""
+        """The part of the state that decides which threads may proceed."""
         return self.count, self.pending, self.phase, self.bytes
 
     def lacks(self) -> str:
-        """What it lacks to finish its phase, for a message."""
+        """Describe what the phase still lacks."""
         text = f"lacks {self.pending} of {self.count} arrivals"
         if self.bytes > 0:
             text += f" and {self.bytes} bytes of copies that it was told to expect"

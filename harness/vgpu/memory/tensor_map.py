@@ -1,8 +1,8 @@
-"""Tensor maps: how the TMA finds boxes of a tensor, made by cuTensorMapEncodeTiled and read by its
-instructions.
+"""Tensor maps: descriptors of tensor tiles, created by cuTensorMapEncodeTiled and read by TMA instructions.
 
-A map is 128 opaque bytes to programs. What stands in those of the virtual GPU is its own; a kernel that
-changes or invents one is not understood."""
+A map is 128 opaque bytes to programs. The virtual GPU has its own encoding; a kernel that edits or builds a
+map itself is not supported.
+"""
 
 from __future__ import annotations
 
@@ -27,15 +27,16 @@ SWIZZLES = {0: 0, 1: 32, 2: 64, 3: 128}  # CUtensorMapSwizzle -> bytes that a sw
 
 
 class BadTensorMap(ValueError):
-    """Arguments of cuTensorMapEncodeTiled that the driver refuses."""
+    """Arguments of cuTensorMapEncodeTiled that the driver rejects."""
 
 
 @dataclass(frozen=True)
 class TensorMap:
-    """A tensor in global memory and the box of it that one instruction moves; the innermost dimension first.
+    """A tensor in global memory and the tile of it that one instruction moves; the innermost dimension first.
 
-    `strides` are the bytes from one element to the next, of all dimensions; `swizzle` is the bytes that it
-    spans, 0 for none."""
+    `strides` are the bytes from one element to the next, of all dimensions; `swizzle` is its span in bytes, 0
+    for none.
+    """
 
     address: int
     kind: int
@@ -52,25 +53,27 @@ class TensorMap:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of a box in shared memory."""
+        """Bytes of a tile in shared memory."""
         return self.width * int(np.prod(self.box))
 
     @property
     def pitch(self) -> int:
-        """Bytes from one row of a box to the next in shared memory: a swizzle's span, even where a row is
+        """Bytes from one row of a tile to the next in shared memory: the swizzle's span, even where a row is
         shorter."""
         return self.swizzle or self.width * self.box[0]
 
     @property
     def fill(self) -> int:
-        """The bits of an element outside of the tensor."""
+        """Bits of an element outside of the tensor."""
         return FLOATS.get(self.kind, 0) if self.fill_nan else 0
 
     def elements(self, at: tuple[int, ...], stored: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """The addresses of the elements of the box at these coordinates, [rows, box[0]], and which are moved.
+        """Return the addresses of the elements of the tile at these coordinates, [rows, box[0]], and a mask
+        of those moved.
 
         Those inside of the tensor are loaded. Units of 16 bytes that begin inside are `stored`: an H200
-        writes up to 14 bytes past the end of a row of another length."""
+        writes up to 14 bytes past the end of a row of another length.
+        """
         address = np.zeros((1,) * len(self.box), np.int64) + self.address
         inside = np.ones((1,) * len(self.box), bool)
         for d, (first, count) in enumerate(zip(at, self.box, strict=True)):
@@ -84,7 +87,7 @@ class TensorMap:
         return address.reshape(-1, self.box[0]), inside.reshape(-1, self.box[0])
 
     def encode(self) -> bytes:
-        """The 128 bytes that programs carry around."""
+        """Return the map as 128 bytes."""
         rank = len(self.dims)
         packed = struct.pack(
             _FORMAT, MAGIC, self.address, *_padded(self.dims), *_padded(self.strides[1:], 4),
@@ -95,7 +98,7 @@ class TensorMap:
 
     @classmethod
     def decode(cls, data: bytes) -> TensorMap | None:
-        """The map in 128 bytes, or None where there is none."""
+        """Return the map encoded in 128 bytes, or None if they are not one."""
         magic, address, *rest = struct.unpack_from(_FORMAT, data)
         if magic != MAGIC:
             return None
@@ -114,11 +117,12 @@ def tiled(
     kind: int, address: int, dims, strides, box, steps, *, interleave: int, swizzle: int, promotion: int,
     fill: int
 ) -> TensorMap:  # fmt: skip
-    """The map that cuTensorMapEncodeTiled makes. `strides` (bytes) are those of all dimensions but the
+    """Create the map of cuTensorMapEncodeTiled. `strides` (bytes) are those of all dimensions but the
     innermost.
 
-    Raises BadTensorMap for what the driver's documentation forbids, NotImplementedError for what is not
-    simulated."""
+    Raise BadTensorMap for what the driver's documentation forbids, NotImplementedError for what is not
+    simulated.
+    """
     width, _ = ELEMENTS.get(kind, (0, ""))
     known = (
         width and swizzle in SWIZZLES and interleave in (0, 1, 2) and fill in (0, 1) and 0 <= promotion < 4
@@ -151,8 +155,8 @@ def tiled(
 
 
 def swizzled(address: np.ndarray, span: int) -> np.ndarray:
-    """Where a swizzle that spans so many bytes puts what would be at an address: in units of 16 bytes, the
-    number within the span is exclusive-ored with that of the 128 bytes."""
+    """Apply a swizzle to an address: XOR the number of its 16-byte unit within the span with that of its
+    128-byte line."""
     if not span:
         return address
     return address ^ ((address >> 7 & (span // 16 - 1)) << 4)

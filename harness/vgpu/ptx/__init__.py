@@ -1,2 +1,1 @@
-"""The text of kernels: what PTX says, its control-flow graph, and where its instructions stand in the
-source."""
+"""The text of kernels: parser, control-flow graph, and the source locations of instructions."""

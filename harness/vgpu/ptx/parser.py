@@ -1,10 +1,9 @@
-"""Reads PTX text, as the Mojo compiler writes it, into plain data: module variables, functions and
-instructions.
+"""Parse PTX text, as the Mojo compiler writes it, into data: module variables, functions and instructions.
 
-Nothing is executed here and no instruction is judged here: an unknown opcode parses, so that a kernel with
-one exotic instruction on a path it never takes still runs. Every instruction keeps its PTX line and, where
-the compiler wrote line tables (`-g1`), its chain of source locations: innermost first, then the call sites it
-was inlined into."""
+An unknown opcode parses, so that a kernel with one unsupported instruction on a path it never takes still
+runs. Every instruction keeps its PTX line and, with line tables (`-g1`), its chain of source locations:
+innermost first, then the call sites it was inlined into.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ class Location:
     caller: Location | None = None
 
     def chain(self) -> list[Location]:
-        """This location and its callers, innermost first."""
+        """Return this location and its callers, innermost first."""
         frames, at = [], self
         while at is not None and len(frames) < 64:
             frames.append(at)
@@ -183,7 +182,7 @@ _ARRAY = re.compile(r"(.*?)((?:\[\d*\])*)$", re.S)
 
 
 def plain_files(text: str) -> str:
-    """PTX whose `.file` names have their letters outside of ASCII, which the compiler escapes byte by byte."""
+    """Decode the non-ASCII letters of `.file` names, which the compiler escapes byte by byte."""
     return _FILE.sub(lambda line: _OCTAL.sub(_unescape, line[0]), text)
 
 
@@ -196,7 +195,7 @@ def _unescape(escapes: re.Match) -> str:
 
 
 def parse(text: str) -> Module:
-    """Parse one PTX module. Raises PtxError naming the line for text that is not PTX."""
+    """Parse one PTX module. Raise PtxError with the line if the text is not PTX."""
     if isinstance(text, bytes):
         text = text.decode("utf-8", "replace")
     text = text.rstrip("\0 \n")
@@ -206,7 +205,7 @@ def parse(text: str) -> Module:
 
 
 def number(text: str) -> Imm:
-    """The literal `text` ("12", "0x1f", "0f3F800000", "1.5") as Imm."""
+    """Parse the literal `text` ("12", "0x1f", "0f3F800000", "1.5")."""
     sign = -1 if text.startswith("-") else 1
     body = text.lstrip("+-")
     if body[:2] in ("0f", "0F", "0d", "0D") and len(body) in (10, 18):
@@ -239,7 +238,7 @@ def split_commas(text: str) -> list[str]:
 
 
 class _Parser:
-    """One pass over the pieces of a text."""
+    """One pass over the tokens of a text."""
 
     def __init__(self, text: str):
         text = _COMMENT.sub(lambda m: "\n" * m.group().count("\n"), text)
@@ -272,7 +271,7 @@ class _Parser:
         return self.module
 
     def piece(self, kind: str, text: str, line: int):
-        """Read one piece of the text."""
+        """Read one token of the text."""
         if kind == "line":
             self.line(text, line)
         elif kind == "section":
@@ -300,7 +299,7 @@ class _Parser:
                 self.function = None
 
     def line(self, text: str, line: int):
-        """What ends with its line."""
+        """Read a directive that ends with its line."""
         word, value = text.split(None, 1)
         if word == ".loc":
             self.locate(text)
@@ -325,8 +324,7 @@ class _Parser:
         self.locations[here] = self.loc
 
     def label(self, name: str, line: int):
-        """A label. Inside braces it is known there alone, so that inlined assembly may use one name many
-        times."""
+        """Read a label. Braces are its scope, so that inlined assembly may repeat a name."""
         body, unique = self.open.body, name
         if len(self.scopes) > 1:
             unique = f"{name}_s{line}_{len(body)}"
@@ -366,7 +364,7 @@ class _Parser:
             self.module.functions.setdefault(name, f)
 
     def variable(self, text: str, line: int, space: str) -> Variable:
-        """`.param .align 8 .b8 name[32]`, `.shared .align 4 .b8 x[64]`, `.global .u32 n = 3`."""
+        """Read `.param .align 8 .b8 name[32]`, `.shared .align 4 .b8 x[64]`, `.global .u32 n = 3`."""
         head, _, init = text.partition("=")
         array = _ARRAY.match(head.strip())
         assert array is not None  # the pattern takes any text

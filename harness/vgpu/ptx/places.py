@@ -1,8 +1,9 @@
-"""Where in the source an instruction stands: the reader's own line, or the Mojo library's.
+"""Source locations of instructions: the user's line, or the Mojo library's.
 
 The place of an instruction is its innermost source line outside of the Mojo library; the library's files have
-relative paths. Code of the library's own algorithms (block and warp primitives and the like) is told from
-accessors that are inlined into the reader's code."""
+relative paths. The library's own algorithms (block and warp primitives and the like) are distinguished from
+accessors that are inlined into the user's code.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +17,14 @@ _ALGORITHMS = ("/gpu/primitives/", "/algorithm/", "/linalg/", "/nn/", "/format/"
 
 
 def in_library(at: Location) -> bool:
-    """Whether a source position is in the Mojo library (its files have relative paths)."""
+    """Return whether a source location is in the Mojo library (its files have relative paths)."""
     return at.file.startswith(_LIBRARY)
 
 
 def user_location(at: Location | None) -> Location | None:
-    """The innermost position outside the library, or the outermost one there is.
+    """Return the innermost location outside the library, or the outermost location.
 
-    Line 0 is no position: the compiler writes it for an instruction that it has merged out of several lines.
+    Line 0 is no location: the compiler writes it for an instruction merged from several lines.
     """
     if at is None:
         return None
@@ -32,9 +33,10 @@ def user_location(at: Location | None) -> Location | None:
 
 
 def callers(instr: Instr | None) -> list[str]:
-    """The places outside the library that the code of an instruction was inlined into, innermost first.
+    """Return the places outside the library that the code of an instruction was inlined into, innermost
+    first.
 
-    The compiler inlines a kernel's body into the kernel itself: that place, its own `def`, calls nothing.
+    The compiler inlines a kernel's body into the kernel itself: that place, its own `def`, is not a call.
     """
     at = user_location(instr.loc) if instr is not None else None
     frames = at.chain()[1:] if at else []
@@ -47,14 +49,14 @@ def callers(instr: Instr | None) -> list[str]:
 
 
 def is_definition(at: Location) -> bool:
-    """Whether a position is the name in a `def`, as far as the source can be read."""
+    """Return whether a location is the name in a `def`, as far as the source can be read."""
     lines = source_lines(at.file)
     return 0 < at.line <= len(lines) and lines[at.line - 1][: at.column - 1].strip() == "def"
 
 
 @lru_cache(maxsize=64)
 def source_lines(file: str) -> tuple[str, ...]:
-    """The lines of a file; none where it cannot be read."""
+    """Return the lines of a file; none if it cannot be read."""
     try:
         return tuple(Path(file).read_text("utf-8", "replace").split("\n"))
     except OSError:
@@ -62,7 +64,8 @@ def source_lines(file: str) -> tuple[str, ...]:
 
 
 def is_library_algorithm(at: Location | None) -> bool:
-    """Whether the code belongs to a library algorithm, rather than to an accessor inlined into user code."""
+    """Return whether the code belongs to a library algorithm, rather than to an accessor inlined into user
+    code."""
     if at is None:
         return False
     for frame in at.chain():
@@ -74,7 +77,7 @@ def is_library_algorithm(at: Location | None) -> bool:
 
 
 def place(instr: Instr | None) -> str:
-    """`file:line:column` of an instruction, or its PTX line where there is no line table."""
+    """Return `file:line:column` of an instruction, or its PTX line without a line table."""
     if instr is None:
         return "?"
     at = user_location(instr.loc)

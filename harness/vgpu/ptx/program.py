@@ -1,4 +1,4 @@
-"""Joins a kernel and the device functions it calls into one control-flow graph of basic blocks.
+"""Link a kernel and the device functions it calls into one control-flow graph of basic blocks.
 
 Calls are direct and not recursive (recursion is refused), so each function's registers and parameters exist
 once per thread: a call stores the number of its return block in a register and jumps, `ret` jumps through
@@ -6,7 +6,8 @@ that register. Blocks end at branches, barriers, calls and returns. A guarded in
 st...`) becomes a small block of its own, so the executor never sees guards on memory accesses.
 
 `order` is the scheduling priority: topological, with loops nested, so that running the smallest block first
-makes diverged threads wait for each other where their paths join."""
+makes diverged threads wait for each other where their paths join.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ LOCAL_ALIGN = 16
 
 
 class LinkError(ValueError):
-    """A kernel that cannot be put together: recursion, an unknown function, a missing label."""
+    """A kernel that cannot be linked: recursion, an unknown function, a missing label."""
 
 
 @dataclass(slots=True)
@@ -135,7 +136,7 @@ class Program:
         return start, nbytes
 
     def join(self, number: int, name: str) -> str:
-        """The name of register `name` of function `number` as a Python identifier."""
+        """Return the name of register `name` of function `number` as a Python identifier."""
         if name.startswith("%") and name[1:].split(".")[0] in SPECIAL_REGISTERS:
             self.specials.add(name[1:])
             return "sp_" + name[1:].replace(".", "_")
@@ -211,7 +212,7 @@ class Program:
         return None
 
     def _place(self, block, instr, number, f, stack, after, fixups, pending, last_call) -> bool:
-        """Put `instr` at the end of `block`; True when it decides the successors itself."""
+        """Append `instr` to `block`; return True when it decides the successors itself."""
         kind = self._kind(instr)
         if kind is None:
             block.instrs.append(instr)
@@ -273,8 +274,7 @@ class Program:
         return register if register.name == "_" else Reg(self.join(number, register.name), register.negated)
 
     def _renamed(self, i: Instr, number: int, f: Function, pending, last_call) -> Instr:
-        """A copy of `i` with joined register names; parameters of calls become local memory ("frame"
-        space)."""
+        """Copy `i` with joined register names; parameters of calls become local memory ("frame" space)."""
 
         def walk(a):
             if isinstance(a, Reg):
@@ -313,7 +313,7 @@ class Program:
         return out
 
     def _returns(self):
-        """A device function's `ret` may continue after any of its calls."""
+        """Connect a device function's `ret` to the blocks after its calls."""
         after: dict[int, list[int]] = {}
         for b in self.blocks:
             if b.kind == "call":
@@ -362,7 +362,7 @@ class Program:
 
 
 def polls(i: Instr) -> bool:
-    """Whether `i` reads something that another thread may change: what a spin loop waits on."""
+    """Return whether `i` reads memory that another thread may change: what a spin loop waits on."""
     if i.op == "mbarrier" and ("test_wait" in i.mods or "try_wait" in i.mods):
         return True
     if i.op == "atom":
@@ -378,7 +378,7 @@ _NO_DESTINATION = {
 
 
 def registers(a) -> list[str]:
-    """Names of the registers in an operand."""
+    """Return the names of the registers in an operand."""
     if isinstance(a, Reg):
         return [] if a.name == "_" else [a.name]
     if isinstance(a, Mem):
@@ -393,7 +393,7 @@ def registers(a) -> list[str]:
 
 
 def has_destination(i: Instr) -> bool:
-    """Whether the first operand of `i` is written."""
+    """Return whether the first operand of `i` is written."""
     if i.op in ("bar", "barrier"):
         return "red" in i.mods
     if i.op == "mbarrier":
@@ -404,7 +404,7 @@ def has_destination(i: Instr) -> bool:
 
 
 def reads_and_writes(i: Instr) -> tuple[list[str], list[str]]:
-    """Registers that `i` reads and writes."""
+    """Return the registers that `i` reads and writes."""
     reads = [i.pred.name] if i.pred is not None else []
     start = 0
     writes: list[str] = []
@@ -422,11 +422,12 @@ def reads_and_writes(i: Instr) -> tuple[list[str], list[str]]:
 
 
 def live_registers(program: Program, blocks: list[Block], edges: list[list[int]]) -> list[tuple[int, int]]:
-    """For each of some blocks the registers that live after it, and those that it writes, as bits in the
+    """Return for some blocks the registers that live after each, and those that it writes, as bits in the
     order of `program.regs`.
 
-    Fills in what each block uses. A guarded write uses the register too: it keeps the old value where the
-    guard is false."""
+    Fill in the registers each block uses. A guarded write uses the register too: it keeps the old value where
+    the guard is false.
+    """
     bit = {name: 1 << i for i, name in enumerate(program.regs)}
     used: list[int] = []
     defined: list[int] = []
@@ -468,7 +469,7 @@ def live_registers(program: Program, blocks: list[Block], edges: list[list[int]]
 
 
 def set_bits(x: int):
-    """The numbers of the bits that are set, lowest first."""
+    """Yield the numbers of the bits that are set, lowest first."""
     while x:
         low = x & -x
         yield low.bit_length() - 1
@@ -476,7 +477,7 @@ def set_bits(x: int):
 
 
 def components(graph: dict[int, list[int]], roots: list[int]) -> list[list[int]]:
-    """Strongly connected components of `graph`, in topological order (Tarjan, without recursion)."""
+    """Return the strongly connected components of `graph`, in topological order (Tarjan, without recursion)."""
     index: dict[int, int] = {}
     low: dict[int, int] = {}
     on_stack: set[int] = set()
@@ -517,7 +518,7 @@ def components(graph: dict[int, list[int]], roots: list[int]) -> list[list[int]]
 
 
 def reachable(graph: dict[int, list[int]], entry: int) -> set[int]:
-    """The nodes that a path leads to from `entry`, itself included."""
+    """Return the nodes that a path leads to from `entry`, itself included."""
     reached, todo = {entry}, [entry]
     while todo:
         more = [s for s in graph[todo.pop()] if s not in reached]
@@ -527,7 +528,7 @@ def reachable(graph: dict[int, list[int]], entry: int) -> set[int]:
 
 
 def nested_order(graph: dict[int, list[int]], entry: int, on_loop) -> list[int]:
-    """Topological order of `graph` in which every loop's blocks stand together, header first."""
+    """Return a topological order of `graph` in which every loop's blocks are together, header first."""
     out: list[int] = []
     for group in components(graph, [entry, *graph]):
         if len(group) == 1 and group[0] not in graph[group[0]]:

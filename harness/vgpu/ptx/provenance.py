@@ -1,10 +1,10 @@
-"""Where addresses come from: for every register, the kernel parameters that its value is computed from.
+"""Address provenance: the kernel parameters from which every register is computed.
 
-A pointer that leaves its tensor by more than the guard zone may land in another one, where no bounds check
-sees it. But the code says which pointer it was: an address that is computed from one pointer, and from
-numbers, must stay in the tensor that this pointer names at the launch. The analysis looks at each register
-once for the whole kernel, whatever the path. What is loaded from memory may be any pointer; addresses that
-depend on it are not judged."""
+A pointer that leaves its tensor by more than the guard zone may reach another one, where no bounds check sees
+it. But an address that is computed from one pointer, and from numbers, must stay in that pointer's tensor.
+The analysis handles each register once for the whole kernel, on all paths. A value loaded from memory may be
+any pointer; addresses that depend on it are not checked.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Origin = frozenset[int] | None
 
 
 def origins(program: Program) -> dict[str, Origin]:
-    """The origin of every register that is written. Special registers and constants have none: they are
-    numbers."""
+    """Return the origin of every register that is written. Special registers and constants have none: they
+    are numbers."""
     known: dict[str, Origin] = {}
     changed = True
     while changed:
@@ -34,7 +34,7 @@ def origins(program: Program) -> dict[str, Origin]:
 
 
 def written(i: Instr, program: Program, known: dict[str, Origin]):
-    """(register, origin) for each register that an instruction writes."""
+    """Yield (register, origin) for each register that an instruction writes."""
     reads, writes = reads_and_writes(i)
     if i.op in ("ld", "ldu") and any(m.startswith("param") for m in i.mods):
         yield from parameters(i, program)
@@ -50,7 +50,7 @@ def written(i: Instr, program: Program, known: dict[str, Origin]):
 
 
 def parameters(i: Instr, program: Program):
-    """What a load of kernel parameters gives: at a known place its offset, else anything."""
+    """Return the origin of a load of kernel parameters: its offset if known, else anything."""
     mem = i.args[1]
     targets = i.args[0].items if isinstance(i.args[0], Vec) else (i.args[0],)
     start = None
@@ -63,7 +63,7 @@ def parameters(i: Instr, program: Program):
 
 
 def names_variable(a) -> bool:
-    """Whether an operand holds the address of a variable."""
+    """Return whether an operand holds the address of a variable."""
     if isinstance(a, Vec):
         return any(names_variable(x) for x in a.items)
     if isinstance(a, Pair):
@@ -72,12 +72,12 @@ def names_variable(a) -> bool:
 
 
 def joined(a: Origin, b: Origin) -> Origin:
-    """What may come from either."""
+    """Return the union of two origins."""
     return ANYTHING if a is None or b is None else a | b
 
 
 def address_origin(i: Instr, known: dict[str, Origin]) -> Origin:
-    """The origin of the address that a memory instruction uses; of several addresses (copies), anything."""
+    """Return the origin of the address of a memory instruction; anything for several addresses (copies)."""
     places = [a for a in i.args if isinstance(a, Mem)]
     if len(places) != 1 or not isinstance(places[0].base, Reg):
         return ANYTHING

@@ -1,8 +1,9 @@
-"""What the source calls the arrays in shared memory of a kernel, which PTX only numbers.
+"""Source names of a kernel's shared arrays, which PTX only numbers.
 
 The instructions that access an array have source lines; the name of the array is the one that all of these
-lines use, of those that the function around them declares in shared memory. Where that leaves none, or
-several, the array has no name."""
+lines use, out of those that the enclosing function declares in shared memory. If none or several remain, the
+array has no name.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ WORD = re.compile(r"\w+")
 
 
 def shared_names(program: Program, variables: Iterable[str]) -> dict[str, str]:
-    """Variable of PTX -> its name in the source, for those whose name is sure."""
+    """Map PTX variables to their source names, where these are unambiguous."""
     names_at.cache_clear()  # the file may have been edited since
     source_lines.cache_clear()
     wanted = set(variables)
@@ -44,7 +45,7 @@ def shared_names(program: Program, variables: Iterable[str]) -> dict[str, str]:
 
 
 def holders(instrs: list[Instr], variables: set[str]) -> dict[str, set[str]]:
-    """Register -> the variables whose address it may be computed from."""
+    """Map each register to the variables whose address it may be computed from."""
     held: dict[str, set[str]] = {}
     computing = [i for i in instrs if i.op not in ACCESSES]
     changed = True
@@ -62,8 +63,8 @@ def holders(instrs: list[Instr], variables: set[str]) -> dict[str, set[str]]:
 
 
 def used_names(i: Instr) -> set[str]:
-    """The shared arrays that the source line of an instruction uses; of inlined code the innermost line that
-    uses one."""
+    """Return the shared arrays used in an instruction's source line; of inlined code the innermost line with
+    one."""
     for frame in i.loc.chain() if i.loc else ():
         if frame.line and not in_library(frame):
             names = names_at(frame.file, frame.line)
@@ -74,7 +75,7 @@ def used_names(i: Instr) -> set[str]:
 
 @lru_cache(maxsize=4096)
 def names_at(file: str, number: int) -> frozenset[str]:
-    """The arrays that are declared in shared memory above a line in its function, and stand in the line."""
+    """Return the shared arrays of the enclosing function that are declared above a line and used in it."""
     lines = source_lines(file)
     if number > len(lines):
         return frozenset()
@@ -83,7 +84,7 @@ def names_at(file: str, number: int) -> frozenset[str]:
 
 
 def function_above(lines: tuple[str, ...], number: int) -> Iterator[str]:
-    """The lines above one, upwards to the head of its function."""
+    """Yield the lines above one, upwards to the head of its function."""
     for line in lines[number - 2 :: -1] if number > 1 else ():
         if FUNCTION.match(line):
             return

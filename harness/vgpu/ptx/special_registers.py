@@ -1,7 +1,8 @@
-"""What each special register holds.
+"""Expressions for the special registers.
 
-The values are expressions, of: the thread's number `tid` in its block and `lane` in its warp; the block's numbers
-`ctaid_x` ... in the grid; the sizes `ntid_x` ..., `nctaid_x` ... and `cluster_nctaid_x` ...; and bytes of shared memory.
+Their variables: the thread's number `tid` in its block and `lane` in its warp; the block's numbers `ctaid_x`
+... in the grid; the sizes `ntid_x` ..., `nctaid_x` ... and `cluster_nctaid_x` ...; and bytes of shared
+memory.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Runs generated code in NumPy, over the threads of many thread blocks at once."""
+"""Run generated code in NumPy, over the threads of many thread blocks at once."""

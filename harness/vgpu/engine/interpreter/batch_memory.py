@@ -1,8 +1,8 @@
-"""The threads of a batch and the memory that they see: every load and store, checked, logged and done.
+"""The threads of a batch and their memory: every load and store is checked, logged and executed.
 
 A batch (executor.py) holds some thread blocks of one launch. Threads have positions 0..n-1 in it; `None` in
 place of a position array means all of them. Addresses are arrays, one for each thread, or one number for all.
-An access that is wrong is reported by the launch and then reads and writes a place that belongs to nobody.
+A wrong access is reported and redirected to a page outside of all tensors.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ SMALL = 40  # below this many threads Python's min and max are faster than NumPy
 
 
 class BatchMemory:
-    """Some thread blocks of one launch, where their threads are, and their shared, local and global
-    memory."""
+    """Some thread blocks of one launch, their threads' positions, and their shared, local and global memory."""
 
     def __init__(self, run, blocks: np.ndarray):
         self.run, self.blocks = run, blocks
@@ -70,19 +69,19 @@ class BatchMemory:
         self.param_space = run.param_space
 
     def positions(self, L):
-        """`L`, or all positions."""
+        """Return `L`, or all positions."""
         return np.arange(self.n) if L is None else L
 
     def epochs(self, L):
-        """The barriers passed by the blocks of the threads L (None: all): one number where all blocks
-        agree."""
+        """Return the barriers passed by the blocks of the threads L (None: all): one number where all are
+        equal."""
         if self.even_epoch is not None:
             return self.even_epoch
         return self.epoch[self.block_of if L is None else self.block_of[L]]
 
     def passed(self, ready):
-        """A barrier has been passed by the thread blocks `ready` (None: all that have not ended): accesses
-        before it are over."""
+        """Let the thread blocks `ready` (None: all that have not ended) pass a barrier, and start a new
+        epoch."""
         self.run.log.barrier(self, ready)
         self.run.counters.barriers += int(np.count_nonzero(self.alive if ready is None else ready))
         if ready is None:
@@ -95,13 +94,12 @@ class BatchMemory:
 
     # -- memory ---------------------------------------------------------------------------------------------
     def constant_address(self, address):
-        """The device address of a constant whose address has been kept in 32 bits, as constant memory
-        allows."""
+        """Return the device address of a constant whose address is 32 bits wide, as constant memory allows."""
         low = np.uint32(self.arena.base & 0xFFFFFFFF)
         return (address - low).astype(np.uint64) + self.base
 
     def place(self, A: Access, address, L) -> tuple[Space, Any]:
-        """The memory that an access is to, and its checked index there; the access is logged."""
+        """Return the memory that is accessed and the checked index in it; log the access."""
         if A.space == "global" or A.space == "const":
             return self.global_space, self.global_index(A, address, L)
         if A.space == "shared":
@@ -109,7 +107,7 @@ class BatchMemory:
         return self.local_space, self.offset_index(A, address, self.local_base, self.run.local_extents, L)
 
     def load(self, A: Access, address, L):
-        """What the threads L read: an array, or a list of them where the access has several elements."""
+        """Load the values of the threads L: an array, or a list of arrays for several elements."""
         if A.space == "generic":
             return self.load_generic(A, address, L)
         if A.space == "param":
@@ -117,7 +115,7 @@ class BatchMemory:
         return self.fetch(A, *self.place(A, address, L), L)
 
     def store(self, A: Access, address, value, L):
-        """Write the values of the threads L."""
+        """Store the values of the threads L."""
         if A.space == "generic":
             self.store_generic(A, address, value, L)
         elif A.space == "param":
@@ -127,7 +125,7 @@ class BatchMemory:
             self.write(A, *self.place(A, address, L), value, L)
 
     def global_index(self, A: Access, address, L):
-        """Checked element index (units of the access size) in the arena; the access is logged."""
+        """Return the checked element index (units of the access size) in the arena; log the access."""
         t = A.tensor
         if address.ndim == 0:
             low = high = bits = int(address)
@@ -154,7 +152,7 @@ class BatchMemory:
         return index
 
     def global_index_slow(self, A: Access, address, L):
-        """The same when threads touch several tensors, or when some access is wrong."""
+        """Do the same where threads access several tensors, or an access is wrong."""
         positions = self.positions(L)
         wide = np.broadcast_to(address, len(positions))
         number, ends = self.arena.locate(wide)
@@ -185,7 +183,7 @@ class BatchMemory:
         return index
 
     def fetch(self, A: Access, space: Space, index, L):
-        """Read, and check that what is read has been written."""
+        """Read, and check that the memory has been written."""
         data, written, full = A.views(space)
         if not A.tensor.ready or A.mixed:
             A.mixed = False
@@ -213,7 +211,7 @@ class BatchMemory:
             written[index] = full
 
     def offset_index(self, A: Access, address, base, extents: list[Extent], L):
-        """Checked index in shared or local memory: `base` is where each thread's part begins."""
+        """Return the checked index in shared or local memory: `base` is the start of each thread's part."""
         t = A.tensor
         low, high = (
             (int(address), int(address)) if address.ndim == 0 else (int(address.min()), int(address.max()))
@@ -255,8 +253,8 @@ class BatchMemory:
         return index
 
     def remote_index(self, A: Access, address, L) -> tuple[np.ndarray, bool]:
-        """(checked index, whether all is in the own block) of shared addresses in a cluster: the top byte is 0 for the
-        own block, else 1 + the rank of another."""
+        """Return (checked index, whether all is in the own block) of shared addresses in a cluster: the top
+        byte is 0 for the own block, else 1 + the rank of another."""
         P = self.positions(L)
         address = np.broadcast_to(address, len(P)).astype(np.int64)
         rank, own, size = address >> 24, self.block_of[P], self.run.cluster_size
@@ -267,7 +265,7 @@ class BatchMemory:
         return index, bool((block == own).all())
 
     def cluster_index(self, A: Access, address, L):
-        """The same for an access of a thread, which is logged."""
+        """Do the same for an access of a thread, and log it."""
         index, own = self.remote_index(A, address, L)
         if own:
             self.log.add_shared(self, A, index, L)
@@ -278,20 +276,19 @@ class BatchMemory:
         return index
 
     def shared_name(self, offset: int, width: int = 4) -> str:
-        """How findings call what lies at an offset of shared memory, in words of some bytes."""
+        """Name the data at an offset of shared memory in a finding."""
         where = extent_at(self.run.shared_extents, offset)
         return f"{named(where.name)}{index_text(where.index(offset, width))}" if where else "shared memory"
 
     def load_param(self, A: Access, address):
-        """A kernel parameter at an address that the kernel computes."""
+        """Load a kernel parameter from an address that the kernel computes."""
         A.tensor = self.run.param_extent
         data, _, _ = A.views(self.param_space)
         top = max(len(self.param_space.data) // A.nbytes - 1, 0)
         return elements(A, data[np.minimum(np.asarray(address).astype(np.int64) >> A.shift, top)])
 
     def generic(self, A: Access, address):
-        """The one window that all addresses lie in ("global", "shared", "local", "param"), or None if
-        mixed."""
+        """Return the window of generic addresses ("global", "shared", "local", "param"), or None if mixed."""
         low, high = (
             (int(address), int(address)) if address.ndim == 0 else (int(address.min()), int(address.max()))
         )
@@ -305,8 +302,8 @@ class BatchMemory:
         return "global", 0
 
     def by_window(self, A: Access, address, L):
-        """(which of the threads, their positions, the access in its state space, their addresses there) for each window
-        that generic addresses lie in."""
+        """Yield, for each window that generic addresses are in: (mask of threads, their positions, the access
+        in that state space, their addresses there)."""
         name, window = self.generic(A, address)
         if name is not None:
             yield slice(None), L, A.in_space(name), address - np.uint64(window)
@@ -337,7 +334,7 @@ class BatchMemory:
 
 
 def elements(A: Access, value):
-    """What an access has read: of several elements an array of each."""
+    """Split a loaded value of several elements into an array of each."""
     if A.count == 1:
         return value
     return list(value) if value.ndim == 1 else list(np.ascontiguousarray(value.T))

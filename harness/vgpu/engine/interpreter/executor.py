@@ -1,8 +1,8 @@
-"""Runs the generated block functions over a batch of thread blocks, in lockstep with divergence and barriers.
+"""Run the generated block functions over a batch of thread blocks, in lockstep with divergence and barriers.
 
 A batch holds many thread blocks; `pending` maps a basic block to the threads that wait to run it. The
 scheduler runs the first pending block in program order (see program.py), so threads that took different paths
-meet again where the paths join. `bar.sync` parks threads until all threads of their thread block that have
+reconverge where the paths join. `bar.sync` holds threads until all threads of their thread block that have
 not exited have arrived.
 
 Threads that exited are squeezed out, so kernels that guard with `if i < n` keep running on whole arrays.
@@ -30,7 +30,7 @@ SPIN_LOOK = 8 * SPIN_ROUNDS
 
 
 class StepBudget(Exception):
-    """The launch ran more basic blocks than its budget; `.block` is where it was."""
+    """The launch ran more basic blocks than its budget; `.block` is the one that was running."""
 
     def __init__(self, block, threads: int):
         super().__init__()
@@ -38,8 +38,7 @@ class StepBudget(Exception):
 
 
 class Livelock(StepBudget):
-    """Threads of `.batch` poll in `.block`, and the state of all of it repeats: nobody can ever let them go
-    on."""
+    """Threads of `.batch` poll in `.block`, and the whole state repeats: no thread can release them."""
 
     def __init__(self, block, threads: int, batch: Batch):
         super().__init__(block, threads)
@@ -55,25 +54,23 @@ class Trap(Exception):
 
 
 def _others_first(blocks, last: dict[int, int]):
-    """A priority that takes blocks outside of polling loops first, then the polling one that has waited
-    longest."""
+    """Return a priority with blocks outside of polling loops first, then the one that has waited longest."""
     return lambda i: (blocks[i].spins, last.get(i, -1) if blocks[i].spins else blocks[i].order)
 
 
 def _plain(value) -> bool:
-    """Whether a barrier's (number, thread count, predicate) is that of `bar.sync 0`."""
+    """Return whether a barrier's (number, thread count, predicate) is that of `bar.sync 0`."""
     number, count, predicate = value
     return count is None and predicate is None and not isinstance(number, str) and np.ndim(number) == 0
 
 
 def part(value, which):
-    """The elements of a value for some threads; a value that is one for all, or none, stays."""
+    """Select the elements of some threads; a scalar or None stays."""
     return value[which] if np.ndim(value) and not isinstance(value, str) else value
 
 
 def by_number(number, count: int):
-    """(barrier, which of `count` threads name it) for each barrier that a number, or an array of them,
-    names."""
+    """Yield (barrier, mask of the `count` threads at it) for each barrier number."""
     if isinstance(number, str) or np.ndim(number) == 0:
         yield number if isinstance(number, str) else int(number), np.ones(count, bool)
         return
@@ -82,7 +79,7 @@ def by_number(number, count: int):
 
 
 def complete_for(complete: dict[int | str, np.ndarray], number, blocks: np.ndarray) -> np.ndarray:
-    """Whether the barrier that each thread waits for is complete in its thread block."""
+    """Return whether the barrier that each thread waits for is complete in its thread block."""
     go = np.zeros(len(blocks), bool)
     for k, mine in by_number(number, len(blocks)):
         go |= mine & complete[k][blocks]
@@ -137,12 +134,12 @@ class Batch(WarpgroupOps):
             self.S[self.code.slots[name]] = width(0)
 
     def clock(self) -> int:
-        """A clock that grows with the work done; it is not a time."""
+        """Return a clock that grows with the work done; it is not a time."""
         return self.run.steps * 16
 
     # -- scheduling -----------------------------------------------------------------------------------------
     def execute(self):
-        """Run all threads of the batch to their end. Raises StepBudget or Trap."""
+        """Run all threads of the batch to their end. Raise StepBudget or Trap."""
         blocks, code, run = self.program.blocks, self.code, self.run
         order = [b.order for b in blocks]
         pending: dict[int, list] = {0: [None]}
@@ -229,13 +226,12 @@ class Batch(WarpgroupOps):
                 raise Trap(block, self, self.positions(L))
 
     def is_stuck(self, index: int, groups) -> bool:
-        """Whether these are the threads that have polled an mbarrier here in vain, and none has ended a phase
-        since."""
+        """Return whether these threads polled an mbarrier here before, and no phase has ended since."""
         threads = sum(self.n if g is None else len(g) for g in groups)
         return self.stuck.get(index) == (self.changes, threads)
 
     def merge(self, groups):
-        """One sorted position array of several, None when it is everybody."""
+        """Merge several position arrays into a sorted one, None when it is all threads."""
         if any(g is None for g in groups):
             return None
         L = np.sort(np.concatenate(groups))
@@ -261,7 +257,7 @@ class Batch(WarpgroupOps):
             self.run.counters.divergent_branches += self.splits.add(block.index, [a, b])
 
     def scatter(self, block, value, L, pending):
-        """Indirect jump: `ret` of a device function, or a branch table."""
+        """Jump indirectly: `ret` of a device function, or a branch table."""
         table = block.succs if block.kind == "switch" else None
         if value.ndim == 0:
             pending.setdefault(table[int(value)] if table else int(value), []).append(L)
@@ -283,7 +279,7 @@ class Batch(WarpgroupOps):
             self.exited_early = True
 
     def squeeze(self, L):
-        """Renumber: only the threads `L` are left, so `None` may stand for them."""
+        """Renumber the threads: only `L` are left, so that `None` may mean all of them."""
         if self.copies_pending():
             return L
         keep = ("block_of", "thread_of", "warp_of", "lane_of", "shared_base", "local_base")
@@ -301,7 +297,7 @@ class Batch(WarpgroupOps):
 
     # -- barriers -------------------------------------------------------------------------------------------
     def release(self, pending) -> bool:
-        """Let go the thread blocks whose threads have all arrived; when nothing else can run, force the
+        """Release the thread blocks whose threads have all arrived; when nothing else can run, force the
         rest."""
         if not self.waiting:
             return False
@@ -364,12 +360,12 @@ class Batch(WarpgroupOps):
         return True
 
     def count_barrier(self, index: int, blocks: np.ndarray):
-        """Some thread blocks pass the barrier at the end of a basic block."""
+        """Count the thread blocks that pass the barrier at the end of a basic block."""
         if self.counting:
             self.run.counters.issue(self.program.blocks[index].end, int(np.count_nonzero(blocks)))
 
     def order_barriers(self, waiting, going):
-        """Tell the order of asynchronous operations who goes on from which barrier."""
+        """Report to the ordering check which threads pass which barrier."""
         assert self.order is not None
         through: dict[int | str, list[np.ndarray]] = {}
         for (_, L, (number, _, _)), go in zip(waiting, going, strict=True):
@@ -379,7 +375,7 @@ class Batch(WarpgroupOps):
             self.order.barrier(np.concatenate(some), k)
 
     def bar_arrive(self, number, count, L):
-        """bar.arrive: counts for a numbered barrier, and goes on."""
+        """Execute bar.arrive: count for a numbered barrier without waiting."""
         P = self.positions(L)
         number = np.broadcast_to(number, len(P))
         for k in np.unique(number).tolist():
@@ -389,9 +385,9 @@ class Batch(WarpgroupOps):
                 self.order.bar_arrive(P[number == k], k)
 
     def apart(self, waiting, going) -> np.ndarray:
-        """Which thread blocks go on from one barrier that their threads wait for at several places.
+        """Return a mask of the thread blocks that pass one barrier from several places.
 
-        A barrier with a thread count of its own may be met wherever the program likes.
+        A barrier with its own thread count may be reached anywhere in the program.
         """
         odd = np.zeros(self.count, bool)
         taken: dict[int | str, np.ndarray] = {}
@@ -406,7 +402,7 @@ class Batch(WarpgroupOps):
         return odd
 
     def completed(self, waiting) -> dict[int | str, np.ndarray]:
-        """Barrier -> which thread blocks have completed it."""
+        """Map each barrier to a mask of the thread blocks that have completed it."""
         complete: dict[int | str, np.ndarray] = {}
         counts: dict[int | str, np.ndarray] = {}
         wanted: dict[int | str, np.ndarray] = {}
@@ -430,7 +426,7 @@ class Batch(WarpgroupOps):
         return complete
 
     def reduce_barrier(self, waiting) -> list:
-        """Results of bar.red (popc, and, or) for each waiting group, or None."""
+        """Return the results of bar.red (popc, and, or) for each waiting group, or None."""
         out = []
         for index, L, (number, _, given) in waiting:
             if given is None:
@@ -451,8 +447,8 @@ class Batch(WarpgroupOps):
         return out
 
     def note_exited(self, index: int, ready, counted=None):
-        """Report threads that have returned without a barrier; of one with a count of threads, those whose
-        warps are among the `counted` ones."""
+        """Report threads that returned without a barrier; with a count of threads, those in the warps of
+        `counted`."""
         if not self.exited_early:
             return
         late = (self.alive < self.threads) & (self.alive > 0)

@@ -1,9 +1,10 @@
-"""Barriers in shared memory (mbarrier): arrivals, transaction counts, phases, and who waits for them.
+"""Barriers in shared memory (mbarrier): arrivals, transaction counts, phases, and the threads that wait.
 
-A phase is over when all arrivals that the barrier counts have come and its transaction count is zero:
-`expect_tx` adds bytes to it, every byte that an asynchronous copy brings takes one away. The state that an
+A phase ends when all arrivals that the barrier counts have come and its transaction count is zero:
+`expect_tx` adds bytes to it, every byte that an asynchronous copy writes subtracts one. The state that an
 arrival returns has the phase's parity in its highest bit and the arrivals that were still pending in its low
-ones; nothing else is in it."""
+ones; nothing else is in it.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ PENDING_MASK = (1 << 20) - 1  # of such a token: the arrivals that were pending
 
 
 class Test(NamedTuple):
-    """A test of an mbarrier that has failed: the instruction, the phase it asked for, how many threads of
+    """A failed test of an mbarrier: the instruction, the phase parity it tested, and how many threads of
     which block."""
 
     access: Access
@@ -45,13 +46,13 @@ class BarrierOps(BatchMemory):
         self.tested: dict[int, Test] = {}  # by place: the tests that have failed since a phase has ended
 
     def barrier_places(self, A: Access, address, L) -> np.ndarray:
-        """The places of mbarriers, which may lie in another block of the cluster, one for each thread."""
+        """Return the locations of mbarriers, possibly in another block of the cluster, one for each thread."""
         return self.remote_index(A, address, L)[0]
 
     def barriers_at(self, A: Access, address, L):
-        """(place, its mbarrier, which of the threads L name it) for each of several places.
+        """Yield (location, its mbarrier, mask of the threads L that name it) for each of several locations.
 
-        Threads whose mbarrier has not been initialised are reported and left out.
+        Threads whose mbarrier is not initialised are reported and left out.
         """
         places = self.barrier_places(A, address, L)
         distinct = np.unique(places)
@@ -64,7 +65,7 @@ class BarrierOps(BatchMemory):
                 yield place, barrier, which
 
     def mbarrier_init(self, A: Access, address, count, L):
-        """mbarrier.init."""
+        """Execute mbarrier.init."""
         places = self.barrier_places(A, address, L)
         _, written, full = A.views(self.shared_space)
         written[places] = full
@@ -72,15 +73,15 @@ class BarrierOps(BatchMemory):
             self.mbarriers[place] = MBarrier(n, n)
 
     def mbarrier_inval(self, A: Access, address, L):
-        """mbarrier.inval."""
+        """Execute mbarrier.inval."""
         for place, _, _ in list(self.barriers_at(A, address, L)):
             del self.mbarriers[place]
 
     def mbarrier_arrive(self, A: Access, address, count, expected, drop: bool, L):
-        """Arrivals, each after it has told of `expected` bytes of copies; with `drop` for all later phases
+        """Execute arrivals, each after an expect_tx of `expected` bytes; with `drop` for all later phases
         too.
 
-        Returns the token of each.
+        Return the token of each.
         """
         P = self.positions(L)
         count, expected = np.broadcast_to(count, len(P)), np.broadcast_to(expected, len(P))
@@ -103,7 +104,7 @@ class BarrierOps(BatchMemory):
         return tokens
 
     def mbarrier_bytes(self, A: Access, address, nbytes, L):
-        """mbarrier.expect_tx, and complete_tx with negative numbers: the transaction count alone."""
+        """Execute mbarrier.expect_tx, or complete_tx with negative numbers."""
         nbytes = np.broadcast_to(nbytes, len(self.positions(L)))
         for place, barrier, which in self.barriers_at(A, address, L):
             barrier.bytes += int(nbytes[which].sum())
@@ -111,7 +112,7 @@ class BarrierOps(BatchMemory):
         self.pass_phases()
 
     def finish_phase(self, A: Access, place: int, barrier: MBarrier):
-        """End a phase that has all it waits for; `pass_phases` must follow."""
+        """End a complete phase; `pass_phases` must follow."""
         if not barrier.pending and not barrier.bytes:
             barrier.pending = barrier.count
             barrier.phase += 1
@@ -120,7 +121,7 @@ class BarrierOps(BatchMemory):
             self.finished.add((place << A.shift) // self.shared_size)
 
     def pass_phases(self):
-        """Tell the race check of the phases that have just ended."""
+        """Report the phases that have just ended to the race check."""
         if self.finished:
             ready = np.zeros(self.count, bool)
             ready[list(self.finished)] = True
@@ -130,9 +131,9 @@ class BarrierOps(BatchMemory):
             self.passed(ready)
 
     def mbarrier_test(self, A: Access, address, token, parity: bool, L):
-        """Whether the phase named by the token (or by its parity) is complete.
+        """Return whether the phase named by the token (or by its parity) is complete.
 
-        As the hardware does, only one bit of a token is looked at, also where it is no token of an arrival.
+        Like the hardware, only look at one bit of the token, even where it is not a token of an arrival.
         """
         P = self.positions(L)
         token = np.broadcast_to(token, len(P))
@@ -150,14 +151,12 @@ class BarrierOps(BatchMemory):
         return done
 
     def barrier_name(self, A: Access, place: int) -> str:
-        """How findings call the mbarrier at a place."""
+        """Name an mbarrier in a finding."""
         return self.shared_name((place << A.shift) % self.shared_size, A.width)
 
     def tested_text(self) -> str:
-        """Which mbarriers threads test in vain, from where, and what these lack; empty where they test none.
-
-        Of all thread blocks that wait it is the first one's.
-        """
+        """Describe the failed tests of the first waiting thread block: which mbarriers, where, what they
+        lack; empty without any."""
         waits = [(place, t) for place, t in self.tested.items() if place in self.mbarriers]
         if not waits:
             return ""

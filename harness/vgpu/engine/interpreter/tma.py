@@ -1,8 +1,8 @@
-"""Bulk copies and the tensor memory accelerator (TMA): whole runs of bytes, and boxes of a tensor, by one
+"""Bulk copies and the tensor memory accelerator (TMA): byte ranges, and tiles of a tensor, by one
 instruction.
 
-A copy is done when it is issued: what it reads is read then, and the mbarrier that it names gets its bytes.
-What the program may rely on, and when, is another matter: order.py checks that every copy is waited for.
+A copy is executed when it is issued: it reads its source then, and its mbarrier gets the bytes. order.py
+checks that every copy is waited for.
 
 Addresses, layouts and completion are those of the PTX manual, "cp.async.bulk" and "cp.async.bulk.tensor".
 """
@@ -25,7 +25,7 @@ CHUNK = 16  # bytes: shared memory is read and written in units of this
 
 
 class Target(NamedTuple):
-    """Where a copy into shared memory goes: the batch's number of a thread block, an offset there, and its
+    """The destination of a copy into shared memory: a thread block of the batch, an offset in it, and its
     mbarrier."""
 
     block: int
@@ -35,14 +35,14 @@ class Target(NamedTuple):
 
 
 class BulkOps(WarpOps):
-    """Bulk copies of a batch. Each active thread issues one of its own."""
+    """Bulk copies of a batch. Each active thread issues its own."""
 
     def start_bulk(self):
         self.maps: dict[bytes, TensorMap | None] = {}
 
     # -- tensor maps ----------------------------------------------------------------------------------------
     def tensor_map(self, instr, address: int, count: int, position: int) -> TensorMap | None:
-        """The map at a generic address; reports what is none, or has another number of dimensions."""
+        """Return the map at a generic address; report what is not a map, or has another number of dimensions."""
         if address >= PARAM_WINDOW:
             at = address - PARAM_WINDOW
             data = self.run._param_bytes[at : at + BYTES]
@@ -64,7 +64,7 @@ class BulkOps(WarpOps):
         return tensor_map
 
     def boxes(self, instr, map_address, coordinates, L):
-        """(position, map, coordinates) of every thread whose tensor map is one."""
+        """Yield (position, map, coordinates) of every thread whose tensor map is valid."""
         P = self.positions(L)
         maps = np.broadcast_to(map_address, len(P)).tolist()
         at = [np.broadcast_to(c, len(P)).view(np.int32).tolist() for c in coordinates]
@@ -79,7 +79,7 @@ class BulkOps(WarpOps):
                 yield k, position, tensor_map, tuple(c[k] for c in at)
 
     def take(self, R: dict[int, Access], box: TensorMap, at, position: int) -> np.ndarray:
-        """The bytes of a box, as it lies in shared memory without a swizzle: uint8 [rows, bytes of a row]."""
+        """Return the bytes of a tile as in shared memory without a swizzle: uint8 [rows, bytes of a row]."""
         address, inside = box.elements(at)
         width = box.width
         if inside.all():  # whole units of 16 bytes, because everything in a map is a multiple of that
@@ -97,7 +97,7 @@ class BulkOps(WarpOps):
     def chunk_index(
         self, A: Access, block: int, offset: int, nbytes: int, box: TensorMap | None, position: int
     ):
-        """The places, in units of 16 bytes, of a run of bytes, or of a box, at an offset in a thread
+        """Return the locations, in units of 16 bytes, of a byte range or a tile at an offset in a thread
         block."""
         address = offset + CHUNK * np.arange(nbytes // CHUNK)
         if box is not None:
@@ -115,7 +115,7 @@ class BulkOps(WarpOps):
     def put_shared(
         self, A: Access, block: int, offset: int, data: np.ndarray, box: TensorMap | None, position: int
     ):
-        """Write bytes, a multiple of 16, into shared memory. Returns the places in units of 16 bytes."""
+        """Write bytes, a multiple of 16, into shared memory. Return the locations in units of 16 bytes."""
         chunks = np.ascontiguousarray(data).reshape(-1, CHUNK).view(u8)
         index = self.chunk_index(A, block, offset, data.size, box, position)
         cells, written, full = A.views(self.shared_space)
@@ -125,7 +125,7 @@ class BulkOps(WarpOps):
     def get_shared(
         self, A: Access, block: int, offset: int, nbytes: int, box: TensorMap | None, position: int
     ):
-        """(bytes read from shared memory, places in units of 16 bytes)."""
+        """Return (bytes read from shared memory, locations in units of 16 bytes)."""
         index = self.chunk_index(A, block, offset, nbytes, box, position)
         cells, written, full = A.views(self.shared_space)
         if self.checks.uninitialised:
@@ -135,7 +135,7 @@ class BulkOps(WarpOps):
         return cells[index].view(np.uint8).reshape(-1), index
 
     def targets(self, A: Access, position: int, place: int, barrier: int, mask: int | None) -> list[Target]:
-        """Where the copy of a thread goes: to one thread block, or to several of its cluster."""
+        """Return the destinations of a thread's copy: one thread block, or several of its cluster."""
         own, size = int(self.block_of[position]), self.run.cluster_size
         first = own - own % size
         rank = place >> 24
@@ -155,7 +155,8 @@ class BulkOps(WarpOps):
         return out
 
     def goes_to(self, A: Access, place, barrier, mask, L) -> list[tuple[int, int, int | None]]:
-        """(address in shared memory, place of the mbarrier, thread blocks of a multicast) of each thread."""
+        """Return (address in shared memory, location of the mbarrier, thread blocks of a multicast) of each
+        thread."""
         barriers = self.barrier_places(A, barrier, L)
         masks = [None] * len(barriers) if mask is None else np.broadcast_to(mask, len(barriers)).tolist()
         places = np.broadcast_to(place, len(barriers)).tolist()
@@ -170,7 +171,7 @@ class BulkOps(WarpOps):
         box: TensorMap | None,
         position: int,
     ):
-        """Put the bytes of one copy where they go, and tell the mbarriers."""
+        """Write the bytes of one copy to its targets, and complete them at the mbarriers."""
         for t in targets:
             index = self.put_shared(W, t.block, t.offset, data, box, position)
             if self.order:
@@ -183,7 +184,7 @@ class BulkOps(WarpOps):
     def tensor_load(
         self, R: dict[int, Access], W: Access, B: Access, place, maps, coordinates, barrier, mask, L
     ):
-        """cp.async.bulk.tensor from global to shared memory."""
+        """Execute cp.async.bulk.tensor from global to shared memory."""
         goes = self.goes_to(B, place, barrier, mask, L)
         for k, position, box, at in self.boxes(W.instr, maps, coordinates, L):
             data = self.take(R, box, at, position)
@@ -191,7 +192,7 @@ class BulkOps(WarpOps):
         self.pass_phases()
 
     def tensor_store(self, R: Access, W: dict[int, Access], source, maps, coordinates, op: str | None, L):
-        """cp.async.bulk.tensor from shared to global memory, and cp.reduce.async.bulk.tensor with an
+        """Execute cp.async.bulk.tensor from shared to global memory, or cp.reduce.async.bulk.tensor with an
         operation."""
         sources = np.broadcast_to(source, len(self.positions(L))).tolist()
         for k, position, box, at in self.boxes(R.instr, maps, coordinates, L):
@@ -207,7 +208,7 @@ class BulkOps(WarpOps):
             )
 
     def put_global(self, W: Access, kind: str, address, values, op: str | None, position: int):
-        """Store elements, or combine them with what is there."""
+        """Store elements, or reduce them into memory."""
         if not len(address):
             return
         who = np.full(len(address), position)
@@ -225,8 +226,7 @@ class BulkOps(WarpOps):
     def bulk_load(
         self, R: Access, W: Access, B: Access, place, source, nbytes, barrier, mask, shared: bool, L
     ):
-        """cp.async.bulk into shared memory: from global memory, or (`shared`) from the block's own shared
-        memory."""
+        """Execute cp.async.bulk into shared memory: from global memory, or (`shared`) from the block's own."""
         P = self.positions(L)
         goes = self.goes_to(B, place, barrier, mask, L)
         source, nbytes = (np.broadcast_to(x, len(P)) for x in (source, nbytes))
@@ -245,7 +245,7 @@ class BulkOps(WarpOps):
         self.pass_phases()
 
     def bulk_store(self, R: Access, W: Access, target, source, nbytes, op: str | None, kind: str, L):
-        """cp.async.bulk and cp.reduce.async.bulk from shared to global memory."""
+        """Execute cp.async.bulk and cp.reduce.async.bulk from shared to global memory."""
         P = self.positions(L)
         target, source, nbytes = (np.broadcast_to(x, len(P)) for x in (target, source, nbytes))
         for k, position in enumerate(P.tolist()):
@@ -258,17 +258,17 @@ class BulkOps(WarpOps):
             self.put_global(W, kind, at, data.view(f"u{W.width}"), op, position)
 
     def bulk_size(self, A: Access, position: int, size: int) -> int:
-        """The bytes of a copy, which must be a multiple of 16."""
+        """Return the bytes of a copy, checked to be a multiple of 16."""
         if size % CHUNK:
             self.run.misaligned_copy(self, A.instr, position, size, "size")
         return size // CHUNK * CHUNK
 
     def bulk_commit(self, L):
-        """cp.async.bulk.commit_group."""
+        """Execute cp.async.bulk.commit_group."""
         if self.order:
             self.order.bulk_commit(self.positions(L))
 
     def bulk_wait(self, allowed: int, L):
-        """cp.async.bulk.wait_group: all but the newest `allowed` groups are done, or have at least read."""
+        """Execute cp.async.bulk.wait_group: wait for all but the newest `allowed` groups, or for their reads."""
         if self.order:
             self.order.bulk_wait(self.positions(L), allowed)

@@ -1,8 +1,8 @@
-"""What threads do together: shuffles, votes, matrix instructions, atomics, asynchronous copies, mbarriers,
-print.
+"""Warp-wide and asynchronous instructions: shuffles, votes, mma, atomics, asynchronous copies, vprintf.
 
 `WarpOps` is the part of a batch (executor.py) that generated code calls for these. A warp instruction whose
-mask names threads that are alive but elsewhere is reported as warp divergence."""
+mask names threads that are alive but elsewhere is reported as warp divergence.
+"""
 
 from __future__ import annotations
 
@@ -47,23 +47,23 @@ class WarpOps(BarrierOps):
         self.sources = {}
 
     def gather_bits(self, L, value=None) -> np.ndarray:
-        """For every warp the mask of the lanes among positions `L` (where `value` is true)."""
+        """Return for every warp the mask of the lanes among positions `L` (where `value` is true)."""
         weight = (np.int64(1) << self.lane_of[L]).astype(np.float64)
         if value is not None:
             weight = weight * value
         return np.bincount(self.warp_of[L], weights=weight, minlength=self.warps).astype(u8).astype(u4)
 
     def alive_bits(self) -> np.ndarray:
-        """Lanes of every warp that have not exited."""
+        """Return the lanes of every warp that have not exited."""
         return self.all_bits & ~self.exited_bits
 
     def whole(self, L) -> bool:
-        """All lanes of all warps take part."""
+        """Return whether all lanes of all warps take part."""
         return L is None and self.full
 
     def present(self, instr, mask, L) -> np.ndarray | None:
-        """Active lanes of every warp (None: all 32 of all warps); reports members of `mask` that are
-        missing."""
+        """Return the active lanes of every warp (None: all 32 of all warps); report missing members of
+        `mask`."""
         self.log.warp_sync(self, L)
         if self.whole(L):
             return None
@@ -82,12 +82,12 @@ class WarpOps(BarrierOps):
             self.order.warp_sync(self.positions(L))
 
     def proxy_fence(self, L):
-        """fence.proxy.async: other ways to shared memory see what threads have stored."""
+        """Execute fence.proxy.async."""
         if self.order:
             self.order.proxy_fence(self.positions(L))
 
     def spread(self, value, L) -> np.ndarray:
-        """The values of the active lanes in a table [warp * 32 + lane]; 0 elsewhere."""
+        """Return the values of the active lanes in a table [warp * 32 + lane]; 0 elsewhere."""
         P = self.positions(L)
         table = np.zeros(self.warps * 32, value.dtype)
         table[self.warp_of[P] * 32 + self.lane_of[P]] = value
@@ -117,14 +117,14 @@ class WarpOps(BarrierOps):
         return self.spread(a, L)[place], inside
 
     def warps_of(self, L) -> int:
-        """The number of warps that some threads belong to."""
+        """Return the number of warps that some threads belong to."""
         return int(np.count_nonzero(np.bincount(self.per_warp(L))))
 
     def per_warp(self, L):
         return self.warp_of if L is None else self.warp_of[L]
 
     def members(self, mask, L) -> np.ndarray:
-        """The mask of each active thread limited to active lanes."""
+        """Return the mask of each active thread limited to active lanes."""
         return self.gather_bits(self.positions(L))[self.per_warp(L)] & mask
 
     def vote(self, instr, mode: str, p, mask, L):
@@ -216,7 +216,7 @@ class WarpOps(BarrierOps):
 
     # -- matrices -------------------------------------------------------------------------------------------
     def warp_rows(self, instr, L) -> int:
-        """The number of warps, all of whose 32 lanes must be here."""
+        """Return the number of warps, all of whose 32 lanes must be active."""
         self.present(instr, u4(0xFFFFFFFF), L)
         P = self.positions(L)
         if len(P) % 32 or not (self.lane_of[P].reshape(-1, 32) == np.arange(32)).all():
@@ -247,7 +247,7 @@ class WarpOps(BarrierOps):
         return [(bits[:, k] | (bits[:, k + 1] << u4(16))).reshape(-1) for k in range(0, out.shape[1], 2)]
 
     def elements(self, registers, kind: str, warps: int) -> np.ndarray:
-        """Matrix elements [warp, element, lane] as float64 out of fragment registers."""
+        """Return matrix elements [warp, element, lane] as float64 from fragment registers."""
         parts = []
         for r in registers:
             r = np.broadcast_to(r, warps * 32)
@@ -283,14 +283,14 @@ class WarpOps(BarrierOps):
         return self.commits is not None
 
     def groups(self) -> np.ndarray:
-        """How many groups of copies each thread has committed."""
+        """Return how many groups of copies each thread has committed."""
         commits = self.commits
         if commits is None:
             commits = self.commits = np.zeros(self.n, np.int64)
         return commits
 
     def copy_async(self, R: Access, W: Access, target, source, extra, multiply_adds: int, L):
-        """cp.async: the source is checked now, the data lands when the thread waits for it.
+        """Execute cp.async: check the source now, write the data when the thread waits for it.
 
         `extra` is the number of bytes to take (the rest is zero), or a predicate that ignores the source;
         `multiply_adds` are those before this instruction in its basic block.
@@ -330,8 +330,7 @@ class WarpOps(BarrierOps):
         groups[P] += 1
 
     def copy_wait(self, instr, allowed: int, multiply_adds: int, L):
-        """Let the copies land whose group is older than the newest `allowed` ones; -1: all, committed or
-        not."""
+        """Complete the copies whose group is older than the newest `allowed` ones; -1: all, committed or not."""
         if not self.copies:
             return
         here = np.zeros(self.n, bool)
@@ -359,13 +358,13 @@ class WarpOps(BarrierOps):
 
     # -- clusters --------------------------------------------------------------------------------------------
     def cluster_arrive(self, L, release: bool):
-        """barrier.cluster.arrive: publishes what was written before; it is the wait that stops threads."""
+        """Execute barrier.cluster.arrive: release what was written before; the wait is what blocks threads."""
         if self.log.clocks:
             self.log.clocks.cluster_arrive(self, L, release)
 
     # -- print ----------------------------------------------------------------------------------------------
     def vprintf(self, *offsets_and_L):
-        """vprintf(format, arguments): one line per thread, in thread order, to the launch's output."""
+        """Execute vprintf(format, arguments): one line per thread, in thread order, to the launch's output."""
         fmt_at, args_at, *rest = offsets_and_L
         L = rest[-1]
         for p in self.positions(L).tolist():
@@ -384,7 +383,7 @@ class WarpOps(BarrierOps):
                 self.local_space.written[base : base + 4] = 1
 
     def peek(self, address: int, nbytes: int, p: int) -> bytes:
-        """Bytes at a generic address, as thread `p` sees them."""
+        """Read bytes at a generic address as thread `p`."""
         if address >= LOCAL_WINDOW:
             at = int(self.local_base[p]) + address - LOCAL_WINDOW
             return self.local_space.data[at : at + nbytes].tobytes()
@@ -394,7 +393,7 @@ class WarpOps(BarrierOps):
         return self.arena.data[at : at + nbytes].tobytes()
 
     def text(self, address: int, p: int) -> str:
-        """The C string at an address."""
+        """Read the C string at an address."""
         out = b""
         while len(out) < 1 << 16:
             piece = self.peek(address + len(out), 64, p)
@@ -409,7 +408,7 @@ _CONVERSION = re.compile(r"%([-+ #0]*)(\*|\d+)?(?:\.(\d+))?(hh|h|ll|l|z|j|t)?([d
 
 
 def format_c(fmt: str, read, batch, p: int) -> str:
-    """C printf formatting; `read(offset, nbytes)` gives bytes of the packed argument buffer."""
+    """Format like C's printf; `read(offset, nbytes)` returns bytes of the packed argument buffer."""
     at = 0
 
     def take(nbytes: int, code: str):
@@ -450,7 +449,7 @@ def _typed(data, kind: str):
 
 
 def _combine(op: str, kind: str, old, values):
-    """The new value that each atomic stores, from the old one."""
+    """Return the new value of each atomic."""
     v = values[0]
     if kind == "bf16":
         x, y = numeric.bf_to_f4(old), numeric.bf_to_f4(v)

@@ -1,13 +1,13 @@
-"""What the warps of a warpgroup do together: matrix products (wgmma), and the registers that setmaxnreg moves
-between them.
+"""Warpgroup instructions: matrix products (wgmma), and setmaxnreg.
 
 A warpgroup is four warps in a row, of which the first has a number that is a multiple of four. A product is
-computed when it is issued; that nobody uses it, or touches its operands, before it is waited for is what
-order.py checks for shared memory, and hazards.py for registers.
+computed when it is issued; order.py checks for shared memory, and hazards.py for registers, that its operands
+and results are not touched before it is waited for.
 
 Layouts are those of the PTX manual, "Asynchronous warpgroup level matrix instructions". An operand in shared
-memory consists of units of 16 bytes. Where it lies along k, a unit holds neighbours along k, and 8 rows of
-units make a group; where it lies across k ("transposed"), a unit holds neighbours along m or n."""
+memory consists of units of 16 bytes. Along k, a unit holds neighbours along k, and 8 rows of units make a
+group; across k ("transposed"), a unit holds neighbours along m or n.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SPANS = {0: 0, 1: 128, 2: 64, 3: 32}  # bits 62 and 63 of a matrix descriptor ->
 
 @functools.lru_cache(maxsize=4096)
 def unit_offsets(descriptor: int, operand: Operand) -> np.ndarray:
-    """The addresses in shared memory of the units of 16 bytes of a factor that is 32 bytes deep.
+    """Return the addresses in shared memory of the 16-byte units of a factor that is 32 bytes deep.
 
     Along k: [rows, 2]. Across k (16-bit types only): [16, rows / 8].
     """
@@ -55,9 +55,9 @@ def unit_offsets(descriptor: int, operand: Operand) -> np.ndarray:
 
 
 def registers_at_start(function, threads: int) -> int:
-    """The registers that each thread of a kernel with setmaxnreg has at its start, as far as its PTX says.
+    """Return the initial registers per thread of a kernel with setmaxnreg, as its PTX limits them.
 
-    What the kernel's own limits leave to it, in steps of 8: .maxnreg, or .maxntid and .minnctapersm.
+    In steps of 8, from .maxnreg, or .maxntid and .minnctapersm.
     """
     if function.max_registers:
         return function.max_registers
@@ -75,7 +75,7 @@ class WarpgroupOps(BulkOps):
         self.overdrawn: dict[int, tuple[Instr, int]] = {}  # thread block -> who asks for more than there is
 
     def warpgroup_rows(self, instr: Instr, L) -> int:
-        """The number of warpgroups, all of whose 128 threads must be here."""
+        """Return the number of warpgroups, all of whose 128 threads must be active."""
         P = self.positions(L)
         groups = self.warp_rows(instr, L)
         first = self.warp_of[P[::128]] % self.warps_per_block % 4 == 0
@@ -84,7 +84,7 @@ class WarpgroupOps(BulkOps):
         return groups // 4
 
     def set_registers(self, instr: Instr, number: int, more: bool, L):
-        """setmaxnreg: the warps of some warpgroups have `number` registers a thread from now on."""
+        """Execute setmaxnreg: set the registers per thread of some warpgroups' warps to `number`."""
         self.warpgroup_rows(instr, L)
         P = self.positions(L)
         warps = self.warp_of[P[::32]]
@@ -111,7 +111,8 @@ class WarpgroupOps(BulkOps):
     def shared_factor(
         self, A: Access, descriptors, operand: Operand, first, L
     ) -> tuple[np.ndarray, np.ndarray]:
-        """(a factor [warpgroup, rows, k] in float64, its places in units of 16 bytes [warpgroup, units]).
+        """Return (a factor [warpgroup, rows, k] in float64, its locations in units of 16 bytes [warpgroup,
+        units]).
 
         `first` are the positions of the first thread of each warpgroup.
         """
@@ -144,7 +145,7 @@ class WarpgroupOps(BulkOps):
         return -factor if operand.negative else factor, index
 
     def register_factor(self, registers, operand: Operand, groups: int) -> np.ndarray:
-        """The first factor out of registers, [warpgroup, 64, k] in float64: each warp has 16 rows."""
+        """Return the first factor from registers, [warpgroup, 64, k] in float64: each warp has 16 rows."""
         shape = "m16n8k8" if operand.kind == "tf32" else "m16n8k16"
         rows, columns = fragment_maps(shape, operand.kind)[0]
         factor = np.zeros((4 * groups, 16, 8 if operand.kind == "tf32" else 16))
@@ -154,9 +155,9 @@ class WarpgroupOps(BulkOps):
     def wgmma(
         self, A: Access | None, B: Access, sums, kind: str, left, a: Operand, right, b: Operand, keep, L
     ):
-        """wgmma.mma_async: sums [64, n] = left [64, k] right [k, n], plus the sums there were where `keep`.
+        """Execute wgmma.mma_async: sums [64, n] = left [64, k] right [k, n], plus the old sums where `keep`.
 
-        `left` is a matrix descriptor (with A) or four registers. Returns the registers of the sums.
+        `left` is a matrix descriptor (with A) or four registers. Return the registers of the sums.
         """
         groups = self.warpgroup_rows(B.instr, L)
         if self.counting:
@@ -189,7 +190,7 @@ class WarpgroupOps(BulkOps):
         return packed_sums(product, kind)
 
     def old_sums(self, registers, kind: str, groups: int) -> np.ndarray:
-        """Accumulators [warpgroup, element, thread] in float64."""
+        """Return the accumulators [warpgroup, element, thread] in float64."""
         words = np.empty((len(registers), 128 * groups), u4)
         for row, register in zip(words, registers, strict=True):
             row[:] = register
@@ -200,9 +201,9 @@ class WarpgroupOps(BulkOps):
         return halves.view(np.float16).astype(np.float64).reshape(groups, -1, 128)
 
     def register_hazard(self, instr: Instr, products: tuple[Instr, ...], register: str, role: str, guard, L):
-        """An instruction that uses a register of products, of which one may be under way on this path.
+        """Report the use of a register of products, if one of these is in flight.
 
-        `guard` tells which of the threads execute it.
+        `guard` is a mask of the threads that execute the instruction.
         """
         if self.order is None:
             return
@@ -215,8 +216,7 @@ class WarpgroupOps(BulkOps):
                 return
 
     def unfenced_product(self, instr: Instr, register: str, added, L):
-        """A product whose registers were written without a wgmma.fence after that, where it uses what they
-        hold."""
+        """Report a product whose registers were written without a later wgmma.fence, where it reads them."""
         P = self.positions(L)
         bad = np.broadcast_to(added, len(P))
         if bad.any() and self.checks.races:
@@ -228,25 +228,24 @@ class WarpgroupOps(BulkOps):
             self.run.at(self, P[np.flatnonzero(bad)[0]], "missing wgmma fence", instr, why)
 
     def wgmma_commit(self, instr: Instr, L):
-        """wgmma.commit_group."""
+        """Execute wgmma.commit_group."""
         self.warpgroup_rows(instr, L)
         if self.order:
             self.order.wgmma_commit(self.positions(L))
 
     def wgmma_wait(self, instr: Instr, allowed: int, L):
-        """wgmma.wait_group: all but the newest `allowed` groups are done."""
+        """Execute wgmma.wait_group: wait for all but the newest `allowed` groups."""
         self.warpgroup_rows(instr, L)
         if self.order:
             self.order.wgmma_wait(self.positions(L), allowed)
 
     # -- registers ------------------------------------------------------------------------------------------
     def who_is(self, position: int) -> int:
-        """A thread's number in the batch, which stays when threads that have exited are squeezed out."""
+        """Return a thread's number in the batch, which stays the same when exited threads are squeezed out."""
         return int(self.block_of[position]) * self.threads + int(self.thread_of[position])
 
     def end_warpgroups(self):
-        """Report blocks whose warps have asked for more registers than the block owns: they would wait for
-        ever."""
+        """Report blocks whose warps asked for more registers than the block owns: these would deadlock."""
         for block, (instr, thread) in self.overdrawn.items():
             mine = self.registers[block * self.warps_per_block :][: self.warps_per_block]
             self.run.register_budget(
@@ -259,7 +258,7 @@ class WarpgroupOps(BulkOps):
 
 
 def packed_sums(product: np.ndarray, kind: str) -> list[np.ndarray]:
-    """The registers of accumulators [warpgroup, element, thread], rounded once."""
+    """Pack accumulators [warpgroup, element, thread] into registers, rounded once."""
     if kind == "f32":
         words = (
             np.asarray(numeric.canonical(product.astype(np.float32).reshape(-1)))

@@ -1,7 +1,7 @@
-"""What each PTX instruction does: one emitter per opcode, which writes the NumPy code for it.
+"""Emitters of arithmetic, comparison and conversion: one per opcode, which writes its NumPy code.
 
-Arithmetic, comparison and conversion are here; memory, warp and tensor-core instructions are in
-memory_ops.py."""
+Memory, warp and tensor-core instructions are in memory_ops.py.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _packed(w: Writer, t: str, args, f: Callable[..., str]) -> str:
 
 
 def _binary(w: Writer, i: Instr, t: str, f: Callable[[str, str], str]):
-    """An operation on two operands of one type, for all floating and integer types."""
+    """Emit an operation on two operands of one type, for all floating and integer types."""
     d, a, b = i.args
     _plain16(i, t)
     if t in ("f16x2", "bf16x2"):
@@ -275,7 +275,8 @@ def unary_float(w: Writer, i: Instr):
 
 # -- what is one expression -----------------------------------------------------------------------------------
 class _Operand:
-    """An operand in an expression: `{1}` is seen as its row says, `{1:u4}` as this kind, `{1:int}` is the number."""
+    """An operand in an expression: `{1}` is formatted as its row says, `{1:u4}` as this kind, `{1:int}` is
+    the number."""
 
     def __init__(self, w: Writer, a, kind: str):
         self.w, self.a, self.kind = w, a, kind
@@ -311,7 +312,7 @@ _EXPRESSIONS = {
 
 
 def _of_expression(modifiers: tuple[str, ...], operands: str, result: str, expression: str, row: str):
-    """The emitter of an instruction that is one expression."""
+    """Return the emitter of an instruction that is one expression."""
 
     def emitter(w: Writer, i: Instr):
         check(i, *modifiers)

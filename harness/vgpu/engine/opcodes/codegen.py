@@ -1,12 +1,11 @@
-"""Writes one Python function per basic block: NumPy expressions over the dense array of the block's active
-threads.
+"""Generate one Python function per basic block: NumPy expressions over the dense array of active threads.
 
 A generated function has the signature `(m, S, L)`: `m` is the batch of thread blocks (memory, warps, clocks),
 `S` the register slots (one array over all threads, or one scalar where the value is the same for all), `L`
 the positions of the active threads, or None for all of them. Registers used in one block only are Python
 locals. It returns the branch condition, or None.
 
-The code of an instruction comes from its emitter, which `emitters.py` finds by its opcode.
+The code of an instruction comes from its emitter, which `emitters.py` looks up by opcode.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from .emitters import emit
 
 
 class Code:
-    """The generated functions of one program, made when a block first runs. Shared by all its launches."""
+    """The generated functions of one program, each generated on first use. Shared by all its launches."""
 
     def __init__(self, program: Program, globals_: dict[str, int], shared: dict[str, tuple[int, int]]):
         self.program = program
@@ -44,7 +43,7 @@ class Code:
         self.work: dict[int, Work] = {}  # block -> what a thread does in it
 
     def function(self, index: int):
-        """The function of block `index`."""
+        """Return the function of block `index`."""
         function = self.functions[index]
         if function is None:
             writer = Writer(self, self.program.blocks[index])
@@ -56,23 +55,23 @@ class Code:
 
     @cached_property
     def origins(self) -> dict[str, Origin]:
-        """Which kernel parameters every register is computed from."""
+        """The kernel parameters from which every register is computed."""
         return origins(self.program)
 
     @cached_property
     def hazards(self) -> Hazards:
-        """Where the kernel may use registers of asynchronous products too early."""
+        """The register hazards of the kernel's asynchronous products."""
         return Hazards(self.program)
 
     def constant(self, kind: str, value) -> str:
-        """The name of a constant of this kind in the generated code."""
+        """Return the name of a constant of this kind in the generated code."""
         name = f"c_{kind}_{value}".replace("-", "m").replace(".", "_").replace("+", "")
         if name not in self.namespace:
             self.namespace[name] = DTYPE[kind](value)
         return name
 
     def bits(self, kind: str, bits: int) -> str:
-        """The name of a constant given by its bits."""
+        """Return the name of a constant given by its bits."""
         name = f"x_{kind}_{bits:x}"
         if name not in self.namespace:
             self.namespace[name] = DTYPE[f"u{kind[1]}"](bits).view(DTYPE[kind])
@@ -121,19 +120,19 @@ class Writer:
         self.lines.append(line)
 
     def temp(self, expr: str) -> str:
-        """A new local holding `expr`."""
+        """Assign `expr` to a new local and return its name."""
         self.counter += 1
         self.emit(f"t{self.counter} = {expr}")
         return f"t{self.counter}"
 
     def instruction(self, i: Instr) -> str:
-        """The instruction itself as a constant of the generated code."""
+        """Return the instruction itself as a constant of the generated code."""
         name = f"I{i.line}_{len(self.code.namespace)}"
         self.code.namespace[name] = i
         return name
 
     def width(self, name: str) -> int:
-        """Bytes of register `name` (0 for predicates)."""
+        """Return the bytes of register `name` (0 for predicates)."""
         if name == "sp_is_explicit_cluster":  # a predicate
             return 0
         if name.startswith("sp_"):
@@ -144,7 +143,7 @@ class Writer:
         return WIDTH[kind]
 
     def use(self, a, kind: str) -> str:
-        """An expression for operand `a` seen as `kind` (u4, i8, f4, p ...)."""
+        """Return an expression for operand `a` as `kind` (u4, i8, f4, p ...)."""
         if isinstance(a, Reg):
             return self.use_reg(a, kind)
         if isinstance(a, Imm):
@@ -191,15 +190,15 @@ class Writer:
         return changed if kind[0] == "u" else f"{changed}.view({kind})"
 
     def settled(self, name: str) -> str:
-        """An expression for a variable whose bits matter now: the NaNs of arithmetic become those of a
-        GPU."""
+        """Return an expression for a variable whose bits matter now: arithmetic NaNs become those of a GPU."""
         return f"nm.canonical({name})" if name in self.computed else name
 
     def define(self, a, kind: str, expr: str, fresh: bool = True, computed: bool = False):
         """Write `expr` of `kind` to register operand `a`.
 
-        `fresh` is False where it may share another register's memory; `computed` says that it comes from
-        arithmetic on floats, whose NaNs must become those of a GPU once the bits are looked at."""
+        `fresh` is False where it may share another register's memory; `computed` means that it is the result
+        of float arithmetic, whose NaNs must become those of a GPU once the bits are used.
+        """
         if isinstance(a, Reg) and a.name == "_":
             self.emit(expr)
             return
@@ -231,7 +230,7 @@ class Writer:
         self.views[a.name] = {kind: name}
 
     def address_of(self, s: Sym) -> int:
-        """The address of a variable in its own space."""
+        """Return the address of a variable in its own space."""
         if s.name.startswith("local:"):
             return int(s.name[6:]) + s.offset
         if s.name in self.code.shared:
@@ -243,7 +242,7 @@ class Writer:
         raise UnsupportedInstruction(self.instr, f"{s.name} has no address here")
 
     def address(self, mem: Mem) -> str:
-        """An expression for an address operand: uint64, or a scalar constant."""
+        """Return an expression for an address operand: uint64, or a scalar constant."""
         if isinstance(mem.base, Reg):
             width = self.width(mem.base.name)
             base = self.use_reg(mem.base, f"u{width}")
@@ -257,7 +256,7 @@ class Writer:
 
     # -- the whole function ---------------------------------------------------------------------------------
     def source(self) -> str:
-        """The Python source of the block's function."""
+        """Return the Python source of the block's function."""
         b = self.block
         for instr in b.instrs:
             self.instr = instr
@@ -287,7 +286,7 @@ class Writer:
         return "\n".join([*head, *body, *tail, f"    return {result}"]) + "\n"
 
     def hazards(self, i: Instr):
-        """Look at registers of products that may be under way."""
+        """Emit checks of registers of products that may be in flight."""
         hazards = self.code.hazards
         for hazard in hazards.hazards.get(id(i), ())[:1]:
             products = ", ".join(self.instruction(product) for product in hazard.products)
@@ -301,7 +300,8 @@ class Writer:
             self.emit(f"m.unfenced_product({self.instruction(i)}, {register!r}, {added}, L)")
 
     def stores(self) -> list[tuple[str, str, str]]:
-        """(register, expression to keep, expression to scatter) for every register that later blocks read."""
+        """Return (register, expression to keep, expression to scatter) for every register that later blocks
+        read."""
         kept: set[str] = {
             f"{r}_{'p' if self.width(r) == 0 else f'u{self.width(r)}'}" for r in self.block.uses
         }
@@ -340,7 +340,7 @@ class Writer:
         return "None"
 
     def barrier(self) -> str:
-        """(barrier number, thread count or None, predicate or None) of a bar.sync or bar.red."""
+        """Return (barrier number, thread count or None, predicate or None) of a bar.sync or bar.red."""
         i = self.block.end
         args = list(i.args)
         if "red" in i.mods:

@@ -2,7 +2,8 @@
 
 Emitters register themselves with `@opcode(...)`: arithmetic in `arithmetic_ops.py`, memory, warps and tensor
 cores in `memory_ops.py`. An emitter gets the writer of a basic block (`codegen.Writer`) and the instruction.
-Its docstring is its row in OPCODES.md."""
+Its docstring becomes its row in OPCODES.md.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ def opcode(*names: str):
 
 
 def emit(w, i: Instr):
-    """Write the code of one instruction. Raises UnsupportedInstruction for an unknown opcode or variant."""
+    """Write the code of one instruction. Raise UnsupportedInstruction for an unknown opcode or variant."""
     emitter = OPCODES.get(i.op)
     if emitter is None:
         raise UnsupportedInstruction(i)
@@ -41,7 +42,7 @@ def emit(w, i: Instr):
 
 
 def type_of(i: Instr) -> str:
-    """The last type modifier of an instruction ("s32" of add.sat.s32)."""
+    """Return the last type modifier of an instruction ("s32" of add.sat.s32)."""
     for m in reversed(i.mods):
         if m in WIDTH:
             if WIDTH[m] == 16:
@@ -51,7 +52,7 @@ def type_of(i: Instr) -> str:
 
 
 def check(i: Instr, *known: str):
-    """Refuse modifiers that are neither types nor known: never a wrong answer."""
+    """Refuse modifiers that are neither types nor known: an ignored modifier would give a wrong result."""
     for m in i.mods:
         if m not in WIDTH and m not in known:
             raise UnsupportedInstruction(i, f"modifier .{m}")

@@ -1,7 +1,8 @@
-"""Tensor-core matrices: which shapes `mma.sync` is simulated for, and which lane holds which element of a
-fragment.
+"""Fragment layouts of `mma.sync`: the supported shapes, and the lane that holds each matrix element.
 
-The places are, of lane 4 g + t (an array of lanes), the row and column of its element `n`. `kind` is the type of the factors."""
+For lane 4 g + t (an array of lanes), the functions return the row and column of its element `n`. `kind` is
+the type of the factors.
+"""
 
 from __future__ import annotations
 
@@ -24,39 +25,39 @@ _MMA = {
 
 
 def mma_supported(shape: str, types: list[str]) -> bool:
-    """Whether mma.sync of this shape and these types (d, a, b, c) is simulated."""
+    """Return whether mma.sync of this shape and these types (d, a, b, c) is simulated."""
     return (shape, tuple(types)) in _MMA
 
 
 def sizes(shape: str) -> tuple[int, int, int]:
-    """Rows, columns and depth of a product: "m16n8k8" -> (16, 8, 8)."""
+    """Return rows, columns and depth of a product: "m16n8k8" -> (16, 8, 8)."""
     rows, columns, depth = (int(x) for x in shape[1:].replace("n", " ").replace("k", " ").split())
     return rows, columns, depth
 
 
 def place_in_a(kind: str, n: int, g, t):
-    """(row, column) of the first factor."""
+    """Return (row, column) of the first factor."""
     if kind in ("f64", "tf32"):
         return g + (n & 1) * 8, t + (n >> 1) * 4
     return g + (n >> 1 & 1) * 8, t + t + (n & 1) + (n >> 2) * 8
 
 
 def place_in_b(kind: str, n: int, g, t):
-    """(row, column) of the second factor."""
+    """Return (row, column) of the second factor."""
     if kind in ("f64", "tf32"):
         return t + n * 4, g
     return t + t + (n & 1) + (n >> 1) * 8, g
 
 
 def place_in_c(kind: str, n: int, g, t):
-    """(row, column) of the sums."""
+    """Return (row, column) of the sums."""
     return g + (n >> 1) * 8, t + t + (n & 1)
 
 
 @functools.cache
 def fragment_maps(shape: str, kind: str):
-    """(rows of A, columns of A), (rows of B, columns of B), (rows of C, columns of C): [element, lane] index
-    arrays."""
+    """Return (rows of A, columns of A), (rows of B, columns of B), (rows of C, columns of C): [element, lane]
+    index arrays."""
     rows, columns, depth = sizes(shape)
     lane = np.arange(32)
 

@@ -1,4 +1,4 @@
-"""Emitters of what came with Hopper: mbarriers with transaction counts, bulk copies (TMA), warpgroups."""
+"""Emitters of Hopper's instructions: mbarriers with transaction counts, bulk copies (TMA), warpgroups."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _SCOPES = ("cta", "cluster", "release", "acquire", "relaxed")
 
 @dataclass(frozen=True)
 class Operand:
-    """What the instruction says of a factor in shared memory: its rows (m, or n), its type, whether it lies
-    across k, and its sign."""
+    """A wgmma factor in shared memory as the instruction describes it: rows (m, or n), type, transposed
+    (across k), sign."""
 
     rows: int
     kind: str
@@ -33,7 +33,7 @@ class Operand:
 
 
 def shared_place(w: Writer, i: Instr, mem: Mem) -> str:
-    """An address in shared memory; a generic one where the instruction names no state space."""
+    """Return an address in shared memory; a generic one where the instruction names no state space."""
     place = w.address(mem)
     if any(m.startswith("shared") for m in i.mods):
         return place
@@ -97,7 +97,7 @@ _WIDE = 8, 2  # elements of an access of 16 bytes
 
 
 def bulk_copy(w: Writer, i: Instr):
-    """cp.async.bulk and cp.async.bulk.tensor in all their forms."""
+    """Emit cp.async.bulk and cp.async.bulk.tensor in all their forms."""
     if "commit_group" in i.mods:
         w.emit("m.bulk_commit(L)")
     elif "wait_group" in i.mods:
@@ -117,7 +117,7 @@ def bulk_copy(w: Writer, i: Instr):
 
 
 def bulk_load(w: Writer, i: Instr, from_shared: bool):
-    """Into shared memory; an mbarrier counts the bytes."""
+    """Emit a copy into shared memory; an mbarrier counts the bytes."""
     target, source, *rest = i.args
     size = None if "tensor" in i.mods else rest.pop(0)
     barrier, *rest = rest
@@ -139,7 +139,7 @@ def bulk_load(w: Writer, i: Instr, from_shared: bool):
 
 
 def bulk_store(w: Writer, i: Instr, op: str | None):
-    """Into global memory; groups of the thread count its copies."""
+    """Emit a copy into global memory; groups of the thread count it."""
     target, source, *rest = i.args
     read = w.code.access(i, "R", "shared", *_WIDE)
     kind = "A" if op else "W"
@@ -157,7 +157,7 @@ def bulk_store(w: Writer, i: Instr, op: str | None):
 
 
 def element_accesses(w: Writer, i: Instr, kind: str) -> str:
-    """Accesses of global memory by the bytes of an element, which the tensor map tells; and of 16 bytes."""
+    """Return global accesses for each element size, which only the tensor map tells, and one of 16 bytes."""
     sizes = {1: (1, 1), 2: (2, 1), 4: (4, 1), 8: (8, 1), 16: _WIDE}
     name = f"E{i.line}_{len(w.code.namespace)}"
     w.code.namespace[name] = {size: w.code.access(i, kind, "global", *shape) for size, shape in sizes.items()}
@@ -165,7 +165,7 @@ def element_accesses(w: Writer, i: Instr, kind: str) -> str:
 
 
 def coordinates(w: Writer, box: TensorMem) -> str:
-    """The coordinates of a box as a list of expressions."""
+    """Return the coordinates of a tile as a list of expressions."""
     return "[" + ", ".join(w.use(c, "u4") for c in box.coordinates) + "]"
 
 

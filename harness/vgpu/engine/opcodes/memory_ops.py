@@ -25,7 +25,7 @@ _SPACE_WORDS = {*STATE_SPACES, "param::func", "frame"}
 
 
 def space_of(i: Instr) -> str:
-    """The state space in the modifiers, or "generic"."""
+    """Return the state space in the modifiers, or "generic"."""
     for m in i.mods:
         base = m.split("::")[0]
         if base in _SPACES:
@@ -38,13 +38,13 @@ def _vector(i: Instr) -> int:
 
 
 def _strength(i: Instr) -> tuple[str | None, bool, bool]:
-    """(strong or None, acquires, releases)."""
+    """Return (strong or None, acquires, releases)."""
     strong = next((m for m in i.mods if m in _STRONG), None)
     return strong, strong in ("acquire", "acq_rel"), strong in ("release", "acq_rel")
 
 
 def _scope(i: Instr) -> int:
-    """How many threads the instruction is for."""
+    """Return the scope of the instruction: how many threads it orders."""
     return BLOCK_SCOPE if "cta" in i.mods else CLUSTER_SCOPE if "cluster" in i.mods else DEVICE_SCOPE
 
 
@@ -190,8 +190,7 @@ def shuffle(w: Writer, i: Instr):
 
 
 def _define_with_predicate(w: Writer, d: Reg | Pair, call: str):
-    """Give the result of `call`, a value and a predicate, to d, which may be a pair of both or the value
-    alone."""
+    """Assign the result of `call`, a value and a predicate, to d: a pair of both, or the value alone."""
     result = w.temp(call)
     if isinstance(d, Pair):
         w.define(d.first, "u4", f"{result}[0]")

@@ -1,8 +1,8 @@
-"""The arithmetic of PTX instructions that NumPy has no single operation for.
+"""The arithmetic of PTX instructions that is not a single NumPy operation.
 
-All functions work on arrays and on NumPy scalars alike. Floating point follows PTX: results are rounded to
-nearest even, fused multiply-add rounds once, a NaN of 16 or 32 bits is the one NaN that GPUs give (measured:
-the table in tests/vgpu/data). Instructions that are approximate on hardware (ex2, lg2, sin, cos, tanh, rcp,
+All functions accept arrays and NumPy scalars. Floating point follows PTX: results are rounded to nearest
+even, fused multiply-add rounds once, a NaN of 16 or 32 bits is the one NaN that GPUs return (measured: the
+table in tests/vgpu/data). Instructions that are approximate on hardware (ex2, lg2, sin, cos, tanh, rcp,
 rsqrt, sqrt, div `.approx`) are computed in float64 and rounded once: closer to the true value than a GPU is.
 """
 
@@ -20,13 +20,13 @@ SIGNED = {1: i1, 2: i2, 4: i4, 8: i8}
 
 # -- shifts and bits ----------------------------------------------------------------------------------------
 def shl(a, s):
-    """`a << s`, 0 where s is at least the width (s is uint32)."""
+    """Return `a << s`, 0 where s is at least the width (s is uint32)."""
     bits = a.dtype.itemsize * 8
     return np.where(s < bits, a << (s & u4(bits - 1)).astype(a.dtype), a.dtype.type(0))
 
 
 def shr(a, s):
-    """`a >> s`; s beyond the width gives 0, or the sign for signed a."""
+    """Return `a >> s`; s beyond the width gives 0, or the sign for signed a."""
     bits = a.dtype.itemsize * 8
     if a.dtype.kind == "i":
         return a >> np.minimum(s, u4(bits - 1)).astype(a.dtype)
@@ -34,8 +34,8 @@ def shr(a, s):
 
 
 def funnel(low, high, s, left: bool, wrap: bool):
-    """shf.l / shf.r on the 64-bit value high:low; `wrap` takes the amount modulo 32, otherwise it is clamped
-    to 32."""
+    """Compute shf.l / shf.r on the 64-bit value high:low; `wrap` takes the amount modulo 32, otherwise it is
+    clamped to 32."""
     s = (s & u4(31)) if wrap else np.minimum(s, u4(32))
     both = (high.astype(u8) << u8(32)) | low.astype(u8)
     s = s.astype(u8)
@@ -43,7 +43,7 @@ def funnel(low, high, s, left: bool, wrap: bool):
 
 
 def mulhi(a, b):
-    """Upper half of the product."""
+    """Return the upper half of the product."""
     size = a.dtype.itemsize
     if size < 8:
         wide = (SIGNED if a.dtype.kind == "i" else UNSIGNED)[size * 2]
@@ -61,7 +61,7 @@ def mulhi(a, b):
 
 
 def idiv(a, b):
-    """Integer division that truncates toward zero; division by zero gives all ones."""
+    """Divide integers toward zero; division by zero gives all ones."""
     safe = np.where(b == 0, b.dtype.type(1), b)
     if a.dtype.kind == "u":
         return np.where(b == 0, ~a.dtype.type(0), a // safe)
@@ -71,7 +71,7 @@ def idiv(a, b):
 
 
 def irem(a, b):
-    """Remainder with the sign of the dividend; by zero gives the dividend."""
+    """Return the remainder with the sign of the dividend; by zero the dividend."""
     safe = np.where(b == 0, b.dtype.type(1), b)
     if a.dtype.kind == "u":
         return np.where(b == 0, a, a % safe)
@@ -79,12 +79,12 @@ def irem(a, b):
 
 
 def popc(a):
-    """Number of one bits, as uint32."""
+    """Count the one bits, as uint32."""
     return np.bitwise_count(a).astype(u4)
 
 
 def brev(a):
-    """Bits in reverse order."""
+    """Reverse the bits."""
     bits = a.dtype.itemsize * 8
     t = a.dtype.type
     for step, mask in ((1, 0x5555555555555555), (2, 0x3333333333333333), (4, 0x0F0F0F0F0F0F0F0F)):
@@ -94,7 +94,7 @@ def brev(a):
 
 
 def bfind(a, shift_amount: bool):
-    """Position of the highest bit that differs from the sign, or 0xFFFFFFFF where there is none."""
+    """Return the position of the highest bit that differs from the sign, or 0xFFFFFFFF if there is none."""
     bits = a.dtype.itemsize * 8
     if a.dtype.kind == "i":
         a = np.where(a < 0, ~a, a)
@@ -108,12 +108,12 @@ def bfind(a, shift_amount: bool):
 
 
 def clz(a):
-    """Leading zero bits, as uint32."""
+    """Count the leading zero bits, as uint32."""
     return u4(a.dtype.itemsize * 8 - 1) - bfind(a, False)
 
 
 def bfe(a, pos, length):
-    """Bit field extract; `pos` and `length` are the low bytes of uint32 values."""
+    """Extract a bit field; `pos` and `length` are the low bytes of uint32 values."""
     bits = a.dtype.itemsize * 8
     pos, length = (pos & u4(255)).astype(i8), (length & u4(255)).astype(i8)
     unsigned = a.view(UNSIGNED[bits // 8]).astype(u8)
@@ -140,7 +140,7 @@ def bfi(a, b, pos, length):
 
 
 def lop3(a, b, c, table: int):
-    """Any boolean function of three words, by its 8-bit truth table."""
+    """Compute a boolean function of three words, given by its 8-bit truth table."""
     out = a & u4(0)
     for k in range(8):
         if table >> k & 1:
@@ -149,7 +149,7 @@ def lop3(a, b, c, table: int):
 
 
 def prmt(a, b, selector, mode: str):
-    """Byte permute of b:a; `mode` "" or one of f4e b4e rc8 ecl ecr rc16."""
+    """Permute the bytes of b:a; `mode` "" or one of f4e b4e rc8 ecl ecr rc16."""
     both = a.astype(u8) | (b.astype(u8) << u8(32))
     out = (a & u4(0)).astype(u8)
     s = selector & u4(3)
@@ -180,8 +180,7 @@ INFINITY = {"f16": 0x7C00, "bf16": 0x7F80, "f32": 0x7F800000}
 
 
 def canonical(x):
-    """Results of arithmetic with their NaNs as a GPU gives them: one NaN for each type; float64 keeps
-    payloads."""
+    """Replace the NaNs of arithmetic by a GPU's: one NaN for each type; float64 keeps payloads."""
     if x.dtype == f4:
         if x.ndim == 0:
             return x if x == x else CANONICAL_F4
@@ -194,12 +193,12 @@ def canonical(x):
 
 
 def quiet(x):
-    """float64 with its NaNs made quiet; numbers stay as they are."""
+    """Make the NaNs of float64 quiet; numbers stay."""
     return x * f8(1)
 
 
 def sign_bits(bits, op: str, infinity: int):
-    """abs or neg of f16, bf16 or f32, given by their bits: NaN becomes the canonical one."""
+    """Compute abs or neg of f16, bf16 or f32, given by their bits: NaN becomes the canonical one."""
     t = bits.dtype.type
     sign = t(1 << (8 * bits.dtype.itemsize - 1))
     magnitude = bits & ~sign
@@ -207,34 +206,35 @@ def sign_bits(bits, op: str, infinity: int):
 
 
 def sign_f8(x, op: str):
-    """abs or neg of float64: a NaN is made quiet and keeps its sign."""
+    """Compute abs or neg of float64: a NaN is made quiet and keeps its sign."""
     return np.where(x == x, np.abs(x) if op == "abs" else np.negative(x), quiet(x))
 
 
 def bf_to_f4(a):
-    """bfloat16 bits (uint16) to float32."""
+    """Convert bfloat16 bits (uint16) to float32."""
     return (a.astype(u4) << u4(16)).view(f4)
 
 
 def f4_to_bf(x):
-    """float32 to bfloat16 bits, to nearest even; NaN becomes 0x7FFF as on the hardware."""
+    """Convert float32 to bfloat16 bits, to nearest even; NaN becomes 0x7FFF as on the hardware."""
     b = x.view(u4)
     r = (b + (u4(0x7FFF) + ((b >> u4(16)) & u4(1)))) >> u4(16)
     return np.where(x != x, u4(0x7FFF), r).astype(u2)
 
 
 def f8_to_bf(x):
-    """float64 to bfloat16 bits with one rounding: float32 rounded to odd, then to nearest even."""
+    """Convert float64 to bfloat16 bits with one rounding: float32 rounded to odd, then to nearest even."""
     return f4_to_bf(_narrow_to_odd(x))
 
 
 def convert_f8_to_bf(x):
-    """The same as the conversion instruction: NaN keeps its sign and the first bits of its payload."""
+    """Convert like the instruction: NaN keeps its sign and the first bits of its payload."""
     return np.where(x == x, f8_to_bf(x), (x.astype(f4).view(u4) >> u4(16)).astype(u2))
 
 
 def int_to_bf(a):
-    """Integer to bfloat16 bits, rounded once: float64 holds all bits but the last 11, which become one."""
+    """Convert an integer to bfloat16 bits, rounded once: float64 holds all bits but the last 11, which become
+    one."""
     if a.dtype.itemsize < 8:
         return f8_to_bf(a.astype(f8))
     size = np.abs(a).view(u8) if a.dtype.kind == "i" else a
@@ -245,7 +245,7 @@ def int_to_bf(a):
 
 
 def _narrow_to_odd(x):
-    """float64 to float32, rounded to odd: a later rounding to a narrower type is then exact."""
+    """Convert float64 to float32, rounded to odd: a later rounding to a narrower type is then exact."""
     y = x.astype(f4)
     back = y.astype(f8)
     bits = y.view(u4)
@@ -262,7 +262,7 @@ def _two_sum(a, b):
 
 
 def sum_to_odd(p, c):
-    """p + c in float64, rounded to odd (p and c float64)."""
+    """Return p + c in float64, rounded to odd (p and c float64)."""
     s, e = _two_sum(p, c)
     bits = s.view(u8)
     fix = (e != 0) & (bits & u8(1) == 0) & np.isfinite(s)
@@ -275,7 +275,7 @@ _HALFWAY = u8(0x1FFFFFFF)
 
 
 def fma_f4(a, b, c):
-    """a * b + c in float32 with one rounding: float64 holds the product exactly."""
+    """Return a * b + c in float32 with one rounding: float64 holds the product exactly."""
     p = a.astype(f8) * b
     s = p + c
     tie = s.view(u8) & _HALFWAY
@@ -288,17 +288,17 @@ def fma_f4(a, b, c):
 
 
 def fma_f2(a, b, c):
-    """a * b + c in float16 with one rounding."""
+    """Return a * b + c in float16 with one rounding."""
     return sum_to_odd(a.astype(f8) * b.astype(f8), c.astype(f8)).astype(f2)
 
 
 def fma_bf(a, b, c):
-    """a * b + c on bfloat16 bits with one rounding."""
+    """Return a * b + c on bfloat16 bits with one rounding."""
     return f8_to_bf(sum_to_odd(bf_to_f4(a).astype(f8) * bf_to_f4(b), bf_to_f4(c).astype(f8)))
 
 
 def fma_f8(a, b, c):
-    """a * b + c in float64 with one rounding (Boldo and Melquiond's algorithm with rounding to odd)."""
+    """Return a * b + c in float64 with one rounding (Boldo and Melquiond's algorithm with rounding to odd)."""
     k = f8(134217729.0)
     p = a * b
     ah = k * a - (k * a - a)
@@ -315,22 +315,22 @@ def fma_f8(a, b, c):
 
 
 def fmin(a, b):
-    """The smaller; the number where one is NaN; -0 below +0."""
+    """Return the smaller; the number where one is NaN; -0 below +0."""
     return np.where((a == b) & (a == 0), np.where(np.signbit(a), a, b), np.fmin(a, b))
 
 
 def fmax(a, b):
-    """The larger; the number where one is NaN; +0 above -0."""
+    """Return the larger; the number where one is NaN; +0 above -0."""
     return np.where((a == b) & (a == 0), np.where(np.signbit(a), b, a), np.fmax(a, b))
 
 
 def keep_nan(a, b, x):
-    """x, or NaN where a or b is NaN."""
+    """Return x, or NaN where a or b is NaN."""
     return np.where((a != a) | (b != b), x.dtype.type(np.nan), x)
 
 
 def flush(x):
-    """Subnormal float32 to zero of the same sign (`.ftz`)."""
+    """Flush subnormal float32 to zero of the same sign (`.ftz`)."""
     return np.where(np.abs(x) < f4(1.1754943508222875e-38), np.copysign(x.dtype.type(0), x), x)
 
 
@@ -345,9 +345,9 @@ def round_int(x, mode: str):
 
 
 def to_int(x, dtype):
-    """Float (already integral) to integer, clamped to the range.
+    """Convert a float (already integral) to an integer, clamped to the range.
 
-    NaN becomes 0, but where the source is float64 or the target has 64 bits the number of the highest bit.
+    NaN becomes 0; from float64, or to 64 bits, it becomes the number with only the highest bit set.
     """
     info = np.iinfo(dtype)
     bits = dtype().itemsize * 8
@@ -360,7 +360,7 @@ def to_int(x, dtype):
 
 
 def int_to_float(a, dtype, mode: str = "rn"):
-    """Integer to float, rounded to nearest even, toward zero, down or up, once."""
+    """Convert an integer to float, rounded once: to nearest even, toward zero, down or up."""
     out = a.astype(f8).astype(f2) if dtype is f2 and a.dtype.itemsize > 2 else a.astype(dtype)
     if mode == "rn":
         return out
@@ -375,7 +375,7 @@ def int_to_float(a, dtype, mode: str = "rn"):
 
 
 def narrow(x, dtype, mode: str):
-    """Float to a narrower float with rounding mode rn, rz, rm or rp."""
+    """Convert a float to a narrower one with rounding mode rn, rz, rm or rp."""
     out = x.astype(dtype)
     if mode == "rn":
         return out
@@ -385,7 +385,8 @@ def narrow(x, dtype, mode: str):
 
 
 def _stepped(out, x, over, under, mode: str):
-    """The floats nearest to x, `over` or `under` it, or their neighbours where the mode, rz, rm or rp, says so."""
+    """Return the floats nearest to x, `over` or `under` it, or their neighbours where the mode (rz, rm, rp)
+    requires it."""
     down = over & ((x > 0) if mode == "rz" else mode == "rm")
     up = under & ((x < 0) if mode == "rz" else mode == "rp")
     inf = out.dtype.type(np.inf)
@@ -393,20 +394,20 @@ def _stepped(out, x, over, under, mode: str):
 
 
 def bf_rz(x):
-    """float32 to bfloat16 bits toward zero."""
+    """Convert float32 to bfloat16 bits toward zero."""
     b = x.view(u4) >> u4(16)
     return np.where(x != x, u4(0x7FFF), b).astype(u2)
 
 
 def div_approx(a, b):
-    """`div.approx.f32`: accurate, but 0 (NaN for an infinite a) where b is finite and at least 2^126."""
+    """Compute `div.approx.f32`: accurate, but 0 (NaN for an infinite a) where b is finite and at least 2^126."""
     large = (np.abs(b) > f4(2.0**126)) & np.isfinite(b)
     return np.where(large, a * np.copysign(f4(0), b), a / b)
 
 
 def rcp_gross(x):
-    """`rcp.approx.ftz.f64`: of the upper halves of the words only, subnormals flushed; the lower half of it
-    is zero."""
+    """Compute `rcp.approx.ftz.f64`: from the upper halves of the words only, subnormals flushed; its lower
+    half is zero."""
     tiny, upper = f8(2.2250738585072014e-308), u8(0xFFFFFFFF00000000)
     x = (x.view(u8) & upper).view(f8)
     x = np.where(np.abs(x) < tiny, np.copysign(f8(0), x), x)
@@ -416,12 +417,11 @@ def rcp_gross(x):
 
 
 def rsqrt(x):
-    """1 / sqrt(x)."""
     return 1.0 / np.sqrt(x)
 
 
 def dot_bytes(a, b, c, a_signed: bool, b_signed: bool):
-    """dp4a: sum of four byte products plus c."""
+    """Compute dp4a: the sum of four byte products plus c."""
     out = c.astype(i8)
     for k in range(4):
         x = ((a >> u4(8 * k)) & u4(255)).astype(u1)
@@ -433,7 +433,7 @@ def dot_bytes(a, b, c, a_signed: bool, b_signed: bool):
 
 
 def clamp_int(a, dtype):
-    """Integer to integer with saturation."""
+    """Convert an integer to another type with saturation."""
     info = np.iinfo(dtype)
     source = np.iinfo(a.dtype)
     low, high = max(info.min, source.min), min(info.max, source.max)
@@ -441,18 +441,18 @@ def clamp_int(a, dtype):
 
 
 def relu_bits(bits, infinity: int):
-    """Negative floats (given by their bits) become +0; NaN becomes the canonical NaN."""
+    """Replace negative floats (given by their bits) by +0; NaN becomes the canonical NaN."""
     t = bits.dtype.type
     sign = t(1 << (8 * bits.dtype.itemsize - 1))
     return np.where(bits & ~sign > t(infinity), ~sign, np.where(bits & sign != 0, t(0), bits))
 
 
 def to_tf32(bits, mode: str, relu: bool, finite: bool):
-    """float32 bits rounded to tf32 (rna: ties away from zero, rn: to even, rz: toward zero), low 13 bits
-    zero.
+    """Round float32 bits to tf32 (rna: ties away from zero, rn: to even, rz: toward zero), low 13 bits zero.
 
-    NaN becomes the canonical NaN, only rna keeps its bits. `finite` takes one unit off what is not a number
-    below infinity, NaN included, as the hardware does."""
+    NaN becomes the canonical NaN, only rna keeps its bits. `finite` replaces infinity and NaN by the number
+    one unit below, as the hardware does.
+    """
     mask, sign = u4(0xFFFFE000), u4(0x80000000)
     nan = bits & ~sign > u4(INFINITY["f32"])
     if mode == "rna":
@@ -468,7 +468,7 @@ def to_tf32(bits, mode: str, relu: bool, finite: bool):
 
 # -- elements of matrices -----------------------------------------------------------------------------------
 def decoded(bits, kind: str):
-    """Elements as float64, out of bits of their size."""
+    """Decode bits to elements in float64."""
     if kind == "f64":
         return bits.view(f8)
     if kind == "f32":
@@ -484,13 +484,14 @@ COMBINE = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwis
 
 
 def combined(op: str, old, value):
-    """The new value that an atomic stores, or a reduction goes on with."""
+    """Return the new value of an atomic or reduction."""
     new = COMBINE[op](old, value)
     return canonical(new) if op == "add" else new
 
 
 def shuffle_source(mode: str, lane, amount, bounds):
-    """shfl.sync: the lane that each lane (int64) reads from, its own out of range, and whether that is in range."""
+    """Return, for shfl.sync, the lane that each lane (int64) reads (its own if out of range), and whether it
+    is in range."""
     shift, clamp = (amount & u4(31)).astype(i8), (bounds & u4(31)).astype(i8)
     segment = ((bounds >> u4(8)) & u4(31)).astype(i8)
     low = lane & segment
@@ -508,7 +509,7 @@ def shuffle_source(mode: str, lane, amount, bounds):
 
 
 def voted(mode: str, yes, named):
-    """vote.sync, of the masks of those who say yes and of all who are named."""
+    """Compute vote.sync from the masks of the lanes with a true predicate and of all members."""
     if mode == "ballot":
         return yes
     if mode == "any":
@@ -517,7 +518,8 @@ def voted(mode: str, yes, named):
 
 
 def matched(mode: str, same, named):
-    """match.sync, of the masks of those with the same value and of all who are named: a mask, and the predicate."""
+    """Compute match.sync from the masks of the lanes with the same value and of all members: a mask, and the
+    predicate."""
     if mode == "any":
         return same, same != 0
     return np.where(same == named, named, named ^ named), same == named

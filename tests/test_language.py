@@ -72,6 +72,7 @@ PRIVATE_WORDS = set(
         "whose",
     ]
 )
+ADJECTIVES = {"_unsupported"}
 NOUN_CLAUSES = set(["How", "That", "What", "When", "Where", "Whether", "Which", "Who", "Whose", "Why"])
 NOT_A_VERB = NOUN_CLAUSES | set(
     [
@@ -109,14 +110,21 @@ def names_and_docstrings(tree: ast.Module) -> Iterator[tuple[int, str, str, str]
 
 
 def private_words(name: str) -> set[str]:
-    return {word.lower() for word in re.findall(r"[a-z0-9]+|[A-Z]+[a-z0-9]*", name)} & PRIVATE_WORDS
+    return {
+        word.lower() for word in re.findall(r"[a-z0-9]+|[A-Z]+[a-z0-9]*", name.replace("NotFound", ""))
+    } & PRIVATE_WORDS
 
 
 def faults(kind: str, name: str, docstring: str) -> Iterator[str]:
     """Yield the faults of one name and its docstring."""
     if private := private_words(name):
         yield f"rename {name}: {', '.join(sorted(private))} is a private word"
-    if kind == "function" and re.fullmatch(r"_*[a-z]+ed", name) and not name.endswith("eed"):
+    if (
+        kind == "function"
+        and re.fullmatch(r"_*[a-z]+ed", name)
+        and not name.endswith("eed")
+        and name not in ADJECTIVES
+    ):
         yield f"rename {name}: a function's name begins with a verb"
     opening = docstring.split(maxsplit=1)[0].rstrip(".,:;") if docstring else ""
     not_a_verb = opening in NOT_A_VERB or THIRD_PERSON.fullmatch(opening)

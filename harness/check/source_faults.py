@@ -200,7 +200,7 @@ def in_the_kernels_words(finding: "Finding", recording: "Recording", source: Pat
     kernel = Items({source.name: source.read_text("utf-8", "replace")}).enclosing(source.name, lines[-1])
     pairs = zip(arguments, arguments_of(kernel), strict=False) if kernel else ()
     names = {tensor: name for tensor, name in pairs if tensor}
-    return finding.renamed(lambda tensor: names.get(tensor, tensor))
+    return finding.rename_tensors(lambda tensor: names.get(tensor, tensor))
 
 
 def touches(finding: "Finding", source: Path, blank: Blank) -> bool:

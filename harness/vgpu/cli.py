@@ -92,11 +92,11 @@ def main(argv: list[str]) -> int:
     try:
         return execute(options) if options.command == "exec" else info(options)
     except (BadUse, EnvironmentProblem) as error:
-        server.say(str(error))
+        server.log(str(error))
         return error.exit_code
 
 
-def chosen_checks(text: str) -> Checks:
+def parse_checks(text: str) -> Checks:
     """Parse the value of --checks. Raise ValueError for an unknown name."""
     names = {"all": CHECKS, "none": []}.get(text, text.split(","))
     unknown = sorted(set(names) - set(CHECKS))
@@ -111,14 +111,14 @@ def execute(options: argparse.Namespace) -> int:
     """Run `vgpu exec`: run the program, print the findings, choose the exit code."""
     program = options.program[1:] if options.program[:1] == ["--"] else options.program
     if not program:
-        server.say("no program given: workbook vgpu exec -- PROGRAM [ARGUMENT ...]")
+        server.log("no program given: workbook vgpu exec -- PROGRAM [ARGUMENT ...]")
         return 2
     if options.timeout is not None and not 0 < options.timeout <= LONGEST:
-        server.say(f"--timeout {options.timeout:g}: must be more than 0 and at most {LONGEST:,} seconds")
+        server.log(f"--timeout {options.timeout:g}: must be more than 0 and at most {LONGEST:,} seconds")
         return 2
 
     if not 1 <= options.error_exitcode <= 255:
-        server.say(f"--error-exitcode {options.error_exitcode}: must be from 1 to 255")
+        server.log(f"--error-exitcode {options.error_exitcode}: must be from 1 to 255")
         return 2
 
     def make_device() -> Device:
@@ -126,24 +126,24 @@ def execute(options: argparse.Namespace) -> int:
         gpu = VirtualGPU(
             options.arch, checks=dataclasses.replace(checks, counters=False), blocks=options.blocks
         )
-        return Device(gpu, options.arch, log=server.say, verbose=options.verbose)
+        return Device(gpu, options.arch, log=server.log, verbose=options.verbose)
 
     try:
-        checks = chosen_checks(options.checks)
+        checks = parse_checks(options.checks)
         make_device()  # a wrong block order shows before anything is started
         executor = server.Executor(make_device, build.build())
         code = executor.run(program, options.timeout)
     except (ValueError, server.ProgramNotFound) as error:
-        server.say(str(error))
+        server.log(str(error))
         return 2
     if code == server.TIMED_OUT:
-        server.say(f"stopped after {options.timeout:g} s (--timeout)")
+        server.log(f"stopped after {options.timeout:g} s (--timeout)")
     result = summarise(executor.devices, options.arch, code, options.error_exitcode)
     if options.json:
         try:
             write_json(options.json, executor.devices, options.arch, code, result)
         except OSError as error:
-            server.say(f"--json {options.json}: {error.strerror}")
+            server.log(f"--json {options.json}: {error.strerror}")
             return 2
     return result
 
@@ -159,14 +159,14 @@ def summarise(devices: list[Device], arch: str, code: int, error_code: int = 1) 
         print(summary(findings), file=sys.stderr)
     errors = sum(finding.is_error for finding in findings)
     if any(finding.instr is not None and finding.instr.loc is None for finding in findings):
-        server.say(
+        server.log(
             "compile with -g1 (mojo run -g1, mojo build -g1) to see source lines instead of PTX lines, and"
             " the"
         )
-        server.say("Mojo library's own quirks told apart from errors of yours")
+        server.log("Mojo library's own quirks told apart from errors of yours")
     notes = len(findings) - errors
     what = "the program ran no kernel" if not launches else plural(launches, "launch", "launches")
-    server.say(f"{arch}: {what}, {plural(errors, 'error')}, {plural(notes, 'note')}")
+    server.log(f"{arch}: {what}, {plural(errors, 'error')}, {plural(notes, 'note')}")
     failures = {type(error) for device in devices for error in device.errors}
     wrong = errors > 0 or StepBudgetExceeded in failures
     if code != 0 and not (wrong and error_code != 1):

@@ -21,7 +21,7 @@ import numpy as np
 
 from harness.vgpu.checks.counters import Counters
 from harness.vgpu.checks.events import Events
-from harness.vgpu.checks.findings import Checks, Finding, Findings, index_text, named, plural
+from harness.vgpu.checks.findings import Checks, Finding, Findings, index_text, mark_name, plural
 from harness.vgpu.engine.launch import Run
 from harness.vgpu.engine.opcodes import (  # noqa: F401  (they register their emitters)
     arithmetic_ops,
@@ -209,7 +209,7 @@ class VirtualGPU:
             unit = "" if e.dtype else "byte "
             finding = Finding(
                 "output never written",
-                f"the host reads {named(e.name)}, but {unit}{named(e.name)}{index_text(index)} was never"
+                f"the host reads {mark_name(e.name)}, but {unit}{mark_name(e.name)}{index_text(index)} was never"
                 " written"
                 f" ({len(mine)} of {plural(size, 'byte')} missing)",
                 tensor=e.name,

@@ -20,7 +20,7 @@ from harness.learner import blanks
 from harness.toolchain import roots
 from harness.toolchain.packages import OpPackage
 from harness.vgpu import Finding
-from harness.vgpu.checks.findings import named
+from harness.vgpu.checks.findings import mark_name
 from harness.vgpu.ptx.parser import Instr, Location
 
 FUSED = ("forward", "db", "dW", "dgamma", "dx")
@@ -230,7 +230,7 @@ def test_a_finding_calls_a_tensor_what_the_kernel_calls_it(tmp_path):
         at = Location("/x/shared/common.mojo", 3, 5, Location(str(source), line, 5))
         finding = Finding(
             "out-of-bounds atomic",
-            f"past the end of {named('sums_grad')} (16 of sums_grad)",
+            f"past the end of {mark_name('sums_grad')} (16 of sums_grad)",
             "",
             kernel,
             "sums_grad",

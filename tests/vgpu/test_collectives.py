@@ -12,7 +12,7 @@ from ptx_tools import HEADER
 from typed import present
 
 from harness.vgpu import VirtualGPU
-from harness.vgpu.checks.divergence import deciding, post_dominators
+from harness.vgpu.checks.divergence import controlling_blocks, post_dominators
 
 FILE = "collectives.mojo"
 BARRIER, WARP, ABSENT, RETURN = (
@@ -142,7 +142,7 @@ def test_what_decides_whether_an_instruction_is_reached():
 
     def predicates(value: int) -> set[str]:
         instr = next(i for i in instructions if i.args[1].value == value)
-        terms = (present(program.blocks[k].term) for k in deciding(program, instr))
+        terms = (present(program.blocks[k].term) for k in controlling_blocks(program, instr))
         return {term.pred.name for term in terms if term.pred is not None}
 
     assert predicates(1) == {"p0"}

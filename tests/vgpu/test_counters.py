@@ -8,7 +8,7 @@ from kernel_tools import Bench
 from ptx_tools import kernel
 
 from harness.vgpu import Checks, Launch
-from harness.vgpu.checks.counters import Traffic, added_up
+from harness.vgpu.checks.counters import Traffic, sum_traffic
 
 ARRAYS = ".shared .align 16 .b8 straight[4096]; .shared .align 16 .b8 folded[4096];"
 
@@ -29,7 +29,7 @@ def launched(body: str, threads: int, *, blocks: int = 1, checks: Checks | None 
 def of(launch: Launch, **wanted) -> Traffic:
     """The traffic of the sites with some attributes; `line` is that of the source."""
     line = wanted.pop("line", None)
-    return added_up(
+    return sum_traffic(
         site
         for site in launch.counters.sites.values()
         if all(getattr(site, name) == value for name, value in wanted.items())

@@ -8,7 +8,7 @@ from kernel_tools import Bench
 from ptx_tools import kernel
 from typed import present
 
-from harness.vgpu.checks.events import Tensor, decoded
+from harness.vgpu.checks.events import Tensor, decode_bits
 
 F4, U4 = np.float32, np.uint32
 SHARED = ".shared .align 4 .b8 tile[256];"
@@ -136,4 +136,4 @@ def test_beyond_the_limit_accesses_are_counted():
 )
 def test_bits_become_numbers(bits, itemsize, dtype, value):
     tensor = Tensor("t", "global", (), dtype, itemsize, 1)
-    assert decoded(np.array([bits], np.uint64), tensor).tolist() == [value]
+    assert decode_bits(np.array([bits], np.uint64), tensor).tolist() == [value]

@@ -43,7 +43,7 @@ def on_virtual_gpu(case: Case) -> tuple[str, set[str]]:
         gpu.write(place, data)
     encoded = bytes(tensor_map.BYTES)
     if m := case.map:
-        encoded = tensor_map.tiled(
+        encoded = tensor_map.encode_tiled(
             TYPES[m.kind][0], places[m.on_output], m.dims, m.strides, m.box, [1] * len(m.dims),
             interleave=0, swizzle=m.swizzle, promotion=0, fill=m.fill,
         ).encode()  # fmt: skip

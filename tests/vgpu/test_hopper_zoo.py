@@ -133,15 +133,15 @@ def run(edits=(), **options):
     a, b = (bench.place(name, x) for name, x in zip("ab", bits, strict=True))
     c = bench.empty("c", (M, N))
 
-    def tiled(array, kind, width, box, swizzle):
+    def encode_tiled(array, kind, width, box, swizzle):
         rows, columns = array.shape
-        encoded = tensor_map.tiled(
+        encoded = tensor_map.encode_tiled(
             kind, bench.address(array), [columns, rows], [columns * width], [box, 64], [1, 1],
             interleave=0, swizzle=swizzle, promotion=0, fill=0,
         )  # fmt: skip
         return encoded.encode()
 
-    maps = [tiled(a, 9, 2, 64, 3), tiled(b, 9, 2, 64, 3), tiled(c, 7, 4, 64, 0)]
+    maps = [encode_tiled(a, 9, 2, 64, 3), encode_tiled(b, 9, 2, 64, 3), encode_tiled(c, 7, 4, 64, 0)]
     kernel = bench.gpu.load(text(list(edits))).kernels["product"]
     with contextlib.suppress(StepBudgetExceeded):
         bench.gpu.launch(kernel, (2, 2, 1), (256, 1, 1), maps, shared_bytes=SHARED)

@@ -11,21 +11,21 @@ import pytest
 from harness.vgpu import VirtualGPU
 from harness.vgpu.driver.device import Device
 from harness.vgpu.driver.interface import RESULT_CODES, Op
-from harness.vgpu.memory.tensor_map import BYTES, BadTensorMap, TensorMap, swizzled, tiled
+from harness.vgpu.memory.tensor_map import BYTES, BadTensorMap, TensorMap, encode_tiled, swizzle_address
 
 GOOD: dict[str, Any] = {"kind": 9, "address": 0x1000, "dims": (40, 20, 6), "strides": (80, 1600), "box": (32, 8, 2), "steps": (1, 1, 1),
         "interleave": 0, "swizzle": 2, "promotion": 3, "fill": 0}  # fmt: skip
 
 
 def test_a_map_survives_its_bytes():
-    original = tiled(**GOOD)
+    original = encode_tiled(**GOOD)
     assert len(original.encode()) == BYTES and TensorMap.decode(original.encode()) == original
     assert (original.width, original.nbytes, original.strides) == (2, 2 * 32 * 8 * 2, (2, 80, 1600))
     assert TensorMap.decode(bytes(BYTES)) is None
 
 
 def test_the_elements_of_a_box():
-    address, inside = tiled(**{**GOOD, "box": (8, 2, 2)}).elements((36, 19, -1))
+    address, inside = encode_tiled(**{**GOOD, "box": (8, 2, 2)}).elements((36, 19, -1))
     assert address.shape == inside.shape == (4, 8)
     assert inside.tolist() == [[False] * 8] * 2 + [[True] * 4 + [False] * 4, [False] * 8]
     assert address[2, :4].tolist() == [0x1000 + 19 * 80 + 2 * (36 + k) for k in range(4)]
@@ -34,8 +34,10 @@ def test_the_elements_of_a_box():
 @pytest.mark.parametrize(("span", "rows"), [(128, 8), (64, 4), (32, 2)])
 def test_a_swizzle_is_its_own_inverse(span, rows):
     at = np.arange(0, 2048, 16)
-    assert (swizzled(swizzled(at, span), span) == at).all() and sorted(swizzled(at, span)) == at.tolist()
-    moved = (swizzled(at, span) // 16 % (span // 16)).reshape(-1, 8)[
+    assert (swizzle_address(swizzle_address(at, span), span) == at).all() and sorted(
+        swizzle_address(at, span)
+    ) == at.tolist()
+    moved = (swizzle_address(at, span) // 16 % (span // 16)).reshape(-1, 8)[
         :, 0
     ]  # of the first unit of each 128 bytes
     assert moved.tolist() == [k % rows for k in range(16)]
@@ -62,7 +64,7 @@ def test_a_swizzle_is_its_own_inverse(span, rows):
 )
 def test_what_the_driver_refuses(change, text):
     with pytest.raises(BadTensorMap, match=text):
-        tiled(**GOOD | change)
+        encode_tiled(**GOOD | change)
 
 
 NOT_SIMULATED = {
@@ -75,7 +77,7 @@ NOT_SIMULATED = {
 @pytest.mark.parametrize("text", NOT_SIMULATED)
 def test_what_is_not_simulated_is_named(text):
     with pytest.raises(NotImplementedError, match=text):
-        tiled(**GOOD | NOT_SIMULATED[text])
+        encode_tiled(**GOOD | NOT_SIMULATED[text])
 
 
 @pytest.mark.parametrize(
@@ -101,4 +103,4 @@ def test_the_driver_s_call(change, code, text):
     if text:
         assert text in said[0]
     else:
-        assert TensorMap.decode(output) == tiled(**GOOD)
+        assert TensorMap.decode(output) == encode_tiled(**GOOD)

@@ -31,7 +31,7 @@ EPOCHS = (1 << 14) - 1  # barrier epochs are counted to here, as in the marks of
 Warps = frozenset[int]
 
 
-class Known(NamedTuple):
+class Prefix(NamedTuple):
     """A prefix of a block's history: its segments below `count`.
 
     In barrier epoch `epoch`, the last of them, it covers only the segments of each warp of `warps` below that
@@ -47,15 +47,15 @@ class Known(NamedTuple):
         return count < (self.count if epoch != self.epoch else self.warps.get(warp, 0))
 
 
-class Learned(NamedTuple):
+class Acquired(NamedTuple):
     """A clock, and which warps of the block acquired it in which barrier epoch."""
 
-    known: Known
+    known: Prefix
     epoch: int
     warps: Warps
 
 
-Clock = dict[int, Known]
+Clock = dict[int, Prefix]
 """Block -> what of it is known."""
 
 Domain = tuple[int | None, bool]
@@ -82,7 +82,7 @@ class Place:
         self.reads: dict[Step, tuple[int, int]] = {}  # who read -> writes seen: from, to
 
 
-def together(a: Known | None, b: Known) -> Known:
+def merge_prefixes(a: Prefix | None, b: Prefix) -> Prefix:
     """Return the union of two prefixes."""
     if a is None or a == b:
         return b
@@ -90,19 +90,19 @@ def together(a: Known | None, b: Known) -> Known:
         late = max(a, b, key=lambda known: known.epoch)
         return late._replace(count=max(a.count, b.count))
     warps = a.warps | {w: max(count, a.warps.get(w, 0)) for w, count in b.warps.items()}
-    return Known(max(a.count, b.count), a.epoch, warps)
+    return Prefix(max(a.count, b.count), a.epoch, warps)
 
 
-def joined(clocks: Iterable[Clock]) -> Clock:
+def merge_clocks(clocks: Iterable[Clock]) -> Clock:
     """Return the union of all clocks."""
     out: Clock = {}
     for clock in clocks:
         for block, known in clock.items():
-            out[block] = together(out.get(block), known)
+            out[block] = merge_prefixes(out.get(block), known)
     return out
 
 
-class Strict:
+class StrictFence:
     """A block's clock at its fence.sc: each warp's in the epoch of the last one, and all before it."""
 
     def __init__(self):
@@ -114,7 +114,7 @@ class Strict:
         """Map each scope to the clock that the whole block fenced before a barrier epoch."""
         if epoch != self.epoch:
             for (scope, _), clock in self.now.items():
-                self.past[scope] = joined((self.past.get(scope, {}), clock))
+                self.past[scope] = merge_clocks((self.past.get(scope, {}), clock))
             self.epoch, self.now = epoch, {}
         return self.past
 
@@ -125,14 +125,14 @@ class Clocks:
     def __init__(self, cluster_size: int):
         self.cluster_size = cluster_size
         self.current: dict[int, int] = {}  # block -> its segment
-        self.rows: list[dict[int, tuple[Learned, ...]]] = []  # segment -> block -> what is known of it
+        self.rows: list[dict[int, tuple[Acquired, ...]]] = []  # segment -> block -> what is known of it
         self.owner: list[int] = []
         self.count: list[int] = []  # segment -> its number within its block
         self.cluster: dict[int, int] = {}  # block -> the first block of its cluster
         self.fenced: dict[
             tuple[int, int], dict[int, Clock]
         ] = {}  # (block, warp) -> scope -> at its last fence
-        self.strict: dict[int, Strict] = {}  # block -> at its fence.sc
+        self.strict: dict[int, StrictFence] = {}  # block -> at its fence.sc
         self.places: dict[int, Place] = {}
         # (block, warp) -> place -> what was read there but not yet acquired
         self.unacquired: dict[tuple[int, int], dict[int, dict[Domain, Clock]]] = {}
@@ -146,7 +146,7 @@ class Clocks:
         segment = self.current.get(block)
         return self.new_segment(block, {}) if segment is None else segment
 
-    def new_segment(self, block: int, row: dict[int, tuple[Learned, ...]]) -> int:
+    def new_segment(self, block: int, row: dict[int, tuple[Acquired, ...]]) -> int:
         """Start a new segment of a block, in which `row` is known."""
         before = self.current.get(block)
         self.rows.append(row)
@@ -177,19 +177,19 @@ class Clocks:
         clock = {
             other: known
             for other, learned in self.rows[s].items()
-            if (known := self.knows(learned, epoch, warps)) is not None
+            if (known := self.acquired_by(learned, epoch, warps)) is not None
         }
         count = self.count[s] + 1
-        clock[block] = together(clock.get(block), Known(count, epoch, dict.fromkeys(warps, count)))
+        clock[block] = merge_prefixes(clock.get(block), Prefix(count, epoch, dict.fromkeys(warps, count)))
         return clock
 
     @staticmethod
-    def knows(learned: tuple[Learned, ...], epoch: int, warps: Warps) -> Known | None:
+    def acquired_by(learned: tuple[Acquired, ...], epoch: int, warps: Warps) -> Prefix | None:
         """Merge what these warps have acquired by an epoch, out of all that their block acquired."""
         known = None
         for item in learned:
             if item.epoch != epoch or item.warps & warps:
-                known = together(known, item.known)
+                known = merge_prefixes(known, item.known)
         return known
 
     def acquire(self, block: int, epoch: int, warps: Warps, clock: Clock) -> None:
@@ -213,14 +213,14 @@ class Clocks:
             kept = []
             for item in old:
                 if item.epoch != epoch:
-                    everybody = together(everybody, item.known)
+                    everybody = merge_prefixes(everybody, item.known)
                 elif item.warps == warps:
-                    mine = together(mine, item.known)
+                    mine = merge_prefixes(mine, item.known)
                 else:
                     kept.append(item)
             if everybody is not None:
-                kept.append(Learned(everybody, -1, frozenset()))
-            row[other] = (*kept, Learned(mine, epoch, warps))
+                kept.append(Acquired(everybody, -1, frozenset()))
+            row[other] = (*kept, Acquired(mine, epoch, warps))
         self.new_segment(block, row)
 
     # -- what threads do ------------------------------------------------------------------------------------
@@ -241,16 +241,18 @@ class Clocks:
             for w in warps:
                 pending = self.unacquired.get((block, w))
                 if pending and acquires:
-                    domains = {(d, sc) for d in self.domains(batch, block, scope) for sc in (False, strict)}
+                    domains = {
+                        (d, sc) for d in self.scope_members(batch, block, scope) for sc in (False, strict)
+                    }
                     clocks = (some[d] for some in pending.values() for d in domains & some.keys())
-                    self.acquire(block, epoch, frozenset((w,)), joined(clocks))
+                    self.acquire(block, epoch, frozenset((w,)), merge_clocks(clocks))
                     if scope == DEVICE_SCOPE:
                         pending.clear()
                 if releases:
                     clock = self.clock(block, epoch, frozenset((w,)))
                     self.fenced.setdefault((block, w), {}).update(dict.fromkeys(range(scope + 1), clock))
                     if strict:
-                        fences = self.strict.setdefault(block, Strict())
+                        fences = self.strict.setdefault(block, StrictFence())
                         fences.before(epoch)
                         fences.now |= {(covered, w): clock for covered in range(scope + 1)}
             self.new_segment(block, self.rows[self.segment(block)])
@@ -264,9 +266,9 @@ class Clocks:
     def cluster_arrive(self, batch, L, release: bool) -> None:
         """Execute the arrival of threads at the barrier of their cluster."""
         for block, epoch, warps, cluster in self.clusters_of(batch, L):
-            fenced = joined(self.fenced.get((block, w), {}).get(CLUSTER_SCOPE, {}) for w in warps)
+            fenced = merge_clocks(self.fenced.get((block, w), {}).get(CLUSTER_SCOPE, {}) for w in warps)
             published = self.release(block, epoch, warps) if release else fenced
-            self.arrived[cluster] = joined((self.arrived.get(cluster, {}), published))
+            self.arrived[cluster] = merge_clocks((self.arrived.get(cluster, {}), published))
 
     def cluster_wait(self, batch, L) -> None:
         """Execute the wait of threads for the barrier of their cluster."""
@@ -277,7 +279,7 @@ class Clocks:
             self.arrived.pop(cluster, None)
 
     # -- strong accesses ------------------------------------------------------------------------------------
-    def domains(self, batch, block: int, scope: int) -> tuple[int | None, ...]:
+    def scope_members(self, batch, block: int, scope: int) -> tuple[int | None, ...]:
         """Return the threads a scope covers, and each narrower scope: the block, its cluster, all (None)."""
         if self.cluster_size > 1 and block not in self.cluster:
             for number in range(0, len(batch.blocks), self.cluster_size):
@@ -285,7 +287,7 @@ class Clocks:
                 self.cluster.update(dict.fromkeys(some, some[0]))
         return (block, -1 - self.cluster.get(block, block), None)[: scope + 1]
 
-    def see_each_other(self, a: tuple[int, int], b: tuple[int, int]) -> bool:
+    def scopes_include(self, a: tuple[int, int], b: tuple[int, int]) -> bool:
         """Return whether the scopes of two accesses, each (scope, block), cover each other's block."""
         needed = DEVICE_SCOPE
         if a[1] == b[1]:
@@ -294,7 +296,7 @@ class Clocks:
             needed = CLUSTER_SCOPE
         return min(a[0], b[0]) >= needed
 
-    def settle(self, failed: np.ndarray) -> None:
+    def resolve_failed(self, failed: np.ndarray) -> None:
         """Process the compare-and-swaps that are held back, of which the `failed` threads do not write."""
         held, self.held = self.held or [], None
         for access in held:
@@ -321,8 +323,8 @@ class Clocks:
             place = self.places.get(key)
             if place is None:
                 place = self.places[key] = Place()
-            domains = self.domains(batch, block, DEVICE_SCOPE)
-            sees = place.writer is None or self.see_each_other(place.writer, (A.scope, block))
+            domains = self.scope_members(batch, block, DEVICE_SCOPE)
+            sees = place.writer is None or self.scopes_include(place.writer, (A.scope, block))
             if sees and (A.used or A.instr.op == "ld"):
                 self.read(A, key, place, block, step, domains)
             if wrote:
@@ -334,14 +336,14 @@ class Clocks:
         there = {d: clock for d, clock in place.published.items() if d[0] in domains}
         pending = self.unacquired.setdefault((block, warp), {})
         if there and key in pending:
-            there |= {d: joined((clock, there.get(d, {}))) for d, clock in pending[key].items()}
+            there |= {d: merge_clocks((clock, there.get(d, {}))) for d, clock in pending[key].items()}
         if there:
             pending[key] = there
         if A.acquires and key in pending:
             clocks = (
                 clock for d, clock in pending[key].items() if d[0] in domains[: A.scope + 1] and not d[1]
             )
-            self.acquire(block, epoch, frozenset((warp,)), joined(clocks))
+            self.acquire(block, epoch, frozenset((warp,)), merge_clocks(clocks))
         if place.count > place.start and place.reads.get(step) != (place.start, place.count):
             place.reads[step] = place.start, place.count
             self.new_segment(block, self.rows[self.segment(block)])  # what comes after has seen the writes
@@ -368,10 +370,10 @@ class Clocks:
             for scope, clock in clocks.items():
                 domain = domains[scope], strict
                 old = place.published.get(domain)
-                place.published[domain] = clock if old is None else joined((old, clock))
+                place.published[domain] = clock if old is None else merge_clocks((old, clock))
 
     # -- verdicts -------------------------------------------------------------------------------------------
-    def ordered(self, first: Step, then: Step) -> bool:
+    def is_ordered(self, first: Step, then: Step) -> bool:
         """Return whether one access happened before another."""
         (s, epoch, warp), (t, later_epoch, later_warp) = first, then
         block = self.owner[s]
@@ -382,7 +384,7 @@ class Clocks:
             for known, learned_epoch, warps in self.rows[t].get(block, ())
         )
 
-    def observed(self, key: int, first: Step, then: Step) -> bool:
+    def was_observed(self, key: int, first: Step, then: Step) -> bool:
         """Return whether a strong write was read, directly or through atomics, before an access."""
         place = self.places.get(key)
         if place is None or first not in place.wrote:
@@ -396,9 +398,11 @@ class Clocks:
     def before(self, read: Step, then: Step) -> bool:
         """Return whether a read of a strong write happened before an access."""
         s, t = read[0], then[0]
-        return (self.owner[s] != self.owner[t] or self.count[s] < self.count[t]) and self.ordered(read, then)
+        return (self.owner[s] != self.owner[t] or self.count[s] < self.count[t]) and self.is_ordered(
+            read, then
+        )
 
-    def over_before_exit(self, access: Step, block: int) -> bool:
+    def happens_before_exit(self, access: Step, block: int) -> bool:
         """Return whether an access happened before a block's end, by the clock of any of its warps."""
         s, epoch, warp = access
         learned = self.rows[self.segment(block)].get(self.owner[s], ())

@@ -73,8 +73,8 @@ class Site:
 
 @dataclass(slots=True, eq=False)
 class Issued:
-    """How often warps issued a collective instruction, thread blocks passed a barrier, or warpgroups issued a
-    wgmma."""
+    """Issues of a collective instruction by warps, barrier passages by thread blocks, or wgmma issues by
+    warpgroups."""
 
     instr: Instr
     count: int = 0
@@ -131,7 +131,7 @@ class Counted(Protocol):
     def code(self) -> Costs: ...
 
     def shared_array(self, offset: int) -> str:
-        """The name of the array at an offset in a block's shared memory."""
+        """Return the name of the array at an offset in a block's shared memory."""
         ...
 
 
@@ -155,7 +155,7 @@ class Counters:
     # -- sums -----------------------------------------------------------------------------------------------
     def traffic(self, space: str, kind: str) -> Traffic:
         """Return the traffic of one kind in global or shared memory."""
-        return added_up(s for s in self.sites.values() if s.space == space and s.kind == kind)
+        return sum_traffic(s for s in self.sites.values() if s.space == space and s.kind == kind)
 
     @property
     def global_load(self) -> Traffic:
@@ -225,7 +225,7 @@ class Counters:
             issued = self.issued[id(instr)] = Issued(instr)
         issued.count += count
 
-    def landed(self, instr: Instr, hidden: np.ndarray):
+    def record_overlap(self, instr: Instr, hidden: np.ndarray):
         """Count the multiply-adds that overlapped one group of copies of each thread."""
         overlap = self.overlaps.setdefault(id(instr), Overlap(instr))
         if len(hidden):
@@ -258,7 +258,7 @@ class Counters:
         key = (requests.number << 34) | (requests.address >> 5)
         if (key[1:] < key[:-1]).any():
             key.sort()
-        sectors = requests.by_entry(key[firsts(key)] >> 34)
+        sectors = requests.by_entry(key[run_starts(key)] >> 34)
         for k, (entry, tensor) in enumerate(entries):
             self.site(entry[0], "global", tensor.name).traffic += Traffic(*requests.sums[k], sectors[k])
 
@@ -273,7 +273,7 @@ class Counters:
             parts = 1 << (shift - 2)  # a 16-byte access is served in four parts
             group = requests.number * parts + requests.lane * parts // 32
             cycles = bank_cycles(group, requests.address >> shift, 32 // parts)
-            request = group[firsts(group)] // parts
+            request = group[run_starts(group)] // parts
             spent, ideal = requests.by_entry(request, cycles), requests.by_entry(request)
             for k, e in enumerate(some):
                 where = (int(np.min(e[1])) << e[0].shift) % batch.shared_size
@@ -281,12 +281,12 @@ class Counters:
                 site.traffic += Traffic(*requests.sums[k], 0, spent[k], ideal[k])
 
 
-def added_up(sites: Iterable[Site]) -> Traffic:
+def sum_traffic(sites: Iterable[Site]) -> Traffic:
     """Sum the traffic of some sites."""
     return sum((site.traffic for site in sites), Traffic())
 
 
-def firsts(ascending: np.ndarray) -> np.ndarray:
+def run_starts(ascending: np.ndarray) -> np.ndarray:
     """Return a mask of the first element of each run of equal values."""
     return np.r_[True, ascending[1:] != ascending[:-1]]
 
@@ -308,7 +308,7 @@ class Requests:
         self.number, self.lane = np.concatenate(number), np.concatenate(lanes)
         self.address = np.concatenate(address)
         self._entry_of = np.repeat(np.arange(len(spans)), spans)
-        each = self.by_entry(self.number[firsts(self.number)])
+        each = self.by_entry(self.number[run_starts(self.number)])
         self.sums = [
             (each[k], entry[0].nbytes * len(lane))
             for k, (entry, lane) in enumerate(zip(entries, lanes, strict=True))
@@ -323,7 +323,7 @@ class Requests:
 def bank_cycles(group: np.ndarray, unit: np.ndarray, banks: int) -> np.ndarray:
     """Return the cycles of each group, those of its busiest bank; `group` is ascending, `unit` the word
     accessed."""
-    number = np.cumsum(firsts(group)) - 1
+    number = np.cumsum(run_starts(group)) - 1
     count = int(number[-1]) + 1
     cycles = np.ones(count, np.int64)
     cell = number * banks + unit % banks
@@ -337,10 +337,10 @@ def bank_cycles(group: np.ndarray, unit: np.ndarray, banks: int) -> np.ndarray:
     pick = bad[number]
     order = np.lexsort((unit[pick], cell[pick]))
     c, v, g = cell[pick][order], unit[pick][order], number[pick][order]
-    distinct = firsts(c) | np.r_[True, v[1:] != v[:-1]]
-    new_cell = firsts(c)
+    distinct = run_starts(c) | np.r_[True, v[1:] != v[:-1]]
+    new_cell = run_starts(c)
     per_cell = np.add.reduceat(distinct.astype(np.int64), np.flatnonzero(new_cell))
     groups = g[new_cell]
-    starts = firsts(groups)
+    starts = run_starts(groups)
     cycles[groups[starts]] = np.maximum.reduceat(per_cell, np.flatnonzero(starts))
     return cycles

@@ -29,23 +29,23 @@ class Splits:
         """Record that the positions `parts` diverge at the end of basic block `branch`. Return the number of
         warps split."""
         batch = self.batch
-        split = _several(parts, batch.warp_of, batch.warps)
+        split = _groups_in_several(parts, batch.warp_of, batch.warps)
         _join(self.warps, branch, split)
-        _join(self.blocks, branch, _several(parts, batch.block_of, batch.count))
+        _join(self.blocks, branch, _groups_in_several(parts, batch.block_of, batch.count))
         return int(np.count_nonzero(split))
 
-    def by_reader(self, instr: Instr, *, warp: int | None = None, block: int | None = None) -> bool:
+    def split_by_user(self, instr: Instr, *, warp: int | None = None, block: int | None = None) -> bool:
         """Return whether a branch in user code decides which threads of this warp, or thread block, reach
         `instr`."""
         table, number = (self.warps, warp) if warp is not None else (self.blocks, block)
         program = self.batch.program
         return any(
             k in table and table[k][number] and not is_library_algorithm(_place_of(program, k))
-            for k in deciding(program, instr)
+            for k in controlling_blocks(program, instr)
         )
 
 
-def _several(parts: list[np.ndarray], group_of: np.ndarray, count: int) -> np.ndarray:
+def _groups_in_several(parts: list[np.ndarray], group_of: np.ndarray, count: int) -> np.ndarray:
     """Return a mask of the groups (warps or thread blocks) with threads in more than one of the parts."""
     ways = np.zeros(count, np.int64)
     for part in parts:
@@ -64,7 +64,7 @@ def _place_of(program: Program, branch: int):
     return term.loc if term is not None else None
 
 
-def deciding(program: Program, instr: Instr) -> set[int]:
+def controlling_blocks(program: Program, instr: Instr) -> set[int]:
     """Return the basic blocks on whose branches `instr` is control dependent, directly or not."""
     blocks_of, controls = _dependence(program)
     branches: set[int] = set()

@@ -128,7 +128,7 @@ class Recorder:
             if inside.any():
                 self._keep(batch, A, "shared", extent, positions[inside], offset[inside] - extent.start)
 
-    def outside(self, batch, A, extent: Extent, addresses, positions) -> None:
+    def add_out_of_bounds(self, batch, A, extent: Extent, addresses, positions) -> None:
         """Record out-of-bounds accesses of a tensor, which the virtual GPU redirects."""
         space = "global" if A.space == "global" else "shared"
         self._keep(batch, A, space, extent, positions, addresses.astype(np.int64) - extent.start)
@@ -206,7 +206,7 @@ class Recorder:
         )
         for name, tensor in tensors.items():
             mine = (owner == name) & known
-            value[mine] = decoded(bits[mine], tensor, float_like=name in self.floats)
+            value[mine] = decode_bits(bits[mine], tensor, float_like=name in self.floats)
         return Events(
             steps, tensors, block.astype(np.int32), thread.astype(np.int32), element.astype(np.int64), value,
             self.dropped,
@@ -229,7 +229,7 @@ def _columns(entry: _Pending, itemsize: int) -> tuple[np.ndarray, ...]:
     )
 
 
-def decoded(bits: np.ndarray, tensor: Tensor, float_like: bool = False) -> np.ndarray:
+def decode_bits(bits: np.ndarray, tensor: Tensor, float_like: bool = False) -> np.ndarray:
     """Decode bits to float64. Without a dtype, 4 and 8 bytes are floats where they look like it."""
     raw = bits.astype(f"u{tensor.itemsize}")
     if tensor.dtype == "bfloat16":

@@ -96,9 +96,9 @@ class Finding:
         """The fault in a sentence."""
         return _NAMED.sub(r"\1", self.words)
 
-    def renamed(self, name_of: Callable[[str], str]) -> Finding:
+    def rename_tensors(self, name_of: Callable[[str], str]) -> Finding:
         """Return a copy with other names for its tensors; the rest of the text stays."""
-        words = _NAMED.sub(lambda mark: named(name_of(mark[1])), self.words)
+        words = _NAMED.sub(lambda mark: mark_name(name_of(mark[1])), self.words)
         return replace(self, words=words, tensor=name_of(self.tensor) if self.tensor else "")
 
     def text(self) -> str:
@@ -143,7 +143,7 @@ class Finding:
         }
 
 
-def named(tensor: str) -> str:
+def mark_name(tensor: str) -> str:
     """Mark a tensor's name in a message, so that it can be replaced later."""
     return f"\x0e{tensor}\x0f"
 

@@ -18,7 +18,7 @@ from harness.vgpu.ptx.program import PURE, Program, reads_and_writes
 CLOCKS = ("sp_clock", "sp_globaltimer")
 
 
-def steering(program: Program, running: frozenset[int]) -> set[str]:
+def steering_registers(program: Program, running: frozenset[int]) -> set[str]:
     """Return the registers that can influence threads that stay in the basic blocks `running`."""
     names: set[str] = set()
     sources: dict[str, set[str]] = {}  # register -> what it is computed from
@@ -42,7 +42,7 @@ def steering(program: Program, running: frozenset[int]) -> set[str]:
     return names
 
 
-class Looks:
+class StateSamples:
     """The sampled states of one batch."""
 
     def __init__(self, batch):
@@ -53,11 +53,11 @@ class Looks:
         self.slots: list[int] = []
         self.timed = False  # whether a clock decides
 
-    def repeats(self, index: int, L, pending: dict) -> bool:
+    def is_repeated(self, index: int, L, pending: dict) -> bool:
         """Return whether this state is sampled for the third time; the threads `L` are about to run block
         `index`."""
         b = self.batch
-        self.look()
+        self.sample()
         state: list = [index, L, *(x for i in sorted(pending) for x in (i, *pending[i]))]
         state += [x for i, group, _ in b.waiting for x in (i, group)]
         state += [sorted((k, *v.state()) for k, v in b.mbarriers.items()), len(b.copies)]
@@ -73,7 +73,7 @@ class Looks:
         self.times[key] = self.times.get(key, 0) + 1
         return self.times[key] == 3
 
-    def look(self) -> None:
+    def sample(self) -> None:
         """Collect the basic blocks that run, and the register slots that decide their behaviour."""
         before, self.counts = self.counts, dict(self.batch.run.block_threads)
         if before is None:
@@ -81,6 +81,6 @@ class Looks:
         running = self.running | {k for k, n in self.counts.items() if n != before.get(k)}
         if running != self.running:
             self.running = running
-            names, slots = steering(self.batch.program, running), self.batch.code.slots
+            names, slots = steering_registers(self.batch.program, running), self.batch.code.slots
             self.slots = sorted(slots[name] for name in names if name in slots)
             self.timed = any(name.startswith(CLOCKS) for name in names)

@@ -141,7 +141,7 @@ class Order:
                 joined = self.add_row(np.maximum(self.rows[old], self.rows[row]))
                 self.row_of[threads[mine == old]] = joined
 
-    def know(self, threads: np.ndarray, time: int):
+    def advance(self, threads: np.ndarray, time: int):
         """Merge what each of these threads has done up to a time into the rows of all of them."""
         mine = self.row_of[threads]
         for old in distinct(mine):
@@ -195,21 +195,21 @@ class Order:
         barrier.arrived, barrier.arriving = self.add_row(row), 0
         barrier.copies = {k: some for k, some in barrier.copies.items() if any(c.places > 0 for c in some)}
 
-    def waited(self, P, barrier: MBarrier):
+    def observe_phase(self, P, barrier: MBarrier):
         """Record that threads observed the end of the mbarrier's last phase: its arrivals and its copies."""
         threads = self.threads(P)
         self.acquire(threads, barrier.arrived)
         for phase, copies in barrier.copies.items():
             if phase < barrier.phase:
                 for copy in copies:
-                    self.see(copy, threads)
+                    self.observe_completion(copy, threads)
 
-    def see(self, operation: Operation, threads: np.ndarray):
+    def observe_completion(self, operation: Operation, threads: np.ndarray):
         """Record that threads observed the end of an operation."""
         place = threads % self.width
         operation.done[place] = np.minimum(operation.done[place], self.now)
 
-    def knows(self, operation: Operation, threads: np.ndarray) -> np.ndarray:
+    def happens_before(self, operation: Operation, threads: np.ndarray) -> np.ndarray:
         """Return a mask of the threads that know that an operation has ended."""
         known = operation.done[threads % self.width] != NEVER
         rows = self.row_of[threads]
@@ -242,16 +242,16 @@ class Order:
         threads = self.threads(P)
         start = np.broadcast_to(index, len(P)) << A.shift
         units = start >> 4
-        self.against_copies(A.instr, threads, units, A.writes)
+        self.check_copies(A.instr, threads, units, A.writes)
         if A.writes:
-            self.against_readers(A.instr, threads, units)
-            self.stored(threads, start, max(A.nbytes // UNIT, 1))
+            self.check_readers(A.instr, threads, units)
+            self.record_stores(threads, start, max(A.nbytes // UNIT, 1))
         else:
             copied = self.writer[units] != 0
             if copied.any():
-                self.loaded(threads[copied], units[copied])
+                self.record_loads(threads[copied], units[copied])
 
-    def loaded(self, threads, units):
+    def record_loads(self, threads, units):
         """Record loads of what a copy has written: the next copy must come after them."""
         times = np.full(len(units), self.now, np.int32)
         blocks = units // self.per_block
@@ -264,7 +264,7 @@ class Order:
                 _, last = np.unique(some[0] * len(self.row_of) + some[1], return_index=True)
                 self.loads[block] = [(some[0][last], some[1][last], some[2][last])]
 
-    def stored(self, threads, start, count: int):
+    def record_stores(self, threads, start, count: int):
         """Record stores, which replace the earlier accesses of these locations."""
         cells = ((start // UNIT)[:, None] + np.arange(count)).reshape(-1)
         who = np.repeat(threads, count)
@@ -277,19 +277,19 @@ class Order:
         units = np.unique(start >> 4)
         self.forget(units[(self.writer[units] != 0) | (self.readers[units] != 0)])
 
-    def against_copies(self, instr: Instr, threads, units, writes: bool):
+    def check_copies(self, instr: Instr, threads, units, writes: bool):
         """Check that threads which use what a copy has written know that the copy has ended."""
         verb = "is written here" if writes else "is read here"
         for copy, mine in self.writers(units):
-            bad = np.flatnonzero(mine)[~self.knows(copy, threads[mine])]
-            self.blame("unfinished copy", instr, copy.instr, threads, units, bad,
+            bad = np.flatnonzero(mine)[~self.happens_before(copy, threads[mine])]
+            self.report_some("unfinished copy", instr, copy.instr, threads, units, bad,
                        f"{verb}, and the thread has not waited for the copy that brings it")  # fmt: skip
 
-    def against_readers(self, instr: Instr, threads, units):
+    def check_readers(self, instr: Instr, threads, units):
         """Check that threads which store know that the operations which read there have ended."""
         for reader, mine in self.readers_of(units):
-            bad = np.flatnonzero(mine)[~self.knows(reader, threads[mine])]
-            self.blame("operand overwritten", instr, reader.instr, threads, units, bad,
+            bad = np.flatnonzero(mine)[~self.happens_before(reader, threads[mine])]
+            self.report_some("operand overwritten", instr, reader.instr, threads, units, bad,
                        f"is stored to while a {reader.kind} may still read it")  # fmt: skip
 
     def writers(self, units) -> Iterator[tuple[Operation, np.ndarray]]:
@@ -310,20 +310,20 @@ class Order:
                 yield self.slots[block][slot], here & (bits >> np.uint64(slot) & np.uint64(1) != 0)
 
     # -- operations ------------------------------------------------------------------------------------------
-    def copy_in(self, instr: Instr, position: int, units: np.ndarray, barrier: MBarrier | None):
+    def start_copy(self, instr: Instr, position: int, units: np.ndarray, barrier: MBarrier | None):
         """Begin a copy into shared memory, which an mbarrier completes."""
         thread = self.threads(np.array([position]))
         block = int(units[0]) // self.per_block
         for reader, mine in self.readers_of(units):
-            if not self.knows(reader, thread).all():
-                self.blame("stage reused early", instr, reader.instr, thread, units, np.flatnonzero(mine),
+            if not self.happens_before(reader, thread).all():
+                self.report_some("stage reused early", instr, reader.instr, thread, units, np.flatnonzero(mine),
                            f"is copied to while a {reader.kind} may still read it")  # fmt: skip
         for copy, mine in self.writers(units):
-            if not self.knows(copy, thread).all() and not self.same_phase(copy, barrier):
-                self.blame("stage reused early", instr, copy.instr, thread, units, np.flatnonzero(mine),
+            if not self.happens_before(copy, thread).all() and not self.same_phase(copy, barrier):
+                self.report_some("stage reused early", instr, copy.instr, thread, units, np.flatnonzero(mine),
                            "is copied to while another copy into it may be under way")  # fmt: skip
-        self.against_loads(instr, thread, block, units)
-        self.against_stores(instr, thread, units, "is copied to")
+        self.check_loads(instr, thread, block, units)
+        self.check_stores(instr, thread, units, "is copied to")
         self.forget(units)
         self.store_thread[(units[:, None] * 4 + np.arange(4)).reshape(-1)] = -1
         copy = self.copy_of(instr, int(thread[0]), barrier)
@@ -347,7 +347,7 @@ class Order:
         some.append(copy)
         return copy
 
-    def against_loads(self, instr: Instr, thread, block: int, units):
+    def check_loads(self, instr: Instr, thread, block: int, units):
         """Check that a copy begins after the loads of what it overwrites."""
         kept = self.loads.get(block)
         if not kept:
@@ -368,7 +368,7 @@ class Order:
                 left.append((where[~mine], who[~mine], times[~mine]))
         self.loads[block] = left
 
-    def against_stores(self, instr: Instr, threads, units, verb: str):
+    def check_stores(self, instr: Instr, threads, units, verb: str):
         """Check that an operation reads after the threads' stores, a barrier and a proxy fence."""
         cells = (units[:, None] * 4 + np.arange(4)).reshape(-1)
         cells = cells[self.store_thread[cells] >= 0]
@@ -410,7 +410,7 @@ class Order:
                 del self.slots[int(units[mine][0]) // self.per_block][reader.slot]
         self.readers[units] = 0
 
-    def reads(self, operation: Operation, units):
+    def record_reads(self, operation: Operation, units):
         """Record that an operation reads some locations of one thread block."""
         block = int(units[0]) // self.per_block
         slots = self.slots.setdefault(block, {})
@@ -431,31 +431,33 @@ class Order:
         self.readers[units[new]] |= bit
         operation.places += int(new.sum())
 
-    def copy_out(self, instr: Instr, position: int, units: np.ndarray, barrier: MBarrier | None = None):
-        """A bulk store reads shared memory; a group of its thread tells when that is over, or an mbarrier."""
+    def start_bulk_store(
+        self, instr: Instr, position: int, units: np.ndarray, barrier: MBarrier | None = None
+    ):
+        """Begin a bulk store from shared memory, which a group of its thread or an mbarrier completes."""
         thread = self.threads(np.array([position]))
-        self.against_copies(instr, np.full(len(units), thread[0]), units, False)
-        self.against_stores(instr, thread, units, "is read")
+        self.check_copies(instr, np.full(len(units), thread[0]), units, False)
+        self.check_stores(instr, thread, units, "is read")
         store = Operation(STORE, instr, int(thread[0]), self.width)
-        self.reads(store, units)
+        self.record_reads(store, units)
         if barrier is None:
             self.open.setdefault(int(thread[0]), []).append(store)
         else:
             barrier.copies.setdefault(barrier.phase, []).append(store)
 
     def bulk_commit(self, P):
-        """Each thread's bulk stores so far are a group."""
+        """Group the bulk stores of each thread so far."""
         for thread in self.threads(P).tolist():
             self.groups.setdefault(thread, []).append(self.open.pop(thread, []))
 
     def bulk_wait(self, P, allowed: int):
-        """Each thread knows that all but its newest groups have read."""
+        """Record that each thread's groups except its newest have read."""
         for thread in self.threads(P).tolist():
-            for store in self.ended(thread, allowed):
-                self.see(store, np.array([thread]))
+            for store in self.take_ended(thread, allowed):
+                self.observe_completion(store, np.array([thread]))
 
-    def ended(self, key: int, allowed: int) -> list[Operation]:
-        """The operations of all but the newest groups, which are forgotten."""
+    def take_ended(self, key: int, allowed: int) -> list[Operation]:
+        """Return the operations of all but the newest groups, and forget them."""
         groups = self.groups.get(key, [])
         over = max(len(groups) - allowed, 0)
         self.groups[key] = groups[over:]
@@ -463,10 +465,11 @@ class Order:
 
     # -- products --------------------------------------------------------------------------------------------
     def product(self, instr: Instr, P: np.ndarray, units: np.ndarray | None):
-        """wgmma.mma_async of warpgroups, positions [warpgroup, 128]: it reads places [warpgroup, units]."""
+        """Record wgmma.mma_async of warpgroups, positions [warpgroup, 128], which reads locations [warpgroup,
+        units]."""
         for k, some in enumerate(P):
             threads = self.threads(some)
-            key = self.key(threads)
+            key = self.group_key(threads)
             if not self.open.get(key):
                 self.open[key] = [Operation(PRODUCT, instr, int(threads[0]), self.width)]
             product = self.open[key][0]
@@ -474,42 +477,45 @@ class Order:
             product.issued = self.now
             if units is None:
                 continue
-            self.wgmma_against_copies(instr, threads, units[k])
-            self.against_stores(instr, threads, units[k], "is read")
-            self.reads(product, units[k])
+            self.check_wgmma_copies(instr, threads, units[k])
+            self.check_stores(instr, threads, units[k], "is read")
+            self.record_reads(product, units[k])
 
         self.tick()
 
-    def key(self, threads: np.ndarray) -> int:
-        """How the groups of a warpgroup are found: no thread's number is negative."""
+    def group_key(self, threads: np.ndarray) -> int:
+        """Return the key of a warpgroup's groups: negative, unlike a thread's number."""
         return -1 - int(threads[0])
 
-    def wgmma_against_copies(self, instr: Instr, threads, units):
-        """All threads of the warpgroup must know that the copies are over whose bytes the product reads."""
+    def check_wgmma_copies(self, instr: Instr, threads, units):
+        """Check that all threads of the warpgroup know that the copies have ended which a product reads."""
         for copy, mine in self.writers(units):
-            late = threads[~self.knows(copy, threads)]
+            late = threads[~self.happens_before(copy, threads)]
             if len(late):
                 self.report("unfinished copy", instr, copy.instr, int(late[0]), int(units[mine][0]), len(late),
                             "is read here, and the thread has not waited for the copy that brings it")  # fmt: skip
 
     def wgmma_commit(self, P):
-        """The products of each warpgroup so far are a group."""
+        """Group the products of each warpgroup so far."""
         for threads in self.threads(P).reshape(-1, 128):
-            key = self.key(threads)
+            key = self.group_key(threads)
             self.groups.setdefault(key, []).append(self.open.pop(key, []))
 
     def wgmma_wait(self, P, allowed: int):
-        """All but the newest groups of each warpgroup are over. A thread's wait is one for the whole product:
-        its four warps have issued it, so that what they did before is over too."""
-        for threads in self.threads(P).reshape(-1, 128):
-            ended = self.ended(self.key(threads), allowed)
-            for product in ended:
-                self.see(product, threads)
-            if ended:
-                self.know(threads, max(product.issued for product in ended))
+        """End all but the newest groups of each warpgroup.
 
-    def unfinished(self, P, instr: Instr) -> np.ndarray:
-        """Which threads' warpgroups have not waited for a product of an instruction."""
+        A thread's wait covers the whole product: its four warps have issued it, so what they did before is
+        over too.
+        """
+        for threads in self.threads(P).reshape(-1, 128):
+            ended = self.take_ended(self.group_key(threads), allowed)
+            for product in ended:
+                self.observe_completion(product, threads)
+            if ended:
+                self.advance(threads, max(product.issued for product in ended))
+
+    def has_unfinished(self, P, instr: Instr) -> np.ndarray:
+        """Return a mask of the threads whose warpgroup has not waited for a product of an instruction."""
         threads = self.threads(P)
         first = threads - threads % self.batch.threads + threads % self.batch.threads // 128 * 128
         out = np.zeros(len(threads), bool)
@@ -533,7 +539,7 @@ class Order:
                             " this still"
                             " reads goes with its block")  # fmt: skip
 
-    def blame(
+    def report_some(
         self, kind: str, instr: Instr, other: Instr | None, threads, units, bad: np.ndarray, message: str
     ):
         """Report one finding for the accesses `bad`, if any; one thread may stand for all."""
@@ -551,4 +557,4 @@ class Order:
         """Report one finding; `unit` is the location in units of 16 bytes, or -1."""
         if unit >= 0:
             message = f"{self.batch.shared_name(unit * 16 % self.batch.shared_size)} {message}"
-        self.run.disorder(self.batch, kind, instr, other, thread, count, message)
+        self.run.report_unordered(self.batch, kind, instr, other, thread, count, message)

@@ -32,7 +32,7 @@ from harness.vgpu.ptx.program import registers
 
 from .clocks import Clocks, SharedOfAll
 from .events import Recorder
-from .findings import index_text, named, plural
+from .findings import index_text, mark_name, plural
 
 u8 = np.uint64
 _INSTR, _THREAD, _EPOCH, _TOP = 12, 10, 14, 27
@@ -71,13 +71,13 @@ def _orders(program, i: Instr) -> bool:
     return i.op == "ld" and any(m in ("acquire", "relaxed", "volatile") for m in i.mods)
 
 
-def synchronises(program) -> bool:
+def may_synchronise(program) -> bool:
     """Return whether threads may order each other through global memory or a cluster barrier."""
     polls = (_orders(program, i) for i in program.instrs if not any(m.startswith("shared") for m in i.mods))
     return any(polls) or any(b.kind == "cluster" for b in program.blocks)
 
 
-def follows_shared(program, cluster_size: int) -> tuple[bool, bool]:
+def shared_ordering(program, cluster_size: int) -> tuple[bool, bool]:
     """Return whether warps of a block may order each other through its shared memory, and whether blocks of a
     cluster access each other's shared memory in a way that the clocks can follow (cluster barriers,
     fences, atomics)."""
@@ -130,7 +130,7 @@ def clash_shared(other, mine):
     return (other != 0) & same_epoch & (thread != 0) & ~ordered
 
 
-class Logged(Protocol):
+class LoggedBatch(Protocol):
     """The part of a batch (engine/interpreter/executor.py) that the log reads."""
 
     count: int  # thread blocks
@@ -151,7 +151,7 @@ class AccessLog:
             code.granules = (
                 granule_of(code.program, ("global", "generic", "const")),
                 granule_of(code.program, ("shared", "generic")),
-                synchronises(code.program),
+                may_synchronise(code.program),
             )
         self.granule, self.shared_granule, syncs = code.granules
         self.marks: dict[Extent, Marks] = {}
@@ -160,8 +160,8 @@ class AccessLog:
         self.fresh: list = []
         self.size = 0
         self.has_store = False
-        self.batch: Logged | None = None
-        flags, remote = follows_shared(code.program, run.cluster_size)
+        self.batch: LoggedBatch | None = None
+        flags, remote = shared_ordering(code.program, run.cluster_size)
         self.ordered = OrderedLog(self, flags) if (syncs or flags or remote) and self.checking else None
         self.clocks = self.ordered.clocks if self.ordered else None
         self.flags, self.follows = flags, flags or remote
@@ -430,9 +430,7 @@ class AccessLog:
                     f"thread {_t(thread)} and {_verb(second)} by thread {_t(their_thread)} of the same block,"
                     " with no barrier between them"
                 )
-            message = (
-                f"{named(name)}{whose}{index_text(index)}: {_verb(first)} by {why} ({plural(cells, 'place')})"
-            )
+            message = f"{mark_name(name)}{whose}{index_text(index)}: {_verb(first)} by {why} ({plural(cells, 'place')})"
             run.record(
                 kind, first.instr, message, tensor=name, index=index, block=block, thread=thread,
                 count=cells, other=second.instr, verbs=frozenset((_verb(first), _verb(second))),
@@ -529,7 +527,7 @@ class OrderedLog:
             if any(e[0].kind != "R" for e in entries):
                 self.check(tensor, entries)
         for (_, segment, epoch, warp, owner), (A, _, place, block, thread) in self.remote.items():
-            if not self.clocks.over_before_exit((segment, epoch, warp), owner):
+            if not self.clocks.happens_before_exit((segment, epoch, warp), owner):
                 self.report_late(A, place, int(block), int(thread))
 
     def report_late(self, A, place: int, block: int, thread: int) -> None:
@@ -537,7 +535,7 @@ class OrderedLog:
         run = self.log.run
         name, index, owner = self.shared.part(place, A.width)
         message = (
-            f"{_verb(A)} by block {_t(run.block_index(block))} of {named(name)}{index_text(index)} of block"
+            f"{_verb(A)} by block {_t(run.block_index(block))} of {mark_name(name)}{index_text(index)} of block"
             f" {_t(run.block_index(owner))}, which may have returned by then: a barrier of the cluster must"
             " come after it"
         )
@@ -582,15 +580,15 @@ class OrderedLog:
                 previous = np.maximum.accumulate(np.where(k == other, number, -1))
                 previous = np.r_[-1, previous[:-1]]
                 pick = np.flatnonzero((k == mine) & (previous >= start))
-                self.judge(tensor, w, m, s, pick, previous[pick], clash, name)
+                self.report_unordered(tensor, w, m, s, pick, previous[pick], clash, name)
                 if mine == other:
                     continue
                 following = np.minimum.accumulate(np.where(k == other, number, len(w))[::-1])[::-1]
                 ok = np.flatnonzero((k == mine) & (following < len(w)))
                 ok = ok[w[following[ok]] == w[ok]]
-                self.judge(tensor, w, m, s, following[ok], ok, clash, name)
+                self.report_unordered(tensor, w, m, s, following[ok], ok, clash, name)
 
-    def judge(self, tensor, w, m, s, later, earlier, clash, name: str) -> None:
+    def report_unordered(self, tensor, w, m, s, later, earlier, clash, name: str) -> None:
         """Report the pairs of accesses that are not ordered."""
         if not len(later):
             return
@@ -609,26 +607,28 @@ class OrderedLog:
         steps = [
             ((x, mx >> 22, mx >> 17 & 31), (y, my >> 22, my >> 17 & 31)) for x, mx, y, my in pairs.tolist()
         ]
-        ordered = [self.clocks.ordered(*pair) for pair in steps]
+        ordered = [self.clocks.is_ordered(*pair) for pair in steps]
         pair_of = pair_of.reshape(-1)
         keep = bad[
             [
-                not ordered[pair] and not self.observed(tensor, int(w[later[k]]), b[k], steps[pair])
+                not ordered[pair] and not self.was_observed(tensor, int(w[later[k]]), b[k], steps[pair])
                 for k, pair in zip(bad.tolist(), pair_of.tolist(), strict=True)
             ]
         ]
         if len(keep):
             self.log.report_global(tensor, w[later[keep]], a[keep], b[keep], np.ones(len(keep), bool), name)
 
-    def observed(self, tensor, granule: int, mark, pair) -> bool:
+    def was_observed(self, tensor, granule: int, mark, pair) -> bool:
         """Return whether the earlier access is a strong write that the later one's thread has observed."""
         A = self.log.run.code.accesses[(int(mark) & (1 << _INSTR) - 1) - 1]
         if not A.writes or A.kind != "A":
             return False
         if tensor is self.shared:
-            return self.clocks.observed(-1 - granule * self.log.shared_granule // A.nbytes * A.nbytes, *pair)
+            return self.clocks.was_observed(
+                -1 - granule * self.log.shared_granule // A.nbytes * A.nbytes, *pair
+            )
         byte = granule * self.log.granule + tensor.start - self.log.run.arena.base
-        return self.clocks.observed(byte // A.nbytes * A.nbytes, *pair)
+        return self.clocks.was_observed(byte // A.nbytes * A.nbytes, *pair)
 
 
 def _t(t) -> str:

@@ -19,7 +19,7 @@ Held = tuple[np.ndarray, np.ndarray, bool]
 """Data and written-map of a tensor, and whether it was ready."""
 
 
-class Before:
+class SavedTensors:
     """The contents of tensors before a launch first wrote them."""
 
     def __init__(self, arena):
@@ -49,9 +49,9 @@ def depends_on_unwritten(run) -> bool:
     after = {tensor: arena.snapshot(tensor) for tensor in before}
     for tensor, held in before.items():
         arena.restore(tensor, held)
-    again = run.again()
+    again = run.rerun()
     if again is not None:
-        same = again.printed == run.printed and causes(again) == causes(run)
+        same = again.printed == run.printed and finding_keys(again) == finding_keys(run)
         same = same and again.before.kept is not None and set(again.before.kept) == set(before)
         for tensor in before:
             data, written, _ = arena.snapshot(tensor)
@@ -64,6 +64,6 @@ def depends_on_unwritten(run) -> bool:
     return again is None or not same
 
 
-def causes(run) -> set[tuple]:
+def finding_keys(run) -> set[tuple]:
     """Return the findings without their counts."""
     return {(f.kind, f.where, f.other, f.tensor) for f in run.findings}

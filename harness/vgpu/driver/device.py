@@ -146,62 +146,68 @@ class Device:
         self._missing: set[str] = set()
         self._answers = {op: getattr(self, f"_{op.name.lower()}") for op in Op}
 
-    def handle(self, operation: int, arguments: list[int], data, room: int) -> tuple[int, tuple, bytes]:
+    def handle(
+        self, operation: int, arguments: list[int], data, output_size: int
+    ) -> tuple[int, tuple, bytes]:
         """Answer one driver call. Return (CUDA result code, up to four results, output bytes).
 
         `data` is the input as a bytes-like object, `room` the size of the caller's output buffer. Every
         failure becomes a result code, and its message goes to `log`.
         """
         try:
-            results, output = self._answers[Op(operation)](arguments, data, room)
-            return 0, results, bytes(output)[:room] if len(output) > room else output
+            results, output = self._answers[Op(operation)](arguments, data, output_size)
+            return 0, results, bytes(output)[:output_size] if len(output) > output_size else output
         except Exception as error:
             self.errors.append(error)
-            return self._refuse(error, room)
+            return self._refuse(error, output_size)
 
-    def _refuse(self, error: Exception, room: int) -> tuple[int, tuple, bytes]:
+    def _refuse(self, error: Exception, output_size: int) -> tuple[int, tuple, bytes]:
         """Turn an exception into a result code; log its message and put it into the output (a JIT log)."""
         name = getattr(error, "cuda", "CUDA_ERROR_UNKNOWN")
         text = str(error).removesuffix(f" [{name}]")
         if not isinstance(error, VirtualGPUError):  # a defect of ours: say as much as possible
             text = f"{type(error).__name__}: {text}"
         self.log(f"{name}: {text}")
-        return RESULT_CODES.get(name, 999), (), text.encode()[: room - 1] + b"\0" if room else b""
+        return (
+            RESULT_CODES.get(name, 999),
+            (),
+            text.encode()[: output_size - 1] + b"\0" if output_size else b"",
+        )
 
     # ---- device
     # ----------------------------------------------------------------------------------------------------
 
-    def _hello(self, arguments, data, room):
+    def _hello(self, arguments, data, output_size):
         return (), b""
 
-    def _attribute(self, arguments, data, room):
+    def _attribute(self, arguments, data, output_size):
         return (self.attributes.get(arguments[0], 0),), b""
 
-    def _device_name(self, arguments, data, room):
-        return (), f"virtual GPU ({self.arch})".encode()[: room - 1] + b"\0"
+    def _device_name(self, arguments, data, output_size):
+        return (), f"virtual GPU ({self.arch})".encode()[: output_size - 1] + b"\0"
 
-    def _memory_info(self, arguments, data, room):
+    def _memory_info(self, arguments, data, output_size):
         total = self.gpu.arena.size
         return (total - sum(self._sizes.values()), total), b""
 
-    def _clock(self, arguments, data, room):
+    def _clock(self, arguments, data, output_size):
         return (time.monotonic_ns(),), b""
 
-    def _unsupported(self, arguments, data, room):
+    def _unsupported(self, arguments, data, output_size):
         name = bytes(data).decode()
         if name not in self._missing:
             self._missing.add(name)
             self.log(f"the program called {name}, which the virtual GPU does not have")
         return (), b""
 
-    def _encode_tensor_map(self, arguments, data, room):
+    def _encode_tensor_map(self, arguments, data, output_size):
         """Encode a tensor map. Input: 5 dimensions, 4 strides, 5 tile sizes and 5 element strides, in words."""
         kind, rank, address, interleave, swizzle, promotion, fill = arguments[:7]
         words = np.frombuffer(data, "<i8").tolist()
         dims, strides = words[:rank], words[5 : 4 + rank]
         box, steps = words[9 : 9 + rank], words[14 : 14 + rank]
         try:
-            new_map = tensor_map.tiled(
+            new_map = tensor_map.encode_tiled(
                 kind, address, dims, strides, box, steps,
                 interleave=interleave, swizzle=swizzle, promotion=promotion, fill=fill,
             )  # fmt: skip
@@ -218,7 +224,7 @@ class Device:
     # ---- memory
     # ----------------------------------------------------------------------------------------------------
 
-    def _allocate(self, arguments, data, room):
+    def _allocate(self, arguments, data, output_size):
         size = arguments[0]
         if size <= 0:
             raise DriverError("CUDA_ERROR_INVALID_VALUE", f"an allocation of {size} bytes was asked for")
@@ -226,7 +232,7 @@ class Device:
         self._sizes[address] = size
         return (address,), b""
 
-    def _free(self, arguments, data, room):
+    def _free(self, arguments, data, output_size):
         address = arguments[0]
         if address:
             self.gpu.free(address)
@@ -243,33 +249,33 @@ class Device:
             )
         return extent.allocation
 
-    def _address_range(self, arguments, data, room):
+    def _address_range(self, arguments, data, output_size):
         base = self._allocation(arguments[0])
         return (base, self._sizes.get(base, 0)), b""
 
-    def _write(self, arguments, data, room):
+    def _write(self, arguments, data, output_size):
         if len(data):
             self.gpu.write(arguments[0], data)
         return (), b""
 
-    def _read(self, arguments, data, room):
+    def _read(self, arguments, data, output_size):
         """Copy device to host. Missing elements are a finding only in memory that was passed to some kernel:
         Mojo's `map_to_host` copies fresh buffers to the host before the program fills them."""
-        if not room:
+        if not output_size:
             return (), b""
         address = arguments[0]
         if self._allocation(address) in self._in_kernels:
-            return (), self.gpu.read(address, room).data
-        offset = self.gpu.offset(address, room, "read")
-        return (), self.gpu.arena.data[offset : offset + room].data
+            return (), self.gpu.read(address, output_size).data
+        offset = self.gpu.offset(address, output_size, "read")
+        return (), self.gpu.arena.data[offset : offset + output_size].data
 
-    def _copy(self, arguments, data, room):
+    def _copy(self, arguments, data, output_size):
         target, source, size = arguments[:3]
         if size:
             self.gpu.copy(target, source, size)
         return (), b""
 
-    def _fill(self, arguments, data, room):
+    def _fill(self, arguments, data, output_size):
         address, value, width, count = arguments[:4]
         if count:
             self.gpu.fill(address, value.to_bytes(width, "little"), count)
@@ -278,7 +284,7 @@ class Device:
     # ---- modules and launches
     # --------------------------------------------------------------------------------------
 
-    def _load_module(self, arguments, data, room):
+    def _load_module(self, arguments, data, output_size):
         image = bytes(data)
         if image[:4] == b"\x7fELF" or not image.lstrip().startswith((b"//", b".version")):
             raise DriverError(
@@ -300,18 +306,18 @@ class Device:
         except KeyError:
             raise DriverError("CUDA_ERROR_INVALID_HANDLE", f"module handle {handle} is not loaded") from None
 
-    def _unload_module(self, arguments, data, room):
+    def _unload_module(self, arguments, data, output_size):
         self._module(arguments[0])
         del self._modules[arguments[0]]
         return (), b""
 
-    def _find_function(self, arguments, data, room):
+    def _find_function(self, arguments, data, output_size):
         module, name = self._module(arguments[0]), bytes(data).decode()
         if name not in module.kernels:
             raise DriverError("CUDA_ERROR_NOT_FOUND", f"the module has no kernel named {name}")
         kernel = module.kernels[name]
         layout = parameter_layout(list(kernel.params))
-        if len(layout) * 16 > room:
+        if len(layout) * 16 > output_size:
             raise DriverError("CUDA_ERROR_NOT_SUPPORTED", f"kernel {name} has {len(layout)} parameters")
         handle = next(self._ids)
         self._functions[handle] = Function(kernel, self.names.label(name), layout, STATIC_SHARED_LIMIT)
@@ -324,7 +330,7 @@ class Device:
         except KeyError:
             raise DriverError("CUDA_ERROR_INVALID_HANDLE", f"kernel handle {handle} is unknown") from None
 
-    def _find_global(self, arguments, data, room):
+    def _find_global(self, arguments, data, output_size):
         module, name = self._module(arguments[0]), bytes(data).decode()
         address = module.addresses.get(name)
         if address is None:
@@ -333,7 +339,7 @@ class Device:
         assert extent is not None  # loading the module has allocated it
         return (address, extent.end - extent.start), b""
 
-    def _function_attribute(self, arguments, data, room):
+    def _function_attribute(self, arguments, data, output_size):
         function, attribute = self._function(arguments[0]), arguments[1]
         major, minor = capability(self.arch)
         answers = {
@@ -345,7 +351,7 @@ class Device:
         }
         return (answers.get(attribute, 0),), b""
 
-    def _set_function_attribute(self, arguments, data, room):
+    def _set_function_attribute(self, arguments, data, output_size):
         function, attribute, value = self._function(arguments[0]), arguments[1], arguments[2]
         if attribute == MAX_DYNAMIC_SHARED:
             limit = self.attributes[97] - function.kernel.shared_bytes
@@ -358,14 +364,14 @@ class Device:
             function.dynamic_shared_limit = value
         return (), b""
 
-    def _occupancy(self, arguments, data, room):
+    def _occupancy(self, arguments, data, output_size):
         """Compute blocks per multiprocessor from threads and shared memory (registers are not modelled)."""
         function, threads, dynamic = self._function(arguments[0]), max(arguments[1], 1), arguments[2]
         shared = function.kernel.shared_bytes + dynamic + self.attributes[111]
         blocks = min(self.attributes[106], self.attributes[39] // threads, self.attributes[81] // shared)
         return (blocks,), b""
 
-    def _launch(self, arguments, data, room):
+    def _launch(self, arguments, data, output_size):
         function = self._function(arguments[0])
         grid, block = tuple(arguments[1:4]), tuple(arguments[4:7])
         shared, cluster = arguments[7], tuple(max(size, 1) for size in arguments[8:11])

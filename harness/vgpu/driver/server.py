@@ -111,14 +111,14 @@ class Executor:
         except OSError as error:
             raise ProgramNotFound(f"cannot run {program[0]}: {error.strerror}") from None
 
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         return self._child is not None and self._child.poll() is not None
 
     def _serve(self, selector: selectors.BaseSelector, listener: socket.socket) -> None:
         """Answer requests until the program has ended."""
         # The signal handler raises when the program ends; the time limit covers a signal just before the
         # wait.
-        while not self.ended():
+        while not self.has_ended():
             for key, _ in selector.select(timeout=0.5):
                 connection = key.fileobj
                 assert isinstance(connection, socket.socket)  # nothing else is registered
@@ -154,7 +154,7 @@ class Executor:
         """Wait until no descendant is left, and reap orphans."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            self.ended()
+            self.has_ended()
             with contextlib.suppress(ChildProcessError):
                 while os.waitpid(-1, os.WNOHANG)[0]:
                     pass
@@ -187,7 +187,7 @@ def _signals(executor: Executor, timeout: float | None):
             raise _Interrupted(code)
 
     def on_child(number, frame):
-        if executor.ended():
+        if executor.has_ended():
             interrupt(None)
 
     handlers = {
@@ -231,6 +231,6 @@ def _receive(connection: socket.socket, count: int) -> bytearray:
     return data
 
 
-def say(line: str) -> None:
+def log(line: str) -> None:
     """Print one line of the virtual GPU on standard error; standard output belongs to the program."""
     print(f"virtual GPU: {line}", file=sys.stderr, flush=True)

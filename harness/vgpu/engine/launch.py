@@ -9,8 +9,8 @@ import numpy as np
 
 from harness.vgpu.checks.counters import Counters
 from harness.vgpu.checks.findings import Finding, Findings, plural
-from harness.vgpu.checks.races import AccessLog, synchronises
-from harness.vgpu.checks.trial import Before, depends_on_unwritten
+from harness.vgpu.checks.races import AccessLog, may_synchronise
+from harness.vgpu.checks.trial import SavedTensors, depends_on_unwritten
 from harness.vgpu.engine.interpreter.executor import Batch, Livelock, StepBudget, Trap
 from harness.vgpu.engine.reports import Reports, shared_name
 from harness.vgpu.errors import StepBudgetExceeded, UnsupportedInstruction
@@ -40,13 +40,15 @@ class Run(Reports):
         self.findings = Findings()
         self._owners: dict[int, list[Extent]] = {}
         self.steps, self.step_budget = 0, gpu.steps
-        self._spoiled = Before(self.arena)  # what may not be written, and is
+        self._spoiled = SavedTensors(self.arena)  # what may not be written, and is
         self.block_threads: dict[int, int] = {}
         self.atomic_hits: dict[int, int] = {}
         self._layout(args)
         tables = any(i.loc for i in self.code.program.instrs)
         self.before = (
-            Before(self.arena) if self.shared_size and self.checks.uninitialised and not tables else None
+            SavedTensors(self.arena)
+            if self.shared_size and self.checks.uninitialised and not tables
+            else None
         )
         self.doubtful: list[Finding] = []  # reads of unwritten shared memory that may be the library's
         for a in self.code.accesses:
@@ -112,7 +114,7 @@ class Run(Reports):
             for f in self.findings:
                 self.gpu.findings.record(f, (id(self.launch), id(f)))
 
-    def again(self) -> Run | None:
+    def rerun(self) -> Run | None:
         """Repeat the launch with other bytes in unwritten shared memory; return None if it does not end."""
         again = Run(
             self.gpu, copy.copy(self.launch), self.kernel, self.args, self.dynamic_shared, self.cluster, True
@@ -176,7 +178,7 @@ class Run(Reports):
         if self.local_size:
             size = min(size, max(LOCAL_BUDGET // (self.local_size * self.threads), 1))
         order, _, seed = self.gpu.blocks.partition(":")
-        waits = synchronises(self.code.program) and any(b.spins for b in self.code.program.blocks)
+        waits = may_synchronise(self.code.program) and any(b.spins for b in self.code.program.blocks)
         if order != "natural" and not waits:  # blocks that wait for each other must run together
             size = min(size, -(-total // ORDERED_BATCHES))
         c = self.cluster_size
@@ -216,7 +218,7 @@ class Run(Reports):
             instr = next((i for i in stop.block.instrs if polls(i)), instr)
             waiting = plural(stop.threads, "thread waits", "threads wait")
             why = f"{waiting} here for ever: nobody is left who could change what they read"
-            why += stop.batch.tested_text()
+            why += stop.batch.describe_failed_tests()
             finding = self.record("hang", instr, why, algorithm=False)
             finding.count = 1
             raise StepBudgetExceeded(

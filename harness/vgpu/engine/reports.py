@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from harness.vgpu.checks.findings import Finding, Findings, index_text, named, plural, with_article
+from harness.vgpu.checks.findings import Finding, Findings, index_text, mark_name, plural, with_article
 from harness.vgpu.checks.races import AccessLog
-from harness.vgpu.checks.trial import Before
+from harness.vgpu.checks.trial import SavedTensors
 from harness.vgpu.engine.interpreter.executor import Trap
 from harness.vgpu.engine.opcodes.codegen import Code
 from harness.vgpu.memory.access import Access
@@ -39,7 +39,7 @@ class Reports:
     local_extents: list[Extent]
     doubtful: list[Finding]
     code: Code
-    before: Before | None
+    before: SavedTensors | None
     _owners: dict[int, list[Extent]]
     _param_bytes: bytes
 
@@ -53,7 +53,7 @@ class Reports:
         bx, by, _ = self.block
         return number % bx, number // bx % by, number // (bx * by)
 
-    def who(self, batch, position: int):
+    def thread_at(self, batch, position: int):
         """Return (block, thread) of a position in a batch."""
         position = int(position)
         block = int(batch.blocks[batch.block_of[position]])
@@ -92,12 +92,12 @@ class Reports:
         )  # fmt: skip
         if self.shared_extents:
             names = {shared_name(k): name for k, name in self.kernel.shared_names.items()}
-            finding = finding.renamed(lambda name: names.get(name, name))
+            finding = finding.rename_tensors(lambda name: names.get(name, name))
         return self.findings.record(finding, (kind, causes, tensor))
 
     def at(self, batch, position, kind, instr, message, *, algorithm: bool | None = False, **more):
         """Add an error about the thread at a position of a batch, in user or library code."""
-        block, thread = self.who(batch, position)
+        block, thread = self.thread_at(batch, position)
         return self.record(kind, instr, message, block=block, thread=thread, algorithm=algorithm, **more)
 
     def bad_address(self, batch, A: Access, addresses, positions, inside, aligned):
@@ -116,17 +116,17 @@ class Reports:
                 continue
             first = int(which[0])
             address = int(addresses[first])
-            extent = self._meant(A, address)
+            extent = self._intended_tensor(A, address)
             outside = what == "out-of-bounds" and A.space in ("global", "shared")
             if self.log.events and outside and extent is not None:
-                self.log.events.outside(batch, A, extent, addresses[which], positions[which])
+                self.log.events.add_out_of_bounds(batch, A, extent, addresses[which], positions[which])
             tensor, index, message = self._explain(A, extent, what, verb, address)
             self.at(
                 batch, positions[first], f"{what} {verb}", A.instr, message,
                 tensor=tensor, index=index, count=len(which), algorithm=False if A.space == "global" else None,
             )  # fmt: skip
 
-    def owners(self, A: Access) -> list[Extent]:
+    def pointer_targets(self, A: Access) -> list[Extent]:
         """Return the tensors whose pointers this instruction computes its address from; none if unknown."""
         owners = self._owners.get(A.number)
         if owners is None:
@@ -135,7 +135,7 @@ class Reports:
             owners = self._owners[A.number] = [e for e in map(self.arena.find, values) if e is not None]
         return owners
 
-    def strayed(self, batch, A: Access, owners: list[Extent], addresses, positions, bad):
+    def report_stray(self, batch, A: Access, owners: list[Extent], addresses, positions, bad):
         """Report an address that was computed from a pointer to one tensor and is in another."""
         which = np.flatnonzero(bad)
         address = int(addresses[which[0]])
@@ -143,15 +143,17 @@ class Reports:
         verb = _verb(A)
         side = "past the end" if address >= owner.end else "before the start"
         lands = (
-            f"{named(there.name)}{index_text(there.index(address, A.width))}" if there else "another tensor"
+            f"{mark_name(there.name)}{index_text(there.index(address, A.width))}"
+            if there
+            else "another tensor"
         )
         self.at(
             batch, positions[which[0]], f"out-of-bounds {verb}", A.instr,
-            f"{with_article(verb)} so far {side} of {named(owner.name)} that it lands in {lands}",
+            f"{with_article(verb)} so far {side} of {mark_name(owner.name)} that it lands in {lands}",
             tensor=owner.name, index=owner.index(address, A.width), count=len(which),
         )  # fmt: skip
 
-    def _meant(self, A: Access, address: int) -> Extent | None:
+    def _intended_tensor(self, A: Access, address: int) -> Extent | None:
         """Return the tensor that a wrong address probably meant."""
         if A.space == "global":
             if A.tensor is not NOWHERE:
@@ -171,7 +173,7 @@ class Reports:
             return (
                 e.name,
                 index,
-                f"{verb} of {A.nbytes} bytes at {named(e.name)}{index_text(index)} is not {A.nbytes}-byte"
+                f"{verb} of {A.nbytes} bytes at {mark_name(e.name)}{index_text(index)} is not {A.nbytes}-byte"
                 " aligned",
             )
         size = (e.end - e.start) // (A.width if not e.dtype else max(1, _itemsize(e, A)))
@@ -183,15 +185,15 @@ class Reports:
                 e.name,
                 index,
                 f"{verb} of {plural(A.nbytes, 'byte')} at {address:#x}, far from any tensor (nearest:"
-                f" {named(e.name)})",
+                f" {mark_name(e.name)})",
             )
         return (
             e.name,
             index,
-            f"{with_article(verb)} {side} of {named(e.name)} ({shape}): element {index_text(index)}",
+            f"{with_article(verb)} {side} of {mark_name(e.name)} ({shape}): element {index_text(index)}",
         )
 
-    def unwritten(self, batch, A: Access, bad, index, L):
+    def report_unwritten(self, batch, A: Access, bad, index, L):
         """Report a read of unwritten memory.
 
         In the library's algorithms it is an error where the memory is global, or where user code has kept
@@ -221,12 +223,12 @@ class Reports:
             tensor = e.name if e else f"{A.space} memory"
             element = e.index(offset, A.width) if e else None
         verb = "an atomic updates" if A.kind == "A" and A.instr.op != "ld" else "reads"
-        message = f"{verb} {named(tensor)}{index_text(element)}, which was never written"
+        message = f"{verb} {mark_name(tensor)}{index_text(element)}, which was never written"
         kind, algorithm = "uninitialised read", False if A.space == "global" else None
         if A.space == "shared":
             number = int(batch.block_of[positions[first]])
             gone = batch.threads - int(batch.alive[number])
-            if batch.splits.by_reader(A.instr, block=number):
+            if batch.splits.split_by_user(A.instr, block=number):
                 algorithm = False
                 if gone:
                     kind = "early return"
@@ -243,9 +245,9 @@ class Reports:
         if doubtful and not any(f is finding for f in self.doubtful):
             self.doubtful.append(finding)
 
-    def forbidden(self, batch, A: Access, tensor: Extent, addresses, L):
+    def report_forbidden(self, batch, A: Access, tensor: Extent, addresses, L):
         """Report a write to a tensor that forbids it, or a stray one to another tensor."""
-        owners = self.owners(A)
+        owners = self.pointer_targets(A)
         if (tensor.forbids == "undeclared atomic" and _verb(A) != "atomic") or (
             owners and tensor not in owners
         ):
@@ -255,7 +257,7 @@ class Reports:
         verb = "an atomic updates" if _verb(A) == "atomic" else "the kernel writes to"
         self.at(
             batch, positions[0], tensor.forbids, A.instr,
-            f"{verb} {named(tensor.name)}{index_text(index)}, {FORBIDDEN[tensor.forbids]}",
+            f"{verb} {mark_name(tensor.name)}{index_text(index)}, {FORBIDDEN[tensor.forbids]}",
             tensor=tensor.name, index=index, count=len(positions),
         )  # fmt: skip
 
@@ -284,7 +286,9 @@ class Reports:
                     " others never come:"
                     " every thread of a block must reach it"
                 )
-            readers = any(batch.splits.by_reader(batch.program.blocks[i].term, block=block) for i in places)
+            readers = any(
+                batch.splits.split_by_user(batch.program.blocks[i].term, block=block) for i in places
+            )
             self.at(
                 batch, L[0], "barrier divergence", term, message, count=len(L), other=other,
                 algorithm=False if readers else None,
@@ -298,7 +302,7 @@ class Reports:
         which needs every thread of the block.
         """
         gone, all_of = int(batch.threads - batch.alive[block]), plural(batch.threads, "thread")
-        readers = batch.splits.by_reader(term, block=block)
+        readers = batch.splits.split_by_user(term, block=block)
         kind, algorithm = "barrier divergence", False
         if torn:
             algorithm = False if readers else None
@@ -322,7 +326,7 @@ class Reports:
 
     def warp_divergence(self, batch, instr, position, count: int):
         """Report threads that an instruction names and that are alive elsewhere."""
-        readers = batch.splits.by_reader(instr, warp=int(batch.warp_of[position]))
+        readers = batch.splits.split_by_user(instr, warp=int(batch.warp_of[position]))
         self.at(
             batch, position, "warp divergence", instr,
             f"{instr.name} names threads of its warp that are elsewhere in the program: all of them must"
@@ -334,7 +338,7 @@ class Reports:
         """Report a shuffle from a lane that is elsewhere, has returned, or never existed (a partial warp)."""
         warp = int(batch.warp_of[position])
         missing = not int(batch.initial_bits[warp]) >> lane & 1
-        readers = missing or batch.splits.by_reader(instr, warp=warp)
+        readers = missing or batch.splits.split_by_user(instr, warp=warp)
         self.at(
             batch, position, "shuffle from an absent thread", instr,
             f"reads a value from lane {lane} of the warp, which does not take part: the result is undefined",
@@ -342,16 +346,16 @@ class Reports:
         )  # fmt: skip
 
     def incomplete_warp(self, batch, instr, positions):
-        readers = batch.splits.by_reader(instr, warp=int(batch.warp_of[positions[0]]))
+        readers = batch.splits.split_by_user(instr, warp=int(batch.warp_of[positions[0]]))
         message = f"{instr.name} needs all 32 threads of the warp"
         self.at(batch, positions[0], "warp divergence", instr, message, algorithm=False if readers else None)
-        raise Trap(_At(instr), batch, positions)
+        raise Trap(_InstructionBlock(instr), batch, positions)
 
     def incomplete_warpgroup(self, batch, instr, positions):
         """Report an instruction that is not executed by four whole warps, the first a multiple of four."""
         message = f"{instr.name} needs all 128 threads of a warpgroup"
         self.at(batch, positions[0], "warp divergence", instr, message)
-        raise Trap(_At(instr), batch, positions)
+        raise Trap(_InstructionBlock(instr), batch, positions)
 
     def misaligned_copy(self, batch, instr, position, value: int, what: str):
         """Report a bulk copy with a misaligned address, size or coordinate."""
@@ -359,7 +363,7 @@ class Reports:
         message = f"the {what}, {plural(value, 'byte')}, is not a multiple of {unit}"
         self.at(batch, position, "misaligned bulk copy", instr, message)
 
-    def disorder(self, batch, kind: str, instr, other, thread: int, count: int, message: str):
+    def report_unordered(self, batch, kind: str, instr, other, thread: int, count: int, message: str):
         """Report an asynchronous operation that is not ordered with another access; threads are numbered in
         the batch."""
         block = self.block_index(int(batch.blocks[thread // batch.threads]))
@@ -381,7 +385,7 @@ class Reports:
         """Report a setmaxnreg that cannot be granted; block and thread are numbers where there is no
         position."""
         who = self.block_index(int(batch.blocks[block])), self.thread_index(thread)
-        there, thread_ = who if position is None else self.who(batch, position)
+        there, thread_ = who if position is None else self.thread_at(batch, position)
         self.record("register budget", instr, message, block=there, thread=thread_, algorithm=False)
 
     def mbarrier_unready(self, batch, A: Access, position, count: int):
@@ -395,7 +399,7 @@ def _cause(instr) -> str:
     return instr.name if instr is not None and instr.loc is None else place(instr)
 
 
-class _At:
+class _InstructionBlock:
     """A block of which only the instruction is known."""
 
     def __init__(self, instr):

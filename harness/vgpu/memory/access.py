@@ -52,7 +52,7 @@ class Access:
 
     @property
     def narrow(self) -> bool:
-        """Whether it is atomic, or strong, with block scope only."""
+        """Atomic, or strong, with block scope only."""
         return self.scope == BLOCK_SCOPE
 
     @property

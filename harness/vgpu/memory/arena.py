@@ -168,7 +168,7 @@ class Arena:
             return False
         self._order.remove(address)
         self.extents = [e for e in self.extents if e.allocation != address]
-        self._changed()
+        self._refresh_index()
         bisect.insort(self._free, (address - self.base, block[0]))
         merged: list[tuple[int, int]] = []
         for offset, size in self._free:
@@ -199,9 +199,9 @@ class Arena:
 
     def _add(self, extent: Extent):
         self.extents.append(extent)
-        self._changed()
+        self._refresh_index()
 
-    def _changed(self):
+    def _refresh_index(self):
         self.extents.sort(key=lambda e: (e.start, e.end))
         self._starts = [e.start for e in self.extents]
         self._arrays = None

@@ -19,7 +19,7 @@ class MBarrier:
     copies: dict[int, list] = field(default_factory=dict)  # phase -> the asynchronous copies that it counts
 
     def state(self) -> tuple[int, ...]:
-        """The part of the state that decides which threads may proceed."""
+        """Return the part of the state that decides which threads may proceed."""
         return self.count, self.pending, self.phase, self.bytes
 
     def lacks(self) -> str:

@@ -90,8 +90,8 @@ class TensorMap:
         """Return the map as 128 bytes."""
         rank = len(self.dims)
         packed = struct.pack(
-            _FORMAT, MAGIC, self.address, *_padded(self.dims), *_padded(self.strides[1:], 4),
-            *_padded(self.box),
+            _FORMAT, MAGIC, self.address, *_pad(self.dims), *_pad(self.strides[1:], 4),
+            *_pad(self.box),
             rank, self.kind, self.swizzle, self.fill_nan,
         )  # fmt: skip
         return packed.ljust(BYTES, b"\0")
@@ -109,11 +109,11 @@ class TensorMap:
         )
 
 
-def _padded(values, count: int = 5) -> list[int]:
+def _pad(values, count: int = 5) -> list[int]:
     return [*values, *[0] * (count - len(values))]
 
 
-def tiled(
+def encode_tiled(
     kind: int, address: int, dims, strides, box, steps, *, interleave: int, swizzle: int, promotion: int,
     fill: int
 ) -> TensorMap:  # fmt: skip
@@ -154,7 +154,7 @@ def tiled(
     return TensorMap(address, kind, tuple(dims), (width, *strides), tuple(box), span, bool(fill))
 
 
-def swizzled(address: np.ndarray, span: int) -> np.ndarray:
+def swizzle_address(address: np.ndarray, span: int) -> np.ndarray:
     """Apply a swizzle to an address: XOR the number of its 16-byte unit within the span with that of its
     128-byte line."""
     if not span:

@@ -83,9 +83,9 @@ class Program:
             self.param_bytes += p.nbytes
         self._depth: dict[int, int] = {}
         self._link(entry, ())
-        self._returns()
-        self._liveness()
-        self._order()
+        self._link_returns()
+        self._compute_liveness()
+        self._compute_order()
         #: Those of all blocks, without what ends a block; and how often each opcode is among them.
         self.instrs = [i for block in self.blocks for i in block.instrs]
         self.opcodes = Counter(i.op for i in self.instrs)
@@ -164,7 +164,7 @@ class Program:
                 block = new
             if position in starts or position == 0:
                 at[position] = block
-            instr = self._renamed(instr, number, f, pending, last_call)
+            instr = self._rename_registers(instr, number, f, pending, last_call)
             if instr.pred is not None and instr.op != "bra" and instr.op not in PURE:
                 body, after = self._block(number), self._block(number)
                 block.kind, block.term = "branch", instr
@@ -273,7 +273,7 @@ class Program:
     def _register(self, number: int, register: Reg) -> Reg:
         return register if register.name == "_" else Reg(self.join(number, register.name), register.negated)
 
-    def _renamed(self, i: Instr, number: int, f: Function, pending, last_call) -> Instr:
+    def _rename_registers(self, i: Instr, number: int, f: Function, pending, last_call) -> Instr:
         """Copy `i` with joined register names; parameters of calls become local memory ("frame" space)."""
 
         def walk(a):
@@ -312,7 +312,7 @@ class Program:
                 out.mods, out.args = in_frame, (args[0], Mem(None, last_call[base] + mem.offset))
         return out
 
-    def _returns(self):
+    def _link_returns(self):
         """Connect a device function's `ret` to the blocks after its calls."""
         after: dict[int, list[int]] = {}
         for b in self.blocks:
@@ -323,7 +323,7 @@ class Program:
                 b.succs = after.get(b.function, [])
 
     # -- analysis -------------------------------------------------------------------------------------------
-    def _liveness(self):
+    def _compute_liveness(self):
         edges = [[b.succs[0]] if b.kind == "call" else b.succs for b in self.blocks]
         instructions = (i for b in self.blocks for i in [*b.instrs, *([b.term] if b.term else [])])
         self.read = {name for i in instructions for name in reads_and_writes(i)[0]}
@@ -331,7 +331,7 @@ class Program:
         for b, (after, defined) in zip(self.blocks, live_registers(self, self.blocks, edges), strict=True):
             b.stores = [names[k] for k in set_bits(after & defined)]
 
-    def _order(self):
+    def _compute_order(self):
         position = 0
         for number in sorted(range(len(self.functions)), key=lambda k: -self._depth[k]):
             members = [b.index for b in self.blocks if b.function == number]

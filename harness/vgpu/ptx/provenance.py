@@ -24,16 +24,16 @@ def origins(program: Program) -> dict[str, Origin]:
     while changed:
         changed = False
         for i in program.instrs:
-            for name, origin in written(i, program, known):
+            for name, origin in written_origins(i, program, known):
                 old = known.get(name, frozenset())
-                new = joined(old, origin)
+                new = join_origins(old, origin)
                 if name not in known or new != old:
                     known[name] = new
                     changed = True
     return known
 
 
-def written(i: Instr, program: Program, known: dict[str, Origin]):
+def written_origins(i: Instr, program: Program, known: dict[str, Origin]):
     """Yield (register, origin) for each register that an instruction writes."""
     reads, writes = reads_and_writes(i)
     if i.op in ("ld", "ldu") and any(m.startswith("param") for m in i.mods):
@@ -44,7 +44,7 @@ def written(i: Instr, program: Program, known: dict[str, Origin]):
         origin = ANYTHING
     else:
         for name in reads:
-            origin = joined(origin, known.get(name, frozenset()))
+            origin = join_origins(origin, known.get(name, frozenset()))
     for name in writes:
         yield name, origin
 
@@ -71,7 +71,7 @@ def names_variable(a) -> bool:
     return isinstance(a, Sym) or (isinstance(a, Mem) and isinstance(a.base, Sym))
 
 
-def joined(a: Origin, b: Origin) -> Origin:
+def join_origins(a: Origin, b: Origin) -> Origin:
     """Return the union of two origins."""
     return ANYTHING if a is None or b is None else a | b
 

@@ -23,7 +23,7 @@ WORD = re.compile(r"\w+")
 
 def shared_names(program: Program, variables: Iterable[str]) -> dict[str, str]:
     """Map PTX variables to their source names, where these are unambiguous."""
-    names_at.cache_clear()  # the file may have been edited since
+    shared_names_at.cache_clear()  # the file may have been edited since
     source_lines.cache_clear()
     wanted = set(variables)
     held = holders(program.instrs, wanted)
@@ -67,14 +67,14 @@ def used_names(i: Instr) -> set[str]:
     one."""
     for frame in i.loc.chain() if i.loc else ():
         if frame.line and not in_library(frame):
-            names = names_at(frame.file, frame.line)
+            names = shared_names_at(frame.file, frame.line)
             if names:
                 return set(names)
     return set()
 
 
 @lru_cache(maxsize=4096)
-def names_at(file: str, number: int) -> frozenset[str]:
+def shared_names_at(file: str, number: int) -> frozenset[str]:
     """Return the shared arrays of the enclosing function that are declared above a line and used in it."""
     lines = source_lines(file)
     if number > len(lines):

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.vgpu.checks.findings import index_text, named
+from harness.vgpu.checks.findings import index_text, mark_name
 from harness.vgpu.checks.order import Order
 from harness.vgpu.engine.opcodes.codegen import Code
 from harness.vgpu.memory.access import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, Access
@@ -79,7 +79,7 @@ class BatchMemory:
             return self.even_epoch
         return self.epoch[self.block_of if L is None else self.block_of[L]]
 
-    def passed(self, ready):
+    def pass_barrier(self, ready):
         """Let the thread blocks `ready` (None: all that have not ended) pass a barrier, and start a new
         epoch."""
         self.run.log.barrier(self, ready)
@@ -98,7 +98,7 @@ class BatchMemory:
         low = np.uint32(self.arena.base & 0xFFFFFFFF)
         return (address - low).astype(np.uint64) + self.base
 
-    def place(self, A: Access, address, L) -> tuple[Space, Any]:
+    def resolve(self, A: Access, address, L) -> tuple[Space, Any]:
         """Return the memory that is accessed and the checked index in it; log the access."""
         if A.space == "global" or A.space == "const":
             return self.global_space, self.global_index(A, address, L)
@@ -112,7 +112,7 @@ class BatchMemory:
             return self.load_generic(A, address, L)
         if A.space == "param":
             return self.load_param(A, address)
-        return self.fetch(A, *self.place(A, address, L), L)
+        return self.fetch(A, *self.resolve(A, address, L), L)
 
     def store(self, A: Access, address, value, L):
         """Store the values of the threads L."""
@@ -122,7 +122,7 @@ class BatchMemory:
             P = self.positions(L)
             self.run.bad_address(self, A, np.broadcast_to(address, len(P)), P, None, None)
         else:
-            self.write(A, *self.place(A, address, L), value, L)
+            self.write(A, *self.resolve(A, address, L), value, L)
 
     def global_index(self, A: Access, address, L):
         """Return the checked element index (units of the access size) in the arena; log the access."""
@@ -146,7 +146,7 @@ class BatchMemory:
             if not t.written:
                 self.run.first_write(t)
             if t.forbids:
-                self.run.forbidden(self, A, t, address, L)
+                self.run.report_forbidden(self, A, t, address, L)
         if not A.unlogged:
             self.log.add(self, A, t, index, L)
         return index
@@ -166,15 +166,15 @@ class BatchMemory:
         tensors = np.unique(number[good])
         extents = self.arena.extents
         index = ((wide - self.base) >> A.shift64).view(np.int64)
-        owners = self.run.owners(A)
+        owners = self.run.pointer_targets(A)
         for k in tensors.tolist():
             part = good & (number == k)
             if owners and extents[k] not in owners:
-                self.run.strayed(self, A, owners, wide, positions, part)
+                self.run.report_stray(self, A, owners, wide, positions, part)
             if A.writes:
                 self.run.first_write(extents[k])
                 if extents[k].forbids:
-                    self.run.forbidden(self, A, extents[k], wide[part], positions[part])
+                    self.run.report_forbidden(self, A, extents[k], wide[part], positions[part])
             if not A.unlogged:
                 self.log.add(self, A, extents[k], index[part], positions[part])
         if len(tensors) == 1 and good.all():
@@ -190,7 +190,7 @@ class BatchMemory:
             if self.checks.uninitialised:
                 state = written[index]
                 if not (state == full).all():
-                    self.run.unwritten(self, A, state != full, index, L)
+                    self.run.report_unwritten(self, A, state != full, index, L)
         value = data[index]
         if self.log.events:
             self.log.events.values(self, value, L)
@@ -278,7 +278,9 @@ class BatchMemory:
     def shared_name(self, offset: int, width: int = 4) -> str:
         """Name the data at an offset of shared memory in a finding."""
         where = extent_at(self.run.shared_extents, offset)
-        return f"{named(where.name)}{index_text(where.index(offset, width))}" if where else "shared memory"
+        return (
+            f"{mark_name(where.name)}{index_text(where.index(offset, width))}" if where else "shared memory"
+        )
 
     def load_param(self, A: Access, address):
         """Load a kernel parameter from an address that the kernel computes."""

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from harness.vgpu.checks.divergence import Splits
-from harness.vgpu.checks.livelock import Looks
+from harness.vgpu.checks.livelock import StateSamples
 from harness.vgpu.checks.order import MOST_THREADS, Order
 from harness.vgpu.engine.opcodes.codegen import put
 from harness.vgpu.ptx.parser import WIDTH
@@ -53,7 +53,7 @@ class Trap(Exception):
         self.block, self.batch, self.positions = block, batch, positions
 
 
-def _others_first(blocks, last: dict[int, int]):
+def polling_last(blocks, last: dict[int, int]):
     """Return a priority with blocks outside of polling loops first, then the one that has waited longest."""
     return lambda i: (blocks[i].spins, last.get(i, -1) if blocks[i].spins else blocks[i].order)
 
@@ -64,12 +64,12 @@ def _plain(value) -> bool:
     return count is None and predicate is None and not isinstance(number, str) and np.ndim(number) == 0
 
 
-def part(value, which):
+def select(value, which):
     """Select the elements of some threads; a scalar or None stays."""
     return value[which] if np.ndim(value) and not isinstance(value, str) else value
 
 
-def by_number(number, count: int):
+def threads_by_barrier(number, count: int):
     """Yield (barrier, mask of the `count` threads at it) for each barrier number."""
     if isinstance(number, str) or np.ndim(number) == 0:
         yield number if isinstance(number, str) else int(number), np.ones(count, bool)
@@ -81,7 +81,7 @@ def by_number(number, count: int):
 def complete_for(complete: dict[int | str, np.ndarray], number, blocks: np.ndarray) -> np.ndarray:
     """Return whether the barrier that each thread waits for is complete in its thread block."""
     go = np.zeros(len(blocks), bool)
-    for k, mine in by_number(number, len(blocks)):
+    for k, mine in threads_by_barrier(number, len(blocks)):
         go |= mine & complete[k][blocks]
     return go
 
@@ -147,7 +147,7 @@ class Batch(WarpgroupOps):
         rounds = 0  # steps in polling loops since the last time that other threads were let run
         turn = 0  # steps for which the others still go first
         last: dict[int, int] = {}  # polling block -> step when it last ran
-        polled, looks = 0, Looks(self)  # steps in polling loops
+        polled, looks = 0, StateSamples(self)  # steps in polling loops
         while True:
             if not pending:
                 if not self.release(pending):
@@ -173,7 +173,7 @@ class Batch(WarpgroupOps):
                 first = order.__getitem__
                 if turn:
                     turn -= 1
-                    first = _others_first(blocks, last)
+                    first = polling_last(blocks, last)
                 index = min(able, key=first)
                 groups = pending.pop(index)
             block = blocks[index]
@@ -183,7 +183,7 @@ class Batch(WarpgroupOps):
                     rounds += 1
                 polled += 1
             L = groups[0] if len(groups) == 1 else self.merge(groups)
-            if block.spins and polled % SPIN_LOOK == 0 and looks.repeats(index, L, pending):
+            if block.spins and polled % SPIN_LOOK == 0 and looks.is_repeated(index, L, pending):
                 raise Livelock(block, self.n if L is None else len(L), self)
             if (
                 L is not None
@@ -265,9 +265,9 @@ class Batch(WarpgroupOps):
         L = self.positions(L)
         parts = {int(v): L[value == v] for v in np.unique(value)}
         self.splits.add(block.index, list(parts.values()))
-        for v, part in parts.items():
+        for v, select in parts.items():
             where = table[v] if table else v
-            pending.setdefault(where, []).append(None if len(part) == self.n else part)
+            pending.setdefault(where, []).append(None if len(select) == self.n else select)
 
     def exit(self, L):
         if L is None:
@@ -307,12 +307,12 @@ class Batch(WarpgroupOps):
             if self.order:
                 self.order.barrier(np.arange(self.n), 0)
             self.count_barrier(first[0], np.greater(self.alive, 0))
-            self.passed(None)
-            self.note_exited(first[0], None)
+            self.pass_barrier(None)
+            self.report_exited(first[0], None)
             pending[self.program.blocks[first[0]].succs[0]] = [None]
             return True
         waiting = [(i, self.positions(L), v) for i, L, v in self.waiting]
-        complete = self.completed(waiting)
+        complete = self.completed_blocks(waiting)
         going = [complete_for(complete, v[0], self.block_of[L]) for _, L, v in waiting]
         forced = not any(go.any() for go in going)
         if forced:
@@ -321,7 +321,7 @@ class Batch(WarpgroupOps):
             self.run.barrier_divergence(self, waiting, deadlock=True)
             going = [np.ones(len(L), bool) for _, L, _ in waiting]
         else:
-            odd = self.apart(waiting, going)
+            odd = self.completes_separately(waiting, going)
             if odd.any():
                 self.run.barrier_divergence(self, waiting, deadlock=False, only=odd)
         self.waiting = []
@@ -335,13 +335,13 @@ class Batch(WarpgroupOps):
             moving = L[go]
             if len(stay):
                 self.waiting.append(
-                    (index, stay, (part(value[0], ~go), part(value[1], ~go), part(value[2], ~go)))
+                    (index, stay, (select(value[0], ~go), select(value[1], ~go), select(value[2], ~go)))
                 )
             if not len(moving):
                 continue
             self.count_barrier(index, np.bincount(self.block_of[moving]) > 0)
             if not forced:
-                self.note_exited(index, ready, None if value[1] is None else moving)
+                self.report_exited(index, ready, None if value[1] is None else moving)
             if result is not None:
                 instr = self.program.blocks[index].term
                 put(self, self.S, self.code.slots[instr.args[0].name], moving, result[go])
@@ -356,7 +356,7 @@ class Batch(WarpgroupOps):
         for k, done in complete.items():
             if k in self.arrivals:
                 self.arrivals[k][done] = 0
-        self.passed(ready)
+        self.pass_barrier(ready)
         return True
 
     def count_barrier(self, index: int, blocks: np.ndarray):
@@ -369,7 +369,7 @@ class Batch(WarpgroupOps):
         assert self.order is not None
         through: dict[int | str, list[np.ndarray]] = {}
         for (_, L, (number, _, _)), go in zip(waiting, going, strict=True):
-            for k, mine in by_number(number, len(L)):
+            for k, mine in threads_by_barrier(number, len(L)):
                 through.setdefault(k, []).append(L[go & mine])
         for k, some in through.items():
             self.order.barrier(np.concatenate(some), k)
@@ -384,7 +384,7 @@ class Batch(WarpgroupOps):
             if self.order:
                 self.order.bar_arrive(P[number == k], k)
 
-    def apart(self, waiting, going) -> np.ndarray:
+    def completes_separately(self, waiting, going) -> np.ndarray:
         """Return a mask of the thread blocks that pass one barrier from several places.
 
         A barrier with its own thread count may be reached anywhere in the program.
@@ -394,20 +394,20 @@ class Batch(WarpgroupOps):
         for (_, L, (number, count, _)), go in zip(waiting, going, strict=True):
             if count is not None and not isinstance(number, str):
                 continue
-            for k, mine in by_number(number, len(L)):
+            for k, mine in threads_by_barrier(number, len(L)):
                 here = np.bincount(self.block_of[L[go & mine]], minlength=self.count) > 0
                 before = taken.get(k, np.zeros(self.count, bool))
                 odd |= here & before
                 taken[k] = before | here
         return odd
 
-    def completed(self, waiting) -> dict[int | str, np.ndarray]:
+    def completed_blocks(self, waiting) -> dict[int | str, np.ndarray]:
         """Map each barrier to a mask of the thread blocks that have completed it."""
         complete: dict[int | str, np.ndarray] = {}
         counts: dict[int | str, np.ndarray] = {}
         wanted: dict[int | str, np.ndarray] = {}
         for _, L, (number, count, _) in waiting:
-            for k, mine in by_number(number, len(L)):
+            for k, mine in threads_by_barrier(number, len(L)):
                 blocks = np.bincount(self.block_of[L[mine]], minlength=self.count)
                 counts[k] = counts.get(k, 0) + blocks
                 if count is not None:
@@ -446,7 +446,7 @@ class Batch(WarpgroupOps):
             out.append(t.astype(np.uint32) if "popc" in mods else (t == e) if "and" in mods else t > 0)
         return out
 
-    def note_exited(self, index: int, ready, counted=None):
+    def report_exited(self, index: int, ready, counted=None):
         """Report threads that returned without a barrier; with a count of threads, those in the warps of
         `counted`."""
         if not self.exited_early:

@@ -128,7 +128,7 @@ class BarrierOps(BatchMemory):
             self.finished.clear()
             self.changes += 1
             self.tested.clear()
-            self.passed(ready)
+            self.pass_barrier(ready)
 
     def mbarrier_test(self, A: Access, address, token, parity: bool, L):
         """Return whether the phase named by the token (or by its parity) is complete.
@@ -142,7 +142,7 @@ class BarrierOps(BatchMemory):
         for place, barrier, which in self.barriers_at(A, address, L):
             done[which] = bit[which] != barrier.phase & 1
             if self.order and done[which].any():
-                self.order.waited(P[which[done[which]]], barrier)
+                self.order.observe_phase(P[which[done[which]]], barrier)
             if not done[which].all():
                 failed = which[~done[which]]
                 block = int(self.blocks[self.block_of[P[failed[0]]]])
@@ -154,7 +154,7 @@ class BarrierOps(BatchMemory):
         """Name an mbarrier in a finding."""
         return self.shared_name((place << A.shift) % self.shared_size, A.width)
 
-    def tested_text(self) -> str:
+    def describe_failed_tests(self) -> str:
         """Describe the failed tests of the first waiting thread block: which mbarriers, where, what they
         lack; empty without any."""
         waits = [(place, t) for place, t in self.tested.items() if place in self.mbarriers]

@@ -16,7 +16,7 @@ import numpy as np
 from harness.vgpu.checks.findings import plural
 from harness.vgpu.memory.access import PARAM_WINDOW, Access
 from harness.vgpu.memory.barrier_state import MBarrier
-from harness.vgpu.memory.tensor_map import BYTES, ELEMENTS, TensorMap, swizzled
+from harness.vgpu.memory.tensor_map import BYTES, ELEMENTS, TensorMap, swizzle_address
 
 from .warp import WarpOps, atomic_update
 
@@ -63,7 +63,7 @@ class BulkOps(WarpOps):
             return None
         return tensor_map
 
-    def boxes(self, instr, map_address, coordinates, L):
+    def valid_tiles(self, instr, map_address, coordinates, L):
         """Yield (position, map, coordinates) of every thread whose tensor map is valid."""
         P = self.positions(L)
         maps = np.broadcast_to(map_address, len(P)).tolist()
@@ -78,7 +78,7 @@ class BulkOps(WarpOps):
                     self.run.misaligned_copy(self, instr, position, at[0][k] * tensor_map.width, what)
                 yield k, position, tensor_map, tuple(c[k] for c in at)
 
-    def take(self, R: dict[int, Access], box: TensorMap, at, position: int) -> np.ndarray:
+    def load_tile(self, R: dict[int, Access], box: TensorMap, at, position: int) -> np.ndarray:
         """Return the bytes of a tile as in shared memory without a swizzle: uint8 [rows, bytes of a row]."""
         address, inside = box.elements(at)
         width = box.width
@@ -103,7 +103,7 @@ class BulkOps(WarpOps):
         if box is not None:
             row = box.width * box.box[0] // CHUNK  # units of a row
             unit = np.arange(len(address))
-            address = swizzled(offset + unit // row * box.pitch + unit % row * CHUNK, box.swizzle)
+            address = swizzle_address(offset + unit // row * box.pitch + unit % row * CHUNK, box.swizzle)
         count = len(address)
         base = np.zeros(self.n, np.int64)
         base[position] = block * self.shared_size
@@ -131,7 +131,7 @@ class BulkOps(WarpOps):
         if self.checks.uninitialised:
             state = written[index] != full
             if state.any():
-                self.run.unwritten(self, A, state, index, np.full(len(index), position))
+                self.run.report_unwritten(self, A, state, index, np.full(len(index), position))
         return cells[index].view(np.uint8).reshape(-1), index
 
     def targets(self, A: Access, position: int, place: int, barrier: int, mask: int | None) -> list[Target]:
@@ -154,7 +154,7 @@ class BulkOps(WarpOps):
             out.append(Target(block, place & 0xFFFFFF, state, there))
         return out
 
-    def goes_to(self, A: Access, place, barrier, mask, L) -> list[tuple[int, int, int | None]]:
+    def destinations(self, A: Access, place, barrier, mask, L) -> list[tuple[int, int, int | None]]:
         """Return (address in shared memory, location of the mbarrier, thread blocks of a multicast) of each
         thread."""
         barriers = self.barrier_places(A, barrier, L)
@@ -162,7 +162,7 @@ class BulkOps(WarpOps):
         places = np.broadcast_to(place, len(barriers)).tolist()
         return list(zip(places, barriers.tolist(), masks, strict=True))
 
-    def land(
+    def write_targets(
         self,
         W: Access,
         B: Access,
@@ -175,7 +175,7 @@ class BulkOps(WarpOps):
         for t in targets:
             index = self.put_shared(W, t.block, t.offset, data, box, position)
             if self.order:
-                self.order.copy_in(W.instr, position, index, t.barrier)
+                self.order.start_copy(W.instr, position, index, t.barrier)
             if t.barrier is not None:
                 t.barrier.bytes -= data.size
                 self.finish_phase(B, t.place, t.barrier)
@@ -185,22 +185,22 @@ class BulkOps(WarpOps):
         self, R: dict[int, Access], W: Access, B: Access, place, maps, coordinates, barrier, mask, L
     ):
         """Execute cp.async.bulk.tensor from global to shared memory."""
-        goes = self.goes_to(B, place, barrier, mask, L)
-        for k, position, box, at in self.boxes(W.instr, maps, coordinates, L):
-            data = self.take(R, box, at, position)
-            self.land(W, B, self.targets(B, position, *goes[k]), data, box, position)
+        goes = self.destinations(B, place, barrier, mask, L)
+        for k, position, box, at in self.valid_tiles(W.instr, maps, coordinates, L):
+            data = self.load_tile(R, box, at, position)
+            self.write_targets(W, B, self.targets(B, position, *goes[k]), data, box, position)
         self.pass_phases()
 
     def tensor_store(self, R: Access, W: dict[int, Access], source, maps, coordinates, op: str | None, L):
         """Execute cp.async.bulk.tensor from shared to global memory, or cp.reduce.async.bulk.tensor with an
         operation."""
         sources = np.broadcast_to(source, len(self.positions(L))).tolist()
-        for k, position, box, at in self.boxes(R.instr, maps, coordinates, L):
+        for k, position, box, at in self.valid_tiles(R.instr, maps, coordinates, L):
             offset = sources[k]
             block = int(self.block_of[position])
             data, index = self.get_shared(R, block, offset, box.nbytes, box, position)
             if self.order:
-                self.order.copy_out(R.instr, position, index)
+                self.order.start_bulk_store(R.instr, position, index)
             address, inside = box.elements(at, stored=True)
             values = data.view(f"u{box.width}").reshape(address.shape)[inside]
             self.put_global(
@@ -218,7 +218,7 @@ class BulkOps(WarpOps):
         index = self.global_index(W, address, who)
         data, written, full = W.views(self.global_space)
         if self.checks.uninitialised and not (written[index] == full).all():
-            self.run.unwritten(self, W, written[index] != full, index, who)
+            self.run.report_unwritten(self, W, written[index] != full, index, who)
         written[index] = full
         atomic_update(data, index, op, kind, [values], False)
 
@@ -228,7 +228,7 @@ class BulkOps(WarpOps):
     ):
         """Execute cp.async.bulk into shared memory: from global memory, or (`shared`) from the block's own."""
         P = self.positions(L)
-        goes = self.goes_to(B, place, barrier, mask, L)
+        goes = self.destinations(B, place, barrier, mask, L)
         source, nbytes = (np.broadcast_to(x, len(P)) for x in (source, nbytes))
         for k, position in enumerate(P.tolist()):
             size = self.bulk_size(W, position, int(nbytes[k]))
@@ -236,12 +236,12 @@ class BulkOps(WarpOps):
                 block = int(self.block_of[position])
                 data, index = self.get_shared(R, block, int(source[k]), size, None, position)
                 if self.order:
-                    self.order.copy_out(R.instr, position, index, self.mbarriers.get(goes[k][1]))
+                    self.order.start_bulk_store(R.instr, position, index, self.mbarriers.get(goes[k][1]))
             else:
                 at = source[k].astype(u8) + u8(CHUNK) * np.arange(size // CHUNK, dtype=u8)
                 some = self.load(R, at, np.full(len(at), position))
                 data = np.stack(list(some), axis=1).view(np.uint8).reshape(-1)
-            self.land(W, B, self.targets(B, position, *goes[k]), data, None, position)
+            self.write_targets(W, B, self.targets(B, position, *goes[k]), data, None, position)
         self.pass_phases()
 
     def bulk_store(self, R: Access, W: Access, target, source, nbytes, op: str | None, kind: str, L):
@@ -253,7 +253,7 @@ class BulkOps(WarpOps):
             block = int(self.block_of[position])
             data, index = self.get_shared(R, block, int(source[k]), size, None, position)
             if self.order:
-                self.order.copy_out(R.instr, position, index)
+                self.order.start_bulk_store(R.instr, position, index)
             at = target[k].astype(u8) + u8(W.width) * np.arange(size // W.width, dtype=u8)
             self.put_global(W, kind, at, data.view(f"u{W.width}"), op, position)
 

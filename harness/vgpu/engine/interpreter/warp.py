@@ -57,15 +57,15 @@ class WarpOps(BarrierOps):
         """Return the lanes of every warp that have not exited."""
         return self.all_bits & ~self.exited_bits
 
-    def whole(self, L) -> bool:
+    def is_full(self, L) -> bool:
         """Return whether all lanes of all warps take part."""
         return L is None and self.full
 
-    def present(self, instr, mask, L) -> np.ndarray | None:
+    def active_lanes(self, instr, mask, L) -> np.ndarray | None:
         """Return the active lanes of every warp (None: all 32 of all warps); report missing members of
         `mask`."""
         self.log.warp_sync(self, L)
-        if self.whole(L):
+        if self.is_full(L):
             return None
         P = self.positions(L)
         active = self.gather_bits(P)
@@ -77,7 +77,7 @@ class WarpOps(BarrierOps):
         return active
 
     def warp_sync(self, instr, mask, L):
-        self.present(instr, mask, L)
+        self.active_lanes(instr, mask, L)
         if self.order:
             self.order.warp_sync(self.positions(L))
 
@@ -94,7 +94,7 @@ class WarpOps(BarrierOps):
         return table
 
     def shuffle(self, instr, mode: str, a, b, c, mask, L):
-        active = self.present(instr, mask, L)
+        active = self.active_lanes(instr, mask, L)
         if self.counting:
             self.run.counters.issue(instr, self.warps_of(L))
         if a.ndim == 0:
@@ -123,50 +123,50 @@ class WarpOps(BarrierOps):
     def per_warp(self, L):
         return self.warp_of if L is None else self.warp_of[L]
 
-    def members(self, mask, L) -> np.ndarray:
+    def active_masks(self, mask, L) -> np.ndarray:
         """Return the mask of each active thread limited to active lanes."""
         return self.gather_bits(self.positions(L))[self.per_warp(L)] & mask
 
     def vote(self, instr, mode: str, p, mask, L):
-        self.present(instr, mask, L)
+        self.active_lanes(instr, mask, L)
         P = self.positions(L)
         yes = self.gather_bits(P, np.broadcast_to(p, len(P)))[self.per_warp(L)] & mask
-        return numeric.voted(mode, yes, self.members(mask, L))
+        return numeric.vote_masks(mode, yes, self.active_masks(mask, L))
 
     def active_mask(self, L):
         return self.gather_bits(self.positions(L))[self.per_warp(L)]
 
     def elect(self, mask, L):
-        bits = self.members(mask, L)
+        bits = self.active_masks(mask, L)
         lowest = numeric.popc((bits & (~bits + u4(1))) - u4(1))
         lane = (self.lane_of if L is None else self.lane_of[L]).astype(u4)
         return lowest, lane == lowest
 
     def match(self, instr, mode: str, value, mask, L):
-        self.present(instr, mask, L)
+        self.active_lanes(instr, mask, L)
         P = self.positions(L)
         value = np.broadcast_to(value, len(P))
         mask = np.broadcast_to(mask, len(P))
         warp, out = self.per_warp(L), np.zeros(len(P), u4)
-        table, lanes = self.spread(value, L), self.members(mask, L)
+        table, lanes = self.spread(value, L), self.active_masks(mask, L)
         for k in range(32):
             same = (table[warp * 32 + k] == value) & (lanes >> u4(k) & u4(1) != 0)
             out |= np.where(same, u4(1 << k), u4(0))
-        return numeric.matched(mode, out, lanes)
+        return numeric.match_masks(mode, out, lanes)
 
     def redux(self, instr, op: str, value, mask, L):
-        self.present(instr, mask, L)
+        self.active_lanes(instr, mask, L)
         if self.counting:
             self.run.counters.issue(instr, self.warps_of(L))
         P = self.positions(L)
         value = np.broadcast_to(value, len(P))
-        warp, lanes = self.per_warp(L), self.members(mask, L)
+        warp, lanes = self.per_warp(L), self.active_masks(mask, L)
         table = self.spread(value, L)
         out, started = np.zeros_like(value), np.zeros(len(P), bool)
         for k in range(32):
             here = lanes >> u4(k) & u4(1) != 0
             v = table[warp * 32 + k]
-            out = np.where(here, np.where(started, numeric.combined(op, out, v), v), out)
+            out = np.where(here, np.where(started, numeric.combine(op, out, v), v), out)
             started = started | here
         return out
 
@@ -184,13 +184,13 @@ class WarpOps(BarrierOps):
         clocks = self.log.clocks if op == "cas" and used else None
         if clocks:
             clocks.held = []
-        space, index = self.place(A, address, L)
+        space, index = self.resolve(A, address, L)
         data, written, full = A.views(space)
         if not A.tensor.ready or A.mixed:
             A.mixed = False
             state = written[index] == full
             if self.checks.uninitialised and not state.all():
-                self.run.unwritten(self, A, ~state, index, L)
+                self.run.report_unwritten(self, A, ~state, index, L)
             written[index] = full
         values = [np.broadcast_to(v, count) for v in values]
         self.run.counters.atomic(A, index)
@@ -207,7 +207,7 @@ class WarpOps(BarrierOps):
             return old
         old = atomic_update(data, index, op, kind, values, used)
         if clocks:
-            clocks.settle(self.positions(L)[old != values[0]])
+            clocks.resolve_failed(self.positions(L)[old != values[0]])
         return old
 
     def fence(self, L, scope: int, acquires: bool, releases: bool, strict: bool):
@@ -217,7 +217,7 @@ class WarpOps(BarrierOps):
     # -- matrices -------------------------------------------------------------------------------------------
     def warp_rows(self, instr, L) -> int:
         """Return the number of warps, all of whose 32 lanes must be active."""
-        self.present(instr, u4(0xFFFFFFFF), L)
+        self.active_lanes(instr, u4(0xFFFFFFFF), L)
         P = self.positions(L)
         if len(P) % 32 or not (self.lane_of[P].reshape(-1, 32) == np.arange(32)).all():
             self.run.incomplete_warp(self, instr, P)
@@ -252,7 +252,7 @@ class WarpOps(BarrierOps):
         for r in registers:
             r = np.broadcast_to(r, warps * 32)
             several = ((r & u4(0xFFFF)).astype(u2), (r >> u4(16)).astype(u2)) if "16" in kind else (r,)
-            parts += [numeric.decoded(x, kind) for x in several]
+            parts += [numeric.decode(x, kind) for x in several]
         return np.stack([p.reshape(warps, 32) for p in parts], axis=1)
 
     def ldmatrix(self, A: Access, address, number: int, transpose: bool, L):
@@ -344,7 +344,7 @@ class WarpOps(BarrierOps):
                 if self.done is not None:
                     counts = done & (since > 0)  # nothing could hide what comes before the first multiply-add
                     now = self.done[P[counts]] + multiply_adds
-                    self.run.counters.landed(instr, now - since[counts])
+                    self.run.counters.record_overlap(instr, now - since[counts])
                 self.store(
                     W,
                     target[done],
@@ -373,7 +373,7 @@ class WarpOps(BarrierOps):
             fmt = int(local[base + fmt_at : base + fmt_at + 8].view(u8)[0])
             args = int(local[base + args_at : base + args_at + 8].view(u8)[0])
             text = format_c(
-                self.text(fmt, p), lambda at, n, args=args, p=p: self.peek(args + at, n, p), self, p
+                self.read_string(fmt, p), lambda at, n, args=args, p=p: self.peek(args + at, n, p), self, p
             )
             self.run.print(text)
         if len(rest) > 1:  # the returned character count is not modelled beyond success
@@ -392,7 +392,7 @@ class WarpOps(BarrierOps):
             return bytes(nbytes)
         return self.arena.data[at : at + nbytes].tobytes()
 
-    def text(self, address: int, p: int) -> str:
+    def read_string(self, address: int, p: int) -> str:
         """Read the C string at an address."""
         out = b""
         while len(out) < 1 << 16:
@@ -435,14 +435,14 @@ def format_c(fmt: str, read, batch, p: int) -> str:
         if kind == "p":
             return f"0x{take(8, '<Q'):x}"
         if kind == "s":
-            return (spec + "s") % batch.text(take(8, "<Q"), p)
+            return (spec + "s") % batch.read_string(take(8, "<Q"), p)
         return (spec + kind) % take(8, "<d")
 
     return _CONVERSION.sub(one, fmt)
 
 
 # -- atomic arithmetic --------------------------------------------------------------------------------------
-def _typed(data, kind: str):
+def _from_bytes(data, kind: str):
     if kind in ("f16x2", "bf16x2", "bf16"):
         return data
     return data.view(np.dtype(kind))
@@ -467,7 +467,7 @@ def _combine(op: str, kind: str, old, values):
                 halves.append(_combine(op, "bf16", a, [b]).astype(u4))
         return halves[0] | (halves[1] << u4(16))
     if op in numeric.COMBINE:
-        return numeric.combined(op, old, v)
+        return numeric.combine(op, old, v)
     if op == "exch":
         return v
     if op == "cas":
@@ -480,7 +480,7 @@ def _combine(op: str, kind: str, old, values):
 
 def atomic_update(data, index, op: str, kind: str, values, used: bool):
     """Apply one atomic per thread, in thread order; returns the old values (unsigned) when `used`."""
-    view = _typed(data, kind)
+    view = _from_bytes(data, kind)
     typed = [v.view(view.dtype) for v in values]
     index = np.broadcast_to(index, len(values[0]))
     if not used and op in numeric.COMBINE and kind not in ("f16x2", "bf16x2", "bf16"):

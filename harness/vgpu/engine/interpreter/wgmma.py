@@ -20,7 +20,7 @@ from harness.vgpu.engine.opcodes.fragments import fragment_maps
 from harness.vgpu.engine.opcodes.hopper_ops import Operand
 from harness.vgpu.errors import UnsupportedInstruction
 from harness.vgpu.memory.access import Access
-from harness.vgpu.memory.tensor_map import swizzled
+from harness.vgpu.memory.tensor_map import swizzle_address
 from harness.vgpu.ptx.parser import Instr
 
 from .tma import BulkOps
@@ -51,7 +51,7 @@ def unit_offsets(descriptor: int, operand: Operand) -> np.ndarray:
     else:
         row, unit = np.arange(operand.rows)[:, None], np.arange(2)[None]
         address = row % 8 * 16 * units + row // 8 * stride + unit * (16 if span else leading)
-    return swizzled(start + address, span)
+    return swizzle_address(start + address, span)
 
 
 def registers_at_start(function, threads: int) -> int:
@@ -105,7 +105,7 @@ class WarpgroupOps(BulkOps):
             if mine.sum() <= self.pool:
                 self.overdrawn.pop(block, None)
             elif more:
-                self.overdrawn[block] = instr, int(self.who_is(P[self.block_of[P] == block][0]))
+                self.overdrawn[block] = instr, int(self.thread_number(P[self.block_of[P] == block][0]))
 
     # -- products -------------------------------------------------------------------------------------------
     def shared_factor(
@@ -137,11 +137,11 @@ class WarpgroupOps(BulkOps):
             for k, position in enumerate(first.tolist()):
                 state = written[index[k]] != full
                 if state.any():
-                    self.run.unwritten(self, A, state, index[k], np.full(index.shape[1], position))
+                    self.run.report_unwritten(self, A, state, index[k], np.full(index.shape[1], position))
         bits = np.ascontiguousarray(cells[index]).view(f"u{operand.width}")
         if operand.across:
             bits = bits.reshape(len(first), 16, operand.rows).transpose(0, 2, 1)
-        factor = numeric.decoded(bits.reshape(len(first), operand.rows, -1), operand.kind)
+        factor = numeric.decode(bits.reshape(len(first), operand.rows, -1), operand.kind)
         return -factor if operand.negative else factor, index
 
     def register_factor(self, registers, operand: Operand, groups: int) -> np.ndarray:
@@ -185,11 +185,11 @@ class WarpgroupOps(BulkOps):
         # A row is 16 * warp + 8 * half + lane // 4, a column 8 * group + 2 * (lane % 4) + one of two.
         parts = total.reshape(groups, 4, 2, 8, -1, 4, 2)
         product = parts.transpose(0, 4, 2, 6, 1, 3, 5).reshape(groups, -1, 128)  # [.., element, thread]
-        old = self.old_sums(sums, kind, groups)
+        old = self.read_accumulators(sums, kind, groups)
         product = np.where(np.broadcast_to(keep, len(P)).reshape(groups, 1, 128), product + old, product)
-        return packed_sums(product, kind)
+        return pack_accumulators(product, kind)
 
-    def old_sums(self, registers, kind: str, groups: int) -> np.ndarray:
+    def read_accumulators(self, registers, kind: str, groups: int) -> np.ndarray:
         """Return the accumulators [warpgroup, element, thread] in float64."""
         words = np.empty((len(registers), 128 * groups), u4)
         for row, register in zip(words, registers, strict=True):
@@ -209,7 +209,7 @@ class WarpgroupOps(BulkOps):
             return
         P = self.positions(L)
         for product in products:
-            bad = self.order.unfinished(P, product) & guard
+            bad = self.order.has_unfinished(P, product) & guard
             if bad.any():
                 k = int(np.flatnonzero(bad)[0])
                 self.run.register_hazard(self, instr, product, register, role, P[k], int(bad.sum()))
@@ -240,7 +240,7 @@ class WarpgroupOps(BulkOps):
             self.order.wgmma_wait(self.positions(L), allowed)
 
     # -- registers ------------------------------------------------------------------------------------------
-    def who_is(self, position: int) -> int:
+    def thread_number(self, position: int) -> int:
         """Return a thread's number in the batch, which stays the same when exited threads are squeezed out."""
         return int(self.block_of[position]) * self.threads + int(self.thread_of[position])
 
@@ -257,7 +257,7 @@ class WarpgroupOps(BulkOps):
             )  # fmt: skip
 
 
-def packed_sums(product: np.ndarray, kind: str) -> list[np.ndarray]:
+def pack_accumulators(product: np.ndarray, kind: str) -> list[np.ndarray]:
     """Pack accumulators [warpgroup, element, thread] into registers, rounded once."""
     if kind == "f32":
         words = (

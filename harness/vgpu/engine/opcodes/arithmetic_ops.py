@@ -40,7 +40,7 @@ def _halves(w: Writer, args, f: Callable[..., str]) -> str:
     return f"{half[0]} | ({half[1]} << {w.code.constant('u4', 16)})"
 
 
-def _packed(w: Writer, t: str, args, f: Callable[..., str]) -> str:
+def _emit_packed(w: Writer, t: str, args, f: Callable[..., str]) -> str:
     """Apply `f` to the two halves of f16x2 / bf16x2 operands (expressions of float16, or bf16 as float32)."""
 
     def on_bits(*bits: str) -> str:
@@ -57,7 +57,7 @@ def _binary(w: Writer, i: Instr, t: str, f: Callable[[str, str], str]):
     _plain16(i, t)
     if t in ("f16x2", "bf16x2"):
         w.flops += 2
-        w.define(d, "u4", _packed(w, t, (a, b), f))
+        w.define(d, "u4", _emit_packed(w, t, (a, b), f))
     elif t == "bf16":
         w.flops += 1
         expr = f(f"nm.bf_to_f4({w.use(a, 'u2')})", f"nm.bf_to_f4({w.use(b, 'u2')})")
@@ -260,7 +260,7 @@ def unary_float(w: Writer, i: Instr):
     if t in ("f16x2", "bf16x2"):
         to = "f2" if t == "f16x2" else "f4"
         w.flops += 2
-        w.define(d, "u4", _packed(w, t, (a,), lambda x: f.format(f"{x}.astype(f8)") + f".astype({to})"))
+        w.define(d, "u4", _emit_packed(w, t, (a,), lambda x: f.format(f"{x}.astype(f8)") + f".astype({to})"))
     elif t == "bf16":
         x = f"nm.bf_to_f4({w.use(a, 'u2')}).astype(f8)"
         w.flops += 1
@@ -311,7 +311,7 @@ _EXPRESSIONS = {
 }  # fmt: skip
 
 
-def _of_expression(modifiers: tuple[str, ...], operands: str, result: str, expression: str, row: str):
+def _emit_expression(modifiers: tuple[str, ...], operands: str, result: str, expression: str, row: str):
     """Return the emitter of an instruction that is one expression."""
 
     def emitter(w: Writer, i: Instr):
@@ -327,7 +327,7 @@ def _of_expression(modifiers: tuple[str, ...], operands: str, result: str, expre
 
 
 for _name, _row in _EXPRESSIONS.items():
-    opcode(_name)(_of_expression(*_row))
+    opcode(_name)(_emit_expression(*_row))
 
 
 # -- logic and bits -----------------------------------------------------------------------------------------

@@ -181,7 +181,7 @@ class Writer:
         source = next(iter(views.values()))
         if size == width:
             name = f"{a.name}_{kind}"
-            self.emit(f"{name} = {self.settled(source)}.view({kind})")
+            self.emit(f"{name} = {self.canonical_bits(source)}.view({kind})")
             self.shared_root[name] = self.shared_root.get(source, source)
             views[kind] = name
             return name
@@ -189,7 +189,7 @@ class Writer:
         changed = self.temp(f"{canonical}.astype(u{size})")
         return changed if kind[0] == "u" else f"{changed}.view({kind})"
 
-    def settled(self, name: str) -> str:
+    def canonical_bits(self, name: str) -> str:
         """Return an expression for a variable whose bits matter now: arithmetic NaNs become those of a GPU."""
         return f"nm.canonical({name})" if name in self.computed else name
 
@@ -317,7 +317,7 @@ class Writer:
             views = self.views[r]
             source = views.get(canonical) or next(iter(views.values()))
             root = self.shared_root.get(source, source)
-            expr = source if canonical in views else f"{self.settled(source)}.view({canonical})"
+            expr = source if canonical in views else f"{self.canonical_bits(source)}.view({canonical})"
             full = f"{expr}.copy()" if root in kept or not root.startswith(r + "_") else expr
             kept.add(root)
             out.append((r, full, expr))

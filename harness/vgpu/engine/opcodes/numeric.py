@@ -371,7 +371,7 @@ def int_to_float(a, dtype, mode: str = "rn"):
     above, below = exact >= 2.0 ** (info.bits - (a.dtype.kind == "i")), exact < f8(info.min)
     back = np.where(above | below, f8(0), exact).astype(a.dtype)
     over, under = above | (~below & (back > a)), below | (~above & (back < a))
-    return _stepped(out, a, over, under, mode)
+    return _round_directed(out, a, over, under, mode)
 
 
 def narrow(x, dtype, mode: str):
@@ -381,10 +381,10 @@ def narrow(x, dtype, mode: str):
         return out
     back = out.astype(f8)
     wide = x.astype(f8)
-    return _stepped(out, wide, back > wide, back < wide, mode)
+    return _round_directed(out, wide, back > wide, back < wide, mode)
 
 
-def _stepped(out, x, over, under, mode: str):
+def _round_directed(out, x, over, under, mode: str):
     """Return the floats nearest to x, `over` or `under` it, or their neighbours where the mode (rz, rm, rp)
     requires it."""
     down = over & ((x > 0) if mode == "rz" else mode == "rm")
@@ -467,7 +467,7 @@ def to_tf32(bits, mode: str, relu: bool, finite: bool):
 
 
 # -- elements of matrices -----------------------------------------------------------------------------------
-def decoded(bits, kind: str):
+def decode(bits, kind: str):
     """Decode bits to elements in float64."""
     if kind == "f64":
         return bits.view(f8)
@@ -483,7 +483,7 @@ COMBINE = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwis
            "xor": np.bitwise_xor}  # fmt: skip
 
 
-def combined(op: str, old, value):
+def combine(op: str, old, value):
     """Return the new value of an atomic or reduction."""
     new = COMBINE[op](old, value)
     return canonical(new) if op == "add" else new
@@ -508,18 +508,18 @@ def shuffle_source(mode: str, lane, amount, bounds):
     return np.where(inside, other, lane), inside
 
 
-def voted(mode: str, yes, named):
+def vote_masks(mode: str, yes, mark_name):
     """Compute vote.sync from the masks of the lanes with a true predicate and of all members."""
     if mode == "ballot":
         return yes
     if mode == "any":
         return yes != 0
-    return (yes == named) if mode == "all" else (yes == named) | (yes == 0)
+    return (yes == mark_name) if mode == "all" else (yes == mark_name) | (yes == 0)
 
 
-def matched(mode: str, same, named):
+def match_masks(mode: str, same, mark_name):
     """Compute match.sync from the masks of the lanes with the same value and of all members: a mask, and the
     predicate."""
     if mode == "any":
         return same, same != 0
-    return np.where(same == named, named, named ^ named), same == named
+    return np.where(same == mark_name, mark_name, mark_name ^ mark_name), same == mark_name

@@ -13,7 +13,7 @@ from harness.devices.recorder import RecordedLaunch, RecordedTensor, record
 from harness.learner.work import Work
 from harness.spec.puzzle import Dims
 from harness.vgpu import Counters, Launch
-from harness.vgpu.checks.counters import Issued, Site, added_up
+from harness.vgpu.checks.counters import Issued, Site, sum_traffic
 from harness.vgpu.checks.findings import plural
 from harness.vgpu.engine.reports import shared_name
 from harness.vgpu.ptx.parser import Instr
@@ -217,7 +217,7 @@ def line_of(instr: Instr) -> tuple[str, int]:
 
 def moved_by(sites: Sequence[Site]) -> list[str]:
     """The cells of some sites together."""
-    t = added_up(sites)
+    t = sum_traffic(sites)
     each = f"{t.bytes / t.requests:.0f}" if t.requests else "-"
     return [f"{t.requests:,}", f"{t.bytes:,}", each, f"{t.sectors:,}", f"{t.bank_conflicts:,}"]
 

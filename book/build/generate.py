@@ -26,6 +26,7 @@ from book.figures import (
     order_figures,
     ring_results,
     roofline,
+    six_runs,
     speed_table,
     timing_pages,
     wrong_backends,
@@ -326,6 +327,7 @@ FILES: dict[str, Callable[[], str]] = {
     **order_figures.FILES,
     **wrong_backends.FILES,
     **heroes.FILES,
+    **six_runs.FILES,
     **{f"attention_{name}.svg": draw for name, draw in claims_chart.PICTURES.items()},
     "attention_training.md": lambda: bench_results.training_table(
         bench_results.training("attention_training")

@@ -1,18 +1,22 @@
 """The museum of wrong solutions: a room for each puzzle, made from `solutions/pNN/wrong/*.toml` and the code that they edit.
 
-An exhibit has its story, what that does to the numbers, the public thread where one is named, the gate and the check that catch it, and
-its lines. Whatever no longer applies stops the build.
+A page has a chart of all by the size of their errors, ten whole, and a table of all; the rest of an exhibit is in the page's JSON, which
+workbook.js shows on a click. Whatever no longer applies stops the build.
 """
 
 import ast
 import difflib
 import functools
 import html
+import json
 import re
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
+import numpy as np
+
+from book.figures import museum_chart
 from book.figures.markdown_table import table
 from harness.check import zoo
 from harness.check.diagnose import FOUND
@@ -20,58 +24,24 @@ from harness.learner import blanks
 from harness.puzzles.p26.mistakes import FIXES
 from harness.spec import catalogue
 from harness.spec.catalogue import puzzle_names
-from harness.spec.derivation import Mistake
+from harness.spec.derivation import Derivation, Mistake
+from harness.spec.puzzle import Arrays, Case, Puzzle
+from harness.spec.rungs import MojoRung
 from harness.toolchain import roots
 
 CONTEXT = 1
 """Lines around an edit."""
 THREAD = re.compile(r"https://(?:github\.com/([^/]+/[^/]+)(?:/(issues|pull)/(\d+))?|([^/]+))[^,\s]*")
 
-LANGUAGES = {"numpy": "NumPy", "torch": "PyTorch", "mojo": "Mojo"}
-"""Rung that a puzzle's gates have in common with others -> the language of its file."""
+SEEN = 4 * float(np.finfo(np.float32).eps)
+"""A relative error above this is more than a float32 kernel may have in sums of a few terms."""
+LARGEST = 2**14
+"""Multiply-adds of the largest case that a mistake's formula is tried on."""
+BEST = 10
+"""Exhibits that a page shows whole."""
 
 Wrong = zoo.WrongKernel
 find_puzzle = functools.cache(catalogue.find_puzzle)
-
-
-def room(puzzle: str, keep: Callable[[Wrong], bool] = lambda wrong: True) -> str:
-    """The exhibits of a puzzle that `keep` takes, below a heading for each gate."""
-    groups = {gate: [wrong for wrong in group if keep(wrong)] for gate, group in by_gate(puzzle).items()}
-    return "\n".join(
-        f"### `{gate}`: {about(puzzle, gate)}\n\n" + "\n".join(exhibits(group))
-        for gate, group in groups.items()
-        if group
-    )
-
-
-def in_other_languages(same: list[Wrong]) -> str:
-    """Links to the exhibits of one story in further files, as " (and in PyTorch)"."""
-    links = [f"[{LANGUAGES[wrong.of_rung.id]}](./museum.md#{wrong.name})" for wrong in same]
-    return f" (and in {' and '.join(links)})" if links else ""
-
-
-def exhibits(group: list[Wrong]) -> Iterator[str]:
-    """The exhibits of a gate, those of one story in one fold; where the gate has several files, with their languages after the title."""
-    several = len(set(map(written_in, group))) > 1
-    order = ["", *LANGUAGES.values()]
-    stories: dict[str, list[Wrong]] = {}
-    for wrong in sorted(group, key=lambda wrong: order.index(written_in(wrong))):
-        stories.setdefault(wrong.story, []).append(wrong)
-    for story, same in stories.items():
-        label = f" ({', '.join(map(written_in, same))})" if several and written_in(same[0]) else ""
-        yield "\n".join(
-            [
-                '<details class="exhibit-fold">',
-                f"<summary>{in_html(story)}{label}</summary>",
-                *map(exhibit, same),
-                "</details>\n",
-            ]
-        )
-
-
-def written_in(wrong: Wrong) -> str:
-    """The language of a wrong solution, where its gate may have several."""
-    return LANGUAGES.get(wrong.of_rung.id, "")
 
 
 def by_gate(puzzle: str) -> dict[str, list[Wrong]]:
@@ -82,55 +52,16 @@ def by_gate(puzzle: str) -> dict[str, list[Wrong]]:
     return mistakes
 
 
-def about(puzzle: str, gate: str) -> str:
-    """What a gate checks, in the words of its spec."""
-    return plain(next(known.about for known in find_puzzle(puzzle).gates if known.id == gate) or gate)
-
-
-def exhibit(wrong: Wrong) -> str:
-    """Return what is folded to a wrong solution's story: what it does to the numbers, where it was seen, what rejects it, its lines.
-
-    The address is inside of the fold, so that a browser opens the fold for whoever follows a link to it.
-    """
-    return "\n".join(
-        [
-            f'<div class="exhibit" id="{wrong.name}">',
-            "",
-            f"{marked(wrong.effect)}\n",
-            *(f"{where}\n" for where in seen_in(wrong.source)),
-            f"{rejected_by(wrong)}\n",
-            '<details class="solution-details">',
-            f"<summary>The lines of {wrong.name.replace('_', ' ')}</summary>",
-            "",
-            f"```diff\n{lines(wrong)}\n```",
-            "",
-            "</details>",
-            "</div>",
-        ]
-    )
-
-
 def in_html(words: str) -> str:
-    """Words of a file inside of a tag, where nothing is Markdown but a dollar sign would still begin a formula."""
-    return re.sub(r"[`$]", lambda sign: f"&#{ord(sign[0])};", html.escape(words))
+    """Return words of a file as HTML; what stands between two backquotes is code. A dollar sign would begin a formula."""
+    parts = html.escape(words, quote=False).replace("$", "&#36;").split("`")
+    return "".join(f"<code>{part}</code>" if number % 2 else part for number, part in enumerate(parts))
 
 
-def plain(words: str) -> str:
-    """Words of a file in which Markdown and TeX have no signs, as a sentence of a page."""
-    return re.sub(r"([\\`*_\[\]<>|$])", r"\\\1", words)
-
-
-def marked(words: str) -> str:
-    """`plain`, but what stands between two backquotes is code."""
-    parts = words.split("`")
-    return "`".join(part if number % 2 else plain(part) for number, part in enumerate(parts))
-
-
-def seen_in(source: str) -> Iterator[str]:
-    """Links to the threads in which a mistake was reported; a source in words stays as it is."""
-    links = [f"[{thread_name(thread)}]({thread[0]})" for thread in THREAD.finditer(source)]
-    if source:
-        yield f"*Seen in* {', '.join(links) or plain(source)}."
+def seen_in(source: str) -> str:
+    """Link the threads in which a mistake was reported; a source in words stays as it is."""
+    links = [f'<a href="{thread[0]}">{thread_name(thread)}</a>' for thread in THREAD.finditer(source)]
+    return f"<p><em>Seen in</em> {', '.join(links) or in_html(source)}.</p>" if source else ""
 
 
 def thread_name(thread: re.Match) -> str:
@@ -142,22 +73,165 @@ def thread_name(thread: re.Match) -> str:
 
 
 def rejected_by(wrong: Wrong) -> str:
-    """The gate that rejects it, the cases that it needs, what the gate says and calls it, and the gates that fail with it."""
-    words, name = plain(meaning(wrong)), f"`{wrong.mistake}`"
-    said = f"which says “{words}” and calls it {name}" if words else f"which calls it {name}"
-    said = f"by its check {name}: {words}" if wrong.mistake in checks() else said
-    only = f"with {wrong.dtype} tensors, " if wrong.dtype != "float32" else ""
-    only += f"in the case{'s' * (len(wrong.cases) > 1)} {listed(wrong.cases)} alone, " if wrong.cases else ""
-    also = f" {', '.join(f'`{gate}`' for gate in wrong.also)} cannot be right either." if wrong.also else ""
-    return (
-        f"*Rejected by* the gate `{wrong.gate}`, {only}{said if wrong.mistake else 'for its values'}.{also}"
+    """Name the gate that rejects it, the cases that show it, the message, and the gates that fail with it."""
+    words = meaning(wrong)
+    only = f", with {wrong.dtype} tensors" if wrong.dtype != "float32" else ""
+    only += f", only in {listed(wrong.cases)}" if wrong.cases else ""
+    said = f": “{words}”" if words else f", as `{wrong.mistake}`" if wrong.mistake else ", by its values"
+    also = (
+        f" {', '.join(f'`{gate}`' for gate in wrong.also)} fail{'s' * (len(wrong.also) == 1)} too."
+        if wrong.also
+        else ""
     )
+    return f"<p><em>Rejected by</em> {in_html(f'`{wrong.gate}`{only}{said}.{also}')}</p>"
 
 
 def listed(cases: tuple[str, ...]) -> str:
     """ "a", "a" and "b"."""
-    quoted = [f"“{plain(case)}”" for case in cases]
+    quoted = [f"“{case}”" for case in cases]
     return " and ".join([", ".join(quoted[:-1]), quoted[-1]] if len(quoted) > 1 else quoted)
+
+
+def facts(wrong: Wrong) -> str:
+    """Say what a mistake does to the numbers, where it was seen and what rejects it, as HTML."""
+    return f"<p>{in_html(wrong.effect)}</p>{seen_in(wrong.source)}{rejected_by(wrong)}"
+
+
+def exhibit(wrong: Wrong) -> str:
+    """Show a wrong solution whole; its lines are folded, because they belong to the solution."""
+    return "\n".join(
+        [
+            f'<div class="exhibit" id="{wrong.name}"><p><strong>{in_html(wrong.story)}</strong></p>{facts(wrong)}',
+            '<details class="solution-details"><summary>The changed lines</summary>\n',
+            f"```diff\n{lines(wrong)}\n```\n",
+            "</details></div>\n",
+        ]
+    )
+
+
+def best(puzzle: str) -> list[Wrong]:
+    """Choose ten mistakes: those reported in public first, then those that easy inputs hide, at most two of a gate."""
+    ranked = sorted(
+        zoo.load(puzzle),
+        key=lambda wrong: (not THREAD.search(wrong.source), not mark(wrong).hidden, -len(wrong.effect)),
+    )
+    chosen: dict[str, Wrong] = {}
+    for most in (2, BEST):
+        for wrong in ranked:
+            if sum(other.gate == wrong.gate for other in chosen.values()) < most and len(chosen) < BEST:
+                chosen.setdefault(wrong.story, wrong)
+    return list(chosen.values())
+
+
+def all_of_them(puzzle: str) -> str:
+    """List every wrong solution in a table; a click on one loads what it does and its changed lines, as workbook.js does it."""
+    shown = {wrong.name for wrong in best(puzzle)}
+    rows, kept = [], {}
+    for gate, group in by_gate(puzzle).items():
+        for wrong in group:
+            size = mark(wrong).size
+            error = "" if size is None else f"{size:.1g}" if size < 10 else f"{min(size, 1e6):,.0f}"
+            if wrong.name in shown:
+                opening, story = "<tr>", f'<a href="#{wrong.name}">{in_html(wrong.story)}</a>'
+            else:
+                path = wrong_path(wrong)
+                opening = f'<tr id="{wrong.name}">'
+                story = f'<details data-exhibit="{wrong.name}"><summary>{in_html(wrong.story)}</summary><code>{path}</code></details>'
+                diff = (
+                    f'<pre><code class="language-diff">{html.escape(lines(wrong), quote=False)}</code></pre>'
+                )
+                kept[wrong.name] = facts(wrong) + diff
+            rows.append(f"{opening}<td>{story}</td><td><code>{gate}</code></td><td>{error}</td></tr>")
+    head = "<tr><th>what was changed</th><th>gate</th><th>error</th></tr>"
+    return (
+        f'<div class="table-wrapper"><table class="exhibits"><thead>{head}</thead><tbody>{"".join(rows)}</tbody></table></div>\n'
+        f'<script type="application/json" id="exhibits">{in_script(kept)}</script>\n'
+    )
+
+
+def wrong_path(wrong: Wrong) -> str:
+    """The file of a wrong solution, as it is written in the repository."""
+    return f"solutions/{wrong.puzzle}/wrong/{wrong.name}.toml"
+
+
+def in_script(data: dict[str, str]) -> str:
+    """JSON inside a page's script: without the signs that end the script, begin a formula or code, or include something."""
+    text = json.dumps(data, ensure_ascii=False).replace("\\\\", "\\u005c").replace("{{", "\\u007b{")
+    return re.sub("[<$`]", lambda sign: f"\\u{ord(sign[0]):04x}", text)
+
+
+# ---- How far off ----------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def errors(wrong: Wrong) -> tuple[float, float] | None:
+    """The relative error of the mistake's formula in the first case, and the largest in any; None where none is to be seen."""
+    puzzle, known = find_puzzle(wrong.puzzle), formula(wrong)
+    gate = next(gate for gate in puzzle.gates if gate.id == wrong.gate)
+    if not (known and gate.quantities and puzzle.cases(None)):
+        return None
+    small = [case for case in puzzle.cases(None) if puzzle.multiply_adds(case.dims) <= LARGEST]
+    found = [error for case in small if (error := off(puzzle, known, gate.quantities, case)) is not None]
+    return (found[0], max(found)) if found and max(found) > SEEN else None
+
+
+@functools.cache
+def right_steps(puzzle: str, name: str) -> tuple[Arrays, Derivation]:
+    """The inputs of a puzzle's case, and the derivation without a mistake."""
+    spec = find_puzzle(puzzle)
+    arrays = spec.inputs(next(case for case in spec.cases(None) if case.name == name), "float32", 0)
+    return arrays, spec.derive(arrays, {})
+
+
+def off(puzzle: Puzzle, known: Mistake, quantities: tuple[str, ...], case: Case) -> float | None:
+    """The largest relative error of the mistake's formula in a case, None where there is none to be computed."""
+    arrays, right = right_steps(puzzle.name, case.name)
+    wrong = puzzle.derive(arrays, known.changes)
+    worst = None
+    with np.errstate(all="ignore"):
+        for quantity in quantities:
+            try:
+                truth, got = (np.asarray(getattr(values, quantity), np.float64) for values in (right, wrong))
+            except (AttributeError, KeyError):
+                continue  # the derivation does not name it, or its mistake needs what this case has not
+            scale = np.abs(truth).max(initial=0.0)
+            apart = np.abs(got - truth).max(initial=0.0)
+            if np.isfinite(scale) and np.isfinite(apart) and scale > 0:
+                worst = max(worst or 0.0, float(apart / scale))
+    return worst
+
+
+def mark(wrong: Wrong, page: str = "") -> museum_chart.Mark:
+    """A wrong solution as the chart shows it; `page` is its page, where that is another one."""
+    sizes = errors(wrong)
+    of_machine = wrong.mistake in {name for name, _ in FOUND.values()}
+    ruled = not sizes and not isinstance(wrong.of_rung, MojoRung)
+    check = "formula" if sizes else "machine" if of_machine else "rule" if ruled else "values"
+    return museum_chart.Mark(
+        f"{page}#{wrong.name}",
+        wrong.story,
+        check,
+        sizes[1] if sizes else None,
+        bool(sizes and sizes[0] <= SEEN),
+    )
+
+
+def chart(puzzle: str) -> str:
+    """Draw the wrong solutions of a puzzle by gate and by the size of their errors."""
+    return museum_chart.figure(
+        {gate: list(map(mark, group)) for gate, group in by_gate(puzzle).items() if group}
+    )
+
+
+def all_rooms() -> str:
+    """Draw those of all puzzles, a row for each, in small marks."""
+    rooms = {
+        f"puzzle {puzzle[1:]}": [
+            mark(wrong, f"puzzle_{puzzle[1:]}/museum.html") for wrong in zoo.load(puzzle)
+        ]
+        for puzzle in puzzle_names()
+    }
+    return museum_chart.figure(rooms, cell=6)
 
 
 def meaning(wrong: Wrong) -> str:
@@ -237,12 +311,26 @@ def overview() -> str:
     return table(["room", "wrong solutions", "gates", "seen in public"], rows, "lrrr")
 
 
+def page(puzzle: str) -> str:
+    """The museum page of a puzzle below its introduction: the chart, ten exhibits, and the table of all."""
+    exhibits = "\n".join(map(exhibit, best(puzzle)))
+    sized = any(mark(wrong).size is not None for wrong in zoo.load(puzzle))
+    return (
+        f"{chart(puzzle) if sized else ''}\n## Ten exhibits\n\n{exhibits}\n## All {len(zoo.load(puzzle))} {{#all}}\n\n"
+        f"{EXPLAINED}\n\n{all_of_them(puzzle)}"
+    )
+
+
+EXPLAINED = (
+    "A click shows what a mistake does, what rejects it and the changed lines. The error is the largest of all test cases, as a share of "
+    "the largest right element, computed from the mistake's formula; races and broken rules have none."
+)
+
+
 def pages() -> dict[str, Callable[[], str]]:
-    """Return what makes the files of all rooms, and the overview."""
-    rooms = {f"museum_{puzzle}.md": partial(room, puzzle) for puzzle in puzzle_names() if puzzle != "p21"}
-    hunt = {
-        "museum_given.md": partial(room, "p21", lambda wrong: wrong.rung != "catch" and not wrong.old),
-        "museum_held_back.md": partial(room, "p21", lambda wrong: wrong.rung != "catch" and bool(wrong.old)),
-        "museum_catch.md": partial(room, "p21", lambda wrong: wrong.rung == "catch"),
+    """Return what makes the pages of all puzzles, and the overview."""
+    return {
+        **{f"museum_{puzzle}.md": partial(page, puzzle) for puzzle in puzzle_names()},
+        "museum.md": overview,
+        "rooms.html": all_rooms,
     }
-    return {**rooms, **hunt, "museum.md": overview}

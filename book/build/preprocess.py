@@ -6,8 +6,9 @@ mdBook hands over the book as JSON on standard input and takes it back on standa
 - a fence with the language `run` holds command lines of the workbook, without `uv run workbook` in front;
 - a fence with the language `output` and a name holds what a command printed, from book/outputs/;
 - in a fence, `{{#blank FILE:ID}}` includes the body of a blank, `{{#function FILE:NAME}}` a whole function;
-- `{{#wrong PUZZLE}}` lists, folded, the wrong solutions that the gates of the page's hint ladders reject;
-- `{{#hints PUZZLE:BLANK}}` is the hint ladder of a blank, a fold for each rung, below its task where the page has not shown it;
+- `{{#wrong PUZZLE}}` counts the wrong solutions that the gates of the page's hint ladders reject, and links them;
+- `{{#hints PUZZLE:BLANK}}` is the task of a blank, where the page has not shown it, and its hint ladder; a further rung with the same
+  gate has its task and a reference to the hints above;
 - `{{= EXPRESSION | FORMAT }}` is a number of a record, `{{check EXPRESSION}}` a statement that must hold (`references.py`);
 - `{{#skip}}` below a page's heading says that it may wait, and where the path goes on (`reading.py`);
 - an included Markdown file is treated like the page that it stands in;
@@ -29,7 +30,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from book.build import museum, reading, references, rungs, stubs
+from book.build import reading, references, rungs, stubs
 from book.build.maths import BadFormula, PageMaths
 from book.measure import outputs, record
 from harness.check import options, zoo
@@ -38,8 +39,6 @@ from harness.learner import blanks, hints
 from harness.spec.catalogue import find_puzzle, puzzle_names
 
 WITHHELD = "This code appears when the book is built by its task: "
-REJECTED = "that the gates of this page reject"
-"""Ends the title of a list of wrong solutions, the last thing of its section; the search index has them from the museum."""
 MARKER = "<!-- workbook preprocessor -->"
 SUMMARY = "<summary><strong>Reveal the solution</strong></summary>"
 
@@ -78,6 +77,7 @@ class Chapter:
     text: str
     faults: list[str]
     solution: bool = False  # all of it stands inside a folded solution
+    gates: set[str] = field(default_factory=set)  # those whose hints are on the page already
     stubs: dict[str, list[str]] = field(
         default_factory=dict
     )  # by rung, the tasks that are on the page already
@@ -174,16 +174,26 @@ def paste(code: str, folder: Path) -> str:
         if not matched:
             return include[0]
         lines = (LINTER_NOTE.sub("", line) for line in matched[1].splitlines() if "ANCHOR" not in line)
-        return "\n".join(lines).strip("\n")
+        return filled("\n".join(lines).strip("\n"), file)
 
     def body(include: re.Match) -> str:
         blank = find_blank(folder / include[1], include[2])
         return textwrap.dedent("\n".join(blank.body)) if blank else include[0]
 
     def function(include: re.Match) -> str:
-        return find_function(folder / include[1], include[2]) or include[0]
+        found = find_function(folder / include[1], include[2])
+        return filled(found, folder / include[1]) if found else include[0]
 
     return FUNCTION.sub(function, BLANK.sub(body, INCLUDE.sub(region, code)))
+
+
+def filled(code: str, file: Path) -> str:
+    """Of code of a solution the lines that fill its blanks, where it has some: the page shows the rest as the task."""
+    if "solutions" not in file.resolve().parts or "# BLANK-START" not in code:
+        return code
+    return "\n\n".join(
+        textwrap.dedent("\n".join(blank.body)) for blank in blanks.find(code, str(file)).values()
+    )
 
 
 def find_function(file: Path, name: str) -> str | None:
@@ -319,14 +329,27 @@ def task_fence(chapter: Chapter, puzzle: str, ladder: str, folder: Path, languag
     return f"```{language}\n{code}\n```\n\n"
 
 
+def gate_of(puzzle: str, ladder: str) -> str:
+    """The gate that a hint ladder is for: "dx" of "numpy-dx"."""
+    spec = find_puzzle(puzzle)
+    named = {spec.ladder(rung, gate): gate for rung in spec.rungs for gate in rung.gates}
+    return named.get(ladder, ladder)
+
+
 def hint_ladder(chapter: Chapter, place: re.Match, folder: Path, setting: Setting) -> str:
-    """The rungs of a blank's hint ladder, folded one by one; nearly-code stays out of the search index."""
+    """The hints of a blank, folded one by one; nearly-code stays out of the search index. A gate's hints are shown once."""
+    puzzle, ladder = place["puzzle"], place["ladder"]
     try:
-        rungs = hints.ladder(place["puzzle"], place["ladder"])
+        rungs = hints.ladder(puzzle, ladder)
     except BadUse as error:
         chapter.fault(place.start(), str(error))
         return place[0]
-    language = ladder_language(place["puzzle"], place["ladder"])
+    language = ladder_language(puzzle, ladder)
+    task = task_fence(chapter, puzzle, ladder, folder, language)
+    gate = gate_of(puzzle, ladder)
+    if gate in chapter.gates:
+        return f"{task}The hints of `{gate}` above hold here too; `workbook hint {puzzle} {ladder}` has those for this file.\n"
+    chapter.gates.add(gate)
     folds = []
     for rung in rungs:
         fence = f"```{language}\n{rung.code}\n```"
@@ -334,37 +357,24 @@ def hint_ladder(chapter: Chapter, place: re.Match, folder: Path, setting: Settin
         folds.append(
             f'<details class="hint">\n<summary>Hint {rung.id}</summary>\n\n{rung.text}\n\n{code}</details>\n'
         )
-    task = task_fence(chapter, place["puzzle"], place["ladder"], folder, language)
     return f'{task}<div class="hint-ladder">\n{"".join(folds)}</div>\n'
 
 
 def wrong_solutions(chapter: Chapter, place: re.Match) -> str:
-    """The stories of the wrong solutions that this page's gates reject, each a link to its exhibit; those in given code are left out."""
+    """How many wrong solutions this page's gates reject, with a link to them; those in given code are left out."""
     spec = find_puzzle(place["zoo"])
     ladders = re.findall(rf"\{{\{{#hints {spec.name}:([\w-]+)\}}\}}", chapter.text)
-    kernels = [
-        wrong
+    count = sum(
+        spec.ladder(wrong.of_rung, wrong.gate) in ladders and wrong.in_a_blank
         for wrong in zoo.load(spec.name)
-        if spec.ladder(wrong.of_rung, wrong.gate) in ladders and wrong.in_a_blank
-    ]
-    if not kernels:
+    )
+    if not count:
         chapter.fault(
             place.start(), f"no wrong solution of {spec.name} belongs to a hint ladder of this page"
         )
         return ""
-    kernels.sort(key=lambda wrong: ladders.index(spec.ladder(wrong.of_rung, wrong.gate)))
-    stories: dict[tuple[str, str], list[museum.Wrong]] = {}
-    for wrong in kernels:
-        stories.setdefault((wrong.gate, wrong.story), []).append(wrong)
-    lines = (
-        f"- `{gate}`: [{museum.plain(story)}](./museum.md#{first.name}){museum.in_other_languages(more)}"
-        for (gate, story), (first, *more) in stories.items()
-    )
-    count = {1: "The wrong solution", 2: "Both wrong solutions"}.get(
-        len(kernels), f"All {len(kernels)} wrong solutions"
-    )
-    summary = f"<summary>{count} {REJECTED}</summary>"
-    return "\n".join(['<details class="wrong">', summary, "", *lines, "", "</details>\n"])
+    solutions = "one wrong solution, which is" if count == 1 else f"{count} wrong solutions, which are"
+    return f"The gates of this page reject {solutions} in [the museum](./museum.md#all)."
 
 
 def skip_note(chapter: Chapter, token: re.Match, book: Path) -> str:

@@ -101,7 +101,7 @@
         let left = 0;
         window.addEventListener('beforeprint', function () { left = current; go(still); });
         window.addEventListener('afterprint', function () { go(left); });
-        go(0);
+        go(count - 1); // the whole picture; Start goes to its beginning
     }
 
     function setUpSteppers() {
@@ -131,6 +131,45 @@
                 return words[index];
             }, Number(hero.dataset.still));
         });
+    }
+
+    // The marks of a museum: one stop of the Tab key, the arrow keys go from mark to mark, and the story of each is said below.
+    function setUpMarks() {
+        document.querySelectorAll('figure.marks').forEach(function (figure) {
+            const marks = Array.from(figure.querySelectorAll('a[aria-label]')), story = figure.querySelector('output');
+            function tell(mark) { story.textContent = mark.getAttribute('aria-label'); }
+            marks.forEach(function (mark, index) {
+                mark.setAttribute('tabindex', index ? -1 : 0);
+                mark.addEventListener('focus', function () { tell(mark); });
+                mark.addEventListener('mouseenter', function () { tell(mark); });
+                onKeys(mark, function () { return index; }, marks.length - 1, function (to) { marks[to].focus(); });
+            });
+        });
+    }
+
+    // A row of a museum's table holds its exhibit from the first time that it is opened; a link to the row opens it.
+    function setUpExhibits() {
+        const kept = document.getElementById('exhibits');
+        if (!kept) { return; }
+        const exhibits = JSON.parse(kept.textContent);
+        document.querySelectorAll('details[data-exhibit]').forEach(function (fold) {
+            fold.addEventListener('toggle', function () {
+                const name = fold.dataset.exhibit;
+                if (!fold.open || !exhibits[name]) { return; }
+                fold.querySelector('code').insertAdjacentHTML('beforebegin', exhibits[name]);
+                delete exhibits[name];
+                const code = fold.querySelector('pre code');
+                if (typeof hljs !== 'undefined') { code.innerHTML = hljs.highlight('diff', code.textContent).value; }
+                code.classList.add('hljs');
+            });
+        });
+        function openTarget() {
+            const row = document.getElementById(location.hash.slice(1));
+            const fold = row && row.querySelector('details[data-exhibit]');
+            if (fold) { fold.open = true; }
+        }
+        window.addEventListener('hashchange', openTarget);
+        openTarget();
     }
 
     // Paper has nothing to click: what is folded prints open.
@@ -172,6 +211,8 @@
     }
 
     highlightMojo();
+    setUpMarks();
+    setUpExhibits();
     enlargeFigures();
     cueWide();
     openFoldsInPrint();

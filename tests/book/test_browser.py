@@ -110,6 +110,8 @@ def test_stepper_walks_through_the_five_phases(browser, site):
     browser.open(site / P22)
     visible = "[...document.querySelectorAll('.step')].map(s => s.offsetParent !== null)"
     next_button = button("Next")
+    assert browser.run(visible)[4], "it opens on the whole"
+    browser.run(f"{button('Start')}.click()")
     for phase in range(5):
         assert browser.run(visible) == [i == phase for i in range(5)]
         assert f"{phase + 1} of 5." in browser.run("document.querySelector('.stepper-controls').innerText")
@@ -126,6 +128,8 @@ def test_keys_move_a_drawing_in_steps_and_stay_on_the_page(browser, site):
     browser.open(site / "puzzle_25/puzzle_25.html")
     place, hero = browser.run("location.href"), "document.querySelector('.hero')"
     browser.run(f"{hero}.focus()")
+    assert browser.run(f"{hero}.querySelectorAll('button')[2].disabled"), "it opens on the last step"
+    browser.press("Home")
     browser.press("ArrowRight")
     browser.press("ArrowRight")
     assert browser.run("location.href") == place and browser.run(f"{hero}.dataset.step") == "2"
@@ -134,3 +138,19 @@ def test_keys_move_a_drawing_in_steps_and_stay_on_the_page(browser, site):
     assert browser.run(shown)
     browser.press("End")
     assert browser.run(f"{hero}.querySelectorAll('button')[2].disabled") and browser.errors == []
+
+
+def test_a_link_into_the_museum_opens_its_row_and_a_click_shows_the_lines(browser, site):
+    from book.build import museum
+    from harness.check import zoo
+
+    best = {wrong.name for wrong in museum.best("p22")}
+    first, second = [wrong.name for wrong in zoo.load("p22") if wrong.name not in best][:2]
+    browser.open(site / "puzzle_22/museum.html")
+    browser.run(f"location.hash = '{first}'")
+    lines = "document.querySelectorAll('#{} pre code .hljs-addition').length"
+    browser.wait_for(lines.format(first) + " > 0")
+    assert browser.run(lines.format(second)) == 0
+    browser.run(f"document.querySelector('#{second} summary').click()")
+    browser.wait_for(lines.format(second) + " > 0")
+    assert browser.errors == []

@@ -58,7 +58,7 @@ def test_every_ladder_of_the_book_has_its_task(site):
                 (hole,) = re.findall(
                     rf"BLANK-START {ladder.split('-', 1)[-1]}\b|BLANK-START {ladder}\b", code
                 )[:1]
-                above = html.partition(f"Hint {ladder}-1")[0]
+                above = html.partition(f"Hint {ladder}-1")[0].partition(f"hint {puzzle} {ladder}</code>")[0]
                 assert hole in above and escape(code.split("\n")[0]) in above, (page.name, ladder)
 
 

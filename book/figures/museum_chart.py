@@ -1,0 +1,132 @@
+"""What the mistakes of a museum do: a mark for each, at the size of its error, in the row of what it spoils; each mark is a link."""
+
+import html
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from book.figures.figures import NARROW, Drawing
+
+LEFT, DECADE, RIGHT = 126, 36, 370
+"""Where the axis begins, a factor of ten, and where the column of mistakes without a size begins; in pixels."""
+BIN = 12
+"""Errors that are so many pixels apart lie on one pile."""
+LOW, HIGH = -4, 2
+"""The axis, in powers of ten; what is further out stands at its ends."""
+TOP, BOTTOM = 40, 60
+TICKS = {-4: "1e-4", -3: "0.1%", -2: "1%", -1: "10%", 0: "100%", 1: "10×", 2: "more"}
+TOLERATED = 1e-2
+"""A relative tolerance in common use."""
+CHECKS = {
+    "formula": "named by its formula",
+    "values": "by its values",
+    "machine": "by the virtual GPU",
+    "rule": "by a rule of its gate",
+}
+"""What catches a mistake, and what the legend says; theme/workbook.css has their colours."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A wrong solution: where its exhibit is, its story, what catches it, and its relative error on the hardest inputs.
+
+    `size` is None where what is wrong has no size; `hidden`: on the puzzle's own, easy inputs nothing is wrong.
+    """
+
+    link: str
+    story: str
+    check: str
+    size: float | None
+    hidden: bool = False
+
+
+class Chart(Drawing):
+    """Rows of marks. `cell` is the width of a mark's place."""
+
+    role = "group"
+
+    def mark(self, x: float, y: float, cell: int, mark: Mark) -> None:
+        """A square of its check's colour, hollow where easy inputs hide the mistake."""
+        side, quiet = cell - 3, " quiet" if mark.hidden else ""
+        self.parts.append(
+            f'<a href="{mark.link}" aria-label="{html.escape(mark.story)}"><rect x="{x:g}" y="{y:g}" width="{cell}" height="{cell}" '
+            f'fill-opacity="0"/><rect class="{mark.check}{quiet}" x="{x + 1.5:g}" y="{y + 1.5:g}" width="{side}" height="{side}" rx="2" '
+            f'stroke-width="{2 if cell > 8 else 1}"/></a>'
+        )
+
+
+def piles(marks: Sequence[Mark]) -> dict[float, list[Mark]]:
+    """Left edge -> the marks that lie there; at RIGHT those without a size."""
+    lying: dict[float, list[Mark]] = defaultdict(list)
+    for mark in sorted(marks, key=lambda each: (list(CHECKS).index(each.check), each.hidden)):
+        power = math.log10(mark.size) if mark.size and mark.size < math.inf else HIGH
+        at = LEFT + BIN * round((min(max(power, LOW), HIGH) - LOW) * DECADE / BIN) - BIN / 2
+        lying[RIGHT if mark.size is None else at].append(mark)
+    return lying
+
+
+def label(marks: Sequence[Mark]) -> str:
+    """What the chart shows, in numbers."""
+    sized = [mark.size for mark in marks if mark.size is not None]
+    small, hidden = sum(size < TOLERATED for size in sized), sum(mark.hidden for mark in marks)
+    facts = f"{len(sized)} of {len(marks)} mistakes leave an error that has a size; the hardest inputs of a gate show it."
+    if small:
+        facts += f" {small} of them stay{'s' * (small == 1)} below 1%, in the grey band, where a loose tolerance lets {'it' if small == 1 else 'them'} pass."
+    if hidden:
+        facts += f" {hidden} leave{'s' * (hidden == 1)} the puzzle's easiest inputs right, and {'is' if hidden == 1 else 'are'} hollow."
+    return facts
+
+
+def figure(rows: Mapping[str, Sequence[Mark]], cell: int = BIN) -> str:
+    """The chart, what to see in it, and a place for the story of the mark that the reader is at."""
+    words = label([mark for marks in rows.values() for mark in marks])
+    return (
+        f'<figure class="marks">{chart(rows, cell).strip()}<figcaption>{html.escape(words)} Each mark leads to its exhibit.'
+        "<output></output></figcaption></figure>\n"
+    )
+
+
+def chart(rows: Mapping[str, Sequence[Mark]], cell: int = BIN) -> str:
+    """A row for each name; marks of nearly the same size are piled up, those without a size fill lines."""
+    every = [mark for marks in rows.values() for mark in marks]
+    lying = {name: piles(marks) for name, marks in rows.items()}
+
+    def across(x: float) -> int:
+        return int((NARROW - RIGHT if x == RIGHT else BIN) // cell)
+
+    heights = {
+        name: cell * max(-(-len(pile) // across(x)) for x, pile in of.items()) + 7
+        for name, of in lying.items()
+    }
+    bottom = TOP + sum(heights.values())
+    drawing = Chart(bottom + BOTTOM, label(every))
+    edge = LEFT + DECADE * (math.log10(TOLERATED) - LOW)
+    drawing.box(LEFT - 8, TOP - 4, edge - LEFT + 8, bottom - TOP + 4, shade=0.09, thick=0)
+    drawing.text(LEFT + DECADE * (HIGH - LOW) / 2, 14, "error, of the largest element")
+    drawing.text((RIGHT + NARROW) / 2, 14, "no size")
+    for power, words in TICKS.items():
+        x = LEFT + DECADE * (power - LOW)
+        drawing.text(x, 32, words)
+        drawing.segment(x, TOP - 4, x, bottom, opacity=0.18)
+    drawing.segment(RIGHT - 8, TOP - 4, RIGHT - 8, bottom, opacity=0.5)
+    y = TOP
+    for name in rows:
+        floor = y + heights[name] - 7
+        drawing.text(LEFT - 14, floor - cell / 2 + 4, name, anchor="end", code=True)
+        drawing.segment(4, floor + 3, NARROW - 4, floor + 3, opacity=0.18)
+        for x, pile in lying[name].items():
+            for number, mark in enumerate(pile):
+                up, aside = divmod(number, across(x))
+                drawing.mark(x + cell * aside, floor - cell * (up + 1), cell, mark)
+        y += heights[name]
+    used = {name: words for name, words in CHECKS.items() if any(mark.check == name for mark in every)}
+    if any(mark.hidden for mark in every):
+        used["quiet"] = "easy inputs hide it"
+    for number, (name, words) in enumerate(used.items()):
+        x, y = 10 + 160 * (number % 3), bottom + 16 + 20 * (number // 3)
+        drawing.parts.append(
+            f'<rect class="{name}" x="{x}" y="{y}" width="9" height="9" rx="2" stroke-width="2"/>'
+        )
+        drawing.text(x + 15, y + 10, words, anchor="start")
+    return drawing.svg()

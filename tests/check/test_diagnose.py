@@ -14,6 +14,7 @@ from harness.puzzles.p22.spec import PUZZLE
 from harness.spec.cases import CANCELLING, is_not_finite
 from harness.spec.rounding import rounded
 from harness.vgpu import Finding
+from harness.vgpu.checks.findings import KINDS
 
 CASES = [
     case
@@ -391,12 +392,21 @@ def finding(kind, message="", where="a.mojo:1:1", other="", kernel="k"):
             [finding("shared race", TWO_STORES), finding("shared race", "a load and a store")],
             "missing-barrier",
         ),
+        ([finding("trap"), finding("uninitialised read")], "trap"),
+        ([finding("null pointer atomic"), finding("shared race")], "null-pointer"),
+        ([finding("atomic scope")], "atomic-scope"),
+        ([finding("undeclared atomic")], "undeclared-atomic"),
+        ([finding("store to constant memory")], None),
         ([], None),
     ],
 )
 def test_what_findings_mean(findings, mistake):
     explained = d.from_findings(findings)
     assert (explained and explained[0]) == mistake
+
+
+def test_every_explained_kind_is_one_that_the_virtual_gpu_finds():
+    assert set(d.FOUND) < set(KINDS)
 
 
 def test_what_only_follows_from_an_index_that_leaves_its_tensor_is_left_out():

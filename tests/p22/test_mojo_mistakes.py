@@ -1,4 +1,4 @@
-"""A list of plausible Mojo mistakes: nine of ten have a name, and none gets a wrong one.
+"""Plausible Mojo mistakes that no wrong solution of the zoo shows: each is named.
 
 All that compile are recorded together, as the zoo's wrong kernels are.
 """
@@ -7,7 +7,6 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from kernel_slips import SLIPS
 from marks import chosen
 
 from harness.check.checker import Checker
@@ -46,9 +45,3 @@ def test_a_mistake_is_named_and_by_no_wrong_name(kernel, checker, cases):
     (result,) = checker.check(kernel.package(), [kernel.gate], cases)
     assert result.state == "wrong"
     assert (result.mistake or "") == kernel.mistake, "\n".join(result.diagnosis)
-
-
-def test_nine_of_ten_have_a_name():
-    named = sum(bool(kernel.mistake) for kernel in KERNELS) + len(SLIPS)  # that each slip is: test_translate
-    total = len(KERNELS) + len(SLIPS)
-    assert total >= 40 and named >= 0.9 * total

@@ -1,4 +1,4 @@
-"""Every wrong backward pass of the puzzles as arguments of `check_backward`, and the right ones of puzzle 21."""
+"""Every wrong backward pass of the puzzles as arguments of `check_backward`."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -174,9 +174,3 @@ def of_p24() -> Iterator[Asked]:
 def wrong_ones() -> list[Asked]:
     """All of them."""
     return [*of_p21(), *of_p20(), *of_register(), *of_p23(), *of_p24()]
-
-
-def right_ones() -> list[Asked]:
-    """The solutions of the same."""
-    solution = roots.solutions() / "p21" / "hunt.py"
-    return [hunted(gate, gate, solution) for gate in WANTED]

@@ -60,13 +60,6 @@ def test_flags_that_the_ramp_has_no_use_for_are_unknown(command_line):
     assert all(f"--{gate}" in command_line("p19", "--help").out for gate in GATES)
 
 
-def test_list_and_hint_know_the_ramp(command_line):
-    listed = command_line("list", "p19").out
-    assert "p19  The ramp" in listed and all(gate in listed for gate in GATES)
-    for gate in GATES:
-        assert f"{gate}-2" in command_line("hint", "p19", f"{gate}-2").out
-
-
 def test_an_untouched_ramp_is_unsolved(command_line):
     finished = command_line("verify", "p19")
     assert finished.code == 3, finished.out

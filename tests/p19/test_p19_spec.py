@@ -7,11 +7,8 @@ import pytest
 import torch
 from typed import present
 
-from harness.check.compare import compare
-from harness.check.reference import Reference
-from harness.devices.targets import cpu
 from harness.puzzles.p19 import mistakes
-from harness.puzzles.p19.spec import GATES, OPS, PUZZLE, derive
+from harness.puzzles.p19.spec import GATES, OPS, PUZZLE
 from harness.toolchain import roots
 from tests.known_mistakes import said
 
@@ -24,25 +21,6 @@ def test_rmsnorm_is_pytorchs():
     x, gamma = torch.tensor(arrays["matrix"]), torch.tensor(arrays["weight"])
     wanted = torch.nn.functional.rms_norm(x, gamma.shape, gamma, mistakes.EPS)
     np.testing.assert_allclose(PUZZLE.exact(arrays)["normalised"].astype(float), wanted.numpy(), rtol=1e-12)
-
-
-@pytest.mark.parametrize("mistake", mistakes.MISTAKES, ids=lambda mistake: mistake.id)
-def test_no_mistake_passes_all_cases(mistake):
-    known = Reference(PUZZLE, "float32", 0)
-    rejected = []
-    for case in CASES:
-        values = derive(known.arrays(case), mistake.changes)
-        for quantity in QUANTITIES:
-            with np.errstate(divide="ignore", invalid="ignore"):  # rstd is 0 where a row holds infinity
-                got = getattr(values, quantity)
-            truth, baseline = known.truth(case, cpu())[quantity], known.baseline(case, cpu())[quantity]
-            for alternative in got if got.ndim > truth.ndim else [got]:
-                if not compare(alternative.astype(np.float32).astype(float), truth, baseline, "float32").ok:
-                    rejected.append((case.name, quantity))
-    assert rejected
-    assert len({quantity for _, quantity in rejected}) == 1, (
-        "a mistake of one kernel changes its quantity alone"
-    )
 
 
 def test_a_sum_of_every_thread_is_named_and_another_wrong_sum_is_not():

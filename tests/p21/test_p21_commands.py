@@ -66,17 +66,3 @@ def test_what_is_given_is_unsolved_with_exit_code_3(folder, capsys):
     assert "⏳ dropout" in said and "mend what is kept, and the gradient of x" in said
     assert cli.main(["p21", "--gate", "check"]) == 3
     assert cli.main(["p21", "--rung", "torch"]) == 3
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["hint", "p21", "--rung", "rust"], "p21 has no rust rung"),
-        (["p21", "--gate", "nothing"], "there is dbias, dscale, dsoftmax, dstandardise"),
-        (["p21", "--bench"], "p21"),
-    ],
-)
-def test_bad_use_is_a_line(folder, capsys, arguments, words):
-    assert cli.main(arguments) == 2
-    said = capsys.readouterr().err
-    assert words in said and said.startswith("error: ") and said.count("\n") == 1

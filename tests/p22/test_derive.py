@@ -119,9 +119,3 @@ def test_a_gate_of_the_rung_needs_no_flag_for_it(command_line, learner):
 
 def test_an_untouched_rung_is_optional(command_line, learner):
     assert "derive.py: untouched (it is optional)" in command_line("verify", "p22", "--rung", "derive").out
-
-
-def test_the_file_of_the_learner_holds_no_formula_of_the_answer(learner):
-    given = learner.read_text()
-    answers = [line.strip() for blank in blanks.find(SOLUTION.read_text()).values() for line in blank.body]
-    assert len(answers) == len(GATES) and not [line for line in answers if line in given]

@@ -3,23 +3,13 @@
 import re
 
 import numpy as np
-import pytest
 import torch
 
 from harness.puzzles.p28 import limits
-from harness.puzzles.p28.mistakes import MISTAKES, derive
-from harness.puzzles.p28.spec import BLOCK_ROWS, COUNTED, GATES, LANES, MOST, PUZZLE, reference
+from harness.puzzles.p28.spec import BLOCK_ROWS, COUNTED, GATES, LANES, MOST, PUZZLE
 from harness.toolchain import roots
 
 SOURCE = (roots.solutions() / "p28" / "op" / "fast.mojo").read_text()
-
-
-def test_reference_and_derivation_agree():
-    for case in PUZZLE.cases(None)[:4]:
-        arrays = PUZZLE.inputs(case, "float64", 0)
-        outputs = reference({name: torch.tensor(array) for name, array in arrays.items()})
-        for name, expected in PUZZLE.exact(arrays).items():
-            np.testing.assert_allclose(outputs[name].numpy(), expected.astype(float), rtol=1e-9, atol=1e-12)
 
 
 def test_gradients_are_autograd_s():
@@ -33,14 +23,6 @@ def test_gradients_are_autograd_s():
     np.testing.assert_allclose(y.detach().numpy(), truth["rows_out"].astype(float), rtol=1e-9)
     for name, gradient in zip(("grad_input", "grad_ln_weight", "grad_ln_bias"), gradients, strict=True):
         np.testing.assert_allclose(gradient.numpy(), truth[name].astype(float), rtol=1e-7, atol=1e-9)
-
-
-@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.id)
-def test_every_mistake_changes_its_quantity(mistake):
-    arrays = PUZZLE.inputs(PUZZLE.cases(None)[2], "float64", 0)
-    truth, changed = PUZZLE.exact(arrays), derive(arrays, mistake.changes)
-    for name in mistake.changes:
-        assert np.abs(getattr(changed, name) - truth[name].astype(float)).max() > 1e-6
 
 
 def test_the_spec_s_constants_are_the_kernels():

@@ -10,7 +10,7 @@ from harness.learner.work import Work
 from harness.spec.catalogue import find_puzzle, puzzle_names
 from harness.toolchain import roots
 
-OWN = ("p21", "p22", "p23", "p25")
+OWN = ("p21", "p22", "p25")
 """Puzzles whose files of tests ask more of the same."""
 RUNGS = [
     pytest.param(name, rung.id, id=f"{name}-{rung.id}", marks=[pytest.mark.compiles] if name == "p26" else [])

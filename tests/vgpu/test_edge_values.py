@@ -16,6 +16,7 @@ import edge_values
 import numpy as np
 import pytest
 from edge_values import BLOCK, BYTES, CASES, Case
+from ptx_tools import covers
 
 from harness.devices.poison import POISON
 from harness.vgpu import VirtualGPU
@@ -97,6 +98,7 @@ def test_the_table_is_complete():
     assert "NVIDIA" in table()["device"]
 
 
+@covers("copysign", "div", "fma", "rcp", "sqrt")
 @pytest.mark.parametrize("group", sorted({case.name.split(".")[0] for case in CASES if not case.approximate}))
 def test_exact_instructions(group):
     wrong = {}
@@ -108,6 +110,7 @@ def test_exact_instructions(group):
     assert not wrong
 
 
+@covers("cos", "ex2", "lg2", "rsqrt", "sin", "tanh")
 @pytest.mark.parametrize("case", [case for case in CASES if case.approximate], ids=lambda case: case.name)
 def test_approximate_instructions(case):
     """As near as the manual promises; NaNs to the bit. sine and cosine in [-pi, pi]; what is subnormal may be 0."""

@@ -1,4 +1,4 @@
-"""Every arithmetic, bit, comparison and conversion instruction against Python integers, fractions and NumPy.
+"""Integer, bit, comparison and conversion instructions against Python integers, fractions and NumPy.
 
 The oracles are written on Python numbers, one element at a time, from the PTX manual's description of each
 instruction; the virtual GPU works on arrays. Inputs mix special values with random ones.
@@ -77,7 +77,6 @@ class Case:
     kinds: tuple[str, ...]
     out: str
     f: Callable | None
-    close: float = 0.0  # relative tolerance, where hardware approximates too
 
     @property
     def op(self) -> str:
@@ -93,37 +92,12 @@ def trunc_div(a: int, b: int, bits: int) -> int:
     return (abs(a) // abs(b)) * (1 if (a < 0) == (b < 0) else -1) if b else -1
 
 
-def bf(bits: int) -> float:
-    return struct.unpack("<f", struct.pack("<I", int(bits) << 16))[0]
-
-
-def to_bf(x: float) -> int:
-    """A real number (float or Fraction) to bfloat16 bits, to nearest even."""
-    return round_bits(x, 8, 8)
-
-
-def to_f16(x: float) -> int:
-    return round_bits(x, 5, 11)
-
-
-def round_bits(x, exponent_bits: int, precision: int) -> int:
-    """Exact rounding of a float or Fraction to an IEEE-like format, as its bits."""
+def round_bits(x: Fraction, exponent_bits: int, precision: int) -> int:
+    """Round a Fraction other than 0 to an IEEE-like format, as its bits."""
     mantissa = precision - 1
-    sign = 1 << (exponent_bits + mantissa)
-    if isinstance(x, float):
-        if math.isnan(x):
-            return 0x7FFF
-        negative = math.copysign(1, x) < 0
-        if math.isinf(x):
-            return (sign if negative else 0) | ((1 << exponent_bits) - 1) << mantissa
-        x = Fraction(x)
-    else:
-        negative = x < 0
-    x = abs(x)
+    negative, x = x < 0, abs(x)
     bias = (1 << (exponent_bits - 1)) - 1
-    out = sign if negative else 0
-    if x == 0:
-        return out
+    out = 1 << (exponent_bits + mantissa) if negative else 0
     e = 0
     while x >= Fraction(2) ** (e + 1):
         e += 1
@@ -156,10 +130,7 @@ def fused(a: float, b: float, c: float, kind: str):
             return float(exact)
         except OverflowError:
             return math.copysign(math.inf, exact)
-    bits = round_bits(exact, *{"f4": (8, 24), "f2": (5, 11), "bf": (8, 8)}[kind])
-    if kind == "f4":
-        return struct.unpack("<f", struct.pack("<I", bits))[0]
-    return bits
+    return struct.unpack("<f", struct.pack("<I", round_bits(exact, 8, 24)))[0]
 
 
 def prmt(a, b, c):
@@ -203,28 +174,8 @@ def bfind(a, bits, is_signed):
     return (a.bit_length() - 1) & M32
 
 
-def fmin(a, b, larger=False):
-    if math.isnan(a) or math.isnan(b):
-        return b if math.isnan(a) else a
-    if a == b == 0:
-        return a if (math.copysign(1, a) > 0) == larger else b
-    return max(a, b) if larger else min(a, b)
-
-
 def clamp(x, low, high):
     return max(low, min(high, x))
-
-
-def float_to_int(x: float, rounding, low: int, high: int, nan: int = 0) -> int:
-    if math.isnan(x):
-        return nan
-    if math.isinf(x):
-        return high if x > 0 else low
-    return clamp(rounding(x), low, high)
-
-
-def half_even(x: float) -> int:
-    return round(Fraction(x))
 
 
 I32, I64 = (-(1 << 31), (1 << 31) - 1), (-(1 << 63), (1 << 63) - 1)
@@ -295,35 +246,11 @@ CASES = [
     C("mov.b32 %y0, %x0;", ("u4",), "u4", lambda a: a),
     C("mov.b64 {%r1, %r2}, %x0; mov.b64 %y0, {%r2, %r1};", ("u8",), "u8", lambda a: a >> 32 | a << 32),
     C("mov.b32 {%h1, %h2}, %x0; mov.b32 %y0, {%h2, %h1};", ("u4",), "u4", lambda a: a >> 16 | a << 16),
-    # floats
+    # floats: what a GPU gives for arithmetic and conversions is in test_edge_values.py; here the forms without a rounding
     C("add.f32 %y0, %x0, %x1;", ("f4", "f4"), "f4", lambda a, b: np.float32(a) + np.float32(b)),
-    C("sub.rn.f64 %y0, %x0, %x1;", ("f8", "f8"), "f8", lambda a, b: a - b),
     C("mul.f32 %y0, %x0, %x1;", ("f4", "f4"), "f4", lambda a, b: np.float32(a) * np.float32(b)),
-    C("add.sat.f32 %y0, %x0, %x1;", ("f4", "f4"), "f4", lambda a, b: 0.0 if math.isnan(a + b) else clamp(np.float32(a) + np.float32(b), 0.0, 1.0)),
-    C("mul.ftz.f32 %y0, %x0, 0f3F000000;", ("f4",), "f4", lambda a: math.copysign(0, a) if abs(a) / 2 < 2**-126 else a / 2),
-    C("fma.rn.f32 %y0, %x0, %x1, %x2;", ("f4", "f4", "f4"), "f4", lambda a, b, c: fused(a, b, c, "f4")),
-    C("fma.rn.f64 %y0, %x0, %x1, %x2;", ("f8", "f8", "f8"), "f8", lambda a, b, c: fused(a, b, c, "f8")),
-    C("div.rn.f32 %y0, %x0, %x1;", ("f4", "f4"), "f4", lambda a, b: np.float32(a) / np.float32(b)),
-    C("div.full.f32 %y0, %x0, %x1;", ("f4", "f4"), "f4", lambda a, b: np.float32(a) / np.float32(b), 2e-7),
-    C("rcp.rn.f64 %y0, %x0;", ("f8",), "f8", lambda a: np.float64(1) / np.float64(a)),
-    C("sqrt.rn.f32 %y0, %x0;", ("f4",), "f4", lambda a: np.sqrt(np.float32(a))),
-    C("rsqrt.approx.f32 %y0, %x0;", ("f4",), "f4", lambda a: 1 / np.sqrt(np.float64(a)), 2e-7),
-    C("ex2.approx.f32 %y0, %x0;", ("f4",), "f4", lambda a: np.exp2(np.float64(a)), 2e-7),
-    C("lg2.approx.f32 %y0, %x0;", ("f4",), "f4", lambda a: np.log2(np.float64(a)), 2e-7),
-    C("sin.approx.f32 %y0, %x0;", ("f4",), "f4", lambda a: np.sin(np.float64(a)), 2e-7),
-    C("cos.approx.f32 %y0, %x0;", ("f4",), "f4", lambda a: np.cos(np.float64(a)), 2e-7),
-    C("tanh.approx.f32 %y0, %x0;", ("f4",), "f4", lambda a: np.tanh(np.float64(a)), 2e-7),
-    C("min.f32 %y0, %x0, %x1;", ("f4", "f4"), "f4", fmin),
-    C("max.f64 %y0, %x0, %x1;", ("f8", "f8"), "f8", lambda a, b: fmin(a, b, True)),
-    C("max.NaN.f32 %y0, %x0, %x1;", ("f4", "f4"), "f4", lambda a, b: a + b if a != a or b != b else fmin(a, b, True)),
-    C("abs.f32 %y0, %x0;", ("f4",), "f4", abs),
-    C("neg.f64 %y0, %x0;", ("f8",), "f8", lambda a: -a),
-    C("copysign.f32 %y0, %x0, %x1;", ("f4", "f4"), "f4", lambda a, b: math.copysign(b, a)),
     C("add.f16 %y0, %x0, %x1;", ("f2", "f2"), "f2", lambda a, b: np.float16(a) + np.float16(b)),
-    C("fma.rn.f16 %y0, %x0, %x1, %x2;", ("f2", "f2", "f2"), "u2", lambda a, b, c: h16(a, b, c)),
-    C("fma.rn.bf16 %y0, %x0, %x1, %x2;", ("u2", "u2", "u2"), "u2", lambda a, b, c: fused_bf(a, b, c)),
-    C("mul.bf16 %y0, %x0, %x1;", ("u2", "u2"), "u2", lambda a, b: exact_bf(bf(a) * bf(b))),
-    C("add.f16x2 %y0, %x0, %x1;", ("u4", "u4"), "u4", lambda a, b: pair(a, b, lambda x, y: x + y)),
+    C("fma.rn.f64 %y0, %x0, %x1, %x2;", ("f8", "f8", "f8"), "f8", lambda a, b, c: fused(a, b, c, "f8")),
     # comparisons
     C("setp.lt.s32 %p1, %x0, %x1; selp.u32 %y0, 1, 0, %p1;", ("i4", "i4"), "u4", lambda a, b: int(a < b)),
     C("setp.hi.u32 %p1, %x0, %x1; selp.u32 %y0, 1, 0, %p1;", ("u4", "u4"), "u4", lambda a, b: int(a > b)),
@@ -346,76 +273,7 @@ CASES = [
     C("cvt.u32.u64 %y0, %x0;", ("u8",), "u4", lambda a: a),
     C("cvt.s32.s8 %y0, %x0;", ("u4",), "i4", lambda a: signed(a, 8)),
     C("cvt.sat.u8.s32 %y0, %x0;", ("i4",), "u4", lambda a: clamp(a, 0, 255)),
-    C("cvt.rzi.s32.f32 %y0, %x0;", ("f4",), "i4", lambda a: float_to_int(a, math.trunc, *I32)),
-    C("cvt.rni.s64.f64 %y0, %x0;", ("f8",), "i8", lambda a: float_to_int(a, half_even, *I64, nan=-(1 << 63))),
-    C("cvt.rmi.u32.f32 %y0, %x0;", ("f4",), "u4", lambda a: float_to_int(a, math.floor, 0, M32)),
-    C("cvt.rpi.f32.f32 %y0, %x0;", ("f4",), "f4", lambda a: np.ceil(np.float32(a))),
-    C("cvt.rn.f32.s32 %y0, %x0;", ("i4",), "f4", np.float32),
-    C("cvt.rz.f32.u32 %y0, %x0;", ("u4",), "f4", lambda a: toward_zero(a)),
-    C("cvt.rn.f32.u64 %y0, %x0;", ("u8",), "f4", lambda a: unbits(round_bits(Fraction(a), 8, 24))),
-    C("cvt.rn.f64.s64 %y0, %x0;", ("i8",), "f8", float),
-    C("cvt.f64.f32 %y0, %x0;", ("f4",), "f8", lambda a: a),
-    C("cvt.rn.f32.f64 %y0, %x0;", ("f8",), "f4", np.float32),
-    C("cvt.rz.f32.f64 %y0, %x0;", ("f8",), "f4", lambda a: toward_zero(a)),
-    C("cvt.rn.f16.f32 %y0, %x0;", ("f4",), "f2", np.float16),
-    C("cvt.f32.f16 %y0, %x0;", ("f2",), "f4", np.float32),
-    C("cvt.rn.bf16.f32 %y0, %x0;", ("f4",), "u2", to_bf),
-    C("cvt.f32.bf16 %y0, %x0;", ("u2",), "u4", lambda a: a << 16),
-    C("cvt.rn.bf16x2.f32 %y0, %x0, %x1;", ("f4", "f4"), "u4", lambda a, b: to_bf(a) << 16 | to_bf(b)),
-    C("cvt.rn.relu.f16x2.f32 %y0, %x0, %x1;", ("f4", "f4"), "u4", lambda a, b: relu16(a) << 16 | relu16(b)),
-    C("cvt.rna.tf32.f32 %y0, %x0;", ("u4",), "u4", lambda a: a + 0x1000 * (a & 0x7FFFFFFF <= 0x7F800000) & 0xFFFFE000),
 ]  # fmt: skip
-
-
-def unbits(b: int) -> float:
-    return struct.unpack("<f", struct.pack("<I", b))[0]
-
-
-def toward_zero(a) -> float:
-    """A number to float32, rounded toward zero."""
-    if isinstance(a, float) and not math.isfinite(a):
-        return a
-    near = np.float32(a)
-    if math.isinf(near):
-        return math.copysign(float(np.finfo(np.float32).max), a)
-    return (
-        float(np.nextafter(near, np.float32(0)))
-        if abs(Fraction(float(near))) > abs(Fraction(a))
-        else float(near)
-    )
-
-
-def relu16(x: float) -> int:
-    bits = to_f16(x)
-    return 0 if bits & 0x8000 and not math.isnan(x) else bits
-
-
-def h16(a, b, c):
-    out = fused(float(a), float(b), float(c), "f2")
-    return out if isinstance(out, int) else to_f16(out) if not math.isnan(out) else 0x7FFF
-
-
-def exact_bf(x: float) -> int:
-    return to_bf(float(x))
-
-
-def fused_bf(a, b, c):
-    out = fused(bf(a), bf(b), bf(c), "bf")
-    return out if isinstance(out, int) else to_bf(out)
-
-
-def pair(a, b, f):
-    halves = []
-    for s in (0, 16):
-        x, y = (np.array([v >> s & 0xFFFF], np.uint16).view(np.float16)[0] for v in (a, b))
-        halves.append(int(np.array([f(x, y)]).view(np.uint16)[0]))
-    return halves[0] | halves[1] << 16
-
-
-def nan16(bits: np.ndarray, op: str) -> np.ndarray:
-    """NaN payloads are not compared: every 16-bit NaN becomes one value."""
-    top = 0x7F80 if "bf16" in op else 0x7C00
-    return np.where((bits & 0x7FFF) > top, 0x7FFF, bits)
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.f], ids=lambda c: c.text[:40])
@@ -426,9 +284,6 @@ def test_value(case: Case):
         want = [present(case.f)(*(x.item() for x in row)) for row in zip(*inputs, strict=True)]
         if case.out[0] == "f":
             want = np.array([float(w) for w in want]).astype(case.out)
-            if case.close:
-                np.testing.assert_allclose(got, want, rtol=case.close, atol=1e-44)
-                return
             np.testing.assert_array_equal(got, want)
             # the sign of zero counts
             np.testing.assert_array_equal(np.signbit(got[~np.isnan(want)]), np.signbit(want[~np.isnan(want)]))
@@ -436,11 +291,6 @@ def test_value(case: Case):
     mask = (1 << 8 * int(case.out[1])) - 1
     want = np.array([int(w) & mask for w in want], np.uint64).astype("u" + case.out[1])
     got = got.view("u" + case.out[1])
-    if any(t in case.text for t in ("f16", "bf16")):
-        if case.out == "u2":
-            got, want = nan16(got, case.text), nan16(want, case.text)
-        else:
-            got, want = ([nan16(x >> s & 0xFFFF, case.text) for s in (0, 16)] for x in (got, want))
     np.testing.assert_array_equal(got, want)
 
 

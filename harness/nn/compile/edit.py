@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd.graph import saved_tensors_hooks
 from torch.fx import GraphModule, Node
 
 from harness.nn.compile.match import value
@@ -37,7 +38,8 @@ class Adder:
             )
         known = {k: v for k, v in self.before.meta.items() if k != "example_value"}
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["example_value"])
-        with value(self.before).fake_mode:
+        # Under the caller's hooks, as a checkpoint's, what the call saves would count as the model's.
+        with value(self.before).fake_mode, saved_tensors_hooks(lambda t: t, lambda t: t):
             node.meta = known | {"example_value": call(*args, **kwargs)}
         return node
 

@@ -23,7 +23,6 @@ from harness.nn.compile.match import (
     Found,
     Left,
     bound,
-    called,
     changed,
     each_judged,
     keeps_rows,
@@ -33,6 +32,7 @@ from harness.nn.compile.match import (
     unfit_linear,
     value,
 )
+from harness.nn.compile.purity import called
 
 LOSS = ("input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing")
 """The arguments of `F.cross_entropy`."""

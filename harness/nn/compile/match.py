@@ -5,7 +5,6 @@ as `view`. At this level both directions of a training step are still ahead, so 
 backward pass too. Nodes carry a fake tensor (shape, dtype, device, no numbers) in `meta["example_value"]`.
 """
 
-import inspect
 import operator
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from torch.fx import GraphModule, Node
 from torch.nn import functional as F
 
 from harness.nn.arguments import DTYPES, plain
+from harness.nn.compile.purity import called, mutates, switches
 
 aten = torch.ops.aten
 
@@ -242,67 +242,6 @@ def scaled(linear: Node) -> str:
     """Why an addmm is no Linear: it has factors."""
     factors = {name: linear.kwargs[name] for name in ("beta", "alpha") if linear.kwargs.get(name, 1) != 1}
     return " and ".join(f"{name} is {factor}" for name, factor in factors.items())
-
-
-MODES = frozenset(
-    [
-        "_set_grad_enabled",
-        "_enter_autocast",
-        "_exit_autocast",
-        "_enter_inference_mode",
-        "_exit_inference_mode",
-    ]
-)
-"""What Dynamo leaves of `torch.no_grad()` and the like: from here on, calls mean something else."""
-
-
-def switches(node: Node) -> bool:
-    """Whether a node switches gradients, autocast or inference mode on or off for all behind it."""
-    return node.op == "call_function" and called(node) in MODES
-
-
-def mutates(node: Node) -> bool:
-    """Whether a node may change a tensor in place, or switches a mode. Where the name does not tell, it is taken to.
-
-    No call may be moved from one side of it to the other.
-    """
-    if switches(node):
-        return True
-    if node.op == "call_method":
-        return (node.target.endswith("_") and not node.target.endswith("__")) or node.target == "__setitem__"
-    if node.op != "call_function":
-        return node.op == "call_module"
-    target = node.target
-    if isinstance(target, torch._ops.HigherOrderOperator):
-        return True
-    if isinstance(target, torch._ops.OpOverload):
-        return target._schema.is_mutable
-    if target in IN_PLACE or node.kwargs.get("out") is not None:
-        return True
-    name = getattr(target, "__name__", "")
-    return (name.endswith("_") and not name.endswith("__")) or asked_in_place(node)
-
-
-IN_PLACE = {operator.setitem, operator.delitem} | {
-    getattr(operator, name)
-    for name in dir(operator)
-    if name.startswith("i") and f"__{name}__" in dir(operator)
-} - {operator.inv, operator.invert, operator.index}
-
-
-def asked_in_place(node: Node) -> bool:
-    """Whether a function is called with inplace=True, by name or by position."""
-    assert callable(node.target)
-    try:
-        names = tuple(inspect.signature(node.target).parameters)
-    except (TypeError, ValueError):  # functions in C: those that write have a name that says so
-        return False
-    return "inplace" in names and bound(node, names).get("inplace", False) is not False
-
-
-def called(node: Node) -> str:
-    """The name of the function or method that a node calls."""
-    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
 
 
 def value(node: Node) -> FakeTensor:

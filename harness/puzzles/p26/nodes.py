@@ -8,7 +8,8 @@ shape, a dtype and a device but no numbers.
 from torch import Tensor
 from torch.fx import Node
 
-from harness.nn.compile.match import bound, called, layer_norm, mutates, shape, value
+from harness.nn.compile.match import bound, layer_norm, shape, value
+from harness.nn.compile.purity import called, mutates
 
 __all__ = [
     "CALLS", "POINTWISE", "bound", "called", "is_tensor", "layer_norm", "mutates", "pointwise", "shape",

@@ -11,7 +11,8 @@ from torch.fx import GraphModule, Node
 from harness.check import zoo
 from harness.check.python_files import load
 from harness.console import print_lines
-from harness.nn.compile.match import called, shape
+from harness.nn.compile.match import shape
+from harness.nn.compile.purity import called
 from harness.puzzles.p26 import matching, models
 from harness.puzzles.p26.checker import fault_of
 from harness.puzzles.p26.spec import PUZZLE

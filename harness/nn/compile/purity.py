@@ -1,0 +1,112 @@
+"""Tell the nodes of a graph that write to no tensor from those that may: what is not known to be pure is a writer.
+
+No call may be moved from one side of a writer to the other.
+"""
+
+import functools
+import inspect
+import operator
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+aten = torch.ops.aten
+
+MODES = frozenset(
+    [
+        "_set_grad_enabled",
+        "_enter_autocast",
+        "_exit_autocast",
+        "_enter_inference_mode",
+        "_exit_inference_mode",
+    ]
+)
+"""What Dynamo leaves of `torch.no_grad()` and the like: from here on, calls mean something else."""
+IN_PLACE = {operator.setitem, operator.delitem} | {
+    getattr(operator, name)
+    for name in dir(operator)
+    if name.startswith("i") and f"__{name}__" in dir(operator)
+} - {operator.inv, operator.invert, operator.index}
+METHODS = frozenset(
+    [
+        "bfloat16",
+        "bool",
+        "byte",
+        "char",
+        "double",
+        "float",
+        "half",
+        "int",
+        "long",
+        "short",
+        "type",
+        "unique",
+        "ndimension",
+        "nelement",
+        "new_tensor",
+    ]
+)
+"""Methods of tensors that write nothing and have no operator of their name."""
+BUILTINS = frozenset(
+    ["abs", "bool", "divmod", "float", "getattr", "int", "len", "max", "min", "pow", "round", "slice"]
+)
+NAMED_AS_OPERATORS = ("torch", "torch._C._nn", "torch._C._fft", "torch._C._linalg", "torch._C._special")
+"""Modules of functions in C: each has the name of its operator."""
+IN_PYTHON = ("torch.functional", "torch.nn.functional")
+STATE = ("batch_norm", "instance_norm")
+"""They write running statistics, of which their schemas say nothing."""
+
+
+def called(node: Node) -> str:
+    """Return the name of the function or method that a node calls."""
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+
+
+def switches(node: Node) -> bool:
+    """Return whether a node switches gradients, autocast or inference mode on or off for all after it."""
+    return node.op == "call_function" and called(node) in MODES
+
+
+def mutates(node: Node) -> bool:
+    """Return whether a node may change a tensor in place, or switches a mode."""
+    if node.op in ("call_function", "call_method"):
+        return node.kwargs.get("out") is not None or not is_pure(node)
+    return node.op == "call_module"
+
+
+def is_pure(node: Node) -> bool:
+    """Return whether a call without `out` is known to write to no tensor."""
+    target, name = node.target, called(node)
+    if any(part in name for part in STATE):
+        return False
+    if isinstance(target, str):
+        return name in METHODS or is_pure_operator(getattr(aten, name, None))
+    if isinstance(target, torch._ops.OpOverload):
+        return not target._schema.is_mutable
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        return is_pure_operator(target)
+    module = getattr(target, "__module__", None)
+    if module in NAMED_AS_OPERATORS:
+        return name.startswith("sym_") or is_pure_operator(getattr(aten, name, None))
+    if module in IN_PYTHON:
+        return not name.endswith("_") and not writes_on_request(node)
+    if module == "builtins":
+        return name in BUILTINS
+    return module == "math" or (module == "_operator" and target not in IN_PLACE)
+
+
+@functools.cache
+def is_pure_operator(packet: Any) -> bool:
+    """Return whether this is an operator of which no overload writes to an argument other than `out`."""
+    if not isinstance(packet, torch._ops.OpOverloadPacket):
+        return False
+    arguments = [a for name in packet.overloads() for a in getattr(packet, name)._schema.arguments]
+    return not any(a.alias_info is not None and a.alias_info.is_write and not a.is_out for a in arguments)
+
+
+def writes_on_request(node: Node) -> bool:
+    """Return whether a function in Python is called with `inplace`, or with `max_norm`, for which it scales a table's rows."""
+    assert callable(node.target)
+    given = inspect.signature(node.target).bind_partial(*node.args, **node.kwargs).arguments
+    return given.get("inplace", False) is not False or given.get("max_norm") is not None

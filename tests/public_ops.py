@@ -1,4 +1,4 @@
-"""The public ops of puzzle 22's package as MAX's own PyTorch binding calls them, their graphs compiled as one unit.
+"""The public ops of puzzle 22's package as MAX's own PyTorch binding calls them, with their graphs compiled as one unit.
 
 The binding makes a graph for each op, parameters and shapes and compiles each alone, though nearly all of the time of a
 compile goes into the unit. Here it makes its graphs as ever; only the compile waits until all of them are there.
@@ -10,17 +10,22 @@ import pytest
 
 
 def calls_of_p22(ops: Any) -> None:
-    """Calls each op once, with tensors of the shapes of its tests; nothing is executed."""
+    """Call each op once, with tensors of the shapes of its tests and of `in_torch.py`; nothing is executed."""
     import torch
 
-    x, row, y, column = torch.empty(4, 4, 8), torch.empty(8), torch.empty(4, 4, 16), torch.empty(16)
-    weight = torch.empty(16, 8)
-    sizes = {"batch_size": 4, "seq_len": 4, "hidden_dim": 8, "output_dim": 16}
-    for output_dim in (16, 15):
-        parameters = {"algorithm": "fused", **sizes, "output_dim": output_dim}
-        ops.layernorm_linear[parameters](y, x, row, row, weight, column)
-    for parameters in (sizes, {**sizes, "algorithm": "unfused"}):
-        ops.layernorm_linear_backward[parameters](x, row, row, weight, column, y, x, row, row, weight)
+    row, column, weight = torch.empty(8), torch.empty(16), torch.empty(16, 8)
+    fused, unfused, wrong = {"algorithm": "fused"}, {"algorithm": "unfused"}, {"output_dim": 15}
+    calls = {
+        (4, 4): ((fused, fused | wrong), ({}, unfused)),
+        (16, 8): ((fused, unfused), (fused, unfused)),
+    }
+    for (B, S), (forward, backward) in calls.items():
+        x, y = torch.empty(B, S, 8), torch.empty(B, S, 16)
+        sizes = {"batch_size": B, "seq_len": S, "hidden_dim": 8, "output_dim": 16}
+        for more in forward:
+            ops.layernorm_linear[sizes | more](y, x, row, row, weight, column)
+        for more in backward:
+            ops.layernorm_linear_backward[sizes | more](x, row, row, weight, column, y, x, row, row, weight)
 
 
 @pytest.fixture(scope="session")

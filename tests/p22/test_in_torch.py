@@ -11,9 +11,11 @@ pytestmark = pytest.mark.compiles
 
 
 @pytest.fixture(scope="module")
-def in_torch():
-    """What the file defines."""
-    return load(roots.solutions() / "p22" / "in_torch.py")
+def in_torch(public_ops):
+    """Return what the file defines, its graphs compiled beside those of test_public_ops.py."""
+    defined = load(roots.solutions() / "p22" / "in_torch.py")
+    defined["library"] = lambda folder: public_ops
+    return defined
 
 
 @pytest.mark.parametrize("algorithm", ["unfused", "fused"])

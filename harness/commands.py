@@ -130,7 +130,7 @@ def list_puzzles(arguments: list[str]) -> int:
     parser = command_parser("list", list_puzzles.__doc__, "?")
     parser.add_argument("--all", action="store_true", help="every puzzle with its gates")
     flags = parser.parse_args(arguments)
-    console, progress, puzzles = make_console(sys.stdout), Progress.load(), chosen(flags.puzzle)
+    console, progress, puzzles = make_console(sys.stdout, paged=True), Progress.load(), chosen(flags.puzzle)
     roots.problems()  # outside of a workbook that is the whole answer
     upcoming = at_hand([work for puzzle in puzzles for work in works(puzzle)], progress)
     print_lines(console, [coming_up(upcoming, progress)] if upcoming else [])
@@ -141,7 +141,7 @@ def list_puzzles(arguments: list[str]) -> int:
         if not whole:
             print_lines(console, puzzle_lines(puzzle, progress))
             continue
-        console.print(Text(f"{puzzle.name}  {puzzle.title}", style="bold"), soft_wrap=True)
+        print_lines(console, [Text(f"{puzzle.name}  {puzzle.title}", style="bold")])
         for work in works(puzzle):
             away = not (flags.all or flags.puzzle) and upcoming and work.rung.id != upcoming.rung.id
             print_lines(console, list_lines(work, progress, folded=bool(away)))

@@ -111,16 +111,27 @@ def printable(text: str) -> str:
 class PipedConsole(Console):
     """A console that leaves the end of a pipe to the command line; rich would exit with 1, "a wrong result"."""
 
+    wraps = False
+    """Whether lines are wrapped although the output is no terminal."""
+
     def on_broken_pipe(self) -> None:
         raise  # the error that is being handled
 
 
-def make_console(stream) -> Console:
-    """A console that prints plain, unwrapped text where the output is no terminal; COLUMNS holds for a dumb one too."""
+def make_console(stream, *, paged: bool = False) -> Console:
+    """Return a console that prints plain, unwrapped text where the output is no terminal.
+
+    COLUMNS holds for a dumb terminal too, and for a pipe where the text is `paged`.
+    """
     piped = not stream.isatty()
-    asked = asked_width() if os.environ.get("TERM") in ("dumb", "unknown") else 0
-    width = 200 if piped else asked or None
-    return PipedConsole(file=stream, highlight=False, emoji=False, width=width, height=25 if asked else None)
+    obeyed = paged if piped else os.environ.get("TERM") in ("dumb", "unknown")
+    asked = asked_width() if obeyed else 0
+    width = asked or (200 if piped else None)
+    console = PipedConsole(
+        file=stream, highlight=False, emoji=False, width=width, height=25 if asked else None
+    )
+    console.wraps = paged and bool(asked)
+    return console
 
 
 def asked_width() -> int:
@@ -138,7 +149,7 @@ def print_lines(console: Console, lines: Iterable[Text | str]) -> None:
     """Lines as they are: nothing in them is read as markup."""
     for line in lines:
         text = line if isinstance(line, Text) else Text(printable(line))
-        if not console.is_terminal:
+        if not (console.is_terminal or (isinstance(console, PipedConsole) and console.wraps)):
             console.print(text, soft_wrap=True)
             continue
         for row in hanging(console, text):  # rich forgets a text's own wrapping when it prints

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
@@ -79,7 +80,7 @@ def test_every_sign_that_the_harness_prints_has_a_plain_one():
         {"PYTHONIOENCODING": "ascii"},
         {"PYTHONIOENCODING": "latin-1"},
         {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
-        {"TERM": "dumb", "COLUMNS": "20"},
+        {"TERM": "dumb"},
     ],
     ids=lambda value: " ".join(value),
 )
@@ -189,3 +190,12 @@ def test_a_text_that_is_not_to_be_wrapped_is_cut_short():
     title.no_wrap, title.overflow = True, "ellipsis"
     assert printed(title) == ["The bug hunt: wrong backward passes, an…"]
     assert printed(title, terminal=False) == [title.plain]
+
+
+@pytest.mark.parametrize("columns", ["60", "12", "wide", ""])
+def test_a_pipe_has_the_columns_that_are_asked_for(columns):
+    """`list | less` in a narrow terminal; without a number that can be obeyed lines are as long as they are."""
+    environment = {**os.environ, "COLUMNS": columns}
+    done = subprocess.run(LIST, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+    widest = max(map(cell_len, done.stdout.splitlines()))
+    assert (widest <= 60) == (columns == "60"), widest

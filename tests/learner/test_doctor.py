@@ -8,6 +8,7 @@ from checkouts import ROOT
 
 from harness.cli import main
 from harness.console import listening
+from harness.errors import BadUse
 from harness.screens import doctor
 
 
@@ -74,3 +75,24 @@ def test_doctor_goes_on_behind_a_check_that_fails(monkeypatch):
     assert told == ["one", "two"], "what the moving line says"
     assert (findings[0].part, findings[0].state) == ("one", "broken") and "no luck" in findings[0].words
     assert findings[1].part == "Python"
+
+
+@pytest.mark.parametrize("built", [True, False])
+def test_doctor_advises_the_book_that_there_is(built, monkeypatch, tmp_path):
+    """A wheel without a built book is not told to put one into the folder."""
+
+    def built_book():
+        if not built:
+            raise BadUse(
+                "--book: there is no built book; this package was made without one; leave out --book"
+            )
+        return tmp_path
+
+    for folder in ("problems", "solutions"):
+        (tmp_path / folder).mkdir()
+    monkeypatch.setattr(doctor.roots, "CHECKOUT", tmp_path)
+    monkeypatch.setattr(doctor.workspace, "built_book", built_book)
+    book = next(finding for finding in doctor.files() if finding.part == "book")
+    assert (book.state, book.words) == ("note", "not built here")
+    assert ("update --book" in book.remedy) == built
+    assert built or book.remedy == "this package was made without one"

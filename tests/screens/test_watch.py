@@ -1,5 +1,6 @@
 """Watch, driven as by a person: a real process behind a pseudo-terminal, files saved in all the ways that editors do."""
 
+import contextlib
 import io
 import os
 import pty
@@ -201,6 +202,27 @@ def test_everything_fits_80_by_24(tmp_path):
         session.wait("missing")
     finally:
         session.close()
+
+
+@pytest.mark.parametrize(("kind", "end"), [(KeyboardInterrupt, "q quit\n"), (None, "q quit")])
+def test_an_interrupt_ends_the_line_of_the_keys(kind, end):
+    """What is printed next, "interrupted", has a line of its own."""
+    written = io.StringIO()
+    console = Console(file=written, force_terminal=True, color_system=None, width=40, height=10)
+    with contextlib.suppress(KeyboardInterrupt), Terminal(console) as terminal:
+        terminal.show([Text("verdict")], "q quit")
+        if kind:
+            raise kind
+    assert written.getvalue().endswith(end)
+
+
+def test_an_interrupt_leaves_a_pipe_as_it_is():
+    written = io.StringIO()
+    console = Console(file=written, force_terminal=False)
+    with contextlib.suppress(KeyboardInterrupt), Terminal(console) as terminal:
+        terminal.show([Text("verdict")], "q quit")
+        raise KeyboardInterrupt
+    assert written.getvalue() == "verdict\n"
 
 
 def test_a_screen_that_is_too_long_is_turned_by_m():

@@ -183,24 +183,23 @@ def test_what_is_computed_from_a_gate_that_ended_the_process_is_put_down_to_it(w
     assert "os._exit(0)" in blamed[first].diagnosis[0]
 
 
+def on_file_in(folder, *flags, **pipes) -> subprocess.Popen:
+    """Start `p24 --rung numpy` on the file in a folder, in a process of its own."""
+    program = (
+        "import sys\nfrom pathlib import Path\nfrom harness import cli\nfrom harness.learner.work import Work\n"
+        f"root = Path({str(folder)!r})\nhonest = Work.__init__\n"
+        "def here(self, puzzle, rung, _=None): honest(self, puzzle, rung, root)\n"
+        f"Work.__init__ = here\nsys.exit(cli.main({['p24', '--rung', 'numpy', *flags]}))\n"
+    )
+    command = [sys.executable, "-c", program]
+    return subprocess.Popen(command, cwd=roots.CHECKOUT, stdout=subprocess.PIPE, text=True, **pipes)
+
+
 def test_a_blank_may_read_from_the_terminal(work, tmp_path):
     """`input()` and `breakpoint()` reach who sits there; without a terminal there is nothing to read."""
     with_first(work, "assert input('typed? ') == 'yes'")
-    asks = (
-        "import sys\nfrom pathlib import Path\nfrom harness import cli\nfrom harness.learner.work import Work\n"
-        f"root = Path({str(tmp_path)!r})\nhonest = Work.__init__\n"
-        "def here(self, puzzle, rung, _=None): honest(self, puzzle, rung, root)\n"
-        "Work.__init__ = here\nsys.exit(cli.main(['p24', '--rung', 'numpy', '--gate', 'index']))\n"
-    )
     ours, theirs = os.openpty()
-    with subprocess.Popen(
-        [sys.executable, "-c", asks],
-        cwd=roots.CHECKOUT,
-        stdin=theirs,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as run:
+    with on_file_in(tmp_path, "--gate", "index", stdin=theirs, stderr=subprocess.STDOUT) as run:
         os.write(ours, b"yes\n" * 100)  # one for each case
         out, _ = run.communicate(timeout=120)
     os.close(ours)
@@ -322,19 +321,7 @@ def test_a_run_that_is_left_is_no_success(command_line, monkeypatch, error):
 
 def test_ctrl_c_while_a_blank_never_ends(work, tmp_path):
     with_first(work, "print('begun', flush=True); __import__('time').sleep(999)")
-    asks = (
-        "import sys\nfrom pathlib import Path\nfrom harness import cli\nfrom harness.learner.work import Work\n"
-        f"root = Path({str(tmp_path)!r})\nhonest = Work.__init__\n"
-        "def here(self, puzzle, rung, _=None): honest(self, puzzle, rung, root)\n"
-        "Work.__init__ = here\nsys.exit(cli.main(['p24', '--rung', 'numpy']))\n"
-    )
-    run = subprocess.Popen(
-        [sys.executable, "-c", asks],
-        cwd=roots.CHECKOUT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    run = on_file_in(tmp_path, stderr=subprocess.PIPE)
     assert present(run.stdout).readline() == "begun\n"
     run.send_signal(signal.SIGINT)
     out, err = run.communicate(timeout=60)

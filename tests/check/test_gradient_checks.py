@@ -23,6 +23,11 @@ def reference(x, scale):
     return x * scale
 
 
+def summed(terms: torch.Tensor) -> torch.Tensor:
+    """The sum over all axes but the last."""
+    return terms.flatten(0, -2).sum(0) if terms.dim() > 1 else terms
+
+
 class Scale(Function):
     """x * scale over the last axis, right; the wrong ones below change one method."""
 
@@ -34,7 +39,7 @@ class Scale(Function):
     @staticmethod
     def backward(ctx, dy):
         x, scale = ctx.saved_tensors
-        return dy * scale, (dy * x).flatten(0, -2).sum(0) if dy.dim() > 1 else dy * x
+        return dy * scale, summed(dy * x)
 
 
 def subject(function: type[Function], **more) -> Subject:
@@ -48,13 +53,12 @@ def backward_of(wrong) -> type[Function]:
 
 def reads_as_contiguous(ctx, dy):
     flat = torch.as_strided(dy, dy.shape, torch.empty(dy.shape).stride()) if dy.stride()[-1] else dy * 0
-    x, scale = ctx.saved_tensors
-    return flat * scale, (flat * x).flatten(0, -2).sum(0) if dy.dim() > 1 else flat * x
+    return Scale.backward(ctx, flat)
 
 
 def ignores_gradient(ctx, dy):
     x, scale = ctx.saved_tensors
-    return scale.expand_as(x).clone(), x.flatten(0, -2).sum(0) if x.dim() > 1 else x.clone()
+    return scale.expand_as(x).clone(), summed(x).clone()
 
 
 def first_axis_only(ctx, dy):
@@ -64,15 +68,13 @@ def first_axis_only(ctx, dy):
 
 
 def writes_into_gradient(ctx, dy):
-    x, scale = ctx.saved_tensors
-    dscale = (dy * x).flatten(0, -2).sum(0) if dy.dim() > 1 else dy * x
-    return dy.mul_(scale), dscale
+    dx, dscale = Scale.backward(ctx, dy)
+    return dy.copy_(dx), dscale
 
 
 def none_for_scale(ctx, dy):
-    x, scale = ctx.saved_tensors
-    needed = ctx.needs_input_grad
-    return dy * scale, (dy * x).flatten(0, -2).sum(0) if needed[0] and needed[1] else None
+    dx, dscale = Scale.backward(ctx, dy)
+    return dx, dscale if all(ctx.needs_input_grad) else None
 
 
 def sums_in_bfloat16(ctx, dy):
@@ -94,7 +96,7 @@ class RemembersLastCall(Scale):
     @staticmethod
     def backward(ctx, dy):
         x, scale = RemembersLastCall.kept
-        return dy * scale, (dy * x).flatten(0, -2).sum(0) if dy.dim() > 1 else dy * x
+        return dy * scale, summed(dy * x)
 
 
 class KeepsTooMuch(Scale):
@@ -107,15 +109,12 @@ class KeepsTooMuch(Scale):
     @staticmethod
     def backward(ctx, dy):
         x, scale, _ = ctx.saved_tensors
-        return dy * scale, (dy * x).flatten(0, -2).sum(0) if dy.dim() > 1 else dy * x
+        return dy * scale, summed(dy * x)
 
 
-class Noisy(Scale):
-    @staticmethod
-    def backward(ctx, dy):
-        x, scale = ctx.saved_tensors
-        jitter = 1 + 1e-12 * torch.rand((), dtype=torch.float64)
-        return dy * scale * jitter, (dy * x).flatten(0, -2).sum(0) if dy.dim() > 1 else dy * x
+def noisy(ctx, dy):
+    dx, dscale = Scale.backward(ctx, dy)
+    return dx * (1 + 1e-12 * torch.rand((), dtype=torch.float64)), dscale
 
 
 class ForwardOff(Scale):
@@ -128,22 +127,17 @@ class ForwardOff(Scale):
 class AttributeOfCtx(Scale):
     @staticmethod
     def forward(ctx, x, scale):
-        ctx.kept = x, scale
-        ctx.x = x
+        ctx.x, ctx.scale = x, scale
         return x * scale
 
     @staticmethod
     def backward(ctx, dy):
-        x, scale = ctx.kept
-        return dy * scale, (dy * x).flatten(0, -2).sum(0) if dy.dim() > 1 else dy * x
+        return dy * ctx.scale, summed(dy * ctx.x)
 
 
-class ReadsInputAsItLies(Scale):
-    @staticmethod
-    def backward(ctx, dy):
-        x, scale = ctx.saved_tensors
-        lies = torch.as_strided(x, x.shape, torch.empty(x.shape).stride())
-        return dy * scale, (dy * lies).flatten(0, -2).sum(0) if dy.dim() > 1 else dy * lies
+def reads_input_as_it_lies(ctx, dy):
+    x, scale = ctx.saved_tensors
+    return dy * scale, summed(dy * torch.as_strided(x, x.shape, torch.empty(x.shape).stride()))
 
 
 class OverwritesItsOwn(Scale):
@@ -158,8 +152,7 @@ class OverwritesItsOwn(Scale):
     @staticmethod
     def backward(ctx, dy):
         (x,) = ctx.saved_tensors
-        dscale = (dy * x).flatten(0, -2).sum(0) if dy.dim() > 1 else dy * x
-        return ctx.factor.mul_(dy), dscale
+        return ctx.factor.mul_(dy), summed(dy * x)
 
 
 class KeepsACopy(Scale):
@@ -185,16 +178,15 @@ def spreads_infinity(ctx, dy):
     return dx + 0 * dy.sum(), dscale
 
 
-def overflows(ctx, dy):
-    x, _ = ctx.saved_tensors
-    dx, dscale = Scale.backward(ctx, dy)
-    return dx * x.exp() / x.exp(), dscale
+def times(factor):
+    """Multiply the gradient of x by a function of x and divide it by the same again."""
 
+    def backward(ctx, dy):
+        dx, dscale = Scale.backward(ctx, dy)
+        both = factor(ctx.saved_tensors[0])
+        return dx * both / both, dscale
 
-def underflows(ctx, dy):
-    x, _ = ctx.saved_tensors
-    dx, dscale = Scale.backward(ctx, dy)
-    return dx * x.clamp(max=0).exp() / x.clamp(max=0).exp(), dscale
+    return backward_of(backward)
 
 
 def loses_float16(ctx, dy):
@@ -205,15 +197,10 @@ def loses_float16(ctx, dy):
 class SecondOutput(Function):
     """x * scale, and its largest element, through which nothing flows back."""
 
-    marked = False
-
-    @classmethod
-    def forward(cls, ctx, x, scale):
+    @staticmethod
+    def forward(ctx, x, scale):
         ctx.save_for_backward(x, scale)
-        largest = (x * scale).amax()
-        if cls.marked:
-            ctx.mark_non_differentiable(largest)
-        return x * scale, largest
+        return x * scale, (x * scale).amax()
 
     @staticmethod
     def backward(ctx, dy, _):
@@ -221,7 +208,11 @@ class SecondOutput(Function):
 
 
 class MarkedOutput(SecondOutput):
-    marked = True
+    @staticmethod
+    def forward(ctx, x, scale):
+        outputs = SecondOutput.forward(ctx, x, scale)
+        ctx.mark_non_differentiable(outputs[1])
+        return outputs
 
 
 LEDGER = {"saved": lambda x, scale: 4 * (x.numel() + scale.numel())}
@@ -246,7 +237,7 @@ def test_a_right_function_passes(check):
         (checks.square_shapes, backward_of(ignores_gradient), "square sizes"),
         (checks.expanded_gradient, backward_of(reads_as_contiguous), "expanded gradient"),
         (checks.strided_gradient, backward_of(reads_as_contiguous), "not contiguous"),
-        (checks.strided_inputs, ReadsInputAsItLies, "an input that is not contiguous"),
+        (checks.strided_inputs, backward_of(reads_input_as_it_lies), "an input that is not contiguous"),
         (checks.frozen_inputs, backward_of(none_for_scale), "only input 1"),
         (checks.second_backward, OverwritesItsOwn, "a second backward pass of the same call"),
         (checks.written_between, AttributeOfCtx, "written to an input or a result after the call"),
@@ -254,15 +245,19 @@ def test_a_right_function_passes(check):
         (
             checks.infinite_gradient,
             backward_of(spreads_infinity),
-            "the gradient of input 0 at [1, 0, 0]: got nan, expected -0.144245",
+            "input 0 at [1, 0, 0]: got nan, expected -0.144245",
         ),
-        (checks.far_from_zero, backward_of(overflows), "with inputs near 800, where exp is infinite"),
-        (checks.far_from_zero, backward_of(underflows), "with inputs near -800, where exp is 0"),
+        (checks.far_from_zero, times(torch.exp), "with inputs near 800, where exp is infinite"),
+        (
+            checks.far_from_zero,
+            times(lambda x: x.clamp(max=0).exp()),
+            "with inputs near -800, where exp is 0",
+        ),
         (checks.narrow_dtypes, backward_of(loses_float16), "in float16 at odd sizes the error is"),
         (checks.two_calls, RemembersLastCall, "a second call"),
         (checks.under_checkpoint, RemembersLastCall, "under checkpoint"),
         (checks.inputs_unchanged, backward_of(writes_into_gradient), "the gradient coming in is changed"),
-        (checks.repeat_runs, Noisy, "different gradients"),
+        (checks.repeat_runs, backward_of(noisy), "different gradients"),
         (checks.at_zero, backward_of(ignores_gradient), "exactly 0"),
         (checks.many_rows_bfloat16, backward_of(sums_in_bfloat16), "over many rows"),
         (checks.memory_kept, KeepsTooMuch, "the ledger says"),
@@ -282,11 +277,9 @@ def test_an_output_without_a_gradient_must_be_marked(check):
         return x * scale, (x * scale).amax().detach()
 
     assert check(Subject(MarkedOutput.apply, with_largest, scaled_inputs)) is None
-    assert check(Subject(SecondOutput.apply, with_largest, scaled_inputs)) is not None
+    said = check(Subject(SecondOutput.apply, with_largest, scaled_inputs))
     words = "output 1 has a gradient for autograd and should have none"
-    assert words in (
-        checks.differentiable_outputs(Subject(SecondOutput.apply, with_largest, scaled_inputs)) or ""
-    )
+    assert said and (words in said or check is checks.random_directions)
 
 
 def test_a_second_derivative_may_be_refused():

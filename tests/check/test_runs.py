@@ -66,39 +66,27 @@ def run_of(*kinds, verdict=RIGHT, unsolved=(), repeats=None, findings=(), size=3
 # ---- The verdict in one number ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["gpu", "virtual"])
-def test_0_is_all_correct_with_gpu_kernels_run(kind):
-    assert run_of("cpu", kind).exit_code() == 0
-    assert run_of(kind).exit_code() == 0
+DX_LEFT = {"unsolved": ["grad_input"], "size": 0}
 
 
-def test_6_is_all_correct_with_gpu_kernels_run_nowhere():
-    assert run_of("cpu").exit_code() == 6
-    assert run_of().exit_code() == 6
-
-
-def test_1_is_anything_wrong_before_unsolved():
-    assert run_of("cpu", verdict=WRONG).exit_code() == 1
-    assert run_of("cpu", "gpu", verdict=WRONG, unsolved=["grad_input"], size=0).exit_code() == 1
-
-
-def test_3_is_unsolved_with_nothing_attempted_wrong():
-    assert run_of("cpu", unsolved=["grad_input"], size=0).exit_code() == 3
-    assert run_of("cpu", "virtual", unsolved=["grad_input"], size=0).exit_code() == 3
-
-
-def test_a_wrong_run_among_repeated_ones_is_wrong():
-    assert run_of("gpu", repeats={"grad_input": Repeats(200, False, 3.0, 1, True)}).exit_code() == 1
-    assert run_of("gpu", repeats={"grad_input": Repeats(200, False, 3.0, 0, True)}).exit_code() == 0
-
-
-def test_a_spread_is_wrong_where_the_order_of_sums_is_fixed():
-    assert run_of("gpu", repeats={"grad_input": Repeats(200, False, 1.0, 0)}).exit_code() == 1
-    assert run_of("gpu", repeats={"grad_input": Repeats(200, True, 0.0, 0)}).exit_code() == 0
-
-
-def test_a_finding_is_wrong():
-    assert run_of("virtual", findings=[RACE]).exit_code() == 1
+@pytest.mark.parametrize(
+    ("code", "kinds", "settings"),
+    [
+        (0, ["cpu", "gpu"], {}), (0, ["cpu", "virtual"], {}), (0, ["gpu"], {}), (0, ["virtual"], {}),
+        (6, ["cpu"], {}), (6, [], {}),
+        (1, ["cpu"], {"verdict": WRONG}), (1, ["cpu", "gpu"], {"verdict": WRONG, **DX_LEFT}),
+        (3, ["cpu"], DX_LEFT), (3, ["cpu", "virtual"], DX_LEFT),
+        (1, ["virtual"], {"findings": [RACE]}),
+        # a wrong run among repeated ones, and a spread where the order of sums is fixed
+        (1, ["gpu"], {"repeats": {"grad_input": Repeats(200, False, 3.0, 1, True)}}),
+        (0, ["gpu"], {"repeats": {"grad_input": Repeats(200, False, 3.0, 0, True)}}),
+        (1, ["gpu"], {"repeats": {"grad_input": Repeats(200, False, 1.0, 0)}}),
+        (0, ["gpu"], {"repeats": {"grad_input": Repeats(200, True, 0.0, 0)}}),
+    ],
+)  # fmt: skip
+def test_exit_code(code, kinds, settings):
+    """0: all correct, GPU kernels run; 1: anything wrong; 3: unsolved and nothing attempted wrong; 6: GPU kernels not run."""
+    assert run_of(*kinds, **settings).exit_code() == code
 
 
 def test_a_variant_that_did_not_end_is_wrong():

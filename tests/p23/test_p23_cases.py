@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from known_mistakes import said
 from typed import present
 
+from harness.check.gradient_checks import kept_bytes
 from harness.check.reference import strided
 from harness.puzzles.p23 import spec as p23
 from harness.puzzles.p23.mistakes import BLOCK, MISTAKES, TILE
@@ -241,19 +242,11 @@ def test_the_kernels_have_the_constants_of_the_spec(name, file, value):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_the_bytes_that_eager_keeps_are_those_that_autograd_keeps(dtype):
-    kept = {}
-
-    def keep(tensor):
-        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
     B, N, S, T, d = dims = (2, 3, 5, 7, 4)
     kind = getattr(torch, dtype)
-    query, key, value = (torch.randn(B, N, n, d, dtype=kind, requires_grad=True) for n in (S, T, T))
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        output = torch.softmax(query @ key.mT / d**0.5, -1) @ value
-    assert output.requires_grad
-    assert sum(p23.ledger(dims, dtype).saved_eager.values()) == sum(kept.values())
+    inputs = [torch.randn(B, N, n, d, dtype=kind, requires_grad=True) for n in (S, T, T)]
+    kept, _ = kept_bytes(lambda q, k, v: torch.softmax(q @ k.mT / d**0.5, -1) @ v, inputs)
+    assert sum(p23.ledger(dims, dtype).saved_eager.values()) == kept
 
 
 def test_the_fused_variant_keeps_and_allocates_no_matrix_of_scores():
@@ -272,54 +265,6 @@ def test_the_ledger_by_hand():
     assert ledger.saved_ours["probabilities"] == 2 * 3 * 5 * 7 * 4, "in float32"
     assert ledger.saved_eager["probabilities"] == 2 * 3 * 5 * 7 * 2
     assert sum(ledger.between["unfused"].values()) == 3 * 2 * 3 * 5 * 7 * 4
-
-
-# ---- An online softmax, step by step ------------------------------------------------------------------------
-
-
-def tile_by_tile(v, factor, shift):
-    """Output and lse of an online softmax: `factor` and `shift` are made of the largest before a tile and behind it."""
-    largest = np.full(v.masked.shape[:-1], -np.inf)
-    total, sums = np.zeros(largest.shape), np.zeros(v.query.shape)
-    for t in range(0, v.masked.shape[-1], TILE):
-        score = v.masked[..., t : t + TILE]
-        new = np.maximum(largest, score.max(-1))
-        rescale = factor(largest, new)
-        weight = np.exp(score - shift(largest, new)[..., None])
-        total = total * rescale + weight.sum(-1)
-        sums = sums * rescale[..., None] + weight @ v.value[..., t : t + TILE, :]
-        largest = new
-    nothing = total == 0
-    divisor = np.where(nothing, 1, total)
-    return sums / divisor[..., None], np.where(nothing, -np.inf, largest + np.log(divisor))
-
-
-def or_0(largest):
-    """A largest score, and 0 for -inf."""
-    return np.where(largest == -np.inf, 0, largest)
-
-
-ONLINE = {
-    "": (lambda old, new: np.exp(old - or_0(new)), lambda old, new: or_0(new)),
-    "not-rescaled": (lambda old, new: np.ones(new.shape), lambda old, new: or_0(new)),
-    "old-largest": (lambda old, new: np.ones(new.shape), lambda old, new: or_0(old)),
-    "old-largest-rescaled": (lambda old, new: np.exp(old - or_0(new)), lambda old, new: or_0(old)),
-    "rescaled-by-old-alone": (lambda old, new: np.exp(old), lambda old, new: or_0(new)),
-}
-
-
-@pytest.mark.parametrize("mistake", [id for id in ONLINE if id])
-def test_a_wrong_rescaling_of_the_online_softmax_has_its_name(mistake):
-    for place, name in enumerate(("output", "lse")):
-        diagnosis = said(p23.PUZZLE, name, lambda v, place=place: tile_by_tile(v, *ONLINE[mistake])[place])
-        assert present(diagnosis.mistake).removeprefix("total-") == mistake, diagnosis.lines
-
-
-def test_the_online_softmax_that_the_mistakes_are_made_of_is_right():
-    for case in EVERY:
-        v = p23.derive(p23.inputs(case, "float64", 0))
-        for got, name in zip(tile_by_tile(v, *ONLINE[""]), ("output", "lse"), strict=True):
-            np.testing.assert_allclose(got, getattr(v, name), rtol=1e-9, atol=1e-9)
 
 
 def test_an_lse_that_is_infinite_without_large_scores_is_less_the_largest_before_it():

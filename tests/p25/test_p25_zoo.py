@@ -3,6 +3,7 @@
 import multiprocessing
 
 import pytest
+from changed_solutions import changed
 
 from harness.check import zoo
 from harness.check.checker import make_checker
@@ -80,38 +81,24 @@ def test_eight_ranks_agree_with_one_device(checkers):
     assert result.summary.startswith("8 processes")
 
 
+SHARE, END = "    share = torch.sigmoid(", "lse, block_lse)\n    # BLANK-END"
+
+
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        (
-            "    share = torch.sigmoid(",
-            "    share = torch.nothing(",
-            "rank 0 of 2: {path}:110: AttributeError: module 'torch' has no attribute 'nothing'",
-        ),
-        (
-            "lse, block_lse)\n    # BLANK-END",
-            "lse, block_lse) + 1e-9\n    # BLANK-END",
-            "merge of out 1, lse 0.5 with 2, 1.5: lse is 1.813261688518, expected 1.813261687518",
-        ),
-        (
-            "    share = torch.sigmoid(",
-            "    __import__('os')._exit(7)\n    share = torch.sigmoid(",
-            "ended without an answer (exit code 7)",
-        ),
+        (SHARE, "    share = torch.nothing(", "rank 0 of 2: {at}: AttributeError: module 'torch' has no attribute 'nothing'"),
+        (END, END.replace(")", ") + 1e-9"), "merge of out 1, lse 0.5 with 2, 1.5: lse is 1.813261688518, expected 1.813261687518"),
+        (SHARE, f"    __import__('os')._exit(7)\n{SHARE}", "ended without an answer (exit code 7)"),
     ],
     ids=["an exception", "a small error", "a rank dies"],
-)
+)  # fmt: skip
 def test_what_a_merge_may_do_wrong(old, new, words, checkers, tmp_path):
-    text = (roots.solutions() / "p25" / "in_torch.py").read_text()
-    assert text.count(old) == 1
-    path = tmp_path / "in_torch.py"
-    path.write_text(text.replace(old, new))
+    path = changed(PUZZLE, "torch", tmp_path, (old, new))
     (result,) = checkers["torch"].check(path, ["merge"])
     assert result.state == "wrong" and result.hint == "merge-2"
-    line = text[: text.index(old)].count("\n") + 1
-    assert words.format(path=path).replace(":110:", f":{line}:") in "\n".join(result.diagnosis), (
-        result.diagnosis
-    )
+    line = path.read_text().partition(new)[0].count("\n") + 1
+    assert words.format(at=f"{path}:{line}") in "\n".join(result.diagnosis), result.diagnosis
 
 
 @pytest.mark.parametrize(
@@ -126,11 +113,7 @@ def test_what_a_merge_may_do_wrong(old, new, words, checkers, tmp_path):
 @pytest.mark.parametrize("rung", ["numpy", "torch"])
 def test_softmax_s_backward_pass_is_named_here_too(rung, wrong, words, checkers, tmp_path):
     """In NumPy blocks that a query cannot see are masked, in PyTorch they are left out."""
-    text = (roots.solutions() / "p25" / PUZZLE.rung(rung).file).read_text()
-    right = "P * (dP - delta[..., None])"
-    assert text.count(right) == 1
-    path = tmp_path / PUZZLE.rung(rung).file
-    path.write_text(text.replace(right, wrong))
+    path = changed(PUZZLE, rung, tmp_path, ("P * (dP - delta[..., None])", wrong))
     (result,) = checkers[rung].check(path, ["recompute"])
     assert words in "\n".join(result.diagnosis), result.diagnosis
 
@@ -170,14 +153,7 @@ RIGHT = {
 
 @pytest.mark.parametrize("rung", RIGHT)
 def test_a_ring_that_is_right_in_another_way_is_right(rung, checkers, tmp_path):
-    text = (roots.solutions() / "p25" / PUZZLE.rung(rung).file).read_text()
-    path = tmp_path / PUZZLE.rung(rung).file
-    path.write_text(
-        blanks.join(
-            blanks.split(text),
-            {gate: tuple(body.strip("\n").splitlines()) for gate, body in RIGHT[rung].items()},
-        )
-    )
+    path = changed(PUZZLE, rung, tmp_path, **{gate: body.strip("\n") for gate, body in RIGHT[rung].items()})
     results = checkers[rung].check(path, list(RIGHT[rung]))
     assert {result.state for result in results} == {"correct"}, [result.diagnosis for result in results]
 
@@ -185,16 +161,11 @@ def test_a_ring_that_is_right_in_another_way_is_right(rung, checkers, tmp_path):
 @pytest.mark.parametrize(
     ("new", "words"),
     [
-        (
-            "return pieces",
-            "chunks(0, 2, 8, True) is [(0, 2), (2, 4), (4, 6), (6, 8)], expected [(0, 2), (6, 8)]",
-        ),
+        ("return pieces", "chunks(0, 2, 8, True) is [(0, 2), (2, 4), (4, 6), (6, 8)], expected [(0, 2), (6, 8)]"),
         ("return pieces[rank]", "chunks(0, 2, 8, True): TypeError: "),
     ],
-)
+)  # fmt: skip
 def test_chunks_that_are_none(new, words, checkers, tmp_path):
-    text = (roots.solutions() / "p25" / "in_numpy.py").read_text()
-    path = tmp_path / "in_numpy.py"
-    path.write_text(text.replace("return [pieces[rank], pieces[2 * size - 1 - rank]]", new))
+    path = changed(PUZZLE, "numpy", tmp_path, ("return [pieces[rank], pieces[2 * size - 1 - rank]]", new))
     (result,) = checkers["numpy"].check(path, ["balanced"])
     assert result.state == "wrong" and words in result.diagnosis[0], result.diagnosis

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from changed_solutions import changed
 
 from harness.check import zoo
 from harness.check.checker import make_checker
@@ -90,119 +91,40 @@ def test_the_tape_s_gradients_are_finite_differences():
         torch.testing.assert_close((grads[name] * along).sum(), slope, rtol=1e-6, atol=1e-8)
 
 
-EDITS = {
-    "the limit not used": (
-        "clip",
-        "grad *= (limit / (norm + 1e-6)).clamp(max=1)",
-        "grad *= (1.0 / (norm + 1e-6)).clamp(max=1)",
-        "times-a-constant",
-        "your gradient is exactly 0.333333 times what it should be",
-    ),
-    "the norm that is left": (
-        "clip",
-        "    return norm\n",
-        "    return norm.clamp(max=limit)\n",
-        "norm-afterwards",
-        "your norm equals the reference of the gradients as they are afterwards",
-    ),
-    "betas not used": (
-        "adamw",
-        "mean.lerp_(g, 1 - betas[0])",
-        "mean.lerp_(g, 0.1)",
-        "wrong-values",
-        "mean of g[",
-    ),
-    "one rate for all steps": (
-        "step",
-        "adamw(p, grads, moments, number, rate)",
-        "adamw(p, grads, moments, number, 0.01)",
-        "wrong-values",
-        "after step 2 is wrong",
-    ),
-    "a size for an address": (
-        "tape",
-        "storages[storage.data_ptr()] = storage.nbytes()",
-        "storages[storage.nbytes()] = storage.nbytes()",
-        "wrong-values",
-        "of two tensors of one size the tape says 96 bytes, and holds 192",
-    ),
-    "no output": (
-        "gelu",
-        "        return 0.5 * x * (1 + torch.tanh(Gelu",
-        "        0.5 * x * (1 + torch.tanh(Gelu",
-        "nothing-returned",
-        "forward() returns no tensor",
-    ),
-    "torch.func": (
-        "gelu",
-        "        return dy * (0.5 * (1 + tanh)",
-        "        torch.func.vjp(torch.sin, x)[1](dy)\n        return dy * (0.5 * (1 + tanh)",
-        "autograd-called",
-        "RuntimeError: autograd is called: this gradient is yours to write",
-    ),
-    "autograd": (
-        "gelu",
-        "        return dy * (0.5 * (1 + tanh)",
-        "        torch.autograd.grad(x, x)\n        return dy * (0.5 * (1 + tanh)",
-        "autograd-called",
-        "RuntimeError: autograd is called: this gradient is yours to write",
-    ),
-    "grad by another name": (
-        "gelu",
-        "        return dy * (0.5 * (1 + tanh)",
-        "        with torch.enable_grad():\n            u = x.clone().requires_grad_()\n"
-        "            u.sin().sum().backward()\n        return dy * (0.5 * (1 + tanh)",
-        "autograd-called",
-        "RuntimeError: autograd is called: this gradient is yours to write",
-    ),
-    "an exception": ("gelu", "slope = Gelu.SCALE", "slope = Gelu.NONE", "raises", "AttributeError"),
-    "nothing returned": (
-        "gelu",
-        "        return dy * (0.5 * (1 + tanh)",
-        "        dy * (0.5 * (1 + tanh)",
-        "nothing-returned",
-        "backward() returns no tensor: the gradient of its input is wanted",
-    ),
-    "the input written": (
-        "gelu",
-        "        tanh = torch.tanh(Gelu",
-        "        x += 0 * x + 1\n        tanh = torch.tanh(Gelu",
-        "input-written",
-        "the pass has changed its input",
-    ),
-    "another shape": (
-        "gelu",
-        "        return dy * (0.5 * (1 + tanh)",
-        "        return dy[0] * (0.5 * (1 + tanh)[0]",
-        "wrong-values",
-        "",
-    ),
-    "no norm": (
-        "clip",
-        "    return norm\n",
-        "    return 1.0\n",
-        "wrong-values",
-        "clip() returns no tensor: the norm is wanted, as it was before",
-    ),
-    "no loss": ("step", "    return loss\n", "    return 1.0\n", "wrong-values", "step() returns no tensor"),
-    "elements": (
-        "tape",
-        "storages[storage.data_ptr()] = storage.nbytes()",
-        "storages[id(tensor), len(storages)] = tensor.numel()",
-        "elements-counted",
-        "of a tensor of 24 floats the tape says 24 bytes, and holds 96",
-    ),
-}
+RETURN = "        return dy * (0.5 * (1 + tanh)"
+SIZE = "storages[storage.data_ptr()] = storage.nbytes()"
+FACTOR = "grad *= ({} / (norm + 1e-6)).clamp(max=1)"
+BY_NAME = "        with torch.enable_grad():\n            u = x.clone().requires_grad_()\n            u.sin().sum().backward()\n"
+CALLED = "RuntimeError: autograd is called: this gradient is yours to write"
+RETURNED = "backward() returns no tensor: the gradient of its input is wanted"
+FORWARD = "        return 0.5 * x * (1 + torch.tanh(Gelu"
 
 
-@pytest.mark.parametrize("edit", EDITS)
-def test_what_else_may_be_wrong_is_said(edit, checkers, tmp_path):
-    gate, old, new, mistake, words = EDITS[edit]
-    text = (SOLUTIONS / "tape.py").read_text()
-    assert text.count(old) == 1
-    path = tmp_path / "tape.py"
-    path.write_text(text.replace(old, new))
-    (result,) = checkers["tape"].check(path, [gate])
+@pytest.mark.parametrize(
+    ("gate", "old", "new", "mistake", "words"),
+    [
+        ("clip", FACTOR.format("limit"), FACTOR.format("1.0"), "times-a-constant", "exactly 0.333333 times what"),
+        ("clip", "    return norm\n", "    return norm.clamp(max=limit)\n", "norm-afterwards", "as they are afterwards"),
+        ("clip", "    return norm\n", "    return 1.0\n", "wrong-values", "clip() returns no tensor: the norm is wanted"),
+        ("adamw", "mean.lerp_(g, 1 - betas[0])", "mean.lerp_(g, 0.1)", "wrong-values", "mean of g["),
+        ("step", "moments, number, rate)", "moments, number, 0.01)", "wrong-values", "after step 2 is wrong"),
+        ("step", "    return loss\n", "    return 1.0\n", "wrong-values", "step() returns no tensor"),
+        ("tape", SIZE, SIZE.replace("data_ptr", "nbytes"), "wrong-values", "one size the tape says 96 bytes, and holds 192"),
+        ("tape", SIZE, "storages[id(tensor), len(storages)] = tensor.numel()", "elements-counted",
+         "of a tensor of 24 floats the tape says 24 bytes, and holds 96"),
+        ("gelu", FORWARD, FORWARD.replace("return ", ""), "nothing-returned", "forward() returns no tensor"),
+        ("gelu", RETURN, f"        torch.func.vjp(torch.sin, x)[1](dy)\n{RETURN}", "autograd-called", CALLED),
+        ("gelu", RETURN, f"        torch.autograd.grad(x, x)\n{RETURN}", "autograd-called", CALLED),
+        ("gelu", RETURN, BY_NAME + RETURN, "autograd-called", CALLED),
+        ("gelu", "slope = Gelu.SCALE", "slope = Gelu.NONE", "raises", "AttributeError"),
+        ("gelu", RETURN, RETURN.replace("return ", ""), "nothing-returned", RETURNED),
+        ("gelu", "        tanh = torch.tanh(Gelu", "        x += 0 * x + 1\n        tanh = torch.tanh(Gelu", "input-written",
+         "the pass has changed its input"),
+        ("gelu", RETURN, "        return dy[0] * (0.5 * (1 + tanh)[0]", "wrong-values", ""),
+    ],
+)  # fmt: skip
+def test_what_else_may_be_wrong_is_said(gate, old, new, mistake, words, checkers, tmp_path):
+    (result,) = checkers["tape"].check(changed(PUZZLE, "tape", tmp_path, (old, new)), [gate])
     assert (result.state, result.mistake) == ("wrong", mistake), result.diagnosis
     assert words in result.diagnosis[0], result.diagnosis
 
@@ -219,20 +141,9 @@ def told(file: str) -> list:
     ]
 
 
-def edited(rung: str, edits, folder: Path) -> Path:
-    """A copy of the solution of a rung with some edits."""
-    path = folder / PUZZLE.rung(rung).file
-    text = (SOLUTIONS / path.name).read_text()
-    for old, new in edits:
-        assert text.count(old) == 1, old
-        text = text.replace(old, new)
-    path.write_text(text)
-    return path
-
-
 @pytest.mark.parametrize(("rung", "gate", "entry"), told("learner_mistakes.toml"))
 def test_a_mistake_that_a_learner_has_tried_is_rejected_and_named(rung, gate, entry, checkers, tmp_path):
-    (result,) = checkers[rung].check(edited(rung, entry["edits"], tmp_path), [gate])
+    (result,) = checkers[rung].check(changed(PUZZLE, rung, tmp_path, *entry["edits"]), [gate])
     assert result.state == "wrong"
     assert result.mistake == entry.get("mistake", result.mistake), result.diagnosis
     assert entry.get("said", "") in result.diagnosis[0]
@@ -242,7 +153,7 @@ def test_a_mistake_that_a_learner_has_tried_is_rejected_and_named(rung, gate, en
 @pytest.mark.slow
 @pytest.mark.parametrize(("rung", "gate", "edits"), told("right_variants.toml"))
 def test_another_right_solution_is_right_whatever_the_seed(rung, gate, edits, tmp_path):
-    path, work = edited(rung, edits, tmp_path), Work(PUZZLE, PUZZLE.rung(rung), roots.solutions())
+    path, work = changed(PUZZLE, rung, tmp_path, *edits), Work(PUZZLE, PUZZLE.rung(rung), roots.solutions())
     for seed in range(20):
         (result,) = make_checker(work, seed=seed).check(path, [gate])
         assert result.state == "correct", (seed, result.diagnosis)
@@ -268,14 +179,10 @@ def test_a_gate_whose_part_is_wrong_says_which_to_mend_first(checkers):
 
 
 def test_parts_that_are_right_in_another_way_are_right(checkers, tmp_path):
-    text = (SOLUTIONS / "tape.py").read_text()
-    text = text.replace("tape.keep(name, q, k, v, P)", "tape.keep(name, qkv, P)")
-    text = text.replace(
-        "        q, k, v, P = tape.take(name)",
-        "        qkv, P = tape.take(name)\n        q, k, v = split_heads(qkv, 3)",
-    )
-    path = tmp_path / "tape.py"
-    path.write_text(text)
+    taken = "        q, k, v, P = tape.take(name)"
+    split = "        qkv, P = tape.take(name)\n        q, k, v = split_heads(qkv, 3)"
+    kept = ("tape.keep(name, q, k, v, P)", "tape.keep(name, qkv, P)")
+    path = changed(PUZZLE, "tape", tmp_path, kept, (taken, split))
     (result,) = checkers["tape"].check(path, ["attention"])
     assert result.state == "correct", result.diagnosis
 

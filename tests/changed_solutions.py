@@ -1,0 +1,19 @@
+"""Files of a puzzle's rungs in Python that are the solution but for some lines."""
+
+from pathlib import Path
+
+from harness.learner import blanks
+from harness.spec.puzzle import Puzzle
+from harness.toolchain import roots
+
+
+def changed(puzzle: Puzzle, rung: str, folder: Path, *edits: tuple[str, str], **bodies: str) -> Path:
+    """Write a rung's solution with some blanks exchanged, then with edits, each of a text that stands there once."""
+    path = folder / puzzle.rung(rung).file
+    text = (roots.solutions() / puzzle.name / path.name).read_text("utf-8")
+    text = blanks.join(blanks.split(text), {id: tuple(body.split("\n")) for id, body in bodies.items()})
+    for old, new in edits:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    path.write_text(text, "utf-8")
+    return path

@@ -111,11 +111,6 @@ def test_what_leaves_a_tensor_in_one_launch_alone_is_put_down_to_that_launch(
     assert results[1].hint == ("output-2" if states["output"] == "wrong" else None)
 
 
-def test_the_learners_file_compiles_and_is_unsolved(puzzle):
-    results = Checker(puzzle).check(Work(puzzle, puzzle.mojo_rung).package)
-    assert {result.state for result in results} == {"unsolved"}
-
-
 @pytest.mark.parametrize("name", EMPTY)
 def test_no_launch_is_empty_and_none_is_left_out(puzzle, recorded, name):
     """A grid of 0 blocks is an error on a GPU; a product without summands still has its zeros to write."""

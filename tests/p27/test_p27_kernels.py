@@ -12,7 +12,6 @@ from harness.check.checker import Checker
 from harness.check.diagnose import diagnose
 from harness.check.reference import Reference
 from harness.devices.targets import cpu
-from harness.learner import blanks
 from harness.puzzles.p27 import derivation, kernels
 from harness.puzzles.p27.spec import PUZZLE, cases
 from harness.toolchain import roots
@@ -70,15 +69,6 @@ def test_either_form_of_gelu_is_right_whatever_the_seed(seed):
 
 
 @pytest.mark.compiles
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_the_kernels_are_right_on_the_virtual_gpu(dtype):
-    results = Checker(PUZZLE, dtype=dtype).check(roots.op_package(roots.solutions(), "p27"))
-    assert {r.gate.id: r.state for r in results} == {gate.id: "correct" for gate in kernels.GATES}, [
-        r.diagnosis for r in results
-    ]
-
-
-@pytest.mark.compiles
 def test_a_whole_run_rejects_what_the_gate_rejects(command_line):
     """A clipping that swallows NaN is right in every case of a graph: the gate has one of its own."""
     (wrong,) = (each for each in zoo.load("p27") if each.name == "mojo_clip_gradients_nan")
@@ -106,11 +96,6 @@ def test_other_right_kernels_are_right_whatever_the_seed(tmp_path):
             seed,
             [r.diagnosis for r in results],
         )
-
-
-def test_what_is_given_is_unsolved(tmp_path):
-    blanks.generate(roots.solutions() / "p27", tmp_path / "p27")
-    assert {r.state for r in Checker(PUZZLE).check(tmp_path / "p27" / "op")} == {"unsolved"}
 
 
 # ---- The mathematics ----------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from harness.check.checker import make_checker
+from harness.check.checker import Checker, make_checker
 from harness.learner import blanks, hints
 from harness.learner.work import Work
 from harness.spec.catalogue import find_puzzle, puzzle_names
@@ -35,6 +35,36 @@ def test_a_solution_in_python_is_right_and_an_untouched_file_unsolved(name, rung
     given = tmp_path / rung.file
     given.write_text(blanks.skeleton(solution.read_text()))
     assert {result.state for result in checker.check(given)} == {"unsolved"}
+
+
+IN_MOJO = [name for name in puzzle_names() if find_puzzle(name).mojo_rung]
+AWKWARD = ("p22", "p23", "p24")
+"""Puzzles whose files of tests judge the kernels in more cases."""
+
+
+@pytest.mark.compiles
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("name", [name for name in IN_MOJO if name not in (*AWKWARD, "p19", "p28")])
+def test_the_kernels_of_a_solution_are_right_on_the_virtual_gpu(name, dtype):
+    """Those of puzzles 19 and 28 are judged with what their runs print."""
+    puzzle = find_puzzle(name)
+    results = Checker(puzzle, dtype=dtype).check(roots.op_package(roots.solutions(), name))
+    assert {r.gate.id: r.state for r in results} == {gate.id: "correct" for gate in puzzle.kernel_gates}, [
+        r.diagnosis for r in results
+    ]
+
+
+@pytest.mark.compiles
+@pytest.mark.parametrize("name", [name for name in IN_MOJO if name not in ("p19", "p22", "p28")])
+def test_the_kernels_as_they_are_given_compile_and_are_unsolved(name, tmp_path):
+    blanks.generate(roots.solutions() / name, tmp_path / name)
+    assert {r.state for r in Checker(find_puzzle(name)).check(tmp_path / name / "op")} == {"unsolved"}
+
+
+@pytest.mark.parametrize("name", puzzle_names())
+def test_untouched_files_are_unsolved(name, command_line):
+    finished = command_line("verify", name)
+    assert finished.code == 3, finished.out
 
 
 @pytest.mark.parametrize(

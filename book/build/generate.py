@@ -19,6 +19,7 @@ from book.figures import (
     data_charts,
     drawings,
     every_size,
+    gradcheck_matrix,
     heroes,
     ladder,
     model_charts,
@@ -328,6 +329,7 @@ FILES: dict[str, Callable[[], str]] = {
     **wrong_backends.FILES,
     **heroes.FILES,
     **six_runs.FILES,
+    **gradcheck_matrix.FILES,
     **{f"attention_{name}.svg": draw for name, draw in claims_chart.PICTURES.items()},
     "attention_training.md": lambda: bench_results.training_table(
         bench_results.training("attention_training")

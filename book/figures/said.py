@@ -15,6 +15,10 @@ from book.figures import (
 from book.measure import ledger, record
 from book.measure.ledger import GPT2_SMALL
 from harness.puzzles.p25 import layout
+from harness.testing import TRIES
+
+testing_tries = tuple(TRIES)
+"""The kinds of call that `check_backward` makes."""
 
 
 class Rows:

@@ -259,15 +259,26 @@ def laid_out(problem: Problem) -> str | None:
 
 
 def incoming_laid_out(problem: Problem) -> str | None:
-    """Gradients that come in as a transpose, a slice, cat, chunk, expand and sum hand them back."""
+    """Gradients that come in as a transpose, a slice, cat, chunk, expand and sum hand them back; then inputs laid out alike."""
     ways: dict[str, Incoming] = {
         name: lambda out, lay=lay: [lay(g) for g in random_like(out)] for name, lay in LAYOUTS.items()
     }
-    ways["one number, as from sum"] = lambda out: [t.new_tensor(1.25).expand(t.shape) for t in out]
+    alike: dict[str, Change] = {
+        name: lambda inputs, lay=lay: [lay(t.detach()).requires_grad_(t.requires_grad) for t in inputs]
+        for name, lay in LAYOUTS.items()
+        if lay is not expanded  # inputs keep their numbers
+    }
+    sum_s: Incoming = lambda out: [t.new_tensor(1.25).expand(t.shape) for t in out]  # noqa: E731
     return first(
         off(compare(problem, sizes, incoming=way), f"for a gradient that is not contiguous ({name})")
-        for name, way in ways.items()
+        for name, way in {**ways, "one number, as from sum": sum_s}.items()
         for sizes in problem.sizes
+    ) or first(
+        off(
+            compare(problem, change=change, incoming=ways[name]),
+            f"where inputs and gradient are not contiguous ({name})",
+        )
+        for name, change in alike.items()
     )
 
 

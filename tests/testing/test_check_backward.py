@@ -180,3 +180,16 @@ def test_pytorch_s_own_error_is_measured_in_other_orders_of_summation():
 
     large = torch.tensor([1e4, 1.0, -1e4, 1e-3, 3.0, -3.0]).repeat(50)
     report_on(other_order, {"x": large}, lambda x: x.sum(0), dtypes=[torch.float32]).raise_if_wrong()
+
+
+def test_inputs_and_gradient_that_lie_in_memory_alike_are_tried():
+    """A loop over memory that makes the gradient contiguous only where its strides are not those of x."""
+
+    def backward(ctx, dy):
+        x, w = ctx.saved_tensors
+        coming = (dy if dy.stride() == x.stride() else dy.contiguous()).as_strided((dy.numel(),), (1,))
+        return coming.view(dy.shape) * w, (dy * x).flatten(0, -2).sum(0)
+
+    report = report_on(scale(backward).apply)
+    assert [each.name for each in report.wrong] == ["layout of the gradient"]
+    assert report.wrong[0].said.startswith("where inputs and gradient are not contiguous (transposed)")

@@ -30,6 +30,7 @@ from book.figures import (
     six_runs,
     speed_table,
     timing_pages,
+    unlearning,
     wrong_backends,
 )
 from book.figures.charts import Axis, Series, plot
@@ -330,6 +331,7 @@ FILES: dict[str, Callable[[], str]] = {
     **heroes.FILES,
     **six_runs.FILES,
     **gradcheck_matrix.FILES,
+    **unlearning.FILES,
     **{f"attention_{name}.svg": draw for name, draw in claims_chart.PICTURES.items()},
     "attention_training.md": lambda: bench_results.training_table(
         bench_results.training("attention_training")

@@ -4,6 +4,8 @@ A page calls these functions in its references (`book/build/references.py`), so 
 than its tables.
 """
 
+import math
+
 from book.figures import (
     attention_times,
     bench_results,
@@ -17,6 +19,8 @@ from book.measure.ledger import GPT2_SMALL
 from harness.puzzles.p25 import layout
 from harness.testing import TRIES
 
+UNTRAINED = math.log(256)
+"""The loss of a model over bytes that has never seen a text."""
 testing_tries = tuple(TRIES)
 """The kinds of call that `check_backward` makes."""
 

@@ -146,7 +146,123 @@
         play();
     }
 
-    const PLAYERS = { catches };
+    // ---- A step that unlearns -------------------------------------------------------------------------------------
+
+    const SVG = 'http://www.w3.org/2000/svg';
+
+    function shape(name, attributes, text) {
+        const made = document.createElementNS(SVG, name);
+        Object.entries(attributes).forEach(function ([key, value]) { made.setAttribute(key, value); });
+        if (text !== undefined) { made.textContent = text; }
+        return made;
+    }
+
+    // The run's shared vector in a plane, what LayerNorm makes of it, the loss of one batch, and what the model predicts.
+    function unlearning(place) {
+        const data = JSON.parse(place.querySelector('.unlearning-data').textContent);
+        const points = data.points, last = points.length - 1;
+        const worst = points.reduce(function (best, point, i) { return point[1] > points[best][1] ? i : best; }, 0);
+        const size = 300, reach = Math.max(...points.map(function (p) { return Math.hypot(p[2], p[3]); })) * 1.05;
+        const zero = { x: size * 0.22, y: size * 0.55 }, scale = (size - zero.x - 12) / reach, full = 92;
+        let now = 0, direction = 1, timer = null;
+
+        function onPlane(point) { return [zero.x + point[2] * scale, zero.y - point[3] * scale]; }
+        const plane = shape('svg', { viewBox: `0 0 ${size} ${size}`, class: 'unlearning-plane' });
+        const trail = points.map(function (p) { return onPlane(p).map(function (v) { return v.toFixed(1); }).join(','); }).join(' ');
+        const raw = shape('line', { x1: zero.x, y1: zero.y, class: 'vector' });
+        const normed = shape('line', { x1: zero.x, y1: zero.y, class: 'normed' });
+        const tip = shape('circle', { r: 9, class: 'tip' }), normedTip = shape('circle', { r: 5, class: 'normed-tip' });
+        plane.append(shape('circle', { cx: zero.x, cy: zero.y, r: full, class: 'ring' }),
+            shape('line', { x1: 0, x2: size, y1: zero.y, y2: zero.y, class: 'axis' }),
+            shape('line', { x1: zero.x, x2: zero.x, y1: 0, y2: size, class: 'axis' }),
+            shape('polyline', { points: trail, class: 'trail' }), normed, raw, tip, normedTip,
+            shape('text', { x: 6, y: 16 }, 'the vector that all places share'),
+            shape('text', { x: 6, y: size - 8, class: 'normed-words' }, 'what LayerNorm makes of it'));
+
+        const curve = shape('svg', { viewBox: `0 0 ${size} 170`, class: 'unlearning-curve' });
+        const low = Math.min(...points.map(function (p) { return p[1]; })), high = points[worst][1];
+        function onCurve(point) {
+            return [34 + (point[0] - points[0][0]) / (points[last][0] - points[0][0]) * (size - 46), 22 + (high - point[1]) / (high - low) * 116];
+        }
+        const dot = shape('circle', { r: 6, class: 'tip' });
+        curve.append(shape('polyline', { class: 'trail', points: points.map(function (p) { return onCurve(p).join(','); }).join(' ') }), dot,
+            shape('text', { x: 0, y: 14 }, 'loss of one batch'), shape('text', { x: 0, y: onCurve(points[worst])[1] + 12 }, high.toFixed(1)),
+            shape('text', { x: 0, y: onCurve(points[last])[1] }, low.toFixed(1)), shape('text', { x: size / 2, y: 166 }, 'updates'));
+        points.forEach(function (p) {
+            if (p[0] === Math.round(p[0])) { curve.append(shape('text', { x: onCurve(p)[0], y: 154, 'text-anchor': 'middle' }, String(p[0]))); }
+        });
+
+        const bars = element('div', { class: 'unlearning-bars' }, element('p', {}, 'what the model predicts, on average'));
+        const rows = data.names.map(function (name) {
+            const bar = element('i', {}), said = element('output', {});
+            bars.append(element('div', {}, element('span', {}, name), bar, said));
+            return [bar, said];
+        });
+        const slider = element('input', { type: 'range', min: 0, max: last, step: 1, value: 0, 'aria-label': 'place in the run' });
+        const facts = element('p', { role: 'status' });
+
+        function show(index) {
+            now = index;
+            const point = points[index], [x, y] = onPlane(point), length = Math.hypot(point[2], point[3]) || 1;
+            raw.setAttribute('x2', x); raw.setAttribute('y2', y);
+            tip.setAttribute('cx', x); tip.setAttribute('cy', y);
+            const [nx, ny] = [zero.x + point[2] / length * full, zero.y - point[3] / length * full];
+            normed.setAttribute('x2', nx); normed.setAttribute('y2', ny);
+            normedTip.setAttribute('cx', nx); normedTip.setAttribute('cy', ny);
+            const [cx, cy] = onCurve(point);
+            dot.setAttribute('cx', cx); dot.setAttribute('cy', cy);
+            data.shares[index].forEach(function (share, i) {
+                rows[i][0].style.width = `${Math.min(100, share * 120).toFixed(1)}%`;
+                rows[i][1].textContent = `${(share * 100).toFixed(0)} %`;
+            });
+            slider.value = index;
+            const whole = point[0] === Math.round(point[0]);
+            facts.textContent = `${whole ? `After update ${point[0]}` : `Within update ${Math.ceil(point[0])}`}: loss ${point[1].toFixed(2)}, ` +
+                `length of the vector ${length.toFixed(1)}.`;
+            place.dataset.loss = String(point[1]);
+        }
+
+        function stop() { clearInterval(timer); timer = null; }
+
+        function nearest(event) {
+            const box = plane.getBoundingClientRect();
+            const x = (event.clientX - box.left) / box.width * size, y = (event.clientY - box.top) / box.height * size;
+            // The way passes some places twice: of near ones, the next in the run.
+            let best = now, least = Infinity;
+            points.forEach(function (p, i) {
+                const [px, py] = onPlane(p), far = Math.hypot(px - x, py - y) + Math.abs(i - now) * 0.9;
+                if (far < least) { least = far; best = i; }
+            });
+            return best;
+        }
+
+        plane.addEventListener('pointerdown', function (event) {
+            stop();
+            plane.setPointerCapture(event.pointerId);
+            show(nearest(event));
+        });
+        plane.addEventListener('pointermove', function (event) { if (plane.hasPointerCapture(event.pointerId)) { show(nearest(event)); } });
+        slider.addEventListener('input', function () { stop(); show(Number(slider.value)); });
+
+        function play() {
+            stop();
+            if (CALM) { show(worst); return; }
+            timer = setInterval(function () {
+                if (now + direction < 0 || now + direction > last) { direction = -direction; }
+                show(now + direction);
+            }, 120);
+        }
+
+        place.replaceChildren(
+            element('div', { class: 'player-buttons' }, button('Play', play), button('Stop', stop),
+                button('Before the step', function () { stop(); show(worst - 8); }), button('After it', function () { stop(); show(worst); }),
+                button('One update later', function () { stop(); show(worst + 8); })),
+            element('div', { class: 'unlearning' }, plane, element('div', {}, curve, bars)), slider, facts);
+        show(worst - 30 > 0 ? worst - 30 : 0);
+        play();
+    }
+
+    const PLAYERS = { catches, unlearning };
     document.querySelectorAll('[data-piece]').forEach(function (place) {
         PLAYERS[place.dataset.piece](place);
         // Elsewhere on a page the arrow keys turn to the next chapter.

@@ -374,3 +374,12 @@ def test_the_three_parts_of_a_gradient():
     rest = s.autograd("x")[0] / s.rstd[..., None]
     np.testing.assert_allclose(c2 + c1 * s.x_hat + rest, s.g, rtol=1e-10)
     np.testing.assert_allclose([rest.sum(-1), (rest * s.x_hat).sum(-1)], 0, atol=1e-10)
+
+
+def test_layernorm_hides_a_size_but_not_a_sign():
+    page("essays/step_that_unlearns.md", "sign")
+    v = 3 * torch.randn(64, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    for a in (-20.0, -0.5, 0.5, 20.0):
+        torch.testing.assert_close(
+            F.layer_norm(a * v, [64]), np.sign(a) * F.layer_norm(v, [64]), rtol=1e-4, atol=1e-4
+        )

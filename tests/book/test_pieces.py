@@ -1,14 +1,17 @@
 """The figures of the pages that stand by themselves: their data is what the checks say, and they work by mouse, keys and on a phone."""
 
 import json
+import math
 import time
 
 import pytest
+import torch
 from browser import PHONE, find_browser
 
 from book.figures import gradcheck_matrix
-from book.measure import record
+from book.measure import record, unlearning
 from book.measure.gradient_edits import row, versions
+from harness.puzzles.p27.autograd import Model
 
 needs_browser = pytest.mark.skipif(
     find_browser() is None, reason="no Chromium or Chrome on this machine (Debian: apt-get install chromium)"
@@ -92,4 +95,79 @@ def test_the_matrix_moves_by_itself_and_works_by_keys(browser, site):
     assert browser.run("location.pathname").endswith(GRADCHECK), "the arrow keys turn no page"
     browser.run("document.activeElement.click()")
     assert browser.run("document.querySelector('.catches-dialog').open")
+    assert browser.errors == []
+
+
+# ---- A step that unlearns -----------------------------------------------------------------------------------
+
+UNLEARNING = "essays/step_that_unlearns.html"
+
+
+def test_the_run_of_the_picture_can_be_made_again():
+    """Its first updates; all that comes later follows from them."""
+    run = unlearning.Run(*unlearning.FOLLOWED)
+    batches = run.batches()
+    for _ in range(4):
+        run.update(run.gradients(next(batches))[1])
+    again = unlearning.Run(*unlearning.FOLLOWED)
+    for batch, _ in zip(again.batches(), range(4), strict=False):
+        loss, grads = again.gradients(batch)
+        leaf = Model(noting=False).loss(batch[:, :-1], batch[:, 1:], again.p)
+        assert loss == pytest.approx(float(leaf), abs=1e-5)
+        again.update(grads)
+    assert all(torch.equal(tensor, again.p[name]) for name, tensor in run.p.items()), (
+        "the same seed, the same run"
+    )
+
+
+def test_its_update_is_pytorch_s_adamw():
+    run = unlearning.Run("PyTorch", "small", 1, 3)
+    leaves = {name: tensor.clone().requires_grad_() for name, tensor in run.p.items()}
+    groups = [
+        {"params": [leaf for leaf in leaves.values() if (leaf.dim() > 1) is matrices], "weight_decay": decay}
+        for matrices, decay in ((True, unlearning.DECAY), (False, 0.0))
+    ]
+    optimiser = torch.optim.AdamW(groups, lr=unlearning.RATE, betas=unlearning.BETAS, eps=unlearning.EPS)
+    for batch, _ in zip(run.batches(), range(3), strict=False):
+        grads = run.gradients(batch)[1]
+        for name, leaf in leaves.items():
+            leaf.grad = grads[name].clone()
+        optimiser.step()
+        run.update(grads)
+        for name, leaf in leaves.items():
+            torch.testing.assert_close(run.p[name], leaf.detach(), rtol=1e-4, atol=1e-6)
+
+
+def test_the_picture_s_record_has_the_jump_and_the_turn():
+    points = {float(line["place_updates"]): line for line in record.rows("unlearning_path")}
+    before, after, back = (float(points[at]["loss"]) for at in (14.0, 15.0, 16.0))
+    assert after > math.log(256) > before and abs(back - before) < 0.1
+    assert float(points[14.0]["along_size"]) > 0 > float(points[15.0]["along_size"])
+
+
+@needs_browser
+def test_the_vector_moves_by_itself_by_keys_and_by_dragging(browser, site):
+    begun = time.monotonic()
+    browser.open(site / UNLEARNING)
+    assert time.monotonic() - begun < 2, "opens from disk in two seconds"
+    loss = "document.querySelector('[data-piece=unlearning]').dataset.loss"
+    first = browser.run(loss)
+    browser.wait_for(f"{loss} !== '{first}'")
+    press = "[...document.querySelectorAll('.player-buttons button')].find(b => b.innerText === '{}').click()"
+    browser.run(press.format("After it"))
+    assert float(browser.run(loss)) == max(float(line["loss"]) for line in record.rows("unlearning_path"))
+    browser.run("document.querySelector('.player input[type=range]').focus()")
+    browser.press("ArrowRight")
+    assert float(browser.run(loss)) < 8 and browser.run("location.pathname").endswith(UNLEARNING)
+    browser.run(press.format("After it"))
+    box = browser.run(
+        "JSON.stringify(document.querySelector('.unlearning-plane .tip').getBoundingClientRect())"
+    )
+    tip = json.loads(box)
+    x, y = tip["x"] + tip["width"] / 2, tip["y"] + tip["height"] / 2
+    for kind, along in (("mousePressed", 0), ("mouseMoved", 60), ("mouseMoved", 120), ("mouseReleased", 120)):
+        browser.call(
+            "Input.dispatchMouseEvent", type=kind, x=x + along, y=y, button="left", buttons=1, clickCount=1
+        )
+    assert float(browser.run(loss)) < 8, "dragged away from the worst place"
     assert browser.errors == []

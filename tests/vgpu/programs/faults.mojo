@@ -91,16 +91,8 @@ def too_many_blocks() raises:
     launch_fill(65536, 1)
 
 
-def shared_without_asking() raises:
-    """More than 48 KiB of dynamic shared memory without the function attribute."""
-    with DeviceContext() as ctx:
-        var y = ctx.enqueue_create_buffer[DType.float32](32)
-        ctx.enqueue_function[dynamic_shared](y, grid_dim=1, block_dim=32, shared_mem_bytes=50000)
-        ctx.synchronize()
-
-
 def shared_on_request() raises:
-    """The same with the attribute: allowed. Prints 32 numbers."""
+    """More than 48 KiB of dynamic shared memory, with the function attribute. Prints 32 numbers."""
     with DeviceContext() as ctx:
         var y = ctx.enqueue_create_buffer[DType.float32](32)
         ctx.enqueue_function[dynamic_shared](

@@ -3,23 +3,14 @@
 import faults
 from async_copy import main as async_copy
 from histogram import main as histogram
-from prefix_sum import main as prefix_sum
-from softmax import main as softmax
 from std.sys import argv
 from tensor_core import main as tensor_core
-from tiled_matmul import main as tiled_matmul
 
 
 def main() raises:
     var name = String(argv()[1])
-    if name == "tiled_matmul":
-        tiled_matmul()
-    elif name == "prefix_sum":
-        prefix_sum()
-    elif name == "histogram":
+    if name == "histogram":
         histogram()
-    elif name == "softmax":
-        softmax()
     elif name == "async_copy":
         async_copy()
     elif name == "tensor_core":
@@ -36,8 +27,6 @@ def main() raises:
         faults.too_many_threads()
     elif name == "too_many_blocks":
         faults.too_many_blocks()
-    elif name == "shared_without_asking":
-        faults.shared_without_asking()
     elif name == "shared_on_request":
         faults.shared_on_request()
     elif name == "too_much_shared":

@@ -1,1 +1,1 @@
-"""A folder for each puzzle. Its `spec.py` is what the harness knows of it: data, and a reference that is a function."""
+"""One folder per puzzle. Its `spec.py` is all that the harness needs: data, and a reference function."""

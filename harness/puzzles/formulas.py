@@ -1,7 +1,8 @@
-"""The mistakes that people make in formulas that several puzzles have: sums over rows, softmax and LayerNorm, with their gradients.
+"""Known mistakes in formulas that several puzzles share: row sums, softmax and LayerNorm, and their
+gradients.
 
-Each function takes the names that the puzzle's derivation gives the formula's steps, and returns mistakes that change them.
-Matrices are [..., columns], a row is the last axis; what stands for a whole row is [..., 1].
+Each function takes the names of the formula's steps in the puzzle's derivation, and returns mistakes that
+change them. Matrices are [..., columns], a row is the last axis; a value per row is [..., 1].
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -27,12 +28,13 @@ def total(terms: np.ndarray) -> np.ndarray:
 
 
 def share(terms: np.ndarray, threads: int, first: int = 0) -> np.ndarray:
-    """What one of a row's threads adds up: the columns `first`, `first` + threads, ..., [..., 1]."""
+    """Return the partial sum of one of a row's threads: the columns `first`, `first` + threads, ..., [...,
+    1]."""
     return total(terms[..., first::threads])
 
 
 def own_share(terms: np.ndarray, threads: int) -> np.ndarray:
-    """For every column the sum of the columns that its own thread has, [..., columns]."""
+    """Return for every column the partial sum of its own thread, [..., columns]."""
     sums = np.zeros_like(terms)
     for first in range(min(threads, terms.shape[-1])):
         sums[..., first::threads] = share(terms, threads, first)
@@ -40,7 +42,7 @@ def own_share(terms: np.ndarray, threads: int) -> np.ndarray:
 
 
 def own_warp(terms: np.ndarray, threads: int) -> np.ndarray:
-    """For every column the sum of the columns that the 32 threads of its own thread's warp have, [..., columns]."""
+    """Return for every column the sum over the 32 threads of its own thread's warp, [..., columns]."""
     warp = np.arange(terms.shape[-1]) % threads // 32
     return terms @ (warp[:, None] == warp).astype(terms.dtype)
 
@@ -48,13 +50,13 @@ def own_warp(terms: np.ndarray, threads: int) -> np.ndarray:
 def sums(
     terms: Terms, threads: int, steps: Mapping[str, Callable[[Terms], Step]], name: str = ""
 ) -> tuple[Mistake, ...]:
-    """A row sum that is not whole.
+    """Return mistakes that make a row sum incomplete.
 
     Args:
-        terms: What is added up.
-        threads: How many share a row.
-        steps: Step -> what it becomes when the sum is another one, [..., 1] or [..., columns].
-        name: Begins the ids, "dot-" for one.
+        terms: The terms of the sum.
+        threads: The threads that share a row.
+        steps: Maps each step to its value for another sum, [..., 1] or [..., columns].
+        name: Prefix of the ids, "dot-" for one.
     """
 
     def changed(id: str, words: str, of: Callable[[np.ndarray], np.ndarray], hint: int = 2) -> Mistake:
@@ -83,7 +85,7 @@ def sums(
 
 
 def softmax(weights: str, whole: str, result: str, scores: str, threads: int) -> tuple[Mistake, ...]:
-    """Mistakes in result = weights / whole, with weights = exp(scores - their largest) and whole their row sum."""
+    """Return mistakes in result = weights / whole, with weights = exp(scores - max) and whole their row sum."""
     v_weights: Terms = lambda v: getattr(v, weights)  # noqa: E731
     unshifted: Terms = lambda v: np.exp(getattr(v, scores).astype(np.float32)).astype(np.float64)  # noqa: E731
     shifted: Terms = lambda v: getattr(v, scores) - or_0(getattr(v, scores).max(-1, keepdims=True))  # noqa: E731
@@ -111,15 +113,16 @@ def softmax(weights: str, whole: str, result: str, scores: str, threads: int) ->
 
 @dataclass(frozen=True)
 class Online:
-    """Rows of scores as an online softmax takes them; arrays are [..., threads, steps, width], -inf after a row's end.
+    """Rows of scores as an online softmax processes them; arrays are [..., threads, steps, width], -inf after
+    a row's end.
 
     In each step the first thread takes the next `width` columns, the second those after them, and so on.
 
     Attributes:
         scores: The scores.
-        before, after: The thread's largest score before a step and after it, the first -inf at first, [..., threads, steps, 1].
-        last: Its largest score of all, [..., threads, 1, 1].
-        columns: How many a row has.
+        before, after: The thread's running maximum before and after a step, -inf at first, [..., threads, steps, 1].
+        last: Its final maximum, [..., threads, 1, 1].
+        columns: The columns of a row.
     """
 
     scores: np.ndarray
@@ -130,7 +133,7 @@ class Online:
 
     @staticmethod
     def of(scores: np.ndarray, threads: int, width: int) -> "Online":
-        """Rows [..., columns] in steps."""
+        """Split rows [..., columns] into steps."""
         *rows, columns = scores.shape
         step = threads * width
         whole = np.full((*rows, -(-columns // step) * step), -np.inf)
@@ -141,12 +144,12 @@ class Online:
         return Online(steps, before, or_0(after), or_0(after[..., -1:, :]), columns)
 
     def rows(self, weights: np.ndarray) -> np.ndarray:
-        """Weights of the exponentials as rows [..., columns]."""
+        """Return the weights of the exponentials as rows [..., columns]."""
         return weights.swapaxes(-3, -2).reshape(*weights.shape[:-3], -1)[..., : self.columns]
 
 
 def later(factors: np.ndarray) -> np.ndarray:
-    """For each step, the product of the factors of later steps, [..., steps, 1]."""
+    """Return for each step the product of the factors of later steps, [..., steps, 1]."""
     shifted = np.concatenate([factors[..., 1:, :], np.ones_like(factors[..., :1, :])], -2)
     return np.flip(np.cumprod(np.flip(shifted, -2), -2), -2)
 
@@ -157,13 +160,13 @@ def online(
     changes: Callable[[Callable[[Online], np.ndarray]], Mapping[str, Step]],
     name: str = "",
 ) -> tuple[Mistake, ...]:
-    """An online softmax whose sums are not brought to the new largest score as they should.
+    """Return mistakes in rescaling the sums of an online softmax to a new maximum.
 
     Args:
-        what: What has been added up so far, "the total".
+        what: The running sum, "the total".
         score: What the row holds, "score".
-        changes: With what each exponential counts in the end -> the steps that this changes.
-        name: Begins the ids, "total-" for one.
+        changes: Maps a weight of each exponential to the steps that it changes.
+        name: Prefix of the ids, "total-" for one.
     """
 
     def wrong(id: str, words: str, weights: Callable[[Online], np.ndarray]) -> Mistake:
@@ -200,7 +203,7 @@ def online(
 
 
 def infinite_at_first(scores: np.ndarray, got: np.ndarray, truth: np.ndarray) -> Symptom | None:
-    """What an lse is that is infinite wherever it should be a number, of scores whose exponentials are far from an overflow."""
+    """Explain an lse that is infinite although no exponential of the scores is near an overflow."""
     finite = np.isfinite(truth) & (truth != 0)
     if not finite.any() or not np.isposinf(got[finite]).all() or scores.max() > LARGEST_EXPONENT:
         return None
@@ -214,7 +217,8 @@ def infinite_at_first(scores: np.ndarray, got: np.ndarray, truth: np.ndarray) ->
 def softmax_backward(
     result: str, P: str, dP: str, dot: str, threads: int, hints: Mapping[str, int] | None = None
 ) -> tuple[Mistake, ...]:
-    """Mistakes in result = P * (dP - dot), with dot the row sum of dP * P; `hints` replace the usual hints, by id."""
+    """Return mistakes in result = P * (dP - dot), with dot the row sum of dP * P; `hints` overrides hints by
+    id."""
 
     def p(v: Derivation) -> np.ndarray:
         return getattr(v, P)
@@ -264,7 +268,7 @@ EPS_OF_OTHERS = (1e-2, 1e-3, 1e-4, 1e-7, 1e-12)
 
 
 def layernorm_statistics() -> tuple[Mistake, ...]:
-    """Mistakes in a row's variance, and in rstd = 1 / sqrt(variance + EPS)."""
+    """Return mistakes in a row's variance, and in rstd = 1 / sqrt(variance + EPS)."""
     return (
         Mistake("eps-forgotten", "without eps in rstd", {"row_rstd": lambda v: 1 / np.sqrt(v.variance)}),
         Mistake("eps-outside-root", "with eps added outside the root, rstd = 1 / (sqrt(variance) + eps)",
@@ -294,7 +298,8 @@ def layernorm_statistics() -> tuple[Mistake, ...]:
 
 
 def layernorm_dx(dy: str, gamma: str) -> tuple[Mistake, ...]:
-    """Mistakes in grad_input = row_rstd * (g - c2 - x_hat * c1), with g = dy * gamma: a term, a factor or a sign."""
+    """Return mistakes in a term, factor or sign of grad_input = row_rstd * (g - c2 - x_hat * c1), with g = dy
+    * gamma."""
 
     def dx(v: Derivation, g: np.ndarray, times2: float = 1, times1: float = 1) -> np.ndarray:
         return v.row_rstd * (g - times2 * v.c2 - times1 * v.x_hat * v.c1)
@@ -328,7 +333,7 @@ def layernorm_dx(dy: str, gamma: str) -> tuple[Mistake, ...]:
 
 
 def layernorm_means(threads: int) -> tuple[Mistake, ...]:
-    """Mistakes in the two means of grad_input = row_rstd * (g - c2 - x_hat * c1), taken over something else."""
+    """Return mistakes in what the two means of grad_input = row_rstd * (g - c2 - x_hat * c1) are taken over."""
 
     def scaled(v: Derivation, times1: float, times2: float) -> np.ndarray:
         return v.row_rstd * (v.g - times2 * v.c2 - times1 * v.x_hat * v.c1)
@@ -358,7 +363,7 @@ def layernorm_means(threads: int) -> tuple[Mistake, ...]:
 
 
 def layernorm_x_hat() -> tuple[Mistake, ...]:
-    """Mistakes in x_hat = (input - row_mean) * row_rstd, and in c1 = mean(g * x_hat) and grad_input, which each use it once."""
+    """Return mistakes in x_hat = (input - row_mean) * row_rstd, and in the uses of it in c1 and grad_input."""
 
     def wrong(id: str, words: str, x_hat: Terms) -> tuple[Mistake, ...]:
         return (
@@ -384,5 +389,5 @@ def layernorm_x_hat() -> tuple[Mistake, ...]:
 
 
 def with_hints(mistakes: Iterable[Mistake], hints: Mapping[str, int] | None) -> tuple[Mistake, ...]:
-    """The same with other rungs of the ladder, by id."""
+    """Return the mistakes with other hints, by id."""
     return tuple(replace(each, hint=(hints or {}).get(each.id, each.hint)) for each in mistakes)

@@ -1,46 +1,47 @@
-"""What the mathematics of several puzzles is written with: matrices of scores, whose rows may be hidden, and heads that share a key.
+"""Helpers for derivations of several puzzles: matrices of scores, whose rows may be masked, and heads that
+share a key.
 
-Scores are [..., columns], what stands for a whole row is [..., 1].
+Scores are [..., columns], a value per row is [..., 1].
 """
 
 import numpy as np
 
 
 def transposed(array: np.ndarray) -> np.ndarray:
-    """The matrices of an array with rows and columns exchanged."""
+    """Transpose the matrices of an array."""
     return array.swapaxes(-1, -2)
 
 
 def or_0(largest: np.ndarray) -> np.ndarray:
-    """What is subtracted from scores: the largest, and 0 where that is -inf."""
+    """Return the maximum to subtract from scores, 0 where it is -inf."""
     return np.where(np.isneginf(largest), 0.0, largest)
 
 
 def or_1(total: np.ndarray) -> np.ndarray:
-    """A total as a divisor: 1 where it is 0."""
+    """Return a total as a divisor, 1 where it is 0."""
     return np.where(total == 0, 1.0, total)
 
 
 def softmax(scores: np.ndarray) -> np.ndarray:
-    """The softmax of every row; a row without a visible key gives 0."""
+    """Return the softmax of every row; a row without a visible key gives 0."""
     weights = np.exp(scores - or_0(scores.max(-1, keepdims=True)))
     return weights / or_1(weights.sum(-1, keepdims=True))
 
 
 def log_sum_exp(scores: np.ndarray) -> np.ndarray:
-    """The log-sum-exp of every row, without its axis; -inf for a row without a visible key."""
+    """Return the log-sum-exp of every row, without its axis; -inf for a row without a visible key."""
     largest = or_0(scores.max(-1, keepdims=True))
     with np.errstate(divide="ignore"):
         return np.log(np.exp(scores - largest).sum(-1)) + largest[..., 0]
 
 
 def repeated(array: np.ndarray, query: np.ndarray) -> np.ndarray:
-    """Key or value [B, G, T, d] with a head for each one of the query [B, N, S, d]."""
+    """Repeat key or value [B, G, T, d] for the heads of the query [B, N, S, d]."""
     return array.repeat(query.shape[1] // array.shape[1], 1)
 
 
 def gathered(gradient: np.ndarray, key: np.ndarray) -> np.ndarray:
-    """The gradient of the key or value [B, G, T, d], from that of what `repeated` returns, [B, N, T, d]."""
+    """Return the gradient of the key or value [B, G, T, d], from that of `repeated`'s result, [B, N, T, d]."""
     *lead, heads, T, d = gradient.shape
     G = key.shape[1]
     return gradient.reshape(*lead, G, heads // G, T, d).sum(-3)

@@ -1,4 +1,4 @@
-"""Puzzle 19's eight quantities in NumPy, for the diagnosis, and what people get who make a known mistake.
+"""The derivation of puzzle 19's eight quantities in NumPy, and their known mistakes.
 
 Shapes: vector [n], matrix and half_matrix [rows, columns], offset, half_vector and weight [columns].
 """
@@ -19,7 +19,7 @@ SLAB_ROWS = 4
 
 
 def tiles(v: Derivation) -> list[np.ndarray]:
-    """The vector's tiles; the last may be shorter."""
+    """Split the vector into tiles; the last may be shorter."""
     return [v.vector[start : start + TILE] for start in range(0, len(v.vector), TILE)]
 
 
@@ -43,7 +43,7 @@ derive = derive_by(STEPS)
 
 
 def offset_by_row(v: Derivation) -> np.ndarray:
-    """The offset looked up by the row, 0 where the offset has no such element."""
+    """Return the offset indexed by the row, 0 out of its bounds."""
     rows, columns = v.matrix.shape
     by_row = np.zeros(rows)
     by_row[: min(rows, columns)] = v.offset[: min(rows, columns)]
@@ -51,7 +51,8 @@ def offset_by_row(v: Derivation) -> np.ndarray:
 
 
 def in_bfloat16(v: Derivation) -> np.ndarray:
-    """The products with every sum rounded to bfloat16, the terms rounded too or added in one step: alternatives."""
+    """Return the products with every sum rounded to bfloat16, with and without rounded terms, as
+    alternatives."""
     totals = np.zeros((2, len(v.half_matrix)))
     for column, factor in zip(v.half_matrix.T, v.half_vector, strict=True):
         terms = column * factor
@@ -61,12 +62,12 @@ def in_bfloat16(v: Derivation) -> np.ndarray:
 
 
 def of_a_row(change: Step) -> Step:
-    """A row sum, [rows, 1], as it is written, [rows]."""
+    """Return a step that computes a row sum, [rows, 1], as the output [rows]."""
     return lambda v: change(v)[..., 0]
 
 
 def in_slabs(v: Derivation, count) -> np.ndarray:
-    """The column sums with `count(rows of a slab)` rows of each slab, in both stages."""
+    """Return the column sums over `count(rows of a slab)` rows of each slab, in both stages."""
 
     def stage(matrix: np.ndarray, slab_rows: int) -> np.ndarray:
         slabs = [matrix[first : first + slab_rows] for first in range(0, len(matrix), slab_rows)]
@@ -77,7 +78,7 @@ def in_slabs(v: Derivation, count) -> np.ndarray:
 
 
 def own_shares(v: Derivation) -> np.ndarray:
-    """For every column the squares that its thread adds up alone, [rows, columns]."""
+    """Return for every column the sum of squares of its own thread, [rows, columns]."""
     thread = np.arange(v.matrix.shape[-1]) % ROW_THREADS
     # No matrix product: infinity times 0 would reach every thread.
     return np.where(thread[:, None] == thread, (v.matrix**2)[:, :, None], 0.0).sum(1)

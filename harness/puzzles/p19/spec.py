@@ -1,7 +1,7 @@
-"""Puzzle 19, the ramp: eight ops, a gate for each, their cases and their reference.
+"""Puzzle 19, the ramp: eight ops with a gate each, their cases and reference.
 
-Names: n = elements of a vector; a matrix has rows and columns. Every op writes a quantity of its own and is a variant by
-itself, so that a gate compiles its kernel alone and no kernel can spoil the verdict on another.
+Names: n = elements of a vector; a matrix has rows and columns. Every op writes its own quantity and is its
+own variant, so that a gate compiles only its own kernel.
 """
 
 import numpy as np
@@ -68,9 +68,9 @@ cases = chapter_and(
 
 
 def inputs(case: Case, dtype: str, seed: int) -> Arrays:
-    """vector [n], matrix and half_matrix [rows, columns], offset, half_vector and weight [columns].
+    """Return vector [n], matrix and half_matrix [rows, columns], offset, half_vector and weight [columns].
 
-    In float64, rounded to what `dtype` can hold, half_matrix and half_vector to bfloat16 whatever the run's dtype is.
+    Float64, rounded to `dtype`; half_matrix and half_vector always to bfloat16.
     """
     n, rows, columns = case.dims
     random = np.random.default_rng([seed, n, rows, columns])
@@ -96,7 +96,8 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
 
 
 def reference(tensors: dict) -> dict:
-    """PyTorch's answer, by the ops' names. Sums are added up one by one, which is how a kernel may do it at worst."""
+    """Return PyTorch's results by the ops' names. Sums are sequential, the least accurate order that a kernel
+    may use."""
     import torch
 
     x, vector = tensors["matrix"], tensors["vector"]
@@ -118,7 +119,7 @@ def reference(tensors: dict) -> dict:
 
 
 def one_by_one(terms):
-    """The sum over the first axis of a tensor, one term after the other."""
+    """Sum a tensor over the first axis, one term after the other."""
     total = terms[0].clone()
     for term in terms[1:]:
         total += term

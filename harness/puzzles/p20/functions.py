@@ -1,4 +1,4 @@
-"""What judges the PyTorch rung of puzzle 20: each autograd.Function by named checks, and by the bytes that it keeps."""
+"""Checker of puzzle 20's PyTorch rung: named checks of each autograd.Function, and the bytes that it saves."""
 
 import inspect
 import math
@@ -41,14 +41,14 @@ RELU = (*COMMON, checks.at_zero, checks.at_no_numbers)
 
 
 def away_from_zero(sizes: str, seed: int) -> tuple[Tensor, ...]:
-    """A tensor whose elements are at least 0.1 away from ReLU's kink."""
+    """Return a tensor whose elements are at least 0.1 away from ReLU's kink."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(*LEADING[sizes], LAST[sizes], generator=generator, dtype=torch.float64)
     return (x + 0.1 * x.sign(),)
 
 
 def layernorm_inputs(sizes: str, seed: int) -> tuple[Tensor, ...]:
-    """x with a mean far from 0, weight and bias."""
+    """Return x with a mean far from 0, weight and bias."""
     generator = torch.Generator().manual_seed(seed)
     H = LAST[sizes]
 
@@ -59,12 +59,12 @@ def layernorm_inputs(sizes: str, seed: int) -> tuple[Tensor, ...]:
 
 
 def words(x: Tensor) -> int:
-    """Bytes of a mask with a bit for each element, in words of 32."""
+    """Return the bytes of a mask with a bit per element, in words of 32."""
     return math.ceil(x.numel() / WORD) * 4
 
 
 def subject(gate: str, function: type[torch.autograd.Function]) -> Subject:
-    """What a gate's class is checked as, with the ledger of what it may keep in float32."""
+    """Return what a gate's class is checked against, with the ledger of what it may save in float32."""
     if gate == "layernorm":
         return Subject(
             lambda x, weight, bias: function.apply(x, weight, bias, EPS),
@@ -83,10 +83,11 @@ def subject(gate: str, function: type[torch.autograd.Function]) -> Subject:
 
 
 class FunctionsChecker(PythonChecker):
-    """Judges the classes of the PyTorch rung, each alone."""
+    """Checks each class of the PyTorch rung separately."""
 
     def _judge(self, gate: Gate, module: dict, path: Path, cases: list[Case]) -> GateResult:
-        """All checks of one class; where results or gradients are wrong, the later checks would only say it again."""
+        """Run the checks of one class; stop after wrong results or gradients, which the later checks would
+        repeat."""
         function = module.get(CLASSES[gate.id])
         if not (isinstance(function, type) and issubclass(function, torch.autograd.Function)):
             words = f"the file defines no class {CLASSES[gate.id]}(torch.autograd.Function)"
@@ -114,7 +115,7 @@ class FunctionsChecker(PythonChecker):
 def wrong_gradients(
     puzzle: Puzzle, what: Subject, function: type[torch.autograd.Function], path: Path
 ) -> list[str]:
-    """The first sizes at which a gradient is wrong: which one, where, and what it looks like; or what was raised where."""
+    """Describe the first wrong gradients (sizes, position, known mistake), or the exception raised there."""
     names = [name for name in inspect.signature(function.forward).parameters if name != "ctx"]
     for sizes in what.sizes:
         inputs = what.inputs(sizes)
@@ -147,7 +148,7 @@ QUANTITIES = {
 
 
 def known_mistakes(puzzle: Puzzle, what: Subject, names: list[str]) -> list[str]:
-    """For each wrong gradient that the puzzle's derivation has, the known mistake that gives its values at all sizes."""
+    """Return for each wrong gradient the known mistake that gives its values at all sizes."""
     by_quantity: dict[str, list[Evidence]] = {}
     for sizes in what.sizes:
         inputs = what.inputs(sizes)
@@ -177,7 +178,7 @@ def known_mistakes(puzzle: Puzzle, what: Subject, names: list[str]) -> list[str]
 
 
 def matrices(names: list[str], tensors: list[Tensor]) -> dict[str, np.ndarray]:
-    """The tensors under the names of the derivation's inputs, those of elements as matrices of rows; the last is dy."""
+    """Name the tensors as the derivation's inputs, with elements as matrices of rows; the last is dy."""
     arrays = [t.detach().numpy() for t in tensors]
     x, dy = (array.reshape(-1, array.shape[-1]) for array in (arrays[0], arrays[-1]))
     given = {"input": x, "logits": x, "grad_output": dy}
@@ -185,7 +186,7 @@ def matrices(names: list[str], tensors: list[Tensor]) -> dict[str, np.ndarray]:
 
 
 def one_wrong(name: str, got: Tensor, expected: Tensor, of_sum: Tensor, inputs: list[Tensor]) -> str | None:
-    """What is wrong with one gradient, with one element of it; None where it is right."""
+    """Describe the first wrong element of a gradient; None if it is correct."""
     apart = (got - expected).abs()
     if apart.max() <= TOLERANCE * expected.abs().max():
         return None
@@ -200,12 +201,12 @@ def one_wrong(name: str, got: Tensor, expected: Tensor, of_sum: Tensor, inputs: 
 
 
 def shapes(names: list[str], inputs: list[Tensor]) -> str:
-    """ "x [3, 5, 7], weight [7]"."""
+    """Format as "x [3, 5, 7], weight [7]"."""
     return ", ".join(f"{name} {list(t.shape)}" for name, t in zip(names, inputs, strict=False))
 
 
 def kept_words(what: Subject) -> str:
-    """What a function keeps of an example, in words."""
+    """Describe how much a function saves for an example."""
     inputs = what.inputs("deep", dtype=torch.float32)
     kept, _ = checks.kept_bytes(what.function, inputs)
     bits = 8 * kept / inputs[0].numel()

@@ -1,4 +1,4 @@
-"""What judges the first rung of puzzle 20, and draws it: the learner's graph with values and gradients on it."""
+"""Checker of puzzle 20's first rung, and the drawing of the learner's graph with values and gradients."""
 
 import math
 from collections.abc import Mapping
@@ -30,7 +30,8 @@ Numbers = Mapping[str, float]
 
 
 def right_edges(v: Numbers) -> dict[str, float]:
-    """The derivative along every edge of y = (x^2 + 2x) * 3, by central differences of each node's own formula."""
+    """Return the derivative along every edge of y = (x^2 + 2x) * 3, by central differences of each node's
+    formula."""
     step = 1e-6
 
     def slope(formula, at: float) -> float:
@@ -46,7 +47,7 @@ def right_edges(v: Numbers) -> dict[str, float]:
 
 
 def right_gradients(d: Numbers) -> dict[str, float]:
-    """The gradient of y by every node, by PyTorch's autograd in float64, in the straight graph with these slopes."""
+    """Return the gradient of y at every node, by autograd in float64, with these derivatives along the edges."""
     import torch
 
     leaf = torch.ones((), dtype=torch.float64, requires_grad=True)
@@ -58,7 +59,7 @@ def right_gradients(d: Numbers) -> dict[str, float]:
 
 
 def difference(got: object, expected: Numbers, what: str) -> str | None:
-    """The first number that is wrong, in a line; None where all are right."""
+    """Describe the first wrong number; None if all are correct."""
     if not isinstance(got, Mapping):
         return f"{what} returns {type(got).__name__}, expected a dict of numbers"
     if missing := [name for name in expected if name not in got]:
@@ -76,7 +77,7 @@ def difference(got: object, expected: Numbers, what: str) -> str | None:
 
 
 class GraphChecker(PythonChecker):
-    """Judges both functions of the file; each gets right values."""
+    """Checks both functions of the file; each gets correct inputs."""
 
     def _judge(self, gate: Gate, module: dict, path: Path, cases: list[Case]) -> GateResult:
         result = self._verdict(gate, module, path)
@@ -110,7 +111,8 @@ class GraphChecker(PythonChecker):
 
 
 def known_mistake(gate: str, module: dict) -> str | None:
-    """The known mistake that the numbers show, those of an edge at all points; None where they show none, or a function raises."""
+    """Return the known mistake that explains the numbers at all points; None without one, or if a function
+    raises."""
     try:
         if gate == "edges":
             slopes = [module["edges"](dict(module["forward"](x)))["x->a"] for x in POINTS]
@@ -128,7 +130,7 @@ def known_mistake(gate: str, module: dict) -> str | None:
 
 
 def own_run(module: dict) -> list[str]:
-    """The drawing of the learner's own functions at the chapter's x; nothing where one of them raises or lacks a node."""
+    """Draw the results of the learner's functions at the default x; nothing if one raises or lacks a node."""
     try:
         values = module["forward"](POINTS[0])
         along = module["edges"](dict(values))
@@ -138,7 +140,8 @@ def own_run(module: dict) -> list[str]:
 
 
 def drawing(values: Numbers, along: Numbers, gradients: Numbers) -> list[str]:
-    """The graph in lines of text: values on the way up, the gradients of y on the way back, and what lies on each edge."""
+    """Draw the graph in lines of text: values going up, gradients of y going back, and derivatives along the
+    edges."""
 
     def node(name: str, formula: str) -> str:
         return f"{name} = {formula} = {values[name]:g}   gradient {gradients[name]:g}"

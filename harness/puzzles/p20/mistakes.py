@@ -1,7 +1,7 @@
-"""Puzzle 20's mathematics step by step, and the mistakes that people make in it.
+"""The derivation of puzzle 20, and its known mistakes.
 
-Shapes: input, logits, grad_output and all that follows them elementwise [rows, columns]; row_mean, row_rstd, dot, c1, c2
-[rows, 1]; weight and bias [columns]; mask [words], 32 elements to a word.
+Shapes: input, logits, grad_output and all that follows them elementwise [rows, columns]; row_mean, row_rstd,
+dot, c1, c2 [rows, 1]; weight and bias [columns]; mask [words], 32 elements to a word.
 """
 
 import numpy as np
@@ -16,40 +16,40 @@ ROW_THREADS = 128
 
 
 def in_words(passes: np.ndarray) -> np.ndarray:
-    """Bools of any shape as rows of a word each, filled up with False."""
+    """Reshape bools of any shape to one row per word, padded with False."""
     return np.pad(passes.ravel(), (0, -passes.size % WORD)).reshape(-1, WORD)
 
 
 def pack(passes: np.ndarray) -> np.ndarray:
-    """Bools of any shape as int32 words, the first element in the lowest bit of the first word."""
+    """Pack bools of any shape into int32 words, the first element in the lowest bit of the first word."""
     weights = np.uint32(1) << np.arange(WORD, dtype=np.uint32)
     return (in_words(passes) * weights).sum(1, dtype=np.uint32).view(np.int32)
 
 
 def reversed_bits(passes: np.ndarray) -> np.ndarray:
-    """Words with the first element in the highest bit."""
+    """Pack with the first element in the highest bit."""
     return pack(in_words(passes)[:, ::-1])
 
 
 def bits_of(words: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Words as bools of a shape, the lowest bit of the first word first."""
+    """Unpack words to bools of a shape, the lowest bit of the first word first."""
     bits = (words.view(np.uint32)[:, None] >> np.arange(WORD, dtype=np.uint32)) & 1
     return bits.ravel()[: np.prod(shape)].reshape(shape).astype(bool)
 
 
 def next_in_word(passes: np.ndarray) -> np.ndarray:
-    """For every element what the next one says, for the last of a word the first."""
+    """Return for every element the bit of the next element of its word, cyclically."""
     return np.roll(in_words(passes), -1, 1).ravel()[: passes.size].reshape(passes.shape)
 
 
 def place_and_word(passes: np.ndarray) -> np.ndarray:
-    """For every element the lowest bit of its word and of its place in it, both set."""
+    """Return for every element whether the lowest bit of its word and its own bit are both set."""
     both = in_words(passes)[:, :1] & (np.arange(WORD) % 2 == 1)
     return both.ravel()[: passes.size].reshape(passes.shape)
 
 
 def softmax(scores: np.ndarray, axis: int = -1) -> np.ndarray:
-    """exp(scores) over its sum, shifted by the largest."""
+    """Return exp(scores) over its sum, shifted by the maximum."""
     with np.errstate(invalid="ignore", over="ignore"):
         exps = np.exp(scores - scores.max(axis, keepdims=True))
         return exps / exps.sum(axis, keepdims=True)
@@ -78,7 +78,7 @@ derive = derive_by(STEPS)
 
 
 def first_rows(array: np.ndarray, count: int) -> np.ndarray:
-    """With zeros after the first rows."""
+    """Replace all but the first rows by zeros."""
     kept = array.copy()
     kept[count:] = 0
     return kept

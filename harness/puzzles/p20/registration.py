@@ -1,8 +1,7 @@
-"""What judges the last rung of puzzle 20: an operator registered around raw kernels, by what real models do to it.
+"""Checker of puzzle 20's last rung: an operator registered around raw kernels, tested as real models use it.
 
-The kernels here stand in for a GPU's: they take memory as it lies, [rows, columns] from the first element on, and look at
-no strides. So a tensor that is handed over as it is, transposed or expanded, gives what it would give on a GPU: wrong
-numbers without a word.
+The kernels here stand in for a GPU's: they read memory as [rows, columns] from the first element on and
+ignore strides. So a transposed or expanded tensor gives silently wrong numbers, as it would on a GPU.
 """
 
 import itertools
@@ -28,7 +27,8 @@ _numbers = itertools.count(1)
 
 
 def lying(tensor: Tensor, columns: int) -> Tensor:
-    """Memory as a kernel walks it, [rows, columns], whatever the strides say. Raises IndexError where it ends before."""
+    """Return memory as a kernel reads it, [rows, columns], regardless of strides. Raise IndexError if it ends
+    before."""
     there = tensor.untyped_storage().nbytes() // tensor.element_size() - tensor.storage_offset()
     if there < tensor.numel():
         raise IndexError(f"the kernel reads {tensor.numel()} numbers from memory that holds {there}")
@@ -42,13 +42,13 @@ class RawKernels:
     launched: list[str] = field(default_factory=list)
 
     def softmax(self, y: Tensor, x: Tensor) -> None:
-        """Writes softmax over the last axis of x into y."""
+        """Write softmax over the last axis of x into y."""
         self.launched.append("softmax")
         if x.numel():
             lying(y, y.shape[-1]).copy_(lying(x, x.shape[-1]).softmax(-1))
 
     def softmax_backward(self, dx: Tensor, dy: Tensor, y: Tensor) -> None:
-        """Writes the gradient of softmax's input into dx."""
+        """Write the gradient of softmax's input into dx."""
         self.launched.append("softmax_backward")
         if y.numel():
             P, dP = lying(y, y.shape[-1]), lying(dy, y.shape[-1])
@@ -57,7 +57,7 @@ class RawKernels:
 
 @dataclass
 class Registered:
-    """One registration by the learner's file, with the kernels under it."""
+    """One registration by the learner's file, with its kernels."""
 
     op: Any
     kernels: RawKernels
@@ -65,7 +65,7 @@ class Registered:
 
 
 def registered(module: dict) -> Registered:
-    """Calls the learner's `register` with a new library name."""
+    """Call the learner's `register` with a new library name."""
     kernels = RawKernels()
     library = f"workbook_p20_{next(_numbers)}"
     op = module["register"](library, kernels)
@@ -75,18 +75,18 @@ def registered(module: dict) -> Registered:
 
 
 def example(dtype: torch.dtype = torch.float64) -> Tensor:
-    """A leaf of an odd shape."""
+    """Return a leaf of an odd shape."""
     generator = torch.Generator().manual_seed(0)
     return torch.randn(3, 5, 7, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
 
 
 def small() -> Tensor:
-    """A contiguous leaf of a few elements, for finite differences."""
+    """Return a contiguous leaf of a few elements, for finite differences."""
     return example()[:2, :2, :3].detach().contiguous().requires_grad_()
 
 
 def differs(got: Tensor, expected: Tensor) -> bool:
-    """Whether shapes or values are not the same, to rounding."""
+    """Return whether shapes or values differ by more than rounding."""
     return got.shape != expected.shape or not torch.allclose(got, expected.to(got.dtype))
 
 
@@ -94,13 +94,13 @@ def differs(got: Tensor, expected: Tensor) -> bool:
 
 
 def forward(it: Registered) -> str | None:
-    """Softmax of a plain tensor."""
+    """Check softmax of a contiguous tensor."""
     x = example()
     return "the operator does not return softmax(x)" if differs(it.op(x.detach()), x.softmax(-1)) else None
 
 
 def strided_input(it: Registered) -> str | None:
-    """Softmax of a transposed and of an expanded tensor."""
+    """Check softmax of a transposed and of an expanded tensor."""
     x = example().detach()
     for what in (x.mT, x[:, :1].expand(3, 5, 7)):
         if differs(it.op(what), what.softmax(-1)):
@@ -109,14 +109,15 @@ def strided_input(it: Registered) -> str | None:
 
 
 def schema(it: Registered) -> str | None:
-    """torch.library.opcheck: the schema, and the fake result's shape, dtype and strides, of a transposed input too."""
+    """Run torch.library.opcheck: the schema, and the fake result's shape, dtype and strides, also for a
+    transposed input."""
     for x in (example(), example().detach().mT):
         torch.library.opcheck(it.op, (x,), test_utils=("test_schema", "test_faketensor"))
     return None
 
 
 def compiled(it: Registered) -> str | None:
-    """The forward pass under torch.compile(fullgraph=True)."""
+    """Check the forward pass under torch.compile(fullgraph=True)."""
     torch._dynamo.reset()
     x = example().detach()
     got = torch.compile(lambda x: it.op(x * 2) + 1, fullgraph=True, backend="aot_eager")(x)
@@ -124,7 +125,7 @@ def compiled(it: Registered) -> str | None:
 
 
 def gradient(it: Registered) -> str | None:
-    """gradcheck in float64; where the values say so, that the kernel's arguments are exchanged."""
+    """Run gradcheck in float64; report exchanged kernel arguments if the values show it."""
     try:
         torch.autograd.gradcheck(it.op, (small(),))
     except GradcheckError as error:
@@ -138,7 +139,7 @@ def gradient(it: Registered) -> str | None:
 
 
 def compiled_gradient(it: Registered) -> str | None:
-    """The backward pass under torch.compile(fullgraph=True)."""
+    """Check the backward pass under torch.compile(fullgraph=True)."""
     torch._dynamo.reset()
     x = example()
     model = torch.compile(lambda x: it.op(x * 2).square().sum(), fullgraph=True, backend="aot_eager")
@@ -148,7 +149,7 @@ def compiled_gradient(it: Registered) -> str | None:
 
 
 def expanded_gradient(it: Registered) -> str | None:
-    """A gradient with stride 0, and a transposed one."""
+    """Check a gradient with stride 0, and a transposed one."""
     for weight in (
         torch.tensor(1.5, dtype=torch.float64).expand(3, 5, 7),
         example().detach().mT.contiguous().mT,
@@ -162,7 +163,7 @@ def expanded_gradient(it: Registered) -> str | None:
 
 
 def memory(it: Registered) -> str | None:
-    """What is kept for the backward pass: the output, and nothing else."""
+    """Check that only the output is saved for the backward pass."""
     x = example(torch.float32)
     kept, lines = gradient_checks.kept_bytes(it.op, [x])
     if kept == 4 * x.numel():
@@ -171,7 +172,8 @@ def memory(it: Registered) -> str | None:
 
 
 def second_derivative(it: Registered) -> str | None:
-    """A second derivative is right, or refused in words: gradient penalties, of losses whose dy follows x and does not."""
+    """Check that a second derivative is correct or refused, for losses whose dy does and does not depend on
+    x."""
     x = small()
     for loss in (lambda y: y.square().sum(), lambda y: (y * torch.arange(y.numel()).view(y.shape)).sum()):
         try:
@@ -192,14 +194,14 @@ def second_derivative(it: Registered) -> str | None:
 
 
 def refused_by_hand(error: RuntimeError) -> bool:
-    """Whether the last line that ran is a `raise` outside of torch."""
+    """Return whether the last line that ran is a `raise` outside of torch."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     return (last.line or "").startswith("raise") and "torch" not in Path(last.filename).parts
 
 
 def penalty(function: Callable[[Tensor], Tensor], loss: Callable[[Tensor], Tensor], point: Tensor) -> Tensor:
-    """The gradient of the squared length of a loss's gradient: what a gradient penalty adds. The sum of the gradient
-    itself would not do: of softmax it is always 0, and so is its derivative."""
+    """Return the gradient of a gradient penalty: the squared length of a loss's gradient. (Softmax's gradient
+    always sums to 0.)"""
     x = point.detach().requires_grad_()
     (first,) = torch.autograd.grad(loss(function(x)), x, create_graph=True)
     (second,) = torch.autograd.grad(first.square().sum(), x)
@@ -207,7 +209,7 @@ def penalty(function: Callable[[Tensor], Tensor], loss: Callable[[Tensor], Tenso
 
 
 def autocast(it: Registered) -> str | None:
-    """In a region of bfloat16 autocast it computes in float32, as PyTorch's softmax does on a GPU."""
+    """Check that bfloat16 autocast computes in float32, like PyTorch's softmax on a GPU."""
     x = example(torch.bfloat16).detach()
     with torch.autocast("cpu", torch.bfloat16):
         out = it.op(x)
@@ -217,7 +219,7 @@ def autocast(it: Registered) -> str | None:
 
 
 def batched(it: Registered) -> str | None:
-    """torch.func.vmap over each axis but the last."""
+    """Check torch.func.vmap over each axis but the last."""
     x = example().detach()
     for axis in (0, 1):
         it.kernels.launched.clear()
@@ -263,7 +265,7 @@ TAKES_EFFECT_BY = {"save": "gradient"}
 
 
 class RegistrationChecker(PythonChecker):
-    """Judges the registration, a fresh one for every check."""
+    """Checks the registration, a fresh one for every check."""
 
     def _judge(self, gate: Gate, module: dict, path: Path, cases: list[Case]) -> GateResult:
         wrong, first = [], None
@@ -289,7 +291,8 @@ class RegistrationChecker(PythonChecker):
         return GateResult(gate, "correct", summary=", ".join(check.__name__ for check in CHECKS[gate.id]))
 
     def _taking_effect(self, gate: Gate, module: dict, path: Path) -> dict:
-        """The file with the solution's lines in the later blank that hands a gate's to PyTorch, while that one is untouched."""
+        """Load the file with the solution's code in the later blank that registers a gate's lines, if that is
+        untouched."""
         later = TAKES_EFFECT_BY.get(gate.id)
         if later is None or rung_blanks(path, self.rung)[later].size:
             return module
@@ -297,6 +300,6 @@ class RegistrationChecker(PythonChecker):
         return run(blanks.join(blanks.split(blanks.read(path)), {later: solution[later].body}), path)
 
     def _waiting(self, gate: Gate, path: Path) -> list[str]:
-        """The parts before a gate's that are not written yet."""
+        """Return the earlier parts that are not written yet."""
         by_id = rung_blanks(path, self.rung)
         return [id for id in self.rung.gates[: self.rung.gates.index(gate.id)] if by_id[id].size == 0]

@@ -1,7 +1,7 @@
 """Puzzle 20, the first custom backward: rungs, gates, cases and reference.
 
-A graph by hand, `autograd.Function`s in PyTorch, three pairs of kernels in Mojo, and the registration that makes an
-operator of kernels. Matrices are [rows, columns]; a row is what softmax and LayerNorm work on.
+A graph by hand, `autograd.Function`s in PyTorch, three pairs of kernels in Mojo, and the registration that
+makes an operator of kernels. Matrices are [rows, columns]; softmax and LayerNorm work on rows.
 """
 
 import numpy as np
@@ -144,9 +144,9 @@ cases = chapter_and(
 
 
 def inputs(case: Case, dtype: str, seed: int) -> Arrays:
-    """The input arrays of a case, in float64, rounded to what `dtype` can hold.
+    """Return the input arrays of a case, in float64, rounded to `dtype`.
 
-    Returns input, logits and grad_output [rows, columns], weight and bias [columns].
+    These are input, logits and grad_output [rows, columns], weight and bias [columns].
     """
     R, C = case.dims
     random = np.random.default_rng([seed, R, C])
@@ -204,9 +204,9 @@ SMALL = 2**18
 
 
 def reference(tensors: dict) -> dict:
-    """PyTorch's own answers by autograd, in the dtype and on the device of the tensors, under the ops' names.
+    """Return autograd's results by the ops' names, in the dtype and on the device of the tensors.
 
-    Below float64 each is PyTorch's unluckiest of several orders of the columns.
+    Below float64, each is the worst of several column orders.
     """
     columns = ("input", "logits", "weight", "bias", "grad_output")
     back = {"passes", *FORWARD, *BACKWARD} - {"mean", "rstd"}
@@ -217,7 +217,7 @@ def reference(tensors: dict) -> dict:
 
 
 def by_autograd(tensors: dict) -> dict:
-    """PyTorch's answers, without the mask."""
+    """Return PyTorch's results, without the mask."""
     import torch
     import torch.nn.functional as F
 
@@ -250,7 +250,7 @@ def by_autograd(tensors: dict) -> dict:
 
 
 def packed(passes):
-    """A bool tensor as int32 words, by torch operations."""
+    """Pack a bool tensor into int32 words by torch operations."""
     import torch
 
     bits = torch.nn.functional.pad(passes.flatten(), (0, -passes.numel() % WORD)).view(-1, WORD)
@@ -259,7 +259,7 @@ def packed(passes):
 
 
 def terms(arrays: Arrays) -> dict[str, float]:
-    """The size of the terms that cancel: of softmax with one column and of LayerNorm with one, nothing is left."""
+    """Return the size of the terms that cancel: with one column, softmax and LayerNorm cancel fully."""
     if not all(np.isfinite(arrays[name]).all() for name in NOT_FINITE):
         return {}
     v = derive(arrays)
@@ -273,7 +273,8 @@ def terms(arrays: Arrays) -> dict[str, float]:
 
 
 def ledger(dims: Dims, dtype: str) -> Ledger:
-    """Bytes kept for the backward pass, parameters and gradients left out. PyTorch's ReLU keeps its output."""
+    """Return the bytes saved for the backward pass, without parameters and gradients. PyTorch's ReLU saves
+    its output."""
     R, C = dims
     element = bytes_of(dtype)
     statistics = 2 * R * bytes_of(accum_dtype(dtype))

@@ -1,6 +1,6 @@
-"""What judges the second rung of puzzle 21, a test: tried on right backward passes and on wrong ones, some held back.
+"""Checker of puzzle 21's second rung, a test: run on correct and wrong backward passes, some of them hidden.
 
-The learner's `check(op)` runs in a process of its own, so that one that hangs or ends the process costs a line.
+The learner's `check(op)` runs in a subprocess, so that a hang or an exit fails one line only.
 """
 
 import contextlib
@@ -37,24 +37,25 @@ LONGEST = 80
 
 
 class Late(BaseException):
-    """`check` has taken too long; no `except Exception` of the learner's catches it."""
+    """`check` timed out; derived from BaseException so that the learner's `except Exception` does not catch
+    it."""
 
 
 class NoTest(Exception):
-    """The file holds nothing that could be tried."""
+    """The file has no test to run."""
 
 
 @dataclass(frozen=True)
 class Try:
-    """One op that `check` was tried on.
+    """One op that `check` ran on.
 
     Attributes:
-        name: Of the op.
-        right: Whether it is right.
-        held_back: Whether it is wrong, and not among those that the learner is given.
-        said: What `check` had against it; "" for nothing.
-        late: Whether it had to be stopped.
-        kind: In which kind of call a wrong op is wrong that `check` has nothing against.
+        name: The op's name.
+        right: Whether it is correct.
+        held_back: Whether it is wrong and hidden from the learner.
+        said: What `check` reported; "" for nothing.
+        late: Whether it timed out.
+        kind: The kind of call in which a wrong op that passed is wrong.
     """
 
     name: str
@@ -66,7 +67,8 @@ class Try:
 
 
 def verdict(check: Callable[[Op], object], op: Op, path: Path, seconds: float) -> tuple[str, bool]:
-    """What `check` has against an op, "" for nothing, and whether it had to be stopped. Raises NoTest for no answer."""
+    """Run `check` on an op; return its report ("" for none) and whether it timed out. Raise NoTest for no
+    answer."""
 
     def stop(*_) -> None:
         raise Late
@@ -95,7 +97,8 @@ def verdict(check: Callable[[Op], object], op: Op, path: Path, seconds: float) -
 
 
 def wrong_ones(puzzle: str) -> list[tuple[Op, str, bool]]:
-    """Every wrong backward pass of the first rung, its gate, and whether it is held back: it has an edit of its own."""
+    """Return every wrong backward pass of the first rung, its gate, and whether it is hidden (it has its own
+    edit)."""
     return [
         (op_of(bug.gate, function_of(bug.gate, load(bug.target())).apply, bug.name), bug.gate, bool(bug.old))
         for bug in zoo.load(puzzle)
@@ -104,13 +107,14 @@ def wrong_ones(puzzle: str) -> list[tuple[Op, str, bool]]:
 
 
 def kind_of_call(op: Op, gate: str) -> str:
-    """In which kind of call a wrong op of a gate is wrong."""
+    """Return the kind of call in which a wrong op of a gate is wrong."""
     subject = WANTED[gate].subject(op.function)
     return next(DECISIVE[check] for check in decisive(gate) if check(subject))
 
 
 def tries(path: Path, puzzle: str, seconds: float = SECONDS) -> list[Try]:
-    """The learner's `check` on every op, right ones first. Raises NoTest where it cannot be tried, and DamagedFile."""
+    """Run the learner's `check` on every op, correct ones first. Raise NoTest if it cannot run, and
+    DamagedFile."""
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         check = load(path).get("check")
@@ -130,7 +134,7 @@ def tries(path: Path, puzzle: str, seconds: float = SECONDS) -> list[Try]:
 
 
 class CatchChecker(PythonChecker):
-    """Judges the test, which has no cases; `seconds` is how long it may take for one op."""
+    """Checks the test, which has no cases; `seconds` is its time limit for one op."""
 
     seconds = SECONDS
 
@@ -147,7 +151,7 @@ class CatchChecker(PythonChecker):
         return self.verdict(gate, done)
 
     def verdict(self, gate: Gate, done: Sequence[Try]) -> GateResult:
-        """The verdict on a test by what it said."""
+        """Return the result of a test from its reports."""
         right = [each for each in done if each.right]
         wrong = [each for each in done if not each.right]
         alarms = [each for each in right if each.said]
@@ -170,7 +174,7 @@ class CatchChecker(PythonChecker):
 
 
 def kind_lines(missed: Sequence[Try]) -> list[str]:
-    """The wrong ones that were not caught, by the kind of call in which they are wrong; those held back without names."""
+    """List the wrong ops that passed by the kind of call in which they are wrong; hidden ones without names."""
     kinds = [kind for kind in DECISIVE.values() if any(each.kind == kind for each in missed)]
     lines = []
     for kind in kinds[:KINDS_SHOWN]:
@@ -185,5 +189,5 @@ def kind_lines(missed: Sequence[Try]) -> list[str]:
 
 
 def count(tried: Sequence[Try]) -> str:
-    """How many of some wrong ones were caught, "9 of 13"."""
+    """Return how many wrong ops were caught, "9 of 13"."""
     return f"{sum(bool(each.said) for each in tried)} of {len(tried)}"

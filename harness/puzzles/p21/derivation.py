@@ -1,7 +1,7 @@
-"""The mathematics of puzzle 21's kernels step by step, and the mistakes that they are given with.
+"""The derivation of puzzle 21's kernels, and the mistakes that their files start with.
 
-Shapes: input, grad_output and what follows them elementwise [batch, sequence, width]; dot, mean, rstd, mean_dy and
-mean_products [batch, sequence, 1]; grad_bias and grad_scale [width].
+Shapes: input, grad_output and what follows them elementwise [batch, sequence, width]; dot, mean, rstd,
+mean_dy and mean_products [batch, sequence, 1]; grad_bias and grad_scale [width].
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,9 @@
-"""What judges the first rung of puzzle 21: each backward pass by named checks, and which of the usual checks see it.
+"""Checker of puzzle 21's first rung: each backward pass by named checks, and which common checks detect its
+bug.
 
-Two sets of checks. DECISIVE is what a backward pass must survive to be right. USUAL is what people run: for a wrong one
-a line says which of them see it and which do not, and `--matrix` shows it for all that the zoo holds.
+There are two sets of checks. DECISIVE must pass for a backward pass to be correct. USUAL are the common ones:
+for a wrong pass a line lists which of them detect it and which do not, and `--matrix` shows this for the
+whole zoo.
 """
 
 import itertools
@@ -54,7 +56,8 @@ COUNTER = itertools.count()
 
 
 def opcheck(subject: Subject) -> str | None:
-    """torch.library.opcheck of the class registered as an operator: schema, fake tensors, autograd, ahead of time."""
+    """Run torch.library.opcheck on the class as an operator: schema, fake tensors, autograd, ahead-of-time
+    compilation."""
     function = subject.function.__self__
     operator = torch.library.custom_op(f"hunted::{function.__name__}{next(COUNTER)}", mutates_args=())(
         function.forward
@@ -79,7 +82,7 @@ USUAL: dict[str, Check] = {
 
 
 def function_of(gate: str, module: Mapping[str, object]) -> type[torch.autograd.Function]:
-    """The class of a gate. Raises ValueError where the file has none."""
+    """Return the class of a gate. Raise ValueError if the file has none."""
     function = module.get(WANTED[gate].name)
     if not (isinstance(function, type) and issubclass(function, torch.autograd.Function)):
         raise ValueError(f"the file defines no class {WANTED[gate].name}(torch.autograd.Function)")
@@ -87,19 +90,19 @@ def function_of(gate: str, module: Mapping[str, object]) -> type[torch.autograd.
 
 
 def decisive(gate: str) -> tuple[Check, ...]:
-    """The checks that a gate's class must pass."""
+    """Return the checks that a gate's class must pass."""
     return tuple(DECISIVE)[: None if WANTED[gate].sums else -1]
 
 
 def seen_by(subject: Subject) -> dict[str, bool]:
-    """Usual check -> whether it sees that something is wrong."""
+    """Map each usual check to whether it detects an error."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return {name: check(subject) is not None for name, check in USUAL.items()}
 
 
 class HuntChecker(PythonChecker):
-    """Judges the classes of the first rung, each alone."""
+    """Checks each class of the first rung separately."""
 
     def _judge(self, gate: Gate, module: dict, path: Path, cases: list[Case]) -> GateResult:
         try:
@@ -127,7 +130,7 @@ class HuntChecker(PythonChecker):
 
 
 def wrong_subjects(puzzle: str, rung: str) -> dict[str, Subject]:
-    """Every wrong backward pass of the zoo in PyTorch, by name."""
+    """Return every wrong backward pass of the zoo in PyTorch, by name."""
     subjects = {}
     for bug in zoo.load(puzzle):
         if bug.rung == rung:
@@ -137,7 +140,8 @@ def wrong_subjects(puzzle: str, rung: str) -> dict[str, Subject]:
 
 
 def matrix() -> dict[str, dict[str, bool]]:
-    """Wrong backward pass -> usual check -> whether it sees it. Raises DamagedFile where one cannot be made."""
+    """Map each wrong backward pass and usual check to whether it detects it. Raise DamagedFile if one cannot
+    be built."""
     try:
         return {name: seen_by(subject) for name, subject in wrong_subjects("p21", "torch").items()}
     except ValueError as error:
@@ -145,7 +149,7 @@ def matrix() -> dict[str, dict[str, bool]]:
 
 
 def show_matrix(console: Console) -> int:
-    """`p21 --matrix`: a row for each wrong backward pass, a column for each usual check."""
+    """Run `p21 --matrix`: a row per wrong backward pass, a column per usual check."""
     table = Table(box=None, pad_edge=False)
     table.add_column("wrong backward pass")
     for name in USUAL:

@@ -1,6 +1,7 @@
-"""Gradients of well-known ops as formulas in PyTorch, each with the mistakes that people make in it, in words.
+"""Gradient formulas of common ops in PyTorch, each with its known mistakes.
 
-`harness/testing/names.py` looks whether a wrong gradient is one of them: in anybody's function whose right gradient is the formula's.
+`harness/testing/names.py` compares wrong gradients with them, for any function whose correct gradient is one
+of the formulas.
 """
 
 from collections.abc import Callable
@@ -18,7 +19,7 @@ Formula = Callable[..., Tensor]
 
 
 def layer_norm(t: list[Tensor], dy: Tensor, wrong: str = "") -> Tensor:
-    """Of x; t is x, and maybe gamma and beta."""
+    """Return the gradient of x; t is x, and maybe gamma and beta."""
     x, H = t[0], t[0].shape[-1]
     rstd = (x.var(-1, correction=0, keepdim=True) + EPS).rsqrt()
     x_hat, g = (x - x.mean(-1, keepdim=True)) * rstd, dy * t[1] if len(t) > 1 else dy
@@ -31,7 +32,7 @@ def layer_norm(t: list[Tensor], dy: Tensor, wrong: str = "") -> Tensor:
 
 
 def rms_norm(t: list[Tensor], dy: Tensor, wrong: str = "") -> Tensor:
-    """Of x; t is x, and maybe gamma."""
+    """Return the gradient of x; t is x, and maybe gamma."""
     rstd = (t[0].square().mean(-1, keepdim=True) + EPS).rsqrt()
     g = dy * t[1] if len(t) > 1 and wrong != "gamma" else dy
     x_hat = t[0] * rstd
@@ -40,7 +41,7 @@ def rms_norm(t: list[Tensor], dy: Tensor, wrong: str = "") -> Tensor:
 
 
 def softmax(t: list[Tensor], dy: Tensor, wrong: str = "") -> Tensor:
-    """Of x."""
+    """Return the gradient of x."""
     p = t[0].softmax(-1)
     product = dy * p
     sums = {
@@ -55,13 +56,13 @@ def softmax(t: list[Tensor], dy: Tensor, wrong: str = "") -> Tensor:
 
 
 def log_softmax(t: list[Tensor], dy: Tensor, wrong: str = "") -> Tensor:
-    """Of x."""
+    """Return the gradient of x."""
     total = dy.sum(0 if wrong == "axis" else -1, keepdim=True)
     return dy - (wrong != "none") * t[0].softmax(-1) * total
 
 
 def attention(t: list[Tensor], dy: Tensor, wrong: str = "", of: int = 0) -> Tensor:
-    """Of q, k or v."""
+    """Return the gradient of q, k or v."""
     q, k, v = t[:3]
     scale = q.shape[-1] ** -0.5
     scores = q @ k.mT * scale + (t[3] if len(t) > 3 else 0.0)
@@ -72,7 +73,7 @@ def attention(t: list[Tensor], dy: Tensor, wrong: str = "", of: int = 0) -> Tens
 
 
 def cross_entropy(t: list[Tensor], dy: Tensor, wrong: str = "") -> Tensor:
-    """Of the logits; the mean over the rows that count."""
+    """Return the gradient of the logits, for the mean over the rows that count."""
     x, target = t
     counted = target != -100
     hot = F.one_hot(target.clamp(min=0), x.shape[-1]) * (wrong != "target")
@@ -82,19 +83,19 @@ def cross_entropy(t: list[Tensor], dy: Tensor, wrong: str = "") -> Tensor:
 
 
 def activation(slope: Callable[[Tensor], Tensor], wrongs: dict[str, Callable[[Tensor], Tensor]]) -> Formula:
-    """An op of each element alone."""
+    """Return the formula of an elementwise op."""
     return lambda t, dy, wrong="": dy * wrongs.get(wrong, slope)(t[0])
 
 
 def slope_of(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """The derivative of a function of each element, by autograd."""
+    """Return the derivative of an elementwise function, by autograd."""
     return lambda x: gradients(
         function, [x.detach().clone().requires_grad_()], lambda out: [torch.ones_like(out[0])]
     )[0]
 
 
 def embedding(t: list[Tensor], dy: Tensor, wrong: str = "") -> Tensor:
-    """Of the table."""
+    """Return the gradient of the table."""
     table = torch.zeros_like(t[1])
     if wrong:
         table[t[0].flatten()] = dy.flatten(0, -2)

@@ -1,7 +1,8 @@
-"""Right implementations that a test must let pass: other formulas, other dtypes, sums in no fixed order, inputs at a kink.
+"""Correct implementations that a test must accept: other formulas, other dtypes, sums in no fixed order,
+inputs at a kink.
 
-Each is right and looks wrong to a test that asks for too much: for float64 where there is none, for equal bits, for finite
-differences across a corner.
+Each is correct and fails a test that is too strict: one that needs float64, bitwise equality, or finite
+differences across a kink.
 """
 
 from dataclasses import dataclass
@@ -22,11 +23,11 @@ EVERY = (*WIDE, torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class Op(Subject):
-    """A function as the learner's `check` gets it.
+    """A function as passed to the learner's `check`.
 
     Attributes:
-        name: What reports call it.
-        dtypes: Those that it computes in, the widest first.
+        name: Its name in reports.
+        dtypes: The dtypes that it supports, the widest first.
     """
 
     name: str = ""
@@ -34,7 +35,7 @@ class Op(Subject):
 
 
 def op_of(gate: str, function, name: str, dtypes: tuple[torch.dtype, ...] | None = None) -> Op:
-    """A function that should be what a gate's class is."""
+    """Return a function as an op of a gate's class."""
     wanted = WANTED[gate]
     return Op(function, wanted.reference, wanted.make, sizes=wanted.sizes, name=name, dtypes=dtypes or EVERY)
 
@@ -43,21 +44,21 @@ def op_of(gate: str, function, name: str, dtypes: tuple[torch.dtype, ...] | None
 
 
 def softmax_by_logsumexp(x: Tensor) -> Tensor:
-    """Softmax as the exponential of its logarithm."""
+    """Compute softmax as the exponential of its logarithm."""
     return (x - x.logsumexp(-1, keepdim=True)).exp()
 
 
 def scaled_query_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attention whose scale is taken into the query."""
+    """Compute attention with the scale multiplied into the query."""
     return torch.einsum("...st,...te->...se", torch.softmax((q / q.shape[-1] ** 0.5) @ k.mT, -1), v)
 
 
 class StandardiseInFloat32(Function):
-    """As a kernel that was compiled for float32 alone, with the three-term formula."""
+    """A kernel that is compiled for float32 only, with the three-term formula."""
 
     @staticmethod
     def forward(ctx, x: Tensor) -> Tensor:
-        """y, [..., H]. Raises TypeError for another dtype."""
+        """Return y, [..., H]. Raise TypeError for another dtype."""
         if x.dtype != torch.float32:
             raise TypeError(f"this kernel is compiled for float32, not for {x.dtype}")
         mean = x.mean(-1, keepdim=True)
@@ -68,7 +69,7 @@ class StandardiseInFloat32(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, dy: Tensor) -> Tensor:
-        """dx, by way of the gradients of variance and mean."""
+        """Return dx through the gradients of variance and mean."""
         x, mean, rstd = ctx.saved_tensors
         H = x.shape[-1]
         dvariance = (dy * (x - mean)).sum(-1, keepdim=True) * -0.5 * rstd**3
@@ -77,16 +78,16 @@ class StandardiseInFloat32(Function):
 
 
 class AddBiasInNoOrder(Function):
-    """Adds up the gradient of the bias in another order at each call, as atomics do."""
+    """Sums the gradient of the bias in another order at each call, as atomics do."""
 
     @staticmethod
     def forward(ctx, x: Tensor, bias: Tensor) -> Tensor:
-        """y, [..., H]."""
+        """Return y, [..., H]."""
         return x + bias
 
     @staticmethod
     def backward(ctx, dy: Tensor) -> tuple[Tensor, Tensor]:
-        """Both gradients."""
+        """Return both gradients."""
         rows = dy.reshape(-1, dy.shape[-1])
         total = torch.zeros(dy.shape[-1], dtype=dy.dtype)
         for part in rows[torch.randperm(len(rows))].split(max(1, len(rows) // 7)):
@@ -95,23 +96,22 @@ class AddBiasInNoOrder(Function):
 
 
 class ReluFromMask(Function):
-    """ReLU that keeps a bool for each element."""
+    """ReLU that saves a bool for each element."""
 
     @staticmethod
     def forward(ctx, x: Tensor) -> Tensor:
-        """max(x, 0)."""
         ctx.save_for_backward(x > 0)
         return x.clamp(min=0)
 
     @staticmethod
     def backward(ctx, dy: Tensor) -> Tensor:
-        """0 where x is 0, as PyTorch has it."""
+        """Return a gradient that is 0 where x is 0, as in PyTorch."""
         (passes,) = ctx.saved_tensors
         return torch.where(passes, dy, torch.zeros_like(dy))
 
 
 def at_the_kink(sizes: str, seed: int) -> tuple[Tensor, ...]:
-    """Numbers of which some are 0, and some so near that a finite difference reaches across."""
+    """Return numbers of which some are 0, and some so near that a finite difference reaches across."""
     (x,) = one(sizes, seed)
     flat = x.view(-1)
     flat[::3] = 0.0
@@ -120,45 +120,46 @@ def at_the_kink(sizes: str, seed: int) -> tuple[Tensor, ...]:
 
 
 class ScaleByMatrix(Function):
-    """The gradient of the weight as a product of float32 matrices; bfloat16 alone."""
+    """Computes the gradient of the weight as a product of float32 matrices; bfloat16 only."""
 
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor) -> Tensor:
-        """y, [..., H]."""
+        """Return y, [..., H]."""
         ctx.save_for_backward(x, weight)
         return x * weight
 
     @staticmethod
     def backward(ctx, dy: Tensor) -> tuple[Tensor, Tensor]:
-        """Both gradients."""
+        """Return both gradients."""
         x, weight = ctx.saved_tensors
         products = (dy.float() * x.float()).reshape(-1, x.shape[-1])
         return dy * weight, (torch.ones(1, len(products)) @ products)[0].to(weight.dtype)
 
 
 def gelu_inputs(sizes: str, seed: int) -> tuple[Tensor, ...]:
-    """Numbers of which some are so large that the gradient is 0 or 1: finite differences see a flat line there."""
+    """Return numbers of which some are so large that the gradient is 0 or 1, flat for finite differences."""
     random = Random(seed)
     return (random.rows(sizes) * 6,)
 
 
 def steep_tanh(x: Tensor) -> Tensor:
-    """-1,000,000 tanh(x), whose gradients are far from 1, and below 0 for a gradient of ones."""
+    """Return -1,000,000 tanh(x), with gradients far from 1, negative for a gradient of ones."""
     return -1e6 * torch.tanh(x)
 
 
 def steep_tanh_in_parts(x: Tensor) -> Tensor:
-    """The same in 50 parts: their gradients are added up, and each sum is rounded."""
+    """Return the same in 50 parts, whose gradients are summed with rounding."""
     return torch.stack([-2e4 * torch.tanh(x) for _ in range(50)]).sum(0)
 
 
 def silu_beside(x: Tensor, _: Tensor) -> Tensor:
-    """SiLU; the other input gets no gradient, where autograd is allowed to give none."""
+    """Return SiLU; the other input gets no gradient, which autograd allows."""
     return F.silu(x)
 
 
 def right_ones(solution: dict) -> list[Op]:
-    """Every right implementation: the classes of the solution (a module's names), and those of this file."""
+    """Return every correct implementation: the classes of the solution (a module's names), and those of this
+    file."""
     return [
         *(op_of(gate, solution[wanted.name].apply, gate) for gate, wanted in WANTED.items()),
         op_of("softmax", softmax_by_logsumexp, "softmax, by logsumexp"),

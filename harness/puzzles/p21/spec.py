@@ -1,7 +1,7 @@
-"""Puzzle 21, the bug hunt: wrong backward passes to be mended in PyTorch and in Mojo, and a test to be written.
+"""Puzzle 21, the bug hunt: wrong backward passes to fix in PyTorch and in Mojo, and a test to write.
 
-Every blank of the first and the last rung is given with wrong code. The middle rung asks for a test, which is tried on
-right and wrong backward passes. The kernels have no forward pass: what they compute is gradients.
+Every blank of the first and the last rung starts with wrong code. The middle rung asks for a test, which runs
+on correct and wrong backward passes. The kernels have no forward pass: they compute gradients.
 """
 
 import numpy as np
@@ -91,7 +91,7 @@ cases = chapter_and(
 
 
 def inputs(case: Case, dtype: str, seed: int) -> Arrays:
-    """input and grad_output [batch, sequence, width], in float64, rounded to what `dtype` can hold."""
+    """Return input and grad_output [batch, sequence, width], in float64, rounded to `dtype`."""
     random = np.random.default_rng([seed, *case.dims])
     x, dy = random.standard_normal(case.dims), random.standard_normal(case.dims)
     if case.values != "plain":
@@ -104,7 +104,7 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
 
 
 def reference(tensors: dict) -> dict:
-    """PyTorch's own gradients by autograd, in the dtype and on the device of the tensors, under the ops' names."""
+    """Return autograd's gradients by the ops' names, in the dtype and on the device of the tensors."""
     import torch
     import torch.nn.functional as F
 
@@ -124,7 +124,7 @@ def reference(tensors: dict) -> dict:
 
 
 def terms(arrays: Arrays) -> dict[str, float]:
-    """The size of the terms that cancel: of rows with one column, and of a constant dy, nothing is left."""
+    """Return the size of the terms that cancel: rows with one column, and a constant dy, cancel fully."""
     v = derive(arrays)
     softmax = v.P * (np.abs(v.grad_output) + np.abs(v.dot))
     standardise = v.rstd * (np.abs(v.grad_output) + np.abs(v.mean_dy) + np.abs(v.through_variance))

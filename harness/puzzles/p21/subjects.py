@@ -1,4 +1,4 @@
-"""What each backward pass of the hunt should be: PyTorch's own function, and problems to try both on."""
+"""The reference of each backward pass of the hunt: PyTorch's own function, and inputs to compare both on."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,33 +30,31 @@ ALL_SIZES = ("odd", "square", "row", "deep")
 
 
 class Random:
-    """Numbers of a problem, the same for the same seed."""
+    """Random numbers of a problem, the same for the same seed."""
 
     def __init__(self, seed: int):
         self.generator = torch.Generator().manual_seed(seed)
 
     def normal(self, *shape: int) -> Tensor:
-        """Standard normal, float64."""
         return torch.randn(*shape, generator=self.generator, dtype=torch.float64)
 
     def rows(self, sizes: str) -> Tensor:
-        """x, with a mean that no sum over rows cancels, [..., H]."""
+        """Return x with a mean that no sum over rows cancels, [..., H]."""
         return 0.5 + self.normal(*LEADING[sizes], LAST[sizes])
 
 
 def one(sizes: str, seed: int) -> tuple[Tensor, ...]:
-    """x alone."""
     return (Random(seed).rows(sizes),)
 
 
 def with_weight(sizes: str, seed: int) -> tuple[Tensor, ...]:
-    """x and one number for each column."""
+    """Return x and one number for each column."""
     random = Random(seed)
     return random.rows(sizes), 1 + 0.5 * random.normal(LAST[sizes])
 
 
 def with_target(sizes: str, seed: int) -> tuple[Tensor, ...]:
-    """Logits, and a class for each row; some rows have none."""
+    """Return logits, and a class for each row; some rows have none."""
     random = Random(seed)
     classes = torch.randint(LAST[sizes], LEADING[sizes], generator=random.generator)
     if sizes in ("odd", "deep"):
@@ -65,51 +63,50 @@ def with_target(sizes: str, seed: int) -> tuple[Tensor, ...]:
 
 
 def with_mask(sizes: str, seed: int) -> tuple[Tensor, ...]:
-    """x, and a bool for each element."""
+    """Return x, and a bool for each element."""
     random = Random(seed)
     x = random.rows(sizes)
     return x, torch.rand(x.shape, generator=random.generator) < KEPT
 
 
 def attention(sizes: str, seed: int) -> tuple[Tensor, ...]:
-    """q, k and v."""
     random = Random(seed)
     lead, S, T, d, e = ATTENTION[sizes]
     return random.normal(*lead, S, d), random.normal(*lead, T, d), random.normal(*lead, T, e)
 
 
 def linear(sizes: str, seed: int) -> tuple[Tensor, ...]:
-    """x and a matrix."""
+    """Return x and a matrix."""
     random = Random(seed)
     return random.rows(sizes), random.normal(OTHER[sizes], LAST[sizes])
 
 
 def low_rank(sizes: str, seed: int) -> tuple[Tensor, ...]:
-    """x and two narrow matrices."""
+    """Return x and two narrow matrices."""
     random = Random(seed)
     return random.rows(sizes), random.normal(2, LAST[sizes]), random.normal(OTHER[sizes], 2)
 
 
 def rms_norm(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """RMSNorm, and its divisor, which has no gradient."""
+    """Return RMSNorm and its divisor, which has no gradient."""
     rms = (x.square().mean(-1, keepdim=True) + EPS).sqrt()
     return x / rms * weight, rms.detach()
 
 
 def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
-    """The mean over the rows that have a class."""
+    """Return the mean over the rows that have a class."""
     return F.cross_entropy(logits.reshape(-1, logits.shape[-1]), target.reshape(-1))
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the class of a gate should compute.
+    """The reference of a gate's class.
 
     Attributes:
         name: The class in the learner's file.
-        reference: The same by PyTorch.
-        make: The problems.
-        sums: Whether it sums over rows, and is tried with thousands of them.
+        reference: The same in PyTorch.
+        make: Builds the inputs.
+        sums: Whether it sums over rows, and is tested with thousands of them.
     """
 
     name: str
@@ -119,11 +116,11 @@ class Wanted:
 
     @property
     def sizes(self) -> tuple[str, ...]:
-        """The kinds of sizes that it is tried at."""
+        """The kinds of sizes that it is tested at."""
         return (*ALL_SIZES, "tall") if self.sums else ALL_SIZES
 
     def subject(self, function: Function) -> Subject:
-        """A function to be checked as this one."""
+        """Return a function to be checked against this reference."""
         return Subject(function, self.reference, self.make, sizes=self.sizes)
 
 

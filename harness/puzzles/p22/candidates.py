@@ -1,6 +1,7 @@
-"""What `p22 --bench` times: the workbook's variants, what a user would take in their place, three bare matrix products.
+"""Candidates of `p22 --bench`: the workbook's variants, their alternatives in PyTorch, three bare matrix
+products.
 
-The module is what the spec names as `bench`; `harness/bench/benchmark.py` says what the names in it mean.
+The spec names this module as `bench`; `harness/bench/benchmark.py` defines its names.
 """
 
 import functools
@@ -51,20 +52,21 @@ class Sizes:
         return f"{self.M:,} rows, {self.H:,} -> {self.O:,}"
 
     def operations(self, direction: str) -> int:
-        """Floating-point operations of the matrix products of a pass, two for each multiply-add.
+        """Return the floating-point operations of the matrix products of a pass, two for each multiply-add.
 
-        What LayerNorm adds, some ten for each element of x, is left out: it is below 1 % from O = 768 on.
+        LayerNorm's, some ten for each element of x, are left out: below 1 % from O = 768 on.
         """
         return 2 * self.M * self.H * self.O * GEMMS[direction]
 
 
 def eager(x: Tensor, gamma: Tensor, beta: Tensor, W: Tensor, b: Tensor) -> Tensor:
-    """The two operations as PyTorch has them: x [M, H] to [M, O]."""
+    """Run the two operations in PyTorch: x [M, H] to [M, O]."""
     return F.linear(F.layer_norm(x, x.shape[-1:], gamma, beta, EPS), W, b)
 
 
 def make_problem(sizes: Sizes, dtype: torch.dtype, device: torch.device, seed: int = 0) -> Problem:
-    """Random numbers that let no gradient term vanish: rows off zero, gamma off one, grad_output like x_hat in part.
+    """Return random inputs with which no gradient term vanishes: rows off zero, gamma off one, grad_output
+    partly like x_hat.
 
     The leaves are x [M, H], gamma [H], beta [H], W [O, H], b [O]; grad_output is [M, O].
     """
@@ -86,14 +88,14 @@ def make_problem(sizes: Sizes, dtype: torch.dtype, device: torch.device, seed: i
 
 
 class Products(Calls):
-    """The bare matrix products of a pass on the numbers of the problem: no candidate can do without them."""
+    """The bare matrix products of a pass on the problem's inputs, a lower bound for every candidate."""
 
     def __init__(self, problem: Problem):
         self.x, _, _, self.W, _ = (leaf.detach() for leaf in problem.leaves)
         self.dy = problem.grad_output
 
     def prepare(self, direction: str) -> Call:
-        """A call that does the products of one pass."""
+        """Return a call that runs the products of one pass."""
         x, W, dy = self.x, self.W, self.dy
 
         def forward() -> tuple[Tensor, ...]:
@@ -109,7 +111,7 @@ class Products(Calls):
 
 
 def ours(memory: str) -> Callable[[Problem], Differentiable]:
-    """The workbook's layer, and what its backward pass is made for (`LayerNormLinear` explains `memory`)."""
+    """Build the workbook's layer with a backward pass (`LayerNormLinear` explains `memory`)."""
 
     def build(problem: Problem) -> Differentiable:
         from harness.nn import host, layers
@@ -129,7 +131,7 @@ def ours(memory: str) -> Callable[[Problem], Differentiable]:
 
 
 def through_max(algorithm: str) -> Callable[[Problem], Calls]:
-    """The MAX graphs of one algorithm, without a layer around them."""
+    """Build the MAX graphs of one algorithm, without a layer around them."""
 
     def build(problem: Problem) -> Calls:
         sizes, where = problem.sizes, problem.device.type
@@ -152,10 +154,10 @@ def through_max(algorithm: str) -> Callable[[Problem], Calls]:
 
 
 def compiled(problem: Problem) -> Differentiable:
-    """torch.compile of the two operations, for this size alone.
+    """Build torch.compile of the two operations, for this size only.
 
-    By default a compiled backward pass writes over what the forward pass kept. That pays in a real step, so "both" has
-    it; a backward pass that is run again and again must not, and is compiled once more without.
+    By default a compiled backward pass overwrites what the forward pass saved. That is faster in a real step,
+    so "both" uses it; a backward pass that runs repeatedly must not, and is compiled once more without.
     """
 
     def make() -> Callable[..., Tensor]:
@@ -179,7 +181,7 @@ def compiled(problem: Problem) -> Differentiable:
 
 
 def liger(problem: Problem) -> Differentiable:
-    """Liger's Triton LayerNorm, then F.linear."""
+    """Build Liger's Triton LayerNorm, then F.linear."""
     if problem.device.type == "cpu":
         raise Unavailable("its Triton kernels need a GPU")
     from liger_kernel.ops.layer_norm import (  # pyright: ignore[reportMissingImports] (on GPU machines)
@@ -204,9 +206,10 @@ CANDIDATES = (
 
 
 def drawn_sizes(seed: int, count: int = 20) -> list[Sizes]:
-    """Random sizes, each number log-uniform between its bounds, so that small and large ones are equally likely.
+    """Return random sizes, each number log-uniform between its bounds, so that small and large ones are
+    equally likely.
 
-    Half of H and O are rounded to a multiple of 64, as models have them; the others stay as they fell, odd ones among them.
+    Half of H and O are rounded to a multiple of 64, as models have them; the others stay, including odd ones.
     """
     generator = random.Random(seed)
 

@@ -1,7 +1,7 @@
-"""Puzzle 22's mathematics step by step in NumPy, for the diagnosis, and what its known mistakes are written with.
+"""The derivation of puzzle 22 in NumPy, and helpers for its known mistakes.
 
-Shapes: input, x_hat, ln_out, dln, g [B, S, H]; grad_output [B, S, O]; row_mean, row_rstd, c1, c2 [B, S, 1]. `given_dln` is
-the gradient at the LayerNorm output that the row sums start from when they are checked alone.
+Shapes: input, x_hat, ln_out, dln, g [B, S, H]; grad_output [B, S, O]; row_mean, row_rstd, c1, c2 [B, S, 1].
+`given_dln` is the gradient at the LayerNorm output that the row sums start from when they are checked alone.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,18 +18,19 @@ Mean = Callable[[Derivation, np.ndarray], np.ndarray]
 
 
 def row_sums(v: Derivation, dln: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """c1 and c2 of every row, [B, S, 1] each."""
+    """Return c1 and c2 of every row, [B, S, 1] each."""
     g = dln * v.ln_weight
     return (g * v.x_hat).mean(-1, keepdims=True), g.mean(-1, keepdims=True)
 
 
 def packed(c1: np.ndarray, c2: np.ndarray) -> np.ndarray:
-    """As the kernel writes them, [B * S, 2]."""
+    """Pack c1 and c2 as the kernel writes them, [B * S, 2]."""
     return np.concatenate([c1, c2], -1).reshape(-1, 2)
 
 
 def means(c1: Mean | None = None, c2: Mean | None = None, inside: bool = True) -> dict[str, Step]:
-    """c1 or c2 as another function of the derivation and dln, in the row sums, and `inside` of dx too."""
+    """Return steps that replace c1 or c2 by another function of the derivation and dln, in the row sums, and
+    `inside` of dx too."""
     one = c1 or (lambda v, dln: row_sums(v, dln)[0])
     two = c2 or (lambda v, dln: row_sums(v, dln)[1])
     changes: dict[str, Step] = {"row_sums": lambda v: packed(one(v, v.given_dln), two(v, v.given_dln))}
@@ -65,31 +66,31 @@ STEPS = {
 def derive(
     arrays: Mapping[str, np.ndarray], changes: Mapping[str, Step] | None = None, dtype: type = np.float64
 ) -> Derivation:
-    """The derivation of the puzzle's input arrays, in float64 or another dtype."""
+    """Run the derivation on the puzzle's input arrays, in float64 or another dtype."""
     given = as_dtype(arrays, dtype)
     given["given_dln"] = given.pop("dln")
     return Derivation(STEPS, given, changes)
 
 
 def values(v: Derivation) -> int:
-    """Number of elements in a row."""
+    """Return the number of elements in a row."""
     return v.input.shape[-1]
 
 
 def truncated(array: np.ndarray, multiple: int) -> np.ndarray:
-    """With zeros after the last whole multiple along the last axis."""
+    """Replace what follows the last whole multiple along the last axis by zeros."""
     kept = array.copy()
     kept[..., array.shape[-1] // multiple * multiple :] = 0
     return kept
 
 
 def each_row(array: np.ndarray) -> np.ndarray:
-    """[B, S, ...] -> [B * S, ...]: every row by itself, as alternatives."""
+    """Reshape [B, S, ...] to [B * S, ...]: every row alone, as alternatives."""
     return array.reshape(-1, *array.shape[2:])
 
 
 def one_row_only(v: Derivation) -> dict[str, np.ndarray]:
-    """What single rows add to each parameter gradient, [rows, ...]."""
+    """Return the contribution of single rows to each parameter gradient, [rows, ...]."""
     return {
         "grad_bias": each_row(v.grad_output),
         "grad_weight": each_row(v.grad_output[..., :, None] * v.ln_out[..., None, :]),
@@ -99,6 +100,7 @@ def one_row_only(v: Derivation) -> dict[str, np.ndarray]:
 
 
 def parameter_gradients(function) -> dict:
-    """The same change for each of the four parameter gradients; `function` takes the derivation and a name."""
+    """Return the same change for each of the four parameter gradients; `function` takes the derivation and a
+    name."""
     names = ("grad_bias", "grad_weight", "grad_ln_weight", "grad_ln_bias")
     return {name: lambda v, name=name: function(v, name) for name in names}

@@ -1,7 +1,7 @@
 """The checker of puzzle 22's derive rung: finite differences in float64 instead of formulas.
 
-The truth is central differences of x_hat and of sum(g * x_hat), extrapolated. The baseline is the formula in float64, so that
-the limit is what finite differences are good for.
+The truth is central differences of x_hat and of sum(g * x_hat), extrapolated. The baseline is the formula in
+float64, so that the limit is the accuracy of finite differences.
 """
 
 from collections.abc import Callable
@@ -20,22 +20,23 @@ STEP = 1e-2
 
 
 def difference(function: Callable[[np.ndarray], np.ndarray], x: np.ndarray, along: np.ndarray) -> np.ndarray:
-    """The derivative of `function(x + t * along)` by t at 0: central differences of two steps, extrapolated (Richardson)."""
+    """Return the derivative of `function(x + t * along)` by t at 0: central differences of two steps,
+    extrapolated (Richardson)."""
     t = STEP * x.std() / np.abs(along).max()
     coarse, fine = ((function(x + s * along) - function(x - s * along)) / (2 * s) for s in (t, t / 2))
     return (4 * fine - coarse) / 3
 
 
 def normalised(x: np.ndarray) -> np.ndarray:
-    """x_hat of one row, as it is defined."""
+    """Return x_hat of one row by its definition."""
     return (x - x.mean()) / np.sqrt(((x - x.mean()) ** 2).mean() + EPS)
 
 
 def by_differences(v: Derivation) -> Arrays:
-    """The truth of the five gates for the row of a case, without a formula.
+    """Return the truth of the five gates for the row of a case, without a formula.
 
-    c2 and c1 are read off the gradient at x: of g - gradient / rstd, which is c2 + x_hat * c1, the mean and the part
-    along x_hat.
+    c2 and c1 come from the gradient at x: the mean of g - gradient / rstd, which is c2 + x_hat * c1, and its
+    part along x_hat.
     """
     x, g = np.asarray(v.row_x), np.asarray(v.row_g)
     units = np.eye(len(x))
@@ -52,12 +53,12 @@ def by_differences(v: Derivation) -> Arrays:
 
 
 class DeriveChecker(NumpyChecker):
-    """Judges the functions of `derive.py`, each alone, on one row of every case whose inputs are numbers."""
+    """Checks each function of `derive.py` separately, on one row of every case with finite inputs."""
 
     def check(
         self, path: Path, gates: GateIds = None, cases: Cases = None, *, on_first: OnFirst = None
     ) -> list[GateResult]:
-        """The verdict on each function, as the NumPy rung's checker gives it."""
+        """Return the result of each function, as the NumPy rung's checker does."""
         cases = self.puzzle.cases(None) if cases is None else cases
         finite = [
             case
@@ -69,7 +70,7 @@ class DeriveChecker(NumpyChecker):
         return super().check(path, gates, finite)
 
     def _case(self, case: Case) -> tuple[Arrays, Arrays]:
-        """The inputs of a case, and what finite differences say."""
+        """Return the inputs of a case, and the finite differences."""
         if case not in self._known:
             arrays = self.puzzle.inputs(case, "float64", self.seed)
             self._known[case] = arrays, by_differences(self.puzzle.derive(arrays, {}))

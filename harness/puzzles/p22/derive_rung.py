@@ -1,7 +1,7 @@
-"""Puzzle 22's derive rung: five steps of the calculus on one row, with the mistakes that people make in them.
+"""Puzzle 22's derive rung: five steps of the calculus on one row, and their known mistakes.
 
-No formula is given to the learner, and `derive_checker.py` judges by finite differences; those here serve the diagnosis, which
-says which term is missing.
+The learner gets no formula, and `derive_checker.py` compares with finite differences; the formulas here are
+for the diagnosis, which names the missing term.
 """
 
 import numpy as np
@@ -20,7 +20,8 @@ GATES = (
 
 
 def one_row(array: np.ndarray) -> np.ndarray:
-    """The fourth row of [B, S, n], or the last of fewer, [n]: in the hard cases it has a tiny variance."""
+    """Return the fourth row of [B, S, n], or the last of fewer, [n]: with adversarial inputs it has a tiny
+    variance."""
     rows = array.reshape(-1, array.shape[-1])
     return rows[min(3, len(rows) - 1)]
 
@@ -41,7 +42,7 @@ STEPS = {
 
 
 def one_number(number: np.ndarray) -> np.ndarray:
-    """A number as an array of one element, [1]."""
+    """Wrap a number in an array of one element, [1]."""
     if number.size != 1:
         raise ValueError(
             f"one number is wanted for the whole row, not an array of shape {list(number.shape)}"
@@ -66,12 +67,12 @@ RUNG = NumpyRung(
 
 
 def size(v: Derivation) -> int:
-    """H."""
+    """Return H."""
     return len(v.row_x)
 
 
 def along_x_hat(v: Derivation) -> np.ndarray:
-    """The term of the Jacobian-vector product that comes through the variance."""
+    """Return the term of the Jacobian-vector product that comes through the variance."""
     return v.row_x_hat * (v.row_v * v.row_x_hat).mean()
 
 

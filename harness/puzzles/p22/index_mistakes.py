@@ -1,4 +1,4 @@
-"""Mistakes of indexing in puzzle 22: a wrong row is read, or what comes after the last whole vector is mishandled.
+"""Indexing mistakes in puzzle 22: a wrong row is read, or the tail after the last whole vector is mishandled.
 
 Shapes are those of `derivation.py`.
 """
@@ -12,7 +12,7 @@ from harness.spec.derivation import Derivation, Mistake, Step
 
 
 def row_of(index) -> Callable[[np.ndarray], np.ndarray]:
-    """Rows read at another place: `index(b, s, B, S)` is the row that (b, s) reads."""
+    """Return a reader of other rows: `index(b, s, B, S)` is the row that (b, s) reads."""
 
     def read(array: np.ndarray) -> np.ndarray:
         B, S = array.shape[:2]
@@ -23,7 +23,7 @@ def row_of(index) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def wrong_rows() -> Iterator[Mistake]:
-    """An input, grad_output, or the statistics read from another row than their own."""
+    """Yield mistakes that read an input, grad_output, or the statistics from another row."""
     places = (
         ("next-row", "of the next row", lambda b, s, B, S: b * S + s + 1),
         ("previous-row", "of the row before", lambda b, s, B, S: b * S + s - 1),
@@ -39,7 +39,7 @@ def wrong_rows() -> Iterator[Mistake]:
 
 
 def readers(read: Callable[[np.ndarray], np.ndarray]) -> tuple[tuple[str, str, dict[str, Step]], ...]:
-    """What may be read from a wrong row, and what that changes."""
+    """Return what may be read from a wrong row, and what that changes."""
     return (
         ("statistics", "mean and rstd", {
             "x_hat": lambda v: (v.input - read(v.row_mean)) * read(v.row_rstd),
@@ -60,7 +60,7 @@ def readers(read: Callable[[np.ndarray], np.ndarray]) -> tuple[tuple[str, str, d
 
 
 def tails() -> Iterator[Mistake]:
-    """What is left out after the last whole vector of 2, 4, ... elements."""
+    """Yield mistakes that skip the tail after the last whole vector of 2, 4, ... elements."""
     for width in (2, 4, 8, 16, 32, 128):
         for name, words, changes in tail(width):
             yield Mistake(
@@ -69,7 +69,8 @@ def tails() -> Iterator[Mistake]:
 
 
 def tail(width: int) -> tuple[tuple[str, str, dict[str, Step]], ...]:
-    """What may be left out after the last whole vector of `width` elements, its words around the place, and what it changes."""
+    """Return what may skip the tail after the last whole vector of `width` elements: id, words, changed
+    steps."""
 
     def whole(v: Derivation) -> np.ndarray:
         return (np.arange(values(v)) < values(v) // width * width).astype(float)

@@ -1,6 +1,7 @@
-"""The mistakes that people make in puzzle 22, as changes of its derivation.
+"""The known mistakes of puzzle 22, as changes of its derivation.
 
-Shapes are those of `derivation.py`. Where two mistakes give the same values in every failing case, the first is named.
+Shapes are those of `derivation.py`. If two mistakes give the same values in every failing case, the first is
+named.
 """
 
 import numpy as np
@@ -25,31 +26,31 @@ __all__ = ["MISTAKES", "derive", "packed"]
 
 
 def padding(v: Derivation) -> float:
-    """Zeros between a row and the next power of two, as a share of the row."""
+    """Return the zeros between a row and the next power of two, as a share of the row."""
     return ((1 << (values(v) - 1).bit_length()) - values(v)) / values(v)
 
 
 def by_row(v: Derivation, parameter: np.ndarray, again: bool) -> np.ndarray:
-    """[B, S, 1]: a parameter [H] read at the index of the row; from H on 0, or `again` from its beginning."""
+    """Return [B, S, 1]: a parameter [H] indexed by the row; from H on 0, or with `again` wrapped around."""
     rows = v.input.shape[0] * v.input.shape[1]
     longer = np.resize(parameter, rows) if again else np.append(parameter, np.zeros(rows))
     return longer[:rows].reshape(*v.input.shape[:2], 1)
 
 
 def swapped(array: np.ndarray) -> np.ndarray:
-    """The rows read with batch and sequence exchanged: row (b, s) gets what lies at s * B + b."""
+    """Return the rows read with batch and sequence exchanged: row (b, s) reads s * B + b."""
     B, S, n = array.shape
     return array.reshape(S, B, n).swapaxes(0, 1)
 
 
 def as_stored(matrix: np.ndarray) -> np.ndarray:
-    """An [O, H] matrix read as if it were stored [H, O]: element (o, h) is what lies at h * O + o."""
+    """Return an [O, H] matrix read as if it were stored [H, O]: element (o, h) reads h * O + o."""
     O, H = matrix.shape
     return matrix.reshape(H, O).T
 
 
 def alternatives(count) -> dict:
-    """Parameter gradients where each element is what one of some groups of rows added; `count` picks the axis kept."""
+    """Return parameter gradients from one group of rows each; `count` picks the axis kept."""
 
     def by_group(v: Derivation, name: str) -> np.ndarray:
         B, S = v.input.shape[:2]
@@ -60,7 +61,7 @@ def alternatives(count) -> dict:
 
 
 def counted(weight) -> dict:
-    """Parameter gradients in which row (b, s) counts `weight(b, s, B, S)` times."""
+    """Return parameter gradients in which row (b, s) has the weight `weight(b, s, B, S)`."""
 
     def total(v: Derivation, name: str) -> np.ndarray:
         B, S = v.input.shape[:2]
@@ -71,7 +72,7 @@ def counted(weight) -> dict:
 
 
 def only_rows(keep) -> dict:
-    """Parameter gradients from the rows alone for which `keep(b, s, B, S)` says so."""
+    """Return parameter gradients from the rows with `keep(b, s, B, S)` only."""
 
     def total(v: Derivation, name: str) -> np.ndarray:
         B, S = v.input.shape[:2]
@@ -82,17 +83,17 @@ def only_rows(keep) -> dict:
 
 
 def first_thread(terms: np.ndarray) -> np.ndarray:
-    """What the first of 128 threads adds to the sum of a row, divided by H, [B, S, 1]."""
+    """Return the contribution of the first of 128 threads to a row's mean, [B, S, 1]."""
     return terms[..., ::128].sum(-1, keepdims=True) / terms.shape[-1]
 
 
 def mean(terms: np.ndarray) -> np.ndarray:
-    """The mean of every row, [B, S, 1]."""
+    """Return the mean of every row, [B, S, 1]."""
     return terms.mean(-1, keepdims=True)
 
 
 def over_one_less(name: str) -> Mean:
-    """c1 or c2 divided by H - 1 in place of H."""
+    """Return c1 or c2 divided by H - 1 in place of H."""
     i = ("c1", "c2").index(name)
     return lambda v, dln: row_sums(v, dln)[i] * values(v) / max(1, values(v) - 1)
 

@@ -1,6 +1,6 @@
 """The training ops of LayerNorm + Linear as data: names, arguments in order, symbolic shapes.
 
-B = batch_size, S = seq_len, H = hidden_dim, O = output_dim. Loads neither MAX nor torch.
+B = batch_size, S = seq_len, H = hidden_dim, O = output_dim. Importing it loads neither MAX nor torch.
 """
 
 from harness.spec.ops import ACCUM, Argument, OpSpec, Scalar

@@ -37,7 +37,7 @@ TRANSFER = OpSpec(
 
 
 def variant(algorithm: str) -> tuple[Call, ...]:
-    """The forward and backward call of one algorithm."""
+    """Return the forward and backward call of one algorithm."""
     parameters = (("algorithm", algorithm),)
     forward = "recorder, ForwardTensors[dtype](=, sizes=sizes.copy(), eps=Scalar[accum](EPS))"
     backward = "recorder, BackwardTensors[dtype](=, sizes=sizes.copy())"
@@ -108,10 +108,10 @@ cases = chapter_and(
 
 
 def inputs(case: Case, dtype: str, seed: int) -> Arrays:
-    """The input arrays of a case, in float64, rounded to what `dtype` can hold.
+    """Return the input arrays of a case, in float64, rounded to `dtype`.
 
-    Returns input [B, S, H], ln_weight and ln_bias [H], linear_weight [O, H], linear_bias [O], grad_output [B, S, O],
-    and dln [B, S, H], a gradient at the LayerNorm output for the kernel that starts from one.
+    These are input [B, S, H], ln_weight and ln_bias [H], linear_weight [O, H], linear_bias [O], grad_output
+    [B, S, O], and dln [B, S, H], a gradient at the LayerNorm output for the kernel that starts from one.
     """
     B, S, H, O = case.dims
     random = np.random.default_rng([seed, B, S, H, O])
@@ -148,11 +148,11 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
 
 
 def hard_values(B: int, S: int, H: int, O: int, random: np.random.Generator, tiny: float) -> Arrays:
-    """Inputs that a wrong backward pass does not survive.
+    """Return adversarial inputs, on which a wrong backward pass fails.
 
-    The mean is far from 0 and differs from row to row, every fourth row has the deviation `tiny`, gamma and beta
-    are random, one gamma of several is 0 (a kernel must not divide by it), and grad_output has a mean and follows x_hat,
-    so that neither correction term of dx is small.
+    The mean is far from 0 and differs from row to row, every fourth row has the deviation `tiny`, gamma and
+    beta are random, one of several gammas is 0 (a kernel must not divide by it), and grad_output has a mean
+    and follows x_hat, so that neither correction term of dx is small.
     """
     rows = np.arange(B * S).reshape(B, S, 1)
     spread = np.where(rows % 4 == 3, tiny, 1.0)
@@ -173,9 +173,10 @@ def hard_values(B: int, S: int, H: int, O: int, random: np.random.Generator, tin
 
 
 def cancelling_values(B: int, S: int, H: int, O: int, random: np.random.Generator, cancel: bool) -> Arrays:
-    """input, linear_weight and grad_output whose sums over the rows show a rounding to 16 bits inside of them.
+    """Return input, linear_weight and grad_output whose row sums reveal a rounding to 16 bits.
 
-    Rows of a group share one x_hat. All values, and dln, have few binary digits and every row the same deviation.
+    Rows of a group share one x_hat. All values, and dln, have few binary digits and every row the same
+    deviation.
     """
     rows = B * S
     dy, group = cancelling(rows, O, random, cancel)
@@ -190,7 +191,7 @@ def cancelling_values(B: int, S: int, H: int, O: int, random: np.random.Generato
 
 
 def rows(dims: tuple[int, ...]) -> int:
-    """The rows of a case, B * S: what the sums of the parameter gradients run over."""
+    """Return the rows of a case, B * S, over which the parameter gradients are summed."""
     B, S, _, _ = dims
     return B * S
 
@@ -200,10 +201,10 @@ SMALL = 2**22
 
 
 def reference(tensors: dict) -> dict:
-    """PyTorch's own answer by autograd, in the dtype and on the device of the tensors, under the op's names.
+    """Return autograd's results by the op's names, in the dtype and on the device of the tensors.
 
-    Returns output, mean, rstd, the five gradients and the row sums. A float16 or bfloat16 mean and rstd are given in
-    float32. Below float64 each is PyTorch's unluckiest of several orders of the columns h.
+    These are output, mean, rstd, the five gradients and the row sums. A float16 or bfloat16 mean and rstd are
+    in float32. Below float64 each is the worst of several orders of the columns h.
     """
     x = tensors["input"]
     large = x.numel() * len(tensors["linear_bias"]) > SMALL
@@ -217,7 +218,6 @@ BY_COLUMN = ("input", "ln_weight", "ln_bias", "linear_weight", "dln")
 
 
 def by_autograd(tensors: dict) -> dict:
-    """PyTorch's answer."""
     import torch
     import torch.nn.functional as F
 
@@ -244,7 +244,8 @@ def by_autograd(tensors: dict) -> dict:
 
 
 def rmsnorm_by_autograd(tensors: dict) -> dict:
-    """PyTorch's three gradients of RMSNorm + Linear; RMSNorm in float32 where the tensors have 16 bits, as LayerNorm above."""
+    """Return autograd's three gradients of RMSNorm + Linear; RMSNorm in float32 for 16-bit tensors, like
+    LayerNorm above."""
     import torch
     import torch.nn.functional as F
 
@@ -260,7 +261,7 @@ def rmsnorm_by_autograd(tensors: dict) -> dict:
 
 
 def row_sums(dln, x, gamma):
-    """c1 and c2 of every row, [B * S, 2], from dln [B, S, H], by PyTorch operations."""
+    """Return c1 and c2 of every row, [B * S, 2], from dln [B, S, H], by PyTorch operations."""
     import torch
 
     variance, mean = torch.var_mean(x, -1, correction=0, keepdim=True)
@@ -270,7 +271,8 @@ def row_sums(dln, x, gamma):
 
 
 def terms(arrays: Arrays) -> dict[str, float]:
-    """The size of the three terms of dx = rstd * (g - c2 - x_hat * c1); of H = 1 they cancel, and dx is 0."""
+    """Return the size of the three terms of dx = rstd * (g - c2 - x_hat * c1); for H = 1 they cancel, and dx
+    is 0."""
     if not all(np.isfinite(arrays[name]).all() for name in NOT_FINITE):
         return {}
     v = derive(arrays)
@@ -280,10 +282,10 @@ def terms(arrays: Arrays) -> dict[str, float]:
 
 
 def propagated(arrays: Arrays, saved: Arrays) -> dict[str, float]:
-    """How far mean and rstd as they were saved, rounded, move c1 and c2 from those of the true statistics.
+    """Return how far the saved, rounded mean and rstd move c1 and c2.
 
-    In a row of small deviation one unit in the last place of the mean is many of x - mean, and so of x_hat. Which unit it
-    is, an accurate sum and Welford's do not agree, and both are right.
+    In a row of small deviation one unit in the last place of the mean is many of x - mean, and so of x_hat.
+    An accurate sum and Welford's disagree in that unit, and both are correct.
     """
     if not saved.keys() >= set(STATED) or not all(
         np.isfinite(array).all() for array in (*arrays.values(), *saved.values())
@@ -295,7 +297,7 @@ def propagated(arrays: Arrays, saved: Arrays) -> dict[str, float]:
 
 
 def cancellation(quantity: str, arrays: Arrays, got: np.ndarray, truth: np.ndarray) -> Symptom | None:
-    """Whether the errors sit in the rows whose mean is large beside their deviation, as after a cancellation."""
+    """Explain errors in the rows whose mean is large compared to their deviation: a cancellation."""
     x = arrays["input"]
     if got.shape[:-1] != x.shape[:-1] or not np.isfinite(x).all():
         return None
@@ -315,15 +317,16 @@ def cancellation(quantity: str, arrays: Arrays, got: np.ndarray, truth: np.ndarr
 
 
 def describe_dims(dims: tuple[int, ...]) -> str:
-    """Input and output shape: [4, 4, 8] -> [4, 4, 16]."""
+    """Format input and output shape: [4, 4, 8] -> [4, 4, 16]."""
     B, S, H, O = dims
     return f"{[B, S, H]} -> {[B, S, O]}"
 
 
 def ledger(dims: tuple[int, ...], dtype: str) -> Ledger:
-    """Bytes kept for the backward pass (parameters and grad_output left out), and allocated in between.
+    """Return the bytes saved for the backward pass (without parameters and grad_output), and allocated in
+    between.
 
-    Eager keeps the input and the statistics for LayerNorm, and the LayerNorm output for Linear.
+    Eager saves the input and the statistics for LayerNorm, and the LayerNorm output for Linear.
     """
     B, S, H, O = dims
     rows = B * S
@@ -349,7 +352,7 @@ def ledger(dims: tuple[int, ...], dtype: str) -> Ledger:
 
 
 def pack_row_sums(c1: np.ndarray, c2: np.ndarray) -> np.ndarray:
-    """c1 and c2, [B, S, 1] each, as the kernel writes them, [B * S, 2]."""
+    """Pack c1 and c2, [B, S, 1] each, as the kernel writes them, [B * S, 2]."""
     for name, array in (("c1", c1), ("c2", c2)):
         if array.ndim != 3 or array.shape[-1] != 1:
             raise ValueError(f"{name} has shape {list(array.shape)}, expected [B, S, 1] (keepdims=True)")

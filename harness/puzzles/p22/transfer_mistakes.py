@@ -1,4 +1,4 @@
-"""The mistakes that people make in puzzle 22's last gate, RMSNorm + Linear: what they carry over from LayerNorm, mostly."""
+"""The known mistakes of puzzle 22's last gate, RMSNorm + Linear, mostly carried over from LayerNorm."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from harness.spec.derivation import Derivation, Mistake
 
 
 def own_rows(v: Derivation) -> dict[str, np.ndarray]:
-    """What single rows add to the two parameter gradients, [rows, ...]."""
+    """Return the contribution of single rows to the two parameter gradients, [rows, ...]."""
     scaled = v.rms_x_hat * v.ln_weight
     return {
         "grad_rms_weight": each_row(v.dln * v.rms_x_hat),

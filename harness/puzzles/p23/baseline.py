@@ -1,10 +1,10 @@
-"""PyTorch's answer in puzzle 23, at its unluckiest: what the kernels' errors are measured by.
+"""PyTorch's worst-case error in puzzle 23, the baseline of the kernels' errors.
 
-dS = P * (dP - delta) is a difference of numbers that may be many times larger than it, and the larger one key's share of a row
-is, the closer they are. Then a unit in the last place of delta is a hundred of dS, and how much of it is left is up to the
-order in which a handful of products was added up. Of one order PyTorch is right to a hundredth of that, of the next not to
-twice. So it is asked in many, and of each quantity the answer counts that errs most: what PyTorch itself would be
-rejected for in another order is no reason to reject a kernel.
+dS = P * (dP - delta) is a difference of numbers that may be many times larger, and nearly equal where one key
+dominates a row. Then a unit in the last place of delta is a hundred of dS, and its error depends on the
+summation order of a few products: in one order PyTorch is accurate to a hundredth of that, in the next not to
+twice. So it runs in many orders, and the largest error of each quantity counts: a kernel must not fail for an
+error that PyTorch itself makes in another order.
 """
 
 from collections.abc import Mapping
@@ -23,10 +23,11 @@ KEYS_BEFORE_ELEMENTS = ("grad_key", "grad_value")
 
 
 def reference(tensors: dict) -> dict:
-    """PyTorch's own answer, in the dtype and on the device of the tensors, under the op's names.
+    """Return PyTorch's results by the op's names, in the dtype and on the device of the tensors.
 
-    For 16-bit types, what PyTorch computes in float32 from the same inputs, rounded once: its CPU kernels round in between, an
-    error so large that a wrong kernel could hide in it. "fused.grad_query" is PyTorch's where it starts from output and lse.
+    For 16-bit types they are computed in float32 from the same inputs and rounded once: PyTorch's CPU kernels
+    round in between, an error that could hide a wrong kernel. "fused.grad_query" is PyTorch's from output and
+    lse.
 
     Args:
         tensors: query and grad_output [B, N, S, d], key and value [B, G, T, d], mask [S, T].
@@ -45,7 +46,8 @@ def reference(tensors: dict) -> dict:
 
 
 def orders(tensors: dict) -> "tuple[Tensor, Tensor]":
-    """Orders of the keys [R, T] and of the elements of a head [R, d]: the plain one, then permutations by chance."""
+    """Return orders of the keys [R, T] and of the elements of a head [R, d]: the natural one, then random
+    permutations."""
     import torch
 
     B, N, S, _ = tensors["query"].shape
@@ -62,13 +64,14 @@ def orders(tensors: dict) -> "tuple[Tensor, Tensor]":
 
 
 def in_orders(tensors: dict, by_key: "Tensor", by_element: "Tensor") -> "dict[str, Tensor]":
-    """PyTorch's answers [R, ...] in R orders of the keys and of the elements, each put back into its place."""
+    """Return PyTorch's results [R, ...] in R orders of the keys and of the elements, restored to the natural
+    order."""
     import torch
 
     R = len(by_key)
 
     def along(tensor, axis: int, order):
-        """The tensor [R, ...] with an axis in the order of its R."""
+        """Return the tensor [R, ...] with an axis in the order of its R."""
         shape = [1] * tensor.dim()
         shape[0], shape[axis] = order.shape
         return torch.take_along_dim(tensor, order.view(shape), axis)
@@ -93,16 +96,16 @@ def in_orders(tensors: dict, by_key: "Tensor", by_element: "Tensor") -> "dict[st
 
 
 def accum_of(tensors: Mapping):
-    """The dtype in which PyTorch computes."""
+    """Return the dtype in which PyTorch computes."""
     import torch
 
     return torch.float64 if tensors["query"].dtype == torch.float64 else torch.float32
 
 
 def by_autograd(tensors: dict) -> "dict[str, Tensor]":
-    """The answers by autograd, from tensors [R, ...] and mask [R, 1, 1, S, T].
+    """Return autograd's results, from tensors [R, ...] and mask [R, 1, 1, S, T].
 
-    `_safe_softmax` is what scaled_dot_product_attention uses: a row that is masked everywhere gives 0.
+    `_safe_softmax` is what scaled_dot_product_attention uses: a fully masked row gives 0.
     """
     import torch
 
@@ -134,17 +137,17 @@ def by_autograd(tensors: dict) -> "dict[str, Tensor]":
 
 
 def for_each_query_head(tensor: "Tensor", query: "Tensor") -> "Tensor":
-    """Key or value [R, B, G, T, d] with a head for each one of the query [R, B, N, S, d]."""
+    """Repeat key or value [R, B, G, T, d] for the heads of the query [R, B, N, S, d]."""
     return tensor.repeat_interleave(query.shape[2] // tensor.shape[2], 2)
 
 
 def recomputed(tensors: dict) -> "dict[str, Tensor]":
-    """The gradients as PyTorch has them where it starts from the output and lse, under "fused."; and "fast.",
-    with 16-bit factors as PyTorch's own flash kernels have them on tensor cores, the output too.
+    """Return PyTorch's gradients from the output and lse, under "fused."; and under "fast.", with 16-bit
+    factors and output, like PyTorch's flash kernels on tensor cores.
 
-    What is kept has a rounding of its own, which belongs to no kernel and which float64, the truth, does not show: lse of
-    scores in the hundreds is wrong by a unit in its last place, and every probability of the row with it; delta is made of
-    the output as it is kept, of 16 bits a rounded one.
+    Saved values have a rounding of their own that float64, the truth, does not show: lse of scores in the
+    hundreds is off by a unit in its last place, and so is every probability of the row; delta is computed
+    from the rounded output.
     """
     import torch
 
@@ -187,7 +190,7 @@ def recomputed(tensors: dict) -> "dict[str, Tensor]":
 
 
 def farthest(answers: "Tensor", truth: "Tensor") -> "Tensor":
-    """The answer of [R, ...] with the largest error; elements that are no numbers do not count."""
+    """Return the answer of [R, ...] with the largest error, not counting elements that are not finite."""
     import torch
 
     if not truth.numel():

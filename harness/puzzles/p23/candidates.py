@@ -1,6 +1,7 @@
-"""What `p23 --bench` times: the workbook's attention, and PyTorch's scaled_dot_product_attention by FlashAttention and cuDNN.
+"""Candidates of `p23 --bench`: the workbook's attention, and PyTorch's scaled_dot_product_attention by
+FlashAttention and cuDNN.
 
-The module is what the spec names as `bench`; `harness/bench/benchmark.py` says what the names in it mean.
+The spec names this module as `bench`; `harness/bench/benchmark.py` defines its names.
 """
 
 from collections.abc import Callable
@@ -30,7 +31,8 @@ SLOW = 2**34
 
 @dataclass(frozen=True)
 class Sizes:
-    """Batch, heads, length of queries and of keys, head dimension; one part-th of the scores is seen.
+    """Batch, heads, length of queries and of keys, head dimension; a fraction 1 / part of the scores is
+    visible.
 
     `part` is 1 where a query sees every key, and 2 under a causal mask.
     """
@@ -47,16 +49,17 @@ class Sizes:
 
     @property
     def causal(self) -> bool:
-        """Whether a query sees the keys up to its own place alone."""
+        """Whether a query sees only the keys up to its own position."""
         return self.part == 2
 
     def operations(self, direction: str) -> int:
-        """Floating-point operations of the matrix products, two for each multiply-add; half of them where causal."""
+        """Return the floating-point operations of the matrix products, two for each multiply-add; half of
+        them if causal."""
         return 2 * PRODUCTS[direction] * self.B * self.N * self.S * self.S * self.d // self.part
 
 
 def sdpa(causal: bool, backend: SDPBackend) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """PyTorch's function by one of its backends."""
+    """Return PyTorch's function with one of its backends."""
 
     def function(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         with sdpa_kernel(backend):
@@ -66,7 +69,8 @@ def sdpa(causal: bool, backend: SDPBackend) -> Callable[[Tensor, Tensor, Tensor]
 
 
 def reference(sizes: Sizes) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """PyTorch's plain operations, [B, N, S, d] each; of many scores batch by batch, computed again backward."""
+    """Return PyTorch's unfused operations, [B, N, S, d] each; for many scores batch by batch, recomputed in
+    the backward pass."""
     plain = sdpa(sizes.causal, SDPBackend.MATH)
 
     def by_batch(*leaves: Tensor) -> Tensor:
@@ -77,10 +81,11 @@ def reference(sizes: Sizes) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
 
 
 def make_problem(sizes: Sizes, dtype: torch.dtype, device: torch.device, seed: int = 0) -> Problem:
-    """Random query, key and value [B, N, S, d]; grad_output follows the value, so that dP differs from its mean.
+    """Return random query, key and value [B, N, S, d]; grad_output follows the value, so that dP differs from
+    its mean.
 
-    Keys have a mean of 0, as after a LayerNorm: with others, rounded factors leave the gradient of the query few digits, in
-    every kernel for tensor cores alike.
+    Keys have mean 0, as after a LayerNorm: with others, rounded factors leave the query's gradient few digits
+    in every tensor-core kernel.
     """
     generator = torch.Generator(device).manual_seed(seed)
     shape = (sizes.B, sizes.N, sizes.S, sizes.d)
@@ -98,7 +103,8 @@ def make_problem(sizes: Sizes, dtype: torch.dtype, device: torch.device, seed: i
 
 
 def ours(problem: Problem, portable: bool = False) -> Differentiable:
-    """The workbook's attention, by whatever kernels it takes for the problem; or by the `portable` ones on a Hopper too."""
+    """Build the workbook's attention with its own choice of kernels; or with the `portable` ones on a Hopper
+    too."""
     from harness.nn import attention, attention_layer
 
     sizes, query = problem.sizes, problem.leaves[0]
@@ -122,13 +128,14 @@ def ours(problem: Problem, portable: bool = False) -> Differentiable:
 
 
 def unasked(problem: Problem) -> Differentiable:
-    """PyTorch's function as a model calls it, which chooses a backend by itself: asking for one takes host time too."""
+    """Build PyTorch's function with its own choice of backend, as a model calls it: forcing one costs host
+    time too."""
     function = partial(F.scaled_dot_product_attention, is_causal=problem.sizes.causal)
     return Differentiable(function, problem.leaves, problem.grad_output)
 
 
 def backend(backend: SDPBackend) -> Callable[[Problem], Differentiable]:
-    """PyTorch's function by one of its backends."""
+    """Build PyTorch's function with one of its backends."""
 
     def build(problem: Problem) -> Differentiable:
         return Differentiable(sdpa(problem.sizes.causal, backend), problem.leaves, problem.grad_output)
@@ -147,7 +154,7 @@ LENGTHS = (512, 1024, 2048, 4096, 8192)
 
 
 def ladder(d: int, part: int) -> list[Sizes]:
-    """GPT-2's batch and heads at every length."""
+    """Return GPT-2's batch and heads at every length."""
     return [Sizes(8, 12, S, d, part) for S in LENGTHS]
 
 

@@ -1,8 +1,9 @@
-"""Puzzle 23's mathematics step by step in NumPy, for the diagnosis, and what its known mistakes are written with.
+"""The derivation of puzzle 23 in NumPy, and helpers for its known mistakes.
 
-Shapes: query, output and grad_output [B, N, S, d]; key and value [B, N, T, d]; scores, probabilities and their gradients
-[B, N, S, T]; mask and grad_mask [S, T]; largest, total and dot [B, N, S, 1]. Of fewer heads of key and value, G,
-each is repeated for the query heads that share it, `group` = N / G of them, and the gradients of the copies are added up.
+Shapes: query, output and grad_output [B, N, S, d]; key and value [B, N, T, d]; scores, probabilities and
+their gradients [B, N, S, T]; mask and grad_mask [S, T]; largest, total and dot [B, N, S, 1]. Fewer heads of
+key and value, G, are repeated for the `group` = N / G query heads that share each, and the gradients of the
+copies are added.
 """
 
 from collections.abc import Mapping
@@ -14,12 +15,12 @@ from harness.spec.derivation import Derivation, Step, as_dtype
 
 
 def share(weights: np.ndarray, total: np.ndarray) -> np.ndarray:
-    """Weights as shares of their row's total; 0 where all of them are."""
+    """Return weights as shares of their row's total; 0 where the total is 0."""
     return np.where(total == 0, 0.0, weights / or_1(total))
 
 
 def lse_of(v: Derivation, total: np.ndarray) -> np.ndarray:
-    """[B, N, S]: the lse with a total [B, N, S, 1]."""
+    """Return the lse [B, N, S] for a total [B, N, S, 1]."""
     return np.where(total == 0, -np.inf, or_0(v.largest) + np.log(or_1(total)))[..., 0]
 
 
@@ -48,7 +49,7 @@ STEPS = {
 def derive(
     arrays: Mapping[str, np.ndarray], changes: Mapping[str, Step] | None = None, dtype: type = np.float64
 ) -> Derivation:
-    """The derivation of the puzzle's input arrays, in float64 or another dtype."""
+    """Run the derivation on the puzzle's input arrays, in float64 or another dtype."""
     wide = as_dtype(arrays, dtype)
     shared = {name: wide[name] for name in ("key", "value")}
     wide["group"] = np.asarray(wide["query"].shape[1] // wide["key"].shape[1])

@@ -1,6 +1,7 @@
-"""The mistakes that people make in puzzle 23, as changes of its derivation.
+"""The known mistakes of puzzle 23, as changes of its derivation.
 
-Shapes are those of `derivation.py`. Where two mistakes give the same values in every failing case, the first is named.
+Shapes are those of `derivation.py`. If two mistakes give the same values in every failing case, the first is
+named.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -24,7 +25,8 @@ Read = Callable[[np.ndarray], np.ndarray]
 
 @dataclass(frozen=True)
 class Product:
-    """A step that multiplies two operands: which are they, which one is transposed, and does the scale belong to it."""
+    """A step that multiplies two operands: their names, which one is transposed, and whether it includes the
+    scale."""
 
     left: str
     right: str
@@ -32,7 +34,7 @@ class Product:
     scaled: bool = False
 
     def step(self, left: Read = np.asarray, right: Read = np.asarray, power: int = 0) -> Step:
-        """The step with its operands read by these, and with the scale `power` times more than it should have."""
+        """Return the step with its operands read by these functions, and the scale to an extra `power`."""
 
         def product(v: Derivation) -> np.ndarray:
             a, b = left(getattr(v, self.left)), right(getattr(v, self.right))
@@ -58,7 +60,7 @@ OPERANDS = ("query", "key", "value", "probabilities", "grad_output", "grad_score
 
 
 def misreading(read: Read, *tensors: str, steps: Iterable[str] = PRODUCTS) -> dict[str, Step]:
-    """The products that have one of these tensors, with it read by `read`."""
+    """Return the products that use one of these tensors, with it read by `read`."""
     reads = dict.fromkeys(tensors, read)
     products = ((step, PRODUCTS[step]) for step in steps)
     return {
@@ -68,7 +70,7 @@ def misreading(read: Read, *tensors: str, steps: Iterable[str] = PRODUCTS) -> di
 
 
 def instead(tensor: str, other: str, power: int = 0, steps: Iterable[str] = PRODUCTS) -> dict[str, Step]:
-    """The products that have a tensor, with another one in its place."""
+    """Return the products that use a tensor, with another one in its place."""
     products = ((step, PRODUCTS[step]) for step in steps)
     return {
         step: (replace(p, left=other) if p.left == tensor else replace(p, right=other)).step(power=power)
@@ -77,33 +79,33 @@ def instead(tensor: str, other: str, power: int = 0, steps: Iterable[str] = PROD
 
 
 def misstrided(array: np.ndarray) -> np.ndarray:
-    """Matrices [.., m, n] read as if they were stored [n, m]."""
+    """Return matrices [.., m, n] read as if they were stored [n, m]."""
     *heads, m, n = array.shape
     return transposed(array.reshape(*heads, n, m))
 
 
 def without_rest(array: np.ndarray, axis: int) -> np.ndarray:
-    """With zeros after the last whole tile along an axis."""
+    """Replace what follows the last whole tile along an axis by zeros."""
     kept = np.moveaxis(array.copy(), axis, -1)
     kept[..., kept.shape[-1] // TILE * TILE :] = 0
     return np.moveaxis(kept, -1, axis)
 
 
 def apart(mistakes: Iterable[Mistake]) -> Iterator[Mistake]:
-    """Each step that a mistake changes as a mistake of its own: one product may have it while the others are right."""
+    """Yield each changed step as its own mistake: one product may have it while the others are correct."""
     for mistake in mistakes:
         for step, change in mistake.changes.items():
             yield replace(mistake, changes={step: change})
 
 
 def by_tiles(v: Derivation, weights: Callable[[formulas.Online], np.ndarray]) -> np.ndarray:
-    """What replaces the exponentials [B, N, S, T] in an online softmax over the tiles of keys."""
+    """Return what replaces the exponentials [B, N, S, T] in an online softmax over the tiles of keys."""
     online = formulas.Online.of(v.masked, 1, TILE)
     return online.rows(weights(online))
 
 
 def tile_transposed(array: np.ndarray) -> np.ndarray:
-    """Matrices whose tiles are each transposed, and stand where they stood."""
+    """Transpose each tile in place."""
     rest = [(0, -size % TILE) for size in array.shape[-2:]]
     whole = np.pad(array, [(0, 0)] * (array.ndim - 2) + rest)
     rows, columns = (size // TILE for size in whole.shape[-2:])
@@ -112,21 +114,21 @@ def tile_transposed(array: np.ndarray) -> np.ndarray:
 
 
 def by_query(v: Derivation) -> np.ndarray:
-    """The softmax taken over the queries, not the keys."""
+    """Return the softmax taken over the queries, not the keys."""
     weights = np.exp(v.masked - or_0(v.masked.max(-2, keepdims=True)))
     total = weights.sum(-2, keepdims=True)
     return weights / or_1(total)
 
 
 def heads(array: np.ndarray, index: Callable[[np.ndarray, int, int], np.ndarray]) -> np.ndarray:
-    """Every head replaced by another one: `index(i, B, N)` is what head i of B * N reads."""
+    """Replace every head by another one: `index(i, B, N)` is what head i of B * N reads."""
     B, N = array.shape[:2]
     chosen = index(np.arange(B * N), B, N) % (B * N)
     return array.reshape(B * N, *array.shape[2:])[chosen].reshape(array.shape)
 
 
 def other_heads(name: str, words: str, index: Callable[[np.ndarray, int, int], np.ndarray]) -> list[Mistake]:
-    """A tensor read from another head than its own: each of the operands of the products."""
+    """Return mistakes that read a tensor from another head, for each operand of the products."""
     return [
         Mistake(f"{tensor}-{name}", f"with {tensor} {words}", misreading(lambda array: heads(array, index), tensor), 3)
         for tensor in OPERANDS
@@ -134,29 +136,30 @@ def other_heads(name: str, words: str, index: Callable[[np.ndarray, int, int], n
 
 
 def last_of_group(array: np.ndarray, v: Derivation) -> np.ndarray:
-    """With zeros in each head but the last of those that share a head of key and value."""
+    """Replace all but the last head of those that share a key and value head by zeros."""
     last = np.arange(1, array.shape[1] + 1) % v.group == 0
     return array * last[:, None, None]
 
 
 def in_float32(function: Callable, array: np.ndarray) -> np.ndarray:
-    """What a function gives in float32, which overflows sooner."""
+    """Evaluate a function in float32, which overflows sooner."""
     return np.asarray(function(array.astype(np.float32)), np.float64)
 
 
 def lse_or_0(v: Derivation) -> np.ndarray:
-    """[B, N, S, 1]: lse, and 0 for a row that sees no key."""
+    """Return [B, N, S, 1]: lse, and 0 for a row that sees no key."""
     return or_0(v.lse[..., None])
 
 
 def own_keys(v: Derivation) -> np.ndarray:
-    """[B, N, S, TILE]: the total of each thread's own keys."""
+    """Return [B, N, S, TILE]: the total of each thread's own keys."""
     thread = np.arange(v.weights.shape[-1]) % TILE
     return v.weights @ (thread[:, None] == np.arange(TILE))
 
 
 def at_the_keys(weights: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """weights^T rows, with the rows of each tile of queries read at the tile of the keys: [.., S, T], [.., S, d] -> [.., T, d]."""
+    """Return weights^T rows, with the rows of each tile of queries read at the tile of the keys: [.., S, T],
+    [.., S, d] -> [.., T, d]."""
     S, T = weights.shape[-2:]
     padded = np.concatenate([rows, np.zeros((*rows.shape[:-2], max(T, S) + TILE, rows.shape[-1]))], -2)
     place = np.arange(S) % TILE
@@ -167,7 +170,8 @@ def at_the_keys(weights: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 
 def weights_transposed(v: Derivation) -> np.ndarray:
-    """The exponentials of an online softmax [B, N, S, T] whose tiles are each transposed, as they count in the end."""
+    """Return the exponentials of an online softmax [B, N, S, T] with each tile transposed, as finally
+    weighted."""
     online = formulas.Online.of(v.masked, 1, TILE)
     tiles = tile_transposed(online.rows(np.exp(online.scores - online.after)))
     rescaled = formulas.later(np.exp(online.before - online.after))
@@ -175,7 +179,7 @@ def weights_transposed(v: Derivation) -> np.ndarray:
 
 
 def last_tile(array: np.ndarray, axis: int = -1) -> np.ndarray:
-    """With zeros in front of the last tile of keys, or along another axis."""
+    """Replace what precedes the last tile of keys, or along another axis, by zeros."""
     kept = np.moveaxis(np.zeros_like(array), axis, -1)
     first = (kept.shape[-1] - 1) // TILE * TILE
     kept[..., first:] = np.moveaxis(array, axis, -1)[..., first:]
@@ -183,7 +187,7 @@ def last_tile(array: np.ndarray, axis: int = -1) -> np.ndarray:
 
 
 def head_of(v: Derivation) -> np.ndarray:
-    """[B, N, S]: the number of the head that each row belongs to."""
+    """Return [B, N, S]: the number of each row's head."""
     B, N, S = v.query.shape[:3]
     return np.broadcast_to(np.arange(B * N).reshape(B, N, 1), (B, N, S))
 
@@ -279,7 +283,7 @@ DELTA = (
 
 
 def other_weights(id: str, words: str, weights: Step) -> Mistake:
-    """Another matrix for P, where it is computed again."""
+    """Return a mistake with another matrix for P, where it is recomputed."""
     return Mistake(
         id, words,
         {"grad_scores": lambda v: weights(v) * (v.grad_probabilities - v.dot),
@@ -288,7 +292,7 @@ def other_weights(id: str, words: str, weights: Step) -> Mistake:
 
 
 def first_rows(array: np.ndarray) -> np.ndarray:
-    """The first tile of rows."""
+    """Return the first tile of rows."""
     return array[..., :TILE, :]
 
 

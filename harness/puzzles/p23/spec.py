@@ -82,13 +82,13 @@ MOJO_SIZES = {
 
 
 def step(op: OpSpec) -> Call:
-    """The call of a step, and its launch."""
+    """Return the call of a step, and its launch."""
     launch = f"launch_{op.name.removeprefix('attention_')}[dtype](..., steps)"
     return Call(op, (), "unfused", STEP_LAUNCHES.get(op.name, launch))
 
 
 def flash(variant: str, *ops: OpSpec) -> tuple[Call, ...]:
-    """The calls of flash ops in a variant, and their launches."""
+    """Return the calls of flash ops in a variant, and their launches."""
     return tuple(Call(op, (), variant, FLASH_LAUNCHES[op.name]) for op in ops)
 
 
@@ -117,7 +117,8 @@ GATES = (
 
 
 def cases(dims: tuple[int, ...] | None = None) -> list[Case]:
-    """The chapter's case and the hard ones; with `dims`, the chapter's and the hard values at those sizes."""
+    """Return the default case and the adversarial ones; with `dims`, the default and adversarial values at
+    those sizes."""
     dims = dims or DIMS
     first = first_two(
         dims, "no mask, grad_output = 1", "means far from 0, a mask that empties a row, grad_output follows V"
@@ -162,9 +163,9 @@ NOT_FINITE = {"query": ("Q", "NaN"), "key": ("K", "inf"), "value": ("V", "NaN"),
 
 
 def inputs(case: Case, dtype: str, seed: int) -> Arrays:
-    """The input arrays of a case, in float64, rounded to what `dtype` can hold.
+    """Return the input arrays of a case, in float64, rounded to `dtype`.
 
-    Returns query and grad_output [B, N, S, d], key and value [B, G, T, d], mask [S, T].
+    These are query and grad_output [B, N, S, d], key and value [B, G, T, d], mask [S, T].
     """
     B, N, S, T, d, *_ = case.dims
     G = heads_of_key(case.dims)
@@ -208,11 +209,11 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
 def cancelling_values(
     heads: int, S: int, T: int, d: int, random: np.random.Generator, cancel: bool
 ) -> Arrays:
-    """query, key, value and grad_output whose sums over queries and over keys show a rounding to 16 bits inside of them.
+    """Return query, key, value and grad_output whose sums over queries and keys reveal a rounding to 16 bits.
 
-    Queries of a group have the same row, and so have keys; value and grad_output cancel in each group. A query has even
-    elements alone and a key odd ones, so that all scores are 0, each probability is 1 / T, and the output, where T is a power
-    of two, a number that 16 bits hold: delta has no rounding but its own.
+    Queries of a group have the same row, and so have keys; value and grad_output cancel in each group. A
+    query has only even elements and a key odd ones, so that all scores are 0, each probability is 1 / T, and
+    the output, where T is a power of two, is exact in 16 bits: delta has only its own rounding.
     """
     pairs = [[cancelling(rows, d, random, cancel) for _ in range(heads)] for rows in (S, T)]
     (grad, value), (query, key) = (
@@ -227,12 +228,13 @@ def cancelling_values(
 
 
 def heads_of_key(dims: tuple[int, ...]) -> int:
-    """G, the heads of key and value: the sixth size, N where there is none."""
+    """Return G, the heads of key and value: the sixth size, N if there is none."""
     return (*dims, dims[1])[5]
 
 
 def hard_mask(S: int, T: int, random: np.random.Generator) -> np.ndarray:
-    """Numbers to add, a quarter of them -inf, and one row that is -inf throughout; every other row keeps a key."""
+    """Return an additive mask, a quarter of it -inf, with one row that is -inf throughout; every other row
+    keeps a key."""
     mask = random.standard_normal((S, T))
     mask[random.random((S, T)) < 0.25] = -np.inf
     kept = random.integers(0, T, S)
@@ -246,10 +248,10 @@ def hard_mask(S: int, T: int, random: np.random.Generator) -> np.ndarray:
 
 
 def propagated(arrays: Arrays, saved: Arrays) -> dict[str, float]:
-    """How far the output as it was saved, rounded, moves delta, the row sum of dO times it.
+    """Return how far the saved, rounded output moves delta, the row sum of dO times it.
 
-    On tensor cores the probabilities are rounded before they are multiplied, so that the output is right and yet further
-    from the truth than its own rounding.
+    On tensor cores the probabilities are rounded before they are multiplied, so a correct output may be
+    farther from the truth than its own rounding.
     """
     truth = derive(arrays, dtype=np.longdouble).output
     if "output" not in saved or not np.isfinite(truth).all() or not np.isfinite(arrays["grad_output"]).all():
@@ -259,7 +261,8 @@ def propagated(arrays: Arrays, saved: Arrays) -> dict[str, float]:
 
 
 def terms(arrays: Arrays) -> dict[str, float]:
-    """The size of the terms of dS = P * (dP - rowsum(dP * P)), and in dQ and dK; of one key they cancel."""
+    """Return the size of the terms of dS = P * (dP - rowsum(dP * P)), and in dQ and dK; with one key they
+    cancel."""
     if not all(np.isfinite(arrays[name]).all() for name in ("query", "key", "value", "grad_output")):
         return {}
     v = derive(arrays)
@@ -278,7 +281,7 @@ def terms(arrays: Arrays) -> dict[str, float]:
 
 
 def symptom(name: str, arrays: Arrays, got: np.ndarray, truth: np.ndarray) -> Symptom | None:
-    """What a wrong lse looks like that is infinite."""
+    """Explain an infinite lse."""
     if name != "lse":
         return None
     if np.isneginf(got).all() and np.isfinite(truth).any():
@@ -290,23 +293,23 @@ def symptom(name: str, arrays: Arrays, got: np.ndarray, truth: np.ndarray) -> Sy
 
 
 def multiply_adds(dims: tuple[int, ...]) -> int:
-    """Those of the two products of the forward pass."""
+    """Return those of the two products of the forward pass."""
     B, N, S, T, d, *_ = dims
     return 2 * B * N * S * T * d
 
 
 def describe_dims(dims: tuple[int, ...]) -> str:
-    """Query and key shape: [2, 2, 8, 4] and [2, 2, 8, 4]."""
+    """Format query and key shape: [2, 2, 8, 4] and [2, 2, 8, 4]."""
     B, N, S, T, d, *_ = dims
     return f"query {[B, N, S, d]}, key {[B, heads_of_key(dims), T, d]}"
 
 
 def ledger(dims: tuple[int, ...], dtype: str) -> Ledger:
-    """Bytes kept for the backward pass (grad_output left out), and allocated in between.
+    """Return the bytes saved for the backward pass (without grad_output), and allocated in between.
 
-    Eager keeps query, key and value and the probabilities, for softmax and for the product with the value alike; so do
-    the plain kernels, in the type of sums. The fused ones keep the output and a number for each row, and allocate delta,
-    another: nothing of S * T elements.
+    Eager saves query, key and value and the probabilities, for softmax and for the product with the value; so
+    do the unfused kernels, in the type of sums. The fused ones save the output and a number for each row, and
+    allocate delta, another: nothing of S * T elements.
     """
     B, N, S, T, d = dims
     element, accum = bytes_of(dtype), bytes_of(accum_dtype(dtype))
@@ -354,7 +357,7 @@ NUMPY_RUNG = NumpyRung(
 
 
 def differentiated(**gradients: str) -> TorchFunction:
-    """What a gate of the PyTorch rung asks for: these gradients of its class, or the output alone."""
+    """Return the requirements of a PyTorch gate: these gradients of its class, or only the output."""
     return TorchFunction(
         "Attention",
         takes=("query", "key", "value", "mask"),

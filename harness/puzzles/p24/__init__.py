@@ -1,4 +1,5 @@
-"""Puzzle 24, Hilbert-ordered attention: its spec, derivation and known mistakes, and the commands that draw and count."""
+"""Puzzle 24, Hilbert-ordered attention: its spec, derivation and known mistakes, and the commands that draw
+and count."""
 
 from harness.puzzles.p24.spec import PUZZLE
 

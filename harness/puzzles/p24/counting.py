@@ -1,7 +1,8 @@
-"""`p24 --count`: what each order of positions costs attention in a window, counted from the orders themselves.
+"""`p24 --count`: the cost of windowed attention for each order of positions, counted from the orders
+themselves.
 
-A tile is a number of successive positions of the order. Attention in tiles computes every pair of a query's tile and a
-key's tile that holds a pair of cells within the window, and loads all keys of the tiles that it computes.
+A tile is a number of successive positions of the order. Tiled attention computes every pair of a query tile
+and a key tile that holds a pair of cells within the window, and loads all keys of these tiles.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,12 +24,12 @@ SECTOR = 32
 
 @dataclass(frozen=True)
 class Count:
-    """What one order costs, at one grid, radius and tile.
+    """The cost of one order, for one grid, radius and tile.
 
     Attributes:
         pairs: Pairs of tiles that are computed, of `all_pairs`.
         needed: Keys that some query of a tile sees, the mean over the tiles.
-        runs: In how many unbroken runs of positions these keys lie, the mean over the tiles.
+        runs: Contiguous runs of positions that these keys form, the mean over the tiles.
         loaded: Keys of the tiles that a tile of queries computes, the mean.
     """
 
@@ -40,7 +41,7 @@ class Count:
 
 
 def count(order: np.ndarray, width: int, radius: int, tile: int) -> Count:
-    """Counts one order, [cells]."""
+    """Count one order, [cells]."""
     tiles = orders.window_tiles(order, width, radius, tile)
     visible = keys_of_tiles(order, width, radius, tile)
     starts = visible[:, :1].sum() + (visible[:, 1:] & ~visible[:, :-1]).sum()
@@ -55,7 +56,7 @@ def count(order: np.ndarray, width: int, radius: int, tile: int) -> Count:
 
 
 def keys_of_tiles(order: np.ndarray, width: int, radius: int, tile: int) -> np.ndarray:
-    """Which keys some query of a tile sees, by the step at which they come: bool [tiles, cells]."""
+    """Return which keys some query of a tile sees, by their step: bool [tiles, cells]."""
     step = orders.inverse(order)
     visible = np.zeros((-(-len(order) // tile), len(order)), bool)
     for there, here in orders.shifted(step.reshape(-1, width), radius):
@@ -64,7 +65,7 @@ def keys_of_tiles(order: np.ndarray, width: int, radius: int, tile: int) -> np.n
 
 
 def sectors(order: np.ndarray, dim: int, size: int) -> float:
-    """Sectors that a warp's load asks for, the mean, where 32 threads gather successive elements.
+    """Return the mean number of sectors of a warp's load, if 32 threads gather successive elements.
 
     `dim` elements of `size` bytes make a row; element i of the gathered rows is in row order[i // dim].
     """
@@ -78,7 +79,7 @@ def sectors(order: np.ndarray, dim: int, size: int) -> float:
 
 
 def main(console: Console, arguments: Sequence[str] = ()) -> int:
-    """Prints what each order costs over grids and radii. Raises BadUse."""
+    """Print the cost of each order over grids and radii. Raise BadUse."""
     parser = Parser(prog="p24 --count", description="Count what each order costs over grids and radii.")
     parser.add_argument(
         "--sides", type=int, nargs="+", default=[16, 32, 64, 128], metavar="S", help="sides of square grids"
@@ -103,7 +104,7 @@ def main(console: Console, arguments: Sequence[str] = ()) -> int:
 
 
 def report(flags) -> Iterator[str]:
-    """The tables, one for each grid and radius."""
+    """Yield the lines of the tables, one for each grid and radius."""
     row = flags.dim * flags.bytes
     yield f"tiles of {flags.tile} positions, rows of {flags.dim} x {flags.bytes} bytes; means over the tiles of queries"
     for side in flags.sides:
@@ -132,5 +133,5 @@ def report(flags) -> Iterator[str]:
 
 
 def line(name: str, *cells: str) -> str:
-    """A line of a table."""
+    """Return a line of a table."""
     return f"{name:<11}" + "".join(f"{cell:>12}" for cell in cells)

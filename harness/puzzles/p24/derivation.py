@@ -1,8 +1,9 @@
-"""Puzzle 24's mathematics step by step in NumPy: the curve, a permutation and its gradient, and attention in a window.
+"""The derivation of puzzle 24 in NumPy: the curve, a permutation and its gradient, and windowed attention.
 
-Shapes: query, key, value and their gradients [B, N, L, d], a row for each of the L = H * W cells of a grid, as it is stored,
-row by row; order [L], the cell at each step; index and inverse [side * side]; tiles [t, t] with t = ceil(L / tile). Capital
-letters stand for rows in the order of the steps: Q, K, V, dO, O, dQ, dK, dV [B, N, L, d], P and dS [B, N, L, L].
+Shapes: query, key, value and their gradients [B, N, L, d], one row per cell of an H x W grid, L = H * W, in
+row-major order; order [L], the cell at each step; index and inverse [side * side]; tiles [t, t] with t =
+ceil(L / tile). Capital letters are rows in the order of the steps: Q, K, V, dO, O, dQ, dK, dV [B, N, L, d], P
+and dS [B, N, L, L].
 """
 
 from collections.abc import Mapping
@@ -15,28 +16,29 @@ from harness.spec.derivation import Step, derive_by
 
 
 def gathered(array: np.ndarray, order: np.ndarray) -> np.ndarray:
-    """Rows in an order: row order[i] of the array becomes row i."""
+    """Gather rows in an order: row order[i] of the array becomes row i."""
     return np.take(array, order, 2)
 
 
 def placed(array: np.ndarray, order: np.ndarray) -> np.ndarray:
-    """Rows put back: row i of the array becomes row order[i]."""
+    """Scatter rows back: row i of the array becomes row order[i]."""
     return np.take(array, np.argsort(order), 2)
 
 
 def apart(cells: np.ndarray) -> np.ndarray:
-    """How far each cell is from each other one, by a coordinate of theirs: [L, L]."""
+    """Return the distance of each two cells in one coordinate: [L, L]."""
     return np.abs(cells[:, None] - cells[None, :])
 
 
 def near(order: np.ndarray, width: np.ndarray, radius: np.ndarray) -> np.ndarray:
-    """Whether a query sees a key, both by their steps: rows and columns are `radius` apart at most. Bool [L, L]."""
+    """Return whether a query sees a key, both by their steps: rows and columns differ by at most `radius`.
+    Bool [L, L]."""
     rows, columns = np.divmod(order, width)
     return np.maximum(apart(rows), apart(columns)) <= radius
 
 
 def in_tiles(pairs: np.ndarray, tile: int) -> np.ndarray:
-    """The pairs [L, L] as tiles of `tile` queries and keys, False past the end: [t, t, tile, tile]."""
+    """Split the pairs [L, L] into tiles of `tile` queries and keys, padded with False: [t, t, tile, tile]."""
     rest = -len(pairs) % tile
     whole = np.pad(pairs, ((0, rest), (0, rest)))
     count = len(whole) // tile
@@ -44,7 +46,7 @@ def in_tiles(pairs: np.ndarray, tile: int) -> np.ndarray:
 
 
 def tiles_with(pairs: np.ndarray, tile: int) -> np.ndarray:
-    """Which tiles hold one of the pairs: bool [t, t]."""
+    """Return which tiles hold one of the pairs: bool [t, t]."""
     return np.asarray(in_tiles(pairs, tile).any((2, 3)))
 
 

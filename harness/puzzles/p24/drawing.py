@@ -1,4 +1,4 @@
-"""`p24 --draw`: an order of a grid of any size as a line through its cells, in the terminal."""
+"""`p24 --draw`: draw an order of a grid of any size as a line through its cells, in the terminal."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -29,7 +29,7 @@ OPPOSITE = {"r": "l", "l": "r", "d": "u", "u": "d"}
 
 
 def text(order: np.ndarray, width: int) -> Iterator[str]:
-    """The lines of a drawing: steps between neighbours are lines, a jump ends one."""
+    """Yield the lines of a drawing: steps between neighbours are drawn, a jump is a gap."""
     ways: list[set[str]] = [set() for _ in order]
     for here, there in steps(order, width):
         way = DIRECTIONS.get((there[0] - here[0], there[1] - here[1]))
@@ -42,13 +42,13 @@ def text(order: np.ndarray, width: int) -> Iterator[str]:
 
 
 def steps(order: np.ndarray, width: int) -> Iterator[tuple[list[int], list[int]]]:
-    """Each step as the row and column where it begins and where it ends."""
+    """Yield each step as the rows and columns of its two ends."""
     points = np.stack(np.divmod(order, width), 1).tolist()
     yield from pairwise(points)
 
 
 def numbers(order: np.ndarray, width: int) -> Iterator[str]:
-    """The step at which each cell comes, as a grid of numbers."""
+    """Yield the step of each cell, as a grid of numbers."""
     steps = orders.inverse(order).reshape(-1, width)
     digits = len(str(steps.max()))
     for row in steps.tolist():
@@ -59,7 +59,7 @@ def numbers(order: np.ndarray, width: int) -> Iterator[str]:
 
 
 def main(console: Console, arguments: Sequence[str] = ()) -> int:
-    """Draws an order of a grid. Raises BadUse."""
+    """Draw an order of a grid. Raise BadUse."""
     parser = Parser(prog="p24 --draw", description="Draw an order of a grid.")
     parser.add_argument("--order", default="hilbert", choices=orders.ORDERS, help="default: %(default)s")
     parser.add_argument(

@@ -1,6 +1,7 @@
-"""The mistakes that people make in puzzle 24, as changes of its derivation.
+"""The known mistakes of puzzle 24, as changes of its derivation.
 
-Shapes are those of `derivation.py`. Where two mistakes give the same values in every failing case, the first is named.
+Shapes are those of `derivation.py`. If two mistakes give the same values in every failing case, the first is
+named.
 """
 
 from collections.abc import Callable
@@ -23,9 +24,8 @@ PRINTED = (0, 1, 3, 2, 7, 6, 4, 5, 14, 15, 13, 12, 8, 9, 11, 10)
 
 @dataclass(frozen=True)
 class Turns:
-    """What the bits of a quarter do: which quarters exchange row and column, which are counted from the other end, that of
-    `edge`(size, side), and which lie in the right half.
-    """
+    """How the bits of a quarter turn it: which quarters exchange row and column, which count from the other
+    end, `edge`(size, side), and which are in the right half."""
 
     exchange: tuple[int, ...] = (0, 3)
     flip: tuple[int, ...] = (3,)
@@ -33,7 +33,7 @@ class Turns:
     right: tuple[int, ...] = (2, 3)
 
     def turn(self, quarter: np.ndarray, row: np.ndarray, column: np.ndarray, edge: int):
-        """Row and column inside of a quarter's square, turned as the quarter is."""
+        """Return row and column inside of a quarter's square, turned like the quarter."""
         for part in ("flip", "exchange"):
             here = np.isin(quarter, getattr(self, part))
             if part == "flip":
@@ -44,7 +44,7 @@ class Turns:
 
 
 def curve(v: Derivation, turns: Turns) -> np.ndarray:
-    """The index by bits, from the smallest square to the whole, with other turns than the right ones."""
+    """Return the index by bits, from the smallest square to the whole, with other turns."""
     side = int(v.side)
     rest, size = np.arange(side**2), 1
     row = column = np.zeros_like(rest)
@@ -57,7 +57,7 @@ def curve(v: Derivation, turns: Turns) -> np.ndarray:
 
 
 def step_of(v: Derivation, turns: Turns) -> np.ndarray:
-    """The step of each cell by bits, from the whole square to the smallest, with other turns than the right ones."""
+    """Return the step of each cell by bits, from the whole square to the smallest, with other turns."""
     side = int(v.side)
     row, column = np.divmod(np.arange(side**2), side)
     step, size = np.zeros_like(row), side // 2
@@ -70,7 +70,7 @@ def step_of(v: Derivation, turns: Turns) -> np.ndarray:
 
 
 def wrong_end(v: Derivation) -> np.ndarray:
-    """The step of each cell with the quarters' digits in the reverse order."""
+    """Return the step of each cell with the quarters' digits in reverse order."""
     step, side = orders.inverse(orders.hilbert(int(v.side), int(v.side))), int(v.side)
     reverse = np.zeros_like(step)
     while side > 1:
@@ -79,23 +79,23 @@ def wrong_end(v: Derivation) -> np.ndarray:
 
 
 def hilbert(v: Derivation) -> np.ndarray:
-    """The right index."""
+    """Return the correct index."""
     return orders.hilbert(int(v.side), int(v.side))
 
 
 def exchanged(v: Derivation) -> np.ndarray:
-    """The right index with row and column exchanged."""
+    """Return the correct index with row and column exchanged."""
     row, column = np.divmod(hilbert(v), int(v.side))
     return column * int(v.side) + row
 
 
 def printed(v: Derivation) -> np.ndarray:
-    """The right index, but of a 4 x 4 grid what texts print."""
+    """Return the correct index, but for a 4 x 4 grid the one that textbooks print."""
     return np.array(PRINTED) if v.side == 4 else hilbert(v)
 
 
 def order_of(index: Step) -> dict[str, Step]:
-    """Another index of all cells, and its inverse."""
+    """Return steps with another index of all cells, and its inverse."""
     return {"index": index, "inverse": lambda v: orders.inverse(index(v))}
 
 
@@ -163,54 +163,54 @@ PERMUTATIONS = (
 
 
 def distances(v: Derivation) -> tuple[np.ndarray, np.ndarray]:
-    """How far the cells of two steps are apart along rows and along columns, [L, L] each."""
+    """Return the distances of two steps' cells along rows and along columns, [L, L] each."""
     rows, columns = np.divmod(v.order, v.width)
     return apart(rows), apart(columns)
 
 
 def wrapped(v: Derivation) -> np.ndarray:
-    """Pairs within the window where the left edge of the grid is next to its right one."""
+    """Return pairs within the window if the left edge of the grid is next to its right one."""
     rows, columns = distances(v)
     return np.maximum(rows, np.minimum(columns, v.width - columns)) <= v.radius
 
 
 def without_last(v: Derivation) -> np.ndarray:
-    """The right tiles without the last one of keys."""
+    """Return the correct tiles without the last one of keys."""
     tiles = tiles_with(v.near, int(v.tile))
     tiles[:, -1] = False
     return tiles
 
 
 def tiles_of_all(v: Derivation) -> np.ndarray:
-    """Tiles whose every pair is within the window."""
+    """Return tiles whose every pair is within the window."""
     tile = int(v.tile)
     inside = in_tiles(np.ones_like(v.near), tile)
     return np.asarray((in_tiles(v.near, tile) | ~inside).all((2, 3)))
 
 
 def one_step_for_cell(v: Derivation) -> np.ndarray:
-    """Pairs within the window where the step of the query is taken for its cell, [L, L]."""
+    """Return pairs within the window if the step of the query is used as its cell, [L, L]."""
     cells, steps = np.divmod(v.order, v.width), np.divmod(np.arange(len(v.order)), v.width)
     far = (np.abs(step[:, None] - cell) for step, cell in zip(steps, cells, strict=True))
     return np.maximum(*far) <= v.radius
 
 
 def signed(v: Derivation, *parts: int) -> np.ndarray:
-    """Pairs within the window where the distances of some parts, rows 0 and columns 1, keep their sign."""
+    """Return pairs within the window if the distances of some parts, rows 0 and columns 1, keep their sign."""
     cells = np.divmod(v.order, v.width)
     far = (cells[k][:, None] - cells[k] if k in parts else apart(cells[k]) for k in (0, 1))
     return np.maximum(*far) <= v.radius
 
 
 def added(v: Derivation, part: int) -> np.ndarray:
-    """Pairs within the window where a part, rows 0 or columns 1, of both cells is added, not one minus the other."""
+    """Return pairs within the window if a part, rows 0 or columns 1, of both cells is added, not subtracted."""
     far, cells = list(distances(v)), np.divmod(v.order, v.width)
     far[part] = cells[part][:, None] + cells[part]
     return np.maximum(*far) <= v.radius
 
 
 def divided_by_cells(v: Derivation) -> np.ndarray:
-    """Pairs within the window where the width is divided by the cell, 0 by the first one."""
+    """Return pairs within the window if the width is divided by the cell, 0 by the first one."""
     rows, columns = (np.where(v.order, part, 0) for part in np.divmod(v.width, np.where(v.order, v.order, 1)))
     return np.maximum(apart(rows), apart(columns)) <= v.radius
 
@@ -303,7 +303,7 @@ THROUGH = (
 
 
 def curve_symptom(quantity: str, arrays: Arrays, got: np.ndarray, truth: np.ndarray) -> Symptom | None:
-    """What a wrong index or inverse looks like: numbers outside of the grid, or twice, or a quarter in another order."""
+    """Explain a wrong index or inverse: numbers outside of the grid, repeated, or a quarter in another order."""
     if quantity not in ("index", "inverse"):
         return None
     here, what = ("step", "cell") if quantity == "index" else ("cell", "step")
@@ -327,7 +327,7 @@ def curve_symptom(quantity: str, arrays: Arrays, got: np.ndarray, truth: np.ndar
 
 
 def wrong_quarter(order: np.ndarray, truth: np.ndarray) -> Symptom | None:
-    """What an order of all cells does to the quarters of the square: one in another's place, or each in its own and one turned."""
+    """Explain the quarters of a wrong order: one in another's place, or each in its own and one turned."""
     if len(order) < 4:
         return None
     mine, right = np.split(order, 4), np.split(truth, 4)

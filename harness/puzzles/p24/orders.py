@@ -1,9 +1,8 @@
-"""Orders of the cells of a grid: row by row, along the Z-order and the Hilbert curve, and square by square; and
-which tiles of an order a window needs.
+"""Orders of the cells of a grid: row-major, Z-order, Hilbert, and tiled; and which tiles of an order a window
+needs.
 
-An order of a grid of `height` rows and `width` columns is an int64 array [height * width]: the cell,
-row * width + column, that comes at each step. Its inverse, the step at which each cell comes, is `inverse`. Loads
-NumPy alone.
+An order of a grid of `height` rows and `width` columns is an int64 array [height * width]: the cell, row *
+width + column, at each step. Its inverse, the step of each cell, is `inverse`. Importing it loads only NumPy.
 """
 
 import functools
@@ -24,7 +23,7 @@ def check_grid(height: int, width: int) -> None:
 
 
 def inverse(order: np.ndarray) -> np.ndarray:
-    """The step at which each cell comes, [cells]."""
+    """Return the step of each cell, [cells]."""
     steps = np.empty_like(order)
     steps[order] = np.arange(len(order))
     return steps
@@ -35,12 +34,13 @@ def inverse(order: np.ndarray) -> np.ndarray:
 
 @functools.lru_cache(maxsize=64)
 def hilbert(height: int, width: int) -> np.ndarray:
-    """Along a Hilbert curve, generalised to rectangles as in Červený, "Generalized Hilbert space-filling curve" (2018).
+    """Return the order of a Hilbert curve, generalised to rectangles as in Červený, "Generalized Hilbert
+    space-filling curve" (2018).
 
-    Of a square whose side is a power of two it is Hilbert's own. Neighbours on the curve are neighbours on
+    For a square whose side is a power of two it is Hilbert's own. Neighbours on the curve are neighbours on
     the grid, but for one diagonal step where the longer side is odd and the shorter is even. It begins at the
-    top left and ends at the other end of the longer side, the top right of a square. The array is not to be
-    written to.
+    top left and ends at the other end of the longer side, the top right of a square. Do not write to the
+    array.
     """
     check_grid(height, width)
     right, down = (0, 1), (1, 0)
@@ -54,12 +54,13 @@ def hilbert(height: int, width: int) -> np.ndarray:
 
 
 def walk(start: Point, along: Point, length: int, across: Point, depth: int) -> list[Point]:
-    """The cells of a rectangle, from the corner `start` to the corner at the other end of its side `along`.
+    """Return the cells of a rectangle, from the corner `start` to the corner at the other end of its side
+    `along`.
 
-    `along` and `across` are unit steps, `length` and `depth` the cells that it has in their directions. A
-    long one is cut in two along its way; any other is walked in three parts: away from the side, along the
-    far half, and back to the side. Parts begin after an even number of cells where they can, so that the ends
-    meet.
+    `along` and `across` are unit steps, `length` and `depth` the numbers of cells in these directions. A long
+    rectangle is cut in two along its length; any other is walked in three parts: away from the side, along
+    the far half, and back to the side. Parts begin after an even number of cells where possible, so that the
+    ends meet.
     """
     if depth == 1:
         return [moved(start, along, i) for i in range(length)]
@@ -80,12 +81,12 @@ def walk(start: Point, along: Point, length: int, across: Point, depth: int) -> 
 
 
 def moved(point: Point, step: Point, count: int) -> Point:
-    """A point so many steps further."""
+    """Return a point moved by `count` steps."""
     return point[0] + count * step[0], point[1] + count * step[1]
 
 
 def even_half(size: int) -> int:
-    """About a half, even where the size is more than 2."""
+    """Return about a half, even where the size is more than 2."""
     half = size // 2
     return half + half % 2 if size > 2 else half
 
@@ -94,13 +95,14 @@ def even_half(size: int) -> int:
 
 
 def row_major(height: int, width: int) -> np.ndarray:
-    """Row by row: the cells as they are stored."""
+    """Return the row-major order, in which cells are stored."""
     check_grid(height, width)
     return np.arange(height * width)
 
 
 def z_order(height: int, width: int) -> np.ndarray:
-    """By Morton code, the bits of row and column in turn (Morton, 1966); the codes outside of the grid are left out."""
+    """Return the order by Morton code, row and column bits interleaved (Morton, 1966), without codes outside
+    of the grid."""
     rows, columns = np.divmod(row_major(height, width), width)
     code = np.zeros_like(rows)
     for bit in range(max(height, width).bit_length()):
@@ -109,7 +111,7 @@ def z_order(height: int, width: int) -> np.ndarray:
 
 
 def tiled(height: int, width: int, side: int = SQUARE) -> np.ndarray:
-    """Square by square, row by row in each; squares at the right and at the bottom may be cut off."""
+    """Return the order by squares, row-major in each; squares at the right and at the bottom may be cut off."""
     rows, columns = np.divmod(row_major(height, width), width)
     return np.lexsort((columns, rows, columns // side, rows // side))
 
@@ -127,7 +129,8 @@ ORDERS: dict[str, Callable[[int, int], np.ndarray]] = {
 
 
 def window_tiles(order: np.ndarray, width: int, radius: int, tile: int) -> np.ndarray:
-    """Which tiles of queries need which tiles of keys, where a position sees all that are `radius` away at most.
+    """Return which tiles of queries need which tiles of keys, if a position sees all cells up to `radius`
+    away.
 
     The distance of two cells is the larger of those of their rows and of their columns; a window ends at the
     grid's edge.
@@ -150,7 +153,8 @@ def window_tiles(order: np.ndarray, width: int, radius: int, tile: int) -> np.nd
 
 
 def shifted(grid: np.ndarray, radius: int):
-    """What a grid [rows, columns] holds at each cell and at each of its neighbours, neighbour first, by neighbour."""
+    """Yield the values of a grid [rows, columns] at each neighbour and at the cell, neighbour first, by
+    neighbour."""
     rows, columns = grid.shape
     for down in range(-min(radius, rows - 1), min(radius, rows - 1) + 1):
         for right in range(-min(radius, columns - 1), min(radius, columns - 1) + 1):
@@ -158,5 +162,5 @@ def shifted(grid: np.ndarray, radius: int):
 
 
 def part(shift: int, size: int) -> slice:
-    """The indices of an axis that are left after it is moved."""
+    """Return the indices of an axis that are left after a shift."""
     return slice(max(0, shift), size + min(0, shift))

@@ -1,8 +1,8 @@
 """Puzzle 24, Hilbert-ordered attention: gates, rungs, cases, inputs and reference.
 
-Names: B = batch, N = heads, H and W = rows and columns of the grid, L = H * W, d = head dimension, r = radius of the window, T =
-positions in a tile. A tensor of positions [B, N, L, d] has a row for each cell of the grid, as it is stored, row by row; `order`
-[L] is the cell at each step.
+Names: B = batch, N = heads, H and W = rows and columns of the grid, L = H * W, d = head dimension, r = radius
+of the window, T = positions in a tile. A tensor of positions [B, N, L, d] has one row per cell of the grid,
+row-major; `order` [L] is the cell at each step.
 """
 
 import numpy as np
@@ -76,9 +76,10 @@ MOJO = ("index", "inverse", "dgather", "tiles")
 
 
 def cases(dims: Dims | None = None) -> list[Case]:
-    """The chapter's case and the hard ones; with `dims`, one of each order at those sizes.
+    """Return the default case and the adversarial ones; with `dims`, one of each order at those sizes.
 
-    The first word of `values` is the order. The curve of a case has the smallest power of two that holds the grid.
+    The first word of `values` is the order. The curve of a case has the smallest power of two that holds the
+    grid.
     """
     if dims:
         return [Case(name, f"positions in {name} order", dims, f"{name} hard") for name in orders.ORDERS]
@@ -115,10 +116,10 @@ hidden keys."""
 
 
 def inputs(case: Case, dtype: str, seed: int) -> Arrays:
-    """The input arrays of a case, in float64, rounded to what `dtype` can hold; whole numbers as int32.
+    """Return the input arrays of a case, in float64, rounded to `dtype`; integers as int32.
 
-    Returns input, grad_gathered, query, key, value and grad_output [B, N, L, d], order [L], and without axes side, width,
-    radius and tile.
+    These are input, grad_gathered, query, key, value and grad_output [B, N, L, d], order [L], and without
+    axes side, width, radius and tile.
     """
     B, N, H, W, d, radius, tile = case.dims
     name, values = ("hilbert", "hard") if is_not_finite(case.values) else case.values.split()
@@ -141,7 +142,7 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
 
 
 def side_of(dims: Dims) -> int:
-    """The side of the curve of a case: the smallest power of two that holds the grid."""
+    """Return the side of the curve of a case: the smallest power of two that holds the grid."""
     _, _, H, W, *_ = dims
     return 1 << (max(H, W) - 1).bit_length()
 
@@ -150,10 +151,11 @@ def side_of(dims: Dims) -> int:
 
 
 def reference(tensors: dict) -> dict:
-    """PyTorch's answer, in the dtype and on the device of the tensors, by masked dense attention over cells.
+    """Return PyTorch's results by masked dense attention over cells, in the dtype and on the device of the
+    tensors.
 
-    float64's is autograd's. Below it PyTorch too starts its backward pass from the output and lse as they are kept, and is taken
-    at its unluckiest of several orders of the head dimension.
+    float64's are autograd's. Below it PyTorch too starts its backward pass from the saved output and lse, and
+    is taken at the worst of several orders of the head dimension.
     """
     import torch
 
@@ -166,7 +168,7 @@ def reference(tensors: dict) -> dict:
 
 
 def whole_numbers(tensors: dict) -> dict:
-    """The curve and the tiles, which no dtype changes."""
+    """Return the curve and the tiles, which do not depend on the dtype."""
     import torch
 
     side, width, radius, tile = (int(tensors[name]) for name in ("side", "width", "radius", "tile"))
@@ -181,7 +183,7 @@ def whole_numbers(tensors: dict) -> dict:
 
 
 def permuted(tensors: dict) -> dict:
-    """The gathered rows, and the gradient of the tensor by autograd."""
+    """Return the gathered rows, and the gradient of the tensor by autograd."""
     import torch
 
     tensor = tensors["input"].detach().requires_grad_()
@@ -191,7 +193,7 @@ def permuted(tensors: dict) -> dict:
 
 
 def hidden(tensors: dict):
-    """True where a query does not see a key, both by their cells, [L, L]."""
+    """Return a mask that is True where a query does not see a key, both by their cells, [L, L]."""
     import torch
 
     cells = torch.arange(tensors["query"].shape[2], device=tensors["query"].device)
@@ -203,7 +205,7 @@ def hidden(tensors: dict):
 
 
 def by_autograd(tensors: dict) -> dict:
-    """Output and gradients of masked dense attention; no order of positions comes into it."""
+    """Return output and gradients of masked dense attention, independent of the order of positions."""
     import torch
 
     names = ("query", "key", "value")
@@ -221,7 +223,7 @@ def by_autograd(tensors: dict) -> dict:
 
 
 def from_what_is_kept(tensors: dict) -> dict:
-    """The same from lse and the output as they are kept. Sums are in float32 at least, and rounded once."""
+    """Return the same from the saved lse and output. Sums are in float32 at least, and rounded once."""
     import torch
 
     dtype = tensors["query"].dtype
@@ -249,7 +251,8 @@ def from_what_is_kept(tensors: dict) -> dict:
 
 
 def terms(arrays: Arrays) -> dict[str, float]:
-    """The size of the terms of dS = P * (dP - delta) in dQ and dK; where a cell sees one key they cancel."""
+    """Return the size of the terms of dS = P * (dP - delta) in dQ and dK; for a cell that sees one key they
+    cancel."""
     v = derive(arrays)
     sizes = v.P * (np.abs(v.dO @ v.V.swapaxes(-1, -2)) + np.abs(v.dot))
     return {
@@ -262,15 +265,17 @@ def terms(arrays: Arrays) -> dict[str, float]:
 
 
 def multiply_adds(dims: Dims) -> int:
-    """Those of the two products of the forward pass, without the pairs of cells that no window holds."""
+    """Return those of the two products of the forward pass, without the pairs of cells outside of every
+    window."""
     B, N, H, W, d, radius, _ = dims
     return 2 * B * N * H * W * d * min(H, 2 * radius + 1) * min(W, 2 * radius + 1)
 
 
 def ledger(dims: Dims, dtype: str) -> Ledger:
-    """Bytes kept for the backward pass. PyTorch's attention keeps what it is given: the gathered rows, and the dense mask.
+    """Return the bytes saved for the backward pass. PyTorch's attention saves its inputs: the gathered rows
+    and the dense mask.
 
-    The fused kernels keep the tensors as they came, the output, a number for each row, and order and tiles once.
+    The fused kernels save the original tensors, the output, a number for each row, and order and tiles once.
     """
     B, N, H, W, d, _, tile = dims
     element, accum = bytes_of(dtype), bytes_of(accum_dtype(dtype))
@@ -285,14 +290,14 @@ def ledger(dims: Dims, dtype: str) -> Ledger:
 
 
 def derived_sizes(dims: Dims) -> dict[str, int]:
-    """L cells of the grid, cells of the curve's square and as many steps, t tiles."""
+    """Return L cells of the grid, the cells (and steps) of the curve's square, and t tiles."""
     _, _, H, W, _, _, tile = dims
     square = side_of(dims) ** 2
     return {"L": H * W, "cells": square, "steps": square, "t": -(-H * W // tile)}
 
 
 def describe_dims(dims: Dims) -> str:
-    """A grid of 8 x 8 cells, query [2, 2, 64, 8], radius 1, tiles of 16."""
+    """Format as "a grid of 8 x 8 cells, query [2, 2, 64, 8], radius 1, tiles of 16"."""
     B, N, H, W, d, radius, tile = dims
     return f"a grid of {H} x {W} cells, query {[B, N, H * W, d]}, radius {radius}, tiles of {tile}"
 

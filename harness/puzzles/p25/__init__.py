@@ -1,4 +1,4 @@
-"""Puzzle 25: its spec, known mistakes, and what else only it knows."""
+"""Puzzle 25: its spec, known mistakes, checkers and commands."""
 
 from harness.puzzles.p25.spec import PUZZLE
 

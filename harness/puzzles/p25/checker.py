@@ -1,7 +1,8 @@
-"""What judges the rungs of puzzle 25: each blank by itself, in a ring whose other blanks are the solution's.
+"""Checkers of puzzle 25's rungs: each blank separately, in a ring whose other blanks are the solution's.
 
-The ring's output and all gradients are compared with attention on one device. The NumPy rung runs in this process, with a
-list for the ranks; the PyTorch rung in as many processes as the largest case has ranks, started once for a gate.
+The ring's output and all gradients are compared with attention on one device. The NumPy rung runs in this
+process, with a list for the ranks; the PyTorch rung in as many processes as the largest case has ranks,
+started once for a gate.
 """
 
 import functools
@@ -40,7 +41,7 @@ class Failed(Exception):
 
 
 class RingChecker(CaseChecker):
-    """Judges the gates of one file, of either rung; truth and baseline of a case are computed once."""
+    """Checks the gates of one file, of either rung; truth and baseline of a case are computed once."""
 
     waits: tuple[str, ...] = ()
     """The gates whose code may read what has not come yet."""
@@ -86,24 +87,24 @@ class RingChecker(CaseChecker):
         return self.references[dtype_of(case)]
 
     def tensor(self, values: object):
-        """An array of the kind that the rung computes with."""
+        """Convert to the array type of the rung."""
         raise NotImplementedError
 
     def arrays(self, case: Case) -> Arrays:
-        """The inputs of a case."""
+        """Return the inputs of a case."""
         return self._reference_of(case).arrays(case)
 
     def about(self, cases: list[Case]) -> str:
-        """What follows "correct"."""
+        """Return the text that follows "correct"."""
         return ""
 
     def _run(self, gate: Gate, path: Path, solution: Path, cases: list[Case]):
-        """(case, the output and gradients of the whole sequence) of each case. Raises Failed."""
+        """Yield (case, output and gradients of the whole sequence). Raise Failed."""
         raise NotImplementedError
 
 
 def in_dtype(case: Case, array: np.ndarray):
-    """An array of a case as a tensor of its dtype."""
+    """Convert an array of a case to a tensor of its dtype."""
     import torch
 
     return torch.from_numpy(array).to(getattr(torch, dtype_of(case)))
@@ -116,7 +117,7 @@ LAYOUTS = (
 
 
 def check_chunks(chunks, path: Path) -> None:
-    """Compares what `chunks` returns for the balanced layout with the right ranges. Raises Failed."""
+    """Compare the ranges that `chunks` returns for the balanced layout. Raise Failed."""
     for size, length in LAYOUTS:
         for rank in range(size):
             right = layout.held(rank, size, length, True)
@@ -144,13 +145,13 @@ def check_chunks(chunks, path: Path) -> None:
 
 @dataclass(frozen=True)
 class Merged:
-    """A row that is merged by itself.
+    """A row for a merge in isolation.
 
     Attributes:
-        out, lse, block_out, block_lse: What `merge` is given.
-        right: out and lse of both.
-        words: What a result that is no number comes from, and `mistake` its name; "".
-        other: The same of a result that is another number.
+        out, lse, block_out, block_lse: The arguments of `merge`.
+        right: The expected out and lse.
+        words: The cause of a result that is not finite, and `mistake` its name; "".
+        other: The same for a result that is another number.
     """
 
     out: float
@@ -191,7 +192,7 @@ ROWS = (
 
 
 def merged_alone(merge: Callable, path: Path, tensor: Callable) -> Failed | None:
-    """What is wrong with rows whose result is known, merged in one call; None where nothing is."""
+    """Check rows whose result is known, merged in one call; return the failure or None."""
     columns = np.array([(row.out, row.lse, row.block_out, row.block_lse) for row in ROWS]).T
     out, lse, block_out, block_lse = (tensor(column[None, None]) for column in columns)
     try:
@@ -223,7 +224,7 @@ def merged_alone(merge: Callable, path: Path, tensor: Callable) -> Failed | None
 
 
 def ring_arguments(case: Case, arrays: Arrays) -> tuple[int, float, bool, bool]:
-    """length, scale, causal and balanced."""
+    """Return length, scale, causal and balanced."""
     S, d = case.dims[-2:]
     return S, d**-0.5, bool(arrays["causal"]), bool(arrays["balanced"])
 
@@ -265,7 +266,7 @@ class ListChecker(RingChecker):
 
 
 def check_shapes(by_rank: dict[str, list[np.ndarray]], parts: dict[str, list[np.ndarray]]) -> None:
-    """Raises ValueError where a rank's part of a result has not the shape of what it belongs to."""
+    """Raise ValueError if a rank's part of a result has another shape than its input."""
     for name, own in zip(EVERY, ("query", "query", "key", "value"), strict=True):
         if by_rank[name] is None or len(by_rank[name]) != len(parts[own]):
             raise ValueError(f"{name} should be a list with an array for each rank")
@@ -277,7 +278,7 @@ def check_shapes(by_rank: dict[str, list[np.ndarray]], parts: dict[str, list[np.
 
 
 class RanksChecker(RingChecker):
-    """The PyTorch rung: processes on gloo, which wait `patience` seconds for each other."""
+    """The PyTorch rung: processes on gloo, with a timeout of `patience` seconds."""
 
     patience = PATIENCE
     waits = ("steps", "exchange", "home")
@@ -320,7 +321,7 @@ class RanksChecker(RingChecker):
             )
 
     def _parts(self, case: Case, world: int) -> list[Part]:
-        """What each process has of a case: the last ones its parts, the others nothing."""
+        """Return the part of each process in a case: the last ones hold the ranks, the others nothing."""
         arrays, size = self.arrays(case), case.world_size
         arguments = ring_arguments(case, arrays)
         split = {name: layout.split(arrays[name], size, arguments[-1]) for name in TENSORS}
@@ -340,7 +341,7 @@ class RanksChecker(RingChecker):
 
 
 def blame(answers: list[Answer]) -> tuple[str, str]:
-    """What went wrong in a case, in a line, and the known mistake that explains it, from what the ranks say."""
+    """Return the cause of a failed case in a line, and the known mistake, from the ranks' answers."""
     failed = [(rank, answer) for rank, answer in enumerate(answers) if answer.words]
     size = len(answers)
     # A rank that says what it did wrong comes before those that waited for it.

@@ -1,8 +1,9 @@
-"""Puzzle 25's mathematics in NumPy, on the whole sequence, and what its known mistakes make of it.
+"""The derivation of puzzle 25 in NumPy, on the whole sequence, and its known mistakes.
 
-Shapes: query, output and grad_output [B, N, S, d]; key and value [B, M, S, d]; scores [B, N, S, S]. Of each rank's block
-of keys alone: block_lse and share [blocks, B, N, S], block_output [blocks, B, N, S, d]. `owner` and `index` [S] are the rank that
-holds a position and where; `block` [S] is the block that a key is attended to in: all that a rank holds, or one of its ranges.
+Shapes: query, output and grad_output [B, N, S, d]; key and value [B, M, S, d]; scores [B, N, S, S]. For each
+rank's block of keys: block_lse and share [blocks, B, N, S], block_output [blocks, B, N, S, d]. `owner` and
+`index` [S] are the rank that holds a position and the index there; `block` [S] is the block of a key: all
+that a rank holds, or one of its ranges.
 """
 
 from collections.abc import Iterator
@@ -18,12 +19,13 @@ from harness.spec.rounding import rounded
 
 
 def of_blocks(v: Derivation) -> list[np.ndarray]:
-    """The scores, -inf where the key is in another block, for every block."""
+    """Return for every block the scores, -inf for keys of other blocks."""
     return [np.where(v.block == number, v.masked, -np.inf) for number in range(int(v.block.max()) + 1)]
 
 
 def seen_through(v: Derivation, label: np.ndarray) -> np.ndarray:
-    """Which keys a query sees where the block of rank owner(t), held by owner(s), is taken for that of rank label[s, t]."""
+    """Return the visible keys if the block of rank owner(t), held by owner(s), is used as that of rank
+    label[s, t]."""
     behind = np.full((int(v.ranks), len(v.owner)), 2**31)
     behind[v.owner, v.index] = np.arange(len(v.owner))
     place = behind[label, v.index[None, :]]
@@ -31,7 +33,8 @@ def seen_through(v: Derivation, label: np.ndarray) -> np.ndarray:
 
 
 def moved(array: np.ndarray, v: Derivation, by: int) -> np.ndarray:
-    """A gradient [B, M, S, d] that ended at another rank: every rank has that of rank + by; NaN where it has none."""
+    """Return a gradient [B, M, S, d] that ended at another rank: every rank has that of rank + by; NaN if
+    there is none."""
     source = np.full((int(v.ranks), len(v.owner)), -1)
     source[v.owner, v.index] = np.arange(len(v.owner))
     wanted = source[(v.owner + by) % int(v.ranks), v.index]
@@ -69,17 +72,17 @@ derive = derive_by(STEPS)
 
 
 def distance(v: Derivation) -> np.ndarray:
-    """How many steps the block of a key has travelled when it meets a query, [S, S]."""
+    """Return how many steps the block of a key has travelled when it meets a query, [S, S]."""
     return (v.owner[:, None] - v.owner[None, :]) % int(v.ranks)
 
 
 def without(steps: Step) -> Step:
-    """What a query sees where the blocks of some pairs are left out; `steps` is True for those."""
+    """Return a step that leaves out some pairs of blocks; `steps` is True for those."""
     return lambda v: (np.tri(len(v.owner), dtype=bool) | (v.causal == 0)) & ~steps(v)
 
 
 def last_share(v: Derivation) -> np.ndarray:
-    """1 for the block that came last, 0 for the others."""
+    """Return 1 for the block that came last, 0 for the others."""
     last = (np.arange(int(v.ranks))[:, None] - v.owner[None, :] - 1) % int(v.ranks) == 0
     return np.where(last[:, None, None], 1.0, 0.0) * np.ones_like(v.block_lse)
 
@@ -137,17 +140,17 @@ RINGS = (
 
 
 def within(array: np.ndarray, v: Derivation) -> np.ndarray:
-    """Scores [.., S, S] with 0 where query and key are of different ranks."""
+    """Return scores [.., S, S] with 0 where query and key are on different ranks."""
     return np.where(v.owner[:, None] == v.owner, array, 0.0)
 
 
 def by_the_last(array: np.ndarray, v: Derivation) -> np.ndarray:
-    """Scores [.., S, S] with 0 but for the queries of the rank that a block of keys comes to last."""
+    """Return scores [.., S, S] with 0 except for the queries of the rank that a block of keys reaches last."""
     return np.where(distance(v) == v.ranks - 1, array, 0.0)
 
 
 def in_bfloat16(v: Derivation, weights: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """weights^T rows, [B, M, S, d], added up rank after rank along the ring and rounded at each."""
+    """Return weights^T rows, [B, M, S, d], summed rank after rank along the ring with a rounding at each."""
     total = np.zeros(v.key.shape)
     for step in range(int(v.ranks)):
         share = np.where(distance(v) == step, weights, 0.0).swapaxes(-1, -2) @ rows
@@ -156,27 +159,28 @@ def in_bfloat16(v: Derivation, weights: np.ndarray, rows: np.ndarray) -> np.ndar
 
 
 def ranges(v: Derivation) -> np.ndarray:
-    """The range that a position is in, [S], counted from the front."""
+    """Return the range of each position, [S], counted from the front."""
     size, length = int(v.ranks), len(v.owner)
     edges = [stop for _, stop in cut(length, 2 * size if v.balanced else size)]
     return np.searchsorted(edges, np.arange(length), side="right")
 
 
 def within_ranges(v: Derivation) -> np.ndarray:
-    """What a query sees by the index within a range, of the ranges that do not lie wholly after it."""
+    """Return the visible keys by the index within a range, of the ranges that do not start after it."""
     number = ranges(v)
     index = np.arange(len(number)) - np.searchsorted(number, number)
     return ((index <= index[:, None]) & (number <= number[:, None])) | (v.causal == 0)
 
 
 def same_range(v: Derivation) -> np.ndarray:
-    """Which keys are in the range of a query, [S, S]."""
+    """Return which keys are in the range of a query, [S, S]."""
     number = ranges(v)
     return number[:, None] == number
 
 
 def turned(v: Derivation, number: np.ndarray, index: np.ndarray) -> np.ndarray:
-    """What a query sees where a mask of two blocks of one length is transposed: `number` is a position's block, [S]."""
+    """Return the visible keys if a mask of two blocks of one length is transposed: `number` is a position's
+    block, [S]."""
     place = np.full((int(number.max()) + 1, int(index.max()) + 1), 2**31)
     place[number, index] = np.arange(len(number))
     query = place[number[:, None], index]
@@ -185,7 +189,7 @@ def turned(v: Derivation, number: np.ndarray, index: np.ndarray) -> np.ndarray:
 
 
 def by_range(mistakes: tuple[Mistake, ...]) -> Iterator[Mistake]:
-    """Each mistake as it is, and as it is where a rank's ranges are attended to one by one."""
+    """Yield each mistake as it is, and with the ranges of a rank attended to one by one."""
     for mistake in mistakes:
         yield mistake
         if {"share", "probabilities", "delta"} & mistake.changes.keys():
@@ -193,7 +197,7 @@ def by_range(mistakes: tuple[Mistake, ...]) -> Iterator[Mistake]:
 
 
 def where_blocks_meet(mistake: Mistake) -> Mistake:
-    """The same where ranges of keys that lie wholly after a range of queries are left out, not masked."""
+    """Return the mistake with ranges of keys that are entirely after a range of queries left out, not masked."""
 
     def grad_scores(v: Derivation) -> np.ndarray:
         number = ranges(v)

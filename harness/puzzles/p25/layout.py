@@ -1,4 +1,4 @@
-"""Which rank of a ring holds which part of a sequence: what puzzle 25's checkers cut tensors by, and count work with."""
+"""The layout of a sequence over the ranks of a ring, for puzzle 25's checkers."""
 
 from itertools import pairwise
 
@@ -6,13 +6,13 @@ import numpy as np
 
 
 def cut(length: int, parts: int) -> list[tuple[int, int]]:
-    """`parts` ranges (start, stop) of `length` positions, none longer than another by more than one."""
+    """Split `length` positions into `parts` ranges (start, stop) whose lengths differ by at most one."""
     edges = [length * i // parts for i in range(parts + 1)]
     return list(pairwise(edges))
 
 
 def held(rank: int, size: int, length: int, balanced: bool) -> list[tuple[int, int]]:
-    """The ranges that a rank holds: one, or a range from the front and its mirror image (zig-zag)."""
+    """Return the ranges of a rank: one, or a range from the front and its mirror image (zig-zag)."""
     if not balanced:
         return [cut(length, size)[rank]]
     pieces = cut(length, 2 * size)
@@ -20,12 +20,12 @@ def held(rank: int, size: int, length: int, balanced: bool) -> list[tuple[int, i
 
 
 def places(rank: int, size: int, length: int, balanced: bool) -> np.ndarray:
-    """The positions in the sequence of what a rank holds, in the order of its tensors."""
+    """Return the positions of a rank in the sequence, in the order of its tensors."""
     return np.concatenate([np.arange(*each) for each in held(rank, size, length, balanced)])
 
 
 def homes(size: int, length: int, balanced: bool) -> np.ndarray:
-    """The rank that holds each position, and the index of the position in that rank's tensors, [2, length]."""
+    """Return the rank of each position, and its index in that rank's tensors, [2, length]."""
     home = np.zeros((2, length), int)
     for rank in range(size):
         own = places(rank, size, length, balanced)
@@ -34,13 +34,13 @@ def homes(size: int, length: int, balanced: bool) -> np.ndarray:
 
 
 def split(array: np.ndarray, size: int, balanced: bool) -> list[np.ndarray]:
-    """The part of each rank of an array [B, N, S, d]."""
+    """Split an array [B, N, S, d] into the ranks' parts."""
     length = array.shape[2]
     return [array[:, :, places(rank, size, length, balanced)] for rank in range(size)]
 
 
 def joined(parts: list[np.ndarray], balanced: bool) -> np.ndarray:
-    """The array of which the ranks hold these parts, the opposite of `split`."""
+    """Join the ranks' parts, the inverse of `split`."""
     length = sum(part.shape[2] for part in parts)
     B, N, _, d = parts[0].shape
     whole = np.empty((B, N, length, d), parts[0].dtype)
@@ -50,9 +50,9 @@ def joined(parts: list[np.ndarray], balanced: bool) -> np.ndarray:
 
 
 def tiles(rank: int, size: int, length: int, balanced: bool, tile: int, causal: bool = True) -> list[int]:
-    """How many tiles of tile x tile scores a rank computes at each step of the ring.
+    """Return how many tiles of tile x tile scores a rank computes at each step of the ring.
 
-    A tile counts where one of its keys is visible to one of its queries; tiles are cut within each range.
+    A tile counts if one of its keys is visible to one of its queries; tiles are cut within each range.
     """
 
     def starts(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:

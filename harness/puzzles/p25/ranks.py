@@ -1,6 +1,6 @@
-"""What each process of a ring does while it is judged: its part of every case, one after the other, over a strict wire.
+"""The processes of a checked ring: each runs its part of every case, one after the other, over a strict wire.
 
-A case of fewer ranks than there are processes is run by the last of them, so that ranks of the group and of the world
+A case with fewer ranks than processes runs on the last of them, so that ranks of the group and of the world
 differ. A case that fails on one rank ends the run on all.
 """
 
@@ -36,15 +36,15 @@ SLACK = 256
 
 @dataclass
 class Part:
-    """What a rank has of a case.
+    """A rank's part of a case.
 
     Attributes:
-        name: Of the case.
-        size: How many ranks it has.
-        dtype: Of the tensors.
-        arrays: The rank's part of query, key, value and grad_output; empty for a process that has no part in it.
-        arguments: What the ring takes after query, key and value: length, scale, causal, balanced.
-        transposed: Whether the tensors lie in memory as [B, s, heads, d].
+        name: The case.
+        size: The number of ranks.
+        dtype: The dtype of the tensors.
+        arrays: The rank's part of query, key, value and grad_output; empty for a process outside of the ring.
+        arguments: The ring's arguments after query, key and value: length, scale, causal, balanced.
+        transposed: Whether the tensors are stored as [B, s, heads, d].
     """
 
     name: str
@@ -57,14 +57,14 @@ class Part:
 
 @dataclass
 class Answer:
-    """What became of a rank's part of a case: values by quantity, or what went wrong.
+    """The result of a rank's part of a case: values by quantity, or the failure.
 
     Attributes:
         values: In float32.
-        words: "" where nothing went wrong.
-        mistake: The known mistake that explains it; "".
-        stuck: Of a rank that waits in vain, see `wire.Broken`.
-        kept: Bytes kept for the backward pass.
+        words: The failure, or "".
+        mistake: The known mistake that explains it, or "".
+        stuck: For a rank that waits in vain, see `wire.Broken`.
+        kept: Bytes saved for the backward pass.
     """
 
     values: dict[str, np.ndarray] = field(default_factory=dict)
@@ -75,9 +75,9 @@ class Answer:
 
 
 def functions_of(path: Path, solution: Path, gate: str) -> dict[str, Any]:
-    """What a learner's file defines, with the solution's code in the functions of all other gates.
+    """Load a learner's file, with the solution's code in the functions of all other gates.
 
-    So that one blank is judged by itself; its lines stay those of the learner's file.
+    So one blank is checked separately; its line numbers stay those of the learner's file.
     """
     module, right = load(path), load(solution)
     for other, name in FUNCTIONS.items():
@@ -87,7 +87,7 @@ def functions_of(path: Path, solution: Path, gate: str) -> dict[str, Any]:
 
 
 def run_cases(path: Path, solution: Path, gate: str, parts: list[Part], patience: float) -> list[Answer]:
-    """A rank's answers, up to the first case in which any rank has failed or has waited `patience` seconds for another."""
+    """Run a rank's cases up to the first in which any rank fails or waits `patience` seconds for another."""
     module = functions_of(path, solution, gate)
     module["finish"] = with_a_step(module["finish"])
     world = dist.get_world_size()
@@ -107,7 +107,7 @@ def run_cases(path: Path, solution: Path, gate: str, parts: list[Part], patience
 
 
 def with_a_step(finish: Callable[..., None]) -> Callable[..., None]:
-    """`finish`, which must be told the step: where a neighbour is gone, its words are all that says when."""
+    """Wrap `finish` so that it must get the step: if a neighbour is gone, only the step says when."""
 
     def checked(works: list[Any], step: object, group: object) -> None:
         if not isinstance(step, int):
@@ -122,7 +122,7 @@ def with_a_step(finish: Callable[..., None]) -> Callable[..., None]:
 
 
 def one_case(module: Mapping[str, Any], path: Path, part: Part, group: Any, patience: float) -> Answer:
-    """Runs the ring forward and backward on this rank."""
+    """Run the ring forward and backward on this rank."""
     tensors = {
         name: torch.from_numpy(array).to(getattr(torch, part.dtype)) for name, array in part.arrays.items()
     }
@@ -152,14 +152,15 @@ def one_case(module: Mapping[str, Any], path: Path, part: Part, group: Any, pati
 
 
 def bytes_kept(call: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, int]:
-    """The output of one autograd.Function, and the bytes that its node keeps: saved tensors, and others on its ctx."""
+    """Return the output of one autograd.Function, and the bytes that its node saves: saved tensors, and
+    others on its ctx."""
     output, saved = kept_by_autograd(call)
     memory = [tensor.untyped_storage() for tensor in (*saved, *tensors_in(vars(output.grad_fn)))]
     return output, sum({each.data_ptr(): each.nbytes() for each in memory}.values())
 
 
 def tensors_in(value: object) -> Iterator[torch.Tensor]:
-    """The tensors in lists, tuples and dictionaries."""
+    """Yield the tensors in lists, tuples and dictionaries."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, dict):
@@ -170,7 +171,7 @@ def tensors_in(value: object) -> Iterator[torch.Tensor]:
 
 
 def check_kept(count: int, leaves: list[torch.Tensor], output: torch.Tensor) -> None:
-    """Raises Broken where a rank keeps more than its own query, key, value and output, and a number a row."""
+    """Raise Broken if a rank saves more than its own query, key, value and output, and a number per row."""
     rows = output.shape[0] * output.shape[1] * output.shape[2]
     own = sum(tensor.nbytes for tensor in (*leaves, output)) + 4 * rows
     if count > own + SLACK:
@@ -181,9 +182,10 @@ def check_kept(count: int, leaves: list[torch.Tensor], output: torch.Tensor) -> 
 
 
 def check_travelling(coarse: int, size: int, dtype: torch.dtype) -> None:
-    """Raises Broken where more than `coarse` may be has travelled with 16 bits in a backward pass.
+    """Raise Broken if a backward pass sends more than `coarse` may be in 16 bits.
 
-    In 16-bit types those are key and value, size - 1 times, and dK and dV once, at the end: nothing is added to them any more.
+    In 16-bit types those are key and value, size - 1 times, and dK and dV once, at the end: nothing is added
+    to them any more.
     """
     if dtype.itemsize == 2 and coarse > 2 * size:
         raise Broken(
@@ -193,10 +195,10 @@ def check_travelling(coarse: int, size: int, dtype: torch.dtype) -> None:
 
 
 def changed_input(name: str) -> str:
-    """The verdict on code that writes to its arguments."""
+    """Return the message for code that writes to its arguments."""
     return f"{name} is changed by the code that is given it: what is computed from it later is wrong"
 
 
 def named(words: str) -> str:
-    """The known mistake that explains an exception of PyTorch's; ""."""
+    """Return the known mistake that explains an exception of PyTorch's, or ""."""
     return "group-rank" if "is not part of group" in words else ""

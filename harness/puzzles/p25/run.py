@@ -1,7 +1,8 @@
-"""`p25 --backward`: the ring in several processes on gloo, its output and gradients beside one device, and what each rank keeps.
+"""`p25 --backward`: run the ring in several processes on gloo, compare with one device, and report the saved
+bytes.
 
-Here the messages go over gloo as it is. `--break` spoils a rank on purpose, to see what the others say. The
-processes meet through a file, so that no port can be in use.
+Messages go over gloo unchanged. `--break` breaks a rank on purpose, to show what the others report. The
+processes rendezvous through a file, so that no port can be in use.
 """
 
 import functools
@@ -46,13 +47,13 @@ TILE = 16
 
 @dataclass(frozen=True)
 class Job:
-    """What one rank does.
+    """The work of one rank.
 
     Attributes:
         path: The file with the ring.
         arrays: Its part of query, key, value and grad_output.
         arguments: length, scale, causal and balanced.
-        seconds: How long it waits for a neighbour.
+        seconds: Its timeout for a neighbour.
         fault: (transfer, how) where this rank is to break.
     """
 
@@ -65,21 +66,21 @@ class Job:
 
 @dataclass
 class Done:
-    """What a rank has: values by quantity, and bytes kept for the backward pass."""
+    """A rank's values by quantity, and bytes saved for the backward pass."""
 
     values: dict[str, np.ndarray]
     kept: int
 
 
 class Broken(Exception):
-    """A ring that a rank has left, or that does not fit: no mistake of the code."""
+    """A ring that a rank has left, or whose tensors do not match: not a mistake in the code."""
 
 
 # ---- In a rank's process ------------------------------------------------------------------------------------
 
 
 def one_rank(job: Job) -> Done:
-    """Runs the ring forward and backward. Raises Broken where another rank is gone, late, or has other tensors."""
+    """Run the ring forward and backward. Raise Broken if another rank is gone, late, or has other tensors."""
     module = load(job.path)
     spoil(module, job.fault, job.seconds)
     group = dist.new_group(list(range(dist.get_world_size())), timeout=timedelta(seconds=job.seconds))
@@ -110,7 +111,7 @@ def one_rank(job: Job) -> Done:
 
 
 def lost(words: str) -> str:
-    """Return one sentence with this rank, its step if known, and its neighbours, for what gloo says."""
+    """Return one sentence with this rank, its step if known, and its neighbours, for gloo's message."""
     rank, size = dist.get_rank(), dist.get_world_size()
     step = re.match(r"rank \d+(, step \d+)", words)
     neighbours = " or ".join(map(str, sorted({(rank - 1) % size, (rank + 1) % size})))
@@ -119,12 +120,12 @@ def lost(words: str) -> str:
 
 
 def part_of(rank: int, size: int, length: int, balanced: bool) -> int:
-    """How many positions a rank holds."""
+    """Return how many positions a rank holds."""
     return len(layout.places(rank, size, length, balanced))
 
 
 def spoil(module: dict[str, Any], fault: tuple[int, str] | None, seconds: float) -> None:
-    """Counts the transfers that this rank begins, and lets the rank die or sleep at one."""
+    """Count this rank's transfers, and make it exit or sleep at one."""
     exchange, begun = module["exchange"], 0
 
     def watched(*arguments):
@@ -140,7 +141,7 @@ def spoil(module: dict[str, Any], fault: tuple[int, str] | None, seconds: float)
 
 
 def say(error: Exception, path: Path) -> str:
-    """What went wrong in a rank, in a line."""
+    """Describe a rank's failure in a line."""
     return str(error) if isinstance(error, Broken) else describe(error, path, longest=300)
 
 
@@ -148,7 +149,7 @@ def say(error: Exception, path: Path) -> str:
 
 
 def parser() -> Parser:
-    """The flags."""
+    """Return the flags."""
     parser = Parser(
         prog="p25 --backward",
         description="Start the ring in several processes and compare output and gradients with one device.",
@@ -171,7 +172,7 @@ def parser() -> Parser:
 
 
 def main(console: Console, arguments: Sequence[str] = ()) -> int:
-    """Runs the ring and reports. Raises BadUse, Unsolved, and EnvironmentProblem where a rank was lost."""
+    """Run the ring and report. Raise BadUse, Unsolved, and EnvironmentProblem if a rank was lost."""
     flags = parser().parse_args(arguments)
     work = Work(PUZZLE, PUZZLE.rung("torch"), roots.solutions() if flags.solution else None)
     fault = check(flags)
@@ -201,7 +202,7 @@ def main(console: Console, arguments: Sequence[str] = ()) -> int:
 
 
 def check(flags) -> tuple[int, int, str] | None:
-    """The fault that is asked for. Raises BadUse for values that make no sense, EnvironmentProblem without room."""
+    """Return the requested fault. Raise BadUse for invalid values, EnvironmentProblem for too little memory."""
     if not 1 <= flags.ranks <= MOST_RANKS:
         raise BadUse(f"--ranks {flags.ranks}: must be 1 to {MOST_RANKS}")
     B, N, M, S, d = flags.dims
@@ -225,7 +226,7 @@ def check(flags) -> tuple[int, int, str] | None:
 
 
 def available() -> int:
-    """Bytes of memory that are free; without end where the system does not say."""
+    """Return the bytes of free memory; infinite if the system does not say."""
     try:
         text = Path("/proc/meminfo").read_text(encoding="ascii")
     except OSError:
@@ -235,7 +236,7 @@ def available() -> int:
 
 
 def heading(case: Case, path: Path, flags) -> list[str]:
-    """What is run, on what."""
+    """Return lines that describe the run."""
     B, N, M, S, d = case.dims
     ranks, cores = case.world_size, os.cpu_count() or 1
     masked = "causal" if "causal" in case.values else "every key visible"
@@ -252,7 +253,8 @@ def heading(case: Case, path: Path, flags) -> list[str]:
 def start(
     console: Console, path: Path, case: Case, reference: Reference, flags, fault: tuple[int, int, str] | None
 ) -> list[Done]:
-    """What every rank has. Raises EnvironmentProblem, or WorkbookError where the code fails, after a line for each rank."""
+    """Return every rank's results. Raise EnvironmentProblem, or WorkbookError if the code fails, after a line
+    for each rank."""
     arrays = reference.arrays(case)
     arguments = ring_arguments(case, arrays)
     parts = {name: layout.split(arrays[name], case.world_size, arguments[-1]) for name in TENSORS}
@@ -284,7 +286,7 @@ def start(
 
 
 def ledger(case: Case, done: list[Done]) -> list[str]:
-    """What the ranks keep, and how much they compute."""
+    """Return lines with the ranks' saved bytes and computed tiles."""
     S = case.dims[3]
     balanced, causal = "balanced" in case.values, "causal" in case.values
     most, least = max(each.kept for each in done), min(each.kept for each in done)

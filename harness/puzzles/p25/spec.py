@@ -1,7 +1,8 @@
 """Puzzle 25, ring attention: rungs, gates, cases, inputs and reference.
 
-Names: B = batch, N = heads of the query, M = heads of key and value, S = length of the sequence, d = head dimension. A case of
-`world_size` ranks has a process for each rank in PyTorch, and an entry of a list in NumPy.
+Names: B = batch, N = heads of the query, M = heads of key and value, S = length of the sequence, d = head
+dimension. A case of `world_size` ranks has one process per rank in PyTorch, and one list entry per rank in
+NumPy.
 """
 
 import functools
@@ -35,9 +36,10 @@ GATES = (
 
 
 def cases(dims: tuple[int, ...] | None = None) -> list[Case]:
-    """The chapter's case and the hard ones; with `dims`, one of each kind at those sizes, on four ranks.
+    """Return the default case and the adversarial ones; with `dims`, one of each kind at those sizes, on four
+    ranks.
 
-    Those whose blocks have the same length come first: a wrong ring then ends with values, and not in a message.
+    Those with blocks of equal length come first: there a wrong ring ends with values, not with an error.
     """
     if dims:
         return [
@@ -64,20 +66,20 @@ def cases(dims: tuple[int, ...] | None = None) -> list[Case]:
 
 
 def dtype_of(case: Case) -> str:
-    """The dtype of a case's tensors."""
     return "bfloat16" if "bfloat16" in case.values else "float32"
 
 
 def transposed(case: Case) -> bool:
-    """Whether the tensors of a case lie in memory as [B, s, heads, d], which no transfer takes as it is."""
+    """Return whether the tensors of a case are stored as [B, s, heads, d], which cannot be sent without a
+    copy."""
     return "transposed" in case.values
 
 
 def inputs(case: Case, dtype: str, seed: int) -> Arrays:
-    """The input arrays of a case, in float64, rounded to what `dtype` can hold.
+    """Return the input arrays of a case, in float64, rounded to `dtype`.
 
-    Returns query and grad_output [B, N, S, d], key and value [B, M, S, d]; causal, balanced and ranks are whole numbers
-    without axes.
+    These are query and grad_output [B, N, S, d], key and value [B, M, S, d]; causal, balanced and ranks are
+    integers without axes.
     """
     B, N, M, S, d = case.dims
     if N % M:
@@ -104,16 +106,15 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
 
 
 def reference(tensors: dict) -> dict:
-    """PyTorch's answer on one device by autograd, in the dtype and on the device of the tensors.
+    """Return autograd's results on one device, in the dtype and on the device of the tensors.
 
-    Below float64 that of its own kernel, which keeps the output and the log-sum-exp and no probabilities, as a ring does, in the
-    unluckiest of several orders of the head dimension.
+    Below float64 they are those of PyTorch's kernel that saves the output and the log-sum-exp, not the
+    probabilities, as a ring does, in the worst of several orders of the head dimension.
     """
     return unluckiest(by_autograd, tensors, ("query", "key", "value", "grad_output"), EVERY)
 
 
 def by_autograd(tensors: dict) -> dict:
-    """PyTorch's answers."""
     import torch
     import torch.nn.functional as F
 
@@ -146,9 +147,9 @@ OVERFLOWS = Symptom("overflows", "is no number: an exponential overflows, or a s
 
 
 def symptom(waits: bool, quantity: str, arrays: Arrays, got: np.ndarray, truth: np.ndarray) -> Symptom | None:
-    """What values that are no numbers come from, as far as they and the inputs tell.
+    """Explain values that are not finite, as far as they and the inputs show.
 
-    `waits` says whether the code receives blocks, which are NaN before they come.
+    `waits` is whether the code receives blocks, which are NaN before they arrive.
     """
     bad = ~np.isfinite(got)
     if not bad.any():
@@ -169,14 +170,15 @@ def symptom(waits: bool, quantity: str, arrays: Arrays, got: np.ndarray, truth: 
 
 
 def largest_product(arrays: Arrays) -> float:
-    """The largest of the scores without their scale, which is below 1: no score is larger, and no log-sum-exp by much."""
+    """Return the largest of the scores without their scale, which is below 1: an upper bound of scores and
+    log-sum-exp."""
     query, key = arrays["query"], arrays["key"]
     keys = key.repeat(query.shape[1] // key.shape[1], 1)
     return float(np.abs(query @ keys.swapaxes(-1, -2)).max())
 
 
 def sees_nothing(arrays: Arrays) -> np.ndarray:
-    """True for a row [S] that sees no key of one of the ranges that the ranks hold."""
+    """Return a mask of the rows [S] that see no key of one of the ranks' ranges."""
     size, S = int(arrays["ranks"]), arrays["query"].shape[2]
     ranges = cut(S, size * (2 if arrays["balanced"] else 1))
     if any(start == stop for start, stop in ranges):
@@ -185,7 +187,7 @@ def sees_nothing(arrays: Arrays) -> np.ndarray:
 
 
 def multiply_adds(dims: tuple[int, ...]) -> int:
-    """Those of the two products of the forward pass."""
+    """Return those of the two products of the forward pass."""
     B, N, _, S, d = dims
     return 2 * B * N * S * S * d
 

@@ -1,8 +1,9 @@
-"""What a rank's messages go over while its ring is judged: torch.distributed's sends and receives, without mercy.
+"""A strict transport for a checked ring: torch.distributed's sends and receives without gloo's leniency.
 
-gloo forgives much: a small send ends before anybody receives it, and a received block is often there before it is waited
-for. A GPU's network need not. So here a send ends only when the neighbour has begun to receive, what is received is NaN until it
-is waited for, and no buffer may change on its way. A rank that breaks a rule is told which rule; one that would wait for ever is told for whom.
+In gloo a small send ends before it is received, and a received block is often there before the wait. A GPU's
+network need not do this. So here a send ends only when the neighbour has begun to receive, a received tensor
+is NaN until the wait, and no buffer may change in transit. A rank that breaks a rule gets an error with the
+rule; one that would deadlock, with the rank it waits for.
 """
 
 import datetime
@@ -21,10 +22,10 @@ PATCHED = ("isend", "irecv", "send", "recv")
 
 
 class Broken(Exception):
-    """A rule of the wire that was broken; `mistake` is the known mistake that explains it.
+    """A broken rule of the wire; `mistake` is the known mistake that explains it.
 
-    Of a rank that waits in vain, `stuck` says what for: "send" or "receive", the other rank, and the ranks of the group that it has
-    begun to receive from.
+    For a rank that waits in vain, `stuck` is what for: "send" or "receive", the other rank, and the ranks of
+    the group that it has begun to receive from.
     """
 
     def __init__(self, mistake: str, words: str, stuck: tuple[str, int, tuple[int, ...]] | None = None):
@@ -37,8 +38,8 @@ class Wire:
     """The sends and receives of one rank, within `watched`.
 
     Args:
-        seconds: After which a wait is in vain.
-        dtype: Of the tensors; nothing narrower may travel.
+        seconds: The timeout of a wait.
+        dtype: Of the tensors; nothing narrower may be sent.
     """
 
     def __init__(self, seconds: float, dtype: torch.dtype):
@@ -54,7 +55,8 @@ class Wire:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """torch.distributed sends and receives over this wire. Raises Broken where something was never waited for."""
+        """Route torch.distributed's sends and receives over this wire. Raise Broken if one was never waited
+        for."""
         replacements = {"isend": self.isend, "irecv": self.irecv, "send": self.send, "recv": self.recv}
         try:
             for module in (dist, c10d):
@@ -72,7 +74,7 @@ class Wire:
             work.wait(self.patience)
 
     def isend(self, tensor, dst=None, group=None, tag=0, group_dst=None):
-        """torch.distributed.isend."""
+        """Replace torch.distributed.isend."""
         if tensor.dtype.is_floating_point and tensor.dtype.itemsize < self.dtype.itemsize:
             words = f"a block travels as {tensor.dtype}, its tensors are {self.dtype}".replace("torch.", "")
             raise Broken("travels-in-bfloat16", f"{words}: a sum that is rounded at every rank")
@@ -80,15 +82,15 @@ class Wire:
         return self._begun(Send, tensor, dst, group, group_dst, tag)
 
     def irecv(self, tensor, src=None, group=None, tag=0, group_src=None):
-        """torch.distributed.irecv."""
+        """Replace torch.distributed.irecv."""
         return self._begun(Receive, tensor, src, group, group_src, tag)
 
     def send(self, tensor, dst=None, group=None, tag=0, group_dst=None):
-        """torch.distributed.send."""
+        """Replace torch.distributed.send."""
         self.isend(tensor, dst, group, tag, group_dst).wait()
 
     def recv(self, tensor, src=None, group=None, tag=0, group_src=None):
-        """torch.distributed.recv."""
+        """Replace torch.distributed.recv."""
         self.irecv(tensor, src, group, tag, group_src).wait()
 
     def _begun(self, kind, tensor, peer, group, group_peer, tag):
@@ -116,12 +118,12 @@ class Wire:
         return begun
 
     def waiting_for(self) -> tuple[int, ...]:
-        """The group ranks that this rank has begun to receive from."""
+        """Return the group ranks that this rank has begun to receive from."""
         return tuple(each.other for each in self.pending if isinstance(each, Receive))
 
 
 class Message:
-    """What sends and receives have in common: header, data and receipt go under three tags of their own."""
+    """The common part of sends and receives: header, data and receipt have three tags of their own."""
 
     def __init__(self, wire: Wire, tensor: torch.Tensor, group, other: int, tag: int):
         self.wire = wire
@@ -132,17 +134,17 @@ class Message:
         self.begin()
 
     def header(self) -> torch.Tensor:
-        """How many elements a message has, and of which dtype, [2]."""
+        """Return the number of elements of a message, and its dtype, [2]."""
         return torch.tensor([self.tensor.numel(), DTYPES.index(self.tensor.dtype)])
 
     def post(self, tensor: torch.Tensor, part: int) -> Any:
-        """Really begins to send a tensor. gloo wants it, and the work, to live until it is done."""
+        """Send a tensor through gloo, which needs it and the work to stay alive until it is done."""
         work = self.wire.real["isend"](tensor, group=self.group, tag=self.tag + part, group_dst=self.other)
         self.wire.sent.append((tensor, work))
         return work
 
     def fetch(self, tensor: torch.Tensor, part: int) -> Any:
-        """Really begins to receive a tensor."""
+        """Receive a tensor through gloo."""
         return self.wire.real["irecv"](tensor, group=self.group, tag=self.tag + part, group_src=self.other)
 
     def begin(self) -> None:
@@ -152,7 +154,7 @@ class Message:
         raise NotImplementedError
 
     def arrived(self, work: Any, doing: str) -> None:
-        """Waits for a message of the other rank. Raises Broken where it does not come."""
+        """Wait for a message of the other rank. Raise Broken if it does not come."""
         waiting = self.wire.waiting_for()
         try:
             work.wait(self.wire.patience)
@@ -164,10 +166,10 @@ class Message:
 
 
 class Send(Message):
-    """A send: it ends when the other rank has begun to receive."""
+    """A send, which ends when the other rank has begun to receive."""
 
     def begin(self) -> None:
-        """Sends a copy; the tensor is looked at again when it is waited for."""
+        """Send a copy; the wait compares it with the tensor."""
         self.copy = self.tensor.detach().clone()
         self.receipt = torch.zeros(2, dtype=torch.int64)
         self.post(self.header(), 0)
@@ -175,7 +177,8 @@ class Send(Message):
         self.answer = self.fetch(self.receipt, 2)
 
     def wait(self, timeout=None) -> bool:
-        """Raises Broken where the other rank does not receive, or expects another tensor, or where the tensor was changed."""
+        """Raise Broken if the other rank does not receive, or expects another tensor, or if the tensor was
+        changed."""
         if self not in self.wire.pending:
             return True
         self.arrived(self.answer, "send to")
@@ -191,10 +194,10 @@ class Send(Message):
 
 
 class Receive(Message):
-    """A receive: the tensor holds NaN until it has been waited for."""
+    """A receive, whose tensor is NaN until the wait."""
 
     def begin(self) -> None:
-        """Tells the other rank, and spoils the tensor."""
+        """Notify the other rank, and fill the tensor with NaN."""
         self.announced = torch.zeros(2, dtype=torch.int64)
         self.coming = self.fetch(self.announced, 0)
         self.post(self.header(), 2)
@@ -202,7 +205,7 @@ class Receive(Message):
             self.tensor.fill_(torch.nan)
 
     def wait(self, timeout=None) -> bool:
-        """Puts what has come into the tensor. Raises Broken where nothing comes, or something else."""
+        """Copy the received data into the tensor. Raise Broken if nothing comes, or another tensor."""
         if self not in self.wire.pending:
             return True
         self.arrived(self.coming, "receive from")
@@ -220,7 +223,7 @@ class Receive(Message):
 
 
 def has_16_bits(tensor: torch.Tensor) -> bool:
-    """Whether no element has more digits than bfloat16 or float16, of some that are not 0."""
+    """Return whether no element has more digits than bfloat16 or float16, and some are not 0."""
     if not tensor.is_floating_point() or int((tensor != 0).sum()) < 8:
         return False
     return any(
@@ -229,13 +232,13 @@ def has_16_bits(tensor: torch.Tensor) -> bool:
 
 
 def say(header: torch.Tensor) -> str:
-    """A header in words."""
+    """Describe a header."""
     count, dtype = header.tolist()
     return f"{count} elements of {str(DTYPES[dtype]).removeprefix('torch.')}"
 
 
 def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors may share memory: whether their first to last elements do."""
+    """Return whether the address ranges of two tensors overlap."""
 
     def ends(tensor: torch.Tensor) -> tuple[int, int]:
         last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

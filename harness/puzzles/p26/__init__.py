@@ -1,4 +1,5 @@
-"""Puzzle 26, a torch.compile backend: its spec, the graphs that its gates try, and what judges its rungs."""
+"""Puzzle 26, a torch.compile backend: its spec, the graphs that its gates run on, and the checkers of its
+rungs."""
 
 from harness.puzzles.p26.spec import PUZZLE
 

@@ -1,7 +1,8 @@
-"""SiLU as an operator of the workbook's, `mojo_workbook::silu`, with its backward pass: what a rewrite of a graph puts in.
+"""SiLU as an operator of the workbook, `mojo_workbook::silu`, with its backward pass: what a graph rewrite
+inserts.
 
-On a GPU it runs the Mojo kernels of `solutions/p26/op`, as MAX graphs on the memory of the torch tensors; in float64 results
-have 13 digits, as Mojo's exp does. On a CPU it runs PyTorch's own operations.
+On a GPU it runs the Mojo kernels of `solutions/p26/op`, as MAX graphs on the memory of the torch tensors; in
+float64 results have 13 digits, as Mojo's exp does. On a CPU it runs PyTorch's own operations.
 """
 
 from collections.abc import Callable
@@ -28,13 +29,14 @@ LARGEST = 2**31 - 1
 
 @torch.library.custom_op(NAME, mutates_args=())
 def silu(x: Tensor) -> Tensor:
-    """x sigmoid(x), of any shape. Raises TypeError for a dtype without kernel, ValueError for too many elements."""
+    """Return x sigmoid(x), of any shape. Raise TypeError for a dtype without kernel, ValueError for too many
+    elements."""
     return launch(FORWARD, torch.ops.aten.silu, silu_buffer(x), x)
 
 
 @silu.register_fake
 def silu_buffer(x: Tensor) -> Tensor:
-    """Checks x and allocates the output."""
+    """Check x and allocate the output."""
     if x.dtype not in DTYPES:
         raise TypeError(f"x: expected one of {', '.join(DTYPES.values())}, got {x.dtype}")
     if x.numel() > LARGEST:
@@ -44,18 +46,18 @@ def silu_buffer(x: Tensor) -> Tensor:
 
 @torch.library.custom_op("mojo_workbook::silu_backward", mutates_args=())
 def silu_backward(dy: Tensor, x: Tensor) -> Tensor:
-    """dx = dy s (1 + x (1 - s)), where s = sigmoid(x)."""
+    """Return dx = dy s (1 + x (1 - s)), where s = sigmoid(x)."""
     return launch(BACKWARD, torch.ops.aten.silu_backward, silu_buffer(x), dy, x)
 
 
 @silu_backward.register_fake
 def dx_buffer(dy: Tensor, x: Tensor) -> Tensor:
-    """Allocates dx."""
+    """Allocate dx."""
     return silu_buffer(x)
 
 
 def launch(op: OpSpec, plain: Callable[..., Tensor], output: Tensor, *tensors: Tensor) -> Tensor:
-    """Fills the output by one op, on a CPU by the plain function; the tensors are of any shape, all of one."""
+    """Fill the output by one op, on a CPU by the function `plain`; all tensors have the same shape."""
     if output.device.type == "cpu":
         return output.copy_(plain(*tensors))
     if output.numel():
@@ -64,17 +66,17 @@ def launch(op: OpSpec, plain: Callable[..., Tensor], output: Tensor, *tensors: T
 
 
 def keep(ctx, inputs, output) -> None:
-    """Keeps x."""
+    """Save x."""
     ctx.save_for_backward(*inputs)
 
 
 def backward(ctx, dy: Tensor) -> Tensor:
-    """dx from dy and what was kept."""
+    """Return dx from dy and the saved x."""
     return silu_backward(dy, *ctx.saved_tensors)
 
 
 def refuse(ctx, grad: Tensor) -> Tensor:
-    """Says that there is no second derivative."""
+    """Raise an error: there is no second derivative."""
     raise NotImplementedError(f"{NAME} has no second derivative")
 
 

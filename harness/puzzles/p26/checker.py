@@ -1,4 +1,4 @@
-"""What judges the rungs of puzzle 26: each gate by its checks, which end in a `Fault` where something is wrong."""
+"""Checker of puzzle 26's rungs: each gate by its checks, which raise a `Fault` if something is wrong."""
 
 import contextlib
 import io
@@ -64,7 +64,7 @@ SUMMARIES = {
 
 
 class BackendChecker(PythonChecker):
-    """Judges the gates of one file, each by its checks until one finds a fault."""
+    """Checks the gates of one file, each by its checks until one raises a fault."""
 
     def limit(self, cases: list[Case]) -> float:
         return 5 * super().limit(cases)  # torch.compile may call a C++ compiler for a dozen models
@@ -81,7 +81,8 @@ class BackendChecker(PythonChecker):
         return GateResult(gate, "correct", summary=SUMMARIES.get(gate.id, ""))
 
     def _wrong_part(self, gate: str, module: Module, path: Path) -> str:
-        """The first wrong part of a gate that alone is to blame: with the solution's parts nothing is wrong."""
+        """Return the first wrong part of a gate that alone causes the fault: with the solution's parts the
+        gate passes."""
         wrong = [part for part in PARTS.get(gate, ()) if fault_of(part, module, path)]
         if not wrong:
             return ""
@@ -98,7 +99,7 @@ SAID = {"Tried to erase Node": "erased-in-use", "compiler_fn did not return call
 
 
 def fault_of(gate: str, module: Module, path: Path) -> Fault | None:
-    """The first fault that the checks of a gate find; what the learner's code raises is one, with its line."""
+    """Return the first fault of a gate's checks; an exception of the learner's code is one, with its line."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         for check in CHECKS[gate]:
             try:
@@ -120,7 +121,7 @@ def fault_of(gate: str, module: Module, path: Path) -> Fault | None:
 
 
 def with_line(fault: Fault, path: Path, gate: str) -> Fault:
-    """A fault, with the line of the learner's file in front where an exception caused it."""
+    """Prefix a fault with the line of the learner's file if an exception caused it."""
     error = fault.__cause__ and cause_of(fault.__cause__)
     if error is None or isinstance(error, Fault):  # no exception, but a verdict
         return fault
@@ -128,7 +129,8 @@ def with_line(fault: Fault, path: Path, gate: str) -> Fault:
 
 
 def where(error: BaseException, path: Path, gate: str) -> str:
-    """The line of the learner's file that raised an exception, "PATH:12: "; else that of the blank whose graph did."""
+    """Return the line of the learner's file that raised an exception, "PATH:12: "; else that of the blank
+    whose graph did."""
     return (
         line_of(error, path)
         or f"{path}:{blanks.find(blanks.read(path))[gate].line}: in the graph that it leaves: "

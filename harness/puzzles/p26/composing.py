@@ -1,6 +1,6 @@
-"""What judges the way from passes to a backend: stale code, child graphs, options, and Inductor itself.
+"""Checks of the path from passes to a backend: stale code, child graphs, options, and Inductor itself.
 
-Inductor and Dynamo are imported where they are used: they take seconds, which every rung's first verdict would wait for.
+Inductor and Dynamo are imported on use: they take seconds, which would delay every rung's first result.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from harness.puzzles.p26.trying import Fault, Module, X, captured, expect, outpu
 
 
 def sine_to_cosine(gm: GraphModule) -> int:
-    """A pass: sin becomes cos, so that one sees whether it has run."""
+    """Replace sin by cos, a pass whose effect is visible."""
     sines = [n for n in gm.graph.nodes if called(n) == "sin"]
     for node in sines:
         with gm.graph.inserting_before(node):
@@ -32,7 +32,7 @@ def sine_to_cosine(gm: GraphModule) -> int:
 
 
 def out_of_order(gm: GraphModule) -> int:
-    """A pass that breaks the graph that has a sin: the second operation stands in front of the first."""
+    """Break the graph that has a sin: move the second operation before the first."""
     calls = [n for n in gm.graph.nodes if n.op in CALLS]
     if "sin" not in map(called, calls):
         return 0
@@ -41,32 +41,33 @@ def out_of_order(gm: GraphModule) -> int:
 
 
 def nothing(gm: GraphModule) -> int:
-    """A pass that finds nothing."""
+    """Change nothing."""
     return 0
 
 
 def sine(x: Tensor) -> Tensor:
-    """What the passes are tried on."""
+    """Compute a function for the passes."""
     return (x + 1.0).sin() * 2.0
 
 
 def sine_of_checkpointed(x: Tensor) -> Tensor:
-    """A sine in the graph and one in the graph that it calls."""
+    """Compute a sine in the graph and one in the graph that it calls."""
     return checkpointed(x).sin()
 
 
 def cosine(x: Tensor) -> Tensor:
-    """What it should become."""
+    """Compute the expected result."""
     return (x + 1.0).cos() * 2.0
 
 
 def checkpointed(x: Tensor) -> Tensor:
-    """The same in a graph of its own."""
+    """Compute the same in a graph of its own."""
     return (checkpoint(sine, x, use_reentrant=False) + 1.0) * 3.0
 
 
 def rewriting(m: Module) -> None:
-    """Passes run, over child graphs too; the code is made anew and checked; changes are counted."""
+    """Check that passes run, over child graphs too, that code is regenerated and checked, and changes are
+    counted."""
     gm = captured(sine, X)
     old = gm.forward(X)  # code that was made before the pass
     count = m["rewrite"](gm, [nothing, sine_to_cosine])
@@ -109,7 +110,7 @@ def rewriting(m: Module) -> None:
 
 @contextlib.contextmanager
 def standing_in(module: Module, name: str, other: Callable[..., Any]) -> Iterator[None]:
-    """Replaces one of Inductor's functions, also where the learner's file has imported it by its name."""
+    """Replace one of Inductor's functions, also where the learner's file has imported it by its name."""
     from torch._inductor import compile_fx as inductor
 
     real, own = getattr(inductor, name), module.get(name)
@@ -126,7 +127,7 @@ def standing_in(module: Module, name: str, other: Callable[..., Any]) -> Iterato
 
 @contextlib.contextmanager
 def watched(module: Module) -> Iterator[list[dict]]:
-    """Records how compile_fx is called, and compiles nothing."""
+    """Record the calls of compile_fx, and compile nothing."""
     from torch._dynamo.backends.debugging import aot_eager
 
     calls: list[dict] = []
@@ -140,7 +141,8 @@ def watched(module: Module) -> Iterator[list[dict]]:
 
 
 def handing_on(m: Module) -> None:
-    """The graph reaches compile_fx rewritten, with the user's mode and options; one compilation serves two shapes."""
+    """Check that the rewritten graph reaches compile_fx with the user's mode and options, compiled once for
+    two shapes."""
 
     def backend(gm: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
         return m["backend"](gm, example_inputs, [sine_to_cosine], **options)
@@ -169,7 +171,7 @@ def handing_on(m: Module) -> None:
 
 
 def by_inductor(m: Module) -> None:
-    """Both directions through the real Inductor."""
+    """Check both directions through the real Inductor."""
     if not has_compiler():
         return
 
@@ -184,7 +186,7 @@ def by_inductor(m: Module) -> None:
 
 
 def both_graphs(m: Module) -> None:
-    """Behind AOTAutograd: a forward and a backward graph of ATen, both compiled by Inductor."""
+    """Check that behind AOTAutograd a forward and a backward ATen graph are both compiled by Inductor."""
     from torch._functorch._aot_autograd.utils import make_boxed_func
     from torch._inductor import compile_fx as inductor
 

@@ -1,4 +1,4 @@
-"""What judges the folding of constants: every value of the small dtypes, and functions that must keep their bits."""
+"""Checks of constant folding: every value of the small dtypes, and functions that must keep their bits."""
 
 import itertools
 import operator
@@ -11,14 +11,14 @@ from harness.puzzles.p26.trying import Fault, Module, Try, X, captured, expect, 
 
 
 def in_place_product(x: Tensor) -> Tensor:
-    """y *= 3.0 writes into y."""
+    """Multiply in place: y *= 3.0."""
     y = x * 2.0
     y *= 3.0
     return y
 
 
 def written_product(x: Tensor) -> Tensor:
-    """x is written to between two products."""
+    """Write to x between two products."""
     x = x.clone()
     y = x * 2.0
     x.add_(1.0)
@@ -27,26 +27,26 @@ def written_product(x: Tensor) -> Tensor:
 
 
 def also_used(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The product inside is an output too."""
+    """Return the inner product as an output too."""
     y = x * 2.0
     return y.sin(), y * 3.0
 
 
 def kept_one(x: Tensor) -> Tensor:
-    """A copy that is written to: the input must not meet it."""
+    """Write to a copy, which the input must not share."""
     y = x * 1.0
     y.add_(1.0)
     return y
 
 
 def sine_and_view(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The copy has two users: one makes new memory, the other does not."""
+    """Use the copy twice: once in new memory, once in a view."""
     y = x * 1.0
     return y.sin(), y.view(-1)
 
 
 def written_source(x: Tensor) -> tuple[Tensor, Tensor]:
-    """What was copied is written to."""
+    """Write to the source of a copy."""
     x = x.clone()
     y = x * 1.0
     x.add_(1.0)
@@ -54,7 +54,7 @@ def written_source(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def bits(words, function, after, x=None, **options) -> Try:
-    """A function whose outputs must keep their bits."""
+    """Return a test of a function whose outputs must keep their bits."""
     return Try(words, function, (numbers() if x is None else x,), after, same_bits=True, **options)
 
 
@@ -115,28 +115,28 @@ NEUTRAL = (
 
 
 def unused(x: Tensor) -> Tensor:
-    """A chain whose end nothing uses."""
+    """Compute a chain whose end is not used."""
     y = x.sin() * 2
     y.cos()
     return x + 1
 
 
 def written_and_unused(x: Tensor) -> Tensor:
-    """Nobody uses what add_ returns, and what it writes."""
+    """Call add_ and use neither its result nor what it writes."""
     y = x * 2
     y.add_(1)
     return y
 
 
 def out_and_unused(x: Tensor) -> Tensor:
-    """The result goes into a tensor that is handed in."""
+    """Write the result into a tensor argument."""
     y = torch.empty_like(x)
     torch.neg(x, out=y)
     return y
 
 
 def item_written(x: Tensor) -> Tensor:
-    """x[0] = 3 is operator.setitem."""
+    """Assign x[0] = 3, which is operator.setitem."""
     y = x * 2
     y[0] = 3.0
     return y
@@ -152,7 +152,7 @@ SWEEP = (
 
 
 def inputs_stay(m: Module) -> None:
-    """An unused input is not dead code: the caller of the graph still passes it."""
+    """Check that an unused input stays: the caller of the graph still passes it."""
     gm = torch.fx.symbolic_trace(lambda x, y: x.sin())
     m["sweep"](gm)
     names = [n.name for n in gm.graph.nodes if n.op == "placeholder"]
@@ -176,7 +176,7 @@ FACTORS = (
 
 
 def factors(m: Module) -> None:
-    """What is a product with a number, and what is none."""
+    """Check what counts as a product with a number."""
     for words, function, wanted in FACTORS:
         gm = captured(function, X.detach(), dynamic=True)
         *_, node = [n for n in gm.graph.nodes if n.op in CALLS]
@@ -211,7 +211,8 @@ WHOLE = (0, 1, 2, 3, -4, 11, 100, 2**20)
 
 
 def every(dtype: torch.dtype) -> Tensor:
-    """Every value of a dtype of 8 or 16 bits; of a larger one some of each size, and those of `SPECIAL`."""
+    """Return every value of a dtype of 8 or 16 bits; of a larger one some of each size, and those of
+    `SPECIAL`."""
     if dtype in (torch.int8, torch.uint8):
         return torch.arange(256).to(dtype)
     if dtype in (torch.float16, torch.bfloat16):
@@ -229,7 +230,8 @@ def every(dtype: torch.dtype) -> Tensor:
 
 
 def same_bits(m: Module) -> None:
-    """What is called exact is so for every value of the 16-bit types, and for many of the others; what must fold does."""
+    """Check exact folds for every value of the 16-bit types, and many of the others, and that required folds
+    happen."""
     for a, b, dtype in MUST_FOLD:
         expect(bool(m["exact"](a, b, dtype)), True, f"exact({a}, {b}, {dtype})", "too-careful")
     floats = (torch.bfloat16, torch.float16, torch.float32)

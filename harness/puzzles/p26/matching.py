@@ -1,4 +1,4 @@
-"""What judges the finding of formulas: SiLU and GELU in many spellings, and what only looks like them."""
+"""Checks of pattern matching: SiLU and GELU in many spellings, and near misses."""
 
 import math
 
@@ -13,20 +13,20 @@ SILU = "silu.default"
 
 
 def two_silus(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Two of them, one on top of the other, and something after."""
+    """Compute two of them in sequence, and another operation."""
     y = x * torch.sigmoid(x)
     z = torch.sigmoid(y) * y
     return z + 1.0, y
 
 
 def gate_used(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The sigmoid is an output too."""
+    """Return the sigmoid as an output too."""
     s = torch.sigmoid(x)
     return s * x, s
 
 
 def across_mutation(x: Tensor) -> Tensor:
-    """x is written to between its sigmoid and the product."""
+    """Write to x between its sigmoid and the product."""
     x = x.clone()
     s = torch.sigmoid(x)
     x.add_(1.0)
@@ -34,7 +34,7 @@ def across_mutation(x: Tensor) -> Tensor:
 
 
 def upcast(x: Tensor) -> Tensor:
-    """Computed in float32 from bfloat16."""
+    """Compute in float32 from bfloat16."""
     y = x.float()
     return torch.sigmoid(y) * y
 
@@ -79,19 +79,19 @@ WIDE = torch.linspace(-4, 4, 48).reshape(6, 8)
 
 
 def tanh_gelu(x: Tensor) -> Tensor:
-    """The tanh form."""
+    """Compute the tanh form."""
     return 0.5 * x * (1.0 + torch.tanh(K * (x + 0.044715 * x**3)))
 
 
 def plus_residual(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x is the end of other pointwise work, and is used again."""
+    """Use x as the end of other pointwise work, and again later."""
     h = x + 2.0 * x.sin()
     y = tanh_gelu(h)
     return y + h, y
 
 
 def written_inside(x: Tensor) -> Tensor:
-    """x is written to in the middle of the formula."""
+    """Write to x in the middle of the formula."""
     x = x.clone()
     cube = x + 0.044715 * x**3
     x.add_(1.0)
@@ -99,7 +99,7 @@ def written_inside(x: Tensor) -> Tensor:
 
 
 def gelu(words, function, after=("gelu",), kind="", x: Tensor = WIDE, **options) -> Try:
-    """A spelling of GELU on numbers from -4 to 4."""
+    """Return a test of a spelling of GELU on numbers from -4 to 4."""
     return Try(words, function, (x,), after, kind, **options)
 
 
@@ -130,13 +130,13 @@ GELUS = (
 
 
 def used_twice(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Two operations read what sin computes."""
+    """Use the result of sin in two operations."""
     y = x.sin()
     return y + 1.0, y.exp()
 
 
 def fed_by_a_write(x: Tensor) -> tuple[Tensor, Tensor]:
-    """neg stays although nothing uses its result any more: it writes y."""
+    """Keep neg although its result is no longer used: it writes y."""
     y = torch.empty_like(x)
     return torch.neg(x, out=y).sin(), y
 
@@ -152,7 +152,7 @@ REPLACED = (
 
 
 def replacing(m: Module) -> None:
-    """One node for another: what is known stays known, users move, and what is dead goes."""
+    """Check the replacement of a node: metadata is kept, users move, dead nodes go."""
     for words, function, name, from_input, after in REPLACED:
         gm = captured(function, X)
         node = next(n for n in gm.graph.nodes if called(n) == name)
@@ -178,7 +178,7 @@ def replacing(m: Module) -> None:
 
 
 def computed(m: Module) -> None:
-    """The value of a part of a graph as a function of one node."""
+    """Check the value of a part of a graph as a function of one node."""
     points = torch.linspace(-2, 2, 9, dtype=torch.float64)
     gm = captured(
         lambda x, y: (torch.tanh(x * 2.0 + 1.0).pow(2), x * y, torch.sub(x, x.sin(), alpha=2).neg()),
@@ -205,7 +205,7 @@ def computed(m: Module) -> None:
 
 
 def tanh_form(m: Module) -> None:
-    """Which of the two forms of GELU is put in."""
+    """Check which of the two forms of GELU is inserted."""
     (x,) = GELUS[0].inputs
     got = outputs_of(passed(m["gelu"]), GELUS[0].function, x).double()
     near, far = (

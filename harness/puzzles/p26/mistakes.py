@@ -1,4 +1,4 @@
-"""The mistakes that the checks of puzzle 26 know by name, and what to do about each."""
+"""The known mistakes of puzzle 26's checks, with hints."""
 
 FIXES = {
     "across-mutation": "look at every node between the two: where one may write, leave the pair alone",

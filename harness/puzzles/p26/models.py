@@ -1,7 +1,7 @@
-"""The models that puzzle 26's last rung is tried on: LayerNorm -> Linear in every way that people write it, and what only looks like it.
+"""Test models of puzzle 26's last rung: LayerNorm -> Linear in its usual spellings, and near misses.
 
-Models are run with a stand-in for the workbook's operator, plain PyTorch of the same arguments, so that a rewrite is judged
-in every dtype and no kernel is compiled; one try at the end runs the kernels themselves.
+Models run with a stand-in for the workbook's operator, plain PyTorch of the same arguments, so that a rewrite
+is tested in every dtype without compiling a kernel; one test at the end runs the kernels.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ PAIR = ("standin", "getitem")
 
 
 class Pieces(nn.Module):
-    """A LayerNorm and Linear layers with random parameters, and what is computed of them: body(model, x)."""
+    """A LayerNorm and Linear layers with random parameters, used by body(model, x)."""
 
     def __init__(self, body: Callable[["Pieces", Tensor], Any]):
         super().__init__()
@@ -43,52 +43,52 @@ class Pieces(nn.Module):
 
 
 def rows(*shape: int) -> Tensor:
-    """Normal numbers around 1, [*shape, H]."""
+    """Return normal numbers around 1, [*shape, H]."""
     return 1 + torch.randn(*shape, H, generator=torch.Generator().manual_seed(6))
 
 
 def conv1d(m: Pieces, x: Tensor) -> Tensor:
-    """GPT-2's Conv1D."""
+    """Use GPT-2's Conv1D."""
     size = (*x.shape[:-1], O)
     return torch.addmm(m.c, m.ln(x).view(-1, H), m.w).view(size)
 
 
 def shared(m: Pieces, x: Tensor) -> tuple[Tensor, ...]:
-    """Three Linear layers share a LayerNorm, as q, k and v do, and so does a residual."""
+    """Share a LayerNorm between three Linear layers, as for q, k and v, and a residual."""
     h = m.ln(x)
     return m.a(h), m.b(h), h @ m.w, h + x
 
 
 def only_shared(m: Pieces, x: Tensor) -> tuple[Tensor, ...]:
-    """Three Linear layers are all that reads the LayerNorm."""
+    """Share a LayerNorm between three Linear layers only."""
     h = m.ln(x)
     return m.a(h), m.b(h), F.linear(h, m.w.mT)
 
 
 def aten(m: Pieces, x: Tensor) -> Tensor:
-    """ATen's own functions, of which LayerNorm returns three tensors."""
+    """Call ATen's own functions, of which LayerNorm returns three tensors."""
     h = torch.ops.aten.native_layer_norm.default(x, [H], m.ln.weight, m.ln.bias, 1e-5)[0]
     return torch.ops.aten.linear.default(h, m.a.weight, m.a.bias)
 
 
 def keywords(m: Pieces, x: Tensor) -> Tensor:
-    """Arguments by name, and another eps."""
+    """Pass arguments by name, and another eps."""
     h = F.layer_norm(input=x, normalized_shape=(H,), bias=m.ln.bias, weight=m.ln.weight, eps=0.1)
     return F.linear(bias=m.c, input=h, weight=m.b.weight)
 
 
 def no_eps(m: Pieces, x: Tensor) -> Tensor:
-    """An eps of 0, and a row of numbers so small that the default would be seen."""
+    """Use an eps of 0, and a row of numbers so small that the default would show."""
     return F.linear(F.layer_norm(1e-3 * x, (H,), m.ln.weight, m.ln.bias, 0.0), m.a.weight)
 
 
 def reshaped_twice(m: Pieces, x: Tensor) -> Tensor:
-    """Two reshapes, in an order that matters: [B * S, H], then [S, B, H]."""
+    """Reshape twice in an order that matters: [B * S, H], then [S, B, H]."""
     return m.a(m.ln(x).view(-1, H).reshape(S, B, H))
 
 
 def written(m: Pieces, x: Tensor) -> Tensor:
-    """What LayerNorm has read is another before the Linear runs."""
+    """Write to LayerNorm's input before the Linear runs."""
     x = x.clone()
     h = m.ln(x)
     x.mul_(2.0)
@@ -96,7 +96,7 @@ def written(m: Pieces, x: Tensor) -> Tensor:
 
 
 def weight_written(m: Pieces, x: Tensor) -> Tensor:
-    """The weight is another before the Linear runs."""
+    """Write to the weight before the Linear runs."""
     w = m.a.weight * 1.0
     h = m.ln(x)
     w[0] = 0.0
@@ -104,13 +104,14 @@ def weight_written(m: Pieces, x: Tensor) -> Tensor:
 
 
 def checkpointed(m: Pieces, x: Tensor) -> Tensor:
-    """A region whose activations are computed again in the backward pass."""
+    """Recompute the activations of a region in the backward pass."""
     return checkpoint(lambda t: m.a(m.ln(t)).tanh(), x, use_reentrant=False)
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """A way to write the pair: words, the body, how many pairs there are, and (transposed, reshapes) of the first."""
+    """A spelling of the pair: words, the body, how many pairs there are, and (transposed, reshapes) of the
+    first."""
 
     words: str
     body: Callable[[Pieces, Tensor], Any]
@@ -160,14 +161,14 @@ UNFIT = (
 
 
 def frozen() -> Pieces:
-    """A LayerNorm that is not trained."""
+    """Return a LayerNorm that is not trained."""
     model = Pieces(lambda m, x: m.a(m.ln(x)))
     model.ln.requires_grad_(False)
     return model
 
 
 def swaps() -> Sequence[Try]:
-    """What the swap is tried on."""
+    """Return the tests of the swap."""
 
     def one(words, body, after, kind="", **options) -> Try:
         return Try(
@@ -211,7 +212,7 @@ def swaps() -> Sequence[Try]:
 
 
 def standin(x, ln_weight, ln_bias, weight, bias, eps, algorithm) -> tuple[Tensor, Tensor]:
-    """What `p26::layernorm_linear` computes, in PyTorch. Raises TypeError where its tensors have several dtypes."""
+    """Compute `p26::layernorm_linear` in PyTorch. Raise TypeError if its tensors have several dtypes."""
     tensors = [t for t in (x, ln_weight, ln_bias, weight, bias) if t is not None]
     if len({t.dtype for t in tensors}) > 1:
         raise TypeError(
@@ -223,7 +224,7 @@ def standin(x, ln_weight, ln_bias, weight, bias, eps, algorithm) -> tuple[Tensor
 
 
 def with_standin(gm: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
-    """A tail that runs the graph eagerly, with the stand-in in the operator's place."""
+    """Return a tail that runs the graph eagerly, with the stand-in in the operator's place."""
     operator = torch.ops.p26.layernorm_linear.default
     for module in graph_modules(gm):
         for node in module.graph.nodes:

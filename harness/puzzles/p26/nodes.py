@@ -1,8 +1,8 @@
-"""What the rungs of puzzle 26 are given to read a graph of Dynamo's with: names, shapes, and which nodes write to memory.
+"""Helpers for reading a Dynamo graph: names, shapes, and which nodes write to memory.
 
-A node is a call that has not happened: `op` says of what kind ("call_function", "call_method", or "placeholder" and
-"output"), `target` what is called, `args` and `kwargs` with what. Its result is described by a fake tensor, which has a
-shape, a dtype and a device but no numbers.
+A node is a call that has not happened: `op` is its kind ("call_function", "call_method", or "placeholder" and
+"output"), `target` the function, `args` and `kwargs` its arguments. Its result is described by a fake tensor,
+which has a shape, a dtype and a device but no numbers.
 """
 
 from torch import Tensor
@@ -29,17 +29,18 @@ POINTWISE = frozenset(
 
 
 def is_tensor(node: object) -> bool:
-    """Whether an argument is a node whose result is a tensor."""
+    """Return whether an argument is a node whose result is a tensor."""
     return isinstance(node, Node) and isinstance(node.meta.get("example_value"), Tensor)
 
 
 def pointwise(node: object) -> bool:
-    """Whether a node computes each element of a new tensor by itself."""
+    """Return whether a node computes each element of a new tensor separately."""
     return isinstance(node, Node) and node.op in CALLS and called(node) in POINTWISE and is_tensor(node)
 
 
 def written_between(first: Node, last: Node) -> bool:
-    """Whether a node after `first` and before `last` may write to a tensor, or switches gradients or autocast on or off."""
+    """Return whether a node after `first` and before `last` may write to a tensor, or switches gradients or
+    autocast on or off."""
     node = first.next
     while node is not last:
         if mutates(node):

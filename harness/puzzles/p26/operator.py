@@ -13,6 +13,6 @@ torch.library.define(
 
 @torch.library.impl("p26::layernorm_linear", "CompositeImplicitAutograd")
 def layernorm_linear(x, ln_weight, ln_bias, weight, bias, eps, algorithm):
-    """Return the output, and in the place of the rows' statistics, which nobody reads, an empty tensor."""
+    """Return the output, and an empty tensor in place of the rows' statistics, which are not used."""
     output = fused_layernorm_linear(x, ln_weight, ln_bias, weight, bias, eps, algorithm=algorithm)
     return output, x.new_empty(0)

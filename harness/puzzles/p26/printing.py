@@ -1,4 +1,4 @@
-"""What judges the printer: tables of rows, groups and histories, and a run of it."""
+"""Checks of the printer: tables of rows, groups and histories, and a run of it."""
 
 from collections.abc import Iterable
 
@@ -10,12 +10,12 @@ from harness.puzzles.p26.trying import Fault, Module, Try, attempt, captured, ex
 
 
 def plain(x: Tensor, w: Tensor) -> Tensor:
-    """A product with pointwise work before and after it."""
+    """Compute a product with pointwise work before and after it."""
     return torch.relu((x * 2.0).sin() @ w + 1.0).to(torch.bfloat16)
 
 
 def split(x: Tensor) -> Tensor:
-    """An operation that returns a tuple."""
+    """Compute an operation that returns a tuple."""
     a, b = x.chunk(2)
     return a + b
 
@@ -29,37 +29,37 @@ ROWS = (
 
 
 def listed(got, what: str, kind: str) -> Iterable:
-    """What a blank returned, where that can be gone through; a blank without a `return` gives None."""
+    """Return a blank's result if it is iterable; a blank without a `return` gives None."""
     if not isinstance(got, Iterable):
         raise Fault(kind, f"{what} is {got!r}, expected a list")
     return got
 
 
 def table(m: Module) -> None:
-    """Names, shapes and dtypes of two"""
+    """Check names, shapes and dtypes of two graphs."""
     for function, inputs, wanted in ROWS:
         rows = listed(m["rows"](captured(function, *inputs)), "rows(gm)", "rows")
         expect([tuple(row) for row in rows], wanted, "rows(gm)", "rows")
 
 
 def two_paths(x: Tensor, w: Tensor) -> Tensor:
-    """relu feeds the sum directly and through a product: one loop cannot hold both."""
+    """Feed the sum from relu directly and through a product: one loop cannot hold both."""
     h = torch.relu(x)
     return h @ w + h
 
 
 def joined(x: Tensor, w: Tensor) -> Tensor:
-    """Two chains meet; a single operation follows the product."""
+    """Join two chains; a single operation follows the product."""
     return torch.sin((torch.exp(x) + torch.cos(x) * 2.0) @ w)
 
 
 def in_a_row(x: Tensor, w: Tensor) -> Tensor:
-    """The last operation joins an existing group."""
+    """Join an existing group with the last operation."""
     return x.sin().cos().exp()
 
 
 def from_nothing(x: Tensor, w: Tensor) -> Tensor:
-    """A call that no input feeds, which makes the sum wait; inputs are no calls, and make nothing wait."""
+    """Make the sum depend on a call without inputs; graph inputs are no dependency."""
     return x.cos() + torch.arange(6).sin()
 
 
@@ -74,7 +74,7 @@ GROUPS = (
 
 
 def grouping(m: Module) -> None:
-    """Groups of pointwise operations."""
+    """Check groups of pointwise operations."""
     for words, function, wanted in GROUPS:
         groups = listed(m["groups"](captured(function, X, W)), f"{words}: groups(gm)", "groups")
         got = [sorted(called(n) for n in group) for group in groups]
@@ -82,18 +82,18 @@ def grouping(m: Module) -> None:
 
 
 def pair(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Two outputs of one shape, and a constant."""
+    """Return two outputs of one shape, and a constant."""
     return (x * 2.0).sin() + 1.0, x.cos()
 
 
 def answers(m: Module) -> None:
-    """The printer changes nothing: two outputs in their order, one output, gradients."""
+    """Check that the printer changes nothing: two outputs in their order, one output, gradients."""
     for words, function in (("two outputs", pair), ("one output", torch.sin)):
         attempt(Try(words, function, (X,), same_bits=True), m["Printer"](write=lambda line: None))
 
 
 def shown(m: Module) -> None:
-    """A head and a line for each operation, once for each graph and not at each call."""
+    """Check for a head and a line for each operation, once for each graph and not at each call."""
     lines: list[str] = []
     printer = m["Printer"](write=lines.append)
     torch._dynamo.reset()
@@ -115,7 +115,7 @@ def shown(m: Module) -> None:
 
 
 def broken(x: Tensor) -> Tensor:
-    """A graph break in the middle."""
+    """Break the graph in the middle."""
     y = x.sin()
     torch._dynamo.graph_break()
     return y.cos()
@@ -132,7 +132,7 @@ HISTORIES = (
 
 
 def counting(m: Module) -> None:
-    """Breaks and recompilations of lists of ids, then of functions that have them."""
+    """Count breaks and recompilations of lists of ids, then of functions that have them."""
     for ids, wanted in HISTORIES:
         expect(m["history"](ids), wanted, f"history({ids})", "history")
     for words, function, inputs, wanted in (

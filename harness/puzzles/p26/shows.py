@@ -1,4 +1,5 @@
-"""`p26 --rewrites` and `p26 --symptoms`: the solution's rewrites before and after, and what each wrong backend is seen by."""
+"""`p26 --rewrites` and `p26 --symptoms`: the solution's rewrites before and after, and the check that catches
+each wrong backend."""
 
 import re
 import textwrap
@@ -24,12 +25,12 @@ SHOWN = 150
 
 
 def solution(rung: str) -> dict:
-    """What the solution of a rung defines."""
+    """Return the definitions of a rung's solution."""
     return load(roots.solutions() / PUZZLE.name / PUZZLE.rung(rung).file)
 
 
 def rewritten(title: str, gm: GraphModule, change: Callable[[GraphModule], object]) -> Iterator[str]:
-    """Yield a graph before and after a change: "-" is before a node that goes, "+" before one that comes."""
+    """Yield a graph before and after a change: "-" marks a removed node, "+" a new one."""
     before = listed(gm)
     change(gm)
     after = listed(gm)
@@ -43,7 +44,7 @@ def rewritten(title: str, gm: GraphModule, change: Callable[[GraphModule], objec
 
 
 def listed(gm: GraphModule) -> dict[str, str]:
-    """Return what each node calls, its shape and what it reads, by its name, in order."""
+    """Return each node's target, shape and arguments, by its name, in order."""
     lines = {}
     for node in gm.graph.nodes:
         words = {"placeholder": "input", "output": "output"}.get(node.op) or called(node)
@@ -66,7 +67,7 @@ def short(node: Node) -> str:
 
 
 def rewrites() -> Iterator[str]:
-    """Yield the lines of a rewrite of each rung's, by its solution."""
+    """Yield the lines of one rewrite per rung, by its solution."""
     fold, match, swap = (solution(rung) for rung in ("fold", "match", "swap"))
     yield from rewritten(
         "fold: x * 2.0 * 3.0 * 4.0", captured(lambda x: x * 2.0 * 3.0 * 4.0, X), fold["fold"]
@@ -86,13 +87,14 @@ def rewrites() -> Iterator[str]:
 
 
 def show_rewrites(console: Console) -> int:
-    """Print graphs before and after each of the solution's rewrites. Returns 0."""
+    """Print graphs before and after each of the solution's rewrites. Return 0."""
     print_lines(console, rewrites())
     return 0
 
 
 def show_symptoms(console: Console) -> int:
-    """Prints a line for each wrong backend of the zoo: its name, and what its gate says. Returns 1 where one passes."""
+    """Print a line for each wrong backend of the zoo: its name, and its gate's message. Return 1 if one
+    passes."""
     passed = 0
     for wrong in zoo.load(PUZZLE.name):
         path = wrong.target()
@@ -105,6 +107,6 @@ def show_symptoms(console: Console) -> int:
 
 
 def symptom(name: str, words: str, path: Path) -> str:
-    """The line of a wrong backend: what its gate says of its file, without the graph and cut after a word."""
+    """Return the message of a wrong backend's gate, without the graph and cut after a word."""
     said = words.split(" graph(): ")[0].replace(str(path), path.name)
     return f"{name:<28} {textwrap.shorten(said, SHOWN, placeholder=' ...')}"

@@ -1,4 +1,4 @@
-"""What judges the swap of LayerNorm -> Linear: pairs found, pairs refused, values and gradients of many models."""
+"""Checks of the swap of LayerNorm -> Linear: pairs found, pairs refused, values and gradients of many models."""
 
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +25,7 @@ from harness.toolchain import roots
 
 
 def finding(m: Module) -> None:
-    """How many pairs there are in each way to write them, what is known of the first, and what they come to when swapped."""
+    """Check how many pairs each spelling has, the fields of the first, and the result of the swap."""
     for pattern in models.PATTERNS:
         model, x = models.Pieces(pattern.body), models.rows(models.B, models.S)
         gm = captured(model, x)
@@ -47,7 +47,7 @@ def finding(m: Module) -> None:
 
 
 def swapped_as(find: Callable[[GraphModule], list]) -> Backend:
-    """A backend of the solution's `swap`, for what `find` says of each pair."""
+    """Return a backend of the solution's `swap`, with the learner's `find` for each pair."""
     swap = library("swap")
 
     def backend(gm: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
@@ -59,7 +59,7 @@ def swapped_as(find: Callable[[GraphModule], list]) -> Backend:
 
 
 def refusing(m: Module) -> None:
-    """Pairs that have to stay, each with a reason; and pairs that may go."""
+    """Check pairs that must stay, each with a reason, and pairs that may be swapped."""
     for words, body, kind in models.UNFIT:
         (match,) = library_matches(captured(models.Pieces(body), models.rows(models.B, models.S)))
         if not m["refuse"](match):
@@ -78,12 +78,12 @@ def refusing(m: Module) -> None:
 
 
 def library(name: str) -> Callable[..., Any]:
-    """A function of the solution."""
+    """Return a function of the solution."""
     return load(roots.solutions() / "p26" / "swap.py")[name]
 
 
 def library_matches(gm: GraphModule) -> list:
-    """Every pair of a graph, whether or not it may be swapped: what `find` of the solution gives."""
+    """Return every pair of a graph, swappable or not, by `find` of the solution."""
     return library("find")(gm)
 
 
@@ -92,7 +92,7 @@ UNSAFE = {"item", "tolist", "numpy", "cpu", "nonzero", "cuda"}
 
 
 def swapping(m: Module) -> None:
-    """Values and gradients of every model, with the operator's stand-in; what is in the graph is safe to record."""
+    """Check values and gradients of every model with the stand-in, and that the graph is safe to record."""
 
     def backend(gm: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
         for module in graph_modules(gm):
@@ -116,12 +116,12 @@ def swapping(m: Module) -> None:
 
 
 def unsafe_operator(target: object) -> bool:
-    """Whether an operator says of itself that it cannot be recorded."""
+    """Return whether an operator declares that it cannot be recorded."""
     return isinstance(target, torch._ops.OpOverload) and torch.Tag.cudagraph_unsafe in target.tags
 
 
 def whole(m: Module) -> None:
-    """The backend: child graphs, pairs that stay, and what it reports."""
+    """Check the backend: child graphs, pairs that stay, and its report."""
     reports: list[tuple[str, str]] = []
 
     def tail(gm: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
@@ -153,7 +153,7 @@ def whole(m: Module) -> None:
 
 
 def with_kernels(m: Module) -> None:
-    """Once with puzzle 22's kernels instead of their stand-in, forward and backward."""
+    """Run once with puzzle 22's kernels instead of their stand-in, forward and backward."""
     attempt(
         Try("with the kernels of puzzle 22", models.Pieces(models.shared), (models.rows(2, 3),)),
         lambda gm, inputs: m["backend"](gm, inputs, lambda gm, inputs: gm.forward, lambda name, why: None),

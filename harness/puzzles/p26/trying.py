@@ -1,6 +1,6 @@
-"""Tries a backend on a function: outputs, gradients, aliasing and inputs beside eager mode's, and what is left in the graph.
+"""Compare a backend with eager mode: outputs, gradients, aliasing, inputs, and the remaining graph.
 
-Eager mode is the truth for what keeps its bits, and float64 for what may round otherwise.
+Eager mode is the truth for results that keep their bits, and float64 for those that may be rounded otherwise.
 """
 
 import copy
@@ -28,7 +28,7 @@ SPECIAL = (0.0, -0.0, 1e-40, -1e-40, 1e38, -1e38, 3e-39, math.inf, -math.inf, ma
 
 
 class Fault(Exception):
-    """Something wrong with a backend: the id of the mistake, and what was seen."""
+    """A fault of a backend: the id of the mistake, and the observation."""
 
     def __init__(self, kind: str, words: str):
         super().__init__(words)
@@ -37,20 +37,20 @@ class Fault(Exception):
 
 @dataclass(frozen=True)
 class Try:
-    """One function that a rewrite is tried on.
+    """One function to compile.
 
     Attributes:
-        words: What it is, as a report says it.
+        words: Its description in reports.
         function: A function of tensors, or a module.
-        inputs: Tensors to call it with.
-        after: The names of the operations that should be left in the graph, in order; None where they are not asked for.
-        kind: The mistake that explains whatever goes wrong here; without one, the symptom names it.
-        gradients: Whether the floating inputs ask for gradients.
-        same_bits: Whether outputs must be eager mode's bit for bit.
-        more: Further inputs, of other shapes, that the same compilation has to serve.
-        dynamic: What torch.compile is told.
+        inputs: Its arguments.
+        after: The names of the operations that should remain in the graph, in order; None to skip the comparison.
+        kind: The mistake that explains any failure here; without one, the symptom names it.
+        gradients: Whether the floating inputs require gradients.
+        same_bits: Whether outputs must equal eager mode's bit for bit.
+        more: Further inputs, of other shapes, for the same compilation.
+        dynamic: torch.compile's option.
         autocast: Whether it runs under bfloat16 autocast.
-        count: How often the pass changes the graph, which it returns; None where it is not asked.
+        count: How many changes the pass returns; None to skip the comparison.
     """
 
     words: str
@@ -68,7 +68,8 @@ class Try:
 
 @dataclass
 class Probe:
-    """A backend around another one: counts its graphs, holds it to the contract, and keeps the names of what it left."""
+    """A wrapper around a backend: counts its graphs, checks its contract, and records the names of the
+    remaining operations."""
 
     backend: Backend
     graphs: int = 0
@@ -103,7 +104,8 @@ class Probe:
 
 @dataclass
 class Outcome:
-    """What a call came to: outputs, gradients (None where there is none), the inputs after it, and which input each output shares memory with."""
+    """The results of a call: outputs, gradients (None without one), the inputs after it, and the input with
+    which each output shares memory."""
 
     outputs: list[Tensor]
     gradients: list[Tensor | None]
@@ -114,7 +116,7 @@ class Outcome:
 def outcome(
     call: Callable[..., Any], inputs: Sequence[Tensor], parameters: Sequence[Tensor], one: Try
 ) -> Outcome:
-    """Calls a function on copies of inputs; gradients are those of a weighted sum of all outputs."""
+    """Call a function on copies of inputs; gradients are those of a weighted sum of all outputs."""
     leaves = [t.detach().clone(memory_format=torch.preserve_format) for t in inputs]
     if one.gradients:
         leaves = [t.requires_grad_() if t.is_floating_point() else t for t in leaves]
@@ -137,13 +139,13 @@ def outcome(
 
 
 def weights(tensor: Tensor) -> Tensor:
-    """Some numbers of a tensor's shape and dtype, the same for the same shape."""
+    """Return numbers of a tensor's shape and dtype, the same for the same shape."""
     count = torch.arange(tensor.numel(), dtype=torch.float64).reshape(tensor.shape)
     return (0.3 + torch.sin(count)).to(tensor.dtype)
 
 
 def attempt(one: Try, backend: Backend) -> Probe:
-    """Compiles a function with a backend and compares. Raises Fault where something is wrong."""
+    """Compile a function with a backend and compare. Raise Fault."""
     probe = Probe(backend)
     torch._dynamo.reset()
     compiled = torch.compile(one.function, backend=probe, fullgraph=True, dynamic=one.dynamic)
@@ -168,7 +170,8 @@ def attempt(one: Try, backend: Backend) -> Probe:
 
 
 def cause_of(error: BaseException) -> BaseException:
-    """What a backend really raised. Dynamo wraps it, and may stumble over the half-changed graph and hide it."""
+    """Return the original exception of a backend. Dynamo wraps it, or hides it by failing on the half-changed
+    graph."""
     current: BaseException | None = error
     while current is not None:
         inner = getattr(current, "inner_exception", current)
@@ -179,7 +182,7 @@ def cause_of(error: BaseException) -> BaseException:
 
 
 def compare(one: Try, compiled: Callable[..., Any], inputs: Sequence[Tensor]) -> None:
-    """The compiled function beside eager mode, on one set of inputs."""
+    """Compare the compiled function with eager mode on one set of inputs."""
     is_module = isinstance(one.function, nn.Module)
     parameters = list(one.function.parameters()) if is_module else []
     eager = outcome(one.function, inputs, parameters, one)
@@ -213,7 +216,7 @@ def compare(one: Try, compiled: Callable[..., Any], inputs: Sequence[Tensor]) ->
 
 
 def compare_outputs(one: Try, got: Outcome, eager: Outcome, truth: Outcome) -> None:
-    """Number, shape, dtype and values."""
+    """Compare number, shape, dtype and values."""
     faults = []
     for index, (ours, theirs, exact) in enumerate(
         zip(got.outputs, eager.outputs, truth.outputs, strict=True)
@@ -242,7 +245,7 @@ def compare_outputs(one: Try, got: Outcome, eager: Outcome, truth: Outcome) -> N
 
 
 def in_float64(one: Try, inputs: Sequence[Tensor]) -> Outcome:
-    """The same in float64: the inputs' values and the parameters', and all arithmetic."""
+    """Run in float64: the inputs, the parameters, and all arithmetic."""
     function = one.function
     if isinstance(function, nn.Module):
         function = copy.deepcopy(function).double()
@@ -251,7 +254,8 @@ def in_float64(one: Try, inputs: Sequence[Tensor]) -> Outcome:
 
 
 def distance(got: Tensor, eager: Tensor, exact: Tensor, same_bits: bool, autocast: bool) -> str:
-    """What is wrong with a tensor's values; empty where they are right. Under autocast they have bfloat16's spread."""
+    """Describe wrong values of a tensor; empty if they are correct. Under autocast they have bfloat16's
+    spread."""
     if same_bits:
         same = (got == eager) | (got.isnan() & eager.isnan())
         if got.is_floating_point():
@@ -270,12 +274,12 @@ def distance(got: Tensor, eager: Tensor, exact: Tensor, same_bits: bool, autocas
 
 
 def digits(number: Tensor) -> str:
-    """A number with as many digits as its dtype tells apart: "100663304"."""
+    """Format a number with as many digits as its dtype distinguishes: "100663304"."""
     return f"{number.item():.9g}" if number.is_floating_point() else str(number.item())
 
 
 def compare_graph(wanted: Sequence[str], probe: Probe) -> None:
-    """The operations that are left, beside those that should be."""
+    """Compare the remaining operations with the expected ones."""
     if list(wanted) == probe.left:
         return
     if probe.dead:
@@ -287,7 +291,7 @@ def compare_graph(wanted: Sequence[str], probe: Probe) -> None:
 
 
 def name_of(index: int, inputs: Sequence[Tensor], one: Try) -> str:
-    """What a gradient is of: "input 0", or the parameter's name."""
+    """Name the tensor of a gradient: "input 0", or the parameter's name."""
     floating = [k for k, t in enumerate(inputs) if t.is_floating_point()]
     if index < len(floating):
         return f"input {floating[index]}"
@@ -297,13 +301,13 @@ def name_of(index: int, inputs: Sequence[Tensor], one: Try) -> str:
 
 
 def outputs_of(backend: Backend, function: Callable[..., Any], *inputs: Tensor, **options) -> Any:
-    """What a function gives under a backend, with nothing compiled before."""
+    """Return a function's outputs under a backend, with a fresh compilation."""
     torch._dynamo.reset()
     return torch.compile(function, backend=backend, **options)(*inputs)
 
 
 def captured(function: Callable[..., Any], *inputs: Tensor, **options) -> GraphModule:
-    """The graph that Dynamo makes of a function."""
+    """Return the graph that Dynamo captures of a function."""
     kept: list[GraphModule] = []
 
     def keep(gm: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
@@ -315,7 +319,7 @@ def captured(function: Callable[..., Any], *inputs: Tensor, **options) -> GraphM
 
 
 def passed(one: Pass) -> Backend:
-    """A backend that runs a pass, lints, makes the code anew, and runs the graph as it is."""
+    """Return a backend that runs a pass, lints, regenerates the code, and runs the graph."""
 
     def backend(gm: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
         one(gm)
@@ -332,14 +336,14 @@ def passed(one: Pass) -> Backend:
 
 
 def with_code(gm: GraphModule) -> GraphModule:
-    """A graph module whose code is made, and its children's: PyTorch may wait with it until somebody looks."""
+    """Generate the code of a graph module and its children, which PyTorch may defer."""
     for module in graph_modules(gm):
         assert module.code
     return gm
 
 
 def stale(gm: GraphModule) -> str:
-    """Which module runs other code than its graph's, "the graph" or "a child graph"; empty where none does."""
+    """Return which module's code differs from its graph, "the graph" or "a child graph"; empty if none."""
     for module in graph_modules(gm):
         if module.code != module.graph.python_code("self").src:
             return "the graph" if module is gm else "a child graph"
@@ -350,7 +354,7 @@ def stale(gm: GraphModule) -> str:
 
 
 def numbers(dtype: torch.dtype = torch.float32, rows: int = 4) -> Tensor:
-    """[rows, 6] normal numbers of a dtype; of integers, from -9 to 9."""
+    """Return [rows, 6] normal numbers of a dtype; of integers, from -9 to 9."""
     generator = torch.Generator().manual_seed(26)
     if dtype.is_floating_point:
         return torch.randn(rows, 6, generator=generator).to(dtype)
@@ -358,7 +362,7 @@ def numbers(dtype: torch.dtype = torch.float32, rows: int = 4) -> Tensor:
 
 
 def special(dtype: torch.dtype = torch.float32) -> Tensor:
-    """Zeros of both signs, numbers near both ends of float32, infinities and NaN."""
+    """Return zeros of both signs, numbers near both ends of float32, infinities and NaN."""
     return torch.tensor(SPECIAL, dtype=dtype)
 
 
@@ -367,13 +371,13 @@ X = numbers()
 
 
 def expect(got: object, wanted: object, what: str, kind: str = "value") -> None:
-    """Raises a Fault where two things are not equal."""
+    """Raise a Fault if two things are not equal."""
     if got != wanted:
         raise Fault(kind, f"{what} is {got!r}, expected {wanted!r}"[:300])
 
 
 def tries(name: str, listed: tuple[Try, ...]) -> Check:
-    """A check that runs a pass of the file on every function of a table."""
+    """Return a check that runs a pass of the file on every function of a table."""
 
     def check(m: Module) -> None:
         for one in listed:

@@ -1,4 +1,4 @@
-"""Puzzle 27, a GPT trained without autograd: its spec, its mathematics, and what judges the tape."""
+"""Puzzle 27, a GPT trained without autograd: its spec, derivations and checkers."""
 
 from harness.puzzles.p27.spec import PUZZLE
 

@@ -1,7 +1,9 @@
-"""The tape's model by PyTorch's own functions, with autograd: what is right; and known mistakes, as changes of one part.
+"""The reference of the tape: the same model by PyTorch's functions with autograd; and known mistakes, as
+changes of one part.
 
-Names of parts and parameters are those of `solutions/p27/tape.py`. A mistake of a backward pass is written as a function that
-autograd differentiates into it: with a term detached, or with the value of one function and the gradient of another.
+Names of parts and parameters are those of `solutions/p27/tape.py`. A mistake of a backward pass is a function
+that autograd differentiates into it: with a detached term, or with the value of one function and the gradient
+of another.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,7 +23,7 @@ Part = Callable[..., Tensor]
 
 
 def graph(value: Tensor, gradients_of: Tensor) -> Tensor:
-    """The value of one tensor with the gradients of another, of the same shape."""
+    """Return the value of one tensor with the gradients of another, of the same shape."""
     return value.detach() + gradients_of - gradients_of.detach()
 
 
@@ -29,54 +31,53 @@ def graph(value: Tensor, gradients_of: Tensor) -> Tensor:
 
 
 def embedding(tokens: Tensor, token: Tensor, position: Tensor) -> Tensor:
-    """[B, T, C]."""
+    """Return [B, T, C]."""
     return F.embedding(tokens, token) + position[: tokens.shape[1]]
 
 
 def layernorm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Over the last axis."""
     return F.layer_norm(x, x.shape[-1:], weight, bias, EPS)
 
 
 def heads(qkv: Tensor, count: int = HEADS) -> tuple[Tensor, ...]:
-    """Query, key and value [B, count, T, C / count] of [B, T, 3 C]."""
+    """Split [B, T, 3 C] into query, key and value [B, count, T, C / count]."""
     return tuple(t.unflatten(-1, (count, -1)).transpose(1, 2) for t in qkv.chunk(3, -1))
 
 
 def joined(output: Tensor) -> Tensor:
-    """[B, heads, T, d] -> [B, T, C]."""
+    """Reshape [B, heads, T, d] to [B, T, C]."""
     return output.transpose(1, 2).flatten(2)
 
 
 def attention(qkv: Tensor, causal: bool = True, count: int = HEADS) -> Tensor:
-    """Every head of it."""
+    """Run every head."""
     query, key, value = heads(qkv, count)
     return joined(F.scaled_dot_product_attention(query, key, value, is_causal=causal))
 
 
 def gelu(x: Tensor) -> Tensor:
-    """The tanh form."""
+    """Compute the tanh form."""
     return F.gelu(x, approximate="tanh")
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """The mean over the places whose target is not -100, in float32 at least."""
+    """Return the mean over the places whose target is not -100, in float32 at least."""
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return F.cross_entropy(wide.flatten(0, 1), targets.flatten())
 
 
 def fork(x: Tensor) -> Tensor:
-    """What a branch is given of the stream."""
+    """Return the stream as a branch's input."""
     return x
 
 
 def residual(x: Tensor, branch: Tensor, which: str) -> Tensor:
-    """The stream with what a branch, "attention" or "mlp", adds to it."""
+    """Add the output of a branch, "attention" or "mlp", to the stream."""
     return x + branch
 
 
 def head(x: Tensor, token: Tensor) -> Tensor:
-    """The logits."""
+    """Return the logits."""
     return x @ token.T
 
 
@@ -95,18 +96,18 @@ PARTS: Mapping[str, Part] = MappingProxyType(
 
 
 def parts_with_heads(count: int) -> Mapping[str, Part]:
-    """The parts of a model with another number of heads."""
+    """Return the parts of a model with another number of heads."""
     return {**PARTS, "attention": partial(attention, count=count)}
 
 
 @dataclass
 class Model:
-    """The model of some parts, run on tensors that ask for gradients.
+    """The model of some parts, on tensors that require gradients.
 
     Attributes:
-        outputs: Part of the learner's file -> what it returned, in the order of the forward pass.
-        inputs: Part -> what it was given; their gradients are what its `backward` returns.
-        noting: Whether both are noted down; they stay in memory then.
+        outputs: Part of the learner's file -> its output, in the order of the forward pass.
+        inputs: Part -> its input; the gradient of it is what its `backward` returns.
+        noting: Whether both are recorded, and so stay in memory.
     """
 
     parts: Mapping[str, Part] = field(default_factory=lambda: PARTS)
@@ -115,13 +116,13 @@ class Model:
     inputs: Tensors = field(default_factory=dict)
 
     def run(self, name: str, kind: str, x: Tensor, *rest: Tensor) -> Tensor:
-        """One part, noted down. Its input is made a tensor of its own, so that its gradient is this part's alone."""
+        """Run and record one part. Its input is a separate tensor, so that its gradient is this part's alone."""
         if x.is_floating_point():
             x = self.given(name, x)
         return self.noted(name, F.linear(x, *rest) if kind == "linear" else self.parts[kind](x, *rest))
 
     def given(self, name: str, x: Tensor) -> Tensor:
-        """What a part is given, noted down."""
+        """Record the input of a part."""
         if not self.noting:
             return x
         x = self.inputs[name] = x.view_as(x)
@@ -130,13 +131,13 @@ class Model:
         return x
 
     def noted(self, name: str, output: Tensor) -> Tensor:
-        """What a part returns, noted down."""
+        """Record the output of a part."""
         if self.noting:
             self.outputs[name] = output
         return output
 
     def block(self, x: Tensor, name: str, p: Mapping[str, Tensor]) -> Tensor:
-        """Both branches."""
+        """Run both branches."""
         x = self.given(name, x)
 
         def part(kind: str, id: str, given: Tensor) -> Tensor:
@@ -152,7 +153,7 @@ class Model:
         return self.noted(name, x)
 
     def loss(self, tokens: Tensor, targets: Tensor, p: Mapping[str, Tensor]) -> Tensor:
-        """Of the whole model."""
+        """Return the loss of the whole model."""
         x = self.run("embedding", "embedding", tokens, p["token"], p["position"])
         for i in range(sum(name.endswith(".ln_1.weight") for name in p)):
             x = self.block(x, f"block{i}", p)
@@ -164,10 +165,10 @@ class Model:
 def parameters(
     *, layers: int, width: int, vocabulary: int, context: int, seed: int, dtype: torch.dtype = torch.float64
 ) -> Tensors:
-    """GPT-2's names and first values by the names of the tape, in the order of the forward pass.
+    """Return GPT-2's initial parameters by the names of the tape, in the order of the forward pass.
 
-    Normal with deviation 0.02, smaller where a block adds to the stream; vectors are not 0 and 1, so that none hides a mistake,
-    in float64, where models are checked.
+    Normal with deviation 0.02, smaller where a block adds to the stream; in float64, for checks, vectors are
+    not 0 and 1, so that they hide no mistake.
     """
     generator = torch.Generator().manual_seed(seed)
     checked = dtype == torch.float64
@@ -191,7 +192,7 @@ def parameters(
 
 
 def vectors(name: str, width: int, normal: Callable[..., Tensor], checked: bool) -> Tensors:
-    """Weight and bias of a LayerNorm."""
+    """Return weight and bias of a LayerNorm."""
     return {f"{name}.weight": 1 + normal(width) * checked, f"{name}.bias": normal(width) * checked}
 
 
@@ -200,7 +201,7 @@ def vectors(name: str, width: int, normal: Callable[..., Tensor], checked: bool)
 
 @dataclass(frozen=True)
 class Change:
-    """A known mistake: what one part becomes, and words that end "these are the values ..."."""
+    """A known mistake: the changed part, and words that end "these are the values ..."."""
 
     words: str
     part: str
@@ -208,7 +209,8 @@ class Change:
 
 
 def all_but(stays: str | None) -> Part:
-    """A residual that lets no gradient through beside the branches; `stays` is the branch that it is right around."""
+    """Return a residual without the gradient next to the branches; `stays` is the branch around which it is
+    correct."""
     return lambda x, branch, which: x + branch if which == stays else graph(x + branch, branch)
 
 
@@ -229,5 +231,5 @@ CHANGES: Mapping[str, Change] = {
 
 
 def changed(id: str | None) -> Model:
-    """The model with a known mistake; right without."""
+    """Return the model with a known mistake; correct without one."""
     return Model({**PARTS, CHANGES[id].part: CHANGES[id].function} if id else PARTS)

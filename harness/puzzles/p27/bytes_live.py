@@ -1,4 +1,4 @@
-"""The bar of live bytes: what a learner's tape holds at each part of a step, drawn from the run itself."""
+"""The bar chart of live bytes: what a learner's tape holds at each part of a step, from a run of it."""
 
 import torch
 
@@ -10,7 +10,7 @@ WIDTH = 40
 
 
 def story(module: Module) -> list[tuple[str, int]]:
-    """(part, bytes held after it) of one step of three blocks in float32, in the order of the run."""
+    """Return (part, bytes held after it) of one step of three blocks in float32, in the order of the run."""
     p = parameters(layers=3, width=32, vocabulary=64, context=32, seed=27, dtype=torch.float32)
     tape = module["Tape"]()
     with no_autograd():
@@ -20,7 +20,7 @@ def story(module: Module) -> list[tuple[str, int]]:
 
 
 def by_block(events: list[tuple[str, int]]) -> list[tuple[str, int]]:
-    """The last entry of each run of entries of one block, or of one part outside of a block."""
+    """Return the last entry of each run of entries of one block, or of one part outside of a block."""
     kept: list[tuple[str, int]] = []
     half = max(range(len(events)), key=lambda i: events[i][1])
     for i, (name, held) in enumerate(events):
@@ -32,7 +32,7 @@ def by_block(events: list[tuple[str, int]]) -> list[tuple[str, int]]:
 
 
 def picture(module: Module) -> list[str]:
-    """A bar for each block, forward and back; nothing where the run fails, which the verdict says."""
+    """Return a bar for each block, forward and back; nothing if the run fails, which the result reports."""
     try:
         events = by_block(story(module))
     except Exception:  # the verdict says it in words

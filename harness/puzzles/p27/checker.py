@@ -1,7 +1,9 @@
-"""What judges the tape of puzzle 27: each part beside autograd in float64, then the whole, the optimizer and the step.
+"""Checker of puzzle 27's tape: each part against autograd in float64, then the whole, the optimizer and the
+step.
 
-The first tensor that is wrong is named, in the order from the loss backwards, and the known mistake that gives all values there
-are. Beside the values each part is asked what it keeps, whether it gives that back, and whether it writes into what it was given.
+The report names the first wrong tensor in the order from the loss backwards, and the known mistake that gives
+all values. Each part is also checked for what it saves, whether it releases that, and whether it writes to
+its inputs.
 """
 
 import itertools
@@ -56,7 +58,7 @@ CONCERN = {"block": ("residual", "fork"), "model": ("head", "embedding")}
 
 @dataclass(frozen=True)
 class Try:
-    """One set of sizes: what it is called, B, T, C, V, and a factor of the inputs."""
+    """One set of sizes: its name, B, T, C, V, and a factor of the inputs."""
 
     words: str
     B: int
@@ -77,7 +79,8 @@ TRIES = (
 
 @dataclass
 class Ran:
-    """What one try gave: what the part was given, values by name, and those of each known mistake of several parts."""
+    """The results of one try: the part's inputs, values by name, and those of each known mistake of several
+    parts."""
 
     one: Try
     given: Mapping[str, Tensor]
@@ -87,7 +90,7 @@ class Ran:
 
 
 class TapeChecker(PythonChecker):
-    """Judges the gates of one file."""
+    """Checks the gates of one file."""
 
     def _judge(self, gate: Gate, module: dict, path: Path, cases: list[Case]) -> GateResult:
         result = GateResult(gate, "correct")
@@ -112,8 +115,8 @@ class TapeChecker(PythonChecker):
 
 
 def compare(gate: str, ran: list[Ran]) -> None:
-    """Raises Fault where a value is wrong, with the first one, or one that says why, and the known mistake that gives the values of
-    all tries."""
+    """Raise Fault for a wrong value: the first, or one that can be explained, with the known mistake that
+    gives the values of all tries."""
     failing = [(each, names) for each in ran if (names := [*wrong_values(each.got, each.right)])]
     if not failing:
         return
@@ -144,8 +147,8 @@ def compare(gate: str, ran: list[Ran]) -> None:
 def explained_by_formula(
     gate: str, failing: Sequence[tuple[Ran, Sequence[str]]], right: Collection[str]
 ) -> Diagnosis | None:
-    """What the formula of a gate's part says of the first wrong value, or of the first that it can say why of; None where a part
-    has no formula, or a shape is wrong."""
+    """Diagnose the first wrong value that the formula of a gate's part explains; None if a part has no
+    formula, or a shape is wrong."""
     if not (formula := formula_of(gate)):
         return None
     told: list[Diagnosis] = []
@@ -162,20 +165,20 @@ def explained_by_formula(
 
 
 def evidence_in(formula: Formula, ran: Ran, got: np.ndarray, right: np.ndarray) -> list[Evidence]:
-    """A quantity of a try; nothing where it is right."""
+    """Return a quantity of a try as evidence; nothing if it is correct."""
     dims = ran.one.B, ran.one.T, ran.one.C, ran.one.V
     case = Case(ran.one.words, "", formula.dims(dims), "plain")
     return evidence_of(case, formula.arrays(ran.given, dims), got, right)
 
 
 def right_values(ran: Sequence[Ran]) -> set[str]:
-    """The values that are right in every try."""
+    """Return the values that are correct in every try."""
     wrong = {name for each in ran for name in wrong_values(each.got, each.right)}
     return {name for each in ran for name in each.right} - wrong
 
 
 def explains(ran: Ran, id: str) -> bool:
-    """Whether a known mistake gives every value of a try."""
+    """Return whether a known mistake gives every value of a try."""
     mistaken = ran.mistaken(id)
     return not [*wrong_values(ran.got, mistaken)]
 
@@ -184,7 +187,7 @@ def explains(ran: Ran, id: str) -> bool:
 
 
 def check_part(gate: str, module: Module, seed: int) -> str:
-    """A part on every try; what is said of it where it is right. Raises Fault."""
+    """Check a part on every try; return a note for a correct one. Raise Fault."""
     ran = [run_part(gate, module, one, seed) for one in TRIES if one.scale == 1 or gate == "cross_entropy"]
     compare(gate, ran)
     kept = {"block": "its parts give back what they keep", "model": "the tape is empty at the end"}
@@ -192,7 +195,7 @@ def check_part(gate: str, module: Module, seed: int) -> str:
 
 
 def given(gate: str, one: Try, seed: int) -> tuple[Tensor, Tensors, Tensor]:
-    """What a gate is tried on: the input, the parameters by the names of the part, the targets. The part is called "part"."""
+    """Return the inputs of a gate: x, the parameters by the names of the part (called "part"), the targets."""
     generator = torch.Generator().manual_seed(seed)
     p = parameters(layers=2, width=one.C, vocabulary=one.V, context=one.T + SPARE, seed=seed)
     tokens, targets = excerpt(one.B, one.T, one.V, seed)
@@ -214,7 +217,7 @@ def given(gate: str, one: Try, seed: int) -> tuple[Tensor, Tensors, Tensor]:
 
 
 def run_part(gate: str, module: Module, one: Try, seed: int) -> Ran:
-    """One try of one part, by hand and by autograd. Raises Fault for what is no matter of values."""
+    """Run one try of one part, by hand and by autograd. Raise Fault for anything but wrong values."""
     x, p, targets = given(gate, one, seed)
 
     def truth(id: str | None = None) -> Mapping[str, Tensor]:
@@ -278,12 +281,12 @@ def run_part(gate: str, module: Module, one: Try, seed: int) -> Ran:
 
 
 def level(name: str) -> tuple[int, str]:
-    """What a part is a part of, outermost first."""
+    """Return what a part belongs to, outermost first."""
     return name.count("."), name.rpartition(".")[0]
 
 
 def check_order(watched: Watched) -> None:
-    """Raises Fault where a part is not walked back, or before one that comes after it on the way up."""
+    """Raise Fault if a part is not walked back, or before one that comes after it in the forward pass."""
     way_up, way_back = [*watched.outputs], watched.walked_back
     if missing := [name for name in way_up if name not in way_back]:
         words = "is" if len(missing) == 1 else "are"
@@ -300,25 +303,25 @@ def check_order(watched: Watched) -> None:
 
 
 def tensor(output: object) -> Tensor:
-    """A copy of what a forward returns. Raises Fault where that is no tensor."""
+    """Copy the output of a forward. Raise Fault if it is not a tensor."""
     if not isinstance(output, Tensor):
         raise Fault("forward() returns no tensor", "nothing-returned")
     return output.clone()
 
 
 def check_returned(gradient: object) -> None:
-    """Raises Fault where a backward returns no gradient of its input."""
+    """Raise Fault if a backward returns no gradient of its input."""
     if not isinstance(gradient, Tensor):
         raise Fault("backward() returns no tensor: the gradient of its input is wanted", "nothing-returned")
 
 
 def following(output: Tensor) -> Tensor:
-    """A gradient that comes in, with a mean away from 0, and another one in each row."""
+    """Return an incoming gradient with a mean away from 0, different in each row."""
     return torch.sin(torch.arange(output.numel(), dtype=output.dtype)).view_as(output) + 0.5
 
 
 def check_kept(gate: str, tape, x: Tensor) -> None:
-    """Compares what a part keeps with what is enough. Raises Fault."""
+    """Compare what a part saves with the minimum. Raise Fault."""
     rows, element = x.numel() // x.shape[-1], x.element_size()
     T = x.shape[1]
     enough = {
@@ -338,7 +341,7 @@ def check_kept(gate: str, tape, x: Tensor) -> None:
 
 
 def counting(size: Callable[[Tensor], int], once: bool) -> Callable[[Sequence[Sequence[Tensor]]], int]:
-    """A wrong count: a size for each tensor, or for each address."""
+    """Return a wrong count: a size for each tensor, or for each address."""
     return lambda kept: sum(
         {t.data_ptr() if once else -i: size(t) for i, t in enumerate(chain(*kept), 1)}.values()
     )
@@ -353,7 +356,7 @@ COUNTS = {
 
 
 def check_tape(gate: str, module: Module, seed: int) -> str:
-    """What the tape says that it holds, of tensors that share memory and of those that do not. Raises Fault."""
+    """Check the bytes that the tape reports, for tensors that do and do not share memory. Raise Fault."""
     whole, other = torch.zeros(4, 6), torch.zeros(3, dtype=torch.float64)
     story = (
         ("nothing", {}, 0),

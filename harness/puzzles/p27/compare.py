@@ -1,4 +1,5 @@
-"""`p27 --compare`: one step by the learner's tape and one by autograd, every activation and gradient beside each other."""
+"""`p27 --compare`: compare every activation and gradient of one step by the learner's tape and one by
+autograd."""
 
 from collections.abc import Iterator, Sequence
 
@@ -27,7 +28,8 @@ VOCABULARY, CONTEXT = 32, 12
 
 
 def both(module: Module, seed: int) -> tuple[Tensors, Tensors]:
-    """All values by name, by hand and by autograd: activations in the order of the forward pass, gradients from the loss backwards."""
+    """Return all values by name, by hand and by autograd: activations in forward order, gradients from the
+    loss backwards."""
     p = parameters(layers=2, width=16, vocabulary=VOCABULARY, context=CONTEXT, seed=seed)
     tokens, targets = excerpt(3, CONTEXT, VOCABULARY, seed)
     grads = {name: torch.zeros_like(t) for name, t in p.items()}
@@ -44,7 +46,8 @@ def both(module: Module, seed: int) -> tuple[Tensors, Tensors]:
 
 
 def rows(got: Tensors, right: Tensors) -> Iterator[tuple[str, str, bool]]:
-    """(name, largest difference, whether it is right) of each value; what a file never computes by itself has no difference."""
+    """Yield (name, largest difference, whether it is correct) of each value; without a difference for values
+    the file does not compute."""
     for name, wanted in right.items():
         if name not in got:
             yield name, "not computed by itself", True
@@ -56,7 +59,7 @@ def rows(got: Tensors, right: Tensors) -> Iterator[tuple[str, str, bool]]:
 
 
 def main(console: Console, arguments: Sequence[str] = ()) -> int:
-    """Prints a line for each value; 1 where one is wrong. Raises Unsolved."""
+    """Print a line for each value; return 1 if one is wrong. Raise Unsolved."""
     parser = Parser(prog="p27 --compare", description="One step by hand beside one by autograd.")
     parser.add_argument("--solution", action="store_true", help="with the solution's file in place of yours")
     parser.add_argument(

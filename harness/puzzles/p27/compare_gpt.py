@@ -1,7 +1,8 @@
-"""`p27 --compare --size`: one step of the workbook's layers and one by autograd, every activation and gradient beside each other.
+"""`p27 --compare --size`: compare every activation and gradient of a step by the workbook's layers and one by
+autograd.
 
-The truth is autograd in float64 over the same parameters and tokens; a value is ok where its error is at most twice that of
-autograd in the step's own dtype, and a floor (`harness.check.compare`).
+The truth is autograd in float64 on the same parameters and tokens; a value is ok if its error is at most
+twice that of autograd in the step's own dtype, or below a minimum (`harness.check.compare`).
 """
 
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ MOVED = 0.1
 
 @dataclass(frozen=True)
 class Compared:
-    """One value: how far it and PyTorch's own in the same dtype are from the truth, by the truth's largest element."""
+    """One value: its error and that of PyTorch in the same dtype, relative to the truth's largest element."""
 
     name: str
     error: float
@@ -34,7 +35,8 @@ class Compared:
 
 
 def problem(sizes: Sizes, seed: int, device: torch.device, state: State | None) -> tuple[ByHand, Tensor]:
-    """What trains, from a state or from GPT-2's first parameters with their vectors moved; and an excerpt of random tokens."""
+    """Return the trained model, from a state or from GPT-2's initial parameters with their vectors moved; and
+    random tokens."""
     generator = torch.Generator().manual_seed(seed)
     excerpt = torch.randint(
         sizes.vocabulary, (min(BATCH, sizes.batch), sizes.context + 1), generator=generator
@@ -47,7 +49,7 @@ def problem(sizes: Sizes, seed: int, device: torch.device, state: State | None) 
 
 
 def by_the_step(trained: ByHand, excerpt: Tensor) -> Tensors:
-    """Every value of the step by hand, by name."""
+    """Return every value of the step by hand, by name."""
     noted: Tensors = {}
 
     def note(name: str, value: Tensor) -> None:
@@ -61,7 +63,8 @@ def by_the_step(trained: ByHand, excerpt: Tensor) -> Tensors:
 
 
 def by_torch(trained: ByHand, excerpt: Tensor, dtype: torch.dtype) -> Tensors:
-    """The same by autograd in a dtype: activations in the order of the forward pass, gradients from the loss backwards."""
+    """Return the same by autograd in a dtype: activations in forward order, gradients from the loss
+    backwards."""
     p = {name: t.to(dtype, copy=True).requires_grad_() for name, t in trained.p.items()}
     model = Model(parts_with_heads(trained.state.sizes.heads))
     output = model.loss(excerpt[:, :-1], excerpt[:, 1:], p)
@@ -70,7 +73,7 @@ def by_torch(trained: ByHand, excerpt: Tensor, dtype: torch.dtype) -> Tensors:
 
 
 def compared(got: Tensors, truth: Tensors, baseline: Tensors, dtype: torch.dtype) -> Iterator[Compared | str]:
-    """Each value of the truth; only the name of those that the step never computes by itself."""
+    """Yield each value of the truth; only the name of those that the step does not compute."""
     floor = FLOOR[plain(dtype)]
     for name, right in truth.items():
         if name not in got:
@@ -85,7 +88,7 @@ def compared(got: Tensors, truth: Tensors, baseline: Tensors, dtype: torch.dtype
 
 
 def lines_of(values: list[Compared | str]) -> list[str]:
-    """A line for each value, and the verdict."""
+    """Return a line for each value, and the result."""
     width = max(len(each if isinstance(each, str) else each.name) for each in values)
     lines = [f"{'':<{width}}  error    PyTorch's"]
     for each in values:
@@ -100,14 +103,14 @@ def lines_of(values: list[Compared | str]) -> list[str]:
 
 
 def wrong_of(values: list[Compared | str]) -> list[str]:
-    """The names of those that are not ok; a NaN is not."""
+    """Return the names of values that are not ok; a NaN is not."""
     return [each.name for each in values if isinstance(each, Compared) and not each.ok]
 
 
 def compare(
     sizes: Sizes, seed: int, device: torch.device, state: State | None = None
 ) -> list[Compared | str]:
-    """Every value of one step by hand beside autograd's."""
+    """Compare every value of one step by hand with autograd's."""
     trained, excerpt = problem(sizes, seed, device, state)
     got = by_the_step(trained, excerpt)
     truth = by_torch(trained, excerpt, torch.float64)

@@ -1,7 +1,8 @@
-"""Puzzle 27's NumPy rung as named steps, and its known mistakes as changes of one step; the kernels add theirs in `kernels.py`.
+"""The derivation of puzzle 27's NumPy rung, and its known mistakes; the kernels add theirs in `kernels.py`.
 
-Shapes as in `solutions/p27/in_numpy.py`: tokens and targets [B, T]; x and dx [B, T, C]; dy [B, T, O]; W [O, C]; A [C, C]; logits
-[B, T, V]; smoothing, V: numbers. LayerNorm's and attention's steps are puzzle 22's and 23's and stand there.
+Shapes as in `solutions/p27/in_numpy.py`: tokens and targets [B, T]; x and dx [B, T, C]; dy [B, T, O]; W [O,
+C]; A [C, C]; logits [B, T, V]; smoothing, V: numbers. LayerNorm's and attention's steps are puzzle 22's and
+23's.
 """
 
 import numpy as np
@@ -15,7 +16,7 @@ CUBE = 0.044715
 
 
 def scattered(tokens: np.ndarray, dx: np.ndarray, V: int) -> np.ndarray:
-    """The rows of dx added up by token, [V, C]."""
+    """Add the rows of dx by token, [V, C]."""
     return np.tensordot(np.arange(V)[:, None, None] == tokens, dx, 2)
 
 
@@ -47,13 +48,14 @@ STEPS = {
 
 
 def softmax(logits: np.ndarray, axis: int | None = -1) -> np.ndarray:
-    """Over one axis, or over all."""
+    """Compute softmax over one axis, or over all."""
     weights = np.exp(logits - logits.max(axis, keepdims=True))
     return weights / weights.sum(axis, keepdims=True)
 
 
 def last_of_each(v: Derivation) -> np.ndarray:
-    """What assigning instead of adding leaves: for each token the gradient of its last place, [V, C]."""
+    """Return the result of assigning instead of adding: for each token the gradient of its last place, [V,
+    C]."""
     table = np.zeros((int(v.V), v.dx.shape[-1]))
     table[v.tokens.reshape(-1)] = v.dx.reshape(-1, v.dx.shape[-1])
     return table
@@ -136,12 +138,12 @@ MISTAKES = (
 
 
 def phi(x: np.ndarray) -> np.ndarray:
-    """The distribution function of the normal distribution."""
+    """Return the cumulative distribution function of the normal distribution."""
     import math
 
     return np.vectorize(lambda one: (1 + math.erf(one / math.sqrt(2))) / 2)(x)
 
 
 def erf_slope(x: np.ndarray) -> np.ndarray:
-    """The derivative of x Phi(x)."""
+    """Return the derivative of x Phi(x)."""
     return phi(x) + x * np.exp(-(x**2) / 2) / np.sqrt(2 * np.pi)

@@ -1,4 +1,5 @@
-"""The text that GPTs train on, the bytes of the workbook's own chapters, in random excerpts; the bar and the curve of a training run."""
+"""The training text of the GPTs, the bytes of the workbook's chapters, in random excerpts; the progress bar
+and the loss curve."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from harness.errors import BadUse
 
 @dataclass(frozen=True)
 class Options:
-    """What to train."""
+    """The options of a training run."""
 
     steps: int
     layers: int
@@ -27,7 +28,8 @@ class Options:
 
 
 def read_text(folder: Path, context: int) -> torch.Tensor:
-    """The bytes of all chapters, uint8 [length]. Raises BadUse, saying where it looked, where there is too little for one excerpt."""
+    """Return the bytes of all chapters, uint8 [length]. Raise BadUse with the path if they are too short for
+    one excerpt."""
     text = "\n".join(path.read_text(encoding="utf-8") for path in sorted(folder.rglob("*.md"))).encode()
     if not text:
         raise BadUse(
@@ -39,7 +41,7 @@ def read_text(folder: Path, context: int) -> torch.Tensor:
 
 
 def excerpts(options: Options, chapters: Path) -> Iterator[torch.Tensor]:
-    """Endless random excerpts of the text, int64 [batch, context + 1]."""
+    """Yield random excerpts of the text, int64 [batch, context + 1], without end."""
     text = read_text(chapters, options.context)
     generator = torch.Generator().manual_seed(options.seed)
     within = torch.arange(options.context + 1)
@@ -49,7 +51,8 @@ def excerpts(options: Options, chapters: Path) -> Iterator[torch.Tensor]:
 
 
 def training_progress(console: Console) -> Progress:
-    """A bar of steps, with the field `losses` after it; shown on a terminal only, and gone afterwards."""
+    """Return a progress bar of steps, with the field `losses` after it; shown on a terminal only, and removed
+    afterwards."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -61,7 +64,7 @@ def training_progress(console: Console) -> Progress:
 
 
 def plot(name: str, curve: list[float], width: int = 64, height: int = 10) -> list[str]:
-    """A loss curve as lines of text: loss upwards, steps to the right."""
+    """Draw a loss curve as lines of text: loss upwards, steps to the right."""
     columns = min(width, len(curve))
     edges = [len(curve) * part // columns for part in range(columns + 1)]
     values = [sum(curve[start:end]) / (end - start) for start, end in pairwise(edges)]

@@ -1,7 +1,7 @@
-"""GPT-2 as the step of kernels trains it: its sizes, and all of its numbers, each kind in one piece of memory.
+"""GPT-2 for the step of kernels: its sizes, and all of its numbers, each kind in one contiguous buffer.
 
-Names of parameters are the tape's. Matrices come first, vectors after them, so that AdamW, the norm of all gradients and a
-copy in another dtype are one pass over one piece, and weight decay ends at one place.
+Names of parameters are the tape's. Matrices come first, vectors after them, so that AdamW, the norm of all
+gradients and a copy in another dtype are one pass over one buffer, and weight decay ends at one index.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ RUN = 16
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a GPT and of what it sees in a step: `batch` excerpts of `context` tokens."""
+    """The sizes of a GPT and of a step: `batch` excerpts of `context` tokens."""
 
     layers: int
     width: int
@@ -31,7 +31,7 @@ class Sizes:
 
     @property
     def tokens(self) -> int:
-        """Of a step."""
+        """Tokens of a step."""
         return self.batch * self.context
 
 
@@ -43,15 +43,16 @@ SIZES = {
 
 
 def working_dtype(device: torch.device) -> torch.dtype:
-    """Of activations, gradients and products: bfloat16 on a GPU, beside float32 parameters, and float32 elsewhere."""
+    """Return the dtype of activations, gradients and products: bfloat16 on a GPU, with float32 parameters,
+    and float32 elsewhere."""
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
 class Pieces:
-    """Where each tensor of a model lies in a piece of memory.
+    """The layout of a model's tensors in a buffer.
 
     Attributes:
-        count: Elements of a piece; between tensors there may be some that belong to none, and stay 0.
+        count: Elements of a buffer; between tensors there may be padding, which stays 0.
         decayed: How many of them belong to matrices, which decay.
     """
 
@@ -66,25 +67,25 @@ class Pieces:
                 self.decayed = self.count
 
     def gaps(self, piece: Tensor) -> list[Tensor]:
-        """What of a piece [count] belongs to no tensor."""
+        """Return the padding of a buffer [count]."""
         ends = [at + shape.numel() for at, shape in self.places.values()]
         begins = [*(at for at, _ in self.places.values()), self.count][1:]
         return [piece[end:begin] for end, begin in zip(ends, begins, strict=True) if end < begin]
 
     def views(self, piece: Tensor) -> Tensors:
-        """The tensors of a piece [count] by name."""
+        """Return the tensors of a buffer [count] by name."""
         return {name: piece[at : at + shape.numel()].view(shape) for name, (at, shape) in self.places.items()}
 
 
 @dataclass
 class State:
-    """A training run between two steps: float32 parameters, AdamW's two means, and how many steps were made.
+    """A training run between two steps: float32 parameters, AdamW's two means, and the number of steps.
 
     Attributes:
         sizes: Of the model.
-        pieces: Where each tensor lies in the three pieces.
+        pieces: The layout of the three buffers.
         master, mean, square: [count], float32: the parameters, and the running means of gradients and their squares.
-        steps: Made so far.
+        steps: Steps so far.
     """
 
     sizes: Sizes
@@ -96,7 +97,7 @@ class State:
 
     @classmethod
     def begin(cls, sizes: Sizes, seed: int, device: torch.device) -> "State":
-        """GPT-2's first parameters; the same on every device."""
+        """Return GPT-2's initial parameters; the same on every device."""
         first = parameters(
             layers=sizes.layers,
             width=sizes.width,
@@ -113,13 +114,13 @@ class State:
 
     @property
     def parameters(self) -> Tensors:
-        """By name, float32."""
+        """The parameters by name, float32."""
         return self.pieces.views(self.master)
 
     # ---- State files --------------------------------------------------------------------------------------------
 
     def save(self, path: Path) -> None:
-        """Writes all of it, each tensor under its name, as torch.load reads it. Raises BadUse where the file cannot be written."""
+        """Write each tensor under its name, for torch.load. Raise BadUse if the file cannot be written."""
         pieces = {"parameters": self.master, "mean": self.mean, "square": self.square}
         by_name = {
             kind: {name: view.cpu() for name, view in self.pieces.views(piece).items()}
@@ -133,7 +134,7 @@ class State:
 
     @classmethod
     def load(cls, path: Path, sizes: Sizes, device: torch.device) -> "State":
-        """What `save` wrote, from any training run. Raises BadUse where there is no such file, or it is of another model."""
+        """Read a `save`d state of any training run. Raise BadUse if the file is missing, or of another model."""
         try:
             with path.open("rb") as file:
                 told = torch.load(file, map_location="cpu", weights_only=True)
@@ -153,6 +154,6 @@ class State:
 
 
 def zeros(count: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Three pieces."""
+    """Return three zeroed buffers."""
     one, two, three = torch.zeros(3, count, device=device)
     return one, two, three

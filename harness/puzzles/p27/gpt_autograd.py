@@ -1,6 +1,7 @@
-"""The training step of the same GPT by PyTorch: autograd, its AdamW, and on a GPU autocast; as it is, or by torch.compile.
+"""The training step of the same GPT by PyTorch: autograd, its AdamW, and on a GPU autocast; eager or by
+torch.compile.
 
-It trains the very memory of a `State`, so that a run by hand can go on by autograd, and the other way round.
+It trains the memory of a `State` in place, so that a run by hand can continue by autograd, and vice versa.
 """
 
 import torch
@@ -15,7 +16,7 @@ class ByAutograd:
     """Trains a state by autograd.
 
     Args:
-        state: What is trained.
+        state: The state to train.
         compiled: Whether the loss goes through torch.compile.
     """
 
@@ -35,7 +36,7 @@ class ByAutograd:
         self.loss = torch.compile(model.loss, dynamic=False) if compiled else model.loss
 
     def step(self, excerpt: Tensor, rate: float) -> Tensor:
-        """One training step; returns the loss before it, on the device."""
+        """Run one training step; return the loss before it, on the device."""
         self.state.steps += 1
         for group in self.optimizer.param_groups:
             group["lr"] = rate

@@ -1,10 +1,10 @@
-"""One training step of GPT-2 by hand, from the workbook's layers: no autograd, and little that is kept.
+"""One training step of GPT-2 by hand, from the workbook's layers: without autograd, and with little memory.
 
-The LayerNorm before a product is one layer with it, attention keeps its output and lse, GELU is computed again, and
-the head with its loss makes its gradients in the forward pass, chunk by chunk. The stream between the blocks, [rows, C]
-with rows = batch * T, is in the working dtype; parameters are float32, AdamW updates them, and the products read a
-copy in the working dtype, which is made where the parameters are updated. What is largest and short-lived lies in the memory of the
-gradients, before they are written.
+The LayerNorm before a product is one layer with it, attention saves its output and lse, GELU is recomputed,
+and the head with its loss computes its gradients in the forward pass, chunk by chunk. The stream between the
+blocks, [rows, C] with rows = batch * T, is in the working dtype; parameters are float32, AdamW updates them,
+and the products read a copy in the working dtype, written by the update. The largest temporaries use the
+gradients' memory before those are written.
 """
 
 from collections.abc import Callable
@@ -31,10 +31,10 @@ MEAN, INPUT, WEIGHT, STAYS_WIDE = 1, 1, 2, 8
 def head(
     x: Tensor, weight: Tensor, targets: Tensor, matrix: Callable[[int, int], Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The mean loss of the logits x weight^T, [rows, V], and the gradients of x and weight.
+    """Return the mean loss of the logits x weight^T, [rows, V], and the gradients of x and weight.
 
-    On a GPU the logits are made and used chunk by chunk, by the operator of `harness.nn.linear_cross_entropy`; elsewhere they lie in a
-    matrix that is lent.
+    On a GPU the logits are computed chunk by chunk by the operator of `harness.nn.linear_cross_entropy`;
+    elsewhere in the workspace `matrix`.
     """
     if host.load("cross_entropy", x.device.type):
         integers, numbers, wanted = [IGNORED, MEAN, 0], [0.0, 0.0, 0.0], INPUT | WEIGHT | STAYS_WIDE
@@ -56,15 +56,15 @@ def head(
 
 
 def ignore(name: str, value: Tensor) -> None:
-    """Looks at no value."""
+    """Ignore a value."""
 
 
 class Idle:
-    """The gradients' piece of memory as long as nothing is written there: at first all of it; then what lies before the block whose
-    backward pass is at work, because the blocks lie in the order of the forward pass.
+    """The unused part of the gradients' buffer: all of it at first, then what precedes the block in the
+    backward pass, as blocks are in forward order.
 
     Args:
-        pieces: Where the gradients will lie.
+        pieces: The layout of the gradients.
         piece: [count].
     """
 
@@ -74,11 +74,11 @@ class Idle:
         self.free = piece
 
     def before(self, name: str) -> None:
-        """Takes back all that was lent; from now on nothing but what lies before a gradient is."""
+        """Reclaim the workspace; from now on only what precedes a gradient is available."""
         self.free = self.piece[: self.pieces.places[name][0]]
 
     def matrix(self, rows: int, columns: int) -> Tensor:
-        """An uninitialised one, in memory of its own where there is no room."""
+        """Return an uninitialised matrix, newly allocated if there is no room."""
         count = rows * columns
         if count > len(self.free):
             return self.piece.new_empty(rows, columns)
@@ -93,12 +93,12 @@ class Pass:
     Args:
         sizes: Of the model.
         p: Its parameters in the working dtype, by the tape's names.
-        note: Is shown every activation, "block0.qkv, its output", and every gradient of an input, by name.
-        idle: Where gradients of parameters are wanted, and until then the largest matrices; None: in memory of their own.
+        note: A callback for every activation, "block0.qkv, its output", and every gradient of an input, by name.
+        idle: The buffer of the parameters' gradients, and until then workspace; None: allocate both.
 
     Attributes:
         grads: The gradients of the parameters, after `backward`.
-        kept: Name of a part -> what its backward pass will need, and takes.
+        kept: Name of a part -> the tensors that its backward pass takes.
     """
 
     sizes: Sizes
@@ -109,34 +109,34 @@ class Pass:
     kept: dict[str, tuple[Tensor, ...]] = field(default_factory=dict)
 
     def shown(self, part: str, output: Tensor) -> Tensor:
-        """An output, noted down."""
+        """Record and return an output."""
         self.note(f"{part}, its output", output)
         return output
 
     def back(self, part: str, gradient: Tensor) -> Tensor:
-        """The gradient of what a part was given, noted down."""
+        """Record and return the gradient of a part's input."""
         self.note(f"the gradient of what {part} is given", gradient)
         return gradient
 
     def place(self, name: str) -> Tensor | None:
-        """Where the gradient of a parameter is wanted."""
+        """Return the memory for a parameter's gradient."""
         return self.idle.places[name] if self.idle else None
 
     def matrix(self, rows: int, columns: int) -> Tensor:
-        """An uninitialised one in the working dtype, not needed for long."""
+        """Return an uninitialised temporary in the working dtype."""
         return (self.idle.matrix if self.idle else self.p["token"].new_empty)(rows, columns)
 
     # ---- Parts --------------------------------------------------------------------------------------------------
 
     def embedding(self, tokens: Tensor) -> Tensor:
-        """The stream at its beginning, [rows, C]."""
+        """Return the initial stream, [rows, C]."""
         token, position = self.p["token"], self.p["position"]
         x = F.embedding(tokens, token) + position[: tokens.shape[1]]
         self.kept["embedding"] = (tokens,)
         return self.shown("embedding", x.flatten(0, 1))
 
     def embedding_backward(self, dx: Tensor, of_head: Tensor) -> None:
-        """The gradients of both tables; that of the tokens' also holds the head's, [V, C]."""
+        """Compute the gradients of both tables; that of the tokens' also holds the head's, [V, C]."""
         (tokens,) = self.kept.pop("embedding")
         table = self.place("token")
         table = torch.empty_like(self.p["token"]) if table is None else table
@@ -145,15 +145,15 @@ class Pass:
         self.grads["position"][: tokens.shape[1]] = dx.view(*tokens.shape, -1).sum(0)
 
     def norm_linear(self, x: Tensor, ln: str, linear: str) -> Tensor:
-        """A LayerNorm and the product after it; x and two numbers a row are kept."""
+        """Run a LayerNorm and the product after it; save x and two numbers per row."""
         gamma, beta, W, b = (self.p[f"{part}.{each}"] for part in (ln, linear) for each in ("weight", "bias"))
         y, statistics = parts.layernorm_linear(x, gamma, beta, W, b)
         self.kept[ln] = (x, statistics)
         return self.shown(linear, y)
 
     def norm_linear_backward(self, dx: Tensor, dy: Tensor, ln: str, linear: str, before: str) -> Tensor:
-        """The stream's gradient with what the branch brings to it; its sum over rows is the gradient of the bias of the linear
-        layer `before`, if there is one, which adds to the stream."""
+        """Return the stream's gradient plus the branch's; its sum over rows is the gradient of the bias of
+        `before`, the linear layer (if any) that adds to the stream."""
         x, statistics = self.kept.pop(ln)
         gamma, beta, W = (self.p[name] for name in (f"{ln}.weight", f"{ln}.bias", f"{linear}.weight"))
         branch, dgamma, dbeta, dW, db = parts.layernorm_linear_backward(dy, x, statistics, gamma, beta, W)
@@ -166,19 +166,19 @@ class Pass:
         return dx
 
     def weight_gradient(self, dy: Tensor, x: Tensor, name: str) -> None:
-        """That of a plain linear layer which was given x."""
+        """Compute the weight gradient of a linear layer with input x."""
         weight = f"{name}.weight"
         self.grads[weight] = torch.mm(dy.T, x, out=self.place(weight))
 
     def add_linear(self, x: Tensor, branch: Tensor, name: str) -> Tensor:
-        """The stream with a linear layer of a branch added to it."""
+        """Add a branch's linear layer to the stream."""
         y = F.linear(branch, self.p[f"{name}.weight"], self.p[f"{name}.bias"])
         return x + self.shown(name, y)
 
     # ---- Blocks -------------------------------------------------------------------------------------------------
 
     def block(self, x: Tensor, name: str, batch: int) -> Tensor:
-        """Both branches. Kept: the stream twice, qkv, attention's output and lse, and what GELU is given."""
+        """Run both branches. Saved are the stream twice, qkv, attention's output and lse, and GELU's input."""
         qkv = self.norm_linear(x, f"{name}.ln_1", f"{name}.qkv")
         output, lse = parts.attention(qkv, batch, self.sizes.heads)
         self.kept[f"{name}.attention"] = (qkv, self.shown(f"{name}.attention", output), lse)
@@ -189,8 +189,8 @@ class Pass:
         return self.shown(name, x)
 
     def block_backward(self, dx: Tensor, i: int, batch: int) -> Tensor:
-        """The gradient of the stream before block i; dx is written over. The bias of the linear layer that came last has its
-        gradient already."""
+        """Return the gradient of the stream before block i; dx is overwritten. The bias of the last linear
+        layer has its gradient already."""
         name, before = f"block{i}", f"block{i - 1}.narrow" if i else ""
         if self.idle:
             self.idle.before(f"{name}.qkv.weight")
@@ -213,7 +213,7 @@ class Pass:
     # ---- The model ----------------------------------------------------------------------------------------------
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """The mean loss, float32. The head's gradients are made here, and kept."""
+        """Return the mean loss, float32. The head's gradients are computed here, and saved."""
         x = self.stream(tokens)
         self.kept["ln_f"] = (x,)
         y, statistics = parts.layernorm(x, self.p["ln_f.weight"], self.p["ln_f.bias"])
@@ -223,14 +223,14 @@ class Pass:
         return loss
 
     def stream(self, tokens: Tensor) -> Tensor:
-        """The stream after the last block, [rows, C]."""
+        """Return the stream after the last block, [rows, C]."""
         x = self.embedding(tokens)
         for i in range(self.sizes.layers):
             x = self.block(x, f"block{i}", len(tokens))
         return x
 
     def backward(self) -> Tensors:
-        """All gradients by name; nothing stays kept."""
+        """Return all gradients by name; nothing stays saved."""
         batch = len(self.kept["embedding"][0])
         statistics, dy, of_head = self.kept.pop("head")
         (x,) = self.kept.pop("ln_f")
@@ -253,10 +253,10 @@ class ByHand:
     """Trains a state by hand.
 
     Attributes:
-        state: What is trained.
-        working: The parameters in the working dtype, in one piece; the state's own where that is float32.
+        state: The state to train.
+        working: The parameters in the working dtype, in one buffer; the state's own if that is float32.
         gradients: [count], of the last step, in the working dtype.
-        numbers: What AdamW is told at each step: the rate and both corrections, float32 [3].
+        numbers: AdamW's inputs at each step: the rate and both corrections, float32 [3].
         norm: Of all gradients of the last step, float32 [1].
     """
 
@@ -273,7 +273,7 @@ class ByHand:
         self.gaps = state.pieces.gaps(self.gradients)
 
     def passes(self, excerpt: Tensor) -> Tensor:
-        """Forward and backward over an excerpt [batch, context + 1]: the loss; the gradients lie in their piece."""
+        """Run forward and backward over an excerpt [batch, context + 1]; return the loss."""
         model = Pass(self.state.sizes, self.p, idle=Idle(self.state.pieces, self.gradients))
         loss = model.forward(excerpt[:, :-1], excerpt[:, 1:])
         gradients = model.backward().items()
@@ -284,7 +284,7 @@ class ByHand:
         return loss
 
     def update(self) -> None:
-        """Clips, and AdamW's one pass."""
+        """Clip the gradients and run AdamW in one pass."""
         state = self.state
         parts.norm_of(self.norm, self.gradients)
         parts.adamw(
@@ -300,27 +300,28 @@ class ByHand:
         )
 
     def whole(self, excerpt: Tensor) -> Tensor:
-        """All of a step that happens on the device."""
+        """Run all of a step that happens on the device."""
         loss = self.passes(excerpt)
         self.update()
         return loss
 
     def step(self, excerpt: Tensor, rate: float) -> Tensor:
-        """One training step; returns the loss before it, on the device."""
+        """Run one training step; return the loss before it, on the device."""
         self.state.steps += 1
         self.tell(self.state.steps, rate)
         return self.whole(excerpt)
 
     def tell(self, step: int, rate: float) -> None:
-        """Sets what AdamW is told at a step, counted from 1."""
+        """Set AdamW's inputs for a step, counted from 1."""
         self.numbers.copy_(torch.tensor([rate, *(1 - beta**step for beta in BETAS)]))
 
 
 class Graphed(ByHand):
-    """`ByHand` on a GPU with the workbook's kernels: the first step is recorded as one CUDA graph, every step replays it.
+    """`ByHand` on a GPU with the workbook's kernels: the first step is captured as one CUDA graph, every step
+    replays it.
 
-    The products of a graph may be others than those of single launches (`harness/nn/kernels/layernorm_linear/plan.mojo`), so the last bits differ from
-    ByHand's; two runs have the same.
+    A graph may use other products than single launches (`harness/nn/kernels/layernorm_linear/plan.mojo`), so
+    the last bits differ from ByHand's; two runs are equal.
     """
 
     def __init__(self, state: State):
@@ -328,7 +329,7 @@ class Graphed(ByHand):
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def whole(self, excerpt: Tensor) -> Tensor:
-        """Replays the step."""
+        """Replay the step."""
         if self.graph is None:
             self.graph = self.record(excerpt)
         self.excerpt.copy_(excerpt)
@@ -336,7 +337,8 @@ class Graphed(ByHand):
         return self.loss.clone()
 
     def record(self, excerpt: Tensor) -> torch.cuda.CUDAGraph:
-        """The graph. Two steps come before it, which load and choose what a recording cannot; the state is as it was after them."""
+        """Capture the graph after two warm-up steps, which load and choose what a capture cannot; the state
+        is restored."""
         written = (self.state.master, self.state.mean, self.state.square, self.working, self.numbers)
         before = [tensor.cpu() for tensor in written]
         self.excerpt, stream = excerpt.clone(), torch.cuda.Stream()
@@ -356,5 +358,5 @@ class Graphed(ByHand):
 
 
 def by_hand(state: State) -> ByHand:
-    """As one CUDA graph where the workbook's kernels have a module for the state's GPU, else launch by launch."""
+    """Return a CUDA graph if the workbook's kernels have a module for the state's GPU, else single launches."""
     return Graphed(state) if on_kernels(state.master.device) else ByHand(state)

@@ -1,8 +1,9 @@
-"""Puzzle 27's Mojo rung: its ops, its steps in NumPy beyond those of `derivation.py`, its known mistakes, and PyTorch's answers.
+"""Puzzle 27's Mojo rung: its ops, derivation beyond `derivation.py`, known mistakes, and PyTorch's results.
 
-Shapes: logits and grad_rows [B, T, V]; row_loss and row_lse [B, T]; mean_loss, places (how many are not ignored) and norm [1]; x,
-dx, gelu, mean (of the gradient), square (of its square), new_... and clipped [B, T, C]; order [B * T], the places sorted by token;
-starts [V + 1], where each token's places begin in it; corrections [2]; square_sums [chunks].
+Shapes: logits and grad_rows [B, T, V]; row_loss and row_lse [B, T]; mean_loss, places (how many are not
+ignored) and norm [1]; x, dx, gelu, mean (of the gradient), square (of its square), new_... and clipped [B, T,
+C]; order [B * T], the places sorted by token; starts [V + 1], where each token's places begin in it;
+corrections [2]; square_sums [chunks].
 """
 
 from collections.abc import Callable, Mapping
@@ -122,13 +123,13 @@ GATES = (
 
 
 def derived_sizes(dims: tuple[int, ...]) -> dict[str, int]:
-    """The sizes that follow from B, T, C and V."""
+    """Return the sizes that follow from B, T, C and V."""
     B, T, C, V = dims
     return {"rows": B * T, "ends": V + 1, "chunks": -(-B * T * C // CHUNK)}
 
 
 def sorted_places(tokens: np.ndarray, V: int) -> Arrays:
-    """The places sorted by token, in their own order where a token comes twice, and where each token's begin."""
+    """Return the places stably sorted by token, and the start of each token's."""
     flat = tokens.reshape(-1)
     order = np.argsort(flat, kind="stable")
     return {
@@ -141,13 +142,13 @@ def sorted_places(tokens: np.ndarray, V: int) -> Arrays:
 
 
 def sums_of_chunks(v: Derivation, terms: np.ndarray | None = None) -> np.ndarray:
-    """The squares of dx, or other terms of its size, added up chunk by chunk, [chunks]."""
+    """Sum the squares of dx, or other terms of its size, by chunk, [chunks]."""
     terms = (v.dx**2 if terms is None else terms).reshape(-1)
     return np.add.reduceat(terms, np.arange(0, terms.size, CHUNK))
 
 
 def parameter(v: Derivation, step: np.ndarray, decay: np.ndarray | None = None) -> np.ndarray:
-    """x after a step, with its own decay unless another is given."""
+    """Return x after a step, with its own decay unless another is given."""
     return v.x - RATE * (step + (v.decay if decay is None else decay) * v.x)
 
 
@@ -186,40 +187,41 @@ derive = derive_by(STEPS)
 
 
 def of_threads(v: Derivation, total: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """The sum of what each of the threads that share a row makes of its logits [B, T, some], [B, T, 1]."""
+    """Return the sum over the threads of a row of `total` of their logits [B, T, some], [B, T, 1]."""
     own = (v.logits[..., first::THREADS] for first in range(min(THREADS, v.logits.shape[-1])))
     return np.stack([total(logits) for logits in own], -1).sum(-1, keepdims=True)
 
 
 def overflowing(v: Derivation) -> np.ndarray:
-    """The lse of exponentials in float32 that nothing is subtracted from, [B, T]."""
+    """Return the lse of float32 exponentials without a subtracted maximum, [B, T]."""
     with np.errstate(over="ignore"):
         return np.log(np.exp(v.logits.astype(np.float32)).sum(-1)).astype(np.float64)
 
 
 def exponentials(v: Derivation) -> np.ndarray:
-    """What a row's total adds up: 0 where float32 has none so small."""
+    """Return the terms of a row's total: 0 where float32 underflows."""
     weights = np.exp(v.logits - v.row_largest)
     return np.where(weights < np.finfo(np.float32).smallest_subnormal, 0, weights)
 
 
 def of_first_thread(v: Derivation) -> np.ndarray:
-    """The lse of the first thread's logits of each row, [B, T]."""
+    """Return the lse of the first thread's logits of each row, [B, T]."""
     return first_largest(v)[..., 0] + np.log(shifted_by_own(v.logits[..., ::THREADS]))
 
 
 def shifted_by_own(logits: np.ndarray) -> np.ndarray:
-    """A thread's total, by its own largest logit."""
+    """Return a thread's total, shifted by its own largest logit."""
     return np.exp(logits - logits.max(-1, keepdims=True)).sum(-1)
 
 
 def first_largest(v: Derivation) -> np.ndarray:
-    """The largest logit of the first thread of a row, [B, T, 1]."""
+    """Return the largest logit of the first thread of a row, [B, T, 1]."""
     return v.logits[..., ::THREADS].max(-1, keepdims=True)
 
 
 def by_steps(v: Derivation, weights: Callable[[formulas.Online], np.ndarray]) -> np.ndarray:
-    """The row's total [B, T, 1] of an online softmax whose threads take a column in each step, and whose totals are joined right."""
+    """Return the row's total [B, T, 1] of an online softmax whose threads take a column in each step, with
+    correctly merged totals."""
     online = formulas.Online.of(v.logits, THREADS, 1)
     own = weights(online)
     # A thread without a column has no largest logit, and no share.
@@ -228,18 +230,18 @@ def by_steps(v: Derivation, weights: Callable[[formulas.Online], np.ndarray]) ->
 
 
 def with_decay_inside(v: Derivation) -> np.ndarray:
-    """x after a step of Adam with L2 regularisation: the decay goes through both means."""
+    """Return x after a step of Adam with L2 regularisation: the decay goes through both means."""
     return v.x - RATE * v.corrected_mean / (np.sqrt(v.corrected_square) + EPS)
 
 
 def by_order(v: Derivation, rows: Callable[[int, int], np.ndarray]) -> np.ndarray:
-    """A table whose row `token` is the sum of the rows of dx that `rows(begin, end)` names, [V, C]."""
+    """Return a table whose row `token` is the sum of the rows of dx that `rows(begin, end)` names, [V, C]."""
     flat = v.dx.reshape(-1, v.dx.shape[-1])
     return np.stack([flat[rows(a, b)].sum(0) for a, b in zip(v.starts[:-1], v.starts[1:], strict=True)])
 
 
 def added_in(kind: str, v: Derivation) -> np.ndarray:
-    """The table's gradient where each addition is rounded to 16 bits."""
+    """Return the table's gradient with each addition rounded to 16 bits."""
     flat, table = v.dx.reshape(-1, v.dx.shape[-1]), np.zeros((int(v.V), v.dx.shape[-1]))
     for place, token in enumerate(v.tokens.reshape(-1)):
         table[token] = rounded(table[token] + flat[place], kind)
@@ -247,7 +249,7 @@ def added_in(kind: str, v: Derivation) -> np.ndarray:
 
 
 def gelu_of(v: Derivation, s: np.ndarray) -> dict[str, np.ndarray]:
-    """GELU and its gradients, with the 2 of s' and without, of another s."""
+    """Return GELU and its gradients, with and without the 2 of s', for another s."""
     return {
         "gelu": v.x * s,
         "grad_gelu": np.stack([v.dx * (s + v.x * two * s * (1 - s) * v.slope) for two in (1, 2)]),
@@ -255,19 +257,19 @@ def gelu_of(v: Derivation, s: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def another_s(id: str, words: str, times: float) -> Mistake:
-    """GELU with exp(times * u) in s."""
+    """Return GELU with exp(times * u) in s, as a mistake."""
     return Mistake(id, words, {
         name: lambda v, name=name: gelu_of(v, 1 / (1 + np.exp(times * v.u)))[name] for name in ("gelu", "grad_gelu")
     })  # fmt: skip
 
 
 def of_product(v: Derivation, first: float, second: float) -> np.ndarray:
-    """The gradient of GELU with factors on the two terms of the product rule."""
+    """Return the gradient of GELU with factors on the two terms of the product rule."""
     return v.dx * (first * (1 + v.tanh) / 2 + second * v.x / 2 * (1 - v.tanh**2) * v.slope)
 
 
 def by_sigmoid(v: Derivation, inner: float) -> np.ndarray:
-    """The gradient of x sigmoid(1.702 x), whose inner derivative is 1.702."""
+    """Return the gradient of x sigmoid(1.702 x), whose inner derivative is 1.702."""
     s = 1 / (1 + np.exp(-1.702 * v.x))
     return v.dx * (s + inner * v.x * s * (1 - s))
 
@@ -434,7 +436,7 @@ MISTAKES = (
 
 
 def symptom(name: str, arrays: Arrays, got: np.ndarray, truth: np.ndarray) -> Symptom | None:
-    """What a wrong lse looks like that is infinite, and a loss that is made of a rounded one."""
+    """Explain an infinite lse, and a loss computed from a rounded one."""
     if name not in ("row_lse", "row_loss"):
         return None
     unit = np.spacing(np.float32(np.abs(arrays["logits"]).max(initial=0.0)))
@@ -448,8 +450,8 @@ def symptom(name: str, arrays: Arrays, got: np.ndarray, truth: np.ndarray) -> Sy
 
 
 def propagated(arrays: Arrays, saved: Arrays) -> dict[str, float]:
-    """How far the lse as it was saved, rounded, moves the gradient, and losses as they were saved their mean: of logits in the
-    hundreds, and of losses that are small beside them, there are few digits after the point."""
+    """Return how far the saved, rounded lse moves the gradient, and saved losses their mean: logits in the
+    hundreds, and small losses next to them, leave few digits after the point."""
     whole, moved = derive(arrays), dict[str, float]()
     for name, quantity in (("row_lse", "grad_rows"), ("row_loss", "mean_loss")):
         if name in saved and np.isfinite(saved[name]).all():
@@ -464,7 +466,7 @@ def propagated(arrays: Arrays, saved: Arrays) -> dict[str, float]:
 
 
 def unluckier_gelu(x, dx) -> tuple:
-    """GELU of x and its gradient, each by the form of PyTorch's that is farther from float64."""
+    """Return GELU of x and its gradient, each by PyTorch's form with the larger error."""
     import torch
     import torch.nn.functional as F
 
@@ -488,10 +490,10 @@ def unluckier_gelu(x, dx) -> tuple:
 
 
 def reference(tensors: dict) -> dict:
-    """PyTorch's own answers, in the dtype and on the device of the tensors, under the ops' names.
+    """Return PyTorch's results by the ops' names, in the dtype and on the device of the tensors.
 
-    16-bit tensors are computed in float32 and rounded once, because a wrong kernel could hide in PyTorch's own roundings. Of GELU's
-    two forms, by tanh and by the sigmoid, which a kernel may choose, it is the one with the larger error.
+    16-bit tensors are computed in float32 and rounded once, because PyTorch's own roundings could hide a
+    wrong kernel. Of GELU's two forms, by tanh and by the sigmoid, it is the one with the larger error.
     """
     import torch
     import torch.nn.functional as F

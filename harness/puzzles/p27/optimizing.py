@@ -1,4 +1,5 @@
-"""What judges the last gates of puzzle 27: clipping, AdamW and the step, beside PyTorch's own; and their known mistakes."""
+"""Checks of puzzle 27's last gates: clipping, AdamW and the step, against PyTorch's; and their known
+mistakes."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -33,7 +34,7 @@ Known = Mapping[str, tuple[str, Callable[[], Tensors]]]
 
 
 def compare(got: Tensors, right: Tensors, known: Known) -> None:
-    """Raises Fault where a value is wrong, with the first one and the known mistake that gives all."""
+    """Raise Fault for the first wrong value, with the known mistake that gives all."""
     wrong = [*wrong_values(got, right)]
     if not wrong:
         return
@@ -45,7 +46,7 @@ def compare(got: Tensors, right: Tensors, known: Known) -> None:
 
 
 def told(gate: str, evidence: Mapping[str, list[Evidence]], more: tuple[Mistake, ...] = ()) -> None:
-    """Raises Fault with what the puzzle's formulas, and `more` mistakes, say of the first quantity that is wrong; nothing without any."""
+    """Raise Fault if the puzzle's formulas, or `more` mistakes, explain the first wrong quantity."""
     puzzle = find_puzzle("p27")
     puzzle = replace(puzzle, mistakes=(*more, *puzzle.mistakes))
     for quantity, cases in evidence.items():
@@ -69,7 +70,7 @@ WORDS = {
 
 
 def clipping_mistakes(shapes: Mapping[str, tuple[int, ...]]) -> tuple[Mistake, ...]:
-    """Those of several tensors, which lie in `dx` one after the other."""
+    """Return the mistakes of several tensors, which are concatenated in `dx`."""
     ends = np.cumsum([math.prod(shape) for shape in shapes.values()])[:-1]
 
     def norms(v: Derivation) -> list[np.ndarray]:
@@ -95,7 +96,7 @@ def clipping_mistakes(shapes: Mapping[str, tuple[int, ...]]) -> tuple[Mistake, .
 
 
 def check_clip(gate: str, module: Module, seed: int) -> str:
-    """Norms above and below the limit, beside `clip_grad_norm_`. Raises Fault."""
+    """Check norms above and below the limit against `clip_grad_norm_`. Raise Fault."""
     generator = torch.Generator().manual_seed(seed)
     shapes = {"a": (3, 4), "b": (5,), "c": (2, 2)}
     evidence: dict[str, list[Evidence]] = {"norm": [], "clipped": []}
@@ -132,7 +133,7 @@ def check_clip(gate: str, module: Module, seed: int) -> str:
 
 
 def flat(tensors: Mapping[str, Tensor]) -> np.ndarray:
-    """All of them, one after the other, [1, 1, count]."""
+    """Concatenate tensors, [1, 1, count]."""
     return torch.cat([each.flatten() for each in tensors.values()]).reshape(1, 1, -1).numpy()
 
 
@@ -146,7 +147,7 @@ def adamw_of(
     eps: float = EPS,
     betas: tuple[float, float] = BETAS,
 ) -> torch.optim.Optimizer:
-    """PyTorch's, with decay for matrices alone."""
+    """Return PyTorch's AdamW, with decay for matrices only."""
     groups = [
         {"params": [t for t in p.values() if (t.dim() > 1) is matrices], "weight_decay": decay * matrices}
         for matrices in (True, False)
@@ -162,12 +163,12 @@ class State:
     moments: dict[str, tuple[Tensor, Tensor]]
 
     def copied(self) -> "State":
-        """The same in memory of its own."""
+        """Return a copy."""
         moments = {name: (mean.clone(), square.clone()) for name, (mean, square) in self.moments.items()}
         return State({name: t.clone() for name, t in self.p.items()}, moments)
 
     def updated(self, module: Module, grads: Tensors, number: int) -> None:
-        """Has the learner's file make an update."""
+        """Return the state after an update by the learner's file."""
         betas = kernels.BETA1, kernels.BETA2
         own = {name: g.clone() for name, g in grads.items()}
         with no_autograd():
@@ -177,7 +178,7 @@ class State:
 
 
 def right_states(p: Tensors, gradients: list[Tensors]) -> list[State]:
-    """What PyTorch has at first and after each update."""
+    """Return PyTorch's state at first and after each update."""
     held = leaves(p)
     optimizer = adamw_of(held, kernels.DECAY, kernels.RATE, kernels.EPS, (kernels.BETA1, kernels.BETA2))
     states = [State(p, {name: (torch.zeros_like(t), torch.zeros_like(t)) for name, t in p.items()}).copied()]
@@ -200,7 +201,7 @@ OF_LOOPS = (
 
 
 def check_adamw(gate: str, module: Module, seed: int) -> str:
-    """Three updates beside PyTorch's; where they are wrong, each by itself, from what is right before it. Raises Fault."""
+    """Check three updates against PyTorch's; if they are wrong, each from a correct state. Raise Fault."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -238,7 +239,7 @@ def check_adamw(gate: str, module: Module, seed: int) -> str:
 
 
 def check_in_place(got: State, before: State) -> None:
-    """Raises Fault where an update has left one of the means as it was."""
+    """Raise Fault if an update has not changed one of the means."""
     for which, (name, words) in enumerate((("mean", "g"), ("square", "g * g"))):
         if all(torch.equal(got.moments[n][which], before.moments[n][which]) for n in got.p):
             way = IN_PLACE.format(name, f"*= beta; {name} += ...")
@@ -258,10 +259,12 @@ def trained(
     first: bool = False,
     updated: bool = True,
 ) -> Tensors:
-    """Losses and parameters of a training run by autograd and PyTorch's optimizer; `junk` are the gradients that it begins with.
+    """Return losses and parameters of a training run by autograd and PyTorch's optimizer; `junk` are its
+    initial gradients.
 
-    `zeroed` says when they are cleared, "before" or "after" a step, "too late", before the update, or "never"; `ends` are what of
-    an excerpt the tokens and the targets are. With `first` each step's bias is corrected as the first one's.
+    `zeroed` is when they are cleared: "before" or "after" a step, "too late", before the update, or "never";
+    `ends` are the slices of an excerpt for tokens and targets. With `first` each step's bias is corrected as
+    the first one's.
     """
     held, values = leaves(p), {}
     optimizer = adamw_of(held)
@@ -292,7 +295,7 @@ def trained(
 
 
 def check_step(gate: str, module: Module, seed: int) -> str:
-    """Three steps beside autograd with PyTorch's AdamW. Raises Fault."""
+    """Check three steps against autograd with PyTorch's AdamW. Raise Fault."""
     generator = torch.Generator().manual_seed(seed)
     p = parameters(layers=1, width=8, vocabulary=9, context=8, seed=seed)
     excerpts = [torch.randint(9, (3, 6), generator=generator) for _ in range(3)]

@@ -1,7 +1,7 @@
-"""The formulas behind the parts of the tape: a part's values as quantities of the puzzle that has its derivation.
+"""The formulas of the tape's parts: a part's values as quantities of the puzzle that has its derivation.
 
-So a mistake that the NumPy or the Mojo rung knows is known here too: LayerNorm's are puzzle 20's, attention's puzzle 23's, the others
-puzzle 27's own.
+So the mistakes of the NumPy and the Mojo rung apply here too: LayerNorm's are puzzle 20's, attention's puzzle
+23's, the others puzzle 27's own.
 """
 
 import re
@@ -29,13 +29,13 @@ View = Callable[[Tensor], np.ndarray]
 
 @dataclass(frozen=True)
 class Formula:
-    """One part.
+    """The formula of one part.
 
     Attributes:
-        puzzle: Whose derivation and mistakes are the part's.
-        dims: B, T, C, V -> the sizes as that puzzle has them.
-        arrays: What the part is given, by the names that `quantities` has for it, and B, T, C, V -> the inputs of the derivation.
-        quantities: Quantity -> the value it is, how reports call it, and its view in the derivation's shape.
+        puzzle: The puzzle with the part's derivation and mistakes.
+        dims: B, T, C, V -> that puzzle's sizes.
+        arrays: The part's inputs, by their names in `quantities`, and B, T, C, V -> the inputs of the derivation.
+        quantities: Quantity -> the value it is, its name in reports, and its view in the derivation's shape.
     """
 
     puzzle: Puzzle
@@ -45,32 +45,32 @@ class Formula:
 
 
 def plain(t: Tensor) -> np.ndarray:
-    """A tensor as an array."""
+    """Convert a tensor to an array."""
     return t.numpy()
 
 
 def rows(t: Tensor) -> np.ndarray:
-    """[B, T, C] -> [B * T, C]."""
+    """Reshape [B, T, C] to [B * T, C]."""
     return t.flatten(0, -2).numpy()
 
 
 def head_of(which: int) -> View:
-    """q, k or v of [B, T, 3 C], each [B, HEADS, T, d]."""
+    """Return a view of q, k or v of [B, T, 3 C], each [B, HEADS, T, d]."""
     return lambda t: autograd.heads(t)[which].numpy()
 
 
 def split(t: Tensor) -> np.ndarray:
-    """[B, T, C] -> [B, HEADS, T, d]."""
+    """Reshape [B, T, C] to [B, HEADS, T, d]."""
     return t.unflatten(-1, (autograd.HEADS, -1)).transpose(1, 2).numpy()
 
 
 def causal(T: int) -> np.ndarray:
-    """-inf where a place would see a later one."""
+    """Return a mask that is -inf for later places."""
     return np.where(np.tri(T, dtype=bool), 0.0, -np.inf)
 
 
 def exchanged(one: str, other: str) -> Mistake:
-    """Two gradients in each other's place."""
+    """Return the mistake of two exchanged gradients."""
     letters = [f"d{name.removeprefix('grad_')[0]}" for name in (one, other)]
     words = f"with {' and '.join(letters)} in each other's place"
     return Mistake(
@@ -97,12 +97,12 @@ OF_ATTENTION = (
 
 
 def formula_of(gate: str) -> Formula | None:
-    """The formula of a gate's part; None where it has several."""
+    """Return the formula of a gate's part; None if it has several."""
     return FORMULAS[gate]() if gate in FORMULAS else None
 
 
 def of_layernorm() -> Formula:
-    """Puzzle 20's, whose rows are the tokens."""
+    """Return puzzle 20's, whose rows are the tokens."""
     quantities = {
         "layernorm": (OUTPUT, "output", rows),
         "grad_bias": ("the gradient of part.bias", "gradient of bias", plain),
@@ -120,7 +120,7 @@ def of_layernorm() -> Formula:
 
 
 def of_attention() -> Formula:
-    """Puzzle 23's, with a causal mask."""
+    """Return puzzle 23's, with a causal mask."""
     names = ("query", "key", "value")
     quantities = {"output": (OUTPUT, "output", split)}
     quantities |= {
@@ -138,14 +138,14 @@ def of_attention() -> Formula:
 
 
 def in_python(mistakes: Iterable[Mistake]) -> tuple[Mistake, ...]:
-    """Those that somebody can make who has no threads."""
+    """Return the mistakes that are possible without threads."""
     return tuple(each for each in mistakes if not re.search("thread|warp|tile|block|launch", each.words))
 
 
 def of_own(
     arrays: Callable[[Mapping[str, Tensor], Dims], Arrays], quantities: Mapping[str, tuple[str, str, View]]
 ) -> Formula:
-    """A part of which this puzzle has the derivation."""
+    """Return the formula of a part with a derivation in this puzzle."""
     puzzle = find_puzzle("p27")
     return Formula(
         replace(puzzle, mistakes=in_python(puzzle.mistakes)), lambda dims: dims, arrays, quantities
@@ -153,7 +153,7 @@ def of_own(
 
 
 def of_gelu() -> Formula:
-    """GELU and its gradient."""
+    """Return GELU and its gradient."""
     return of_own(
         lambda t, dims: {"x": plain(t["x"]), "dx": plain(t["dy"])},
         {"gelu": (OUTPUT, "output", plain), "grad_gelu": (OF_INPUT, "gradient of x", plain)},
@@ -161,7 +161,7 @@ def of_gelu() -> Formula:
 
 
 def of_cross_entropy() -> Formula:
-    """The loss and the gradient of the logits, without smoothing."""
+    """Return the loss and the gradient of the logits, without smoothing."""
     return of_own(
         lambda t, dims: {
             "logits": plain(t["x"]), "targets": plain(t["targets"]), "smoothing": np.zeros(()), "V": np.asarray(dims[3]),
@@ -171,7 +171,7 @@ def of_cross_entropy() -> Formula:
 
 
 def of_embedding() -> Formula:
-    """The gradients of both tables; of positions that the tokens have."""
+    """Return the gradients of both tables; of positions that the tokens have."""
     return of_own(
         lambda t, dims: {
             "tokens": plain(t["x"]), "dx": plain(t["dy"]), "V": np.asarray(dims[3]), **sorted_places(plain(t["x"]), dims[3]),

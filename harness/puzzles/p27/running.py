@@ -1,4 +1,5 @@
-"""One pass of a learner's tape beside autograd's: the values of both by name, in the order from the loss backwards."""
+"""Run one pass of a learner's tape and of autograd: the values of both by name, in the order from the loss
+backwards."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -22,7 +23,8 @@ PARTS = ("Linear", "Embedding", "LayerNorm", "Attention", "Gelu", "CrossEntropy"
 
 
 class Fault(Exception):
-    """A verdict: words, the name of the mistake, and which rung of the ladder helps, 0 for the usual one."""
+    """A failed check: words, the name of the mistake, and the number of the hint that helps, 0 for the usual
+    one."""
 
     def __init__(self, words: str, mistake: str, hint: int = 0):
         super().__init__(words)
@@ -30,14 +32,14 @@ class Fault(Exception):
 
     @staticmethod
     def of(told: Diagnosis, *more: str) -> "Fault":
-        """What a diagnosis says, and further lines."""
+        """Return a fault from a diagnosis and further lines."""
         hint = int(told.hint.rpartition("-")[2]) if told.hint else 0
         return Fault("\n".join([*told.lines, *filter(None, more)]), told.mistake or "wrong-values", hint)
 
 
 @contextlib.contextmanager
 def no_autograd() -> Iterator[None]:
-    """PyTorch's autograd out of reach: whatever asks it for a gradient raises RuntimeError."""
+    """Disable PyTorch's autograd: computing a gradient raises RuntimeError."""
     inner = graph._engine_run_backward  # what every way to ask ends in: grad, backward, torch.func
 
     def refuse(*arguments, **options):
@@ -56,9 +58,10 @@ def no_autograd() -> Iterator[None]:
 
 @dataclass
 class Watched:
-    """What the parts of a file gave back, by the name of the part: outputs on the way up, gradients of inputs on the way back.
+    """The results of a file's parts by name: outputs in forward order, gradients of inputs in backward order.
 
-    `walked_back` are the parts whose `backward` was called, in that order."""
+    `walked_back` are the parts whose `backward` was called, in that order.
+    """
 
     outputs: Tensors = field(default_factory=dict)
     gradients: Tensors = field(default_factory=dict)
@@ -67,7 +70,7 @@ class Watched:
 
 @contextlib.contextmanager
 def watching(module: Module) -> Iterator[Watched]:
-    """Notes down what every part of a file returns while the context lasts."""
+    """Record what every part of a file returns within the context."""
     watched, before = Watched(), {}
 
     def noting(function, into: Tensors):
@@ -95,7 +98,7 @@ def watching(module: Module) -> Iterator[Watched]:
 
 
 def excerpt(B: int, T: int, V: int, seed: int, ignored: bool = True) -> tuple[Tensor, Tensor]:
-    """Tokens and targets [B, T]; a third of the targets is ignored where wanted, never all."""
+    """Return tokens and targets [B, T]; if requested a third of the targets is ignored, never all."""
     generator = torch.Generator().manual_seed(seed)
     tokens, targets = (torch.randint(V, (B, T), generator=generator) for _ in range(2))
     if ignored:
@@ -104,7 +107,7 @@ def excerpt(B: int, T: int, V: int, seed: int, ignored: bool = True) -> tuple[Te
 
 
 def held(kept: Mapping[str, tuple[Tensor, ...]]) -> int:
-    """Bytes of the storages that kept tensors lie in, each once."""
+    """Return the bytes of the storages of saved tensors, each counted once."""
     tensors = [tensor for each in kept.values() for tensor in each]
     return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
 
@@ -112,7 +115,8 @@ def held(kept: Mapping[str, tuple[Tensor, ...]]) -> int:
 def by_autograd(
     model: Model, output: Tensor, grad_output: Tensor | None, p: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """The output, then all gradients from the loss backwards: of each part its parameters', then its input's."""
+    """Return the output, then all gradients from the loss backwards: of each part its parameters', then its
+    input's."""
     leaves = {f"the gradient of {name}": t for name, t in p.items()}
     order: dict[str, Tensor] = {}
     for part, given in reversed(model.inputs.items()):
@@ -127,14 +131,14 @@ def by_autograd(
 def by_hand(
     output: Tensor, watched: Watched, grads: Mapping[str, Tensor], start: Mapping[str, Tensor]
 ) -> Tensors:
-    """The same of a learner's file; `grads` began as `start`."""
+    """Return the same for a learner's file; `grads` began as `start`."""
     of_inputs = {f"the gradient of what {part} is given": t for part, t in watched.gradients.items()}
     of_parameters = {f"the gradient of {name}": grads[name] - start[name] for name in grads}
     return {"the output": output, **of_inputs, **of_parameters}
 
 
 def leaves(tensors: Mapping[str, Tensor]) -> Tensors:
-    """Copies that ask for gradients."""
+    """Return copies that require gradients."""
     return {name: tensor.clone().requires_grad_() for name, tensor in tensors.items()}
 
 
@@ -142,14 +146,15 @@ def leaves(tensors: Mapping[str, Tensor]) -> Tensors:
 
 
 def wrong_values(got: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> Iterator[str]:
-    """The names of wrong values, in the order of the right ones; what the learner's code never computes by itself is passed over."""
+    """Yield the names of wrong values in the reference's order, without those that the learner's code does
+    not compute."""
     for name, wanted in right.items():
         if name in got and not near(got[name], wanted):
             yield name
 
 
 def near(got: Tensor, wanted: Tensor) -> bool:
-    """Whether two tensors of one shape are the same but for the rounding of float64."""
+    """Return whether two tensors of one shape are equal up to the rounding of float64."""
     if got.shape != wanted.shape or not torch.isfinite(got).all():
         return False
     scale = wanted.abs().max().item() if wanted.numel() else 0.0
@@ -157,7 +162,7 @@ def near(got: Tensor, wanted: Tensor) -> bool:
 
 
 def one_wrong(got: Mapping[str, Tensor], right: Mapping[str, Tensor], name: str) -> str:
-    """What is wrong with a value, with its worst element."""
+    """Describe a wrong value by its worst element."""
     mine, wanted = got[name], right[name]
     if mine.shape != wanted.shape:
         return f"{name} has shape {list(mine.shape)}, expected {list(wanted.shape)}"
@@ -169,7 +174,7 @@ def one_wrong(got: Mapping[str, Tensor], right: Mapping[str, Tensor], name: str)
 
 
 def evidence_of(case: Case, arrays: Arrays, got: np.ndarray, right: np.ndarray) -> list[Evidence]:
-    """What a value that is wrong shows; nothing where it is right."""
+    """Return the evidence of a wrong value; nothing if it is correct."""
     if near(torch.from_numpy(got.copy()), torch.from_numpy(right.copy())):
         return []
     error = relative_error(np.where(np.isfinite(got), got, right), right)

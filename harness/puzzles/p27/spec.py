@@ -1,6 +1,8 @@
-"""Puzzle 27, a GPT trained without `loss.backward()`: rungs, gates, and the cases of NumPy and of the kernels.
+"""Puzzle 27, a GPT trained without `loss.backward()`: rungs, gates, and the cases of NumPy and of the
+kernels.
 
-Names: B = sequences, T = tokens of each, C = channels, V = vocabulary. The tape has its own models (`checker.py`).
+Names: B = sequences, T = tokens of each, C = channels, V = vocabulary. The tape has its own models
+(`checker.py`).
 """
 
 from dataclasses import replace
@@ -44,7 +46,7 @@ TAPE = (
 
 
 def cases(dims: Dims | None = None) -> list[Case]:
-    """The chapter's case and the hard ones; with `dims`, both kinds of values at those sizes."""
+    """Return the default case and the adversarial ones; with `dims`, both kinds of values at those sizes."""
     chapter = Case("chapter", "small enough to print", dims or DIMS, "smoothed")
     plain = Case("no smoothing", "y is 1 on the target", dims or (3, 5, 4, 7), "plain")
     if dims:
@@ -107,7 +109,7 @@ GATE_CASES = (
 
 
 def inputs(case: Case, dtype: str, seed: int) -> Arrays:
-    """The arrays of `derivation.py`; of the targets a third is ignored, never all."""
+    """Return the arrays of `derivation.py`; a third of the targets is ignored, never all."""
     B, T, C, V = case.dims
     random = np.random.default_rng([seed, *case.dims])
 
@@ -138,10 +140,10 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
 
 
 def cancelling_values(arrays: Arrays, random: np.random.Generator, cancel: bool) -> Arrays:
-    """tokens, dx and logits whose sums and differences show a rounding to 16 bits inside of them.
+    """Return tokens, dx and logits whose sums and differences reveal a rounding to 16 bits.
 
-    The groups of places that cancel are shared out among the tokens, so that a token's sum grows before it shrinks; the
-    probability of each target is near 1.
+    The groups of places that cancel are shared out among the tokens, so that a token's sum grows before it
+    shrinks; the probability of each target is near 1.
     """
     B, T, C = arrays["dx"].shape
     dx, group = cancelling(B * T, C, random, cancel)

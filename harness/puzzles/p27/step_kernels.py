@@ -31,7 +31,8 @@ class StepKernels:
         self.gpu = self.call("open", index)
 
     def call(self, name: str, argument: "int | ctypes.Array[ctypes.c_int64]") -> int:
-        """Call a function of the library with a number or with words. Raises RuntimeError with its message where it fails."""
+        """Call a function of the library with an integer or a string. Raise RuntimeError with its message if
+        it fails."""
         function = self.library[f"workbook_{name}"]
         function.argtypes, function.restype = (
             (ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64),
@@ -45,7 +46,7 @@ class StepKernels:
         return result
 
     def launch(self, name: str, *arguments: Tensor | float) -> None:
-        """Launch a pass on tensors and numbers, with the workspace that it counts."""
+        """Launch a pass on tensors and numbers, with its workspace."""
         device = next(each.device for each in arguments if isinstance(each, Tensor))
         given = list(map(word, arguments))
         needed = self.call(name, words(0, 0, 0, 0, *given))
@@ -55,7 +56,7 @@ class StepKernels:
 
 
 def words(*numbers: int) -> ctypes.Array[ctypes.c_int64]:
-    """Return numbers as a function of the library takes them."""
+    """Convert numbers to the library's argument array."""
     return (ctypes.c_int64 * len(numbers))(*numbers)
 
 
@@ -68,7 +69,7 @@ def word(argument: Tensor | float) -> int:
 
 @functools.cache
 def opened(index: int) -> StepKernels | None:
-    """Return the kernels of a GPU, built where they must be; None after one warning that says why there are none."""
+    """Return the kernels of a GPU, built if necessary; None after one warning with the reason."""
     try:
         return StepKernels(index)
     except (WorkbookError, RuntimeError) as error:

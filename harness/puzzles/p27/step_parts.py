@@ -1,8 +1,9 @@
-"""What the step by hand needs beside the layers of `harness.nn`: GELU, LayerNorm alone, the stream's gradient, attention between
-matrices of rows, the table's gradient, AdamW.
+"""Parts of the step by hand beyond the layers of `harness.nn`: GELU, LayerNorm, the stream's gradient,
+attention between matrices of rows, the table's gradient, AdamW.
 
-Activations are rows: matrices [rows, channels]. Nothing asks autograd for anything. On a GPU, in bfloat16, the kernels of
-the layers and of `step.mojo` do the work, on torch's current stream; elsewhere, and for LayerNorm alone, torch's own operations do.
+Activations are rows: matrices [rows, channels]. Nothing uses autograd. On a GPU, in bfloat16, the kernels of
+the layers and of `step.mojo` run on torch's current stream; elsewhere, and for a LayerNorm without a product,
+torch's own operations do.
 """
 
 import math
@@ -24,7 +25,7 @@ SCALE, CUBE = math.sqrt(2 / math.pi), 0.044715
 
 
 def gelu(x: Tensor) -> Tensor:
-    """x / 2 (1 + tanh u), rounded once."""
+    """Return x / 2 (1 + tanh u), rounded once."""
     if opened := kernels(x):
         y = torch.empty_like(x)
         opened.launch("gelu", y, x, x.numel())
@@ -33,7 +34,7 @@ def gelu(x: Tensor) -> Tensor:
 
 
 def gelu_backward(x: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
-    """GELU of x again, and the gradient of x; on a GPU in the memory of x and of dy."""
+    """Return GELU of x again, and the gradient of x; on a GPU in the memory of x and of dy."""
     if opened := kernels(x):
         opened.launch("gelu_backward", x, dy, x.numel())
         return x, dy
@@ -50,7 +51,7 @@ ALL_GRADIENTS = 15
 
 
 def layernorm_linear(x: Tensor, weight: Tensor, bias: Tensor, W: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """The product [rows, O] after the LayerNorm, and the LayerNorm's mean and rstd."""
+    """Return the product [rows, O] after the LayerNorm, and the LayerNorm's mean and rstd."""
     if host.load(LAYER, x.device.type):
         return torch.ops.mojo_workbook.layernorm_linear_forward(x, weight, bias, W, b, EPS)
     y, statistics = layernorm(x, weight, bias)
@@ -60,7 +61,7 @@ def layernorm_linear(x: Tensor, weight: Tensor, bias: Tensor, W: Tensor, b: Tens
 def layernorm_linear_backward(
     dy: Tensor, x: Tensor, statistics: Tensor, weight: Tensor, bias: Tensor, W: Tensor
 ) -> tuple[Tensor, ...]:
-    """The gradients of x, weight, bias, W and the product's bias."""
+    """Return the gradients of x, weight, bias, W and the product's bias."""
     if host.load(LAYER, x.device.type):
         given = dy, x, statistics, weight, bias, W
         return torch.ops.mojo_workbook.layernorm_linear_backward(*given, ALL_GRADIENTS)
@@ -69,7 +70,7 @@ def layernorm_linear_backward(
 
 
 def layernorm(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """The output, and mean and rstd [2, rows] in float32, of x [rows, C]."""
+    """Return the output, and mean and rstd [2, rows] in float32, of x [rows, C]."""
     if x.is_cuda:
         y, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], weight, bias, EPS)
         return y, torch.stack((mean.flatten(), rstd.flatten()))
@@ -83,7 +84,7 @@ def layernorm(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
 def layernorm_backward(
     dy: Tensor, x: Tensor, statistics: Tensor, weight: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of x, weight and bias: puzzle 22's dx = rstd (g - c2 - x_hat c1)."""
+    """Return the gradients of x, weight and bias: puzzle 22's dx = rstd (g - c2 - x_hat c1)."""
     if x.is_cuda:
         native = torch.ops.aten.native_layer_norm_backward
         mean, rstd = statistics[:, :, None].unbind()
@@ -101,7 +102,7 @@ def layernorm_backward(
 
 
 def add_with_sums(stream: Tensor, branch: Tensor) -> Tensor:
-    """Adds what a branch brings to the stream's gradient, both [rows, C], in place; the sums of its columns [C], which are the
+    """Add a branch's gradient to the stream's, both [rows, C], in place; return the column sums [C], the
     gradient of a bias that was added to the stream."""
     if opened := kernels(stream):
         sums = stream.new_empty(stream.shape[1])
@@ -114,12 +115,12 @@ def add_with_sums(stream: Tensor, branch: Tensor) -> Tensor:
 
 
 def heads(rows: Tensor, batch: int, count: int) -> Tensor:
-    """[batch * T, C] as [batch, count, T, C / count], without a copy."""
+    """View [batch * T, C] as [batch, count, T, C / count], without a copy."""
     return rows.view(batch, -1, count, rows.shape[1] // count).transpose(1, 2)
 
 
 def attention(qkv: Tensor, batch: int, count: int) -> tuple[Tensor, Tensor]:
-    """Causal attention of qkv [rows, 3 C]: the output [rows, C] and lse [batch, count, T]."""
+    """Compute causal attention of qkv [rows, 3 C]: the output [rows, C] and lse [batch, count, T]."""
     query, key, value = (heads(part, batch, count) for part in qkv.chunk(3, 1))
     output, lse = attention_with_lse(query, key, value, is_causal=True)
     return output.transpose(1, 2).reshape(len(qkv), -1), lse
@@ -128,7 +129,7 @@ def attention(qkv: Tensor, batch: int, count: int) -> tuple[Tensor, Tensor]:
 def attention_gradient(
     dy: Tensor, qkv: Tensor, output: Tensor, lse: Tensor, batch: int, count: int
 ) -> Tensor:
-    """The gradient of qkv [rows, 3 C] from that of the output [rows, C]."""
+    """Return the gradient of qkv [rows, 3 C] from that of the output [rows, C]."""
     dqkv = torch.empty_like(qkv)
     query, key, value = (heads(part, batch, count) for part in qkv.chunk(3, 1))
     dQ, dK, dV = (heads(part, batch, count) for part in dqkv.chunk(3, 1))
@@ -143,14 +144,16 @@ def attention_gradient(
 
 
 def places_of_tokens(tokens: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
-    """The places of tokens [rows] in the order of the tokens, and where each token's begin [vocabulary + 1]; int64."""
+    """Return the places of tokens [rows] sorted by token, and the start of each token's [vocabulary + 1];
+    int64."""
     order = tokens.argsort(stable=True)
     every = torch.arange(vocabulary + 1, device=tokens.device)
     return order, torch.searchsorted(tokens[order], every)
 
 
 def token_gradient(table: Tensor, of_head: Tensor, dx: Tensor, tokens: Tensor) -> Tensor:
-    """Writes and returns the tied table's gradient [V, C]: the head's, and the rows of dx [rows, C] added where each token [rows] is."""
+    """Write and return the tied table's gradient [V, C]: the head's, plus the rows of dx [rows, C] of each
+    token [rows]."""
     if opened := kernels(dx):
         order, starts = places_of_tokens(tokens, len(of_head))
         tensors = (table, of_head.float(), dx, tokens, order, starts)
@@ -170,7 +173,7 @@ def token_gradient(table: Tensor, of_head: Tensor, dx: Tensor, tokens: Tensor) -
 
 @dataclass(frozen=True)
 class AdamW:
-    """Its constants, and the norm that gradients are clipped to."""
+    """AdamW's constants, and the norm to which gradients are clipped."""
 
     beta1: float
     beta2: float
@@ -180,7 +183,7 @@ class AdamW:
 
 
 def norm_of(norm: Tensor, gradients: Tensor) -> None:
-    """Writes the norm of all gradients to [1]."""
+    """Write the norm of all gradients to [1]."""
     if opened := kernels(gradients):
         opened.launch("norm", norm, gradients, gradients.numel())
         return
@@ -199,15 +202,16 @@ def adamw(
     decayed: int,
     options: AdamW,
 ) -> None:
-    """One update in place: both means, the parameters, and their copy in the working dtype, which may be the same memory.
+    """Update in place both means, the parameters, and their copy in the working dtype, which may share their
+    memory.
 
     Args:
         master, mean, square: [count], float32.
         working, gradients: [count], in the working dtype.
         numbers: Rate, and the corrections 1 - beta^step of both means, float32 [3].
-        norm: Of all gradients, float32 [1]: they are clipped on the way.
-        decayed: The first so many elements decay.
-        options: What stays the same at every step.
+        norm: Of all gradients, float32 [1], for clipping.
+        decayed: The number of elements that decay, from the first.
+        options: The constants of all steps.
     """
     if opened := kernels(gradients):
         constants = (options.beta1, options.beta2, options.eps, options.decay, options.limit)

@@ -1,7 +1,8 @@
-"""`p27 --train`: a tiny GPT trained by the learner's own tape on the book's text, bytes as tokens, until it writes.
+"""`p27 --train`: train a tiny GPT by the learner's own tape on the book's text, with bytes as tokens, and
+sample from it.
 
-Nothing is fetched and nothing differentiated: every gradient comes from the file's `backward`, every update from its `adamw`.
-The same seed gives the same losses, bit for bit, on one machine.
+Nothing is downloaded, and autograd is not used: every gradient comes from the file's `backward`, every update
+from its `adamw`. The same seed gives the same losses, bit for bit, on one machine.
 """
 
 import contextlib
@@ -47,7 +48,7 @@ class Training:
 
     @classmethod
     def begin(cls, options: Options) -> "Training":
-        """GPT-2's first parameters."""
+        """Start from GPT-2's initial parameters."""
         p = parameters(
             layers=options.layers,
             width=options.width,
@@ -60,7 +61,7 @@ class Training:
         return cls(p, zeros[0], {name: (zeros[1][name], zeros[2][name]) for name in p}, [])
 
     def step(self, module: Module, excerpt: Tensor) -> None:
-        """One more."""
+        """Run one training step."""
         number = len(self.losses) + 1
         rate = RATE * min(1.0, number / WARM_UP)
         loss = module["step"](excerpt, self.p, self.grads, self.moments, number, rate)
@@ -70,7 +71,7 @@ class Training:
 
 
 def file_of(flags) -> tuple[Path, Module]:
-    """The solution's tape, or the learner's, and what it defines. Raises Unsolved where a blank of it is untouched."""
+    """Load the solution's tape, or the learner's. Raise Unsolved if a blank of it is untouched."""
     work = Work(PUZZLE, PUZZLE.rung("tape"), roots.solutions() if flags.solution else None)
     if left := [id for id, blank in work.blanks().items() if not blank.size]:
         raise Unsolved(f"{work.path}: {', '.join(left)} still to be written; --solution runs the solution's")
@@ -79,7 +80,7 @@ def file_of(flags) -> tuple[Path, Module]:
 
 @contextlib.contextmanager
 def by_the_file(path: Path) -> Iterator[None]:
-    """Whatever a learner's code raises is its file's: DamagedFile, in one line with the place."""
+    """Turn exceptions of a learner's code into DamagedFile, in one line with the place."""
     try:
         yield
     except WorkbookError:
@@ -89,14 +90,14 @@ def by_the_file(path: Path) -> Iterator[None]:
 
 
 def seed(text: str) -> int:
-    """A seed as PyTorch takes it: a whole number of at most 63 bits. Raises BadUse."""
+    """Parse a seed for PyTorch: an integer of at most 63 bits. Raise BadUse."""
     if not (text.isascii() and text.isdigit() and int(text) < 2**63):
         raise BadUse(f"--seed {text}: must be a whole number from 0 to 2**63 - 1")
     return int(text)
 
 
 def parser() -> Parser:
-    """The flags."""
+    """Return the flags."""
     parser = Parser(prog="p27 --train", description="Train a tiny GPT by your own tape.")
     parser.add_argument("--solution", action="store_true", help="with the solution's file in place of yours")
     parser.add_argument(
@@ -125,7 +126,7 @@ def parser() -> Parser:
 
 
 def add_size(parser: Parser) -> None:
-    """--size and --device."""
+    """Add --size and --device."""
     parser.add_argument(
         "--size",
         choices=SIZES,
@@ -143,14 +144,15 @@ def add_size(parser: Parser) -> None:
 
 
 def check_size(flags, *of_size: str) -> None:
-    """Raises BadUse for flags that belong to --size, without it."""
+    """Raise BadUse for flags that need --size."""
     for name in () if flags.size else ("device", "load", *of_size):
         if getattr(flags, name) is not None:
             raise BadUse(f"--{name}: only with --size")
 
 
 def main(console: Console, arguments: Sequence[str] = (), chapters: Path | None = None) -> int:
-    """Trains on the chapters, the book's unless given, draws the losses, and lets the model write. Raises BadUse, Unsolved."""
+    """Train on the chapters (default: the book's), draw the losses, and print a sample. Raise BadUse,
+    Unsolved."""
     flags = parser().parse_args(arguments)
     check_size(flags, "by", "save", "csv")
     if flags.steps is not None and flags.steps < 1:

@@ -1,6 +1,8 @@
-"""`p27 --train --size`: a GPT of some size trained by the step of the workbook's layers, or by autograd, on the book's text.
+"""`p27 --train --size`: train a GPT of some size by the step of the workbook's layers, or by autograd, on the
+book's text.
 
-Tokens are bytes, of which GPT-2 has 256 among its 50,304. The same seed gives the same losses, bit for bit, on one machine.
+Tokens are bytes, of which GPT-2 has 256 among its 50,304. The same seed gives the same losses, bit for bit,
+on one machine.
 """
 
 import csv
@@ -36,7 +38,7 @@ BYTES = 256
 
 @dataclass(frozen=True)
 class Plan:
-    """How a size is trained unless told otherwise."""
+    """The default training options of a size."""
 
     steps: int
     rate: float
@@ -46,14 +48,14 @@ PLANS = {"tiny": Plan(600, 3e-3), "gpt2": Plan(300, 6e-4)}
 
 
 def device_of(name: str | None) -> torch.device:
-    """The device of a name, "cpu" or "gpu"; without one a GPU if torch has it. Raises BadUse where it has none."""
+    """Return the device "cpu" or "gpu"; without a name a GPU if torch has one. Raise BadUse if it has none."""
     if name == "gpu" and not torch.cuda.is_available():
         raise BadUse("--device gpu: torch sees no GPU here; --device cpu runs the same step")
     return torch.device("cpu" if name == "cpu" or not torch.cuda.is_available() else "cuda:0")
 
 
 def excerpts(sizes: Sizes, seed: int, device: torch.device, chapters: Path) -> Iterator[Tensor]:
-    """Endless excerpts of the text, [batch, context + 1]."""
+    """Yield excerpts of the text, [batch, context + 1], without end."""
     options = Options(
         steps=1,
         layers=sizes.layers,
@@ -68,12 +70,12 @@ def excerpts(sizes: Sizes, seed: int, device: torch.device, chapters: Path) -> I
 
 
 def rate_of(plan: Plan, step: int) -> float:
-    """The learning rate of a step, counted from 1."""
+    """Return the learning rate of a step, counted from 1."""
     return plan.rate * min(1.0, step / WARM_UP)
 
 
 def written(state: State, count: int, seed: int) -> str:
-    """What the model writes."""
+    """Return a sample of the model."""
     trained = ByHand(state)
 
     def logits_of(tokens: Tensor) -> Tensor:
@@ -89,7 +91,7 @@ def written(state: State, count: int, seed: int) -> str:
 def train(
     console: Console, flags: Namespace, chapters: Path, sample: int, sizes: Sizes | None = None
 ) -> list[float]:
-    """Trains, draws the losses, and lets the model write. Raises BadUse where the loss is no number."""
+    """Train, draw the losses, and print a sample. Raise BadUse if the loss is not finite."""
     device, plan = device_of(flags.device), PLANS[flags.size]
     sizes = sizes or SIZES[flags.size]
     state = State.load(flags.load, sizes, device) if flags.load else State.begin(sizes, flags.seed, device)
@@ -121,7 +123,7 @@ def train(
 
 
 def keep_losses(path: Path | None, losses: list[float], steps: int) -> None:
-    """Writes the losses of the last of so many steps as a CSV, each with all its digits. Raises BadUse where it cannot be written."""
+    """Write the losses of the last steps as a CSV, with all digits. Raise BadUse if it cannot be written."""
     if path is None:
         return
     try:
@@ -133,14 +135,14 @@ def keep_losses(path: Path | None, losses: list[float], steps: int) -> None:
 
 
 def digest(tensor: Tensor) -> str:
-    """Eight letters that two tensors have in common if they are equal bit for bit."""
+    """Return eight letters that are equal if two tensors are equal bit for bit."""
     return hashlib.sha256(tensor.detach().cpu().numpy().data).hexdigest()[:8]
 
 
 def run(
     console: Console, state: State, flags: Namespace, plan: Plan, steps: int, texts: Iterator[Tensor]
 ) -> list[float]:
-    """The losses of some steps, fewer where the time is over."""
+    """Return the losses of some steps, fewer if the time is over."""
     trained = by_hand(state) if flags.by == HAND else ByAutograd(state)
     begun, losses = time.monotonic(), []
     with training_progress(console) as progress:
@@ -157,7 +159,7 @@ def run(
 
 
 def one_step(trained: ByHand | ByAutograd, excerpt: Tensor, rate: float) -> float:
-    """A step by hand with autograd out of reach, or one by autograd."""
+    """Run a step by hand with autograd disabled, or one by autograd."""
     if isinstance(trained, ByAutograd):
         return float(trained.step(excerpt, rate))
     with no_autograd():

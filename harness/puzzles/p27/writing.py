@@ -1,4 +1,4 @@
-"""What a model of bytes writes: one after the other, each drawn from what the model expects."""
+"""Sample text from a model of bytes, one byte after the other."""
 
 from collections.abc import Callable
 
@@ -12,13 +12,13 @@ TEMPERATURE = 0.7
 
 
 def write(logits_of: Callable[[Tensor], Tensor], context: int, count: int, seed: int) -> str:
-    """START and `count` bytes after it, in characters that a terminal takes.
+    """Return START and `count` bytes after it, in characters that a terminal can print.
 
     Args:
         logits_of: The logits [256] of the byte after tokens [1, T], T from 1 to `context`.
-        context: What the model sees at most.
-        count: Bytes that it writes.
-        seed: Of the draws.
+        context: The longest input of the model.
+        count: Bytes to sample.
+        seed: Of the samples.
     """
     generator = torch.Generator().manual_seed(seed)
     written = list(START)

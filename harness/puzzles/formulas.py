@@ -23,7 +23,6 @@ Terms = Callable[[Derivation], np.ndarray]
 
 
 def total(terms: np.ndarray) -> np.ndarray:
-    """The sum of every row, [..., 1]."""
     return terms.sum(-1, keepdims=True)
 
 

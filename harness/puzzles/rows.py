@@ -8,7 +8,6 @@ import numpy as np
 
 
 def transposed(array: np.ndarray) -> np.ndarray:
-    """Transpose the matrices of an array."""
     return array.swapaxes(-1, -2)
 
 

@@ -38,7 +38,6 @@ examples:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the argument parser of `vgpu`."""
     top = argparse.ArgumentParser(
         prog="workbook vgpu",
         description="The virtual GPU: executes the PTX of Mojo GPU programs on the CPU and checks memory and"

@@ -346,7 +346,6 @@ class VirtualGPU:
             )
 
     def print(self, text: str) -> None:
-        """Print a kernel's output."""
         self.output.append(text)
         if self.echo:
             sys.stdout.write(text)

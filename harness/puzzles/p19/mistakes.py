@@ -24,7 +24,6 @@ def tiles(v: Derivation) -> list[np.ndarray]:
 
 
 def squares_mean(v: Derivation) -> np.ndarray:
-    """The mean square of every row, [rows, 1]."""
     return (v.matrix**2).mean(-1, keepdims=True)
 
 

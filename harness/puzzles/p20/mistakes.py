@@ -78,7 +78,6 @@ derive = derive_by(STEPS)
 
 
 def first_rows(array: np.ndarray, count: int) -> np.ndarray:
-    """Replace all but the first rows by zeros."""
     kept = array.copy()
     kept[count:] = 0
     return kept

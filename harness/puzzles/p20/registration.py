@@ -48,7 +48,6 @@ class RawKernels:
             lying(y, y.shape[-1]).copy_(lying(x, x.shape[-1]).softmax(-1))
 
     def softmax_backward(self, dx: Tensor, dy: Tensor, y: Tensor) -> None:
-        """Write the gradient of softmax's input into dx."""
         self.launched.append("softmax_backward")
         if y.numel():
             P, dP = lying(y, y.shape[-1]), lying(dy, y.shape[-1])
@@ -94,13 +93,11 @@ def differs(got: Tensor, expected: Tensor) -> bool:
 
 
 def forward(it: Registered) -> str | None:
-    """Check softmax of a contiguous tensor."""
     x = example()
     return "the operator does not return softmax(x)" if differs(it.op(x.detach()), x.softmax(-1)) else None
 
 
 def strided_input(it: Registered) -> str | None:
-    """Check softmax of a transposed and of an expanded tensor."""
     x = example().detach()
     for what in (x.mT, x[:, :1].expand(3, 5, 7)):
         if differs(it.op(what), what.softmax(-1)):
@@ -117,7 +114,6 @@ def schema(it: Registered) -> str | None:
 
 
 def compiled(it: Registered) -> str | None:
-    """Check the forward pass under torch.compile(fullgraph=True)."""
     torch._dynamo.reset()
     x = example().detach()
     got = torch.compile(lambda x: it.op(x * 2) + 1, fullgraph=True, backend="aot_eager")(x)
@@ -139,7 +135,6 @@ def gradient(it: Registered) -> str | None:
 
 
 def compiled_gradient(it: Registered) -> str | None:
-    """Check the backward pass under torch.compile(fullgraph=True)."""
     torch._dynamo.reset()
     x = example()
     model = torch.compile(lambda x: it.op(x * 2).square().sum(), fullgraph=True, backend="aot_eager")

@@ -56,7 +56,6 @@ SIZES = {
 
 
 def call(op: OpSpec, variant: str) -> Call:
-    """The call of an op, and its launch."""
     launch = f"launch_{op.name.removesuffix('_train')}[dtype](..., {SIZES.get(op.name, 'rows, columns')})"
     return Call(op, (), variant, launch)
 

@@ -82,7 +82,6 @@ USUAL: dict[str, Check] = {
 
 
 def function_of(gate: str, module: Mapping[str, object]) -> type[torch.autograd.Function]:
-    """Return the class of a gate. Raise ValueError if the file has none."""
     function = module.get(WANTED[gate].name)
     if not (isinstance(function, type) and issubclass(function, torch.autograd.Function)):
         raise ValueError(f"the file defines no class {WANTED[gate].name}(torch.autograd.Function)")
@@ -90,7 +89,6 @@ def function_of(gate: str, module: Mapping[str, object]) -> type[torch.autograd.
 
 
 def decisive(gate: str) -> tuple[Check, ...]:
-    """Return the checks that a gate's class must pass."""
     return tuple(DECISIVE)[: None if WANTED[gate].sums else -1]
 
 

@@ -41,7 +41,6 @@ def rms_norm(t: list[Tensor], dy: Tensor, wrong: str = "") -> Tensor:
 
 
 def softmax(t: list[Tensor], dy: Tensor, wrong: str = "") -> Tensor:
-    """Return the gradient of x."""
     p = t[0].softmax(-1)
     product = dy * p
     sums = {
@@ -56,7 +55,6 @@ def softmax(t: list[Tensor], dy: Tensor, wrong: str = "") -> Tensor:
 
 
 def log_softmax(t: list[Tensor], dy: Tensor, wrong: str = "") -> Tensor:
-    """Return the gradient of x."""
     total = dy.sum(0 if wrong == "axis" else -1, keepdim=True)
     return dy - (wrong != "none") * t[0].softmax(-1) * total
 

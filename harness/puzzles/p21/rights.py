@@ -49,7 +49,6 @@ def softmax_by_logsumexp(x: Tensor) -> Tensor:
 
 
 def scaled_query_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Compute attention with the scale multiplied into the query."""
     return torch.einsum("...st,...te->...se", torch.softmax((q / q.shape[-1] ** 0.5) @ k.mT, -1), v)
 
 
@@ -58,7 +57,6 @@ class StandardiseInFloat32(Function):
 
     @staticmethod
     def forward(ctx, x: Tensor) -> Tensor:
-        """Return y, [..., H]. Raise TypeError for another dtype."""
         if x.dtype != torch.float32:
             raise TypeError(f"this kernel is compiled for float32, not for {x.dtype}")
         mean = x.mean(-1, keepdim=True)
@@ -82,12 +80,10 @@ class AddBiasInNoOrder(Function):
 
     @staticmethod
     def forward(ctx, x: Tensor, bias: Tensor) -> Tensor:
-        """Return y, [..., H]."""
         return x + bias
 
     @staticmethod
     def backward(ctx, dy: Tensor) -> tuple[Tensor, Tensor]:
-        """Return both gradients."""
         rows = dy.reshape(-1, dy.shape[-1])
         total = torch.zeros(dy.shape[-1], dtype=dy.dtype)
         for part in rows[torch.randperm(len(rows))].split(max(1, len(rows) // 7)):
@@ -124,13 +120,11 @@ class ScaleByMatrix(Function):
 
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor) -> Tensor:
-        """Return y, [..., H]."""
         ctx.save_for_backward(x, weight)
         return x * weight
 
     @staticmethod
     def backward(ctx, dy: Tensor) -> tuple[Tensor, Tensor]:
-        """Return both gradients."""
         x, weight = ctx.saved_tensors
         products = (dy.float() * x.float()).reshape(-1, x.shape[-1])
         return dy * weight, (torch.ones(1, len(products)) @ products)[0].to(weight.dtype)

@@ -32,7 +32,6 @@ CALLS = (
 
 
 def call(op: OpSpec) -> Call:
-    """The call of an op, and its launch."""
     sizes = "batch, sequence, width" if op.name == "bias_gradient_train" else "batch * sequence, width"
     return Call(op, (), VARIANT, f"launch_{op.name.removesuffix('_train')}[dtype](..., {sizes})")
 

@@ -48,7 +48,6 @@ def one(sizes: str, seed: int) -> tuple[Tensor, ...]:
 
 
 def with_weight(sizes: str, seed: int) -> tuple[Tensor, ...]:
-    """Return x and one number for each column."""
     random = Random(seed)
     return random.rows(sizes), 1 + 0.5 * random.normal(LAST[sizes])
 
@@ -63,7 +62,6 @@ def with_target(sizes: str, seed: int) -> tuple[Tensor, ...]:
 
 
 def with_mask(sizes: str, seed: int) -> tuple[Tensor, ...]:
-    """Return x, and a bool for each element."""
     random = Random(seed)
     x = random.rows(sizes)
     return x, torch.rand(x.shape, generator=random.generator) < KEPT
@@ -76,13 +74,11 @@ def attention(sizes: str, seed: int) -> tuple[Tensor, ...]:
 
 
 def linear(sizes: str, seed: int) -> tuple[Tensor, ...]:
-    """Return x and a matrix."""
     random = Random(seed)
     return random.rows(sizes), random.normal(OTHER[sizes], LAST[sizes])
 
 
 def low_rank(sizes: str, seed: int) -> tuple[Tensor, ...]:
-    """Return x and two narrow matrices."""
     random = Random(seed)
     return random.rows(sizes), random.normal(2, LAST[sizes]), random.normal(OTHER[sizes], 2)
 

@@ -95,7 +95,6 @@ class Products(Calls):
         self.dy = problem.grad_output
 
     def prepare(self, direction: str) -> Call:
-        """Return a call that runs the products of one pass."""
         x, W, dy = self.x, self.W, self.dy
 
         def forward() -> tuple[Tensor, ...]:
@@ -181,7 +180,6 @@ def compiled(problem: Problem) -> Differentiable:
 
 
 def liger(problem: Problem) -> Differentiable:
-    """Build Liger's Triton LayerNorm, then F.linear."""
     if problem.device.type == "cpu":
         raise Unavailable("its Triton kernels need a GPU")
     from liger_kernel.ops.layer_norm import (  # pyright: ignore[reportMissingImports] (on GPU machines)

@@ -73,7 +73,6 @@ def derive(
 
 
 def values(v: Derivation) -> int:
-    """Return the number of elements in a row."""
     return v.input.shape[-1]
 
 

@@ -42,7 +42,6 @@ STEPS = {
 
 
 def one_number(number: np.ndarray) -> np.ndarray:
-    """Wrap a number in an array of one element, [1]."""
     if number.size != 1:
         raise ValueError(
             f"one number is wanted for the whole row, not an array of shape {list(number.shape)}"
@@ -67,7 +66,6 @@ RUNG = NumpyRung(
 
 
 def size(v: Derivation) -> int:
-    """Return H."""
     return len(v.row_x)
 
 

@@ -88,7 +88,6 @@ def first_thread(terms: np.ndarray) -> np.ndarray:
 
 
 def mean(terms: np.ndarray) -> np.ndarray:
-    """Return the mean of every row, [B, S, 1]."""
     return terms.mean(-1, keepdims=True)
 
 

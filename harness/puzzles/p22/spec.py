@@ -37,7 +37,6 @@ TRANSFER = OpSpec(
 
 
 def variant(algorithm: str) -> tuple[Call, ...]:
-    """Return the forward and backward call of one algorithm."""
     parameters = (("algorithm", algorithm),)
     forward = "recorder, ForwardTensors[dtype](=, sizes=sizes.copy(), eps=Scalar[accum](EPS))"
     backward = "recorder, BackwardTensors[dtype](=, sizes=sizes.copy())"

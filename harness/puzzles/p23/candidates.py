@@ -59,8 +59,6 @@ class Sizes:
 
 
 def sdpa(causal: bool, backend: SDPBackend) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """Return PyTorch's function with one of its backends."""
-
     def function(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         with sdpa_kernel(backend):
             return F.scaled_dot_product_attention(query, key, value, is_causal=causal)
@@ -135,8 +133,6 @@ def unasked(problem: Problem) -> Differentiable:
 
 
 def backend(backend: SDPBackend) -> Callable[[Problem], Differentiable]:
-    """Build PyTorch's function with one of its backends."""
-
     def build(problem: Problem) -> Differentiable:
         return Differentiable(sdpa(problem.sizes.causal, backend), problem.leaves, problem.grad_output)
 

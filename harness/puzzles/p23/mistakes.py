@@ -105,7 +105,6 @@ def by_tiles(v: Derivation, weights: Callable[[formulas.Online], np.ndarray]) ->
 
 
 def tile_transposed(array: np.ndarray) -> np.ndarray:
-    """Transpose each tile in place."""
     rest = [(0, -size % TILE) for size in array.shape[-2:]]
     whole = np.pad(array, [(0, 0)] * (array.ndim - 2) + rest)
     rows, columns = (size // TILE for size in whole.shape[-2:])
@@ -292,7 +291,6 @@ def other_weights(id: str, words: str, weights: Step) -> Mistake:
 
 
 def first_rows(array: np.ndarray) -> np.ndarray:
-    """Return the first tile of rows."""
     return array[..., :TILE, :]
 
 

@@ -82,13 +82,11 @@ MOJO_SIZES = {
 
 
 def step(op: OpSpec) -> Call:
-    """Return the call of a step, and its launch."""
     launch = f"launch_{op.name.removeprefix('attention_')}[dtype](..., steps)"
     return Call(op, (), "unfused", STEP_LAUNCHES.get(op.name, launch))
 
 
 def flash(variant: str, *ops: OpSpec) -> tuple[Call, ...]:
-    """Return the calls of flash ops in a variant, and their launches."""
     return tuple(Call(op, (), variant, FLASH_LAUNCHES[op.name]) for op in ops)
 
 

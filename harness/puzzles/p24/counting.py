@@ -41,7 +41,6 @@ class Count:
 
 
 def count(order: np.ndarray, width: int, radius: int, tile: int) -> Count:
-    """Count one order, [cells]."""
     tiles = orders.window_tiles(order, width, radius, tile)
     visible = keys_of_tiles(order, width, radius, tile)
     starts = visible[:, :1].sum() + (visible[:, 1:] & ~visible[:, :-1]).sum()
@@ -133,5 +132,4 @@ def report(flags) -> Iterator[str]:
 
 
 def line(name: str, *cells: str) -> str:
-    """Return a line of a table."""
     return f"{name:<11}" + "".join(f"{cell:>12}" for cell in cells)

@@ -48,7 +48,6 @@ def steps(order: np.ndarray, width: int) -> Iterator[tuple[list[int], list[int]]
 
 
 def numbers(order: np.ndarray, width: int) -> Iterator[str]:
-    """Yield the step of each cell, as a grid of numbers."""
     steps = orders.inverse(order).reshape(-1, width)
     digits = len(str(steps.max()))
     for row in steps.tolist():

@@ -79,12 +79,10 @@ def wrong_end(v: Derivation) -> np.ndarray:
 
 
 def hilbert(v: Derivation) -> np.ndarray:
-    """Return the correct index."""
     return orders.hilbert(int(v.side), int(v.side))
 
 
 def exchanged(v: Derivation) -> np.ndarray:
-    """Return the correct index with row and column exchanged."""
     row, column = np.divmod(hilbert(v), int(v.side))
     return column * int(v.side) + row
 

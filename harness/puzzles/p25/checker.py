@@ -91,7 +91,6 @@ class RingChecker(CaseChecker):
         raise NotImplementedError
 
     def arrays(self, case: Case) -> Arrays:
-        """Return the inputs of a case."""
         return self._reference_of(case).arrays(case)
 
     def about(self, cases: list[Case]) -> str:
@@ -224,7 +223,6 @@ def merged_alone(merge: Callable, path: Path, tensor: Callable) -> Failed | None
 
 
 def ring_arguments(case: Case, arrays: Arrays) -> tuple[int, float, bool, bool]:
-    """Return length, scale, causal and balanced."""
     S, d = case.dims[-2:]
     return S, d**-0.5, bool(arrays["causal"]), bool(arrays["balanced"])
 

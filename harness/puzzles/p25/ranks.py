@@ -160,7 +160,6 @@ def bytes_kept(call: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, int]:
 
 
 def tensors_in(value: object) -> Iterator[torch.Tensor]:
-    """Yield the tensors in lists, tuples and dictionaries."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, dict):

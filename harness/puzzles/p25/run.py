@@ -120,7 +120,6 @@ def lost(words: str) -> str:
 
 
 def part_of(rank: int, size: int, length: int, balanced: bool) -> int:
-    """Return how many positions a rank holds."""
     return len(layout.places(rank, size, length, balanced))
 
 
@@ -149,7 +148,6 @@ def say(error: Exception, path: Path) -> str:
 
 
 def parser() -> Parser:
-    """Return the flags."""
     parser = Parser(
         prog="p25 --backward",
         description="Start the ring in several processes and compare output and gradients with one device.",
@@ -236,7 +234,6 @@ def available() -> int:
 
 
 def heading(case: Case, path: Path, flags) -> list[str]:
-    """Return lines that describe the run."""
     B, N, M, S, d = case.dims
     ranks, cores = case.world_size, os.cpu_count() or 1
     masked = "causal" if "causal" in case.values else "every key visible"

@@ -74,7 +74,6 @@ class Wire:
             work.wait(self.patience)
 
     def isend(self, tensor, dst=None, group=None, tag=0, group_dst=None):
-        """Replace torch.distributed.isend."""
         if tensor.dtype.is_floating_point and tensor.dtype.itemsize < self.dtype.itemsize:
             words = f"a block travels as {tensor.dtype}, its tensors are {self.dtype}".replace("torch.", "")
             raise Broken("travels-in-bfloat16", f"{words}: a sum that is rounded at every rank")
@@ -82,15 +81,12 @@ class Wire:
         return self._begun(Send, tensor, dst, group, group_dst, tag)
 
     def irecv(self, tensor, src=None, group=None, tag=0, group_src=None):
-        """Replace torch.distributed.irecv."""
         return self._begun(Receive, tensor, src, group, group_src, tag)
 
     def send(self, tensor, dst=None, group=None, tag=0, group_dst=None):
-        """Replace torch.distributed.send."""
         self.isend(tensor, dst, group, tag, group_dst).wait()
 
     def recv(self, tensor, src=None, group=None, tag=0, group_src=None):
-        """Replace torch.distributed.recv."""
         self.irecv(tensor, src, group, tag, group_src).wait()
 
     def _begun(self, kind, tensor, peer, group, group_peer, tag):
@@ -144,7 +140,6 @@ class Message:
         return work
 
     def fetch(self, tensor: torch.Tensor, part: int) -> Any:
-        """Receive a tensor through gloo."""
         return self.wire.real["irecv"](tensor, group=self.group, tag=self.tag + part, group_src=self.other)
 
     def begin(self) -> None:
@@ -232,7 +227,6 @@ def has_16_bits(tensor: torch.Tensor) -> bool:
 
 
 def say(header: torch.Tensor) -> str:
-    """Describe a header."""
     count, dtype = header.tolist()
     return f"{count} elements of {str(DTYPES[dtype]).removeprefix('torch.')}"
 

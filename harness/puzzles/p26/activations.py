@@ -36,7 +36,6 @@ def silu(x: Tensor) -> Tensor:
 
 @silu.register_fake
 def silu_buffer(x: Tensor) -> Tensor:
-    """Check x and allocate the output."""
     if x.dtype not in DTYPES:
         raise TypeError(f"x: expected one of {', '.join(DTYPES.values())}, got {x.dtype}")
     if x.numel() > LARGEST:
@@ -52,7 +51,6 @@ def silu_backward(dy: Tensor, x: Tensor) -> Tensor:
 
 @silu_backward.register_fake
 def dx_buffer(dy: Tensor, x: Tensor) -> Tensor:
-    """Allocate dx."""
     return silu_buffer(x)
 
 
@@ -66,12 +64,10 @@ def launch(op: OpSpec, plain: Callable[..., Tensor], output: Tensor, *tensors: T
 
 
 def keep(ctx, inputs, output) -> None:
-    """Save x."""
     ctx.save_for_backward(*inputs)
 
 
 def backward(ctx, dy: Tensor) -> Tensor:
-    """Return dx from dy and the saved x."""
     return silu_backward(dy, *ctx.saved_tensors)
 
 

@@ -41,12 +41,10 @@ def out_of_order(gm: GraphModule) -> int:
 
 
 def nothing(gm: GraphModule) -> int:
-    """Change nothing."""
     return 0
 
 
 def sine(x: Tensor) -> Tensor:
-    """Compute a function for the passes."""
     return (x + 1.0).sin() * 2.0
 
 
@@ -56,7 +54,6 @@ def sine_of_checkpointed(x: Tensor) -> Tensor:
 
 
 def cosine(x: Tensor) -> Tensor:
-    """Compute the expected result."""
     return (x + 1.0).cos() * 2.0
 
 

@@ -11,14 +11,12 @@ from harness.puzzles.p26.trying import Fault, Module, Try, X, captured, expect, 
 
 
 def in_place_product(x: Tensor) -> Tensor:
-    """Multiply in place: y *= 3.0."""
     y = x * 2.0
     y *= 3.0
     return y
 
 
 def written_product(x: Tensor) -> Tensor:
-    """Write to x between two products."""
     x = x.clone()
     y = x * 2.0
     x.add_(1.0)
@@ -46,7 +44,6 @@ def sine_and_view(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def written_source(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Write to the source of a copy."""
     x = x.clone()
     y = x * 1.0
     x.add_(1.0)
@@ -115,7 +112,6 @@ NEUTRAL = (
 
 
 def unused(x: Tensor) -> Tensor:
-    """Compute a chain whose end is not used."""
     y = x.sin() * 2
     y.cos()
     return x + 1

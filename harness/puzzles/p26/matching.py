@@ -34,7 +34,6 @@ def across_mutation(x: Tensor) -> Tensor:
 
 
 def upcast(x: Tensor) -> Tensor:
-    """Compute in float32 from bfloat16."""
     y = x.float()
     return torch.sigmoid(y) * y
 
@@ -79,7 +78,6 @@ WIDE = torch.linspace(-4, 4, 48).reshape(6, 8)
 
 
 def tanh_gelu(x: Tensor) -> Tensor:
-    """Compute the tanh form."""
     return 0.5 * x * (1.0 + torch.tanh(K * (x + 0.044715 * x**3)))
 
 
@@ -130,7 +128,6 @@ GELUS = (
 
 
 def used_twice(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Use the result of sin in two operations."""
     y = x.sin()
     return y + 1.0, y.exp()
 

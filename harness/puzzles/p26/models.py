@@ -48,7 +48,6 @@ def rows(*shape: int) -> Tensor:
 
 
 def conv1d(m: Pieces, x: Tensor) -> Tensor:
-    """Use GPT-2's Conv1D."""
     size = (*x.shape[:-1], O)
     return torch.addmm(m.c, m.ln(x).view(-1, H), m.w).view(size)
 
@@ -96,7 +95,6 @@ def written(m: Pieces, x: Tensor) -> Tensor:
 
 
 def weight_written(m: Pieces, x: Tensor) -> Tensor:
-    """Write to the weight before the Linear runs."""
     w = m.a.weight * 1.0
     h = m.ln(x)
     w[0] = 0.0
@@ -161,15 +159,12 @@ UNFIT = (
 
 
 def frozen() -> Pieces:
-    """Return a LayerNorm that is not trained."""
     model = Pieces(lambda m, x: m.a(m.ln(x)))
     model.ln.requires_grad_(False)
     return model
 
 
 def swaps() -> Sequence[Try]:
-    """Return the tests of the swap."""
-
     def one(words, body, after, kind="", **options) -> Try:
         return Try(
             words,

@@ -82,7 +82,6 @@ def grouping(m: Module) -> None:
 
 
 def pair(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return two outputs of one shape, and a constant."""
     return (x * 2.0).sin() + 1.0, x.cos()
 
 

@@ -25,7 +25,6 @@ SHOWN = 150
 
 
 def solution(rung: str) -> dict:
-    """Return the definitions of a rung's solution."""
     return load(roots.solutions() / PUZZLE.name / PUZZLE.rung(rung).file)
 
 

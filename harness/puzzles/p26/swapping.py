@@ -78,7 +78,6 @@ def refusing(m: Module) -> None:
 
 
 def library(name: str) -> Callable[..., Any]:
-    """Return a function of the solution."""
     return load(roots.solutions() / "p26" / "swap.py")[name]
 
 

@@ -307,7 +307,6 @@ def outputs_of(backend: Backend, function: Callable[..., Any], *inputs: Tensor, 
 
 
 def captured(function: Callable[..., Any], *inputs: Tensor, **options) -> GraphModule:
-    """Return the graph that Dynamo captures of a function."""
     kept: list[GraphModule] = []
 
     def keep(gm: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:

@@ -50,13 +50,11 @@ def joined(output: Tensor) -> Tensor:
 
 
 def attention(qkv: Tensor, causal: bool = True, count: int = HEADS) -> Tensor:
-    """Run every head."""
     query, key, value = heads(qkv, count)
     return joined(F.scaled_dot_product_attention(query, key, value, is_causal=causal))
 
 
 def gelu(x: Tensor) -> Tensor:
-    """Compute the tanh form."""
     return F.gelu(x, approximate="tanh")
 
 
@@ -77,7 +75,6 @@ def residual(x: Tensor, branch: Tensor, which: str) -> Tensor:
 
 
 def head(x: Tensor, token: Tensor) -> Tensor:
-    """Return the logits."""
     return x @ token.T
 
 
@@ -137,7 +134,6 @@ class Model:
         return output
 
     def block(self, x: Tensor, name: str, p: Mapping[str, Tensor]) -> Tensor:
-        """Run both branches."""
         x = self.given(name, x)
 
         def part(kind: str, id: str, given: Tensor) -> Tensor:
@@ -153,7 +149,6 @@ class Model:
         return self.noted(name, x)
 
     def loss(self, tokens: Tensor, targets: Tensor, p: Mapping[str, Tensor]) -> Tensor:
-        """Return the loss of the whole model."""
         x = self.run("embedding", "embedding", tokens, p["token"], p["position"])
         for i in range(sum(name.endswith(".ln_1.weight") for name in p)):
             x = self.block(x, f"block{i}", p)
@@ -192,7 +187,6 @@ def parameters(
 
 
 def vectors(name: str, width: int, normal: Callable[..., Tensor], checked: bool) -> Tensors:
-    """Return weight and bias of a LayerNorm."""
     return {f"{name}.weight": 1 + normal(width) * checked, f"{name}.bias": normal(width) * checked}
 
 

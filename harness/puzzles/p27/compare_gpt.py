@@ -88,7 +88,6 @@ def compared(got: Tensors, truth: Tensors, baseline: Tensors, dtype: torch.dtype
 
 
 def lines_of(values: list[Compared | str]) -> list[str]:
-    """Return a line for each value, and the result."""
     width = max(len(each if isinstance(each, str) else each.name) for each in values)
     lines = [f"{'':<{width}}  error    PyTorch's"]
     for each in values:
@@ -103,7 +102,6 @@ def lines_of(values: list[Compared | str]) -> list[str]:
 
 
 def wrong_of(values: list[Compared | str]) -> list[str]:
-    """Return the names of values that are not ok; a NaN is not."""
     return [each.name for each in values if isinstance(each, Compared) and not each.ok]
 
 

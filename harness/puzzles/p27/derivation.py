@@ -48,7 +48,6 @@ STEPS = {
 
 
 def softmax(logits: np.ndarray, axis: int | None = -1) -> np.ndarray:
-    """Compute softmax over one axis, or over all."""
     weights = np.exp(logits - logits.max(axis, keepdims=True))
     return weights / weights.sum(axis, keepdims=True)
 
@@ -138,7 +137,6 @@ MISTAKES = (
 
 
 def phi(x: np.ndarray) -> np.ndarray:
-    """Return the cumulative distribution function of the normal distribution."""
     import math
 
     return np.vectorize(lambda one: (1 + math.erf(one / math.sqrt(2))) / 2)(x)

@@ -15,8 +15,6 @@ from harness.errors import BadUse
 
 @dataclass(frozen=True)
 class Options:
-    """The options of a training run."""
-
     steps: int
     layers: int
     width: int

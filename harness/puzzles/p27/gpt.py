@@ -31,7 +31,6 @@ class Sizes:
 
     @property
     def tokens(self) -> int:
-        """Tokens of a step."""
         return self.batch * self.context
 
 
@@ -67,7 +66,6 @@ class Pieces:
                 self.decayed = self.count
 
     def gaps(self, piece: Tensor) -> list[Tensor]:
-        """Return the padding of a buffer [count]."""
         ends = [at + shape.numel() for at, shape in self.places.values()]
         begins = [*(at for at, _ in self.places.values()), self.count][1:]
         return [piece[end:begin] for end, begin in zip(ends, begins, strict=True) if end < begin]
@@ -154,6 +152,5 @@ class State:
 
 
 def zeros(count: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Return three zeroed buffers."""
     one, two, three = torch.zeros(3, count, device=device)
     return one, two, three

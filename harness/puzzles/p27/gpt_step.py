@@ -55,8 +55,7 @@ def head(
     return loss, gradient @ weight, gradient.T @ x
 
 
-def ignore(name: str, value: Tensor) -> None:
-    """Ignore a value."""
+def ignore(name: str, value: Tensor) -> None: ...
 
 
 class Idle:
@@ -109,17 +108,14 @@ class Pass:
     kept: dict[str, tuple[Tensor, ...]] = field(default_factory=dict)
 
     def shown(self, part: str, output: Tensor) -> Tensor:
-        """Record and return an output."""
         self.note(f"{part}, its output", output)
         return output
 
     def back(self, part: str, gradient: Tensor) -> Tensor:
-        """Record and return the gradient of a part's input."""
         self.note(f"the gradient of what {part} is given", gradient)
         return gradient
 
     def place(self, name: str) -> Tensor | None:
-        """Return the memory for a parameter's gradient."""
         return self.idle.places[name] if self.idle else None
 
     def matrix(self, rows: int, columns: int) -> Tensor:
@@ -329,7 +325,6 @@ class Graphed(ByHand):
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def whole(self, excerpt: Tensor) -> Tensor:
-        """Replay the step."""
         if self.graph is None:
             self.graph = self.record(excerpt)
         self.excerpt.copy_(excerpt)

@@ -123,7 +123,6 @@ GATES = (
 
 
 def derived_sizes(dims: tuple[int, ...]) -> dict[str, int]:
-    """Return the sizes that follow from B, T, C and V."""
     B, T, C, V = dims
     return {"rows": B * T, "ends": V + 1, "chunks": -(-B * T * C // CHUNK)}
 

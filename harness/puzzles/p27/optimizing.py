@@ -133,7 +133,6 @@ def check_clip(gate: str, module: Module, seed: int) -> str:
 
 
 def flat(tensors: Mapping[str, Tensor]) -> np.ndarray:
-    """Concatenate tensors, [1, 1, count]."""
     return torch.cat([each.flatten() for each in tensors.values()]).reshape(1, 1, -1).numpy()
 
 
@@ -163,7 +162,6 @@ class State:
     moments: dict[str, tuple[Tensor, Tensor]]
 
     def copied(self) -> "State":
-        """Return a copy."""
         moments = {name: (mean.clone(), square.clone()) for name, (mean, square) in self.moments.items()}
         return State({name: t.clone() for name, t in self.p.items()}, moments)
 

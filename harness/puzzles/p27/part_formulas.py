@@ -45,7 +45,6 @@ class Formula:
 
 
 def plain(t: Tensor) -> np.ndarray:
-    """Convert a tensor to an array."""
     return t.numpy()
 
 
@@ -153,7 +152,6 @@ def of_own(
 
 
 def of_gelu() -> Formula:
-    """Return GELU and its gradient."""
     return of_own(
         lambda t, dims: {"x": plain(t["x"]), "dx": plain(t["dy"])},
         {"gelu": (OUTPUT, "output", plain), "grad_gelu": (OF_INPUT, "gradient of x", plain)},

@@ -138,7 +138,6 @@ def by_hand(
 
 
 def leaves(tensors: Mapping[str, Tensor]) -> Tensors:
-    """Return copies that require gradients."""
     return {name: tensor.clone().requires_grad_() for name, tensor in tensors.items()}
 
 

@@ -48,7 +48,6 @@ class Training:
 
     @classmethod
     def begin(cls, options: Options) -> "Training":
-        """Start from GPT-2's initial parameters."""
         p = parameters(
             layers=options.layers,
             width=options.width,
@@ -61,7 +60,6 @@ class Training:
         return cls(p, zeros[0], {name: (zeros[1][name], zeros[2][name]) for name in p}, [])
 
     def step(self, module: Module, excerpt: Tensor) -> None:
-        """Run one training step."""
         number = len(self.losses) + 1
         rate = RATE * min(1.0, number / WARM_UP)
         loss = module["step"](excerpt, self.p, self.grads, self.moments, number, rate)
@@ -97,7 +95,6 @@ def seed(text: str) -> int:
 
 
 def parser() -> Parser:
-    """Return the flags."""
     parser = Parser(prog="p27 --train", description="Train a tiny GPT by your own tape.")
     parser.add_argument("--solution", action="store_true", help="with the solution's file in place of yours")
     parser.add_argument(
@@ -126,7 +123,6 @@ def parser() -> Parser:
 
 
 def add_size(parser: Parser) -> None:
-    """Add --size and --device."""
     parser.add_argument(
         "--size",
         choices=SIZES,

@@ -70,12 +70,10 @@ def excerpts(sizes: Sizes, seed: int, device: torch.device, chapters: Path) -> I
 
 
 def rate_of(plan: Plan, step: int) -> float:
-    """Return the learning rate of a step, counted from 1."""
     return plan.rate * min(1.0, step / WARM_UP)
 
 
 def written(state: State, count: int, seed: int) -> str:
-    """Return a sample of the model."""
     trained = ByHand(state)
 
     def logits_of(tokens: Tensor) -> Tensor:

@@ -94,7 +94,6 @@ def merge_prefixes(a: Prefix | None, b: Prefix) -> Prefix:
 
 
 def merge_clocks(clocks: Iterable[Clock]) -> Clock:
-    """Return the union of all clocks."""
     out: Clock = {}
     for clock in clocks:
         for block, known in clock.items():
@@ -264,14 +263,12 @@ class Clocks:
             yield block, epoch, warps, int(batch.blocks[at[block] // self.cluster_size * self.cluster_size])
 
     def cluster_arrive(self, batch, L, release: bool) -> None:
-        """Execute the arrival of threads at the barrier of their cluster."""
         for block, epoch, warps, cluster in self.clusters_of(batch, L):
             fenced = merge_clocks(self.fenced.get((block, w), {}).get(CLUSTER_SCOPE, {}) for w in warps)
             published = self.release(block, epoch, warps) if release else fenced
             self.arrived[cluster] = merge_clocks((self.arrived.get(cluster, {}), published))
 
     def cluster_wait(self, batch, L) -> None:
-        """Execute the wait of threads for the barrier of their cluster."""
         passing = list(self.clusters_of(batch, L))
         for block, epoch, warps, cluster in passing:
             self.acquire(block, epoch, warps, self.arrived.get(cluster, {}))

@@ -130,9 +130,7 @@ class Counted(Protocol):
     @property
     def code(self) -> Costs: ...
 
-    def shared_array(self, offset: int) -> str:
-        """Return the name of the array at an offset in a block's shared memory."""
-        ...
+    def shared_array(self, offset: int) -> str: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -154,7 +152,6 @@ class Counters:
 
     # -- sums -----------------------------------------------------------------------------------------------
     def traffic(self, space: str, kind: str) -> Traffic:
-        """Return the traffic of one kind in global or shared memory."""
         return sum_traffic(s for s in self.sites.values() if s.space == space and s.kind == kind)
 
     @property
@@ -282,7 +279,6 @@ class Counters:
 
 
 def sum_traffic(sites: Iterable[Site]) -> Traffic:
-    """Sum the traffic of some sites."""
     return sum((site.traffic for site in sites), Traffic())
 
 

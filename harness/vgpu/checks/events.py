@@ -148,7 +148,6 @@ class Recorder:
         self.waiting = []
 
     def barrier(self) -> None:
-        """Record that some blocks pass a barrier."""
         if self.entries and self.entries[-1] is not None:
             self.entries.append(None)
 

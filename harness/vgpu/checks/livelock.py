@@ -43,8 +43,6 @@ def steering_registers(program: Program, running: frozenset[int]) -> set[str]:
 
 
 class StateSamples:
-    """The sampled states of one batch."""
-
     def __init__(self, batch):
         self.batch = batch
         self.times: dict[bytes, int] = {}

@@ -59,7 +59,6 @@ class Operation:
 
 
 def bits_of(value: int) -> Iterator[int]:
-    """Yield the numbers of the bits that are set."""
     while value:
         yield (value & -value).bit_length() - 1
         value &= value - 1
@@ -100,11 +99,9 @@ class Order:
 
     # -- rows -----------------------------------------------------------------------------------------------
     def threads(self, P) -> np.ndarray:
-        """Return the numbers of the threads at some positions."""
         return self.batch.block_of[P] * self.batch.threads + self.batch.thread_of[P]
 
     def add_row(self, row: np.ndarray) -> int:
-        """Add a row and return its number."""
         if self.used == len(self.rows):
             self.rows = np.concatenate([self.rows, np.zeros_like(self.rows)])
         self.rows[self.used] = row
@@ -169,7 +166,6 @@ class Order:
         self.tick()
 
     def bar_arrive(self, P, number: int):
-        """Execute bar.arrive at a numbered barrier."""
         threads = self.threads(P)
         for block in distinct(threads // self.batch.threads):
             mine = threads[threads // self.batch.threads == block]
@@ -177,7 +173,6 @@ class Order:
         self.tick()
 
     def warp_sync(self, P):
-        """Execute bar.warp.sync."""
         threads, warps = self.threads(P), self.batch.warp_of[P]
         for warp in distinct(warps):
             mine = threads[warps == warp]
@@ -190,7 +185,6 @@ class Order:
         self.tick()
 
     def end_phase(self, barrier: MBarrier):
-        """End a phase of an mbarrier."""
         row = np.maximum(self.rows[barrier.arriving], self.rows[barrier.arrived])
         barrier.arrived, barrier.arriving = self.add_row(row), 0
         barrier.copies = {k: some for k, some in barrier.copies.items() if any(c.places > 0 for c in some)}
@@ -548,7 +542,6 @@ class Order:
             self.report(kind, instr, other, int(thread), int(units[bad[0]]), len(bad), message)
 
     def name(self, thread: int) -> str:
-        """Name a thread in a message."""
         return f"thread {self.run.thread_index(thread % self.batch.threads)}"
 
     def report(

@@ -169,7 +169,6 @@ class AccessLog:
 
     # -- called by the executor -----------------------------------------------------------------------------
     def start_batch(self, batch):
-        """Prepare for the accesses of a new batch."""
         self.batch = batch
         self.shared: list = []
         self.shared_store = False
@@ -257,7 +256,6 @@ class AccessLog:
         self.digest()
 
     def finish(self):
-        """Check the rest of the log: the launch has ended."""
         if self.batch is not None:
             self.digest()
         if self.ordered:

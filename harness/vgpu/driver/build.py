@@ -86,7 +86,6 @@ def find_mojo() -> str:
 
 
 def mojo_version(mojo: str) -> str:
-    """Return the output of `mojo --version`."""
     done = subprocess.run(
         [mojo, "--version"], capture_output=True, text=True, encoding="utf-8", errors="replace", check=False
     )
@@ -96,7 +95,6 @@ def mojo_version(mojo: str) -> str:
 
 
 def last_line(text: str) -> str:
-    """Return the last line that is not empty."""
     lines = [line for line in text.splitlines() if line.strip()]
     return lines[-1].strip() if lines else "(no message)"
 

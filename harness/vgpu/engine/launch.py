@@ -88,7 +88,6 @@ class Run(Reports):
         return array.name if array else ""
 
     def generate(self, index: int):
-        """Generate the function of basic block `index`."""
         function = self.code.function(index)
         self.read_params()
         return function

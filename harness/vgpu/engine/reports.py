@@ -101,7 +101,6 @@ class Reports:
         return self.record(kind, instr, message, block=block, thread=thread, algorithm=algorithm, **more)
 
     def bad_address(self, batch, A: Access, addresses, positions, inside, aligned):
-        """Report out-of-bounds, null and misaligned accesses."""
         verb = _verb(A)
         if inside is None:
             what, message = f"out-of-bounds {verb}", "a store to the kernel's parameters"

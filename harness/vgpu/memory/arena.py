@@ -207,14 +207,12 @@ class Arena:
         self._arrays = None
 
     def find(self, address: int) -> Extent | None:
-        """Return the tensor that holds this address."""
         k = bisect.bisect_right(self._starts, address) - 1
         if k >= 0 and address < self.extents[k].end:
             return self.extents[k]
         return None
 
     def contents(self) -> list[np.ndarray]:
-        """Return the bytes of every tensor."""
         return [self.data[e.start - self.base : e.end - self.base] for e in self.extents]
 
     def snapshot(self, e: Extent) -> tuple[np.ndarray, np.ndarray, bool]:

@@ -378,7 +378,6 @@ _NO_DESTINATION = {
 
 
 def registers(a) -> list[str]:
-    """Return the names of the registers in an operand."""
     if isinstance(a, Reg):
         return [] if a.name == "_" else [a.name]
     if isinstance(a, Mem):
@@ -469,7 +468,6 @@ def live_registers(program: Program, blocks: list[Block], edges: list[list[int]]
 
 
 def set_bits(x: int):
-    """Yield the numbers of the bits that are set, lowest first."""
     while x:
         low = x & -x
         yield low.bit_length() - 1

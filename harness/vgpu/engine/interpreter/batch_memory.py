@@ -115,7 +115,6 @@ class BatchMemory:
         return self.fetch(A, *self.resolve(A, address, L), L)
 
     def store(self, A: Access, address, value, L):
-        """Store the values of the threads L."""
         if A.space == "generic":
             self.store_generic(A, address, value, L)
         elif A.space == "param":

@@ -65,7 +65,6 @@ class BarrierOps(BatchMemory):
                 yield place, barrier, which
 
     def mbarrier_init(self, A: Access, address, count, L):
-        """Execute mbarrier.init."""
         places = self.barrier_places(A, address, L)
         _, written, full = A.views(self.shared_space)
         written[places] = full
@@ -73,7 +72,6 @@ class BarrierOps(BatchMemory):
             self.mbarriers[place] = MBarrier(n, n)
 
     def mbarrier_inval(self, A: Access, address, L):
-        """Execute mbarrier.inval."""
         for place, _, _ in list(self.barriers_at(A, address, L)):
             del self.mbarriers[place]
 
@@ -151,7 +149,6 @@ class BarrierOps(BatchMemory):
         return done
 
     def barrier_name(self, A: Access, place: int) -> str:
-        """Name an mbarrier in a finding."""
         return self.shared_name((place << A.shift) % self.shared_size, A.width)
 
     def describe_failed_tests(self) -> str:

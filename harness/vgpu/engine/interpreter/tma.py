@@ -264,7 +264,6 @@ class BulkOps(WarpOps):
         return size // CHUNK * CHUNK
 
     def bulk_commit(self, L):
-        """Execute cp.async.bulk.commit_group."""
         if self.order:
             self.order.bulk_commit(self.positions(L))
 

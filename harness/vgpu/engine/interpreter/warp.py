@@ -82,7 +82,6 @@ class WarpOps(BarrierOps):
             self.order.warp_sync(self.positions(L))
 
     def proxy_fence(self, L):
-        """Execute fence.proxy.async."""
         if self.order:
             self.order.proxy_fence(self.positions(L))
 
@@ -393,7 +392,6 @@ class WarpOps(BarrierOps):
         return self.arena.data[at : at + nbytes].tobytes()
 
     def read_string(self, address: int, p: int) -> str:
-        """Read the C string at an address."""
         out = b""
         while len(out) < 1 << 16:
             piece = self.peek(address + len(out), 64, p)

@@ -228,7 +228,6 @@ class WarpgroupOps(BulkOps):
             self.run.at(self, P[np.flatnonzero(bad)[0]], "missing wgmma fence", instr, why)
 
     def wgmma_commit(self, instr: Instr, L):
-        """Execute wgmma.commit_group."""
         self.warpgroup_rows(instr, L)
         if self.order:
             self.order.wgmma_commit(self.positions(L))
@@ -241,7 +240,7 @@ class WarpgroupOps(BulkOps):
 
     # -- registers ------------------------------------------------------------------------------------------
     def thread_number(self, position: int) -> int:
-        """Return a thread's number in the batch, which stays the same when exited threads are squeezed out."""
+        """Return a thread's number in the batch, which does not change when exited threads are squeezed out."""
         return int(self.block_of[position]) * self.threads + int(self.thread_of[position])
 
     def end_warpgroups(self):

@@ -43,7 +43,6 @@ class Code:
         self.work: dict[int, Work] = {}  # block -> what a thread does in it
 
     def function(self, index: int):
-        """Return the function of block `index`."""
         function = self.functions[index]
         if function is None:
             writer = Writer(self, self.program.blocks[index])
@@ -126,7 +125,6 @@ class Writer:
         return f"t{self.counter}"
 
     def instruction(self, i: Instr) -> str:
-        """Return the instruction itself as a constant of the generated code."""
         name = f"I{i.line}_{len(self.code.namespace)}"
         self.code.namespace[name] = i
         return name

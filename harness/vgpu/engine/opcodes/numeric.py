@@ -79,12 +79,11 @@ def irem(a, b):
 
 
 def popc(a):
-    """Count the one bits, as uint32."""
+    """Count one bits, as uint32."""
     return np.bitwise_count(a).astype(u4)
 
 
 def brev(a):
-    """Reverse the bits."""
     bits = a.dtype.itemsize * 8
     t = a.dtype.type
     for step, mask in ((1, 0x5555555555555555), (2, 0x3333333333333333), (4, 0x0F0F0F0F0F0F0F0F)):
@@ -211,7 +210,6 @@ def sign_f8(x, op: str):
 
 
 def bf_to_f4(a):
-    """Convert bfloat16 bits (uint16) to float32."""
     return (a.astype(u4) << u4(16)).view(f4)
 
 
@@ -325,7 +323,6 @@ def fmax(a, b):
 
 
 def keep_nan(a, b, x):
-    """Return x, or NaN where a or b is NaN."""
     return np.where((a != a) | (b != b), x.dtype.type(np.nan), x)
 
 

@@ -95,7 +95,7 @@ class PythonChecker:
     def _verdict_on(self, gate: Gate, module: Module, path: Path, cases: list[Case]) -> GateResult:
         """The verdict on one gate; code that leaves the process is wrong."""
         try:
-            return self._judge(gate, module, path, cases)
+            return self._check_gate(gate, module, path, cases)
         except Exception:
             raise
         except BaseException as error:
@@ -117,7 +117,7 @@ class PythonChecker:
         ladder = self.puzzle.ladder(self.rung, of or gate.id)
         return GateResult(gate, "wrong", diagnosis=lines, mistake=mistake, hint=f"{ladder}-{hint}", **more)
 
-    def _judge(self, gate: Gate, module: Module, path: Path, cases: list[Case]) -> GateResult:
+    def _check_gate(self, gate: Gate, module: Module, path: Path, cases: list[Case]) -> GateResult:
         """The verdict on one gate whose blank is filled; `module` is what the file defines."""
         raise NotImplementedError
 
@@ -128,7 +128,7 @@ class CaseChecker(PythonChecker):
     where = ""
     """What is being judged, for words about what the learner's code raises."""
 
-    def _judge(self, gate: Gate, module: Module, path: Path, cases: list[Case]) -> GateResult:
+    def _check_gate(self, gate: Gate, module: Module, path: Path, cases: list[Case]) -> GateResult:
         result = GateResult(gate, "correct")
         wrong: dict[str, list[Evidence]] = {}
         try:

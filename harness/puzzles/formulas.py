@@ -58,28 +58,28 @@ def sums(
         name: Prefix of the ids, "dot-" for one.
     """
 
-    def changed(id: str, words: str, of: Callable[[np.ndarray], np.ndarray], hint: int = 2) -> Mistake:
+    def mistake_of_sum(id: str, words: str, of: Callable[[np.ndarray], np.ndarray], hint: int = 2) -> Mistake:
         return Mistake(
             f"{name}{id}", words, {step: make(lambda v: of(terms(v))) for step, make in steps.items()}, hint
         )
 
     return (
-        changed("first-thread-only", "of the first thread's columns alone, not summed over the block", lambda t: share(t, threads)),
-        changed("own-share-only", "with every thread's own share of the sum: block.sum is missing", lambda t: own_share(t, threads)),
-        changed("first-warp-only", "of the first warp alone: warp.sum adds up 32 threads, block.sum the whole block",
+        mistake_of_sum("first-thread-only", "of the first thread's columns alone, not summed over the block", lambda t: share(t, threads)),
+        mistake_of_sum("own-share-only", "with every thread's own share of the sum: block.sum is missing", lambda t: own_share(t, threads)),
+        mistake_of_sum("first-warp-only", "of the first warp alone: warp.sum adds up 32 threads, block.sum the whole block",
                 lambda t: total(np.where(np.arange(t.shape[-1]) % threads < 32, t, 0.0))),
-        changed("own-warp-only", "with the sum of each thread's own warp: warp.sum, and a block_size of 32, add up 32 threads, not the block",
+        mistake_of_sum("own-warp-only", "with the sum of each thread's own warp: warp.sum, and a block_size of 32, add up 32 threads, not the block",
                 lambda t: own_warp(t, threads)),
-        changed("first-columns-only", f"of the first {threads} columns alone, one for each thread: a loop is missing",
+        mistake_of_sum("first-columns-only", f"of the first {threads} columns alone, one for each thread: a loop is missing",
                 lambda t: total(t[..., :threads]), 3),
-        changed("last-columns-only", f"of the last {threads} columns alone, one for each thread: each step of the loop overwrites the thread's sum",
+        mistake_of_sum("last-columns-only", f"of the last {threads} columns alone, one for each thread: each step of the loop overwrites the thread's sum",
                 lambda t: total(t[..., -threads:])),
-        changed("every-thread-adds-all", f"{threads} times too large: every thread adds up the whole row, and the block adds up its threads",
+        mistake_of_sum("every-thread-adds-all", f"{threads} times too large: every thread adds up the whole row, and the block adds up its threads",
                 lambda t: threads * total(t), 3),
-        changed("first-term-missing", "without the first column: the loop begins at 1", lambda t: total(t[..., 1:])),
-        changed("last-term-missing", "without the last column: the loop ends one too early", lambda t: total(t[..., :-1])),
-        changed("first-term-only", "of the first column alone: the loop takes no second step", lambda t: t[..., :1]),
-        changed("last-term-only", "of the last column alone: every step of the loop overwrites the total", lambda t: t[..., -1:]),
+        mistake_of_sum("first-term-missing", "without the first column: the loop begins at 1", lambda t: total(t[..., 1:])),
+        mistake_of_sum("last-term-missing", "without the last column: the loop ends one too early", lambda t: total(t[..., :-1])),
+        mistake_of_sum("first-term-only", "of the first column alone: the loop takes no second step", lambda t: t[..., :1]),
+        mistake_of_sum("last-term-only", "of the last column alone: every step of the loop overwrites the total", lambda t: t[..., -1:]),
     )  # fmt: skip
 
 
@@ -334,7 +334,7 @@ def layernorm_dx(dy: str, gamma: str) -> tuple[Mistake, ...]:
 def layernorm_means(threads: int) -> tuple[Mistake, ...]:
     """Return mistakes in what the two means of grad_input = row_rstd * (g - c2 - x_hat * c1) are taken over."""
 
-    def scaled(v: Derivation, times1: float, times2: float) -> np.ndarray:
+    def scale_means(v: Derivation, times1: float, times2: float) -> np.ndarray:
         return v.row_rstd * (v.g - times2 * v.c2 - times1 * v.x_hat * v.c1)
 
     def width(v: Derivation) -> int:
@@ -347,15 +347,15 @@ def layernorm_means(threads: int) -> tuple[Mistake, ...]:
         return v.row_rstd * (v.g - of(v.g) / width(v) - v.x_hat * of(v.g * v.x_hat) / width(v))
 
     return (
-        Mistake("c2-not-divided", "with c2 a sum, not a mean: c2 is divided by the number of columns too", {"grad_input": lambda v: scaled(v, 1, width(v))}),
-        Mistake("c1-not-divided", "with c1 a sum, not a mean: c1 is divided by the number of columns too", {"grad_input": lambda v: scaled(v, width(v), 1)}),
+        Mistake("c2-not-divided", "with c2 a sum, not a mean: c2 is divided by the number of columns too", {"grad_input": lambda v: scale_means(v, 1, width(v))}),
+        Mistake("c1-not-divided", "with c1 a sum, not a mean: c1 is divided by the number of columns too", {"grad_input": lambda v: scale_means(v, width(v), 1)}),
         Mistake(
             "divided-by-threads",
             f"with c1 and c2 divided by the {threads} threads of a row, not by its columns",
-            {"grad_input": lambda v: scaled(v, width(v) / threads, width(v) / threads)},
+            {"grad_input": lambda v: scale_means(v, width(v) / threads, width(v) / threads)},
         ),
-        Mistake("c1-by-one-less", "with c1 divided by the number of columns less one", {"grad_input": lambda v: scaled(v, one_less(v), 1)}),
-        Mistake("means-by-one-less", "with c1 and c2 divided by the number of columns less one", {"grad_input": lambda v: scaled(v, one_less(v), one_less(v))}),
+        Mistake("c1-by-one-less", "with c1 divided by the number of columns less one", {"grad_input": lambda v: scale_means(v, one_less(v), 1)}),
+        Mistake("means-by-one-less", "with c1 and c2 divided by the number of columns less one", {"grad_input": lambda v: scale_means(v, one_less(v), one_less(v))}),
         Mistake("means-of-own-share", "with every thread's own share in c1 and c2: block.sum is missing", {"grad_input": lambda v: of_threads(v, lambda t: own_share(t, threads))}, 3),
         Mistake("means-over-everything", "with c1 and c2 taken over the whole tensor, not over each row", {"grad_input": lambda v: v.row_rstd * (v.g - v.g.mean() - v.x_hat * (v.g * v.x_hat).mean())}),
     )  # fmt: skip

@@ -7,7 +7,7 @@ Scores are [..., columns], a value per row is [..., 1].
 import numpy as np
 
 
-def transposed(array: np.ndarray) -> np.ndarray:
+def transpose(array: np.ndarray) -> np.ndarray:
     return array.swapaxes(-1, -2)
 
 
@@ -34,12 +34,12 @@ def log_sum_exp(scores: np.ndarray) -> np.ndarray:
         return np.log(np.exp(scores - largest).sum(-1)) + largest[..., 0]
 
 
-def repeated(array: np.ndarray, query: np.ndarray) -> np.ndarray:
+def repeat_heads(array: np.ndarray, query: np.ndarray) -> np.ndarray:
     """Repeat key or value [B, G, T, d] for the heads of the query [B, N, S, d]."""
     return array.repeat(query.shape[1] // array.shape[1], 1)
 
 
-def gathered(gradient: np.ndarray, key: np.ndarray) -> np.ndarray:
+def sum_shared(gradient: np.ndarray, key: np.ndarray) -> np.ndarray:
     """Return the gradient of the key or value [B, G, T, d], from that of `repeated`'s result, [B, N, T, d]."""
     *lead, heads, T, d = gradient.shape
     G = key.shape[1]

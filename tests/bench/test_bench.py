@@ -254,8 +254,8 @@ def test_what_needs_a_gpu_says_so(command_line, arguments):
 
 def test_drawn_sizes_follow_their_seed_and_spread_over_all_magnitudes():
     drawn = command.parse_sizes(BENCHMARK, "drawn")
-    assert len(drawn) == 20 and drawn == candidates.drawn_sizes(12) != candidates.drawn_sizes(13)
-    many = candidates.drawn_sizes(1, 400)
+    assert len(drawn) == 20 and drawn == candidates.draw_sizes(12) != candidates.draw_sizes(13)
+    many = candidates.draw_sizes(1, 400)
     for name, low, high in (("M", 16, 32768), ("H", 64, 16384), ("O", 64, 16384)):
         values = [getattr(size, name) for size in many]
         assert low <= min(values) and max(values) <= high

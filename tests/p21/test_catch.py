@@ -25,7 +25,7 @@ BUGS = [bug for bug in zoo.load("p21") if bug.rung == "catch"]
 def judged(path, seconds: float = catch.SECONDS) -> GateResult:
     """The verdict in this process."""
     (gate,) = PUZZLE.gates_of(RUNG)
-    return CatchChecker(PUZZLE, RUNG).verdict(gate, tries(path, "p21", seconds))
+    return CatchChecker(PUZZLE, RUNG).result_of(gate, tries(path, "p21", seconds))
 
 
 def written(tmp_path, body: str):

@@ -9,7 +9,7 @@ from harness.check import zoo
 from harness.check.python_files import load
 from harness.learner import blanks
 from harness.puzzles.p21 import hunt
-from harness.puzzles.p21.hunt import HuntChecker, function_of, seen_by
+from harness.puzzles.p21.hunt import HuntChecker, detections, function_of
 from harness.puzzles.p21.spec import HUNT, PUZZLE
 from harness.puzzles.p21.subjects import WANTED
 from harness.toolchain import roots
@@ -93,7 +93,7 @@ def test_there_are_enough_and_every_gate_has_one_that_is_given():
 def matrix() -> dict[str, dict[str, bool]]:
     """The usual checks on all that the learner is given."""
     return {
-        bug.name: seen_by(WANTED[bug.gate].subject(function_of(bug.gate, load(bug.target())).apply))
+        bug.name: detections(WANTED[bug.gate].subject(function_of(bug.gate, load(bug.target())).apply))
         for bug in IN_PYTORCH
         if not bug.old
     }
@@ -118,7 +118,7 @@ def test_the_matrix_says_what_the_chapter_says(matrix):
 def test_a_right_one_is_accused_by_no_usual_check():
     solution = load(SOLUTION)
     for gate in ("silu", "rmsnorm", "lowrank"):
-        assert not any(seen_by(WANTED[gate].subject(function_of(gate, solution).apply)).values())
+        assert not any(detections(WANTED[gate].subject(function_of(gate, solution).apply)).values())
 
 
 def test_the_command_shows_all_of_it(monkeypatch, capsys):

@@ -59,7 +59,7 @@ def test_the_floor_is_one_two_or_three_products():
 def test_a_compiled_backward_pass_can_be_run_again_and_again():
     """A compiled backward pass may write over what forward kept; the one that is timed alone must not."""
     problem = candidates.make_problem(Sizes(32, 16, 24), torch.float32, CPU)
-    calls = candidates.compiled(problem)
+    calls = candidates.build_compiled(problem)
     both = calls.prepare("both")()
     backward = calls.prepare("backward")
     for _ in range(4):

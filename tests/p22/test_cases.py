@@ -42,10 +42,10 @@ def test_row_sums_may_be_off_by_what_the_rounding_of_the_statistics_moves_them_a
     saved = {name: truth[name] * (1 + error) for name, error in (("mean", 1e-7), ("rstd", -2e-7))}
     c1, c2 = truth["row_sums"].astype(float).reshape(*truth["mean"].shape, 2).transpose(2, 0, 1)
     moved = np.abs(-truth["rstd"] * c2 * truth["mean"] * 1e-7 - c1 * 2e-7).max()
-    assert p22.propagated(arrays, {n: a.astype(np.float64) for n, a in saved.items()})[
+    assert p22.propagate_rounding(arrays, {n: a.astype(np.float64) for n, a in saved.items()})[
         "row_sums"
     ] == pytest.approx(float(moved), rel=1e-4)
-    assert p22.propagated(arrays, {n: truth[n].astype(np.float64) for n in saved})["row_sums"] < 1e-12
+    assert p22.propagate_rounding(arrays, {n: truth[n].astype(np.float64) for n in saved})["row_sums"] < 1e-12
     got = truth["row_sums"].astype(float)
     limits = {"baseline": got, "dtype": "float32"}
     off = got + 1e-5 * np.abs(got).max()

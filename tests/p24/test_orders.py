@@ -54,7 +54,7 @@ def test_z_order_counts_the_bits_of_row_and_column_in_turn():
 
 
 def test_squares_are_cut_off_at_the_edge():
-    assert orders.tiled(3, 3, side=2).tolist() == [0, 1, 3, 4, 2, 5, 6, 7, 8]
+    assert orders.order_tiled(3, 3, side=2).tolist() == [0, 1, 3, 4, 2, 5, 6, 7, 8]
 
 
 @pytest.mark.parametrize("grid", [(0, 4), (4, 0), (-1, 4)])

@@ -34,7 +34,7 @@ def test_every_position_has_one_owner(size, length, balanced):
     counts = [len(layout.places(rank, size, length, balanced)) for rank in range(size)]
     assert max(counts) - min(counts) <= 2
     array = np.random.default_rng(0).standard_normal((2, 3, length, 4))
-    assert np.array_equal(layout.joined(layout.split(array, size, balanced), balanced), array)
+    assert np.array_equal(layout.join_parts(layout.split(array, size, balanced), balanced), array)
 
 
 def test_zigzag_gives_every_rank_the_same_work():

@@ -12,7 +12,7 @@ from harness.learner.work import Work
 from harness.puzzles.p26 import shows, trying
 from harness.puzzles.p26.checker import CHECKS
 from harness.puzzles.p26.spec import PUZZLE
-from harness.puzzles.p26.trying import Fault, Try, attempt, captured, numbers, passed
+from harness.puzzles.p26.trying import Fault, Try, attempt, capture_graph, numbers, run_pass
 from harness.toolchain import roots
 
 pytestmark = pytest.mark.compiles
@@ -104,22 +104,22 @@ def test_faults_beside_the_outputs():
 
 def test_graphs_are_compared_and_dead_nodes_named():
     one = Try("x.sin() + 1", lambda x: x.sin() + 1, (X,), ("sin", "add"))
-    attempt(one, passed(lambda gm: None))
+    attempt(one, run_pass(lambda gm: None))
     wanted = Try("x.sin() + 1", lambda x: x.sin() + 1, (X,), ("add",))
-    assert kind_of(wanted, passed(lambda gm: None)) == "not-rewritten"
+    assert kind_of(wanted, run_pass(lambda gm: None)) == "not-rewritten"
 
     def leaves_dead(gm):
         (x,) = (n for n in gm.graph.nodes if n.op == "placeholder")
         with gm.graph.inserting_after(x):
             gm.graph.call_function(torch.cos, (x,)).meta = dict(x.meta)
 
-    assert kind_of(one, passed(leaves_dead)) == "dead-nodes"
+    assert kind_of(one, run_pass(leaves_dead)) == "dead-nodes"
 
     def swaps_order(gm):
         first, second = [n for n in gm.graph.nodes if n.op in trying.CALLS]
         first.prepend(second)
 
-    assert kind_of(one, passed(swaps_order)) == "out-of-order"
+    assert kind_of(one, run_pass(swaps_order)) == "out-of-order"
 
 
 def test_a_compilation_for_each_shape_is_found():
@@ -250,7 +250,7 @@ def test_rewrites_are_shown_as_the_book_has_recorded_them(capsys):
 
 
 def test_captured_is_the_graph_that_a_backend_gets():
-    gm = captured(lambda x: x.sin() + 1, X)
+    gm = capture_graph(lambda x: x.sin() + 1, X)
     assert [n.op for n in gm.graph.nodes] == ["placeholder", "call_function", "call_function", "output"] or [
         n.op for n in gm.graph.nodes
     ] == ["placeholder", "call_method", "call_function", "output"]

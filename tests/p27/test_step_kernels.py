@@ -27,7 +27,7 @@ def check(got: Tensor, exact: Tensor, limit: float) -> None:
 
 
 @pytest.fixture(autouse=True)
-def opened(device) -> StepKernels:
+def open_kernels(device) -> StepKernels:
     """The kernels, which must be there: else these tests test nothing."""
     there = kernels(normal(8, dtype=torch.bfloat16, device=device))
     assert there is not None

@@ -85,7 +85,7 @@ def subject(gate: str, function: type[torch.autograd.Function]) -> Subject:
 class FunctionsChecker(PythonChecker):
     """Checks each class of the PyTorch rung separately."""
 
-    def _judge(self, gate: Gate, module: dict, path: Path, cases: list[Case]) -> GateResult:
+    def _check_gate(self, gate: Gate, module: dict, path: Path, cases: list[Case]) -> GateResult:
         """Run the checks of one class; stop after wrong results or gradients, which the later checks would
         repeat."""
         function = module.get(CLASSES[gate.id])
@@ -106,7 +106,7 @@ class FunctionsChecker(PythonChecker):
             wrong[-1:] = wrong_gradients(self.puzzle, what, function, path) or wrong[-1:]
         if wrong:
             return self.wrong(gate, wrong, next(iter(lines)), hint=2)
-        return GateResult(gate, "correct", summary=f"{len(wanted)} checks; keeps {kept_words(what)}")
+        return GateResult(gate, "correct", summary=f"{len(wanted)} checks; keeps {describe_saved(what)}")
 
 
 # ---- What a wrong gradient looks like -----------------------------------------------------------------------
@@ -205,7 +205,7 @@ def shapes(names: list[str], inputs: list[Tensor]) -> str:
     return ", ".join(f"{name} {list(t.shape)}" for name, t in zip(names, inputs, strict=False))
 
 
-def kept_words(what: Subject) -> str:
+def describe_saved(what: Subject) -> str:
     """Describe how much a function saves for an example."""
     inputs = what.inputs("deep", dtype=torch.float32)
     kept, _ = checks.kept_bytes(what.function, inputs)

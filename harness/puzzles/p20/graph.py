@@ -79,13 +79,13 @@ def difference(got: object, expected: Numbers, what: str) -> str | None:
 class GraphChecker(PythonChecker):
     """Checks both functions of the file; each gets correct inputs."""
 
-    def _judge(self, gate: Gate, module: dict, path: Path, cases: list[Case]) -> GateResult:
-        result = self._verdict(gate, module, path)
+    def _check_gate(self, gate: Gate, module: dict, path: Path, cases: list[Case]) -> GateResult:
+        result = self._check_file(gate, module, path)
         if gate.id == "backward":
             result.picture = own_run(module)
         return result
 
-    def _verdict(self, gate: Gate, module: dict, path: Path) -> GateResult:
+    def _check_file(self, gate: Gate, module: dict, path: Path) -> GateResult:
         for x in (*POINTS, None) if gate.id == "backward" else POINTS:
             try:
                 line = self._wrong_at(gate.id, module, x)

@@ -63,7 +63,7 @@ class Registered:
     library: str
 
 
-def registered(module: dict) -> Registered:
+def register_op(module: dict) -> Registered:
     """Call the learner's `register` with a new library name."""
     kernels = RawKernels()
     library = f"workbook_p20_{next(_numbers)}"
@@ -262,13 +262,13 @@ TAKES_EFFECT_BY = {"save": "gradient"}
 class RegistrationChecker(PythonChecker):
     """Checks the registration, a fresh one for every check."""
 
-    def _judge(self, gate: Gate, module: dict, path: Path, cases: list[Case]) -> GateResult:
+    def _check_gate(self, gate: Gate, module: dict, path: Path, cases: list[Case]) -> GateResult:
         wrong, first = [], None
-        module = self._taking_effect(gate, module, path)
+        module = self._load_effective(gate, module, path)
         for check in CHECKS[gate.id]:
             means = [f"   in a model: {IN_A_MODEL[check.__name__]}"]
             try:
-                line = check(registered(module))
+                line = check(register_op(module))
             except Exception as error:  # whatever a learner's code raises is a verdict
                 line = describe(error, path, longest=400)
                 means = [] if check is forward else means  # it computes nothing, and so no wrong numbers
@@ -277,7 +277,7 @@ class RegistrationChecker(PythonChecker):
                 wrong += [f"{check.__name__}: {line}", *means]
             if line and check in (forward, gradient):  # the later checks would only say it again
                 break
-        if wrong and (waiting := self._waiting(gate, path)):
+        if wrong and (waiting := self._missing_parts(gate, path)):
             wrong.append(
                 f"it may be waiting for {', '.join(waiting)}, which {'is' if len(waiting) == 1 else 'are'} not written yet"
             )
@@ -285,7 +285,7 @@ class RegistrationChecker(PythonChecker):
             return self.wrong(gate, wrong, first)
         return GateResult(gate, "correct", summary=", ".join(check.__name__ for check in CHECKS[gate.id]))
 
-    def _taking_effect(self, gate: Gate, module: dict, path: Path) -> dict:
+    def _load_effective(self, gate: Gate, module: dict, path: Path) -> dict:
         """Load the file with the solution's code in the later blank that registers a gate's lines, if that is
         untouched."""
         later = TAKES_EFFECT_BY.get(gate.id)
@@ -294,7 +294,7 @@ class RegistrationChecker(PythonChecker):
         solution = blanks.find(blanks.read(roots.solutions() / self.puzzle.name / self.rung.file))
         return run(blanks.join(blanks.split(blanks.read(path)), {later: solution[later].body}), path)
 
-    def _waiting(self, gate: Gate, path: Path) -> list[str]:
+    def _missing_parts(self, gate: Gate, path: Path) -> list[str]:
         """Return the earlier parts that are not written yet."""
         by_id = rung_blanks(path, self.rung)
         return [id for id in self.rung.gates[: self.rung.gates.index(gate.id)] if by_id[id].size == 0]

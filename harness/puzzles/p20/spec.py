@@ -211,7 +211,7 @@ def reference(tensors: dict) -> dict:
     back = {"passes", *FORWARD, *BACKWARD} - {"mean", "rstd"}
     answers = unluckiest(by_autograd, tensors, columns, back, tensors["input"].numel() > SMALL)
     # The mask is the one that ReLU's gradient shows: an element passes where a gradient of 1 does.
-    mask = packed(answers.pop("passes") != 0)
+    mask = pack_mask(answers.pop("passes") != 0)
     return {**answers, "mask": mask}
 
 
@@ -248,7 +248,7 @@ def by_autograd(tensors: dict) -> dict:
     }
 
 
-def packed(passes):
+def pack_mask(passes):
     """Pack a bool tensor into int32 words by torch operations."""
     import torch
 

@@ -36,7 +36,7 @@ LONGEST = 80
 """Characters of an exception or an answer that are quoted."""
 
 
-class Late(BaseException):
+class CheckTimeout(BaseException):
     """`check` timed out; derived from BaseException so that the learner's `except Exception` does not catch
     it."""
 
@@ -66,18 +66,18 @@ class Try:
     kind: str = ""
 
 
-def verdict(check: Callable[[Op], object], op: Op, path: Path, seconds: float) -> tuple[str, bool]:
+def run_check(check: Callable[[Op], object], op: Op, path: Path, seconds: float) -> tuple[str, bool]:
     """Run `check` on an op; return its report ("" for none) and whether it timed out. Raise NoTest for no
     answer."""
 
     def stop(*_) -> None:
-        raise Late
+        raise CheckTimeout
 
     before = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         answer = check(op)
-    except Late as late:
+    except CheckTimeout as late:
         where = describe(late, path).removesuffix(": Late: ").removesuffix("Late: ")
         return f"{where}: stopped after {seconds:g} s", True
     except Exception as error:
@@ -125,7 +125,7 @@ def tries(path: Path, puzzle: str, seconds: float = SECONDS) -> list[Try]:
         done = []
         for op, gate, held_back in todo:
             torch.manual_seed(0)
-            said, late = verdict(check, op, path, seconds)
+            said, late = run_check(check, op, path, seconds)
             kind = kind_of_call(op, gate) if gate and not said else ""
             done.append(Try(op.name, not gate, held_back, said, late, kind))
             if late:
@@ -141,16 +141,16 @@ class CatchChecker(PythonChecker):
     def limit(self, cases: list[Case]) -> float:
         return START + 2 * TOGETHER
 
-    def _judge(self, gate: Gate, module: dict, path: Path, cases: list[Case]) -> GateResult:
+    def _check_gate(self, gate: Gate, module: dict, path: Path, cases: list[Case]) -> GateResult:
         arguments, describing = (path, self.puzzle.name, self.seconds), functools.partial(describe, path=path)
         try:
             (done,) = run_ranks(tries, [arguments], describe=describing, source=path, seconds=TOGETHER)
         except RankFailed as error:
             words = str(error).replace("rank 0 of 1: ", "").replace("rank 0 of 1", "check")
             return self.wrong(gate, [words], "no-verdict")
-        return self.verdict(gate, done)
+        return self.result_of(gate, done)
 
-    def verdict(self, gate: Gate, done: Sequence[Try]) -> GateResult:
+    def result_of(self, gate: Gate, done: Sequence[Try]) -> GateResult:
         """Return the result of a test from its reports."""
         right = [each for each in done if each.right]
         wrong = [each for each in done if not each.right]

@@ -92,7 +92,7 @@ def decisive(gate: str) -> tuple[Check, ...]:
     return tuple(DECISIVE)[: None if WANTED[gate].sums else -1]
 
 
-def seen_by(subject: Subject) -> dict[str, bool]:
+def detections(subject: Subject) -> dict[str, bool]:
     """Map each usual check to whether it detects an error."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -102,7 +102,7 @@ def seen_by(subject: Subject) -> dict[str, bool]:
 class HuntChecker(PythonChecker):
     """Checks each class of the first rung separately."""
 
-    def _judge(self, gate: Gate, module: dict, path: Path, cases: list[Case]) -> GateResult:
+    def _check_gate(self, gate: Gate, module: dict, path: Path, cases: list[Case]) -> GateResult:
         try:
             subject = WANTED[gate.id].subject(function_of(gate.id, module).apply)
         except ValueError as error:
@@ -116,7 +116,7 @@ class HuntChecker(PythonChecker):
         shown = [f"{first}: {lines[first]}"]
         if others:
             shown.append(f"{', '.join(others)} fail{'s' * (len(others) == 1)} too")
-        catches = seen_by(subject)
+        catches = detections(subject)
         for words, wanted_value in (("seen by", True), ("not seen by", False)):
             shown.append(
                 f"{words}: {', '.join(n for n, s in catches.items() if s is wanted_value) or 'none'}"
@@ -141,7 +141,7 @@ def matrix() -> dict[str, dict[str, bool]]:
     """Map each wrong backward pass and usual check to whether it detects it. Raise DamagedFile if one cannot
     be built."""
     try:
-        return {name: seen_by(subject) for name, subject in wrong_subjects("p21", "torch").items()}
+        return {name: detections(subject) for name, subject in wrong_subjects("p21", "torch").items()}
     except ValueError as error:
         raise DamagedFile(str(error)) from error
 

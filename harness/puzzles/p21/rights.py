@@ -146,7 +146,7 @@ def steep_tanh_in_parts(x: Tensor) -> Tensor:
     return torch.stack([-2e4 * torch.tanh(x) for _ in range(50)]).sum(0)
 
 
-def silu_beside(x: Tensor, _: Tensor) -> Tensor:
+def silu_with_unused(x: Tensor, _: Tensor) -> Tensor:
     """Return SiLU; the other input gets no gradient, which autograd allows."""
     return F.silu(x)
 
@@ -166,8 +166,8 @@ def right_ones(solution: dict) -> list[Op]:
         Op(lambda x: F.gelu(x), F.gelu, gelu_inputs, sizes=ALL_SIZES, name="gelu, with flat parts"),
         Op(steep_tanh_in_parts, steep_tanh, one, sizes=ALL_SIZES, name="tanh, falling steeply, in parts"),
         Op(
-            silu_beside,
-            silu_beside,
+            silu_with_unused,
+            silu_with_unused,
             with_weight,
             sizes=ALL_SIZES,
             name="silu, beside an input that it does not use",

@@ -95,7 +95,7 @@ def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class Reference:
     """The reference of a gate's class.
 
     Attributes:
@@ -121,18 +121,18 @@ class Wanted:
 
 
 WANTED = {
-    "softmax": Wanted("Softmax", lambda x: torch.softmax(x, -1), one),
-    "logsoftmax": Wanted("LogSoftmax", lambda x: torch.log_softmax(x, -1), one),
-    "crossentropy": Wanted("CrossEntropy", cross_entropy, with_target),
-    "attention": Wanted("Attention", F.scaled_dot_product_attention, attention),
-    "silu": Wanted("SiLU", F.silu, one),
-    "sigmoid": Wanted("Sigmoid", torch.sigmoid, one),
-    "dropout": Wanted("Dropout", lambda x, keep: torch.where(keep, x / KEPT, 0.0), with_mask),
-    "rmsnorm": Wanted("RMSNorm", rms_norm, with_weight),
-    "standardise": Wanted("Standardise", lambda x: F.layer_norm(x, x.shape[-1:], eps=EPS), one),
-    "addbias": Wanted("AddBias", lambda x, bias: x + bias, with_weight, sums=True),
-    "scale": Wanted("Scale", lambda x, weight: x * weight, with_weight, sums=True),
-    "linear": Wanted("Linear", F.linear, linear, sums=True),
-    "lowrank": Wanted("LowRank", lambda x, a, b: x @ a.T @ b.T, low_rank),
+    "softmax": Reference("Softmax", lambda x: torch.softmax(x, -1), one),
+    "logsoftmax": Reference("LogSoftmax", lambda x: torch.log_softmax(x, -1), one),
+    "crossentropy": Reference("CrossEntropy", cross_entropy, with_target),
+    "attention": Reference("Attention", F.scaled_dot_product_attention, attention),
+    "silu": Reference("SiLU", F.silu, one),
+    "sigmoid": Reference("Sigmoid", torch.sigmoid, one),
+    "dropout": Reference("Dropout", lambda x, keep: torch.where(keep, x / KEPT, 0.0), with_mask),
+    "rmsnorm": Reference("RMSNorm", rms_norm, with_weight),
+    "standardise": Reference("Standardise", lambda x: F.layer_norm(x, x.shape[-1:], eps=EPS), one),
+    "addbias": Reference("AddBias", lambda x, bias: x + bias, with_weight, sums=True),
+    "scale": Reference("Scale", lambda x, weight: x * weight, with_weight, sums=True),
+    "linear": Reference("Linear", F.linear, linear, sums=True),
+    "lowrank": Reference("LowRank", lambda x, a, b: x @ a.T @ b.T, low_rank),
 }
 """Gate -> what its class should be."""

@@ -152,7 +152,7 @@ def through_max(algorithm: str) -> Callable[[Problem], Calls]:
     return build
 
 
-def compiled(problem: Problem) -> Differentiable:
+def build_compiled(problem: Problem) -> Differentiable:
     """Build torch.compile of the two operations, for this size only.
 
     By default a compiled backward pass overwrites what the forward pass saved. That is faster in a real step,
@@ -198,12 +198,12 @@ CANDIDATES = (
     Candidate("least memory", "ours", ours("least")),
     *(Candidate(f"{name} through MAX", "ours", through_max(name), columns=("waited",)) for name in IN_MAX),
     Candidate("eager", "peer", plain),
-    Candidate("compile", "peer", compiled),
+    Candidate("compile", "peer", build_compiled),
     Candidate("liger", "peer", liger, "liger_kernel"),
 )
 
 
-def drawn_sizes(seed: int, count: int = 20) -> list[Sizes]:
+def draw_sizes(seed: int, count: int = 20) -> list[Sizes]:
     """Return random sizes, each number log-uniform between its bounds, so that small and large ones are
     equally likely.
 
@@ -236,7 +236,7 @@ BENCHMARK = Benchmark(
             Sizes(4096, 768, 768),
             Sizes(8192, 768, 3072),
         ],
-        "drawn": drawn_sizes(12),
+        "drawn": draw_sizes(12),
     },
     cpu_sizes="256,128,256",
     gpu_sizes="S0;S1;S2;S3",

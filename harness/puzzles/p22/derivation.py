@@ -23,7 +23,7 @@ def row_sums(v: Derivation, dln: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return (g * v.x_hat).mean(-1, keepdims=True), g.mean(-1, keepdims=True)
 
 
-def packed(c1: np.ndarray, c2: np.ndarray) -> np.ndarray:
+def pack(c1: np.ndarray, c2: np.ndarray) -> np.ndarray:
     """Pack c1 and c2 as the kernel writes them, [B * S, 2]."""
     return np.concatenate([c1, c2], -1).reshape(-1, 2)
 
@@ -33,7 +33,7 @@ def means(c1: Mean | None = None, c2: Mean | None = None, inside: bool = True) -
     `inside` of dx too."""
     one = c1 or (lambda v, dln: row_sums(v, dln)[0])
     two = c2 or (lambda v, dln: row_sums(v, dln)[1])
-    changes: dict[str, Step] = {"row_sums": lambda v: packed(one(v, v.given_dln), two(v, v.given_dln))}
+    changes: dict[str, Step] = {"row_sums": lambda v: pack(one(v, v.given_dln), two(v, v.given_dln))}
     for name, mean in (("c1", c1), ("c2", c2)):
         if mean and inside:
             changes[name] = lambda v, mean=mean: mean(v, v.dln)
@@ -52,7 +52,7 @@ STEPS = {
     "grad_ln_bias": lambda v: v.dln.sum((0, 1)),
     "grad_weight": lambda v: np.einsum("bso,bsh->oh", v.grad_output, v.ln_out),
     "grad_bias": lambda v: v.grad_output.sum((0, 1)),
-    "row_sums": lambda v: packed(*row_sums(v, v.given_dln)),
+    "row_sums": lambda v: pack(*row_sums(v, v.given_dln)),
     "rms_rstd": lambda v: 1 / np.sqrt((v.input**2).mean(-1, keepdims=True) + EPS),
     "rms_x_hat": lambda v: v.input * v.rms_rstd,
     "rms_c": lambda v: (v.g * v.rms_x_hat).mean(-1, keepdims=True),
@@ -76,7 +76,7 @@ def values(v: Derivation) -> int:
     return v.input.shape[-1]
 
 
-def truncated(array: np.ndarray, multiple: int) -> np.ndarray:
+def truncate(array: np.ndarray, multiple: int) -> np.ndarray:
     """Replace what follows the last whole multiple along the last axis by zeros."""
     kept = array.copy()
     kept[..., array.shape[-1] // multiple * multiple :] = 0

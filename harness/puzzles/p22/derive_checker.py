@@ -27,7 +27,7 @@ def difference(function: Callable[[np.ndarray], np.ndarray], x: np.ndarray, alon
     return (4 * fine - coarse) / 3
 
 
-def normalised(x: np.ndarray) -> np.ndarray:
+def normalise(x: np.ndarray) -> np.ndarray:
     """Return x_hat of one row by its definition."""
     return (x - x.mean()) / np.sqrt(((x - x.mean()) ** 2).mean() + EPS)
 
@@ -40,13 +40,13 @@ def by_differences(v: Derivation) -> Arrays:
     """
     x, g = np.asarray(v.row_x), np.asarray(v.row_g)
     units = np.eye(len(x))
-    gradient = np.array([difference(lambda row: g @ normalised(row), x, unit) for unit in units])
-    x_hat = normalised(x)
+    gradient = np.array([difference(lambda row: g @ normalise(row), x, unit) for unit in units])
+    x_hat = normalise(x)
     rest = g - gradient / v.row_scale
     return {
         "dmean": np.array([difference(np.mean, x, unit) for unit in units]),
         "dvar": np.array([difference(np.var, x, unit) for unit in units]),
-        "jvp": difference(normalised, x, v.row_v),
+        "jvp": difference(normalise, x, v.row_v),
         "row_c2": rest.mean(keepdims=True),
         "row_c1": (rest @ x_hat / (x_hat @ x_hat)).reshape(1),
     }

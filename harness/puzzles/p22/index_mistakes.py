@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from harness.puzzles.p22.derivation import STEPS, each_row, means, row_sums, truncated, values
+from harness.puzzles.p22.derivation import STEPS, each_row, means, row_sums, truncate, values
 from harness.spec.derivation import Derivation, Mistake, Step
 
 
@@ -76,7 +76,7 @@ def tail(width: int) -> tuple[tuple[str, str, dict[str, Step]], ...]:
         return (np.arange(values(v)) < values(v) // width * width).astype(float)
 
     def mean(terms: np.ndarray) -> np.ndarray:
-        return truncated(terms, width).sum(-1, keepdims=True) / terms.shape[-1]
+        return truncate(terms, width).sum(-1, keepdims=True) / terms.shape[-1]
 
     def c1(v: Derivation, dln: np.ndarray) -> np.ndarray:
         return mean(dln * v.ln_weight * v.x_hat)
@@ -86,8 +86,8 @@ def tail(width: int) -> tuple[tuple[str, str, dict[str, Step]], ...]:
 
     variance: dict[str, Step] = {"variance": lambda v: mean((v.input - v.row_mean) ** 2)}
     return (
-        ("product", "without the columns h {} in the product with W", {"product": lambda v: truncated(v.ln_out, width) @ v.linear_weight.T}),
-        ("dln", "without the columns o {} in dln", {"dln": lambda v: truncated(v.grad_output, width) @ v.linear_weight}),
+        ("product", "without the columns h {} in the product with W", {"product": lambda v: truncate(v.ln_out, width) @ v.linear_weight.T}),
+        ("dln", "without the columns o {} in dln", {"dln": lambda v: truncate(v.grad_output, width) @ v.linear_weight}),
         ("statistics", "without the elements h {} in mean and variance", {"row_mean": lambda v: mean(v.input), **variance}),
         ("variance", "without the elements h {} in the variance", variance),
         ("sums", "without the elements h {} in c1 and c2", means(c1, c2)),
@@ -100,7 +100,7 @@ def tail(width: int) -> tuple[tuple[str, str, dict[str, Step]], ...]:
         ("both-terms", "without both correction terms in the columns {}",
          {"grad_input": lambda v: v.row_rstd * (v.g - (v.c2 + v.x_hat * v.c1) * whole(v))}),
         ("zero", "with zeros {}", {
-            name: lambda v, right=STEPS[name]: truncated(right(v), width)
+            name: lambda v, right=STEPS[name]: truncate(right(v), width)
             for name in ("ln_out", "output", "grad_input", "grad_ln_weight", "grad_ln_bias", "grad_bias")
         }),
     )  # fmt: skip

@@ -12,17 +12,17 @@ from harness.puzzles.p22.derivation import (
     derive,
     means,
     one_row_only,
-    packed,
+    pack,
     parameter_gradients,
     row_sums,
-    truncated,
+    truncate,
     values,
 )
 from harness.puzzles.p22.index_mistakes import tails, wrong_rows
 from harness.spec.derivation import Derivation, Mistake
 from harness.spec.rounding import rounded
 
-__all__ = ["MISTAKES", "derive", "packed"]
+__all__ = ["MISTAKES", "derive", "pack"]
 
 
 def padding(v: Derivation) -> float:
@@ -37,7 +37,7 @@ def by_row(v: Derivation, parameter: np.ndarray, again: bool) -> np.ndarray:
     return longer[:rows].reshape(*v.input.shape[:2], 1)
 
 
-def swapped(array: np.ndarray) -> np.ndarray:
+def swap_batch(array: np.ndarray) -> np.ndarray:
     """Return the rows read with batch and sequence exchanged: row (b, s) reads s * B + b."""
     B, S, n = array.shape
     return array.reshape(S, B, n).swapaxes(0, 1)
@@ -60,7 +60,7 @@ def alternatives(count) -> dict:
     return parameter_gradients(by_group)
 
 
-def counted(weight) -> dict:
+def weight_rows(weight) -> dict:
     """Return parameter gradients in which row (b, s) has the weight `weight(b, s, B, S)`."""
 
     def total(v: Derivation, name: str) -> np.ndarray:
@@ -141,28 +141,28 @@ MISTAKES = (
             {"grad_weight": lambda v: np.einsum("bso,bsh->ho", v.grad_output, v.ln_out).reshape(v.linear_weight.shape)},
             3),
     Mistake("last-tile-dropped", "without the last part of a tile of 16 along H",
-            {"product": lambda v: truncated(v.ln_out, 16) @ v.linear_weight.T}, 3),
+            {"product": lambda v: truncate(v.ln_out, 16) @ v.linear_weight.T}, 3),
     # grad_output.
     Mistake("grad-output-ignored", "with grad_output taken to be 1",
             {"grad_output": lambda v: np.ones_like(v.original("grad_output"))}, 1),
     Mistake("grad-output-swapped", "with batch and sequence of grad_output exchanged",
-            {"grad_output": lambda v: swapped(v.original("grad_output"))}, 3),
+            {"grad_output": lambda v: swap_batch(v.original("grad_output"))}, 3),
     Mistake("grad-output-first-row", "with the grad_output of the first row used for all",
             {"grad_output": lambda v: np.broadcast_to(v.original("grad_output")[:1, :1], v.original("grad_output").shape)},
             3),
     Mistake("grad-output-reversed", "with the rows of grad_output in reverse order",
             {"grad_output": lambda v: v.original("grad_output")[::-1, ::-1]}, 3),
     Mistake("input-swapped", "with batch and sequence of the input exchanged",
-            {"x_hat": lambda v: swapped((v.input - v.row_mean) * v.row_rstd)}, 3),
+            {"x_hat": lambda v: swap_batch((v.input - v.row_mean) * v.row_rstd)}, 3),
     # dx.
     *formulas.layernorm_dx("dln", "ln_weight"),
     Mistake("sums-not-means", "with sums over H in c1 and c2, not means",
             {"grad_input": lambda v: v.row_rstd * (v.g - values(v) * (v.c2 + v.x_hat * v.c1)),
-             "row_sums": lambda v: values(v) * packed(*row_sums(v, v.given_dln))}),
+             "row_sums": lambda v: values(v) * pack(*row_sums(v, v.given_dln))}),
     *formulas.layernorm_means(128),
     *(
         Mistake(f"row-sums-{name}-not-divided", f"with {name} a sum, not a mean: {name} is divided by H too",
-                {"row_sums": lambda v, times=times: packed(*row_sums(v, v.given_dln)) * np.where(times, values(v), 1)})
+                {"row_sums": lambda v, times=times: pack(*row_sums(v, v.given_dln)) * np.where(times, values(v), 1)})
         for name, times in (("c1", (True, False)), ("c2", (False, True)))
     ),
     Mistake("means-not-complete",
@@ -197,13 +197,13 @@ MISTAKES = (
             means(c2=lambda v, dln: first_thread(dln * v.ln_weight), inside=False), 3),
     Mistake("no-stride",
             "with every column h counted h + 1 times: each thread goes on to the next column, not to the one 128 further",
-            {"row_sums": lambda v: packed(*row_sums(v, v.given_dln * np.minimum(np.arange(values(v)) + 1, 128)))},
+            {"row_sums": lambda v: pack(*row_sums(v, v.given_dln * np.minimum(np.arange(values(v)) + 1, 128)))},
             3),
     Mistake("every-thread-all-columns",
             "of all columns by each of the 128 threads, and then added up over the block: 128 times too large",
-            {"row_sums": lambda v: 128 * packed(*row_sums(v, v.given_dln))}, 3),
+            {"row_sums": lambda v: 128 * pack(*row_sums(v, v.given_dln))}, 3),
     Mistake("row-sums-exchanged", "with c1 and c2 written in each other's place",
-            {"row_sums": lambda v: packed(*row_sums(v, v.given_dln)[::-1])}),
+            {"row_sums": lambda v: pack(*row_sums(v, v.given_dln)[::-1])}),
     Mistake("row-sums-x-hat-forgotten", "with x_hat left out of c1", means(c1=lambda v, dln: mean(dln * v.ln_weight))),
     *(
         Mistake(id, words, means(c1=c1, inside=False))
@@ -254,8 +254,8 @@ MISTAKES = (
                lambda b, s, B, S, w=w: b * S + s < w) for w in (16, 32, 64)),
         )
     ),
-    Mistake("last-row-twice", "with the last row counted twice", counted(lambda b, s, B, S: 1 + (b == B - 1) * (s == S - 1)), 3),
-    Mistake("first-row-twice", "with the first row counted twice", counted(lambda b, s, B, S: 1 + (b == 0) * (s == 0)), 3),
+    Mistake("last-row-twice", "with the last row counted twice", weight_rows(lambda b, s, B, S: 1 + (b == B - 1) * (s == S - 1)), 3),
+    Mistake("first-row-twice", "with the first row counted twice", weight_rows(lambda b, s, B, S: 1 + (b == 0) * (s == 0)), 3),
     *(
         Mistake(f"terms-rounded-to-{kind}", f"with every term rounded to {kind} before it is added",
                 parameter_gradients(lambda v, name, kind=kind: rounded(one_row_only(v)[name], kind).sum(0)), 3)

@@ -6,7 +6,7 @@ Names: B = batch_size, S = seq_len, H = hidden_dim, O = output_dim; a row is one
 import numpy as np
 
 from harness.puzzles.p22 import derive_rung, transfer_mistakes
-from harness.puzzles.p22.mistakes import MISTAKES, derive, packed
+from harness.puzzles.p22.mistakes import MISTAKES, derive, pack
 from harness.puzzles.p22.ops import BACKWARD, BY_INPUT, EPS, FORWARD, INPUT, OUTPUT, STATISTIC, WEIGHT
 from harness.spec.baseline import unluckiest
 from harness.spec.cases import CANCELLING, cancelling, chapter_and, not_finite, with_not_finite
@@ -280,7 +280,7 @@ def terms(arrays: Arrays) -> dict[str, float]:
     return {"grad_input": float(sizes.max(initial=0.0)), "rms_grad_input": float(rms_sizes.max(initial=0.0))}
 
 
-def propagated(arrays: Arrays, saved: Arrays) -> dict[str, float]:
+def propagate_rounding(arrays: Arrays, saved: Arrays) -> dict[str, float]:
     """Return how far the saved, rounded mean and rstd move c1 and c2.
 
     In a row of small deviation one unit in the last place of the mean is many of x - mean, and so of x_hat.
@@ -355,7 +355,7 @@ def pack_row_sums(c1: np.ndarray, c2: np.ndarray) -> np.ndarray:
     for name, array in (("c1", c1), ("c2", c2)):
         if array.ndim != 3 or array.shape[-1] != 1:
             raise ValueError(f"{name} has shape {list(array.shape)}, expected [B, S, 1] (keepdims=True)")
-    return packed(c1, c2)
+    return pack(c1, c2)
 
 
 NUMPY_RUNG = NumpyRung(
@@ -397,7 +397,7 @@ PUZZLE = Puzzle(
     derive=derive,
     mistakes=(*MISTAKES, *transfer_mistakes.MISTAKES, *derive_rung.MISTAKES),
     symptom=cancellation,
-    propagated=propagated,
+    propagated=propagate_rounding,
     terms=terms,
     forward=named("output", "mean", "rstd"),
     backward=named(

@@ -83,7 +83,7 @@ def in_orders(tensors: dict, by_key: "Tensor", by_element: "Tensor") -> "dict[st
             tensor = along(tensor, -2, by_key)
         moved[name] = along(tensor, -1, by_key if name == "mask" else by_element)
     moved["mask"] = moved["mask"][:, None, None]
-    answers = {**by_autograd(moved), **recomputed(moved)}
+    answers = {**by_autograd(moved), **recompute(moved)}
     key_back, element_back = by_key.argsort(-1), by_element.argsort(-1)
     for name, tensor in answers.items():
         quantity = name.split(".")[-1]
@@ -141,7 +141,7 @@ def for_each_query_head(tensor: "Tensor", query: "Tensor") -> "Tensor":
     return tensor.repeat_interleave(query.shape[2] // tensor.shape[2], 2)
 
 
-def recomputed(tensors: dict) -> "dict[str, Tensor]":
+def recompute(tensors: dict) -> "dict[str, Tensor]":
     """Return PyTorch's gradients from the output and lse, under "fused."; and under "fast.", with 16-bit
     factors and output, like PyTorch's flash kernels on tensor cores.
 
@@ -174,15 +174,15 @@ def recomputed(tensors: dict) -> "dict[str, Tensor]":
             grads[name] = grads[name].unflatten(2, (shared, each)).sum(3)
         return {name: tensor.to(dtype) for name, tensor in grads.items()}
 
-    def narrowed(factor):
+    def narrow(factor):
         return factor.to(dtype).to(accum)
 
     # The exponentials are rounded before the row's sum divides them.
     largest = masked.amax(-1, keepdim=True)
     weights = torch.exp(masked - largest.masked_fill(largest.isinf(), 0))
     total = weights.sum(-1, keepdim=True)
-    rounded_output = narrowed(weights) @ value / total.masked_fill(total == 0, 1)
-    fast = {"output": rounded_output.to(dtype), **gradients(narrowed(P), narrowed(dS))}
+    rounded_output = narrow(weights) @ value / total.masked_fill(total == 0, 1)
+    fast = {"output": rounded_output.to(dtype), **gradients(narrow(P), narrow(dS))}
     return {
         **{f"fused.{name}": tensor for name, tensor in gradients(P, dS).items()},
         **{f"fast.{name}": tensor for name, tensor in fast.items()},

@@ -49,7 +49,6 @@ class Sizes:
 
     @property
     def causal(self) -> bool:
-        """Whether a query sees only the keys up to its own position."""
         return self.part == 2
 
     def operations(self, direction: str) -> int:
@@ -125,7 +124,7 @@ def ours(problem: Problem, portable: bool = False) -> Differentiable:
     return Differentiable(function, problem.leaves, problem.grad_output, note=note)
 
 
-def unasked(problem: Problem) -> Differentiable:
+def sdpa_default(problem: Problem) -> Differentiable:
     """Build PyTorch's function with its own choice of backend, as a model calls it: forcing one costs host
     time too."""
     function = partial(F.scaled_dot_product_attention, is_causal=problem.sizes.causal)
@@ -142,7 +141,7 @@ def backend(backend: SDPBackend) -> Callable[[Problem], Differentiable]:
 CANDIDATES = (
     Candidate("attention", "ours", ours),
     Candidate("portable", "ours", partial(ours, portable=True)),
-    Candidate("SDPA", "peer", unasked, columns=("loop", "host")),
+    Candidate("SDPA", "peer", sdpa_default, columns=("loop", "host")),
     Candidate("flash", "peer", backend(SDPBackend.FLASH_ATTENTION)),
     Candidate("cuDNN", "peer", backend(SDPBackend.CUDNN_ATTENTION)),
 )

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from harness.puzzles.rows import gathered, or_0, or_1, repeated, transposed
+from harness.puzzles.rows import or_0, or_1, repeat_heads, sum_shared, transpose
 from harness.spec.derivation import Derivation, Step, as_dtype
 
 
@@ -26,7 +26,7 @@ def lse_of(v: Derivation, total: np.ndarray) -> np.ndarray:
 
 STEPS = {
     "scale": lambda v: 1 / np.sqrt(v.query.dtype.type(v.query.shape[-1])),
-    "scores": lambda v: v.scale * (v.query @ transposed(v.key)),
+    "scores": lambda v: v.scale * (v.query @ transpose(v.key)),
     "masked": lambda v: v.scores + v.mask,
     "largest": lambda v: v.masked.max(-1, keepdims=True),
     "weights": lambda v: np.exp(v.masked - or_0(v.largest)),
@@ -35,14 +35,14 @@ STEPS = {
     "lse": lambda v: lse_of(v, v.total),
     "delta": lambda v: v.dot[..., 0],
     "output": lambda v: v.probabilities @ v.value,
-    "grad_value": lambda v: transposed(v.probabilities) @ v.grad_output,
-    "grad_probabilities": lambda v: v.grad_output @ transposed(v.value),
+    "grad_value": lambda v: transpose(v.probabilities) @ v.grad_output,
+    "grad_probabilities": lambda v: v.grad_output @ transpose(v.value),
     "dot": lambda v: (v.grad_probabilities * v.probabilities).sum(-1, keepdims=True),
     "grad_scores": lambda v: v.probabilities * (v.grad_probabilities - v.dot),
     "grad_query": lambda v: v.scale * (v.grad_scores @ v.key),
-    "grad_key": lambda v: v.scale * (transposed(v.grad_scores) @ v.query),
+    "grad_key": lambda v: v.scale * (transpose(v.grad_scores) @ v.query),
     "grad_mask": lambda v: v.grad_scores.sum((0, 1)),
-    "transposed_product": lambda v: transposed(v.query) @ v.grad_output,
+    "transposed_product": lambda v: transpose(v.query) @ v.grad_output,
 }
 
 
@@ -53,10 +53,10 @@ def derive(
     wide = as_dtype(arrays, dtype)
     shared = {name: wide[name] for name in ("key", "value")}
     wide["group"] = np.asarray(wide["query"].shape[1] // wide["key"].shape[1])
-    wide |= {name: repeated(array, wide["query"]) for name, array in shared.items()}
+    wide |= {name: repeat_heads(array, wide["query"]) for name, array in shared.items()}
     steps = {**STEPS, **(changes or {})}
     of_shared = {
-        f"grad_{name}": lambda v, step=steps[f"grad_{name}"], array=array: gathered(step(v), array)
+        f"grad_{name}": lambda v, step=steps[f"grad_{name}"], array=array: sum_shared(step(v), array)
         for name, array in shared.items()
     }
     return Derivation(steps, wide, {**(changes or {}), **of_shared})

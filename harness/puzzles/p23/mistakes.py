@@ -11,7 +11,7 @@ import numpy as np
 
 from harness.puzzles import formulas
 from harness.puzzles.p23.derivation import lse_of, share
-from harness.puzzles.rows import or_0, or_1, softmax, transposed
+from harness.puzzles.rows import or_0, or_1, softmax, transpose
 from harness.spec.derivation import Derivation, Mistake, Step
 
 TILE = 16
@@ -38,8 +38,8 @@ class Product:
 
         def product(v: Derivation) -> np.ndarray:
             a, b = left(getattr(v, self.left)), right(getattr(v, self.right))
-            rows = (transposed(a) if self.turned == "left" else a) @ (
-                transposed(b) if self.turned == "right" else b
+            rows = (transpose(a) if self.turned == "left" else a) @ (
+                transpose(b) if self.turned == "right" else b
             )
             return v.scale ** (self.scaled + power) * rows if self.scaled + power else rows
 
@@ -78,10 +78,10 @@ def instead(tensor: str, other: str, power: int = 0, steps: Iterable[str] = PROD
     }  # fmt: skip
 
 
-def misstrided(array: np.ndarray) -> np.ndarray:
+def misread_strides(array: np.ndarray) -> np.ndarray:
     """Return matrices [.., m, n] read as if they were stored [n, m]."""
     *heads, m, n = array.shape
-    return transposed(array.reshape(*heads, n, m))
+    return transpose(array.reshape(*heads, n, m))
 
 
 def without_rest(array: np.ndarray, axis: int) -> np.ndarray:
@@ -162,9 +162,7 @@ def at_the_keys(weights: np.ndarray, rows: np.ndarray) -> np.ndarray:
     S, T = weights.shape[-2:]
     padded = np.concatenate([rows, np.zeros((*rows.shape[:-2], max(T, S) + TILE, rows.shape[-1]))], -2)
     place = np.arange(S) % TILE
-    tiles = [
-        transposed(weights[..., t0 : t0 + TILE]) @ padded[..., t0 + place, :] for t0 in range(0, T, TILE)
-    ]
+    tiles = [transpose(weights[..., t0 : t0 + TILE]) @ padded[..., t0 + place, :] for t0 in range(0, T, TILE)]
     return np.concatenate(tiles, -2)
 
 
@@ -195,7 +193,7 @@ SCORES = (
     Mistake("scale-forgotten", "without the scale 1 / sqrt(d)", {step: PRODUCTS[step].step(power=-1) for step in SCALED}),
     Mistake("scale-twice", "with the scale 1 / sqrt(d) applied twice", {step: PRODUCTS[step].step(power=1) for step in SCALED}),
     Mistake("scale-by-length", "with 1 / sqrt(key length) for the scale",
-            {"scores": lambda v: v.query @ transposed(v.key) / np.sqrt(v.key.shape[-2])}),
+            {"scores": lambda v: v.query @ transpose(v.key) / np.sqrt(v.key.shape[-2])}),
     Mistake("scale-in-the-chain", "scaled where nothing is: the scale belongs to the scores, dQ and dK alone",
             {"masked": lambda v: v.scale * v.scores + v.mask,
              **{step: product.step(power=1) for step, product in PRODUCTS.items() if step not in SCALED},
@@ -205,7 +203,7 @@ SCORES = (
 FOR_NOTHING = "read as if it were stored [d, T], transposed for nothing"
 NOT_TURNED = "by the launch, or by matmul, whose load of a transposed factor is not turned"
 TRANSPOSES = tuple(
-    Mistake(id, words, misreading(misstrided, *tensors, steps=steps), 3)
+    Mistake(id, words, misreading(misread_strides, *tensors, steps=steps), 3)
     for id, words, tensors, steps in (
         ("key-not-transposed", "with the key read as if it were stored [d, T]", ("key",), ("scores",)),
         ("value-not-transposed", "with the value read as if it were stored [d, T]", ("value",), ("grad_probabilities",)),
@@ -286,7 +284,7 @@ def other_weights(id: str, words: str, weights: Step) -> Mistake:
     return Mistake(
         id, words,
         {"grad_scores": lambda v: weights(v) * (v.grad_probabilities - v.dot),
-         "grad_value": lambda v: transposed(weights(v)) @ v.grad_output},
+         "grad_value": lambda v: transpose(weights(v)) @ v.grad_output},
     )  # fmt: skip
 
 
@@ -324,8 +322,8 @@ FLASH = (
                   lambda v: np.exp2(v.masked - lse_or_0(v))),
     other_weights("weights-lse-added", "with lse added to the score, not subtracted", lambda v: np.exp(v.masked + lse_or_0(v))),
     Mistake("last-queries-alone", "of the last tile of queries alone: what came before is overwritten",
-            {"grad_key": lambda v: v.scale * (transposed(last_tile(v.grad_scores, -2)) @ last_of_group(v.query, v)),
-             "grad_value": lambda v: transposed(last_tile(v.probabilities, -2)) @ last_of_group(v.grad_output, v)}),
+            {"grad_key": lambda v: v.scale * (transpose(last_tile(v.grad_scores, -2)) @ last_of_group(v.query, v)),
+             "grad_value": lambda v: transpose(last_tile(v.probabilities, -2)) @ last_of_group(v.grad_output, v)}),
     Mistake("first-queries-alone", "of the first tile of queries alone",
             misreading(first_rows, *OPERANDS, steps=("grad_key", "grad_value"))),
     Mistake("first-keys-alone", "of the first tile of keys alone",
@@ -342,16 +340,16 @@ FLASH = (
         )
     ),
     Mistake("keys-at-the-queries", "with the rows of a tile of keys read at the place of the queries, s0 for t0",
-            {"output": lambda v: at_the_keys(transposed(v.probabilities), v.value),
-             "grad_query": lambda v: v.scale * at_the_keys(transposed(v.grad_scores), v.key)}, 3),
+            {"output": lambda v: at_the_keys(transpose(v.probabilities), v.value),
+             "grad_query": lambda v: v.scale * at_the_keys(transpose(v.grad_scores), v.key)}, 3),
     Mistake("weights-transposed", "with each tile of weights read as its transpose: weights[i, y] for weights[y, i]",
             {"output": lambda v: weights_transposed(v) @ v.value / or_1(v.total)}, 3),
     other_weights("lse-forgotten", "with exp(score) for P, without lse", lambda v: in_float32(np.exp, v.masked)),
     Mistake("slopes-for-weights", "with scale * dS instead of P", instead("probabilities", "grad_scores", 1, ("grad_value",))),
     Mistake("weights-for-slopes", "with P instead of scale * dS", instead("grad_scores", "probabilities", -1)),
     Mistake("one-query-head", "with the last alone of the query heads that share a head of key and value",
-            {"grad_key": lambda v: v.scale * (transposed(v.grad_scores) @ last_of_group(v.query, v)),
-             "grad_value": lambda v: transposed(v.probabilities) @ last_of_group(v.grad_output, v)}, 3),
+            {"grad_key": lambda v: v.scale * (transpose(v.grad_scores) @ last_of_group(v.query, v)),
+             "grad_value": lambda v: transpose(v.probabilities) @ last_of_group(v.grad_output, v)}, 3),
     Mistake("tile-transposed", "with each tile read as its transpose: [i, y] for [y, i]",
             {**misreading(tile_transposed, "probabilities", "grad_scores"), "transposed_product": TRANSPOSED.step(tile_transposed)}, 3),
 )  # fmt: skip
@@ -361,7 +359,7 @@ MISTAKES = tuple(
         (
             *SCORES,
             *TRANSPOSES,
-            Mistake("query-not-transposed", "with the query read as if it were stored [d, S]", {"transposed_product": TRANSPOSED.step(misstrided)}, 3),
+            Mistake("query-not-transposed", "with the query read as if it were stored [d, S]", {"transposed_product": TRANSPOSED.step(misread_strides)}, 3),
             *SOFTMAX,
             *SOFTMAX_BACKWARD,
             *CHAIN,

@@ -9,7 +9,7 @@ from harness.puzzles import formulas
 from harness.puzzles.p23.baseline import reference
 from harness.puzzles.p23.derivation import derive
 from harness.puzzles.p23.mistakes import MISTAKES, TILE
-from harness.puzzles.rows import gathered, repeated, transposed
+from harness.puzzles.rows import repeat_heads, sum_shared, transpose
 from harness.spec.cases import CANCELLING, cancelling, covering, first_two, not_finite, tiled, with_not_finite
 from harness.spec.ops import ACCUM, Argument, Call, OpSpec, accum_dtype, bytes_of
 from harness.spec.puzzle import Arrays, Case, Gate, Ledger, Puzzle, Symptom, ids, named
@@ -177,7 +177,7 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
         # A common part makes the scores of a row differ from 0 on the whole; grad_output with a mean and a part along
         # V makes the row sum of dP * P large.
         query, key, value = query + 0.5, key + 0.5, value + 1
-        grad = grad + 0.5 + repeated(value, query).mean(-2, keepdims=True)
+        grad = grad + 0.5 + repeat_heads(value, query).mean(-2, keepdims=True)
         if case.values not in ("unmasked", "large", "low", "hidden"):
             mask = hard_mask(S, T, random)
     if case.values == "causal":
@@ -245,7 +245,7 @@ def hard_mask(S: int, T: int, random: np.random.Generator) -> np.ndarray:
 # ---- Reference ----------------------------------------------------------------------------------------------
 
 
-def propagated(arrays: Arrays, saved: Arrays) -> dict[str, float]:
+def propagate_rounding(arrays: Arrays, saved: Arrays) -> dict[str, float]:
     """Return how far the saved, rounded output moves delta, the row sum of dO times it.
 
     On tensor cores the probabilities are rounded before they are multiplied, so a correct output may be
@@ -270,7 +270,7 @@ def terms(arrays: Arrays) -> dict[str, float]:
         "grad_mask": float(sizes.sum((0, 1)).max(initial=0.0)),
         "grad_query": float((v.scale * (sizes @ np.abs(v.key))).max(initial=0.0)),
         "grad_key": float(
-            gathered(v.scale * (transposed(sizes) @ np.abs(v.query)), arrays["key"]).max(initial=0.0)
+            sum_shared(v.scale * (transpose(sizes) @ np.abs(v.query)), arrays["key"]).max(initial=0.0)
         ),
     }
 
@@ -354,7 +354,7 @@ NUMPY_RUNG = NumpyRung(
 )
 
 
-def differentiated(**gradients: str) -> TorchFunction:
+def requirements(**gradients: str) -> TorchFunction:
     """Return the requirements of a PyTorch gate: these gradients of its class, or only the output."""
     return TorchFunction(
         "Attention",
@@ -372,9 +372,9 @@ TORCH_RUNG = TorchRung(
     gates=("output", "dsoftmax"),
     needs={"dsoftmax": ("output",)},
     functions={
-        "output": differentiated(),
+        "output": requirements(),
         # The mask is added to the scores of every head: its gradient is the sum of dS over them.
-        "dsoftmax": differentiated(value="grad_value", mask="grad_mask", query="grad_query", key="grad_key"),
+        "dsoftmax": requirements(value="grad_value", mask="grad_mask", query="grad_query", key="grad_key"),
     },
 )
 
@@ -404,7 +404,7 @@ PUZZLE = Puzzle(
     mistakes=MISTAKES,
     symptom=symptom,
     terms=terms,
-    propagated=propagated,
+    propagated=propagate_rounding,
     forward=named("output"),
     backward=named("grad_query", "grad_key", "grad_value"),
     derived_sizes=lambda dims: {"G": heads_of_key(dims)},

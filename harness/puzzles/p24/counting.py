@@ -58,7 +58,7 @@ def keys_of_tiles(order: np.ndarray, width: int, radius: int, tile: int) -> np.n
     """Return which keys some query of a tile sees, by their step: bool [tiles, cells]."""
     step = orders.inverse(order)
     visible = np.zeros((-(-len(order) // tile), len(order)), bool)
-    for there, here in orders.shifted(step.reshape(-1, width), radius):
+    for there, here in orders.neighbour_values(step.reshape(-1, width), radius):
         visible[here // tile, there] = True
     return visible
 

@@ -11,16 +11,16 @@ from collections.abc import Mapping
 import numpy as np
 
 from harness.puzzles.p24 import orders
-from harness.puzzles.rows import log_sum_exp, softmax, transposed
+from harness.puzzles.rows import log_sum_exp, softmax, transpose
 from harness.spec.derivation import Step, derive_by
 
 
-def gathered(array: np.ndarray, order: np.ndarray) -> np.ndarray:
+def gather(array: np.ndarray, order: np.ndarray) -> np.ndarray:
     """Gather rows in an order: row order[i] of the array becomes row i."""
     return np.take(array, order, 2)
 
 
-def placed(array: np.ndarray, order: np.ndarray) -> np.ndarray:
+def scatter(array: np.ndarray, order: np.ndarray) -> np.ndarray:
     """Scatter rows back: row i of the array becomes row order[i]."""
     return np.take(array, np.argsort(order), 2)
 
@@ -54,29 +54,29 @@ STEPS: Mapping[str, Step] = {
     "steps": lambda v: np.arange(int(v.side) ** 2),
     "index": lambda v: orders.hilbert(int(v.side), int(v.side)),
     "inverse": lambda v: orders.inverse(orders.hilbert(int(v.side), int(v.side))),
-    "gathered": lambda v: gathered(v.input, v.order),
-    "grad_input": lambda v: placed(v.grad_gathered, v.order),
+    "gathered": lambda v: gather(v.input, v.order),
+    "grad_input": lambda v: scatter(v.grad_gathered, v.order),
     "near": lambda v: near(v.order, v.width, v.radius),
     "tiles": lambda v: tiles_with(v.near, int(v.tile)),
-    "Q": lambda v: gathered(v.query, v.order),
-    "K": lambda v: gathered(v.key, v.order),
-    "V": lambda v: gathered(v.value, v.order),
-    "dO": lambda v: gathered(v.grad_output, v.order),
+    "Q": lambda v: gather(v.query, v.order),
+    "K": lambda v: gather(v.key, v.order),
+    "V": lambda v: gather(v.value, v.order),
+    "dO": lambda v: gather(v.grad_output, v.order),
     "scale": lambda v: 1 / np.sqrt(v.query.dtype.type(v.query.shape[-1])),
-    "scores": lambda v: np.where(v.near, v.scale * (v.Q @ transposed(v.K)), -np.inf),
+    "scores": lambda v: np.where(v.near, v.scale * (v.Q @ transpose(v.K)), -np.inf),
     "P": lambda v: softmax(v.scores),
     "O": lambda v: v.P @ v.V,
     "dot": lambda v: (v.dO * v.O).sum(-1, keepdims=True),
-    "dP": lambda v: v.dO @ transposed(v.V),
+    "dP": lambda v: v.dO @ transpose(v.V),
     "dS": lambda v: v.P * (v.dP - v.dot),
     "dQ": lambda v: v.scale * (v.dS @ v.K),
-    "dK": lambda v: v.scale * (transposed(v.dS) @ v.Q),
-    "dV": lambda v: transposed(v.P) @ v.dO,
-    "output": lambda v: placed(v.O, v.order),
-    "lse": lambda v: placed(log_sum_exp(v.scores), v.order),
-    "delta": lambda v: placed(v.dot[..., 0], v.order),
-    "grad_query": lambda v: placed(v.dQ, v.order),
-    "grad_key": lambda v: placed(v.dK, v.order),
-    "grad_value": lambda v: placed(v.dV, v.order),
+    "dK": lambda v: v.scale * (transpose(v.dS) @ v.Q),
+    "dV": lambda v: transpose(v.P) @ v.dO,
+    "output": lambda v: scatter(v.O, v.order),
+    "lse": lambda v: scatter(log_sum_exp(v.scores), v.order),
+    "delta": lambda v: scatter(v.dot[..., 0], v.order),
+    "grad_query": lambda v: scatter(v.dQ, v.order),
+    "grad_key": lambda v: scatter(v.dK, v.order),
+    "grad_value": lambda v: scatter(v.dV, v.order),
 }
 derive = derive_by(STEPS)

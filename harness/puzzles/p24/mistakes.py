@@ -11,7 +11,7 @@ import numpy as np
 
 from harness.puzzles import formulas
 from harness.puzzles.p24 import orders
-from harness.puzzles.p24.derivation import apart, gathered, in_tiles, near, placed, tiles_with
+from harness.puzzles.p24.derivation import apart, gather, in_tiles, near, scatter, tiles_with
 from harness.spec.derivation import Derivation, Mistake, Step
 from harness.spec.puzzle import Arrays, Symptom
 
@@ -24,8 +24,8 @@ PRINTED = (0, 1, 3, 2, 7, 6, 4, 5, 14, 15, 13, 12, 8, 9, 11, 10)
 
 @dataclass(frozen=True)
 class Turns:
-    """How the bits of a quarter turn it: which quarters exchange row and column, which count from the other
-    end, `edge`(size, side), and which are in the right half."""
+    """The turns of a quarter by its bits: which exchange row and column, which count from the other end,
+    `edge`(size, side), and which are in the right half."""
 
     exchange: tuple[int, ...] = (0, 3)
     flip: tuple[int, ...] = (3,)
@@ -82,12 +82,12 @@ def hilbert(v: Derivation) -> np.ndarray:
     return orders.hilbert(int(v.side), int(v.side))
 
 
-def exchanged(v: Derivation) -> np.ndarray:
+def exchange_axes(v: Derivation) -> np.ndarray:
     row, column = np.divmod(hilbert(v), int(v.side))
     return column * int(v.side) + row
 
 
-def printed(v: Derivation) -> np.ndarray:
+def textbook_index(v: Derivation) -> np.ndarray:
     """Return the correct index, but for a 4 x 4 grid the one that textbooks print."""
     return np.array(PRINTED) if v.side == 4 else hilbert(v)
 
@@ -120,14 +120,14 @@ CURVE = (
             order_of(lambda v: orders.inverse(hilbert(v)))),
     Mistake("printed-sequence",
             "with 0 1 3 2 7 6 4 5 ... for 4 x 4: a permutation, but its steps do not go to neighbours",
-            order_of(printed)),
+            order_of(textbook_index)),
     *(
         Mistake(id, words,
                 {"index": lambda v, t=turns: curve(v, t), "inverse": lambda v, t=turns: step_of(v, t)},
                 3 if "end" in id else 2)
         for id, words, turns in WRONG_TURNS
     ),
-    Mistake("row-and-column-exchanged", "with row and column exchanged", order_of(exchanged), 3),
+    Mistake("row-and-column-exchanged", "with row and column exchanged", order_of(exchange_axes), 3),
     Mistake("digits-reversed",
             "with the quarters' digits in the reverse order: the largest square has the highest two bits",
             order_of(lambda v: orders.inverse(wrong_end(v)))),
@@ -141,19 +141,19 @@ CURVE = (
 PERMUTATIONS = (
     Mistake("permuted-alike",
             "gathered once more by the same index: the backward of a permutation is its inverse",
-            {"grad_input": lambda v: gathered(v.grad_gathered, v.order)}),
+            {"grad_input": lambda v: gather(v.grad_gathered, v.order)}),
     Mistake("not-permuted", "as it came in, in the order of the steps",
             {"grad_input": lambda v: v.grad_gathered}),
     Mistake("permuted-twice", "put back twice",
-            {"grad_input": lambda v: placed(placed(v.grad_gathered, v.order), v.order)}),
+            {"grad_input": lambda v: scatter(scatter(v.grad_gathered, v.order), v.order)}),
     Mistake("order-backwards", "with the order taken from its end",
-            {"grad_input": lambda v: placed(v.grad_gathered, v.order[::-1])}),
+            {"grad_input": lambda v: scatter(v.grad_gathered, v.order[::-1])}),
     Mistake("first-batch-alone", "of the first sequence alone, and 0 in the others",
-            {"grad_input": lambda v: placed(v.grad_gathered, v.order) * (np.arange(len(v.input)) == 0)[:, None, None, None]}),
+            {"grad_input": lambda v: scatter(v.grad_gathered, v.order) * (np.arange(len(v.input)) == 0)[:, None, None, None]}),
     Mistake("one-column-too-far", "with the columns of a row moved by one",
-            {"grad_input": lambda v: np.roll(placed(v.grad_gathered, v.order), 1, -1)}),
+            {"grad_input": lambda v: np.roll(scatter(v.grad_gathered, v.order), 1, -1)}),
     Mistake("one-head", "with the rows of the first head for all of them",
-            {"grad_input": lambda v: np.broadcast_to(placed(v.grad_gathered, v.order)[:1, :1], v.input.shape)},
+            {"grad_input": lambda v: np.broadcast_to(scatter(v.grad_gathered, v.order)[:1, :1], v.input.shape)},
             3),
 )  # fmt: skip
 
@@ -166,7 +166,7 @@ def distances(v: Derivation) -> tuple[np.ndarray, np.ndarray]:
     return apart(rows), apart(columns)
 
 
-def wrapped(v: Derivation) -> np.ndarray:
+def wrap_columns(v: Derivation) -> np.ndarray:
     """Return pairs within the window if the left edge of the grid is next to its right one."""
     rows, columns = distances(v)
     return np.maximum(rows, np.minimum(columns, v.width - columns)) <= v.radius
@@ -193,14 +193,14 @@ def one_step_for_cell(v: Derivation) -> np.ndarray:
     return np.maximum(*far) <= v.radius
 
 
-def signed(v: Derivation, *parts: int) -> np.ndarray:
+def keep_sign(v: Derivation, *parts: int) -> np.ndarray:
     """Return pairs within the window if the distances of some parts, rows 0 and columns 1, keep their sign."""
     cells = np.divmod(v.order, v.width)
     far = (cells[k][:, None] - cells[k] if k in parts else apart(cells[k]) for k in (0, 1))
     return np.maximum(*far) <= v.radius
 
 
-def added(v: Derivation, part: int) -> np.ndarray:
+def add_distances(v: Derivation, part: int) -> np.ndarray:
     """Return pairs within the window if a part, rows 0 or columns 1, of both cells is added, not subtracted."""
     far, cells = list(distances(v)), np.divmod(v.order, v.width)
     far[part] = cells[part][:, None] + cells[part]
@@ -218,7 +218,7 @@ WRONG_PAIRS: tuple[tuple[str, str, Step, int], ...] = (
      lambda v: apart(np.arange(len(v.order))) <= v.radius, 1),
     ("window-in-cells", "with the window measured along the cells as they are stored: a neighbour below is a whole row away",
      lambda v: apart(v.order) <= v.radius, 1),
-    ("wrapped-at-the-edge", "with a window that goes round the edge of the grid", wrapped, 2),
+    ("wrapped-at-the-edge", "with a window that goes round the edge of the grid", wrap_columns, 2),
     ("diamond", "with the sum of both distances: the window is a square, and the larger of them counts",
      lambda v: sum(distances(v)) <= v.radius, 2),
     ("rows-alone", "with the distance of the rows alone", lambda v: distances(v)[0] <= v.radius, 2),
@@ -232,11 +232,11 @@ WRONG_PAIRS: tuple[tuple[str, str, Step, int], ...] = (
     ("radius-long", "with a window one too wide", lambda v: near(v.order, v.width, v.radius + 1), 2),
     ("diameter", "with a window of radius 2 * radius", lambda v: near(v.order, v.width, 2 * v.radius), 2),
     ("half-radius", "with a window of half the radius", lambda v: near(v.order, v.width, v.radius // 2), 2),
-    ("sign-kept", "with distances that keep their sign: abs() is missing", lambda v: signed(v, 0, 1), 2),
-    ("sign-of-rows-kept", "with a distance of rows that keeps its sign: abs() is missing", lambda v: signed(v, 0), 2),
-    ("sign-of-columns-kept", "with a distance of columns that keeps its sign: abs() is missing", lambda v: signed(v, 1), 2),
-    ("rows-added", "with the rows of both cells added, not one minus the other", lambda v: added(v, 0), 2),
-    ("columns-added", "with the columns of both cells added, not one minus the other", lambda v: added(v, 1), 2),
+    ("sign-kept", "with distances that keep their sign: abs() is missing", lambda v: keep_sign(v, 0, 1), 2),
+    ("sign-of-rows-kept", "with a distance of rows that keeps its sign: abs() is missing", lambda v: keep_sign(v, 0), 2),
+    ("sign-of-columns-kept", "with a distance of columns that keeps its sign: abs() is missing", lambda v: keep_sign(v, 1), 2),
+    ("rows-added", "with the rows of both cells added, not one minus the other", lambda v: add_distances(v, 0), 2),
+    ("columns-added", "with the columns of both cells added, not one minus the other", lambda v: add_distances(v, 1), 2),
     ("divided-by-cells", "with the width divided by the cell: row and column are cell // width and cell % width", divided_by_cells, 2),
     ("far-for-near", "with the pairs that are too far apart", lambda v: ~v.near, 2),
     ("without-itself", "without the cell itself: its distance is 0", lambda v: v.near & ~np.eye(len(v.near), dtype=bool), 2),
@@ -276,8 +276,8 @@ WINDOWS = (
 
 THROUGH = (
     Mistake("permuted-alike", "gathered once more where it should be put back",
-            {"grad_query": lambda v: gathered(v.dQ, v.order), "grad_key": lambda v: gathered(v.dK, v.order),
-             "grad_value": lambda v: gathered(v.dV, v.order)}),
+            {"grad_query": lambda v: gather(v.dQ, v.order), "grad_key": lambda v: gather(v.dK, v.order),
+             "grad_value": lambda v: gather(v.dV, v.order)}),
     Mistake("not-put-back",
             "in the order of the steps: it is the gradient of a tensor that is stored in the order of the cells",
             {"grad_query": lambda v: v.dQ, "grad_key": lambda v: v.dK, "grad_value": lambda v: v.dV}),

@@ -63,24 +63,24 @@ def walk(start: Point, along: Point, length: int, across: Point, depth: int) -> 
     ends meet.
     """
     if depth == 1:
-        return [moved(start, along, i) for i in range(length)]
+        return [move_point(start, along, i) for i in range(length)]
     if length == 1:
-        return [moved(start, across, i) for i in range(depth)]
+        return [move_point(start, across, i) for i in range(depth)]
     half = even_half(length)
     if 2 * length > 3 * depth:
-        middle = moved(start, along, half)
+        middle = move_point(start, along, half)
         return walk(start, along, half, across, depth) + walk(middle, along, length - half, across, depth)
     low = even_half(depth)
-    end = moved(moved(start, along, length - 1), across, low - 1)
+    end = move_point(move_point(start, along, length - 1), across, low - 1)
     back = (-along[0], -along[1])
     return (
         walk(start, across, low, along, half)
-        + walk(moved(start, across, low), along, length, across, depth - low)
+        + walk(move_point(start, across, low), along, length, across, depth - low)
         + walk(end, (-across[0], -across[1]), low, back, length - half)
     )
 
 
-def moved(point: Point, step: Point, count: int) -> Point:
+def move_point(point: Point, step: Point, count: int) -> Point:
     """Return a point moved by `count` steps."""
     return point[0] + count * step[0], point[1] + count * step[1]
 
@@ -110,7 +110,7 @@ def z_order(height: int, width: int) -> np.ndarray:
     return np.argsort(code)
 
 
-def tiled(height: int, width: int, side: int = SQUARE) -> np.ndarray:
+def order_tiled(height: int, width: int, side: int = SQUARE) -> np.ndarray:
     """Return the order by squares, row-major in each; squares at the right and at the bottom may be cut off."""
     rows, columns = np.divmod(row_major(height, width), width)
     return np.lexsort((columns, rows, columns // side, rows // side))
@@ -120,7 +120,7 @@ ORDERS: dict[str, Callable[[int, int], np.ndarray]] = {
     "row-major": row_major,
     "z-order": z_order,
     "hilbert": hilbert,
-    "tiled": tiled,
+    "tiled": order_tiled,
 }
 """The orders by name."""
 
@@ -147,12 +147,12 @@ def window_tiles(order: np.ndarray, width: int, radius: int, tile: int) -> np.nd
     count = -(-len(order) // tile)
     tiles = np.zeros((count, count), bool)
     owner = inverse(order) // tile
-    for there, here in shifted(owner.reshape(-1, width), radius):
+    for there, here in neighbour_values(owner.reshape(-1, width), radius):
         tiles[here, there] = True
     return tiles
 
 
-def shifted(grid: np.ndarray, radius: int):
+def neighbour_values(grid: np.ndarray, radius: int):
     """Yield the values of a grid [rows, columns] at each neighbour and at the cell, neighbour first, by
     neighbour."""
     rows, columns = grid.shape

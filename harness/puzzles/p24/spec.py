@@ -163,8 +163,8 @@ def reference(tensors: dict) -> dict:
         dense = by_autograd(tensors)
     else:
         columns = ("query", "key", "value", "grad_output")
-        dense = unluckiest(from_what_is_kept, tensors, columns, ("output", *GRADIENTS))
-    return {**dense, **whole_numbers(tensors), **permuted(tensors)}
+        dense = unluckiest(from_saved, tensors, columns, ("output", *GRADIENTS))
+    return {**dense, **whole_numbers(tensors), **permute(tensors)}
 
 
 def whole_numbers(tensors: dict) -> dict:
@@ -182,14 +182,14 @@ def whole_numbers(tensors: dict) -> dict:
     return {name: torch.tensor(array.astype(np.int32)) for name, array in indices.items()}
 
 
-def permuted(tensors: dict) -> dict:
+def permute(tensors: dict) -> dict:
     """Return the gathered rows, and the gradient of the tensor by autograd."""
     import torch
 
     tensor = tensors["input"].detach().requires_grad_()
-    gathered = tensor.index_select(2, tensors["order"].long())
-    (grad,) = torch.autograd.grad(gathered, tensor, tensors["grad_gathered"])
-    return {"gathered": gathered.detach(), "grad_input": grad}
+    gather = tensor.index_select(2, tensors["order"].long())
+    (grad,) = torch.autograd.grad(gather, tensor, tensors["grad_gathered"])
+    return {"gathered": gather.detach(), "grad_input": grad}
 
 
 def hidden(tensors: dict):
@@ -222,7 +222,7 @@ def by_autograd(tensors: dict) -> dict:
     return {name: tensor.detach() for name, tensor in answers.items()}
 
 
-def from_what_is_kept(tensors: dict) -> dict:
+def from_saved(tensors: dict) -> dict:
     """Return the same from the saved lse and output. Sums are in float32 at least, and rounded once."""
     import torch
 

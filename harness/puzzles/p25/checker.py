@@ -20,7 +20,7 @@ from harness.check.results import GateResult
 from harness.devices.processes import START, RankFailed, run_ranks
 from harness.puzzles.p25 import layout
 from harness.puzzles.p25.ranks import PATIENCE, Answer, Part, changed_input, functions_of, run_cases
-from harness.puzzles.p25.spec import EVERY, dtype_of, symptom, transposed
+from harness.puzzles.p25.spec import EVERY, dtype_of, is_transposed, symptom
 from harness.spec.puzzle import Arrays, Case, Gate, Puzzle
 from harness.spec.rungs import Rung
 from harness.toolchain import roots
@@ -50,7 +50,7 @@ class RingChecker(CaseChecker):
         super().__init__(puzzle, rung, seed=seed)
         self.references = {dtype: Reference(puzzle, dtype, seed) for dtype in ("float32", "bfloat16")}
 
-    def _judge(self, gate: Gate, module: dict, path: Path, cases: list[Case]) -> GateResult:
+    def _check_gate(self, gate: Gate, module: dict, path: Path, cases: list[Case]) -> GateResult:
         result = GateResult(gate, "correct")
         ladder = self.puzzle.ladder(self.rung, gate.id)
         solution = roots.solutions() / self.puzzle.name / self.rung.file
@@ -254,7 +254,7 @@ class ListChecker(RingChecker):
                 for name, own in parts.items():
                     if not all(map(np.array_equal, own, given[name])):
                         raise Failed(f"in case '{case.name}': {changed_input(name)}", "changed-input")
-                whole = {name: layout.joined(each, balanced) for name, each in by_rank.items()}
+                whole = {name: layout.join_parts(each, balanced) for name, each in by_rank.items()}
             except Failed:
                 raise
             except Exception as error:  # whatever a learner's code raises is a verdict
@@ -313,7 +313,7 @@ class RanksChecker(RingChecker):
             yield (
                 case,
                 {
-                    name: layout.joined([answer.values[name] for answer in of_case], balanced)
+                    name: layout.join_parts([answer.values[name] for answer in of_case], balanced)
                     for name in EVERY
                 },
             )
@@ -323,7 +323,7 @@ class RanksChecker(RingChecker):
         arrays, size = self.arrays(case), case.world_size
         arguments = ring_arguments(case, arrays)
         split = {name: layout.split(arrays[name], size, arguments[-1]) for name in TENSORS}
-        turned = transposed(case)
+        turned = is_transposed(case)
         idle = [Part(case.name, size, dtype_of(case), {}, arguments, turned) for _ in range(world - size)]
         return idle + [
             Part(

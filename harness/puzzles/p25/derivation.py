@@ -13,7 +13,7 @@ import numpy as np
 
 from harness.puzzles import formulas
 from harness.puzzles.p25.layout import cut, homes
-from harness.puzzles.rows import gathered, log_sum_exp, or_0, repeated
+from harness.puzzles.rows import log_sum_exp, or_0, repeat_heads, sum_shared
 from harness.spec.derivation import Derivation, Mistake, Step, derive_by
 from harness.spec.rounding import rounded
 
@@ -23,7 +23,7 @@ def of_blocks(v: Derivation) -> list[np.ndarray]:
     return [np.where(v.block == number, v.masked, -np.inf) for number in range(int(v.block.max()) + 1)]
 
 
-def seen_through(v: Derivation, label: np.ndarray) -> np.ndarray:
+def mislabel_blocks(v: Derivation, label: np.ndarray) -> np.ndarray:
     """Return the visible keys if the block of rank owner(t), held by owner(s), is used as that of rank
     label[s, t]."""
     behind = np.full((int(v.ranks), len(v.owner)), 2**31)
@@ -32,7 +32,7 @@ def seen_through(v: Derivation, label: np.ndarray) -> np.ndarray:
     return (place <= np.arange(len(v.owner))[:, None]) | (v.causal == 0)
 
 
-def moved(array: np.ndarray, v: Derivation, by: int) -> np.ndarray:
+def move_gradient(array: np.ndarray, v: Derivation, by: int) -> np.ndarray:
     """Return a gradient [B, M, S, d] that ended at another rank: every rank has that of rank + by; NaN if
     there is none."""
     source = np.full((int(v.ranks), len(v.owner)), -1)
@@ -47,13 +47,13 @@ STEPS = {
     "index": lambda v: v.home[1],
     "block": lambda v: v.owner,
     "scale": lambda v: 1 / np.sqrt(v.query.dtype.type(v.query.shape[-1])),
-    "scores": lambda v: v.scale * (v.query @ repeated(v.key, v.query).swapaxes(-1, -2)),
+    "scores": lambda v: v.scale * (v.query @ repeat_heads(v.key, v.query).swapaxes(-1, -2)),
     "visible": lambda v: np.tri(len(v.owner), dtype=bool) | (v.causal == 0),
     "masked": lambda v: np.where(v.visible, v.scores, -np.inf),
     "block_lse": lambda v: np.stack([log_sum_exp(scores) for scores in of_blocks(v)]),
     "block_output": lambda v: np.stack(
         [
-            np.exp(scores - or_0(lse)[..., None]) @ repeated(v.value, v.query)
+            np.exp(scores - or_0(lse)[..., None]) @ repeat_heads(v.value, v.query)
             for scores, lse in zip(of_blocks(v), v.block_lse, strict=True)
         ]
     ),
@@ -61,12 +61,12 @@ STEPS = {
     "share": lambda v: np.exp(v.block_lse - or_0(v.lse)),
     "output": lambda v: (v.share[..., None] * v.block_output).sum(0),
     "probabilities": lambda v: np.exp(v.masked - or_0(v.lse)[..., None]),
-    "grad_probabilities": lambda v: v.grad_output @ repeated(v.value, v.query).swapaxes(-1, -2),
+    "grad_probabilities": lambda v: v.grad_output @ repeat_heads(v.value, v.query).swapaxes(-1, -2),
     "delta": lambda v: (v.grad_output * v.output).sum(-1, keepdims=True),
     "grad_scores": lambda v: v.probabilities * (v.grad_probabilities - v.delta),
-    "grad_query": lambda v: v.scale * (v.grad_scores @ repeated(v.key, v.query)),
-    "grad_key": lambda v: gathered(v.scale * (v.grad_scores.swapaxes(-1, -2) @ v.query), v.key),
-    "grad_value": lambda v: gathered(v.probabilities.swapaxes(-1, -2) @ v.grad_output, v.key),
+    "grad_query": lambda v: v.scale * (v.grad_scores @ repeat_heads(v.key, v.query)),
+    "grad_key": lambda v: sum_shared(v.scale * (v.grad_scores.swapaxes(-1, -2) @ v.query), v.key),
+    "grad_value": lambda v: sum_shared(v.probabilities.swapaxes(-1, -2) @ v.grad_output, v.key),
 }
 derive = derive_by(STEPS)
 
@@ -89,10 +89,10 @@ def last_share(v: Derivation) -> np.ndarray:
 
 RINGS = (
     Mistake("scale-forgotten", "without the scale 1 / sqrt(d)",
-            {"grad_query": lambda v: v.grad_scores @ repeated(v.key, v.query),
-             "grad_key": lambda v: gathered(v.grad_scores.swapaxes(-1, -2) @ v.query, v.key)}),
+            {"grad_query": lambda v: v.grad_scores @ repeat_heads(v.key, v.query),
+             "grad_key": lambda v: sum_shared(v.grad_scores.swapaxes(-1, -2) @ v.query, v.key)}),
     Mistake("scale-forgotten", "without the scale 1 / sqrt(d) in the scores",
-            {"scores": lambda v: v.query @ repeated(v.key, v.query).swapaxes(-1, -2)}),
+            {"scores": lambda v: v.query @ repeat_heads(v.key, v.query).swapaxes(-1, -2)}),
     Mistake("not-renormalised",
             "with the outputs of the blocks added as they are: each must be weighed by exp(its lse - the lse of all)",
             {"share": lambda v: np.where(np.isneginf(v.block_lse), 0.0, 1.0)}),
@@ -110,7 +110,7 @@ RINGS = (
             {"visible": lambda v: np.tri(len(v.owner), k=-1, dtype=bool) | (v.causal == 0)}),
     Mistake("backwards",
             "with the blocks taken for those of other ranks: they travel in the opposite direction to the steps' count",
-            {"visible": lambda v: seen_through(v, ((2 * v.owner[:, None] - v.owner[None, :]) % int(v.ranks)).astype(int))}),
+            {"visible": lambda v: mislabel_blocks(v, ((2 * v.owner[:, None] - v.owner[None, :]) % int(v.ranks)).astype(int))}),
     Mistake("lse-of-the-block",
             "with P from the lse of the block alone: it must be that of all keys, which the forward pass has kept",
             {"probabilities": lambda v: np.exp(v.masked - or_0(np.moveaxis(v.block_lse[v.block], 0, -1)))}),
@@ -122,16 +122,16 @@ RINGS = (
             {"delta": lambda v: np.einsum("bnsu,tu->bnst", v.probabilities * v.grad_probabilities, (v.block[:, None] == v.block) * 1.0)}),
     Mistake("not-returned",
             "with the gradients of another rank's block: they have one more step to go to their owner",
-            {name: lambda v, name=name: moved(STEPS[name](v), v, 1) for name in ("grad_key", "grad_value")}),
+            {name: lambda v, name=name: move_gradient(STEPS[name](v), v, 1) for name in ("grad_key", "grad_value")}),
     Mistake("one-step-too-far", "with the gradients of another rank's block: they have gone a step too far",
-            {name: lambda v, name=name: moved(STEPS[name](v), v, -1) for name in ("grad_key", "grad_value")}),
+            {name: lambda v, name=name: move_gradient(STEPS[name](v), v, -1) for name in ("grad_key", "grad_value")}),
     Mistake("own-share-only", "with what the rank's own queries add alone",
-            {"grad_key": lambda v: gathered(v.scale * (within(v.grad_scores, v).swapaxes(-1, -2) @ v.query), v.key),
-             "grad_value": lambda v: gathered(within(v.probabilities, v).swapaxes(-1, -2) @ v.grad_output, v.key)}),
+            {"grad_key": lambda v: sum_shared(v.scale * (within(v.grad_scores, v).swapaxes(-1, -2) @ v.query), v.key),
+             "grad_value": lambda v: sum_shared(within(v.probabilities, v).swapaxes(-1, -2) @ v.grad_output, v.key)}),
     Mistake("last-share-only",
             "with what the last rank on the way adds alone: each rank must add to what has come",
-            {"grad_key": lambda v: gathered(v.scale * (by_the_last(v.grad_scores, v).swapaxes(-1, -2) @ v.query), v.key),
-             "grad_value": lambda v: gathered(by_the_last(v.probabilities, v).swapaxes(-1, -2) @ v.grad_output, v.key)}),
+            {"grad_key": lambda v: sum_shared(v.scale * (by_the_last(v.grad_scores, v).swapaxes(-1, -2) @ v.query), v.key),
+             "grad_value": lambda v: sum_shared(by_the_last(v.probabilities, v).swapaxes(-1, -2) @ v.grad_output, v.key)}),
     Mistake("travels-in-bfloat16",
             "as a sum that is rounded to bfloat16 at every rank: it must travel in float32",
             {"grad_key": lambda v: in_bfloat16(v, v.scale * v.grad_scores, v.query),
@@ -154,7 +154,7 @@ def in_bfloat16(v: Derivation, weights: np.ndarray, rows: np.ndarray) -> np.ndar
     total = np.zeros(v.key.shape)
     for step in range(int(v.ranks)):
         share = np.where(distance(v) == step, weights, 0.0).swapaxes(-1, -2) @ rows
-        total = rounded(total + rounded(gathered(share, v.key), "bfloat16"), "bfloat16")
+        total = rounded(total + rounded(sum_shared(share, v.key), "bfloat16"), "bfloat16")
     return total
 
 
@@ -178,7 +178,7 @@ def same_range(v: Derivation) -> np.ndarray:
     return number[:, None] == number
 
 
-def turned(v: Derivation, number: np.ndarray, index: np.ndarray) -> np.ndarray:
+def transpose_mask(v: Derivation, number: np.ndarray, index: np.ndarray) -> np.ndarray:
     """Return the visible keys if a mask of two blocks of one length is transposed: `number` is a position's
     block, [S]."""
     place = np.full((int(number.max()) + 1, int(index.max()) + 1), 2**31)
@@ -230,7 +230,7 @@ MISTAKES = (
             {"visible": lambda v: (np.tri(len(v.owner), dtype=bool).T & same_range(v)) | (v.causal == 0)}),
     Mistake("mask-turned",
             "with rows and columns of the mask exchanged: it has a row for each query and a column for each key",
-            {"visible": lambda v: turned(v, v.owner, v.index)}),
+            {"visible": lambda v: transpose_mask(v, v.owner, v.index)}),
     Mistake("mask-turned",
             "with rows and columns of the mask exchanged: it has a row for each query and a column for each key",
             {"visible": lambda v: np.where(same_range(v), np.tri(len(v.owner), dtype=bool).T, STEPS["visible"](v)) | (v.causal == 0)}),

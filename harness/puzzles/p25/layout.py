@@ -39,7 +39,7 @@ def split(array: np.ndarray, size: int, balanced: bool) -> list[np.ndarray]:
     return [array[:, :, places(rank, size, length, balanced)] for rank in range(size)]
 
 
-def joined(parts: list[np.ndarray], balanced: bool) -> np.ndarray:
+def join_parts(parts: list[np.ndarray], balanced: bool) -> np.ndarray:
     """Join the ranks' parts, the inverse of `split`."""
     length = sum(part.shape[2] for part in parts)
     B, N, _, d = parts[0].shape

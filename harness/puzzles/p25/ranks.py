@@ -109,7 +109,7 @@ def run_cases(path: Path, solution: Path, gate: str, parts: list[Part], patience
 def with_a_step(finish: Callable[..., None]) -> Callable[..., None]:
     """Wrap `finish` so that it must get the step: if a neighbour is gone, only the step says when."""
 
-    def checked(works: list[Any], step: object, group: object) -> None:
+    def finish_checked(works: list[Any], step: object, group: object) -> None:
         if not isinstance(step, int):
             raise Broken(
                 "step-not-named",
@@ -118,7 +118,7 @@ def with_a_step(finish: Callable[..., None]) -> Callable[..., None]:
             )
         finish(works, step, group)
 
-    return checked
+    return finish_checked
 
 
 def one_case(module: Mapping[str, Any], path: Path, part: Part, group: Any, patience: float) -> Answer:
@@ -132,11 +132,13 @@ def one_case(module: Mapping[str, Any], path: Path, part: Part, group: Any, pati
     leaves = [tensors[name].requires_grad_() for name in ("query", "key", "value")]
     wire = Wire(patience, leaves[0].dtype)
     try:
-        with wire.watched():
-            output, count = bytes_kept(lambda: module["RingAttention"].apply(*leaves, *part.arguments, group))
+        with wire.route():
+            output, count = bytes_saved(
+                lambda: module["RingAttention"].apply(*leaves, *part.arguments, group)
+            )
             wire.coarse = 0
             gradients = torch.autograd.grad(output, leaves, tensors["grad_output"])
-        check_kept(count, leaves, output)
+        check_saved(count, leaves, output)
         check_travelling(wire.coarse, part.size, leaves[0].dtype)
         for name, tensor in tensors.items():
             if not torch.equal(tensor.detach(), given[name]):
@@ -144,14 +146,14 @@ def one_case(module: Mapping[str, Any], path: Path, part: Part, group: Any, pati
     except Broken as broken:
         return Answer(words=str(broken), mistake=broken.mistake, stuck=broken.stuck)
     except Exception as error:  # whatever a learner's code raises is a verdict
-        return Answer(words=describe(error, path, longest=300), mistake=named(str(error)))
+        return Answer(words=describe(error, path, longest=300), mistake=known_mistake(str(error)))
     names = ("output", "grad_query", "grad_key", "grad_value")
     pairs = zip(names, (output, *gradients), strict=True)
     values = {name: tensor.detach().float().numpy() for name, tensor in pairs}
     return Answer(values, kept=count)
 
 
-def bytes_kept(call: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, int]:
+def bytes_saved(call: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, int]:
     """Return the output of one autograd.Function, and the bytes that its node saves: saved tensors, and
     others on its ctx."""
     output, saved = kept_by_autograd(call)
@@ -169,7 +171,7 @@ def tensors_in(value: object) -> Iterator[torch.Tensor]:
             yield from tensors_in(each)
 
 
-def check_kept(count: int, leaves: list[torch.Tensor], output: torch.Tensor) -> None:
+def check_saved(count: int, leaves: list[torch.Tensor], output: torch.Tensor) -> None:
     """Raise Broken if a rank saves more than its own query, key, value and output, and a number per row."""
     rows = output.shape[0] * output.shape[1] * output.shape[2]
     own = sum(tensor.nbytes for tensor in (*leaves, output)) + 4 * rows
@@ -198,6 +200,6 @@ def changed_input(name: str) -> str:
     return f"{name} is changed by the code that is given it: what is computed from it later is wrong"
 
 
-def named(words: str) -> str:
+def known_mistake(words: str) -> str:
     """Return the known mistake that explains an exception of PyTorch's, or ""."""
     return "group-rank" if "is not part of group" in words else ""

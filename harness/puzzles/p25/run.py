@@ -30,7 +30,7 @@ from harness.learner.work import Work
 from harness.nn.ring import agreed_length
 from harness.puzzles.p25 import layout
 from harness.puzzles.p25.checker import FOLLOWS, TENSORS, ring_arguments
-from harness.puzzles.p25.ranks import bytes_kept
+from harness.puzzles.p25.ranks import bytes_saved
 from harness.puzzles.p25.spec import EVERY, PUZZLE
 from harness.spec.puzzle import Case
 from harness.toolchain import roots
@@ -94,7 +94,7 @@ def one_rank(job: Job) -> Done:
     try:
         query, key, value = leaves
         agreed_length(query, key, value, balanced, group, part_of)
-        output, kept = bytes_kept(lambda: module["RingAttention"].apply(*leaves, *job.arguments, group))
+        output, kept = bytes_saved(lambda: module["RingAttention"].apply(*leaves, *job.arguments, group))
         gradients = torch.autograd.grad(output, leaves, tensors["grad_output"])
     except (RuntimeError, ValueError) as error:
         words = str(error)
@@ -127,7 +127,7 @@ def spoil(module: dict[str, Any], fault: tuple[int, str] | None, seconds: float)
     """Count this rank's transfers, and make it exit or sleep at one."""
     exchange, begun = module["exchange"], 0
 
-    def watched(*arguments):
+    def count_transfers(*arguments):
         nonlocal begun
         number, begun = begun, begun + 1
         if fault == (number, "dies"):
@@ -136,7 +136,7 @@ def spoil(module: dict[str, Any], fault: tuple[int, str] | None, seconds: float)
             time.sleep(3 * seconds + 10)
         return exchange(*arguments)
 
-    module["exchange"] = watched
+    module["exchange"] = count_transfers
 
 
 def say(error: Exception, path: Path) -> str:
@@ -185,7 +185,7 @@ def main(console: Console, arguments: Sequence[str] = ()) -> int:
     balanced = not flags.plain
     wrong: list[str] = []
     for name in EVERY:
-        got = layout.joined([each.values[name] for each in done], balanced)
+        got = layout.join_parts([each.values[name] for each in done], balanced)
         verdict = reference.verdict(case, CPU, name, got)
         if not verdict.ok:
             wrong.append(name)

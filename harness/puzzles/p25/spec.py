@@ -69,7 +69,7 @@ def dtype_of(case: Case) -> str:
     return "bfloat16" if "bfloat16" in case.values else "float32"
 
 
-def transposed(case: Case) -> bool:
+def is_transposed(case: Case) -> bool:
     """Return whether the tensors of a case are stored as [B, s, heads, d], which cannot be sent without a
     copy."""
     return "transposed" in case.values

@@ -54,7 +54,7 @@ class Wire:
         """Sends so far of tensors that have 16 bits or no more digits."""
 
     @contextmanager
-    def watched(self) -> Iterator[None]:
+    def route(self) -> Iterator[None]:
         """Route torch.distributed's sends and receives over this wire. Raise Broken if one was never waited
         for."""
         replacements = {"isend": self.isend, "irecv": self.irecv, "send": self.send, "recv": self.recv}
@@ -148,7 +148,7 @@ class Message:
     def wait(self, timeout=None) -> bool:
         raise NotImplementedError
 
-    def arrived(self, work: Any, doing: str) -> None:
+    def wait_for(self, work: Any, doing: str) -> None:
         """Wait for a message of the other rank. Raise Broken if it does not come."""
         waiting = self.wire.waiting_for()
         try:
@@ -176,7 +176,7 @@ class Send(Message):
         changed."""
         if self not in self.wire.pending:
             return True
-        self.arrived(self.answer, "send to")
+        self.wait_for(self.answer, "send to")
         self.wire.pending.remove(self)
         if self.receipt.tolist() != self.header().tolist():
             raise Broken(
@@ -203,7 +203,7 @@ class Receive(Message):
         """Copy the received data into the tensor. Raise Broken if nothing comes, or another tensor."""
         if self not in self.wire.pending:
             return True
-        self.arrived(self.coming, "receive from")
+        self.wait_for(self.coming, "receive from")
         if self.announced.tolist() != self.header().tolist():
             self.wire.pending.remove(self)
             raise Broken(
@@ -211,7 +211,7 @@ class Receive(Message):
                 f"expects {say(self.header())} of group rank {self.other}, which sends {say(self.announced)}",
             )
         data = torch.empty(self.tensor.shape, dtype=self.tensor.dtype)
-        self.arrived(self.fetch(data, 1), "receive from")
+        self.wait_for(self.fetch(data, 1), "receive from")
         self.wire.pending.remove(self)
         self.tensor.copy_(data)
         return True

@@ -31,7 +31,7 @@ CHECKS: dict[str, tuple[Check, ...]] = {
     "sweep": (tries("sweep", folding.SWEEP), folding.inputs_stay),
     "replace": (matching.replacing,),
     "silu": (tries("silu", matching.SILUS),),
-    "values": (matching.computed,),
+    "values": (matching.computing,),
     "gelu": (matching.tanh_form, tries("gelu", matching.GELUS)),
     "rewrite": (composing.rewriting,),
     "backend": (composing.handing_on, composing.by_inductor),
@@ -69,7 +69,7 @@ class BackendChecker(PythonChecker):
     def limit(self, cases: list[Case]) -> float:
         return 5 * super().limit(cases)  # torch.compile may call a C++ compiler for a dozen models
 
-    def _judge(self, gate: Gate, module: dict, path: Path, cases: list[Case]) -> GateResult:
+    def _check_gate(self, gate: Gate, module: dict, path: Path, cases: list[Case]) -> GateResult:
         fault = fault_of(gate.id, module, path)
         if fault and (part := self._wrong_part(gate.id, module, path)):
             return self.wrong(gate, [sentence(part)], of=part)

@@ -16,7 +16,7 @@ from harness.nn.compile.backend import has_compiler
 from harness.nn.compile.match import graph_modules
 from harness.puzzles.p26 import models
 from harness.puzzles.p26.nodes import CALLS, called
-from harness.puzzles.p26.trying import Fault, Module, X, captured, expect, outputs_of, stale, with_code
+from harness.puzzles.p26.trying import Fault, Module, X, capture_graph, expect, outputs_of, stale, with_code
 
 
 def sine_to_cosine(gm: GraphModule) -> int:
@@ -50,14 +50,14 @@ def sine(x: Tensor) -> Tensor:
 
 def sine_of_checkpointed(x: Tensor) -> Tensor:
     """Compute a sine in the graph and one in the graph that it calls."""
-    return checkpointed(x).sin()
+    return checkpoint_cosine(x).sin()
 
 
 def cosine(x: Tensor) -> Tensor:
     return (x + 1.0).cos() * 2.0
 
 
-def checkpointed(x: Tensor) -> Tensor:
+def checkpoint_cosine(x: Tensor) -> Tensor:
     """Compute the same in a graph of its own."""
     return (checkpoint(sine, x, use_reentrant=False) + 1.0) * 3.0
 
@@ -65,7 +65,7 @@ def checkpointed(x: Tensor) -> Tensor:
 def rewriting(m: Module) -> None:
     """Check that passes run, over child graphs too, that code is regenerated and checked, and changes are
     counted."""
-    gm = captured(sine, X)
+    gm = capture_graph(sine, X)
     old = gm.forward(X)  # code that was made before the pass
     count = m["rewrite"](gm, [nothing, sine_to_cosine])
     (got,) = gm.forward(X)
@@ -74,7 +74,7 @@ def rewriting(m: Module) -> None:
     if not torch.equal(got, cosine(X)):
         raise Fault("value", "after the pass the graph computes something else")
     expect(count, 1, "what rewrite returns", "count")
-    gm = with_code(captured(checkpointed, X.clone().requires_grad_()))
+    gm = with_code(capture_graph(checkpoint_cosine, X.clone().requires_grad_()))
     expect(
         m["rewrite"](gm, [sine_to_cosine]), 1, "the count of changes in a checkpointed region", "child-graphs"
     )
@@ -92,14 +92,14 @@ def rewriting(m: Module) -> None:
             2,
         ),
     ):
-        count = m["rewrite"](captured(function, X.clone().requires_grad_()), passes)
+        count = m["rewrite"](capture_graph(function, X.clone().requires_grad_()), passes)
         expect(count, wanted, words, "value")
     for words, function, x in (
         ("", sine, X),
-        (" in a checkpointed region", checkpointed, X.clone().requires_grad_()),
+        (" in a checkpointed region", checkpoint_cosine, X.clone().requires_grad_()),
     ):
         try:
-            m["rewrite"](captured(function, x), [out_of_order])
+            m["rewrite"](capture_graph(function, x), [out_of_order])
         except RuntimeError:
             continue
         raise Fault("not-linted", f"a pass that leaves a node before its input goes through{words}")
@@ -123,7 +123,7 @@ def standing_in(module: Module, name: str, other: Callable[..., Any]) -> Iterato
 
 
 @contextlib.contextmanager
-def watched(module: Module) -> Iterator[list[dict]]:
+def record_compile_fx(module: Module) -> Iterator[list[dict]]:
     """Record the calls of compile_fx, and compile nothing."""
     from torch._dynamo.backends.debugging import aot_eager
 
@@ -149,7 +149,7 @@ def handing_on(m: Module) -> None:
         ({"mode": "reduce-overhead"}, {"triton.cudagraphs": True}),
         ({"options": {"max_autotune": False}}, {"max_autotune": False}),
     ):
-        with watched(m) as calls:
+        with record_compile_fx(m) as calls:
             torch._dynamo.reset()
             compiled = torch.compile(sine, backend=backend, dynamic=True)
             for x in (X, X[:2]):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from harness.puzzles.p26.nodes import CALLS
-from harness.puzzles.p26.trying import Fault, Module, Try, X, captured, expect, numbers, special
+from harness.puzzles.p26.trying import Fault, Module, Try, X, capture_graph, expect, numbers, special
 
 
 def in_place_product(x: Tensor) -> Tensor:
@@ -30,7 +30,7 @@ def also_used(x: Tensor) -> tuple[Tensor, Tensor]:
     return y.sin(), y * 3.0
 
 
-def kept_one(x: Tensor) -> Tensor:
+def write_to_copy(x: Tensor) -> Tensor:
     """Write to a copy, which the input must not share."""
     y = x * 1.0
     y.add_(1.0)
@@ -105,13 +105,13 @@ NEUTRAL = (
     bits("x * 1.0, returned", lambda x: x * 1.0, None, kind="aliased"),
     bits("a view of x * 1.0, returned", lambda x: (x * 1.0).view(-1), None, kind="aliased"),
     bits("sin of x * 1.0 and a view of it", sine_and_view, ("mul", "sin", "view"), kind="aliased"),
-    bits("x * 1.0, then a write to it", kept_one, None, kind="aliased", gradients=False, count=0),
+    bits("x * 1.0, then a write to it", write_to_copy, None, kind="aliased", gradients=False, count=0),
     bits("x * 1.0, then a write to x", written_source, None, kind="aliased", gradients=False),
     bits("x * 0.0, which keeps NaN", lambda x: (x * 0.0).cos(), None, special(), gradients=False),
 )  # fmt: skip
 
 
-def unused(x: Tensor) -> Tensor:
+def chain_without_end(x: Tensor) -> Tensor:
     y = x.sin() * 2
     y.cos()
     return x + 1
@@ -139,7 +139,7 @@ def item_written(x: Tensor) -> Tensor:
 
 
 SWEEP = (
-    bits("sin(x) * 2 and cos of it, which nothing uses", unused, ("add",), count=3),
+    bits("sin(x) * 2 and cos of it, which nothing uses", chain_without_end, ("add",), count=3),
     bits("y.add_(1), whose result nothing uses", written_and_unused, None, kind="mutation-dropped",
          gradients=False),
     bits("torch.neg(x, out=y)", out_and_unused, None, kind="mutation-dropped", gradients=False),
@@ -174,7 +174,7 @@ FACTORS = (
 def factors(m: Module) -> None:
     """Check what counts as a product with a number."""
     for words, function, wanted in FACTORS:
-        gm = captured(function, X.detach(), dynamic=True)
+        gm = capture_graph(function, X.detach(), dynamic=True)
         *_, node = [n for n in gm.graph.nodes if n.op in CALLS]
         got = m["factor"](node)
         if wanted is None:

@@ -7,7 +7,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from harness.puzzles.p26.nodes import CALLS, called
-from harness.puzzles.p26.trying import Fault, Module, Try, X, captured, expect, numbers, outputs_of, passed
+from harness.puzzles.p26.trying import (
+    Fault,
+    Module,
+    Try,
+    X,
+    capture_graph,
+    expect,
+    numbers,
+    outputs_of,
+    run_pass,
+)
 
 SILU = "silu.default"
 
@@ -151,7 +161,7 @@ REPLACED = (
 def replacing(m: Module) -> None:
     """Check the replacement of a node: metadata is kept, users move, dead nodes go."""
     for words, function, name, from_input, after in REPLACED:
-        gm = captured(function, X)
+        gm = capture_graph(function, X)
         node = next(n for n in gm.graph.nodes if called(n) == name)
         x = next(n for n in gm.graph.nodes if n.op == "placeholder") if from_input else node.args[0]
         known = node.meta["example_value"]
@@ -174,10 +184,10 @@ def replacing(m: Module) -> None:
             raise Fault("dead-nodes" if len(names) > len(after) else "erased-in-use", f"{words}: {listed}")
 
 
-def computed(m: Module) -> None:
+def computing(m: Module) -> None:
     """Check the value of a part of a graph as a function of one node."""
     points = torch.linspace(-2, 2, 9, dtype=torch.float64)
-    gm = captured(
+    gm = capture_graph(
         lambda x, y: (torch.tanh(x * 2.0 + 1.0).pow(2), x * y, torch.sub(x, x.sin(), alpha=2).neg()),
         X,
         X.cos(),
@@ -204,7 +214,7 @@ def computed(m: Module) -> None:
 def tanh_form(m: Module) -> None:
     """Check which of the two forms of GELU is inserted."""
     (x,) = GELUS[0].inputs
-    got = outputs_of(passed(m["gelu"]), GELUS[0].function, x).double()
+    got = outputs_of(run_pass(m["gelu"]), GELUS[0].function, x).double()
     near, far = (
         (got - torch.nn.functional.gelu(x.double(), approximate=form)).abs().max()
         for form in ("tanh", "none")

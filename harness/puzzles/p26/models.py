@@ -52,7 +52,7 @@ def conv1d(m: Pieces, x: Tensor) -> Tensor:
     return torch.addmm(m.c, m.ln(x).view(-1, H), m.w).view(size)
 
 
-def shared(m: Pieces, x: Tensor) -> tuple[Tensor, ...]:
+def share_norm(m: Pieces, x: Tensor) -> tuple[Tensor, ...]:
     """Share a LayerNorm between three Linear layers, as for q, k and v, and a residual."""
     h = m.ln(x)
     return m.a(h), m.b(h), h @ m.w, h + x
@@ -101,7 +101,7 @@ def weight_written(m: Pieces, x: Tensor) -> Tensor:
     return F.linear(h, w)
 
 
-def checkpointed(m: Pieces, x: Tensor) -> Tensor:
+def recompute_norm(m: Pieces, x: Tensor) -> Tensor:
     """Recompute the activations of a region in the backward pass."""
     return checkpoint(lambda t: m.a(m.ln(t)).tanh(), x, use_reentrant=False)
 
@@ -136,7 +136,7 @@ PATTERNS = (
         1,
         True,
     ),
-    Pattern("three Linear layers and a residual share a LayerNorm", shared, 3),
+    Pattern("three Linear layers and a residual share a LayerNorm", share_norm, 3),
     Pattern("dropout switched off in between", lambda m, x: m.a(F.dropout(m.ln(x), 0.5, False)), 1),
     Pattern("dropout in between", lambda m, x: m.a(F.dropout(m.ln(x), 0.5)), 0),
     Pattern("relu in between", lambda m, x: m.a(m.ln(x).relu()), 0),
@@ -180,7 +180,7 @@ def swaps() -> Sequence[Try]:
         one("with eps=0.1 and arguments by name", keywords, PAIR),
         one("GPT-2's Conv1D", conv1d, ("reshape", "t", *PAIR, "view")),
         one("q, k and v share a LayerNorm", only_shared, None, "shared-norm"),
-        one("and a residual reads it too", shared, ("layer_norm", *PAIR, *PAIR, "t", *PAIR, "add"), "shared-norm"),
+        one("and a residual reads it too", share_norm, ("layer_norm", *PAIR, *PAIR, "t", *PAIR, "add"), "shared-norm"),
         one("without parameters", lambda m, x: F.linear(F.layer_norm(x, (H,)), m.b.weight), PAIR),
         one("with an eps of 0", no_eps, ("mul", *PAIR)),
         one("with two reshapes in between", reshaped_twice, ("reshape", "reshape", *PAIR)),

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from harness.puzzles.p26.nodes import called
-from harness.puzzles.p26.trying import Fault, Module, Try, attempt, captured, expect, numbers
+from harness.puzzles.p26.trying import Fault, Module, Try, attempt, capture_graph, expect, numbers
 
 
 def plain(x: Tensor, w: Tensor) -> Tensor:
@@ -28,7 +28,7 @@ ROWS = (
 """(function, inputs, a row for each of its operations)."""
 
 
-def listed(got, what: str, kind: str) -> Iterable:
+def as_items(got, what: str, kind: str) -> Iterable:
     """Return a blank's result if it is iterable; a blank without a `return` gives None."""
     if not isinstance(got, Iterable):
         raise Fault(kind, f"{what} is {got!r}, expected a list")
@@ -38,7 +38,7 @@ def listed(got, what: str, kind: str) -> Iterable:
 def table(m: Module) -> None:
     """Check names, shapes and dtypes of two graphs."""
     for function, inputs, wanted in ROWS:
-        rows = listed(m["rows"](captured(function, *inputs)), "rows(gm)", "rows")
+        rows = as_items(m["rows"](capture_graph(function, *inputs)), "rows(gm)", "rows")
         expect([tuple(row) for row in rows], wanted, "rows(gm)", "rows")
 
 
@@ -48,7 +48,7 @@ def two_paths(x: Tensor, w: Tensor) -> Tensor:
     return h @ w + h
 
 
-def joined(x: Tensor, w: Tensor) -> Tensor:
+def join_chains(x: Tensor, w: Tensor) -> Tensor:
     """Join two chains; a single operation follows the product."""
     return torch.sin((torch.exp(x) + torch.cos(x) * 2.0) @ w)
 
@@ -66,7 +66,7 @@ def from_nothing(x: Tensor, w: Tensor) -> Tensor:
 GROUPS = (
     ("(x * 2).sin() @ w, + 1 and relu", plain, [["mul", "sin"], ["add", "relu"]]),
     ("relu(x) @ w + relu(x): the sum waits for the product, which waits for relu", two_paths, []),
-    ("exp(x) + cos(x) * 2, then a product and sin", joined, [["exp", "cos", "mul", "add"]]),
+    ("exp(x) + cos(x) * 2, then a product and sin", join_chains, [["exp", "cos", "mul", "add"]]),
     ("nothing pointwise", lambda x, w: x @ w, []),
     ("x.sin().cos().exp(), the last of the graph", in_a_row, [["sin", "cos", "exp"]]),
     ("x.cos() + sin(arange(6)): the sum waits for arange, x.cos() does not", from_nothing, [["add", "sin"]]),
@@ -76,7 +76,7 @@ GROUPS = (
 def grouping(m: Module) -> None:
     """Check groups of pointwise operations."""
     for words, function, wanted in GROUPS:
-        groups = listed(m["groups"](captured(function, X, W)), f"{words}: groups(gm)", "groups")
+        groups = as_items(m["groups"](capture_graph(function, X, W)), f"{words}: groups(gm)", "groups")
         got = [sorted(called(n) for n in group) for group in groups]
         expect(sorted(got), sorted(sorted(g) for g in wanted), f"{words}: groups(gm)", "groups")
 

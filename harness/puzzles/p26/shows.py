@@ -17,7 +17,7 @@ from harness.nn.compile.purity import called
 from harness.puzzles.p26 import matching, models
 from harness.puzzles.p26.checker import fault_of
 from harness.puzzles.p26.spec import PUZZLE
-from harness.puzzles.p26.trying import X, captured
+from harness.puzzles.p26.trying import X, capture_graph
 from harness.toolchain import roots
 
 SHOWN = 150
@@ -28,11 +28,11 @@ def solution(rung: str) -> dict:
     return load(roots.solutions() / PUZZLE.name / PUZZLE.rung(rung).file)
 
 
-def rewritten(title: str, gm: GraphModule, change: Callable[[GraphModule], object]) -> Iterator[str]:
+def compare_graphs(title: str, gm: GraphModule, change: Callable[[GraphModule], object]) -> Iterator[str]:
     """Yield a graph before and after a change: "-" marks a removed node, "+" a new one."""
-    before = listed(gm)
+    before = describe_nodes(gm)
     change(gm)
-    after = listed(gm)
+    after = describe_nodes(gm)
     yield title
     for head, here, there, mark in (("before", before, after, "-"), ("after", after, before, "+")):
         yield f"  {head}"
@@ -42,7 +42,7 @@ def rewritten(title: str, gm: GraphModule, change: Callable[[GraphModule], objec
     yield ""
 
 
-def listed(gm: GraphModule) -> dict[str, str]:
+def describe_nodes(gm: GraphModule) -> dict[str, str]:
     """Return each node's target, shape and arguments, by its name, in order."""
     lines = {}
     for node in gm.graph.nodes:
@@ -68,21 +68,25 @@ def short(node: Node) -> str:
 def rewrites() -> Iterator[str]:
     """Yield the lines of one rewrite per rung, by its solution."""
     fold, match, swap = (solution(rung) for rung in ("fold", "match", "swap"))
-    yield from rewritten(
-        "fold: x * 2.0 * 3.0 * 4.0", captured(lambda x: x * 2.0 * 3.0 * 4.0, X), fold["fold"]
+    yield from compare_graphs(
+        "fold: x * 2.0 * 3.0 * 4.0", capture_graph(lambda x: x * 2.0 * 3.0 * 4.0, X), fold["fold"]
     )
-    yield from rewritten(
-        "silu: sigmoid(x) * x + x", captured(lambda x: x.sigmoid() * x + x, X), match["silu"]
+    yield from compare_graphs(
+        "silu: sigmoid(x) * x + x", capture_graph(lambda x: x.sigmoid() * x + x, X), match["silu"]
     )
     spelled = matching.GELUS[0]
-    yield from rewritten(f"gelu: {spelled.words}", captured(spelled.function, *spelled.inputs), match["gelu"])
+    yield from compare_graphs(
+        f"gelu: {spelled.words}", capture_graph(spelled.function, *spelled.inputs), match["gelu"]
+    )
     model = models.Pieces(models.conv1d)
 
     def put_in(gm: GraphModule) -> None:
         for pair in swap["find"](gm):
             swap["swap"](gm, pair)
 
-    yield from rewritten("swap: GPT-2's Conv1D after a LayerNorm", captured(model, models.rows(2, 3)), put_in)
+    yield from compare_graphs(
+        "swap: GPT-2's Conv1D after a LayerNorm", capture_graph(model, models.rows(2, 3)), put_in
+    )
 
 
 def show_rewrites(console: Console) -> int:

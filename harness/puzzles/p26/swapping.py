@@ -16,7 +16,7 @@ from harness.puzzles.p26.trying import (
     Module,
     Try,
     attempt,
-    captured,
+    capture_graph,
     expect,
     stale,
     with_code,
@@ -28,7 +28,7 @@ def finding(m: Module) -> None:
     """Check how many pairs each spelling has, the fields of the first, and the result of the swap."""
     for pattern in models.PATTERNS:
         model, x = models.Pieces(pattern.body), models.rows(models.B, models.S)
-        gm = captured(model, x)
+        gm = capture_graph(model, x)
         pairs = list(m["find"](gm))
         if len(pairs) != pattern.pairs:
             kind = "not-rewritten" if len(pairs) < pattern.pairs else "false-match"
@@ -61,16 +61,16 @@ def swapped_as(find: Callable[[GraphModule], list]) -> Backend:
 def refusing(m: Module) -> None:
     """Check pairs that must stay, each with a reason, and pairs that may be swapped."""
     for words, body, kind in models.UNFIT:
-        (match,) = library_matches(captured(models.Pieces(body), models.rows(models.B, models.S)))
+        (match,) = library_matches(capture_graph(models.Pieces(body), models.rows(models.B, models.S)))
         if not m["refuse"](match):
             raise Fault(kind, f"{words}: refuse(match) has no objection")
     for dtype, fits in ((torch.float64, True), (torch.bfloat16, True), (torch.float32, True)):
         model = models.Pieces(lambda m, x: m.a(m.ln(x))).to(dtype)
-        (match,) = library_matches(captured(model, models.rows(models.B, models.S).to(dtype)))
+        (match,) = library_matches(capture_graph(model, models.rows(models.B, models.S).to(dtype)))
         if (why := m["refuse"](match)) and fits:
             raise Fault("not-rewritten", f"LayerNorm -> Linear in {dtype} is refused: {why}")
     model = models.Pieces(lambda m, x: m.a(m.ln(x)))
-    (match,) = library_matches(captured(model, models.rows(models.B, models.S)))
+    (match,) = library_matches(capture_graph(model, models.rows(models.B, models.S)))
     fake = match.linear.meta["example_value"]
     match.linear.meta["example_value"] = fake.to(torch.complex64)
     if not m["refuse"](match):
@@ -131,7 +131,7 @@ def whole(m: Module) -> None:
     def backend(gm: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
         return m["backend"](with_code(gm), example_inputs, tail, lambda *line: reports.append(line))
 
-    one = Try("under activation checkpointing", models.Pieces(models.checkpointed), (models.rows(2, 3),))
+    one = Try("under activation checkpointing", models.Pieces(models.recompute_norm), (models.rows(2, 3),))
     if not attempt(one, backend).left.count("standin"):
         raise Fault("child-graphs", "under activation checkpointing: the operator is not in the graph")
     for words, body, kind in models.UNFIT[:2]:
@@ -154,6 +154,6 @@ def whole(m: Module) -> None:
 def with_kernels(m: Module) -> None:
     """Run once with puzzle 22's kernels instead of their stand-in, forward and backward."""
     attempt(
-        Try("with the kernels of puzzle 22", models.Pieces(models.shared), (models.rows(2, 3),)),
+        Try("with the kernels of puzzle 22", models.Pieces(models.share_norm), (models.rows(2, 3),)),
         lambda gm, inputs: m["backend"](gm, inputs, lambda gm, inputs: gm.forward, lambda name, why: None),
     )

@@ -89,7 +89,7 @@ class Probe:
         unused = [n for m in modules for n in m.graph.nodes if n.op in CALLS and not n.users]
         self.dead = [called(n) for n in unused if not mutates(n) and not n.is_impure()]
 
-        def checked(*args):
+        def run_checked(*args):
             outputs = compiled(*args)
             if not isinstance(outputs, tuple | list):
                 kind = type(outputs).__name__
@@ -99,7 +99,7 @@ class Probe:
                 raise Fault("output-missing", words)
             return outputs
 
-        return checked
+        return run_checked
 
 
 @dataclass
@@ -306,7 +306,7 @@ def outputs_of(backend: Backend, function: Callable[..., Any], *inputs: Tensor, 
     return torch.compile(function, backend=backend, **options)(*inputs)
 
 
-def captured(function: Callable[..., Any], *inputs: Tensor, **options) -> GraphModule:
+def capture_graph(function: Callable[..., Any], *inputs: Tensor, **options) -> GraphModule:
     kept: list[GraphModule] = []
 
     def keep(gm: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
@@ -317,7 +317,7 @@ def captured(function: Callable[..., Any], *inputs: Tensor, **options) -> GraphM
     return kept[0]
 
 
-def passed(one: Pass) -> Backend:
+def run_pass(one: Pass) -> Backend:
     """Return a backend that runs a pass, lints, regenerates the code, and runs the graph."""
 
     def backend(gm: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
@@ -381,7 +381,7 @@ def tries(name: str, listed: tuple[Try, ...]) -> Check:
     def check(m: Module) -> None:
         for one in listed:
             counts: list[object] = []
-            attempt(one, passed(lambda gm, counts=counts: counts.append(m[name](gm))))
+            attempt(one, run_pass(lambda gm, counts=counts: counts.append(m[name](gm))))
             if one.count is not None:
                 expect(counts[0], one.count, f"{one.words}: {name}(gm)", "count")
 

@@ -44,14 +44,14 @@ def heads(qkv: Tensor, count: int = HEADS) -> tuple[Tensor, ...]:
     return tuple(t.unflatten(-1, (count, -1)).transpose(1, 2) for t in qkv.chunk(3, -1))
 
 
-def joined(output: Tensor) -> Tensor:
+def join_heads(output: Tensor) -> Tensor:
     """Reshape [B, heads, T, d] to [B, T, C]."""
     return output.transpose(1, 2).flatten(2)
 
 
 def attention(qkv: Tensor, causal: bool = True, count: int = HEADS) -> Tensor:
     query, key, value = heads(qkv, count)
-    return joined(F.scaled_dot_product_attention(query, key, value, is_causal=causal))
+    return join_heads(F.scaled_dot_product_attention(query, key, value, is_causal=causal))
 
 
 def gelu(x: Tensor) -> Tensor:
@@ -104,37 +104,39 @@ class Model:
     Attributes:
         outputs: Part of the learner's file -> its output, in the order of the forward pass.
         inputs: Part -> its input; the gradient of it is what its `backward` returns.
-        noting: Whether both are recorded, and so stay in memory.
+        recording: Whether both are recorded, and so stay in memory.
     """
 
     parts: Mapping[str, Part] = field(default_factory=lambda: PARTS)
-    noting: bool = True
+    recording: bool = True
     outputs: Tensors = field(default_factory=dict)
     inputs: Tensors = field(default_factory=dict)
 
     def run(self, name: str, kind: str, x: Tensor, *rest: Tensor) -> Tensor:
         """Run and record one part. Its input is a separate tensor, so that its gradient is this part's alone."""
         if x.is_floating_point():
-            x = self.given(name, x)
-        return self.noted(name, F.linear(x, *rest) if kind == "linear" else self.parts[kind](x, *rest))
+            x = self.record_input(name, x)
+        return self.record_output(
+            name, F.linear(x, *rest) if kind == "linear" else self.parts[kind](x, *rest)
+        )
 
-    def given(self, name: str, x: Tensor) -> Tensor:
+    def record_input(self, name: str, x: Tensor) -> Tensor:
         """Record the input of a part."""
-        if not self.noting:
+        if not self.recording:
             return x
         x = self.inputs[name] = x.view_as(x)
         if x.requires_grad:
             x.retain_grad()
         return x
 
-    def noted(self, name: str, output: Tensor) -> Tensor:
+    def record_output(self, name: str, output: Tensor) -> Tensor:
         """Record the output of a part."""
-        if self.noting:
+        if self.recording:
             self.outputs[name] = output
         return output
 
     def block(self, x: Tensor, name: str, p: Mapping[str, Tensor]) -> Tensor:
-        x = self.given(name, x)
+        x = self.record_input(name, x)
 
         def part(kind: str, id: str, given: Tensor) -> Tensor:
             weights = [p[f"{name}.{id}.{each}"] for each in ("weight", "bias") if f"{name}.{id}.{each}" in p]
@@ -146,7 +148,7 @@ class Model:
         )
         branch = part("linear", "widen", part("layernorm", "ln_2", self.parts["fork"](x)))
         x = self.parts["residual"](x, part("linear", "narrow", part("gelu", "gelu", branch)), "mlp")
-        return self.noted(name, x)
+        return self.record_output(name, x)
 
     def loss(self, tokens: Tensor, targets: Tensor, p: Mapping[str, Tensor]) -> Tensor:
         x = self.run("embedding", "embedding", tokens, p["token"], p["position"])
@@ -224,6 +226,6 @@ CHANGES: Mapping[str, Change] = {
 }  # fmt: skip
 
 
-def changed(id: str | None) -> Model:
+def change_model(id: str | None) -> Model:
     """Return the model with a known mistake; correct without one."""
     return Model({**PARTS, CHANGES[id].part: CHANGES[id].function} if id else PARTS)

@@ -9,7 +9,7 @@ WIDTH = 40
 """Columns of the longest bar."""
 
 
-def story(module: Module) -> list[tuple[str, int]]:
+def live_bytes(module: Module) -> list[tuple[str, int]]:
     """Return (part, bytes held after it) of one step of three blocks in float32, in the order of the run."""
     p = parameters(layers=3, width=32, vocabulary=64, context=32, seed=27, dtype=torch.float32)
     tape = module["Tape"]()
@@ -34,7 +34,7 @@ def by_block(events: list[tuple[str, int]]) -> list[tuple[str, int]]:
 def picture(module: Module) -> list[str]:
     """Return a bar for each block, forward and back; nothing if the run fails, which the result reports."""
     try:
-        events = by_block(story(module))
+        events = by_block(live_bytes(module))
     except Exception:  # the verdict says it in words
         return []
     peak = max(held for _, held in events) or 1

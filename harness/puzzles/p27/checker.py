@@ -21,7 +21,7 @@ from harness.check.diagnose import diagnose
 from harness.check.python_files import PythonChecker, describe
 from harness.check.results import Diagnosis, GateResult
 from harness.puzzles.p27 import optimizing
-from harness.puzzles.p27.autograd import CHANGES, Tensors, changed, parameters
+from harness.puzzles.p27.autograd import CHANGES, Tensors, change_model, parameters
 from harness.puzzles.p27.bytes_live import picture
 from harness.puzzles.p27.part_formulas import SPARE, Formula, formula_of
 from harness.puzzles.p27.running import (
@@ -78,7 +78,7 @@ TRIES = (
 
 
 @dataclass
-class Ran:
+class TryResult:
     """The results of one try: the part's inputs, values by name, and those of each known mistake of several
     parts."""
 
@@ -92,7 +92,7 @@ class Ran:
 class TapeChecker(PythonChecker):
     """Checks the gates of one file."""
 
-    def _judge(self, gate: Gate, module: dict, path: Path, cases: list[Case]) -> GateResult:
+    def _check_gate(self, gate: Gate, module: dict, path: Path, cases: list[Case]) -> GateResult:
         result = GateResult(gate, "correct")
         try:
             with torch.random.fork_rng(devices=[]):
@@ -114,7 +114,7 @@ class TapeChecker(PythonChecker):
 # ---- Values -------------------------------------------------------------------------------------------------
 
 
-def compare(gate: str, ran: list[Ran]) -> None:
+def compare(gate: str, ran: list[TryResult]) -> None:
     """Raise Fault for a wrong value: the first, or one that can be explained, with the known mistake that
     gives the values of all tries."""
     failing = [(each, names) for each in ran if (names := [*wrong_values(each.got, each.right)])]
@@ -145,7 +145,7 @@ def compare(gate: str, ran: list[Ran]) -> None:
 
 
 def explained_by_formula(
-    gate: str, failing: Sequence[tuple[Ran, Sequence[str]]], right: Collection[str]
+    gate: str, failing: Sequence[tuple[TryResult, Sequence[str]]], right: Collection[str]
 ) -> Diagnosis | None:
     """Diagnose the first wrong value that the formula of a gate's part explains; None if a part has no
     formula, or a shape is wrong."""
@@ -164,20 +164,20 @@ def explained_by_formula(
     return next((each for each in told if each.mistake), told[0] if told else None)
 
 
-def evidence_in(formula: Formula, ran: Ran, got: np.ndarray, right: np.ndarray) -> list[Evidence]:
+def evidence_in(formula: Formula, ran: TryResult, got: np.ndarray, right: np.ndarray) -> list[Evidence]:
     """Return a quantity of a try as evidence; nothing if it is correct."""
     dims = ran.one.B, ran.one.T, ran.one.C, ran.one.V
     case = Case(ran.one.words, "", formula.dims(dims), "plain")
     return evidence_of(case, formula.arrays(ran.given, dims), got, right)
 
 
-def right_values(ran: Sequence[Ran]) -> set[str]:
+def right_values(ran: Sequence[TryResult]) -> set[str]:
     """Return the values that are correct in every try."""
     wrong = {name for each in ran for name in wrong_values(each.got, each.right)}
     return {name for each in ran for name in each.right} - wrong
 
 
-def explains(ran: Ran, id: str) -> bool:
+def explains(ran: TryResult, id: str) -> bool:
     """Return whether a known mistake gives every value of a try."""
     mistaken = ran.mistaken(id)
     return not [*wrong_values(ran.got, mistaken)]
@@ -194,7 +194,7 @@ def check_part(gate: str, module: Module, seed: int) -> str:
     return f"values and gradients of {len(ran)} sizes; {kept.get(gate, 'keeps what it needs')}"
 
 
-def given(gate: str, one: Try, seed: int) -> tuple[Tensor, Tensors, Tensor]:
+def make_inputs(gate: str, one: Try, seed: int) -> tuple[Tensor, Tensors, Tensor]:
     """Return the inputs of a gate: x, the parameters by the names of the part (called "part"), the targets."""
     generator = torch.Generator().manual_seed(seed)
     p = parameters(layers=2, width=one.C, vocabulary=one.V, context=one.T + SPARE, seed=seed)
@@ -216,12 +216,12 @@ def given(gate: str, one: Try, seed: int) -> tuple[Tensor, Tensors, Tensor]:
     return normal(widths.get(gate, one.C)), of_part, targets
 
 
-def run_part(gate: str, module: Module, one: Try, seed: int) -> Ran:
+def run_part(gate: str, module: Module, one: Try, seed: int) -> TryResult:
     """Run one try of one part, by hand and by autograd. Raise Fault for anything but wrong values."""
-    x, p, targets = given(gate, one, seed)
+    x, p, targets = make_inputs(gate, one, seed)
 
     def truth(id: str | None = None) -> Mapping[str, Tensor]:
-        model, q = changed(id), leaves(p)
+        model, q = change_model(id), leaves(p)
         start = x.clone().requires_grad_(x.is_floating_point())
         if gate == "model":
             output = model.loss(x, targets, q)
@@ -243,12 +243,12 @@ def run_part(gate: str, module: Module, one: Try, seed: int) -> Ran:
             module["backward"](tape, p, grads)
         elif gate == "cross_entropy":
             output = tensor(module["CrossEntropy"].forward(x, targets, tape, "part"))
-            check_kept(gate, tape, x)
+            check_saved(gate, tape, x)
             check_returned(module["CrossEntropy"].backward(tape, "part"))
         else:
             kind = module[KINDS.get(gate, "Block")]
             output = tensor(kind.forward(x, tape, "part", p))
-            check_kept(gate, tape, x)
+            check_saved(gate, tape, x)
             dy = following(output)
             returned = kind.backward(dy, tape, "part", p, grads)
             if gate != "embedding":
@@ -277,7 +277,7 @@ def run_part(gate: str, module: Module, one: Try, seed: int) -> Ran:
         if near(torch.where(kept, wanted, grad), wanted) and not near(grad - start[name], wanted):
             raise Fault(f"the gradient of {name} replaces what was there: add to it", "overwritten")
     given_part = {"x": x, "dy": dy, "targets": targets, **p}
-    return Ran(one, given_part, by_hand(output, watched, grads, start), right, truth)
+    return TryResult(one, given_part, by_hand(output, watched, grads, start), right, truth)
 
 
 def level(name: str) -> tuple[int, str]:
@@ -320,7 +320,7 @@ def following(output: Tensor) -> Tensor:
     return torch.sin(torch.arange(output.numel(), dtype=output.dtype)).view_as(output) + 0.5
 
 
-def check_kept(gate: str, tape, x: Tensor) -> None:
+def check_saved(gate: str, tape, x: Tensor) -> None:
     """Compare what a part saves with the minimum. Raise Fault."""
     rows, element = x.numel() // x.shape[-1], x.element_size()
     T = x.shape[1]

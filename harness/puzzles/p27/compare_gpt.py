@@ -72,7 +72,9 @@ def by_torch(trained: ByHand, excerpt: Tensor, dtype: torch.dtype) -> Tensors:
     return outputs | by_autograd(model, output, None, p)
 
 
-def compared(got: Tensors, truth: Tensors, baseline: Tensors, dtype: torch.dtype) -> Iterator[Compared | str]:
+def compare_values(
+    got: Tensors, truth: Tensors, baseline: Tensors, dtype: torch.dtype
+) -> Iterator[Compared | str]:
     """Yield each value of the truth; only the name of those that the step does not compute."""
     floor = FLOOR[plain(dtype)]
     for name, right in truth.items():
@@ -113,4 +115,4 @@ def compare(
     got = by_the_step(trained, excerpt)
     truth = by_torch(trained, excerpt, torch.float64)
     baseline = by_torch(trained, excerpt, trained.working.dtype)
-    return [*compared(got, truth, baseline, trained.working.dtype)]
+    return [*compare_values(got, truth, baseline, trained.working.dtype)]

@@ -15,7 +15,7 @@ CUBE = 0.044715
 """In GELU's inner function, u = sqrt(2 / pi) (x + CUBE x^3)."""
 
 
-def scattered(tokens: np.ndarray, dx: np.ndarray, V: int) -> np.ndarray:
+def scatter_add(tokens: np.ndarray, dx: np.ndarray, V: int) -> np.ndarray:
     """Add the rows of dx by token, [V, C]."""
     return np.tensordot(np.arange(V)[:, None, None] == tokens, dx, 2)
 
@@ -39,7 +39,7 @@ STEPS = {
     "grad_x": lambda v: v.dy @ v.W,
     "grad_W": lambda v: np.tensordot(v.dy, v.x, ((0, 1), (0, 1))),
     "grad_b": lambda v: v.dy.sum((0, 1)),
-    "grad_token": lambda v: scattered(v.tokens, v.dx, int(v.V)),
+    "grad_token": lambda v: scatter_add(v.tokens, v.dx, int(v.V)),
     "grad_position": lambda v: v.dx.sum(0),
     "grad_stream": lambda v: v.dx + v.dx @ v.A,
     "grad_of_head": lambda v: np.tensordot(v.grad_logits, v.x, ((0, 1), (0, 1))),

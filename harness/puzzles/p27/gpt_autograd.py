@@ -32,7 +32,7 @@ class ByAutograd:
         for name, leaf in self.p.items():
             done = torch.tensor(float(state.steps), device=self.device)
             self.optimizer.state[leaf] = {"step": done, "exp_avg": means[name], "exp_avg_sq": squares[name]}
-        model = Model(parts_with_heads(state.sizes.heads), noting=False)
+        model = Model(parts_with_heads(state.sizes.heads), recording=False)
         self.loss = torch.compile(model.loss, dynamic=False) if compiled else model.loss
 
     def step(self, excerpt: Tensor, rate: float) -> Tensor:

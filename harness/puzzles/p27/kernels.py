@@ -448,7 +448,7 @@ def symptom(name: str, arrays: Arrays, got: np.ndarray, truth: np.ndarray) -> Sy
     return formulas.infinite_at_first(arrays["logits"], got, truth)
 
 
-def propagated(arrays: Arrays, saved: Arrays) -> dict[str, float]:
+def propagate_rounding(arrays: Arrays, saved: Arrays) -> dict[str, float]:
     """Return how far the saved, rounded lse moves the gradient, and saved losses their mean: logits in the
     hundreds, and small losses next to them, leave few digits after the point."""
     whole, moved = derive(arrays), dict[str, float]()

@@ -45,7 +45,9 @@ def compare(got: Tensors, right: Tensors, known: Known) -> None:
     raise Fault("\n".join(lines), "wrong-values")
 
 
-def told(gate: str, evidence: Mapping[str, list[Evidence]], more: tuple[Mistake, ...] = ()) -> None:
+def raise_diagnosis(
+    gate: str, evidence: Mapping[str, list[Evidence]], more: tuple[Mistake, ...] = ()
+) -> None:
     """Raise Fault if the puzzle's formulas, or `more` mistakes, explain the first wrong quantity."""
     puzzle = find_puzzle("p27")
     puzzle = replace(puzzle, mistakes=(*more, *puzzle.mistakes))
@@ -128,7 +130,7 @@ def check_clip(gate: str, module: Module, seed: int) -> str:
         }
         for quantity, pair in pairs.items():
             evidence[quantity] += evidence_of(case, arrays, *pair)
-    told(gate, evidence, clipping_mistakes(shapes))
+    raise_diagnosis(gate, evidence, clipping_mistakes(shapes))
     return "norms above and below the limit"
 
 
@@ -161,11 +163,11 @@ class State:
     p: Tensors
     moments: dict[str, tuple[Tensor, Tensor]]
 
-    def copied(self) -> "State":
+    def copy(self) -> "State":
         moments = {name: (mean.clone(), square.clone()) for name, (mean, square) in self.moments.items()}
         return State({name: t.clone() for name, t in self.p.items()}, moments)
 
-    def updated(self, module: Module, grads: Tensors, number: int) -> None:
+    def update(self, module: Module, grads: Tensors, number: int) -> None:
         """Return the state after an update by the learner's file."""
         betas = kernels.BETA1, kernels.BETA2
         own = {name: g.clone() for name, g in grads.items()}
@@ -179,14 +181,14 @@ def right_states(p: Tensors, gradients: list[Tensors]) -> list[State]:
     """Return PyTorch's state at first and after each update."""
     held = leaves(p)
     optimizer = adamw_of(held, kernels.DECAY, kernels.RATE, kernels.EPS, (kernels.BETA1, kernels.BETA2))
-    states = [State(p, {name: (torch.zeros_like(t), torch.zeros_like(t)) for name, t in p.items()}).copied()]
+    states = [State(p, {name: (torch.zeros_like(t), torch.zeros_like(t)) for name, t in p.items()}).copy()]
     for each in gradients:
         for name, leaf in held.items():
             leaf.grad = each[name].clone()
         optimizer.step()
         kept = {name: optimizer.state[leaf] for name, leaf in held.items()}
         moments = {name: (of["exp_avg"], of["exp_avg_sq"]) for name, of in kept.items()}
-        states.append(State({name: leaf.detach() for name, leaf in held.items()}, moments).copied())
+        states.append(State({name: leaf.detach() for name, leaf in held.items()}, moments).copy())
     return states
 
 
@@ -208,16 +210,16 @@ def check_adamw(gate: str, module: Module, seed: int) -> str:
     p = {"weight": normal(4, 3), "bias": normal(4), "table": normal(5, 3)}
     gradients = [{name: 0.1 * normal(*t.shape) for name, t in p.items()} for _ in range(3)]
     states = right_states(p, gradients)
-    mine = states[0].copied()
+    mine = states[0].copy()
     for number, each in enumerate(gradients, 1):
-        mine.updated(module, each, number)
+        mine.update(module, each, number)
     if not [*wrong_values(mine.p, states[-1].p)]:
         return "three updates"
     evidence: dict[str, list[Evidence]] = {"new_mean": [], "new_square": [], "new_x": []}
     for number, each in enumerate(gradients, 1):
         before, right = states[number - 1], states[number]
-        got = before.copied()
-        got.updated(module, each, number)
+        got = before.copy()
+        got.update(module, each, number)
         check_in_place(got, before)
         for name, x in before.p.items():
             tensors = {
@@ -231,7 +233,7 @@ def check_adamw(gate: str, module: Module, seed: int) -> str:
             pairs = zip((*got.moments[name], got.p[name]), (*right.moments[name], right.p[name]), strict=True)
             for quantity, (ours, theirs) in zip(evidence, pairs, strict=True):
                 evidence[quantity] += evidence_of(case, arrays, ours.numpy(), theirs.numpy())
-    told(gate, evidence, OF_LOOPS)
+    raise_diagnosis(gate, evidence, OF_LOOPS)
     compare(mine.p, states[-1].p, {})
     return ""
 
@@ -247,7 +249,7 @@ def check_in_place(got: State, before: State) -> None:
 # ---- The step -----------------------------------------------------------------------------------------------
 
 
-def trained(
+def train_reference(
     p: Tensors,
     excerpts: list[Tensor],
     junk: Tensors,
@@ -311,40 +313,40 @@ def check_step(gate: str, module: Module, seed: int) -> str:
     known: Known = {
         "not-zeroed": (
             "where the gradients of the step before are still there",
-            lambda: trained(p, excerpts, junk, zeroed="never"),
+            lambda: train_reference(p, excerpts, junk, zeroed="never"),
         ),
         "zeroed-at-the-end": (
             "of gradients that are cleared at the end: what was there before the first step is added",
-            lambda: trained(p, excerpts, junk, zeroed="after"),
+            lambda: train_reference(p, excerpts, junk, zeroed="after"),
         ),
         "cleared-before-update": (
             "of gradients that are cleared between the backward pass and the update",
-            lambda: trained(p, excerpts, junk, zeroed="too late"),
+            lambda: train_reference(p, excerpts, junk, zeroed="too late"),
         ),
         "not-updated": (
             "of parameters that no update has changed",
-            lambda: trained(p, excerpts, junk, updated=False),
+            lambda: train_reference(p, excerpts, junk, updated=False),
         ),
         "number-not-used": (
             "where the bias of both means is corrected as if each step were the first",
-            lambda: trained(p, excerpts, junk, first=True),
+            lambda: train_reference(p, excerpts, junk, first=True),
         ),
         "two-on": (
             "where every place is to predict the token after the next",
-            lambda: trained(p, excerpts, junk, ends=(slice(None, -2), slice(2, None))),
+            lambda: train_reference(p, excerpts, junk, ends=(slice(None, -2), slice(2, None))),
         ),
         "past": (
             "where every place is to predict the token before it",
-            lambda: trained(p, excerpts, junk, ends=(slice(1, None), slice(None, -1))),
+            lambda: train_reference(p, excerpts, junk, ends=(slice(1, None), slice(None, -1))),
         ),
         "not-shifted": (
             "where every place is to predict itself, which is no task: the loss falls to 0",
-            lambda: trained(p, excerpts, junk, ends=(slice(None, -1), slice(None, -1))),
+            lambda: train_reference(p, excerpts, junk, ends=(slice(None, -1), slice(None, -1))),
         ),
         "not-clipped": (
             "without clipping before the update: afterwards it is too late",
-            lambda: trained(p, excerpts, junk, clipped=False),
+            lambda: train_reference(p, excerpts, junk, clipped=False),
         ),
     }
-    compare(got, trained(p, excerpts, junk), known)
+    compare(got, train_reference(p, excerpts, junk), known)
     return "three steps, loss and every parameter"

@@ -68,7 +68,7 @@ def causal(T: int) -> np.ndarray:
     return np.where(np.tri(T, dtype=bool), 0.0, -np.inf)
 
 
-def exchanged(one: str, other: str) -> Mistake:
+def exchange(one: str, other: str) -> Mistake:
     """Return the mistake of two exchanged gradients."""
     letters = [f"d{name.removeprefix('grad_')[0]}" for name in (one, other)]
     words = f"with {' and '.join(letters)} in each other's place"
@@ -90,7 +90,7 @@ OF_ATTENTION = (
     Mistake("key-for-query", "with k instead of q: dk is dS^T q", {"grad_key": lambda v: v.scale * (v.grad_scores.swapaxes(-1, -2) @ v.key)}),
     Mistake("grad-scores-not-transposed", "with dS not transposed: dk is dS^T q", {"grad_key": lambda v: v.scale * (v.grad_scores @ v.query)}),
     Mistake("probabilities-not-transposed", "with P not transposed: dv is P^T dO", {"grad_value": lambda v: v.probabilities @ v.grad_output}),
-    exchanged("grad_query", "grad_key"), exchanged("grad_key", "grad_value"), exchanged("grad_query", "grad_value"),
+    exchange("grad_query", "grad_key"), exchange("grad_key", "grad_value"), exchange("grad_query", "grad_value"),
 )  # fmt: skip
 """Mistakes that puzzle 23 has no cases for: its query and key differ in length, and its masks are not causal."""
 

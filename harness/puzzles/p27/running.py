@@ -73,7 +73,7 @@ def watching(module: Module) -> Iterator[Watched]:
     """Record what every part of a file returns within the context."""
     watched, before = Watched(), {}
 
-    def noting(function, into: Tensors):
+    def record(function, into: Tensors):
         def run(*arguments):
             name = next(each for each in arguments if isinstance(each, str))
             if into is watched.gradients:
@@ -88,8 +88,8 @@ def watching(module: Module) -> Iterator[Watched]:
     for part in PARTS:
         kind = module[part]
         before[kind] = kind.forward, kind.backward
-        kind.forward = staticmethod(noting(kind.forward, watched.outputs))
-        kind.backward = staticmethod(noting(kind.backward, watched.gradients))
+        kind.forward = staticmethod(record(kind.forward, watched.outputs))
+        kind.backward = staticmethod(record(kind.backward, watched.gradients))
     try:
         yield watched
     finally:

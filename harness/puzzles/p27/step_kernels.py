@@ -68,7 +68,7 @@ def word(argument: Tensor | float) -> int:
 
 
 @functools.cache
-def opened(index: int) -> StepKernels | None:
+def open_kernels(index: int) -> StepKernels | None:
     """Return the kernels of a GPU, built if necessary; None after one warning with the reason."""
     try:
         return StepKernels(index)
@@ -85,7 +85,7 @@ def kernels(tensor: Tensor) -> StepKernels | None:
     """Return the kernels for a bfloat16 tensor on a GPU; None for any other."""
     if tensor.device.type != host.DEVICE or tensor.dtype != torch.bfloat16 or torch.version.hip:
         return None
-    return opened(tensor.device.index or 0)
+    return open_kernels(tensor.device.index or 0)
 
 
 def on_kernels(device: torch.device) -> bool:

@@ -26,17 +26,17 @@ SCALE, CUBE = math.sqrt(2 / math.pi), 0.044715
 
 def gelu(x: Tensor) -> Tensor:
     """Return x / 2 (1 + tanh u), rounded once."""
-    if opened := kernels(x):
+    if open_kernels := kernels(x):
         y = torch.empty_like(x)
-        opened.launch("gelu", y, x, x.numel())
+        open_kernels.launch("gelu", y, x, x.numel())
         return y
     return F.gelu(x, approximate="tanh")
 
 
 def gelu_backward(x: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
     """Return GELU of x again, and the gradient of x; on a GPU in the memory of x and of dy."""
-    if opened := kernels(x):
-        opened.launch("gelu_backward", x, dy, x.numel())
+    if open_kernels := kernels(x):
+        open_kernels.launch("gelu_backward", x, dy, x.numel())
         return x, dy
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     s = torch.sigmoid(2 * SCALE * (wide + CUBE * wide**3))
@@ -104,9 +104,9 @@ def layernorm_backward(
 def add_with_sums(stream: Tensor, branch: Tensor) -> Tensor:
     """Add a branch's gradient to the stream's, both [rows, C], in place; return the column sums [C], the
     gradient of a bias that was added to the stream."""
-    if opened := kernels(stream):
+    if open_kernels := kernels(stream):
         sums = stream.new_empty(stream.shape[1])
-        opened.launch("add_with_sums", stream, sums, branch, *stream.shape)
+        open_kernels.launch("add_with_sums", stream, sums, branch, *stream.shape)
         return sums
     return stream.add_(branch).sum(0)
 
@@ -154,10 +154,10 @@ def places_of_tokens(tokens: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
 def token_gradient(table: Tensor, of_head: Tensor, dx: Tensor, tokens: Tensor) -> Tensor:
     """Write and return the tied table's gradient [V, C]: the head's, plus the rows of dx [rows, C] of each
     token [rows]."""
-    if opened := kernels(dx):
+    if open_kernels := kernels(dx):
         order, starts = places_of_tokens(tokens, len(of_head))
         tensors = (table, of_head.float(), dx, tokens, order, starts)
-        opened.launch("token_gradient", *tensors, len(tokens), *table.shape)
+        open_kernels.launch("token_gradient", *tensors, len(tokens), *table.shape)
         return table
     total = of_head.float()
     # Sums in one order: on a GPU index_put_ sorts the places, on a CPU index_add_ takes one after the other, and index_put_ does not.
@@ -184,8 +184,8 @@ class AdamW:
 
 def norm_of(norm: Tensor, gradients: Tensor) -> None:
     """Write the norm of all gradients to [1]."""
-    if opened := kernels(gradients):
-        opened.launch("norm", norm, gradients, gradients.numel())
+    if open_kernels := kernels(gradients):
+        open_kernels.launch("norm", norm, gradients, gradients.numel())
         return
     torch.linalg.vector_norm(gradients, dtype=torch.float32, out=norm[0])
 
@@ -213,10 +213,10 @@ def adamw(
         decayed: The number of elements that decay, from the first.
         options: The constants of all steps.
     """
-    if opened := kernels(gradients):
+    if open_kernels := kernels(gradients):
         constants = (options.beta1, options.beta2, options.eps, options.decay, options.limit)
         tensors = (master, working, mean, square, gradients, numbers, norm)
-        opened.launch("adamw", *constants, decayed, master.numel(), *tensors)
+        open_kernels.launch("adamw", *constants, decayed, master.numel(), *tensors)
         return
     rate, correction1, correction2 = numbers
     factor = (options.limit / (norm + 1e-6)).clamp(max=1)

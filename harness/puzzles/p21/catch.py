@@ -78,7 +78,7 @@ def run_check(check: Callable[[Op], object], op: Op, path: Path, seconds: float)
     try:
         answer = check(op)
     except CheckTimeout as late:
-        where = describe(late, path).removesuffix(": Late: ").removesuffix("Late: ")
+        where = describe(late, path).removesuffix(": CheckTimeout: ").removesuffix("CheckTimeout: ")
         return f"{where}: stopped after {seconds:g} s", True
     except Exception as error:
         return describe(error, path, longest=LONGEST), False

@@ -44,7 +44,7 @@ def unheard(kind: str, value: object) -> None:
 
 
 class PythonChecker:
-    """Judges the gates of one file, each alone; what is right or wrong about one is the subclass's `_judge`.
+    """Judges the gates of one file, each alone; what is right or wrong about one is the subclass's `_check_gate`.
 
     Attributes:
         on_step: Told what happens, as it happens: ("begun", (gate id, None for the file itself, and how many seconds that may

@@ -34,7 +34,7 @@ def checker() -> HuntChecker:
 @pytest.fixture
 def alone(monkeypatch):
     """Verdicts without the usual checks, which take most of the time."""
-    monkeypatch.setattr(hunt, "seen_by", lambda subject: {})
+    monkeypatch.setattr(hunt, "detections", lambda subject: {})
 
 
 def test_the_solution_is_right(checker):
@@ -125,7 +125,7 @@ def test_the_command_shows_all_of_it(monkeypatch, capsys):
     from harness import cli
 
     names = iter(range(1000))
-    monkeypatch.setattr(hunt, "seen_by", lambda subject: {c: next(names) % 2 == 0 for c in hunt.USUAL})
+    monkeypatch.setattr(hunt, "detections", lambda subject: {c: next(names) % 2 == 0 for c in hunt.USUAL})
     assert cli.main(["p21", "--matrix"]) == 0
     said = capsys.readouterr().out
     assert all(bug.name.replace("_", " ") in said for bug in IN_PYTORCH)

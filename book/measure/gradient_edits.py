@@ -17,7 +17,7 @@ import torch
 from book.measure.shared import write
 from harness.check import zoo
 from harness.check.python_files import load
-from harness.puzzles.p21.hunt import USUAL, function_of, seen_by
+from harness.puzzles.p21.hunt import USUAL, detections, function_of
 from harness.puzzles.p21.subjects import WANTED
 from harness.testing import check_backward
 from harness.toolchain import roots
@@ -83,7 +83,7 @@ def row(version: Version, folder: Path) -> dict:
     path = folder / f"{version.gate}_{version.name}.py"
     path.write_text(version.text, encoding="utf-8")
     function = function_of(version.gate, load(path)).apply
-    usual = seen_by(WANTED[version.gate].subject(function))
+    usual = detections(WANTED[version.gate].subject(function))
     reference, inputs = WANTED[version.gate].reference, import_module("zoo_cases").P21[version.gate]
     report = check_backward(function, reference=reference, inputs=inputs, leave_out=NOT_ASKED)
     first = report.wrong[0] if report.wrong else None

@@ -12,7 +12,7 @@ from harness.check import zoo
 from harness.check.python_files import load
 from harness.puzzles.formulas import EPS
 from harness.puzzles.p20.functions import CLASSES, words
-from harness.puzzles.p20.registration import registered
+from harness.puzzles.p20.registration import register_op
 from harness.puzzles.p21.subjects import IGNORED, WANTED
 from harness.toolchain import roots
 
@@ -110,7 +110,7 @@ def of_register() -> Iterator[Asked]:
             saved = {"saved": lambda x: 4 * x.numel()}
             yield Asked(
                 bug.name,
-                lambda path=path: registered(load(path)).op,
+                lambda path=path: register_op(load(path)).op,
                 lambda x: x.softmax(-1),
                 {"x": ROWS},
                 saved,

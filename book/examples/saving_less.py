@@ -37,7 +37,7 @@ def compiled(budget):
     return torch.compile(block, backend="aot_eager_decomp_partition")
 
 
-def bytes_saved(function):
+def bytes_kept(function):
     """Bytes between the passes that are no parameters, each piece of memory once."""
     kept = {}
 
@@ -79,4 +79,4 @@ for name, make in ways.items():
     error = max(
         ((g - t).abs().max() / t.abs().max()).item() for g, t in zip(gradients(function), truth, strict=True)
     )
-    print(f"{name:22}{bytes_saved(function) / 1e6:6.1f} MB   {error:.1e}")
+    print(f"{name:22}{bytes_kept(function) / 1e6:6.1f} MB   {error:.1e}")

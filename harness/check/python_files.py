@@ -137,7 +137,7 @@ class CaseChecker(PythonChecker):
                 self._compare(result, case, self._outputs(gate, module, path, case), wrong)
             if not wrong:
                 self._check_further(gate, path, cases)
-        except Exception as error:  # whatever a learner's code raises is a verdict
+        except Exception as error:  # an exception of the learner's code is a result
             words = f"{self.where}: {self._said(error, path)}"
             return self.wrong(gate, [words], comparisons=result.comparisons)
         explain(result, self.puzzle, wrong, self.puzzle.ladder(self.rung, gate.id))

@@ -15,11 +15,11 @@ from harness.spec.derivation import Derivation, Mistake, Step
 from harness.spec.puzzle import Symptom
 
 EPS = 1e-5
-"""What LayerNorm adds to the variance."""
+"""Added to LayerNorm's variance."""
 LARGEST_EXPONENT = 80
 """The exponential of no number up to this overflows in float32."""
 Terms = Callable[[Derivation], np.ndarray]
-"""What a sum adds up, [..., columns]."""
+"""The terms of a sum, [..., columns]."""
 
 
 def total(terms: np.ndarray) -> np.ndarray:

@@ -23,7 +23,7 @@ from .machine import VirtualGPU
 CHECKS = [field.name for field in dataclasses.fields(Checks) if field.default is True]
 
 LONGEST = 10_000_000
-"""Seconds: more than the system's clocks take is no limit."""
+"""Seconds: the longest timeout of the system's clocks."""
 
 EPILOG = """\
 exit codes of exec: the program's own; 1 (--error-exitcode) if it ended with 0 but an error was found;
@@ -121,7 +121,7 @@ def execute(options: argparse.Namespace) -> int:
         return 2
 
     def make_device() -> Device:
-        # Nobody is shown the counters here.
+        # The counters are not shown here.
         gpu = VirtualGPU(
             options.arch, checks=dataclasses.replace(checks, counters=False), blocks=options.blocks
         )
@@ -129,7 +129,7 @@ def execute(options: argparse.Namespace) -> int:
 
     try:
         checks = parse_checks(options.checks)
-        make_device()  # a wrong block order shows before anything is started
+        make_device()  # check the block order before starting anything
         executor = server.Executor(make_device, build.build())
         code = executor.run(program, options.timeout)
     except (ValueError, server.ProgramNotFound) as error:

@@ -199,7 +199,7 @@ class VirtualGPU:
             return
         at = address + missing
         number, ends = self.arena.locate(at.astype(np.uint64))
-        inside = at < ends.astype(np.int64)  # padding between labelled tensors is nobody's output
+        inside = at < ends.astype(np.int64)  # padding between labelled tensors is not an output
         at, number = at[inside], number[inside]
         for k in np.unique(number).tolist():
             e = self.arena.extents[k]

@@ -83,7 +83,7 @@ def own_shares(v: Derivation) -> np.ndarray:
     return np.where(thread[:, None] == thread, (v.matrix**2)[:, :, None], 0.0).sum(1)
 
 
-# A mistake is found by its values, so that each changes one quantity; the likeliest come first.
+# Mistakes are matched by values, so each changes one quantity; the likeliest come first.
 MISTAKES = (
     Mistake("one-forgotten", "without the + 1", {"mapped": lambda v: 2 * v.vector}, hint=1),
     Mistake("two-forgotten", "without the factor 2", {"mapped": lambda v: v.vector + 1}, hint=1),

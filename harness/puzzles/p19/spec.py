@@ -14,7 +14,7 @@ from harness.spec.rounding import rounded
 from harness.spec.rungs import MojoRung
 
 DIMS = (70, 10, 20)
-"""The chapter's n, rows and columns."""
+"""The default n, rows and columns."""
 SIDE = 8
 """Rows, and columns, of a block of `index`."""
 
@@ -52,7 +52,7 @@ ABOUT = {
     "rmsnorm": "RMSNorm, forward",
 }
 AXES = (tiled("n", TILE), tiled("rows", SIDE, TILE + 1), tiled("columns", ROW_THREADS, 4 * ROW_THREADS + 1))
-"""What the cases vary: a vector by tiles, rows by square blocks and by threads of a block, columns by threads of a row."""
+"""Axes of the cases: a vector by tiles, rows by square blocks and by threads of a block, columns by threads of a row."""
 GATES = tuple(Gate(id, id, tuple(op.writes), ABOUT[id]) for id, op in OPS.items())
 
 

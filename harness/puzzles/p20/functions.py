@@ -35,9 +35,9 @@ COMMON = (
     checks.strided_gradient, checks.two_calls, checks.under_checkpoint, checks.inputs_unchanged,
     checks.held_by_ctx, checks.memory_kept,
 )  # fmt: skip
-"""What every function must pass, the most telling first."""
+"""Checks of every function, the most informative first."""
 RELU = (*COMMON, checks.at_zero, checks.at_no_numbers)
-"""And where there is a kink, and where a mask meets what is no number."""
+"""Further checks: at a kink, and of a mask with values that are not finite."""
 
 
 def away_from_zero(sizes: str, seed: int) -> tuple[Tensor, ...]:
@@ -109,7 +109,7 @@ class FunctionsChecker(PythonChecker):
         return GateResult(gate, "correct", summary=f"{len(wanted)} checks; keeps {describe_saved(what)}")
 
 
-# ---- What a wrong gradient looks like -----------------------------------------------------------------------
+# ---- Diagnosis of a wrong gradient -------------------------------------------------------------------------
 
 
 def wrong_gradients(
@@ -122,7 +122,7 @@ def wrong_gradients(
         expected = gradients(what.reference, what.inputs(sizes), random_like)
         try:
             got = gradients(what.function, inputs, random_like)
-        except Exception as error:  # whatever a learner's code raises is a verdict
+        except Exception as error:  # an exception of the learner's code is a result
             over_all = "got [] but expected shape" in str(error) and sizes == "row"
             more = (
                 "; `.sum(())` adds up everything: without leading axes there is nothing to add up" * over_all

@@ -14,7 +14,7 @@ from harness.spec.puzzle import Case, Gate
 NODES = ("y", "c", "a", "b", "x")
 EDGES = ("x->a", "x->b", "a->c", "b->c", "c->y")
 POINTS = (2.0, -3.0, 0.0, 0.5)
-"""Where both parts are checked; the first is the chapter's."""
+"""The points of both checks; the first is the default."""
 STEEP: Mapping[str, float] = dict(zip(EDGES, (2.0, 3.0, 5.0, 7.0, 11.0), strict=True))
 """Derivatives along the edges of another graph of this shape, none of which is 1."""
 
@@ -24,7 +24,7 @@ KNOWN = {
     "one-path-only": "that is what arrives through b alone: x is used twice, and both parts add up",
     "other-path-only": "that is what arrives through a alone: x is used twice, and both parts add up",
 }
-"""Known mistake -> what it is."""
+"""Known mistake -> its description."""
 
 Numbers = Mapping[str, float]
 
@@ -89,7 +89,7 @@ class GraphChecker(PythonChecker):
         for x in (*POINTS, None) if gate.id == "backward" else POINTS:
             try:
                 line = self._wrong_at(gate.id, module, x)
-            except Exception as error:  # whatever a learner's code raises is a verdict
+            except Exception as error:  # an exception of the learner's code is a result
                 line = describe(error, path)
             if line and x is None:
                 given = ", ".join(f"{edge} {number:g}" for edge, number in STEEP.items())
@@ -124,7 +124,7 @@ def known_mistake(gate: str, module: dict) -> str | None:
         for id, node in (("one-path-only", "b"), ("other-path-only", "a")):
             if math.isclose(at_x, along["c->y"] * along[f"{node}->c"] * along[f"x->{node}"], rel_tol=1e-6):
                 return id
-    except Exception:  # the verdict says it in words
+    except Exception:  # the result reports it
         pass
     return None
 
@@ -135,7 +135,7 @@ def own_run(module: dict) -> list[str]:
         values = module["forward"](POINTS[0])
         along = module["edges"](dict(values))
         return drawing(values, along, module["backward"](dict(along)))
-    except Exception:  # the verdict says it in words
+    except Exception:  # the result reports it
         return []
 
 

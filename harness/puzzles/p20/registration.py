@@ -89,7 +89,7 @@ def differs(got: Tensor, expected: Tensor) -> bool:
     return got.shape != expected.shape or not torch.allclose(got, expected.to(got.dtype))
 
 
-# ---- The checks, each with what it would do to a model ------------------------------------------------------
+# ---- The checks, each with its effect on a model ------------------------------------------------------------
 
 
 def forward(it: Registered) -> str | None:
@@ -252,7 +252,7 @@ IN_A_MODEL = {
     "autocast": "mixed precision makes of float32 logits 16-bit ones before the exponential",
     "batched": "per-sample gradients and ensembles go through vmap",
 }
-"""Check -> what its failure means for somebody who trains a model."""
+"""Check -> the effect of its failure on training."""
 
 
 TAKES_EFFECT_BY = {"save": "gradient"}
@@ -269,13 +269,13 @@ class RegistrationChecker(PythonChecker):
             means = [f"   in a model: {IN_A_MODEL[check.__name__]}"]
             try:
                 line = check(register_op(module))
-            except Exception as error:  # whatever a learner's code raises is a verdict
+            except Exception as error:  # an exception of the learner's code is a result
                 line = describe(error, path, longest=400)
                 means = [] if check is forward else means  # it computes nothing, and so no wrong numbers
             if line:
                 first = first or check.__name__
                 wrong += [f"{check.__name__}: {line}", *means]
-            if line and check in (forward, gradient):  # the later checks would only say it again
+            if line and check in (forward, gradient):  # the later checks would only repeat it
                 break
         if wrong and (waiting := self._missing_parts(gate, path)):
             wrong.append(

@@ -52,7 +52,7 @@ SIZES = {
     "relu_mask_backward_train": "rows * columns",
     "layernorm_train": "rows, columns, Scalar[accum](1e-5)",
 }
-"""Op -> what its launch takes after the tensors; for the others rows and columns."""
+"""Op -> its launch arguments after the tensors; for the others rows and columns."""
 
 
 def call(op: OpSpec, variant: str) -> Call:
@@ -117,9 +117,9 @@ RUNGS = (
 
 
 AXES = (listed("rows", 1, 3), tiled("columns", ROW_THREADS, 4 * ROW_THREADS + 5))
-"""What the cases vary. A block has a row, so of rows there is one or several."""
+"""Axes of the cases. A block has a row, so there is one row or several."""
 NOT_FINITE = {"input": ("x", "NaN", "-inf"), "grad_output": ("dy", "inf")}
-"""Tensor -> its symbol in the book, and what one of its elements becomes."""
+"""Tensor -> its symbol in the book, and how an element is computed."""
 
 cases = chapter_and(
     (ROWS, COLUMNS), "small enough to print", "means far from 0, gradients that follow the result",
@@ -157,7 +157,7 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
         "grad_output": random.standard_normal((R, C)),
     }
     if case.values != "plain":
-        # Softmax and LayerNorm both lose what a gradient has in common along a row: it must have some.
+        # Softmax and LayerNorm remove the common part of a gradient's row: it must have one.
         x_hat = arrays["input"] - arrays["input"].mean(-1, keepdims=True)
         arrays["grad_output"] += 1 + x_hat
         arrays["input"] += 0.5 * random.standard_normal((R, 1))
@@ -198,7 +198,7 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
 
 FORWARD = named("relu", mask="relu_mask") | named("softmax", "layernorm", "mean", "rstd")
 BACKWARD = named("grad_relu", "grad_softmax", grad_input="grad_layernorm") | named("grad_weight", "grad_bias")
-# Above this many elements PyTorch is asked once only.
+# Above this many elements PyTorch runs only once.
 SMALL = 2**18
 
 

@@ -129,7 +129,7 @@ def tries(path: Path, puzzle: str, seconds: float = SECONDS) -> list[Try]:
             kind = kind_of_call(op, gate) if gate and not said else ""
             done.append(Try(op.name, not gate, held_back, said, late, kind))
             if late:
-                break  # what hangs on one hangs on the next
+                break  # a hang on one repeats on the next
         return done
 
 

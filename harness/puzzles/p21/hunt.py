@@ -48,9 +48,9 @@ DECISIVE: dict[Check, str] = {
     checks.gradcheck_float64: "by finite differences in float64",
     checks.many_rows_bfloat16: "in bfloat16 with thousands of rows",
 }
-"""What every backward pass must survive, the most telling first, and in which kind of call one is wrong that does not.
+"""Checks of every backward pass, the most informative first, and the kind of call in which a failing one is wrong.
 
-The last is asked of what sums over rows.
+The last is for passes that sum over rows.
 """
 COUNTER = itertools.count()
 
@@ -78,7 +78,7 @@ USUAL: dict[str, Check] = {
     "random directions": checks.random_directions,
     "repeat runs": checks.repeat_runs,
 }
-"""What people run, by the names of the matrix's columns."""
+"""Common checks, by the names of the matrix's columns."""
 
 
 def function_of(gate: str, module: Mapping[str, object]) -> type[torch.autograd.Function]:

@@ -18,7 +18,7 @@ from harness.puzzles.p21.subjects import ALL_SIZES, EPS, WANTED, Random, one, wi
 
 WIDE = (torch.float64, torch.float32)
 EVERY = (*WIDE, torch.bfloat16, torch.float16)
-"""The dtypes of what the hunt's classes compute in."""
+"""The dtypes in which the hunt's classes compute."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from harness.spec.rounding import rounded
 from harness.spec.rungs import MojoRung, Rung
 
 DIMS = (2, 3, 8)
-"""The chapter's batch, sequence and width."""
+"""The default batch, sequence and width."""
 TENSOR = Argument(("batch", "sequence", "width"))
 COLUMN = Argument(("width",))
 

@@ -135,4 +135,4 @@ WANTED = {
     "linear": Reference("Linear", F.linear, linear, sums=True),
     "lowrank": Reference("LowRank", lambda x, a, b: x @ a.T @ b.T, low_rank),
 }
-"""Gate -> what its class should be."""
+"""Gate -> the reference of its class."""

@@ -160,7 +160,7 @@ def build_compiled(problem: Problem) -> Differentiable:
     """
 
     def make() -> Callable[..., Tensor]:
-        # torch.compile remembers by code object; a copy of its own keeps the compilations apart.
+        # torch.compile caches by code object; a copy separates the compilations.
         copy = types.FunctionType(eager.__code__.replace(), eager.__globals__, eager.__name__)
         return torch.compile(copy, dynamic=False, fullgraph=True)
 
@@ -170,7 +170,7 @@ def build_compiled(problem: Problem) -> Differentiable:
         from torch._inductor import config as inductor_config
 
         function = make()
-        # The cache of compiled graphs does not tell a backward pass that may write there from one that may not.
+        # The cache of compiled graphs ignores whether a backward pass may write there.
         with inductor_config.patch(fx_graph_cache=False), config.patch(donated_buffer=False):
             output = function(*problem.leaves)
             torch.autograd.grad(output, problem.leaves, problem.grad_output, retain_graph=True)

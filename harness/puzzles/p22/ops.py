@@ -6,7 +6,7 @@ B = batch_size, S = seq_len, H = hidden_dim, O = output_dim. Importing it loads 
 from harness.spec.ops import ACCUM, Argument, OpSpec, Scalar
 
 EPS = 1e-5
-"""What is added to the variance: the public ops' fixed value, and the default of the layer."""
+"""Added to the variance: the public ops' fixed value, and the default of the layer."""
 
 INPUT = Argument(("B", "S", "H"))
 OUTPUT = Argument(("B", "S", "O"))

@@ -82,7 +82,7 @@ NOT_FINITE = {
     tensor: (symbol, "NaN", "inf")
     for tensor, symbol in (("input", "x"), ("ln_weight", "gamma"), ("grad_output", "dy"))
 }
-"""Tensor -> its symbol in the book, and what one element of its hard values becomes."""
+"""Tensor -> its symbol in the book, and how an element of its adversarial values is computed."""
 DIMS = (BATCH_SIZE, SEQ_LEN, HIDDEN_DIM, OUTPUT_DIM)
 
 cases = chapter_and(
@@ -141,7 +141,7 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
             arrays["grad_output"] /= 64
         with_not_finite(arrays, case.values)
     arrays = {name: rounded(array, dtype) for name, array in arrays.items()}
-    # Moved away from 0: of a single row, both means could vanish, and what then remains is rounding.
+    # Moved away from 0: for a single row, both means could vanish, and leave only rounding.
     dln = 1 + arrays["grad_output"] @ arrays["linear_weight"]
     return {**arrays, "dln": rounded(dln, dtype)}
 
@@ -195,7 +195,7 @@ def rows(dims: tuple[int, ...]) -> int:
     return B * S
 
 
-# Above this many multiply-adds PyTorch is asked once only.
+# Above this many multiply-adds PyTorch runs only once.
 SMALL = 2**22
 
 
@@ -207,7 +207,7 @@ def reference(tensors: dict) -> dict:
     """
     x = tensors["input"]
     large = x.numel() * len(tensors["linear_bias"]) > SMALL
-    own = rmsnorm_by_autograd(tensors)  # of the last gate, asked once
+    own = rmsnorm_by_autograd(tensors)  # of the last gate, computed once
     back = [name for name in BACKWARD.writes if name != "grad_bias"]
     return own | unluckiest(by_autograd, tensors, BY_COLUMN, back, large)
 

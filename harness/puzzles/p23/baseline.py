@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ORDERS = 64
-"""Orders of keys and elements in which PyTorch is asked."""
+"""Orders of keys and elements in which PyTorch runs."""
 SCORES = 2**21
-"""Scores of all orders together, at most: a large case has rows enough to be unlucky in."""
+"""Limit of the scores of all orders together: a large case has enough rows for the worst case."""
 KEYS_LAST = ("scores", "probabilities", "grad_scores", "grad_probabilities", "grad_mask")
 ELEMENTS_LAST = ("output", "grad_query", "grad_key", "grad_value")
 KEYS_BEFORE_ELEMENTS = ("grad_key", "grad_value")
@@ -123,7 +123,7 @@ def by_autograd(tensors: dict) -> "dict[str, Tensor]":
         "scores": scores,
         "probabilities": probabilities,
         "lse": torch.logsumexp(scores + mask, -1),
-        # From the output as it is kept: of 16 bits, rounded.
+        # From the saved output: rounded to 16 bits.
         "delta": (grad_output * output.to(dtype).to(accum)).sum(-1),
         "grad_mask": dM[:, 0, 0],
         "grad_scores": dS,

@@ -21,7 +21,7 @@ QUANTITIES = ("output", "grad_query", "grad_key", "grad_value")
 PRODUCTS = {"inference": 2, "forward": 2, "backward": 5, "both": 7}
 """Matrix products that a pass cannot do without; backward they include the scores, computed again."""
 AT_ONCE = 2**28
-"""Scores that the reference holds at a time; beyond it goes through the batch and keeps none of them."""
+"""Scores that the reference holds at a time; above that it runs batch by batch and recomputes them."""
 SLOW = 2**34
 """Scores times head dimension from which on kernels without tensor cores take a second and more."""
 

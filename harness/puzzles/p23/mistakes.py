@@ -16,9 +16,9 @@ from harness.spec.derivation import Derivation, Mistake, Step
 
 TILE = 16
 BLOCK = 128
-"""What kernels cut a matrix and a row into."""
+"""Tile sizes of a matrix and of a row."""
 Read = Callable[[np.ndarray], np.ndarray]
-"""What a kernel takes for an operand."""
+"""A reader of an operand."""
 
 # ---- Products -----------------------------------------------------------------------------------------------
 

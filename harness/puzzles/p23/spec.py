@@ -17,15 +17,15 @@ from harness.spec.rounding import rounded
 from harness.spec.rungs import MojoRung, NumpyRung, TorchFunction, TorchRung
 
 DIMS = (2, 2, 8, 8, 4)
-"""The chapter's sizes: B, N, S, T, d."""
+"""The default sizes: B, N, S, T, d."""
 ROW_THREADS = 128
-"""Threads that share a row of the plain kernels."""
+"""Threads that share a row of the unfused kernels."""
 
 QUERY = Argument(("B", "N", "S", "d"))
 KEY = Argument(("B", "N", "T", "d"))
 SCORES = Argument(("B", "N", "S", "T"), ACCUM)
 
-# Each step is an op of its own, so that what one writes the next reads: a wrong step spoils no verdict but its own.
+# Each step is a separate op with correct inputs, so that a wrong step fails only its own gate.
 STEPS = (
     OpSpec("attention_scores", writes={"scores": SCORES}, reads={"query": QUERY, "key": KEY}),
     OpSpec("attention_softmax", writes={"probabilities": SCORES},
@@ -43,7 +43,7 @@ PRODUCT = OpSpec(
     writes={"transposed_product": Argument(("B", "N", "d", "d"), ACCUM)},
     reads={"query": QUERY, "grad_output": QUERY},
 )
-"""What no step is, and a recording alone has: the product whose loads are those that the scores leave out."""
+"""Only in a recording, not a step: the product whose loads are those that the scores leave out."""
 STEP_LAUNCHES = {
     "attention_softmax": "launch_softmax[dtype](..., steps, Int32(S))",
     "attention_transposed_product": (
@@ -153,11 +153,11 @@ GATE_CASES = (
     Case("grouped queries", "query heads share a head of key and value, over more than a tile of queries",
          (2, 4, 18, 20, 5, 2), "hard", variant="fused"),
 )  # fmt: skip
-"""B, N, S, T, d, and G, the heads of key and value; the plain kernels know no others than N."""
+"""B, N, S, T, d, and G, the heads of key and value; the unfused kernels support only N."""
 AXES = (tiled("S", TILE), tiled("T", TILE), tiled("d", TILE))
-"""What the cases vary."""
+"""Axes of the cases."""
 NOT_FINITE = {"query": ("Q", "NaN"), "key": ("K", "inf"), "value": ("V", "NaN"), "grad_output": ("dO", "inf")}
-"""Tensor -> its symbol in the book, and what one element of its hard values becomes."""
+"""Tensor -> its symbol in the book, and how an element of its adversarial values is computed."""
 
 
 def inputs(case: Case, dtype: str, seed: int) -> Arrays:
@@ -174,7 +174,7 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
     if case.values == "plain":
         grad = np.ones_like(grad)
     else:
-        # A common part makes the scores of a row differ from 0 on the whole; grad_output with a mean and a part along
+        # A common part moves a row's scores away from 0; grad_output with a mean and a part along
         # V makes the row sum of dP * P large.
         query, key, value = query + 0.5, key + 0.5, value + 1
         grad = grad + 0.5 + repeat_heads(value, query).mean(-2, keepdims=True)
@@ -275,7 +275,7 @@ def terms(arrays: Arrays) -> dict[str, float]:
     }
 
 
-# ---- What reports say ---------------------------------------------------------------------------------------
+# ---- Reports ------------------------------------------------------------------------------------------------
 
 
 def symptom(name: str, arrays: Arrays, got: np.ndarray, truth: np.ndarray) -> Symptom | None:

@@ -16,7 +16,7 @@ from harness.errors import BadUse
 from harness.puzzles.p24 import orders
 
 LARGEST = 256
-"""The largest side that is counted: a bit for each tile and cell is kept."""
+"""The largest side that is counted: it takes a bit for each tile and cell."""
 LANES = 32
 SECTOR = 32
 """Bytes that memory hands out at once."""

@@ -16,7 +16,7 @@ from harness.spec.derivation import Derivation, Mistake, Step
 from harness.spec.puzzle import Arrays, Symptom
 
 PRINTED = (0, 1, 3, 2, 7, 6, 4, 5, 14, 15, 13, 12, 8, 9, 11, 10)
-"""What texts print for the order of a 4 x 4 grid; the steps 1 and 2 of it are no neighbours."""
+"""The order of a 4 x 4 grid as textbooks print it; its steps 1 and 2 are not neighbours."""
 
 
 # ---- The curve ----------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from harness.spec.rounding import rounded
 from harness.spec.rungs import MojoRung, NumpyRung, TorchFunction, TorchRung
 
 DIMS = (1, 1, 4, 4, 4, 1, 16)
-"""The chapter's sizes: B, N, H, W, d, r, T."""
+"""The default sizes: B, N, H, W, d, r, T."""
 
 ROWS = Argument(("B", "N", "L", "d"))
 ROW = Argument(("B", "N", "L"), ACCUM)
@@ -107,11 +107,11 @@ def cases(dims: Dims | None = None) -> list[Case]:
 
 
 AXES = (listed("H", 1, 3, 5), listed("W", 1, 5, 33), listed("radius", 0, 2, 9))
-"""What the cases vary: a cell, a row and a column, strips, grids; a curve larger than most; a window within a tile and beyond."""
+"""Axes of the cases: a cell, a row and a column, strips, grids; a curve larger than most; a window within a tile and beyond."""
 
 
 NOT_FINITE = {"input": ("the tensor", "NaN"), "grad_gathered": ("its gradient", "NaN", "inf")}
-"""Tensor -> what it is, and what one of its elements becomes. Of the gather's alone: the reference of the window makes NaN of
+"""Tensor -> its symbol, and how an element is computed. Only the gather's: the reference of the window gives NaN for
 hidden keys."""
 
 
@@ -127,7 +127,7 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
     names = ("input", "grad_gathered", "query", "key", "value", "grad_output")
     arrays = {each: random.standard_normal((B, N, H * W, d)) for each in names}
     if values == "hard":
-        # A common part makes the scores of a row differ from 0 on the whole; a gradient with a mean and a part along V
+        # A common part moves a row's scores away from 0; a gradient with a mean and a part along V
         # makes delta large.
         for each in ("query", "key"):
             arrays[each] += 0.5
@@ -261,7 +261,7 @@ def terms(arrays: Arrays) -> dict[str, float]:
     }
 
 
-# ---- What reports say ---------------------------------------------------------------------------------------
+# ---- Reports ------------------------------------------------------------------------------------------------
 
 
 def multiply_adds(dims: Dims) -> int:

@@ -27,9 +27,9 @@ from harness.toolchain import roots
 
 TENSORS = ("query", "key", "value", "grad_output")
 FOLLOWS = f"is {sentence('output')}"
-"""What is said of gradients, and nothing else."""
+"""The words for gradients, and nothing else."""
 SECONDS = 120.0
-"""For which the ranks may run; who waits in vain gives up long before."""
+"""Time limit of the ranks; a rank that waits in vain gives up long before."""
 
 
 class Failed(Exception):
@@ -44,7 +44,7 @@ class RingChecker(CaseChecker):
     """Checks the gates of one file, of either rung; truth and baseline of a case are computed once."""
 
     waits: tuple[str, ...] = ()
-    """The gates whose code may read what has not come yet."""
+    """The gates whose code may read a block before it arrives."""
 
     def __init__(self, puzzle: Puzzle, rung: Rung, *, seed: int = 0):
         super().__init__(puzzle, rung, seed=seed)
@@ -60,12 +60,12 @@ class RingChecker(CaseChecker):
             if gate.id == "balanced":
                 check_chunks(module["chunks"], path)
             for case, outputs in self._run(gate, path, solution, cases):
-                # What else is wrong then follows.
+                # Other errors then follow from it.
                 own = {name: in_dtype(case, outputs[name]) for name in gate.quantities}
                 self._compare(result, case, own, wrong)
             alone = merged_alone(module["merge"], path, self.tensor) if gate.id == "merge" else None
             if alone and (alone.mistake or not wrong):
-                wrong.clear()  # it follows from what single rows say better
+                wrong.clear()  # single rows explain it better
                 raise alone
         except Failed as error:
             failure = error
@@ -112,7 +112,7 @@ def in_dtype(case: Case, array: np.ndarray):
 LAYOUTS = (
     (2, 8), (4, 16), (4, 64), (3, 19), (4, 3), (1, 5), (5, 20), (5, 23), (6, 31), (7, 6), (8, 67), (9, 100),
 )  # fmt: skip
-"""Ranks and lengths that `chunks` is asked for."""
+"""Arguments of `chunks`: ranks and lengths."""
 
 
 def check_chunks(chunks, path: Path) -> None:
@@ -123,7 +123,7 @@ def check_chunks(chunks, path: Path) -> None:
             call = f"chunks({rank}, {size}, {length}, True)"
             try:
                 got = [tuple(map(int, each)) for each in chunks(rank, size, length, True)]
-            except Exception as error:  # whatever a learner's code raises is a verdict
+            except Exception as error:  # an exception of the learner's code is a result
                 raise Failed(f"{call}: {describe(error, path)}") from error
             if got == right:
                 continue
@@ -187,7 +187,7 @@ ROWS = (
     Merged(1, 0.5, nan, nan, (nan, nan), other=NAN_KEPT),
     Merged(nan, nan, 2, 0.5, (nan, nan), other=NAN_KEPT),
 )
-"""Rows of every kind; the first that is wrong is told."""
+"""Rows of every kind; the first wrong one is reported."""
 
 
 def merged_alone(merge: Callable, path: Path, tensor: Callable) -> Failed | None:
@@ -198,14 +198,14 @@ def merged_alone(merge: Callable, path: Path, tensor: Callable) -> Failed | None
         with np.errstate(all="ignore"):
             results = merge(out[..., None], lse, block_out[..., None], block_lse)
             merged = [np.asarray(result, np.float64).ravel() for result in results]
-    except Exception as error:  # whatever a learner's code raises is a verdict
+    except Exception as error:  # an exception of the learner's code is a result
         return Failed(f"merge: {describe(error, path)}")
     if [len(values) for values in merged] != [len(ROWS)] * 2:
         return Failed(
             f"merge of {len(ROWS)} rows: expected an out and an lse for each, got {list(map(len, merged))}"
         )
     for row, *got in zip(ROWS, *merged, strict=True):
-        # A wrong number beside one that is none, and should be one, follows from the same.
+        # A wrong number next to one that is not finite, and should be, has the same cause.
         none = any(
             not np.isfinite(value) and not np.array_equal(value, right, equal_nan=True)
             for value, right in zip(got, row.right, strict=True)
@@ -257,9 +257,9 @@ class ListChecker(RingChecker):
                 whole = {name: layout.join_parts(each, balanced) for name, each in by_rank.items()}
             except Failed:
                 raise
-            except Exception as error:  # whatever a learner's code raises is a verdict
+            except Exception as error:  # an exception of the learner's code is a result
                 raise Failed(f"in case '{case.name}': {describe(error, path, longest=300)}") from error
-            with np.errstate(over="ignore"):  # what is too large for float32 is infinite
+            with np.errstate(over="ignore"):  # an overflow in float32 is infinite
                 yield case, {name: array.astype(np.float32) for name, array in whole.items()}
 
 
@@ -342,7 +342,7 @@ def blame(answers: list[Answer]) -> tuple[str, str]:
     """Return the cause of a failed case in a line, and the known mistake, from the ranks' answers."""
     failed = [(rank, answer) for rank, answer in enumerate(answers) if answer.words]
     size = len(answers)
-    # A rank that says what it did wrong comes before those that waited for it.
+    # A rank that reports its mistake comes before those that waited for it.
     sure = [(rank, answer) for rank, answer in failed if answer.stuck is None]
     if sure:
         rank, answer = min(sure, key=lambda each: (not each[1].mistake, each[0]))

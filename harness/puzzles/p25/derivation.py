@@ -210,7 +210,7 @@ def where_blocks_meet(mistake: Mistake) -> Mistake:
 SOFTMAX_BACKWARD = tuple(
     mistake
     for mistake in formulas.softmax_backward("grad_scores", "probabilities", "grad_probabilities", "delta", 1)
-    if "grad_scores" in mistake.changes  # how delta is added up is given here
+    if "grad_scores" in mistake.changes  # the summation of delta is given code here
 )
 
 

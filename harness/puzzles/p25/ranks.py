@@ -29,7 +29,7 @@ FUNCTIONS = {
 }
 """Gate -> the function that holds its blank, in both rungs."""
 PATIENCE = 10.0
-"""Seconds for which a rank waits for another one: what a message takes is milliseconds, even on a busy machine."""
+"""Timeout of a rank for another one, in seconds: a message takes milliseconds, even on a busy machine."""
 SLACK = 256
 """Bytes that a rank may keep beyond its own tensors."""
 
@@ -91,7 +91,7 @@ def run_cases(path: Path, solution: Path, gate: str, parts: list[Part], patience
     module = functions_of(path, solution, gate)
     module["finish"] = with_a_step(module["finish"])
     world = dist.get_world_size()
-    # A rank outside of a group gets a mark that it is none, which no case of its own asks for.
+    # A rank outside of a group gets a marker for that, and has no case with it.
     groups: dict[int, Any] = {world: dist.group.WORLD}
     for size in sorted({part.size for part in parts} - {world}):
         groups[size] = dist.new_group(list(range(world - size, world)))
@@ -145,7 +145,7 @@ def one_case(module: Mapping[str, Any], path: Path, part: Part, group: Any, pati
                 raise Broken("changed-input", changed_input(name))
     except Broken as broken:
         return Answer(words=str(broken), mistake=broken.mistake, stuck=broken.stuck)
-    except Exception as error:  # whatever a learner's code raises is a verdict
+    except Exception as error:  # an exception of the learner's code is a result
         return Answer(words=describe(error, path, longest=300), mistake=known_mistake(str(error)))
     names = ("output", "grad_query", "grad_key", "grad_value")
     pairs = zip(names, (output, *gradients), strict=True)

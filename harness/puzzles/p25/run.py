@@ -40,7 +40,7 @@ MOST_RANKS = 16
 NEEDED = 300 * 2**20
 """Bytes of memory that a process takes once it has run, PyTorch included."""
 LOST = r"\.cc:\d+\]|onnection|imed out|Broken pipe|[Gg]loo"
-"""What gloo says of a rank that is gone or late, and never of a mistake in the code."""
+"""Messages of gloo for a rank that is gone or late, and never for a mistake in the code."""
 FAULTS = ("dies", "late", "shape", "dtype")
 TILE = 16
 
@@ -104,7 +104,7 @@ def one_rank(job: Job) -> Done:
             raise
         dist.destroy_process_group(
             group
-        )  # so that those who wait for this rank need not wait for their limit
+        )  # so that ranks which wait for this one need not wait for their timeout
         raise Broken(words) from error
     pairs = zip(EVERY, (output, *gradients), strict=True)
     return Done({name: tensor.detach().numpy() for name, tensor in pairs}, kept)

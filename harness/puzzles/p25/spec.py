@@ -17,7 +17,7 @@ from harness.spec.rounding import rounded
 from harness.spec.rungs import Rung
 
 DIMS = (1, 2, 2, 8, 4)
-"""The chapter's sizes: B, N, M, S, d."""
+"""The default sizes: B, N, M, S, d."""
 
 OUTPUT = ("output",)
 GRADIENTS = ("grad_query", "grad_key", "grad_value")

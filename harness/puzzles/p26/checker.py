@@ -17,7 +17,7 @@ from harness.puzzles.p26.trying import Check, Fault, Module, cause_of, tries
 from harness.spec.puzzle import Case, Gate
 from harness.toolchain import roots
 
-logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # it warns where there is no CUDA
+logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # it warns without CUDA
 
 CHECKS: dict[str, tuple[Check, ...]] = {
     "rows": (printing.table,),
@@ -88,9 +88,7 @@ class BackendChecker(PythonChecker):
             return ""
         solution = load(roots.solutions() / self.puzzle.name / self.rung.file)
         mended = load(path)
-        mended.update(
-            {part: solution[part] for part in wrong}
-        )  # what the file's functions look their names up in
+        mended.update({part: solution[part] for part in wrong})  # the globals of the file's functions
         return "" if fault_of(gate, mended, path) else wrong[0]
 
 
@@ -106,7 +104,7 @@ def fault_of(gate: str, module: Module, path: Path) -> Fault | None:
                 check(module)
             except Fault as fault:
                 return with_line(fault, path, gate)
-            except Exception as error:  # whatever a learner's code raises is a verdict
+            except Exception as error:  # an exception of the learner's code is a result
                 inner = cause_of(error)
                 if isinstance(inner, Fault):
                     return with_line(inner, path, gate)
@@ -123,7 +121,7 @@ def fault_of(gate: str, module: Module, path: Path) -> Fault | None:
 def with_line(fault: Fault, path: Path, gate: str) -> Fault:
     """Prefix a fault with the line of the learner's file if an exception caused it."""
     error = fault.__cause__ and cause_of(fault.__cause__)
-    if error is None or isinstance(error, Fault):  # no exception, but a verdict
+    if error is None or isinstance(error, Fault):  # not an exception, but a result
         return fault
     return Fault(fault.kind, f"{where(error, path, gate)}{fault}")
 

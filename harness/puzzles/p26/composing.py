@@ -66,7 +66,7 @@ def rewriting(m: Module) -> None:
     """Check that passes run, over child graphs too, that code is regenerated and checked, and changes are
     counted."""
     gm = capture_graph(sine, X)
-    old = gm.forward(X)  # code that was made before the pass
+    old = gm.forward(X)  # code generated before the pass
     count = m["rewrite"](gm, [nothing, sine_to_cosine])
     (got,) = gm.forward(X)
     if torch.equal(got, *old):

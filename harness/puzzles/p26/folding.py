@@ -56,7 +56,7 @@ def bits(words, function, after, x=None, **options) -> Try:
 
 
 WRAPPING = torch.tensor([2**24 + 1, 7, -(2**31) - 3, 2**62], dtype=torch.int64)
-"""Integers that no float32 holds, and one whose product wraps."""
+"""Integers that float32 cannot represent, and one whose product wraps."""
 
 
 CHAIN = (
@@ -243,7 +243,7 @@ def same_bits(m: Module) -> None:
                 at = int((~same).nonzero()[0]) if not same.all() else 0
                 words = f"exact({a}, {b}, {dtype}) is true, and {x[at].item()!r} * {a} * {b} is {twice[at].item()!r}"
                 raise Fault("rounds", f"{words}, times {a * b} {once[at].item()!r}")
-    m["exact"](2, 3, torch.bool)  # an answer of either kind: x * 2 is no bool
+    m["exact"](2, 3, torch.bool)  # either answer is fine: x * 2 is not a bool
     complex_product = "exact(2.0, 3.0, torch.complex64), where an overflow of x * 2 makes NaN"
     expect(bool(m["exact"](2.0, 3.0, torch.complex64)), False, complex_product, "rounds")
     for a, b, dtype in ((2, 0.5, torch.int32), (2.0, 3.0, torch.int64), (100, 3, torch.int8)):

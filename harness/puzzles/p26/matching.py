@@ -155,7 +155,7 @@ REPLACED = (
     ("a node whose input has another user", used_twice, "add", True, ("sin", "cos", "exp")),
     ("a node whose input writes", fed_by_a_write, "sin", True, ("empty_like", "neg", "cos")),
 )
-"""(words, function, which operation is replaced by cos, whether cos reads the graph's input, what is left)."""
+"""(words, function, which operation is replaced by cos, whether cos reads the graph's input, the remaining operations)."""
 
 
 def replacing(m: Module) -> None:

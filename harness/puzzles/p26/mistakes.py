@@ -49,4 +49,4 @@ FIXES = {
     "two-axes": "the operator normalises the last axis: look at normalized_shape",
     "value": "run the case that the gate names, and compare it with what is expected there",
 }
-"""Mistake -> what to do about it, for the symptom table."""
+"""Mistake -> its remedy, for the symptom table."""

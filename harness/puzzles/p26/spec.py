@@ -35,7 +35,7 @@ RUNGS = {
         "whole": "the backend, with its report",
     }),
 }  # fmt: skip
-"""Rung, which its file is named after -> its title, and what each of its gates is about."""
+"""Rung (and file name) -> its title, and the subject of each gate."""
 
 PUZZLE = Puzzle(
     name="p26",

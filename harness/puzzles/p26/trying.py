@@ -21,7 +21,7 @@ from harness.puzzles.p26.nodes import CALLS, called, mutates
 Backend = Callable[[GraphModule, list[Any]], Callable[..., Any]]
 Pass = Callable[[GraphModule], Any]
 Module = dict[str, Any]
-"""What a learner's file defines."""
+"""The names that a learner's file defines."""
 Check = Callable[[Module], None]
 """Raises Fault where a gate is wrong."""
 SPECIAL = (0.0, -0.0, 1e-40, -1e-40, 1e38, -1e38, 3e-39, math.inf, -math.inf, math.nan)
@@ -349,7 +349,7 @@ def stale(gm: GraphModule) -> str:
     return ""
 
 
-# ---- What checks are made of ---------------------------------------------------------------------------------
+# ---- Helpers of checks ---------------------------------------------------------------------------------------
 
 
 def numbers(dtype: torch.dtype = torch.float32, rows: int = 4) -> Tensor:
@@ -366,7 +366,7 @@ def special(dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 X = numbers()
-"""What most functions are tried on."""
+"""The default inputs."""
 
 
 def expect(got: object, wanted: object, what: str, kind: str = "value") -> None:

@@ -35,7 +35,7 @@ def picture(module: Module) -> list[str]:
     """Return a bar for each block, forward and back; nothing if the run fails, which the result reports."""
     try:
         events = by_block(live_bytes(module))
-    except Exception:  # the verdict says it in words
+    except Exception:  # the result reports it
         return []
     peak = max(held for _, held in events) or 1
     lines = [

@@ -100,7 +100,7 @@ class TapeChecker(PythonChecker):
         except Fault as fault:
             result.state, result.diagnosis, result.mistake = "wrong", str(fault).split("\n"), fault.mistake
             result.hint = f"{self.puzzle.ladder(self.rung, gate.id)}-{fault.hint}" if fault.hint else None
-        except Exception as error:  # whatever a learner's code raises is a verdict
+        except Exception as error:  # an exception of the learner's code is a result
             by_autograd = "autograd is called" in str(error)
             result.state, result.diagnosis = "wrong", [describe(error, path)]
             result.mistake = "autograd-called" if by_autograd else "raises"
@@ -352,7 +352,7 @@ COUNTS = {
     "elements-counted": counting(lambda t: t.numel(), False),
     "view-alone": counting(lambda t: t.nbytes, True),
 }
-"""Known mistake of the tape -> what it counts."""
+"""Known mistake of the tape -> its count."""
 
 
 def check_tape(gate: str, module: Module, seed: int) -> str:

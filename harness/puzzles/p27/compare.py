@@ -24,7 +24,7 @@ from harness.puzzles.p27.train import add_size, by_the_file, check_size, file_of
 from harness.puzzles.p27.train_gpt import device_of
 
 VOCABULARY, CONTEXT = 32, 12
-"""Of the model, in float64, so that what is not ok is a mistake."""
+"""Of the model, in float64, so that every difference is a mistake."""
 
 
 def both(module: Module, seed: int) -> tuple[Tensors, Tensors]:

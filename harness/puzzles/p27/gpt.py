@@ -144,7 +144,7 @@ class State:
                     view.copy_(told[kind][name])
         except OSError as error:
             raise BadUse(f"--load {path}: {error.strerror}") from error
-        except Exception as error:  # of zip, pickle, or what is missing in it
+        except Exception as error:  # of zip or pickle, or a missing key
             raise BadUse(f"--load {path}: no state file of p27 --train --save") from error
         if replace(written, batch=sizes.batch) != sizes:
             raise BadUse(f"--load {path}: holds {written}, and --size has {sizes}")

@@ -25,7 +25,7 @@ from harness.puzzles.p27.step_kernels import on_kernels
 BETAS, ADAM_EPS, DECAY, LIMIT = (0.9, 0.95), 1e-8, 0.1, 1.0
 """Of AdamW, and the norm that gradients are clipped to; as in the tape's file."""
 MEAN, INPUT, WEIGHT, STAYS_WIDE = 1, 1, 2, 8
-"""Numbers of the loss's operator: the reduction, and the gradients that are wanted, that of weight in float32."""
+"""Numeric arguments of the loss's operator: the reduction, and the requested gradients, that of weight in float32."""
 
 
 def head(

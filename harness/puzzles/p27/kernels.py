@@ -21,11 +21,11 @@ from harness.spec.rounding import rounded
 THREADS, CHUNK = 128, 256
 """As in `solutions/p27/op/parts.mojo`: threads of a block, and elements that a block of the norm's first stage takes."""
 RATE, BETA1, BETA2, EPS, DECAY, STEP = 1 / 8, 7 / 8, 31 / 32, 1 / 64, 1 / 4, 3
-"""AdamW's numbers in the checks: binary fractions, and an eps that shows where it stands."""
+"""AdamW's numbers in the checks: binary fractions, and an eps large enough to show its place."""
 LIMIT = 3.0
-"""Of the norm; the cases lie on both sides of it."""
+"""The limit of the norm; cases are on both sides of it."""
 NORM_EPS = 1e-6
-"""What is added to the norm that the limit is divided by, as in PyTorch."""
+"""Added to the norm in the divisor of the limit, as in PyTorch."""
 
 ROW = Argument(("B", "T"), ACCUM)
 TARGETS = Argument(("B", "T"), "int64")
@@ -103,7 +103,7 @@ ABOUT_VARIANTS = {
 }
 QUANTITIES = tuple(name for ops in OPS.values() for op in ops for name in op.writes)
 FORWARD = ("row_loss", "row_lse", "mean_loss", "places", "gelu")
-"""What belongs to the forward pass; the others are gradients, or made of them."""
+"""The forward pass; the others are gradients, or computed from them."""
 PRINTED = {**{name: name for name in FORWARD}, "row_lse": "lse", "places": "counted"}
 """The same as the kernels call them."""
 

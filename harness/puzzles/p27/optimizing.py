@@ -65,7 +65,7 @@ WORDS = {
     "new_square": "mean of g^2",
     "new_x": "parameter",
 }
-"""What reports call the quantities."""
+"""Names of the quantities in reports."""
 
 
 # ---- Clipping -----------------------------------------------------------------------------------------------

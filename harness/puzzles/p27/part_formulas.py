@@ -21,9 +21,9 @@ from harness.spec.derivation import Mistake
 from harness.spec.puzzle import Arrays, Dims, Puzzle
 
 OUTPUT, OF_INPUT = "the output", "the gradient of what part is given"
-"""What the checker calls these values of a part, which is called "part"."""
+"""The checker's names of these values of a part, which is called "part"."""
 SPARE = 2
-"""Places of the table of positions that no part is given."""
+"""Places of the position table beyond every input."""
 View = Callable[[Tensor], np.ndarray]
 
 

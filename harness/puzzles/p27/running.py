@@ -40,7 +40,7 @@ class Fault(Exception):
 @contextlib.contextmanager
 def no_autograd() -> Iterator[None]:
     """Disable PyTorch's autograd: computing a gradient raises RuntimeError."""
-    inner = graph._engine_run_backward  # what every way to ask ends in: grad, backward, torch.func
+    inner = graph._engine_run_backward  # where all entry points end: grad, backward, torch.func
 
     def refuse(*arguments, **options):
         raise RuntimeError("autograd is called: this gradient is yours to write")

@@ -17,7 +17,7 @@ from harness.spec.rounding import rounded
 from harness.spec.rungs import MojoRung, NumpyRung, Rung
 
 DIMS = (2, 4, 6, 8)
-"""The chapter's B, T, C, V."""
+"""The default B, T, C, V."""
 OUTPUTS = 5
 """O of the linear layer."""
 
@@ -71,7 +71,7 @@ AXES = (
     tiled("channels", kernels.CHUNK),
     tiled("vocabulary", kernels.THREADS, 3 * kernels.THREADS + 5),
 )
-"""What the kernels take by tiles: logits in rows of a block's threads, gradients in chunks."""
+"""Axes that the kernels tile: logits in rows of a block's threads, gradients in chunks."""
 places_of = {1: (1, 1), 6: (2, 3)}
 LONG = Case(
     "long",
@@ -88,7 +88,7 @@ NOT_FINITE = {
     "adamw": {"dx": ("dx", "NaN")},
     "clip": {"dx": ("dx", "inf", "NaN")},
 }
-"""Variant -> tensor -> its symbol in the book, and what one of its elements becomes, for the kernels alone."""
+"""Variant -> tensor -> its symbol in the book, and how an element is computed, only for the kernels."""
 FAR = Case(
     "far from 0",
     "of logits near 4096 a rounded lse has no digits left for a loss",
@@ -96,7 +96,7 @@ FAR = Case(
     "far",
     variant="loss",
 )
-"""For the kernels alone, whose lse is rounded to float32."""
+"""Only for the kernels, whose lse is rounded to float32."""
 GATE_CASES = (
     LONG,
     FAR,
@@ -168,7 +168,7 @@ TAPE_RUNG = Rung(
     gates=tuple(gate.id for gate in TAPE),
     checker=".checker:TapeChecker",
     title="The tape, in PyTorch without autograd",
-    # Each is run as the file has it: what it calls comes first.
+    # Each runs as in the file: a callee comes first.
     needs={
         "block": ("layernorm", "attention", "gelu"),
         "model": ("embedding", "block", "layernorm", "cross_entropy"),

@@ -34,7 +34,7 @@ RATE, WARM_UP = 3e-3, 20
 SAMPLE = 300
 """Bytes that the model writes at the end."""
 TINY = Options(steps=600, layers=3, width=96, heads=4, context=64, batch=16, seed=27)
-"""What is trained."""
+"""The trained model."""
 
 
 @dataclass

@@ -101,9 +101,9 @@ def train(
         [f"{shape}; {sizes.batch} x {sizes.context} bytes of the book at every step, on {device.type}"],
     )
     if flags.save:
-        state.save(flags.save)  # now, so that a path that cannot be written is said before the training
+        state.save(flags.save)  # now, so that an unwritable path is reported before the training
     keep_losses(flags.csv, [], state.steps)  # likewise
-    # A run that goes on sees what it would have seen.
+    # A resumed run sees the same excerpts as an uninterrupted one.
     texts = islice(excerpts(sizes, flags.seed, device, chapters), state.steps, None)
     losses = run(console, state, flags, plan, steps, texts)
     if flags.save:

@@ -56,10 +56,10 @@ class Acquired(NamedTuple):
 
 
 Clock = dict[int, Prefix]
-"""Block -> what of it is known."""
+"""Block -> its known prefix."""
 
 Domain = tuple[int | None, bool]
-"""Who may learn something: a block, a cluster (its first block, negative) or all (None); and only by a fence.sc?"""
+"""Who may acquire: a block, a cluster (its first block, negative) or all (None); and only by a fence.sc?"""
 
 Step = tuple[int, int, int]
 """Which accesses of a launch: (segment, barrier epoch, warp)."""
@@ -74,12 +74,12 @@ class Place:
         self.count = 0  # strong writes so far
         self.start = 0  # the first write of the chain of atomics that the last write ends
         self.writer: tuple[int, int] | None = None  # (scope, block) of the last write
-        self.published: dict[Domain, Clock] = {}  # what the chain publishes
+        self.published: dict[Domain, Clock] = {}  # the clock that the chain publishes
         self.released: dict[
             tuple[int, int], dict[int, Clock]
         ] = {}  # (block, warp) -> scope -> by its releases here
-        self.wrote: dict[Step, tuple[int, int]] = {}  # who wrote -> numbers of the first and the last write
-        self.reads: dict[Step, tuple[int, int]] = {}  # who read -> writes seen: from, to
+        self.wrote: dict[Step, tuple[int, int]] = {}  # writer -> numbers of the first and the last write
+        self.reads: dict[Step, tuple[int, int]] = {}  # reader -> observed writes: from, to
 
 
 def merge_prefixes(a: Prefix | None, b: Prefix) -> Prefix:
@@ -124,7 +124,7 @@ class Clocks:
     def __init__(self, cluster_size: int):
         self.cluster_size = cluster_size
         self.current: dict[int, int] = {}  # block -> its segment
-        self.rows: list[dict[int, tuple[Acquired, ...]]] = []  # segment -> block -> what is known of it
+        self.rows: list[dict[int, tuple[Acquired, ...]]] = []  # segment -> block -> its known prefix
         self.owner: list[int] = []
         self.count: list[int] = []  # segment -> its number within its block
         self.cluster: dict[int, int] = {}  # block -> the first block of its cluster
@@ -133,10 +133,10 @@ class Clocks:
         ] = {}  # (block, warp) -> scope -> at its last fence
         self.strict: dict[int, StrictFence] = {}  # block -> at its fence.sc
         self.places: dict[int, Place] = {}
-        # (block, warp) -> place -> what was read there but not yet acquired
+        # (block, warp) -> place -> clocks read there but not yet acquired
         self.unacquired: dict[tuple[int, int], dict[int, dict[Domain, Clock]]] = {}
-        self.arrived: dict[int, Clock] = {}  # cluster -> what arrivals at its barrier have released
-        self.held: list[tuple] | None = None  # compare-and-swaps of which nobody knows yet whether they write
+        self.arrived: dict[int, Clock] = {}  # cluster -> the clocks released by arrivals at its barrier
+        self.held: list[tuple] | None = None  # compare-and-swaps that may or may not write
         self.table: tuple = (None, None)
         self.time = 0
 
@@ -167,7 +167,7 @@ class Clocks:
         """Return the clock that some warps of a block may publish now: what they acquired and their own
         block's past."""
         clock = self.clock(block, epoch, warps)
-        self.new_segment(block, self.rows[self.segment(block)])  # what comes after is not covered
+        self.new_segment(block, self.rows[self.segment(block)])  # later accesses are not covered
         return clock
 
     def clock(self, block: int, epoch: int, warps: Warps) -> Clock:
@@ -222,7 +222,7 @@ class Clocks:
             row[other] = (*kept, Acquired(mine, epoch, warps))
         self.new_segment(block, row)
 
-    # -- what threads do ------------------------------------------------------------------------------------
+    # -- events ---------------------------------------------------------------------------------------------
     def groups(self, batch, L):
         """Yield (block, its barrier epoch, warps) of the threads."""
         positions = batch.positions(L)
@@ -343,7 +343,7 @@ class Clocks:
             self.acquire(block, epoch, frozenset((warp,)), merge_clocks(clocks))
         if place.count > place.start and place.reads.get(step) != (place.start, place.count):
             place.reads[step] = place.start, place.count
-            self.new_segment(block, self.rows[self.segment(block)])  # what comes after has seen the writes
+            self.new_segment(block, self.rows[self.segment(block)])  # later accesses have observed the writes
 
     def write(self, A, place: Place, block: int, step: Step, domains, sees: bool) -> None:
         """Process a warp's write: an atomic extends the release sequence that it read, a store begins a new
@@ -369,7 +369,7 @@ class Clocks:
                 old = place.published.get(domain)
                 place.published[domain] = clock if old is None else merge_clocks((old, clock))
 
-    # -- verdicts -------------------------------------------------------------------------------------------
+    # -- queries --------------------------------------------------------------------------------------------
     def is_ordered(self, first: Step, then: Step) -> bool:
         """Return whether one access happened before another."""
         (s, epoch, warp), (t, later_epoch, later_warp) = first, then

@@ -103,7 +103,7 @@ class Overlap:
 class Costs(Protocol):
     """The part of a kernel's generated code (engine/opcodes/codegen.py) that the counters read."""
 
-    work: dict[int, Work]  # basic block -> what a thread does in it
+    work: dict[int, Work]  # basic block -> the work of a thread in it
 
 
 @dataclass(frozen=True, slots=True)

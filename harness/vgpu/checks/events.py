@@ -17,7 +17,7 @@ from harness.vgpu.memory.access import Access
 from harness.vgpu.memory.arena import ITEMSIZE, Extent
 from harness.vgpu.ptx.parser import Instr
 
-# Where no dtype is known, 4 and 8 bytes are taken for a float if most values are of such magnitudes.
+# Without a dtype, 4 and 8 bytes count as a float if most values have plausible magnitudes.
 LIKELY = (1e-12, 1e12)
 
 

@@ -84,7 +84,7 @@ class Finding:
     count: int = 1
     is_error: bool = True
     other: str = ""  # the other place of a race
-    verbs: frozenset[str] = frozenset()  # what meets in a race: "a load", "a store", "an atomic" ...
+    verbs: frozenset[str] = frozenset()  # the accesses of a race: "a load", "a store", "an atomic" ...
     instr: Instr | None = None
     other_instr: Instr | None = field(default=None, repr=False)
 

@@ -17,8 +17,8 @@ from harness.vgpu.ptx.parser import Instr, Vec
 from harness.vgpu.ptx.program import Program, reads_and_writes, registers
 
 SUMS, FACTOR = "sums", "factor"
-OLDEST = 9  # groups that are told apart
-NO_FENCE = ""  # stands among the registers that need a fence where there has been none at all
+OLDEST = 9  # groups that are distinguished
+NO_FENCE = ""  # marks, among the registers that need a fence, that there was none before
 
 
 class Hazard(NamedTuple):

@@ -21,7 +21,7 @@ CLOCKS = ("sp_clock", "sp_globaltimer")
 def steering_registers(program: Program, running: frozenset[int]) -> set[str]:
     """Return the registers that can influence threads that stay in the basic blocks `running`."""
     names: set[str] = set()
-    sources: dict[str, set[str]] = {}  # register -> what it is computed from
+    sources: dict[str, set[str]] = {}  # register -> its operands
     for index in running:
         block = program.blocks[index]
         if block.kind == "ret":

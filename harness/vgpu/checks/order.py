@@ -29,8 +29,8 @@ NEVER = np.iinfo(np.int32).max
 SLOTS = 64  # operations that read, in one thread block, between two writes
 ROWS = 1024
 MOST_THREADS = 4096  # of a cluster
-MERGE = 128  # lists of loads or stores that are kept before they become one
-UNIT = 4  # bytes of shared memory whose last store is known
+MERGE = 128  # lists of loads or stores before they are merged
+UNIT = 4  # granularity in bytes of the last store
 COPY, STORE, PRODUCT = "copy into shared memory", "bulk store", "wgmma"
 
 
@@ -52,7 +52,7 @@ class Operation:
     def __init__(self, kind: str, instr: Instr, thread: int, width: int):
         self.kind, self.instr, self.thread = kind, instr, thread
         self.instrs = {id(instr)}
-        self.done = np.full(width, NEVER, np.int32)  # when each thread of the cluster has seen its end
+        self.done = np.full(width, NEVER, np.int32)  # when each thread of the cluster observed its end
         self.issued = 0  # of products: when the last of a group was issued
         self.places = 0  # units of 16 bytes where it is the last
         self.slot = -1
@@ -75,7 +75,7 @@ class Order:
         self.used = 1  # row 0 knows nothing
         self.most = ROWS // 2  # rows before the oldest in use are forgotten
         self.row_of = np.zeros(threads, np.int64)
-        self.fence_row = np.zeros(threads, np.int64)  # what a thread knew at its last proxy fence
+        self.fence_row = np.zeros(threads, np.int64)  # the row of a thread at its last proxy fence
         self.now = 1
         self.arrivals: dict[tuple[int, int], int] = {}  # (thread block, barrier) -> row of its bar.arrive
         units = batch.count * batch.shared_size // 16 + 1
@@ -84,7 +84,7 @@ class Order:
         self.readers = np.zeros(units, np.uint64)  # the operations that have read since, by slot
         self.store_thread = np.full(
             4 * units, -1, np.int32
-        )  # who stored last, when, and when that was fenced
+        )  # thread and time of the last store, and time of its fence
         self.store_time = np.zeros(4 * units, np.int32)
         self.store_fenced = np.zeros(4 * units, np.int32)
         self.unfenced: list[tuple[np.ndarray, np.ndarray]] = []  # (places of stores, threads)
@@ -410,7 +410,7 @@ class Order:
         slots = self.slots.setdefault(block, {})
         if slots.get(operation.slot) is not operation:
             free = next((s for s in range(SLOTS) if s not in slots), None)
-            if free is None:  # the oldest that is over goes
+            if free is None:  # drop the oldest that has ended
                 free = next((s for s, x in slots.items() if (x.done != NEVER).any()), next(iter(slots)))
                 del slots[free]
                 mask = ~np.uint64(1 << free)

@@ -41,7 +41,7 @@ _SEVERAL = u8(1 << 63)
 _EPOCH_MASK = (1 << _EPOCH) - 1
 LIMIT = 1 << 22  # logged thread accesses before the log is digested
 ORDER = {"W": 0, "A": 1, "R": 2, "S": 3, "B": 4, "T": 5}
-# What conflicts with an access of each role (see Access.role), and what does so only in another block.
+# Conflicting roles of each role (see Access.role), and those that conflict only between blocks.
 CONFLICTS = {"W": "WASBTR", "A": "WR", "B": "WR", "R": "WAB", "S": "W", "T": "W"}
 SCOPE_CONFLICTS = {"A": "BT", "B": "ABST", "S": "B", "T": "AB"}
 
@@ -59,7 +59,7 @@ def granule_of(program, spaces: tuple[str, ...]) -> int:
                 )
                 if space in spaces or i.op == "cp":
                     widths = [WIDTH[m] for m in i.mods if WIDTH.get(m)]
-                    copied = 2 if "tensor" in i.mods else 4  # what is copied without a type
+                    copied = 2 if "tensor" in i.mods else 4  # the element size of an untyped copy
                     smallest = min(smallest, copied if i.op == "cp" else widths[-1] if widths else 4)
     return smallest
 
@@ -442,7 +442,7 @@ class AccessLog:
         store, self.shared_store = self.shared_store, False
         if self.counting:
             self.run.counters.consume_shared(batch, entries)
-        # Loads alone matter only if somebody may still store in the same epoch.
+        # Loads matter only if a store in the same epoch may still come.
         if not self.checking or not (store or keep_reads or self.shared_marks is not None):
             return
         if self.shared_marks is None:
@@ -474,7 +474,7 @@ class AccessLog:
 
     def report_shared(self, where, mine, other):
         bad = clash_shared(other, mine)
-        if self.flags:  # between warps the clocks have the say
+        if self.flags:  # between warps the clocks decide
             bad &= (other ^ mine) >> u8(17) & u8(31) == 0
         if bad.any():
             self.report(
@@ -592,7 +592,7 @@ class OrderedLog:
             return
         a, b = m[later], m[earlier]
         bad = clash(b, a)
-        if tensor is self.shared:  # inside a block, or a warp of one with flags, the epochs have the say
+        if tensor is self.shared:  # inside a block, or a warp of one with flags, the epochs decide
             bad &= (a ^ b) >> (u8(17) if self.flags else _TOP_AT) != 0
         bad = np.flatnonzero(bad)
         if not len(bad):

@@ -1,6 +1,6 @@
 """Detect whether results depend on unwritten shared memory: run the launch again with other bytes in it.
 
-With a line table, an unwritten word that the library's own algorithms read and do not use is told from a
+With a line table, an unwritten word that the library's own algorithms read and do not use is distinguished from a
 mistake by its place. Without one the two cannot be told apart: the launch is run again from the same global
 memory, with random bytes in the unwritten shared memory. If stores and findings are the same, nothing depends
 on it.
@@ -13,7 +13,7 @@ import numpy as np
 from harness.vgpu.memory.arena import Extent
 
 KEEP = 1 << 28
-"""Bytes of global memory that are kept for a second run, at most."""
+"""Limit of global memory, in bytes, saved for a second run."""
 
 Held = tuple[np.ndarray, np.ndarray, bool]
 """Data and written-map of a tensor, and whether it was ready."""

@@ -123,7 +123,7 @@ def build_into(folder: Path, mojo: str) -> None:
     folder.mkdir()
     with tempfile.TemporaryDirectory(prefix="linker-", dir=folder) as tools:
         env = environment_with_linker(Path(tools))
-        env["TMPDIR"] = tools  # mojo leaves its intermediate archives there
+        env["TMPDIR"] = tools  # mojo leaves intermediate archives there
         with ThreadPoolExecutor() as pool:
             list(
                 pool.map(

@@ -142,7 +142,7 @@ class Device:
         self._modules: dict[int, Module] = {}
         self._functions: dict[int, Function] = {}
         self._sizes: dict[int, int] = {}  # address -> bytes of every live allocation
-        self._in_kernels: set[int] = set()  # allocations whose address was a kernel's argument
+        self._in_kernels: set[int] = set()  # allocations that were passed to a kernel
         self._missing: set[str] = set()
         self._answers = {op: getattr(self, f"_{op.name.lower()}") for op in Op}
 
@@ -151,7 +151,7 @@ class Device:
     ) -> tuple[int, tuple, bytes]:
         """Answer one driver call. Return (CUDA result code, up to four results, output bytes).
 
-        `data` is the input as a bytes-like object, `room` the size of the caller's output buffer. Every
+        `data` is the input as a bytes-like object, `output_size` the size of the caller's output buffer. Every
         failure becomes a result code, and its message goes to `log`.
         """
         try:
@@ -165,7 +165,7 @@ class Device:
         """Turn an exception into a result code; log its message and put it into the output (a JIT log)."""
         name = getattr(error, "cuda", "CUDA_ERROR_UNKNOWN")
         text = str(error).removesuffix(f" [{name}]")
-        if not isinstance(error, VirtualGPUError):  # a defect of ours: say as much as possible
+        if not isinstance(error, VirtualGPUError):  # a bug of the virtual GPU: log the traceback
             text = f"{type(error).__name__}: {text}"
         self.log(f"{name}: {text}")
         return (

@@ -76,7 +76,7 @@ FIXED = {
         "nvmlDeviceGetComputeRunningProcesses_v3": ((1, "Int32", 0),),
     },
 }
-"""Library -> function whose answer never changes -> what it stores: through which argument, the type, the value."""
+"""Library -> function with a constant answer -> (output argument, type, value)."""
 SAME = {
     "libcuda.so.1": {
         "cuMemAlloc_v2": "cuMemAllocAsync",
@@ -116,7 +116,7 @@ cuMulticastCreate cuMulticastGetGranularity cuMulticastUnbind cuPointerGetAttrib
 cuPointerSetAttribute cuStreamBeginCapture cuStreamEndCapture cuStreamGetCaptureInfo_v2
 cuStreamWaitValue64_v2 cuTensorMapEncodeIm2col
 """
-"""What MAX looks up in libcuda.so.1 and the virtual GPU does not have: it answers CUDA_ERROR_NOT_SUPPORTED, and Python hears its name."""
+"""Functions that MAX looks up in libcuda.so.1 and the virtual GPU lacks: they return CUDA_ERROR_NOT_SUPPORTED, and Python gets the name."""
 
 
 def constants() -> str:

@@ -131,7 +131,7 @@ class Executor:
     def _accept(self, selector: selectors.BaseSelector, listener: socket.socket) -> None:
         connection, _ = listener.accept()
         _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        if uid != os.getuid():  # anyone on the machine can name an abstract socket
+        if uid != os.getuid():  # every process on the machine can connect to an abstract socket
             connection.close()
             return
         device = self.make_device()
@@ -178,7 +178,7 @@ def descendants(pid: int) -> list[int]:
 def _signals(executor: Executor, timeout: float | None):
     """Interrupt this process at the program's end, the time limit and SIGTERM while the program runs."""
 
-    pending = True  # one interruption is enough: the next must not disturb the cleaning up
+    pending = True  # another interruption must not disturb the cleanup
 
     def interrupt(code: int | None):
         nonlocal pending

@@ -40,7 +40,7 @@ class Run(Reports):
         self.findings = Findings()
         self._owners: dict[int, list[Extent]] = {}
         self.steps, self.step_budget = 0, gpu.steps
-        self._spoiled = SavedTensors(self.arena)  # what may not be written, and is
+        self._spoiled = SavedTensors(self.arena)  # forbidden writes
         self.block_threads: dict[int, int] = {}
         self.atomic_hits: dict[int, int] = {}
         self._layout(args)
@@ -159,7 +159,7 @@ class Run(Reports):
                 self.log.finish()
             self.counters.finish()
             for e, held in (self._spoiled.kept or {}).items():
-                if e.forbids != "undeclared atomic":  # so that no later launch is to blame
+                if e.forbids != "undeclared atomic":  # so that no later launch is blamed
                     self.arena.restore(e, held)
             for e in self.arena.extents:
                 if e.written:

@@ -19,7 +19,7 @@ KIND |= {"f16": "f2", "f32": "f4", "f64": "f8", "bf16": "u2", "f16x2": "u4", "bf
 DTYPE = {k: np.dtype(k).type for k in ("u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8")}
 DTYPE["p"] = np.bool_
 
-#: Where the shared, local and parameter windows lie among generic addresses.
+#: Start of the shared, local and parameter windows in the generic address space.
 SHARED_WINDOW, LOCAL_WINDOW, PARAM_WINDOW = 1 << 56, 1 << 57, 1 << 58
 
 

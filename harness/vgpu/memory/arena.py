@@ -76,7 +76,7 @@ def extent_at(extents: list[Extent], place: int) -> Extent | None:
 
 
 Views = tuple[np.ndarray, np.ndarray, np.generic]
-"""The data, the map of what is written, and the value of the map where all of an element is."""
+"""The data, the written-map, and the map's value for a completely written element."""
 
 
 class Space:
@@ -132,12 +132,12 @@ class Arena:
         self.size = len(memory)
         self.space = Space(memory, reserve(-(-self.size // 4096) * 4096)[: self.size])
         self.data, self.written = self.space.data, self.space.written
-        # A page that belongs to nobody takes what wild accesses read and write.
+        # Wild accesses are redirected to a page outside of all tensors.
         self.sink = ALIGN * 16
         self.first = 2 * NULL_PAGE
         self.written[self.sink : self.sink + 4096] = 1
         self._free: list[tuple[int, int]] = [(self.first, self.size - self.first)]  # (offset, bytes)
-        self._blocks: dict[int, tuple[int, int]] = {}  # address -> (reserved bytes, asked bytes)
+        self._blocks: dict[int, tuple[int, int]] = {}  # address -> (reserved bytes, requested bytes)
         self._order: list[int] = []  # the addresses in ascending order
         self.extents: list[Extent] = []
         self._starts: list[int] = []

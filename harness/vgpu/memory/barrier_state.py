@@ -14,8 +14,8 @@ class MBarrier:
     pending: int
     phase: int = 0
     bytes: int = 0
-    arriving: int = 0  # what arrivals in this phase know of other threads (order.py)
-    arrived: int = 0  # what arrivals in all finished phases knew
+    arriving: int = 0  # the merged rows of this phase's arrivals (order.py)
+    arrived: int = 0  # the merged rows of all finished phases' arrivals
     copies: dict[int, list] = field(default_factory=dict)  # phase -> the asynchronous copies that it counts
 
     def state(self) -> tuple[int, ...]:

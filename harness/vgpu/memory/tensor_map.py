@@ -20,9 +20,9 @@ _FORMAT = "<8sQ5Q4Q5H4B"
 ELEMENTS = {0: (1, "u1"), 1: (2, "u2"), 2: (4, "u4"), 3: (4, "i4"), 4: (8, "u8"), 5: (8, "i8"), 6: (2, "f2")}
 ELEMENTS |= {7: (4, "f4"), 8: (8, "f8"), 9: (2, "bf16"), 10: (4, "f4"), 11: (4, "f4"), 12: (4, "f4")}
 _EXACT = range(10)  # the others flush subnormals or round to tf32 on their way
-#: The bits that fill what lies outside, by floating type, where NaN is asked for: measured on an H200.
+#: The NaN that fills elements outside of the tensor, by floating type: measured on an H200.
 FLOATS = {6: 0x7FF7, 7: 0x7FF77FF7, 8: 0x7FF77FF77FF77FF7, 9: 0x7FF7}
-UNIT = 16  # bytes: what the TMA moves at a time
+UNIT = 16  # bytes: the unit of the TMA
 SWIZZLES = {0: 0, 1: 32, 2: 64, 3: 128}  # CUtensorMapSwizzle -> bytes that a swizzle spans
 
 

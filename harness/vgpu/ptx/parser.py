@@ -177,7 +177,7 @@ _PIECE = re.compile(
     )""",
     re.X,
 )
-"""What the text consists of, one after the other: a declaration of a function ends at `;`, a definition opens with `{`."""
+"""The tokens of a text: a declaration of a function ends at `;`, a definition opens with `{`."""
 _ARRAY = re.compile(r"(.*?)((?:\[\d*\])*)$", re.S)
 
 
@@ -244,7 +244,7 @@ class _Parser:
         text = _COMMENT.sub(lambda m: "\n" * m.group().count("\n"), text)
         self.text = _LINE_COMMENT.sub(r"\1", text)
         self.module = Module()
-        # .file lines stand at the end of what LLVM writes: collect them first.
+        # LLVM writes .file lines at the end: collect them first.
         files = _FILE.finditer(plain_files(text))
         self.files = {int(m[1]): re.sub(r'\\(["\\])', r"\1", m[2]) for m in files}
         self.loc: Location | None = None
@@ -396,7 +396,7 @@ class _Parser:
         for item in split_commas(text.replace("{", "").replace("}", "")):
             if not _NUMBER.match(item):
                 m = re.match(r"(?:generic\()?([\w$.%]+)\)?(?:\s*\+\s*(\d+))?", item)
-                assert m is not None  # what is no number is a name
+                assert m is not None  # anything but a number is a name
                 var.pointers.append((len(data), m[1], int(m[2] or 0)))
                 data += bytes(width)
                 continue
@@ -422,7 +422,7 @@ class _Parser:
 
     @property
     def open(self) -> Function:
-        """The function whose body is being read."""
+        """The function whose body is parsed."""
         assert self.function is not None
         return self.function
 

@@ -40,7 +40,7 @@ def callers(instr: Instr | None) -> list[str]:
     """
     at = user_location(instr.loc) if instr is not None else None
     frames = at.chain()[1:] if at else []
-    source_lines.cache_clear()  # the file may have been edited since
+    source_lines.cache_clear()  # the file may have changed since
     return [
         f"{f.file}:{f.line}:{f.column}"
         for f in frames

@@ -23,7 +23,7 @@ WORD = re.compile(r"\w+")
 
 def shared_names(program: Program, variables: Iterable[str]) -> dict[str, str]:
     """Map PTX variables to their source names, where these are unambiguous."""
-    shared_names_at.cache_clear()  # the file may have been edited since
+    shared_names_at.cache_clear()  # the file may have changed since
     source_lines.cache_clear()
     wanted = set(variables)
     held = holders(program.instrs, wanted)

@@ -17,7 +17,7 @@ from harness.vgpu.engine.opcodes.codegen import Code
 from harness.vgpu.memory.access import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, Access
 from harness.vgpu.memory.arena import Extent, Space, extent_at
 
-SMALL = 40  # below this many threads Python's min and max are faster than NumPy's
+SMALL = 40  # below this many threads Python's min and max are faster
 
 
 class BatchMemory:

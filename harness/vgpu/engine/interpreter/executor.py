@@ -24,7 +24,7 @@ from harness.vgpu.ptx.special_registers import SPECIALS
 from .wgmma import WarpgroupOps
 
 SPIN_ROUNDS = 256
-# Steps in polling loops between two looks at whether anything changes: several turns of all other threads lie
+# Steps in polling loops between two samples of the state: several turns of all other threads are
 # between.
 SPIN_LOOK = 8 * SPIN_ROUNDS
 
@@ -144,8 +144,8 @@ class Batch(WarpgroupOps):
         order = [b.order for b in blocks]
         pending: dict[int, list] = {0: [None]}
         self.waiting = []
-        rounds = 0  # steps in polling loops since the last time that other threads were let run
-        turn = 0  # steps for which the others still go first
+        rounds = 0  # steps in polling loops since other threads last ran
+        turn = 0  # steps for which the other threads still have priority
         last: dict[int, int] = {}  # polling block -> step when it last ran
         polled, looks = 0, StateSamples(self)  # steps in polling loops
         while True:

@@ -20,7 +20,7 @@ from .batch_memory import BatchMemory
 
 PHASE_BIT = 63  # of the state of an mbarrier, and of the token that an arrival returns
 LISTED = 4  # mbarriers that a message about a hang names
-PENDING_MASK = (1 << 20) - 1  # of such a token: the arrivals that were pending
+PENDING_MASK = (1 << 20) - 1  # of the token of an arrival: the arrivals that were pending
 
 
 class Test(NamedTuple):

@@ -341,7 +341,7 @@ class WarpOps(BarrierOps):
                 done = done & (group < self.groups()[P] - allowed)
             if done.any():
                 if self.done is not None:
-                    counts = done & (since > 0)  # nothing could hide what comes before the first multiply-add
+                    counts = done & (since > 0)  # nothing could overlap a copy before the first multiply-add
                     now = self.done[P[counts]] + multiply_adds
                     self.run.counters.record_overlap(instr, now - since[counts])
                 self.store(

@@ -72,7 +72,7 @@ class WarpgroupOps(BulkOps):
         start = registers_at_start(self.program.entry, self.threads)
         self.registers = np.full(self.warps, start)  # of a thread, by warp
         self.pool = start * self.warps_per_block
-        self.overdrawn: dict[int, tuple[Instr, int]] = {}  # thread block -> who asks for more than there is
+        self.overdrawn: dict[int, tuple[Instr, int]] = {}  # thread block -> the warps that ask for too many
 
     def warpgroup_rows(self, instr: Instr, L) -> int:
         """Return the number of warpgroups, all of whose 128 threads must be active."""

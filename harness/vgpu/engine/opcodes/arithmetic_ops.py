@@ -273,7 +273,7 @@ def unary_float(w: Writer, i: Instr):
         _float(w, i, t, f"{f.format(x)}.astype({KIND[t]})")
 
 
-# -- what is one expression -----------------------------------------------------------------------------------
+# -- single expressions ---------------------------------------------------------------------------------------
 class _Operand:
     """An operand in an expression: `{1}` is formatted as its row says, `{1:u4}` as this kind, `{1:int}` is
     the number."""

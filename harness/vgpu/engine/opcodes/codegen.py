@@ -40,7 +40,7 @@ class Code:
         self.namespace: dict[str, object] = {"np": np, "where": np.where, "nm": numeric, "put": put}
         self.namespace |= DTYPE
         self.functions: list = [None] * len(program.blocks)
-        self.work: dict[int, Work] = {}  # block -> what a thread does in it
+        self.work: dict[int, Work] = {}  # block -> the work of a thread in it
 
     def function(self, index: int):
         function = self.functions[index]
@@ -327,7 +327,7 @@ class Writer:
         if b.term is not None:
             self.instructions += 1
         if b.kind == "branch":
-            assert b.end.pred is not None  # what makes it a branch
+            assert b.end.pred is not None  # the branch itself
             return self.use_reg(b.end.pred, "p")
         if b.kind == "switch":
             return self.use(b.end.args[0], "u4")

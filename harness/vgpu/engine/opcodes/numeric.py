@@ -475,7 +475,7 @@ def decode(bits, kind: str):
     return (bits.view(f2) if kind == "f16" else bf_to_f4(bits)).astype(f8)
 
 
-# -- what threads do together ---------------------------------------------------------------------------------
+# -- warp-wide operations -------------------------------------------------------------------------------------
 COMBINE = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or,
            "xor": np.bitwise_xor}  # fmt: skip
 

@@ -9,7 +9,7 @@ import sys
 
 import numpy as np
 import pytest
-from checkouts import ROOT, damage, one_line
+from checkouts import ROOT, damage
 from typed import present
 
 from harness.check.numpy_rung import NumpyChecker
@@ -117,26 +117,6 @@ def test_after_an_error_without_a_name_the_next_rung_is_offered_not_the_first_ag
     asked = said.splitlines()[-1].strip().removeprefix("next: workbook ").split()
     heads = [checkout.run(*asked).stdout.splitlines()[0] for _ in range(2)]
     assert heads == ["Hint numpy-db-1 (1 of 3)", "Hint numpy-db-2 (2 of 3)"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("hint", "p22", "dy"), "unknown gate 'dy'; there is ln, forward"),
-        (("hint", "p22", "dx-9"), "the ladder of dx has rungs 1 to 3, not 9"),
-        (("hint", "p99"), "unknown puzzle 'p99'"),
-        (("hint",), "the following arguments are required: puzzle"),
-        (("list", "--whole"), "unrecognized arguments: --whole"),
-        (("diff", "p22", "ln", "--rung", "numpy"), "the NumPy rung has no gate 'ln'; there is db, dW"),
-        (("reset", "p22", "dy"), "unknown blank 'dy'; there is ln"),
-        (("watch", "p22", "--gate", "dy"), "unknown gate 'dy'"),
-        (("p22", "--rung", "numpy", "--gate", "ln"), "the NumPy rung has no gate 'ln'; there is db"),
-        (("p26", "--gate", "nope"), "unknown gate 'nope'; there is find, refuse"),
-        (("p26", "--gate", "rows", "--rung", "swap"), "the swap rung has no gate 'rows'; there is find"),
-    ],
-)
-def test_bad_use_of_a_command_is_one_line(checkout, arguments, words):
-    assert words in one_line(checkout.run(*arguments))
 
 
 def test_damaged_hints_are_named(tmp_path):

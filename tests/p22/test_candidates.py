@@ -7,9 +7,11 @@ import torch
 from harness.bench.benchmark import PASSES, Problem, Unavailable
 from harness.puzzles.p22 import candidates
 from harness.puzzles.p22.candidates import BENCHMARK, CANDIDATES, Sizes
+from harness.puzzles.p22.spec import PUZZLE
 
 TINY = Sizes(6, 5, 7)
 CPU = torch.device("cpu")
+NAMES: tuple[str, ...] = ("input", "ln_weight", "ln_bias", "linear_weight", "linear_bias", "grad_output")
 BY_NAME = {candidate.name: candidate for candidate in CANDIDATES}
 
 
@@ -19,29 +21,17 @@ def test_counts_of_operations():
 
 
 def test_the_truth_is_the_mathematics():
-    """Against NumPy in float64, from the formulas of the chapter."""
+    """Against the puzzle's longdouble formulas."""
     problem = candidates.make_problem(TINY, torch.float32, CPU)
-    x, gamma, beta, W, b = (leaf.detach().double().numpy() for leaf in problem.leaves)
-    dy = problem.grad_output.double().numpy()
-    mean = x.mean(1, keepdims=True)
-    rstd = 1 / np.sqrt(((x - mean) ** 2).mean(1, keepdims=True) + 1e-5)
-    x_hat = (x - mean) * rstd
-    ln_out, dln = x_hat * gamma + beta, dy @ W
-    g = dln * gamma
-    c1, c2 = (g * x_hat).mean(1, keepdims=True), g.mean(1, keepdims=True)
-    expected = {
-        "output": ln_out @ W.T + b,
-        "grad_input": rstd * (g - c2 - x_hat * c1),
-        "grad_ln_weight": (dln * x_hat).sum(0),
-        "grad_ln_bias": dln.sum(0),
-        "grad_weight": dy.T @ ln_out,
-        "grad_bias": dy.sum(0),
-    }
+    values = [tensor.detach().double().numpy() for tensor in (*problem.leaves, problem.grad_output)]
+    arrays: dict[str, np.ndarray] = dict(zip(NAMES, values, strict=True))
+    arrays |= {name: arrays[name][None] for name in ("input", "grad_output")}
+    arrays["dln"] = arrays["grad_output"] @ arrays["linear_weight"]
+    expected = {name: np.asarray(value, float) for name, value in PUZZLE.exact(arrays).items()}
     for name, value in BENCHMARK.truth(problem).items():
-        np.testing.assert_allclose(value.numpy(force=True), expected[name], rtol=1e-9, atol=1e-9)
-    # No term of dx is small enough to be forgotten.
-    size = np.abs(expected["grad_input"]).max()
-    assert np.abs(rstd * c2).max() > 0.02 * size and np.abs(rstd * x_hat * c1).max() > 0.2 * size
+        np.testing.assert_allclose(
+            value.numpy(force=True).reshape(expected[name].shape), expected[name], rtol=1e-9, atol=1e-9
+        )
 
 
 def test_the_floor_is_one_two_or_three_products():

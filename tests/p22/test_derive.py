@@ -115,7 +115,3 @@ def test_a_gate_of_the_rung_needs_no_flag_for_it(command_line, learner):
     assert command_line("p22", "--rung", "derive").code == 0
     listed = command_line("list", "p22").out
     assert listed.index("derive.py") < listed.index("backward.py") < listed.index("layernorm_linear.mojo")
-
-
-def test_an_untouched_rung_is_optional(command_line, learner):
-    assert "derive.py: untouched (it is optional)" in command_line("verify", "p22", "--rung", "derive").out

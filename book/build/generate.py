@@ -31,7 +31,6 @@ from book.figures import (
     speed_table,
     timing_pages,
     unlearning,
-    wrong_backends,
 )
 from book.figures.charts import Axis, Series, plot
 from book.figures.markdown_table import table
@@ -101,17 +100,6 @@ def moved_table() -> str:
     return table(["sizes", "pass", "launches", "unfused", "fused", "ratio"], rows, "lllrrr")
 
 
-def unfused_table() -> str:
-    """The launches of the unfused backward pass, with what each must move at the chapter's sizes and at GPT-2 small's."""
-    rows = []
-    for number, step in enumerate(ledger.LAUNCHES["backward", "unfused"], start=1):
-        touched = (*step.reads, *step.writes)
-        moved = (amount(sum(ledger.size(name, dims) for name in touched)) for dims in SIZES.values())
-        reads, writes = (", ".join(f"`{name}`" for name in names) for names in (step.reads, step.writes))
-        rows.append([str(number), f"`{step.name}`", reads, writes, *moved])
-    return table(["", "launch", "reads", "writes", *(f"moves, {name}" for name in SIZES)], rows, "llllrr")
-
-
 def saved_table() -> str:
     """The bytes kept for the backward pass, by eager PyTorch and by the workbook's layer."""
     rows = []
@@ -168,25 +156,6 @@ def times_table() -> str:
         "unfused / PyTorch",
     ]  # fmt: skip
     return table(head, rows, "lllrrrrr")
-
-
-def cliffs_table() -> str:
-    """A line for each dtype and head dimension: attention's time over that of PyTorch's fastest kernel, by option."""
-    cliffs = record.rows("attention_options")
-    options = list(dict.fromkeys(row["option"] for row in cliffs))
-    lines: dict[tuple[str, str], dict[str, str]] = {}
-    for row in cliffs:
-        ratio = f"**{row['ratio']}**" if float(row["ratio"]) > 1.3 else row["ratio"]
-        lines.setdefault((row["dtype"], row["d"]), {})[row["option"]] = ratio
-    rows = [
-        [f"{dtype}, {d}", *(ratios[option] for option in options)] for (dtype, d), ratios in lines.items()
-    ]
-    where = f"{cliffs[0]['device']}, {cliffs[0]['date']}, PyTorch {cliffs[0]['torch']}"
-    head = ["dtype, d", *(option.replace("S x S", "S × S") for option in options)]
-    return (
-        table(head, rows, "l" + "r" * len(options))
-        + f"\n{where}, by `python -m book.measure attention_options`.\n"
-    )
 
 
 def roofline_table() -> str:
@@ -313,29 +282,23 @@ FILES: dict[str, Callable[[], str]] = {
     "options.md": options_table,
     "moved.md": moved_table,
     "saved.md": saved_table,
-    "unfused_backward.md": unfused_table,
     "recomputed.md": recomputed_table,
     "times.md": times_table,
-    "cliffs.md": cliffs_table,
-    "option_costs.svg": attention_times.option_costs,
-    "bench_host.svg": bench_results.host_chart,
-    "tf32_ratio.svg": lambda: bench_results.ratio_chart(record.rows("tf32")),
     "roofline.md": roofline_table,
     "ratio.svg": ratio_chart,
     "roofline.svg": roofline_chart,
     **drawings.FILES,
+    **attention_times.FILES,
+    **every_size.FILES,
+    **ring_results.FILES,
     **data_charts.FILES,
     **model_charts.FILES,
     **order_figures.FILES,
-    **wrong_backends.FILES,
     **heroes.FILES,
     **six_runs.FILES,
     **gradcheck_matrix.FILES,
     **unlearning.FILES,
     **{f"attention_{name}.svg": draw for name, draw in claims_chart.PICTURES.items()},
-    "attention_training.md": lambda: bench_results.training_table(
-        bench_results.training("attention_training")
-    ),
 }
 
 
@@ -343,14 +306,8 @@ PAGES: tuple[Callable[[], Mapping[str, str | Callable[[], str]]], ...] = (
     lambda: {f"step_{name}.html": text for name, text in steps().items()},
     lambda: {f"online_{name}.html": text for name, text in online_steps.pages().items()},
     lambda: ladder.pages(ladder.found()),
-    bench_results.pages,
-    bench_results.training_pages,
     museum.pages,
-    ring_results.pages,
     timing_pages.pages,
-    every_size.pages,
-    attention_times.pages,
-    claims_chart.pages,
     speed_table.pages,
 )
 """What makes several files at once."""

@@ -83,6 +83,8 @@ def build(book: Path, site: Path) -> list[str]:
         shrink_search_index(site)
         glossary.link(site)
         recorded_pictures.write_page(site)
+        if (book / "records").is_dir():  # the pages link the numbers behind their charts
+            shutil.copytree(book / "records", site / "records")
     return faults or check_site.site_faults(site, src)
 
 

@@ -1,30 +1,11 @@
-"""The debugging chapter: a model whose gradient is wrong somewhere, and four ways of finding where.
+"""The debugging chapter: a model whose gradient is wrong somewhere, and a way to find where.
 
-`python debugging.py PART` runs one of anomaly, hooks, assertions, bisecting.
+`python debugging.py bisecting` runs it.
 """
 
 import torch
 from torch import nn
-from torch.autograd import Function, detect_anomaly, gradcheck
-
-
-# ANCHOR: root
-class Root(Function):
-    """y = sqrt(x); its gradient is infinite at 0."""
-
-    @staticmethod
-    def forward(ctx, x):
-        y = x.sqrt()
-        ctx.save_for_backward(y)
-        return y
-
-    @staticmethod
-    def backward(ctx, dy):
-        (y,) = ctx.saved_tensors
-        return dy / (2 * y)
-
-
-# ANCHOR_END: root
+from torch.autograd import Function, gradcheck
 
 
 # ANCHOR: model
@@ -68,82 +49,6 @@ def model():
 
 
 # ANCHOR_END: model
-
-
-# ANCHOR: anomaly
-def anomaly():
-    x = torch.tensor([4.0, 0.0], requires_grad=True)
-    scale = torch.tensor([1.0, 0.0])
-    loss = (Root.apply(x) * scale).sum()
-    loss.backward()
-    print("loss", loss.item(), " gradient", x.grad.tolist())
-    with detect_anomaly(check_nan=True):
-        try:
-            (Root.apply(x) * scale).sum().backward()
-        except RuntimeError as error:
-            print(error)
-
-
-# ANCHOR_END: anomaly
-
-
-# ANCHOR: hooks
-def hooks():
-    net, seen = model(), {}
-
-    def watch(name):
-        def note(module, inputs, output):
-            output.register_hook(lambda gradient: seen.update({name: gradient}))
-
-        return note
-
-    for name, layer in net.named_children():
-        layer.register_forward_hook(watch(name))
-    net(torch.ones(2, 4, dtype=torch.float64)).square().sum().backward()
-    for name, gradient in seen.items():
-        print(f"after {name:6} shape {list(gradient.shape)}  largest {gradient.abs().max():.2e}")
-
-
-# ANCHOR_END: hooks
-
-
-# ANCHOR: assertions
-def guarded(backward, names):
-    """A backward pass that says at once which of its gradients has a wrong shape, or is not finite."""
-
-    def checked(ctx, *incoming):
-        gradients = backward(ctx, *incoming)
-        gradients = gradients if isinstance(gradients, tuple) else (gradients,)
-        for name, gradient, shape in zip(names, gradients, ctx.shapes, strict=True):
-            assert gradient is None or gradient.shape == shape, (
-                f"{name}: {list(gradient.shape)}, not {list(shape)}"
-            )
-            assert gradient is None or gradient.isfinite().all(), f"{name} is not finite everywhere"
-        return gradients
-
-    return staticmethod(checked)
-
-
-class GuardedRoot(Root):
-    """Root, with assertions."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.shapes = (x.shape,)
-        return Root.forward(ctx, x)
-
-    backward = guarded(Root.backward, ["dx"])
-
-
-def assertions():
-    x = torch.tensor([4.0, 0.0], requires_grad=True)
-    try:
-        GuardedRoot.apply(x).sum().backward()
-    except AssertionError as error:
-        print("AssertionError:", error)
-
-
-# ANCHOR_END: assertions
 
 
 # ANCHOR: bisect

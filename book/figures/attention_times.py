@@ -3,7 +3,6 @@ the record `attention`."""
 
 from book.figures.charts import bars
 from book.figures.ladder import CLOCK, MULTIPROCESSORS
-from book.figures.markdown_table import table
 from book.measure import record
 
 OURS, PORTABLE, FLASH, CUDNN = "attention", "portable", "flash", "cuDNN"
@@ -75,19 +74,6 @@ def milliseconds(microseconds: float) -> str:
 # ---- Tables -------------------------------------------------------------------------------------------------
 
 
-def times_table(times: Times, d: int, causal: bool, ragged: bool = False) -> str:
-    """Forward and backward as one CUDA graph in bfloat16: ours beside PyTorch's backends, at the lengths of one kind."""
-    rows = []
-    for size in times.sizes("graph", d, causal, ragged):
-        ours, portable, flash, cudnn = taken = [
-            times.microseconds(size, "graph", who) for who in (OURS, PORTABLE, FLASH, CUDNN)
-        ]
-        ratios = (f"{one / other:.2f}" for one, other in ((ours, cudnn), (portable, flash)))
-        rows.append([f"{size[0]:,}", *map(milliseconds, taken), *ratios])
-    head = ["S", "wgmma", "mma.sync", "flash", "cuDNN", "wgmma / cuDNN", "mma.sync / flash"]
-    return table(head, rows, "rrrrrrr")
-
-
 def predicted(times: Times, size: Size) -> dict[str, float]:
     """Microseconds of the products at the rate of a large one, and of the exponentials, of B = 8 and 12 heads."""
     S, d, causal, dtype = size
@@ -98,27 +84,6 @@ def predicted(times: Times, size: Size) -> dict[str, float]:
         "done": DONE * product,
         "exponentials": 1e6 * EXPONENTIALS * scores / (EXPONENTIALS_A_CLOCK * CLOCK),
     }
-
-
-def ladder_table(times: Times) -> str:
-    """Each rung's prediction, and what was measured."""
-    rows = []
-    for size in times.sizes("graph", causal=False):
-        prediction = predicted(times, size)
-        portable, ours = (times.microseconds(size, "graph", who) for who in (PORTABLE, OURS))
-        cells = [f"{size[0]:,}", str(size[1]), *map(milliseconds, (*prediction.values(), portable, ours))]
-        rows.append([*cells, f"{prediction['done'] / ours:.2f}"])
-    head = ["S", "d", "7 products", "9 products", "exponentials", "mma.sync", "wgmma", "9 products / wgmma"]
-    return table(head, rows, "rrrrrrrr")
-
-
-def memory_table(times: Times) -> str:
-    """Mebibytes at the peak of a forward and a backward pass, above what was there before."""
-    rows = []
-    for size in times.sizes("memory", causal=False):
-        peaks = (int(times.by[size, "memory", who]["peak_bytes"]) for who in (OURS, FLASH, CUDNN))
-        rows.append([f"{size[0]:,}", str(size[1]), *(f"{peak / 2**20:,.0f}" for peak in peaks)])
-    return table(["S", "d", "ours", "flash", "cuDNN"], rows, "rrrrr")
 
 
 def over_chart(times: Times) -> str:
@@ -150,42 +115,4 @@ def option_costs() -> str:
     return bars(f"Attention's {title}. {'; '.join(spoken)}", groups, title, level=1)
 
 
-def host_table(times: Times) -> str:
-    """Microseconds that a call keeps its caller."""
-    names = {
-        OURS: "`harness.nn.attention`",
-        PORTABLE: "the same, by the kernels for every GPU",
-        "SDPA": "`scaled_dot_product_attention`",
-        FLASH: "the same, its flash backend asked for",
-        CUDNN: "the same, its cuDNN backend asked for",
-    }
-    medians: dict[str, dict[str, float]] = {}
-    for row in times.rows:
-        if row["column"] == "host" and row["median_us"]:
-            medians.setdefault(row["candidate"], {})[row["pass"]] = float(row["median_us"])
-    parts = ("inference", "both")
-    rows = [[words, *(f"{medians[who][part]:.0f}" for part in parts)] for who, words in names.items()]
-    return table(["", "without gradients", "forward and backward"], rows, "lrr")
-
-
-def source(times: Times) -> str:
-    """Machine, versions and date, in one line."""
-    row = times.rows[0]
-    return f"{row['device']}, driver {row['driver']}, PyTorch {row['torch']}, MAX {row['max']}, {row['date']}; B = 8, 12 heads.\n"
-
-
-def pages() -> dict[str, str]:
-    """What the page includes, by file name."""
-    times = read()
-    return {
-        "attention_source.md": source(times),
-        "attention_ladder.md": ladder_table(times),
-        "attention_d64.md": times_table(times, 64, False),
-        "attention_d64_causal.md": times_table(times, 64, True),
-        "attention_d128.md": times_table(times, 128, False),
-        "attention_d128_causal.md": times_table(times, 128, True),
-        "attention_ragged.md": times_table(times, 64, False, ragged=True),
-        "attention_host.md": host_table(times),
-        "attention_peak.md": memory_table(times),
-        "attention_over.svg": over_chart(times),
-    }
+FILES = {"attention_over.svg": lambda: over_chart(read()), "option_costs.svg": option_costs}

@@ -121,11 +121,6 @@ def beside(column: str = "graph", least: float = 0) -> list[float]:
     return [one.ratio for one in every_size.beside(record.rows("sizes"), column) if one.time >= least]
 
 
-def of_compile(*size: int) -> float:
-    """The layer's time over torch.compile's at a size of the record `sizes`, as graphs."""
-    return every_size.beside_compile()[size[0], size[1], size[2]]
-
-
 def odd_sizes(least: int = 0, most: int = 10**9) -> list[float]:
     """As `beside`, where a row fills no whole vectors and the number of rows lies between these."""
     return [
@@ -147,21 +142,6 @@ def of_products(*size: int) -> float:
     return float(by_name["fast"]["ratio_to_floor"])
 
 
-def eager_beyond_tensors(M: int, H: int, O: int) -> float:
-    """MiB of eager PyTorch's peak above its output, the LayerNorm output, dln and dW, by the record `bench`."""
-    tensors = 2 * (M * O + 2 * M * H + H * O)
-    return (Rows("bench")("peak_bytes", M=M, H=H, column="memory", candidate="eager") - tensors) / 2**20
-
-
-def column_sum_buffer(rows: int, columns: int) -> float:
-    """MiB that PyTorch's sum over the columns of a matrix in 16 bits sets aside on an H200, by the rule in its `Reduce.cuh`."""
-    width, height, loaded, threads = 32, 4, 4, 132 * 2048  # of a block; elements of a load; of the GPU
-    sharing = -(-(threads // (width * height)) // -(-columns // (width * loaded)))
-    values = -(-rows // height)
-    blocks = max(min(sharing, -(-values // 16)), -(-values // 256))
-    return 4 * columns * blocks * width * loaded / 2**20
-
-
 def gains_shrink() -> bool:
     """Whether the layer gains less over plain PyTorch the larger the product is, in the record `bench`."""
     selected = bench_results.select(record.rows("bench"), "both", "graph")
@@ -178,11 +158,6 @@ def apart(model: str) -> float:
     }
     plain = models["plain PyTorch"]
     return sum(abs(a - b) for a, b in zip(models[model], plain, strict=True)) / len(plain)
-
-
-def in_a_loop(name: str, model: str) -> float:
-    """A step of a training run without a CUDA graph over plain PyTorch's."""
-    return bench_results.step_ratio(bench_results.training(name), model)
 
 
 # ---- Attention ----------------------------------------------------------------------------------------------
@@ -203,13 +178,6 @@ def of_nine_products(length: int, d: int, who: str = "attention") -> float:
     """Time over that of the nine products that the kernels make, at a large product's rate."""
     times, size = attention_times.read(), (length, d, False, "bfloat16")
     return times.microseconds(size, "graph", who) / attention_times.predicted(times, size)["done"]
-
-
-def exponentials(d: int) -> list[float]:
-    """The time of the exponentials over that of the nine products, at every length."""
-    times = attention_times.read()
-    predictions = [attention_times.predicted(times, size) for size in times.sizes("graph", d)]
-    return [one["exponentials"] / one["done"] for one in predictions]
 
 
 # ---- The ring -----------------------------------------------------------------------------------------------
@@ -234,19 +202,3 @@ def ring_speedup(kernels: str, d: int, length: int, ranks: int) -> float:
     if not one or not whole:
         raise LookupError(f"no ring of {ranks} with {kernels}, d = {d}, {length} positions")
     return one / whole
-
-
-def ring_peak(kernels: str, d: int, length: int, ranks: int) -> float:
-    """Bytes at the peak of each of four ranks or two, or of one GPU alone."""
-    who = "ring" if ranks > 1 else "one GPU"
-    return Rows("ring_four")(
-        "bytes_a_rank", candidate=who, kernels=kernels, d=d, length=length, ranks=ranks, causal=1
-    )
-
-
-def hidden(kernels: str, d: int, length: int) -> float:
-    """The share of a ring's transfers that runs behind computing."""
-    lines = ring_results.where_table().splitlines()[2:]
-    rows = [[cell.strip() for cell in line.strip("| ").split("|")] for line in lines]
-    shares = {tuple(row[:3]): int(row[-1].rstrip("%")) / 100 for row in rows}
-    return shares[kernels, str(d), f"{length:,}"]

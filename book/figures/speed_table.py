@@ -1,4 +1,4 @@
-"""The table of speed on the README and on the page of the layers: six rows of three records, none of them typed by hand.
+"""The table of speed on the README and on the page of the layers: eight rows of four records, none of them typed by hand.
 
 `python -m book.figures.speed_table` writes it into the README, between its two marks.
 """
@@ -12,8 +12,8 @@ from book.measure import record
 README = record.ROOT / "README.md"
 MARKED = re.compile(r"(?<=<!-- speed -->\n).*(?=<!-- /speed -->)", re.DOTALL)
 HEAD = ["what", "time", "eager PyTorch", "torch.compile", "the fastest other"]
-LENGTH = 2048, 64, False, "bfloat16"
-"""Of attention: S, d, causal or not, dtype."""
+WIDTHS = (64, 128)
+"""Of attention's heads."""
 
 
 def elsewhere(name: str) -> str:
@@ -38,15 +38,14 @@ def layer_rows() -> list[list[str]]:
     return rows
 
 
-def attention_row() -> list[str]:
+def attention_row(d: int) -> list[str]:
     """Attention, forward and backward as a CUDA graph; eager is PyTorch's flash attention."""
     times = attention_times.read()
-    ours, flash, cudnn = (times.microseconds(LENGTH, "graph", who)
+    size = 2048, d, False, "bfloat16"
+    ours, flash, cudnn = (times.microseconds(size, "graph", who)
                           for who in ("attention", "flash", "cuDNN"))  # fmt: skip
     batch, heads = attention_times.HEADS
-    what = (
-        f"attention, {batch} x {heads} heads of {LENGTH[1]}, {LENGTH[0]:,} positions{elsewhere('attention')}"
-    )
+    what = f"attention, {batch} x {heads} heads of {d}, 2,048 positions{elsewhere('attention')}"
     return [what, time_text(ours), bold_ratio(ours / flash), "–", f"{bold_ratio(ours / cudnn)} cuDNN"]
 
 
@@ -85,7 +84,7 @@ def step_by_hand_row() -> list[str]:
 
 def speed_table() -> str:
     """The table in Markdown."""
-    return table(HEAD, [*layer_rows(), attention_row(), gpt2_row(), step_by_hand_row()])
+    return table(HEAD, [*layer_rows(), *map(attention_row, WIDTHS), gpt2_row(), step_by_hand_row()])
 
 
 def pages() -> dict[str, str]:

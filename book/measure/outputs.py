@@ -57,9 +57,9 @@ def task(command: str, exact: bool = False, anywhere: bool = True, **options) ->
 
 
 EXAMPLES = (
-    "autograd_graph autograd_function opcheck diagonal_formula one_row row_descent rms_row flash_rows compensated "
-    "gather_twice stale_code parameter_gradients in_autograd backend_levels inductor_kernels inductor_residual "
-    "inductor_pattern compile_settings compile_saved what_is_kept left_out"
+    "autograd_graph autograd_function opcheck diagonal_formula one_row row_descent rms_row flash_rows "
+    "gather_twice stale_code parameter_gradients backend_levels inductor_kernels inductor_residual "
+    "compile_settings compile_saved what_is_kept left_out"
 )
 """Programs of book/examples without arguments, whose output has their name and is the same everywhere."""
 COMMANDS = {
@@ -69,9 +69,6 @@ COMMANDS = {
     "gradcheck_flat": example("gradcheck_blind", "at_flat_points"),
     "gradcheck_kink": example("gradcheck_blind", "at_kinks"),
     "gradcheck_strides": example("gradcheck_blind", "with_strides"),
-    "debug_anomaly": example("debugging", "anomaly"),
-    "debug_hooks": example("debugging", "hooks"),
-    "debug_assertions": example("debugging", "assertions"),
     "debug_bisect": example("debugging", "bisecting"),
     "algebra": example("algebra", exact=False),
     "hunt_matrix": task("p21 --matrix", exact=True),
@@ -80,14 +77,11 @@ COMMANDS = {
     "catch_first": example("hunted", "check", exact=False, exit_code=1),
     "own_backward": example("own_backward", exact=False),
     "backend_report": example("backend_report", exact=False),
-    "backend_models": example("backend_models", exact=True),
     "backend_rewrites": task("p26 --rewrites", exact=True),
-    "backend_symptoms": task("p26 --symptoms"),
     "one_path": example("one_path", exit_code=1),
     "first_graph": task("p20 --rung derive --solution", exact=True),
     "first_functions": task("p20 --rung torch --solution", exact=True),
     "first_registration": task("p20 --rung register --solution", exact=True),
-    "claims": example("claims", exact=False),
     "saving_less": example("saving_less", exact=False),
     "first_backward": task("p20 --backward --solution --device virtual", anywhere=False),
     "worth_it": example("worth_it", exact=False, timed=True),

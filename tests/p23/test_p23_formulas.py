@@ -14,8 +14,6 @@ PAGES = [
         "puzzle_23/softmax_jacobian",
         "puzzle_23/flash_attention",
         "puzzle_23/flash_engineering",
-        "puzzle_23/lengths_and_dropout",
-        "fast/float32_pairs",
     )
 ]
 S, T, D = 4, 6, 3

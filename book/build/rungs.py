@@ -13,7 +13,7 @@ EVIDENCE = re.compile(r"^```output |generated/|pictures/|\{\{= ", re.M)
 SECTIONS = {
     "What goes wrong": re.compile(r"\{\{#wrong \w+\}\}|museum\.md"),
     "Measured": EVIDENCE,
-    "Predict, then reveal": re.compile(r'<details class="reveal">\n<summary>\S'),
+    "A question": re.compile(r'<details class="reveal">\n<summary>\S'),
 }
 """The sections after the last task, in their order (a heading may go on after a colon), and what each must hold."""
 

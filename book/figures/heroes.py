@@ -183,7 +183,7 @@ def graph() -> str:
 
 
 def printed() -> str:
-    """A row, normalised, and its gradient twice: by the diagonal of the slopes alone, as in a tutorial's text, and by all of them."""
+    """A row, normalised, and its gradient twice: by the diagonal of the slopes alone, and by all of them."""
     start = player_start()
     x, g = np.array(start["x"]), np.array(start["g"])
     J = slopes(x_hat, x, 1e-4)
@@ -193,7 +193,7 @@ def printed() -> str:
         ("x", "", x, f"A row of {len(x)} numbers on its way through LayerNorm, and back. Shade: how large each is."),
         ("x̂", "", x_hat(x), "Normalised: minus its mean, over its deviation. Add 1 to every x, and nothing changes here."),
         ("g", "", g, "Backward. The gradient at x̂ arrives."),
-        ("tutorial", "", diagonal, f"A tutorial's formula: each g times the slope of its own x̂. It adds up to {diagonal.sum():.2f}, as if adding 1 to every x did something."),
+        ("diagonal", "", diagonal, f"The diagonal formula: each g times the slope of its own x̂. It adds up to {diagonal.sum():.2f}, as if adding 1 to every x did something."),
         ("dx", "", full, f"The gradient: each x moves all eight x̂. It adds up to {abs(round(full.sum(), 3)):g}. Elements {', '.join(map(str, turned))} had the wrong sign."),
     )  # fmt: skip
     drawing = Steps(
@@ -203,7 +203,7 @@ def printed() -> str:
     )
     for i in range(len(x)):
         drawing.text(110 + 48 * i, 14, str(i))
-    number_rows(drawing, rows, 88, 48, 2, lambda name, i: name == "tutorial" and i in turned)
+    number_rows(drawing, rows, 88, 48, 2, lambda name, i: name == "diagonal" and i in turned)
     return drawing.hero(
         "Forward above the line, back below it. The slopes are differences, so no formula is used. Thick frames: the sign is wrong."
     )

@@ -103,7 +103,7 @@
                 const said = element('output', {});
                 slider.addEventListener('input', show);
                 sliders[name].push(slider);
-                group.append(element('label', {}, `${name}${i + 1} `, slider, said));
+                group.append(element('label', {}, `${name}${i} `, slider, said));
             });
             inputs.append(group);
         }

@@ -438,20 +438,36 @@ def far_from_zero(subject: Subject) -> str | None:
 
 @guarded
 def at_no_numbers(subject: Subject) -> str | None:
-    """Inputs with NaN, both infinities and -0 among them: PyTorch's result."""
+    """Inputs with NaN, both infinities and -0 among them, and infinities coming in: PyTorch's result and gradient."""
 
-    def result(function: Function) -> list[Tensor]:
+    def special() -> list[Tensor]:
         inputs = subject.inputs()
         with torch.no_grad():
             for leaf in leaves(inputs):
                 values = torch.tensor([torch.nan, torch.inf, -torch.inf, -0.0], dtype=leaf.dtype)
                 leaf.view(-1)[: len(values)] = values
-        return [t.detach() for t in outputs_of(function, inputs)]
+        return inputs
 
-    for got, expected in zip(result(subject.function), result(subject.reference), strict=True):
-        if not torch.allclose(got, expected, equal_nan=True):
-            return "the result is not PyTorch's where an input is NaN or infinite: infinity times 0 is NaN"
+    def incoming(out: tuple[Tensor, ...]) -> list[Tensor]:
+        dys = random_like(out)
+        for dy in dys:
+            dy.view(-1)[1::2] = torch.inf
+        return dys
+
+    both = (subject.function, subject.reference)
+    if not alike(*([t.detach() for t in outputs_of(function, special())] for function in both)):
+        return "the result is not PyTorch's where an input is NaN or infinite: infinity times 0 is NaN"
+    if not alike(*(gradients(function, special(), incoming) for function in both)):
+        return (
+            "the gradient is not PyTorch's where an input is NaN or what comes in is infinite: "
+            "NaN > 0 is false, and infinity times 0 is NaN"
+        )
     return None
+
+
+def alike(got: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
+    """Whether all tensors are equal to rounding, NaN in the same places."""
+    return all(torch.allclose(g, e, equal_nan=True) for g, e in zip(got, expected, strict=True))
 
 
 def rounding(subject: Subject, sizes: str, narrow: torch.dtype) -> tuple[Distance, Distance]:

@@ -2,7 +2,7 @@
 
 Between the forward and the backward pass a function keeps what it gives to `ctx.save_for_backward`. For ReLU there is a
 choice: the input or the output (32 bits an element in float32), a bool mask (8 bits), or a packed mask (1 bit). All give
-the same gradient. The checks run gradcheck, compare with PyTorch's own gradients in float32, hand in gradients that are
+PyTorch's gradient: 0 where x <= 0, else dy, so that a NaN in x lets it through. The checks run gradcheck, compare with PyTorch's own gradients in float32, hand in gradients that are
 not contiguous, and count the bytes that are kept. `workbook p20 --rung torch` runs them.
 """
 

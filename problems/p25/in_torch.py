@@ -1,7 +1,7 @@
 """Puzzle 25 in PyTorch: ring attention as one `autograd.Function` over `torch.distributed`.
 
 Each of the `size` ranks of a group holds one part of a sequence: of query, out and dO [B, N, s, d], of key and value
-[B, M, s, d]; N is a multiple of M, and `s`, the positions that a rank holds, may differ by rank. A part is one range of
+[B, G, s, d]; N is a multiple of G, and `s`, the positions that a rank holds, may differ by rank. A part is one range of
 positions, or two, one after the other (`chunks`). What the forward pass keeps is the rank's own query, key,
 value, out, and lse [B, N, s], the logarithm of each row's sum of exponentials.
 
@@ -58,7 +58,7 @@ def hidden(queries, keys):
 
 
 def scores(q, k, queries, keys, scale, causal):
-    """scale * q k^T, -inf where a key is hidden, [B, N, s, t]; a head of k serves N / M heads of q."""
+    """scale * q k^T, -inf where a key is hidden, [B, N, s, t]; a head of k serves N / G heads of q."""
     heads = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
     masked = scale * (q @ heads.mT)
     if causal:
@@ -86,16 +86,16 @@ def block_forward(q, k, v, queries, keys, scale, causal):
 
 
 def block_backward(dO, q, k, v, lse, delta, queries, keys, scale, causal):
-    """What one block adds to dQ [B, N, s, d], dK and dV [B, M, t, d]; delta is the row sum of dO * out, [B, N, s]."""
+    """What one block adds to dQ [B, N, s, d], dK and dV [B, G, t, d]; delta is the row sum of dO * out, [B, N, s]."""
     dO, q, k, v = wide(dO), wide(q), wide(k), wide(v)
     masked = scores(q, k, queries, keys, scale, causal)
-    M, groups = k.shape[1], q.shape[1] // k.shape[1]
+    G, groups = k.shape[1], q.shape[1] // k.shape[1]
     K, V = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
     dQ = dK = dV = None
     # BLANK-START recompute: P from lse, dP, dS; then dQ, dK and dV of every head of q
     # FILL IN (about 4 lines)
     # BLANK-END recompute
-    return dQ, dK.unflatten(1, (M, groups)).sum(2), dV.unflatten(1, (M, groups)).sum(2)
+    return dQ, dK.unflatten(1, (G, groups)).sum(2), dV.unflatten(1, (G, groups)).sum(2)
 
 
 def merge(out, lse, block_out, block_lse):
@@ -150,9 +150,9 @@ def finish(works, step, group):
 
 
 def shape_of(tensor, rank, size, length, balanced):
-    """The shape of a tensor [B, M, s, d] with the positions that a rank holds."""
-    B, M, _, d = tensor.shape
-    return B, M, positions(rank, size, length, balanced), d
+    """The shape of a tensor [B, G, s, d] with the positions that a rank holds."""
+    B, G, _, d = tensor.shape
+    return B, G, positions(rank, size, length, balanced), d
 
 
 def ring_forward(q, k, v, length, scale, causal, balanced, group):
@@ -196,7 +196,7 @@ def contributions(dO, q, k, v, lse, delta, mine, theirs, scale, causal):
 
 
 def ring_backward(dO, q, k, v, out, lse, length, scale, causal, balanced, group):
-    """Each block of keys comes by once more, with its gradients: dQ [B, N, s, d], dK and dV [B, M, s, d] of this rank."""
+    """Each block of keys comes by once more, with its gradients: dQ [B, N, s, d], dK and dV [B, G, s, d] of this rank."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     mine = chunks(rank, size, length, balanced)
     delta = row_sums(dO, out)

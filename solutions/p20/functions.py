@@ -2,7 +2,7 @@
 
 Between the forward and the backward pass a function keeps what it gives to `ctx.save_for_backward`. For ReLU there is a
 choice: the input or the output (32 bits an element in float32), a bool mask (8 bits), or a packed mask (1 bit). All give
-the same gradient. The checks run gradcheck, compare with PyTorch's own gradients in float32, hand in gradients that are
+PyTorch's gradient: 0 where x <= 0, else dy, so that a NaN in x lets it through. The checks run gradcheck, compare with PyTorch's own gradients in float32, hand in gradients that are
 not contiguous, and count the bytes that are kept. `workbook p20 --rung torch` runs them.
 """
 
@@ -24,7 +24,7 @@ class ReluFromInput(Function):
     @staticmethod
     def backward(ctx, dy):
         (x,) = ctx.saved_tensors
-        return dy * (x > 0)
+        return torch.where(x <= 0, 0, dy)
 
     # BLANK-END relu_input
 
@@ -42,7 +42,7 @@ class ReluFromOutput(Function):
     @staticmethod
     def backward(ctx, dy):
         (y,) = ctx.saved_tensors
-        return dy * (y > 0)
+        return torch.where(y <= 0, 0, dy)
 
     # BLANK-END relu_output
 
@@ -53,14 +53,14 @@ class ReluFromMask(Function):
     # BLANK-START relu_mask: keep one bool for each element, and neither x nor y
     @staticmethod
     def forward(ctx, x):
-        mask = x > 0
+        mask = ~(x <= 0)
         ctx.save_for_backward(mask)
         return x.clamp(min=0)
 
     @staticmethod
     def backward(ctx, dy):
         (mask,) = ctx.saved_tensors
-        return dy * mask
+        return torch.where(mask, dy, 0)
 
     # BLANK-END relu_mask
 
@@ -85,14 +85,14 @@ class ReluFromBits(Function):
     # BLANK-START relu_bits: keep the mask packed, and what `unpack` needs besides, as an attribute of ctx: it is no tensor
     @staticmethod
     def forward(ctx, x):
-        ctx.save_for_backward(pack(x > 0))
+        ctx.save_for_backward(pack(~(x <= 0)))
         ctx.shape = x.shape
         return x.clamp(min=0)
 
     @staticmethod
     def backward(ctx, dy):
         (words,) = ctx.saved_tensors
-        return dy * unpack(words, ctx.shape)
+        return torch.where(unpack(words, ctx.shape), dy, 0)
 
     # BLANK-END relu_bits
 

@@ -1,6 +1,6 @@
 """Puzzle 25 in NumPy: ring attention in one process, with a list instead of ranks.
 
-`queries[rank]` is the query that a rank holds, [B, N, s, d]; keys and values likewise, [B, M, s, d], where N is a multiple
+`queries[rank]` is the query that a rank holds, [B, N, s, d]; keys and values likewise, [B, G, s, d], where N is a multiple
 of M. The positions s may differ by rank. A rank holds one range of positions, or two, one after the other
 (`chunks`). lse [B, N, s] is the logarithm of each row's sum of exponentials.
 
@@ -52,7 +52,7 @@ def hidden(queries, keys):
 
 
 def scores(q, k, queries, keys, scale, causal):
-    """scale * q k^T, -inf where a key is hidden, [B, N, s, t]; a head of k serves N / M heads of q."""
+    """scale * q k^T, -inf where a key is hidden, [B, N, s, t]; a head of k serves N / G heads of q."""
     found = scale * np.einsum("bnsd,bntd->bnst", q, k.repeat(q.shape[1] // k.shape[1], 1))
     return np.where(hidden(queries, keys), -np.inf, found) if causal else found
 
@@ -76,10 +76,10 @@ def block_forward(q, k, v, queries, keys, scale, causal):
 
 
 def block_backward(dO, q, k, v, lse, delta, queries, keys, scale, causal):
-    """What one block adds to dQ [B, N, s, d], dK and dV [B, M, t, d]; delta is the row sum of dO * out, [B, N, s]."""
+    """What one block adds to dQ [B, N, s, d], dK and dV [B, G, t, d]; delta is the row sum of dO * out, [B, N, s]."""
     found = scores(q, k, queries, keys, scale, causal)
-    B, M, t, d = k.shape
-    groups = q.shape[1] // M
+    B, G, t, d = k.shape
+    groups = q.shape[1] // G
     K, V = k.repeat(groups, 1), v.repeat(groups, 1)
     dQ = dK = dV = None
     # BLANK-START recompute: P from lse, dP, dS; then dQ, dK and dV of every head of q
@@ -90,7 +90,7 @@ def block_backward(dO, q, k, v, lse, delta, queries, keys, scale, causal):
     dK = scale * np.einsum("bnst,bnsd->bntd", dS, q)
     dV = np.einsum("bnst,bnsd->bntd", P, dO)
     # BLANK-END recompute
-    return dQ, dK.reshape(B, M, groups, t, d).sum(2), dV.reshape(B, M, groups, t, d).sum(2)
+    return dQ, dK.reshape(B, G, groups, t, d).sum(2), dV.reshape(B, G, groups, t, d).sum(2)
 
 
 def merge(out, lse, block_out, block_lse):

@@ -17,7 +17,7 @@ def test_what_is_said_of_small_grids_and_short_rows():
     assert asked.pop("hilbert") == 6 and set(asked.values()) == {4}
 
 
-def test_what_texts_print_is_no_curve():
+def test_the_sequence_that_looks_like_a_curve_is_none():
     """Steps 1 and 2 of the printed sequence are not beside each other, as all steps of the curve are."""
     from harness.puzzles.p24.mistakes import PRINTED
 

@@ -29,7 +29,7 @@ p20
 ```output first_graph
 ```
 
-## Predict, then reveal
+## A question
 
 What?
 
@@ -55,8 +55,8 @@ def test_every_puzzle_has_pages_with_tasks_and_each_has_its_parts():
         ("{{#wrong p20}}", '"What goes wrong" holds nothing'),
         ("## Measured: something", '"Measured"'),
         ("```output first_graph", '"Measured" holds nothing'),
-        ("## Predict, then reveal", '"Predict, then reveal"'),
-        ('<details class="reveal">', '"Predict, then reveal" holds nothing'),
+        ("## A question", '"A question"'),
+        ('<details class="reveal">', '"A question" holds nothing'),
     ],
 )
 def test_what_is_left_out_is_named(left_out, named):

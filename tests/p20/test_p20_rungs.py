@@ -12,16 +12,18 @@ from harness.toolchain import roots
 METHODS = """\
     @staticmethod
     def forward(ctx, x):
-        ctx.save_for_backward(x > 0)
+        ctx.save_for_backward(~(x <= 0))
         return x.clamp(min=0)
 
     @staticmethod
     def backward(ctx, dy):
         return {}"""
 DY_UNUSED = METHODS.format("ctx.saved_tensors[0].to(dy.dtype)")
-TWICE = METHODS.format("2 * dy * ctx.saved_tensors[0]")
-ON_CTX = METHODS.format("dy * (ctx.y > 0)").replace("save_for_backward(x > 0)", "y = x.clamp(min=0)")
-IN_PLACE = METHODS.format("dy * ctx.saved_tensors[0]").replace("x.clamp(", "x.clamp_(")
+TWICE = METHODS.format("2 * torch.where(ctx.saved_tensors[0], dy, 0)")
+ON_CTX = METHODS.format("torch.where(ctx.y <= 0, 0, dy)").replace(
+    "save_for_backward(~(x <= 0))", "y = x.clamp(min=0)"
+)
+IN_PLACE = METHODS.format("torch.where(ctx.saved_tensors[0], dy, 0)").replace("x.clamp(", "x.clamp_(")
 
 
 def judged(rung_id, gate, tmp_path, *edits, **bodies):

@@ -1,6 +1,6 @@
 """The derivation of puzzle 25 in NumPy, on the whole sequence, and its known mistakes.
 
-Shapes: query, output and grad_output [B, N, S, d]; key and value [B, M, S, d]; scores [B, N, S, S]. For each
+Shapes: query, output and grad_output [B, N, S, d]; key and value [B, G, S, d]; scores [B, N, S, S]. For each
 rank's block of keys: block_lse and share [blocks, B, N, S], block_output [blocks, B, N, S, d]. `owner` and
 `index` [S] are the rank that holds a position and the index there; `block` [S] is the block of a key: all
 that a rank holds, or one of its ranges.
@@ -33,7 +33,7 @@ def mislabel_blocks(v: Derivation, label: np.ndarray) -> np.ndarray:
 
 
 def move_gradient(array: np.ndarray, v: Derivation, by: int) -> np.ndarray:
-    """Return a gradient [B, M, S, d] that ended at another rank: every rank has that of rank + by; NaN if
+    """Return a gradient [B, G, S, d] that ended at another rank: every rank has that of rank + by; NaN if
     there is none."""
     source = np.full((int(v.ranks), len(v.owner)), -1)
     source[v.owner, v.index] = np.arange(len(v.owner))
@@ -150,7 +150,7 @@ def by_the_last(array: np.ndarray, v: Derivation) -> np.ndarray:
 
 
 def in_bfloat16(v: Derivation, weights: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Return weights^T rows, [B, M, S, d], summed rank after rank along the ring with a rounding at each."""
+    """Return weights^T rows, [B, G, S, d], summed rank after rank along the ring with a rounding at each."""
     total = np.zeros(v.key.shape)
     for step in range(int(v.ranks)):
         share = np.where(distance(v) == step, weights, 0.0).swapaxes(-1, -2) @ rows

@@ -203,9 +203,9 @@ def check(flags) -> tuple[int, int, str] | None:
     """Return the requested fault. Raise BadUse for invalid values, EnvironmentProblem for too little memory."""
     if not 1 <= flags.ranks <= MOST_RANKS:
         raise BadUse(f"--ranks {flags.ranks}: must be 1 to {MOST_RANKS}")
-    B, N, M, S, d = flags.dims
-    if min(flags.dims) < 1 or N % M:
-        raise BadUse(f"--dims {B} {N} {M} {S} {d}: sizes must be at least 1, and {M} heads must divide {N}")
+    B, N, G, S, d = flags.dims
+    if min(flags.dims) < 1 or N % G:
+        raise BadUse(f"--dims {B} {N} {G} {S} {d}: sizes must be at least 1, and {G} heads must divide {N}")
     if flags.seconds <= 0:
         raise BadUse(f"--seconds {flags.seconds:g}: must be above 0")
     wanted, there = flags.ranks * NEEDED, available()
@@ -234,13 +234,13 @@ def available() -> int:
 
 
 def heading(case: Case, path: Path, flags) -> list[str]:
-    B, N, M, S, d = case.dims
+    B, N, G, S, d = case.dims
     ranks, cores = case.world_size, os.cpu_count() or 1
     masked = "causal" if "causal" in case.values else "every key visible"
     order = "zig-zag" if "balanced" in case.values else "one range a rank"
     few = [f"note: {ranks} processes share {cores} cores: no time here says anything about a ring"]
     return [
-        f"Testing {shown(path)}: query {[B, N, S, d]}, key and value {[B, M, S, d]}, float32, {masked}, seed {flags.seed}",
+        f"Testing {shown(path)}: query {[B, N, S, d]}, key and value {[B, G, S, d]}, float32, {masked}, seed {flags.seed}",
         f"{ranks} process{'es' * (ranks > 1)} on gloo, {order}: the largest part has "
         f"{max(part_of(rank, ranks, S, 'balanced' in case.values) for rank in range(ranks))} of {S} positions",
         *(few if ranks > cores else []),

@@ -1,6 +1,6 @@
 """Puzzle 25, ring attention: rungs, gates, cases, inputs and reference.
 
-Names: B = batch, N = heads of the query, M = heads of key and value, S = length of the sequence, d = head
+Names: B = batch, N = heads of the query, G = heads of key and value, S = length of the sequence, d = head
 dimension. A case of `world_size` ranks has one process per rank in PyTorch, and one list entry per rank in
 NumPy.
 """
@@ -17,7 +17,7 @@ from harness.spec.rounding import rounded
 from harness.spec.rungs import Rung
 
 DIMS = (1, 2, 2, 8, 4)
-"""The default sizes: B, N, M, S, d."""
+"""The default sizes: B, N, G, S, d."""
 
 OUTPUT = ("output",)
 GRADIENTS = ("grad_query", "grad_key", "grad_value")
@@ -78,17 +78,17 @@ def is_transposed(case: Case) -> bool:
 def inputs(case: Case, dtype: str, seed: int) -> Arrays:
     """Return the input arrays of a case, in float64, rounded to `dtype`.
 
-    These are query and grad_output [B, N, S, d], key and value [B, M, S, d]; causal, balanced and ranks are
+    These are query and grad_output [B, N, S, d], key and value [B, G, S, d]; causal, balanced and ranks are
     integers without axes.
     """
-    B, N, M, S, d = case.dims
-    if N % M:
-        raise ValueError(f"{N} heads of the query cannot share {M} heads of the key")
+    B, N, G, S, d = case.dims
+    if N % G:
+        raise ValueError(f"{N} heads of the query cannot share {G} heads of the key")
     random = np.random.default_rng([seed, *case.dims])
-    query, key, value, grad = (random.standard_normal((B, heads, S, d)) for heads in (N, M, M, N))
+    query, key, value, grad = (random.standard_normal((B, heads, S, d)) for heads in (N, G, G, N))
     # Means away from 0, and a gradient that follows the value: the shares of the blocks differ, and delta is large.
     query, key, value = query + 0.5, key + 0.5, value + 0.25
-    grad = grad + 0.25 + value.mean(-2, keepdims=True).repeat(N // M, 1)
+    grad = grad + 0.25 + value.mean(-2, keepdims=True).repeat(N // G, 1)
     if "large" in case.values:
         query, key = 5 * query, 5 * key
     arrays = {"query": query, "key": key, "value": value, "grad_output": grad}
@@ -216,7 +216,7 @@ PUZZLE = Puzzle(
     gates=GATES,
     rungs=RUNGS,
     dims=DIMS,
-    dim_names=("B", "N", "M", "S", "d"),
+    dim_names=("B", "N", "G", "S", "d"),
     cases=cases,
     inputs=inputs,
     reference=reference,

@@ -171,7 +171,9 @@ def test_the_recorded_losses_are_those_of_a_fresh_run():
         assert recorded[name] == [pytest.approx(pair, rel=2e-3) for pair in zip(right, fresh, strict=True)]
     last = {row["seed"]: row for row in record.rows("museum_curves") if row["bug"] == "dgamma_gamma_twice"}
     assert set(last) == set(map(str, w.SEEDS))
-    ends = [w.windows(w.losses(*pair, seed=w.SEEDS[1]))[-1] for pair in ((), kernels["dgamma_gamma_twice"])]
+    mistake, spoiled = kernels["dgamma_gamma_twice"]
+    later = [w.losses(seed=w.SEEDS[1]), w.losses(mistake, spoiled, seed=w.SEEDS[1])]
+    ends = [w.windows(curve)[-1] for curve in later]
     kept = last[str(w.SEEDS[1])]
     assert [float(kept["right"]), float(kept["wrong"])] == pytest.approx(ends, rel=2e-3)
 

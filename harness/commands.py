@@ -108,7 +108,7 @@ def update(arguments: list[str]) -> int:
     before, now = workspace.version_of(roots.CHECKOUT), workspace.version()
     if before is None:
         raise BadUse(
-            f"this is no folder that `{command('init')}` made: change into one, or `git pull` in a clone"
+            f"not a workbook folder; run this inside one made by `{command('init')}`, or `git pull` in a clone"
         )
     renewed = workspace.update(roots.CHECKOUT, book=flags.book)
     lines = [

@@ -92,7 +92,7 @@ def output_lost(error: OSError) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if isinstance(error, BrokenPipeError):
         try:
-            print("interrupted: nobody reads the output any more", file=sys.stderr, flush=True)
+            print("broken pipe", file=sys.stderr, flush=True)
         except OSError:  # it went where the output did
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
         return INTERRUPTED

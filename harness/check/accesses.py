@@ -1,4 +1,4 @@
-"""All memory accesses of a replayed run as one table: who touched what, when, at which line of whose blank.
+"""Tabulate the memory accesses of a replayed run: thread, tensor, element, step, line and blank.
 
 What the pictures of a run are drawn from, and what `blame` compares between a learner's run and the solution's.
 """
@@ -42,7 +42,8 @@ class Source:
     blanks: Mapping[str, Blank] = field(default_factory=dict[str, Blank])
 
     def line(self, instr: Instr | None) -> Line | None:
-        """The line of an instruction that a learner looks for: in a blank, else in this file, else where it is."""
+        """Return the line of an instruction that a learner looks for: in a blank, else in this file, else
+        where it is."""
         if instr is None or instr.loc is None:
             return None
         frames = [frame for frame in instr.loc.chain() if Path(frame.file) == self.path and frame.line]
@@ -97,16 +98,16 @@ class LaunchTrace:
     shuffles: bool
 
     def block_index(self, number: int) -> tuple[int, int, int]:
-        """Block number -> (x, y, z)."""
+        """Return a block's number as (x, y, z)."""
         return index3(number, self.grid)
 
     def thread_index(self, number: int) -> tuple[int, int, int]:
-        """Thread number in its block -> (x, y, z)."""
+        """Return a thread's number in its block as (x, y, z)."""
         return index3(number, self.block)
 
 
 def index3(number: int, sizes: tuple[int, int, int]) -> tuple[int, int, int]:
-    """A number, x first, as (x, y, z)."""
+    """Return a number, x first, as (x, y, z)."""
     x, y, _ = sizes
     return number % x, number // x % y, number // (x * y)
 
@@ -173,7 +174,7 @@ class Accesses:
 
     # -- questions ------------------------------------------------------------------------------------------
     def at(self, place: Place) -> np.ndarray:
-        """Which rows touch a place: a mask."""
+        """Return which rows touch a place: a mask."""
         key = (place.launch, place.tensor)
         if key not in self.names:
             return np.zeros(len(self.step), bool)
@@ -181,30 +182,30 @@ class Accesses:
         return mask & (self.block == place.block) if place.block >= 0 else mask
 
     def by(self, who: Thread) -> np.ndarray:
-        """Which rows are a thread's: a mask."""
+        """Return which rows are a thread's: a mask."""
         return (self.launch == who.launch) & (self.block == who.block) & (self.thread == who.thread)
 
     def place(self, row: int) -> Place:
-        """The place that a row touches."""
+        """Return the place that a row touches."""
         launch, name = self.names[int(self.tensor[row])]
         return Place(name, int(self.element[row]), launch, int(self.block[row]) if launch >= 0 else -1)
 
     def access(self, row: int) -> Access:
-        """A row, with names."""
+        """Return a row, with names."""
         who = Thread(int(self.launch[row]), int(self.block[row]), int(self.thread[row]))
         return Access(int(self.step[row]), who, str(self.kind[row]), self.place(row), float(self.value[row]))
 
     def line(self, step: int) -> Line | None:
-        """The source line of a step."""
+        """Return the source line of a step."""
         return self.lines[step]
 
     def blank(self, step: int) -> str:
-        """The blank that a step belongs to, or ""."""
+        """Return the blank that a step belongs to, or ""."""
         line = self.lines[step]
         return line.blank if line else ""
 
     def launch_of(self, step: int) -> int:
-        """The number of the launch of a step."""
+        """Return the number of the launch of a step."""
         numbers = [launch.first_step for launch in self.launches]
         return int(np.searchsorted(numbers, step, "right")) - 1
 
@@ -213,7 +214,7 @@ class Accesses:
 
 
 def bank_conflicts(events: Events, step: Step) -> int:
-    """Extra cycles that a step on shared memory takes because threads of a warp meet in a bank."""
+    """Return the extra cycles of a step on shared memory, where threads of a warp meet in a bank."""
     warp, lane, byte, nbytes = requests(events, step)
     if not len(warp):
         return 0
@@ -226,7 +227,8 @@ def bank_conflicts(events: Events, step: Step) -> int:
 
 
 def sectors(events: Events, step: Step) -> tuple[int, int]:
-    """The 32-byte sectors that a step on global memory moves, and the least that its bytes would fit into."""
+    """Return the 32-byte sectors that a step on global memory moves, and the least that its bytes would fit
+    into."""
     warp, _, byte, nbytes = requests(events, step)
     if not len(warp):
         return 0, 0
@@ -239,7 +241,7 @@ def sectors(events: Events, step: Step) -> tuple[int, int]:
 
 
 def requests(events: Events, step: Step) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
-    """(warp, lane, byte, bytes) of a step's threads; the last is what each of them accesses."""
+    """Return (warp, lane, byte, bytes) of a step's threads; the last is what each of them accesses."""
     rows = slice(step.first, step.last, step.count)
     itemsize = events.tensors[step.tensor].itemsize
     warp = events.block[rows].astype(np.int64) * 32 + (events.thread[rows] >> 5)

@@ -1,10 +1,11 @@
-"""Who is to blame for a wrong element: the thread, the line, and what it should have read instead.
+"""Find the thread and the line that make an element wrong, and what it should have read.
 
-A learner's run is compared with the solution's, access by access, from the wrong element backwards. Its writers are
-compared thread by thread: one that writes elsewhere, or not at all, or another value. Of a thread that writes another
-value, what it read is compared: other elements, or the same elements with other values. Those are wrong themselves,
-so the search goes on with the thread that wrote them. It ends at the first thread that got the right values and did the wrong
-thing. A launch's geometry is given, so a thread of one run has its counterpart in the other.
+A learner's run is compared with the solution's, access by access, from the wrong element backwards. Its
+writers are compared thread by thread: one that writes elsewhere, or not at all, or another value. Of a thread
+that writes another value, what it read is compared: other elements, or the same elements with other values.
+Those are wrong themselves, so the search goes on with the thread that wrote them. It ends at the first thread
+that got the correct values and did the wrong thing. A launch's geometry is given, so a thread of one run has
+its counterpart in the other.
 """
 
 from collections.abc import Iterator
@@ -74,7 +75,7 @@ class Fault:
 
     @property
     def words(self) -> str:
-        """What the thread does, as a sentence goes on."""
+        """Return what the thread does, as a sentence goes on."""
         return WORDS[self.kind]
 
 
@@ -89,7 +90,8 @@ class Search:
 
     # -- the way back ---------------------------------------------------------------------------------------
     def run(self, place: Place) -> Fault | None:
-        """The fault that made a place wrong, None where neither run writes it or the way back is longer than LONGEST."""
+        """Return the fault that made a place wrong, None where neither run writes it or the way back is
+        longer than LONGEST."""
         before = len(self.mine.steps)
         other = len(self.theirs.steps)
         while len(self.hops) < LONGEST:  # it may come back to a place, always at an earlier step
@@ -101,7 +103,8 @@ class Search:
         return None
 
     def writers(self, place: Place, before: int, other: int) -> tuple[Fault | None, Hop | None, int]:
-        """Compares who wrote a place before a step of each run: a fault, and the hop that may lead further back."""
+        """Compare who wrote a place before a step of each run: a fault, and the hop that may lead further
+        back."""
         mine, theirs = self.writes(self.mine, place, before), self.writes(self.theirs, place, other)
         for who in sorted({*mine, *theirs}):
             ours, right = mine.get(who, []), theirs.get(who, [])
@@ -124,7 +127,7 @@ class Search:
         return (self.fault("same", place, who, mine[who][-1], mine[who][-1].value) if who else None), None, 0
 
     def harmless(self, access: Access, theirs: dict[Thread, list[Access]]) -> bool:
-        """Whether a store that only one run makes is of the value that the others store there too."""
+        """Return whether a store that only one run makes is of the value that the others store there too."""
         return access.kind == "W" and any(
             a.kind == "W" and not self.differ(a.value, access.value, access.place)
             for some in theirs.values()
@@ -134,7 +137,7 @@ class Search:
     def behind(
         self, place: Place, who: Thread, ours: Access, right: Access
     ) -> tuple[Fault | None, Hop | None, int]:
-        """A thread wrote another value than the solution's: what it read says why."""
+        """Return a thread wrote another value than the solution's: what it read says why."""
         fault, read, until = self.reads(who, ours, right)
         if fault or read:
             return fault, Hop(ours, right.value, read) if read else None, until
@@ -147,7 +150,7 @@ class Search:
         return self.fault("value", place, who, ours, right.value), None, 0
 
     def reads(self, who: Thread, ours: Access, right: Access) -> tuple[Fault | None, Access | None, int]:
-        """Compares what a thread read before a write: a fault, or the first read of a wrong value."""
+        """Compare what a thread read before a write: a fault, or the first read of a wrong value."""
         blank = self.mine.blank(ours.step)
         mine, theirs = self.read_by(self.mine, who, blank), self.read_by(self.theirs, who, blank)
         extra = [access for place, access in mine.items() if place not in theirs]
@@ -172,7 +175,8 @@ class Search:
         return None, None, 0
 
     def telling(self, extra: list[Access], missing: list[Place], ours: Access, who: Thread) -> int:
-        """The step that shows a wrong read: the read itself, else another one of the tensor that should be read."""
+        """Return the step that shows a wrong read: the read itself, else another one of the tensor that
+        should be read."""
         if extra:
             return extra[0].step
         same = self.mine.tensor == self.code(self.mine, missing[0])
@@ -185,7 +189,8 @@ class Search:
         return int(self.mine.step[rows[0]]) if len(rows) else ours.step
 
     def last_read(self, who: Thread, ours: Access, right: Access, blank: str) -> tuple[Access, Place] | None:
-        """The element of some tensor that was read last before a write, where it is not the solution's."""
+        """Return the element of some tensor that was read last before a write, where it is not the
+        solution's."""
         mine = self.latest(self.mine, who, ours.step, blank)
         theirs = self.latest(self.theirs, who, right.step, blank)
         for key, access in mine.items():
@@ -194,7 +199,7 @@ class Search:
         return None
 
     def belongs(self, who: Thread, ours: Access) -> Place | None:
-        """The only other place to which the solution's thread writes the value of a write."""
+        """Return the only other place to which the solution's thread writes the value of a write."""
         run = self.theirs
         close = np.abs(run.value - ours.value) <= RELATIVE * abs(ours.value)
         rows = np.flatnonzero(run.by(who) & (run.kind == ours.kind) & close)
@@ -202,7 +207,7 @@ class Search:
         return places.pop() if len(places) == 1 and ours.value else None
 
     def one_sided(self, place: Place, who: Thread, ours: list[Access], right: list[Access]) -> Fault:
-        """A thread writes a place in one of the runs only."""
+        """Return a thread writes a place in one of the runs only."""
         if ours:
             return self.fault("extra write", place, who, ours[0], float("nan"))
         same = (self.mine.tensor == self.code(self.mine, place)) & (self.mine.kind != "R")
@@ -215,13 +220,13 @@ class Search:
         )  # fmt: skip
 
     def fault(self, kind: str, place: Place, who: Thread, ours: Access, expected: float) -> Fault:
-        """A fault that a write shows."""
+        """Return a fault that a write shows."""
         line = self.mine.line(ours.step)
         return Fault(kind, place, who, ours.step, line, ours.value, expected, hops=tuple(self.hops))
 
     # -- both runs ------------------------------------------------------------------------------------------
     def writes(self, run: Accesses, place: Place, before: int) -> dict[Thread, list[Access]]:
-        """Who wrote a place before a step, since the last store to it by another launch."""
+        """Return who wrote a place before a step, since the last store to it by another launch."""
         rows = np.flatnonzero(run.at(place) & (run.kind != "R") & (run.step < before))
         out: dict[Thread, list[Access]] = {}
         for row in rows.tolist():
@@ -230,7 +235,7 @@ class Search:
         return out
 
     def read_by(self, run: Accesses, who: Thread, blank: str) -> dict[Place, Access]:
-        """The first read of every place by a thread, in one blank (or anywhere, for "")."""
+        """Return the first read of every place by a thread, in one blank (or anywhere, for "")."""
         rows = np.flatnonzero(run.by(who) & (run.kind == "R") & self.within(run, blank))
         out: dict[Place, Access] = {}
         for row in rows.tolist():
@@ -239,13 +244,13 @@ class Search:
         return out
 
     def latest(self, run: Accesses, who: Thread, before: int, blank: str) -> dict[tuple[int, str], Access]:
-        """The last read of every tensor by a thread before a step."""
+        """Return the last read of every tensor by a thread before a step."""
         mask = run.by(who) & (run.kind == "R") & (run.step < before) & self.within(run, blank)
         accesses = (run.access(row) for row in np.flatnonzero(mask).tolist())
         return {(access.place.launch, access.place.tensor): access for access in accesses}
 
     def peers(self, who: Thread) -> Iterator[Thread]:
-        """The other threads of a thread's block that touch memory in either run."""
+        """Yield the other threads of a thread's block that touch memory in either run."""
         numbers: set[int] = set()
         for run in (self.mine, self.theirs):
             here = (run.launch == who.launch) & (run.block == who.block)
@@ -255,27 +260,27 @@ class Search:
 
     @staticmethod
     def within(run: Accesses, blank: str) -> np.ndarray:
-        """The rows of a blank; all rows for "", and where the run has no such blank."""
+        """Return the rows of a blank; all rows for "", and where the run has no such blank."""
         if not blank or blank not in run.regions:
             return np.ones(len(run.step), bool)
         return run.region == run.regions.index(blank)
 
     @staticmethod
     def code(run: Accesses, place: Place) -> int:
-        """The number of a place's tensor in a run, -1 where the run does not touch it."""
+        """Return the number of a place's tensor in a run, -1 where the run does not touch it."""
         key = (place.launch, place.tensor)
         return run.names.index(key) if key in run.names else -1
 
     @staticmethod
     def other_kind(ours: list[Access], right: list[Access]) -> str:
-        """Whether one of two lists of writes stores and the other adds."""
+        """Return whether one of two lists of writes stores and the other adds."""
         kinds = {access.kind for access in ours}, {access.kind for access in right}
         if kinds[0] == kinds[1]:
             return ""
         return "kind" if "A" in kinds[1] else "atomic"
 
     def differ(self, a: float, b: float, place: Place) -> bool:
-        """Whether two values of a place differ by more than rounding."""
+        """Return whether two values of a place differ by more than rounding."""
         if (np.isnan(a) and np.isnan(b)) or a == b:
             return False
         if not (np.isfinite(a) and np.isfinite(b)):
@@ -283,7 +288,7 @@ class Search:
         return abs(a - b) > RELATIVE * max(abs(a), abs(b)) + ABSOLUTE * self.scale(place)
 
     def scale(self, place: Place) -> float:
-        """The largest finite value at a place's tensor in the solution's run."""
+        """Return the largest finite value at a place's tensor in the solution's run."""
         key = place.launch, place.tensor
         if key not in self.scales:
             values = np.abs(self.theirs.value[self.theirs.tensor == self.code(self.theirs, place)])
@@ -292,12 +297,13 @@ class Search:
 
 
 def amount(writes: list[Access]) -> float:
-    """What some writes of one thread to one place come to: the sum of what atomics add, or the last store."""
+    """Return what some writes of one thread to one place come to: the sum of what atomics add, or the last
+    store."""
     if all(write.kind == "A" for write in writes):
         return sum(write.value for write in writes)
     return writes[-1].value
 
 
 def blame(mine: Accesses, theirs: Accesses, place: Place) -> Fault | None:
-    """The fault that made a place of the learner's run wrong; None where neither run writes it."""
+    """Return the fault that made a place of the learner's run wrong; None where neither run writes it."""
     return Search(mine, theirs).run(place)

@@ -1,4 +1,4 @@
-"""What judges a learner's file: `checker_of` makes it. That of kernels is here: each gate by itself, without MAX or a GPU, in one process.
+"""Create the checker of a learner's file; `Checker` runs gates of kernels on the virtual GPU, without MAX.
 
 The kernels are recorded (one run of the Mojo compiler for all cases, and for those kernels alone that have changed)
 and replayed on the virtual GPU. While the compiler runs, what judges is imported, and what is right is read from
@@ -11,7 +11,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from harness.check.results import NARROW, Cases, GateIds, GateResult, OnFirst, asked_as_given, wanted_gates
+from harness.check.results import (
+    NARROW,
+    Cases,
+    GateIds,
+    GateResult,
+    OnFirst,
+    provided_code_gates,
+    requested_gates,
+)
 from harness.check.source_faults import faults
 from harness.console import tell
 from harness.devices.recorder import Order, Recording, is_planned, record_dtypes
@@ -28,12 +36,12 @@ if TYPE_CHECKING:
 
 
 class RungChecker(Protocol):
-    """What `harness.spec.rungs` says that every checker can do."""
+    """What every checker of a rung can do, as `harness.spec.rungs` says."""
 
     def check(
         self, path: Path, gates: GateIds = None, cases: Cases = None, *, on_first: OnFirst = None
     ) -> list[GateResult]:
-        """The verdict on each gate; `on_first` is called by a checker that judges case after case."""
+        """Return the verdict on each gate; `on_first` is called by a checker that judges case after case."""
         ...
 
 
@@ -75,7 +83,7 @@ class Checker:
     def check(
         self, path: Path | OpPackage, gates: GateIds = None, cases: Cases = None, *, on_first: OnFirst = None
     ) -> list[GateResult]:
-        """The verdict on each gate, in the puzzle's order.
+        """Return the verdict on each gate, in the puzzle's order.
 
         Args:
             path: The op package; read anew at every call.
@@ -83,13 +91,14 @@ class Checker:
             cases: None for the puzzle's.
             on_first: Called with the verdicts on the first case alone, before the other cases are run.
 
-        Raises CompileFailed where the package does not compile, DamagedFile where its blank markers are broken.
+        Raises CompileFailed where the package does not compile, DamagedFile where its blank markers are
+        broken.
         """
         # A fresh one: it remembers the hash of what it has read.
         package = OpPackage(path.path if isinstance(path, OpPackage) else path)
-        wanted = wanted_gates(self.puzzle, self.rung, gates)
+        wanted = requested_gates(self.puzzle, self.rung, gates)
         blanks = package_blanks(package, self.puzzle)
-        given = asked_as_given(gates, blanks)
+        given = provided_code_gates(gates, blanks)
         empty = {id for id, blank in blanks.items() if blank.size == 0} - given
         variants = sorted({gate.variant for gate in wanted if gate.id not in empty})
         if not variants:
@@ -102,15 +111,15 @@ class Checker:
         try:
             recordings = self._recorded(package, asked, variants)
         except CompileFailed as error:
-            raise with_owner(error, package.path / self.puzzle.source, blanks, gates or [*blanks]) from error
-        from harness.check.judge import Judge
-        from harness.check.ran import Simulated
+            raise name_owner(error, package.path / self.puzzle.source, blanks, gates or [*blanks]) from error
+        from harness.check.execution import VirtualDevice
+        from harness.check.grading import Grader
 
         def judged(dtype: str, cases: Sequence[Case], wanted: Sequence[Gate], runs: int = 1):
             again = [quantity for gate in wanted for quantity in gate.own]
             reference = self._reference(dtype)
-            judge = Judge(reference, package, blanks, variants, cases, wanted, (), again, runs, given)
-            return judge.by_gate(Simulated(recordings[dtype], judge.source, self.blocks))
+            judge = Grader(reference, package, blanks, variants, cases, wanted, (), again, runs, given)
+            return judge.by_gate(VirtualDevice(recordings[dtype], judge.source, self.blocks))
 
         if on_first and len(cases) > 1:
             on_first(judged(self.dtype, cases[:1], wanted))
@@ -127,7 +136,7 @@ class Checker:
     def _recorded(
         self, package: OpPackage, asked: Mapping[str, Sequence[Case]], variants: Sequence[str]
     ) -> dict[str, Recording]:
-        """The recording of each dtype's cases; meanwhile what is right is looked up or computed.
+        """Return the recording of each dtype's cases; meanwhile what is right is looked up or computed.
 
         Raises what `record` does, and that without waiting for PyTorch to answer all.
         """
@@ -147,20 +156,21 @@ class Checker:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def checker_of(work: Work, *, at_terminal: bool = False, **options: object) -> RungChecker:
-    """What judges a file that a learner writes: Python runs in a process of its own, where leaving ends no verdict.
+def create_checker(work: Work, *, at_terminal: bool = False, **options: object) -> RungChecker:
+    """Return what judges a file that a learner writes: Python runs in a process of its own, where leaving
+    ends no verdict.
 
     `at_terminal`: whether that code may read from the terminal.
     """
     if work.in_package:
         return make_checker(work, **options)
-    from harness.check.apart import Apart
+    from harness.check.subprocess_checker import SubprocessChecker
 
-    return Apart(work, at_terminal=at_terminal, **options)
+    return SubprocessChecker(work, at_terminal=at_terminal, **options)
 
 
 def make_checker(work: Work, **options: object) -> RungChecker:
-    """The checker of a file; `options` are its keywords, as `seed`. Importing it may take seconds.
+    """Return the checker of a file; `options` are its keywords, as `seed`. Importing it may take seconds.
 
     Kernels are judged in NARROW too where nothing says which dtype is meant.
     """
@@ -169,11 +179,11 @@ def make_checker(work: Work, **options: object) -> RungChecker:
     return work.puzzle.resolve(work.rung.checker)(work.puzzle, work.rung, **options)
 
 
-def with_owner(
+def name_owner(
     error: CompileFailed, source: Path, blanks: Mapping[str, Blank], asked: Sequence[str]
 ) -> CompileFailed:
-    """The error; where its line is in the blank of a gate that was not asked about, it says whose. Where it is in no blank, the
-    line of an index by parts, which breaks the compiler elsewhere."""
+    """Return the error; where its line is in the blank of a gate that was not asked about, it says whose.
+    Where it is in no blank, the line of an index by parts, which breaks the compiler elsewhere."""
     at = re.search(rf"{re.escape(str(source))}:(\d+):", str(error))
     line = int(at[1]) if at else 0
     owners = [id for id, blank in blanks.items() if 0 <= line - blank.line < len(blank.body)]

@@ -1,4 +1,4 @@
-"""The verdict on one tensor: its error against the truth, measured in units of PyTorch's own error.
+"""Compare one tensor with the truth, in units of PyTorch's own error.
 
     error = max |got - truth| / max |truth|
     limit = 2 * baseline * s + floor + propagated / max |truth|
@@ -42,7 +42,7 @@ FLOOR = {
 
 
 @dataclass(frozen=True)
-class Verdict:
+class TensorResult:
     """How one tensor compares.
 
     Attributes:
@@ -86,17 +86,19 @@ class Repeats:
 
     @property
     def ok(self) -> bool:
-        """Whether every run was within the limit, and equal to the last bit where the order of sums is fixed."""
+        """Return whether every run was within the limit, and equal to the last bit where the order of sums is
+        fixed."""
         return not self.wrong_runs and (self.bit_equal or self.atomic)
 
 
 def allowance(atomic: bool, rows: int) -> float:
-    """s: how much more a sum over `rows` may err when atomics add it up in any order, one by one."""
+    """Return s: how much more a sum over `rows` may err when atomics add it up in any order, one by one."""
     return min(8.0, max(1.0, math.sqrt(rows) / 8)) if atomic else 1.0
 
 
 def relative_error(got: np.ndarray, truth: np.ndarray, scale: float = 0.0) -> float:
-    """max |got - truth| / scale, without one max |truth|; absolute where that is 0 too; 0 for empty tensors."""
+    """Return max |got - truth| / scale, without one max |truth|; absolute where that is 0 too; 0 for empty
+    tensors."""
     if truth.size == 0:
         return 0.0
     scale = scale or np.abs(truth).max()
@@ -114,8 +116,8 @@ def compare(
     poison: np.ndarray | None = None,
     terms: float = 0.0,
     propagated: float = 0.0,
-) -> Verdict:
-    """Compares one tensor with the truth and with PyTorch.
+) -> TensorResult:
+    """Compare one tensor with the truth and with PyTorch.
 
     Args:
         got: What the kernel wrote, in float64 or wider.
@@ -127,9 +129,9 @@ def compare(
         terms: The size of the terms whose difference the tensor is; 0 where nothing cancels.
         propagated: How far the rounding of what the tensor is computed from, itself within its limit, moves it.
 
-    A NaN or infinity counts where the truth has none, and the reverse; where both have one at the same place, the
-    element is right, unless they are infinities of opposite sign. Which of NaN and infinity stands there is up to the
-    order of additions: a compensated sum makes inf - inf of what a plain one leaves infinite.
+    A NaN or infinity counts where the truth has none, and the reverse; where both have one at the same place,
+    the element is right, unless they are infinities of opposite sign. Which of NaN and infinity stands there
+    is up to the order of additions: a compensated sum makes inf - inf of what a plain one leaves infinite.
     """
     truth = np.asarray(truth)
     truth = truth if truth.dtype.kind == "f" else truth.astype(np.float64)
@@ -156,11 +158,12 @@ def compare(
         tuple(int(i) for i in np.unravel_index(int(np.argmax(distance)), truth.shape)) if truth.size else ()
     )
     ok = error <= limit and nonfinite == 0 and unwritten == 0
-    return Verdict(ok, error, baseline_error, limit, difference, worst, nonfinite, unwritten)
+    return TensorResult(ok, error, baseline_error, limit, difference, worst, nonfinite, unwritten)
 
 
 def cancelled_scale(truth: np.ndarray, terms: float, dtype: str) -> tuple[float, float]:
-    """What errors are measured by and the floor: the terms, where the truth is lost in their rounding; else 0.
+    """Return what errors are measured by and the floor: the terms, where the truth is lost in their rounding;
+    else 0.
 
     Kernels of a 16-bit type compute in float32, so that theirs cancel to float32's last place too.
     """
@@ -171,27 +174,28 @@ def cancelled_scale(truth: np.ndarray, terms: float, dtype: str) -> tuple[float,
 
 
 def got_and_expected(got: float, expected: float, limit: float, digits: int = 7) -> str:
-    """ "got 1.5, expected 1.25"; of two that are the same to so many digits how far they are apart too, and the limit."""
-    one, other = told_apart(got, expected, digits)
+    """Return "got 1.5, expected 1.25"; of two that are equal to so many digits also their difference, and the
+    limit."""
+    one, other = distinct_digits(got, expected, digits)
     off = f": off by {abs(got - expected):.1e}, the limit {limit:.1e}" if one != f"{got:.{digits}g}" else ""
     return f"got {one}, expected {other}{off}"
 
 
-def told_apart(one: float, other: float, digits: int) -> tuple[str, str]:
-    """Two numbers to so many digits, or to as many more as tell them apart."""
+def distinct_digits(one: float, other: float, digits: int) -> tuple[str, str]:
+    """Return two numbers with so many digits, or with as many more as distinguish them."""
     texts = ((f"{one:.{count}g}", f"{other:.{count}g}") for count in range(digits, 17))
     return next((pair for pair in texts if pair[0] != pair[1]), (f"{one:.17g}", f"{other:.17g}"))
 
 
-def bits_apart(got: float, expected: float) -> str:
-    """Which bits of a word of 32 are wrong, of the lowest what it is."""
+def describe_wrong_bits(got: float, expected: float) -> str:
+    """Return which bits of a word of 32 are wrong, of the lowest what it is."""
     wrong = [bit for bit in range(32) if (int(got) ^ int(expected)) >> bit & 1]
     first = f"bit {wrong[0]} is {int(got) >> wrong[0] & 1}, expected {int(expected) >> wrong[0] & 1}"
     return first if len(wrong) == 1 else f"{first}; {len(wrong)} of its 32 bits are wrong"
 
 
 def spread_in_ulps(runs_min: np.ndarray, runs_max: np.ndarray, dtype: str) -> float:
-    """The largest spread between repeated results, in units in the last place of the larger magnitude."""
+    """Return the largest spread between repeated results, in units in the last place of the larger magnitude."""
     magnitude = np.maximum(np.abs(runs_min), np.abs(runs_max))
     exponent = np.floor(np.log2(np.where(magnitude > 0, magnitude, 1)))
     ulp = EPSILON[dtype] * 2.0**exponent
@@ -225,12 +229,12 @@ class Evidence:
     got: np.ndarray
     truth: np.ndarray
     unwritten: np.ndarray
-    verdict: Verdict
+    verdict: TensorResult
     dtype: str = "float32"
 
     @cached_property
     def scale(self) -> float:
-        """What errors are measured against: the largest finite truth, or 1 where all of it is zero."""
+        """Return what errors are measured against: the largest finite truth, or 1 where all of it is zero."""
         return largest(self.truth) or 1.0
 
     @cached_property
@@ -246,15 +250,16 @@ class Evidence:
 
     @property
     def tolerance(self) -> float:
-        """How far a result may be from a formula that explains it."""
+        """Return how far a result may be from a formula that explains it."""
         return (2 * self.verdict.limit + 8 * EPSILON[self.dtype]) * self.magnitude
 
     def equals(self, formula: np.ndarray, numbers_only: bool = False) -> float | None:
-        """How far the result is from a formula's, relative to the largest value; None where it is too far.
+        """Return how far the result is from a formula's, relative to the largest value; None where it is too
+        far.
 
         A formula with one axis more than the result lists alternatives. What is no number must be so in both;
-        with `numbers_only` only what is a number in the result need be the formula's. Of a result that is far from the truth
-        more rounding is allowed: it may have added up far more than it should.
+        with `numbers_only` only what is a number in the result need be the formula's. Of a result that is far
+        from the truth more rounding is allowed: it may have added up far more than it should.
         """
         with np.errstate(all="ignore"):
             apart = apart_from(self.got, np.asarray(formula, np.float64))
@@ -282,17 +287,17 @@ class Evidence:
 
 
 def largest(array: np.ndarray) -> float:
-    """The largest finite magnitude, 0 where there is none."""
+    """Return the largest finite magnitude, 0 where there is none."""
     return float(np.abs(array[np.isfinite(array)]).max(initial=0.0))
 
 
 def severity(evidence: Evidence) -> float:
-    """Error in units of the limit."""
+    """Return the error in units of the limit."""
     return evidence.verdict.error / evidence.verdict.limit
 
 
 def apart_from(got: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """|got - other|, 0 where neither is a number, infinite where one of them is none."""
+    """Return |got - other|, 0 where neither is a number, infinite where one of them is none."""
     apart = np.abs(got - other)
     if np.isfinite(apart).all():
         return apart

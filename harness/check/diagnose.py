@@ -1,4 +1,4 @@
-"""What is wrong with a wrong tensor: by how much, where, and which known mistake it looks like.
+"""Describe a wrong tensor: by how much, where, and which known mistake gives these values.
 
 The learner's values are compared with what each known mistake of the puzzle would give, evaluated in NumPy on the very
 inputs of the failing cases. A mistake is named only where it explains every failing case.
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from harness.check.compare import NEARER, Evidence, bits_apart, got_and_expected, largest, severity
+from harness.check.compare import NEARER, Evidence, describe_wrong_bits, got_and_expected, largest, severity
 from harness.check.families import family
 from harness.check.results import UNKNOWN, Diagnosis, GateResult
 from harness.spec.cases import CANCELLING, is_not_finite
@@ -53,7 +53,7 @@ class Explanation:
 
     @property
     def words(self) -> str:
-        """Ends the sentence "your dx equals the reference ..."."""
+        """End the sentence "your dx equals the reference ..."."""
         first, *others = dict.fromkeys(mistake.words for mistake in self.mistakes)
         near = f"to {self.distance:.0e}" if self.distance else "exactly"
         words = f"{first}, {near}"
@@ -76,7 +76,7 @@ def diagnose(
     gate: str | None = None,
     right: Collection[str] = (),
 ) -> Diagnosis:
-    """Says what is wrong with a quantity.
+    """Say what is wrong with a quantity.
 
     Args:
         puzzle: Its derivation and known mistakes.
@@ -115,7 +115,7 @@ UNWRITTEN = Symptom("never-written", "is in part never written")
 def unexplained(
     puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence], worst: Evidence
 ) -> Symptom | None:
-    """What a result that no known mistake gives looks like."""
+    """Return what a result that no known mistake gives looks like."""
     with np.errstate(all="ignore"):
         symptom = (
             misplaced(evidence, worst)
@@ -139,10 +139,11 @@ def unexplained(
 
 
 def most_telling(evidence: Sequence[Evidence], dims: Dims = ()) -> Evidence:
-    """The case that is shown: one of finite numbers, with what is unwritten or no number, and the smallest that is plainly wrong.
+    """Return the case that is shown: one of finite numbers, with what is unwritten or no number, and the
+    smallest that is plainly wrong.
 
-    `dims` are the chapter's, which come before any other; where another case has a size of 1 and the chapter has not,
-    there is little to see.
+    `dims` are the chapter's, which come before any other; where another case has a size of 1 and the chapter
+    has not, there is little to see.
     """
     plain = min(PLAIN, max(severity(e) for e in evidence))
     few = min(SHOWN, max(e.got.size for e in evidence) - 1)  # a norm is one number in every case
@@ -165,8 +166,8 @@ def most_telling(evidence: Sequence[Evidence], dims: Dims = ()) -> Evidence:
 
 
 def elements(evidence: Evidence, name: str, axes: Shape, bits: bool = False) -> Iterator[str]:
-    """The first few wrong elements: what was got, what was expected, how many times that it is, and what kind of wrong they are.
-    Of words of `bits` the first wrong one.
+    """Yield the first few wrong elements: what was got, what was expected, how many times that it is, and
+    what kind of wrong they are. Of words of `bits` the first wrong one.
 
     The index of the first is given in words too, by the names of the `axes`.
     """
@@ -182,7 +183,7 @@ def elements(evidence: Evidence, name: str, axes: Shape, bits: bool = False) -> 
         at = tuple(index)
         got, truth = float(evidence.got[at]), float(evidence.truth[at])
         if bits and not evidence.unwritten[at]:
-            said = bits_apart(got, truth)
+            said = describe_wrong_bits(got, truth)
         elif evidence.unwritten[at]:
             said = f"never written, expected {truth:.7g}"
         else:
@@ -195,7 +196,7 @@ def elements(evidence: Evidence, name: str, axes: Shape, bits: bool = False) -> 
 
 
 def times(evidence: Evidence, at: tuple[int, ...]) -> str:
-    """How many times what it should be an element is; "" where that says nothing."""
+    """Return how many times what it should be an element is; "" where that says nothing."""
     got, truth = float(evidence.got[at]), float(evidence.truth[at])
     whole = "float" not in evidence.dtype  # of masks and indices
     if whole or evidence.unwritten[at] or not (got and truth and np.isfinite([got, truth]).all()):
@@ -205,7 +206,7 @@ def times(evidence: Evidence, at: tuple[int, ...]) -> str:
 
 
 def index_words(index: Sequence[int], axes: Shape) -> str:
-    """An index by the names of its axes, "row 1, column 2"; "" where they have none."""
+    """Return an index by the names of its axes, "row 1, column 2"; "" where they have none."""
     if not all(isinstance(name, str) for name in axes):
         return ""
     names = [re.sub(r"(?<=[a-z]{2})s$", "", str(name)) for name in axes]
@@ -213,7 +214,7 @@ def index_words(index: Sequence[int], axes: Shape) -> str:
 
 
 def place(wrong: np.ndarray, axes: Shape) -> str:
-    """Where the wrong elements of a tensor sit, in words; `axes` names its axes, as ("rows", 2)."""
+    """Return where the wrong elements of a tensor sit, in words; `axes` names its axes, as ("rows", 2)."""
     if wrong.all():
         return "every element"
     if wrong.sum() == 0:
@@ -230,7 +231,7 @@ def place(wrong: np.ndarray, axes: Shape) -> str:
 
 
 def along_axes(marked: np.ndarray, axes: Shape) -> tuple[list[str], np.ndarray]:
-    """Where along each axis some elements sit, and the smallest block that holds them."""
+    """Return where along each axis some elements sit, and the smallest block that holds them."""
     hits = [
         np.flatnonzero(marked.any(tuple(k for k in range(marked.ndim) if k != axis)))
         for axis in range(marked.ndim)
@@ -243,7 +244,7 @@ def along_axes(marked: np.ndarray, axes: Shape) -> tuple[list[str], np.ndarray]:
 
 
 def along(hit: np.ndarray, size: int, axis: str) -> str:
-    """Which indices of one axis hold wrong elements; empty where all do."""
+    """Return which indices of one axis hold wrong elements; empty where all do."""
     if len(hit) == size:
         return ""
     first, last = int(hit[0]), int(hit[-1])
@@ -266,11 +267,11 @@ def along(hit: np.ndarray, size: int, axis: str) -> str:
 def explanation(
     puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence], right: Collection[str] = ()
 ) -> Explanation | None:
-    """The known mistakes that give these values in every failing case.
+    """Return the known mistakes that give these values in every failing case.
 
-    One that is made `together` is passed over where a quantity that it changes is among the `right` ones. Where none gives
-    every value, one that gives all that are numbers is taken, or all values of the cases of finite numbers: what is none, and what
-    becomes of it, may come of how a thing is written.
+    One that is made `together` is passed over where a quantity that it changes is among the `right` ones.
+    Where none gives every value, one that gives all that are numbers is taken, or all values of the cases of
+    finite numbers: what is none, and what becomes of it, may come of how a thing is written.
     """
     if not puzzle.mistakes or any(puzzle.multiply_adds(e.case.dims) > LARGEST for e in evidence):
         return None
@@ -306,7 +307,8 @@ def explanation(
 
 
 def shows_in_numbers(puzzle: Puzzle, quantity: str, e: Evidence, mistake: Mistake) -> bool:
-    """Whether a mistake changes a quantity of finite numbers too. Where only cases with a NaN or infinity fail, it is not made."""
+    """Return whether a mistake changes a quantity of finite numbers too. Where only cases with a NaN or
+    infinity fail, it is not made."""
     arrays = {name: np.where(np.isfinite(array), array, 1) for name, array in e.arrays.items()}
     with np.errstate(all="ignore"):
         right, wrong = (
@@ -318,7 +320,7 @@ def shows_in_numbers(puzzle: Puzzle, quantity: str, e: Evidence, mistake: Mistak
 def fitting(
     puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence], asked: Sequence[Mistake], numbers_only: bool
 ) -> Explanation | None:
-    """The mistakes that give a quantity's values in every case, or all that are numbers."""
+    """Return the mistakes that give a quantity's values in every case, or all that are numbers."""
     fits: list[tuple[Mistake, float]] = []
     for mistake in asked:
         distances: list[float] = []
@@ -401,14 +403,14 @@ SURE = ("barrier-divergence", "warp-divergence", "endless-loop")
 
 
 def first_causes(findings: Sequence[Finding]) -> list[Finding]:
-    """The findings without those that may only follow from others: of a kernel in which an index leaves its tensor, or
-    threads miss a barrier, what is unwritten or raced for is no finding of its own."""
+    """Return the findings without those that may only follow from others: of a kernel in which an index
+    leaves its tensor, or threads miss a barrier, what is unwritten or raced for is no finding of its own."""
     astray = {finding.kernel for finding in findings if finding.kind in (*OUTSIDE, *DIVERGENCE)}
     return [f for f in findings if f.kernel not in astray or f.kind not in FOLLOWS]
 
 
 def from_findings(findings: Sequence[Finding]) -> tuple[str, str] | None:
-    """The mistake that causes the findings of the virtual GPU, and what it means."""
+    """Return the mistake that causes the findings of the virtual GPU, and what it means."""
     kinds = {finding.kind for finding in findings}
     if cause := next((FOUND[kind] for kind in FIRST if kind in kinds), None):
         return cause
@@ -454,7 +456,8 @@ def from_findings(findings: Sequence[Finding]) -> tuple[str, str] | None:
 
 
 def misplaced(evidence: Sequence[Evidence], worst: Evidence) -> Symptom | None:
-    """Whether NaN and infinity in the inputs end somewhere else than PyTorch's; asked where no finite case is wrong."""
+    """Return whether NaN and infinity in the inputs end somewhere else than PyTorch's; asked where no finite
+    case is wrong."""
     if not all(any_unusual(e) for e in evidence):
         return None
     if (np.isfinite(worst.got) & ~np.isfinite(worst.truth)).any():
@@ -479,13 +482,13 @@ def misplaced(evidence: Sequence[Evidence], worst: Evidence) -> Symptom | None:
 
 
 def any_unusual(e: Evidence) -> bool:
-    """Whether an input, or what is right, is somewhere no finite number."""
+    """Return whether an input, or what is right, is somewhere no finite number."""
     return not (np.isfinite(e.truth).all() and all(np.isfinite(array).all() for array in e.arrays.values()))
 
 
 def coarse(e: Evidence) -> Symptom | None:
-    """Whether every element has no more digits than a 16-bit type although the kernel writes a wider one; in float64, or is no
-    farther from the truth than float32 would be."""
+    """Return whether every element has no more digits than a 16-bit type although the kernel writes a wider
+    one; in float64, or is no farther from the truth than float32 would be."""
     if e.dtype not in ("float32", "float64") or not np.isfinite(e.got).all():
         return None
     if e.dtype == "float64" and e.error <= SINGLE * e.scale:
@@ -504,7 +507,8 @@ def coarse(e: Evidence) -> Symptom | None:
 
 
 def rounded_inside(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) -> Symptom | None:
-    """Whether sums that cancel are wrong, they alone, and by no more than a rounding to 16 bits of what is added up."""
+    """Return whether sums that cancel are wrong, they alone, and by no more than a rounding to 16 bits of
+    what is added up."""
     for e in evidence:
         if e.case.values != CANCELLING or not np.isfinite(e.got).all():
             return None
@@ -530,18 +534,19 @@ Needs = Mapping[str, Sequence[str]]
 
 
 def first_wrong(name: str, needs: Needs, wrong: Collection[str]) -> str | None:
-    """The first wrong thing that another one is computed from, through any number of wrong ones; None without any."""
+    """Return the first wrong thing that another one is computed from, through any number of wrong ones; None
+    without any."""
     before = next((each for each in needs.get(name, ()) if each in wrong), None)
     return before and (first_wrong(before, needs, wrong) or before)
 
 
 def sentence(before: str) -> str:
-    """What is said of something that is computed from something wrong."""
+    """Return what is said of something that is computed from something wrong."""
     return f"computed from {before}, which is wrong: mend that first"
 
 
 def blame_gates(results: Sequence[GateResult], needs: Needs) -> None:
-    """Lets a wrong gate that is computed from another wrong one say that and nothing else; `needs` maps gates."""
+    """Let a wrong gate that is computed from another wrong one say that and nothing else; `needs` maps gates."""
     wrong = {result.gate.id: result for result in results if result.state == "wrong"}
     for id, result in wrong.items():
         before = first_wrong(id, needs, wrong)
@@ -551,7 +556,7 @@ def blame_gates(results: Sequence[GateResult], needs: Needs) -> None:
 
 
 def blame_quantities(diagnoses: dict[str, Diagnosis], puzzle: Puzzle, variant: str) -> None:
-    """Does the same for the wrong quantities of a variant, which are computed from what their op reads."""
+    """Do the same for the wrong quantities of a variant, which are computed from what their op reads."""
     calls = puzzle.variants[variant]
     needs = {quantity: tuple(call.op.reads) for call in calls for quantity in call.op.writes}
     for quantity, diagnosis in diagnoses.items():
@@ -561,7 +566,7 @@ def blame_quantities(diagnoses: dict[str, Diagnosis], puzzle: Puzzle, variant: s
 
 
 def point_back(diagnoses: dict[str, Diagnosis], puzzle: Puzzle) -> None:
-    """Lets a quantity that shows the same mistake as an earlier one of the same run say that and nothing else."""
+    """Let a quantity that shows the same mistake as an earlier one of the same run say that and nothing else."""
     named: dict[str, str] = {}
     for quantity, diagnosis in diagnoses.items():
         if diagnosis.steps and diagnosis.mistake:

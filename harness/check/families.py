@@ -1,4 +1,4 @@
-"""What a wrong tensor is beside the right one, of whatever puzzle: a constant times it, some other step, the same upside down.
+"""Recognise a wrong tensor that is a simple function of the correct one, as a constant times it.
 
 Each family is exact: it is named where it gives every value of every failing case, to rounding, and where some case
 has enough values to tell it from chance.
@@ -31,7 +31,8 @@ Size = Callable[[Evidence], float]
 
 
 def family(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) -> Symptom | None:
-    """What explains a quantity in every failing case that holds numbers alone; None where nothing does."""
+    """Return what explains a quantity in every failing case that holds numbers alone; None where nothing
+    does."""
     evidence = [e for e in evidence if np.isfinite(e.got).all() and np.isfinite(e.truth).all()]
     if not evidence:
         return None
@@ -48,12 +49,12 @@ def family(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) -> Sympt
 
 
 def explains(fit: Fit, evidence: Sequence[Evidence]) -> bool:
-    """Whether a family gives the values of every case."""
+    """Return whether a family gives the values of every case."""
     return all(e.equals(fit(e)) is not None for e in evidence)
 
 
 def tells(values: np.ndarray, e: Evidence) -> bool:
-    """Whether values are enough, large enough and different enough to tell a constant from chance."""
+    """Return whether values are enough, large enough and different enough to tell a constant from chance."""
     large = np.abs(values[np.isfinite(values)])
     large = large[large > ENOUGH * e.tolerance]
     return len(large) >= FEWEST and np.ptp(large) > ENOUGH * e.tolerance
@@ -63,7 +64,7 @@ def tells(values: np.ndarray, e: Evidence) -> bool:
 
 
 def constant_ratio(puzzle: Puzzle, evidence: Sequence[Evidence]) -> Symptom | None:
-    """The tensor times one number in each case, which is a number, a size, or just that."""
+    """Return the tensor times one number in each case, which is a number, a size, or just that."""
     numbers = len(evidence) >= FEWEST and all(e.truth.size == 1 for e in evidence)  # one in each case
     if not numbers and not any(tells(e.truth, e) for e in evidence):
         return None
@@ -90,19 +91,19 @@ def constant_ratio(puzzle: Puzzle, evidence: Sequence[Evidence]) -> Symptom | No
 
 
 def ratio(got: np.ndarray, truth: np.ndarray) -> float:
-    """By what the truth is multiplied, as well as one number can say it."""
+    """Return the factor that fits best between the truth and a result."""
     numbers = np.isfinite(got) & np.isfinite(truth)
     square = float((truth[numbers] ** 2).sum())
     return float((got[numbers] * truth[numbers]).sum()) / square if square else 0.0
 
 
 def same(a: float, b: float) -> bool:
-    """Whether two factors are the same, to rounding."""
+    """Return whether two factors are the same, to rounding."""
     return math.isclose(a, b, rel_tol=2e-3 if abs(b) < 1e-3 else 2e-4)
 
 
 def sizes_of(puzzle: Puzzle) -> Iterator[tuple[str, Size]]:
-    """Sizes, products and roots of them, by the names that the puzzle gives them."""
+    """Yield sizes, products and roots of them, by the names that the puzzle gives them."""
 
     def size(name: str) -> Size:
         index = puzzle.dim_names.index(name)
@@ -138,7 +139,7 @@ def sizes_of(puzzle: Puzzle) -> Iterator[tuple[str, Size]]:
 
 
 def constant_offset(evidence: Sequence[Evidence]) -> Symptom | None:
-    """The tensor with one number added to every element."""
+    """Return the tensor with one number added to every element."""
     if not any(tells(e.truth - np.mean(e.truth), e) for e in evidence):
         return None
     added = {e.case.name: float(np.nanmean(e.got - e.truth)) for e in evidence}
@@ -155,7 +156,7 @@ def constant_offset(evidence: Sequence[Evidence]) -> Symptom | None:
 
 
 def signed(number: float) -> str:
-    """ "+ 2" or "- 2"."""
+    """Return "+ 2" or "- 2"."""
     return f"{'-' if number < 0 else '+'} {abs(number):.6g}"
 
 
@@ -163,7 +164,8 @@ def signed(number: float) -> str:
 
 
 def other_step(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) -> Symptom | None:
-    """The tensor times, over, plus or minus an input or a step of the derivation, or such a one in its place."""
+    """Return the tensor times, over, plus or minus an input or a step of the derivation, or such a one in its
+    place."""
     known = [steps_of(puzzle, quantity, e) for e in evidence]
     at = {e.case.name: steps for e, steps in zip(evidence, known, strict=True)}
     for name in known[0]:
@@ -194,7 +196,7 @@ def other_step(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) -> S
 
 
 def steps_of(puzzle: Puzzle, quantity: str, e: Evidence) -> dict[str, np.ndarray]:
-    """The inputs, and the steps that the quantity is computed from, as they should be."""
+    """Return the inputs, and the steps that the quantity is computed from, as they should be."""
     try:
         steps = puzzle.derive(e.arrays, {})
         getattr(steps, quantity)
@@ -209,19 +211,19 @@ def steps_of(puzzle: Puzzle, quantity: str, e: Evidence) -> dict[str, np.ndarray
 
 
 def fits(step: np.ndarray, e: Evidence) -> bool:
-    """Whether a step is of the tensor's shape, or is the same along some of its axes."""
+    """Return whether a step is of the tensor's shape, or is the same along some of its axes."""
     sizes = zip(step.shape[::-1], e.got.shape[::-1], strict=False)
     return step.ndim <= e.got.ndim and all(a in (1, b) for a, b in sizes)
 
 
 def varied(step: np.ndarray, e: Evidence) -> bool:
-    """Whether a step has enough different values to be told from a constant."""
+    """Return whether a step has enough different values to be told from a constant."""
     numbers = step[np.isfinite(step)]
     return len(numbers) >= FEWEST and np.ptp(numbers) > ENOUGH * e.verdict.limit * np.abs(numbers).max()
 
 
 def divided(e: Evidence, step: np.ndarray) -> np.ndarray:
-    """truth / step; what is divided by 0 may be anything, and is taken as it is."""
+    """Return truth / step; where the step is 0 the truth is left as it is."""
     return np.where(step == 0, e.got, e.truth / np.where(step == 0, 1.0, step))
 
 
@@ -229,7 +231,7 @@ def divided(e: Evidence, step: np.ndarray) -> np.ndarray:
 
 
 def by_axis(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) -> Symptom | None:
-    """Each row, or each column, with a factor or a summand of its own."""
+    """Return each row, or each column, with a factor or a summand of its own."""
     matrices = [
         e
         for e in evidence
@@ -275,12 +277,12 @@ def by_axis(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) -> Symp
 
 
 def is_a_part(factors: np.ndarray) -> bool:
-    """Whether factors are 0 and 1 alone: a part is missing, and the rest is right."""
+    """Return whether factors are 0 and 1 alone: a part is missing, and the rest is right."""
     return bool(np.minimum(np.abs(factors), np.abs(factors - 1)).max() < 1e-3)
 
 
 def moved(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) -> Symptom | None:
-    """The right values at other places."""
+    """Return the right values at other places."""
     count = evidence[0].got.ndim
     if any(e.got.ndim != count for e in evidence) or not any(tells(e.truth, e) for e in evidence):
         return None

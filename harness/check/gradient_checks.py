@@ -1,4 +1,4 @@
-"""Checks of one differentiable PyTorch function, each with a name: what a test of a hand-written backward pass can look at.
+"""Check one differentiable PyTorch function, each time in another respect.
 
 Every check takes a `Subject`, a function beside PyTorch's own, and returns None, or a line that says what is wrong and
 what it would do to a model. Some are strong and some are the weak ones that are seen in the wild: a table of both shows
@@ -41,7 +41,7 @@ Check = Callable[[Subject], str | None]
 
 
 def guarded(check: Check) -> Check:
-    """A check for which whatever the function raises is what is wrong."""
+    """Wrap a check so that whatever the function raises is its result."""
 
     @functools.wraps(check)
     def run(subject: Subject) -> str | None:
@@ -69,7 +69,7 @@ def without_echoes(lines: dict[str, str]) -> dict[str, str]:
 
 @guarded
 def forward(subject: Subject) -> str | None:
-    """The result is PyTorch's, at several sizes."""
+    """Check that the result is PyTorch's, at several sizes."""
     for sizes in subject.sizes:
         got = outputs_of(subject.function, subject.inputs(sizes))
         expected = outputs_of(subject.reference, subject.inputs(sizes))
@@ -80,7 +80,8 @@ def forward(subject: Subject) -> str | None:
 
 
 def constant_factor(got: Tensor, expected: Tensor, inputs: list[Tensor]) -> str:
-    """By what every element of a gradient is multiplied, with the sizes of an input that it is; "" where that is no number."""
+    """Return the factor of every element of a gradient, with the sizes of an input that it is; "" where it is
+    no number."""
     large = expected.abs() > CANCELLED
     ratios = (got / expected)[large]
     if (got[~large].abs() > CANCELLED).any():
@@ -100,7 +101,7 @@ def constant_factor(got: Tensor, expected: Tensor, inputs: list[Tensor]) -> str:
 
 @guarded
 def against_autograd(subject: Subject) -> str | None:
-    """The gradients are PyTorch's, in float64, at several sizes, from random gradients coming in."""
+    """Check that the gradients are PyTorch's, in float64, at several sizes, for random gradients coming in."""
     for sizes in subject.sizes:
         inputs = subject.inputs(sizes)
         got = gradients(subject.function, inputs, random_like)
@@ -114,14 +115,14 @@ def against_autograd(subject: Subject) -> str | None:
 
 @guarded
 def gradcheck_float64(subject: Subject) -> str | None:
-    """torch.autograd.gradcheck in float64: every element by finite differences."""
+    """Run torch.autograd.gradcheck in float64: every element by finite differences."""
     inputs = subject.inputs("odd")
     return None if torch.autograd.gradcheck(subject.function, inputs) else "gradcheck says no"
 
 
 @guarded
 def gradcheck_float32(subject: Subject) -> str | None:
-    """gradcheck in float32, with the tolerances that make it pass for right functions."""
+    """Run gradcheck in float32, with the tolerances that make it pass for correct functions."""
     inputs = subject.inputs("odd", dtype=torch.float32)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Input #. requires gradient and is not a double")
@@ -131,7 +132,7 @@ def gradcheck_float32(subject: Subject) -> str | None:
 
 @guarded
 def allclose_on_ones(subject: Subject) -> str | None:
-    """allclose at 1e-4 after loss = sum of the output, on inputs of ones: what many texts show."""
+    """Run allclose at 1e-4 after loss = sum of the output, on inputs of ones: what many texts show."""
     ones = [torch.ones_like(t) if t.is_floating_point() else t for t in subject.make("odd", 0)]
     pairs: list[list[Tensor]] = []
     for function in (subject.function, subject.reference):
@@ -146,18 +147,18 @@ def allclose_on_ones(subject: Subject) -> str | None:
 
 @guarded
 def square_shapes(subject: Subject) -> str | None:
-    """The gradients are PyTorch's where all sizes are the same: a swapped axis fits everywhere."""
+    """Check that the gradients are PyTorch's where all sizes are equal: a swapped axis fits everywhere."""
     return off(compare(subject, "square"), "gradients at square sizes")
 
 
 @guarded
 def random_directions(subject: Subject) -> str | None:
-    """Central differences of a random scalar of the outputs along random directions, in float64."""
+    """Compare central differences of a random scalar of the outputs along random directions, in float64."""
     return next(filter(None, (wrong_slope(subject, seed) for seed in range(3))), None)
 
 
 def wrong_slope(subject: Subject, seed: int, step: float = 1e-6) -> str | None:
-    """What a gradient says of the slope along a random direction, where a central difference says otherwise."""
+    """Return what a gradient says of the slope along a random direction, where a central difference differs."""
     inputs = subject.inputs("odd", seed)
     results = outputs_of(subject.function, inputs)
     asking = [t.requires_grad for t in results]  # what has no gradient is no part of the slope
@@ -182,7 +183,7 @@ def wrong_slope(subject: Subject, seed: int, step: float = 1e-6) -> str | None:
 
 @guarded
 def expanded_gradient(subject: Subject) -> str | None:
-    """A gradient with stride 0, as `out.sum().backward()` hands it in."""
+    """Check a gradient with stride 0, as `out.sum().backward()` passes it."""
 
     def incoming(out: tuple[Tensor, ...]) -> list[Tensor]:
         return [t.new_tensor(1.25).expand(t.shape) for t in out]
@@ -194,17 +195,17 @@ def expanded_gradient(subject: Subject) -> str | None:
 
 
 def transposed(t: Tensor) -> Tensor:
-    """The same numbers, as they lie after a transpose."""
+    """Return the same numbers with the strides of a transpose."""
     return t.mT.contiguous().mT if t.dim() > 1 else t
 
 
 def sliced(t: Tensor) -> Tensor:
-    """The same numbers as a slice of longer rows: the last stride is still 1."""
+    """Return the same numbers as a slice of longer rows: the last stride is still 1."""
     return torch.cat((t, t[..., :1]), -1)[..., : t.shape[-1]] if t.dim() else t
 
 
 def exchanged(t: Tensor) -> Tensor:
-    """The same numbers, as they lie after the two first of three axes have been exchanged."""
+    """Return the same numbers with the strides of the two first of three axes exchanged."""
     return t.transpose(0, 1).contiguous().transpose(0, 1) if t.dim() > 2 else t
 
 
@@ -218,7 +219,7 @@ LAYOUTS = {
 
 @guarded
 def strided_gradient(subject: Subject) -> str | None:
-    """A gradient that is not contiguous, as from a transpose or a slice after the function."""
+    """Check a gradient that is not contiguous, as from a transpose or a slice after the function."""
     for words, laid in LAYOUTS.items():
         error = compare(subject, incoming=lambda out, laid=laid: [laid(g) for g in random_like(out)])
         if line := off(error, f"a gradient that is not contiguous is read as if it were ({words})"):
@@ -228,7 +229,7 @@ def strided_gradient(subject: Subject) -> str | None:
 
 @guarded
 def strided_inputs(subject: Subject) -> str | None:
-    """Inputs that are not contiguous, as from a transpose or a slice before the function."""
+    """Check inputs that are not contiguous, as from a transpose or a slice before the function."""
     for words, laid in LAYOUTS.items():
 
         def turned(inputs: list[Tensor], laid: Callable[[Tensor], Tensor] = laid) -> list[Tensor]:
@@ -246,7 +247,7 @@ FEW = 4
 
 @guarded
 def frozen_inputs(subject: Subject) -> str | None:
-    """Some of the inputs ask for their gradient, as beside frozen layers: they get the right ones."""
+    """Check the gradients where only some of the inputs need one, as with frozen layers."""
     count = len(leaves(subject.inputs()))
     sizes = range(1, count) if count <= FEW else (1, count - 1)
     for kept in itertools.chain.from_iterable(itertools.combinations(range(count), some) for some in sizes):
@@ -271,14 +272,14 @@ def frozen_inputs(subject: Subject) -> str | None:
 
 @guarded
 def two_calls(subject: Subject) -> str | None:
-    """Two forward passes, then the backward pass of the first: what the first call kept is still its own."""
+    """Check the backward pass of the first of two forward passes: what the first call saved is still its own."""
     error = compare(subject, between=lambda inputs, outputs: subject.function(*subject.inputs(seed=1)))
     return off(error, "a second call changes what the first one kept")
 
 
 @guarded
 def under_checkpoint(subject: Subject) -> str | None:
-    """The forward pass runs again in the backward pass, as under torch.utils.checkpoint."""
+    """Check a forward pass that runs again in the backward pass, as under torch.utils.checkpoint."""
     from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
     def again(function: Function) -> Function:
@@ -292,7 +293,7 @@ def under_checkpoint(subject: Subject) -> str | None:
 
 @guarded
 def inputs_unchanged(subject: Subject) -> str | None:
-    """Neither pass writes to an input, to the gradient coming in, or to what was returned."""
+    """Check that neither pass writes to an input, to the gradient coming in, or to what was returned."""
     inputs = subject.inputs()
     before = [t.detach().clone() for t in inputs]
     outputs = outputs_of(subject.function, inputs)
@@ -312,14 +313,14 @@ def inputs_unchanged(subject: Subject) -> str | None:
 
 
 def twice(outputs: Sequence[Tensor], inputs: list[Tensor], incoming: Sequence[Tensor]) -> list[Tensor]:
-    """The gradients of a second backward pass on one graph."""
+    """Return the gradients of a second backward pass on one graph."""
     gradients_or_none(outputs, leaves(inputs), incoming, retain_graph=True)
     return pulled_back(outputs, inputs, incoming)
 
 
 @guarded
 def second_backward(subject: Subject) -> str | None:
-    """The backward pass runs twice on one graph, as with retain_graph: the second gradients are the first."""
+    """Check a second backward pass on one graph, as with retain_graph: its gradients are the first's."""
     return off(
         compare(subject, pull=twice),
         "a second backward pass of the same call differs: the first changes what is kept",
@@ -328,7 +329,8 @@ def second_backward(subject: Subject) -> str | None:
 
 @guarded
 def written_between(subject: Subject) -> str | None:
-    """Inputs and results are overwritten before the backward pass: autograd refuses, or the gradients are those of the call."""
+    """Check that autograd refuses, or the gradients are those of the call, where inputs and results are
+    overwritten before the backward pass."""
 
     def overwrite(inputs: list[Tensor], outputs: Sequence[Tensor]) -> None:
         with torch.no_grad():
@@ -350,7 +352,8 @@ def written_between(subject: Subject) -> str | None:
 
 @guarded
 def second_derivatives(subject: Subject) -> str | None:
-    """The gradients can be differentiated again, as for a gradient penalty, with PyTorch's result; or that is refused."""
+    """Check that the gradients can be differentiated again, as for a gradient penalty, with PyTorch's result;
+    or that this is refused."""
     try:
         grads = second_gradients(subject.function, subject.inputs())
     except RuntimeError:
@@ -365,7 +368,8 @@ def second_derivatives(subject: Subject) -> str | None:
 
 @guarded
 def differentiable_outputs(subject: Subject) -> str | None:
-    """The same outputs ask for a gradient as PyTorch's: a loss made of one that has none must not train on zeros."""
+    """Check that the same outputs need a gradient as PyTorch's: a loss of one that has none must not train on
+    zeros."""
     ours = outputs_of(subject.function, subject.inputs())
     theirs = outputs_of(subject.reference, subject.inputs())
     for number, (one, other) in enumerate(zip(ours, theirs, strict=True)):
@@ -377,7 +381,7 @@ def differentiable_outputs(subject: Subject) -> str | None:
 
 @guarded
 def repeat_runs(subject: Subject) -> str | None:
-    """Ten runs on the same inputs give the same bits."""
+    """Check that ten runs on the same inputs give the same bits."""
     runs = [gradients(subject.function, subject.inputs(), random_like) for _ in range(10)]
     same = all(torch.equal(a, b) for run in runs[1:] for a, b in zip(runs[0], run, strict=True))
     return None if same else "the same inputs give different gradients"
@@ -385,7 +389,7 @@ def repeat_runs(subject: Subject) -> str | None:
 
 @guarded
 def at_zero(subject: Subject) -> str | None:
-    """Inputs with exact zeros among them: PyTorch's gradient there."""
+    """Check inputs with exact zeros among them: PyTorch's gradient there."""
 
     def zeroed(inputs: list[Tensor]) -> list[Tensor]:
         with torch.no_grad():
@@ -398,7 +402,8 @@ def at_zero(subject: Subject) -> str | None:
 
 @guarded
 def infinite_gradient(subject: Subject) -> str | None:
-    """Infinity comes in for a part of the result: where PyTorch's gradient is finite, so is this one, and the same."""
+    """Check an infinite gradient for a part of the result: where PyTorch's is finite, so is this one, and the
+    same."""
 
     def incoming(out: tuple[Tensor, ...]) -> list[Tensor]:
         gradients = random_like(out)
@@ -421,7 +426,8 @@ def infinite_gradient(subject: Subject) -> str | None:
 
 @guarded
 def far_from_zero(subject: Subject) -> str | None:
-    """All inputs moved up or down so far that exp of them is infinite or 0; errors relative to 1 where gradients are small."""
+    """Check inputs so far from 0 that exp of them is infinite or 0; errors are relative to 1 where gradients
+    are small."""
     for far in (FAR, -FAR):
 
         def moved(inputs: list[Tensor], far: float = far) -> list[Tensor]:
@@ -438,7 +444,7 @@ def far_from_zero(subject: Subject) -> str | None:
 
 @guarded
 def at_no_numbers(subject: Subject) -> str | None:
-    """Inputs with NaN, both infinities and -0 among them, and infinities coming in: PyTorch's result and gradient."""
+    """Check inputs with NaN, both infinities and -0 among them: PyTorch's result."""
 
     def special() -> list[Tensor]:
         inputs = subject.inputs()
@@ -471,7 +477,8 @@ def alike(got: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
 
 
 def rounding(subject: Subject, sizes: str, narrow: torch.dtype) -> tuple[Distance, Distance]:
-    """The errors in a dtype against float64 on the same rounded numbers: the function's, and PyTorch's own."""
+    """Return the errors in a dtype against float64 on the same rounded numbers: the function's, and PyTorch's
+    own."""
     tensors = subject.make(sizes, 0)
 
     def grads_of(function: Function, dtype: torch.dtype) -> list[Tensor]:
@@ -486,7 +493,7 @@ def rounding(subject: Subject, sizes: str, narrow: torch.dtype) -> tuple[Distanc
 
 @guarded
 def many_rows_bfloat16(subject: Subject) -> str | None:
-    """bfloat16 with thousands of rows: no more than twice PyTorch's own error against float64."""
+    """Check bfloat16 with thousands of rows: no more than twice PyTorch's own error against float64."""
     ours, baseline = rounding(subject, "tall", torch.bfloat16)
     if ours <= FACTOR * baseline + 2.0**-8:
         return None
@@ -495,7 +502,7 @@ def many_rows_bfloat16(subject: Subject) -> str | None:
 
 @guarded
 def narrow_dtypes(subject: Subject) -> str | None:
-    """float32, bfloat16 and float16: about PyTorch's own error against float64, at several sizes."""
+    """Check float32, bfloat16 and float16: about PyTorch's own error against float64, at several sizes."""
     for narrow, sizes in itertools.product(DTYPES, subject.sizes):
         ours, baseline = rounding(subject, sizes, narrow)
         if not ours <= FACTOR * baseline + UNITS * torch.finfo(narrow).eps:
@@ -517,7 +524,7 @@ def kept_bytes(function: Function, inputs: list[Tensor]) -> tuple[int, list[str]
 
 @guarded
 def memory_kept(subject: Subject) -> str | None:
-    """No more bytes are kept for the backward pass than the ledger says, measured by saved_tensors_hooks."""
+    """Check that no more bytes are saved for the backward pass than the ledger says, by saved_tensors_hooks."""
     if subject.saved is None:
         return None
     inputs = subject.inputs("deep" if "deep" in subject.sizes else "odd", dtype=torch.float32)
@@ -530,7 +537,8 @@ def memory_kept(subject: Subject) -> str | None:
 
 @guarded
 def held_by_ctx(subject: Subject) -> str | None:
-    """Tensors are kept by save_for_backward, where hooks and the ledger see them, and not as attributes of ctx."""
+    """Check that tensors are saved by save_for_backward, where hooks and the ledger see them, and not as
+    attributes of ctx."""
     outputs = outputs_of(subject.function, subject.inputs())
     node = next(t.grad_fn for t in outputs if t.requires_grad)
     hidden = [name for name, value in vars(node).items() if isinstance(value, Tensor)]

@@ -1,4 +1,4 @@
-"""Gradients of one differentiable PyTorch function beside those of another: how both are run, and how far apart they are."""
+"""Compare the gradients of a differentiable PyTorch function with those of its reference."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -58,16 +58,16 @@ class Subject:
     dropped: list[str] = field(default_factory=list[str])
 
     def called(self, number: int) -> str:
-        """What an input is called."""
+        """Return what an input is called."""
         return self.names[number] if self.names else f"input {number}"
 
     def moved(self, inputs: list[Tensor]) -> list[Tensor]:
-        """The inputs that special values may be put into."""
+        """Return the inputs that special values may be put into."""
         free = range(len(inputs)) if self.movable is None else self.movable
         return [t for i, t in enumerate(inputs) if t.requires_grad and i in free]
 
     def inputs(self, sizes: str = "odd", seed: int = 0, dtype: torch.dtype | None = None) -> list[Tensor]:
-        """Fresh leaves of a problem; those with a gradient ask for it."""
+        """Create the leaves of a problem; those with a gradient ask for it."""
         dtype = dtype or self.dtypes[0]
         tensors = [
             t.to(dtype) if t.is_floating_point() else t for t in self.make(sizes, seed)
@@ -77,30 +77,30 @@ class Subject:
 
 
 def outputs_of(function: Function, inputs: list[Tensor]) -> tuple[Tensor, ...]:
-    """What a function returns, always as a tuple."""
+    """Return what a function returns, always as a tuple."""
     returned = function(*inputs)
     return (returned,) if isinstance(returned, Tensor) else tuple(returned)
 
 
 def leaves(inputs: list[Tensor]) -> list[Tensor]:
-    """The inputs that ask for a gradient."""
+    """Return the inputs that ask for a gradient."""
     return [t for t in inputs if t.requires_grad]
 
 
 def random_like(tensors: tuple[Tensor, ...], seed: int = 1) -> list[Tensor]:
-    """Random gradients, with a mean, for outputs."""
+    """Return random gradients, with a mean, for outputs."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t) + 0.5 for t in tensors]
 
 
 def gradients(function: Function, inputs: list[Tensor], incoming: Incoming) -> list[Tensor]:
-    """The gradients of the inputs that ask for one; zeros where autograd has none."""
+    """Return the gradients of the inputs that ask for one; zeros where autograd has none."""
     outputs = tuple(t for t in outputs_of(function, inputs) if t.requires_grad)
     return pulled_back(outputs, inputs, incoming(outputs))
 
 
 def pulled_back(outputs: Sequence[Tensor], inputs: list[Tensor], incoming: Sequence[Tensor]) -> list[Tensor]:
-    """The gradients from outputs that were computed before."""
+    """Return the gradients from outputs that were computed before."""
     if not outputs or not leaves(inputs):
         return [torch.zeros_like(t) for t in leaves(inputs)]
     each = gradients_or_none(outputs, leaves(inputs), incoming)
@@ -115,7 +115,8 @@ def gradients_or_none(
     retain_graph: bool = False,
     create_graph: bool = False,
 ) -> Sequence[Tensor | None]:
-    """The gradient of each input, None where no output depends on it, which the types of `torch.autograd.grad` leave out."""
+    """Return the gradient of each input, None where no output depends on it, which the types of
+    `torch.autograd.grad` leave out."""
     keep = retain_graph or create_graph
     return torch.autograd.grad(
         outputs, inputs, incoming, allow_unused=True, retain_graph=keep, create_graph=create_graph
@@ -123,7 +124,8 @@ def gradients_or_none(
 
 
 def second_gradients(function: Function, inputs: list[Tensor]) -> list[Tensor]:
-    """The gradients of a random sum of the gradients: with respect to the inputs, then to the gradients coming in."""
+    """Return the gradients of a random sum of the gradients: with respect to the inputs, then to the
+    gradients coming in."""
     outputs = tuple(t for t in outputs_of(function, inputs) if t.requires_grad)
     incoming = [g.requires_grad_() for g in random_like(outputs)]
     first = gradients_or_none(outputs, leaves(inputs), incoming, create_graph=True)
@@ -140,7 +142,8 @@ def second_gradients(function: Function, inputs: list[Tensor]) -> list[Tensor]:
 
 
 def kept_by_autograd(call: Callable[[], Returned]) -> tuple[Returned, list[Tensor]]:
-    """What a call returns, and what autograd keeps of it for the backward pass, a tensor for each piece of memory."""
+    """Return what a call returns, and what autograd keeps of it for the backward pass, a tensor for each
+    piece of memory."""
     tensors: dict[int, Tensor] = {}
 
     def pack(tensor: Tensor) -> Tensor:
@@ -182,9 +185,9 @@ class Distance(float):
 def furthest(
     got: Sequence[Tensor], expected: Sequence[Tensor], least: float = CANCELLED, names: Sequence[str] = ()
 ) -> Distance:
-    """The largest difference, relative to the largest expected element of its tensor, or to `least`; inf where shapes differ or a value
-    is none. `names` says what the tensors are, where they are not the gradients of input 0, input 1 and so on.
-    """
+    """Return the largest difference, relative to the largest expected element of its tensor, or to `least`;
+    inf where shapes differ or a value is none. `names` says what the tensors are, where they are not the
+    gradients of input 0, input 1 and so on."""
     worst = Distance(0.0)
     names = names or [f"the gradient of input {number}" for number in range(len(got))]
     for name, one, other in zip(names, got, expected, strict=True):
@@ -202,14 +205,14 @@ def furthest(
 
 
 def nowhere(words: str) -> Distance:
-    """The distance of what has no element that could be compared."""
+    """Return the distance of what has no element that could be compared."""
     distance = Distance("inf")
     distance.element = words
     return distance
 
 
 def element(name: str, got: Tensor, expected: Tensor, apart: Tensor, limit: float) -> str:
-    """Where two tensors are farthest apart, and what stands there."""
+    """Return where two tensors are farthest apart, and what stands there."""
     at = tuple(int(i) for i in torch.unravel_index(apart.argmax(), apart.shape))
     return f"{name} at {list(at)}: {got_and_expected(got[at].item(), expected[at].item(), limit, 6)}"
 
@@ -221,7 +224,7 @@ class Line(str):
 
 
 def off(error: Distance, what: str) -> str | None:
-    """A line where an error is too large."""
+    """Return a line where an error is too large."""
     if error <= error.limit:
         return None
     far = "" if math.isinf(error) else f", off by {error:.1e} of the largest element"

@@ -1,4 +1,4 @@
-"""What a gate's kernels cost, against its limits: the verdict names the counter, the limit, and the line that costs most."""
+"""Compare the counters of a gate's kernels with its limits, and name the line that costs most."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,12 +25,12 @@ class Measured:
 
     @property
     def ok(self) -> bool:
-        """Whether it keeps the limit."""
+        """Return whether it keeps the limit."""
         return self.value <= self.limit.most
 
     @property
     def lines(self) -> list[str]:
-        """What is said of a cost that is too high."""
+        """Return what is said of a cost that is too high."""
         first = self.limit.first.get(self.dtype)
         before = f"; the form before had {amount(first)}" if first is not None else ""
         words = [f"{self.limit.counter}: {amount(self.value)}, at most {amount(self.limit.most)}{before}"]
@@ -40,7 +40,7 @@ class Measured:
 def measured(
     puzzle: Puzzle, gate: Gate, case: Case, launches: "Sequence[Launch]", dtype: str, source: Source
 ) -> list[Measured]:
-    """What the launches of a gate's variant cost in a case, by each of the gate's limits."""
+    """Return what the launches of a gate's variant cost in a case, by each of the gate's limits."""
     sizes = {**dict(zip(puzzle.dim_names, case.dims, strict=False)), **puzzle.derived_sizes(case.dims)}
     counts = Counts(launches, sizes, bytes_of(dtype))
     results: list[Measured] = []
@@ -59,5 +59,5 @@ def measured(
 
 
 def amount(number: float) -> str:
-    """A cost in few digits."""
+    """Return a cost in few digits."""
     return f"{number:,.0f}" if number >= 1000 or number == int(number) else f"{number:.3g}"

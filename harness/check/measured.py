@@ -1,4 +1,4 @@
-"""One call of a function beside the same call of its reference, and the limit that its errors are held to.
+"""Compare one call of a function with the same call of its reference, and derive the limit of its errors.
 
 Truth is the reference in float64. The limit of a `Subject` that asks for measured ones is twice the worst of PyTorch's own
 errors: the reference in the dtype of the call, in eight orders of summation, and in float64 on inputs that are moved by a
@@ -63,7 +63,7 @@ class OtherOrder(TorchDispatchMode):
         self.generator = torch.Generator().manual_seed(seed)
 
     def order(self, t: Tensor, axis: int) -> Tensor:
-        """The elements along an axis in a random order, the same for tensors that are paired."""
+        """Return the elements along an axis in a random order, the same for tensors that are paired."""
         return torch.randperm(t.shape[axis], generator=self.generator).to(t.device)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -81,12 +81,12 @@ class OtherOrder(TorchDispatchMode):
 
 
 def narrow_of(inputs: Sequence[Tensor]) -> torch.dtype:
-    """The dtype of a call."""
+    """Return the dtype of a call."""
     return next((t.dtype for t in inputs if t.is_floating_point()), torch.float64)
 
 
 def guarded(reference: Callable[P, R]) -> Callable[P, R]:
-    """A reference for which whatever it raises is ReferenceRaised."""
+    """Return a reference for which whatever it raises is ReferenceRaised."""
 
     @functools.wraps(reference)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -100,12 +100,12 @@ def guarded(reference: Callable[P, R]) -> Callable[P, R]:
 
 
 def leaf(t: Tensor, like: Tensor) -> Tensor:
-    """A new leaf that asks for a gradient as another one does."""
+    """Return a new leaf that asks for a gradient as another one does."""
     return t.detach().clone().requires_grad_(like.requires_grad)
 
 
 def wide(inputs: Sequence[Tensor]) -> list[Tensor]:
-    """The same numbers in float64."""
+    """Return the same numbers in float64."""
     return [leaf(t.detach().double() if t.is_floating_point() else t, t) for t in inputs]
 
 
@@ -125,7 +125,7 @@ def compare(
     steady: bool = False,
     within: torch.dtype | None = None,
 ) -> Distance:
-    """How far the outputs and gradients of a call are from the reference's.
+    """Return how far the outputs and gradients of a call are from the reference's.
 
     Args:
         subject: Both functions.
@@ -184,7 +184,7 @@ class Measured:
     within: torch.dtype | None
 
     def distance(self) -> Distance:
-        """The worst of all tensors, beside its limit."""
+        """Return the worst of all tensors, beside its limit."""
         e = self.evidence
         dtype = self.within or narrow_of(e.inputs)
         floor = max(self.floor, floor_of(dtype))
@@ -213,7 +213,7 @@ class Measured:
         limits: Sequence[float],
         excused: Sequence[Tensor] = (),
     ) -> Distance:
-        """The distance of the tensor that is farthest beyond its limit."""
+        """Return the distance of the tensor that is farthest beyond its limit."""
         e = self.evidence
         found, ratio = Distance(0.0), 0.0
         for k, (name, got, truth) in enumerate(zip(e.names, e.got, e.truth, strict=True)):
@@ -241,7 +241,7 @@ class Measured:
         return found
 
     def run(self, inputs: list[Tensor], incoming: Sequence[Tensor] | None = None) -> list[Tensor]:
-        """The reference on other inputs."""
+        """Return the reference on other inputs."""
         given = self.evidence.incoming if incoming is None else incoming
         outputs = outputs_of(guarded(self.subject.reference), inputs)
         chosen = [outputs[i] for i in self.asking]
@@ -249,15 +249,16 @@ class Measured:
         return [*(t.detach() for t in outputs), *guarded(pulled_back)(chosen, inputs, incoming)]
 
     def usual(self) -> list[float]:
-        """How large the gradients are for a random one coming in that is as large as this one: what cancels is measured by that."""
+        """Return how large the gradients are for a random one coming in that is as large as this one: what
+        cancels is measured by that."""
         e = self.evidence
         sizes = [largest(g) for g in e.incoming]
         random = [g * size / 3 for g, size in zip(random_like(tuple(e.incoming)), sizes, strict=True)]
         return [largest(t) for t in self.run(wide(e.inputs), random)]
 
     def moves(self, by: float, count: int, absolute: float = 0.0) -> Iterator[list[Tensor]]:
-        """What the reference gives in float64 on inputs that are moved at random, and the other way, relative to each element and to
-        the largest."""
+        """Yield what the reference gives in float64 on inputs that are moved at random, and the other way,
+        relative to each element and to the largest."""
         generator = torch.Generator().manual_seed(0)
         for _ in range(count // 2):
             start = generator.get_state()
@@ -275,7 +276,8 @@ class Measured:
                 yield self.run(inputs)
 
     def swallowed(self) -> list[Tensor]:
-        """Which elements depend on an input that is NaN: whoever passes it on where the reference does not is right too."""
+        """Return which elements depend on an input that is NaN: whoever passes it on where the reference does
+        not is right too."""
         if not any(t.isnan().any() for t in self.evidence.inputs):
             return [torch.zeros(t.shape, dtype=torch.bool, device=t.device) for t in self.evidence.truth]
 
@@ -287,7 +289,7 @@ class Measured:
         return [(a != b) & t.isfinite() for a, b, t in zip(first, second, self.evidence.truth, strict=True)]
 
     def sides(self) -> tuple[list[Tensor], list[Tensor]]:
-        """The least and the largest that is right of each element: at a kink they differ."""
+        """Return the least and the largest that is right of each element: at a kink they differ."""
         low, high = list(self.evidence.truth), list(self.evidence.truth)
         for moved in self.moves(NUDGE, SIDES, absolute=1.0):
             low = [torch.where(m.isnan(), t, torch.minimum(t, m)) for t, m in zip(low, moved, strict=True)]
@@ -297,7 +299,8 @@ class Measured:
     def own_errors(
         self, dtype: torch.dtype, low: list[Tensor], high: list[Tensor], scales: Sequence[float]
     ) -> tuple[list[float], list[Tensor]]:
-        """PyTorch's own worst errors, and which elements it cannot hold in the dtype, in finite numbers or at all."""
+        """Return PyTorch's own worst errors, and which elements it cannot hold in the dtype, in finite
+        numbers or at all."""
         e = self.evidence
         excused = [torch.zeros(t.shape, dtype=torch.bool, device=t.device) for t in e.truth]
         own = [0.0] * len(e.truth)
@@ -323,13 +326,14 @@ class Measured:
 
 
 def floor_of(dtype: torch.dtype) -> float:
-    """What rounding alone may leave, relative to the largest element."""
+    """Return what rounding alone may leave, relative to the largest element."""
     info = torch.finfo(dtype)
     return max(TOLERANCE, (SIXTEEN if info.bits == 16 else UNITS) * info.eps)
 
 
 def beside(got: Tensor, truth: Tensor, low: Tensor, high: Tensor, *, result: bool) -> Tensor:
-    """How far each element is from what is right; infinite where it is no number and should be one, or a result the reverse."""
+    """Return how far each element is from what is right; infinite where it is no number and should be one, or
+    a result the reverse."""
     got = got.double()
     apart = torch.maximum(low - got, got - high).clamp(min=0)
     apart = torch.where(got.isfinite(), apart, math.inf)
@@ -339,5 +343,5 @@ def beside(got: Tensor, truth: Tensor, low: Tensor, high: Tensor, *, result: boo
 
 
 def largest(t: Tensor) -> float:
-    """The largest finite element without its sign."""
+    """Return the largest finite element without its sign."""
     return t.detach().double().abs().nan_to_num(0.0, 0.0, 0.0).max().item() if t.numel() else 0.0

@@ -1,4 +1,4 @@
-"""The NumPy rung: a learner's backward pass in Python, one function for each gate, judged on the puzzle's own cases.
+"""Check the NumPy rung: a backward pass in Python, one function for each gate, on the puzzle's own cases.
 
 Each function is called alone, with right values for everything that it asks for, so that a mistake in one does not
 spoil another. Truth is the puzzle's longdouble reference, the baseline the same derivation in float64: nothing here
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from harness.check.compare import Verdict, compare
+from harness.check.compare import TensorResult, compare
 from harness.check.diagnose import Evidence
 from harness.check.python_files import CaseChecker, Module, as_tuple
 from harness.spec.puzzle import Arrays, Case, Gate, Puzzle
@@ -55,7 +55,7 @@ class NumpyChecker(CaseChecker):
         return dict(zip(quantities, values, strict=True))
 
     def _arguments(self, gate: Gate, function: Callable[..., object], case: Case) -> list[np.ndarray]:
-        """Copies of the steps that a function asks for, which it cannot overwrite."""
+        """Return copies of the steps that a function asks for, which it cannot overwrite."""
         derivation = self.puzzle.derive(self._case(case)[0], {})
         names = inspect.signature(function).parameters
         common = self.rung.names
@@ -65,22 +65,22 @@ class NumpyChecker(CaseChecker):
             argument.flags.writeable = False
         return arguments
 
-    def _said(self, error: Exception, path: Path) -> str:
-        words = super()._said(error, path)
+    def _describe_error(self, error: Exception, path: Path) -> str:
+        words = super()._describe_error(error, path)
         return f"{words}: {OVERWRITTEN}" if "read-only" in str(error) else words
 
     def _case(self, case: Case) -> tuple[Arrays, Arrays]:
-        """The inputs of a case and what is right, in longdouble."""
+        """Return the inputs of a case and what is right, in longdouble."""
         if case not in self._known:
             arrays = self.puzzle.inputs(case, "float64", self.seed)
             self._known[case] = arrays, self.puzzle.exact(arrays)
         return self._known[case]
 
-    def _verdict(self, case: Case, quantity: str, got: np.ndarray) -> Verdict:
+    def _verdict(self, case: Case, quantity: str, got: np.ndarray) -> TensorResult:
         arrays, right = self._case(case)
         return compare(got, right[quantity], getattr(self.puzzle.derive(arrays, {}), quantity), "float64")
 
-    def _evidence(self, case: Case, quantity: str, got: np.ndarray, verdict: Verdict) -> Evidence:
+    def _evidence(self, case: Case, quantity: str, got: np.ndarray, verdict: TensorResult) -> Evidence:
         arrays, right = self._case(case)
         truth = np.asarray(right[quantity], np.float64)
         return Evidence(case, arrays, got, truth, np.zeros(got.shape, bool), verdict, "float64")

@@ -1,4 +1,4 @@
-"""What is asked of a command on one puzzle: the flags that exist, which go together, and the `Options` that they make.
+"""Parse and validate the command line of a puzzle.
 
 The flags are those that a puzzle has a use for; another puzzle's are unknown. No other module sees a flag. Loads neither
 torch nor MAX.
@@ -109,8 +109,8 @@ class Options:
 
     @property
     def by_gate(self) -> bool:
-        """Whether the answer is a verdict on each gate: of a file in Python, and of the kernels where one gate is asked for and
-        recorded launches can answer, on the virtual GPU."""
+        """Return whether the answer is a verdict on each gate: of a file in Python, and of the kernels where
+        one gate is asked for and recorded launches can answer, on the virtual GPU."""
         if not self.work.in_package:
             return True
         if self.gate is None or self.dtype == "float64":
@@ -135,7 +135,8 @@ class Options:
 
     @property
     def quantities(self) -> list[str]:
-        """What a run of the kernels compares: the forward outputs, and with --backward the gradients and what leads to them."""
+        """Return what a run of the kernels compares: the forward outputs, and with --backward the gradients
+        and what leads to them."""
         puzzle = self.puzzle
         if self.gate:
             return list(next(gate.quantities for gate in puzzle.gates if gate.id == self.gate))
@@ -162,14 +163,16 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 def parse(arguments: list[str]) -> Options:
-    """What a command line asks for. Raises BadUse, naming the flag that makes no sense or does not go with another."""
+    """Return what a command line asks for. Raises BadUse, naming the flag that makes no sense or does not go
+    with another."""
     puzzle, flags = read(arguments)
     check_values(puzzle, flags)
     return options_of(puzzle, flags)
 
 
 def read(arguments: list[str]) -> tuple[Puzzle, argparse.Namespace]:
-    """The puzzle and the flags of a command line. Raises BadUse, with what is wrong and what was typed."""
+    """Return the puzzle and the flags of a command line. Raises BadUse, with what is wrong and what was
+    typed."""
     puzzle = named_puzzle(arguments)
     own_parser = parser(puzzle)
     try:
@@ -183,12 +186,13 @@ def read(arguments: list[str]) -> tuple[Puzzle, argparse.Namespace]:
 
 
 def flags_of(parser: Parser) -> list[str]:
-    """The flags that a parser knows, each as it is typed."""
+    """Return the flags that a parser knows, each as it is typed."""
     return [flag for action in parser._actions for flag in action.option_strings]
 
 
 def named_puzzle(arguments: list[str]) -> Puzzle:
-    """The puzzle that a command line names; without one, --help is answered and anything else is refused."""
+    """Return the puzzle that a command line names; without one, --help is answered and anything else is
+    refused."""
     names = puzzle_names()
     name = next((argument for argument in arguments if argument in names), None)
     if name is None:
@@ -205,7 +209,7 @@ def named_puzzle(arguments: list[str]) -> Puzzle:
 
 
 def general_parser() -> Parser:
-    """What `--help` shows where no puzzle is named."""
+    """Return the parser of `--help` where no puzzle is named."""
     parser = Parser(
         prog=command("").rstrip(),
         description="Run a puzzle's kernels and compare every output and gradient with PyTorch autograd.",
@@ -218,7 +222,7 @@ def general_parser() -> Parser:
 
 
 def parser(puzzle: Puzzle) -> Parser:
-    """The flags of one puzzle."""
+    """Return the flags of one puzzle."""
     root = Parser(
         prog=puzzle.name,
         description=f"{puzzle.title}. Checks every output and gradient against PyTorch autograd.",
@@ -276,7 +280,7 @@ def add_kernel_flags(
     roots: Exclusive,
     puzzle: Puzzle,
 ) -> None:
-    """The flags of a puzzle that has Mojo kernels."""
+    """Add the flags of a puzzle that has Mojo kernels."""
     if puzzle.backward:
         count = len(puzzle.backward)
         which = "the gradient" if count == 1 else f"all {count} gradients"
@@ -327,13 +331,13 @@ def add_kernel_flags(
 
 
 def listed(names: Iterable[str], last: str = "or") -> str:
-    """Names as a sentence lists them: "ln, dW or dx"."""
+    """Return names as a sentence lists them: "ln, dW or dx"."""
     *before, end = names
     return f"{', '.join(before)} {last} {end}" if before else end
 
 
 def check_values(puzzle: Puzzle, flags: argparse.Namespace) -> None:
-    """Raises BadUse, naming the flag, for a value that makes no sense in any run."""
+    """Raise BadUse, naming the flag, for a value that makes no sense in any run."""
     try:
         check_gate(puzzle, flags.rung, flags.gate)
     except BadUse as error:
@@ -353,7 +357,7 @@ def check_values(puzzle: Puzzle, flags: argparse.Namespace) -> None:
 
 
 def options_of(puzzle: Puzzle, flags: argparse.Namespace) -> Options:
-    """The flags as a value. Raises BadUse where they do not go together."""
+    """Return the flags as a value. Raises BadUse where they do not go together."""
     gates, gate = {gate.id: gate for gate in puzzle.kernel_gates}, flags.gate
     rung = puzzle.rung(flags.rung) if flags.rung else puzzle.rung_of(gate or "")
     of_kernels = rung.language == "Mojo"
@@ -387,7 +391,7 @@ def options_of(puzzle: Puzzle, flags: argparse.Namespace) -> Options:
 
 
 def check_dims(puzzle: Puzzle, dims: tuple[int, ...]) -> None:
-    """Raises BadUse, naming the flag, for sizes that the kernels cannot count or this machine cannot hold."""
+    """Raise BadUse, naming the flag, for sizes that the kernels cannot count or this machine cannot hold."""
     flag = f"--dims {' '.join(map(str, dims))}"
     if min(dims) < 1:
         raise BadUse(f"{flag}: every size must be at least 1")
@@ -404,7 +408,7 @@ def check_dims(puzzle: Puzzle, dims: tuple[int, ...]) -> None:
 
 
 def memory() -> int:
-    """Bytes of this machine's memory; without end where the system does not say."""
+    """Return the bytes of this machine's memory; infinite where the system does not say."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError, AttributeError):

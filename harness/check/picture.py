@@ -1,4 +1,4 @@
-"""A picture of a learner's own run: every access of every thread, the first wrong element, and who is to blame for it.
+"""Trace a learner's run: every access of every thread, the first wrong element, and the thread that made it.
 
 The learner's kernels and the solution's run one case on the virtual GPU, with all accesses recorded. The verdict and
 the findings are those of the gate; what is added is where in the run they come from. Screens and the book draw it.
@@ -14,7 +14,7 @@ from harness.check.accesses import Accesses, Line, Place, Source, Thread
 from harness.check.blame import Fault, blame
 from harness.check.checker import Checker
 from harness.check.diagnose import FOUND
-from harness.check.ran import STEPS
+from harness.check.execution import STEPS
 from harness.check.reference import Reference
 from harness.check.results import GateResult
 from harness.console import shown
@@ -94,7 +94,7 @@ class Picture:
 
     @property
     def right(self) -> bool:
-        """Whether the gate has passed."""
+        """Return whether the gate has passed."""
         return self.result.state == "correct"
 
     @property
@@ -123,14 +123,15 @@ class Picture:
         return self.fault.line if self.fault else None
 
     def launch_of(self, finding: Finding) -> int | None:
-        """The number of the launch in which something was found."""
+        """Return the number of the launch in which something was found."""
         for number_, launch in enumerate(self.mine.accesses.launches):
             if any(other.where == finding.where and other.kind == finding.kind for other in launch.findings):
                 return number_
         return None
 
     def index(self, name: str, element: int) -> tuple[int, ...]:
-        """The index of a flat element number; one number where the shape is not known or it is out of bounds."""
+        """Return the index of a flat element number; one number where the shape is not known or it is out of
+        bounds."""
         shape = self.shapes.get(name, ())
         if len(shape) < 2 or not 0 <= element < math.prod(shape):
             return (element,)
@@ -138,7 +139,7 @@ class Picture:
 
 
 def number(index: tuple[int, int, int], sizes: tuple[int, int, int]) -> int:
-    """(x, y, z) as a number, x first."""
+    """Return (x, y, z) as a number, x first."""
     return index[0] + sizes[0] * (index[1] + sizes[1] * index[2])
 
 
@@ -154,7 +155,7 @@ def take(
     result: GateResult | None = None,
     checker: Checker | None = None,
 ) -> Picture:
-    """Judges a gate, chooses the case that shows most, and runs it twice.
+    """Check a gate, choose the case that shows most, and run it twice.
 
     Args:
         puzzle, package, gate: Of what.
@@ -162,8 +163,8 @@ def take(
         result: The verdict, where it is known already.
         checker: A warm checker of these kernels, where there is one.
 
-    Raises Unsolved where the blank is untouched, CompileFailed where the package does not compile, BadUse where the
-    sizes are too large for a picture.
+    Raises Unsolved where the blank is untouched, CompileFailed where the package does not compile, BadUse
+    where the sizes are too large for a picture.
     """
     cases = cases or puzzle.cases(None)
     small = [case for case in cases if largest_tensor(puzzle, case) <= LARGEST]
@@ -196,7 +197,7 @@ def take(
 
 
 def largest_tensor(puzzle: Puzzle, case: Case) -> int:
-    """The elements of the largest tensor of a case, inputs and outputs."""
+    """Return the elements of the largest tensor of a case, inputs and outputs."""
     sizes = [math.prod(shape) for shape in puzzle.shapes(case.dims).values()]
     if max(sizes, default=0) <= LARGEST:
         sizes += [array.size for array in puzzle.inputs(case, "float32", 0).values()]
@@ -204,7 +205,8 @@ def largest_tensor(puzzle: Puzzle, case: Case) -> int:
 
 
 def preferred(puzzle: Puzzle, cases: list[Case], result: GateResult, reference: Reference) -> list[Case]:
-    """The cases in the order in which they show most: wrong ones, the chapter's sizes, finite and varied values."""
+    """Return the cases in the order in which they show most: wrong ones, the chapter's sizes, finite and
+    varied values."""
     wrong = {c.case.name for c in result.comparisons if not all(v.ok for v in c.verdicts.values())}
 
     def rank(case: Case) -> tuple[bool, bool, bool, int, int]:
@@ -218,8 +220,8 @@ def preferred(puzzle: Puzzle, cases: list[Case], result: GateResult, reference: 
 
 
 def runner(package: OpPackage, gate: Gate, dims: list[Dims], checker: Checker) -> Callable[[Case], Side]:
-    """What runs a case on a package's recorded launches; a second time from right statistics where the gate is not to blame for wrong
-    ones."""
+    """Return what runs a case on a package's recorded launches; a second time from right statistics where the
+    gate is not to blame for wrong ones."""
     puzzle, reference = checker.puzzle, checker.reference
     source = Source((package.path / puzzle.source).resolve(), package_blanks(package, puzzle))
     recording = record(package, puzzle.name, checker.dtype, dims, [gate.variant], small_grid=True)
@@ -251,7 +253,8 @@ def runner(package: OpPackage, gate: Gate, dims: list[Dims], checker: Checker) -
 
 
 def wrong_elements(gate: Gate, case: Case, checker: Checker, side: Side) -> list[Wrong]:
-    """The wrong quantities of a gate, each with its wrong elements, in the order in which they are written."""
+    """Return the wrong quantities of a gate, each with its wrong elements, in the order in which they are
+    written."""
     out: list[Wrong] = []
     asked = (*gate.given, *gate.quantities) if side.outputs else ()
     judged = checker.reference.compared(case, VIRTUAL, gate.variant, side.outputs, asked)
@@ -273,7 +276,7 @@ def wrong_elements(gate: Gate, case: Case, checker: Checker, side: Side) -> list
 
 
 def first_write(run: Accesses, wrong: Wrong) -> int:
-    """The step that first writes the first wrong element; after all others where none does."""
+    """Return the step that first writes the first wrong element; after all others where none does."""
     rows = np.flatnonzero(run.at(Place(wrong.quantity, wrong.element)) & (run.kind != "R"))
     return int(run.step[rows[0]]) if len(rows) else len(run.steps)
 
@@ -282,7 +285,8 @@ def first_write(run: Accesses, wrong: Wrong) -> int:
 
 
 def causes(findings: list[Finding], result: GateResult, symptoms: bool = False) -> list[Finding]:
-    """The findings of a run that belong to the gate, the likeliest cause first; mere symptoms where that is asked for."""
+    """Return the findings of a run that belong to the gate, the likeliest cause first; mere symptoms where
+    that is asked for."""
     own = {(finding.kind, finding.where) for finding in result.findings}
     kinds = list(FOUND)
     mine = [f for f in findings if (f.kind, f.where) in own and (symptoms or f.kind not in SYMPTOMS)]
@@ -290,7 +294,7 @@ def causes(findings: list[Finding], result: GateResult, symptoms: bool = False) 
 
 
 def explained(picture: Picture) -> Picture:
-    """Adds the cause, and the shapes of what has none of its own."""
+    """Add the cause, and the shapes of what has none of its own."""
     run = picture.mine.accesses
     picture.shapes = {name: tensor.shape for name, tensor in run.tensors.items() if tensor.shape}
     lend_shapes(picture)
@@ -305,7 +309,8 @@ def explained(picture: Picture) -> Picture:
 
 
 def lend_shapes(picture: Picture) -> None:
-    """Scratch memory gets the shape of the outputs of its size that are written where it is read, if they have one."""
+    """Give scratch memory the shape of the outputs of its size that are written where it is read, if they
+    have one."""
     for launch in picture.mine.accesses.launches:
         tensors = launch.events.tensors
         written = {step.tensor for step in launch.events.steps if step.kind in "WA"} - {""}

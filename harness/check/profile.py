@@ -1,4 +1,4 @@
-"""What the kernels do, counted on the virtual GPU: bytes, sectors, bank conflicts, atomics, flops. Counts, no times.
+"""Count what kernels do on the virtual GPU: bytes, sectors, bank conflicts, atomics, flops; no times.
 
 A launch touches the bytes of every tensor that it reads or writes, once; what it moves beyond that, it moves again.
 The bytes that the shapes predict are so the least that any kernel with the same inputs and outputs could move.
@@ -50,7 +50,7 @@ class LaunchProfile:
 
     @property
     def touched(self) -> int:
-        """What the shapes predict at least: every tensor read once, every tensor written once."""
+        """Return what the shapes predict at least: every tensor read once, every tensor written once."""
         return self.touched_read + self.touched_written
 
 
@@ -75,7 +75,7 @@ class Counting:
     blocks: str = "natural"
 
     def replayed(self) -> dict[str, Replayed]:
-        """Replays the case on the virtual GPU, variant by variant.
+        """Replay the case on the virtual GPU, variant by variant.
 
         Raises a WorkbookError where the package does not compile or a kernel does not come to its end.
         """
@@ -100,7 +100,7 @@ class Counting:
         return runs
 
     def profile(self) -> dict[str, list[LaunchProfile]]:
-        """The counters: variant -> its launches, in order."""
+        """Return the counters: variant -> its launches, in order."""
         return {
             variant: [
                 measured(launch, recorded, run.events)
@@ -111,7 +111,8 @@ class Counting:
 
 
 def needed(launches: list[Launch], outputs: set[str]) -> int:
-    """How many launches it takes until every output is written; later ones only show intermediates to a gate."""
+    """Return how many launches it takes until every output is written; later ones only show intermediates to
+    a gate."""
     writers = [
         number
         for number, launch in enumerate(launches, start=1)
@@ -123,7 +124,7 @@ def needed(launches: list[Launch], outputs: set[str]) -> int:
 def measured(
     launch: Launch, recorded: RecordedLaunch, events: Sequence[RecordedTensor | RecordedLaunch]
 ) -> LaunchProfile:
-    """The profile of a replayed launch; sizes come from the tensors that it was recorded with."""
+    """Return the profile of a replayed launch; sizes come from the tensors that it was recorded with."""
     sizes = {event.name: event.nbytes for event in events if isinstance(event, RecordedTensor)}
     traffic = launch.counters.tensors
     read = sum(sizes[name] for name, t in traffic.items() if t.read and name in sizes)
@@ -133,9 +134,8 @@ def measured(
 
 
 def table(profiles: dict[str, list[LaunchProfile]], width: int = 0) -> list[str]:
-    """The profile as lines: one for each launch, then the variants side by side; tables of more columns than fit into `width`
-    go on below themselves, and 0 is as wide as they are.
-    """
+    """Return the profile as lines: one for each launch, then the variants side by side; tables of more
+    columns than fit into `width` go on below themselves, and 0 is as wide as they are."""
     lines: list[str] = []
     for variant, launches in profiles.items():
         lines += ["", f"{variant}: {plural(len(launches), 'launch', 'launches')}"]
@@ -151,7 +151,8 @@ def table(profiles: dict[str, list[LaunchProfile]], width: int = 0) -> list[str]
 
 
 def aligned(rows: list[list[str]], width: int) -> list[str]:
-    """Rows of cells as lines, the first column to the left and the others to the right, each group of columns that fits in turn."""
+    """Return rows of cells as lines, the first column to the left and the others to the right, each group of
+    columns that fits in turn."""
     sizes = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines: list[str] = []
     first = 1
@@ -169,7 +170,7 @@ def aligned(rows: list[list[str]], width: int) -> list[str]:
 
 
 def detailed(profiles: dict[str, list[LaunchProfile]], width: int = 0) -> list[str]:
-    """What each launch does by tensor and array, and by line of source, as lines."""
+    """Return what each launch does by tensor and array, and by line of source, as lines."""
     lines: list[str] = []
     for variant, launches in profiles.items():
         for launch in launches:
@@ -189,7 +190,7 @@ DETAILS = ["requests", "bytes", "B/request", "sectors", "bank"]
 
 
 def by_tensor(launch: LaunchProfile) -> Iterator[list[str]]:
-    """A row for each tensor and way of access, arrays in shared memory after the tensors."""
+    """Yield a row for each tensor and way of access, arrays in shared memory after the tensors."""
     sites = [*launch.counters.sites.values()]
     for key in sorted({(site.space, site.tensor, site.verb) for site in sites}):
         space, tensor, verb = key
@@ -199,7 +200,7 @@ def by_tensor(launch: LaunchProfile) -> Iterator[list[str]]:
 
 
 def by_line(launch: LaunchProfile) -> Iterator[list[str]]:
-    """A row for each line that moves or issues something, in the order of the source."""
+    """Yield a row for each line that moves or issues something, in the order of the source."""
     done: dict[tuple[str, int], tuple[list[Site], list[Issued]]] = {}
     for site in launch.counters.sites.values():
         done.setdefault(line_of(site.instr), ([], []))[0].append(site)
@@ -210,20 +211,21 @@ def by_line(launch: LaunchProfile) -> Iterator[list[str]]:
 
 
 def line_of(instr: Instr) -> tuple[str, int]:
-    """The file and line outside the library that an instruction comes from."""
+    """Return the file and line outside the library that an instruction comes from."""
     at = user_location(instr.loc)
     return (at.file, at.line) if at else ("PTX", instr.line)
 
 
 def moved_by(sites: Sequence[Site]) -> list[str]:
-    """The cells of some sites together."""
+    """Return the cells of some sites together."""
     t = sum_traffic(sites)
     each = f"{t.bytes / t.requests:.0f}" if t.requests else "-"
     return [f"{t.requests:,}", f"{t.bytes:,}", each, f"{t.sectors:,}", f"{t.bank_conflicts:,}"]
 
 
 def issued(launch: LaunchProfile) -> list[str]:
-    """What warps issue together in a launch, and how far copies overlap, as a line; none where there is nothing."""
+    """Return what warps issue together in a launch, and how far copies overlap, as a line; none where there
+    is nothing."""
     c, blocks = launch.counters, launch.grid[0] * launch.grid[1] * launch.grid[2]
     parts = {
         "shuffles": c.issues("shfl", "redux"),
@@ -246,7 +248,7 @@ HEADS = [
 
 
 def cells(launch: LaunchProfile) -> list[str]:
-    """The cells of one launch's line."""
+    """Return the cells of one launch's line."""
     c = launch.counters
     again = f"{launch.moved / launch.touched:.1f}" if launch.touched else "-"
     return [

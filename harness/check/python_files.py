@@ -1,4 +1,4 @@
-"""What the checkers of rungs in Python share: the learner's file run gate by gate, its exceptions in a line, a diagnosis."""
+"""Run the gates of a learner's Python file, describe its exceptions in a line, and diagnose results."""
 
 import signal
 import traceback
@@ -6,17 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from harness.check.compare import Verdict
+from harness.check.compare import TensorResult
 from harness.check.diagnose import Evidence, blame_gates, diagnose
 from harness.check.results import (
     Comparison,
     GateResult,
     OnFirst,
-    asked_as_given,
+    correct_in_all,
     leave_out_unknown,
     leave_unsolved,
-    right_in_all,
-    wanted_gates,
+    provided_code_gates,
+    requested_gates,
 )
 from harness.devices.targets import CPU
 from harness.errors import DamagedFile
@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # it needs torch, and the NumPy rung none
 
 SECONDS = 120.0
 """For a file or a gate: of NumPy's the slowest takes 2, of PyTorch's some 20."""
-LEFT = "the code left the process, and nothing of it was judged"
+LEFT = "the code exited the process, so it was not checked"
 """What is said of code that leaves, whatever its exit code: nothing is right that no verdict says."""
 
 
@@ -39,8 +39,8 @@ Module = dict[str, Any]
 """What a learner's file defines, by name: anything."""
 
 
-def unheard(kind: str, value: object) -> None:
-    """Takes a checker's steps where no one listens."""
+def ignore_step(kind: str, value: object) -> None:
+    """Take a checker's steps where no one listens."""
 
 
 class PythonChecker:
@@ -51,7 +51,7 @@ class PythonChecker:
             take)), ("judged", the verdict).
     """
 
-    on_step: Callable[[str, object], None] = staticmethod(unheard)
+    on_step: Callable[[str, object], None] = staticmethod(ignore_step)
 
     def __init__(self, puzzle: Puzzle, rung: Rung, *, seed: int = 0):
         self.puzzle = puzzle
@@ -59,7 +59,8 @@ class PythonChecker:
         self.seed = seed
 
     def limit(self, cases: list[Case]) -> float:
-        """For how many seconds the file, or a gate of it, may run where it is judged in a process of its own."""
+        """Return for how many seconds the file, or a gate of it, may run where it is checked in a process of
+        its own."""
         return SECONDS
 
     def check(
@@ -70,15 +71,17 @@ class PythonChecker:
         *,
         on_first: OnFirst | None = None,
     ) -> list[GateResult]:
-        """The verdict on each gate of the file at `path`; `gates` are ids, `cases` the puzzle's own where None.
+        """Return the verdict on each gate of the file at `path`; `gates` are ids, `cases` the puzzle's own
+        where None.
 
         All cases of a gate are judged at once, so `on_first` is never called.
 
-        Raises DamagedFile, naming file and line, where the file cannot be read, has broken markers or is no Python.
+        Raises DamagedFile, naming file and line, where the file cannot be read, has broken markers or is no
+        Python.
         """
-        wanted = wanted_gates(self.puzzle, self.rung, gates)
+        wanted = requested_gates(self.puzzle, self.rung, gates)
         by_id = rung_blanks(path, self.rung)
-        given = asked_as_given(gates, by_id)
+        given = provided_code_gates(gates, by_id)
         cases = self.puzzle.cases(None) if cases is None else cases
         self.on_step("begun", (None, self.limit(cases)))
         module = load(path)
@@ -86,14 +89,14 @@ class PythonChecker:
         for gate in wanted:
             self.on_step("begun", (gate.id, self.limit(cases)))
             judged = by_id[gate.id].size or gate.id in given
-            result = self._verdict_on(gate, module, path, cases) if judged else GateResult(gate, "unsolved")
+            result = self._checked(gate, module, path, cases) if judged else GateResult(gate, "unsolved")
             results.append(leave_unsolved(result) if gate.id in given else result)
             self.on_step("judged", results[-1])
         blame_gates(results, self.rung.needs)
         return results
 
-    def _verdict_on(self, gate: Gate, module: Module, path: Path, cases: list[Case]) -> GateResult:
-        """The verdict on one gate; code that leaves the process is wrong."""
+    def _checked(self, gate: Gate, module: Module, path: Path, cases: list[Case]) -> GateResult:
+        """Return the verdict on one gate; code that leaves the process is wrong."""
         try:
             return self._check_gate(gate, module, path, cases)
         except Exception:
@@ -113,12 +116,13 @@ class PythonChecker:
         of: str = "",
         **more: Any,
     ) -> GateResult:
-        """The verdict on a wrong gate, with the hint that helps, of its own ladder or that `of` another; `more` as in GateResult."""
+        """Return the verdict on a wrong gate, with the hint that helps, of its own ladder or that `of`
+        another; `more` as in GateResult."""
         ladder = self.puzzle.ladder(self.rung, of or gate.id)
         return GateResult(gate, "wrong", diagnosis=lines, mistake=mistake, hint=f"{ladder}-{hint}", **more)
 
     def _check_gate(self, gate: Gate, module: Module, path: Path, cases: list[Case]) -> GateResult:
-        """The verdict on one gate whose blank is filled; `module` is what the file defines."""
+        """Return the verdict on one gate whose blank is filled; `module` is what the file defines."""
         raise NotImplementedError
 
 
@@ -138,7 +142,7 @@ class CaseChecker(PythonChecker):
             if not wrong:
                 self._check_further(gate, path, cases)
         except Exception as error:  # an exception of the learner's code is a result
-            words = f"{self.where}: {self._said(error, path)}"
+            words = f"{self.where}: {self._describe_error(error, path)}"
             return self.wrong(gate, [words], comparisons=result.comparisons)
         explain(result, self.puzzle, wrong, self.puzzle.ladder(self.rung, gate.id))
         return result
@@ -146,7 +150,7 @@ class CaseChecker(PythonChecker):
     def _compare(
         self, result: GateResult, case: Case, outputs: Mapping[str, Any], wrong: dict[str, list[Evidence]]
     ) -> None:
-        """Adds the verdicts on one case, and the evidence against what is wrong."""
+        """Add the verdicts on one case, and the evidence against what is wrong."""
         verdicts = {quantity: self._verdict(case, quantity, got) for quantity, got in outputs.items()}
         result.comparisons.append(Comparison(case, verdicts))
         for quantity, verdict in verdicts.items():
@@ -155,34 +159,35 @@ class CaseChecker(PythonChecker):
                 wrong.setdefault(quantity, []).append(evidence)
 
     def _outputs(self, gate: Gate, module: Module, path: Path, case: Case) -> Mapping[str, Any]:
-        """What a gate's function makes of a case, by quantity. Raises what it raises, ValueError for what cannot be compared."""
+        """Return what a gate's function makes of a case, by quantity. Raises what it raises, ValueError for
+        what cannot be compared."""
         raise NotImplementedError
 
     def _reference_of(self, case: Case) -> "Reference":
-        """What PyTorch's tensors of a case are compared with."""
+        """Return what PyTorch's tensors of a case are compared with."""
         raise NotImplementedError
 
-    def _verdict(self, case: Case, quantity: str, got: Any) -> Verdict:
+    def _verdict(self, case: Case, quantity: str, got: Any) -> TensorResult:
         return self._reference_of(case).verdict(case, CPU, quantity, as_array(got))
 
-    def _evidence(self, case: Case, quantity: str, got: Any, verdict: Verdict) -> Evidence:
+    def _evidence(self, case: Case, quantity: str, got: Any, verdict: TensorResult) -> Evidence:
         return self._reference_of(case).evidence(case, CPU, quantity, as_array(got), verdict)
 
     def _check_further(self, gate: Gate, path: Path, cases: list[Case]) -> None:
-        """Raises what is wrong although every value is right."""
+        """Raise what is wrong although every value is right."""
 
-    def _said(self, error: Exception, path: Path) -> str:
-        """What the learner's code has raised, in a line."""
+    def _describe_error(self, error: Exception, path: Path) -> str:
+        """Return what the learner's code has raised, in a line."""
         return describe(error, path)
 
 
 def load(path: Path) -> Module:
-    """What a Python file defines, read anew at every call. Raises DamagedFile where it does not run."""
+    """Return what a Python file defines, read anew at every call. Raises DamagedFile where it does not run."""
     return run(blanks.read(path), path)
 
 
 def run(text: str, path: Path) -> Module:
-    """What a Python file defines that holds a text. Raises DamagedFile where it does not run."""
+    """Return what a Python file defines that holds a text. Raises DamagedFile where it does not run."""
     namespace: Module = {"__name__": path.stem, "__file__": str(path)}
     try:
         exec(compile(text, str(path), "exec"), namespace)
@@ -198,24 +203,25 @@ def run(text: str, path: Path) -> Module:
 
 
 def as_tuple(returned: object, name: str, count: int) -> tuple[object, ...]:
-    """What a function returned, one thing or several. Raises ValueError for a list of the `count` that are wanted."""
+    """Return what a function returned, one thing or several. Raises ValueError for a list of the `count` that
+    are wanted."""
     if isinstance(returned, list) and count > 1:
         raise ValueError(f"{name}() returns a list: return a tuple, `return a, b`")
     return cast(tuple[object, ...], returned) if isinstance(returned, tuple) else (cast(object, returned),)
 
 
 def by_keyboard(error: BaseException) -> bool:
-    """Whether an exception is a Ctrl-C; in a process that is deaf to it, a file has raised it itself."""
+    """Return whether an exception is a Ctrl-C; in a process that is deaf to it, a file has raised it itself."""
     return isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
 
 
 def describe_leaving(error: BaseException, path: Path) -> str:
-    """What passes everything that catches errors, SystemExit and its like, in one line."""
+    """Return what passes everything that catches errors, SystemExit and its like, in one line."""
     return f"{describe(error, path).removesuffix(': ')}: {LEFT}"
 
 
 def describe(error: BaseException, path: Path, longest: int | None = None) -> str:
-    """An exception in one line, with the line of the learner's file that raised it.
+    """Return an exception in one line, with the line of the learner's file that raised it.
 
     Its own words end after `longest` characters; the file's path, of any length, is not among them.
     """
@@ -229,7 +235,7 @@ def describe(error: BaseException, path: Path, longest: int | None = None) -> st
 
 
 def line_of(error: BaseException, path: Path) -> str:
-    """The line of a file that raised an exception, as "PATH:12: "; empty where none of its lines did."""
+    """Return the line of a file that raised an exception, as "PATH:12: "; empty where none of its lines did."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     return f"{path}:{frames[-1].lineno}: " if frames else ""
 
@@ -237,7 +243,7 @@ def line_of(error: BaseException, path: Path) -> str:
 def explain(
     result: GateResult, puzzle: Puzzle, evidence: Mapping[str, Sequence[Evidence]], ladder: str
 ) -> None:
-    """Marks a result as wrong where a quantity is, and says what is; `ladder` is the gate's hint ladder."""
+    """Mark a result as wrong where a quantity is, and say what is; `ladder` is the gate's hint ladder."""
     for quantity, by_case in evidence.items():
         diagnosis = diagnose(
             puzzle,
@@ -245,7 +251,7 @@ def explain(
             by_case,
             name=puzzle.printed(quantity),
             gate=ladder,
-            right=right_in_all(result.comparisons),
+            right=correct_in_all(result.comparisons),
         )
         result.by_itself = diagnosis.by_itself(quantity) and result.state != "wrong"
         result.state = "wrong"

@@ -1,4 +1,4 @@
-"""Inputs, truth and baseline of a run: what goes into the kernels, and what PyTorch makes of the same.
+"""Compute and cache inputs, truth and baseline of a run.
 
 Kernels take and write stored arrays (`harness.spec.rounding`). What PyTorch has answered once is kept in the
 cache, so that torch is imported only where an answer is missing.
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from harness import STARTED
-from harness.check.compare import Evidence, Repeats, Verdict, allowance, compare, spread_in_ulps
+from harness.check.compare import Evidence, Repeats, TensorResult, allowance, compare, spread_in_ulps
 from harness.devices.poison import unwritten
 from harness.devices.targets import Target
 from harness.errors import EnvironmentProblem
@@ -42,7 +42,8 @@ SMALL = 2**16
 
 @contextmanager
 def few_threads(tensors: "Tensors") -> Generator[None, None, None]:
-    """One thread of PyTorch for small tensors: on a busy machine more of them take thirty times as long, waiting."""
+    """Yield one thread of PyTorch for small tensors: on a busy machine more of them take thirty times as
+    long, waiting."""
     import torch
 
     before = torch.get_num_threads()
@@ -55,7 +56,7 @@ def few_threads(tensors: "Tensors") -> Generator[None, None, None]:
 
 
 def torch_device(target: Target) -> str:
-    """Where PyTorch computes the baseline: on the same device where torch has it."""
+    """Return where PyTorch computes the baseline: on the same device where torch has it."""
     if target.kind != "gpu":
         return "cpu"
     import torch
@@ -67,7 +68,7 @@ def torch_device(target: Target) -> str:
 
 
 def code_of(puzzle: str) -> list[Path]:
-    """The files that decide what is right."""
+    """Return the files that decide what is right."""
     own = Path(sys.modules[f"harness.puzzles.{puzzle}"].__file__ or "").parent
     shared = ("puzzles/*.py", "spec/*.py", "nn/*_ops.py", "check/reference.py")
     return sorted([*own.rglob("*.py"), *(path for pattern in shared for path in HERE.glob(pattern))])
@@ -75,14 +76,15 @@ def code_of(puzzle: str) -> list[Path]:
 
 @cache
 def code_digest(puzzle: str) -> str:
-    """What these files hold; "" where one of them is newer than what this process has loaded."""
+    """Return what these files hold; "" where one of them is newer than what this process has loaded."""
     files = code_of(puzzle)
     loaded = all(file.stat().st_mtime <= STARTED for file in files)
     return digest([file.read_bytes() for file in files]) if loaded else ""
 
 
 def settings() -> list[str]:
-    """What else PyTorch's answer hangs on: versions, the number of threads, and the variables that set it."""
+    """Return what else PyTorch's answer hangs on: versions, the number of threads, and the variables that set
+    it."""
     torch = find_spec("torch")  # which is not imported
     version = Path(torch.origin or "").with_name("version.py").read_text("utf-8") if torch else ""
     named = (
@@ -94,8 +96,8 @@ def settings() -> list[str]:
     return [version, np.__version__, platform.machine(), threads, *named]
 
 
-def kept_answer(file: Path) -> tuple[Arrays, Arrays] | None:
-    """Reads the truth and the baseline of a case; None where they are not kept, or damaged."""
+def load_answer(file: Path) -> tuple[Arrays, Arrays] | None:
+    """Read the truth and the baseline of a case; None where they are not kept, or damaged."""
     try:
         data = file.read_bytes()
     except OSError:
@@ -103,8 +105,8 @@ def kept_answer(file: Path) -> tuple[Arrays, Arrays] | None:
     return pickle.loads(data[32:]) if hashlib.sha256(data[32:]).digest() == data[:32] else None
 
 
-def keep_answer(file: Path, answer: tuple[Arrays, Arrays]) -> None:
-    """Keeps the truth and the baseline of a case, where the cache can be written."""
+def save_answer(file: Path, answer: tuple[Arrays, Arrays]) -> None:
+    """Keep the truth and the baseline of a case, where the cache can be written."""
     data = pickle.dumps(answer, protocol=5)
     with suppress(EnvironmentProblem):
         discard(file)
@@ -130,46 +132,48 @@ class Reference:
     _terms: dict[Case, dict[str, float]] = field(default_factory=dict)
 
     def inputs(self, case: Case) -> Arrays:
-        """The inputs of a case as kernels take them, each in the dtype that it has in this run."""
+        """Return the inputs of a case as kernels take them, each in the dtype that it has in this run."""
         return {
             name: stored(array, self.puzzle.input_dtype(name, array, self.dtype))
             for name, array in self.arrays(case).items()
         }
 
     def strided_inputs(self, case: Case) -> "Tensors":
-        """The same as torch tensors with the strides of the arrays, for code that takes every tensor as it comes."""
+        """Return the same as torch tensors with the strides of the arrays, for code that takes every tensor
+        as it comes."""
         return self._tensors(self.arrays(case), self.dtype)
 
     def arrays(self, case: Case) -> Arrays:
-        """The input arrays of a case: numbers in float64, index maps and masks as they are."""
+        """Return the input arrays of a case: numbers in float64, index maps and masks as they are."""
         if case not in self._inputs:
             self._inputs[case] = self.puzzle.inputs(case, self.dtype, self.seed)
         return self._inputs[case]
 
     def truth(self, case: Case, target: Target) -> Arrays:
-        """The same function in float64 by autograd; for float64 kernels in longdouble."""
+        """Return the same function in float64 by autograd; for float64 kernels in longdouble."""
         if case not in self._truth:
             self._answer(case, torch_device(target))
         return self._truth[case]
 
     def baseline(self, case: Case, target: Target) -> Arrays:
-        """PyTorch in the dtype of the run, on the device of the kernels where torch has it; in float64."""
+        """Return PyTorch's answer in the dtype of the run, on the device of the kernels where torch has it;
+        in float64."""
         key = case, torch_device(target)
         if key not in self._baseline:
             self._answer(*key)
         return self._baseline[key]
 
     def prepare(self, cases: Sequence[Case], target: Target, done: Callable[[], bool]) -> None:
-        """Answers one case after the other, until something else is done."""
+        """Answer one case after the other, until something else is done."""
         for case in cases:
             if done():
                 break
             self.truth(case, target)
 
     def _answer(self, case: Case, device: str) -> None:
-        """Looks up or asks for truth and baseline of a case."""
+        """Look up, or ask for, truth and baseline of a case."""
         file = self._folder / digest([repr(case)]) if self._folder and device == "cpu" else None
-        answer = kept_answer(file) if file else None
+        answer = load_answer(file) if file else None
         if not answer:
             arrays = self.arrays(case)
             truth = self._truth.get(case) or (
@@ -179,13 +183,13 @@ class Reference:
             )
             answer = truth, self._autograd(arrays, self.dtype, device)
             if file:
-                keep_answer(file, answer)
+                save_answer(file, answer)
         self._truth.setdefault(case, answer[0])
         self._baseline[case, device] = answer[1]
 
     @cached_property
     def _folder(self) -> Path | None:
-        """Where the answers of this run are kept.
+        """Return where the answers of this run are kept.
 
         None for a puzzle that was made up, and where the code is newer than what this process has loaded.
         """
@@ -203,13 +207,14 @@ class Reference:
             return cache_folder("answers", name, mine)
 
     def terms(self, case: Case) -> dict[str, float]:
-        """The size of the terms that cancel in a quantity, for those that have any."""
+        """Return the size of the terms that cancel in a quantity, for those that have any."""
         if case not in self._terms:
             self._terms[case] = self.puzzle.terms(self.arrays(case))
         return self._terms[case]
 
     def saved(self, case: Case, target: Target, variant: str) -> Arrays:
-        """What a variant's forward pass hands to its backward pass, as it should be, in the dtypes of the run."""
+        """Return what a variant's forward pass hands to its backward pass, as it should be, in the dtypes of
+        the run."""
         truth = self.truth(case, target)
         kinds = {name: self.puzzle.written_dtype(name, self.dtype) for name in self.puzzle.saved(variant)}
         return {name: stored(truth[name], kind) for name, kind in kinds.items()}
@@ -225,8 +230,8 @@ class Reference:
         allowance: float = 1.0,
         variant: str = "",
         propagated: float = 0.0,
-    ) -> Verdict:
-        """The verdict on one quantity of a case, on the CPU; `allowance` and `propagated` are those of
+    ) -> TensorResult:
+        """Return the verdict on one quantity of a case, on the CPU; `allowance` and `propagated` are those of
         `harness.check.compare.compare`.
 
         A `variant` that the puzzle's reference answers by itself is measured by that answer.
@@ -245,14 +250,16 @@ class Reference:
 
     def compared(
         self, case: Case, target: Target, variant: str, outputs: Arrays, quantities: Sequence[str]
-    ) -> dict[str, Verdict]:
-        """The verdict on each of some quantities that a variant writes; `outputs` holds what it has written.
+    ) -> dict[str, TensorResult]:
+        """Return the verdict on each of some quantities that a variant writes; `outputs` holds what it has
+        written.
 
-        One that is off is judged again with what the rounding of the saved quantities, where these are right, makes of it.
+        One that is off is judged again with what the rounding of the saved quantities, where these are right,
+        makes of it.
         """
         puzzle = self.puzzle
 
-        def verdict(quantity: str, propagated: float = 0.0) -> Verdict:
+        def verdict(quantity: str, propagated: float = 0.0) -> TensorResult:
             atomic = target.kind != "cpu" and (variant, quantity) in puzzle.atomic
             s = allowance(atomic, puzzle.summands(case.dims))
             return self.verdict(case, target, quantity, outputs[quantity], s, variant, propagated)
@@ -274,7 +281,8 @@ class Reference:
         quantities: Sequence[str],
         runs: int,
     ) -> dict[str, Repeats]:
-        """Runs one case again and again: per quantity, bit-equal or the spread in ulps, and how many runs were wrong.
+        """Run one case again and again: per quantity, bit-equal or the spread in ulps, and how many runs were
+        wrong.
 
         `run` gives what the variant writes, by quantity.
         """
@@ -301,9 +309,9 @@ class Reference:
         }
 
     def evidence(
-        self, case: Case, target: Target, quantity: str, got: np.ndarray, verdict: Verdict
+        self, case: Case, target: Target, quantity: str, got: np.ndarray, verdict: TensorResult
     ) -> Evidence:
-        """What the diagnosis of a wrong quantity needs to know about one case."""
+        """Return what the diagnosis of a wrong quantity needs to know about one case."""
         truth = np.asarray(self.truth(case, target)[quantity], np.float64)
         kind = self.puzzle.written_dtype(quantity, self.dtype)
         return Evidence(case, self.arrays(case), values(got), truth, unwritten(got), verdict, kind)
@@ -317,7 +325,7 @@ class Reference:
         return {name: tensor.to("cpu", torch.float64).numpy() for name, tensor in outputs.items()}
 
     def _tensors(self, arrays: Arrays, dtype: str, device: str = "cpu") -> "Tensors":
-        """Inputs as torch tensors of a run of `dtype`; the truth takes every number as float64."""
+        """Return inputs as torch tensors of a run of `dtype`; the truth takes every number as float64."""
         import torch
 
         def kind(name: str, array: np.ndarray) -> torch.dtype:
@@ -328,7 +336,8 @@ class Reference:
 
 
 def strided(array: np.ndarray, dtype: "torch.dtype | None" = None, device: str = "cpu") -> "torch.Tensor":
-    """A tensor with the array's strides, stride 0 included, so that PyTorch sees an expanded tensor as such.
+    """Return a tensor with the array's strides, stride 0 included, so that PyTorch sees an expanded tensor as
+    such.
 
     It shares no memory with the array. Without a dtype it is of float64.
     """

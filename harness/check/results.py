@@ -1,10 +1,10 @@
-"""What a check comes to, whatever it checked: verdicts by case and by gate. Loads neither torch nor MAX."""
+"""Result types of a check: per case, per variant and per gate. Loads neither torch nor MAX."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from harness.check.compare import Repeats, Verdict
+from harness.check.compare import Repeats, TensorResult
 from harness.errors import unknown_gate
 from harness.learner.blanks import Blank
 from harness.spec.puzzle import Case, Gate, Puzzle
@@ -20,11 +20,11 @@ class Comparison:
     """One case: the verdict of every quantity that was compared."""
 
     case: Case
-    verdicts: dict[str, Verdict]
+    verdicts: dict[str, TensorResult]
 
 
-def right_in_all(comparisons: Iterable[Comparison]) -> set[str]:
-    """The quantities that are right in every case in which they were compared."""
+def correct_in_all(comparisons: Iterable[Comparison]) -> set[str]:
+    """Return the quantities that are right in every case in which they were compared."""
     verdicts = [item for comparison in comparisons for item in comparison.verdicts.items()]
     return {quantity for quantity, _ in verdicts} - {
         quantity for quantity, verdict in verdicts if not verdict.ok
@@ -52,7 +52,7 @@ class Diagnosis:
         return [*sentence, *self.values] if self.mistake else [*self.values, *sentence]
 
     def by_itself(self, quantity: str) -> bool:
-        """Whether a quantity's own last step alone is wrong, and all that it is computed from right."""
+        """Return whether a quantity's own last step alone is wrong, and all that it is computed from right."""
         return set(self.steps) == {quantity}
 
 
@@ -126,11 +126,11 @@ class VariantResult:
     gates: list[GateResult] = field(default_factory=list)
 
     def ok(self, quantity: str) -> bool:
-        """Whether a quantity is right in every case (an unsolved one is not wrong)."""
+        """Return whether a quantity is right in every case (an unsolved one is not wrong)."""
         return all(c.verdicts[quantity].ok for c in self.comparisons if quantity in c.verdicts)
 
     def state(self, quantities: Iterable[str]) -> str:
-        """ "wrong", "unsolved" or "correct": the verdict on several quantities together."""
+        """Return "wrong", "unsolved" or "correct": the result of several quantities together."""
         quantities = list(quantities)
         if self.failure or not all(self.ok(quantity) for quantity in quantities):
             return "wrong"
@@ -141,8 +141,9 @@ class VariantResult:
         return "unsolved" if any(quantity in self.unsolved for quantity in quantities) else "correct"
 
 
-def asked_as_given(gates: Sequence[str] | None, blanks: Mapping[str, Blank]) -> set[str]:
-    """The gates that are judged although their blanks are untouched: one that is asked for alone and was given with wrong code."""
+def provided_code_gates(gates: Sequence[str] | None, blanks: Mapping[str, Blank]) -> set[str]:
+    """Return the gates that are judged although their blanks are untouched: one that is asked for alone and
+    was given with wrong code."""
     return (
         {id for id in gates if id in blanks and blanks[id].is_given} if gates and len(gates) == 1 else set()
     )
@@ -153,27 +154,30 @@ UNKNOWN = "no known mistake gives these values"
 
 
 def leave_out_unknown(result: GateResult) -> None:
-    """Leaves out that nothing is known of one quantity where a mistake has a name."""
+    """Leave out that nothing is known of one quantity where a mistake has a name."""
     if result.mistake:
         result.diagnosis = [line for line in result.diagnosis if not line.startswith(UNKNOWN)]
 
 
 def leave_unsolved(result: GateResult) -> GateResult:
-    """The verdict on code as it was given: what is wrong with it, which is not the learner's mistake; the first hint comes next."""
+    """Return the verdict on code as it was given: what is wrong with it, which is not the learner's mistake;
+    the first hint comes next."""
     result.state, result.mistake = "unsolved", None
     result.hint = result.hint and f"{result.hint.rpartition('-')[0]}-1"
     return result
 
 
 def exit_code(results: Iterable[GateResult], wanted: Iterable[str]) -> int:
-    """1 where a gate is wrong, or one of those that were wanted has no verdict; 3 where one is unsolved, 0 where all are correct."""
+    """Return 1 where a gate is wrong or a requested one has no result, 3 where one is unsolved, 0 where all
+    are correct."""
     states = {result.gate.id: result.state for result in results}
     outcomes = {states.get(id, "wrong") for id in wanted} | {*states.values()}
     return 1 if outcomes - {"correct", "unsolved"} else 3 if "unsolved" in outcomes else 0
 
 
-def wanted_gates(puzzle: Puzzle, rung: Rung, ids: Sequence[str] | None) -> list[Gate]:
-    """The gates of a rung that are asked for, in its order; None asks for all. Raises BadUse, naming those there are."""
+def requested_gates(puzzle: Puzzle, rung: Rung, ids: Sequence[str] | None) -> list[Gate]:
+    """Return the gates of a rung that are asked for, in its order; None asks for all. Raises BadUse, naming
+    those there are."""
     for id in ids or ():
         if id not in rung.gates:
             raise unknown_gate(id, rung.gates)

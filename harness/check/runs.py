@@ -1,4 +1,4 @@
-"""A run: the kernels of one puzzle and one root on some devices, every output compared with the reference.
+"""Run the kernels of one puzzle and one root on some devices, and compare every output with the reference.
 
 `run` starts one, and whoever reports on it calls `Run.compute_reference` and `Run.compute_kernels` where the report comes to
 them. Nothing is printed here. `Run.exit_code` is the verdict in one number.
@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.check.checker import Checker
+from harness.check.execution import Device, GraphDevice, VirtualDevice
 from harness.check.options import Options
-from harness.check.ran import Compiled, Device, Simulated
 from harness.check.results import NARROW, GateResult, VariantResult
 from harness.console import tell
 from harness.devices.recorder import Order, is_recorded, record_one
@@ -26,7 +26,7 @@ from harness.spec.puzzle import Case, Ledger
 from harness.toolchain.packages import OpPackage
 
 if TYPE_CHECKING:
-    from harness.check.judge import Judge
+    from harness.check.grading import Grader
     from harness.vgpu import Finding
 
 
@@ -41,12 +41,12 @@ class DeviceResult:
 
     @property
     def kind(self) -> str:
-        """What kind of device it is, "cpu", "gpu" or "virtual"."""
+        """Return what kind of device it is, "cpu", "gpu" or "virtual"."""
         return self.target.kind
 
     @property
     def findings(self) -> list["Finding"]:
-        """What the virtual GPU found, notes among it."""
+        """Return what the virtual GPU found, notes among it."""
         return [finding for variant in self.variants.values() for finding in variant.findings]
 
 
@@ -80,11 +80,12 @@ class Run:
         """Run some variants on a device and judge them, once its kernels are compiled."""
 
     def gates_left(self) -> list[str]:
-        """The gates that are right so far, and have cases or dtypes of their own that the run is not about; none where it is
-        asked for other sizes or another dtype, in which nothing is noted as passed."""
+        """Return the gates that are right so far, and have cases or dtypes of their own that the run is not
+        about; none where it is asked for other sizes or another dtype, in which nothing is noted as
+        passed."""
         options = self.options
         plain = not options.dims and options.dtype == "float32"
-        return [id for id, right in judged_gates(self).items() if right] if plain else []
+        return [id for id, right in checked_gates(self).items() if right] if plain else []
 
     def compute_gates(self) -> None:
         """Judge the gates that are left in all that a check of gates runs and this run does not."""
@@ -99,13 +100,13 @@ class Run:
         return 0 if any(device.kind != "cpu" for device in self.devices) else 6
 
     def errors(self) -> list["Finding"]:
-        """The findings of the virtual GPU that count."""
+        """Return the findings of the virtual GPU that count."""
         return [f for device in self.devices for variant in device.variants.values() for f in variant.errors]
 
 
-def judged_gates(run: Run) -> dict[str, bool]:
-    """Gate -> whether it is right, in its own cases too, of the gates whose own quantities were all compared on a GPU, real or
-    virtual."""
+def checked_gates(run: Run) -> dict[str, bool]:
+    """Return gate -> whether it is correct, in its own cases too, of the gates whose own quantities were all
+    compared on a GPU, real or virtual."""
     judged: dict[str, bool] = {}
     for device in run.devices:
         for variant in device.variants.values():
@@ -120,12 +121,12 @@ def judged_gates(run: Run) -> dict[str, bool]:
 class Running(Run):
     """A run whose parts are computed when they are asked for, in the order of the report, while its kernels compile."""
 
-    judge: "Judge | None" = None
+    judge: "Grader | None" = None
     compiling: dict[str, Future[Device]] = field(default_factory=dict)
     on_ready: Callable[[Target], None] = lambda target: None
 
     def compute_reference(self, device: DeviceResult, variants: Sequence[str]) -> None:
-        reference = self._judge().reference
+        reference = self._grader().reference
         if device.kind != "virtual":
             import_module("torch")  # takes seconds: it is imported while the kernels compile
         cases = [case for case in self.cases if case.variant in ("", *variants)]
@@ -135,7 +136,7 @@ class Running(Run):
             reference.baseline(case, device.target)
 
     def compute_kernels(self, device: DeviceResult, variants: Sequence[str]) -> None:
-        judge, compiled = self._judge(), self.compiling[device.kind].result()
+        judge, compiled = self._grader(), self.compiling[device.kind].result()
         if not device.variants:
             self.on_ready(device.target)
         device.cached, device.compile_seconds = compiled.cached, compiled.seconds
@@ -153,14 +154,14 @@ class Running(Run):
             results = checker.check(self.package, left, own)
             self.rejected = [result for result in results if result.state == "wrong"]
 
-    def _judge(self) -> "Judge":
-        """The judge; made when it is needed first, as what it imports takes a while."""
+    def _grader(self) -> "Grader":
+        """Return the judge; made when it is needed first, as what it imports takes a while."""
         if self.judge is None:
-            from harness.check.judge import Judge
+            from harness.check.grading import Grader
             from harness.check.reference import Reference
 
             options, puzzle = self.options, self.options.puzzle
-            self.judge = Judge(
+            self.judge = Grader(
                 Reference(puzzle, options.dtype, options.seed, kept=True), self.package, self.blanks,
                 options.variants, self.cases, options.gates, options.quantities,
                 # The gradients, and the outputs of a puzzle that has none.
@@ -176,7 +177,7 @@ def run(
     on_compile: Callable[[Target], None] = lambda target: None,
     on_ready: Callable[[Target], None] = lambda target: None,
 ) -> Generator[Run, None, None]:
-    """Starts a run: its kernels begin to compile.
+    """Start a run: its kernels begin to compile.
 
     Args:
         options: What to run.
@@ -217,7 +218,7 @@ def device_on(
     cases: Sequence[Case],
     on_compile: Callable[[Target], None],
 ) -> Device:
-    """A device with the kernels of the variants for every case: a MAX graph, or recorded launches."""
+    """Return a device with the kernels of the variants for every case: a MAX graph, or recorded launches."""
     puzzle = options.puzzle
     if target.kind != "virtual":
         from harness.devices import graphs
@@ -225,7 +226,7 @@ def device_on(
         calls = puzzle.calls_of(puzzle.compiled_with(options.variants))
         compiling = partial(on_compile, target)
         graph = graphs.load(package, calls, options.dtype, target.device, on_compile=compiling)
-        return Compiled(graph, target)
+        return GraphDevice(graph, target)
     started = time.monotonic()
     dims = tuple(dict.fromkeys(case.dims for case in cases))
     order = Order(
@@ -235,4 +236,4 @@ def device_on(
     if not cached:
         on_compile(target)
     recording, source = record_one(order, puzzle.name), (package.path / puzzle.source).resolve()
-    return Simulated(recording, source, options.blocks, cached, time.monotonic() - started)
+    return VirtualDevice(recording, source, options.blocks, cached, time.monotonic() - started)

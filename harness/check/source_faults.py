@@ -1,4 +1,4 @@
-"""What the text of a blank shows by itself: slips that compile and that the values of a result do not tell.
+"""Find slips in the text of a blank that compile and that values do not show.
 
 Each fault states what stands there, with the line, and is only looked for where a gate is wrong. What a tensor's axes and a
 loop's bounds are called is read off the code around the blank: `var W = TileTensor(weight, row_major(O, H))` has the axes O
@@ -39,7 +39,7 @@ class Fault:
 
 
 def faults(path: Path, blank: Blank) -> list[Fault]:
-    """What is to be seen in a blank of a Mojo file, in the order of its lines."""
+    """Return what is to be seen in a blank of a Mojo file, in the order of its lines."""
     try:
         items = Items({path.name: path.read_text(encoding="utf-8")})
     except (OSError, UnicodeDecodeError):
@@ -76,7 +76,8 @@ class Scope:
         self.measures = {axis for axes in self.tensors.values() for axis in axes} | {*self.sizes}
 
     def bounds(self, at: int) -> dict[str, str]:
-        """What the loops around a line of the item run over, by the name that each gives its index; "" for what is not sure.
+        """Return what the loops around a line of the item run over, by the name that each gives its index; ""
+        for what is not sure.
 
         A name that an `if` of its loop guards may stop earlier.
         """
@@ -96,7 +97,7 @@ class Scope:
         return bound_of
 
     def double_index(self, code: str) -> Iterator[tuple[str, str]]:
-        """`x[row][h]` where `x[row, h]` is meant."""
+        """Yield `x[row][h]` where `x[row, h]` is meant."""
         for match in ACCESS.finditer(code):
             first = bracketed(code, match.end() - 1)
             end = match.end() + len(first) + 1
@@ -111,7 +112,7 @@ class Scope:
                 )
 
     def axes(self, code: str, bounds: dict[str, str]) -> Iterator[tuple[str, str]]:
-        """An index whose loop runs over another size than its axis has."""
+        """Yield an index whose loop runs over another size than its axis has."""
         for match in ACCESS.finditer(code):
             axes, indices = self.tensors.get(match[1], []), parts(bracketed(code, match.end() - 1))
             runs = [bounds.get(index, "") for index in indices]
@@ -140,7 +141,7 @@ class Scope:
 
 
 def exchanged_arguments(code: str, items: Items, scope: Scope) -> Iterator[tuple[str, str]]:
-    """Two sizes given to a function of this file in each other's place."""
+    """Yield pairs of sizes that are given to a function of this file in each other's place."""
     for match in CALL.finditer(code):
         callee = next((item for item in items.by_name.get(match[1], ())), None)
         if callee is None:
@@ -161,24 +162,24 @@ def exchanged_arguments(code: str, items: Items, scope: Scope) -> Iterator[tuple
 
 
 def arguments_of(function: Item) -> list[str]:
-    """The names of a function's arguments, in order."""
+    """Return the names of a function's arguments, in order."""
     text = NOT_CODE.sub(" ", function.text)
     head = re.search(r"def \w+\s*(?:\[(?:[^\[\]]|\[[^\[\]]*\])*\])?\s*\(", text)
     return [part.partition(":")[0].strip() for part in parts(bracketed(text, head.end() - 1))] if head else []
 
 
 def blanked(match: re.Match[str]) -> str:
-    """What stands for text or a comment: nothing, in as many lines."""
+    """Return what stands for text or a comment: nothing, in as many lines."""
     return " " + "\n" * match[0].count("\n")
 
 
 def indentation(line: str) -> int:
-    """The spaces in front of a line."""
+    """Return the spaces in front of a line."""
     return len(line) - len(line.lstrip())
 
 
 def bracketed(text: str, at: int) -> str:
-    """What stands inside the bracket that opens at a place; "" where none does or it does not close."""
+    """Return what stands inside the bracket that opens at a place; "" where none does or it does not close."""
     depth = 0
     for end in range(at, len(text)) if at >= 0 else ():
         depth += (text[end] in "([{") - (text[end] in ")]}")
@@ -191,7 +192,8 @@ def bracketed(text: str, at: int) -> str:
 
 
 def in_the_kernels_words(finding: "Finding", recording: "Recording", source: Path) -> "Finding":
-    """A finding that calls a tensor what the kernel's argument is called: the launch may have another name for it."""
+    """Return a finding that calls a tensor what the kernel's argument is called: the launch may have another
+    name for it."""
     arguments = recording.arguments(finding.kernel)
     chain = finding.instr.loc.chain() if finding.instr and finding.instr.loc else ()
     lines = [at.line for at in chain if Path(at.file) == source]
@@ -204,7 +206,7 @@ def in_the_kernels_words(finding: "Finding", recording: "Recording", source: Pat
 
 
 def touches(finding: "Finding", source: Path, blank: Blank) -> bool:
-    """Whether a finding, or the other place of a race, comes from a blank, be it through a helper."""
+    """Return whether a finding, or the other place of a race, comes from a blank, be it through a helper."""
     for instr in (finding.instr, finding.other_instr):
         for at in instr.loc.chain() if instr and instr.loc else ():
             if within(at, source, blank):
@@ -213,7 +215,7 @@ def touches(finding: "Finding", source: Path, blank: Blank) -> bool:
 
 
 def finding_lines(finding: "Finding", source: Path, blank: Blank | None) -> list[str]:
-    """A finding in lines, at the places in the blank that it comes from, be it through a helper."""
+    """Return a finding in lines, at the places in the blank that it comes from, be it through a helper."""
     lines = finding.text().splitlines()
     for before, there, instr in (
         ("at ", finding.where, finding.instr),
@@ -233,7 +235,8 @@ def finding_lines(finding: "Finding", source: Path, blank: Blank | None) -> list
 
 
 def used_in_the_loop(finding: "Finding", source: Path) -> int | None:
-    """The line that uses the tensor of a finding, where the place is the head of a loop and only one line in that does."""
+    """Return the line that uses the tensor of a finding, where the place is the head of a loop and only one
+    line in that does."""
     chain = finding.instr.loc.chain() if finding.instr and finding.instr.loc else ()
     number = next((at.line for at in chain if Path(at.file) == source), 0)
     text = source.read_text("utf-8", "replace").split("\n") if number and source.is_file() else []
@@ -255,11 +258,11 @@ def used_in_the_loop(finding: "Finding", source: Path) -> int | None:
 
 
 def within(at: "Location", source: Path, blank: Blank) -> bool:
-    """Whether a place in the sources lies in a blank of a file."""
+    """Return whether a place in the sources lies in a blank of a file."""
     return blank.line <= at.line < blank.line + len(blank.body) and Path(at.file) == source
 
 
 def has_merged_line(finding: "Finding") -> bool:
-    """Whether the compiler has merged the finding's instruction out of several places: it says line 0."""
+    """Return whether the compiler has merged the finding's instruction out of several places: it says line 0."""
     at = finding.instr.loc if finding.instr else None
     return any(frame.line == 0 for frame in (at.chain() if at else ()))

@@ -1,4 +1,4 @@
-"""A rung in PyTorch: a learner's `autograd.Function`s, or functions, one for each gate, judged on the puzzle's cases.
+"""Check a rung in PyTorch: `autograd.Function`s or functions, one for each gate, on the puzzle's cases.
 
 Outputs and gradients are compared with autograd through the puzzle's reference, in float32 against the truth in float64.
 What has gradients is put before `torch.autograd.gradcheck` too, in float64 on the smallest case. Nothing here needs MAX or
@@ -37,7 +37,8 @@ class TorchChecker(CaseChecker):
         return self.reference
 
     def _check_further(self, gate: Gate, path: Path, cases: list[Case]) -> None:
-        """Finite differences in float64 on the smallest case, as a function is called for every element. Raises GradcheckError."""
+        """Run finite differences in float64 on the smallest case, as a function is called for every element.
+        Raises GradcheckError."""
         asked = self.rung.functions[gate.id]
         if not asked.gradients:
             return
@@ -53,7 +54,7 @@ class TorchChecker(CaseChecker):
 
         torch.autograd.gradcheck(outputs, leaves)
 
-    def _said(self, error: Exception, path: Path) -> str:
+    def _describe_error(self, error: Exception, path: Path) -> str:
         return describe(error, path, longest=LONGEST)
 
     def _outputs(self, gate: Gate, module: Module, path: Path, case: Case) -> Tensors:
@@ -68,7 +69,7 @@ class TorchChecker(CaseChecker):
 
 
 def function_of(path: Path, asked: TorchFunction) -> Callable[..., object]:
-    """What is called for a gate. Raises ValueError where the file does not define it."""
+    """Return what is called for a gate. Raises ValueError where the file does not define it."""
     defined = load(path).get(asked.name)
     if inspect.isclass(defined) and issubclass(defined, torch.autograd.Function):
         return defined.apply
@@ -78,8 +79,8 @@ def function_of(path: Path, asked: TorchFunction) -> Callable[..., object]:
 
 
 def called(path: Path, asked: TorchFunction, tensors: Tensors) -> Tensors:
-    """Outputs and gradients by quantity. Raises ValueError for what cannot be compared, and where a tensor that was given has
-    changed."""
+    """Return outputs and gradients by quantity. Raises ValueError for what cannot be compared, and where a tensor
+    that was given has changed."""
     before = {name: tensors[name].detach().clone() for name in (*asked.takes, *asked.grad_outputs)}
     leaves = {name: tensors[name].requires_grad_() for name in asked.gradients}
     returned = returned_by(function_of(path, asked), asked, tensors)
@@ -103,7 +104,8 @@ def called(path: Path, asked: TorchFunction, tensors: Tensors) -> Tensors:
 def returned_by(
     function: Callable[..., object], asked: TorchFunction, tensors: Tensors
 ) -> tuple[torch.Tensor, ...]:
-    """The tensors that a gate's function returns. Raises ValueError where they are too few or many, or none."""
+    """Return the tensors that a gate's function returns. Raises ValueError where they are too few or many, or
+    none."""
     returned = as_tuple(function(*(tensors[name] for name in asked.takes)), asked.name, len(asked.returns))
     outputs = tuple(each for each in returned if isinstance(each, torch.Tensor))
     if len(outputs) != len(returned) or len(returned) != len(asked.returns):

@@ -1,4 +1,4 @@
-"""The bug zoo: wrong solutions, each one small edit of a right one, by which the checker itself is checked.
+"""Load the known-bad solutions, each a small edit of a correct one: they check the checkers.
 
 A wrong solution is a file `solutions/pNN/wrong/NAME.toml` with the keys gate, mistake (its name, "" where the diagnosis has
 none for it), file, old, new, and maybe `story`
@@ -62,11 +62,12 @@ class WrongKernel:
 
     @property
     def in_a_blank(self) -> bool:
-        """Whether a learner can make the mistake: it lies in what they write, and not in code that is given."""
+        """Return whether a learner can make the mistake: it lies in what they write, and not in code that is
+        given."""
         return blanks.outside(self.solution.read_text()) == blanks.outside(self.edited(self.solution))
 
     def target(self) -> Path:
-        """What a checker of the rung is given: the op package, or the file, kept in the cache."""
+        """Return what a checker of the rung is given: the op package, or the file, kept in the cache."""
         if isinstance(self.of_rung, MojoRung):
             return self.package().path
         text = self.edited(self.solution)
@@ -74,14 +75,16 @@ class WrongKernel:
         return keep(target, lambda staged: staged.write_text(text), "a wrong solution")
 
     def package(self) -> OpPackage:
-        """The wrong kernel's package, kept in the cache so that what is compiled of it can be kept too."""
+        """Return the wrong kernel's package, kept in the cache so that what is compiled of it can be kept
+        too."""
         solution = roots.op_package(roots.solutions(), self.puzzle)
         key = digest([solution.digest, self.file, self.gate, self.old, self.new])
         target = cache_folder("zoo", key) / self.name
         return OpPackage(keep(target, lambda staged: self.apply(staged, solution), "a wrong kernel"))
 
     def apply(self, folder: Path, package: OpPackage | None = None) -> OpPackage:
-        """A copy of the solution's package (or of another one) in `folder`, which must not exist, with the edit.
+        """Return a copy of the solution's package (or of another one) in `folder`, which must not exist, with
+        the edit.
 
         Raises DamagedFile where the old text does not stand in the file exactly once.
         """
@@ -92,7 +95,8 @@ class WrongKernel:
         return OpPackage(folder)
 
     def edited(self, path: Path) -> str:
-        """The text of a file with the edit. Raises DamagedFile where the old text does not stand in it exactly once."""
+        """Return the text of a file with the edit. Raises DamagedFile where the old text does not stand in it
+        exactly once."""
         text = path.read_text(encoding="utf-8")
         if not self.old:
             blank = blanks.find(text).get(self.gate)
@@ -110,12 +114,13 @@ class WrongKernel:
 
 
 def load(puzzle: str) -> list[WrongKernel]:
-    """Every wrong solution of a puzzle, by name. Raises DamagedFile for a file with a missing or unknown key."""
+    """Return every wrong solution of a puzzle, by name. Raises DamagedFile for a file with a missing or
+    unknown key."""
     return [read(path, puzzle) for path in sorted((roots.solutions() / puzzle / "wrong").glob("*.toml"))]
 
 
 def read(path: Path, puzzle: str) -> WrongKernel:
-    """One wrong solution of a puzzle."""
+    """Return one wrong solution of a puzzle."""
     try:
         entries = tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:

@@ -17,8 +17,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness.check.apart import SECONDS, Apart
-from harness.check.checker import RungChecker, checker_of
+from harness.check.checker import RungChecker, create_checker
+from harness.check.subprocess_checker import SECONDS, SubprocessChecker
 from harness.dev.mutants import Mutant, mutants
 from harness.devices.recorder import Order, record_many
 from harness.errors import BadUse, CompileFailed, DamagedFile, WorkbookError
@@ -147,7 +147,7 @@ def judged(work: Work, asked: Sequence[Mutant]) -> Iterator[tuple[Mutant, bool |
 
     Raises BadUse, as `run` says.
     """
-    checker = checker_of(work)
+    checker = create_checker(work)
     began = time.monotonic()
     if asked and not passes(checker, work, work.target):
         raise BadUse(f"{work.solution} is not right: its mutants would say nothing")
@@ -164,7 +164,7 @@ def judged(work: Work, asked: Sequence[Mutant]) -> Iterator[tuple[Mutant, bool |
         os.environ.pop(SECONDS)
         if before:
             os.environ[SECONDS] = before
-        if isinstance(checker, Apart):
+        if isinstance(checker, SubprocessChecker):
             checker.close()
 
 

@@ -1,4 +1,4 @@
-"""Blanks: the regions of a solution that a learner fills in, and the problem files that are made from them.
+"""Parse blanks, the regions of a solution that a learner fills in, and generate problem files from them.
 
 A blank stands between two comment lines in any file under `solutions/`:
 
@@ -50,7 +50,8 @@ LARGEST = 2**22
 
 
 def repair(path: Path | str) -> str:
-    """What a message about a file that cannot be used ends with; `reset` wants the puzzle whose file it is."""
+    """Return what a message about a file that cannot be used ends with; `reset` wants the puzzle whose file
+    it is."""
     puzzle = next((part for part in reversed(Path(path).parts) if re.fullmatch(r"p\d+", part)), "pNN")
     return f"`{command(f'reset {puzzle}')}` puts the file back and keeps a copy of yours"
 
@@ -73,29 +74,30 @@ class Blank:
 
     @property
     def size(self) -> int:
-        """How many lines of code somebody has written there: comments and empty lines left out, 0 for what was given."""
+        """Return how many lines of code somebody has written there: comments and empty lines left out, 0 for
+        what was given."""
         return 0 if self.is_given else len(code_lines(self.body))
 
     @property
     def is_given(self) -> bool:
-        """Whether it holds the wrong code that it was given with, and nothing else."""
+        """Return whether it holds the wrong code that it was given with, and nothing else."""
         return bool(self.mark) and mark_of(self.body) == self.mark
 
 
 def code_lines(body: Iterable[str]) -> list[str]:
-    """The lines that hold code, without spaces at their ends."""
+    """Return the lines that hold code, without spaces at their ends."""
     return [line.rstrip() for line in body if line.strip() and not line.strip().startswith("#")]
 
 
 def mark_of(code: Iterable[str]) -> str:
-    """The hash by which given code is known."""
+    """Return the hash by which given code is known."""
     return hashlib.sha256("\n".join(code_lines(code)).encode()).hexdigest()[:8]
 
 
 def split(text: str, name: str = "the file") -> list[str | Blank]:
-    """Cuts a file into the lines outside blanks (markers included) and the blanks, in order.
+    r"""Cut a file into the lines outside blanks (markers included) and the blanks, in order.
 
-    Line endings are normalised to "\\n". Raises DamagedFile, naming file and line, for a marker that is
+    Line endings are normalised to "\n". Raises DamagedFile, naming file and line, for a marker that is
     malformed, unpaired, nested or repeated.
     """
     pieces: list[str | Blank] = []
@@ -162,7 +164,8 @@ def split(text: str, name: str = "the file") -> list[str | Blank]:
 
 
 def read(path: Path) -> str:
-    """The text of a file that somebody works on. Raises DamagedFile, in a line, for what is no readable text file."""
+    """Return the text of a file that somebody works on. Raises DamagedFile, in a line, for what is no
+    readable text file."""
     try:
         if what := unreadable(path):
             raise DamagedFile(f"{path}: {what}; {repair(path)}")
@@ -190,7 +193,8 @@ def read(path: Path) -> str:
 
 
 def unreadable(path: Path) -> str:
-    """Why a path that is there is not even to be opened: a pipe would block, a device may have no end. "" where it is."""
+    """Return why a path that is there is not even to be opened: a pipe would block, a device may have no end.
+    "" where it is."""
     facts = path.stat()
     if not (stat.S_ISREG(facts.st_mode) or stat.S_ISDIR(facts.st_mode)):
         return "is no ordinary file"
@@ -200,7 +204,8 @@ def unreadable(path: Path) -> str:
 
 
 def complete(blanks: dict[str, Blank], wanted: Iterable[str], name: str) -> dict[str, Blank]:
-    """The blanks that were found. Raises DamagedFile, naming those that are wanted and whose markers are gone."""
+    """Return the blanks that were found. Raises DamagedFile, naming those that are wanted and whose markers
+    are gone."""
     missing = [id for id in wanted if id not in blanks]
     if missing:
         raise DamagedFile(
@@ -211,12 +216,12 @@ def complete(blanks: dict[str, Blank], wanted: Iterable[str], name: str) -> dict
 
 
 def find(text: str, name: str = "the file") -> dict[str, Blank]:
-    """The blanks of a file by id, in the order of the file."""
+    """Return the blanks of a file by id, in the order of the file."""
     return {piece.id: piece for piece in split(text, name) if isinstance(piece, Blank)}
 
 
 def join(pieces: list[str | Blank], bodies: dict[str, tuple[str, ...]]) -> str:
-    """The file again, with the bodies of some blanks replaced."""
+    """Return the file again, with the bodies of some blanks replaced."""
     lines: list[str] = []
     for piece in pieces:
         lines += bodies.get(piece.id, piece.body) if isinstance(piece, Blank) else [piece]
@@ -224,9 +229,8 @@ def join(pieces: list[str | Blank], bodies: dict[str, tuple[str, ...]]) -> str:
 
 
 def skeleton(solution: str, name: str = "the file") -> str:
-    """The problem file of a solution file: blanks emptied, or with the code that is given; book anchors without
-    `_solution`.
-    """
+    """Return the problem file of a solution file: blanks emptied, or with the code that is given; book
+    anchors without `_solution`."""
     pieces = split(solution, name)
     bodies: dict[str, tuple[str, ...]] = {}
     for at, piece in enumerate(pieces):
@@ -240,21 +244,23 @@ def skeleton(solution: str, name: str = "the file") -> str:
 
 
 def fill(problem: str, solution: str, name: str = "the file") -> str:
-    """The problem file with the solution's blanks pasted in."""
+    """Return the problem file with the solution's blanks pasted in."""
     return join(split(problem, name), {id: blank.body for id, blank in find(solution).items()})
 
 
 def outside(text: str, name: str = "the file") -> str:
-    """Everything but the bodies of the blanks and the hashes of what was given: what a learner leaves as it is."""
+    """Return everything but the bodies of the blanks and the hashes of what was given: what a learner leaves
+    as it is."""
     pieces = split(text, name)
     return MARKED.sub("", join(pieces, {piece.id: () for piece in pieces if isinstance(piece, Blank)}))
 
 
 def generate(solutions: Path, problems: Path, *, force: bool = False) -> list[Path]:
-    """Writes every problem file that differs from the skeleton of its solution, and every link; returns what it wrote.
+    """Write every problem file that differs from the skeleton of its solution, and every link; returns what
+    it wrote.
 
-    A file in which a blank has been worked on, or that replaces a link, is left alone and raises
-    DamagedFile, unless `force`.
+    A file in which a blank has been worked on, or that replaces a link, is left alone and raises DamagedFile,
+    unless `force`.
     """
     written: list[Path] = []
     parts = layout(solutions)
@@ -287,13 +293,13 @@ def generate(solutions: Path, problems: Path, *, force: bool = False) -> list[Pa
 
 
 def differs(file: Path, other: Path) -> bool:
-    """Whether two files differ; a file and a folder do."""
+    """Return whether two files differ; a file and a folder do."""
     return not other.is_file() or file.read_bytes() != other.read_bytes()
 
 
 def check(solutions: Path, problems: Path) -> int:
-    """Prints how the problem files differ from the skeletons of their solutions, and each wrong or unexpected path; 0 if
-    there is nothing to print."""
+    """Print how the problem files differ from the skeletons of their solutions, and each wrong or unexpected
+    path; 0 if there is nothing to print."""
     different = False
     for relative in layout(solutions).edited:
         wanted = skeleton((solutions / relative).read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""The hint ladders of a puzzle, from `solutions/pNN/hints.toml`: what the command line and the book show.
+"""Load the hint ladders of a puzzle from `solutions/pNN/hints.toml`.
 
 A ladder belongs to a blank and has at least three rungs, named GATE-1, GATE-2, ... A gate that is taken twice, in NumPy
 before it is taken in Mojo, has two: those of the earlier are named numpy-GATE-1 and so on, and stand in a table `numpy`.
@@ -22,7 +22,7 @@ class Hint:
 
 
 def ladders(puzzle: str, solutions: Path | None = None) -> dict[str, list[Hint]]:
-    """Every ladder of a puzzle by the name of its blank, "dx" or "numpy-dx", in the order of the file.
+    """Return every ladder of a puzzle by the name of its blank, "dx" or "numpy-dx", in the order of the file.
 
     Raises BadUse where the file is missing or not in the form that its head describes.
     """
@@ -45,12 +45,12 @@ def ladders(puzzle: str, solutions: Path | None = None) -> dict[str, list[Hint]]
 
 
 def make(id: str, rung: dict[str, str]) -> Hint:
-    """A rung from its table; the paragraph's lines are joined."""
+    """Return a rung from its table; the paragraph's lines are joined."""
     return Hint(id, " ".join(rung["text"].split()), rung.get("code", "").strip("\n"))
 
 
 def ladder(puzzle: str, name: str) -> list[Hint]:
-    """One ladder. Raises BadUse, naming those there are."""
+    """Return one ladder. Raises BadUse, naming those there are."""
     by_name = ladders(puzzle)
     if name not in by_name:
         raise BadUse(f"no hints for {name!r}; there is {', '.join(by_name)}")

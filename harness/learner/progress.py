@@ -1,4 +1,4 @@
-"""What a learner has done so far: which blanks have passed, which hints were read.
+"""Load and save a learner's progress: which blanks have passed, which hints were read.
 
 One small file at the top of the checkout, which git ignores. A blank is remembered by a hash of its text, so that an
 edit after passing shows. A file that is lost or damaged loses nothing else: the gates are checked again.
@@ -44,13 +44,14 @@ class Progress:
 
     @classmethod
     def load(cls, folder: Path | None = None) -> "Progress":
-        """The progress in a folder, the checkout unless another is given; empty where the file is missing or cannot be understood."""
+        """Return the progress in a folder, the checkout unless another is given; empty where the file is
+        missing or cannot be understood."""
         progress = cls((folder or roots.CHECKOUT) / FILE)
         progress.refresh()
         return progress
 
     def refresh(self) -> None:
-        """Takes in what the file holds by now."""
+        """Take in what the file holds by now."""
         read: dict[str, dict[str, str | int]] = {}
         try:
             data = json.loads(self.path.read_text(encoding="utf-8"))
@@ -64,7 +65,7 @@ class Progress:
         vars(self).update(read)
 
     def change(self, name: str, ladder: str, value: str | int | None) -> None:
-        """Changes one value, here and in the file, or here alone and leaves the file whole."""
+        """Change one value, here and in the file, or here alone and leave the file whole."""
         self.unsaved[name, ladder] = value
         try:
             with locked(self.path.parent):
@@ -78,7 +79,7 @@ class Progress:
             self.unsaved, self.trouble = {}, ""
 
     def note(self, ladder: str, blank: Blank, correct: bool) -> None:
-        """Remembers that a blank has passed, or no longer does."""
+        """Record that a blank has passed, or no longer does."""
         self.refresh()
         known, text = self.passed.get(ladder), fingerprint(blank)
         if correct and known != text:
@@ -87,13 +88,13 @@ class Progress:
             self.change("passed", ladder, None)
 
     def read_hint(self, ladder: str, rung: int) -> None:
-        """Remembers the highest rung that was read."""
+        """Record the highest rung that was read."""
         self.refresh()
         if rung > self.hints.get(ladder, 0):
             self.change("hints", ladder, rung)
 
     def state(self, ladder: str, blank: Blank) -> str:
-        """ "unsolved", "passed", "changed" since it passed, or "begun"."""
+        """Return "unsolved", "passed", "changed" since it passed, or "begun"."""
         if blank.size == 0:
             return "unsolved"
         if ladder not in self.passed:
@@ -106,13 +107,13 @@ KINDS = {"passed": str, "hints": int}
 
 
 def fingerprint(blank: Blank) -> str:
-    """A hash of what stands in a blank; line endings and spaces at the end of a line do not count."""
+    """Return a hash of what stands in a blank; line endings and spaces at the end of a line do not count."""
     return digest(line.rstrip() for line in blank.body)
 
 
 @contextmanager
 def locked(folder: Path) -> Generator[None]:
-    """Holds a folder for this process alone, which leaves no file in it. Raises OSError."""
+    """Hold a folder's lock for this process, without a file in it. Raises OSError."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         with suppress(OSError):  # a network folder may know no locks

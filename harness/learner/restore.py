@@ -1,4 +1,4 @@
-"""Putting a problem file, or one blank of it, back to what it was; what stood there is kept in a copy beside it."""
+"""Restore a problem file, or one blank of it; the previous text is saved in a copy next to it."""
 
 import os
 import shutil
@@ -13,7 +13,7 @@ SUFFIX = ".bak"
 
 
 def restored(path: Path, solution: Path, blank: str | None = None) -> str:
-    """What the file would hold after a reset.
+    """Return what the file would hold after a reset.
 
     Args:
         path: The problem file; may be missing, damaged or a folder where the whole of it is put back.
@@ -37,8 +37,8 @@ def restored(path: Path, solution: Path, blank: str | None = None) -> str:
 
 
 def backup(path: Path) -> Path | None:
-    """Keeps what stands at a path, a file or a folder, in a copy beside it; returns where, None if nothing is there, or a
-    link that leads nowhere."""
+    """Keep what stands at a path, a file or a folder, in a copy beside it; returns where, None if nothing is
+    there, or a link that leads nowhere."""
     if not path.exists():
         return None
     stamp = time.strftime("%Y-%m-%d-%H%M%S")
@@ -60,13 +60,13 @@ def backup(path: Path) -> Path | None:
 
 
 def missing(solutions: Path, problems: Path) -> list[Path]:
-    """The files with blanks of a puzzle's folder that are not there at all, relative to it."""
+    """Return the files with blanks of a puzzle's folder that are not there at all, relative to it."""
     edited = layout.layout(solutions).edited
     return [relative for relative in edited if not os.path.lexists(problems / relative)]
 
 
 def reset(path: Path, content: str | Path) -> Path | None:
-    """Puts a file back and returns the copy of what stood there before. Nothing is written without that copy.
+    """Put a file back and return the copy of what was there before. Nothing is written without that copy.
 
     Args:
         path: The problem file.

@@ -1,4 +1,4 @@
-"""A learner's own files: where they are, what stands in their blanks, which gate comes next."""
+"""Locate a learner's files, their blanks, and the next gate."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,12 +37,12 @@ class Work:
 
     @property
     def in_package(self) -> bool:
-        """Whether the file belongs to an op package."""
+        """Return whether the file belongs to an op package."""
         return isinstance(self.rung, MojoRung)
 
     @property
     def is_learners(self) -> bool:
-        """Whether it is the learner's own, and what passes in it is progress."""
+        """Return whether it is the learner's own, and what passes in it is progress."""
         return self.root is None and self.ops is None
 
     @property
@@ -60,13 +60,14 @@ class Work:
         return OpPackage(self.path.parent)
 
     def whole_package(self) -> OpPackage:
-        """The op package; a learner's file has all of its blanks, or says in a line what happened to it."""
+        """Return the op package; a learner's file has all of its blanks, or says in a line what happened to
+        it."""
         self.blanks()
         return self.package
 
     @property
     def target(self) -> Path:
-        """What a checker is given: the file, or its op package."""
+        """Return what a checker is given: the file, or its op package."""
         return self.package.path if self.in_package else self.path
 
     @property
@@ -80,30 +81,32 @@ class Work:
         return self.puzzle.gates_of(self.rung)
 
     def gate(self, id: str) -> Gate:
-        """One of its gates."""
+        """Return one of its gates."""
         return next(gate for gate in self.gates if gate.id == id)
 
     def blanks(self) -> dict[str, Blank]:
-        """The blanks of the learner's file. Raises DamagedFile where it cannot be read or a blank is gone."""
+        """Return the blanks of the learner's file. Raises DamagedFile where it cannot be read or a blank is
+        gone."""
         if self.ops:
             return package_blanks(self.package, self.puzzle)
         return rung_blanks(self.path, self.rung)
 
     def ladder(self, gate: str) -> str:
-        """The name of a gate's hint ladder, "dx" or "numpy-dx"."""
+        """Return the name of a gate's hint ladder, "dx" or "numpy-dx"."""
         return self.puzzle.ladder(self.rung, gate)
 
     def key(self, gate: str) -> str:
-        """What a gate is called in the progress file."""
+        """Return what a gate is called in the progress file."""
         return f"{self.puzzle.name} {self.ladder(gate)}"
 
     def states(self, progress: Progress) -> dict[str, str]:
-        """Gate -> "passed", "changed", "begun" or "unsolved"."""
+        """Return gate -> "passed", "changed", "begun" or "unsolved"."""
         blanks = self.blanks()
         return {gate.id: progress.state(self.key(gate.id), blanks[gate.id]) for gate in self.gates}
 
     def next_gate(self, progress: Progress, after: str | None = None) -> Gate | None:
-        """The first gate that has not passed, looking from the one after `after` and round again; None where all have."""
+        """Return the first gate that has not passed, looking from the one after `after` and round again; None
+        where all have."""
         states = self.states(progress)
         order = [gate.id for gate in self.gates]
         start = order.index(after) + 1 if after else 0
@@ -114,7 +117,8 @@ class Work:
 
 
 def check_gate(puzzle: Puzzle, rung: str | None, id: str | None) -> None:
-    """Raises BadUse for a gate that a rung does not hold, naming those it has; without a rung, for one that no rung holds.
+    """Raise BadUse for a gate that a rung does not hold, naming those it has; without a rung, for one that no
+    rung holds.
 
     Every command checks its gate here. Without a gate nothing is wrong.
     """
@@ -125,12 +129,13 @@ def check_gate(puzzle: Puzzle, rung: str | None, id: str | None) -> None:
 
 
 def rung_blanks(path: Path, rung: Rung) -> dict[str, Blank]:
-    """The blanks of a rung's file. Raises DamagedFile where it cannot be read or a blank is gone."""
+    """Return the blanks of a rung's file. Raises DamagedFile where it cannot be read or a blank is gone."""
     return blanks.complete(blanks.find(blanks.read(path), str(path)), rung.gates, str(path))
 
 
 def package_blanks(package: OpPackage, puzzle: Puzzle) -> dict[str, Blank]:
-    """The blanks of a package's source file; empty where it is another's package, without the file or any blank.
+    """Return the blanks of a package's source file; empty where it is another's package, without the file or
+    any blank.
 
     Raises DamagedFile where the file cannot be read, or only some of the blanks are there.
     """

@@ -1,4 +1,4 @@
-"""A learner's folder made from the installed package, without a checkout: `init` writes it, `update` renews it.
+"""Create and update a learner's folder from the installed package, without a checkout.
 
 It looks like a checkout's learning half: problems/, the solutions that problems/ links to, and the book where it is asked
 for. Everything is a copy, so that the folder outlives the environment that wrote it.
@@ -32,12 +32,12 @@ class Renewed:
 
 
 def version() -> str:
-    """The version of this program."""
+    """Return the version of this program."""
     return metadata.version(DISTRIBUTION)
 
 
 def version_of(folder: Path) -> str | None:
-    """The version that wrote a learner's folder; None where `init` did not make it."""
+    """Return the version that wrote a learner's folder; None where `init` did not make it."""
     try:
         return str(json.loads((folder / roots.MARK).read_text(encoding="utf-8"))["version"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -45,7 +45,8 @@ def version_of(folder: Path) -> str | None:
 
 
 def out_of_date(folder: Path) -> str | None:
-    """What to say where another version of this program wrote the folder; None where there is nothing to say."""
+    """Return what to say where another version of this program wrote the folder; None where there is nothing
+    to say."""
     before, now = version_of(folder), version()
     if before in (None, now):
         return None
@@ -53,7 +54,7 @@ def out_of_date(folder: Path) -> str | None:
 
 
 def create(folder: Path, *, book: bool) -> int:
-    """Writes a learner's folder and returns the number of files with blanks.
+    """Write a learner's folder and return the number of files with blanks.
 
     Raises BadUse where something else is there already, or a book is asked for that this package has not.
     """
@@ -78,7 +79,8 @@ def create(folder: Path, *, book: bool) -> int:
 
 
 def update(folder: Path, *, book: bool) -> list[Renewed]:
-    """Renews a learner's folder from this package; what stands in blanks stays. Returns the problem files that changed.
+    """Renew a learner's folder from this package; what stands in blanks stays. Returns the problem files that
+    changed.
 
     Raises DamagedFile, before anything is written, where the blanks of a file cannot be told from its rest.
     """
@@ -106,19 +108,20 @@ def update(folder: Path, *, book: bool) -> list[Renewed]:
 
 
 def with_work(present: str, fresh: str, name: str) -> str:
-    """The new skeleton with what somebody wrote into the blanks of the old file."""
+    """Return the new skeleton with what somebody wrote into the blanks of the old file."""
     there = blanks.find(present, name)
     worked = {id: blank.body for id, blank in there.items() if blank.size}
     return blanks.join(blanks.split(fresh), worked)
 
 
 def skeleton_of(solution: Path) -> str:
-    """What a problem file held when it was written; "" where it is new."""
+    """Return what a problem file held when it was written; "" where it is new."""
     return blanks.skeleton(blanks.read(solution), str(solution)) if solution.is_file() else ""
 
 
 def renew(folder: Path, relative: Path, present: str, text: str, before: str) -> Renewed:
-    """Writes one problem file; a copy of it stays where lines outside of blanks were changed, or a blank is no more."""
+    """Write one problem file; a copy of it stays where lines outside of blanks were changed, or a blank is no
+    more."""
     path = folder / "problems" / relative
     worked = [id for id, blank in blanks.find(present).items() if blank.size]
     lost = set(worked) - {*blanks.find(text)}
@@ -130,7 +133,7 @@ def renew(folder: Path, relative: Path, present: str, text: str, before: str) ->
 
 
 def mend_links(solutions: Path, problems: Path) -> None:
-    """Takes away links that lead nowhere and puts those that are missing; a file that replaced one stays."""
+    """Remove links that lead nowhere and add those that are missing; a file that replaced one stays."""
     for path in [path for path in problems.rglob("*") if path.is_symlink() and not path.exists()]:
         path.unlink()
     for relative in layout.layout(solutions).linked:
@@ -142,7 +145,7 @@ def mend_links(solutions: Path, problems: Path) -> None:
 
 
 def copy_solutions(folder: Path) -> None:
-    """Replaces the folder's solutions by this package's."""
+    """Replace the folder's solutions by this package's."""
     fresh, target = folder / f".solutions.{os.getpid()}.tmp", folder / "solutions"
     ignored = shutil.ignore_patterns("__pycache__")
     try:
@@ -154,7 +157,7 @@ def copy_solutions(folder: Path) -> None:
 
 
 def built_book() -> Path:
-    """The built book that this program came with. Raises BadUse where it has none."""
+    """Return the built book that this program came with. Raises BadUse where it has none."""
     checkout = roots.HERE.parent / "book"
     place = (checkout if checkout.is_dir() else roots.CARRIED_BOOK) / "html"
     if not (place / "index.html").is_file():
@@ -168,12 +171,12 @@ def built_book() -> Path:
 
 
 def put_book(folder: Path, built: Path | None) -> None:
-    """Copies the built book into the folder and replaces an older one."""
+    """Copy the built book into the folder and replace an older one."""
     if built:
         shutil.rmtree(folder / BOOK, ignore_errors=True)
         shutil.copytree(built, folder / BOOK)
 
 
 def put_mark(folder: Path) -> None:
-    """Notes which version wrote the folder: the last thing, so that one half written is not taken for whole."""
+    """Note which version wrote the folder: the last thing, so that one half written is not taken for whole."""
     write_whole(folder / roots.MARK, json.dumps({"version": version()}) + "\n")

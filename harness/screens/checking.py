@@ -1,4 +1,4 @@
-"""What the commands that check a puzzle do: have it judged, print the verdicts, write the data, remember what has passed."""
+"""Run the commands that check a puzzle: check it, print the results, write the data, record what has passed."""
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import Progress as Bars
 from rich.text import Text
 
-from harness.check.checker import checker_of
+from harness.check.checker import create_checker
 from harness.check.options import Options
 from harness.check.results import NARROW, GateResult, exit_code
 from harness.console import live, page_width, print_lines, shown, write_json
@@ -29,7 +29,8 @@ RECORDED = "Compiling the Mojo kernels for the {} (seconds, on a busy machine mo
 
 
 def check(console: Console, options: Options) -> int:
-    """What a puzzle's command line asks for: each file that is meant is judged, and the kernels gate by gate or as a whole."""
+    """Return what a puzzle's command line asks for: each file that is meant is judged, and the kernels gate
+    by gate or as a whole."""
     files, codes, data = options.files, list[int](), dict[str, dict[str, object]]()
     for each in files:
         rung = each.work.rung
@@ -66,8 +67,8 @@ class GateCheck:
     verbose: bool = False
 
     def run(self, console: Console) -> tuple[int, dict[str, object]]:
-        """Prints the verdict of each gate; the exit code, and the data. What the learner's file passes in the puzzle's own
-        cases is remembered."""
+        """Print the verdict of each gate; the exit code, and the data. What the learner's file passes in the
+        puzzle's own cases is remembered."""
         work, puzzle, rung = self.work, self.work.puzzle, self.work.rung
         gates = [self.gate] if self.gate else None
         dtype, seed = self.settings.get("dtype", "float32"), self.settings.get("seed", 0)
@@ -98,16 +99,16 @@ class GateCheck:
         return code, report.gates_json(results, puzzle, **about, exit_code=code)
 
     def verdicts(self, console: Console, gates: list[str] | None) -> list[GateResult]:
-        """The verdict on each gate."""
+        """Return the verdict on each gate."""
         packed = self.work.in_package
         first = (lambda first: print_lines(console, report.first_lines(first))) if gates and packed else None
-        checker = checker_of(self.work, at_terminal=True, **self.settings)
+        checker = create_checker(self.work, at_terminal=True, **self.settings)
         # A gate in Python may be one that prints, or that stops in a debugger: it has the terminal to itself.
         with live(console, ticking=packed) if packed or not gates else nullcontext():
             return checker.check(self.work.target, gates, self.cases, on_first=first)
 
     def about(self, dtype: object, seed: object) -> str:
-        """What is about to run, and in which dtypes."""
+        """Return what is about to run, and in which dtypes."""
         ran = self.work.package
         narrow = any(case.in_16_bits for case in self.cases or self.work.puzzle.cases(None))
         then = f", then {NARROW}" if narrow and "dtype" not in self.settings else ""
@@ -123,7 +124,7 @@ class KernelCheck:
     options: Options
 
     def run(self, console: Console) -> tuple[int, dict[str, object]]:
-        """Prints the report; the exit code, and the data."""
+        """Print the report; the exit code, and the data."""
         from harness.check import runs
 
         options = self.options
@@ -133,7 +134,7 @@ class KernelCheck:
                 report.write(console, run, verbose=options.verbose)
         if options.work.is_learners and not options.dims and options.dtype == "float32":
             noted = Progress.load()
-            for gate, right in runs.judged_gates(run).items():
+            for gate, right in runs.checked_gates(run).items():
                 noted.note(f"{options.puzzle.name} {gate}", run.blanks[gate], right)
             print_lines(console, unsaved_lines(noted))
         through_max = any(device.kind != "virtual" for device in run.devices)
@@ -145,7 +146,8 @@ class KernelCheck:
 
 
 def count(console: Console, counting: "Counting", by_line: bool = False) -> int:
-    """--profile: the kernels of the first case on the virtual GPU, counted; `by_line` by tensor and line as well."""
+    """Print the counters of the first case's kernels on the virtual GPU, for --profile; `by_line` by tensor
+    and line as well."""
     from harness.check.profile import detailed, table
 
     console.print("Recording the launches (a few seconds where they are not cached) ...")

@@ -1,6 +1,7 @@
-"""What this machine has of what the workbook needs: one line for each part, with the remedy where it is broken.
+"""Print what this machine has of what the workbook needs: one line for each part, with the remedy where it is
+broken.
 
-Everything but MAX's devices is found out without starting a GPU; nothing is changed.
+Everything but MAX's devices is checked without starting a GPU; nothing is changed.
 """
 
 import operator
@@ -44,7 +45,7 @@ class Finding:
 
 
 def examine(console: Console) -> int:
-    """Prints a line for each part. Returns 5 where something is broken, else 0."""
+    """Print a line for each part. Returns 5 where something is broken, else 0."""
     broken = False
     with live(console):
         for finding in findings():
@@ -54,7 +55,7 @@ def examine(console: Console) -> int:
 
 
 def show(console: Console, finding: Finding) -> None:
-    """Prints one line, or on a narrow terminal several."""
+    """Print one line, or on a narrow terminal several."""
     line = f"{MARKS[finding.state]} {finding.part:<16} {finding.words}"
     line += f" -> {finding.remedy}" if finding.remedy else ""
     text = Text(line, style={"broken": "red", "note": "dim"}.get(finding.state, ""))
@@ -63,7 +64,7 @@ def show(console: Console, finding: Finding) -> None:
 
 
 def findings() -> Iterator[Finding]:
-    """Every part in turn; a check that itself fails is a broken part."""
+    """Yield every part in turn; a check that itself fails is a broken part."""
     for part, check in PARTS.items():
         tell(part)
         try:
@@ -75,7 +76,8 @@ def findings() -> Iterator[Finding]:
 
 
 def wanted() -> dict[str, str]:
-    """Distribution -> the versions that the workbook is tested with, as ">=2,<3": from pyproject.toml, else the metadata."""
+    """Return distribution -> the versions that the workbook is tested with, as ">=2,<3": from pyproject.toml,
+    else the metadata."""
     project = roots.HERE.parent / "pyproject.toml"
     if project.is_file():
         lines = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["dependencies"]
@@ -90,13 +92,14 @@ def wanted() -> dict[str, str]:
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """The release of a version, without what follows it: "2.15.0+cpu" is (2, 15, 0)."""
+    """Return the release of a version, without what follows it: "2.15.0+cpu" is (2, 15, 0)."""
     release = re.match(r"\d+(\.\d+)*", version)
     return tuple(map(int, release[0].split("."))) if release else ()
 
 
 def satisfies(version: str, versions: str) -> bool:
-    """Whether a version is among those that a requirement allows; shorter ones count as followed by zeros."""
+    """Return whether a version is among those that a requirement allows; shorter ones count as followed by
+    zeros."""
 
     def filled(numbers_: tuple[int, ...]) -> tuple[int, ...]:
         return (*numbers_, 0, 0, 0, 0)[:4]
@@ -107,7 +110,7 @@ def satisfies(version: str, versions: str) -> bool:
 
 
 def python() -> Iterator[Finding]:
-    """The interpreter."""
+    """Yield the interpreter."""
     version = platform.python_version()
     good = (3, 11) <= sys.version_info[:2] <= (3, 13)
     yield Finding(
@@ -119,7 +122,7 @@ def python() -> Iterator[Finding]:
 
 
 def packages() -> Iterator[Finding]:
-    """Each distribution that is needed against what is installed."""
+    """Yield each distribution that is needed against what is installed."""
     for name, versions in wanted().items():
         try:
             installed = metadata.version(name)
@@ -133,7 +136,7 @@ def packages() -> Iterator[Finding]:
 
 
 def mojo() -> Iterator[Finding]:
-    """Whether the compiler starts."""
+    """Yield whether the compiler starts."""
     from harness.toolchain.packages import run_mojo
 
     result = run_mojo("--version")
@@ -143,7 +146,7 @@ def mojo() -> Iterator[Finding]:
 
 
 def gpu() -> Iterator[Finding]:
-    """Which real GPU MAX and PyTorch see, or why none."""
+    """Yield which real GPU MAX and PyTorch see, or why none."""
     from harness.devices import targets
 
     if not targets.gpu_may_exist():
@@ -170,7 +173,7 @@ def gpu() -> Iterator[Finding]:
 
 
 def layers() -> Iterator[Finding]:
-    """What the layers call on a GPU: built for the GPUs and the PyTorch here, or not yet."""
+    """Yield what the layers call on a GPU: built for the GPUs and the PyTorch here, or not yet."""
     import torch
 
     from harness.nn import host
@@ -197,7 +200,7 @@ def layers() -> Iterator[Finding]:
 
 
 def virtual_gpu() -> Iterator[Finding]:
-    """The replay of recorded kernels works everywhere; the driver that MAX loads is for Linux."""
+    """Yield the replay of recorded kernels works everywhere; the driver that MAX loads is for Linux."""
     from harness.vgpu import VirtualGPU
 
     VirtualGPU()
@@ -211,7 +214,7 @@ def virtual_gpu() -> Iterator[Finding]:
 
 
 def caches() -> Iterator[Finding]:
-    """Where compiled things are kept, how much, and whether it can be written."""
+    """Yield where compiled things are kept, how much, and whether it can be written."""
     yield size_of("workbook cache", cache_folder(), f"{VARIABLE} puts it elsewhere; all of it can be deleted")
     compiler = Path.home() / ".cache" / "modular"
     if compiler.is_dir():
@@ -225,7 +228,7 @@ def caches() -> Iterator[Finding]:
 
 
 def size_of(part: str, folder: Path, note: str) -> Finding:
-    """How much a folder holds."""
+    """Return how much a folder holds."""
     sizes = [
         entry.stat().st_size for entry in folder.rglob("*") if entry.is_file() and not entry.is_symlink()
     ]
@@ -233,7 +236,7 @@ def size_of(part: str, folder: Path, note: str) -> Finding:
 
 
 def c_compiler() -> Iterator[Finding]:
-    """Only extension modules and standalone programs are linked by one."""
+    """Check the C compiler, which only extension modules and standalone programs are linked by."""
     compiler = next((path for name in ("cc", "clang", "gcc") if (path := shutil.which(name))), None)
     plus = next((path for name in ("c++", "clang++", "g++") if (path := shutil.which(name))), None)
     if compiler:
@@ -248,7 +251,7 @@ def c_compiler() -> Iterator[Finding]:
 
 
 def files() -> Iterator[Finding]:
-    """The learner's folder, which version wrote it, and the book."""
+    """Yield the learner's folder, which version wrote it, and the book."""
     folder = roots.CHECKOUT
     if not ((folder / "problems").is_dir() and (folder / "solutions").is_dir()):
         remedy = f"`{invocation.command('init')}` makes a folder to solve puzzles in"

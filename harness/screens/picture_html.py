@@ -1,4 +1,4 @@
-"""Puts a picture's data into the page that shows it; needs neither PyTorch nor MAX, since the book is built without them."""
+"""Insert a picture's data into its page, without PyTorch or MAX, which the book's build lacks."""
 
 import html
 import json
@@ -8,7 +8,7 @@ TEMPLATE = Path(__file__).with_name("picture_page.html")
 
 
 def page_from(data: dict) -> str:
-    """The page of a picture's data."""
+    """Return the page of a picture's data."""
     values = {
         "TITLE": html.escape(data["title"]),
         "ABOUT": html.escape(data["about"]),
@@ -23,7 +23,7 @@ def page_from(data: dict) -> str:
 
 
 def sentence_html(sentence: dict) -> str:
-    """A sentence of the story, and below it the line of source that it speaks of."""
+    """Return a sentence of the story, and below it the line of source that it speaks of."""
     source = sentence["source"]
     code = f"<code><b>{html.escape(source[0])}</b> {html.escape(source[1])}</code>" if source else ""
     return f'<li class="{sentence["kind"]}"><span>{html.escape(sentence["text"])}</span>{code}</li>'

@@ -1,4 +1,4 @@
-"""A picture as one HTML file that steps through the run: no network, no other file, readable without JavaScript.
+"""Write a picture as one HTML file that steps through the run, without a network or another file.
 
 The page is `picture_page.html` with the data of the two runs in it; `data` is also what `--json` writes.
 """
@@ -23,12 +23,12 @@ AROUND = 3
 
 
 def page(picture: Picture) -> str:
-    """The page of a picture."""
+    """Return the page of a picture."""
     return page_from(data(picture))
 
 
 def source_line(sentence: story.Sentence) -> list[str] | None:
-    """["kernel.mojo:12", the line] of a sentence that is about one."""
+    """Return ["kernel.mojo:12", the line] of a sentence that is about one."""
     code = story.code(sentence.line)
     if not code or sentence.line is None or sentence.kind not in ("fault", "finding", "instead"):
         return None
@@ -36,12 +36,12 @@ def source_line(sentence: story.Sentence) -> list[str] | None:
 
 
 def title(picture: Picture) -> str:
-    """Puzzle and gate."""
+    """Return puzzle and gate."""
     return f"{picture.puzzle.name} · {picture.gate.id}"
 
 
 def about(picture: Picture) -> str:
-    """What the gate is, and in which case it is shown."""
+    """Return what the gate is, and in which case it is shown."""
     case = picture.case
     return f"{picture.gate.about}, in the case '{case.name}': {picture.puzzle.say_dims(case.dims)}"
 
@@ -50,7 +50,7 @@ def about(picture: Picture) -> str:
 
 
 def followed_blank(picture: Picture) -> str:
-    """The blank that the fault lies in: only what it touches is drawn; "" draws the whole launch."""
+    """Return the blank that the fault lies in: only what it touches is drawn; "" draws the whole launch."""
     line = picture.line
     return line.blank if line and line.blank in picture.mine.accesses.regions else ""
 
@@ -76,7 +76,7 @@ def thread_cells(picture: Picture, thread: Thread, blank: str = "") -> dict[str,
 
 
 def access_kinds(run, thread: Thread, blank: str) -> dict[tuple[str, int, bool], str]:
-    """(tensor, element, whether it is written) -> how a thread accesses it."""
+    """Return (tensor, element, whether it is written) -> how a thread accesses it."""
     mask = run.by(thread)
     if blank and blank in run.regions:
         mask &= run.region == run.regions.index(blank)
@@ -89,12 +89,12 @@ def access_kinds(run, thread: Thread, blank: str) -> dict[tuple[str, int, bool],
 
 
 def not_read(mine: dict, theirs: dict, key: tuple) -> bool:
-    """Whether a tensor is written by either thread."""
+    """Return whether a tensor is written by either thread."""
     return any(name == key[0] and wrote for run in (mine, theirs) for name, _, wrote in run)
 
 
 def grid_shape(shape: Iterable[int], size: int) -> tuple[int, int]:
-    """A tensor as rows and columns: the last axis are the columns; a long vector is wrapped."""
+    """Return a tensor as rows and columns: the last axis are the columns; a long vector is wrapped."""
     shape = tuple(shape)
     if len(shape) > 1 and shape[-1]:
         return math.prod(shape[:-1]), shape[-1]
@@ -106,11 +106,14 @@ def grid_shape(shape: Iterable[int], size: int) -> tuple[int, int]:
 
 
 def data(picture: Picture) -> dict:
-    """The picture as plain data.
+    """Return the picture as plain data.
 
-    `runs` are the learner's and the solution's. A run has launches, a launch has `steps`, each [kind, tensor, line, first
-    access, accesses, bank conflicts, sectors, least sectors, whether it is in the followed `blank`], and its accesses by
-    column: `b` is the block, `t` the thread, `e` the element, `v` the value; a kind is R, W, A (atomic) or B (barrier).
+    `runs` are the learner's and the solution's. A run has launches, a launch has `steps`, each [kind, tensor,
+    line, first
+    access, accesses, bank conflicts, sectors, least sectors, whether it is in the followed `blank`], and its
+    accesses by
+    column: `b` is the block, `t` the thread, `e` the element, `v` the value; a kind is R, W, A (atomic) or B
+    (barrier).
     `tensors` and `lines` are numbered through.
     """
     followed = picture.who
@@ -145,7 +148,7 @@ def data(picture: Picture) -> dict:
 
 
 def where(run: Accesses, step: int | None) -> list[int] | None:
-    """A step of a run as [launch, step of the launch]."""
+    """Return a step of a run as [launch, step of the launch]."""
     if step is None:
         return None
     launch = run.launch_of(step)
@@ -153,7 +156,7 @@ def where(run: Accesses, step: int | None) -> list[int] | None:
 
 
 def tensor_data(picture: Picture, name: str) -> dict:
-    """One tensor: its shape as rows and columns, its wrong elements."""
+    """Return one tensor: its shape as rows and columns, its wrong elements."""
     both = (side.accesses.tensors.get(name) for side in (picture.mine, picture.theirs))
     tensor = next(t for t in both if t is not None)
     shape = list(picture.shapes.get(name) or [tensor.size])
@@ -173,7 +176,8 @@ def tensor_data(picture: Picture, name: str) -> dict:
 
 
 def cell_data(picture: Picture, followed: Thread, names: list[str]) -> dict:
-    """What only one of the two followed threads touches: tensor -> [elements only here, elements left out here]."""
+    """Return what only one of the two followed threads touches: tensor -> [elements only here, elements left
+    out here]."""
     if picture.right:
         return {}
     cells = thread_cells(picture, followed, followed_blank(picture))
@@ -187,7 +191,7 @@ def cell_data(picture: Picture, followed: Thread, names: list[str]) -> dict:
 
 
 def run_data(side: Side, picture: Picture, names: list[str], lines: dict[Line, int] | None) -> list[dict]:
-    """The launches of a run; `lines` numbers its source lines, None leaves them out."""
+    """Return the launches of a run; `lines` numbers its source lines, None leaves them out."""
     launches = range(len(side.accesses.launches))
     return [launch_data(side.accesses, number, picture, names, lines) for number in launches]
 
@@ -195,7 +199,7 @@ def run_data(side: Side, picture: Picture, names: list[str], lines: dict[Line, i
 def launch_data(
     run: Accesses, number: int, picture: Picture, names: list[str], lines: dict[Line, int] | None
 ) -> dict:
-    """One launch; where it has too many accesses, those of the followed block."""
+    """Return one launch; where it has too many accesses, those of the followed block."""
     launch = run.launches[number]
     events, followed, blank = launch.events, picture.who, followed_blank(picture)
     keep, cut = kept(launch, followed.block if followed and followed.launch == number else 0)
@@ -228,7 +232,7 @@ def launch_data(
 
 
 def kept(launch: LaunchTrace, block: int) -> tuple[np.ndarray, str]:
-    """Which accesses of a launch the page holds, and the line that says what is cut."""
+    """Return which accesses of a launch the page holds, and the line that says what is cut."""
     events = launch.events
     total = len(events.block) + events.dropped
     keep = np.ones(len(events.block), bool)
@@ -243,7 +247,7 @@ def kept(launch: LaunchTrace, block: int) -> tuple[np.ndarray, str]:
 
 
 def source_data(lines: dict[Line, int]) -> dict[str, dict[int, str]]:
-    """The lines of source that touch memory and those around them: file -> number -> text."""
+    """Return the lines of source that touch memory and those around them: file -> number -> text."""
     out: dict[str, dict[int, str]] = {}
     for line in lines:
         try:

@@ -1,5 +1,4 @@
-"""The words of every check, for a person or as JSON: the verdict on gates, and before it, where whole kernels are run, each
-variant on each device.
+"""Format the results of every check, for a person or as JSON.
 
 Makes lines, and the caller prints them. Those of a whole run come in the order in which things happen: each part is computed
 after the line that says so.
@@ -15,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from harness import invocation
-from harness.check.compare import Repeats, Verdict
+from harness.check.compare import Repeats, TensorResult
 from harness.check.limits import amount
 from harness.check.options import Options
 from harness.check.results import NARROW, Comparison, GateResult, VariantResult
@@ -52,7 +51,7 @@ NOT_RUN = "⏭ GPU NOT RUN"
 def verdict_lines(
     result: GateResult, puzzle: Puzzle, source: Path, blanks: Mapping[str, Blank]
 ) -> Iterator[Text]:
-    """One gate: a line with the verdict, then what is wrong, then the command for the hint.
+    """Yield one gate: a line with the verdict, then what is wrong, then the command for the hint.
 
     Args:
         result: The verdict.
@@ -82,7 +81,7 @@ def verdict_lines(
 
 
 def where_wrong(result: GateResult) -> str:
-    """In how many cases a gate is wrong, and in which; empty where nothing was compared."""
+    """Return in how many cases a gate is wrong, and in which; empty where nothing was compared."""
     cases = len(result.comparisons)
     bad = [c.case.name for c in result.comparisons if not all(v.ok for v in c.verdicts.values())]
     if bad and len(bad) == cases:
@@ -95,7 +94,7 @@ def where_wrong(result: GateResult) -> str:
 
 
 def explanation_lines(result: GateResult, puzzle: Puzzle) -> Iterator[Text]:
-    """What is wrong with a gate, and the command for the hint."""
+    """Yield what is wrong with a gate, and the command for the hint."""
     for line in (*result.diagnosis, *repeat_lines(result.repeats, puzzle), *result.picture):
         yield Text(f"      {printable(relative(line))}")
     if result.hint:
@@ -105,7 +104,8 @@ def explanation_lines(result: GateResult, puzzle: Puzzle) -> Iterator[Text]:
 
 
 def case_lines(result: GateResult) -> Iterator[Text]:
-    """Every case of a gate, with each quantity's error and its limit, and every finding: what --verbose adds."""
+    """Yield every case of a gate, with each quantity's error and its limit, and every finding: what --verbose
+    adds."""
     for comparison in result.comparisons:
         for quantity, verdict in comparison.verdicts.items():
             mark = MARKS["correct" if verdict.ok else "wrong"]
@@ -116,7 +116,8 @@ def case_lines(result: GateResult) -> Iterator[Text]:
 
 
 def first_lines(results: Iterable[GateResult]) -> Iterator[Text]:
-    """What the first case has shown, while the others are running. Mistakes are named when all cases are known."""
+    """Yield what the first case has shown, while the others are running. Mistakes are named when all cases
+    are known."""
     for result in results:
         if result.state == "unsolved":
             continue
@@ -130,45 +131,45 @@ def first_lines(results: Iterable[GateResult]) -> Iterator[Text]:
 
 
 def counted(count: int, what: str) -> str:
-    """ "1 case", "2 cases"."""
+    """Return "1 case", "2 cases"."""
     return f"{count} {what}{'s' * (count != 1)}"
 
 
 def name_width(puzzle: Puzzle) -> int:
-    """The width of a column with the gates of a puzzle."""
+    """Return the width of a column with the gates of a puzzle."""
     return max([9, *(len(gate.id) for gate in puzzle.gates)])
 
 
-def in_every_case(comparisons: Iterable[Comparison], quantity: str) -> list[tuple[Verdict, Case]]:
-    """The verdict on a quantity in every case in which it was compared."""
+def in_every_case(comparisons: Iterable[Comparison], quantity: str) -> list[tuple[TensorResult, Case]]:
+    """Return the verdict on a quantity in every case in which it was compared."""
     return [(c.verdicts[quantity], c.case) for c in comparisons if quantity in c.verdicts]
 
 
-def hardest(pairs: Iterable[tuple[Verdict, Case]]) -> tuple[Verdict, Case]:
-    """The verdict that comes nearest to its limit, and in which case."""
+def hardest(pairs: Iterable[tuple[TensorResult, Case]]) -> tuple[TensorResult, Case]:
+    """Return the verdict that comes nearest to its limit, and in which case."""
     return max(pairs, key=lambda pair: pair[0].error / pair[0].limit)
 
 
 def describe_worst(result: GateResult) -> str:
-    """How near to the limit the hardest case of a gate came."""
+    """Return how near to the limit the hardest case of a gate came."""
     verdict, _ = hardest((v, c.case) for c in result.comparisons for v in c.verdicts.values())
     return f"largest error {verdict.error:.1e}, the limit there {verdict.limit:.1e}"
 
 
 def repeat_lines(repeats: Mapping[str, Repeats], puzzle: Puzzle) -> list[str]:
-    """What repeated runs showed of some quantities, a line for each."""
+    """Return what repeated runs showed of some quantities, a line for each."""
     return [f"{puzzle.printed(name)}: {repeat_words(each)}" for name, each in repeats.items()]
 
 
 def repeat_words(repeats: Repeats) -> str:
-    """What repeated runs of one quantity showed, and whether it is as it must be."""
+    """Return what repeated runs of one quantity showed, and whether it is as it must be."""
     what = "bit-equal" if repeats.bit_equal else f"spread of {repeats.spread_ulps:.1f} ulp"
     wrong = f", ❌ wrong in {repeats.wrong_runs}" if repeats.wrong_runs else ""
     return f"{what} in {repeats.runs} runs ({expected_spread(repeats)}){wrong}"
 
 
 def expected_spread(repeats: Repeats) -> str:
-    """What the spread of repeated runs should be, and whether it is."""
+    """Return what the spread of repeated runs should be, and whether it is."""
     if not repeats.atomic:
         must = "it must be: the order of its sums is fixed"
         return f"as {must}" if repeats.bit_equal else f"❌ bit-equal is what {must}"
@@ -184,13 +185,13 @@ Line = str | Text
 
 
 def write(console: Console, run: Run, *, verbose: bool = False) -> None:
-    """Writes a run to a console while it goes on; piped output is the same text, plain and unwrapped."""
+    """Write a run to a console while it goes on; piped output is the same text, plain and unwrapped."""
     for line in lines(run, verbose):
         console.print(line if isinstance(line, Text) else Text(line), soft_wrap=True)
 
 
 def lines(run: Run, verbose: bool = False) -> Iterator[Line]:
-    """The whole report."""
+    """Yield the whole report."""
     yield from header(run)
     for names in groups(run):
         yield from sections(run, names)
@@ -204,7 +205,7 @@ def lines(run: Run, verbose: bool = False) -> Iterator[Line]:
 
 
 def header(run: Run) -> Iterator[Line]:
-    """What is run: sizes and files."""
+    """Yield what is run: sizes and files."""
     options, puzzle = run.options, run.options.puzzle
     dimensions = f"Testing with dimensions: {puzzle.say_dims(run.cases[0].dims)}"
     yield dimensions
@@ -222,13 +223,13 @@ def header(run: Run) -> Iterator[Line]:
 
 
 def groups(run: Run) -> list[tuple[str, ...]]:
-    """The variants that have a section together: all, where each is a step by itself, else each alone."""
+    """Return the variants that have a section together: all, where each is a step by itself, else each alone."""
     variants = run.options.variants
     return [variants] if run.options.puzzle.separate else [(name,) for name in variants]
 
 
 def sections(run: Run, names: Sequence[str]) -> Iterator[Line]:
-    """The sections of some variants, a device after the other; skipped ones by their reason, once."""
+    """Yield the sections of some variants, a device after the other; skipped ones by their reason, once."""
     separate = run.options.puzzle.separate
     for place in in_order(run):
         skipped = isinstance(place, Skipped)
@@ -243,7 +244,7 @@ def sections(run: Run, names: Sequence[str]) -> Iterator[Line]:
 
 
 def section(run: Run, device: DeviceResult, names: Sequence[str]) -> Iterator[Line]:
-    """Some variants on one device: they are computed, and then told by quantity."""
+    """Yield some variants on one device: they are computed, and then told by quantity."""
     label, passes, separate = device.target.label, what(run), run.options.puzzle.separate
     if not separate:
         yield ""
@@ -265,13 +266,13 @@ def section(run: Run, device: DeviceResult, names: Sequence[str]) -> Iterator[Li
 
 
 def how_made(device: DeviceResult) -> str:
-    """Whether a device's kernels were cached, or how long they took to compile."""
+    """Return whether a device's kernels were cached, or how long they took to compile."""
     how = "cached" if device.cached else f"compiled in {device.compile_seconds:.1f} s"
     return f"{'kernels' if device.kind == 'virtual' else 'graph'} {how}"
 
 
 def parts(run: Run, device: DeviceResult) -> Iterator[Line]:
-    """One device of a puzzle whose variants are separate: a line for each quantity."""
+    """Yield one device of a puzzle whose variants are separate: a line for each quantity."""
     yield "   largest difference from PyTorch in the chapter's case, and the verdict on all cases:"
     for name, variant in device.variants.items():
         written = run.options.puzzle.writes(name)
@@ -283,7 +284,7 @@ def parts(run: Run, device: DeviceResult) -> Iterator[Line]:
 
 
 def quantities(run: Run, variant: VariantResult) -> Iterator[Line]:
-    """One variant on one device: the published lines with the details between."""
+    """Yield one variant on one device: the published lines with the details between."""
     puzzle = run.options.puzzle
     written = puzzle.writes(variant.variant)
     forward = [q for q in puzzle.forward if q in run.quantities]
@@ -305,7 +306,7 @@ def quantities(run: Run, variant: VariantResult) -> Iterator[Line]:
 
 
 def figure(variant: VariantResult, quantity: str, tick: bool = True) -> str:
-    """The published figure of a quantity: the largest difference from PyTorch in the chapter's case."""
+    """Return the published figure of a quantity: the largest difference from PyTorch in the chapter's case."""
     if quantity in variant.unsolved:
         return f"⏳ UNSOLVED (blank {', '.join(variant.unsolved[quantity])})"
     chapter = variant.comparisons[0].verdicts if variant.comparisons else {}
@@ -316,7 +317,8 @@ def figure(variant: VariantResult, quantity: str, tick: bool = True) -> str:
 
 
 def wrong(run: Run, variant: VariantResult) -> Iterator[Line]:
-    """The quantities that are wrong in some case, where, by how much and why; the gates say later why of their own."""
+    """Yield the quantities that are wrong in some case, where, by how much and why; the gates say later why
+    of their own."""
     puzzle = run.options.puzzle
     gates = [result for result in variant.gates if result.state == "wrong"]
     told = {quantity for result in gates for quantity in (*result.gate.own, *result.gate.given)}
@@ -335,7 +337,8 @@ def wrong(run: Run, variant: VariantResult) -> Iterator[Line]:
 
 
 def own_cases(run: Run) -> Iterator[Line]:
-    """The gates that are right so far in what a check of gates runs besides; they are computed after the line that says so."""
+    """Yield the gates that are right so far in what a check of gates runs besides; they are computed after
+    the line that says so."""
     if left := run.gates_left():
         yield ""
         yield f"Checking {counted(len(left), 'gate')} in further cases and in {NARROW} (Virtual GPU)..."
@@ -345,7 +348,8 @@ def own_cases(run: Run) -> Iterator[Line]:
 
 
 def wrong_gates(run: Run) -> Iterator[Line]:
-    """The verdict on each wrong gate, as a check of gates has it; the verdicts on all of its device are known."""
+    """Yield the verdict on each wrong gate, as a check of gates has it; the verdicts on all of its device are
+    known."""
     of_devices = [r for device in run.devices for variant in device.variants.values() for r in variant.gates]
     for result in (*of_devices, *run.rejected):
         if result.state == "wrong":
@@ -354,7 +358,8 @@ def wrong_gates(run: Run) -> Iterator[Line]:
 
 
 def errors(run: Run, *variants: VariantResult) -> Iterator[Line]:
-    """A table of the worst case of every quantity of some variants: its error, PyTorch's, and the limit."""
+    """Yield a table of the worst case of every quantity of some variants: its error, PyTorch's, and the
+    limit."""
     cases = [comparison.case.name for comparison in variants[0].comparisons]
     yield Text(f"   {counted(len(cases), 'case')}: {', '.join(cases)}", style="dim")
     row = "   {:20} {:>8} {:>10} {:>7} {:>8}  {}".format
@@ -373,12 +378,12 @@ def errors(run: Run, *variants: VariantResult) -> Iterator[Line]:
 
 
 def repeats(run: Run, variant: VariantResult) -> Iterator[Line]:
-    """What repeated runs showed, a line for each gradient."""
+    """Yield what repeated runs showed, a line for each gradient."""
     yield from (f"   {line}" for line in repeat_lines(variant.repeats, run.options.puzzle))
 
 
 def findings(run: Run, verbose: bool) -> Iterator[Line]:
-    """How much the virtual GPU found in addition to the values, and the findings that no gate has told."""
+    """Yield how much the virtual GPU found in addition to the values, and the findings that no gate has told."""
     for device in run.devices:
         if device.kind != "virtual":
             continue
@@ -398,7 +403,7 @@ def findings(run: Run, verbose: bool) -> Iterator[Line]:
 
 
 def unsolved(run: Run) -> Iterator[Line]:
-    """Where the untouched blanks are."""
+    """Yield where the untouched blanks are."""
     if run.unsolved:
         of_all = f"{len(run.unsolved)} of {len(run.options.puzzle.kernel_gates)}"
         yield ""
@@ -408,7 +413,7 @@ def unsolved(run: Run) -> Iterator[Line]:
 
 
 def ledger(run: Run) -> Iterator[Line]:
-    """Bytes kept for the backward pass and allocated in between, from the shapes."""
+    """Yield the bytes saved for the backward pass and allocated in between, from the shapes."""
     bytes_of = run.ledger
     counted = [name for name in run.options.variants if bytes_of and name in bytes_of.between]
     if not run.options.backward or bytes_of is None or not counted:
@@ -425,7 +430,7 @@ def ledger(run: Run) -> Iterator[Line]:
 
 
 def costs(run: Run) -> Iterator[Line]:
-    """What the kernels of every gate with limits cost, beside the form that its blank was given with."""
+    """Yield what the kernels of every gate with limits cost, beside the form that its blank was given with."""
     limited = [gate for gate in run.options.puzzle.kernel_gates if gate.limits]
     measured = {
         (result.gate.id, cost.limit.id): cost
@@ -451,7 +456,8 @@ def costs(run: Run) -> Iterator[Line]:
 
 
 def summary(run: Run) -> Iterator[Line]:
-    """The verdict, a line for each device and variant, `   - CPU Backward:  ✅ CORRECT`, and one for all."""
+    """Yield the verdict, a line for each device and variant, `   - CPU Backward:  ✅ CORRECT`, and one for
+    all."""
     yield ""
     yield Text(f"{what(run)} Pass Test Summary:", style="bold")
     for names in groups(run):
@@ -471,36 +477,36 @@ def summary(run: Run) -> Iterator[Line]:
 
 
 def what(run: Run) -> str:
-    """What is tested, as headings say it."""
+    """Return what is tested, as headings say it."""
     return "Backward" if run.options.backward else "Forward"
 
 
 def state_of(run: Run, device: DeviceResult, names: Iterable[str]) -> str:
-    """The verdict on some variants together on one device."""
+    """Return the verdict on some variants together on one device."""
     states = {device.variants[name].state(run.quantities) for name in names}
     return next(words for state, words in STATES.items() if state in states)
 
 
 def in_order(run: Run) -> list[DeviceResult | Skipped]:
-    """The devices of a run and those that it leaves out, in the order in which reports name them."""
+    """Return the devices of a run and those that it leaves out, in the order in which reports name them."""
     return sorted([*run.devices, *run.skipped], key=lambda place: [*LABELS].index(place.kind))
 
 
 def main_variant(run: Run) -> str:
-    """The puzzle's first variant."""
+    """Return the puzzle's first variant."""
     return next(iter(run.options.puzzle.variants))
 
 
 def suffix_of(run: Run, names: Sequence[str]) -> str:
-    """A variant's name after its lines; none for the main one, if it makes everything that the puzzle is about, and none for
-    variants that are told together."""
+    """Return a variant's name after its lines; none for the main one, if it makes everything that the puzzle
+    is about, and none for variants that are told together."""
     puzzle, name = run.options.puzzle, names[0]
     everything = {*puzzle.forward, *puzzle.backward} <= puzzle.writes(name)
     return "" if puzzle.separate or (name == main_variant(run) and everything) else f" ({name})"
 
 
-def explain(verdict: Verdict) -> str:
-    """Why a verdict is not ok, in a line."""
+def explain(verdict: TensorResult) -> str:
+    """Return why a verdict is not ok, in a line."""
     at = list(verdict.worst)
     if verdict.unwritten:
         return f"{verdict.unwritten} elements were never written, the first wrong one at {at}"
@@ -513,14 +519,14 @@ def explain(verdict: Verdict) -> str:
 
 
 def describe_bytes(parts: Mapping[str, int]) -> str:
-    """A sum of bytes with its parts."""
+    """Return a sum of bytes with its parts."""
     if not parts:
         return "none"
     return f"{sum(parts.values()):,} ({', '.join(f'{name} {count:,}' for name, count in parts.items())})"
 
 
 def command(run: Run) -> str:
-    """The command that runs the failing part again."""
+    """Return the command that runs the failing part again."""
     options = run.options
     bad = [
         (device.kind, name)
@@ -550,13 +556,14 @@ VERDICT = "ok error pytorch_error=baseline limit difference nonfinite unwritten"
 
 
 def plain(value: object, names: str) -> dict[str, object]:
-    """Attributes of a value as plain data; "lines=diagnosis" is one under another name."""
+    """Return attributes of a value as plain data; "lines=diagnosis" is one under another name."""
     pairs = (name.partition("=") for name in names.split())
     return {key: getattr(value, attribute or key) for key, _, attribute in pairs}
 
 
 def gates_json(results: Iterable[GateResult], puzzle: Puzzle, **about: object) -> dict[str, object]:
-    """The verdicts on some gates as plain data, quantities under their printed names; `about` says of what."""
+    """Return the verdicts on some gates as plain data, quantities under their printed names; `about` says of
+    what."""
     gates: dict[str, object] = {}
     for result in results:
         quantities = {*result.repeats, *(name for c in result.comparisons for name in c.verdicts)}
@@ -572,13 +579,13 @@ def gates_json(results: Iterable[GateResult], puzzle: Puzzle, **about: object) -
 
 
 def costs_json(result: GateResult) -> dict[str, object]:
-    """What a gate cost by each of its limits, as plain data; nothing for a gate without."""
+    """Return what a gate cost by each of its limits, as plain data; nothing for a gate without."""
     costs = [{**plain(c, "value ok line dtype"), **plain(c.limit, "id counter most")} for c in result.costs]
     return {"costs": costs} if costs else {}
 
 
 def repeats_json(repeats: Mapping[str, Repeats], names: Mapping[str, str]) -> dict[str, object]:
-    """Printed name -> what repeated runs showed, as plain data."""
+    """Return printed name -> what repeated runs showed, as plain data."""
     return {
         names[name]: {
             **plain(each, "runs bit_equal spread_ulps wrong_runs"),
@@ -589,7 +596,7 @@ def repeats_json(repeats: Mapping[str, Repeats], names: Mapping[str, str]) -> di
 
 
 def cases_json(comparisons: Sequence[Comparison], names: Mapping[str, str]) -> dict[str, object]:
-    """Case -> printed name -> verdict, as plain data, of the quantities that have a name."""
+    """Return case -> printed name -> result, as plain data, of the quantities that have a name."""
     return {
         c.case.name: {names[q]: plain(verdict, VERDICT) for q, verdict in c.verdicts.items() if q in names}
         for c in comparisons
@@ -597,7 +604,7 @@ def cases_json(comparisons: Sequence[Comparison], names: Mapping[str, str]) -> d
 
 
 def as_json(run: Run) -> dict[str, Any]:
-    """The run as plain data, gradients under their printed names."""
+    """Return the run as plain data, gradients under their printed names."""
     return {
         "puzzle": run.options.puzzle.name,
         "ops": str(run.package.path),
@@ -628,7 +635,7 @@ def as_json(run: Run) -> dict[str, Any]:
 
 
 def variant_json(variant: VariantResult, run: Run) -> dict[str, object]:
-    """One variant on one device as plain data."""
+    """Return one variant on one device as plain data."""
     names = {quantity: run.options.puzzle.printed(quantity) for quantity in run.quantities}
     return {
         "state": variant.state(run.quantities),

@@ -1,4 +1,4 @@
-"""`pNN --show`: takes a picture of a gate's run, prints its story, and writes the page that draws and steps through it."""
+"""Implement `pNN --show`: trace a gate's run, print its story, and write the page that steps through it."""
 
 import json as json_format
 from collections.abc import Iterator, Mapping
@@ -48,7 +48,8 @@ class Show:
     json: str | None = None
 
     def run(self, console: Console) -> int:
-        """Takes the picture, prints its story and writes its page; returns 0 where the gate is correct, else 1."""
+        """Take the picture, print its story and write its page; return 0 where the gate is correct, else
+        1."""
         puzzle, json = self.work.puzzle, self.json
         if self.html:
             check_target("--html", self.html)
@@ -69,7 +70,7 @@ class Show:
 
 
 def lines_for_watch(work: Work, gate: str, result: GateResult, checker: RungChecker | None) -> list[Text]:
-    """The story of a learner's gate that has just been checked."""
+    """Return the story of a learner's gate that has just been checked."""
     if not work.in_package:
         kernel_gate(work.puzzle, gate)
         raise BadUse(f"{gate}: the {name_of(work.rung.id)} rung has no kernel to show")
@@ -79,7 +80,8 @@ def lines_for_watch(work: Work, gate: str, result: GateResult, checker: RungChec
 
 
 def lines(picture: Picture, page: Path | None = None) -> Iterator[Text]:
-    """The story: each sentence with its sign, and below it the line of source that it speaks of, unless it was just shown."""
+    """Yield the story: each sentence with its sign, and below it the line of source that it speaks of, unless
+    it was just shown."""
     puzzle, case = picture.puzzle, picture.case
     where = f"in '{case.name}' ({puzzle.say_dims(case.dims)}), on the virtual GPU"
     yield Text(f"{puzzle.name} · {picture.gate.id}: {picture.gate.about}   {where}", style="bold")
@@ -98,7 +100,7 @@ def lines(picture: Picture, page: Path | None = None) -> Iterator[Text]:
 
 
 def write_page(picture: Picture, html: Path | None = None) -> Path:
-    """Writes the page and returns its file."""
+    """Write the page and return its file."""
     name = f"{picture.puzzle.name}_{picture.gate.id}.html"
     target = html or cache_folder("pictures") / name
     write_target("--html", target, picture_page.page(picture))
@@ -106,7 +108,7 @@ def write_page(picture: Picture, html: Path | None = None) -> Path:
 
 
 def kernel_gate(puzzle: Puzzle, id: str) -> Gate:
-    """A gate that has a kernel. Raises BadUse for one of another rung, or of none."""
+    """Return a gate that has a kernel. Raises BadUse for one of another rung, or of none."""
     gates = {gate.id: gate for gate in puzzle.kernel_gates}
     if id in gates:
         return gates[id]
@@ -119,7 +121,8 @@ def kernel_gate(puzzle: Puzzle, id: str) -> Gate:
 
 
 def attempted(work: Work, package: OpPackage) -> Gate:
-    """The first gate with something in its blank that has not passed, else the first with something in it.
+    """Return the first gate with something in its blank that has not passed, else the first with something in
+    it.
 
     Raises Unsolved where no blank has been attempted.
     """

@@ -1,4 +1,4 @@
-"""What a picture says in words: the wrong element, the way back to its cause, the cause, findings and costs.
+"""Describe a picture in words: the wrong element, the path to its cause, the cause, findings and costs.
 
 The terminal and the page tell the same story; every sentence knows the step of the run that it speaks of.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from harness.check.accesses import Accesses, Line, Place, Thread, bank_conflicts, index3, sectors
 from harness.check.blame import Fault
-from harness.check.compare import told_apart
+from harness.check.compare import distinct_digits
 from harness.check.picture import Picture, Wrong
 from harness.vgpu import Finding
 from harness.vgpu.checks.findings import index_text
@@ -30,7 +30,7 @@ class Sentence:
 
 
 def tell(picture: Picture) -> list[Sentence]:
-    """The story of a picture, in the order in which it is read."""
+    """Return the story of a picture, in the order in which it is read."""
     if picture.right:
         return [Sentence("right", f"{picture.gate.id} is correct: this is what your kernel does")]
     out = [Sentence("wrong", wrong_text(picture, wrong)) for wrong in picture.wrong]
@@ -45,10 +45,10 @@ def tell(picture: Picture) -> list[Sentence]:
 
 
 def wrong_text(picture: Picture, wrong: Wrong) -> str:
-    """The first wrong element of a quantity."""
+    """Return the first wrong element of a quantity."""
     printed = picture.puzzle.printed(wrong.quantity)
     name = f"{wrong.quantity}{index_text(wrong.index)}{f' ({printed})' * (printed != wrong.quantity)}"
-    is_now, right = told_apart(wrong.got, wrong.expected, 6)
+    is_now, right = distinct_digits(wrong.got, wrong.expected, 6)
     got = "was never written" if wrong.unwritten else f"is {is_now}"
     count = (
         f"the first of {len(wrong.elements)} wrong elements" if len(wrong.elements) > 1 else "the only one"
@@ -57,7 +57,7 @@ def wrong_text(picture: Picture, wrong: Wrong) -> str:
 
 
 def finding_sentences(picture: Picture, finding: Finding) -> Iterator[Sentence]:
-    """The finding that is the cause; the step is the one at which it shows."""
+    """Yield the finding that is the cause; the step is the one at which it shows."""
     source = picture.mine.accesses.source
     text = f"{finding.kind}: {finding.message}"
     yield Sentence("finding", text, finding_step(picture, finding), source.line(finding.instr))
@@ -66,7 +66,7 @@ def finding_sentences(picture: Picture, finding: Finding) -> Iterator[Sentence]:
 
 
 def finding_step(picture: Picture, finding: Finding) -> int | None:
-    """The first step of a finding's instruction on its element."""
+    """Return the first step of a finding's instruction on its element."""
     run = picture.mine.accesses
     launch = picture.launch_of(finding)
     if launch is None:
@@ -86,12 +86,12 @@ def finding_step(picture: Picture, finding: Finding) -> int | None:
 
 
 def as_tuple(index) -> tuple:
-    """An index as the virtual GPU says it, as a tuple."""
+    """Return an index as the virtual GPU says it, as a tuple."""
     return index if isinstance(index, tuple) else (index,)
 
 
 def way(picture: Picture, fault: Fault) -> Iterator[Sentence]:
-    """The way from the wrong element to the fault: who passed a wrong value on."""
+    """Yield the way from the wrong element to the fault: who passed a wrong value on."""
     for hop in fault.hops:
         write, read = hop.write, hop.read
         yield Sentence(
@@ -104,14 +104,14 @@ def way(picture: Picture, fault: Fault) -> Iterator[Sentence]:
 
 
 def cause(picture: Picture, fault: Fault) -> Iterator[Sentence]:
-    """What the thread at fault does, and what it should have read."""
+    """Yield what the thread at fault does, and what it should have read."""
     name, place = who(picture, fault.who), element(picture, fault.place)
     run = picture.mine.accesses
     write_line = run.line(fault.step) if fault.step is not None else None
     if fault.kind in ("element", "order", "place", "value"):
         verb = "adds" if is_sum(run, fault) else "writes"
         into = "to" if verb == "adds" else "into"
-        got, right = told_apart(fault.got, fault.expected, 6)
+        got, right = distinct_digits(fault.got, fault.expected, 6)
         text = f"{name} {verb} {got} {into} {place}; the solution's same thread {verb} {right}"
         if fault.kind == "value":
             text += ". It reads the same elements and values: what it computes from them is wrong"
@@ -130,12 +130,12 @@ def cause(picture: Picture, fault: Fault) -> Iterator[Sentence]:
 
 
 def is_sum(run: Accesses, fault: Fault) -> bool:
-    """Whether a fault's place is added to with atomics."""
+    """Return whether a fault's place is added to with atomics."""
     return bool((run.at(fault.place) & (run.kind == "A")).any())
 
 
 def instead(picture: Picture, fault: Fault) -> Iterator[Sentence]:
-    """The elements that only one of the two threads reads."""
+    """Yield the elements that only one of the two threads reads."""
     if fault.kind == "place":
         yield Sentence(
             "instead", f"the solution's thread puts this value into {element(picture, fault.missing[0])}"
@@ -168,13 +168,13 @@ def instead(picture: Picture, fault: Fault) -> Iterator[Sentence]:
 
 
 def who(picture: Picture, thread: Thread) -> str:
-    """`minimal_kernel, block (0, 1), thread 3`; a single block or thread is left out."""
+    """Return `minimal_kernel, block (0, 1), thread 3`; a single block or thread is left out."""
     launch = picture.mine.accesses.launches[thread.launch]
     return ", ".join([launch.name, *thread_words(launch, thread.block, thread.thread)])
 
 
 def thread_words(launch, block: int, thread: int) -> list[str]:
-    """["block (0, 1)", "thread 3"]; a single block or thread is left out."""
+    """Return ["block (0, 1)", "thread 3"]; a single block or thread is left out."""
     out = []
     for word, number, sizes in (("block", block, launch.grid), ("thread", thread, launch.block)):
         if math.prod(sizes) > 1:
@@ -183,18 +183,18 @@ def thread_words(launch, block: int, thread: int) -> list[str]:
 
 
 def trimmed(index: tuple[int, int, int], sizes: tuple[int, int, int]) -> str:
-    """(x, y, z) without the axes after the last that has more than one element: "3" or "(0, 1)"."""
+    """Return (x, y, z) without the axes after the last that has more than one element: "3" or "(0, 1)"."""
     axes = max((axis for axis in range(3) if sizes[axis] > 1), default=0) + 1
     return str(index[0]) if axes == 1 else str(index[:axes])
 
 
 def element(picture: Picture, place: Place) -> str:
-    """`grad_weight[0, 1]`."""
+    """Return `grad_weight[0, 1]`."""
     return f"{place.tensor}{index_text(picture.index(place.tensor, place.element))}"
 
 
 def elements(picture: Picture, places: Iterable[Place]) -> str:
-    """The first few of some elements, and how many more there are."""
+    """Return the first few of some elements, and how many more there are."""
     places = list(places)
     names = [element(picture, place) for place in places[:SHOWN]]
     more = f" and {len(places) - SHOWN} more" if len(places) > SHOWN else ""
@@ -202,7 +202,7 @@ def elements(picture: Picture, places: Iterable[Place]) -> str:
 
 
 def code(line: Line | None) -> str:
-    """The text of a source line, "" where it cannot be read."""
+    """Return the text of a source line, "" where it cannot be read."""
     if line is None:
         return ""
     try:
@@ -215,7 +215,7 @@ def code(line: Line | None) -> str:
 
 
 def step_cost(run: Accesses, step: int) -> tuple[int, int, int]:
-    """(bank conflicts, sectors, least sectors) of a step of a run."""
+    """Return (bank conflicts, sectors, least sectors) of a step of a run."""
     it = run.steps[step]
     if it.kind == "barrier":
         return 0, 0, 0

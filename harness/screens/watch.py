@@ -1,4 +1,4 @@
-"""`watch`: checks the current gate each time one of its files is saved, in one warm process.
+"""Implement `watch`: check the current gate each time one of its files is saved, in one warm process.
 
 The gate is the one whose blank was edited, and after one that has passed the next that has not.
 
@@ -22,8 +22,8 @@ from rich.segment import Segment, Segments
 from rich.style import Style
 from rich.text import Text
 
-from harness.check.apart import Apart
-from harness.check.checker import RungChecker, checker_of
+from harness.check.checker import RungChecker, create_checker
+from harness.check.subprocess_checker import SubprocessChecker
 from harness.console import hanging, listening, make_console, relative, shown
 from harness.errors import DamagedFile, WorkbookError
 from harness.learner.blanks import Blank
@@ -61,7 +61,7 @@ class Files:
         self.settled = self.reported
 
     def fingerprint(self) -> str:
-        """A hash of the names and contents; a file that cannot be read right now counts as empty."""
+        """Return a hash of the names and contents; a file that cannot be read right now counts as empty."""
         parts: list[str | bytes] = []
         for path in self.work.files:
             parts.append(path.name)
@@ -72,7 +72,8 @@ class Files:
         return digest(parts)
 
     def saved(self) -> bool:
-        """Whether the contents differ from those last reported, and have not changed for DEBOUNCE seconds."""
+        """Return whether the contents differ from those last reported, and have not changed for DEBOUNCE
+        seconds."""
         now = self.fingerprint()
         if now != self.reported:
             self.reported, self.changed_at = now, time.monotonic()
@@ -104,7 +105,7 @@ class Terminal:
             termios.tcsetattr(self.keyboard, termios.TCSADRAIN, self.before)
 
     def key(self, seconds: float) -> str:
-        """The key that is pressed within some seconds, or ""; "q" where the keyboard has gone away."""
+        """Return the key that is pressed within some seconds, or ""; "q" where the keyboard has gone away."""
         if self.keyboard is None:
             time.sleep(seconds)
             return ""
@@ -117,7 +118,8 @@ class Terminal:
         return "q" if key in ("", END_OF_INPUT) else key
 
     def show(self, lines: Iterable[RenderableType], footer: str, page: int = 0) -> None:
-        """A new screen: the lines, a page of those after the first where they are too many, and the footer as the last."""
+        """Show a new screen: the lines, a page of those after the first where they are too many, and the
+        footer as the last."""
         if not self.console.is_terminal:
             for line in lines:
                 self.console.print(line, soft_wrap=True)
@@ -135,7 +137,7 @@ class Terminal:
         self.console.print(Text(footer, style="reverse"), end="")
 
     def rows(self, lines: Iterable[RenderableType]) -> list[list[Segment]]:
-        """Lines as the rows of the screen that they take."""
+        """Return lines as the rows of the screen that they take."""
         parts = [
             part
             for line in lines
@@ -144,7 +146,7 @@ class Terminal:
         return [row for part in parts for row in self.console.render_lines(part, pad=False)]
 
     def say(self, words: str, row: int) -> None:
-        """Writes a line over one of the screen, the first is row 1; everything else, and the cursor, stays."""
+        """Write a line over one of the screen, the first is row 1; everything else, and the cursor, stays."""
         if self.console.is_terminal:
             with self.console.capture() as captured:
                 # print joins its arguments and drops a Text's own no_wrap.
@@ -174,16 +176,17 @@ class Check:
 
     @property
     def correct(self) -> bool:
-        """Whether the gate has passed."""
+        """Return whether the gate has passed."""
         return bool(self.results) and all(result.state == "correct" for result in self.results)
 
     def told(self, words: str) -> None:
-        """Takes what the checker is at, in the thread of the check."""
+        """Take what the checker is at, in the thread of the check."""
         self.doing = words
 
     @property
     def status(self) -> str:
-        """What is going on, and from the first second on for how long: first, as a narrow screen cuts the end off."""
+        """Return what is going on, and from the first second on for how long: first, as a narrow screen cuts
+        the end off."""
         seconds = int(time.monotonic() - self.started)
         return (
             f"checking {self.gate}, {seconds} s: {self.doing or 'starting'}"
@@ -192,7 +195,7 @@ class Check:
         )
 
     def unread_hint(self, progress: Progress, key: str) -> int | None:
-        """The number of the rung that the diagnosis names, unless it was read."""
+        """Return the number of the rung that the diagnosis names, unless it was read."""
         named = next((result.hint for result in self.results if result.hint), None)
         number = int(named.rpartition("-")[2]) if named else 0
         return number if number > progress.hints.get(key, 0) else None
@@ -218,7 +221,7 @@ class Watch:
         self.again = False
 
     def run(self) -> int:
-        """Watches until q is pressed. Returns 0; Ctrl-C ends it too."""
+        """Watch until q is pressed. Returns 0; Ctrl-C ends it too."""
         self.choose_first_gate()
         self.follow()
         self.files = Files(self.work)
@@ -246,7 +249,7 @@ class Watch:
                     ACTIONS[key](self)
 
     def choose_first_gate(self) -> None:
-        """The gate to begin with; a damaged file is reported by the check that follows."""
+        """Choose the gate to begin with; a damaged file is reported by the check that follows."""
         if not self.gate:
             try:
                 upcoming = self.work.next_gate(self.progress)
@@ -255,7 +258,8 @@ class Watch:
             self.gate = (upcoming or self.work.gates[0]).id
 
     def follow(self) -> None:
-        """Goes to the blank that was edited since the last look; a damaged file is reported by the check that follows."""
+        """Go to the blank that was edited since the last look; a damaged file is reported by the check that
+        follows."""
         try:
             bodies = {id: fingerprint(blank) for id, blank in self.work.blanks().items()}
         except DamagedFile:
@@ -273,7 +277,8 @@ class Watch:
     # ---- Checking --------------------------------------------------------------------------------------------
 
     def start(self, passed: Sequence[Text] = ()) -> None:
-        """Begins a check of the current gate, below the verdict on one that has passed, or remembers to, where one is running."""
+        """Begin a check of the current gate, below the verdict on one that has passed, or remembers to, where
+        one is running."""
         if self.check and not self.check.done.is_set():
             self.again = True
             return
@@ -286,9 +291,9 @@ class Watch:
         self.draw()
 
     def judge(self, check: Check) -> None:
-        """Runs in a thread of its own: everything that goes wrong becomes the check's error."""
+        """Run in a thread of its own: everything that goes wrong becomes the check's error."""
         try:
-            self.checker = self.checker or checker_of(self.work)
+            self.checker = self.checker or create_checker(self.work)
             check.blanks = self.work.blanks()
             with listening(check.told):
                 check.results = self.checker.check(
@@ -302,11 +307,11 @@ class Watch:
         check.done.set()
 
     def show_first(self, check: Check, results: list) -> None:
-        """Takes the verdict on the first case, in the thread of the check; the loop shows it."""
+        """Take the verdict on the first case, in the thread of the check; the loop shows it."""
         check.first, check.first_at = results, time.monotonic()
 
     def finish(self) -> None:
-        """Notes and shows a verdict; begins anew where the file was saved meanwhile."""
+        """Record and show a result; start again where the file was saved meanwhile."""
         check = self.current
         check.seconds = time.monotonic() - check.started
         if self.again:
@@ -323,7 +328,8 @@ class Watch:
             self.draw()
 
     def upcoming(self) -> Gate | None:
-        """The next gate that has not passed, first one of the same save; None where all have, or the file cannot be read."""
+        """Return the next gate that has not passed, first one of the same save; None where all have, or the
+        file cannot be read."""
         try:
             states = self.work.states(self.progress)
             begun = [gate for gate in self.edited if gate != self.gate and states[gate] in BEGUN]
@@ -334,7 +340,7 @@ class Watch:
     # ---- Keys ------------------------------------------------------------------------------------------------
 
     def go_on(self) -> None:
-        """Goes on to the next gate that has not passed; from one that has not passed only when asked twice."""
+        """Go on to the next gate that has not passed; from one that has not passed only when asked twice."""
         if self.running():
             return
         self.staying = False
@@ -357,8 +363,8 @@ class Watch:
             self.start()
 
     def take(self, work: Work) -> None:
-        """Goes on in another file of the puzzle, once every gate of this one has passed."""
-        if isinstance(self.checker, Apart):
+        """Go on in another file of the puzzle, once every gate of this one has passed."""
+        if isinstance(self.checker, SubprocessChecker):
             self.checker.close()
         self.work, self.checker, self.gate, self.bodies, self.edited = work, None, "", {}, []
         self.files = Files(work)
@@ -367,7 +373,7 @@ class Watch:
         self.start()
 
     def stay(self) -> None:
-        """Stays at a gate that passes, until n goes on; pressed again, goes on by itself as before."""
+        """Stay at a gate that passes, until n is pressed; pressed again, go on automatically."""
         self.staying = not self.staying
         words = (
             "stays at a gate that passes, until n"
@@ -377,18 +383,19 @@ class Watch:
         self.note([Text(words, style="dim")])
 
     def more(self) -> None:
-        """The next page of a screen that is too long."""
+        """Show the next page of a screen that is too long."""
         self.page += 1
         self.draw()
 
     def hint(self) -> None:
-        """The rung that the diagnosis names, once, and then the next rung of the gate's ladder."""
+        """Show the rung that the diagnosis names, once, and then the next rung of the gate's ladder."""
         named = None if self.running() else self.current.unread_hint(self.progress, self.work.key(self.gate))
         width = self.console.width if self.console.is_terminal else 0
         self.note(self.safely(lambda: next_hint(self.work, self.gate, self.progress, named, width)))
 
     def diff(self) -> None:
-        """The blank beside the solution's, once it has passed; of a gate that has not, that of the one before."""
+        """Show the blank next to the solution's, once it has passed; of a gate that has not, that of the one
+        before."""
         gate = self.last if self.passed and not self.current.correct else self.gate
 
         def lines() -> list[RenderableType]:
@@ -399,7 +406,7 @@ class Watch:
         self.note(self.safely(lines))
 
     def show(self) -> None:
-        """A picture of the current gate's run, and the page that steps through it."""
+        """Draw a picture of the current gate's run, and write the page that steps through it."""
         if self.running():
             return
         from harness.screens.show import lines_for_watch
@@ -413,19 +420,19 @@ class Watch:
         )
 
     def overview(self) -> None:
-        """All gates of the file."""
+        """Show all gates of the file."""
         self.progress.refresh()
         self.note(list(list_lines(self.work, self.progress)))
 
     def safely(self, lines: Callable[[], Sequence[RenderableType]]) -> list[RenderableType]:
-        """Lines, or the one that says why there are none."""
+        """Return lines, or the one that says why there are none."""
         try:
             return list(lines())
         except WorkbookError as error:
             return [Text(relative(str(error)), style="red")]
 
     def note(self, lines: Sequence[RenderableType]) -> None:
-        """Shows lines after the first of the verdict until the next check or key."""
+        """Show lines after the first of the verdict until the next check or key."""
         self.notes, self.page = list(lines), 0
         self.draw()
 
@@ -436,25 +443,25 @@ class Watch:
         return self.check
 
     def running(self) -> bool:
-        """Whether a check is under way."""
+        """Return whether a check is under way."""
         return self.check is not None and not self.check.done.is_set()
 
     # ---- The screen ------------------------------------------------------------------------------------------
 
     @property
     def status_row(self) -> int:
-        """Where the line that moves stands: below the verdict on the gate that has just passed."""
+        """Return where the line that moves stands: below the verdict on the gate that has just passed."""
         above = len(self.terminal.rows([self.heading(), *self.passed]))
         return above + 1 if above < self.console.height - 1 else 2
 
     def draw(self) -> None:
-        """The gate, the verdict or what is going on, what a key asked for after its first line, and the keys."""
+        """Draw the gate, the result or the status, what a key asked for after its first line, and the keys."""
         first, *rest = self.verdict()
         notes = [Text(""), *self.notes, Text("")] if self.notes else []
         self.terminal.show([self.heading(), *self.passed, first, *notes, *rest], KEYS, self.page)
 
     def heading(self) -> Text:
-        """Puzzle, gate and progress, in one line of the screen."""
+        """Return puzzle, gate and progress, in one line of the screen."""
         try:
             states = self.work.states(self.progress)
             done = progress_bar(sum(s == "passed" for s in states.values()), len(states))
@@ -468,7 +475,7 @@ class Watch:
         return Text(words, style="bold", no_wrap=True, overflow="ellipsis")
 
     def verdict(self) -> Iterable[Text]:
-        """What the check of the current gate came to."""
+        """Return what the check of the current gate came to."""
         check = self.current
         if self.running() or not check.seconds:
             yield Text(check.status, style="dim", no_wrap=True, overflow="ellipsis")

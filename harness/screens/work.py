@@ -1,4 +1,4 @@
-"""A learner's work on the screen: the list of gates, the next hint, the lines beside the solution's."""
+"""Format a learner's work: the list of gates, the next hint, the lines next to the solution's."""
 
 import difflib
 import re
@@ -33,7 +33,7 @@ DAMAGED = "red"
 
 
 def list_lines(work: Work, progress: Progress, *, folded: bool = False) -> Iterable[Text]:
-    """One file: its progress bar, then, unless it is folded, a line for each gate."""
+    """Return one file: its progress bar, then, unless it is folded, a line for each gate."""
     title = f"{work.rung.words} ({work.rung.about})" if work.rung.about else work.rung.words
     try:
         states = work.states(progress)
@@ -50,7 +50,8 @@ def list_lines(work: Work, progress: Progress, *, folded: bool = False) -> Itera
 
 
 def puzzle_lines(puzzle: Puzzle, progress: Progress) -> Iterator[Text]:
-    """One puzzle in a line: how many of its gates have passed, those of optional files left out; then its damaged files."""
+    """Yield one puzzle in a line: how many of its gates have passed, those of optional files left out; then
+    its damaged files."""
     states = [
         state for work in works(puzzle) if not work.rung.optional for state in gate_states(work, progress)
     ]
@@ -61,7 +62,7 @@ def puzzle_lines(puzzle: Puzzle, progress: Progress) -> Iterator[Text]:
 
 
 def coming_up(work: Work, progress: Progress) -> Text:
-    """The line that says what comes next, and what to type."""
+    """Return the line that says what comes next, and what to type."""
     try:
         gate = work.next_gate(progress)
     except DamagedFile:
@@ -71,15 +72,15 @@ def coming_up(work: Work, progress: Progress) -> Text:
 
 
 def works(puzzle: Puzzle) -> list[Work]:
-    """A puzzle's files with blanks, in the order in which they are taken."""
+    """Return a puzzle's files with blanks, in the order in which they are taken."""
     return [Work(puzzle, rung) for rung in puzzle.rungs]
 
 
 def at_hand(files: Sequence[Work], progress: Progress) -> Work | None:
-    """The file that the learner is at; None where nothing is left.
+    """Return the file that the learner is at; None where nothing is left.
 
-    It is the one saved last of those that hold something and are not solved; else the first unsolved one after every file
-    that holds something; else one before those, unless it is optional.
+    It is the one saved last of those that hold something and are not solved; else the first unsolved one
+    after every file that holds something; else one before those, unless it is optional.
     """
     begun = [work for work in files if is_begun(work, progress)]
     unsolved = [work for work in begun if not is_solved(work, progress)]
@@ -91,19 +92,19 @@ def at_hand(files: Sequence[Work], progress: Progress) -> Work | None:
 
 
 def watching(work: Work, progress: Progress) -> str:
-    """The command that watches a file; it names the rung where it would otherwise take another."""
+    """Return the command that watches a file; it names the rung where it would otherwise take another."""
     first = at_hand(works(work.puzzle), progress)
     flag = "" if first and first.rung.id == work.rung.id else f" --rung {work.rung.id}"
     return command(f"watch {work.puzzle.name}{flag}")
 
 
 def is_begun(work: Work, progress: Progress) -> bool:
-    """Whether a file holds anything in its blanks; one that is damaged or gone counts as begun."""
+    """Return whether a file holds anything in its blanks; one that is damaged or gone counts as begun."""
     return {*gate_states(work, progress)} != {"unsolved"}
 
 
 def is_damaged(work: Work) -> bool:
-    """Whether a file, or a link of its op package, is gone or cannot be read."""
+    """Return whether a file, or a link of its op package, is gone or cannot be read."""
     try:
         return not work.blanks() or not work.target
     except DamagedFile:
@@ -111,7 +112,7 @@ def is_damaged(work: Work) -> bool:
 
 
 def gate_states(work: Work, progress: Progress) -> list[str]:
-    """The state of each gate of a file: "damaged" where it is gone or cannot be read."""
+    """Return the state of each gate of a file: "damaged" where it is gone or cannot be read."""
     try:
         return [*work.states(progress).values()]
     except DamagedFile:
@@ -119,7 +120,8 @@ def gate_states(work: Work, progress: Progress) -> list[str]:
 
 
 def next_step(work: Work, progress: Progress) -> str:
-    """The one line that says what now, once every gate of a file has passed: the puzzle's next rung, or the next puzzle.
+    """Return the one line that says what now, once every gate of a file has passed: the puzzle's next rung,
+    or the next puzzle.
 
     Empty while a gate is left. A rung that has passed already is not named again.
     """
@@ -139,7 +141,8 @@ def next_step(work: Work, progress: Progress) -> str:
 
 
 def following(work: Work, progress: Progress) -> Work | None:
-    """The file to go on with after one: the next unsolved one, else one before it that is not optional."""
+    """Return the file to go on with after one: the next unsolved one, else one before it that is not
+    optional."""
     order = list(steps())
     here = [(step.puzzle.name, step.rung.id) for step in order].index((work.puzzle.name, work.rung.id))
     after = [*order[here + 1 :], *(step for step in order[:here] if not step.rung.optional)]
@@ -147,24 +150,26 @@ def following(work: Work, progress: Progress) -> Work | None:
 
 
 def steps() -> Iterator[Work]:
-    """Every file with blanks in the order in which they are taken: puzzle by puzzle, and of each its rungs."""
+    """Yield every file with blanks in the order in which they are taken: puzzle by puzzle, and of each its
+    rungs."""
     for puzzle in map(find_puzzle, puzzle_names()):
         yield from works(puzzle)
 
 
 def is_solved(work: Work, progress: Progress) -> bool:
-    """Whether every gate of a file has passed; one that cannot be read counts as open."""
+    """Return whether every gate of a file has passed; one that cannot be read counts as open."""
     return {*gate_states(work, progress)} == {"passed"}
 
 
 def progress_bar(done: int, total: int, width: int = 20) -> str:
-    """`[########------------] 3/7`."""
+    """Return `[########------------] 3/7`."""
     filled = round(width * done / total) if total else 0
     return f"[{'#' * filled}{'-' * (width - filled)}] {done}/{total}"
 
 
 def hint_lines(hint: Hint, number: int, total: int, width: int = 0) -> Iterator[Text]:
-    """A rung: its name and place in the ladder, the paragraph, the code; `width` columns wide, or as long as it is."""
+    """Yield a rung: its name and place in the ladder, the paragraph, the code; `width` columns wide, or as
+    long as it is."""
     yield Text(f"Hint {hint.id} ({number} of {total})", style="bold")
     yield from (Text(line) for line in (wrapped(hint.text, width) if width else [hint.text]))
     for line in hint.code.splitlines():
@@ -172,13 +177,14 @@ def hint_lines(hint: Hint, number: int, total: int, width: int = 0) -> Iterator[
 
 
 def unsaved_lines(progress: Progress) -> list[Text]:
-    """The line that says that what has just been done will not be remembered, and why; none where it will."""
+    """Return the line that says that what has just been done will not be remembered, and why; none where it
+    will."""
     words = f"not noted: {shown(progress.path)} cannot be written ({progress.trouble})"
     return [Text(words, style="yellow")] if progress.trouble else []
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """A paragraph in lines; no line ends within `code`."""
+    """Return a paragraph in lines; no line ends within `code`."""
     whole = re.sub(r"`[^`]*`", lambda code: code[0].replace(" ", "\xa0"), text)
     lines = textwrap.wrap(whole, width, break_long_words=False, break_on_hyphens=False)
     return [line.replace("\xa0", " ") for line in lines]
@@ -187,7 +193,8 @@ def wrapped(text: str, width: int) -> list[str]:
 def next_hint(
     work: Work, gate: str, progress: Progress, number: int | None = None, width: int = 0
 ) -> list[Text]:
-    """The lines of a rung, the next one unless a number is given, which is then remembered as read; `width` of a terminal."""
+    """Return the lines of a rung, the next one unless a number is given, which is then remembered as read;
+    `width` of a terminal."""
     ladder = hints.ladder(work.puzzle.name, work.ladder(gate))
     key = work.key(gate)
     if number is not None and not 1 <= number <= len(ladder):
@@ -206,7 +213,7 @@ def next_hint(
 def show_difference(
     console: Console, work: Work, progress: Progress, gates: list[str], *, spoil: bool = False
 ) -> bool:
-    """Prints the difference of some gates; returns whether there was one to print."""
+    """Print the difference of some gates; returns whether there was one to print."""
     states, yours = work.states(progress), work.blanks()
     ours = blanks.find(blanks.read(work.solution), str(work.solution))
     printed = False
@@ -222,7 +229,7 @@ def show_difference(
 
 
 def region(yours: Blank, ours: Blank, width: int) -> Group:
-    """One blank in both versions; lines that only one of them has are marked."""
+    """Return one blank in both versions; lines that only one of them has are marked."""
     mine, theirs = body_of(yours), body_of(ours)
     left, right = marked(mine, theirs, "red"), marked(theirs, mine, "green")
     heading = Text(f"{ours.id}: {ours.task}", style="bold")
@@ -246,12 +253,12 @@ def region(yours: Blank, ours: Blank, width: int) -> Group:
 
 
 def body_of(blank: Blank) -> list[str]:
-    """The body of a blank without its indentation and without spaces at line ends."""
+    """Return the body of a blank without its indentation and without spaces at line ends."""
     return textwrap.dedent("\n".join(line.rstrip() for line in blank.body)).strip("\n").split("\n")
 
 
 def marked(these: list[str], others: list[str], style: str) -> list[Text]:
-    """Lines for the terminal; those that the other side lacks get a mark."""
+    """Return lines for the terminal; those that the other side lacks get a mark."""
     same = set(matching(these, others))
     return [
         Text(f"{'  ' if number in same else '> '}{line}", style="" if number in same else style)
@@ -260,6 +267,6 @@ def marked(these: list[str], others: list[str], style: str) -> list[Text]:
 
 
 def matching(these: list[str], others: list[str]) -> Iterator[int]:
-    """The numbers of the lines that both sides have, in an order that fits both."""
+    """Yield the numbers of the lines that both sides have, in an order that fits both."""
     for block in difflib.SequenceMatcher(None, these, others, autojunk=False).get_matching_blocks():
         yield from range(block.a, block.a + block.size)

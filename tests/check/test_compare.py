@@ -13,12 +13,12 @@ from hypothesis.extra import numpy as hnp
 from harness.check.compare import (
     EPSILON,
     allowance,
-    bits_apart,
     compare,
+    describe_wrong_bits,
+    distinct_digits,
     got_and_expected,
     relative_error,
     spread_in_ulps,
-    told_apart,
 )
 from harness.check.reference import Reference
 from harness.devices import poison
@@ -402,9 +402,9 @@ def test_two_numbers_that_an_error_shows_are_never_equal():
     assert got_and_expected(1.5, 1.25, 1e-3) == "got 1.5, expected 1.25"
     said = got_and_expected(-0.3498378312, -0.3498377728, 1.1e-9, 6)
     assert said == "got -0.34983783, expected -0.34983777: off by 5.8e-08, the limit 1.1e-09"
-    assert told_apart(1.0, np.nextafter(1.0, 2), 6) == ("1", "1.0000000000000002")
+    assert distinct_digits(1.0, np.nextafter(1.0, 2), 6) == ("1", "1.0000000000000002")
 
 
 def test_words_of_bits_are_told_by_the_bit():
-    assert bits_apart(0b1011, 0b1001) == "bit 1 is 1, expected 0"
-    assert bits_apart(-1, 0) == "bit 0 is 1, expected 0; 32 of its 32 bits are wrong"
+    assert describe_wrong_bits(0b1011, 0b1001) == "bit 1 is 1, expected 0"
+    assert describe_wrong_bits(-1, 0) == "bit 0 is 1, expected 0; 32 of its 32 bits are wrong"

@@ -10,7 +10,7 @@ import pytest
 from typed import stand_in
 
 from harness.check import source_faults
-from harness.check.checker import Checker, with_owner
+from harness.check.checker import Checker, name_owner
 from harness.check.results import GateResult
 from harness.console import listening
 from harness.devices.recorder import Order, RecordedLaunch, RecordedTensor, Recording, record_many
@@ -269,7 +269,7 @@ def test_the_first_case_is_told_before_the_others_are_run(checker, puzzle, solut
         return [stand_in(GateResult, gate=len(judge.cases), state="wrong")]
 
     monkeypatch.setattr(checker, "_recorded", lambda *_: {"float32": None})
-    monkeypatch.setattr("harness.check.judge.Judge.by_gate", verdicts)
+    monkeypatch.setattr("harness.check.grading.Grader.by_gate", verdicts)
     (result,) = checker.check(solution, ["dx"], on_first=lambda first: told.append(first[0].gate))
     assert (result.gate, told, judged) == (cases, [1], [1, cases])
 
@@ -325,14 +325,14 @@ def test_an_error_outside_of_blanks_is_explained_by_an_index_by_parts(puzzle, so
     by_id = blanks.find(source.read_text())
     words = f"it does not compile\nerror: failed to run the pass manager\nalso {source}:1:4: error: function instantiation failed"
     error = CompileFailed(words, "all of it")
-    said = with_owner(error, source, by_id, ["db"])
+    said = name_owner(error, source, by_id, ["db"])
     assert str(said).splitlines()[-1].endswith("takes both indices at once, `dy[row, o]`")
     assert f"   -> line {by_id['db'].line + 1}: " in str(said) and said.details == "all of it"
     right = solution.path / puzzle.source
-    assert with_owner(error, right, blanks.find(right.read_text()), ["db"]) is error
+    assert name_owner(error, right, blanks.find(right.read_text()), ["db"]) is error
 
 
 def test_an_error_outside_of_blanks_is_nobody_s(puzzle, solution):
     error = CompileFailed(f"{solution.path / puzzle.source}:1:1: error: no such name")
     by_id = blanks.find((solution.path / puzzle.source).read_text())
-    assert with_owner(error, solution.path / puzzle.source, by_id, ["dx"]) is error
+    assert name_owner(error, solution.path / puzzle.source, by_id, ["dx"]) is error

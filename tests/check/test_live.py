@@ -8,9 +8,9 @@ from types import SimpleNamespace
 from rich.console import Console
 from typed import stand_in
 
-from harness.check.apart import Apart
-from harness.check.ran import Compiled, Simulated
+from harness.check.execution import GraphDevice, VirtualDevice
 from harness.check.reference import Reference
+from harness.check.subprocess_checker import SubprocessChecker
 from harness.console import listening, live, tell
 from harness.devices.graphs import Program
 from harness.devices.recorder import Recording
@@ -29,9 +29,9 @@ PROGRAM = stand_in(Program, cached=True, seconds=0.0)
 
 def test_a_graph_tells_its_cases_once(monkeypatch):
     monkeypatch.setattr(
-        Compiled, "_execute", lambda self, case, reference: {"fused.y": case.name, "unfused.y": "other"}
+        GraphDevice, "_execute", lambda self, case, reference: {"fused.y": case.name, "unfused.y": "other"}
     )
-    device, told = Compiled(PROGRAM, Target("cpu", None, "")), []
+    device, told = GraphDevice(PROGRAM, Target("cpu", None, "")), []
     with listening(told.append):
         outcome = device.outcome("fused", CASES, REFERENCE)
         device.outcome("unfused", CASES, REFERENCE)
@@ -47,7 +47,7 @@ def test_the_virtual_gpu_tells_its_cases(monkeypatch):
     monkeypatch.setattr(Puzzle, "saved", lambda self, variant: [])
     monkeypatch.setattr(Reference, "inputs", lambda self, case: {})
     monkeypatch.setattr(Reference, "compared", lambda *arguments: {})
-    device, told = Simulated(Recording(), Path("op.mojo")), []
+    device, told = VirtualDevice(Recording(), Path("op.mojo")), []
     with listening(told.append):
         device.outcome("fused", CASES, REFERENCE)
     assert told == [
@@ -62,7 +62,7 @@ def test_a_file_in_python_tells_its_gates(tmp_path):
     work.path.write_text(work.solution.read_text())
     told = []
     with listening(told.append):
-        results = Apart(work).check(work.path)
+        results = SubprocessChecker(work).check(work.path)
     assert told == [f"{result.gate.id}, gate {n} of 4" for n, result in enumerate(results, 1)]
 
 

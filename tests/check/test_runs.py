@@ -6,10 +6,10 @@ import pytest
 from typed import stand_in
 
 from harness.check import runs
-from harness.check.compare import Repeats, Verdict
-from harness.check.judge import Judge
+from harness.check.compare import Repeats, TensorResult
+from harness.check.execution import Outcome
+from harness.check.grading import Grader
 from harness.check.options import Options
-from harness.check.ran import Outcome
 from harness.check.reference import Reference
 from harness.check.results import Comparison, GateResult, VariantResult
 from harness.check.runs import DeviceResult, Run
@@ -24,8 +24,8 @@ from harness.toolchain.packages import OpPackage
 from harness.vgpu import Finding
 from harness.vgpu.errors import VirtualGPUError
 
-RIGHT = Verdict(True, 1e-8, 1e-8, 1e-6, 1e-8)
-WRONG = Verdict(False, 1e-2, 1e-8, 1e-6, 1e-2)
+RIGHT = TensorResult(True, 1e-8, 1e-8, 1e-6, 1e-8)
+WRONG = TensorResult(False, 1e-2, 1e-8, 1e-6, 1e-2)
 READ = Finding("uninitialised read", "reads what nobody wrote", "a.mojo:1:1")
 RACE = Finding("global race", "two blocks", "a.mojo:2:1")
 
@@ -116,7 +116,7 @@ def counted(puzzle, package, finding, *, empty=()) -> list[Finding]:
         id: replace(blank, body=()) if id in empty else blank
         for id, blank in package_blanks(package, puzzle).items()
     }
-    judge = Judge(Reference(puzzle, "float32", 0), package, by_id)
+    judge = Grader(Reference(puzzle, "float32", 0), package, by_id)
     return judge.variant(Stopped(finding), "fused").errors
 
 
@@ -129,7 +129,7 @@ def test_what_an_untouched_blank_left_unwritten_may_be_read(puzzle, solution):
 def test_a_note_is_no_error_and_an_error_in_no_blank_is_every_gate_s(puzzle, solution):
     note = Finding("global race", "two blocks", "library", is_error=False)
     assert counted(puzzle, solution, note) == []
-    judge = Judge(Reference(puzzle, "float32", 0), solution, package_blanks(solution, puzzle))
+    judge = Grader(Reference(puzzle, "float32", 0), solution, package_blanks(solution, puzzle))
     result = judge.variant(Stopped(RACE), "fused")
     assert {gate.gate.id: gate.state for gate in result.gates} == dict.fromkeys(
         ("forward", "db", "dW", "dgamma", "dx"), "wrong"
@@ -138,7 +138,7 @@ def test_a_note_is_no_error_and_an_error_in_no_blank_is_every_gate_s(puzzle, sol
 
 
 def test_what_did_not_end_is_not_run_again(puzzle, solution):
-    judge = Judge(Reference(puzzle, "float32", 0), solution, {}, ["fused"], puzzle.cases(None)[:1], runs=3)
+    judge = Grader(Reference(puzzle, "float32", 0), solution, {}, ["fused"], puzzle.cases(None)[:1], runs=3)
     judge.repeated = ["grad_input"]
     result = judge.on(Stopped(failure=VirtualGPUError("a launch did not end")))["fused"]
     assert result.failure == "a launch did not end" and result.repeats == {}
@@ -176,7 +176,7 @@ def test_only_gpu_kernels_wait_for_blanks(puzzle, solution):
         for id, blank in package_blanks(solution, puzzle).items()
     }
     quantities = [*puzzle.forward, *puzzle.backward]
-    judge = Judge(Reference(puzzle, "float32", 0), solution, by_id, quantities=quantities)
+    judge = Grader(Reference(puzzle, "float32", 0), solution, by_id, quantities=quantities)
 
     def waits(kind, variant):
         device = Stopped()
@@ -247,7 +247,7 @@ def passed(state, *kinds) -> dict[str, bool]:
         (result,) = device.variants.values()
         if device.target.kind != "cpu":
             result.gates = [GateResult(gate, state, result.comparisons)]
-    return runs.judged_gates(run)
+    return runs.checked_gates(run)
 
 
 def test_a_run_on_a_gpu_passes_its_gates_and_one_on_the_cpu_none():
@@ -288,7 +288,7 @@ def test_a_whole_run_passes_a_gate_in_nothing_less_than_the_gate_s_own_check(nam
         options, stand_in(OpPackage), puzzle.cases(None), options.quantities, devices, [], {}, None, []
     )  # fmt: skip
     own = [*puzzle.cases(None), *puzzle.gate_cases]
-    assert runs.judged_gates(run) == {gate.id: True for gate in judged}
+    assert runs.checked_gates(run) == {gate.id: True for gate in judged}
     run.compute_gates()
     further = {case.name for case in own} - {case.name for case in run.cases if kind == "virtual"}
     narrow = {case.name for case in own if case.in_16_bits}
@@ -297,7 +297,7 @@ def test_a_whole_run_passes_a_gate_in_nothing_less_than_the_gate_s_own_check(nam
         return
     assert {*asked["gates"]} == {gate.id for gate in judged} and asked["other"] == "bfloat16"
     assert {case.name for case in asked["cases"]} == further | narrow
-    assert runs.judged_gates(run) == {gate.id: gate is not judged[0] for gate in judged}
+    assert runs.checked_gates(run) == {gate.id: gate is not judged[0] for gate in judged}
     assert run.exit_code() == 1 and [result.gate for result in run.rejected] == judged[:1]
 
 
@@ -305,5 +305,5 @@ def test_a_whole_run_passes_a_gate_in_nothing_less_than_the_gate_s_own_check(nam
 def test_a_run_of_other_sizes_or_in_another_dtype_judges_no_gate_further(settings, puzzle, monkeypatch):
     run = run_of("virtual")
     run.options = Options(puzzle, **settings)
-    monkeypatch.setattr(runs, "judged_gates", lambda run: {"dx": True})
+    monkeypatch.setattr(runs, "checked_gates", lambda run: {"dx": True})
     assert run.gates_left() == []

@@ -13,7 +13,7 @@ PROGRAM = """
 import json
 import torch
 from max.driver import Accelerator
-from harness.check.ran import of_variant
+from harness.check.execution import variant_outputs
 from harness.check.reference import Reference
 from harness.devices import graphs
 from harness.devices.targets import Target
@@ -28,7 +28,7 @@ reference = Reference(PUZZLE, "float32", 0)
 right = {}
 for case in PUZZLE.cases(None):
     if case.name in ("chapter", "odd sizes"):
-        outputs = of_variant(graphs.execute(PUZZLE, program, target, reference.inputs(case), case.dims), "fused")
+        outputs = variant_outputs(graphs.execute(PUZZLE, program, target, reference.inputs(case), case.dims), "fused")
         verdicts = reference.compared(case, target, "fused", outputs, list(outputs))
         right[case.name] = {name: verdict.ok for name, verdict in verdicts.items()}
 print(json.dumps([device.architecture_name, torch.cuda.is_available(), right]))

@@ -417,12 +417,12 @@ def test_after_the_last_rung_of_all_nothing_is_left(checkout):
 
 
 def test_verbose_adds_every_case_to_a_gate(checkout, puzzle):
-    from harness.check.compare import Verdict
+    from harness.check.compare import TensorResult
     from harness.check.results import Comparison, GateResult
     from harness.screens.report import case_lines
     from harness.vgpu import Finding
 
-    bad = Verdict(False, 2e-3, 1e-7, 1e-6, 2e-3)
+    bad = TensorResult(False, 2e-3, 1e-7, 1e-6, 2e-3)
     result = GateResult(puzzle.gates[0], "wrong", [Comparison(puzzle.cases(None)[0], {"output": bad})])
     result.findings.append(Finding("shared race", "two meet", "a.mojo:1:1"))
     lines = [line.plain.strip() for line in case_lines(result)]

@@ -209,7 +209,7 @@ def test_a_damaged_file_stops_an_update_before_anything_is_written(folder, newer
 
 def test_update_outside_of_such_a_folder_is_refused(command_line):
     refused = command_line("update")
-    assert refused.code == 2 and "this is no folder that" in refused.err
+    assert refused.code == 2 and "not a workbook folder" in refused.err
 
 
 def test_the_doctor_names_the_folder_and_what_is_missing(folder, newer, monkeypatch):

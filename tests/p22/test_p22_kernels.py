@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from harness.check.compare import EPSILON, relative_error
-from harness.check.ran import of_variant
+from harness.check.execution import variant_outputs
 from harness.check.reference import Reference
 from harness.devices import graphs
 from harness.devices.targets import cpu
@@ -44,7 +44,7 @@ def judged(puzzle, program):
         verdicts = {}
         for variant in puzzle.default_variants:
             quantities = [name.split(".")[1] for name in outputs if name.startswith(f"{variant}.")]
-            judged = reference.compared(case, cpu(), variant, of_variant(outputs, variant), quantities)
+            judged = reference.compared(case, cpu(), variant, variant_outputs(outputs, variant), quantities)
             verdicts |= {f"{variant}.{quantity}": verdict for quantity, verdict in judged.items()}
         return outputs, verdicts
 

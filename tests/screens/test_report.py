@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from harness import console
-from harness.check.compare import Repeats, Verdict
+from harness.check.compare import Repeats, TensorResult
 from harness.check.options import Options
 from harness.check.results import Comparison, Diagnosis, GateResult, VariantResult
 from harness.check.runs import DeviceResult, Run
@@ -19,8 +19,8 @@ from harness.puzzles.p22 import spec as p22
 from harness.screens import report
 from harness.vgpu import Finding
 
-RIGHT = Verdict(True, 2e-7, 1e-7, 1e-6, 1.5e-8, (0,))
-WRONG = Verdict(False, 5e-3, 1e-7, 1e-6, 2.5e-2, (1, 2))
+RIGHT = TensorResult(True, 2e-7, 1e-7, 1e-6, 1.5e-8, (0,))
+WRONG = TensorResult(False, 5e-3, 1e-7, 1e-6, 2.5e-2, (1, 2))
 CASES = p22.cases()[:2]
 WORDS = {"cpu": "x86_64", "gpu": "cuda sm_90a", "virtual": "virtual GPU (sm_90a)"}
 

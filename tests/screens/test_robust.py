@@ -125,7 +125,7 @@ def test_a_checker_without_a_word_on_a_gate_is_no_success(command_line, monkeypa
         def check(self, path, gates=None, cases=None, *, on_first=None):
             return [GateResult(P24.gates[0], "correct")]
 
-    monkeypatch.setattr("harness.screens.checking.checker_of", lambda work, **options: Silent())
+    monkeypatch.setattr("harness.screens.checking.create_checker", lambda work, **options: Silent())
     line = said(command_line("p24", "--rung", "numpy", "--solution"), 1)
     assert line == "error: solutions/p24/in_numpy.py: no verdict on inverse, dgather, tiles\n"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from harness.check.compare import told_apart
+from harness.check.compare import distinct_digits
 from harness.check.python_files import PythonChecker, describe
 from harness.check.results import GateResult
 from harness.spec.puzzle import Case, Gate
@@ -71,7 +71,7 @@ def difference(got: object, expected: Numbers, what: str) -> str | None:
         if not isinstance(value, int | float | np.number):
             return f"{what}: {name} is {type(value).__name__}, expected a number"
         if not math.isclose(value, number, rel_tol=1e-6, abs_tol=1e-6):
-            is_now, should_be = told_apart(float(value), round(number, 6), 6)
+            is_now, should_be = distinct_digits(float(value), round(number, 6), 6)
             return f"{what}: {name} is {is_now}, expected {should_be}"
     return None
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import graph
 
-from harness.check.compare import Evidence, Verdict, got_and_expected, relative_error
+from harness.check.compare import Evidence, TensorResult, got_and_expected, relative_error
 from harness.check.gradients import TOLERANCE
 from harness.check.results import Diagnosis
 from harness.puzzles.p27.autograd import Model, Tensors
@@ -177,5 +177,5 @@ def evidence_of(case: Case, arrays: Arrays, got: np.ndarray, right: np.ndarray) 
     if near(torch.from_numpy(got.copy()), torch.from_numpy(right.copy())):
         return []
     error = relative_error(np.where(np.isfinite(got), got, right), right)
-    verdict = Verdict(False, error, 0.0, TOLERANCE, error, nonfinite=int((~np.isfinite(got)).sum()))
+    verdict = TensorResult(False, error, 0.0, TOLERANCE, error, nonfinite=int((~np.isfinite(got)).sum()))
     return [Evidence(case, arrays, got, right, np.zeros(right.shape, bool), verdict, "float64")]

@@ -1,7 +1,8 @@
-"""The one judge: what a device made of a variant becomes verdicts, by quantity and by gate, whatever the device.
+"""Turn device outputs into results per quantity and per gate, whatever the device.
 
-A gate is judged on its own quantities, and every attempted gate of a variant together, so that what lies in no blank is put
-down to the right one. Of several causes the first is named, and what follows from it is left out.
+A gate is checked on its own quantities, and every attempted gate of a variant together, so that an error
+outside the blanks is put down to the right one. Of several causes the first is named, and what follows from
+it is left out.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -21,17 +22,17 @@ from harness.check.diagnose import (
     from_findings,
     point_back,
 )
+from harness.check.execution import Device, Outcome
 from harness.check.limits import amount, measured
-from harness.check.ran import Device, Outcome
 from harness.check.reference import Reference
 from harness.check.results import (
     Comparison,
     Diagnosis,
     GateResult,
     VariantResult,
+    correct_in_all,
     leave_out_unknown,
     leave_unsolved,
-    right_in_all,
 )
 from harness.check.source_faults import Fault, faults, finding_lines, has_merged_line, touches
 from harness.learner.blanks import Blank
@@ -48,7 +49,7 @@ UNWRITTEN = ("uninitialised read", "output never written")
 
 
 @dataclass
-class Judge:
+class Grader:
     """Judges what devices make of one state of a learner's package.
 
     Attributes:
@@ -78,13 +79,13 @@ class Judge:
         self.empty = {id for id, blank in self.blanks.items() if blank.size == 0} - {*self.given}
 
     def on(self, device: Device) -> dict[str, VariantResult]:
-        """The verdict on each variant on one device."""
+        """Return the verdict on each variant on one device."""
         results = {name: self.variant(device, name) for name in self.variants}
         self.settle(results)
         return results
 
     def settle(self, results: Mapping[str, VariantResult]) -> None:
-        """Puts down to the right gate, of whatever variant, what is wrong on one device."""
+        """Put down to the right gate, of whatever variant, what is wrong on one device."""
         gates = [gate for result in results.values() for gate in result.gates]
         blame_gates(gates, self.puzzle.mojo_rung.needs if self.puzzle.mojo_rung else {})
         for result in results.values():
@@ -94,12 +95,13 @@ class Judge:
                 leave_unsolved(gate)
 
     def by_gate(self, device: Device) -> list[GateResult]:
-        """The verdict on each of the gates on one device, whatever its variant; one that is not attempted is unsolved."""
+        """Return the verdict on each of the gates on one device, whatever its variant; one that is not
+        attempted is unsolved."""
         results = {gate.gate.id: gate for result in self.on(device).values() for gate in result.gates}
         return [results.get(gate.id) or GateResult(gate, "unsolved") for gate in self.gates]
 
     def variant(self, device: Device, name: str) -> VariantResult:
-        """The verdict on a variant by itself. The CPU path has no blanks, and so no gates."""
+        """Return the verdict on a variant by itself. The CPU path has no blanks, and so no gates."""
         cases = [case for case in self.cases if case.variant in ("", name)]
         mine = [g for g in self.puzzle.kernel_gates if g.variant == name and device.target.kind != "cpu"]
         attempted = [gate for gate in mine if gate.id not in self.empty]
@@ -135,7 +137,7 @@ class Judge:
         return result
 
     def _count(self, result: GateResult, outcome: Outcome, cases: Sequence[Case]) -> None:
-        """Holds a gate whose values are right to its limits."""
+        """Hold a gate whose values are right to its limits."""
         source = Source(self.source, self.blanks)
         for case in (case for case in cases if case.name in outcome.launches):
             launches = outcome.launches[case.name]
@@ -152,8 +154,8 @@ class Judge:
             result.diagnosis += [line for cost in over for line in cost.lines]
 
     def _repeat(self, device: Device, result: VariantResult, hard: Case) -> None:
-        """Adds what a variant's quantities, as far as they are solved, show when one case runs again and again; the first is
-        the chapter's, whose values hide a race.
+        """Add what a variant's quantities, as far as they are solved, show when one case runs again and
+        again; the first is the chapter's, whose values hide a race.
 
         Where the order of sums is fixed the bits must be the same; a gate of which they are not is wrong.
         """
@@ -169,8 +171,8 @@ class Judge:
     def _diagnoses(
         self, device: Device, outcome: Outcome, comparisons: Sequence[Comparison], gates: Sequence[Gate]
     ) -> dict[str, Diagnosis]:
-        """What is wrong with each wrong quantity of a variant."""
-        right, puzzle = right_in_all(comparisons), self.puzzle
+        """Return what is wrong with each wrong quantity of a variant."""
+        right, puzzle = correct_in_all(comparisons), self.puzzle
         hints = {quantity: gate.id for gate in gates for quantity in gate.own}
         wrong: dict[str, list[Evidence]] = {}
         for c in comparisons:
@@ -185,11 +187,11 @@ class Judge:
         }
 
     def _share(self, findings: Sequence[Finding], gates: Sequence[GateResult], waits: bool) -> None:
-        """Gives every gate of a variant the findings that belong to it.
+        """Give every gate of a variant the findings that belong to it.
 
-        A finding belongs to the gate in whose blank it is, or to the one whose launch alone shows it. Where the compiler
-        has merged lines, so that it has none, it belongs with the other findings of its kernel. One in no blank belongs to
-        the gates with wrong values, or to all of them where no value is wrong.
+        A finding belongs to the gate in whose blank it is, or to the one whose launch alone shows it. Where
+        the compiler has merged lines, so that it has none, it belongs with the other findings of its kernel.
+        One in no blank belongs to the gates with wrong values, or to all of them where no value is wrong.
         """
         blamed = [r.gate.id for r in gates if wrong_quantities(r)] or [r.gate.id for r in gates]
         placed = [
@@ -209,16 +211,18 @@ class Judge:
                     result.state = "wrong"
 
     def _is_lent(self, finding: Finding, owner: str, findings: Sequence[Finding]) -> bool:
-        """Whether what is found in a gate's blank is shown by other gates' launches of its kernel alone, which are called as they."""
+        """Return whether what is found in a gate's blank is shown by other gates' launches of its kernel
+        alone, which are called as they."""
         launches = {other.kernel for other in findings if other.where == finding.where}
         return all(owner in self._needs(launch) for launch in launches)
 
     def _needs(self, gate: str) -> Sequence[str]:
-        """The gates whose code a gate runs."""
+        """Return the gates whose code a gate runs."""
         return self.puzzle.mojo_rung.needs.get(gate, ()) if self.puzzle.mojo_rung else ()
 
     def _explain(self, result: GateResult, diagnoses: Mapping[str, Diagnosis], failure: str) -> None:
-        """Fills in the diagnosis: what the text shows, the gate's own quantities, then findings, then given code."""
+        """Fill in the diagnosis: what the text shows, the gate's own quantities, then findings, then given
+        code."""
         gate, wrong = result.gate, wrong_quantities(result)
         blank = self.blanks.get(gate.id)
         slips = faults(self.source, blank) if blank else []
@@ -251,7 +255,7 @@ class Judge:
     def _causes(
         self, result: GateResult, causes: Sequence[Finding], slips: Sequence[Fault], known: set[str]
     ) -> None:
-        """Adds the causes that the text shows, else those that were found, and the hint that helps."""
+        """Add the causes that the text shows, else those that were found, and the hint that helps."""
         gate, blank = result.gate, self.blanks.get(result.gate.id)
         cause = from_findings(causes)
         if slips and result.mistake not in known and not (cause and cause[0] in SURE):
@@ -281,7 +285,7 @@ class Judge:
 
 
 def by_values(gate: Gate, comparisons: Sequence[Comparison], failure: str) -> GateResult:
-    """The verdict on a gate by values alone."""
+    """Return the verdict on a gate by values alone."""
     mine = (*gate.own, *gate.given)
     result = GateResult(gate, "correct")
     result.comparisons = [
@@ -293,7 +297,7 @@ def by_values(gate: Gate, comparisons: Sequence[Comparison], failure: str) -> Ga
 
 
 def wrong_quantities(result: GateResult) -> list[str]:
-    """The quantities of a gate, its own first, that are wrong in some case."""
+    """Return the quantities of a gate, its own first, that are wrong in some case."""
     quantities = (*result.gate.own, *result.gate.given)
     return [
         q for q in quantities if any(q in c.verdicts and not c.verdicts[q].ok for c in result.comparisons)

@@ -10,9 +10,9 @@ from dataclasses import replace
 import pytest
 from typed import present
 
-from harness.check.apart import Apart
-from harness.check.checker import checker_of, make_checker
+from harness.check.checker import create_checker, make_checker
 from harness.check.results import GateResult, exit_code
+from harness.check.subprocess_checker import SubprocessChecker
 from harness.errors import DamagedFile
 from harness.learner import blanks
 from harness.learner.work import Work
@@ -27,15 +27,15 @@ PYTHON = [
     for rung in find_puzzle(name).rungs
     if not isinstance(rung, MojoRung)
 ]
-LEFT = "the code left the process, and nothing of it was judged"
+LEFT = "the code exited the process, so it was not checked"
 WAYS = {
     "raise SystemExit(0)": f"SystemExit: 0: {LEFT}",
     "__import__('sys').exit()": f"SystemExit: {LEFT}",
     "__import__('os')._exit(0)": f"os._exit(0): {LEFT}",
     "raise GeneratorExit": f"GeneratorExit: {LEFT}",
     "raise KeyboardInterrupt": f"KeyboardInterrupt: {LEFT}",
-    "__import__('os').abort()": "the process ended by SIGABRT, and nothing of it was judged",
-    "while True: pass": "stopped after 2 s, and it had not come to its end",
+    "__import__('os').abort()": "the process ended by SIGABRT, so it was not checked",
+    "while True: pass": "timed out after 2 s",
 }
 """A statement -> what is said of it after file and line."""
 
@@ -74,7 +74,7 @@ def on_top(work, statement):
 def test_a_blank_that_leaves_is_wrong_and_the_other_gates_are_judged(work, statement, monkeypatch):
     monkeypatch.setenv("WORKBOOK_GATE_SECONDS", "2")
     line = with_first(work, statement)
-    first, *others = checker_of(work).check(work.path)
+    first, *others = create_checker(work).check(work.path)
     assert first.state == "wrong" and first.hint == "numpy-index-1"
     assert first.diagnosis == [f"{work.path}:{line}: {WAYS[statement]}"]
     assert [result.state for result in others] == ["correct"] * 3
@@ -85,22 +85,22 @@ def test_a_file_that_leaves_before_any_gate_is_damaged(work, statement, monkeypa
     monkeypatch.setenv("WORKBOOK_GATE_SECONDS", "2")
     on_top(work, statement)
     with pytest.raises(DamagedFile) as error:
-        checker_of(work).check(work.path)
+        create_checker(work).check(work.path)
     assert str(error.value) == f"{work.path}:1: {WAYS[statement]}"
 
 
 def test_a_killed_process_is_named_with_what_may_have_killed_it(work):
     with_first(work, "__import__('os').kill(__import__('os').getpid(), 9)")
-    (result,) = checker_of(work).check(work.path, ["index"])
-    said = "the process ended by SIGKILL, which the system sends where memory runs out, and nothing of it was judged"
+    (result,) = create_checker(work).check(work.path, ["index"])
+    said = "the process ended by SIGKILL (probably out of memory), so it was not checked"
     assert result.diagnosis == [f"{work.path}: {said}"]
 
 
 def test_a_file_that_closes_every_connection_is_wrong(work):
     with_first(work, "__import__('os').closerange(3, 99) or __import__('time').sleep(99)")
-    (result,) = checker_of(work).check(work.path, ["index"])
+    (result,) = create_checker(work).check(work.path, ["index"])
     assert result.diagnosis == [
-        f"{work.path}: the connection of the process was closed, and nothing of it was judged"
+        f"{work.path}: the connection of the process was closed, so it was not checked"
     ]
 
 
@@ -111,7 +111,7 @@ def test_a_copy_of_the_process_answers_nothing(work):
         work,
         "__import__('os').environ.setdefault('FORKED', str(__import__('os').environ.get('FORKED') or __import__('os').fork()))",
     )
-    assert [result.state for result in checker_of(work).check(work.path)] == ["correct"] * 4
+    assert [result.state for result in create_checker(work).check(work.path)] == ["correct"] * 4
 
 
 def test_where_torch_is_here_the_server_of_a_numpy_judge_has_it_too(work):
@@ -123,12 +123,12 @@ from pathlib import Path
 def main():
     if sys.argv[2] == "torch":
         import torch
-    from harness.check.apart import Apart, may_fork
+    from harness.check.subprocess_checker import SubprocessChecker, can_fork
     from harness.learner.work import Work
     from harness.puzzles.p24.spec import PUZZLE
 
-    may_fork.__code__ = (lambda: False).__code__
-    judge = Apart(Work(PUZZLE, PUZZLE.rung("numpy"), Path(sys.argv[1])))
+    can_fork.__code__ = (lambda: False).__code__
+    judge = SubprocessChecker(Work(PUZZLE, PUZZLE.rung("numpy"), Path(sys.argv[1])))
     judge.check(judge.work.path, ["index"])
     imported = "__import__('os')._exit('torch' in __import__('sys').modules)"
     later = multiprocessing.get_context("forkserver").Process(target=eval, args=(imported,))
@@ -151,7 +151,7 @@ if __name__ == "__main__":
 
 
 def test_the_process_is_kept_and_comes_back_after_a_fall(work):
-    judge = Apart(work)
+    judge = SubprocessChecker(work)
     assert [result.state for result in judge.check(work.path, ["index"])] == ["correct"]
     first = present(judge._process).process.pid
     assert [result.state for result in judge.check(work.path, ["tiles"])] == ["correct"]
@@ -176,9 +176,9 @@ def test_what_is_computed_from_a_gate_that_ended_the_process_is_put_down_to_it(w
     broken = {second: (f"{indent}raise ValueError('of its own')", *body)}
     work.path.write_text(blanks.join(blanks.split(text), broken))
     needs = Work(work.puzzle, replace(work.rung, needs={second: (first,)}), work.root)
-    alone = {result.gate.id: result for result in checker_of(work).check(work.path)}
+    alone = {result.gate.id: result for result in create_checker(work).check(work.path)}
     assert "of its own" in alone[second].diagnosis[0]
-    blamed = {result.gate.id: result for result in checker_of(needs).check(work.path)}
+    blamed = {result.gate.id: result for result in create_checker(needs).check(work.path)}
     assert blamed[second].diagnosis == [f"computed from {first}, which is wrong: mend that first"]
     assert "os._exit(0)" in blamed[first].diagnosis[0]
 
@@ -205,32 +205,32 @@ def test_a_blank_may_read_from_the_terminal(work, tmp_path):
     os.close(ours)
     os.close(theirs)
     assert "✅ index" in out and "typed? " in out
-    (result,) = checker_of(work).check(work.path, ["index"])
+    (result,) = create_checker(work).check(work.path, ["index"])
     assert result.state == "wrong" and "EOFError" in result.diagnosis[0]
 
 
 def test_an_exception_is_what_it_is_in_this_process(work):
     with_first(work, "1 / 0")
-    here, apart = (judge.check(work.path) for judge in (make_checker(work), checker_of(work)))
+    here, apart = (judge.check(work.path) for judge in (make_checker(work), create_checker(work)))
     assert [(r.state, r.diagnosis, r.hint) for r in here] == [(r.state, r.diagnosis, r.hint) for r in apart]
     on_top(work, "1 / 0")
     with pytest.raises(DamagedFile, match=":1: ZeroDivisionError: division by zero"):
-        checker_of(work).check(work.path)
+        create_checker(work).check(work.path)
 
 
 def test_a_checker_that_fails_says_where(work):
     """A defect of the workbook is no verdict: the traceback of the other process is shown."""
     with pytest.raises(RuntimeError, match=r"(?s)Traceback.*unexpected keyword argument 'nonsense'"):
-        Apart(work, nonsense=1).check(work.path)
+        SubprocessChecker(work, nonsense=1).check(work.path)
 
 
 def test_a_checker_that_passes_a_gate_over_in_silence_is_an_error(work, monkeypatch):
     from harness.check.python_files import PythonChecker
 
-    monkeypatch.setattr("harness.check.apart.may_fork", lambda: True)
+    monkeypatch.setattr("harness.check.subprocess_checker.can_fork", lambda: True)
     monkeypatch.setattr(PythonChecker, "check", lambda self, path, gates, cases: [])
     with pytest.raises(RuntimeError, match="the checker gives no verdict on index, tiles"):
-        Apart(work).check(work.path, ["index", "tiles"])
+        SubprocessChecker(work).check(work.path, ["index", "tiles"])
 
 
 def test_the_judge_ends_with_who_asks(work, tmp_path):
@@ -238,9 +238,9 @@ def test_the_judge_ends_with_who_asks(work, tmp_path):
     note = f"open({str(tmp_path / 'pid')!r}, 'w').write(str(__import__('os').getpid()))"
     with_first(work, f"{note} and __import__('time').sleep(999)")
     asks = (
-        "from pathlib import Path\nfrom harness.check.apart import Apart\nfrom harness.learner.work import Work\n"
+        "from pathlib import Path\nfrom harness.check.subprocess_checker import SubprocessChecker\nfrom harness.learner.work import Work\n"
         "from harness.puzzles.p24.spec import PUZZLE\n"
-        f"work = Work(PUZZLE, PUZZLE.rung('numpy'), Path({str(tmp_path)!r}))\nApart(work).check(work.path)\n"
+        f"work = Work(PUZZLE, PUZZLE.rung('numpy'), Path({str(tmp_path)!r}))\nSubprocessChecker(work).check(work.path)\n"
     )
     asker = subprocess.Popen([sys.executable, "-c", asks], cwd=roots.CHECKOUT)
     pid = tmp_path / "pid"
@@ -274,9 +274,12 @@ def test_no_rung_in_python_takes_leaving_for_success(puzzle, rung, tmp_path):
     gate = work.gates[0].id
     here = make_checker(work)
     on_top(work, "raise SystemExit(0)")
-    with pytest.raises(DamagedFile, match=":1: SystemExit: 0: the code left the process"):
+    with pytest.raises(DamagedFile, match=":1: SystemExit: 0: the code exited the process"):
         here.check(work.path, [gate])
-    for judge, statement in ((here, "raise SystemExit(0)"), (checker_of(work), "__import__('os')._exit(0)")):
+    for judge, statement in (
+        (here, "raise SystemExit(0)"),
+        (create_checker(work), "__import__('os')._exit(0)"),
+    ):
         with_first(work, statement)
         assert said_of(judge, work, gate), statement
 

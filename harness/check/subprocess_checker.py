@@ -1,8 +1,10 @@
-"""A rung in Python judged in a process of its own: a learner's code that leaves, crashes or never ends costs a verdict.
+"""Run a Python checker in a subprocess: code that exits, crashes or never ends costs its gate and nothing
+else.
 
-The process stays warm: it imports the rung's checker once, keeps truth and baseline, and answers check after check. Where a
-gate's code has ended it, that gate is wrong, and the gates after it get another process. It is a fork where the system is
-Linux and the interpreter has one thread and no torch; else it comes from a server, as ranks do.
+The process stays warm: it imports the rung's checker once, caches truth and baseline, and runs check after
+check. Where a gate's code ends it, that gate is wrong, and the gates after it get another process. It is a
+fork where the system is Linux and the interpreter has one thread and no torch; else it comes from a server,
+as ranks do.
 """
 
 import faulthandler
@@ -25,7 +27,7 @@ from typing import Any
 
 from harness.check.diagnose import blame_gates
 from harness.check.python_files import LEFT
-from harness.check.results import Cases, GateIds, GateResult, OnFirst, wanted_gates
+from harness.check.results import Cases, GateIds, GateResult, OnFirst, requested_gates
 from harness.console import tell
 from harness.devices.processes import GRACE, PRELOADED, START, line_in, start_server
 from harness.errors import DamagedFile, WorkbookError
@@ -38,36 +40,37 @@ SECONDS = "WORKBOOK_GATE_SECONDS"
 """Environment variable: for how many seconds a file, or a gate of it, may run; without it the checker says."""
 
 
-class Gone(Exception):
-    """The process has ended, or hangs; the words say how, and where."""
+class WorkerDied(Exception):
+    """The worker exited or timed out; the message says how, and where."""
 
 
-class Apart:
-    """The checker of a rung in Python, in another process; `options` are the keywords of that checker.
+class SubprocessChecker:
+    """The checker of a Python rung, in another process; `options` are the keywords of that checker.
 
-    `at_terminal`: the code may read from the terminal that this process reads from, as `input()` and `breakpoint()` do.
+    `at_terminal`: the code may read from the terminal that this process reads from, as `input()` and
+    `breakpoint()` do.
     """
 
     def __init__(self, work: Work, *, at_terminal: bool = False, **options: object):
         self.work = work
-        self.terminal = terminal_here() if at_terminal else ""
+        self.terminal = current_terminal() if at_terminal else ""
         self.options = options
-        self._process: JudgingProcess | None = None
+        self._process: Worker | None = None
 
     def check(
         self, path: Path, gates: GateIds = None, cases: Cases = None, *, on_first: OnFirst = None
     ) -> list[GateResult]:
-        """The verdict on each gate; one whose code ends the process, or does not end in time, is wrong.
+        """Return the result of each gate; one whose code ends the process, or does not end in time, is wrong.
 
         Raises what the rung's checker raises, and DamagedFile where the file does so before any gate.
         """
-        wanted = [gate.id for gate in wanted_gates(self.work.puzzle, self.work.rung, gates)]
+        wanted = [gate.id for gate in requested_gates(self.work.puzzle, self.work.rung, gates)]
         verdicts: dict[str, GateResult] = {}
         while left := [id for id in wanted if id not in verdicts]:
-            self._process = judge = self._process or JudgingProcess(self.work, self.options, self.terminal)
+            self._process = judge = self._process or Worker(self.work, self.options, self.terminal)
             try:
-                judge.ask(path, left, cases, verdicts)
-            except Gone as gone:
+                judge.request(path, left, cases, verdicts)
+            except WorkerDied as gone:
                 self.close()
                 if judge.gate is None:
                     raise DamagedFile(str(gone)) from gone
@@ -84,7 +87,7 @@ class Apart:
         return results
 
     def close(self) -> None:
-        """Ends the process; the next check starts another."""
+        """End the process; the next check starts another."""
         if self._process:
             self._process.end()
         self._process = None
@@ -93,18 +96,18 @@ class Apart:
 # ---- In the process that asks -------------------------------------------------------------------------------
 
 
-class JudgingProcess:
-    """A process that judges, as the one that started it sees it; `gate` is the gate that it is at, None before the first."""
+class Worker:
+    """A worker process, as its parent sees it; `gate` is the gate being checked, None before the first."""
 
     def __init__(self, work: Work, options: dict[str, object], terminal: str = ""):
         self.gate: str | None = None
         self.folder = tempfile.TemporaryDirectory()
         self.stack = Path(self.folder.name) / "stack"
-        if may_fork():
+        if can_fork():
             context = multiprocessing.get_context("fork")
         else:
             context = multiprocessing.get_context("forkserver")
-            context.set_forkserver_preload(preloaded(work.rung))
+            context.set_forkserver_preload(server_imports(work.rung))
             start_server()
         self.connection, theirs = context.Pipe()
         folders = [*importlib.import_module(PUZZLES).__path__]
@@ -115,18 +118,18 @@ class JudgingProcess:
         theirs.close()
         self.end = Finalize(self, end, (self.process, self.connection), exitpriority=10)
 
-    def ask(
+    def request(
         self, path: Path, gates: list[str], cases: list[Case] | None, verdicts: dict[str, GateResult]
     ) -> None:
-        """One check; adds each verdict as it comes. Raises Gone, and what the checker raises."""
+        """Run one check and append each result as it arrives. Raises WorkerDied, and what the checker raises."""
         self.gate, seconds = None, START
         sys.stdout.flush()  # what the code prints stands after it
-        with suppress(BrokenPipeError):  # `hear` says why
+        with suppress(BrokenPipeError):  # `receive` says why
             self.connection.send((path, gates, cases, os.getcwd()))
         while True:
-            kind, value = self.hear(path, seconds)
+            kind, value = self.receive(path, seconds)
             if kind == "left":
-                raise Gone(value)
+                raise WorkerDied(value)
             if kind == "raised":
                 raise value
             if kind == "done":
@@ -142,52 +145,50 @@ class JudgingProcess:
         if silent := [id for id in gates if id not in verdicts]:
             raise RuntimeError(f"the checker gives no verdict on {', '.join(silent)}")
 
-    def hear(self, path: Path, seconds: float) -> tuple[str, Any]:
-        """What the process says next. Raises Gone."""
+    def receive(self, path: Path, seconds: float) -> tuple[str, Any]:
+        """Return the next message of the worker. Raises WorkerDied."""
         if not self.connection.poll(seconds):
             with suppress(ProcessLookupError):
                 os.kill(self.process.pid or 0, signal.SIGUSR1)
-            raise Gone(
-                f"{line_in(self.stack, path) or path}: stopped after {seconds:g} s, and it had not come to its end"
-            )
+            raise WorkerDied(f"{line_in(self.stack, path) or path}: timed out after {seconds:g} s")
         try:
             return self.connection.recv()
         except (EOFError, OSError):
             where = line_in(self.stack, path) or path
-            how = ending(exit_code(self.process, GRACE))
-            raise Gone(f"{where}: {how}, and nothing of it was judged") from None
+            how = describe_exit(exit_code(self.process, GRACE))
+            raise WorkerDied(f"{where}: {how}, so it was not checked") from None
 
 
-def preloaded(rung: Rung) -> list[str]:
-    """What the server imports once for all that come from it. A process with torch will ask for judges and ranks that need it."""
+def server_imports(rung: Rung) -> list[str]:
+    """Return what the fork server imports once for all workers: torch where one will need it, or where this process has it."""
     return [] if isinstance(rung, NumpyRung) and "torch" not in sys.modules else PRELOADED
 
 
-def terminal_here() -> str:
-    """The terminal that this process reads from; "" where there is none, or it has no name here."""
+def current_terminal() -> str:
+    """Return the terminal that this process reads from; "" where it has none, or one without a name here."""
     try:
         return os.ttyname(0)
     except OSError:
         return ""
 
 
-def may_fork() -> bool:
-    """Whether a copy of this process is safe to go on in: threads, torch's among them, do not come along."""
+def can_fork() -> bool:
+    """Return whether this process can be forked safely: threads, torch's among them, are not copied."""
     return sys.platform == "linux" and threading.active_count() == 1 and "torch" not in sys.modules
 
 
-def ending(code: int | None) -> str:
-    """How a process has ended, by its exit code."""
+def describe_exit(code: int | None) -> str:
+    """Return how a process ended, by its exit code."""
     if code is None:
         return "the connection of the process was closed"
     if code >= 0:
         return f"the process ended with exit code {code}"
-    memory = ", which the system sends where memory runs out" if code == -signal.SIGKILL else ""
+    memory = " (probably out of memory)" if code == -signal.SIGKILL else ""
     return f"the process ended by {signal.Signals(-code).name}{memory}"
 
 
 def end(process: BaseProcess, connection: Connection) -> None:
-    """Ends a process: one that waits for a question goes by itself."""
+    """End a worker: one that waits for a request exits by itself."""
     connection.close()
     exit_code(process, GRACE / 4)
     process.kill()
@@ -195,14 +196,15 @@ def end(process: BaseProcess, connection: Connection) -> None:
 
 
 def exit_code(process: BaseProcess, seconds: float) -> int | None:
-    """The exit code of a process that is about to end; None where it does not. `join` may wait for ever for one without files."""
+    """Return the exit code of a process that is about to end; None where it does not. `join` may block for
+    ever for one without files."""
     until = time.monotonic() + seconds
     while process.exitcode is None and time.monotonic() < until:
         time.sleep(0.005)
     return process.exitcode
 
 
-# ---- In the process that judges -----------------------------------------------------------------------------
+# ---- In the worker ------------------------------------------------------------------------------------------
 
 
 def serve(
@@ -215,7 +217,7 @@ def serve(
     environment: dict[str, str],
     terminal: str = "",
 ) -> None:
-    """Answers checks until the parent stops asking. Deaf to Ctrl-C: the parent ends it."""
+    """Answer checks until the parent stops asking. Deaf to Ctrl-C: the parent ends it."""
     if terminal:  # `multiprocessing` gives a process an empty input
         with suppress(OSError):  # one that may not be opened again stays unread
             os.dup2(os.open(terminal, os.O_RDONLY), 0)
@@ -253,7 +255,7 @@ def serve(
                 path, gates, cases, folder = connection.recv()
             except (EOFError, OSError):
                 return
-            os._exit = telling(say, leave, path)
+            os._exit = report_exit(say, leave, path)
             try:
                 say("done", check(path, gates, cases, folder))
             except WorkbookError as error:
@@ -265,10 +267,11 @@ def serve(
                 sys.stdout.flush()
 
 
-def telling(
+def report_exit(
     say: Callable[[str, object], None], leave: Callable[[int], Any], path: Path
 ) -> Callable[[int], Any]:
-    """In the place of `os._exit`, which no `except` and no `finally` notices: says at which line of a file it was called."""
+    """Return a replacement of `os._exit`, which no `except` and no `finally` sees: it reports the line that
+    called it."""
     us = os.getpid()
 
     def told(status: int) -> None:
@@ -282,7 +285,7 @@ def telling(
 
 
 def end_with_parent(leave: Callable[[int], Any]) -> None:
-    """Ends this process when the one that asks has ended, however it did."""
+    """End this process when the one that asks has ended, however it did."""
     parent = multiprocessing.parent_process()
     if parent:
         parent.join()

@@ -1,6 +1,7 @@
-"""What a device makes of a variant's cases: outputs and findings. Judging them is `harness.check.judge`'s.
+"""Run a variant on one device and collect outputs and sanitizer findings.
 
-The CPU and a real GPU run a MAX graph; the virtual GPU replays recorded launches, and MAX is not even imported.
+The CPU and a real GPU run a MAX graph; the virtual GPU replays recorded launches, and MAX is not even
+imported.
 """
 
 from collections.abc import Sequence
@@ -51,15 +52,15 @@ class Device(Protocol):
     seconds: float
 
     def outcome(self, variant: str, cases: Sequence[Case], reference: "Reference") -> Outcome:
-        """Runs a variant on every case."""
+        """Run a variant on every case."""
         ...
 
     def outputs(self, variant: str, case: Case, reference: "Reference") -> Arrays:
-        """Runs a variant on one case once more; what it wrote, by quantity."""
+        """Run a variant on one case once more; what it wrote, by quantity."""
         ...
 
 
-class Compiled:
+class GraphDevice:
     """A device with a MAX graph, which runs all of its variants at once; each case is run when the first of them asks."""
 
     def __init__(self, program: "Program", target: Target):
@@ -72,10 +73,10 @@ class Compiled:
             if case not in self._ran:
                 tell(f"{self.target.label}: case {number} of {len(cases)} ({case.name})")
                 self._ran[case] = self._execute(case, reference)
-        return Outcome({case.name: of_variant(self._ran[case], variant) for case in cases})
+        return Outcome({case.name: variant_outputs(self._ran[case], variant) for case in cases})
 
     def outputs(self, variant: str, case: Case, reference: "Reference") -> Arrays:
-        return of_variant(self._execute(case, reference), variant)
+        return variant_outputs(self._execute(case, reference), variant)
 
     def _execute(self, case: Case, reference: "Reference") -> Arrays:
         from harness.devices import graphs
@@ -84,13 +85,13 @@ class Compiled:
         return graphs.execute(reference.puzzle, self.program, self.target, inputs, case.dims)
 
 
-def of_variant(outputs: Arrays, variant: str) -> Arrays:
-    """What one variant wrote, by quantity, from the outputs of a graph by "variant.quantity"."""
+def variant_outputs(outputs: Arrays, variant: str) -> Arrays:
+    """Return what one variant wrote, by quantity, from the outputs of a graph by "variant.quantity"."""
     named = {name.partition("."): tensor for name, tensor in outputs.items()}
     return {quantity: tensor for (prefix, _, quantity), tensor in named.items() if prefix == variant}
 
 
-class Simulated:
+class VirtualDevice:
     """The virtual GPU with recorded launches. Where a variant saves something wrong it runs again, each launch from what
     is right, so that no launch is blamed for an earlier one. Findings call tensors what the kernels in `source` call them."""
 
@@ -123,7 +124,7 @@ class Simulated:
         return outcome
 
     def outputs(self, variant: str, case: Case, reference: "Reference") -> Arrays:
-        """On the machine that has run the variant last."""
+        """Return the outputs of a case, on the virtual GPU that ran the variant last."""
         return self._replays[variant].run(variant, case, reference.inputs(case))
 
     def _replay(

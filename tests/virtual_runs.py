@@ -113,6 +113,15 @@ def device() -> str:
     return "cpu" if INSIDE else "cuda"
 
 
+@pytest.fixture
+def on_the_device(device):
+    """Create the test's tensors on its device by default."""
+    import torch
+
+    with torch.device(device):
+        yield
+
+
 def open_layers(layers: tuple[str, ...], arch: str) -> None:
     """Let CPU tensors, pinned from now on, go to the operators of layers."""
     import torch  # noqa: F401 (its libraries are what the pinned allocator is linked with)

@@ -1,8 +1,11 @@
 """What `--bench` measures on a GPU alone, on stand-ins that run on the CPU, and what a terminal shows meanwhile."""
 
 import contextlib
+import csv
 import dataclasses
 import gc
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -205,3 +208,14 @@ def test_what_an_earlier_call_left_is_not_counted(monkeypatch):
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: used[0])
     Kept()
     assert judging.peak_bytes(call) == 30
+
+
+@pytest.mark.gpu
+def test_gpu_bench_captures_the_first_size_behind_its_memory(tmp_path):
+    file = tmp_path / "rows.csv"
+    options = ["--bench", "--sizes", "1,2,64,64,1", "--columns", "memory,graph", "--csv", str(file)]
+    done = subprocess.run([sys.executable, "-m", "harness", "p23", *options], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    rows = list(csv.DictReader(file.open(encoding="utf-8")))
+    timed = {row["candidate"] for row in rows if row["column"] == "graph" and row["median_us"]}
+    assert timed >= {"attention", "portable", "flash"}, [row["note"] for row in rows]

@@ -61,3 +61,12 @@ def test_who_is_wrong_is_not_timed(monkeypatch):
     monkeypatch.setattr(attention_claims, "eager", lambda q, k, v: 1.01 * torch.softmax(q @ k.mT / 2, -1) @ v)
     with pytest.raises(AssertionError, match="autograd at length 8 is wrong by"):
         list(measure((8,), DIMS, 1))
+
+
+@pytest.mark.gpu
+def test_kernels_are_right_and_give_the_same_bits_on_a_gpu():
+    """Every candidate is right, and the flash kernels give the same bits."""
+    rows = list(measure((256,), {"batch": 2, "heads": 4, "dim": 64}, 3))
+    assert all(row.ms > 0 and row.peak > 0 and not row.failed for row in rows)
+    bits = {row.who: row.same_bits for row in rows if row.method == FAIR}
+    assert bits[attention_claims.TWO_PASSES] == "yes"

@@ -42,6 +42,13 @@ def wide(options: dict) -> dict:
     return options | {"attn_mask": mask.detach().double().requires_grad_(mask.requires_grad)}
 
 
+def torchs_own(query, key, value, attn_mask=None, **options):
+    """Run PyTorch's attention, whose fused kernels refuse a mask that is broadcast along the keys."""
+    if type(attn_mask) is torch.Tensor and attn_mask.shape[-1] == 1:
+        attn_mask = attn_mask.expand(*attn_mask.shape[:-1], key.shape[-2]).contiguous()
+    return F.scaled_dot_product_attention(query, key, value, attn_mask, **options)
+
+
 def assert_as_exact_as_torch(tensors, grad_out=None, **options) -> None:
     """Output and gradients are within four times PyTorch's own error of float64, plus a few units in the last place.
 
@@ -49,9 +56,9 @@ def assert_as_exact_as_torch(tensors, grad_out=None, **options) -> None:
     than the kernel in float64.
     """
     got = output_and_gradients(attention, tensors, grad_out, **options)
-    theirs = output_and_gradients(F.scaled_dot_product_attention, tensors, grad_out, **options)
+    theirs = output_and_gradients(torchs_own, tensors, grad_out, **options)
     wider = [tensor.double() for tensor in tensors]
-    exact = output_and_gradients(F.scaled_dot_product_attention, wider, grad_out, **wide(options))
+    exact = output_and_gradients(torchs_own, wider, grad_out, **wide(options))
     assert len(got) == len(theirs) == len(exact)
     dtype = tensors[0].dtype
     floor = (4096 if dtype == torch.float64 else 32) * torch.finfo(dtype).eps

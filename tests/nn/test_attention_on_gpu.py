@@ -1,10 +1,7 @@
 """`harness.nn.attention` on a real GPU: values and gradients in every dtype, streams, devices, memory, and bits."""
 
-import csv
 import gc
 import random
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -13,7 +10,6 @@ from attention_checks import assert_as_exact_as_torch, inputs, output_and_gradie
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from typed import three
 
-from book.measure import attention_claims
 from harness.nn import attention, attention_layer
 
 NARROW = (torch.bfloat16, torch.float16)
@@ -216,27 +212,6 @@ def test_gpu_peak_memory_has_no_matrix_of_scores():
     assert torch.cuda.max_memory_allocated() - before < 10 * operand < 4 * 4096 * 4096 * 2
 
 
-@pytest.mark.gpu
-def test_gpu_bench_captures_the_first_size_behind_its_memory(tmp_path):
-    file = tmp_path / "rows.csv"
-    wanted = [
-        "--bench",
-        "--sizes",
-        "1,2,64,64,1",
-        "--columns",
-        "memory,graph",
-    ]
-    done = subprocess.run(
-        [sys.executable, "-m", "harness", "p23", *wanted, "--csv", str(file)],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    rows = list(csv.DictReader(file.open(encoding="utf-8")))
-    timed = {row["candidate"] for row in rows if row["column"] == "graph" and row["median_us"]}
-    assert timed >= {"attention", "portable", "flash"}, [row["note"] for row in rows]
-
-
 @pytest.mark.gpu(count=2)
 def test_gpu_that_is_not_the_current_one():
     with torch.cuda.device(0):
@@ -298,12 +273,3 @@ def test_gpu_autocast():
         outputs = [call(query, key, value, mask) for call in (attention, torch.compile(attention))]
     for output in outputs:
         torch.testing.assert_close(output.float(), attention(query, key, value, mask), rtol=0.02, atol=0.02)
-
-
-@pytest.mark.gpu
-def test_gpu_claims():
-    """Every candidate is right, and the flash kernels give the same bits."""
-    rows = list(attention_claims.measure((256,), {"batch": 2, "heads": 4, "dim": 64}, 3))
-    assert all(row.ms > 0 and row.peak > 0 and not row.failed for row in rows)
-    bits = {row.who: row.same_bits for row in rows if row.method == attention_claims.FAIR}
-    assert bits[attention_claims.TWO_PASSES] == "yes"

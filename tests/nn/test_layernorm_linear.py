@@ -56,15 +56,26 @@ def error(got, truth):
     return float((got.double() - truth).abs().max() / truth.abs().max().clamp_min(1e-30))
 
 
-def assert_right(got, given, dy, reference=eager):
-    """At most twice eager's own error against float64, and half a rounding."""
+def with_rounded_means(given, dy):
+    """Return the results in exact arithmetic but for each row's mean, which is saved as one float32 number."""
+    x, gamma, beta, W, bias, dy = (t.detach().double() for t in (*given, dy))
+    mean = x.mean(-1, keepdim=True).float().double()
+    rstd = ((x - mean).square().mean(-1, keepdim=True) + 1e-5).rsqrt()
+    x_hat, dln = (x - mean) * rstd, dy @ W
+    ln_out, g = x_hat * gamma + beta, dln * gamma
+    dx = rstd * (g - g.mean(-1, keepdim=True) - x_hat * (g * x_hat).mean(-1, keepdim=True))
+    return F.linear(ln_out, W, bias), dx, (dln * x_hat).sum(0), dln.sum(0), dy.T @ ln_out, dy.sum(0)
+
+
+def assert_right(got, given, dy, reference=eager, also=None):
+    """Assert at most twice eager's own error against float64, or that of the results `also`, and half a rounding."""
     wide = [t if t is None else t.detach().double().requires_grad_(t.requires_grad) for t in given]
     truth = step(eager, wide, dy.double())
     baseline = step(reference, given, dy)
-    for one, other, true in zip(got, baseline, truth, strict=True):
+    for one, other, true, rounded in zip(got, baseline, truth, also or truth, strict=True):
         floor = torch.finfo(one.dtype).eps * (4 if one.dtype == FP32 and given[3].dtype == FP32 else 0.5)
         assert one.dtype == other.dtype
-        assert error(one, true) <= 2 * error(other, true) + floor
+        assert error(one, true) <= 2 * max(error(other, true), error(rounded, true)) + floor
 
 
 def assert_same(got, expected):
@@ -169,8 +180,10 @@ def test_explain_names_what_a_plain_call_launches(device, launched):
 
 @pytest.mark.parametrize("sizes", [((64,), 128, 96), ((30,), 75, 53), ((3,), 8200, 8)], ids=str)
 def test_float32_between_products_of_pytorchs(sizes, device):
+    """At a mean of 100, rounding it once to float32 costs more than PyTorch's own error where that is small by chance."""
     given, dy = make(*sizes, dtype=FP32, device=device, mean=100.0)
-    assert_right(step(fused_layernorm_linear, given, dy), given, dy)
+    got = step(fused_layernorm_linear, given, dy)
+    assert_right(got, given, dy, also=with_rounded_means(given, dy))
 
 
 @pytest.mark.parametrize("sizes", [((64,), 128, 96), ((50,), 75, 53)], ids=str)

@@ -6,7 +6,7 @@ import torch
 from book.measure import record
 from harness.nn.layers import FORKED, products
 
-pytestmark = pytest.mark.on_virtual_gpu("layernorm_linear")
+pytestmark = [pytest.mark.on_virtual_gpu("layernorm_linear"), pytest.mark.usefixtures("on_the_device")]
 LEAST = 2
 
 

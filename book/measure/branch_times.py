@@ -9,7 +9,7 @@ import torch
 
 from book.measure.product_times import LIBRARY, OWN, aligned, chosen, given, in_turns, make, passes
 from book.measure.shared import capture, write
-from harness.nn.layers import FORKED, products
+from harness.nn.layers import TWO_STREAMS, products
 
 ONE = ((OWN, OWN), (OWN, LIBRARY), (LIBRARY, LIBRARY))
 TWO = ((OWN, OWN), (OWN, LIBRARY), (LIBRARY, OWN), (LIBRARY, LIBRARY))
@@ -72,7 +72,7 @@ def measure(M: int, H: int, O: int) -> list[dict]:
             if not error < LARGEST_ERROR:
                 raise RuntimeError(f"{(M, H, O)}, {dln}, {dW}, {branches}: an error of {error:.1e}")
     said = products(captured)
-    best = (said["dln"], said["dW"], 2 if captured & FORKED else 1)
+    best = (said["dln"], said["dW"], 2 if captured & TWO_STREAMS else 1)
     return [
         {"M": M, "H": H, "O": O, "dln": way[0], "dW": way[1], "branches": way[2]}
         | {"us": f"{time:.1f}", "chosen": "yes" if way == best else ""}

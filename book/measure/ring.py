@@ -29,7 +29,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from book.measure.shared import join, write_to
 from harness.nn import attention, ring_steps
-from harness.nn.ring import KERNELS
 from harness.puzzles.p25 import layout
 
 HEADS = 16
@@ -181,13 +180,13 @@ def one_device(problem: Problem, job: Job) -> Iterator[Run]:
 @contextmanager
 def ring(problem: Problem, job: Job) -> Iterator[Run]:
     """The ring, whole or without its transfers."""
-    blocks = KERNELS if problem.world.device.type == "cuda" else ring_steps.Blocks()
+    kernels = problem.world.device.type == "cuda"
     *leaves, grad = (problem.part(tensor, job.ranks) for tensor in problem.whole)
     leaves = [leaf.requires_grad_() for leaf in leaves]
     rest = problem.length, problem.scale, job.causal, job.causal, problem.world.groups[job.ranks]
 
     def run() -> Tensors:
-        out = ring_steps.RingAttention.apply(*leaves, *rest, blocks)
+        out = ring_steps.RingAttention.apply(*leaves, *rest, kernels)
         return [out.detach(), *torch.autograd.grad(out, leaves, grad)]
 
     exchange = ring_steps.exchange

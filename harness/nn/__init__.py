@@ -1,27 +1,21 @@
-"""What a model imports: the layers, made of the workbook's kernels.
+"""The layers that models import, made of the workbook's kernels. What `LayerNormLinear(x)` runs, step by step:
 
-From `LayerNormLinear(H, O)(x)` to the launches on a GPU, in order; a file without a folder is in this one:
+| step | file | function |
+|---|---|---|
+| check the arguments | layers.py | `LayerNormLinear.forward`, `fused_layernorm_linear` |
+| build and load the operator, once | host/__init__.py | `load` |
+| use the kernels or PyTorch's operations; autograd | host/layernorm_linear.cpp | `call_operator` |
+| allocate the output | host/layernorm_linear.cpp | `forward_device` |
+| select the matmuls | kernels/layernorm_linear/plan.mojo | `choose` |
+| call the Mojo library with a workspace and a stream | host/host.h | `Library.launch` |
+| decode the arguments | kernels/layernorm_linear/library.mojo | `workbook_layernorm_linear_forward` |
+| launch the kernels in order | kernels/layernorm_linear/launches.mojo | `launch_forward_hopper` |
+| normalise rows | kernels/layernorm_linear/forward.mojo | `layernorm_rows` |
+| multiply | kernels/common/gemm_hopper.mojo | `gemm_hopper_kernel` |
 
-| file | what it does |
-|---|---|
-| layers.py | the module, and `fused_layernorm_linear`: checks, then one call of the operator, or of PyTorch's own layers |
-| host/__init__.py | builds and loads the operator, and the parts of kernels that it asks for |
-| host/layernorm_linear.cpp | the operator: whether the kernels fit, autograd, autocast, memory, and PyTorch's products |
-| host/host.h | what the operators share: Mojo libraries, launches, streams, memory |
-| kernels/layernorm_linear/library.mojo | the C functions that the operator calls, for one part: a dtype |
-| kernels/layernorm_linear/plan.mojo | who multiplies: the table that C++, `explain` and the tests ask |
-| kernels/layernorm_linear/launches.mojo | what is launched, in which order |
-| kernels/layernorm_linear/forward.mojo, backward.mojo | the kernels of rows |
-| kernels/common/gemm_hopper_launches.mojo, gemm_hopper.mojo | the products on a Hopper |
-| kernels/common/stream_launcher.mojo | puts each kernel on PyTorch's stream |
-
-Elsewhere than on a Hopper, and in float32, the products are PyTorch's, between row kernels of this project's. What the
-kernels do not take is PyTorch's own operations: other dtypes and devices, second derivatives, forward mode, torch.func.
-
-Attention is attention_layer.py, host/attention.cpp and kernels/attention/library.mojo; which kernels a call takes
-stands in kernels/attention/choice.mojo. Cross-entropy goes through cross_entropy.py and host/cross_entropy.cpp.
-
-Nothing is loaded before it is asked for, so that `import harness.nn` does not import PyTorch.
+Attention has attention_layer.py, host/attention.cpp and kernels/attention (selection: choice.mojo);
+cross-entropy has cross_entropy.py, host/cross_entropy.cpp and kernels/cross_entropy. Modules are loaded on
+first use, so that `import harness.nn` does not import PyTorch.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""What arguments must be, said in one line that begins with the argument's name; and their dtypes. Loads torch alone."""
+"""Argument checks with messages that begin with the argument's name, and dtypes. Imports torch alone."""
 
 import operator
 from typing import Any, TypeVar, cast
@@ -16,12 +16,12 @@ DTYPES = {
 
 
 def plain(dtype: torch.dtype) -> str:
-    """The name of a dtype without its module."""
+    """Return a dtype's name without its module."""
     return str(dtype).removeprefix("torch.")
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """Of sums, statistics, lse and losses: float64 for float64, float32 for all others."""
+    """Return the dtype of sums, statistics, lse and losses."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
@@ -29,8 +29,7 @@ Tensors = TypeVar("Tensors", bound=tuple[Any, ...])
 
 
 def in_autocast_dtype(tensors: Tensors) -> Tensors:
-    """Arguments as `torch.autocast` wants them on the first one's device; like torch's own layers it leaves float64 alone, and
-    what is no tensor."""
+    """Cast tensors as `torch.autocast` does on the first one's device; float64 stays, as in PyTorch's layers."""
     device = tensors[0].device.type if isinstance(tensors[0], Tensor) else ""
     # Asked of these two only, because autocast is not defined for every device ("meta" raises).
     if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
@@ -45,24 +44,19 @@ def in_autocast_dtype(tensors: Tensors) -> Tensors:
 
 
 def check_attended(query: object, key: object, value: object) -> None:
-    """Raises TypeError where these are no dense tensors of one dtype that has kernels, ValueError for two devices."""
+    """Raise unless these are dense tensors of one supported dtype on one device."""
     tensors = {"query": query, "key": key, "value": value}
     for name, tensor in tensors.items():
         check_dense(name, tensor, query)
     assert isinstance(query, Tensor)  # the loop has asked
-    check_has_kernels("query", query)
+    if query.dtype not in DTYPES:
+        raise TypeError(f"query: expected {', '.join(DTYPES.values())}, got {plain(query.dtype)}")
     for name, tensor in tensors.items():
         check_dtype(name, tensor, "query", query)
 
 
-def check_has_kernels(name: str, tensor) -> None:
-    """Raises TypeError where there is no kernel for a tensor's dtype."""
-    if tensor.dtype not in DTYPES:
-        raise TypeError(f"{name}: expected {', '.join(DTYPES.values())}, got {plain(tensor.dtype)}")
-
-
 def check_tensor(name: str, tensor: object, instead: str) -> None:
-    """Raises TypeError where an argument is no dense tensor; `instead` ends the line for one that is sparse or nested."""
+    """Raise TypeError unless an argument is a dense tensor; `instead` ends the message for others."""
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name}: expected a torch tensor, got {type(tensor).__name__}")
     if tensor.is_nested or tensor.layout is not torch.strided:
@@ -71,38 +65,38 @@ def check_tensor(name: str, tensor: object, instead: str) -> None:
 
 
 def check_dense(name: str, tensor, query, anywhere: bool = False) -> None:
-    """Raises TypeError where an argument is no dense tensor, ValueError where it is not on query's device, or anywhere."""
+    """Raise unless an argument is a dense tensor on query's device, or `anywhere`."""
     check_tensor(name, tensor, "`attention_varlen` takes sequences of unequal lengths")
     if not anywhere:
         check_device(name, tensor, "query", query)
 
 
 def check_device(name: str, tensor, other: str, like) -> None:
-    """Raises ValueError where a tensor is on another device than the argument `other`."""
+    """Raise ValueError if a tensor is on another device than the argument `other`."""
     if tensor.device != like.device:
         raise ValueError(f"{name}: expected it on {like.device}, as {other}, got {tensor.device}")
 
 
 def check_dtype(name: str, tensor, other: str, like) -> None:
-    """Raises TypeError where a tensor has another dtype than the argument `other`."""
+    """Raise TypeError if a tensor has another dtype than the argument `other`."""
     if tensor.dtype != like.dtype:
         raise TypeError(f"{name}: expected {plain(like.dtype)}, as {other}, got {plain(tensor.dtype)}")
 
 
 def check_scale(scale: object) -> None:
-    """Raises TypeError where what the scores are multiplied by is neither a number nor None."""
+    """Raise TypeError unless the scale is a number or None."""
     if scale is not None and (isinstance(scale, bool) or not isinstance(scale, int | float)):
         raise TypeError(f"scale: expected a number or None, got {type(scale).__name__}")
 
 
 def check_flag(name: str, value: object) -> None:
-    """Raises TypeError where an argument is neither True nor False: `"no"` would count as True."""
+    """Raise TypeError unless an argument is True or False: `"no"` would count as True."""
     if not isinstance(value, bool):
         raise TypeError(f"{name}: expected True or False, got {value!r}")
 
 
 def check_whole(name: str, value: object, least: int) -> int:
-    """Return an argument as an int. Raises TypeError where it is none (4.0, True), ValueError below `least`."""
+    """Return an argument as an int; raise TypeError if it is not one (4.0, True), ValueError below `least`."""
     try:
         number = operator.index(None if isinstance(value, bool) else value)  # pyright: ignore[reportArgumentType] (it asks)
     except TypeError as error:

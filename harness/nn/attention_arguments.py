@@ -1,4 +1,4 @@
-"""The arguments of attention, checked where PyTorch would not say what is wrong."""
+"""Checks of attention's arguments whose errors name the argument."""
 
 import math
 import sys
@@ -15,7 +15,7 @@ Tensor = torch.Tensor
 
 
 def check(query, key, value, attn_mask, enable_gqa: bool) -> None:
-    """Raises TypeError or ValueError, naming the argument, for what attention cannot take."""
+    """Raise TypeError or ValueError, naming the argument."""
     check_attended(query, key, value)
     if attn_mask is not None:
         check_dense("attn_mask", attn_mask, query, anywhere=is_causal_bias(attn_mask))
@@ -29,7 +29,6 @@ def check(query, key, value, attn_mask, enable_gqa: bool) -> None:
 
 
 def check_sizes(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
-    """Raises where the lengths, the elements of a head or the numbers of heads do not fit."""
     if key.shape[-1] != query.shape[-1]:
         raise ValueError(f"key: expected {query.shape[-1]} elements a head, as query, got {key.shape[-1]}")
     if value.shape[-2] != key.shape[-2]:
@@ -46,7 +45,7 @@ def check_sizes(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> 
 
 
 def expect(name: str, tensor: Tensor, query: Tensor, shape: torch.Size, dtype: torch.dtype) -> None:
-    """Raises TypeError for what is no dense tensor, ValueError for another shape, dtype or device than query's."""
+    """Raise unless a tensor is dense, on query's device, and has this shape and dtype."""
     check_dense(name, tensor, query)
     if tensor.shape != shape or tensor.dtype != dtype:
         raise ValueError(
@@ -55,7 +54,7 @@ def expect(name: str, tensor: Tensor, query: Tensor, shape: torch.Size, dtype: t
 
 
 def factor(scale: float | None, query: Tensor) -> float:
-    """What the scores are multiplied by. Raises TypeError where it is no number."""
+    """Return the factor of the scores."""
     check_scale(scale)
     return 1 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
 
@@ -63,7 +62,7 @@ def factor(scale: float | None, query: Tensor) -> float:
 def without_bias(
     attn_mask: Tensor | None, is_causal: bool, query: Tensor, key: Tensor
 ) -> tuple[Tensor | None, int | None]:
-    """The mask, None where it is one of PyTorch's causal ones, and how many keys past its own place a query sees; None for all."""
+    """Return the mask, None if PyTorch's causal one, and how many keys past its position a query sees."""
     check_flag("is_causal", is_causal)
     if not is_causal_bias(attn_mask):
         if is_causal and attn_mask is not None:
@@ -80,16 +79,16 @@ def without_bias(
 
 
 def is_causal_bias(mask: object) -> "TypeGuard[CausalBias]":
-    """Whether a mask is one of PyTorch's causal ones.
+    """Return whether a mask is one of PyTorch's causal ones.
 
-    Their module loads all of dynamo, nearly two seconds; where no one has imported it, there is no such mask.
+    Their module imports all of dynamo, nearly two seconds; unless it is loaded there is no such mask.
     """
     module = sys.modules.get("torch.nn.attention.bias")
     return module is not None and isinstance(mask, module.CausalBias)
 
 
 def broadcast(query: Tensor, key: Tensor, value: Tensor, last: int) -> torch.Size:
-    """The leading axes, up to `last`, that all three are broadcast to. Raises ValueError where there are none."""
+    """Return the leading axes, up to `last`, after broadcasting."""
     try:
         return torch.broadcast_shapes(query.shape[:last], key.shape[:last], value.shape[:last])
     except RuntimeError as error:
@@ -98,7 +97,7 @@ def broadcast(query: Tensor, key: Tensor, value: Tensor, last: int) -> torch.Siz
 
 
 def check_mask(mask: Tensor, lead: tuple[int, ...], query: Tensor, key: Tensor) -> None:
-    """Raises where the mask has another dtype, or does not broadcast to the scores."""
+    """Raise if the mask has a wrong dtype or does not broadcast to the scores."""
     if mask.dtype not in (torch.bool, query.dtype):
         raise TypeError(f"attn_mask: expected bool or {plain(query.dtype)}, got {plain(mask.dtype)}")
     scores = (*lead, query.shape[-2], key.shape[-2])
@@ -108,7 +107,7 @@ def check_mask(mask: Tensor, lead: tuple[int, ...], query: Tensor, key: Tensor) 
 
 
 def four_axes(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """The mask as numbers to add, [B or 1, N or 1, S or 1, T or 1]."""
+    """Return the mask as numbers to add, [B or 1, N or 1, S or 1, T or 1]."""
     if mask.dtype == torch.bool:
         mask = torch.zeros(mask.shape, dtype=query.dtype, device=query.device).masked_fill(~mask, -torch.inf)
     if mask.dim() > 4:

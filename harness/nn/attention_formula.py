@@ -1,6 +1,7 @@
-"""Attention by its formula in PyTorch, with all scores in memory and every derivative, where there is no operator.
+"""Attention by its formula in PyTorch, with all scores in memory and every derivative.
 
-Sums are float32, float64 for float64. Leading axes are alike or broadcast; with [..., G, T, d], G heads of key and value are shared.
+For devices without the operator. Sums are float32, float64 for float64. Leading axes broadcast; with [..., G, T, d], G heads of key and value
+are shared.
 """
 
 import torch
@@ -11,7 +12,7 @@ Tensor = torch.Tensor
 
 
 def widened(query: Tensor, *tensors: Tensor) -> list[Tensor]:
-    """Return tensors in the type of sums, those of key's heads with a head for each of query's."""
+    """Return tensors in the dtype of sums, those of key's heads repeated for each of query's."""
     sums = wide(query.dtype)
 
     def each(tensor: Tensor) -> Tensor:
@@ -25,7 +26,7 @@ def widened(query: Tensor, *tensors: Tensor) -> list[Tensor]:
 def masked_scores(
     query: Tensor, key: Tensor, mask: Tensor | None, scale: float, diagonal: int | None, mask_block: int = 1
 ) -> Tensor:
-    """Return the scores [..., N, S, T] of `widened` tensors, -inf where a query does not see a key."""
+    """Return the scores [..., N, S, T] of `widened` tensors, -inf if a query does not see a key."""
     scores = scale * query @ key.mT
     S, T = scores.shape[-2:]
     if mask is not None and mask_block > 1:
@@ -41,7 +42,7 @@ def masked_scores(
 
 
 def forward(query, key, value, mask, scale, diagonal, mask_block=1) -> tuple[Tensor, Tensor]:
-    """Return output and lse: 0 and -inf for a row that sees no key. The largest score and the logarithm of the sum stay apart."""
+    """Return output and lse: 0 and -inf for a row that sees no key. Only lse adds the maximum to the logarithm."""
     Q, K, V = widened(query, key, value)
     scores = masked_scores(Q, K, mask, scale, diagonal, mask_block)
     if not scores.shape[-1]:
@@ -70,7 +71,7 @@ def backward(
 
 
 def of_heads(gradient: Tensor, own: Tensor) -> Tensor:
-    """Return a gradient in a tensor's dtype, summed over the query heads that share one of its heads."""
+    """Sum a gradient over the query heads that share one of a tensor's heads, in the tensor's dtype."""
     if gradient.shape != own.shape:
         gradient = gradient.unflatten(-3, (own.shape[-3], -1)).sum(-3)
     return gradient.to(own.dtype)

@@ -1,14 +1,12 @@
-"""Attention as a PyTorch function: hand-written kernels behind `torch.ops.mojo_workbook.attention`, with their gradients.
+"""Attention as a PyTorch function: hand-written kernels in `torch.ops.mojo_workbook.attention`, with their gradients.
 
-`attention` takes the place of `torch.nn.functional.scaled_dot_product_attention`. Between forward and backward pass it keeps
-query, key, value, the output and one number for each row, the log of the sum of its exponentials (lse); the probabilities
-are computed again, and no matrix of query length x key length is stored. In 16-bit types gradients have the
-same bits in every run.
+`attention` replaces `torch.nn.functional.scaled_dot_product_attention`. It saves query, key, value, the
+output and one number per row, the logarithm of the sum of its exponentials (lse); the backward pass
+recomputes the probabilities. In 16-bit types every run gives the same bits. `attention_block` computes a part
+of a larger attention.
 
-`attention_block` and `attention_block_backward` are the same for a part of a larger attention: queries and keys from some
-position on, and blocks of them that are left out. `attention_backward` is the backward pass by itself.
-
-The operators are `harness/nn/host/attention.cpp`. Where there are none, PyTorch's own function and `attention_formula.py` compute.
+The operators are in `harness/nn/host/attention.cpp`. Devices without them run PyTorch's attention and
+`attention_formula.py`.
 """
 
 from collections.abc import Iterable, Iterator
@@ -45,8 +43,8 @@ LAYER = "attention"
 
 MEASURED_LENGTH, MEASURED_MASKED = 512, 1024
 FASTER_HEADS, FASTER_MASKED = (range(64, 65), range(129, 193)), (range(64, 193),)
-"""Without a mask and with one: the fewest queries and keys for which the time of both passes is on record, and the head dimensions for
-which they are as fast there as the fastest of PyTorch's kernels (`attention` and `attention_options` in book/records)."""
+"""Without a mask and with one: the fewest queries and keys on record, and the head dimensions for which both passes are
+as fast there as the fastest of PyTorch's kernels (`attention` and `attention_options` in book/records)."""
 
 
 # ---- What models call ---------------------------------------------------------------------------------------
@@ -62,27 +60,26 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """`scaled_dot_product_attention` by hand-written Mojo kernels: softmax(query key^T * scale + mask) value.
+    """Compute softmax(query key^T * scale + mask) value, as `scaled_dot_product_attention`.
 
-    A row that the mask hides from every key gives 0 and gradients of 0. `is_causal` counts from the top left, as
-    PyTorch's: query s sees the keys up to s, also where there are more keys than queries. From the bottom right,
-    `torch.nn.attention.bias.causal_lower_right(S, T)` is the mask: the last query sees all keys.
+    A row that the mask hides from every key gives 0 and gradients of 0. `is_causal` counts from the top left,
+    as PyTorch's: query s sees the keys up to s, even if there are more keys than queries. To count from the
+    bottom right, pass `torch.nn.attention.bias.causal_lower_right(S, T)` as the mask.
 
-    The kernels take 16-bit types and heads of up to 256 elements on an NVIDIA GPU. PyTorch's own operations compute every other
-    call, and those whose mask needs a gradient, if it is one number for all keys, or heads have more than 128 elements; second
-    derivatives; and all that torch.func's transforms and forward mode ask for.
+    The kernels take 16-bit types and heads of up to 256 elements on an NVIDIA GPU. PyTorch's own operations
+    compute other calls; second derivatives, torch.func's transforms and forward mode; and a mask that needs a
+    gradient if it is one number for all keys or heads have more than 128 elements.
 
     Args:
         query: Shape [..., N, S, d], of a floating dtype. Any strides.
         key: Shape [..., N, T, d]; leading axes broadcast. [..., G, T, d] with `enable_gqa`.
         value: Shape [..., N, T, dv]; [..., G, T, dv] with `enable_gqa`.
-        attn_mask: Broadcastable to [..., N, S, T]. Of bool: True where a query sees a key. Else of query's dtype, added
-            to the scores; then it may need a gradient, for which scores and dO value^T are computed once more.
-        dropout_p: The share of probabilities that become 0, in steps of 1 / 65,536; the others grow by as much. 0 outside of training:
-            nobody asks for the mode of a module. From PyTorch's generator of the device. On an NVIDIA GPU, in
-            16-bit types, kernels draw it, for heads of up to 128 elements and a mask without a gradient;
-            PyTorch's own function computes every other call.
-        is_causal: Must be False where there is a mask.
+        attn_mask: Broadcastable to [..., N, S, T]. Of bool: True if a query sees a key. Else of query's
+            dtype, added to the scores; its gradient costs another computation of scores and dO value^T.
+        dropout_p: The share of probabilities that become 0, in steps of 1 / 65,536. 0 outside of training: a
+            module's mode does not matter. Random numbers are from PyTorch's generator of the device. The
+            kernels take heads of up to 128 elements and a mask without a gradient.
+        is_causal: Must be False with a mask.
         scale: None for 1 / sqrt(d).
         enable_gqa: Whether N query heads may share G of key and value, where G divides N.
 
@@ -90,8 +87,9 @@ def attention(
         Shape [..., N, S, dv], in query's dtype.
 
     Raises:
-        TypeError: An argument is no dense tensor, or has no floating dtype or another one than query.
-        ValueError: Ranks, sizes or devices do not fit, dropout_p is no probability, or there is a mask and `is_causal`.
+        TypeError: An argument is not a dense tensor of a floating dtype, or dtypes differ.
+        ValueError: Ranks, sizes or devices do not fit, dropout_p is not a probability, or a mask is given
+            with `is_causal`.
     """
     given = query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
     try:
@@ -111,7 +109,7 @@ def attention(
 
 
 def torchs_own(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa) -> Tensor:
-    """Return PyTorch's attention, where there is no operator."""
+    """Run PyTorch's attention, without the operator."""
     check_call(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     mask, diagonal = without_bias(attn_mask, is_causal, query, key)
     query, key, value, mask = in_autocast_dtype((query, key, value, mask))
@@ -132,7 +130,7 @@ def torchs_own(query, key, value, attn_mask, dropout_p, is_causal, scale, enable
 
 
 def check_call(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa) -> None:
-    """Raise TypeError or ValueError, naming the argument, for what is no call of `attention`."""
+    """Raise TypeError or ValueError, naming the argument."""
     check_probability(dropout_p)
     check_flag("enable_gqa", enable_gqa)
     # A causal mask of PyTorch's has no numbers.
@@ -144,7 +142,7 @@ def check_call(query, key, value, attn_mask, dropout_p, is_causal, scale, enable
 
 
 def check_probability(dropout_p: object) -> None:
-    """Raise TypeError for what is no number, ValueError for no probability."""
+    """Raise TypeError unless this is a number, ValueError unless from 0 to 1."""
     if isinstance(dropout_p, bool) or not isinstance(dropout_p, int | float):
         raise TypeError(f"dropout_p: expected a number, got {type(dropout_p).__name__}")
     if not 0 <= dropout_p <= 1:
@@ -161,11 +159,11 @@ def attention_with_lse(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """As `attention`, and the log of the sum of the exponentials of each row, [..., N, S], with gradients too.
+    """Compute `attention` and the logarithm of the sum of each row's exponentials, [..., N, S], with gradients too.
 
-    lse is float32, float64 for float64; -inf for a row that sees no key. It is one number, rounded once: the probabilities that the
-    backward pass makes of it, exp(score - lse), are off by |lse| 2^-23 at most beside the scores' own rounding, which is of
-    that size too. Below 2^14 that is less than a unit of bfloat16, below 2^11 one of float16.
+    lse is float32, float64 for float64; -inf for a row that sees no key. The backward pass computes
+    probabilities as exp(score - lse), so rounding lse costs them |lse| 2^-23, about what rounding the scores
+    does: less than a unit of bfloat16 below 2^14, of float16 below 2^11.
     """
     if dropout_p:
         raise NotImplementedError(
@@ -177,7 +175,7 @@ def attention_with_lse(
 
 
 def rows_with_lse(query, key, value, mask, diagonal, scale, enable_gqa, mask_block) -> tuple[Tensor, Tensor]:
-    """Return output and lse of arguments that fit."""
+    """Return output and lse of checked arguments."""
     if host.load(LAYER, query.device.type):
         return torch.ops.mojo_workbook.attention_with_lse(
             query, key, value, mask, diagonal, scale, enable_gqa, mask_block
@@ -198,16 +196,10 @@ def attention_backward(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of query, key and value by themselves, from what `attention_with_lse` returned.
+    """Compute the gradients of query, key and value from what `attention_with_lse` returned.
 
-    Args:
-        grad_out: The gradient of the output, [..., N, S, d].
-        query, key, value: As the forward pass had them; key and value have query's leading axes and head dimension.
-        out: The output, [..., N, S, d].
-        lse: [..., N, S].
-        attn_mask, is_causal, scale, enable_gqa: As the forward pass had them.
-
-    Raises what `attention` raises.
+    The other arguments are those of the forward pass, but key and value need query's leading axes and head
+    dimension. Raises what `attention` raises.
     """
     check_call(query, key, value, attn_mask, 0, is_causal, scale, enable_gqa)
     if (
@@ -236,7 +228,7 @@ def attention_backward(
 def gradients(
     grad_out, query, key, value, out, lse, delta, mask, diagonal, scale, mask_block
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of tensors [B, heads, length, d], from the output, or from delta of whole rows."""
+    """Return the gradients of tensors [B, heads, length, d], from the output, or from the delta of whole rows."""
     if host.load(LAYER, query.device.type):
         return torch.ops.mojo_workbook.attention_gradients(
             grad_out, query, key, value, out, lse, delta, mask, diagonal, scale, mask_block
@@ -261,11 +253,10 @@ def explain(
     *,
     blocks: int | None = None,
 ) -> str:
-    """Which kernels `attention` runs for the same arguments, or `attention_block` for a mask of so many queries and keys an element, and
-    why, in one line: the table that the operator asks. It may build kernels, and launches nothing else.
+    """Return in one line which kernels `attention` runs, and why; with `blocks`, `attention_block`'s for blocks of this size.
 
-    A key and a value that are not given are taken to lie as query. Where one pass takes wgmma and the other does not, the line is of
-    the other. `is_causal` changes none.
+    It may build kernels, and launches none. Key and value default to query. If only one pass uses wgmma, the
+    line is about the other. `is_causal` makes no difference.
     """
     key, value = query if key is None else key, query if value is None else value
     if not host.load(LAYER, query.device.type):
@@ -284,7 +275,7 @@ attention.explain = explain  # pyright: ignore[reportFunctionMemberAccess]
 
 @contextmanager
 def portable_kernels(on: bool = True) -> Iterator[None]:
-    """Let calls take the kernels for every GPU on a Hopper too meanwhile: for comparisons."""
+    """Run the kernels for every GPU on a Hopper too: for comparisons."""
     there = on and host.load(LAYER, host.DEVICE)
     if there:
         torch.ops.mojo_workbook.attention_portable(True)
@@ -306,7 +297,7 @@ def takes_wgmma(query: Tensor) -> bool:
 
 
 def may_be_slower(query: Tensor, key: Tensor, attn_mask: Tensor | None, dropout_p: float) -> str | None:
-    """Return why PyTorch's own attention may be the faster one for both passes of a call, by what was measured; None where it is not."""
+    """Return why PyTorch's attention may be faster for both passes of a call, by the records; else None."""
     d = query.shape[-1]
     if not takes_wgmma(query):
         return "it is faster only in 16 bits on a Hopper"
@@ -332,18 +323,18 @@ def may_be_slower(query: Tensor, key: Tensor, attn_mask: Tensor | None, dropout_
 
 @dataclass(frozen=True)
 class Part:
-    """Which part of a larger attention a call is, for `attention_block` and its backward pass alike.
+    """The part of a larger attention that `attention_block` and its backward pass compute.
 
     Attributes:
-        query_offset, key_offset: The positions of the first query and of the first key, which a causal mask counts from.
-        is_causal: Whether a query sees the keys up to its own position alone.
+        query_offset, key_offset: The positions of the first query and key, from which a causal mask counts.
+        is_causal: Whether a query sees only the keys up to its own position.
         scale: None for 1 / sqrt(d).
-        blocks: Which blocks of queries see which blocks of keys: a mask of bool, [blocks of queries, blocks of keys], or
-            the pairs (block of queries, block of keys) that do. None for all. Where `block_size` is a multiple of 16
-            the kernels leave out the others' work too.
-        block_size: How many queries, and keys, are a block; the last may be smaller.
-        index: int64 [L], the order in which the L rows of query, key and value are taken: row index[i] is at position i.
-            Results stand where their rows stand. None where row i is at position i.
+        blocks: Which blocks of queries see which blocks of keys: a mask of bool, [blocks of queries, blocks
+            of keys], or pairs (block of queries, block of keys). None for all. If `block_size` is a multiple
+            of 16 the kernels skip the others.
+        block_size: Queries, and keys, in a block; the last may be smaller.
+        index: int64 [L], a permutation of the L rows of query, key and value: row index[i] is at position i.
+            Results are in the rows' order. None for the identity.
     """
 
     query_offset: int = 0
@@ -359,7 +350,7 @@ class Part:
             raise ValueError(f"block_size: expected at least 1, got {self.block_size}")
 
     def options(self, query: Tensor, key: Tensor) -> tuple[Tensor | None, int | None, int]:
-        """What the operators take: mask, diagonal and the size of the mask's blocks."""
+        """Return what the operators take: mask, diagonal and the size of the mask's blocks."""
         diagonal = self.query_offset - self.key_offset if self.is_causal else None
         if self.blocks is None:
             return None, diagonal, 1
@@ -369,32 +360,24 @@ class Part:
         return mask[None, None], diagonal, self.block_size
 
     def ordered(self, tensor: Tensor) -> Tensor:
-        """A tensor [B, N, L, ...] with its rows in the order of the positions."""
+        """Sort the rows of a tensor [B, N, L, ...] by position."""
         return tensor if self.index is None else tensor.index_select(2, self.index)
 
     def placed(self, tensor: Tensor) -> Tensor:
-        """A tensor in the order of the positions with its rows where they came from."""
+        """Restore the order of rows that are sorted by position."""
         return tensor if self.index is None else tensor.index_select(2, torch.argsort(self.index))
 
 
 def attention_block(
     query: Tensor, key: Tensor, value: Tensor, part: Part | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Attention of some queries to some keys, with what it takes to put parts together: output and lse.
+    """Compute output [B, N, S, d] and lse [B, N, S] of attention for queries [B, N, S, d] and keys [B, G, T, d].
 
-    Of two parts with the same queries and different keys the whole is, with L = logaddexp(lse1, lse2),
-    exp(lse1 - L) * out1 + exp(lse2 - L) * out2. Both results have gradients, so that this may be left to autograd.
+    Two parts with the same queries and different keys are combined with L = logaddexp(lse1, lse2) as
+    exp(lse1 - L) * out1 + exp(lse2 - L) * out2. Autograd differentiates that: both results have gradients.
 
-    Args:
-        query: [B, N, S, d].
-        key, value: [B, G, T, d], where G divides N.
-        part: Offsets, scale, blocks and index; None for a part that is the whole.
-
-    Returns:
-        output [B, N, S, d] in query's dtype, and lse [B, N, S] in float32 (float64 for float64), -inf for a row that sees no
-        key of this part.
-
-    Raises what `attention` raises, and ValueError where blocks or index do not fit.
+    lse is float32 (float64 for float64), -inf for a row that sees no key of this part. Without a `part` it is
+    the whole. Raises what `attention` raises, and ValueError if blocks or index do not fit.
     """
     part = part or Part()
     check_part(part, query, key, value)
@@ -405,7 +388,7 @@ def attention_block(
 
 
 def attention_delta(grad_out: Tensor, out: Tensor) -> Tensor:
-    """rowsum(grad_out * out), [B, N, S] in float32 (float64 for float64), of the output of all parts together."""
+    """Return rowsum(grad_out * out), [B, N, S] in float32 (float64 for float64), of the combined output."""
     check_pair(grad_out, out)
     sums = wide(out.dtype)
     return (grad_out.to(sums) * out.to(sums)).sum(-1)
@@ -420,15 +403,10 @@ def attention_block_backward(
     delta: Tensor,
     part: Part | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The share of a part in the gradients, from the lse and the delta of whole rows, over the keys of all parts.
+    """Compute what a part adds to the gradients of query, key and value.
 
-    Args:
-        grad_out: The gradient of the whole output, [B, N, S, d].
-        query, key, value: As `attention_block` had them.
-        lse, delta: [B, N, S], of all parts together: `logaddexp` of their lse, and `attention_delta`.
-        part: As `attention_block` had it.
-
-    Returns the gradients of query, key and value; that of query, and those of keys in several parts, are terms of a sum.
+    `lse` and `delta`, [B, N, S], are of all parts together: `logaddexp` of their lse, and `attention_delta`.
+    The other arguments are those of `attention_block`.
     """
     part = part or Part()
     check_part(part, query, key, value)
@@ -438,12 +416,11 @@ def attention_block_backward(
     dO, Q, K, V, lse, delta = map(part.ordered, (grad_out, query, key, value, lse, delta))
     mask, diagonal, block = part.options(query, key)
     found = gradients(dO, Q, K, V, None, lse, delta, mask, diagonal, part.scale, block)
-    grad_query, grad_key, grad_value = found
-    return part.placed(grad_query), part.placed(grad_key), part.placed(grad_value)
+    return part.placed(found[0]), part.placed(found[1]), part.placed(found[2])
 
 
 def seen_blocks(blocks: Blocks, counts: tuple[int, int], device: torch.device) -> Tensor:
-    """The mask of bool, [blocks of queries, blocks of keys]. Raises TypeError or ValueError where it does not fit."""
+    """Return the mask of bool, [blocks of queries, blocks of keys]."""
     if isinstance(blocks, Tensor):
         if blocks.dtype != torch.bool or tuple(blocks.shape) != counts:
             raise ValueError(
@@ -464,7 +441,7 @@ def seen_blocks(blocks: Blocks, counts: tuple[int, int], device: torch.device) -
 
 
 def check_part(part: Part, query: Tensor, key: Tensor, value: Tensor) -> None:
-    """Raises, naming the argument, for what a part cannot be made of."""
+    """Raise, naming the argument, if a part does not fit."""
     check(query, key, value, None, enable_gqa=True)
     check_flag("is_causal", part.is_causal)
     if not query.dim() == key.dim() == value.dim() == 4:
@@ -484,7 +461,7 @@ def check_part(part: Part, query: Tensor, key: Tensor, value: Tensor) -> None:
 
 
 def check_pair(grad_out: Tensor, out: Tensor) -> None:
-    """Raises where an output and its gradient do not fit."""
+    """Raise if an output and its gradient do not fit."""
     check_dense("out", out, out)
     if out.dim() != 4 or out.dtype not in DTYPES:
         raise ValueError(

@@ -1,8 +1,8 @@
-"""A linear layer with cross-entropy as one differentiable function and one module: what ends a language model.
+"""Linear + cross-entropy as one differentiable function and one module: the end of a language model.
 
-Its logits, rows x vocabulary, are by far the largest tensor of most models. On a GPU of NVIDIA's they are never all stored: the operator
-`torch.ops.mojo_workbook.linear_cross_entropy` (`harness/nn/host/cross_entropy.cpp`) takes chunks of rows. Elsewhere PyTorch's own
-operations compute the same.
+On an NVIDIA GPU the operator `torch.ops.mojo_workbook.linear_cross_entropy`
+(`harness/nn/host/cross_entropy.cpp`) works on chunks of rows and never stores all logits. Other devices run
+PyTorch's own operations.
 """
 
 import math
@@ -19,6 +19,7 @@ Tensor = torch.Tensor
 REDUCTIONS = ("none", "mean", "sum")
 """In the order of PyTorch's own numbers."""
 IGNORED = -100
+OPTIONS = ("ignore_index", "label_smoothing", "reduction", "z_loss", "softcap", "chunk_rows")
 
 
 def linear_cross_entropy(
@@ -34,31 +35,35 @@ def linear_cross_entropy(
     softcap: float | None = None,
     chunk_rows: int | None = None,
 ) -> Tensor:
-    """`cross_entropy(linear(input, weight, bias).float(), target)` that on a GPU never stores all logits.
+    """Compute `cross_entropy(linear(input, weight, bias).float(), target)`, on a GPU without storing all logits.
 
-    With s = softcap * tanh(logits / softcap), or the logits themselves, and lse = log(sum(exp(s))), the loss of a row is
+    With s = softcap * tanh(logits / softcap), or the logits themselves, and lse = log(sum(exp(s))), the loss
+    of a row is
 
         lse - (1 - label_smoothing) * s[target] - label_smoothing * mean(s) + z_loss * lse^2
 
-    On an NVIDIA GPU the logits of some rows at a time are computed, in input's dtype, and one launch of a Mojo kernel puts their loss
-    and gradient in their place; the products are PyTorch's. For "mean" and "sum" the forward pass makes the gradients too, if any is
-    needed: three products in all. For "none" the backward pass computes the logits again: four. The gradient of weight is added up
-    over the chunks in float32 (float64 for float64). Every run gives the same bits. The first call builds what it needs.
+    On an NVIDIA GPU one launch of a Mojo kernel replaces a chunk's logits, in input's dtype, by their
+    gradient and writes the losses; the matmuls are PyTorch's. For "mean" and "sum" the forward pass computes
+    the gradients too: three matmuls in all. For "none" the backward pass computes the logits again: four. The
+    gradient of weight is summed over chunks in float32 (float64 for float64). Every run gives the same bits.
+    The first call builds what it needs.
 
-    Elsewhere, for second derivatives, in forward mode and within torch.func PyTorch's own operations run, which store the logits. Under
-    `torch.autocast` input, weight and bias are taken in the autocast dtype.
+    Other devices, second derivatives, forward mode and torch.func run PyTorch's own operations, which store
+    the logits. Under `torch.autocast` input, weight and bias are cast to its dtype.
 
     Args:
         input: Shape [..., H]; float32, bfloat16, float16 or float64.
         weight: [V, H], V >= 1.
-        target: [...], int64: for each row a class from 0 to V - 1, or ignore_index. The kernels make the loss of any other NaN.
+        target: [...], int64: a class from 0 to V - 1, or ignore_index, per row. The kernels return NaN for
+            others.
         bias: [V], or None.
-        ignore_index: The target of rows that do not count: no loss, no gradient, not counted by "mean".
+        ignore_index: The target of rows without loss and gradient, which "mean" does not count.
         label_smoothing: From 0 to 1: the share of the target that all classes have in common.
-        reduction: "mean" over the rows that count (NaN where none does), "sum", or "none".
+        reduction: "mean" over the rows that count (NaN if none does), "sum", or "none".
         z_loss: Not negative: the weight of lse^2, which keeps logits from drifting.
         softcap: Above 0: no capped logit is larger; None for no cap.
-        chunk_rows: Rows of a chunk, at least 1; None for at most 2,048. More rows take more memory and less time.
+        chunk_rows: Rows of a chunk, at least 1; None for at most 2,048. More rows need more memory and less
+            time.
 
     Returns:
         The loss, a scalar, or [...] for "none"; float64 for float64, else float32.
@@ -66,7 +71,7 @@ def linear_cross_entropy(
     Raises:
         TypeError: The target is not int64; an option has a wrong type.
         ValueError: The target's shape does not fit, or an option is out of range.
-        RuntimeError, IndexError: PyTorch's own, for what else does not fit.
+        RuntimeError, IndexError: PyTorch's own, for other arguments that do not fit.
     """
     check_target(input, target)
     check_options(ignore_index, label_smoothing, reduction, z_loss, softcap, chunk_rows)
@@ -81,18 +86,10 @@ def linear_cross_entropy(
 
 
 class LinearCrossEntropy(nn.Linear):
-    """A linear layer whose call takes a target and returns the loss: `linear_cross_entropy` with its own weight.
+    """A linear layer that takes a target and returns the loss: `linear_cross_entropy` with its own weight.
 
-    It is an `nn.Linear(H, V)`, so that a state dict, and a weight tied to an embedding, fit. `logits(input)` are the logits, for
-    generation; all of them.
-
-    Args:
-        in_features: H.
-        out_features: V.
-        bias: Whether there is one; most heads of language models have none.
-        ignore_index, label_smoothing, reduction, z_loss, softcap, chunk_rows: As in `linear_cross_entropy`.
-        device: Where the parameters are made.
-        dtype: Of the parameters.
+    It is an `nn.Linear(H, V)`, by default without a bias: state dicts and tied weights fit. `logits(input)`
+    returns all logits, for generation.
     """
 
     def __init__(
@@ -116,30 +113,20 @@ class LinearCrossEntropy(nn.Linear):
         self.z_loss, self.softcap, self.chunk_rows = z_loss, softcap, chunk_rows
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The loss of input [..., H] and target [...]; see `linear_cross_entropy` for dtypes, devices and errors."""
-        return linear_cross_entropy(
-            input,
-            self.weight,
-            target,
-            self.bias,
-            ignore_index=self.ignore_index,
-            label_smoothing=self.label_smoothing,
-            reduction=self.reduction,
-            z_loss=self.z_loss,
-            softcap=self.softcap,
-            chunk_rows=self.chunk_rows,
-        )
+        """Return the loss of input [..., H] and target [...]."""
+        options: dict[str, Any] = {name: getattr(self, name) for name in OPTIONS}
+        return linear_cross_entropy(input, self.weight, target, self.bias, **options)
 
     def logits(self, input: Tensor) -> Tensor:
-        """The logits [..., V] of input [..., H], under the soft cap."""
+        """Return the logits [..., V] of input [..., H], with the soft cap."""
         values = super().forward(input)
         return values if self.softcap is None else self.softcap * torch.tanh(values / self.softcap)
 
     def explain(self, input: Tensor) -> dict[str, str]:
-        """Who computes the loss of an input [..., H] like this one; it may build the kernels, and launches none.
+        """Return how the loss of an input [..., H] is computed; it may build the kernels, and launches none.
 
-        "rows" is who makes losses and gradient of a chunk's rows, "chunks" how many there are of how many rows, "products" who
-        multiplies, and "gradients" in which pass they are made.
+        "rows": what computes losses and gradients of a chunk's rows; "chunks": how many of how many rows;
+        "products": what multiplies; "gradients": in which pass they are computed.
         """
         (narrow,) = in_autocast_dtype((input.new_empty(0),))
         part = plain(narrow.dtype)
@@ -160,17 +147,9 @@ class LinearCrossEntropy(nn.Linear):
 
 
 def by_torch(
-    input: Tensor,
-    weight: Tensor,
-    target: Tensor,
-    bias: Tensor | None,
-    ignore_index: int,
-    label_smoothing: float,
-    reduction: str,
-    z_loss: float,
-    softcap: float | None,
+    input, weight, target, bias, ignore_index, label_smoothing, reduction, z_loss, softcap
 ) -> Tensor:
-    """The loss by PyTorch's own operations, where there is no operator."""
+    """Compute the loss with PyTorch's own operations, without the operator."""
     logits = F.linear(input, weight, bias)
     # In autocast the product has its dtype, whatever input's is.
     logits = logits.to(wide(logits.dtype)).reshape(target.numel(), logits.shape[-1])
@@ -192,7 +171,7 @@ def by_torch(
 
 
 def check_target(input: Tensor, target: Tensor) -> None:
-    """Raises TypeError or ValueError for targets that PyTorch would take for something else."""
+    """Raise TypeError or ValueError for targets that PyTorch would misinterpret."""
     if target.dtype != torch.int64:
         raise TypeError(f"target: expected int64 classes, got {plain(target.dtype)}")
     if target.shape != input.shape[:-1]:
@@ -205,7 +184,7 @@ def check_target(input: Tensor, target: Tensor) -> None:
 def check_options(
     ignore_index: Any, label_smoothing: Any, reduction: Any, z_loss: Any, softcap: Any, chunk_rows: Any
 ) -> None:
-    """Raises TypeError for what is no number, ValueError for what is out of range."""
+    """Raise TypeError for a wrong type, ValueError for a value out of range."""
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction: expected {', '.join(map(repr, REDUCTIONS))}, got {reduction!r}")
     for name, value in {"ignore_index": ignore_index, "chunk_rows": chunk_rows or 1}.items():

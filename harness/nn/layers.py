@@ -1,7 +1,7 @@
-"""LayerNorm followed by Linear as one differentiable function and one module, for models that are really trained.
+"""LayerNorm followed by Linear as one differentiable function and one module, for training.
 
-On a GPU of NVIDIA both are the operator `torch.ops.mojo_workbook.layernorm_linear`, in C++ (`harness/nn/host`); everywhere else, and for
-what the operator's kernels do not take, PyTorch's own operations.
+On an NVIDIA GPU both are the operator `torch.ops.mojo_workbook.layernorm_linear`
+(`harness/nn/host/layernorm_linear.cpp`); other devices run PyTorch's own operations.
 """
 
 from typing import Any
@@ -19,12 +19,10 @@ AUTO, LEAST = "auto", "least"
 OPTIONS = {"fast": 0, "pairs": 1, AUTO: 0, LEAST: 2}
 """The bits in which the operator takes an algorithm and a choice of memory."""
 ALGORITHMS, MEMORY = ("fast", "pairs"), (AUTO, LEAST)
-WHO = ("own", "library", "library on padded rows")
-"""Who multiplies, as `harness/nn/kernels/layernorm_linear/plan.mojo` numbers them."""
-
-
-FORKED = 1 << 6
-"""Whether the backward pass is two branches, in the same bits."""
+MATMULS = ("own", "library", "library on padded rows")
+"""What computes a matmul, as `harness/nn/kernels/layernorm_linear/plan.mojo` numbers it."""
+TWO_STREAMS = 1 << 6
+"""Set in a plan whose backward pass uses two streams."""
 
 
 def fused_layernorm_linear(
@@ -38,36 +36,36 @@ def fused_layernorm_linear(
     algorithm: str = "fast",
     memory: str = AUTO,
 ) -> Tensor:
-    """`linear(layer_norm(x))` with hand-written Mojo kernels for the forward and the backward pass.
+    """Compute `linear(layer_norm(x))` with hand-written Mojo kernels for the forward and the backward pass.
 
-    For the backward pass it keeps x, the parameters and two numbers for each row; the LayerNorm output is
-    computed again. Second derivatives, forward mode and torch.func's transforms go through PyTorch's own operations.
-    Under `torch.autocast` the LayerNorm is computed in float32 and the product in the autocast dtype, as PyTorch's own
-    layers do. In float32 the products are PyTorch's, with its flag for TF32.
+    It saves x, the parameters and two numbers per row; the backward pass computes the LayerNorm output again.
+    Second derivatives, forward mode and torch.func's transforms run PyTorch's own operations. Under
+    `torch.autocast` the LayerNorm is computed in float32 and the matmul in the autocast dtype, as in
+    PyTorch's own layers. In float32 the matmuls are PyTorch's, with its flag for TF32.
 
-    The first call on a GPU builds the operator and its kernels for the dtype, which takes a minute or two; `workbook
-    build-ext` does so ahead of time. Both are cached on disk.
+    The first call on a GPU builds the operator and its kernels for the dtype, which takes a minute or two;
+    `workbook build-ext` does so ahead of time. Both are cached on disk.
 
     Args:
-        x: Shape [..., H], H >= 1. The kernels take float32, bfloat16 and float16; other dtypes are PyTorch's. The
-            leading dimensions are free, and may be zero.
+        x: Shape [..., H], H >= 1. The kernels take float32, bfloat16 and float16; PyTorch's own operations,
+            others. The leading dimensions are free, and may be zero.
         ln_weight: gamma, [H], or None for ones.
         ln_bias: beta, [H], or None for zeros.
-        linear_weight: [O, H], O >= 1. It may lie transposed, as in GPT-2.
+        linear_weight: [O, H], O >= 1. It may be transposed, as in GPT-2.
         linear_bias: [O], or None for zeros.
         eps: Added to the variance, inside the root.
-        algorithm: "fast", or "pairs" for float32 on a Hopper: each of its products is three of float16, in 0.3 to 0.4
-            of the time and with more memory. Its errors are PyTorch's own where sums have some hundred terms, and
-            smaller where they have more. Where H or O is no multiple of 8 it is "fast".
-        memory: Of the kernels. "auto" makes dln and dW side by side, and dW first where there is no room for that.
-            "least" makes dW first, and gives the memory of the LayerNorm output back before it makes dln: one matrix
-            of x's size less at the peak. It sums over rows in fewer shares, with other rounding, and reads x, dln
-            and dY once more. In 16 bits it copies no rows that are not aligned, so where H or O is no multiple of 8
-            the library's products take longer.
+        algorithm: "fast", or "pairs" for float32 on a Hopper: each matmul is three of float16, in 0.3 to 0.4
+            of the time and with more memory. Its errors are PyTorch's own for sums of some hundred terms, and
+            smaller for longer ones. If H or O is not a multiple of 8 it is "fast".
+        memory: Of the kernels. "auto" computes dln and dW at the same time, or dW first if memory runs out.
+            "least" computes dW first and frees the LayerNorm output before dln is allocated: one matrix of
+            x's size less at the peak. It sums over rows in fewer shares, with other rounding, and reads x,
+            dln and dY once more. In 16 bits it copies no unaligned rows, so cuBLAS takes longer if H or O is
+            not a multiple of 8.
 
     Returns:
-        Shape [..., O], contiguous, in x's dtype, or autocast's. Every run gives the same bits; a CUDA graph may multiply
-        otherwise than plain calls (see `LayerNormLinear.explain`), and then has bits of its own.
+        Shape [..., O], contiguous, in x's dtype, or autocast's. Every run gives the same bits; in a CUDA
+        graph other kernels may multiply (see `LayerNormLinear.explain`), with other bits.
 
     Raises:
         ValueError: H or O is zero, or the algorithm or the choice of memory is unknown.
@@ -82,14 +80,14 @@ def fused_layernorm_linear(
 
 
 def with_torch(x, ln_weight, ln_bias, linear_weight, linear_bias, eps: float, options: int = 0) -> Tensor:
-    """Compute both layers by PyTorch's own operations."""
+    """Compute both layers with PyTorch's own operations."""
     return F.linear(
         F.layer_norm(x, linear_weight.shape[1:], ln_weight, ln_bias, eps), linear_weight, linear_bias
     )
 
 
 def operator() -> torch._ops.OpOverload:
-    """Return the operator, for graphs; where there are no kernels it is PyTorch's own operations."""
+    """Return the operator, for graphs; without kernels it is PyTorch's own operations."""
     if not host.load(LAYER, host.DEVICE) and not hasattr(torch.ops.mojo_workbook, LAYER):
         tags = (torch.Tag.pt2_compliant_tag,)
         torch.library.define(f"mojo_workbook::{LAYER}", SCHEMA, tags=tags)
@@ -101,7 +99,7 @@ SCHEMA = "(Tensor x, Tensor? ln_weight, Tensor? ln_bias, Tensor weight, Tensor? 
 
 
 def options_of(algorithm: str, memory: str) -> int:
-    """Return the operator's options. Raises ValueError where there is no such algorithm or choice of memory."""
+    """Return the operator's options; raise ValueError for an unknown algorithm or choice of memory."""
     for name, value, known in (("algorithm", algorithm, ALGORITHMS), ("memory", memory, MEMORY)):
         if value not in known:
             raise ValueError(f"{name}: expected {' or '.join(map(repr, known))}, got {value!r}")
@@ -109,34 +107,24 @@ def options_of(algorithm: str, memory: str) -> int:
 
 
 def check_sizes(x: Tensor, linear_weight: Tensor) -> None:
-    """Raise ValueError where H or O is zero, of which PyTorch's layers make something."""
+    """Raise ValueError if H or O is zero, which PyTorch's layers accept."""
     if 0 in (*x.shape[-1:], *linear_weight.shape):
-        shapes = list(x.shape), list(linear_weight.shape)
-        raise ValueError(
-            f"x, linear_weight: expected H >= 1 and O >= 1, got shapes {shapes[0]} and {shapes[1]}"
-        )
+        shapes = f"{list(x.shape)} and {list(linear_weight.shape)}"
+        raise ValueError(f"x, linear_weight: expected H >= 1 and O >= 1, got shapes {shapes}")
 
 
 # ---- The module ---------------------------------------------------------------------------------------------
 
 
 class LayerNormLinear(nn.Module):
-    """Takes the place of `nn.Sequential(nn.LayerNorm(H), nn.Linear(H, O))`.
+    """Replaces `nn.Sequential(nn.LayerNorm(H), nn.Linear(H, O))`.
 
-    The two layers are its children "0" and "1", as in the Sequential: a state dict fits both ways, the same seed
-    gives the same parameters, and code that looks for `nn.LayerNorm` and `nn.Linear` finds them. They only hold the
-    parameters; `forward` runs `fused_layernorm_linear`, so hooks on the children do not fire.
+    The two layers are its children "0" and "1", as in the Sequential: state dicts and seeds are compatible,
+    and code that looks for `nn.LayerNorm` and `nn.Linear` finds them. They only hold the parameters;
+    `forward` runs `fused_layernorm_linear`, so hooks on the children do not fire.
 
-    Args:
-        in_features: H.
-        out_features: O.
-        eps: As in `nn.LayerNorm`.
-        elementwise_affine: Whether LayerNorm has a weight, and a bias if `ln_bias` says so.
-        ln_bias: Whether LayerNorm has a bias.
-        bias: Whether Linear has a bias.
-        algorithm, memory: As in `fused_layernorm_linear`.
-        device: Where the parameters are made.
-        dtype: Of the parameters.
+    `eps`, `elementwise_affine` and `ln_bias` are LayerNorm's (whether it has a weight, and then a bias),
+    `bias` is Linear's; `algorithm` and `memory` as in `fused_layernorm_linear`.
     """
 
     def __init__(
@@ -164,9 +152,9 @@ class LayerNormLinear(nn.Module):
     def from_modules(
         cls, ln: nn.LayerNorm, linear: nn.Linear, *, algorithm: str = "fast", memory: str = AUTO
     ) -> "LayerNormLinear":
-        """A layer around two existing ones. It shares them: an optimizer that holds their parameters goes on.
+        """Return a layer that shares two existing ones, so that an optimizer of their parameters stays valid.
 
-        Raises TypeError where they are no LayerNorm and Linear, ValueError where their sizes do not fit.
+        Raises TypeError unless they are LayerNorm and Linear, ValueError if their sizes do not fit.
         """
         if not isinstance(ln, nn.LayerNorm):
             raise TypeError(f"ln: expected nn.LayerNorm, got {type(ln).__name__}")
@@ -186,54 +174,43 @@ class LayerNormLinear(nn.Module):
 
     @property
     def ln(self) -> nn.LayerNorm:
-        """The child that holds gamma, beta and eps."""
         return getattr(self, "0")
 
     @property
     def linear(self) -> nn.Linear:
-        """The child that holds the linear weight and bias."""
         return getattr(self, "1")
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [..., H] to [..., O]; see `fused_layernorm_linear` for dtypes, devices and errors."""
+        """Map x [..., H] to [..., O]; see `fused_layernorm_linear`."""
         # Past nn.Module's attribute look-up, which takes a microsecond.
         children: dict[str, Any] = self._modules
         ln, linear = children["0"], children["1"]
-        return fused_layernorm_linear(
-            x,
-            parameter(ln, "weight"),
-            parameter(ln, "bias"),
-            parameter(linear, "weight"),
-            parameter(linear, "bias"),
-            ln.eps,
-            algorithm=self.algorithm,
-            memory=self.memory,
-        )
+        norm = parameter(ln, "weight"), parameter(ln, "bias"), parameter(linear, "weight")
+        given = x, *norm, parameter(linear, "bias"), ln.eps
+        return fused_layernorm_linear(*given, algorithm=self.algorithm, memory=self.memory)
 
     def explain(self, x: Tensor) -> dict[str, str]:
-        """Return what multiplies for an input like x, as calls ask too: it may build the kernels, and launches nothing.
+        """Return what computes an input like x, as calls select it; it may build the kernels, and launches none.
 
-        "way" is the kernels, or PyTorch's own operations. "output", "dln" and "dW" are the three products, Y = ln_out W^T,
-        dln = dY W and dW = dY^T ln_out: each "own" where this project's kernel multiplies, "library" where PyTorch's does,
-        or "library on padded rows". Where a call that a CUDA graph captures is multiplied otherwise, there are the same keys
-        with " in a CUDA graph" behind them; "backward in a CUDA graph" is "two branches" where dW is made beside all the
-        rest there.
+        "backend" is the kernels, or PyTorch's own operations. "output", "dln" and "dW" are the matmuls Y =
+        ln_out W^T, dln = dY W and dW = dY^T ln_out: each "own" for this project's kernel, "library" for
+        PyTorch's, or "library on padded rows". Keys that end in " in a CUDA graph" are there if a capture
+        selects others; "backward in a CUDA graph" is "two branches" if dW has a stream of its own there.
         """
         bits = [self._plan(x, captured) for captured in (False, True)]
         if -1 in bits:
-            return {"way": "PyTorch's own operations", **products(0b010101)}
-        way = "kernels" + (
-            ", pairs of float16" if self.algorithm == "pairs" and products(bits[0])["dW"] == "own" else ""
-        )
-        words = {"way": way + (", dW first" if self.memory == LEAST else ""), **products(bits[0])}
+            return {"backend": "PyTorch's own operations", **products(0b010101)}
+        split = self.algorithm == "pairs" and products(bits[0])["dW"] == "own"
+        backend = "kernels" + ", pairs of float16" * split + ", dW first" * (self.memory == LEAST)
+        words = {"backend": backend, **products(bits[0])}
         if products(bits[1]) != products(bits[0]):
-            words |= {f"{name} in a CUDA graph": who for name, who in products(bits[1]).items()}
-        if bits[1] & FORKED and self.memory != LEAST:
+            words |= {f"{name} in a CUDA graph": by for name, by in products(bits[1]).items()}
+        if bits[1] & TWO_STREAMS and self.memory != LEAST:
             words["backward in a CUDA graph"] = "two branches"
         return words
 
     def _plan(self, x: Tensor, captured: bool) -> int:
-        """Return the choice of products in bits, -1 for PyTorch's own operations."""
+        """Return the selected matmuls in bits, -1 for PyTorch's own operations."""
         if not host.load(LAYER, x.device.type):
             return -1
         options = options_of(self.algorithm, self.memory)
@@ -242,7 +219,6 @@ class LayerNormLinear(nn.Module):
         )
 
     def _parameters_in_order(self) -> tuple[Any, ...]:
-        """Return gamma, beta, W and the bias."""
         return tuple(
             parameter(child, name) for child in (self.ln, self.linear) for name in ("weight", "bias")
         )
@@ -252,11 +228,11 @@ class LayerNormLinear(nn.Module):
 
 
 def parameter(module: nn.Module, name: str) -> Any:
-    """A module's parameter, without the microsecond of nn.Module's attribute look-up where it is a plain one."""
+    """Return a module's parameter without the microsecond of nn.Module's attribute look-up."""
     own = module._parameters
     return own[name] if name in own else getattr(module, name)
 
 
 def products(bits: int) -> dict[str, str]:
-    """Return who makes each product, from the bits of `layernorm_linear_plan`."""
-    return {name: WHO[bits >> 2 * k & 3] for k, name in enumerate(("output", "dln", "dW"))}
+    """Return what computes each matmul, from the bits of `layernorm_linear_plan`."""
+    return {name: MATMULS[bits >> 2 * k & 3] for k, name in enumerate(("output", "dln", "dW"))}

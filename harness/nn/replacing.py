@@ -14,7 +14,7 @@ LINEARS = {"torch.nn.modules.linear.Linear": False, "transformers.pytorch_utils.
 
 
 class PassedNorm(nn.LayerNorm):
-    """A LayerNorm that returns its input: the Linear layers that read it compute it."""
+    """A LayerNorm that returns its input; the Linear layers that read it compute it."""
 
     def __init__(self, norm: nn.LayerNorm):
         super().__init__([*norm.normalized_shape], norm.eps, norm.elementwise_affine, device="meta")
@@ -25,7 +25,7 @@ class PassedNorm(nn.LayerNorm):
 
 
 class NormLinear(nn.Module):
-    """A Linear that computes the LayerNorm in front of it too, whose parameters stay where they are."""
+    """A Linear that also computes the LayerNorm before it; the parameters stay where they are."""
 
     def __init__(self, norm: PassedNorm, linear: Any, **how: Any):
         super().__init__()
@@ -87,7 +87,7 @@ def replace(
 
 
 def check_pair(norm: str, linear: str, modules: dict[str, Any], places: Counter[int]) -> None:
-    """Raise an error that begins with a module's name for what can be seen against a pair without a run."""
+    """Raise, naming the module, if a pair cannot be replaced."""
     for name, kinds in ((norm, NORMS), (linear, LINEARS)):
         module = modules[name]
         if class_of(module) not in kinds:
@@ -114,5 +114,4 @@ def check_pair(norm: str, linear: str, modules: dict[str, Any], places: Counter[
 
 
 def class_of(module: nn.Module) -> str:
-    """Return the full name of a module's class."""
     return f"{type(module).__module__}.{type(module).__qualname__}"

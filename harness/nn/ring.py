@@ -1,7 +1,7 @@
-"""Attention over a sequence that the ranks of a process group hold together: `ring_steps`, with a check in front of it.
+"""Attention over a sequence that is split over the ranks of a process group: `ring_steps` with checks.
 
-The ranks first tell each other what they have. One that has another shape or dtype than the others would leave them waiting
-for blocks that never fit; so all raise the same line, which names it.
+The ranks first compare shapes and dtypes: with one that differs the others would wait for blocks that never
+fit. All raise the same error, which names the rank.
 """
 
 from collections.abc import Callable
@@ -19,42 +19,12 @@ from harness.nn.arguments import (
     in_autocast_dtype,
     plain,
 )
-from harness.nn.attention_layer import Part, attention_block, attention_block_backward
-from harness.nn.derivatives import FirstOnly
-from harness.nn.ring_steps import Blocks, RingAttention, positions
+from harness.nn.derivatives import check_first_order
+from harness.nn.ring_steps import RingAttention, positions
 
 Tensor = torch.Tensor
 Positions = Callable[[int, int, int, bool], int]
 """rank, size, length, balanced -> how many positions the rank holds."""
-
-FIRST_ONLY = FirstOnly(
-    "ring_attention", "torch.nn.functional.scaled_dot_product_attention on the whole sequence"
-)
-
-
-def block_forward(q, k, v, queries, keys, scale, causal):
-    """Compute a block by the kernels, which take the positions of its first query and first key."""
-    return attention_block(q, k, v, Part(queries[0], keys[0], causal, scale))
-
-
-def block_backward(dO, q, k, v, lse, delta, queries, keys, scale, causal):
-    """Compute what a block adds to dQ, dK and dV by the kernels."""
-    part = Part(queries[0], keys[0], causal, scale)
-    return attention_block_backward(dO, q, k, v, lse.contiguous(), delta.contiguous(), part)
-
-
-class Ring(RingAttention):
-    """The ring, whose gradients cannot be differentiated again."""
-
-    backward = staticmethod(FIRST_ONLY.once(RingAttention.backward))
-
-
-KERNELS = Blocks(block_forward, block_backward)
-
-
-def has_kernels(query: Tensor) -> bool:
-    """Return whether the kernels on tensor cores compute query's blocks; all others are PyTorch's."""
-    return attention_layer.has_kernels(query)
 
 
 def ring_attention(
@@ -68,38 +38,36 @@ def ring_attention(
     balanced=False,
     length: int | None = None,
 ):
-    """softmax(scale * query key^T) value over the whole sequence; each rank gives and gets its part.
+    """Compute softmax(scale * query key^T) value over the whole sequence; each rank passes and gets its part.
 
-    Each block is computed by `attention`'s kernels on tensor cores, in 16 bits on a GPU, and else by
-    PyTorch's operations. Under `torch.autocast` query, key and value are taken in its dtype, float64 alone
-    stays; sums are float32 all the same.
+    Each block is computed by `attention`'s kernels, in 16 bits on a GPU, else by PyTorch's operations. Under
+    `torch.autocast` query, key and value are cast to its dtype; sums are float32 all the same.
 
     Args:
         query: [B, N, s, d], any floating dtype; s is this rank's part of the sequence.
         key, value: [B, M, s, d]; N is a multiple of M.
-        is_causal: Whether a query sees the keys up to its own place only.
-        scale: 1 / sqrt(d) where None.
-        group: A process group, the default one where None; its backend moves the blocks.
-        balanced: Whether each rank holds a range from the front and its mirror image from the end ("zig-zag"); else a
-            range of its own, one behind the other by rank.
-        length: Of the whole sequence. Where None the ranks first tell each other what they have, which costs a round
-            of messages; a loop that has done so once can pass what it knows.
+        is_causal: Whether a query sees only the keys up to its own position.
+        scale: 1 / sqrt(d) if None.
+        group: A process group, the default one if None; its backend sends the blocks.
+        balanced: Whether each rank holds a range from the front and its mirror image from the end
+            ("zig-zag"); else ranges are in the order of ranks.
+        length: Of the whole sequence. If None the ranks compare what they have, which costs a round of
+            messages; a loop can pass the length after the first call.
 
     Raises:
-        TypeError, ValueError, NotImplementedError: An argument is not what it must be. Where the ranks tell each other what they
-            have, every rank raises the same line, which names the rank too.
-        ValueError: This rank's part has not what it holds of `length` positions.
-        RuntimeError: A neighbour is gone or late.
-        NotImplementedError: A second or a forward-mode derivative, or a transform of torch.func.
+        TypeError, ValueError, NotImplementedError: An argument does not fit. If the ranks compare what they
+            have, every rank raises the same error, which names the rank too.
+        ValueError: This rank's part is not what it should hold of `length` positions.
+        RuntimeError: A neighbour is gone or late, or a transform of torch.func is active.
+        NotImplementedError: A second or a forward-mode derivative.
     """
     check_flag("balanced", balanced)
     group = process_group(group)
-    FIRST_ONLY.refuse(batches=False, query=query, key=key, value=value)
+    check_first_order(query, key, value)
     if length is None:
         options = {"is_causal": is_causal, "scale": scale}
         length = agreed_length(query, key, value, balanced, group, positions, options)
     query, key, value = parts_of(query, key, value, scale, is_causal)
-    blocks = KERNELS if has_kernels(query) else Blocks()
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     part = positions(rank, size, check_whole("length", length, 0), balanced)
     if query.shape[2] != part:
@@ -108,11 +76,12 @@ def ring_attention(
         )
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     with torch.autocast(query.device.type, enabled=False):
-        return Ring.apply(query, key, value, length, scale, is_causal, balanced, group, blocks)
+        kernels = attention_layer.has_kernels(query)
+        return RingAttention.apply(query, key, value, length, scale, is_causal, balanced, group, kernels)
 
 
 def process_group(group) -> Any:
-    """The group, the default one for None. Raises TypeError for what is none, ValueError where there is none."""
+    """Return the group, the default one for None."""
     if group is None and not dist.is_initialized():
         raise ValueError("group: there is no default one; call torch.distributed.init_process_group first")
     group = group or dist.group.WORLD
@@ -123,7 +92,7 @@ def process_group(group) -> Any:
 
 
 def parts_of(query, key, value, scale, is_causal) -> tuple[Tensor, Tensor, Tensor]:
-    """The tensors, in the dtype of `torch.autocast` where it is on. Raises what names the argument that does not fit."""
+    """Return checked tensors, in autocast's dtype if it is on."""
     query, key, value = in_autocast_dtype((query, key, value))
     check_attended(query, key, value)
     check_scale(scale)
@@ -145,11 +114,9 @@ def parts_of(query, key, value, scale, is_causal) -> tuple[Tensor, Tensor, Tenso
 def agreed_length(
     query, key, value, balanced: bool, group, positions: Positions, options: dict[str, Any] | None = None
 ) -> int:
-    """The length of the whole sequence, once every rank has said what it has; `positions` is the ring's function.
+    """Compare what the ranks have and return the length of the whole sequence; raise the same error on every rank.
 
-    `options` must be the same on all ranks, as must `balanced`, and whether there will be a backward pass.
-
-    Raises TypeError, ValueError or NotImplementedError, on every rank the same line.
+    `options` must be the same on all ranks, as must `balanced`, and whether gradients are needed.
     """
     size = dist.get_world_size(group)
     said: list[Any] = [None] * size
@@ -163,7 +130,7 @@ def agreed_length(
 
 
 def what_is_here(query, key, value, options: dict[str, Any]) -> tuple[dict[str, Any], list] | Exception:
-    """What all ranks must have alike, by name, and the shapes; or what is wrong with it."""
+    """Return what must be the same on all ranks, by name, and the shapes; or the error."""
     try:
         tensors = parts_of(query, key, value, options.get("scale"), options.get("is_causal", False))
     except (TypeError, ValueError, NotImplementedError) as error:
@@ -174,7 +141,7 @@ def what_is_here(query, key, value, options: dict[str, Any]) -> tuple[dict[str, 
 
 
 def check_alike(said: list, size: int) -> None:
-    """Raises ValueError, naming rank and argument, where a rank has another dtype or option than most."""
+    """Raise ValueError, naming the rank, if one has another dtype or option than most."""
     for name in said[0][0]:
         usual = most([alike[name] for alike, _ in said])
         for rank, (alike, _) in enumerate(said):
@@ -186,7 +153,7 @@ def check_alike(said: list, size: int) -> None:
 
 
 def length_of(shapes: list, balanced: bool, positions: Positions) -> int:
-    """The length of a sequence of which the ranks have parts of these shapes. Raises ValueError where they do not fit."""
+    """Return the length of a sequence whose parts have these shapes; raise ValueError if they do not fit."""
     size, here = len(shapes), [query[2] for query, _, _ in shapes]
     length, total = likeliest_length(here, balanced, positions), sum(here)
     B, N, M, d = most([(*query[:2], key[1], query[3]) for query, key, _ in shapes])
@@ -210,12 +177,11 @@ def length_of(shapes: list, balanced: bool, positions: Positions) -> int:
 
 
 def most(items: list) -> Any:
-    """What most of some items are."""
     return max(items, key=items.count)
 
 
 def likeliest_length(parts: list[int], balanced: bool, positions: Positions) -> int:
-    """The length of which the fewest ranks would have a wrong part; their sum, where all are right."""
+    """Return the length for which the fewest ranks have a wrong part: the sum of the parts if all fit."""
     size, total = len(parts), sum(parts)
 
     def wrong(length: int) -> int:

@@ -1,32 +1,34 @@
 """The steps of `ring_attention`: an `autograd.Function` over `torch.distributed`.
 
-Each of the `size` ranks of a group holds one part of a sequence: of query, out and dO [B, N, s, d], of key and value
-[B, M, s, d]; N is a multiple of M, and `s`, the positions that a rank holds, may differ by rank. A part is one range of
-positions, or two, one after the other (`chunks`). What the forward pass keeps is the rank's own query, key,
-value, out, and lse [B, N, s], the logarithm of each row's sum of exponentials.
+Each of the `size` ranks of a group holds a part of a sequence, one range of positions or two (`chunks`): of
+query, out and dO [B, N, s, d], of key and value [B, M, s, d], where N is a multiple of M and `s` may differ
+by rank. The forward pass saves the rank's own query, key, value, out, and lse [B, N, s], the logarithm of
+each row's sum of exponentials.
 
-`Blocks` are the only functions that compute attention, of one range of queries and one of keys. Sums are float32 where the
-tensors have 16 bits. Puzzle 25 asks for the same in a file of its own.
+A block is attention of one range of queries to one of keys. Sums are float32 for 16-bit tensors.
+Puzzle 25 asks for the same in a file of its own.
 """
 
-from collections.abc import Callable
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from harness.nn.attention_layer import Part, attention_block, attention_block_backward
+from harness.nn.derivatives import first_order
 
 # ---- Who holds what -----------------------------------------------------------------------------------------
 
 
 def cut(length, parts):
-    """`parts` ranges (start, stop) that together are `length` positions; they differ by one at most, nothing is padded."""
+    """Return `parts` ranges (start, stop) of `length` positions, whose sizes differ by at most one."""
     edges = [length * i // parts for i in range(parts + 1)]
     return list(pairwise(edges))
 
 
 def chunks(rank, size, length, balanced):
-    """The ranges (start, stop) of positions that a rank holds, in the order of its tensors: one, or two where balanced."""
+    """Return the ranges (start, stop) that a rank holds, in the order of its tensors: one, or two if balanced."""
     if not balanced:
         return [cut(length, size)[rank]]
     pieces = cut(length, 2 * size)
@@ -34,7 +36,7 @@ def chunks(rank, size, length, balanced):
 
 
 def positions(rank, size, length, balanced):
-    """How many positions a rank holds."""
+    """Return how many positions a rank holds."""
     return sum(stop - start for start, stop in chunks(rank, size, length, balanced))
 
 
@@ -42,76 +44,39 @@ def positions(rank, size, length, balanced):
 
 
 def wide(tensor):
-    """A tensor in the type of sums."""
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
 def zeros(tensor):
-    """Zeros of a tensor's shape, in the type of sums."""
     return torch.zeros_like(tensor, dtype=torch.float64 if tensor.dtype == torch.float64 else torch.float32)
 
 
-def hidden(queries, keys):
-    """True where a key comes after a query, [queries, keys]; both are ranges (start, stop) of the whole sequence."""
-    return torch.arange(*keys) > torch.arange(*queries)[:, None]
-
-
-def scores(q, k, queries, keys, scale, causal):
-    """scale * q k^T, -inf where a key is hidden, [B, N, s, t]; a head of k serves N / M heads of q."""
-    heads = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
-    masked = scale * (q @ heads.mT)
-    if causal:
-        masked = masked.masked_fill(hidden(queries, keys).to(q.device), -torch.inf)
-    return masked
-
-
 def finite(lse):
-    """lse [B, N, s, 1], 0 where a row sees no key: -inf - -inf would be NaN."""
+    """Return lse [B, N, s, 1], 0 if a row sees no key: -inf - -inf would be NaN."""
     return lse.masked_fill(lse == -torch.inf, 0)[..., None]
 
 
-def probabilities(masked, lse):
-    """exp(scores - lse) [B, N, s, t], 0 in a row that sees no key."""
-    return torch.exp(masked - finite(lse))
+def block_forward(q, k, v, queries, keys, scale, causal, kernels):
+    """Return out [B, N, s, d], 0 in a row that sees no key of the block, and lse [B, N, s]."""
+    q, k, v = (t if kernels else wide(t) for t in (q, k, v))
+    return attention_block(q, k, v, Part(queries[0], keys[0], causal, scale))
 
 
-def block_forward(q, k, v, queries, keys, scale, causal):
-    """The attention of q to the keys of one block alone: out [B, N, s, d], 0 in a row that sees none, and lse [B, N, s]."""
-    q, k, v = wide(q), wide(k), wide(v)
-    masked = scores(q, k, queries, keys, scale, causal)
-    lse = torch.logsumexp(masked, -1)
-    P = probabilities(masked, lse)
-    return P @ v.repeat_interleave(q.shape[1] // v.shape[1], 1), lse
-
-
-def block_backward(dO, q, k, v, lse, delta, queries, keys, scale, causal):
-    """What one block adds to dQ [B, N, s, d], dK and dV [B, M, t, d]; delta is the row sum of dO * out, [B, N, s]."""
-    dO, q, k, v = wide(dO), wide(q), wide(k), wide(v)
-    masked = scores(q, k, queries, keys, scale, causal)
-    M, groups = k.shape[1], q.shape[1] // k.shape[1]
-    K, V = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-    P = probabilities(masked, lse)
-    dP = dO @ V.mT
-    dS = P * (dP - delta[..., None])
-    dQ, dK, dV = scale * (dS @ K), scale * (dS.mT @ q), P.mT @ dO
-    return dQ, dK.unflatten(1, (M, groups)).sum(2), dV.unflatten(1, (M, groups)).sum(2)
-
-
-class Blocks(NamedTuple):
-    """What computes a block, forward and backward: `block_forward` and `block_backward`, or what stands in their place."""
-
-    forward: Callable[..., Any] = block_forward
-    backward: Callable[..., Any] = block_backward
+def block_backward(dO, q, k, v, lse, delta, queries, keys, scale, causal, kernels):
+    """Return what a block adds to dQ [B, N, s, d], dK and dV [B, M, t, d]; delta is rowsum(dO * out)."""
+    dO, q, k, v = (t if kernels else wide(t) for t in (dO, q, k, v))
+    part = Part(queries[0], keys[0], causal, scale)
+    return attention_block_backward(dO, q, k, v, lse.contiguous(), delta.contiguous(), part)
 
 
 def merge(out, lse, block_out, block_lse):
-    """The attention to two sets of keys from the attention to each: out [B, N, s, d] and lse [B, N, s]."""
+    """Combine attention to two sets of keys: out [B, N, s, d] and lse [B, N, s]."""
     share = torch.sigmoid(block_lse[..., None] - finite(lse)).masked_fill(lse[..., None] == -torch.inf, 1)
     return out + share * (block_out - out), torch.logaddexp(lse, block_lse)
 
 
 def pairs(mine, theirs, causal):
-    """The ranges of queries and keys that have anything to do with each other, each with its slice of the tensors."""
+    """Yield the ranges of queries and keys that see each other, each with its slice of the tensors."""
     for queries, rows in zip(mine, slices(mine), strict=True):
         for keys, columns in zip(theirs, slices(theirs), strict=True):
             if queries[0] < queries[1] and keys[0] < keys[1] and not (causal and keys[0] >= queries[1]):
@@ -119,7 +84,7 @@ def pairs(mine, theirs, causal):
 
 
 def slices(ranges):
-    """Where each of some ranges lies in a tensor that holds one after the other."""
+    """Yield the slice of each range in a tensor that concatenates them."""
     start = 0
     for first, last in ranges:
         yield slice(start, start + last - first)
@@ -130,7 +95,7 @@ def slices(ranges):
 
 
 def exchange(tensors, shapes, group):
-    """Begins to send tensors to the next rank, and to receive tensors of `shapes` from the one before.
+    """Start sending tensors to the next rank and receiving tensors of `shapes` from the previous one.
 
     Returns what will be received, and the works to `finish` before it is read and before `tensors` change.
     """
@@ -146,7 +111,7 @@ def exchange(tensors, shapes, group):
 
 
 def finish(works, step, group):
-    """Waits for the works of an exchange. Raises RuntimeError, naming rank and step, where a neighbour is gone or late."""
+    """Wait for an exchange; raise RuntimeError, naming rank and step, if a neighbour is gone or late."""
     try:
         for work in works:
             work.wait()
@@ -158,25 +123,22 @@ def finish(works, step, group):
 
 
 def shape_of(tensor, rank, size, length, balanced):
-    """The shape of a tensor [B, M, s, d] with the positions that a rank holds."""
     B, M, _, d = tensor.shape
     return B, M, positions(rank, size, length, balanced), d
 
 
-def ring_forward(q, k, v, length, scale, causal, balanced, group, blocks):
-    """Each block of keys comes by once: out [B, N, s, d] and lse [B, N, s] of this rank's queries, in the type of sums."""
+def ring_forward(q, k, v, length, scale, causal, balanced, group, kernels):
+    """Return out [B, N, s, d] and lse [B, N, s] of this rank's queries, in the dtype of sums."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     mine = chunks(rank, size, length, balanced)
     out = zeros(q)
     lse = out.new_full(out.shape[:-1], -torch.inf)
 
     def attend(block, origin):
-        """Merges what this rank's queries find among the keys of rank `origin`."""
         k, v = block
         for queries, rows, keys, columns in pairs(mine, chunks(origin, size, length, balanced), causal):
-            part = blocks.forward(
-                q[:, :, rows], k[:, :, columns], v[:, :, columns], queries, keys, scale, causal
-            )
+            of_block = q[:, :, rows], k[:, :, columns], v[:, :, columns]
+            part = block_forward(*of_block, queries, keys, scale, causal, kernels)
             out[:, :, rows], lse[:, :, rows] = merge(out[:, :, rows], lse[:, :, rows], *part)
 
     block = [k, v]
@@ -193,26 +155,24 @@ def ring_forward(q, k, v, length, scale, causal, balanced, group, blocks):
 
 
 def row_sums(dO, out):
-    """delta, the row sums of dO * out, [B, N, s]: all that the backward pass of a block takes of the output."""
     return (wide(dO) * wide(out)).sum(-1)
 
 
-def contributions(dO, q, k, v, lse, delta, mine, theirs, scale, causal, blocks):
-    """What this rank's queries, the ranges `mine`, add to dQ, and to dK and dV of a block of keys, the ranges `theirs`."""
+def contributions(dO, q, k, v, lse, delta, mine, theirs, scale, causal, kernels):
+    """Return what the queries in the ranges `mine` add to dQ, and to dK and dV of the keys in `theirs`."""
     dQ, dK, dV = map(zeros, (q, k, v))
     for queries, rows, keys, columns in pairs(mine, theirs, causal):
-        of_rows = (tensor[:, :, rows] for tensor in (dO, q))
-        of_columns = (tensor[:, :, columns] for tensor in (k, v))
+        block = dO[:, :, rows], q[:, :, rows], k[:, :, columns], v[:, :, columns]
         saved = lse[:, :, rows], delta[:, :, rows]
-        part = blocks.backward(*of_rows, *of_columns, *saved, queries, keys, scale, causal)
+        part = block_backward(*block, *saved, queries, keys, scale, causal, kernels)
         dQ[:, :, rows] += part[0]
         dK[:, :, columns] += part[1]
         dV[:, :, columns] += part[2]
     return dQ, dK, dV
 
 
-def ring_backward(dO, q, k, v, out, lse, length, scale, causal, balanced, group, blocks):
-    """Each block of keys comes by once more, with its gradients: dQ [B, N, s, d], dK and dV [B, M, s, d] of this rank."""
+def ring_backward(dO, q, k, v, out, lse, length, scale, causal, balanced, group, kernels):
+    """Return dQ [B, N, s, d], dK and dV [B, M, s, d] of this rank: gradients travel with their block of keys."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     mine = chunks(rank, size, length, balanced)
     delta = row_sums(dO, out)
@@ -227,7 +187,7 @@ def ring_backward(dO, q, k, v, out, lse, length, scale, causal, balanced, group,
         if step + 1 < size:
             received, block_works = exchange(block, [shape, shape], group)
         theirs = chunks(origin, size, length, balanced)
-        share, *added = contributions(dO, q, *block, lse, delta, mine, theirs, scale, causal, blocks)
+        share, *added = contributions(dO, q, *block, lse, delta, mine, theirs, scale, causal, kernels)
         dQ = share if step == 0 else dQ + share
         finish(works, step, group)
         dK, dV = added if step == 0 else (dK + added[0], dV + added[1])
@@ -242,23 +202,19 @@ def ring_backward(dO, q, k, v, out, lse, length, scale, causal, balanced, group,
 
 
 class RingAttention(torch.autograd.Function):
-    """softmax(scale * q k^T) v over the sequence that the ranks of a group hold together; of each rank its part.
-
-    Args of `apply`: q, k, v, of this rank; length of the whole sequence; scale; causal; balanced; the group; the blocks.
-    """
+    """Attention over the sequence that the ranks of a group hold together; each has its part."""
 
     @staticmethod
-    def forward(ctx, q, k, v, length, scale, causal, balanced, group, blocks):
-        """out of this rank's queries, [B, N, s, d]."""
-        out, lse = ring_forward(q, k, v, length, scale, causal, balanced, group, blocks)
+    def forward(ctx, q, k, v, length, scale, causal, balanced, group, kernels):
+        out, lse = ring_forward(q, k, v, length, scale, causal, balanced, group, kernels)
         out = out.to(q.dtype)
         ctx.save_for_backward(q, k, v, out, lse)
-        ctx.ring = length, scale, causal, balanced, group, blocks
+        ctx.ring = length, scale, causal, balanced, group, kernels
         return out
 
     @staticmethod
+    @first_order("ring_attention", "torch.nn.functional.scaled_dot_product_attention on the whole sequence")
     def backward(ctx, dO):
-        """The gradients of this rank's q, k and v."""
         q, k, v, out, lse = ctx.saved_tensors
         gradients = ring_backward(dO, q, k, v, out, lse, *ctx.ring)
         narrow = (gradient.to(q.dtype) for gradient in gradients)

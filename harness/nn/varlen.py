@@ -1,8 +1,8 @@
-"""Attention of sequences of unequal lengths that lie behind one another: no padding is stored and none is computed.
+"""Attention of concatenated sequences of unequal lengths, without padding.
 
-A batch of sequences, or the documents of one long row, are given as [total, heads, dim] and by offsets. On an NVIDIA GPU, in 16-bit
-types and heads of up to 128 elements, kernels on tensor cores read the offsets themselves: nobody waits for them, and a
-CUDA graph can be replayed with others. Everywhere else each sequence is an attention of its own, and the offsets come to the host.
+Sequences are [total, heads, dim] with offsets. On an NVIDIA GPU, in 16-bit types and heads of up to 128
+elements, the kernels read the offsets on the GPU, so a CUDA graph can be replayed with others. Elsewhere the
+offsets are copied to the host and each sequence is computed by itself.
 """
 
 import itertools
@@ -27,21 +27,21 @@ def attention_varlen(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """`attention` of several sequences at once: the queries of each see its own keys and no others.
+    """Compute `attention` of several sequences at once: the queries of each see only its own keys.
 
-    Sequence i has the queries offsets_q[i] to offsets_q[i + 1] - 1 and the keys offsets_k[i] to offsets_k[i + 1] - 1. Documents within
-    the rows of a batch [B, S, N, d] are sequences too: `flatten(0, 1)` it, and let a document begin with each row.
-
-    Rows of no sequence give 0 and gradients of 0, as queries of a sequence without keys do: the offsets may end before the tensors do.
+    Sequence i has the queries offsets_q[i] to offsets_q[i + 1] - 1 and the keys offsets_k[i] to offsets_k[i +
+    1] - 1. Documents within the rows of a batch [B, S, N, d] are sequences too: flatten(0, 1), with a
+    document beginning at each row. Rows of no sequence, and queries of a sequence without keys, give 0 and
+    gradients of 0.
 
     Args:
         query: Shape [total, N, d], of a floating dtype. Any strides.
         key: Shape [total of keys, N, d]; G heads with `enable_gqa`.
         value: Shape [total of keys, N, dv]; G heads with `enable_gqa`.
-        offsets_q: int32 [sequences + 1], on query's device; from 0 or more, never falling, up to total at most. The kernels on tensor
-            cores do not check that, and take from outside what is nearest inside.
+        offsets_q: int32 [sequences + 1], on query's device; not falling, from 0 to total. The kernels do not
+            check that; they clamp rows to the tensors.
         offsets_k: int32 [sequences + 1], likewise of the keys.
-        is_causal: Whether query s of a sequence sees the keys up to s of it alone.
+        is_causal: Whether query s of a sequence sees only its keys up to s.
         scale: None for 1 / sqrt(d).
         enable_gqa: Whether N query heads may share G of key and value, where G divides N.
 
@@ -49,7 +49,7 @@ def attention_varlen(
         Shape [total, N, dv], in query's dtype.
 
     Raises:
-        TypeError: An argument is no dense tensor, or has a dtype without a kernel or another one than query.
+        TypeError: An argument is not a dense tensor of a floating dtype, or dtypes differ.
         ValueError: Ranks, sizes, devices or offsets do not fit.
     """
     check_flag("is_causal", is_causal)
@@ -70,7 +70,7 @@ def attention_varlen(
 
 
 def each_alone(query, key, value, sequences, scale: float, diagonal: int | None) -> Tensor:
-    """Return the attention of each sequence by the formula, and zeros for the rows of none."""
+    """Return the attention of each sequence by the formula, and zeros for other rows."""
     N, dv = query.shape[1], value.shape[-1]
     parts, end = [], 0
     for queries, keys in sequences:
@@ -90,7 +90,7 @@ def heads_first(tensor: Tensor) -> Tensor:
 
 
 def check_packed(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
-    """Raises, naming the argument, for tensors that no attention of sequences can be made of."""
+    """Raise, naming the argument, for tensors that do not fit."""
     tensors = {"query": query, "key": key, "value": value}
     for name, tensor in tensors.items():
         check_dense(name, tensor, query)
@@ -106,7 +106,6 @@ def check_packed(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) ->
 
 
 def check_offsets(name: str, offsets: Tensor, query: Tensor) -> None:
-    """Raises, naming the argument, for what are no offsets."""
     check_dense(name, offsets, query)
     if offsets.dtype != torch.int32 or offsets.dim() != 1 or len(offsets) < 2:
         raise ValueError(
@@ -115,7 +114,7 @@ def check_offsets(name: str, offsets: Tensor, query: Tensor) -> None:
 
 
 def bounds(offsets: tuple[Tensor, Tensor], totals: tuple[int, int]) -> list[tuple[slice, slice]]:
-    """The rows of queries and of keys of each sequence, from the offsets of both. Raises ValueError where they are none."""
+    """Return the rows of queries and of keys of each sequence; raise ValueError for wrong offsets."""
     rows = []
     for name, numbers, total in zip(("offsets_q", "offsets_k"), offsets, totals, strict=True):
         numbers = numbers.tolist()

@@ -311,7 +311,7 @@ def test_what_the_kernels_do_not_take_is_pytorchs(device, launched):
         given, dy = make((2,), width, 8, dtype, device=device)
         launched.forget()
         assert_same(step(fused_layernorm_linear, given, dy), step(eager, given, dy))
-        assert launched() == [] and layer_of(given).explain(given[0])["way"] == "PyTorch's own operations"
+        assert launched() == [] and layer_of(given).explain(given[0])["backend"] == "PyTorch's own operations"
     given, _ = make((2,), 8, 8, device=device)
     with pytest.raises(RuntimeError, match="the kernels do not take tensors of these shapes and dtypes"):
         torch.ops.mojo_workbook.layernorm_linear_forward(*given[:3], given[3].detach().double(), None, 1e-5)

@@ -113,4 +113,4 @@ def test_sizes_at_the_limits(M, H, O):
 def test_explain_names_the_ways():
     layer = LayerNormLinear(256, 1024, device="cuda", dtype=torch.bfloat16)
     said = layer.explain(torch.empty(512, 256, device="cuda", dtype=torch.bfloat16))
-    assert said["way"] == "kernels" and said["backward in a CUDA graph"] == "two branches"
+    assert said["backend"] == "kernels" and said["backward in a CUDA graph"] == "two branches"

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from book.measure import record
-from harness.nn.layers import FORKED, products
+from harness.nn.layers import TWO_STREAMS, products
 
 pytestmark = [pytest.mark.on_virtual_gpu("layernorm_linear"), pytest.mark.usefixtures("on_the_device")]
 LEAST = 2
@@ -41,7 +41,7 @@ def test_one_branch_or_two_is_near_the_fastest_that_was_measured():
     )
     for size, ways in measured.items():
         bits = plan(*size)
-        taken = ways[(*choice(*size)[1:], 2 if bits & FORKED else 1)]
+        taken = ways[(*choice(*size)[1:], 2 if bits & TWO_STREAMS else 1)]
         ratios.append(taken / min(ways.values()))
         assert ratios[-1] < 1.07, size
         assert taken < 1.05 * min(time for way, time in ways.items() if way[2] == 1), size
@@ -59,7 +59,7 @@ def test_the_choice_is_near_the_fastest_that_was_measured(direction):
     )
     part = (lambda way: way[:1]) if direction == 0 else (lambda way: way[1:])
     for size, ways in measured.items():
-        if direction and plan(*size) & FORKED:
+        if direction and plan(*size) & TWO_STREAMS:
             continue
         times = {part(way): time[direction] for way, time in ways.items()}
         taken = times.get(part(choice(*size)))
@@ -86,7 +86,7 @@ def test_what_is_never_own(captured):
 
 def test_no_plan_has_branches_in_a_loop():
     for size in ((4096, 768, 3072), (30, 338, 97), (128, 64, 256)):
-        assert plan(*size) & FORKED and not plan(*size, captured=False) & FORKED
+        assert plan(*size) & TWO_STREAMS and not plan(*size, captured=False) & TWO_STREAMS
 
 
 @pytest.mark.parametrize(("H", "room"), [(768, 0), (767, 3072 * 768), (75, 3072 * 128)])

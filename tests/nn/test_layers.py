@@ -176,7 +176,7 @@ def test_no_warning_and_nothing_built_on_a_cpu(monkeypatch):
         warnings.simplefilter("error")
         layer = LayerNormLinear(H, O)
         layer(random_input(2))
-        assert layer.explain(random_input(2))["way"] == "PyTorch's own operations"
+        assert layer.explain(random_input(2))["backend"] == "PyTorch's own operations"
 
 
 def test_the_operator_for_graphs_is_there_without_kernels():

@@ -14,30 +14,33 @@ from typed import three
 from book.measure import ring as gpus
 from book.measure.ring import ONE, PARALLEL, RING, Job, Own
 from harness.nn import ring_attention, ring_steps
-from harness.nn.ring import KERNELS, has_kernels
+from harness.nn.attention_layer import has_kernels
 from harness.toolchain import roots
 
 # ---- Blocks -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.compiles
 @pytest.mark.parametrize("causal", [False, True])
-def test_puzzle_23_s_kernels_compute_a_block(causal):
-    """Queries behind the keys, on their diagonal, and a head of key for two of query; against plain float64."""
+@pytest.mark.parametrize(
+    ("queries", "keys"), [((8, 14), (0, 5)), ((3, 9), (3, 8))], ids=["after", "diagonal"]
+)
+def test_one_block_against_autograd(causal, queries, keys):
+    """Queries after the keys or on their diagonal, and a head of key for two of query."""
     torch.manual_seed(0)
-    ring, right = KERNELS, ring_steps.Blocks()
     q, dO = torch.randn(2, 1, 4, 6, 8, dtype=torch.float64)
     k, v = torch.randn(2, 1, 2, 5, 8, dtype=torch.float64)
-    for queries, keys in (((8, 14), (0, 5)), ((3, 9), (3, 8))):
-        rest = (queries, keys, 0.3, causal)
-        expected = right.forward(q, k, v, *rest)
-        got = ring.forward(q, k, v, *rest)
-        out, lse = expected
-        delta = (dO * out).sum(-1)
-        expected += right.backward(dO, q, k, v, lse, delta, *rest)
-        got += ring.backward(dO, q, k, v, lse, delta, *rest)
-        for one, other in zip(got, expected, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
+    leaves = [tensor.requires_grad_() for tensor in (q, k, v)]
+    scores = 0.3 * (q @ k.repeat_interleave(2, 1).mT)
+    if causal:
+        scores = scores.masked_fill(torch.arange(*keys) > torch.arange(*queries)[:, None], -torch.inf)
+    lse, out = torch.logsumexp(scores, -1), torch.softmax(scores, -1) @ v.repeat_interleave(2, 1)
+    expected = (out, lse, *torch.autograd.grad(out, leaves, dO))
+    rest = (queries, keys, 0.3, causal, False)
+    got = ring_steps.block_forward(q, k, v, *rest)
+    delta = (dO * out).sum(-1)
+    got += ring_steps.block_backward(dO, q, k, v, lse.detach(), delta.detach(), *rest)
+    for one, other in zip(got, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
 
 
 def test_under_autocast_what_travels_is_narrow_and_sums_are_wide(group_of_one, monkeypatch):

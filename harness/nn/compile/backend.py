@@ -1,11 +1,13 @@
-"""The torch.compile backend "mojo_workbook": LayerNorm -> Linear becomes the workbook's operator, Inductor does the rest.
+"""The torch.compile backend "mojo_workbook": replaces layers by the workbook's operators; Inductor does the rest.
 
-`torch.compile(model, backend="mojo_workbook")`, also with `mode`, `dynamic`, `fullgraph` and Inductor's own `options`. Four
-options are this backend's: `report` (True: print what was swapped and what was not; a function: it gets the `Report`),
-`attention` (whether puzzle 23's kernels take the place
-of `scaled_dot_product_attention`: True wherever they can, False nowhere; else where gradients are wanted and measurements say
-that they are faster), `head` (whether a head and its cross-entropy become `linear_cross_entropy`: True wherever they can, False
-nowhere; else where the logits are large), and `tail`, what compiles the rest: "inductor", "aot_eager" (no C++ compiler needed) or "eager".
+`torch.compile(model, backend="mojo_workbook")`, also with `mode`, `dynamic`, `fullgraph` and Inductor's
+`options`. Four options are this backend's:
+
+- `report`: True prints what was replaced and what was not; a function gets the `Report`.
+- `attention`: True replaces `scaled_dot_product_attention` wherever kernels support it, False never; else
+  where gradients are needed and measurements say that it is faster.
+- `head`: likewise for a Linear with its cross-entropy; else where the logits are large.
+- `tail`: what compiles the rest: "inductor", "aot_eager" (no C++ compiler needed) or "eager".
 """
 
 import functools
@@ -43,13 +45,13 @@ OWN = ("report", "attention", "head", "tail")
 """The options that are not Inductor's."""
 VECTOR_BYTES = 16
 MANY_UNALIGNED = 12
-"""From how many outputs for each input on rows that fill no whole vectors are left to Inductor: measured on an H200 with 8 (the swap
-is a tenth faster) and 16 (it is 4 % slower)."""
+"""Outputs per input from which on unaligned rows are left to Inductor: on an H200 the operator is a tenth faster with 8
+and 4 % slower with 16."""
 
 
 @dataclass(frozen=True)
 class Attention:
-    """A scaled_dot_product_attention that was swapped: the model's name for its place, its shapes and dtype."""
+    """A scaled_dot_product_attention that was replaced: its name in the model, shapes and dtype."""
 
     name: str
     query: tuple[Any, ...]
@@ -63,7 +65,7 @@ class Attention:
 
 @dataclass
 class Report:
-    """What happened to one graph: the swaps, and (name, reason) of what stayed as it was; attention and heads apart."""
+    """What happened to one graph: the replacements, and (name, reason) of each layer left."""
 
     swaps: list[Swap] = field(default_factory=list)
     left: list[tuple[str, str]] = field(default_factory=list)
@@ -76,7 +78,7 @@ class Report:
         return any(vars(self).values())
 
     def lines(self) -> list[str]:
-        """The report as text, one line for each Linear after a LayerNorm, each attention and each head with its loss."""
+        """Return the report as text, one line per Linear after a LayerNorm, attention and head with its loss."""
         found: list[tuple[list[Any], list[tuple[str, str]], str]] = [
             (self.swaps, self.left, "Linear layers after a LayerNorm"),
             (self.attentions, self.attentions_left, "attentions"),
@@ -101,20 +103,10 @@ def mojo_workbook(
     options: dict[str, Any] | None = None,
     name: str | None = None,
 ) -> Callable[..., Any]:
-    """The backend: rewrites a graph of Dynamo's and hands it on.
+    """Rewrite a graph of Dynamo's and compile it; return a function of its inputs that returns a tuple.
 
-    Args:
-        gm: The graph; it is changed.
-        example_inputs: Fake or real tensors, and symbolic sizes, in the order of its placeholders.
-        mode: One of Inductor's.
-        options: Inductor's, and this backend's own, OWN.
-        name: What torch calls this compilation; not used.
-
-    Returns:
-        A function of the graph's inputs that returns its outputs as a tuple.
-
-    Raises:
-        ValueError: `tail` is none of those that there are.
+    `mode` and `options` are Inductor's, but for the options OWN; torch passes a `name`, which is not used.
+    Raises ValueError for an unknown `tail`.
     """
     own, patches = split(options or {})
     tail = own.get("tail") or ("inductor" if has_compiler() else "aot_eager")
@@ -137,13 +129,13 @@ def mojo_workbook(
 
 
 def split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """This backend's own options, and those for Inductor."""
+    """Split options into this backend's and Inductor's."""
     own = {name: value for name, value in options.items() if name in OWN}
     return own, {name: value for name, value in options.items() if name not in own}
 
 
 def tell(report: Report, listener: Any) -> None:
-    """Prints the report to standard error, or hands it to a function; nothing where nobody asked or it is empty."""
+    """Pass the report to a function, or print it to standard error unless it is empty."""
     if callable(listener):
         listener(report)
     elif listener and report:
@@ -152,16 +144,14 @@ def tell(report: Report, listener: Any) -> None:
 
 @functools.cache
 def has_compiler() -> bool:
-    """Whether there is the C++ compiler that Inductor wants; where there is none, says so, once."""
+    """Return whether Inductor finds a C++ compiler; print once if it does not."""
     from torch._inductor import cpp_builder, exc
 
     try:
         cpp_builder.get_cpp_compiler()
     except (exc.InvalidCxxCompiler, RuntimeError):
-        print(
-            "mojo_workbook: no C++ compiler for Inductor; the rest of the model runs uncompiled (tail=aot_eager)",
-            file=sys.stderr,
-        )
+        text = "no C++ compiler for Inductor; the rest of the model runs uncompiled (tail=aot_eager)"
+        print(f"mojo_workbook: {text}", file=sys.stderr)
         return False
     return True
 
@@ -169,16 +159,10 @@ def has_compiler() -> bool:
 # ---- The rewrite --------------------------------------------------------------------------------------------
 
 
-def rewrite(
-    gm: GraphModule,
-    *,
-    attention: bool | None = None,
-    head: bool | None = None,
-) -> Report:
-    """Swaps every LayerNorm -> Linear of a graph and of the graphs that it calls.
+def rewrite(gm: GraphModule, *, attention: bool | None = None, head: bool | None = None) -> Report:
+    """Replace every LayerNorm -> Linear of a graph and of the graphs that it calls, and attention and heads.
 
-    Attention is swapped everywhere, nowhere, or, where `attention` is None, if that is faster; a head with its loss likewise, or if its
-    logits are large. Heads come first: one that stays may come after a LayerNorm.
+    Heads come first: one that is left may follow a LayerNorm.
     """
     report = Report()
     for graph_module in graph_modules(gm):
@@ -204,7 +188,7 @@ def rewrite(
 
 
 def each_swapped(gm: GraphModule, found: Found, swap: Callable[[GraphModule, Any], Any]) -> list[Any]:
-    """What `swap` says of each match that it swaps; what it refuses is left."""
+    """Return the result of `swap` for each match; a match that it refuses is left."""
     done = []
     for match in found.matches:
         try:
@@ -215,10 +199,10 @@ def each_swapped(gm: GraphModule, found: Found, swap: Callable[[GraphModule, Any
 
 
 def copies_cost(match: Match) -> str:
-    """Why a Linear on a Hopper is faster without the swap; empty where it is not.
+    """Return why a Linear on a Hopper is faster without the operator; else "".
 
-    The kernels copy outputs and their gradients whose rows fill no whole vectors, as a head's of 50,257 classes. Inductor writes such
-    rows with padding to begin with.
+    The kernels copy outputs and gradients whose rows are not whole vectors, as a head's of 50,257 classes;
+    Inductor pads such rows when it writes them.
     """
     out, H, O = value(match.linear), shape(match.x)[-1], shape(match.linear)[-1]
     unaligned = out.dtype.itemsize == 2 and isinstance(O, int) and O % (VECTOR_BYTES // 2) != 0
@@ -228,19 +212,18 @@ def copies_cost(match: Match) -> str:
 
 
 def is_hopper(device: torch.device) -> bool:
-    """Whether a device is a GPU of the kind that was measured."""
-    nvidia = device.type == "cuda" and not torch.version.hip
-    return nvidia and torch.cuda.get_device_capability(device) == (9, 0)
+    cuda = device.type == "cuda" and not torch.version.hip
+    return cuda and torch.cuda.get_device_capability(device) == (9, 0)
 
 
 def attentions_of(gm: GraphModule, asked: bool | None) -> list[Node]:
-    """Those that may be swapped: all or none where it was asked for or forbidden, else those on a Hopper, of which there are measurements."""
+    """Return those that may be replaced: all if requested, none if forbidden, else those on a Hopper."""
     nodes = [] if asked is False else [node for node in gm.graph.nodes if node.target is ATTENTION]
     return [node for node in nodes if asked or is_hopper(value(node).device)]
 
 
 def may_be_slower(node: Node) -> str | None:
-    """Why an attention is left to PyTorch where nobody has asked for a swap; None where the swap is faster."""
+    """Return why an attention is left to PyTorch unless requested; None if ours is faster."""
     # Here, because a model without attention does not need the kernels' module.
     from harness.nn import attention_layer
 
@@ -252,22 +235,18 @@ def may_be_slower(node: Node) -> str | None:
 
 
 def attention_arguments(node: Node) -> dict[str, Any]:
-    """What a scaled_dot_product_attention is given, by name."""
+    """Return the arguments of scaled_dot_product_attention by name."""
     names = ("query", "key", "value", "attn_mask", "dropout_p")
     return dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
 
 
 def mask_of(given: dict[str, Any]) -> torch.Tensor | None:
-    """The mask among these arguments, as a fake tensor."""
     mask = given.get("attn_mask")
     return value(mask) if isinstance(mask, Node) else None
 
 
 def swap_attention(gm: GraphModule, node: Node) -> Attention:
-    """Puts the workbook's attention, which takes the same arguments, in the place of PyTorch's.
-
-    Nothing is changed where it refuses them (TypeError, ValueError or NotImplementedError), nor where it would leave them to PyTorch's.
-    """
+    """Replace PyTorch's attention by the workbook's; raise without a change if that has no kernels for it."""
     from harness.nn.attention_layer import attention, explain
 
     given = attention_arguments(node)
@@ -285,10 +264,7 @@ def swap_attention(gm: GraphModule, node: Node) -> Attention:
 
 
 def swap(gm: GraphModule, match: Match) -> Swap:
-    """Puts the operator in the place of one Linear, and drops what nobody uses any more.
-
-    Nothing is changed where the operator refuses its arguments (TypeError, ValueError or NotImplementedError), nor where it is slower.
-    """
+    """Replace one Linear by the operator; raise without a change if it refuses or is slower."""
     if cause := copies_cost(match):
         raise NotImplementedError(cause)
     with Adder(gm, match.linear) as add:
@@ -311,7 +287,7 @@ def swap(gm: GraphModule, match: Match) -> Swap:
 
 
 def drop(gm: GraphModule, linear: Node) -> None:
-    """Erases a node and, of what led to it, what nobody else uses; no more, since other nodes may have effects."""
+    """Erase a node and the unused nodes that led to it; no others, since they may have effects."""
     behind = [linear]
     while behind:
         node = behind.pop()
@@ -323,7 +299,7 @@ def drop(gm: GraphModule, linear: Node) -> None:
 
 
 def leads(node: Node) -> bool:
-    """Whether a node is one of those that stand between a LayerNorm and a Linear, or the LayerNorm."""
+    """Return whether a node is a LayerNorm, or may be between one and a Linear."""
     if layer_norm(node) is not None:
         return True
     return bool(node.all_input_nodes) and (keeps_rows(node) or slices_rows(node))

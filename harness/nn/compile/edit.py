@@ -1,4 +1,4 @@
-"""Changes a graph that Dynamo has captured: nodes that come, each with its fake tensor, and what the model calls the old ones, also in a report."""
+"""Edit a graph that Dynamo has captured: add nodes with their fake tensors, and name layers as the model does."""
 
 import re
 from collections.abc import Callable
@@ -14,19 +14,17 @@ from harness.nn.compile.match import value
 
 
 class Adder:
-    """Adds nodes before one node of a graph, each with its fake tensor; within `with` an exception takes them back."""
+    """Adds nodes with fake tensors before a node of a graph; an exception in its `with` block removes them."""
 
     def __init__(self, gm: GraphModule, before: Node):
         self.gm, self.before = gm, before
         self.added: list[Node] = []
 
     def function(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
-        """A node that calls a function."""
         with self.gm.graph.inserting_before(self.before):
             return self.finish(self.gm.graph.call_function(target, args, kwargs), target)
 
     def method(self, name: str, *args: Any) -> Node:
-        """A node that calls a method of its first argument."""
         with self.gm.graph.inserting_before(self.before):
             return self.finish(self.gm.graph.call_method(name, args), getattr(torch.Tensor, name))
 
@@ -44,7 +42,7 @@ class Adder:
         return node
 
     def cast(self, dtype: torch.dtype, *tensors: Node | None) -> list[Node | None]:
-        """The tensors in a dtype: under autocast a Linear computes in one that its operands do not have yet."""
+        """Cast tensors: under autocast a Linear computes in a dtype that its operands do not have yet."""
         return [t if t is None or value(t).dtype == dtype else self.method("to", t, dtype) for t in tensors]
 
     def __enter__(self) -> "Adder":
@@ -57,7 +55,7 @@ class Adder:
 
 
 def name_of(node: Node) -> str:
-    """What the model calls the layer that a node comes from, as "transformer.h.0.mlp.c_fc"; else the node's name."""
+    """Return the model's name of the layer that a node comes from, as "transformer.h.0.mlp.c_fc"; else the node's."""
     stack = node.meta.get("nn_module_stack") or {}
     if not stack:
         return node.name
@@ -66,7 +64,7 @@ def name_of(node: Node) -> str:
 
 @dataclass(frozen=True)
 class Swap:
-    """A Linear that was swapped, alone or `with_loss`: the model's name for it, its sizes and dtype."""
+    """A Linear that was replaced, alone or `with_loss`: its name in the model, sizes and dtype."""
 
     name: str
     rows: tuple[Any, ...]

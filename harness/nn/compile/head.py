@@ -1,7 +1,7 @@
-"""Finds a Linear whose logits a cross-entropy alone reads, and puts `linear_cross_entropy` in the place of both.
+"""Replace a Linear and the cross-entropy of its logits by `linear_cross_entropy`.
 
-Between the two there may be rows sliced away, then a reshape into rows and a cast to float32, as in `logits.float().view(-1, V)`. Where
-anything else reads the logits, or the graph returns them, they have to be there: the head stays.
+Between the two, rows may be sliced, reshaped into rows and cast to float32, as in `logits.float().view(-1,
+V)`. A head is left if anything else reads its logits or the graph returns them.
 """
 
 import functools
@@ -45,11 +45,8 @@ SMALL = 2**25
 class HeadMatch:
     """A Linear and the cross-entropy of its logits.
 
-    Attributes:
-        linear, loss: The two nodes.
-        path: All nodes from the loss to the Linear, both included.
-        given: The arguments of both by name: `x`, `matrix` and `bias`, and those of the loss.
-        slices: The indices of rows, to be applied in order.
+    `path` are all nodes from the loss to the Linear, both included; `given` the arguments of both by name:
+    `x`, `matrix` and `bias`, and those of the loss; `slices` the indices of rows, to be applied in order.
     """
 
     linear: Node
@@ -60,13 +57,13 @@ class HeadMatch:
 
 
 def find_heads(gm: GraphModule, asked: bool | None) -> Found:
-    """The heads of a graph: all or none where it was asked for or forbidden, else those with large logits."""
+    """Return a graph's heads: all if requested, none if forbidden, else those with large logits."""
     losses = () if asked is False else (F.cross_entropy,)
     return each_judged(gm, losses, functools.partial(judge, asked=bool(asked)))
 
 
 def judge(loss: Node, nodes: list[Node], order: dict[Node, int], asked: bool) -> HeadMatch | Left | None:
-    """A match, the reason why it is none, or None where no Linear leads to this loss."""
+    """Return a match, the reason against one, or None if no Linear leads to this loss."""
     given = bound(loss, LOSS)
     path, why = walk_back(loss, given["input"])
     linear = path[-1]
@@ -84,7 +81,7 @@ def judge(loss: Node, nodes: list[Node], order: dict[Node, int], asked: bool) ->
 
 
 def walk_back(loss: Node, node: Any) -> tuple[tuple[Node, ...], str]:
-    """From a loss towards a Linear: (the nodes on the way, what stands in the way)."""
+    """Return the nodes from a loss towards a Linear, and the obstacle between them, if any."""
     path, why, reshaped_before = [loss], "", False
     for _ in range(2 * FAR):
         if not isinstance(node, Node) or not node.all_input_nodes:
@@ -103,20 +100,19 @@ def walk_back(loss: Node, node: Any) -> tuple[tuple[Node, ...], str]:
 
 
 def reshapes_rows(node: Node) -> bool:
-    """Whether a node hands rows on, perhaps in other axes."""
     flat = (node.op == "call_method" and node.target == "flatten") or node.target is torch.flatten
     return keeps_rows(node) or (flat and shape(node)[-1:] == shape(node.all_input_nodes[0])[-1:])
 
 
 def casts(node: Node) -> bool:
-    """Whether a node changes nothing but the dtype."""
+    """Return whether a node changes only the dtype."""
     if node.op != "call_method" or node.target not in CASTS:
         return False
     return value(node).device == value(node.all_input_nodes[0]).device
 
 
 def unread(path: tuple[Node, ...]) -> str:
-    """Who else reads the logits; empty if nothing does."""
+    """Return what else reads the logits; else ""."""
     for reader, node in pairwise(path):
         others = [user for user in node.users if user is not reader]
         if any(user.op == "output" for user in others):
@@ -127,7 +123,7 @@ def unread(path: tuple[Node, ...]) -> str:
 
 
 def unfit(match: HeadMatch) -> str:
-    """Why `linear_cross_entropy` does not compute these two; empty where it does."""
+    """Return why `linear_cross_entropy` does not support a match; else ""."""
     given, out = match.given, value(match.linear)
     if not all(isinstance(given[name], Node) for name in ("x", "matrix", "target")):
         return "an input is no tensor of the graph"
@@ -148,10 +144,7 @@ def unfit(match: HeadMatch) -> str:
 
 
 def swap_head(gm: GraphModule, match: HeadMatch) -> Swap:
-    """Puts `linear_cross_entropy` in the place of a head with its loss.
-
-    Nothing is changed where it refuses its arguments (TypeError, ValueError or NotImplementedError).
-    """
+    """Replace a head and its loss; raise without a change if `linear_cross_entropy` refuses them."""
     # Here, because a model without a head does not need the kernels' module.
     from harness.nn.cross_entropy import linear_cross_entropy
 

@@ -1,8 +1,8 @@
-"""Finds LayerNorm -> Linear in a graph that Dynamo has captured.
+"""Find LayerNorm -> Linear in a graph that Dynamo has captured.
 
-Dynamo hands a backend PyTorch's own functions: `F.layer_norm`, `F.linear`, `torch.addmm` (GPT-2's Conv1D), methods such
-as `view`. At this level both directions of a training step are still ahead, so what is swapped here is swapped in the
-backward pass too. Nodes carry a fake tensor (shape, dtype, device, no numbers) in `meta["example_value"]`.
+A backend gets PyTorch's own functions: `F.layer_norm`, `F.linear`, `torch.addmm` (GPT-2's Conv1D), methods
+such as `view`, before autograd; what is replaced here is replaced in the backward pass too.
+`meta["example_value"]` of a node is a fake tensor (shape, dtype, device).
 """
 
 import operator
@@ -51,13 +51,11 @@ class Match:
     """One Linear after a LayerNorm.
 
     Attributes:
-        ln, linear: The two nodes.
-        x: What LayerNorm reads.
-        ln_weight, ln_bias, linear_bias: Nodes, or None.
-        weight: Node of the linear weight: [O, H], or [H, O] where `transposed`.
-        eps: A number, or a node where it is symbolic.
-        between: The reshapes and slices between the two, in order; they keep the last axis, so they commute with LayerNorm.
-        transposed: Whether the weight lies as [H, O].
+        x: The input of LayerNorm.
+        weight: Node of the linear weight: [O, H], or [H, O] if `transposed`.
+        eps: A number, or a node if it is symbolic.
+        between: The reshapes and slices between the two, in order; they keep the last axis, so they commute
+            with LayerNorm.
     """
 
     ln: Node
@@ -74,7 +72,7 @@ class Match:
 
 @dataclass(frozen=True)
 class Left:
-    """A Linear that stays as it is although a LayerNorm is near, and why."""
+    """A Linear after a LayerNorm that is left as it is, and why."""
 
     linear: Node
     why: str
@@ -82,19 +80,19 @@ class Left:
 
 @dataclass
 class Found:
-    """What one graph holds."""
+    """The matches of one graph, and what is left."""
 
     matches: list[Any] = field(default_factory=list)
     left: list[Left] = field(default_factory=list)
 
 
 def find(gm: GraphModule) -> Found:
-    """Every LayerNorm -> Linear of a graph, and those that only look like one."""
+    """Return every LayerNorm -> Linear of a graph, and those that cannot be replaced."""
     return each_judged(gm, PRODUCTS, judge)
 
 
 def each_judged(gm: GraphModule, functions: Collection[Any], judge: Callable[..., Any]) -> Found:
-    """What `judge` says of each call of some functions: of the call, all nodes in order, and the place of each."""
+    """Return the results of `judge` for each call of some functions: of the call, all nodes, and their positions."""
     found = Found()
     nodes = list(gm.graph.nodes)
     order = {node: k for k, node in enumerate(nodes)}
@@ -109,7 +107,7 @@ def each_judged(gm: GraphModule, functions: Collection[Any], judge: Callable[...
 
 
 def judge(linear: Node, nodes: list[Node], order: dict[Node, int]) -> Match | Left | None:
-    """A match, the reason why it is none, or None where no LayerNorm leads to this Linear."""
+    """Return a match, the reason against one, or None if no LayerNorm leads to this Linear."""
     given = bound(linear, PRODUCTS[linear.target])
     between, node, why = walk_back(given["input"])
     ln = layer_norm(node)
@@ -118,28 +116,16 @@ def judge(linear: Node, nodes: list[Node], order: dict[Node, int]) -> Match | Le
     if why:
         return Left(linear, why)
     norm = bound(ln, LAYER_NORM[ln.target])
-    match = Match(
-        ln=ln,
-        linear=linear,
-        x=norm["input"],
-        ln_weight=norm.get("weight"),
-        ln_bias=norm.get("bias"),
-        weight=given["weight"],
-        linear_bias=given.get("bias"),
-        eps=norm.get("eps", DEFAULT_EPS),
-        between=between,
-        transposed=linear.target in TRANSPOSED,
-    )
-    why = (
-        unfit(match, norm["normalized_shape"])
-        or scaled(linear)
-        or changed(nodes[order[ln] + 1 : order[linear]])
-    )
+    affine = norm["input"], norm.get("weight"), norm.get("bias"), given["weight"], given.get("bias")
+    eps = norm.get("eps", DEFAULT_EPS)
+    match = Match(ln, linear, *affine, eps, between, linear.target in TRANSPOSED)
+    why = unfit(match, norm["normalized_shape"]) or scaled(linear)
+    why = why or changed(nodes[order[ln] + 1 : order[linear]])
     return Left(linear, why) if why else match
 
 
 def changed(between: list[Node]) -> str:
-    """Why a call cannot be moved over these nodes; empty where it can."""
+    """Return why a call cannot be moved over these nodes; else ""."""
     node = next((n for n in between if mutates(n)), None)
     if node is None:
         return ""
@@ -148,14 +134,14 @@ def changed(between: list[Node]) -> str:
 
 
 def bound(node: Node, names: tuple[str, ...]) -> dict[str, Any]:
-    """The arguments of a call by name, however they were written."""
+    """Return the arguments of a call by name."""
     ours = KEYWORDS.get(node.target, {})
     by_keyword = {ours.get(keyword, keyword): argument for keyword, argument in node.kwargs.items()}
     return dict(zip(names, node.args, strict=False)) | by_keyword
 
 
 def layer_norm(node: Any) -> Node | None:
-    """The LayerNorm that a value is the result of: the node itself, or the first of the results of aten's."""
+    """Return the LayerNorm whose result a value is: the node itself, or aten's with several results."""
     if not isinstance(node, Node) or node.op != "call_function":
         return None
     if node.target is operator.getitem and node.args[1] == 0:
@@ -167,7 +153,7 @@ def layer_norm(node: Any) -> Node | None:
 
 
 def walk_back(node: Any) -> tuple[tuple[Node, ...], Any, str]:
-    """From a Linear's input towards a LayerNorm: (reshapes and slices on the way, where it ends, what stands in the way)."""
+    """Return the reshapes and slices before a Linear, the first node before them, and the obstacle, if any."""
     between: list[Node] = []
     why = ""
     for _ in range(FAR):
@@ -185,7 +171,7 @@ def walk_back(node: Any) -> tuple[tuple[Node, ...], Any, str]:
 
 
 def keeps_rows(node: Node) -> bool:
-    """Whether a node hands its input's rows on as they are: a reshape that keeps the last axis, or nothing at all."""
+    """Return whether a node is a reshape that keeps the last axis, or does nothing."""
     if skipped(node):
         return True
     reshapes = node.op in ("call_method", "call_function") and node.target in RESHAPES
@@ -193,7 +179,7 @@ def keeps_rows(node: Node) -> bool:
 
 
 def slices_rows(node: Node) -> bool:
-    """Whether a node is `x[index]` with numbers, slices, None and ... that takes whole rows: GPT-2's `hidden[:, -1:]`."""
+    """Return whether a node is an index that takes whole rows, as `hidden[:, -1:]`."""
     if node.op != "call_function" or node.target is not operator.getitem:
         return False
     axes = len(shape(node.all_input_nodes[0]))
@@ -207,7 +193,7 @@ def slices_rows(node: Node) -> bool:
 
 
 def skipped(node: Node) -> bool:
-    """Whether a node does nothing: `contiguous`, or a dropout that is switched off."""
+    """Return whether a node does nothing: `contiguous`, or a dropout that is switched off."""
     if node.op == "call_method" and node.target == "contiguous" and not node.kwargs and len(node.args) == 1:
         return True
     if node.target is not F.dropout:
@@ -217,7 +203,7 @@ def skipped(node: Node) -> bool:
 
 
 def unfit(match: Match, normalized_shape: Any) -> str:
-    """Why the kernels do not compute this pair; empty where they do."""
+    """Return why the kernels do not support a pair; else ""."""
     if not all(isinstance(n, Node) for n in (match.x, match.weight)):
         return "an input is no tensor of the graph"
     if isinstance(normalized_shape, list | tuple) and len(normalized_shape) != 1:
@@ -226,7 +212,7 @@ def unfit(match: Match, normalized_shape: Any) -> str:
 
 
 def unfit_linear(out: FakeTensor, x: FakeTensor, weight: Node, bias: Node | None) -> str:
-    """Why the kernels do not compute a product; empty where they do."""
+    """Return why the kernels do not support a matmul; else ""."""
     if out.dtype not in DTYPES or x.dtype not in DTYPES:
         return f"there is no kernel for {plain(out.dtype)}"
     if x.device.type not in DEVICES:
@@ -239,24 +225,23 @@ def unfit_linear(out: FakeTensor, x: FakeTensor, weight: Node, bias: Node | None
 
 
 def scaled(linear: Node) -> str:
-    """Why an addmm is no Linear: it has factors."""
+    """Return why an addmm is not a Linear: its factors; else ""."""
     factors = {name: linear.kwargs[name] for name in ("beta", "alpha") if linear.kwargs.get(name, 1) != 1}
     return " and ".join(f"{name} is {factor}" for name, factor in factors.items())
 
 
 def value(node: Node) -> FakeTensor:
-    """The fake tensor of a node."""
     return node.meta["example_value"]
 
 
 def shape(node: Node) -> tuple[Any, ...]:
-    """The shape of a node's tensor; its sizes may be symbolic. Empty where it is no tensor."""
+    """Return the shape of a node's tensor, whose sizes may be symbolic; empty for other values."""
     found = node.meta.get("example_value")
     return tuple(found.shape) if isinstance(found, torch.Tensor) else ()
 
 
 def graph_modules(gm: GraphModule) -> Iterator[GraphModule]:
-    """A graph and those that it calls: bodies of checkpointed regions and of `torch.cond`."""
+    """Yield a graph and those that it calls: bodies of checkpointed regions and of `torch.cond`."""
     for module in gm.modules():
         if isinstance(module, GraphModule):
             yield module

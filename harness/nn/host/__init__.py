@@ -1,8 +1,7 @@
-"""The layers' operators: C++ that calls kernels in Mojo, both built when they are first wanted.
+"""Build and load the layers' operators (C++) and the kernels that they call (Mojo).
 
-`load(layer, kind)` is what a layer asks before it calls `torch.ops.mojo_workbook.LAYER`. The C++ of a layer is
-`harness/nn/host/LAYER.cpp`, its kernels are `harness/nn/kernels/LAYER/library.mojo`, built in parts; the operator asks for the part
-that it needs by `locate`.
+A layer calls `load(layer, kind)` before `torch.ops.mojo_workbook.LAYER`. The operator is `host/LAYER.cpp`;
+its kernels, `kernels/LAYER/library.mojo`, are built in parts, which it requests with `locate`.
 """
 
 import ctypes
@@ -19,16 +18,10 @@ from harness.toolchain import architectures, libraries
 from harness.toolchain.packages import mojo_files
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")
+FEATURES = ("", "_mask", "_portable", "_dropout", "_varlen")
 PARTS = {
     "layernorm_linear": (*DTYPES[:3], "bfloat16_mixed", "float16_mixed"),
-    "attention": (
-        "plan",
-        *(
-            f"{dtype}{feature}"
-            for dtype in DTYPES[:2]
-            for feature in ("", "_mask", "_portable", "_dropout", "_varlen")
-        ),
-    ),
+    "attention": ("plan", *(dtype + feature for dtype in DTYPES[:2] for feature in FEATURES)),
     "cross_entropy": DTYPES,
 }
 """Layer -> the parts that its kernels are built in: a dtype, or a feature of a dtype."""
@@ -53,37 +46,27 @@ _loading = threading.Lock()
 
 
 def operator(layer: str, home: Path | None = None) -> libraries.Library:
-    """The library with a layer's operator, for the PyTorch that is installed, or lies in a folder."""
+    """Return the library with a layer's operator, for the installed PyTorch or one in a folder."""
     return libraries.torch_library(layer, [HERE / f"{layer}.cpp", HERE / "host.h"], *DEFINES, home=home)
 
 
 def kernels(layer: str, part: str, architecture: str) -> libraries.Library:
-    """The library with one part of a layer's kernels, for one architecture."""
+    """Return the library with one part of a layer's kernels, for one architecture."""
     first = KERNELS / layer / "library.mojo"
     folders = (KERNELS / layer, KERNELS / "common", KERNELS / "shared")
-    others = [file for folder in folders for file in mojo_files(folder) if file != first]
-    return libraries.mojo_library(
-        f"{layer}_{part}",
-        [first, *others],
-        KERNELS,
-        architecture,
-        SECONDS.get(f"{layer}/{part}", SECONDS[layer]),
-        PART=part,
-    )
+    files = [first, *(file for folder in folders for file in mojo_files(folder) if file != first)]
+    seconds = SECONDS.get(f"{layer}/{part}", SECONDS[layer])
+    return libraries.mojo_library(f"{layer}_{part}", files, KERNELS, architecture, seconds, PART=part)
 
 
 def layers() -> list[str]:
-    """The layers that have kernels."""
     return [layer for layer in PARTS if (KERNELS / layer / "library.mojo").is_file()]
 
 
 def wanted(
     names: Sequence[str], architectures: Sequence[str], homes: Sequence[Path | None]
 ) -> list[libraries.Library]:
-    """The libraries of some layers, or parts of layers as in "attention/bfloat16"; of all layers where none is named.
-
-    Raises BadUse for a name that is none.
-    """
+    """Return the libraries of layers, of parts as "attention/bfloat16", or of all; raise BadUse if unknown."""
     chosen: dict[str, list[str]] = {}
     for name in names or layers():
         layer, _, part = name.partition("/")
@@ -106,10 +89,10 @@ def wanted(
 
 
 def load(layer: str, kind: str = "cuda") -> bool:
-    """Return whether a layer has its operator for a kind of device, built and loaded at the first question.
+    """Return whether a layer has its operator for a kind of device; the first call builds and loads it.
 
-    Where it has none, the layer calls PyTorch's own operations; on a GPU one warning says why. A machine without a GPU, which may
-    have fake tensors of one, builds nothing.
+    Without one, the layer calls PyTorch's own operations; on a GPU one warning says why. A machine without a
+    GPU, which may have fake tensors of one, builds nothing.
     """
     if kind != DEVICE:
         return False
@@ -127,7 +110,7 @@ load.__dict__["_dynamo_marked_constant"] = True
 
 
 def _load(layer: str) -> bool:
-    """Build and load a layer's operator. Return whether it is there, after a warning where it is not."""
+    """Build and load a layer's operator; warn if that fails."""
     if DEVICE == "cuda" and not torch.cuda.is_available():
         return False
     try:
@@ -144,9 +127,9 @@ def _load(layer: str) -> bool:
 
 @Locate
 def locate(layer: bytes, part: bytes, index: int, path: int, capacity: int) -> int:
-    """Write the path of a part of a layer's kernels, built where it must be; return 0 after a warning where it cannot be had.
+    """Write the path of a part of a layer's kernels, built if necessary; return 0 after a warning if that fails.
 
-    The C++ calls this once for a part and a GPU, from any thread.
+    The C++ calls this once per part and GPU, from any thread.
     """
     try:
         text = os.fsencode(loaded_part(layer.decode(), part.decode(), index)) + b"\0"
@@ -160,13 +143,13 @@ def locate(layer: bytes, part: bytes, index: int, path: int, capacity: int) -> i
 
 
 def loaded_part(layer: str, part: str, index: int) -> Path:
-    """Return where a part of a layer's kernels for a GPU lies, built where it must be, and loaded."""
+    """Build if necessary and load a part of a layer's kernels for a GPU; return its path."""
     libraries.load_runtime()
     return kernels(layer, part, architecture(index)).load()[0]
 
 
 def missing(layer: str, part: str, device: torch.device) -> str:
-    """Return why a layer's kernels do not run on a device, "" where they do: for `explain`, which may so build them."""
+    """Return why a layer's kernels do not run on a device, or ""; may build them."""
     if device.type != DEVICE:
         return f"there are no kernels for {device.type}"
     if not load(layer, device.type):
@@ -181,11 +164,10 @@ def missing(layer: str, part: str, device: torch.device) -> str:
 
 
 def architecture(index: int) -> str:
-    """The architecture of a GPU by PyTorch's number of it."""
+    """Return the architecture of the GPU that PyTorch numbers so."""
     return architectures.architecture(torch.device("cuda", index))
 
 
 def warn(what: str, error: Exception) -> None:
-    """Say once what is missing."""
     reason = str(error) if isinstance(error, WorkbookError) else f"{type(error).__name__}: {error}"
     warnings.warn(f"{what}: PyTorch's own operations run on this GPU: {reason}", RuntimeWarning, stacklevel=4)

@@ -47,7 +47,7 @@ def as_record(name: str, entry: dict, rows: list[Row], facts: Row) -> Record:
         known.get("driver", ""),
         shared.get("protocol", ""),
         {each: known[each] for each in VERSIONS if known.get(each)},
-        {puzzle: record.kernels_of(puzzle) for puzzle in entry.get("kernels", ())},
+        {name: record.kernels_of(name) for name in entry.get("kernels", ())},
         entry.get("units", {}),
         tuple(dict.fromkeys(FACTS, "") | row for row in rows),
     )

@@ -52,7 +52,7 @@ class Record:
 
     Attributes:
         versions: Package -> version, of those that the times depend on.
-        kernels: Puzzle -> hash of its kernels when they were timed.
+        kernels: Puzzle or layer -> hash of its kernels when they were timed.
         units: Column -> unit, where the column's name does not end in it.
         rows: Column -> text, a dict for each row; the facts that all share are in each.
     """
@@ -71,8 +71,8 @@ class Record:
 
     @property
     def changed(self) -> list[str]:
-        """The puzzles whose kernels are other ones now than those that were timed."""
-        return [puzzle for puzzle, digest in self.kernels.items() if digest != kernels_of(puzzle)]
+        """Return the puzzles and layers whose kernels have changed since they were timed."""
+        return [name for name, digest in self.kernels.items() if digest != kernels_of(name)]
 
     @property
     def source(self) -> str:
@@ -200,18 +200,26 @@ def code(text: str) -> str:
 
 
 @cache
-def kernels_of(puzzle: str, root: Path = ROOT) -> str:
-    """A hash of the code of a puzzle's kernels: its own, and what they need of the shared files; in which file it stands is no matter."""
-    folder = root / "solutions"
-    files = [*(folder / puzzle).glob("*.mojo"), *(folder / puzzle / "op").glob("*.mojo")]
-    own = Items({path.name: path.read_text(encoding="utf-8") for path in files if path.stem != "record"})
-    shared = Items(
-        {path.name: path.read_text(encoding="utf-8") for path in (folder / "shared").glob("*.mojo")}
-    )
+def kernels_of(name: str, root: Path = ROOT) -> str:
+    """Return a hash of the kernels of a puzzle or a layer, and of the shared code that they need, in whatever files."""
+    layers = root / "harness" / "nn" / "kernels"
+    if (layers / name).is_dir():
+        folders, libraries = [layers / name], [layers / "common", root / "solutions" / "shared"]
+    else:
+        folder = root / "solutions" / name
+        folders, libraries = [folder, folder / "op"], [root / "solutions" / "shared"]
+    own = Items({path.name: text for path, text in texts(folders).items() if path.stem != "record"})
+    shared = Items({str(path): text for path, text in texts(libraries).items()})
+    modules = {folder.name for folder in libraries}
     imports = [each for source in own.sources.values() for each in source.imports]
-    names = [name for each in imports if "shared" in each.module.split(".") for name, _ in each.names]
+    names = [name for each in imports if modules & {*each.module.split(".")} for name, _ in each.names]
     items = [item for source in own.sources.values() for item in source.items] + shared.needed(names)
     digest = hashlib.sha256()
     for text in sorted(f"{item.name}\n{body}\n" for item in items if (body := code(item.text))):
         digest.update(text.encode())
     return digest.hexdigest()[:12]
+
+
+def texts(folders: list[Path]) -> dict[Path, str]:
+    """Return the Mojo files of some folders."""
+    return {path: path.read_text(encoding="utf-8") for folder in folders for path in folder.glob("*.mojo")}

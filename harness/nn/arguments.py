@@ -67,14 +67,8 @@ def check_tensor(name: str, tensor: object, instead: str) -> None:
 def check_dense(name: str, tensor, query, anywhere: bool = False) -> None:
     """Raise unless an argument is a dense tensor on query's device, or `anywhere`."""
     check_tensor(name, tensor, "`attention_varlen` takes sequences of unequal lengths")
-    if not anywhere:
-        check_device(name, tensor, "query", query)
-
-
-def check_device(name: str, tensor, other: str, like) -> None:
-    """Raise ValueError if a tensor is on another device than the argument `other`."""
-    if tensor.device != like.device:
-        raise ValueError(f"{name}: expected it on {like.device}, as {other}, got {tensor.device}")
+    if not anywhere and tensor.device != query.device:
+        raise ValueError(f"{name}: expected it on {query.device}, as query, got {tensor.device}")
 
 
 def check_dtype(name: str, tensor, other: str, like) -> None:

@@ -19,23 +19,8 @@ from torch.autograd.forward_ad import unpack_dual
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from harness.nn import attention_formula, host
-from harness.nn.arguments import (
-    DTYPES,
-    check_dense,
-    check_flag,
-    check_scale,
-    in_autocast_dtype,
-    plain,
-    wide,
-)
-from harness.nn.attention_arguments import (
-    check,
-    expect,
-    factor,
-    four_axes,
-    is_causal_bias,
-    without_bias,
-)
+from harness.nn.arguments import DTYPES, check_dense, check_flag, check_scale, in_autocast_dtype, plain, wide
+from harness.nn.attention_arguments import check, expect, factor, four_axes, is_causal_bias, without_bias
 
 Tensor = torch.Tensor
 Blocks = Tensor | Iterable[tuple[int, int]]
@@ -389,7 +374,11 @@ def attention_block(
 
 def attention_delta(grad_out: Tensor, out: Tensor) -> Tensor:
     """Return rowsum(grad_out * out), [B, N, S] in float32 (float64 for float64), of the combined output."""
-    check_pair(grad_out, out)
+    check_dense("out", out, out)
+    if out.dim() != 4 or out.dtype not in DTYPES:
+        got = f"{plain(out.dtype)} {list(out.shape)}"
+        raise ValueError(f"out: expected [B, N, S, d] of a float dtype, got {got}")
+    expect("grad_out", grad_out, out, out.shape, out.dtype)
     sums = wide(out.dtype)
     return (grad_out.to(sums) * out.to(sums)).sum(-1)
 
@@ -458,13 +447,3 @@ def check_part(part: Part, query: Tensor, key: Tensor, value: Tensor) -> None:
                 f"index: expected int64 [{L}] for as many queries as keys, got {plain(part.index.dtype)} "
                 f"{list(part.index.shape)} for {L} queries and {key.shape[2]} keys"
             )
-
-
-def check_pair(grad_out: Tensor, out: Tensor) -> None:
-    """Raise if an output and its gradient do not fit."""
-    check_dense("out", out, out)
-    if out.dim() != 4 or out.dtype not in DTYPES:
-        raise ValueError(
-            f"out: expected [B, N, S, d] of a float dtype, got {plain(out.dtype)} {list(out.shape)}"
-        )
-    expect("grad_out", grad_out, out, out.shape, out.dtype)

@@ -73,7 +73,11 @@ def linear_cross_entropy(
         ValueError: The target's shape does not fit, or an option is out of range.
         RuntimeError, IndexError: PyTorch's own, for other arguments that do not fit.
     """
-    check_target(input, target)
+    if target.dtype != torch.int64:
+        raise TypeError(f"target: expected int64 classes, got {plain(target.dtype)}")
+    if target.shape != input.shape[:-1]:
+        shapes = f"shape {list(input.shape[:-1])}, that of input without its last dimension, got {list(target.shape)}"
+        raise ValueError(f"target: expected {shapes}")
     check_options(ignore_index, label_smoothing, reduction, z_loss, softcap, chunk_rows)
     if not host.load("cross_entropy", input.device.type):
         return by_torch(
@@ -165,20 +169,6 @@ def by_torch(
         total = squares if reduction == "none" else squares.sum()
         loss = loss + (total / counted.sum() if reduction == "mean" else total)
     return loss.view(target.shape) if reduction == "none" else loss
-
-
-# ---- What PyTorch does not check ------------------------------------------------------------------------------------
-
-
-def check_target(input: Tensor, target: Tensor) -> None:
-    """Raise TypeError or ValueError for targets that PyTorch would misinterpret."""
-    if target.dtype != torch.int64:
-        raise TypeError(f"target: expected int64 classes, got {plain(target.dtype)}")
-    if target.shape != input.shape[:-1]:
-        raise ValueError(
-            f"target: expected shape {list(input.shape[:-1])}, that of input without its last dimension, "
-            f"got {list(target.shape)}"
-        )
 
 
 def check_options(

@@ -213,15 +213,10 @@ class LayerNormLinear(nn.Module):
         """Return the selected matmuls in bits, -1 for PyTorch's own operations."""
         if not host.load(LAYER, x.device.type):
             return -1
+        children, names = (self.ln, self.linear), ("weight", "bias")
+        tensors = [parameter(child, name) for child in children for name in names]
         options = options_of(self.algorithm, self.memory)
-        return torch.ops.mojo_workbook.layernorm_linear_plan(
-            x, *self._parameters_in_order(), options, captured
-        )
-
-    def _parameters_in_order(self) -> tuple[Any, ...]:
-        return tuple(
-            parameter(child, name) for child in (self.ln, self.linear) for name in ("weight", "bias")
-        )
+        return torch.ops.mojo_workbook.layernorm_linear_plan(x, *tensors, options, captured)
 
     def extra_repr(self) -> str:
         return f"algorithm={self.algorithm!r}, memory={self.memory!r}"

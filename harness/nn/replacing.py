@@ -43,21 +43,19 @@ def replace(
 ) -> list[tuple[str, str]]:
     """Replace LayerNorms and the Linear layers that read them, in place, by pairs of names; return their names.
 
-    A name is a path as in `named_modules`, from the model or else from every block that has both: ("ln_1",
+    A name is a path as in `named_modules`, from the model or from every block that has both: ("ln_1",
     "attn.c_attn") is one pair in each block of GPT-2. The Linear then computes both layers, as
-    `fused_layernorm_linear` does, and the LayerNorm returns its input. So every reader of the LayerNorm must
-    be named: query, key and value are three pairs, and each computes it. Between the two, rows may be
-    reshaped or chosen, and nothing else done (no dropout). Only the model's forward code knows who reads
-    what, so nothing of this is checked, but in nn.Sequential.
+    `fused_layernorm_linear` does, and the LayerNorm returns its input. So name every reader of the LayerNorm:
+    query, key and value are three pairs, and each computes it. Between the two, rows may be reshaped or
+    selected, and nothing else done (no dropout). That is not checked, except in nn.Sequential.
 
-    Parameters stay the same objects under the same names: optimizers and state dicts fit as before. Where an
-    error is raised, nothing has been replaced.
+    Parameters stay the same objects under the same names: optimizers and state dicts fit. An error changes
+    nothing.
 
     Raises:
-        TypeError: A module is no nn.LayerNorm, or neither nn.Linear nor transformers' Conv1D.
+        TypeError: A module is not an nn.LayerNorm, or neither nn.Linear nor transformers' Conv1D.
         ValueError: No block has both names; sizes, dtypes or devices differ; a module has hooks or a forward
-            of its own, several places in the model, or two pairs; or the algorithm or the choice of memory is
-            unknown.
+            of its own, or is used twice; or the algorithm or the choice of memory is unknown.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model: expected nn.Module, got {type(model).__name__}")

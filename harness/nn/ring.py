@@ -28,15 +28,7 @@ Positions = Callable[[int, int, int, bool], int]
 
 
 def ring_attention(
-    query,
-    key,
-    value,
-    is_causal=False,
-    scale=None,
-    group=None,
-    *,
-    balanced=False,
-    length: int | None = None,
+    query, key, value, is_causal=False, scale=None, group=None, *, balanced=False, length: int | None = None
 ):
     """Compute softmax(scale * query key^T) value over the whole sequence; each rank passes and gets its part.
 

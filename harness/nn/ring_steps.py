@@ -154,10 +154,6 @@ def ring_forward(q, k, v, length, scale, causal, balanced, group, kernels):
     return out, lse
 
 
-def row_sums(dO, out):
-    return (wide(dO) * wide(out)).sum(-1)
-
-
 def contributions(dO, q, k, v, lse, delta, mine, theirs, scale, causal, kernels):
     """Return what the queries in the ranges `mine` add to dQ, and to dK and dV of the keys in `theirs`."""
     dQ, dK, dV = map(zeros, (q, k, v))
@@ -175,7 +171,7 @@ def ring_backward(dO, q, k, v, out, lse, length, scale, causal, balanced, group,
     """Return dQ [B, N, s, d], dK and dV [B, M, s, d] of this rank: gradients travel with their block of keys."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     mine = chunks(rank, size, length, balanced)
-    delta = row_sums(dO, out)
+    delta = (wide(dO) * wide(out)).sum(-1)
     dQ: Any = None
     dK: Any = None
     dV: Any = None

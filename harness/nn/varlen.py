@@ -57,7 +57,10 @@ def attention_varlen(
     given = in_autocast_dtype((query, key, value))
     check_packed(*given, enable_gqa)
     for name, offsets in (("offsets_q", offsets_q), ("offsets_k", offsets_k)):
-        check_offsets(name, offsets, query)
+        check_dense(name, offsets, query)
+        if offsets.dtype != torch.int32 or offsets.dim() != 1 or len(offsets) < 2:
+            got = f"{plain(offsets.dtype)} {list(offsets.shape)}"
+            raise ValueError(f"{name}: expected int32 [sequences + 1], got {got}")
     if len(offsets_q) != len(offsets_k):
         raise ValueError(f"offsets_k: expected {len(offsets_q)} of them, as offsets_q, got {len(offsets_k)}")
     scale = factor(scale, query)
@@ -86,9 +89,6 @@ def heads_first(tensor: Tensor) -> Tensor:
     return tensor.transpose(0, 1).unsqueeze(0)
 
 
-# ---- Checks -------------------------------------------------------------------------------------------------
-
-
 def check_packed(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
     """Raise, naming the argument, for tensors that do not fit."""
     tensors = {"query": query, "key": key, "value": value}
@@ -102,14 +102,6 @@ def check_packed(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) ->
     if not enable_gqa and not N == G == of_value:
         raise ValueError(
             f"key, value: expected the {N} heads of query, got {G} and {of_value}; enable_gqa lets heads be shared"
-        )
-
-
-def check_offsets(name: str, offsets: Tensor, query: Tensor) -> None:
-    check_dense(name, offsets, query)
-    if offsets.dtype != torch.int32 or offsets.dim() != 1 or len(offsets) < 2:
-        raise ValueError(
-            f"{name}: expected int32 [sequences + 1], got {plain(offsets.dtype)} {list(offsets.shape)}"
         )
 
 

@@ -80,6 +80,23 @@ def test_a_changed_kernel_makes_a_record_old_and_neither_a_changed_comment_nor_a
     assert dataclasses.replace(MEASURED, kernels={"p22": record.kernels_of("p22")}).changed == []
 
 
+def test_a_layer_s_kernels_are_hashed_with_the_common_code_that_they_need(tmp_path):
+    layers = tmp_path / "harness" / "nn" / "kernels"
+    for name, text in (("layer", "from common.rows import total\n\ndef f():\n    total()\n"), ("common", "")):
+        (layers / name).mkdir(parents=True)
+        (layers / name / "rows.mojo").write_text(text)
+    hashes = []
+    for text in (
+        "def total():\n    a()\n",
+        "def total():\n    b()\n",
+        "def total():\n    b()\ndef g():\n    c()\n",
+    ):
+        (layers / "common" / "rows.mojo").write_text(text)
+        record.kernels_of.cache_clear()
+        hashes.append(record.kernels_of("layer", tmp_path))
+    assert hashes[0] != hashes[1] == hashes[2]
+
+
 def test_of_the_shared_code_only_what_a_puzzle_needs_makes_its_records_old(tmp_path):
     op, shared = tmp_path / "solutions" / "p1" / "op", tmp_path / "solutions" / "shared"
     op.mkdir(parents=True)

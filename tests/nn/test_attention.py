@@ -167,17 +167,6 @@ def test_autocast():
         assert attention(*three(inputs(dtype=torch.float64))).dtype == torch.float64
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop")
-def test_vmap_and_its_gradient():
-    query, key, value = inputs(dtype=torch.float64)
-    queries = torch.stack([query, 2 * query]).requires_grad_()
-    got = torch.func.vmap(lambda query: attention(query, key, value))(queries)
-    right = F.scaled_dot_product_attention(queries, key, value)
-    torch.testing.assert_close(got, right)
-    gradients = (torch.autograd.grad(out.square().sum(), queries)[0] for out in (got, right))
-    torch.testing.assert_close(*gradients)
-
-
 def test_shapes_without_memory():
     query, key, value = (tensor.to("meta") for tensor in inputs(dv=3))
     output, lse = attention_with_lse(query, key, value)
@@ -234,71 +223,40 @@ def test_formulas_have_every_derivative():
 # ---- Errors -------------------------------------------------------------------------------------------------
 
 PLAIN = dict(zip(NAMES, inputs(), strict=True))
+ones = torch.ones
 ERRORS = {
     "mask and causal": (
         ValueError,
         "is_causal: expected False",
-        {"is_causal": True, "attn_mask": additive(5, 7)},
+        {"is_causal": True, "attn_mask": ones(5, 7)},
     ),
     "no tensor": (TypeError, "key: expected a torch tensor, got list", {"key": [1.0]}),
-    "sparse": (
-        TypeError,
-        "value: .* got a sparse_coo one; `attention_varlen`",
-        {"value": torch.ones(2, 2, 7, 8).to_sparse()},
-    ),
+    "sparse": (TypeError, "value: .* a sparse_coo one;", {"value": ones(2, 2, 7, 8).to_sparse()}),
     "nested": (
         TypeError,
-        "query: expected a dense tensor, got a nested one; `attention_varlen` takes sequences",
-        {"query": torch.nested.nested_tensor([torch.ones(2, 5, 8), torch.ones(2, 4, 8)])},
+        "query: expected a dense tensor, got a nested one; `attention_varlen`",
+        {"query": torch.nested.nested_tensor([ones(2, 5, 8), ones(2, 4, 8)])},
     ),
-    "integers": (
-        TypeError,
-        "query: expected float32, .* got int64",
-        {"query": torch.ones(2, 2, 5, 8).long()},
-    ),
-    "another dtype": (
-        TypeError,
-        "key: expected float32, as query, got float64",
-        {"key": PLAIN["key"].double()},
-    ),
-    "another device": (ValueError, "value: expected it on cpu", {"value": PLAIN["value"].to("meta")}),
-    "a vector": (ValueError, r"query: expected \[..., heads, length, dim\]", {"query": torch.ones(8)}),
-    "elements of key": (
-        ValueError,
-        "key: expected 8 elements a head, as query, got 7",
-        {"key": torch.ones(2, 2, 7, 7)},
-    ),
-    "length of value": (
-        ValueError,
-        "value: expected the length of key, 7, got 6",
-        {"value": torch.ones(2, 2, 6, 8)},
-    ),
-    "no elements": (ValueError, "at least one element a head, got 0", {"value": torch.ones(2, 2, 7, 0)}),
-    "leading axes": (ValueError, "leading axes do not broadcast", {"key": torch.ones(3, 2, 7, 8)}),
-    "dtype of mask": (
-        TypeError,
-        "attn_mask: expected bool or float32, got float64",
-        {"attn_mask": torch.ones(5, 7).double()},
-    ),
-    "shape of mask": (ValueError, "attn_mask: shape .* does not broadcast", {"attn_mask": torch.ones(4, 7)}),
-    "mask too large": (
-        ValueError,
-        "attn_mask: shape .* does not broadcast",
-        {"attn_mask": torch.ones(3, 1, 2, 5, 7)},
-    ),
-    "causal mask": (
-        ValueError,
-        "a causal mask of 5 queries and 6 keys",
-        {"attn_mask": ("lower_right", 5, 6)},
-    ),
+    "integers": (TypeError, "query: expected float32, .* got int64", {"query": ones(2, 2, 5, 8).long()}),
+    "dtype": (TypeError, "key: expected float32, as query, got float64", {"key": PLAIN["key"].double()}),
+    "device": (ValueError, "value: expected it on cpu", {"value": PLAIN["value"].to("meta")}),
+    "a vector": (ValueError, r"query: expected \[..., heads, length, dim\]", {"query": ones(8)}),
+    "elements": (ValueError, "key: expected 8 elements a head, as query, got 7", {"key": ones(2, 2, 7, 7)}),
+    "length": (ValueError, "value: expected the length of key, 7, got 6", {"value": ones(2, 2, 6, 8)}),
+    "no elements": (ValueError, "at least one element a head, got 0", {"value": ones(2, 2, 7, 0)}),
+    "leading axes": (ValueError, "leading axes do not broadcast", {"key": ones(3, 2, 7, 8)}),
+    "dtype of mask": (TypeError, "attn_mask: .* got float64", {"attn_mask": ones(5, 7).double()}),
+    "shape of mask": (ValueError, "attn_mask: shape .* does not broadcast", {"attn_mask": ones(4, 7)}),
+    "large mask": (ValueError, "attn_mask: shape .* does not broadcast", {"attn_mask": ones(3, 1, 2, 5, 7)}),
+    "bias": (ValueError, "a causal mask of 5 queries and 6 keys", {"attn_mask": ("lower_right", 5, 6)}),
     "scale": (TypeError, "scale: expected a number or None, got str", {"scale": "x"}),
     "is_causal": (TypeError, "is_causal: expected True or False, got 'no'", {"is_causal": "no"}),
     "enable_gqa": (TypeError, "enable_gqa: expected True or False, got 1", {"enable_gqa": 1}),
-    "scale of no number": (TypeError, "scale: expected a number or None, got bool", {"scale": True}),
+    "bool scale": (TypeError, "scale: expected a number or None, got bool", {"scale": True}),
     "groups": (
         ValueError,
         "enable_gqa: .* got 2 for query, 3 for key and 3 for value",
-        {"key": torch.ones(2, 3, 7, 8), "value": torch.ones(2, 3, 7, 8), "enable_gqa": True},
+        {"key": ones(2, 3, 7, 8), "value": ones(2, 3, 7, 8), "enable_gqa": True},
     ),
 }
 

@@ -131,8 +131,8 @@ def test_the_scale_of_a_part():
 ERRORS = {
     "size of a block": ({"block_size": 0}, "block_size: expected at least 1, got 0"),
     "shape of a mask": (
-        {"blocks": torch.ones(1, 1, dtype=torch.bool), "block_size": 4},
-        r"blocks: expected a mask of bool, \[2, 2\], got bool \[1, 1\]",
+        {"blocks": torch.ones(1, 1).bool(), "block_size": 4},
+        r"blocks: .* got bool \[1, 1\]",
     ),
     "dtype of a mask": ({"blocks": torch.ones(2, 2), "block_size": 4}, "blocks: .* got float32"),
     "pair outside": ({"blocks": [(0, 0), (0, 2)], "block_size": 4}, r"2 x 2, and \(0, 2\) is none of them"),
@@ -149,10 +149,7 @@ def test_errors_of_a_part(options, words):
 
 SHAPES = {
     "axes": ([torch.ones(2, 5, 8)] * 3, r"expected four axes, \[B, N, length, d\], got \[2, 5, 8\]"),
-    "value": (
-        [torch.ones(2, 2, 5, 8), torch.ones(2, 2, 7, 8), torch.ones(2, 2, 7, 6)],
-        "value: expected the shape",
-    ),
+    "value": ([torch.ones(2, 2, *last) for last in ((5, 8), (7, 8), (7, 6))], "value: expected the shape"),
     "batch": ([torch.ones(2, 2, 5, 8), *[torch.ones(1, 2, 7, 8)] * 2], "query's batch of 2"),
 }
 

@@ -16,17 +16,11 @@ SIZES = [(512, 256, 1024), (30, 338, 97), (2048, 768, 3072), (100, 75, 53), (16,
 def make(M, H, O, dtype=torch.bfloat16, x_dtype=None):
     """Inputs that want gradients, and the gradient of the output."""
     torch.manual_seed(M)
-    given = [
-        torch.randn(M, H),
-        1 + 0.3 * torch.randn(H),
-        torch.randn(H),
-        torch.randn(O, H) / H**0.5,
-        torch.randn(O),
-    ]
+    norm = torch.randn(M, H), 1 + 0.3 * torch.randn(H), torch.randn(H)
+    given = *norm, torch.randn(O, H) / H**0.5, torch.randn(O)
     kinds = [x_dtype or dtype] * 3 + [dtype] * 2
-    return [t.cuda().to(kind).requires_grad_() for t, kind in zip(given, kinds, strict=True)], torch.randn(
-        M, O
-    ).cuda().to(dtype)
+    leaves = [t.cuda().to(kind).requires_grad_() for t, kind in zip(given, kinds, strict=True)]
+    return leaves, torch.randn(M, O).cuda().to(dtype)
 
 
 def step(given, dy, call=fused_layernorm_linear):

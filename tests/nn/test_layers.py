@@ -7,7 +7,6 @@ import warnings
 
 import pytest
 import torch
-from layer_checks import layer_from
 from torch import nn
 
 import harness
@@ -26,6 +25,13 @@ def sequential(**linear_options):
         ln.weight.add_(0.5 * torch.randn(H))
         ln.bias.add_(torch.randn(H))
     return modules
+
+
+def layer_from(modules: nn.Sequential, algorithm: str = "fast") -> LayerNormLinear:
+    """Return the layer of a LayerNorm and a Linear."""
+    ln, linear = modules.children()
+    assert isinstance(ln, nn.LayerNorm) and isinstance(linear, nn.Linear)
+    return LayerNormLinear.from_modules(ln, linear, algorithm=algorithm)
 
 
 def random_input(*shape, seed=0):
@@ -194,11 +200,7 @@ def test_deepcopy_and_pickle():
     file = io.BytesIO()
     torch.save(layer, file)
     file.seek(0)
-    copies = [
-        copy.deepcopy(layer),
-        pickle.loads(pickle.dumps(layer)),
-        torch.load(file, weights_only=False),
-    ]
+    copies = [copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), torch.load(file, weights_only=False)]
     for other in copies:
         assert torch.equal(other(x), expected)
         assert all(a is not b for a, b in zip(other.parameters(), layer.parameters(), strict=True))

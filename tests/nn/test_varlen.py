@@ -24,20 +24,10 @@ def offsets(lengths, device="cpu"):
 OFFSETS = offsets(LENGTHS_Q), offsets(LENGTHS_K)
 
 
-def packed(
-    *,
-    N=2,
-    G=None,
-    d=8,
-    dv=None,
-    dtype=torch.float32,
-    lengths=(LENGTHS_Q, LENGTHS_K),
-    spare=SPARE,
-    device="cpu",
-):
+def packed(*, N=2, G=None, d=8, dv=None, dtype=torch.float32, lengths=(LENGTHS_Q, LENGTHS_K), device="cpu"):
     """Query [total, N, d], key and value of sequences behind one another."""
     generator = torch.Generator().manual_seed(0)
-    of_query, of_key = (sum(each) + spare for each in lengths)
+    of_query, of_key = (sum(each) + SPARE for each in lengths)
     shapes = (of_query, N, d), (of_key, G or N, d), (of_key, G or N, dv or d)
     return [
         (torch.randn(shape, generator=generator, dtype=torch.float64) + 0.25).to(device, dtype)

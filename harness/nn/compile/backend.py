@@ -108,12 +108,16 @@ def mojo_workbook(
     `mode` and `options` are Inductor's, but for the options OWN; torch passes a `name`, which is not used.
     Raises ValueError for an unknown `tail`.
     """
-    own, patches = split(options or {})
-    tail = own.get("tail") or ("inductor" if has_compiler() else "aot_eager")
+    patches = dict(options or {})
+    own = {option: patches.pop(option, None) for option in OWN}
+    tail = own["tail"] or ("inductor" if has_compiler() else "aot_eager")
     if tail not in TAILS:
         raise ValueError(f"tail {tail!r}: choose one of {', '.join(TAILS)}")
-    report = rewrite(gm, attention=own.get("attention"), head=own.get("head"))
-    tell(report, own.get("report") or os.environ.get(REPORT, "0") not in ("", "0"))
+    report = rewrite(gm, attention=own["attention"], head=own["head"])
+    if callable(own["report"]):
+        own["report"](report)
+    elif report and (own["report"] or os.environ.get(REPORT, "0") not in ("", "0")):
+        print("\n".join(report.lines()), file=sys.stderr)
     if tail == "eager":
         return gm.forward
     if tail == "aot_eager":
@@ -126,20 +130,6 @@ def mojo_workbook(
     # As patches: the backward pass is compiled later, when a context manager would be over.
     compiled: Any = compile_fx(gm, example_inputs, config_patches=patches)
     return compiled
-
-
-def split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split options into this backend's and Inductor's."""
-    own = {name: value for name, value in options.items() if name in OWN}
-    return own, {name: value for name, value in options.items() if name not in own}
-
-
-def tell(report: Report, listener: Any) -> None:
-    """Pass the report to a function, or print it to standard error unless it is empty."""
-    if callable(listener):
-        listener(report)
-    elif listener and report:
-        print("\n".join(report.lines()), file=sys.stderr)
 
 
 @functools.cache
@@ -227,22 +217,18 @@ def may_be_slower(node: Node) -> str | None:
     # Here, because a model without attention does not need the kernels' module.
     from harness.nn import attention_layer
 
-    given = attention_arguments(node)
-    query, key, values = (value(given[name]) for name in ("query", "key", "value"))
+    query, key, values, mask, dropout_p = attention_arguments(node)
     if not (torch.is_grad_enabled() and any(each.requires_grad for each in (query, key, values))):
         return "without gradients PyTorch's is the faster one"
-    return attention_layer.may_be_slower(query, key, mask_of(given), given.get("dropout_p") or 0.0)
+    return attention_layer.may_be_slower(query, key, mask, dropout_p)
 
 
-def attention_arguments(node: Node) -> dict[str, Any]:
-    """Return the arguments of scaled_dot_product_attention by name."""
+def attention_arguments(node: Node) -> tuple[Any, ...]:
+    """Return query, key, value, attn_mask and dropout_p of scaled_dot_product_attention, tensors as fake ones."""
     names = ("query", "key", "value", "attn_mask", "dropout_p")
-    return dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
-
-
-def mask_of(given: dict[str, Any]) -> torch.Tensor | None:
-    mask = given.get("attn_mask")
-    return value(mask) if isinstance(mask, Node) else None
+    given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+    fake = [value(each) if isinstance(each, Node) else each for each in map(given.get, names)]
+    return *fake[:4], fake[4] or 0.0
 
 
 def swap_attention(gm: GraphModule, node: Node) -> Attention:
@@ -250,14 +236,12 @@ def swap_attention(gm: GraphModule, node: Node) -> Attention:
     from harness.nn.attention_layer import attention, explain
 
     given = attention_arguments(node)
-    query, key, values = (value(given[name]) for name in ("query", "key", "value"))
-    said = explain(query, key, values, mask_of(given), given.get("dropout_p") or 0.0, enable_gqa=True)
+    said = explain(*given, enable_gqa=True)
     if said.startswith("PyTorch"):
         raise NotImplementedError(f"attention leaves it to {said}")
     with Adder(gm, node) as add:
         output = add.function(attention, *node.args, **node.kwargs)
-    dtype = plain(value(node).dtype)
-    done = Attention(name_of(node), shape(given["query"]), shape(given["key"]), dtype)
+    done = Attention(name_of(node), tuple(given[0].shape), tuple(given[1].shape), plain(value(node).dtype))
     node.replace_all_uses_with(output)
     gm.graph.erase_node(node)
     return done

@@ -13,16 +13,11 @@ from torch.fx import Node
 
 aten = torch.ops.aten
 
-MODES = frozenset(
-    [
-        "_set_grad_enabled",
-        "_enter_autocast",
-        "_exit_autocast",
-        "_enter_inference_mode",
-        "_exit_inference_mode",
-    ]
+MODES = (
+    "_set_grad_enabled",
+    *(f"_{act}_{mode}" for act in ("enter", "exit") for mode in ("autocast", "inference_mode")),
 )
-"""What Dynamo leaves of `torch.no_grad()` and the like: from here on, calls mean something else."""
+"""The calls that Dynamo records for `torch.no_grad()` and the like."""
 IN_PLACE = {operator.setitem, operator.delitem} | {
     getattr(operator, name)
     for name in dir(operator)

@@ -17,12 +17,9 @@ from book.figures import (
 from book.measure import ledger, record
 from book.measure.ledger import GPT2_SMALL
 from harness.puzzles.p25 import layout
-from harness.testing import TRIES
 
 UNTRAINED = math.log(256)
 """The loss of a model over bytes that has never seen a text."""
-testing_tries = tuple(TRIES)
-"""The kinds of call that `check_backward` makes."""
 
 
 class Rows:

@@ -64,7 +64,7 @@ class Run:
     def gradients(self, batch: Tensor) -> tuple[float, Tensors]:
         """The loss of a batch and the gradients, clipped to a common norm of 1."""
         leaves = {name: t.detach().requires_grad_() for name, t in self.p.items()}
-        loss = Model(noting=False).loss(batch[:, :-1], batch[:, 1:], leaves)
+        loss = Model(recording=False).loss(batch[:, :-1], batch[:, 1:], leaves)
         grads = torch.autograd.grad(loss, list(leaves.values()))
         norm = torch.stack([grad.norm() for grad in grads]).norm()
         factor = (CLIP / (norm + 1e-6)).clamp(max=1)

@@ -9,8 +9,11 @@ from browser import PHONE, find_browser
 
 from book.figures import gradcheck_matrix
 from book.measure import record, unlearning
-from book.measure.gradient_edits import row, versions
+from book.measure.gradient_edits import row
+from book.measure.hunt_versions import versions
+from harness.puzzles.p21.hunt import USUAL
 from harness.puzzles.p27.autograd import Model
+from harness.testing import TRIES
 
 needs_browser = pytest.mark.skipif(
     find_browser() is None, reason="no Chromium or Chrome on this machine (Debian: apt-get install chromium)"
@@ -51,6 +54,11 @@ def test_each_wrong_one_has_six_different_edits_and_one_of_them_is_the_solution(
         diffs = [json.dumps(edit["diff"]) for edit in bug["edits"]]
         assert len(set(diffs)) == len(diffs) == gradcheck_matrix.EDITS and "[]" not in diffs, bug["name"]
         assert any(edit["right"] for edit in bug["edits"]) and not all(edit["right"] for edit in bug["edits"])
+
+
+def test_the_page_names_the_checks_that_there_are():
+    assert tuple(USUAL) == gradcheck_matrix.USUAL
+    assert len(TRIES) > 40, "as the page says"
 
 
 def test_the_solution_is_right_and_the_kinds_cover_every_wrong_one():
@@ -109,7 +117,7 @@ def test_the_run_of_the_picture_can_be_made_again():
     again = unlearning.Run(*unlearning.FOLLOWED)
     for batch, _ in zip(again.batches(), range(4), strict=False):
         loss, grads = again.gradients(batch)
-        leaf = Model(noting=False).loss(batch[:, :-1], batch[:, 1:], again.p)
+        leaf = Model(recording=False).loss(batch[:, :-1], batch[:, 1:], again.p)
         assert loss == pytest.approx(float(leaf), abs=1e-5)
         again.update(grads)
     assert all(torch.equal(tensor, again.p[name]) for name, tensor in run.p.items()), (

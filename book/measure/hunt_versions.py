@@ -1,0 +1,63 @@
+"""Every version of puzzle 21's backward passes in PyTorch: the solution, the wrong ones, and the edits of `edits.toml`; without torch."""
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.check import zoo
+from harness.spec.catalogue import find_puzzle
+from harness.toolchain import roots
+
+EDITS = Path(__file__).with_name("edits.toml")
+
+
+@dataclass(frozen=True)
+class Version:
+    """One text of hunt.py, in which the class of a gate is right, wrong or edited."""
+
+    gate: str
+    name: str
+    kind: str
+    text: str
+
+    @property
+    def code(self) -> str:
+        """The class without the puzzle's markers and documentation."""
+        text = self.text.replace('"""Keeps nothing."""', "pass  # nothing is kept")
+        (own,) = (part for part in text.split("\n\n\n") if f"# BLANK-START {self.gate}:" in part)
+        lines = own.splitlines()[1:]
+        return "\n".join(line for line in lines if not line.lstrip().startswith(("# BLANK", '"""'))).strip(
+            "\n"
+        )
+
+
+def edited(text: str, old: str, new: str) -> str:
+    """The text with one place changed. Raises ValueError where the old text does not stand in it exactly once."""
+    if text.count(old) != 1:
+        raise ValueError(f"`{old}` stands {text.count(old)} times in hunt.py")
+    return text.replace(old, new)
+
+
+def without_given(text: str) -> str:
+    """The solution without the wrong code that learners are given, which stands in it as comments."""
+    kept, given = [], False
+    for line in text.splitlines():
+        given = line.lstrip().startswith("# BLANK-GIVEN") or (given and "# BLANK-END" not in line)
+        if not given:
+            kept.append(line)
+    return "\n".join(kept) + "\n"
+
+
+def versions() -> list[Version]:
+    """All of them, by gate."""
+    path = roots.solutions() / "p21" / "hunt.py"
+    gates = find_puzzle("p21").rung("torch").gates
+    solution = without_given(path.read_text(encoding="utf-8"))
+    found = [Version(gate, "solution", "solution", solution) for gate in gates]
+    for bug in zoo.load("p21"):
+        if bug.rung == "torch":
+            found.append(Version(bug.gate, bug.name, "bug", without_given(bug.edited(path))))
+    for gate, edits in tomllib.loads(EDITS.read_text(encoding="utf-8")).items():
+        for name, edit in edits.items():
+            found.append(Version(gate, name, "edit", edited(solution, edit["old"], edit["new"])))
+    return sorted(found, key=lambda version: gates.index(version.gate))

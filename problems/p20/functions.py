@@ -37,14 +37,14 @@ class ReluFromMask(Function):
 
 
 def pack(mask):
-    """A bool tensor of n elements as ceil(n / 32) int32 words, [words]: element i is bit i % 32 of word i // 32."""
+    """Pack n bools into ceil(n / 32) int32 words, [words]: element i is bit i % 32 of word i // 32."""
     bits = torch.nn.functional.pad(mask.flatten(), (0, -mask.numel() % 32)).view(-1, 32)
     weights = torch.tensor([1 << i for i in range(32)], dtype=torch.int64, device=mask.device)
     return (bits * weights).sum(1).to(torch.int32)
 
 
 def unpack(words, shape):
-    """The bool tensor of a shape that `pack` made words of."""
+    """Return the bool tensor of a shape that `pack` converted to words."""
     positions = torch.arange(32, dtype=torch.int32, device=words.device)
     bits = (words[:, None] >> positions) & 1
     return bits.flatten()[: math.prod(shape)].view(shape).bool()

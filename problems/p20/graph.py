@@ -7,7 +7,7 @@ up what arrives at a node. `workbook p20 --rung derive` checks them and draws th
 
 
 def forward(x):
-    """Every node of the graph by name, for a number x."""
+    """Return every node of the graph by name, for a number x."""
     a = x**2
     b = 2 * x
     c = a + b
@@ -16,14 +16,14 @@ def forward(x):
 
 
 def edges(v):
-    """The derivative along every edge, at the values v of the nodes: how fast the end changes with the start."""
+    """Return the derivative along every edge, at the values v of the nodes: how fast the end changes with the start."""
     # BLANK-START edges: return a dict with "x->a", "x->b", "a->c", "b->c" and "c->y"
     # FILL IN (about 1 line)
     # BLANK-END edges
 
 
 def backward(d):
-    """The gradient of y by every node, from the derivatives d along the edges."""
+    """Return the gradient of y by every node, from the derivatives d along the edges."""
     # BLANK-START backward: return a dict with "y", "c", "b", "a" and "x"; begin with y, whose gradient is 1
     # FILL IN (about 6 lines)
     # BLANK-END backward

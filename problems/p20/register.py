@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def register(library, kernels):
-    """Registers `softmax` (over the last axis) and its backward pass in a library; returns the operator to call."""
+    """Register `softmax` (over the last axis) and its backward pass in a library; return the operator to call."""
 
     # BLANK-START define: two custom ops, softmax(x) and softmax_backward(dy, y), that hand contiguous memory to the kernels
     # FILL IN (about 12 lines)

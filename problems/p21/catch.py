@@ -19,7 +19,7 @@ import torch
 
 
 def check(op):
-    """Raises AssertionError where an op is wrong."""
+    """Raise AssertionError if an op is wrong."""
 
     # BLANK-START check: a test that finds every wrong op and accuses no right one
     # FILL IN (about 105 lines)

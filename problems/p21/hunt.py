@@ -21,12 +21,12 @@ SLAB = 16
 
 
 def rows(t: Tensor) -> Tensor:
-    """A tensor as a matrix of its rows, [rows, H]."""
+    """Return a tensor as a matrix of its rows, [rows, H]."""
     return t.reshape(-1, t.shape[-1])
 
 
 def memory(t: Tensor) -> Tensor:
-    """The elements as they lie in memory one after the other: what a kernel sees that is given an address and a count."""
+    """Return the elements in memory order: what a kernel sees that gets an address and a count."""
     return torch.as_strided(t, (t.numel(),), (1,))
 
 
@@ -40,12 +40,12 @@ class Softmax(Function):
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        """Keeps P."""
+        """Save P."""
         ctx.save_for_backward(output)
 
     @staticmethod
     def backward(ctx, dP):
-        """The gradient of x, [..., C]."""
+        """Return the gradient of x, [..., C]."""
         (P,) = ctx.saved_tensors
         # BLANK-START softmax: mend the gradient of x
         weighted = dP * P
@@ -63,12 +63,12 @@ class LogSoftmax(Function):
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        """Keeps y."""
+        """Save y."""
         ctx.save_for_backward(output)
 
     @staticmethod
     def backward(ctx, dy):
-        """The gradient of x, [..., C]."""
+        """Return the gradient of x, [..., C]."""
         (y,) = ctx.saved_tensors
         # BLANK-START logsoftmax: mend the gradient of x
         return dy - y.exp() * dy.sum(0, keepdim=True)
@@ -83,17 +83,17 @@ class CrossEntropy(Function):
 
     @staticmethod
     def forward(logits: Tensor, target: Tensor) -> Tensor:
-        """The loss."""
+        """Return the loss."""
         return F.cross_entropy(rows(logits), target.reshape(-1), ignore_index=IGNORED)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        """Keeps both inputs."""
+        """Save both inputs."""
         ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx, dloss):
-        """The gradient of the logits, [..., C]."""
+        """Return the gradient of the logits, [..., C]."""
         logits, target = ctx.saved_tensors
         # BLANK-START crossentropy: mend the gradient of the logits
         counted = target != IGNORED
@@ -108,17 +108,17 @@ class Attention(Function):
 
     @staticmethod
     def forward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """The result, [..., S, e]."""
+        """Return the result, [..., S, e]."""
         return torch.softmax(q @ k.mT * q.shape[-1] ** -0.5, -1) @ v
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        """Keeps the inputs; the probabilities are computed again."""
+        """Save the inputs; the probabilities are computed again."""
         ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx, dout):
-        """The gradients of q, k and v."""
+        """Return the gradients of q, k and v."""
         q, k, v = ctx.saved_tensors
         scale = q.shape[-1] ** -0.5
         P = torch.softmax(q @ k.mT * scale, -1)
@@ -139,12 +139,12 @@ class SiLU(Function):
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        """Keeps x."""
+        """Save x."""
         ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx, dy):
-        """The gradient of x, [...]."""
+        """Return the gradient of x, [...]."""
         (x,) = ctx.saved_tensors
         dx = torch.empty_like(x, memory_format=torch.contiguous_format)
         # BLANK-START silu: mend what is handed to the loop over memory
@@ -165,12 +165,12 @@ class Sigmoid(Function):
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        """Keeps y, which is all that the backward pass needs."""
+        """Save y, which is all that the backward pass needs."""
         ctx.save_for_backward(output)
 
     @staticmethod
     def backward(ctx, dy):
-        """The gradient of x, [...]."""
+        """Return the gradient of x, [...]."""
         (y,) = ctx.saved_tensors
         # BLANK-START sigmoid: mend what becomes of y
         return y.mul_(1 - y).mul_(dy)  # no further memory is needed
@@ -226,7 +226,7 @@ class RMSNorm(Function):
     # BLANK-END rmsnorm (unsolved while it reads as given: 7b783726)
     @staticmethod
     def backward(ctx, dy, _):
-        """The gradients of x [..., H] and weight [H]."""
+        """Return the gradients of x [..., H] and weight [H]."""
         x, weight = ctx.saved_tensors
         rms = RMSNorm.rms_of(
             x
@@ -275,11 +275,11 @@ class AddBias(Function):
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        """Keeps nothing."""
+        """Save nothing."""
 
     @staticmethod
     def backward(ctx, dy):
-        """The gradients of x [..., H] and bias [H]."""
+        """Return the gradients of x [..., H] and bias [H]."""
         # BLANK-START addbias: mend the gradient of the bias
         return dy, rows(dy).sum(0).expand_as(dy)
         # BLANK-END addbias (unsolved while it reads as given: e23986de)
@@ -295,12 +295,12 @@ class Scale(Function):
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        """Keeps both inputs."""
+        """Save both inputs."""
         ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx, dy):
-        """The gradients of x [..., H] and weight [H], the latter slab by slab."""
+        """Return the gradients of x [..., H] and weight [H], the latter slab by slab."""
         x, weight = ctx.saved_tensors
         # BLANK-START scale: mend the sum over the rows
         total = torch.zeros_like(weight)
@@ -330,7 +330,7 @@ class Linear(Function):
     # BLANK-END linear (unsolved while it reads as given: 9f7beea8)
     @staticmethod
     def backward(ctx, dy):
-        """The gradients of x [..., H] and weight [O, H]."""
+        """Return the gradients of x [..., H] and weight [O, H]."""
         x, weight = ctx.saved_tensors
         dx = (rows(dy) @ weight).reshape(*ctx.leading, weight.shape[1])
         return dx, rows(dy).T @ rows(x)
@@ -346,12 +346,12 @@ class LowRank(Function):
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        """Keeps the inputs."""
+        """Save the inputs."""
         ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx, dy):
-        """The gradients of x [..., H], a [r, H] and b [O, r]; None for what nobody asks for."""
+        """Return the gradients of x [..., H], a [r, H] and b [O, r]; None for what nobody asks for."""
         x, a, b = ctx.saved_tensors
         # BLANK-START lowrank: mend what is computed, and when
         if not ctx.needs_input_grad[0]:

@@ -9,42 +9,42 @@ import numpy as np
 
 
 def db(dy):
-    """The gradient of the linear bias, [O]."""
+    """Return the gradient of the linear bias, [O]."""
     # BLANK-START db: every row of the output got the same bias
     # FILL IN (about 1 line)
     # BLANK-END db
 
 
 def dW(dy, x_hat, gamma, beta):
-    """The gradient of the linear weight, [O, H]."""
+    """Return the gradient of the linear weight, [O, H]."""
     # BLANK-START dW: what did W multiply in each row? Which axes are left in the result?
     # FILL IN (about 2 lines)
     # BLANK-END dW
 
 
 def dgamma(dln, x_hat):
-    """The gradients of the LayerNorm weight and bias, dgamma and dbeta, [H] each."""
+    """Return the gradients of the LayerNorm weight and bias, dgamma and dbeta, [H] each."""
     # BLANK-START dgamma: return dgamma and dbeta; every row used the same gamma and beta
     # FILL IN (about 1 line)
     # BLANK-END dgamma
 
 
 def row_sums(dln, x_hat, gamma):
-    """The two means over each row that dx needs, c1 and c2, [B, S, 1] each."""
+    """Return the two means over each row that dx needs, c1 and c2, [B, S, 1] each."""
     # BLANK-START row_sums: return c1 and c2: what g has along x_hat, and what it has along ones
     # FILL IN (about 4 lines)
     # BLANK-END row_sums
 
 
 def dx(dln, x_hat, gamma, rstd, c1, c2):
-    """The gradient of the input, [B, S, H]."""
+    """Return the gradient of the input, [B, S, H]."""
     # BLANK-START dx: g without its two parts, and the factor in front
     # FILL IN (about 2 lines)
     # BLANK-END dx
 
 
 def backward(dy, x, mean, rstd, gamma, beta, W):
-    """All five gradients from what the forward pass saved: x [B, S, H], mean and rstd [B, S, 1]; W is [O, H]."""
+    """Return all five gradients from the saved x [B, S, H], mean and rstd [B, S, 1]; W is [O, H]."""
     x_hat = (x - mean) * rstd
     dln = dy @ W
     c1, c2 = row_sums(dln, x_hat, gamma)

@@ -13,13 +13,13 @@ class Gather(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, tensor, order):
-        """The gathered rows, [B, N, L, d]."""
+        """Return the gathered rows, [B, N, L, d]."""
         ctx.save_for_backward(order)
         return tensor[:, :, order.long()]
 
     @staticmethod
     def backward(ctx, grad_gathered):
-        """The gradient of the tensor; an index has none."""
+        """Return the gradient of the tensor; an index has none."""
         (order,) = ctx.saved_tensors
         grad_tensor = torch.zeros_like(grad_gathered)
         # BLANK-START dgather: where did row i of the gathered tensor come from?
@@ -29,7 +29,7 @@ class Gather(torch.autograd.Function):
 
 
 def near(order, width, radius):
-    """Whether a query sees a key, both by their steps, bool [L, L]: given."""
+    """Return whether a query sees a key, both by their steps, bool [L, L]: given."""
     rows, columns = order // width, order % width
     down, right = ((each[:, None] - each).abs() for each in (rows, columns))
     return torch.maximum(down, right) <= radius
@@ -40,7 +40,7 @@ class WindowAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, query, key, value, order, width, radius):
-        """The output, [B, N, L, d], a row for each cell."""
+        """Return the output, [B, N, L, d], a row for each cell."""
         index = order.long()
         Q, K, V = (tensor[:, :, index] for tensor in (query, key, value))
         scores = query.shape[-1] ** -0.5 * (Q @ K.mT)
@@ -54,7 +54,7 @@ class WindowAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_output):
-        """The gradients of query, key and value, a row for each cell."""
+        """Return the gradients of query, key and value, a row for each cell."""
         query, key, value, output, lse, order = ctx.saved_tensors
         index = order.long()
         scale = query.shape[-1] ** -0.5

@@ -22,7 +22,7 @@ def cut(length, parts):
 
 
 def chunks(rank, size, length, balanced):
-    """The ranges (start, stop) of positions that a rank holds, in the order of its tensors: one, or two where balanced."""
+    """Return the ranges (start, stop) of positions that a rank holds, in the order of its tensors: one, or two where balanced."""
     if not balanced:
         return [cut(length, size)[rank]]
     # BLANK-START balanced: of 2 * size ranges, one from the front and the one as far from the end
@@ -31,12 +31,12 @@ def chunks(rank, size, length, balanced):
 
 
 def positions(held):
-    """The places in the sequence of what a rank holds; `held` are its ranges."""
+    """Return the positions in the sequence that a rank holds; `held` are its ranges."""
     return np.concatenate([np.arange(*each) for each in held])
 
 
 def turn(items):
-    """What each rank has after every rank has handed its own to the next one."""
+    """Return what each rank has after every rank has sent its own to the next one."""
     return [items[-1], *items[:-1]]
 
 
@@ -44,7 +44,7 @@ def turn(items):
 
 
 def hidden(queries, keys):
-    """True where a key comes after a query, [s, t]; both are the ranges that a rank holds."""
+    """Return a mask, True where a key comes after a query, [s, t]; both are the ranges that a rank holds."""
     # BLANK-START causal: compare positions in the sequence, not in the block
     # FILL IN (about 1 line)
     # BLANK-END causal
@@ -67,7 +67,7 @@ def probabilities(found, lse):
 
 
 def block_forward(q, k, v, queries, keys, scale, causal):
-    """The attention of q to the keys of one block alone: out [B, N, s, d], 0 in a row that sees none, and lse [B, N, s]."""
+    """Return the attention of q to the keys of one block alone: out [B, N, s, d], 0 in a row that sees none, and lse [B, N, s]."""
     found = scores(q, k, queries, keys, scale, causal)
     lse = np.logaddexp.reduce(found, -1, initial=-np.inf)
     P = probabilities(found, lse)
@@ -88,7 +88,7 @@ def block_backward(dO, q, k, v, lse, delta, queries, keys, scale, causal):
 
 
 def merge(out, lse, block_out, block_lse):
-    """The attention to two sets of keys from the attention to each: out [B, N, s, d] and lse [B, N, s]."""
+    """Return the attention to two sets of keys from the attention to each: out [B, N, s, d] and lse [B, N, s]."""
     # BLANK-START merge: the share of the block in the sum of both; a mean by that share, and the new lse
     # FILL IN (about 3 lines)
     # BLANK-END merge

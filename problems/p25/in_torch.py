@@ -24,7 +24,7 @@ def cut(length, parts):
 
 
 def chunks(rank, size, length, balanced):
-    """The ranges (start, stop) of positions that a rank holds, in the order of its tensors: one, or two where balanced."""
+    """Return the ranges (start, stop) of positions that a rank holds, in the order of its tensors: one, or two where balanced."""
     if not balanced:
         return [cut(length, size)[rank]]
     # BLANK-START balanced: of 2 * size ranges, one from the front and the one as far from the end
@@ -33,7 +33,7 @@ def chunks(rank, size, length, balanced):
 
 
 def positions(rank, size, length, balanced):
-    """How many positions a rank holds."""
+    """Return how many positions a rank holds."""
     return sum(stop - start for start, stop in chunks(rank, size, length, balanced))
 
 
@@ -41,7 +41,7 @@ def positions(rank, size, length, balanced):
 
 
 def wide(tensor):
-    """A tensor in the type of sums."""
+    """Return a tensor in the type of sums."""
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
@@ -51,7 +51,7 @@ def zeros(tensor):
 
 
 def hidden(queries, keys):
-    """True where a key comes after a query, [queries, keys]; both are ranges (start, stop) of the whole sequence."""
+    """Return True where a key comes after a query, [queries, keys]; both are ranges (start, stop) of the whole sequence."""
     # BLANK-START causal: compare positions in the sequence, not in the block
     # FILL IN (about 1 line)
     # BLANK-END causal
@@ -77,7 +77,7 @@ def probabilities(masked, lse):
 
 
 def block_forward(q, k, v, queries, keys, scale, causal):
-    """The attention of q to the keys of one block alone: out [B, N, s, d], 0 in a row that sees none, and lse [B, N, s]."""
+    """Return the attention of q to the keys of one block alone: out [B, N, s, d], 0 in a row that sees none, and lse [B, N, s]."""
     q, k, v = wide(q), wide(k), wide(v)
     masked = scores(q, k, queries, keys, scale, causal)
     lse = torch.logsumexp(masked, -1)
@@ -99,14 +99,14 @@ def block_backward(dO, q, k, v, lse, delta, queries, keys, scale, causal):
 
 
 def merge(out, lse, block_out, block_lse):
-    """The attention to two sets of keys from the attention to each: out [B, N, s, d] and lse [B, N, s]."""
+    """Return the attention to two sets of keys from the attention to each: out [B, N, s, d] and lse [B, N, s]."""
     # BLANK-START merge: the share of the block in the sum of both; a mean by that share, and the new lse
     # FILL IN (about 2 lines)
     # BLANK-END merge
 
 
 def pairs(mine, theirs, causal):
-    """The ranges of queries and keys that have anything to do with each other, each with its slice of the tensors."""
+    """Return the ranges of queries and keys that have anything to do with each other, each with its slice of the tensors."""
     for queries, rows in zip(mine, slices(mine), strict=True):
         for keys, columns in zip(theirs, slices(theirs), strict=True):
             if queries[0] < queries[1] and keys[0] < keys[1] and not (causal and keys[0] >= queries[1]):
@@ -114,7 +114,7 @@ def pairs(mine, theirs, causal):
 
 
 def slices(ranges):
-    """Where each of some ranges lies in a tensor that holds one after the other."""
+    """Return the slices of ranges in a tensor that holds one after the other."""
     start = 0
     for first, last in ranges:
         yield slice(start, start + last - first)
@@ -125,7 +125,7 @@ def slices(ranges):
 
 
 def exchange(tensors, shapes, group):
-    """Begins to send tensors to the next rank, and to receive tensors of `shapes` from the one before.
+    """Start sending tensors to the next rank, and receiving tensors of `shapes` from the previous one.
 
     Returns what will be received, and the works to `finish` before it is read and before `tensors` change.
     """
@@ -138,7 +138,7 @@ def exchange(tensors, shapes, group):
 
 
 def finish(works, step, group):
-    """Waits for the works of an exchange. Raises RuntimeError, naming rank and step, where a neighbour is gone or late."""
+    """Wait for the works of an exchange. Raise RuntimeError with rank and step if a neighbour is gone or late."""
     try:
         for work in works:
             work.wait()
@@ -150,20 +150,20 @@ def finish(works, step, group):
 
 
 def shape_of(tensor, rank, size, length, balanced):
-    """The shape of a tensor [B, G, s, d] with the positions that a rank holds."""
+    """Return the shape of a tensor [B, G, s, d] with the positions that a rank holds."""
     B, G, _, d = tensor.shape
     return B, G, positions(rank, size, length, balanced), d
 
 
 def ring_forward(q, k, v, length, scale, causal, balanced, group):
-    """Each block of keys comes by once: out [B, N, s, d] and lse [B, N, s] of this rank's queries, in the type of sums."""
+    """Return out [B, N, s, d] and lse [B, N, s] of this rank's queries, in the type of sums; each block passes once."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     mine = chunks(rank, size, length, balanced)
     out = zeros(q)
     lse = out.new_full(out.shape[:-1], -torch.inf)
 
     def attend(k, v, origin):
-        """Merges what this rank's queries find among the keys of rank `origin`."""
+        """Merge the attention of this rank's queries to the keys of rank `origin`."""
         for queries, rows, keys, columns in pairs(mine, chunks(origin, size, length, balanced), causal):
             part = block_forward(
                 q[:, :, rows], k[:, :, columns], v[:, :, columns], queries, keys, scale, causal
@@ -182,7 +182,7 @@ def row_sums(dO, out):
 
 
 def contributions(dO, q, k, v, lse, delta, mine, theirs, scale, causal):
-    """What this rank's queries, the ranges `mine`, add to dQ, and to dK and dV of a block of keys, the ranges `theirs`."""
+    """Return the part of this rank's queries (ranges `mine`) in dQ, and in dK and dV of a block of keys (ranges `theirs`)."""
     dQ, dK, dV = map(zeros, (q, k, v))
     for queries, rows, keys, columns in pairs(mine, theirs, causal):
         of_rows = (tensor[:, :, rows] for tensor in (dO, q))
@@ -236,7 +236,7 @@ class RingAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dO):
-        """The gradients of this rank's q, k and v."""
+        """Return the gradients of this rank's q, k and v."""
         q, k, v, out, lse = ctx.saved_tensors
         gradients = ring_backward(dO, q, k, v, out, lse, *ctx.ring)
         narrow = (gradient.to(q.dtype) for gradient in gradients)

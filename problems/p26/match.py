@@ -27,21 +27,21 @@ FAR = 32
 
 
 def replace(gm, node, target, *args, **kwargs):
-    """Replaces a node by a call of `target`: what is known of it stays known, and its users use the new one."""
+    """Replace a node by a call of `target`: keep its metadata, and move its users."""
     # BLANK-START replace: insert before the node, copy its meta, move its users, erase it; then what fed nobody but it
     # FILL IN (about 12 lines)
     # BLANK-END replace
 
 
 def silu(gm):
-    """Swaps x * sigmoid(x) for the workbook's SiLU, Mojo kernels with a backward pass of their own; returns how often."""
+    """Replace x * sigmoid(x) by the workbook's SiLU, Mojo kernels with their own backward pass; return how often."""
     # BLANK-START silu: both orders; the same x in both places, one floating dtype, nothing written in between
     # FILL IN (about 11 lines)
     # BLANK-END silu
 
 
 def leading_to(end):
-    """The pointwise nodes that lead to a node and what they read, the nearest first; FAR of them at most."""
+    """Return the pointwise nodes that lead to a node and what they read, the nearest first; FAR of them at most."""
     found = [end]
     for node in found:
         if pointwise(node) and len(found) < FAR:
@@ -50,14 +50,14 @@ def leading_to(end):
 
 
 def values(end, x, points):
-    """What a node computes of x alone: its value where x is `points`. None where it needs anything else."""
+    """Return a node's value as a function of x only, at `points`. None if it needs anything else."""
     # BLANK-START values: run the pointwise nodes between the two by hand; a node that is reached and is neither ends it
     # FILL IN (about 13 lines)
     # BLANK-END values
 
 
 def gelu(gm):
-    """Swaps the tanh form of GELU, however it is written, for one call; returns how often.
+    """Replace the tanh form of GELU in every spelling by one call; return how often.
 
     The form is 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), which F.gelu calls approximate="tanh".
     """

@@ -29,7 +29,7 @@ from harness.puzzles.p26.nodes import bound, layer_norm, shape, value, written_b
 
 
 def find(gm):
-    """A `Match` for every product in a graph that a LayerNorm leads to, in order.
+    """Return a `Match` for every product in a graph that a LayerNorm leads to, in order.
 
     `PRODUCTS` has the functions and the names of their arguments, in order; those of `TRANSPOSED` (GPT-2's Conv1D is
     an addmm) hold the weight as [H, O]. `bound(node, names)` gives the arguments by name, however they were written.
@@ -41,14 +41,14 @@ def find(gm):
 
 
 def refuse(match):
-    """Why a pair has to stay as it is, in words; an empty string where it may be swapped."""
+    """Return the reason why a pair must stay; an empty string if it may be swapped."""
     # BLANK-START refuse: a write in between, a LayerNorm over two axes, a dtype without kernel, a weight or bias of other rank, factors
     # FILL IN (about 12 lines)
     # BLANK-END refuse
 
 
 def swap(gm, match):
-    """Replaces the Linear by the operator. The LayerNorm goes if nobody else reads it.
+    """Replace the Linear by the operator, and remove the LayerNorm if it has no other users.
 
     torch.ops.p26.layernorm_linear.default(x, ln_weight, ln_bias, weight [O, H], bias, eps, "fast") returns the
     output and the statistics of the rows, as a tuple. It knows nothing of autocast: all its tensors have one dtype.
@@ -59,7 +59,7 @@ def swap(gm, match):
 
 
 def backend(gm, example_inputs, tail, report):
-    """The backend: swaps what it may in a graph and in those that it calls, and hands it to `tail`, another backend.
+    """Swap what is allowed in a graph and in those that it calls, and pass it to `tail`, another backend.
 
     `report(name, why)` is called for every pair, with the name that the model has for its Linear (`name_of`); `why` is
     empty for those that are swapped.

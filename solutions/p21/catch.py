@@ -19,7 +19,7 @@ import torch
 
 
 def check(op):
-    """Raises AssertionError where an op is wrong."""
+    """Raise AssertionError if an op is wrong."""
 
     # BLANK-START check: a test that finds every wrong op and accuses no right one
     import itertools
@@ -57,7 +57,7 @@ def check(op):
         return [torch.zeros_like(t) if g is None else g for t, g in zip(like, gradients, strict=True)]
 
     def first(function, inputs, incoming, between):
-        """Which outputs ask for a gradient, and the gradients twice; nothing that is handed in may change."""
+        """Return which outputs require a gradient, and the gradients twice; no input may change."""
         outputs = outputs_of(function, inputs)
         between(inputs, outputs)
         asking = [t for t in outputs if t.requires_grad]
@@ -72,7 +72,7 @@ def check(op):
         return [t.requires_grad for t in outputs], found
 
     def second(function, inputs, incoming, _):
-        """The gradients of a random sum of the gradients."""
+        """Return the gradients of a random sum of the gradients."""
         asking = [t for t in outputs_of(function, inputs) if t.requires_grad]
         leaves = [t for t in inputs if t.requires_grad]
         gradients = [g.requires_grad_() for g in incoming(asking)]
@@ -84,7 +84,7 @@ def check(op):
         return None, numbers([t.grad for t in (*leaves, *gradients)], (*leaves, *gradients))
 
     def compare(inputs, incoming=randomly, between=lambda inputs, outputs: None, derive=first):
-        """Against float64; what rounding does is measured by PyTorch's own function in the same dtype."""
+        """Compare with float64; the tolerance is PyTorch's own error in the same dtype."""
         wide = [leaf(t.double() if t.is_floating_point() else t.clone(), t) for t in inputs]
         copy = [leaf(t.clone(), t) for t in inputs]
         narrow = next(t.dtype for t in inputs if t.is_floating_point())
@@ -105,7 +105,7 @@ def check(op):
             assert error <= 2 * usual + slack, f"a gradient is off by {error:.1e} of its largest element"
 
     def unless(noticed, *arguments, **named):
-        """Compares, unless autograd refuses in words of this kind."""
+        """Compare, unless autograd raises an error with such a message."""
         try:
             compare(*arguments, **named)
         except RuntimeError as error:

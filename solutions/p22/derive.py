@@ -10,21 +10,21 @@ import numpy as np
 
 
 def dmean(x):
-    """The derivative of mu by each x_j, [H]."""
+    """Return the derivative of mu by each x_j, [H]."""
     # BLANK-START dmean: how fast does the mean grow with x_j, for every j?
     return np.full(len(x), 1 / len(x))
     # BLANK-END dmean
 
 
 def dvar(x):
-    """The derivative of sigma2 by each x_j, [H]."""
+    """Return the derivative of sigma2 by each x_j, [H]."""
     # BLANK-START dvar: x_j moves its own deviation, and through mu all others: what is left?
     return 2 * (x - x.mean()) / len(x)
     # BLANK-END dvar
 
 
 def jvp(v, x_hat, rstd):
-    """The Jacobian-vector product: how fast x_hat changes where x moves along v, [H]; v and x_hat are [H], rstd is a number."""
+    """Return the Jacobian-vector product: how fast x_hat changes where x moves along v, [H]; v and x_hat are [H], rstd is a number."""
     # BLANK-START jvp: move x to x + t * v; the derivative of x_hat by t at t = 0
     return rstd * (v - v.mean() - x_hat * (v * x_hat).mean())
     # BLANK-END jvp
@@ -35,14 +35,14 @@ def jvp(v, x_hat, rstd):
 
 
 def c2(g, x_hat):
-    """The number that is taken from every g_j."""
+    """Return the number that is subtracted from every g_j."""
     # BLANK-START c2: which number is it, of g or of x_hat or of both?
     return g.mean()
     # BLANK-END c2
 
 
 def c1(g, x_hat):
-    """The number that x_hat_j is multiplied with before it is taken from g_j."""
+    """Return the factor of x_hat_j in the term that is subtracted from g_j."""
     # BLANK-START c1: which number is it, of g or of x_hat or of both?
     return (g * x_hat).mean()
     # BLANK-END c1

@@ -9,12 +9,12 @@ import numpy as np
 
 
 def scores(Q, K, scale):
-    """The scores, [B, N, S, T]. Given: how a product over the heads is written."""
+    """Return the scores, [B, N, S, T]. Given: how a product over the heads is written."""
     return scale * np.einsum("bnsd,bntd->bnst", Q, K)
 
 
 def softmax(S, mask):
-    """The probabilities, softmax over the keys, [B, N, S, T]; a row that is -inf throughout gives 0."""
+    """Return the probabilities, softmax over the keys, [B, N, S, T]; a row that is -inf throughout gives 0."""
     # BLANK-START softmax: P from scores and mask: the exponentials must not overflow, and a row of -inf is no 0/0
     masked = S + mask
     largest = masked.max(-1, keepdims=True)
@@ -32,41 +32,41 @@ def output(P, V):
 
 
 def dV(P, dO):
-    """The gradient of the value, [B, N, T, d]."""
+    """Return the gradient of the value, [B, N, T, d]."""
     # BLANK-START dV: every query that used value t sends its share of dO
     return np.einsum("bnst,bnsd->bntd", P, dO)
     # BLANK-END dV
 
 
 def dP(dO, V):
-    """The gradient of the probabilities, [B, N, S, T]."""
+    """Return the gradient of the probabilities, [B, N, S, T]."""
     # BLANK-START dP: how fast the loss grows with each weight of P
     return np.einsum("bnsd,bntd->bnst", dO, V)
     # BLANK-END dP
 
 
 def dsoftmax(P, dP):
-    """The gradient of the scores, [B, N, S, T]."""
+    """Return the gradient of the scores, [B, N, S, T]."""
     # BLANK-START dsoftmax: through the softmax of each row, which has one sum
     return P * (dP - (dP * P).sum(-1, keepdims=True))
     # BLANK-END dsoftmax
 
 
 def dQ(dS, K, scale):
-    """The gradient of the query, [B, N, S, d]."""
+    """Return the gradient of the query, [B, N, S, d]."""
     # BLANK-START dQ: a product of dS and K, and the scale
     return scale * np.einsum("bnst,bntd->bnsd", dS, K)
     # BLANK-END dQ
 
 
 def dK(dS, Q, scale):
-    """The gradient of the key, [B, N, T, d]."""
+    """Return the gradient of the key, [B, N, T, d]."""
     # BLANK-START dK: a product of dS and Q, and the scale: which letter is summed now?
     return scale * np.einsum("bnst,bnsd->bntd", dS, Q)
     # BLANK-END dK
 
 
 def backward(dO, Q, K, V, P, scale):
-    """All three gradients from what the forward pass kept: Q, K, V and the probabilities."""
+    """Return all three gradients from the saved Q, K, V and probabilities."""
     dS = dsoftmax(P, dP(dO, V))
     return dQ(dS, K, scale), dK(dS, Q, scale), dV(P, dO)

@@ -13,7 +13,7 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, query, key, value, mask):
-        """The output, [B, N, S, d]."""
+        """Return the output, [B, N, S, d]."""
         scale = query.shape[-1] ** -0.5
         P = output = None
         # BLANK-START output: P, with 0 and not NaN in a row of -inf, and the output
@@ -29,7 +29,7 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dO):
-        """The gradients of query, key, value and mask."""
+        """Return the gradients of query, key, value and mask."""
         query, key, value, P = ctx.saved_tensors
         scale = query.shape[-1] ** -0.5
         dQ = dK = dV = dS = dmask = None

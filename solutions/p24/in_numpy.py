@@ -9,7 +9,7 @@ import numpy as np
 
 
 def index(steps, side):
-    """The cell at each step of the curve through side x side cells, a power of two: [side * side].
+    """Return the cell at each step of the curve through side x side cells, a power of two: [side * side].
 
     Two bits of a step say in which quarter of a square it is: 0 top left, 1 bottom left, 2 bottom right, 3 top right. The curve
     through the first and the last quarter is turned: of the first, rows and columns are exchanged; of the last, both are
@@ -31,7 +31,7 @@ def index(steps, side):
 
 
 def inverse(cells, side):
-    """The step at which each cell comes: [side * side]. The way back, from the whole square to the smallest."""
+    """Return the step at which each cell comes: [side * side]. The way back, from the whole square to the smallest."""
     row, column = np.divmod(cells, side)
     step, size = np.zeros_like(cells), side // 2
     while size > 0:
@@ -48,12 +48,12 @@ def inverse(cells, side):
 
 
 def gather(tensor, order):
-    """Rows in the order of the steps, [B, N, L, d]: row order[i] becomes row i. Given."""
+    """Return rows in the order of the steps, [B, N, L, d]: row order[i] becomes row i. Given."""
     return tensor[:, :, order]
 
 
 def dgather(grad_gathered, order):
-    """The gradient of the tensor that was gathered, [B, N, L, d]."""
+    """Return the gradient of the tensor that was gathered, [B, N, L, d]."""
     grad_input = np.zeros_like(grad_gathered)
     # BLANK-START dgather: where did row i of the gathered tensor come from?
     grad_input[:, :, order] = grad_gathered

@@ -17,7 +17,7 @@ from harness.puzzles.p26.nodes import CALLS, called
 
 
 def rewrite(gm, passes):
-    """Runs every pass over a graph and over the graphs that it calls; returns how many changes they report.
+    """Run every pass over a graph and over the graphs that it calls; return how many changes they report.
 
     A checkpointed region and a branch of `torch.cond` are graphs of their own: GraphModules below `gm`. A graph that has changed
     is checked, and its code made anew.
@@ -36,7 +36,7 @@ def rewrite(gm, passes):
 
 
 def backend(gm, example_inputs, passes, *, mode=None, options=None):
-    """Rewrites Dynamo's graph, then hands it to Inductor with the user's mode and options.
+    """Rewrite Dynamo's graph, then pass it to Inductor with the user's mode and options.
 
     `torch._inductor.list_mode_options(mode)` says what a mode means. They go along as `config_patches`: the backward
     pass is compiled when it first runs, long after this function has returned.
@@ -49,7 +49,7 @@ def backend(gm, example_inputs, passes, *, mode=None, options=None):
 
 
 def aot(gm, example_inputs, seen):
-    """A backend on the other side of AOTAutograd: notes both of its graphs, then compiles them with Inductor.
+    """Run behind AOTAutograd: record both of its graphs, then compile them with Inductor.
 
     `seen` is a list that gets ("forward" or "backward", [names of the operations]). Inductor expects graphs in the
     operations that its own table of decompositions leaves over.

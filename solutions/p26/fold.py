@@ -30,7 +30,7 @@ def factor(node):
 
 
 def exact(a, b, dtype):
-    """Whether x * a * b and x * (a * b) have the same bits for every x of a dtype."""
+    """Return whether x * a * b and x * (a * b) have the same bits for every x of a dtype."""
     # BLANK-START exact: of integers, whether the product fits; else at most one is not a power of two, and neither is a fraction
     if dtype.is_complex or dtype == torch.bool:
         return False
@@ -44,7 +44,7 @@ def exact(a, b, dtype):
 
 
 def fold(gm):
-    """Folds (x * a) * b into x * (a * b), for chains of any length; the product inside stays where somebody else uses it."""
+    """Fold (x * a) * b into x * (a * b), for chains of any length; an inner product with other users stays."""
     # BLANK-START chain: walk over a copy of the nodes; one dtype all along, nothing written in between; then drop what is dead
     done = 0
     for node in list(gm.graph.nodes):
@@ -64,7 +64,7 @@ def fold(gm):
 
 
 def drop_ones(gm):
-    """Removes products with 1 where nobody can tell.
+    """Remove products with 1 where it cannot be observed.
 
     x * 1.0 is a copy of x: who returns it, looks at a part of it or writes to it must not meet x. And of an integer it makes a float.
     """
@@ -85,7 +85,7 @@ def drop_ones(gm):
 
 
 def sweep(gm):
-    """Drops every node whose result nobody uses, but for those that have an effect.
+    """Remove every node whose result is not used and that has no side effect.
 
     `graph.eliminate_dead_code()` drops `y.add_(1)` and `torch.neg(x, out=y)` too: it believes that a call whose result is
     not used does nothing.

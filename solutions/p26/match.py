@@ -27,7 +27,7 @@ FAR = 32
 
 
 def replace(gm, node, target, *args, **kwargs):
-    """Replaces a node by a call of `target`: what is known of it stays known, and its users use the new one."""
+    """Replace a node by a call of `target`: keep its metadata, and move its users."""
     # BLANK-START replace: insert before the node, copy its meta, move its users, erase it; then what fed nobody but it
     with gm.graph.inserting_before(node):
         new = gm.graph.call_function(target, args, kwargs)
@@ -45,7 +45,7 @@ def replace(gm, node, target, *args, **kwargs):
 
 
 def silu(gm):
-    """Swaps x * sigmoid(x) for the workbook's SiLU, Mojo kernels with a backward pass of their own; returns how often."""
+    """Replace x * sigmoid(x) by the workbook's SiLU, Mojo kernels with their own backward pass; return how often."""
     # BLANK-START silu: both orders; the same x in both places, one floating dtype, nothing written in between
     done = 0
     for node in list(gm.graph.nodes):
@@ -62,7 +62,7 @@ def silu(gm):
 
 
 def leading_to(end):
-    """The pointwise nodes that lead to a node and what they read, the nearest first; FAR of them at most."""
+    """Return the pointwise nodes that lead to a node and what they read, the nearest first; FAR of them at most."""
     found = [end]
     for node in found:
         if pointwise(node) and len(found) < FAR:
@@ -71,7 +71,7 @@ def leading_to(end):
 
 
 def values(end, x, points):
-    """What a node computes of x alone: its value where x is `points`. None where it needs anything else."""
+    """Return a node's value as a function of x only, at `points`. None if it needs anything else."""
     # BLANK-START values: run the pointwise nodes between the two by hand; a node that is reached and is neither ends it
     known = {x: points}
 
@@ -92,7 +92,7 @@ def values(end, x, points):
 
 
 def gelu(gm):
-    """Swaps the tanh form of GELU, however it is written, for one call; returns how often.
+    """Replace the tanh form of GELU in every spelling by one call; return how often.
 
     The form is 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), which F.gelu calls approximate="tanh".
     """

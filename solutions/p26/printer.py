@@ -29,7 +29,7 @@ def rows(gm):
 
 
 def groups(gm):
-    """What a compiler could compute in one loop: lists of two nodes or more.
+    """Return what a compiler could compute in one loop: lists of two nodes or more.
 
     Pointwise nodes that feed one another belong together, unless something that is not pointwise lies on a path from
     the one to the other. So every node has a stage: how many nodes that are not pointwise must run before it. A group is
@@ -52,7 +52,7 @@ def groups(gm):
 
 
 def eager(gm, example_inputs):
-    """The tail that compiles nothing: the graph itself, as a function that returns a tuple."""
+    """Return the tail that compiles nothing: the graph itself, as a function that returns a tuple."""
     return gm.forward
 
 
@@ -69,7 +69,7 @@ class Printer:
         self.ids = []
 
     def __call__(self, gm, example_inputs):
-        """The backend: writes "Graph 0/0: N ops, M fusable groups" and a line for each operation."""
+        """Print "Graph 0/0: N ops, M fusable groups" and a line for each operation."""
         # BLANK-START show: note the id, write the head and the rows, and return what the tail makes of the graph
         id = CompileContext.current_compile_id()
         self.ids.append((id.frame_id, id.frame_compile_id))

@@ -12,19 +12,19 @@ IGNORED = -100
 
 
 def softmax(logits):
-    """The probabilities of the last axis. Given: the largest logit is subtracted, and no exponential overflows."""
+    """Return the probabilities of the last axis. Given: the largest logit is subtracted, and no exponential overflows."""
     weights = np.exp(logits - logits.max(-1, keepdims=True))
     return weights / weights.sum(-1, keepdims=True)
 
 
 def wanted(targets, smoothing, V):
-    """The distribution that each place is compared with, [B, T, V]: 1 - smoothing on its target, the rest on all; given."""
+    """Return the distribution that each place is compared with, [B, T, V]: 1 - smoothing on its target, the rest on all; given."""
     onehot = np.where(targets[..., None] == np.arange(V), 1.0, 0.0)
     return (1 - smoothing) * onehot + smoothing / V
 
 
 def loss(logits, targets, smoothing):
-    """The cross-entropy, a number: the mean over the places that are not ignored."""
+    """Return the cross-entropy, a number: the mean over the places that are not ignored."""
     # BLANK-START loss: the mean of -sum(y * log p) over the places that count
     shifted = logits - logits.max(-1, keepdims=True)
     log_p = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
@@ -35,7 +35,7 @@ def loss(logits, targets, smoothing):
 
 
 def dlogits(logits, targets, smoothing):
-    """The gradient of the logits, [B, T, V]."""
+    """Return the gradient of the logits, [B, T, V]."""
     # BLANK-START dlogits: p - y where the place counts, over the number of those that do
     counted = targets != IGNORED
     y = wanted(targets, smoothing, logits.shape[-1])
@@ -44,7 +44,7 @@ def dlogits(logits, targets, smoothing):
 
 
 def dgelu(x, dx):
-    """The gradient of GELU's input, [B, T, C]; dx is that of its output x / 2 (1 + tanh u), u = k (x + 0.044715 x^3)."""
+    """Return the gradient of GELU's input, [B, T, C]; dx is that of its output x / 2 (1 + tanh u), u = k (x + 0.044715 x^3)."""
     k = np.sqrt(2 / np.pi)
     # BLANK-START dgelu: the product rule; the derivative of tanh u is (1 - tanh^2 u) u'
     tanh = np.tanh(k * (x + 0.044715 * x**3))
@@ -54,14 +54,14 @@ def dgelu(x, dx):
 
 
 def dlinear(dy, x, W):
-    """The gradients of x, W and the bias of y = x W^T + b: [B, T, C], [O, C] and [O]."""
+    """Return the gradients of x, W and the bias of y = x W^T + b: [B, T, C], [O, C] and [O]."""
     # BLANK-START dlinear: return all three; W and the bias serve every token
     return dy @ W, np.einsum("bto,btc->oc", dy, x), dy.sum((0, 1))
     # BLANK-END dlinear
 
 
 def dembedding(tokens, dx, V):
-    """The gradients of both tables of x = token[tokens] + position[:T]: [V, C] and [T, C]."""
+    """Return the gradients of both tables of x = token[tokens] + position[:T]: [V, C] and [T, C]."""
     # BLANK-START dembedding: return both; a token that comes twice gets both gradients
     token = np.zeros((int(V), dx.shape[-1]), dx.dtype)
     np.add.at(token, tokens, dx)
@@ -70,14 +70,14 @@ def dembedding(tokens, dx, V):
 
 
 def dresidual(dx, A):
-    """The gradient of x, [B, T, C], in x + x A^T, whose gradient is dx; A [C, C] stands for any branch."""
+    """Return the gradient of x, [B, T, C], in x + x A^T, whose gradient is dx; A [C, C] stands for any branch."""
     # BLANK-START dresidual: the gradient comes back on both ways
     return dx + dx @ A
     # BLANK-END dresidual
 
 
 def dtied(tokens, dx, dlogits, x):
-    """The gradient [V, C] of a table that is read at both ends: token[tokens], whose gradient is dx, and x token^T."""
+    """Return the gradient [V, C] of a table that is read at both ends: token[tokens], whose gradient is dx, and x token^T."""
     # BLANK-START dtied: one tensor, two gradients
     token = np.einsum("btv,btc->vc", dlogits, x)
     np.add.at(token, tokens, dx)

@@ -37,12 +37,12 @@ class Tape:
         self.story: list[tuple[str, int]] = []
 
     def keep(self, name: str, *tensors: Tensor) -> None:
-        """Keeps tensors until they are taken."""
+        """Save tensors until they are taken."""
         self.kept[name] = tensors
         self.story.append((name, self.bytes()))
 
     def take(self, name: str) -> tuple[Tensor, ...]:
-        """The tensors under a name, which the tape gives back."""
+        """Remove and return the tensors under a name."""
         tensors = self.kept.pop(name)
         self.story.append((name, self.bytes()))
         return tensors
@@ -138,7 +138,7 @@ def split_heads(joined: Tensor, parts: int) -> tuple[Tensor, ...]:
 
 
 def join_heads(parts: tuple[Tensor, ...]) -> Tensor:
-    """The way back: tensors [B, HEADS, T, C / HEADS] -> [B, T, len(parts) * C]. Given."""
+    """Merge heads: tensors [B, HEADS, T, C / HEADS] -> [B, T, len(parts) * C]. Given."""
     return torch.stack(parts).permute(1, 3, 0, 2, 4).flatten(2)
 
 
@@ -250,7 +250,7 @@ class Block:
 
     @staticmethod
     def backward(dx: Tensor, tape: Tape, name: str, p: Parameters, grads: Parameters) -> Tensor:
-        """The gradient of the stream before the block."""
+        """Return the gradient of the stream before the block."""
         # BLANK-START block: the second branch first; add what a branch brings to the stream
         d = Linear.backward(dx, tape, f"{name}.narrow", p, grads)
         d = Gelu.backward(d, tape, f"{name}.gelu", p, grads)
@@ -264,12 +264,12 @@ class Block:
 
 
 def layers(p: Parameters) -> int:
-    """How many blocks the parameters make. Given."""
+    """Return the number of blocks of the parameters. Given."""
     return sum(name.endswith(".ln_1.weight") for name in p)
 
 
 def logits_of(tokens: Tensor, tape: Tape, p: Parameters) -> Tensor:
-    """The logits [B, T, V] of the token after each place. The head reads the embedding's table: its weight is tied. Given."""
+    """Return the logits [B, T, V] of the token after each place. The head reads the embedding's table: its weight is tied. Given."""
     x = Embedding.forward(tokens, tape, "embedding", p)
     for i in range(layers(p)):
         x = Block.forward(x, tape, f"block{i}", p)
@@ -279,12 +279,12 @@ def logits_of(tokens: Tensor, tape: Tape, p: Parameters) -> Tensor:
 
 
 def forward(tokens: Tensor, targets: Tensor, tape: Tape, p: Parameters) -> Tensor:
-    """The loss, with all on the tape that `backward` needs. Given."""
+    """Return the loss, with all on the tape that `backward` needs. Given."""
     return CrossEntropy.forward(logits_of(tokens, tape, p), targets, tape, "loss")
 
 
 def backward(tape: Tape, p: Parameters, grads: Parameters) -> None:
-    """Adds the gradient of every parameter to `grads`, from the loss back to the embedding; the tape is empty at the end."""
+    """Add the gradient of every parameter to `grads`, from the loss back to the embedding; the tape is empty at the end."""
     # BLANK-START model: the loss, the head, ln_f, the blocks, the embedding
     d = CrossEntropy.backward(tape, "loss")
     (x,) = tape.take("head")
@@ -297,7 +297,7 @@ def backward(tape: Tape, p: Parameters, grads: Parameters) -> None:
 
 
 def clip(grads: Parameters, limit: float) -> Tensor:
-    """Scales all gradients by one number where their common norm is above `limit`; returns the norm that they had."""
+    """Scale all gradients by one number where their common norm is above `limit`; returns the norm that they had."""
     # BLANK-START clip: one factor for all, limit / (norm + 1e-6), and never up
     norm = torch.stack([grad.square().sum() for grad in grads.values()]).sum().sqrt()
     for grad in grads.values():

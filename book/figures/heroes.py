@@ -92,7 +92,7 @@ def one_barrier() -> str:
             continue
         taken = (
             f"Without a barrier warp {warp} goes on to the place of warp {others[warp]}"
-            + (" and finds its numbers." if sides[0][tick][warp] == "right" else ", where nobody has stored yet.")
+            + (" and finds its numbers." if sides[0][tick][warp] == "right" else ", where nothing has been stored yet.")
         )  # fmt: skip
         with_it = (
             "With one it waits."
@@ -277,9 +277,10 @@ def rewriting(title: str = "gelu: with x**3") -> str:
                 elif y - y0 > line:
                     side = x + wide / 2
                     drawing.parts.append(
-                        f'<path d="M{side:g} {y0 + high / 2:g}Q{side + 44:g} {(y + y0 + high) / 2:g} {side + 2:g} {y + high / 2:g}" '
+                        f'<path d="M{side:g} {y0 + high / 2:g}Q{side + 44:g} {(y + y0 + high) / 2:g} {side + 12:g} {y + high / 2:g}" '
                         'fill="none" stroke="currentColor"/>'
                     )
+                    drawing.arrow(side + 14, y + high / 2 - 2, side, y + high / 2)
                 else:
                     drawing.arrow(x, y0 + high, x, y)
         with drawing.during(0, until):
@@ -300,9 +301,9 @@ def rewriting(title: str = "gelu: with x**3") -> str:
     drawing.words = [
         f"GELU written out, as PyTorch hands it over; {AT:g} goes through it, and {values['output']:.4f} comes out.",
         f"A hundred numbers went through the {len(gone)} marked nodes, and what came out is GELU. That is the match.",
-        f"{new[0]} takes {before[0][0]}, and the output now uses it. Nobody uses {swept[0]} any more.",
+        f"{new[0]} takes {before[0][0]}, and the output now uses it. Nothing uses {swept[0]} any more.",
         *(
-            f"The sweep: {earlier} is gone. The next that nobody uses is {name}."
+            f"The sweep: {earlier} is gone. The next without a reader is {name}."
             for earlier, name in pairwise(swept)
         ),
         f"{len(after)} nodes are left: {', '.join(name for name, *_ in after)}. What comes out is still {values['output']:.4f}.",
@@ -395,10 +396,15 @@ def tiles_walk() -> Iterator[tuple[str, int, int, np.ndarray, float]]:
                 yield what, s, t, P, float(np.abs(total - exact[what][own : own + TILE]).max())
 
 
+SHOWN = range(2, 33, 2)
+"""Of the tiles in their order those that the drawing stops at."""
+
+
 def tiles() -> str:
     """The scores of one head, a tile at a time, never two tiles at once; beside them the tile's weights in numbers."""
     of, walk_ = head(), list(tiles_walk())
-    count, cell, left, top, last = len(of["query"]), 22, 64, 46, len(walk_)
+    shown = SHOWN[-15:]  # with the opening sixteen steps; the last one ends both kernels
+    count, cell, left, top, last = len(of["query"]), 22, 64, 46, len(shown)
     delta = (of["grad_output"] * of["output"]).sum(-1)
     right, close = left + cell * count, 360
     drawing = Steps(
@@ -432,13 +438,13 @@ def tiles() -> str:
             (done_column, (left + cell * i, top + cell * count + 8, side, 28)),
         ):
             drawing.box(*box)
-            with drawing.during(done, last):
+            with drawing.during(sum(number < done for number in shown) + 1, last):
                 drawing.box(*box, shade=0.4, thick=0)
     drawing.words = [
         "The weight of each query and key, the darker the larger: a plain backward pass reads them all from memory. "
         "Here the forward pass has kept one number a query instead, lse."
     ]
-    for number, (what, s, t, P, error) in enumerate(walk_, start=1):
+    for number, (what, s, t, P, error) in enumerate((walk_[at - 1] for at in shown), start=1):
         with drawing.during(number):
             for (i, j), weight in np.ndenumerate(P):
                 shade = 0.05 + 0.25 * float(weight)
@@ -483,12 +489,12 @@ def reads(width: int = 32, radius: int = 4, tile: int = 16) -> str:
     counts = [each.sum(1) for each in loads]
     so_far = [each.cumsum() for each in counts]
     totals, steps = [each[-1] for each in so_far], width * width // tile
-    still = int(np.flatnonzero((counts[0] == counts[0].max()) & (counts[1] == counts[1].max()))[-1])
+    shown = range(steps // 16 - 1, steps, steps // 16)
     drawing = Steps(
         330,
         f"A grid of {width} x {width} cells, walked in tiles of {tile} cells; a cell sees those within {radius} rows and columns. Row by row "
         f"{totals[0]} pairs of tiles are computed, along Hilbert's curve {totals[1]}.",
-        still=still,
+        still=len(shown) - 1,
     )
     for panel, (name, order) in enumerate(named.items()):
         left = 6 + 252 * panel
@@ -497,9 +503,9 @@ def reads(width: int = 32, radius: int = 4, tile: int = 16) -> str:
         middles = [(left + cell * (c % width + 0.5), top + cell * (c // width + 0.5)) for c in order.tolist()]
         drawing.polyline(middles, opacity=0.45)
         by_tile = order.reshape(steps, tile)
-        for step in range(steps):
+        for number, step in enumerate(shown):
             loaded, own = by_tile[loads[panel][step]].ravel(), by_tile[step]
-            with drawing.during(step):
+            with drawing.during(number):
                 for cells, opacity in ((loaded, 0.35), (own, 0.9)):
                     drawing.parts.append(
                         f'<path d="{runs(cells, width, cell, left, top)}" fill="currentColor" fill-opacity="{opacity}"/>'
@@ -510,16 +516,16 @@ def reads(width: int = 32, radius: int = 4, tile: int = 16) -> str:
                 drawing.box(
                     left, top + cell * width + 60, cell * width * total / max(totals), 10, shade=0.5, thick=0
                 )
-    for step, (rows, curve, of_rows, of_curve) in enumerate(zip(*counts, *so_far, strict=True)):
+    for step in shown:
+        rows, curve, of_rows, of_curve = (each[step] for each in (*counts, *so_far))
         end = f" That is {totals[0] / totals[1]:.2f} times as many." if step == steps - 1 else ""
         drawing.words.append(
             f"The {tile} queries see keys in {rows} tiles row by row, in {curve} along the curve. "
             f"So far {of_rows} and {of_curve} tiles are read.{end}"
         )
     return drawing.hero(
-        f"Strongest: {tile} queries. Around them: the tiles of keys that are loaded for them, because a cell in them lies "
-        f"within {radius} rows and columns. The bars count what has been read.",
-        f"Two orders of the same grid, each cut into {steps} tiles of {tile} cells. Strongest: the first tile, as queries. Fainter: the tiles that hold its keys.",
+        f"Black: {tile} queries. Grey: the tiles of keys that they force the kernel to load. The bars count what has been read.",
+        f"Two orders of the same grid, each cut into {steps} tiles of {tile} cells; every fourth is shown.",
     )
 
 
@@ -589,12 +595,13 @@ def ring() -> str:
     for rank, (x, y) in enumerate(places):
         drawing.labelled(x - 68, y - 56, 136, 32, f"rank {rank}: Q, dO {rank}")
         x1, y1 = places[(rank + 1) % RANKS]
-        start, stop = (0.42, 0.54) if y1 > y else (0.46, 0.58)  # from below a pile to above the next, or back
-        ends = (x + 0.34 * (x1 - x), y + start * (y1 - y), x + 0.66 * (x1 - x), y + stop * (y1 - y))
-        with drawing.during(0, RANKS - 2):
-            drawing.arrow(*ends)
-        with drawing.during(RANKS, last - 1):
-            drawing.arrow(*ends)
+        for first, until, bottom in ((0, RANKS - 2, 10), (RANKS, last - 1, 48)):  # the piles are higher on the way back
+            side, level = (68 if x1 > x else -68), (-56 if rank < RANKS // 2 else bottom)
+            ends = [(x1 - side, y1 - 20), (x + side * 0.6, y + level)]  # a side of one pile, top or bottom of the other
+            if rank % 2:
+                ends = [(x1 - side * 0.6, y1 + level), (x + side, y - 20)]
+            with drawing.during(first, until):
+                drawing.arrow(*ends[1], *ends[0])
         for step in range(last + 1):
             with drawing.during(step):
                 if step < last:

@@ -98,15 +98,9 @@ def facts(wrong: Wrong) -> str:
 
 
 def exhibit(wrong: Wrong) -> str:
-    """Show a wrong solution whole; its lines are folded, because they belong to the solution."""
-    return "\n".join(
-        [
-            f'<div class="exhibit" id="{wrong.name}"><p><strong>{in_html(wrong.story)}</strong></p>{facts(wrong)}',
-            '<details class="solution-details"><summary>The changed lines</summary>\n',
-            f"```diff\n{lines(wrong)}\n```\n",
-            "</details></div>\n",
-        ]
-    )
+    """Tell one mistake; its row in the table has the rest, and its lines, which belong to the solution."""
+    told = f"{in_html(wrong.effect)}</p>{seen_in(wrong.source)}"
+    return f'<div class="exhibit"><p><a href="#{wrong.name}">{in_html(wrong.story)}</a><br>{told}</div>\n'
 
 
 def best(puzzle: str) -> list[Wrong]:
@@ -125,33 +119,23 @@ def best(puzzle: str) -> list[Wrong]:
 
 def all_of_them(puzzle: str) -> str:
     """List every wrong solution in a table; a click on one loads what it does and its changed lines, as workbook.js does it."""
-    shown = {wrong.name for wrong in best(puzzle)}
     rows, kept = [], {}
     for gate, group in by_gate(puzzle).items():
         for wrong in group:
             size = mark(wrong).size
             error = "" if size is None else f"{size:.1g}" if size < 10 else f"{min(size, 1e6):,.0f}"
-            if wrong.name in shown:
-                opening, story = "<tr>", f'<a href="#{wrong.name}">{in_html(wrong.story)}</a>'
-            else:
-                path = wrong_path(wrong)
-                opening = f'<tr id="{wrong.name}">'
-                story = f'<details data-exhibit="{wrong.name}"><summary>{in_html(wrong.story)}</summary><code>{path}</code></details>'
-                diff = (
-                    f'<pre><code class="language-diff">{html.escape(lines(wrong), quote=False)}</code></pre>'
-                )
-                kept[wrong.name] = facts(wrong) + diff
-            rows.append(f"{opening}<td>{story}</td><td><code>{gate}</code></td><td>{error}</td></tr>")
+            path = f"solutions/{puzzle}/wrong/{wrong.name}.toml"
+            fold = f'<details data-exhibit="{wrong.name}"><summary>{in_html(wrong.story)}</summary><code>{path}</code></details>'
+            diff = f'<pre><code class="language-diff">{html.escape(lines(wrong), quote=False)}</code></pre>'
+            kept[wrong.name] = facts(wrong) + diff
+            rows.append(
+                f'<tr id="{wrong.name}"><td>{fold}</td><td><code>{gate}</code></td><td>{error}</td></tr>'
+            )
     head = "<tr><th>what was changed</th><th>gate</th><th>error</th></tr>"
     return (
         f'<div class="table-wrapper"><table class="exhibits"><thead>{head}</thead><tbody>{"".join(rows)}</tbody></table></div>\n'
         f'<script type="application/json" id="exhibits">{in_script(kept)}</script>\n'
     )
-
-
-def wrong_path(wrong: Wrong) -> str:
-    """The file of a wrong solution, as it is written in the repository."""
-    return f"solutions/{wrong.puzzle}/wrong/{wrong.name}.toml"
 
 
 def in_script(data: dict[str, str]) -> str:

@@ -8,7 +8,7 @@ mdBook hands over the book as JSON on standard input and takes it back on standa
 - in a fence, `{{#blank FILE:ID}}` includes the body of a blank, `{{#function FILE:NAME}}` a whole function;
 - `{{#wrong PUZZLE}}` counts the wrong solutions that the gates of the page's hint ladders reject, and links them;
 - `{{#hints PUZZLE:BLANK}}` is the task of a blank, where the page has not shown it, and its hint ladder; a further rung with the same
-  gate has its task and a reference to the hints above;
+  gate has a line that names its file;
 - `{{= EXPRESSION | FORMAT }}` is a number of a record, `{{check EXPRESSION}}` a statement that must hold (`references.py`);
 - `{{#skip}}` below a page's heading says that it may wait, and where the path goes on (`reading.py`);
 - an included Markdown file is treated like the page that it stands in;
@@ -37,6 +37,7 @@ from harness.check import options, zoo
 from harness.errors import BadUse
 from harness.learner import blanks, hints
 from harness.spec.catalogue import find_puzzle, puzzle_names
+from harness.spec.rungs import Rung
 
 WITHHELD = "This code appears when the book is built by its task: "
 MARKER = "<!-- workbook preprocessor -->"
@@ -305,13 +306,6 @@ def snippet(
     return transform(part, file.parent, setting, (*within, file))
 
 
-def ladder_language(puzzle: str, ladder: str) -> str:
-    """ "mojo" or "python", by the rung of a puzzle whose blanks a hint ladder is for."""
-    spec = find_puzzle(puzzle)
-    rungs = (rung for rung in spec.rungs if ladder in (spec.ladder(rung, gate) for gate in rung.gates))
-    return next(rungs, spec.main_rung).language.lower()
-
-
 def task_fence(chapter: Chapter, puzzle: str, ladder: str, folder: Path, language: str) -> str:
     """The task of a blank as a fence; nothing where the page itself includes it."""
     code = stubs.stub(puzzle, ladder)
@@ -329,33 +323,33 @@ def task_fence(chapter: Chapter, puzzle: str, ladder: str, folder: Path, languag
     return f"```{language}\n{code}\n```\n\n"
 
 
-def gate_of(puzzle: str, ladder: str) -> str:
-    """The gate that a hint ladder is for: "dx" of "numpy-dx"."""
+def rung_and_gate(puzzle: str, ladder: str) -> tuple[Rung, str]:
+    """Whose blank a hint ladder is for: the NumPy rung and "dx" of "numpy-dx"."""
     spec = find_puzzle(puzzle)
-    named = {spec.ladder(rung, gate): gate for rung in spec.rungs for gate in rung.gates}
-    return named.get(ladder, ladder)
+    named = {spec.ladder(rung, gate): (rung, gate) for rung in spec.rungs for gate in rung.gates}
+    return named.get(ladder, (spec.main_rung, ladder))
 
 
 def hint_ladder(chapter: Chapter, place: re.Match, folder: Path, setting: Setting) -> str:
     """The hints of a blank, folded one by one; nearly-code stays out of the search index. A gate's hints are shown once."""
     puzzle, ladder = place["puzzle"], place["ladder"]
     try:
-        rungs = hints.ladder(puzzle, ladder)
+        ladder_of_hints = hints.ladder(puzzle, ladder)
     except BadUse as error:
         chapter.fault(place.start(), str(error))
         return place[0]
-    language = ladder_language(puzzle, ladder)
-    task = task_fence(chapter, puzzle, ladder, folder, language)
-    gate = gate_of(puzzle, ladder)
+    rung, gate = rung_and_gate(puzzle, ladder)
     if gate in chapter.gates:
-        return f"{task}The hints of `{gate}` above hold here too; `workbook hint {puzzle} {ladder}` has those for this file.\n"
+        return f"The same blank is in `problems/{puzzle}/{rung.file}`; `workbook hint {puzzle} {ladder}` has its hints.\n"
     chapter.gates.add(gate)
+    language = rung.language.lower()
+    task = task_fence(chapter, puzzle, ladder, folder, language)
     folds = []
-    for rung in rungs:
-        fence = f"```{language}\n{rung.code}\n```"
-        code = f"{withhold(fence, withheld_folder(setting.book))}\n\n" if rung.code else ""
+    for hint in ladder_of_hints:
+        fence = f"```{language}\n{hint.code}\n```"
+        code = f"{withhold(fence, withheld_folder(setting.book))}\n\n" if hint.code else ""
         folds.append(
-            f'<details class="hint">\n<summary>Hint {rung.id}</summary>\n\n{rung.text}\n\n{code}</details>\n'
+            f'<details class="hint">\n<summary>Hint {hint.id}</summary>\n\n{hint.text}\n\n{code}</details>\n'
         )
     return f'{task}<div class="hint-ladder">\n{"".join(folds)}</div>\n'
 

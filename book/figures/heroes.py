@@ -595,9 +595,15 @@ def ring() -> str:
     for rank, (x, y) in enumerate(places):
         drawing.labelled(x - 68, y - 56, 136, 32, f"rank {rank}: Q, dO {rank}")
         x1, y1 = places[(rank + 1) % RANKS]
-        for first, until, bottom in ((0, RANKS - 2, 10), (RANKS, last - 1, 48)):  # the piles are higher on the way back
+        for first, until, bottom in (
+            (0, RANKS - 2, 10),
+            (RANKS, last - 1, 48),
+        ):  # the piles are higher on the way back
             side, level = (68 if x1 > x else -68), (-56 if rank < RANKS // 2 else bottom)
-            ends = [(x1 - side, y1 - 20), (x + side * 0.6, y + level)]  # a side of one pile, top or bottom of the other
+            ends = [
+                (x1 - side, y1 - 20),
+                (x + side * 0.6, y + level),
+            ]  # a side of one pile, top or bottom of the other
             if rank % 2:
                 ends = [(x1 - side * 0.6, y1 + level), (x + side, y - 20)]
             with drawing.during(first, until):

@@ -1,4 +1,4 @@
-"""Pinned host memory: which ranges of this process the program has pinned, and fills and copies inside them.
+"""Pinned host memory: the ranges of this process that the program has pinned, and fills and copies in them.
 
 With unified addressing a pinned host buffer is a legal target of every fill and copy, so libcuda.mojo must tell such an
 address from one of the device. The ranges are a linked list of three words each (address, bytes, next) behind one
@@ -10,7 +10,7 @@ from transport import STATE, S_MUTEX, S_PINNED, at, state, state_is_ours
 
 
 def lock() -> Bool:
-    """False where there is no state page: then nothing was ever pinned."""
+    """Return False without a state page: nothing was ever pinned."""
     return state_is_ours() and external_call["pthread_mutex_lock", Int32](STATE + 8 * S_MUTEX) == 0
 
 
@@ -19,7 +19,7 @@ def unlock():
 
 
 def remember_pinned(address: Int, count: Int):
-    """From now on these bytes are pinned host memory."""
+    """Add a range of pinned host memory."""
     if not lock():
         return
     var node = external_call["calloc", Int](Int(3), Int(8))
@@ -31,7 +31,7 @@ def remember_pinned(address: Int, count: Int):
 
 
 def forget_pinned(address: Int) -> Bool:
-    """The range that begins here is pinned no longer. False where there is none."""
+    """Remove the pinned range that begins here; return False if there is none."""
     if not lock():
         return False
     var link = STATE + 8 * S_PINNED
@@ -48,7 +48,7 @@ def forget_pinned(address: Int) -> Bool:
 
 
 def pinned_range(address: Int) -> Tuple[Int, Int]:
-    """The pinned range that an address lies in: (its start, its bytes); no bytes where there is none."""
+    """Return (start, bytes) of the pinned range that holds an address; 0 bytes if there is none."""
     if not lock():
         return (0, 0)
     var pinned = (0, 0)
@@ -65,7 +65,7 @@ def pinned_range(address: Int) -> Tuple[Int, Int]:
 
 
 def is_pinned(address: Int, count: Int) -> Bool:
-    """Whether all these bytes lie in one pinned range."""
+    """Return whether all these bytes are in one pinned range."""
     var pinned = pinned_range(address)
     return pinned[1] != 0 and address + count <= pinned[0] + pinned[1]
 

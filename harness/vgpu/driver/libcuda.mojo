@@ -41,9 +41,9 @@ def no_device() abi("C") -> Int32:
 def cuGetProcAddress_v2(
     name: Int, function: Int, version: Int32, flags: UInt64, status: Int
 ) abi("C") -> Int32:
-    """How CUDA's run-time library (that of PyTorch, say) finds its driver; MAX does not ask this way.
+    """Answer CUDA's run-time library (PyTorch's, for example); MAX does not use this function.
 
-    Everything that it finds answers "no device": PyTorch then sees no GPU, and needs no word about it.
+    Every entry point returns "no device", so that PyTorch sees no GPU.
     """
     var f = no_device
     at[Int](function)[] = Pointer(to=f).unsafe_bitcast[Int]()[]
@@ -89,7 +89,7 @@ def cuDeviceGetAttribute(value: Int, attribute: Int32, device: Int32) abi("C") -
 
 @export("cuLaunchHostFunc")
 def cuLaunchHostFunc(stream: Int, function: Int, data: Int) abi("C") -> Int32:
-    """Everything enqueued before has finished, so the function runs now."""
+    """Run the function now: everything enqueued before has finished."""
     var f = function
     Pointer(to=f).unsafe_bitcast[def(Int) abi("C") thin -> None]()[](data)
     return SUCCESS
@@ -109,7 +109,7 @@ def cuEventDestroy(event: Int) abi("C") -> Int32:
 
 @export("cuEventRecord")
 def cuEventRecord(event: Int, stream: Int) abi("C") -> Int32:
-    """Stores the clock in nanoseconds: the time that the simulation takes, not what a GPU would take."""
+    """Store the clock in nanoseconds: the time of the simulation, not a GPU's."""
     return int_answer(Request(OP_CLOCK), event)
 
 
@@ -144,8 +144,7 @@ def cuMemGetAddressRange_v2(base: Int, size: Int, address: Int) abi("C") -> Int3
 
 @export("cuMemHostAlloc")
 def cuMemHostAlloc(address: Int, count: Int) abi("C") -> Int32:
-    """Pinned host memory is ordinary page-aligned memory that fills, copies and arguments of kernels may name.
-    """
+    """Allocate page-aligned memory that fills, copies and arguments of kernels may use."""
     if external_call["posix_memalign", Int32](address, Int(4096), max(count, 1)) != 0:
         return OUT_OF_MEMORY
     remember_pinned(at[Int](address)[], count)
@@ -178,7 +177,7 @@ def cuMemHostGetDevicePointer_v2(address: Int, host: Int, flags: UInt32) abi("C"
 
 
 def write_to_device(address: Int, host: Int, count: Int) -> Int32:
-    """Host to device, where "device" may be pinned host memory."""
+    """Copy host to device, where "device" may be pinned host memory."""
     if is_pinned(address, count):
         move_host(address, host, count)
         return SUCCESS
@@ -188,7 +187,7 @@ def write_to_device(address: Int, host: Int, count: Int) -> Int32:
 
 
 def read_from_device(host: Int, address: Int, count: Int) -> Int32:
-    """Device to host, where "device" may be pinned host memory."""
+    """Copy device to host, where "device" may be pinned host memory."""
     if is_pinned(address, count):
         move_host(host, address, count)
         return SUCCESS
@@ -198,7 +197,7 @@ def read_from_device(host: Int, address: Int, count: Int) -> Int32:
 
 
 def copy(target: Int, source: Int, count: Int) -> Int32:
-    """Copy between any two of device and pinned host memory: the addresses tell which."""
+    """Copy between device and pinned host memory, by the addresses."""
     if is_pinned(target, count):
         return read_from_device(target, source, count)
     if is_pinned(source, count):
@@ -215,7 +214,7 @@ def fill(address: Int, value: Int, width: Int, count: Int) -> Int32:
 
 
 def fill_rows(address: Int, pitch: Int, value: Int, width: Int, columns: Int, rows: Int) -> Int32:
-    """The same for the first `columns` elements of every row; `pitch` is the bytes from row to row."""
+    """Fill the first `columns` elements of every row; `pitch` is the bytes from row to row."""
     for row in range(rows):
         var code = fill(address + row * pitch, value, width, columns)
         if code != SUCCESS:
@@ -245,7 +244,7 @@ def cuMemcpyPeer(target: Int, to_context: Int, source: Int, from_context: Int, c
 
 @export("cuMemcpy2D_v2")
 def cuMemcpy2D_v2(rows: Int) abi("C") -> Int32:
-    """A copy of a rectangle; `rows` is the address of a CUDA_MEMCPY2D, whose two halves describe source and target.
+    """Copy a rectangle; `rows` is the address of a CUDA_MEMCPY2D, whose two halves describe source and target.
 
     Each half: x in bytes, y, memory type, host address, device address, array, pitch, eight bytes each. Types: 1 host, 2
     device, 3 array (which the virtual GPU does not have), 4 any.
@@ -279,7 +278,7 @@ def cuMemcpy2D_v2(rows: Int) abi("C") -> Int32:
 
 @export("cuMemAllocPitch_v2")
 def cuMemAllocPitch_v2(address: Int, pitch: Int, width: Int, height: Int, element: UInt32) abi("C") -> Int32:
-    """Rows begin at multiples of 512 bytes, as on most GPUs."""
+    """Allocate rows that begin at multiples of 512 bytes, as on most GPUs."""
     at[Int](pitch)[] = (width + 511) // 512 * 512
     return int_answer(Request(OP_ALLOCATE, at[Int](pitch)[] * height), address)
 
@@ -319,8 +318,7 @@ def cuMemsetD2D32_v2(address: Int, pitch: Int, value: UInt32, columns: Int, rows
 
 @export("cuModuleLoadDataEx")
 def cuModuleLoadDataEx(module: Int, image: Int, count: UInt32, options: Int, values: Int) abi("C") -> Int32:
-    """The image is PTX text, or machine code that Python refuses. Errors go to the caller's JIT log buffer, if any.
-    """
+    """Load PTX text; Python refuses machine code. Errors go to the caller's JIT log buffer, if any."""
     var log = 0
     var log_bytes = 0
     for i in range(Int(count)):
@@ -344,7 +342,7 @@ def cuModuleUnload(module: Int) abi("C") -> Int32:
 
 @export("cuModuleGetFunction")
 def cuModuleGetFunction(function: Int, module: Int, name: Int) abi("C") -> Int32:
-    """A CUfunction is a block of words kept for the life of the process.
+    """Return a CUfunction: a block of words that lives as long as the process.
 
     Words: id, number of parameters, then offset and size of each parameter (at most MAX_PARAMETERS).
     """
@@ -397,7 +395,7 @@ def cuOccupancyMaxActiveBlocksPerMultiprocessor(
 
 
 def launch(mut request: Request, function: Int, parameters: Int, extra: Int) -> Int32:
-    """Gather the argument bytes, each parameter at its offset, and have the kernel run."""
+    """Gather the argument bytes, each parameter at its offset, and run the kernel."""
     var buffer = 0
     if parameters == 0 and extra != 0:
         # Pairs of a key and a value, ended by a null key: 1 = address of a ready argument buffer.
@@ -429,7 +427,7 @@ def launch(mut request: Request, function: Int, parameters: Int, extra: Int) -> 
 
 
 def lend_pinned(packed: Int, end: Int, mut loans: Int) -> Int32:
-    """Kernels reach pinned host memory at its own addresses; here a copy of it is on the device for one launch.
+    """Copy the pinned host memory that a kernel's arguments point to into device memory for one launch.
 
     Every argument word that points into pinned memory is made to point into the copy. `loans` becomes the list of copies:
     four words each (host address, bytes, device address, next).
@@ -463,7 +461,7 @@ def lend_pinned(packed: Int, end: Int, mut loans: Int) -> Int32:
 
 
 def return_pinned(loans: Int) -> Int32:
-    """The launch is over: what it has left in its copies of pinned memory goes back there."""
+    """Copy the launch's copies of pinned memory back."""
     var first = SUCCESS
     var loan = loans
     while loan != 0:
@@ -503,7 +501,7 @@ def cuLaunchKernel(
 
 @export("cuLaunchKernelEx")
 def cuLaunchKernelEx(config: Int, function: Int, parameters: Int, extra: Int) abi("C") -> Int32:
-    """CUlaunchConfig: seven 32-bit numbers, the stream, the attributes (72 bytes each) and how many there are.
+    """Launch by a CUlaunchConfig: seven 32-bit numbers, the stream, the attributes (72 bytes each) and their number.
     """
     var request = Request(OP_LAUNCH)
     for i in range(7):
@@ -535,7 +533,7 @@ def cuTensorMapEncodeTiled(
     promotion: Int32,
     fill: Int32,
 ) abi("C") -> Int32:
-    """The 128 bytes of a tensor map: `rank` dimensions and one stride fewer (64 bits each), box and steps (32 bits).
+    """Encode a tensor map in 128 bytes: `rank` dimensions and one stride fewer (64 bits each), tile and steps (32 bits).
     """
     var count = Int(rank)
     if map == 0 or dims == 0 or box == 0 or steps == 0 or count < 1 or count > 5:

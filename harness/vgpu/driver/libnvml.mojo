@@ -1,4 +1,4 @@
-"""The `libnvidia-ml.so.1` of the virtual GPU: the few NVML questions that MAX asks before it opens a device.
+"""The `libnvidia-ml.so.1` of the virtual GPU: the few NVML functions that MAX calls before it opens a device.
 
 Same transport as libcuda.mojo; what differs between devices (name, compute capability, memory) comes from Python.
 """
@@ -24,7 +24,7 @@ def nvml_code(code: Int32) -> Int32:
 
 
 def copy_text(text: StaticString, address: Int, length: Int):
-    """A NUL-terminated copy, cut to `length` bytes."""
+    """Write a NUL-terminated copy, cut to `length` bytes."""
     if length <= 0:
         return
     var count = min(text.byte_length(), length - 1)
@@ -72,7 +72,7 @@ def nvmlDeviceGetCudaComputeCapability(device: Int, major: Int, minor: Int) abi(
 
 @export("nvmlDeviceGetMemoryInfo")
 def nvmlDeviceGetMemoryInfo(device: Int, memory: Int) abi("C") -> Int32:
-    """An nvmlMemory_t: total, free, used, in bytes."""
+    """Fill an nvmlMemory_t: total, free, used, in bytes."""
     var request = Request(OP_MEMORY_INFO)
     var code = request.call()
     at[Int](memory)[] = request.result(1)
@@ -83,7 +83,7 @@ def nvmlDeviceGetMemoryInfo(device: Int, memory: Int) abi("C") -> Int32:
 
 @export("nvmlDeviceGetPciInfo_v3")
 def nvmlDeviceGetPciInfo_v3(device: Int, info: Int) abi("C") -> Int32:
-    """An nvmlPciInfo_t: short bus id (16 bytes), five 32-bit numbers, bus id (32 bytes)."""
+    """Fill an nvmlPciInfo_t: short bus id (16 bytes), five 32-bit numbers, bus id (32 bytes)."""
     _ = external_call["memset", Int](info, Int32(0), Int(68))
     copy_text("0000:00:00.0", info, 16)
     copy_text("00000000:00:00.0", info + 36, 32)

@@ -1,6 +1,6 @@
-"""How the stand-in libraries reach the executor of the virtual GPU.
+"""Transport from the stand-in libraries to the executor of the virtual GPU.
 
-Both libraries (libcuda.mojo, libnvml.mojo) marshal C arguments and nothing else: what a call means is decided in
+Both libraries (libcuda.mojo, libnvml.mojo) only marshal C arguments: calls are executed in
 Python (device.py). Numbers of operations and results come from there too: build.py writes the module `interface`.
 A call is a `Request` of sixteen 64-bit words, which travels over a socket to an executor process (`vgpu exec`).
 
@@ -25,17 +25,17 @@ comptime S_PINNED = 16  # the first pinned range of host memory (host_memory.moj
 
 
 def at[T: AnyType](address: Int) -> Pointer[T, MutUntrackedOrigin]:
-    """The value of type T at a raw address: how C out-parameters are written."""
+    """Return a reference to a T at a raw address, for C out-parameters."""
     return Pointer[T, MutUntrackedOrigin](unsafe_from_address=address)
 
 
 def state(slot: Int) -> Pointer[Int, MutUntrackedOrigin]:
-    """One word of the state page."""
+    """Return a reference to one word of the state page."""
     return at[Int](STATE + 8 * slot)
 
 
 def open_state():
-    """Map the state page once per process; a second library, or the same one opened again, finds it there."""
+    """Map the state page once per process; a second library, or the same one opened again, shares it."""
     # PROT_READ|PROT_WRITE; MAP_PRIVATE|MAP_ANONYMOUS|MAP_FIXED_NOREPLACE
     var page = external_call["mmap", Int](STATE, STATE_BYTES, Int32(3), Int32(0x100022), Int32(-1), Int(0))
     if page == STATE:
@@ -43,8 +43,7 @@ def open_state():
 
 
 def state_is_ours() -> Bool:
-    """False where something else of this process occupies the fixed address (MAP_FIXED_NOREPLACE refused it).
-    """
+    """Return False if the fixed address is occupied in this process (MAP_FIXED_NOREPLACE refused it)."""
     # msync answers ENOMEM for an unmapped page instead of faulting.
     if external_call["msync", Int32](STATE, STATE_BYTES, Int32(1)) != 0:
         return False
@@ -52,17 +51,17 @@ def state_is_ours() -> Bool:
 
 
 def c_text(text: StaticString) -> Int:
-    """The address of a literal as a C string (literals end in a zero byte)."""
+    """Return the address of a literal as a C string (literals end in a zero byte)."""
     return Int(text.unsafe_ptr())
 
 
 def say(text: StaticString):
-    """One line on standard error."""
+    """Print one line on standard error."""
     _ = external_call["dprintf", Int32](Int32(2), c_text("%s\n"), c_text(text))
 
 
 def move_bytes[send: Bool](fd: Int32, address: Int, count: Int) -> Bool:
-    """Send or receive exactly `count` bytes; False when the other side is gone."""
+    """Send or receive exactly `count` bytes; return False if the other side is gone."""
     var done = 0
     while done < count:
         var n: Int
@@ -78,8 +77,7 @@ def move_bytes[send: Bool](fd: Int32, address: Int, count: Int) -> Bool:
 
 
 def connect() -> Int32:
-    """Make sure that someone answers. Returns a CUDA result code: NO_DEVICE where no virtual GPU was asked for.
-    """
+    """Connect if necessary. Return a CUDA result code: NO_DEVICE if no virtual GPU was requested."""
     if not state_is_ours():
         return OPERATING_SYSTEM
     if state(S_PID)[] != 0:
@@ -117,7 +115,7 @@ def own_pid() -> Int:
 
 
 def locked_connect() -> Int32:
-    """`connect`, once, however many threads initialise at the same time."""
+    """Run `connect` once, also if several threads initialise at the same time."""
     if not state_is_ours():
         return OPERATING_SYSTEM
     _ = external_call["pthread_mutex_lock", Int32](STATE + 8 * S_MUTEX)
@@ -153,15 +151,15 @@ struct Request:
 
     @no_inline
     def call(mut self) -> Int32:
-        """Have it answered. Returns the CUDA result code."""
+        """Send the request and receive its answer. Return the CUDA result code."""
         if not state_is_ours() or state(S_PID)[] != own_pid():
             return NOT_INITIALIZED
         var raw = Int(Pointer(to=self.words).unsafe_bitcast[Int]())
         _ = external_call["pthread_mutex_lock", Int32](STATE + 8 * S_MUTEX)
-        # The connection may be lost: then there is nobody to ask.
+        # The connection may be lost.
         var result = self.over_socket(raw) if state(S_SOCKET)[] != 0 else NOT_INITIALIZED
         _ = external_call["pthread_mutex_unlock", Int32](STATE + 8 * S_MUTEX)
-        # The answer was written behind the compiler's back, through an address: read it back the same way.
+        # The answer was written through an address, which the compiler does not see: read it the same way.
         for i in range(4, 9):
             self.words[i] = at[Int](raw + 8 * i)[]
         return result
@@ -195,13 +193,13 @@ struct Request:
         return self.words[5 + index]
 
     def filled(self) -> Int:
-        """How many output bytes came back."""
+        """Return the number of output bytes."""
         return self.words[4]
 
 
 @no_inline
 def ask(operation: Int, a: Int = 0, b: Int = 0, c: Int = 0, d: Int = 0) -> Int32:
-    """A request without input or output bytes whose only answer is the result code."""
+    """Send a request without input or output bytes; return the result code."""
     var request = Request(operation, a, b, c, d)
     return request.call()
 
@@ -233,7 +231,7 @@ def two_answers(var request: Request, first: Int, second: Int) -> Int32:
 
 
 def unsupported(name: StaticString) -> Int32:
-    """Tell Python the name of an entry point that the virtual GPU does not have."""
+    """Report the name of an unsupported entry point to Python."""
     var request = Request(OP_UNSUPPORTED)
     request.input(c_text(name), name.byte_length())
     _ = request.call()

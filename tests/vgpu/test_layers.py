@@ -1,4 +1,4 @@
-"""The floors of the virtual GPU: every file imports from its own folder and from below, and a light import stays light."""
+"""The layers of the virtual GPU: every file imports from its own folder and from below, and a light import stays light."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ import pytest
 import harness.vgpu
 
 PACKAGE = Path(harness.vgpu.__file__).parent
-FLOORS = (
+LAYERS = (
     "ptx", "errors", "memory", "checks", "engine/opcodes", "engine/interpreter", "engine", "machine",
     "driver", "cli",
 )  # fmt: skip
-"""From the bottom up; what lies in no folder is a floor of its own."""
+"""From the bottom up; what lies in no folder is a layer of its own."""
 OUTSIDE = ("harness.errors", "harness.toolchain.")
 """What the virtual GPU may import of the rest of the harness."""
 
 
-def floor_of(module: str) -> int:
-    """The number of the floor that a module stands on, given from the package downwards: `checks.races`."""
+def layer_of(module: str) -> int:
+    """The number of the layer that a module stands on, given from the package downwards: `checks.races`."""
     path = module.replace(".", "/")
-    standing = [floor for floor in FLOORS if path == floor or path.startswith(f"{floor}/")]
-    return FLOORS.index(max(standing, key=len))
+    standing = [layer for layer in LAYERS if path == layer or path.startswith(f"{layer}/")]
+    return LAYERS.index(max(standing, key=len))
 
 
 def imported(tree: ast.AST, package: str) -> list[str]:
@@ -44,12 +44,12 @@ def imported(tree: ast.AST, package: str) -> list[str]:
 
 
 def climbs(text: str, module: str) -> list[str]:
-    """The imports of a module, `checks.races`, that its floor does not allow."""
+    """The imports of a module, `checks.races`, that its layer does not allow."""
     package = ".".join(["harness.vgpu", *module.split(".")[:-1]])
 
     def is_allowed(name: str) -> bool:
         inside = name.removeprefix("harness.vgpu.")
-        return name.startswith(OUTSIDE) if inside == name else floor_of(inside) <= floor_of(module)
+        return name.startswith(OUTSIDE) if inside == name else layer_of(inside) <= layer_of(module)
 
     return [name for name in imported(ast.parse(text), package) if not is_allowed(name)]
 
@@ -65,7 +65,7 @@ def test_no_file_imports_from_above(path):
 
 def test_the_package_s_docstring_is_the_map_of_its_floors():
     shown = re.findall(r"^- (\w+)(?:/|\.py):", harness.vgpu.__doc__ or "", re.MULTILINE)
-    assert shown == [floor for floor in reversed(FLOORS) if "/" not in floor]
+    assert shown == [layer for layer in reversed(LAYERS) if "/" not in layer]
     folders = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
     assert {*folders, *(path.stem for path in PACKAGE.glob("*.py"))} == {*shown, "__init__"}
 

@@ -8,7 +8,7 @@ import sys
 
 
 def main() -> int:
-    """Runs the command line of this process and returns its exit code."""
+    """Run the command line of this process and return its exit code."""
     try:
         from harness.cli import main as run
 

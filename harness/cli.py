@@ -16,7 +16,7 @@ from harness.toolchain.disk import check_target
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs a command line and returns its exit code."""
+    """Run a command line and return its exit code."""
     arguments = sys.argv[1:] if argv is None else argv
     prepare_streams()
     try:
@@ -48,17 +48,17 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def check_folder() -> None:
-    """Raises EnvironmentProblem where the working directory is gone: libraries would say so in words of their own, or end."""
+    """Raise EnvironmentProblem where the working directory is gone: libraries would report it in words of their own, or exit."""
     try:
         os.getcwd()
     except FileNotFoundError as error:
         raise EnvironmentProblem(
-            "the working directory is no longer there: change into another one"
+            "the working directory does not exist any more: change into another one"
         ) from error
 
 
 def run(arguments: list[str]) -> int:
-    """Finds the command and runs it."""
+    """Find the command and run it."""
     if arguments[:1] == ["vgpu"]:
         from harness.vgpu.cli import main as vgpu
 
@@ -83,7 +83,7 @@ def run(arguments: list[str]) -> int:
 
 
 def run_puzzle(options: Options) -> int:
-    """One run of one puzzle."""
+    """Run one puzzle."""
     console = make_console(sys.stdout)
     if options.json == "-":  # standard output is for the data
         console = make_console(sys.stderr)

@@ -38,14 +38,14 @@ from harness.toolchain.disk import write_failed
 
 
 def command_parser(name: str, about: str | None, puzzle: str | None = None) -> Parser:
-    """A parser for one sub-command; `puzzle` is "?" where the puzzle may be left out."""
+    """Return a parser for one sub-command; `puzzle` is "?" where the puzzle may be left out."""
     parser = Parser(prog=command(name), description=about, allow_abbrev=False)
     parser.add_argument("puzzle", nargs=puzzle, help="for example p20")
     return parser
 
 
 def with_rung(parser: argparse.ArgumentParser) -> None:
-    """Adds --rung."""
+    """Add --rung."""
     parser.add_argument(
         "--rung",
         metavar="ID",
@@ -54,20 +54,20 @@ def with_rung(parser: argparse.ArgumentParser) -> None:
 
 
 def work_of(puzzle: Puzzle, rung: str | None, gate: str | None = None) -> Work:
-    """A puzzle's file of a rung; without one, that of the last rung which holds the gate; with neither, the file at hand."""
+    """Return a puzzle's file of a rung; without one, that of the last rung which holds the gate; with neither, the file at hand."""
     if not rung and gate is None:
         return at_hand(works(puzzle), Progress.load()) or works(puzzle)[-1]
     return Work(puzzle, puzzle.rung(rung) if rung else puzzle.rung_of(gate or ""))
 
 
 def parts(puzzle: Puzzle, rung: str | None, blank: str | None) -> list[Work]:
-    """The files that a command without --rung and without a blank means: one, or every one where the puzzle is all its rungs."""
+    """Return the files that a command without --rung and without a blank means: one, or every one where the puzzle is all its rungs."""
     whole = puzzle.every_rung and not rung and blank is None
     return works(puzzle) if whole else [work_of(puzzle, rung, blank)]
 
 
 def chosen(name: str | None) -> list[Puzzle]:
-    """One puzzle by name, or all."""
+    """Return one puzzle by name, or all."""
     return [find_puzzle(each) for each in (puzzle_names() if name is None else [name])]
 
 
@@ -126,7 +126,7 @@ def update(arguments: list[str]) -> int:
 
 
 def list_puzzles(arguments: list[str]) -> int:
-    """The next step; then the puzzle that you are at, with the gates of the file at hand, and a line for each other."""
+    """Print the next step; then the puzzle that you are at, with the gates of the file at hand, and a line for each other."""
     parser = command_parser("list", list_puzzles.__doc__, "?")
     parser.add_argument("--all", action="store_true", help="every puzzle with its gates")
     flags = parser.parse_args(arguments)
@@ -155,7 +155,7 @@ def list_puzzles(arguments: list[str]) -> int:
 
 
 def hint(arguments: list[str]) -> int:
-    """The next rung of a blank's hint ladder; a rung by its name (dx-2) as often as you like."""
+    """Print the next rung of a blank's hint ladder; a rung by its name (dx-2) as often as you like."""
     parser = command_parser("hint", hint.__doc__)
     with_rung(parser)
     parser.add_argument(
@@ -188,7 +188,7 @@ def hint(arguments: list[str]) -> int:
 
 
 def blank_at_hand(work: Work, progress: Progress) -> Gate | None:
-    """The first blank of a file that was begun and has not passed, else the first that has not; None where all have."""
+    """Return the first blank of a file that was begun and has not passed, else the first that has not; None where all have."""
     states = work.states(progress)
     return next((gate for gate in work.gates if states[gate.id] in BEGUN), work.next_gate(progress))
 
@@ -197,7 +197,7 @@ def blank_at_hand(work: Work, progress: Progress) -> Gate | None:
 
 
 def diff(arguments: list[str]) -> int:
-    """Your blanks beside those of the solution: of the gates that have passed, or of all with --spoil."""
+    """Compare your blanks with those of the solution: of the gates that have passed, or of all with --spoil."""
     parser = command_parser("diff", diff.__doc__)
     with_rung(parser)
     parser.add_argument("gate", nargs="?", help="one blank (default: all)")
@@ -237,7 +237,7 @@ def reset(arguments: list[str]) -> int:
     what = f"blank {flags.blank} of " if flags.blank else ""
     for path in changes:
         print(
-            f"reset {what}{shown(path)}; what it holds now stays beside it, as {path.name}.DATE{restore.SUFFIX}"
+            f"reset {what}{shown(path)}; its current text is saved next to it as {path.name}.DATE{restore.SUFFIX}"
         )
     if not flags.yes and not agreed():
         print("Nothing was changed.")
@@ -252,12 +252,12 @@ def reset(arguments: list[str]) -> int:
 
 
 def changed_files(there: Sequence[Work], blank: str | None) -> dict[Path, str | Path]:
-    """The paths of some files that a reset puts back, each with what it writes there."""
+    """Return the paths of some files that a reset puts back, each with what it writes there."""
     return {path: content for work in there for path, content in changes_of(work, blank).items()}
 
 
 def changes_of(work: Work, blank: str | None) -> dict[Path, str | Path]:
-    """The paths of a file that a reset puts back, each with the text that it writes or the file of the solution that it links to."""
+    """Return the paths of a file that a reset puts back, each with the text that it writes or the file of the solution that it links to."""
     text = restore.restored(work.path, work.solution, blank)
     changes: dict[Path, str | Path] = {} if holds(work.path, text) else {work.path: text}
     if blank is None and work.in_package:
@@ -270,7 +270,7 @@ def changes_of(work: Work, blank: str | None) -> dict[Path, str | Path]:
 
 
 def missing_files(work: Work) -> dict[Path, str | Path]:
-    """The puzzle's other files with blanks, the NumPy rung's too, that are gone; one that is there may hold work."""
+    """Return the puzzle's other files with blanks, the NumPy rung's too, that are missing; an existing one may hold work."""
     solutions = roots.solutions() / work.puzzle.name
     problems = roots.problems() / work.puzzle.name
     return {
@@ -280,7 +280,7 @@ def missing_files(work: Work) -> dict[Path, str | Path]:
 
 
 def holds(path: Path, text: str) -> bool:
-    """Whether a file, and no link to one, holds exactly this text."""
+    """Check whether a file, not a link, holds exactly this text."""
     if not path.is_file() or path.is_symlink():
         return False
     data = text.encode()
@@ -288,7 +288,7 @@ def holds(path: Path, text: str) -> bool:
 
 
 def agreed() -> bool:
-    """Whether the person at the keyboard says yes; an end of input is a no."""
+    """Ask for a yes; the end of input is a no."""
     try:
         return input("Go on? [y/N] ").strip().lower() in ("y", "yes")
     except EOFError:
@@ -321,7 +321,7 @@ def verify(arguments: list[str]) -> int:
 
 
 VERDICTS = {
-    0: "✅ all gates passed; `{diff}` shows your lines beside the solution's",
+    0: "✅ all gates passed; `{diff}` shows your lines next to the solution's",
     1: "❌ something is wrong",
     2: "❌ a file is damaged",
     3: "⏳ gates are left; nothing attempted is wrong",
@@ -331,7 +331,7 @@ VERDICTS = {
 
 
 def verify_work(console: Console, work: Work, *, verbose: bool = False) -> int | None:
-    """Checks one file and prints the verdict of each gate; returns its exit code, None where nothing was to be judged."""
+    """Check one file and print the result of each gate; return its exit code, None where nothing was to be checked."""
     title = f"{work.puzzle.name} {work.rung.words}: {shown(work.path)}"
     try:
         blanks = work.blanks()
@@ -371,7 +371,7 @@ def watch(arguments: list[str]) -> int:
 
 
 def doctor(arguments: list[str]) -> int:
-    """What this machine has of what the workbook needs, a line each, with the remedy where something is missing."""
+    """Print what the workbook needs and this machine has, a line each, with the remedy where something is missing."""
     parser = Parser(prog=command("doctor"), description=doctor.__doc__, allow_abbrev=False)
     parser.parse_args(arguments)
     from harness.screens.doctor import examine
@@ -457,5 +457,5 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
 
 
 def run(name: str, arguments: list[str]) -> int:
-    """Runs one sub-command."""
+    """Run one sub-command."""
     return COMMANDS[name](arguments)

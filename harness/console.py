@@ -1,4 +1,4 @@
-"""What every command shares: its parser of flags, its streams and console, JSON, paths, and the line that moves.
+"""Share what every command needs: its parser of flags, its streams and console, JSON, paths, and the progress line.
 
 A terminal without UTF-8 gets plain signs instead of others; this module does it for everything that is printed.
 """
@@ -60,7 +60,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def plain_signs(error: UnicodeError) -> tuple[str | bytes, int]:
-    """The error handler of the standard streams: a plain sign for one that their encoding lacks."""
+    """Handle encoding errors of the standard streams: replace a sign that their encoding lacks."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     sign = error.object[error.start]
@@ -74,7 +74,7 @@ codecs.register_error("workbook-plain-signs", plain_signs)
 
 
 def prepare_streams() -> None:
-    """Makes the standard streams fit for every command: one that is closed leads nowhere, and none fails at a sign."""
+    """Prepare the standard streams: replace closed ones by the null device, and encode every sign."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 (for the life of the process)
@@ -85,7 +85,7 @@ def prepare_streams() -> None:
 
 
 def output_lost(error: OSError) -> int:
-    """The exit code, after one line, where standard output takes no more, or another file fails unexpectedly."""
+    """Print one line and return the exit code where standard output is closed, or another file fails unexpectedly."""
     try:
         sys.stdout.flush()
     except OSError:  # what is left in it goes nowhere, or the interpreter would complain at its end
@@ -125,7 +125,7 @@ def make_console(stream, *, paged: bool = False) -> Console:
     """
     piped = not stream.isatty()
     obeyed = paged if piped else os.environ.get("TERM") in ("dumb", "unknown")
-    asked = asked_width() if obeyed else 0
+    asked = requested_width() if obeyed else 0
     width = asked or (200 if piped else None)
     console = PipedConsole(
         file=stream, highlight=False, emoji=False, width=width, height=25 if asked else None
@@ -134,19 +134,19 @@ def make_console(stream, *, paged: bool = False) -> Console:
     return console
 
 
-def asked_width() -> int:
-    """The columns that the environment variable COLUMNS asks for, as a pipe to a pager does; 0 where it does not."""
+def requested_width() -> int:
+    """Return the columns that the environment variable COLUMNS asks for, as a pipe to a pager does; 0 where it does not."""
     words = os.environ.get("COLUMNS", "")
     return int(words) if words.isdecimal() and int(words) >= NARROWEST else 0
 
 
 def page_width(console: Console) -> int:
-    """The columns of what is laid out in tables and pictures: a terminal's, or those asked for; 0 for as many as it takes."""
-    return console.width if console.is_terminal else asked_width()
+    """Return the columns of what is laid out in tables and pictures: a terminal's, or those asked for; 0 for as many as it takes."""
+    return console.width if console.is_terminal else requested_width()
 
 
 def print_lines(console: Console, lines: Iterable[Text | str]) -> None:
-    """Lines as they are: nothing in them is read as markup."""
+    """Print lines as they are, without markup."""
     for line in lines:
         text = line if isinstance(line, Text) else Text(printable(line))
         if not (console.is_terminal or (isinstance(console, PipedConsole) and console.wraps)):
@@ -157,7 +157,7 @@ def print_lines(console: Console, lines: Iterable[Text | str]) -> None:
 
 
 def hanging(console: Console, line: Text, column: int | None = None) -> list[Text]:
-    """The rows of a line on a terminal: what does not fit goes on below the line's own beginning, or at a column.
+    """Return the rows of a line on a terminal: what does not fit goes on below the line's own beginning, or at a column.
 
     A verdict begins after its sign and the gate's name.
     """
@@ -172,7 +172,7 @@ def hanging(console: Console, line: Text, column: int | None = None) -> list[Tex
 
 
 def write_json(data: dict, target: str) -> None:
-    """Writes JSON to a file, or to standard output for "-". Raises BadUse where the file cannot be written."""
+    """Write JSON to a file, or to standard output for "-". Raises BadUse where the file cannot be written."""
     text = json.dumps(data, indent=2)
     if target == "-":
         print(text)
@@ -181,7 +181,7 @@ def write_json(data: dict, target: str) -> None:
 
 
 def shown(path: Path) -> str:
-    """A path as short as it can be said from here; a link by its own name."""
+    """Return a path relative to the current folder where that is shorter; a link by its own name."""
     try:
         return str(Path(os.path.abspath(path)).relative_to(Path.cwd()))
     except ValueError:
@@ -201,14 +201,14 @@ _listeners: list[Listener] = []
 
 
 def tell(words: str) -> None:
-    """Says what is being done, "case 3 of 18 (wide)". The newest listener hears it, in the thread that says it."""
+    """Report progress, "case 3 of 18 (wide)", to the newest listener, in the calling thread."""
     if _listeners:
         _listeners[-1](words)
 
 
 @contextmanager
 def listening(listener: Listener) -> Generator[None, None, None]:
-    """Hears what is told, from any thread, until the block ends."""
+    """Receive progress reports from any thread until the block ends."""
     _listeners.append(listener)
     try:
         yield
@@ -218,9 +218,9 @@ def listening(listener: Listener) -> Generator[None, None, None]:
 
 @contextmanager
 def live(console: Console, *, ticking: bool = True) -> Generator["Progress", None, None]:
-    """Shows on a terminal what a check tells, in one line that goes away; in a pipe nothing.
+    """Show progress on a terminal in one line that is erased; in a pipe nothing.
 
-    Without `ticking` it moves only where the check tells something: a learner's code may print and read meanwhile.
+    Without `ticking` it is redrawn only at a report: a learner's code may print and read meanwhile.
     """
     # Not at the start: most commands show no bar.
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn

@@ -18,7 +18,7 @@ class BadUse(WorkbookError):
 
 
 def unknown_gate(id: str, there: Iterable[str], where: str = "") -> BadUse:
-    """The error for a gate that is none, or none of `where`, with those there are, and the one that was meant where it is
+    """Return the error for a gate that is none, or none of `where`, with those there are, and the one that was meant where it is
     much like one."""
     ids = [*there]
     near = difflib.get_close_matches(id, ids, 1)

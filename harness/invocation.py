@@ -1,4 +1,4 @@
-"""How to type a command of the workbook here: `workbook ...`, after `uv run` or `pixi run` where one of them started this process."""
+"""Spell a command of the workbook: `workbook ...`, after `uv run` or `pixi run` where one of them started this process."""
 
 import os
 from collections.abc import Mapping

@@ -10,7 +10,7 @@ from harness.check.reference import Reference
 from harness.devices.targets import cpu
 from harness.spec.derivation import Mistake
 from harness.spec.puzzle import Case, Puzzle
-from harness.spec.rounding import rounded
+from harness.spec.rounding import round_to_dtype
 
 
 def rejected(reference: Reference, quantities: Sequence[str], mistake: Mistake, case: Case) -> bool:
@@ -24,7 +24,7 @@ def rejected(reference: Reference, quantities: Sequence[str], mistake: Mistake, 
             values = np.asarray(getattr(derivation, quantity), np.float64)
             values = values[-1] if values.ndim > truth[quantity].ndim else values  # of alternatives the last
             terms = reference.terms(case).get(quantity, 0.0)
-            got = rounded(values, dtype)
+            got = round_to_dtype(values, dtype)
             if not compare(got, truth[quantity], baseline[quantity], dtype, terms=terms).ok:
                 return True
     return False
@@ -42,10 +42,10 @@ def said(puzzle: Puzzle, quantity: str, wrong, cases: Sequence[str] = (), dtype:
         arrays = puzzle.inputs(case, dtype, 0)
         with np.errstate(all="ignore"):
             truth = np.asarray(puzzle.exact(arrays)[quantity], np.float64)
-            got = rounded(
+            got = round_to_dtype(
                 np.asarray(wrong(puzzle.derive(arrays, {})), np.float64).reshape(truth.shape), "float32"
             )
-            right = rounded(truth, "float32")
+            right = round_to_dtype(truth, "float32")
         terms = puzzle.terms(arrays).get(quantity, 0.0)
         verdict = compare(got, truth, right, "float32", terms=terms)
         if not verdict.ok:

@@ -13,23 +13,11 @@ import pytest
 from harness.toolchain.roots import CHECKOUT
 
 OPEN = (
-    "harness/bench/",
     "harness/check/",
-    "harness/dev/",
-    "harness/devices/",
     "harness/learner/",
     "harness/nn/",
     "harness/puzzles/p28/",
     "harness/screens/",
-    "harness/spec/",
-    "harness/testing/",
-    "harness/toolchain/",
-    "harness/cli.py",
-    "harness/commands.py",
-    "harness/console.py",
-    "harness/errors.py",
-    "harness/invocation.py",
-    "harness/__main__.py",
 )
 PRIVATE_WORDS = set(
     [

@@ -213,7 +213,7 @@ def test_a_finding_names_a_path_that_is_not_ascii(tmp_path):
 def test_recorded_ptx_names_the_package_and_not_its_copy_in_a_folder_with_an_umlaut():
     """The recorder and the cache of kernels look for the copy's path in the text."""
     text = r'.file 1 "/a \303\274/copy_0/op/ramp.mojo"' + "\n.file 2 " + r'"/\377 \"b\"/c.mojo"'
-    named = recorder._named(text, Path("/a ü"), Path("problems/p19/op"))
+    named = recorder._name_paths(text, Path("/a ü"), Path("problems/p19/op"))
     assert named == '.file 1 "problems/p19/op/ramp.mojo"\n.file 2 ' + r'"/\377 \"b\"/c.mojo"'
 
 

@@ -75,7 +75,7 @@ def main() -> None:
         with no_garbage_collection():
             for _ in range(ROUNDS):
                 for way, function in ways.items():
-                    times[way].append(clock.elapsed(partial(both, function, inputs, dy), 1) / 1e3)
+                    times[way].append(clock.measure(partial(both, function, inputs, dy), 1) / 1e3)
         for way, function in ways.items():
             kept = kept_bytes(function, inputs)[0] / 1e6
             print(f"{name:<10} {way:<10}{min(times[way]):>9.2f} ms{kept:>10.2f} MB")

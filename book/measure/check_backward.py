@@ -43,7 +43,7 @@ def rows():
     wrong, faults = import_module("zoo_cases").wrong_ones(), import_module("faults").faults()
     for asked in [*wrong, *faults]:
         made, more = asked.make(), asked.more
-        problem = make_problem(made, asked.reference, asked.inputs, DTYPES, None, True, "cpu")
+        problem = make_problem(made, asked.reference, asked.inputs, DTYPES, "cpu")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             seen = {

@@ -109,7 +109,7 @@ def one_step(trainee: Trainee, batch, number: int, options: Options, clock) -> N
     losses: list[torch.Tensor] = []
     clock.synchronize()
     with peak_of(trainee, options.device):
-        microseconds = clock.elapsed(lambda: losses.append(step(trainee, batch, options)), 1)
+        microseconds = clock.measure(lambda: losses.append(step(trainee, batch, options)), 1)
     trainee.times.append(microseconds)
     trainee.losses.append(losses[0].item())
 

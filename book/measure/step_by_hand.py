@@ -49,7 +49,7 @@ def rates(device: torch.device) -> tuple[float, float]:
     a, b = (torch.randn(n, n, dtype=torch.bfloat16, device=device) for _ in range(2))
     x, y = (torch.empty(1 << 30, dtype=torch.uint8, device=device) for _ in range(2))
     product, copy = (
-        statistics.median(clock.elapsed(call, 5) for _ in range(7))
+        statistics.median(clock.measure(call, 5) for _ in range(7))
         for call in (lambda: a @ b, lambda: y.copy_(x))
     )
     return 2 * n**3 / product, 2 * x.nbytes / copy

@@ -63,12 +63,12 @@ def under_load(call: Callable, seconds: float) -> tuple[list[float], str]:
     """Microseconds of a call after so long of nothing else, and what the driver says of power and clock meanwhile."""
     clock, end = CudaClock(), time.monotonic() + seconds
     while time.monotonic() < end:
-        clock.elapsed(call, 20)
+        clock.measure(call, 20)
     for _ in range(100):  # work for the time in which the driver is asked
         call()
     said = smi("power.draw,clocks.sm,temperature.gpu")
     torch.cuda.synchronize()
-    return [clock.elapsed(call, 20) for _ in range(5)], said
+    return [clock.measure(call, 20) for _ in range(5)], said
 
 
 def measure() -> list[tuple[str, list[float], str]]:
@@ -88,21 +88,21 @@ def measure() -> list[tuple[str, list[float], str]]:
     measured += [
         ("product, not synchronised", rounds(lambda: wall(product, False)), "how long the host is kept"),
         ("product, synchronised", rounds(lambda: wall(product, True)), "host's clock"),
-        ("product, events around one call", rounds(lambda: clock.elapsed(product, 1)), ""),
-        ("product, events around 100 calls", rounds(lambda: clock.elapsed(product, MANY)), "for each"),
-        ("product, a graph of 100", rounds(lambda: clock.elapsed(graph, 1) / MANY), "for each"),
-        ("product, L2 flushed before each", rounds(lambda: cold.elapsed(product, 20)), "for each"),
-        ("LayerNorm, events around one call", rounds(lambda: clock.elapsed(norm, 1)), ""),
-        ("LayerNorm, events around 100 calls", rounds(lambda: clock.elapsed(norm, MANY)), "for each"),
-        ("LayerNorm, a graph of 100", rounds(lambda: clock.elapsed(norms, 1) / MANY), "for each"),
-        ("LayerNorm, L2 flushed before each", rounds(lambda: cold.elapsed(norm, 20)), "for each"),
+        ("product, events around one call", rounds(lambda: clock.measure(product, 1)), ""),
+        ("product, events around 100 calls", rounds(lambda: clock.measure(product, MANY)), "for each"),
+        ("product, a graph of 100", rounds(lambda: clock.measure(graph, 1) / MANY), "for each"),
+        ("product, L2 flushed before each", rounds(lambda: cold.measure(product, 20)), "for each"),
+        ("LayerNorm, events around one call", rounds(lambda: clock.measure(norm, 1)), ""),
+        ("LayerNorm, events around 100 calls", rounds(lambda: clock.measure(norm, MANY)), "for each"),
+        ("LayerNorm, a graph of 100", rounds(lambda: clock.measure(norms, 1) / MANY), "for each"),
+        ("LayerNorm, L2 flushed before each", rounds(lambda: cold.measure(norm, 20)), "for each"),
     ]
     rows, inner, outer = LARGE
     a, b = bfloat16(rows, inner), bfloat16(outer, inner)
     large = lambda: a @ b.T  # noqa: E731
     large()
     measured.append(
-        ("large product, rested", rounds(lambda: clock.elapsed(large, 2), 9), smi("power.draw,clocks.sm"))
+        ("large product, rested", rounds(lambda: clock.measure(large, 2), 9), smi("power.draw,clocks.sm"))
     )
     measured.append(("large product, after 4 s of it", *under_load(large, 4.0)))
     a.zero_()

@@ -1,4 +1,4 @@
-"""What a puzzle gives to `pNN --bench`: sizes by name, problems, and the candidates that are timed.
+"""Declare what `pNN --bench` measures of a puzzle: sizes by name, problems, and the candidates that are timed.
 
 The module that the spec names as `bench` holds one `Benchmark`, under the name BENCHMARK. A candidate is built for one
 problem and then gives calls: a forward pass without gradients, a forward pass of training, a backward pass, or both
@@ -44,7 +44,7 @@ class Sizes(Protocol):
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     def __str__(self) -> str:
-        """As tables head them."""
+        """Format the sizes for the head of a table."""
         ...
 
     def operations(self, direction: str) -> int:
@@ -70,19 +70,19 @@ class Problem:
 
     @property
     def dtype(self) -> torch.dtype:
-        """In which everybody computes."""
+        """Dtype of the tensors."""
         return self.leaves[0].dtype
 
     @property
     def device(self) -> torch.device:
-        """Where everybody computes."""
+        """Device of the tensors."""
         return self.leaves[0].device
 
 
 def forward_and_backward(
     function: Callable[..., Tensor], leaves: tuple[Tensor, ...], grad_output: Tensor
 ) -> tuple[Tensor, ...]:
-    """The output and the gradient of every leaf."""
+    """Return the output and the gradient of every leaf."""
     output = function(*leaves)
     return output.detach(), *torch.autograd.grad(output, leaves, grad_output)
 
@@ -91,19 +91,19 @@ def forward_and_backward(
 
 
 class Calls:
-    """What a candidate is for one problem. `note` is what a reader of the times must know."""
+    """A candidate built for one problem. `note` is what a reader of the times must know."""
 
     note = ""
 
     def prepare(self, direction: str) -> Call:
-        """A call that does one pass and returns its quantities, in the order of `Benchmark.returned(direction)`.
+        """Return a call that does one pass and returns its quantities, in the order of `Benchmark.returned_names(direction)`.
 
         "inference" must be called without gradients. The caller switches them off, because the switch itself takes time.
         """
         raise NotImplementedError
 
     def wait(self) -> None:
-        """Returns when everything that was called on torch's streams is done; on a CPU it is."""
+        """Wait until everything that was called on torch's streams is done."""
         if torch.cuda.is_available():
             torch.cuda.synchronize()
 
@@ -124,7 +124,7 @@ class Differentiable(Calls):
         self.again, self.note = again or function, note
 
     def prepare(self, direction: str) -> Call:
-        """A call of one pass, as `Calls` says."""
+        """Return a call of one pass, as `Calls` says."""
         if direction in ("inference", "forward"):
             return lambda: (self.function(*self.leaves),)
         if direction == "both":
@@ -134,13 +134,13 @@ class Differentiable(Calls):
 
 
 def plain(problem: Problem) -> Differentiable:
-    """The problem's own PyTorch operations, one after the other: the candidate that sets the limit of error."""
+    """Return the problem's own PyTorch operations, one after the other: the candidate that sets the limit of error."""
     return Differentiable(problem.function, problem.leaves, problem.grad_output)
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """Somebody to time.
+    """A function to time.
 
     Attributes:
         name: In the table and in the CSV.
@@ -169,7 +169,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """What `pNN --bench` measures.
+    """Declaration of what `pNN --bench` measures.
 
     Attributes:
         about: One line for --help.
@@ -202,23 +202,23 @@ class Benchmark:
         """The name of the floor, or nothing."""
         return next((one.name for one in self.candidates if one.role == "floor"), "")
 
-    def returned(self, direction: str) -> tuple[str, ...]:
-        """What a call of a pass returns."""
+    def returned_names(self, direction: str) -> tuple[str, ...]:
+        """Return the names of what a call of a pass returns."""
         return {"backward": self.quantities[1:], "both": self.quantities}.get(direction, self.quantities[:1])
 
     def results(self, calls: Calls) -> dict[str, Tensor]:
-        """All quantities of one forward and backward pass, by name."""
+        """Return all quantities of one forward and backward pass, by name."""
         return dict(zip(self.quantities, calls.prepare("both")(), strict=True))
 
     def truth(self, problem: Problem) -> dict[str, Tensor]:
-        """All quantities by autograd in float64, by name."""
+        """Return all quantities by autograd in float64, by name."""
         leaves = tuple(leaf.detach().double().requires_grad_() for leaf in problem.leaves)
         both = forward_and_backward(problem.function, leaves, problem.grad_output.double())
         return dict(zip(self.quantities, both, strict=True))
 
 
 def find_benchmark(puzzle: Puzzle) -> Benchmark:
-    """The benchmark of a puzzle. Raises BadUse where it has none."""
+    """Return the benchmark of a puzzle. Raises BadUse where it has none."""
     if not puzzle.bench:
         raise BadUse(f"{puzzle.name} --bench: {puzzle.name} has no benchmark")
     return importlib.import_module(puzzle.bench).BENCHMARK

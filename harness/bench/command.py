@@ -33,7 +33,7 @@ from harness.spec.catalogue import find_puzzle, puzzle_names
 
 
 def make_parser(puzzle: str, benchmark: Benchmark) -> Parser:
-    """The flags of `pNN --bench`."""
+    """Make the parser of `pNN --bench`."""
     flags = Parser(prog=f"{puzzle} --bench", description=benchmark.about)
     flags.add_argument("puzzle", help="which puzzle")
     flags.add_argument(
@@ -54,7 +54,7 @@ def make_parser(puzzle: str, benchmark: Benchmark) -> Parser:
 
 
 def parse_columns(text: str, on_gpu: bool) -> tuple[str, ...]:
-    """The columns that can be measured here. Raises BadUse for an unknown one, and where none is left."""
+    """Parse the columns that can be measured here. Raises BadUse for an unknown one, and where none is left."""
     names = [name.strip() for name in text.split(",")]
     for name in names:
         if name not in COLUMNS:
@@ -67,7 +67,7 @@ def parse_columns(text: str, on_gpu: bool) -> tuple[str, ...]:
 
 
 def parse_sizes(benchmark: Benchmark, text: str) -> list[Sizes]:
-    """Sizes from "M,H,O;name;...". Raises BadUse for one that is neither positive numbers nor a name."""
+    """Parse sizes from "M,H,O;name;...". Raises BadUse for one that is neither positive numbers nor a name."""
     names = benchmark.size_names
     sizes = []
     for part in (part.strip() for part in text.split(";")):
@@ -87,7 +87,7 @@ def parse_sizes(benchmark: Benchmark, text: str) -> list[Sizes]:
 
 
 def main(arguments: list[str]) -> int:
-    """Runs `pNN --bench ...` and returns its exit code: 1 where a candidate is wrong or one of ours fails."""
+    """Run `pNN --bench ...` and return its exit code: 1 where a candidate is wrong or one of ours fails."""
     rest = [argument for argument in arguments if argument != "--bench"]
     name = next((argument for argument in rest if argument in puzzle_names()), rest[0] if rest else "")
     benchmark = find_benchmark(find_puzzle(name))
@@ -125,7 +125,7 @@ def main(arguments: list[str]) -> int:
 
 
 def introduce(bench: Bench) -> None:
-    """Says what is measured on."""
+    """Print what is measured on."""
     facts = machine(bench.device)
     words = [facts["device"], facts["driver"] and f"driver {facts['driver']}", f"torch {facts['torch']}"]
     words += [f"{name} {facts[name]}" for name in ("triton", "max") if facts[name]]
@@ -139,7 +139,7 @@ def introduce(bench: Bench) -> None:
 
 @contextmanager
 def csv_file(path: Path | None, fields: tuple[str, ...]) -> Iterator[Callable[[Row], None]]:
-    """Yields what writes a row at once, or does nothing without a path. Raises BadUse where the file cannot be written."""
+    """Yield a function that writes a row at once, or does nothing without a path. Raises BadUse where the file cannot be written."""
     if path is None:
         yield lambda row: None
         return

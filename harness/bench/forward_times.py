@@ -1,10 +1,10 @@
-"""What one waited forward call takes through MAX: the lines under a forward check, one for each device and variant."""
+"""Time one waited forward call through MAX: the lines under a forward check, one for each device and variant."""
 
 from dataclasses import replace
 
 from max.driver import Buffer
 
-from harness.bench.timing import summary, waited
+from harness.bench.timing import summary, time_waited_calls
 from harness.check.reference import Reference
 from harness.check.runs import Run
 from harness.devices import graphs
@@ -16,7 +16,7 @@ CALLS = 50
 
 
 def describe(run: Run) -> list[str]:
-    """Lines that say what each device took, and of a variant with a CPU path the ratio of CPU to GPU, where it means something."""
+    """Return the lines that say what each device took, and of a variant with a CPU path the ratio of CPU to GPU, where it means something."""
     lines = []
     for variant in run.options.variants:
         times = {
@@ -34,7 +34,7 @@ def describe(run: Run) -> list[str]:
 
 
 def forward_microseconds(run: Run, target: Target, variant: str) -> tuple[float, float]:
-    """The median time of one forward call in microseconds: at the sizes of the run, and with every size 1.
+    """Return the median time of one forward call in microseconds: at the sizes of the run, and with every size 1.
 
     The second is what a call costs that computes next to nothing.
     """
@@ -48,20 +48,22 @@ def forward_microseconds(run: Run, target: Target, variant: str) -> tuple[float,
 
 
 def median_microseconds(run: Run, program: graphs.Program, case: Case, target: Target) -> float:
-    """The median of waited calls, CALLS of them where they do not take long."""
+    """Return the median of waited calls, CALLS of them where they do not take long."""
     buffers = forward_buffers(run, program, case, target)
-    return summary(waited(lambda: program.run(buffers), target.device.synchronize, 10.0, CALLS)).median
+    return summary(
+        time_waited_calls(lambda: program.run(buffers), target.device.synchronize, 10.0, CALLS)
+    ).median
 
 
 def forward_buffers(run: Run, program: graphs.Program, case: Case, target: Target) -> dict[str, Buffer]:
-    """The buffers of one forward call on one device."""
+    """Return the buffers of one forward call on one device."""
     inputs = Reference(run.options.puzzle, run.options.dtype, run.options.seed).inputs(case)
     tensors = {name: as_tensor(array) for name, array in inputs.items()}
     return graphs.make_buffers(run.options.puzzle, program, target, tensors)[1]
 
 
 def cpu_to_gpu(times: dict[str, tuple[float, float]]) -> str:
-    """The ratio, or why there is none. `times` holds (at the run's sizes, with every size 1) by kind of device.
+    """Return the ratio, or why there is none. `times` holds (at the run's sizes, with every size 1) by kind of device.
 
     A simulated GPU has no time. A GPU time below twice that of an empty problem measures the launches.
     """

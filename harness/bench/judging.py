@@ -1,4 +1,4 @@
-"""What a candidate is judged by beside its time: the errors of its results against float64, and the memory it holds."""
+"""Check a candidate: the errors of its results against float64, and the memory it holds."""
 
 import gc
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ Errors = dict[str, tuple[float, float]]
 
 
 def errors(results: Mapping[str, Tensor], truth: Mapping[str, Tensor]) -> Errors:
-    """The relative Frobenius error of each quantity, and its largest error over its largest value."""
+    """Return the relative Frobenius error of each quantity, and its largest error over its largest value."""
     by_quantity = {}
     for name, result in results.items():
         difference = result.double() - truth[name]
@@ -28,9 +28,9 @@ def errors(results: Mapping[str, Tensor], truth: Mapping[str, Tensor]) -> Errors
 
 
 def wrong(measured: Errors, baseline: Errors, dtype: torch.dtype) -> list[str]:
-    """What is wrong with a candidate, one sentence for each quantity whose error is too large.
+    """Return a sentence for each quantity of a candidate whose error is too large.
 
-    Either error may be twice PyTorch's own in the same dtype, plus the floor that every verdict of the workbook has.
+    Either error may be twice PyTorch's own in the same dtype, plus the floor that every check of the workbook has.
     """
     floor = FLOOR[plain(dtype)]
     return [
@@ -45,7 +45,7 @@ def wrong(measured: Errors, baseline: Errors, dtype: torch.dtype) -> list[str]:
 
 
 def saved_bytes(forward: Call, parameters: tuple[Tensor, ...]) -> int:
-    """Bytes that autograd keeps between forward and backward, each storage once, without parameters and output."""
+    """Return the bytes that autograd keeps between forward and backward, each storage once, without parameters and output."""
     (output, *_), saved = kept_by_autograd(forward)
     left_out = {tensor.untyped_storage().data_ptr() for tensor in (*parameters, output)}
     memory = (tensor.untyped_storage() for tensor in saved)
@@ -53,7 +53,7 @@ def saved_bytes(forward: Call, parameters: tuple[Tensor, ...]) -> int:
 
 
 def peak_bytes(call: Callable[[], object]) -> int:
-    """The most memory in use during a call, above what was in use before. CUDA only."""
+    """Return the most memory in use during a call, above what was in use before. CUDA only."""
     torch.cuda.synchronize()
     gc.collect()  # what an earlier call left must not be given back while this one is counted
     before = torch.cuda.memory_allocated()

@@ -1,4 +1,4 @@
-"""What every measurement says of the machine it was made on: device, driver, versions and date."""
+"""Describe the machine of a measurement: device, driver, versions and date."""
 
 import datetime
 import functools
@@ -13,7 +13,7 @@ import torch
 
 @functools.cache
 def machine(device: torch.device) -> dict[str, str]:
-    """The first fields of every row."""
+    """Return the first fields of every row."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU {cpu_name()}"
     return {
         "device": name,
@@ -26,7 +26,7 @@ def machine(device: torch.device) -> dict[str, str]:
 
 
 def version(distribution: str) -> str:
-    """The version of an installed package, or nothing."""
+    """Return the version of an installed package, or nothing."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
@@ -34,7 +34,7 @@ def version(distribution: str) -> str:
 
 
 def driver() -> str:
-    """The version of the NVIDIA driver, or nothing where nvidia-smi does not say it."""
+    """Return the version of the NVIDIA driver, or nothing where nvidia-smi does not say it."""
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         return subprocess.run(
@@ -45,7 +45,7 @@ def driver() -> str:
 
 
 def cpu_name() -> str:
-    """The model of this machine's CPU, how many cores this process may use, and its architecture."""
+    """Return the model of this machine's CPU, how many cores this process may use, and its architecture."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:

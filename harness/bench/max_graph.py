@@ -45,14 +45,14 @@ class MaxCalls(Calls):
             raise Unavailable("MAX sees no GPU")
         given = {name: tensor.detach().cpu().contiguous() for name, tensor in inputs.items()}
         dtype = str(next(iter(inputs.values())).dtype).removeprefix("torch.")
-        programs = compiled(puzzle, variants, dtype, target)
+        programs = compile_graphs(puzzle, variants, dtype, target)
         self.device = target.device
         self.programs = {direction: programs[f"{variant} {direction}"] for direction in DIRECTIONS}
         written, forward = graphs.make_buffers(puzzle, self.programs["forward"], target, given)
         given |= {name.removeprefix(f"{variant}."): tensor for name, tensor in written.items()}
         _, backward = graphs.make_buffers(puzzle, self.programs["backward"], target, given)
         # What forward keeps for backward is one buffer of both.
-        backward |= {name: forward[f"{variant}.{name}"] for name in puzzle.saved(variant)}
+        backward |= {name: forward[f"{variant}.{name}"] for name in puzzle.saved_quantities(variant)}
         self.buffers = {"forward": forward, "backward": backward}
         results = {f"{variant}.{name}": shape for name, shape in shapes.items()}
         self.results = {
@@ -65,11 +65,11 @@ class MaxCalls(Calls):
         }
 
     def wait(self) -> None:
-        """Returns when MAX's stream has nothing to do."""
+        """Wait until MAX's stream has nothing to do."""
         self.device.synchronize()
 
     def prepare(self, direction: str) -> Timed:
-        """A call of one pass, which does not wait, and returns tensors that lie in the graphs' own buffers."""
+        """Return a call of one pass, which does not wait, and returns tensors that lie in the graphs' own buffers."""
         directions = {"backward": ("backward",), "both": DIRECTIONS}.get(direction, ("forward",))
         results = tuple(result for each in directions for result in self.results[each])
         if direction == "backward":
@@ -84,7 +84,7 @@ class MaxCalls(Calls):
 
 
 def calls_of(puzzle: Puzzle, variants: tuple[str, ...]) -> dict[str, tuple[Call, ...]]:
-    """What the graph of each pass of each variant calls, "fused forward" and so on."""
+    """Return the calls of the graph of each pass of each variant, "fused forward" and so on."""
     return {
         f"{variant} {direction}": (puzzle.variants[variant][number],)
         for variant in variants
@@ -92,9 +92,9 @@ def calls_of(puzzle: Puzzle, variants: tuple[str, ...]) -> dict[str, tuple[Call,
     }
 
 
-def compiled(
+def compile_graphs(
     puzzle: Puzzle, variants: tuple[str, ...], dtype: str, target: Target
 ) -> dict[str, graphs.Program]:
-    """The graphs of the solution's passes; one compile for all."""
+    """Compile the graphs of the solution's passes together."""
     package = roots.op_package(roots.solutions(), puzzle.name)
     return graphs.load_each(package, calls_of(puzzle, variants), dtype, target.device)

@@ -71,13 +71,13 @@ class Ready:
     errors: Errors
 
     def error(self, names: Iterable[str]) -> float:
-        """The largest relative Frobenius error of some quantities; NaN for the floor."""
+        """Return the largest relative Frobenius error of some quantities; NaN for the floor."""
         return max((self.errors[name][0] for name in names if name in self.errors), default=float("nan"))
 
 
 @dataclass
 class Bench:
-    """One run: what to measure, what was found so far, and where it is shown."""
+    """One run: what to measure, the results so far, and where they are printed."""
 
     benchmark: Benchmark
     sizes: list[Sizes]
@@ -91,7 +91,7 @@ class Bench:
 
     @property
     def cuda(self) -> bool:
-        """Whether a GPU is measured."""
+        """True if a GPU is measured."""
         return self.device.type == "cuda"
 
     @property
@@ -100,11 +100,11 @@ class Bench:
         return (*MACHINE, *self.benchmark.size_names, *MEASURED)
 
     def say(self, text: str = "", style: str = "") -> None:
-        """Prints one line as it is."""
+        """Print one line as it is."""
         self.console.print(Text(text, style=style), soft_wrap=True)
 
     def run(self) -> None:
-        """Measures everything that was asked for."""
+        """Measure everything that was asked for."""
         timed = [column for column in self.columns if column != "host"]
         if self.cuda and self.sizes and {"graph", "loop", "cold"} & set(timed):
             self.measure_ceilings()
@@ -114,7 +114,7 @@ class Bench:
             self.run_size(self.benchmark.host_sizes, ["host"])
 
     def run_size(self, sizes: Sizes, columns: list[str]) -> None:
-        """Everything at one size, whose tensors are gone afterwards."""
+        """Measure everything at one size, and free its tensors."""
         if "torch._dynamo" in sys.modules:  # else there is nothing to forget, and to load it takes seconds
             torch.compiler.reset()
         try:
@@ -144,7 +144,7 @@ class Bench:
     # ---- Candidates, checked
 
     def prepare(self, candidate: Candidate, problem: Problem, truth, own: Errors) -> Ready | None:
-        """One candidate, or None with the reason noted: it does not exist here, fails, or is wrong.
+        """Build and check one candidate; None, with the reason noted, where it is missing, fails, or is wrong.
 
         `own` are the errors of PyTorch's operations.
         """
@@ -173,7 +173,7 @@ class Bench:
     # ---- Columns
 
     def measure(self, problem: Problem, ready: list[Ready], direction: str, column: str) -> None:
-        """One pass in one column, all candidates in turns."""
+        """Measure one pass in one column, all candidates in turns."""
         with torch.set_grad_enabled(direction != "inference"):
             calls = self.callables(problem, ready, direction, column)
             protocol = self.protocol(column)
@@ -206,7 +206,7 @@ class Bench:
         return calls
 
     def check_graph(self, graph: Graph, one: Ready, problem: Problem, direction: str) -> None:
-        """Raises WrongGraph where a replay does not write what a plain call returns: a launch was not captured."""
+        """Raise WrongGraph where a replay does not write what a plain call returns: a launch was not captured."""
         expected = [tensor.clone() for tensor in one.calls.prepare(direction)()]
         for tensor in graph.outputs:
             tensor.detach().fill_(float("nan"))
@@ -219,7 +219,7 @@ class Bench:
                 raise WrongGraph("the replayed graph does not write what a plain call writes")
 
     def clock(self, column: str):
-        """How a column takes time."""
+        """Return the clock of a column."""
         if not self.cuda or column == "waited":
             return WallClock()
         if column == "host":
@@ -227,7 +227,7 @@ class Bench:
         return ColdClock(self.device) if column == "cold" else CudaClock()
 
     def protocol(self, column: str) -> Protocol:
-        """The bursts and pauses of a column."""
+        """Return the bursts and pauses of a column."""
         if column == "graph":
             return Protocol(ROUNDS, burst=4_000, idle=(0.06, 0.08))
         if column == "host":
@@ -235,7 +235,7 @@ class Bench:
         return Protocol(ROUNDS, burst=20_000 if self.cuda else 200_000)
 
     def rows_of(self, sizes, ready, direction, column, times, protocol) -> list[Row]:
-        """The CSV rows of one pass in one column."""
+        """Return the CSV rows of one pass in one column."""
         roles = {one.candidate.name: one.candidate.role for one in ready}
         medians = {name: summary(taken).median for name, taken in times.items()}
         peers = {name: medians[name] for name in times if roles[name] == "peer"}
@@ -247,7 +247,7 @@ class Bench:
             row |= {"protocol": str(protocol), "samples": len(taken)}
             row |= times_fields(summary(taken))
             row["note"] = one.calls.note or one.candidate.version()
-            row["error"] = f"{one.error(self.benchmark.returned(direction)):.2e}" if one.errors else ""
+            row["error"] = f"{one.error(self.benchmark.returned_names(direction)):.2e}" if one.errors else ""
             if column != "host":
                 microseconds = medians[one.candidate.name]
                 row["tflops"] = f"{sizes.operations(direction) / microseconds / 1e6:.4g}"
@@ -256,7 +256,7 @@ class Bench:
         return rows
 
     def row(self, sizes: Sizes | None, candidate: Candidate, direction: str, column: str) -> Row:
-        """A row that says who, what and where."""
+        """Return a row with the candidate, the measurement and the machine."""
         return {
             **machine(self.device),
             **(asdict(sizes) if sizes else {}),
@@ -268,7 +268,7 @@ class Bench:
         }
 
     def measure_ceilings(self) -> None:
-        """What this GPU does at best: the fastest of some large matrix products, one large copy. One row each."""
+        """Measure the ceilings of this GPU: the fastest of some large matrix products, one large copy. One row each."""
         dtype, device = DTYPES[self.dtype], self.device
         calls: dict[tuple[int, int, int] | str, Call] = {}
         for rows, inner, columns in CEILING_PRODUCTS:
@@ -294,7 +294,7 @@ class Bench:
             self.say(f"{name} of this run: {rate:,.0f} {'TFLOP/s' if unit == 'tflops' else 'GB/s'}")
 
     def measure_memory(self, problem: Problem, ready: list[Ready]) -> None:
-        """One row for each candidate: bytes kept for backward, and at the peak of both passes."""
+        """Add a row for each candidate: bytes kept for backward, and at the peak of both passes."""
         rows = []
         for one in ready:
             if not isinstance(one.calls, Differentiable):
@@ -328,7 +328,7 @@ class Bench:
         direction: str = "",
         error: float | None = None,
     ) -> None:
-        """Notes in the rows and on the screen who is not measured, and why."""
+        """Note in the rows and on the screen which candidate is not measured, and why."""
         row = self.row(sizes, candidate, direction, column) | {"note": reason}
         if error is not None:
             row["error"] = f"{error:.2e}"
@@ -337,13 +337,13 @@ class Bench:
         self.say(f"   {candidate.name}{what}: {reason}")
 
     def add(self, row: Row) -> None:
-        """Keeps a row and hands it on."""
+        """Add a row and pass it on."""
         row = {name: row.get(name, "") for name in self.fields}
         self.rows.append(row)
         self.on_row(row)
 
     def table(self, where: str, rows: list[Row]) -> None:
-        """Prints the candidates of one pass in one column, fastest first."""
+        """Print the candidates of one pass in one column, fastest first."""
         self.say(f"{where}, {self.dtype}: {rows[0]['protocol']}", style="bold")
         heads = ("median us", "p20", "p80", "/ floor", "/ best peer", "TFLOP/s")
         names = ("median_us", "p20_us", "p80_us", "ratio_to_floor", "ratio_to_fastest_peer", "tflops")
@@ -361,23 +361,23 @@ def product(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
 
 
 def waiting(call: Call, calls: Calls) -> Call:
-    """The call, done when it returns."""
+    """Return the call, done when it returns."""
 
-    def waited() -> tuple[torch.Tensor, ...]:
+    def wait() -> tuple[torch.Tensor, ...]:
         results = call()
         calls.wait()
         return results
 
-    return waited
+    return wait
 
 
 def times_fields(summary: Summary) -> Row:
-    """The summary as CSV fields."""
+    """Return the summary as CSV fields."""
     return {f"{name}_us": f"{getattr(summary, name):.2f}" for name in ("median", "p20", "p80")}
 
 
 def ratios(name: str, times: dict[str, list[float]], floor: str, fastest: str) -> Row:
-    """The two ratios of a candidate, medians over the rounds; none where either time is one of launches."""
+    """Return the two ratios of a candidate, medians over the rounds; none where either time is one of launches."""
 
     def conclusive(one: str) -> bool:
         return one in times and statistics.median(times[one]) >= LAUNCH_BOUND
@@ -393,6 +393,6 @@ def ratios(name: str, times: dict[str, list[float]], floor: str, fastest: str) -
 
 
 def first_line(error: Exception) -> str:
-    """What an exception says, in one line."""
+    """Return the message of an exception in one line."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__

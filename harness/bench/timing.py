@@ -35,10 +35,10 @@ class WallClock:
     """Calls that are done when they return: the CPU."""
 
     def synchronize(self) -> None:
-        """Nothing is ever under way."""
+        """Do nothing: a call is done when it returns."""
 
-    def elapsed(self, call: Call, repeats: int) -> float:
-        """Microseconds of one call, from `repeats` in a row."""
+    def measure(self, call: Call, repeats: int) -> float:
+        """Return the microseconds of one call, from `repeats` in a row."""
         start = time.perf_counter()
         for _ in range(repeats):
             call()
@@ -49,13 +49,13 @@ class CudaClock:
     """Work on torch's current stream, between two CUDA events."""
 
     def synchronize(self) -> None:
-        """Waits until the GPU has nothing to do."""
+        """Wait until the GPU has nothing to do."""
         import torch
 
         torch.cuda.synchronize()
 
-    def elapsed(self, call: Call, repeats: int) -> float:
-        """Microseconds of one call, from `repeats` in a row."""
+    def measure(self, call: Call, repeats: int) -> float:
+        """Return the microseconds of one call, from `repeats` in a row."""
         import torch
 
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -75,8 +75,8 @@ class ColdClock(CudaClock):
 
         self.scratch = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=device)
 
-    def elapsed(self, call: Call, repeats: int) -> float:
-        """Microseconds of one call; the time of the flushes in between is not counted."""
+    def measure(self, call: Call, repeats: int) -> float:
+        """Return the microseconds of one call; the time of the flushes in between is not counted."""
         import torch
 
         marks = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
@@ -90,15 +90,15 @@ class ColdClock(CudaClock):
 
 
 class IssueClock:
-    """How long the caller is kept: the work is started, not waited for."""
+    """Time until a call returns: the work is started, not waited for."""
 
     def __init__(self, device: WallClock | CudaClock):
         self.synchronize = device.synchronize
 
-    def elapsed(self, call: Call, repeats: int) -> float:
-        """Microseconds until a call returns, from `repeats` in a row on an idle device."""
+    def measure(self, call: Call, repeats: int) -> float:
+        """Return the microseconds until a call returns, from `repeats` in a row on an idle device."""
         self.synchronize()
-        return WallClock().elapsed(call, repeats)
+        return WallClock().measure(call, repeats)
 
 
 # ---- A CUDA graph -------------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ class Graph:
 
 @dataclass(frozen=True)
 class Protocol:
-    """How a column is measured.
+    """Protocol of a column.
 
     Attributes:
         rounds: How often every candidate has its turn.
@@ -160,10 +160,10 @@ class Protocol:
 
 
 def repeats_for(clock, call: Call, burst: float) -> int:
-    """How many calls make a burst, from one call after an unseen one."""
-    clock.elapsed(call, 1)
+    """Return how many calls make a burst, from one call after a warm-up."""
+    clock.measure(call, 1)
     clock.synchronize()
-    return max(1, min(MOST_REPEATS, round(burst / max(clock.elapsed(call, 1), 1e-3))))
+    return max(1, min(MOST_REPEATS, round(burst / max(clock.measure(call, 1), 1e-3))))
 
 
 def take_turns(
@@ -174,7 +174,7 @@ def take_turns(
     seed: int = 0,
     sleep: Callable[[float], None] = time.sleep,
 ) -> dict[Key, list[float]]:
-    """Microseconds of a call for every candidate and round, in the order of the rounds.
+    """Measure the microseconds of a call for every candidate and round, in the order of the rounds.
 
     A candidate of SLOW microseconds and more has no entries after the first SLOW_ROUNDS.
     """
@@ -189,7 +189,7 @@ def take_turns(
                 clock.synchronize()
                 if protocol.idle[1]:
                     sleep(order.uniform(*protocol.idle))
-                taken[name].append(clock.elapsed(calls[name], repeats[name]))
+                taken[name].append(clock.measure(calls[name], repeats[name]))
     return taken
 
 
@@ -204,8 +204,8 @@ def no_garbage_collection() -> Iterator[None]:
         gc.enable()
 
 
-def waited(call: Call, wait: Call, seconds: float, most: int = 200) -> list[float]:
-    """Microseconds of single calls, each waited for: two unseen, then for some seconds, at least 3 and at most `most`."""
+def time_waited_calls(call: Call, wait: Call, seconds: float, most: int = 200) -> list[float]:
+    """Return the microseconds of single calls, each waited for: two warm-ups, then for some seconds, at least 3 and at most `most`."""
     taken: list[float] = []
     began = time.perf_counter()
     while len(taken) < 5 or (time.perf_counter() - began < seconds and len(taken) < most + 2):
@@ -229,7 +229,7 @@ class Summary:
 
 
 def summary(times: list[float]) -> Summary:
-    """The summary of at least one time."""
+    """Return the summary of at least one time."""
     if len(times) == 1:
         return Summary(times[0], times[0], times[0])
     low, *_, high = statistics.quantiles(times, n=5, method="inclusive")
@@ -237,5 +237,5 @@ def summary(times: list[float]) -> Summary:
 
 
 def ratio(times: list[float], base: list[float]) -> float:
-    """The median of the ratios of the rounds that both have."""
+    """Return the median of the ratios of the rounds that both have."""
     return statistics.median(time / other for time, other in zip(times, base, strict=False))

@@ -17,7 +17,7 @@ from harness.spec.cases import CANCELLING, is_not_finite
 from harness.spec.derivation import Mistake
 from harness.spec.ops import Shape
 from harness.spec.puzzle import Dims, Puzzle, Symptom
-from harness.spec.rounding import rounded
+from harness.spec.rounding import round_to_dtype
 from harness.vgpu import Finding
 
 SHOWN = 4
@@ -499,7 +499,7 @@ def coarse(e: Evidence) -> Symptom | None:
     if e.got.size < 4:
         return None
     for kind in ("bfloat16", "float16"):
-        if (rounded(e.got, kind) == e.got).all() and severity(e) < 1e5:
+        if (round_to_dtype(e.got, kind) == e.got).all() and severity(e) < 1e5:
             return Symptom(
                 f"rounded-to-{kind}", f"has only the digits of {kind}: somewhere it is rounded to 16 bits"
             )
@@ -562,7 +562,7 @@ def blame_quantities(diagnoses: dict[str, Diagnosis], puzzle: Puzzle, variant: s
     for quantity, diagnosis in diagnoses.items():
         before = first_wrong(quantity, needs, diagnoses)
         if before and not diagnosis.by_itself(quantity):
-            diagnoses[quantity] = Diagnosis(sentence(puzzle.printed(before)))
+            diagnoses[quantity] = Diagnosis(sentence(puzzle.printed_name(before)))
 
 
 def point_back(diagnoses: dict[str, Diagnosis], puzzle: Puzzle) -> None:
@@ -572,5 +572,5 @@ def point_back(diagnoses: dict[str, Diagnosis], puzzle: Puzzle) -> None:
         if diagnosis.steps and diagnosis.mistake:
             first = named.setdefault(diagnosis.mistake, quantity)
             if first != quantity:
-                words = f"the mistake is the same as that in {puzzle.printed(first)}: mend that first"
+                words = f"the mistake is the same as that in {puzzle.printed_name(first)}: mend that first"
                 diagnoses[quantity] = Diagnosis(words)

@@ -110,7 +110,7 @@ class VirtualDevice:
         self._replays: dict[str, Replay] = {}
 
     def outcome(self, variant: str, cases: Sequence[Case], reference: "Reference") -> Outcome:
-        outcome, saved = self._replay(variant, cases, reference), reference.puzzle.saved(variant)
+        outcome, saved = self._replay(variant, cases, reference), reference.puzzle.saved_quantities(variant)
         if outcome.failure is None and not all(
             verdict.ok
             for case in cases

@@ -171,7 +171,7 @@ def other_step(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) -> S
     for name in known[0]:
         if not all(name in steps and fits(steps[name], e) for steps, e in zip(known, evidence, strict=True)):
             continue
-        words = puzzle.printed(name)
+        words = puzzle.printed_name(name)
 
         def step(e: Evidence, name: str = name) -> np.ndarray:
             return at[e.case.name][name]

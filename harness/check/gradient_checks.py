@@ -19,6 +19,7 @@ from harness.check.gradients import (
     TOLERANCE,
     Distance,
     Function,
+    Incoming,
     Subject,
     furthest,
     gradients,
@@ -31,7 +32,7 @@ from harness.check.gradients import (
     random_like,
     second_gradients,
 )
-from harness.check.measured import FACTOR, UNITS, ReferenceRaised, compare
+from harness.check.measured import FACTOR, UNITS, ReferenceRaised, compare, wide
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """What a function of any floating-point dtype is tried in beside float64."""
@@ -217,6 +218,16 @@ LAYOUTS = {
 """Ways in which a tensor lies in memory that is not contiguous."""
 
 
+def relaid(
+    lay: Callable[[Tensor], Tensor], chosen: Sequence[int] | None = None
+) -> Callable[[list[Tensor]], list[Tensor]]:
+    """Return what gives inputs, or the chosen ones, another layout."""
+    return lambda inputs: [
+        lay(t.detach()).requires_grad_(t.requires_grad) if chosen is None or i in chosen else t
+        for i, t in enumerate(inputs)
+    ]
+
+
 @guarded
 def strided_gradient(subject: Subject) -> str | None:
     """Check a gradient that is not contiguous, as from a transpose or a slice after the function."""
@@ -231,11 +242,7 @@ def strided_gradient(subject: Subject) -> str | None:
 def strided_inputs(subject: Subject) -> str | None:
     """Check inputs that are not contiguous, as from a transpose or a slice before the function."""
     for words, laid in LAYOUTS.items():
-
-        def turned(inputs: list[Tensor], laid: Callable[[Tensor], Tensor] = laid) -> list[Tensor]:
-            return [laid(t.detach()).requires_grad_(t.requires_grad) for t in inputs]
-
-        error = compare(subject, change=turned)
+        error = compare(subject, change=relaid(laid))
         if line := off(error, f"an input that is not contiguous is read as if it were ({words})"):
             return line
     return None
@@ -355,15 +362,28 @@ def second_derivatives(subject: Subject) -> str | None:
     """Check that the gradients can be differentiated again, as for a gradient penalty, with PyTorch's result;
     or that this is refused."""
     try:
-        grads = second_gradients(subject.function, subject.inputs())
+        distance = second_distance(subject)
     except RuntimeError:
         return None  # once_differentiable and the like: nobody trains on a wrong number
-    count = len(leaves(subject.inputs()))
-    of = [f"input {number}" if number < count else "what comes in" for number in range(len(grads))]
     return off(
-        furthest(grads, second_gradients(subject.reference, subject.inputs()), names=of),
+        distance,
         "the gradient of a gradient is wrong in silence (what is kept and is neither an input nor an output counts as constant)",
     )
+
+
+def second_distance(subject: Subject) -> Distance:
+    """Compare gradients of gradients. Raises RuntimeError where the function has none."""
+    inputs = subject.inputs()
+    grads = second_gradients(subject.function, inputs)
+    names = [subject.called(i) for i, t in enumerate(inputs) if t.requires_grad]
+    names += ["what comes in"] * (len(grads) - len(names))
+    if not subject.measured:
+        return furthest(grads, second_gradients(subject.reference, subject.inputs()), names=names)
+    truth = second_gradients(subject.reference, wide(inputs))
+    own = furthest(second_gradients(subject.reference, subject.inputs()), truth)
+    distance = furthest(grads, truth, names=names)
+    distance.limit = max(distance.limit, FACTOR * own + UNITS * torch.finfo(subject.dtypes[0]).eps)
+    return distance
 
 
 @guarded
@@ -387,33 +407,39 @@ def repeat_runs(subject: Subject) -> str | None:
     return None if same else "the same inputs give different gradients"
 
 
+def put_number(number: float, every: int = 3) -> Callable[[Tensor], Tensor]:
+    """Return an edit that puts a number in some places."""
+    return lambda t: torch.where(
+        torch.arange(t.numel(), device=t.device).view(t.shape) % every == 0, number, t
+    )
+
+
 @guarded
 def at_zero(subject: Subject) -> str | None:
     """Check inputs with exact zeros among them: PyTorch's gradient there."""
+    error = compare(subject, change=lambda inputs: subject.edited(inputs, put_number(0.0)))
+    return off(error, "where an input is exactly 0")
 
-    def zeroed(inputs: list[Tensor]) -> list[Tensor]:
-        with torch.no_grad():
-            for leaf in subject.moved(inputs):
-                leaf.view(-1)[::3] = 0.0
-        return inputs
 
-    return off(compare(subject, change=zeroed), "where an input is exactly 0")
+def send_infinity(part: Callable[[Tensor], Tensor]) -> Incoming:
+    """Return what hands in gradients of which a part is infinite."""
+
+    def incoming(out: tuple[Tensor, ...]) -> list[Tensor]:
+        each = random_like(out)
+        for gradient in each:
+            if gradient.dim():
+                part(gradient).fill_(torch.inf)
+        return each
+
+    return incoming
 
 
 @guarded
 def infinite_gradient(subject: Subject) -> str | None:
     """Check an infinite gradient for a part of the result: where PyTorch's is finite, so is this one, and the
     same."""
-
-    def incoming(out: tuple[Tensor, ...]) -> list[Tensor]:
-        gradients = random_like(out)
-        for gradient in gradients:
-            if gradient.dim():
-                gradient[0] = torch.inf
-        return gradients
-
-    got = gradients(subject.function, subject.inputs(), incoming)
-    expected = gradients(subject.reference, subject.inputs(), incoming)
+    incoming = send_infinity(lambda gradient: gradient[:1])
+    got, expected = (gradients(f, subject.inputs(), incoming) for f in (subject.function, subject.reference))
 
     def finite(grads: list[Tensor]) -> list[Tensor]:
         return [torch.where(right.isfinite(), t, 0.0) for t, right in zip(grads, expected, strict=True)]
@@ -429,14 +455,9 @@ def far_from_zero(subject: Subject) -> str | None:
     """Check inputs so far from 0 that exp of them is infinite or 0; errors are relative to 1 where gradients
     are small."""
     for far in (FAR, -FAR):
-
-        def moved(inputs: list[Tensor], far: float = far) -> list[Tensor]:
-            with torch.no_grad():
-                for leaf in subject.moved(inputs):
-                    leaf += far
-            return inputs
-
-        error = compare(subject, change=moved, least=1.0)
+        error = compare(
+            subject, change=lambda inputs, far=far: subject.edited(inputs, lambda t: t + far), least=1.0
+        )
         if words := off(error, f"with inputs near {far:g}, where exp is {'infinite' if far > 0 else '0'}"):
             return words
     return None
@@ -540,8 +561,13 @@ def held_by_ctx(subject: Subject) -> str | None:
     """Check that tensors are saved by save_for_backward, where hooks and the ledger see them, and not as
     attributes of ctx."""
     outputs = outputs_of(subject.function, subject.inputs())
-    node = next(t.grad_fn for t in outputs if t.requires_grad)
-    hidden = [name for name, value in vars(node).items() if isinstance(value, Tensor)]
+    hidden = hidden_tensors(next(t for t in outputs if t.requires_grad))
     if not hidden:
         return None
     return f"ctx.{hidden[0]} holds a tensor that save_for_backward should keep: no hook sees it, and it is freed late"
+
+
+def hidden_tensors(output: Tensor) -> list[str]:
+    """Return the attributes of the ctx of a result that hold tensors."""
+    held = getattr(output.grad_fn, "__dict__", {})
+    return [name for name, value in held.items() if isinstance(value, Tensor)]

@@ -66,6 +66,15 @@ class Subject:
         free = range(len(inputs)) if self.movable is None else self.movable
         return [t for i, t in enumerate(inputs) if t.requires_grad and i in free]
 
+    def edited(
+        self, inputs: list[Tensor], edit: Callable[[Tensor], Tensor], alone: bool = False
+    ) -> list[Tensor]:
+        """Put other values into all movable inputs, or into the first alone."""
+        with torch.no_grad():
+            for leaf in self.moved(inputs)[: 1 if alone else None]:
+                leaf.copy_(edit(leaf.detach()))
+        return inputs
+
     def inputs(self, sizes: str = "odd", seed: int = 0, dtype: torch.dtype | None = None) -> list[Tensor]:
         """Create the leaves of a problem; those with a gradient ask for it."""
         dtype = dtype or self.dtypes[0]
@@ -74,6 +83,11 @@ class Subject:
         ]  # masks and indices stay what they are
         wanted = self.differentiable or [i for i, t in enumerate(tensors) if t.is_floating_point()]
         return [t.detach().clone().requires_grad_(i in wanted) for i, t in enumerate(tensors)]
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return "float32" for torch.float32."""
+    return str(dtype).removeprefix("torch.")
 
 
 def outputs_of(function: Function, inputs: list[Tensor]) -> tuple[Tensor, ...]:

@@ -182,7 +182,7 @@ class Grader:
                     shown = self.reference.evidence(c.case, device.target, q, got, verdict)
                     wrong.setdefault(q, []).append(shown)
         return {
-            q: diagnose(puzzle, q, cases, name=puzzle.printed(q), gate=hints.get(q), right=right)
+            q: diagnose(puzzle, q, cases, name=puzzle.printed_name(q), gate=hints.get(q), right=right)
             for q, cases in wrong.items()
         }
 
@@ -235,7 +235,7 @@ class Grader:
         for quantity in wrong:
             diagnosis, own = diagnoses[quantity], quantity in gate.own
             if diagnosis.steps and diagnosis.mistake == result.mistake:
-                result.diagnosis.append(f"{self.puzzle.printed(quantity)} shows the same mistake")
+                result.diagnosis.append(f"{self.puzzle.printed_name(quantity)} shows the same mistake")
                 continue
             # What an index outside of its tensor does to values has no name of its own.
             vague = (diagnosis.mistake not in known and (astray or bool(slips))) or gate.id in self.given

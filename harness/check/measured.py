@@ -1,10 +1,11 @@
-"""Compare one call of a function with the same call of its reference, and derive the limit of its errors.
+"""Compare one call of a function with its reference, and measure the limit that its errors are held to.
 
 Truth is the reference in float64. The limit of a `Subject` that asks for measured ones is twice the worst of PyTorch's own
 errors: the reference in the dtype of the call, in eight orders of summation, and in float64 on inputs that are moved by a
 rounding. At a kink any number between the slopes of the two sides is right.
 """
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -34,18 +35,14 @@ from harness.check.gradients import (
 
 FACTOR = 2.0
 """How many times PyTorch's own error a result may have."""
-UNITS = 8
-"""And how many units of rounding more: another formula may lose a few."""
-SIXTEEN = 2
-"""How many where a unit is that of a 16-bit dtype, and the error has been measured on moved inputs."""
+UNITS, SIXTEEN = 8, 2
+"""And how many units of rounding more, since another formula may lose a few; the second is for 16-bit dtypes."""
 ORDERS = 8
 """Orders of summation, and moves of the inputs, that are tried."""
 COARSE = 1e-2
-"""Where PyTorch's own error is above this, an error says nothing."""
-NUDGE = 1e-13
-"""How far inputs are moved, in float64, to see both sides of a kink."""
-SIDES = 16
-"""How often they are, each time in two opposite directions."""
+"""PyTorch's own error above which an error says nothing."""
+NUDGE, SIDES = 1e-13, 16
+"""How far inputs are moved, in float64, to see both sides of a kink, and how often, in opposite directions."""
 P = ParamSpec("P")
 R = TypeVar("R")
 Pull = Callable[[Sequence[Tensor], list[Tensor], Sequence[Tensor]], list[Tensor]]
@@ -63,7 +60,6 @@ class OtherOrder(TorchDispatchMode):
         self.generator = torch.Generator().manual_seed(seed)
 
     def order(self, t: Tensor, axis: int) -> Tensor:
-        """Return the elements along an axis in a random order, the same for tensors that are paired."""
         return torch.randperm(t.shape[axis], generator=self.generator).to(t.device)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -86,7 +82,7 @@ def narrow_of(inputs: Sequence[Tensor]) -> torch.dtype:
 
 
 def guarded(reference: Callable[P, R]) -> Callable[P, R]:
-    """Return a reference for which whatever it raises is ReferenceRaised."""
+    """Return a reference whose exceptions are ReferenceRaised."""
 
     @functools.wraps(reference)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -100,7 +96,7 @@ def guarded(reference: Callable[P, R]) -> Callable[P, R]:
 
 
 def leaf(t: Tensor, like: Tensor) -> Tensor:
-    """Return a new leaf that asks for a gradient as another one does."""
+    """Return a copy that requires a gradient where another tensor does."""
     return t.detach().clone().requires_grad_(like.requires_grad)
 
 
@@ -128,19 +124,14 @@ def compare(
     """Return how far the outputs and gradients of a call are from the reference's.
 
     Args:
-        subject: Both functions.
-        sizes: Of the inputs.
-        seed: Theirs.
-        incoming: The gradients that come in, for the outputs that have one.
-        change: Inputs -> those that are handed in.
+        change: Inputs -> those that are passed.
         least: What an error is relative to where no element of a tensor is larger.
-        dtype: Of the inputs.
-        around: What is called in the place of the function.
-        between: What is done between the passes.
+        around: Wraps the function.
+        between: Called between the passes.
         pull: The backward pass.
         floor: What an error may be in any dtype, where limits are measured.
         steady: Whether inputs are not moved by a rounding to measure PyTorch's own errors.
-        within: What autocast computes in, of the reference too where its errors are measured.
+        within: The dtype of autocast, in which the reference's errors are measured too.
     """
     inputs = change(subject.inputs(sizes, seed, dtype))
     given, exact = [leaf(t, t) for t in inputs], wide(inputs)
@@ -163,17 +154,17 @@ def compare(
     grads = [g.detach() for g in pull([outputs[i] for i in asking], inputs, coming)]
     truth = guarded(pulled_back)([right[i] for i in asking], exact, [g.double() for g in kept])
     evidence = Evidence(given, kept, names, [*results, *grads], [*(t.detach() for t in right), *truth])
-    if not subject.measured:
-        distance = furthest(evidence.got, evidence.truth, least, names)
-    else:
+    if subject.measured:
         distance = Measured(subject, evidence, asking, least, floor, steady, within).distance()
+    else:
+        distance = furthest(evidence.got, evidence.truth, least, names)
     distance.evidence = evidence
     return distance
 
 
 @dataclass
 class Measured:
-    """The judgement of one call by limits that are measured, where an error is above what rounding alone leaves."""
+    """Comparison of one call by limits that are measured where an error is above what rounding alone leaves."""
 
     subject: Subject
     evidence: Evidence
@@ -184,7 +175,7 @@ class Measured:
     within: torch.dtype | None
 
     def distance(self) -> Distance:
-        """Return the worst of all tensors, beside its limit."""
+        """Return the worst of all tensors with its limit."""
         e = self.evidence
         dtype = self.within or narrow_of(e.inputs)
         floor = max(self.floor, floor_of(dtype))
@@ -225,23 +216,18 @@ class Measured:
             apart = beside(got, truth, low[k], high[k], result=result)
             if not any(t.isnan().any() for t in e.inputs):
                 apart = torch.where(truth.isnan(), 0.0, apart)  # inf - inf is what each formula makes of it
-            elif not result:  # NaN has no slope: what comes back for it is anybody's
-                own = leaves(e.inputs)[k - len(e.names)]
-                apart = torch.where(own.isnan(), 0.0, apart)
+            elif not result:  # a NaN among the inputs has no slope: its gradient may be anything
+                apart = torch.where(leaves(e.inputs)[k - len(e.names)].isnan(), 0.0, apart)
             apart = torch.where(excused[k], 0.0, apart) if excused else apart
             error = apart.max().item() / scales[k]
             if error / limits[k] > ratio or (math.isinf(error) and not math.isinf(found)):
                 found, ratio = Distance(error), error / limits[k]
-                found.limit, found.element = (
-                    limits[k],
-                    element(name, got, truth, apart, limits[k] * scales[k]),
-                )
-        if math.isinf(found):
-            found.limit = 0.0
+                found.limit = 0.0 if math.isinf(error) else limits[k]
+                found.element = element(name, got, truth, apart, limits[k] * scales[k])
         return found
 
     def run(self, inputs: list[Tensor], incoming: Sequence[Tensor] | None = None) -> list[Tensor]:
-        """Return the reference on other inputs."""
+        """Run the reference on other inputs."""
         given = self.evidence.incoming if incoming is None else incoming
         outputs = outputs_of(guarded(self.subject.reference), inputs)
         chosen = [outputs[i] for i in self.asking]
@@ -249,16 +235,14 @@ class Measured:
         return [*(t.detach() for t in outputs), *guarded(pulled_back)(chosen, inputs, incoming)]
 
     def usual(self) -> list[float]:
-        """Return how large the gradients are for a random one coming in that is as large as this one: what
-        cancels is measured by that."""
+        """Return how large gradients are for a random one coming in of the same size, as a scale for what cancels."""
         e = self.evidence
         sizes = [largest(g) for g in e.incoming]
         random = [g * size / 3 for g, size in zip(random_like(tuple(e.incoming)), sizes, strict=True)]
         return [largest(t) for t in self.run(wide(e.inputs), random)]
 
     def moves(self, by: float, count: int, absolute: float = 0.0) -> Iterator[list[Tensor]]:
-        """Yield what the reference gives in float64 on inputs that are moved at random, and the other way,
-        relative to each element and to the largest."""
+        """Run the reference in float64 on inputs moved at random, relative to each element and to the largest, and the other way."""
         generator = torch.Generator().manual_seed(0)
         for _ in range(count // 2):
             start = generator.get_state()
@@ -266,20 +250,17 @@ class Measured:
                 generator.set_state(start)
                 inputs = wide(self.evidence.inputs)
                 with torch.no_grad():
-                    for t in inputs:
-                        if t.is_floating_point():
-                            way = torch.rand(t.shape, generator=generator, dtype=torch.float64).to(t) * 2 - 1
-                            way = way if absolute else way.sign()
-                            t += (
-                                sign * way * (t.abs() + absolute * (largest(t) or 1.0)).nan_to_num(posinf=0.0)
-                            )
+                    for t in filter(torch.is_floating_point, inputs):
+                        way = torch.rand(t.shape, generator=generator, dtype=torch.float64).to(t) * 2 - 1
+                        way = way if absolute else way.sign()
+                        far = (t.abs() + absolute * (largest(t) or 1.0)).nan_to_num(posinf=0.0)
+                        t += sign * way * far
                 yield self.run(inputs)
 
     def swallowed(self) -> list[Tensor]:
-        """Return which elements depend on an input that is NaN: whoever passes it on where the reference does
-        not is right too."""
+        """Return which elements depend on an input that is NaN: to pass it on is right even where the reference does not."""
         if not any(t.isnan().any() for t in self.evidence.inputs):
-            return [torch.zeros(t.shape, dtype=torch.bool, device=t.device) for t in self.evidence.truth]
+            return [torch.zeros_like(t, dtype=torch.bool) for t in self.evidence.truth]
 
         def filled(t: Tensor, seed: int) -> Tensor:
             number = torch.rand(t.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
@@ -289,7 +270,7 @@ class Measured:
         return [(a != b) & t.isfinite() for a, b, t in zip(first, second, self.evidence.truth, strict=True)]
 
     def sides(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the least and the largest that is right of each element: at a kink they differ."""
+        """Return the least and the largest right value of each element: at a kink they differ."""
         low, high = list(self.evidence.truth), list(self.evidence.truth)
         for moved in self.moves(NUDGE, SIDES, absolute=1.0):
             low = [torch.where(m.isnan(), t, torch.minimum(t, m)) for t, m in zip(low, moved, strict=True)]
@@ -299,29 +280,26 @@ class Measured:
     def own_errors(
         self, dtype: torch.dtype, low: list[Tensor], high: list[Tensor], scales: Sequence[float]
     ) -> tuple[list[float], list[Tensor]]:
-        """Return PyTorch's own worst errors, and which elements it cannot hold in the dtype, in finite
-        numbers or at all."""
+        """Return PyTorch's own worst errors, and which elements it cannot hold in the dtype, in finite numbers or at all."""
         e = self.evidence
-        excused = [torch.zeros(t.shape, dtype=torch.bool, device=t.device) for t in e.truth]
+        excused = [torch.zeros_like(t, dtype=torch.bool) for t in e.truth]
         own = [0.0] * len(e.truth)
+
+        def add(results: list[Tensor], *, result: bool) -> None:
+            for k, (got, truth) in enumerate(zip(results, e.truth, strict=True)):
+                if result:
+                    excused[k] |= got.isfinite() != truth.isfinite()
+                apart = beside(got, truth, low[k], high[k], result=result)
+                own[k] = max(own[k], largest(torch.where(excused[k] & result, 0.0, apart)) / scales[k])
+
         narrow = [leaf(t, t) for t in e.inputs]
         device = e.inputs[0].device.type
-        for seed in range(-1, ORDERS):
-            with torch.autocast(device, self.within, enabled=self.within is not None):
-                if seed < 0:
-                    results = self.run(narrow)
-                else:
-                    with OtherOrder(seed):
-                        results = self.run(narrow)
-            for k, (got, truth) in enumerate(zip(results, e.truth, strict=True)):
-                excused[k] |= got.isfinite() != truth.isfinite()
-                apart = torch.where(excused[k], 0.0, beside(got, truth, low[k], high[k], result=True))
-                own[k] = max(own[k], largest(apart) / scales[k])
-        eps = torch.finfo(dtype).eps
-        for results in () if self.steady else self.moves(eps / 2, ORDERS):
-            for k, (got, truth) in enumerate(zip(results, e.truth, strict=True)):
-                apart = beside(got, truth, low[k], high[k], result=False)
-                own[k] = max(own[k], largest(apart) / scales[k])
+        for order in (contextlib.nullcontext(), *map(OtherOrder, range(ORDERS))):
+            with torch.autocast(device, self.within, enabled=self.within is not None), order:
+                results = self.run(narrow)
+            add(results, result=True)
+        for results in () if self.steady else self.moves(torch.finfo(dtype).eps / 2, ORDERS):
+            add(results, result=False)
         return own, excused
 
 
@@ -332,8 +310,7 @@ def floor_of(dtype: torch.dtype) -> float:
 
 
 def beside(got: Tensor, truth: Tensor, low: Tensor, high: Tensor, *, result: bool) -> Tensor:
-    """Return how far each element is from what is right; infinite where it is no number and should be one, or
-    a result the reverse."""
+    """Return how far each element is from what is right; infinite where it is no number and should be one, or a result the reverse."""
     got = got.double()
     apart = torch.maximum(low - got, got - high).clamp(min=0)
     apart = torch.where(got.isfinite(), apart, math.inf)
@@ -343,5 +320,5 @@ def beside(got: Tensor, truth: Tensor, low: Tensor, high: Tensor, *, result: boo
 
 
 def largest(t: Tensor) -> float:
-    """Return the largest finite element without its sign."""
+    """Return the largest finite absolute value."""
     return t.detach().double().abs().nan_to_num(0.0, 0.0, 0.0).max().item() if t.numel() else 0.0

@@ -48,7 +48,7 @@ class NumpyChecker(CaseChecker):
         values = [pack(*values)] if pack else values
         for quantity, value in zip(quantities, values, strict=True):
             if value.shape != right[quantity].shape:
-                name = self.puzzle.printed(quantity)
+                name = self.puzzle.printed_name(quantity)
                 raise ValueError(
                     f"{name} has shape {list(value.shape)}, expected {list(right[quantity].shape)}"
                 )

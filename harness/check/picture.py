@@ -226,7 +226,7 @@ def runner(package: OpPackage, gate: Gate, dims: list[Dims], checker: Checker) -
     source = Source((package.path / puzzle.source).resolve(), package_blanks(package, puzzle))
     recording = record(package, puzzle.name, checker.dtype, dims, [gate.variant], small_grid=True)
     own = (*gate.quantities, *gate.given)
-    saved = [quantity for quantity in puzzle.saved(gate.variant) if quantity not in own]
+    saved = [quantity for quantity in puzzle.saved_quantities(gate.variant) if quantity not in own]
 
     def replayed(case: Case, corrected: Arrays) -> Side:
         replay = Replay(recording, puzzle, checker.dtype, blocks=checker.blocks)

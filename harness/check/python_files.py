@@ -249,7 +249,7 @@ def explain(
             puzzle,
             quantity,
             by_case,
-            name=puzzle.printed(quantity),
+            name=puzzle.printed_name(quantity),
             gate=ladder,
             right=correct_in_all(result.comparisons),
         )

@@ -27,7 +27,7 @@ from harness.devices.poison import unwritten
 from harness.devices.targets import Target
 from harness.errors import EnvironmentProblem
 from harness.spec.puzzle import Arrays, Case, Puzzle
-from harness.spec.rounding import stored, values
+from harness.spec.rounding import to_stored, values
 from harness.toolchain.cache import STALE, cache_folder, digest, discard, keep
 from harness.toolchain.roots import HERE
 
@@ -134,7 +134,7 @@ class Reference:
     def inputs(self, case: Case) -> Arrays:
         """Return the inputs of a case as kernels take them, each in the dtype that it has in this run."""
         return {
-            name: stored(array, self.puzzle.input_dtype(name, array, self.dtype))
+            name: to_stored(array, self.puzzle.input_dtype(name, array, self.dtype))
             for name, array in self.arrays(case).items()
         }
 
@@ -216,8 +216,11 @@ class Reference:
         """Return what a variant's forward pass hands to its backward pass, as it should be, in the dtypes of
         the run."""
         truth = self.truth(case, target)
-        kinds = {name: self.puzzle.written_dtype(name, self.dtype) for name in self.puzzle.saved(variant)}
-        return {name: stored(truth[name], kind) for name, kind in kinds.items()}
+        kinds = {
+            name: self.puzzle.written_dtype(name, self.dtype)
+            for name in self.puzzle.saved_quantities(variant)
+        }
+        return {name: to_stored(truth[name], kind) for name, kind in kinds.items()}
 
     # ---- What a device has written, beside this ----------------------------------------------------------------
 
@@ -267,7 +270,7 @@ class Reference:
         verdicts = {quantity: verdict(quantity) for quantity in quantities if quantity in outputs}
         wrong = [quantity for quantity, each in verdicts.items() if not each.ok and not each.nonfinite]
         if wrong:
-            kept = {q: values(outputs[q]) for q in puzzle.saved(variant) if verdict(q).ok}
+            kept = {q: values(outputs[q]) for q in puzzle.saved_quantities(variant) if verdict(q).ok}
             moved = puzzle.propagated(self.arrays(case), kept)
             verdicts |= {q: verdict(q, moved[q]) for q in wrong if q in moved}
         return verdicts

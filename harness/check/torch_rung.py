@@ -63,7 +63,7 @@ class TorchChecker(CaseChecker):
         for quantity, got in outputs.items():
             shape = self.reference.truth(case, CPU)[quantity].shape
             if tuple(got.shape) != shape:
-                name = self.puzzle.printed(quantity)
+                name = self.puzzle.printed_name(quantity)
                 raise ValueError(f"{name} has shape {list(got.shape)}, expected {list(shape)}")
         return outputs
 

@@ -1,1 +1,1 @@
-"""What a developer of puzzles has: the skeleton of a new one, a check of its files, and the lists of tasks."""
+"""Tools for developers of puzzles: the skeleton of a new one, a check of its files, and the lists of tasks."""

@@ -1,4 +1,4 @@
-"""What is missing from a puzzle, or does not belong to it: `workbook dev check`.
+"""Report what is missing from a puzzle or does not belong to it: `workbook dev check`.
 
 A puzzle is five folders of one name: its solution, the problem made from it, its part of the harness, its tests and its
 chapter. Nothing is compiled or run here; the tests do that.
@@ -21,9 +21,9 @@ KNOWN = re.compile(r"[\w-]+\.(mojo|py)|(hints|survivors)\.toml|op(/.*)?/[\w-]+\.
 
 
 def faults(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
-    """A line for each fault of a puzzle's files, with the path relative to the checkout."""
+    """Return a line for each fault of a puzzle's files, with the path relative to the checkout."""
     solution = checkout / "solutions" / puzzle.name
-    for path in required(checkout, puzzle):
+    for path in required_files(checkout, puzzle):
         if not path.exists():
             yield f"{path.relative_to(checkout)} is missing"
     for path in sorted(solution.rglob("*")):
@@ -44,8 +44,8 @@ def faults(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
         yield f"tests/{puzzle.name} holds no test_*.py"
 
 
-def required(checkout: Path, puzzle: Puzzle) -> Iterator[Path]:
-    """The files that every puzzle has, and those that go with its rungs."""
+def required_files(checkout: Path, puzzle: Puzzle) -> Iterator[Path]:
+    """Return the files that every puzzle has, and those that go with its rungs."""
     for name in ("__init__.py", "spec.py"):
         yield checkout / "harness" / "puzzles" / puzzle.name / name
     solution = checkout / "solutions" / puzzle.name
@@ -57,7 +57,7 @@ def required(checkout: Path, puzzle: Puzzle) -> Iterator[Path]:
 
 
 def faults_of_rung(checkout: Path, puzzle: Puzzle, rung: Rung) -> Iterator[str]:
-    """Blanks that are no gates of the rung, and gates that have no blank."""
+    """Report blanks that are not gates of the rung, and gates that have no blank."""
     solution = checkout / "solutions" / puzzle.name
     path = solution / rung.file
     if not path.is_file():
@@ -73,7 +73,7 @@ def faults_of_rung(checkout: Path, puzzle: Puzzle, rung: Rung) -> Iterator[str]:
 
 
 def faults_of_zoo(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
-    """Wrong solutions that are missing, cannot be made, or name a gate that does not exist."""
+    """Report wrong solutions that are missing, cannot be made, or name a gate that does not exist."""
     solution = checkout / "solutions" / puzzle.name
     files = sorted((solution / "wrong").glob("*.toml"))
     if not files:
@@ -91,7 +91,7 @@ def faults_of_zoo(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
 
 
 def faults_of_hints(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
-    """Ladders that are missing, too short, or belong to no gate."""
+    """Report ladders that are missing, too short, or belong to no gate."""
     where = f"solutions/{puzzle.name}/hints.toml"
     if not (checkout / where).is_file():
         return
@@ -108,7 +108,7 @@ def faults_of_hints(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
 
 
 def faults_of_problem(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
-    """Problem files that were not made from the solutions as they are, and what else lies beside them."""
+    """Report problem files that differ from what the solutions make, and what else is in their folder."""
     solution, problem = (checkout / folder / puzzle.name for folder in ("solutions", "problems"))
     try:
         for relative in layout.layout(solution).edited:
@@ -125,7 +125,7 @@ def faults_of_problem(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
 
 
 def faults_of_record(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
-    """A spec from which no recording program can be made."""
+    """Report a spec from which no recording program can be made."""
     package = checkout / "solutions" / puzzle.name / "op"
     if puzzle.mojo_rung and package.is_dir():
         try:
@@ -135,7 +135,7 @@ def faults_of_record(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
 
 
 def faults_of_chapter(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
-    """Pages that are missing, or that the summary does not name."""
+    """Report pages that are missing, or that the summary does not name."""
     name = f"puzzle_{puzzle.name[1:]}"
     book = checkout / "book" / "src"
     summary = (book / "SUMMARY.md").read_text(encoding="utf-8")
@@ -148,7 +148,7 @@ def faults_of_chapter(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
 
 
 def strangers(checkout: Path, names: list[str]) -> Iterator[str]:
-    """Folders that are called like a puzzle and belong to none."""
+    """Return the folders that are called like a puzzle and belong to none."""
     for room in ("solutions", "problems", "tests"):
         for path in sorted((checkout / room).glob("p[0-9][0-9]")):
             if path.name not in names:

@@ -72,7 +72,7 @@ def say_survivors(names: list[str], flags: argparse.Namespace) -> int:
     """Name each mutant that passes its gates without an explanation. Returns 1 where there is one."""
     unexplained = 0
     for puzzle in map(find_puzzle, names):
-        for line in mutation.outdated(puzzle):
+        for line in mutation.find_outdated(puzzle):
             print(line)
             unexplained += 1
         for work in mutation.works(puzzle, flags.rung):

@@ -18,7 +18,7 @@ LINE_LENGTH = 110
 
 
 def mojo_files(root: Path) -> list[Path]:
-    """The Mojo files that are formatted; problems/ is made from solutions/ and so follows."""
+    """Return the Mojo files that are formatted; problems/ is generated from solutions/."""
     return sorted(
         path
         for folder in MOJO_FOLDERS
@@ -28,14 +28,14 @@ def mojo_files(root: Path) -> list[Path]:
 
 
 def format_mojo(files: list[Path]) -> None:
-    """Formats files in place."""
+    """Format files in place."""
     result = run_mojo("format", "-q", "-l", str(LINE_LENGTH), *map(str, files))
     if result.returncode:
         sys.exit(f"mojo format failed:\n{result.stderr}")
 
 
 def mojo_differences(root: Path) -> list[str]:
-    """What `mojo format` would change, as a unified diff."""
+    """Return what `mojo format` would change as a unified diff."""
     lines: list[str] = []
     files = mojo_files(root)
     with tempfile.TemporaryDirectory() as folder:
@@ -54,19 +54,19 @@ def mojo_differences(root: Path) -> list[str]:
 
 
 def ruff(root: Path, *arguments: str) -> int:
-    """Runs ruff over the Python folders and returns its exit code."""
+    """Run ruff over the Python folders and return its exit code."""
     folders = [folder for folder in PYTHON_FOLDERS if (root / folder).is_dir()]
     return subprocess.run([sys.executable, "-m", "ruff", *arguments, *folders], cwd=root).returncode
 
 
 def write(root: Path) -> int:
-    """Formats the tree in place; returns 1 where ruff finds what it cannot mend."""
+    """Format the tree in place; return 1 where ruff finds what it cannot fix."""
     format_mojo(mojo_files(root))
     return ruff(root, "format", "-q") or ruff(root, "check", "-q", "--fix")
 
 
 def check(root: Path) -> int:
-    """Changes nothing, prints what would differ, and returns 1 where something does."""
+    """Change nothing, print what would differ, and return 1 where something does."""
     differences = mojo_differences(root)
     print(*differences, sep="\n", end="\n" if differences else "", flush=True)
     return max(int(bool(differences)), ruff(root, "format", "--check", "-q"), ruff(root, "check", "-q"))

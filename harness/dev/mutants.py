@@ -55,7 +55,7 @@ class Mutant:
     text: str
 
     def as_wrong(self, work: Work) -> WrongKernel:
-        """The wrong solution that it is."""
+        """Return the wrong solution that it is."""
         rung = work.rung
         file = rung.source if isinstance(rung, MojoRung) else rung.file
         whole = blanks.read(work.solution)
@@ -63,7 +63,7 @@ class Mutant:
 
 
 def mutants(work: Work) -> list[Mutant]:
-    """Every mutant of a rung's blanks, in the order of the file."""
+    """Return every mutant of a rung's blanks, in the order of the file."""
     text = blanks.read(work.solution)
     edits = python_edits if work.rung.language == "Python" else mojo_edits
     by_text: dict[str, Mutant] = {}
@@ -76,7 +76,7 @@ def mutants(work: Work) -> list[Mutant]:
 
 
 def mutant_of(text: str, blank: Blank, edit: Edit) -> Mutant:
-    """The file with one edit."""
+    """Return the file with one edit."""
     start, end, new = edit
     changed = text[:start] + new + text[end:]
     first, last = text.rfind("\n", 0, start) + 1, text.find("\n", end)
@@ -85,12 +85,12 @@ def mutant_of(text: str, blank: Blank, edit: Edit) -> Mutant:
 
 
 def flat(lines: str) -> str:
-    """Lines of code as one."""
+    """Return the lines of code as one."""
     return " ".join(lines.split())
 
 
 def is_python(text: str) -> bool:
-    """Whether a file can be parsed."""
+    """Check whether a file can be parsed."""
     try:
         ast.parse(text)
     except SyntaxError:
@@ -102,7 +102,7 @@ def is_python(text: str) -> bool:
 
 
 def python_edits(text: str, blank: Blank) -> Iterator[Edit]:
-    """The edits of a blank, by the syntax tree of its file."""
+    """Return the edits of a blank, by the syntax tree of its file."""
     starts = [0]
     for line in text.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
@@ -130,14 +130,14 @@ def python_edits(text: str, blank: Blank) -> Iterator[Edit]:
 
 
 def node_edits(node: ast.expr | ast.stmt, text: str, of: Callable[..., tuple[int, int]]) -> Iterator[Edit]:
-    """The edits of one expression or statement."""
+    """Return the edits of one expression or statement."""
     start, end = of(node)
 
     def between(left: ast.expr, right: ast.expr, old: str, new: str) -> Iterator[Edit]:
         first, last = of(left)[1], of(right)[0]
         yield first, last, text[first:last].replace(old, new, 1)
 
-    def wrapped(inner: ast.expr) -> Edit:
+    def wrap(inner: ast.expr) -> Edit:
         first, last = of(inner)
         return first, last, f"(not ({text[first:last]}))"
 
@@ -164,7 +164,7 @@ def node_edits(node: ast.expr | ast.stmt, text: str, of: Callable[..., tuple[int
         case ast.Constant(float() as value):
             yield start, end, repr(2 * value or 1.0)
         case ast.IfExp(test=test) | ast.If(test=test) | ast.While(test=test):
-            yield wrapped(test)
+            yield wrap(test)
         case ast.AugAssign(target, op, value) if type(op) in ARITHMETIC:
             old = ARITHMETIC[type(op)]
             yield from between(target, value, f"{old}=", f"{OPERATORS[old]}=")
@@ -175,11 +175,11 @@ def node_edits(node: ast.expr | ast.stmt, text: str, of: Callable[..., tuple[int
         yield start, end, "pass"
     for clause in getattr(node, "generators", ()):
         for test in clause.ifs:
-            yield wrapped(test)
+            yield wrap(test)
 
 
 def call_edits(node: ast.Call, text: str, of: Callable[..., tuple[int, int]]) -> Iterator[Edit]:
-    """The edits of a call: a keyword dropped, two arguments exchanged, another function, none at all."""
+    """Return the edits of a call: a keyword dropped, two arguments exchanged, another function, none at all."""
     for keyword in (each for each in node.keywords if each.arg not in WATCHES):
         first, last = of(keyword)
         before = re.search(r",\s*$", text[:first])
@@ -202,12 +202,12 @@ def call_edits(node: ast.Call, text: str, of: Callable[..., tuple[int, int]]) ->
 
 
 def name_of(function: ast.expr) -> str:
-    """The last part of a function's name."""
+    """Return the last part of a function's name."""
     return ast.unparse(function).rpartition(".")[2]
 
 
 def order_edits(body: list[ast.stmt], text: str, of: Callable[..., tuple[int, int]]) -> Iterator[Edit]:
-    """Two simple statements one after the other, exchanged."""
+    """Exchange two simple statements, one after the other."""
     for one, other in pairwise(body):
         if isinstance(one, SIMPLE) and isinstance(other, SIMPLE) and depend(one, other):
             (a, b), (c, d) = of(one), of(other)
@@ -215,7 +215,7 @@ def order_edits(body: list[ast.stmt], text: str, of: Callable[..., tuple[int, in
 
 
 def depend(one: ast.stmt, other: ast.stmt) -> bool:
-    """Whether the order of two statements may matter: one writes a name that the other has, or is a call alone.
+    """Check whether the order of two statements may matter: one writes a name that the other has, or is a call alone.
 
     A call does not see a counter that it does not name.
     """
@@ -229,7 +229,7 @@ def depend(one: ast.stmt, other: ast.stmt) -> bool:
 
 
 def names_of(node: ast.stmt) -> tuple[set[str], set[str]]:
-    """What an assignment writes, be it a part of it, and all names that it has."""
+    """Return the names that an assignment writes, in part too, and all names in it."""
     targets = (
         node.targets
         if isinstance(node, ast.Assign)
@@ -247,7 +247,7 @@ def names_of(node: ast.stmt) -> tuple[set[str], set[str]]:
 
 
 def is_words(node: ast.stmt) -> bool:
-    """Whether a statement is a docstring."""
+    """Check whether a statement is a docstring."""
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
@@ -264,7 +264,7 @@ STATEMENT = re.compile(
 
 
 def mojo_edits(text: str, blank: Blank) -> Iterator[Edit]:
-    """The edits of a blank, line by line."""
+    """Return the edits of a blank, line by line."""
     at = sum(len(line) + 1 for line in text.split("\n")[: blank.line - 1])
     before, opened = "", 0
     for line in blank.body:
@@ -281,7 +281,7 @@ def mojo_edits(text: str, blank: Blank) -> Iterator[Edit]:
 
 
 def in_order(one: str, other: str) -> bool:
-    """Whether the order of two lines may matter: one writes a name that the other has, or is a call alone."""
+    """Check whether the order of two lines may matter: one writes a name that the other has, or is a call alone."""
     if indent(one) != indent(other):
         return False
     halves = [re.split(r"(?<![=<>!])[-+*/]?=(?!=)", line, maxsplit=1) for line in (one, other)]
@@ -295,12 +295,12 @@ def in_order(one: str, other: str) -> bool:
 
 
 def indent(line: str) -> int:
-    """How many spaces a line begins with."""
+    """Count the spaces at the beginning of a line."""
     return len(line) - len(line.lstrip())
 
 
 def line_edits(code: str) -> Iterator[Edit]:
-    """The edits of one line of Mojo."""
+    """Return the edits of one line of Mojo."""
     for match in TOKEN.finditer(code):
         old = match[1]
         if old in ("+=", "-="):

@@ -38,7 +38,7 @@ Key = tuple[str, str, str, str]
 
 @dataclass
 class Tally:
-    """What became of mutants: how many were rejected, pass and have an explanation, or have no verdict, as what does not compile;
+    """Outcome of mutants: how many were rejected, pass with an explanation, or have no result, as what does not compile;
     and which pass without an explanation."""
 
     rejected: int = 0
@@ -47,25 +47,27 @@ class Tally:
     survived: list[Mutant] = field(default_factory=list)
 
     @property
-    def judged(self) -> int:
-        """How many a verdict is known of."""
+    def checked(self) -> int:
+        """Number of mutants that have a result."""
         return self.rejected + self.explained + len(self.survived)
 
     def __str__(self) -> str:
-        share = f"; {100 * self.rejected / self.judged:.1f} % of those judged rejected" if self.judged else ""
+        share = (
+            f"; {100 * self.rejected / self.checked:.1f} % of those judged rejected" if self.checked else ""
+        )
         numbers = f"{self.rejected} rejected, {self.explained} explained, {len(self.survived)} survived"
-        total = plural(self.judged + self.unjudged, "mutant")
+        total = plural(self.checked + self.unjudged, "mutant")
         return f"{total}: {numbers}, {self.unjudged} could not be judged{share}"
 
 
 def works(puzzle: Puzzle, rungs: Sequence[str] | None = None) -> list[Work]:
-    """The solution of each rung, or of the rungs of some names. Raises BadUse for a name that no rung has."""
+    """Return the solution of each rung, or of the rungs of some names. Raises BadUse for a name that no rung has."""
     chosen = [puzzle.rung(id) for id in rungs] if rungs else puzzle.rungs
     return [Work(puzzle, rung, roots.solutions()) for rung in chosen]
 
 
 def run(work: Work, *, seed: int = 0, most: int | None = None) -> Tally:
-    """Judges the mutants of a rung, all or `most` of them, drawn by a seed; says on standard error how far it is.
+    """Check the mutants of a rung, all or `most` of them, drawn by a seed; report progress on standard error.
 
     Raises BadUse where the solution itself does not pass, DamagedFile where survivors.toml cannot be read.
     """
@@ -73,7 +75,7 @@ def run(work: Work, *, seed: int = 0, most: int | None = None) -> Tally:
     chosen = drawn(work, seed=seed, most=most)
     asked = [each for each in chosen if key_of(work, each) not in known]
     tally.explained = len(chosen) - len(asked)
-    for count, (mutant, passes) in enumerate(judged(work, asked), 1):
+    for count, (mutant, passes) in enumerate(check_mutants(work, asked), 1):
         tell(
             f"{work.puzzle.name} {work.rung.id}: {count} of {len(asked)} mutants judged", count == len(asked)
         )
@@ -87,7 +89,7 @@ def run(work: Work, *, seed: int = 0, most: int | None = None) -> Tally:
 
 
 def drawn(work: Work, *, seed: int, most: int | None) -> list[Mutant]:
-    """The mutants of a rung in the order of the file, all or `most` of them."""
+    """Return the mutants of a rung in the order of the file, all or `most` of them."""
     listed = mutants(work)
     if most is None or most >= len(listed):
         return listed
@@ -95,7 +97,7 @@ def drawn(work: Work, *, seed: int, most: int | None) -> list[Mutant]:
 
 
 def tell(words: str, last: bool) -> None:
-    """How far it is, on one line of a terminal; elsewhere only the last is written."""
+    """Print the progress on one line of a terminal; elsewhere only the last is written."""
     terminal = sys.stderr.isatty()
     if terminal or last:
         print(f"\r{words}" if terminal else words, end="\n" if last else "", file=sys.stderr, flush=True)
@@ -105,7 +107,7 @@ def tell(words: str, last: bool) -> None:
 
 
 def key_of(work: Work, mutant: Mutant) -> Key:
-    """What a mutant is known by: rung, gate, the line that was and the one that is."""
+    """Return what identifies a mutant: rung, gate, the old line and the new one."""
     return work.rung.id, mutant.gate, mutant.was, mutant.now
 
 
@@ -128,8 +130,8 @@ def explanations(puzzle: str) -> dict[Key, str]:
     return known
 
 
-def outdated(puzzle: Puzzle) -> list[str]:
-    """A line for each explanation of a mutant that no longer exists. Raises what `explanations` does."""
+def find_outdated(puzzle: Puzzle) -> list[str]:
+    """Return a line for each explanation of a mutant that no longer exists. Raises what `explanations` does."""
     known = explanations(puzzle.name)
     there = {key_of(work, mutant) for work in works(puzzle) for mutant in mutants(work)} if known else set()
     return [
@@ -142,15 +144,15 @@ def outdated(puzzle: Puzzle) -> list[str]:
 # ---- The judge ----------------------------------------------------------------------------------------------
 
 
-def judged(work: Work, asked: Sequence[Mutant]) -> Iterator[tuple[Mutant, bool | None]]:
-    """Each mutant, and whether it passes: its own gate first, then every gate of the file; None where there is no verdict.
+def check_mutants(work: Work, asked: Sequence[Mutant]) -> Iterator[tuple[Mutant, bool | None]]:
+    """Check each mutant, its own gate first, then every gate of the file; yield whether it passes, None where there is no result.
 
     Raises BadUse, as `run` says.
     """
     checker = create_checker(work)
     began = time.monotonic()
     if asked and not passes(checker, work, work.target):
-        raise BadUse(f"{work.solution} is not right: its mutants would say nothing")
+        raise BadUse(f"{work.solution} is not correct, so its mutants cannot be checked")
     before = os.environ.get(SECONDS)
     os.environ[SECONDS] = before or f"{PATIENCE + time.monotonic() - began:.0f}"
     try:
@@ -169,7 +171,7 @@ def judged(work: Work, asked: Sequence[Mutant]) -> Iterator[tuple[Mutant, bool |
 
 
 def passes(checker: RungChecker, work: Work, path: Path, gate: str | None = None) -> bool | None:
-    """Whether every gate of a file is correct, `gate` asked first, in few cases if it is a kernel's; None where the file
+    """Check whether every gate of a file is correct, `gate` asked first, in few cases if it is a kernel's; None where the file
     cannot be judged."""
     few = work.puzzle.cases(None)[:FEW] if work.in_package else None
     first = [([gate], few)] if gate and (few or len(work.rung.gates) > 1) else []
@@ -184,7 +186,7 @@ def passes(checker: RungChecker, work: Work, path: Path, gate: str | None = None
 
 
 def that_compile(work: Work, some: Sequence[Mutant]) -> Iterable[Mutant]:
-    """The mutants that compile; afterwards their recordings are in the cache. Where the compiler
+    """Return the mutants that compile; afterwards their recordings are in the cache. Where the compiler
     names none, halves are tried."""
     cases = work.puzzle.cases(None)
     sizes = {"float32": cases, "bfloat16": [case for case in cases if case.in_16_bits]}

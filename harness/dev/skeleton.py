@@ -17,21 +17,21 @@ BEFORE = "# Reference"
 
 
 def write(checkout: Path, name: str) -> Iterator[Path]:
-    """Writes all files of a new puzzle and names its chapter in the summary; yields the paths.
+    """Write all files of a new puzzle and name its chapter in the summary; yield the paths.
 
     Raises BadUse for a name that is none, or one of which something is there already.
     """
     if not re.fullmatch(r"p\d\d", name):
         raise BadUse(f"dev new {name}: a puzzle is called p and two digits, for example p27")
-    there = [room for room in (named(room, name) for room in ROOMS) if (checkout / room).exists()]
+    there = [room for room in (fill_names(room, name) for room in ROOMS) if (checkout / room).exists()]
     if there:
-        raise BadUse(f"dev new {name}: {', '.join(there)} is there already")
+        raise BadUse(f"dev new {name}: {', '.join(there)} already exists")
     for source in sorted(
         path for path in TEMPLATE.rglob("*") if path.is_file() and "__pycache__" not in path.parts
     ):
-        target = checkout / named(str(source.relative_to(TEMPLATE)), name)
+        target = checkout / fill_names(str(source.relative_to(TEMPLATE)), name)
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(named(source.read_text(encoding="utf-8"), name), encoding="utf-8")
+        target.write_text(fill_names(source.read_text(encoding="utf-8"), name), encoding="utf-8")
         yield target
     solutions, problems = checkout / "solutions", checkout / "problems"
     layout.put_link(solutions / "shared", solutions / name / "op" / "shared")
@@ -41,13 +41,13 @@ def write(checkout: Path, name: str) -> Iterator[Path]:
     yield add_to_tasks(checkout / "pixi.toml", name)
 
 
-def named(text: str, name: str) -> str:
-    """A text of the template for one puzzle."""
+def fill_names(text: str, name: str) -> str:
+    """Return a text of the template for one puzzle."""
     return text.replace("NN", name.removeprefix("p"))
 
 
 def add_to_summary(summary: Path, name: str) -> Path:
-    """Names the chapter at the end of the last part before the reference."""
+    """Name the chapter at the end of the last part before the reference."""
     text = summary.read_text(encoding="utf-8")
     number = name.removeprefix("p")
     line = f"- [Puzzle {number}: a stand-in](puzzle_{number}/puzzle_{number}.md)\n"
@@ -57,7 +57,7 @@ def add_to_summary(summary: Path, name: str) -> Path:
 
 
 def add_to_tasks(pixi: Path, name: str) -> Path:
-    """Adds the puzzle's task after the last puzzle's."""
+    """Add the puzzle's task after the last puzzle's."""
     lines = pixi.read_text(encoding="utf-8").splitlines()
     last = max(i for i, line in enumerate(lines) if re.match(r"(p\d\d|\[tasks\])", line))
     lines.insert(last + 1, f'{name} = "workbook {name}"')

@@ -1,7 +1,7 @@
-"""Compiles calls of a package's ops into one MAX graph and runs it on MAX buffers.
+"""Compile calls of a package's ops into one MAX graph and run it on MAX buffers.
 
 Every size is symbolic, so that one compiled graph serves every shape. Outputs are written in place into buffers
-that the caller brings: it may fill them beforehand to see which elements a kernel never wrote. Compiled graphs are
+that the caller passes: it may fill them beforehand to see which elements a kernel never wrote. Compiled graphs are
 kept in the workbook's cache. torch is imported where a graph runs, not where it compiles.
 """
 
@@ -31,7 +31,7 @@ from max.graph import BufferType, DeviceRef, Graph, KernelLibrary, Module, Tenso
 from harness.errors import CompileFailed
 from harness.spec.ops import Call
 from harness.spec.rounding import as_array, as_tensor
-from harness.toolchain.cache import cache_folder, digest, discard, keep, keep_text, kept_text
+from harness.toolchain.cache import cache_folder, digest, discard, keep, keep_text, read_text
 from harness.toolchain.disk import disk_full
 from harness.toolchain.packages import OpPackage
 
@@ -65,14 +65,14 @@ class Program:
     seconds: float = field(default=0.0)
 
     def run(self, buffers: Mapping[str, Buffer | DLPackArray]) -> None:
-        """Executes every call; `buffers` maps each name in `arguments` to a Buffer (or a tensor that MAX takes)."""
+        """Execute every call; `buffers` maps each name in `arguments` to a Buffer (or a tensor that MAX takes)."""
         self.model.execute(*(buffers[name] for name in self.arguments))
 
 
 def argument_types(
     calls: tuple[Call, ...], dtype: str, device: DeviceRef
 ) -> dict[str, TensorType | BufferType]:
-    """The graph's inputs by name: buffers for what is written, tensors for what is only read."""
+    """Return the graph's inputs by name: buffers for what is written, tensors for what is only read."""
     types: dict[str, TensorType | BufferType] = {}
     for call in calls:
         for name, argument in call.op.writes.items():
@@ -89,7 +89,7 @@ def argument_types(
 
 
 def label(call: Call, name: str) -> str:
-    """The graph-wide name of a call's argument."""
+    """Return the graph-wide name of a call's argument."""
     return f"{call.prefix}.{name}" if call.prefix else name
 
 
@@ -102,7 +102,7 @@ def build(
     module: Module | None = None,
     library: KernelLibrary | None = None,
 ) -> tuple[Graph, list[str]]:
-    """The graph of the calls, in order, and the names of its inputs.
+    """Return the graph of the calls, in order, and the names of its inputs.
 
     Args:
         module: Where to put it, beside other graphs; in one of its own where none is given.
@@ -135,7 +135,7 @@ def build(
 
 
 def kernel_library(package: OpPackage) -> KernelLibrary:
-    """The ops of a package, as graphs take them."""
+    """Load the ops of a package for graphs."""
     for _ in range(2):
         path = package.compile()
         library = KernelLibrary()
@@ -149,7 +149,7 @@ def kernel_library(package: OpPackage) -> KernelLibrary:
 
 
 def load(package: OpPackage, calls: tuple[Call, ...], dtype: str, device: Device, **options: Any) -> Program:
-    """The compiled graph of `calls` on `device`: `load_each` for one graph."""
+    """Return the compiled graph of `calls` on `device`: `load_each` for one graph."""
     return load_each(package, {"graph": calls}, dtype, device, **options)["graph"]
 
 
@@ -229,7 +229,7 @@ def load_each(
 
 
 def plain_names(models: Mapping[str, T]) -> dict[str, T]:
-    """The models without what `load_each` puts before their names.
+    """Strip from the names of models what `load_each` puts before them.
 
     It may not be what it has just put there: where nothing else has changed, MAX answers from a cache of its own, and
     with the names that the graphs had the first time.
@@ -238,7 +238,7 @@ def plain_names(models: Mapping[str, T]) -> dict[str, T]:
 
 
 def read_cached(path: Path) -> CompiledModel | None:
-    """A graph from the cache, or None where there is none that can be read."""
+    """Return a graph from the cache, or None where there is none that can be read."""
     if not path.exists():
         return None
     try:
@@ -249,13 +249,13 @@ def read_cached(path: Path) -> CompiledModel | None:
 
 
 def read_larger(folder: Path, entries: Mapping[str, str]) -> tuple[CompiledModel | None, dict[str, str]]:
-    """The cached unit in which graphs were compiled with others, and their names there; None where there is none.
+    """Return the cached unit in which graphs were compiled with others, and their names there; None where there is none.
 
     Args:
         entries: Name of a graph -> the entry that says where it was last compiled.
     """
     files = {name: folder / f"{entry}.unit" for name, entry in entries.items()}
-    texts = {name: text for name, file in files.items() if (text := kept_text(file)) is not None}
+    texts = {name: text for name, file in files.items() if (text := read_text(file)) is not None}
     if len(texts) < len(files):
         return None, {}
     places = {name: text.split(" ", 1) for name, text in texts.items()}
@@ -266,7 +266,7 @@ def read_larger(folder: Path, entries: Mapping[str, str]) -> tuple[CompiledModel
 
 
 def keep_entry(file: Path, text: str) -> None:
-    """Notes in which unit a graph is found; a later unit takes the place of an earlier one."""
+    """Note in which unit a graph is stored; a later unit takes the place of an earlier one."""
     discard(file)
     keep_text(file, lambda: text, "the compiled graph")
 
@@ -280,7 +280,7 @@ def export(compiled: CompiledModel, path: Path) -> None:
 
 
 def compile_graph(session: InferenceSession, module: Module, *packages: OpPackage) -> CompiledModel:
-    """Compiles the graphs of a module; MAX's failure becomes CompileFailed, the Mojo compiler's message first."""
+    """Compile the graphs of a module; MAX's failure becomes CompileFailed, the Mojo compiler's message first."""
     compiled = failure = None
     with captured_stderr() as captured:
         try:
@@ -303,14 +303,14 @@ def compile_graph(session: InferenceSession, module: Module, *packages: OpPackag
 
 
 class Captured:
-    """What was written to standard error while `captured_stderr` was on."""
+    """Text written to standard error while `captured_stderr` was on."""
 
     text: str = ""
 
 
 @contextmanager
 def captured_stderr() -> Iterator[Captured]:
-    """Keeps what the process, the compiler's native code included, writes to standard error.
+    """Capture what the process, the compiler's native code included, writes to standard error.
 
     Compiles in several threads share one capture: the first in opens it, the last out ends it, and each gets all.
     """
@@ -341,7 +341,7 @@ _capture_saved: list[tuple[int, IO[bytes]]] = []
 
 
 def host_identity() -> str:
-    """What compiled CPU code depends on: the architecture and the instruction sets of this machine."""
+    """Return the architecture and the instruction sets of this machine, on which compiled CPU code depends."""
     try:
         flags = next(
             line
@@ -354,7 +354,7 @@ def host_identity() -> str:
 
 
 def to_device(tensor: DLPackArray | Buffer, device: Device) -> Buffer:
-    """A buffer on `device` from a NumPy array or a CPU torch tensor; on the CPU it shares the memory."""
+    """Return a buffer on `device` from a NumPy array or a CPU torch tensor; on the CPU it shares the memory."""
     buffer = tensor if isinstance(tensor, Buffer) else Buffer.from_dlpack(tensor)
     return buffer if device.label == "cpu" else buffer.to(device)
 
@@ -363,7 +363,7 @@ def to_device(tensor: DLPackArray | Buffer, device: Device) -> Buffer:
 
 
 def sizes_of(puzzle: Puzzle, inputs: dict[str, torch.Tensor]) -> Dims:
-    """The sizes of a case, read off the shapes of its inputs."""
+    """Return the sizes of a case by the shapes of its inputs."""
     sizes = {
         name: size
         for call in puzzle.calls
@@ -381,13 +381,13 @@ def make_buffers(
     inputs: dict[str, torch.Tensor],
     dims: Dims | None = None,
 ) -> tuple[dict[str, torch.Tensor], dict[str, Buffer]]:
-    """The poisoned outputs of a program on the CPU, and a buffer on the target for every argument, both by name.
+    """Return the poisoned outputs of a program on the CPU, and a buffer on the target for every argument, both by name.
 
     `dims` are the case's sizes, None where the inputs tell them. A scalar that is not among the inputs is the op's own.
     """
     import torch
 
-    from harness.devices.poison import poisoned
+    from harness.devices.poison import make_poisoned
 
     shapes = puzzle.shapes(dims or sizes_of(puzzle, inputs))
     scalars = {name: scalar for call in puzzle.calls for name, scalar in call.op.scalars.items()}
@@ -397,7 +397,7 @@ def make_buffers(
         quantity = name.split(".")[-1]
         if "." in name:
             dtype = puzzle.written_dtype(quantity, program.dtype)
-            outputs[name] = as_tensor(poisoned(shapes[quantity], dtype))
+            outputs[name] = as_tensor(make_poisoned(shapes[quantity], dtype))
             buffers[name] = to_device(outputs[name], target.device)
         elif name in scalars:
             value = inputs.get(name, scalars[name].value)
@@ -416,7 +416,7 @@ def execute(
     inputs: Arrays,
     dims: Dims | None = None,
 ) -> Arrays:
-    """Runs every variant on one case; returns what was written, stored, by "variant.quantity".
+    """Run every variant on one case; return what was written, stored, by "variant.quantity".
 
     `dims` are the case's sizes, None where the inputs tell them.
     """

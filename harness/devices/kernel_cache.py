@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-from harness.toolchain.cache import cache_folder, digest, keep_text, kept_text, staging
+from harness.toolchain.cache import cache_folder, digest, keep_text, read_text, staging
 from harness.toolchain.diagnostics import Diagnostic, parse_diagnostics
 from harness.toolchain.mojo_items import Item, Items, parts
 from harness.toolchain.packages import OpPackage, compile_failed, mojo_version, run_mojo
@@ -49,12 +49,12 @@ class Instance:
 
     @property
     def is_plain(self) -> bool:
-        """Whether every parameter can be written down: a dtype, a whole number, a truth value."""
+        """Check whether every parameter can be written down: a dtype, a whole number, a truth value."""
         return all(DTYPE.fullmatch(value) or NUMBER.fullmatch(value) for value in self.parameters)
 
 
-def marked(text: str) -> str:
-    """Launch code that also prints which kernel it launches, with the values of its parameters; lines stay in place."""
+def mark_launches(text: str) -> str:
+    """Make launch code print which kernel it launches, with the values of its parameters; lines stay in place."""
 
     def mark(match: re.Match) -> str:
         values = "".join(f", {part}" for part in parts(match["parameters"] or ""))
@@ -65,7 +65,7 @@ def marked(text: str) -> str:
 
 @lru_cache(maxsize=8)
 def items_of(texts: tuple[tuple[str, str], ...]) -> Items:
-    """The items of a package's files."""
+    """Return the items of a package's files."""
     return Items(dict(texts))
 
 
@@ -91,18 +91,18 @@ class Kernels:
     # ---- Plans ----------------------------------------------------------------------------------------------
 
     def host(self, program: Sequence[str]) -> str:
-        """A digest of all that decides what is launched, and with what; `program` are the texts that record it."""
+        """Return a digest of all that decides what is launched, and with what; `program` are the texts that record it."""
         launched = {name for source in self.items.sources.values() for item in source.items
                     for name in LAUNCHED.findall(item.text)}  # fmt: skip
-        needed = self.items.needed(words_of(program), but=launched)
-        return digest([mojo_version(), *program, *self.flags, *self.described(needed)])
+        needed = self.items.find_needed(words_of(program), but=launched)
+        return digest([mojo_version(), *program, *self.flags, *self.describe(needed)])
 
     def launching(self, program: Iterable[str]) -> dict[str, str]:
         """File -> the part of its text that launches what `program` records: less to read for the compiler."""
-        return self.items.cut_out(self.items.needed(words_of(program)))
+        return self.items.cut_out(self.items.find_needed(words_of(program)))
 
     def keep_plan(self, file: Path, lines: Iterable[str], kernels: dict[str, Instance]) -> None:
-        """Keeps the lines of a variant's case, and which kernel each symbol is."""
+        """Cache the lines of a variant's case, and which kernel each symbol is."""
         used = {line.split(" ")[3] for line in lines if line.startswith(f"{MARK}launch ")}
         if not used <= kernels.keys():
             return
@@ -112,8 +112,8 @@ class Kernels:
         text = "\n".join([*heads, *lines, ""])
         keep_text(file, lambda: text, WHAT)
 
-    def described(self, items: Iterable[Item]) -> list[str]:
-        """What tells whether items are still the same: their texts, and the imports that they use."""
+    def describe(self, items: Iterable[Item]) -> list[str]:
+        """Return the texts of items and the imports that they use, by which a change is noticed."""
         items = list(items)
         imports = self.items.imports_of(items)
         return [
@@ -124,37 +124,39 @@ class Kernels:
     # ---- PTX ------------------------------------------------------------------------------------------------
 
     def file_of(self, kernel: Instance) -> Path | None:
-        """Where the PTX of a kernel is kept; None where its text is not found, or stands twice."""
+        """Return the cache file of a kernel's PTX; None where its text is missing or ambiguous."""
         if len(self.items.by_name.get(kernel.function, ())) != 1:
             return None
         parts = [
             mojo_version(),
             *self.flags,
             kernel.spelled,
-            *self.described(self.items.needed([kernel.function])),
+            *self.describe(self.items.find_needed([kernel.function])),
         ]
         return cache_folder("kernels") / f"{digest(parts)}.txt"
 
     def keep_ptx(self, kernel: Instance, symbol: str, ptx: str, folder: Path) -> None:
-        """Keeps the PTX of a kernel; `folder` is where its package lay when it was compiled."""
+        """Cache the PTX of a kernel; `folder` is where its package was when it was compiled."""
         file = self.file_of(kernel)
         if file is None:
             return
-        places = [(item.file, item.line, len(item.lines)) for item in self.items.needed([kernel.function])]
+        places = [
+            (item.file, item.line, len(item.lines)) for item in self.items.find_needed([kernel.function])
+        ]
         head = json.dumps({"symbol": symbol, "items": places})
         text = ptx.replace(f'"{folder}/', f'"{PACKAGE}/')
         keep_text(file, lambda: f"{head}\n{text}", WHAT)
 
     def ptx(self, kernel: Instance, symbol: str) -> str | None:
-        """The kept PTX of a kernel under this symbol, its lines those of the package; None where there is none."""
+        """Return the cached PTX of a kernel under this symbol, its lines those of the package; None where it is not cached."""
         file = self.file_of(kernel)
-        entry = kept_text(file) if file else None
+        entry = read_text(file) if file else None
         if entry is None:
             return None
         head, _, text = entry.partition("\n")
         kept = json.loads(head)
         text = text.replace(kept["symbol"], symbol)
-        now = self.items.needed([kernel.function])
+        now = self.items.find_needed([kernel.function])
         moved = {
             (then[0], number): number - then[1] + item.line
             for then, item in zip(kept["items"], now, strict=True)
@@ -165,7 +167,7 @@ class Kernels:
         return text.replace(f'"{PACKAGE}/', f'"{self.package.path.resolve()}/')
 
     def compile(self, kernels: Sequence[Instance]) -> bool:
-        """Compiles kernels and keeps their PTX; False where the package must be compiled as a whole.
+        """Compile kernels and cache their PTX; False where the package must be compiled as a whole.
 
         Raises CompileFailed with the compiler's diagnostics where one of them does not compile.
         """
@@ -177,17 +179,17 @@ class Kernels:
         return not output
 
     def refuse(self, kernels: Sequence[Instance], output: str) -> None:
-        """Raises CompileFailed where what the compiler said of kernels is the fault of this package."""
-        if self._speaks_of_the_package(parse_diagnostics(output), self.needed(kernels)):
+        """Raise CompileFailed where this package caused the compiler's errors."""
+        if self._speaks_of_the_package(parse_diagnostics(output), self.find_needed(kernels)):
             raise compile_failed(self.package.path, output)
 
-    def needed(self, kernels: Iterable[Instance]) -> list[Item]:
-        """The items that kernels need."""
-        return self.items.needed({kernel.function for kernel in kernels})
+    def find_needed(self, kernels: Iterable[Instance]) -> list[Item]:
+        """Return the items that kernels need."""
+        return self.items.find_needed({kernel.function for kernel in kernels})
 
     def write(self, folder: Path, kernels: Sequence[Instance]) -> None:
-        """Writes, into a folder of its own, a package `op` that holds what the kernels need."""
-        for file, text in self.items.cut_out(self.needed(kernels)).items():
+        """Write, into a folder of its own, a package `op` that holds what the kernels need."""
+        for file, text in self.items.cut_out(self.find_needed(kernels)).items():
             path = folder / "op" / file
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
@@ -197,7 +199,7 @@ class Kernels:
                     break
 
     def _speaks_of_the_package(self, diagnostics: Sequence[Diagnostic], needed: Sequence[Item]) -> bool:
-        """Whether a compile that failed would fail alike with the whole package: an error in a line of it, about no name
+        """Check whether a compile that failed would fail alike with the whole package: an error in a line of it, about no name
         that is not there only because it was left out."""
         first = next((diagnostic for diagnostic in diagnostics if diagnostic.kind == "error"), None)
         if first is None or not first.file.startswith(f"{self.package.path.resolve()}/"):
@@ -209,7 +211,7 @@ class Kernels:
 
 
 def compile_together(wanted: Sequence[tuple[Kernels, Sequence[Instance]]]) -> str:
-    """Compiles kernels of some packages, all with the same flags, as one program, and keeps their PTX.
+    """Compile kernels of some packages, all with the same flags, as one program, and cache their PTX.
 
     Returns "" or, where they do not compile, what the compiler said, in which the packages have their own paths.
     """
@@ -243,12 +245,12 @@ def compile_together(wanted: Sequence[tuple[Kernels, Sequence[Instance]]]) -> st
 
 
 def words_of(texts: Iterable[str]) -> set[str]:
-    """Every word in some texts."""
+    """Return every word in some texts."""
     return {word for text in texts for word in re.findall(r"\w+", text)}
 
 
 def _program(flat: Sequence[tuple[Path, Kernels, Instance]]) -> str:
-    """The program that prints the PTX of kernels, each from the copy of its package beside it."""
+    """Return the program that prints the PTX of kernels, each from the copy of its package beside it."""
     imports, calls = [], []
     for number, (copy, package, kernel) in enumerate(flat):
         module = package.items.by_name[kernel.function][0].file.removesuffix(".mojo").replace("/", ".")
@@ -266,7 +268,7 @@ def _program(flat: Sequence[tuple[Path, Kernels, Instance]]) -> str:
 
 
 def plain_symbols(text: str) -> str:
-    """Symbols as they are where the package alone is compiled, without the folder that holds its copy."""
+    """Return the symbols as they are where the package alone is compiled, without the folder that holds its copy."""
     return re.sub(r"\bcopy_\d+_op_", "op_", text)
 
 

@@ -1,4 +1,4 @@
-"""Training ops as MAX graphs on the memory of torch tensors, without a copy: the way from PyTorch to a puzzle's ops.
+"""Training ops as MAX graphs on the memory of torch tensors, without a copy: from PyTorch to a puzzle's ops.
 
 All graphs of a dtype on a device are compiled together when one is first used: ten seconds and more, once, for they are cached.
 """
@@ -25,7 +25,7 @@ forked_from: list[int] = []
 
 
 class Graphs:
-    """The training ops of a puzzle's solution, a graph each; a learner's kernels never stand behind a layer.
+    """Training ops of a puzzle's solution, a graph each; never a learner's kernels.
 
     Args:
         puzzle: Whose they are.
@@ -44,11 +44,11 @@ class Graphs:
         return op_package(solutions(), self.puzzle)
 
     def calls(self, **parameters: str) -> dict[str, tuple[Call, ...]]:
-        """What each graph calls, by the op's name."""
+        """Return the calls of each graph, by the op's name."""
         return {op.name: (Call(op, tuple(parameters.items())),) for op in self.ops}
 
     def programs(self, dtype: torch.dtype, device: torch.device, **parameters: str) -> dict[str, Program]:
-        """The compiled graphs by the op's name; the first thread that asks for any compiles while the others wait."""
+        """Return the compiled graphs by the op's name; the first thread that asks for any compiles while the others wait."""
         refuse_after_fork(self.function)
         where = (*parameters.values(), dtype, device)
         if where not in self.loaded:
@@ -59,7 +59,7 @@ class Graphs:
         return self.loaded[where]
 
     def run(self, op: OpSpec, tensors: Iterable[Tensor], *scalars: float, **parameters: str) -> None:
-        """Runs an op on its tensors and scalars, in the order in which it names them."""
+        """Run an op on its tensors and scalars, in the order in which it names them."""
         arguments = dict(zip((*op.writes, *op.reads), tensors, strict=True))
         like = arguments[next(iter(op.reads))]
         for (name, scalar), value in zip(op.scalars.items(), scalars, strict=True):
@@ -74,7 +74,7 @@ class Graphs:
 
 
 def _after_fork() -> None:
-    """In a forked child: MAX's threads are gone, and whoever waits for them waits for ever."""
+    """Note in a forked child that MAX's threads are missing: to wait for them would never end."""
     if ran and not forked_from:
         forked_from.append(os.getppid())
 
@@ -84,7 +84,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def refuse_after_fork(function: str) -> None:
-    """Raises in a child that was forked after its parent had called a function through MAX."""
+    """Raise in a child that was forked after its parent had called a function through MAX."""
     if forked_from:
         raise RuntimeError(
             f"{function} was called in process {forked_from[0]} before this one was forked from it, and MAX's "
@@ -107,7 +107,7 @@ def max_device(device: torch.device) -> Device:
 def run(
     program: Program, arguments: dict[str, Tensor], device: torch.device, function: str, instead: str = ""
 ) -> None:
-    """Runs a program on torch tensors, in the order of torch's current stream; `function` is what errors name."""
+    """Run a program on torch tensors, in the order of torch's current stream; `function` is what errors name."""
     refuse_after_fork(function)
     ran.add(function)
     # MAX takes no strides and no tensor that asks for a gradient.
@@ -121,7 +121,7 @@ def run(
 
 
 def run_in_stream_order(program: Program, tensors: dict[str, Tensor], device: torch.device) -> None:
-    """Makes MAX wait for torch's current stream, and that stream for MAX.
+    """Make MAX wait for torch's current stream, and that stream for MAX.
 
     MAX launches on a stream of its own, which is ordered with torch's default stream only. From any other stream
     the kernels would read inputs that are not written yet, without an error; so work goes through the default
@@ -142,13 +142,13 @@ def run_in_stream_order(program: Program, tensors: dict[str, Tensor], device: to
 
 
 def execute(program: Program, tensors: dict[str, Tensor]) -> None:
-    """Runs a program on the memory of the tensors."""
+    """Run a program on the memory of the tensors."""
     # MAX takes torch tensors too, but needs 20 us for each to find out that it does.
     program.run({name: Buffer.from_dlpack(tensor) for name, tensor in tensors.items()})
 
 
 def refuse_capture(function: str, instead: str = "") -> None:
-    """Raises while torch captures a CUDA graph: MAX's stream cannot be captured. `instead` is one more way out."""
+    """Raise while torch captures a CUDA graph: MAX's stream cannot be captured. `instead` is one more way out."""
     if torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
             f"{function} cannot be captured in a CUDA graph here, because MAX launches on a stream of its own; call it "

@@ -1,4 +1,4 @@
-"""The poison that output buffers are filled with, so that what a kernel never writes is seen."""
+"""The poison that output buffers are filled with, to find what a kernel never writes."""
 
 import numpy as np
 
@@ -18,8 +18,8 @@ POISON = {
 }
 
 
-def poisoned(shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    """An output buffer filled with the poison of its dtype."""
+def make_poisoned(shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """Make an output buffer filled with the poison of its dtype."""
     kind = stored_dtype(dtype)
     return np.full(shape, POISON[dtype], f"u{kind.itemsize}").view(kind)
 

@@ -1,4 +1,4 @@
-"""Runs a function in several processes that can talk to each other through torch.distributed (gloo), on this machine.
+"""Run a function in several processes that can talk to each other through torch.distributed (gloo), on this machine.
 
 The processes come from a server that has imported torch once, so that a second run starts in milliseconds. A rank that
 fails, hangs or dies ends the run, and is named: its fellows may be waiting for it for ever.
@@ -32,7 +32,7 @@ GRACE = 1.0
 
 
 class RankFailed(Exception):
-    """A rank raised, hangs or died; the message says which and, where that is known, at which line of a file."""
+    """A rank raised, hangs or died; the message says which, and the line of a file where that is known."""
 
 
 def run_ranks(
@@ -43,7 +43,7 @@ def run_ranks(
     source: Path | None = None,
     seconds: float = 60.0,
 ) -> list[Any]:
-    """Calls `function(*arguments[rank])` in as many processes as there are arguments, and returns what each returns.
+    """Call `function(*arguments[rank])` in as many processes as there are arguments, and return what each returns.
 
     Args:
         function: Can be pickled, as can its arguments and what it returns. It finds the default process group set up.
@@ -80,7 +80,7 @@ def run_ranks(
 
 
 def start_server() -> None:
-    """Starts what the processes come from, deaf to Ctrl-C, as they then are: who waits for them ends them.
+    """Start the fork server with Ctrl-C blocked, which its processes inherit: their parent ends them.
 
     A Ctrl-C meanwhile is heard afterwards: the signal is blocked, which a new process inherits, and not ignored.
     """
@@ -102,7 +102,7 @@ def one_rank(
     arguments: tuple,
     describe: Callable[[Exception], str],
 ) -> None:
-    """What a process does: joins the group, says so, calls the function, and sends what it returns."""
+    """Join the group, report it, call the function, and send what it returns."""
     # A signal that ends the starting process without clean-up would leave this one waiting for its neighbours.
     watcher = threading.Thread(target=end_with_parent, args=(answer,), daemon=True)
     watcher.start()
@@ -132,7 +132,7 @@ def one_rank(
 
 
 def end_with_parent(answer: Connection) -> None:
-    """Ends this process when the other end of its pipe is closed, as the system does for a process that is gone."""
+    """End this process when the other end of its pipe is closed, as the system does when a process ends."""
     with contextlib.suppress(EOFError, OSError):
         answer.recv()
     os._exit(1)
@@ -141,7 +141,7 @@ def end_with_parent(answer: Connection) -> None:
 def answers(
     ranks: Sequence[tuple[BaseProcess, Connection]], seconds: float, folder: str, source: Path | None
 ) -> list[Any]:
-    """One answer of every rank, in order. Raises RankFailed where one fails, or does not come in time."""
+    """Return one answer of every rank, in order. Raises RankFailed where one fails, or does not come in time."""
     results: dict[int, Any] = {}
     failed: dict[int, str] = {}
     deadline = time.monotonic() + seconds
@@ -166,12 +166,12 @@ def answers(
         words = [
             f"rank {rank} of {size} hangs{place(ranks[rank][0], rank, folder, source)}" for rank in hanging
         ]
-        raise RankFailed(f"{'; '.join(words)} (stopped after {seconds:g} s)")
+        raise RankFailed(f"{'; '.join(words)} (timed out after {seconds:g} s)")
     return [results[rank] for rank in range(size)]
 
 
 def place(process: BaseProcess, rank: int, folder: str, source: Path | None) -> str:
-    """Where a hanging rank is in the source, " at FILE:LINE"; "" where that cannot be found out."""
+    """Return where a hanging rank is in the source, " at FILE:LINE"; "" where that is unknown."""
     if process.pid is None or source is None:
         return ""
     os.kill(process.pid, signal.SIGUSR1)
@@ -180,7 +180,7 @@ def place(process: BaseProcess, rank: int, folder: str, source: Path | None) -> 
 
 
 def line_in(stack: Path, source: Path) -> str:
-    """The line of a source, "FILE:LINE", in the stack that a process writes when it is asked, or dies; "" where none comes."""
+    """Return the line of a source, "FILE:LINE", in the stack that a process writes when it is asked, or dies; "" where none comes."""
     until = time.monotonic() + GRACE
     while time.monotonic() < until:
         for file, line in re.findall(r'File "(.*)", line (\d+)', stack.read_text()):

@@ -71,23 +71,23 @@ def program(puzzle: Puzzle, package: Path) -> str:
 
 
 def head(name: str) -> list[str]:
-    """The first line of a function."""
+    """Return the first line of a function."""
     return [f"def {name}(mut recorder: Recorder, dims: List[Int]) raises:"]
 
 
 def words(text: str) -> set[str]:
-    """The identifiers of a Mojo text, without those that follow a dot and those in quotes."""
+    """Return the identifiers of a Mojo text, without those that follow a dot and those in quotes."""
     return set(re.findall(r"(?<![\w.])[A-Za-z_]\w*", re.sub(r'"[^"]*"', "", text)))
 
 
 def body(puzzle: Puzzle, rung: MojoRung, variant: str) -> list[str]:
-    """The statements that record one variant: its sizes, its tensors, its launches."""
+    """Return the statements that record one variant: its sizes, its tensors, its launches."""
     calls = puzzle.variants[variant]
     written = {name: shape for call in calls for name, shape in call.op.writes.items()}
     read = {n: shape for call in calls for n, shape in call.op.reads.items() if n not in written}
     tensors = [f"    var {name} = {tensor(name, argument)}.as_imm()" for name, argument in read.items()]
     tensors += [f"    var {name} = {tensor(name, argument)}" for name, argument in written.items()]
-    launches = [f"    {expanded(call, written)}" for call in calls]
+    launches = [f"    {expand(call, written)}" for call in calls]
     return [
         f'    recorder.case("{variant}", dims)',
         *sizes(puzzle, rung, "\n".join([*tensors, *launches])),
@@ -97,13 +97,13 @@ def body(puzzle: Puzzle, rung: MojoRung, variant: str) -> list[str]:
 
 
 def tensor(name: str, argument: Argument) -> str:
-    """A tensor of as many elements as its shape has."""
+    """Return a tensor of as many elements as its shape has."""
     kind = {RUN: "dtype", ACCUM: "accum"}.get(argument.dtype, f"DType.{argument.dtype}")
     return f'recorder.tensor[{kind}]("{name}", {" * ".join(map(str, argument.shape))})'
 
 
 def sizes(puzzle: Puzzle, rung: MojoRung, text: str) -> Iterator[str]:
-    """The sizes that a text uses, and those that these use."""
+    """Return the sizes that a text uses, and those that these use."""
     known = {name: f"dims[{i}]" for i, name in enumerate(puzzle.dim_names)} | dict(rung.sizes)
     used = words(text)
     for name in reversed(known):
@@ -111,8 +111,8 @@ def sizes(puzzle: Puzzle, rung: MojoRung, text: str) -> Iterator[str]:
     yield from (f"    var {name} = {value}" for name, value in known.items() if name in used)
 
 
-def expanded(call: Call, written: Mapping[str, Argument]) -> str:
-    """The launch of a call, its abbreviations written out."""
+def expand(call: Call, written: Mapping[str, Argument]) -> str:
+    """Return the launch of a call, its abbreviations written out."""
     named = words(call.launch)
     read = {name: f"{name}.as_imm()" if name in written else name for name in call.op.reads}
     tensors = {n: text for n, text in ({n: n for n in call.op.writes} | read).items() if n not in named}
@@ -121,7 +121,7 @@ def expanded(call: Call, written: Mapping[str, Argument]) -> str:
 
 
 def imports(package: Path, rung: MojoRung, names: set[str]) -> list[str]:
-    """The imports of what the package and the standard library define."""
+    """Return the imports of what the package and the standard library define."""
     modules: dict[str, set[str]] = {"std.sys": {"get_defined_dtype", "is_defined"}}
     for name in names & STANDARD.keys():
         modules.setdefault(STANDARD[name], set()).add(name)

@@ -20,13 +20,13 @@ from harness.devices.kernel_cache import (
     Instance,
     Kernels,
     compile_together,
-    marked,
+    mark_launches,
     plain_symbols,
 )
 from harness.devices.record_program import program_of
 from harness.errors import CompileFailed
 from harness.toolchain import roots
-from harness.toolchain.cache import cache_folder, digest, keep_text, kept_text, staging
+from harness.toolchain.cache import cache_folder, digest, keep_text, read_text, staging
 from harness.toolchain.diagnostics import parse_diagnostics
 from harness.toolchain.packages import OpPackage, compile_failed, run_mojo
 from harness.vgpu.ptx.parser import plain_files
@@ -53,8 +53,8 @@ class RecordedTensor:
     scratch: bool = False
 
     def offset(self, argument: bytes) -> int | None:
-        """How far past the tensor's start an argument points, in bytes; None where it is no address in its pages, of which
-        the last belongs to nobody."""
+        """Return how many bytes past the tensor's start an argument points; None where it is not an address in its pages, of which
+        the last is unused."""
         behind = int.from_bytes(argument, "little") - self.address
         room = -(-self.nbytes // PAGE) * PAGE + PAGE
         return behind if len(argument) == 8 and 0 <= behind < room else None
@@ -77,7 +77,7 @@ class RecordedLaunch:
 
 @dataclass
 class Recording:
-    """What a puzzle launches in one dtype.
+    """Launches of a puzzle in one dtype.
 
     `cases` maps (variant, dims) to its tensors and launches in order; `ptx` maps a kernel's symbol to its text.
     """
@@ -88,13 +88,13 @@ class Recording:
     ptx: dict[str, str] = field(default_factory=dict)
 
     def launches(self) -> list[RecordedLaunch]:
-        """Every launch of every variant."""
+        """Return every launch of every variant."""
         return [
             event for events in self.cases.values() for event in events if isinstance(event, RecordedLaunch)
         ]
 
     def arguments(self, launch: str) -> list[str]:
-        """The tensors that the arguments of a launch point to, by name, in order; "" for what points to none."""
+        """Return the tensors that the arguments of a launch point to, by name, in order; "" for what points to none."""
         for events in self.cases.values():
             tensors = [event for event in events if isinstance(event, RecordedTensor)]
             for event in events:
@@ -106,7 +106,7 @@ class Recording:
         return []
 
     def kernel_names(self) -> dict[str, str]:
-        """The symbol of every kernel -> the name of its first launch."""
+        """Return the symbol of every kernel -> the name of its first launch."""
         names: dict[str, str] = {}
         for launch in self.launches():
             names.setdefault(launch.symbol, launch.name)
@@ -115,7 +115,7 @@ class Recording:
 
 @dataclass(frozen=True)
 class Order:
-    """What is to be recorded of one package.
+    """A request to record one package.
 
     Attributes:
         package: The op package.
@@ -147,7 +147,7 @@ def record(
     *,
     small_grid: bool = False,
 ) -> Recording:
-    """Records a package's launches in "float32", "bfloat16" or "float16", from the cache where it holds them.
+    """Record a package's launches in "float32", "bfloat16" or "float16", from the cache where it holds them.
 
     Raises CompileFailed with the compiler's diagnostics.
     """
@@ -155,33 +155,33 @@ def record(
 
 
 def record_one(order: Order, puzzle: str) -> Recording:
-    """Records a package's launches, as `record` does."""
-    if kept_text(_cache_file(order, puzzle)) is None and (parts := _from_parts(order, puzzle)):
+    """Record a package's launches, as `record` does."""
+    if read_text(_cache_file(order, puzzle)) is None and (parts := _from_parts(order, puzzle)):
         return parts
     return record_many([order], puzzle)[0]
 
 
 def is_recorded(order: Order, puzzle: str) -> bool:
-    """Whether an order is answered without a compiler."""
-    known = _planned(order, puzzle) is not None and not _missing(order, puzzle)
-    return known or kept_text(_cache_file(order, puzzle)) is not None
+    """Check whether an order is answered without a compiler."""
+    known = _read_plans(order, puzzle) is not None and not _missing(order, puzzle)
+    return known or read_text(_cache_file(order, puzzle)) is not None
 
 
 def is_planned(orders: Iterable[Order], puzzle: str) -> bool:
-    """Whether the launches of orders are known, so that at most some kernels are compiled: seconds, where all of it may take a minute."""
+    """Check whether the launches of orders are known, so that at most some kernels are compiled: seconds, where all of it may take a minute."""
     return all(
-        kept_text(_cache_file(order, puzzle)) is not None or _planned(order, puzzle) for order in orders
+        read_text(_cache_file(order, puzzle)) is not None or _read_plans(order, puzzle) for order in orders
     )
 
 
 def record_dtypes(orders: Sequence[Order], puzzle: str) -> list[Recording]:
-    """Records one package in several dtypes; where its plans are known, its new kernels are compiled in one go.
+    """Record one package in several dtypes; where its plans are known, its new kernels are compiled in one go.
 
     Raises CompileFailed where one of them does not compile.
     """
     kernels = _kernels(orders[0])
-    left = [order for order in orders if kept_text(_cache_file(order, puzzle)) is None]
-    if left and all(_planned(order, puzzle) for order in left):
+    left = [order for order in orders if read_text(_cache_file(order, puzzle)) is None]
+    if left and all(_read_plans(order, puzzle) for order in left):
         missing = [kernel for order in left for kernel in _missing(order, puzzle)]
         if missing:  # a program without a kernel would take its second too
             kernels.compile(list(dict.fromkeys(missing)))
@@ -191,7 +191,7 @@ def record_dtypes(orders: Sequence[Order], puzzle: str) -> list[Recording]:
 
 
 def record_many(orders: Sequence[Order], puzzle: str, dtype: str = "") -> list[Recording]:
-    """Records packages of one puzzle, all in `dtype` if it is given; what `record` asks for later is found in the cache.
+    """Record packages of one puzzle, all in `dtype` if it is given; what `record` asks for later is found in the cache.
 
     What several have in common is planned and compiled once, by programs for all of them: the start of one costs more than
     a package does.
@@ -200,7 +200,7 @@ def record_many(orders: Sequence[Order], puzzle: str, dtype: str = "") -> list[R
     """
     orders = [replace(order, dtype=dtype or order.dtype) for order in orders]
     kept = {order: _cache_file(order, puzzle) for order in orders}
-    missing = [order for order, file in kept.items() if kept_text(file) is None]
+    missing = [order for order, file in kept.items() if read_text(file) is None]
     recordings: dict[Order, Recording] = {}
     for small in (False, True):
         together = [order for order in missing if order.variants and order.small_grid == small]
@@ -229,7 +229,7 @@ def record_many(orders: Sequence[Order], puzzle: str, dtype: str = "") -> list[R
 
 
 def _put_together(orders: Sequence[Order], puzzle: str) -> dict[Order, Recording]:
-    """Recordings of packages with the same grid, from parts; without those for which that does not work.
+    """Assemble the recordings of packages with the same grid from parts; leave out those for which that fails.
 
     One program plans: it launches, but compiles no kernel, and that for one package of each kind of host code, since
     most packages of a zoo differ in a kernel alone, with every variant that one of the orders has. Another compiles the
@@ -245,7 +245,7 @@ def _put_together(orders: Sequence[Order], puzzle: str) -> dict[Order, Recording
     for alike in hosts.values():
         dims = tuple(dict.fromkeys(dims for order in alike for dims in order.dims))
         first = replace(alike[0], dims=dims, variants=variants)
-        if _planned(first, puzzle) is None:
+        if _read_plans(first, puzzle) is None:
             unplanned.append(first)
     if unplanned:
         try:
@@ -270,24 +270,24 @@ def _put_together(orders: Sequence[Order], puzzle: str) -> dict[Order, Recording
 
 
 def _cache_file(order: Order, puzzle: str) -> Path:
-    """Where a recording is kept, named by all that it is made from; the line table holds the package's path."""
+    """Return the cache file of a recording, named by all its inputs; the line table holds the package's path."""
     package = [order.package.digest, str(order.package.path.resolve())]
     key = digest([*package, *order.defines, repr(order.dims), *_programs(puzzle).values()])
     return cache_folder("recordings") / f"{key}.txt"
 
 
 def _kernels(order: Order) -> Kernels:
-    """The kernels of an order's package, one by one."""
+    """Return the kernels of an order's package, one by one."""
     return Kernels(order.package, (SMALL_GRID,) if order.small_grid else ())
 
 
 def _host(order: Order, puzzle: str) -> str:
-    """What tells whether the host code of two packages launches the same."""
+    """Return a digest of the host code, by which packages that launch the same are recognised."""
     return digest([order.dtype, _kernels(order).host([*_programs(puzzle).values()])])
 
 
 def _plan_files(order: Order, puzzle: str) -> dict[tuple[str, tuple[int, ...]], Path]:
-    """Where the plan of each variant of an order at each size is kept."""
+    """Return the cache file of each variant's plan at each size."""
     host, folder = _host(order, puzzle), cache_folder("plans")
     return {
         (variant, dims): folder / f"{digest([host, variant, repr(dims)])}.txt"
@@ -296,9 +296,9 @@ def _plan_files(order: Order, puzzle: str) -> dict[tuple[str, tuple[int, ...]], 
     }
 
 
-def _planned(order: Order, puzzle: str) -> tuple[str, dict[str, Instance]] | None:
-    """The plans of an order as one text, and which kernel each symbol is; None where a plan is missing."""
-    plans = [text for file in _plan_files(order, puzzle).values() if (text := kept_text(file)) is not None]
+def _read_plans(order: Order, puzzle: str) -> tuple[str, dict[str, Instance]] | None:
+    """Return the plans of an order as one text, and which kernel each symbol is; None where a plan is missing."""
+    plans = [text for file in _plan_files(order, puzzle).values() if (text := read_text(file)) is not None]
     if not plans or len(plans) < len(order.dims) * len(order.variants):
         return None
     text = "\n".join(plans)
@@ -311,18 +311,18 @@ def _planned(order: Order, puzzle: str) -> tuple[str, dict[str, Instance]] | Non
 
 
 def _missing(order: Order, puzzle: str) -> list[Instance]:
-    """The kernels of the plans of an order that are not kept; none where a plan is missing."""
-    kernels, planned = _kernels(order), _planned(order, puzzle)
+    """Return the kernels of the plans of an order that are not cached; none where a plan is missing."""
+    kernels, planned = _kernels(order), _read_plans(order, puzzle)
     instances = planned[1] if planned else {}
     return list(dict.fromkeys(k for symbol, k in instances.items() if kernels.ptx(k, symbol) is None))
 
 
 def _from_parts(order: Order, puzzle: str) -> Recording | None:
-    """The recording put together from known plans, with only the kernels compiled that are new; None without plans.
+    """Assemble a recording from cached plans, compiling only new kernels; None without plans.
 
     Raises CompileFailed.
     """
-    kernels, planned = _kernels(order), _planned(order, puzzle)
+    kernels, planned = _kernels(order), _read_plans(order, puzzle)
     if not planned:
         return None
     text, instances = planned
@@ -336,7 +336,7 @@ def _from_parts(order: Order, puzzle: str) -> Recording | None:
 
 
 def _keep_parts(order: Order, puzzle: str, text: str) -> None:
-    """Keeps what a recording or a plan says, in parts: the plan of each variant at each size, and each kernel."""
+    """Cache a recording or a plan in parts: the plan of each variant at each size, and each kernel."""
     if not order.variants:
         return
     kernels, recording = _kernels(order), parse(text)
@@ -369,7 +369,7 @@ def _programs(puzzle: str) -> dict[str, str]:
 
 
 def _run(orders: list[Order], puzzle: str, *, marks: bool = True, plan: bool = False) -> list[str]:
-    """What the recording launcher prints for each of these packages, which have the same variants and grid.
+    """Return what the recording launcher prints for each of these packages, which have the same variants and grid.
 
     With `marks` the launch code also says which kernel it launches; where that does not compile it goes without. For a
     `plan` no kernel is compiled, and each package is cut down to what its launches need.
@@ -387,7 +387,7 @@ def _run(orders: list[Order], puzzle: str, *, marks: bool = True, plan: bool = F
         )
         if result.returncode != 0 and (plan or (len(orders) == 1 and not refused)):
             path = orders[0].package.path
-            raise compile_failed(path, _named(output, folder, path))
+            raise compile_failed(path, _name_paths(output, folder, path))
     if result.returncode != 0 and refused:
         return _run(orders, puzzle, marks=False)
     if result.returncode != 0:  # which of them it is, and what is wrong with it, its own program says
@@ -395,11 +395,11 @@ def _run(orders: list[Order], puzzle: str, *, marks: bool = True, plan: bool = F
         return [text for some in (orders[:half], orders[half:]) for text in _run(some, puzzle, marks=marks)]
     texts = re.split(rf"^{MARK}package\n", result.stdout, flags=re.MULTILINE)[1:]
     paths = [order.package.path.resolve() for order in orders]
-    return [_named(text, folder, path) for text, path in zip(texts, paths, strict=True)]
+    return [_name_paths(text, folder, path) for text, path in zip(texts, paths, strict=True)]
 
 
-def _named(text: str, folder: Path, package: Path) -> str:
-    """The text with the package's own path, and `op` in a kernel's symbol, where it names the copy."""
+def _name_paths(text: str, folder: Path, package: Path) -> str:
+    """Return the text with the package's own path, and `op` in a kernel's symbol, where it names the copy."""
     text = re.sub(
         rf"{re.escape(str(folder))}/copy_\d+/op(?=/)", lambda match: str(package), plain_files(text)
     )
@@ -407,7 +407,7 @@ def _named(text: str, folder: Path, package: Path) -> str:
 
 
 def _write_program(folder: Path, orders: list[Order], puzzle: str, marks: bool, cut: bool) -> Path:
-    """Writes a program that records several packages, one after the other.
+    """Write a program that records several packages, one after the other.
 
     Each, or with `cut` what its launches need, is copied into a package of its own, beside its recording program and the recording launcher, whose imports
     of `op` and `recorder` are made to mean these neighbours.
@@ -421,7 +421,7 @@ def _write_program(folder: Path, orders: list[Order], puzzle: str, marks: bool, 
             target = copy / "op" / name
             target.parent.mkdir(parents=True, exist_ok=True)
             (target.parent / "__init__.mojo").touch()
-            target.write_text(marked(text) if marks else text, "utf-8", errors="surrogateescape")
+            target.write_text(mark_launches(text) if marks else text, "utf-8", errors="surrogateescape")
         for name, text in _programs(puzzle).items():
             text = text.replace(DTYPE_OF_RUN, f"DType.{order.dtype}")
             text = re.sub(r"^from (?=(op|recorder)\b)", "from .", text, flags=re.MULTILINE)
@@ -445,7 +445,7 @@ def _texts(order: Order, puzzle: str, cut: bool) -> dict[str, str]:
 
 
 def parse(text: str) -> Recording:
-    """Reads what the recording launcher prints."""
+    """Read what the recording launcher prints."""
     recording = Recording()
     events: list[RecordedTensor | RecordedLaunch] = []
     bodies: dict[str, list[str]] = {}

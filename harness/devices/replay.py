@@ -5,7 +5,7 @@ from collections.abc import Collection
 
 import numpy as np
 
-from harness.devices.poison import poisoned
+from harness.devices.poison import make_poisoned
 from harness.devices.recorder import RecordedLaunch, RecordedTensor, Recording
 from harness.spec.puzzle import Arrays, Case, Puzzle
 from harness.spec.rounding import name_of_dtype, stored_dtype
@@ -24,7 +24,7 @@ class Replay:
         self._kernels: dict[str, Kernel] = {}
 
     def kernel(self, symbol: str) -> Kernel:
-        """A kernel of the recording, loaded when it is first asked for: most runs are of one variant."""
+        """Return a kernel of the recording, loaded when it is first asked for: most runs are of one variant."""
         if symbol not in self._kernels:
             self._kernels[symbol] = self.gpu.load(self.recording.ptx[symbol]).kernels[symbol]
         return self._kernels[symbol]
@@ -37,7 +37,7 @@ class Replay:
         corrected: Arrays | None = None,
         unmade: Collection[str] = (),
     ) -> Arrays:
-        """Runs one variant on one case.
+        """Run one variant on one case.
 
         Args:
             variant: Which one.
@@ -56,7 +56,7 @@ class Replay:
         events = self.recording.cases[variant, case.dims]
         for event in events:
             if isinstance(event, RecordedLaunch):
-                arguments, taken = moved(event.arguments, real)
+                arguments, taken = relocate(event.arguments, real)
                 self._forbid(variant, taken, real)
                 kernel = self.kernel(event.symbol)
                 self.gpu.launch(kernel, event.grid, event.block, arguments, event.shared, name=event.name)
@@ -76,7 +76,7 @@ class Replay:
                 self._place(address, event, inputs[event.name])
             else:
                 dtype = self.puzzle.written_dtype(event.name, self.dtype)
-                poison = poisoned(shapes[event.name], dtype)
+                poison = make_poisoned(shapes[event.name], dtype)
                 self._place(address, event, poison)
                 written[event.name] = address
                 if event.name in stood and event.name in unmade:
@@ -94,7 +94,7 @@ class Replay:
         self.gpu.write(address, raw(array))
 
     def _forbid(self, variant: str, taken: set[str], real: dict[RecordedTensor, int]) -> None:
-        """Says what a launch that takes these tensors may not write: the inputs of the case, and what it writes the outputs
+        """Forbid what a launch that takes these tensors may not write: the inputs of the case, and what it writes the outputs
         of an op from; and what it may write without atomics alone, because no sum by atomics is declared."""
         ops = [call.op for call in self.puzzle.variants[variant]]
         written = {name for op in ops for name in op.writes}
@@ -115,12 +115,12 @@ class Replay:
 
 
 def raw(array: np.ndarray) -> np.ndarray:
-    """The bytes of a stored array."""
+    """Return the bytes of a stored array."""
     return array.reshape(-1).view(np.uint8)
 
 
-def moved(arguments: tuple[bytes, ...], real: dict[RecordedTensor, int]) -> tuple[list[bytes], set[str]]:
-    """Recorded arguments with the addresses of tensors, and of places in them, as they really are, and which tensors."""
+def relocate(arguments: tuple[bytes, ...], real: dict[RecordedTensor, int]) -> tuple[list[bytes], set[str]]:
+    """Return recorded arguments with the real addresses of tensors and of places in them, and which tensors they are."""
     out, taken = [], set()
     for argument in arguments:
         for tensor, address in real.items():
@@ -134,5 +134,5 @@ def moved(arguments: tuple[bytes, ...], real: dict[RecordedTensor, int]) -> tupl
 
 
 def pointer(address: int) -> bytes:
-    """An address as a kernel argument."""
+    """Return an address as a kernel argument."""
     return address.to_bytes(8, "little")

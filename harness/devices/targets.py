@@ -1,4 +1,4 @@
-"""Which devices a run uses: what was asked for, what this machine has, and why a device is left out."""
+"""Choose the devices of a run: those requested that this machine has, and why others are left out."""
 
 import platform
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ VIRTUAL_LIMIT = 2**22
 class Target:
     """One device of a run: its kind, a MAX device, and what it is called in full ("NVIDIA H200 (sm_90a)").
 
-    Where kernels are judged without MAX there is no MAX device.
+    Without MAX there is no MAX device.
     """
 
     kind: str
@@ -38,7 +38,7 @@ class Target:
 
     @property
     def label(self) -> str:
-        """What the report calls it: "CPU", "GPU" or "Virtual GPU"; a simulated GPU is never called a GPU."""
+        """Its name in the report: "CPU", "GPU" or "Virtual GPU"; a simulated GPU is never called a GPU."""
         return LABELS[self.kind]
 
 
@@ -57,14 +57,14 @@ class Skipped:
 
 
 def cpu() -> Target:
-    """The CPU path of the ops."""
+    """Return the CPU path of the ops."""
     from max.driver import CPU
 
     return Target("cpu", CPU(), platform.processor() or platform.machine())
 
 
 def gpu() -> Target | None:
-    """The first accelerator that MAX sees, or None."""
+    """Return the first accelerator that MAX sees, or None."""
     from max.driver import Accelerator, accelerator_count
 
     if accelerator_count() == 0:
@@ -74,12 +74,12 @@ def gpu() -> Target | None:
 
 
 def gpu_may_exist() -> bool:
-    """Whether this machine may have a GPU that MAX uses. Asked without MAX, which looks for devices only once."""
+    """Check whether this machine may have a GPU that MAX uses. Asked without MAX, which looks for devices only once."""
     return platform.system() != "Linux" or gpu_present()
 
 
 def choose(wanted: str, multiply_adds: int, dtype: str, on_cpu: bool) -> tuple[list[Target], list[Skipped]]:
-    """The targets of a run and the devices it leaves out.
+    """Return the targets of a run and the devices it leaves out.
 
     Args:
         wanted: A member of KINDS. "auto" is the CPU path, where there is one, and one GPU, real if there is one; "all" is

@@ -158,7 +158,7 @@ def describe_worst(result: GateResult) -> str:
 
 def repeat_lines(repeats: Mapping[str, Repeats], puzzle: Puzzle) -> list[str]:
     """Return what repeated runs showed of some quantities, a line for each."""
-    return [f"{puzzle.printed(name)}: {repeat_words(each)}" for name, each in repeats.items()]
+    return [f"{puzzle.printed_name(name)}: {repeat_words(each)}" for name, each in repeats.items()]
 
 
 def repeat_words(repeats: Repeats) -> str:
@@ -293,7 +293,7 @@ def quantities(run: Run, variant: VariantResult) -> Iterator[Line]:
     for output in outputs[:1]:
         yield f"   Forward max difference: {figure(variant, output, tick=False)}"
     for quantity in gradients or [q for q in puzzle.intermediate if q in run.quantities and q in written]:
-        yield f"   {puzzle.printed(quantity)}: {figure(variant, quantity)}"
+        yield f"   {puzzle.printed_name(quantity)}: {figure(variant, quantity)}"
     yield from wrong(run, variant)
     yield from errors(run, variant)
     yield from repeats(run, variant)
@@ -328,7 +328,7 @@ def wrong(run: Run, variant: VariantResult) -> Iterator[Line]:
             verdict, case = hardest(bad)
             cases = f"{len(bad)} of {len(variant.comparisons)} cases"
             where = f"wrong in {cases}, most in '{case.name}' ({case.why})"
-            yield Text(f"   ❌ {puzzle.printed(quantity)} is {where}", style="red")
+            yield Text(f"   ❌ {puzzle.printed_name(quantity)} is {where}", style="red")
             yield f"      {explain(verdict)}"
             diagnosis = variant.diagnoses.get(quantity) if quantity not in told else None
             yield from (f"      {text}" for text in (diagnosis.lines if diagnosis else ()))
@@ -372,7 +372,7 @@ def errors(run: Run, *variants: VariantResult) -> Iterator[Line]:
         if heading:
             yield Text(heading, style="dim")
             heading = ""
-        name, ratio = run.options.puzzle.printed(quantity), f"{verdict.ratio:.1f}x"
+        name, ratio = run.options.puzzle.printed_name(quantity), f"{verdict.ratio:.1f}x"
         ours, theirs, limit = (f"{x:.1e}" for x in (verdict.error, verdict.baseline, verdict.limit))
         yield row(name, ours, theirs, ratio, limit, case.name)
 
@@ -567,7 +567,7 @@ def gates_json(results: Iterable[GateResult], puzzle: Puzzle, **about: object) -
     gates: dict[str, object] = {}
     for result in results:
         quantities = {*result.repeats, *(name for c in result.comparisons for name in c.verdicts)}
-        names = {quantity: puzzle.printed(quantity) for quantity in quantities}
+        names = {quantity: puzzle.printed_name(quantity) for quantity in quantities}
         repeat, cases = repeats_json(result.repeats, names), cases_json(result.comparisons, names)
         gates[result.gate.id] = {
             **plain(result, GATE),
@@ -636,7 +636,7 @@ def as_json(run: Run) -> dict[str, Any]:
 
 def variant_json(variant: VariantResult, run: Run) -> dict[str, object]:
     """Return one variant on one device as plain data."""
-    names = {quantity: run.options.puzzle.printed(quantity) for quantity in run.quantities}
+    names = {quantity: run.options.puzzle.printed_name(quantity) for quantity in run.quantities}
     return {
         "state": variant.state(run.quantities),
         "unsolved": {names[quantity]: list(ids) for quantity, ids in variant.unsolved.items()},

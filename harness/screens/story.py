@@ -46,7 +46,7 @@ def tell(picture: Picture) -> list[Sentence]:
 
 def wrong_text(picture: Picture, wrong: Wrong) -> str:
     """Return the first wrong element of a quantity."""
-    printed = picture.puzzle.printed(wrong.quantity)
+    printed = picture.puzzle.printed_name(wrong.quantity)
     name = f"{wrong.quantity}{index_text(wrong.index)}{f' ({printed})' * (printed != wrong.quantity)}"
     is_now, right = distinct_digits(wrong.got, wrong.expected, 6)
     got = "was never written" if wrong.unwritten else f"is {is_now}"

@@ -1,1 +1,1 @@
-"""What a puzzle is, as data: ops, cases, gates, derivations, and which puzzles there are."""
+"""Describe a puzzle as data: ops, cases, gates, derivations, and which puzzles there are."""

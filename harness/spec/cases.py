@@ -27,12 +27,12 @@ class Axis:
 
 
 def first_two(dims: Dims, plain: str, hard: str) -> list[Case]:
-    """The first two cases of a puzzle, at the same sizes: the chapter's, and one of hard values; `plain` and `hard` say why."""
+    """Return the first two cases of a puzzle, at the same sizes: the default one, and one of adversarial inputs; `plain` and `hard` say why."""
     return [Case("chapter", plain, dims, "plain"), Case("hard values", hard, dims, "hard", in_16_bits=True)]
 
 
 def chapter_and(dims: Dims, plain: str, hard: str, others: Sequence[Case]) -> Callable[..., list[Case]]:
-    """The `cases` of a puzzle: `first_two` at its chapter's sizes and the others, or at the sizes of --dims the two alone."""
+    """Return the `cases` of a puzzle: `first_two` at its default sizes and the others, or at the sizes of --dims the two alone."""
 
     def cases(given: Dims | None = None) -> list[Case]:
         first = first_two(given or dims, plain, hard)
@@ -41,19 +41,19 @@ def chapter_and(dims: Dims, plain: str, hard: str, others: Sequence[Case]) -> Ca
     return cases
 
 
-def tiled(name: str, tile: int, *larger: int) -> Axis:
-    """An axis that a kernel takes `tile` elements at a time; `larger` are further sizes, as more than a block has threads."""
+def tiled_axis(name: str, tile: int, *larger: int) -> Axis:
+    """Return an axis that a kernel takes `tile` elements at a time; `larger` are further sizes, as more than a block has threads."""
     sizes = ((tile - 1, 1), (tile,), (2 * tile + 1, tile + 1, *larger))
     return Axis(name, dict(zip(CLASSES, sizes, strict=True)))
 
 
-def listed(name: str, *sizes: int) -> Axis:
-    """An axis without a tile, whose sizes are each a class of its own."""
+def listed_axis(name: str, *sizes: int) -> Axis:
+    """Return an axis without a tile, whose sizes are each a class of its own."""
     return Axis(name, {str(size): (size,) for size in sizes})
 
 
 def covering(axes: Sequence[Axis], values: Sequence[str], dims: Callable[..., Dims]) -> list[Case]:
-    """Cases in which every two axes meet in every pair of their classes, and every size comes at least once.
+    """Return the cases in which every two axes meet in every pair of their classes, and every size comes at least once.
 
     The first cases have all axes in their first class, in their second, and so on: what many loops get wrong together.
 
@@ -88,13 +88,13 @@ def covering(axes: Sequence[Axis], values: Sequence[str], dims: Callable[..., Di
 
 
 def pairs(row: Sequence[str]) -> set[tuple[tuple[int, str], ...]]:
-    """The pairs of axis and class that meet in a row; of a single axis each class by itself."""
+    """Return the pairs of axis and class that meet in a row; of a single axis each class by itself."""
     places = list(enumerate(row))
     return set(combinations(places, min(2, len(places))))
 
 
 def where(name: str) -> str:
-    """A class in words."""
+    """Return a class in words."""
     return f"{name} the size of a tile" if name in CLASSES else f"= {name}"
 
 
@@ -102,7 +102,7 @@ def where(name: str) -> str:
 
 
 def not_finite(places: Mapping[str, tuple[str, ...]], dims: Dims) -> list[Case]:
-    """A case for each number that is none: tensor -> its symbol in the book and the numbers, "NaN", "inf" or "-inf".
+    """Return a case for each value that is not finite: tensor -> its symbol in the book and the numbers, "NaN", "inf" or "-inf".
 
     `values` is "NaN in input"; `with_not_finite` puts it there.
     """
@@ -115,19 +115,19 @@ def not_finite(places: Mapping[str, tuple[str, ...]], dims: Dims) -> list[Case]:
 
 
 def is_not_finite(values: str) -> bool:
-    """Whether the values of a case are those of `not_finite`."""
+    """Check whether the values of a case are those of `not_finite`."""
     return values.split(" ")[0] in ("NaN", "inf", "-inf")
 
 
 def with_not_finite(arrays: Arrays, values: str) -> None:
-    """Puts the number of a case of `not_finite` into an element of its tensor; nothing where values are of another kind."""
+    """Put the number of a case of `not_finite` into an element of its tensor; nothing where values are of another kind."""
     if is_not_finite(values):
         number, _, tensor = values.split(" ")
         arrays[tensor].flat[odd_place(arrays[tensor])] = float(number)
 
 
 def odd_place(array: np.ndarray) -> int:
-    """Where the element that is no number stands: two thirds on."""
+    """Return the index of the element that is not a number: two thirds on."""
     return array.size * 2 // 3
 
 

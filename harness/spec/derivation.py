@@ -43,12 +43,12 @@ class Derivation:
         return value
 
     def original(self, name: str) -> np.ndarray:
-        """An input as it was given, for a change of that input."""
+        """Return an input unchanged, for a change of that input."""
         return self._arrays[name]
 
 
 class Derive(Protocol):
-    """What makes a puzzle's derivation of its input arrays, with the numbers in `dtype` and some steps changed."""
+    """Function that makes a puzzle's derivation of its input arrays, with the numbers in `dtype` and some steps changed."""
 
     def __call__(
         self,
@@ -59,12 +59,12 @@ class Derive(Protocol):
 
 
 def as_dtype(arrays: Mapping[str, np.ndarray], dtype: type) -> dict[str, np.ndarray]:
-    """The arrays with floating-point numbers in another dtype; whole numbers and truth values stay as they are."""
+    """Return the arrays with floating-point numbers in another dtype; whole numbers and truth values stay as they are."""
     return {name: a.astype(dtype) if a.dtype.kind == "f" else a for name, a in arrays.items()}
 
 
 def derive_by(steps: Mapping[str, Step]) -> Derive:
-    """The derivation that has these steps, of a puzzle whose input arrays are taken as they come."""
+    """Return the derivation that has these steps, of a puzzle whose input arrays are taken as they come."""
     return lambda arrays, changes=None, dtype=np.float64: Derivation(steps, as_dtype(arrays, dtype), changes)
 
 

@@ -25,7 +25,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Counts:
-    """What the launches of a variant did in one case.
+    """Counters of the launches of a variant in one case.
 
     Attributes:
         launches: In order, with their counters.
@@ -38,12 +38,12 @@ class Counts:
     element: int
 
     def of(self, name: str) -> "Counts":
-        """The same of the launches that have a name."""
+        """Return the same of the launches that have a name."""
         launches = [launch for launch in self.launches if launch.name == name]
         return Counts(launches, self.sizes, self.element)
 
     def sites(self, space: str, tensors: Iterable[str] = (), verb: str = "") -> "list[Site]":
-        """The memory instructions on some tensors in a space, on all of them without names."""
+        """Return the memory instructions on some tensors in a space, on all of them without names."""
         wanted = set(tensors)
         return [
             site
@@ -54,8 +54,8 @@ class Counts:
             and (not verb or site.verb == verb)
         ]
 
-    def issued(self, op: str) -> "list[Issued]":
-        """What warps issue together, or the barriers that blocks pass, by instruction."""
+    def count_issued(self, op: str) -> "list[Issued]":
+        """Count what warps issue together, or the barriers that blocks pass, by instruction."""
         return [
             each
             for launch in self.launches
@@ -88,6 +88,6 @@ class Limit:
 
 
 def shared_out(amounts: "Iterable[tuple[Instr, float]]", over: float) -> Cost:
-    """The sum of what instructions add, over a number."""
+    """Return the sum of what instructions add, over a number."""
     amounts = [(instr, amount / over) for instr, amount in amounts]
     return Cost(sum(amount for _, amount in amounts), amounts)

@@ -13,12 +13,12 @@ ACCUM = "accum"
 
 
 def accum_dtype(dtype: str) -> str:
-    """The dtype of sums and statistics: float64 for float64, else float32."""
+    """Return the dtype of sums and statistics: float64 for float64, else float32."""
     return "float64" if dtype == "float64" else "float32"
 
 
 def bytes_of(dtype: str) -> int:
-    """The bytes of an element of a floating-point dtype."""
+    """Return the bytes of an element of a floating-point dtype."""
     return {"float64": 8, "float32": 4}.get(dtype, 2)
 
 
@@ -35,7 +35,7 @@ class Argument:
     bits: bool = False
 
     def dtype_in(self, run: str) -> str:
-        """The name of the dtype in a run of dtype `run`."""
+        """Return the name of the dtype in a run of dtype `run`."""
         return {RUN: run, ACCUM: accum_dtype(run)}.get(self.dtype, self.dtype)
 
 

@@ -1,4 +1,4 @@
-"""What a puzzle is: its gates, rungs, ops, variants, cases and reference, as data for the rest of the harness.
+"""Describe a puzzle as data: its gates, rungs, ops, variants, cases and reference.
 
 A puzzle without Mojo kernels leaves out what belongs to them (`variants`, `atomic`, `ledger`, ...): the command line
 then has no flag for it.
@@ -68,12 +68,12 @@ class Gate:
 
     @property
     def own(self) -> tuple[str, ...]:
-        """What the gate is judged on."""
+        """Quantities that the gate checks."""
         return (*self.quantities, *self.recorded)
 
 
 def ids(gates: Iterable[Gate]) -> tuple[str, ...]:
-    """The ids of some gates, as a rung holds them."""
+    """Return the ids of some gates, as a rung holds them."""
     return tuple(gate.id for gate in gates)
 
 
@@ -113,19 +113,19 @@ class Ledger:
 
 @dataclass(frozen=True)
 class Symptom:
-    """What a wrong result looks like where no known mistake explains it: an id, and words after "your dx ..."."""
+    """Appearance of a wrong result that no known mistake explains: an id, and words after "your dx ..."."""
 
     mistake: str
     words: str
 
 
-def not_given(*_: object, **__: object) -> NoReturn:
-    """Stands for a function that a puzzle's spec leaves out."""
+def raise_missing(*_: object, **__: object) -> NoReturn:
+    """Raise for a function that a puzzle's spec leaves out."""
     raise NotImplementedError("the puzzle's spec leaves this function out")
 
 
-def named(*quantities: str, **others: str) -> dict[str, str]:
-    """Quantity -> the name that reports print: its own, or for the `others` another."""
+def printed_names(*quantities: str, **others: str) -> dict[str, str]:
+    """Map quantities to the names that reports print: their own, or for `others` another."""
     return {**{quantity: quantity for quantity in quantities}, **others}
 
 
@@ -191,10 +191,10 @@ class Puzzle:
     dim_names: tuple[str, ...] = ()
     cases: Callable[[Dims | None], list[Case]] = lambda dims: []
     gate_cases: tuple[Case, ...] = ()
-    inputs: Callable[[Case, str, int], Arrays] = not_given
+    inputs: Callable[[Case, str, int], Arrays] = raise_missing
     derived_sizes: Callable[[Dims], Mapping[str, int]] = lambda dims: {}
-    reference: "Callable[[dict[str, Tensor]], dict[str, Tensor]]" = not_given
-    derive: Derive = not_given
+    reference: "Callable[[dict[str, Tensor]], dict[str, Tensor]]" = raise_missing
+    derive: Derive = raise_missing
     mistakes: tuple[Mistake, ...] = ()
     symptom: Callable[[str, Arrays, np.ndarray, np.ndarray], Symptom | None] = (
         lambda name, arrays, got, right: None
@@ -227,27 +227,27 @@ class Puzzle:
         return self.mojo_rung or self.rungs[-1]
 
     def resolve(self, name: str) -> Any:
-        """What is called "module:name", imported now; ".module:name" is in the puzzle's own folder."""
+        """Import "module:name"; ".module:name" is in the puzzle's own folder."""
         return pkgutil.resolve_name(f"harness.puzzles.{self.name}{name}" if name[0] == "." else name)
 
     def rung(self, id: str) -> Rung:
-        """A rung by its id. Raises BadUse where the puzzle has none of it."""
+        """Return a rung by its id. Raises BadUse where the puzzle has none of it."""
         for rung in self.rungs:
             if rung.id == id:
                 return rung
         raise BadUse(f"{self.name} has no {name_of(id)} rung")
 
     def rung_of(self, gate: str) -> Rung:
-        """The last rung that holds a gate, the main one where none does."""
+        """Return the last rung that holds a gate, the main one where none does."""
         return next((rung for rung in reversed(self.rungs) if gate in rung.gates), self.main_rung)
 
     def gates_of(self, rung: Rung) -> list[Gate]:
-        """The gates whose blanks a rung's file holds, in its order."""
+        """Return the gates whose blanks a rung's file holds, in its order."""
         by_id = {gate.id: gate for gate in self.gates}
         return [by_id[id] for id in rung.gates]
 
     def ladder(self, rung: Rung, gate: str) -> str:
-        """The name of a gate's hint ladder: the gate's own in the last rung that holds it, else "numpy-dx"."""
+        """Return the name of a gate's hint ladder: the gate's own in the last rung that holds it, else "numpy-dx"."""
         return gate if rung.id == self.rung_of(gate).id else f"{rung.id}-{gate}"
 
     @property
@@ -271,7 +271,7 @@ class Puzzle:
 
     @property
     def quantities(self) -> tuple[str, ...]:
-        """What ops and gates make and functions of rungs in Python return: the steps of the derivation that are judged."""
+        """Steps of the derivation that are checked: results of ops, gates and Python functions."""
         names = [name for call in self.calls for name in call.op.writes]
         names += [name for gate in self.gates for name in gate.own]
         for rung in self.rungs:
@@ -283,7 +283,7 @@ class Puzzle:
         return tuple(dict.fromkeys(names))
 
     def exact(self, arrays: Arrays) -> Arrays:
-        """Every quantity in NumPy longdouble, by the steps of the derivation."""
+        """Return every quantity in NumPy longdouble, by the steps of the derivation."""
         v = self.derive(arrays, dtype=np.longdouble)
         return {name: np.asarray(getattr(v, name)) for name in self.quantities}
 
@@ -295,14 +295,14 @@ class Puzzle:
         return tuple(call for calls in self.variants.values() for call in calls)
 
     def calls_of(self, variants: Iterable[str]) -> tuple[Call, ...]:
-        """The calls of a graph of some variants, in order."""
+        """Return the calls of a graph of some variants, in order."""
         recorded = {quantity for gate in self.gates for quantity in gate.recorded}
         calls = (call for name in variants for call in self.variants[name])
         return tuple(call for call in calls if not recorded & call.op.writes.keys())
 
     @property
     def separate(self) -> bool:
-        """Whether every variant is a step by itself, with forward outputs of its own: there is nothing to compare."""
+        """True if every variant has forward outputs of its own, so that there is nothing to compare."""
         written = [quantity for call in self.calls for quantity in call.op.writes]
         return len(self.variants) > 1 and not self.backward and len(set(written)) == len(written)
 
@@ -312,7 +312,7 @@ class Puzzle:
         return tuple(name for name in self.variants if name not in self.on_request)
 
     def compiled_with(self, variants: tuple[str, ...]) -> tuple[str, ...]:
-        """The variants that one graph or recording holds where `variants` are asked for.
+        """Return the variants that one graph or recording holds where `variants` are asked for.
 
         All default ones go together, so that a run of one of them finds what a run of all has compiled.
         """
@@ -320,17 +320,17 @@ class Puzzle:
         return tuple(name for name in self.variants if name in default or name in variants)
 
     def written(self, quantity: str) -> Argument | None:
-        """A quantity as its op writes it, None where no op does."""
+        """Return a quantity as its op writes it, None where no op does."""
         ops = (call.op for call in self.calls)
         return next((op.writes[quantity] for op in ops if quantity in op.writes), None)
 
     def written_dtype(self, quantity: str, dtype: str) -> str:
-        """The dtype in which a quantity is written, in a run of `dtype`."""
+        """Return the dtype in which a quantity is written, in a run of `dtype`."""
         argument = self.written(quantity)
         return argument.dtype_in(dtype) if argument else dtype
 
     def input_dtype(self, name: str, array: np.ndarray, dtype: str) -> str:
-        """The dtype of an input in a run of `dtype`: its own for integers and bools, else as the ops read it."""
+        """Return the dtype of an input in a run of `dtype`: its own for integers and bools, else as the ops read it."""
         if array.dtype.kind != "f":
             return array.dtype.name
         ops = (call.op for call in self.calls)
@@ -338,22 +338,22 @@ class Puzzle:
         return argument.dtype_in(dtype) if argument else dtype
 
     def axes(self, quantity: str, count: int) -> Shape:
-        """The names of a quantity's axes, as its op has them; numbers for what no op writes with so many."""
+        """Return the names of a quantity's axes, as its op has them; numbers for what no op writes with so many."""
         argument = self.written(quantity)
         return argument.shape if argument and len(argument.shape) == count else tuple(range(count))
 
     def writes(self, variant: str) -> set[str]:
-        """The quantities that the calls of a variant write."""
+        """Return the quantities that the calls of a variant write."""
         return {name for call in self.variants[variant] for name in call.op.writes}
 
-    def saved(self, variant: str) -> list[str]:
-        """What one call of a variant writes and another reads as an argument: the statistics."""
+    def saved_quantities(self, variant: str) -> list[str]:
+        """Return what one call of a variant writes and another reads as an argument: the statistics."""
         calls = self.variants[variant]
         read = {name for call in calls for name in call.op.reads}
         return [name for call in calls for name in call.op.writes if name in read]
 
     def shapes(self, dims: Dims) -> dict[str, tuple[int, ...]]:
-        """The shape of everything the ops write, by op argument."""
+        """Return the shape of everything the ops write, by op argument."""
         sizes = {**dict(zip(self.dim_names, dims, strict=False)), **self.derived_sizes(dims)}
         return {
             name: tuple(size if isinstance(size, int) else sizes[size] for size in argument.shape)
@@ -363,12 +363,12 @@ class Puzzle:
 
     # ---- Words ----------------------------------------------------------------------------------------------
 
-    def printed(self, quantity: str) -> str:
-        """The name that reports print."""
+    def printed_name(self, quantity: str) -> str:
+        """Return the name that reports print."""
         return {**self.forward, **self.backward}.get(quantity, quantity)
 
     def say_dims(self, dims: Dims) -> str:
-        """Sizes as a report says them."""
+        """Format sizes for a report."""
         if self.describe_dims:
             return self.describe_dims(dims)
         return ", ".join(f"{name} = {size}" for name, size in zip(self.dim_names, dims, strict=True))

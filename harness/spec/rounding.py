@@ -11,13 +11,13 @@ BFLOAT16 = np.dtype([("bfloat16", np.uint16)])
 """NumPy has no bfloat16: a stored array is one of records with its bits, so that nothing computes with them."""
 
 
-def rounded(array: np.ndarray, dtype: str) -> np.ndarray:
-    """The nearest values that `dtype` holds, in float64, with the strides kept."""
+def round_to_dtype(array: np.ndarray, dtype: str) -> np.ndarray:
+    """Return the nearest values that `dtype` holds, in float64, with the strides kept."""
     if dtype == "float64":
         return array
     if array.size and 0 in array.strides:  # a conversion would lay the repeated elements out one by one
         base = array[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in array.strides)]
-        return np.broadcast_to(rounded(base.copy(), dtype), array.shape)
+        return np.broadcast_to(round_to_dtype(base.copy(), dtype), array.shape)
     if dtype == "bfloat16":
         bits = np.asarray(array, np.float32).view(np.uint32)
         nearest = bits + 0x7FFF + ((bits >> 16) & 1)  # to nearest, ties to even
@@ -35,12 +35,12 @@ def name_of_dtype(array: np.ndarray) -> str:
     return array.dtype.names[0] if array.dtype.names else array.dtype.name
 
 
-def stored(array: np.ndarray, dtype: str) -> np.ndarray:
+def to_stored(array: np.ndarray, dtype: str) -> np.ndarray:
     """Copy an array to a contiguous one as a device stores it, rounded to nearest."""
     with np.errstate(over="ignore"):  # what is too large becomes infinite
         if dtype != "bfloat16":
             return array.astype(dtype, order="C")
-        bits = rounded(array, dtype).astype(np.float32, order="C").view(np.uint32)
+        bits = round_to_dtype(array, dtype).astype(np.float32, order="C").view(np.uint32)
         return (bits >> 16).astype(np.uint16).view(BFLOAT16)
 
 
@@ -53,7 +53,7 @@ def values(array: np.ndarray) -> np.ndarray:
 
 
 def as_tensor(array: np.ndarray) -> "torch.Tensor":
-    """A torch tensor of a stored array; it shares the memory."""
+    """Return a torch tensor of a stored array; it shares the memory."""
     import torch
 
     if array.dtype == BFLOAT16:
@@ -62,7 +62,7 @@ def as_tensor(array: np.ndarray) -> "torch.Tensor":
 
 
 def as_array(tensor: "torch.Tensor") -> np.ndarray:
-    """A stored array of a torch tensor on the CPU; it shares the memory."""
+    """Return a stored array of a torch tensor on the CPU; it shares the memory."""
     import torch
 
     if tensor.dtype == torch.bfloat16:

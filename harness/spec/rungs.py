@@ -1,4 +1,4 @@
-"""Rungs: the ways to solve a puzzle's gates, each a file of the learner's with blanks and a checker that judges it.
+"""Rungs: the ways to solve a puzzle's gates, each a file of the learner's with blanks and its checker.
 
 A checker is a class with this protocol; a puzzle may bring its own, ".checker:Checker" of its folder:
 
@@ -33,7 +33,7 @@ NAMES = {
 
 
 def name_of(id: str) -> str:
-    """What people call a rung."""
+    """Return the printed name of a rung."""
     return NAMES.get(id, id)
 
 
@@ -69,7 +69,7 @@ class Rung:
 
     @property
     def words(self) -> str:
-        """What lists call it."""
+        """Name in lists."""
         return self.title or f"{name_of(self.id)} rung"
 
 
@@ -96,7 +96,7 @@ class NumpyRung(Rung):
 
 @dataclass(frozen=True)
 class TorchFunction:
-    """What one gate asks of a PyTorch rung's file, and what comes back.
+    """Interface of one gate's function in a PyTorch rung's file.
 
     Attributes:
         name: What the file defines: a subclass of `torch.autograd.Function`, called through `apply`, or a function.

@@ -1,13 +1,7 @@
 """`check_backward`: the workbook's checks for anybody's own backward pass.
 
-    from harness.testing import check_backward
-
-    report = check_backward(my_layer, reference=torch_layer, inputs={"x": ("N", "H"), "weight": ("H",)})
-    print(report)            # one screen: what is wrong, in which try, where, by how much
-    report.raise_if_wrong()  # in a test
-
-From the call to the report: problem.py makes the inputs, tries.py has the tries, `harness/check/measured.py` compares a call with
-the reference and measures the limit, report.py is what is printed.
+problem.py makes the inputs, tries.py has the tries, `harness/check/measured.py` compares a call with the
+reference and measures the limit, names.py names a wrong gradient, report.py prints.
 """
 
 import time
@@ -17,20 +11,21 @@ from dataclasses import replace
 
 import torch
 
-from harness.check.gradients import DTYPES, Line
+from harness.check.gradients import DTYPES, Line, dtype_name
 from harness.check.measured import ReferenceRaised
-from harness.testing.names import named
-from harness.testing.problem import Entry, Problem, Refused, is_refusal, make_problem, words_of
+from harness.devices.custom_ops import MojoOps, Worker, finish_all
+from harness.testing.names import name_mistake
+from harness.testing.problem import Entry, Problem, Run, is_refusal, make_problem
 from harness.testing.report import Report, Tried
-from harness.testing.tries import ALONE, MAY_REFUSE, TRIES, Check, NotHere
+from harness.testing.tries import ALONE, MAY_REFUSE, TRIES, Check, NotHere, report_faults
 
-__all__ = ["TRIES", "Report", "check_backward"]
+__all__ = ["TRIES", "MojoOps", "Report", "check_backward"]
 
 
 def check_backward(
-    function: Callable[..., object],
+    function: Run,
     *,
-    reference: Callable[..., object],
+    reference: Run,
     inputs: Mapping[str, Entry],
     dtypes: Sequence[torch.dtype] = DTYPES,
     leave_out: Collection[str] = (),
@@ -40,7 +35,7 @@ def check_backward(
     saved: Callable[..., int] | None = None,
     device: str = "cpu",
 ) -> Report:
-    """Try a function with a backward pass of its own in many kinds of call, each beside the same call of a reference.
+    """Compare a function that has its own backward pass with a reference, in many kinds of call.
 
     >>> import torch
     >>> class Scale(torch.autograd.Function):
@@ -60,29 +55,32 @@ def check_backward(
     the gradient of weight is the mean over N, and should be the sum
 
     Args:
-        function: What is checked: a function of tensors, or a module; it returns a tensor or several.
-        reference: The same by PyTorch's own differentiable operations; a module where the function is one, with parameters of the
-            same names, which then are inputs too. In float64 it is what is right.
+        function: A function of tensors, or a module; it returns a tensor or several.
+        reference: The same by PyTorch's own operations; in float64 it is the truth. Where both are modules with parameters of the
+            same names, the parameters are inputs too.
         inputs: Name -> a shape of names and numbers, in which one name is one size and `...` any leading axes; or a tensor; or a
             function of (sizes, generator) that makes one, for integers, masks and positive numbers.
         dtypes: Those to try, the widest first. Most tries are in the first that the function takes.
-        leave_out: Names of tries that are not made.
-        only: Names of those that are; None for all.
-        allow_refusal: Whether the function may raise before it has a result, or in which tries it may. In `plain` it must not. What
-            is raised in the backward pass is wrong.
-        subgradients: Whether at a kink any number between the slopes of both sides is right, not the reference's alone.
+        leave_out: Names of tries to leave out.
+        only: Names of the tries to make; None for all.
+        allow_refusal: Whether the function may raise before it has a result, or in which tries it may; never in `plain`. An
+            exception in the backward pass is wrong.
+        subgradients: Whether any number between the slopes of both sides of a kink is right.
         saved: (inputs) -> bytes that may be kept for the backward pass.
-        device: Where it runs.
+        device: Where the tensors are.
 
     Raises:
-        ValueError: For a try that there is none of, or a reference that does not take the inputs.
+        ValueError: For an unknown try, or a reference that does not take the inputs.
     """
-    asked = {name for names in (leave_out, only or ()) for name in names}
-    if unknown := asked - TRIES.keys():
+    if unknown := {*leave_out, *(only or ())} - TRIES.keys():
         raise ValueError(f"there is no try {', '.join(sorted(unknown))}; there are {', '.join(TRIES)}")
     start = time.perf_counter()
-    problem = make_problem(function, reference, inputs, dtypes, saved, subgradients, device)
-    left_out = {*leave_out, *(name for dtype in DTYPES if dtype not in dtypes for name in [name_of(dtype)])}
+    finish_all()  # what ran before is not this function's
+    problem = make_problem(
+        function, reference, inputs, dtypes, device, saved=saved, subgradients=subgradients
+    )
+    where = f"{dtype_name(problem.dtypes[0])} on {'the virtual GPU (sm_90a)' if Worker.running else device}"
+    left_out = {*leave_out, *(dtype_name(dtype) for dtype in DTYPES if dtype not in dtypes)}
     if allow_refusal is False:
         allow_refusal = MAY_REFUSE
     tries: list[Tried] = []
@@ -92,54 +90,62 @@ def check_backward(
         for name, check in TRIES.items():
             if name in left_out or (only is not None and name not in only):
                 continue
+            if check is not report_faults and any(
+                tried.name == "plain" and tried.state == "wrong" for tried in tries
+            ):
+                continue  # it would say the same, or what follows from it
             may = name != "plain" and (allow_refusal is True or name in allow_refusal)
-            tried, line = one_try(name, check, problem, may)
+            tried = make_try(name, check, problem, may)
+            line = tried.said
             if evidence is None and isinstance(line, Line) and line.distance and name != "written between":
                 evidence = line.distance.evidence
+            if words := find_lost_context(device):
+                tried, evidence = Tried(name, "wrong", f"the CUDA context is lost: {words}"), None
             tries.append(tried)
-            if name == "plain" and line:
-                break  # the others would say the same, or what follows from it
-    where = f"{name_of(problem.dtypes[0])} on {device}"
-    mistake = named(problem, evidence) if evidence else ""
+            if words:
+                break  # every further call would raise
+    finish_all()
+    mistake = name_mistake(problem, evidence) if evidence else ""
     return Report(tries, where, mistake, tuple(problem.notes), time.perf_counter() - start)
 
 
-def one_try(name: str, check: Check, problem: Problem, may_refuse: bool) -> tuple[Tried, str | None]:
-    """What came of a try, and the line that says what is wrong. Raises ValueError where the reference raises in `plain`."""
+def make_try(name: str, check: Check, problem: Problem, may_refuse: bool) -> Tried:
+    """Make a try. Raises ValueError where the reference raises in `plain`."""
     problem.dropped.clear()
     try:
         line = check(problem)
     except NotHere as reason:
-        return Tried(name, "not here", str(reason)), None
+        return Tried(name, "not here", str(reason))
     except ReferenceRaised as error:
         if name == "plain":
             raise ValueError(str(error)) from error
-        return Tried(name, "dropped", str(error)), None
+        return Tried(name, "dropped", str(error))
     except Exception as error:
-        said = str(error) if isinstance(error, Refused) else words_of(error)
+        said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         if may_refuse and is_refusal(error):
-            return Tried(name, "refused", said), None
+            return Tried(name, "refused", said)
         line = f"it raises {said}" if is_refusal(error) else f"its backward pass raises {said}"
     if line and name not in ALONE and not passes(check, problem):
-        return Tried(name, "dropped", "the reference does not pass it either"), None
-    if line:
-        return Tried(name, "wrong", line), line
-    if problem.dropped:
-        return Tried(name, "dropped", "; ".join(dict.fromkeys(problem.dropped))), None
-    return Tried(name, "right"), None
+        return Tried(name, "dropped", "the reference does not pass it either")
+    if not line and problem.dropped:
+        return Tried(name, "dropped", "; ".join(dict.fromkeys(problem.dropped)))
+    return Tried(name, "wrong", line) if line else Tried(name, "right")
+
+
+def find_lost_context(device: str) -> str:
+    """Return the error that a GPU's context has ended with, as after a device-side assert; "" where it works."""
+    try:
+        torch.cuda.synchronize() if device != "cpu" else None
+    except Exception as error:
+        return str(error).split("\n")[0]
+    return ""
 
 
 def passes(check: Check, problem: Problem) -> bool:
-    """Whether the reference itself passes a try: where it does not, nothing can be said of the function."""
-    itself = replace(problem, function=problem.reference, module=None, dropped=[], notes=[])
+    """Check whether the reference itself passes a try; where it does not, the try says nothing of the function."""
     try:
-        return not check(itself)
+        return not check(replace(problem, function=problem.reference, module=None, dropped=[], notes=[]))
     except NotHere:
         return True
     except Exception:
         return False
-
-
-def name_of(dtype: torch.dtype) -> str:
-    """A dtype as reports call it."""
-    return str(dtype).removeprefix("torch.")

@@ -1,66 +1,60 @@
-"""What is checked: a function beside its reference, and inputs of many sizes made from what the caller says of them."""
+"""A function, its reference, and inputs of many sizes made from what the caller says of them."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import EllipsisType
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from harness.check.gradients import Function, Subject, leaves, outputs_of, pulled_back, random_like
+from harness.check.gradients import Function, Subject, gradients, random_like
 from harness.check.measured import guarded
 
 Shape = Sequence[str | int | EllipsisType]
 Sizes = Mapping[str, int]
+Run = Callable[..., object]
 Entry = Shape | Tensor | Callable[[Sizes, torch.Generator], Tensor]
 """An input: a shape of names and numbers, a tensor, or a function that makes one."""
 
 LEADING = {"odd": (3, 5), "square": (4,), "row": (), "deep": (2, 3, 2)}
-"""What `...` stands for, by kind of sizes."""
+"""Axes in the place of `...`, by kind of sizes."""
 CYCLES = {"odd": (3, 5, 7, 6, 2), "square": (4,), "even": (2, 4, 8, 16)}
-"""The sizes of names in the order in which they come, by kind."""
+"""Sizes of the names in order, by kind of sizes."""
 LARGE, TALL = 1031, 5003
 """More than a block of threads has, and than a sum in 16 bits can count."""
 
 
-class Refused(Exception):
-    """The function raised before it had a result."""
+def mark_refusal(error: Exception) -> None:
+    """Mark what the function itself raised before it had a result; the type stays, for autograd has exceptions of its own."""
+    vars(error)["is_refusal"] = True
 
 
 def is_refusal(error: Exception) -> bool:
-    """Whether an exception was raised by the function itself, before it had a result."""
-    return isinstance(error, Refused) or getattr(error, "is_refusal", False)
+    return vars(error).get("is_refusal", False)
 
 
 @dataclass(frozen=True)
 class Problem(Subject):
-    """A subject with inputs by names of sizes.
-
-    Attributes:
-        free: The names of sizes, "..." among them.
-        module: The function as it was given.
-        device: Where it runs.
-        notes: What is said and not demanded.
-    """
+    """A subject whose inputs have named sizes (`free`); `module` is the function as passed, `notes` are reported only."""
 
     free: tuple[str, ...] = ()
-    module: Callable[..., object] | None = None
+    module: Run | None = None
     device: str = "cpu"
     notes: list[str] = field(default_factory=list[str])
 
 
 def make_problem(
-    function: Callable[..., object],
-    reference: Callable[..., object],
+    function: Run,
+    reference: Run,
     inputs: Mapping[str, Entry],
     dtypes: Sequence[torch.dtype],
-    saved: Callable[..., int] | None,
-    subgradients: bool,
     device: str,
+    **options: Any,
 ) -> Problem:
-    """The problem that a call of `check_backward` is about, in the dtypes that the function takes."""
+    """Make the problem of a call of `check_backward`, in the dtypes that the function takes."""
     entries: dict[str, Entry] = dict(inputs)
     ours, theirs = function, reference
     if isinstance(function, torch.nn.Module) and isinstance(reference, torch.nn.Module):
@@ -69,74 +63,49 @@ def make_problem(
         if names != list(parameters):
             raise ValueError(f"the function has parameters {list(parameters)}, the reference {names}")
         entries |= parameters
-        ours, theirs = (with_parameters(module, names) for module in (function, reference))
-    shapes = [entry for entry in entries.values() if not isinstance(entry, Tensor) and not callable(entry)]
-    named = dict.fromkeys(s for shape in shapes for s in shape if isinstance(s, str))
+        ours, theirs = (bind_parameters(module, names) for module in (function, reference))
+    shapes = {i: entry for i, entry in enumerate(entries.values()) if isinstance(entry, Sequence)}
+    named = dict.fromkeys(size for shape in shapes.values() for size in shape if isinstance(size, str))
     for entry in entries.values():
-        if callable(entry) and not isinstance(entry, Tensor):
-            named |= dict.fromkeys(asked_by(entry))
-    leading = any(... in shape for shape in shapes)
+        if callable(entry):
+            named |= dict.fromkeys(list_size_names(entry))
+    leading = any(... in shape for shape in shapes.values())
     free = ("...",) * leading + tuple(named)
-    kinds = (
-        "odd",
-        *(("square",) if free else ()),
-        *(("row", "deep") if leading else ("even",) if free else ()),
-    )
+    kinds = ("square", *(("row", "deep") if leading else ("even",))) if free else ()
     problem = Problem(
-        refusing(ours),
-        references(theirs),
-        functools.partial(make, entries, free, device),
-        saved=saved,
-        sizes=kinds,
-        dtypes=tuple(dtypes),
-        names=tuple(entries),
-        movable=tuple(
-            i
-            for i, each in enumerate(entries.values())
-            if not isinstance(each, Tensor) and not callable(each)
-        ),
-        measured=True,
-        subgradients=subgradients,
-        free=free,
-        module=function,
-        device=device,
-    )
-    taken = tuple(dtype for dtype in dtypes if takes(problem, dtype)) or tuple(dtypes[:1])
-    return replace(problem, dtypes=taken)
+        mark_refusals(ours),
+        lambda *tensors: take_tensors(theirs(*tensors)),
+        functools.partial(make_inputs, entries, free, device),
+        sizes=("odd", *kinds), dtypes=tuple(dtypes), names=tuple(entries), movable=tuple(shapes),
+        measured=True, free=free, module=function, device=device, **options,
+    )  # fmt: skip
+    return replace(problem, dtypes=tuple(d for d in dtypes if runs_in(problem, d)) or tuple(dtypes[:1]))
 
 
-def takes(problem: Problem, dtype: torch.dtype) -> bool:
-    """Whether the function runs in a dtype at all."""
+def runs_in(problem: Problem, dtype: torch.dtype) -> bool:
+    """Check whether both passes run in a dtype."""
     try:
-        inputs = problem.inputs(dtype=dtype)
-        outputs = [t for t in outputs_of(problem.function, inputs) if t.requires_grad]
-        pulled_back(outputs, inputs, random_like(tuple(outputs)))
+        return bool(gradients(problem.function, problem.inputs(dtype=dtype), random_like))
     except Exception:
         return False
-    return bool(leaves(inputs))
 
 
-def refusing(function: Callable[..., object]) -> Function:
-    """A function whose exceptions are refusals."""
+def mark_refusals(function: Run) -> Function:
+    """Return a function whose exceptions are refusals."""
 
     @functools.wraps(function)
     def call(*tensors: Tensor) -> Tensor | tuple[Tensor, ...]:
         try:
-            return tensors_of(function(*tensors))
+            return take_tensors(function(*tensors))
         except Exception as error:
-            vars(error)["is_refusal"] = True  # what it is stays, for autograd has exceptions of its own
+            mark_refusal(error)
             raise
 
     return call
 
 
-def references(function: Callable[..., object]) -> Function:
-    """The reference as a function of tensors."""
-    return lambda *tensors: tensors_of(function(*tensors))
-
-
-def tensors_of(returned: object) -> Tensor | tuple[Tensor, ...]:
-    """The tensors of what a function returned. Raises TypeError where there is none."""
+def take_tensors(returned: object) -> Tensor | tuple[Tensor, ...]:
+    """Return the tensors of what a function returned. Raises TypeError where there is none."""
     if isinstance(returned, Tensor):
         return returned
     tensors = (
@@ -147,8 +116,8 @@ def tensors_of(returned: object) -> Tensor | tuple[Tensor, ...]:
     return tensors
 
 
-def with_parameters(module: torch.nn.Module, names: Sequence[str]) -> Callable[..., object]:
-    """A module as a function of its inputs, and after them its parameters."""
+def bind_parameters(module: torch.nn.Module, names: Sequence[str]) -> Run:
+    """Return a module as a function of its inputs and, after them, its parameters."""
 
     def call(*tensors: Tensor) -> object:
         count = len(tensors) - len(names)
@@ -157,28 +126,20 @@ def with_parameters(module: torch.nn.Module, names: Sequence[str]) -> Callable[.
     return call
 
 
-def words_of(error: BaseException) -> str:
-    """An exception in a line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+def list_size_names(make: Callable[[Sizes, torch.Generator], Tensor]) -> list[str]:
+    """Return the names of the sizes that a function reads."""
 
-
-def asked_by(make: Callable[[Sizes, torch.Generator], Tensor]) -> list[str]:
-    """The names of the sizes that a function asks for."""
-
-    class Asked(dict[str, int]):
+    class Recorder(dict[str, int]):
         def __missing__(self, name: str) -> int:
             return self.setdefault(name, 3)
 
-    sizes = Asked()
+    sizes = Recorder()
     make(sizes, torch.Generator())
     return list(sizes)
 
 
-# ---- Sizes --------------------------------------------------------------------------------------------------
-
-
-def sizes_of(kind: str, free: Sequence[str]) -> tuple[tuple[int, ...], dict[str, int]]:
-    """What `...` stands for in a kind of sizes, and the size of each name.
+def resolve_sizes(kind: str, free: Sequence[str]) -> tuple[tuple[int, ...], dict[str, int]]:
+    """Return the axes in the place of `...` and the size of each name, for a kind of sizes.
 
     A kind is one of `LEADING` and `CYCLES`, "tall", or a size for one name, or for all, with the others odd: "1 for H", "0 for all".
     """
@@ -195,11 +156,11 @@ def sizes_of(kind: str, free: Sequence[str]) -> tuple[tuple[int, ...], dict[str,
     return leading, sizes
 
 
-def make(
+def make_inputs(
     entries: Mapping[str, Entry], free: Sequence[str], device: str, kind: str, seed: int
 ) -> tuple[Tensor, ...]:
-    """The inputs of a kind of sizes, in float64: numbers about 0.5, and what was given."""
-    leading, sizes = sizes_of(kind, free)
+    """Make the inputs of a kind of sizes in float64: numbers about 0.5, and what was passed."""
+    leading, sizes = resolve_sizes(kind, free)
     generator = torch.Generator().manual_seed(seed)
 
     def one(entry: Entry) -> Tensor:
@@ -208,10 +169,8 @@ def make(
         elif callable(entry):
             tensor = guarded(entry)(sizes, generator).detach()
         else:
-            shape: list[int] = []
-            for size in entry:
-                shape += leading if size is ... else [sizes[size] if isinstance(size, str) else int(size)]
-            tensor = 0.5 + torch.randn(shape, generator=generator, dtype=torch.float64)
+            axes = (leading if s is ... else (sizes[s] if isinstance(s, str) else int(s),) for s in entry)
+            tensor = 0.5 + torch.randn(sum(axes, ()), generator=generator, dtype=torch.float64)
         return (tensor.double() if tensor.is_floating_point() else tensor).to(device)
 
     return tuple(one(entry) for entry in entries.values())

@@ -1,4 +1,4 @@
-"""What Mojo calls a GPU: the name of its architecture, for which kernels are built."""
+"""Name the architecture of a GPU as Mojo does, for which kernels are built."""
 
 import functools
 import re
@@ -24,23 +24,23 @@ class Unsupported(EnvironmentProblem):
 
 
 def nvidia_architecture(capability: tuple[int, int]) -> str:
-    """The accelerator name of an NVIDIA GPU by its compute capability: (9, 0) is "sm_90a".
+    """Return the accelerator name of an NVIDIA GPU by its compute capability: (9, 0) is "sm_90a".
 
     Raises Unsupported below OLDEST_NVIDIA.
     """
     major, minor = capability
     if capability < OLDEST_NVIDIA:
-        raise Unsupported(f"the fast kernels want sm_80 or newer, not sm_{major}{minor}")
+        raise Unsupported(f"the kernels need sm_80 or newer, not sm_{major}{minor}")
     # From Hopper on, the instructions that matter here exist in the variant of one architecture only.
     return f"sm_{major}{minor}" + ("a" if major >= 9 else "")
 
 
 def canonical(name: str) -> str:
-    """The name under which a GPU's kernels are looked for: an alias resolved, "sm_90" as "sm_90a".
+    """Return the name under which a GPU's kernels are looked for: an alias resolved, "sm_90" as "sm_90a".
 
     Raises BadUse for a name that Mojo does not know or that there are no kernels for.
     """
-    known = supported()
+    known = list_supported()
     try:
         return with_kernels(known[name])
     except KeyError:
@@ -51,14 +51,14 @@ def canonical(name: str) -> str:
 
 
 def with_kernels(accelerator: str) -> str:
-    """The architecture whose kernels one of Mojo's accelerators runs. Raises Unsupported where there are none."""
+    """Return the architecture whose kernels one of Mojo's accelerators runs. Raises Unsupported where there are none."""
     if number := re.fullmatch(r"sm_(\d+)(\d)a?", accelerator):
         return nvidia_architecture((int(number[1]), int(number[2])))
     raise Unsupported(ONLY_NVIDIA)
 
 
 def has_kernels(accelerator: str) -> bool:
-    """Whether there are kernels under an accelerator's own name."""
+    """Check whether there are kernels under an accelerator's own name."""
     try:
         return with_kernels(accelerator) == accelerator
     except Unsupported:
@@ -66,7 +66,7 @@ def has_kernels(accelerator: str) -> bool:
 
 
 def present() -> list[str]:
-    """The architectures of the GPUs that torch sees.
+    """Return the architectures of the GPUs that torch sees.
 
     Raises BadUse where it sees none, Unsupported for one that is too old.
     """
@@ -79,14 +79,14 @@ def present() -> list[str]:
 
 
 @functools.cache
-def supported() -> dict[str, str]:
-    """The accelerators that the installed Mojo compiles for: each name and what it stands for."""
+def list_supported() -> dict[str, str]:
+    """Return the accelerators that the installed Mojo compiles for: each name and what it stands for."""
     listed = run_mojo("build", "--print-supported-accelerators").stdout
     return {name: alias or name for name, alias in ACCELERATOR.findall(listed)}
 
 
 def architecture(device: "torch.device") -> str:
-    """The accelerator name of a GPU that torch sees. Raises Unsupported where there are no kernels for it."""
+    """Return the accelerator name of a GPU that torch sees. Raises Unsupported where there are no kernels for it."""
     import torch
 
     if device.type != "cuda" or torch.version.hip:

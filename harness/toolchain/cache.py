@@ -26,7 +26,7 @@ END = "//@ end\n"
 
 
 def cache_folder(*parts: str) -> Path:
-    """A folder inside the cache, made if it is missing. Raises EnvironmentProblem where it cannot be written.
+    """Return a folder inside the cache, made if it is missing. Raises EnvironmentProblem where it cannot be written.
 
     The cache is `~/.cache/mojo-gpu-workbook`, or what the environment variable WORKBOOK_CACHE names. Everything
     in it can be deleted at any time.
@@ -37,14 +37,14 @@ def cache_folder(*parts: str) -> Path:
     except RuntimeError as error:
         raise EnvironmentProblem(f"no cache folder: this user has no home folder; {REMEDY}") from error
     # Absolute, because the virtual GPU's libraries are looked up from other folders too.
-    folder = made_folder(root.absolute().joinpath(*parts), REMEDY, "cache folder")
+    folder = make_folder(root.absolute().joinpath(*parts), REMEDY, "cache folder")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise EnvironmentProblem(f"no write access to the cache folder {folder}; {REMEDY}")
     return folder
 
 
-def made_folder(path: Path, remedy: str, what: str = "folder") -> Path:
-    """A folder, made where it is missing. Raises EnvironmentProblem where that cannot be."""
+def make_folder(path: Path, remedy: str, what: str = "folder") -> Path:
+    """Return a folder, made where it is missing. Raises EnvironmentProblem where that cannot be."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -53,7 +53,7 @@ def made_folder(path: Path, remedy: str, what: str = "folder") -> Path:
 
 
 def digest(parts: Iterable[str | bytes]) -> str:
-    """A short hash of strings and bytes, in order; 16 hexadecimal digits."""
+    """Return a short hash of strings and bytes, in order; 16 hexadecimal digits."""
     state = hashlib.sha256()
     for part in parts:
         data = part.encode("utf-8", "surrogateescape") if isinstance(part, str) else part
@@ -96,16 +96,16 @@ def discard(target: Path) -> None:
 
 def keep_text(target: Path, make: Callable[[], str], what: str) -> str:
     """Return the text of an entry, built now where it is missing or cut short. Raises as `keep` does."""
-    text = kept_text(target)
+    text = read_text(target)
     if text is None:
         discard(target)
         keep(target, lambda staged: staged.write_text(make() + END, encoding="utf-8"), what)
-        text = kept_text(target)
+        text = read_text(target)
         assert text is not None  # it has just been built
     return text
 
 
-def kept_text(target: Path) -> str | None:
+def read_text(target: Path) -> str | None:
     """Return the text of an entry, None where it is missing or cut short."""
     try:
         text = target.read_text(encoding="utf-8")

@@ -20,7 +20,7 @@ class Diagnostic:
 
 
 def parse_diagnostics(output: str) -> list[Diagnostic]:
-    """The located messages of a compiler run with `--diagnostic-format json`; anything else is passed over."""
+    """Return the located messages of a compiler run with `--diagnostic-format json`; anything else is passed over."""
     messages: list[Diagnostic] = []
     for line in output.splitlines():
         try:

@@ -14,7 +14,7 @@ FULL = re.compile(r".*(?:No space left on device|Disk quota exceeded|available s
 
 
 def check_target(flag: str, target: str | Path) -> None:
-    """Finds out, before a long run, whether the file that a flag names can be written; leaves it as it is.
+    """Find out, before a long run, whether the file that a flag names can be written; leaves it as it is.
 
     Raises BadUse.
     """
@@ -33,7 +33,7 @@ def check_target(flag: str, target: str | Path) -> None:
 
 
 def write_target(flag: str, target: str | Path, text: str) -> None:
-    """Writes the file that a flag names. Raises what `write_failed` returns."""
+    """Write the file that a flag names. Raises what `write_failed` returns."""
     try:
         write_whole(Path(target), text)
     except OSError as error:
@@ -41,7 +41,7 @@ def write_target(flag: str, target: str | Path, text: str) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Writes a UTF-8 file so that it holds the whole text, or what it held before. Raises OSError.
+    """Write a UTF-8 file so that it holds the whole text, or what it held before. Raises OSError.
 
     A link stays one, and a file keeps its permissions. A device, a pipe or a file in a folder that takes no new one is
     written in place.
@@ -54,7 +54,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def replace_file(place: Path, text: str) -> None:
-    """Replaces a file, whose permissions it keeps, or a link by a UTF-8 file. Raises OSError."""
+    """Replace a file, whose permissions it keeps, or a link by a UTF-8 file. Raises OSError."""
     temporary = place.with_name(f"{place.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:

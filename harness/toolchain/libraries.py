@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TextIO
 
 from harness.errors import BadUse, EnvironmentProblem, WorkbookError
-from harness.toolchain.cache import cache_folder, digest, discard, keep, made_folder
+from harness.toolchain.cache import cache_folder, digest, discard, keep, make_folder
 from harness.toolchain.diagnostics import parse_diagnostics
 from harness.toolchain.linker import environment_with_linker
 from harness.toolchain.packages import compile_failed, mojo_version
@@ -112,7 +112,7 @@ class Library:
         compiler is missing.
         """
         remedy = "name another --output" if output else REMEDY
-        place = made_folder(output, remedy) if output else None
+        place = make_folder(output, remedy) if output else None
         if there := self.find(place):
             return Built(there, 0)
         seconds = 0.0
@@ -191,7 +191,7 @@ class Progress:
                     self.write("")
 
     def move(self) -> None:
-        """Write the line anew as long as anything is built."""
+        """Redraw the line as long as anything is built."""
         while not self.ended.wait(0.2):
             with self.lock:
                 if self.running:
@@ -229,13 +229,13 @@ def build_all(
 
 
 def folder() -> Path:
-    """Where libraries are kept. Raises EnvironmentProblem where the folder cannot be made."""
+    """Return the cache folder of libraries. Raises EnvironmentProblem where the folder cannot be made."""
     named = os.environ.get(VARIABLE)
-    return made_folder(Path(named), REMEDY) if named else cache_folder("extensions")
+    return make_folder(Path(named), REMEDY) if named else cache_folder("extensions")
 
 
 def contents(files: Iterable[Path]) -> list[str | bytes]:
-    """The names and texts of files, for a digest."""
+    """Return the names and texts of files, for a digest."""
     return [part for file in files for part in (file.name, file.read_bytes())]
 
 
@@ -245,7 +245,7 @@ def contents(files: Iterable[Path]) -> list[str | bytes]:
 def mojo_library(
     name: str, files: Sequence[Path], include: Path, architecture: str, estimate: float = 60, **defines: str
 ) -> Library:
-    """The library of the first of some Mojo files for one architecture, as `mojo build --target-accelerator` takes it.
+    """Return the library of the first of some Mojo files for one architecture, as `mojo build --target-accelerator` takes it.
 
     Args:
         name: Of the library, without the architecture.
@@ -266,7 +266,7 @@ def mojo_library(
 
 
 def compile_mojo(source: Path, include: Path, architecture: str, staging: Path, *defines: str) -> Path:
-    """Compiles and links a Mojo file as a shared library in an empty folder."""
+    """Compile and link a Mojo file as a shared library in an empty folder."""
     target = staging / "module.so"
     host_cpu = HOST_CPU.get(platform.machine())
     command = [
@@ -288,21 +288,21 @@ def compile_mojo(source: Path, include: Path, architecture: str, staging: Path, 
 
 
 def build_failed(source: Path, said: str) -> WorkbookError:
-    """The error for a failed build, by what the compiler said: the linker's trouble is not the kernels'."""
+    """Return the error for a failed build, by what the compiler said: the linker's trouble is not the kernels'."""
     if parse_diagnostics(said):
         return compile_failed(source, said)
     return EnvironmentProblem(f"{source.name} cannot be built: {last_line(said)}")
 
 
 def last_line(text: str) -> str:
-    """The last line with something in it."""
+    """Return the last line with something in it."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else "the compiler said nothing"
 
 
 @functools.cache
 def load_runtime() -> None:
-    """Loads Mojo's libraries from where they are installed, before a built one asks for them.
+    """Load Mojo's libraries from where they are installed, before a built one asks for them.
 
     That one remembers the folder of the machine that built it. What is loaded already is found by its name alone.
     """
@@ -325,7 +325,7 @@ def load_runtime() -> None:
 
 
 def torch_library(name: str, files: Sequence[Path], *defines: str, home: Path | None = None) -> Library:
-    """The library of the first of some C++ files, the others being its headers, for one PyTorch.
+    """Return the library of the first of some C++ files, the others being its headers, for one PyTorch.
 
     It names no library's place: PyTorch must be loaded before. One in a wheel serves all releases of a minor version.
 
@@ -343,7 +343,7 @@ def torch_library(name: str, files: Sequence[Path], *defines: str, home: Path | 
     def make(staged: Path) -> None:
         if compiler is None:
             raise EnvironmentProblem(
-                f"there is no C++ compiler for {files[0].name} and PyTorch {version}: install g++, or set CXX"
+                f"no C++ compiler for {files[0].name} and PyTorch {version}: install g++, or set CXX"
             )
         compile_cpp(compiler, home, files[0], staged, defines)
 
@@ -353,7 +353,7 @@ def torch_library(name: str, files: Sequence[Path], *defines: str, home: Path | 
 
 
 def torch_home() -> Path:
-    """The folder of the PyTorch that is installed."""
+    """Return the folder of the PyTorch that is installed."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         raise EnvironmentProblem("PyTorch is not installed")
@@ -361,24 +361,24 @@ def torch_home() -> Path:
 
 
 def torch_version(home: Path) -> str:
-    """The version of a PyTorch, without what it was built for. Raises BadUse for another folder."""
+    """Return the version of a PyTorch, without what it was built for. Raises BadUse for another folder."""
     try:
         text = (home / "version.py").read_text(encoding="utf-8")
     except OSError:
         text = ""
     if found := re.search(r"^__version__ = '([^'+]+)", text, re.MULTILINE):
         return found[1]
-    raise BadUse(f"{home} is no folder of PyTorch's: it has no version.py")
+    raise BadUse(f"{home} is not a PyTorch folder: it has no version.py")
 
 
 def find_compiler() -> str | None:
-    """The C++ compiler: what the environment variable CXX names, else the first on the PATH; None where there is none."""
+    """Return the C++ compiler: what the environment variable CXX names, else the first on the PATH; None where there is none."""
     named = os.environ.get("CXX")
     return next(filter(None, map(shutil.which, [named] if named else COMPILERS)), None)
 
 
 def compile_cpp(compiler: str, home: Path, source: Path, target: Path, defines: Sequence[str]) -> None:
-    """Compiles and links a C++ file against PyTorch."""
+    """Compile and link a C++ file against PyTorch."""
     includes = [home / "include", home / "include" / "torch" / "csrc" / "api" / "include"]
     command = [
         compiler,
@@ -396,7 +396,7 @@ def compile_cpp(compiler: str, home: Path, source: Path, target: Path, defines: 
 
 
 def run(command: list[str], env: dict[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
-    """Runs a compiler and captures what it prints."""
+    """Run a compiler and capture what it prints."""
     return subprocess.run(
         command, env=env, capture_output=True, text=True, encoding="utf-8", errors="replace"
     )

@@ -14,12 +14,12 @@ from pathlib import Path
 
 
 def has_c_compiler(path: str | None = None) -> bool:
-    """Whether mojo would find a C compiler on the given PATH (default: the environment's)."""
+    """Check whether mojo would find a C compiler on the given PATH (default: the environment's)."""
     return any(shutil.which(name, path=path) for name in ("cc", "gcc", "clang"))
 
 
 def environment_with_linker(folder: Path) -> dict[str, str]:
-    """An environment in which `mojo build --emit shared-lib` can link.
+    """Return an environment in which `mojo build --emit shared-lib` can link.
 
     Unchanged where a C compiler is on the PATH; else the stand-in is written into `folder` and put in front.
     """
@@ -34,7 +34,7 @@ def environment_with_linker(folder: Path) -> dict[str, str]:
 
 
 def find_lld() -> Path:
-    """The linker that comes with mojo: beside this Python, or beside the mojo on the PATH."""
+    """Return the linker that comes with mojo: beside this Python, or beside the mojo on the PATH."""
     mojo = shutil.which("mojo")
     for folder in [Path(sys.executable).parent] + ([Path(mojo).parent] if mojo else []):
         if (folder / "lld").exists():
@@ -43,7 +43,7 @@ def find_lld() -> Path:
 
 
 def c_library(maps: str) -> Path:
-    """The libc.so.6 that a process uses, from the text of its /proc/PID/maps."""
+    """Return the libc.so.6 that a process uses, from the text of its /proc/PID/maps."""
     for line in maps.splitlines():
         if line.endswith("/libc.so.6"):
             return Path(line.split(maxsplit=5)[5])
@@ -51,7 +51,7 @@ def c_library(maps: str) -> Path:
 
 
 def lld_arguments(arguments: list[str], libc: Path) -> list[str]:
-    """A `cc -shared ...` command line in lld's words: -Wl, and -Xlinker unwrapped, -lm as the file beside libc."""
+    """Return a `cc -shared ...` command line in lld's words: -Wl, and -Xlinker unwrapped, -lm as the file beside libc."""
     if "-shared" not in arguments:
         raise ValueError("without a C compiler only shared libraries can be linked (install gcc or clang)")
     out = ["-flavor", "gnu", "--as-needed"]

@@ -55,7 +55,7 @@ class Import:
     length: int
 
     def of(self, wanted: Iterable[str]) -> str:
-        """The statement with those names alone that are wanted here; "" where none is."""
+        """Return the statement with those names alone that are used here; "" where none is."""
         kept = [(name, here) for name, here in self.names if here in wanted]
         if not kept:
             return ""
@@ -75,7 +75,7 @@ class Source:
 
 @lru_cache(maxsize=256)
 def read(file: str, text: str) -> Source:
-    """Cuts the text of a file into items; packages that are all but equal share those of the files that are equal."""
+    """Cut the text of a file into items; packages that are all but equal share those of the files that are equal."""
     lines = text.split("\n")
     starts = [*statements(lines), len(lines)]
     source = Source(lines=len(lines))
@@ -92,7 +92,7 @@ def read(file: str, text: str) -> Source:
 
 
 def statements(lines: list[str]) -> Iterator[int]:
-    """The indices of the lines where a top-level statement begins; a decorator's is that of its function."""
+    """Return the indices of the lines where a top-level statement begins; a decorator's is that of its function."""
     depth, text_ends, decorated = 0, "", False
     for number, line in enumerate(lines):
         outside = not text_ends
@@ -121,7 +121,7 @@ def statements(lines: list[str]) -> Iterator[int]:
 
 
 def make_import(file: str, match: re.Match[str], line: int, length: int) -> Import:
-    """The import that IMPORT has matched."""
+    """Return the import that IMPORT has matched."""
     if match["whole"]:
         return Import(file, "", ((match["whole"], match["whole"]),), line, length)
     names: list[tuple[str, str]] = []
@@ -148,8 +148,8 @@ class Items:
                     if name != here:
                         self.renamed.setdefault(here, set()).add(name)
 
-    def needed(self, names: Iterable[str], but: Iterable[str] = ()) -> list[Item]:
-        """The items of these names and all that they need, in the order of the files, those called `but` left out."""
+    def find_needed(self, names: Iterable[str], but: Iterable[str] = ()) -> list[Item]:
+        """Return the items of these names and all that they need, in the order of the files, those called `but` left out."""
         waiting, taken = list(names), set(but)
         items: list[Item] = []
         while waiting:
@@ -174,7 +174,7 @@ class Items:
         }
 
     def enclosing(self, file: str, line: int) -> Item | None:
-        """The item that holds a line of a file."""
+        """Return the item that holds a line of a file."""
         for item in self.sources[file].items if file in self.sources else ():
             if item.line <= line < item.line + len(item.lines):
                 return item
@@ -204,7 +204,7 @@ class Items:
 
 
 def parts(text: str) -> list[str]:
-    """What commas part, those inside brackets left alone: "dtype, accum_type[a, b]"; spaces made one."""
+    """Split at commas outside of brackets, as in "dtype, accum_type[a, b]"; runs of spaces become one."""
     pieces, depth = [""], 0
     for sign in text:
         depth += (sign in "([{") - (sign in ")]}")

@@ -47,12 +47,12 @@ class OpPackage:
         return digest(parts)
 
     def registers(self) -> set[str]:
-        """The names of the ops that its text registers."""
+        """Return the names of the ops that its text registers."""
         texts = (file.read_text(encoding="utf-8", errors="replace") for file in self.files)
         return {name for text in texts for name in re.findall(r'\bregister\("(\w+)"\)', text)}
 
     def compile(self) -> Path:
-        """The compiled package, from the cache where it holds one. Raises CompileFailed with the diagnostics."""
+        """Compile the package, or take it from the cache where it holds one. Raises CompileFailed with the diagnostics."""
         # The compiler takes the module's name from the file's: the one that `keep` gives it is the final one.
 
         def make(staged: Path) -> None:
@@ -79,13 +79,13 @@ def walk(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
 
 
 def mojo_files(folder: Path) -> list[Path]:
-    """The Mojo files in a folder and in what it links to, in a fixed order."""
+    """Return the Mojo files in a folder and in what it links to, in a fixed order."""
     paths = (Path(parent) / name for parent, _, names in walk(folder) for name in names)
     return sorted(path for path in paths if path.suffix == ".mojo" and path.is_file())
 
 
 def mojo_version() -> str:
-    """The version of the installed Mojo compiler, by a folder's name: importlib.metadata takes 20 ms to load."""
+    """Return the version of the installed Mojo compiler, by a folder's name: importlib.metadata takes 20 ms to load."""
     mojo = find_spec("mojo")
     for place in (mojo.submodule_search_locations or ()) if mojo else ():
         for name in ("mojo", "mojo_compiler"):
@@ -100,7 +100,7 @@ CACHE_MOVED = re.compile(r'(.*mojo: error: |{"kind":"error","message":")No such 
 
 
 def run_mojo(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Runs the installed Mojo compiler and captures what it prints; once more where its cache moved under it."""
+    """Run the installed Mojo compiler and capture what it prints; once more where its cache moved under it."""
     from mojo.run import subprocess_run_mojo  # pyright: ignore[reportMissingTypeStubs] (it has no types)
 
     os.environ.setdefault("MALLOC_CONF", "thp:always")  # on huge pages it takes 6 to 10% less processor time

@@ -1,4 +1,4 @@
-"""Where the learner's files and the solutions are found: in a checkout, in a folder that `init` made, or inside the wheel."""
+"""Find the learner's files and the solutions: in a checkout, in a folder that `init` made, or inside the wheel."""
 
 import os
 from pathlib import Path
@@ -19,7 +19,7 @@ CARRIED_BOOK = HERE / "_book"
 
 
 def enter(folder: Path) -> None:
-    """Makes the nearest folder that `init` made, this one or one above it, the one that this process works in."""
+    """Make the nearest folder that `init` made, this one or one above it, the one that this process works in."""
     global CHECKOUT
     for place in (folder, *folder.parents):
         if (place / MARK).is_file():
@@ -29,34 +29,34 @@ def enter(folder: Path) -> None:
 
 
 def origin() -> Path:
-    """The solutions that this program came with: of its checkout, else those that the wheel carries."""
+    """Return the solutions that this program came with: of its checkout, else those that the wheel carries."""
     folder = HERE.parent / "solutions"
     return folder if folder.is_dir() else CARRIED
 
 
 def solutions() -> Path:
-    """The solutions: beside the learner's files, else those that this program came with."""
+    """Return the solutions: beside the learner's files, else those that this program came with."""
     folder = CHECKOUT / "solutions"
     return folder if folder.is_dir() else CARRIED
 
 
 def problems() -> Path:
-    """The learner's files. Where the folder is gone, `reset` makes it anew. Raises BadUse outside of a workbook."""
+    """Return the learner's files. Where the folder is gone, `reset` makes it again. Raises BadUse outside of a workbook."""
     folder = CHECKOUT / "problems"
     if not (folder.is_dir() or (CHECKOUT / "solutions").is_dir()):
         raise BadUse(
-            f"this folder is no workbook: `{command('init')}` makes one in ./workbook, `cd` leads into it; --solution "
+            f"not a workbook folder: `{command('init')}` makes one in ./workbook, `cd` leads into it; --solution "
             "runs the solutions anywhere"
         )
     return folder
 
 
 def book() -> Path:
-    """The book's folder: beside the learner's files, else what the wheel carries of it."""
+    """Return the book's folder: beside the learner's files, else what the wheel carries of it."""
     folder = CHECKOUT / "book"
     return folder if (folder / "src").is_dir() else CARRIED_BOOK
 
 
 def op_package(root: Path, puzzle: str) -> OpPackage:
-    """The op package of one puzzle under a root."""
+    """Return the op package of one puzzle under a root."""
     return OpPackage(root / puzzle / "op")

@@ -1,4 +1,4 @@
-"""What a message of the Mojo compiler means to a learner: one sentence, and a place to look.
+"""Explain a message of the Mojo compiler to a learner: one sentence, and a place to look.
 
 Works on the compiler's JSON diagnostics and, for what the compiler only prints as text (a failed constraint deep in the
 standard library), on the lines of its output. The wording of Mojo 1.2 is matched; a message that no rule knows gets no
@@ -137,7 +137,7 @@ BY_CODE: tuple[tuple[str, str, str], ...] = (
 
 
 def explain(diagnostic: Diagnostic, notes: Sequence[str] = ()) -> str | None:
-    """One sentence on an error, or None where no rule knows it.
+    """Return one sentence on an error, or None where no rule matches.
 
     Args:
         diagnostic: The compiler's first error, with its line of code.
@@ -153,7 +153,7 @@ SIZES = "A kernel's sizes arrive as Int32"
 
 
 def sizes_at(file: str, line: int) -> str:
-    """The first words on Int32, with the names of the sizes of the kernel in which a line of a file stands, if it has any."""
+    """Return the first words on Int32, with the names of the sizes of the kernel in which a line of a file stands, if it has any."""
     try:
         item = Items({file: Path(file).read_text(encoding="utf-8")}).enclosing(file, line)
     except (OSError, UnicodeDecodeError):
@@ -167,7 +167,7 @@ def sizes_at(file: str, line: int) -> str:
 
 
 def explanation(texts: Sequence[str], diagnostic: Diagnostic) -> str | None:
-    """The sentence as the tables have it; `texts` are the error's message and the notes."""
+    """Return the sentence as the tables have it; `texts` are the error's message and the notes."""
     named = re.match(r"use of unknown declaration '(\w+)'", diagnostic.message)
     if named and named[1] in NAMES:
         return NAMES[named[1]]
@@ -189,12 +189,12 @@ def explanation(texts: Sequence[str], diagnostic: Diagnostic) -> str | None:
 
 
 def vague(message: str) -> bool:
-    """Whether a message only says that something failed; the reason stands in a note."""
+    """Check whether a message only says that something failed; the reason is in a note."""
     return message.startswith(("function instantiation failed", "no matching", "call expansion failed"))
 
 
 def by_message(text: str) -> str | None:
-    """The sentence of the first rule that knows the message."""
+    """Return the sentence of the first rule that matches the message."""
     for pattern, sentence in MESSAGES:
         if match := re.search(pattern, text):
             return sentence.format(*match.groups())
@@ -202,7 +202,7 @@ def by_message(text: str) -> str | None:
 
 
 def pasteable(sentence: str, file: str) -> str:
-    """The sentence with the commands of the workbook in the form in which they are typed here.
+    """Return the sentence with the commands of the workbook in the form in which they are typed here.
 
     `reset` is of the puzzle whose folder an error's file lies in; of another file's it stays `reset pNN`.
     """
@@ -215,7 +215,7 @@ def pasteable(sentence: str, file: str) -> str:
 
 
 def conversion(text: str) -> str | None:
-    """The sentence on two types that do not fit each other: integers, floats of two dtypes, generic vectors."""
+    """Explain two types that do not match: integers, floats of two dtypes, generic vectors."""
     match = CONVERSION.search(text)
     if not match or "unresolved parameter" in text:
         return None
@@ -227,21 +227,21 @@ def conversion(text: str) -> str | None:
 
 
 def integers(got: str, wanted: str) -> str | None:
-    """Int against Int32 and the like."""
+    """Explain Int against Int32 and the like."""
     if INTEGER.fullmatch(got) and INTEGER.fullmatch(wanted):
         return f"{SIZES} while indices are Int, and Mojo converts neither silently: `{wanted}(...)`."
     return None
 
 
 def float_from_integer(got: str, wanted: str) -> str | None:
-    """An Int beside a float."""
+    """Explain an Int where a float is expected."""
     if INTEGER.fullmatch(got) and FLOAT.fullmatch(wanted):
-        return f"An integer does not become a float by itself: `{spelled(wanted)}(...)`, as in `Scalar[accum](columns)`."
+        return f"An integer does not become a float by itself: `{spell_type(wanted)}(...)`, as in `Scalar[accum](columns)`."
     return None
 
 
 def integer_from_float(got: str, wanted: str) -> str | None:
-    """A float beside an Int, as a sum has it that begins with 0."""
+    """Explain a float where an Int is expected, as in a sum that begins with 0."""
     if FLOAT.fullmatch(got) and INTEGER.fullmatch(wanted):
         return (
             f"A float is given where `{wanted}` is wanted. If this is a sum: `var total = 0` is an Int and stays one, and a sum of "
@@ -251,7 +251,7 @@ def integer_from_float(got: str, wanted: str) -> str | None:
 
 
 def generic_dtype(got: str, wanted: str) -> str | None:
-    """A vector whose dtype is a parameter, where one of a known dtype is wanted, or the reverse."""
+    """Explain a vector whose dtype is a parameter where a fixed dtype is expected, or the reverse."""
     have, want = (re.fullmatch(r"SIMD\[(.+), (.+)\]", side) for side in (got, wanted))
     if have and want and have[1] != want[1]:
         return (
@@ -262,7 +262,7 @@ def generic_dtype(got: str, wanted: str) -> str | None:
 
 
 def dtypes(got: str, wanted: str) -> str | None:
-    """Two floats of different dtype."""
+    """Explain two floats of different dtype."""
     if "Float64" in (got, wanted):
         return (
             "A number with a point, as in `var total = 0.0`, is a Float64, and Mojo converts nothing silently: "
@@ -281,13 +281,13 @@ def dtypes(got: str, wanted: str) -> str | None:
     return None
 
 
-def spelled(name: str) -> str:
-    """A scalar type as it is written in code; the element type of a tensor by its dtype."""
+def spell_type(name: str) -> str:
+    """Return a scalar type as it is written in code; the element type of a tensor by its dtype."""
     return "Scalar[dtype]" if name.endswith("ElementType") else name
 
 
 def failure_text(diagnostics: Sequence[Diagnostic], output: str, path: Path) -> str:
-    """What a compile failed with, in a few lines: the first error as the compiler put it, its reason, the sentence.
+    """Describe a failed compile in a few lines: the first error as the compiler put it, its reason, the sentence.
 
     Args:
         diagnostics: The located messages of the compiler.
@@ -320,7 +320,7 @@ def failure_text(diagnostics: Sequence[Diagnostic], output: str, path: Path) -> 
 
 
 def shown_code(diagnostic: Diagnostic) -> list[str]:
-    """The line of code that a message is about, and a caret below its column; nothing where it is not known."""
+    """Return the line of code that a message is about, and a caret below its column; nothing where it is not known."""
     code = diagnostic.text.rstrip()
     if not code.strip():
         return []

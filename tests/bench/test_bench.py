@@ -69,7 +69,7 @@ def test_every_pass_returns_its_quantities():
         prepared = calls.prepare(direction)
         with torch.set_grad_enabled(direction != "inference"):
             first, again = prepared(), prepared()
-        names = BENCHMARK.returned(direction)
+        names = BENCHMARK.returned_names(direction)
         assert len(first) == len(names)
         for name, one, two in zip(names, first, again, strict=True):
             assert torch.equal(one, two)

@@ -19,7 +19,7 @@ class MadeUpClock:
     def synchronize(self):
         self.waits += 1
 
-    def elapsed(self, call, repeats):
+    def measure(self, call, repeats):
         for _ in range(repeats):
             call()
         name = call.__name__
@@ -90,7 +90,7 @@ def test_the_collector_stands_still_and_goes_on_even_after_an_error():
     states = []
 
     class Watching(MadeUpClock):
-        def elapsed(self, call, repeats):
+        def measure(self, call, repeats):
             states.append(gc.isenabled())
             if len(states) == 4:
                 raise KeyboardInterrupt
@@ -127,7 +127,7 @@ def test_the_wall_clock_divides_by_the_calls(monkeypatch):
     clock = iter([1.0, 1.5])
     monkeypatch.setattr(timing.time, "perf_counter", lambda: next(clock))
     calls = []
-    assert WallClock().elapsed(lambda: calls.append(1), 4) == pytest.approx(125_000)
+    assert WallClock().measure(lambda: calls.append(1), 4) == pytest.approx(125_000)
     assert len(calls) == 4
 
 
@@ -138,16 +138,16 @@ def test_issue_time_begins_on_an_idle_device_and_does_not_wait():
         def synchronize(self):
             order.append("wait")
 
-    IssueClock(Device()).elapsed(lambda: order.append("call"), 3)
+    IssueClock(Device()).measure(lambda: order.append("call"), 3)
     assert order == ["wait", "call", "call", "call"]
 
 
 def test_waited_calls_are_each_waited_for_and_the_first_two_unseen(monkeypatch):
     order = []
-    taken = timing.waited(lambda: order.append("call"), lambda: order.append("wait"), seconds=0.0)
+    taken = timing.time_waited_calls(lambda: order.append("call"), lambda: order.append("wait"), seconds=0.0)
     assert order == ["call", "wait"] * 5 and len(taken) == 3
-    taken = timing.waited(lambda: None, lambda: None, seconds=60.0, most=50)
+    taken = timing.time_waited_calls(lambda: None, lambda: None, seconds=60.0, most=50)
     assert len(taken) == 50
     clock = iter(range(0, 1000, 4))  # every look at the clock finds four more seconds gone
     monkeypatch.setattr(timing.time, "perf_counter", lambda: float(next(clock)))
-    assert timing.waited(lambda: None, lambda: None, seconds=10.0) == [4e6] * 3
+    assert timing.time_waited_calls(lambda: None, lambda: None, seconds=10.0) == [4e6] * 3

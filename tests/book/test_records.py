@@ -161,7 +161,7 @@ def test_graphs_are_replayed_in_turns(monkeypatch):
     """By a clock on which one graph takes 4 µs more at every turn: two unseen ones, then 10, 14 and 18."""
     taken = {"slow": iter(range(2, 1000, 4)), "fast": iter([1] * 1000)}
     replays = {name: lambda times=times: next(times) for name, times in taken.items()}
-    clock = SimpleNamespace(synchronize=lambda: None, elapsed=lambda call, repeats: float(call()))
+    clock = SimpleNamespace(synchronize=lambda: None, measure=lambda call, repeats: float(call()))
     monkeypatch.setattr(shared, "CudaClock", lambda: clock)
     assert shared.medians(replays, 3, burst=5, pause=0.001) == {"slow": 14.0, "fast": 1.0}
 

@@ -24,7 +24,7 @@ from harness.check.reference import Reference
 from harness.devices import poison
 from harness.devices.targets import cpu
 from harness.spec.puzzle import Case
-from harness.spec.rounding import as_array, as_tensor, name_of_dtype, stored, values
+from harness.spec.rounding import as_array, as_tensor, name_of_dtype, to_stored, values
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 NAN, INF = float("nan"), float("inf")
@@ -239,9 +239,9 @@ def test_an_unwritten_element_is_wrong_whatever_it_holds():
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_poison_is_a_nan_and_is_found_again(dtype):
-    buffer = poison.poisoned((3, 2), dtype)
+    buffer = poison.make_poisoned((3, 2), dtype)
     assert np.isnan(values(buffer)).all() and name_of_dtype(buffer) == dtype
-    buffer[1, 1] = stored(np.array(0.0), dtype)
+    buffer[1, 1] = to_stored(np.array(0.0), dtype)
     assert poison.unwritten(buffer).tolist() == [[True, True], [True, False], [True, True]]
 
 
@@ -260,8 +260,8 @@ def test_stored_arrays_round_as_pytorch_does(dtype):
     wide = random.standard_normal(10_000) * 10.0 ** random.integers(-45, 40, 10_000)
     wide = np.append(wide, [INF, -INF, NAN, 0.0, -0.0])
     tensor = torch.tensor(wide).to(getattr(torch, dtype))
-    assert np.array_equal(values(stored(wide, dtype)), tensor.double().numpy(), equal_nan=True)
-    assert torch.equal(as_tensor(stored(wide, dtype)).nan_to_num(), tensor.nan_to_num())
+    assert np.array_equal(values(to_stored(wide, dtype)), tensor.double().numpy(), equal_nan=True)
+    assert torch.equal(as_tensor(to_stored(wide, dtype)).nan_to_num(), tensor.nan_to_num())
     assert name_of_dtype(as_array(tensor)) == dtype
 
 

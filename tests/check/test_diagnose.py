@@ -12,7 +12,7 @@ from harness.puzzles.p22 import spec as p22
 from harness.puzzles.p22.mistakes import MISTAKES, derive
 from harness.puzzles.p22.spec import PUZZLE
 from harness.spec.cases import CANCELLING, is_not_finite
-from harness.spec.rounding import rounded
+from harness.spec.rounding import round_to_dtype
 from harness.vgpu import Finding
 from harness.vgpu.checks.findings import KINDS
 
@@ -45,8 +45,8 @@ def evidence(case, quantity, got, unwritten=None):
     truth = exactly(case.name)[quantity]
     got = np.asarray(got, np.float32).astype(np.float64)
     unwritten = np.zeros(truth.shape, bool) if unwritten is None else unwritten
-    rounded = truth.astype(np.float32).astype(np.float64)
-    verdict = compare(got, truth, rounded, "float32", poison=unwritten)
+    round_to_dtype = truth.astype(np.float32).astype(np.float64)
+    verdict = compare(got, truth, round_to_dtype, "float32", poison=unwritten)
     return Evidence(case, arrays, got, truth, unwritten, verdict)
 
 
@@ -148,7 +148,7 @@ def test_without_a_gate_there_is_no_hint():
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])
 def test_a_float32_result_with_the_digits_of_16_bits(kind):
     case = CASES[1]
-    got = rounded(truth(case, "output"), kind)
+    got = round_to_dtype(truth(case, "output"), kind)
     diagnosis = d.diagnose(PUZZLE, "output", [evidence(case, "output", got)], gate="forward")
     assert diagnosis.mistake == f"rounded-to-{kind}" and f"the digits of {kind}:" in diagnosis.sentence
 

@@ -281,7 +281,7 @@ def test_the_first_compile_says_that_it_is_the_slow_one(planned, puzzle, solutio
 
     monkeypatch.setattr("harness.check.checker.record_dtypes", refuse)
     if planned:
-        monkeypatch.setattr("harness.devices.recorder._planned", lambda order, name: ("", {}))
+        monkeypatch.setattr("harness.devices.recorder._read_plans", lambda order, name: ("", {}))
     else:
         monkeypatch.setattr("harness.devices.recorder.kept_text", lambda file: None)
     said: list[str] = []

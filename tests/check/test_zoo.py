@@ -175,13 +175,13 @@ def test_a_wrong_kernel_fails_the_command_line(puzzle):
     (variant,) = run["devices"][0]["variants"].values()
     named = next(gate for gate in puzzle.kernel_gates if gate.id == kernel.gate).quantities[0]
     assert variant["state"] == "wrong"
-    assert variant["diagnosis"][puzzle.printed(named)]["mistake"] == kernel.mistake
-    assert variant["diagnosis"][puzzle.printed(named)]["hint"].startswith(f"{kernel.gate}-")
+    assert variant["diagnosis"][puzzle.printed_name(named)]["mistake"] == kernel.mistake
+    assert variant["diagnosis"][puzzle.printed_name(named)]["hint"].startswith(f"{kernel.gate}-")
     assert "equals the reference" in finished.stderr, "the report says it in words"
     wrong = {
         gate.id
         for gate in puzzle.kernel_gates
-        if {puzzle.printed(q) for q in gate.quantities} & variant["diagnosis"].keys()
+        if {puzzle.printed_name(q) for q in gate.quantities} & variant["diagnosis"].keys()
     }
     assert wrong & {"forward", "db", "dW", "dgamma", "dx"} == {kernel.gate, *kernel.also}
 

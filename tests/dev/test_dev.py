@@ -222,7 +222,7 @@ def test_the_tests_of_a_new_puzzle_pass(extended):
         ("27", "a puzzle is called p and two digits, for example p27"),
         (
             "p22",
-            "harness/puzzles/p22, solutions/p22, problems/p22, tests/p22, book/src/puzzle_22 is there already",
+            "harness/puzzles/p22, solutions/p22, problems/p22, tests/p22, book/src/puzzle_22 already exists",
         ),
     ],
 )

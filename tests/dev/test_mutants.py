@@ -172,7 +172,7 @@ def test_what_leaves_and_what_never_ends_is_rejected(here, monkeypatch):
 def test_a_solution_that_is_not_right_is_said(here):
     solve(here, "return 4 * input")
     code, out, err = call("p91", "--rung", "numpy")
-    assert (code, out) == (2, "") and "in_numpy.py is not right: its mutants would say nothing" in err
+    assert (code, out) == (2, "") and "in_numpy.py is not correct, so its mutants cannot be checked" in err
 
 
 @pytest.mark.parametrize("flag", [("--rung", "numpy"), ("--most", "3"), ("--seed", "1")])
@@ -228,7 +228,7 @@ def test_kernels_are_judged_together_and_one_that_does_not_compile_has_no_verdic
     old = "var value = x[from_row, c].cast[accum]()"
     lines = [f"{old} {more}" for more in ("+ 1", "+ nothing", "* 1")]
     some = [mutants.Mutant("square", 41, old, new, text.replace(old, new)) for new in lines]
-    judged = mutation.judged(work, some)
+    judged = mutation.check_mutants(work, some)
     assert [(mutant.now, passes) for mutant, passes in judged] == list(
         zip(lines, (False, None, True), strict=True)
     )
@@ -266,4 +266,4 @@ def test_no_slip_passes_unexplained(name, rung, seed):
 
 @pytest.mark.parametrize("name", puzzle_names())
 def test_every_explanation_is_of_a_mutant_that_there_is(name):
-    assert mutation.outdated(find_puzzle(name)) == []
+    assert mutation.find_outdated(find_puzzle(name)) == []

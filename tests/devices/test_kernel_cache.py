@@ -12,7 +12,7 @@ from kernel_texts import fingerprint
 
 from harness import puzzles
 from harness.devices import kernel_cache, recorder
-from harness.devices.kernel_cache import Instance, Kernels, marked, moved_lines
+from harness.devices.kernel_cache import Instance, Kernels, mark_launches, moved_lines
 from harness.devices.recorder import record
 from harness.errors import CompileFailed
 from harness.toolchain import roots
@@ -27,11 +27,11 @@ DIMS = ((2, 3), (4, 5))
 
 def test_launch_code_is_marked_in_its_lines():
     text = '    launcher.launch[kernel[dtype, accum_type[dtype], 32]](\n        "name", x\n    )\n'
-    assert marked(text) == (
+    assert mark_launches(text) == (
         '    print("//@ instance", "kernel", dtype, accum_type[dtype], 32); '
         'launcher.launch[kernel[dtype, accum_type[dtype], 32]](\n        "name", x\n    )\n'
     )
-    assert marked("    launcher.launch[kernel](") == (
+    assert mark_launches("    launcher.launch[kernel](") == (
         '    print("//@ instance", "kernel"); launcher.launch[kernel]('
     )
     for other in (
@@ -39,7 +39,7 @@ def test_launch_code_is_marked_in_its_lines():
         "    # launcher.launch[kernel](",
         "launch[kernel](",
     ):
-        assert marked(other) == other, "what it does not know it leaves alone"
+        assert mark_launches(other) == other, "what it does not know it leaves alone"
 
 
 def test_an_instance_is_written_as_mojo_code():

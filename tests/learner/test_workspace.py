@@ -89,7 +89,7 @@ def test_outside_of_a_workbook_a_command_is_one_line(tmp_path, monkeypatch, comm
     for arguments in (["list"], ["hint", "p20"], ["verify"], ["diff", "p20"], ["p20", "--rung", "derive"]):
         said = command_line(*arguments)
         assert said.code == 2 and said.out == "", arguments
-        assert said.err.count("\n") == 1 and "this folder is no workbook: `" in said.err
+        assert said.err.count("\n") == 1 and "not a workbook folder: `" in said.err
 
 
 @pytest.mark.parametrize(

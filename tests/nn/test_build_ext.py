@@ -76,7 +76,7 @@ def test_operators_for_another_pytorch(command_line, no_compiling, tmp_path):
         (["--arch"], 2, "expected one argument"),
         (["--nonsense"], 2, "--nonsense"),
         (["p21", "--arch", "sm_80"], 2, "unknown layer 'p21'"),
-        (["--arch", "sm_80", "--torch", "/nowhere"], 2, "/nowhere is no folder of PyTorch's"),
+        (["--arch", "sm_80", "--torch", "/nowhere"], 2, "/nowhere is not a PyTorch folder"),
         (["--arch", "sm_80", "--output", "/dev/null/x"], 5, "cannot make the folder /dev/null/x"),
     ],
 )

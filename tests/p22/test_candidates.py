@@ -84,7 +84,7 @@ def test_candidates_return_what_autograd_returns(name, request):
             prepared = calls.prepare(direction)
             for result in (prepared(), prepared()):
                 calls.wait()
-                for quantity, tensor in zip(BENCHMARK.returned(direction), result, strict=True):
+                for quantity, tensor in zip(BENCHMARK.returned_names(direction), result, strict=True):
                     assert torch.allclose(tensor.detach().double(), truth[quantity], rtol=1e-4, atol=1e-4), (
                         quantity
                     )

@@ -167,16 +167,18 @@ def test_a_16_bit_rounding_inside_the_sums_over_rows_is_no_right_answer(dtype, s
     x, dy = arrays["input"], arrays["grad_output"]
     x_hat = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
     dln = dy @ arrays["linear_weight"]
-    assert np.array_equal(p22.rounded(dln, dtype), dln), "dln itself may be kept in 16 bits, as PyTorch does"
+    assert np.array_equal(p22.round_to_dtype(dln, dtype), dln), (
+        "dln itself may be kept in 16 bits, as PyTorch does"
+    )
     terms = {"grad_ln_weight": dln * x_hat, "grad_ln_bias": dln, "grad_bias": dy}
     for name, term in terms.items():
         sums = np.zeros(term.shape[-1])
         for row in term.reshape(-1, term.shape[-1]):
-            sums = p22.rounded(sums + row, dtype)
+            sums = p22.round_to_dtype(sums + row, dtype)
         assert not compare(sums, truth[name], baseline[name], dtype).ok, name
-        exact = p22.rounded(term.sum((0, 1)), dtype)
+        exact = p22.round_to_dtype(term.sum((0, 1)), dtype)
         assert compare(exact, truth[name], baseline[name], dtype).ok, name
-    rounded = p22.rounded(p22.rounded(terms["grad_ln_weight"], dtype).sum((0, 1)), dtype)
+    rounded = p22.round_to_dtype(p22.round_to_dtype(terms["grad_ln_weight"], dtype).sum((0, 1)), dtype)
     verdict = compare(rounded, truth["grad_ln_weight"], baseline["grad_ln_weight"], dtype)
     assert verdict.error > 5 * verdict.limit
 
@@ -201,7 +203,7 @@ def by_torch(values: np.ndarray, dtype: str) -> np.ndarray:
 def test_rounding_is_that_of_torch(dtype, values):
     array = np.array(values, np.float64)
     with np.errstate(over="ignore"):
-        assert np.array_equal(p22.rounded(array, dtype), by_torch(array, dtype))
+        assert np.array_equal(p22.round_to_dtype(array, dtype), by_torch(array, dtype))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
@@ -220,7 +222,7 @@ def test_ties_are_rounded_as_by_torch_and_what_is_too_large_too(dtype):
     ]
     array = np.array([*ties, *close], np.float32).astype(float)
     with np.errstate(over="ignore"):
-        assert np.array_equal(p22.rounded(array, dtype), by_torch(array, dtype))
+        assert np.array_equal(p22.round_to_dtype(array, dtype), by_torch(array, dtype))
 
 
 # ---- Sizes and bytes ----------------------------------------------------------------------------------------

@@ -369,7 +369,7 @@ def test_1_nan_is_reported_as_such_and_not_as_a_wrong_gradient(run_with):
 def test_1_an_unwritten_element_is_reported_as_such(run_with):
     sizes = ("--fused", "--dims", "2", "3", "5", "7")
     finished = run_with(
-        "fused.grad_bias", lambda a: np.copyto(a, poison.poisoned(a.shape, "float32")), *sizes
+        "fused.grad_bias", lambda a: np.copyto(a, poison.make_poisoned(a.shape, "float32")), *sizes
     )
     assert "7 elements were never written" in finished.out
 

@@ -106,7 +106,7 @@ def test_a_working_directory_that_is_gone(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", start], cwd=gone, env=environment, capture_output=True, text=True
     )
-    words = "error: the working directory is no longer there: change into another one\n"
+    words = "error: the working directory does not exist any more: change into another one\n"
     assert (done.returncode, done.stdout, done.stderr) == (5, "", words)
 
 

@@ -9,11 +9,19 @@ from harness.puzzles.p19 import spec as p19
 from harness.puzzles.p20 import spec as p20
 from harness.puzzles.p23 import spec as p23
 from harness.puzzles.p24 import spec as p24
-from harness.spec.cases import cancelling, covering, is_not_finite, listed, not_finite, tiled, with_not_finite
+from harness.spec.cases import (
+    cancelling,
+    covering,
+    is_not_finite,
+    listed_axis,
+    not_finite,
+    tiled_axis,
+    with_not_finite,
+)
 from harness.spec.catalogue import find_puzzle, puzzle_names
-from harness.spec.rounding import rounded
+from harness.spec.rounding import round_to_dtype
 
-FOUR = (tiled("a", 4), tiled("b", 8, 100, 200, 300), listed("c", 1, 2), tiled("d", 16))
+FOUR = (tiled_axis("a", 4), tiled_axis("b", 8, 100, 200, 300), listed_axis("c", 1, 2), tiled_axis("d", 16))
 AXES = {"p19": p19.AXES, "p20": p20.AXES, "p23": p23.AXES, "p24": p24.AXES, "four": FOUR}
 
 
@@ -48,12 +56,12 @@ def test_cases_are_few_small_first_and_always_the_same():
     assert first.name == "1 x 16 x 17" and first.why == (
         "S below the size of a tile, T at the size of a tile, d above the size of a tile"
     )
-    (one,) = covering([listed("n", 7)], ("hard",), lambda n: (n,))
+    (one,) = covering([listed_axis("n", 7)], ("hard",), lambda n: (n,))
     assert (one.name, one.why, one.dims) == ("7", "n = 7", (7,))
 
 
 def test_one_tile_gives_the_sizes_around_it():
-    sizes = {case.dims[0] for case in covering([tiled("n", 16)], ("hard",), lambda n: (n,))}
+    sizes = {case.dims[0] for case in covering([tiled_axis("n", 16)], ("hard",), lambda n: (n,))}
     assert sizes == {1, 15, 16, 17, 33}
 
 
@@ -81,10 +89,10 @@ def test_sums_that_cancel_show_a_sum_kept_in_16_bits(dtype, step):
     """Times a number that is not exact, terms add up in float32 to the last row's; rounded one by one, to something else."""
     random = np.random.default_rng(0)
     dy, group = cancelling(66, 20, random, cancel=True)
-    assert np.array_equal(rounded(dy, dtype), dy)
+    assert np.array_equal(round_to_dtype(dy, dtype), dy)
     terms = dy * random.standard_normal(66)[group][:, None]
     right, narrow = terms.sum(0), np.zeros(20)
     for term in terms:
-        narrow = rounded(narrow + term, dtype)
+        narrow = round_to_dtype(narrow + term, dtype)
     np.testing.assert_allclose(right, terms[-1], rtol=1e-12)
     assert np.abs(narrow - right).max() > 4 * step * np.abs(right).max()

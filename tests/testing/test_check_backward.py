@@ -193,3 +193,11 @@ def test_inputs_and_gradient_that_lie_in_memory_alike_are_tried():
     report = report_on(scale(backward).apply)
     assert [each.name for each in report.wrong] == ["layout of the gradient"]
     assert report.wrong[0].said.startswith("where inputs and gradient are not contiguous (transposed)")
+
+
+def test_a_lost_context_ends_the_tries(monkeypatch):
+    words = iter(["", "device-side assert triggered"])
+    monkeypatch.setattr(harness.testing, "find_lost_context", lambda device: next(words))
+    report = report_on(Scale.apply)
+    assert [each.name for each in report.tries] == ["plain", "written to"]
+    assert report.wrong[0].said == "the CUDA context is lost: device-side assert triggered"

@@ -20,7 +20,7 @@ from harness.toolchain import architectures
 )
 def test_nvidia_architectures_are_ones_that_mojo_knows(capability, name):
     assert architectures.nvidia_architecture(capability) == name
-    assert architectures.supported()[name] == name
+    assert architectures.list_supported()[name] == name
 
 
 @pytest.mark.parametrize("capability", [(7, 5), (7, 0), (6, 1)])
@@ -47,7 +47,7 @@ def test_a_name_becomes_the_one_that_is_looked_for(given, expected):
     ("name", "message"),
     [
         ("h100", "--arch h100: unknown; there is .*sm_80.*sm_90a"),
-        ("sm_75", "--arch sm_75: the fast kernels want sm_80 or newer, not sm_75"),
+        ("sm_75", "--arch sm_75: the kernels need sm_80 or newer, not sm_75"),
         ("mi300x", "--arch mi300x: the kernels are for GPUs of NVIDIA"),
     ],
 )

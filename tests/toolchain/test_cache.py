@@ -18,7 +18,7 @@ from max.engine import read
 from harness.devices import graphs, recorder
 from harness.errors import CompileFailed, EnvironmentProblem
 from harness.toolchain import cache, packages
-from harness.toolchain.cache import STAGING, STALE, cache_folder, digest, discard, keep, keep_text, kept_text
+from harness.toolchain.cache import STAGING, STALE, cache_folder, digest, discard, keep, keep_text, read_text
 from harness.toolchain.packages import OpPackage, compile_failed
 
 CONTENT = bytes(range(256)) * 40
@@ -163,10 +163,10 @@ def test_a_text_that_is_cut_short_is_built_again(tmp_path, share):
         )
         whole = (tmp_path / "x.txt").read_bytes()
         (tmp_path / "x.txt").write_bytes(whole[: int(len(whole) * share)])
-        assert kept_text(tmp_path / "x.txt") is None
+        assert read_text(tmp_path / "x.txt") is None
     assert len(made) == 2
     (tmp_path / "x.txt").write_bytes(b"\xff")
-    assert kept_text(tmp_path / "x.txt") is None
+    assert read_text(tmp_path / "x.txt") is None
 
 
 def answered(builds: list, output: str = "", data: bytes = b"") -> Callable:

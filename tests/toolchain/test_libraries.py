@@ -142,7 +142,7 @@ def test_what_a_wheel_carries_wants_no_compiler_and_serves_a_minor_version(
     (home / "version.py").write_text("__version__ = '2.12.0'\n")
     with pytest.raises(EnvironmentProblem, match=r"no C\+\+ compiler for answer.cpp and PyTorch 2.12.0"):
         answering(source, home=home).build()
-    with pytest.raises(BadUse, match="nothing is no folder of PyTorch's"):
+    with pytest.raises(BadUse, match="nothing is not a PyTorch folder"):
         answering(source, home=tmp_path / "nothing")
 
 

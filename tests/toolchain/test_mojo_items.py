@@ -70,14 +70,14 @@ def test_decorators_of_several_lines_belong_to_their_function():
 
 
 def test_what_an_item_needs_is_found_by_name_through_files_and_renamings_and_not_in_comments():
-    assert names(Items(FILES).needed(["kernel"])) == ["depth", "helper", "SIZE", "inner", "kernel"]
-    assert names(Items(FILES).needed(["kernel"], but=["helper"])) == ["SIZE", "inner", "kernel"]
-    assert "other" in names(Items(FILES).needed(["apart"]))
+    assert names(Items(FILES).find_needed(["kernel"])) == ["depth", "helper", "SIZE", "inner", "kernel"]
+    assert names(Items(FILES).find_needed(["kernel"], but=["helper"])) == ["SIZE", "inner", "kernel"]
+    assert "other" in names(Items(FILES).find_needed(["apart"]))
 
 
 def test_a_package_of_what_is_needed_keeps_every_line_in_its_place():
     items = Items(FILES)
-    cut = items.cut_out(items.needed(["kernel"]))
+    cut = items.cut_out(items.find_needed(["kernel"]))
     lines = cut["kernels.mojo"].split("\n")
     assert len(lines) == len(KERNELS.split("\n"))
     assert [line for line in lines if "import" in line] == [

@@ -7,7 +7,7 @@ import numpy as np
 
 from harness.puzzles import formulas
 from harness.spec.derivation import Derivation, Mistake, Step, derive_by
-from harness.spec.rounding import rounded
+from harness.spec.rounding import round_to_dtype
 
 EPS = 1e-5
 TILE = 32
@@ -55,8 +55,8 @@ def in_bfloat16(v: Derivation) -> np.ndarray:
     totals = np.zeros((2, len(v.half_matrix)))
     for column, factor in zip(v.half_matrix.T, v.half_vector, strict=True):
         terms = column * factor
-        totals = np.stack([rounded(totals[0] + rounded(terms, "bfloat16"), "bfloat16"),
-                           rounded(totals[1] + terms, "bfloat16")])  # fmt: skip
+        totals = np.stack([round_to_dtype(totals[0] + round_to_dtype(terms, "bfloat16"), "bfloat16"),
+                           round_to_dtype(totals[1] + terms, "bfloat16")])  # fmt: skip
     return totals
 
 
@@ -98,7 +98,7 @@ MISTAKES = (
             {"products": in_bfloat16}),
     Mistake("multiplied-in-bfloat16",
             "with every product rounded to bfloat16 before it is added: cast the factors, not their product",
-            {"products": lambda v: rounded(v.half_matrix * v.half_vector, "bfloat16").sum(-1)}),
+            {"products": lambda v: round_to_dtype(v.half_matrix * v.half_vector, "bfloat16").sum(-1)}),
     Mistake("factor-forgotten", "without the factor w[c]", {"products": lambda v: v.half_matrix.sum(-1)},
             hint=1),
     *(

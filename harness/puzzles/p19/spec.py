@@ -7,10 +7,10 @@ own variant, so that a gate compiles only its own kernel.
 import numpy as np
 
 from harness.puzzles.p19.mistakes import EPS, MISTAKES, ROW_THREADS, TILE, derive
-from harness.spec.cases import chapter_and, covering, not_finite, tiled, with_not_finite
+from harness.spec.cases import chapter_and, covering, not_finite, tiled_axis, with_not_finite
 from harness.spec.ops import ACCUM, Argument, Call, OpSpec
-from harness.spec.puzzle import Arrays, Case, Gate, Puzzle, named
-from harness.spec.rounding import rounded
+from harness.spec.puzzle import Arrays, Case, Gate, Puzzle, printed_names
+from harness.spec.rounding import round_to_dtype
 from harness.spec.rungs import MojoRung
 
 DIMS = (70, 10, 20)
@@ -51,7 +51,11 @@ ABOUT = {
     "stages": "column sums in two launches",
     "rmsnorm": "RMSNorm, forward",
 }
-AXES = (tiled("n", TILE), tiled("rows", SIDE, TILE + 1), tiled("columns", ROW_THREADS, 4 * ROW_THREADS + 1))
+AXES = (
+    tiled_axis("n", TILE),
+    tiled_axis("rows", SIDE, TILE + 1),
+    tiled_axis("columns", ROW_THREADS, 4 * ROW_THREADS + 1),
+)
 """Axes of the cases: a vector by tiles, rows by square blocks and by threads of a block, columns by threads of a row."""
 GATES = tuple(Gate(id, id, tuple(op.writes), ABOUT[id]) for id, op in OPS.items())
 
@@ -90,8 +94,8 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
         "half_vector": 1 + 0.5 * random.standard_normal(columns),
     }
     return {
-        **{name: rounded(array, dtype) for name, array in run.items()},
-        **{name: rounded(array, "bfloat16") for name, array in half.items()},
+        **{name: round_to_dtype(array, dtype) for name, array in run.items()},
+        **{name: round_to_dtype(array, "bfloat16") for name, array in half.items()},
     }
 
 
@@ -139,7 +143,7 @@ PUZZLE = Puzzle(
     reference=reference,
     derive=derive,
     mistakes=MISTAKES,
-    forward=named(*(quantity for op in OPS.values() for quantity in op.writes)),
+    forward=printed_names(*(quantity for op in OPS.values() for quantity in op.writes)),
     variants={id: (Call(op, (), id, LAUNCHES[id]),) for id, op in OPS.items()},
     about_variants={id: f"only {id}: {ABOUT[id]}" for id in OPS},
     atomic=frozenset({("atomic", "column_sums")}),

@@ -171,7 +171,7 @@ def known_mistakes(puzzle: Puzzle, what: Subject, names: list[str]) -> list[str]
                 by_quantity.setdefault(quantity, []).append(one)
     known = {quantity: explanation(puzzle, quantity, each) for quantity, each in by_quantity.items()}
     return [
-        f"your {puzzle.printed(q)} equals the reference {mistake.words}"
+        f"your {puzzle.printed_name(q)} equals the reference {mistake.words}"
         for q, mistake in known.items()
         if mistake
     ]

@@ -14,15 +14,15 @@ from harness.spec.cases import (
     cancelling,
     chapter_and,
     covering,
-    listed,
+    listed_axis,
     not_finite,
     odd_place,
-    tiled,
+    tiled_axis,
     with_not_finite,
 )
 from harness.spec.ops import ACCUM, Argument, Call, OpSpec, Scalar, accum_dtype, bytes_of
-from harness.spec.puzzle import Arrays, Case, Dims, Gate, Ledger, Puzzle, ids, named
-from harness.spec.rounding import rounded
+from harness.spec.puzzle import Arrays, Case, Dims, Gate, Ledger, Puzzle, ids, printed_names
+from harness.spec.rounding import round_to_dtype
 from harness.spec.rungs import MojoRung, Rung
 
 ROWS = 4
@@ -116,7 +116,7 @@ RUNGS = (
 )
 
 
-AXES = (listed("rows", 1, 3), tiled("columns", ROW_THREADS, 4 * ROW_THREADS + 5))
+AXES = (listed_axis("rows", 1, 3), tiled_axis("columns", ROW_THREADS, 4 * ROW_THREADS + 5))
 """Axes of the cases. A block has a row, so there is one row or several."""
 NOT_FINITE = {"input": ("x", "NaN", "-inf"), "grad_output": ("dy", "inf")}
 """Tensor -> its symbol in the book, and how an element is computed."""
@@ -193,11 +193,13 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
     elif case.values == "transposed":
         arrays["grad_output"] = arrays["grad_output"].T.copy().T
     with_not_finite(arrays, case.values)
-    return {name: rounded(array, dtype) for name, array in arrays.items()}
+    return {name: round_to_dtype(array, dtype) for name, array in arrays.items()}
 
 
-FORWARD = named("relu", mask="relu_mask") | named("softmax", "layernorm", "mean", "rstd")
-BACKWARD = named("grad_relu", "grad_softmax", grad_input="grad_layernorm") | named("grad_weight", "grad_bias")
+FORWARD = printed_names("relu", mask="relu_mask") | printed_names("softmax", "layernorm", "mean", "rstd")
+BACKWARD = printed_names("grad_relu", "grad_softmax", grad_input="grad_layernorm") | printed_names(
+    "grad_weight", "grad_bias"
+)
 # Above this many elements PyTorch runs only once.
 SMALL = 2**18
 

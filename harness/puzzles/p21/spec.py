@@ -9,8 +9,8 @@ import numpy as np
 from harness.puzzles.p21.derivation import EPS, MISTAKES, derive
 from harness.spec.cases import chapter_and
 from harness.spec.ops import ACCUM, Argument, Call, OpSpec
-from harness.spec.puzzle import Arrays, Case, Demo, Gate, Puzzle, ids, named
-from harness.spec.rounding import rounded
+from harness.spec.puzzle import Arrays, Case, Demo, Gate, Puzzle, ids, printed_names
+from harness.spec.rounding import round_to_dtype
 from harness.spec.rungs import MojoRung, Rung
 
 DIMS = (2, 3, 8)
@@ -99,7 +99,7 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
         x = 2 * x + 0.5 * random.standard_normal((*case.dims[:-1], 1))
     if case.values == "expanded":
         dy = np.broadcast_to(np.float64(1.25), case.dims)
-    return {"input": rounded(x, dtype), "grad_output": rounded(dy, dtype)}
+    return {"input": round_to_dtype(x, dtype), "grad_output": round_to_dtype(dy, dtype)}
 
 
 def reference(tensors: dict) -> dict:
@@ -144,7 +144,7 @@ PUZZLE = Puzzle(
     derive=derive,
     mistakes=MISTAKES,
     terms=terms,
-    backward=named("grad_bias", "grad_scale", "grad_logits", "grad_input"),
+    backward=printed_names("grad_bias", "grad_scale", "grad_logits", "grad_input"),
     variants={VARIANT: tuple(map(call, CALLS))},
     atomic=frozenset({(VARIANT, "grad_scale")}),
     summands=lambda dims: dims[0] * dims[1],

@@ -20,7 +20,7 @@ from harness.puzzles.p22.derivation import (
 )
 from harness.puzzles.p22.index_mistakes import tails, wrong_rows
 from harness.spec.derivation import Derivation, Mistake
-from harness.spec.rounding import rounded
+from harness.spec.rounding import round_to_dtype
 
 __all__ = ["MISTAKES", "derive", "pack"]
 
@@ -258,7 +258,7 @@ MISTAKES = (
     Mistake("first-row-twice", "with the first row counted twice", weight_rows(lambda b, s, B, S: 1 + (b == 0) * (s == 0)), 3),
     *(
         Mistake(f"terms-rounded-to-{kind}", f"with every term rounded to {kind} before it is added",
-                parameter_gradients(lambda v, name, kind=kind: rounded(one_row_only(v)[name], kind).sum(0)), 3)
+                parameter_gradients(lambda v, name, kind=kind: round_to_dtype(one_row_only(v)[name], kind).sum(0)), 3)
         for kind in ("bfloat16", "float16")
     ),
     Mistake("overwritten", "of one row only, in each element: what the other rows added is overwritten or lost",

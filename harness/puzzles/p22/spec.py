@@ -11,8 +11,8 @@ from harness.puzzles.p22.ops import BACKWARD, BY_INPUT, EPS, FORWARD, INPUT, OUT
 from harness.spec.baseline import unluckiest
 from harness.spec.cases import CANCELLING, cancelling, chapter_and, not_finite, with_not_finite
 from harness.spec.ops import ACCUM, Argument, Call, OpSpec, Scalar, accum_dtype, bytes_of
-from harness.spec.puzzle import Arrays, Case, Gate, Ledger, Puzzle, Symptom, ids, named
-from harness.spec.rounding import rounded
+from harness.spec.puzzle import Arrays, Case, Gate, Ledger, Puzzle, Symptom, ids, printed_names
+from harness.spec.rounding import round_to_dtype
 from harness.spec.rungs import MojoRung, NumpyRung
 
 BATCH_SIZE = 4
@@ -140,10 +140,10 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
             arrays["input"] *= 128
             arrays["grad_output"] /= 64
         with_not_finite(arrays, case.values)
-    arrays = {name: rounded(array, dtype) for name, array in arrays.items()}
+    arrays = {name: round_to_dtype(array, dtype) for name, array in arrays.items()}
     # Moved away from 0: for a single row, both means could vanish, and leave only rounding.
     dln = 1 + arrays["grad_output"] @ arrays["linear_weight"]
-    return {**arrays, "dln": rounded(dln, dtype)}
+    return {**arrays, "dln": round_to_dtype(dln, dtype)}
 
 
 def hard_values(B: int, S: int, H: int, O: int, random: np.random.Generator, tiny: float) -> Arrays:
@@ -399,8 +399,8 @@ PUZZLE = Puzzle(
     symptom=cancellation,
     propagated=propagate_rounding,
     terms=terms,
-    forward=named("output", "mean", "rstd"),
-    backward=named(
+    forward=printed_names("output", "mean", "rstd"),
+    backward=printed_names(
         *("grad_input", "grad_ln_weight", "grad_ln_bias"),
         grad_weight="grad_linear_weight",
         grad_bias="grad_linear_bias",

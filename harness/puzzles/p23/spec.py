@@ -10,10 +10,18 @@ from harness.puzzles.p23.baseline import reference
 from harness.puzzles.p23.derivation import derive
 from harness.puzzles.p23.mistakes import MISTAKES, TILE
 from harness.puzzles.rows import repeat_heads, sum_shared, transpose
-from harness.spec.cases import CANCELLING, cancelling, covering, first_two, not_finite, tiled, with_not_finite
+from harness.spec.cases import (
+    CANCELLING,
+    cancelling,
+    covering,
+    first_two,
+    not_finite,
+    tiled_axis,
+    with_not_finite,
+)
 from harness.spec.ops import ACCUM, Argument, Call, OpSpec, accum_dtype, bytes_of
-from harness.spec.puzzle import Arrays, Case, Gate, Ledger, Puzzle, Symptom, ids, named
-from harness.spec.rounding import rounded
+from harness.spec.puzzle import Arrays, Case, Gate, Ledger, Puzzle, Symptom, ids, printed_names
+from harness.spec.rounding import round_to_dtype
 from harness.spec.rungs import MojoRung, NumpyRung, TorchFunction, TorchRung
 
 DIMS = (2, 2, 8, 8, 4)
@@ -154,7 +162,7 @@ GATE_CASES = (
          (2, 4, 18, 20, 5, 2), "hard", variant="fused"),
 )  # fmt: skip
 """B, N, S, T, d, and G, the heads of key and value; the unfused kernels support only N."""
-AXES = (tiled("S", TILE), tiled("T", TILE), tiled("d", TILE))
+AXES = (tiled_axis("S", TILE), tiled_axis("T", TILE), tiled_axis("d", TILE))
 """Axes of the cases."""
 NOT_FINITE = {"query": ("Q", "NaN"), "key": ("K", "inf"), "value": ("V", "NaN"), "grad_output": ("dO", "inf")}
 """Tensor -> its symbol in the book, and how an element of its adversarial values is computed."""
@@ -201,7 +209,7 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
         cancel = dtype in ("float16", "bfloat16")
         arrays |= {**cancelling_values(B * N, S, T, d, random, cancel), "mask": np.zeros((S, T))}
     with_not_finite(arrays, case.values)
-    return {name: rounded(array, dtype) for name, array in arrays.items()}
+    return {name: round_to_dtype(array, dtype) for name, array in arrays.items()}
 
 
 def cancelling_values(
@@ -405,8 +413,8 @@ PUZZLE = Puzzle(
     symptom=symptom,
     terms=terms,
     propagated=propagate_rounding,
-    forward=named("output"),
-    backward=named("grad_query", "grad_key", "grad_value"),
+    forward=printed_names("output"),
+    backward=printed_names("grad_query", "grad_key", "grad_value"),
     derived_sizes=lambda dims: {"G": heads_of_key(dims)},
     intermediate=("lse", "delta", "scores", "probabilities", "grad_probabilities", "grad_scores"),
     variants=VARIANTS,

@@ -11,10 +11,10 @@ from harness.puzzles.p24 import orders
 from harness.puzzles.p24.derivation import derive
 from harness.puzzles.p24.mistakes import MISTAKES, curve_symptom
 from harness.spec.baseline import unluckiest
-from harness.spec.cases import covering, is_not_finite, listed, not_finite, with_not_finite
+from harness.spec.cases import covering, is_not_finite, listed_axis, not_finite, with_not_finite
 from harness.spec.ops import ACCUM, Argument, Call, OpSpec, Scalar, accum_dtype, bytes_of
-from harness.spec.puzzle import Arrays, Case, Demo, Dims, Gate, Ledger, Puzzle, named
-from harness.spec.rounding import rounded
+from harness.spec.puzzle import Arrays, Case, Demo, Dims, Gate, Ledger, Puzzle, printed_names
+from harness.spec.rounding import round_to_dtype
 from harness.spec.rungs import MojoRung, NumpyRung, TorchFunction, TorchRung
 
 DIMS = (1, 1, 4, 4, 4, 1, 16)
@@ -106,7 +106,7 @@ def cases(dims: Dims | None = None) -> list[Case]:
     ]  # fmt: skip
 
 
-AXES = (listed("H", 1, 3, 5), listed("W", 1, 5, 33), listed("radius", 0, 2, 9))
+AXES = (listed_axis("H", 1, 3, 5), listed_axis("W", 1, 5, 33), listed_axis("radius", 0, 2, 9))
 """Axes of the cases: a cell, a row and a column, strips, grids; a curve larger than most; a window within a tile and beyond."""
 
 
@@ -136,7 +136,7 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
     with_not_finite(arrays, case.values)
     order = orders.ORDERS[name](H, W)
     whole = {"order": order, "side": side_of(case.dims), "width": W, "radius": radius, "tile": tile}
-    return {each: rounded(array, dtype) for each, array in arrays.items()} | {
+    return {each: round_to_dtype(array, dtype) for each, array in arrays.items()} | {
         each: np.asarray(number, np.int32) for each, number in whole.items()
     }
 
@@ -357,8 +357,8 @@ PUZZLE = Puzzle(
     mistakes=MISTAKES,
     symptom=curve_symptom,
     terms=terms,
-    forward=named("index", "inverse", "gathered", "tiles", "output"),
-    backward=named("grad_input", *GRADIENTS),
+    forward=printed_names("index", "inverse", "gathered", "tiles", "output"),
+    backward=printed_names("grad_input", *GRADIENTS),
     derived_sizes=derived_sizes,
     intermediate=("lse", "delta"),
     variants=VARIANTS,

@@ -73,7 +73,9 @@ class RingChecker(CaseChecker):
             puzzle = replace(self.puzzle, symptom=functools.partial(symptom, gate.id in self.waits))
             first = {"output": wrong["output"]} if "output" in wrong else wrong
             explain(result, puzzle, first, ladder)
-            result.diagnosis += [f"{puzzle.printed(name)} {FOLLOWS}" for name in wrong if name not in first]
+            result.diagnosis += [
+                f"{puzzle.printed_name(name)} {FOLLOWS}" for name in wrong if name not in first
+            ]
         if failure:
             result.state = "wrong"
             result.diagnosis.append(str(failure))

@@ -15,7 +15,7 @@ from harness.puzzles import formulas
 from harness.puzzles.p25.layout import cut, homes
 from harness.puzzles.rows import log_sum_exp, or_0, repeat_heads, sum_shared
 from harness.spec.derivation import Derivation, Mistake, Step, derive_by
-from harness.spec.rounding import rounded
+from harness.spec.rounding import round_to_dtype
 
 
 def of_blocks(v: Derivation) -> list[np.ndarray]:
@@ -154,7 +154,7 @@ def in_bfloat16(v: Derivation, weights: np.ndarray, rows: np.ndarray) -> np.ndar
     total = np.zeros(v.key.shape)
     for step in range(int(v.ranks)):
         share = np.where(distance(v) == step, weights, 0.0).swapaxes(-1, -2) @ rows
-        total = rounded(total + rounded(sum_shared(share, v.key), "bfloat16"), "bfloat16")
+        total = round_to_dtype(total + round_to_dtype(sum_shared(share, v.key), "bfloat16"), "bfloat16")
     return total
 
 

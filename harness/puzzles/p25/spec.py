@@ -12,8 +12,8 @@ import numpy as np
 from harness.puzzles.p25.derivation import MISTAKES, derive
 from harness.puzzles.p25.layout import cut
 from harness.spec.baseline import unluckiest
-from harness.spec.puzzle import Arrays, Case, Demo, Gate, Puzzle, Symptom, ids, named
-from harness.spec.rounding import rounded
+from harness.spec.puzzle import Arrays, Case, Demo, Gate, Puzzle, Symptom, ids, printed_names
+from harness.spec.rounding import round_to_dtype
 from harness.spec.rungs import Rung
 
 DIMS = (1, 2, 2, 8, 4)
@@ -97,7 +97,7 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
         "balanced": "balanced" in case.values,
         "ranks": case.world_size,
     }
-    return {name: rounded(array, dtype) for name, array in arrays.items()} | {
+    return {name: round_to_dtype(array, dtype) for name, array in arrays.items()} | {
         name: np.asarray(value, np.int64) for name, value in flags.items()
     }
 
@@ -223,8 +223,8 @@ PUZZLE = Puzzle(
     derive=derive,
     mistakes=MISTAKES,
     symptom=functools.partial(symptom, False),
-    forward=named("output"),
-    backward=named(*GRADIENTS),
+    forward=printed_names("output"),
+    backward=printed_names(*GRADIENTS),
     multiply_adds=multiply_adds,
     demos=(
         Demo(

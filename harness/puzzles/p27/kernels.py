@@ -16,7 +16,7 @@ from harness.puzzles.p27.derivation import IGNORED
 from harness.spec.derivation import Derivation, Mistake, Step, derive_by
 from harness.spec.ops import ACCUM, Argument, Call, OpSpec, Scalar, accum_dtype
 from harness.spec.puzzle import Arrays, Gate, Symptom
-from harness.spec.rounding import rounded
+from harness.spec.rounding import round_to_dtype
 
 THREADS, CHUNK = 128, 256
 """As in `solutions/p27/op/parts.mojo`: threads of a block, and elements that a block of the norm's first stage takes."""
@@ -243,7 +243,7 @@ def added_in(kind: str, v: Derivation) -> np.ndarray:
     """Return the table's gradient with each addition rounded to 16 bits."""
     flat, table = v.dx.reshape(-1, v.dx.shape[-1]), np.zeros((int(v.V), v.dx.shape[-1]))
     for place, token in enumerate(v.tokens.reshape(-1)):
-        table[token] = rounded(table[token] + flat[place], kind)
+        table[token] = round_to_dtype(table[token] + flat[place], kind)
     return table
 
 
@@ -308,7 +308,7 @@ MISTAKES = (
             {"grad_rows": lambda v: v.counted * (v.row_p / v.places - v.onehot)}),
     *(
         Mistake(f"p-rounded-to-{kind}", f"with p rounded to {kind} before 1 is subtracted from the target's",
-                {"grad_rows": lambda v, kind=kind: v.counted * (rounded(v.row_p, kind) - v.onehot) / v.places})
+                {"grad_rows": lambda v, kind=kind: v.counted * (round_to_dtype(v.row_p, kind) - v.onehot) / v.places})
         for kind in ("bfloat16", "float16")
     ),
     Mistake("ignored-unscaled", "with p in the places that are ignored: their rows are 0",
@@ -410,7 +410,7 @@ MISTAKES = (
             {"square_sums": lambda v: sums_of_chunks(v, np.abs(v.dx))}),
     *(
         Mistake(f"squared-in-{kind}", f"of squares that are rounded to {kind}: square in float32",
-                {"square_sums": lambda v, kind=kind: sums_of_chunks(v, rounded(v.dx**2, kind))})
+                {"square_sums": lambda v, kind=kind: sums_of_chunks(v, round_to_dtype(v.dx**2, kind))})
         for kind in ("bfloat16", "float16")
     ),
     Mistake("first-of-each-thread", f"of the first {THREADS} elements of each chunk, one for each thread: a loop is missing", {

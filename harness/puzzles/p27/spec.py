@@ -11,9 +11,17 @@ import numpy as np
 
 from harness.puzzles.p27 import kernels
 from harness.puzzles.p27.derivation import IGNORED
-from harness.spec.cases import CANCELLING, cancelling, covering, listed, not_finite, tiled, with_not_finite
+from harness.spec.cases import (
+    CANCELLING,
+    cancelling,
+    covering,
+    listed_axis,
+    not_finite,
+    tiled_axis,
+    with_not_finite,
+)
 from harness.spec.puzzle import Arrays, Case, Demo, Dims, Gate, Puzzle
-from harness.spec.rounding import rounded
+from harness.spec.rounding import round_to_dtype
 from harness.spec.rungs import MojoRung, NumpyRung, Rung
 
 DIMS = (2, 4, 6, 8)
@@ -67,9 +75,9 @@ def cases(dims: Dims | None = None) -> list[Case]:
 
 
 AXES = (
-    listed("places", 1, 6),
-    tiled("channels", kernels.CHUNK),
-    tiled("vocabulary", kernels.THREADS, 3 * kernels.THREADS + 5),
+    listed_axis("places", 1, 6),
+    tiled_axis("channels", kernels.CHUNK),
+    tiled_axis("vocabulary", kernels.THREADS, 3 * kernels.THREADS + 5),
 )
 """Axes that the kernels tile: logits in rows of a block's threads, gradients in chunks."""
 places_of = {1: (1, 1), 6: (2, 3)}
@@ -114,7 +122,7 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
     random = np.random.default_rng([seed, *case.dims])
 
     def normal(*shape: int) -> np.ndarray:
-        return rounded(random.standard_normal(shape) + 0.25, dtype)
+        return round_to_dtype(random.standard_normal(shape) + 0.25, dtype)
 
     targets = random.integers(V, size=(B, T))
     targets.reshape(-1)[1::3] = IGNORED
@@ -126,7 +134,7 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
         "dy": normal(B, T, OUTPUTS),
         "W": normal(OUTPUTS, C),
         "A": normal(C, C),
-        "logits": rounded(
+        "logits": round_to_dtype(
             normal(B, T, V) * (800 if case.values == "large" else 2) + 4096 * (case.values == "far"), dtype
         ),
         "smoothing": np.asarray(0.1 if case.values == "smoothed" else 0.0),
@@ -135,7 +143,7 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
     if case.values == CANCELLING:
         arrays |= cancelling_values(arrays, random, cancel=dtype in ("float16", "bfloat16"))
     with_not_finite(arrays, case.values)
-    moments = {"mean": normal(B, T, C), "square": rounded(normal(B, T, C) ** 2, dtype)}
+    moments = {"mean": normal(B, T, C), "square": round_to_dtype(normal(B, T, C) ** 2, dtype)}
     return arrays | moments | kernels.sorted_places(arrays["tokens"], V)
 
 

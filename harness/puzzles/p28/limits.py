@@ -124,7 +124,9 @@ def barriers(step: str, first: dict[str, float]) -> Limit:
 
     def cost(counts: Counts) -> Cost:
         mine = counts.of(step)
-        got = shared_out([(each.instr, each.count) for each in mine.issued("bar")], counts.sizes["rows"])
+        got = shared_out(
+            [(each.instr, each.count) for each in mine.count_issued("bar")], counts.sizes["rows"]
+        )
         allowed = 4 if mine.sites("shared") else 0
         return Cost(max(got.value - allowed, 0), got.shares)
 

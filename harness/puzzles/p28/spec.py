@@ -11,10 +11,10 @@ from harness.puzzles.formulas import EPS
 from harness.puzzles.p28.limits import LIMITS
 from harness.puzzles.p28.mistakes import MISTAKES, derive
 from harness.spec.baseline import unluckiest
-from harness.spec.cases import chapter_and, covering, listed, not_finite, tiled, with_not_finite
+from harness.spec.cases import chapter_and, covering, listed_axis, not_finite, tiled_axis, with_not_finite
 from harness.spec.ops import ACCUM, Argument, Call, OpSpec
-from harness.spec.puzzle import Arrays, Case, Dims, Gate, Puzzle, ids, named
-from harness.spec.rounding import rounded
+from harness.spec.puzzle import Arrays, Case, Dims, Gate, Puzzle, ids, printed_names
+from harness.spec.rounding import round_to_dtype
 from harness.spec.rungs import MojoRung
 
 DIMS = (16, 8, 16)
@@ -58,9 +58,9 @@ ABOUT = {
 }
 GATES = tuple(Gate(id, id, tuple(op.writes), ABOUT[id], limits=LIMITS[id]) for id, op in OPS.items())
 AXES = (
-    tiled("rows", BLOCK_ROWS, 67),
-    tiled("hidden", LANES, 8 * LANES + 8, 515),
-    listed("outputs", 1, 31, 65),
+    tiled_axis("rows", BLOCK_ROWS, 67),
+    tiled_axis("hidden", LANES, 8 * LANES + 8, 515),
+    listed_axis("outputs", 1, 31, 65),
 )
 """What the cases vary: rows by blocks, hidden by warps of one element and of a vector a thread, outputs by tiles."""
 
@@ -96,11 +96,11 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
     if case.values == "hard":
         arrays["dln"] += 1 + x
         x = 2 * x + 3 * random.standard_normal((rows, 1))
-    arrays |= {"input": rounded(x, dtype)}
+    arrays |= {"input": round_to_dtype(x, dtype)}
     arrays["mean"] = arrays["input"].mean(-1)
     arrays["rstd"] = 1 / np.sqrt(arrays["input"].var(-1) + EPS)
     with_not_finite(arrays, case.values)
-    return {name: rounded(array, dtype) for name, array in arrays.items()}
+    return {name: round_to_dtype(array, dtype) for name, array in arrays.items()}
 
 
 def reference(tensors: dict) -> dict:
@@ -173,8 +173,8 @@ PUZZLE = Puzzle(
     derive=derive,
     mistakes=MISTAKES,
     terms=terms,
-    forward=named(*(f"{step}_out" for step in (*FORWARD_STEPS, *PRODUCT_STEPS))),
-    backward=named("grad_input", "grad_ln_weight", "grad_ln_bias"),
+    forward=printed_names(*(f"{step}_out" for step in (*FORWARD_STEPS, *PRODUCT_STEPS))),
+    backward=printed_names("grad_input", "grad_ln_weight", "grad_ln_bias"),
     variants={id: (Call(op, (), id, LAUNCHES[id]),) for id, op in OPS.items()},
     about_variants={id: f"only {id}: {ABOUT[id]}" for id in OPS},
     multiply_adds=multiply_adds,

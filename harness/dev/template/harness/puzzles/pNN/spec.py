@@ -25,7 +25,7 @@ MISTAKES = (
 
 
 def cases(dims: tuple[int, ...] | None = None) -> list[Case]:
-    """The chapter's case and one in which the columns are not a multiple of the block."""
+    """Return the chapter's case and one in which the columns are not a multiple of the block."""
     chapter = Case("chapter", "the chapter's sizes", dims or (4, 8), "plain")
     return [chapter] if dims else [chapter, Case("wide", "more columns than threads", (3, 131), "plain")]
 

@@ -1,0 +1,198 @@
+"""Call the ops of a Mojo package from PyTorch: on a GPU through MAX, without one on the virtual GPU, which checks memory and races.
+
+Run as a program, this module is the process under `vgpu exec` that runs the ops; tensors come and go in a file.
+"""
+
+import functools
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+ANSWERED = "workbook: the op has run"
+"""Line that the worker prints after each call; kernels may print others."""
+TAIL = 400
+"""Characters of a dead worker's log that are quoted."""
+
+
+class MojoOps:
+    """Ops of a package, in the place of MAX's `CustomOpLibrary`: `ops.scale(y, x, w)`, outputs first.
+
+    Tensors on a GPU stay there; CPU tensors go to the virtual GPU. An op is compiled once for each dtype and rank: its kernels
+    get their sizes at run time.
+    """
+
+    def __init__(self, package: str | Path):
+        self.package = Path(package).resolve()
+
+    def __getattr__(self, name: str) -> "MojoOp":
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return MojoOp(self.package, name)
+
+
+@dataclass(frozen=True)
+class MojoOp:
+    """One op; `op[{"tile": 32}]` is the op with compile-time parameters."""
+
+    package: Path
+    name: str
+    parameters: tuple[tuple[str, Any], ...] = ()
+
+    def __getitem__(self, parameters: Mapping[str, Any]) -> "MojoOp":
+        return replace(self, parameters=tuple(parameters.items()))
+
+    def __call__(self, *tensors: Tensor) -> None:
+        if any(t.requires_grad or not t.is_contiguous() for t in tensors):
+            raise ValueError(
+                f"{self.name} takes contiguous tensors without a gradient: pass t.detach().contiguous()"
+            )
+        device = tensors[0].device
+        if device.type != "cpu":
+            from harness.devices import on_max
+
+            on_max.run(*bind(self, tensors, on_max.max_device(device)), device, self.name)
+            return
+        with Worker.lock:
+            worker = Worker.running.get(self.package) or Worker(self.package)
+            for tensor, new in zip(tensors, worker.run(self, tensors), strict=True):
+                if new is not None:
+                    tensor.copy_(new)
+
+
+class Worker:
+    """Process under `vgpu exec` that runs the ops of a package."""
+
+    running: ClassVar[dict[Path, "Worker"]] = {}
+    lock: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self, package: Path):
+        self.folder = tempfile.TemporaryDirectory()
+        self.call, self.json, self.log = (Path(self.folder.name) / name for name in ("call", "json", "log"))
+        self.ops: dict[str, str] = {}  # a kernel's label -> the op that launched it
+        python = [sys.executable, "-m"]
+        vgpu = [*python, "harness.vgpu.cli", "exec", "--verbose", "--json", str(self.json), "--"]
+        program, pipe = [*python, __name__, str(self.call)], subprocess.PIPE
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen([*vgpu, *program], stdin=pipe, stdout=pipe, stderr=log, text=True)
+        self.running[package] = self
+
+    def run(self, op: MojoOp, tensors: tuple[Tensor, ...]) -> list[Tensor | None]:
+        """Run an op; return its outputs, and None for each input that it left alone. Raises RuntimeError with the op's words."""
+        stdin, stdout = self.process.stdin, self.process.stdout
+        assert stdin and stdout
+        start = self.log.stat().st_size
+        torch.save((str(op.package), op.name, op.parameters, [t.clone() for t in tensors]), self.call)
+        print(file=stdin, flush=True)
+        answered = any(line.rstrip() == ANSWERED for line in stdout)
+        log = self.log.read_bytes()[start:].decode(errors="replace")
+        self.ops |= dict.fromkeys(re.findall(r"^virtual GPU: ran (.+?) grid=", log, re.MULTILINE), op.name)
+        if not answered:
+            code = self.process.wait()
+            raise RuntimeError(f"{op.name}: the process on the virtual GPU exited with {code}: {log[-TAIL:]}")
+        answer = torch.load(self.call)
+        if isinstance(answer, str):
+            raise RuntimeError(answer)
+        return answer
+
+    def finish(self) -> list[str]:
+        """End the process; return what the virtual GPU found wrong, a line each."""
+        self.process.communicate()
+        found = json.loads(self.json.read_text()) if self.json.exists() else {"failures": [], "findings": []}
+        self.folder.cleanup()
+        lines = [
+            f"in {self.ops.get(each['kernel'], each['kernel'])}: {each['kind']} at {each['where']}: {each['message']}"
+            for each in found["findings"]
+            if each["error"]
+        ]
+        return [*found["failures"], *lines]
+
+
+def finish_all() -> list[str] | None:
+    """End all workers; return what the virtual GPU found wrong, or None where no op ran there."""
+    workers = list(Worker.running.values())
+    Worker.running.clear()
+    return [line for worker in workers for line in worker.finish()] if workers else None
+
+
+# ---- Where an op runs ---------------------------------------------------------------------------------------
+
+
+def bind(op: MojoOp, tensors: Sequence[Tensor], device: Any) -> tuple[Any, dict[str, Tensor]]:
+    """Return an op, compiled for tensors of these dtypes and ranks, and the tensors by name."""
+    program = compile_op(op, tuple((str(t.dtype).removeprefix("torch."), t.dim()) for t in tensors), device)
+    if isinstance(program, Exception):
+        raise program
+    return program, dict(zip(program.arguments, tensors, strict=True))
+
+
+@functools.cache
+def compile_op(op: MojoOp, kinds: tuple[tuple[str, int], ...], device: Any) -> Any:
+    """Compile an op with symbolic sizes for arguments of (dtype, rank). Returns a Program, or why there is none."""
+    from max.driver import CPU
+    from max.engine import InferenceSession
+    from max.graph import BufferType, DeviceRef, Graph, TensorType, ops
+
+    from harness.devices.graphs import DTYPES, Program, compile_graph, kernel_library
+    from harness.toolchain.packages import OpPackage
+
+    try:
+        package, where = OpPackage(op.package), DeviceRef.from_device(device)
+        library = kernel_library(package)
+        if op.name not in library:
+            raise AttributeError(f"{op.package} registers no op {op.name}")
+        signature = library._analysis.kernel_torch_info(op.name)
+        names, count = list(signature.tensor_arg_names), signature.num_dps_outputs
+        if len(names) != len(kinds):
+            raise TypeError(f"{op.name} takes {len(names)} tensors ({', '.join(names)}), got {len(kinds)}")
+        types = [
+            TensorType(DTYPES[dtype], [f"{name}{axis}" for axis in range(rank)], device=where)
+            for name, (dtype, rank) in zip(names, kinds, strict=True)
+        ]
+        written = [BufferType(each.dtype, each.shape, each.device) for each in types[:count]]
+        with Graph(op.name, input_types=[*written, *types[count:]], kernel_library=library) as graph:
+            inputs = [each.tensor for each in graph.inputs[count:]]
+            results = ops.custom(op.name, where, inputs, types[:count], parameters=dict(op.parameters))
+            for place, result in zip(graph.inputs, results, strict=False):
+                place.buffer[...] = result.tensor
+            graph.output()
+        session = InferenceSession(devices=[CPU(), device])
+        (model,) = session.init_all(compile_graph(session, graph.module, package)).values()
+    except Exception as error:
+        return error
+    return Program(names, model, "", cached=False)
+
+
+def serve(file: Path) -> None:
+    """Run the calls that come in a file on the accelerator of this process until the input ends."""
+    from max.driver import CPU, Accelerator, Buffer
+
+    device = Accelerator()
+    for _ in sys.stdin:
+        package, name, parameters, tensors = torch.load(file)
+        try:
+            program, named = bind(MojoOp(Path(package), name, parameters), tensors, device)
+            buffers = {each: Buffer.from_dlpack(t).to(device) for each, t in named.items()}
+            program.run(buffers)
+            after = [torch.from_dlpack(buffers[each].to(CPU())) for each in named]
+            bits = [
+                [t.flatten().view(torch.uint8) for t in pair] for pair in zip(after, tensors, strict=True)
+            ]
+            answer = [None if torch.equal(*pair) else t for pair, t in zip(bits, after, strict=True)]
+        except Exception as error:
+            answer = f"{type(error).__name__}: {error}"
+        torch.save(answer, file)
+        print(ANSWERED, flush=True)
+
+
+if __name__ == "__main__":
+    serve(Path(sys.argv[1]))

@@ -1,0 +1,130 @@
+"""`check_backward` on an op package: a right pair passes on the virtual GPU, and wrong values, a race and a wrong address are found."""
+
+import sys
+
+import pytest
+import torch
+from torch.autograd.function import once_differentiable
+
+from harness.devices.custom_ops import Worker, finish_all
+from harness.testing import MojoOps, check_backward
+from harness.toolchain import roots
+
+pytestmark = [
+    pytest.mark.compiles,
+    pytest.mark.timeout(1200),
+    pytest.mark.skipif(sys.platform != "linux", reason="the virtual GPU's driver needs Linux"),
+]
+ADDS = "dw[unsafe_offset=column] += total"
+ATOMIC = (
+    'Atomic[Float32, scope="device"].fetch_add[ordering=Ordering.RELAXED](dw.unsafe_offset(column), total)'
+)
+RIGHT = {
+    ADDS: f"_ = {ATOMIC}",
+    "import extensibility\n": "import extensibility\nfrom std.atomic import Atomic, Ordering\n",
+}
+FAULTS = {
+    "right": RIGHT,
+    "mean": RIGHT | {"total += dy": "total += 1 / Float32(rows) * dy"},
+    "race": {},
+    "bounds": RIGHT | {"if column < Int(columns):": "if column <= Int(columns):"},
+}
+"""Edits of the book's example, which has the race."""
+SHAPES = {"x": ("N", "H"), "w": ("H",)}
+LONG = ("compile", "thousands of rows", "gradcheck")
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory):
+    """Return a package with an op pair for each of FAULTS."""
+    folder = tmp_path_factory.mktemp("own") / "ops"
+    folder.mkdir()
+    text = (roots.CHECKOUT / "book" / "examples" / "own_ops" / "scale.mojo").read_text()
+    for name, edits in FAULTS.items():
+        edited = text.replace('register("scale', f'register("{name}')
+        for old, new in edits.items():
+            edited = edited.replace(old, new)
+        (folder / f"{name}.mojo").write_text(edited)
+    ops = [f"from .{name} import Scale as {name}, ScaleBackward as {name}_backward" for name in FAULTS]
+    (folder / "__init__.mojo").write_text("\n".join([*ops, ""]))
+    return folder
+
+
+def ready(*tensors):
+    return [t.detach().contiguous() for t in tensors]
+
+
+def scale(package, fault):
+    """Return x * w with the backward op of a fault."""
+    ops = MojoOps(package)
+
+    class Scale(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, w):
+            ctx.save_for_backward(x, w)
+            y = x.new_empty(x.shape)
+            ops.right(y, *ready(x, w))
+            return y
+
+        @staticmethod
+        @once_differentiable
+        def backward(ctx, dy):
+            x, w = ctx.saved_tensors
+            dx, dw = x.new_empty(x.shape), w.new_empty(w.shape)
+            getattr(ops, f"{fault}_backward")(dx, dw, *ready(dy, x, w))
+            return dx, dw
+
+    return Scale.apply
+
+
+def report_on(package, fault, dtypes=(torch.float32,), **more):
+    return check_backward(scale(package, fault), reference=torch.mul, inputs=SHAPES, dtypes=dtypes, **more)
+
+
+def test_a_right_pair_passes(package):
+    report = report_on(package, "right", leave_out=LONG)
+    report.raise_if_wrong()
+    assert "races and memory" in [tried.name for tried in report.of("right")]
+    assert "float32 on the virtual GPU (sm_90a)" in str(report) and not Worker.running
+
+
+def test_a_wrong_kernel_is_rejected(package):
+    with pytest.raises(AssertionError, match="the gradient of w is the mean over N, and should be the sum"):
+        report_on(package, "mean").raise_if_wrong()
+
+
+def test_a_race_is_rejected(package):
+    wrong = {
+        tried.name: tried.said
+        for tried in report_on(
+            package, "race", only=["no_grad", "layout of the gradient", "races and memory"]
+        ).wrong
+    }
+    assert wrong["races and memory"].startswith("in race_backward: global race at ")
+
+
+def test_an_address_out_of_bounds_is_rejected(package):
+    report = report_on(package, "bounds", only=["graph used twice", "races and memory"])
+    wrong = {tried.name: tried.said for tried in report.wrong}
+    assert "in bounds_backward: out-of-bounds load at " in wrong["races and memory"]
+
+
+def test_a_dtype_that_the_op_does_not_take_is_refused(package):
+    report = report_on(package, "right", dtypes=[torch.float64, torch.float32], only=["float64", "no_grad"])
+    assert (
+        report.ok and "CompileFailed" in report.of("refused")[0].said and report.where.startswith("float32")
+    )
+
+
+def test_a_call_that_an_op_cannot_take_says_why(package):
+    ops, x = MojoOps(package), torch.ones(2, 3)
+    with pytest.raises(ValueError, match=r"right takes contiguous tensors without a gradient: pass t.detach"):
+        ops.right(x, x.mT, x[0])
+    with pytest.raises(RuntimeError, match=r"TypeError: right takes 3 tensors \(y, x, w\), got 1"):
+        ops.right(x)
+    with pytest.raises(RuntimeError, match=r"AttributeError: .* registers no op nothing"):
+        ops.nothing(x)
+    Worker.running[ops.package].process.kill()
+    with pytest.raises(RuntimeError, match="right: the process on the virtual GPU exited with -9"):
+        ops.right(x, x, x[0])
+    assert finish_all() == [] and finish_all() is None

@@ -3,6 +3,7 @@
 Run as a program, this module is the process under `vgpu exec` that runs the ops; tensors come and go in a file.
 """
 
+import contextlib
 import functools
 import json
 import re
@@ -92,7 +93,8 @@ class Worker:
         assert stdin and stdout
         start = self.log.stat().st_size
         torch.save((str(op.package), op.name, op.parameters, [t.clone() for t in tensors]), self.call)
-        print(file=stdin, flush=True)
+        with contextlib.suppress(BrokenPipeError):  # what follows tells why
+            print(file=stdin, flush=True)
         answered = any(line.rstrip() == ANSWERED for line in stdout)
         log = self.log.read_bytes()[start:].decode(errors="replace")
         self.ops |= dict.fromkeys(re.findall(r"^virtual GPU: ran (.+?) grid=", log, re.MULTILINE), op.name)

@@ -26,7 +26,7 @@ def test_nvidia_architectures_are_ones_that_mojo_knows(capability, name):
 @pytest.mark.parametrize("capability", [(7, 5), (7, 0), (6, 1)])
 def test_an_nvidia_gpu_that_is_too_old(capability):
     name = f"sm_{capability[0]}{capability[1]}"
-    with pytest.raises(architectures.Unsupported, match=f"want sm_80 or newer, not {name}"):
+    with pytest.raises(architectures.Unsupported, match=f"need sm_80 or newer, not {name}"):
         architectures.nvidia_architecture(capability)
 
 

@@ -133,7 +133,7 @@ def test_the_doctor_where_all_is_built(monkeypatch, no_compiling):
 def test_the_doctor_with_a_gpu_that_has_no_kernels(monkeypatch):
     gpus(monkeypatch, (7, 5))
     (finding,) = doctor.layers()
-    assert finding.state == "note" and "want sm_80 or newer, not sm_75: PyTorch's own" in finding.words
+    assert finding.state == "note" and "need sm_80 or newer, not sm_75: PyTorch's own" in finding.words
     monkeypatch.setattr(torch.version, "hip", "7.0")
     (finding,) = doctor.layers()
     assert finding.words == f"{architectures.ONLY_NVIDIA}: PyTorch's own operations run here"

@@ -10,7 +10,8 @@ mdBook hands over the book as JSON on standard input and takes it back on standa
 - `{{#hints PUZZLE:BLANK}}` is the task of a blank, where the page has not shown it, and its hint ladder; a further rung with the same
   gate has a line that names its file;
 - `{{= EXPRESSION | FORMAT }}` is a number of a record, `{{check EXPRESSION}}` a statement that must hold (`references.py`);
-- `{{#skip}}` below a page's heading says that it may wait, and where the path goes on (`reading.py`);
+- `{{#skip}}` below a page's heading says that it is a deep dive, `{{#time PAGE ...}}` how long pages take (`reading.py`);
+- `{{#clone}}` says where the repository is, where book.toml has its address;
 - an included Markdown file is treated like the page that it stands in;
 - an empty `<summary></summary>` gets a label.
 
@@ -54,6 +55,8 @@ TOKEN = re.compile(
     | \{\{\#hints[ ]+(?P<puzzle>\w+):(?P<ladder>[\w-]+)\}\}
     | \{\{\#wrong[ ]+(?P<zoo>\w+)\}\}
     | (?P<skip> ^\{\{\#skip\}\}$ )
+    | \{\{\#time[ ]+(?P<timed>[^}]+)\}\}
+    | (?P<clone> \{\{\#clone\}\} )
     | \$\$ (?P<display>.+?) \$\$ (?:[ ]?\{\#(?P<name>[\w-]+)\})?
     | \\\\\[ (?P<display_public>.+?) \\\\\]
     | \\\\\( (?P<inline_public>.+?) \\\\\)
@@ -98,6 +101,7 @@ class Setting:
     known: dict[str, Any] = field(default_factory=dict)  # what a reference to a record may use
     made_from: dict[str, list[str]] = field(default_factory=dict)  # generated file -> its records
     records: set[str] = field(default_factory=set)  # those that the page at hand shows
+    repository: str = ""  # its address, where book.toml has one
 
 
 def check_blanks(chapter: Chapter, folder: Path) -> None:
@@ -383,6 +387,22 @@ def skip_note(chapter: Chapter, token: re.Match, book: Path) -> str:
         return ""
 
 
+def time_of(chapter: Chapter, place: re.Match, folder: Path) -> str:
+    """How long some pages take together."""
+    files = [folder / name for name in place["timed"].split()]
+    if missing := [file for file in files if not file.is_file()]:
+        chapter.fault(place.start(), f"no page {', '.join(file.name for file in missing)}")
+        return ""
+    return reading.length(file.read_text(encoding="utf-8") for file in files)
+
+
+def clone_note(repository: str) -> str:
+    """How to get the repository."""
+    if repository:
+        return f"```bash\ngit clone {repository}\n```"
+    return "Clone the repository, or unpack an archive of it, from where you have this book."
+
+
 def transform(chapter: Chapter, folder: Path, setting: Setting, within: tuple[Path, ...] = ()) -> str:
     """The chapter with its faults noted, formulas drawn, commands spelled out, code pasted and empty summaries labelled."""
     check_includes(chapter, folder)
@@ -405,6 +425,10 @@ def transform(chapter: Chapter, folder: Path, setting: Setting, within: tuple[Pa
             return hint_ladder(chapter, token, folder, setting)
         if token["skip"]:
             return skip_note(chapter, token, setting.book)
+        if token["timed"]:
+            return time_of(chapter, token, folder)
+        if token["clone"]:
+            return clone_note(setting.repository)
         if token["ticks"] and token["info"].strip() == "run":
             block = run_fence(token)
             for _, message in unknown_commands(block):
@@ -448,12 +472,14 @@ def withheld_folder(book_folder: Path) -> Path:
     return book_folder / ".cache" / "withheld"
 
 
-def process(chapter: Chapter, book_folder: Path) -> str:
+def process(chapter: Chapter, book_folder: Path, repository: str = "") -> str:
     """Checks and transforms one page; faults are collected in it."""
     made_from = references.sources(book_folder / ".cache" / "generated")
     known = references.names() if made_from else {}
-    setting = Setting(book_folder, PageMaths(book_folder / ".cache" / "maths"), known, made_from)
+    maths = PageMaths(book_folder / ".cache" / "maths")
+    setting = Setting(book_folder, maths, known, made_from, repository=repository)
     text = transform(chapter, (book_folder / chapter.path).parent, setting)
+    text = re.sub(r"\A(# .*\n\n)", rf"\1{reading.length_line(chapter.text)}\n\n", text)
     return f"{text}\n\n{references.note(sorted(setting.records))}\n\n{setting.maths.sprite()}\n{MARKER}\n"
 
 
@@ -471,13 +497,14 @@ def main() -> int:
     context, book = json.load(sys.stdin)
     book_folder = Path(context["root"])
     src = context["config"]["book"].get("src", "src")
+    repository = context["config"]["preprocessor"]["workbook"].get("repository", "")
     faults: list[str] = []
     for entry in chapters(book["items"]):
         chapter = Chapter(f"{src}/{entry['path']}", entry["content"], faults)
         faults += (
             f"{chapter.path}:1: {missing}" for missing in rungs.missing(entry["path"], entry["content"])
         )
-        entry["content"] = process(chapter, book_folder)
+        entry["content"] = process(chapter, book_folder, repository)
     if faults:
         print("\n".join(faults), file=sys.stderr)
         return 1

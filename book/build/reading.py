@@ -1,16 +1,23 @@
-"""The path of a first reading: the pages of the contents, without those that say on their first line that they may wait.
+"""How long pages take, and which ones the two tracks leave out.
 
-`{{#skip}}` below a page's heading becomes that line, with a link to the next page of the path.
+A page says below its heading how many minutes it takes, from its words, and how many gates it has; `{{#time PAGE ...}}` adds several
+up. `{{#skip}}` below a page's heading says that it is a deep dive, with a link to the puzzle that it belongs to.
 """
 
 import functools
 import html
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 SKIP = "{{#skip}}"
 PAGE = re.compile(r"\[([^\]]+)\]\(([^)]+)\)")
+FENCE = re.compile(r"^[ >]*(`{3,})[^\n]*\n(.*?)^[ >]*\1[ ]*$", re.S | re.M)
+UNREAD = re.compile(r"<!--.*?-->|<[^>]+>|\{\{.*?\}\}|\]\([^)]*\)", re.S)
+GATE = re.compile(r"\{\{#hints \w+:([\w-]+)\}\}")
+WORDS_A_MINUTE, LINES_A_MINUTE = 200, 15
+"""Of prose, and of code."""
 
 
 @functools.cache
@@ -22,17 +29,41 @@ def pages(src: Path) -> dict[str, str]:
 
 @functools.cache
 def path(src: Path) -> list[str]:
-    """The pages of a first reading, in their order."""
+    """The pages that are no deep dives, in their order."""
     return [page for page in pages(src) if SKIP not in (src / page).read_text(encoding="utf-8")]
 
 
+def minutes(text: str) -> float:
+    """How long a page's text takes to read: its words, and the lines of its code."""
+    lines = sum(len(fence[2].splitlines()) for fence in FENCE.finditer(text))
+    words = re.findall(r"[\w’'-]+", UNREAD.sub(" ", FENCE.sub(" ", text)))
+    return len(words) / WORDS_A_MINUTE + lines / LINES_A_MINUTE
+
+
+def counted(number: int, what: str) -> str:
+    """`1 gate`, `2 gates`."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def length(texts: Iterable[str]) -> str:
+    """How long some pages take together: `12 minutes, 3 gates`, `3 hours, 24 gates`."""
+    texts = list(texts)
+    total, gates = sum(map(minutes, texts)), sum(len(GATE.findall(text)) for text in texts)
+    time = counted(max(1, round(total)), "minute") if total < 90 else counted(round(total / 60), "hour")
+    return f"{time}, {counted(gates, 'gate')}" if gates else time
+
+
+def length_line(text: str) -> str:
+    """The line below a page's heading."""
+    return f'<p class="reading-time">To read: {length([text])}.</p>'
+
+
 def skip_note(src: Path, page: str) -> str:
-    """The line of a page that may wait. Raises LookupError where no page of the path comes after it."""
-    titles = pages(src)
-    order, first = list(titles), set(path(src))
-    following = next((later for later in order[order.index(page) + 1 :] if later in first), None)
-    if following is None:
-        raise LookupError(f"no page of the path comes after {page}")
-    target = os.path.relpath(Path(following).with_suffix(".html"), Path(page).parent)
-    link = f'<a href="{target}">{html.escape(titles[following])}</a>'
-    return f'<p class="skip"><strong>Skip on a first reading.</strong> The path goes on with {link}.</p>'
+    """The line of a deep dive: the page that it belongs to, or else the tracks."""
+    folder = page.partition("/")[0]
+    home = next((each for each in (f"{folder}/{folder}.md", "introduction.md") if each in pages(src)), None)
+    if home is None:
+        raise LookupError(f"no page that {page} belongs to")
+    target = os.path.relpath(Path(home).with_suffix(".html"), Path(page).parent)
+    link = f'<a href="{target}">{html.escape(pages(src)[home])}</a>'
+    return f'<p class="skip"><strong>A deep dive:</strong> a first reading does without it. It goes with {link}.</p>'

@@ -128,14 +128,15 @@ MARKERS = re.compile(r"# (?:FILL IN(?: \(about \d+ lines?\))?|BLANK-START|BLANK-
 
 
 UNSEEN = re.compile(
-    r"(?:Lines \d+ to \d+ of what was printed|Printed) by .{0,300}?numpy \d[\d.]*\s*"
+    r"To read: \d+ [a-z]+(?:, \d+ gates?)?\.\s*"
+    r"|(?:Lines \d+ to \d+ of what was printed|Printed) by .{0,300}?numpy \d[\d.]*\s*"
     r"|Hint [\w-]+-\d\s*"
     r"|(?<=gates said in a recorded run\. ).*?(?=Three of the fixes)"
     r"|[▁-█▉-▏]+\s*"
     rf"|(?:The changed lines )?{re.escape(preprocess.WITHHELD)}[0-9a-f]{{16}}\s*",
     re.S,
 )
-"""What no search wants: the source of a recorded output, the name of a hint, puzzle 26's symptoms, whose words the museum
+"""What no search wants: how long a page takes, the source of a recorded output, the name of a hint, puzzle 26's symptoms, whose words the museum
 has too, bars, and what stands for the code of a solution until it is put back."""
 LISTS = re.compile(r"Measured: \d+ records?\b")
 """Begins what ends a section and stands elsewhere too: the records of a page."""

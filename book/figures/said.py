@@ -5,6 +5,7 @@ than its tables.
 """
 
 import math
+import re
 
 from book.figures import (
     attention_times,
@@ -18,6 +19,11 @@ from book.measure import ledger, record
 from book.measure.ledger import GPT2_SMALL
 from harness.puzzles.p25 import layout
 
+CITATION = dict(
+    re.findall(r"^([\w-]+): (.+)$", (record.ROOT / "CITATION.cff").read_text(encoding="utf-8"), re.M)
+)
+VERSION, RELEASED = CITATION["version"], CITATION["date-released"]
+"""The workbook's, as it is to be cited."""
 UNTRAINED = math.log(256)
 """The loss of a model over bytes that has never seen a text."""
 

@@ -96,23 +96,40 @@ def test_a_list_without_a_gate_is_a_fault():
     assert chapter.faults == ["src/page.md:3: no wrong solution of p20 belongs to a hint ladder of this page"]
 
 
-def test_a_page_that_may_wait_says_so_first_and_links_the_next_of_the_path(tmp_path):
-    (tmp_path / "src").mkdir()
-    contents = "".join(f"- [Page <{name}>]({name}.md)\n" for name in "abcd")
-    (tmp_path / "src" / "SUMMARY.md").write_text(contents)
-    for name, wait in zip("abcd", (False, True, True, False), strict=True):
-        text = f"# {name}\n\n{reading.SKIP if wait else 'Text.'}\n\nMore.\n"
-        (tmp_path / "src" / f"{name}.md").write_text(text)
-    assert reading.path(tmp_path / "src") == ["a.md", "d.md"]
-    note = reading.skip_note(tmp_path / "src", "b.md")
-    assert '<a href="d.html">Page &lt;d&gt;</a>' in note and "Skip on a first reading" in note
+def test_a_deep_dive_says_so_first_and_links_its_puzzle(tmp_path):
+    src = tmp_path / "src"
+    (src / "puzzle_22").mkdir(parents=True)
+    (src / "SUMMARY.md").write_text(
+        "[Intro](introduction.md)\n- [P <22>](puzzle_22/puzzle_22.md)\n- [D](puzzle_22/d.md)\n- [E](e.md)\n"
+    )
+    for name in ("introduction", "puzzle_22/puzzle_22", "puzzle_22/d", "e"):
+        (src / f"{name}.md").write_text(
+            f"# T\n\n{reading.SKIP if name in ('puzzle_22/d', 'e') else 'Text.'}\n"
+        )
+    assert reading.path(src) == ["introduction.md", "puzzle_22/puzzle_22.md"]
+    assert '<a href="puzzle_22.html">P &lt;22&gt;</a>' in reading.skip_note(src, "puzzle_22/d.md")
+    assert '<a href="introduction.html">Intro</a>' in reading.skip_note(src, "e.md")
+
+
+def test_how_long_pages_take_follows_from_words_code_and_gates():
+    prose, code = "word " * 400, "```python\n" + "x = 1\n" * 30 + "```\n"
+    assert reading.length([prose]) == "2 minutes"
+    assert reading.length([prose + "\n\n" + code]) == "4 minutes"
+    assert reading.length([prose + "\n\n{{#hints p22:dx}}\n<!-- no words -->"]) == "2 minutes, 1 gate"
+    assert reading.length([prose] * 60) == "2 hours"
+    assert reading.length(["A word."]) == "1 minute"
+
+
+def test_the_repository_s_address_is_printed_only_where_the_book_has_one():
+    assert "git clone https://example.org/x\n" in preprocess.clone_note("https://example.org/x")
+    assert "git clone" not in preprocess.clone_note("")
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("# P\n\nText.\n\n{{#skip}}\n", "src/page.md:5: {{#skip}} stands below the heading of a page, or nowhere"),
-        ("# P\n\n{{#skip}}\n", "src/page.md:3: no page of the path comes after page.md"),
+        ("# P\n\n{{#skip}}\n", "src/page.md:3: no page that page.md belongs to"),
     ],
 )  # fmt: skip
 def test_a_misplaced_skip_is_a_fault(tmp_path, text, said):
@@ -122,3 +139,10 @@ def test_a_misplaced_skip_is_a_fault(tmp_path, text, said):
     chapter = preprocess.Chapter("src/page.md", text, [])
     preprocess.skip_note(chapter, present(re.search(r"\{\{#skip\}\}", text)), tmp_path)
     assert chapter.faults == [said]
+
+
+def test_a_time_of_a_page_that_is_not_there_is_a_fault(tmp_path):
+    chapter = preprocess.Chapter("src/page.md", "# P\n\n{{#time gone.md}}\n", [])
+    place = present(re.search(r"\{\{#time (?P<timed>[^}]+)\}\}", chapter.text))
+    preprocess.time_of(chapter, place, tmp_path)
+    assert chapter.faults == ["src/page.md:3: no page gone.md"]

@@ -59,7 +59,7 @@ def task(command: str, exact: bool = False, anywhere: bool = True, **options) ->
 EXAMPLES = (
     "autograd_graph autograd_function opcheck diagonal_formula one_row row_descent rms_row flash_rows "
     "gather_twice stale_code parameter_gradients backend_levels inductor_kernels inductor_residual "
-    "compile_settings compile_saved what_is_kept left_out"
+    "compile_settings compile_saved what_is_kept"
 )
 """Programs of book/examples without arguments, whose output has their name and is the same everywhere."""
 COMMANDS = {
@@ -104,8 +104,6 @@ COMMANDS = {
     "order_numbers": task("p24 --draw --size 4 4 --numbers", exact=True),
     "order_z_numbers": task("p24 --draw --order z-order --size 4 4 --numbers", exact=True),
     "order_count": task("p24 --count", exact=True),
-    "order_sectors": task("p24 --count --sides 64 --radii 4 --dim 1 --bytes 4", exact=True),
-    "order_small_tiles": task("p24 --count --sides 64 --radii 4 --tile 16", exact=True),
     "order_radius": task("p24 --count --sides 64 --radii 8 9", exact=True),
     "fast_steps": task("p28 --backward --solution --device virtual", anywhere=False),
     "forward_fused": task("p22 --fused --solution --device virtual", anywhere=False),

@@ -1,20 +1,8 @@
 """What puzzle 24's pages say in words is what was counted."""
 
-import re
 from itertools import pairwise
 
-from book_paths import BOOK
-
 from harness.puzzles.p24 import orders
-
-
-def test_what_is_said_of_small_grids_and_short_rows():
-    text = (BOOK / "outputs" / "order_count.txt").read_text()
-    first = re.findall(r"^(\S+) +\S+ +(\S+)%", text.split("\n\n")[1], re.M)
-    assert dict(first) == {"row-major": "62.5", "z-order": "100.0", "hilbert": "100.0", "tiled": "100.0"}
-    lines = (BOOK / "outputs" / "order_sectors.txt").read_text().splitlines()[3:]
-    asked = {line.split()[0]: float(line.split()[-1]) for line in lines[1:]}
-    assert asked.pop("hilbert") == 6 and set(asked.values()) == {4}
 
 
 def test_the_sequence_that_looks_like_a_curve_is_none():

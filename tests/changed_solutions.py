@@ -7,7 +7,7 @@ from harness.spec.puzzle import Puzzle
 from harness.toolchain import roots
 
 
-def changed(puzzle: Puzzle, rung: str, folder: Path, *edits: tuple[str, str], **bodies: str) -> Path:
+def write_changed(puzzle: Puzzle, rung: str, folder: Path, *edits: tuple[str, str], **bodies: str) -> Path:
     """Write a rung's solution with some blanks exchanged, then with edits, each of a text that stands there once."""
     path = folder / puzzle.rung(rung).file
     text = (roots.solutions() / puzzle.name / path.name).read_text("utf-8")

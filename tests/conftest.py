@@ -35,7 +35,7 @@ gc.disable()  # until all is collected: what is imported and the thousands of te
 
 
 def pytest_collection_finish():
-    """The garbage collector never looks at those again: each full pass through them took half a second."""
+    """Let the garbage collector never look at those again: each full pass through them took half a second."""
     gc.freeze()
     gc.enable()
 
@@ -91,14 +91,14 @@ def started():
 
 @pytest.fixture(autouse=True)
 def started_plainly(monkeypatch):
-    """Messages name commands in the form in which the user started; here that is plain `workbook`."""
+    """Let messages name commands in the form in which the user started; here that is plain `workbook`."""
     for name in ("PIXI_PROJECT_ROOT", "UV_RUN_RECURSION_DEPTH"):
         monkeypatch.delenv(name, raising=False)
 
 
 @dataclass(frozen=True)
 class Finished:
-    """What a command line came to."""
+    """The outcome of a command line."""
 
     code: int
     out: str
@@ -112,7 +112,7 @@ class Finished:
 
 @pytest.fixture
 def command_line(capsys) -> Callable[..., Finished]:
-    """Calls the command line in this process, in the checkout: arguments -> exit code and output."""
+    """Return what calls the command line in this process, in the checkout: arguments -> exit code and output."""
     from harness.cli import main
 
     def call(*arguments: str) -> Finished:
@@ -146,7 +146,7 @@ class PackageCopy:
     source: str = field(default="layernorm_linear.mojo")
 
     def replace(self, old: str, new: str, file: str = "") -> int:
-        """Replaces a text that stands in the file exactly once; returns the number of its first line."""
+        """Replace a text that stands in the file exactly once; return the number of its first line."""
         path = self.path / (file or self.source)
         text = path.read_text()
         assert text.count(old) == 1, f"{old!r} stands {text.count(old)} times in {path.name}"

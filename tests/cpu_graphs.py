@@ -17,7 +17,7 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 def unbound(op, parameters=()):
-    """A call of an op with each size a symbol of its own, so that the op itself must compare them; arguments are OP/NAME."""
+    """Make a call of an op with each size a symbol of its own, so that the op itself must compare them; arguments are OP/NAME."""
     from harness.spec.ops import Argument, Call
 
     symbols = (f"{op.name}_{number}" for number in itertools.count())
@@ -32,13 +32,13 @@ def unbound(op, parameters=()):
 
 
 def dtype_of(graph: str) -> str:
-    """What stands last in a graph's name where that is a dtype, else float32."""
+    """Return the dtype that a graph's name ends in, else float32."""
     last = re.split("[_ ]", graph)[-1]
     return last if last in DTYPES else "float32"
 
 
 def load_as_one(name: str, package, calls: dict) -> "Units":
-    """Graphs as one unit, by name, but for those in float16: slow tests alone ask for them, a unit of their own.
+    """Compile graphs as one unit, by name, but for those in float16: slow tests alone ask for them, a unit of their own.
 
     The first process of the run compiles them, the others read them.
     """
@@ -76,7 +76,7 @@ class Units(dict):
 
 @pytest.fixture(scope="session")
 def cpu_graphs() -> Callable:
-    """() -> the graphs of puzzle 22 by name, all but the command line's own, which the README's first command compiles.
+    """Return a function of the graphs of puzzle 22 by name, all but the command line's own, which the README's first command compiles.
 
     They are named DTYPE (the default variants), unbound, and VARIANT WAY (the benchmark's candidates).
     """
@@ -84,7 +84,7 @@ def cpu_graphs() -> Callable:
 
 
 def load_cpu_graphs():
-    """The graphs of `cpu_graphs`."""
+    """Compile or read the graphs of `cpu_graphs`."""
     from harness.bench import max_graph
     from harness.puzzles.p22.candidates import IN_MAX
     from harness.puzzles.p22.spec import BACKWARD, FORWARD, PUZZLE, ROW_SUMS

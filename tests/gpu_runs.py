@@ -30,7 +30,7 @@ MARK = re.compile(r"pytest\.mark\.(gpu|on_virtual_gpu)\b")
 
 
 def covered() -> dict[str, str]:
-    """Path -> hash of every file that a record speaks for."""
+    """Map every file that a record covers to its hash."""
     files = {path for pattern in COVERED for path in ROOT.glob(pattern)}
     files |= {
         path for path in (ROOT / "tests").rglob("test_*.py") if MARK.search(path.read_text(encoding="utf-8"))
@@ -42,20 +42,20 @@ def covered() -> dict[str, str]:
 
 
 def changed_since(record: dict) -> list[str]:
-    """The files that are other than at the time of a record, came or went."""
+    """List the files that changed, came or went since a record."""
     now, then = covered(), record["files"]
     return sorted(path for path in now.keys() | then.keys() if now.get(path) != then.get(path))
 
 
 def gpus() -> list[str]:
-    """The names of the GPUs that torch sees."""
+    """List the names of the GPUs that torch sees."""
     import torch
 
     return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
 
 
 def commit() -> str:
-    """The commit that is checked out, with "and changes" where files differ from it."""
+    """Return the commit that is checked out, with "and changes" where files differ from it."""
 
     def git(*arguments: str) -> str:
         return subprocess.run(
@@ -103,12 +103,12 @@ class Counting:
             self.outcomes[report.nodeid] = report.outcome
 
     def names(self, outcome: str) -> list[str]:
-        """The tests that came to this."""
+        """List the tests of an outcome."""
         return sorted(name for name, came_to in self.outcomes.items() if came_to == outcome)
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the tests with the mark, and with these arguments of pytest, and writes the record; pytest's exit code."""
+    """Run the tests with the mark, with arguments of pytest, and write the record; return pytest's exit code."""
     names = gpus()
     if not names:
         print("error: torch sees no GPU: nothing was run, the record stays", file=sys.stderr)

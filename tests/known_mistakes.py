@@ -1,4 +1,4 @@
-"""Whether a puzzle's cases tell a known mistake from what is right, by its formulas alone: no kernel, no compiler."""
+"""Checks that a puzzle's cases tell a known mistake from what is right, by its formulas alone: no kernel, no compiler."""
 
 from collections.abc import Sequence
 
@@ -13,8 +13,8 @@ from harness.spec.puzzle import Case, Puzzle
 from harness.spec.rounding import round_to_dtype
 
 
-def rejected(reference: Reference, quantities: Sequence[str], mistake: Mistake, case: Case) -> bool:
-    """Whether the values of a mistake, rounded once, are wrong in some quantity of a case."""
+def is_rejected(reference: Reference, quantities: Sequence[str], mistake: Mistake, case: Case) -> bool:
+    """Tell whether a mistake's values, rounded once, are wrong in some quantity of a case."""
     puzzle = reference.puzzle
     truth, baseline = reference.truth(case, cpu()), reference.baseline(case, cpu())
     with np.errstate(all="ignore"):
@@ -30,8 +30,8 @@ def rejected(reference: Reference, quantities: Sequence[str], mistake: Mistake, 
     return False
 
 
-def said(puzzle: Puzzle, quantity: str, wrong, cases: Sequence[str] = (), dtype: str = "float32"):
-    """The diagnosis of a kernel that writes `wrong(derivation)` for a quantity, rounded once; by NumPy alone.
+def diagnose_values(puzzle: Puzzle, quantity: str, wrong, cases: Sequence[str] = (), dtype: str = "float32"):
+    """Diagnose a kernel that writes `wrong(derivation)` for a quantity, rounded once; by NumPy alone.
 
     Truth is the puzzle's longdouble reference, the baseline the same, rounded. Judged on all cases, or on those named.
     """

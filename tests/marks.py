@@ -1,4 +1,4 @@
-"""Which tests are slow by rule, and which share a process: a file's tests, the files that share what takes long to compile, and
+"""Marks of tests that are slow by rule, and groups of tests that share a process: a file's tests, the files that share what takes long to compile, and
 the wrong solutions of a puzzle.
 
 Slow by rule is what runs the same code once more: in float16 where a test runs in bfloat16 too, with another seed than the first,

@@ -56,7 +56,7 @@ class Unit:
         self.last: Any = None
 
     def graph(self, name: str, **options):
-        """A graph in the module of those before it, under a name of its own."""
+        """Make a graph in the module of those before it, under a name of its own."""
         from max.graph import Graph
 
         module = self.last.module if self.last else None
@@ -64,7 +64,7 @@ class Unit:
         return self.last
 
     def load(self, graph) -> "Model":
-        """What stands for the model of a graph."""
+        """Return a stand-in for the model of a graph."""
         self.models[graph.name] = model = Model()
         return model
 
@@ -73,4 +73,4 @@ class Model:
     """A model that does nothing until it has been compiled."""
 
     def execute(self, *buffers) -> Any:
-        """Nothing."""
+        """Do nothing."""

@@ -36,7 +36,7 @@ def folder(tmp_path_factory) -> Path:
 @pytest.fixture
 def here(folder):
     """Work in that checkout, its problems as they began."""
-    with toys.entered(folder):
+    with toys.enter(folder):
         blanks.generate(folder / "solutions", folder / "problems", force=True)
         (folder / ".workbook-progress.json").unlink(missing_ok=True)
         yield folder

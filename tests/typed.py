@@ -1,4 +1,4 @@
-"""What gives the tests their types: stand-ins for a class, values that must be there, consoles and tensors."""
+"""Helpers that give the tests their types: stand-ins for a class, values that must be there, consoles and tensors."""
 
 import io
 from collections.abc import Callable, Iterable
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def stand_in(kind: type[T], /, **attributes: object) -> T:
-    """An object of a class with these attributes and no others set; its `__init__` is not called.
+    """Make an object of a class with these attributes and no others set; its `__init__` is not called.
 
     Raises AttributeError for a name that the class does not declare.
     """
@@ -23,28 +23,28 @@ def stand_in(kind: type[T], /, **attributes: object) -> T:
 
 
 def present(value: T | None) -> T:
-    """The value, which must not be None."""
+    """Return a value, which must not be None."""
     assert value is not None
     return value
 
 
 def loosely(function: Callable[..., T]) -> Callable[..., T]:
-    """The function, for calls whose arguments no checker can count: lists that are unpacked, and what is wrong on purpose."""
+    """Return a function, for calls whose arguments no checker can count: lists that are unpacked, and what is wrong on purpose."""
     return function
 
 
 def text_console(width: int = 200) -> Console:
-    """A console without colours that keeps what is printed, for `printed`."""
+    """Make a console without colours that keeps what is printed, for `text_of`."""
     return Console(file=io.StringIO(), width=width, highlight=False, emoji=False)
 
 
-def printed(console: Console) -> str:
-    """What a console on a StringIO has taken in."""
+def text_of(console: Console) -> str:
+    """Return what a console on a StringIO has taken in."""
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
 
 def three(values: Iterable[T]) -> tuple[T, T, T]:
-    """Exactly three values, such as query, key and value, for calls that take them by position."""
+    """Return exactly three values, such as query, key and value, for calls that take them by position."""
     first, second, third = values
     return first, second, third

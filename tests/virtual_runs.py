@@ -54,7 +54,7 @@ PINNED: dict[str, ctypes.CDLL] = {}
 
 
 class Launched:
-    """What the virtual GPU has run since the test began, or since `forget`."""
+    """The launches that the virtual GPU has run since the test began, or since `forget`."""
 
     def __init__(self):
         self.forget()

@@ -1,4 +1,4 @@
-"""What the tests of `--bench` share: a run at a tiny size on the CPU."""
+"""Helpers of the tests of `--bench`: a run at a tiny size on the CPU."""
 
 import dataclasses
 
@@ -15,7 +15,7 @@ EAGER, FLOOR = BY_NAME["eager"], BY_NAME["bare GEMMs"]
 
 
 def a_bench(*chosen, columns=("loop", "memory"), benchmark=BENCHMARK, device=None):
-    """A run of some candidates at a tiny size, printing into a string."""
+    """Make a run of some candidates at a tiny size, printing into a string."""
     return runner.Bench(
         benchmark=dataclasses.replace(benchmark, candidates=chosen),
         sizes=[TINY],
@@ -26,6 +26,6 @@ def a_bench(*chosen, columns=("loop", "memory"), benchmark=BENCHMARK, device=Non
     )
 
 
-def printed(run):
-    """What a run has printed."""
-    return typed.printed(run.console)
+def text_of(run):
+    """Return what a run has printed."""
+    return typed.text_of(run.console)

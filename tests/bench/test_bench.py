@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from benches import EAGER, TINY, a_bench, printed
+from benches import EAGER, TINY, a_bench, text_of
 from typed import present
 
 from harness.bench import command, judging, runner
@@ -113,7 +113,7 @@ def test_a_wrong_candidate_is_caught_and_not_timed(quantity):
     rows = [row for row in run.rows if row["candidate"] == "scaled"]
     assert [row["column"] for row in rows] == ["all"]
     assert str(rows[0]["note"]).startswith(f"WRONG: {quantity} is off by 1.0e-03 of its norm")
-    assert "scaled: WRONG" in printed(run)
+    assert "scaled: WRONG" in text_of(run)
     assert rows[0]["median_us"] == "" and float(rows[0]["error"]) == pytest.approx(1e-3, rel=0.05)
 
 
@@ -182,7 +182,7 @@ def test_an_absent_peer_is_listed_with_its_reason():
         "elsewhere": "skipped: needs a GPU",
         "broken": "skipped: OSError: libpeer.so: cannot open shared object file second line",
     }
-    assert run.faults == 0 and "   absent: skipped: not installed" in printed(run)
+    assert run.faults == 0 and "   absent: skipped: not installed" in text_of(run)
 
 
 def test_a_variant_of_ours_that_raises_is_a_fault():

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from benches import EAGER, FLOOR, TINY, a_bench, printed
+from benches import EAGER, FLOOR, TINY, a_bench, text_of
 
 from harness.bench import judging, machine, runner, timing
 from harness.bench.benchmark import COLUMNS, Candidate, Differentiable
@@ -157,7 +157,7 @@ def test_the_columns_of_a_gpu(pretend_gpu, monkeypatch):
     )
     run = a_bench(*chosen, columns=COLUMNS, benchmark=benchmark, device=PretendDevice())
     run.run()
-    assert run.faults == 0, printed(run)
+    assert run.faults == 0, text_of(run)
     cells = {(row["candidate"], row["pass"], row["column"]): row for row in run.rows}
     for direction in ("forward", "backward", "both"):
         for name in ("bare GEMMs", "eager"):
@@ -183,7 +183,7 @@ def test_the_columns_of_a_gpu(pretend_gpu, monkeypatch):
     assert ceiling["note"] == "8 rows, 8 -> 16" and ceiling["M"] == copy["note"] == ""
     for row, rate, work in ((ceiling, "tflops", 2 * 8 * 8 * 16 / 1e12), (copy, "gbs", 2 * 2**10 / 1e9)):
         assert float(row[rate]) == pytest.approx(work / float(row["median_us"]) / 1e-6, rel=0.02)
-    assert "matmul ceiling of this run" in printed(run)
+    assert "matmul ceiling of this run" in text_of(run)
 
 
 def test_what_an_earlier_call_left_is_not_counted(monkeypatch):

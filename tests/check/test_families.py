@@ -4,6 +4,7 @@ import re
 
 import numpy as np
 import pytest
+from known_mistakes import diagnose_values
 
 from harness.learner.hints import ladder
 from harness.puzzles.p19.spec import PUZZLE as P19
@@ -13,7 +14,6 @@ from harness.puzzles.p22.spec import PUZZLE as P22
 from harness.puzzles.p23.spec import PUZZLE as P23
 from harness.puzzles.p24.spec import PUZZLE as P24
 from harness.puzzles.p27.spec import PUZZLE as P27
-from tests.known_mistakes import said
 
 
 def by_thread(terms, threads):
@@ -88,7 +88,7 @@ def test_a_missing_block_sum_leads_to_words_about_it_and_not_to_the_code(puzzle,
 @pytest.mark.parametrize("line", NAMED)
 def test_a_wrong_line_is_named(line):
     puzzle, quantity, wrong, words = NAMED[line]
-    last = re.sub(r", (?:to \de[-+]\d\d|exactly)", "", said(puzzle, quantity, wrong).sentence)
+    last = re.sub(r", (?:to \de[-+]\d\d|exactly)", "", diagnose_values(puzzle, quantity, wrong).sentence)
     assert last.startswith(f"your {quantity} {words}"), last
     rest = last.removeprefix(f"your {quantity} {words}")
     assert rest.startswith(
@@ -98,23 +98,23 @@ def test_a_wrong_line_is_named(line):
 
 def test_a_mistake_is_named_that_meets_nan_otherwise():
     """A kernel's maximum, guard or loop may let NaN through where a formula does not; finite numbers tell what is wrong."""
-    diagnosis = said(P20, "softmax", lambda v: np.nan_to_num(v.weights))
+    diagnosis = diagnose_values(P20, "softmax", lambda v: np.nan_to_num(v.weights))
     assert diagnosis.mistake == "not-normalised"
     assert diagnosis.sentence.startswith(
         "your softmax equals the reference not divided by the sum of the row, to "
     )
     assert diagnosis.sentence.endswith(", but not where an input is NaN or infinite: see hint G-2")
-    assert said(P20, "softmax", lambda v: np.nan_to_num(v.softmax)).mistake == "nan-swallowed"
+    assert diagnose_values(P20, "softmax", lambda v: np.nan_to_num(v.softmax)).mistake == "nan-swallowed"
 
 
 def test_one_number_is_shown_in_the_chapter_s_case_where_that_shows_it_as_plainly():
-    lines = said(P27, "norm", lambda v: v.norm**2).lines
+    lines = diagnose_values(P27, "norm", lambda v: v.norm**2).lines
     assert "its root is missing" in lines[0] and lines[-1] == "where in 'chapter': every element"
 
 
 def test_two_mistakes_that_no_case_tells_apart_are_both_named():
     """Without a row longer than a block a thread's own share is the diagonal of the Jacobian."""
-    diagnosis = said(
+    diagnosis = diagnose_values(
         P20,
         "grad_softmax",
         lambda v: v.softmax * (v.grad_output - by_thread(v.grad_output * v.softmax, 128)),
@@ -142,12 +142,12 @@ def test_chance_is_no_family_of_any_quantity(name):
                 np.isfinite(right), right * (1 + 0.3 * random.standard_normal(right.shape)), right
             )
 
-        diagnosis = said(puzzle, quantity, noise)
+        diagnosis = diagnose_values(puzzle, quantity, noise)
         assert diagnosis.mistake is None, (quantity, diagnosis.sentence)
 
 
 def test_memory_that_was_never_cleared_is_among_the_causes_of_nan():
-    diagnosis = said(P20, "grad_weight", lambda v: v.grad_weight * np.nan)
+    diagnosis = diagnose_values(P20, "grad_weight", lambda v: v.grad_weight * np.nan)
     assert diagnosis.mistake == "not-finite"
     assert diagnosis.sentence == (
         "your grad_weight holds values that are no numbers: a division by 0, a logarithm of 0, an overflow, a row that "
@@ -161,7 +161,7 @@ def test_nan_where_only_a_mask_is_infinite_has_several_causes():
         right[..., 1:] = np.where(np.isneginf(v.mask)[..., 1:], np.nan, right[..., 1:] * 1.01)
         return right
 
-    diagnosis = said(P23, "probabilities", unguarded, cases=("hard values", "odd sizes"))
+    diagnosis = diagnose_values(P23, "probabilities", unguarded, cases=("hard values", "odd sizes"))
     assert diagnosis.mistake == "nan-at-infinity"
     assert diagnosis.sentence == (
         "your probabilities is NaN or infinite where PyTorch's is finite, and only where an input is -inf: a guard is missing "
@@ -171,7 +171,7 @@ def test_nan_where_only_a_mask_is_infinite_has_several_causes():
 
 
 def test_nan_beside_infinite_inputs_has_several_causes():
-    diagnosis = said(P20, "grad_relu", lambda v: v.grad_relu + 0 * v.grad_output.sum())
+    diagnosis = diagnose_values(P20, "grad_relu", lambda v: v.grad_relu + 0 * v.grad_output.sum())
     assert diagnosis.mistake == "nan-spread"
     assert diagnosis.sentence == (
         "your grad_relu is NaN or infinite where PyTorch's is finite: an element is read that is not needed (0 * NaN), a value is "
@@ -181,5 +181,5 @@ def test_nan_beside_infinite_inputs_has_several_causes():
 
 def test_values_beyond_float16_are_no_warning(recwarn):
     """A verdict is words of the workbook's, and none of NumPy's."""
-    said(P20, "grad_input", lambda v: v.grad_input * 1e9 + 1e7 * v.input**2)
+    diagnose_values(P20, "grad_input", lambda v: v.grad_input * 1e9 + 1e7 * v.input**2)
     assert not list(recwarn)

@@ -19,7 +19,7 @@ import checkout as toys  # noqa: E402
 def here(tmp_path):
     """A checkout with the toys, and work in it."""
     toys.make(tmp_path)
-    with toys.entered(tmp_path):
+    with toys.enter(tmp_path):
         yield tmp_path
 
 

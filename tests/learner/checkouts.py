@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass
 class Finished:
-    """What a command came to."""
+    """The outcome of a command."""
 
     returncode: int
     stdout: str
@@ -38,7 +38,7 @@ class Checkout:
         monkeypatch.chdir(path)
 
     def run(self, *arguments: str, say: str = "") -> Finished:
-        """Calls the command line as a learner does; `say` is what is typed."""
+        """Call the command line as a learner does; `say` is what is typed."""
         self.monkeypatch.setattr("sys.stdin", io.StringIO(say))
         self.capsys.readouterr()
         try:
@@ -48,7 +48,7 @@ class Checkout:
         return Finished(code, *self.capsys.readouterr())
 
     def fill(self, file: Path, *ids: str, change=lambda body: body) -> None:
-        """Writes the solution's lines into some blanks, changed by a function."""
+        """Write the solution's lines into some blanks, changed by a function."""
         solution = blanks.find(
             (self.path / "solutions" / file.relative_to(self.path / "problems")).read_text()
         )
@@ -57,14 +57,14 @@ class Checkout:
 
 
 def one_line(finished: Finished) -> str:
-    """The one line of a bad use, without a traceback."""
+    """Return the one line of a bad use, without a traceback."""
     assert finished.returncode == 2, finished.stdout + finished.stderr
     assert finished.stderr.count("\n") == 1 and finished.stderr.startswith("error: ")
     return finished.stderr
 
 
 def damage(path: Path, how: str) -> None:
-    """Does to a file what happens to files."""
+    """Damage a file in a way that happens to files."""
     text = path.read_text()
     if how == "one marker deleted":
         path.write_text(text.replace("# BLANK-END dx\n", ""))

@@ -5,12 +5,12 @@ import re
 import numpy as np
 import pytest
 import torch
+from known_mistakes import diagnose_values
 from typed import present
 
 from harness.puzzles.p19 import mistakes
 from harness.puzzles.p19.spec import GATES, OPS, PUZZLE
 from harness.toolchain import roots
-from tests.known_mistakes import said
 
 CASES = PUZZLE.cases(None)
 QUANTITIES = list(PUZZLE.forward)
@@ -24,9 +24,15 @@ def test_rmsnorm_is_pytorchs():
 
 
 def test_a_sum_of_every_thread_is_named_and_another_wrong_sum_is_not():
-    assert said(PUZZLE, "column_sums", lambda v: 64 * v.matrix.sum(0)).mistake == "every-thread-adds-all"
-    assert said(PUZZLE, "row_sums", lambda v: 64 * v.matrix.sum(-1)).mistake == "row-every-thread-adds-all"
-    other = said(PUZZLE, "column_sums", lambda v: 63 * v.matrix.sum(0))
+    assert (
+        diagnose_values(PUZZLE, "column_sums", lambda v: 64 * v.matrix.sum(0)).mistake
+        == "every-thread-adds-all"
+    )
+    assert (
+        diagnose_values(PUZZLE, "row_sums", lambda v: 64 * v.matrix.sum(-1)).mistake
+        == "row-every-thread-adds-all"
+    )
+    other = diagnose_values(PUZZLE, "column_sums", lambda v: 63 * v.matrix.sum(0))
     assert other.lines[0] == "your column_sums is exactly 63 times what it should be: see hint G-1"
 
 

@@ -1,7 +1,7 @@
 """Puzzle 20 as a learner meets it: what is said of right and wrong answers of every rung."""
 
 import pytest
-from changed_solutions import changed
+from changed_solutions import write_changed
 from typed import present
 
 from harness.check.checker import make_checker
@@ -29,7 +29,7 @@ IN_PLACE = METHODS.format("torch.where(ctx.saved_tensors[0], dy, 0)").replace("x
 def judged(rung_id, gate, tmp_path, *edits, **bodies):
     """The verdict on a gate of a rung's solution with edits and blanks of one's own."""
     checker = make_checker(Work(PUZZLE, PUZZLE.rung(rung_id), roots.solutions()))
-    return checker.check(changed(PUZZLE, rung_id, tmp_path, *edits, **bodies), [gate])[0]
+    return checker.check(write_changed(PUZZLE, rung_id, tmp_path, *edits, **bodies), [gate])[0]
 
 
 def test_every_line_of_the_registration_that_is_left_out_makes_a_check_fail(tmp_path):

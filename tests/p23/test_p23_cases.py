@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from known_mistakes import said
+from known_mistakes import diagnose_values
 from typed import present
 
 from harness.check.gradient_checks import kept_bytes
@@ -271,5 +271,7 @@ def test_an_lse_that_is_infinite_without_large_scores_is_less_the_largest_before
     def infinite(v):
         return np.where(np.isfinite(v.lse), np.inf, v.lse)
 
-    assert said(p23.PUZZLE, "lse", infinite, ["chapter", "odd sizes"]).mistake == "infinite-at-first"
-    assert said(p23.PUZZLE, "lse", infinite, ["large scores"]).mistake == "not-finite"
+    assert (
+        diagnose_values(p23.PUZZLE, "lse", infinite, ["chapter", "odd sizes"]).mistake == "infinite-at-first"
+    )
+    assert diagnose_values(p23.PUZZLE, "lse", infinite, ["large scores"]).mistake == "not-finite"

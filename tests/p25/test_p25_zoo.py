@@ -3,7 +3,7 @@
 import multiprocessing
 
 import pytest
-from changed_solutions import changed
+from changed_solutions import write_changed
 
 from harness.check import zoo
 from harness.check.checker import make_checker
@@ -94,7 +94,7 @@ SHARE, END = "    share = torch.sigmoid(", "lse, block_lse)\n    # BLANK-END"
     ids=["an exception", "a small error", "a rank dies"],
 )  # fmt: skip
 def test_what_a_merge_may_do_wrong(old, new, words, checkers, tmp_path):
-    path = changed(PUZZLE, "torch", tmp_path, (old, new))
+    path = write_changed(PUZZLE, "torch", tmp_path, (old, new))
     (result,) = checkers["torch"].check(path, ["merge"])
     assert result.state == "wrong" and result.hint == "merge-2"
     line = path.read_text().partition(new)[0].count("\n") + 1
@@ -113,7 +113,7 @@ def test_what_a_merge_may_do_wrong(old, new, words, checkers, tmp_path):
 @pytest.mark.parametrize("rung", ["numpy", "torch"])
 def test_softmax_s_backward_pass_is_named_here_too(rung, wrong, words, checkers, tmp_path):
     """In NumPy blocks that a query cannot see are masked, in PyTorch they are left out."""
-    path = changed(PUZZLE, rung, tmp_path, ("P * (dP - delta[..., None])", wrong))
+    path = write_changed(PUZZLE, rung, tmp_path, ("P * (dP - delta[..., None])", wrong))
     (result,) = checkers[rung].check(path, ["recompute"])
     assert words in "\n".join(result.diagnosis), result.diagnosis
 
@@ -153,7 +153,9 @@ RIGHT = {
 
 @pytest.mark.parametrize("rung", RIGHT)
 def test_a_ring_that_is_right_in_another_way_is_right(rung, checkers, tmp_path):
-    path = changed(PUZZLE, rung, tmp_path, **{gate: body.strip("\n") for gate, body in RIGHT[rung].items()})
+    path = write_changed(
+        PUZZLE, rung, tmp_path, **{gate: body.strip("\n") for gate, body in RIGHT[rung].items()}
+    )
     results = checkers[rung].check(path, list(RIGHT[rung]))
     assert {result.state for result in results} == {"correct"}, [result.diagnosis for result in results]
 
@@ -166,6 +168,8 @@ def test_a_ring_that_is_right_in_another_way_is_right(rung, checkers, tmp_path):
     ],
 )  # fmt: skip
 def test_chunks_that_are_none(new, words, checkers, tmp_path):
-    path = changed(PUZZLE, "numpy", tmp_path, ("return [pieces[rank], pieces[2 * size - 1 - rank]]", new))
+    path = write_changed(
+        PUZZLE, "numpy", tmp_path, ("return [pieces[rank], pieces[2 * size - 1 - rank]]", new)
+    )
     (result,) = checkers["numpy"].check(path, ["balanced"])
     assert result.state == "wrong" and words in result.diagnosis[0], result.diagnosis

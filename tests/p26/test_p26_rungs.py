@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from changed_solutions import changed
+from changed_solutions import write_changed
 
 from harness import cli
 from harness.check import zoo
@@ -175,7 +175,7 @@ def test_one_gate_and_one_rung(capsys):
 
 
 def test_what_a_learner_raises_is_a_verdict_with_its_line(tmp_path, checkers):
-    path = changed(PUZZLE, "fold", tmp_path, sweep="    return 1 / 0")
+    path = write_changed(PUZZLE, "fold", tmp_path, sweep="    return 1 / 0")
     (result,) = checkers["fold"].check(path, ["sweep"])
     assert result.mistake == "raises" and "fold.py:" in result.diagnosis[0]
     assert "ZeroDivisionError" in result.diagnosis[0]
@@ -183,7 +183,7 @@ def test_what_a_learner_raises_is_a_verdict_with_its_line(tmp_path, checkers):
 
 def test_what_a_graph_raises_has_the_line_that_wrote_it(tmp_path, checkers):
     """Dynamo wraps what a pass raises, and the kind of the function in question names the mistake."""
-    path = changed(PUZZLE, "match", tmp_path, ("gate.all_input_nodes == [x]", "gate.args[0] is x"))
+    path = write_changed(PUZZLE, "match", tmp_path, ("gate.all_input_nodes == [x]", "gate.args[0] is x"))
     line = next(k for k, each in enumerate(path.read_text().splitlines(), 1) if "gate.args[0] is x" in each)
     (result,) = checkers["match"].check(path, ["silu"])
     assert result.diagnosis[0] == (
@@ -194,7 +194,7 @@ def test_what_a_graph_raises_has_the_line_that_wrote_it(tmp_path, checkers):
 def test_what_the_graph_raises_that_a_pass_has_left_has_the_line_of_the_blank(tmp_path, checkers):
     """No line of the file is running when the graph's own code fails."""
     body = "    for node in gm.graph.nodes:\n        if node.op == 'call_function':\n            node.target = math.comb\n    return 0"
-    path = changed(PUZZLE, "fold", tmp_path, sweep=body)
+    path = write_changed(PUZZLE, "fold", tmp_path, sweep=body)
     line = blanks.find(path.read_text())["sweep"].line
     (result,) = checkers["fold"].check(path, ["sweep"])
     assert f"{path}:{line}: in the graph that it leaves: TypeError" in result.diagnosis[0]
@@ -209,13 +209,13 @@ def test_what_the_graph_raises_that_a_pass_has_left_has_the_line_of_the_blank(tm
     ],
 )
 def test_a_gate_whose_part_is_wrong_says_which_to_mend_first(tmp_path, checkers, rung, part, body, gate):
-    (result,) = checkers[rung].check(changed(PUZZLE, rung, tmp_path, **{part: body}), [gate])
+    (result,) = checkers[rung].check(write_changed(PUZZLE, rung, tmp_path, **{part: body}), [gate])
     assert (result.state, result.mistake, result.hint) == ("wrong", None, f"{part}-1")
     assert result.diagnosis == [f"computed from {part}, which is wrong: mend that first"]
 
 
 def test_a_gate_that_is_wrong_beside_a_wrong_part_is_named_itself(tmp_path, checkers):
-    path = changed(PUZZLE, "fold", tmp_path, factor="    return None", chain="    return 0")
+    path = write_changed(PUZZLE, "fold", tmp_path, factor="    return None", chain="    return 0")
     (result,) = checkers["fold"].check(path, ["chain"])
     assert result.mistake == "not-rewritten" and result.hint == "chain-1"
 
@@ -231,14 +231,14 @@ def test_a_gate_that_is_wrong_beside_a_wrong_part_is_named_itself(tmp_path, chec
     ],
 )  # fmt: skip
 def test_what_a_blank_returns_is_named(tmp_path, checkers, rung, gate, body, words, advice):
-    (result,) = checkers[rung].check(changed(PUZZLE, rung, tmp_path, **{gate: body}), [gate])
+    (result,) = checkers[rung].check(write_changed(PUZZLE, rung, tmp_path, **{gate: body}), [gate])
     assert result.mistake == advice and words in result.diagnosis[0], result.diagnosis
 
 
 def test_what_a_graph_prints_when_it_fails_is_not_shown(tmp_path, checkers, capfd):
     """FX writes a traceback to standard error where generated code raises."""
     dtype = "or not value(x).dtype == value(end).dtype in DTYPES:"
-    path = changed(PUZZLE, "match", tmp_path, (dtype, "or not is_tensor(end):"))
+    path = write_changed(PUZZLE, "match", tmp_path, (dtype, "or not is_tensor(end):"))
     (result,) = checkers["match"].check(path, ["gelu"])
     assert result.mistake == "dtype" and "traced Module" not in capfd.readouterr().err
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from changed_solutions import changed
+from changed_solutions import write_changed
 
 from harness.check import zoo
 from harness.check.checker import make_checker
@@ -124,7 +124,7 @@ FORWARD = "        return 0.5 * x * (1 + torch.tanh(Gelu"
     ],
 )  # fmt: skip
 def test_what_else_may_be_wrong_is_said(gate, old, new, mistake, words, checkers, tmp_path):
-    (result,) = checkers["tape"].check(changed(PUZZLE, "tape", tmp_path, (old, new)), [gate])
+    (result,) = checkers["tape"].check(write_changed(PUZZLE, "tape", tmp_path, (old, new)), [gate])
     assert (result.state, result.mistake) == ("wrong", mistake), result.diagnosis
     assert words in result.diagnosis[0], result.diagnosis
 
@@ -143,7 +143,7 @@ def told(file: str) -> list:
 
 @pytest.mark.parametrize(("rung", "gate", "entry"), told("learner_mistakes.toml"))
 def test_a_mistake_that_a_learner_has_tried_is_rejected_and_named(rung, gate, entry, checkers, tmp_path):
-    (result,) = checkers[rung].check(changed(PUZZLE, rung, tmp_path, *entry["edits"]), [gate])
+    (result,) = checkers[rung].check(write_changed(PUZZLE, rung, tmp_path, *entry["edits"]), [gate])
     assert result.state == "wrong"
     assert result.mistake == entry.get("mistake", result.mistake), result.diagnosis
     assert entry.get("said", "") in result.diagnosis[0]
@@ -153,7 +153,10 @@ def test_a_mistake_that_a_learner_has_tried_is_rejected_and_named(rung, gate, en
 @pytest.mark.slow
 @pytest.mark.parametrize(("rung", "gate", "edits"), told("right_variants.toml"))
 def test_another_right_solution_is_right_whatever_the_seed(rung, gate, edits, tmp_path):
-    path, work = changed(PUZZLE, rung, tmp_path, *edits), Work(PUZZLE, PUZZLE.rung(rung), roots.solutions())
+    path, work = (
+        write_changed(PUZZLE, rung, tmp_path, *edits),
+        Work(PUZZLE, PUZZLE.rung(rung), roots.solutions()),
+    )
     for seed in range(20):
         (result,) = make_checker(work, seed=seed).check(path, [gate])
         assert result.state == "correct", (seed, result.diagnosis)
@@ -182,7 +185,7 @@ def test_parts_that_are_right_in_another_way_are_right(checkers, tmp_path):
     taken = "        q, k, v, P = tape.take(name)"
     split = "        qkv, P = tape.take(name)\n        q, k, v = split_heads(qkv, 3)"
     kept = ("tape.keep(name, q, k, v, P)", "tape.keep(name, qkv, P)")
-    path = changed(PUZZLE, "tape", tmp_path, kept, (taken, split))
+    path = write_changed(PUZZLE, "tape", tmp_path, kept, (taken, split))
     (result,) = checkers["tape"].check(path, ["attention"])
     assert result.state == "correct", result.diagnosis
 

@@ -42,7 +42,7 @@ def folder(tmp_path_factory):
     """A checkout with the toys, the harness in it; the first blank of p90 reads the wrong row."""
     checkout = tmp_path_factory.mktemp("checkout")
     toys.make(checkout)
-    with toys.entered(checkout):
+    with toys.enter(checkout):
         solve(checkout, RIGHT, WRONG)
         yield checkout
 

@@ -1,7 +1,7 @@
 """Known mistakes of every puzzle with kernels, by its formulas: each is rejected by some case, and what is right by none."""
 
 import pytest
-from known_mistakes import rejected
+from known_mistakes import is_rejected
 
 from harness.check.reference import Reference
 from harness.puzzles.p22 import derive_rung
@@ -32,7 +32,7 @@ def test_every_known_mistake_is_rejected_and_what_is_right_is_not(puzzle, dtype)
     quantities = [*dict.fromkeys(quantity for call in puzzle.calls for quantity in call.op.writes)]
 
     def seen(mistake: Mistake) -> bool:
-        return any(rejected(reference, quantities, mistake, case) for case in cases)
+        return any(is_rejected(reference, quantities, mistake, case) for case in cases)
 
     assert not seen(Mistake("none", "as it should be", {}))
     survivors = {m.id for m in puzzle.mistakes if m not in OF_OTHER_RUNGS and not seen(m)}

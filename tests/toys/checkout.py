@@ -20,7 +20,7 @@ SHARED = TOYS.parents[1] / "solutions" / "shared"
 
 
 def make(folder: Path) -> None:
-    """Writes the checkout: solutions/ with the toys and what kernels share, and problems/ generated from it."""
+    """Write the checkout: solutions/ with the toys and what kernels share, and problems/ generated from it."""
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(TOYS / "puzzles", folder / "puzzles", ignore=ignored)
     shutil.copytree(TOYS / "solutions", folder / "solutions", ignore=ignored)
@@ -30,8 +30,8 @@ def make(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def entered(folder: Path) -> Iterator[None]:
-    """While it lasts, the harness finds the toys, and their solutions and problems, and works in that folder."""
+def enter(folder: Path) -> Iterator[None]:
+    """Let the harness find the toys, and their solutions and problems, and work in that folder."""
     puzzles = importlib.import_module("harness.puzzles")
     before = roots.CHECKOUT, os.getcwd()
     puzzles.__path__.append(str(folder / "puzzles"))
@@ -46,7 +46,7 @@ def entered(folder: Path) -> Iterator[None]:
 
 
 def run(arguments: list[str]) -> tuple[int, str, str]:
-    """One command line: exit code, standard output and standard error."""
+    """Call a command line; return exit code, standard output and standard error."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:

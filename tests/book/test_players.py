@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(
     find_browser() is None, reason="no Chromium or Chrome on this machine (Debian: apt-get install chromium)"
 )
 
-GRADIENT = "puzzle_22/break_the_gradient.html"
+GRADIENT = "puzzle_22/derivation.html"
 MISTAKES = {
     "the diagonal of J alone": lambda g, x_hat: g * (1 - 1 / 8 - x_hat**2 / 8),
     "without c1": lambda g, x_hat: g - g.mean(),

@@ -19,7 +19,6 @@ from harness.check.checker import Checker, make_checker
 from harness.devices.recorder import Order, record_many
 from harness.errors import DamagedFile
 from harness.learner.work import Work
-from harness.puzzles.p26 import shows
 from harness.puzzles.p26.mistakes import FIXES
 from harness.spec.catalogue import find_puzzle, puzzle_names
 from harness.spec.rungs import MojoRung
@@ -99,16 +98,6 @@ def assert_named(wrong, results):
     assert not any(result.mistake or result.diagnosis for result in right)
 
 
-def without_numbers(line):
-    """A line of the book's record of `p26 --symptoms` without what PyTorch's rounding makes of it."""
-    return re.sub(r"-?\d+\.\d+(e[+-]?\d+)?", "#", line)
-
-
-SYMPTOMS = [
-    *map(without_numbers, (ROOT / "book/outputs/backend_symptoms.txt").read_text("utf-8").splitlines())
-]
-
-
 def name_of(wrong):
     """The name of a case."""
     return f"{wrong.puzzle}-{wrong.rung}{'-' if wrong.rung else ''}{wrong.name}"
@@ -145,8 +134,6 @@ def test_a_wrong_answer_in_python_is_rejected_for_the_right_reason(wrong, monkey
     named = results[wrong.gate]
     assert named.mistake == (wrong.mistake or None), "\n".join(named.diagnosis)
     if wrong.puzzle == "p26":
-        said = shows.symptom(wrong.name, named.diagnosis[0], wrong.target())
-        assert without_numbers(said) in SYMPTOMS, "the book shows what is said here"
         assert named.diagnosis[1] == f"what to do: {FIXES[wrong.mistake]}"
 
 

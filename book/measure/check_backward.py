@@ -27,14 +27,14 @@ NUMBERS = count()
 def opcheck(function: Any, inputs: list[torch.Tensor]) -> bool:
     """Whether torch.library.opcheck finds something in an operator, or in a class with setup_context, registered as one."""
     owner: Any = getattr(function, "__self__", None)
-    if hasattr(owner, "setup_context"):
-        function = torch.library.custom_op(f"checked::op{next(NUMBERS)}", mutates_args=())(owner.forward)
-        function.register_fake(owner.forward)
-        function.register_autograd(owner.backward, setup_context=owner.setup_context)
     try:
+        if hasattr(owner, "setup_context"):
+            function = torch.library.custom_op(f"checked::op{next(NUMBERS)}", mutates_args=())(owner.forward)
+            function.register_fake(owner.forward)
+            function.register_autograd(owner.backward, setup_context=owner.setup_context)
         results = torch.library.opcheck(function, tuple(inputs), raise_exception=False)
     except Exception:
-        return False  # it is no operator, and cannot be one
+        return False  # it is not an operator, and cannot be one
     return any(words != "SUCCESS" for words in results.values())
 
 

@@ -216,7 +216,7 @@ class Measured:
             apart = beside(got, truth, low[k], high[k], result=result)
             if not any(t.isnan().any() for t in e.inputs):
                 apart = torch.where(truth.isnan(), 0.0, apart)  # inf - inf is what each formula makes of it
-            elif not result:  # a NaN among the inputs has no slope: its gradient may be anything
+            elif not result and self.subject.subgradients:  # NaN has no slope: its gradient may be anything
                 apart = torch.where(leaves(e.inputs)[k - len(e.names)].isnan(), 0.0, apart)
             apart = torch.where(excused[k], 0.0, apart) if excused else apart
             error = apart.max().item() / scales[k]

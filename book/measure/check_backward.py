@@ -40,7 +40,7 @@ def opcheck(function: Any, inputs: list[torch.Tensor]) -> bool:
 
 def rows():
     """A row for each wrong one."""
-    wrong, faults = import_module("zoo_cases").wrong_ones(), import_module("faults").faults()
+    wrong, faults = import_module("zoo_cases").wrong_ops(), import_module("faults").faults()
     for asked in [*wrong, *faults]:
         made, more = asked.make(), asked.more
         problem = make_problem(made, asked.reference, asked.inputs, DTYPES, "cpu")

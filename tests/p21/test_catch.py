@@ -13,7 +13,7 @@ from harness.errors import DamagedFile
 from harness.puzzles.p21 import catch
 from harness.puzzles.p21.catch import CatchChecker, NoTest, tries
 from harness.puzzles.p21.hunt import DECISIVE
-from harness.puzzles.p21.rights import right_ones
+from harness.puzzles.p21.rights import correct_ops
 from harness.puzzles.p21.spec import PUZZLE
 from harness.toolchain import roots
 
@@ -54,7 +54,7 @@ def test_a_wrong_test_is_rejected_for_its_own_reason(bug):
 
 def test_every_right_one_is_right():
     """By a comparison of its own: the largest error in the widest dtype, and in every other one beside PyTorch's."""
-    for op in right_ones(load(SOLUTION.with_name("hunt.py"))):
+    for op in correct_ops(load(SOLUTION.with_name("hunt.py"))):
         for dtype in op.dtypes:
 
             def gradients(function, wide, op=op, dtype=dtype):
@@ -97,7 +97,7 @@ def test_each_wrong_one_is_wrong_in_a_kind_of_call_that_its_entry_names():
     """The zoo's entries say which check rejects each."""
     of = {bug.name: bug.mistake for bug in zoo.load("p21") if bug.rung == "torch"}
     words = {check.__name__: kind for check, kind in DECISIVE.items()}
-    kinds = {op.name: catch.kind_of_call(op, gate) for op, gate, _ in catch.wrong_ones("p21")}
+    kinds = {op.name: catch.failing_call_kind(op, gate) for op, gate, _ in catch.wrong_ops("p21")}
     assert kinds == {name: words[mistake] for name, mistake in of.items()}
 
 

@@ -61,7 +61,7 @@ def test_a_compiled_backward_pass_can_be_run_again_and_again():
 def test_reference_kernels_are_left_out_where_a_call_takes_minutes(algorithm):
     problem = Problem(Sizes(2**11, 2**10, 2**10), candidates.eager, (torch.empty(1),), torch.empty(1))
     with pytest.raises(Unavailable, match="made for reading"):
-        candidates.through_max(algorithm)(problem)
+        candidates.build_max_graphs(algorithm)(problem)
 
 
 def test_what_a_cpu_does_not_have_is_skipped():

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from faults import faults
 from right_cases import functions, layers, public
 from torch import Tensor
-from zoo_cases import Asked, wrong_ones
+from zoo_cases import Asked, wrong_ops
 
 import harness.testing
 from harness.testing import TRIES, check_backward
@@ -18,7 +18,7 @@ from harness.toolchain import roots
 RECORD = roots.CHECKOUT / "book" / "records" / "check_backward.csv"
 LINES = [line for line in RECORD.read_text().splitlines() if not line.startswith("#")]
 FOUND = {row["wrong"]: row for row in csv.DictReader(LINES)}
-WRONG = {asked.name: asked for asked in [*wrong_ones(), *faults()]}
+WRONG = {asked.name: asked for asked in [*wrong_ops(), *faults()]}
 RIGHT = [*layers(), *functions(), *public()]
 SLOW = ("compile", "thousands of rows", "larger than a block", "gradcheck")
 """Tries that take long, or load the compiler."""

@@ -171,6 +171,6 @@ def of_p24() -> Iterator[Asked]:
             )
 
 
-def wrong_ones() -> list[Asked]:
+def wrong_ops() -> list[Asked]:
     """All of them."""
     return [*of_p21(), *of_p20(), *of_register(), *of_p23(), *of_p24()]

@@ -132,7 +132,7 @@ def wrong_gradients(
         lines = [
             line
             for name, g, e, of_sum in zip(names, got, expected, ones, strict=False)
-            if (line := one_wrong(name, g, e, of_sum, inputs))
+            if (line := describe_wrong(name, g, e, of_sum, inputs))
         ]
         if lines:
             lines += known_mistakes(puzzle, what, names)
@@ -185,7 +185,9 @@ def matrices(names: list[str], tensors: list[Tensor]) -> dict[str, np.ndarray]:
     return given | {name: array for name, array in zip(names[1:], arrays[1:-1], strict=False)}
 
 
-def one_wrong(name: str, got: Tensor, expected: Tensor, of_sum: Tensor, inputs: list[Tensor]) -> str | None:
+def describe_wrong(
+    name: str, got: Tensor, expected: Tensor, of_sum: Tensor, inputs: list[Tensor]
+) -> str | None:
     """Describe the first wrong element of a gradient; None if it is correct."""
     apart = (got - expected).abs()
     if apart.max() <= TOLERANCE * expected.abs().max():

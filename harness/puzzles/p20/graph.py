@@ -29,7 +29,7 @@ KNOWN = {
 Numbers = Mapping[str, float]
 
 
-def right_edges(v: Numbers) -> dict[str, float]:
+def expected_edges(v: Numbers) -> dict[str, float]:
     """Return the derivative along every edge of y = (x^2 + 2x) * 3, by central differences of each node's
     formula."""
     step = 1e-6
@@ -46,7 +46,7 @@ def right_edges(v: Numbers) -> dict[str, float]:
     }
 
 
-def right_gradients(d: Numbers) -> dict[str, float]:
+def expected_gradients(d: Numbers) -> dict[str, float]:
     """Return the gradient of y at every node, by autograd in float64, with these derivatives along the edges."""
     import torch
 
@@ -82,7 +82,7 @@ class GraphChecker(PythonChecker):
     def _check_gate(self, gate: Gate, module: dict, path: Path, cases: list[Case]) -> GateResult:
         result = self._check_file(gate, module, path)
         if gate.id == "backward":
-            result.picture = own_run(module)
+            result.picture = draw_learner_graph(module)
         return result
 
     def _check_file(self, gate: Gate, module: dict, path: Path) -> GateResult:
@@ -102,12 +102,12 @@ class GraphChecker(PythonChecker):
 
     def _wrong_at(self, gate: str, module: dict, x: float | None) -> str | None:
         if x is None:
-            return difference(module["backward"](dict(STEEP)), right_gradients(STEEP), "backward")
+            return difference(module["backward"](dict(STEEP)), expected_gradients(STEEP), "backward")
         values = module["forward"](x)
         if gate == "edges":
-            return difference(module["edges"](dict(values)), right_edges(values), "edges")
-        d = right_edges(values)
-        return difference(module["backward"](dict(d)), right_gradients(d), "backward")
+            return difference(module["edges"](dict(values)), expected_edges(values), "edges")
+        d = expected_edges(values)
+        return difference(module["backward"](dict(d)), expected_gradients(d), "backward")
 
 
 def known_mistake(gate: str, module: dict) -> str | None:
@@ -119,7 +119,7 @@ def known_mistake(gate: str, module: dict) -> str | None:
             if np.allclose(slopes, POINTS):
                 return "value-for-derivative"
             return "constant-edge" if np.ptp(slopes) == 0 else None
-        along = right_edges(module["forward"](POINTS[0]))
+        along = expected_edges(module["forward"](POINTS[0]))
         at_x = module["backward"](dict(along))["x"]
         for id, node in (("one-path-only", "b"), ("other-path-only", "a")):
             if math.isclose(at_x, along["c->y"] * along[f"{node}->c"] * along[f"x->{node}"], rel_tol=1e-6):
@@ -129,7 +129,7 @@ def known_mistake(gate: str, module: dict) -> str | None:
     return None
 
 
-def own_run(module: dict) -> list[str]:
+def draw_learner_graph(module: dict) -> list[str]:
     """Draw the results of the learner's functions at the default x; nothing if one raises or lacks a node."""
     try:
         values = module["forward"](POINTS[0])

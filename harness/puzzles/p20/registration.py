@@ -26,7 +26,7 @@ from harness.toolchain import roots
 _numbers = itertools.count(1)
 
 
-def lying(tensor: Tensor, columns: int) -> Tensor:
+def raw_memory(tensor: Tensor, columns: int) -> Tensor:
     """Return memory as a kernel reads it, [rows, columns], regardless of strides. Raise IndexError if it ends
     before."""
     there = tensor.untyped_storage().nbytes() // tensor.element_size() - tensor.storage_offset()
@@ -45,13 +45,13 @@ class RawKernels:
         """Write softmax over the last axis of x into y."""
         self.launched.append("softmax")
         if x.numel():
-            lying(y, y.shape[-1]).copy_(lying(x, x.shape[-1]).softmax(-1))
+            raw_memory(y, y.shape[-1]).copy_(raw_memory(x, x.shape[-1]).softmax(-1))
 
     def softmax_backward(self, dx: Tensor, dy: Tensor, y: Tensor) -> None:
         self.launched.append("softmax_backward")
         if y.numel():
-            P, dP = lying(y, y.shape[-1]), lying(dy, y.shape[-1])
-            lying(dx, y.shape[-1]).copy_(P * (dP - (dP * P).sum(-1, keepdim=True)))
+            P, dP = raw_memory(y, y.shape[-1]), raw_memory(dy, y.shape[-1])
+            raw_memory(dx, y.shape[-1]).copy_(P * (dP - (dP * P).sum(-1, keepdim=True)))
 
 
 @dataclass
@@ -175,7 +175,7 @@ def second_derivative(it: Registered) -> str | None:
             got = penalty(it.op, loss, x)
         except RuntimeError as error:
             words = " ".join(str(error).split())[:160]
-            if not refused_by_hand(error):
+            if not raised_by_learner(error):
                 return f"a second derivative ends in torch's words, not in yours: {words}"
             if not words:
                 return "a second derivative is refused, and no word says what is refused"
@@ -188,7 +188,7 @@ def second_derivative(it: Registered) -> str | None:
     return None
 
 
-def refused_by_hand(error: RuntimeError) -> bool:
+def raised_by_learner(error: RuntimeError) -> bool:
     """Return whether the last line that ran is a `raise` outside of torch."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     return (last.line or "").startswith("raise") and "torch" not in Path(last.filename).parts

@@ -19,7 +19,7 @@ from harness.check.python_files import PythonChecker, describe, load
 from harness.check.results import GateResult
 from harness.devices.processes import START, RankFailed, run_ranks
 from harness.puzzles.p21.hunt import DECISIVE, decisive, function_of
-from harness.puzzles.p21.rights import Op, op_of, right_ones
+from harness.puzzles.p21.rights import Op, correct_ops, op_of
 from harness.puzzles.p21.subjects import WANTED
 from harness.spec.puzzle import Case, Gate
 from harness.toolchain import roots
@@ -96,7 +96,7 @@ def run_check(check: Callable[[Op], object], op: Op, path: Path, seconds: float)
     )
 
 
-def wrong_ones(puzzle: str) -> list[tuple[Op, str, bool]]:
+def wrong_ops(puzzle: str) -> list[tuple[Op, str, bool]]:
     """Return every wrong backward pass of the first rung, its gate, and whether it is hidden (it has its own
     edit)."""
     return [
@@ -106,7 +106,7 @@ def wrong_ones(puzzle: str) -> list[tuple[Op, str, bool]]:
     ]
 
 
-def kind_of_call(op: Op, gate: str) -> str:
+def failing_call_kind(op: Op, gate: str) -> str:
     """Return the kind of call in which a wrong op of a gate is wrong."""
     subject = WANTED[gate].subject(op.function)
     return next(DECISIVE[check] for check in decisive(gate) if check(subject))
@@ -121,12 +121,12 @@ def tries(path: Path, puzzle: str, seconds: float = SECONDS) -> list[Try]:
         if not callable(check):
             raise NoTest(f"{path}: there is no function check")
         solution = load(roots.solutions() / puzzle / "hunt.py")
-        todo = [(op, "", False) for op in right_ones(solution)] + wrong_ones(puzzle)
+        todo = [(op, "", False) for op in correct_ops(solution)] + wrong_ops(puzzle)
         done = []
         for op, gate, held_back in todo:
             torch.manual_seed(0)
             said, late = run_check(check, op, path, seconds)
-            kind = kind_of_call(op, gate) if gate and not said else ""
+            kind = failing_call_kind(op, gate) if gate and not said else ""
             done.append(Try(op.name, not gate, held_back, said, late, kind))
             if late:
                 break  # a hang on one repeats on the next

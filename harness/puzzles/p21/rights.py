@@ -106,7 +106,7 @@ class ReluFromMask(Function):
         return torch.where(passes, dy, torch.zeros_like(dy))
 
 
-def at_the_kink(sizes: str, seed: int) -> tuple[Tensor, ...]:
+def near_kink(sizes: str, seed: int) -> tuple[Tensor, ...]:
     """Return numbers of which some are 0, and some so near that a finite difference reaches across."""
     (x,) = one(sizes, seed)
     flat = x.view(-1)
@@ -151,7 +151,7 @@ def silu_with_unused(x: Tensor, _: Tensor) -> Tensor:
     return F.silu(x)
 
 
-def right_ones(solution: dict) -> list[Op]:
+def correct_ops(solution: dict) -> list[Op]:
     """Return every correct implementation: the classes of the solution (a module's names), and those of this
     file."""
     return [
@@ -162,7 +162,7 @@ def right_ones(solution: dict) -> list[Op]:
         op_of("standardise", StandardiseInFloat32.apply, "standardise, in float32 alone", (torch.float32,)),
         op_of("addbias", AddBiasInNoOrder.apply, "addbias, summed in no fixed order", WIDE),
         op_of("scale", ScaleByMatrix.apply, "scale, in bfloat16 alone", (torch.bfloat16,)),
-        Op(ReluFromMask.apply, F.relu, at_the_kink, sizes=ALL_SIZES, name="relu, with inputs at its kink"),
+        Op(ReluFromMask.apply, F.relu, near_kink, sizes=ALL_SIZES, name="relu, with inputs at its kink"),
         Op(lambda x: F.gelu(x), F.gelu, gelu_inputs, sizes=ALL_SIZES, name="gelu, with flat parts"),
         Op(steep_tanh_in_parts, steep_tanh, one, sizes=ALL_SIZES, name="tanh, falling steeply, in parts"),
         Op(

@@ -129,7 +129,7 @@ def ours(memory: str) -> Callable[[Problem], Differentiable]:
     return build
 
 
-def through_max(algorithm: str) -> Callable[[Problem], Calls]:
+def build_max_graphs(algorithm: str) -> Callable[[Problem], Calls]:
     """Build the MAX graphs of one algorithm, without a layer around them."""
 
     def build(problem: Problem) -> Calls:
@@ -196,7 +196,10 @@ CANDIDATES = (
     Candidate("bare GEMMs", "floor", Products),
     Candidate("fast", "ours", ours("auto")),
     Candidate("least memory", "ours", ours("least")),
-    *(Candidate(f"{name} through MAX", "ours", through_max(name), columns=("waited",)) for name in IN_MAX),
+    *(
+        Candidate(f"{name} through MAX", "ours", build_max_graphs(name), columns=("waited",))
+        for name in IN_MAX
+    ),
     Candidate("eager", "peer", plain),
     Candidate("compile", "peer", build_compiled),
     Candidate("liger", "peer", liger, "liger_kernel"),

@@ -129,7 +129,7 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
     else:
         # With a constant grad_output the rounding of every tiny-variance row adds up in dgamma: that measures luck.
         tiny = 1.0 if case.values in ("expanded", "large") else 0.05
-        arrays = {**hard_values(B, S, H, O, random, tiny), **weights}
+        arrays = {**adversarial_values(B, S, H, O, random, tiny), **weights}
         if case.values == CANCELLING:
             arrays |= cancelling_values(B, S, H, O, random, cancel=dtype in ("float16", "bfloat16"))
         if case.values == "expanded":
@@ -146,7 +146,7 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
     return {**arrays, "dln": round_to_dtype(dln, dtype)}
 
 
-def hard_values(B: int, S: int, H: int, O: int, random: np.random.Generator, tiny: float) -> Arrays:
+def adversarial_values(B: int, S: int, H: int, O: int, random: np.random.Generator, tiny: float) -> Arrays:
     """Return adversarial inputs, on which a wrong backward pass fails.
 
     The mean is far from 0 and differs from row to row, every fourth row has the deviation `tiny`, gamma and

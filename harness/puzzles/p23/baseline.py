@@ -42,7 +42,10 @@ def reference(tensors: dict) -> dict:
     truth = {name: tensor[0] for name, tensor in in_orders(wide, *plain).items()}
     answers = in_orders(own, *orders(tensors))
     product = own["query"].to(accum_of(own)).mT @ own["grad_output"].to(accum_of(own))
-    return {**{name: farthest(answers[name], truth[name]) for name in truth}, "transposed_product": product}
+    return {
+        **{name: worst_answer(answers[name], truth[name]) for name in truth},
+        "transposed_product": product,
+    }
 
 
 def orders(tensors: dict) -> "tuple[Tensor, Tensor]":
@@ -189,7 +192,7 @@ def recompute(tensors: dict) -> "dict[str, Tensor]":
     }
 
 
-def farthest(answers: "Tensor", truth: "Tensor") -> "Tensor":
+def worst_answer(answers: "Tensor", truth: "Tensor") -> "Tensor":
     """Return the answer of [R, ...] with the largest error, not counting elements that are not finite."""
     import torch
 

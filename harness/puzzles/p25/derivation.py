@@ -130,8 +130,8 @@ RINGS = (
              "grad_value": lambda v: sum_shared(within(v.probabilities, v).swapaxes(-1, -2) @ v.grad_output, v.key)}),
     Mistake("last-share-only",
             "with what the last rank on the way adds alone: each rank must add to what has come",
-            {"grad_key": lambda v: sum_shared(v.scale * (by_the_last(v.grad_scores, v).swapaxes(-1, -2) @ v.query), v.key),
-             "grad_value": lambda v: sum_shared(by_the_last(v.probabilities, v).swapaxes(-1, -2) @ v.grad_output, v.key)}),
+            {"grad_key": lambda v: sum_shared(v.scale * (only_last_rank(v.grad_scores, v).swapaxes(-1, -2) @ v.query), v.key),
+             "grad_value": lambda v: sum_shared(only_last_rank(v.probabilities, v).swapaxes(-1, -2) @ v.grad_output, v.key)}),
     Mistake("travels-in-bfloat16",
             "as a sum that is rounded to bfloat16 at every rank: it must travel in float32",
             {"grad_key": lambda v: in_bfloat16(v, v.scale * v.grad_scores, v.query),
@@ -144,7 +144,7 @@ def within(array: np.ndarray, v: Derivation) -> np.ndarray:
     return np.where(v.owner[:, None] == v.owner, array, 0.0)
 
 
-def by_the_last(array: np.ndarray, v: Derivation) -> np.ndarray:
+def only_last_rank(array: np.ndarray, v: Derivation) -> np.ndarray:
     """Return scores [.., S, S] with 0 except for the queries of the rank that a block of keys reaches last."""
     return np.where(distance(v) == v.ranks - 1, array, 0.0)
 
@@ -196,7 +196,7 @@ def by_range(mistakes: tuple[Mistake, ...]) -> Iterator[Mistake]:
             yield replace(mistake, changes={**mistake.changes, "block": ranges})
 
 
-def where_blocks_meet(mistake: Mistake) -> Mistake:
+def at_block_edges(mistake: Mistake) -> Mistake:
     """Return the mistake with ranges of keys that are entirely after a range of queries left out, not masked."""
 
     def grad_scores(v: Derivation) -> np.ndarray:
@@ -217,7 +217,7 @@ SOFTMAX_BACKWARD = tuple(
 MISTAKES = (
     *by_range(RINGS),
     *SOFTMAX_BACKWARD,
-    *map(where_blocks_meet, SOFTMAX_BACKWARD),
+    *map(at_block_edges, SOFTMAX_BACKWARD),
     Mistake("last-block-only", "with the block that came last alone", {"share": last_share}),
     Mistake("local-index",
             "with the causal mask by the index within a range: it must compare positions in the whole sequence",

@@ -89,7 +89,7 @@ def functions_of(path: Path, solution: Path, gate: str) -> dict[str, Any]:
 def run_cases(path: Path, solution: Path, gate: str, parts: list[Part], patience: float) -> list[Answer]:
     """Run a rank's cases up to the first in which any rank fails or waits `patience` seconds for another."""
     module = functions_of(path, solution, gate)
-    module["finish"] = with_a_step(module["finish"])
+    module["finish"] = require_step(module["finish"])
     world = dist.get_world_size()
     # A rank outside of a group gets a marker for that, and has no case with it.
     groups: dict[int, Any] = {world: dist.group.WORLD}
@@ -106,7 +106,7 @@ def run_cases(path: Path, solution: Path, gate: str, parts: list[Part], patience
     return answers
 
 
-def with_a_step(finish: Callable[..., None]) -> Callable[..., None]:
+def require_step(finish: Callable[..., None]) -> Callable[..., None]:
     """Wrap `finish` so that it must get the step: if a neighbour is gone, only the step says when."""
 
     def finish_checked(works: list[Any], step: object, group: object) -> None:

@@ -159,7 +159,7 @@ def symptom(waits: bool, quantity: str, arrays: Arrays, got: np.ndarray, truth: 
         causes.append(EARLY)
     if largest_product(arrays) > LARGE:
         causes.append(OVERFLOWS)
-    blind = sees_nothing(arrays)
+    blind = fully_masked_rows(arrays)
     by_rows = quantity in ("output", "grad_query")
     if blind.any() and not (by_rows and bad[:, :, ~blind].any()):
         causes.append(NOTHING_VISIBLE)
@@ -177,7 +177,7 @@ def largest_product(arrays: Arrays) -> float:
     return float(np.abs(query @ keys.swapaxes(-1, -2)).max())
 
 
-def sees_nothing(arrays: Arrays) -> np.ndarray:
+def fully_masked_rows(arrays: Arrays) -> np.ndarray:
     """Return a mask of the rows [S] that see no key of one of the ranks' ranges."""
     size, S = int(arrays["ranks"]), arrays["query"].shape[2]
     ranges = cut(S, size * (2 if arrays["balanced"] else 1))

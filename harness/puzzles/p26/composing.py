@@ -106,7 +106,7 @@ def rewriting(m: Module) -> None:
 
 
 @contextlib.contextmanager
-def standing_in(module: Module, name: str, other: Callable[..., Any]) -> Iterator[None]:
+def replace_function(module: Module, name: str, other: Callable[..., Any]) -> Iterator[None]:
     """Replace one of Inductor's functions, also where the learner's file has imported it by its name."""
     from torch._inductor import compile_fx as inductor
 
@@ -133,11 +133,11 @@ def record_compile_fx(module: Module) -> Iterator[list[dict]]:
         calls.append({"operations": [called(n) for n in gm.graph.nodes if n.op in CALLS], **options})
         return aot_eager(gm, example_inputs)
 
-    with standing_in(module, "compile_fx", stand_in):
+    with replace_function(module, "compile_fx", stand_in):
         yield calls
 
 
-def handing_on(m: Module) -> None:
+def check_handoff(m: Module) -> None:
     """Check that the rewritten graph reaches compile_fx with the user's mode and options, compiled once for
     two shapes."""
 
@@ -167,7 +167,7 @@ def handing_on(m: Module) -> None:
             raise Fault("options-lost", f"{words}: config_patches is {patches}, expected {wanted}")
 
 
-def by_inductor(m: Module) -> None:
+def check_inductor(m: Module) -> None:
     """Check both directions through the real Inductor."""
     if not has_compiler():
         return
@@ -182,7 +182,7 @@ def by_inductor(m: Module) -> None:
         raise Fault("value", "compiled by Inductor it computes something else")
 
 
-def both_graphs(m: Module) -> None:
+def check_both_graphs(m: Module) -> None:
     """Check that behind AOTAutograd a forward and a backward ATen graph are both compiled by Inductor."""
     from torch._functorch._aot_autograd.utils import make_boxed_func
     from torch._inductor import compile_fx as inductor
@@ -199,7 +199,7 @@ def both_graphs(m: Module) -> None:
     model = models.Pieces(lambda m, x: m.ln(x).sin())
     leaves = [x, model.ln.weight, model.ln.bias]
     try:
-        with standing_in(m, "compile_fx_inner", inner):
+        with replace_function(m, "compile_fx_inner", inner):
             got = outputs_of(lambda gm, inputs: m["aot"](gm, inputs, graphs), model, x)
             gradients = torch.autograd.grad(got.sum(), leaves)
     except Exception as error:

@@ -30,13 +30,13 @@ from harness.puzzles.p27.running import (
     Watched,
     by_autograd,
     by_hand,
+    describe_wrong,
     evidence_of,
     excerpt,
     held,
     leaves,
     near,
     no_autograd,
-    one_wrong,
     watching,
     wrong_values,
 )
@@ -122,12 +122,12 @@ def compare(gate: str, ran: list[TryResult]) -> None:
         return
     (first, names), *_ = failing
     order = ", from the loss backwards" if len(first.right) > 6 else ""
-    if told := explained_by_formula(gate, failing, right_values(ran)):
+    if told := explained_by_formula(gate, failing, correct_values(ran)):
         others = (
             f"wrong are {' and '.join(names)}, of {', '.join(first.right)}" if len(first.right) > 2 else ""
         )
         raise Fault.of(told, others)
-    lines = [f"with {first.one.words}{order}: {one_wrong(first.got, first.right, names[0])}"]
+    lines = [f"with {first.one.words}{order}: {describe_wrong(first.got, first.right, names[0])}"]
     if len(names) > 1:
         lines.append(f"{len(names)} of {len(first.right)} tensors are wrong, of which it is the first")
     ids = [id for id, change in CHANGES.items() if change.part in CONCERN.get(gate, ())]
@@ -171,7 +171,7 @@ def evidence_in(formula: Formula, ran: TryResult, got: np.ndarray, right: np.nda
     return evidence_of(case, formula.arrays(ran.given, dims), got, right)
 
 
-def right_values(ran: Sequence[TryResult]) -> set[str]:
+def correct_values(ran: Sequence[TryResult]) -> set[str]:
     """Return the values that are correct in every try."""
     wrong = {name for each in ran for name in wrong_values(each.got, each.right)}
     return {name for each in ran for name in each.right} - wrong

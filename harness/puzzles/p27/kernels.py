@@ -191,7 +191,7 @@ def of_threads(v: Derivation, total: Callable[[np.ndarray], np.ndarray]) -> np.n
     return np.stack([total(logits) for logits in own], -1).sum(-1, keepdims=True)
 
 
-def overflowing(v: Derivation) -> np.ndarray:
+def overflow_lse(v: Derivation) -> np.ndarray:
     """Return the lse of float32 exponentials without a subtracted maximum, [B, T]."""
     with np.errstate(over="ignore"):
         return np.log(np.exp(v.logits.astype(np.float32)).sum(-1)).astype(np.float64)
@@ -276,7 +276,7 @@ def by_sigmoid(v: Derivation, inner: float) -> np.ndarray:
 MISTAKES = (
     *derivation.MISTAKES,
     Mistake("largest-not-subtracted", "without the largest logit subtracted: exponentials overflow, or are all 0",
-            {"row_lse": overflowing}),
+            {"row_lse": overflow_lse}),
     *formulas.sums(exponentials, THREADS, {"row_total": lambda change: change}, "exponentials-"),
     Mistake("not-joined", "of the first thread's columns alone: block.max and block.sum are missing",
             {"row_lse": of_first_thread}),
@@ -464,7 +464,7 @@ def propagate_rounding(arrays: Arrays, saved: Arrays) -> dict[str, float]:
 # ---- PyTorch's answers --------------------------------------------------------------------------------------
 
 
-def unluckier_gelu(x, dx) -> tuple:
+def worst_gelu(x, dx) -> tuple:
     """Return GELU of x and its gradient, each by PyTorch's form with the larger error."""
     import torch
     import torch.nn.functional as F
@@ -506,7 +506,7 @@ def reference(tensors: dict) -> dict:
     logits, x, dx, targets = leaf("logits"), leaf("x"), tensors["dx"].to(accum), tensors["targets"]
     flat, wanted = logits.flatten(0, 1), targets.flatten()
     mean_loss = F.cross_entropy(flat, wanted, ignore_index=IGNORED)
-    gelu, grad_gelu = unluckier_gelu(x, dx)
+    gelu, grad_gelu = worst_gelu(x, dx)
     table = torch.zeros(int(tensors["V"]), x.shape[-1], dtype=accum, device=device, requires_grad=True)
     moved, held = leaf("x"), leaf("dx")
     optimizer = torch.optim.AdamW([moved], RATE, (BETA1, BETA2), EPS, DECAY, foreach=False)

@@ -16,10 +16,10 @@ from harness.puzzles.p27.autograd import Model, Tensors, parameters
 from harness.puzzles.p27.running import (
     Fault,
     Module,
+    describe_wrong,
     evidence_of,
     leaves,
     no_autograd,
-    one_wrong,
     wrong_values,
 )
 from harness.spec.catalogue import find_puzzle
@@ -38,7 +38,7 @@ def compare(got: Tensors, right: Tensors, known: Known) -> None:
     wrong = [*wrong_values(got, right)]
     if not wrong:
         return
-    lines = [one_wrong(got, right, wrong[0])]
+    lines = [describe_wrong(got, right, wrong[0])]
     for id, (words, values) in known.items():
         if not [*wrong_values(got, values())]:
             raise Fault("\n".join([*lines, f"these are the values {words}"]), id)
@@ -177,7 +177,7 @@ class State:
             )
 
 
-def right_states(p: Tensors, gradients: list[Tensors]) -> list[State]:
+def reference_states(p: Tensors, gradients: list[Tensors]) -> list[State]:
     """Return PyTorch's state at first and after each update."""
     held = leaves(p)
     optimizer = adamw_of(held, kernels.DECAY, kernels.RATE, kernels.EPS, (kernels.BETA1, kernels.BETA2))
@@ -209,7 +209,7 @@ def check_adamw(gate: str, module: Module, seed: int) -> str:
 
     p = {"weight": normal(4, 3), "bias": normal(4), "table": normal(5, 3)}
     gradients = [{name: 0.1 * normal(*t.shape) for name, t in p.items()} for _ in range(3)]
-    states = right_states(p, gradients)
+    states = reference_states(p, gradients)
     mine = states[0].copy()
     for number, each in enumerate(gradients, 1):
         mine.update(module, each, number)

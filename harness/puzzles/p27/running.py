@@ -160,7 +160,7 @@ def near(got: Tensor, wanted: Tensor) -> bool:
     return bool((got - wanted).abs().max() <= TOLERANCE * (scale or 1.0)) if wanted.numel() else True
 
 
-def one_wrong(got: Mapping[str, Tensor], right: Mapping[str, Tensor], name: str) -> str:
+def describe_wrong(got: Mapping[str, Tensor], right: Mapping[str, Tensor], name: str) -> str:
     """Describe a wrong value by its worst element."""
     mine, wanted = got[name], right[name]
     if mine.shape != wanted.shape:

@@ -19,69 +19,19 @@ OPEN = (
     "harness/puzzles/p28/",
     "harness/screens/",
 )
-PRIVATE_WORDS = set(
-    [
-        "anew",
-        "asked",
-        "beside",
-        "exhibit",
-        "exhibits",
-        "floors",
-        "found",
-        "given",
-        "gone",
-        "judge",
-        "judged",
-        "judges",
-        "kept",
-        "knows",
-        "lent",
-        "lies",
-        "made",
-        "museum",
-        "nobody",
-        "noting",
-        "ran",
-        "room",
-        "rooms",
-        "said",
-        "seen",
-        "somebody",
-        "stands",
-        "taking",
-        "tells",
-        "told",
-        "verdict",
-        "verdicts",
-        "wanted",
-        "way",
-        "ways",
-        "who",
-        "whose",
-    ]
-)
+PRIVATE_WORDS = {
+    "anew", "asked", "beside", "exhibit", "exhibits", "floors", "found", "given", "gone", "judge", "judged",
+    "judges", "kept", "knows", "lent", "lies", "made", "museum", "nobody", "noting", "ran", "room", "rooms",
+    "said", "seen", "somebody", "stands", "taking", "tells", "told", "verdict", "verdicts", "wanted", "way",
+    "ways", "who", "whose",
+}  # fmt: skip
 PRINTED = {"_unsupported", "batched", "compiled"}
 """Names that a command prints, or a protocol has."""
 NOUN_CLAUSES = set(["How", "That", "What", "When", "Where", "Whether", "Which", "Who", "Whose", "Why"])
-NOT_A_VERB = NOUN_CLAUSES | set(
-    [
-        "A",
-        "All",
-        "An",
-        "As",
-        "Both",
-        "Each",
-        "Every",
-        "One",
-        "Some",
-        "The",
-        "These",
-        "This",
-        "Those",
-        "Three",
-        "Two",
-    ]
-)
+NOT_A_VERB = NOUN_CLAUSES | {
+    "A", "All", "An", "As", "Both", "Each", "Every", "One", "Some", "The", "These", "This", "Those",
+    "Three", "Two",
+}  # fmt: skip
 THIRD_PERSON = re.compile(r"[A-Z][a-z]*[a-rt-z]s")
 DECORATED_AS_VALUES = {"property", "opcode", "cached_property", "cached", "fixture"}
 

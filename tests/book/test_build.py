@@ -13,49 +13,29 @@ from book.build import preprocess
 
 FAULTS = {
     "bad TeX": ("# P\n\ntext\n\n$$\\frac{1$$\n", r"src/page\.md:5: bad TeX: .*end of input"),
-    "bad inline TeX": (
-        "# P\n\nan $\\undefinedcommand$ here\n",
-        r"src/page\.md:3: bad TeX: Undefined control",
-    ),
-    "formula over an empty line": (
-        "# P\n\n$$a\n\nb$$\n",
-        r"src/page\.md:3: a formula runs over an empty line",
-    ),
-    "missing file": (
-        "# P\n\n{{#include ../../no.mojo:body}}\n",
-        r"src/page\.md:3: cannot include \.\./\.\./no",
-    ),
-    "missing anchor": (
-        "# P\n\n\n{{#include ../../code.mojo:bdy}}\n",
-        r"src/page\.md:4: .*0 lines `ANCHOR: bdy`",
-    ),
-    "open anchor": (
-        "# P\n\n{{#include ../../code.mojo:open}}\n",
-        r"src/page\.md:3: .*0 lines `ANCHOR_END: open`",
-    ),
-    "unknown command in a run fence": (
-        "# P\n\n```run\nfind p22\n```\n",
-        r"src/page\.md:3: `workbook find`: no such command",
-    ),
-    "unknown puzzle in prose": (
-        "# P\n\nSay `pixi run p77`.\n",
-        r"src/page\.md:3: `workbook p77`: no such command",
-    ),
+    "bad inline TeX": ("# P\n\nan $\\undefinedcommand$ here\n",
+        r"src/page\.md:3: bad TeX: Undefined control"),
+    "formula over an empty line": ("# P\n\n$$a\n\nb$$\n",
+        r"src/page\.md:3: a formula runs over an empty line"),
+    "missing file": ("# P\n\n{{#include ../../no.mojo:body}}\n",
+        r"src/page\.md:3: cannot include \.\./\.\./no"),
+    "missing anchor": ("# P\n\n\n{{#include ../../code.mojo:bdy}}\n",
+        r"src/page\.md:4: .*0 lines `ANCHOR: bdy`"),
+    "open anchor": ("# P\n\n{{#include ../../code.mojo:open}}\n",
+        r"src/page\.md:3: .*0 lines `ANCHOR_END: open`"),
+    "unknown command in a run fence": ("# P\n\n```run\nfind p22\n```\n",
+        r"src/page\.md:3: `workbook find`: no such command"),
+    "unknown puzzle in prose": ("# P\n\nSay `pixi run p77`.\n",
+        r"src/page\.md:3: `workbook p77`: no such command"),
     "unrecorded output": ("# P\n\n```output nothing\n```\n", r"src/page\.md:3: no recorded output nothing"),
     "dead link": ("# P\n\n[x](gone.md)\n", r"src/page\.md:3: dead link: gone\."),
     "dead anchor": ("# P\n\n\n[x](#gone)\n", r"src/page\.md:4: dead link: #gone: no such heading"),
-    "network image": (
-        "# P\n\n![x](https://example.org/x.png)\n",
-        r"src/page\.md:3: loads https://example\.org/x",
-    ),
-    "network script": (
-        '# P\n\n<script src="//example.org/x.js"></script>\n',
-        r"page\.md:3: loads //example\.org/",
-    ),
-    "fixed colour": (
-        '# P\n\n<svg viewBox="0 0 1 1"><path fill="#ff0000" d="M0 0h1v1z"/></svg>\n',
-        r"src/page\.md:3: an SVG has the fixed colour #ff0000",
-    ),
+    "network image": ("# P\n\n![x](https://example.org/x.png)\n",
+        r"src/page\.md:3: loads https://example\.org/x"),
+    "network script": ('# P\n\n<script src="//example.org/x.js"></script>\n',
+        r"page\.md:3: loads //example\.org/"),
+    "fixed colour": ('# P\n\n<svg viewBox="0 0 1 1"><path fill="#ff0000" d="M0 0h1v1z"/></svg>\n',
+        r"src/page\.md:3: an SVG has the fixed colour #ff0000"),
     "fixed colour in a style": (
         '# P\n\n<svg viewBox="0 0 1 1"><path style="stroke:red" d="M0 0h1v1z"/></svg>\n',
         r"src/page\.md:3: an SVG has the fixed colour red",
@@ -64,22 +44,16 @@ FAULTS = {
         "# P\n\n<svg viewBox='0 0 1 1'><style>path { stop-color: teal }</style><path d='M0 0h1v1z'/></svg>\n",
         r"src/page\.md:3: an SVG has the fixed colour teal",
     ),
-    "unknown blank of hints": (
-        "# P\n\n{{#hints p22:dZ}}\n",
-        r"src/page\.md:3: no hints for 'dZ'; there is ln, ",
-    ),
+    "unknown blank of hints": ("# P\n\n{{#hints p22:dZ}}\n",
+        r"src/page\.md:3: no hints for 'dZ'; there is ln, "),
     "unknown puzzle of hints": ("# P\n\n{{#hints p99:dx}}\n", r"src/page\.md:3: no hints for p99: "),
-    "missing snippet": (
-        "# P\n\n{{#include ../_includes/gone.md}}\n",
-        r"src/page\.md:3: cannot include \.\./_includes/gone\.md: no such file",
-    ),
+    "missing snippet": ("# P\n\n{{#include ../_includes/gone.md}}\n",
+        r"src/page\.md:3: cannot include \.\./_includes/gone\.md: no such file"),
     "same id twice": ('# P\n\n<a id="x"></a>\n\n<a id="x"></a>\n', r"src/page\.md:3: the id x stands twice"),
     "big page": ("# P\n\n" + "word " * 220_000, r"src/page\.md:1: the page has \d+ bytes, limit 1048576"),
-    "other directive": (
-        "# P\n\n\\{{#include x}}\n",
-        r"src/page\.md:3: an mdBook directive was left as it is",
-    ),
-}
+    "other directive": ("# P\n\n\\{{#include x}}\n",
+        r"src/page\.md:3: an mdBook directive was left as it is"),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -123,32 +123,21 @@ ZOO = "solutions/p22/wrong/db_overwritten.toml"
         (replace(HINTS, "[[dx]]", "[[xd]]"), f"{HINTS}: dx has 0 rungs, at least 3 are wanted"),
         (replace(HINTS, "[[dx]]", "[[xd]]"), f"{HINTS}: xd is the ladder of no gate"),
         (add(HINTS), f"{HINTS} is damaged"),
-        (
-            remove(f"problems/p22/{SOURCE}"),
-            f"problems/p22/{SOURCE} is missing; `workbook dev generate`",
-        ),
+        (remove(f"problems/p22/{SOURCE}"), f"problems/p22/{SOURCE} is missing; `workbook dev generate`"),
         (add("problems/p22/op/mine.mojo"), "problems/p22/op/mine.mojo is no part of the puzzle"),
-        (
-            replace(f"solutions/p22/{SOURCE}", "# BLANK-START dx", "# BLANK-START xd"),
-            "BLANK-END dx without its",
-        ),
-        (
-            replace(f"solutions/p22/{SOURCE}", '"""', '"""A word more. '),
-            f"problems/p22/{SOURCE} is out of step",
-        ),
+        (replace(f"solutions/p22/{SOURCE}", "# BLANK-START dx", "# BLANK-START xd"),
+         "BLANK-END dx without its"),
+        (replace(f"solutions/p22/{SOURCE}", '"""', '"""A word more. '),
+         f"problems/p22/{SOURCE} is out of step"),
         (remove("tests/p22"), "tests/p22 holds no test_*.py"),
         (remove("book/src/puzzle_22"), "book/src/puzzle_22/puzzle_22.md is missing"),
-        (
-            replace("book/src/SUMMARY.md", "puzzle_22/puzzle_22.md", "other.md"),
-            "book/src/SUMMARY.md does not name",
-        ),
+        (replace("book/src/SUMMARY.md", "puzzle_22/puzzle_22.md", "other.md"),
+         "book/src/SUMMARY.md does not name"),
         (replace("pixi.toml", '"workbook p22"', '"workbook"'), "pixi.toml: the task p22"),
-        (
-            add("solutions/p98/hints.toml"),
-            "solutions/p98 belongs to no puzzle: harness/puzzles/p98 is missing",
-        ),
+        (add("solutions/p98/hints.toml"),
+         "solutions/p98 belongs to no puzzle: harness/puzzles/p98 is missing"),
     ],
-)
+)  # fmt: skip
 def test_what_is_missing_or_unexpected_is_named(spoiled, puzzle, spoil, said):
     spoil(spoiled)
     faults = [*check.faults(spoiled, puzzle), *check.strangers(spoiled, ["p22"])]

@@ -19,31 +19,16 @@ from harness.toolchain.roots import CHECKOUT, op_package, solutions
 pytestmark = pytest.mark.compiles
 
 OPS = {
-    "p19": {
-        "ramp_map": "mapped vector",
-        "ramp_index": "shifted matrix offset",
-        "ramp_cast": "products half_matrix half_vector",
-        "ramp_reduce": "row_sums matrix",
-        "ramp_tile": "mirrored vector",
-        "ramp_atomic": "column_sums matrix",
-        "ramp_stages": "staged_sums matrix",
-        "ramp_rmsnorm": "normalised matrix weight",
-    },
-    "p20": {
-        "relu_mask": "output mask input",
-        "relu_mask_backward": "grad_input grad_output mask",
-        "softmax": "output input",
-        "softmax_backward": "grad_input grad_output output",
-    },
-    "p23": {
-        "attention": "output query key value",
-        "attention_backward": "grad_query grad_key grad_value grad_output query key value",
-    },
-    "p24": {
-        "hilbert_gather": "gathered input order",
-        "hilbert_scatter": "grad_input grad_gathered order",
-    },
-}
+    "p19": {"ramp_map": "mapped vector", "ramp_index": "shifted matrix offset",
+        "ramp_cast": "products half_matrix half_vector", "ramp_reduce": "row_sums matrix",
+        "ramp_tile": "mirrored vector", "ramp_atomic": "column_sums matrix",
+        "ramp_stages": "staged_sums matrix", "ramp_rmsnorm": "normalised matrix weight"},
+    "p20": {"relu_mask": "output mask input", "relu_mask_backward": "grad_input grad_output mask",
+        "softmax": "output input", "softmax_backward": "grad_input grad_output output"},
+    "p23": {"attention": "output query key value",
+        "attention_backward": "grad_query grad_key grad_value grad_output query key value"},
+    "p24": {"hilbert_gather": "gathered input order", "hilbert_scatter": "grad_input grad_gathered order"},
+}  # fmt: skip
 """Puzzle -> op -> its arguments in order."""
 
 

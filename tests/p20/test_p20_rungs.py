@@ -58,32 +58,20 @@ def test_every_line_of_the_registration_that_is_left_out_makes_a_check_fail(tmp_
             "    c = d['c->y']\n    x = c * (d['x->a'] + d['x->b'])\n    return {'y': 1, 'c': c, 'a': c, 'b': c, 'x': x}",
             "along other edges (x->a 2, x->b 3, a->c 5, b->c 7, c->y 11): backward: a is 11, expected 55",
         ),
-        (
-            "derive",
-            "edges",
-            "    return {'x->b': 2.0, 'a->c': 1.0, 'b->c': 1.0, 'c->y': 3.0, 'x->a': v['x']}",
-            "x->a is 2, expected 4",
-        ),
-        (
-            "derive",
-            "backward",
-            "    return {'y': 1, 'c': 3, 'b': 3, 'a': 3, 'x': 12}",
-            "arrives through a alone",
-        ),
+        ("derive", "edges", "    return {'x->b': 2.0, 'a->c': 1.0, 'b->c': 1.0, 'c->y': 3.0, 'x->a': v['x']}",
+         "x->a is 2, expected 4"),
+        ("derive", "backward", "    return {'y': 1, 'c': 3, 'b': 3, 'a': 3, 'x': 12}",
+         "arrives through a alone"),
         ("torch", "relu_input", "    pass", "forward"),
-        (
-            "torch",
-            "layernorm",
-            "        dx, dweight, dbias = dy, dy.sum(0), dy.sum(0)",
-            "the gradient of x is wrong",
-        ),
+        ("torch", "layernorm", "        dx, dweight, dbias = dy, dy.sum(0), dy.sum(0)",
+         "the gradient of x is wrong"),
         ("torch", "layernorm", "        dx = dy @ dy", "functions.py:"),
         ("torch", "relu_bits", DY_UNUSED, "it is what the sum of the output would have: dy is not used"),
         ("torch", "relu_mask", TWICE, "every element is 2 times what it should be"),
         ("torch", "relu_output", ON_CTX, "ctx.y holds a tensor that save_for_backward should keep"),
         ("register", "define", "    return None", "register() returns NoneType, expected the operator"),
     ],
-)
+)  # fmt: skip
 def test_what_a_learner_may_write(rung, blank, body, words, tmp_path):
     result = judged(rung, blank, tmp_path, **{blank: body})
     assert result.state == "wrong" and words in "\n".join(result.diagnosis), result.diagnosis

@@ -36,49 +36,36 @@ class Expected:
 
 EXPECTED = {
     # The block of the second batch is the first that adds nothing.
-    "db_first_batch_only": Expected(
-        "grad_bias[0]", "missing write", (1, 0, 0), 0, "atomic_add(grad_bias, o, dy[row, o]", "never writes"
-    ),
-    "db_last_row_twice": Expected(
-        "grad_bias[0]", "count", (3, 3, 0), 0, "atomic_add(grad_bias, o, dy[row, o]", "another number of times"
-    ),
-    "db_one_too_far": Expected(
-        "", "out-of-bounds load", (3, 3, 0), 0, "atomic_add(grad_bias, o, dy[row, o]", "past the end of grad_output"
-    ),
-    "db_missing_atomic": Expected(
-        "grad_bias[0]", "global race", None, 0, "grad_bias[unsafe_offset=o]", "nothing orders the blocks"
-    ),
+    "db_first_batch_only": Expected("grad_bias[0]", "missing write", (1, 0, 0), 0,
+        "atomic_add(grad_bias, o, dy[row, o]", "never writes"),
+    "db_last_row_twice": Expected("grad_bias[0]", "count", (3, 3, 0), 0,
+        "atomic_add(grad_bias, o, dy[row, o]", "another number of times"),
+    "db_one_too_far": Expected("", "out-of-bounds load", (3, 3, 0), 0, "atomic_add(grad_bias, o, dy[row, o]",
+        "past the end of grad_output"),
+    "db_missing_atomic": Expected("grad_bias[0]", "global race", None, 0, "grad_bias[unsafe_offset=o]",
+        "nothing orders the blocks"),
     # Row b * S + s is read as s * B + b: block (1, 0) has row 4 of grad_output, and takes row 1.
-    "dw_batch_sequence_swapped": Expected(
-        "grad_weight[0, 0]", "element", (1, 0, 0), 0, "atomic_add(grad_weight,", "it never reads grad_output[1, 0, 0]"
-    ),
-    "dw_beta_forgotten": Expected(
-        "grad_weight[0, 0]", "element", (0, 0, 0), 0, "atomic_add(grad_weight,", "it never reads ln_bias[0]"
-    ),
-    "dw_from_x_hat": Expected(
-        "grad_weight[0, 0]", "element", (0, 0, 0), 0, "atomic_add(grad_weight,", "it never reads ln_weight[0], ln_bias[0]"
-    ),
+    "dw_batch_sequence_swapped": Expected("grad_weight[0, 0]", "element", (1, 0, 0), 0,
+        "atomic_add(grad_weight,", "it never reads grad_output[1, 0, 0]"),
+    "dw_beta_forgotten": Expected("grad_weight[0, 0]", "element", (0, 0, 0), 0, "atomic_add(grad_weight,",
+        "it never reads ln_bias[0]"),
+    "dw_from_x_hat": Expected("grad_weight[0, 0]", "element", (0, 0, 0), 0, "atomic_add(grad_weight,",
+        "it never reads ln_weight[0], ln_bias[0]"),
     # Element (o, h) goes to h * O + o: (0, 1), which is flat element 1, gets what belongs into o = 1, h = 0.
-    "dw_strides_swapped": Expected(
-        "grad_weight[0, 1]", "place", (0, 0, 0), 0, "atomic_add(grad_weight, h * O + o", "puts this value into sums_weight[1, 0]"
-    ),
-    "dgamma_first_position_only": Expected(
-        "grad_ln_weight[0]", "missing write", (0, 1, 0), 0, "atomic_add(grad_ln_weight, h, dln * x_hat)", "never writes"
-    ),
-    "dx_variance_term_dropped": Expected(
-        "grad_input[0, 0, 0]", "element", (0, 0, 0), 0, "dx[row, h] =", "it never reads input[0, 0, 0]"
-    ),
-    "dx_mean_term_doubled": Expected(
-        "grad_input[0, 0, 0]", "value", (0, 0, 0), 0, "dx[row, h] =", "the same elements and values"
-    ),
+    "dw_strides_swapped": Expected("grad_weight[0, 1]", "place", (0, 0, 0), 0,
+        "atomic_add(grad_weight, h * O + o", "puts this value into sums_weight[1, 0]"),
+    "dgamma_first_position_only": Expected("grad_ln_weight[0]", "missing write", (0, 1, 0), 0,
+        "atomic_add(grad_ln_weight, h, dln * x_hat)", "never writes"),
+    "dx_variance_term_dropped": Expected("grad_input[0, 0, 0]", "element", (0, 0, 0), 0, "dx[row, h] =",
+        "it never reads input[0, 0, 0]"),
+    "dx_mean_term_doubled": Expected("grad_input[0, 0, 0]", "value", (0, 0, 0), 0, "dx[row, h] =",
+        "the same elements and values"),
     # With an odd H the last column belongs to thread H - 1 = 6, which never gets to it.
-    "row_sums_odd_column": Expected(
-        "row_sums[0, 0]", "element", (0, 0, 0), 6, "var x_hat = deviation", "it never reads mean[0, 0], rstd[0, 0], input[0, 0, 6]"
-    ),
+    "row_sums_odd_column": Expected("row_sums[0, 0]", "element", (0, 0, 0), 6, "var x_hat = deviation",
+        "it never reads mean[0, 0], rstd[0, 0], input[0, 0, 6]"),
     # gamma is read at row % H: thread 1 of row 0 takes element 0.
-    "ln_gamma_by_row": Expected(
-        "output[0, 0, 0]", "element", (0, 0, 0), 1, "", "it reads ln_weight[0], ln_bias[0], which the solution's thread does not"
-    ),
+    "ln_gamma_by_row": Expected("output[0, 0, 0]", "element", (0, 0, 0), 1, "",
+        "it reads ln_weight[0], ln_bias[0], which the solution's thread does not"),
 }  # fmt: skip
 
 

@@ -67,12 +67,8 @@ RIGHT = {
     "two_plain_passes": ("shared/common.mojo", STATISTICS, TWO_PASSES, "fused"),
     "from_the_end_and_in_halves": ("shared/common.mojo", STATISTICS, FROM_THE_END, "fused"),
     "plain_sums": ("shared/common.mojo", PLAIN, "\n        self.total += term", "fused"),
-    "dx_factored": (
-        "layernorm_linear.mojo",
-        "(row_rstd * (g - c2 - x_hat * c1)).cast[dtype]()",
-        "(row_rstd * g - row_rstd * (c2 + x_hat * c1)).cast[dtype]()",
-        "fused",
-    ),
+    "dx_factored": ("layernorm_linear.mojo", "(row_rstd * (g - c2 - x_hat * c1)).cast[dtype]()",
+        "(row_rstd * g - row_rstd * (c2 + x_hat * c1)).cast[dtype]()", "fused"),
     "dx_from_sums": (
         "layernorm_linear.mojo",
         "(row_rstd * (g - c2 - x_hat * c1)).cast[dtype]()",
@@ -80,18 +76,10 @@ RIGHT = {
         ".cast[dtype]()",
         "fused",
     ),
-    "dgamma_of_the_deviation": (
-        "layernorm_linear.mojo",
-        "atomic_add(grad_ln_weight, h, dln * x_hat)",
-        "atomic_add(grad_ln_weight, h, dln * (x[row, h].cast[accum]() - row_mean) * row_rstd)",
-        "fused",
-    ),
-    "db_from_the_end": (
-        "layernorm_linear.mojo",
-        "atomic_add(grad_bias, o, dy[row, o].cast[accum]())",
-        "atomic_add(grad_bias, O - 1 - o, dy[row, O - 1 - o].cast[accum]())",
-        "fused",
-    ),
+    "dgamma_of_the_deviation": ("layernorm_linear.mojo", "atomic_add(grad_ln_weight, h, dln * x_hat)",
+        "atomic_add(grad_ln_weight, h, dln * (x[row, h].cast[accum]() - row_mean) * row_rstd)", "fused"),
+    "db_from_the_end": ("layernorm_linear.mojo", "atomic_add(grad_bias, o, dy[row, o].cast[accum]())",
+        "atomic_add(grad_bias, O - 1 - o, dy[row, O - 1 - o].cast[accum]())", "fused"),
     "one_thread_a_row": (
         "layernorm_linear.mojo",
         """
@@ -133,7 +121,7 @@ RIGHT = {
         "rstd[unsafe_offset=row]\n        var shifted",
         "unfused",
     ),
-}
+}  # fmt: skip
 
 
 def cases_for(puzzle, name):

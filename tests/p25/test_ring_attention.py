@@ -87,60 +87,36 @@ def test_other_derivatives_are_refused_by_pytorch(group_of_one, transform):
 
 ONE = dict(zip(("query", "key", "value"), tensors(), strict=True))
 BAD = {
-    "integers": (
-        {name: tensor.long() for name, tensor in ONE.items()},
-        TypeError,
-        "query: expected float32, float64, bfloat16, float16, got int64",
-    ),
-    "three axes": (
-        {name: tensor[0] for name, tensor in ONE.items()},
-        ValueError,
-        "query: expected four axes, [B, heads, length, d], got [2, 5, 4]",
-    ),
+    "integers": ({name: tensor.long() for name, tensor in ONE.items()}, TypeError,
+        "query: expected float32, float64, bfloat16, float16, got int64"),
+    "three axes": ({name: tensor[0] for name, tensor in ONE.items()}, ValueError,
+        "query: expected four axes, [B, heads, length, d], got [2, 5, 4]"),
     "None": ({"value": None}, TypeError, "value: expected a torch tensor, got NoneType"),
     "mixed dtypes": ({"key": ONE["key"].float()}, TypeError, "key: expected float64, as query, got float32"),
-    "three heads over two": (
-        {"query": torch.ones(1, 3, 5, 4).double()},
-        ValueError,
-        "key: expected a number of heads that divides the 3 of query, got 2",
-    ),
-    "other elements": (
-        {"value": torch.ones(1, 2, 5, 3).double()},
-        ValueError,
-        "value: expected [1, 2, 5, 4], got [1, 2, 5, 3]",
-    ),
-    "meta": (
-        {name: tensor.to("meta") for name, tensor in ONE.items()},
-        NotImplementedError,
-        "query: a tensor on meta has nothing that could be sent",
-    ),
-    "two devices": (
-        {"key": ONE["key"].to("meta")},
-        ValueError,
-        "key: expected it on cpu, as query, got meta",
-    ),
+    "three heads over two": ({"query": torch.ones(1, 3, 5, 4).double()}, ValueError,
+        "key: expected a number of heads that divides the 3 of query, got 2"),
+    "other elements": ({"value": torch.ones(1, 2, 5, 3).double()}, ValueError,
+        "value: expected [1, 2, 5, 4], got [1, 2, 5, 3]"),
+    "meta": ({name: tensor.to("meta") for name, tensor in ONE.items()}, NotImplementedError,
+        "query: a tensor on meta has nothing that could be sent"),
+    "two devices": ({"key": ONE["key"].to("meta")}, ValueError,
+        "key: expected it on cpu, as query, got meta"),
     "sparse": (
         {"query": ONE["query"].to_sparse()},
         TypeError,
         "query: expected a dense tensor, got a sparse_coo one; `attention_varlen` takes sequences of unequal lengths",
     ),
     "a group by name": ({"group": "x"}, TypeError, "group: expected a process group, got 'x'"),
-    "a group of others": (
-        {"group": dist.GroupMember.NON_GROUP_MEMBER},
-        TypeError,
-        "group: expected a process group, got one that this rank is not in",
-    ),
+    "a group of others": ({"group": dist.GroupMember.NON_GROUP_MEMBER}, TypeError,
+        "group: expected a process group, got one that this rank is not in"),
     "scale": ({"scale": "x"}, TypeError, "scale: expected a number or None, got str"),
     "is_causal": ({"is_causal": "no"}, TypeError, "is_causal: expected True or False, got 'no'"),
-    "is_causal of a known length": (
-        {"is_causal": "no", "length": 5},
-        TypeError,
-        "is_causal: expected True or False, got 'no'",
-    ),
+    "is_causal of a known length": ({"is_causal": "no", "length": 5}, TypeError,
+        "is_causal: expected True or False, got 'no'"),
     "balanced": ({"balanced": 1}, TypeError, "balanced: expected True or False, got 1"),
     "length": ({"length": 5.0}, TypeError, "length: expected a whole number, got 5.0"),
     "another length": ({"length": 6}, ValueError, "length: of 6 positions rank 0 of 1 holds 6, got 5"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("changed", "kind", "words"), BAD.values(), ids=BAD)

@@ -75,16 +75,13 @@ def test_the_command_trains_draws_and_lets_the_model_write(command_line):
         (("--train", "--steps", "0"), 2, "--steps 0: must be at least 1"),
         (("--train", "--seconds", "-5"), 2, "--seconds -5: must be above 0"),
         (("--train", "--seconds", "nan"), 2, "--seconds nan: must be above 0"),
-        (
-            ("--train", "--seed", "9" * 23),
-            2,
-            f"--seed {'9' * 23}: must be a whole number from 0 to 2**63 - 1",
-        ),
+        (("--train", "--seed", "9" * 23), 2,
+         f"--seed {'9' * 23}: must be a whole number from 0 to 2**63 - 1"),
         (("--compare", "--seed", "-1"), 2, "--seed -1: must be a whole number from 0 to 2**63 - 1"),
         (("--train",), 3, "tape, embedding, layernorm, attention"),
         (("--compare",), 3, "still to be written; --solution runs the solution's"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_trained_is_said(arguments, code, words, command_line):
     finished = command_line("p27", *arguments)
     assert finished.code == code and words in finished.err
@@ -109,18 +106,12 @@ def test_compare_prints_every_value_and_finds_the_first_that_is_wrong(command_li
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        (
-            "        return dy * (0.5 * (1 + tanh)",
-            "        raise NotImplementedError  # ",
-            "NotImplementedError",
-        ),
-        (
-            "slope = Gelu.SCALE",
-            "slope = Gelu.NONE",
-            "AttributeError: type object 'Gelu' has no attribute 'NONE'",
-        ),
+        ("        return dy * (0.5 * (1 + tanh)", "        raise NotImplementedError  # ",
+         "NotImplementedError"),
+        ("slope = Gelu.SCALE", "slope = Gelu.NONE",
+         "AttributeError: type object 'Gelu' has no attribute 'NONE'"),
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("command", ["--train", "--compare"])
 def test_a_file_that_raises_is_named_with_the_line(
     command, old, new, words, command_line, monkeypatch, tmp_path

@@ -7,8 +7,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+MAP = "harness/check/__init__.py"
+"""Its table follows one gate as an example."""
 OWN = re.compile(r"p22|layer_?norm|ln_weight|gamma|rstd|hidden_dim", re.IGNORECASE)
-HOMES = ("harness/puzzles/p", "harness/puzzles/formulas.py", "harness/nn/", "harness/__init__.py")
+HOMES = ("harness/puzzles/p", "harness/puzzles/formulas.py", "harness/nn/", "harness/__init__.py", MAP)
 FILES = [
     path
     for path in sorted((ROOT / "harness").rglob("*.py"))

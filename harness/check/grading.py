@@ -139,7 +139,8 @@ class Grader:
     def _count(self, result: GateResult, outcome: Outcome, cases: Sequence[Case]) -> None:
         """Hold a gate whose values are right to its limits."""
         source = Source(self.source, self.blanks)
-        for case in (case for case in cases if case.name in outcome.launches):
+        counted = [case for case in cases if case.name in outcome.launches]
+        for case in [case for case in counted if case.variant] or counted:  # its own, where it has one
             launches = outcome.launches[case.name]
             result.costs += measured(self.puzzle, result.gate, case, launches, self.reference.dtype, source)
         if result.costs:

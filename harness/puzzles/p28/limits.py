@@ -4,6 +4,8 @@ Nothing here comes from what a solution needs: a limit is the least that the ste
 All scale with the sizes, so that they hold at GPT-2's width as they do at the counted one.
 """
 
+import re
+
 from harness.spec.limits import Cost, Counts, Limit, shared_out
 
 VECTOR = 16
@@ -21,7 +23,12 @@ BLOCK = 64
 EACH = 4
 """Results along a side of a block's tile and of a thread's, in `registers`."""
 
+SIDE = 128
+"""Results along a side of a block's tile, with tensor cores."""
+
 F32, BF16 = "float32", "bfloat16"
+FACTORS = ("ln_out", "linear_weight")
+NARROW_FACTORS = ("ln_out_16", "weight_16")
 
 
 def traffic(counts: Counts, *tensors: str):
@@ -167,14 +174,15 @@ def multiply_adds(counts: Counts) -> int:
     return counts.sizes["rows"] * counts.sizes["hidden"] * counts.sizes["outputs"]
 
 
-def global_bytes(step: str, tile: int, first: dict[str, float]) -> Limit:
+def global_bytes(step: str, tile: int, first: dict[str, float], tensors: tuple[str, ...] = FACTORS) -> Limit:
     """Elements read a multiply-add: with a square tile of results, two for each `tile` of them."""
 
     def cost(counts: Counts) -> Cost:
-        sites = counts.of(step).sites("global", ("ln_out", "linear_weight"), "load")
-        return shared_out([(s.instr, s.traffic.bytes) for s in sites], multiply_adds(counts) * counts.element)
+        sites = counts.of(step).sites("global", tensors, "load")
+        element = 2 if tensors == NARROW_FACTORS else counts.element
+        return shared_out([(s.instr, s.traffic.bytes) for s in sites], multiply_adds(counts) * element)
 
-    words = "elements of ln_out and linear_weight read a multiply-add"
+    words = f"elements of {' and '.join(tensors)} read a multiply-add"
     return Limit("tile-not-shared", "elements / multiply-add", words, cost, 1.1 * 2 / tile, first)
 
 
@@ -190,15 +198,114 @@ def no_conflicts(step: str, first: dict[str, float]) -> Limit:
     )
 
 
-def shared_bytes(step: str, each: int, first: dict[str, float]) -> Limit:
-    """Bytes loaded from shared memory a multiply-add: `each` words of both tiles serve each * each results."""
+def shared_bytes(step: str, each: int, first: dict[str, float], element: int = 4) -> Limit:
+    """Bytes loaded from shared memory a multiply-add: `each` elements of both tiles serve each * each results."""
 
     def cost(counts: Counts) -> Cost:
         sites = counts.of(step).sites("shared", verb="load")
         return shared_out([(s.instr, s.traffic.bytes) for s in sites], multiply_adds(counts))
 
     words = "bytes loaded from shared memory a multiply-add"
-    return Limit("registers-not-used", "shared bytes / multiply-add", words, cost, 1.1 * 2 * 4 / each, first)
+    return Limit(
+        "registers-not-used", "shared bytes / multiply-add", words, cost, 1.1 * 2 * element / each, first
+    )
+
+
+def exposed(step: str, first: dict[str, float]) -> Limit:
+    """The part of a tile's multiply-adds that is not issued between the commit of a tile's copies and their wait, of the
+    tile where it is largest: 1 where a wait follows at once, or nothing is copied asynchronously."""
+
+    def cost(counts: Counts) -> Cost:
+        mine = counts.of(step)
+        hidden = [
+            o for launch in mine.launches for o in launch.counters.overlaps.values() if o.least is not None
+        ]
+        if not hidden:
+            return Cost(1.0, [(each.instr, 1.0) for each in mine.issued("bar")])
+        groups = sum(each.count for each in mine.issued("cp"))
+        threads = sum(launch.counters.threads for launch in mine.launches)
+        tile = sum(launch.counters.multiply_adds for launch in mine.launches) / (WARP * groups)
+        assert threads and tile
+        shares = [(each.instr, max(0.0, 1 - (each.least or 0) / tile)) for each in hidden]
+        return Cost(max(share for _, share in shares), shares)
+
+    words = "part of a tile's multiply-adds that does not come between a copy's commit and its wait"
+    return Limit("copy-waited-for", "copy not hidden", words, cost, 0.01, first)
+
+
+def by_matrices(instr) -> int:
+    """The multiply-adds of an mma or wgmma."""
+    sizes = re.search(r"m(\d+)n(\d+)k(\d+)", ".".join(instr.mods))
+    return int(sizes[1]) * int(sizes[2]) * int(sizes[3]) if sizes else 0
+
+
+def scalar_part(step: str, first: dict[str, float]) -> Limit:
+    """The part of the multiply-adds that no tensor core does."""
+
+    def cost(counts: Counts) -> Cost:
+        mine = counts.of(step)
+        everything = sum(launch.counters.multiply_adds * 1.0 for launch in mine.launches)
+        cores = sum(
+            each.count * by_matrices(each.instr) for op in ("mma", "wgmma") for each in mine.issued(op)
+        )
+        loads = mine.sites("shared", verb="load")
+        value = 1 - cores / max(everything, 1.0)
+        return Cost(value, [(site.instr, site.traffic.requests) for site in loads])
+
+    words = "part of the multiply-adds that no mma or wgmma does"
+    return Limit("no-tensor-cores", "scalar / multiply-adds", words, cost, 0.05, first)
+
+
+def once_each(step: str, first: dict[str, float]) -> Limit:
+    """Multiply-adds over those of the product."""
+
+    def cost(counts: Counts) -> Cost:
+        mine = counts.of(step)
+        done = sum(launch.counters.multiply_adds for launch in mine.launches)
+        issued = [(each.instr, each.count) for op in ("mma", "wgmma") for each in mine.issued(op)]
+        return Cost(done / multiply_adds(counts), issued)
+
+    words = "multiply-adds over those of the product"
+    return Limit("multiplied-again", "multiply-adds / needed", words, cost, 1.1, first)
+
+
+def copied(tensors: tuple[str, ...], first: dict[str, float]) -> Limit:
+    """Bytes of matrices that are read by launches which multiply nothing, over their sizes."""
+
+    def cost(counts: Counts) -> Cost:
+        sizes = counts.sizes
+        bytes = {
+            "ln_out_16": 2 * sizes["rows"] * sizes["hidden"],
+            "dy_16": 2 * sizes["rows"] * sizes["outputs"],
+            "weight_16": 2 * sizes["hidden"] * sizes["outputs"],
+        }
+        idle = [launch for launch in counts.launches if not launch.counters.multiply_adds]
+        sites = Counts(idle, sizes, 2).sites("global", tensors, "load")
+        return shared_out([(s.instr, s.traffic.bytes) for s in sites], sum(bytes[name] for name in tensors))
+
+    words = f"bytes of {', '.join(tensors)} that launches read without multiplying, over their size"
+    return Limit("copied-first", "read, not multiplied", words, cost, 0.1, first)
+
+
+def launches(most: int, first: float) -> Limit:
+    """How many there are."""
+
+    def cost(counts: Counts) -> Cost:
+        return Cost(len(counts.launches))
+
+    return Limit("more-launches", "launches", "launches", cost, most, both(first))
+
+
+def output_once(first: dict[str, float]) -> Limit:
+    """Bytes of the output that are moved, over its size."""
+
+    def cost(counts: Counts) -> Cost:
+        size = 2 * counts.sizes["rows"] * counts.sizes["outputs"]
+        sites = traffic(counts, "output")
+        return shared_out([(s.instr, s.traffic.bytes) for s in sites], size)
+
+    words = "bytes of the output written and read, over its size"
+    return Limit("output-again", "output moved / size", words, cost, 1.05, first)
 
 
 def both(number: float) -> dict[str, float]:
@@ -209,7 +316,6 @@ def both(number: float) -> dict[str, float]:
 X = ("input",)
 PARAMETERS = ("ln_weight", "ln_bias")
 BACKWARD = ("dln", "input")
-FACTORS = ("ln_out", "linear_weight")
 
 
 def of_rows(step: str, **first: dict[str, float]) -> tuple[Limit, ...]:
@@ -255,6 +361,27 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
         global_bytes("registers", BLOCK, both(2 / BLOCK)),
         no_conflicts("registers", both(0)),
         coalesced("registers", FACTORS, both(1)),
+    ),
+    "copies": (
+        exposed("copies", both(1)),
+        shared_bytes("copies", EACH, both(1), 2),
+        global_bytes("copies", BLOCK, both(2 / BLOCK), NARROW_FACTORS),
+        no_conflicts("copies", both(0)),
+        coalesced("copies", NARROW_FACTORS, both(1)),
+    ),
+    "tensor": (
+        scalar_part("tensor", both(1)),
+        once_each("tensor", both(1)),
+        global_bytes("tensor", SIDE, both(2 / SIDE), NARROW_FACTORS),
+    ),
+    "layouts": (
+        copied(("ln_out_16", "dy_16", "weight_16"), both(1)),
+        launches(4, 5),
+    ),
+    "epilogue": (
+        output_once(both(3)),
+        copied(("dy_16",), both(1)),
+        launches(4, 4),
     ),
 }
 """Gate -> its limits, with what the blank's first form costs in the counted case."""

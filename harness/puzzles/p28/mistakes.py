@@ -28,6 +28,7 @@ def product(v: Derivation) -> np.ndarray:
 
 FORWARD = ("rows_out", "once_out", "vectors_out", "shuffles_out")
 PRODUCTS = ("tiled_out", "registers_out")
+NARROW_PRODUCTS = ("copies_out", "tensor_out")
 STEPS: dict[str, Step] = {
     "row_mean": lambda v: mean(v.input),
     "row_variance": lambda v: mean((v.input - v.row_mean) ** 2),
@@ -41,6 +42,11 @@ STEPS: dict[str, Step] = {
     "grad_ln_weight": lambda v: (v.dln * v.x_hat).sum(0),
     "grad_ln_bias": lambda v: v.dln.sum(0),
     **dict.fromkeys(PRODUCTS, product),
+    **dict.fromkeys(NARROW_PRODUCTS, lambda v: v.ln_out_16 @ v.weight_16.T),
+    "grad_ln_out": lambda v: v.dy_16 @ v.weight_16,
+    "grad_linear_weight": lambda v: v.dy_16.T @ v.ln_out_16,
+    "grad_linear_bias": lambda v: v.dy_16.sum(0),
+    "output": lambda v: v.ln_out_16 @ v.weight_16.T + v.bias_16,
 }
 derive = derive_by(STEPS)
 

@@ -1,4 +1,4 @@
-"""Puzzle 28, make it fast: eight steps from slow kernels of LayerNorm and Linear to fast ones, each judged by values and by a
+"""Puzzle 28, make it fast: twelve steps from slow kernels of LayerNorm and Linear to fast ones, each judged by values and by a
 counter of the virtual GPU.
 
 Names: x [rows, hidden] is the input, dln the gradient of LayerNorm's output, ln_out what the Linear multiplies, its weight
@@ -21,9 +21,13 @@ DIMS = (16, 8, 16)
 """The chapter's rows, hidden and outputs, which are puzzle 22's."""
 COUNTED = (64, 768, 64)
 """Where the counters are held to the limits: GPT-2's width, and no more of the rest than a laptop likes."""
+LARGE = (128, 768, 128)
+"""The same for tensor cores: a block's tile of results."""
 LANES, BLOCK_ROWS = 32, 4
 MOST = 1024
 """Elements of a row, at most."""
+
+NARROW = "bfloat16"
 
 MATRIX = Argument(("rows", "hidden"))
 VECTOR = Argument(("hidden",))
@@ -33,19 +37,43 @@ LAYERNORM = {"input": MATRIX, "ln_weight": VECTOR, "ln_bias": VECTOR}
 BACKWARD = {"dln": MATRIX, "input": MATRIX, "mean": STATISTIC, "rstd": STATISTIC}
 PRODUCT = {"ln_out": MATRIX, "linear_weight": Argument(("outputs", "hidden"))}
 
+A16 = {
+    "ln_out_16": Argument(("rows", "hidden"), NARROW),
+    "weight_16": Argument(("outputs", "hidden"), NARROW),
+}
+DY16 = {"dy_16": Argument(("rows", "outputs"), NARROW)}
+GRAD_WEIGHT = {"grad_linear_weight": Argument(("outputs", "hidden"), NARROW)}
+COLUMNS_OUT = Argument(("outputs",), NARROW)
+RESULT16 = Argument(("rows", "outputs"), NARROW)
+
 FORWARD_STEPS = ("rows", "once", "vectors", "shuffles")
 PRODUCT_STEPS = ("tiled", "registers")
+NARROW_STEPS = ("copies", "tensor")
 OPS = {
-    **{step: OpSpec(f"fast_{step}", {f"{step}_out": MATRIX}, LAYERNORM) for step in FORWARD_STEPS},
+    **{step: OpSpec("fast_layernorm", {f"{step}_out": MATRIX}, LAYERNORM) for step in FORWARD_STEPS},
     "dx": OpSpec("fast_dx", {"grad_input": MATRIX}, {**BACKWARD, "ln_weight": VECTOR}),
     "dgamma": OpSpec("fast_dgamma", {"grad_ln_weight": VECTOR, "grad_ln_bias": VECTOR}, BACKWARD),
-    **{step: OpSpec(f"fast_{step}", {f"{step}_out": RESULT}, PRODUCT) for step in PRODUCT_STEPS},
+    **{step: OpSpec("fast_product", {f"{step}_out": RESULT}, PRODUCT) for step in PRODUCT_STEPS},
+    **{step: OpSpec("fast_wide_product", {f"{step}_out": RESULT16}, A16) for step in NARROW_STEPS},
+    "layouts": OpSpec(
+        "fast_layouts", {"grad_ln_out": Argument(("rows", "hidden"), NARROW), **GRAD_WEIGHT}, {**DY16, **A16}
+    ),
+    "epilogue": OpSpec(
+        "fast_epilogue",
+        {"output": RESULT16, **GRAD_WEIGHT, "grad_linear_bias": COLUMNS_OUT},
+        {**DY16, **A16, "bias_16": COLUMNS_OUT},
+    ),
 }
+NUMBERS = {step: str(number) for number, step in enumerate(OPS, 1)}
 LAUNCHES = {
-    **{s: f"launch_layernorm[dtype, {n}](..., rows, hidden)" for n, s in enumerate(FORWARD_STEPS, 1)},
+    **{s: f"launch_layernorm[dtype, {NUMBERS[s]}](..., rows, hidden)" for s in FORWARD_STEPS},
     **{s: f"launch_{s}[dtype](..., rows, hidden)" for s in ("dx", "dgamma")},
-    **{s: f"launch_product[dtype, {n}](..., rows, hidden, outputs)" for n, s in enumerate(PRODUCT_STEPS, 7)},
+    **{s: f"launch_product[dtype, {NUMBERS[s]}](..., rows, hidden, outputs)" for s in PRODUCT_STEPS},
+    **{s: f"launch_wide_product[{NUMBERS[s]}](..., rows, hidden, outputs)" for s in NARROW_STEPS},
+    **{s: f"launch_{s}(..., rows, hidden, outputs)" for s in ("layouts", "epilogue")},
 }
+STEPPED = (*FORWARD_STEPS, *PRODUCT_STEPS, *NARROW_STEPS)
+"""The steps whose op is told which it is."""
 ABOUT = {
     "rows": "neighbouring threads read neighbouring elements",
     "once": "x is read once and kept in registers",
@@ -55,8 +83,16 @@ ABOUT = {
     "dgamma": "sums over the rows in two stages",
     "tiled": "the product through shared memory",
     "registers": "a tile of results in registers",
+    "copies": "tiles that arrive while others are multiplied",
+    "tensor": "the product on tensor cores",
+    "layouts": "the backward products without a transpose in memory",
+    "epilogue": "bias and its gradient inside the products",
 }
-GATES = tuple(Gate(id, id, tuple(op.writes), ABOUT[id], limits=LIMITS[id]) for id, op in OPS.items())
+OWN = {"epilogue": ("output", "grad_linear_bias")}
+"""What a step makes, where that is not all that its op writes."""
+GATES = tuple(
+    Gate(id, id, OWN.get(id, tuple(op.writes)), ABOUT[id], limits=LIMITS[id]) for id, op in OPS.items()
+)
 AXES = (
     tiled_axis("rows", BLOCK_ROWS, 67),
     tiled_axis("hidden", LANES, 8 * LANES + 8, 515),
@@ -70,6 +106,8 @@ cases = chapter_and(
     (
         Case("counted", "GPT-2's width: here the counters are held to their limits", COUNTED, "hard",
              in_16_bits=True, counted=True),
+        *(Case("counted, whole tiles", "the same for tensor cores", LARGE, "hard", in_16_bits=True, variant=id, counted=True)
+          for id in ("tensor", "layouts", "epilogue")),
         Case("a row as wide as may be", "every register that keeps an element is used", (3, MOST, 2), "hard"),
         *not_finite({"input": ("x", "NaN"), "dln": ("dln", "inf")}, DIMS),
         *covering(AXES, ("hard",), lambda *sizes: sizes),
@@ -81,7 +119,7 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
     """The input arrays of a case, in float64, rounded to what `dtype` can hold.
 
     Returns input, dln and ln_out [rows, hidden], ln_weight and ln_bias [hidden], mean and rstd [rows], linear_weight [outputs,
-    hidden].
+    hidden]; and for steps of bfloat16 alone ln_out_16, weight_16, dy_16 [rows, outputs] and bias_16 [outputs].
     """
     rows, hidden, outputs = case.dims
     random = np.random.default_rng([seed, rows, hidden, outputs])
@@ -93,6 +131,13 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
         "ln_out": random.standard_normal((rows, hidden)),
         "linear_weight": random.standard_normal((outputs, hidden)),
     }
+    narrow = {
+        "ln_out_16": arrays["ln_out"],
+        "weight_16": arrays["linear_weight"],
+        "dy_16": random.standard_normal((rows, outputs)),
+        "bias_16": random.standard_normal(outputs),
+    }
+    arrays |= {name: rounded(array, NARROW) for name, array in narrow.items()}
     if case.values == "hard":
         arrays["dln"] += 1 + x
         x = 2 * x + 3 * random.standard_normal((rows, 1))
@@ -106,8 +151,11 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
 def reference(tensors: dict) -> dict:
     """PyTorch's own answers, in the dtype and on the device of the tensors. Below float64 each is the unluckiest of several
     orders of the columns."""
-    columns = ("input", "dln", "ln_out", "linear_weight", "ln_weight", "ln_bias")
-    back = {*(f"{step}_out" for step in FORWARD_STEPS), "grad_input", "grad_ln_weight", "grad_ln_bias"}
+    columns = ("input", "dln", "ln_out", "linear_weight", "ln_weight", "ln_bias", *A16)
+    back = {
+        *(f"{step}_out" for step in FORWARD_STEPS), "grad_input", "grad_ln_weight", "grad_ln_bias", "grad_ln_out",
+        "grad_linear_weight",
+    }  # fmt: skip
     large = tensors["input"].numel() > 2**15
     return unluckiest(by_pytorch, tensors, columns, back, large)
 
@@ -133,7 +181,22 @@ def by_pytorch(tensors: dict) -> dict:
         **{f"{step}_out": layernorm.to(x.dtype) for step in FORWARD_STEPS},
         **{name: grad.to(x.dtype) for name, grad in zip(names, gradients, strict=True)},
         **{f"{step}_out": product for step in PRODUCT_STEPS},
+        **narrow_products({name: wide[name] for name in (*A16, *DY16, "bias_16")}, tensors["dy_16"].dtype),
     }
+
+
+def narrow_products(wide: dict, dtype) -> dict:
+    """What the steps of bfloat16 alone make, in `dtype`; their sums are float32."""
+    ln_out, weight, dy, bias = wide.values()
+    product = ln_out @ weight.T
+    results = {
+        **{f"{step}_out": product for step in NARROW_STEPS},
+        "grad_ln_out": dy @ weight,
+        "grad_linear_weight": dy.T @ ln_out,
+        "output": product + bias,
+        "grad_linear_bias": dy.sum(0),
+    }
+    return {name: result.to(dtype) for name, result in results.items()}
 
 
 def one_by_one(terms):
@@ -173,9 +236,19 @@ PUZZLE = Puzzle(
     derive=derive,
     mistakes=MISTAKES,
     terms=terms,
-    forward=printed_names(*(f"{step}_out" for step in (*FORWARD_STEPS, *PRODUCT_STEPS))),
-    backward=printed_names("grad_input", "grad_ln_weight", "grad_ln_bias"),
-    variants={id: (Call(op, (), id, LAUNCHES[id]),) for id, op in OPS.items()},
+    forward=printed_names(*(f"{step}_out" for step in STEPPED), "output"),
+    backward=printed_names(
+        "grad_input",
+        "grad_ln_weight",
+        "grad_ln_bias",
+        "grad_ln_out",
+        "grad_linear_weight",
+        "grad_linear_bias",
+    ),
+    variants={
+        id: (Call(op, (("step", NUMBERS[id]),) if id in STEPPED else (), id, LAUNCHES[id]),)
+        for id, op in OPS.items()
+    },
     about_variants={id: f"only {id}: {ABOUT[id]}" for id in OPS},
     multiply_adds=multiply_adds,
 )

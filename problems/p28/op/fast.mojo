@@ -8,96 +8,30 @@
     dgamma      sums over all rows in two stages, without atomics
     tiled       the product through tiles in shared memory
     registers   the product with a tile of results in every thread's registers
+    copies      tiles that arrive while others are multiplied
+    tensor      the product on tensor cores
+    layouts     the products of the backward pass, without a transpose in memory
+    epilogue    the bias and the sums of a gradient's columns inside the products
 
 Every blank holds right code that is slow: the form before. Matrices are row-major: x, dln and ln_out [rows, hidden], the
 Linear's weight [outputs, hidden]. Blocks have THREADS threads. Those of rows have a warp, LANES threads, for each of BLOCK_ROWS
-rows; `launches.mojo` says how the kernels are launched.
+rows; `launches.mojo` says how the kernels are launched, `parts.mojo` holds the constants and what the blanks use.
 """
 
-from std.math import iota, sqrt
+from std.math import sqrt
 from std.memory import AddressSpace
 from std.sys import size_of
-from max.gpu import barrier, block_idx, global_idx, thread_idx
+from std.utils import StaticTuple
+from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, barrier, block_idx, global_idx, thread_idx
+from max.gpu.compute.mma import ld_matrix, mma
+from max.gpu.memory import async_copy_commit_group, async_copy_wait_group
 from max.gpu.primitives import warp
 from layout import TileTensor
 from layout.tile_layout import row_major
 from layout.tile_tensor import stack_allocation
 
+from .parts import *
 from .shared.common import ImmPtr, MutPtr, accum_type, atomic_add
-
-comptime LANES = 32
-"""Threads of a warp, which share a row."""
-comptime BLOCK_ROWS = 4
-"""Rows of a block."""
-comptime THREADS = BLOCK_ROWS * LANES
-comptime KEPT = 32
-"""Elements of a row that a thread can keep in registers: a row has at most KEPT * LANES."""
-comptime VECTOR_BYTES = 16
-"""The widest load of a thread."""
-comptime EPS = 1e-5
-"""What is added to the variance."""
-comptime SLAB = 8
-"""Rows whose dgamma and dbeta one block adds up in the first of the two stages."""
-comptime TILE = 32
-"""A block of `tiled` has TILE x TILE threads, one for each result of its tile."""
-comptime BLOCK = 64
-"""A block of `registers` makes BLOCK x BLOCK results."""
-comptime EACH = 4
-"""A thread of it makes EACH x EACH of them."""
-comptime DEPTH = BLOCK // EACH
-"""So it has DEPTH x DEPTH threads; of a row of a or b it takes DEPTH elements at a time."""
-
-
-# ---- What the blanks use ------------------------------------------------------------------------------------
-
-
-@always_inline
-def shared_sum[dtype: DType](mine: Scalar[dtype]) -> Scalar[dtype]:
-    """The sum of what the LANES threads of a row have, by shared memory. Every thread of the block must call it.
-    """
-    var parts = stack_allocation[dtype=dtype, address_space=AddressSpace.SHARED](row_major[THREADS]())
-    parts[thread_idx.x] = mine
-    barrier()
-    var total = Scalar[dtype](0)
-    for lane in range(LANES):
-        total += parts[thread_idx.x // LANES * LANES + lane]
-    barrier()  # before somebody calls it again
-    return total
-
-
-@always_inline
-def load[
-    dtype: DType, //, width: Int
-](source: ImmPtr[dtype], place: Int, left: Int, aligned: Bool) -> SIMD[accum_type[dtype], width]:
-    """`width` elements from `place` on, in the type of sums: in one load if that is `aligned`. Else only the `left` ones that
-    there are, one by one, and zeros."""
-    comptime accum = accum_type[dtype]
-    if aligned:
-        return source.unsafe_load[width=width, alignment=VECTOR_BYTES](place).cast[accum]()
-    var values = SIMD[accum, width](0)
-    comptime for i in range(width):
-        if i < left:
-            values[i] = source[unsafe_offset=place + i].cast[accum]()
-    return values
-
-
-@always_inline
-def store[
-    dtype: DType, accum: DType, width: SIMDLength, //
-](target: MutPtr[dtype], place: Int, left: Int, aligned: Bool, values: SIMD[accum, width]):
-    """The opposite of `load`."""
-    if aligned:
-        target.unsafe_store[alignment=VECTOR_BYTES](place, values.cast[dtype]())
-        return
-    comptime for i in range(Int(width)):
-        if i < left:
-            target[unsafe_offset=place + i] = values[i].cast[dtype]()
-
-
-@always_inline
-def only[accum: DType, width: SIMDLength, //](values: SIMD[accum, width], left: Int) -> SIMD[accum, width]:
-    """The first `left` of some values, and zeros behind them."""
-    return iota[DType.int32, width]().lt(Int32(left)).select(values, SIMD[accum, width](0))
 
 
 # ---- 1 to 4: LayerNorm of every row -------------------------------------------------------------------------
@@ -350,35 +284,6 @@ def dgamma_kernel[
     # ANCHOR_END: dgamma
 
 
-def clear_kernel[dtype: DType](sums: MutPtr[dtype], count: Int32):
-    """Zeroes what `dgamma_kernel` may add to."""
-    if global_idx.x < Int(count):
-        sums[unsafe_offset=global_idx.x] = 0
-
-
-def second_stage_kernel[
-    dtype: DType
-](
-    grad_ln_weight: MutPtr[dtype],
-    grad_ln_bias: MutPtr[dtype],
-    sums: ImmPtr[accum_type[dtype]],
-    slabs: Int32,
-    hidden: Int32,
-):
-    """Adds up the slabs, one after the other, so that every run gives the same bits; a thread has a column.
-    """
-    var C = Int(hidden)
-    var c = global_idx.x
-    if c < C:
-        var dgamma = Scalar[accum_type[dtype]](0)
-        var dbeta = Scalar[accum_type[dtype]](0)
-        for slab in range(Int(slabs)):
-            dgamma += sums[unsafe_offset=2 * slab * C + c]
-            dbeta += sums[unsafe_offset=(2 * slab + 1) * C + c]
-        grad_ln_weight[unsafe_offset=c] = dgamma.cast[dtype]()
-        grad_ln_bias[unsafe_offset=c] = dbeta.cast[dtype]()
-
-
 # ---- 7 and 8: the product -----------------------------------------------------------------------------------
 
 
@@ -470,3 +375,185 @@ def registers_kernel[
             var column = block_idx.x * BLOCK + tx + j * DEPTH
             if row < R and column < O:
                 y[row, column] = totals[i * EACH + j].cast[dtype]()
+
+
+# ---- 9 to 12: bfloat16 ---------------------------------------------------------------------------------------
+
+
+def copies_kernel(
+    copies_out: MutPtr[BF16],  # [rows, outputs]
+    ln_out: ImmPtr[BF16],  # [rows, hidden]
+    linear_weight: ImmPtr[BF16],  # [outputs, hidden]
+    rows: Int32,
+    hidden: Int32,
+    outputs: Int32,
+):
+    """The product of `registers`, with tiles that `copy_tile` copies while the threads multiply. A tile has BLOCK rows of DEEP
+    elements; `a_tiles` and `b_tiles` have room for two each."""
+    var R = Int(rows)
+    var C = Int(hidden)
+    var O = Int(outputs)
+    var y = TileTensor(copies_out, row_major(R, O))
+    var thread = thread_idx.y * DEPTH + thread_idx.x
+    var row = block_idx.y * BLOCK
+    var column = block_idx.x * BLOCK
+    comptime size = BLOCK * DEEP
+    var a_tiles = tiles_in_shared_memory[2 * size]()
+    var b_tiles = tiles_in_shared_memory[2 * size]()
+    var totals = Array[Float32, EACH * EACH](fill=0)
+    # ANCHOR: copies
+    # BLANK-START copies: a tile is on its way while the one before is multiplied: when may its buffer be overwritten?
+    for first in range(0, C, DEEP):
+        copy_tile[BLOCK, DEEP, DEPTH * DEPTH](a_tiles, ln_out, row, first, R, C, thread)
+        copy_tile[BLOCK, DEEP, DEPTH * DEPTH](b_tiles, linear_weight, column, first, O, C, thread)
+        async_copy_commit_group()
+        async_copy_wait_group(0)
+        barrier()
+        multiply_tiles(totals, a_tiles, b_tiles)
+        barrier()
+    # BLANK-END copies (unsolved while it reads as given: 6f4da869)
+    # ANCHOR_END: copies
+    comptime for i in range(EACH):
+        comptime for j in range(EACH):
+            var here = row + thread_idx.y + i * DEPTH
+            var there = column + thread_idx.x + j * DEPTH
+            if here < R and there < O:
+                y[here, there] = totals[i * EACH + j].cast[BF16]()
+
+
+@always_inline
+def multiply_by_warps(mut totals: Array[Sums, 16], a: SharedTile, b: SharedTile):
+    """A tile's part of a warp's 64 x 32 results. `mma` makes 16 x 8 of them from 16 elements of 16 rows of a and of 8 rows of b;
+    lane l has those in columns 2 * (l % 4) and the next, of rows l // 4 and l // 4 + 8. totals[4 * i + j] are those of block
+    (i, j) of 4 x 4."""
+    var lane = thread_idx.x % LANES
+    var row = thread_idx.x // LANES // 4 * 64
+    var column = thread_idx.x // LANES % 4 * 32
+    # ANCHOR: tensor
+    # BLANK-START tensor: 16 elements of k at a time by mma: which rows of a and b does a warp need? See ld_matrix
+    for k in range(DEEP):
+        var left = Array[Float32, 8](fill=0)
+        var right = Array[Float32, 8](fill=0)
+        comptime for i in range(8):
+            left[i] = a[unsafe_offset=at[DEEP](row + lane // 4 + 8 * i, k)].cast[DType.float32]()
+            var other = column + lane % 4 * 2 + i // 2 * 8 + i % 2
+            right[i] = b[unsafe_offset=at[DEEP](other, k)].cast[DType.float32]()
+        comptime for i in range(8):
+            comptime for j in range(8):
+                totals[i // 2 * 4 + j // 2][i % 2 * 2 + j % 2] += left[i] * right[j]
+    # BLANK-END tensor (unsolved while it reads as given: cafad924)
+    # ANCHOR_END: tensor
+
+
+# ANCHOR: layouts
+# BLANK-START layouts: read a matrix where it lies: what does ld_matrix[..., transpose=True] make of a tile?
+comptime TRANSPOSED_BEFORE = True
+
+
+@always_inline
+def copy_part[turned: Bool](tile: SharedTile, matrix: ImmPtr[BF16], row: Int, k: Int, rows: Int, depth: Int):
+    copy_tile[SIDE, DEEP, WARPS * LANES](tile, matrix, row, k, rows, depth, thread_idx.x)
+
+
+@always_inline
+def fragment[turned: Bool, count: Int](tile: SharedTile, row: Int, k: Int) -> SIMD[BF16, count]:
+    """What `mma` takes of 2 * count rows of a tile, 16 elements each: `count` a lane, 8 of a and 4 of b."""
+    var lane = thread_idx.x % LANES
+    var down = row + lane % (2 * count)
+    return ld_matrix[count](tile.unsafe_offset(at[DEEP](down, k + lane // (2 * count) % 2 * 8)))
+# BLANK-END layouts (unsolved while it reads as given: 1ea7fe5b)
+# ANCHOR_END: layouts
+
+
+# ANCHOR: epilogue
+# BLANK-START epilogue: the bias while sums are in registers, the columns of dy while its tiles are in shared memory
+comptime SEPARATE = True
+
+
+@always_inline
+def with_bias(sums: SIMD[DType.float32, 2], bias: ImmPtr[BF16], column: Int, width: Int) -> SIMD[DType.float32, 2]:
+    return sums  # another launch adds the bias
+
+
+@always_inline
+def add_elements[turned: Bool](mut total: Float32, tile: SharedTile):
+    pass  # another launch adds up the columns
+# BLANK-END epilogue (unsolved while it reads as given: 2948bbea)
+# ANCHOR_END: epilogue
+
+
+@__llvm_metadata(
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(WARPS * LANES)), `nvvm.minctasm`=SIMDLength(2)
+)
+def product_kernel[
+    step: Int, a_turned: Bool = False, b_turned: Bool = False, biased: Bool = False, summed: Bool = False
+](
+    output: MutPtr[BF16],  # [height, width]
+    a_sums: MutPtr[BF16],  # [height], where `summed`
+    a: ImmPtr[BF16],  # [height, depth], or [depth, height] where `a_turned`
+    b: ImmPtr[BF16],  # [width, depth], or [depth, width] where `b_turned`
+    bias: ImmPtr[BF16],  # [width], where `biased`
+    height: Int32,
+    width: Int32,
+    depth: Int32,
+):
+    """`a @ b.T` on tensor cores, in the steps 10 to 12. As in `copies`, but with BUFFERS tiles, all but one of them on their way.
+    """
+    var H = Int(height)
+    var W = Int(width)
+    var D = Int(depth)
+    var lane = thread_idx.x % LANES
+    var row = block_idx.y * SIDE
+    var column = block_idx.x * SIDE
+    comptime size = SIDE * DEEP
+    var a_tiles = tiles_in_shared_memory[BUFFERS * size]()
+    var b_tiles = tiles_in_shared_memory[BUFFERS * size]()
+    var totals = Array[Sums, 16](fill=0)
+    var total = Float32(0)
+    comptime for tile in range(BUFFERS - 1):
+        copy_part[a_turned](a_tiles.unsafe_offset(tile * size), a, row, tile * DEEP, H, D)
+        copy_part[b_turned](b_tiles.unsafe_offset(tile * size), b, column, tile * DEEP, W, D)
+        async_copy_commit_group()
+    for first in range(0, D, DEEP):
+        async_copy_wait_group(Int32(BUFFERS - 2))
+        barrier()
+        var next = first + (BUFFERS - 1) * DEEP
+        if next < D:
+            var there = next // DEEP % BUFFERS * size
+            copy_part[a_turned](a_tiles.unsafe_offset(there), a, row, next, H, D)
+            copy_part[b_turned](b_tiles.unsafe_offset(there), b, column, next, W, D)
+        async_copy_commit_group()  # an empty one too, so that all are counted
+        var left_tile = a_tiles.unsafe_offset(first // DEEP % BUFFERS * size)
+        var right_tile = b_tiles.unsafe_offset(first // DEEP % BUFFERS * size)
+        comptime if step == 10:
+            multiply_by_warps(totals, left_tile, right_tile)
+        else:
+            comptime for k in range(0, DEEP, 16):
+                var left = Array[SIMD[BF16, 8], 4](fill=0)
+                comptime for i in range(4):
+                    left[i] = fragment[a_turned, 8](left_tile, thread_idx.x // LANES // 4 * 64 + 16 * i, k)
+                comptime for j in range(4):
+                    var right = fragment[b_turned, 4](right_tile, thread_idx.x // LANES % 4 * 32 + 8 * j, k)
+                    comptime for i in range(4):
+                        var sums = totals[4 * i + j]
+                        mma(totals[4 * i + j], left[i], right, sums)
+        comptime if summed:
+            if block_idx.x == 0 and thread_idx.x < SIDE:
+                add_elements[a_turned](total, left_tile)
+    comptime for place in range(32):
+        var here = row + thread_idx.x // LANES // 4 * 64 + place // 8 * 16 + place % 2 * 8 + lane // 4
+        var there = column + thread_idx.x // LANES % 4 * 32 + place // 2 % 4 * 8 + lane % 4 * 2
+        if here < H and there < W:
+            var sums = totals[place // 2].slice[2, offset=place % 2 * 2]()
+            comptime if biased:
+                sums = with_bias(sums, bias, there, W)
+            var target = output.unsafe_offset(here * W + there)
+            if W % 2 == 0:
+                target.unsafe_store[alignment=4](0, sums.cast[BF16]())
+            else:
+                target[] = sums[0].cast[BF16]()
+                if there + 1 < W:
+                    target[unsafe_offset=1] = sums[1].cast[BF16]()
+    comptime if summed and not SEPARATE:
+        if block_idx.x == 0 and thread_idx.x < SIDE and row + thread_idx.x < H:
+            a_sums[unsafe_offset=row + thread_idx.x] = total.cast[BF16]()

@@ -3,10 +3,9 @@
 from .ops import (
     FastDgamma,
     FastDx,
-    FastOnce,
-    FastRegisters,
-    FastRows,
-    FastShuffles,
-    FastTiled,
-    FastVectors,
+    FastEpilogue,
+    FastLayerNorm,
+    FastLayouts,
+    FastProduct,
+    FastWideProduct,
 )

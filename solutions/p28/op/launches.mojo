@@ -3,26 +3,8 @@
 from std.math import ceildiv
 from max.gpu.host import Dim
 
-from .fast import (
-    BLOCK,
-    DEPTH,
-    KEPT,
-    LANES,
-    BLOCK_ROWS,
-    SLAB,
-    THREADS,
-    TILE,
-    clear_kernel,
-    dgamma_kernel,
-    dx_kernel,
-    once_kernel,
-    registers_kernel,
-    rows_kernel,
-    second_stage_kernel,
-    shuffles_kernel,
-    tiled_kernel,
-    vectors_kernel,
-)
+from .fast import *
+from .parts import *
 from .shared.common import ImmPtr, MutPtr, accum_type
 from .shared.launcher import Launcher
 
@@ -143,3 +125,178 @@ def launch_product[
             "registers", output, ln_out, linear_weight, Int32(rows), Int32(hidden), Int32(outputs),
             grid_dim=Dim(ceildiv(outputs, BLOCK), ceildiv(rows, BLOCK)), block_dim=Dim(DEPTH, DEPTH),
         )  # fmt: skip
+
+
+def launch_wide_product[
+    L: Launcher, //, step: Int
+](
+    mut launcher: L,
+    output: MutPtr[BF16],
+    ln_out: ImmPtr[BF16],
+    linear_weight: ImmPtr[BF16],
+    rows: Int,
+    hidden: Int,
+    outputs: Int,
+) raises:
+    """Steps 9 and 10: the same of bfloat16."""
+    comptime if step == 9:
+        launcher.launch[copies_kernel](
+            "copies", output, ln_out, linear_weight, Int32(rows), Int32(hidden), Int32(outputs),
+            grid_dim=Dim(ceildiv(outputs, BLOCK), ceildiv(rows, BLOCK)), block_dim=Dim(DEPTH, DEPTH),
+        )  # fmt: skip
+    else:
+        launch_tiles[10](
+            launcher, "tensor", output, output, ln_out, linear_weight, ln_out, rows, outputs, hidden
+        )
+
+
+def launch_tiles[
+    L: Launcher,
+    //,
+    step: Int,
+    a_turned: Bool = False,
+    b_turned: Bool = False,
+    biased: Bool = False,
+    summed: Bool = False,
+](
+    mut launcher: L,
+    name: StaticString,
+    output: MutPtr[BF16],
+    sums: MutPtr[BF16],
+    a: ImmPtr[BF16],
+    b: ImmPtr[BF16],
+    bias: ImmPtr[BF16],
+    height: Int,
+    width: Int,
+    depth: Int,
+) raises:
+    """One product on tensor cores."""
+    launcher.launch[product_kernel[step, a_turned, b_turned, biased, summed]](
+        name, output, sums, a, b, bias, Int32(height), Int32(width), Int32(depth),
+        grid_dim=Dim(ceildiv(width, SIDE), ceildiv(height, SIDE)), block_dim=Dim(WARPS * LANES),
+    )  # fmt: skip
+
+
+def transposed[
+    L: Launcher, //
+](mut launcher: L, name: StaticString, matrix: ImmPtr[BF16], rows: Int, columns: Int) raises -> ImmPtr[BF16]:
+    """A copy of a matrix that lies the other way, in memory of its own."""
+    var turned = launcher.workspace[BF16](name, rows * columns)
+    launcher.launch[transpose_kernel](
+        "transpose", turned, matrix, Int32(rows), Int32(columns),
+        grid_dim=Dim(ceildiv(columns, TILE), ceildiv(rows, TILE)), block_dim=Dim(TILE, BLOCK_ROWS),
+    )  # fmt: skip
+    return turned.as_imm()
+
+
+def launch_grad_weight[
+    L: Launcher, //, summed: Bool
+](
+    mut launcher: L,
+    grad_linear_weight: MutPtr[BF16],
+    sums: MutPtr[BF16],
+    dy: ImmPtr[BF16],
+    ln_out: ImmPtr[BF16],
+    rows: Int,
+    hidden: Int,
+    outputs: Int,
+) raises:
+    """`dW = dy.T @ ln_out`, [outputs, hidden], and where it is `summed` the sums of dy's columns."""
+    comptime if TRANSPOSED_BEFORE:
+        var a = transposed(launcher, "dy_turned", dy, rows, outputs)
+        var b = transposed(launcher, "ln_out_turned", ln_out, rows, hidden)
+        launch_tiles[12, summed=summed](
+            launcher, "dweight", grad_linear_weight, sums, a, b, dy, outputs, hidden, rows
+        )
+    else:
+        launch_tiles[12, True, True, summed=summed](
+            launcher, "dweight", grad_linear_weight, sums, dy, ln_out, dy, outputs, hidden, rows
+        )
+
+
+def launch_grad_input[
+    L: Launcher, //
+](
+    mut launcher: L,
+    grad_ln_out: MutPtr[BF16],
+    dy: ImmPtr[BF16],
+    linear_weight: ImmPtr[BF16],
+    rows: Int,
+    hidden: Int,
+    outputs: Int,
+) raises:
+    """`dln = dy @ W`, [rows, hidden]."""
+    comptime if TRANSPOSED_BEFORE:
+        var b = transposed(launcher, "weight_turned", linear_weight, outputs, hidden)
+        launch_tiles[11](launcher, "dln", grad_ln_out, grad_ln_out, dy, b, dy, rows, hidden, outputs)
+    else:
+        launch_tiles[11, b_turned=True](
+            launcher, "dln", grad_ln_out, grad_ln_out, dy, linear_weight, dy, rows, hidden, outputs
+        )
+
+
+def launch_layouts[
+    L: Launcher, //
+](
+    mut launcher: L,
+    grad_ln_out: MutPtr[BF16],
+    grad_linear_weight: MutPtr[BF16],
+    dy: ImmPtr[BF16],
+    ln_out: ImmPtr[BF16],
+    linear_weight: ImmPtr[BF16],
+    rows: Int,
+    hidden: Int,
+    outputs: Int,
+) raises:
+    """Step 11: both products of the backward pass."""
+    launch_grad_input(launcher, grad_ln_out, dy, linear_weight, rows, hidden, outputs)
+    launch_grad_weight[False](
+        launcher, grad_linear_weight, grad_linear_weight, dy, ln_out, rows, hidden, outputs
+    )
+
+
+def launch_epilogue[
+    L: Launcher, //
+](
+    mut launcher: L,
+    output: MutPtr[BF16],
+    grad_linear_weight: MutPtr[BF16],
+    grad_linear_bias: MutPtr[BF16],
+    dy: ImmPtr[BF16],
+    ln_out: ImmPtr[BF16],
+    linear_weight: ImmPtr[BF16],
+    linear_bias: ImmPtr[BF16],
+    rows: Int,
+    hidden: Int,
+    outputs: Int,
+) raises:
+    """Step 12: the product of the forward pass with the bias, and `dW` with the bias's gradient."""
+    launch_tiles[12, biased=True](
+        launcher, "output", output, output, ln_out, linear_weight, linear_bias, rows, outputs, hidden
+    )
+    launch_grad_weight[True](
+        launcher, grad_linear_weight, grad_linear_bias, dy, ln_out, rows, hidden, outputs
+    )
+    comptime if SEPARATE:
+        launch_bias(launcher, output, linear_bias, rows, outputs)
+        launch_column_sums(launcher, grad_linear_bias, dy, rows, outputs)
+
+
+def launch_bias[
+    L: Launcher, //
+](mut launcher: L, output: MutPtr[BF16], linear_bias: ImmPtr[BF16], rows: Int, outputs: Int) raises:
+    """Adds the bias to what is in memory."""
+    launcher.launch[bias_kernel](
+        "bias", output, linear_bias, Int32(rows * outputs), Int32(outputs),
+        grid_dim=Dim(ceildiv(rows * outputs, THREADS)), block_dim=Dim(THREADS),
+    )  # fmt: skip
+
+
+def launch_column_sums[
+    L: Launcher, //
+](mut launcher: L, sums: MutPtr[BF16], dy: ImmPtr[BF16], rows: Int, outputs: Int) raises:
+    """Adds up the columns of dy."""
+    launcher.launch[column_sums_kernel](
+        "column_sums", sums, dy, Int32(rows), Int32(outputs),
+        grid_dim=Dim(ceildiv(outputs, THREADS)), block_dim=Dim(THREADS),
+    )  # fmt: skip

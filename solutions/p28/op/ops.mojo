@@ -1,97 +1,34 @@
-"""The ops of puzzle 28, one for each step: what MAX and PyTorch see. Outputs first, then inputs; sizes come from the tensors.
-"""
+"""The ops of puzzle 28: what MAX and PyTorch see. Outputs first, then inputs; sizes come from the tensors."""
 
 from extensibility import InputTensor
 from extensibility import _MutableInputTensor as MutableInputTensor
 import extensibility
 from max.gpu.host import DeviceContext
 
-from .launches import launch_dgamma, launch_dx, launch_layernorm, launch_product
+from .launches import *
 from .shared.common import accum_type
 from .shared.launcher import DeviceLauncher
 
 
-@extensibility.register("fast_rows")
-struct FastRows:
-    """LayerNorm, step 1."""
+@extensibility.register("fast_layernorm")
+struct FastLayerNorm:
+    """LayerNorm, steps 1 to 4."""
 
     @staticmethod
     def execute[
-        dtype: DType
+        dtype: DType, step: Int
     ](
-        rows_out: MutableInputTensor[dtype=dtype, rank=2, static_spec=_],
+        ln_out: MutableInputTensor[dtype=dtype, rank=2, static_spec=_],
         input: InputTensor[dtype=dtype, rank=2, static_spec=_],
         ln_weight: InputTensor[dtype=dtype, rank=1, static_spec=_],
         ln_bias: InputTensor[dtype=dtype, rank=1, static_spec=_],
         ctx: DeviceContext,
     ) raises:
         var launcher = DeviceLauncher(ctx)
-        launch_layernorm[dtype, 1](
-            launcher, rows_out.unsafe_ptr(), input.unsafe_ptr().as_imm(), ln_weight.unsafe_ptr().as_imm(),
-            ln_bias.unsafe_ptr().as_imm(), input.dim_size(0), input.dim_size(1),
-        )  # fmt: skip
-
-
-@extensibility.register("fast_once")
-struct FastOnce:
-    """LayerNorm, step 2."""
-
-    @staticmethod
-    def execute[
-        dtype: DType
-    ](
-        once_out: MutableInputTensor[dtype=dtype, rank=2, static_spec=_],
-        input: InputTensor[dtype=dtype, rank=2, static_spec=_],
-        ln_weight: InputTensor[dtype=dtype, rank=1, static_spec=_],
-        ln_bias: InputTensor[dtype=dtype, rank=1, static_spec=_],
-        ctx: DeviceContext,
-    ) raises:
-        var launcher = DeviceLauncher(ctx)
-        launch_layernorm[dtype, 2](
-            launcher, once_out.unsafe_ptr(), input.unsafe_ptr().as_imm(), ln_weight.unsafe_ptr().as_imm(),
-            ln_bias.unsafe_ptr().as_imm(), input.dim_size(0), input.dim_size(1),
-        )  # fmt: skip
-
-
-@extensibility.register("fast_vectors")
-struct FastVectors:
-    """LayerNorm, step 3."""
-
-    @staticmethod
-    def execute[
-        dtype: DType
-    ](
-        vectors_out: MutableInputTensor[dtype=dtype, rank=2, static_spec=_],
-        input: InputTensor[dtype=dtype, rank=2, static_spec=_],
-        ln_weight: InputTensor[dtype=dtype, rank=1, static_spec=_],
-        ln_bias: InputTensor[dtype=dtype, rank=1, static_spec=_],
-        ctx: DeviceContext,
-    ) raises:
-        var launcher = DeviceLauncher(ctx)
-        launch_layernorm[dtype, 3](
-            launcher, vectors_out.unsafe_ptr(), input.unsafe_ptr().as_imm(), ln_weight.unsafe_ptr().as_imm(),
-            ln_bias.unsafe_ptr().as_imm(), input.dim_size(0), input.dim_size(1),
-        )  # fmt: skip
-
-
-@extensibility.register("fast_shuffles")
-struct FastShuffles:
-    """LayerNorm, step 4."""
-
-    @staticmethod
-    def execute[
-        dtype: DType
-    ](
-        shuffles_out: MutableInputTensor[dtype=dtype, rank=2, static_spec=_],
-        input: InputTensor[dtype=dtype, rank=2, static_spec=_],
-        ln_weight: InputTensor[dtype=dtype, rank=1, static_spec=_],
-        ln_bias: InputTensor[dtype=dtype, rank=1, static_spec=_],
-        ctx: DeviceContext,
-    ) raises:
-        var launcher = DeviceLauncher(ctx)
-        launch_layernorm[dtype, 4](
-            launcher, shuffles_out.unsafe_ptr(), input.unsafe_ptr().as_imm(), ln_weight.unsafe_ptr().as_imm(),
-            ln_bias.unsafe_ptr().as_imm(), input.dim_size(0), input.dim_size(1),
+        launch_layernorm[dtype, step](
+            launcher, ln_out.unsafe_ptr(),
+            input.unsafe_ptr().as_imm(), ln_weight.unsafe_ptr().as_imm(), ln_bias.unsafe_ptr().as_imm(),
+            input.dim_size(0), input.dim_size(1),
         )  # fmt: skip
 
 
@@ -143,41 +80,87 @@ struct FastDgamma:
         )  # fmt: skip
 
 
-@extensibility.register("fast_tiled")
-struct FastTiled:
-    """The product ln_out @ linear_weight.T, step 7."""
+@extensibility.register("fast_product")
+struct FastProduct:
+    """The product ln_out @ linear_weight.T, steps 7 and 8."""
 
     @staticmethod
     def execute[
-        dtype: DType
+        dtype: DType, step: Int
     ](
-        tiled_out: MutableInputTensor[dtype=dtype, rank=2, static_spec=_],
+        output: MutableInputTensor[dtype=dtype, rank=2, static_spec=_],
         ln_out: InputTensor[dtype=dtype, rank=2, static_spec=_],
         linear_weight: InputTensor[dtype=dtype, rank=2, static_spec=_],
         ctx: DeviceContext,
     ) raises:
         var launcher = DeviceLauncher(ctx)
-        launch_product[dtype, 7](
-            launcher, tiled_out.unsafe_ptr(), ln_out.unsafe_ptr().as_imm(), linear_weight.unsafe_ptr().as_imm(),
+        launch_product[dtype, step](
+            launcher, output.unsafe_ptr(),
+            ln_out.unsafe_ptr().as_imm(), linear_weight.unsafe_ptr().as_imm(),
             ln_out.dim_size(0), ln_out.dim_size(1), linear_weight.dim_size(0),
         )  # fmt: skip
 
 
-@extensibility.register("fast_registers")
-struct FastRegisters:
-    """The product ln_out @ linear_weight.T, step 8."""
+@extensibility.register("fast_wide_product")
+struct FastWideProduct:
+    """The same of bfloat16, steps 9 and 10."""
 
     @staticmethod
     def execute[
-        dtype: DType
+        step: Int
     ](
-        registers_out: MutableInputTensor[dtype=dtype, rank=2, static_spec=_],
-        ln_out: InputTensor[dtype=dtype, rank=2, static_spec=_],
-        linear_weight: InputTensor[dtype=dtype, rank=2, static_spec=_],
+        output: MutableInputTensor[dtype=BF16, rank=2, static_spec=_],
+        ln_out: InputTensor[dtype=BF16, rank=2, static_spec=_],
+        linear_weight: InputTensor[dtype=BF16, rank=2, static_spec=_],
         ctx: DeviceContext,
     ) raises:
         var launcher = DeviceLauncher(ctx)
-        launch_product[dtype, 8](
-            launcher, registers_out.unsafe_ptr(), ln_out.unsafe_ptr().as_imm(), linear_weight.unsafe_ptr().as_imm(),
+        launch_wide_product[step](
+            launcher, output.unsafe_ptr(),
+            ln_out.unsafe_ptr().as_imm(), linear_weight.unsafe_ptr().as_imm(),
+            ln_out.dim_size(0), ln_out.dim_size(1), linear_weight.dim_size(0),
+        )  # fmt: skip
+
+
+@extensibility.register("fast_layouts")
+struct FastLayouts:
+    """The products of the backward pass."""
+
+    @staticmethod
+    def execute(
+        grad_ln_out: MutableInputTensor[dtype=BF16, rank=2, static_spec=_],
+        grad_linear_weight: MutableInputTensor[dtype=BF16, rank=2, static_spec=_],
+        dy: InputTensor[dtype=BF16, rank=2, static_spec=_],
+        ln_out: InputTensor[dtype=BF16, rank=2, static_spec=_],
+        linear_weight: InputTensor[dtype=BF16, rank=2, static_spec=_],
+        ctx: DeviceContext,
+    ) raises:
+        var launcher = DeviceLauncher(ctx)
+        launch_layouts(
+            launcher, grad_ln_out.unsafe_ptr(), grad_linear_weight.unsafe_ptr(),
+            dy.unsafe_ptr().as_imm(), ln_out.unsafe_ptr().as_imm(), linear_weight.unsafe_ptr().as_imm(),
+            ln_out.dim_size(0), ln_out.dim_size(1), linear_weight.dim_size(0),
+        )  # fmt: skip
+
+
+@extensibility.register("fast_epilogue")
+struct FastEpilogue:
+    """The forward product with the bias, and the gradients of weight and bias."""
+
+    @staticmethod
+    def execute(
+        output: MutableInputTensor[dtype=BF16, rank=2, static_spec=_],
+        grad_linear_weight: MutableInputTensor[dtype=BF16, rank=2, static_spec=_],
+        grad_linear_bias: MutableInputTensor[dtype=BF16, rank=1, static_spec=_],
+        dy: InputTensor[dtype=BF16, rank=2, static_spec=_],
+        ln_out: InputTensor[dtype=BF16, rank=2, static_spec=_],
+        linear_weight: InputTensor[dtype=BF16, rank=2, static_spec=_],
+        linear_bias: InputTensor[dtype=BF16, rank=1, static_spec=_],
+        ctx: DeviceContext,
+    ) raises:
+        var launcher = DeviceLauncher(ctx)
+        launch_epilogue(
+            launcher, output.unsafe_ptr(), grad_linear_weight.unsafe_ptr(), grad_linear_bias.unsafe_ptr(),
+            dy.unsafe_ptr().as_imm(), ln_out.unsafe_ptr().as_imm(), linear_weight.unsafe_ptr().as_imm(), linear_bias.unsafe_ptr().as_imm(),
             ln_out.dim_size(0), ln_out.dim_size(1), linear_weight.dim_size(0),
         )  # fmt: skip

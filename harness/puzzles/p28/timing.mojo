@@ -1,0 +1,174 @@
+"""Enqueues the launches of single steps of puzzle 28 on a stream of the caller's, over the C ABI, so that they can be timed.
+
+Built with -D DTYPE=bfloat16 or float32 beside an op package; steps 9 to 12 are of bfloat16 alone.
+"""
+
+from std.memory.alloc import unsafe_alloc
+from std.reflection import get_linkage_name
+from std.sys import size_of
+from std.sys.defines import get_defined_dtype
+from max.gpu.host import DeviceContext, DeviceStream, Dim
+from max.gpu.host.device_context import DevicePassable
+
+from op.launches import *
+from op.shared.common import ImmPtr, MutPtr, accum_type
+from op.shared.launcher import Launcher
+
+comptime dtype = get_defined_dtype["DTYPE", DType.bfloat16]()
+comptime accum = accum_type[dtype]
+comptime ALIGNMENT = 256
+
+
+struct Device(Movable):
+    """A GPU and the kernels that have been loaded on it: addresses of their names and of their functions."""
+
+    var ctx: DeviceContext
+    var kernels: List[Tuple[Int, Int]]
+
+    def __init__(out self) raises:
+        self.ctx = DeviceContext()
+        self.kernels = []
+
+
+struct Enqueued(Launcher):
+    """Enqueues on the caller's stream, with scratch memory of the caller's."""
+
+    comptime wgmma = False
+    var device: Pointer[Device, MutUntrackedOrigin]
+    var stream: DeviceStream
+    var scratch: Int
+
+    def __init__(out self, device: Int, stream: Int, scratch: Int) raises:
+        self.device = Pointer[Device, MutUntrackedOrigin](unsafe_from_address=device)
+        self.stream = self.device[].ctx.create_external_stream(
+            OpaquePointer[MutAnyOrigin](unsafe_from_address=stream)
+        )
+        self.scratch = scratch
+
+    def launch[
+        declared: TypeList[Trait=AnyType, ...],
+        //,
+        kernel: def(* args: * declared) thin -> None,
+        *Ts: DevicePassable,
+    ](
+        mut self,
+        name: StaticString,
+        *args: *Ts,
+        grid_dim: Dim,
+        block_dim: Dim,
+        shared_bytes: Int = 0,
+        early: Bool = False,
+    ) raises:
+        comptime Function = type_of(self.device[].ctx.compile_function[kernel]())
+        comptime symbol = get_linkage_name[kernel]()
+        var key = Int(symbol.unsafe_ptr())
+        var address = 0
+        for loaded in self.device[].kernels:
+            if loaded[0] == key:
+                address = loaded[1]
+        if not address:  # loading takes milliseconds, and a graph cannot be captured meanwhile
+            var function = unsafe_alloc[Function](1)
+            function.unsafe_write(self.device[].ctx.compile_function[kernel]())
+            address = Int(function)
+            self.device[].kernels.append((key, address))
+        ref function = Pointer[Function, MutAnyOrigin](unsafe_from_address=address)[]
+        self.stream.enqueue_function(function, *args, grid_dim=grid_dim, block_dim=block_dim)
+
+    def workspace[dtype: DType](mut self, name: StaticString, count: Int) raises -> MutPtr[dtype]:
+        var start = self.scratch
+        self.scratch += ceildiv(count * size_of[Scalar[dtype]](), ALIGNMENT) * ALIGNMENT
+        return MutPtr[dtype](unsafe_from_address=start)
+
+
+struct Pointers:
+    """The tensors of a call, by number."""
+
+    var addresses: Pointer[Int, MutUntrackedOrigin]
+
+    def __init__(out self, address: Int):
+        self.addresses = Pointer[Int, MutUntrackedOrigin](unsafe_from_address=address)
+
+    def mut[t: DType](self, number: Int) -> MutPtr[t]:
+        return MutPtr[t](unsafe_from_address=self.addresses[unsafe_offset=number])
+
+    def imm[t: DType](self, number: Int) -> ImmPtr[t]:
+        return ImmPtr[t](unsafe_from_address=self.addresses[unsafe_offset=number])
+
+
+def enqueue(step: Int, mut on: Enqueued, p: Pointers, rows: Int, hidden: Int, outputs: Int) raises:
+    """A step's launches on tensors in the order of its op; 13 is a transpose, 14 the bias, 15 sums of columns.
+    """
+    comptime for number in range(1, 5):
+        if step == number:
+            launch_layernorm[dtype, number](
+                on, p.mut[dtype](0), p.imm[dtype](1), p.imm[dtype](2), p.imm[dtype](3), rows, hidden
+            )
+    if step == 5:
+        launch_dx[dtype](
+            on, p.mut[dtype](0), p.imm[dtype](1), p.imm[dtype](2), p.imm[accum](3), p.imm[accum](4),
+            p.imm[dtype](5), rows, hidden,
+        )  # fmt: skip
+    if step == 6:
+        launch_dgamma[dtype](
+            on, p.mut[dtype](0), p.mut[dtype](1), p.imm[dtype](2), p.imm[dtype](3), p.imm[accum](4),
+            p.imm[accum](5), rows, hidden,
+        )  # fmt: skip
+    comptime for number in range(7, 9):
+        if step == number:
+            launch_product[dtype, number](
+                on, p.mut[dtype](0), p.imm[dtype](1), p.imm[dtype](2), rows, hidden, outputs
+            )
+    comptime if dtype == DType.bfloat16:
+        comptime for number in range(9, 11):
+            if step == number:
+                launch_wide_product[number](
+                    on, p.mut[BF16](0), p.imm[BF16](1), p.imm[BF16](2), rows, hidden, outputs
+                )
+        if step == 11:
+            launch_layouts(
+                on, p.mut[BF16](0), p.mut[BF16](1), p.imm[BF16](2), p.imm[BF16](3), p.imm[BF16](4), rows, hidden,
+                outputs,
+            )  # fmt: skip
+        if step == 12:
+            launch_epilogue(
+                on, p.mut[BF16](0), p.mut[BF16](1), p.mut[BF16](2), p.imm[BF16](3), p.imm[BF16](4),
+                p.imm[BF16](5), p.imm[BF16](6), rows, hidden, outputs,
+            )  # fmt: skip
+        if step == 13:
+            var turned = p.mut[BF16](0)
+            on.launch[transpose_kernel](
+                "transpose", turned, p.imm[BF16](1), Int32(rows), Int32(hidden),
+                grid_dim=Dim(ceildiv(hidden, TILE), ceildiv(rows, TILE)), block_dim=Dim(TILE, BLOCK_ROWS),
+            )  # fmt: skip
+        if step == 14:
+            launch_bias(on, p.mut[BF16](0), p.imm[BF16](1), rows, outputs)
+        if step == 15:
+            launch_column_sums(on, p.mut[BF16](0), p.imm[BF16](1), rows, outputs)
+        if step == 16:
+            launch_grad_input(on, p.mut[BF16](0), p.imm[BF16](1), p.imm[BF16](2), rows, hidden, outputs)
+
+
+@export
+def workbook_open() abi("C") -> Int:
+    """The address of what a GPU's calls share, or 0."""
+    try:
+        var device = unsafe_alloc[Device](1)
+        device.unsafe_write(Device())
+        return Int(device)
+    except error:
+        print(error)
+        return 0
+
+
+@export
+def workbook_step(
+    device: Int, stream: Int, step: Int, pointers: Int, rows: Int, hidden: Int, outputs: Int, scratch: Int
+) abi("C") -> Int:
+    """Enqueues a step's launches; 0 where that failed."""
+    try:
+        var on = Enqueued(device, stream, scratch)
+        enqueue(step, on, Pointers(pointers), rows, hidden, outputs)
+        return 1
+    except error:
+        print(error)
+        return 0

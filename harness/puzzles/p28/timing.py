@@ -1,0 +1,171 @@
+"""The kernels of puzzle 28's steps as a library that a process with a GPU loads: each call enqueues a step on torch's stream.
+
+It is built of an op package, where Mojo is; a machine without it takes one from the folder that $WORKBOOK_FAST_STEPS names.
+"""
+
+import ctypes
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from harness.errors import EnvironmentProblem
+from harness.toolchain import libraries
+from harness.toolchain.packages import mojo_files
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SOURCE = Path(__file__).with_suffix(".mojo")
+READY = "WORKBOOK_FAST_STEPS"
+SCRATCH = 2**28
+"""Bytes for what a step's launches hand to each other."""
+TRANSPOSE, BIAS, COLUMN_SUMS, GRAD_INPUT = 13, 14, 15, 16
+"""Launches around the products, by the numbers that follow those of the steps in `timing.mojo`."""
+
+
+def library(package: Path, form: str, dtype: str) -> Path:
+    """The library of an op package for the GPU of this process, built where none is ready for its form and dtype.
+
+    Raises EnvironmentProblem where it cannot be built, CompileFailed where the package does not compile.
+    """
+    named = os.environ.get(READY)
+    if named:
+        return Path(named) / f"{form}_{dtype}.so"
+    libraries.load_runtime()
+    capability = "sm_{}{}".format(*torch.cuda.get_device_capability())
+    architecture = "sm_90a" if capability == "sm_90" else capability
+    files = [SOURCE, *mojo_files(package)]
+    made = libraries.mojo_library(f"fast_steps_{dtype}", files, package.parent, architecture, DTYPE=dtype)
+    return made.build().path
+
+
+class Steps:
+    """The steps of one library."""
+
+    def __init__(self, path: Path):
+        self.module = ctypes.CDLL(str(path))
+        self.module.workbook_open.restype = self.module.workbook_step.restype = ctypes.c_int64
+        self.device = self.module.workbook_open()
+        if not self.device:
+            raise EnvironmentProblem(f"{path.name} finds no GPU")
+        self.scratch = torch.empty(SCRATCH, dtype=torch.uint8, device="cuda")
+
+    def enqueue(
+        self, step: int, tensors: "Sequence[Tensor]", rows: int, hidden: int, outputs: int = 0
+    ) -> None:
+        """Enqueues a step's launches on tensors in the order of its op, on torch's current stream."""
+        pointers = (ctypes.c_int64 * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
+        stream = torch.cuda.current_stream().cuda_stream
+        numbers = (self.device, stream, step, ctypes.addressof(pointers), rows, hidden, outputs)
+        words = (ctypes.c_int64(number) for number in (*numbers, self.scratch.data_ptr()))
+        if not self.module.workbook_step(*words):
+            raise EnvironmentProblem(f"step {step} could not be launched")
+
+
+STEPS = (
+    "rows", "once", "vectors", "shuffles", "dx", "dgamma", "tiled", "registers", "copies", "tensor", "layouts",
+    "epilogue",
+)  # fmt: skip
+
+
+@dataclass
+class Problem:
+    """The tensors of a size, and the calls of every step on them.
+
+    Everything is there once; a step writes the same tensors in each of its forms.
+    """
+
+    rows: int
+    hidden: int
+    outputs: int
+    dtype: torch.dtype
+
+    def __post_init__(self):
+        R, H, O = self.rows, self.hidden, self.outputs
+
+        def normal(*shape: int) -> "Tensor":
+            return torch.randn(*shape, device="cuda").to(self.dtype)
+
+        self.x, self.dln, self.ln_out, self.dy = (
+            2 * normal(R, H) + 1,
+            normal(R, H),
+            normal(R, H),
+            normal(R, O),
+        )
+        self.gamma, self.beta, self.bias = 1 + normal(H) / 2, normal(H), normal(O)
+        self.weight = normal(O, H) / H**0.5
+        wide = self.x.float()
+        self.mean, self.rstd = wide.mean(-1), (wide.var(-1, unbiased=False) + 1e-5).rsqrt()
+        self.y, self.dx, self.grad_ln_out = (torch.empty_like(self.x) for _ in range(3))
+        self.dgamma, self.dbeta = torch.empty_like(self.gamma), torch.empty_like(self.gamma)
+        self.output, self.dw, self.db = (torch.empty_like(t) for t in (self.dy, self.weight, self.bias))
+        self.turned = [torch.empty_like(t) for t in (self.weight, self.dy, self.ln_out)]
+
+    def step(self, steps: Steps, number: int) -> None:
+        """Enqueues a step by itself."""
+        factors = (self.ln_out, self.weight)
+        tensors = {
+            **dict.fromkeys(range(1, 5), (self.y, self.x, self.gamma, self.beta)),
+            5: (self.dx, self.dln, self.x, self.mean, self.rstd, self.gamma),
+            6: (self.dgamma, self.dbeta, self.dln, self.x, self.mean, self.rstd),
+            **dict.fromkeys(range(7, 11), (self.output, *factors)),
+            11: (self.grad_ln_out, self.dw, self.dy, *factors),
+            12: (self.output, self.dw, self.db, self.dy, *factors, self.bias),
+        }[number]
+        steps.enqueue(number, tensors, self.rows, self.hidden, self.outputs)
+
+    def expected(self, number: int) -> "list[tuple[Tensor, Tensor]]":
+        """What a step writes, and what it should be, in float32."""
+        wide = [
+            t.float() for t in (self.x, self.gamma, self.beta, self.dln, self.ln_out, self.weight, self.dy)
+        ]
+        x, gamma, beta, dln, ln_out, weight, dy = wide
+        shape = [self.hidden]
+        if number <= 4:
+            return [(self.y, torch.nn.functional.layer_norm(x, shape, gamma, beta, 1e-5))]
+        if number <= 6:
+            statistics = self.mean[:, None], self.rstd[:, None]
+            dx, dgamma, dbeta = torch.ops.aten.native_layer_norm_backward(
+                dln, x, shape, *statistics, gamma, beta, [True] * 3
+            )
+            return [(self.dx, dx)] if number == 5 else [(self.dgamma, dgamma), (self.dbeta, dbeta)]
+        if number <= 10:
+            return [(self.output, ln_out @ weight.T)]
+        backward = [(self.dw, dy.T @ ln_out)]
+        if number == 11:
+            return [*backward, (self.grad_ln_out, dy @ weight)]
+        return [*backward, (self.output, ln_out @ weight.T + self.bias.float()), (self.db, dy.sum(0))]
+
+    def whole(self, first: Steps, yours: Steps, done: int) -> None:
+        """Enqueues both passes with the steps up to `done` in their last form, and all else in its first."""
+        R, H, O = self.rows, self.hidden, self.outputs
+
+        def form(number: int) -> Steps:
+            return yours if number <= done else first
+
+        norm = min(max(done, 1), 4)
+        form(1).enqueue(norm, (self.ln_out, self.x, self.gamma, self.beta), R, H)
+        if done >= 12:
+            self.step(yours, 12)
+        else:
+            product = min(max(done, 7), 10)
+            form(7).enqueue(product, (self.output, self.ln_out, self.weight), R, H, O)
+            yours.enqueue(BIAS, (self.output, self.bias), R, H, O)
+            yours.enqueue(COLUMN_SUMS, (self.db, self.dy), R, H, O)
+        if done == 11:
+            self.step(yours, 11)
+        elif done == 12:
+            yours.enqueue(GRAD_INPUT, (self.grad_ln_out, self.dy, self.weight), R, H, O)
+        else:
+            for turned, matrix in zip(self.turned, (self.weight, self.dy, self.ln_out), strict=True):
+                yours.enqueue(TRANSPOSE, (turned, matrix), *matrix.shape)
+            weight, dy, ln_out = self.turned
+            form(7).enqueue(product, (self.grad_ln_out, self.dy, weight), R, O, H)
+            form(7).enqueue(product, (self.dw, dy, ln_out), O, R, H)
+        statistics = (self.x, self.mean, self.rstd)
+        form(5).enqueue(5, (self.dx, self.grad_ln_out, *statistics, self.gamma), R, H)
+        form(6).enqueue(6, (self.dgamma, self.dbeta, self.grad_ln_out, *statistics), R, H)

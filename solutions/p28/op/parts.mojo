@@ -1,0 +1,226 @@
+"""What the kernels of puzzle 28 are made of, and kernels without a blank: sums, vectors, tiles in shared memory."""
+
+from std.math import iota
+from std.memory import AddressSpace
+from max.gpu import barrier, block_idx, global_idx, thread_idx
+from max.gpu.memory import async_copy
+from layout.tile_layout import row_major
+from layout.tile_tensor import stack_allocation
+
+from .shared.common import ImmPtr, MutPtr, accum_type
+
+comptime LANES = 32
+"""Threads of a warp, which share a row."""
+comptime BLOCK_ROWS = 4
+"""Rows of a block."""
+comptime THREADS = BLOCK_ROWS * LANES
+comptime KEPT = 32
+"""Elements of a row that a thread can keep in registers: a row has at most KEPT * LANES."""
+comptime VECTOR_BYTES = 16
+"""The widest load of a thread."""
+comptime EPS = 1e-5
+"""What is added to the variance."""
+comptime SLAB = 8
+"""Rows whose dgamma and dbeta one block adds up in the first of the two stages."""
+comptime TILE = 32
+"""A block of `tiled` has TILE x TILE threads, one for each result of its tile."""
+comptime BLOCK = 64
+"""A block of `registers` and of `copies` makes BLOCK x BLOCK results."""
+comptime EACH = 4
+"""A thread of it makes EACH x EACH of them."""
+comptime DEPTH = BLOCK // EACH
+"""So it has DEPTH x DEPTH threads; of a row of a or b, `registers` takes DEPTH elements at a time."""
+comptime DEEP = 32
+"""And the steps after it DEEP elements."""
+comptime SIDE = 128
+"""A block of the steps with tensor cores makes SIDE x SIDE results."""
+comptime WARPS = 8
+"""And has so many warps, each with 64 x 32 of them."""
+comptime BUFFERS = 3
+"""How many tiles of each factor it has room for."""
+comptime VECTOR = 8
+"""Elements of bfloat16 in 16 bytes."""
+comptime BF16 = DType.bfloat16
+comptime SharedTile = Pointer[BFloat16, MutAnyOrigin, address_space=AddressSpace.SHARED]
+comptime Sums = SIMD[DType.float32, 4]
+"""What a thread keeps of the 16 x 8 results of an `mma`: two neighbours in each of two rows."""
+
+
+@always_inline
+def shared_sum[dtype: DType](mine: Scalar[dtype]) -> Scalar[dtype]:
+    """The sum of what the LANES threads of a row have, by shared memory. Every thread of the block must call it.
+    """
+    var parts = stack_allocation[dtype=dtype, address_space=AddressSpace.SHARED](row_major[THREADS]())
+    parts[thread_idx.x] = mine
+    barrier()
+    var total = Scalar[dtype](0)
+    for lane in range(LANES):
+        total += parts[thread_idx.x // LANES * LANES + lane]
+    barrier()  # before somebody calls it again
+    return total
+
+
+@always_inline
+def load[
+    dtype: DType, //, width: Int
+](source: ImmPtr[dtype], place: Int, left: Int, aligned: Bool) -> SIMD[accum_type[dtype], width]:
+    """`width` elements from `place` on, in the type of sums: in one load if that is `aligned`. Else only the `left` ones that
+    there are, one by one, and zeros."""
+    comptime accum = accum_type[dtype]
+    if aligned:
+        return source.unsafe_load[width=width, alignment=VECTOR_BYTES](place).cast[accum]()
+    var values = SIMD[accum, width](0)
+    comptime for i in range(width):
+        if i < left:
+            values[i] = source[unsafe_offset=place + i].cast[accum]()
+    return values
+
+
+@always_inline
+def store[
+    dtype: DType, accum: DType, width: SIMDLength, //
+](target: MutPtr[dtype], place: Int, left: Int, aligned: Bool, values: SIMD[accum, width]):
+    """The opposite of `load`."""
+    if aligned:
+        target.unsafe_store[alignment=VECTOR_BYTES](place, values.cast[dtype]())
+        return
+    comptime for i in range(Int(width)):
+        if i < left:
+            target[unsafe_offset=place + i] = values[i].cast[dtype]()
+
+
+@always_inline
+def only[accum: DType, width: SIMDLength, //](values: SIMD[accum, width], left: Int) -> SIMD[accum, width]:
+    """The first `left` of some values, and zeros behind them."""
+    return iota[DType.int32, width]().lt(Int32(left)).select(values, SIMD[accum, width](0))
+
+
+@always_inline
+def tiles_in_shared_memory[count: Int]() -> SharedTile:
+    """Room for `count` elements."""
+    return stack_allocation[dtype=BF16, address_space=AddressSpace.SHARED, alignment=VECTOR_BYTES](
+        row_major[count]()
+    ).ptr.as_unsafe_any_origin()
+
+
+@always_inline
+def at[columns: Int](row: Int, column: Int) -> Int:
+    """Where an element of a tile lies. Its rows follow each other; the vectors of a row are exchanged, in another way in each of
+    eight neighbouring rows or pairs, so that both a row's vectors and a column's lie in different banks."""
+    comptime pairs = max(1, 64 // columns)  # rows in the 128 bytes of all banks
+    var vector = (column // VECTOR) ^ (row // pairs % min(8, columns // VECTOR))
+    return row * columns + vector * VECTOR + column % VECTOR
+
+
+@always_inline
+def copy_tile[
+    rows: Int, columns: Int, threads: Int
+](
+    tile: SharedTile,
+    source: ImmPtr[BF16],
+    first_row: Int,
+    first_column: Int,
+    height: Int,
+    width: Int,
+    thread: Int,
+):
+    """Begins to copy a part of `source`, [height, width], into shared memory, by 16 bytes a thread, and zeros for what lies
+    outside. Where rows begin between two vectors it copies one by one, and at once."""
+    comptime vectors = columns // VECTOR
+    comptime for i in range(rows * vectors // threads):
+        var row = (thread + i * threads) // vectors
+        var column = (thread + i * threads) % vectors * VECTOR
+        var target = tile.unsafe_offset(at[columns](row, column))
+        var place = (first_row + row) * width + first_column + column
+        var left = width - first_column - column if first_row + row < height else 0
+        if width % VECTOR == 0:
+            var begin = source.unsafe_offset(place if left > 0 else 0)
+            async_copy[VECTOR_BYTES, fill=BFloat16(0)](
+                begin.unsafe_address_space_cast[AddressSpace.GLOBAL](),
+                target,
+                Int32(VECTOR_BYTES) if left > 0 else 0,
+            )
+        else:
+            for e in range(VECTOR):
+                target[unsafe_offset=e] = source[unsafe_offset=place + e] if e < left else BFloat16(0)
+
+
+@always_inline
+def multiply_tiles(mut totals: Array[Float32, EACH * EACH], a: SharedTile, b: SharedTile):
+    """A tile's part of the results of a thread, as in `registers`, VECTOR elements of a row of a tile at a time.
+    """
+    comptime Part = SIMD[DType.float32, VECTOR]
+    comptime for k in range(0, DEEP, VECTOR):
+        var left = Array[Part, EACH](fill=0)
+        var right = Array[Part, EACH](fill=0)
+        comptime for i in range(EACH):
+            var row = a.unsafe_offset(at[DEEP](thread_idx.y + i * DEPTH, k))
+            var column = b.unsafe_offset(at[DEEP](thread_idx.x + i * DEPTH, k))
+            left[i] = row.unsafe_load[width=VECTOR, alignment=VECTOR_BYTES](0).cast[DType.float32]()
+            right[i] = column.unsafe_load[width=VECTOR, alignment=VECTOR_BYTES](0).cast[DType.float32]()
+        comptime for i in range(EACH):
+            comptime for j in range(EACH):
+                comptime for e in range(VECTOR):
+                    totals[i * EACH + j] += left[i][e] * right[j][e]
+
+
+def transpose_kernel(turned: MutPtr[BF16], source: ImmPtr[BF16], rows: Int32, columns: Int32):
+    """A copy of [rows, columns] as [columns, rows], by tiles of TILE x TILE with TILE threads for each of BLOCK_ROWS rows.
+    """
+    var tile = stack_allocation[dtype=BF16, address_space=AddressSpace.SHARED](row_major[TILE, TILE + 2]())
+    var row = block_idx.y * TILE
+    var column = block_idx.x * TILE
+    for i in range(thread_idx.y, TILE, BLOCK_ROWS):
+        if row + i < Int(rows) and column + thread_idx.x < Int(columns):
+            tile[i, thread_idx.x] = source[unsafe_offset=(row + i) * Int(columns) + column + thread_idx.x]
+    barrier()
+    for i in range(thread_idx.y, TILE, BLOCK_ROWS):
+        if column + i < Int(columns) and row + thread_idx.x < Int(rows):
+            var place = (column + i) * Int(rows) + row + thread_idx.x
+            turned[unsafe_offset=place] = rebind[BFloat16](tile[thread_idx.x, i])
+
+
+def bias_kernel(output: MutPtr[BF16], linear_bias: ImmPtr[BF16], count: Int32, width: Int32):
+    """Adds the bias to every row."""
+    if global_idx.x < Int(count):
+        var sum = output[unsafe_offset=global_idx.x].cast[DType.float32]()
+        sum += linear_bias[unsafe_offset=global_idx.x % Int(width)].cast[DType.float32]()
+        output[unsafe_offset=global_idx.x] = sum.cast[BF16]()
+
+
+def column_sums_kernel(sums: MutPtr[BF16], dy: ImmPtr[BF16], rows: Int32, columns: Int32):
+    """The sums of the columns; a thread has a column."""
+    if global_idx.x < Int(columns):
+        var total = Float32(0)
+        for row in range(Int(rows)):
+            total += dy[unsafe_offset=row * Int(columns) + global_idx.x].cast[DType.float32]()
+        sums[unsafe_offset=global_idx.x] = total.cast[BF16]()
+
+
+def clear_kernel[dtype: DType](sums: MutPtr[dtype], count: Int32):
+    """Zeroes what `dgamma_kernel` may add to."""
+    if global_idx.x < Int(count):
+        sums[unsafe_offset=global_idx.x] = 0
+
+
+def second_stage_kernel[
+    dtype: DType
+](
+    grad_ln_weight: MutPtr[dtype],
+    grad_ln_bias: MutPtr[dtype],
+    sums: ImmPtr[accum_type[dtype]],
+    slabs: Int32,
+    hidden: Int32,
+):
+    """Adds up the slabs, one after the other, so that every run gives the same bits; a thread has a column.
+    """
+    var C = Int(hidden)
+    var c = global_idx.x
+    if c < C:
+        var dgamma = Scalar[accum_type[dtype]](0)
+        var dbeta = Scalar[accum_type[dtype]](0)
+        for slab in range(Int(slabs)):
+            dgamma += sums[unsafe_offset=2 * slab * C + c]
+            dbeta += sums[unsafe_offset=(2 * slab + 1) * C + c]
+        grad_ln_weight[unsafe_offset=c] = dgamma.cast[dtype]()
+        grad_ln_bias[unsafe_offset=c] = dbeta.cast[dtype]()

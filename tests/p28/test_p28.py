@@ -12,6 +12,8 @@ from harness.toolchain import roots
 from harness.toolchain.packages import OpPackage
 
 COUNTED = [case for case in PUZZLE.cases(None) if case.counted]
+AROUND = ("layouts", "epilogue")
+"""Steps whose given form has launches of its own around the product."""
 SOLUTION = roots.solutions() / "p28" / "op"
 
 
@@ -48,8 +50,12 @@ def test_first_forms_are_right_and_cost_what_the_spec_says(first_forms, dtype):
         own = result.costs[0]
         assert (result.state, result.mistake) == ("wrong", own.limit.id)
         blank = blanks.find((first_forms.path / "fast.mojo").read_text())[result.gate.id]
-        number = int(own.line.rpartition(":")[2])
-        assert blank.line <= number < blank.line + len(blank.body), "the line that costs most is the blank's"
+        file, _, number = own.line.rpartition(":")
+        if result.gate.id in AROUND:
+            assert file.endswith("parts.mojo"), "what costs most is a launch that the blank makes needless"
+        else:
+            last = blank.line + len(blank.body)
+            assert blank.line <= int(number) < last, "the line that costs most is the blank's"
 
 
 @pytest.mark.compiles

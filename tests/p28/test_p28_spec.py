@@ -6,10 +6,10 @@ import numpy as np
 import torch
 
 from harness.puzzles.p28 import limits
-from harness.puzzles.p28.spec import BLOCK_ROWS, COUNTED, GATES, LANES, MOST, PUZZLE
+from harness.puzzles.p28.spec import BLOCK_ROWS, COUNTED, GATES, LANES, LARGE, MOST, PUZZLE
 from harness.toolchain import roots
 
-SOURCE = (roots.solutions() / "p28" / "op" / "fast.mojo").read_text()
+SOURCE = (roots.solutions() / "p28" / "op" / "parts.mojo").read_text()
 
 
 def test_gradients_are_autograd_s():
@@ -23,6 +23,20 @@ def test_gradients_are_autograd_s():
     np.testing.assert_allclose(y.detach().numpy(), truth["rows_out"].astype(float), rtol=1e-9)
     for name, gradient in zip(("grad_input", "grad_ln_weight", "grad_ln_bias"), gradients, strict=True):
         np.testing.assert_allclose(gradient.numpy(), truth[name].astype(float), rtol=1e-7, atol=1e-9)
+
+
+def test_gradients_of_the_products_are_autograd_s():
+    arrays = PUZZLE.inputs(PUZZLE.cases(None)[1], "float64", 0)
+    names = ("ln_out_16", "weight_16", "bias_16")
+    ln_out, weight, bias = (torch.tensor(arrays[name]).requires_grad_(True) for name in names)
+    y = torch.nn.functional.linear(ln_out, weight, bias)
+    gradients = torch.autograd.grad(y, (ln_out, weight, bias), torch.tensor(arrays["dy_16"]))
+    truth = PUZZLE.exact(arrays)
+    np.testing.assert_allclose(y.detach().numpy(), truth["output"].astype(float), rtol=1e-9)
+    for name, gradient in zip(
+        ("grad_ln_out", "grad_linear_weight", "grad_linear_bias"), gradients, strict=True
+    ):
+        np.testing.assert_allclose(gradient.numpy(), truth[name].astype(float), rtol=1e-9, atol=1e-12)
 
 
 def test_the_spec_s_constants_are_the_kernels():
@@ -41,7 +55,7 @@ def test_the_spec_s_constants_are_the_kernels():
         limits.TILE,
         limits.SLAB,
     )
-    assert (constant("BLOCK"), constant("EACH")) == (limits.BLOCK, limits.EACH)
+    assert (constant("BLOCK"), constant("EACH"), constant("SIDE")) == (limits.BLOCK, limits.EACH, limits.SIDE)
 
 
 def test_the_counted_case_is_what_limits_are_made_for():
@@ -50,7 +64,10 @@ def test_the_counted_case_is_what_limits_are_made_for():
     assert hidden == 768 and rows <= 64 and rows * hidden * outputs <= 2**22
     assert rows % limits.BLOCK == 0 and outputs % limits.BLOCK == 0 and rows % limits.SLAB == 0
     counted = [case for case in PUZZLE.cases(None) if case.counted]
-    assert [case.dims for case in counted] == [COUNTED] and counted[0].in_16_bits
+    assert [case.dims for case in counted if not case.variant] == [COUNTED] and counted[0].in_16_bits
+    large = [case for case in counted if case.variant]
+    assert {case.dims for case in large} == {LARGE} and all(case.in_16_bits for case in large)
+    assert all(size % limits.SIDE == 0 for size in LARGE) and LARGE[0] * LARGE[1] * LARGE[2] <= 2**27
 
 
 def test_every_step_is_limited_in_what_it_is_about():

@@ -1,7 +1,7 @@
 """Puzzle 28's quantities in NumPy, for the diagnosis, and mistakes that people make on the way to a fast kernel.
 
 Shapes: input, dln and ln_out [rows, hidden], ln_weight and ln_bias [hidden], mean and rstd [rows], linear_weight [outputs,
-hidden].
+hidden]; dy_16 [rows, outputs], bias_16 [outputs], and ln_out_16 and weight_16 as those without a number.
 """
 
 import numpy as np
@@ -79,6 +79,11 @@ MISTAKES = (
             {"grad_ln_weight": lambda v: (v.dln * v.x_hat)[::8].sum(0)}),
     Mistake("last-tile-only", "of the last tile of columns alone: the total begins anew",
             {"tiled_out": lambda v: last_tile(v, 32)}),
+    Mistake("bias-forgotten", "without the bias", {"output": lambda v: v.ln_out_16 @ v.weight_16.T}, 2),
+    Mistake("bias-twice", "with the bias twice: a launch behind the product still adds it",
+            {"output": lambda v: v.ln_out_16 @ v.weight_16.T + 2 * v.bias_16}),
+    Mistake("bias-gradient-of-the-last-tile", "of the last 32 rows alone: the total begins anew",
+            {"grad_linear_bias": lambda v: v.dy_16[(len(v.dy_16) - 1) // 32 * 32 :].sum(0)}, 2),
 )  # fmt: skip
 
 

@@ -44,12 +44,13 @@ def faults(path: Path, blank: Blank) -> list[Fault]:
         items = Items({path.name: path.read_text(encoding="utf-8")})
     except (OSError, UnicodeDecodeError):
         return []
-    item = items.enclosing(path.name, blank.line)
-    if item is None:
-        return []
-    scope = Scope(item)
+    scopes: dict[int, Scope] = {}
     located: list[Fault] = []
     for number, line in enumerate(blank.body, start=blank.line):
+        item = items.enclosing(path.name, number)  # a blank may hold several
+        if item is None:
+            continue
+        scope = scopes.setdefault(item.line, Scope(item))
         code = NOT_CODE.sub("", line)
         bounds = scope.bounds(number - item.line)
         for faults in (

@@ -10,7 +10,13 @@ from std.sys.defines import get_defined_dtype
 from max.gpu.host import DeviceContext, DeviceStream, Dim
 from max.gpu.host.device_context import DevicePassable
 
-from op.launches import *
+from std.math import ceildiv
+
+from op.launches import (
+    launch_bias, launch_column_sums, launch_dgamma, launch_dx, launch_epilogue, launch_grad_input,
+    launch_layernorm, launch_layouts, launch_product, launch_wide_product,
+)  # fmt: skip
+from op.parts import BF16, BLOCK_ROWS, TILE, transpose_kernel
 from op.shared.common import ImmPtr, MutPtr, accum_type
 from op.shared.launcher import Launcher
 

@@ -30,7 +30,11 @@ from layout import TileTensor
 from layout.tile_layout import row_major
 from layout.tile_tensor import stack_allocation
 
-from .parts import *
+from .parts import (
+    BF16, BLOCK, BLOCK_ROWS, BUFFERS, DEEP, DEPTH, EACH, EPS, KEPT, LANES, SIDE, SLAB, THREADS, TILE,
+    VECTOR_BYTES, WARPS, SharedTile, Sums, at, copy_tile, load, multiply_tiles, only, shared_sum, store,
+    tiles_in_shared_memory,
+)  # fmt: skip
 from .shared.common import ImmPtr, MutPtr, accum_type, atomic_add
 
 

@@ -3,8 +3,14 @@
 from std.math import ceildiv
 from max.gpu.host import Dim
 
-from .fast import *
-from .parts import *
+from .fast import (
+    SEPARATE, TRANSPOSED_BEFORE, copies_kernel, dgamma_kernel, dx_kernel, once_kernel, product_kernel,
+    registers_kernel, rows_kernel, shuffles_kernel, tiled_kernel, vectors_kernel,
+)  # fmt: skip
+from .parts import (
+    BF16, BLOCK, BLOCK_ROWS, DEPTH, KEPT, LANES, SIDE, SLAB, THREADS, TILE, WARPS, bias_kernel,
+    clear_kernel, column_sums_kernel, second_stage_kernel, transpose_kernel,
+)  # fmt: skip
 from .shared.common import ImmPtr, MutPtr, accum_type
 from .shared.launcher import Launcher
 

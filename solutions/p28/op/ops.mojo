@@ -5,7 +5,11 @@ from extensibility import _MutableInputTensor as MutableInputTensor
 import extensibility
 from max.gpu.host import DeviceContext
 
-from .launches import *
+from .launches import (
+    launch_dgamma, launch_dx, launch_epilogue, launch_layernorm, launch_layouts, launch_product,
+    launch_wide_product,
+)  # fmt: skip
+from .parts import BF16
 from .shared.common import accum_type
 from .shared.launcher import DeviceLauncher
 

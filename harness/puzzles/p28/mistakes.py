@@ -80,8 +80,6 @@ MISTAKES = (
     Mistake("last-tile-only", "of the last tile of columns alone: the total begins anew",
             {"tiled_out": lambda v: last_tile(v, 32)}),
     Mistake("bias-forgotten", "without the bias", {"output": lambda v: v.ln_out_16 @ v.weight_16.T}, 2),
-    Mistake("bias-twice", "with the bias twice: a launch behind the product still adds it",
-            {"output": lambda v: v.ln_out_16 @ v.weight_16.T + 2 * v.bias_16}),
     Mistake("bias-gradient-of-the-last-tile", "of the last 32 rows alone: the total begins anew",
             {"grad_linear_bias": lambda v: v.dy_16[(len(v.dy_16) - 1) // 32 * 32 :].sum(0)}, 2),
 )  # fmt: skip

@@ -13,7 +13,7 @@ VECTOR = 16
 WARP = 32
 WARPS = 4
 """Of a block of rows."""
-SLAB = 8
+SLAB = 16
 """Rows whose sums a block adds up in the first stage of `dgamma`."""
 SECTOR = 32
 """Bytes that global memory moves at least."""

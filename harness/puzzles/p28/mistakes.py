@@ -76,13 +76,18 @@ MISTAKES = (
     Mistake("variance-term-dropped", "without the term x_hat * c1",
             {"grad_input": lambda v: v.column_rstd * (v.g - v.c2)}),
     Mistake("slab-of-one-row", "of the first row of each slab alone",
-            {"grad_ln_weight": lambda v: (v.dln * v.x_hat)[::8].sum(0)}),
+            {"grad_ln_weight": lambda v: (v.dln * v.x_hat)[::16].sum(0)}),
     Mistake("last-tile-only", "of the last tile of columns alone: the total begins anew",
             {"tiled_out": lambda v: last_tile(v, 32)}),
     Mistake("bias-forgotten", "without the bias", {"output": lambda v: v.ln_out_16 @ v.weight_16.T}, 2),
-    Mistake("bias-gradient-of-the-last-tile", "of the last 32 rows alone: the total begins anew",
-            {"grad_linear_bias": lambda v: v.dy_16[(len(v.dy_16) - 1) // 32 * 32 :].sum(0)}, 2),
+    Mistake("bias-gradient-of-the-last-rows", "of the last 16 rows alone: the total begins anew",
+            {"grad_linear_bias": lambda v: last_rows(v.dy_16)}, 2),
 )  # fmt: skip
+
+
+def last_rows(dy: np.ndarray) -> np.ndarray:
+    """The sums over the last 16 rows of those that whole tiles of 32 have, zeros behind the end among them."""
+    return dy[(len(dy) + 31) // 32 * 32 - 16 :].sum(0)
 
 
 def last_tile(v: Derivation, tile: int) -> np.ndarray:

@@ -165,11 +165,12 @@ def vectors_kernel[
     var end = C if row < R else 0
     var aligned = C % width == 0
     var kept = Array[SIMD[accum, width], KEPT // width](fill=0)
-    var total = SIMD[accum, width](0)
     comptime for i in range(KEPT // width):
         var c = (thread_idx.x % LANES + i * LANES) * width
         if c < end:
             kept[i] = load[width](input, row * C + c, end - c, aligned)
+    var total = SIMD[accum, width](0)
+    comptime for i in range(KEPT // width):  # behind all loads, so that none waits for another
         total += kept[i]
     var mean = shared_sum(total.reduce_add()) / Scalar[accum](C)
     var squares = SIMD[accum, width](0)
@@ -212,11 +213,12 @@ def shuffles_kernel[
     var end = C if row < R else 0
     var aligned = C % width == 0
     var kept = Array[SIMD[accum, width], KEPT // width](fill=0)
-    var total = SIMD[accum, width](0)
     comptime for i in range(KEPT // width):
         var c = (thread_idx.x % LANES + i * LANES) * width
         if c < end:
             kept[i] = load[width](input, row * C + c, end - c, aligned)
+    var total = SIMD[accum, width](0)
+    comptime for i in range(KEPT // width):  # behind all loads, so that none waits for another
         total += kept[i]
     var mean = total.reduce_add() / Scalar[accum](C)
     comptime for step in range(5):
@@ -274,15 +276,18 @@ def dx_kernel[
     var aligned = C % width == 0
     var x_hat = Array[SIMD[accum, width], KEPT // width](fill=0)
     var g = Array[SIMD[accum, width], KEPT // width](fill=0)
+    comptime for i in range(KEPT // width):
+        var c = (lane + i * LANES) * width
+        if c < C:
+            x_hat[i] = load[width](input, row * C + c, C - c, aligned)
+            g[i] = load[width](dln, row * C + c, C - c, aligned)
     var first = SIMD[accum, width](0)
     var second = SIMD[accum, width](0)
     comptime for i in range(KEPT // width):
         var c = (lane + i * LANES) * width
         if c < C:
-            x_hat[i] = (load[width](input, row * C + c, C - c, aligned) - mean[unsafe_offset=row]) * rstd[
-                unsafe_offset=row
-            ]
-            g[i] = load[width](dln, row * C + c, C - c, aligned) * load[width](ln_weight, c, C - c, aligned)
+            x_hat[i] = (x_hat[i] - mean[unsafe_offset=row]) * rstd[unsafe_offset=row]
+            g[i] *= load[width](ln_weight, c, C - c, aligned)
         first += g[i] * x_hat[i]  # behind the end of the row g is 0
         second += g[i]
     var c1 = warp.sum(first.reduce_add()) / Scalar[accum](C)
@@ -528,37 +533,38 @@ def copies_kernel(
 
 
 @always_inline
-def multiply_by_warps(mut totals: Array[Sums, 16], a: SharedTile, b: SharedTile):
-    """A tile's part of a warp's 64 x 32 results. `mma` makes 16 x 8 of them from 16 elements of 16 rows of a and of 8 rows of b;
-    lane l has those in columns 2 * (l % 4) and the next, of rows l // 4 and l // 4 + 8. totals[4 * i + j] are those of block
-    (i, j) of 4 x 4."""
+def multiply_by_warps(mut totals: Array[Sums, 32], a: SharedTile, b: SharedTile):
+    """A tile's part of a warp's 64 x 64 results. `mma` makes 16 x 8 of them from 16 elements of 16 rows of a and of 8 rows of b;
+    lane l has those in columns 2 * (l % 4) and the next, of rows l // 4 and l // 4 + 8. totals[8 * i + j] are those of block
+    (i, j) of 4 x 8."""
     var lane = thread_idx.x % LANES
-    var row = thread_idx.x // LANES // 4 * 64
-    var column = thread_idx.x // LANES % 4 * 32
+    var row = thread_idx.x // LANES // 2 * 64
+    var column = thread_idx.x // LANES % 2 * 64
     # ANCHOR: tensor_solution
     # BLANK-START tensor: 16 elements of k at a time by mma: which rows of a and b does a warp need? See ld_matrix
     comptime for k in range(0, DEEP, 16):
         var left = Array[SIMD[BF16, 8], 4](fill=0)
         comptime for i in range(4):
             left[i] = ld_matrix[8](a.unsafe_offset(at[DEEP](row + 16 * i + lane % 16, k + lane // 16 * 8)))
-        comptime for j in range(4):
+        comptime for j in range(8):
             var right = ld_matrix[4](
                 b.unsafe_offset(at[DEEP](column + 8 * j + lane % 8, k + lane // 8 % 2 * 8))
             )
             comptime for i in range(4):
-                var sums = totals[4 * i + j]
-                mma(totals[4 * i + j], left[i], right, sums)
+                var sums = totals[8 * i + j]
+                mma(totals[8 * i + j], left[i], right, sums)
     # BLANK-GIVEN tensor
     # for k in range(DEEP):
     #     var left = Array[Float32, 8](fill=0)
-    #     var right = Array[Float32, 8](fill=0)
+    #     var right = Array[Float32, 16](fill=0)
     #     comptime for i in range(8):
     #         left[i] = a[unsafe_offset=at[DEEP](row + lane // 4 + 8 * i, k)].cast[DType.float32]()
+    #     comptime for i in range(16):
     #         var other = column + lane % 4 * 2 + i // 2 * 8 + i % 2
     #         right[i] = b[unsafe_offset=at[DEEP](other, k)].cast[DType.float32]()
     #     comptime for i in range(8):
-    #         comptime for j in range(8):
-    #             totals[i // 2 * 4 + j // 2][i % 2 * 2 + j % 2] += left[i] * right[j]
+    #         comptime for j in range(16):
+    #             totals[i // 2 * 8 + j // 2][i % 2 * 2 + j % 2] += left[i] * right[j]
     # BLANK-END tensor
     # ANCHOR_END: tensor_solution
 
@@ -611,7 +617,7 @@ def fragment[turned: Bool, count: Int](tile: SharedTile, row: Int, k: Int) -> SI
 
 
 # ANCHOR: epilogue_solution
-# BLANK-START epilogue: the bias while sums are in registers, the columns of dy while its tiles are in shared memory
+# BLANK-START epilogue: the bias while results are in registers, the sums of dy's columns while its fragments are
 comptime SEPARATE = False
 
 
@@ -627,11 +633,10 @@ def with_bias(
 
 
 @always_inline
-def add_elements[turned: Bool](mut total: Float32, tile: SharedTile):
-    """Adds up what a tile has of row thread_idx.x."""
-    for k in range(DEEP):
-        var place = at[SIDE](k, thread_idx.x) if turned else at[DEEP](thread_idx.x, k)
-        total += tile[unsafe_offset=place].cast[DType.float32]()
+def add_up(mut sums: Sums, rows: SIMD[BF16, 8]):
+    """Adds the elements of each of 16 rows, a fragment for `mma`, to the row's result in every column."""
+    var before = sums
+    mma(sums, rows, SIMD[BF16, 4](1), before)
 
 
 # BLANK-GIVEN epilogue
@@ -644,7 +649,7 @@ def add_elements[turned: Bool](mut total: Float32, tile: SharedTile):
 #
 #
 # @always_inline
-# def add_elements[turned: Bool](mut total: Float32, tile: SharedTile):
+# def add_up(mut sums: Sums, rows: SIMD[BF16, 8]):
 #     pass  # another launch adds up the columns
 # BLANK-END epilogue
 # ANCHOR_END: epilogue_solution
@@ -676,8 +681,11 @@ def product_kernel[
     comptime size = SIDE * DEEP
     var a_tiles = tiles_in_shared_memory[BUFFERS * size]()
     var b_tiles = tiles_in_shared_memory[BUFFERS * size]()
-    var totals = Array[Sums, 16](fill=0)
-    var total = Float32(0)
+    var totals = Array[Sums, 32](fill=0)
+    var row_sums = Array[Sums, 4](fill=0)
+    var warp_row = thread_idx.x // LANES // 2 * 64
+    var warp_column = thread_idx.x // LANES % 2 * 64
+    var sums_rows = block_idx.x == 0 and warp_column == 0
     comptime for tile in range(BUFFERS - 1):
         copy_part[a_turned](a_tiles.unsafe_offset(tile * size), a, row, tile * DEEP, H, D)
         copy_part[b_turned](b_tiles.unsafe_offset(tile * size), b, column, tile * DEEP, W, D)
@@ -699,18 +707,19 @@ def product_kernel[
             comptime for k in range(0, DEEP, 16):
                 var left = Array[SIMD[BF16, 8], 4](fill=0)
                 comptime for i in range(4):
-                    left[i] = fragment[a_turned, 8](left_tile, thread_idx.x // LANES // 4 * 64 + 16 * i, k)
-                comptime for j in range(4):
-                    var right = fragment[b_turned, 4](right_tile, thread_idx.x // LANES % 4 * 32 + 8 * j, k)
+                    left[i] = fragment[a_turned, 8](left_tile, warp_row + 16 * i, k)
+                comptime if summed:
+                    if sums_rows:
+                        comptime for i in range(4):
+                            add_up(row_sums[i], left[i])
+                comptime for j in range(8):
+                    var right = fragment[b_turned, 4](right_tile, warp_column + 8 * j, k)
                     comptime for i in range(4):
-                        var sums = totals[4 * i + j]
-                        mma(totals[4 * i + j], left[i], right, sums)
-        comptime if summed:
-            if block_idx.x == 0 and thread_idx.x < SIDE:
-                add_elements[a_turned](total, left_tile)
-    comptime for place in range(32):
-        var here = row + thread_idx.x // LANES // 4 * 64 + place // 8 * 16 + place % 2 * 8 + lane // 4
-        var there = column + thread_idx.x // LANES % 4 * 32 + place // 2 % 4 * 8 + lane % 4 * 2
+                        var sums = totals[8 * i + j]
+                        mma(totals[8 * i + j], left[i], right, sums)
+    comptime for place in range(64):
+        var here = row + warp_row + place // 16 * 16 + place % 2 * 8 + lane // 4
+        var there = column + warp_column + place // 2 % 8 * 8 + lane % 4 * 2
         if here < H and there < W:
             var sums = totals[place // 2].slice[2, offset=place % 2 * 2]()
             comptime if biased:
@@ -723,5 +732,8 @@ def product_kernel[
                 if there + 1 < W:
                     target[unsafe_offset=1] = sums[1].cast[BF16]()
     comptime if summed and not SEPARATE:
-        if block_idx.x == 0 and thread_idx.x < SIDE and row + thread_idx.x < H:
-            a_sums[unsafe_offset=row + thread_idx.x] = total.cast[BF16]()
+        if sums_rows and lane % 4 == 0:
+            comptime for place in range(8):
+                var here = row + warp_row + place * 8 + lane // 4
+                if here < H:
+                    a_sums[unsafe_offset=here] = row_sums[place // 2][place % 2 * 2].cast[BF16]()

@@ -105,7 +105,7 @@ def launch_dgamma[
     )  # fmt: skip
     launcher.launch[second_stage_kernel[dtype]](
         "second_stage", grad_ln_weight, grad_ln_bias, sums.as_imm(), Int32(slabs), Int32(hidden),
-        grid_dim=Dim(ceildiv(hidden, THREADS)), block_dim=Dim(THREADS),
+        grid_dim=Dim(ceildiv(hidden, TILE)), block_dim=Dim(TILE, TILE),
     )  # fmt: skip
 
 

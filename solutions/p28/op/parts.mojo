@@ -20,7 +20,7 @@ comptime VECTOR_BYTES = 16
 """The widest load of a thread."""
 comptime EPS = 1e-5
 """What is added to the variance."""
-comptime SLAB = 8
+comptime SLAB = 16
 """Rows whose dgamma and dbeta one block adds up in the first of the two stages."""
 comptime TILE = 32
 """A block of `tiled` has TILE x TILE threads, one for each result of its tile."""
@@ -34,8 +34,8 @@ comptime DEEP = 32
 """And the steps after it DEEP elements."""
 comptime SIDE = 128
 """A block of the steps with tensor cores makes SIDE x SIDE results."""
-comptime WARPS = 8
-"""And has so many warps, each with 64 x 32 of them."""
+comptime WARPS = 4
+"""And has so many warps, each with 64 x 64 of them."""
 comptime BUFFERS = 3
 """How many tiles of each factor it has room for."""
 comptime VECTOR = 8
@@ -212,15 +212,23 @@ def second_stage_kernel[
     slabs: Int32,
     hidden: Int32,
 ):
-    """Adds up the slabs, one after the other, so that every run gives the same bits; a thread has a column.
-    """
+    """Adds up the slabs, in an order that depends on nothing, so that every run gives the same bits. A block has TILE columns
+    and TILE threads for each; thread y takes the slabs y, y + TILE, ..."""
+    comptime accum = accum_type[dtype]
+    var parts = stack_allocation[dtype=accum, address_space=AddressSpace.SHARED](row_major[2, TILE, TILE]())
     var C = Int(hidden)
-    var c = global_idx.x
+    var c = block_idx.x * TILE + thread_idx.x
+    var mine = SIMD[accum, 2](0)
     if c < C:
-        var dgamma = Scalar[accum_type[dtype]](0)
-        var dbeta = Scalar[accum_type[dtype]](0)
-        for slab in range(Int(slabs)):
-            dgamma += sums[unsafe_offset=2 * slab * C + c]
-            dbeta += sums[unsafe_offset=(2 * slab + 1) * C + c]
-        grad_ln_weight[unsafe_offset=c] = dgamma.cast[dtype]()
-        grad_ln_bias[unsafe_offset=c] = dbeta.cast[dtype]()
+        for slab in range(thread_idx.y, Int(slabs), TILE):
+            mine[0] += sums[unsafe_offset=2 * slab * C + c]
+            mine[1] += sums[unsafe_offset=(2 * slab + 1) * C + c]
+    comptime for which in range(2):
+        parts[which, thread_idx.y, thread_idx.x] = mine[which]
+    barrier()
+    if thread_idx.y < 2 and c < C:
+        var total = Scalar[accum](0)
+        for y in range(TILE):
+            total += parts[thread_idx.y, y, thread_idx.x]
+        var target = grad_ln_weight if thread_idx.y == 0 else grad_ln_bias
+        target[unsafe_offset=c] = total.cast[dtype]()

@@ -6,35 +6,17 @@ Mojo $WORKBOOK_FAST_STEPS names the folder with the libraries.
 """
 
 import shutil
-import statistics
 import tempfile
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
-from book.measure.shared import capture, write
-from harness.bench.timing import CudaClock, Protocol, take_turns
+from book.measure.shared import write
 from harness.learner import blanks
-from harness.puzzles.p28.timing import STEPS, Problem, Steps, library
+from harness.puzzles.p28.bench import of_dtype
+from harness.puzzles.p28.timing import Steps, library
 from harness.toolchain import roots
-
-ROWS, HIDDEN, OUTPUTS = 4096, 768, 3072
-MANY_ROWS = 65536
-"""Of the steps of LayerNorm: more than the L2 cache holds."""
-PROTOCOL = Protocol(rounds=7, burst=4_000.0, idle=(0.06, 0.08))
-METHOD = f"CUDA graphs, {PROTOCOL}, the median"
-MANY = 10
-"""Calls in a graph; one where a call takes long."""
-SLOW = (7, 8, 10)
-"""Steps whose first form does."""
-MATRICES = {"rows": 2, "once": 2, "vectors": 2, "shuffles": 2, "dx": 3, "dgamma": 2}
-"""How many matrices of rows and hidden a step has to move."""
-PEAK = 4.8e6
-"""Bytes that an H200's memory moves in a microsecond, by its data sheet."""
-ERROR = {"float32": 2e-5, "bfloat16": 1.2e-2}
-"""What may lie between a step's results and PyTorch's, over the largest."""
 
 
 def first_forms(solution: Path, folder: Path) -> Path:
@@ -48,30 +30,6 @@ def first_forms(solution: Path, folder: Path) -> Path:
     return package
 
 
-def graph(call: Callable[[], object], times: int = 1) -> Callable[[], None]:
-    """Some calls in a row, as one graph."""
-
-    def several() -> None:
-        for _ in range(times):
-            call()
-
-    return capture(several)
-
-
-def check(problem: Problem, steps: Steps, form: str, number: int) -> float:
-    """The largest error of a step's results, over the largest of each; raises where a result is wrong."""
-    pairs = problem.expected(number)
-    for got, _ in pairs:
-        got.fill_(torch.nan)
-    problem.step(steps, number)
-    torch.cuda.synchronize()
-    error = max(((got.float() - truth).abs().max() / truth.abs().max()).item() for got, truth in pairs)
-    name = str(problem.dtype).removeprefix("torch.")
-    if not error <= ERROR[name]:
-        raise ArithmeticError(f"{STEPS[number - 1]}, {form}, {name}: an error of {error:.1e}")
-    return error
-
-
 def measure() -> Iterator[dict[str, object]]:
     """A row for each step, form and dtype, for the bare products, and for both passes after each step."""
     torch.manual_seed(0)
@@ -82,49 +40,6 @@ def measure() -> Iterator[dict[str, object]]:
         for dtype in ("bfloat16", "float32"):
             forms = {form: Steps(library(package, form, dtype)) for form, package in packages.items()}
             yield from of_dtype(dtype, forms)
-
-
-def of_dtype(dtype: str, forms: dict[str, Steps]) -> Iterator[dict[str, object]]:
-    """The rows of one dtype. What a step writes is compared before anything is timed."""
-    kind, last = getattr(torch, dtype), 12 if dtype == "bfloat16" else 8
-    problem, tall = Problem(ROWS, HIDDEN, OUTPUTS, kind), Problem(MANY_ROWS, HIDDEN, 8, kind)
-    ln_out, weight, dy = problem.ln_out, problem.weight, problem.dy
-    bare = (lambda: ln_out @ weight.T, lambda: dy @ weight, lambda: dy.T @ ln_out)
-    calls = {("bare", str(n)): graph(product, MANY) for n, product in enumerate(bare)}
-    calls["bare", "all"] = graph(lambda: [product() for product in bare], MANY)
-    times = dict.fromkeys(calls, MANY)
-    errors: dict[tuple[str, str], float] = {}
-    for number, step in enumerate(STEPS[:last], 1):
-        of = tall if number <= 6 else problem
-        for form, steps in forms.items():
-            errors[form, step] = check(of, steps, form, number)
-            times[form, step] = 1 if form == "first" and number in SLOW else MANY
-            calls[form, step] = graph(partial(of.step, steps, number), times[form, step])
-    if dtype == "bfloat16":  # the passes' own tensors are bfloat16 wherever a product is
-        for done in range(last + 1):
-            times["pass", str(done)] = 1
-            calls["pass", str(done)] = graph(partial(problem.whole, *forms.values(), done))
-    taken = take_turns(calls, CudaClock(), PROTOCOL)
-    us = {key: statistics.median(each) / times[key] for key, each in taken.items()}
-    for form, step in calls:
-        number = STEPS.index(step) + 1 if step in STEPS else 0
-        rows = MANY_ROWS if 1 <= number <= 6 else ROWS
-        products = {11: us["bare", "1"] + us["bare", "2"], 12: us["bare", "0"] + us["bare", "2"]}
-        base = us["bare", "all"] if form == "pass" else products.get(number, us["bare", "0"])
-        moved = MATRICES.get(step, 0) * rows * HIDDEN * problem.x.element_size()
-        yield {
-            "dtype": dtype,
-            "form": form,
-            "step": step,
-            "rows": rows,
-            "hidden": HIDDEN,
-            "outputs": OUTPUTS,
-            "median_us": f"{us[form, step]:.2f}",
-            "of_products": "" if form == "bare" or 1 <= number <= 6 else f"{us[form, step] / base:.3f}",
-            "of_memory": f"{moved / PEAK / us[form, step]:.3f}" if moved else "",
-            "largest_error": f"{errors[form, step]:.1e}" if (form, step) in errors else "",
-            "protocol": METHOD,
-        }
 
 
 if __name__ == "__main__":

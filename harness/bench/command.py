@@ -90,7 +90,10 @@ def main(arguments: list[str]) -> int:
     """Run `pNN --bench ...` and return its exit code: 1 where a candidate is wrong or one of ours fails."""
     rest = [argument for argument in arguments if argument != "--bench"]
     name = next((argument for argument in rest if argument in puzzle_names()), rest[0] if rest else "")
-    benchmark = find_benchmark(find_puzzle(name))
+    puzzle = find_puzzle(name)
+    if own := next((demo for demo in puzzle.demos if demo.flag == "bench"), None):
+        return puzzle.resolve(own.run)(make_console(sys.stdout), rest)
+    benchmark = find_benchmark(puzzle)
     flags = make_parser(name, benchmark).parse_args(rest)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     on_gpu = device.type == "cuda"

@@ -452,7 +452,8 @@ def costs(run: Run) -> Iterator[Line]:
             mark = MARKS["correct" if cost.ok else "wrong"] if cost else MARKS["unsolved"]
             given = "-" if first is None else amount(first)
             yield row(gate.id, limit.short, given, yours, amount(limit.most), mark)
-    yield "   Times of the solution's form on a GPU have not been recorded yet."
+    if run.options.puzzle.times:
+        yield from run.options.puzzle.resolve(run.options.puzzle.times)()
 
 
 def summary(run: Run) -> Iterator[Line]:

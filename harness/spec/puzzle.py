@@ -177,6 +177,7 @@ class Puzzle:
 
         bench: The module of the puzzle's bench candidates, "harness.puzzles.pNN.candidates", imported when it is asked
             for; "" where nothing is timed, and `--bench` is then an unknown flag.
+        times: ".module:function", which gives the lines of recorded times that a report ends its counters with.
         demos: The demonstrations, each with a flag of its own.
     """
 
@@ -217,6 +218,7 @@ class Puzzle:
     describe_dims: Callable[[Dims], str] | None = None
 
     bench: str = ""
+    times: str = ""
     demos: tuple[Demo, ...] = ()
 
     # ---- Rungs and gates ------------------------------------------------------------------------------------

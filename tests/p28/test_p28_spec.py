@@ -5,7 +5,8 @@ import re
 import numpy as np
 import torch
 
-from harness.puzzles.p28 import limits
+from book.measure import record
+from harness.puzzles.p28 import limits, recorded
 from harness.puzzles.p28.spec import BLOCK_ROWS, COUNTED, GATES, LANES, LARGE, MOST, PUZZLE
 from harness.toolchain import roots
 
@@ -76,3 +77,16 @@ def test_every_step_is_limited_in_what_it_is_about():
         own = gate.limits[0]
         assert all(own.first[dtype] > own.most for dtype in (limits.F32, limits.BF16)), gate.id
         assert len({limit.id for limit in gate.limits}) == len(gate.limits)
+
+
+def test_reports_have_the_record_s_times():
+    known = record.read("fast_steps")
+    assert (known.machine, known.date) == (recorded.MACHINE, recorded.DATE)
+    rows = {(row["form"], row["step"]): row for row in known.rows if row["dtype"] == "bfloat16"}
+    assert float(rows["bare", "all"]["median_us"]) == recorded.BARE
+    assert [*recorded.TIMES] == [gate.id for gate in GATES]
+    for number, (step, (size, given, solution, share, passes)) in enumerate(recorded.TIMES.items(), 1):
+        of = rows["solution", step]
+        assert (size, share) == (int(of["rows"]), of["of_products"] or of["of_memory"])
+        times = (rows["first", step], of, rows["pass", str(number)])
+        assert [float(row["median_us"]) for row in times] == [given, solution, passes]

@@ -13,8 +13,8 @@ from harness.puzzles.p28.mistakes import MISTAKES, derive
 from harness.spec.baseline import unluckiest
 from harness.spec.cases import chapter_and, covering, listed_axis, not_finite, tiled_axis, with_not_finite
 from harness.spec.ops import ACCUM, Argument, Call, OpSpec
-from harness.spec.puzzle import Arrays, Case, Dims, Gate, Puzzle, ids, printed_names
-from harness.spec.rounding import round_to_dtype
+from harness.spec.puzzle import Arrays, Case, Demo, Dims, Gate, Puzzle, ids, named
+from harness.spec.rounding import rounded
 from harness.spec.rungs import MojoRung
 
 DIMS = (16, 8, 16)
@@ -251,4 +251,7 @@ PUZZLE = Puzzle(
     },
     about_variants={id: f"only {id}: {ABOUT[id]}" for id in OPS},
     multiply_adds=multiply_adds,
+    demos=(
+        Demo("bench", "time your steps on a GPU (--bench --help: its flags)", ".bench:main", options=True),
+    ),
 )

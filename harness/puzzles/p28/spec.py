@@ -251,6 +251,7 @@ PUZZLE = Puzzle(
     },
     about_variants={id: f"only {id}: {ABOUT[id]}" for id in OPS},
     multiply_adds=multiply_adds,
+    times=".recorded:lines",
     demos=(
         Demo("bench", "time your steps on a GPU (--bench --help: its flags)", ".bench:main", options=True),
     ),

@@ -13,8 +13,8 @@ from harness.puzzles.p28.mistakes import MISTAKES, derive
 from harness.spec.baseline import unluckiest
 from harness.spec.cases import chapter_and, covering, listed_axis, not_finite, tiled_axis, with_not_finite
 from harness.spec.ops import ACCUM, Argument, Call, OpSpec
-from harness.spec.puzzle import Arrays, Case, Demo, Dims, Gate, Puzzle, ids, named
-from harness.spec.rounding import rounded
+from harness.spec.puzzle import Arrays, Case, Demo, Dims, Gate, Puzzle, ids, printed_names
+from harness.spec.rounding import round_to_dtype
 from harness.spec.rungs import MojoRung
 
 DIMS = (16, 8, 16)
@@ -137,7 +137,7 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
         "dy_16": random.standard_normal((rows, outputs)),
         "bias_16": random.standard_normal(outputs),
     }
-    arrays |= {name: rounded(array, NARROW) for name, array in narrow.items()}
+    arrays |= {name: round_to_dtype(array, NARROW) for name, array in narrow.items()}
     if case.values == "hard":
         arrays["dln"] += 1 + x
         x = 2 * x + 3 * random.standard_normal((rows, 1))

@@ -221,8 +221,8 @@ def exposed(step: str, first: dict[str, float]) -> Limit:
             o for launch in mine.launches for o in launch.counters.overlaps.values() if o.least is not None
         ]
         if not hidden:
-            return Cost(1.0, [(each.instr, 1.0) for each in mine.issued("bar")])
-        groups = sum(each.count for each in mine.issued("cp"))
+            return Cost(1.0, [(each.instr, 1.0) for each in mine.count_issued("bar")])
+        groups = sum(each.count for each in mine.count_issued("cp"))
         threads = sum(launch.counters.threads for launch in mine.launches)
         tile = sum(launch.counters.multiply_adds for launch in mine.launches) / (WARP * groups)
         assert threads and tile
@@ -246,7 +246,7 @@ def scalar_part(step: str, first: dict[str, float]) -> Limit:
         mine = counts.of(step)
         everything = sum(launch.counters.multiply_adds * 1.0 for launch in mine.launches)
         cores = sum(
-            each.count * by_matrices(each.instr) for op in ("mma", "wgmma") for each in mine.issued(op)
+            each.count * by_matrices(each.instr) for op in ("mma", "wgmma") for each in mine.count_issued(op)
         )
         loads = mine.sites("shared", verb="load")
         value = 1 - cores / max(everything, 1.0)
@@ -262,7 +262,7 @@ def once_each(step: str, first: dict[str, float]) -> Limit:
     def cost(counts: Counts) -> Cost:
         mine = counts.of(step)
         done = sum(launch.counters.multiply_adds for launch in mine.launches)
-        issued = [(each.instr, each.count) for op in ("mma", "wgmma") for each in mine.issued(op)]
+        issued = [(each.instr, each.count) for op in ("mma", "wgmma") for each in mine.count_issued(op)]
         return Cost(done / multiply_adds(counts), issued)
 
     words = "multiply-adds over those of the product"

@@ -1,7 +1,4 @@
-"""Faults that public bug reports of other projects describe and that this one shares: each fails until it is mended.
-
-A mended fault turns its strict xfail into a failure, and the mark goes.
-"""
+"""Faults that public bug reports of other projects describe and that this one shared."""
 
 import subprocess
 import sys
@@ -18,11 +15,6 @@ from harness import nn
 from harness.devices import recorder
 
 ROOT = Path(__file__).resolve().parents[1]
-
-
-def fails(reason: str, raises: type[BaseException] | tuple[type[BaseException], ...] = AssertionError):
-    """Mark a test whose fault is known."""
-    return pytest.mark.xfail(strict=True, reason=reason, raises=raises)
 
 
 class Block(torch.nn.Module):
@@ -221,7 +213,6 @@ def test_recorded_ptx_names_the_package_and_not_its_copy_in_a_folder_with_an_uml
 
 
 @pytest.mark.gpu
-@fails("grid dimensions y and z end at 65,535", Exception)
 def test_gpu_attention_takes_more_rows_than_a_grid_has_blocks():
     """Run a batch above the grid's limit against PyTorch."""
     tensors = three(torch.randn(66_000, 1, 1, 16, device="cuda", dtype=torch.float16) for _ in range(3))

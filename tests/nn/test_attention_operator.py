@@ -9,6 +9,7 @@ import torch
 from attention_checks import assert_as_exact_as_torch, inputs, output_and_gradients
 from philox_draws import ONE, keep_mask
 from torch._dynamo import compiled_autograd
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
@@ -511,6 +512,19 @@ def test_more_blocks_than_a_grid_has_are_left_to_pytorch():
     many = leaf.as_strided((2**27, 16, 1, 8), (0, 0, 8, 1))
     assert "2^31 - 1 blocks" in explain(many)
     assert explain(leaf.as_strided((2**16, 1, 1, 8), (0, 8, 8, 1))).startswith("mma.sync: there is a batch")
+
+
+@pytest.mark.parametrize(("sequences", "taken"), [(2**28 - 1, True), (2**28, False)])
+def test_sequences_that_a_grid_holds(sequences, taken):
+    """Each has a block of its own in each of 8 heads, also an empty one; the formula asks for the offsets, which fake tensors have not."""
+    with FakeTensorMode():
+        query = torch.empty(8, 8, 16, dtype=BF16)
+        offsets = torch.empty(sequences + 1, dtype=torch.int32)
+        if taken:
+            assert attention_varlen(query, query, query, offsets, offsets).shape == query.shape
+        else:
+            with pytest.raises(DataDependentOutputException):
+                attention_varlen(query, query, query, offsets, offsets)
 
 
 def test_gradients_have_the_same_bits_in_two_runs():

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch._dynamo import compiled_autograd
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -325,6 +326,29 @@ def test_what_the_kernels_do_not_take_is_pytorchs(device, launched):
         fused_layernorm_linear(given[0][:, :4], *given[1:])
     with pytest.raises(RuntimeError, match="dtype"):
         fused_layernorm_linear(given[0].detach().float(), *given[1:])
+
+
+@pytest.mark.parametrize(
+    ("rows", "H", "O", "taken"),
+    [
+        (2**31 - 1, 8, 8, True),
+        (2**31, 8, 8, False),
+        (3, 2**20, 8, True),
+        (3, 2**20 + 8, 8, False),
+        (3, 8, 2**31 - 9, True),
+        (3, 8, 2**31 - 8, False),
+        (2**31 - 1, 2**20, 2**31 - 9, True),
+    ],
+    ids=str,
+)
+def test_sizes_that_grids_and_32_bits_hold(rows, H, O, taken, device):
+    """Rows are blocks of a grid, whose columns are padded to whole vectors; fake tensors take no memory."""
+    with FakeTensorMode(), Watching() as seen:
+        given = [
+            torch.empty(size, dtype=BF16, device=device) for size in ((rows, H), (H,), (H,), (O, H), (O,))
+        ]
+        assert fused_layernorm_linear(*given).shape == (rows, O)
+    assert (f"{LEAF}forward.default" in seen.names) is taken
 
 
 # ---- Autograd -------------------------------------------------------------------------------------------------------

@@ -61,7 +61,7 @@ bool fits(const Tensor& x, const Optional& g, const Optional& b, const Tensor& W
     return !p || !p->defined() ||
            (p->dim() == 1 && strided(*p) && p->sym_size(0) == n && p->scalar_type() == type);
   };
-  return x.sym_sizes().back() == H && H >= 1 && H <= WIDEST && O >= 1 && O <= LONGEST &&
+  return x.sym_sizes().back() == H && H >= 1 && H <= WIDEST && O >= 1 && O <= LONGEST - ALIGNED_ELEMENTS &&
          x.sym_numel() / H <= LONGEST && vector(g, H, x.scalar_type()) && vector(b, H, x.scalar_type()) &&
          vector(c, O, W.scalar_type());
 }

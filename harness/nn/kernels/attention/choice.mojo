@@ -94,7 +94,9 @@ def all_lack(call: Call, how: Int) -> Optional[String]:
                 t" {WIDE}"
             )
     var rows = max(Int(sizes.query_len) * sizes.heads(), Int(sizes.key_len) * sizes.shared_heads())
-    var blocks = rows // FEWEST_ROWS + max(sizes.heads(), sizes.shared_heads())
+    # A head has a block of its own for the last rows of each sequence.
+    var sequences = Int(sizes.mask_block) if how & LENGTHS else 1
+    var blocks = rows // FEWEST_ROWS + sequences * max(sizes.heads(), sizes.shared_heads())
     if max(blocks, MaskWalk.blocks(sizes), call.largest) > MOST_GRID:
         return String("a grid of the kernels would have more than 2^31 - 1 blocks, or a mask such strides")
     return None

@@ -76,6 +76,7 @@ COMMANDS = {
     "hunt_dq": example("hunted", "dq", exact=False),
     "catch_first": example("hunted", "check", exact=False, exit_code=1),
     "own_backward": example("own_backward", exact=False),
+    "own_ops": example("own_ops", exact=False, anywhere=False),
     "backend_report": example("backend_report", exact=False),
     "backend_rewrites": task("p26 --rewrites", exact=True),
     "one_path": example("one_path", exit_code=1),

@@ -16,7 +16,7 @@ def forward(y: Write, x: Read, w: Read, rows: Int32, columns: Int32):
     """Compute an element in each thread."""
     var i = global_idx.x
     if i < Int(rows * columns):
-        y[unsafe_offset=i] = x[unsafe_offset=i] * w[unsafe_offset = i % Int(columns)]
+        y[unsafe_offset=i] = x[unsafe_offset=i] * w[unsafe_offset=i % Int(columns)]
 
 
 # ANCHOR: backward
@@ -30,6 +30,8 @@ def backward(dx: Write, dw: Write, dy: Read, x: Read, w: Read, rows: Int32, colu
             dx[unsafe_offset=i] = dy[unsafe_offset=i] * w[unsafe_offset=column]
             total += dy[unsafe_offset=i] * x[unsafe_offset=i]
         dw[unsafe_offset=column] += total
+
+
 # ANCHOR_END: backward
 
 

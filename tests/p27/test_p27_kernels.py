@@ -54,18 +54,35 @@ def test_a_loss_of_a_rounded_lse_is_wrong_whatever_the_seed_and_said(seed):
 
 @pytest.mark.parametrize("seed", [1, 10, 18])
 def test_either_form_of_gelu_is_right_whatever_the_seed(seed):
-    """By tanh PyTorch is sometimes lucky where the gradient crosses 0, and the sigmoid's form was wrong by these seeds."""
+    """By these seeds PyTorch's tanh form is lucky where the gradient crosses 0, and the limit is that of its sigmoid's form."""
     reference, one = Reference(PUZZLE, "float32", seed), np.float32
     for case in cases():
         arrays = reference.arrays(case)
         x, dx = arrays["x"].astype(one), arrays["dx"].astype(one)
         scale, cube = one(np.sqrt(2 / np.pi)), one(derivation.CUBE)
-        with np.errstate(over="ignore"):
-            s = 1 / (1 + np.exp(-2 * scale * (x + cube * x * x * x)))
+        u = scale * (x + cube * x * x * x)
         slope = scale * (1 + 3 * cube * x * x)
-        got = {"gelu": x * s, "grad_gelu": dx * (s + 2 * x * s * (1 - s) * slope)}
-        verdicts = reference.compared(case, cpu(), "gelu", got, [*got])
-        assert all(verdict.ok for verdict in verdicts.values()), (case.name, verdicts)
+        with np.errstate(over="ignore"):
+            s, t = 1 / (1 + np.exp(-2 * u)), np.tanh(u)
+        forms = (
+            {"gelu": x * s, "grad_gelu": dx * (s + 2 * x * s * (1 - s) * slope)},
+            {"gelu": x * (1 + t) / 2, "grad_gelu": dx * ((1 + t) / 2 + x / 2 * (1 - t * t) * slope)},
+        )
+        for got in forms:
+            verdicts = reference.compared(case, cpu(), "gelu", got, [*got])
+            assert all(verdict.ok for verdict in verdicts.values()), (case.name, verdicts)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_rounding_of_a_saved_lse_moves_a_gradient_by_no_more_than_its_size_allows(seed):
+    """p = exp(z - lse) is off by p |lse| 2^-24, as lse is: PyTorch saves log p, which is small where p is not."""
+    reference = Reference(PUZZLE, "float32", seed)
+    for case in (*cases(), *(case for case in PUZZLE.gate_cases if case.name == "far from 0")):
+        arrays = reference.arrays(case)
+        v = kernels.derive(arrays)
+        moved = kernels.propagate_rounding(arrays, {"row_lse": v.row_lse.astype(np.float32)})
+        bound = np.abs(v.row_p * v.row_lse[..., None]).max() * 2.0**-24 / max(1, v.count)
+        assert moved["grad_rows"] <= 1.01 * bound, case.name
 
 
 @pytest.mark.compiles

@@ -1,19 +1,17 @@
-// Attention: softmax(scale q k^T + mask) v, with dropout and for sequences of unequal lengths. Which kernels a call takes is asked of
-// the Mojo library's part `plan` (harness/nn/kernels/attention/choice.mojo); what none takes, PyTorch's own operations compute.
+// Attention: softmax(scale q k^T + mask) v, with dropout and for sequences of unequal lengths. The Mojo library's part
+// `plan` selects the kernels (harness/nn/kernels/attention/choice.mojo); PyTorch's own operations compute other calls.
 #include "host.h"
-
-#include <torch/csrc/dynamo/compiled_autograd.h>
 
 using namespace workbook;
 
 namespace {
 using c10::SymInt;
 
-constexpr int64_t CHUNK = 8;                                     // 16 bytes, in which rows begin and end for the kernels
-constexpr int64_t EVERY_KEY = (int64_t(1) << 31) - (1 << 20);    // the diagonal of a query that sees all keys
-constexpr int64_t ONE = 65536;                                   // a probability is kept in steps of 1 / ONE
-constexpr int64_t PORTABLE = 1, LENGTHS = 2, BACKWARD = 4, MASK_GRADIENT = 8;  // what is asked of the plan, added
-enum Part : int64_t { PLAIN, MASK, PORTABLE_PART, DROPOUT, VARLEN };           // of the library, as choice.mojo numbers them
+constexpr int64_t CHUNK = 8;  // elements in 16 bytes, to which the kernels' rows are aligned
+constexpr int64_t EVERY_KEY = (int64_t(1) << 31) - (1 << 20);  // the diagonal without a causal mask
+constexpr int64_t ONE = 65536;  // probabilities are kept with a frequency of `kept` / ONE
+constexpr int64_t PORTABLE = 1, LENGTHS = 2, BACKWARD = 4, MASK_GRADIENT = 8;  // kernels to select, added
+enum Part : int64_t { BASIC, MASK, PORTABLE_PART, DROPOUT, VARLEN };  // of the library, as in choice.mojo
 
 Library plan("attention", "plan");
 Library of_bfloat16[] = {{"attention", "bfloat16"}, {"attention", "bfloat16_mask"}, {"attention", "bfloat16_portable"},
@@ -21,215 +19,208 @@ Library of_bfloat16[] = {{"attention", "bfloat16"}, {"attention", "bfloat16_mask
 Library of_float16[] = {{"attention", "float16"}, {"attention", "float16_mask"}, {"attention", "float16_portable"},
                         {"attention", "float16_dropout"}, {"attention", "float16_varlen"}};
 
-std::atomic<bool> portable{false};  // whether kernels for every GPU run on a Hopper too: for comparisons
+std::atomic<bool> portable{false};  // use the kernels for every GPU on a Hopper too: for comparisons
 
 bool has_kernels(at::ScalarType type) { return type == at::kBFloat16 || type == at::kHalf; }
 
-// What a call computes, beside its tensors.
+// The options of a call.
 struct Options {
   double scale;
-  int64_t diagonal;    // how many keys further than its own place a query sees
-  int64_t mask_block;  // an element of the mask stands for so many queries and keys
-  int64_t kept;        // so many of ONE probabilities are kept
+  int64_t diagonal;  // a query sees so many keys past its own position
+  int64_t mask_block;  // an element of the mask is for so many queries and keys
+  int64_t kept;
+
+  explicit Options(const Numbers& numbers)
+      : scale(numbers.reals[0]), diagonal(numbers.integers[0]), mask_block(numbers.integers[1]),
+        kept(numbers.integers[2]) {}
+  Options(std::optional<double> scale_, const Tensor& query, std::optional<SymInt> diagonal_, int64_t mask_block = 1,
+          double dropout_p = 0)
+      : scale(scale_ ? *scale_ : 1 / std::sqrt(double(query.sym_size(-1).guard_int(__FILE__, __LINE__)))),
+        diagonal(diagonal_ ? diagonal_->guard_int(__FILE__, __LINE__) : EVERY_KEY), mask_block(mask_block),
+        kept(ONE - std::llround(dropout_p * double(ONE))) {}
+  Numbers numbers() const { return {{diagonal, mask_block, kept}, {scale}}; }
 };
 
-// The tensors beside query, key and value: a mask that is added, the offsets of sequences, the state that dropout draws from.
-struct Beside {
+// The tensors of a call [B, heads, length, d]; a mask to add, offsets of sequences, and dropout's random state.
+struct Inputs {
+  Tensor q, k, v;
   Optional mask, offsets, state;
 };
 
-// ---- Calls of the Mojo library -------------------------------------------------------------------------------------
+// ---- Calls of the Mojo library ------------------------------------------------------------------------------
 
-int64_t known(const SymInt& size) { return size.maybe_as_int().value_or(1); }  // 1 where it is not known while a graph is traced
+int64_t known(const SymInt& size) { return size.maybe_as_int().value_or(1); }  // 1 if a graph is traced without it
 
-// How far apart the places along an axis are; of one place, as far as the kernels like.
+// Returns the stride of an axis; for a single element, one that the kernels support.
 int64_t step(const Tensor& t, int64_t axis) {
-  return known(t.sym_size(axis)) == 1 ? CHUNK * ((known(t.sym_size(3)) + CHUNK - 1) / CHUNK) : known(t.sym_stride(axis));
+  if (known(t.sym_size(axis)) > 1) return known(t.sym_stride(axis));
+  return CHUNK * ((known(t.sym_size(3)) + CHUNK - 1) / CHUNK);
 }
 
-// The words of a call, in the order of call.mojo. Tensors are [B, heads, length, d].
+// The words of a call, in the order of call.mojo.
 struct Call {
-  enum : size_t { WHAT = 4, SIZES = 5, SCALE = 17, KEPT = 18, STATE = 19, ADDRESSES = 20, STRIDES = 33, ALL = 57 };
-  enum Tensors : size_t { OUT, LSE, QUERY, KEY, VALUE, READ, GRAD_QUERY, GRAD_KEY, GRAD_VALUE, GRAD_OUT, DELTA, GRAD_LSE, GRAD_MASK };
+  static constexpr size_t WHAT = 4, SIZES = 5, SCALE = 17, KEPT = 18, STATE = 19, ADDRESSES = 20, STRIDES = 33, ALL = 57;
+  enum Role : size_t {
+    OUT, LSE, QUERY, KEY, VALUE, READ, GRAD_QUERY, GRAD_KEY, GRAD_VALUE, GRAD_OUT, DELTA, GRAD_LSE, GRAD_MASK
+  };
+  using Roles = std::initializer_list<std::pair<Role, Optional>>;
 
-  std::array<int64_t, ALL> words{};
+  Words words;
   at::ScalarType type;
   c10::Device device;
 
-  Call(const Tensor& q, const Tensor& k, const Tensor& v, const Beside& beside, const Options& options)
-      : type(q.scalar_type()), device(q.device()) {
-    auto S = known(q.sym_size(2)), T = known(k.sym_size(2));
-    std::array<int64_t, 7> sizes{known(q.sym_size(0)), known(q.sym_size(1)), known(k.sym_size(1)), S, T, known(q.sym_size(3)),
-                                 std::clamp(options.diagonal, -S, T)};
-    std::copy(sizes.begin(), sizes.end(), words.begin() + SIZES);
+  Call(const Inputs& in, const Options& options, Roles more = {})
+      : words(ALL, 0), type(in.q.scalar_type()), device(in.q.device()) {
+    auto S = known(in.q.sym_size(2)), T = known(in.k.sym_size(2));
+    auto B = known(in.q.sym_size(0)), N = known(in.q.sym_size(1)), G = known(in.k.sym_size(1));
+    int64_t sizes[] = {B, N, G, S, T, known(in.q.sym_size(3)), std::clamp(options.diagonal, -S, T)};
+    std::copy(std::begin(sizes), std::end(sizes), words.begin() + SIZES);
     words[SCALE] = bits(options.scale), words[KEPT] = options.kept;
-    put(QUERY, q), put(KEY, k), put(VALUE, v);
-    if (beside.offsets) words[SIZES + 11] = beside.offsets->size(1) - 1, put(READ, *beside.offsets);
-    if (beside.state) words[STATE] = place(*beside.state);
-    if (!beside.mask) return;
-    for (int axis = 0; axis < 4; ++axis)
-      words[SIZES + 7 + axis] = known(beside.mask->sym_size(axis)) == 1 ? 0 : known(beside.mask->sym_stride(axis));
-    words[SIZES + 11] = options.mask_block;
-    put(READ, *beside.mask);
+    put(QUERY, in.q), put(KEY, in.k), put(VALUE, in.v);
+    if (in.offsets) words[SIZES + 11] = in.offsets->size(1) - 1, put(READ, *in.offsets);
+    if (in.state) words[STATE] = data(*in.state);
+    for (int axis = 0; in.mask && axis < 4; ++axis)
+      words[SIZES + 7 + axis] = known(in.mask->sym_size(axis)) == 1 ? 0 : known(in.mask->sym_stride(axis));
+    if (in.mask) words[SIZES + 11] = options.mask_block, put(READ, *in.mask);
+    for (auto& [role, tensor] : more)
+      if (tensor) put(role, *tensor);
   }
 
-  static int64_t place(const Tensor& t) { return t.defined() && t.has_storage() && t.storage().data() ? address(t) : 0; }
+  static int64_t data(const Tensor& t) { return t.has_storage() && t.storage().data() ? address(t) : 0; }
 
-  Call& put(Tensors which, const Tensor& t) {
-    words[ADDRESSES + which] = place(t);
-    constexpr int strided[] = {QUERY, KEY, VALUE, OUT, GRAD_OUT, GRAD_QUERY, GRAD_KEY, GRAD_VALUE};
-    auto found = std::find(std::begin(strided), std::end(strided), int(which));
-    if (t.defined() && found != std::end(strided))
-      for (int axis = 0; axis < 3; ++axis) words[STRIDES + 3 * (found - strided) + axis] = step(t, axis);
-    return *this;
+  void put(Role role, const Tensor& t) {
+    words[ADDRESSES + role] = data(t);
+    constexpr Role strided[] = {QUERY, KEY, VALUE, OUT, GRAD_OUT, GRAD_QUERY, GRAD_KEY, GRAD_VALUE};
+    auto found = std::find(std::begin(strided), std::end(strided), role);
+    for (int axis = 0; found != std::end(strided) && axis < 3; ++axis)
+      words[STRIDES + 3 * (found - strided) + axis] = step(t, axis);
   }
 
-  // Asks for the kernels, and what keeps the call from faster ones. `how` is LENGTHS, BACKWARD and MASK_GRADIENT, added.
+  // Selects the kernels, and returns why no faster ones; `how` is LENGTHS, BACKWARD and MASK_GRADIENT, added.
   std::pair<int64_t, std::string> choice(int64_t how) {
     words[WHAT] = how | (portable ? PORTABLE : 0);
-    return plan.ask_why("workbook_attention_plan", words, device);
+    return plan.ask("workbook_attention_plan", device, words);
   }
 
-  Library& library(Part part) { return (type == at::kHalf ? of_float16 : of_bfloat16)[part]; }
+  Library& library(int64_t part) { return (type == at::kHalf ? of_float16 : of_bfloat16)[part]; }
 
-  // Launches a pass by the kernels that are chosen for it, of the part that has them or of another one.
-  void launch(const char* name, int64_t how, std::optional<Part> of = {}) {
+  // Launches the kernels that are selected for a pass, from their part of the library or the given one.
+  void launch(const char* name, int64_t how, std::optional<Part> part = {}) {
     auto [chosen, reason] = choice(how);
     TORCH_CHECK(chosen, "mojo_workbook: attention has no kernel: ", reason);
     words[WHAT] = chosen % CHUNK;
-    library(of.value_or(Part(chosen / CHUNK))).launch(name, words, device);
+    library(part.value_or(Part(chosen / CHUNK))).launch(name, device, words);
   }
 };
 
-int64_t asked(const Beside& beside) { return beside.offsets ? LENGTHS : 0; }
+int64_t how(const Inputs& in) { return in.offsets ? LENGTHS : 0; }
 
-// Returns the tensor, or a copy that lies as the kernels read: neighbours in a row, rows that begin at multiples of 16 bytes, and no
-// element that stands for several.
+// Returns the tensor, or a copy if the kernels cannot read it: rows must be contiguous and begin at multiples of 16
+// bytes, and no element may be several.
 Tensor aligned(const Tensor& t) {
-  bool lies = (t.size(3) == 1 || t.stride(3) == 1) && address(t) % 16 == 0;
-  for (int axis = 0; axis < 3; ++axis) lies = lies && (t.size(axis) == 1 || (t.stride(axis) > 0 && t.stride(axis) % CHUNK == 0));
-  return lies ? t : t.clone(at::MemoryFormat::Contiguous);
+  bool fits = (t.size(3) == 1 || t.stride(3) == 1) && address(t) % 16 == 0;
+  for (int axis = 0; axis < 3; ++axis)
+    fits = fits && (t.size(axis) == 1 || (t.stride(axis) > 0 && t.stride(axis) % CHUNK == 0));
+  return fits ? t : t.clone(at::MemoryFormat::Contiguous);
 }
+Optional contiguous(const Optional& t) { return t ? Optional(t->contiguous()) : t; }
 
-// Returns the strides of a result [B, N, S, d] without gaps: where a tensor has the heads of a row side by side, as models split them,
-// the result has them so too, and joining them copies nothing.
+// Returns the strides of a dense result [B, N, S, d]: heads within rows, as models split them, stay so, and joining
+// them needs no copy.
 template <class Int>
-std::array<Int, 4> dense_strides(const Tensor& like, at::ArrayRef<Int> size, bool heads_last) {
+std::array<Int, 4> dense_strides(at::ArrayRef<Int> size, bool heads_last) {
   if (heads_last) return {size[1] * size[2] * size[3], size[3], size[1] * size[3], Int(1)};
   return {size[1] * size[2] * size[3], size[2] * size[3], size[3], Int(1)};
 }
 
 Tensor result_like(const Tensor& t) {
-  return empty_strided(t.sizes(), dense_strides<int64_t>(t, t.sizes(), t.stride(1) < t.stride(2)), t.scalar_type());
+  return empty_strided(t.sizes(), dense_strides<int64_t>(t.sizes(), t.stride(1) < t.stride(2)), t.scalar_type());
 }
 
 Tensor meta_result(const Tensor& t) {
-  auto strides = dense_strides<SymInt>(t, t.sym_sizes(), t.sym_stride(1) < t.sym_stride(2));
+  auto strides = dense_strides<SymInt>(t.sym_sizes(), t.sym_stride(1) < t.sym_stride(2));
   return at::empty_strided_symint(t.sym_sizes(), strides, t.options());
 }
 
-// ---- The leaf operators --------------------------------------------------------------------------------------------
+// ---- The leaf operators -------------------------------------------------------------------------------------
 
 using Two = std::tuple<Tensor, Tensor>;
 using Three = std::tuple<Tensor, Tensor, Tensor>;
 
 bool is_empty(const Tensor& q, const Tensor& k) { return !q.numel() || !k.numel(); }
 
-Two forward_device(const Tensor& query, const Tensor& key, const Tensor& value, const Optional& mask, const Optional& offsets,
+Two forward_device(const Tensor& q, const Tensor& k, const Tensor& v, const Optional& mask, const Optional& offsets,
                    const Optional& state, double scale, int64_t diagonal, int64_t mask_block, int64_t kept) {
-  c10::DeviceGuard guard(query.device());
-  Plain plain;
-  Tensor out = result_like(query), lse = workbook::empty(query.sizes().slice(0, 3), at::kFloat);
-  bool none = is_empty(query, key);
-  if (none || offsets) out.zero_(), lse.fill_(-INFINITY);  // of rows of no sequence
-  if (none) return {out, lse};
-  Beside beside{mask, offsets, state};
-  Tensor q = aligned(query), k = aligned(key), v = aligned(value);
-  Call(q, k, v, beside, {scale, diagonal, mask_block, kept})
-      .put(Call::OUT, out)
-      .put(Call::LSE, lse)
-      .launch("workbook_attention_forward", asked(beside));
+  c10::DeviceGuard guard(q.device());
+  BelowAutograd below;
+  Tensor out = result_like(q), lse = workbook::empty(q.sizes().slice(0, 3), at::kFloat);
+  if (is_empty(q, k) || offsets) out.zero_(), lse.fill_(-INFINITY);  // for rows of no sequence
+  if (is_empty(q, k)) return {out, lse};
+  Inputs in{aligned(q), aligned(k), aligned(v), mask, offsets, state};
+  Options options(Numbers{{diagonal, mask_block, kept}, {scale}});
+  Call(in, options, {{Call::OUT, out}, {Call::LSE, lse}}).launch("workbook_attention_forward", how(in));
   return {out, lse};
 }
 
-Two forward_meta(const Tensor& query, const Tensor&, const Tensor&, const Optional&, const Optional&, const Optional&, double,
-                 SymInt, int64_t, int64_t) {
-  return {meta_result(query), at::empty_symint(query.sym_sizes().slice(0, 3), query.options().dtype(at::kFloat))};
+Two forward_meta(const Tensor& q, const Tensor&, const Tensor&, const Optional&, const Optional&, const Optional&,
+                 double, SymInt, int64_t, int64_t) {
+  return {meta_result(q), at::empty_symint(q.sym_sizes().slice(0, 3), q.options().dtype(at::kFloat))};
 }
 
-// The backward pass: from the output and the gradient of lse, or from delta, which is of whole rows, where the call is a part of them.
-Three backward_device(const Tensor& grad_out, const Tensor& query, const Tensor& key, const Tensor& value, const Optional& out,
+// The backward pass from the output and the gradient of lse, or from the delta of whole rows if the call is a part.
+Three backward_device(const Tensor& grad_out, const Tensor& q, const Tensor& k, const Tensor& v, const Optional& out,
                       const Tensor& lse, const Optional& delta, const Optional& grad_lse, const Optional& mask,
-                      const Optional& offsets, const Optional& state, double scale, int64_t diagonal, int64_t mask_block,
-                      int64_t kept) {
-  c10::DeviceGuard guard(query.device());
-  Plain plain;
-  Tensor dq = result_like(query), dk = result_like(key), dv = result_like(value);
-  bool none = is_empty(query, key);
-  if (none || offsets) dq.zero_(), dk.zero_(), dv.zero_();
-  if (none) return {dq, dk, dv};
-  Beside beside{mask, offsets, state};
-  Tensor q = aligned(query), k = aligned(key), v = aligned(value), dO = aligned(grad_out), L = lse.contiguous();
-  Tensor O = out ? aligned(*out) : Tensor(), D = delta ? delta->contiguous() : Tensor();
-  Tensor dL = grad_lse ? grad_lse->contiguous() : Tensor();
-  Call(q, k, v, beside, {scale, diagonal, mask_block, kept})
-      .put(Call::OUT, O)
-      .put(Call::LSE, L)
-      .put(Call::GRAD_OUT, dO)
-      .put(Call::DELTA, D)
-      .put(Call::GRAD_LSE, dL)
-      .put(Call::GRAD_QUERY, dq)
-      .put(Call::GRAD_KEY, dk)
-      .put(Call::GRAD_VALUE, dv)
-      .launch("workbook_attention_backward", BACKWARD | asked(beside));
+                      const Optional& offsets, const Optional& state, double scale, int64_t diagonal,
+                      int64_t mask_block, int64_t kept) {
+  c10::DeviceGuard guard(q.device());
+  BelowAutograd below;
+  Tensor dq = result_like(q), dk = result_like(k), dv = result_like(v);
+  if (is_empty(q, k) || offsets) dq.zero_(), dk.zero_(), dv.zero_();
+  if (is_empty(q, k)) return {dq, dk, dv};
+  Inputs in{aligned(q), aligned(k), aligned(v), mask, offsets, state};
+  Options options(Numbers{{diagonal, mask_block, kept}, {scale}});
+  Tensor dO = aligned(grad_out), L = lse.contiguous();
+  Optional O = out ? aligned(*out) : out, D = contiguous(delta), dL = contiguous(grad_lse);
+  Call call(in, options, {{Call::OUT, O}, {Call::LSE, L}, {Call::GRAD_OUT, dO}, {Call::DELTA, D}, {Call::GRAD_LSE, dL},
+                          {Call::GRAD_QUERY, dq}, {Call::GRAD_KEY, dk}, {Call::GRAD_VALUE, dv}});
+  call.launch("workbook_attention_backward", BACKWARD | how(in));
   return {dq, dk, dv};
 }
 
-Three backward_meta(const Tensor&, const Tensor& query, const Tensor& key, const Tensor& value, const Optional&, const Tensor&,
+Three backward_meta(const Tensor&, const Tensor& q, const Tensor& k, const Tensor& v, const Optional&, const Tensor&,
                     const Optional&, const Optional&, const Optional&, const Optional&, const Optional&, double, SymInt,
                     int64_t, int64_t) {
-  return {meta_result(query), meta_result(key), meta_result(value)};
+  return {meta_result(q), meta_result(k), meta_result(v)};
 }
 
 // The gradient of a mask, in its own shape.
-Tensor mask_backward_device(const Tensor& grad_out, const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& out,
-                            const Tensor& lse, const Optional& grad_lse, const Tensor& mask_, double scale, int64_t diagonal) {
-  c10::DeviceGuard guard(query.device());
-  Plain plain;
-  if (is_empty(query, key)) return at::zeros_like(mask_, at::MemoryFormat::Contiguous);
-  Tensor q = aligned(query), k = aligned(key), v = aligned(value), dO = aligned(grad_out), O = aligned(out), L = lse.contiguous();
-  Tensor mask = mask_.contiguous(), dL = grad_lse ? grad_lse->contiguous() : Tensor(), gradient = at::empty_like(mask);
-  Call(q, k, v, {mask, {}, {}}, {scale, diagonal, 1, ONE})
-      .put(Call::OUT, O)
-      .put(Call::LSE, L)
-      .put(Call::GRAD_OUT, dO)
-      .put(Call::GRAD_LSE, dL)
-      .put(Call::GRAD_MASK, gradient)
-      .launch("workbook_attention_mask_gradient", BACKWARD | MASK_GRADIENT, MASK);
+Tensor mask_backward_device(const Tensor& grad_out, const Tensor& q, const Tensor& k, const Tensor& v,
+                            const Tensor& out, const Tensor& lse, const Optional& grad_lse, const Tensor& mask,
+                            double scale, int64_t diagonal) {
+  c10::DeviceGuard guard(q.device());
+  BelowAutograd below;
+  if (is_empty(q, k)) return at::zeros_like(mask, at::MemoryFormat::Contiguous);
+  Tensor gradient = at::empty_like(mask, at::MemoryFormat::Contiguous);
+  Tensor dO = aligned(grad_out), O = aligned(out), L = lse.contiguous();
+  Optional dL = contiguous(grad_lse);
+  Inputs in{aligned(q), aligned(k), aligned(v), mask.contiguous(), {}, {}};
+  Call call(in, Options(Numbers{{diagonal, 1, ONE}, {scale}}),
+            {{Call::OUT, O}, {Call::LSE, L}, {Call::GRAD_OUT, dO}, {Call::GRAD_LSE, dL},
+             {Call::GRAD_MASK, gradient}});
+  call.launch("workbook_attention_mask_gradient", BACKWARD | MASK_GRADIENT, MASK);
   return gradient;
 }
 
-Tensor mask_backward_meta(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Optional&,
-                          const Tensor& mask, double, SymInt) {
+Tensor mask_backward_meta(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                          const Optional&, const Tensor& mask, double, SymInt) {
   return at::empty_symint(mask.sym_sizes(), mask.options());
 }
 
-template <class Signature>
-auto leaf(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
-}
+// ---- PyTorch's own operations -------------------------------------------------------------------------------
 
-Two forward(const Tensor& q, const Tensor& k, const Tensor& v, const Beside& beside, const Options& o) {
-  static auto op = leaf<decltype(forward_meta)>("mojo_workbook::attention_forward");
-  at::AutoDispatchBelowADInplaceOrView below;
-  return op.call(q, k, v, beside.mask, beside.offsets, beside.state, o.scale, o.diagonal, o.mask_block, o.kept);
-}
-
-// ---- PyTorch's own operations --------------------------------------------------------------------------------------
-
-// Returns what probabilities with dropout are multiplied by, [B, N, S, T]: the kernels' draws (fast_dropout.mojo), by Philox4x32 of
-// seven rounds on int64 words of 32 bits.
-Tensor kept_ones(const Tensor& state, at::IntArrayRef size, int64_t kept) {
+// Returns the factors of the probabilities, [B, N, S, T], that the kernels draw (dropout.mojo): Philox4x32 of seven
+// rounds on int64 words of 32 bits.
+Tensor dropout_factors(const Tensor& state, at::IntArrayRef size, int64_t kept) {
   constexpr int64_t WORD = 0xFFFFFFFF;
   auto B = size[0], N = size[1], S = size[2], T = size[3], queries = (S + 31) / 32 * 4, keys = (T + 15) / 16 * 4;
   auto count = [&](int64_t n) { return at::arange(n, state.options()); };
@@ -239,7 +230,7 @@ Tensor kept_ones(const Tensor& state, at::IntArrayRef size, int64_t kept) {
   for (int64_t draw = 0; draw < 4; ++draw) {
     Tensor c[4] = {count(keys) * 4 + draw, count(queries).unsqueeze(1), count(B * N).view({-1, 1, 1}), low(state[1])};
     Tensor key0 = low(state[0]), key1 = high(state[0]);
-    for (int turn = 0; turn < 7; ++turn) {
+    for (int round = 0; round < 7; ++round) {
       Tensor first = c[0] * 0xD2511F53, second = c[2] * 0xCD9E8D57;
       c[0] = high(second) ^ c[1] ^ key0, c[1] = low(second);
       c[2] = high(first) ^ c[3] ^ key1, c[3] = low(first);
@@ -250,71 +241,72 @@ Tensor kept_ones(const Tensor& state, at::IntArrayRef size, int64_t kept) {
   }
   // The bits: query and query + 1, 16s of the 32, key and key + 1, 8s of the 16 queries, 8s of the 16 keys.
   numbers = numbers.reshape({2, 2, 2, 2, 2, B * N, queries / 4, 4, keys / 4, 4}).permute({5, 6, 1, 3, 7, 0, 8, 4, 9, 2});
-  auto whole = numbers.reshape({B, N, queries * 8, keys * 4}).slice(2, 0, S).slice(3, 0, T);
-  return whole.lt(kept).to(at::kFloat) * (kept ? double(ONE) / double(kept) : 0.0);
+  auto all = numbers.reshape({B, N, queries * 8, keys * 4}).slice(2, 0, S).slice(3, 0, T);
+  return all.lt(kept).to(at::kFloat) * (kept ? double(ONE) / double(kept) : 0.0);
 }
 
-Tensor widened(const Tensor& t, const Tensor& query) {  // in the type of sums, with a head for each of query's
+// Returns a tensor in the accumulation dtype, with a head for each of query's.
+Tensor widened(const Tensor& t, const Tensor& query) {
   auto wide = t.to(query.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
-  return t.sym_size(1) == query.sym_size(1) ? wide : wide.repeat_interleave_symint(query.sym_size(1) / t.sym_size(1), 1);
+  auto N = query.sym_size(1), G = t.sym_size(1);
+  return G == N ? wide : wide.repeat_interleave_symint(N / G, 1);
 }
 
-// Returns the scores [B, N, S, T], -inf where a query does not see a key.
-Tensor masked_scores(const Tensor& query, const Tensor& key, const Beside& beside, const Options& o) {
-  auto S = query.sym_size(2), T = key.sym_size(2);
-  Tensor scores = at::matmul(widened(query, query) * o.scale, widened(key, query).mT());
-  if (beside.mask) {
-    Tensor mask = *beside.mask;
+// Returns the scores [B, N, S, T], -inf if a query does not see a key.
+Tensor masked_scores(const Inputs& in, const Options& o) {
+  auto S = in.q.sym_size(2), T = in.k.sym_size(2);
+  Tensor scores = at::matmul(widened(in.q, in.q) * o.scale, widened(in.k, in.q).mT());
+  if (in.mask) {
+    Tensor mask = *in.mask;
     for (int axis = 2; o.mask_block > 1 && axis < 4; ++axis)
-      if (mask.size(axis) > 1) mask = mask.repeat_interleave(o.mask_block, axis).slice_symint(axis, 0, axis == 2 ? S : T);
+      if (mask.size(axis) > 1)
+        mask = mask.repeat_interleave(o.mask_block, axis).slice_symint(axis, 0, axis == 2 ? S : T);
     scores = scores + mask;
   }
-  if (o.diagonal != EVERY_KEY) {
-    auto at = [&](const SymInt& n) { return at::arange(at::Scalar(n), query.options().dtype(at::kLong)); };
-    scores = scores.masked_fill(at(T).gt(at(S).unsqueeze(1) + o.diagonal), -INFINITY);
-  }
-  return scores;
+  if (o.diagonal == EVERY_KEY) return scores;
+  auto range = [&](const SymInt& n) { return at::arange(at::Scalar(n), in.q.options().dtype(at::kLong)); };
+  return scores.masked_fill(range(T).gt(range(S).unsqueeze(1) + o.diagonal), -INFINITY);
 }
 
-// Computes output and lse by the formula, with all scores in memory and every derivative. The largest score and the logarithm of the
-// sum stay apart.
-Two by_formula(const Tensor& query, const Tensor& key, const Tensor& value, const Beside& beside, const Options& o) {
-  Tensor scores = masked_scores(query, key, beside, o), V = widened(value, query);
-  if (key.sym_size(2) == 0)
-    return {at::matmul(scores, V).to(query.scalar_type()), scores.sum(-1) - INFINITY};
+// Computes output and lse with all scores in memory and every derivative. The maximum and the logarithm of the sum are
+// added only for lse.
+Two by_formula(const Inputs& in, const Options& o) {
+  auto dtype = in.q.scalar_type();
+  Tensor scores = masked_scores(in, o), V = widened(in.v, in.q);
+  if (in.k.sym_size(2) == 0) return {at::matmul(scores, V).to(dtype), scores.sum(-1) - INFINITY};
   Tensor largest = scores.detach().amax(-1, true);
   largest = largest.masked_fill(largest == -INFINITY, 0);  // of a row that sees no key
   Tensor P = (scores - largest).exp(), total = P.sum(-1, true), none = total == 0;
   total = total.masked_fill(none, 1);
   P = P / total;
   Tensor lse = (largest + total.log()).masked_fill(none, -INFINITY).squeeze(-1);
-  if (beside.state) P = P * kept_ones(*beside.state, P.sizes(), o.kept);
-  return {at::matmul(P, V).to(query.scalar_type()), lse};
+  if (in.state) P = P * dropout_factors(*in.state, P.sizes(), o.kept);
+  return {at::matmul(P, V).to(dtype), lse};
 }
 
-// Computes the gradients by the formula, from lse and delta of whole rows.
-Three backward_by_formula(const Tensor& grad_out, const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& lse,
-                          const Tensor& delta, const Beside& beside, const Options& o) {
-  Tensor shift = lse.masked_fill(lse == -INFINITY, 0).masked_fill(lse == INFINITY, NAN).unsqueeze(-1), dO = widened(grad_out, query);
-  Tensor P = (masked_scores(query, key, beside, o) - shift).exp();
-  Tensor dS = P * (at::matmul(dO, widened(value, query).mT()) - delta.unsqueeze(-1)) * o.scale;
-  auto of = [](Tensor gradient, const Tensor& own) {
-    if (gradient.sym_size(1) != own.sym_size(1)) gradient = gradient.unflatten_symint(1, {own.sym_size(1), -1}).sum(2);
-    return gradient.to(own.scalar_type());
+// Computes the gradients from lse and delta of whole rows.
+Three backward_by_formula(const Tensor& grad_out, const Inputs& in, const Tensor& lse, const Tensor& delta,
+                          const Options& o) {
+  Tensor shift = lse.masked_fill(lse == -INFINITY, 0).masked_fill(lse == INFINITY, NAN).unsqueeze(-1);
+  Tensor P = (masked_scores(in, o) - shift).exp(), dO = widened(grad_out, in.q);
+  Tensor dS = P * (at::matmul(dO, widened(in.v, in.q).mT()) - delta.unsqueeze(-1)) * o.scale;
+  auto narrowed = [](Tensor gradient, const Tensor& like) {
+    auto N = gradient.sym_size(1), G = like.sym_size(1);
+    return (N == G ? gradient : gradient.unflatten_symint(1, {G, -1}).sum(2)).to(like.scalar_type());
   };
-  return {of(at::matmul(dS, widened(key, query)), query), of(at::matmul(dS.mT(), widened(query, query)), key),
-          of(at::matmul(P.mT(), dO), value)};
+  return {narrowed(at::matmul(dS, widened(in.k, in.q)), in.q), narrowed(at::matmul(dS.mT(), widened(in.q, in.q)), in.k),
+          narrowed(at::matmul(P.mT(), dO), in.v)};
 }
 
-// Sequence by sequence, [1, N, total, d]; the host reads the offsets.
-Two formula(const Tensor& query, const Tensor& key, const Tensor& value, const Beside& beside, const Options& o) {
-  if (!beside.offsets) return by_formula(query, key, value, beside, o);
-  Tensor offsets = beside.offsets->cpu();
+// The same, for offsets sequence by sequence, [1, N, total, d]; the host reads the offsets.
+Two formula(const Inputs& in, const Options& o) {
+  if (!in.offsets) return by_formula(in, o);
+  Tensor offsets = in.offsets->cpu();
   std::vector<Tensor> parts;
-  auto at_ = [&](int of, int64_t i) { return offsets.select(0, of).select(0, i).item<int64_t>(); };
+  auto at_ = [&](int of, int64_t i) { return offsets[of][i].item<int64_t>(); };
   int64_t end = 0;
   auto skip = [&](int64_t until) {  // rows of no sequence, or of one without keys
-    parts.push_back(at::zeros({1, query.size(1), until - end, query.size(3)}, query.options()));
+    parts.push_back(at::zeros({1, in.q.size(1), until - end, in.q.size(3)}, in.q.options()));
     end = until;
   };
   for (int64_t i = 0; i + 1 < offsets.size(1); ++i) {
@@ -324,20 +316,24 @@ Two formula(const Tensor& query, const Tensor& key, const Tensor& value, const B
       skip(at_(0, i + 1));
       continue;
     }
-    parts.push_back(std::get<0>(by_formula(rows(query, 0), rows(key, 1), rows(value, 1), {}, o)));
+    parts.push_back(std::get<0>(by_formula({rows(in.q, 0), rows(in.k, 1), rows(in.v, 1), {}, {}, {}}, o)));
     end = at_(0, i + 1);
   }
-  skip(query.size(2));
+  skip(in.q.size(2));
   return {at::cat(parts, 2), Tensor()};
 }
 
-// PyTorch's attention of query [B, N, S, d], key and value [B, G, T, d], and a mask that is added.
-Tensor with_torch(Tensor q, Tensor k, Tensor v, Optional mask, double dropout_p, double scale, int64_t diagonal) {
-  // PyTorch's fused kernels multiply a triangle's -inf by the scale, which makes infinity or NaN of it. A sign is exact.
-  if (scale <= 0) q = scale < 0 ? -q : q * 0, scale = scale < 0 ? -scale : 1;
+// PyTorch's attention, which adds the mask.
+Tensor with_torch(Inputs in, double dropout_p, const Options& o) {
+  auto& [q, k, v, mask, offsets, state] = in;
+  // PyTorch's fused kernels multiply the -inf of a causal mask by the scale; so only its absolute value is theirs.
+  double scale = std::abs(o.scale);
+  if (o.scale <= 0) q = o.scale < 0 ? -q : q * 0;
+  if (scale == 0) scale = 1;
   auto S = q.sym_size(2), T = k.sym_size(2);
-  if (diagonal != 0 && diagonal != EVERY_KEY) mask = at::ones_symint({1, 1, S, T}, q.options().dtype(at::kBool)).tril(diagonal);
-  // They want an element of the mask for each key, side by side, and rows that begin at multiples of 16 bytes.
+  if (o.diagonal != 0 && o.diagonal != EVERY_KEY)
+    mask = at::ones_symint({1, 1, S, T}, q.options().dtype(at::kBool)).tril(o.diagonal);
+  // They need an element of the mask for each key, contiguous, and rows that begin at multiples of 16 bytes.
   if (mask && mask->sym_size(3) != T)
     mask = mask->expand_symint({mask->sym_size(0), mask->sym_size(1), mask->sym_size(2), T}).contiguous();
   auto begin = [](const Tensor& t, bool rows) {
@@ -348,144 +344,114 @@ Tensor with_torch(Tensor q, Tensor k, Tensor v, Optional mask, double dropout_p,
   };
   if (!q.is_cpu()) q = begin(q, true), k = begin(k, true), v = begin(v, true);
   if (!q.is_cpu() && mask) mask = begin(*mask, false);
-  return at::scaled_dot_product_attention(q, k, v, mask, dropout_p, diagonal == 0, scale, q.sym_size(1) != k.sym_size(1));
+  bool gqa = q.sym_size(1) != k.sym_size(1);
+  return at::scaled_dot_product_attention(q, k, v, mask, dropout_p, o.diagonal == 0, scale, gqa);
 }
 
-// ---- Autograd ------------------------------------------------------------------------------------------------------
+// ---- Autograd -----------------------------------------------------------------------------------------------
 
-struct AttentionBackward : Node {
-  SavedVariable q, k, v, out, lse, mask, offsets, state;
-  Options options;
+// Saves query, key, value, out, lse, mask, offsets and state.
+struct Operator {
+  static constexpr auto NAME = "AttentionBackward";
+  static constexpr size_t INPUTS = 4, SAVED = 8;
+  static constexpr int64_t OUTPUTS = 1 << 3 | 1 << 4;
 
-  std::string name() const override { return "AttentionBackward"; }
-  std::array<SavedVariable*, 8> saved() { return {&q, &k, &v, &out, &lse, &mask, &offsets, &state}; }
-  void release_variables() override {
-    for (auto* each : saved()) each->reset_data();
-  }
-
-  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override {
-    for (auto* each : const_cast<AttentionBackward*>(this)->saved()) args.collect(*each, each == &out || each == &lse);
-    args.collect(options.scale), args.collect(options.diagonal), args.collect(options.mask_block), args.collect(options.kept);
-  }
-  variable_list apply_with_saved(const variable_list& grads, torch::dynamo::autograd::SwapSavedVariables& swapped) override {
-    for (auto* each : saved()) swapped.before(*each);
-    auto found = apply(variable_list(grads));
-    for (auto* each : saved()) swapped.after(*each);
-    return found;
-  }
-
-  variable_list apply(variable_list&& grads) override {
-    variable_list found(4);
-    if (!grads[0].defined() && !grads[1].defined()) return found;
-    bool needed[4];
-    for (int i = 0; i < 4; ++i) needed[i] = task_should_compute_output(i);
-    auto self = itself(this);
-    Tensor Q = q.unpack(), K = k.unpack(), V = v.unpack(), O = out.unpack(self), L = lse.unpack(self);
-    Beside beside{optional(mask.unpack()), optional(offsets.unpack()), optional(state.unpack())};
-    if (c10::GradMode::is_enabled()) return differentiable(grads, {Q, K, V}, beside, needed);
-    at::AutoDispatchBelowADInplaceOrView below;
-    static auto backward = leaf<decltype(backward_meta)>("mojo_workbook::attention_backward");
-    static auto mask_backward = leaf<decltype(mask_backward_meta)>("mojo_workbook::attention_mask_backward");
+  static variable_list gradients(const variable_list& grads, const variable_list& saved, const Numbers& numbers,
+                                 int64_t needed) {
+    static auto backward = find_operator<decltype(backward_meta)>("mojo_workbook::attention_backward");
+    static auto mask_backward = find_operator<decltype(mask_backward_meta)>("mojo_workbook::attention_mask_backward");
+    auto &Q = saved[0], &K = saved[1], &V = saved[2], &O = saved[3], &L = saved[4];
     Tensor dO = grads[0].defined() ? grads[0] : at::zeros_like(O);
-    auto& [scale, diagonal, block, kept] = options;
-    if (needed[0] || needed[1] || needed[2]) {
-      auto [dq, dk, dv] = backward.call(dO, Q, K, V, O, L, {}, optional(grads[1]), beside.mask, beside.offsets, beside.state, scale,
-                                        diagonal, block, kept);
-      Tensor* all[3] = {&dq, &dk, &dv};
-      for (int i = 0; i < 3; ++i)
-        if (needed[i]) found[i] = std::move(*all[i]);
-    }
-    if (needed[3]) found[3] = mask_backward.call(dO, Q, K, V, O, L, optional(grads[1]), *beside.mask, scale, diagonal);
+    auto dL = optional(grads[1]), mask = optional(saved[5]);
+    Options o(numbers);
+    variable_list found(INPUTS);
+    if (needed & 7)
+      std::tie(found[0], found[1], found[2]) =
+          backward.call(dO, Q, K, V, O, L, {}, dL, mask, optional(saved[6]), optional(saved[7]), o.scale, o.diagonal,
+                        o.mask_block, o.kept);
+    if (needed & 8) found[3] = mask_backward.call(dO, Q, K, V, O, L, dL, *mask, o.scale, o.diagonal);
     return found;
   }
 
-  // create_graph: the gradients by PyTorch's own operations, so that they can be differentiated again.
-  variable_list differentiable(const variable_list& grads, variable_list in, const Beside& beside, const bool* needed) {
-    auto [y, sums] = formula(in[0], in[1], in[2], beside, options);
-    in.push_back(beside.mask.value_or(Tensor()));
-    variable_list from, given, wanted, found(4);
-    if (grads[0].defined()) from.push_back(y), given.push_back(grads[0]);
-    if (grads[1].defined()) from.push_back(sums), given.push_back(grads[1]);
-    for (int i = 0; i < 4; ++i)
-      if (needed[i]) wanted.push_back(in[i]);
-    auto made = torch::autograd::grad(from, wanted, given, true, true, true);
-    for (int i = 0, j = 0; i < 4; ++i)
-      if (needed[i]) found[i] = made[j++];
-    return found;
+  static std::pair<variable_list, variable_list> by_torch(const variable_list& saved, const Numbers& numbers, int64_t) {
+    Inputs in{saved[0], saved[1], saved[2], optional(saved[5]), optional(saved[6]), optional(saved[7])};
+    auto [out, lse] = formula(in, Options(numbers));
+    return {{in.q, in.k, in.v, saved[5]}, {out, lse}};
   }
 };
 
-Two recorded(const Tensor& q, const Tensor& k, const Tensor& v, const Beside& beside, const Options& options) {
-  if (!torch::autograd::compute_requires_grad(q, k, v, beside.mask)) return forward(q, k, v, beside, options);
-  auto node = make_node<AttentionBackward>();
-  node->set_next_edges(torch::autograd::collect_next_edges(q, k, v, beside.mask));
-  auto [out, lse] = forward(q, k, v, beside, options);
-  torch::autograd::set_history(out, node);
-  torch::autograd::set_history(lse, node);
-  node->q = SavedVariable(q, false), node->k = SavedVariable(k, false), node->v = SavedVariable(v, false);
-  node->out = SavedVariable(out, true), node->lse = SavedVariable(lse, true), node->mask = SavedVariable(beside.mask, false);
-  node->offsets = SavedVariable(beside.offsets, false), node->state = SavedVariable(beside.state, false);
-  node->options = options;
+Two with_kernels(const Inputs& in, const Options& o) {
+  static auto op = find_operator<decltype(forward_meta)>("mojo_workbook::attention_forward");
+  auto [out, lse] = [&] {
+    at::AutoDispatchBelowADInplaceOrView below;
+    return op.call(in.q, in.k, in.v, in.mask, in.offsets, in.state, o.scale, o.diagonal, o.mask_block, o.kept);
+  }();
+  if (torch::autograd::compute_requires_grad(in.q, in.k, in.v, in.mask))
+    record<Operator>({out, lse}, {in.q, in.k, in.v, out, lse, in.mask, in.offsets, in.state}, o.numbers(), in.q, in.k,
+                     in.v, in.mask);
   return {out, lse};
 }
 
-// Returns why kernels do not compute a call of these tensors, [B, heads, length, d]; nothing where they do, in both passes where a
-// gradient is needed.
-std::optional<std::string> left_to_torch(const Tensor& q, const Tensor& k, const Tensor& v, const Beside& beside, const Options& o,
-                                         bool backward = false) {
+// Returns why the kernels do not compute a call, nothing if they do, in both passes if a gradient is needed.
+std::optional<std::string> unsupported(const Inputs& in, const Options& o, bool backward = false) {
   if (in_transform()) return "within a transform of torch.func";
-  if (has_tangent(q, k, v, beside.mask)) return "in forward mode";
-  auto type = q.scalar_type();
-  if (!has_kernels(type)) return c10::str("query is of ", c10::toString(type), "; the kernels are for bfloat16 and float16");
-  if (!plan.available(q.device())) return c10::str("there are no kernels for ", q.device());
-  Call call(q, k, v, beside, o);
-  bool recorded = torch::autograd::compute_requires_grad(q, k, v, beside.mask);
-  bool of_mask = beside.mask && recorded && beside.mask->requires_grad();
-  backward = backward || recorded;
-  for (int64_t how : {int64_t(0), BACKWARD | (of_mask ? MASK_GRADIENT : 0)}) {
-    if (how && !backward) break;
-    auto [chosen, reason] = call.choice(how | asked(beside));
+  if (has_tangent(in.q, in.k, in.v, in.mask)) return "in forward mode";
+  auto type = in.q.scalar_type();
+  if (!has_kernels(type))
+    return c10::str("query is of ", c10::toString(type), "; the kernels are for bfloat16 and float16");
+  auto device = in.q.device();
+  if (!plan.available(device)) return c10::str("there are no kernels for ", device);
+  Call call(in, o);
+  bool recorded = torch::autograd::compute_requires_grad(in.q, in.k, in.v, in.mask);
+  bool of_mask = in.mask && recorded && in.mask->requires_grad();
+  for (int64_t pass : {int64_t(0), BACKWARD | (of_mask ? MASK_GRADIENT : 0)}) {
+    if (pass && !backward && !recorded) break;
+    auto [chosen, reason] = call.choice(pass | how(in));
     if (!chosen) return reason;
-    auto& library = call.library(Part(chosen / CHUNK));
-    if (!library.available(q.device()) || (of_mask && !call.library(MASK).available(q.device()))) return "there is no library for this GPU";
+    if (!call.library(chosen / CHUNK).available(device) || (of_mask && !call.library(MASK).available(device)))
+      return "there is no library for this GPU";
   }
   return {};
 }
 
-// ---- The arguments, with four axes ---------------------------------------------------------------------------------
+Two with_kernels_or_formula(const Inputs& in, const Options& o) {
+  return unsupported(in, o) ? formula(in, o) : with_kernels(in, o);
+}
 
-// Query [B, N, S, d], key and value [B, G, T, d], the mask [B or 1, N or 1, S or 1, T or 1], and the leading axes [..., N].
-struct Folded {
-  Tensor q, k, v;
-  Optional mask;
+// ---- The arguments, with four axes --------------------------------------------------------------------------
+
+// Query [B, N, S, d], key and value [B, G, T, d], the mask [B or 1, N or 1, S or 1, T or 1], the leading axes [..., N]
+// and the columns of value.
+struct Folded : Inputs {
   c10::SymDimVector lead;
+  SymInt columns;
 
-  // Returns the first d columns of an output, with the caller's axes.
-  Tensor unfold(const Tensor& out, const SymInt& d) const {
+  // Returns an output with the caller's axes and columns.
+  Tensor unfold(const Tensor& out) const {
+    bool padded = out.sym_size(3) != columns;
+    if (!padded && lead.size() == 2) return out;
+    return unfold_rows(padded ? out.slice_symint(3, 0, columns) : out, {out.sym_size(2), columns});
+  }
+  Tensor unfold_rows(const Tensor& rows, std::initializer_list<SymInt> last) const {
     auto shape = lead;
-    shape.push_back(out.sym_size(2));
-    bool whole = out.sym_size(3) == d;
-    if (whole && lead.size() == 2) return out;
-    shape.push_back(d);
-    return (whole ? out : out.slice_symint(3, 0, d)).reshape_symint(shape);
+    shape.append(last.begin(), last.end());
+    return rows.reshape_symint(shape);
   }
 };
+
+SymInt whole_chunks(const SymInt& n) { return (n + (CHUNK - 1)) / CHUNK * CHUNK; }
 
 Tensor padded(const Tensor& t, const SymInt& width) {
   return t.sym_size(-1) == width ? t : at::constant_pad_nd_symint(t, {0, width - t.sym_size(-1)});
 }
 
-// Returns a mask of bool as numbers to add, in rows that begin at multiples of 16 bytes: 0 where it is true, else -inf.
-Tensor as_numbers(const Tensor& mask, at::ScalarType type) {
-  auto length = mask.sym_size(-1);
-  Tensor whole = length == 1 ? mask : padded(mask, (length + (CHUNK - 1)) / CHUNK * CHUNK);
-  return whole.to(type, false, false, at::MemoryFormat::Contiguous).log_().slice_symint(-1, 0, length);
-}
-
-Tensor four_axes(Tensor mask, const Folded& folded, const SymInt& S, const SymInt& T, at::ScalarType type) {
-  auto scores = folded.lead;
-  scores.push_back(S), scores.push_back(T);
-  if (mask.scalar_type() == at::kBool) mask = as_numbers(mask, type);
+Tensor four_axes(Tensor mask, c10::SymDimVector scores, at::ScalarType type) {
+  if (mask.scalar_type() == at::kBool) {
+    // As numbers to add, 0 if true and else -inf, in rows that begin at multiples of 16 bytes.
+    auto T = mask.sym_size(-1);
+    Tensor rows = T == 1 ? mask : padded(mask, whole_chunks(T));
+    mask = rows.to(type, false, false, at::MemoryFormat::Contiguous).log_().slice_symint(-1, 0, T);
+  }
   while (mask.dim() < std::max<int64_t>(4, int64_t(scores.size()))) mask = mask.unsqueeze(0);
   if (mask.dim() == 4) return mask;
   c10::SymDimVector sizes(mask.sym_sizes().begin(), mask.sym_sizes().end());
@@ -493,201 +459,170 @@ Tensor four_axes(Tensor mask, const Folded& folded, const SymInt& S, const SymIn
   return mask.expand_symint(sizes).flatten(0, -4);
 }
 
-// Makes one batch of all leading axes but the heads, and one head dimension of two, in whole chunks for the kernels: zeros behind query
-// and key leave the scores as they are, those behind value are columns of the output that are cut off.
-Folded fold(const Tensor& query, const Tensor& key, const Tensor& value, const Optional& mask, bool enable_gqa) {
+// Folds all leading axes but the heads into one batch, and pads both head dimensions to the same whole chunks: zeros
+// after query and key leave the scores as they are, those after value are columns of the output that unfold cuts off.
+Folded fold(const Tensor& query, const Tensor& key, const Tensor& value, const Optional& mask, bool enable_gqa,
+            int64_t mask_block = 1) {
   size_t last = enable_gqa ? 3 : 2;
   auto leading = [&](const Tensor& t) { return t.sym_sizes().slice(0, t.dim() - last); };
   auto batch = at::infer_size_symdimvector(at::infer_size_symdimvector(leading(query), leading(key)), leading(value));
-  auto width = query.sym_size(-1) > value.sym_size(-1) ? query.sym_size(-1) : value.sym_size(-1);
-  if (has_kernels(query.scalar_type())) width = (width + (CHUNK - 1)) / CHUNK * CHUNK;
+  auto columns = value.sym_size(-1);
+  auto width = query.sym_size(-1) > columns ? query.sym_size(-1) : columns;
+  if (has_kernels(query.scalar_type())) width = whole_chunks(width);
   auto four = [&](const Tensor& given) {
     Tensor t = padded(given, width);
     c10::SymDimVector sizes(batch);
     sizes.insert(sizes.end(), t.sym_sizes().end() - last, t.sym_sizes().end());
     if (t.sym_sizes() != at::SymIntArrayRef(sizes)) t = t.expand_symint(sizes);
-    if (t.dim() == 2) return t.unsqueeze(0).unsqueeze(0);
-    if (t.dim() == 3) return t.unsqueeze(0);
+    while (t.dim() < 4) t = t.unsqueeze(0);
     return t.dim() == 4 ? t : t.flatten(0, -4);
   };
-  Folded folded{four(query), four(key), four(value), {}, batch};
+  Folded folded{{four(query), four(key), four(value), {}, {}, {}}, batch, columns};
   if (enable_gqa) folded.lead.push_back(query.sym_size(-3));
-  if (mask) folded.mask = four_axes(*mask, folded, query.sym_size(-2), key.sym_size(-2), query.scalar_type());
+  if (mask_block > 1) folded.mask = mask;
+  else if (mask) {
+    auto scores = folded.lead;
+    scores.push_back(query.sym_size(-2)), scores.push_back(key.sym_size(-2));
+    folded.mask = four_axes(*mask, scores, query.scalar_type());
+  }
   return folded;
 }
 
-// Raises for what no attention can be made of; harness/nn/attention.py says what is wrong in words of its own.
+// Raises for arguments that do not fit; harness/nn/attention_arguments.py says which.
 void check(const Tensor& query, const Tensor& key, const Tensor& value, const Optional& mask, bool enable_gqa) {
-  int64_t least = enable_gqa ? 3 : 2;
-  for (auto* t : {&query, &key, &value}) {
-    TORCH_CHECK_VALUE(t->dim() >= least && t->layout() == at::kStrided && t->device() == query.device(), "attention: axes or devices");
-    TORCH_CHECK_TYPE(t->scalar_type() == query.scalar_type() && at::isFloatingType(t->scalar_type()), "attention: dtypes");
-  }
-  auto d = query.sym_size(-1), dv = value.sym_size(-1), T = key.sym_size(-2);
-  TORCH_CHECK_VALUE(key.sym_size(-1) == d && value.sym_size(-2) == T && d >= 1 && dv >= 1, "attention: sizes");
-  if (enable_gqa) {
+  auto similar = [&](const Tensor& t) { return t.layout() == at::kStrided && t.device() == query.device(); };
+  auto type = query.scalar_type();
+  bool fits = at::isFloatingType(type);
+  for (auto* t : {&query, &key, &value})
+    fits = fits && similar(*t) && t->dim() >= (enable_gqa ? 3 : 2) && t->scalar_type() == type;
+  fits = fits && key.sym_size(-1) == query.sym_size(-1) && value.sym_size(-2) == key.sym_size(-2) &&
+         key.sym_size(-1) >= 1 && value.sym_size(-1) >= 1;
+  if (fits && enable_gqa) {
     auto N = query.sym_size(-3), G = key.sym_size(-3);
-    TORCH_CHECK_VALUE(value.sym_size(-3) == G && G > 0 && N % G == 0, "attention: heads");
+    fits = value.sym_size(-3) == G && G > 0 && N % G == 0;
   }
-  if (!mask) return;
-  TORCH_CHECK_TYPE(mask->scalar_type() == at::kBool || mask->scalar_type() == query.scalar_type(), "attn_mask: dtype");
-  TORCH_CHECK_VALUE(mask->device() == query.device() && mask->layout() == at::kStrided, "attn_mask: device or layout");
+  if (mask) fits = fits && similar(*mask) && (mask->scalar_type() == at::kBool || mask->scalar_type() == type);
+  TORCH_CHECK_VALUE(fits, "attention: axes, sizes, dtypes or devices do not fit");
 }
 
-double factor(std::optional<double> scale, const Tensor& query) {
-  return scale ? *scale : 1 / std::sqrt(double(query.sym_size(-1).guard_int(__FILE__, __LINE__)));
-}
+// ---- The operators ------------------------------------------------------------------------------------------
 
-// ---- The operators -------------------------------------------------------------------------------------------------
-
-// `diagonal` is how many keys past its own place a query sees; all where there is none.
-Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, const Optional& attn_mask, double dropout_p,
-                 std::optional<SymInt> diagonal, std::optional<double> scale, bool enable_gqa) {
+// A query sees the keys up to `diagonal` past its own position, all without one.
+Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, const Optional& attn_mask,
+                 double dropout_p, std::optional<SymInt> diagonal, std::optional<double> scale, bool enable_gqa) {
   check(query, key, value, attn_mask, enable_gqa);
   TORCH_CHECK_VALUE(dropout_p >= 0 && dropout_p <= 1, "dropout_p: expected a probability from 0 to 1");
-  auto folded = fold(query, key, value, attn_mask, enable_gqa);
-  auto& [q, k, v, mask, lead] = folded;
-  Options o{factor(scale, query), diagonal ? diagonal->guard_int(__FILE__, __LINE__) : EVERY_KEY, 1,
-            ONE - std::llround(dropout_p * double(ONE))};
-  auto left = left_to_torch(q, k, v, {mask, {}, {}}, o);
-  Tensor out;
-  if (left && (in_transform() || has_tangent(q, k, v, mask)) && o.kept == ONE) {
-    out = std::get<0>(formula(q, k, v, {mask, {}, {}}, o));
-  } else if (left) {
-    out = with_torch(q, k, v, mask, o.kept == ONE ? 0.0 : dropout_p, o.scale, o.diagonal);
-  } else {
-    Optional state;
-    if (o.kept != ONE) state = at::randint(int64_t(1) << 62, {2}, query.options().dtype(at::kLong));
-    out = std::get<0>(recorded(q, k, v, {mask, {}, state}, o));
+  auto in = fold(query, key, value, attn_mask, enable_gqa);
+  Options o(scale, query, diagonal, 1, dropout_p);
+  bool drops = o.kept != ONE;
+  if (!unsupported(in, o)) {
+    if (drops) in.state = at::randint(int64_t(1) << 62, {2}, query.options().dtype(at::kLong));
+    return in.unfold(std::get<0>(with_kernels(in, o)));
   }
-  return folded.unfold(out, value.sym_size(-1));
+  bool every_derivative = in_transform() || has_tangent(in.q, in.k, in.v, in.mask);
+  return in.unfold(every_derivative && !drops ? std::get<0>(formula(in, o)) : with_torch(in, drops ? dropout_p : 0, o));
 }
 
-// The same with lse [..., N, S], without dropout; an element of the mask may stand for a block of queries and keys.
+// Returns the output and lse [..., N, S]; without dropout. An element of the mask may be for a block of queries and keys.
 Two attention_with_lse(const Tensor& query, const Tensor& key, const Tensor& value, const Optional& attn_mask,
-                       std::optional<SymInt> diagonal, std::optional<double> scale, bool enable_gqa, int64_t mask_block) {
+                       std::optional<SymInt> diagonal, std::optional<double> scale, bool enable_gqa,
+                       int64_t mask_block) {
   check(query, key, value, attn_mask, enable_gqa);
-  bool blocks = mask_block > 1;
-  auto folded = fold(query, key, value, blocks ? Optional() : attn_mask, enable_gqa);
-  auto& [q, k, v, mask, lead] = folded;
-  if (blocks) mask = attn_mask;
-  Options o{factor(scale, query), diagonal ? diagonal->guard_int(__FILE__, __LINE__) : EVERY_KEY, mask_block, ONE};
-  Beside beside{mask, {}, {}};
-  auto [out, lse] = left_to_torch(q, k, v, beside, o) ? formula(q, k, v, beside, o) : recorded(q, k, v, beside, o);
-  auto shape = lead;
-  shape.push_back(query.sym_size(-2));
-  return {folded.unfold(out, value.sym_size(-1)), lse.reshape_symint(shape)};
+  auto in = fold(query, key, value, attn_mask, enable_gqa, mask_block);
+  auto [out, lse] = with_kernels_or_formula(in, Options(scale, query, diagonal, mask_block));
+  return {in.unfold(out), in.unfold_rows(lse, {query.sym_size(-2)})};
 }
 
-// The gradients of query, key and value [B, heads, length, d], from the output, or from delta of whole rows.
-Three attention_gradients(const Tensor& grad_out, const Tensor& q, const Tensor& k, const Tensor& v, const Optional& out,
-                          const Tensor& lse, const Optional& delta, const Optional& mask, std::optional<SymInt> diagonal,
-                          std::optional<double> scale, int64_t mask_block) {
-  Options o{factor(scale, q), diagonal ? diagonal->guard_int(__FILE__, __LINE__) : EVERY_KEY, mask_block, ONE};
-  Beside beside{mask, {}, {}};
+// Returns the gradients of tensors [B, heads, length, d], from the output, or from the delta of whole rows.
+Three attention_gradients(const Tensor& grad_out, const Tensor& q, const Tensor& k, const Tensor& v,
+                          const Optional& out, const Tensor& lse, const Optional& delta, const Optional& mask,
+                          std::optional<SymInt> diagonal, std::optional<double> scale, int64_t mask_block) {
+  Options o(scale, q, diagonal, mask_block);
+  Inputs in{q, k, v, mask, {}, {}};
   bool differentiated = torch::autograd::compute_requires_grad(grad_out, q, k, v, out, lse, delta, mask) ||
                         has_tangent(grad_out, out, lse, delta);
-  if (!differentiated && !left_to_torch(q, k, v, beside, o, true)) {
-    static auto op = leaf<decltype(backward_meta)>("mojo_workbook::attention_backward");
+  if (!differentiated && !unsupported(in, o, true)) {
+    static auto op = find_operator<decltype(backward_meta)>("mojo_workbook::attention_backward");
     return op.call(grad_out, q, k, v, out, lse, delta, {}, mask, {}, {}, o.scale, o.diagonal, mask_block, ONE);
   }
   auto rows = delta ? *delta : (widened(grad_out, q) * widened(*out, q)).sum(-1);
-  return backward_by_formula(grad_out, q, k, v, lse, rows, beside, o);
+  return backward_by_formula(grad_out, in, lse, rows, o);
 }
 
-// Sequences one after another: [total, heads, d], and int32 offsets [2, sequences + 1] of queries and of keys.
+// Computes sequences that are concatenated: [total, heads, d], with int32 offsets [2, sequences + 1] of queries and keys.
 Tensor attention_varlen(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& offsets,
                         std::optional<SymInt> diagonal, std::optional<double> scale) {
   auto heads_first = [](const Tensor& t) { return t.transpose(0, 1).unsqueeze(0); };
-  auto folded = fold(heads_first(query), heads_first(key), heads_first(value), {}, true);
-  auto& [q, k, v, mask, lead] = folded;
-  Options o{factor(scale, query), diagonal ? diagonal->guard_int(__FILE__, __LINE__) : EVERY_KEY, 1, ONE};
-  Beside beside{{}, offsets, {}};
-  auto [out, lse] = left_to_torch(q, k, v, beside, o) ? formula(q, k, v, beside, o) : recorded(q, k, v, beside, o);
-  return out.slice_symint(3, 0, value.sym_size(-1)).squeeze(0).transpose(0, 1);
+  auto in = fold(heads_first(query), heads_first(key), heads_first(value), {}, true);
+  in.offsets = offsets;
+  auto out = std::get<0>(with_kernels_or_formula(in, Options(scale, query, diagonal)));
+  return out.slice_symint(3, 0, in.columns).squeeze(0).transpose(0, 1);
 }
 
-// Returns which kernels a call takes, and why, in one line.
+// Returns in one line which kernels a call runs, and why.
 std::string attention_explain(const Tensor& query, const Tensor& key, const Tensor& value, const Optional& attn_mask,
                               double dropout_p, std::optional<double> scale, bool enable_gqa, int64_t mask_block) {
-  auto folded = fold(query, key, value, mask_block > 1 ? Optional() : attn_mask, enable_gqa);
-  auto& [q, k, v, mask, lead] = folded;
-  if (mask_block > 1) mask = attn_mask;
-  Options o{factor(scale, query), EVERY_KEY, mask_block, ONE - std::llround(dropout_p * double(ONE))};
-  if (auto cause = left_to_torch(q, k, v, {mask, {}, {}}, o)) return "PyTorch's own operations: " + *cause;
-  Call call(q, k, v, {mask, {}, {}}, o);
-  auto [kernel, reason] = call.choice(BACKWARD);
+  auto in = fold(query, key, value, attn_mask, enable_gqa, mask_block);
+  Options o(scale, query, {}, mask_block, dropout_p);
+  if (auto cause = unsupported(in, o)) return "PyTorch's own operations: " + *cause;
+  auto [kernel, reason] = Call(in, o).choice(BACKWARD);
   return std::string(kernel % CHUNK <= 2 ? "wgmma" : "mma.sync") + (reason.empty() ? "" : ": " + reason);
 }
 
 void attention_portable(bool on) { portable = on; }
 
-Optional in_autocast(const Optional& t) { return t && t->scalar_type() != at::kBool ? Optional(in_autocast_dtype(*t)) : t; }
+// Runs an operator with its tensors in autocast's dtype.
+template <auto operation, class... Rest>
+auto in_autocast(const Tensor& q, const Tensor& k, const Tensor& v, Rest... rest) {
+  c10::impl::ExcludeDispatchKeyGuard without(at::autocast_dispatch_keyset);
+  return operation(in_autocast_dtype(q), in_autocast_dtype(k), in_autocast_dtype(v), rest...);
+}
 
 Tensor attention_autocast(const Tensor& q, const Tensor& k, const Tensor& v, const Optional& mask, double p,
                           std::optional<SymInt> diagonal, std::optional<double> scale, bool gqa) {
-  c10::impl::ExcludeDispatchKeyGuard without(at::autocast_dispatch_keyset);
-  return attention(in_autocast_dtype(q), in_autocast_dtype(k), in_autocast_dtype(v), in_autocast(mask), p, diagonal, scale, gqa);
+  return in_autocast<attention>(q, k, v, in_autocast_dtype(mask), p, diagonal, scale, gqa);
 }
 
-Two with_lse_autocast(const Tensor& q, const Tensor& k, const Tensor& v, const Optional& mask, std::optional<SymInt> diagonal,
-                      std::optional<double> scale, bool gqa, int64_t block) {
-  c10::impl::ExcludeDispatchKeyGuard without(at::autocast_dispatch_keyset);
-  auto to = [](const Tensor& t) { return in_autocast_dtype(t); };
-  return attention_with_lse(to(q), to(k), to(v), in_autocast(mask), diagonal, scale, gqa, block);
+Two with_lse_autocast(const Tensor& q, const Tensor& k, const Tensor& v, const Optional& mask,
+                      std::optional<SymInt> diagonal, std::optional<double> scale, bool gqa, int64_t block) {
+  return in_autocast<attention_with_lse>(q, k, v, in_autocast_dtype(mask), diagonal, scale, gqa, block);
 }
 
-Tensor varlen_autocast(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& offsets, std::optional<SymInt> diagonal,
-                       std::optional<double> scale) {
-  c10::impl::ExcludeDispatchKeyGuard without(at::autocast_dispatch_keyset);
-  return attention_varlen(in_autocast_dtype(q), in_autocast_dtype(k), in_autocast_dtype(v), offsets, diagonal, scale);
+Tensor varlen_autocast(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& offsets,
+                       std::optional<SymInt> diagonal, std::optional<double> scale) {
+  return in_autocast<attention_varlen>(q, k, v, offsets, diagonal, scale);
 }
 }  // namespace
 
+#define QKV "(Tensor query, Tensor key, Tensor value, "
+#define GRAD_QKV "(Tensor grad_out, Tensor query, Tensor key, Tensor value, "
+#define OPTIONS "float scale, SymInt diagonal, int mask_block, int kept)"
 TORCH_LIBRARY_FRAGMENT(mojo_workbook, m) {
   at::Tag tag = at::Tag::pt2_compliant_tag;
-  m.def("attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0.0, SymInt? diagonal=None,"
-        " float? scale=None, bool enable_gqa=False) -> Tensor", {tag});
-  m.def("attention_with_lse(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, SymInt? diagonal=None,"
-        " float? scale=None, bool enable_gqa=False, int mask_block=1) -> (Tensor, Tensor)", {tag});
-  m.def("attention_gradients(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor? out, Tensor lse, Tensor? delta,"
-        " Tensor? attn_mask, SymInt? diagonal, float? scale, int mask_block) -> (Tensor, Tensor, Tensor)", {tag});
-  m.def("attention_varlen(Tensor query, Tensor key, Tensor value, Tensor offsets, SymInt? diagonal=None, float? scale=None)"
-        " -> Tensor", {tag});
-  m.def("attention_explain(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0.0,"
-        " float? scale=None, bool enable_gqa=False, int mask_block=1) -> str");
+  m.def("attention" QKV "Tensor? attn_mask=None, float dropout_p=0.0, SymInt? diagonal=None, float? scale=None,"
+        " bool enable_gqa=False) -> Tensor", {tag});
+  m.def("attention_with_lse" QKV "Tensor? attn_mask=None, SymInt? diagonal=None, float? scale=None,"
+        " bool enable_gqa=False, int mask_block=1) -> (Tensor, Tensor)", {tag});
+  m.def("attention_gradients" GRAD_QKV "Tensor? out, Tensor lse, Tensor? delta, Tensor? attn_mask, SymInt? diagonal,"
+        " float? scale, int mask_block) -> (Tensor, Tensor, Tensor)", {tag});
+  m.def("attention_varlen" QKV "Tensor offsets, SymInt? diagonal=None, float? scale=None) -> Tensor", {tag});
+  m.def("attention_explain" QKV "Tensor? attn_mask=None, float dropout_p=0.0, float? scale=None,"
+        " bool enable_gqa=False, int mask_block=1) -> str");
   m.def("attention_portable(bool on) -> ()", attention_portable);
-  m.def("attention_forward(Tensor query, Tensor key, Tensor value, Tensor? attn_mask, Tensor? offsets, Tensor? state, float scale,"
-        " SymInt diagonal, int mask_block, int kept) -> (Tensor, Tensor)", {tag});
-  m.def("attention_backward(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor? out, Tensor lse, Tensor? delta,"
-        " Tensor? grad_lse, Tensor? attn_mask, Tensor? offsets, Tensor? state, float scale, SymInt diagonal, int mask_block,"
-        " int kept) -> (Tensor, Tensor, Tensor)", {tag});
-  m.def("attention_mask_backward(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor out, Tensor lse,"
-        " Tensor? grad_lse, Tensor attn_mask, float scale, SymInt diagonal) -> Tensor", {tag});
+  m.def("attention_forward" QKV "Tensor? attn_mask, Tensor? offsets, Tensor? state, " OPTIONS " -> (Tensor, Tensor)",
+        {tag});
+  m.def("attention_backward" GRAD_QKV "Tensor? out, Tensor lse, Tensor? delta, Tensor? grad_lse, Tensor? attn_mask,"
+        " Tensor? offsets, Tensor? state, " OPTIONS " -> (Tensor, Tensor, Tensor)", {tag});
+  m.def("attention_mask_backward" GRAD_QKV "Tensor out, Tensor lse, Tensor? grad_lse, Tensor attn_mask, float scale,"
+        " SymInt diagonal) -> Tensor", {tag});
 }
+WORKBOOK_COMPOSITE("attention", attention, attention_autocast)
+WORKBOOK_COMPOSITE("attention_with_lse", attention_with_lse, with_lse_autocast)
+WORKBOOK_COMPOSITE("attention_varlen", attention_varlen, varlen_autocast)
+WORKBOOK_LEAF("attention_forward", forward_device, forward_meta)
+WORKBOOK_LEAF("attention_backward", backward_device, backward_meta)
+WORKBOOK_LEAF("attention_mask_backward", mask_backward_device, mask_backward_meta)
 TORCH_LIBRARY_IMPL(mojo_workbook, CompositeImplicitAutograd, m) {
-  m.impl("attention", attention);
-  m.impl("attention_with_lse", attention_with_lse);
   m.impl("attention_gradients", attention_gradients);
-  m.impl("attention_varlen", attention_varlen);
   m.impl("attention_explain", attention_explain);
-}
-TORCH_LIBRARY_IMPL(mojo_workbook, WORKBOOK_AUTOCAST, m) {
-  m.impl("attention", attention_autocast);
-  m.impl("attention_with_lse", with_lse_autocast);
-  m.impl("attention_varlen", varlen_autocast);
-}
-TORCH_LIBRARY_IMPL(mojo_workbook, WORKBOOK_DEVICE, m) {
-  m.impl("attention_forward", forward_device);
-  m.impl("attention_backward", backward_device);
-  m.impl("attention_mask_backward", mask_backward_device);
-}
-TORCH_LIBRARY_IMPL(mojo_workbook, Meta, m) {
-  m.impl("attention_forward", forward_meta);
-  m.impl("attention_backward", backward_meta);
-  m.impl("attention_mask_backward", mask_backward_meta);
-}
-TORCH_LIBRARY_IMPL(mojo_workbook, Autograd, m) {
-  for (auto* name : {"attention_forward", "attention_backward", "attention_mask_backward"})
-    m.impl(name, torch::autograd::autogradNotImplementedFallback());
 }

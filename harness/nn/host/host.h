@@ -15,6 +15,7 @@
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
+#include <torch/csrc/dynamo/compiled_autograd.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -45,7 +46,7 @@ using torch::autograd::variable_list;
 constexpr auto DEVICE = c10::DeviceType::WORKBOOK_DEVICE;
 constexpr auto KEY = c10::DispatchKey::WORKBOOK_DEVICE;
 
-// ---- Streams -------------------------------------------------------------------------------------------------------
+// ---- Streams ------------------------------------------------------------------------------------------------
 
 // Returns the driver's handle of the current stream.
 inline int64_t current_stream(c10::Device device) {
@@ -53,75 +54,72 @@ inline int64_t current_stream(c10::Device device) {
   return reinterpret_cast<int64_t>(c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle());
 }
 
-// Returns a function of the CUDA driver, null where there is none.
-inline void* driver_function(const char* name) {
+// Returns a function of the CUDA driver, null without a driver.
+template <class F>
+F driver_function(const char* name) {
   static void* driver = dlopen("libcuda.so.1", RTLD_NOW);
-  return driver ? dlsym(driver, name) : nullptr;
+  return driver ? reinterpret_cast<F>(dlsym(driver, name)) : nullptr;
 }
 
-// Returns whether a CUDA graph captures the current stream. For CPU tensors of tests, whether the environment says so.
+// Returns whether a CUDA graph captures the current stream. With the CPU tensors of tests the environment decides.
 inline bool is_capturing(c10::Device device) {
   if (device.is_cpu()) return std::getenv("WORKBOOK_CAPTURING") != nullptr;
-  using Ask = int (*)(int64_t stream, int* status);
-  static auto ask = reinterpret_cast<Ask>(driver_function("cuStreamIsCapturing"));
+  static auto get_status = driver_function<int (*)(int64_t, int*)>("cuStreamIsCapturing");
   int status = 0;
-  return ask && ask(current_stream(device), &status) == 0 && status == 1;
+  return get_status && get_status(current_stream(device), &status) == 0 && status == 1;
 }
 
-// Makes this thread's first product on a GPU, for which PyTorch creates a handle of cuBLAS. A capture allows that only in relaxed mode,
-// on a stream that it does not capture; and calls before it may have had no product of PyTorch's.
-inline void prepare_products(c10::Device device) {
+// Runs this thread's first matmul on a GPU, for which PyTorch creates a cuBLAS handle. During a capture that is
+// allowed only in relaxed mode and on a stream that is not captured.
+inline void prepare_cublas(c10::Device device) {
   static thread_local std::array<bool, 64> ready{};
   size_t index = device.index();
   if (device.is_cpu() || index >= ready.size() || ready[index]) return;
-  using Exchange = int (*)(int* mode);
-  static auto exchange = reinterpret_cast<Exchange>(driver_function("cuThreadExchangeStreamCaptureMode"));
+  static auto exchange_mode = driver_function<int (*)(int*)>("cuThreadExchangeStreamCaptureMode");
   c10::impl::VirtualGuardImpl guard(device.type());
   auto stream = guard.exchangeStream(guard.getStreamFromGlobalPool(device));
-  int mode = 2;  // relaxed; then the mode before
-  if (exchange) exchange(&mode);
+  int mode = 2;  // relaxed; the first exchange stores the previous mode here
+  if (exchange_mode) exchange_mode(&mode);
   {
     auto one = at::ones({8, 8}, at::device(device).dtype(at::kHalf));
     at::mm(one, one);
   }
-  if (exchange) exchange(&mode);
+  if (exchange_mode) exchange_mode(&mode);
   guard.exchangeStream(stream);
   ready[index] = true;
 }
 
-// Branches of a CUDA graph beside the current stream; for CPU tensors of tests all is one stream.
-class Branches {
+// Side streams of a CUDA graph next to the current stream. With the CPU tensors of tests there is one stream.
+class SideStreams {
  public:
-  explicit Branches(c10::Device device) : device(device), guard(device.type()), main(guard.getStream(device)) {}
-  ~Branches() { back(); }
+  explicit SideStreams(c10::Device device) : device(device), guard(device.type()), main(guard.getStream(device)) {}
+  ~SideStreams() { return_to_main(); }
 
-  // Makes a further stream the current one, which begins where the first one is.
+  // Makes a further stream current, which waits for the main stream.
   void start() {
     if (device.is_cpu()) return;
-    auto is_taken = [&](c10::Stream stream) { return stream == main || std::count(sides.begin(), sides.end(), stream); };
-    auto side = guard.getStreamFromGlobalPool(device);
-    while (is_taken(side)) side = guard.getStreamFromGlobalPool(device);
+    auto side = main;
+    while (side == main || std::count(sides.begin(), sides.end(), side)) side = guard.getStreamFromGlobalPool(device);
     wait(side, main);
     sides.push_back(side);
     guard.exchangeStream(side);
   }
 
-  // Makes the first stream the current one again.
-  void back() {
+  void return_to_main() {
     if (!sides.empty()) guard.exchangeStream(main);
   }
 
-  // Lets the first stream, which is the current one again, wait for all others.
-  void meet() {
-    back();
+  // Makes the main stream current, and wait for all others.
+  void join() {
+    return_to_main();
     for (auto side : sides) wait(main, side);
   }
 
  private:
-  void wait(c10::Stream waits, c10::Stream other) {
+  void wait(c10::Stream waiting, c10::Stream other) {
     c10::Event event(device.type());
     event.record(other);
-    event.block(waits);
+    event.block(waiting);
   }
 
   c10::Device device;
@@ -130,55 +128,42 @@ class Branches {
   std::vector<c10::Stream> sides;
 };
 
-// ---- Mojo libraries ------------------------------------------------------------------------------------------------
+// ---- Mojo libraries -----------------------------------------------------------------------------------------
 
-// A function of a Mojo library: takes 64-bit words, returns bytes of workspace, or -1 and a message.
+// A function of a Mojo library: takes 64-bit words, returns bytes of workspace (or an answer), or -1 and a message.
 using Function = int64_t (*)(const int64_t* words, char* message, int64_t capacity);
 using Open = int64_t (*)(int64_t index, char* message, int64_t capacity);
-// Python's part (harness/nn/host/__init__.py): builds the library "layer/part" for a GPU where it must, and writes its path; returns 0
-// where there is none.
+using Words = c10::SmallVector<int64_t, 64>;
+// Set by harness/nn/host/__init__.py: builds the library "layer/part" for a GPU if necessary and writes its path;
+// returns 0 if that fails.
 using Locate = int64_t (*)(const char* layer, const char* part, int64_t index, char* path, int64_t capacity);
-
 static Locate locate = nullptr;
 
-// One Mojo library: the kernels of a layer for one part, which is a dtype or a feature of a dtype. Built and opened at the first
-// question on a device; a library that cannot be had is not asked for again.
+// One Mojo library: a layer's kernels for one part, which is a dtype or a feature of a dtype. Built and opened when
+// first used on a device; not tried again after a failure.
 class Library {
  public:
   Library(const char* layer, const char* part) : layer(layer), part(part) {}
 
-  // Whether the kernels can run on a device.
   bool available(c10::Device device) { return gpu(device) > 0; }
 
-  // Asks a function that launches nothing, such as the choice of kernels.
-  template <size_t N>
-  int64_t ask(const char* name, const std::array<int64_t, N>& words, c10::Device device) {
+  // Calls a function that launches nothing, such as kernel selection; returns its answer and the text it writes.
+  std::pair<int64_t, std::string> ask(const char* name, c10::Device device, const Words& words) {
     open_for(device);
-    return call(find(name), words.data());
+    return call(name, words);
   }
 
-  // Asks as well; returns the answer, and the text that the function has written.
-  template <size_t N>
-  std::pair<int64_t, std::string> ask_why(const char* name, const std::array<int64_t, N>& words, c10::Device device) {
-    TORCH_CHECK(available(device), "mojo_workbook: no kernels for ", layer, " (", part, ") on ", device);
-    char message[1024] = "";
-    auto result = find(name)(words.data(), message, sizeof message);
-    return {result, message};
-  }
-
-  // Launches on the current stream; words 0 to 3 are filled in here: GPU, stream, workspace and its bytes.
-  template <size_t N>
-  void launch(const char* name, std::array<int64_t, N>& words, c10::Device device) {
+  // Launches on the current stream. Words 0 to 3 are set here: GPU, stream, workspace and its size in bytes.
+  void launch(const char* name, c10::Device device, Words words) {
     auto handle = open_for(device);
-    auto function = find(name);
-    std::lock_guard<std::mutex> guard(launching);  // the Mojo side keeps a list of loaded kernels
-    words[0] = 0;  // no GPU: only counts the workspace
-    words[3] = call(function, words.data());
+    std::lock_guard<std::mutex> guard(launching);  // the Mojo side has a list of loaded kernels
+    words[0] = 0;  // no GPU: only computes the size of the workspace
+    words[3] = call(name, words).first;
     auto workspace = words[3] ? c10::GetAllocator(DEVICE)->allocate(words[3]) : c10::DataPtr();
     words[0] = handle;
     words[1] = current_stream(device);
     words[2] = reinterpret_cast<int64_t>(workspace.get());
-    call(function, words.data());
+    call(name, words);
   }
 
  private:
@@ -187,13 +172,13 @@ class Library {
 
   const char *layer, *part;
   void* opened = nullptr;
-  std::string path;  // of what is opened
+  std::string opened_path;
   std::mutex opening, launching;
-  std::array<std::atomic<int64_t>, MOST_GPUS> gpus{};  // UNKNOWN, NONE, or what the library calls the GPU
+  std::array<std::atomic<int64_t>, MOST_GPUS> gpus{};  // UNKNOWN, NONE, or the library's handle of the GPU
   std::map<const char*, Function> functions;
 
   int64_t gpu(c10::Device device) {
-    auto index = std::max<int>(device.index(), 0);  // CPU tensors of tests have no index
+    auto index = std::max<int>(device.index(), 0);  // the CPU tensors of tests have no index
     if (device.type() != DEVICE || index >= MOST_GPUS) return NONE;
     auto handle = gpus[index].load(std::memory_order_acquire);
     if (handle != UNKNOWN) return handle;
@@ -202,7 +187,6 @@ class Library {
     return gpus[index].load();
   }
 
-  // Returns what the library calls a GPU, which must have the kernels.
   int64_t open_for(c10::Device device) {
     auto handle = gpu(device);
     TORCH_CHECK(handle > 0, "mojo_workbook: no kernels for ", layer, " (", part, ") on ", device);
@@ -212,46 +196,44 @@ class Library {
   int64_t open(int index) {
     char text[4096] = "";
     if (!locate || !locate(layer, part, index, text, sizeof text)) return NONE;
-    if (opened && path != text) return missing("another architecture's kernels are in use");
-    path = text;
+    if (opened && opened_path != text) return fail("another architecture's kernels are in use");
+    opened_path = text;
     if (!opened) opened = dlopen(text, RTLD_NOW | RTLD_LOCAL);
     auto open_gpu = opened ? reinterpret_cast<Open>(dlsym(opened, "workbook_open")) : nullptr;
-    if (!open_gpu) return missing(dlerror());
+    if (!open_gpu) return fail(dlerror());
     text[0] = 0;
     auto handle = open_gpu(index, text, sizeof text);
-    return handle > 0 ? handle : missing(text);
+    return handle > 0 ? handle : fail(text);
   }
 
-  // Warns once: PyTorch's own operations run from now on.
-  int64_t missing(const char* reason) {
+  int64_t fail(const char* reason) {
     TORCH_WARN(layer, " (", part, "): PyTorch's own operations run on this GPU: ", reason);
     return NONE;
   }
 
-  Function find(const char* name) {
-    std::lock_guard<std::mutex> guard(opening);
-    auto& function = functions[name];
-    if (!function) function = reinterpret_cast<Function>(dlsym(opened, name));
+  std::pair<int64_t, std::string> call(const char* name, const Words& words) {
+    Function function;
+    {
+      std::lock_guard<std::mutex> guard(opening);
+      auto& known = functions[name];
+      if (!known) known = reinterpret_cast<Function>(dlsym(opened, name));
+      function = known;
+    }
     TORCH_CHECK(function, "mojo_workbook: the library of ", layer, " (", part, ") lacks ", name);
-    return function;
-  }
-
-  static int64_t call(Function function, const int64_t* words) {
     char message[1024] = "";
-    auto result = function(words, message, sizeof message);
+    auto result = function(words.data(), message, sizeof message);
     TORCH_CHECK(result >= 0, "mojo_workbook: ", message);
-    return result;
+    return {result, message};
   }
-
 };
 
-// ---- Tensors -------------------------------------------------------------------------------------------------------
+// ---- Tensors ------------------------------------------------------------------------------------------------
 
 inline int64_t address(const Tensor& t) { return t.defined() ? reinterpret_cast<int64_t>(t.const_data_ptr()) : 0; }
 inline int64_t bits(double value) { return std::bit_cast<int64_t>(value); }
 inline Optional optional(const Tensor& t) { return t.defined() ? Optional(t) : Optional(); }
 
-// Returns uninitialised memory from PyTorch's caching allocator, without a trip through the dispatcher.
+// Returns uninitialised memory from PyTorch's caching allocator without going through the dispatcher.
 inline Tensor empty(at::IntArrayRef sizes, at::ScalarType dtype) {
   return at::detail::empty_generic(sizes, c10::GetAllocator(DEVICE), c10::DispatchKeySet(KEY), dtype, std::nullopt);
 }
@@ -259,57 +241,168 @@ inline Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides, at::
   return at::detail::empty_strided_generic(sizes, strides, c10::GetAllocator(DEVICE), c10::DispatchKeySet(KEY), dtype);
 }
 
-// ---- When PyTorch's own operations run -----------------------------------------------------------------------------
+// ---- Dispatch -----------------------------------------------------------------------------------------------
 
-// Returns whether a transform of torch.func (grad, vmap, jvp, ...) is active. Inside of one that takes an operator apart the front mode
-// is off. An operator is registered for FuncTorchBatchedDecomposition too: else vmap calls it for one element after the other.
+// Returns a registered operator, to be called through the dispatcher.
+template <class Signature>
+auto find_operator(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+}
+
+// Returns whether a transform of torch.func (grad, vmap, jvp, ...) is active. The front mode is off while a transform
+// decomposes an operator. Without a kernel for FuncTorchBatchedDecomposition vmap loops over the batch.
 inline bool in_transform() {
   using c10::DispatchKey;
-  auto keys = {DispatchKey::FuncTorchDynamicLayerFrontMode, DispatchKey::FuncTorchDynamicLayerBackMode, DispatchKey::FuncTorchVmapMode};
+  auto keys = {DispatchKey::FuncTorchDynamicLayerFrontMode, DispatchKey::FuncTorchDynamicLayerBackMode,
+               DispatchKey::FuncTorchVmapMode};
   return std::any_of(keys.begin(), keys.end(), c10::impl::tls_is_dispatch_key_included);
 }
 
-// Returns whether any tensor carries a forward-mode tangent.
+// Returns whether any tensor has a forward-mode tangent.
 template <class... T>
 bool has_tangent(const T&... tensors) {
-  auto carries = [](const Optional& t) { return t && t->defined() && torch::autograd::isFwGradDefined(*t); };
-  return (carries(tensors) || ...);
+  auto is_dual = [](const Optional& t) { return t && t->defined() && torch::autograd::isFwGradDefined(*t); };
+  return (is_dual(tensors) || ...);
 }
 
-// Keeps autograd and autocast away from PyTorch's operations that a kernel of an operator calls.
-struct Plain {
+// Disables autograd and autocast for PyTorch's operations in an operator's kernel.
+struct BelowAutograd {
   at::AutoDispatchBelowADInplaceOrView below;
   c10::impl::ExcludeDispatchKeyGuard without{at::autocast_dispatch_keyset};
 };
 
-// ---- Autograd ------------------------------------------------------------------------------------------------------
+// Casts a tensor that is not of bool, by default to autocast's dtype; a parameter is cast once per region.
+inline Optional in_autocast_dtype(const Optional& t, std::optional<at::ScalarType> dtype = {}) {
+  if (!t || !t->defined() || t->scalar_type() == at::kBool) return t;
+  return at::autocast::cached_cast(dtype ? *dtype : at::autocast::get_autocast_dtype(DEVICE), *t, DEVICE);
+}
+inline Tensor in_autocast_dtype(const Tensor& t) { return *in_autocast_dtype(Optional(t)); }
+
+// ---- Autograd -----------------------------------------------------------------------------------------------
 
 using NodePtr = decltype(torch::autograd::Edge::function);  // a shared_ptr in torch 2.11, an intrusive_ptr in 2.15
 
-template <class T>
-auto make_node() {
-  if constexpr (std::is_same_v<NodePtr, std::shared_ptr<Node>>) {
-    return std::shared_ptr<T>(new T(), [](T* node) { deleteNode(node); });
-  } else {
-    return c10::make_intrusive<T>();
-  }
-}
+// The numbers that a backward pass needs besides tensors.
+struct Numbers {
+  std::vector<int64_t> integers;
+  std::vector<double> reals;
+};
 
-// Returns what a node's own outputs, saved by it, are unpacked for.
-template <class Pointer = NodePtr>
-Pointer itself(Node* node) {
-  if constexpr (std::is_same_v<Pointer, std::shared_ptr<Node>>) {
-    return node->getptr();
-  } else {
-    return Pointer::reclaim_copy(node);
-  }
-}
+// The autograd node of an operator. `Op` has NAME, the numbers of gradients (INPUTS) and of saved tensors (SAVED), in
+// OUTPUTS a bit for each saved tensor that is an output, and two static functions. `gradients` computes those of
+// `needed`, a bit for each input, with the kernels; `by_torch` returns the inputs and PyTorch's outputs of them, to be
+// differentiated for create_graph.
+template <class Op>
+struct OperatorNode : Node {
+  std::vector<SavedVariable> saved;
+  Numbers numbers;
 
-// Casts a tensor to autocast's dtype; leaves of the graph that need a gradient are cast once per region.
-inline Tensor in_autocast_dtype(const Tensor& t) {
-  return at::autocast::cached_cast(at::autocast::get_autocast_dtype(DEVICE), t, DEVICE);
+  std::string name() const override { return Op::NAME; }
+  void release_variables() override {
+    for (auto& each : saved) each.reset_data();
+  }
+
+  variable_list apply(variable_list&& grads) override {
+    auto tensors = unpack();
+    if (!c10::GradMode::is_enabled()) return gradients(grads, tensors, numbers, needed());
+    auto [inputs, outputs] = Op::by_torch(tensors, numbers, needed());
+    variable_list from, given, wanted, found(Op::INPUTS);
+    for (size_t i = 0; i < outputs.size(); ++i)
+      if (grads[i].defined()) from.push_back(outputs[i]), given.push_back(grads[i]);
+    for (size_t i = 0; i < Op::INPUTS; ++i)
+      if (needed() >> i & 1) wanted.push_back(inputs[i]);
+    if (from.empty()) return found;
+    auto computed = torch::autograd::grad(from, wanted, given, true, true, true);
+    for (size_t i = 0, next = 0; i < Op::INPUTS; ++i)
+      if (needed() >> i & 1) found[i] = computed[next++];
+    return found;
+  }
+
+  // Compiled autograd traces `gradients` as one function of tensors and numbers.
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override {
+    for (size_t i = 0; i < Op::SAVED; ++i) args.collect(saved[i], Op::OUTPUTS >> i & 1);
+    args.collect(numbers.integers), args.collect(numbers.reals);
+  }
+  variable_list apply_with_saved(const variable_list& grads,
+                                 torch::dynamo::autograd::SwapSavedVariables& swapped) override {
+    using namespace torch::dynamo::autograd;
+    using Metadata = std::vector<std::optional<torch::autograd::InputMetadata>>;
+    for (auto& each : saved) swapped.before(each);
+    auto tensors = unpack();
+    std::vector<c10::IValue> given(tensors.begin(), tensors.end());
+    std::vector<at::TypePtr> types(Op::SAVED, at::TensorType::get());
+    given.insert(given.end(), {numbers.integers, numbers.reals, needed()});
+    types.insert(types.end(), {at::ListType::ofInts(), at::ListType::ofFloats(), at::IntType::get()});
+    auto run = [](const variable_list& grads, const std::vector<c10::IValue>& given) {
+      variable_list tensors;
+      for (size_t i = 0; i < Op::SAVED; ++i) tensors.push_back(given[i].toTensor());
+      auto* rest = &given[Op::SAVED];
+      return gradients(grads, tensors, {rest[0].toIntVector(), rest[1].toDoubleVector()}, rest[2].toInt());
+    };
+    auto metadata = IValuePacker<Metadata>::pack(get_input_metadata(next_edges()));
+    auto& python = getPyCompilerInterface();
+    auto* compiler = swapped.get_py_compiler();
+    auto function = python->bind_function(compiler, name(), run, types, true, true);
+    auto found = python->call_function(compiler, "apply_functional", function, grads, given, metadata);
+    for (auto& each : saved) swapped.after(each);
+    return found;
+  }
+
+ private:
+  variable_list unpack() {
+    variable_list tensors;
+    for (auto& each : saved) tensors.push_back(each.unpack(getptr()));
+    return tensors;
+  }
+
+  int64_t needed() {
+    int64_t bits = 0;
+    for (size_t i = 0; i < Op::INPUTS; ++i) bits |= int64_t(task_should_compute_output(i)) << i;
+    return bits;
+  }
+
+  static variable_list gradients(const variable_list& grads, const variable_list& tensors, const Numbers& numbers,
+                                 int64_t needed) {
+    if (std::none_of(grads.begin(), grads.end(), [](auto& grad) { return grad.defined(); }))
+      return variable_list(Op::INPUTS);
+    at::AutoDispatchBelowADInplaceOrView below;
+    auto found = Op::gradients(grads, tensors, numbers, needed);
+    for (size_t i = 0; i < Op::INPUTS; ++i)
+      if (!(needed >> i & 1)) found[i].reset();
+    return found;
+  }
+};
+
+// Records a call for the backward pass: its outputs and inputs, and what the node saves.
+template <class Op, class... Input>
+void record(const variable_list& outputs, const std::vector<Optional>& saved, Numbers numbers,
+            const Input&... inputs) {
+  auto create = [] {
+    using T = OperatorNode<Op>;
+    if constexpr (std::is_same_v<NodePtr, std::shared_ptr<Node>>)
+      return std::shared_ptr<T>(new T(), [](T* node) { deleteNode(node); });
+    else return c10::make_intrusive<T>();
+  };
+  auto node = create();
+  node->set_next_edges(torch::autograd::collect_next_edges(inputs...));
+  for (auto& output : outputs) torch::autograd::set_history(output, node);
+  for (size_t i = 0; i < saved.size(); ++i) node->saved.emplace_back(saved[i], Op::OUTPUTS >> i & 1);
+  node->numbers = std::move(numbers);
 }
 }  // namespace workbook
+
+// Registers an operator that is composed of others, with its version under autocast.
+#define WORKBOOK_COMPOSITE(name, function, under_autocast)                                                    \
+  TORCH_LIBRARY_IMPL(mojo_workbook, CompositeImplicitAutograd, m) { m.impl(name, function); }                 \
+  TORCH_LIBRARY_IMPL(mojo_workbook, WORKBOOK_AUTOCAST, m) { m.impl(name, under_autocast); }
+
+// Registers an operator that launches kernels; only OperatorNode differentiates it.
+#define WORKBOOK_LEAF(name, device, meta)                                                                     \
+  TORCH_LIBRARY_IMPL(mojo_workbook, WORKBOOK_DEVICE, m) { m.impl(name, device); }                             \
+  TORCH_LIBRARY_IMPL(mojo_workbook, Meta, m) { m.impl(name, meta); }                                          \
+  TORCH_LIBRARY_IMPL(mojo_workbook, Autograd, m) {                                                            \
+    m.impl(name, torch::autograd::autogradNotImplementedFallback());                                          \
+  }
 
 // Called once after loading, by harness/nn/host/__init__.py.
 extern "C" __attribute__((visibility("default"))) void workbook_set_locate(workbook::Locate given) {

@@ -1,6 +1,4 @@
-"""`harness.nn.attention` without its operator, as on a CPU: PyTorch's operations with all their derivatives, and errors by name.
-
-The operator and its kernels run in test_attention_operator.py."""
+"""`harness.nn.attention` without its operator, as on a CPU: values, derivatives, and errors by name."""
 
 from typing import Any
 

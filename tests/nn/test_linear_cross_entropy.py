@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.compiles, pytest.mark.on_virtual_gpu("cross_entropy")]
 REDUCTIONS = ["mean", "sum", "none"]
 NARROW = [torch.float32, torch.bfloat16, torch.float16]
 OPS = torch.ops.mojo_workbook
-ROWS_KERNEL = "cross_entropy_rows_cross"
+ROWS_KERNEL = "cross_entropy_rows"
 
 
 # ---- The same as PyTorch ------------------------------------------------------------------------------------

@@ -1,5 +1,4 @@
-"""Attention of sequences of unequal lengths: against the attention of each by itself, on the CPU and on a GPU, and what is refused.
-The kernels themselves run on the virtual GPU in test_attention_operator.py."""
+"""Attention of sequences of unequal lengths without the operator, and its kernels on a real GPU."""
 
 import itertools
 

@@ -20,7 +20,7 @@ constexpr int64_t MOST_FEW_ROWS = 64;  // of more rows, adding columns row by ro
 constexpr int64_t MANY_SUMS = 1 << 19;  // elements of dY from which on its column sums get a stream of their own
 constexpr int64_t ALIGNED_ELEMENTS = 8;  // of 16 bits, in a 16-byte vector
 // Multiply-adds, and elements of dW, from which on dW in TF32 reads ln_out transposed: Hopper's tensor cores need both
-// factors contiguous along the sum, and cuBLAS transposes others on the way (book/records/tf32.csv).
+// factors contiguous along the sum, and cuBLAS transposes others on the way.
 constexpr int64_t ALONG_SUMS_FROM = int64_t(1) << 33, ALONG_SUMS_ELEMENTS = 1 << 21;
 
 Library of_bfloat16("layernorm_linear", "bfloat16"), of_float16("layernorm_linear", "float16"),

@@ -1,4 +1,4 @@
-"""Cross-entropy's kernels as C functions, for the dtype that PART names: what `harness/nn/host/cross_entropy.cpp` calls."""
+"""The C functions of cross-entropy, for the dtype that PART names, which `harness/nn/host/cross_entropy.cpp` calls."""
 
 from std.sys.defines import get_defined_string
 
@@ -13,9 +13,9 @@ comptime accum = accum_type[dtype]
 
 
 def rows(mut words: Words, mut launcher: StreamLauncher) raises:
-    """Rows, classes, pitch, the step of the scales, whether the gradient is wanted; the ignored target, smoothing, z, the cap;
-    logits, losses, targets, scales."""
-    # Taken in this order.
+    """Read rows, classes, pitch, scale step, whether the gradient is wanted; ignored target, smoothing, z, cap; logits, losses,
+    targets, scales."""
+    # The order of evaluation is the order of the words.
     var sizes = RowSizes(
         rows=words.integer(), classes=words.integer(), pitch=words.integer(), scale_step=words.integer()
     )
@@ -35,7 +35,7 @@ def rows(mut words: Words, mut launcher: StreamLauncher) raises:
 
 
 def scale(mut words: Words, mut launcher: StreamLauncher) raises:
-    """In place: how many values, the values, the factor."""
+    """Read the number of values, the values, which are scaled in place, and the factor."""
     var count = words.integer()
     var values = words.written[dtype]()
     launch_scale_unless_one(launcher, values, count, words.read[accum]())

@@ -1,5 +1,4 @@
-"""Softmax with cross-entropy by rows, the loss and the gradient at the logits in one launch: what lies between the products of
-a linear layer with cross-entropy.
+"""Softmax with cross-entropy: one launch computes the loss of each row and the gradient of its logits.
 
 For a row of logits with the classes v, after an optional soft cap s = c tanh(logits / c):
 
@@ -7,12 +6,12 @@ For a row of logits with the classes v, after an optional soft cap s = c tanh(lo
     loss = lse - (1 - e) s_target - e mean(s) + z lse^2           e: label smoothing
     dlogits_v = g ((1 + 2 z lse) exp(s_v - lse) - (1 - e) [v = target] - e / V) (1 - (s_v / c)^2)
 
-where g is what the gradient of the row is multiplied by. The gradient takes the place of the logits. The largest logit m and the
-sum t of exp(s_v - m) are taken in one pass, online (Milakov and Gimelshein, 2018); the second pass goes backwards, so that what
-was read last is still near.
+where g is a scale of the row. The gradient overwrites the logits. The first pass computes the largest logit m and the sum t
+of exp(s_v - m) online (Milakov and Gimelshein, 2018); the second pass goes backwards, so that the logits read last are
+still cached.
 
-m and log(t) stay apart: where logits are large, the one rounded number lse has lost log(t). So exp(s_v - lse) is exp(s_v - m) / t,
-and the loss is log(t) + (1 - e) (m - s_target) + e mean(m - s) + z lse^2.
+m and log(t) are kept separately, since rounding lse to one number loses log(t) if logits are large. So exp(s_v - lse) is
+exp(s_v - m) / t, and the loss is log(t) + (1 - e) (m - s_target) + e mean(m - s) + z lse^2.
 """
 
 from std.math import ceildiv, exp, exp2, log, log1p
@@ -27,36 +26,36 @@ from shared.launcher import Launcher
 from common.row_reductions import VECTOR_BYTES, vector_width
 
 comptime LOG2E = 1.4426950408889634
-"""The logarithm of e, for the exponential that a GPU has."""
+"""log2(e), to compute exp with the GPU's exp2."""
 comptime FEW_CLASSES = 2048
-"""The most classes for which a row has few threads."""
+"""The most classes for which a row has FEW_THREADS."""
 comptime FEW_THREADS = 128
 comptime MANY_THREADS = 512
-"""Threads of a row, of few classes and of many."""
+"""Threads per row, with few classes and with many."""
 comptime ABREAST = 4
-"""Vectors of a thread that are loaded at a time: one alone would wait for memory longer than it is worked on."""
+"""Vectors that a thread loads at a time, to hide the latency of memory."""
 comptime SCALE_THREADS = 256
 """Threads of a block of `scale_unless_one`."""
 
 
 @fieldwise_init
 struct RowSizes(Copyable, Movable):
-    """Of a matrix of logits."""
+    """The sizes of a matrix of logits."""
 
     var rows: Int
     var classes: Int
     var pitch: Int
     """Elements from one row to the next."""
     var scale_step: Int
-    """Elements from one row's scale to the next: 0 where all have one."""
+    """Elements from one row's scale to the next: 0 if all share one."""
 
 
 @fieldwise_init
 struct LossOptions[accum: DType](Copyable, Movable):
-    """What the loss of a row is made with; see the top of the file."""
+    """The options of the loss; see the formulas above."""
 
     var ignored: Int64
-    """The target of rows that do not count: their loss and gradient are 0."""
+    """The target of ignored rows, whose loss and gradient are 0."""
     var smoothing: Scalar[Self.accum]
     var z: Scalar[Self.accum]
     var cap: Scalar[Self.accum]
@@ -65,12 +64,12 @@ struct LossOptions[accum: DType](Copyable, Movable):
 
 @always_inline
 def exponential_of[accum: DType, width: SIMDLength, //](x: SIMD[accum, width]) -> SIMD[accum, width]:
-    """exp(x), of float32 by the GPU's own instruction."""
+    """Compute exp(x), for float32 with the GPU's own instruction."""
     comptime assert accum.is_floating_point(), "softmax is of floating-point numbers"
     comptime if accum == DType.float32:
         return exp2(x * LOG2E)
     else:
-        # `exp` makes a number of NaN.
+        # `exp` returns a number for NaN.
         return x.ne(x).select(x, exp(x))
 
 
@@ -78,9 +77,9 @@ def exponential_of[accum: DType, width: SIMDLength, //](x: SIMD[accum, width]) -
 def capped[
     accum: DType, width: SIMDLength, //
 ](logits: SIMD[accum, width], cap: Scalar[accum]) -> SIMD[accum, width]:
-    """The logits under a soft cap."""
+    """Apply the soft cap to logits."""
     comptime assert accum.is_floating_point(), "logits are of floating-point numbers"
-    # Its hyperbolic tangent; `tanh` has five digits on a GPU.
+    # The hyperbolic tangent; `tanh` has five digits on a GPU.
     return cap * (1 - 2 / (exponential_of(2 * logits / cap) + 1))
 
 
@@ -88,7 +87,7 @@ def capped[
 def load_capped[
     dtype: DType, //, accum: DType, with_cap: Bool
 ](logits: MutPtr[dtype], offset: Int, cap: Scalar[accum]) -> SIMD[accum, vector_width[dtype]]:
-    """A vector of logits, under the cap if there is one."""
+    """Load a vector of logits and apply the cap, if any."""
     comptime width = vector_width[dtype]
     var values = logits.unsafe_load[width=width, alignment=VECTOR_BYTES](offset).cast[accum]()
     comptime if with_cap:
@@ -101,7 +100,7 @@ def load_capped[
 def first_of[
     dtype: DType, width: SIMDLength, //
 ](values: SIMD[dtype, width], count: Int, other: Scalar[dtype] = 0) -> SIMD[dtype, width]:
-    """The first `count` elements, and `other` in the place of those after them."""
+    """Return the first `count` elements, and `other` instead of those after them."""
     var kept = values
     comptime for i in range(Int(width)):
         kept[i] = values[i] if i < count else other
@@ -109,17 +108,17 @@ def first_of[
 
 
 struct RowSums[accum: DType]:
-    """What logits come to, all relative to the largest one so far."""
+    """Running sums over logits, relative to the largest one so far."""
 
     var largest: Scalar[Self.accum]
     var peaks: Scalar[Self.accum]
-    """How many are as large."""
+    """How many logits are as large."""
     var others: Scalar[Self.accum]
-    """The sum of the exponentials of all others."""
+    """The sum of the exponentials of the others."""
     var below: Scalar[Self.accum]
-    """How far below it all lie, in sum."""
+    """The sum of the distances to it."""
     var seen: Scalar[Self.accum]
-    """How many there are."""
+    """How many logits were added."""
 
     @always_inline
     def __init__(out self):
@@ -128,7 +127,7 @@ struct RowSums[accum: DType]:
 
     @always_inline
     def grow(mut self, grown: Scalar[Self.accum]):
-        """Take a largest logit that is larger or the same."""
+        """Rescale to a largest logit that is larger or the same."""
         if grown == self.largest or self.seen == 0:
             self.largest = grown
             return
@@ -139,7 +138,7 @@ struct RowSums[accum: DType]:
 
     @always_inline
     def add[width: SIMDLength, //](mut self, logits: SIMD[Self.accum, width], count: Int):
-        """Add the first `count` logits of a vector; none is larger than the largest."""
+        """Add the first `count` logits of a vector, none of which is larger than the largest."""
         var distance = first_of(self.largest - logits, count)
         var is_peak = first_of(logits.eq(self.largest).cast[Self.accum](), count)
         var weights = first_of(exponential_of(logits - self.largest), count)
@@ -151,15 +150,15 @@ struct RowSums[accum: DType]:
 
 @fieldwise_init
 struct RowGradient[accum: DType](Copyable, Movable):
-    """What the gradient of a row is made with: see the top of the file."""
+    """The factors of a row's gradient; see the formulas above."""
 
     var largest: Scalar[Self.accum]
     var weight: Scalar[Self.accum]
-    """Of the exponentials relative to the largest logit: g (1 + 2 z lse) / t."""
+    """The factor of the exponentials relative to the largest logit: g (1 + 2 z lse) / t."""
     var share: Scalar[Self.accum]
-    """What all classes have less: g e / V."""
+    """Subtracted from all classes: g e / V."""
     var kept: Scalar[Self.accum]
-    """What the target has less besides: g (1 - e)."""
+    """Also subtracted from the target: g (1 - e)."""
     var cap: Scalar[Self.accum]
     var target: Int
 
@@ -167,7 +166,7 @@ struct RowGradient[accum: DType](Copyable, Movable):
     def of[
         width: SIMDLength, //, with_cap: Bool
     ](self, logits: SIMD[Self.accum, width], first: Int) -> SIMD[Self.accum, width]:
-        """The gradient of a vector of logits, which begins with the class `first`."""
+        """Compute the gradient of a vector of logits whose first class is `first`."""
         var gradient = exponential_of(logits - self.largest) * self.weight - self.share
         var place = self.target - first
         if 0 <= place < Int(width):
@@ -180,16 +179,17 @@ struct RowGradient[accum: DType](Copyable, Movable):
         return gradient
 
 
+@__name("cross_entropy_rows")
 @__llvm_metadata(MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(MANY_THREADS)))
 def cross_entropy_rows[
     dtype: DType, threads: Int, with_cap: Bool
 ](
     logits: MutPtr[
         dtype
-    ],  # [rows, pitch], each row at a multiple of 16 bytes; where wanted, its gradient is written
+    ],  # [rows, pitch], rows aligned to 16 bytes; overwritten by the gradient if that is wanted
     losses: MutPtr[accum_type[dtype]],  # [rows]
     targets: ImmPtr[DType.int64],  # [rows]
-    scales: ImmPtr[accum_type[dtype]],  # what the rows' gradients are multiplied by, scale_step apart
+    scales: ImmPtr[accum_type[dtype]],  # factors of the rows' gradients, scale_step apart
     scale_step: Int32,
     classes: Int32,
     pitch: Int32,
@@ -199,9 +199,9 @@ def cross_entropy_rows[
     z: Scalar[accum_type[dtype]],
     cap: Scalar[accum_type[dtype]],
 ):
-    """The loss of every row and, where wanted, the gradient in place, with zeros after the last class. A block owns a row.
+    """Compute the loss of a row per block and, if wanted, its gradient in place, with zeros after the last class.
 
-    A target that is neither a class nor `ignored` makes the row's loss and gradient NaN.
+    With a target that is neither a class nor `ignored` the row's loss and gradient are NaN.
     """
     comptime accum = accum_type[dtype]
     comptime assert accum.is_floating_point(), "softmax is of floating-point numbers"
@@ -219,7 +219,7 @@ def cross_entropy_rows[
             for v in range(first, Int(pitch), step):
                 values.unsafe_store[alignment=VECTOR_BYTES](v, SIMD[dtype, width](0))
         return
-    # Read now, for after the sums' barriers other threads write.
+    # Read now: other threads overwrite it after the barriers of the sums.
     var nan = Scalar[accum](0) / Scalar[accum](0)
     var valid = 0 <= target < V
     var score = nan
@@ -228,7 +228,7 @@ def cross_entropy_rows[
         comptime if with_cap:
             score = capped(score, cap)
 
-    # Pass 1: what this thread's logits come to. Whole vectors ABREAST at a time, then one by one.
+    # Pass 1: the sums of this thread's logits, ABREAST whole vectors at a time, then one by one.
     comptime stride = ABREAST * step
     var turns = max(0, V - first - width + step) // stride
     var rest = first + turns * stride
@@ -252,13 +252,13 @@ def cross_entropy_rows[
     var others = block.sum[block_size=threads, broadcast=True](sums.others)
     var below = block.sum[block_size=threads, broadcast=True](sums.below)
     var total = peaks + others
-    # Of one largest logit far above all others the sum would round to 1.
+    # With one largest logit far above all others the sum would round to 1.
     var log_total = log1p(others) if peaks == 1 else log(total)
     var lse = sums.largest + log_total
     var share = smoothing / Scalar[accum](V)
     if thread_idx.x == 0:
         var loss = log_total + (1 - smoothing) * (sums.largest - score) + z * lse * lse
-        # Not times a smoothing of 0: the sum is infinite where a class is masked.
+        # Without smoothing the sum may be infinite, if a class is masked.
         if smoothing > 0:
             loss += share * below
         losses[unsafe_offset=row] = loss
@@ -289,6 +289,7 @@ def cross_entropy_rows[
             values.unsafe_store[alignment=VECTOR_BYTES](v, made.cast[dtype]())
 
 
+@__name("cross_entropy_scale")
 def scale_unless_one[
     dtype: DType
 ](
@@ -296,7 +297,7 @@ def scale_unless_one[
     count: Int64,
     factor: ImmPtr[accum_type[dtype]],  # one number
 ):
-    """Multiplies all values by a number that the GPU knows; where it is 1 they are not touched."""
+    """Multiply all values by a number in the GPU's memory, unless it is 1."""
     comptime width = vector_width[dtype]
     var by = factor[unsafe_offset=0]
     if by == 1:
@@ -329,7 +330,7 @@ def launch_cross_entropy_rows[
     gradient_wanted: Bool,
     options: LossOptions[accum_type[dtype]],
 ) raises:
-    """One launch, none where there are no rows; see the kernel."""
+    """Launch the kernel, unless there are no rows."""
     if sizes.rows == 0:
         return
     comptime for few in [True, False]:
@@ -358,7 +359,7 @@ def launch_cross_entropy_rows[
 def launch_scale_unless_one[
     L: Launcher, dtype: DType, //
 ](mut launcher: L, values: MutPtr[dtype], count: Int, factor: ImmPtr[accum_type[dtype]]) raises:
-    """One launch, none where there are no values; see the kernel."""
+    """Launch the kernel, unless there are no values."""
     if count == 0:
         return
     var blocks = ceildiv(count, SCALE_THREADS * vector_width[dtype])

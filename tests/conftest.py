@@ -25,7 +25,8 @@ os.environ.setdefault("MALLOC_CONF", "thp:always")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 # A command that a message names has the form of the one that started the process: here the plain one, whoever runs the tests.
-for mark in ("PIXI_PROJECT_ROOT", "UV_RUN_RECURSION_DEPTH"):
+# And its output is as wide as in a pipe: some runners of tests set the width of their own lines.
+for mark in ("PIXI_PROJECT_ROOT", "UV_RUN_RECURSION_DEPTH", "COLUMNS"):
     os.environ.pop(mark, None)
 
 pytest_plugins = ["cpu_graphs", "gpu_runs", "marks", "public_ops", "virtual_runs"]

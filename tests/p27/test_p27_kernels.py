@@ -52,6 +52,19 @@ def test_a_loss_of_a_rounded_lse_is_wrong_whatever_the_seed_and_said(seed):
             assert said.mistake == "lse-cancels" and "lse - z[target] cancels" in said.sentence
 
 
+def test_a_running_maximum_that_starts_at_0_is_wrong():
+    """It is right in each row with a positive logit; where all are far below 0, every exponential is 0."""
+    (case,) = (case for case in PUZZLE.gate_cases if case.name == "far from 0")
+    reference = Reference(PUZZLE, "float32", 0)
+    v, truth = kernels.derive(reference.arrays(case)), reference.truth(case, cpu())
+    for largest, right in ((v.row_largest, True), (np.maximum(v.row_largest, 0), False)):
+        with np.errstate(divide="ignore", invalid="ignore"):
+            loss = np.log(np.exp(v.logits - largest).sum(-1)) - (v.row_target - largest[..., 0])
+        got = {name: truth[name].astype(np.float32) for name in ("row_lse", "places")}
+        got["row_loss"] = np.where(v.counted[..., 0] > 0, loss, 0).astype(np.float32)
+        assert reference.compared(case, cpu(), "loss", got, ["row_loss"])["row_loss"].ok == right
+
+
 @pytest.mark.parametrize("seed", [1, 10, 18])
 def test_either_form_of_gelu_is_right_whatever_the_seed(seed):
     """By these seeds PyTorch's tanh form is lucky where the gradient crosses 0, and the limit is that of its sigmoid's form."""

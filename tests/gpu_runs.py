@@ -31,7 +31,7 @@ MARK = re.compile(r"pytest\.mark\.(gpu|on_virtual_gpu)\b")
 
 def covered() -> dict[str, str]:
     """Map every file that a record covers to its hash."""
-    files = {path for pattern in COVERED for path in ROOT.glob(pattern)}
+    files = {path for pattern in COVERED for path in ROOT.glob(pattern) if "__pycache__" not in path.parts}
     files |= {
         path for path in (ROOT / "tests").rglob("test_*.py") if MARK.search(path.read_text(encoding="utf-8"))
     }

@@ -283,7 +283,7 @@ def test_the_first_compile_says_that_it_is_the_slow_one(planned, puzzle, solutio
     if planned:
         monkeypatch.setattr("harness.devices.recorder._read_plans", lambda order, name: ("", {}))
     else:
-        monkeypatch.setattr("harness.devices.recorder.kept_text", lambda file: None)
+        monkeypatch.setattr("harness.devices.recorder.read_text", lambda file: None)
     said: list[str] = []
     with listening(said.append), pytest.raises(CompileFailed):
         Checker(puzzle).check(solution, ["dW"])

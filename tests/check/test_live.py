@@ -44,7 +44,7 @@ def test_the_virtual_gpu_tells_its_cases(monkeypatch):
         gpu=SimpleNamespace(steps=0, findings=[], launches=[]), run=lambda *arguments: {}
     )
     monkeypatch.setattr("harness.devices.replay.Replay", lambda *arguments, **options: machine)
-    monkeypatch.setattr(Puzzle, "saved", lambda self, variant: [])
+    monkeypatch.setattr(Puzzle, "saved_quantities", lambda self, variant: [])
     monkeypatch.setattr(Reference, "inputs", lambda self, case: {})
     monkeypatch.setattr(Reference, "compared", lambda *arguments: {})
     device, told = VirtualDevice(Recording(), Path("op.mojo")), []

@@ -125,7 +125,7 @@ def test_a_wrong_kernel_is_rejected_for_the_right_reason(kernel, recorded):
 def test_a_wrong_answer_in_python_is_rejected_for_the_right_reason(wrong, monkeypatch):
     checker = checker_in_python(wrong.puzzle, wrong.rung)
     if wrong.puzzle == "p21":  # the usual checks, which take most of the time, decide nothing
-        monkeypatch.setattr("harness.puzzles.p21.hunt.seen_by", lambda subject: {})
+        monkeypatch.setattr("harness.puzzles.p21.hunt.detections", lambda subject: {})
     if (wrong.puzzle, wrong.rung) == ("p25", "torch"):
         monkeypatch.setattr(checker, "patience", 1.0 if wrong.name in WAITS_FOR_EVER else 4.0)
     gates = [wrong.gate, *wrong.also] if (wrong.puzzle, wrong.rung) in ALONE else None

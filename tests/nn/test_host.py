@@ -32,7 +32,7 @@ def no_warning(function):
 
 def test_without_a_compiler_pytorch_computes_after_one_warning(for_cpu, monkeypatch):
     monkeypatch.setattr(libraries, "find_compiler", lambda: None)
-    words = r"cross_entropy: PyTorch's own operations run on this GPU: there is no C\+\+ compiler .*install g\+\+, or set CXX"
+    words = r"cross_entropy: PyTorch's own operations run on this GPU: no C\+\+ compiler .*install g\+\+, or set CXX"
     with pytest.warns(RuntimeWarning, match=words):
         loss = linear_cross_entropy(*GIVEN)
     assert torch.equal(no_warning(lambda: linear_cross_entropy(*GIVEN)), loss)

@@ -106,7 +106,7 @@ cases = chapter_and(
     (
         Case("counted", "GPT-2's width: here the counters are held to their limits", COUNTED, "hard",
              in_16_bits=True, counted=True),
-        *(Case("counted, whole tiles", "the same for tensor cores", LARGE, "hard", in_16_bits=True, variant=id, counted=True)
+        *(Case(f"counted in {id}", "whole tiles, for tensor cores", LARGE, "hard", in_16_bits=True, variant=id, counted=True)
           for id in ("tensor", "layouts", "epilogue")),
         Case("a row as wide as may be", "every register that keeps an element is used", (3, MOST, 2), "hard"),
         *not_finite({"input": ("x", "NaN"), "dln": ("dln", "inf")}, DIMS),

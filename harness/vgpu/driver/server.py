@@ -93,7 +93,8 @@ class Executor:
         except KeyboardInterrupt:
             return self._stop(INTERRUPTED)
         except BaseException:
-            self._stop(0)
+            if self._child is not None:  # else there is nothing of the program's, and the caller's processes are not ours
+                self._stop(0)
             raise
         finally:
             prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)

@@ -93,7 +93,9 @@ class Executor:
         except KeyboardInterrupt:
             return self._stop(INTERRUPTED)
         except BaseException:
-            if self._child is not None:  # else there is nothing of the program's, and the caller's processes are not ours
+            if (
+                self._child is not None
+            ):  # else there is nothing of the program's, and the caller's processes are not ours
                 self._stop(0)
             raise
         finally:

@@ -214,10 +214,10 @@ def test_recorded_ptx_names_the_package_and_not_its_copy_in_a_folder_with_an_uml
 
 @pytest.mark.gpu
 def test_gpu_attention_takes_more_rows_than_a_grid_has_blocks():
-    """Run a batch above the grid's limit against PyTorch."""
+    """Run a batch above the grid's limit against PyTorch on the CPU: its own kernel for the GPU refuses it too."""
     tensors = three(torch.randn(66_000, 1, 1, 16, device="cuda", dtype=torch.float16) for _ in range(3))
-    expected = F.scaled_dot_product_attention(*tensors)
-    torch.testing.assert_close(nn.attention(*tensors), expected, rtol=2e-3, atol=2e-3)
+    expected = F.scaled_dot_product_attention(*three(t.cpu().float() for t in tensors)).half()
+    torch.testing.assert_close(nn.attention(*tensors).cpu(), expected, rtol=2e-3, atol=2e-3)
 
 
 # R8

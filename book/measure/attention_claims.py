@@ -103,7 +103,7 @@ class FlashKernels(torch.autograd.Function):
         output, lse, mask = (
             torch.empty_like(query),
             query.new_empty(query.shape[:-1]),
-            query.new_zeros(1, 1, 1, 1),
+            query.new_zeros(query.shape[-2], key.shape[-2]),
         )
         GRAPHS.run(FORWARD, (output, lse, query, key, value, mask))
         ctx.save_for_backward(query, key, value, output, lse, mask)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from book.measure import record
+from harness.nn import host
 from harness.nn.layers import TWO_STREAMS, products
 
 pytestmark = [pytest.mark.on_virtual_gpu("layernorm_linear"), pytest.mark.usefixtures("on_the_device")]
@@ -12,6 +13,7 @@ LEAST = 2
 
 def plan(M, H, O, *, captured=True, options=0, transposed=False, dtype=torch.bfloat16, x_dtype=None):
     """The choice in bits, of tensors that take no memory."""
+    assert host.load("layernorm_linear", host.DEVICE)
     x = torch.empty(1, dtype=x_dtype or dtype).expand(M, H)
     W = torch.empty(1, dtype=dtype).expand(O, H)
     if transposed:

@@ -1,4 +1,4 @@
-"""Right functions: PyTorch's own, layers of `harness.nn`, and autograd.Functions as public code has them."""
+"""What must not be accused: functions of PyTorch, layers of `harness.nn`, and autograd.Functions as public code has them."""
 
 import math
 
@@ -131,6 +131,67 @@ def by_sequence(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor) -> Tensor:
 # ---- As public code has them --------------------------------------------------------------------------------
 
 
+class Exp(Function):
+    """Keeps its result."""
+
+    @staticmethod
+    def forward(ctx, x):
+        y = x.exp()
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx, dy):
+        return dy * ctx.saved_tensors[0]
+
+
+class Relu(Function):
+    """Clamps, and clears where the input was negative."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.clamp(min=0)
+
+    @staticmethod
+    def backward(ctx, dy):
+        (x,) = ctx.saved_tensors
+        dx = dy.clone()
+        dx[x < 0] = 0
+        return dx
+
+
+class Swish(Function):
+    """Computes the sigmoid again, to save memory."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * torch.sigmoid(x)
+
+    @staticmethod
+    def backward(ctx, dy):
+        (x,) = ctx.saved_tensors
+        s = torch.sigmoid(x)
+        return dy * (s * (1 + x * (1 - s)))
+
+
+class Mish(Function):
+    """x tanh(softplus(x))."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * torch.tanh(F.softplus(x))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy):
+        (x,) = ctx.saved_tensors
+        s, t = torch.sigmoid(x), F.softplus(x).tanh()
+        return dy * (t + x * s * (1 - t * t))
+
+
 class Linear(Function):
     """With a bias, and None for what nobody asks for."""
 
@@ -193,6 +254,25 @@ class RMSNorm(Function):
         x_hat, m = x.to(rstd.dtype) * rstd, dy.to(rstd.dtype) * w
         dx = rstd * (m - x_hat * (m * x_hat).mean(-1, keepdim=True))
         return dx.to(x.dtype), (dy * x_hat).sum(tuple(range(x.dim() - 1))).to(w.dtype)
+
+
+class SwiGLU(Function):
+    """silu(a) * b, the sigmoid computed again."""
+
+    @staticmethod
+    def forward(ctx, a, b):
+        ctx.save_for_backward(a, b)
+        return F.silu(a) * b
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dc):
+        a, b = ctx.saved_tensors
+        wide = torch.promote_types(a.dtype, torch.float32)
+        s = torch.sigmoid(a.to(wide))
+        silu = a * s
+        da = dc * (silu * (1 - s) + s) * b
+        return da.to(a.dtype), (dc * silu).to(b.dtype)
 
 
 class CrossEntropy(Function):
@@ -271,21 +351,85 @@ class StraightThrough(Function):
         return torch.where(x.abs() <= 1, dy, torch.zeros_like(dy))
 
 
+class GradientScale(Function):
+    """The identity, whose gradient is scaled, as for adversarial training."""
+
+    @staticmethod
+    def forward(ctx, x, factor):
+        ctx.factor = factor
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, dy):
+        return -ctx.factor * dy, None
+
+
+class FocalLoss(Function):
+    """Sigmoid focal loss of every element, gamma 2, in the form that does not overflow."""
+
+    @staticmethod
+    def forward(ctx, x, y):
+        ctx.save_for_backward(x, y)
+        p = torch.sigmoid(x)
+        return -(y * (1 - p) ** 2 * F.logsigmoid(x) + (1 - y) * p**2 * F.logsigmoid(-x))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dl):
+        x, y = ctx.saved_tensors
+        p = torch.sigmoid(x)
+        up = y * (1 - p) ** 2 * (2 * p * F.logsigmoid(x) - (1 - p))
+        down = (1 - y) * p**2 * (p - 2 * (1 - p) * F.logsigmoid(-x))
+        return dl * (up + down), None
+
+
+class Cumsum(Function):
+    """The gradient is a sum from the other end."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.cumsum(-1)
+
+    @staticmethod
+    def backward(ctx, dy):
+        return dy.flip(-1).cumsum(-1).flip(-1)
+
+
+def reversed_gradient(x: Tensor) -> Tensor:
+    """The identity with a gradient of -0.5, by PyTorch's own operations."""
+    return 1.5 * x.detach() - 0.5 * x
+
+
 def straight_through(x: Tensor) -> Tensor:
     """The rounded number, whose slope is that of hardtanh."""
     inside = torch.where(x.abs() <= 1, x, x.detach())
     return x.detach().round() + inside - inside.detach()
 
 
+def focal(x: Tensor, y: Tensor) -> Tensor:
+    """The focal loss by PyTorch's own operations."""
+    p = torch.sigmoid(x)
+    return -(y * (1 - p) ** 2 * F.logsigmoid(x) + (1 - y) * p**2 * F.logsigmoid(-x))
+
+
 def public() -> list[Asked]:
-    """Return autograd.Functions in forms that no solution of a puzzle has."""
+    """Fifteen right autograd.Functions."""
     wb = {"x": ("N", "T", "H"), "w": ("H",), "b": ("H",)}
+    binary = lambda s, g: torch.randint(2, (s["N"], s["H"]), generator=g)  # noqa: E731
     return [
+        Asked("exp", lambda: Exp.apply, torch.exp, {"x": ROWS}),
+        Asked("relu", lambda: Relu.apply, F.relu, {"x": ROWS}),
+        Asked("swish", lambda: Swish.apply, F.silu, {"x": ROWS}),
+        Asked("mish", lambda: Mish.apply, F.mish, {"x": ROWS}),
         Asked("linear", lambda: Linear.apply, F.linear, {"x": ("N", "T", "H"), "w": ("O", "H"), "b": ("O",)}),
         Asked("layer norm", lambda: LayerNorm.apply, lambda x, w, b: F.layer_norm(x, w.shape, w, b), wb),
         Asked("rms norm", lambda: RMSNorm.apply, lambda x, w: F.rms_norm(x, w.shape, w, 1e-5), {"x": ("N", "T", "H"), "w": ("H",)}),
+        Asked("swiglu", lambda: SwiGLU.apply, lambda a, b: F.silu(a) * b, {"a": ROWS, "b": ROWS}),
         Asked("cross entropy", lambda: CrossEntropy.apply, F.cross_entropy, {"x": ("N", "C"), "t": integers("C", "N")}),
         Asked("attention", lambda: Attention.apply, F.scaled_dot_product_attention, QKV),
         Asked("embedding", lambda: Embedding.apply, F.embedding, {"i": integers(11, "N", "T"), "w": (11, "H")}),
         Asked("straight through", lambda: StraightThrough.apply, straight_through, {"x": ROWS}),
+        Asked("gradient scale", lambda: lambda x: GradientScale.apply(x, 0.5), reversed_gradient, {"x": ROWS}),
+        Asked("focal loss", lambda: FocalLoss.apply, focal, {"x": ("N", "H"), "y": binary}),
+        Asked("cumsum", lambda: Cumsum.apply, lambda x: x.cumsum(-1), {"x": ROWS}),
     ]  # fmt: skip

@@ -1,8 +1,6 @@
-"""What the page on attention by tensor cores shows: the ladder with its predictions, times, memory and host time, from
-the record `attention`."""
+"""What pages show of attention: times, memory, and predictions, from the record `attention`."""
 
 from book.figures.charts import bars
-from book.figures.ladder import CLOCK, MULTIPROCESSORS
 from book.measure import record
 
 OURS, PORTABLE, FLASH, CUDNN = "attention", "portable", "flash", "cuDNN"
@@ -10,6 +8,8 @@ HEADS = ("8", "12")
 """Batch and heads of the sizes that are shown."""
 NEEDED, DONE = 7, 9
 """Matrix products of a forward and a backward pass: that nobody can do without, and that two kernels backward make."""
+MULTIPROCESSORS, CLOCK = 132, 1.98e9
+"""Of an H200, and its highest clock, in Hz."""
 EXPONENTIALS = 3
 """For each score: one forward, one in each kernel backward."""
 EXPONENTIALS_A_CLOCK = MULTIPROCESSORS * 16

@@ -39,16 +39,6 @@ def size(row: Row) -> Size:
     return int(row["M"]), int(row["H"]), int(row["O"])
 
 
-def waited_passes(dtype: str) -> dict[tuple[Size, str], dict[str, float]]:
-    """Medians of the record `fusion`, in microseconds: (size, pass) -> fused, unfused or eager -> a call that is waited for."""
-    medians: dict[tuple[Size, str], dict[str, float]] = {}
-    for row in record.rows("fusion"):
-        if row["dtype"] == dtype and row["role"] in ("ours", "peer"):
-            who = row["candidate"].removesuffix(" through MAX")
-            medians.setdefault((size(row), row["pass"]), {})[who] = float(row["median_us"])
-    return medians
-
-
 def select(rows: Iterable[Row], direction: str, column: str) -> dict[Size, dict[str, Row]]:
     """The rows of a pass in a column that hold a measurement: size -> candidate -> row."""
     selected: dict[Size, dict[str, Row]] = {}

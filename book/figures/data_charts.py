@@ -5,12 +5,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from book.figures import bench_results
 from book.figures.charts import Axis, Series, bars, plot, rows_of_bars, spans
 from book.figures.figures import player_start, svgs
-from book.measure import ledger, outputs, record
-from book.measure.ledger import GPT2_SMALL
-from harness.puzzles.p22 import spec as p22
+from book.measure import outputs, record
 from harness.puzzles.p25 import layout
 
 RANKS, TILE = 4, 16
@@ -161,40 +158,6 @@ def kept_by_way() -> str:
         f"{name} {', '.join(f'{way} {size:g}' for way, size in ways.items())}" for name, ways in kept.items()
     )
     return bars(f"Megabytes kept for the backward pass: {told}", groups)
-
-
-def saved() -> str:
-    """Bars of the bytes kept for the backward pass at GPT-2 small's sizes."""
-    account = p22.ledger(GPT2_SMALL, "float32")
-    kept = {"LayerNorm, then Linear": account.saved_eager, "the workbook's layer": account.saved_ours}
-    sizes = {name: sum(tensors.values()) / 1e6 for name, tensors in kept.items()}
-    most = max(sizes.values())
-    return share_bars(
-        "Bytes kept for backward", {name: (size / most, f"{size:.1f} MB") for name, size in sizes.items()}
-    )
-
-
-def fused_over_unfused() -> dict[str, float]:
-    """What the fused kernels take of what the unfused ones take, seen in three ways."""
-    moved = [ledger.moved("forward", who, GPT2_SMALL) for who in ("fused", "unfused")]
-    asked = re.search(r"bytes moved +([\d,]+) +([\d,]+)", outputs.load("profile").text)
-    assert asked
-    fused, unfused = (int(count.replace(",", "")) for count in asked.groups())
-    B, S, H, O = GPT2_SMALL
-    waited = bench_results.waited_passes("float32")[(B * S, H, O), "forward"]
-    return {
-        "bytes that must move": moved[0] / moved[1],
-        "bytes that threads ask for": fused / unfused,
-        "time on an H200": waited["fused"] / waited["unfused"],
-    }
-
-
-def three_views() -> str:
-    """Fused over unfused in three ways, on a logarithmic axis around 1."""
-    ratios = fused_over_unfused()
-    told = ", ".join(f"{name} {ratio:.2g} times" for name, ratio in ratios.items())
-    rows = [(name, ratio, f"{ratio:.2g} times", True) for name, ratio in ratios.items()]
-    return bars(f"Fused kernels over unfused ones: {told}", {"": rows}, "fused / unfused", level=1, log=True)
 
 
 def tape_height() -> str:
@@ -365,7 +328,7 @@ def wrong_losses() -> str:
 
 
 FILES = svgs(
-    one_moves_all, gradient_parts, softmax_row, wrong_dq, merging, checks_see, folds, kept_by_way, saved, three_views, balance,
+    one_moves_all, gradient_parts, softmax_row, wrong_dq, merging, checks_see, folds, kept_by_way, balance,
     tape_height, differences, cancellation, saving_less, one_is_wrong, wrong_losses,
 ) | {
     "descent_loss.svg": lambda: descent(1, "loss"),

@@ -13,10 +13,8 @@ from book.figures import (
     every_size,
     heroes,
     ring_results,
-    roofline,
 )
-from book.measure import ledger, record
-from book.measure.ledger import GPT2_SMALL
+from book.measure import record
 from harness.puzzles.p25 import layout
 
 CITATION = dict(
@@ -60,60 +58,6 @@ class Rows:
         if len(matching) > 1:
             raise LookupError(f"{self.name}: {len(matching)} rows with these values, not one")
         return matching[0]
-
-
-# ---- Fusion and the roofline --------------------------------------------------------------------------------
-
-CHAPTER, GPT2 = 16, 8192
-"""Rows of the chapter's sizes and of GPT-2 small's: they tell the sizes of the record `fusion` apart."""
-
-
-def times_faster(
-    slow: str, fast: str, rows: int, direction: str = "forward", dtype: str = "float32"
-) -> float:
-    """How many times as long one candidate takes as the other."""
-    taken = passes_of(rows, direction, dtype)
-    return taken[slow] / taken[fast]
-
-
-def passes_of(rows: int, direction: str = "forward", dtype: str = "float32") -> dict[str, float]:
-    """Microseconds of a pass by fused, unfused and eager, at the sizes with so many rows."""
-    waited = bench_results.waited_passes(dtype)
-    return next(times for (size, way), times in waited.items() if (size[0], way) == (rows, direction))
-
-
-def layernorm_at_least(dtype: str) -> float:
-    """Microseconds of LayerNorm alone at GPT-2 small's sizes, by the roof."""
-    return max(roofline.layernorm(GPT2_SMALL, dtype).least_seconds(dtype)) * 1e6
-
-
-def product_at_least(dtype: str) -> float:
-    """The same of the product."""
-    return max(roofline.pair(GPT2_SMALL, dtype, "forward").least_seconds(dtype)) * 1e6
-
-
-def of_the_roof(who: str) -> float:
-    """The share of the float32 roof that a forward pass reaches at GPT-2 small's sizes."""
-    work = roofline.pair(GPT2_SMALL, "float32", "forward")
-    return work.operations / (passes_of(GPT2)[who] * 1e-6) / work.ceiling("float32")
-
-
-def moved_of_unfused(direction: str) -> float:
-    """The least bytes of a fused pass over those of the unfused one, at GPT-2 small's sizes, by the ledger."""
-    fused, unfused = (ledger.moved(direction, variant, GPT2_SMALL) for variant in ("fused", "unfused"))
-    return fused / unfused
-
-
-def nothing_above_the_roof() -> bool:
-    """Whether no time of the record `fusion` is below what the roof allows."""
-    sizes = {CHAPTER: (4, 4, 8, 16), GPT2: GPT2_SMALL}
-    return all(
-        roofline.pair(dims, dtype, way).operations / (min(passes_of(rows, way, dtype).values()) * 1e-6)
-        < roofline.pair(dims, dtype, way).ceiling(dtype)
-        for rows, dims in sizes.items()
-        for dtype in roofline.PEAKS
-        for way in ("forward", "backward")
-    )
 
 
 # ---- Training and every size --------------------------------------------------------------------------------

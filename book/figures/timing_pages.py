@@ -1,9 +1,13 @@
 """What the chapter on measuring shows: one product timed in several ways, and what a profiler says, from the records."""
 
 from book.figures.charts import bars
-from book.figures.ladder import duration
 from book.figures.markdown_table import table
 from book.measure.record import rows
+
+
+def duration(microseconds: float) -> str:
+    """Microseconds or milliseconds, with three digits."""
+    return f"{microseconds:#.3g} µs" if microseconds < 999.5 else f"{microseconds / 1000:#.3g} ms"
 
 
 def ways() -> dict[str, float]:

@@ -87,15 +87,3 @@ def moved(direction: str, variant: str, dims: tuple[int, ...]) -> int:
         for step in LAUNCHES[direction, variant]
         for tensor in (*step.reads, *step.writes, *step.adds)
     )
-
-
-def normalisations(direction: str, variant: str, dims: tuple[int, ...]) -> int:
-    """How often an element of x_hat is computed."""
-    B, S, H, O = dims
-    times = {
-        ("forward", "unfused"): 1,  # layernorm
-        ("forward", "fused"): O,  # again for every output
-        ("backward", "unfused"): 4,  # layernorm, row_sums, ln_backward_input, ln_backward_parameters
-        ("backward", "fused"): 4,  # dW, dgamma, and twice in dx
-    }
-    return B * S * H * times[direction, variant]

@@ -8,12 +8,9 @@ from book.figures import (
     attention_times,
     bench_results,
     every_size,
-    ladder,
-    roofline,
     speed_table,
 )
 from book.figures.attention_times import Times
-from book.measure import ledger
 from harness.bench.runner import MACHINE, MEASURED
 from harness.puzzles.p22.candidates import BENCHMARK
 
@@ -82,77 +79,6 @@ def test_fastest_of_one_branch_and_of_two():
     assert [(dims, one["us"], two["us"], chosen["us"]) for dims, one, two, chosen in found] == [
         ((50, 6, 7), "10", "8", "9")
     ]
-
-
-# ---- Predictions --------------------------------------------------------------------------------------------
-
-DIMS = (8, 1024, 768, 3072)
-# What the profiler leaves of the names: Mojo cuts them.
-PASSES = {
-    ("fused", "forward"): ["minimal_fu"],
-    ("fused", "backward"): ["clear_grad", "minimal_fu", "convert_gr"],
-    ("unfused", "forward"): ["row_statis", "layernorm", "transpose", "matmul_idi", "add_bias_k"],
-    ("unfused", "backward"): [
-        "matmul_idi", "layernorm", "transpose", "matmul_idi", "column_sum", "ln_backwar", "ln_backwar", "ln_backwar",
-    ],
-    ("fast", "forward"): ["layernorm_rows", "gemm_hopper_ker"],
-    ("fast", "backward"): ["gemm_hopper_ker", "ln_backward_rows", "gemm_hopper_ker", "finish_sums_DTy"],
-}  # fmt: skip
-
-
-def climbed(passes=PASSES):
-    """A ladder in which the i-th launch of a pass took i + 1 microseconds; `passes` may be other ones."""
-    facts = {letter: str(size) for letter, size in zip("BSHO", DIMS, strict=True)}
-    facts |= {"device": "a GPU", "date": "a day", "torch": "2", "dtype": "bfloat16"}
-    return ladder.load(
-        [
-            facts | {"algorithm": algorithm, "pass": direction, "kernel": kernel, "median_us": str(i + 1)}
-            for (algorithm, direction), kernels in passes.items()
-            for i, kernel in enumerate(kernels)
-        ]
-    )
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "kernel", "seconds"),
-    [
-        ("fused", "minimal_fused_forward", 9 * 8192 * 768 * 3072 / (132 * 4 * 1.98e9)),
-        ("unfused", "matmul", 2 * 8192 * 768 * 3072 / 32 / (132 * 1.98e9)),
-        ("unfused", "add_bias", (2 * 8192 * 3072 + 3072) * 2 / 4.8e12),
-        ("fast", "layernorm_rows", 2 * 8192 * 768 * 2 / 4.8e12),
-        ("fast", "gemm_hopper_kernel", 2 * 8192 * 768 * 3072 / 989e12),
-    ],
-)
-def test_prediction_of_a_launch_by_hand(algorithm, kernel, seconds):
-    launches = climbed().of(algorithm, "forward")
-    assert next(x.predicted for x in launches if x.kernel == kernel) == pytest.approx(seconds * 1e6)
-
-
-def test_forward_pass_after_each_step_of_the_ladder():
-    # Launches took 1, 2, ... in their pass: unfused 1 to 5, fast 1 and 2.
-    assert [took for _, took in ladder.versions(climbed()).values()] == [1, 15, 15 - 3 + 1, 1 + 2 + 5, 3]
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({("fast", "forward"): ["layernorm_rows"]}, "0 matrix products"),
-        ({("unfused", "forward"): PASSES["unfused", "forward"][:4]}, "unfused, forward: 4 rows"),
-        ({("fast", "backward"): ["gemm_hopper_ker", "mystery"]}, "no prediction for the kernel mystery"),
-        ({("fast", "forward"): ["layernorm_rows", "other cublas"]}, "other cublas: 2 of 3 us"),
-    ],
-)
-def test_missing_or_unknown_row_of_the_ladder_is_refused(change, message):
-    with pytest.raises(LookupError, match=message):
-        ladder.pages(climbed(PASSES | change))
-
-
-def test_roofline_by_hand():
-    assert roofline.pair((1, 1, 1, 1), "float32", "forward") == roofline.Work(2 + 8, 4 * 6 + 8)
-    assert roofline.pair((1, 1, 1, 1), "bfloat16", "backward") == roofline.Work(2 * (2 + 8), 2 * 10 + 8)
-    assert roofline.pair(DIMS, "float32", "forward").bytes == ledger.moved("forward", "fused", DIMS)
-    assert roofline.Work(operations=1e6, bytes=1e6).ceiling("float32") == pytest.approx(4.8e12)
-    assert roofline.Work(operations=1e12, bytes=1e6).ceiling("bfloat16") == pytest.approx(989e12)
 
 
 # ---- Attention ----------------------------------------------------------------------------------------------

@@ -137,24 +137,18 @@ def bars(
     title: str = "",
     *,
     level: float | None = None,
-    log: bool = False,
 ) -> str:
-    """Draw horizontal bars in groups, each below its heading, if it has one.
-
-    Args:
-        level: Where a broken line stands.
-        log: Whether lengths are logarithmic; bars then begin at 1.
-    """
+    """Draw horizontal bars in groups, each below its heading, if it has one; `level` is where a broken line stands."""
     step, rows = 22, sum(len(group) + bool(heading) for heading, group in groups.items())
     figure, (axes,) = drawing(step * rows + (44 if title else 12))
-    names, y, start = {}, 0, 1 if log else 0
+    names, y = {}, 0
     longest = max(length for group in groups.values() for _, length, _, _ in group)
     for heading, group in groups.items():
         if heading:
             axes.text(0, y, heading, va="center", fontweight="bold")
             y += 1
         for name, length, words, ours in group:
-            axes.barh(y, length - start, 0.75, start, color="k", alpha=OURS if ours else OTHERS)
+            axes.barh(y, length, 0.75, color="k", alpha=OURS if ours else OTHERS)
             end = max(length, level or 0)
             axes.annotate(words, (end, y), (4, 0), textcoords="offset points", va="center", fontsize=SIZE - 1)
             names[y] = name
@@ -163,13 +157,10 @@ def bars(
     axes.set_ylim(y - 0.4, -0.6)
     axes.tick_params(length=0)
     axes.spines["bottom"].set_visible(bool(title))
-    set_axis(axes, "x", Axis(title, log))
+    set_axis(axes, "x", Axis(title, False))
     if level is not None:
         axes.axvline(level, color="k", linestyle=(0, (4, 4)), linewidth=1)
-    if log:
-        axes.set_xlim(right=longest * 8)
-    else:
-        axes.set_xlim(0, longest * 1.45)
+    axes.set_xlim(0, longest * 1.45)
     if not title:
         axes.set_xticks([])
     return svg(figure, label)

@@ -25,13 +25,12 @@ BARE = "bare product"
 DIMS = (4, 1024, 768, 3072)
 CALLS = {"fused": 3, "unfused": 12, "fast": 30, BARE: 30}
 
-# Mojo cuts the names of kernels: package, file and the first letters of the function, about 30 in all, then types.
-OURS = re.compile(
-    r"^(?:op_layernorm_linear|layernorm_linear_(?:forward|backward|sums|few_rows|padded|ln_out)|common_gemm_(hopper|portable))_"
-    r"(\w+?)_?(?:\d+A\d*A|_[0-9a-f]{16})"
+# Mojo cuts the names of a puzzle's kernels: package, file and the first letters of the function, about 30 in all, then types.
+OURS = re.compile(r"^op_layernorm_linear_(\w+?)_?(?:\d+A\d*A|_[0-9a-f]{16})")
+# The layers' kernels have names of their own, before a hash.
+NAMED = re.compile(
+    r"^((?:layernorm|ln_out|ln_backward|column_partials|finish_sums|copy_rows|gemm_hopper)\w*)_[0-9a-f]{8}$"
 )
-# Of those in the shared folder too little is left, but the file says which one it is.
-PRODUCTS = {"hopper": "gemm_hopper_kernel", "portable": "gemm_kernel"}
 # In a MAX graph nothing is left of a kernel's name but the package and the file.
 NAMELESS = re.compile(r"^ops_[0-9a-f]{16}_")
 
@@ -41,10 +40,8 @@ def kernel_name(mangled: str) -> str:
     ours."""
     if NAMELESS.match(mangled):
         return ""
-    matched = OURS.match(mangled)
-    if not matched:
-        return f"other {mangled[:60]}"
-    return PRODUCTS[matched[1]] if matched[1] else matched[2]
+    matched = OURS.match(mangled) or NAMED.match(mangled)
+    return matched[1] if matched else f"other {mangled[:60]}"
 
 
 def named(launches: list[tuple[str, float]], algorithm: str, direction: str) -> list[tuple[str, float]]:

@@ -56,7 +56,15 @@ def kernels(layer: str, part: str, architecture: str) -> libraries.Library:
     folders = (KERNELS / layer, KERNELS / "common", KERNELS / "shared")
     files = [first, *(file for folder in folders for file in mojo_files(folder) if file != first)]
     seconds = SECONDS.get(f"{layer}/{part}", SECONDS[layer])
-    return libraries.mojo_library(f"{layer}_{part}", files, KERNELS, architecture, seconds, PART=part)
+    return libraries.mojo_library(
+        f"{layer}_{part}",
+        files,
+        KERNELS,
+        architecture,
+        seconds,
+        PART=part,
+        LIBRARY=f"workbook_{layer}_{part}",
+    )
 
 
 def layers() -> list[str]:

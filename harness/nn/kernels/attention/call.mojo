@@ -1,6 +1,7 @@
-"""One call of attention, as C++ describes it: the same words for each pass and for the choice of kernels.
+"""The arguments of a call of attention, as words from C++: the same for each pass and for the choice of
+kernels.
 
-`harness/nn/host/attention.cpp` writes them, in this order; what a pass has no use for is 0.
+`harness/nn/host/attention.cpp` writes them in this order; what a pass does not use is 0.
 """
 
 from common.calls import Words
@@ -11,7 +12,8 @@ from .layout import Layout
 from .scores import Strides
 from .tensors import FlashBackward, FlashForward, FlashSizes
 
-# What is asked, added: only kernels for every GPU; sequences of unequal lengths; the backward pass; the mask's gradient too.
+# What is requested, added: only kernels for every GPU; sequences of unequal lengths; the backward pass; also
+# the mask's gradient.
 comptime PORTABLE = 1
 comptime LENGTHS = 2
 comptime BACKWARD = 4
@@ -21,14 +23,14 @@ comptime MASK_GRADIENT = 8
 struct Call(Movable):
     """Sizes, options, addresses and strides.
 
-    The mask is the offsets of sequences of unequal lengths, and the size of its blocks their number.
+    For sequences of unequal lengths the mask is their offsets, and the size of its blocks their number.
     """
 
     var kernel: Int
-    """Which kernels, by `choice.mojo`; of `workbook_attention_plan` what is asked."""
+    """The kernels, numbered as in `choice.mojo`; for `workbook_attention_plan` what is requested."""
     var sizes: FlashSizes
     var largest: Int
-    """Of sizes and strides, which are 32 bits wide."""
+    """The largest size or stride, since kernels take 32 bits."""
     var scale: Float32
     var draws: Draws
     var output: Int
@@ -42,7 +44,7 @@ struct Call(Movable):
     var grad_value: Int
     var grad_output: Int
     var delta: Int
-    """0 where it is made of the output."""
+    """0: compute it from the output."""
     var grad_lse: Int
     var grad_mask: Int
     var layout: Layout
@@ -96,7 +98,6 @@ struct Call(Movable):
         self.layout.grad_value = strides_of(words)
 
     def forward[dtype: DType](self) -> FlashForward[dtype]:
-        """Return the tensors of the forward pass."""
         return FlashForward[dtype](
             output=written[dtype](self.output),
             lse=written[accum_type[dtype]](self.lse),
@@ -109,7 +110,6 @@ struct Call(Movable):
         )
 
     def backward[dtype: DType](self) -> FlashBackward[dtype]:
-        """Return the tensors of the backward pass."""
         return FlashBackward[dtype](
             grad_query=written[dtype](self.grad_query),
             grad_key=written[dtype](self.grad_key),
@@ -127,7 +127,7 @@ struct Call(Movable):
 
 
 def strides_of(mut words: Words) -> Strides:
-    """Return the next three words: how far apart batches, heads and rows are, in elements."""
+    """Return the next three words: the strides of batch, head and row, in elements."""
     var strides = Strides(0)
     for axis in range(3):
         strides[axis] = Int64(words.integer())
@@ -135,10 +135,8 @@ def strides_of(mut words: Words) -> Strides:
 
 
 def read[dtype: DType](address: Int) -> ImmPtr[dtype]:
-    """Return a tensor that is only read."""
     return ImmPtr[dtype](unsafe_from_address=address)
 
 
 def written[dtype: DType](address: Int) -> MutPtr[dtype]:
-    """Return a tensor that is written."""
     return MutPtr[dtype](unsafe_from_address=address)

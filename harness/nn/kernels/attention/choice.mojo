@@ -1,7 +1,8 @@
-"""Which kernels a call of attention takes: one table, which the launches, C++ and `explain` ask.
+"""The choice of kernels for a call of attention: one table for the launches, C++ and `explain`.
 
-A call takes the first kernels of which it lacks nothing. Wgmma is for Hopper alone and the faster by far: 1.3 to 1.7 times both
-passes without a mask (book/records, `attention`), and with one (`attention_options`).
+A call takes the first kernels that support it. Those by wgmma, for Hopper only, are by far the fastest: both
+passes take 1.3 to 1.7 times less without a mask (book/records, `attention`), and with one
+(`attention_options`).
 """
 
 from common.stream_launcher import StreamLauncher
@@ -16,17 +17,17 @@ from .mask_gradient import MaskWalk
 from .tiles import WIDEST
 
 comptime HOPPER = StreamLauncher.wgmma
-"""Whether the library is for a Hopper."""
+"""Whether the library is built for Hopper."""
 
-# Kernels: PyTorch's own, wgmma, the same with a mask, mma.sync, the same with a mask, blocks, or a scale not above 0. With dropout
-# and of unequal lengths others stand for each.
+# Kernels: PyTorch's own; wgmma; wgmma with a mask; mma.sync; mma.sync with a mask, blocks, or a scale not
+# above 0. Dropout and unequal lengths have variants of these.
 comptime TORCH = 0
 comptime WGMMA = 1
 comptime WGMMA_MASK = 2
 comptime MMA = 3
 comptime MMA_MASK = 4
 
-# Parts of the library, each compiled by itself: `PARTS` in harness/nn/host/attention.cpp has their names.
+# Parts of the library, each compiled separately: `PARTS` in harness/nn/host/attention.cpp has their names.
 comptime PLAIN = 0
 comptime MASK = 1
 comptime PORTABLE_PART = 2
@@ -34,15 +35,14 @@ comptime DROPOUT = 3
 comptime VARLEN = 4
 
 comptime MOST_GRID = 2**31 - 1
-"""Blocks of a grid along x, and what 32 bits hold."""
+"""The most blocks along x of a grid, and the largest 32-bit number."""
 comptime FEWEST_ROWS = 32
-"""Of a block of any kernel with mma.sync."""
+"""Rows per block of the smallest mma.sync kernel."""
 
 
 @fieldwise_init
 struct Choice(Copyable, Movable):
-    """Kernels, the part of the library that has them, and what keeps the call from faster ones; empty where nothing does.
-    """
+    """Kernels, the part of the library that has them, and why no faster ones; empty for the fastest."""
 
     var kernel: Int
     var part: Int
@@ -50,7 +50,7 @@ struct Choice(Copyable, Movable):
 
 
 def choose(call: Call, how: Int) -> Choice:
-    """Return what a call takes; `how` is PORTABLE, LENGTHS, BACKWARD and MASK_GRADIENT, added."""
+    """Return the choice for a call; `how` is PORTABLE, LENGTHS, BACKWARD and MASK_GRADIENT, added."""
     var lacking = all_lack(call, how)
     if lacking:
         return Choice(TORCH, PLAIN, lacking.value())
@@ -73,7 +73,7 @@ def part_of(call: Call, part: Int) -> Int:
 
 
 def all_lack(call: Call, how: Int) -> Optional[String]:
-    """Return why no kernel takes a call."""
+    """Return why no kernel supports a call."""
     ref sizes = call.sizes
     var d = Int(sizes.head_dim)
     var dropped = call.draws.kept != ONE
@@ -94,7 +94,7 @@ def all_lack(call: Call, how: Int) -> Optional[String]:
                 t" {WIDE}"
             )
     var rows = max(Int(sizes.query_len) * sizes.heads(), Int(sizes.key_len) * sizes.shared_heads())
-    # A head has a block of its own for the last rows of each sequence.
+    # The last rows of each sequence take a block per head.
     var sequences = Int(sizes.mask_block) if how & LENGTHS else 1
     var blocks = rows // FEWEST_ROWS + sequences * max(sizes.heads(), sizes.shared_heads())
     if max(blocks, MaskWalk.blocks(sizes), call.largest) > MOST_GRID:
@@ -103,7 +103,8 @@ def all_lack(call: Call, how: Int) -> Optional[String]:
 
 
 def wgmma_lacks(call: Call, how: Int) -> Optional[String]:
-    """Return what keeps a call from wgmma; None where nothing does. What is read lies in whole chunks of 16 bytes.
+    """Return why wgmma does not support a call, or None. Everything read must be in whole chunks of 16
+    bytes.
     """
     ref sizes = call.sizes
     if how & PORTABLE:

@@ -1,10 +1,12 @@
-"""Dropout for the kernels of `kernels.mojo`: which probabilities become 0, drawn anew wherever they are computed anew.
+"""Dropout for the kernels of `kernels.mojo`: the probabilities set to 0 are drawn again wherever they are
+recomputed.
 
-Philox4x32 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011) makes four random words of a counter and a key, and
-nothing is kept between draws. 32 elements of the scores share four draws, 16 bits each: the queries q and q + 1, and those 8, 16 and 24
-behind them, of a 32, and the keys k and k + 1, and those 8 behind them, of a 16; q and k are even. Each of the sixteen words has a bit of
-every element's number, the lowest first: 32 numbers are compared at once, by an instruction for each word. In the fragments of the
-scores, as in those of the transposed scores, two lanes hold all 32. `tests/nn/philox_draws.py` draws the same in PyTorch.
+Philox4x32 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011) computes four random words
+from a counter and a key, without state. 32 elements of the scores share four draws, 16 bits each: of 32
+queries, q and q + 1 and those 8, 16 and 24 after them; of 16 keys, k and k + 1 and those 8 after them; q and
+k are even. Each of the sixteen words has one bit of every element's number, the lowest bit first, so 32
+numbers are compared at a time with one instruction per word. In the fragments of the scores, transposed or
+not, two lanes hold all 32. `tests/nn/philox_draws.py` draws the same in PyTorch.
 """
 
 from std.math import ceildiv
@@ -16,25 +18,25 @@ from .tiles import Sums
 from shared.common import ImmPtr
 
 comptime ROUNDS = 7
-"""The fewest with which Philox4x32 passes the tests of its paper; FlashAttention-2 takes as many."""
+"""The fewest with which Philox4x32 passes the tests of its paper; FlashAttention-2 uses as many."""
 comptime ONE = 65536
-"""Values of 16 bits."""
+"""The number of 16-bit values."""
 
 
 @fieldwise_init
 struct Draws(ImplicitlyCopyable):
-    """What a launch with dropout takes."""
+    """The arguments of a launch with dropout."""
 
     @__allow_legacy_any_origin_fields
     var state: ImmPtr[DType.uint32]
-    """Four words, of which the last is not read."""
+    """Four words, the last of which is not read."""
     var kept: Int32
-    """So many of ONE elements are kept, 0 to ONE - 1."""
+    """Elements kept of ONE, 0 to ONE - 1."""
 
 
 @always_inline
 def philox(counter: SIMD[DType.uint32, 4], key: SIMD[DType.uint32, 2]) -> SIMD[DType.uint32, 4]:
-    """Four random words."""
+    """Return four random words."""
     var words = counter
     comptime for turn in range(ROUNDS):
         var first = words[0].cast[DType.uint64]() * 0xD2511F53
@@ -50,21 +52,21 @@ def philox(counter: SIMD[DType.uint32, 4], key: SIMD[DType.uint32, 2]) -> SIMD[D
 
 @always_inline
 def below(word: UInt32, digit: UInt32, so_far: UInt32) -> UInt32:
-    """Of 32 numbers, each a bit of every word: whether the lower digits and this one are below those of a limit, whose `digit` is all
-    ones or 0.
+    """Update, for 32 numbers with one bit in every word, whether the digits so far are below those of a
+    limit, whose `digit` is all ones or 0.
     """
     return (~word & digit) | ((~word | digit) & so_far)
 
 
 @always_inline
 def bit_of(query: Int, key: Int) -> Int:
-    """Which of its 32 bits a query of a 32 and a key of a 16 have."""
+    """Return the bit of one of 32 queries and one of 16 keys."""
     return query % 2 * 16 + query // 16 * 8 + key % 2 * 4 + query // 8 % 2 * 2 + key // 8
 
 
 @always_inline
 def here(word: UInt32) -> UInt32:
-    """A word of which the compiler does not know where it comes from, and so makes it once, and here."""
+    """Hide a word's origin from the compiler, so that it is computed here and only once."""
     return inlined_assembly["", UInt32, constraints="=r,0", has_side_effect=True](word)
 
 
@@ -75,15 +77,15 @@ struct Dropout(Copyable, Movable):
     var head: UInt32
     """Counted through the batch."""
     var call: UInt32
-    """What tells this call from others with the same key."""
+    """Distinguishes this call from others with the same key."""
     var kept: UInt32
     """An element is kept if its number is below."""
     var share: Float32
-    """Of the elements that are kept."""
+    """The share of elements kept."""
 
     @always_inline
     def __init__(out self, state: ImmPtr[DType.uint32], kept: Int32, head: Int):
-        """As `Draws` has them."""
+        """Read the arguments, as in `Draws`."""
         self.key = SIMD[DType.uint32, 2](state[unsafe_offset=0], state[unsafe_offset=1])
         self.call = state[unsafe_offset=2]
         self.head = UInt32(head)
@@ -92,19 +94,20 @@ struct Dropout(Copyable, Movable):
 
     @always_inline
     def rescale(self) -> Float32:
-        """What the probabilities that are kept are multiplied by."""
+        """Return the factor for the probabilities that are kept."""
         return 1 / self.share if self.share != 0 else 0
 
     @always_inline
     def digit(self, place: UInt32) -> UInt32:
-        """That of the limit, all ones or 0."""
+        """Return a digit of the limit as all ones or 0."""
         return 0 - (self.kept >> place & 1)
 
     @always_inline
     def draw(
         self, query: UInt32, key: UInt32, number: UInt32, by: SIMD[DType.uint32, 2]
     ) -> SIMD[DType.uint32, 4]:
-        """Four words, the digits from 4 * `number` on of the elements around a query and a key; `by` is the key of Philox.
+        """Return four words: the digits from 4 * `number` on of the elements around a query and a key; `by`
+        is the key of Philox.
         """
         var counter = SIMD[DType.uint32, 4](
             (key // 16 * 4 + key % 8 // 2) * 4 + number,
@@ -118,8 +121,8 @@ struct Dropout(Copyable, Movable):
     def mark[
         bands: Int, columns: Int, transposed: Bool = False
     ](self, mut weights: Array[Sums, bands * columns], row: Int, column: Int):
-        """Makes the weights negative that are dropped: of a warp's queries from `row` on and the keys from `column` on; `transposed`, of
-        its keys from `row` on and the queries from `column` on.
+        """Negate the weights to drop: of a warp's queries from `row` on and the keys from `column` on;
+        `transposed`, of its keys from `row` on and the queries from `column` on.
         """
         comptime queries = columns if transposed else 2 * bands  # eights of them
         comptime keys = 2 * bands if transposed else columns
@@ -132,15 +135,15 @@ struct Dropout(Copyable, Movable):
         var upper = down % 2
         var shift = upper * UInt32(4 if transposed else 16)
         comptime if queries == 2:
-            # Half the draws: the first or the second 16 of its 32 queries.
+            # Half of the draws are used: the first or the second 16 of 32 queries.
             shift += first_query // 16 % 2 * 8
         comptime for draw in range(keys // 2 * ceildiv(queries, 4)):
             comptime eight = draw // (keys // 2) * 4
             comptime pair = draw % (keys // 2) * 2
-            # Whether digits are below, where those that are lower are not, and where they are.
+            # Whether these digits are below the limit's if the lower ones are not, and if they are.
             var alone = UInt32(0)
             var carried = ~UInt32(0)
-            # Else the keys of all rounds would stay in registers that products want.
+            # Otherwise the keys of all rounds would stay in registers that products need.
             var key = SIMD[DType.uint32, 2](here(self.key[0]), here(self.key[1]))
             comptime for number in range(2):
                 var words = self.draw(

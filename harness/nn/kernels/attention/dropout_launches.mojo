@@ -1,5 +1,6 @@
-"""How attention with dropout is launched: the kernels of `kernels.mojo` that draw which probabilities become 0, and on a Hopper those
-with wgmma, for which `hopper_dropout.mojo` draws."""
+"""Launches of attention with dropout: the `mma.sync` kernels, which draw the dropped probabilities
+themselves, and on Hopper the wgmma kernels, for which `hopper_dropout.mojo` draws.
+"""
 
 from .dropout import Draws
 from .hopper_launches import launch_backward_hopper, launch_forward_hopper
@@ -16,14 +17,13 @@ from shared.common import ImmPtr, accum_type, shared_memory
 from shared.launcher import Launcher
 
 comptime ROOMY = shared_memory() >= ROOM
-"""Whether tiles of a mask have room beside those of 128 rows."""
+"""Whether a mask's tiles fit next to those of 128 rows."""
 
 
 def launch_forward_dropout[
     L: Launcher, dtype: DType, //
 ](mut launcher: L, t: FlashForward[dtype], layout: Layout, draws: Draws, wgmma: Bool) raises:
-    """One launch, two on a Hopper: output, of probabilities with dropout, and lse, of all of them; by the kernels with `wgmma`, or by those for every GPU.
-    """
+    """Launch one kernel, or two with `wgmma`: the output of probabilities with dropout, and lse without."""
     comptime if has_tensor_cores[dtype]():
         comptime if L.wgmma:
             if wgmma:
@@ -49,7 +49,7 @@ def launch_forward_dropout[
 def launch_forward_dropout_hopper[
     L: Launcher, dtype: DType, //, *, biased: Bool
 ](mut launcher: L, t: FlashForward[dtype], layout: Layout, draws: Draws) raises:
-    """Two launches: the draws, and the kernel with wgmma."""
+    """Launch two kernels: the draws, and the forward pass by wgmma."""
     if t.sizes.head_dim <= 64:
         launch_forward_hopper[64, groups=1, keys=128, resident=2, biased=biased, dropped=True](
             launcher, t, layout, draws
@@ -70,7 +70,8 @@ def launch_backward_dropout[
     draws: Draws,
     wgmma: Bool,
 ) raises:
-    """Three launches, four on a Hopper: delta, grad_key and grad_value, then grad_query; by the kernels with `wgmma`, or by those for every GPU. t.delta is not read.
+    """Launch three kernels, or four with `wgmma`: delta, grad_key and grad_value, then grad_query. t.delta is
+    not read.
     """
     comptime if has_tensor_cores[dtype]():
         comptime if L.wgmma:
@@ -81,9 +82,7 @@ def launch_backward_dropout[
                     launch_backward_dropout_hopper[biased=False](launcher, t, output, layout, draws)
                 return
         var delta = launcher.workspace[DType.float32]("delta", t.sizes.rows())
-        launch_delta_rows[aligned=True](
-            launcher, delta, t.grad_output, output, delta.as_imm(), False, t.sizes, layout
-        )
+        launch_delta_rows(launcher, delta, t.grad_output, output, delta.as_imm(), False, t.sizes, layout)
         var with_delta = t.copy()
         with_delta.delta = rebind[ImmPtr[accum_type[dtype]]](delta.as_imm())
         if t.sizes.head_dim > 64:
@@ -102,7 +101,7 @@ def launch_backward_dropout[
 def launch_backward_dropout[
     L: Launcher, dtype: DType, //, masked: Bool
 ](mut launcher: L, t: FlashBackward[dtype], layout: Layout, draws: Draws) raises:
-    """Both kernels for heads of up to 64 elements."""
+    """Launch both gradient kernels for heads of up to 64 elements."""
     launch_key_value_tiles[masked, 64, bands=2, warps=4, step=64, part=32, resident=2, dropout=True](
         launcher, t, layout, draws
     )
@@ -114,7 +113,7 @@ def launch_backward_dropout[
 def launch_backward_dropout_hopper[
     L: Launcher, dtype: DType, //, *, biased: Bool
 ](mut launcher: L, t: FlashBackward[dtype], output: ImmPtr[dtype], layout: Layout, draws: Draws) raises:
-    """Four launches: the draws, lse and delta in whole boxes, and the kernels with wgmma."""
+    """Launch four kernels: the draws, the numbers of the rows, and both gradient kernels by wgmma."""
     if t.sizes.head_dim <= 64:
         launch_backward_hopper[
             64,

@@ -1,10 +1,11 @@
-"""The forward pass and the gradient of the query for Hopper: `wgmma` for the products, the TMA for every tile.
+"""The forward pass and the gradient of the query for Hopper: products by `wgmma`, every tile loaded by TMA.
 
-The scheme is that of `kernels.mojo`: a block owns rows and walks over the other side, P and dS go from product to product
-in registers, and the backward pass is two kernels without atomics (the other one: `hopper_keys.mojo`). What differs is who
-does what: see `hopper_tiles.mojo`. Many small blocks are faster than few large ones; the backward kernels keep, or stream,
-what the shared memory's bandwidth allows. A loop without a causal mask comes in front of one with: a branch within would keep the
-exponentials from being made while products are under way.
+The algorithm is that of `kernels.mojo`: a block owns rows and loops over the other operand, P and dS stay in
+registers between products, and the backward pass is two kernels without atomics (the other one:
+`hopper_keys.mojo`). `hopper_tiles.mojo` explains the roles of the warps. Many small blocks are faster than
+few large ones; the backward kernels keep operands in registers or shared memory as far as its bandwidth
+allows. The loop over tiles that a causal mask does not touch is separate: a branch inside one loop would keep
+the exponentials from overlapping the products.
 """
 
 from std.math import ceildiv, exp2, log2
@@ -61,7 +62,7 @@ from .hopper_tiles import (
     wait,
     wait_together,
 )
-from .tiles import CHUNK, HIDDEN
+from .tiles import HIDDEN
 from .tensors import FlashSizes, PackedSizes
 from shared.common import ImmPtr, MutPtr, start_later_grids, wait_for_earlier_grids
 
@@ -71,10 +72,11 @@ comptime FORWARD_STAGES = 2
 
 
 def registers[groups: Int, resident: Int, biased: Bool = False]() -> Int:
-    """What a thread of `groups` warpgroups that multiply can have, where so many blocks share a multiprocessor.
+    """Return the registers of a thread in `groups` consumer warpgroups, with so many blocks per
+    multiprocessor.
     """
     comptime if groups == 1 and resident == 1:
-        # As many as a thread of two warpgroups has at its start: it cannot ask for fewer.
+        # The number that a thread of two warpgroups starts with; it cannot request fewer.
         return 248
     comptime if biased:
         return 208 if resident == 2 else 224
@@ -82,17 +84,18 @@ def registers[groups: Int, resident: Int, biased: Bool = False]() -> Int:
 
 
 def registers_of_sender[biased: Bool]() -> Int:
-    """What a thread of the warpgroup has that sends: more where a mask says for which steps."""
+    """Return the registers of a thread in the producer warpgroup: more if a mask decides the steps."""
     return 48 if biased else 24
 
 
 def forward_bytes[width: Int, groups: Int, keys: Int, biased: Bool]() -> Int:
-    """Shared memory of a block of the forward pass."""
+    """Return the bytes of shared memory of a forward block."""
     comptime of_mask = FORWARD_STAGES * groups * keys // SIDE if biased else 0
     comptime boxes = width // SIDE * (groups + FORWARD_STAGES * 2 * keys // SIDE) + of_mask
     return boxes * BOX_BYTES + 8 * (1 + 4 * FORWARD_STAGES) + FORWARD_STAGES * NOTE_BYTES
 
 
+@__name("attention_forward_wgmma")
 @__llvm_arg_metadata(query_map, `nvvm.grid_constant`)
 @__llvm_arg_metadata(key_map, `nvvm.grid_constant`)
 @__llvm_arg_metadata(value_map, `nvvm.grid_constant`)
@@ -111,16 +114,16 @@ def hopper_forward_kernel[
     value_map: TMADescriptor,
     mask_map: TMADescriptor,  # read only where biased
     mask: ImmPtr[dtype],  # likewise
-    words: ImmPtr[DType.uint32],  # of `hopper_draws_kernel`, read only where dropped
+    words: ImmPtr[DType.uint32],  # from `hopper_draws_kernel`, read only where dropped
     output_strides: Strides,
     packed: PackedSizes,
     scale: Float32,
-    rescale: Float32,  # of probabilities that are kept; 1 if not dropped
+    rescale: Float32,  # the factor for probabilities that are kept; 1 without dropout
 ):
-    """Output and lse. A block owns 64 queries for each of its `groups` and walks over the keys, `keys` at a time; `biased`, a mask is
-    added to the scores; `dropped`, some probabilities become 0.
+    """Compute output and lse. A block owns 64 queries per consumer warpgroup and loops over the keys, `keys`
+    at a time; `biased`, a mask is added to the scores; `dropped`, some probabilities become 0.
 
-    The scores of a step are multiplied while the product with the values of the step before is under way.
+    The scores of a step are computed while the product with the values of the previous step is running.
     """
     comptime ROWS = groups * SIDE
     comptime MASK = groups * keys // SIDE * BOX_BYTES if biased else 0
@@ -132,7 +135,7 @@ def hopper_forward_kernel[
     var batch = block_idx.z
     var head = batch * Int(sizes.query_heads) + own_head
     var s0 = (ceildiv(S, ROWS) - 1 - block_idx.x) * ROWS
-    # One step at least: a row that sees nothing is a row whose keys are all hidden.
+    # At least one step: a row that sees no key is treated as one whose keys are all hidden.
     var end = max(1, ceildiv(sizes.keys_seen(min(s0 + ROWS, S) - 1), keys)) * keys
     var shared = external_memory[
         UInt8, address_space=AddressSpace.SHARED, alignment=1024
@@ -152,7 +155,7 @@ def hopper_forward_kernel[
             mbarrier_init(keys_empty.unsafe_offset(i), arrivals[biased](groups))
         fence_mbarrier_init()
     barrier()
-    # Whoever uses this waits for all of it.
+    # The next grid waits for all of this one before it reads its results.
     start_later_grids()
 
     var notes = values_empty.unsafe_offset(FORWARD_STAGES).unsafe_bitcast[Int32]()
@@ -227,12 +230,12 @@ def hopper_forward_kernel[
     var first = s0 + group * SIDE + thread_idx.x % GROUP // 32 * 16
     var own_kept = words_of(words, head, s0 + group * SIDE, 0, sizes).unsafe_offset(own_word())
     comptime if dropped:
-        wait_for_earlier_grids()  # for the draws; they have waited for all that is read before
+        wait_for_earlier_grids()  # for the draws, which waited for everything read before
     var leads = arrives[biased]()
-    # With a mask what comes to the exponential is the score itself.
+    # With a mask, scores are scaled before the exponential.
     var factor = LOG2_E if biased else scale * LOG2_E
     var bounds = seen_before(first, sizes)
-    # Not -inf, so that -inf minus it is -inf, and not NaN: what is smaller has no finite score to the base 2.
+    # Not -inf: -inf minus it must be -inf, not NaN. Anything smaller has no finite score to base 2.
     var lowest = Float32.MIN_FINITE / 2 / max(factor, 1)
     var largest = StaticTuple[Float32, 2](lowest, lowest)
     var totals = StaticTuple[Float32, 2](0, 0)
@@ -252,7 +255,7 @@ def hopper_forward_kernel[
                 grown = max(grown, max(scores[4 * j + 2 * half], scores[4 * j + 2 * half + 1]))
             grown = of_row(grown, True)
             var shift = grown * factor
-            # The difference first: a multiply-add of the lowest minus itself would leave what it rounds off.
+            # Subtract first: a multiply-add of the lowest minus itself would return its own rounding error.
             rescales[half] = exp2((largest[half] - grown) * factor)
             largest[half] = grown
             var total = Float32(0)
@@ -274,16 +277,16 @@ def hopper_forward_kernel[
     settled(scores)
     comptime if biased:
         add_mask[dtype=dtype](scores, scale, own_mask, sizes)
-        syncwarp()  # every lane has read its share of the boxes
+        syncwarp()  # every lane has read its part of the boxes
     if leads:
         _ = mbarrier_arrive(keys_empty)
-    # The first query of the warpgroup sees the fewest keys; steps with keys that it does not see come last.
+    # The warpgroup's first query sees the fewest keys; steps with keys that it does not see come last.
     var whole = min(end, sizes.keys_seen(s0 + group * SIDE) // keys * keys)
     if t0 < whole:
         weigh[False](scores, t0)
     else:
         weigh[True](scores, t0)
-    # Those of the next step, read a step ahead.
+    # Read one step ahead.
     var drawn = SIMD[DType.uint32, keys // SIDE](0)
     comptime if dropped:
         drop(scores, words_at[keys // SIDE](own_kept, t0))
@@ -373,7 +376,7 @@ def hopper_forward_kernel[
 
 
 def query_bytes[width: Int, groups: Int, stages: Int, biased: Bool, dropped: Bool]() -> Int:
-    """Shared memory of a block of the query's kernel."""
+    """Return the bytes of shared memory of a block of the query's kernel."""
     comptime of_mask = stages * groups if biased else 0
     comptime of_words = stages * groups * WORDS_BYTES if dropped else 0
     return (
@@ -385,10 +388,11 @@ def query_bytes[width: Int, groups: Int, stages: Int, biased: Bool, dropped: Boo
 
 
 def padded(length: Int) -> Int:
-    """Rows that are whole boxes."""
+    """Round up to whole boxes of rows."""
     return ceildiv(length, SIDE) * SIDE
 
 
+@__name("attention_row_numbers")
 def hopper_numbers_kernel[
     dtype: DType, behind_draws: Bool
 ](
@@ -398,20 +402,21 @@ def hopper_numbers_kernel[
     grad_output: ImmPtr[dtype],  # [B, N, S, d], read only where from_output
     output: ImmPtr[dtype],  # [B, N, S, d], likewise
     from_output: Int32,  # 0 or 1
-    kept: Float32,  # the share of probabilities that are not dropped
+    kept: Float32,  # the share of probabilities that dropout keeps
     grad_strides: Strides,
     output_strides: Strides,
     packed: PackedSizes,
 ):
-    """Of each head what is taken from its scores, to the base 2, and `kept` times delta, in whole boxes. After the last query P is 0.
-    `behind_draws`, it runs beside `hopper_draws_kernel`, which has waited for all that this reads.
+    """Compute two numbers for each row, padded to whole boxes: what is subtracted from its scores, to base 2,
+    and `kept` times delta. Rows past the last query get P = 0. `behind_draws`, it runs next to
+    `hopper_draws_kernel`, which has waited for everything that this reads.
     """
     var sizes = FlashSizes(packed)
     var S = Int(sizes.query_len)
     var length = ceildiv(S, SIDE) * SIDE
     var index = block_idx.x * (DELTA_THREADS // DELTA_LANES) + thread_idx.x // DELTA_LANES
     var head, s = divided(index, length)
-    # Only then may the next grid start: it reads what the grids in front of this one have written.
+    # Only now may the next grid start: it reads what the grids before this one have written.
     comptime if not behind_draws:
         wait_for_earlier_grids()
         start_later_grids()
@@ -419,7 +424,7 @@ def hopper_numbers_kernel[
     var exists = head < sizes.heads() and s < S
     var sum = Float32(0)
     if exists and from_output != 0:
-        sum = share_of_delta[CHUNK](
+        sum = share_of_delta(
             grad_output.unsafe_offset(
                 start_of_head(batch, own_head, grad_strides) + s * Int(grad_strides[2])
             ),
@@ -439,6 +444,7 @@ def hopper_numbers_kernel[
         start_later_grids()
 
 
+@__name("attention_query_wgmma")
 @__llvm_arg_metadata(query_map, `nvvm.grid_constant`)
 @__llvm_arg_metadata(grad_map, `nvvm.grid_constant`)
 @__llvm_arg_metadata(key_map, `nvvm.grid_constant`)
@@ -458,15 +464,16 @@ def hopper_query_kernel[
     value_map: TMADescriptor,
     mask_map: TMADescriptor,  # read only where biased
     mask: ImmPtr[dtype],  # likewise
-    words: ImmPtr[DType.uint32],  # of `hopper_draws_kernel`, read only where dropped
+    words: ImmPtr[DType.uint32],  # from `hopper_draws_kernel`, read only where dropped
     numbers: ImmPtr[DType.float32],  # [B, N, 2, padded S]
     gradient_strides: Strides,
     packed: PackedSizes,
     scale: Float32,
-    rescale: Float32,  # of probabilities that are kept; 1 if not dropped
+    rescale: Float32,  # the factor for probabilities that are kept; 1 without dropout
 ):
-    """The gradient of the query. A block owns 64 queries for each of its `groups` and walks over the keys, 64 at a time; `biased`, a mask
-    is added to the scores; `dropped`, some probabilities were made 0."""
+    """Compute the gradient of the query. A block owns 64 queries per consumer warpgroup and loops over the
+    keys, 64 at a time; `biased`, a mask is added to the scores; `dropped`, some probabilities were set to 0.
+    """
     comptime ROWS = groups * SIDE
     comptime TILE = width // SIDE * BOX_BYTES
     comptime MASK = groups * BOX_BYTES if biased else 0
@@ -547,7 +554,7 @@ def hopper_query_kernel[
     var group = own_group[groups]()
     var first = s0 + group * SIDE + thread_idx.x % GROUP // 32 * 16
     var leads = arrives[biased or dropped]()
-    # With a mask what comes to the exponential is the score itself.
+    # With a mask, scores are scaled before the exponential.
     var factor = LOG2_E if biased else scale * LOG2_E
     var own_box = 2 * TILE + (0 if is_one_row(sizes) else group * BOX_BYTES)
     var bounds = seen_before(first, sizes)
@@ -581,7 +588,7 @@ def hopper_query_kernel[
         wgmma_commit_group_sync()
         wgmma_wait_group_sync[1]()
         settled(weights)
-        # Now the product of the step before is done too: its stage may be filled again.
+        # The product of the previous step is done too: its stage may be refilled.
         if before >= 0 and leads:
             _ = mbarrier_arrive(empty.unsafe_offset(before))
         comptime if biased:
@@ -608,7 +615,7 @@ def hopper_query_kernel[
         turn.step[stages]()
         t0 = following
 
-    # The first query of the warpgroup sees the fewest keys; steps with keys that it does not see come last.
+    # The warpgroup's first query sees the fewest keys; steps with keys that it does not see come last.
     var whole = min(end, sizes.keys_seen(s0 + group * SIDE) // SIDE * SIDE)
     while t0 < whole:
         advance[False]()
@@ -625,5 +632,6 @@ def hopper_query_kernel[
         Int(gradient_strides[2]),
         Int(sizes.head_dim),
     )
-    # This kernel starts while the last blocks of the one in front of it are at work, and must not be done before them.
+    # This kernel starts while the last blocks of the previous one are running, and must not finish before
+    # them.
     wait_for_earlier_grids()

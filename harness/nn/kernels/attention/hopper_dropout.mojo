@@ -1,9 +1,10 @@
-"""Dropout for the kernels with `wgmma`: which probabilities are kept, a bit for each, drawn ahead of a pass.
+"""Dropout for the `wgmma` kernels: one bit per probability, drawn before a pass.
 
-Four draws are of 32 queries (`dropout.mojo`) and a warp that multiplies has 16, so a kernel of its own draws, once for a pass. A word
-has what a lane wants of 16 queries and 64 keys, a byte for each 16 keys: in the order of `byte_of`, bit 4 * side + 2 * half + behind is that
-of query 8 * half + lane // 4 and key 8 * behind + lane % 4 * 2 + side, as sums lie. They are sixteen blocks of 8 x 8: where scores are
-transposed, each block is. The words of 64 queries and 64 keys lie together, 512 bytes.
+A draw covers 32 queries (`dropout.mojo`) but a warp multiplies 16, so a kernel of its own draws, once per
+pass. A word holds what one lane needs for 16 queries and 64 keys, one byte per 16 keys in the order of
+`byte_of`: bit 4 * side + 2 * half + behind is that of query 8 * half + lane // 4 and key 8 * behind + lane %
+4 * 2 + side, as in the accumulators. The words of 64 queries and 64 keys are contiguous, 512 bytes: sixteen
+blocks of 8 x 8, each of which is transposed if the scores are.
 """
 
 from std.math import ceildiv
@@ -17,49 +18,50 @@ from shared.common import ImmPtr, MutPtr, start_later_grids, wait_for_earlier_gr
 
 comptime LANES = 32
 comptime WORDS = SIDE // 16 * LANES
-"""Of 64 queries and 64 keys."""
+"""Words for 64 queries and 64 keys."""
 comptime WORDS_BYTES = WORDS * 4
 comptime DRAW_THREADS = 128
 comptime MOST_WORDS = 2**28
-"""A GiB: they are scratch memory of a pass, and grow with the square of the length."""
+"""A GiB of workspace, which grows with the square of the length."""
 
 
 @always_inline
 def boxes(sizes: FlashSizes) -> Int:
-    """Of 64 queries, in a head."""
+    """Return the groups of 64 queries in a head."""
     return ceildiv(Int(sizes.query_len), SIDE)
 
 
 @always_inline
 def tiles(sizes: FlashSizes) -> Int:
-    """Of 64 keys, in a head: whole steps of the forward pass, 128 keys."""
+    """Return the groups of 64 keys in a head, in whole steps of the forward pass, 128 keys."""
     return ceildiv(Int(sizes.key_len), 2 * SIDE) * 2
 
 
 def count_words(sizes: FlashSizes) -> Int:
-    """Of all heads."""
+    """Return the words of all heads."""
     return sizes.heads() * boxes(sizes) * tiles(sizes) * WORDS
 
 
 def draw_blocks(sizes: FlashSizes) -> Int:
-    """Of the kernel that draws: a warp for each 64 queries and 64 keys."""
+    """Return the blocks of the kernel that draws: one warp per 64 queries and 64 keys."""
     return ceildiv(count_words(sizes) // 4, DRAW_THREADS)
 
 
 @always_inline
 def byte_of(sixteen: Int) -> Int:
-    """Which byte of a word is of these 16 of 64 keys."""
+    """Return the byte of a word for the given 16 of 64 keys."""
     return sixteen % 2 * 2 + sixteen // 2
 
 
+@__name("attention_dropout_bits")
 def hopper_draws_kernel(
     words: MutPtr[DType.uint32],  # [B, N, boxes of queries, tiles of keys, 4, 32]
     state: ImmPtr[DType.uint32],  # [4]
     kept: Int32,
     packed: PackedSizes,
 ):
-    """Writes the words of one pass; not those of keys that a causal mask hides from all of their queries. The next grid begins early,
-    and may read what grids in front of this one have written.
+    """Write the words of one pass, except for keys that a causal mask hides from all queries of their group.
+    The next grid starts early, and may read what grids before this one have written.
     """
     var sizes = FlashSizes(packed)
     var unit = block_idx.x * (DRAW_THREADS // LANES) + thread_idx.x // LANES
@@ -71,7 +73,8 @@ def hopper_draws_kernel(
         return
     var lane = Int(lane_id())
     var draws = Dropout(state, kept, head)
-    # Two lanes share the rows 2 * i and 2 * i + 1: the even one draws for both of the first 32 keys, the odd one of the others.
+    # Two lanes share the rows 2 * i and 2 * i + 1: the even one draws for both the first 32 keys, the odd one
+    # the others.
     var odd = lane // 4 % 2
     var own = words_of(words.as_imm(), head, box * SIDE, tile * SIDE, sizes).unsafe_mut_cast[True]()
     comptime for pair in range(2):
@@ -86,7 +89,7 @@ def hopper_draws_kernel(
                 )
                 comptime for i in range(4):
                     drawn[sixteen] = below(numbers[i], draws.digit(UInt32(4 * number + i)), drawn[sixteen])
-        # The upper half of what is drawn is of the odd row.
+        # The upper half of a draw belongs to the odd row.
         var mine = UInt32(odd * 16)
         var theirs = 16 - mine
         var kept_here = drawn[0] >> mine & 0xFFFF | drawn[1] >> mine << 16
@@ -102,7 +105,8 @@ def hopper_draws_kernel(
 def words_of(
     words: ImmPtr[DType.uint32], head: Int, s0: Int, t0: Int, sizes: FlashSizes
 ) -> ImmPtr[DType.uint32]:
-    """The words of the 64 queries around s0 and the 64 keys around t0; where there are no such queries, those of the last.
+    """Return the words of the 64 queries around s0 and the 64 keys around t0; past the last query, those of
+    the last group.
     """
     var box = head * boxes(sizes) + min(s0 // SIDE, boxes(sizes) - 1)
     return words.unsafe_offset((box * tiles(sizes) + t0 // SIDE) * WORDS)
@@ -110,13 +114,13 @@ def words_of(
 
 @always_inline
 def own_word() -> Int:
-    """Which of the words of 64 queries is this lane's."""
+    """Return the index of this lane's word among those of 64 queries."""
     return thread_idx.x % GROUP
 
 
 @always_inline
 def words_at[count: Int](own: ImmPtr[DType.uint32], t0: Int) -> SIMD[DType.uint32, count]:
-    """This lane's words of the keys from t0 on, 64 for each; `own` is its first."""
+    """Return this lane's words for the keys from t0 on, one per 64; `own` is its first."""
     var read = SIMD[DType.uint32, count](0)
     comptime for i in range(count):
         read[i] = own[unsafe_offset=(t0 // SIDE + i) * WORDS]
@@ -127,7 +131,8 @@ def words_at[count: Int](own: ImmPtr[DType.uint32], t0: Int) -> SIMD[DType.uint3
 def drop[
     width: SIMDLength, count: SIMDLength, //, transposed: Bool = False
 ](mut sums: SIMD[DType.float32, width], words: SIMD[DType.uint32, count]):
-    """Makes 0 of what is not kept, of 16 queries and 64 keys for each word; `transposed`, by `word_of_keys`.
+    """Set the weights that are not kept to 0, for 16 queries and 64 keys per word; `transposed`, with
+    `word_of_keys`.
     """
     comptime for i in range(Int(width)):
         comptime half = i // 2 % 2
@@ -139,18 +144,18 @@ def drop[
 
 @always_inline
 def again(word: UInt32) -> UInt32:
-    """The same word for a second `drop`, by a way that the assembler does not see through: it would keep the truth of every bit, and has
-    registers for seven.
+    """Return the same word for a second `drop`, hidden from the assembler, which would otherwise keep every
+    bit as a predicate and has only seven.
     """
     return warp.shuffle_xor(word, UInt32(0))
 
 
 @always_inline
 def word_of_keys(words: Shared[UInt32]) -> UInt32:
-    """A lane's word of transposed scores: of all 64 queries, and of the 64 keys the 16 that its warp has.
+    """Return a lane's word for transposed scores: all 64 queries, and the 16 of 64 keys that its warp owns.
 
-    Of each word a byte is the warp's. Those of all four are sixteen blocks of 8 x 8 again. The element (r, c) of a block lies with lane
-    4 * r + c // 2, and is wanted by lane 4 * c + r // 2.
+    One byte of each word belongs to the warp. Those of all four words are again sixteen blocks of 8 x 8. The
+    element (r, c) of a block is in lane 4 * r + c // 2, and is needed in lane 4 * c + r // 2.
     """
     var drawn = SIMD[DType.uint32, 4](0)
     comptime for strip in range(WORDS // LANES):
@@ -160,7 +165,7 @@ def word_of_keys(words: Shared[UInt32]) -> UInt32:
 
 @always_inline
 def word_of_keys(drawn: SIMD[DType.uint32, 4]) -> UInt32:
-    """The same of this lane's words of each 16 queries."""
+    """Return the same from this lane's words for each 16 queries."""
     var lane = Int(lane_id())
     var shift = UInt32(byte_of(thread_idx.x % GROUP // LANES) * 8)
     var joined = UInt32(0)

@@ -1,17 +1,20 @@
-"""The gradients of key and value by `wgmma` and the TMA, on what `hopper.mojo` has.
+"""The gradients of key and value by `wgmma` and TMA, with the building blocks of `hopper.mojo`.
 
-Scores are transposed, [keys, queries], so that P and dS are left factors as they come out of a product. The keys and values
-are left factors too. Where a head has up to 64 elements they stay in registers, because from shared memory a product of 64
-columns takes all of its bandwidth, and two small blocks share a multiprocessor: one multiplies while the other makes
-exponentials. Of wider heads the sums alone fill the registers.
+Scores are transposed, [keys, queries], so that P and dS are left operands as they come out of a product. The
+keys and values are left operands too. For heads of up to 64 elements they stay in registers, because from
+shared memory a product of 64 columns takes all of its bandwidth, and two small blocks share a multiprocessor:
+one multiplies while the other computes exponentials. For wider heads the accumulators alone fill the
+registers.
 
-No branch may lie between the products of a step. Where there is one, NVIDIA's assembler up to release 13.0 gives the registers
-of left factors that stay from step to step away, to P and dS, and every step but the first multiplies something else; 13.4
-does not. So masks are a choice of kernel, and hide without a branch. The steps that they concern come first, those of all heads,
-in a loop of their own; of wider heads all steps are such, because a second loop would want registers that there are not.
+There must be no branch between the products of a step. With one, NVIDIA's assembler up to release 13.0 reuses
+the registers of left operands that live across steps for P and dS, and every step but the first multiplies
+something else; 13.4 does not. So a causal mask is a choice of kernel, and is applied without a branch. The
+steps that it touches come first, for all heads, in a loop of their own; for wider heads all steps do, because
+a second loop would need registers that are not available.
 
-Of heads above 128 elements the sums of one gradient alone fill the registers. There two warpgroups own the same keys: one makes
-P and the gradient of the value, the other takes P from it for dS and the gradient of the key.
+For heads above 128 elements the accumulators of one gradient alone fill the registers. There two warpgroups
+own the same keys: one computes P and the gradient of the value, the other takes P from it for dS and the
+gradient of the key.
 """
 
 from std.math import ceildiv, exp2
@@ -67,24 +70,25 @@ from .tensors import FlashSizes, PackedSizes
 from shared.common import ImmPtr, MutPtr, start_later_grids, wait_for_earlier_grids
 
 comptime NUMBERS_BYTES = 2 * SIDE * 4
-"""Of a stage's queries what is taken from their scores, and delta."""
+"""Bytes per stage for its queries' numbers: the subtrahend of their scores, and delta."""
 comptime HANDED_BYTES = SIDE * SIDE * 4
-"""P of 64 keys and 64 queries."""
+"""Bytes of P for 64 keys and 64 queries."""
 
 
 def key_stages[width: Int]() -> Int:
-    """A stage is free again a step late; where a multiprocessor holds but one block, a third fills that time, if there is room.
+    """Return the stages of the pipeline. A stage is released one step late; where only one block fits a
+    multiprocessor, a third stage hides that, if there is room.
     """
     return 3 if SIDE < width <= 3 * SIDE else 2
 
 
 def key_owners[width: Int, groups: Int]() -> Int:
-    """How many times 64 keys a block owns: of wide heads the two warpgroups own the same."""
+    """Return how many times 64 keys a block owns: for wide heads the two warpgroups own the same keys."""
     return groups if width <= 2 * SIDE else groups // 2
 
 
 def key_bytes[width: Int, groups: Int, biased: Bool, dropped: Bool]() -> Int:
-    """Shared memory of a block."""
+    """Return the bytes of shared memory of a block."""
     comptime stages = key_stages[width]()
     comptime owners = key_owners[width, groups]()
     comptime boxes = width // SIDE * 2 * (owners + stages) + (stages * owners if biased else 0)
@@ -95,12 +99,13 @@ def key_bytes[width: Int, groups: Int, biased: Bool, dropped: Bool]() -> Int:
 
 @always_inline
 def meet():
-    """Waits until both warpgroups of a pair are here."""
+    """Wait until both warpgroups of a pair are here."""
     inlined_assembly["barrier.cta.sync 1, 256;", NoneType, constraints="~{memory}", has_side_effect=True]()
 
 
 struct Own[dtype: DType, width: Int](Copyable, Movable):
-    """The 64 rows of a tile that a warpgroup owns, as left factor: in registers where they are 64 elements wide.
+    """The 64 rows of a tile that a warpgroup owns, as a left operand; in registers if they are 64 elements
+    wide.
     """
 
     @__allow_legacy_any_origin_fields
@@ -109,7 +114,7 @@ struct Own[dtype: DType, width: Int](Copyable, Movable):
 
     @always_inline
     def __init__(out self, tile: Shared[UInt8]):
-        """The rows of a tile that is here."""
+        """Take the rows of a tile that has arrived."""
         self.tile = tile
         self.fragments = StaticTuple[SIMD[Self.dtype, 8], 4]()
         comptime if Self.width == SIDE:
@@ -122,7 +127,7 @@ struct Own[dtype: DType, width: Int](Copyable, Movable):
 
     @always_inline
     def scores(self, other: Shared[UInt8]) -> HALF:
-        """Own @ other^T: 64 rows by 64 rows."""
+        """Return own @ other^T, 64 rows by 64 rows."""
         comptime if Self.width == SIDE:
             var right = tile_descriptor(other, 1)
             var sums = multiply[True, fresh=True](self.fragments[0], right, HALF(0))
@@ -135,9 +140,10 @@ struct Own[dtype: DType, width: Int](Copyable, Movable):
 
 @always_inline
 def hide_earlier(mut weights: HALF, s0: Int, first: Int, sizes: FlashSizes):
-    """Makes 0 of the weights of queries from s0 on that do not see their key; a warp's keys begin at `first`.
+    """Set to 0 the weights of queries from s0 on that do not see their key; a warp's keys begin at `first`.
 
-    Queries and keys that do not exist need no care: the weights of the former are 0, and the latter's rows are not stored.
+    Queries and keys past the end need no care: the weights of the former are 0, and the rows of the latter
+    are not stored.
     """
     comptime for half in range(2):
         var key = Int32(first) + Int32(half * 8) + Int32(lane_id()) // 4
@@ -148,6 +154,7 @@ def hide_earlier(mut weights: HALF, s0: Int, first: Int, sizes: FlashSizes):
                 weights[i] = weights[i] if Int32(8 * j + side) >= seen_from else 0
 
 
+@__name("attention_key_value_wgmma")
 @__llvm_arg_metadata(query_map, `nvvm.grid_constant`)
 @__llvm_arg_metadata(grad_map, `nvvm.grid_constant`)
 @__llvm_arg_metadata(key_map, `nvvm.grid_constant`)
@@ -168,17 +175,18 @@ def hopper_key_value_kernel[
     value_map: TMADescriptor,
     mask_map: TMADescriptor,  # read only where biased
     mask: ImmPtr[dtype],  # likewise
-    words: ImmPtr[DType.uint32],  # of `hopper_draws_kernel`, read only where dropped
+    words: ImmPtr[DType.uint32],  # from `hopper_draws_kernel`, read only where dropped
     numbers: ImmPtr[DType.float32],  # [B, N, 2, padded S]
     grad_key_strides: Strides,
     grad_value_strides: Strides,
     packed: PackedSizes,
     scale: Float32,
-    rescale: Float32,  # of probabilities that are kept; 1 if not dropped
+    rescale: Float32,  # the factor for probabilities that are kept; 1 without dropout
 ):
-    """The gradients of key and value. A block owns 64 keys for each of its `key_owners` and walks over the queries of every head
-    that shares them, 64 at a time. `masked`, a query sees no key after its own diagonal; `biased`, a mask is added to the scores;
-    `dropped`, some probabilities were made 0."""
+    """Compute the gradients of key and value. A block owns 64 keys for each of its `key_owners` and loops
+    over the queries of all heads that share them, 64 at a time. `masked`, a query sees no key past its
+    diagonal; `biased`, a mask is added to the scores; `dropped`, some probabilities were set to 0.
+    """
     comptime owners = key_owners[width, groups]()
     comptime paired = owners < groups
     comptime assert not paired or groups == 2, "a pair are the two warpgroups of a block"
@@ -196,10 +204,10 @@ def hopper_key_value_kernel[
     var batch = block_idx.z
     var shared_head = batch * Int(sizes.key_heads) + own_head
     var t0 = block_idx.x * ROWS
-    # One step at least for each head: keys that nobody sees are keys that are hidden from all queries.
+    # At least one step per head: keys that no query sees are treated as hidden from all queries.
     var start = min(sizes.first_query(t0), S - 1) // SIDE
     var steps = ceildiv(S, SIDE) - start
-    # From this step on queries see all keys of the block: the steps before come first, those of all heads.
+    # From this step on queries see all keys of the block; the steps before it come first, for all heads.
     var hiding = steps
     comptime if masked and width == SIDE:
         hiding = max(1, min(ceildiv(t0 + ROWS - 1 - Int(sizes.diagonal), SIDE) - start, steps))
@@ -301,10 +309,10 @@ def hopper_key_value_kernel[
                                 )
                         turn.step[STAGES]()
 
-            # What it sends for first is older than the grid in front of this one, which the numbers are of.
+            # The tiles loaded first are older than the previous grid, which computes the numbers.
             wait_for_earlier_grids()
-            # The gradient of the query wants nothing of this kernel: its blocks may take the multiprocessors that run out of
-            # these, once the numbers are there.
+            # The gradient of the query reads nothing that this kernel writes: once the numbers are there, its
+            # blocks may take multiprocessors that become free.
             start_later_grids()
             send(start, start + hiding)
             comptime if masked and width == SIDE:
@@ -317,7 +325,7 @@ def hopper_key_value_kernel[
     var owner = 0 if paired else group
     var first = t0 + owner * SIDE + thread_idx.x % GROUP // 32 * 16
     var leads = arrives[biased or dropped]()
-    # With a mask what comes to the exponential is the score itself.
+    # With a mask, scores are scaled before the exponential.
     var factor = LOG2_E if biased else scale * LOG2_E
     var own_box = 2 * TILE + owner * box_bytes(sizes)
     var key_sums = Sums[width](fill=HALF(0))
@@ -327,7 +335,7 @@ def hopper_key_value_kernel[
     wait(own_here, 0)
     var own_keys = Own[dtype, width](shared.unsafe_offset(owner * TILE))
     var own_values = Own[dtype, width](shared.unsafe_offset((owners + owner) * TILE))
-    # Where this lane's share of P is: 16 bytes for each lane, then those of the next columns.
+    # Where this lane stores its part of P: 16 bytes per lane, then those of the next columns.
     var handed_here = handed.unsafe_offset(thread_idx.x % GROUP * 16).unsafe_bitcast[Float32]()
     var turn_handed = 0
     var own_tile = common(shared.unsafe_offset((owners + owner if makes_key else owner) * TILE))
@@ -342,7 +350,7 @@ def hopper_key_value_kernel[
         comptime if hides:
             hide_earlier(weights, s0, first, sizes)
 
-    # A mask has no place beside the P that is handed over.
+    # There is no shared memory left for a mask next to the P that is passed on.
     comptime assert not (
         paired and (biased or dropped)
     ), "masks and dropout are for heads of up to 128 elements"
@@ -373,7 +381,8 @@ def hopper_key_value_kernel[
             weigh[hides](products, own_numbers, s0)
             comptime for j in range(8):
                 here.unsafe_store[alignment=16](j * 4 * GROUP, products.slice[4, offset=4 * j]())
-        # Once is enough: the halves of this memory take turns, and both meet before the first is written again.
+        # One barrier is enough: the two halves of this memory alternate, and both warpgroups meet before the
+        # first is written again.
         meet()
         if makes_key:
             comptime for j in range(8):
@@ -408,7 +417,7 @@ def hopper_key_value_kernel[
         wgmma_commit_group_sync()
         wgmma_wait_group_sync[1]()
         settled(weights)
-        # Now the products of the step before are done too: its stage may be filled again.
+        # The products of the previous step are done too: its stage may be refilled.
         if before >= 0 and leads:
             _ = mbarrier_arrive(empty.unsafe_offset(before))
         comptime if biased:
@@ -440,7 +449,7 @@ def hopper_key_value_kernel[
         add_products[dtype, 4, width](slope_left, queries, key_sums)
         wgmma_commit_group_sync()
         comptime if width > SIDE:
-            # Frees the registers of P.
+            # Free the registers of P.
             wgmma_wait_group_sync[1]()
         before = turn.stage
         turn.step[STAGES]()
@@ -462,7 +471,7 @@ def hopper_key_value_kernel[
             if left_over == 0:
                 break
 
-    # There is a first step: a loop that might end before it would make the assembler run the products one by one.
+    # There always is a first step: with a loop that might not run the assembler would serialize the products.
     walk[masked](start, start + hiding)
     comptime if masked and width == SIDE:
         if hiding < steps:
@@ -471,7 +480,7 @@ def hopper_key_value_kernel[
     settled_sums[width](key_sums)
     settled_sums[width](value_sums)
     comptime if paired:
-        key_sums = value_sums  # of the warpgroup that makes it
+        key_sums = value_sums  # in the warpgroup that computes it
     if not paired or makes_key:
         store_sums[width](
             grad_key.unsafe_offset(start_of_head(batch, own_head, grad_key_strides)),

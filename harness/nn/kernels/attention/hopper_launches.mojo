@@ -1,6 +1,4 @@
-"""How the kernels with `wgmma` are launched, those of `hopper.mojo` and `hopper_keys.mojo`: what they take, in
-which tiles, with what geometry.
-"""
+"""Launches of the `wgmma` kernels of `hopper.mojo` and `hopper_keys.mojo`: tile sizes and geometry."""
 
 from std.math import ceildiv
 from max.gpu.host import Dim
@@ -27,15 +25,17 @@ from shared.common import ImmPtr, MutPtr
 from shared.launcher import Launcher
 
 comptime FEW_QUERIES = 1024
-"""Up to so many, and under a causal mask, small blocks of the query's kernel leave less of a Hopper idle at the end."""
+"""Up to so many queries, and under a causal mask, small blocks of the query's kernel leave less of a Hopper
+idle at the end.
+"""
 comptime MOST_BLOCKS = 65535
-"""Of a grid along y and z."""
+"""The most blocks along y and z of a grid."""
 
 
 def launch_forward_wgmma[
     L: Launcher, dtype: DType, //, biased: Bool
 ](mut launcher: L, t: FlashForward[dtype], layout: Layout) raises:
-    """The forward kernel, in tiles for the head dimension; `biased`, with a mask."""
+    """Launch the forward kernel with the tiles for the head dimension; `biased`, with a mask."""
     if Int(t.sizes.head_dim) <= SIDE:
         launch_forward_hopper[SIDE, groups=1, keys=128, resident=2, biased=biased](launcher, t, layout)
     elif Int(t.sizes.head_dim) <= 2 * SIDE:
@@ -58,7 +58,8 @@ def launch_forward_hopper[
     biased: Bool = False,
     dropped: Bool = False,
 ](mut launcher: L, t: FlashForward[dtype], layout: Layout, draws: Optional[Draws] = None) raises:
-    """The forward kernel with wgmma in one tiling; `biased`, with a mask; `dropped`, what is kept is drawn first.
+    """Launch the forward kernel with one tile size; `biased`, with a mask; `dropped`, after the kernel that
+    draws.
     """
     ref sizes = t.sizes
     var words = draw_words[dropped](launcher, sizes, draws)
@@ -67,7 +68,7 @@ def launch_forward_hopper[
         return
     var query = head_map(ctx.value(), t.query, sizes.query_heads, sizes.query_len, sizes, layout.query)
     launcher.launch[hopper_forward_kernel[dtype, width, groups, keys, resident, biased, dropped]](
-        "hopper_forward",
+        "attention_forward_wgmma",
         t.output,
         rebind[MutPtr[DType.float32]](t.lse),
         query,
@@ -90,14 +91,15 @@ def launch_forward_hopper[
 def draw_words[
     L: Launcher, //, dropped: Bool
 ](mut launcher: L, sizes: FlashSizes, draws: Optional[Draws]) raises -> ImmPtr[DType.uint32]:
-    """One launch where some probabilities are `dropped`: words of which are kept; else nothing, and an address that nobody reads.
+    """Launch the kernel that draws, if `dropped`, and return its words; otherwise return an address that is
+    not read.
     """
     comptime if not dropped:
         return ImmPtr[DType.uint32](unsafe_from_address=16)
     var words = launcher.workspace[DType.uint32]("draws", count_words(sizes))
     if launcher.context():
         launcher.launch[hopper_draws_kernel](
-            "hopper_draws",
+            "attention_dropout_bits",
             words,
             draws.value().state,
             draws.value().kept,
@@ -110,12 +112,12 @@ def draw_words[
 
 
 def share_of(draws: Optional[Draws]) -> Float32:
-    """The share of probabilities that are kept."""
+    """Return the share of probabilities that are kept."""
     return Float32(draws.value().kept) / ONE if draws else 1
 
 
 def rescale_of(draws: Optional[Draws]) -> Float32:
-    """What they are multiplied by."""
+    """Return the factor for the probabilities that are kept."""
     var share = share_of(draws)
     return 1 / share if share != 0 else 0
 
@@ -123,10 +125,10 @@ def rescale_of(draws: Optional[Draws]) -> Float32:
 def launch_backward_wgmma[
     L: Launcher, dtype: DType, //, biased: Bool
 ](mut launcher: L, t: FlashBackward[dtype], output: Optional[ImmPtr[dtype]], layout: Layout) raises:
-    """Three launches: lse and delta in whole boxes, grad_key and grad_value, grad_query; in tiles for the head dimension; `biased`, with a
-    mask, of up to 128 elements.
+    """Launch three kernels: the numbers of the rows, grad_key and grad_value, grad_query, with the tiles for
+    the head dimension; `biased`, with a mask, of up to 128 elements.
 
-    Delta is made of the output where there is one, else it is t.delta.
+    Delta is computed from the output if there is one, else it is t.delta.
     """
     var d = Int(t.sizes.head_dim)
     comptime if not biased:
@@ -191,8 +193,9 @@ def launch_backward_hopper[
     layout: Layout,
     draws: Optional[Draws] = None,
 ) raises:
-    """The backward kernels with wgmma in one tiling; `biased`, with a mask; `dropped`, what is kept is drawn first, once more. So many
-    blocks of a kernel are `resident` on a multiprocessor."""
+    """Launch the backward kernels with one tile size; `biased`, with a mask; `dropped`, after the kernel that
+    draws, again. `resident` is the number of blocks per multiprocessor.
+    """
     ref sizes = t.sizes
     var words = draw_words[dropped](launcher, sizes, draws)
     var count = sizes.heads() * 2 * padded(Int(sizes.query_len))
@@ -208,7 +211,7 @@ def launch_backward_hopper[
     var value = head_map(ctx.value(), t.value, sizes.key_heads, sizes.key_len, sizes, layout.value)
     var mask = map_of_mask(ctx.value(), t.mask, sizes) if biased else query
     launcher.launch[hopper_numbers_kernel[dtype, dropped]](
-        "hopper_numbers",
+        "attention_row_numbers",
         numbers,
         rebind[ImmPtr[DType.float32]](t.lse),
         rebind[ImmPtr[DType.float32]](t.delta),
@@ -223,7 +226,8 @@ def launch_backward_hopper[
         block_dim=Dim(DELTA_THREADS),
         early=True,
     )
-    # Whether the first query sees the last key, and so every query every key. With dropout there is but the kernel that asks.
+    # Whether the first query sees the last key, and so every query every key. With dropout there is only the
+    # kernel that checks.
     if biased or (not dropped and sizes.keys_seen(0) == Int(sizes.key_len)):
         launch_key_value_hopper[width, key_groups, key_resident, dropped and not biased, biased, dropped](
             launcher, t, query, grad, key, value, mask, words, numbers.as_imm(), layout, rescale_of(draws)
@@ -235,7 +239,7 @@ def launch_backward_hopper[
     launcher.launch[
         hopper_query_kernel[dtype, width, query_groups, query_stages, query_resident, biased, dropped]
     ](
-        "hopper_query",
+        "attention_query_wgmma",
         t.grad_query,
         query,
         grad,
@@ -281,11 +285,12 @@ def launch_key_value_hopper[
     layout: Layout,
     rescale: Float32,
 ) raises:
-    """The kernel of the gradients of key and value with wgmma in one tiling; `masked` where a query does not see every key for a causal
-    mask, `biased` with one that is added, `dropped` with dropout."""
+    """Launch the kernel for the gradients of key and value with one tile size; `masked` if a causal mask
+    hides keys, `biased` with an additive mask, `dropped` with dropout.
+    """
     ref sizes = t.sizes
     launcher.launch[hopper_key_value_kernel[dtype, width, groups, resident, masked, biased, dropped]](
-        "hopper_key_value",
+        "attention_key_value_wgmma",
         t.grad_key,
         t.grad_value,
         query,

@@ -1,9 +1,9 @@
-"""Masks for the kernels with `wgmma`: boxes of them by the TMA, and the steps that a mask of one row leaves out.
+"""Masks for the `wgmma` kernels: TMA loads, and the steps that a one-row mask skips.
 
-Boxes of 64 x 64 of a mask lie in shared memory as those of all tiles do, queries down and keys to the right; an `ldmatrix` reads 16 x
-16 of one as a lane's sums are laid out, transposed where scores are. A mask that is one row for all queries has boxes of one row, which
-every query reads, and steps whose keys it hides all are left out. Every warp that has read a box says so, because a lane knows of its
-own warp alone.
+TMA boxes of 64 x 64 of a mask are stored as those of other tiles, with queries as rows and keys as columns;
+`ldmatrix` reads 16 x 16 of one in the layout of a lane's accumulators, transposed if the scores are. A mask
+that is one row for all queries has boxes of one row, and steps whose keys it hides are skipped. Every warp
+that has read a box arrives at its barrier, because a lane only knows the progress of its own warp.
 """
 
 from max.gpu import block_dim, lane_id, thread_idx
@@ -20,14 +20,13 @@ from shared.common import ImmPtr, MutPtr
 from common.tensor_maps import kept_map
 
 comptime NOTE_BYTES = 8
-"""Of a stage what it holds, and what comes after it."""
+"""Bytes per stage for its step and the next one."""
 comptime ROW_BOX_BYTES = 1024
-"""From one box of a single row to the next: the swizzle begins anew."""
+"""Bytes from one box of a single row to the next: the swizzle's period."""
 
 
 def suits_boxes[dtype: DType](mask: ImmPtr[dtype], sizes: FlashSizes) -> Bool:
-    """Whether the TMA can read boxes of a mask: an element for each key, rows that begin at multiples of 16 bytes.
-    """
+    """Return whether TMA can load a mask: one element per key, rows that start at multiples of 16 bytes."""
     var together = sizes.mask_b | sizes.mask_n | sizes.mask_s
     var positive = min(sizes.mask_b, sizes.mask_n, sizes.mask_s) >= 0
     var whole = positive and together % CHUNK == 0 and Int(mask) % 16 == 0
@@ -37,7 +36,7 @@ def suits_boxes[dtype: DType](mask: ImmPtr[dtype], sizes: FlashSizes) -> Bool:
 def map_of_mask[
     dtype: DType
 ](ctx: DeviceContext, mask: ImmPtr[dtype], sizes: FlashSizes) raises -> TMADescriptor:
-    """How the TMA finds boxes in a mask: an axis that the mask does not have has one place in it."""
+    """Return the tensor map of a mask; a broadcast axis has size 1."""
     var one = is_one_row(sizes)
     var shape = IndexList[4](
         Int(sizes.batch) if sizes.mask_b else 1,
@@ -45,7 +44,7 @@ def map_of_mask[
         1 if one else Int(sizes.query_len),
         Int(sizes.key_len),
     )
-    # The stride of an axis of one place is never used, and must not be 0.
+    # The stride of an axis of size 1 is never used, but must not be 0.
     var steps = IndexList[4](
         max(Int(sizes.mask_b), CHUNK), max(Int(sizes.mask_n), CHUNK), max(Int(sizes.mask_s), CHUNK), 1
     )
@@ -54,14 +53,13 @@ def map_of_mask[
 
 @always_inline
 def arrivals[biased: Bool](groups: Int) -> Int32:
-    """How many say that a stage is free: one for each warpgroup, or each of its warps where boxes of a mask are read.
-    """
+    """Return the arrivals that free a stage: one per warpgroup, or per warp if boxes of a mask are read."""
     return Int32(groups * 4 if biased else groups)
 
 
 @always_inline
 def arrives[biased: Bool]() -> Bool:
-    """Whether this lane says so."""
+    """Return whether this lane arrives."""
     comptime if biased:
         return lane_id() == 0
     return thread_idx.x % GROUP == 0
@@ -69,13 +67,13 @@ def arrives[biased: Bool]() -> Bool:
 
 @always_inline
 def box_bytes(sizes: FlashSizes) -> Int:
-    """From one box of a mask to the next."""
+    """Return the bytes from one box of a mask to the next."""
     return ROW_BOX_BYTES if is_one_row(sizes) else BOX_BYTES
 
 
 @always_inline
 def boxes_sent[down: Int, right: Int](sizes: FlashSizes) -> Int:
-    """Bytes that `send_mask` sends for."""
+    """Return the bytes that `send_mask` loads."""
     return right * ROW_BYTES if is_one_row(sizes) else down * right * BOX_BYTES
 
 
@@ -92,8 +90,9 @@ def send_mask[
     batch: Int,
     sizes: FlashSizes,
 ):
-    """Sends for the boxes of a mask of 64 * down queries from s0 on and 64 * right keys from t0 on, those of the same queries side by
-    side; of one row, for those of the first queries alone."""
+    """Load the boxes of a mask of 64 * down queries from s0 on and 64 * right keys from t0 on, those of the
+    same queries next to each other; of a one-row mask, only the first row.
+    """
     var one = is_one_row(sizes)
     var of_batch = batch if sizes.mask_b else 0
     var of_head = head if sizes.mask_n else 0
@@ -115,11 +114,12 @@ def send_mask[
 def add_mask[
     dtype: DType, columns: SIMDLength, //, transposed: Bool = False
 ](mut scores: SIMD[DType.float32, columns], scale: Float32, boxes: Shared[UInt8], sizes: FlashSizes):
-    """Makes products scores: times scale, with the mask. A warpgroup's 64 rows are the queries of `boxes`, which lie side by side;
-    `transposed`, they are the keys of one box, and the columns its queries."""
+    """Scale products and add the mask. A warpgroup's 64 rows are the queries of `boxes`, which are next to
+    each other; `transposed`, they are the keys of one box, and the columns its queries.
+    """
     var lane = Int(lane_id())
     var row = thread_idx.x % GROUP // 32 * 16
-    # The row of the four matrices that this lane points to, and its chunk.
+    # The row and chunk of the four matrices whose address this lane provides.
     var below = lane % 8 + lane // 16 * 8 if transposed else lane % 16
     var right = lane // 8 % 2 if transposed else lane // 16
     var one = is_one_row(sizes)
@@ -139,8 +139,9 @@ def add_mask[
 
 
 struct Steps[dtype: DType, keys: Int, biased: Bool](Copyable, Movable):
-    """The steps of a walk over a head's keys, `keys` at a time, by the key that each begins with. The warp that sends asks as one, and
-    notes for those that multiply what comes after each step."""
+    """The steps of a loop over a head's keys, `keys` at a time, by the first key of each. The producer warp
+    decides them, and writes for the consumers which step follows each.
+    """
 
     var visible: Visible[Self.dtype, Self.keys]
     var skips: Bool
@@ -153,7 +154,8 @@ struct Steps[dtype: DType, keys: Int, biased: Bool](Copyable, Movable):
     def __init__(
         out self, mask: ImmPtr[Self.dtype], head: Int, end: Int, notes: Shared[Int32], sizes: FlashSizes
     ):
-        """Up to the key `end`, of masks of one row without those that the mask hides; two notes for each stage.
+        """Take the steps up to the key `end`, without those that a one-row mask hides; there are two notes
+        per stage.
         """
         self.visible = Visible[Self.dtype, Self.keys](mask)
         self.skips = False
@@ -165,13 +167,13 @@ struct Steps[dtype: DType, keys: Int, biased: Bool](Copyable, Movable):
 
     @always_inline
     def first(mut self, sizes: FlashSizes) -> Int:
-        """The first step. There is always one: where every key is hidden, so are those of this step."""
+        """Return the first step. There always is one: if every key is hidden, so are those of this step."""
         var t = self.after(-Self.keys, sizes)
         return t if t < self.end else 0
 
     @always_inline
     def after(mut self, t: Int, sizes: FlashSizes) -> Int:
-        """The step after t; `end` or more where there is none."""
+        """Return the step after t; `end` or more if it was the last."""
         comptime if Self.biased:
             if self.skips:
                 return self.visible.following(t + Self.keys, self.end, sizes)
@@ -179,7 +181,8 @@ struct Steps[dtype: DType, keys: Int, biased: Bool](Copyable, Movable):
 
     @always_inline
     def note(self, stage: Int, t: Int, following: Int):
-        """Writes what a stage holds, and the step after it; to be called before the stage's barrier is told of bytes.
+        """Write a stage's step and the one after it; to be called before bytes are announced at the stage's
+        barrier.
         """
         comptime if Self.biased:
             self.notes[unsafe_offset=2 * stage] = Int32(t)
@@ -188,7 +191,7 @@ struct Steps[dtype: DType, keys: Int, biased: Bool](Copyable, Movable):
 
 @always_inline
 def noted_first[biased: Bool](notes: Shared[Int32]) -> Int:
-    """The first step, once the first stage is here."""
+    """Return the first step, once the first stage has arrived."""
     comptime if biased:
         return Int(notes[unsafe_offset=0])
     return 0
@@ -196,7 +199,7 @@ def noted_first[biased: Bool](notes: Shared[Int32]) -> Int:
 
 @always_inline
 def noted_after[keys: Int, biased: Bool](notes: Shared[Int32], stage: Int, t: Int) -> Int:
-    """The step after t, which a stage that is here holds."""
+    """Return the step after t, from a stage that has arrived."""
     comptime if biased:
         return Int(notes[unsafe_offset=2 * stage + 1])
     return t + keys
@@ -206,7 +209,8 @@ def noted_after[keys: Int, biased: Bool](notes: Shared[Int32], stage: Int, t: In
 def hides_keys[
     dtype: DType, //, count: Int
 ](mask: ImmPtr[dtype], head: Int, members: Int, t0: Int, sizes: FlashSizes) -> Bool:
-    """Whether a mask of one row hides `count` keys from t0 on from all queries of `members` heads, of which `head` is the first.
+    """Return whether a one-row mask hides `count` keys from t0 on from all queries of `members` heads,
+    starting at `head`.
     """
     if not is_one_row(sizes):
         return False
@@ -217,7 +221,8 @@ def hides_keys[
 
 
 def clear_rows[dtype: DType](target: MutPtr[dtype], first: Int, rows: Int, count: Int, pitch: Int, d: Int):
-    """Writes zeros to `rows` rows from `first` on of a matrix [count, d], by all threads of a block, in chunks.
+    """Write zeros to `rows` rows from `first` on of a matrix [count, d], by all threads of a block, in
+    chunks.
     """
     var chunks = d // CHUNK
     for i in range(thread_idx.x, min(rows, count - first) * chunks, block_dim.x):

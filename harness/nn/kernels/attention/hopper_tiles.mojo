@@ -1,11 +1,13 @@
-"""What the kernels with `wgmma` are put together from: barriers, boxes that the TMA sends, products, and how sums are stored.
+"""Building blocks of the `wgmma` kernels: barriers, TMA loads, products, stores.
 
-One thread of the first warpgroup sends boxes of 64 x 64 to shared memory and waits for room; each further warpgroup owns 64 rows and
-multiplies. A "full" barrier of a stage says that its tiles are here, an "empty" one that nobody reads them any longer.
+One thread of the first warpgroup, the producer, loads boxes of 64 x 64 by TMA and waits for free stages; each
+further warpgroup, a consumer, owns 64 rows and multiplies. A stage's "full" barrier signals that its tiles
+have arrived, its "empty" barrier that all reads are done.
 
-Products are asynchronous, and the compiler does not know it: after each wait `settled` keeps what uses the sums after it. Sums have
-the layout of `mma`, two elements of a row, then two of the row 8 below, and so on along the row. Of heads that are wider than a box
-there are sums, and tiles, for every 64 elements.
+Products are asynchronous, which the compiler does not know: after each wait `settled` keeps uses of the
+accumulators after it. Accumulators have the layout of `mma`: two elements of a row, then two of the row 8
+below, and so on along the row. For heads wider than a box there are accumulators, and tiles, for every 64
+elements.
 """
 
 from std.memory import AddressSpace, bitcast
@@ -27,13 +29,13 @@ from common.tensor_maps import kept_map
 comptime GROUP = 128
 """Threads of a warpgroup."""
 comptime SIDE = 64
-"""Rows of a box, and elements of its rows: 128 bytes, the width of the TMA's widest swizzle."""
+"""Rows of a box, and elements of its rows: 128 bytes, the width of TMA's widest swizzle."""
 comptime ROW_BYTES = 128
 comptime BOX_BYTES = SIDE * ROW_BYTES
 comptime PATIENCE = 10_000_000
-"""Nanoseconds that a wait may sleep before it looks again."""
+"""Nanoseconds that a wait may sleep before it checks again."""
 comptime HALF = SIMD[DType.float32, 32]
-"""A lane's share of 64 x 64 sums."""
+"""A lane's part of 64 x 64 accumulators."""
 comptime Shared[T: AnyType] = Pointer[T, MutAnyOrigin, address_space=AddressSpace.SHARED]
 
 
@@ -42,14 +44,14 @@ comptime Shared[T: AnyType] = Pointer[T, MutAnyOrigin, address_space=AddressSpac
 
 @fieldwise_init
 struct Turn(Copyable, Movable):
-    """Which of the stages is next, and the parity that its barriers then have."""
+    """The next stage of a ring, and the parity of its barriers."""
 
     var stage: Int
     var parity: Int32
 
     @always_inline
     def step[stages: Int](mut self):
-        """On to the next stage."""
+        """Advance to the next stage."""
         self.stage += 1
         if self.stage == stages:
             self.stage = 0
@@ -58,14 +60,15 @@ struct Turn(Copyable, Movable):
 
 @always_inline
 def wait(at: Shared[Int64], parity: Int32):
-    """Returns when the phase of this parity is over."""
+    """Wait until the phase of this parity is complete."""
     mbarrier_try_wait_parity_shared(at, parity, PATIENCE)
 
 
 @always_inline
 def wait_together(at: Shared[Int64], parity: Int32):
-    """`wait` of a whole warp, which leaves it as one: the compiler then keeps what the lanes have in common in registers that
-    they share, from which products take the addresses of their tiles."""
+    """Wait with a whole warp, and reconverge: the compiler then keeps what its lanes share in uniform
+    registers, from which products take the addresses of their tiles.
+    """
     inlined_assembly[
         (
             "{\n.reg .pred p;\nWAITING:\nmbarrier.try_wait.parity.shared.b64 p, [$0], $1, $2;\n"
@@ -87,7 +90,7 @@ def send_box(
     head: Int,
     batch: Int,
 ):
-    """Sends for 64 rows of a head, 64 elements of each; what lies outside of it becomes 0."""
+    """Load 64 rows of a head, 64 elements of each; elements outside become 0."""
     inlined_assembly[
         (
             "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [$0], [$1, {$2,"
@@ -111,7 +114,7 @@ def send_box(
 def send_tile[
     width: Int, rows: Int
 ](target: Shared[UInt8], map: TMADescriptor, full: Shared[Int64], row: Int, head: Int, batch: Int):
-    """Sends for a tile of a head: for every 64 elements of its rows, one after the other, all of the rows."""
+    """Load a tile of a head: all rows of its first 64 elements, then of the next 64."""
     comptime for half in range(width // SIDE):
         comptime for part in range(rows // SIDE):
             send_box(
@@ -129,7 +132,7 @@ def send_tile[
 def send_numbers[
     dtype: DType
 ](target: Shared[UInt8], source: ImmPtr[dtype], bytes: Int32, full: Shared[Int64]):
-    """Sends for neighbouring numbers, a multiple of 16 bytes that begins at one."""
+    """Load contiguous numbers, a multiple of 16 bytes at an aligned address."""
     inlined_assembly[
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];",
         NoneType,
@@ -148,7 +151,7 @@ def head_map[
     sizes: FlashSizes,
     strides: Strides,
 ) raises -> TMADescriptor:
-    """How the TMA finds boxes in a tensor [B, heads, length, d]; its rows begin at multiples of 16 bytes."""
+    """Return the tensor map of a tensor [B, heads, length, d], whose rows start at multiples of 16 bytes."""
     var shape = IndexList[4](Int(sizes.batch), Int(heads), Int(length), Int(sizes.head_dim))
     var steps = IndexList[4](Int(strides[0]), Int(strides[1]), Int(strides[2]), 1)
     return kept_map(ctx, tensor, shape, steps, IndexList[4](1, 1, SIDE, SIDE))
@@ -156,8 +159,9 @@ def head_map[
 
 @always_inline
 def own_group[groups: Int]() -> Int:
-    """Which of the warpgroups that multiply asks, in a register that the compiler knows to be the same in a warp's lanes: what
-    is made of it, addresses of tiles and ends of loops, then takes no other registers either."""
+    """Return the index of this consumer warpgroup in a register that the compiler knows to be uniform in a
+    warp, so that values derived from it, tile addresses and loop bounds, are uniform too.
+    """
     comptime if groups == 1:
         return 0
     return Int(warp.broadcast(Int32(thread_idx.x // GROUP))) - 1
@@ -165,14 +169,13 @@ def own_group[groups: Int]() -> Int:
 
 @always_inline
 def common(tile: Shared[UInt8]) -> Shared[UInt8]:
-    """A tile's address, in a register that a warp's lanes share."""
+    """Return a tile's address in a register that is uniform in a warp."""
     return Shared[UInt8](unsafe_from_address=Int(warp.broadcast(Int32(Int(tile)))))
 
 
 @always_inline
 def take_turn[arrive: Bool](group: Int):
-    """Of two warpgroups that multiply in turns: waits until it is this one's, or says that it is the `group`'s.
-    """
+    """Wait for this warpgroup's turn, or pass the turn to `group`: two warpgroups multiply alternately."""
     inlined_assembly[
         "barrier.cta.arrive $0, 256;" if arrive else "barrier.cta.sync $0, 256;",
         NoneType,
@@ -183,21 +186,20 @@ def take_turn[arrive: Bool](group: Int):
 
 @always_inline
 def divided(number: Int, by: Int) -> Tuple[Int, Int]:
-    """Quotient and remainder of numbers below 2 to the 32: a division of 64 bits takes a hundred instructions.
-    """
+    """Return quotient and remainder of numbers below 2^32: a 64-bit division takes a hundred instructions."""
     var quotient = UInt32(number) // UInt32(by)
     return (Int(quotient), Int(UInt32(number) - quotient * UInt32(by)))
 
 
 @always_inline
 def start_of_head(batch: Int, head: Int, strides: Strides) -> Int:
-    """Where a head begins."""
+    """Return the offset of a head."""
     return batch * Int(strides[0]) + head * Int(strides[1])
 
 
 @always_inline
 def sharing(sizes: FlashSizes) -> Int:
-    """How many query heads share a head of key and value."""
+    """Return the query heads that share a head of key and value."""
     if sizes.query_heads == sizes.key_heads:
         return 1
     return divided(Int(sizes.query_heads), Int(sizes.key_heads))[0]
@@ -208,14 +210,15 @@ def sharing(sizes: FlashSizes) -> Int:
 
 @always_inline
 def settled[width: SIMDLength, //](mut sums: SIMD[DType.float32, width]):
-    """Keeps the compiler from using sums before the wait in front of this."""
+    """Keep the compiler from using accumulators before the preceding wait."""
     comptime for i in range(Int(width)):
         sums[i] = inlined_assembly["", Float32, constraints="=f,0", has_side_effect=True](sums[i])
 
 
 @always_inline
 def tile_descriptor(tile: Shared[UInt8], leading: Int) -> Int64:
-    """Shared memory as `wgmma` is told of it: address and both strides in units of 16 bytes, and the swizzle.
+    """Return the matrix descriptor of shared memory: address and both strides in units of 16 bytes, and the
+    swizzle.
     """
     return (Int64(Int(tile)) & 0x3FFFF) >> 4 | (Int64(leading) << 16) | (Int64(64) << 32) | (Int64(1) << 62)
 
@@ -255,7 +258,7 @@ comptime Registers = _RegisterPackType[
     Float32,
 ]
 comptime IN_PLACE: StaticString = "=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30,31,r,r,r,r,l"
-"""32 sums that are read and written, a left factor of four registers, and a descriptor."""
+"""Constraints: 32 accumulators read and written, a left operand of four registers, and a descriptor."""
 
 
 comptime INSTRUCTION = "wgmma.mma_async.sync.aligned.m64n64k16.f32."
@@ -269,9 +272,11 @@ comptime SUMS = (
 def multiply[
     dtype: DType, //, along: Bool, fresh: Bool = False
 ](left: SIMD[dtype, 8], right: Int64, sums: HALF) -> HALF:
-    """Sums + left @ right: 64 x 16 from registers by 16 x 64 in shared memory, or its transpose; `fresh` without the sums.
+    """Return sums + left @ right: 64 x 16 from registers by 16 x 64 in shared memory, or its transpose;
+    `fresh`, without the sums.
 
-    The rows of shared memory run `along` the 16 summands, or across them. `wgmma_async` takes no float16 from registers.
+    The rows of shared memory run `along` the 16 summands, or across them. `wgmma_async` does not take float16
+    from registers.
     """
     comptime adds = "0" if fresh else "1"
     comptime types = "bf16.bf16" if dtype == DType.bfloat16 else "f16.f16"
@@ -337,7 +342,7 @@ def multiply[
 
 @always_inline
 def rounded[dtype: DType, count: Int](sums: SIMD[DType.float32, _]) -> StaticTuple[SIMD[dtype, 8], count]:
-    """Sums as left factors, so many."""
+    """Round accumulators to `count` left operands."""
     var fragments = StaticTuple[SIMD[dtype, 8], count]()
     comptime for k in range(count):
         fragments[k] = sums.slice[8, offset=8 * k]().cast[dtype]()
@@ -345,14 +350,14 @@ def rounded[dtype: DType, count: Int](sums: SIMD[DType.float32, _]) -> StaticTup
 
 
 comptime Sums[width: Int] = StaticTuple[HALF, width // SIDE]
-"""A lane's share of sums of 64 rows, `width` wide: those of every 64 columns."""
+"""A lane's part of the accumulators of 64 rows, `width` wide, in parts of 64 columns."""
 
 
 @always_inline
 def scores_from_shared[
     dtype: DType, width: Int, columns: Int
 ](own: Shared[UInt8], other: Shared[UInt8]) -> SIMD[DType.float32, columns // 2]:
-    """Own @ other^T: 64 rows by `columns` rows, all of `width` elements."""
+    """Return own @ other^T: 64 rows by `columns` rows, all of `width` elements."""
     var sums = SIMD[DType.float32, columns // 2](0)
     comptime for half in range(width // SIDE):
         var a = WGMMADescriptor[dtype].create[64, 1, TensorMapSwizzle.SWIZZLE_128B](
@@ -379,7 +384,7 @@ def scores_from_shared[
 def add_product[
     dtype: DType, count: Int
 ](left: StaticTuple[SIMD[dtype, 8], count], right: Shared[UInt8], sums: HALF) -> HALF:
-    """Sums + left @ right, where right has 16 * count rows of 64 elements."""
+    """Return sums + left @ right, where right has 16 * count rows of 64 elements."""
     var across = tile_descriptor(right, BOX_BYTES // 16)
     var result = sums
     comptime for k in range(count):
@@ -391,9 +396,9 @@ def add_product[
 def add_products[
     dtype: DType, count: Int, width: Int
 ](left: StaticTuple[SIMD[dtype, 8], count], right: Shared[UInt8], mut sums: Sums[width]):
-    """Sums += left @ right, where right is a tile of 16 * count rows.
+    """Compute sums += left @ right, where right is a tile of 16 * count rows.
 
-    Of 128 elements at once where `wgmma_async` can: it takes no float16 from registers.
+    128 elements at a time where `wgmma_async` can: it does not take float16 from registers.
     """
     comptime if width == 2 * SIDE and dtype == DType.bfloat16:
         var across = WGMMADescriptor[dtype].create[64, count * ROW_BYTES, TensorMapSwizzle.SWIZZLE_128B](
@@ -417,7 +422,7 @@ def add_products[
 
 @always_inline
 def settled_sums[width: Int](mut sums: Sums[width]):
-    """`settled`, for all columns."""
+    """Apply `settled` to all columns."""
     comptime for half in range(width // SIDE):
         var some = sums[half]
         settled(some)
@@ -436,7 +441,9 @@ def store_half[
     pitch: Int,
     d: Int,
 ):
-    """Writes a warp's 16 rows, from row `first` of a matrix [count, d], each times its own factor."""
+    """Write a warp's 16 rows to the rows from `first` on of a matrix [count, d], each times its own
+    factor.
+    """
 
     @__parameter
     @always_inline
@@ -448,7 +455,7 @@ def store_half[
         var row = first + half * 8 + lane_id() // 4
         if row < count:
             var place = target.unsafe_offset(row * pitch + lane_id() % 4 * 2)
-            if d >= SIDE:  # Nearly always: then all addresses are one and a constant.
+            if d >= SIDE:  # Nearly always: all addresses are then one plus a constant.
                 comptime for j in range(8):
                     store[half, j](place)
             else:
@@ -469,7 +476,7 @@ def store_sums[
     pitch: Int,
     d: Int,
 ):
-    """`store_half`, for all columns."""
+    """Apply `store_half` to all columns."""
     comptime for half in range(width // SIDE):
         store_half[dtype](
             target.unsafe_offset(half * SIDE), sums[half], factors, first, count, pitch, d - half * SIDE
@@ -478,8 +485,9 @@ def store_sums[
 
 @always_inline
 def seen_before(first: Int, sizes: FlashSizes) -> StaticTuple[Int32, 2]:
-    """For both rows of a lane the key before which it sees all keys, minus the lane's first column. A warp's queries begin at
-    `first`. Of 32 bits: a comparison for each score takes one instruction then."""
+    """Return for both rows of a lane the number of keys that they see, minus the lane's first column. A
+    warp's queries begin at `first`. In 32 bits, a comparison per score is one instruction.
+    """
     var bounds = StaticTuple[Int32, 2](0, 0)
     comptime for half in range(2):
         var query = Int32(first) + Int32(half * 8) + Int32(lane_id()) // 4

@@ -1,17 +1,18 @@
-"""The flash kernels on tensor cores, for 16-bit types: forward, delta, and the gradient of the query.
+"""Flash attention for 16-bit types by `mma.sync`: the forward pass, delta, and the gradient of the query.
 
-Each block owns `rows` rows of the output it makes and walks over tiles of the other side, two of which are in shared
-memory: one is multiplied while the next is on its way. A warp owns 16 * bands of the rows. P, and then dS, go from
-product to product in registers, so that the gradient of the query needs one kernel and those of key and value another
-(`keys.mojo`): seven products in place of five, and no exchange between blocks.
+A block owns `rows` rows of its output and loops over tiles of the other operand with two stages in shared
+memory: one is multiplied while the next is being copied. A warp owns 16 * bands rows. P, and then dS, stay in
+registers between products, so the gradient of the query needs one kernel and those of key and value another
+(`keys.mojo`): seven products instead of five, but no exchange between blocks.
 
-`masked` kernels take masks (`masks.mojo`) and any scale; the others have no mask, which is one whose blocks have
-size 0, and a scale above 0. `aligned` ones take rows that begin at multiples of 16 bytes, the others rows at any
-address. `varlen` ones read offsets in place of a mask; a block works on one of the sequences that they bound
-(`varlen.mojo`). `dropout` ones make some probabilities 0 (`dropout.mojo`); the others do not read `state` and
-`keep`. `whole` ones, where every tile is full and every query sees every key, do not ask and have one way to load a
-tile: more would take registers that products want.
-Tensors are [B, N, S, d] with strides of their own; lse and delta are [B, N, S] and contiguous.
+Kernels that are `masked` take masks (`masks.mojo`; no mask is one with blocks of size 0) and any scale; the
+others take no mask and a scale above 0. `varlen` kernels read offsets instead of a mask; a block works on one
+of the sequences that they bound (`varlen.mojo`). `dropout` kernels set some probabilities to 0
+(`dropout.mojo`); the others do not read `state` and `keep`. `whole` kernels assume that every tile is full
+and every query sees every key. They have only one way to load a tile, since a second would cost registers.
+
+Tensors are [B, N, S, d] with any strides, but each row starts at a multiple of 16 bytes; lse and delta are
+[B, N, S] and contiguous.
 """
 
 from std.math import ceildiv, exp2, log2
@@ -43,14 +44,15 @@ from .tensors import FlashSizes, PackedSizes
 from shared.common import ImmPtr, MutPtr
 
 comptime DELTA_THREADS = 256
-"""Threads of a block that makes delta,"""
+"""Threads per block of the delta kernel."""
 comptime DELTA_LANES = 8
-"""so many of which share a row."""
+"""Threads per row of the delta kernel."""
 
 
 # ---- Forward ------------------------------------------------------------------------------------------------
 
 
+@__name("attention_forward_mma")
 @__llvm_metadata(
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(32 * warps)),
     `nvvm.minctasm`=SIMDLength(resident),
@@ -58,7 +60,6 @@ comptime DELTA_LANES = 8
 def fast_forward_kernel[
     dtype: DType,
     masked: Bool,
-    aligned: Bool,
     width: Int,
     bands: Int,
     warps: Int,
@@ -73,19 +74,20 @@ def fast_forward_kernel[
     query: ImmPtr[dtype],  # [B, N, S, d]
     key: ImmPtr[dtype],  # [B, G, T, d]
     value: ImmPtr[dtype],  # [B, G, T, d]
-    mask: ImmPtr[dtype],  # [B, N, S, T], at its own strides, where there is one; or offsets
+    mask: ImmPtr[dtype],  # [B, N, S, T] with its own strides, or the offsets of sequences
     output_strides: Strides,
     query_strides: Strides,
     key_strides: Strides,
     value_strides: Strides,
     packed: PackedSizes,
     scale: Float32,
-    state: ImmPtr[DType.uint32],  # of the draws, four words
-    keep: Int32,  # so many elements of 65,536
+    state: ImmPtr[DType.uint32],  # four words for the random numbers of dropout
+    keep: Int32,  # elements kept of 65,536
 ):
-    """Output and lse. A block owns 16 * bands * warps queries and walks over the keys, `step` at a time.
+    """Compute output and lse. A block owns 16 * bands * warps queries and loops over the keys, `step` at a
+    time.
 
-    Blocks with the last queries, which see the most keys past a diagonal, come first.
+    Blocks with the last queries, which see the most keys under a causal mask, come first.
     """
     comptime rows = 16 * bands * warps
     comptime threads = 32 * warps
@@ -141,8 +143,8 @@ def fast_forward_kernel[
     @always_inline
     def fetch(t: Int, stage: Int):
         var keys = stages.unsafe_offset(stage * 2 * step * pitch)
-        load_tile[step, width, threads, aligned, whole](keys, K, t, T, Int(key_strides[2]), d)
-        load_tile[step, width, threads, aligned, whole](
+        load_tile[step, width, threads, whole](keys, K, t, T, Int(key_strides[2]), d)
+        load_tile[step, width, threads, whole](
             keys.unsafe_offset(step * pitch), V, t, T, Int(value_strides[2]), d
         )
         comptime if masked:
@@ -151,7 +153,7 @@ def fast_forward_kernel[
             )
         async_copy_commit_group()
 
-    load_tile[rows, width, threads, aligned, whole](queries, Q, s0, S, Int(query_strides[2]), d)
+    load_tile[rows, width, threads, whole](queries, Q, s0, S, Int(query_strides[2]), d)
     var t0 = following(-step)
     fetch(t0, 0)
     comptime if kept:
@@ -160,7 +162,7 @@ def fast_forward_kernel[
     var own = Own[dtype, bands, width, kept](
         queries.unsafe_offset(thread_idx.x // 32 * (16 * bands * pitch)), lane
     )
-    # Scores with a mask have been multiplied before they are compared; a positive factor leaves the order as it is.
+    # With a mask, scores are scaled before the maximum; a positive scale does not change the order.
     var factor = LOG2_E if masked else scale * LOG2_E
     var draws = Dropout(state, keep, head)
     var sums = Array[Sums, bands * (width // 8)](fill=0)
@@ -169,7 +171,8 @@ def fast_forward_kernel[
     var stage = 0
     while t0 < end:
         async_copy_wait_group(0)
-        # Now everybody's share of these tiles is here, and nobody still reads those of the step before.
+        # All threads' copies of these tiles have arrived, and all threads are done with those of the previous
+        # step.
         barrier()
         var next = following(t0)
         if next < end:
@@ -189,7 +192,8 @@ def fast_forward_kernel[
             comptime for j in range(columns):
                 grown = max(grown, max(scores[band * columns + j][e], scores[band * columns + j][e + 1]))
             grown = of_row(grown, True)
-            # Minus -inf, a row that has seen nothing yet would be NaN; minus 0, its exponentials are 0.
+            # A row that has seen no key yet: subtracting -inf would give NaN; subtracting 0 gives
+            # exponentials of 0.
             var top = grown * factor
             var shift = top if top > HIDDEN else Float32(0)
             var rescale = exp2(largest[half] * factor - shift)
@@ -201,7 +205,7 @@ def fast_forward_kernel[
                     scores[band * columns + j][e + side] = weight
                     total += weight
             totals[half] = totals[half] * rescale + total
-            # The largest score seldom grows after the first keys.
+            # The maximum seldom grows after the first keys.
             if rescale != 1:
                 rarely()
                 comptime for j in range(width // 8):
@@ -217,7 +221,7 @@ def fast_forward_kernel[
     var factors = Array[Float32, 2 * bands](fill=0)
     comptime for half in range(2 * bands):
         var total = of_row(totals[half], False)
-        # A row that sees no key: total and sums are 0.
+        # For a row that sees no key, total and sums are 0.
         factors[half] = 1 / total if total != 0 else 1
         comptime if dropout:
             factors[half] *= draws.rescale()
@@ -226,7 +230,7 @@ def fast_forward_kernel[
             lse[unsafe_offset=row0 + s] = (
                 HIDDEN if total == 0 else (largest[half] * factor + log2(total)) * LN_2
             )
-    store_rows[bands, width, aligned](
+    store_rows[bands, width](
         output.unsafe_offset(start_of(head, sizes.query_heads, output_strides, sequence.first_query)),
         sums,
         factors,
@@ -241,30 +245,28 @@ def fast_forward_kernel[
 
 
 @always_inline
-def share_of_delta[
-    dtype: DType, //, width: Int
-](grad_row: ImmPtr[dtype], output_row: ImmPtr[dtype], d: Int) -> Float32:
-    """A lane's share of the product of two rows."""
-    comptime alignment = 2 * width
+def share_of_delta[dtype: DType, //](grad_row: ImmPtr[dtype], output_row: ImmPtr[dtype], d: Int) -> Float32:
+    """Return a lane's part of the dot product of two rows."""
     var sum = Float32(0)
-    for i in range(thread_idx.x % DELTA_LANES * width, d, DELTA_LANES * width):
-        var left = grad_row.unsafe_load[width=width, alignment=alignment](i).cast[DType.float32]()
-        var right = output_row.unsafe_load[width=width, alignment=alignment](i).cast[DType.float32]()
+    for i in range(thread_idx.x % DELTA_LANES * CHUNK, d, DELTA_LANES * CHUNK):
+        var left = grad_row.unsafe_load[width=CHUNK, alignment=16](i).cast[DType.float32]()
+        var right = output_row.unsafe_load[width=CHUNK, alignment=16](i).cast[DType.float32]()
         sum += (left * right).reduce_add()
     return sum
 
 
 @always_inline
 def sum_of_lanes(share: Float32) -> Float32:
-    """The sum over the lanes that share a row of delta."""
+    """Return the sum over the lanes that share a row of delta."""
     var sum = share
     comptime for distance in range(3):
         sum += warp.shuffle_xor(sum, UInt32(1 << distance))
     return sum
 
 
+@__name("attention_delta")
 def fast_delta_kernel[
-    dtype: DType, aligned: Bool
+    dtype: DType
 ](
     delta: MutPtr[DType.float32],  # [B, N, S]
     grad_output: ImmPtr[dtype],  # [B, N, S, d]
@@ -275,9 +277,7 @@ def fast_delta_kernel[
     output_strides: Strides,
     packed: PackedSizes,
 ):
-    """Delta = rowsum(dO * O), minus the gradient of lse: its derivative along a score is P, as that of delta is -P.
-    """
-    comptime width = CHUNK if aligned else 1
+    """Compute delta = rowsum(dO * O) - grad_lse: along a score, lse has the derivative P and delta -P."""
     var sizes = FlashSizes(packed)
     var S = Int(sizes.query_len)
     var row = block_idx.x * (DELTA_THREADS // DELTA_LANES) + thread_idx.x // DELTA_LANES
@@ -291,17 +291,15 @@ def fast_delta_kernel[
     )
     var sum = Float32(0)
     if exists:
-        sum = share_of_delta[width](dO, O, Int(sizes.head_dim))
+        sum = share_of_delta(dO, O, Int(sizes.head_dim))
     sum = sum_of_lanes(sum)
-    comptime if dtype == DType.float32:
-        # An infinite dO makes each dS of its row infinity minus infinity: NaN.
-        sum += sum - sum
     if exists and thread_idx.x % DELTA_LANES == 0:
         if with_grad_lse != 0:
             sum -= grad_lse[unsafe_offset=row]
         delta[unsafe_offset=row] = sum
 
 
+@__name("attention_query_mma")
 @__llvm_metadata(
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(32 * warps)),
     `nvvm.minctasm`=SIMDLength(resident),
@@ -309,7 +307,6 @@ def fast_delta_kernel[
 def fast_query_kernel[
     dtype: DType,
     masked: Bool,
-    aligned: Bool,
     width: Int,
     bands: Int,
     warps: Int,
@@ -327,7 +324,7 @@ def fast_query_kernel[
     value: ImmPtr[dtype],  # [B, G, T, d]
     lse: ImmPtr[DType.float32],  # [B, N, S]
     delta: ImmPtr[DType.float32],  # [B, N, S]
-    mask: ImmPtr[dtype],  # [B, N, S, T], at its own strides, where there is one; or offsets
+    mask: ImmPtr[dtype],  # [B, N, S, T] with its own strides, or the offsets of sequences
     gradient_strides: Strides,
     grad_strides: Strides,
     query_strides: Strides,
@@ -335,12 +332,13 @@ def fast_query_kernel[
     value_strides: Strides,
     packed: PackedSizes,
     scale: Float32,
-    state: ImmPtr[DType.uint32],  # of the draws, four words
-    keep: Int32,  # so many elements of 65,536
+    state: ImmPtr[DType.uint32],  # four words for the random numbers of dropout
+    keep: Int32,  # elements kept of 65,536
 ):
-    """The gradient of the query. A block owns 16 * bands * warps queries and walks over the keys, `step` at a time.
+    """Compute the gradient of the query. A block owns 16 * bands * warps queries and loops over the keys,
+    `step` at a time.
 
-    A step is done in parts, so that its scores and their gradients fit into registers.
+    A step is done in parts of `part` keys, so that scores and their gradients fit in registers.
     """
     comptime rows = 16 * bands * warps
     comptime threads = 32 * warps
@@ -396,8 +394,8 @@ def fast_query_kernel[
     @always_inline
     def fetch(t: Int, stage: Int):
         var keys = stages.unsafe_offset(stage * 2 * step * pitch)
-        load_tile[step, width, threads, aligned, whole](keys, K, t, T, Int(key_strides[2]), d)
-        load_tile[step, width, threads, aligned, whole](
+        load_tile[step, width, threads, whole](keys, K, t, T, Int(key_strides[2]), d)
+        load_tile[step, width, threads, whole](
             keys.unsafe_offset(step * pitch), V, t, T, Int(value_strides[2]), d
         )
         comptime if masked:
@@ -406,7 +404,7 @@ def fast_query_kernel[
             )
         async_copy_commit_group()
 
-    load_tile[rows, width, threads, aligned, whole](
+    load_tile[rows, width, threads, whole](
         queries,
         query.unsafe_offset(start_of(head, sizes.query_heads, query_strides, sequence.first_query)),
         s0,
@@ -414,7 +412,7 @@ def fast_query_kernel[
         Int(query_strides[2]),
         d,
     )
-    load_tile[rows, width, threads, aligned, whole](
+    load_tile[rows, width, threads, whole](
         grads,
         grad_output.unsafe_offset(start_of(head, sizes.query_heads, grad_strides, sequence.first_query)),
         s0,
@@ -483,7 +481,7 @@ def fast_query_kernel[
         stage = 1 - stage
         t0 = next
 
-    store_rows[bands, width, aligned](
+    store_rows[bands, width](
         grad_query.unsafe_offset(start_of(head, sizes.query_heads, gradient_strides, sequence.first_query)),
         sums,
         Array[Float32, 2 * bands](fill=scale * draws.rescale() if dropout else scale),

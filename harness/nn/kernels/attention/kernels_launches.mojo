@@ -1,4 +1,4 @@
-"""How the kernels of `kernels.mojo` are launched: in which tiles, with what geometry."""
+"""Launches of the kernels of `kernels.mojo` and `keys.mojo`: tile sizes and geometry."""
 
 from std.math import ceildiv
 from std.sys import size_of
@@ -22,14 +22,14 @@ from shared.common import ImmPtr, MutPtr, shared_memory
 from shared.launcher import Launcher
 
 comptime MOST_ROWS = 128
-"""Of a tile of the portable kernels; all other numbers of rows divide it."""
+"""Rows of the largest tile of the `mma.sync` kernels; all other tile sizes divide it."""
 comptime ROOM = 115200
-"""Bytes of shared memory that the largest of the portable kernels with a mask take."""
+"""Bytes of shared memory for the largest `mma.sync` kernel with a mask."""
 
 
 def is_whole(sizes: FlashSizes) -> Bool:
-    """Whether every tile of every portable kernel is full, and every query sees every key: then no kernel asks. Those of wider
-    heads ask always.
+    """Return whether every tile of every `mma.sync` kernel is full and every query sees every key; not for
+    heads above WIDE, whose kernels always check.
     """
     var full = sizes.query_len % MOST_ROWS == 0 and sizes.key_len % MOST_ROWS == 0
     full = full and sizes.head_dim % 64 == 0 and Int(sizes.head_dim) <= WIDE
@@ -37,53 +37,47 @@ def is_whole(sizes: FlashSizes) -> Bool:
 
 
 def mask_bytes[dtype: DType, rows: Int, columns: Int](sizes: FlashSizes) -> Int:
-    """Shared memory for the two tiles of a mask that a kernel has at once."""
+    """Return the bytes of shared memory for two stages of a mask's tile."""
     return 2 * size_of[Scalar[dtype]]() * columns * (1 if is_one_row(sizes) else rows)
 
 
 def tiles_of[varlen: Bool](sizes: FlashSizes, length: Int32, rows: Int) -> Int:
-    """Blocks of so many rows for each head."""
+    """Return the number of blocks per head."""
     comptime if varlen:
         return slots(Int(length), Int(sizes.mask_block), rows)
     return ceildiv(Int(length), rows)
 
 
 def launch_forward_tiles[
-    L: Launcher, dtype: DType, //, masked: Bool, *, aligned: Bool = True
+    L: Launcher, dtype: DType, //, masked: Bool
 ](mut launcher: L, t: FlashForward[dtype], layout: Layout) raises:
-    """The forward kernel, in tiles for the head dimension."""
+    """Launch the forward kernel with the tiles for the head dimension."""
     comptime if not masked:
         if is_whole(t.sizes):
-            launch_forward_tiles[masked, aligned=aligned, whole=True](launcher, t, layout)
+            launch_forward_tiles[masked, whole=True](launcher, t, layout)
             return
-    launch_forward_tiles[masked, aligned=aligned, whole=False](launcher, t, layout)
+    launch_forward_tiles[masked, whole=False](launcher, t, layout)
 
 
 def launch_forward_tiles[
-    L: Launcher, dtype: DType, //, masked: Bool, *, aligned: Bool, whole: Bool
+    L: Launcher, dtype: DType, //, masked: Bool, *, whole: Bool
 ](mut launcher: L, t: FlashForward[dtype], layout: Layout) raises:
-    """The forward kernel, `whole` or not."""
+    """Launch the forward kernel, `whole` or not."""
     if t.sizes.head_dim <= 64:
-        launch_forward_tiles[masked, 64, aligned=aligned, bands=2, warps=4, step=64, resident=2, whole=whole](
+        launch_forward_tiles[masked, 64, bands=2, warps=4, step=64, resident=2, whole=whole](
             launcher, t, layout
         )
     elif t.sizes.head_dim <= 128:
-        launch_forward_tiles[
-            masked, 128, aligned=aligned, bands=2, warps=4, step=32, resident=2, whole=whole
-        ](launcher, t, layout)
+        launch_forward_tiles[masked, 128, bands=2, warps=4, step=32, resident=2, whole=whole](
+            launcher, t, layout
+        )
     elif t.sizes.head_dim <= 160:
-        launch_forward_tiles[masked, 160, aligned=aligned, bands=1, warps=4, step=32, resident=2](
-            launcher, t, layout
-        )
+        launch_forward_tiles[masked, 160, bands=1, warps=4, step=32, resident=2](launcher, t, layout)
     elif t.sizes.head_dim <= 192:
-        launch_forward_tiles[masked, 192, aligned=aligned, bands=1, warps=4, step=32, resident=2](
-            launcher, t, layout
-        )
+        launch_forward_tiles[masked, 192, bands=1, warps=4, step=32, resident=2](launcher, t, layout)
     else:
         comptime step = 32 if not masked or shared_memory() >= ROOM else 16
-        launch_forward_tiles[masked, WIDEST, aligned=aligned, bands=1, warps=4, step=step, resident=2](
-            launcher, t, layout
-        )
+        launch_forward_tiles[masked, WIDEST, bands=1, warps=4, step=step, resident=2](launcher, t, layout)
 
 
 def launch_forward_tiles[
@@ -93,7 +87,6 @@ def launch_forward_tiles[
     masked: Bool,
     width: Int,
     *,
-    aligned: Bool = True,
     bands: Int,
     warps: Int,
     step: Int,
@@ -102,15 +95,13 @@ def launch_forward_tiles[
     varlen: Bool = False,
     dropout: Bool = False,
 ](mut launcher: L, t: FlashForward[dtype], layout: Layout, draws: Optional[Draws] = None) raises:
-    """The forward kernel in one tiling."""
+    """Launch the forward kernel with one tile size."""
     comptime rows = 16 * bands * warps
-    var drawn = draws.copy().or_else(Draws(t.query.unsafe_bitcast[UInt32](), 0))  # else not read
+    var drawn = draws.copy().or_else(Draws(t.query.unsafe_bitcast[UInt32](), 0))  # not read without dropout
     launcher.launch[
-        fast_forward_kernel[
-            dtype, masked, aligned, width, bands, warps, step, resident, whole, varlen, dropout
-        ]
+        fast_forward_kernel[dtype, masked, width, bands, warps, step, resident, whole, varlen, dropout]
     ](
-        "fast_forward",
+        "attention_forward_mma",
         t.output,
         rebind[MutPtr[DType.float32]](t.lse),
         t.query,
@@ -133,7 +124,7 @@ def launch_forward_tiles[
 
 
 def launch_delta_rows[
-    L: Launcher, dtype: DType, //, *, aligned: Bool
+    L: Launcher, dtype: DType, //
 ](
     mut launcher: L,
     delta: MutPtr[DType.float32],
@@ -144,9 +135,9 @@ def launch_delta_rows[
     sizes: FlashSizes,
     layout: Layout,
 ) raises:
-    """The kernel of `launch_delta_fast`."""
-    launcher.launch[fast_delta_kernel[dtype, aligned]](
-        "fast_delta",
+    """Launch the delta kernel."""
+    launcher.launch[fast_delta_kernel[dtype]](
+        "attention_delta",
         delta,
         grad_output,
         output,
@@ -161,33 +152,34 @@ def launch_delta_rows[
 
 
 def launch_backward_tiles[
-    L: Launcher, dtype: DType, //, masked: Bool, *, aligned: Bool = True
+    L: Launcher, dtype: DType, //, masked: Bool
 ](mut launcher: L, t: FlashBackward[dtype], layout: Layout) raises:
-    """Both kernels, in tiles for the head dimension, where they have something to write."""
+    """Launch both gradient kernels with the tiles for the head dimension, unless there is nothing to
+    write.
+    """
     comptime if not masked:
         if is_whole(t.sizes):
-            launch_backward_tiles[masked, aligned=aligned, whole=True](launcher, t, layout)
+            launch_backward_tiles[masked, whole=True](launcher, t, layout)
             return
-    launch_backward_tiles[masked, aligned=aligned, whole=False](launcher, t, layout)
+    launch_backward_tiles[masked, whole=False](launcher, t, layout)
 
 
 def launch_backward_tiles[
-    L: Launcher, dtype: DType, //, masked: Bool, *, aligned: Bool, whole: Bool
+    L: Launcher, dtype: DType, //, masked: Bool, *, whole: Bool
 ](mut launcher: L, t: FlashBackward[dtype], layout: Layout) raises:
-    """Both kernels, `whole` or not."""
-    # Where tiles of a mask have no room beside those of 128 rows, blocks are half as large.
+    """Launch both gradient kernels, `whole` or not."""
+    # Where a mask's tiles do not fit next to those of 128 rows, blocks are half as large.
     comptime roomy = not masked or shared_memory() >= ROOM
     comptime of_192 = 32 if roomy else 16
     if t.sizes.shared_heads() and t.sizes.key_len:
         if t.sizes.head_dim <= 64:
-            launch_key_value_tiles[
-                masked, 64, aligned=aligned, bands=2, warps=4, step=64, part=32, resident=2, whole=whole
-            ](launcher, t, layout)
+            launch_key_value_tiles[masked, 64, bands=2, warps=4, step=64, part=32, resident=2, whole=whole](
+                launcher, t, layout
+            )
         elif t.sizes.head_dim <= 128:
             launch_key_value_tiles[
                 masked,
                 128,
-                aligned=aligned,
                 bands=1,
                 warps=8 if roomy else 4,
                 step=32,
@@ -196,27 +188,26 @@ def launch_backward_tiles[
                 whole=whole,
             ](launcher, t, layout)
         elif t.sizes.head_dim <= 160:
-            launch_key_value_tiles[
-                masked, 160, aligned=aligned, bands=1, warps=4, step=32, part=32, resident=2
-            ](launcher, t, layout)
+            launch_key_value_tiles[masked, 160, bands=1, warps=4, step=32, part=32, resident=2](
+                launcher, t, layout
+            )
         elif t.sizes.head_dim <= 192:
-            launch_key_value_tiles[
-                masked, 192, aligned=aligned, bands=1, warps=4, step=32, part=32, resident=2
-            ](launcher, t, layout)
+            launch_key_value_tiles[masked, 192, bands=1, warps=4, step=32, part=32, resident=2](
+                launcher, t, layout
+            )
         else:
-            launch_key_value_tiles[
-                masked, WIDEST, aligned=aligned, bands=1, warps=4, step=16, part=16, resident=2
-            ](launcher, t, layout)
+            launch_key_value_tiles[masked, WIDEST, bands=1, warps=4, step=16, part=16, resident=2](
+                launcher, t, layout
+            )
     if t.sizes.heads() and t.sizes.query_len:
         if t.sizes.head_dim <= 64:
-            launch_query_tiles[
-                masked, 64, aligned=aligned, bands=2, warps=4, step=64, part=32, resident=2, whole=whole
-            ](launcher, t, layout)
+            launch_query_tiles[masked, 64, bands=2, warps=4, step=64, part=32, resident=2, whole=whole](
+                launcher, t, layout
+            )
         elif t.sizes.head_dim <= 128:
             launch_query_tiles[
                 masked,
                 128,
-                aligned=aligned,
                 bands=2 if roomy else 1,
                 warps=4,
                 step=32,
@@ -225,18 +216,18 @@ def launch_backward_tiles[
                 whole=whole,
             ](launcher, t, layout)
         elif t.sizes.head_dim <= 160:
-            launch_query_tiles[
-                masked, 160, aligned=aligned, bands=1, warps=4, step=of_192, part=of_192, resident=2
-            ](launcher, t, layout)
+            launch_query_tiles[masked, 160, bands=1, warps=4, step=of_192, part=of_192, resident=2](
+                launcher, t, layout
+            )
         elif t.sizes.head_dim <= 192:
-            launch_query_tiles[
-                masked, 192, aligned=aligned, bands=1, warps=4, step=of_192, part=of_192, resident=2
-            ](launcher, t, layout)
+            launch_query_tiles[masked, 192, bands=1, warps=4, step=of_192, part=of_192, resident=2](
+                launcher, t, layout
+            )
         else:
             comptime warps = 4 if roomy else 2
-            launch_query_tiles[
-                masked, WIDEST, aligned=aligned, bands=1, warps=warps, step=16, part=16, resident=2
-            ](launcher, t, layout)
+            launch_query_tiles[masked, WIDEST, bands=1, warps=warps, step=16, part=16, resident=2](
+                launcher, t, layout
+            )
 
 
 def launch_query_tiles[
@@ -246,7 +237,6 @@ def launch_query_tiles[
     masked: Bool,
     width: Int,
     *,
-    aligned: Bool = True,
     bands: Int,
     warps: Int,
     step: Int,
@@ -256,14 +246,13 @@ def launch_query_tiles[
     varlen: Bool = False,
     dropout: Bool = False,
 ](mut launcher: L, t: FlashBackward[dtype], layout: Layout, draws: Optional[Draws] = None) raises:
-    """The kernel of the gradient of the query in one tiling."""
+    """Launch the kernel for the gradient of the query with one tile size."""
     comptime rows = 16 * bands * warps
-    var drawn = draws.copy().or_else(Draws(t.query.unsafe_bitcast[UInt32](), 0))  # else not read
+    var drawn = draws.copy().or_else(Draws(t.query.unsafe_bitcast[UInt32](), 0))  # not read without dropout
     launcher.launch[
         fast_query_kernel[
             dtype,
             masked,
-            aligned,
             width,
             bands,
             warps,
@@ -275,7 +264,7 @@ def launch_query_tiles[
             dropout,
         ]
     ](
-        "fast_query",
+        "attention_query_mma",
         t.grad_query,
         t.grad_output,
         t.query,
@@ -307,7 +296,6 @@ def launch_key_value_tiles[
     masked: Bool,
     width: Int,
     *,
-    aligned: Bool = True,
     bands: Int,
     warps: Int,
     step: Int,
@@ -317,14 +305,13 @@ def launch_key_value_tiles[
     varlen: Bool = False,
     dropout: Bool = False,
 ](mut launcher: L, t: FlashBackward[dtype], layout: Layout, draws: Optional[Draws] = None) raises:
-    """The kernel of the gradients of key and value in one tiling."""
+    """Launch the kernel for the gradients of key and value with one tile size."""
     comptime rows = 16 * bands * (warps // 2 if in_pairs[width]() else warps)
-    var drawn = draws.copy().or_else(Draws(t.query.unsafe_bitcast[UInt32](), 0))  # else not read
+    var drawn = draws.copy().or_else(Draws(t.query.unsafe_bitcast[UInt32](), 0))  # not read without dropout
     launcher.launch[
         fast_key_value_kernel[
             dtype,
             masked,
-            aligned,
             width,
             bands,
             warps,
@@ -336,7 +323,7 @@ def launch_key_value_tiles[
             dropout,
         ]
     ](
-        "fast_key_value",
+        "attention_key_value_mma",
         t.grad_key,
         t.grad_value,
         t.grad_output,

@@ -1,7 +1,7 @@
-"""The gradients of key and value on tensor cores, for 16-bit types: `kernels.mojo` with the sides swapped.
+"""The gradients of key and value by `mma.sync`: `kernels.mojo` with queries and keys swapped.
 
-A block owns rows of keys and walks over tiles of queries. Where a head has too much to sum for the registers of a warp,
-two warps share their keys (`in_pairs`).
+A block owns rows of keys and loops over tiles of queries. Where the sums of one head do not fit in the
+registers of a warp, two warps share its keys (`in_pairs`).
 """
 
 from std.math import ceildiv, exp2
@@ -21,18 +21,20 @@ from shared.common import ImmPtr, MutPtr
 
 
 def in_pairs[width: Int]() -> Bool:
-    """Whether the warps of `fast_key_value_kernel` work in pairs."""
+    """Return whether the warps of `fast_key_value_kernel` work in pairs."""
     return width > 2 * SLAB
 
 
 def handed_bytes[width: Int, rows: Int, part: Int]() -> Int:
-    """Shared memory for what the first warp of each pair hands over: P, of `rows` keys and `part` queries."""
+    """Return the bytes of shared memory in which the first warp of each pair passes P, of `rows` keys and
+    `part` queries.
+    """
     return 4 * rows * part if in_pairs[width]() else 0
 
 
 @always_inline
 def meet(pair: Int):
-    """Waits until both warps of a pair are here."""
+    """Wait until both warps of a pair are here."""
     inlined_assembly["barrier.cta.sync $0, 64;", NoneType, constraints="r,~{memory}", has_side_effect=True](
         Int32(pair + 1)
     )
@@ -40,13 +42,13 @@ def meet(pair: Int):
 
 @fieldwise_init
 struct Place(Copyable, Movable):
-    """Where the walk of `fast_key_value_kernel` is: at queries from s0 on, of one of the heads that share the key's.
-    """
+    """The loop's position: queries from s0 on of one of the query heads that share the key's head."""
 
     var member: Int
     var s0: Int
 
 
+@__name("attention_key_value_mma")
 @__llvm_metadata(
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(32 * warps)),
     `nvvm.minctasm`=SIMDLength(resident),
@@ -54,7 +56,6 @@ struct Place(Copyable, Movable):
 def fast_key_value_kernel[
     dtype: DType,
     masked: Bool,
-    aligned: Bool,
     width: Int,
     bands: Int,
     warps: Int,
@@ -73,7 +74,7 @@ def fast_key_value_kernel[
     value: ImmPtr[dtype],  # [B, G, T, d]
     lse: ImmPtr[DType.float32],  # [B, N, S]
     delta: ImmPtr[DType.float32],  # [B, N, S]
-    mask: ImmPtr[dtype],  # [B, N, S, T], at its own strides, where there is one; or offsets
+    mask: ImmPtr[dtype],  # [B, N, S, T] with its own strides, or the offsets of sequences
     grad_key_strides: Strides,
     grad_value_strides: Strides,
     grad_strides: Strides,
@@ -82,14 +83,15 @@ def fast_key_value_kernel[
     value_strides: Strides,
     packed: PackedSizes,
     scale: Float32,
-    state: ImmPtr[DType.uint32],  # of the draws, four words
-    keep: Int32,  # so many elements of 65,536
+    state: ImmPtr[DType.uint32],  # four words for the random numbers of dropout
+    keep: Int32,  # elements kept of 65,536
 ):
-    """The gradients of key and value. A block owns 16 * bands * owners keys and walks over the queries of every head that
-    shares them, `step` at a time. Scores are transposed, [keys, queries]: so P^T and dS^T are left factors as they are.
+    """Compute the gradients of key and value. A block owns 16 * bands * owners keys and loops over the
+    queries of all heads that share them, `step` at a time. Scores are transposed, [keys, queries], so P^T and
+    dS^T are left operands as they are.
 
-    Where the sums of one gradient fill a warp's registers two warps own the same keys (`in_pairs`): one makes P and the gradient
-    of the value, the other takes P from it for dS and the gradient of the key.
+    Where the sums of one gradient fill a warp's registers, two warps own the same keys (`in_pairs`): one
+    computes P and the gradient of the value, the other takes P from it for dS and the gradient of the key.
     """
     comptime pairs = in_pairs[width]()
     comptime assert not pairs or part == step, "what is handed over is read before the next step"
@@ -121,12 +123,12 @@ def fast_key_value_kernel[
     ]().as_unsafe_any_origin()
     var values = keys.unsafe_offset(rows * pitch)
     var stages = values.unsafe_offset(rows * pitch)
-    # Of each stage lse, then delta.
+    # Per stage: lse, then delta.
     var numbers = stages.unsafe_offset(4 * tile).unsafe_bitcast[Float32]()
     var warp_index = thread_idx.x // 32
     var owner = warp_index // 2 if pairs else warp_index
     var makes_key = pairs and warp_index % 2 == 1
-    # What a warp hands over to the other of its pair: a lane's sums, 16 bytes at a time.
+    # The buffer between the warps of a pair: a lane's sums, 16 bytes at a time.
     var handed = numbers.unsafe_offset(4 * step + (owner * bands * columns * 32 + lane_id()) * 4)
     comptime numbers_and_handed = 4 * step + handed_bytes[width, rows, part]() // 4
     var masks = numbers.unsafe_offset(numbers_and_handed).unsafe_bitcast[Scalar[dtype]]()
@@ -156,7 +158,7 @@ def fast_key_value_kernel[
             break
         return next^
 
-    # Where the queries' head begins; found anew where another head follows, because a division is long.
+    # Recomputed only if the head changes, because of the division.
     var member = 0
     var Q = query.unsafe_offset(start_of(head0, sizes.query_heads, query_strides, sequence.first_query))
     var dO = grad_output.unsafe_offset(start_of(head0, sizes.query_heads, grad_strides, sequence.first_query))
@@ -175,8 +177,8 @@ def fast_key_value_kernel[
             comptime if masked:
                 mask_tile = MaskTile[dtype, rows](mask.unsafe_offset(sizes.mask_of(head)), sizes)
         var queries = stages.unsafe_offset(stage * 2 * tile)
-        load_tile[step, width, threads, aligned, whole](queries, Q, place.s0, S, Int(query_strides[2]), d)
-        load_tile[step, width, threads, aligned, whole](
+        load_tile[step, width, threads, whole](queries, Q, place.s0, S, Int(query_strides[2]), d)
+        load_tile[step, width, threads, whole](
             queries.unsafe_offset(tile), dO, place.s0, S, Int(grad_strides[2]), d
         )
         var row0 = head * all_queries + sequence.first_query
@@ -189,7 +191,7 @@ def fast_key_value_kernel[
             )
         async_copy_commit_group()
 
-    load_tile[rows, width, threads, aligned, whole](
+    load_tile[rows, width, threads, whole](
         keys,
         key.unsafe_offset(start_of(shared_head, sizes.key_heads, key_strides, sequence.first_key)),
         t0,
@@ -197,7 +199,7 @@ def fast_key_value_kernel[
         Int(key_strides[2]),
         d,
     )
-    load_tile[rows, width, threads, aligned, whole](
+    load_tile[rows, width, threads, whole](
         values,
         value.unsafe_offset(start_of(shared_head, sizes.key_heads, value_strides, sequence.first_key)),
         t0,
@@ -206,7 +208,7 @@ def fast_key_value_kernel[
         d,
     )
     comptime band_of_warp = 16 * bands * pitch
-    # Not kept: the sums of two gradients take the registers.
+    # Not kept in registers, which the sums of two gradients fill.
     var own_keys = Own[dtype, bands, width, False](keys.unsafe_offset(owner * band_of_warp), lane)
     var own_values = Own[dtype, bands, width, False](values.unsafe_offset(owner * band_of_warp), lane)
     var own = Own[dtype, bands, width, False](own_values.tile if makes_key else own_keys.tile, lane)
@@ -294,9 +296,9 @@ def fast_key_value_kernel[
         place = next^
 
     comptime if pairs:
-        key_sums = value_sums.copy()  # of the warps that make it
+        key_sums = value_sums.copy()  # in the warps that compute it
     if not pairs or makes_key:
-        store_rows[bands, width, aligned](
+        store_rows[bands, width](
             grad_key.unsafe_offset(
                 start_of(shared_head, sizes.key_heads, grad_key_strides, sequence.first_key)
             ),
@@ -308,7 +310,7 @@ def fast_key_value_kernel[
             d,
         )
     if not makes_key:
-        store_rows[bands, width, aligned](
+        store_rows[bands, width](
             grad_value.unsafe_offset(
                 start_of(shared_head, sizes.key_heads, grad_value_strides, sequence.first_key)
             ),

@@ -1,4 +1,4 @@
-"""What the launches of the fast variant ask of a type and of the tensors: whether tensor cores take them."""
+"""Strides of a pass's tensors, and whether tensor cores support a type."""
 
 from std.sys import default_accelerator, has_accelerator
 
@@ -6,11 +6,11 @@ from .scores import Strides
 from .tensors import FlashSizes
 
 comptime WIDE = 128
-"""The largest head dimension of the kernels of unequal lengths, of dropout and of a mask's gradient."""
+"""The largest head dimension for unequal lengths, dropout and a mask's gradient."""
 
 
 def has_tensor_cores[dtype: DType]() -> Bool:
-    """Whether NVIDIA's tensor cores multiply this type, on the GPU of this build."""
+    """Return whether the NVIDIA tensor cores of this build's GPU multiply this type."""
     comptime if has_accelerator():
         return dtype.is_half_float() and default_accelerator().is_nvidia_gpu()
     else:
@@ -18,7 +18,7 @@ def has_tensor_cores[dtype: DType]() -> Bool:
 
 
 def contiguous(heads: Int32, length: Int32, d: Int32) -> Strides:
-    """The strides of a tensor [B, heads, length, d] without gaps."""
+    """Return the strides of a contiguous tensor [B, heads, length, d]."""
     var row = Int64(d)
     return Strides(Int64(heads) * Int64(length) * row, Int64(length) * row, row, 0)
 
@@ -38,7 +38,7 @@ struct Layout(Copyable, Movable):
 
     @staticmethod
     def without_gaps(sizes: FlashSizes) -> Self:
-        """Of contiguous tensors."""
+        """Return the strides of contiguous tensors."""
         var rows = contiguous(sizes.query_heads, sizes.query_len, sizes.head_dim)
         var keys = contiguous(sizes.key_heads, sizes.key_len, sizes.head_dim)
         return Self(rows, keys, keys, rows, rows, rows, keys, keys)

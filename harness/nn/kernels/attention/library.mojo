@@ -1,7 +1,8 @@
-"""Attention's kernels as C functions: one library for each part, which is a dtype with a feature, or `plan`, the choice of kernels.
+"""Attention's kernels as C functions: one library per part, which is a dtype with a feature, or `plan`, the
+choice of kernels.
 
-`harness/nn/host/attention.cpp` asks `workbook_attention_plan` of the part `plan` which kernels a call takes and which part has them, and
-calls that part's functions with the same words (`call.mojo`).
+`harness/nn/host/attention.cpp` calls `workbook_attention_plan` of the part `plan` for the kernels and their
+part, then that part's functions with the same words (`call.mojo`).
 """
 
 from std.sys.defines import get_defined_string
@@ -23,7 +24,7 @@ comptime dtype = DType.float16 if PART.startswith("float16") else DType.bfloat16
 
 
 def has[kernel: Int]() -> Bool:
-    """Whether this part has these kernels."""
+    """Return whether this part has these kernels."""
     comptime if PART == "float16" or PART == "bfloat16":
         return kernel == (WGMMA if HOPPER else MMA)
     elif PART.endswith("_mask"):
@@ -35,7 +36,7 @@ def has[kernel: Int]() -> Bool:
 
 
 def forward(mut words: Words, mut launcher: StreamLauncher) raises:
-    """Output and lse."""
+    """Launch the forward pass: output and lse."""
     var given = Call(words)
     var t = given.forward[dtype]()
     comptime if PART.endswith("_varlen"):
@@ -58,7 +59,8 @@ def forward(mut words: Words, mut launcher: StreamLauncher) raises:
 
 
 def backward(mut words: Words, mut launcher: StreamLauncher) raises:
-    """The gradients of query, key and value, from delta or from the output, with the gradient of lse where there is one.
+    """Launch the backward pass: the gradients of query, key and value, with delta given or computed from the
+    output.
     """
     var given = Call(words)
     var t = given.backward[dtype]()
@@ -86,9 +88,9 @@ def backward(mut words: Words, mut launcher: StreamLauncher) raises:
 
 
 def delta_of(mut launcher: StreamLauncher, given: Call) raises -> ImmPtr[accum_type[dtype]]:
-    """One launch: rowsum(dO * O), less the gradient of lse where there is one."""
+    """Launch delta = rowsum(dO * O), minus grad_lse if there is one."""
     var delta = launcher.workspace[DType.float32]("delta", given.sizes.rows())
-    launch_delta_rows[aligned=True](
+    launch_delta_rows(
         launcher,
         delta,
         read[dtype](given.grad_output),
@@ -102,7 +104,7 @@ def delta_of(mut launcher: StreamLauncher, given: Call) raises -> ImmPtr[accum_t
 
 
 def mask_gradient(mut words: Words, mut launcher: StreamLauncher) raises:
-    """The gradient of a mask, with its strides."""
+    """Launch the gradient of a mask, with the mask's strides."""
     var given = Call(words)
     var tensors = MaskGradient[dtype](
         grad_mask=written[dtype](given.grad_mask),
@@ -141,7 +143,6 @@ def workbook_attention_plan(words: Int, message: Int, capacity: Int64) abi("C") 
 
 @export("workbook_attention_forward")
 def workbook_attention_forward(words: Int, message: Int, capacity: Int64) abi("C") -> Int64:
-    """Launch the forward pass."""
     comptime if PART == "plan":
         return -1
     else:
@@ -150,7 +151,6 @@ def workbook_attention_forward(words: Int, message: Int, capacity: Int64) abi("C
 
 @export("workbook_attention_backward")
 def workbook_attention_backward(words: Int, message: Int, capacity: Int64) abi("C") -> Int64:
-    """Launch the backward pass."""
     comptime if PART == "plan":
         return -1
     else:
@@ -159,7 +159,7 @@ def workbook_attention_backward(words: Int, message: Int, capacity: Int64) abi("
 
 @export("workbook_attention_mask_gradient")
 def workbook_attention_mask_gradient(words: Int, message: Int, capacity: Int64) abi("C") -> Int64:
-    """Launch the pass of the mask's gradient, which the parts with masks have."""
+    """Launch the mask's gradient, which only the parts with masks have."""
     comptime if PART.endswith("_mask"):
         return call[mask_gradient](words, message, capacity)
     else:

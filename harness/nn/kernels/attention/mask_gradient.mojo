@@ -1,10 +1,10 @@
-"""The gradient of an additive mask of a 16-bit type on tensor cores: kernel and launch.
+"""The gradient of an additive mask of a 16-bit type by `mma.sync`: kernel and launch.
 
-The mask is added to the scores, so its gradient is dS = P * (dP - delta), summed over all that an element of
-it was broadcast to: the batch, the heads or the queries, wherever the mask has the size 1. The scores are
-computed a third time for it, two products more; beside the gradient itself nothing is stored. A block owns a
-tile of the mask, and walks over the heads, and of a mask of one row over the queries, that share it. A warp
-holds its share of the sums in registers, and no other adds to it.
+The mask is added to the scores, so its gradient is dS = P * (dP - delta), summed over everything an element
+was broadcast to: the batch, the heads or the queries, wherever the mask has size 1. This recomputes the
+scores a third time, two more products, but stores nothing except the gradient. A block owns a tile of the
+mask and loops over the heads, and for a one-row mask over the queries, that share it. A warp keeps its sums
+in registers, and no other warp adds to them.
 """
 
 from std.math import ceildiv, exp2
@@ -25,12 +25,12 @@ from shared.common import ImmPtr, MutPtr, accum_type
 from shared.launcher import Launcher
 
 comptime KEYS = 64
-"""Of a block's tile."""
+"""Keys of a block's tile."""
 comptime PART = 32
-"""Keys whose scores a warp holds at once."""
+"""Keys whose scores a warp holds at a time."""
 comptime WARPS = 4
 comptime BANDS = 1
-"""16 queries each that a warp owns; more would take its registers from one tile to the next."""
+"""Groups of 16 queries that a warp owns; with more, registers would spill."""
 comptime ROWS = 16 * BANDS * WARPS
 
 
@@ -38,7 +38,7 @@ comptime ROWS = 16 * BANDS * WARPS
 struct MaskGradient[dtype: DType, written: MutOrigin = MutAnyOrigin, read: ImmOrigin = ImmutAnyOrigin](
     Copyable, Movable
 ):
-    """What the pass writes, and what it reads."""
+    """The tensors of the pass."""
 
     var grad_mask: Pointer[Scalar[Self.dtype], Self.written]  # [B or 1, N or 1, S or 1, T]
     var grad_output: Pointer[Scalar[Self.dtype], Self.read]  # [B, N, S, d]
@@ -54,18 +54,19 @@ struct MaskGradient[dtype: DType, written: MutOrigin = MutAnyOrigin, read: ImmOr
 
 @always_inline
 def own_size(size: Int32, stride: Int32) -> Int:
-    """The mask's size along an axis: that of the scores, or 1 where it was broadcast."""
+    """Return the mask's size along an axis: that of the scores, or 1 if it was broadcast."""
     return Int(size) if stride else 1
 
 
 struct MaskWalk(Copyable, Movable):
-    """A block's tile of a mask, and its walk over what shares it: entries of the batch, heads and tiles of queries.
+    """A block's tile of a mask, and its loop over what shares the tile: batch entries, heads and tiles of
+    queries.
     """
 
     var t0: Int
-    """The first key,"""
+    """The first key."""
     var steps: Int
-    """and of the walk so many."""
+    """Iterations of the loop."""
     var _s0: Int
     var _entry: Int
     var _head: Int
@@ -74,7 +75,7 @@ struct MaskWalk(Copyable, Movable):
 
     @always_inline
     def __init__(out self, sizes: FlashSizes):
-        """The tile of this block."""
+        """Take the tile of this block."""
         var mask_heads = own_size(sizes.query_heads, sizes.mask_n)
         var tiles_t = ceildiv(Int(sizes.key_len), KEYS)
         var tiles_s = ceildiv(own_size(sizes.query_len, sizes.mask_s), ROWS)
@@ -89,25 +90,25 @@ struct MaskWalk(Copyable, Movable):
 
     @staticmethod
     def blocks(sizes: FlashSizes) -> Int:
-        """Of the whole mask."""
+        """Return the number of blocks for the whole mask."""
         var tiles = ceildiv(own_size(sizes.query_len, sizes.mask_s), ROWS) * ceildiv(Int(sizes.key_len), KEYS)
         return tiles * own_size(sizes.batch, sizes.mask_b) * own_size(sizes.query_heads, sizes.mask_n)
 
     @always_inline
     def query(self, step: Int) -> Int:
-        """The first query of a step;"""
+        """Return the first query of a step."""
         return self._s0 + step % self._tiles * ROWS
 
     @always_inline
     def head(self, step: Int, sizes: FlashSizes) -> Int:
-        """and its head, counted through the batch."""
+        """Return the head of a step, counted through the batch."""
         var heads = step // self._tiles
         var entry = self._entry + heads // self._heads
         return entry * Int(sizes.query_heads) + self._head + heads % self._heads
 
     @always_inline
     def seen(self, step: Int, sizes: FlashSizes) -> Bool:
-        """Whether a query of a step sees a key of the tile."""
+        """Return whether any query of a step sees any key of the tile."""
         return self.t0 < sizes.keys_seen(min(self.query(step) + ROWS, Int(sizes.query_len)) - 1)
 
     @always_inline
@@ -120,7 +121,8 @@ struct MaskWalk(Copyable, Movable):
         of_warps: SharedPtr[DType.float32],
         sizes: FlashSizes,
     ):
-        """Writes what a block's warps have added up, of a mask of one row over all of their queries; `of_warps` is memory for that.
+        """Write the sums of a block's warps, for a one-row mask added over all of their queries; `of_warps`
+        is memory for that.
         """
         comptime places = KEYS // 8
         var warp_rows = thread_idx.x // 32 * (16 * bands)
@@ -128,7 +130,7 @@ struct MaskWalk(Copyable, Movable):
         if sizes.mask_s:
             store_tile[bands, places](target, totals, self._s0 + warp_rows, self.t0, sizes)
             return
-        # One row: the sums of all queries, of a warp, then of all warps.
+        # One row: add over the queries of a warp, then over the warps.
         barrier()
         comptime for j in range(places):
             comptime for side in range(2):
@@ -147,6 +149,7 @@ struct MaskWalk(Copyable, Movable):
             target[unsafe_offset=(self.t0 + thread_idx.x) * Int(sizes.mask_t)] = sum.cast[dtype]()
 
 
+@__name("attention_mask_gradient")
 @__llvm_metadata(
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(32 * WARPS)),
     `nvvm.minctasm`=SIMDLength(2),
@@ -169,7 +172,7 @@ def fast_mask_gradient_kernel[
     packed: PackedSizes,
     scale: Float32,
 ):
-    """The gradient of the mask. A block owns 64 keys of it and ROWS queries, or the one row that there is."""
+    """Compute the gradient of the mask. A block owns 64 keys and ROWS queries of it, or its only row."""
     comptime bands = BANDS
     comptime rows = ROWS
     comptime threads = 32 * WARPS
@@ -200,9 +203,9 @@ def fast_mask_gradient_kernel[
         var head = mine.head(step, sizes)
         var shared_head = sizes.shared_head(head)
         var of_head = MaskTile[dtype, KEYS](mask.unsafe_offset(sizes.mask_of(head)), sizes)
-        # Everybody is done with the tiles of the step before.
+        # All threads are done with the tiles of the previous step.
         barrier()
-        load_tile[rows, width, threads, True](
+        load_tile[rows, width, threads](
             queries,
             query.unsafe_offset(start_of(head, sizes.query_heads, query_strides)),
             s0,
@@ -210,7 +213,7 @@ def fast_mask_gradient_kernel[
             Int(query_strides[2]),
             d,
         )
-        load_tile[rows, width, threads, True](
+        load_tile[rows, width, threads](
             grads,
             grad_output.unsafe_offset(start_of(head, sizes.query_heads, grad_strides)),
             s0,
@@ -218,7 +221,7 @@ def fast_mask_gradient_kernel[
             Int(grad_strides[2]),
             d,
         )
-        load_tile[KEYS, width, threads, True](
+        load_tile[KEYS, width, threads](
             keys,
             key.unsafe_offset(start_of(shared_head, sizes.key_heads, key_strides)),
             t0,
@@ -226,7 +229,7 @@ def fast_mask_gradient_kernel[
             Int(key_strides[2]),
             d,
         )
-        load_tile[KEYS, width, threads, True](
+        load_tile[KEYS, width, threads](
             values,
             value.unsafe_offset(start_of(shared_head, sizes.key_heads, value_strides)),
             t0,
@@ -242,7 +245,7 @@ def fast_mask_gradient_kernel[
         comptime for half in range(2 * bands):
             var s = first + half * 8 + lane_id() // 4
             var row = head * S + min(s, S - 1)
-            # A query that does not exist has P = 0 and dP = 0.
+            # A query past the end has P = 0 and dP = 0.
             shifts[half] = row_shift[True](lse[unsafe_offset=row]) if s < S else -HIDDEN
             deltas[half] = delta[unsafe_offset=row] if s < S else 0
         async_copy_wait_group(0)
@@ -273,7 +276,7 @@ def fast_mask_gradient_kernel[
 def store_tile[
     dtype: DType, //, bands: Int, places: Int
 ](target: MutPtr[dtype], totals: Array[Sums, bands * places], first: Int, t0: Int, sizes: FlashSizes):
-    """Writes a warp's sums to the rows from `first` on of a head's gradient."""
+    """Write a warp's sums to the rows from `first` on of a head's gradient."""
     comptime both = 2 * size_of[Scalar[dtype]]()
     var pairs = sizes.mask_t == 1 and sizes.mask_s % 2 == 0 and Int(target) % both == 0
     comptime for half in range(2 * bands):
@@ -296,9 +299,7 @@ def store_tile[
 def launch_mask_gradient_fast[
     L: Launcher, dtype: DType, //
 ](mut launcher: L, t: MaskGradient[dtype], layout: Layout) raises:
-    """One launch: the gradient of a mask whose strides are its own and the mask's, in tiles for the head
-    dimension.
-    """
+    """Launch the kernel, with the tiles for the head dimension; the gradient has the mask's strides."""
     comptime if has_tensor_cores[dtype]():
         if t.sizes.head_dim <= 64:
             launch_mask_gradient_tiles[64](launcher, t, layout)
@@ -311,10 +312,10 @@ def launch_mask_gradient_fast[
 def launch_mask_gradient_tiles[
     L: Launcher, dtype: DType, //, width: Int
 ](mut launcher: L, t: MaskGradient[dtype], layout: Layout) raises:
-    """The kernel in one tiling."""
+    """Launch the kernel with one tile size."""
     ref sizes = t.sizes
     launcher.launch[fast_mask_gradient_kernel[dtype, width]](
-        "fast_mask_gradient",
+        "attention_mask_gradient",
         t.grad_mask,
         t.grad_output,
         t.query,

@@ -1,8 +1,9 @@
-"""Masks for the kernels of `kernels.mojo`: tiles of them in shared memory, and which tiles of keys a mask leaves out.
+"""Masks for the kernels of `kernels.mojo`: their tiles in shared memory, and the tiles of keys that a mask
+hides.
 
-A tile of a mask lies as it is in memory, queries down and keys to the right, in the chunks and the order of all tiles. An
-`ldmatrix` reads 16 x 16 of it as a lane's sums are laid out, transposed where scores are. A mask that is one row for all queries has
-tiles of one row, which every query reads.
+A tile of a mask has queries as rows and keys as columns, in the chunks and the order of all tiles. `ldmatrix`
+reads 16 x 16 elements in the layout of a lane's accumulators, transposed if the scores are. A mask that is
+one row for all queries has tiles of one row.
 """
 
 from std.math import ceildiv
@@ -12,20 +13,21 @@ from max.gpu.compute.mma import ld_matrix
 from max.gpu.memory import async_copy
 from max.gpu.primitives import warp
 
-from .tiles import CHUNK, HIDDEN, SharedPtr, Sums
+from .tiles import CHUNK, SharedPtr, Sums
 from .tensors import FlashSizes
 from shared.common import ImmPtr
 
 comptime LANES = 32
-"""Of a warp."""
+"""Lanes of a warp."""
 comptime TOGETHER = 4
 comptime TILES_AT_ONCE = 16
-"""Tiles of keys of which a warp finds out together whether a mask hides them."""
+"""Tiles of keys that a warp checks at a time."""
 
 
 @always_inline
 def is_one_row(sizes: FlashSizes) -> Bool:
-    """Whether all queries of a head have one row of the mask, an element for every key; without a mask it is a row of zeros.
+    """Return whether all queries of a head share one row of the mask with one element per key; no mask is a
+    row of zeros.
     """
     return sizes.mask_s == 0 and sizes.mask_block <= 1
 
@@ -34,7 +36,8 @@ def is_one_row(sizes: FlashSizes) -> Bool:
 def hidden_tile[
     dtype: DType, //, rows: Int, columns: Int
 ](mask: ImmPtr[dtype], head: Int, s0: Int, t0: Int, sizes: FlashSizes) -> Bool:
-    """Whether a mask of blocks hides every key of a tile from every query of it: then its products are left out.
+    """Return whether a block mask hides every key of a tile from every query, so that its products can be
+    skipped.
     """
     var block = Int(sizes.mask_block)
     if block < 16:
@@ -50,7 +53,8 @@ def hidden_tile[
 
 @always_inline
 def key_of_row[columns: Int](row: Int) -> Int:
-    """What the chunks of a row of a mask's tile are mixed with, so that eight rows that are read at once lie in different banks.
+    """Return the number that a row's chunks are exclusive-ored with, so that eight rows read at a time are in
+    different banks.
     """
     comptime chunks = min(8, columns // CHUNK)
     return row // (8 // chunks) % chunks
@@ -58,7 +62,7 @@ def key_of_row[columns: Int](row: Int) -> Int:
 
 @always_inline
 def widened[dtype: DType, //](elements: SIMD[dtype, 8]) -> SIMD[DType.float32, 8]:
-    """The same numbers in float32. Those of bfloat16 are the upper halves: a shift or a mask each."""
+    """Convert to float32. A bfloat16 is the upper half of a float32: a shift or a mask each."""
     comptime if dtype == DType.bfloat16:
         var pairs = bitcast[DType.uint32, 4](elements)
         return bitcast[DType.float32, 8]((pairs << 16).interleave(pairs & 0xFFFF0000))
@@ -67,18 +71,18 @@ def widened[dtype: DType, //](elements: SIMD[dtype, 8]) -> SIMD[DType.float32, 8
 
 
 struct MaskTile[dtype: DType, columns: Int](Copyable, Movable):
-    """How tiles of one head's mask, `columns` keys wide, come into shared memory and to the scores."""
+    """Tiles of one head's mask, `columns` keys wide: how they are loaded and added to the scores."""
 
     @__allow_legacy_any_origin_fields
     var mask: ImmPtr[Self.dtype]
     var pitch: Int
-    """Elements from row to row of a tile: 0 where there is one row."""
+    """Elements from row to row of a tile; 0 if there is only one row."""
     var in_chunks: Bool
-    """Whether the mask's rows lie in memory as 16 bytes can be copied from them."""
+    """Whether the mask's rows can be copied 16 bytes at a time."""
 
     @always_inline
     def __init__(out self, mask: ImmPtr[Self.dtype], sizes: FlashSizes):
-        """Of the mask of a head."""
+        """Take the mask of a head."""
         self.mask = mask
         self.pitch = 0 if is_one_row(sizes) else Self.columns
         self.in_chunks = sizes.mask_block == 1 and sizes.mask_t == 1
@@ -86,14 +90,15 @@ struct MaskTile[dtype: DType, columns: Int](Copyable, Movable):
 
     @always_inline
     def elements[rows: Int](self) -> Int:
-        """Of a tile of so many rows."""
+        """Return the elements of a tile with so many rows."""
         return rows * self.pitch if self.pitch else Self.columns
 
     @always_inline
     def load[
         rows: Int, threads: Int
     ](self, target: SharedPtr[Self.dtype], s0: Int, t0: Int, sizes: FlashSizes):
-        """Copies the mask of `rows` queries from s0 on and the keys from t0 on; what is outside of it is of no matter.
+        """Copy the mask of `rows` queries from s0 on and the keys from t0 on; elements outside the mask may
+        be anything.
         """
         comptime chunks = Self.columns // CHUNK
         comptime together = threads // chunks
@@ -105,7 +110,7 @@ struct MaskTile[dtype: DType, columns: Int](Copyable, Movable):
         var t = t0 + thread_idx.x % chunks * CHUNK
         var place = target.unsafe_offset(self.chunk_of(row, thread_idx.x % chunks))
         var bytes = 2 * max(0, min(CHUNK, T - t))
-        # Not unrolled: the addresses would take registers that products want.
+        # Not unrolled: the addresses would take registers that products need.
         for below in range(row, count, together):
             var s = s0 + below
             var target_of_row = place.unsafe_offset((below - row) * Self.columns)
@@ -129,7 +134,7 @@ struct MaskTile[dtype: DType, columns: Int](Copyable, Movable):
     @staticmethod
     @always_inline
     def chunk_of(row: Int, chunk: Int) -> Int:
-        """Where in a tile a chunk of a row begins."""
+        """Return where in a tile a chunk of a row begins."""
         return row * Self.columns + (chunk ^ key_of_row[Self.columns](row)) * CHUNK
 
     @always_inline
@@ -143,11 +148,11 @@ struct MaskTile[dtype: DType, columns: Int](Copyable, Movable):
         row: Int,
         column: Int,
     ):
-        """Makes products scores: times scale, with the mask. A warp's queries are the tile's rows from `row` on and the keys its
-        columns from `column` on; `transposed`, its keys are those columns, and the queries those rows.
+        """Scale products and add the mask. A warp's queries are the tile's rows from `row` on and its keys
+        the columns from `column` on; `transposed`, its keys are those columns and the queries those rows.
         """
         var lane = Int(lane_id())
-        # The row of the four matrices that this lane points to, and its chunk.
+        # The row and chunk of the four matrices whose address this lane provides.
         var below = lane % 8 + lane // 16 * 8 if transposed else lane % 16
         var right = lane // 8 % 2 if transposed else lane // 16
         var key = key_of_row[Self.columns](below) if self.pitch else 0
@@ -169,8 +174,8 @@ struct MaskTile[dtype: DType, columns: Int](Copyable, Movable):
 def tiles_seen[
     dtype: DType, //, step: Int, count: Int
 ](mask: ImmPtr[dtype], t0: Int, sizes: FlashSizes) -> UInt32:
-    """Of which of `count` tiles of `step` keys from t0 on a mask of one row shows a key, one bit each. All lanes of a warp ask
-    together, and the loads of four tiles are on their way together.
+    """Return one bit for each of `count` tiles of `step` keys from t0 on: whether a one-row mask shows any of
+    its keys. All lanes of a warp must call it; the loads of four tiles overlap.
     """
     if sizes.mask_block == 0:
         return 0xFFFFFFFF
@@ -190,30 +195,31 @@ def tiles_seen[
 def shows_none[
     dtype: DType, //, count: Int
 ](mask: ImmPtr[dtype], head: Int, t0: Int, sizes: FlashSizes) -> Bool:
-    """Whether a head's mask of one row hides all of `count` keys from t0 on."""
+    """Return whether a head's one-row mask hides all of `count` keys from t0 on."""
     return tiles_seen[count, 1](mask.unsafe_offset(sizes.mask_of(head)), t0, sizes) == 0
 
 
 struct Visible[dtype: DType, step: Int](Copyable, Movable):
-    """Which tiles of `step` keys a mask of one row shows some key of: every warp finds out for itself, of many tiles at once.
+    """The tiles of `step` keys of which a one-row mask shows any key. Each warp keeps its own bits, for many
+    tiles at a time.
     """
 
     @__allow_legacy_any_origin_fields
     var mask: ImmPtr[Self.dtype]
     var bits: UInt32
     var first: Int
-    """The key with which the tile of the lowest bit begins."""
+    """The first key of the tile of the lowest bit."""
 
     @always_inline
     def __init__(out self, mask: ImmPtr[Self.dtype]):
-        """Of the mask of a head; nothing is read yet."""
+        """Take the mask of a head; nothing is read yet."""
         self.mask = mask
         self.bits = 0
         self.first = -Self.step * TILES_AT_ONCE
 
     @always_inline
     def following(mut self, t: Int, end: Int, sizes: FlashSizes) -> Int:
-        """The first key from t on that begins a tile which is needed; t is a multiple of step."""
+        """Return the first key, from t on, of a tile that is needed; t is a multiple of step."""
         var next = t
         while next < end:
             if next >= self.first + Self.step * TILES_AT_ONCE:

@@ -1,7 +1,7 @@
-"""What all kernels of the fast variant do with scores and their rows: which pairs see each other, what hides the others.
+"""Scores and their rows: visibility of keys, masking, row reductions.
 
-Exponentials are to the base 2, P = 2^(score * scale * log2(e) - lse * log2(e)), one multiply-add and one instruction
-each.
+Exponentials are to base 2: P = 2^(score * scale * log2(e) - lse * log2(e)), one multiply-add and one
+instruction each.
 """
 
 from std.sys import inlined_assembly
@@ -14,31 +14,30 @@ from .tensors import FlashSizes
 comptime LOG2_E = Float32(1.4426950408889634)
 comptime LN_2 = Float32(0.6931471805599453)
 comptime Strides = SIMD[DType.int64, 4]
-"""The strides of a tensor's batch, head and row, in elements; those of a row are neighbours."""
+"""The strides of a tensor's batch, head and row, in elements; elements of a row are contiguous."""
 
 
 @always_inline
 def start_of(head: Int, heads: Int32, strides: Strides, row: Int = 0) -> Int:
-    """Where a row of a head begins that is counted through the batch."""
+    """Return the offset of a row of a head, which is counted through the batch."""
     return head // Int(heads) * Int(strides[0]) + head % Int(heads) * Int(strides[1]) + row * Int(strides[2])
 
 
 @always_inline
 def sees(s: Int, t: Int, sizes: FlashSizes) -> Bool:
-    """Whether there are this query and this key, and the key is not past the diagonal."""
+    """Return whether query and key exist and the key is not past the diagonal."""
     return s < Int(sizes.query_len) and t < Int(sizes.key_len) and t <= s + Int(sizes.diagonal)
 
 
 @always_inline
 def all_seen(s0: Int, s1: Int, t0: Int, t1: Int, sizes: FlashSizes) -> Bool:
-    """Whether each of the queries s0 ... s1 - 1 sees each of the keys t0 ... t1 - 1."""
+    """Return whether each of the queries s0 ... s1 - 1 sees each of the keys t0 ... t1 - 1."""
     return s1 <= Int(sizes.query_len) and t1 <= Int(sizes.key_len) and t1 - 1 <= s0 + Int(sizes.diagonal)
 
 
 @always_inline
 def rarely():
-    """Marks a branch that few steps take. Without it the compiler makes a select of each assignment, in all steps.
-    """
+    """Mark a branch as rarely taken, so that the compiler does not turn its assignments into selects."""
     inlined_assembly["", NoneType, constraints="~{memory}", has_side_effect=True]()
 
 
@@ -46,8 +45,9 @@ def rarely():
 def hide_unseen[
     bands: Int, columns: Int, transposed: Bool = False
 ](mut values: Array[Sums, bands * columns], hidden: Float32, first: Int, start: Int, sizes: FlashSizes,):
-    """Makes `hidden` what a warp's queries from `first` on have of keys from `start` on that they do not see; `transposed`, what
-    its keys have of queries that do not see them or do not exist. In 32 bits a comparison is one instruction.
+    """Set to `hidden` the scores of a warp's queries from `first` on for keys from `start` on that they do
+    not see; `transposed`, of its keys for queries that do not see them or do not exist. In 32 bits a
+    comparison is one instruction.
     """
     rarely()
     var column = Int32(start) + Int32(lane_id()) % 4 * 2
@@ -68,7 +68,7 @@ def hide_unseen[
 
 @always_inline
 def of_row(value: Float32, biggest: Bool) -> Float32:
-    """The largest, or the sum, of the values of the four lanes that share a row."""
+    """Return the maximum or the sum over the four lanes that share a row."""
     var result = value
     comptime for distance in range(2):
         var other = warp.shuffle_xor(result, UInt32(1 << distance))
@@ -78,7 +78,7 @@ def of_row(value: Float32, biggest: Bool) -> Float32:
 
 @always_inline
 def drop[count: Int](mut weights: Array[Sums, count]):
-    """Makes weights 0 that are marked; NaN stays."""
+    """Set marked (negative) weights to 0; NaN stays."""
     comptime for place in range(count):
         comptime for e in range(4):
             var weight = weights[place][e]
@@ -87,13 +87,14 @@ def drop[count: Int](mut weights: Array[Sums, count]):
 
 @always_inline
 def of_rows[half: Int](numbers: Array[Float32, _]) -> Sums:
-    """A lane's sums that are, in each of two rows, one number of that row's."""
+    """Return a lane's accumulators filled with one number per row."""
     return Sums(numbers[half], numbers[half], numbers[half + 1], numbers[half + 1])
 
 
 @always_inline
 def slopes_of(weights: Sums, of_weights: Sums, deltas: Sums) -> Sums:
-    """The gradients of scores, P * (dP - delta), from weights P and their gradients dP, which is 0 for marked ones.
+    """Return the gradients of scores, P * (dP - delta), from the weights P and their gradients dP; marked
+    weights have dP = 0.
     """
     var slopes = abs(weights)
     comptime for e in range(4):
@@ -103,7 +104,7 @@ def slopes_of(weights: Sums, of_weights: Sums, deltas: Sums) -> Sums:
 
 @always_inline
 def row_shift[masked: Bool](lse: Float32) -> Float32:
-    """What is taken from the scores of a row, to the base 2. Of a row that a mask hides everywhere, 0."""
+    """Return what is subtracted from a row's scores, to base 2: 0 for a row that a mask hides entirely."""
     comptime if masked:
         return lse * LOG2_E if lse != HIDDEN else Float32(0)
     else:

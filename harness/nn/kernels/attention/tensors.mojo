@@ -1,4 +1,4 @@
-"""What the fused variant of puzzle 23 computes on: its sizes, with the options that they hold, and the tensors of a pass.
+"""Sizes, options and tensors of attention's passes.
 
 Launch functions take a pass's tensors as one value; a kernel takes addresses, and the sizes as one vector.
 """
@@ -11,12 +11,12 @@ comptime PackedSizes = SIMD[DType.int32, 16]
 
 @fieldwise_init
 struct FlashSizes(Copyable, Movable):
-    """The sizes of a problem, and how the mask is read.
+    """The sizes of a problem, and the layout of its mask.
 
-    N query heads share G heads of key and value, N / G each. `diagonal` is how many keys further than its own place a query
-    sees: 0 for a causal mask from the top left, key_len - query_len from the bottom right, key_len for all of them. The
-    mask's strides are in elements, 0 along an axis that it does not have. One element of it stands for `mask_block` queries
-    and as many keys.
+    N query heads share G heads of key and value, N / G each. A query sees keys up to its own position plus
+    `diagonal`: 0 for a causal mask from the top left, key_len - query_len from the bottom right, key_len for
+    all keys. The mask's strides are in elements, 0 along a broadcast axis. One element of it applies to
+    `mask_block` queries and as many keys.
     """
 
     var batch: Int32
@@ -34,7 +34,7 @@ struct FlashSizes(Copyable, Movable):
 
     @always_inline
     def __init__(out self, packed: PackedSizes):
-        """The sizes that `packed` made an argument of."""
+        """Unpack the sizes from a kernel argument."""
         self.batch = packed[0]
         self.query_heads = packed[1]
         self.key_heads = packed[2]
@@ -49,7 +49,7 @@ struct FlashSizes(Copyable, Movable):
         self.mask_block = packed[11]
 
     def packed(self) -> PackedSizes:
-        """The sizes as a kernel argument."""
+        """Return the sizes as a kernel argument."""
         var sizes = PackedSizes(0)
         sizes[0] = self.batch
         sizes[1] = self.query_heads
@@ -67,49 +67,49 @@ struct FlashSizes(Copyable, Movable):
 
     @always_inline
     def heads(self) -> Int:
-        """Query heads of the whole batch: B * N."""
+        """Return B * N, the query heads of the whole batch."""
         return Int(self.batch) * Int(self.query_heads)
 
     @always_inline
     def shared_heads(self) -> Int:
-        """Heads of key and value of the whole batch: B * G."""
+        """Return B * G, the heads of key and value of the whole batch."""
         return Int(self.batch) * Int(self.key_heads)
 
     @always_inline
     def group(self) -> Int:
-        """How many query heads share a head of key and value: N / G."""
+        """Return N / G, the query heads that share a head of key and value."""
         return Int(self.query_heads) // Int(self.key_heads)
 
     @always_inline
     def shared_head(self, head: Int) -> Int:
-        """The head of key and value that a query head reads, both counted through the batch."""
+        """Return the head of key and value of a query head, both counted through the batch."""
         return head // self.group()
 
     @always_inline
     def mask_of(self, head: Int) -> Int:
-        """Where the mask of a query head begins."""
+        """Return the offset of a query head's mask."""
         return head // Int(self.query_heads) * Int(self.mask_b) + head % Int(self.query_heads) * Int(
             self.mask_n
         )
 
     @always_inline
     def mask_at(self, query: Int, key: Int) -> Int:
-        """Where in a head's mask the element of a query and a key is."""
+        """Return the offset, within a head's mask, of a query and a key."""
         var block = Int(self.mask_block)
         return query // block * Int(self.mask_s) + key // block * Int(self.mask_t)
 
     @always_inline
     def keys_seen(self, query: Int) -> Int:
-        """The keys that a query can see are the first so many."""
+        """Return how many keys, from the first on, a query sees."""
         return max(0, min(Int(self.key_len), query + Int(self.diagonal) + 1))
 
     @always_inline
     def first_query(self, key: Int) -> Int:
-        """The first query that can see a key."""
+        """Return the first query that sees a key."""
         return max(0, key - Int(self.diagonal))
 
     def rows(self) -> Int:
-        """Queries of all heads: B * N * S."""
+        """Return B * N * S, the queries of all heads."""
         return self.heads() * Int(self.query_len)
 
 
@@ -117,7 +117,7 @@ struct FlashSizes(Copyable, Movable):
 struct FlashForward[dtype: DType, written: MutOrigin = MutAnyOrigin, read: ImmOrigin = ImmutAnyOrigin](
     Copyable, Movable
 ):
-    """What the forward pass writes, and what it reads."""
+    """The tensors of the forward pass."""
 
     var output: Pointer[Scalar[Self.dtype], Self.written]  # [B, N, S, d]
     var lse: Pointer[Scalar[accum_type[Self.dtype]], Self.written]  # [B, N, S]
@@ -133,7 +133,7 @@ struct FlashForward[dtype: DType, written: MutOrigin = MutAnyOrigin, read: ImmOr
 struct FlashBackward[dtype: DType, written: MutOrigin = MutAnyOrigin, read: ImmOrigin = ImmutAnyOrigin](
     Copyable, Movable
 ):
-    """What the backward pass writes, the three gradients, and what it reads."""
+    """The tensors of the backward pass."""
 
     var grad_query: Pointer[Scalar[Self.dtype], Self.written]  # [B, N, S, d]
     var grad_key: Pointer[Scalar[Self.dtype], Self.written]  # [B, G, T, d]

@@ -1,9 +1,10 @@
-"""Tiles of the fast variant: rows of 16-bit elements in shared memory, and their products on NVIDIA's tensor cores.
+"""Tiles of 16-bit elements in shared memory, and their products by `mma.sync`.
 
-A tile has rows of `width` elements, in chunks of 16 bytes. Chunk c of row r lies at c ^ (r % 8), so that the eight rows which
-`ldmatrix` reads at once lie in different banks; rows begin at multiples of eight chunks. Sums are the fragments of `mma`, four float32 to a lane for 16 x 8 elements:
-lane l holds the elements (l / 4, 2 (l % 4)) and its right neighbour, then those 8 rows below. Two of them side by side are
-also, rounded, the left factor of the next product: what is made of the scores never leaves the registers.
+A tile has rows of `width` elements in chunks of 16 bytes. Chunk c of row r is stored at c ^ (r % 8), so that
+the eight rows that `ldmatrix` reads at a time are in different banks; rows start at multiples of eight
+chunks. Accumulators are `mma` fragments, four float32 per lane for 16 x 8 elements: lane l holds the elements
+(l / 4, 2 (l % 4)) and the next one, then the two 8 rows below. Two fragments next to each other, rounded, are
+the left operand of the next product, so P and dS never leave the registers.
 """
 
 from std.math import ceildiv
@@ -16,21 +17,21 @@ from max.gpu.memory import async_copy
 from shared.common import ImmPtr, MutPtr
 
 comptime SharedPtr[dtype: DType] = Pointer[Scalar[dtype], MutAnyOrigin, address_space=AddressSpace.SHARED]
-"""The address of a tile."""
+"""The address of a tile in shared memory."""
 comptime Sums = SIMD[DType.float32, 4]
-"""A lane's share of 16 x 8 sums."""
+"""A lane's part of 16 x 8 accumulators."""
 comptime HIDDEN = Float32.MIN
 """Minus infinity, the score of a key that a query does not see."""
 comptime CHUNK = 8
-"""Elements of 16 bytes, what a thread copies at once and a row of the matrices of `ldmatrix`."""
+"""Elements in 16 bytes: one asynchronous copy, or a row of an `ldmatrix` matrix."""
 comptime WIDEST = 256
 """The widest tile: the largest head dimension."""
 comptime SLAB = 64
-"""Elements of eight chunks, within which chunks change places."""
+"""Elements in eight chunks, the range of the swizzle."""
 
 
 def pitch_of[width: Int]() -> Int:
-    """Elements from one row of a tile to the next."""
+    """Return the elements from one row of a tile to the next."""
     return ceildiv(width, SLAB) * SLAB
 
 
@@ -39,15 +40,14 @@ def pitch_of[width: Int]() -> Int:
 
 @always_inline
 def load_tile[
-    dtype: DType, //, rows: Int, width: Int, threads: Int, aligned: Bool, inside: Bool = False
+    dtype: DType, //, rows: Int, width: Int, threads: Int, inside: Bool = False
 ](target: SharedPtr[dtype], source: ImmPtr[dtype], first: Int, count: Int, pitch: Int, d: Int):
-    """Copies `rows` rows from row `first` of a matrix [count, d], whose rows are `pitch` elements apart.
+    """Copy `rows` rows, from row `first`, of a matrix [count, d] whose rows are `pitch` elements apart.
 
-    What lies outside the matrix becomes 0; where the tile is `inside`, nothing is asked. Unless `aligned`, rows may begin at any
-    address and d be any number.
+    Elements outside the matrix become 0; with `inside` there are none and nothing is checked.
     """
     comptime to_next = pitch_of[width]()
-    # Of wide tiles slab after slab: a row's chunks need not divide the threads then.
+    # Wide tiles are copied in slabs, since the chunks of a row need not divide the threads.
     comptime slab = width if width <= 2 * SLAB else SLAB
     comptime chunks = slab // CHUNK
     comptime together = threads // chunks
@@ -57,7 +57,7 @@ def load_tile[
     var row = thread_idx.x // chunks
     var place = target.unsafe_offset(row * to_next + (chunk ^ (row % 8)) * CHUNK)
     var start = (first + row) * pitch + chunk * CHUNK
-    if inside or (aligned and first + rows <= count and d == to_next):
+    if inside or (first + rows <= count and d == to_next):
         comptime for from_left in range(0, to_next, slab):
             comptime for i in range(rows // together):
                 async_copy[16](
@@ -75,19 +75,12 @@ def load_tile[
             var inside = first + row + i * together < count
             var at = start + i * together * pitch + from_left
             comptime to = i * together * to_next + from_left
-            comptime if aligned:
-                var exists = inside and column < d
-                async_copy[16, fill=Scalar[dtype](0)](
-                    source.unsafe_offset(at if exists else 0).unsafe_address_space_cast[
-                        AddressSpace.GLOBAL
-                    ](),
-                    place.unsafe_offset(to),
-                    Int32(16) if exists else 0,
-                )
-            else:
-                for e in range(CHUNK):
-                    var exists = inside and column + e < d
-                    place[unsafe_offset=to + e] = source[unsafe_offset=at + e] if exists else 0
+            var exists = inside and column < d
+            async_copy[16, fill=Scalar[dtype](0)](
+                source.unsafe_offset(at if exists else 0).unsafe_address_space_cast[AddressSpace.GLOBAL](),
+                place.unsafe_offset(to),
+                Int32(16) if exists else 0,
+            )
 
 
 @always_inline
@@ -100,7 +93,7 @@ def load_numbers[
     start: Int,
     end: Int,
 ):
-    """Copies `count` numbers from `start` of two arrays, one after the other; from `end` on they become 0."""
+    """Copy `count` numbers from `start` of two arrays, one after the other; from `end` on they become 0."""
     comptime for part in range(ceildiv(2 * count, threads)):
         var index = thread_idx.x + part * threads
         var source = first if index < count else second
@@ -119,11 +112,11 @@ def load_numbers[
 
 
 struct Lane[width: Int](Copyable, Movable):
-    """Where in a tile this lane's row of the four matrices of an `ldmatrix` begins.
+    """This lane's row addresses for `ldmatrix`, which loads four 8 x 8 matrices.
 
-    `down` counts first 16 rows down and then to the right, as a left factor wants it, and a right one that is stored
-    transposed; `across` counts first two chunks to the right and then down, as a right factor wants it whose columns
-    are the tile's rows.
+    `down` orders the matrices 16 rows down, then right, as for a left operand, or a right one stored
+    transposed; `across` orders them two chunks right, then down, as for a right operand whose columns are the
+    tile's rows.
     """
 
     var _down: StaticTuple[Int32, 4]
@@ -131,7 +124,7 @@ struct Lane[width: Int](Copyable, Movable):
 
     @always_inline
     def __init__(out self):
-        """The lane that asks."""
+        """Compute the addresses of this lane."""
         var lane = Int32(lane_id())
         var row = lane % 8
         self._down = StaticTuple[Int32, 4]()
@@ -146,17 +139,18 @@ struct Lane[width: Int](Copyable, Movable):
 
     @always_inline
     def down[pair: Int](self) -> Int:
-        """For the chunks 2 pair and 2 pair + 1; the swizzle stays within eight."""
+        """Return the offset for the chunks 2 pair and 2 pair + 1; the swizzle stays within eight chunks."""
         return Int(self._down[pair % 4]) + pair // 4 * 64
 
     @always_inline
     def across[pair: Int](self) -> Int:
-        """For the chunks 2 pair and 2 pair + 1."""
+        """Return the offset for the chunks 2 pair and 2 pair + 1."""
         return Int(self._across[pair % 4]) + pair // 4 * 64
 
 
 struct Own[dtype: DType, bands: Int, width: Int, kept: Bool](Copyable, Movable):
-    """The rows of a tile that one warp owns, 16 bands of them, as left factor: in registers where they are `kept`.
+    """The 16 * bands rows of a tile that a warp owns, as a left operand; loaded into registers once if
+    `kept`.
     """
 
     @__allow_legacy_any_origin_fields
@@ -166,7 +160,7 @@ struct Own[dtype: DType, bands: Int, width: Int, kept: Bool](Copyable, Movable):
 
     @always_inline
     def __init__(out self, tile: SharedPtr[Self.dtype], lane: Lane[Self.width]):
-        """The rows from `tile` on, which must have arrived where they are to be kept."""
+        """Take the rows from `tile` on, which must have arrived if they are `kept`."""
         self.tile = tile
         self.lane = lane.copy()
         self._fragments = Array[SIMD[Self.dtype, 8], (Self.bands * Self.width // 16) if Self.kept else 1](
@@ -181,7 +175,7 @@ struct Own[dtype: DType, bands: Int, width: Int, kept: Bool](Copyable, Movable):
 
     @always_inline
     def fragment[band: Int, k: Int](self) -> SIMD[Self.dtype, 8]:
-        """16 rows and the elements 16 k to 16 k + 15 of them."""
+        """Return the fragment of 16 rows and the elements 16 k to 16 k + 15."""
         comptime if Self.kept:
             return self._fragments[band * (Self.width // 16) + k]
         else:
@@ -199,7 +193,7 @@ struct Own[dtype: DType, bands: Int, width: Int, kept: Bool](Copyable, Movable):
     ) -> Array[
         Sums, Self.bands * columns
     ]:
-        """Initial + own @ right^T: products of the own rows with 8 * columns rows of another tile."""
+        """Return initial + own @ right^T, where right has 8 * columns rows."""
         var sums = Array[Sums, Self.bands * columns](fill=0)
         comptime for place in range(Self.bands * columns):
             sums[place] = initial[place]
@@ -229,7 +223,7 @@ def add_product[
     right: SharedPtr[dtype],
     lane: Lane[width],
 ):
-    """Sums += left @ right, of 8 * columns rows of a tile; left is rounded to the tile's type."""
+    """Compute sums += left @ right, where right has 8 * columns rows; left is rounded to the tile's type."""
     comptime for k in range(columns // 2):
         var rounded = Array[SIMD[dtype, 8], bands](fill=0)
         comptime for band in range(bands):
@@ -249,7 +243,7 @@ def add_product[
 
 @always_inline
 def store_rows[
-    dtype: DType, //, bands: Int, width: Int, aligned: Bool
+    dtype: DType, //, bands: Int, width: Int
 ](
     target: MutPtr[dtype],
     sums: Array[Sums, bands * (width // 8)],
@@ -259,7 +253,9 @@ def store_rows[
     pitch: Int,
     d: Int,
 ):
-    """Writes a warp's sums to rows `first` ... of a matrix [count, d], each row times its own factor."""
+    """Write a warp's sums to the rows from `first` on of a matrix [count, d], each row times its own
+    factor.
+    """
     comptime for half in range(2 * bands):
         var row = first + half * 8 + lane_id() // 4
         if row < count:
@@ -268,10 +264,5 @@ def store_rows[
                 var from_sums = sums[half // 2 * (width // 8) + j]
                 var pair = SIMD[DType.float32, 2](from_sums[half % 2 * 2], from_sums[half % 2 * 2 + 1])
                 var rounded = (pair * factors[half]).cast[dtype]()
-                comptime if aligned:
-                    if j * 8 < d:
-                        target.unsafe_store[alignment=4](row * pitch + column, rounded)
-                else:
-                    comptime for e in range(2):
-                        if column + e < d:
-                            target[unsafe_offset=row * pitch + column + e] = rounded[e]
+                if j * 8 < d:
+                    target.unsafe_store[alignment=4](row * pitch + column, rounded)

@@ -1,9 +1,10 @@
-"""Sequences of unequal lengths, one after another, for the kernels of `kernels.mojo`: which of them a block works on.
+"""Sequences of unequal lengths, one after another, for the kernels of `kernels.mojo`: which of them a block
+works on.
 
-The sequences lie in one batch of tensors [heads, total, d]. Offsets say where each begins and the last ends: `count` + 1 numbers of
-queries, then as many of keys. Nobody but the GPU has read them, so that the grid has blocks for whatever they may be:
-total // rows + count slots for each head. Sequence i has those from start // rows + i on, which are enough for its tiles and one too many
-at most; a slot past the last tile has nothing to do.
+The sequences are one batch of tensors [heads, total, d]. Offsets give where each begins and the last ends:
+`count` + 1 numbers for the queries, then as many for the keys. The host does not read them, so the grid has
+enough blocks for any offsets: total // rows + count slots per head. Sequence i has the slots from start //
+rows + i on, enough for its tiles and at most one too many; a slot past the last tile does nothing.
 """
 
 from std.math import ceildiv
@@ -14,40 +15,40 @@ from .tensors import FlashSizes
 from shared.common import ImmPtr
 
 comptime LANES = 32
-"""Of a warp, which read as many offsets at once."""
+"""Lanes of a warp, which read as many offsets at a time."""
 comptime PAST = 2**30
-"""Where there is no row any more."""
+"""A row past the end of every sequence."""
 
 
 def slots(total: Int, count: Int, rows: Int) -> Int:
-    """How many blocks a head has."""
+    """Return the number of slots of a head."""
     return total // rows + count
 
 
 @always_inline
 def slot_of(start: Int, sequence: Int, rows: Int) -> Int:
-    """The first slot of a sequence that begins at row `start`."""
+    """Return the first slot of a sequence that begins at row `start`."""
     return start // rows + sequence
 
 
 @fieldwise_init
 struct Sequence(Copyable, Movable):
-    """Which rows of a head a block works on.
+    """The rows of a head that a block works on.
 
-    Offsets are taken as they are, and never for what lies outside of the tensors.
+    Offsets are not trusted: they are clamped to the tensors.
     """
 
     var first_query: Int
-    """The row with which the sequence's queries begin,"""
+    """The first row of the sequence's queries."""
     var first_key: Int
-    """and its keys."""
+    """The first row of the sequence's keys."""
     var row: Int
-    """The block's first row, of the sequence; at or past the end there is none."""
+    """The block's first row within the sequence; none at or past the end."""
 
     @staticmethod
     @always_inline
     def whole() -> Self:
-        """The one sequence of a batch that is not made of several."""
+        """Return the only sequence of a batch that is not packed."""
         return Self(0, 0, 0)
 
     @staticmethod
@@ -55,7 +56,8 @@ struct Sequence(Copyable, Movable):
     def of_slot[
         rows: Int, of_keys: Bool, dtype: DType
     ](mask: ImmPtr[dtype], slot: Int, mut sizes: FlashSizes) -> Self:
-        """That of a slot of `rows` keys or queries; the offsets lie where there would be a mask. The sizes become the sequence's.
+        """Return the sequence of a slot of `rows` keys or queries, from the offsets passed as the mask; set
+        the sizes to the sequence's.
         """
         var offsets = mask.unsafe_bitcast[Int32]()
         var count = Int(sizes.mask_block)
@@ -63,7 +65,8 @@ struct Sequence(Copyable, Movable):
         var keys = Int(sizes.key_len)
         var walked = offsets.unsafe_offset(count + 1 if of_keys else 0)
         var total = keys if of_keys else queries
-        # The last sequence whose first slot is not after this one: of `left` from `sequence` on. Lanes ask for 32 at once.
+        # Find the last sequence whose first slot is not after this one, of `left` from `sequence` on, 32 at a
+        # time.
         var sequence = 0
         var left = count
         while left > 1:
@@ -91,5 +94,5 @@ struct Sequence(Copyable, Movable):
 
 @always_inline
 def inside(offset: Int, least: Int, most: Int) -> Int:
-    """The offset, or the nearest end of what there is."""
+    """Clamp an offset."""
     return min(max(offset, least), most)

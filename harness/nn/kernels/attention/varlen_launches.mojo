@@ -1,4 +1,6 @@
-"""How attention of sequences one after another is launched: the kernels of `kernels.mojo` with offsets in place of a mask."""
+"""Launches of attention for packed sequences: the kernels of `kernels.mojo` with offsets instead of a
+mask.
+"""
 
 from .kernels_launches import launch_forward_tiles, launch_key_value_tiles, launch_query_tiles
 from .layout import WIDE, Layout, has_tensor_cores
@@ -9,7 +11,7 @@ from shared.launcher import Launcher
 
 
 def expect_varlen[dtype: DType](sizes: FlashSizes, scale: Scalar[accum_type[dtype]]) raises:
-    """Raises an error for what the kernels of unequal lengths do not take."""
+    """Raise an error for arguments that the kernels for unequal lengths do not support."""
     comptime if not has_tensor_cores[dtype]():
         raise Error("unequal lengths want 16-bit types on NVIDIA's tensor cores")
     var d = Int(sizes.head_dim)
@@ -23,7 +25,8 @@ def expect_varlen[dtype: DType](sizes: FlashSizes, scale: Scalar[accum_type[dtyp
 def launch_forward_varlen[
     L: Launcher, dtype: DType, //
 ](mut launcher: L, t: FlashForward[dtype], layout: Layout) raises:
-    """One launch: output and lse of `t.sizes.mask_block` sequences, whose offsets `t.mask` is; the lengths are those of all together.
+    """Launch one kernel: output and lse of `t.sizes.mask_block` sequences with the offsets `t.mask`; the
+    lengths are totals.
     """
     expect_varlen[dtype](t.sizes, t.scale)
     comptime if has_tensor_cores[dtype]():
@@ -42,7 +45,7 @@ def launch_forward_varlen[
 def launch_backward_varlen[
     L: Launcher, dtype: DType, //
 ](mut launcher: L, t: FlashBackward[dtype], layout: Layout) raises:
-    """Two launches: grad_key and grad_value, then grad_query."""
+    """Launch two kernels: grad_key and grad_value, then grad_query."""
     expect_varlen[dtype](t.sizes, t.scale)
     comptime if has_tensor_cores[dtype]():
         if t.sizes.heads() == 0:

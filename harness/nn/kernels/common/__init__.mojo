@@ -1,1 +1,3 @@
-"""Code that the layers' kernels share: products, launches on a stream of the caller's, and calls over the C ABI."""
+"""Code shared by the layers' kernels: matrix products, launches on a caller's stream, calls over the C
+ABI.
+"""

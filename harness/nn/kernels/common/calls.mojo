@@ -1,8 +1,9 @@
 """Calls over the C ABI: every exported function takes the address of an array of 64-bit words.
 
-It returns the bytes of workspace that the call takes, or -1 with an error's text in the caller's buffer. The first four words
-are the launcher's: what `open_gpu` has returned, or 0 to launch nothing and only count the workspace; the stream's handle; the
-workspace and its bytes. Arguments are checked by the caller, `harness/nn/host`.
+It returns the bytes of workspace that the call takes, or -1 with an error's text in the caller's buffer. The
+first four words are the launcher's: the result of `open_gpu`, or 0 to launch nothing and only count the
+workspace; the stream's handle; the workspace and its bytes. Arguments are checked by the caller,
+`harness/nn/host`.
 """
 
 from std.memory import bitcast
@@ -64,8 +65,7 @@ def call[
 
 
 def open_gpu(index: Int64, message: Int, capacity: Int64) -> Int64:
-    """Return a handle of the GPU with this number, valid as long as the process; 0 and a message where there is none.
-    """
+    """Return a handle of the GPU with this number, valid as long as the process; or 0 and write a message."""
     try:
         var gpu = unsafe_alloc[Gpu](1)
         gpu.unsafe_write(Gpu(Int(index)))
@@ -76,7 +76,7 @@ def open_gpu(index: Int64, message: Int, capacity: Int64) -> Int64:
 
 
 def write_text(text: String, message: Int, capacity: Int):
-    """Write a text into a buffer of the caller's, cut to fit and ended by 0."""
+    """Write a text into a caller's buffer, cut to fit and 0-terminated."""
     if message == 0 or capacity <= 0:
         return
     var bytes = text.as_bytes()

@@ -1,18 +1,18 @@
 """Matrix products on Hopper's tensor cores (sm_90a): wgmma fed by the tensor memory accelerator (TMA).
 
-One persistent kernel serves the three products of a Linear layer, because wgmma reads an operand along either of its
-dimensions, so that nothing is ever transposed in memory:
+One persistent kernel serves the three products of a Linear layer, because wgmma reads an operand along either
+of its dimensions, so that nothing is transposed in memory:
 
     forward   Y   = ln_out W^T    "nt": both operands lie along k
     backward  dln = dY W          "nn": the second operand lies along n
     backward  dW  = dY^T ln_out   "tn": the operands lie along m and n
 
-A block has three groups of four warps. The first is the producer: one thread of it asks the TMA for the next tiles of
-both operands, as many steps ahead as shared memory has stages. The other two are consumers: each multiplies 64 rows of
-the block's tile. The tile leaves through a small staging area, from which the TMA stores while the next tile is already
-being multiplied; rows that the TMA cannot write, because they begin at any address, are stored by the consumers. The
-other warps of the producer group have nothing to do with the product: they make sums that would
-otherwise be kernels of their own (`gemm_hopper_sums.mojo`).
+A block has three groups of four warps. The first is the producer: one of its threads loads the next tiles of
+both operands by TMA, as many steps ahead as shared memory has stages. The other two are consumers: each
+multiplies 64 rows of the block's tile. The tile is stored through a small staging buffer, which the TMA reads
+while the next tile is being multiplied; rows that the TMA cannot write, because they start at any address,
+are stored by the consumers. The remaining warps of the producer group are not needed for the product: they
+compute sums that would otherwise be kernels of their own (`gemm_hopper_sums.mojo`).
 
 Instructions and layouts: PTX ISA 8.5, "Asynchronous warpgroup level matrix instructions", "Tensor copies" and
 "mbarrier".
@@ -72,6 +72,7 @@ from .gemm_hopper_pipeline import (
 from .gemm_hopper_sums import SUM_WARPS, add_slices, sum_columns
 
 
+@__name("gemm_hopper_kernel")
 @__llvm_arg_metadata(a_map, `nvvm.grid_constant`)
 @__llvm_arg_metadata(b_map, `nvvm.grid_constant`)
 @__llvm_arg_metadata(c_map, `nvvm.grid_constant`)
@@ -103,17 +104,18 @@ def gemm_hopper_kernel[
     row_sums: MutPtr[row_dtype],  # [n], written by "add slices": the first n columns of row_partials
     more_row_sums: MutPtr[row_dtype],  # [n], likewise, the other n
     c: MutPtr[dtype],  # [m, n], written instead of c_map's matrix where loose
-    loose: Int32,  # whether rows of C begin at any address
+    loose: Int32,  # whether rows of C start at any address
 ):
-    """C [m, n] = A B, plus the bias of each column, tile by tile. Grid: the GPU's multiprocessors, or fewer.
+    """Compute C [m, n] = A B, plus the bias of each column, tile by tile. Grid: the GPU's multiprocessors, or
+    fewer.
 
     Parameters:
         dtype: bfloat16 or float16; sums are float32.
         block_n: Columns of a tile: 128, 192 or 256.
         operands: "nt", "nn" or "tn"; see the top of the file.
         with_bias: Whether `bias` is added.
-        split: Whether several blocks work on a tile; the grid must be a multiple of the tiles.
-        side_work: What the idle warps do. "none"; "sum columns": those of A over every 64 rows, while A passes
+        split: Whether several blocks share a tile; the grid must be a multiple of the tiles.
+        side_work: What the spare warps do. "none"; "sum columns": those of A over every 64 rows, while A passes
             through, for "nn"; "add slices": the second stage of two such sums, for "tn".
     """
     comptime assert operands == "nt" or operands == "nn" or operands == "tn", "operands must be nt, nn or tn"
@@ -124,7 +126,7 @@ def gemm_hopper_kernel[
     comptime assert side_work != "add slices" or not with_bias, "there is one place for both"
     comptime pipeline = Pipeline[block_n]
     comptime readers = 2 + (SUM_WARPS if side_work == "sum columns" else 0)
-    # The swizzle works on addresses: tiles must start at multiples of 1024 bytes.
+    # The swizzle depends on addresses: tiles must start at multiples of 1024 bytes.
     var memory = external_memory[
         UInt8, address_space=AddressSpace.SHARED, alignment=1024
     ]().as_unsafe_any_origin()
@@ -137,13 +139,13 @@ def gemm_hopper_kernel[
             mbarrier_init(empty.unsafe_offset(stage), Int32(readers))
         fence_mbarrier_init()
     barrier()
-    # The grids before this one may run until here; what they wrote is read only below.
+    # The grids before this one may still run here; what they wrote is only read below.
     wait_for_earlier_grids()
     start_later_grids()
 
     var schedule = Schedule[split](m, n, k, block_n)
     if thread_idx.x < GROUP:
-        # Registers that these warps do not need go to the consumers.
+        # The consumers get the registers that these warps do not need.
         warpgroup_reg_dealloc[56]()
         var warp = thread_idx.x // 32
         if thread_idx.x == 0:
@@ -163,7 +165,7 @@ def gemm_hopper_kernel[
                 sum_columns[dtype, block_n](schedule, memory, full, empty, column_partials, warp - 1, Int(k))
         comptime if side_work == "add slices":
             if warp > 0:
-                # A product without a bias leaves the bias's place free.
+                # Without a bias its place is not used.
                 var shares = memory.unsafe_offset(pipeline.BIAS).unsafe_bitcast[Float32]()
                 var columns = Int(m)
                 add_slices(
@@ -211,9 +213,9 @@ def produce[
     a_map: Descriptor,
     b_map: Descriptor,
 ):
-    """Keeps the pipeline full: waits until a stage is empty, then asks the TMA for the next step's tiles."""
+    """Keep the pipeline full: wait until a stage is free, then load the next step's tiles."""
     comptime pipeline = Pipeline[block_n]
-    # A barrier that nobody has arrived at yet counts as passed with the other parity: every stage starts empty.
+    # Waiting for the opposite parity of a new barrier returns at once: every stage starts free.
     var turn = Turn[pipeline.STAGES](0, 1)
     for index in range(schedule.count()):
         var work = schedule.piece(index)
@@ -232,9 +234,9 @@ def produce[
 def load[
     along_k: Bool, extent: Int
 ](target: Shared[UInt8], map: Descriptor, arrived: Shared[Int64], first: Int, k: Int):
-    """Asks the TMA for `extent` rows or columns of an operand from `first` on, BLOCK_K deep.
+    """Load `extent` rows or columns of an operand from `first` on, BLOCK_K deep.
 
-    Along k that is one box of `extent` rows. Across k it is a box for every 64 columns, one after the other.
+    Along k that is one TMA box of `extent` rows; across k, one box per 64 columns.
     """
     comptime if along_k:
         cp_async_bulk_tensor_shared_cluster_global(target, map, arrived, IndexList[2](k, first))
@@ -265,7 +267,7 @@ def consume[
     c: MutPtr[dtype],
     loose: Bool,
 ):
-    """Multiplies and stores 64 rows of every tile."""
+    """Multiply and store 64 rows of every tile."""
     comptime pipeline = Pipeline[block_n]
     comptime biases_of_a_thread = ceildiv(block_n, GROUP)
     var consumer = thread_idx.x // GROUP - 1
@@ -274,7 +276,7 @@ def consume[
     var tile_bias = memory.unsafe_offset(pipeline.BIAS + consumer * block_n * 2).unsafe_bitcast[
         Scalar[dtype]
     ]()
-    # This consumer's 64 rows of A: along k 64 rows of 128 bytes, across k one box. Equally many bytes.
+    # This consumer's 64 rows of A: along k 64 rows of 128 bytes, across k one box, which has as many bytes.
     var a_first = memory.unsafe_offset(consumer * BOX_BYTES)
     var b_first = memory.unsafe_offset(pipeline.A_BYTES)
     var turn = Turn[pipeline.STAGES](0, 0)
@@ -282,7 +284,7 @@ def consume[
     for index in range(schedule.count()):
         var work = schedule.piece(index)
         var tile = work.tile.copy()
-        # Asked for now, needed when the tile is done.
+        # Loaded now, needed when the tile is done.
         var biases = StaticTuple[Scalar[dtype], biases_of_a_thread]()
         comptime if with_bias:
             comptime for i in range(biases_of_a_thread):
@@ -305,7 +307,7 @@ def consume[
                 b_first.unsafe_offset(turn.stage * pipeline.STAGE_BYTES),
                 sums,
             )
-            # All but the step just enqueued is done: its tiles may be overwritten.
+            # All steps but the one just issued are done: their tiles may be overwritten.
             wgmma_wait_group_sync[1]()
             release(empty, multiplying, thread)
             multiplying = turn.stage
@@ -354,7 +356,7 @@ def multiply[
 ) -> StaticTuple[
     Float32, block_n // 2
 ]:
-    """Enqueues one step, 64 x block_n x BLOCK_K, as four wgmma of depth 16; `first` starts from zero."""
+    """Issue one step, 64 x block_n x BLOCK_K, as four wgmma of depth 16; `first` starts from zero."""
     comptime a_along_k = operands != "tn"
     comptime b_along_k = operands == "nt"
     # Along k, 16 elements are 32 bytes further; across k, 16 rows of 128 bytes.
@@ -381,7 +383,7 @@ def multiply[
 
 @always_inline
 def operand[dtype: DType, along_k: Bool](tile: Shared[UInt8]) -> WGMMADescriptor[dtype]:
-    """How wgmma finds an operand in shared memory that the TMA wrote with the 128-byte swizzle."""
+    """Return the descriptor of an operand in shared memory that the TMA wrote with the 128-byte swizzle."""
     # Distances in units of 16 bytes: between groups of 8 rows of 128 bytes, and, across k, between boxes.
     comptime stride = 8 * 128 // 16
     comptime leading = 1 if along_k else BOX_BYTES // 16
@@ -407,9 +409,11 @@ def store[
     c: MutPtr[dtype],
     loose: Bool,
 ):
-    """Rounds one consumer's sums and stores them, STORE columns at a time, through STORES stagings in turn.
+    """Round one consumer's sums and store them, STORE columns at a time, through STORES staging buffers in
+    turn.
 
-    Thread t holds rows 16 (t / 32) + t % 32 / 4 and that + 8, and of every 8 columns the two from 2 (t % 4) on.
+    Thread t holds rows 16 (t / 32) + t % 32 / 4 and that + 8, and of every 8 columns the two from 2 (t % 4)
+    on.
     """
     var lane = thread % 32
     # stmatrix takes 8 x 8 blocks; lane l gives the address of row l % 8 of block l / 8, in the order
@@ -417,8 +421,8 @@ def store[
     var store_row = thread // 32 * 16 + lane // 8 % 2 * 8 + lane % 8
     comptime for number in range(block_n // STORE):
         var target = staging.unsafe_offset(number % STORES * STORE_BYTES)
-        # The last store from this staging must have been read: it was started STORES rounds ago, or, where a tile has an
-        # odd number of stores and this is its first one, in the last round.
+        # The last store from this buffer must have read it: it was issued STORES rounds ago, or in the last
+        # round if a tile has an odd number of stores and this is its first.
         comptime newer = 0 if number == 0 and block_n // STORE % STORES != 0 else STORES - 1
         if thread == 0:
             cp_async_bulk_wait_group[Int32(newer), read=True]()
@@ -433,7 +437,7 @@ def store[
                     comptime first = offset + quarter // 2 * 8
                     two += bias.unsafe_load[width=2, alignment=4](first + lane % 4 * 2).cast[DType.float32]()
                 packed[quarter] = bitcast[DType.float32, 1](two.cast[dtype]())
-            # The swizzle: the number of the 16 bytes within a row is exclusive-ored with the row's.
+            # The swizzle: a row's 16-byte units are numbered and exclusive-ored with the row's number.
             var chunk = (pair * 2 + lane // 16) ^ (store_row % 8)
             st_matrix[4](
                 target.unsafe_offset(store_row * 128 + chunk * 16).unsafe_bitcast[Scalar[dtype]](), packed
@@ -443,7 +447,7 @@ def store[
             syncwarp()
             store_loose(c, target, row + thread // 32 * 16, column + number * STORE, m, n)
         else:
-            # The TMA reads by another way than the threads wrote.
+            # Make the threads' writes visible to the TMA, which reads through another proxy.
             fence_async_view_proxy()
             wait_for_group(consumer)
             if thread == 0:
@@ -458,7 +462,8 @@ def store[
 def store_loose[
     dtype: DType
 ](c: MutPtr[dtype], staging: Shared[UInt8], first: Int, column: Int, m: Int, n: Int):
-    """Stores a warp's 16 rows of one staging, of which row `first` of C is the first; lane l has columns 2 l and 2 l + 1.
+    """Store a warp's 16 rows of one staging buffer, starting at row `first` of C; lane l has columns 2 l and
+    2 l + 1.
     """
     comptime abreast = 8
     var lane = thread_idx.x % 32
@@ -468,7 +473,7 @@ def store_loose[
     comptime for half in range(16 // abreast):
         var held = Array[SIMD[dtype, 2], abreast](fill=0)
         comptime for i in range(abreast):
-            # As the rows were staged: the number of the 16 bytes within a row is exclusive-ored with the row's.
+            # The same swizzle as when the rows were staged.
             var chunk = (lane // 4) ^ (i % 8)
             var place = rows.unsafe_offset((half * abreast + i) * 128 + chunk * 16)
             held[i] = place.unsafe_bitcast[Scalar[dtype]]().unsafe_load[width=2, alignment=4]()
@@ -493,8 +498,9 @@ def partial_tile[
 ](partial_tiles: MutPtr[DType.float32], tile: Int, block: Int, consumer: Int, thread: Int) -> MutPtr[
     DType.float32
 ]:
-    """Where a thread's unfinished sums of the tile-th tile lie: four at a time, side by side with its neighbours'. The last
-    block of each tile has none."""
+    """Return the address of a thread's unfinished sums of a tile: four at a time, next to its neighbours'.
+    The last block of each tile has none.
+    """
     return partial_tiles.unsafe_offset(((block - tile) * 2 + consumer) * 64 * block_n + 4 * thread)
 
 
@@ -509,7 +515,7 @@ def hand_over[
     consumer: Int,
     thread: Int,
 ):
-    """Leaves unfinished sums to the block that stores the tile."""
+    """Write unfinished sums for the block that stores the tile."""
     var place = partial_tile[block_n](partial_tiles, tile, block_idx.x, consumer, thread)
     comptime for i in range(0, block_n // 2, 4):
         var four = SIMD[DType.float32, 4](sums[i], sums[i + 1], sums[i + 2], sums[i + 3])
@@ -531,7 +537,7 @@ def take_over[
     consumer: Int,
     thread: Int,
 ) -> StaticTuple[Float32, block_n // 2]:
-    """Adds what another block has left. The order of additions is the same in every run."""
+    """Add another block's unfinished sums. The order of additions is the same in every run."""
     if thread == 0:
         await_published(flags.unsafe_offset(block * 2 + consumer))
     wait_for_group(consumer)

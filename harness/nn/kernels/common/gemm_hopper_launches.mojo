@@ -1,4 +1,4 @@
-"""How `gemm_hopper.mojo` is launched: what it takes, how a product is cut up into tiles, and with what geometry."""
+"""Launches of `gemm_hopper.mojo`: supported operands, the choice of tiles, geometry."""
 
 from std.math import ceildiv
 from max.gpu.host import Dim
@@ -10,18 +10,22 @@ from shared.launcher import Launcher
 from .tensor_maps import ROW_BYTES, lies_in_rows, tensor_map
 
 comptime TILE_COST = 650
-"""What a tile costs beside its steps, in steps of one column: filling the pipeline, storing the tile."""
+"""The cost of a tile in addition to its steps, in steps of one column: filling the pipeline, storing the
+tile.
+"""
 comptime NARROW = 9
-"""What a step of one column costs in the narrowest tiles, in eighths; a tile's rows are loaded for fewer columns."""
+"""The cost of a step of one column in the narrowest tiles, in eighths: a tile's rows are loaded for fewer
+columns.
+"""
 comptime HANDING_COST = 1200
-"""Likewise, what it costs to leave or to take over unfinished sums."""
+"""The cost of writing or adding unfinished sums, in steps of one column."""
 comptime EARLY_ROUNDS = 3
-"""The most tiles of a block with which a product starts before the launch in front of it is done."""
+"""The most tiles per block with which a product starts before the previous launch is done."""
 
 
 @fieldwise_init
 struct Pitches(Copyable, Movable):
-    """Elements from one row of each matrix to the next; 0: the rows lie one after the other."""
+    """Elements from one row of each matrix to the next; 0 if rows are contiguous."""
 
     var a: Int
     var b: Int
@@ -31,8 +35,7 @@ struct Pitches(Copyable, Movable):
 def suits_hopper[
     dtype: DType, operands: StaticString
 ](c: MutPtr[dtype], a: ImmPtr[dtype], b: ImmPtr[dtype], m: Int, n: Int, k: Int) -> Bool:
-    """Whether the TMA can reach all three matrices: each of their rows must start at a multiple of 16 bytes.
-    """
+    """Return whether the TMA can load all three matrices: each row must start at a multiple of 16 bytes."""
     comptime vector = 16 // 2
     var aligned = (Int(c) | Int(a) | Int(b)) % 16 == 0
     var a_width = m if operands == "tn" else k
@@ -41,14 +44,13 @@ def suits_hopper[
 
 
 def column_slices_of(rows: Int) -> Int:
-    """How many slices of column sums the side work of an "nn" product with so many rows writes."""
+    """Return the slices of column sums that an "nn" product with so many rows writes."""
     return 2 * ceildiv(rows, BLOCK_M)
 
 
 @fieldwise_init
 struct SideSums[dtype: DType, row_dtype: DType = dtype](Copyable, Movable):
-    """What the side work of a product, and the blocks that share tiles, read and write; see the kernel's arguments.
-    """
+    """The buffers of a product's side work, and of blocks that share tiles; see the kernel's arguments."""
 
     @__allow_legacy_any_origin_fields
     var flags: MutPtr[DType.int32]
@@ -71,7 +73,7 @@ struct SideSums[dtype: DType, row_dtype: DType = dtype](Copyable, Movable):
     var more_row_sums: MutPtr[Self.row_dtype]
 
     def __init__(out self, anything: MutPtr[Self.dtype]):
-        """Nothing; the addresses are never used."""
+        """Take one address for all buffers, none of which is used."""
         var address = Int(anything)
         self = Self(
             MutPtr[DType.int32](unsafe_from_address=address),
@@ -85,33 +87,33 @@ struct SideSums[dtype: DType, row_dtype: DType = dtype](Copyable, Movable):
         column_partials: MutPtr[DType.float32],
         anything: MutPtr[Self.dtype],
     ):
-        """For "sum columns"; the other addresses are never used."""
+        """Take the buffers for "sum columns"; the others are not used."""
         var rows = MutPtr[Self.row_dtype](unsafe_from_address=Int(anything))
         self = Self(flags, column_partials, 0, anything, column_partials.as_imm(), 0, rows, rows)
 
 
 def flag_count() -> Int:
-    """How many flags a product with shared tiles may use."""
+    """Return the most flags that a product with shared tiles uses."""
     return 2 * multiprocessors()
 
 
 @fieldwise_init
 struct TilePlan(Copyable, Movable):
-    """How a product is cut up."""
+    """A division of a product into tiles."""
 
     var block_n: Int
     var split: Bool
     var blocks: Int
     var rounds: Int
-    """Tiles, or shares of a tile, of one block."""
+    """Tiles, or parts of a tile, per block."""
     var cost: Int
-    """The longest a block has to work, in steps of one column: 0.0023 us on an H200."""
+    """The longest work of a block, in steps of one column: 0.0023 us on an H200."""
     var work: Int
-    """All that the blocks have to work."""
+    """The work of all blocks."""
 
     @staticmethod
     def whole(m: Int, n: Int, k: Int, block_n: Int) -> Self:
-        """Every tile is one block's."""
+        """Return a plan in which one block computes each tile."""
         var tiles = ceildiv(m, BLOCK_M) * ceildiv(n, block_n)
         var blocks = min(multiprocessors(), tiles)
         var steps = ceildiv(k, BLOCK_K)
@@ -121,8 +123,7 @@ struct TilePlan(Copyable, Movable):
 
     @staticmethod
     def shared(m: Int, n: Int, k: Int, block_n: Int) -> Optional[Self]:
-        """Several blocks work on a tile, where the GPU has blocks enough and there are steps enough to share.
-        """
+        """Return a plan in which several blocks share a tile, if there are enough blocks and steps."""
         var tiles = ceildiv(m, BLOCK_M) * ceildiv(n, block_n)
         var steps = ceildiv(k, BLOCK_K)
         var shares = min(multiprocessors() // tiles, steps // 8)
@@ -133,12 +134,12 @@ struct TilePlan(Copyable, Movable):
 
 
 def step_cost(block_n: Int) -> Int:
-    """What a step of a tile costs, in steps of one column."""
+    """Return the cost of a step of a tile, in steps of one column."""
     return block_n * NARROW // 8 if block_n == 128 else block_n
 
 
 def plan_tiles(m: Int, n: Int, k: Int, may_share: Bool) -> TilePlan:
-    """The cheapest way to cut up a product."""
+    """Return the cheapest plan."""
     var best = TilePlan.whole(m, n, k, 256)
     comptime for i in range(3):
         var whole = TilePlan.whole(m, n, k, 256 - 64 * i)
@@ -172,11 +173,11 @@ def launch_gemm_hopper[
     side: Optional[SideSums[dtype, row_dtype]] = None,
     pitches: Pitches = Pitches(0, 0, 0),
 ) raises:
-    """One launch: c = a b, plus the bias of each column with_bias; see `launch_gemm`.
+    """Launch c = a b, plus the bias of each column with_bias; see `launch_gemm`.
 
-    Where not `suits_hopper`, `pitches` says how a and b lie, so that the TMA can reach them; c may lie anyhow. With the
-    side work "add slices" blocks may share tiles; the flags in `side` must be zero then, and an earlier "sum columns" with
-    the same flags makes them so.
+    If not `suits_hopper`, `pitches` are the row pitches of a and b, so that the TMA can load them; c may have
+    any layout. With the side work "add slices" blocks may share tiles; the flags in `side` must then be zero,
+    which an earlier "sum columns" with the same flags ensures.
     """
     comptime may_share = side_work == "add slices"
     var sums = side.value().copy() if side else SideSums[dtype, row_dtype](c)
@@ -219,7 +220,7 @@ def launch_tiles[
     plan: TilePlan,
     pitches: Pitches,
 ) raises:
-    """One launch with tiles of block_n columns."""
+    """Launch with tiles of block_n columns."""
     var partial_tiles = sums.column_partials
     comptime if split:
         var helpers = plan.blocks - ceildiv(Int(m), BLOCK_M) * ceildiv(Int(n), block_n)
@@ -243,7 +244,7 @@ def launch_tiles[
         name,
         a_map,
         b_map,
-        # Some map that is valid, where none can be.
+        # Any valid map, where C has none.
         a_map if loose else tensor_map[dtype, 64](ctx.value(), c.as_imm(), Int(m), Int(n), pitches.c),
         bias,
         m,
@@ -264,7 +265,7 @@ def launch_tiles[
         grid_dim=Dim(plan.blocks),
         block_dim=Dim(THREADS),
         shared_bytes=Pipeline[block_n].BYTES,
-        # Blocks that start early lie on multiprocessors in the order in which these became free. Over many rounds that
-        # costs more than the early start wins: 1 to 2 % of a large product, measured.
+        # Blocks that start early are placed in the order in which multiprocessors become free. Over many
+        # rounds that costs more than the early start gains: 1 to 2 % of a large product, measured.
         early=plan.rounds <= EARLY_ROUNDS,
     )

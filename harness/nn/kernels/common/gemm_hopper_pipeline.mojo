@@ -1,5 +1,4 @@
-"""What the warps of `gemm_hopper.mojo` agree on: what lies where in shared memory, which block does what, whose turn it is.
-"""
+"""The pipeline of `gemm_hopper.mojo`: layout of shared memory, tile scheduler, barriers."""
 
 from std.math import ceildiv
 from std.memory import AddressSpace
@@ -18,21 +17,21 @@ comptime GROUP = 128
 comptime THREADS = 3 * GROUP
 """Threads of a block: the producer group and two consumers."""
 comptime BOX = 64
-"""Columns of an operand's box that lies across k: 128 bytes of a 16-bit type."""
+"""Columns of an operand's TMA box across k: 128 bytes of a 16-bit type."""
 comptime BOX_BYTES = BOX * BLOCK_K * 2
-"""64 rows of 128 bytes: a box across k, or the rows of one consumer along k."""
+"""Bytes of 64 rows of 128: a box across k, or the rows of one consumer along k."""
 comptime STORE = 64
 """Columns of one store: 128 bytes of a 16-bit type."""
 comptime STORE_BYTES = 64 * STORE * 2
-"""The rows of one consumer on their way out."""
+"""Bytes of one consumer's rows in a staging buffer."""
 comptime STORES = 2
-"""Stores of one consumer that may be under way, or being filled, at a time."""
+"""Stores of one consumer that may be filled or in flight at a time."""
 comptime SHARED_BYTES = 227 * 1024
-"""Shared memory that a block may have on Hopper."""
+"""Bytes of shared memory that a block may use on Hopper."""
 comptime RASTER = UInt32(16)
-"""Tiles along m that are visited before the next tile along n, so that running blocks share operands in L2."""
+"""Tiles along m before the next tile along n, so that running blocks share operands in L2."""
 comptime WAIT_HINT = 10_000_000
-"""How long one attempt to pass a barrier may sleep, in nanoseconds."""
+"""How long one attempt to wait may sleep, in nanoseconds."""
 comptime Shared[T: AnyType] = Pointer[T, MutAnyOrigin, address_space=AddressSpace.SHARED]
 """An address in the block's shared memory."""
 comptime Descriptor = Pointer[NoneType, ImmutAnyOrigin]
@@ -40,7 +39,7 @@ comptime Descriptor = Pointer[NoneType, ImmutAnyOrigin]
 
 
 struct Pipeline[block_n: Int]:
-    """What lies where in shared memory, by the columns of the tile; offsets in bytes."""
+    """The layout of shared memory for tiles of `block_n` columns; offsets in bytes."""
 
     comptime A_BYTES = BLOCK_M * BLOCK_K * 2
     comptime B_BYTES = Self.block_n * BLOCK_K * 2
@@ -61,14 +60,14 @@ struct Pipeline[block_n: Int]:
 
 @fieldwise_init
 struct Turn[stages: Int](Copyable, Movable):
-    """Whose turn it is in a ring of stages: the stage, and the parity of its barrier's current phase."""
+    """The current stage of a ring, and the parity of its barrier's current phase."""
 
     var stage: Int
     var parity: Int32
 
     @always_inline
     def advance(mut self):
-        """Goes on to the next stage."""
+        """Advance to the next stage."""
         self.stage += 1
         if self.stage == Self.stages:
             self.stage = 0
@@ -80,7 +79,7 @@ struct Turn[stages: Int](Copyable, Movable):
 
 @fieldwise_init
 struct Tile(Copyable, Movable):
-    """Where a tile of C begins."""
+    """The origin of a tile of C."""
 
     var row: Int
     var column: Int
@@ -88,32 +87,31 @@ struct Tile(Copyable, Movable):
 
 @fieldwise_init
 struct Work(Copyable, Movable):
-    """A piece of work: steps first to last - 1 of the sums of one tile. The block with the last steps stores it.
-    """
+    """Steps first to last - 1 of the sums of one tile. The block with the last steps stores the tile."""
 
     var tile: Tile
     var number: Int
-    """The tile's."""
+    """Of the tile."""
     var first: Int
     var last: Int
     var helpers: Int
-    """How many other blocks have the steps before these: those with the numbers before this block's."""
+    """How many other blocks have the preceding steps: those with the numbers before this block's."""
 
 
 struct Schedule[split: Bool](Copyable, Movable):
-    """What is this block's, in all of its warps.
+    """The tiles of this block, the same in all of its warps.
 
-    Tiles block_idx.x, + grid_dim.x, ..., numbered down the columns of panels of RASTER tile rows. With `split` the grid
-    is a multiple of the tiles, and the steps of a tile are spread evenly over neighbouring blocks. A block waits only for
-    blocks with lower numbers, which have started no later, so nobody waits for one that cannot start.
+    Tiles block_idx.x, + grid_dim.x, ..., numbered down the columns of panels of RASTER tile rows. With
+    `split` the grid is a multiple of the tiles, and the steps of a tile are divided evenly among consecutive
+    blocks. A block waits only for blocks with lower numbers, which started no later, so there is no deadlock.
     """
 
-    # Unsigned and 32 bits wide, because a division of 64 bits costs a hundred instructions.
+    # 32-bit unsigned, because a 64-bit division costs a hundred instructions.
     var block_n: UInt32
     var tile_rows: UInt32
     var tile_columns: UInt32
     var steps: Int
-    """Of one tile."""
+    """Steps of one tile."""
 
     @always_inline
     def __init__(out self, m: Int32, n: Int32, k: Int32, block_n: Int):
@@ -124,12 +122,12 @@ struct Schedule[split: Bool](Copyable, Movable):
 
     @always_inline
     def tiles(self) -> Int:
-        """How many there are for all blocks."""
+        """Return the number of tiles for all blocks."""
         return Int(self.tile_rows * self.tile_columns)
 
     @always_inline
     def tile(self, index: Int) -> Tile:
-        """The tile with a number."""
+        """Return the tile with a number."""
         var panel = UInt32(index) // (RASTER * self.tile_columns) * RASTER
         var height = min(RASTER, self.tile_rows - panel)
         var within = UInt32(index) - panel * self.tile_columns
@@ -137,7 +135,7 @@ struct Schedule[split: Bool](Copyable, Movable):
 
     @always_inline
     def count(self) -> Int:
-        """How many pieces of work this block has."""
+        """Return the number of pieces of work of this block."""
         comptime if Self.split:
             return 1
         else:
@@ -145,7 +143,7 @@ struct Schedule[split: Bool](Copyable, Movable):
 
     @always_inline
     def piece(self, index: Int) -> Work:
-        """The index-th piece."""
+        """Return the index-th piece."""
         comptime if Self.split:
             var shares = UInt32(grid_dim.x) // UInt32(self.tiles())
             var number = UInt32(block_idx.x) // shares
@@ -163,26 +161,26 @@ struct Schedule[split: Bool](Copyable, Movable):
 
 @always_inline
 def wait(at: Shared[Int64], parity: Int32):
-    """Waits until the phase of this parity of a barrier is complete."""
+    """Wait until the phase of this parity of a barrier is complete."""
     mbarrier_try_wait_parity_shared(at, parity, WAIT_HINT)
 
 
 @always_inline
 def wait_for_group(consumer: Int):
-    """A barrier for the 128 threads of one consumer; barrier 0 is the whole block's."""
+    """Synchronize the 128 threads of one consumer; barrier 0 is the whole block's."""
     named_barrier[Int32(GROUP)](Int32(consumer + 1))
 
 
 @always_inline
 def release(empty: Shared[Int64], stage: Int, thread: Int):
-    """Tells the producer that this group of threads has read a stage."""
+    """Signal the producer that this group of threads has read a stage."""
     if thread == 0:
         _ = mbarrier_arrive(empty.unsafe_offset(stage))
 
 
 @always_inline
 def publish(flag: MutPtr[DType.int32]):
-    """Sets a flag; whoever sees it also sees what this group of threads wrote before its last barrier."""
+    """Set a flag; a block that sees it also sees what this group of threads wrote before its last barrier."""
     inlined_assembly[
         "fence.acq_rel.gpu; st.release.gpu.global.s32 [$0], $1;", NoneType, constraints="l,r,~{memory}"
     ](Int64(Int(flag)), Int32(1))
@@ -190,7 +188,7 @@ def publish(flag: MutPtr[DType.int32]):
 
 @always_inline
 def await_published(flag: MutPtr[DType.int32]):
-    """Waits until a flag is set."""
+    """Wait until a flag is set."""
     var seen = Int32(0)
     while seen == 0:
         seen = inlined_assembly["ld.acquire.gpu.global.s32 $0, [$1];", Int32, constraints="=r,l,~{memory}"](

@@ -1,4 +1,4 @@
-"""The sums on the side of `gemm_hopper.mojo`, made by warps of the producer group that the product leaves idle."""
+"""Side work of `gemm_hopper.mojo`: sums by warps of the producer group that the product does not need."""
 
 from max.gpu import block_idx, grid_dim, syncwarp, thread_idx
 from max.gpu.sync import named_barrier
@@ -7,9 +7,9 @@ from shared.common import ImmPtr, MutPtr
 from .gemm_hopper_pipeline import BLOCK_K, BOX_BYTES, Pipeline, Schedule, Shared, Turn, release, wait
 
 comptime SUM_WARPS = 2
-"""Warps of the producer group that sum the columns of A: its warps 1 and 2."""
+"""Warps of the producer group that sum the columns of A: warps 1 and 2."""
 comptime ADD_WARPS = 3
-"""Warps of the producer group that add slices: its warps 1 to 3."""
+"""Warps of the producer group that add slices: warps 1 to 3."""
 
 
 @always_inline
@@ -24,10 +24,10 @@ def sum_columns[
     half: Int,
     k: Int,
 ):
-    """Sums the columns of A over 64 rows, half number `half` of a tile, while A passes through. One warp.
+    """Sum the columns of A over 64 rows, half number `half` of a tile, while A passes through. One warp.
 
-    Every tile column passes the same tiles of A, and takes each so many-th step. Lane l owns columns 2 l and 2 l + 1
-    of the 64 of a step, whose rows are 128 bytes. Rows after the last are zeros.
+    Every tile column loads the same tiles of A, and sums its share of the steps. Lane l owns columns 2 l and
+    2 l + 1 of the 64 of a step, whose rows are 128 bytes. Rows past the end are zeros.
     """
     comptime pipeline = Pipeline[block_n]
     var lane = thread_idx.x % 32
@@ -70,9 +70,9 @@ def add_slices[
     first_columns: Int,
     shares: Shared[Float32],  # [ADD_WARPS, 32]
 ):
-    """Adds the slices of every column: of the first columns into `sums`, of the others into `more_sums`.
+    """Add the slices of every column: of the first columns into `sums`, of the others into `more_sums`.
 
-    A block takes 32 neighbouring columns at a time, of which each of three warps adds every third slice.
+    A block takes 32 columns at a time; each of three warps adds every third slice.
     """
     comptime abreast = 8
     var warp = thread_idx.x // 32 - 1

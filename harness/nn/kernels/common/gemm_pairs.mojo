@@ -1,17 +1,20 @@
-"""Products of float32 matrices on Hopper's tensor cores for float16 (sm_90a), with about the errors of float32.
+"""Products of float32 matrices on Hopper's tensor cores for float16 (sm_90a), with about the errors of
+float32.
 
-A matrix x is taken as two of float16, high = s x rounded and low = s x - high rounded, with a power of two s that brings
-its largest element to 2^14 and more: together they keep 22 bits. The product of two such matrices is
+A matrix x is split into two of float16, high = s x rounded and low = s x - high rounded, where s is a power
+of two that brings its largest element to at least 2^14: together they keep 22 bits. The product of two such
+matrices is
 
     high low + low high + high high
 
-and what is left out, low low, is below the rounding of float32. Tensor cores cut off what does not fit their running sums;
-over many terms that would cost a digit and more. So they add CHUNK steps at a time, and the sums of the chunks are added in
-float32; what is cut off within a chunk is the largest error that is left. Splitting: Ootomo and Yokota, "Recovering single
-precision accuracy from Tensor Cores while surpassing the FP32 theoretical peak performance", 2022.
+The term left out, low low, is below the rounding of float32. Tensor cores truncate when they accumulate; over
+many terms that would cost more than a digit. So they add CHUNK steps at a time, and the sums of the chunks
+are added in float32; the truncation within a chunk is the largest remaining error. Splitting: Ootomo and
+Yokota, "Recovering single precision accuracy from Tensor Cores while surpassing the FP32 theoretical peak
+performance", 2022.
 
-Where a factor has an infinity or a NaN, a product by plain loops takes the place of the fast one: low would turn infinities
-into NaN.
+If a factor has an infinity or a NaN, a product by simple loops replaces the fast one: low would turn
+infinities into NaN.
 """
 
 from std.math import ceildiv
@@ -49,24 +52,25 @@ from .tensor_maps import tensor_map
 from shared.launcher import Launcher
 
 comptime COLUMNS = [128, 192]
-"""Columns that a tile may have; not more, for a thread keeps two sums of each of its elements."""
+"""Columns that a tile may have; no more, since a thread keeps two sums of each of its elements."""
 comptime CHUNK = 1
-"""Steps, of BLOCK_K terms each, whose sums the tensor cores add."""
+"""Steps, of BLOCK_K terms each, that the tensor cores accumulate."""
 comptime LARGEST_EXPONENT = 14
-"""Of the largest element, after scaling."""
+"""Exponent of the largest element after scaling."""
 comptime SPLIT_THREADS = 256
-"""Threads of a block of the kernels that split."""
+"""Threads per block of the kernels that split."""
 comptime SPLIT_BLOCKS = 4
-"""Blocks of these kernels for each multiprocessor."""
+"""Blocks of these kernels per multiprocessor."""
 comptime WIDTH = 8
-"""Elements that a thread splits at once."""
+"""Elements that a thread splits at a time."""
 comptime MANY_BITS = UInt32(0x7F800000)
-"""Where float32 has its exponent; all ones in what is not finite."""
+"""The exponent bits of float32, all ones in a number that is not finite."""
 
 
 @fieldwise_init
 struct Pair(Copyable, Movable):
-    """A float32 matrix as two of float16, and what undoes their scale: [2], the factor, and 0 where all is finite.
+    """A float32 matrix split into two of float16, and the inverse of their scale: [2], the factor, and 0 if
+    all elements are finite.
     """
 
     @__allow_legacy_any_origin_fields
@@ -80,8 +84,9 @@ struct Pair(Copyable, Movable):
 
 
 struct Pipeline[block_n: Int]:
-    """What lies where in shared memory, by the columns of the tile; offsets in bytes. A stage holds both halves of the first
-    factor's rows, then those of the second's columns, BLOCK_K deep."""
+    """The layout of shared memory for tiles of `block_n` columns; offsets in bytes. A stage holds both halves
+    of the first factor's rows, then of the second's columns, BLOCK_K deep.
+    """
 
     comptime A_BYTES = BLOCK_M * BLOCK_K * 2
     comptime B_BYTES = Self.block_n * BLOCK_K * 2
@@ -95,14 +100,15 @@ struct Pipeline[block_n: Int]:
 # ---- Splitting ----------------------------------------------------------------------------------------------
 
 
+@__name("largest_elements")
 def largest_elements(
     partials: MutPtr[
         DType.float32
-    ],  # [2, blocks]: the largest finite |x|, and 1 where something is not finite
+    ],  # [2, blocks]: the largest finite |x|, and 1 if any element is not finite
     x: ImmPtr[DType.float32],  # [count], count a multiple of WIDTH
     count: Int64,
 ):
-    """First stage of the scale of a matrix: each block looks at its share."""
+    """First stage of a matrix's scale: the maximum of each block's share."""
     wait_for_earlier_grids()
     start_later_grids()
     var largest = Float32(0)
@@ -123,6 +129,7 @@ def largest_elements(
         partials[unsafe_offset=grid_dim.x + block_idx.x] = strange
 
 
+@__name("split_float32")
 def split_pairs(
     high: MutPtr[DType.float16],  # [count]
     low: MutPtr[DType.float16],  # [count]
@@ -131,7 +138,9 @@ def split_pairs(
     x: ImmPtr[DType.float32],  # [count]
     count: Int64,
 ):
-    """Second stage: every block finds the scale, and splits its share. low is 0 where high is not finite."""
+    """Second stage: every block computes the scale, and splits its share. low is 0 where high is not
+    finite.
+    """
     wait_for_earlier_grids()
     start_later_grids()
     var largest = Float32(0)
@@ -163,8 +172,9 @@ def split_pairs(
 
 
 def launch_split[L: Launcher, //](mut launcher: L, x: ImmPtr[DType.float32], count: Int) raises -> Pair:
-    """Two launches: a float32 matrix of `count` elements, a multiple of WIDTH, as a pair in scratch memory. None where
-    there are no elements."""
+    """Launch two kernels that split a float32 matrix of `count` elements, a multiple of WIDTH, into
+    workspace; none for an empty matrix.
+    """
     var high = launcher.workspace[DType.float16]("high", count)
     var low = launcher.workspace[DType.float16]("low", count)
     var scale = launcher.workspace[DType.float32]("scale", 2)
@@ -199,6 +209,7 @@ def launch_split[L: Launcher, //](mut launcher: L, x: ImmPtr[DType.float32], cou
 # ---- The product --------------------------------------------------------------------------------------------
 
 
+@__name("gemm_split_float32")
 @__llvm_arg_metadata(a_high_map, `nvvm.grid_constant`)
 @__llvm_arg_metadata(a_low_map, `nvvm.grid_constant`)
 @__llvm_arg_metadata(b_high_map, `nvvm.grid_constant`)
@@ -223,10 +234,11 @@ def gemm_pairs_kernel[
     n: Int32,
     k: Int32,
 ):
-    """C = A B, plus the bias of each column with_bias, from pairs. Grid: the GPU's multiprocessors, or fewer.
+    """Compute C = A B, plus the bias of each column with_bias, from split matrices. Grid: the GPU's
+    multiprocessors, or fewer.
 
-    The parts of a block are those of `gemm_hopper_kernel`. A stage holds both halves of both factors, of which a step
-    makes three products.
+    The roles of a block's warps are those of `gemm_hopper_kernel`. A stage holds both halves of both factors,
+    and a step computes three products.
     """
     comptime pipeline = Pipeline[block_n]
     var memory = external_memory[
@@ -284,7 +296,7 @@ def produce[
     b_high_map: Descriptor,
     b_low_map: Descriptor,
 ):
-    """Keeps the pipeline full."""
+    """Keep the pipeline full."""
     comptime a_along_k = operands != "tn"
     comptime b_along_k = operands == "nt"
     comptime pipeline = Pipeline[block_n]
@@ -324,7 +336,7 @@ def consume[
     m: Int,
     n: Int,
 ):
-    """Multiplies and stores 64 rows of every tile."""
+    """Multiply and store 64 rows of every tile."""
     comptime pipeline = Pipeline[block_n]
     var consumer = thread_idx.x // GROUP - 1
     var thread = thread_idx.x % GROUP
@@ -347,7 +359,7 @@ def consume[
             for _ in range(step + 1, last):
                 wait(full.unsafe_offset(turn.stage), turn.parity)
                 sums = multiply_halves[block_n, operands, False](mine, theirs, turn.stage, sums)
-                # All but the three products just enqueued are done.
+                # All products but the three just issued are done.
                 wgmma_wait_group_sync[3]()
                 release(empty, multiplying, thread)
                 multiplying = turn.stage
@@ -387,7 +399,7 @@ def multiply_halves[
 ) -> StaticTuple[
     Float32, block_n // 2
 ]:
-    """Enqueues the three products of a step, the small ones first."""
+    """Issue the three products of a step, the small ones first."""
     comptime pipeline = Pipeline[block_n]
     var a_high = a.unsafe_offset(stage * pipeline.STAGE_BYTES)
     var b_high = b.unsafe_offset(stage * pipeline.STAGE_BYTES)
@@ -400,7 +412,7 @@ def multiply_halves[
 
 @always_inline
 def pinned(value: Float32) -> Float32:
-    """The same register, which the compiler may not read before the last wait."""
+    """Return the same register, which the compiler may not read before the last wait."""
     return inlined_assembly["", Float32, constraints="=f,0", has_side_effect=True](value)
 
 
@@ -420,7 +432,7 @@ def multiply_plainly[
     n: Int,
     k: Int,
 ):
-    """The product by plain loops, which passes infinities and NaN on as float32 does."""
+    """Compute the product by simple loops, which propagate infinities and NaN as float32 does."""
     var a_row = 1 if operands == "tn" else k
     var a_step = m if operands == "tn" else 1
     var b_column = k if operands == "nt" else 1
@@ -444,13 +456,9 @@ def multiply_plainly[
         c[unsafe_offset=index] = total
 
 
-def suits_pairs(m: Int, n: Int, k: Int) -> Bool:
-    """Whether the TMA finds rows of every factor at multiples of 16 bytes, whichever way they lie."""
-    return m % 8 == 0 and n % 8 == 0 and k % 8 == 0
-
-
 def columns_of_tiles(m: Int, n: Int, k: Int) -> Int:
-    """Columns of the tiles with which the busiest block has the least to do: the measure of `plan_tiles`, three products a step.
+    """Return the tile width that minimizes the work of the busiest block: the measure of `plan_tiles`, three
+    products a step.
     """
     var chosen = 0
     var least = Int.MAX
@@ -476,7 +484,7 @@ def launch_gemm_pairs[
     n: Int32,
     k: Int32,
 ) raises:
-    """One launch: c = a b, plus the bias of each column with_bias; see `launch_gemm` for the operands."""
+    """Launch c = a b, plus the bias of each column with_bias; see `launch_gemm` for the operands."""
     var ctx = launcher.context()
     if not ctx:
         return

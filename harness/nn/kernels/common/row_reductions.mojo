@@ -1,7 +1,7 @@
 """Rows on a GPU: vectors of 16 bytes, and sums over the threads that share a row.
 
-A group of threads (block_dim.x: whole warps, or a part of one for narrow rows) shares a row, and a block holds block_dim.y
-groups. The order of every sum is fixed, so every run gives the same bits.
+A group of threads (block_dim.x: whole warps, or a part of one for narrow rows) shares a row, and a block
+holds block_dim.y groups. The order of every sum is fixed, so every run gives the same bits.
 """
 
 from std.bit import count_trailing_zeros
@@ -18,14 +18,14 @@ from shared.common import ImmPtr
 comptime VECTOR_BYTES = 16
 """The widest access of a thread."""
 comptime MAX_WARPS = 32
-"""Room for the partial sums of the warps of a block; AMD's are half as many."""
+"""The most warps of a block, for its partial sums; AMD has half as many."""
 
 comptime vector_width[dtype: DType] = VECTOR_BYTES // size_of[Scalar[dtype]]()
 """Elements of a 16-byte vector."""
 
 
 def is_aligned[dtype: DType](*tensors: ImmPtr[dtype]) -> Bool:
-    """Whether all of the tensors start on a vector's boundary."""
+    """Return whether all of the tensors start at a vector's boundary."""
     for tensor in tensors:
         if Int(tensor) % VECTOR_BYTES != 0:
             return False
@@ -39,8 +39,9 @@ def is_aligned[dtype: DType](*tensors: ImmPtr[dtype]) -> Bool:
 def warp_sum[
     dtype: DType, width: SIMDLength, //, lanes: Int = 0
 ](values: SIMD[dtype, width]) -> SIMD[dtype, width]:
-    """Adds the values of `lanes` neighbouring lanes, a power of two, or of the whole warp; always in the same order. Each of
-    them gets the sum."""
+    """Add the values of `lanes` consecutive lanes, a power of two, or of the whole warp, always in the same
+    order. Each lane gets the sum.
+    """
     var totals = values
     comptime for distance in range(count_trailing_zeros(lanes if lanes > 0 else WARP_SIZE)):
         comptime for i in range(Int(width)):
@@ -52,15 +53,15 @@ def warp_sum[
 def row_sum[
     dtype: DType, width: SIMDLength, //, lanes: Int = 0
 ](values: SIMD[dtype, width], slot: Int) -> SIMD[dtype, width]:
-    """Adds the values of the block_dim.x threads that share a row; each of them gets the sum.
+    """Add the values of the block_dim.x threads that share a row; each of them gets the sum.
 
-    Always in the same order. Every thread of the block must call it, with slot 0 and slot 1 in turn, so that nobody
-    overwrites what a neighbour still reads.
+    Always in the same order. Every thread of the block must call it, with slot 0 and slot 1 in turn, so that
+    no value is overwritten before it was read.
 
     Parameters:
         dtype: Of the values.
-        width: How many values each thread has; each is summed by itself.
-        lanes: block_dim.x where that is less than a warp, else 0.
+        width: How many values each thread has; each is summed separately.
+        lanes: block_dim.x if that is less than a warp, else 0.
     """
     var totals = warp_sum[lanes](values)
     comptime if lanes > 0:
@@ -76,7 +77,7 @@ def row_sum[
     if thread_idx.x % WARP_SIZE == 0:
         first.unsafe_store[alignment=size](thread_idx.x // WARP_SIZE * Int(width), totals)
     barrier()
-    # Every warp adds the partial sums of all warps, one in each lane.
+    # Every warp adds the partial sums of all warps, one per lane.
     var lane = thread_idx.x % WARP_SIZE
     totals = 0
     if lane < warps:
@@ -91,7 +92,7 @@ def row_sum[
 def load_vector[
     dtype: DType, //, width: Int, wide: DType
 ](source: Pointer[Scalar[dtype], _, address_space=AddressSpace.SHARED], offset: Int) -> SIMD[wide, width]:
-    """A vector from shared memory, in the type of sums."""
+    """Load a vector from shared memory, in the type of sums."""
     return source.unsafe_load[width=width, alignment=VECTOR_BYTES](offset).cast[wide]()
 
 
@@ -103,7 +104,7 @@ def store_vector[
     offset: Int,
     values: SIMD[dtype, width],
 ):
-    """Stores a vector in shared memory."""
+    """Store a vector in shared memory."""
     target.unsafe_store[alignment=VECTOR_BYTES](offset, values)
 
 
@@ -111,7 +112,7 @@ def store_vector[
 def load_global[
     dtype: DType, //, width: Int, wide: DType
 ](source: ImmPtr[dtype], offset: Int) -> SIMD[wide, width]:
-    """A vector from global memory, in the type of sums."""
+    """Load a vector from global memory, in the type of sums."""
     return source.unsafe_load[width=width, alignment=VECTOR_BYTES](offset).cast[wide]()
 
 
@@ -119,7 +120,7 @@ def load_global[
 def copy_vector[
     dtype: DType
 ](target: Pointer[mut=True, Scalar[dtype], _, address_space=AddressSpace.SHARED], source: ImmPtr[dtype]):
-    """Copies 16 bytes to shared memory; on NVIDIA the thread goes on while they are on their way."""
+    """Copy 16 bytes to shared memory, asynchronously on NVIDIA."""
     comptime width = vector_width[dtype]
     comptime if is_nvidia_gpu():
         async_copy[VECTOR_BYTES](source.unsafe_address_space_cast[AddressSpace.GLOBAL](), target)
@@ -135,7 +136,7 @@ def load_across[
 ](source: Pointer[Scalar[dtype], _, address_space=AddressSpace.SHARED], offset: Int, shift: Int32) -> SIMD[
     dtype, vector_width[dtype]
 ]:
-    """The vector that begins `shift` elements after an aligned one in shared memory."""
+    """Load the vector that begins `shift` elements after an aligned one in shared memory."""
     comptime width = vector_width[dtype]
     var low = source.unsafe_load[width=width, alignment=VECTOR_BYTES](offset)
     return across(low, source.unsafe_load[width=width, alignment=VECTOR_BYTES](offset + width), shift)
@@ -145,10 +146,10 @@ def load_across[
 def across[
     dtype: DType, width: SIMDLength, //
 ](low: SIMD[dtype, width], high: SIMD[dtype, width], shift: Int32) -> SIMD[dtype, width]:
-    """The vector that begins `shift` elements after the beginning of `low` and goes on in `high`.
+    """Return the vector that begins `shift` elements after the beginning of `low` and continues in `high`.
 
-    Of both together first a half is taken, then a part a word longer than a vector, and then elements of 16 bits from the
-    middle of words.
+    Half of both together is selected first, then a part one word longer than a vector, then 16-bit elements
+    from the middle of words.
     """
     comptime size = size_of[Scalar[dtype]]()
     comptime count = VECTOR_BYTES // 4
@@ -170,13 +171,13 @@ def across[
 
 @always_inline
 def end_copies():
-    """Closes a batch of copies."""
+    """Close a group of copies."""
     comptime if is_nvidia_gpu():
         async_copy_commit_group()
 
 
 @always_inline
 def wait_for_copies[behind: Int]():
-    """Waits for all batches but the last `behind`."""
+    """Wait for all groups of copies but the last `behind`."""
     comptime if is_nvidia_gpu():
         async_copy_wait_group(Int32(behind))

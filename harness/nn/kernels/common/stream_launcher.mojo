@@ -1,6 +1,6 @@
-"""Launch kernels on a stream of the caller's, in order with whatever else it puts there, so that a CUDA graph can capture them.
+"""Launch kernels on a caller's stream, in order with its other work, so that a CUDA graph can capture them.
 
-Nothing is allocated on the GPU: workspace is the caller's, who first asks how many bytes a call takes (`calls.mojo`).
+Nothing is allocated on the GPU: the caller provides the workspace, after asking for its size (`calls.mojo`).
 """
 
 from std.memory.alloc import unsafe_alloc
@@ -14,25 +14,25 @@ from shared.common import MutPtr, shared_memory
 from shared.launcher import Launcher
 
 comptime ALIGNMENT = 256
-"""Of every piece of scratch memory, in bytes; the caller's block must have it too."""
+"""Bytes that every piece of workspace is aligned to; so must be the caller's block."""
 
 
 # ---- One GPU ------------------------------------------------------------------------------------------------
 
 
 struct Gpu(Movable):
-    """A GPU and the kernels that have been loaded on it."""
+    """A GPU and the kernels loaded on it."""
 
     var ctx: DeviceContext
     var kernels: List[Tuple[Int, Int]]
-    """The address of a kernel's name, which is one for each kernel, and of its `DeviceFunction`. Never freed."""
+    """The address of a kernel's name, unique to it, and of its `DeviceFunction`. Never freed."""
 
     def __init__(out self, index: Int) raises:
         self.ctx = DeviceContext(index)
         self.kernels = []
 
     def find(self, name: Int) -> Int:
-        """The address of a loaded function, 0 where it is not loaded."""
+        """Return the address of a loaded function, or 0."""
         for kernel in self.kernels:
             if kernel[0] == name:
                 return kernel[1]
@@ -43,9 +43,9 @@ struct Gpu(Movable):
 
 
 struct StreamLauncher(Launcher):
-    """Enqueues on a stream that somebody else owns, with scratch memory that somebody else lends.
+    """Launches on a stream, with workspace, that the caller owns.
 
-    Without a GPU it launches nothing and only counts the scratch memory.
+    Without a GPU it launches nothing and only counts the workspace.
     """
 
     comptime wgmma = default_accelerator()._is_arch["sm_90a"]()
@@ -57,7 +57,7 @@ struct StreamLauncher(Launcher):
     var used: Int
 
     def __init__(out self):
-        """Counts."""
+        """Count workspace only."""
         self.gpu = None
         self.stream = None
         self.scratch = 0
@@ -65,7 +65,7 @@ struct StreamLauncher(Launcher):
         self.used = 0
 
     def __init__(out self, gpu: Int, stream: Int, scratch: Int, available: Int) raises:
-        """Launches on `stream` of a GPU that `open` has given, with `available` bytes at `scratch`."""
+        """Launch on `stream` of a GPU opened by `open_gpu`, with `available` bytes at `scratch`."""
         var opened = Pointer[Gpu, MutUntrackedOrigin](unsafe_from_address=gpu)
         self.gpu = opened
         self.stream = opened[].ctx.create_external_stream(
@@ -97,7 +97,7 @@ struct StreamLauncher(Launcher):
         var key = Int(symbol.unsafe_ptr())
         var address = gpu.find(key)
         if not address:
-            # Loading takes milliseconds and more, and must not happen again on the next call.
+            # Loading takes milliseconds or more; keep the function for the next call.
             var loaded = unsafe_alloc[Function](1)
             if shared_bytes:
                 var most = FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(

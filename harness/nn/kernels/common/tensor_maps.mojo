@@ -1,8 +1,9 @@
-"""Tensor maps, by which the tensor memory accelerator (TMA) of a Hopper finds boxes in a tensor; kept from call to call."""
+"""Tensor maps for Hopper's tensor memory accelerator (TMA), cached from call to call."""
 
 from std.ffi import _Global
 from std.math import ceildiv
 from std.sys import size_of
+from std.sys.defines import get_defined_string
 from std.utils.index import IndexList
 from max.gpu.host import DeviceBuffer, DeviceContext
 from max.gpu.host.nvidia.tma import (
@@ -16,27 +17,28 @@ from shared.common import ImmPtr
 from .gemm_hopper_pipeline import BOX
 
 comptime ROW_BYTES = 16
-"""The TMA reaches rows that begin at multiples of so many bytes."""
+"""The TMA needs rows that start at multiples of so many bytes."""
 comptime LINE_BYTES = 128
-"""What the TMA fetches at a time: rows that begin elsewhere cost it nearly twice as much."""
+"""Bytes of a TMA fetch: rows that start elsewhere cost nearly twice as much."""
 
 
 def lies_in_rows[dtype: DType](width: Int) -> Bool:
-    """Whether the TMA reaches rows of `width` elements that lie one after the other."""
+    """Return whether the TMA can load contiguous rows of `width` elements."""
     return width * size_of[Scalar[dtype]]() % ROW_BYTES == 0
 
 
 def pitch_of[dtype: DType](width: Int) -> Int:
-    """The elements from one row to the next where rows of `width` elements are laid out for the TMA, if need be anew.
+    """Return the elements from one row to the next if rows of `width` elements are laid out for the TMA,
+    copied if necessary.
     """
     comptime line = LINE_BYTES // size_of[Scalar[dtype]]()
     return width if lies_in_rows[dtype](width) else ceildiv(width, line) * line
 
 
 comptime MOST_AXES = 4
-"""Of a tensor that is found by a map."""
+"""The most axes of a tensor with a map."""
 comptime MapKey = SIMD[DType.int64, 16]
-"""All that a tensor map follows from: address, dtype and axes, then sizes, strides and the sizes of a box."""
+"""Everything that a tensor map depends on: address, dtype and axes, then sizes, strides and box sizes."""
 comptime FACTORS = MapKey(
     0x9E3779B1,
     0x85EBCA6B,
@@ -55,28 +57,29 @@ comptime FACTORS = MapKey(
     0x3C6EF373,
     0x517CC1B7,
 )
-"""Odd ones, so that no part of a key is lost in the sum by which its place is found."""
+"""Odd factors of the hash, so that no part of a key is lost."""
 comptime KEPT_MAPS = 1024
-"""Places for maps, 256 bytes each."""
+"""Slots for maps, 256 bytes each."""
 
 
 @fieldwise_init
 struct KeptMap(ImplicitlyCopyable, Movable):
-    """A tensor map, and what it was made of."""
+    """A tensor map and its key."""
 
     var key: MapKey
     var map: TMADescriptor
 
 
 def no_maps() -> List[KeptMap]:
-    """Places without a map."""
+    """Return empty slots."""
     return List[KeptMap](length=KEPT_MAPS, fill=KeptMap(MapKey(-1), TMADescriptor()))
 
 
-comptime MAPS = _Global["workbook_tensor_maps_of_axes", no_maps]
-"""The last maps, each in the one place that its key has; all modules of a process share them. A loop gets the same memory from call to
-call, and the driver takes as long to encode a map as a third of a launch. Extension modules are called with Python's lock held, and
-nothing else makes maps."""
+comptime MAPS = _Global[get_defined_string["LIBRARY", "mojo_workbook"](), no_maps]
+"""The most recent maps, each in the slot of its key's hash. Each library has its own, since the caller serializes
+the launches of one library only. A loop gets the same addresses in every iteration, and encoding a map takes
+the driver a third of a launch's time.
+"""
 
 
 def kept_map[
@@ -88,10 +91,10 @@ def kept_map[
     strides: IndexList[axes],
     box: IndexList[axes],
 ) raises -> TMADescriptor:
-    """How the TMA finds boxes in a tensor of these sizes and strides, the last of which is 1. Raises where it cannot.
+    """Return the tensor map for these sizes and strides, the last of which is 1. Raise if there is none.
 
-    Outside the tensor, and between its rows, it reads zeros and writes nothing. The tensor must start at a multiple of 16
-    bytes, and so must each of its rows. The rows of a box are 128 bytes wide.
+    Outside the tensor, and between its rows, the TMA reads zeros and writes nothing. The tensor and each of
+    its rows must start at a multiple of 16 bytes. The rows of a box are 128 bytes wide.
     """
     comptime assert (
         dtype.is_half_float() and axes <= MOST_AXES
@@ -127,8 +130,9 @@ def kept_map[
 def tensor_map[
     dtype: DType, box_rows: Int
 ](ctx: DeviceContext, matrix: ImmPtr[dtype], height: Int, width: Int, pitch: Int = 0) raises -> TMADescriptor:
-    """How the TMA finds boxes in a row-major matrix [height, width], whose rows are `pitch` elements apart, `width` where
-    that is 0."""
+    """Return the tensor map of a row-major matrix [height, width] whose rows are `pitch` elements apart,
+    `width` if that is 0.
+    """
     return kept_map(
         ctx,
         matrix,

@@ -1,4 +1,4 @@
-"""The C functions of cross-entropy, for the dtype that PART names, which `harness/nn/host/cross_entropy.cpp` calls."""
+"""The C functions that `harness/nn/host/cross_entropy.cpp` calls, for the dtype that PART names."""
 
 from std.sys.defines import get_defined_string
 
@@ -13,13 +13,14 @@ comptime accum = accum_type[dtype]
 
 
 def rows(mut words: Words, mut launcher: StreamLauncher) raises:
-    """Read rows, classes, pitch, scale step, whether the gradient is wanted; ignored target, smoothing, z, cap; logits, losses,
-    targets, scales."""
-    # The order of evaluation is the order of the words.
+    """Read rows, classes, pitch, scale step, whether the gradient is requested; ignored target, smoothing, z, cap;
+    logits, losses, targets, scales.
+    """
+    # Arguments are evaluated in this order.
     var sizes = RowSizes(
         rows=words.integer(), classes=words.integer(), pitch=words.integer(), scale_step=words.integer()
     )
-    var gradient_wanted = words.integer() != 0
+    var gradient_requested = words.integer() != 0
     var options = LossOptions[accum](
         ignored=Int64(words.integer()),
         smoothing=words.float().cast[accum](),
@@ -30,7 +31,7 @@ def rows(mut words: Words, mut launcher: StreamLauncher) raises:
     var losses = words.written[accum]()
     var targets = words.read[DType.int64]()
     launch_cross_entropy_rows(
-        launcher, logits, losses, targets, words.read[accum](), sizes, gradient_wanted, options
+        launcher, logits, losses, targets, words.read[accum](), sizes, gradient_requested, options
     )
 
 

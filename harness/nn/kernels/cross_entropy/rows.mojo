@@ -6,12 +6,12 @@ For a row of logits with the classes v, after an optional soft cap s = c tanh(lo
     loss = lse - (1 - e) s_target - e mean(s) + z lse^2           e: label smoothing
     dlogits_v = g ((1 + 2 z lse) exp(s_v - lse) - (1 - e) [v = target] - e / V) (1 - (s_v / c)^2)
 
-where g is a scale of the row. The gradient overwrites the logits. The first pass computes the largest logit m and the sum t
-of exp(s_v - m) online (Milakov and Gimelshein, 2018); the second pass goes backwards, so that the logits read last are
-still cached.
+where g is a scale of the row. The gradient overwrites the logits. The first pass computes the largest logit m
+and the sum t of exp(s_v - m) online (Milakov and Gimelshein, 2018); the second pass goes backwards, so that the
+logits read last are still cached.
 
-m and log(t) are kept separately, since rounding lse to one number loses log(t) if logits are large. So exp(s_v - lse) is
-exp(s_v - m) / t, and the loss is log(t) + (1 - e) (m - s_target) + e mean(m - s) + z lse^2.
+m and log(t) are kept separately, since rounding lse to one number loses log(t) if logits are large. So
+exp(s_v - lse) is exp(s_v - m) / t, and the loss is log(t) + (1 - e) (m - s_target) + e mean(m - s) + z lse^2.
 """
 
 from std.math import ceildiv, exp, exp2, log, log1p
@@ -186,20 +186,20 @@ def cross_entropy_rows[
 ](
     logits: MutPtr[
         dtype
-    ],  # [rows, pitch], rows aligned to 16 bytes; overwritten by the gradient if that is wanted
+    ],  # [rows, pitch], rows aligned to 16 bytes; overwritten by the gradient if that is requested
     losses: MutPtr[accum_type[dtype]],  # [rows]
     targets: ImmPtr[DType.int64],  # [rows]
     scales: ImmPtr[accum_type[dtype]],  # factors of the rows' gradients, scale_step apart
     scale_step: Int32,
     classes: Int32,
     pitch: Int32,
-    gradient_wanted: Int32,
+    gradient_requested: Int32,
     ignored: Int64,
     smoothing: Scalar[accum_type[dtype]],
     z: Scalar[accum_type[dtype]],
     cap: Scalar[accum_type[dtype]],
 ):
-    """Compute the loss of a row per block and, if wanted, its gradient in place, with zeros after the last class.
+    """Compute one row's loss per block and, if requested, its gradient in place, with zeros past the last class.
 
     With a target that is neither a class nor `ignored` the row's loss and gradient are NaN.
     """
@@ -215,7 +215,7 @@ def cross_entropy_rows[
     if target == Int(ignored):
         if thread_idx.x == 0:
             losses[unsafe_offset=row] = 0
-        if gradient_wanted != 0:
+        if gradient_requested != 0:
             for v in range(first, Int(pitch), step):
                 values.unsafe_store[alignment=VECTOR_BYTES](v, SIMD[dtype, width](0))
         return
@@ -262,7 +262,7 @@ def cross_entropy_rows[
         if smoothing > 0:
             loss += share * below
         losses[unsafe_offset=row] = loss
-    if gradient_wanted == 0:
+    if gradient_requested == 0:
         return
 
     # Pass 2: the gradient, backwards.
@@ -327,7 +327,7 @@ def launch_cross_entropy_rows[
     targets: ImmPtr[DType.int64],
     scales: ImmPtr[accum_type[dtype]],
     sizes: RowSizes,
-    gradient_wanted: Bool,
+    gradient_requested: Bool,
     options: LossOptions[accum_type[dtype]],
 ) raises:
     """Launch the kernel, unless there are no rows."""
@@ -346,7 +346,7 @@ def launch_cross_entropy_rows[
                     Int32(sizes.scale_step),
                     Int32(sizes.classes),
                     Int32(sizes.pitch),
-                    Int32(1 if gradient_wanted else 0),
+                    Int32(1 if gradient_requested else 0),
                     options.ignored,
                     options.smoothing,
                     options.z,

@@ -1,1 +1,1 @@
-"""LayerNorm + Linear: its kernels, their launches, and the choice among them."""
+"""LayerNorm + Linear: kernels, launches, and the choice among them."""

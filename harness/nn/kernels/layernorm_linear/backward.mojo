@@ -1,9 +1,10 @@
-"""LayerNorm backward in the fast variant: the row kernels, which make dx, ln_out, and shares of dgamma and dbeta.
+"""LayerNorm backward: the row kernels, which compute dx, ln_out, and partial sums of dgamma and dbeta.
 
-`ln_backward_rows` keeps a row in registers. `ln_backward_wide` takes rows that are too long for them, or begin at any
-address, through shared memory on Hopper. `ln_backward_elements` takes single elements of rows that are no whole number of
-vectors. `ln_backward_any` takes all that is left, and reads a row again for every sum. Sums over rows go to one partial sum
-for each block, which `sums.mojo` adds: no atomics, so every run gives the same bits.
+`ln_backward_rows` keeps a row in registers. `ln_backward_wide` passes rows that are too long for them, or
+start at any address, through shared memory on Hopper. `ln_backward_elements` loads single elements of rows
+that are not a whole number of vectors. `ln_backward_any` takes all other rows, and reads a row again for
+every sum. Sums over rows are written as one partial sum per block, which `sums.mojo` adds: no atomics, so
+every run gives the same bits.
 """
 
 from std.math import ceildiv
@@ -60,22 +61,23 @@ from common.row_reductions import (
 )
 
 comptime BACKWARD_THREADS = 512
-"""The most threads of a block of the backward kernel."""
+"""The most threads per block of `ln_backward_rows`."""
 comptime BACKWARD_STAGES = 2
-"""Rows of a group of threads that are in shared memory or on their way."""
+"""Rows per group of threads that are in shared memory or being copied."""
 comptime ELEMENTS_ABREAST = 8
-"""Elements of a row that a thread loads at a time in the backward kernel for rows of single elements."""
+"""Elements of a row that a thread loads at a time in `ln_backward_elements`."""
 comptime ELEMENT_THREADS = 1024
-"""Threads of a block of that kernel."""
+"""Threads per block of `ln_backward_elements`."""
 comptime WIDE_THREADS = 512
-"""Threads of a block of the kernel whose registers the sums of columns fill."""
+"""Threads per block of `ln_backward_wide`, whose column sums fill the registers."""
 
 
 def backward_blocks(vectors: Int) -> Int:
-    """Blocks of `ln_backward_rows` that share a multiprocessor: a bound on the registers of a thread."""
+    """Return the blocks of `ln_backward_rows` per multiprocessor: a bound on a thread's registers."""
     return 2 if vectors == 1 else 1
 
 
+@__name("ln_backward_rows")
 @__llvm_metadata(
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(BACKWARD_THREADS)),
     `nvvm.minctasm`=SIMDLength(backward_blocks(vectors)),
@@ -96,21 +98,21 @@ def ln_backward_rows[
     hidden_dim: Int32,
     parts: Int32,  # DX, LN_OUT and SUMS, added
 ):
-    """Everything of the backward pass that a row of dln and a row of the input give, each read once.
+    """Compute everything in the backward pass that needs rows of dln and of the input, reading each once.
 
-    dx = rstd * (g - c2 - x_hat * c1) with g = dln * gamma, c1 = mean(g * x_hat), c2 = mean(g); ln_out; and the
-    block's share of dgamma = sum of dln * x_hat and dbeta = sum of dln. block_dim.x threads own a row,
-    block_dim.y rows a block, which goes on with the rows grid_dim.x * block_dim.y further. A thread keeps its
-    columns' dgamma and dbeta in registers from its first row to its last. The vectors of its next row are on their
-    way into slots of shared memory, which no other thread touches, while it works on this one. dx may be written over
-    dln, where that has its dtype: whoever writes an element has read it before.
+    dx = rstd * (g - c2 - x_hat * c1) with g = dln * gamma, c1 = mean(g * x_hat), c2 = mean(g); ln_out; and
+    the block's partial sums of dgamma = sum of dln * x_hat and dbeta = sum of dln. block_dim.x threads own a
+    row, block_dim.y rows a block, which continues with the rows grid_dim.x * block_dim.y further. A thread
+    keeps its columns' dgamma and dbeta in registers for all of its rows. The vectors of its next row are
+    copied to shared memory, into slots of its own, while it works on this one. dx may overwrite dln if that
+    has its dtype: each element is written by the thread that has read it.
 
     Parameters:
         dtype: Of dln and ln_out.
         x_dtype: Of the input, gamma, beta and dx.
-        vectors: How many a thread owns, in each of the two tensors.
-        lanes: block_dim.x where that is less than a warp, else 0.
-        early: Whether the kernel may be started before the launch in front of it is done.
+        vectors: Vectors per thread, in each of the two tensors.
+        lanes: block_dim.x if that is less than a warp, else 0.
+        early: Whether the kernel may start before the previous launch is done.
     """
     comptime accum = accum_type[dtype]
     comptime width = vector_width[dtype]
@@ -120,7 +122,8 @@ def ln_backward_rows[
     var column = thread_idx.x * width
     var next_column = block_dim.x * width
 
-    # Shared memory: gamma and beta in the type of sums, then the input and dln, each stage by stage and thread by thread.
+    # Shared memory: gamma and beta in the type of sums, then the input and dln, stage by stage and thread by
+    # thread.
     var memory = external_memory[Scalar[accum], address_space=AddressSpace.SHARED, alignment=VECTOR_BYTES]()
     var gamma = memory.unsafe_offset(column)
     var beta = memory.unsafe_offset(vectors * next_column + column)
@@ -163,7 +166,8 @@ def ln_backward_rows[
     var dgamma = Array[SIMD[accum, width], vectors](fill=0)
     var dbeta = Array[SIMD[accum, width], vectors](fill=0)
 
-    # Every group of the block takes as many turns, whether it has a row in the last one or not: turns hold barriers.
+    # All groups of the block iterate equally often, with or without a row at the end, because of the
+    # barriers.
     var turns = ceildiv(Int(rows) - block_idx.x * block_dim.y, stride)
     var stage = 0
     for turn in range(turns):
@@ -177,7 +181,7 @@ def ln_backward_rows[
         wait_for_copies[BACKWARD_STAGES - 1]()
         var x_slot = x_slots.unsafe_offset(stage * of_stage)
         var d_slot = d_slots.unsafe_offset(stage * of_stage)
-        # Behind the last row there are no columns.
+        # There are no columns past the last row.
         var columns = H if row < Int(rows) else 0
 
         var x_hat = Array[SIMD[accum, width], vectors](fill=0)
@@ -214,7 +218,7 @@ def ln_backward_rows[
 
     if parts & SUMS == 0:
         return
-    # The slots have done their work; the groups of the block add their sums there.
+    # The slots are free; the groups of the block add their sums there.
     add_groups(memory.unsafe_offset(2 * vectors * next_column), dgamma, dbeta)
     if thread_idx.y == 0:
         var mine = partials.unsafe_offset(2 * block_idx.x * H)
@@ -233,9 +237,9 @@ def add_groups[
     mut dgamma: Array[SIMD[dtype, width], vectors],
     mut dbeta: Array[SIMD[dtype, width], vectors],
 ):
-    """Adds the sums of the groups of a block, halving the number of groups each time; group 0 ends with the total.
+    """Add the sums of a block's groups, halving the number of groups each time; group 0 ends with the total.
 
-    `shared` has room for the sums of half of the groups and is used by nobody else. Every thread must call it.
+    `shared` has room for the sums of half of the groups and is not used otherwise. Every thread must call it.
     """
     comptime quad = VECTOR_BYTES // size_of[Scalar[dtype]]()
     comptime quads = max(1, Int(width) // quad)
@@ -274,6 +278,7 @@ def add_groups[
         groups = kept
 
 
+@__name("ln_backward_wide")
 @__llvm_metadata(
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(WIDE_THREADS)),
     `nvvm.minctasm`=SIMDLength(1),
@@ -295,15 +300,16 @@ def ln_backward_wide[
     row_stride: Int32,
     parts: Int32,  # DX, LN_OUT and SUMS, added; not LN_OUT alone
 ):
-    """As `ln_backward_rows`, of rows of which a thread owns up to WIDE_VECTORS vectors: the sums of their columns fill its registers,
-    and x_hat and g are made twice, from what lies in shared memory, before and after the sums over the row.
+    """Compute the same as `ln_backward_rows`, with up to WIDE_VECTORS vectors per thread: the column sums
+    fill its registers, so x_hat and g are computed twice from shared memory, before and after the sums over
+    the row.
 
     Parameters:
         dtype: Of the rows.
-        group: Threads that share a row: block_dim.x, known here so that distances are constants.
-        shifted: Whether rows of the input and dx begin at any address of an aligned tensor. Then the aligned vectors in which a
-            row lies are fetched, and dx passes through shared memory.
-        early: Whether the kernel may be started before the launch in front of it is done.
+        group: Threads that share a row: block_dim.x, known at compile time so that distances are constants.
+        shifted: Whether rows of the input and dx start at any address of an aligned tensor. The aligned vectors that
+            cover a row are then copied, and dx passes through shared memory.
+        early: Whether the kernel may start before the previous launch is done.
     """
     comptime accum = accum_type[dtype]
     comptime width = vector_width[dtype]
@@ -315,7 +321,7 @@ def ln_backward_wide[
     var scale = 1 / Scalar[accum](H)
     var stride = grid_dim.x * block_dim.y
     var column = thread_idx.x * width
-    # Shared memory: `wide_slots` rows for every group of threads, then gamma and beta.
+    # Shared memory: `wide_slots` rows per group of threads, then gamma and beta.
     comptime of_group = wide_slots(shifted) * room
     var memory = external_memory[Scalar[dtype], address_space=AddressSpace.SHARED, alignment=VECTOR_BYTES]()
     var slots = memory.unsafe_offset(thread_idx.y * of_group)
@@ -360,10 +366,11 @@ def ln_backward_wide[
     var dbeta = Array[SIMD[accum, width], vectors](fill=0)
     barrier()
 
-    # Every group of the block takes as many turns, whether it has a row in the last one or not: turns hold barriers.
+    # All groups of the block iterate equally often, with or without a row at the end, because of the
+    # barriers.
     var turns = ceildiv(Int(rows) - block_idx.x * block_dim.y, stride)
     for turn in range(turns):
-        # Nobody reads the row before any more: what is being stored of it has a room of its own.
+        # All reads of the previous row are done; its dx is stored from a buffer of its own.
         fetch(row + stride, (turn + 1) % 2)
         var next_mean = Scalar[accum](0)
         var next_rstd = Scalar[accum](0)
@@ -376,10 +383,10 @@ def ln_backward_wide[
         var x_row = slots.unsafe_offset(turn % 2 * 2 * room + column)
         var d_row = x_row.unsafe_offset(room)
         var shift = Int32(row * H) & Int32(width - 1)
-        # Behind the last row there are no columns.
+        # There are no columns past the last row.
         var left = Int32((H if row < Int(rows) else 0) - column)
 
-        # Of rows that begin at any address the vectors of x lie in the room of dx until that is made.
+        # For rows that start at any address, the vectors of x are in the buffer of dx until that is computed.
         var x_again = slots.unsafe_offset(4 * room + column) if shifted else x_row
 
         @__parameter
@@ -406,8 +413,8 @@ def ln_backward_wide[
                 sums += SIMD[accum, 2]((g * x_hat).reduce_add(), g.reduce_add())
         sums = row_sum(sums, turn % 2) * (scale * row_rstd)
 
-        # dx = rstd * (g - c2 - x_hat * c1), with rstd * c1 and rstd * c2 in `sums`. Behind the last column x_hat, gamma and
-        # beta are 0, and so is ln_out.
+        # dx = rstd * (g - c2 - x_hat * c1), with rstd * c1 and rstd * c2 in `sums`. Past the last column
+        # x_hat, gamma and beta are 0, and so is ln_out.
         comptime for v in range(vectors):
             if Int32(v * step) < left:
                 var x_hat = x_hat_of[v](load_vector[width, dtype](x_again, v * step))
@@ -438,7 +445,7 @@ def ln_backward_wide[
 
     if parts & SUMS == 0:
         return
-    # The slots have done their work; there every group lays down its sums.
+    # The slots are free; every group stores its sums there.
     barrier()
     var sums_of_group = slots.unsafe_bitcast[Scalar[accum]]().unsafe_offset(column)
     comptime for v in range(vectors):
@@ -459,8 +466,9 @@ def store_sums[
     of_dgamma: Int,
     H: Int,
 ):
-    """Adds what the groups of a block have laid down in shared memory: dgamma, and dbeta `of_dgamma` elements further; from one
-    group to the next there are `of_a_group`."""
+    """Add the sums that a block's groups stored in shared memory: dgamma, and dbeta `of_dgamma` elements
+    further; groups are `of_a_group` apart.
+    """
     var thread = thread_idx.y * block_dim.x + thread_idx.x
     for h in range(thread, H, block_dim.x * block_dim.y):
         var total = SIMD[accum, 2](0)
@@ -471,6 +479,7 @@ def store_sums[
         partials[unsafe_offset=(2 * block_idx.x + 1) * H + h] = total[1]
 
 
+@__name("ln_backward_elements")
 @__llvm_metadata(
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(ELEMENT_THREADS)),
     `nvvm.minctasm`=SIMDLength(1),
@@ -492,23 +501,22 @@ def ln_backward_elements[
     stride: Int32,
     parts: Int32,  # DX, LN_OUT and SUMS, added
 ):
-    """As `ln_backward_rows`, of rows that begin at any address.
+    """Compute the same as `ln_backward_rows`, for rows that start at any address.
 
-    A thread owns the same columns of every row of its group, and keeps their dgamma and dbeta in shared memory, where no
-    other thread touches them. It reads a row twice, for the sums over it and for what is made from them; the second time
-    it finds it in the cache.
+    A thread owns the same columns in every row of its group, and keeps their dgamma and dbeta in shared
+    memory of its own. It reads a row twice, for the sums and for the results; the second time from the cache.
 
     Parameters:
         dtype: Of dln and ln_out.
         x_dtype: Of the input, gamma, beta and dx.
-        group: Threads that share a row: block_dim.x, known here so that distances are constants.
-        early: Whether the kernel may be started before the launch in front of it is done.
+        group: Threads that share a row: block_dim.x, known at compile time so that distances are constants.
+        early: Whether the kernel may start before the previous launch is done.
     """
     comptime accum = accum_type[dtype]
     comptime abreast = ELEMENTS_ABREAST
     var H = Int(hidden_dim)
     var step = grid_dim.x * block_dim.y
-    var dln_wanted = parts & (DX | SUMS) != 0
+    var needs_dln = parts & (DX | SUMS) != 0
     var memory = external_memory[Scalar[accum], address_space=AddressSpace.SHARED, alignment=VECTOR_BYTES]()
     var dgamma = memory.unsafe_offset(thread_idx.y * 2 * H)
     var dbeta = dgamma.unsafe_offset(H)
@@ -520,7 +528,8 @@ def ln_backward_elements[
         start_later_grids()
 
     var row = block_idx.x * block_dim.y + thread_idx.y
-    # Every group of the block takes as many turns, whether it has a row in the last one or not: turns hold barriers.
+    # All groups of the block iterate equally often, with or without a row at the end, because of the
+    # barriers.
     var turns = ceildiv(Int(rows) - block_idx.x * block_dim.y, step)
     for turn in range(turns):
         var columns = H if row < Int(rows) else 0
@@ -532,7 +541,7 @@ def ln_backward_elements[
         var x_row = input.unsafe_offset(row * H)
         var d_row = dln.unsafe_offset(row * Int(stride))
         var c = SIMD[accum, 2](0)
-        if dln_wanted:
+        if needs_dln:
             for first in range(thread_idx.x, columns, abreast * group):
                 var left = Int32(columns - first)
                 var x = load_abreast[abreast, group](x_row.unsafe_offset(first), left)
@@ -554,7 +563,7 @@ def ln_backward_elements[
         for first in range(thread_idx.x, columns, abreast * group):
             var left = Int32(columns - first)
             var x = load_abreast[abreast, group](x_row.unsafe_offset(first), left)
-            # Where dx is not wanted, dln may be any address.
+            # Without dx, dln may be any address.
             var d = load_abreast[abreast, group](d_row.unsafe_offset(first), left if parts & DX != 0 else 0)
             var dx_place = grad_input.unsafe_offset(row * H + first)
             var y_place = y_row.unsafe_offset(first)
@@ -585,7 +594,8 @@ def ln_backward_elements[
 def load_abreast[
     dtype: DType, //, abreast: Int, distance: Int
 ](source: ImmPtr[dtype], left: Int32) -> Array[Scalar[dtype], abreast]:
-    """What a thread owns of a row at a time, of which `left` elements are left: all loads are under way at once.
+    """Load the elements that a thread owns of a row, of which `left` remain, with all loads in flight at
+    once.
     """
     var loaded = Array[Scalar[dtype], abreast](fill=0)
     comptime for v in range(abreast):
@@ -594,6 +604,7 @@ def load_abreast[
     return loaded^
 
 
+@__name("ln_backward_any")
 def ln_backward_any[
     dtype: DType, x_dtype: DType, width: Int
 ](
@@ -609,8 +620,9 @@ def ln_backward_any[
     stride: Int32,
     parts: Int32,  # DX and LN_OUT, added
 ):
-    """dx and ln_out of a row of any length at any address. One block owns one row and reads it twice, `width` elements at
-    once. dx may be written over dln, where that has its dtype."""
+    """Compute dx and ln_out of rows of any length at any address. One block owns one row and reads it twice,
+    `width` elements at a time. dx may overwrite dln if that has its dtype.
+    """
     var row = block_idx.x
     backward_row[width](
         grad_input,
@@ -645,7 +657,7 @@ def backward_row[
     stride: Int,
     parts: Int32,
 ):
-    """dx and ln_out of one row, by all threads of a block."""
+    """Compute dx and ln_out of one row, by all threads of a block."""
     comptime accum = accum_type[dtype]
     var x = input.unsafe_offset(row * H)
     var d = dln.unsafe_offset(row * stride)

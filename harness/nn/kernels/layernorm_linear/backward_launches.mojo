@@ -1,4 +1,4 @@
-"""How the row kernels of the backward pass are launched: their geometry by size, and which of them takes which rows."""
+"""Launches of the backward row kernels: the choice of kernel, and its geometry."""
 
 from std.math import ceildiv
 from std.sys import size_of
@@ -45,25 +45,29 @@ from common.row_reductions import is_aligned, vector_width
 from .tensors import Sizes
 
 comptime MAX_BACKWARD_VECTORS = 2
-"""The most vectors of a row that a thread owns in the backward kernel."""
+"""The most vectors of a row per thread in `ln_backward_rows`."""
 comptime LONGEST_SHARE = 16
-"""The most elements of a row that a thread of a small group owns there."""
+"""The most elements of a row per thread of a small group in `ln_backward_elements`."""
 comptime LONGEST_RUN = 64
-"""Rows that a thread there adds one after the other; of more rows there are more blocks, for sums lose digits."""
+"""Rows that a thread adds there, one after the other; more rows take more blocks, since long sums lose
+digits.
+"""
 comptime WIDE_TURNS = 4
-"""Rows of whole vectors for each multiprocessor above which that kernel pays: it leaves shares of all columns for each of these."""
+"""Rows of whole vectors per multiprocessor from which on `ln_backward_wide` pays: each multiprocessor writes
+partial sums of all columns.
+"""
 
 
 @fieldwise_init
 struct RowGeometry(Copyable, Movable):
-    """How `ln_backward_rows` is launched."""
+    """The geometry of a backward row kernel."""
 
     var vectors: Int
-    """Vectors of a row that a thread owns."""
+    """Vectors of a row per thread."""
     var group: Int
     """Threads that share a row: block_dim.x."""
     var groups: Int
-    """Rows that a block works on at a time: block_dim.y. 0 where there are none, or a row is too long."""
+    """Rows per block at a time: block_dim.y. 0 if there are none, or a row is too long."""
     var blocks: Int
     """Blocks, and partial sums: grid_dim.x."""
     var shared_bytes: Int
@@ -71,10 +75,10 @@ struct RowGeometry(Copyable, Movable):
 
 
 def backward_geometry[dtype: DType, x_dtype: DType](rows: Int, H: Int) -> RowGeometry:
-    """The geometry for rows of aligned vectors.
+    """Return the geometry for rows of aligned vectors.
 
-    As many rows at a time as fill the multiprocessors' threads and shared memory, and no more than keep all of them
-    busy until the last turn: every block more leaves a partial sum more to add.
+    As many rows at a time as fill the multiprocessors' threads and shared memory, but no more than keep all
+    of them busy until the end: every further block adds a partial sum.
     """
     comptime width = vector_width[dtype]
     var lanes = lanes_of_a_row[dtype](H)
@@ -100,8 +104,7 @@ def backward_geometry[dtype: DType, x_dtype: DType](rows: Int, H: Int) -> RowGeo
 
 
 def element_geometry[dtype: DType](rows: Int, H: Int) -> RowGeometry:
-    """The geometry of `ln_backward_elements`: a block for each multiprocessor, more of them where rows are very many.
-    """
+    """Return the geometry of `ln_backward_elements`: a block per multiprocessor, more for very many rows."""
     var group = ELEMENT_THREADS
     if H <= 64 * LONGEST_SHARE:
         group = 64
@@ -122,12 +125,13 @@ def element_geometry[dtype: DType](rows: Int, H: Int) -> RowGeometry:
 
 
 def wide_geometry[dtype: DType](rows: Int, H: Int) -> RowGeometry:
-    """The geometry of `ln_backward_wide`: a block for each multiprocessor, which has registers and shared memory for no more.
+    """Return the geometry of `ln_backward_wide`: a block per multiprocessor, which has registers and shared
+    memory for no more.
     """
     var group = lanes_of_a_warp()
     while group < WIDE_THREADS and WIDE_VECTORS * group * vector_width[dtype] < H:
         group *= 2
-    # Beside the rows of every group there are gamma and beta.
+    # Gamma and beta take shared memory too.
     var row_bytes = wide_room[dtype](group) * size_of[Scalar[dtype]]()
     var slots = wide_slots(wide_shifted[dtype](H, group))
     var most = min(WIDE_THREADS // group, (shared_memory() // row_bytes - 2) // slots)
@@ -140,7 +144,8 @@ def wide_geometry[dtype: DType](rows: Int, H: Int) -> RowGeometry:
 
 
 def wide_shifted[dtype: DType](H: Int, group: Int) -> Bool:
-    """Whether rows begin at any address: rows of whole vectors are short only where those of dln lie apart.
+    """Return whether rows start at any address: rows of whole vectors take this path only if those of dln are
+    apart.
     """
     return H % vector_width[dtype] != 0 or group < WIDE_THREADS
 
@@ -162,11 +167,12 @@ def launch_ln_backward_rows[
     geometry: RowGeometry,
     parts: Int = DX | LN_OUT | SUMS,
 ) raises:
-    """One launch: dx, ln_out, and partial sums of dgamma and dbeta, [geometry.blocks, 2, H]; of these, `parts`.
+    """Launch one kernel: those of dx, ln_out, and partial sums of dgamma and dbeta, [geometry.blocks, 2, H],
+    in `parts`.
     """
     comptime for vectors in range(1, MAX_BACKWARD_VECTORS + 1):
         comptime for lanes in [0, NARROW_LANES[0], NARROW_LANES[1], NARROW_LANES[2]]:
-            # Fewer threads than the least, rather than one vector for each.
+            # Fewer threads than the minimum are better than one vector each.
             comptime needed = vectors == NARROW_VECTORS or lanes == NARROW_LANES[0]
             comptime if lanes == 0 or needed and dtype.is_half_float():
                 var fits = geometry.group >= lanes_of_a_warp() if lanes == 0 else geometry.group == lanes
@@ -209,7 +215,9 @@ def launch_ln_backward_wide[
     parts: Int,
     stride: Int,
 ) raises -> Shares[accum_type[dtype]]:
-    """One launch: dx, ln_out, and the shares of dgamma and dbeta that are returned; of these, `parts`."""
+    """Launch one kernel: those of dx, ln_out, and the returned partial sums of dgamma and dbeta in
+    `parts`.
+    """
     var H = Int(sizes.hidden_dim)
     var count = geometry.blocks * 2 * H if parts & SUMS != 0 else 0
     var partials = launcher.workspace[accum_type[dtype]]("ln_backward_partials", count)
@@ -257,7 +265,9 @@ def launch_ln_backward_elements[
     parts: Int,
     stride: Int,
 ) raises -> Shares[accum_type[dtype]]:
-    """One launch: dx, ln_out, and the shares of dgamma and dbeta that are returned; of these, `parts`."""
+    """Launch one kernel: those of dx, ln_out, and the returned partial sums of dgamma and dbeta in
+    `parts`.
+    """
     var count = geometry.blocks * 2 * Int(sizes.hidden_dim) if parts & SUMS != 0 else 0
     var partials = launcher.workspace[accum_type[dtype]]("ln_backward_partials", count)
     comptime for group in [64, 128, BACKWARD_THREADS, ELEMENT_THREADS]:
@@ -301,9 +311,10 @@ def launch_ln_backward_fast[
     parts: Int,
     stride: Int = 0,
 ) raises -> Shares[accum_type[dtype]]:
-    """One launch or two: of dx, ln_out, and shares of dgamma and dbeta, what `parts` names. None where there are no rows.
+    """Launch one or two kernels: those of dx, ln_out, and partial sums of dgamma and dbeta in `parts`; none
+    without rows.
 
-    Rows of dln and ln_out are `stride` elements apart, H where that is 0.
+    Rows of dln and ln_out are `stride` elements apart, H if that is 0.
     """
     var rows = Int(sizes.rows())
     var H = Int(sizes.hidden_dim)
@@ -369,7 +380,7 @@ def launch_ln_backward_fast[
             dln_stride,
         )
     if parts & SUMS != 0:
-        # First, for dx may be written over dln.
+        # First, because dx may overwrite dln.
         shares = launch_norm_partials(launcher, dln, input, mean, rstd, sizes, dln_stride, ROWS_OF_A_SHARE)
     comptime for width in [vector_width[dtype], 1]:
         if aligned or width == 1:

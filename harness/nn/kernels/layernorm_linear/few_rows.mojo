@@ -1,4 +1,4 @@
-"""LayerNorm backward of few rows in one launch: dx, ln_out, dgamma, dbeta and db together."""
+"""LayerNorm backward for few rows in one launch: dx, ln_out, dgamma, dbeta and db together."""
 
 from std.math import ceildiv
 from std.memory import AddressSpace
@@ -24,11 +24,12 @@ from common.row_reductions import is_aligned, vector_width
 from .tensors import Sizes
 
 comptime FEW_THREADS = 512
-"""Threads of a block that makes everything of few rows; all of them share a row, or COLUMN_LANES columns."""
+"""Threads per block, which share a row or COLUMN_LANES columns."""
 comptime FEW_ABREAST = 8
-"""Rows of which a thread there loads an element at a time."""
+"""Rows of which a thread loads an element at a time."""
 
 
+@__name("ln_backward_few")
 @__llvm_metadata(MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(FEW_THREADS)))
 def ln_backward_few[
     dtype: DType, x_dtype: DType, width: Int, early: Bool
@@ -49,17 +50,17 @@ def ln_backward_few[
     hidden_dim: Int32,
     stride: Int32,
     parts: Int32,  # DX, LN_OUT and SUMS, added
-    output_dim: Int32,  # 0 where db is not wanted
+    output_dim: Int32,  # 0 where db is not requested
 ):
-    """Everything that is summed or made from rows of dln, dY and the input, where these are few: the first blocks make dx
-    and ln_out of a row each, the next dgamma and dbeta of COLUMN_LANES columns each, the last db. Nobody waits for
-    another, for dln is only read.
+    """Compute everything but the products for few rows: the first blocks dx and ln_out of one row each, the
+    next dgamma and dbeta of COLUMN_LANES columns each, the last db. Blocks do not depend on each other, since
+    dln is only read.
 
     Parameters:
         dtype: Of dln, dY, ln_out and db.
         x_dtype: Of all else.
-        width: Elements of a row that a thread takes at once: a vector, or 1.
-        early: Whether the kernel may be started before the launch in front of it is done.
+        width: Elements of a row that a thread loads at a time: a vector, or 1.
+        early: Whether the kernel may start before the previous launch is done.
     """
     comptime accum = accum_type[dtype]
     comptime if early:
@@ -144,15 +145,16 @@ def launch_ln_backward_few[
     ln_bias: ImmPtr[x_dtype],
     sizes: Sizes,
     parts: Int,
-    bias_wanted: Bool,
+    bias_requested: Bool,
     stride: Int,
 ) raises:
-    """One launch: of dx, ln_out, dgamma with dbeta, and db, what `parts` and `bias_wanted` say. dx lies apart from dln; rows
-    of dln and ln_out are `stride` elements apart, H where that is 0."""
+    """Launch one kernel: those of dx, ln_out, dgamma with dbeta, and db that `parts` and `bias_requested`
+    request. dx does not overlap dln; rows of dln and ln_out are `stride` elements apart, H if that is 0.
+    """
     var rows = Int(sizes.rows())
     var H = Int(sizes.hidden_dim)
     var row_stride = stride if stride > 0 else H
-    var O = Int(sizes.output_dim) if bias_wanted else 0
+    var O = Int(sizes.output_dim) if bias_requested else 0
     var blocks = (rows if parts & (DX | LN_OUT) != 0 else 0) + ceildiv(O, COLUMN_LANES)
     blocks += ceildiv(H, COLUMN_LANES) if parts & SUMS != 0 else 0
     var aligned = H % vector_width[dtype] == 0 and row_stride == H

@@ -1,8 +1,8 @@
-"""LayerNorm forward in the fast variant: kernels for short rows, for rows at any address, and for any row; their launch.
+"""LayerNorm forward: kernels for short rows, for rows at any address, and for any row; their launch.
 
-`layernorm_rows` keeps a row in registers; `layernorm_shared` passes rows that begin at any address through shared
-memory; `layernorm_any` takes all that is left, and reads a row again for every sum. All but the first can leave room after
-the rows that they write, so that a product finds aligned ones.
+`layernorm_rows` keeps a row in registers; `layernorm_shared` passes rows that start at any address through
+shared memory; `layernorm_any` takes all other rows, and reads a row again for every sum. All but the first
+can pad the rows that they write, so that a product gets aligned ones.
 """
 
 from std.math import ceildiv, sqrt
@@ -57,29 +57,31 @@ from common.row_reductions import (
 from .tensors import Sizes
 
 comptime FORWARD_VECTORS = 4
-"""Vectors of a row that a thread owns in the forward kernel."""
+"""Vectors of a row per thread in `layernorm_rows`."""
 comptime FORWARD_RESIDENT = 1024
-"""Threads of the forward kernel that share a multiprocessor: a bound on their registers."""
+"""Threads of `layernorm_rows` per multiprocessor: a bound on their registers."""
 comptime NARROW_THREADS = 128
-"""Threads of a block of it for rows narrower than a warp."""
+"""Threads per block of `layernorm_rows` for rows narrower than a warp."""
 comptime SHARED_THREADS = 128
-"""The fewest threads of a block of the forward kernel for rows that begin at any address,"""
+"""The fewest threads per block of `layernorm_shared`."""
 comptime SHARED_GROUPS = [32, 32, 32, 128, 256, 512]
-"""those that share a row, fewest first,"""
+"""Threads that share a row in `layernorm_shared`, fewest first."""
 comptime SHARED_VECTORS = [1, 2, 4, 4, 4, 4]
-"""and the most vectors of it that each of them owns."""
+"""The most vectors of a row per thread, for each of SHARED_GROUPS."""
 
 
 def forward_resident[dtype: DType, x_dtype: DType, width: Int]() -> Int:
-    """Return the threads of the forward kernel that share a multiprocessor.
+    """Return the threads of `layernorm_rows` per multiprocessor.
 
-    Without vectors a thread holds its elements, gamma and beta one by one: half as many threads, a quarter where they are
-    float32 beside a 16-bit `dtype`."""
+    Without vectors a thread holds single elements of x, gamma and beta: half as many threads, a quarter if
+    they are float32 with a 16-bit `dtype`.
+    """
     comptime if width > 1:
         return FORWARD_RESIDENT
     return FORWARD_RESIDENT // (2 if x_dtype == dtype else 4)
 
 
+@__name("layernorm_rows")
 @__llvm_metadata(
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(threads)),
     `nvvm.minctasm`=SIMDLength(max(1, forward_resident[dtype, x_dtype, width]() // threads)),
@@ -98,20 +100,21 @@ def layernorm_rows[
     eps: Scalar[accum_type[dtype]],
     ln_out_stride: Int32,
 ):
-    """Statistics and LayerNorm of a row that is read once. block_dim.x threads own a row, block_dim.y rows a block. Of rows
-    narrower than a warp a block goes on with those grid_dim.x * block_dim.y further; else the grid holds all.
+    """Compute statistics and LayerNorm of rows, reading each once. block_dim.x threads own a row, block_dim.y
+    rows a block. For rows narrower than a warp, a block continues with those grid_dim.x * block_dim.y
+    further; else the grid covers all.
 
-    Thread t owns the vectors t, t + block_dim.x, ...: at most FORWARD_VECTORS, or as many elements one by one. The
-    variance is the mean of squared deviations; the mean of the deviations themselves corrects the rounding of the first
-    mean.
+    Thread t owns the vectors t, t + block_dim.x, ...: at most FORWARD_VECTORS, or as many single elements.
+    The variance is the mean of squared deviations; the mean of the deviations themselves corrects the
+    rounding of the first mean.
 
     Parameters:
         dtype: Of ln_out.
         x_dtype: Of the input, gamma and beta.
         threads: The most threads of a block.
-        width: Elements that are read and written at once: a vector, or 1 where rows begin at any address.
-        lanes: block_dim.x where that is less than a warp, else 0.
-        early: Whether the kernel may be started before the launch in front of it is done.
+        width: Elements read and written at a time: a vector, or 1 if rows start at any address.
+        lanes: block_dim.x if that is less than a warp, else 0.
+        early: Whether the kernel may start before the previous launch is done.
     """
     comptime accum = accum_type[dtype]
     comptime vectors = NARROW_VECTORS if lanes > 0 else FORWARD_VECTORS * vector_width[dtype] // width
@@ -122,7 +125,7 @@ def layernorm_rows[
     var scale = 1 / Scalar[accum](H)
     var column = thread_idx.x * width
     var next_column = block_dim.x * width
-    # Narrow rows are many, and what is multiplied with them is loaded once; of others a block has one or a few.
+    # For many narrow rows gamma and beta are loaded once; for others a block has one row or a few.
     var gamma = Array[SIMD[x_dtype, width], vectors](fill=0)
     var beta = Array[SIMD[x_dtype, width], vectors](fill=0)
     comptime if lanes > 0:
@@ -133,7 +136,7 @@ def layernorm_rows[
 
     for first_row in range(block_idx.x * block_dim.y, Int(rows), grid_dim.x * block_dim.y):
         var row = first_row + thread_idx.y
-        # A group past the last row goes along, for the barriers, with a row of no columns.
+        # A group past the last row takes part in the barriers, with a row of no columns.
         var columns = H if row < Int(rows) else 0
         var x_row = input.unsafe_offset(row * H)
         var y_row = ln_out.unsafe_offset(row * Int(ln_out_stride))
@@ -145,8 +148,8 @@ def layernorm_rows[
                 x[v] = load_elements[width, accum](x_row, column + v * next_column)
         comptime for v in range(vectors):
             total += x[v]
-        # Rounded: were it part of one operation with what it is subtracted from, but not where it is added again, the
-        # means would be off to one side, by a hundredth of their last digit, which a million rows add up.
+        # Rounded separately: as part of one operation where it is subtracted, but not where it is added
+        # again, the means would be biased by a hundredth of their last digit, which a million rows add up.
         var first_mean = rounded_product(row_sum[lanes](total.reduce_add(), 0), scale)
 
         var deviations = SIMD[accum, width](0)
@@ -177,12 +180,13 @@ def layernorm_rows[
             if columns > 0:
                 for h in range(H + thread_idx.x, Int(ln_out_stride), block_dim.x):
                     y_row[unsafe_offset=h] = 0
-        # Said at compile time: out of a loop gamma and beta would be loaded before it, and without vectors they do not fit into
-        # the registers beside x.
+        # A compile-time choice: the compiler would hoist the loads of gamma and beta out of a loop, and
+        # without vectors they do not fit in the registers next to x.
         comptime if lanes == 0:
             break
 
 
+@__name("layernorm_shared")
 @__llvm_metadata(
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(max(SHARED_THREADS, group))),
     `nvvm.minctasm`=SIMDLength(FORWARD_RESIDENT // max(SHARED_THREADS, group)),
@@ -201,14 +205,15 @@ def layernorm_shared[
     eps: Scalar[accum_type[dtype]],
     ln_out_stride: Int32,
 ):
-    """As `layernorm_rows`, of rows that begin at any address of an aligned tensor; those of ln_out are aligned. A row passes
-    through shared memory. `group` threads own it, up to `vectors` vectors each; more than a warp have a block to themselves.
+    """Compute the same as `layernorm_rows`, for rows that start at any address of an aligned tensor; those of
+    ln_out are aligned. A row passes through shared memory. `group` threads own it, up to `vectors` vectors
+    each; more than a warp take a block of their own.
 
     Parameters:
         dtype: Of the rows.
-        group: block_dim.x, known here so that distances are constants.
-        vectors: The most vectors of a row that a thread owns.
-        early: Whether the kernel may be started before the launch in front of it is done.
+        group: block_dim.x, known at compile time so that distances are constants.
+        vectors: The most vectors of a row per thread.
+        early: Whether the kernel may start before the previous launch is done.
     """
     comptime accum = accum_type[dtype]
     comptime width = vector_width[dtype]
@@ -232,7 +237,7 @@ def layernorm_shared[
 
     var left = Int32(H - column)
     var shift = Int32(row * H) & Int32(width - 1)
-    # Kept as they are read: in the type of sums they would take twice the registers.
+    # Kept as loaded: in the type of sums they would take twice the registers.
     var x = Array[SIMD[dtype, width], vectors](fill=0)
     var total = SIMD[accum, width](0)
     comptime for v in range(vectors):
@@ -258,7 +263,7 @@ def layernorm_shared[
         var h = column + v * step
         var rest = left - Int32(v * step)
         if rest > 0:
-            # Behind the last column gamma and beta are 0, and so is what is stored.
+            # Past the last column gamma and beta are 0, and so is what is stored.
             var y = normalised[dtype](x[v].cast[accum](), row_mean, row_rstd).fma(
                 load_columns[accum](ln_weight, h, rest), load_columns[accum](ln_bias, h, rest)
             )
@@ -266,6 +271,7 @@ def layernorm_shared[
     fill_row[step](ln_out, row, H, pitch)
 
 
+@__name("layernorm_any")
 def layernorm_any[
     dtype: DType, x_dtype: DType, width: Int
 ](
@@ -280,8 +286,8 @@ def layernorm_any[
     eps: Scalar[accum_type[dtype]],
     ln_out_stride: Int32,
 ):
-    """Statistics and LayerNorm of a row of any length at any address. One block owns one row and reads it three times,
-    `width` elements at once.
+    """Compute statistics and LayerNorm of rows of any length at any address. One block owns one row and reads
+    it three times, `width` elements at a time.
     """
     comptime accum = accum_type[dtype]
     var H = Int(hidden_dim)
@@ -332,8 +338,9 @@ def launch_layernorm_fast[
     eps: Scalar[accum_type[dtype]],
     stride: Int = 0,
 ) raises:
-    """One launch: mean, rstd and the LayerNorm output of every row, `stride` elements from one to the next, H where that is
-    0. None where there are no rows."""
+    """Launch one kernel: mean, rstd and the LayerNorm output, with rows `stride` elements apart, H if that is
+    0; none without rows.
+    """
     var rows = Int(sizes.rows())
     if rows == 0:
         return
@@ -396,8 +403,8 @@ def launch_layernorm_fast[
                     early=L.wgmma and starts_early(sizes),
                 )
                 return
-    # The first size of block that holds a row; 512 threads have no registers for float32 elements, one by one, as many as
-    # a 16-bit dtype has.
+    # The smallest block that holds a row; 512 threads lack the registers for as many single float32 elements
+    # as for 16-bit ones.
     comptime for width in [vector_width[dtype], 1]:
         comptime for threads in [128, 512 if width > 1 or x_dtype == dtype else 256]:
             if (aligned or width == 1) and group <= threads:

@@ -1,23 +1,24 @@
-"""Both passes: what is launched, in which order, and what lies in between.
+"""The launches of both passes, in order.
 
-Forward: one row kernel (statistics and LayerNorm) and one matrix product with the bias added at its end. Backward:
+Forward: one row kernel (statistics and LayerNorm) and one matrix product with the bias added in its epilogue.
+Backward:
 
-    dln = dY W                                   a matrix product that reads W as it lies
-    dx, ln_out, shares of dgamma and dbeta       one row kernel over dln and the input; dx takes dln's place
-    shares of db = sum over rows of dY           where there are many rows
-    dgamma, dbeta, db                            the shares, or few rows, added
-    dW = dY^T ln_out                             a matrix product that reads both factors transposed in place
+dln = dY W                                      a matrix product that reads W as it is stored
+dx, ln_out, partial sums of dgamma and dbeta    one row kernel over dln and the input; dx overwrites dln
+partial sums of db = sum over rows of dY        if there are many rows
+dgamma, dbeta, db                               the partial sums, or few rows, added
+dW = dY^T ln_out                                a matrix product that reads both operands transposed in place
 
-Nothing is added with atomics, so every run gives the same bits. Only the input and the statistics are kept from the
-forward pass; the LayerNorm output is computed again by the row kernel on its way, or where that makes nothing else by a launch
-that waits for no dln (`ln_out.mojo`).
+There are no atomic additions, so every run gives the same bits. Only the input and the statistics are saved
+by the forward pass; the row kernel recomputes the LayerNorm output on its way, or, if it computes nothing
+else, a launch that does not wait for dln (`ln_out.mojo`).
 """
 
 from .backward_launches import launch_ln_backward_fast
 from .few_rows import launch_ln_backward_few
 from .forward import launch_layernorm_fast
 from .ln_out import launch_ln_out, launch_ln_out_transposed
-from .padded import Factor, launch_aligned, lies_aligned
+from .padded import Factor, launch_aligned, has_aligned_rows
 from .rows import DX, LN_OUT, SUMS
 from .sums import (
     DIRECT_ROWS,
@@ -42,24 +43,24 @@ from shared.launcher import Launcher
 from .tensors import BackwardTensors, ForwardTensors, Sizes
 
 comptime WEIGHT = 1
-"""What is wanted of a backward pass, added: dW."""
+"""Requested of a backward pass, added: dW."""
 comptime BIAS = 2
-"""Likewise: db."""
+"""Requested: db."""
 comptime INPUT = 4
-"""Likewise: dx."""
+"""Requested: dx."""
 comptime NORM = 8
-"""Likewise: dgamma and dbeta."""
+"""Requested: dgamma and dbeta."""
 comptime ALL_GRADIENTS = WEIGHT | BIAS | INPUT | NORM
 comptime DLN_GIVEN = 16
-"""Beside these: the caller has multiplied dln."""
+"""The caller has computed dln."""
 comptime LN_OUT_TAKEN = 32
-"""Likewise: the caller multiplies dW, from ln_out."""
+"""The caller computes dW, from ln_out."""
 comptime TRANSPOSED = 128
-"""Beside LN_OUT_TAKEN: ln_out is wanted as [H, rows]."""
+"""With LN_OUT_TAKEN: ln_out is requested as [H, rows]."""
 comptime FEW_ROWS = 64
-"""Beside the other two: the rows are few, and dx does not lie over dln."""
+"""With both of the above: the rows are few, and dx does not overwrite dln."""
 comptime FEW_SHARES = 256
-"""Beside any: sums over rows have few shares, which takes less memory, and reads dY, dln and the input once more."""
+"""Sums over rows use few partial sums, which takes less memory but reads dY, dln and the input once more."""
 
 
 def launch_gradients[
@@ -67,48 +68,49 @@ def launch_gradients[
 ](
     mut launcher: L,
     t: BackwardTensors[dtype, x_dtype],
-    wanted: Int,
+    requested: Int,
     given_dln: MutPtr[dtype],  # [rows, H], read with DLN_GIVEN
     taken_ln_out: MutPtr[dtype],  # [rows, H], or [H, rows] where TRANSPOSED; written with LN_OUT_TAKEN
 ) raises:
-    """Five launches, four where there are few rows, one more where rows are too long for registers; with all products on Hopper
-    see `launch_backward_hopper`.
+    """Launch five kernels, four if there are few rows, one more if rows are too long for registers; on Hopper
+    with all products see `launch_backward_hopper`.
 
-    A gradient that is not wanted is not computed, and its memory not touched. With DLN_GIVEN or LN_OUT_TAKEN a product
-    is the caller's. With FEW_ROWS, and both products the caller's, one launch makes all the rest. Elsewhere than on Hopper, and of
-    float32, both products must be the caller's.
+    A gradient that is not requested is not computed, and its memory not touched. With DLN_GIVEN or
+    LN_OUT_TAKEN a product is the caller's. With FEW_ROWS, and both products the caller's, one launch computes
+    all the rest. On other GPUs, and for float32, both products must be the caller's.
     """
     ref sizes = t.sizes
     var H = Int(sizes.hidden_dim)
     var O = Int(sizes.output_dim)
     comptime if L.wgmma and dtype.is_half_float():
-        var all_own = wanted & (DLN_GIVEN | LN_OUT_TAKEN) == 0
-        # Products with sums on the side leave many shares. Where few are wanted, only rows that must be copied go this way.
-        var aligned = lies_aligned(t.linear_weight, H) and lies_aligned(t.grad_output, O)
-        if all_own and (not aligned or wanted & FEW_SHARES == 0):
-            launch_backward_hopper(launcher, t, wanted)
+        var all_own = requested & (DLN_GIVEN | LN_OUT_TAKEN) == 0
+        # Products with sums on the side write many partial sums. If few are requested, only rows that must be
+        # copied take this path.
+        var aligned = has_aligned_rows(t.linear_weight, H) and has_aligned_rows(t.grad_output, O)
+        if all_own and (not aligned or requested & FEW_SHARES == 0):
+            launch_backward_hopper(launcher, t, requested)
             return
     var size = Int(sizes.rows()) * H
-    var dln_wanted = wanted & (INPUT | NORM) != 0
-    var parts = (DX if wanted & INPUT != 0 else 0) | (SUMS if wanted & NORM != 0 else 0)
-    # Where neither is wanted, any address that can be read will do.
+    var needs_dln = requested & (INPUT | NORM) != 0
+    var parts = (DX if requested & INPUT != 0 else 0) | (SUMS if requested & NORM != 0 else 0)
+    # If neither is requested, any readable address will do.
     var dln = t.grad_output
     var ln_out = MutPtr[dtype](unsafe_from_address=Int(dln))
-    if wanted & DLN_GIVEN != 0:
+    if requested & DLN_GIVEN != 0:
         dln = given_dln.as_imm()
-    elif dln_wanted:
-        dln = room_of_dln(launcher, t, wanted, size).as_imm()
-    if wanted & TRANSPOSED != 0:
+    elif needs_dln:
+        dln = memory_of_dln(launcher, t, requested, size).as_imm()
+    if requested & TRANSPOSED != 0:
         comptime if dtype == x_dtype:
             launch_ln_out_transposed(launcher, rebind[BackwardTensors[dtype, dtype]](t), taken_ln_out)
-    elif wanted & LN_OUT_TAKEN != 0:
+    elif requested & LN_OUT_TAKEN != 0:
         ln_out = taken_ln_out
         parts |= LN_OUT
-    elif wanted & WEIGHT != 0:
+    elif requested & WEIGHT != 0:
         ln_out = launcher.workspace[dtype]("ln_out", size)
         parts |= LN_OUT
 
-    if wanted & FEW_ROWS != 0:
+    if requested & FEW_ROWS != 0:
         launch_ln_backward_few(
             launcher,
             t.grad_input,
@@ -125,39 +127,39 @@ def launch_gradients[
             t.ln_bias,
             sizes,
             parts,
-            wanted & BIAS != 0,
+            requested & BIAS != 0,
             H,
         )
         return
     var bias_shares = Shares(t.mean, 0)
     comptime if L.wgmma and dtype.is_half_float():
-        if dln_wanted and wanted & DLN_GIVEN == 0:
-            var on_the_side = wanted & BIAS != 0 and wanted & FEW_SHARES == 0
+        if needs_dln and requested & DLN_GIVEN == 0:
+            var on_the_side = requested & BIAS != 0 and requested & FEW_SHARES == 0
             bias_shares = launch_dln(launcher, t, dln.unsafe_mut_cast[True](), on_the_side)
     var ln_shares = Shares(t.mean, 0)
-    if wanted & FEW_SHARES != 0 and parts & SUMS != 0:
-        # First, for dx may be written over dln.
+    if requested & FEW_SHARES != 0 and parts & SUMS != 0:
+        # First, because dx may overwrite dln.
         ln_shares = launch_norm_partials(
             launcher, dln, t.input, t.mean, t.rstd, sizes, H, ROWS_OF_A_LARGE_SHARE
         )
         _ = launch_rows(launcher, t, ln_out, dln, parts & ~SUMS, H)
     else:
         ln_shares = launch_rows(launcher, t, ln_out, dln, parts, H)
-    launch_parameter_gradients(launcher, t, wanted, ln_shares, bias_shares)
+    launch_parameter_gradients(launcher, t, requested, ln_shares, bias_shares)
     comptime if L.wgmma and dtype.is_half_float():
-        if wanted & WEIGHT != 0:
+        if requested & WEIGHT != 0:
             var dy = Factor(t.grad_output, O)
             launch_grad_weight["none"](
                 launcher, t, dy, ln_out, SideSums[dtype, x_dtype](t.grad_weight), Pitches(O, H, H)
             )
 
 
-def room_of_dln[
+def memory_of_dln[
     L: Launcher, dtype: DType, x_dtype: DType, //
-](mut launcher: L, t: BackwardTensors[dtype, x_dtype], wanted: Int, size: Int) raises -> MutPtr[dtype]:
-    """Where dln lies: dx is written over it, row by row, where both have one dtype."""
+](mut launcher: L, t: BackwardTensors[dtype, x_dtype], requested: Int, size: Int) raises -> MutPtr[dtype]:
+    """Return the memory of dln: dx overwrites it, row by row, if both have one dtype."""
     comptime if dtype == x_dtype:
-        if wanted & INPUT != 0:
+        if requested & INPUT != 0:
             return rebind[MutPtr[dtype]](t.grad_input)
     return launcher.workspace[dtype]("dln", size)
 
@@ -172,7 +174,8 @@ def launch_rows[
     parts: Int,
     stride: Int,
 ) raises -> Shares[accum_type[dtype]]:
-    """What of dx, ln_out, and shares of dgamma and dbeta `parts` names; rows of dln and ln_out are `stride` elements apart.
+    """Launch the kernels for those of dx, ln_out, and partial sums of dgamma and dbeta in `parts`; rows of
+    dln and ln_out are `stride` elements apart.
     """
     if parts == LN_OUT:
         launch_ln_out(launcher, t, ln_out, stride)
@@ -199,8 +202,7 @@ def launch_dln[
 ](
     mut launcher: L, t: BackwardTensors[dtype, x_dtype], dln: MutPtr[dtype], sums_wanted: Bool
 ) raises -> Shares[accum_type[dtype]]:
-    """One launch: dln = dY W. It sums the columns of dY on the side, where that is wanted: the shares of db; else no slices.
-    """
+    """Launch dln = dY W, with the partial sums of db on the side if requested, otherwise no slices."""
     var rows = t.sizes.rows()
     var H = t.sizes.hidden_dim
     var O = t.sizes.output_dim
@@ -232,16 +234,17 @@ def launch_parameter_gradients[
 ](
     mut launcher: L,
     t: BackwardTensors[dtype, x_dtype],
-    wanted: Int,
+    requested: Int,
     ln_shares: Shares[accum_type[dtype]],
     bias_shares: Shares[accum_type[dtype]],
 ) raises:
-    """One launch, or two: dgamma and dbeta from their shares, and db from its own, or from the rows of dY, which are few
-    or are added in two stages."""
+    """Launch one or two kernels: dgamma and dbeta from their partial sums, and db from its own or from the
+    rows of dY, which are few or are added in two stages.
+    """
     var rows = Int(t.sizes.rows())
-    var H = Int(t.sizes.hidden_dim) if wanted & NORM != 0 else 0
-    var O = Int(t.sizes.output_dim) if wanted & BIAS != 0 else 0
-    var few = wanted & FEW_SHARES != 0
+    var H = Int(t.sizes.hidden_dim) if requested & NORM != 0 else 0
+    var O = Int(t.sizes.output_dim) if requested & BIAS != 0 else 0
+    var few = requested & FEW_SHARES != 0
     if bias_shares.slices == 0 and rows <= (MORE_DIRECT_ROWS if few else DIRECT_ROWS):
         var rows_of_dy = Shares(t.grad_output, rows)
         launch_finish_sums[dtype](
@@ -263,7 +266,7 @@ def launch_parameter_gradients[
 def launch_forward_hopper[
     L: Launcher, dtype: DType, x_dtype: DType, //
 ](mut launcher: L, t: ForwardTensors[dtype, x_dtype]) raises:
-    """Two launches, and one more where W must be copied for its rows to be aligned."""
+    """Launch two kernels, and one more if W must be copied for its rows to be aligned."""
     ref sizes = t.sizes
     var rows = Int(sizes.rows())
     var H = Int(sizes.hidden_dim)
@@ -271,7 +274,7 @@ def launch_forward_hopper[
     var pitch = pitch_of[dtype](H)
     var ln_out = launcher.workspace[dtype]("ln_out", rows * pitch)
     var space = ln_out
-    if not lies_aligned(t.linear_weight, H):
+    if not has_aligned_rows(t.linear_weight, H):
         space = launcher.workspace[dtype]("linear_weight", O * pitch)
     var weight = launch_aligned(launcher, "linear_weight", t.linear_weight, O, H, space)
     launch_layernorm_fast(
@@ -293,46 +296,47 @@ def launch_forward_hopper[
 
 def launch_backward_hopper[
     L: Launcher, dtype: DType, x_dtype: DType, //
-](mut launcher: L, t: BackwardTensors[dtype, x_dtype], wanted: Int) raises:
-    """Three launches for all gradients, and one more for each of dY and W that must be copied for its rows to be aligned.
+](mut launcher: L, t: BackwardTensors[dtype, x_dtype], requested: Int) raises:
+    """Launch three kernels for all gradients, and one more for each of dY and W that must be copied for its
+    rows to be aligned.
 
-    The products have warps with nothing to do: those of the first sum the columns of dY while it passes through, those of
-    the second add the slices of db, dgamma and dbeta. Where rows of W are not aligned, the memory of dW must have room for
-    O rows of `pitch_of` H elements.
+    The products have spare warps: those of the first sum the columns of dY while it passes through, those of
+    the second add the slices of db, dgamma and dbeta. If rows of W are not aligned, the memory of dW must
+    have room for O rows of `pitch_of` H elements.
     """
     ref sizes = t.sizes
     var rows = Int(sizes.rows())
     var H = Int(sizes.hidden_dim)
     var O = Int(sizes.output_dim)
     var pitch = pitch_of[dtype](H)
-    var dln_wanted = wanted & (INPUT | NORM) != 0
-    var weight_wanted = wanted & WEIGHT != 0
-    var parts = (DX if wanted & INPUT != 0 else 0) | (SUMS if wanted & NORM != 0 else 0)
+    var needs_dln = requested & (INPUT | NORM) != 0
+    var weight_wanted = requested & WEIGHT != 0
+    var parts = (DX if requested & INPUT != 0 else 0) | (SUMS if requested & NORM != 0 else 0)
     parts |= LN_OUT if weight_wanted else 0
 
-    # Over dln is written, row by row, dx where that lies as dln does; else ln_out.
-    var over = lies_aligned(t.grad_input.as_imm(), H) and dtype == x_dtype
+    # dx overwrites dln, row by row, if their layouts match; otherwise ln_out does.
+    var over = has_aligned_rows(t.grad_input.as_imm(), H) and dtype == x_dtype
     var dln = MutPtr[dtype](unsafe_from_address=Int(t.grad_input))
     var ln_out = dln
-    if dln_wanted and (wanted & INPUT == 0 or not over):
+    if needs_dln and (requested & INPUT == 0 or not over):
         dln = launcher.workspace[dtype]("dln", rows * pitch)
         ln_out = dln
     elif weight_wanted:
         ln_out = launcher.workspace[dtype]("ln_out", rows * pitch)
-    # A copy of W is read before dW is written, which has room for it.
+    # The copy of W is read before dW, whose memory holds it, is written.
     var copy = t.grad_weight
-    if dln_wanted and not lies_aligned(t.linear_weight, H):
+    if needs_dln and not has_aligned_rows(t.linear_weight, H):
         if not weight_wanted or lies_in_rows[dtype](H):
             copy = launcher.workspace[dtype]("linear_weight", O * pitch)
     var dy = Factor(t.grad_output, O)
-    if (dln_wanted or weight_wanted) and not lies_aligned(t.grad_output, O):
+    if (needs_dln or weight_wanted) and not has_aligned_rows(t.grad_output, O):
         var space = launcher.workspace[dtype]("grad_output", rows * pitch_of[dtype](O))
         dy = launch_aligned(launcher, "grad_output", t.grad_output, rows, O, space)
 
     var flags = launcher.workspace[DType.int32]("flags", flag_count())
     var bias_shares = Shares(t.mean, 0)
     var bias_partials = MutPtr[DType.float32](unsafe_from_address=Int(flags))
-    if dln_wanted:
+    if needs_dln:
         var slices = column_slices_of(rows)
         bias_partials = launcher.workspace[DType.float32]("bias_partials", slices * O)
         bias_shares = Shares(rebind[ImmPtr[accum_type[dtype]]](bias_partials.as_imm()), slices)
@@ -350,10 +354,10 @@ def launch_backward_hopper[
             SideSums[dtype](flags, bias_partials, dln),
             Pitches(dy.pitch, weight.pitch, pitch),
         )
-    var before = dln.as_imm() if dln_wanted else t.grad_output
+    var before = dln.as_imm() if needs_dln else t.grad_output
     var ln_shares = launch_rows(launcher, t, ln_out, before, parts, pitch)
     var pitches = Pitches(dy.pitch, pitch, H)
-    if wanted == ALL_GRADIENTS:
+    if requested == ALL_GRADIENTS:
         var side = SideSums[dtype, x_dtype](
             flags,
             bias_partials,
@@ -366,7 +370,7 @@ def launch_backward_hopper[
         )
         launch_grad_weight["add slices"](launcher, t, dy, ln_out, side^, pitches)
         return
-    launch_parameter_gradients(launcher, t, wanted, ln_shares, bias_shares)
+    launch_parameter_gradients(launcher, t, requested, ln_shares, bias_shares)
     if weight_wanted:
         launch_grad_weight["none"](launcher, t, dy, ln_out, SideSums[dtype, x_dtype](t.grad_weight), pitches)
 
@@ -381,7 +385,7 @@ def launch_grad_weight[
     var side: SideSums[dtype, x_dtype],
     pitches: Pitches,
 ) raises:
-    """One launch: dW = dY^T ln_out."""
+    """Launch dW = dY^T ln_out."""
     launch_gemm_hopper[dtype, "tn", False, side_work, x_dtype](
         launcher,
         "grad_weight",

@@ -1,7 +1,7 @@
 """LayerNorm + Linear as a library of C functions, in parts by dtype (see `common/calls.mojo`).
 
-PART names the dtype of the products: bfloat16, float16, or float32; with "_mixed" behind it x, gamma, beta and their gradients are
-float32 beside 16-bit products, as under autocast.
+PART names the dtype of the products: bfloat16, float16, or float32; with the suffix "_mixed" x, gamma, beta
+and their gradients are float32 and the products 16-bit, as under autocast.
 """
 
 from std.sys.defines import get_defined_string
@@ -28,26 +28,26 @@ comptime dtype = DType.float32 if IS_FLOAT32 else (
 )
 comptime x_dtype = DType.float32 if PART == "bfloat16_mixed" or PART == "float16_mixed" else dtype
 comptime stat = accum_type[dtype]
-"""Of the statistics."""
+"""The dtype of the statistics."""
 
 comptime PAIRS = 1
-"""How a call is computed, added: float32 by pairs of float16,"""
+"""How a call is computed, added: float32 by split float16,"""
 comptime LEAST = 2
 """with the least memory."""
 
 
 def sizes_of(mut words: Words) -> Sizes:
-    """The next three words: rows, H, O."""
+    """Take the next three words: rows, H, O."""
     var rows = Int32(words.integer())
     var hidden_dim = Int32(words.integer())
     return Sizes(rows, 1, hidden_dim, Int32(words.integer()))
 
 
 def forward(mut words: Words, mut launcher: StreamLauncher) raises:
-    """12 words: rows, H, O, eps; y, mean, rstd; x, gamma, beta, W, bias."""
+    """Launch the forward pass. 12 words: rows, H, O, eps; y, mean, rstd; x, gamma, beta, W, bias."""
     var sizes = sizes_of(words)
     var eps = words.float().cast[stat]()
-    # Taken in this order.
+    # Arguments are evaluated in this order.
     var t = ForwardTensors[dtype, x_dtype](
         output=words.written[dtype](),
         mean=words.written[stat](),
@@ -71,8 +71,9 @@ def forward(mut words: Words, mut launcher: StreamLauncher) raises:
 
 
 def rows(mut words: Words, mut launcher: StreamLauncher) raises:
-    """What comes before a product of PyTorch's. 11 words: rows, H, O, eps; ln_out, mean, rstd; x, gamma, beta; and the elements from
-    one row of ln_out to the next, zeros from H on."""
+    """Launch LayerNorm before a product by PyTorch. 11 words: rows, H, O, eps; ln_out, mean, rstd; x, gamma,
+    beta; and the elements from one row of ln_out to the next, zeros from H on.
+    """
     var sizes = sizes_of(words)
     var eps = words.float().cast[stat]()
     var ln_out = words.written[dtype]()
@@ -87,11 +88,12 @@ def rows(mut words: Words, mut launcher: StreamLauncher) raises:
 
 
 def backward(mut words: Words, mut launcher: StreamLauncher) raises:
-    """18 words: rows, H, O, what is wanted (the bits of `launches.mojo`); dx, dgamma, dbeta, dW, db; dY, x, mean, rstd, gamma, beta, W;
-    dln and ln_out where they are the caller's."""
+    """Launch the backward pass. 18 words: rows, H, O, what is requested (the bits of `launches.mojo`); dx,
+    dgamma, dbeta, dW, db; dY, x, mean, rstd, gamma, beta, W; dln and ln_out if they are the caller's.
+    """
     var sizes = sizes_of(words)
-    var wanted = words.integer()
-    # Taken in this order.
+    var requested = words.integer()
+    # Arguments are evaluated in this order.
     var t = BackwardTensors[dtype, x_dtype](
         grad_input=words.written[x_dtype](),
         grad_ln_weight=words.written[x_dtype](),
@@ -109,46 +111,49 @@ def backward(mut words: Words, mut launcher: StreamLauncher) raises:
     )
     var dln = words.written[dtype]()
     var ln_out = words.written[dtype]()
-    var all_own = wanted & (DLN_GIVEN | LN_OUT_TAKEN) == 0
+    var all_own = requested & (DLN_GIVEN | LN_OUT_TAKEN) == 0
     comptime if StreamLauncher.wgmma and IS_FLOAT32:
         if all_own:
-            launch_backward_pairs(launcher, rebind[BackwardTensors[DType.float32, DType.float32]](t), wanted)
+            launch_backward_pairs(
+                launcher, rebind[BackwardTensors[DType.float32, DType.float32]](t), requested
+            )
             return
     comptime if StreamLauncher.wgmma and not IS_FLOAT32 and dtype == x_dtype:
         if all_own and suits_small_backward(t.sizes):
-            launch_backward_small(launcher, rebind[BackwardTensors[dtype, dtype]](t), wanted)
+            launch_backward_small(launcher, rebind[BackwardTensors[dtype, dtype]](t), requested)
             return
-    launch_gradients(launcher, t, wanted, dln, ln_out)
+    launch_gradients(launcher, t, requested, dln, ln_out)
 
 
 @export("workbook_open")
 def workbook_open(index: Int64, message: Int, capacity: Int64) abi("C") -> Int64:
-    """A handle of the GPU with this number."""
+    """Return a handle of the GPU with this number."""
     return open_gpu(index, message, capacity)
 
 
 @export("workbook_layernorm_linear_forward")
 def workbook_layernorm_linear_forward(words: Int, message: Int, capacity: Int64) abi("C") -> Int64:
-    """The forward pass with a product of this project's."""
+    """Launch the forward pass with this project's product."""
     return call[forward](words, message, capacity)
 
 
 @export("workbook_layernorm_linear_rows")
 def workbook_layernorm_linear_rows(words: Int, message: Int, capacity: Int64) abi("C") -> Int64:
-    """The LayerNorm of the forward pass."""
+    """Launch the LayerNorm of the forward pass."""
     return call[rows](words, message, capacity)
 
 
 @export("workbook_layernorm_linear_backward")
 def workbook_layernorm_linear_backward(words: Int, message: Int, capacity: Int64) abi("C") -> Int64:
-    """The backward pass, or what is left of it beside products of PyTorch's."""
+    """Launch the backward pass, without the products that PyTorch computes."""
     return call[backward](words, message, capacity)
 
 
 @export("workbook_layernorm_linear_plan")
 def workbook_layernorm_linear_plan(words: Int, message: Int, capacity: Int64) abi("C") -> Int64:
-    """Who multiplies (see `plan.mojo`). 6 words: rows, H, O; whether W lies transposed; PAIRS and LEAST, added; whether a CUDA graph
-    captures the call."""
+    """Return the GEMM selection (see `plan.mojo`). 6 words: rows, H, O; whether W is transposed; PAIRS and
+    LEAST, added; whether a CUDA graph captures the call.
+    """
     var taken = Words(words)
     var rows = taken.integer()
     var H = taken.integer()

@@ -1,7 +1,8 @@
-"""The LayerNorm output made again from the statistics, in a launch of its own: for a product dW that waits for nothing else, or that
-reads it transposed.
+"""The LayerNorm output recomputed from the statistics in a launch of its own: for a product dW that waits for
+nothing else, or that reads it transposed.
 
-No element needs another one of its row, so a block takes neighbouring columns of some rows, and a thread keeps its gamma and beta.
+No element needs another one of its row, so a block takes neighbouring columns of some rows, and a thread
+keeps its gamma and beta.
 """
 
 from std.math import ceildiv
@@ -24,9 +25,10 @@ comptime ABREAST = 4
 comptime TILE = 32
 """Rows and columns that a block transposes."""
 comptime TILE_LINES = 8
-"""How many of them it takes at a time."""
+"""How many of them are processed at a time."""
 
 
+@__name("ln_out_rows")
 def normalise_rows[
     dtype: DType, x_dtype: DType, width: Int, early: Bool
 ](
@@ -40,7 +42,8 @@ def normalise_rows[
     hidden_dim: Int32,
     stride: Int32,
 ):
-    """ln_out = x_hat * gamma + beta with x_hat = (x - mean) * rstd. A thread takes `width` columns of ABREAST rows.
+    """Compute ln_out = x_hat * gamma + beta with x_hat = (x - mean) * rstd. A thread takes `width` columns of
+    ABREAST rows.
     """
     comptime accum = accum_type[dtype]
     comptime if early:
@@ -72,7 +75,7 @@ def normalise_rows[
 def launch_ln_out[
     L: Launcher, dtype: DType, x_dtype: DType, //
 ](mut launcher: L, t: BackwardTensors[dtype, x_dtype], ln_out: MutPtr[dtype], stride: Int) raises:
-    """One launch: ln_out, whose rows are `stride` elements apart. None where there are no rows."""
+    """Launch one kernel: ln_out, with rows `stride` elements apart; none without rows."""
     var rows = Int(t.sizes.rows())
     var H = Int(t.sizes.hidden_dim)
     if rows == 0:
@@ -101,6 +104,7 @@ def launch_ln_out[
             return
 
 
+@__name("ln_out_transposed")
 def normalise_transposed[
     dtype: DType, early: Bool
 ](
@@ -113,9 +117,9 @@ def normalise_transposed[
     rows: Int32,
     hidden_dim: Int32,
 ):
-    """The transpose of ln_out. A block takes a tile, which it reads along rows and writes along columns."""
+    """Compute the transpose of ln_out. A block reads a tile along rows and writes it along columns."""
     comptime accum = accum_type[dtype]
-    # One column more puts the elements of a column into different banks.
+    # One more column puts the elements of a column in different banks.
     var tile = stack_allocation[dtype=dtype, address_space=AddressSpace.SHARED](row_major[TILE, TILE + 1]())
     comptime if early:
         wait_for_earlier_grids()
@@ -145,7 +149,7 @@ def normalise_transposed[
 def launch_ln_out_transposed[
     L: Launcher, dtype: DType, //
 ](mut launcher: L, t: BackwardTensors[dtype, dtype], ln_out: MutPtr[dtype]) raises:
-    """One launch: the transpose of ln_out, [H, rows]. None where there are no rows."""
+    """Launch one kernel: the transpose of ln_out, [H, rows]; none without rows."""
     var rows = Int(t.sizes.rows())
     if rows == 0:
         return

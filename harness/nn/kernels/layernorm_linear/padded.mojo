@@ -1,7 +1,7 @@
-"""Copies with aligned rows, for the products on Hopper: the tensor memory accelerator reaches no others.
+"""Copies with aligned rows for the products on Hopper, whose TMA needs them.
 
-Rows of 16-bit elements whose number is no multiple of 8 begin at any address. A copy whose rows are some elements apart
-costs one pass over the matrix; a product that loads element by element costs several times the product.
+Rows of 16-bit elements start at any address if their length is not a multiple of 8. A copy with padded rows
+costs one pass over the matrix; a product that loads single elements takes several times as long.
 """
 
 from std.math import ceildiv
@@ -18,14 +18,14 @@ comptime COPY_LANES = 32
 comptime COPY_ROWS = 8
 """Rows that a block copies at a time."""
 comptime COPY_STEPS = 8
-"""Loads of a thread that are under way at a time."""
+"""Loads per thread in flight."""
 comptime MOST_COPY_BLOCKS = 32768
-"""The most blocks of a copy along its rows; they go on with the rows after theirs."""
+"""The most blocks of a copy along its rows; they continue with the rows after theirs."""
 
 
 @fieldwise_init
 struct Factor[dtype: DType](Copyable, Movable):
-    """A factor that the TMA can reach."""
+    """An operand that the TMA can load."""
 
     @__allow_legacy_any_origin_fields
     var address: ImmPtr[Self.dtype]
@@ -33,16 +33,17 @@ struct Factor[dtype: DType](Copyable, Movable):
     """Elements from one row to the next."""
 
 
+@__name("copy_rows")
 def copy_rows[
     dtype: DType, width: Int
 ](
-    target: MutPtr[dtype],  # [rows, pitch]; what lies past the columns is not written
+    target: MutPtr[dtype],  # [rows, pitch]; the padding is not written
     source: ImmPtr[dtype],  # [rows, columns]
     rows: Int32,
     columns: Int32,
     pitch: Int32,
 ):
-    """Copies rows, `width` elements at once; every element that is read lies at a multiple of as many."""
+    """Copy rows, `width` elements at a time; every access is aligned to as many."""
     comptime alignment = width * size_of[Scalar[dtype]]()
     wait_for_earlier_grids()
     start_later_grids()
@@ -61,8 +62,8 @@ def copy_rows[
                 to_row.unsafe_store[alignment=alignment](column, held[step])
 
 
-def lies_aligned[dtype: DType, //](matrix: ImmPtr[dtype], columns: Int) -> Bool:
-    """Whether the TMA can reach a matrix whose rows lie one after the other."""
+def has_aligned_rows[dtype: DType, //](matrix: ImmPtr[dtype], columns: Int) -> Bool:
+    """Return whether the TMA can load a matrix with contiguous rows."""
     return lies_in_rows[dtype](columns) and Int(matrix) % ROW_BYTES == 0
 
 
@@ -76,10 +77,11 @@ def launch_aligned[
     columns: Int,
     space: MutPtr[dtype],
 ) raises -> Factor[dtype]:
-    """One launch, or none: the matrix itself where it lies aligned, else its copy in `space`, [rows, pitch].
+    """Launch one copy, or none: return the matrix itself if its rows are aligned, otherwise its copy in
+    `space`, [rows, pitch].
     """
     var pitch = pitch_of[dtype](columns)
-    if lies_aligned(source, columns):
+    if has_aligned_rows(source, columns):
         return Factor(source, pitch)
     comptime for width in [2, 1]:
         if width == 1 or columns % 2 == 0 and Int(source) % (2 * size_of[Scalar[dtype]]()) == 0:

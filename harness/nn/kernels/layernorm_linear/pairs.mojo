@@ -1,7 +1,7 @@
-"""float32 on the tensor cores for float16, where a GPU has Hopper's: see `common/gemm_pairs.mojo`.
+"""float32 on Hopper's tensor cores for float16: see `common/gemm_pairs.mojo`.
 
-The row kernels are those of `forward.mojo`. Between them every factor is split into a pair of float16 matrices, which
-takes as much workspace as the factor, and each product is made of three.
+The row kernels are those of `forward.mojo`. Between them every operand is split into two float16 matrices,
+which take as much workspace as the operand, and each product is computed as three.
 """
 
 from .launches import (
@@ -23,7 +23,7 @@ from .tensors import BackwardTensors, ForwardTensors
 def launch_forward_pairs[
     L: Launcher, //
 ](mut launcher: L, t: ForwardTensors[DType.float32, DType.float32]) raises:
-    """Six launches: statistics with LayerNorm, two for each factor that is split, and the product."""
+    """Launch six kernels: statistics with LayerNorm, two for each operand that is split, and the product."""
     ref sizes = t.sizes
     var rows = sizes.rows()
     var H = sizes.hidden_dim
@@ -37,23 +37,24 @@ def launch_forward_pairs[
 
 def launch_backward_pairs[
     L: Launcher, //
-](mut launcher: L, t: BackwardTensors[DType.float32, DType.float32], wanted: Int) raises:
-    """Eleven launches at most: two for each factor that is split, two products, and what lies between them.
+](mut launcher: L, t: BackwardTensors[DType.float32, DType.float32], requested: Int) raises:
+    """Launch at most eleven kernels: two for each operand that is split, two products, and the row kernels
+    and sums.
     """
     ref sizes = t.sizes
     var rows = sizes.rows()
     var H = sizes.hidden_dim
     var O = sizes.output_dim
     var size = Int(rows) * Int(H)
-    var weight_wanted = wanted & WEIGHT != 0
-    var dln_wanted = wanted & (INPUT | NORM) != 0
+    var weight_wanted = requested & WEIGHT != 0
+    var needs_dln = requested & (INPUT | NORM) != 0
     var dln = t.grad_input
-    if dln_wanted and wanted & INPUT == 0:
+    if needs_dln and requested & INPUT == 0:
         dln = launcher.workspace[DType.float32]("dln", size)
     var ln_out = launcher.workspace[DType.float32]("ln_out", size if weight_wanted else 0)
-    var dy = launch_split(launcher, t.grad_output, Int(rows) * Int(O) if weight_wanted or dln_wanted else 0)
-    var parts = wanted & (BIAS | INPUT | NORM | FEW_SHARES)
-    if dln_wanted:
+    var dy = launch_split(launcher, t.grad_output, Int(rows) * Int(O) if weight_wanted or needs_dln else 0)
+    var parts = requested & (BIAS | INPUT | NORM | FEW_SHARES)
+    if needs_dln:
         parts |= DLN_GIVEN
         var weight = launch_split(launcher, t.linear_weight, Int(O) * Int(H))
         launch_gemm_pairs["nn", False](launcher, "dln", dln, dy, weight, t.linear_weight, rows, H, O)

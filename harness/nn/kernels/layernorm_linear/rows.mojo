@@ -1,9 +1,9 @@
-"""What the row kernels of the fast variant share: how a row is loaded, kept in shared memory and stored.
+"""Rows in the row kernels: loads, buffers in shared memory, stores.
 
-Each kernel reads its operands from DRAM once, 16 bytes a thread at a time, and keeps a row in registers between the
-sums over it and what is made from them; `common/row_reductions.mojo` says how threads share a row. Of rows that are no
-whole number of 16-byte vectors, a thread takes single elements, as many at a time. On Hopper the aligned vectors in which
-such rows of 16-bit elements lie pass through shared memory instead.
+Each kernel reads its operands from DRAM once, 16 bytes per thread at a time, and keeps a row in registers
+between the sums over it and what is computed from them; `common/row_reductions.mojo` adds over the threads of
+a row. For rows that are not a whole number of 16-byte vectors, a thread loads as many single elements. On
+Hopper the aligned vectors that cover such rows of 16-bit elements pass through shared memory instead.
 """
 
 from std.math import ceildiv
@@ -27,26 +27,26 @@ comptime EARLY_ELEMENTS = 4 * 1024 * 1024
 comptime ANY_THREADS = 256
 """Threads that share a row in the kernels for any row."""
 comptime WIDE_VECTORS = 4
-"""The most vectors of a row that a thread owns there."""
+"""The most vectors of a row per thread in `ln_backward_wide`."""
 comptime NARROW_LANES = [4, 8, 16]
-"""Threads that share a narrow row, fewest first,"""
+"""Threads that share a narrow row, fewest first."""
 comptime NARROW_VECTORS = 2
-"""and the most vectors of it that each of them owns."""
+"""The most vectors of a narrow row per thread."""
 comptime DX = 1
-"""What a row kernel of the backward pass makes, added: dx. The memory of what is left out is not touched."""
+"""Results of a backward row kernel, added: dx. The memory of omitted results is not touched."""
 comptime LN_OUT = 2
-"""Likewise: ln_out."""
+"""Result of a backward row kernel: ln_out."""
 comptime SUMS = 4
-"""Likewise: partial sums of dgamma and dbeta."""
+"""Result of a backward row kernel: partial sums of dgamma and dbeta."""
 
 
 @always_inline
 def normalised[
     dtype: DType, accum: DType, width: SIMDLength
 ](x: SIMD[accum, width], mean: Scalar[accum], rstd: Scalar[accum]) -> SIMD[accum, width]:
-    """x_hat = (x - mean) * rstd of elements that have been `dtype`.
+    """Return x_hat = (x - mean) * rstd of elements that were `dtype`.
 
-    Of 16-bit elements in one operation: the rounding of mean * rstd is far below that of the elements themselves.
+    For 16-bit elements one operation: the rounding of mean * rstd is far below that of the elements.
     """
     comptime if dtype.is_half_float():
         return x.fma(rstd, -mean * rstd)
@@ -58,7 +58,7 @@ def normalised[
 def load_elements[
     dtype: DType, //, width: Int, wide: DType
 ](source: ImmPtr[dtype], offset: Int) -> SIMD[wide, width]:
-    """`width` elements from global memory that begin at a multiple of as many, in the type of sums."""
+    """Load `width` elements, aligned to as many, from global memory, in the type of sums."""
     comptime alignment = min(VECTOR_BYTES, width * size_of[Scalar[dtype]]())
     return source.unsafe_load[width=width, alignment=alignment](offset).cast[wide]()
 
@@ -67,7 +67,7 @@ def load_elements[
 def store_elements[
     dtype: DType, width: SIMDLength, //
 ](target: MutPtr[dtype], offset: Int, values: SIMD[dtype, width]):
-    """Stores elements in global memory that begin at a multiple of as many."""
+    """Store elements, aligned to as many, in global memory."""
     target.unsafe_store[alignment=min(VECTOR_BYTES, Int(width) * size_of[Scalar[dtype]]())](offset, values)
 
 
@@ -75,8 +75,7 @@ def store_elements[
 def copy_elements[
     dtype: DType, //, width: Int
 ](target: Pointer[mut=True, Scalar[dtype], _, address_space=AddressSpace.SHARED], source: ImmPtr[dtype]):
-    """Copies `width` elements, one vector or more, to shared memory; on NVIDIA the thread goes on meanwhile.
-    """
+    """Copy `width` elements, one vector or more, to shared memory, asynchronously on NVIDIA."""
     comptime for v in range(width // vector_width[dtype]):
         copy_vector(
             target.unsafe_offset(v * vector_width[dtype]), source.unsafe_offset(v * vector_width[dtype])
@@ -91,7 +90,7 @@ def copy_constants[
     source: ImmPtr[dtype],
     columns: Int,
 ):
-    """This thread's vectors of gamma or beta, `width` elements each, converted once for all rows."""
+    """Copy this thread's vectors of gamma or beta, `width` elements each, converted once for all rows."""
     comptime for v in range(vectors):
         var h = (v * block_dim.x + thread_idx.x) * width
         if h < columns:
@@ -99,9 +98,11 @@ def copy_constants[
 
 
 def lanes_of_a_row[dtype: DType](H: Int) -> Int:
-    """Threads of a warp that share a row of H aligned elements: few enough that narrow rows leave none of them idle.
+    """Return the lanes of a warp that share a row of H aligned elements, few enough that narrow rows leave
+    none idle.
 
-    Of 16-bit rows alone: of others a warp's vectors are half of a row as narrow, and each kernel costs its compile time.
+    Only for 16-bit rows: for others a warp's vectors hold a row half as long, and each kernel costs compile
+    time.
     """
     comptime if dtype.is_half_float():
         comptime for lanes in NARROW_LANES:
@@ -111,27 +112,29 @@ def lanes_of_a_row[dtype: DType](H: Int) -> Int:
 
 
 def whole_warps(groups: Int, lanes: Int) -> Int:
-    """Groups of `lanes` threads that fill whole warps, at least `groups`."""
+    """Round the number of groups of `lanes` threads up to whole warps."""
     var of_a_warp = max(1, lanes_of_a_warp() // lanes)
     return ceildiv(groups, of_a_warp) * of_a_warp
 
 
 def starts_early(sizes: Sizes) -> Bool:
-    """Whether a row kernel is so short that it pays to start it before the launch in front of it is done."""
+    """Return whether a row kernel is short enough to be worth starting before the previous launch is done."""
     return Int(sizes.rows()) * Int(sizes.hidden_dim) <= EARLY_ELEMENTS
 
 
-# ---- Rows in shared memory ------------------------------------------------------------------------------------
+# ---- Rows in shared memory -----------------------------------------------------------------------------------
 
 
 def wide_room[dtype: DType](group: Int) -> Int:
-    """Elements of a row of `ln_backward_wide` in shared memory: as many vectors as its threads own, and one more.
+    """Return the elements of a row's buffer in `ln_backward_wide`: the vectors that its threads own, and one
+    more.
     """
     return (WIDE_VECTORS * group + 1) * vector_width[dtype]
 
 
 def wide_slots(shifted: Bool) -> Int:
-    """Rows of every group of its threads there: two of the input and of dln, and one of dx where that is shifted.
+    """Return the row buffers per group of threads: two for the input and dln each, and one for dx if it is
+    shifted.
     """
     return 5 if shifted else 4
 
@@ -146,15 +149,15 @@ def fetch_row[
     H: Int,
     rows: Int,
 ):
-    """Copies the aligned vectors in which a row lies that begins at any address, and one vector more; this thread its share,
-    WIDE_VECTORS vectors `step` elements apart. Behind the tensor there are zeros.
+    """Copy the aligned vectors that cover a row at any address, and one vector more; this thread WIDE_VECTORS
+    vectors, `step` elements apart. Past the tensor there are zeros.
 
     Args:
-        slot: Where the row goes.
+        slot: The target.
         source: The tensor, [rows, H].
-        row: Which row.
+        row: The index of the row.
         H: Elements of a row.
-        rows: Of the tensor.
+        rows: Rows of the tensor.
     """
     comptime width = vector_width[dtype]
     var column = thread_idx.x * width
@@ -183,11 +186,12 @@ def store_row[
     row: Int,
     H: Int,
 ):
-    """Stores a row from shared memory that begins at any address of `target`, [rows, H]: its aligned vectors, this thread
-    WIDE_VECTORS of them, `step` elements apart; and what is left at both ends element by element."""
+    """Store a row from shared memory at any address of `target`, [rows, H]: its aligned vectors, of which
+    this thread stores WIDE_VECTORS, `step` elements apart; and the elements at both ends one by one.
+    """
     comptime width = vector_width[dtype]
     var y_row = target.unsafe_offset(row * H)
-    # The first element of a row that lies at an aligned address.
+    # The first element of a row at an aligned address.
     var first = Int32(-row * H) & Int32(width - 1)
     var column = thread_idx.x * width
     var y = y_row.unsafe_offset(column + Int(first))
@@ -205,8 +209,9 @@ def store_row[
 
 @always_inline
 def fill_row[dtype: DType, //, step: Int](target: MutPtr[dtype], row: Int, H: Int, pitch: Int):
-    """Zeros in the vectors after the last one of a row of `target`, [rows, pitch], by threads of which each has vectors `step`
-    elements apart."""
+    """Write zeros to the padding of a row of `target`, [rows, pitch], by threads that own vectors `step`
+    elements apart.
+    """
     comptime width = vector_width[dtype]
     for h in range(ceildiv(H, width) * width + thread_idx.x * width, pitch, step):
         target.unsafe_store[alignment=VECTOR_BYTES](row * pitch + h, SIMD[dtype, width](0))
@@ -214,7 +219,7 @@ def fill_row[dtype: DType, //, step: Int](target: MutPtr[dtype], row: Int, H: In
 
 @always_inline
 def wait_for_row[group: Int]():
-    """Until all of the `group` threads of a row are here; every thread of the block must call it."""
+    """Wait for all of the `group` threads of a row; every thread of the block must call it."""
     comptime if group == WARP_SIZE:
         syncwarp()
     else:
@@ -225,7 +230,7 @@ def wait_for_row[group: Int]():
 def first_of[
     dtype: DType, width: SIMDLength, //
 ](values: SIMD[dtype, width], count: Int32) -> SIMD[dtype, width]:
-    """The first `count` elements, zeros in the place of the others."""
+    """Return the first `count` elements, and zeros for the others."""
     var kept = values
     if count < Int32(width):
         comptime for i in range(Int(width)):
@@ -237,7 +242,7 @@ def first_of[
 def load_columns[
     dtype: DType, //, wide: DType
 ](source: ImmPtr[dtype], offset: Int, left: Int32) -> SIMD[wide, vector_width[dtype]]:
-    """The vector of gamma or beta at `offset`, with zeros after the `left` columns that are left."""
+    """Load the vector of gamma or beta at `offset`, with zeros after the `left` remaining columns."""
     comptime width = vector_width[dtype]
     if left >= Int32(width):
         return load_global[width, wide](source, offset)

@@ -1,7 +1,7 @@
-"""The fast variant for the smallest problems, where a launch costs more than the work: one launch for each pass.
+"""Both passes of the smallest problems in one launch each, since a launch costs more than the work.
 
-The extension module takes these kernels below a size that `suits_small_forward` and `suits_small_backward` know. Sums
-are compensated and their order is fixed, so every run gives the same bits.
+Used below the size of `suits_small_forward` and `suits_small_backward`. Sums are compensated and their order
+is fixed, so every run gives the same bits.
 """
 
 from std.math import sqrt
@@ -24,15 +24,15 @@ comptime BACKWARD_THREADS = 256
 comptime SIDE = 256
 """The largest H, and in the backward pass the most rows and the largest O: the longest sum of one thread."""
 comptime HELD = 2048
-"""The most elements, rows * H, that the backward kernel holds in shared memory, twice."""
+"""The most elements, rows * H, that the backward kernel keeps in shared memory, twice."""
 comptime FORWARD_WORK = 1 << 20
-"""The most multiply-adds of a forward pass, and a 64th of it for one row; a GPU does them in microseconds."""
+"""The most multiply-adds of a forward pass, and 64 times those of one row."""
 comptime BACKWARD_WORK = 1 << 15
-"""The most multiply-adds of one product of a backward pass, for one block does it all."""
+"""The most multiply-adds of one product of a backward pass, which a single block computes."""
 
 
 def suits_small_forward(sizes: Sizes) -> Bool:
-    """Whether a forward pass is small enough for one launch."""
+    """Return whether a forward pass is small enough for one launch."""
     var weight = Int(sizes.hidden_dim) * Int(sizes.output_dim)
     return (
         sizes.hidden_dim <= SIDE
@@ -42,7 +42,7 @@ def suits_small_forward(sizes: Sizes) -> Bool:
 
 
 def suits_small_backward(sizes: Sizes) -> Bool:
-    """Whether a backward pass is small enough for one block."""
+    """Return whether a backward pass is small enough for one block."""
     var held = Int(sizes.rows()) * Int(sizes.hidden_dim)
     return (
         max(sizes.rows(), sizes.hidden_dim, sizes.output_dim) <= SIDE
@@ -51,6 +51,7 @@ def suits_small_backward(sizes: Sizes) -> Bool:
     )
 
 
+@__name("layernorm_linear_small_forward")
 def small_forward_kernel[
     dtype: DType
 ](
@@ -66,7 +67,9 @@ def small_forward_kernel[
     output_dim: Int32,
     eps: Scalar[accum_type[dtype]],
 ):
-    """LayerNorm and Linear. One block owns one row, and keeps its LayerNorm output in shared memory."""
+    """Compute LayerNorm and Linear. One block owns one row, and keeps its LayerNorm output in shared
+    memory.
+    """
     comptime accum = accum_type[dtype]
     var H = Int(hidden_dim)
     var O = Int(output_dim)
@@ -74,7 +77,7 @@ def small_forward_kernel[
     var x = input.unsafe_offset(row * H)
     var ln_out = stack_allocation[dtype=accum, address_space=AddressSpace.SHARED](row_major[SIDE]()).ptr
 
-    # Phase 1: mean and variance, in two passes; the second also takes out the rounding of the first mean.
+    # Phase 1: mean and variance, in two passes; the second also corrects the rounding of the first mean.
     var count = Scalar[accum](H)
     var elements = Scalar[accum](0)
     for h in range(thread_idx.x, H, FORWARD_THREADS):
@@ -110,6 +113,7 @@ def small_forward_kernel[
         output[unsafe_offset=row * O + o] = total.total.cast[dtype]()
 
 
+@__name("layernorm_linear_small_backward")
 def small_backward_kernel[
     dtype: DType
 ](
@@ -128,9 +132,10 @@ def small_backward_kernel[
     rows: Int32,
     hidden_dim: Int32,
     output_dim: Int32,
-    wanted: Int32,  # WEIGHT, BIAS, INPUT and NORM, added: no other gradient is touched
+    requested: Int32,  # WEIGHT, BIAS, INPUT and NORM, added: no other gradient is touched
 ):
-    """The gradients that are wanted, in one block: every element has one thread that sums it, so nothing is atomic.
+    """Compute the requested gradients in one block: each element is summed by one thread, so nothing is
+    atomic.
     """
     comptime accum = accum_type[dtype]
     var R = Int(rows)
@@ -142,13 +147,13 @@ def small_backward_kernel[
     var c2 = stack_allocation[dtype=accum, address_space=AddressSpace.SHARED](row_major[SIDE]()).ptr
 
     # Phase 1: x_hat, and the gradient at the LayerNorm output, dln = dY W.
-    var dln_wanted = wanted & (INPUT | NORM) != 0
+    var needs_dln = requested & (INPUT | NORM) != 0
     for index in range(thread_idx.x, R * H, BACKWARD_THREADS):
         var row = index // H
         var h = index % H
         var deviation = input[unsafe_offset=index].cast[accum]() - mean[unsafe_offset=row]
         x_hat[unsafe_offset=index] = deviation * rstd[unsafe_offset=row]
-        if dln_wanted:
+        if needs_dln:
             var total = CompensatedSum[accum]()
             for o in range(O):
                 var dy = grad_output[unsafe_offset=row * O + o].cast[accum]()
@@ -157,7 +162,7 @@ def small_backward_kernel[
     barrier()
 
     # Phase 2: c1 = mean_h(g * x_hat) and c2 = mean_h(g) of every row, g = dln * gamma.
-    if wanted & INPUT != 0:
+    if requested & INPUT != 0:
         for row in range(thread_idx.x, R, BACKWARD_THREADS):
             var sum_g_x_hat = CompensatedSum[accum]()
             var sum_g = CompensatedSum[accum]()
@@ -170,7 +175,7 @@ def small_backward_kernel[
     barrier()
 
     # Phase 3: dx = rstd * (g - c2 - x_hat * c1); dgamma and dbeta; db; dW.
-    if wanted & INPUT != 0:
+    if requested & INPUT != 0:
         for index in range(thread_idx.x, R * H, BACKWARD_THREADS):
             var row = index // H
             var g = rounded_product(
@@ -178,7 +183,7 @@ def small_backward_kernel[
             )
             var dx = g - c2[unsafe_offset=row] - x_hat[unsafe_offset=index] * c1[unsafe_offset=row]
             grad_input[unsafe_offset=index] = (rstd[unsafe_offset=row] * dx).cast[dtype]()
-    if wanted & NORM != 0:
+    if requested & NORM != 0:
         for h in range(thread_idx.x, H, BACKWARD_THREADS):
             var dgamma = CompensatedSum[accum]()
             var dbeta = CompensatedSum[accum]()
@@ -187,13 +192,13 @@ def small_backward_kernel[
                 dbeta += dln[unsafe_offset=row * H + h]
             grad_ln_weight[unsafe_offset=h] = dgamma.total.cast[dtype]()
             grad_ln_bias[unsafe_offset=h] = dbeta.total.cast[dtype]()
-    if wanted & BIAS != 0:
+    if requested & BIAS != 0:
         for o in range(thread_idx.x, O, BACKWARD_THREADS):
             var db = CompensatedSum[accum]()
             for row in range(R):
                 db += grad_output[unsafe_offset=row * O + o].cast[accum]()
             grad_bias[unsafe_offset=o] = db.total.cast[dtype]()
-    if wanted & WEIGHT != 0:
+    if requested & WEIGHT != 0:
         for index in range(thread_idx.x, O * H, BACKWARD_THREADS):
             var o = index // H
             var h = index % H
@@ -209,7 +214,6 @@ def small_backward_kernel[
 def launch_forward_small[
     L: Launcher, dtype: DType, //
 ](mut launcher: L, t: ForwardTensors[dtype, dtype]) raises:
-    """One launch."""
     launcher.launch[small_forward_kernel[dtype]](
         "small_forward",
         t.output,
@@ -230,8 +234,7 @@ def launch_forward_small[
 
 def launch_backward_small[
     L: Launcher, dtype: DType, //
-](mut launcher: L, t: BackwardTensors[dtype, dtype], wanted: Int) raises:
-    """One launch."""
+](mut launcher: L, t: BackwardTensors[dtype, dtype], requested: Int) raises:
     launcher.launch[small_backward_kernel[dtype]](
         "small_backward",
         t.grad_input,
@@ -249,7 +252,7 @@ def launch_backward_small[
         t.sizes.rows(),
         t.sizes.hidden_dim,
         t.sizes.output_dim,
-        Int32(wanted),
+        Int32(requested),
         grid_dim=Dim(1),
         block_dim=Dim(BACKWARD_THREADS),
     )

@@ -1,4 +1,4 @@
-"""Sums over rows in the fast variant, in two stages: partial sums for each block, then their sum in a fixed order.
+"""Sums over rows in two stages: partial sums per block, then their sum in a fixed order.
 
 No atomics, so every run gives the same bits.
 """
@@ -24,23 +24,24 @@ from .rows import load_elements
 from .tensors import Sizes
 
 comptime COLUMN_LANES = 32
-"""Neighbouring threads in a sum over rows; each owns as many columns as it loads at once."""
+"""Neighbouring threads in a sum over rows; each owns as many columns as it loads at a time."""
 comptime COLUMN_ROWS = 8
 """Threads that share a column in the first stage of a sum over rows."""
 comptime COLUMN_BLOCKS = 6
-"""Blocks that one multiprocessor has at a time in the first stage of a sum over rows."""
+"""Blocks per multiprocessor in the first stage of a sum over rows."""
 comptime FINISH_ROWS = 16
 """Threads that share a column in the second stage of a sum over rows."""
 comptime DIRECT_ROWS = 1024
 """The most rows that the second stage adds by itself."""
 comptime MORE_DIRECT_ROWS = 4096
-"""Likewise where memory counts."""
+"""The same if memory counts more than time."""
 comptime ROWS_OF_A_SHARE = 4 * COLUMN_ROWS
-"""The fewest rows that a block adds there: of fewer its partial sum costs as much as they."""
+"""The fewest rows per block in the first stage: for fewer, a partial sum costs as much as the rows."""
 comptime ROWS_OF_A_LARGE_SHARE = 256
-"""Likewise where memory counts: the partial sums then take a hundredth of what is summed."""
+"""The same if memory counts more than time: the partial sums then take a hundredth of the input."""
 
 
+@__name("column_partials")
 def column_partials[
     dtype: DType, x_dtype: DType, width: Int, with_x_hat: Bool
 ](
@@ -54,9 +55,10 @@ def column_partials[
     dy_stride: Int32,
     rows_of_a_slice: Int32,
 ):
-    """First stage of a sum over rows: block (i, j) sums the rows of slice j over COLUMN_LANES * width columns.
+    """First stage of a sum over rows: block (i, j) sums the rows of slice j over COLUMN_LANES * width
+    columns.
 
-    The sum is that of dy, as for db; with_x_hat it is those of dy * x_hat and of dy, as for dgamma and dbeta.
+    The sum is that of dy, as for db; with_x_hat those of dy * x_hat and of dy, as for dgamma and dbeta.
     """
     comptime accum = accum_type[dtype]
     comptime sums_of_a_column = 2 if with_x_hat else 1
@@ -94,6 +96,7 @@ def column_partials[
                 partials[unsafe_offset=place] = total
 
 
+@__name("finish_sums")
 def finish_sums[
     dtype: DType, x_dtype: DType, source: DType, early: Bool
 ](
@@ -101,19 +104,19 @@ def finish_sums[
     grad_ln_bias: MutPtr[x_dtype],  # [H], dbeta
     ln_partials: ImmPtr[accum_type[dtype]],  # [ln_slices, 2, H]
     ln_slices: Int32,
-    hidden_dim: Int32,  # 0 where dgamma and dbeta are not wanted
+    hidden_dim: Int32,  # 0 if dgamma and dbeta are not requested
     grad_bias: MutPtr[dtype],  # [O], db
     bias_partials: ImmPtr[source],  # [bias_slices, O], or the rows of dY themselves
     bias_slices: Int32,
-    output_dim: Int32,  # 0 where db is not wanted
+    output_dim: Int32,  # 0 if db is not requested
 ):
-    """Second stage of the sums over rows: adds the slices of every column of dgamma, dbeta and db.
+    """Second stage of the sums over rows: add the slices of every column of dgamma, dbeta and db.
 
     Parameters:
         dtype: Of db.
         x_dtype: Of dgamma and dbeta.
-        source: Of what db is added from.
-        early: Whether the kernel may be started before the launch in front of it is done.
+        source: Of the slices of db.
+        early: Whether the kernel may start before the previous launch is done.
     """
     comptime accum = accum_type[dtype]
     comptime if early:
@@ -152,7 +155,7 @@ def finish_sums[
 def sum_of_slices[
     source: DType, //, accum: DType
 ](partials: ImmPtr[source], slices: Int, columns: Int, column: Int) -> Scalar[accum]:
-    """Adds one column of every FINISH_ROWS-th slice from thread_idx.y on, eight of them at a time."""
+    """Add one column of every FINISH_ROWS-th slice from thread_idx.y on, eight of them at a time."""
     comptime abreast = 8
     var totals = SIMD[accum, abreast](0)
     var slice = thread_idx.y
@@ -166,7 +169,8 @@ def sum_of_slices[
     return totals.reduce_add()
 
 
-# ---- How they are launched ----------------------------------------------------------------------------------
+# ---- Launches
+# -----------------------------------------------------------------------------------------------
 
 
 @fieldwise_init
@@ -191,13 +195,14 @@ def launch_column_partials[
     dy_stride: Int,
     fewest_rows: Int,
 ) raises -> Shares[accum_type[dtype]]:
-    """One launch: shares of the sums over rows of dy; with_x_hat of dy * x_hat, then of dy. Each is of `fewest_rows` at least; none
-    where there are no rows."""
+    """Launch one kernel: partial sums over rows of dy; with_x_hat of dy * x_hat, then of dy. Each is over at
+    least `fewest_rows`; none without rows.
+    """
     comptime sums_of_a_column = 2 if with_x_hat else 1
     var tiles = ceildiv(columns, COLUMN_LANES * width)
-    # Slices enough to fill the GPU, and none too thin.
-    var wanted = ceildiv(COLUMN_BLOCKS * multiprocessors(), tiles)
-    var rows_of_a_slice = max(ceildiv(rows, wanted), fewest_rows)
+    # Enough slices to fill the GPU, but none too thin.
+    var requested = ceildiv(COLUMN_BLOCKS * multiprocessors(), tiles)
+    var rows_of_a_slice = max(ceildiv(rows, requested), fewest_rows)
     var slices = ceildiv(rows, rows_of_a_slice)
     var partials = launcher.workspace[accum_type[dtype]](
         "column_partials", slices * columns * sums_of_a_column
@@ -229,7 +234,8 @@ def launch_bias_partials[
     sizes: Sizes,
     fewest_rows: Int,
 ) raises -> Shares[accum_type[dtype]]:
-    """One launch: shares of db, the sum over rows of grad_output. `anything` is an address that is not read.
+    """Launch one kernel: partial sums of db over rows of grad_output. `anything` is an address that is not
+    read.
     """
     comptime width = vector_width[dtype]
     var rows = Int(sizes.rows())
@@ -255,7 +261,9 @@ def launch_norm_partials[
     stride: Int,
     fewest_rows: Int,
 ) raises -> Shares[accum_type[dtype]]:
-    """One launch: shares of dgamma and dbeta, from rows of dln that are `stride` elements apart."""
+    """Launch one kernel: partial sums of dgamma and dbeta, from rows of dln that are `stride` elements
+    apart.
+    """
     comptime width = vector_width[dtype]
     var rows = Int(sizes.rows())
     var H = Int(sizes.hidden_dim)
@@ -278,7 +286,8 @@ def launch_finish_sums[
     bias_shares: Shares[source],
     output_dim: Int,
 ) raises:
-    """One launch: dgamma and dbeta [hidden_dim] and db [output_dim], each left out where that is 0; none without all.
+    """Launch one kernel: dgamma and dbeta [hidden_dim] and db [output_dim], each omitted if its size is 0;
+    none without any.
     """
     var blocks = ceildiv(2 * hidden_dim, COLUMN_LANES) + ceildiv(output_dim, COLUMN_LANES)
     if blocks == 0:

@@ -1,7 +1,8 @@
-"""What puzzle 22 computes on: its sizes, and the tensors of each pass as one value.
+"""Sizes and tensors of LayerNorm + Linear's passes.
 
-Launch functions and the CPU paths take these; a kernel takes the addresses that it needs, one by one. The addresses are
-those of `ImmPtr` and `MutPtr`: the compiler wants origins that stand for anything to be parameters of a struct.
+Launch functions take a pass's tensors as one value; a kernel takes the addresses that it needs, one by one.
+Their origins are parameters of the struct, because the compiler allows no fields with origins that match
+anything.
 """
 
 from shared.common import accum_type
@@ -9,7 +10,7 @@ from shared.common import accum_type
 
 @fieldwise_init
 struct Sizes(Copyable, Movable):
-    """The four sizes of a problem, in the type in which kernels take them."""
+    """The sizes of a problem, in the type in which kernels take them."""
 
     var batch_size: Int32
     var seq_len: Int32
@@ -17,7 +18,7 @@ struct Sizes(Copyable, Movable):
     var output_dim: Int32
 
     def rows(self) -> Int32:
-        """Sequence positions: batch_size * seq_len."""
+        """Return batch_size * seq_len."""
         return self.batch_size * self.seq_len
 
 
@@ -25,7 +26,7 @@ struct Sizes(Copyable, Movable):
 struct ForwardTensors[
     dtype: DType, x_dtype: DType, written: MutOrigin = MutAnyOrigin, read: ImmOrigin = ImmutAnyOrigin
 ](Copyable, Movable):
-    """What a forward pass writes, and what it reads: the input, gamma and beta in `x_dtype`."""
+    """The tensors of a forward pass; the input, gamma and beta are in `x_dtype`."""
 
     var output: Pointer[Scalar[Self.dtype], Self.written]  # [B, S, O]
     var mean: Pointer[Scalar[accum_type[Self.dtype]], Self.written]  # [B, S]
@@ -43,8 +44,7 @@ struct ForwardTensors[
 struct BackwardTensors[
     dtype: DType, x_dtype: DType, written: MutOrigin = MutAnyOrigin, read: ImmOrigin = ImmutAnyOrigin
 ](Copyable, Movable):
-    """What a backward pass writes, the five gradients, and what it reads: the input, gamma, beta and their gradients in
-    `x_dtype`."""
+    """The tensors of a backward pass; the input, gamma, beta and their gradients are in `x_dtype`."""
 
     var grad_input: Pointer[Scalar[Self.x_dtype], Self.written]  # [B, S, H]
     var grad_ln_weight: Pointer[Scalar[Self.x_dtype], Self.written]  # [H], dgamma

@@ -11,9 +11,12 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -26,15 +29,24 @@ COVERED = (
     "harness/nn/**/*.*",
 )
 """What runs on a GPU in these tests; beside it the files of the tests themselves."""
+AT_ONCE = 6
+"""Test files that run at a time: most of their time is the CPU's."""
 MARK = re.compile(r"pytest\.mark\.(gpu|on_virtual_gpu)\b")
+
+
+def marked_files() -> list[str]:
+    """List the files with tests for a GPU."""
+    return sorted(
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "tests").rglob("test_*.py")
+        if MARK.search(path.read_text(encoding="utf-8"))
+    )
 
 
 def covered() -> dict[str, str]:
     """Map every file that a record covers to its hash."""
     files = {path for pattern in COVERED for path in ROOT.glob(pattern) if "__pycache__" not in path.parts}
-    files |= {
-        path for path in (ROOT / "tests").rglob("test_*.py") if MARK.search(path.read_text(encoding="utf-8"))
-    }
+    files |= {ROOT / path for path in marked_files()}
     return {
         path.relative_to(ROOT).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()[:16]
         for path in sorted(files)
@@ -87,55 +99,59 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
-class Counting:
-    """Counts the outcomes of a run; whatever of a test fails, the test failed."""
+def run_file(path: str, folder: Path, arguments: list[str]) -> dict[str, str]:
+    """Run the marked tests of one file in a process of its own and return each test's outcome."""
+    report = folder / f"{path.replace('/', '.')}.xml"
+    command = [sys.executable, "-m", "pytest", path, "-m", "gpu or on_virtual_gpu", f"--junitxml={report}"]
+    command += ["-o", "addopts=-q", "-p", "no:cacheprovider", *arguments]
+    # What else runs on the virtual GPU runs on this one (virtual_runs.py).
+    environment = {**os.environ, "WORKBOOK_TEST_GPU": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    outcomes = outcomes_of(path, report) if report.exists() else {}
+    if done.returncode not in (0, 1, 5) or (done.returncode == 1) != ("failed" in outcomes.values()):
+        outcomes[path] = "failed"
+    if "failed" in outcomes.values():
+        print(f"{done.stdout}{done.stderr}", flush=True)
+    return outcomes
 
-    def __init__(self):
-        self.outcomes: dict[str, str] = {}
 
-    def pytest_runtest_logreport(self, report):
-        before = self.outcomes.get(report.nodeid)
-        if (
-            report.outcome == "failed"
-            or before is None
-            or (before == "passed" and report.outcome == "skipped")
-        ):
-            self.outcomes[report.nodeid] = report.outcome
-
-    def names(self, outcome: str) -> list[str]:
-        """List the tests of an outcome."""
-        return sorted(name for name, came_to in self.outcomes.items() if came_to == outcome)
+def outcomes_of(path: str, report: Path) -> dict[str, str]:
+    """Return test -> passed, skipped or failed, from a JUnit report."""
+    kinds = {"failure": "failed", "error": "failed", "skipped": "skipped"}
+    return {
+        f"{path}::{case.get('name')}": min(
+            (kinds[child.tag] for child in case if child.tag in kinds), default="passed"
+        )
+        for case in ElementTree.parse(report).iter("testcase")
+    }
 
 
 def main(arguments: list[str]) -> int:
-    """Run the tests with the mark, with arguments of pytest, and write the record; return pytest's exit code."""
+    """Run the marked tests, some files at a time, with arguments of pytest; write the record; return 1 after a failure."""
     names = gpus()
     if not names:
         print("error: torch sees no GPU: nothing was run, the record stays", file=sys.stderr)
         return 2
     import torch
 
-    counting = Counting()
-    os.environ["WORKBOOK_TEST_GPU"] = (
-        "1"  # what else runs on the virtual GPU runs on this one (virtual_runs.py)
-    )
-    marked = ["-m", "gpu or on_virtual_gpu"]
-    code = pytest.main([str(ROOT / "tests"), "-o", "addopts=-q", *marked, *arguments], plugins=[counting])
-    counts = Counter(counting.outcomes.values())
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(AT_ONCE) as pool:
+        runs = pool.map(lambda path: run_file(path, Path(folder), arguments), marked_files())
+        outcomes = {name: outcome for run in runs for name, outcome in run.items()}
+    counts = Counter(outcomes.values())
     record = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": ", ".join(names),
         "torch": torch.__version__,
         "commit": commit(),
         **{outcome: counts[outcome] for outcome in ("passed", "skipped", "failed")},
-        "which_failed": counting.names("failed"),
+        "which_failed": sorted(name for name, outcome in outcomes.items() if outcome == "failed"),
         "files": covered(),
     }
     RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     print(
         f"{RECORD.relative_to(ROOT)}: {counts['passed']} passed, {counts['skipped']} skipped, {counts['failed']} failed"
     )
-    return int(code)
+    return int(counts["failed"] > 0)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ kernels in Mojo, both built in the workbook's cache. `arch="sm_80"` takes anothe
 The process that collects the tests starts `vgpu exec` with pytest in it, for all tests of a file that were chosen, and hands each one's
 outcome on. A test fails too where the virtual GPU found a fault in what it launched. The fixture `launched` counts launches.
 
-The fixture `device` is "cpu" there. `tests/gpu_runs.py` runs the same tests on a GPU, in the process that collects them: "cuda".
+The fixture `device` is "cpu" there. `tests/gpu_runs.py` runs the same tests on a GPU: "cuda".
 """
 
 import ctypes

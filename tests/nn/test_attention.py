@@ -279,25 +279,21 @@ BACKWARD_ERRORS = {
 }
 
 
+BACKWARD: dict[str, Any] = {"grad_out": PLAIN["query"], **PLAIN, "out": PLAIN["query"], "lse": ones(2, 2, 5)}
+
+
 @pytest.mark.parametrize(("changed", "words"), BACKWARD_ERRORS.values(), ids=BACKWARD_ERRORS)
 def test_errors_of_the_backward_pass(changed, words):
-    right = {"grad_out": PLAIN["query"], **PLAIN, "out": PLAIN["query"], "lse": torch.ones(2, 2, 5)}
     with pytest.raises(ValueError, match=words):
-        attention_backward(**{**right, **changed})
+        attention_backward(**{**BACKWARD, **changed})
 
 
 @pytest.mark.parametrize("name", ["grad_out", "query", "key", "value", "out", "lse"])
 def test_the_backward_pass_wants_dense_tensors_in_one_place(name):
-    right: dict[str, Any] = {
-        "grad_out": PLAIN["query"],
-        **PLAIN,
-        "out": PLAIN["query"],
-        "lse": torch.ones(2, 2, 5),
-    }
     with pytest.raises(TypeError, match=f"^{name}: expected a torch tensor, got NoneType$"):
-        attention_backward(**{**right, name: None})
+        attention_backward(**{**BACKWARD, name: None})
     with pytest.raises(ValueError, match="expected it on"):
-        attention_backward(**{**right, name: right[name].to("meta")})
+        attention_backward(**{**BACKWARD, name: BACKWARD[name].to("meta")})
 
 
 @pytest.mark.parametrize("name", ["grad_out", "out"])

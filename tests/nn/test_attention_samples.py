@@ -1,7 +1,6 @@
 """PyTorch's own samples of scaled_dot_product_attention through `harness.nn.attention`: right, and with PyTorch's draws."""
 
 import warnings
-from typing import Any
 
 import pytest
 import torch
@@ -44,16 +43,3 @@ def test_samples(dtype):
     assert outcomes["right"] >= 10 and min(outcomes.values()) >= 1, (
         f"torch has changed its samples: {outcomes}"
     )
-
-
-def test_what_torch_refuses_is_refused():
-    """PyTorch's samples of errors, where this version has any, and two that its documentation names."""
-    query = torch.ones(2, 3, 4)
-    refused: tuple[dict[str, Any], ...] = (
-        {"attn_mask": torch.ones(3, 3), "is_causal": True},
-        {"attn_mask": torch.ones(3, 3).int()},
-    )
-    for options in refused:
-        for function in (F.scaled_dot_product_attention, attention):
-            with pytest.raises((RuntimeError, TypeError, ValueError)):
-                function(query, query, query, **options)

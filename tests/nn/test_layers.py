@@ -98,12 +98,7 @@ def test_from_modules_shares_the_modules():
     [
         (nn.RMSNorm(H), nn.Linear(H, O), TypeError, "ln: expected nn.LayerNorm, got RMSNorm"),
         (nn.LayerNorm(H), nn.Identity(), TypeError, "linear: expected nn.Linear, got Identity"),
-        (
-            nn.LayerNorm(H + 1),
-            nn.Linear(H, O),
-            ValueError,
-            r"ln: expected normalized_shape \(6,\), .* got \(7,\)",
-        ),
+        (nn.LayerNorm(H + 1), nn.Linear(H, O), ValueError, r"normalized_shape \(6,\), .* got \(7,\)"),
         (nn.LayerNorm([2, H]), nn.Linear(H, O), ValueError, r"ln: expected .* got \(2, 6\)"),
     ],
 )

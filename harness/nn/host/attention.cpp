@@ -144,9 +144,6 @@ Tensor meta_result(const Tensor& t) {
 
 // ---- The leaf operators -------------------------------------------------------------------------------------
 
-using Two = std::tuple<Tensor, Tensor>;
-using Three = std::tuple<Tensor, Tensor, Tensor>;
-
 bool is_empty(const Tensor& q, const Tensor& k) { return !q.numel() || !k.numel(); }
 
 Two forward_device(const Tensor& q, const Tensor& k, const Tensor& v, const Optional& mask, const Optional& offsets,
@@ -247,9 +244,9 @@ Tensor dropout_factors(const Tensor& state, at::IntArrayRef size, int64_t kept) 
 
 // Returns a tensor in the accumulation dtype, with a head for each of query's.
 Tensor widened(const Tensor& t, const Tensor& query) {
-  auto wide = t.to(query.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
+  Tensor sums = t.to(wide(query.scalar_type()));
   auto N = query.sym_size(1), G = t.sym_size(1);
-  return G == N ? wide : wide.repeat_interleave_symint(N / G, 1);
+  return G == N ? sums : sums.repeat_interleave_symint(N / G, 1);
 }
 
 // Returns the scores [B, N, S, T], -inf if a query does not see a key.
@@ -571,27 +568,6 @@ std::string attention_explain(const Tensor& query, const Tensor& key, const Tens
 
 void attention_portable(bool on) { portable = on; }
 
-// Runs an operator with its tensors in autocast's dtype.
-template <auto operation, class... Rest>
-auto in_autocast(const Tensor& q, const Tensor& k, const Tensor& v, Rest... rest) {
-  c10::impl::ExcludeDispatchKeyGuard without(at::autocast_dispatch_keyset);
-  return operation(in_autocast_dtype(q), in_autocast_dtype(k), in_autocast_dtype(v), rest...);
-}
-
-Tensor attention_autocast(const Tensor& q, const Tensor& k, const Tensor& v, const Optional& mask, double p,
-                          std::optional<SymInt> diagonal, std::optional<double> scale, bool gqa) {
-  return in_autocast<attention>(q, k, v, in_autocast_dtype(mask), p, diagonal, scale, gqa);
-}
-
-Two with_lse_autocast(const Tensor& q, const Tensor& k, const Tensor& v, const Optional& mask,
-                      std::optional<SymInt> diagonal, std::optional<double> scale, bool gqa, int64_t block) {
-  return in_autocast<attention_with_lse>(q, k, v, in_autocast_dtype(mask), diagonal, scale, gqa, block);
-}
-
-Tensor varlen_autocast(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& offsets,
-                       std::optional<SymInt> diagonal, std::optional<double> scale) {
-  return in_autocast<attention_varlen>(q, k, v, offsets, diagonal, scale);
-}
 }  // namespace
 
 #define QKV "(Tensor query, Tensor key, Tensor value, "
@@ -616,9 +592,9 @@ TORCH_LIBRARY_FRAGMENT(mojo_workbook, m) {
   m.def("attention_mask_backward" GRAD_QKV "Tensor out, Tensor lse, Tensor? grad_lse, Tensor attn_mask, float scale,"
         " SymInt diagonal) -> Tensor", {tag});
 }
-WORKBOOK_COMPOSITE("attention", attention, attention_autocast)
-WORKBOOK_COMPOSITE("attention_with_lse", attention_with_lse, with_lse_autocast)
-WORKBOOK_COMPOSITE("attention_varlen", attention_varlen, varlen_autocast)
+WORKBOOK_COMPOSITE("attention", attention, UnderAutocast<attention>::call)
+WORKBOOK_COMPOSITE("attention_with_lse", attention_with_lse, UnderAutocast<attention_with_lse>::call)
+WORKBOOK_COMPOSITE("attention_varlen", attention_varlen, UnderAutocast<attention_varlen>::call)
 WORKBOOK_LEAF("attention_forward", forward_device, forward_meta)
 WORKBOOK_LEAF("attention_backward", backward_device, backward_meta)
 WORKBOOK_LEAF("attention_mask_backward", mask_backward_device, mask_backward_meta)

@@ -10,8 +10,6 @@
 namespace {
 using namespace workbook;
 using at::Reduction::Mean, at::Reduction::None;
-using Five = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
-using Three = std::tuple<Tensor, Tensor, Tensor>;
 
 constexpr int64_t INPUT = 1, WEIGHT = 2, BIAS = 4;  // gradients to compute, added
 constexpr int64_t STAYS_WIDE = 8;  // leave the gradient of weight in the accumulation dtype if there are several chunks
@@ -34,8 +32,6 @@ struct Loss : Numbers {
   }
   Loss(at::IntArrayRef integers, at::ArrayRef<double> reals) : Loss(Numbers{integers.vec(), reals.vec()}) {}
 };
-
-at::ScalarType wide(at::ScalarType dtype) { return dtype == at::kDouble ? at::kDouble : at::kFloat; }
 
 // Returns the rows of a chunk: as equal chunks as multiples of STEP allow.
 int64_t rows_per_chunk(int64_t rows) {
@@ -350,14 +346,6 @@ Tensor linear_cross_entropy(const Tensor& input, const Tensor& weight, const Opt
   record<Operator>({value}, saved, loss, input, weight, bias);
   return value;
 }
-
-Tensor linear_cross_entropy_autocast(const Tensor& input, const Tensor& weight, const Optional& bias,
-                                     const Tensor& target, int64_t ignore_index, double label_smoothing,
-                                     int64_t reduction, double z_loss, double softcap, int64_t chunk_rows) {
-  c10::impl::ExcludeDispatchKeyGuard without(at::autocast_dispatch_keyset);
-  return linear_cross_entropy(in_autocast_dtype(input), in_autocast_dtype(weight), in_autocast_dtype(bias), target,
-                              ignore_index, label_smoothing, reduction, z_loss, softcap, chunk_rows);
-}
 }  // namespace
 
 #define TENSORS "Tensor input, Tensor weight, Tensor? bias, Tensor target"
@@ -371,7 +359,7 @@ TORCH_LIBRARY_FRAGMENT(mojo_workbook, m) {
   m.def("linear_cross_entropy_backward(Tensor grad, " TENSORS ", " OPTIONS ") -> (Tensor, Tensor, Tensor)", {tag});
   m.def("linear_cross_entropy_chunk_rows(int rows) -> int", rows_per_chunk);
 }
-WORKBOOK_COMPOSITE("linear_cross_entropy", linear_cross_entropy, linear_cross_entropy_autocast)
+WORKBOOK_COMPOSITE("linear_cross_entropy", linear_cross_entropy, UnderAutocast<linear_cross_entropy>::call)
 WORKBOOK_LEAF("linear_cross_entropy_forward", forward, forward_meta)
 WORKBOOK_LEAF("linear_cross_entropy_backward", backward, backward_meta)
 TORCH_LIBRARY_IMPL(mojo_workbook, FuncTorchBatchedDecomposition, m) {

@@ -39,6 +39,9 @@
 namespace workbook {
 using at::Tensor;
 using Optional = std::optional<Tensor>;
+using Two = std::tuple<Tensor, Tensor>;
+using Three = std::tuple<Tensor, Tensor, Tensor>;
+using Five = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
 using torch::autograd::Node;
 using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
@@ -232,6 +235,7 @@ class Library {
 inline int64_t address(const Tensor& t) { return t.defined() ? reinterpret_cast<int64_t>(t.const_data_ptr()) : 0; }
 inline int64_t bits(double value) { return std::bit_cast<int64_t>(value); }
 inline Optional optional(const Tensor& t) { return t.defined() ? Optional(t) : Optional(); }
+inline at::ScalarType wide(at::ScalarType dtype) { return dtype == at::kDouble ? dtype : at::kFloat; }
 
 // Returns uninitialised memory from PyTorch's caching allocator without going through the dispatcher.
 inline Tensor empty(at::IntArrayRef sizes, at::ScalarType dtype) {
@@ -271,12 +275,22 @@ struct BelowAutograd {
   c10::impl::ExcludeDispatchKeyGuard without{at::autocast_dispatch_keyset};
 };
 
-// Casts a tensor that is not of bool, by default to autocast's dtype; a parameter is cast once per region.
-inline Optional in_autocast_dtype(const Optional& t, std::optional<at::ScalarType> dtype = {}) {
-  if (!t || !t->defined() || t->scalar_type() == at::kBool) return t;
-  return at::autocast::cached_cast(dtype ? *dtype : at::autocast::get_autocast_dtype(DEVICE), *t, DEVICE);
-}
-inline Tensor in_autocast_dtype(const Tensor& t) { return *in_autocast_dtype(Optional(t)); }
+// Casts a tensor of floating-point numbers to autocast's dtype, or another one; a parameter is cast once per region.
+inline Tensor autocast_to(at::ScalarType dtype, const Tensor& t) { return at::autocast::cached_cast(dtype, t, DEVICE); }
+inline Optional autocast_to(at::ScalarType dtype, const Optional& t) { return t ? autocast_to(dtype, *t) : t; }
+template <class T>
+const T& autocast_to(at::ScalarType, const T& option) { return option; }
+
+// A function under autocast: with its tensors in autocast's dtype.
+template <auto function>
+struct UnderAutocast;
+template <class Result, class... Arguments, Result (*function)(Arguments...)>
+struct UnderAutocast<function> {
+  static Result call(Arguments... arguments) {
+    c10::impl::ExcludeDispatchKeyGuard without(at::autocast_dispatch_keyset);
+    return function(autocast_to(at::autocast::get_autocast_dtype(DEVICE), arguments)...);
+  }
+};
 
 // ---- Autograd -----------------------------------------------------------------------------------------------
 

@@ -98,8 +98,8 @@ Tensor or_filled(const Optional& given, int64_t n, at::ScalarType type, double v
 
 // ---- Forward ------------------------------------------------------------------------------------------------
 
-std::tuple<Tensor, Tensor> forward_device(const Tensor& x_, const Optional& gamma, const Optional& beta,
-                                          const Tensor& W_, const Optional& bias, double eps, int64_t options) {
+Two forward_device(const Tensor& x_, const Optional& gamma, const Optional& beta, const Tensor& W_,
+                   const Optional& bias, double eps, int64_t options) {
   c10::DeviceGuard guard(x_.device());
   BelowAutograd below;
   prepare_cublas(x_.device());
@@ -138,8 +138,8 @@ std::tuple<Tensor, Tensor> forward_device(const Tensor& x_, const Optional& gamm
   return {y.resize_(sizes), statistics};  // no view of the product: the caller may change it in place
 }
 
-std::tuple<Tensor, Tensor> forward_meta(const Tensor& x, const Optional&, const Optional&, const Tensor& W,
-                                        const Optional&, double, int64_t) {
+Two forward_meta(const Tensor& x, const Optional&, const Optional&, const Tensor& W, const Optional&, double,
+                 int64_t) {
   c10::SymDimVector sizes(x.sym_sizes().begin(), x.sym_sizes().end());
   auto rows = x.sym_numel() / sizes.back();
   sizes.back() = W.sym_size(0);
@@ -271,8 +271,7 @@ struct Pass {
   }
 };
 
-using Five = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;  // dx, dgamma, dbeta, dW, db
-
+// Returns dx, dgamma, dbeta, dW and db.
 Five backward_device(const Tensor& dy, const Tensor& x, const Tensor& statistics, const Optional& gamma,
                      const Optional& beta, const Tensor& W, int64_t wanted, int64_t options) {
   c10::DeviceGuard guard(x.device());
@@ -375,8 +374,8 @@ auto in_autocast(Run run, const Inputs& in) {
   auto type = at::autocast::get_autocast_dtype(DEVICE);
   auto narrow = [&](const Optional& t) { return !t || !t->defined() || t->scalar_type() == type; };
   auto norm = narrow(in.x) && narrow(in.gamma) && narrow(in.beta) ? type : at::kFloat;
-  return run({*in_autocast_dtype(Optional(in.x), norm), in_autocast_dtype(in.gamma, norm),
-              in_autocast_dtype(in.beta, norm), in_autocast_dtype(in.W), in_autocast_dtype(in.bias)});
+  return run({autocast_to(norm, in.x), autocast_to(norm, in.gamma), autocast_to(norm, in.beta),
+              autocast_to(type, in.W), autocast_to(type, in.bias)});
 }
 
 Tensor layernorm_linear(const Tensor& x, const Optional& g, const Optional& b, const Tensor& W, const Optional& c,

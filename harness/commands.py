@@ -274,7 +274,7 @@ def missing_files(work: Work) -> dict[Path, str | Path]:
     solutions = roots.solutions() / work.puzzle.name
     problems = roots.problems() / work.puzzle.name
     return {
-        problems / relative: restore.restored(problems / relative, solutions / relative)
+        problems / relative: restore.restore(problems / relative, solutions / relative)
         for relative in restore.missing(solutions, problems)
     }
 

@@ -249,7 +249,9 @@ def formula(wrong: Wrong) -> Mistake | None:
 def lines(wrong: Wrong) -> str:
     """The edit as changed lines, with a line around them and the file and line before. Raises DamagedFile."""
     path = wrong.solution
-    before, after = (without_markers(text) for text in (path.read_text(encoding="utf-8"), wrong.edited(path)))
+    before, after = (
+        without_markers(text) for text in (path.read_text(encoding="utf-8"), wrong.apply_edits(path))
+    )
     changed: list[str] = []
     for line in list(difflib.unified_diff(before, after, n=CONTEXT, lineterm=""))[2:]:
         if line.startswith("@@"):

@@ -16,7 +16,7 @@ from harness.learner import blanks
 from harness.puzzles.p21.catch import CatchChecker
 from harness.puzzles.p21.hunt import HuntChecker
 from harness.puzzles.p21.spec import PUZZLE
-from harness.screens.report import verdict_lines
+from harness.screens.report import result_lines
 from harness.toolchain import roots
 
 COLUMNS = 88
@@ -54,7 +54,7 @@ def main(gate: str) -> int:
             path.write_text(blanks.skeleton((roots.solutions() / "p21" / rung.file).read_text()))
             results = HuntChecker(PUZZLE, rung).check(path, [gate])
         for result in results:
-            for text in verdict_lines(result, PUZZLE, path, blanks.find(path.read_text())):
+            for text in result_lines(result, PUZZLE, path, blanks.find(path.read_text())):
                 print(textwrap.fill(str(text).replace(f"{folder}/", ""), COLUMNS, subsequent_indent=" " * 8))
     return exit_code(results, [result.gate.id for result in results])
 

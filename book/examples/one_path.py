@@ -9,7 +9,7 @@ from harness.check.results import exit_code
 from harness.learner import blanks
 from harness.puzzles.p20.graph import GraphChecker
 from harness.puzzles.p20.spec import PUZZLE
-from harness.screens.report import verdict_lines
+from harness.screens.report import result_lines
 from harness.toolchain import roots
 
 COLUMNS = 88
@@ -27,7 +27,7 @@ def main() -> int:
         path.write_text(text.replace(TWO, ONE))
         results = GraphChecker(PUZZLE, rung).check(path, ["backward"])
         for result in results:
-            for line in verdict_lines(result, PUZZLE, path, blanks.find(path.read_text())):
+            for line in result_lines(result, PUZZLE, path, blanks.find(path.read_text())):
                 if "next: " not in str(line):  # a command, which is another one under another runner
                     print(textwrap.fill(str(line), COLUMNS, subsequent_indent=" " * 8))
     return exit_code(results, ["backward"])

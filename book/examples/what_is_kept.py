@@ -5,7 +5,7 @@ import math
 import torch
 from torch.autograd import Function
 
-from harness.check.gradient_checks import kept_bytes
+from harness.check.gradient_checks import saved_bytes
 from harness.check.python_files import load
 from harness.toolchain.roots import solutions
 
@@ -46,7 +46,7 @@ ledger = {
 expected = dy * (x > 0)
 print(f"{'':16}{'keeps':<15}{'measured':>10}{'ledger':>10}{'bits each':>11}  gradient")
 for name, (what, function, bytes_) in ledger.items():
-    kept, _ = kept_bytes(function, [x])
+    kept, _ = saved_bytes(function, [x])
     (gradient,) = torch.autograd.grad(function(x), x, dy)
     verdict = (
         "right" if torch.equal(gradient, expected) else f"off by {(gradient - expected).abs().max():.2f}"

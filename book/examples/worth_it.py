@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from harness.bench.timing import CudaClock, WallClock, no_garbage_collection
-from harness.check.gradient_checks import kept_bytes
+from harness.check.gradient_checks import saved_bytes
 from harness.check.python_files import load
 from harness.toolchain.roots import solutions
 
@@ -77,7 +77,7 @@ def main() -> None:
                 for way, function in ways.items():
                     times[way].append(clock.measure(partial(both, function, inputs, dy), 1) / 1e3)
         for way, function in ways.items():
-            kept = kept_bytes(function, inputs)[0] / 1e6
+            kept = saved_bytes(function, inputs)[0] / 1e6
             print(f"{name:<10} {way:<10}{min(times[way]):>9.2f} ms{kept:>10.2f} MB")
 
 

@@ -11,7 +11,7 @@ from harness.check import zoo
 from harness.check.checker import Checker
 from harness.learner.blanks import find
 from harness.puzzles.p22.spec import PUZZLE
-from harness.screens.report import verdict_lines
+from harness.screens.report import result_lines
 
 console = Console(highlight=False, emoji=False)
 checker = Checker(PUZZLE)
@@ -21,6 +21,6 @@ for kernel in zoo.load("p22"):
         source = package.path / kernel.file
         (result,) = checker.check(package, [kernel.gate])
         console.print(f"{kernel.name}: {kernel.story}", soft_wrap=True)
-        for line in verdict_lines(result, PUZZLE, source, find(source.read_text())):
+        for line in result_lines(result, PUZZLE, source, find(source.read_text())):
             console.print(line, soft_wrap=True)
         console.print()

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from book.measure.shared import write
 from harness.bench.timing import CudaClock, Protocol, WallClock, summary, take_turns
-from harness.check.gradient_checks import kept_bytes
+from harness.check.gradient_checks import saved_bytes
 from harness.devices.on_max import Graphs
 from harness.puzzles.p23.spec import BACKWARD, DELTA, FORWARD
 
@@ -233,7 +233,7 @@ def by_a_fair_one(
         except torch.cuda.OutOfMemoryError:
             rows[who] = Row(length, FAIR, who, failed="OOM")
             continue
-        rows[who] = replace(rows[who], kept=kept_bytes(function, leaves)[0])
+        rows[who] = replace(rows[who], kept=saved_bytes(function, leaves)[0])
         if rows[who].ms < SLOW:
             calls[who] = lambda function=function: step(function)
     clock = CudaClock() if device.type == "cuda" else WallClock()

@@ -7,7 +7,7 @@ import torch
 
 from harness.bench.benchmark import Call
 from harness.check.compare import FLOOR
-from harness.check.gradients import kept_by_autograd
+from harness.check.gradients import saved_by_autograd
 from harness.nn.arguments import plain
 
 Tensor = torch.Tensor
@@ -46,7 +46,7 @@ def wrong(measured: Errors, baseline: Errors, dtype: torch.dtype) -> list[str]:
 
 def saved_bytes(forward: Call, parameters: tuple[Tensor, ...]) -> int:
     """Return the bytes that autograd keeps between forward and backward, each storage once, without parameters and output."""
-    (output, *_), saved = kept_by_autograd(forward)
+    (output, *_), saved = saved_by_autograd(forward)
     left_out = {tensor.untyped_storage().data_ptr() for tensor in (*parameters, output)}
     memory = (tensor.untyped_storage() for tensor in saved)
     return sum(each.nbytes() for each in memory if each.data_ptr() not in left_out)

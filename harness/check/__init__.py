@@ -12,7 +12,7 @@ From `workbook p22 --gate dW` to its verdict, in order; a file without a folder 
 | compile and record the launches, load or compute the reference | checker.py | `create_checker`, `Checker.check` |
 | turn outputs and findings into results of quantities and gates | grading.py | `Grader.by_gate`, `on`, `variant` |
 | replay the recorded launches case by case | execution.py | `VirtualDevice.outcome` |
-| truth in float64, baseline in the kernel's dtype | reference.py | `Reference.compared` |
+| truth in float64, baseline in the kernel's dtype | reference.py | `Reference.compare_all` |
 | compare one tensor: max abs(got - truth) / max abs(truth) against the limit | compare.py | `compare` -> `TensorResult` |
 
 A gate is wrong by its values, by a finding of the virtual GPU, or with --repeat in a later run. diagnose.py then says why, from the

@@ -151,7 +151,7 @@ class Accesses:
         def column(values: Sequence[int] | Sequence[str], kind: str = "i4") -> np.ndarray:
             return np.repeat(np.array(values, kind), lengths)
 
-        def joined(parts: list[np.ndarray], kind: str) -> np.ndarray:
+        def join(parts: list[np.ndarray], kind: str) -> np.ndarray:
             return np.concatenate([*parts, np.zeros(0, kind)])
 
         self.step = np.repeat(np.arange(len(self.steps)), lengths)
@@ -161,10 +161,10 @@ class Accesses:
         self.tensor = column(codes)
         self.region = column(region)
         events = [launch.events for launch in self.launches]
-        self.block = joined([e.block for e in events], "i4")
-        self.thread = joined([e.thread for e in events], "i4")
-        self.element = joined([e.element for e in events], "i8")
-        self.value = joined([e.value for e in events], "f8")
+        self.block = join([e.block for e in events], "i4")
+        self.thread = join([e.thread for e in events], "i4")
+        self.element = join([e.element for e in events], "i8")
+        self.value = join([e.value for e in events], "f8")
         self.regions = list(regions)
 
     @cached_property

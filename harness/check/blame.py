@@ -47,7 +47,7 @@ class Hop:
 
 @dataclass(frozen=True)
 class Fault:
-    """Where the way back ends.
+    """The end of the path back.
 
     Attributes:
         kind: A key of WORDS.

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class RungChecker(Protocol):
-    """What every checker of a rung can do, as `harness.spec.rungs` says."""
+    """The interface of a rung's checker."""
 
     def check(
         self, path: Path, gates: GateIds = None, cases: Cases = None, *, on_first: OnFirst = None
@@ -109,31 +109,31 @@ class Checker:
         if self.other and (narrow := [case for case in cases if case.in_16_bits]):
             asked[self.other] = narrow
         try:
-            recordings = self._recorded(package, asked, variants)
+            recordings = self._record(package, asked, variants)
         except CompileFailed as error:
             raise name_owner(error, package.path / self.puzzle.source, blanks, gates or [*blanks]) from error
         from harness.check.execution import VirtualDevice
         from harness.check.grading import Grader
 
-        def judged(dtype: str, cases: Sequence[Case], wanted: Sequence[Gate], runs: int = 1):
+        def check_dtype(dtype: str, cases: Sequence[Case], wanted: Sequence[Gate], runs: int = 1):
             again = [quantity for gate in wanted for quantity in gate.own]
             reference = self._reference(dtype)
             judge = Grader(reference, package, blanks, variants, cases, wanted, (), again, runs, given)
             return judge.by_gate(VirtualDevice(recordings[dtype], judge.source, self.blocks))
 
         if on_first and len(cases) > 1:
-            on_first(judged(self.dtype, cases[:1], wanted))
-        results = judged(self.dtype, cases, wanted, self.repeat)
+            on_first(check_dtype(self.dtype, cases[:1], wanted))
+        results = check_dtype(self.dtype, cases, wanted, self.repeat)
         right = [result.gate for result in results if result.state == "correct"]
         if self.other not in asked or not right:
             return results
-        narrowed = judged(self.other, asked[self.other], right)
+        narrowed = check_dtype(self.other, asked[self.other], right)
         wrong = {result.gate.id: result for result in narrowed if result.state == "wrong"}
         for result in wrong.values():
             result.diagnosis.insert(0, f"right in {self.dtype}, and wrong in {self.other}:")
         return [wrong.get(result.gate.id, result) for result in results]
 
-    def _recorded(
+    def _record(
         self, package: OpPackage, asked: Mapping[str, Sequence[Case]], variants: Sequence[str]
     ) -> dict[str, Recording]:
         """Return the recording of each dtype's cases; meanwhile what is right is looked up or computed.

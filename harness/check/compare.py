@@ -7,7 +7,7 @@ The truth is the same function in higher precision, `baseline` the error of PyTo
 tolerance so follows the data: nothing here is a constant picked by hand but the floor, a few units in the
 last place. s is above 1, up to 8, for the sums that a spec declares `atomic` (`allowance`). `propagated` is
 above 0 for what is computed from saved quantities that are right: how far their rounding moves it.
-`Reference.compared` asks the spec for both. A tensor is right where its error is within the limit, NaN and
+`Reference.compare_all` asks the spec for both. A tensor is right where its error is within the limit, NaN and
 infinity stand only where they do in the truth, and every element was written.
 
 A truth that is a difference of equal terms is 0, or what rounding leaves, and no measure of itself: of
@@ -43,7 +43,7 @@ FLOOR = {
 
 @dataclass(frozen=True)
 class TensorResult:
-    """How one tensor compares.
+    """The comparison of one tensor.
 
     Attributes:
         ok: Whether the error is within the limit and nothing is non-finite that should not be.
@@ -76,7 +76,7 @@ class TensorResult:
 
 @dataclass
 class Repeats:
-    """What repeated runs of one gradient showed; `atomic` where blocks add to it in no fixed order."""
+    """The results of repeated runs of one gradient; `atomic` where blocks add to it in no fixed order."""
 
     runs: int
     bit_equal: bool

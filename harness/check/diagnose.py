@@ -93,7 +93,7 @@ def diagnose(
     told = elements(worst, name, axes, bits=argument is not None and argument.bits)
     values = [*told, f"where in '{worst.case.name}': {place(worst.wrong, axes)}"]
     known = explanation(puzzle, quantity, evidence, right)
-    symptom = None if known else unexplained(puzzle, quantity, evidence, worst)
+    symptom = None if known else describe_unexplained(puzzle, quantity, evidence, worst)
     rung = known.mistakes[0].hint if known else 2 if symptom and symptom.mistake in NO_NUMBERS else 1
     hint = f"{gate}-{rung}" if gate else None
     see = f": see hint {hint}" if hint else ""
@@ -112,13 +112,13 @@ NO_NUMBERS = ("not-finite", "infinite-at-first", "nan-swallowed", "nan-at-infini
 UNWRITTEN = Symptom("never-written", "is in part never written")
 
 
-def unexplained(
+def describe_unexplained(
     puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence], worst: Evidence
 ) -> Symptom | None:
     """Return what a result that no known mistake gives looks like."""
     with np.errstate(all="ignore"):
         symptom = (
-            misplaced(evidence, worst)
+            find_misplaced(evidence, worst)
             or coarse(max(evidence, key=lambda e: e.error / e.scale) if worst.dtype == "float64" else worst)
             or rounded_inside(puzzle, quantity, evidence)
             or puzzle.symptom(quantity, worst.arrays, worst.got, worst.truth)
@@ -455,7 +455,7 @@ def from_findings(findings: Sequence[Finding]) -> tuple[str, str] | None:
     return next((FOUND[finding.kind] for finding in ordered if finding.kind in FOUND), None)
 
 
-def misplaced(evidence: Sequence[Evidence], worst: Evidence) -> Symptom | None:
+def find_misplaced(evidence: Sequence[Evidence], worst: Evidence) -> Symptom | None:
     """Return whether NaN and infinity in the inputs end somewhere else than PyTorch's; asked where no finite
     case is wrong."""
     if not all(any_unusual(e) for e in evidence):

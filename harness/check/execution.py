@@ -31,7 +31,7 @@ STEPS = 100_000
 
 @dataclass
 class Outcome:
-    """What one variant did in every case: what it wrote, what was found, and why it stopped, if it did.
+    """The execution of one variant in every case: outputs, findings, and why it stopped, if it did.
 
     `corrected`: what the launches save for others was wrong, so that right values were put in its place. `launches` are
     those of cases that are counted, with their counters.
@@ -45,7 +45,7 @@ class Outcome:
 
 
 class Device(Protocol):
-    """Where kernels run, and how these came about: compiled now, in how many seconds, or cached."""
+    """A device for kernels; these are cached, or were compiled now in so many seconds."""
 
     target: Target
     cached: bool
@@ -114,7 +114,7 @@ class VirtualDevice:
         if outcome.failure is None and not all(
             verdict.ok
             for case in cases
-            for verdict in reference.compared(
+            for verdict in reference.compare_all(
                 case, self.target, variant, outcome.outputs[case.name], saved
             ).values()
         ):
@@ -144,7 +144,7 @@ class VirtualDevice:
             replay.gpu.steps = STEPS + puzzle.multiply_adds(case.dims)
             replay.gpu.checks = Checks(counters=limited and case.counted)
             before_case = len(replay.gpu.launches)
-            saved = reference.saved(case, self.target, variant) if wrong else {}
+            saved = reference.saved_arrays(case, self.target, variant) if wrong else {}
             before = wrong.outputs[case.name] if wrong else {}
             unmade = [name for name in saved if unwritten(before[name]).all()]
             try:

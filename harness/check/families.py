@@ -43,7 +43,7 @@ def family(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) -> Sympt
         if not all(e.got.ndim for e in evidence):
             return symptom
         symptom = symptom or other_step(puzzle, quantity, evidence)
-        return symptom or constant_offset(evidence) or by_axis(puzzle, quantity, evidence) or moved(
+        return symptom or constant_offset(evidence) or by_axis(puzzle, quantity, evidence) or find_moved(
             puzzle, quantity, evidence
         )  # fmt: skip
 
@@ -53,7 +53,7 @@ def explains(fit: Fit, evidence: Sequence[Evidence]) -> bool:
     return all(e.equals(fit(e)) is not None for e in evidence)
 
 
-def tells(values: np.ndarray, e: Evidence) -> bool:
+def is_conclusive(values: np.ndarray, e: Evidence) -> bool:
     """Return whether values are enough, large enough and different enough to tell a constant from chance."""
     large = np.abs(values[np.isfinite(values)])
     large = large[large > ENOUGH * e.tolerance]
@@ -66,14 +66,14 @@ def tells(values: np.ndarray, e: Evidence) -> bool:
 def constant_ratio(puzzle: Puzzle, evidence: Sequence[Evidence]) -> Symptom | None:
     """Return the tensor times one number in each case, which is a number, a size, or just that."""
     numbers = len(evidence) >= FEWEST and all(e.truth.size == 1 for e in evidence)  # one in each case
-    if not numbers and not any(tells(e.truth, e) for e in evidence):
+    if not numbers and not any(is_conclusive(e.truth, e) for e in evidence):
         return None
     ratios = [ratio(e.got, e.truth) for e in evidence]
     times = {e.case.name: r for e, r in zip(evidence, ratios, strict=True)}
     if not explains(lambda e: times[e.case.name] * e.truth, evidence):
         return None
     told = [(e, r) for e, r in zip(evidence, ratios, strict=True) if largest(e.truth)]
-    first = max(told, key=lambda pair: tells(pair[0].truth, pair[0]))[1]
+    first = max(told, key=lambda pair: is_conclusive(pair[0].truth, pair[0]))[1]
     if all(same(first, r) for _, r in told):
         if same(first, -1):
             return Symptom("negated", "has the opposite sign in every element, and is right otherwise")
@@ -140,22 +140,24 @@ def sizes_of(puzzle: Puzzle) -> Iterator[tuple[str, Size]]:
 
 def constant_offset(evidence: Sequence[Evidence]) -> Symptom | None:
     """Return the tensor with one number added to every element."""
-    if not any(tells(e.truth - np.mean(e.truth), e) for e in evidence):
+    if not any(is_conclusive(e.truth - np.mean(e.truth), e) for e in evidence):
         return None
     added = {e.case.name: float(np.nanmean(e.got - e.truth)) for e in evidence}
     if not explains(lambda e: e.truth + added[e.case.name], evidence):
         return None
     numbers = list(added.values())
     if all(math.isclose(number, numbers[0], rel_tol=2e-4) for number in numbers):
-        return Symptom("off-by-a-constant", f"is what it should be {signed(numbers[0])} in every element")
+        return Symptom(
+            "off-by-a-constant", f"is what it should be {format_signed(numbers[0])} in every element"
+        )
     name = next(iter(added))
     return Symptom(
         "off-by-a-constant",
-        f"is off by the same number in every element, another one in each case: {signed(added[name])} in '{name}'",
+        f"is off by the same number in every element, another one in each case: {format_signed(added[name])} in '{name}'",
     )
 
 
-def signed(number: float) -> str:
+def format_signed(number: float) -> str:
     """Return "+ 2" or "- 2"."""
     return f"{'-' if number < 0 else '+'} {abs(number):.6g}"
 
@@ -176,16 +178,16 @@ def other_step(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) -> S
         def step(e: Evidence, name: str = name) -> np.ndarray:
             return at[e.case.name][name]
 
-        if any(step(e).shape == e.got.shape and tells(e.got, e) for e in evidence):
+        if any(step(e).shape == e.got.shape and is_conclusive(e.got, e) for e in evidence):
             times = ratio(evidence[0].got, np.broadcast_to(step(evidence[0]), evidence[0].got.shape))
             if explains(lambda e, step=step, k=times: k * step(e), evidence):
                 many = "" if same(times, 1) else f"{times:.6g} * "
                 return Symptom("another-step", f"is exactly {many}{words}, and nothing else")
-        if not any(varied(step(e), e) and tells(e.got, e) for e in evidence):
+        if not any(has_variety(step(e), e) and is_conclusive(e.got, e) for e in evidence):
             continue
         if explains(lambda e, step=step: e.truth * step(e), evidence):
             return Symptom("times-a-step", f"is exactly {words} times what it should be")
-        if explains(lambda e, step=step: divided(e, step(e)), evidence):
+        if explains(lambda e, step=step: divide(e, step(e)), evidence):
             return Symptom("over-a-step", f"is what it should be divided by {words}: that factor is missing")
         for factor in FACTORS:
             if explains(lambda e, step=step, k=factor: e.truth + k * step(e), evidence):
@@ -216,13 +218,13 @@ def fits(step: np.ndarray, e: Evidence) -> bool:
     return step.ndim <= e.got.ndim and all(a in (1, b) for a, b in sizes)
 
 
-def varied(step: np.ndarray, e: Evidence) -> bool:
+def has_variety(step: np.ndarray, e: Evidence) -> bool:
     """Return whether a step has enough different values to be told from a constant."""
     numbers = step[np.isfinite(step)]
     return len(numbers) >= FEWEST and np.ptp(numbers) > ENOUGH * e.verdict.limit * np.abs(numbers).max()
 
 
-def divided(e: Evidence, step: np.ndarray) -> np.ndarray:
+def divide(e: Evidence, step: np.ndarray) -> np.ndarray:
     """Return truth / step; where the step is 0 the truth is left as it is."""
     return np.where(step == 0, e.got, e.truth / np.where(step == 0, 1.0, step))
 
@@ -241,7 +243,7 @@ def by_axis(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) -> Symp
         return None
     for axis, one in ((-1, "row"), (0, "column")):
         axes = -1 if axis else tuple(range(matrices[0].got.ndim - 1))
-        if not any(tells(e.truth - e.truth.mean(axes, keepdims=True), e) for e in matrices):
+        if not any(is_conclusive(e.truth - e.truth.mean(axes, keepdims=True), e) for e in matrices):
             continue
 
         def factors(e: Evidence, axes: Axes = axes) -> np.ndarray:
@@ -251,15 +253,15 @@ def by_axis(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) -> Symp
         def summands(e: Evidence, axes: Axes = axes) -> np.ndarray:
             return (e.got - e.truth).mean(axes, keepdims=True)
 
-        def scaled(e: Evidence, of: Fit = factors) -> np.ndarray:
+        def fits_scale(e: Evidence, of: Fit = factors) -> np.ndarray:
             return of(e) * e.truth
 
-        def shifted(e: Evidence, by: Fit = summands) -> np.ndarray:
+        def fits_shift(e: Evidence, by: Fit = summands) -> np.ndarray:
             return e.truth + by(e)
 
         ways: tuple[tuple[Fit, Fit, str, str], ...] = (
-            (factors, scaled, "times what it should be", "factor"),
-            (summands, shifted, "away from what it should be", "summand"),
+            (factors, fits_scale, "times what it should be", "factor"),
+            (summands, fits_shift, "away from what it should be", "summand"),
         )
         for values, fit, words, what in ways:
             if explains(fit, evidence):
@@ -281,10 +283,10 @@ def is_a_part(factors: np.ndarray) -> bool:
     return bool(np.minimum(np.abs(factors), np.abs(factors - 1)).max() < 1e-3)
 
 
-def moved(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) -> Symptom | None:
+def find_moved(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) -> Symptom | None:
     """Return the right values at other places."""
     count = evidence[0].got.ndim
-    if any(e.got.ndim != count for e in evidence) or not any(tells(e.truth, e) for e in evidence):
+    if any(e.got.ndim != count for e in evidence) or not any(is_conclusive(e.truth, e) for e in evidence):
         return None
     axes = [str(name) if isinstance(name, str) else f"axis {name}" for name in puzzle.axes(quantity, count)]
     for number, axis in enumerate(axes):

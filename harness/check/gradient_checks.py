@@ -24,12 +24,12 @@ from harness.check.gradients import (
     furthest,
     gradients,
     gradients_or_none,
-    kept_by_autograd,
     leaves,
     off,
     outputs_of,
     pulled_back,
     random_like,
+    saved_by_autograd,
     second_gradients,
 )
 from harness.check.measured import FACTOR, UNITS, ReferenceRaised, compare, wide
@@ -41,7 +41,7 @@ FAR = 800.0
 Check = Callable[[Subject], str | None]
 
 
-def guarded(check: Check) -> Check:
+def guard(check: Check) -> Check:
     """Wrap a check so that whatever the function raises is its result."""
 
     @functools.wraps(check)
@@ -68,7 +68,7 @@ def without_echoes(lines: dict[str, str]) -> dict[str, str]:
     return {name: line for name, line in lines.items() if not any(echo in line for echo in ECHOES)}
 
 
-@guarded
+@guard
 def forward(subject: Subject) -> str | None:
     """Check that the result is PyTorch's, at several sizes."""
     for sizes in subject.sizes:
@@ -100,7 +100,7 @@ def constant_factor(got: Tensor, expected: Tensor, inputs: list[Tensor]) -> str:
     return words
 
 
-@guarded
+@guard
 def against_autograd(subject: Subject) -> str | None:
     """Check that the gradients are PyTorch's, in float64, at several sizes, for random gradients coming in."""
     for sizes in subject.sizes:
@@ -114,14 +114,14 @@ def against_autograd(subject: Subject) -> str | None:
     return None
 
 
-@guarded
+@guard
 def gradcheck_float64(subject: Subject) -> str | None:
     """Run torch.autograd.gradcheck in float64: every element by finite differences."""
     inputs = subject.inputs("odd")
     return None if torch.autograd.gradcheck(subject.function, inputs) else "gradcheck says no"
 
 
-@guarded
+@guard
 def gradcheck_float32(subject: Subject) -> str | None:
     """Run gradcheck in float32, with the tolerances that make it pass for correct functions."""
     inputs = subject.inputs("odd", dtype=torch.float32)
@@ -131,7 +131,7 @@ def gradcheck_float32(subject: Subject) -> str | None:
     return None
 
 
-@guarded
+@guard
 def allclose_on_ones(subject: Subject) -> str | None:
     """Run allclose at 1e-4 after loss = sum of the output, on inputs of ones: what many texts show."""
     ones = [torch.ones_like(t) if t.is_floating_point() else t for t in subject.make("odd", 0)]
@@ -146,13 +146,13 @@ def allclose_on_ones(subject: Subject) -> str | None:
     return None if close else "differs by more than 1e-4"
 
 
-@guarded
+@guard
 def square_shapes(subject: Subject) -> str | None:
     """Check that the gradients are PyTorch's where all sizes are equal: a swapped axis fits everywhere."""
     return off(compare(subject, "square"), "gradients at square sizes")
 
 
-@guarded
+@guard
 def random_directions(subject: Subject) -> str | None:
     """Compare central differences of a random scalar of the outputs along random directions, in float64."""
     return next(filter(None, (wrong_slope(subject, seed) for seed in range(3))), None)
@@ -182,7 +182,7 @@ def wrong_slope(subject: Subject, seed: int, step: float = 1e-6) -> str | None:
     return f"the slope along a random direction is {difference:.6g}, the gradient says {slope:.6g}"
 
 
-@guarded
+@guard
 def expanded_gradient(subject: Subject) -> str | None:
     """Check a gradient with stride 0, as `out.sum().backward()` passes it."""
 
@@ -195,25 +195,25 @@ def expanded_gradient(subject: Subject) -> str | None:
     )
 
 
-def transposed(t: Tensor) -> Tensor:
+def transpose(t: Tensor) -> Tensor:
     """Return the same numbers with the strides of a transpose."""
     return t.mT.contiguous().mT if t.dim() > 1 else t
 
 
-def sliced(t: Tensor) -> Tensor:
+def slice_rows(t: Tensor) -> Tensor:
     """Return the same numbers as a slice of longer rows: the last stride is still 1."""
     return torch.cat((t, t[..., :1]), -1)[..., : t.shape[-1]] if t.dim() else t
 
 
-def exchanged(t: Tensor) -> Tensor:
+def exchange_axes(t: Tensor) -> Tensor:
     """Return the same numbers with the strides of the two first of three axes exchanged."""
     return t.transpose(0, 1).contiguous().transpose(0, 1) if t.dim() > 2 else t
 
 
 LAYOUTS = {
-    "transposed": transposed,
-    "a slice of longer rows": sliced,
-    "with leading axes exchanged": exchanged,
+    "transposed": transpose,
+    "a slice of longer rows": slice_rows,
+    "with leading axes exchanged": exchange_axes,
 }
 """Ways in which a tensor lies in memory that is not contiguous."""
 
@@ -228,7 +228,7 @@ def relaid(
     ]
 
 
-@guarded
+@guard
 def strided_gradient(subject: Subject) -> str | None:
     """Check a gradient that is not contiguous, as from a transpose or a slice after the function."""
     for words, laid in LAYOUTS.items():
@@ -238,7 +238,7 @@ def strided_gradient(subject: Subject) -> str | None:
     return None
 
 
-@guarded
+@guard
 def strided_inputs(subject: Subject) -> str | None:
     """Check inputs that are not contiguous, as from a transpose or a slice before the function."""
     for words, laid in LAYOUTS.items():
@@ -252,7 +252,7 @@ FEW = 4
 """Up to how many inputs every choice of those that ask for a gradient is tried; of more, one, and all but one."""
 
 
-@guarded
+@guard
 def frozen_inputs(subject: Subject) -> str | None:
     """Check the gradients where only some of the inputs need one, as with frozen layers."""
     count = len(leaves(subject.inputs()))
@@ -265,7 +265,7 @@ def frozen_inputs(subject: Subject) -> str | None:
             return inputs
 
         inputs = subject.inputs()
-        which = [subject.called(i) for i, t in enumerate(inputs) if t.requires_grad]
+        which = [subject.name_of_input(i) for i, t in enumerate(inputs) if t.requires_grad]
         called = " and ".join(which[i] for i in kept)
         if not subject.names:
             called = f"input{'s' * (len(kept) > 1)} {' and '.join(map(str, kept))}"
@@ -277,14 +277,14 @@ def frozen_inputs(subject: Subject) -> str | None:
     return None
 
 
-@guarded
+@guard
 def two_calls(subject: Subject) -> str | None:
     """Check the backward pass of the first of two forward passes: what the first call saved is still its own."""
     error = compare(subject, between=lambda inputs, outputs: subject.function(*subject.inputs(seed=1)))
     return off(error, "a second call changes what the first one kept")
 
 
-@guarded
+@guard
 def under_checkpoint(subject: Subject) -> str | None:
     """Check a forward pass that runs again in the backward pass, as under torch.utils.checkpoint."""
     from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
@@ -298,7 +298,7 @@ def under_checkpoint(subject: Subject) -> str | None:
     return off(error, "under checkpoint the gradients differ")
 
 
-@guarded
+@guard
 def inputs_unchanged(subject: Subject) -> str | None:
     """Check that neither pass writes to an input, to the gradient coming in, or to what was returned."""
     inputs = subject.inputs()
@@ -325,7 +325,7 @@ def twice(outputs: Sequence[Tensor], inputs: list[Tensor], incoming: Sequence[Te
     return pulled_back(outputs, inputs, incoming)
 
 
-@guarded
+@guard
 def second_backward(subject: Subject) -> str | None:
     """Check a second backward pass on one graph, as with retain_graph: its gradients are the first's."""
     return off(
@@ -334,7 +334,7 @@ def second_backward(subject: Subject) -> str | None:
     )
 
 
-@guarded
+@guard
 def written_between(subject: Subject) -> str | None:
     """Check that autograd refuses, or the gradients are those of the call, where inputs and results are
     overwritten before the backward pass."""
@@ -357,7 +357,7 @@ def written_between(subject: Subject) -> str | None:
     )
 
 
-@guarded
+@guard
 def second_derivatives(subject: Subject) -> str | None:
     """Check that the gradients can be differentiated again, as for a gradient penalty, with PyTorch's result;
     or that this is refused."""
@@ -375,7 +375,7 @@ def second_distance(subject: Subject) -> Distance:
     """Compare gradients of gradients. Raises RuntimeError where the function has none."""
     inputs = subject.inputs()
     grads = second_gradients(subject.function, inputs)
-    names = [subject.called(i) for i, t in enumerate(inputs) if t.requires_grad]
+    names = [subject.name_of_input(i) for i, t in enumerate(inputs) if t.requires_grad]
     names += ["what comes in"] * (len(grads) - len(names))
     if not subject.measured:
         return furthest(grads, second_gradients(subject.reference, subject.inputs()), names=names)
@@ -386,7 +386,7 @@ def second_distance(subject: Subject) -> Distance:
     return distance
 
 
-@guarded
+@guard
 def differentiable_outputs(subject: Subject) -> str | None:
     """Check that the same outputs need a gradient as PyTorch's: a loss of one that has none must not train on
     zeros."""
@@ -399,7 +399,7 @@ def differentiable_outputs(subject: Subject) -> str | None:
     return None
 
 
-@guarded
+@guard
 def repeat_runs(subject: Subject) -> str | None:
     """Check that ten runs on the same inputs give the same bits."""
     runs = [gradients(subject.function, subject.inputs(), random_like) for _ in range(10)]
@@ -414,7 +414,7 @@ def put_number(number: float, every: int = 3) -> Callable[[Tensor], Tensor]:
     )
 
 
-@guarded
+@guard
 def at_zero(subject: Subject) -> str | None:
     """Check inputs with exact zeros among them: PyTorch's gradient there."""
     error = compare(subject, change=lambda inputs: subject.edited(inputs, put_number(0.0)))
@@ -434,7 +434,7 @@ def send_infinity(part: Callable[[Tensor], Tensor]) -> Incoming:
     return incoming
 
 
-@guarded
+@guard
 def infinite_gradient(subject: Subject) -> str | None:
     """Check an infinite gradient for a part of the result: where PyTorch's is finite, so is this one, and the
     same."""
@@ -450,7 +450,7 @@ def infinite_gradient(subject: Subject) -> str | None:
     )
 
 
-@guarded
+@guard
 def far_from_zero(subject: Subject) -> str | None:
     """Check inputs so far from 0 that exp of them is infinite or 0; errors are relative to 1 where gradients
     are small."""
@@ -463,7 +463,7 @@ def far_from_zero(subject: Subject) -> str | None:
     return None
 
 
-@guarded
+@guard
 def at_no_numbers(subject: Subject) -> str | None:
     """Check inputs with NaN, both infinities and -0 among them: PyTorch's result."""
 
@@ -493,7 +493,7 @@ def at_no_numbers(subject: Subject) -> str | None:
 
 
 def alike(got: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
-    """Whether all tensors are equal to rounding, NaN in the same places."""
+    """Return whether all tensors are equal to rounding, NaN in the same places."""
     return all(torch.allclose(g, e, equal_nan=True) for g, e in zip(got, expected, strict=True))
 
 
@@ -512,7 +512,7 @@ def rounding(subject: Subject, sizes: str, narrow: torch.dtype) -> tuple[Distanc
     return ours, baseline
 
 
-@guarded
+@guard
 def many_rows_bfloat16(subject: Subject) -> str | None:
     """Check bfloat16 with thousands of rows: no more than twice PyTorch's own error against float64."""
     ours, baseline = rounding(subject, "tall", torch.bfloat16)
@@ -521,7 +521,7 @@ def many_rows_bfloat16(subject: Subject) -> str | None:
     return f"in bfloat16 over many rows the error is {ours:.1e}, PyTorch's own {baseline:.1e}; {ours.element}"
 
 
-@guarded
+@guard
 def narrow_dtypes(subject: Subject) -> str | None:
     """Check float32, bfloat16 and float16: about PyTorch's own error against float64, at several sizes."""
     for narrow, sizes in itertools.product(DTYPES, subject.sizes):
@@ -533,30 +533,30 @@ def narrow_dtypes(subject: Subject) -> str | None:
     return None
 
 
-def kept_bytes(function: Function, inputs: list[Tensor]) -> tuple[int, list[str]]:
-    """Bytes that autograd keeps for the backward pass of one call, each piece of memory once, and a line for each tensor.
+def saved_bytes(function: Function, inputs: list[Tensor]) -> tuple[int, list[str]]:
+    """Return the bytes that autograd saves for the backward pass of one call, each piece of memory once, and a line for each tensor.
 
     Inputs count too: what is kept of them cannot be freed.
     """
-    _, tensors = kept_by_autograd(lambda: function(*inputs))
+    _, tensors = saved_by_autograd(lambda: function(*inputs))
     lines = [f"{list(t.shape)} {str(t.dtype).removeprefix('torch.')}, {t.nbytes} bytes" for t in tensors]
     return sum(t.nbytes for t in tensors), lines
 
 
-@guarded
-def memory_kept(subject: Subject) -> str | None:
+@guard
+def memory_saved(subject: Subject) -> str | None:
     """Check that no more bytes are saved for the backward pass than the ledger says, by saved_tensors_hooks."""
     if subject.saved is None:
         return None
     inputs = subject.inputs("deep" if "deep" in subject.sizes else "odd", dtype=torch.float32)
-    count, lines = kept_bytes(subject.function, inputs)
+    count, lines = saved_bytes(subject.function, inputs)
     expected = subject.saved(*inputs)
     if count == expected:
         return None
     return f"{count} bytes are kept ({'; '.join(lines) or 'nothing'}), the ledger says {expected}"
 
 
-@guarded
+@guard
 def held_by_ctx(subject: Subject) -> str | None:
     """Check that tensors are saved by save_for_backward, where hooks and the ledger see them, and not as
     attributes of ctx."""

@@ -57,11 +57,11 @@ class Subject:
     subgradients: bool = True
     dropped: list[str] = field(default_factory=list[str])
 
-    def called(self, number: int) -> str:
+    def name_of_input(self, number: int) -> str:
         """Return what an input is called."""
         return self.names[number] if self.names else f"input {number}"
 
-    def moved(self, inputs: list[Tensor]) -> list[Tensor]:
+    def movable_inputs(self, inputs: list[Tensor]) -> list[Tensor]:
         """Return the inputs that special values may be put into."""
         free = range(len(inputs)) if self.movable is None else self.movable
         return [t for i, t in enumerate(inputs) if t.requires_grad and i in free]
@@ -71,7 +71,7 @@ class Subject:
     ) -> list[Tensor]:
         """Put other values into all movable inputs, or into the first alone."""
         with torch.no_grad():
-            for leaf in self.moved(inputs)[: 1 if alone else None]:
+            for leaf in self.movable_inputs(inputs)[: 1 if alone else None]:
                 leaf.copy_(edit(leaf.detach()))
         return inputs
 
@@ -155,7 +155,7 @@ def second_gradients(function: Function, inputs: list[Tensor]) -> list[Tensor]:
     return [torch.zeros_like(t) if t.grad is None else t.grad for t in every]
 
 
-def kept_by_autograd(call: Callable[[], Returned]) -> tuple[Returned, list[Tensor]]:
+def saved_by_autograd(call: Callable[[], Returned]) -> tuple[Returned, list[Tensor]]:
     """Return what a call returns, and what autograd keeps of it for the backward pass, a tensor for each
     piece of memory."""
     tensors: dict[int, Tensor] = {}
@@ -189,7 +189,7 @@ class Evidence:
 
 
 class Distance(float):
-    """How far some tensors are from others; `element` says where they are farthest apart, and what stands there."""
+    """A distance between tensors; `element` says where they are farthest apart, and with which values."""
 
     element: str = ""
     limit: float = TOLERANCE
@@ -232,7 +232,7 @@ def element(name: str, got: Tensor, expected: Tensor, apart: Tensor, limit: floa
 
 
 class Line(str):
-    """What is wrong in a line, with the distance that it tells of."""
+    """A line that says what is wrong, with its distance."""
 
     distance: Distance | None = None
 

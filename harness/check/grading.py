@@ -23,7 +23,7 @@ from harness.check.diagnose import (
     point_back,
 )
 from harness.check.execution import Device, Outcome
-from harness.check.limits import amount, measured
+from harness.check.limits import amount, measure
 from harness.check.reference import Reference
 from harness.check.results import (
     Comparison,
@@ -110,7 +110,7 @@ class Grader:
         judged = [q for gate in attempted for q in (*gate.own, *gate.given)]
         wanted = [q for q in dict.fromkeys((*self.quantities, *judged)) if q not in waiting]
         comparisons = [
-            Comparison(case, self.reference.compared(case, device.target, name, outputs, wanted))
+            Comparison(case, self.reference.compare_all(case, device.target, name, outputs, wanted))
             for case in cases
             if (outputs := outcome.outputs.get(case.name)) is not None
         ]
@@ -142,7 +142,7 @@ class Grader:
         counted = [case for case in cases if case.name in outcome.launches]
         for case in [case for case in counted if case.variant] or counted:  # its own, where it has one
             launches = outcome.launches[case.name]
-            result.costs += measured(self.puzzle, result.gate, case, launches, self.reference.dtype, source)
+            result.costs += measure(self.puzzle, result.gate, case, launches, self.reference.dtype, source)
         if result.costs:
             own = result.costs[0]
             result.summary = f"{own.limit.short} {amount(own.value)}, at most {amount(own.limit.most)}"
@@ -163,7 +163,7 @@ class Grader:
         name, written = result.variant, self.puzzle.writes(result.variant)
         asked = [q for q in self.repeated if q in written and q not in result.unsolved]
         again = partial(device.outputs, name, hard, self.reference)
-        result.repeats = self.reference.repeated(again, hard, device.target, name, asked, self.runs)
+        result.repeats = self.reference.compare_repeats(again, hard, device.target, name, asked, self.runs)
         for gate in result.gates:
             gate.repeats = {q: repeats for q, repeats in result.repeats.items() if q in gate.gate.own}
             if gate.state == "correct" and not all(repeats.ok for repeats in gate.repeats.values()):
@@ -202,7 +202,7 @@ class Grader:
         for finding, owners in placed:
             if not owners and has_merged_line(finding):
                 owners = [id for other, ids in placed for id in ids if other.kernel == finding.kernel]
-            if any(self._is_lent(finding, id, findings) for id in owners):
+            if any(self._is_shared(finding, id, findings) for id in owners):
                 owners = [finding.kernel]
             if not owners and waits and finding.kind in UNWRITTEN:
                 continue
@@ -211,7 +211,7 @@ class Grader:
                     result.findings.append(finding)
                     result.state = "wrong"
 
-    def _is_lent(self, finding: Finding, owner: str, findings: Sequence[Finding]) -> bool:
+    def _is_shared(self, finding: Finding, owner: str, findings: Sequence[Finding]) -> bool:
         """Return whether what is found in a gate's blank is shown by other gates' launches of its kernel
         alone, which are called as they."""
         launches = {other.kernel for other in findings if other.where == finding.where}

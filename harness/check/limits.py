@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Measured:
-    """What a case of a gate cost by one limit, and the line that adds most to it, "FILE:LINE", with its part of the whole."""
+    """The cost of a case of a gate by one limit, and the line that adds most to it, "FILE:LINE", with its part of the whole."""
 
     limit: Limit
     dtype: str
@@ -37,7 +37,7 @@ class Measured:
         return [*words, *([f"{self.line}: {self.part:.0%} of it"] if self.line else [])]
 
 
-def measured(
+def measure(
     puzzle: Puzzle, gate: Gate, case: Case, launches: "Sequence[Launch]", dtype: str, source: Source
 ) -> list[Measured]:
     """Return what the launches of a gate's variant cost in a case, by each of the gate's limits."""

@@ -81,7 +81,7 @@ def narrow_of(inputs: Sequence[Tensor]) -> torch.dtype:
     return next((t.dtype for t in inputs if t.is_floating_point()), torch.float64)
 
 
-def guarded(reference: Callable[P, R]) -> Callable[P, R]:
+def guard(reference: Callable[P, R]) -> Callable[P, R]:
     """Return a reference whose exceptions are ReferenceRaised."""
 
     @functools.wraps(reference)
@@ -135,7 +135,7 @@ def compare(
     """
     inputs = change(subject.inputs(sizes, seed, dtype))
     given, exact = [leaf(t, t) for t in inputs], wide(inputs)
-    right = outputs_of(guarded(subject.reference), exact)
+    right = outputs_of(guard(subject.reference), exact)
     outputs = outputs_of(around(subject.function), inputs)
     if len(outputs) != len(right):
         return nowhere(f"the function returns {len(outputs)} tensors, expected {len(right)}")
@@ -143,7 +143,7 @@ def compare(
     if silent := [i for i in asking if not outputs[i].requires_grad]:
         return nowhere(f"output {silent[0]} has no gradient for autograd, and should have one")
     names = ["the result"] if len(outputs) == 1 else [f"output {i}" for i in range(len(outputs))]
-    names += [f"the gradient of {subject.called(i)}" for i, t in enumerate(inputs) if t.requires_grad]
+    names += [f"the gradient of {subject.name_of_input(i)}" for i, t in enumerate(inputs) if t.requires_grad]
     results = [t.detach().clone() for t in outputs]
     for name, got, expected in zip(names, results, right, strict=False):
         if got.shape != expected.shape:
@@ -152,7 +152,7 @@ def compare(
     kept = [g.detach().clone() for g in coming]
     between(inputs, outputs)
     grads = [g.detach() for g in pull([outputs[i] for i in asking], inputs, coming)]
-    truth = guarded(pulled_back)([right[i] for i in asking], exact, [g.double() for g in kept])
+    truth = guard(pulled_back)([right[i] for i in asking], exact, [g.double() for g in kept])
     evidence = Evidence(given, kept, names, [*results, *grads], [*(t.detach() for t in right), *truth])
     if subject.measured:
         distance = Measured(subject, evidence, asking, least, floor, steady, within).distance()
@@ -187,7 +187,7 @@ class Measured:
             scales = [max(a, b) for a, b in zip(scales, self.usual(), strict=True)]
         low, high = self.sides() if self.subject.subgradients else (e.truth, e.truth)
         own, excused = self.own_errors(dtype, low, high, scales)
-        excused = [a | b for a, b in zip(excused, self.swallowed(), strict=True)]
+        excused = [a | b for a, b in zip(excused, self.find_swallowed(), strict=True)]
         limits = [FACTOR * error + floor if error <= COARSE else math.inf for error in own]
         self.subject.dropped.extend(
             f"{name} (PyTorch's own error is {error:.0e})"
@@ -213,7 +213,7 @@ class Measured:
             if not got.numel():
                 continue
             result = k < len(e.names) - len(leaves(e.inputs))
-            apart = beside(got, truth, low[k], high[k], result=result)
+            apart = distance_to(got, truth, low[k], high[k], result=result)
             if not any(t.isnan().any() for t in e.inputs):
                 apart = torch.where(truth.isnan(), 0.0, apart)  # inf - inf is what each formula makes of it
             elif not result and self.subject.subgradients:  # NaN has no slope: its gradient may be anything
@@ -229,10 +229,10 @@ class Measured:
     def run(self, inputs: list[Tensor], incoming: Sequence[Tensor] | None = None) -> list[Tensor]:
         """Run the reference on other inputs."""
         given = self.evidence.incoming if incoming is None else incoming
-        outputs = outputs_of(guarded(self.subject.reference), inputs)
+        outputs = outputs_of(guard(self.subject.reference), inputs)
         chosen = [outputs[i] for i in self.asking]
         incoming = [g.to(t.dtype) for g, t in zip(given, chosen, strict=True)]
-        return [*(t.detach() for t in outputs), *guarded(pulled_back)(chosen, inputs, incoming)]
+        return [*(t.detach() for t in outputs), *guard(pulled_back)(chosen, inputs, incoming)]
 
     def usual(self) -> list[float]:
         """Return how large gradients are for a random one coming in of the same size, as a scale for what cancels."""
@@ -257,16 +257,16 @@ class Measured:
                         t += sign * way * far
                 yield self.run(inputs)
 
-    def swallowed(self) -> list[Tensor]:
+    def find_swallowed(self) -> list[Tensor]:
         """Return which elements depend on an input that is NaN: to pass it on is right even where the reference does not."""
         if not any(t.isnan().any() for t in self.evidence.inputs):
             return [torch.zeros_like(t, dtype=torch.bool) for t in self.evidence.truth]
 
-        def filled(t: Tensor, seed: int) -> Tensor:
+        def fill(t: Tensor, seed: int) -> Tensor:
             number = torch.rand(t.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
             return leaf(torch.where(t.isnan(), number.to(t), t), t) if t.is_floating_point() else t
 
-        first, second = (self.run([filled(t, seed) for t in wide(self.evidence.inputs)]) for seed in (1, 2))
+        first, second = (self.run([fill(t, seed) for t in wide(self.evidence.inputs)]) for seed in (1, 2))
         return [(a != b) & t.isfinite() for a, b, t in zip(first, second, self.evidence.truth, strict=True)]
 
     def sides(self) -> tuple[list[Tensor], list[Tensor]]:
@@ -289,7 +289,7 @@ class Measured:
             for k, (got, truth) in enumerate(zip(results, e.truth, strict=True)):
                 if result:
                     excused[k] |= got.isfinite() != truth.isfinite()
-                apart = beside(got, truth, low[k], high[k], result=result)
+                apart = distance_to(got, truth, low[k], high[k], result=result)
                 own[k] = max(own[k], largest(torch.where(excused[k] & result, 0.0, apart)) / scales[k])
 
         narrow = [leaf(t, t) for t in e.inputs]
@@ -309,7 +309,7 @@ def floor_of(dtype: torch.dtype) -> float:
     return max(TOLERANCE, (SIXTEEN if info.bits == 16 else UNITS) * info.eps)
 
 
-def beside(got: Tensor, truth: Tensor, low: Tensor, high: Tensor, *, result: bool) -> Tensor:
+def distance_to(got: Tensor, truth: Tensor, low: Tensor, high: Tensor, *, result: bool) -> Tensor:
     """Return how far each element is from what is right; infinite where it is no number and should be one, or a result the reverse."""
     got = got.double()
     apart = torch.maximum(low - got, got - high).clamp(min=0)

@@ -76,7 +76,7 @@ class NumpyChecker(CaseChecker):
             self._known[case] = arrays, self.puzzle.exact(arrays)
         return self._known[case]
 
-    def _verdict(self, case: Case, quantity: str, got: np.ndarray) -> TensorResult:
+    def _compare_quantity(self, case: Case, quantity: str, got: np.ndarray) -> TensorResult:
         arrays, right = self._case(case)
         return compare(got, right[quantity], getattr(self.puzzle.derive(arrays, {}), quantity), "float64")
 

@@ -268,7 +268,7 @@ def parser(puzzle: Puzzle) -> Parser:
         )
     root.add_argument("--seed", type=int, default=0, help="of the random inputs")
     root.add_argument(
-        "--gate", metavar="ID", help=f"check one gate only: {listed([gate.id for gate in puzzle.gates])}"
+        "--gate", metavar="ID", help=f"check one gate only: {join_names([gate.id for gate in puzzle.gates])}"
     )
     root.add_argument("--json", metavar="FILE", help="write the result as JSON; - for standard output")
     return root
@@ -287,7 +287,7 @@ def add_kernel_flags(
         root.add_argument(
             "--backward", action="store_true", help=f"check {which} too, not only the forward pass"
         )
-    variants = root.add_argument_group(f"variants (default: {listed(puzzle.default_variants, 'and')})")
+    variants = root.add_argument_group(f"variants (default: {join_names(puzzle.default_variants, 'and')})")
     for name in puzzle.variants:
         about = puzzle.about_variants.get(name, f"only the {name} kernels")
         variants.add_argument(f"--{name}", action="store_true", help=about)
@@ -330,7 +330,7 @@ def add_kernel_flags(
     )
 
 
-def listed(names: Iterable[str], last: str = "or") -> str:
+def join_names(names: Iterable[str], last: str = "or") -> str:
     """Return names as a sentence lists them: "ln, dW or dx"."""
     *before, end = names
     return f"{', '.join(before)} {last} {end}" if before else end

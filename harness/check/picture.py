@@ -70,7 +70,7 @@ class Side:
 
 @dataclass
 class Picture:
-    """What is drawn.
+    """The data of a picture.
 
     Attributes:
         puzzle, gate, case: Of what; `result` is the gate's verdict on all cases.
@@ -98,7 +98,7 @@ class Picture:
         return self.result.state == "correct"
 
     @property
-    def who(self) -> Thread | None:
+    def thread(self) -> Thread | None:
         """The thread that the picture follows: the finding's, else the fault's, else the first that writes the gate's."""
         if self.finding and self.finding.thread is not None:
             launch = self.launch_of(self.finding)
@@ -184,7 +184,7 @@ def take(
     result = result or checker.check(package.path, [gate.id], cases)[0]
     dims = list(dict.fromkeys(case.dims for case in cases))
     run = runner(package, gate, dims, checker)
-    left = preferred(puzzle, small, result, checker.reference)
+    left = preferred_cases(puzzle, small, result, checker.reference)
     while True:
         case = left.pop(0)
         mine = run(case)
@@ -193,7 +193,7 @@ def take(
         if not left or result.state == "correct" or shows:
             break
     theirs = runner(roots.op_package(roots.solutions(), puzzle.name), gate, dims, checker)(case)
-    return explained(Picture(puzzle, gate, case, result, mine, theirs, wrong))
+    return explain(Picture(puzzle, gate, case, result, mine, theirs, wrong))
 
 
 def largest_tensor(puzzle: Puzzle, case: Case) -> int:
@@ -204,7 +204,9 @@ def largest_tensor(puzzle: Puzzle, case: Case) -> int:
     return max(sizes, default=0)
 
 
-def preferred(puzzle: Puzzle, cases: list[Case], result: GateResult, reference: Reference) -> list[Case]:
+def preferred_cases(
+    puzzle: Puzzle, cases: list[Case], result: GateResult, reference: Reference
+) -> list[Case]:
     """Return the cases in the order in which they show most: wrong ones, the chapter's sizes, finite and
     varied values."""
     wrong = {c.case.name for c in result.comparisons if not all(v.ok for v in c.verdicts.values())}
@@ -228,7 +230,7 @@ def runner(package: OpPackage, gate: Gate, dims: list[Dims], checker: Checker) -
     own = (*gate.quantities, *gate.given)
     saved = [quantity for quantity in puzzle.saved_quantities(gate.variant) if quantity not in own]
 
-    def replayed(case: Case, corrected: Arrays) -> Side:
+    def replay(case: Case, corrected: Arrays) -> Side:
         replay = Replay(recording, puzzle, checker.dtype, blocks=checker.blocks)
         replay.gpu.keep_events = EVENTS
         replay.gpu.steps = STEPS + puzzle.multiply_adds(case.dims)
@@ -242,12 +244,14 @@ def runner(package: OpPackage, gate: Gate, dims: list[Dims], checker: Checker) -
         return Side(Accesses(replay.gpu.launches, source), outputs, findings, failure)
 
     def run(case: Case) -> Side:
-        side = replayed(case, {})
-        judged = {} if side.failure else reference.compared(case, VIRTUAL, gate.variant, side.outputs, saved)
+        side = replay(case, {})
+        judged = (
+            {} if side.failure else reference.compare_all(case, VIRTUAL, gate.variant, side.outputs, saved)
+        )
         if all(verdict.ok for verdict in judged.values()):
             return side
-        right = reference.saved(case, VIRTUAL, gate.variant)
-        return replayed(case, {name: tensor for name, tensor in right.items() if name in saved})
+        right = reference.saved_arrays(case, VIRTUAL, gate.variant)
+        return replay(case, {name: tensor for name, tensor in right.items() if name in saved})
 
     return run
 
@@ -257,7 +261,7 @@ def wrong_elements(gate: Gate, case: Case, checker: Checker, side: Side) -> list
     written."""
     out: list[Wrong] = []
     asked = (*gate.given, *gate.quantities) if side.outputs else ()
-    judged = checker.reference.compared(case, VIRTUAL, gate.variant, side.outputs, asked)
+    judged = checker.reference.compare_all(case, VIRTUAL, gate.variant, side.outputs, asked)
     for quantity in (quantity for quantity, verdict in judged.items() if not verdict.ok):
         compared = checker.reference.evidence(
             case, VIRTUAL, quantity, side.outputs[quantity], judged[quantity]
@@ -293,7 +297,7 @@ def causes(findings: list[Finding], result: GateResult, symptoms: bool = False) 
     return sorted(mine, key=lambda f: kinds.index(f.kind) if f.kind in kinds else len(kinds))
 
 
-def explained(picture: Picture) -> Picture:
+def explain(picture: Picture) -> Picture:
     """Add the cause, and the shapes of what has none of its own."""
     run = picture.mine.accesses
     picture.shapes = {name: tensor.shape for name, tensor in run.tensors.items() if tensor.shape}

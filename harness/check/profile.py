@@ -95,7 +95,7 @@ class Counting:
             events = recording.cases[variant, case.dims]
             recorded = [event for event in events if isinstance(event, RecordedLaunch)]
             launches = player.gpu.launches[before:]
-            count = needed(launches, {*puzzle.forward, *puzzle.backward})
+            count = count_needed(launches, {*puzzle.forward, *puzzle.backward})
             runs[variant] = Replayed(launches[:count], recorded[:count], events)
         return runs
 
@@ -103,14 +103,14 @@ class Counting:
         """Return the counters: variant -> its launches, in order."""
         return {
             variant: [
-                measured(launch, recorded, run.events)
+                measure(launch, recorded, run.events)
                 for launch, recorded in zip(run.launches, run.recorded, strict=True)
             ]
             for variant, run in self.replayed().items()
         }
 
 
-def needed(launches: list[Launch], outputs: set[str]) -> int:
+def count_needed(launches: list[Launch], outputs: set[str]) -> int:
     """Return how many launches it takes until every output is written; later ones only show intermediates to
     a gate."""
     writers = [
@@ -121,7 +121,7 @@ def needed(launches: list[Launch], outputs: set[str]) -> int:
     return max(writers, default=len(launches))
 
 
-def measured(
+def measure(
     launch: Launch, recorded: RecordedLaunch, events: Sequence[RecordedTensor | RecordedLaunch]
 ) -> LaunchProfile:
     """Return the profile of a replayed launch; sizes come from the tensors that it was recorded with."""
@@ -139,10 +139,10 @@ def table(profiles: dict[str, list[LaunchProfile]], width: int = 0) -> list[str]
     lines: list[str] = []
     for variant, launches in profiles.items():
         lines += ["", f"{variant}: {plural(len(launches), 'launch', 'launches')}"]
-        lines += aligned([HEADS, *map(cells, launches)], width)
+        lines += align([HEADS, *map(cells, launches)], width)
     lines += ["", "side by side"]
     totals = [[what, *(f"{total(each):,}" for each in profiles.values())] for what, total in TOTALS.items()]
-    lines += aligned([["", *profiles], *totals], width)
+    lines += align([["", *profiles], *totals], width)
     return [
         *lines,
         "",
@@ -150,7 +150,7 @@ def table(profiles: dict[str, list[LaunchProfile]], width: int = 0) -> list[str]
     ]
 
 
-def aligned(rows: list[list[str]], width: int) -> list[str]:
+def align(rows: list[list[str]], width: int) -> list[str]:
     """Return rows of cells as lines, the first column to the left and the others to the right, each group of
     columns that fits in turn."""
     sizes = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -169,16 +169,16 @@ def aligned(rows: list[list[str]], width: int) -> list[str]:
     return lines
 
 
-def detailed(profiles: dict[str, list[LaunchProfile]], width: int = 0) -> list[str]:
+def detail(profiles: dict[str, list[LaunchProfile]], width: int = 0) -> list[str]:
     """Return what each launch does by tensor and array, and by line of source, as lines."""
     lines: list[str] = []
     for variant, launches in profiles.items():
         for launch in launches:
             lines += ["", f"{variant}: {launch.name}, by tensor"]
-            lines += aligned([["", *DETAILS], *by_tensor(launch)], width)
+            lines += align([["", *DETAILS], *by_tensor(launch)], width)
             lines += ["", f"{variant}: {launch.name}, by line"]
-            lines += aligned([["", *DETAILS, "issued"], *by_line(launch)], width)
-            lines += issued(launch)
+            lines += align([["", *DETAILS, "issued"], *by_line(launch)], width)
+            lines += count_issued(launch)
     return [
         *lines,
         "",
@@ -223,7 +223,7 @@ def moved_by(sites: Sequence[Site]) -> list[str]:
     return [f"{t.requests:,}", f"{t.bytes:,}", each, f"{t.sectors:,}", f"{t.bank_conflicts:,}"]
 
 
-def issued(launch: LaunchProfile) -> list[str]:
+def count_issued(launch: LaunchProfile) -> list[str]:
     """Return what warps issue together in a launch, and how far copies overlap, as a line; none where there
     is nothing."""
     c, blocks = launch.counters, launch.grid[0] * launch.grid[1] * launch.grid[2]

@@ -89,13 +89,13 @@ class PythonChecker:
         for gate in wanted:
             self.on_step("begun", (gate.id, self.limit(cases)))
             judged = by_id[gate.id].size or gate.id in given
-            result = self._checked(gate, module, path, cases) if judged else GateResult(gate, "unsolved")
+            result = self._check_safely(gate, module, path, cases) if judged else GateResult(gate, "unsolved")
             results.append(leave_unsolved(result) if gate.id in given else result)
             self.on_step("judged", results[-1])
         blame_gates(results, self.rung.needs)
         return results
 
-    def _checked(self, gate: Gate, module: Module, path: Path, cases: list[Case]) -> GateResult:
+    def _check_safely(self, gate: Gate, module: Module, path: Path, cases: list[Case]) -> GateResult:
         """Return the verdict on one gate; code that leaves the process is wrong."""
         try:
             return self._check_gate(gate, module, path, cases)
@@ -151,7 +151,9 @@ class CaseChecker(PythonChecker):
         self, result: GateResult, case: Case, outputs: Mapping[str, Any], wrong: dict[str, list[Evidence]]
     ) -> None:
         """Add the verdicts on one case, and the evidence against what is wrong."""
-        verdicts = {quantity: self._verdict(case, quantity, got) for quantity, got in outputs.items()}
+        verdicts = {
+            quantity: self._compare_quantity(case, quantity, got) for quantity, got in outputs.items()
+        }
         result.comparisons.append(Comparison(case, verdicts))
         for quantity, verdict in verdicts.items():
             if not verdict.ok:
@@ -167,7 +169,7 @@ class CaseChecker(PythonChecker):
         """Return what PyTorch's tensors of a case are compared with."""
         raise NotImplementedError
 
-    def _verdict(self, case: Case, quantity: str, got: Any) -> TensorResult:
+    def _compare_quantity(self, case: Case, quantity: str, got: Any) -> TensorResult:
         return self._reference_of(case).verdict(case, CPU, quantity, as_array(got))
 
     def _evidence(self, case: Case, quantity: str, got: Any, verdict: TensorResult) -> Evidence:

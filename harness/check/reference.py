@@ -212,7 +212,7 @@ class Reference:
             self._terms[case] = self.puzzle.terms(self.arrays(case))
         return self._terms[case]
 
-    def saved(self, case: Case, target: Target, variant: str) -> Arrays:
+    def saved_arrays(self, case: Case, target: Target, variant: str) -> Arrays:
         """Return what a variant's forward pass hands to its backward pass, as it should be, in the dtypes of
         the run."""
         truth = self.truth(case, target)
@@ -224,7 +224,7 @@ class Reference:
 
     # ---- What a device has written, beside this ----------------------------------------------------------------
 
-    def verdict(
+    def compare_quantity(
         self,
         case: Case,
         target: Target,
@@ -251,7 +251,7 @@ class Reference:
             propagated=propagated,
         )
 
-    def compared(
+    def compare_all(
         self, case: Case, target: Target, variant: str, outputs: Arrays, quantities: Sequence[str]
     ) -> dict[str, TensorResult]:
         """Return the verdict on each of some quantities that a variant writes; `outputs` holds what it has
@@ -262,20 +262,20 @@ class Reference:
         """
         puzzle = self.puzzle
 
-        def verdict(quantity: str, propagated: float = 0.0) -> TensorResult:
+        def compare_one(quantity: str, propagated: float = 0.0) -> TensorResult:
             atomic = target.kind != "cpu" and (variant, quantity) in puzzle.atomic
             s = allowance(atomic, puzzle.summands(case.dims))
-            return self.verdict(case, target, quantity, outputs[quantity], s, variant, propagated)
+            return self.compare_quantity(case, target, quantity, outputs[quantity], s, variant, propagated)
 
-        verdicts = {quantity: verdict(quantity) for quantity in quantities if quantity in outputs}
+        verdicts = {quantity: compare_one(quantity) for quantity in quantities if quantity in outputs}
         wrong = [quantity for quantity, each in verdicts.items() if not each.ok and not each.nonfinite]
         if wrong:
             kept = {q: values(outputs[q]) for q in puzzle.saved_quantities(variant) if verdict(q).ok}
             moved = puzzle.propagated(self.arrays(case), kept)
-            verdicts |= {q: verdict(q, moved[q]) for q in wrong if q in moved}
+            verdicts |= {q: compare_one(q, moved[q]) for q in wrong if q in moved}
         return verdicts
 
-    def repeated(
+    def compare_repeats(
         self,
         run: Callable[[], Arrays],
         case: Case,
@@ -294,7 +294,7 @@ class Reference:
         wrong = dict.fromkeys(quantities, 0)
         for _ in range(runs):
             outputs = run()
-            verdicts = self.compared(case, target, variant, outputs, quantities)
+            verdicts = self.compare_all(case, target, variant, outputs, quantities)
             for quantity in quantities:
                 got = values(outputs[quantity])
                 low[quantity] = np.minimum(low.get(quantity, got), got)
@@ -335,10 +335,10 @@ class Reference:
             wide = dtype == "float64" and array.dtype.kind == "f"
             return getattr(torch, "float64" if wide else self.puzzle.input_dtype(name, array, dtype))
 
-        return {name: strided(array, kind(name, array), device) for name, array in arrays.items()}
+        return {name: add_strides(array, kind(name, array), device) for name, array in arrays.items()}
 
 
-def strided(array: np.ndarray, dtype: "torch.dtype | None" = None, device: str = "cpu") -> "torch.Tensor":
+def add_strides(array: np.ndarray, dtype: "torch.dtype | None" = None, device: str = "cpu") -> "torch.Tensor":
     """Return a tensor with the array's strides, stride 0 included, so that PyTorch sees an expanded tensor as
     such.
 

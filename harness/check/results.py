@@ -33,7 +33,7 @@ def correct_in_all(comparisons: Iterable[Comparison]) -> set[str]:
 
 @dataclass
 class Diagnosis:
-    """What is wrong, the id of the known mistake (or None), and the hint to read next, as "dx-2" (or None).
+    """The description of an error, the id of the known mistake (or None), and the hint to read next, as "dx-2" (or None).
 
     `sentence` names the mistake, or says that no known mistake fits; `values` are wrong elements and where they are; `steps` are
     those that the known mistake changes.
@@ -145,7 +145,9 @@ def provided_code_gates(gates: Sequence[str] | None, blanks: Mapping[str, Blank]
     """Return the gates that are judged although their blanks are untouched: one that is asked for alone and
     was given with wrong code."""
     return (
-        {id for id in gates if id in blanks and blanks[id].is_given} if gates and len(gates) == 1 else set()
+        {id for id in gates if id in blanks and blanks[id].is_provided}
+        if gates and len(gates) == 1
+        else set()
     )
 
 

@@ -63,13 +63,13 @@ def faults(path: Path, blank: Blank) -> list[Fault]:
 
 
 class Scope:
-    """What the code of an item says of its names: the axes of tensors, the bounds of loops, where a size comes from."""
+    """The names of an item's code: the axes of tensors, the bounds of loops, where a size comes from."""
 
     def __init__(self, item: Item):
-        text = NOT_CODE.sub(blanked, item.text)
+        text = NOT_CODE.sub(blank_out, item.text)
         self.lines = text.split("\n")
         self.tensors = {
-            match[1]: parts(bracketed(text, text.find("(", match.end() - 1)))
+            match[1]: parts(find_bracketed(text, text.find("(", match.end() - 1)))
             for match in TENSOR.finditer(text)
         }
         self.sizes = dict(SIZE.findall(text))
@@ -91,7 +91,7 @@ class Scope:
             indent = indentation(line)
             loop = LOOP.search(line)
             if loop and loop[1] not in bound_of:
-                arguments = parts(bracketed("\n".join(self.lines[number:]), loop.end() - 1))
+                arguments = parts(find_bracketed("\n".join(self.lines[number:]), loop.end() - 1))
                 bound = arguments[0] if len(arguments) == 1 else arguments[1] if len(arguments) > 1 else ""
                 guarded = re.search(rf"\bif [^:]*\b{loop[1]}\b", "\n".join(self.lines[number + 1 : at + 1]))
                 bound_of[loop[1]] = "" if guarded else bound
@@ -100,10 +100,10 @@ class Scope:
     def double_index(self, code: str) -> Iterator[tuple[str, str]]:
         """Yield `x[row][h]` where `x[row, h]` is meant."""
         for match in ACCESS.finditer(code):
-            first = bracketed(code, match.end() - 1)
+            first = find_bracketed(code, match.end() - 1)
             end = match.end() + len(first) + 1
             if len(self.tensors.get(match[1], ())) > len(parts(first)) and code[end : end + 1] == "[":
-                second = bracketed(code, end)
+                second = find_bracketed(code, end)
                 yield (
                     "double-index",
                     (
@@ -115,7 +115,7 @@ class Scope:
     def axes(self, code: str, bounds: dict[str, str]) -> Iterator[tuple[str, str]]:
         """Yield an index whose loop runs over another size than its axis has."""
         for match in ACCESS.finditer(code):
-            axes, indices = self.tensors.get(match[1], []), parts(bracketed(code, match.end() - 1))
+            axes, indices = self.tensors.get(match[1], []), parts(find_bracketed(code, match.end() - 1))
             runs = [bounds.get(index, "") for index in indices]
             if len(axes) != len(indices):
                 continue
@@ -148,7 +148,7 @@ def exchanged_arguments(code: str, items: Items, scope: Scope) -> Iterator[tuple
         if callee is None:
             continue
         declared = arguments_of(callee)
-        given = parts(bracketed(code, match.end() - 1))
+        given = parts(find_bracketed(code, match.end() - 1))
         meant = [scope.sizes.get(argument, argument) for argument in given]
         for k, (name, other) in enumerate(zip(declared, meant, strict=False)):
             at = declared.index(other) if other in declared and other != name else -1
@@ -166,10 +166,14 @@ def arguments_of(function: Item) -> list[str]:
     """Return the names of a function's arguments, in order."""
     text = NOT_CODE.sub(" ", function.text)
     head = re.search(r"def \w+\s*(?:\[(?:[^\[\]]|\[[^\[\]]*\])*\])?\s*\(", text)
-    return [part.partition(":")[0].strip() for part in parts(bracketed(text, head.end() - 1))] if head else []
+    return (
+        [part.partition(":")[0].strip() for part in parts(find_bracketed(text, head.end() - 1))]
+        if head
+        else []
+    )
 
 
-def blanked(match: re.Match[str]) -> str:
+def blank_out(match: re.Match[str]) -> str:
     """Return what stands for text or a comment: nothing, in as many lines."""
     return " " + "\n" * match[0].count("\n")
 
@@ -179,7 +183,7 @@ def indentation(line: str) -> int:
     return len(line) - len(line.lstrip())
 
 
-def bracketed(text: str, at: int) -> str:
+def find_bracketed(text: str, at: int) -> str:
     """Return what stands inside the bracket that opens at a place; "" where none does or it does not close."""
     depth = 0
     for end in range(at, len(text)) if at >= 0 else ():

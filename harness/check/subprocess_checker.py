@@ -274,14 +274,14 @@ def report_exit(
     called it."""
     us = os.getpid()
 
-    def told(status: int) -> None:
+    def report(status: int) -> None:
         if os.getpid() == us:
             frames = [frame for frame in traceback.extract_stack() if frame.filename == str(path)]
             where = f"{path}:{frames[-1].lineno}: " if frames else f"{path}: "
             say("left", f"{where}os._exit({status}): {LEFT}")
         leave(status)
 
-    return told
+    return report
 
 
 def end_with_parent(leave: Callable[[int], Any]) -> None:

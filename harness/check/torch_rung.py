@@ -59,7 +59,7 @@ class TorchChecker(CaseChecker):
 
     def _outputs(self, gate: Gate, module: Module, path: Path, case: Case) -> Tensors:
         asked = self.rung.functions[gate.id]
-        outputs = called(path, asked, self.reference.strided_inputs(case))
+        outputs = call_function(path, asked, self.reference.strided_inputs(case))
         for quantity, got in outputs.items():
             shape = self.reference.truth(case, CPU)[quantity].shape
             if tuple(got.shape) != shape:
@@ -78,7 +78,7 @@ def function_of(path: Path, asked: TorchFunction) -> Callable[..., object]:
     return defined
 
 
-def called(path: Path, asked: TorchFunction, tensors: Tensors) -> Tensors:
+def call_function(path: Path, asked: TorchFunction, tensors: Tensors) -> Tensors:
     """Return outputs and gradients by quantity. Raises ValueError for what cannot be compared, and where a tensor
     that was given has changed."""
     before = {name: tensors[name].detach().clone() for name in (*asked.takes, *asked.grad_outputs)}

@@ -64,13 +64,13 @@ class WrongKernel:
     def in_a_blank(self) -> bool:
         """Return whether a learner can make the mistake: it lies in what they write, and not in code that is
         given."""
-        return blanks.outside(self.solution.read_text()) == blanks.outside(self.edited(self.solution))
+        return blanks.outside(self.solution.read_text()) == blanks.outside(self.apply_edits(self.solution))
 
     def target(self) -> Path:
         """Return what a checker of the rung is given: the op package, or the file, kept in the cache."""
         if isinstance(self.of_rung, MojoRung):
             return self.package().path
-        text = self.edited(self.solution)
+        text = self.apply_edits(self.solution)
         target = cache_folder("zoo", digest([text])) / self.solution.name
         return keep(target, lambda staged: staged.write_text(text), "a wrong solution")
 
@@ -89,12 +89,12 @@ class WrongKernel:
         Raises DamagedFile where the old text does not stand in the file exactly once.
         """
         source = package or roots.op_package(roots.solutions(), self.puzzle)
-        text = self.edited(source.path / self.file)
+        text = self.apply_edits(source.path / self.file)
         shutil.copytree(source.path, folder)
         (folder / self.file).write_text(text)
         return OpPackage(folder)
 
-    def edited(self, path: Path) -> str:
+    def apply_edits(self, path: Path) -> str:
         """Return the text of a file with the edit. Raises DamagedFile where the old text does not stand in it
         exactly once."""
         text = path.read_text(encoding="utf-8")

@@ -83,7 +83,9 @@ def faults_of_zoo(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
         try:
             wrong = zoo.read(file, puzzle.name)
             rung = puzzle.rung(wrong.rung) if wrong.rung else puzzle.main_rung
-            wrong.edited(solution / "op" / wrong.file if isinstance(rung, MojoRung) else solution / rung.file)
+            wrong.apply_edits(
+                solution / "op" / wrong.file if isinstance(rung, MojoRung) else solution / rung.file
+            )
         except (BadUse, OSError) as error:
             yield f"{where}: {error}".replace(f"{where}: {file}", str(where)).replace(f"{checkout}/", "")
             continue

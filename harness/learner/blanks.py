@@ -76,10 +76,10 @@ class Blank:
     def size(self) -> int:
         """Return how many lines of code somebody has written there: comments and empty lines left out, 0 for
         what was given."""
-        return 0 if self.is_given else len(code_lines(self.body))
+        return 0 if self.is_provided else len(code_lines(self.body))
 
     @property
-    def is_given(self) -> bool:
+    def is_provided(self) -> bool:
         """Return whether it holds the wrong code that it was given with, and nothing else."""
         return bool(self.mark) and mark_of(self.body) == self.mark
 
@@ -108,21 +108,21 @@ def split(text: str, name: str = "the file") -> list[str | Blank]:
     given: list[str] | None = None
     others: dict[str, str | None] = {}
 
-    def damaged(number: int, what: str) -> DamagedFile:
+    def damage_error(number: int, what: str) -> DamagedFile:
         return DamagedFile(f"{name}:{number}: {what}")
 
     for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), start=1):
         start, middle, end = (form.match(line.rstrip()) for form in (START, GIVEN, END))
         if MARKER.match(line) and not (start or middle or end):
-            raise damaged(number, f"damaged blank marker {line.strip()!r}")
+            raise damage_error(number, f"damaged blank marker {line.strip()!r}")
         if start and opened:
-            raise damaged(number, f"blank {start['id']} starts inside blank {opened['id']}")
+            raise damage_error(number, f"blank {start['id']} starts inside blank {opened['id']}")
         if start and start["id"] in ids:
-            raise damaged(number, f"blank {start['id']} stands twice")
+            raise damage_error(number, f"blank {start['id']} stands twice")
         if end and (not opened or end["id"] != opened["id"]):
-            raise damaged(number, f"BLANK-END {end['id']} without its BLANK-START")
+            raise damage_error(number, f"BLANK-END {end['id']} without its BLANK-START")
         if middle and (not opened or middle["id"] != opened["id"] or given is not None):
-            raise damaged(number, f"BLANK-GIVEN {middle['id']} without its BLANK-START")
+            raise damage_error(number, f"BLANK-GIVEN {middle['id']} without its BLANK-START")
         if start:
             opened, opened_at, body, given = start, number, [], None
             ids.add(start["id"])
@@ -145,7 +145,7 @@ def split(text: str, name: str = "the file") -> list[str | Blank]:
             given, others[middle["id"]] = [], middle["other"]
         elif opened and given is not None:
             if not line.startswith(f"{opened['indent']}#"):
-                raise damaged(number, f"what is given of blank {opened['id']} must stand in comments")
+                raise damage_error(number, f"what is given of blank {opened['id']} must stand in comments")
             rest = line[len(opened["indent"]) + 1 :].removeprefix(" ")
             given.append(f"{opened['indent']}{rest}" if rest else "")
         elif opened:
@@ -153,12 +153,14 @@ def split(text: str, name: str = "the file") -> list[str | Blank]:
         else:
             pieces.append(line)
     if opened:
-        raise damaged(opened_at, f"blank {opened['id']} has no BLANK-END")
+        raise damage_error(opened_at, f"blank {opened['id']} has no BLANK-END")
     bodies = {piece.id: piece.body for piece in pieces if isinstance(piece, Blank)}
     for at, piece in enumerate(pieces):
         if isinstance(piece, Blank) and (other := others.get(piece.id)):
             if other not in bodies:
-                raise damaged(piece.line - 1, f"blank {piece.id} is given as {other}, which is no blank here")
+                raise damage_error(
+                    piece.line - 1, f"blank {piece.id} is given as {other}, which is no blank here"
+                )
             pieces[at] = replace(piece, given=bodies[other])
     return pieces
 

@@ -68,7 +68,7 @@ class Progress:
         """Change one value, here and in the file, or here alone and leave the file whole."""
         self.unsaved[name, ladder] = value
         try:
-            with locked(self.path.parent):
+            with lock(self.path.parent):
                 self.refresh()
                 data = {name: getattr(self, name) for name in KINDS}
                 write_whole(self.path, json.dumps(data, indent=2, sort_keys=True) + "\n")
@@ -112,7 +112,7 @@ def fingerprint(blank: Blank) -> str:
 
 
 @contextmanager
-def locked(folder: Path) -> Generator[None]:
+def lock(folder: Path) -> Generator[None]:
     """Hold a folder's lock for this process, without a file in it. Raises OSError."""
     handle = os.open(folder, os.O_RDONLY)
     try:

@@ -12,7 +12,7 @@ from harness.toolchain.disk import replace_file
 SUFFIX = ".bak"
 
 
-def restored(path: Path, solution: Path, blank: str | None = None) -> str:
+def restore(path: Path, solution: Path, blank: str | None = None) -> str:
     """Return what the file would hold after a reset.
 
     Args:

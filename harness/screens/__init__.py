@@ -1,1 +1,1 @@
-"""What people see: reports, the watch screen, the doctor."""
+"""Reports, the watch screen, the doctor."""

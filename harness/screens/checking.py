@@ -75,7 +75,7 @@ class GateCheck:
         blanks = work.blanks()
         if gates and work.in_package:
             print_lines(console, [Text(f"   {self.about(dtype, seed)}", style="dim")])
-        results = self.verdicts(console, gates)
+        results = self.check_gates(console, gates)
         wanted = gates or rung.gates
         judged = {result.gate.id for result in results}
         if silent := [id for id in wanted if id not in judged]:
@@ -85,7 +85,7 @@ class GateCheck:
         for result in results:
             if counts and self.cases is None and dtype == "float32":
                 noted.note(work.key(result.gate.id), blanks[result.gate.id], result.state == "correct")
-            print_lines(console, report.verdict_lines(result, puzzle, work.path, blanks))
+            print_lines(console, report.result_lines(result, puzzle, work.path, blanks))
             if self.verbose:
                 print_lines(console, report.case_lines(result))
         print_lines(console, unsaved_lines(noted))
@@ -98,7 +98,7 @@ class GateCheck:
         about = {"rung": rung.id, "file": str(work.path), "dtype": dtype, "seed": seed}
         return code, report.gates_json(results, puzzle, **about, exit_code=code)
 
-    def verdicts(self, console: Console, gates: list[str] | None) -> list[GateResult]:
+    def check_gates(self, console: Console, gates: list[str] | None) -> list[GateResult]:
         """Return the verdict on each gate."""
         packed = self.work.in_package
         first = (lambda first: print_lines(console, report.first_lines(first))) if gates and packed else None
@@ -148,11 +148,11 @@ class KernelCheck:
 def count(console: Console, counting: "Counting", by_line: bool = False) -> int:
     """Print the counters of the first case's kernels on the virtual GPU, for --profile; `by_line` by tensor
     and line as well."""
-    from harness.check.profile import detailed, table
+    from harness.check.profile import detail, table
 
     console.print("Recording the launches (a few seconds where they are not cached) ...")
     profiles, width = counting.profile(), page_width(console)
-    lines = [*(detailed(profiles, width) if by_line else []), *table(profiles, width)]
+    lines = [*(detail(profiles, width) if by_line else []), *table(profiles, width)]
     console.print(*lines, sep="\n", soft_wrap=True, markup=False)
     return 0
 
@@ -160,7 +160,7 @@ def count(console: Console, counting: "Counting", by_line: bool = False) -> int:
 def compile_callbacks(
     console: Console, bars: Bars
 ) -> tuple[Callable[[Target], None], Callable[[Target], None]]:
-    """Two callbacks, for kernels that begin to compile and for compiled ones: a line each, which stays in a pipe."""
+    """Return two callbacks, for kernels that begin to compile and for compiled ones: a line each, which stays in a pipe."""
     tasks = {}
 
     def on_compile(target: Target) -> None:

@@ -75,7 +75,7 @@ def findings() -> Iterator[Finding]:
             yield Finding(part, "broken", f"{type(error).__name__}: {error}", INSTALL)
 
 
-def wanted() -> dict[str, str]:
+def required_versions() -> dict[str, str]:
     """Return distribution -> the versions that the workbook is tested with, as ">=2,<3": from pyproject.toml,
     else the metadata."""
     project = roots.HERE.parent / "pyproject.toml"
@@ -101,12 +101,12 @@ def satisfies(version: str, versions: str) -> bool:
     """Return whether a version is among those that a requirement allows; shorter ones count as followed by
     zeros."""
 
-    def filled(numbers_: tuple[int, ...]) -> tuple[int, ...]:
+    def fill(numbers_: tuple[int, ...]) -> tuple[int, ...]:
         return (*numbers_, 0, 0, 0, 0)[:4]
 
-    given = filled(numbers(version))
+    given = fill(numbers(version))
     bounds = [re.fullmatch(r"(==|>=|<)\s*(.+)", part.strip()) for part in versions.split(",")]
-    return all(COMPARE[bound[1]](given, filled(numbers(bound[2]))) for bound in bounds if bound)
+    return all(COMPARE[bound[1]](given, fill(numbers(bound[2]))) for bound in bounds if bound)
 
 
 def python() -> Iterator[Finding]:
@@ -123,7 +123,7 @@ def python() -> Iterator[Finding]:
 
 def packages() -> Iterator[Finding]:
     """Yield each distribution that is needed against what is installed."""
-    for name, versions in wanted().items():
+    for name, versions in required_versions().items():
         try:
             installed = metadata.version(name)
         except metadata.PackageNotFoundError:
@@ -184,18 +184,18 @@ def layers() -> Iterator[Finding]:
         yield Finding(part, "note", f"{architectures.ONLY_NVIDIA}: PyTorch's own operations run here")
         return
     try:
-        wanted = host.wanted([], architectures.present(), [None])
+        needed = host.wanted([], architectures.present(), [None])
     except WorkbookError as error:
         yield Finding(part, "note", f"{error}: PyTorch's own operations run")
         return
-    missing = [library.name for library in wanted if library.find() is None]
+    missing = [library.name for library in needed if library.find() is None]
     if not missing:
-        yield Finding(part, "good", f"all {len(wanted)} libraries are built")
+        yield Finding(part, "good", f"all {len(needed)} libraries are built")
     elif libraries.find_compiler() is None and any("_torch" in name for name in missing):
         words = "no C++ compiler: PyTorch's own operations run, not the kernels"
         yield Finding(part, "broken", words, "install g++, or set CXX")
     else:
-        words = f"{len(wanted) - len(missing)} of {len(wanted)} libraries are built; the first call builds what it needs"
+        words = f"{len(needed) - len(missing)} of {len(needed)} libraries are built; the first call builds what it needs"
         yield Finding(part, "note", f"{words}: {', '.join(missing)}", f"`{command}`")
 
 

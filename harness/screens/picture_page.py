@@ -116,7 +116,7 @@ def data(picture: Picture) -> dict:
     (barrier).
     `tensors` and `lines` are numbered through.
     """
-    followed = picture.who
+    followed = picture.thread
     names = list(dict.fromkeys([*picture.mine.accesses.tensors, *picture.theirs.accesses.tensors]))
     lines: dict[Line, int] = {}
     runs = [
@@ -201,8 +201,8 @@ def launch_data(
 ) -> dict:
     """Return one launch; where it has too many accesses, those of the followed block."""
     launch = run.launches[number]
-    events, followed, blank = launch.events, picture.who, followed_blank(picture)
-    keep, cut = kept(launch, followed.block if followed and followed.launch == number else 0)
+    events, followed, blank = launch.events, picture.thread, followed_blank(picture)
+    keep, cut = select_accesses(launch, followed.block if followed and followed.launch == number else 0)
     steps = []
     offset = np.concatenate([[0], np.cumsum(keep)])
     for n, step in enumerate(events.steps):
@@ -231,7 +231,7 @@ def launch_data(
     }
 
 
-def kept(launch: LaunchTrace, block: int) -> tuple[np.ndarray, str]:
+def select_accesses(launch: LaunchTrace, block: int) -> tuple[np.ndarray, str]:
     """Return which accesses of a launch the page holds, and the line that says what is cut."""
     events = launch.events
     total = len(events.block) + events.dropped

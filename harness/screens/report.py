@@ -48,7 +48,7 @@ NOT_RUN = "⏭ GPU NOT RUN"
 # ---- Gates --------------------------------------------------------------------------------------------------
 
 
-def verdict_lines(
+def result_lines(
     result: GateResult, puzzle: Puzzle, source: Path, blanks: Mapping[str, Blank]
 ) -> Iterator[Text]:
     """Yield one gate: a line with the verdict, then what is wrong, then the command for the hint.
@@ -71,7 +71,7 @@ def verdict_lines(
         return
     cases = len(result.comparisons)
     if result.state == "correct":
-        where = f" in {counted(cases, 'case')}; {describe_worst(result)}" if cases else ""
+        where = f" in {format_count(cases, 'case')}; {describe_worst(result)}" if cases else ""
         yield Text(f"{head} correct{where}{result.summary and f': {result.summary}'}", style="green")
         more = (*repeat_lines(result.repeats, puzzle), *result.picture)
         yield from (Text(f"      {line}") for line in more)
@@ -130,7 +130,7 @@ def first_lines(results: Iterable[GateResult]) -> Iterator[Text]:
         yield Text(f"{words}; the other cases follow ...", style="green" if right else "bold red")
 
 
-def counted(count: int, what: str) -> str:
+def format_count(count: int, what: str) -> str:
     """Return "1 case", "2 cases"."""
     return f"{count} {what}{'s' * (count != 1)}"
 
@@ -198,7 +198,7 @@ def lines(run: Run, verbose: bool = False) -> Iterator[Line]:
     yield from own_cases(run)
     yield from wrong_gates(run)
     yield from findings(run, verbose)
-    yield from unsolved(run)
+    yield from unsolved_lines(run)
     yield from ledger(run)
     yield from costs(run)
     yield from summary(run)
@@ -255,7 +255,7 @@ def section(run: Run, device: DeviceResult, names: Sequence[str]) -> Iterator[Li
     yield f"   Computing Mojo {passes.lower()} implementation ({label})..."
     run.compute_kernels(device, names)
     if names[0] == run.options.variants[0]:
-        yield f"   on {label}: {device.target.detail}, {how_made(device)}"
+        yield f"   on {label}: {device.target.detail}, {describe_build(device)}"
     if separate:
         yield from parts(run, device)
         return
@@ -265,7 +265,7 @@ def section(run: Run, device: DeviceResult, names: Sequence[str]) -> Iterator[Li
     yield from quantities(run, device.variants[names[0]])
 
 
-def how_made(device: DeviceResult) -> str:
+def describe_build(device: DeviceResult) -> str:
     """Return whether a device's kernels were cached, or how long they took to compile."""
     how = "cached" if device.cached else f"compiled in {device.compile_seconds:.1f} s"
     return f"{'kernels' if device.kind == 'virtual' else 'graph'} {how}"
@@ -341,7 +341,7 @@ def own_cases(run: Run) -> Iterator[Line]:
     the line that says so."""
     if left := run.gates_left():
         yield ""
-        yield f"Checking {counted(len(left), 'gate')} in further cases and in {NARROW} (Virtual GPU)..."
+        yield f"Checking {format_count(len(left), 'gate')} in further cases and in {NARROW} (Virtual GPU)..."
         run.compute_gates()
         names = ", ".join(result.gate.id for result in run.rejected)
         yield f"   {STATES['wrong']}: {names}" if names else f"   {STATES['correct']}"
@@ -354,14 +354,14 @@ def wrong_gates(run: Run) -> Iterator[Line]:
     for result in (*of_devices, *run.rejected):
         if result.state == "wrong":
             yield ""
-            yield from verdict_lines(result, run.options.puzzle, run.source, run.blanks)
+            yield from result_lines(result, run.options.puzzle, run.source, run.blanks)
 
 
 def errors(run: Run, *variants: VariantResult) -> Iterator[Line]:
     """Yield a table of the worst case of every quantity of some variants: its error, PyTorch's, and the
     limit."""
     cases = [comparison.case.name for comparison in variants[0].comparisons]
-    yield Text(f"   {counted(len(cases), 'case')}: {', '.join(cases)}", style="dim")
+    yield Text(f"   {format_count(len(cases), 'case')}: {', '.join(cases)}", style="dim")
     row = "   {:20} {:>8} {:>10} {:>7} {:>8}  {}".format
     heading = row("error against truth", "ours", "PyTorch's", "ratio", "limit", "in the hardest case")
     for quantity in run.quantities:
@@ -393,8 +393,8 @@ def findings(run: Run, verbose: bool) -> Iterator[Line]:
         notes = sum(not finding.is_error for finding in device.findings)
         yield ""
         yield Text(
-            f"Virtual GPU, memory and race check: {counted(len(errors), 'finding') if errors else 'no findings'}"
-            + (f", {counted(notes, 'note')} on library code" if notes else ""),
+            f"Virtual GPU, memory and race check: {format_count(len(errors), 'finding') if errors else 'no findings'}"
+            + (f", {format_count(notes, 'note')} on library code" if notes else ""),
             style="bold",
         )
         for finding in device.findings if verbose else [f for f in errors if f not in told]:
@@ -402,7 +402,7 @@ def findings(run: Run, verbose: bool) -> Iterator[Line]:
                 yield Text(f"   {relative(text)}", style="red" if finding.is_error else "dim")
 
 
-def unsolved(run: Run) -> Iterator[Line]:
+def unsolved_lines(run: Run) -> Iterator[Line]:
     """Yield where the untouched blanks are."""
     if run.unsolved:
         of_all = f"{len(run.unsolved)} of {len(run.options.puzzle.kernel_gates)}"
@@ -415,18 +415,18 @@ def unsolved(run: Run) -> Iterator[Line]:
 def ledger(run: Run) -> Iterator[Line]:
     """Yield the bytes saved for the backward pass and allocated in between, from the shapes."""
     bytes_of = run.ledger
-    counted = [name for name in run.options.variants if bytes_of and name in bytes_of.between]
-    if not run.options.backward or bytes_of is None or not counted:
+    format_count = [name for name in run.options.variants if bytes_of and name in bytes_of.between]
+    if not run.options.backward or bytes_of is None or not format_count:
         return
     dimensions = run.options.puzzle.say_dims(run.cases[0].dims)
     yield ""
     yield f"Bytes kept for the backward pass, parameters left out ({dimensions}):"
     yield f"   PyTorch eager: {describe_bytes(bytes_of.saved_eager)}"
     yield f"   ours:          {describe_bytes(bytes_of.saved_ours)}"
-    own = [name for name in counted if name in bytes_of.saved_by]
+    own = [name for name in format_count if name in bytes_of.saved_by]
     yield from (f"   {name + ':':14} {describe_bytes(bytes_of.saved_by[name])}" for name in own)
     yield "Bytes allocated in between on a GPU:"
-    yield from (f"   {name + ':':14} {describe_bytes(bytes_of.between[name])}" for name in counted)
+    yield from (f"   {name + ':':14} {describe_bytes(bytes_of.between[name])}" for name in format_count)
 
 
 def costs(run: Run) -> Iterator[Line]:

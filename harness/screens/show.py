@@ -54,7 +54,7 @@ class Show:
         if self.html:
             check_target("--html", self.html)
         package = self.work.whole_package()
-        chosen = kernel_gate(puzzle, self.gate) if self.gate else attempted(self.work, package)
+        chosen = kernel_gate(puzzle, self.gate) if self.gate else choose_gate(self.work, package)
         width = page_width(console)
         console.width = width or console.width
         console.print(SAID, soft_wrap=not width)
@@ -120,7 +120,7 @@ def kernel_gate(puzzle: Puzzle, id: str) -> Gate:
     raise BadUse(f"--show {id}: {unknown_gate(id, gates)}")
 
 
-def attempted(work: Work, package: OpPackage) -> Gate:
+def choose_gate(work: Work, package: OpPackage) -> Gate:
     """Return the first gate with something in its blank that has not passed, else the first with something in
     it.
 

@@ -39,7 +39,7 @@ def tell(picture: Picture) -> list[Sentence]:
     if picture.finding:
         out += finding_sentences(picture, picture.finding)
     elif picture.fault:
-        out += way(picture, picture.fault)
+        out += path_sentences(picture, picture.fault)
         out += cause(picture, picture.fault)
     return out
 
@@ -90,13 +90,13 @@ def as_tuple(index) -> tuple:
     return index if isinstance(index, tuple) else (index,)
 
 
-def way(picture: Picture, fault: Fault) -> Iterator[Sentence]:
+def path_sentences(picture: Picture, fault: Fault) -> Iterator[Sentence]:
     """Yield the way from the wrong element to the fault: who passed a wrong value on."""
     for hop in fault.hops:
         write, read = hop.write, hop.read
         yield Sentence(
             "way",
-            f"{who(picture, write.who)} writes {element(picture, write.place)} from "
+            f"{name_thread(picture, write.who)} writes {element(picture, write.place)} from "
             f"{element(picture, read.place)}, which is wrong already",
             write.step,
             picture.mine.accesses.line(write.step),
@@ -105,7 +105,7 @@ def way(picture: Picture, fault: Fault) -> Iterator[Sentence]:
 
 def cause(picture: Picture, fault: Fault) -> Iterator[Sentence]:
     """Yield what the thread at fault does, and what it should have read."""
-    name, place = who(picture, fault.who), element(picture, fault.place)
+    name, place = name_thread(picture, fault.who), element(picture, fault.place)
     run = picture.mine.accesses
     write_line = run.line(fault.step) if fault.step is not None else None
     if fault.kind in ("element", "order", "place", "value"):
@@ -167,7 +167,7 @@ def instead(picture: Picture, fault: Fault) -> Iterator[Sentence]:
 # ---- Names --------------------------------------------------------------------------------------------------
 
 
-def who(picture: Picture, thread: Thread) -> str:
+def name_thread(picture: Picture, thread: Thread) -> str:
     """Return `minimal_kernel, block (0, 1), thread 3`; a single block or thread is left out."""
     launch = picture.mine.accesses.launches[thread.launch]
     return ", ".join([launch.name, *thread_words(launch, thread.block, thread.thread)])
@@ -178,11 +178,11 @@ def thread_words(launch, block: int, thread: int) -> list[str]:
     out = []
     for word, number, sizes in (("block", block, launch.grid), ("thread", thread, launch.block)):
         if math.prod(sizes) > 1:
-            out.append(f"{word} {trimmed(index3(number, sizes), sizes)}")
+            out.append(f"{word} {trim(index3(number, sizes), sizes)}")
     return out or ["the only thread"]
 
 
-def trimmed(index: tuple[int, int, int], sizes: tuple[int, int, int]) -> str:
+def trim(index: tuple[int, int, int], sizes: tuple[int, int, int]) -> str:
     """Return (x, y, z) without the axes after the last that has more than one element: "3" or "(0, 1)"."""
     axes = max((axis for axis in range(3) if sizes[axis] > 1), default=0) + 1
     return str(index[0]) if axes == 1 else str(index[:axes])

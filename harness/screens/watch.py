@@ -71,7 +71,7 @@ class Files:
                 parts.append(b"")
         return digest(parts)
 
-    def saved(self) -> bool:
+    def has_changed(self) -> bool:
         """Return whether the contents differ from those last reported, and have not changed for DEBOUNCE
         seconds."""
         now = self.fingerprint()
@@ -179,7 +179,7 @@ class Check:
         """Return whether the gate has passed."""
         return bool(self.results) and all(result.state == "correct" for result in self.results)
 
-    def told(self, words: str) -> None:
+    def report_step(self, words: str) -> None:
         """Take what the checker is at, in the thread of the check."""
         self.doing = words
 
@@ -230,7 +230,7 @@ class Watch:
             self.start()
             shown: Check | None = None  # the check whose first verdict is on the screen
             while True:
-                if self.files.saved():
+                if self.files.has_changed():
                     self.follow()
                     self.start()
                 if self.check and self.check.done.is_set() and not self.check.seconds:
@@ -287,15 +287,15 @@ class Watch:
         self.progress.refresh()  # another terminal may have passed a gate
         self.check = Check(self.gate, time.monotonic())
         self.status = self.check.status
-        threading.Thread(target=self.judge, args=(self.check,), daemon=True).start()
+        threading.Thread(target=self.run_check, args=(self.check,), daemon=True).start()
         self.draw()
 
-    def judge(self, check: Check) -> None:
+    def run_check(self, check: Check) -> None:
         """Run in a thread of its own: everything that goes wrong becomes the check's error."""
         try:
             self.checker = self.checker or create_checker(self.work)
             check.blanks = self.work.blanks()
-            with listening(check.told):
+            with listening(check.report_step):
                 check.results = self.checker.check(
                     self.work.target, [check.gate], on_first=lambda results: self.show_first(check, results)
                 )
@@ -322,7 +322,7 @@ class Watch:
             self.progress.note(self.work.key(id), check.blanks[id], result.state == "correct")
         upcoming = None if self.staying or not check.correct else self.upcoming()
         if upcoming:
-            passed, self.last, self.gate = [*self.verdict()], self.gate, upcoming.id
+            passed, self.last, self.gate = [*self.result_lines()], self.gate, upcoming.id
             self.start(passed)
         else:
             self.draw()
@@ -456,7 +456,7 @@ class Watch:
 
     def draw(self) -> None:
         """Draw the gate, the result or the status, what a key asked for after its first line, and the keys."""
-        first, *rest = self.verdict()
+        first, *rest = self.result_lines()
         notes = [Text(""), *self.notes, Text("")] if self.notes else []
         self.terminal.show([self.heading(), *self.passed, first, *notes, *rest], KEYS, self.page)
 
@@ -474,7 +474,7 @@ class Watch:
         words = f"{name} · {gate.id}   {done}   {gate.about}"
         return Text(words, style="bold", no_wrap=True, overflow="ellipsis")
 
-    def verdict(self) -> Iterable[Text]:
+    def result_lines(self) -> Iterable[Text]:
         """Return what the check of the current gate came to."""
         check = self.current
         if self.running() or not check.seconds:
@@ -485,7 +485,7 @@ class Watch:
             yield from (Text(line, style="red") for line in relative(check.error).splitlines())
         else:
             for result in check.results:
-                yield from report.verdict_lines(result, self.work.puzzle, self.work.path, check.blanks)
+                yield from report.result_lines(result, self.work.puzzle, self.work.path, check.blanks)
         yield from unsaved_lines(self.progress)
         yield Text(f"{check.seconds:.1f} s after the save", style="dim")
         if check.correct and self.upcoming() is None:

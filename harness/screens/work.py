@@ -171,7 +171,7 @@ def hint_lines(hint: Hint, number: int, total: int, width: int = 0) -> Iterator[
     """Yield a rung: its name and place in the ladder, the paragraph, the code; `width` columns wide, or as
     long as it is."""
     yield Text(f"Hint {hint.id} ({number} of {total})", style="bold")
-    yield from (Text(line) for line in (wrapped(hint.text, width) if width else [hint.text]))
+    yield from (Text(line) for line in (wrap(hint.text, width) if width else [hint.text]))
     for line in hint.code.splitlines():
         yield Text(f"    {line}", style="cyan")
 
@@ -183,7 +183,7 @@ def unsaved_lines(progress: Progress) -> list[Text]:
     return [Text(words, style="yellow")] if progress.trouble else []
 
 
-def wrapped(text: str, width: int) -> list[str]:
+def wrap(text: str, width: int) -> list[str]:
     """Return a paragraph in lines; no line ends within `code`."""
     whole = re.sub(r"`[^`]*`", lambda code: code[0].replace(" ", "\xa0"), text)
     lines = textwrap.wrap(whole, width, break_long_words=False, break_on_hyphens=False)
@@ -231,7 +231,7 @@ def show_difference(
 def region(yours: Blank, ours: Blank, width: int) -> Group:
     """Return one blank in both versions; lines that only one of them has are marked."""
     mine, theirs = body_of(yours), body_of(ours)
-    left, right = marked(mine, theirs, "red"), marked(theirs, mine, "green")
+    left, right = mark(mine, theirs, "red"), mark(theirs, mine, "green")
     heading = Text(f"{ours.id}: {ours.task}", style="bold")
     if mine == theirs:
         return Group(heading, Text("  the same as the solution", style="green"))
@@ -257,7 +257,7 @@ def body_of(blank: Blank) -> list[str]:
     return textwrap.dedent("\n".join(line.rstrip() for line in blank.body)).strip("\n").split("\n")
 
 
-def marked(these: list[str], others: list[str], style: str) -> list[Text]:
+def mark(these: list[str], others: list[str], style: str) -> list[Text]:
     """Return lines for the terminal; those that the other side lacks get a mark."""
     same = set(matching(these, others))
     return [

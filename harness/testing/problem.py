@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from harness.check.gradients import Function, Subject, gradients, random_like
-from harness.check.measured import guarded
+from harness.check.measured import guard
 
 Shape = Sequence[str | int | EllipsisType]
 Sizes = Mapping[str, int]
@@ -167,7 +167,7 @@ def make_inputs(
         if isinstance(entry, Tensor):
             tensor = entry.detach()
         elif callable(entry):
-            tensor = guarded(entry)(sizes, generator).detach()
+            tensor = guard(entry)(sizes, generator).detach()
         else:
             axes = (leading if s is ... else (sizes[s] if isinstance(s, str) else int(s),) for s in entry)
             tensor = 0.5 + torch.randn(sum(axes, ()), generator=generator, dtype=torch.float64)

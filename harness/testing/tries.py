@@ -28,7 +28,7 @@ from harness.check.gradients import (
     outputs_of,
     random_like,
 )
-from harness.check.measured import ReferenceRaised, compare, guarded
+from harness.check.measured import ReferenceRaised, compare, guard
 from harness.devices.custom_ops import finish_all
 from harness.testing.problem import LARGE, Problem, bind_parameters, is_refusal, mark_refusal, mark_refusals
 
@@ -50,7 +50,7 @@ def refuse_bad_index(problem: Problem, sizes: str) -> None:
     Only there: PyTorch 2.11's attention of no rows ends the process on a CPU."""
     inputs = problem.inputs(sizes)
     if not all(tensor.is_floating_point() for tensor in inputs):
-        guarded(problem.reference)(*(tensor.cpu() for tensor in inputs))
+        guard(problem.reference)(*(tensor.cpu() for tensor in inputs))
 
 
 def compare_calls(
@@ -163,7 +163,7 @@ def check_layouts(problem: Problem) -> str | None:
     for (name, lay), number in itertools.product(LAYOUTS.items(), (None, *range(len(problem.names)))):
         every = problem.movable or () if name == EXPANDED else range(len(problem.names))
         change = checks.relaid(lay, [i for i in every if number in (None, i)])
-        which = "the inputs" if number is None else problem.called(number)
+        which = "the inputs" if number is None else problem.name_of_input(number)
         if line := off(compare(problem, change=change), f"for another layout of {which} ({name})"):
             return line
     return None
@@ -308,8 +308,8 @@ def note_repeat(problem: Problem) -> str | None:
 def check_memory(problem: Problem) -> str | None:
     """Compare the bytes kept for the backward pass with `saved`; without it note them."""
     if problem.saved:
-        return checks.memory_kept.__wrapped__(problem)
-    ours, theirs = (checks.kept_bytes(f, problem.inputs())[0] for f in (problem.function, problem.reference))
+        return checks.memory_saved.__wrapped__(problem)
+    ours, theirs = (checks.saved_bytes(f, problem.inputs())[0] for f in (problem.function, problem.reference))
     problem.notes.append(f"{ours} bytes kept for the backward pass, the reference {theirs}")
     return None
 

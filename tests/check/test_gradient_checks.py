@@ -260,7 +260,7 @@ def test_a_right_function_passes(check):
         (checks.repeat_runs, backward_of(noisy), "different gradients"),
         (checks.at_zero, backward_of(ignores_gradient), "exactly 0"),
         (checks.many_rows_bfloat16, backward_of(sums_in_bfloat16), "over many rows"),
-        (checks.memory_kept, KeepsTooMuch, "the ledger says"),
+        (checks.memory_saved, KeepsTooMuch, "the ledger says"),
         (checks.held_by_ctx, AttributeOfCtx, "ctx.x holds a tensor"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
@@ -362,6 +362,6 @@ def test_bytes_kept_are_counted_once_for_each_piece_of_memory():
             return x * scale
 
     x, scale = torch.randn(3, 7, requires_grad=True), torch.ones(7)
-    kept, lines = checks.kept_bytes(Twice.apply, [x, scale])
+    kept, lines = checks.saved_bytes(Twice.apply, [x, scale])
     assert kept == 4 * (21 + 7)
     assert lines == ["[3, 7] float32, 84 bytes", "[7] float32, 28 bytes"]

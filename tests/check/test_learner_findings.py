@@ -11,7 +11,7 @@ from harness.check.checker import Checker
 from harness.devices.recorder import Order, record_many
 from harness.learner import blanks
 from harness.puzzles.p19.spec import PUZZLE
-from harness.screens.report import verdict_lines
+from harness.screens.report import result_lines
 from harness.spec.puzzle import Case
 from harness.toolchain import roots
 from harness.toolchain.packages import OpPackage
@@ -55,7 +55,7 @@ def printed(tmp_path_factory):
 
 def said(result, puzzle, source: Path) -> list[str]:
     """Return the lines printed of a verdict, with the file by its name."""
-    lines = [line.plain for line in verdict_lines(result, puzzle, source, {})]
+    lines = [line.plain for line in result_lines(result, puzzle, source, {})]
     return [line.replace(f"{source.resolve().parent}/", "").strip() for line in lines]
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from harness.check.accesses import Source
-from harness.check.limits import amount, measured
+from harness.check.limits import amount, measure
 from harness.check.results import GateResult, VariantResult
 from harness.spec.limits import Limit, shared_out
 from harness.spec.ops import Argument, Call, OpSpec
@@ -42,7 +42,7 @@ def launch(*loads: tuple[int, int], name: str = "rows") -> Any:
 
 
 def cost_of(*launches) -> Any:
-    (cost,) = measured(TOY, GATE, CASE, launches, "float32", Source(cast("Any", "/reader/kernel.mojo")))
+    (cost,) = measure(TOY, GATE, CASE, launches, "float32", Source(cast("Any", "/reader/kernel.mojo")))
     return cost
 
 

@@ -232,10 +232,10 @@ def test_what_a_learner_is_given_is_a_wrong_solution_without_further_words(tmp_p
     source = tmp_path / "some.py"
     source.write_text("# BLANK-START dx: t\nright()\n# BLANK-GIVEN dx\n# wrong()\n# BLANK-END dx\n")
     bug = zoo.WrongKernel("p22", "some", "dx", "m", "some.py")
-    assert "wrong()" in bug.edited(source) and "right()" not in bug.edited(source)
+    assert "wrong()" in bug.apply_edits(source) and "right()" not in bug.apply_edits(source)
     source.write_text("# BLANK-START dx: t\nright()\n# BLANK-END dx\n")
     with pytest.raises(DamagedFile, match="no blank dx that is given wrong"):
-        bug.edited(source)
+        bug.apply_edits(source)
 
 
 def test_the_package_of_a_wrong_kernel_is_made_once(monkeypatch, tmp_path):

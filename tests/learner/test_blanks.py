@@ -160,7 +160,7 @@ def test_a_file_of_an_older_version_bears_the_hash_in_the_start_marker():
     mark = blanks.mark_of(lines[2:5])
     lines[1], lines[5] = f"    # BLANK-START one (given {mark}): mend it", "    # BLANK-END one"
     there = blanks.find("\n".join(lines))["one"]
-    assert there.is_given and there.size == 0 and there.task == "mend it"
+    assert there.is_provided and there.size == 0 and there.task == "mend it"
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_a_blank_may_be_given_with_the_code_of_another():
     found = blanks.find(AS_ANOTHER)
     assert found["two"].body == ("two()",) and found["two"].given == ("one()",)
     problem = blanks.find(blanks.skeleton(AS_ANOTHER))
-    assert problem["two"].body == ("one()",) and problem["two"].is_given and problem["one"].size == 0
+    assert problem["two"].body == ("one()",) and problem["two"].is_provided and problem["one"].size == 0
 
 
 def test_a_blank_given_as_one_that_is_not_there_is_named():

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.check.compare import compare
-from harness.check.reference import Reference, strided
+from harness.check.reference import Reference, add_strides
 from harness.devices.targets import cpu
 from harness.puzzles.p22 import spec as p22
 from harness.spec.cases import is_not_finite
@@ -73,7 +73,7 @@ def test_row_sums_start_from_the_given_dln():
 def test_reference_answers_in_its_own_dtype_with_wide_statistics(dtype):
     kind = getattr(torch, dtype)
     arrays = p22.inputs(CASES[1], dtype, 0)
-    outputs = p22.reference({name: strided(array, kind) for name, array in arrays.items()})
+    outputs = p22.reference({name: add_strides(array, kind) for name, array in arrays.items()})
     wide = torch.float64 if dtype == "float64" else torch.float32
     for name, tensor in outputs.items():
         assert tensor.dtype == (wide if name in ("mean", "rstd", "row_sums") else kind), name
@@ -131,8 +131,8 @@ def test_expanded_and_transposed_grad_output_reach_torch_as_such(dtype):
     by_values = {case.values: case for case in HARD}
     expanded = p22.inputs(by_values["expanded"], dtype, 0)["grad_output"]
     transposed = p22.inputs(by_values["transposed"], dtype, 0)["grad_output"]
-    assert strided(expanded, getattr(torch, dtype)).stride() == (0, 0, 0)
-    tensor = strided(transposed, getattr(torch, dtype))
+    assert add_strides(expanded, getattr(torch, dtype)).stride() == (0, 0, 0)
+    tensor = add_strides(transposed, getattr(torch, dtype))
     assert not tensor.is_contiguous() and tensor.transpose(0, 1).is_contiguous()
     assert np.array_equal(tensor.double().numpy(), transposed)
 
@@ -143,7 +143,7 @@ def test_every_dtype_of_torch_has_what_is_no_number_at_the_same_places(case, dty
     """So that it does not matter whether the truth or the baseline says where they belong."""
     arrays = p22.inputs(case, dtype, 0)
     wide, narrow = (
-        p22.reference({name: strided(array, kind) for name, array in arrays.items()})
+        p22.reference({name: add_strides(array, kind) for name, array in arrays.items()})
         for kind in (torch.float64, getattr(torch, dtype))
     )
     for name, truth in wide.items():

@@ -44,7 +44,9 @@ def judged(puzzle, program):
         verdicts = {}
         for variant in puzzle.default_variants:
             quantities = [name.split(".")[1] for name in outputs if name.startswith(f"{variant}.")]
-            judged = reference.compared(case, cpu(), variant, variant_outputs(outputs, variant), quantities)
+            judged = reference.compare_all(
+                case, cpu(), variant, variant_outputs(outputs, variant), quantities
+            )
             verdicts |= {f"{variant}.{quantity}": verdict for quantity, verdict in judged.items()}
         return outputs, verdicts
 

@@ -112,10 +112,10 @@ def test_the_picture_names_what_is_at_fault(name, taken):
     else:
         assert not picture.wrong, said
     assert (picture.finding.kind if picture.finding else picture.fault.kind) == expected.kind, said
-    launch = picture.mine.accesses.launches[picture.who.launch]
+    launch = picture.mine.accesses.launches[picture.thread.launch]
     if expected.block:
-        assert launch.block_index(picture.who.block) == expected.block, said
-    assert picture.who.thread == expected.thread, said
+        assert launch.block_index(picture.thread.block) == expected.block, said
+    assert picture.thread.thread == expected.thread, said
     assert expected.words in said
     if expected.line:
         kernel = ZOO[name]

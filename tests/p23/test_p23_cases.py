@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from known_mistakes import diagnose_values
 from typed import present
 
-from harness.check.gradient_checks import kept_bytes
-from harness.check.reference import strided
+from harness.check.gradient_checks import saved_bytes
+from harness.check.reference import add_strides
 from harness.puzzles.p23 import spec as p23
 from harness.puzzles.p23.mistakes import BLOCK, MISTAKES, TILE
 from harness.spec.cases import is_not_finite
@@ -35,7 +35,7 @@ def names(cases):
 
 def answers(arrays) -> dict:
     """The reference in float64."""
-    return p23.reference({name: strided(array) for name, array in arrays.items()})
+    return p23.reference({name: add_strides(array) for name, array in arrays.items()})
 
 
 # ---- The reference ------------------------------------------------------------------------------------------
@@ -45,9 +45,9 @@ def answers(arrays) -> dict:
 def test_the_reference_is_scaled_dot_product_attention(case):
     """Its output and its gradients, those of the mask among them; a row without a key gives 0."""
     arrays = p23.inputs(case, "float64", 0)
-    leaves = [strided(arrays[name]).requires_grad_() for name in DIFFERENTIATED.values()]
+    leaves = [add_strides(arrays[name]).requires_grad_() for name in DIFFERENTIATED.values()]
     output = F.scaled_dot_product_attention(*leaves[:3], attn_mask=leaves[3], enable_gqa=True)
-    gradients = torch.autograd.grad(output, leaves, strided(arrays["grad_output"]))
+    gradients = torch.autograd.grad(output, leaves, add_strides(arrays["grad_output"]))
     expected = dict(zip(("output", *DIFFERENTIATED), (output.detach(), *gradients), strict=True))
     for name, tensor in expected.items():
         torch.testing.assert_close(answers(arrays)[name], tensor, rtol=1e-10, atol=1e-10)
@@ -58,7 +58,7 @@ def test_reference_answers_in_its_own_dtype_with_wide_scores(dtype):
     kind = getattr(torch, dtype)
     wide = torch.float64 if dtype == "float64" else torch.float32
     arrays = p23.inputs(CASES[1], dtype, 0)
-    outputs = p23.reference({name: strided(array, kind) for name, array in arrays.items()})
+    outputs = p23.reference({name: add_strides(array, kind) for name, array in arrays.items()})
     for name, tensor in outputs.items():
         narrow = name.split(".")[-1] in ("output", *GRADIENTS)
         assert tensor.dtype == (kind if narrow else wide), name
@@ -70,9 +70,9 @@ def test_the_fused_baseline_has_the_rounding_of_what_is_kept_and_no_other(dtype)
     """By hand for one row: P is wrong by what rounding took from lse, dS by what it took from the output."""
     arrays = p23.inputs(Case("row", "", (1, 1, 1, 5, 4), "unmasked"), dtype, 0)
     kind, double = getattr(torch, dtype), answers(arrays)
-    outputs = p23.reference({name: strided(array, kind) for name, array in arrays.items()})
+    outputs = p23.reference({name: add_strides(array, kind) for name, array in arrays.items()})
     lse, output = (double[name].to(t).double() for name, t in (("lse", torch.float32), ("output", kind)))
-    query, key, value, dO = (strided(arrays[name]) for name in ("query", "key", "value", "grad_output"))
+    query, key, value, dO = (add_strides(arrays[name]) for name in ("query", "key", "value", "grad_output"))
     P = torch.exp(query @ key.mT / 2 - lse[..., None])
     dS = P * (dO @ value.mT - (dO * output).sum(-1, keepdim=True))
     expected = {"grad_query": dS @ key / 2, "grad_key": dS.mT @ query / 2, "grad_value": P.mT @ dO}
@@ -163,7 +163,7 @@ def test_scores_are_large_enough_to_overflow_an_exponential(dtype):
 
 @names([case for case in CASES if case.values in ("expanded", "transposed")])
 def test_grad_output_reaches_torch_with_its_strides(case):
-    grad = strided(p23.inputs(case, "float32", 0)["grad_output"], torch.float32)
+    grad = add_strides(p23.inputs(case, "float32", 0)["grad_output"], torch.float32)
     assert not grad.is_contiguous()
     assert (0 in grad.stride()) == (case.values == "expanded")
 
@@ -245,7 +245,7 @@ def test_the_bytes_that_eager_keeps_are_those_that_autograd_keeps(dtype):
     B, N, S, T, d = dims = (2, 3, 5, 7, 4)
     kind = getattr(torch, dtype)
     inputs = [torch.randn(B, N, n, d, dtype=kind, requires_grad=True) for n in (S, T, T)]
-    kept, _ = kept_bytes(lambda q, k, v: torch.softmax(q @ k.mT / d**0.5, -1) @ v, inputs)
+    kept, _ = saved_bytes(lambda q, k, v: torch.softmax(q @ k.mT / d**0.5, -1) @ v, inputs)
     assert sum(p23.ledger(dims, dtype).saved_eager.values()) == kept
 
 

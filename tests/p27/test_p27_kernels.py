@@ -27,7 +27,7 @@ def test_the_mean_of_losses_that_are_rounded_as_they_may_be_is_right():
     moved = {name: exact[name] * np.float32(1 + 1.3e-6) for name in ("row_loss", "mean_loss")}
     for losses, right in ((moved["row_loss"], True), (exact["row_loss"], False)):
         outputs = exact | {"row_loss": losses, "mean_loss": moved["mean_loss"]}
-        verdicts = reference.compared(case, cpu(), "loss", outputs, ["row_loss", "mean_loss"])
+        verdicts = reference.compare_all(case, cpu(), "loss", outputs, ["row_loss", "mean_loss"])
         assert verdicts["row_loss"].ok and verdicts["mean_loss"].ok == right
 
 
@@ -44,7 +44,7 @@ def test_a_loss_of_a_rounded_lse_is_wrong_whatever_the_seed_and_said(seed):
     for loss, right in losses:
         got = {name: truth[name].astype(np.float32) for name in ("row_lse", "places")}
         got["row_loss"] = (counted * loss).astype(np.float32)
-        verdict = reference.compared(case, cpu(), "loss", got, ["row_loss"])["row_loss"]
+        verdict = reference.compare_all(case, cpu(), "loss", got, ["row_loss"])["row_loss"]
         assert verdict.ok == right
         if not right:
             shown = reference.evidence(case, cpu(), "row_loss", got["row_loss"], verdict)
@@ -62,7 +62,7 @@ def test_a_running_maximum_that_starts_at_0_is_wrong():
             loss = np.log(np.exp(v.logits - largest).sum(-1)) - (v.row_target - largest[..., 0])
         got = {name: truth[name].astype(np.float32) for name in ("row_lse", "places")}
         got["row_loss"] = np.where(v.counted[..., 0] > 0, loss, 0).astype(np.float32)
-        assert reference.compared(case, cpu(), "loss", got, ["row_loss"])["row_loss"].ok == right
+        assert reference.compare_all(case, cpu(), "loss", got, ["row_loss"])["row_loss"].ok == right
 
 
 @pytest.mark.parametrize("seed", [1, 10, 18])
@@ -82,7 +82,7 @@ def test_either_form_of_gelu_is_right_whatever_the_seed(seed):
             {"gelu": x * (1 + t) / 2, "grad_gelu": dx * ((1 + t) / 2 + x / 2 * (1 - t * t) * slope)},
         )
         for got in forms:
-            verdicts = reference.compared(case, cpu(), "gelu", got, [*got])
+            verdicts = reference.compare_all(case, cpu(), "gelu", got, [*got])
             assert all(verdict.ok for verdict in verdicts.values()), (case.name, verdicts)
 
 

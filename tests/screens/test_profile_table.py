@@ -5,7 +5,7 @@ from typing import Any, cast
 import pytest
 
 from harness import console
-from harness.check.profile import LEGEND, LaunchProfile, detailed, table
+from harness.check.profile import LEGEND, LaunchProfile, detail, table
 from harness.vgpu import Counters
 from harness.vgpu.checks.counters import Site, Traffic
 from harness.vgpu.ptx.parser import Instr, Location
@@ -46,7 +46,7 @@ def test_details_name_tensor_array_and_line():
     )
     counters.issue(barrier, 32)
     launch = LaunchProfile("rows", (16, 1, 1), (32, 1, 1), counters, 0, 0, {"array 1": "tile"})
-    rows = [line.split() for line in detailed({"fused": [launch]})]
+    rows = [line.split() for line in detail({"fused": [launch]})]
     assert ["x:load", "2", "256", "128", "8", "0"] in rows
     assert ["tile:shared_load", "1", "128", "128", "0", "31"] in rows
     assert ["kernel.mojo:7", "3", "384", "128", "8", "31", "0"] in rows

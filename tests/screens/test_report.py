@@ -329,7 +329,7 @@ def test_the_cases_that_are_right_are_named_where_they_are_few(right, words):
         for name in "abcdef"
     ]
     result = GateResult(next(gate for gate in p22.PUZZLE.gates if gate.id == "dx"), "wrong", comparisons)
-    (line, *_) = report.verdict_lines(result, p22.PUZZLE, Path("layernorm_linear.mojo"), {})
+    (line, *_) = report.result_lines(result, p22.PUZZLE, Path("layernorm_linear.mojo"), {})
     assert words in line.plain
 
 

@@ -47,7 +47,7 @@ def test_printable_keeps_what_is_no_control_character():
 def test_what_a_learner_s_code_says_does_not_reach_the_terminal_as_a_command():
     gate = P24.gates[0]
     result = GateResult(gate, "wrong", diagnosis=["ValueError: \x1b[2J\x07"])
-    lines = [str(line) for line in report.verdict_lines(result, P24, NUMPY.path, {})]
+    lines = [str(line) for line in report.result_lines(result, P24, NUMPY.path, {})]
     lines += [str(line) for line in report.first_lines([result])]
     assert sum("ValueError: \\x1b[2J\\x07" in line for line in lines) == 2
     assert not any("\x1b" in line or "\x07" in line for line in lines)

@@ -123,8 +123,8 @@ def test_the_data_is_json(both):
 
 @pytest.mark.compiles
 def test_cells_show_what_only_one_of_the_two_reads(picture):
-    cells = picture_page.thread_cells(picture, picture.who, "square")
-    row, element = picture.who.block, picture.fault.missing[0].element
+    cells = picture_page.thread_cells(picture, picture.thread, "square")
+    row, element = picture.thread.block, picture.fault.missing[0].element
     assert cells["input"] == {row * 8: "extra", element: "missing"}
     assert cells["output"] == {row * 8: "target"}
 
@@ -134,10 +134,10 @@ def test_a_page_that_would_be_too_long_holds_one_block_and_says_so(picture, monk
     monkeypatch.setattr(picture_page, "MOST", 40)
     data = picture_page.data(picture)
     launch = data["runs"][0][data["followed"][0]]
-    assert set(launch["b"]) == {picture.who.block} and len(launch["b"]) <= 40
+    assert set(launch["b"]) == {picture.thread.block} and len(launch["b"]) <= 40
     total = len(picture.mine.accesses.launches[data["followed"][0]].events.block)
     assert launch["cut"] == (
-        f"{len(launch['b'])} of {total} accesses of this launch, those of block ({picture.who.block}, 0, 0), are drawn"
+        f"{len(launch['b'])} of {total} accesses of this launch, those of block ({picture.thread.block}, 0, 0), are drawn"
     )
 
 
@@ -145,7 +145,7 @@ def test_a_page_that_would_be_too_long_holds_one_block_and_says_so(picture, monk
 def test_what_the_recorder_left_out_is_said(picture):
     launch = picture.mine.accesses.launches[0]
     changed = dataclasses.replace(launch.events, dropped=7)
-    assert picture_page.kept(dataclasses.replace(launch, events=changed), 0)[1].startswith(
+    assert picture_page.select_accesses(dataclasses.replace(launch, events=changed), 0)[1].startswith(
         f"{len(changed.block)} of {len(changed.block) + 7} accesses"
     )
 
@@ -284,9 +284,9 @@ def test_all_threads_and_the_solution_beside(page):
 def test_an_element_tells_who_touches_it(page, picture):
     page.run("document.querySelector('.grid i.target').click()")
     assert text(page, "caption").startswith(
-        f"Who touches output[{picture.who.block}, 0] in this launch: 1 access"
+        f"Who touches output[{picture.thread.block}, 0] in this launch: 1 access"
     )
-    assert f"block {picture.who.block}, thread 0" in text(page, "rows")
+    assert f"block {picture.thread.block}, thread 0" in text(page, "rows")
     page.press("Escape")
     assert not text(page, "caption").startswith("Who")
 

@@ -249,7 +249,7 @@ def test_a_screen_that_is_too_long_is_turned_by_m():
 
 def test_the_moving_line_says_what_and_for_how_long():
     check = Check("dx", time.monotonic() - 75.5)
-    with listening(check.told):
+    with listening(check.report_step):
         assert check.status == "checking dx, 75 s: starting"
         tell("fused on the virtual GPU: case 3 of 18 (wide)")
     assert check.status == "checking dx, 75 s: fused on the virtual GPU: case 3 of 18 (wide)"
@@ -284,7 +284,7 @@ def test_the_moving_line_leaves_the_verdict_on_the_gate_before():
 def test_the_moving_line_takes_one_row_of_the_screen():
     watch, stream = small_watch()
     watch.check = Check("db", time.monotonic() - 96, doing="fused on the virtual GPU: case 13 of 30 (sums)")
-    (drawn,) = watch.terminal.rows(watch.verdict())
+    (drawn,) = watch.terminal.rows(watch.result_lines())
     watch.terminal.say(watch.check.status, watch.status_row)
     said = stream.getvalue()
     assert "\n" not in said and "checking db, 96 s: fused on the virtual…" in said

@@ -49,7 +49,7 @@ def test_right_in_every_block_order_and_without_a_finding(recordings, dtype, dim
     reference = Reference(PUZZLE, dtype, seed=0)
     player = Replay(recordings[dtype], PUZZLE, dtype, blocks=order)
     outputs = player.run(variant, case, reference.inputs(case))
-    verdicts = reference.compared(case, VIRTUAL, variant, outputs, list(outputs))
+    verdicts = reference.compare_all(case, VIRTUAL, variant, outputs, list(outputs))
     assert {name for name, verdict in verdicts.items() if not verdict.ok} == set()
     assert {*PUZZLE.forward, *PUZZLE.backward} <= set(verdicts)
     assert not player.gpu.findings, player.gpu.findings[0].text()

@@ -33,7 +33,7 @@ CLASSES = {
 COMMON = (
     checks.forward, checks.against_autograd, checks.gradcheck_float64, checks.expanded_gradient,
     checks.strided_gradient, checks.two_calls, checks.under_checkpoint, checks.inputs_unchanged,
-    checks.held_by_ctx, checks.memory_kept,
+    checks.held_by_ctx, checks.memory_saved,
 )  # fmt: skip
 """Checks of every function, the most informative first."""
 RELU = (*COMMON, checks.at_zero, checks.at_no_numbers)
@@ -210,6 +210,6 @@ def shapes(names: list[str], inputs: list[Tensor]) -> str:
 def describe_saved(what: Subject) -> str:
     """Describe how much a function saves for an example."""
     inputs = what.inputs("deep", dtype=torch.float32)
-    kept, _ = checks.kept_bytes(what.function, inputs)
+    kept, _ = checks.saved_bytes(what.function, inputs)
     bits = 8 * kept / inputs[0].numel()
     return f"{kept} bytes of a float32 input of {inputs[0].numel()} elements ({bits:.3g} bits each)"

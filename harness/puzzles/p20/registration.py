@@ -160,7 +160,7 @@ def expanded_gradient(it: Registered) -> str | None:
 def memory(it: Registered) -> str | None:
     """Check that only the output is saved for the backward pass."""
     x = example(torch.float32)
-    kept, lines = gradient_checks.kept_bytes(it.op, [x])
+    kept, lines = gradient_checks.saved_bytes(it.op, [x])
     if kept == 4 * x.numel():
         return None
     return f"{kept} bytes are kept ({'; '.join(lines) or 'nothing'}); the backward pass needs the output alone, {4 * x.numel()}"

@@ -74,7 +74,7 @@ USUAL: dict[str, Check] = {
     "gradcheck float32": checks.gradcheck_float32,
     "allclose on ones": checks.allclose_on_ones,
     "square shapes": checks.square_shapes,
-    "opcheck": checks.guarded(opcheck),
+    "opcheck": checks.guard(opcheck),
     "random directions": checks.random_directions,
     "repeat runs": checks.repeat_runs,
 }

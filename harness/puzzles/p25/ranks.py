@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from harness.check.gradients import kept_by_autograd
+from harness.check.gradients import saved_by_autograd
 from harness.check.python_files import describe, load
 from harness.puzzles.p25.wire import Broken, Wire
 
@@ -156,7 +156,7 @@ def one_case(module: Mapping[str, Any], path: Path, part: Part, group: Any, pati
 def bytes_saved(call: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, int]:
     """Return the output of one autograd.Function, and the bytes that its node saves: saved tensors, and
     others on its ctx."""
-    output, saved = kept_by_autograd(call)
+    output, saved = saved_by_autograd(call)
     memory = [tensor.untyped_storage() for tensor in (*saved, *tensors_in(vars(output.grad_fn)))]
     return output, sum({each.data_ptr(): each.nbytes() for each in memory}.values())
 

@@ -186,7 +186,7 @@ def main(console: Console, arguments: Sequence[str] = ()) -> int:
     wrong: list[str] = []
     for name in EVERY:
         got = layout.join_parts([each.values[name] for each in done], balanced)
-        verdict = reference.verdict(case, CPU, name, got)
+        verdict = reference.compare_quantity(case, CPU, name, got)
         if not verdict.ok:
             wrong.append(name)
         mark = "✅" if verdict.ok else "❌"

@@ -59,7 +59,7 @@ def versions() -> list[Version]:
     found = [Version(gate, "solution", "solution", solution) for gate in gates]
     for bug in zoo.load("p21"):
         if bug.rung == "torch":
-            found.append(Version(bug.gate, bug.name, "bug", without_given(bug.edited(path))))
+            found.append(Version(bug.gate, bug.name, "bug", without_given(bug.apply_edits(path))))
     for gate, edits in tomllib.loads(EDITS.read_text(encoding="utf-8")).items():
         for name, edit in edits.items():
             found.append(Version(gate, name, "edit", edited(solution, edit["old"], edit["new"])))

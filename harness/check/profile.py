@@ -74,7 +74,7 @@ class Counting:
     seed: int = 0
     blocks: str = "natural"
 
-    def replayed(self) -> dict[str, Replayed]:
+    def replay(self) -> dict[str, Replayed]:
         """Replay the case on the virtual GPU, variant by variant.
 
         Raises a WorkbookError where the package does not compile or a kernel does not come to its end.
@@ -106,7 +106,7 @@ class Counting:
                 measure(launch, recorded, run.events)
                 for launch, recorded in zip(run.launches, run.recorded, strict=True)
             ]
-            for variant, run in self.replayed().items()
+            for variant, run in self.replay().items()
         }
 
 

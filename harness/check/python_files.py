@@ -170,7 +170,7 @@ class CaseChecker(PythonChecker):
         raise NotImplementedError
 
     def _compare_quantity(self, case: Case, quantity: str, got: Any) -> TensorResult:
-        return self._reference_of(case).verdict(case, CPU, quantity, as_array(got))
+        return self._reference_of(case).compare_quantity(case, CPU, quantity, as_array(got))
 
     def _evidence(self, case: Case, quantity: str, got: Any, verdict: TensorResult) -> Evidence:
         return self._reference_of(case).evidence(case, CPU, quantity, as_array(got), verdict)

@@ -22,7 +22,7 @@ def counted():
 
     work = Work(PUZZLE, PUZZLE.main_rung, roots.solutions())
     return {
-        variant: run.launches for variant, run in Counting(work, PUZZLE.default_variants).replayed().items()
+        variant: run.launches for variant, run in Counting(work, PUZZLE.default_variants).replay().items()
     }
 
 

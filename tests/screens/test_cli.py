@@ -253,7 +253,7 @@ def test_2_a_target_that_cannot_be_written_is_found_before_anything_runs(
         pytest.fail("something ran")
 
     monkeypatch.setattr("harness.check.runs.run", too_late)
-    monkeypatch.setattr("harness.check.profile.Counting.replayed", too_late)
+    monkeypatch.setattr("harness.check.profile.Counting.replay", too_late)
     monkeypatch.setattr("harness.screens.checking.GateCheck.run", too_late)
     monkeypatch.setattr("harness.bench.runner.Bench.run", too_late)
     (tmp_path / "file").write_text("")

@@ -268,7 +268,7 @@ def test_the_first_case_is_told_before_the_others_are_run(checker, puzzle, solut
         judged.append(len(judge.cases))
         return [stand_in(GateResult, gate=len(judge.cases), state="wrong")]
 
-    monkeypatch.setattr(checker, "_recorded", lambda *_: {"float32": None})
+    monkeypatch.setattr(checker, "_record", lambda *_: {"float32": None})
     monkeypatch.setattr("harness.check.grading.Grader.by_gate", verdicts)
     (result,) = checker.check(solution, ["dx"], on_first=lambda first: told.append(first[0].gate))
     assert (result.gate, told, judged) == (cases, [1], [1, cases])

@@ -46,7 +46,7 @@ def test_the_virtual_gpu_tells_its_cases(monkeypatch):
     monkeypatch.setattr("harness.devices.replay.Replay", lambda *arguments, **options: machine)
     monkeypatch.setattr(Puzzle, "saved_quantities", lambda self, variant: [])
     monkeypatch.setattr(Reference, "inputs", lambda self, case: {})
-    monkeypatch.setattr(Reference, "compared", lambda *arguments: {})
+    monkeypatch.setattr(Reference, "compare_all", lambda *arguments: {})
     device, told = VirtualDevice(Recording(), Path("op.mojo")), []
     with listening(told.append):
         device.outcome("fused", CASES, REFERENCE)

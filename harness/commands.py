@@ -258,7 +258,7 @@ def changed_files(there: Sequence[Work], blank: str | None) -> dict[Path, str | 
 
 def changes_of(work: Work, blank: str | None) -> dict[Path, str | Path]:
     """Return the paths of a file that a reset puts back, each with the text that it writes or the file of the solution that it links to."""
-    text = restore.restored(work.path, work.solution, blank)
+    text = restore.restore(work.path, work.solution, blank)
     changes: dict[Path, str | Path] = {} if holds(work.path, text) else {work.path: text}
     if blank is None and work.in_package:
         folder, package = work.solution.parent, work.path.parent
@@ -423,7 +423,7 @@ def build_ext(arguments: list[str]) -> int:
     flags = parser.parse_args(arguments)
     console = make_console(sys.stdout)
     names = [architectures.canonical(name) for name in flags.arch] if flags.arch else architectures.present()
-    wanted = host.wanted(flags.layer, [*dict.fromkeys(names)], flags.torch or [None])
+    wanted = host.select_libraries(flags.layer, [*dict.fromkeys(names)], flags.torch or [None])
     for library, built in libraries.build_all(wanted, flags.output):
         size = built.path.stat().st_size / 2**20
         how = f"built in {built.seconds:.1f} s" if built.seconds else "was there already"

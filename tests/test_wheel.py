@@ -110,7 +110,7 @@ import sys
 from harness.nn import host
 
 assert host.KERNELS.is_relative_to(sys.prefix), host.KERNELS
-print(*(library.file_name for library in host.wanted([], ["sm_90a"], [None])))
+print(*(library.file_name for library in host.select_libraries([], ["sm_90a"], [None])))
 """
 
 
@@ -118,7 +118,7 @@ def test_the_layers_libraries_outside_the_checkout(installed, tmp_path):
     """An installed package makes them from the same sources, and looks for them under the same names."""
     script = tmp_path / "names.py"
     script.write_text(LIBRARIES)
-    names = [library.file_name for library in host.wanted([], ["sm_90a"], [None])]
+    names = [library.file_name for library in host.select_libraries([], ["sm_90a"], [None])]
     assert names and run(installed, script, cwd=tmp_path).split() == names
 
 

@@ -12,7 +12,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._inductor.decomposition import select_decomp_table
 
 from harness.check.python_files import load
-from harness.puzzles.p26.nodes import CALLS, called
+from harness.puzzles.p26.nodes import CALLS, call_name
 from harness.toolchain.roots import solutions
 
 Printer = load(solutions() / "p26" / "printer.py")["Printer"]
@@ -22,7 +22,7 @@ def noting(direction):
     """A compiler that prints what a graph computes and returns, and runs it as it is."""
 
     def compile(gm, example_inputs):
-        names = [called(node) for node in gm.graph.nodes if node.op in CALLS]
+        names = [call_name(node) for node in gm.graph.nodes if node.op in CALLS]
         kept = [str(value) for value in gm.graph.output_node().args[0]]
         names = [name.split(".")[0] for name in names]
         print("\n".join(textwrap.wrap(f"  {direction}: {', '.join(names)}", 96, subsequent_indent="    ")))

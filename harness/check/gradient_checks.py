@@ -417,7 +417,7 @@ def put_number(number: float, every: int = 3) -> Callable[[Tensor], Tensor]:
 @guard
 def at_zero(subject: Subject) -> str | None:
     """Check inputs with exact zeros among them: PyTorch's gradient there."""
-    error = compare(subject, change=lambda inputs: subject.edited(inputs, put_number(0.0)))
+    error = compare(subject, change=lambda inputs: subject.edit_inputs(inputs, put_number(0.0)))
     return off(error, "where an input is exactly 0")
 
 
@@ -456,7 +456,7 @@ def far_from_zero(subject: Subject) -> str | None:
     are small."""
     for far in (FAR, -FAR):
         error = compare(
-            subject, change=lambda inputs, far=far: subject.edited(inputs, lambda t: t + far), least=1.0
+            subject, change=lambda inputs, far=far: subject.edit_inputs(inputs, lambda t: t + far), least=1.0
         )
         if words := off(error, f"with inputs near {far:g}, where exp is {'infinite' if far > 0 else '0'}"):
             return words

@@ -66,7 +66,7 @@ class Subject:
         free = range(len(inputs)) if self.movable is None else self.movable
         return [t for i, t in enumerate(inputs) if t.requires_grad and i in free]
 
-    def edited(
+    def edit_inputs(
         self, inputs: list[Tensor], edit: Callable[[Tensor], Tensor], alone: bool = False
     ) -> list[Tensor]:
         """Put other values into all movable inputs, or into the first alone."""

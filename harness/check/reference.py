@@ -270,7 +270,7 @@ class Reference:
         verdicts = {quantity: compare_one(quantity) for quantity in quantities if quantity in outputs}
         wrong = [quantity for quantity, each in verdicts.items() if not each.ok and not each.nonfinite]
         if wrong:
-            kept = {q: values(outputs[q]) for q in puzzle.saved_quantities(variant) if verdict(q).ok}
+            kept = {q: values(outputs[q]) for q in puzzle.saved_quantities(variant) if compare_one(q).ok}
             moved = puzzle.propagated(self.arrays(case), kept)
             verdicts |= {q: compare_one(q, moved[q]) for q in wrong if q in moved}
         return verdicts

@@ -11,7 +11,7 @@ from harness.nn.arguments import wide
 Tensor = torch.Tensor
 
 
-def widened(query: Tensor, *tensors: Tensor) -> list[Tensor]:
+def widen(query: Tensor, *tensors: Tensor) -> list[Tensor]:
     """Return tensors in the dtype of sums, those of key's heads repeated for each of query's."""
     sums = wide(query.dtype)
 
@@ -26,7 +26,7 @@ def widened(query: Tensor, *tensors: Tensor) -> list[Tensor]:
 def masked_scores(
     query: Tensor, key: Tensor, mask: Tensor | None, scale: float, diagonal: int | None, mask_block: int = 1
 ) -> Tensor:
-    """Return the scores [..., N, S, T] of `widened` tensors, -inf if a query does not see a key."""
+    """Return the scores [..., N, S, T] of tensors from `widen`, -inf where a key is hidden from a query."""
     scores = scale * query @ key.mT
     S, T = scores.shape[-2:]
     if mask is not None and mask_block > 1:
@@ -43,7 +43,7 @@ def masked_scores(
 
 def forward(query, key, value, mask, scale, diagonal, mask_block=1) -> tuple[Tensor, Tensor]:
     """Return output and lse: 0 and -inf for a row that sees no key. Only lse adds the maximum to the logarithm."""
-    Q, K, V = widened(query, key, value)
+    Q, K, V = widen(query, key, value)
     scores = masked_scores(Q, K, mask, scale, diagonal, mask_block)
     if not scores.shape[-1]:
         return (scores @ V).to(query.dtype), scores.new_full(scores.shape[:-1], -torch.inf)
@@ -61,7 +61,7 @@ def backward(
     grad_out, query, key, value, lse, delta, mask, scale, diagonal, mask_block=1
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of query, key and value, from lse and delta of whole rows. Leading axes are alike."""
-    Q, K, V, dO = widened(query, key, value, grad_out)
+    Q, K, V, dO = widen(query, key, value, grad_out)
     shift = lse.masked_fill(lse == -torch.inf, 0).masked_fill(lse == torch.inf, torch.nan)
     P = torch.exp(masked_scores(Q, K, mask, scale, diagonal, mask_block) - shift[..., None])
     dS = P * (dO @ V.mT - delta[..., None])

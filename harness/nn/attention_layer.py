@@ -340,15 +340,15 @@ class Part:
         if self.blocks is None:
             return None, diagonal, 1
         counts = -(-query.shape[-2] // self.block_size), -(-key.shape[-2] // self.block_size)
-        seen = seen_blocks(self.blocks, counts, query.device)
+        seen = visible_blocks(self.blocks, counts, query.device)
         mask = torch.zeros(counts, dtype=query.dtype, device=query.device).masked_fill(~seen, -torch.inf)
         return mask[None, None], diagonal, self.block_size
 
-    def ordered(self, tensor: Tensor) -> Tensor:
+    def sort_rows(self, tensor: Tensor) -> Tensor:
         """Sort the rows of a tensor [B, N, L, ...] by position."""
         return tensor if self.index is None else tensor.index_select(2, self.index)
 
-    def placed(self, tensor: Tensor) -> Tensor:
+    def restore_order(self, tensor: Tensor) -> Tensor:
         """Restore the order of rows that are sorted by position."""
         return tensor if self.index is None else tensor.index_select(2, torch.argsort(self.index))
 
@@ -367,9 +367,9 @@ def attention_block(
     part = part or Part()
     check_part(part, query, key, value)
     mask, diagonal, block = part.options(query, key)
-    Q, K, V = map(part.ordered, (query, key, value))
+    Q, K, V = map(part.sort_rows, (query, key, value))
     output, lse = rows_with_lse(Q, K, V, mask, diagonal, part.scale, True, block)
-    return part.placed(output), part.placed(lse)
+    return part.restore_order(output), part.restore_order(lse)
 
 
 def attention_delta(grad_out: Tensor, out: Tensor) -> Tensor:
@@ -402,13 +402,13 @@ def attention_block_backward(
     expect("grad_out", grad_out, query, query.shape, query.dtype)
     for name, tensor in (("lse", lse), ("delta", delta)):
         expect(name, tensor, query, query.shape[:-1], wide(query.dtype))
-    dO, Q, K, V, lse, delta = map(part.ordered, (grad_out, query, key, value, lse, delta))
+    dO, Q, K, V, lse, delta = map(part.sort_rows, (grad_out, query, key, value, lse, delta))
     mask, diagonal, block = part.options(query, key)
     found = gradients(dO, Q, K, V, None, lse, delta, mask, diagonal, part.scale, block)
-    return part.placed(found[0]), part.placed(found[1]), part.placed(found[2])
+    return part.restore_order(found[0]), part.restore_order(found[1]), part.restore_order(found[2])
 
 
-def seen_blocks(blocks: Blocks, counts: tuple[int, int], device: torch.device) -> Tensor:
+def visible_blocks(blocks: Blocks, counts: tuple[int, int], device: torch.device) -> Tensor:
     """Return the mask of bool, [blocks of queries, blocks of keys]."""
     if isinstance(blocks, Tensor):
         if blocks.dtype != torch.bool or tuple(blocks.shape) != counts:

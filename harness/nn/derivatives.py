@@ -23,7 +23,7 @@ def first_order(function: str, instead: str) -> Callable[[Callable], Callable]:
 
     def decorate(compute: Callable) -> Callable:
         @functools.wraps(compute)
-        def computed(*arguments):
+        def wrapper(*arguments):
             with torch.no_grad():
                 results = compute(*arguments)
             if not torch.is_grad_enabled():
@@ -32,7 +32,7 @@ def first_order(function: str, instead: str) -> Callable[[Callable], Callable]:
             # The results are in a list: as inputs of Refused they would become views.
             return Refused.apply(message, list(results), *sources) if sources else results
 
-        return computed
+        return wrapper
 
     return decorate
 

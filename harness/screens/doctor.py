@@ -184,7 +184,7 @@ def layers() -> Iterator[Finding]:
         yield Finding(part, "note", f"{architectures.ONLY_NVIDIA}: PyTorch's own operations run here")
         return
     try:
-        needed = host.wanted([], architectures.present(), [None])
+        needed = host.select_libraries([], architectures.present(), [None])
     except WorkbookError as error:
         yield Finding(part, "note", f"{error}: PyTorch's own operations run")
         return

@@ -68,7 +68,7 @@ def compare_calls(
         kinds = at(problem) if at else problem.sizes[:1]
         if not kinds or (edit and not problem.movable):
             raise NotHere("no size has a name" if not kinds else "no input is made here")
-        change = {"change": functools.partial(problem.edited, edit=edit, alone=alone)} if edit else {}
+        change = {"change": functools.partial(problem.edit_inputs, edit=edit, alone=alone)} if edit else {}
         raised: list[Exception] = []
         for sizes, dtype in itertools.product(kinds, dtypes(problem)):
             said = words.format(dtype_name(dtype)) + f" ({sizes})" * bool(at)
@@ -121,7 +121,7 @@ def check_huge(problem: Problem) -> str | None:
     """Compare at the largest inputs for which the reference is finite in the same dtype."""
     for power in (100, 60, 30, 12, 7):
         scaled: Edit = lambda t, by=2.0**power: t * by  # noqa: E731
-        inputs = problem.edited(problem.inputs(), scaled)
+        inputs = problem.edit_inputs(problem.inputs(), scaled)
         results = (*outputs_of(problem.reference, inputs), *gradients(problem.reference, inputs, random_like))
         if all(t.isfinite().all() for t in results):
             return compare_calls(f"with inputs about 2^{power}", edit=scaled, floor=COARSE)(problem)

@@ -13,7 +13,7 @@ from torch._inductor import compile_fx as inductor
 from torch._inductor.decomposition import select_decomp_table
 from torch.fx import GraphModule
 
-from harness.puzzles.p26.nodes import CALLS, called
+from harness.puzzles.p26.nodes import CALLS, call_name
 
 
 def rewrite(gm, passes):

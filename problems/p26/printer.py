@@ -7,7 +7,7 @@ function of the same inputs that returns a tuple. `workbook p26 --rung printer` 
 
 from torch._guards import CompileContext
 
-from harness.puzzles.p26.nodes import CALLS, called, is_tensor, pointwise, shape, value
+from harness.puzzles.p26.nodes import CALLS, call_name, is_tensor, pointwise, shape, value
 
 
 def rows(gm):

@@ -13,7 +13,7 @@ from torch._inductor import compile_fx as inductor
 from torch._inductor.decomposition import select_decomp_table
 from torch.fx import GraphModule
 
-from harness.puzzles.p26.nodes import CALLS, called
+from harness.puzzles.p26.nodes import CALLS, call_name
 
 
 def rewrite(gm, passes):
@@ -58,7 +58,7 @@ def aot(gm, example_inputs, seen):
     # BLANK-START aot: a compiler for each direction around inductor.compile_fx_inner, and aot_autograd with select_decomp_table()
     def compiler(direction):
         def compile(gm, example_inputs):
-            seen.append((direction, [called(node) for node in gm.graph.nodes if node.op in CALLS]))
+            seen.append((direction, [call_name(node) for node in gm.graph.nodes if node.op in CALLS]))
             return inductor.compile_fx_inner(gm, example_inputs, is_backward=direction == "backward")
 
         return compile

@@ -14,7 +14,7 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 
 import harness.puzzles.p26.activations  # noqa: F401 registers mojo_workbook::silu
-from harness.puzzles.p26.nodes import called, is_tensor, mutates, pointwise, value, written_between
+from harness.puzzles.p26.nodes import call_name, is_tensor, mutates, pointwise, value, written_between
 
 MUL = (operator.mul, torch.mul, "mul")
 SIGMOID = (torch.sigmoid, F.sigmoid, torch.special.expit, "sigmoid")
@@ -101,7 +101,7 @@ def gelu(gm):
     done = 0
     for end in list(gm.graph.nodes):
         before = leading_to(end)
-        has_tanh = any(called(node) == "tanh" for node in before)
+        has_tanh = any(call_name(node) == "tanh" for node in before)
         for x in before if has_tanh else ():
             if not is_tensor(x) or not value(x).dtype == value(end).dtype in DTYPES:
                 continue

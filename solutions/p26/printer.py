@@ -7,7 +7,7 @@ function of the same inputs that returns a tuple. `workbook p26 --rung printer` 
 
 from torch._guards import CompileContext
 
-from harness.puzzles.p26.nodes import CALLS, called, is_tensor, pointwise, shape, value
+from harness.puzzles.p26.nodes import CALLS, call_name, is_tensor, pointwise, shape, value
 
 
 def rows(gm):
@@ -21,9 +21,9 @@ def rows(gm):
         if node.op not in CALLS:
             continue
         if is_tensor(node):
-            found.append((called(node), shape(node), str(value(node).dtype).removeprefix("torch.")))
+            found.append((call_name(node), shape(node), str(value(node).dtype).removeprefix("torch.")))
         else:
-            found.append((called(node), None, type(node.meta.get("example_value")).__name__))
+            found.append((call_name(node), None, type(node.meta.get("example_value")).__name__))
     return found
     # BLANK-END rows
 

@@ -45,7 +45,7 @@ def test_it_says_what_it_built_and_where(command_line, no_compiling, tmp_path):
         tmp_path / "out",
     )
     done = command_line(*arguments)
-    wanted = host.wanted(["cross_entropy"], ["sm_80", "sm_90a"], [None])
+    wanted = host.select_libraries(["cross_entropy"], ["sm_80", "sm_90a"], [None])
     assert done.code == 0 and len(done.lines) == len(wanted)
     for library, line in zip(wanted, done.lines, strict=True):
         assert line.startswith(f"{library.name}: built in 0.")
@@ -109,7 +109,7 @@ def test_the_doctor_without_a_gpu(monkeypatch):
 
 def test_the_doctor_with_a_gpu(monkeypatch, no_compiling):
     gpus(monkeypatch, (9, 0))
-    wanted = host.wanted([], ["sm_90a"], [None])
+    wanted = host.select_libraries([], ["sm_90a"], [None])
     (finding,) = doctor.layers()
     assert finding.state == "note" and finding.words.startswith(f"0 of {len(wanted)} libraries are built")
     assert "cross_entropy_float16_sm_90a" in finding.words and "build-ext" in finding.remedy
@@ -123,7 +123,7 @@ def test_the_doctor_with_a_gpu(monkeypatch, no_compiling):
 
 def test_the_doctor_where_all_is_built(monkeypatch, no_compiling):
     gpus(monkeypatch, (9, 0))
-    wanted = host.wanted([], ["sm_90a"], [None])
+    wanted = host.select_libraries([], ["sm_90a"], [None])
     for _ in libraries.build_all(wanted):
         pass
     (finding,) = doctor.layers()

@@ -91,14 +91,14 @@ def test_a_compiled_model_asks_while_it_is_traced(monkeypatch):
 
 def test_what_build_ext_builds():
     operators = len(host.layers())
-    names = [library.name for library in host.wanted([], ["sm_80", "sm_90a"], [None])]
+    names = [library.name for library in host.select_libraries([], ["sm_80", "sm_90a"], [None])]
     assert len(names) == operators + 2 * sum(len(host.PARTS[layer]) for layer in host.layers())
-    one = host.wanted(["cross_entropy/float16"], ["sm_90a"], [None])
+    one = host.select_libraries(["cross_entropy/float16"], ["sm_90a"], [None])
     assert [library.name.partition("_torch")[0] for library in one] == [
         "cross_entropy",
         "cross_entropy_float16_sm_90a",
     ]
     with pytest.raises(BadUse, match=r"unknown layer 'p22'; there is .*cross_entropy"):
-        host.wanted(["p22"], [], [])
+        host.select_libraries(["p22"], [], [])
     with pytest.raises(BadUse, match="cross_entropy has no part 'int8'; there is bfloat16, "):
-        host.wanted(["cross_entropy/int8"], [], [])
+        host.select_libraries(["cross_entropy/int8"], [], [])

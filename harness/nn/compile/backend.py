@@ -26,9 +26,9 @@ from harness.nn.arguments import plain
 from harness.nn.compile.edit import Adder, Swap, name_of
 from harness.nn.compile.head import find_heads, swap_head
 from harness.nn.compile.match import (
-    Found,
     Left,
     Match,
+    Matches,
     find,
     graph_modules,
     keeps_rows,
@@ -65,7 +65,7 @@ class Attention:
 
 @dataclass
 class Report:
-    """What happened to one graph: the replacements, and (name, reason) of each layer left."""
+    """Replacements in one graph, and (name, reason) of each layer left."""
 
     swaps: list[Swap] = field(default_factory=list)
     left: list[tuple[str, str]] = field(default_factory=list)
@@ -177,7 +177,7 @@ def rewrite(gm: GraphModule, *, attention: bool | None = None, head: bool | None
     return report
 
 
-def each_swapped(gm: GraphModule, found: Found, swap: Callable[[GraphModule, Any], Any]) -> list[Any]:
+def each_swapped(gm: GraphModule, found: Matches, swap: Callable[[GraphModule, Any], Any]) -> list[Any]:
     """Return the result of `swap` for each match; a match that it refuses is left."""
     done = []
     for match in found.matches:

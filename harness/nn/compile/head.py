@@ -20,19 +20,19 @@ from harness.nn.compile.match import (
     FAR,
     PRODUCTS,
     TRANSPOSED,
-    Found,
     Left,
+    Matches,
     bound,
-    changed,
-    each_judged,
+    find_write,
     keeps_rows,
-    scaled,
+    list_factors,
+    match_calls,
     shape,
     slices_rows,
     unfit_linear,
     value,
 )
-from harness.nn.compile.purity import called
+from harness.nn.compile.purity import call_name
 
 LOSS = ("input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing")
 """The arguments of `F.cross_entropy`."""
@@ -56,13 +56,13 @@ class HeadMatch:
     slices: tuple[Any, ...]
 
 
-def find_heads(gm: GraphModule, asked: bool | None) -> Found:
+def find_heads(gm: GraphModule, asked: bool | None) -> Matches:
     """Return a graph's heads: all if requested, none if forbidden, else those with large logits."""
     losses = () if asked is False else (F.cross_entropy,)
-    return each_judged(gm, losses, functools.partial(judge, asked=bool(asked)))
+    return match_calls(gm, losses, functools.partial(match_head, asked=bool(asked)))
 
 
-def judge(loss: Node, nodes: list[Node], order: dict[Node, int], asked: bool) -> HeadMatch | Left | None:
+def match_head(loss: Node, nodes: list[Node], order: dict[Node, int], asked: bool) -> HeadMatch | Left | None:
     """Return a match, the reason against one, or None if no Linear leads to this loss."""
     given = bound(loss, LOSS)
     path, why = walk_back(loss, given["input"])
@@ -73,8 +73,8 @@ def judge(loss: Node, nodes: list[Node], order: dict[Node, int], asked: bool) ->
     given |= {"x": product["input"], "matrix": product["weight"], "bias": product.get("bias")}
     slices = tuple(node.args[1] for node in reversed(path) if node.target is operator.getitem)
     match = HeadMatch(linear, loss, path, given, slices)
-    why = why or unread(path) or unfit(match) or scaled(linear)
-    why = why or changed(nodes[order[linear] + 1 : order[loss]])
+    why = why or unread(path) or unfit(match) or list_factors(linear)
+    why = why or find_write(nodes[order[linear] + 1 : order[loss]])
     if not why and not asked and value(linear).numel() * 4 < SMALL:
         why = f"its logits take less than {SMALL >> 20} MiB"
     return Left(linear, why) if why else match
@@ -92,7 +92,7 @@ def walk_back(loss: Node, node: Any) -> tuple[tuple[Node, ...], str]:
         if slices_rows(node):
             reshaped_before = True
         elif not casts(node) and not reshapes_rows(node):
-            why = f"{called(node)} stands between it and its loss"
+            why = f"{call_name(node)} stands between it and its loss"
         elif reshaped_before and shape(node) != shape(node.all_input_nodes[0]):
             why = "its logits are reshaped, then sliced"
         node = node.all_input_nodes[0]
@@ -118,7 +118,7 @@ def unread(path: tuple[Node, ...]) -> str:
         if any(user.op == "output" for user in others):
             return "its logits are returned"
         if others:
-            return f"{called(others[0])} reads its logits too"
+            return f"{call_name(others[0])} reads its logits too"
     return ""
 
 

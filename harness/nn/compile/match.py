@@ -16,7 +16,7 @@ from torch.fx import GraphModule, Node
 from torch.nn import functional as F
 
 from harness.nn.arguments import DTYPES, plain
-from harness.nn.compile.purity import called, mutates, switches
+from harness.nn.compile.purity import call_name, mutates, switches
 
 aten = torch.ops.aten
 
@@ -79,35 +79,35 @@ class Left:
 
 
 @dataclass
-class Found:
-    """The matches of one graph, and what is left."""
+class Matches:
+    """The matches of one graph, and the calls that are left."""
 
     matches: list[Any] = field(default_factory=list)
     left: list[Left] = field(default_factory=list)
 
 
-def find(gm: GraphModule) -> Found:
+def find(gm: GraphModule) -> Matches:
     """Return every LayerNorm -> Linear of a graph, and those that cannot be replaced."""
-    return each_judged(gm, PRODUCTS, judge)
+    return match_calls(gm, PRODUCTS, match_linear)
 
 
-def each_judged(gm: GraphModule, functions: Collection[Any], judge: Callable[..., Any]) -> Found:
-    """Return the results of `judge` for each call of some functions: of the call, all nodes, and their positions."""
-    found = Found()
+def match_calls(gm: GraphModule, functions: Collection[Any], match: Callable[..., Any]) -> Matches:
+    """Collect `match(call, nodes, positions of nodes)` for each call of some functions."""
+    matches = Matches()
     nodes = list(gm.graph.nodes)
     order = {node: k for k, node in enumerate(nodes)}
     for node in nodes:
         if node.op == "call_function" and node.target in functions:
-            judged = judge(node, nodes, order)
-            if isinstance(judged, Left):
-                found.left.append(judged)
-            elif judged:
-                found.matches.append(judged)
-    return found
+            result = match(node, nodes, order)
+            if isinstance(result, Left):
+                matches.left.append(result)
+            elif result:
+                matches.matches.append(result)
+    return matches
 
 
-def judge(linear: Node, nodes: list[Node], order: dict[Node, int]) -> Match | Left | None:
-    """Return a match, the reason against one, or None if no LayerNorm leads to this Linear."""
+def match_linear(linear: Node, nodes: list[Node], order: dict[Node, int]) -> Match | Left | None:
+    """Return a match, the reason against one, or None if the Linear's input is not a LayerNorm."""
     given = bound(linear, PRODUCTS[linear.target])
     between, node, why = walk_back(given["input"])
     ln = layer_norm(node)
@@ -119,18 +119,18 @@ def judge(linear: Node, nodes: list[Node], order: dict[Node, int]) -> Match | Le
     affine = norm["input"], norm.get("weight"), norm.get("bias"), given["weight"], given.get("bias")
     eps = norm.get("eps", DEFAULT_EPS)
     match = Match(ln, linear, *affine, eps, between, linear.target in TRANSPOSED)
-    why = unfit(match, norm["normalized_shape"]) or scaled(linear)
-    why = why or changed(nodes[order[ln] + 1 : order[linear]])
+    why = unfit(match, norm["normalized_shape"]) or list_factors(linear)
+    why = why or find_write(nodes[order[ln] + 1 : order[linear]])
     return Left(linear, why) if why else match
 
 
-def changed(between: list[Node]) -> str:
-    """Return why a call cannot be moved over these nodes; else ""."""
+def find_write(between: list[Node]) -> str:
+    """Return why a call cannot be moved across these nodes, or ""."""
     node = next((n for n in between if mutates(n)), None)
     if node is None:
         return ""
     does = "switches a mode of PyTorch" if switches(node) else "may change a tensor in place"
-    return f"{called(node)} between the two {does}"
+    return f"{call_name(node)} between the two {does}"
 
 
 def bound(node: Node, names: tuple[str, ...]) -> dict[str, Any]:
@@ -162,17 +162,17 @@ def walk_back(node: Any) -> tuple[tuple[Node, ...], Any, str]:
         if node.target in PRODUCTS:
             break
         if keeps_rows(node) or slices_rows(node):
-            if not skipped(node):
+            if not is_no_op(node):
                 between.append(node)
         else:
-            why = f"{called(node)} stands between LayerNorm and it"
+            why = f"{call_name(node)} stands between LayerNorm and it"
         node = node.all_input_nodes[0]
     return tuple(reversed(between)), node, why
 
 
 def keeps_rows(node: Node) -> bool:
     """Return whether a node is a reshape that keeps the last axis, or does nothing."""
-    if skipped(node):
+    if is_no_op(node):
         return True
     reshapes = node.op in ("call_method", "call_function") and node.target in RESHAPES
     return reshapes and shape(node)[-1:] == shape(node.all_input_nodes[0])[-1:]
@@ -192,8 +192,8 @@ def slices_rows(node: Node) -> bool:
     return bool((given[:at] + rest + given[at + 1 :])[-1] == slice(None))
 
 
-def skipped(node: Node) -> bool:
-    """Return whether a node does nothing: `contiguous`, or a dropout that is switched off."""
+def is_no_op(node: Node) -> bool:
+    """Check for a node that does nothing: `contiguous`, or a dropout that is switched off."""
     if node.op == "call_method" and node.target == "contiguous" and not node.kwargs and len(node.args) == 1:
         return True
     if node.target is not F.dropout:
@@ -224,8 +224,8 @@ def unfit_linear(out: FakeTensor, x: FakeTensor, weight: Node, bias: Node | None
     return ""
 
 
-def scaled(linear: Node) -> str:
-    """Return why an addmm is not a Linear: its factors; else ""."""
+def list_factors(linear: Node) -> str:
+    """Return the factors that keep an addmm from being a Linear, or ""."""
     factors = {name: linear.kwargs[name] for name in ("beta", "alpha") if linear.kwargs.get(name, 1) != 1}
     return " and ".join(f"{name} is {factor}" for name, factor in factors.items())
 

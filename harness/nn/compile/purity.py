@@ -53,14 +53,14 @@ STATE = ("batch_norm", "instance_norm")
 """They write running statistics, of which their schemas say nothing."""
 
 
-def called(node: Node) -> str:
+def call_name(node: Node) -> str:
     """Return the name of the function or method that a node calls."""
     return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
 
 
 def switches(node: Node) -> bool:
     """Return whether a node switches gradients, autocast or inference mode on or off for all after it."""
-    return node.op == "call_function" and called(node) in MODES
+    return node.op == "call_function" and call_name(node) in MODES
 
 
 def mutates(node: Node) -> bool:
@@ -72,7 +72,7 @@ def mutates(node: Node) -> bool:
 
 def is_pure(node: Node) -> bool:
     """Return whether a call without `out` is known to write to no tensor."""
-    target, name = node.target, called(node)
+    target, name = node.target, call_name(node)
     if any(part in name for part in STATE):
         return False
     if isinstance(target, str):

@@ -71,7 +71,7 @@ def layers() -> list[str]:
     return [layer for layer in PARTS if (KERNELS / layer / "library.mojo").is_file()]
 
 
-def wanted(
+def select_libraries(
     names: Sequence[str], architectures: Sequence[str], homes: Sequence[Path | None]
 ) -> list[libraries.Library]:
     """Return the libraries of layers, of parts as "attention/bfloat16", or of all; raise BadUse if unknown."""

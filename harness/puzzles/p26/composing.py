@@ -15,13 +15,13 @@ from torch.utils.checkpoint import checkpoint
 from harness.nn.compile.backend import has_compiler
 from harness.nn.compile.match import graph_modules
 from harness.puzzles.p26 import models
-from harness.puzzles.p26.nodes import CALLS, called
+from harness.puzzles.p26.nodes import CALLS, call_name
 from harness.puzzles.p26.trying import Fault, Module, X, capture_graph, expect, outputs_of, stale, with_code
 
 
 def sine_to_cosine(gm: GraphModule) -> int:
     """Replace sin by cos, a pass whose effect is visible."""
-    sines = [n for n in gm.graph.nodes if called(n) == "sin"]
+    sines = [n for n in gm.graph.nodes if call_name(n) == "sin"]
     for node in sines:
         with gm.graph.inserting_before(node):
             new = gm.graph.call_function(torch.cos, node.args)
@@ -34,7 +34,7 @@ def sine_to_cosine(gm: GraphModule) -> int:
 def out_of_order(gm: GraphModule) -> int:
     """Break the graph that has a sin: move the second operation before the first."""
     calls = [n for n in gm.graph.nodes if n.op in CALLS]
-    if "sin" not in map(called, calls):
+    if "sin" not in map(call_name, calls):
         return 0
     calls[0].prepend(calls[1])
     return 1
@@ -78,7 +78,7 @@ def rewriting(m: Module) -> None:
     expect(
         m["rewrite"](gm, [sine_to_cosine]), 1, "the count of changes in a checkpointed region", "child-graphs"
     )
-    left = [called(n) for one in graph_modules(gm) for n in one.graph.nodes]
+    left = [call_name(n) for one in graph_modules(gm) for n in one.graph.nodes]
     if "sin" in left:
         raise Fault("child-graphs", "the checkpointed region is as it was")
     if where := stale(gm):
@@ -130,7 +130,7 @@ def record_compile_fx(module: Module) -> Iterator[list[dict]]:
     calls: list[dict] = []
 
     def stand_in(gm: GraphModule, example_inputs: list[Any], **options) -> Callable[..., Any]:
-        calls.append({"operations": [called(n) for n in gm.graph.nodes if n.op in CALLS], **options})
+        calls.append({"operations": [call_name(n) for n in gm.graph.nodes if n.op in CALLS], **options})
         return aot_eager(gm, example_inputs)
 
     with replace_function(module, "compile_fx", stand_in):

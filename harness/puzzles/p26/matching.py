@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from harness.puzzles.p26.nodes import CALLS, called
+from harness.puzzles.p26.nodes import CALLS, call_name
 from harness.puzzles.p26.trying import (
     Fault,
     Module,
@@ -162,7 +162,7 @@ def replacing(m: Module) -> None:
     """Check the replacement of a node: metadata is kept, users move, dead nodes go."""
     for words, function, name, from_input, after in REPLACED:
         gm = capture_graph(function, X)
-        node = next(n for n in gm.graph.nodes if called(n) == name)
+        node = next(n for n in gm.graph.nodes if call_name(n) == name)
         x = next(n for n in gm.graph.nodes if n.op == "placeholder") if from_input else node.args[0]
         known = node.meta["example_value"]
         m["replace"](gm, node, torch.cos, x)
@@ -178,7 +178,7 @@ def replacing(m: Module) -> None:
             raise Fault(
                 "meta-lost", f"{words}: the new node has no example_value, so shape and dtype are lost"
             )
-        names = [called(n) for n in left]
+        names = [call_name(n) for n in left]
         if names != list(after):
             listed = f"the graph holds {', '.join(names)}; expected {', '.join(after)}"
             raise Fault("dead-nodes" if len(names) > len(after) else "erased-in-use", f"{words}: {listed}")
@@ -192,9 +192,9 @@ def computing(m: Module) -> None:
         X,
         X.cos(),
     )
-    nodes = {called(n): n for n in gm.graph.nodes if n.op in CALLS}
+    nodes = {call_name(n): n for n in gm.graph.nodes if n.op in CALLS}
     x, y = (n for n in gm.graph.nodes if n.op == "placeholder")
-    product = next(n for n in nodes["pow"].graph.nodes if called(n) == "mul")
+    product = next(n for n in nodes["pow"].graph.nodes if call_name(n) == "mul")
     for words, end, at, wanted in (
         ("tanh(x * 2 + 1)^2 of x", nodes["pow"], x, torch.tanh(points * 2 + 1) ** 2),
         ("tanh(x * 2 + 1)^2 of x * 2", nodes["pow"], product, torch.tanh(points + 1) ** 2),

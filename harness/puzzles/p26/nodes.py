@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.fx import Node
 
 from harness.nn.compile.match import bound, layer_norm, shape, value
-from harness.nn.compile.purity import called, mutates
+from harness.nn.compile.purity import call_name, mutates
 
 __all__ = [
-    "CALLS", "POINTWISE", "bound", "called", "is_tensor", "layer_norm", "mutates", "pointwise", "shape",
+    "CALLS", "POINTWISE", "bound", "call_name", "is_tensor", "layer_norm", "mutates", "pointwise", "shape",
     "value", "written_between",
 ]  # fmt: skip
 
@@ -35,7 +35,7 @@ def is_tensor(node: object) -> bool:
 
 def pointwise(node: object) -> bool:
     """Return whether a node computes each element of a new tensor separately."""
-    return isinstance(node, Node) and node.op in CALLS and called(node) in POINTWISE and is_tensor(node)
+    return isinstance(node, Node) and node.op in CALLS and call_name(node) in POINTWISE and is_tensor(node)
 
 
 def written_between(first: Node, last: Node) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from harness.puzzles.p26.nodes import called
+from harness.puzzles.p26.nodes import call_name
 from harness.puzzles.p26.trying import Fault, Module, Try, attempt, capture_graph, expect, numbers
 
 
@@ -77,7 +77,7 @@ def grouping(m: Module) -> None:
     """Check groups of pointwise operations."""
     for words, function, wanted in GROUPS:
         groups = as_items(m["groups"](capture_graph(function, X, W)), f"{words}: groups(gm)", "groups")
-        got = [sorted(called(n) for n in group) for group in groups]
+        got = [sorted(call_name(n) for n in group) for group in groups]
         expect(sorted(got), sorted(sorted(g) for g in wanted), f"{words}: groups(gm)", "groups")
 
 

@@ -13,7 +13,7 @@ from harness.check import zoo
 from harness.check.python_files import load
 from harness.console import print_lines
 from harness.nn.compile.match import shape
-from harness.nn.compile.purity import called
+from harness.nn.compile.purity import call_name
 from harness.puzzles.p26 import matching, models
 from harness.puzzles.p26.checker import fault_of
 from harness.puzzles.p26.spec import PUZZLE
@@ -46,7 +46,7 @@ def describe_nodes(gm: GraphModule) -> dict[str, str]:
     """Return each node's target, shape and arguments, by its name, in order."""
     lines = {}
     for node in gm.graph.nodes:
-        words = {"placeholder": "input", "output": "output"}.get(node.op) or called(node)
+        words = {"placeholder": "input", "output": "output"}.get(node.op) or call_name(node)
         if node.op != "placeholder" and (
             numbers := [repr(a) for a in node.args if isinstance(a, int | float | str)]
         ):

@@ -9,7 +9,7 @@ from torch.fx import GraphModule
 from harness.check.python_files import load
 from harness.nn.compile.match import graph_modules
 from harness.puzzles.p26 import models
-from harness.puzzles.p26.nodes import called
+from harness.puzzles.p26.nodes import call_name
 from harness.puzzles.p26.trying import (
     Backend,
     Fault,
@@ -95,13 +95,13 @@ def swapping(m: Module) -> None:
 
     def backend(gm: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
         for module in graph_modules(gm):
-            before = {called(n) for n in module.graph.nodes}
+            before = {call_name(n) for n in module.graph.nodes}
             for match in library_matches(module):
                 m["swap"](module, match)
             module.graph.lint()
             for node in module.graph.nodes:
-                if called(node) in UNSAFE - before or unsafe_operator(node.target):
-                    words = f"{called(node)} stands in the graph: a CUDA graph cannot record it"
+                if call_name(node) in UNSAFE - before or unsafe_operator(node.target):
+                    words = f"{call_name(node)} stands in the graph: a CUDA graph cannot record it"
                     raise Fault("cudagraph-unsafe", words)
             module.recompile()
         return models.with_standin(gm, example_inputs)

@@ -16,7 +16,7 @@ from torch.fx import GraphModule
 from harness.check.compare import FLOOR
 from harness.nn.arguments import plain
 from harness.nn.compile.match import graph_modules
-from harness.puzzles.p26.nodes import CALLS, called, mutates
+from harness.puzzles.p26.nodes import CALLS, call_name, mutates
 
 Backend = Callable[[GraphModule, list[Any]], Callable[..., Any]]
 Pass = Callable[[GraphModule], Any]
@@ -85,9 +85,9 @@ class Probe:
         if not callable(compiled):
             raise Fault("not-callable", f"the backend returns {type(compiled).__name__}, expected a function")
         modules = list(graph_modules(gm))
-        self.left = [called(n) for m in modules for n in m.graph.nodes if n.op in CALLS]
+        self.left = [call_name(n) for m in modules for n in m.graph.nodes if n.op in CALLS]
         unused = [n for m in modules for n in m.graph.nodes if n.op in CALLS and not n.users]
-        self.dead = [called(n) for n in unused if not mutates(n) and not n.is_impure()]
+        self.dead = [call_name(n) for n in unused if not mutates(n) and not n.is_impure()]
 
         def run_checked(*args):
             outputs = compiled(*args)

@@ -1,7 +1,7 @@
-"""`p28 --bench`: times each step of the ladder on a GPU, beside PyTorch's bare products and the limit of memory.
+"""`p28 --bench`: time each step on a GPU against PyTorch's matmuls and the memory bandwidth.
 
-Every step's values are compared with PyTorch's before it is timed. The steps of LayerNorm are timed on more rows than the L2 cache
-holds, all others at GPT-2's first MLP layer.
+Results are compared with PyTorch's before a step is timed. The steps of LayerNorm run on more rows than the L2 cache
+holds, all others at the sizes of GPT-2's first MLP layer.
 """
 
 import statistics
@@ -19,23 +19,23 @@ from harness.toolchain import roots
 
 ROWS, HIDDEN, OUTPUTS = 4096, 768, 3072
 MANY_ROWS = 65536
-"""Of the steps of LayerNorm: more than the L2 cache holds."""
+"""Rows of the steps of LayerNorm: more than the L2 cache holds."""
 PROTOCOL = Protocol(rounds=7, burst=4_000.0, idle=(0.06, 0.08))
 METHOD = f"CUDA graphs, {PROTOCOL}, the median"
 MANY = 10
-"""Calls in a graph; one where a call takes long."""
+"""Calls in a graph, except for slow steps."""
 SLOW = (7, 8, 10)
-"""Steps whose first form does."""
+"""Steps whose initial code is slow: one call in a graph."""
 MATRICES = {"rows": 2, "once": 2, "vectors": 2, "shuffles": 2, "dx": 3, "dgamma": 2}
-"""How many matrices of rows and hidden a step has to move."""
+"""Number of [rows, hidden] matrices that a step has to move."""
 PEAK = 4.8e6
-"""Bytes that an H200's memory moves in a microsecond, by its data sheet."""
+"""Memory bandwidth of an H200 in bytes per microsecond, from its data sheet."""
 ERROR = {"float32": 2e-5, "bfloat16": 1.2e-2}
-"""What may lie between a step's results and PyTorch's, over the largest."""
+"""Tolerance of a step's results, relative to the largest element."""
 
 
 def capture(call: Callable[[], object]) -> Callable[[], None]:
-    """What replays a call as a CUDA graph; it ran before, so that all kernels are loaded."""
+    """Capture a call as a CUDA graph and return its replay; a first call loads all kernels."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -48,7 +48,7 @@ def capture(call: Callable[[], object]) -> Callable[[], None]:
 
 
 def graph(call: Callable[[], object], times: int = 1) -> Callable[[], None]:
-    """Some calls in a row, as one graph."""
+    """Capture several calls in a row as one graph."""
 
     def several() -> None:
         for _ in range(times):
@@ -58,8 +58,8 @@ def graph(call: Callable[[], object], times: int = 1) -> Callable[[], None]:
 
 
 def check(problem: Problem, steps: Steps, form: str, number: int) -> float:
-    """The largest error of a step's results, over the largest of each; raises where a result is wrong."""
-    pairs = problem.expected(number)
+    """Return the largest error of a step, relative to each result's largest element. Raises ArithmeticError if wrong."""
+    pairs = problem.result_pairs(number)
     for got, _ in pairs:
         got.fill_(torch.nan)
     problem.step(steps, number)
@@ -72,7 +72,7 @@ def check(problem: Problem, steps: Steps, form: str, number: int) -> float:
 
 
 def of_dtype(dtype: str, forms: Mapping[str, Steps]) -> Iterator[dict[str, object]]:
-    """The rows of one dtype. What a step writes is compared before anything is timed."""
+    """Yield the rows of one dtype; all results are checked before anything is timed."""
     kind, last = getattr(torch, dtype), 12 if dtype == "bfloat16" else 8
     problem, tall = Problem(ROWS, HIDDEN, OUTPUTS, kind), Problem(MANY_ROWS, HIDDEN, 8, kind)
     ln_out, weight, dy = problem.ln_out, problem.weight, problem.dy
@@ -115,7 +115,7 @@ def of_dtype(dtype: str, forms: Mapping[str, Steps]) -> Iterator[dict[str, objec
 
 
 def main(console: Console, arguments: list[str]) -> int:
-    """Prints a table of your steps' times; where a step is wrong, it says so and exits with 1."""
+    """Print the times of the learner's steps. Returns 1 if a result is wrong."""
     flags = Parser(prog="p28 --bench", description=__doc__)
     flags.add_argument("puzzle", help="p28")
     flags.add_argument("--dtype", choices=[*ERROR], default="bfloat16", help="default: bfloat16")

@@ -1,7 +1,7 @@
-"""What each step of puzzle 28 may cost, by the shapes of its tensors.
+"""Cost limits of puzzle 28's steps, from the shapes of their tensors.
 
-Nothing here comes from what a solution needs: a limit is the least that the step's idea allows, and a tenth more.
-All scale with the sizes, so that they hold at GPT-2's width as they do at the counted one.
+A limit is the least cost that the idea of a step allows, plus a tenth; the solution's own cost is not used. Limits
+scale with the sizes.
 """
 
 import re
@@ -12,11 +12,11 @@ VECTOR = 16
 """Bytes of the widest load of a thread."""
 WARP = 32
 WARPS = 4
-"""Of a block of rows."""
+"""Warps of a block of rows."""
 SLAB = 16
-"""Rows whose sums a block adds up in the first stage of `dgamma`."""
+"""Rows that a block sums in the first stage of `dgamma`."""
 SECTOR = 32
-"""Bytes that global memory moves at least."""
+"""Bytes of a sector, the smallest transfer of global memory."""
 TILE = 32
 """Results along a side of the tile of `tiled`."""
 BLOCK = 64
@@ -32,31 +32,30 @@ NARROW_FACTORS = ("ln_out_16", "weight_16")
 
 
 def traffic(counts: Counts, *tensors: str):
-    """The sites of some tensors in global memory, all of them without names."""
+    """Return the accesses to some tensors, or to all, in global memory."""
     return counts.sites("global", tensors)
 
 
-def moved(sites) -> int:
-    """The bytes that some sites move."""
+def total_bytes(sites) -> int:
     return sum(site.traffic.bytes for site in sites)
 
 
-def coalesced(step: str, tensors: tuple[str, ...], first: dict[str, float]) -> Limit:
-    """Sectors over the fewest that hold the bytes asked for."""
+def coalescing(step: str, tensors: tuple[str, ...], first: dict[str, float]) -> Limit:
+    """Limit the sectors moved, over the fewest that hold the requested bytes."""
 
     def cost(counts: Counts) -> Cost:
         sites = traffic(counts.of(step), *tensors)
-        asked = max(moved(sites), 1)
+        requested = max(total_bytes(sites), 1)
         amounts = [(site.instr, SECTOR * site.traffic.sectors - site.traffic.bytes) for site in sites]
-        whole = shared_out([(site.instr, SECTOR * site.traffic.sectors) for site in sites], asked)
-        return Cost(whole.value, shared_out(amounts, asked).shares)
+        whole = shared_out([(site.instr, SECTOR * site.traffic.sectors) for site in sites], requested)
+        return Cost(whole.value, shared_out(amounts, requested).shares)
 
     words = f"32-byte sectors of {' and '.join(tensors)}, over the fewest that hold what is asked for"
     return Limit("not-coalesced", "sectors / fewest", words, cost, 1.1, first)
 
 
 def read_once(step: str, tensors: tuple[str, ...], first: dict[str, float]) -> Limit:
-    """Bytes read of matrices over their sizes, the worst of them."""
+    """Limit the bytes read of a matrix, over its size, to one read."""
 
     def cost(counts: Counts) -> Cost:
         size = counts.sizes["rows"] * counts.sizes["hidden"] * counts.element
@@ -79,7 +78,7 @@ def read_once(step: str, tensors: tuple[str, ...], first: dict[str, float]) -> L
 
 
 def parameters_once(step: str, tensors: tuple[str, ...], first: dict[str, float]) -> Limit:
-    """Bytes read of vectors of parameters, over one reading a row."""
+    """Limit the bytes read of parameter vectors to one read per row."""
 
     def cost(counts: Counts) -> Cost:
         size = counts.sizes["rows"] * counts.sizes["hidden"] * counts.element * len(tensors)
@@ -97,12 +96,12 @@ def parameters_once(step: str, tensors: tuple[str, ...], first: dict[str, float]
 
 
 def wide(step: str, tensors: tuple[str, ...], first: dict[str, float]) -> Limit:
-    """Requests over those that 16 bytes a thread would need."""
+    """Limit the memory requests to those that 16 bytes per thread need."""
 
     def cost(counts: Counts) -> Cost:
         sites = traffic(counts.of(step), *tensors)
         return shared_out(
-            [(s.instr, VECTOR * WARP * s.traffic.requests) for s in sites], max(moved(sites), 1)
+            [(s.instr, VECTOR * WARP * s.traffic.requests) for s in sites], max(total_bytes(sites), 1)
         )
 
     words = f"requests for {' and '.join(tensors)}, over those that 16 bytes a thread need"
@@ -110,7 +109,7 @@ def wide(step: str, tensors: tuple[str, ...], first: dict[str, float]) -> Limit:
 
 
 def shared_words(step: str, first: dict[str, float]) -> Limit:
-    """Bytes stored in shared memory a row: for each of two sums at most a word a warp of the block, and one for all."""
+    """Limit the bytes stored in shared memory per row: for each of two sums, one word per warp and one for the block."""
 
     def cost(counts: Counts) -> Cost:
         sites = counts.of(step).sites("shared", verb="store")
@@ -127,7 +126,7 @@ def shared_words(step: str, first: dict[str, float]) -> Limit:
 
 
 def barriers(step: str, first: dict[str, float]) -> Limit:
-    """Barriers a row: none where a warp owns it, so that nothing is shared, else two for each of two sums."""
+    """Limit the barriers per row: none if one warp reduces the row, else two for each of two sums."""
 
     def cost(counts: Counts) -> Cost:
         mine = counts.of(step)
@@ -142,7 +141,7 @@ def barriers(step: str, first: dict[str, float]) -> Limit:
 
 
 def no_atomics(step: str, first: dict[str, float]) -> Limit:
-    """Atomics of the whole launch."""
+    """Allow no atomics."""
 
     def cost(counts: Counts) -> Cost:
         sites = counts.of(step).sites("global", verb="atomic")
@@ -152,7 +151,7 @@ def no_atomics(step: str, first: dict[str, float]) -> Limit:
 
 
 def partial_sums(step: str, first: dict[str, float]) -> Limit:
-    """Bytes written of partial sums, over two of a column for each slab of rows."""
+    """Limit the partial sums written to two per column and slab of rows."""
 
     def cost(counts: Counts) -> Cost:
         least = 2 * 4 * counts.sizes["hidden"] * -(-counts.sizes["rows"] // SLAB)
@@ -170,12 +169,12 @@ def partial_sums(step: str, first: dict[str, float]) -> Limit:
 
 
 def multiply_adds(counts: Counts) -> int:
-    """Those of the product."""
+    """Return the multiply-adds of the matrix product."""
     return counts.sizes["rows"] * counts.sizes["hidden"] * counts.sizes["outputs"]
 
 
 def global_bytes(step: str, tile: int, first: dict[str, float], tensors: tuple[str, ...] = FACTORS) -> Limit:
-    """Elements read a multiply-add: with a square tile of results, two for each `tile` of them."""
+    """Limit the elements read per multiply-add to 2 / tile, the cost of a square tile of results."""
 
     def cost(counts: Counts) -> Cost:
         sites = counts.of(step).sites("global", tensors, "load")
@@ -187,7 +186,7 @@ def global_bytes(step: str, tile: int, first: dict[str, float], tensors: tuple[s
 
 
 def no_conflicts(step: str, first: dict[str, float]) -> Limit:
-    """Cycles of shared memory beyond the ideal."""
+    """Allow no bank conflicts in shared memory."""
 
     def cost(counts: Counts) -> Cost:
         sites = counts.of(step).sites("shared")
@@ -199,7 +198,7 @@ def no_conflicts(step: str, first: dict[str, float]) -> Limit:
 
 
 def shared_bytes(step: str, each: int, first: dict[str, float], element: int = 4) -> Limit:
-    """Bytes loaded from shared memory a multiply-add: `each` elements of both tiles serve each * each results."""
+    """Limit the bytes loaded from shared memory per multiply-add: `each` elements of both tiles give each * each results."""
 
     def cost(counts: Counts) -> Cost:
         sites = counts.of(step).sites("shared", verb="load")
@@ -211,9 +210,11 @@ def shared_bytes(step: str, each: int, first: dict[str, float], element: int = 4
     )
 
 
-def exposed(step: str, first: dict[str, float]) -> Limit:
-    """The part of a tile's multiply-adds that is not issued between the commit of a tile's copies and their wait, of the
-    tile where it is largest: 1 where a wait follows at once, or nothing is copied asynchronously."""
+def exposed_copies(step: str, first: dict[str, float]) -> Limit:
+    """Limit the share of a tile's multiply-adds that is not issued between the commit of its copies and their wait.
+
+    The worst tile counts: 1 if a wait follows at once, or if nothing is copied asynchronously.
+    """
 
     def cost(counts: Counts) -> Cost:
         mine = counts.of(step)
@@ -234,13 +235,13 @@ def exposed(step: str, first: dict[str, float]) -> Limit:
 
 
 def by_matrices(instr) -> int:
-    """The multiply-adds of an mma or wgmma."""
+    """Return the multiply-adds of an mma or wgmma."""
     sizes = re.search(r"m(\d+)n(\d+)k(\d+)", ".".join(instr.mods))
     return int(sizes[1]) * int(sizes[2]) * int(sizes[3]) if sizes else 0
 
 
 def scalar_part(step: str, first: dict[str, float]) -> Limit:
-    """The part of the multiply-adds that no tensor core does."""
+    """Limit the share of multiply-adds that do not run on tensor cores."""
 
     def cost(counts: Counts) -> Cost:
         mine = counts.of(step)
@@ -257,7 +258,7 @@ def scalar_part(step: str, first: dict[str, float]) -> Limit:
 
 
 def once_each(step: str, first: dict[str, float]) -> Limit:
-    """Multiply-adds over those of the product."""
+    """Limit the multiply-adds to those of the product."""
 
     def cost(counts: Counts) -> Cost:
         mine = counts.of(step)
@@ -269,9 +270,11 @@ def once_each(step: str, first: dict[str, float]) -> Limit:
     return Limit("multiplied-again", "multiply-adds / needed", words, cost, 1.1, first)
 
 
-def copied(tensors: tuple[str, ...], first: dict[str, float]) -> Limit:
-    """Bytes of matrices that are read by launches which multiply nothing, over their sizes. A transpose of the step before is no
-    matter of a step that only reads dy."""
+def extra_copies(tensors: tuple[str, ...], first: dict[str, float]) -> Limit:
+    """Limit the bytes of matrices read by launches without multiply-adds, over the sizes of the matrices.
+
+    A step that only reads dy is not charged for the transpose of the step before.
+    """
 
     def cost(counts: Counts) -> Cost:
         sizes = counts.sizes
@@ -290,7 +293,7 @@ def copied(tensors: tuple[str, ...], first: dict[str, float]) -> Limit:
 
 
 def launches(most: int, first: float) -> Limit:
-    """How many there are."""
+    """Limit the number of launches."""
 
     def cost(counts: Counts) -> Cost:
         return Cost(len(counts.launches))
@@ -299,13 +302,13 @@ def launches(most: int, first: float) -> Limit:
 
 
 def output_once(first: dict[str, float]) -> Limit:
-    """Bytes of the output that are moved, over its size; by launches that multiply nothing, where there are some."""
+    """Limit the bytes of the output that are moved, over its size; reports launches without multiply-adds."""
 
     def cost(counts: Counts) -> Cost:
         size = 2 * counts.sizes["rows"] * counts.sizes["outputs"]
         idle = [each for each in counts.launches if not each.counters.multiply_adds]
         later = traffic(Counts(idle, counts.sizes, 2), "output")
-        value = moved(traffic(counts, "output")) / size
+        value = total_bytes(traffic(counts, "output")) / size
         return Cost(value, shared_out([(s.instr, s.traffic.bytes) for s in later], size).shares)
 
     words = "bytes of the output written and read, over its size"
@@ -313,7 +316,7 @@ def output_once(first: dict[str, float]) -> Limit:
 
 
 def both(number: float) -> dict[str, float]:
-    """The cost of a first form that is the same in both dtypes."""
+    """Return one cost for both dtypes."""
     return {F32: number, BF16: number}
 
 
@@ -323,7 +326,7 @@ BACKWARD = ("dln", "input")
 
 
 def of_rows(step: str, **first: dict[str, float]) -> tuple[Limit, ...]:
-    """The limits of a forward step of LayerNorm: its own comes first, then those of the steps before."""
+    """Return the limits of a forward step of LayerNorm: its own first, then those of earlier steps."""
     output = f"{step}_out"
     limits: list[Limit] = []
     if "shared" in first:
@@ -333,7 +336,7 @@ def of_rows(step: str, **first: dict[str, float]) -> tuple[Limit, ...]:
     if "read" in first:
         limits.append(read_once(step, X, first["read"]))
         limits.append(parameters_once(step, PARAMETERS, both(1)))
-    return (*limits, coalesced(step, (*X, output), first["coalesced"]))
+    return (*limits, coalescing(step, (*X, output), first["coalesced"]))
 
 
 LIMITS: dict[str, tuple[Limit, ...]] = {
@@ -347,31 +350,31 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
         parameters_once("dx", ("ln_weight",), both(2)),
         shared_words("dx", both(0)),
         barriers("dx", both(0)),
-        coalesced("dx", (*BACKWARD, "grad_input"), both(1)),
+        coalescing("dx", (*BACKWARD, "grad_input"), both(1)),
     ),
     "dgamma": (
         no_atomics("dgamma", both(2 * 64 * 768)),
-        coalesced("dgamma", BACKWARD, both(1)),
+        coalescing("dgamma", BACKWARD, both(1)),
         read_once("dgamma", BACKWARD, both(1)),
         partial_sums("dgamma", both(0)),
     ),
     "tiled": (
         global_bytes("tiled", TILE, both(2)),
         no_conflicts("tiled", both(0)),
-        coalesced("tiled", FACTORS, {F32: 4.125, BF16: 8.25}),
+        coalescing("tiled", FACTORS, {F32: 4.125, BF16: 8.25}),
     ),
     "registers": (
         shared_bytes("registers", EACH, both(8)),
         global_bytes("registers", BLOCK, both(2 / BLOCK)),
         no_conflicts("registers", both(0)),
-        coalesced("registers", FACTORS, both(1)),
+        coalescing("registers", FACTORS, both(1)),
     ),
     "copies": (
-        exposed("copies", both(1)),
+        exposed_copies("copies", both(1)),
         shared_bytes("copies", EACH, both(1), 2),
         global_bytes("copies", BLOCK, both(2 / BLOCK), NARROW_FACTORS),
         no_conflicts("copies", both(0)),
-        coalesced("copies", NARROW_FACTORS, both(1)),
+        coalescing("copies", NARROW_FACTORS, both(1)),
     ),
     "tensor": (
         scalar_part("tensor", both(1)),
@@ -379,12 +382,12 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
         global_bytes("tensor", SIDE, both(2 / SIDE), NARROW_FACTORS),
     ),
     "layouts": (
-        copied(("ln_out_16", "dy_16", "weight_16"), both(1)),
+        extra_copies(("ln_out_16", "dy_16", "weight_16"), both(1)),
         launches(4, 5),
     ),
     "epilogue": (
         output_once(both(3)),
-        copied(("dy_16",), both(1)),
+        extra_copies(("dy_16",), both(1)),
     ),
 }
-"""Gate -> its limits, with what the blank's first form costs in the counted case."""
+"""Limits of each gate, with the cost of the blank's initial code in the counted case."""

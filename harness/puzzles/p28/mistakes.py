@@ -1,7 +1,7 @@
-"""Puzzle 28's quantities in NumPy, for the diagnosis, and mistakes that people make on the way to a fast kernel.
+"""NumPy formulas of puzzle 28's quantities, and common mistakes on the way to a fast kernel, for the diagnosis.
 
 Shapes: input, dln and ln_out [rows, hidden], ln_weight and ln_bias [hidden], mean and rstd [rows], linear_weight [outputs,
-hidden]; dy_16 [rows, outputs], bias_16 [outputs], and ln_out_16 and weight_16 as those without a number.
+hidden]; dy_16 [rows, outputs], bias_16 [outputs]; ln_out_16 and weight_16 have the shapes of ln_out and linear_weight.
 """
 
 import numpy as np
@@ -11,18 +11,16 @@ from harness.spec.derivation import Derivation, Mistake, Step, derive_by
 
 
 def mean(array: np.ndarray) -> np.ndarray:
-    """The mean of every row, [rows, 1]."""
+    """Return the mean of every row, [rows, 1]."""
     return array.mean(-1, keepdims=True)
 
 
 def layernorm(v: Derivation) -> np.ndarray:
-    """LayerNorm's output."""
     away = v.input - v.row_mean
     return away / np.sqrt(v.row_variance + EPS) * v.ln_weight + v.ln_bias
 
 
 def product(v: Derivation) -> np.ndarray:
-    """The Linear's output without its bias."""
     return v.ln_out @ v.linear_weight.T
 
 
@@ -52,13 +50,13 @@ derive = derive_by(STEPS)
 
 
 def forward(id: str, words: str, change: Step, hint: int = 2) -> tuple[Mistake, ...]:
-    """A mistake that any of the forward steps can have."""
+    """Return a mistake for each of the forward steps."""
     return tuple(Mistake(f"{name}-{id}", words, {f"{name}_out": change}, hint) for name in
                  (each.removesuffix("_out") for each in FORWARD))  # fmt: skip
 
 
 def padded_variance(v: Derivation) -> np.ndarray:
-    """LayerNorm with the elements behind the end of a row, 32 at a time, taken as zeros into the variance."""
+    """Compute LayerNorm with padding of the row to a multiple of 1024 included in the variance as zeros."""
     width = v.input.shape[-1]
     behind = -(-width // 1024) * 1024 - width
     variance = v.row_variance + behind / width * v.row_mean**2
@@ -86,11 +84,11 @@ MISTAKES = (
 
 
 def last_rows(dy: np.ndarray) -> np.ndarray:
-    """The sums over the last 16 rows of those that whole tiles of 32 have, zeros behind the end among them."""
+    """Sum over the last 16 rows of whole tiles of 32, with zeros past the end."""
     return dy[(len(dy) + 31) // 32 * 32 - 16 :].sum(0)
 
 
 def last_tile(v: Derivation, tile: int) -> np.ndarray:
-    """The product over the last tile of columns."""
+    """Multiply the last tile of columns alone."""
     first = (v.ln_out.shape[-1] - 1) // tile * tile
     return v.ln_out[:, first:] @ v.linear_weight[:, first:].T

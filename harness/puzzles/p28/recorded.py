@@ -1,4 +1,4 @@
-"""Times of puzzle 28's forms on an H200, bfloat16: a copy of what the book's record fast_steps says, for reports."""
+"""Times of puzzle 28's steps on an H200 in bfloat16, copied from the book's record fast_steps for reports."""
 
 from collections.abc import Iterator
 
@@ -19,12 +19,12 @@ TIMES = {
     "layouts": (4096, 284.28, 230.72, "4.204", 907.58),
     "epilogue": (4096, 818.3, 239.75, "4.028", 365.6),
 }
-"""Step -> rows, microseconds of the form that is given and of the solution's, the latter over PyTorch's products or as a share of
-what memory allows, and both passes, of 4096 rows, when all steps up to it are done."""
+"""By step: rows, microseconds of the initial code and of the solution, the latter over PyTorch's products or as a
+share of the memory bandwidth, and microseconds of both passes, of 4096 rows, once all steps up to it are done."""
 
 
 def lines() -> Iterator[str]:
-    """The table below the counters."""
+    """Yield the table that follows the counters."""
     yield ""
     yield f"Times on an {MACHINE} ({DATE}), bfloat16: recorded of the given and the solution's forms, not of yours"
     row = "   {:10} {:>6} {:>12} {:>12} {:>12} {:>12} {:>14}".format

@@ -116,9 +116,9 @@ cases = chapter_and(
 
 
 def inputs(case: Case, dtype: str, seed: int) -> Arrays:
-    """The input arrays of a case, in float64, rounded to what `dtype` can hold.
+    """Return the input arrays of a case, in float64, rounded to `dtype`.
 
-    Returns input, dln and ln_out [rows, hidden], ln_weight and ln_bias [hidden], mean and rstd [rows], linear_weight [outputs,
+    They are input, dln and ln_out [rows, hidden], ln_weight and ln_bias [hidden], mean and rstd [rows], linear_weight [outputs,
     hidden]; and for steps of bfloat16 alone ln_out_16, weight_16, dy_16 [rows, outputs] and bias_16 [outputs].
     """
     rows, hidden, outputs = case.dims
@@ -186,7 +186,7 @@ def by_pytorch(tensors: dict) -> dict:
 
 
 def narrow_products(wide: dict, dtype) -> dict:
-    """What the steps of bfloat16 alone make, in `dtype`; their sums are float32."""
+    """Return the results of the bfloat16 steps, in `dtype`; their sums are float32."""
     ln_out, weight, dy, bias = wide.values()
     product = ln_out @ weight.T
     results = {
@@ -200,7 +200,7 @@ def narrow_products(wide: dict, dtype) -> dict:
 
 
 def one_by_one(terms):
-    """The sum over the last axis, kept as one element, added up one term after the other, as one thread does it."""
+    """Sum over the last axis term by term, as one thread does; keeps the axis."""
     total = terms[..., :1].clone()
     for k in range(1, terms.shape[-1]):
         total += terms[..., k : k + 1]
@@ -208,7 +208,7 @@ def one_by_one(terms):
 
 
 def terms(arrays: Arrays) -> dict[str, float]:
-    """The size of the terms that cancel in dx: of a row with one element nothing is left."""
+    """Return the size of the terms that cancel in dx: a row of one element leaves nothing."""
     if not all(np.isfinite(arrays[name]).all() for name in ("input", "dln")):
         return {}
     v = derive(arrays)
@@ -217,7 +217,7 @@ def terms(arrays: Arrays) -> dict[str, float]:
 
 
 def multiply_adds(dims: Dims) -> int:
-    """Those of the products and of the rows, of which each launch has a part."""
+    """Return the multiply-adds of the products and of the rows; each launch has a part of them."""
     rows, hidden, outputs = dims
     return rows * hidden * (outputs + 8)
 

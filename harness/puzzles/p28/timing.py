@@ -1,6 +1,6 @@
-"""The kernels of puzzle 28's steps as a library that a process with a GPU loads: each call enqueues a step on torch's stream.
+"""Kernels of puzzle 28's steps as a shared library; each call enqueues a step on torch's current stream.
 
-It is built of an op package, where Mojo is; a machine without it takes one from the folder that $WORKBOOK_FAST_STEPS names.
+The library is built from an op package. A machine without Mojo loads it from the folder $WORKBOOK_FAST_STEPS.
 """
 
 import ctypes
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 SOURCE = Path(__file__).with_suffix(".mojo")
 READY = "WORKBOOK_FAST_STEPS"
 SCRATCH = 2**28
-"""Bytes for what a step's launches hand to each other."""
+"""Workspace bytes that a step's launches share."""
 TRANSPOSE, BIAS, COLUMN_SUMS, GRAD_INPUT = 13, 14, 15, 16
 """Launches around the products, by the numbers that follow those of the steps in `timing.mojo`."""
 
 
 def library(package: Path, form: str, dtype: str) -> Path:
-    """The library of an op package for the GPU of this process, built where none is ready for its form and dtype.
+    """Return the library of an op package for this GPU, and build it unless $WORKBOOK_FAST_STEPS has it.
 
-    Raises EnvironmentProblem where it cannot be built, CompileFailed where the package does not compile.
+    Raises EnvironmentProblem if it cannot be built, CompileFailed if the package does not compile.
     """
     named = os.environ.get(READY)
     if named:
@@ -57,7 +57,7 @@ class Steps:
     def enqueue(
         self, step: int, tensors: "Sequence[Tensor]", rows: int, hidden: int, outputs: int = 0
     ) -> None:
-        """Enqueues a step's launches on tensors in the order of its op, on torch's current stream."""
+        """Enqueue a step's launches on torch's current stream; the tensors have the order of its op."""
         pointers = (ctypes.c_int64 * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
         stream = torch.cuda.current_stream().cuda_stream
         numbers = (self.device, stream, step, ctypes.addressof(pointers), rows, hidden, outputs)
@@ -74,10 +74,7 @@ STEPS = (
 
 @dataclass
 class Problem:
-    """The tensors of a size, and the calls of every step on them.
-
-    Everything is there once; a step writes the same tensors in each of its forms.
-    """
+    """Tensors of one size, shared by all forms of a step, and the calls of every step on them."""
 
     rows: int
     hidden: int
@@ -106,7 +103,7 @@ class Problem:
         self.turned = [torch.empty_like(t) for t in (self.weight, self.dy, self.ln_out)]
 
     def step(self, steps: Steps, number: int) -> None:
-        """Enqueues a step by itself."""
+        """Enqueue one step."""
         factors = (self.ln_out, self.weight)
         tensors = {
             **dict.fromkeys(range(1, 5), (self.y, self.x, self.gamma, self.beta)),
@@ -118,8 +115,8 @@ class Problem:
         }[number]
         steps.enqueue(number, tensors, self.rows, self.hidden, self.outputs)
 
-    def expected(self, number: int) -> "list[tuple[Tensor, Tensor]]":
-        """What a step writes, and what it should be, in float32."""
+    def result_pairs(self, number: int) -> "list[tuple[Tensor, Tensor]]":
+        """Return the outputs of a step, each with the expected values in float32."""
         wide = [
             t.float() for t in (self.x, self.gamma, self.beta, self.dln, self.ln_out, self.weight, self.dy)
         ]
@@ -141,7 +138,7 @@ class Problem:
         return [*backward, (self.output, ln_out @ weight.T + self.bias.float()), (self.db, dy.sum(0))]
 
     def whole(self, first: Steps, yours: Steps, done: int) -> None:
-        """Enqueues both passes with the steps up to `done` in their last form, and all else in its first."""
+        """Enqueue both passes, with the steps up to `done` in their optimized form and the others in their first."""
         R, H, O = self.rows, self.hidden, self.outputs
 
         def form(number: int) -> Steps:

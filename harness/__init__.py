@@ -1,7 +1,7 @@
-"""The workbook's harness: runs the puzzles, checks every gradient, and has the layer to use in real models.
+"""Run the puzzles, check every gradient, and provide the layer for real models.
 
-`harness.LayerNormLinear` and `harness.fused_layernorm_linear` are loaded when they are first asked for, so that
-`import harness` and the command line start without PyTorch.
+`harness.LayerNormLinear` and `harness.fused_layernorm_linear` are imported on first use, so `import harness`
+and the command line start without PyTorch.
 """
 
 import time

@@ -1,6 +1,8 @@
-"""Start the command `workbook`, also as `python -m harness`: Ctrl-C is one line from the first import on.
+"""Start the command `workbook`, also as `python -m harness`: Ctrl-C prints one line, from the first import
+on.
 
-`harness.check` has the way from the command to a verdict, `harness.nn` that from a layer to its launches, file by file.
+`harness.check` maps the path from a command to its result, `harness.nn` the path from a layer to its
+launches.
 """
 
 import os

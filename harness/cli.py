@@ -1,7 +1,7 @@
-"""The command line: `workbook pNN --backward`. Finds the command, runs it, and turns its end into an exit code.
+"""The command line: find the command, run it, and turn its result into an exit code.
 
-Exit codes: 0 all correct, 1 a wrong result, 2 bad use, 3 unsolved blanks, 4 the Mojo package does not compile, 5 the
-environment, 6 nothing wrong, but no GPU kernel ran anywhere, 130 interrupted.
+Exit codes: 0 all correct, 1 a wrong result, 2 bad use, 3 unsolved blanks, 4 the Mojo package does not
+compile, 5 the environment, 6 nothing wrong, but no GPU kernel ran anywhere, 130 interrupted.
 """
 
 import os
@@ -48,7 +48,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def check_folder() -> None:
-    """Raise EnvironmentProblem where the working directory is gone: libraries would report it in words of their own, or exit."""
+    """Raise EnvironmentProblem if the working directory is gone: libraries would report it in other words,
+    or exit."""
     try:
         os.getcwd()
     except FileNotFoundError as error:

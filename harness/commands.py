@@ -38,7 +38,7 @@ from harness.toolchain.disk import write_failed
 
 
 def command_parser(name: str, about: str | None, puzzle: str | None = None) -> Parser:
-    """Return a parser for one sub-command; `puzzle` is "?" where the puzzle may be left out."""
+    """Return a parser for one sub-command; `puzzle` is "?" if the puzzle is optional."""
     parser = Parser(prog=command(name), description=about, allow_abbrev=False)
     parser.add_argument("puzzle", nargs=puzzle, help="for example p20")
     return parser
@@ -54,14 +54,16 @@ def with_rung(parser: argparse.ArgumentParser) -> None:
 
 
 def work_of(puzzle: Puzzle, rung: str | None, gate: str | None = None) -> Work:
-    """Return a puzzle's file of a rung; without one, that of the last rung which holds the gate; with neither, the file at hand."""
+    """Return a puzzle's file of a rung; by default that of the last rung with the gate, without a gate the
+    current file."""
     if not rung and gate is None:
         return at_hand(works(puzzle), Progress.load()) or works(puzzle)[-1]
     return Work(puzzle, puzzle.rung(rung) if rung else puzzle.rung_of(gate or ""))
 
 
 def parts(puzzle: Puzzle, rung: str | None, blank: str | None) -> list[Work]:
-    """Return the files that a command without --rung and without a blank means: one, or every one where the puzzle is all its rungs."""
+    """Return the files of a command without --rung and blank: one, or all if the puzzle consists of its
+    rungs."""
     whole = puzzle.every_rung and not rung and blank is None
     return works(puzzle) if whole else [work_of(puzzle, rung, blank)]
 
@@ -99,7 +101,7 @@ def init(arguments: list[str]) -> int:
 
 
 def update(arguments: list[str]) -> int:
-    """Renew a folder that init made from the package that is installed now; what you wrote into blanks stays."""
+    """Update a folder created by `init` from the installed package; what you wrote in blanks is kept."""
     parser = Parser(prog=command("update"), description=update.__doc__, allow_abbrev=False)
     parser.add_argument(
         "--book", action="store_true", help="the built book too, where the folder has none yet"
@@ -126,7 +128,7 @@ def update(arguments: list[str]) -> int:
 
 
 def list_puzzles(arguments: list[str]) -> int:
-    """Print the next step; then the puzzle that you are at, with the gates of the file at hand, and a line for each other."""
+    """Print the next step, the current puzzle with the gates of its file, and a line for each other puzzle."""
     parser = command_parser("list", list_puzzles.__doc__, "?")
     parser.add_argument("--all", action="store_true", help="every puzzle with its gates")
     flags = parser.parse_args(arguments)
@@ -188,7 +190,8 @@ def hint(arguments: list[str]) -> int:
 
 
 def blank_at_hand(work: Work, progress: Progress) -> Gate | None:
-    """Return the first blank of a file that was begun and has not passed, else the first that has not; None where all have."""
+    """Return the first blank of a file that is begun and has not passed, else the first that has not passed;
+    None if all have."""
     states = work.states(progress)
     return next((gate for gate in work.gates if states[gate.id] in BEGUN), work.next_gate(progress))
 
@@ -216,7 +219,7 @@ def diff(arguments: list[str]) -> int:
 
 
 def reset(arguments: list[str]) -> int:
-    """Put a puzzle's damaged files, or the one that you are at, or one blank, back to what they were. Asks first, keeps copies."""
+    """Restore a puzzle's damaged files, or the current file, or one blank. Asks first, and keeps copies."""
     parser = command_parser("reset", reset.__doc__)
     with_rung(parser)
     parser.add_argument("blank", nargs="?", help="one blank (default: all of them)")
@@ -252,12 +255,13 @@ def reset(arguments: list[str]) -> int:
 
 
 def changed_files(there: Sequence[Work], blank: str | None) -> dict[Path, str | Path]:
-    """Return the paths of some files that a reset puts back, each with what it writes there."""
+    """Return the paths that a reset changes, each with its new content."""
     return {path: content for work in there for path, content in changes_of(work, blank).items()}
 
 
 def changes_of(work: Work, blank: str | None) -> dict[Path, str | Path]:
-    """Return the paths of a file that a reset puts back, each with the text that it writes or the file of the solution that it links to."""
+    """Return the paths that a reset of one file changes, each with its text or the solution's file that it
+    links to."""
     text = restore.restore(work.path, work.solution, blank)
     changes: dict[Path, str | Path] = {} if holds(work.path, text) else {work.path: text}
     if blank is None and work.in_package:
@@ -288,7 +292,7 @@ def holds(path: Path, text: str) -> bool:
 
 
 def agreed() -> bool:
-    """Ask for a yes; the end of input is a no."""
+    """Ask for confirmation; the end of input is a no."""
     try:
         return input("Go on? [y/N] ").strip().lower() in ("y", "yes")
     except EOFError:
@@ -331,7 +335,8 @@ VERDICTS = {
 
 
 def verify_work(console: Console, work: Work, *, verbose: bool = False) -> int | None:
-    """Check one file and print the result of each gate; return its exit code, None where nothing was to be checked."""
+    """Check one file and print the result of each gate; return its exit code, None if there was nothing to
+    check."""
     title = f"{work.puzzle.name} {work.rung.words}: {shown(work.path)}"
     try:
         blanks = work.blanks()
@@ -371,7 +376,7 @@ def watch(arguments: list[str]) -> int:
 
 
 def doctor(arguments: list[str]) -> int:
-    """Print what the workbook needs and this machine has, a line each, with the remedy where something is missing."""
+    """Print a line for each requirement on this machine, with the remedy if it is missing."""
     parser = Parser(prog=command("doctor"), description=doctor.__doc__, allow_abbrev=False)
     parser.parse_args(arguments)
     from harness.screens.doctor import examine
@@ -385,9 +390,9 @@ def doctor(arguments: list[str]) -> int:
 def build_ext(arguments: list[str]) -> int:
     """Build the layers' kernels and operators, for this machine's GPUs and PyTorch or for others.
 
-    Without one the first call on a GPU builds what it needs. Kernels are built in parts, a dtype or a feature of one each. What was built
-    elsewhere is found in the folder that the environment variable WORKBOOK_EXTENSIONS names. Kernels want no GPU and no C
-    compiler; operators want a C++ compiler.
+    Otherwise the first call on a GPU builds what it needs. Kernels are built in parts, one per dtype or
+    feature. The environment variable WORKBOOK_EXTENSIONS names a folder of libraries built elsewhere. Kernels
+    need no GPU and no C compiler; operators need a C++ compiler.
     """
     from harness.nn import host
     from harness.toolchain import architectures, libraries

@@ -1,6 +1,6 @@
-"""Share what every command needs: its parser of flags, its streams and console, JSON, paths, and the progress line.
+"""Share the flag parser, streams and console, JSON, paths and the progress line of all commands.
 
-A terminal without UTF-8 gets plain signs instead of others; this module does it for everything that is printed.
+On a terminal without UTF-8 all output uses ASCII in place of other signs.
 """
 
 import argparse
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 VERDICT = r" *(?:[✅❌⏳] \S+ +)?"
-"""What stands in a line before its words: spaces and, of a verdict, a sign and the gate."""
+"""The start of a line before its words: spaces, and for a result a sign and the gate."""
 NARROWEST = 20
 """Columns; nothing can be laid out in fewer, and COLUMNS is then not obeyed."""
 PLAIN = {
@@ -36,7 +36,7 @@ PLAIN = {
     **{"┌": "+", "┐": "+", "└": "+", "┘": "+", "■": "#", "•": "*"},
     **{"·": "-", "│": "|", "─": "-", "→": "->", "×": "x", "–": "-", "—": "-", "…": "..."},
 }
-"""What stands for a sign where it cannot be printed."""
+"""Replacements of signs that cannot be printed."""
 
 
 class Finished(SystemExit):
@@ -85,7 +85,8 @@ def prepare_streams() -> None:
 
 
 def output_lost(error: OSError) -> int:
-    """Print one line and return the exit code where standard output is closed, or another file fails unexpectedly."""
+    """Print one line and return the exit code if standard output is closed, or another file fails
+    unexpectedly."""
     try:
         sys.stdout.flush()
     except OSError:  # what is left in it goes nowhere, or the interpreter would complain at its end
@@ -112,16 +113,16 @@ class PipedConsole(Console):
     """A console that leaves the end of a pipe to the command line; rich would exit with 1, "a wrong result"."""
 
     wraps = False
-    """Whether lines are wrapped although the output is no terminal."""
+    """Whether lines are wrapped although the output is not a terminal."""
 
     def on_broken_pipe(self) -> None:
         raise  # the error that is being handled
 
 
 def make_console(stream, *, paged: bool = False) -> Console:
-    """Return a console that prints plain, unwrapped text where the output is no terminal.
+    """Return a console that prints plain, unwrapped text if the output is not a terminal.
 
-    COLUMNS holds for a dumb terminal too, and for a pipe where the text is `paged`.
+    COLUMNS also applies to a dumb terminal, and to a pipe if the text is `paged`.
     """
     piped = not stream.isatty()
     obeyed = paged if piped else os.environ.get("TERM") in ("dumb", "unknown")
@@ -135,18 +136,18 @@ def make_console(stream, *, paged: bool = False) -> Console:
 
 
 def requested_width() -> int:
-    """Return the columns that the environment variable COLUMNS asks for, as a pipe to a pager does; 0 where it does not."""
+    """Return the environment variable COLUMNS, which a pipe to a pager may set; 0 if it is not set."""
     words = os.environ.get("COLUMNS", "")
     return int(words) if words.isdecimal() and int(words) >= NARROWEST else 0
 
 
 def page_width(console: Console) -> int:
-    """Return the columns of what is laid out in tables and pictures: a terminal's, or those asked for; 0 for as many as it takes."""
+    """Return the width for tables and pictures: that of the terminal or the requested one; 0 for no limit."""
     return console.width if console.is_terminal else requested_width()
 
 
 def print_lines(console: Console, lines: Iterable[Text | str]) -> None:
-    """Print lines as they are, without markup."""
+    """Print lines verbatim, without markup."""
     for line in lines:
         text = line if isinstance(line, Text) else Text(printable(line))
         if not (console.is_terminal or (isinstance(console, PipedConsole) and console.wraps)):
@@ -157,9 +158,9 @@ def print_lines(console: Console, lines: Iterable[Text | str]) -> None:
 
 
 def hanging(console: Console, line: Text, column: int | None = None) -> list[Text]:
-    """Return the rows of a line on a terminal: what does not fit goes on below the line's own beginning, or at a column.
+    """Split a line for a terminal; continuation lines are indented to the line's own start, or to a column.
 
-    A verdict begins after its sign and the gate's name.
+    A result starts after its sign and the gate's name.
     """
     if column is None:
         beginning = re.match(VERDICT, line.plain)
@@ -172,7 +173,7 @@ def hanging(console: Console, line: Text, column: int | None = None) -> list[Tex
 
 
 def write_json(data: dict, target: str) -> None:
-    """Write JSON to a file, or to standard output for "-". Raises BadUse where the file cannot be written."""
+    """Write JSON to a file, or to standard output for "-". Raises BadUse if the file cannot be written."""
     text = json.dumps(data, indent=2)
     if target == "-":
         print(text)
@@ -181,7 +182,7 @@ def write_json(data: dict, target: str) -> None:
 
 
 def shown(path: Path) -> str:
-    """Return a path relative to the current folder where that is shorter; a link by its own name."""
+    """Return a path relative to the current folder if that is shorter; a link by its own name."""
     try:
         return str(Path(os.path.abspath(path)).relative_to(Path.cwd()))
     except ValueError:
@@ -189,7 +190,7 @@ def shown(path: Path) -> str:
 
 
 def relative(text: str) -> str:
-    """Text with the paths of files below the current folder made relative."""
+    """Make the paths of files below the current folder relative."""
     return text.replace(f"{Path.cwd()}/", "")
 
 

@@ -18,8 +18,7 @@ class BadUse(WorkbookError):
 
 
 def unknown_gate(id: str, there: Iterable[str], where: str = "") -> BadUse:
-    """Return the error for a gate that is none, or none of `where`, with those there are, and the one that was meant where it is
-    much like one."""
+    """Return the error for an unknown gate, with the known ones of `where` and the closest match."""
     ids = [*there]
     near = difflib.get_close_matches(id, ids, 1)
     words = f" (did you mean {near[0]}?)" if near else ""
@@ -29,7 +28,7 @@ def unknown_gate(id: str, there: Iterable[str], where: str = "") -> BadUse:
 
 
 class DamagedFile(BadUse):
-    """A problem file whose blank markers are broken, or a link that leads nowhere."""
+    """A problem file with broken blank markers, or a dangling link."""
 
 
 class Unsolved(WorkbookError):
@@ -49,6 +48,6 @@ class CompileFailed(WorkbookError):
 
 
 class EnvironmentProblem(WorkbookError):
-    """The toolchain, a driver, a cache folder or the hardware stands in the way."""
+    """A problem of the toolchain, a driver, a cache folder or the hardware."""
 
     exit_code = 5

@@ -1,4 +1,5 @@
-"""Spell a command of the workbook: `workbook ...`, after `uv run` or `pixi run` where one of them started this process."""
+"""Spell a command of the workbook: `workbook ...`, after `uv run` or `pixi run` if this process was started
+by one of them."""
 
 import os
 from collections.abc import Mapping

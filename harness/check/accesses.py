@@ -1,6 +1,7 @@
 """Tabulate the memory accesses of a replayed run: thread, tensor, element, step, line and blank.
 
-What the pictures of a run are drawn from, and what `blame` compares between a learner's run and the solution's.
+Pictures of a run are drawn from these tables, and `blame` compares those of the learner's run and the
+solution's.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,14 +37,14 @@ class Line:
 
 @dataclass(frozen=True)
 class Source:
-    """The file with the blanks and what its blanks are; other files of a package are known by their paths only."""
+    """The file with the blanks; other files of a package are known by their paths only."""
 
     path: Path
     blanks: Mapping[str, Blank] = field(default_factory=dict[str, Blank])
 
     def line(self, instr: Instr | None) -> Line | None:
-        """Return the line of an instruction that a learner looks for: in a blank, else in this file, else
-        where it is."""
+        """Return the source line of an instruction that helps a learner: in a blank, else in this file, else
+        anywhere."""
         if instr is None or instr.loc is None:
             return None
         frames = [frame for frame in instr.loc.chain() if Path(frame.file) == self.path and frame.line]
@@ -76,7 +77,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Access:
-    """One access: when (the step's number in the run), by whom, how ("R", "W", "A"), where, and the value."""
+    """One access: step in the run, thread, kind ("R", "W", "A"), place and value."""
 
     step: int
     who: Thread
@@ -116,7 +117,7 @@ class Accesses:
     """A run's accesses as columns, one row an access, in the order of execution."""
 
     def __init__(self, launches: "Sequence[Launch]", source: Source):
-        """`launches` are the virtual GPU's; those without events are left out."""
+        """Index the accesses of `launches`; launches without events are skipped."""
         self.source = source
         self.launches: list[LaunchTrace] = []
         first = 0
@@ -214,7 +215,7 @@ class Accesses:
 
 
 def bank_conflicts(events: Events, step: Step) -> int:
-    """Return the extra cycles of a step on shared memory, where threads of a warp meet in a bank."""
+    """Return the extra cycles of a step on shared memory from bank conflicts."""
     warp, lane, byte, nbytes = requests(events, step)
     if not len(warp):
         return 0
@@ -241,7 +242,7 @@ def sectors(events: Events, step: Step) -> tuple[int, int]:
 
 
 def requests(events: Events, step: Step) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
-    """Return (warp, lane, byte, bytes) of a step's threads; the last is what each of them accesses."""
+    """Return (warp, lane, byte, bytes) of a step's threads; bytes is per thread."""
     rows = slice(step.first, step.last, step.count)
     itemsize = events.tensors[step.tensor].itemsize
     warp = events.block[rows].astype(np.int64) * 32 + (events.thread[rows] >> 5)

@@ -1,11 +1,11 @@
-"""Find the thread and the line that make an element wrong, and what it should have read.
+"""Find the thread and the source line that cause a wrong element, and what the thread should have read.
 
-A learner's run is compared with the solution's, access by access, from the wrong element backwards. Its
-writers are compared thread by thread: one that writes elsewhere, or not at all, or another value. Of a thread
-that writes another value, what it read is compared: other elements, or the same elements with other values.
-Those are wrong themselves, so the search goes on with the thread that wrote them. It ends at the first thread
-that got the correct values and did the wrong thing. A launch's geometry is given, so a thread of one run has
-its counterpart in the other.
+The learner's run is compared with the solution's, access by access, backwards from the wrong element. Writers
+of the element are compared thread by thread: one may write elsewhere, not at all, or another value. For a
+thread that writes another value, its reads are compared: other elements, or the same elements with other
+values. Wrong values that were read are followed to the thread that wrote them. The search ends at the first
+thread with correct inputs and a wrong action. Launch geometries are equal, so each thread of one run has a
+counterpart in the other.
 """
 
 from collections.abc import Iterator
@@ -38,7 +38,8 @@ WORDS = {
 
 @dataclass(frozen=True)
 class Hop:
-    """One step of the way back: a thread's write to a wrong place, and the read of a wrong value that led to it."""
+    """One step of the search: a thread's write of a wrong value, and the read of a wrong value that caused
+    it."""
 
     write: Access
     expected: float
@@ -47,19 +48,19 @@ class Hop:
 
 @dataclass(frozen=True)
 class Fault:
-    """The end of the path back.
+    """The end of the search.
 
     Attributes:
         kind: A key of WORDS.
-        place: The wrong place that the thread writes, or should write.
+        place: The place that the thread writes wrongly, or should write.
         who: The thread.
-        step: The step in the learner's run that shows it, or None where there is none.
+        step: The step in the learner's run, or None.
         line: Its source line.
-        expected: What should have been written at `place`.
-        got: What was, NaN where nothing was.
+        expected: The value that should have been written at `place`.
+        got: The value written, NaN if none was.
         extra: The first reads of the thread that the solution's thread does not do.
-        missing: The places that the solution's thread reads and this one does not.
-        hops: The way from the wrong element, nearest first.
+        missing: The places that only the solution's thread reads.
+        hops: The steps from the wrong element, nearest first.
     """
 
     kind: str
@@ -75,13 +76,13 @@ class Fault:
 
     @property
     def words(self) -> str:
-        """Return what the thread does, as a sentence goes on."""
+        """Return the thread's fault as the end of a sentence."""
         return WORDS[self.kind]
 
 
 @dataclass
 class Search:
-    """One search: the two runs, and the way so far."""
+    """One search through two runs, with the hops so far."""
 
     mine: Accesses
     theirs: Accesses
@@ -90,8 +91,7 @@ class Search:
 
     # -- the way back ---------------------------------------------------------------------------------------
     def run(self, place: Place) -> Fault | None:
-        """Return the fault that made a place wrong, None where neither run writes it or the way back is
-        longer than LONGEST."""
+        """Return the fault behind a wrong place. None if neither run writes it, or after LONGEST hops."""
         before = len(self.mine.steps)
         other = len(self.theirs.steps)
         while len(self.hops) < LONGEST:  # it may come back to a place, always at an earlier step
@@ -103,8 +103,8 @@ class Search:
         return None
 
     def writers(self, place: Place, before: int, other: int) -> tuple[Fault | None, Hop | None, int]:
-        """Compare who wrote a place before a step of each run: a fault, and the hop that may lead further
-        back."""
+        """Compare the writers of a place before a step of each run: a fault, and the hop that may lead
+        further back."""
         mine, theirs = self.writes(self.mine, place, before), self.writes(self.theirs, place, other)
         for who in sorted({*mine, *theirs}):
             ours, right = mine.get(who, []), theirs.get(who, [])
@@ -127,7 +127,7 @@ class Search:
         return (self.fault("same", place, who, mine[who][-1], mine[who][-1].value) if who else None), None, 0
 
     def harmless(self, access: Access, theirs: dict[Thread, list[Access]]) -> bool:
-        """Return whether a store that only one run makes is of the value that the others store there too."""
+        """Check for a store in one run only, of the value that the others store there too."""
         return access.kind == "W" and any(
             a.kind == "W" and not self.differ(a.value, access.value, access.place)
             for some in theirs.values()
@@ -137,7 +137,7 @@ class Search:
     def behind(
         self, place: Place, who: Thread, ours: Access, right: Access
     ) -> tuple[Fault | None, Hop | None, int]:
-        """Return a thread wrote another value than the solution's: what it read says why."""
+        """Explain by its reads why a thread wrote another value than the solution's."""
         fault, read, until = self.reads(who, ours, right)
         if fault or read:
             return fault, Hop(ours, right.value, read) if read else None, until
@@ -150,7 +150,7 @@ class Search:
         return self.fault("value", place, who, ours, right.value), None, 0
 
     def reads(self, who: Thread, ours: Access, right: Access) -> tuple[Fault | None, Access | None, int]:
-        """Compare what a thread read before a write: a fault, or the first read of a wrong value."""
+        """Compare the reads of a thread before a write: a fault, or the first read of a wrong value."""
         blank = self.mine.blank(ours.step)
         mine, theirs = self.read_by(self.mine, who, blank), self.read_by(self.theirs, who, blank)
         extra = [access for place, access in mine.items() if place not in theirs]
@@ -189,8 +189,7 @@ class Search:
         return int(self.mine.step[rows[0]]) if len(rows) else ours.step
 
     def last_read(self, who: Thread, ours: Access, right: Access, blank: str) -> tuple[Access, Place] | None:
-        """Return the element of some tensor that was read last before a write, where it is not the
-        solution's."""
+        """Return the element of a tensor that was read last before a write, if the solution read another."""
         mine = self.latest(self.mine, who, ours.step, blank)
         theirs = self.latest(self.theirs, who, right.step, blank)
         for key, access in mine.items():
@@ -226,7 +225,7 @@ class Search:
 
     # -- both runs ------------------------------------------------------------------------------------------
     def writes(self, run: Accesses, place: Place, before: int) -> dict[Thread, list[Access]]:
-        """Return who wrote a place before a step, since the last store to it by another launch."""
+        """Return the writes to a place before a step, from the last store by another launch on."""
         rows = np.flatnonzero(run.at(place) & (run.kind != "R") & (run.step < before))
         out: dict[Thread, list[Access]] = {}
         for row in rows.tolist():
@@ -260,27 +259,27 @@ class Search:
 
     @staticmethod
     def within(run: Accesses, blank: str) -> np.ndarray:
-        """Return the rows of a blank; all rows for "", and where the run has no such blank."""
+        """Return the rows of a blank; all rows for "" and for a run without such a blank."""
         if not blank or blank not in run.regions:
             return np.ones(len(run.step), bool)
         return run.region == run.regions.index(blank)
 
     @staticmethod
     def code(run: Accesses, place: Place) -> int:
-        """Return the number of a place's tensor in a run, -1 where the run does not touch it."""
+        """Return the number of a place's tensor in a run, -1 if the run does not access it."""
         key = (place.launch, place.tensor)
         return run.names.index(key) if key in run.names else -1
 
     @staticmethod
     def other_kind(ours: list[Access], right: list[Access]) -> str:
-        """Return whether one of two lists of writes stores and the other adds."""
+        """Check whether one of two lists of writes stores and the other adds."""
         kinds = {access.kind for access in ours}, {access.kind for access in right}
         if kinds[0] == kinds[1]:
             return ""
         return "kind" if "A" in kinds[1] else "atomic"
 
     def differ(self, a: float, b: float, place: Place) -> bool:
-        """Return whether two values of a place differ by more than rounding."""
+        """Check whether two values of a place differ by more than rounding."""
         if (np.isnan(a) and np.isnan(b)) or a == b:
             return False
         if not (np.isfinite(a) and np.isfinite(b)):
@@ -297,7 +296,7 @@ class Search:
 
 
 def amount(writes: list[Access]) -> float:
-    """Return what some writes of one thread to one place come to: the sum of what atomics add, or the last
+    """Return the combined effect of one thread's writes to a place: the sum of its atomics, or its last
     store."""
     if all(write.kind == "A" for write in writes):
         return sum(write.value for write in writes)
@@ -305,5 +304,5 @@ def amount(writes: list[Access]) -> float:
 
 
 def blame(mine: Accesses, theirs: Accesses, place: Place) -> Fault | None:
-    """Return the fault that made a place of the learner's run wrong; None where neither run writes it."""
+    """Return the fault behind a wrong place of the learner's run; None if neither run writes it."""
     return Search(mine, theirs).run(place)

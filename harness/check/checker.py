@@ -1,8 +1,8 @@
-"""Create the checker of a learner's file; `Checker` runs gates of kernels on the virtual GPU, without MAX.
+"""Create the checker of a learner's file; `Checker` runs kernel gates on the virtual GPU, without MAX.
 
-The kernels are recorded (one run of the Mojo compiler for all cases, and for those kernels alone that have changed)
-and replayed on the virtual GPU. While the compiler runs, what judges is imported, and what is right is read from
-the cache or asked of PyTorch: this module itself is light. A gate whose blank is untouched is not run.
+Kernels are recorded, by one run of the Mojo compiler for all cases and only for kernels that have changed,
+and replayed on the virtual GPU. While the compiler runs, the modules of the check are imported and reference
+results are loaded or computed; this module itself imports little. A gate with an untouched blank is not run.
 """
 
 import re
@@ -41,17 +41,17 @@ class RungChecker(Protocol):
     def check(
         self, path: Path, gates: GateIds = None, cases: Cases = None, *, on_first: OnFirst = None
     ) -> list[GateResult]:
-        """Return the verdict on each gate; `on_first` is called by a checker that judges case after case."""
+        """Return the result of each gate; a checker that goes case by case calls `on_first`."""
         ...
 
 
 class Checker:
-    """Judges gates again and again: truth, baseline and recordings are cached.
+    """Repeated checks of kernel gates, with truth, baseline and recordings cached.
 
     Attributes:
-        other: The dtype in which a few cases of what is right are judged too, compiled by the same program; "" for none.
+        other: A second dtype for a few cases, compiled by the same program; "" for none.
         blocks: The block order of the virtual GPU.
-        repeat: How often a case runs again.
+        repeat: Number of repeated runs of a case.
     """
 
     def __init__(
@@ -83,16 +83,15 @@ class Checker:
     def check(
         self, path: Path | OpPackage, gates: GateIds = None, cases: Cases = None, *, on_first: OnFirst = None
     ) -> list[GateResult]:
-        """Return the verdict on each gate, in the puzzle's order.
+        """Return the result of each gate, in the puzzle's order.
 
         Args:
-            path: The op package; read anew at every call.
+            path: The op package, read again at every call.
             gates: Their ids, or None for all. Raises BadUse for an unknown one.
             cases: None for the puzzle's.
-            on_first: Called with the verdicts on the first case alone, before the other cases are run.
+            on_first: Called with the results of the first case, before the other cases run.
 
-        Raises CompileFailed where the package does not compile, DamagedFile where its blank markers are
-        broken.
+        Raises CompileFailed if the package does not compile, DamagedFile if its blank markers are broken.
         """
         # A fresh one: it remembers the hash of what it has read.
         package = OpPackage(path.path if isinstance(path, OpPackage) else path)
@@ -136,9 +135,9 @@ class Checker:
     def _record(
         self, package: OpPackage, asked: Mapping[str, Sequence[Case]], variants: Sequence[str]
     ) -> dict[str, Recording]:
-        """Return the recording of each dtype's cases; meanwhile what is right is looked up or computed.
+        """Return the recording of each dtype's cases; reference results are loaded or computed meanwhile.
 
-        Raises what `record` does, and that without waiting for PyTorch to answer all.
+        Raises what `record` raises, without waiting for PyTorch.
         """
         orders = [
             Order(package, tuple(dict.fromkeys(case.dims for case in cases)), tuple(variants), True, dtype)
@@ -157,8 +156,8 @@ class Checker:
 
 
 def create_checker(work: Work, *, at_terminal: bool = False, **options: object) -> RungChecker:
-    """Return what judges a file that a learner writes: Python runs in a process of its own, where leaving
-    ends no verdict.
+    """Return the checker of a learner's file; Python runs in a subprocess, where an exit fails one gate
+    only.
 
     `at_terminal`: whether that code may read from the terminal.
     """
@@ -170,9 +169,9 @@ def create_checker(work: Work, *, at_terminal: bool = False, **options: object) 
 
 
 def make_checker(work: Work, **options: object) -> RungChecker:
-    """Return the checker of a file; `options` are its keywords, as `seed`. Importing it may take seconds.
+    """Return the checker of a file; `options` are its keywords, such as `seed`. The import may take seconds.
 
-    Kernels are judged in NARROW too where nothing says which dtype is meant.
+    Without a dtype kernels are checked in NARROW too.
     """
     if isinstance(work.rung, MojoRung):
         options = {"other": NARROW, **options} if "dtype" not in options else options
@@ -182,8 +181,10 @@ def make_checker(work: Work, **options: object) -> RungChecker:
 def name_owner(
     error: CompileFailed, source: Path, blanks: Mapping[str, Blank], asked: Sequence[str]
 ) -> CompileFailed:
-    """Return the error; where its line is in the blank of a gate that was not asked about, it says whose.
-    Where it is in no blank, the line of an index by parts, which breaks the compiler elsewhere."""
+    """Add to a compile error whose blank its line is in, if that gate was not requested.
+
+    For a line outside every blank it points to an index by parts, which breaks the compiler elsewhere.
+    """
     at = re.search(rf"{re.escape(str(source))}:(\d+):", str(error))
     line = int(at[1]) if at else 0
     owners = [id for id, blank in blanks.items() if 0 <= line - blank.line < len(blank.body)]

@@ -4,16 +4,16 @@
     limit = 2 * baseline * s + floor + propagated / max |truth|
 
 The truth is the same function in higher precision, `baseline` the error of PyTorch in the kernel's dtype. The
-tolerance so follows the data: nothing here is a constant picked by hand but the floor, a few units in the
-last place. s is above 1, up to 8, for the sums that a spec declares `atomic` (`allowance`). `propagated` is
-above 0 for what is computed from saved quantities that are right: how far their rounding moves it.
-`Reference.compare_all` asks the spec for both. A tensor is right where its error is within the limit, NaN and
-infinity stand only where they do in the truth, and every element was written.
+tolerance so follows the data; the only constant is the floor, a few units in the last place. s is above 1, up
+to 8, for sums that a spec declares `atomic` (`allowance`). `propagated` is the effect of the rounding of
+saved quantities that are correct themselves. `Reference.compare_all` gets both from the spec. A tensor is
+correct if its error is within the limit, NaN and infinity are where the truth has them, and every element was
+written.
 
-A truth that is a difference of equal terms is 0, or what rounding leaves, and no measure of itself: of
-a * (g - g) whether a right kernel gives 0 or a unit in the last place of a * g is up to how it contracts its
-multiplications and additions. Where max |truth| is below one such unit of the terms, their size takes its place
-in `error`, for PyTorch's too: to be as near to 0 as the terms can be told is right.
+A truth that is a difference of equal terms is 0, or rounding noise, and cannot scale its own error: for a *
+(g - g) a correct kernel returns 0 or a unit in the last place of a * g, depending on fused multiply-adds. If
+max |truth| is below one such unit of the terms, `error` is relative to the size of the terms, for PyTorch's
+result too.
 """
 
 import math
@@ -46,15 +46,16 @@ class TensorResult:
     """The comparison of one tensor.
 
     Attributes:
-        ok: Whether the error is within the limit and nothing is non-finite that should not be.
-        error: max |got - truth| / max |truth|, or over the size of the terms where these cancel; the absolute maximum
-            where the truth is all zero and no size is known.
+        ok: Whether the error is within the limit and no element is unexpectedly non-finite.
+        error: max |got - truth|
+    max |truth|, or relative to the size of the terms if these cancel; absolute if the truth is all zero and
+    no size is known.
         baseline: The same for PyTorch in the kernel's dtype.
-        limit: What `error` may be.
-        difference: max |got - PyTorch| over finite elements, the figure that reports print for a gradient.
+        limit: The largest `error` allowed.
+        difference: max |got - PyTorch| over finite elements, as reports print it for a gradient.
         worst: Index of the largest error.
-        nonfinite: How many elements are NaN or infinite where the truth is not, or the reverse.
-        unwritten: How many elements still hold the poison that the buffer was filled with.
+        nonfinite: Number of elements that are NaN or infinite where the truth is not, or the reverse.
+        unwritten: Number of elements that still hold the poison of the buffer.
     """
 
     ok: bool
@@ -68,7 +69,7 @@ class TensorResult:
 
     @property
     def ratio(self) -> float:
-        """The error in units of PyTorch's own; infinite where PyTorch makes none."""
+        """The error in units of PyTorch's own; infinite if PyTorch's is 0."""
         if self.baseline == 0:
             return 0.0 if self.error == 0 else float("inf")
         return self.error / self.baseline
@@ -76,7 +77,7 @@ class TensorResult:
 
 @dataclass
 class Repeats:
-    """The results of repeated runs of one gradient; `atomic` where blocks add to it in no fixed order."""
+    """Results of repeated runs of one gradient; `atomic` if blocks add to it in no fixed order."""
 
     runs: int
     bit_equal: bool
@@ -86,19 +87,18 @@ class Repeats:
 
     @property
     def ok(self) -> bool:
-        """Return whether every run was within the limit, and equal to the last bit where the order of sums is
-        fixed."""
+        """Check that every run was within the limit, and bit-identical if the order of sums is fixed."""
         return not self.wrong_runs and (self.bit_equal or self.atomic)
 
 
 def allowance(atomic: bool, rows: int) -> float:
-    """Return s: how much more a sum over `rows` may err when atomics add it up in any order, one by one."""
+    """Return s, the factor allowed for a sum over `rows` by atomics in any order."""
     return min(8.0, max(1.0, math.sqrt(rows) / 8)) if atomic else 1.0
 
 
 def relative_error(got: np.ndarray, truth: np.ndarray, scale: float = 0.0) -> float:
-    """Return max |got - truth| / scale, without one max |truth|; absolute where that is 0 too; 0 for empty
-    tensors."""
+    """Return max |got - truth|
+    scale, by default max |truth|; absolute if that is 0; 0 for empty tensors."""
     if truth.size == 0:
         return 0.0
     scale = scale or np.abs(truth).max()
@@ -120,18 +120,18 @@ def compare(
     """Compare one tensor with the truth and with PyTorch.
 
     Args:
-        got: What the kernel wrote, in float64 or wider.
+        got: The kernel's output, in float64 or wider.
         truth: The same shape, from higher precision.
-        baseline: The same shape, PyTorch's answer in `dtype`.
-        dtype: The dtype that the kernel wrote, a key of EPSILON.
+        baseline: The same shape, PyTorch's result in `dtype`.
+        dtype: The kernel's output dtype, a key of EPSILON.
         allowance: s in the limit.
-        poison: True where the buffer still holds what it was filled with before the run.
-        terms: The size of the terms whose difference the tensor is; 0 where nothing cancels.
-        propagated: How far the rounding of what the tensor is computed from, itself within its limit, moves it.
+        poison: True where the buffer still holds its fill value.
+        terms: The size of the terms whose difference the tensor is; 0 if nothing cancels.
+        propagated: The effect of the rounding of the tensor's inputs, themselves within their limits.
 
-    A NaN or infinity counts where the truth has none, and the reverse; where both have one at the same place,
-    the element is right, unless they are infinities of opposite sign. Which of NaN and infinity stands there
-    is up to the order of additions: a compensated sum makes inf - inf of what a plain one leaves infinite.
+    A NaN or infinity counts if the truth has none, and the reverse; if both have one in the same place, the
+    element is correct unless they are infinities of opposite sign. NaN and infinity count as equal, since the
+    order of additions decides: a compensated sum turns an infinite sum into inf - inf.
     """
     truth = np.asarray(truth)
     truth = truth if truth.dtype.kind == "f" else truth.astype(np.float64)
@@ -162,10 +162,10 @@ def compare(
 
 
 def cancelled_scale(truth: np.ndarray, terms: float, dtype: str) -> tuple[float, float]:
-    """Return what errors are measured by and the floor: the terms, where the truth is lost in their rounding;
-    else 0.
+    """Return the scale of errors and the floor: the size of the terms if the truth is lost in their
+    rounding, else 0.
 
-    Kernels of a 16-bit type compute in float32, so that theirs cancel to float32's last place too.
+    Kernels of a 16-bit type compute in float32, so their terms cancel to float32's last place too.
     """
     arithmetic = "float64" if dtype == "float64" else "float32"
     if truth.size and np.abs(truth).max() < EPSILON[arithmetic] * terms < math.inf:
@@ -182,13 +182,13 @@ def got_and_expected(got: float, expected: float, limit: float, digits: int = 7)
 
 
 def distinct_digits(one: float, other: float, digits: int) -> tuple[str, str]:
-    """Return two numbers with so many digits, or with as many more as distinguish them."""
+    """Format two numbers, with as many digits as distinguish them."""
     texts = ((f"{one:.{count}g}", f"{other:.{count}g}") for count in range(digits, 17))
     return next((pair for pair in texts if pair[0] != pair[1]), (f"{one:.17g}", f"{other:.17g}"))
 
 
 def describe_wrong_bits(got: float, expected: float) -> str:
-    """Return which bits of a word of 32 are wrong, of the lowest what it is."""
+    """Describe the wrong bits of a 32-bit word, the lowest by its value."""
     wrong = [bit for bit in range(32) if (int(got) ^ int(expected)) >> bit & 1]
     first = f"bit {wrong[0]} is {int(got) >> wrong[0] & 1}, expected {int(expected) >> wrong[0] & 1}"
     return first if len(wrong) == 1 else f"{first}; {len(wrong)} of its 32 bits are wrong"
@@ -214,14 +214,14 @@ ROUNDING = 2e-5
 
 @dataclass(frozen=True)
 class Evidence:
-    """One quantity in one case where it is wrong.
+    """One wrong quantity in one case.
 
     Attributes:
         case: The case; `arrays` its inputs in float64.
-        got, truth: The tensor that was written, in float64, and what it should be.
+        got, truth: The tensor that was written, in float64, and the expected one.
         unwritten: True where nothing was written.
-        verdict: By how much it is wrong.
-        dtype: What the kernel writes.
+        verdict: The comparison.
+        dtype: The kernel's output dtype.
     """
 
     case: Case
@@ -234,32 +234,32 @@ class Evidence:
 
     @cached_property
     def scale(self) -> float:
-        """Return what errors are measured against: the largest finite truth, or 1 where all of it is zero."""
+        """Return the scale of errors: the largest finite truth, or 1 if all of it is zero."""
         return largest(self.truth) or 1.0
 
     @cached_property
     def magnitude(self) -> float:
-        """The largest finite value, of the truth (1 where all of it is zero) and of what was written."""
+        """The largest finite magnitude in the truth (1 if all of it is zero) and the result."""
         return max(self.scale, largest(self.got))
 
     @cached_property
     def error(self) -> float:
-        """The largest distance from the truth; infinite where one of the two is no number."""
+        """The largest distance from the truth; infinite if one of the two is not a number."""
         with np.errstate(all="ignore"):
             return float(apart_from(self.got, self.truth).max())
 
     @property
     def tolerance(self) -> float:
-        """Return how far a result may be from a formula that explains it."""
+        """Return the largest distance between a result and a formula that explains it."""
         return (2 * self.verdict.limit + 8 * EPSILON[self.dtype]) * self.magnitude
 
     def equals(self, formula: np.ndarray, numbers_only: bool = False) -> float | None:
-        """Return how far the result is from a formula's, relative to the largest value; None where it is too
-        far.
+        """Return the distance of the result from a formula's, relative to the largest value; None if it is
+        too far.
 
-        A formula with one axis more than the result lists alternatives. What is no number must be so in both;
-        with `numbers_only` only what is a number in the result need be the formula's. Of a result that is far
-        from the truth more rounding is allowed: it may have added up far more than it should.
+        A formula with one axis more than the result lists alternatives. NaN must be in the same places; with
+        `numbers_only` only the numbers of the result are compared. A result far from the truth gets a larger
+        tolerance, since it may have summed far more terms than it should.
         """
         with np.errstate(all="ignore"):
             apart = apart_from(self.got, np.asarray(formula, np.float64))
@@ -274,20 +274,20 @@ class Evidence:
 
     @property
     def wrong(self) -> np.ndarray:
-        """True where an element by itself is beyond the limit, not written, or not finite where the truth is."""
+        """True for elements beyond the limit, not written, or not finite where the truth is."""
         with np.errstate(invalid="ignore"):
             far = np.abs(self.got - self.truth) > self.verdict.limit * self.scale
         return np.where(np.isfinite(self.truth), far, False) | self.misplaced | self.unwritten
 
     @property
     def misplaced(self) -> np.ndarray:
-        """True where one of got and truth is a number and the other is not, or they are opposite infinities."""
+        """True where only one of result and truth is a number, or they are opposite infinities."""
         opposite = np.isinf(self.got) & np.isinf(self.truth) & (self.got != self.truth)
         return (np.isfinite(self.got) != np.isfinite(self.truth)) | opposite
 
 
 def largest(array: np.ndarray) -> float:
-    """Return the largest finite magnitude, 0 where there is none."""
+    """Return the largest finite magnitude, or 0."""
     return float(np.abs(array[np.isfinite(array)]).max(initial=0.0))
 
 
@@ -297,7 +297,7 @@ def severity(evidence: Evidence) -> float:
 
 
 def apart_from(got: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Return |got - other|, 0 where neither is a number, infinite where one of them is none."""
+    """Return |got - other|: 0 where neither is a number, infinite where one of them is not."""
     apart = np.abs(got - other)
     if np.isfinite(apart).all():
         return apart

@@ -1,7 +1,7 @@
 """Describe a wrong tensor: by how much, where, and which known mistake gives these values.
 
-The learner's values are compared with what each known mistake of the puzzle would give, evaluated in NumPy on the very
-inputs of the failing cases. A mistake is named only where it explains every failing case.
+The learner's values are compared with those of each known mistake of the puzzle, computed in NumPy on the
+inputs of the failing cases. A mistake is named only if it explains every failing case.
 """
 
 import re
@@ -40,10 +40,11 @@ SINGLE = 2.0**-19
 
 @dataclass(frozen=True)
 class Explanation:
-    """Known mistakes that give the same values, the likeliest first, and how far the result is from theirs at most.
+    """Known mistakes that give the same values, the likeliest first, and the largest distance of the result
+    from theirs.
 
-    `numbers_only`: what is no number in the result is not what they give. `finite_only`: in cases with NaN or infinity the result
-    is not what they give.
+    `numbers_only`: NaN elements of the result are not explained. `finite_only`: cases with NaN or infinity
+    are not explained.
     """
 
     mistakes: tuple[Mistake, ...]
@@ -76,15 +77,15 @@ def diagnose(
     gate: str | None = None,
     right: Collection[str] = (),
 ) -> Diagnosis:
-    """Say what is wrong with a quantity.
+    """Describe what is wrong with a quantity.
 
     Args:
         puzzle: Its derivation and known mistakes.
         quantity: The op argument.
         evidence: The cases in which it is wrong, at least one.
-        name: What reports call the quantity.
-        gate: Whose hints help; None where there is no blank to hint at.
-        right: Other quantities of the same run that are right in every case.
+        name: The quantity's name in reports.
+        gate: The gate whose hints help; None without a blank.
+        right: Other quantities of the run that are correct in every case.
     """
     name = name or quantity
     worst = most_telling(evidence, puzzle.dims)
@@ -115,7 +116,7 @@ UNWRITTEN = Symptom("never-written", "is in part never written")
 def describe_unexplained(
     puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence], worst: Evidence
 ) -> Symptom | None:
-    """Return what a result that no known mistake gives looks like."""
+    """Describe a result that no known mistake gives."""
     with np.errstate(all="ignore"):
         symptom = (
             find_misplaced(evidence, worst)
@@ -139,11 +140,10 @@ def describe_unexplained(
 
 
 def most_telling(evidence: Sequence[Evidence], dims: Dims = ()) -> Evidence:
-    """Return the case that is shown: one of finite numbers, with what is unwritten or no number, and the
-    smallest that is plainly wrong.
+    """Return the case to show: preferably finite, and the smallest that is clearly wrong.
 
-    `dims` are the chapter's, which come before any other; where another case has a size of 1 and the chapter
-    has not, there is little to see.
+    `dims` are the default sizes, which are preferred; a case with a size of 1 that they do not have shows too
+    little.
     """
     plain = min(PLAIN, max(severity(e) for e in evidence))
     few = min(SHOWN, max(e.got.size for e in evidence) - 1)  # a norm is one number in every case
@@ -166,10 +166,10 @@ def most_telling(evidence: Sequence[Evidence], dims: Dims = ()) -> Evidence:
 
 
 def elements(evidence: Evidence, name: str, axes: Shape, bits: bool = False) -> Iterator[str]:
-    """Yield the first few wrong elements: what was got, what was expected, how many times that it is, and
-    what kind of wrong they are. Of words of `bits` the first wrong one.
+    """Yield the first few wrong elements: result, expected value, their ratio and the kind of error. For
+    words of `bits` only the first is shown.
 
-    The index of the first is given in words too, by the names of the `axes`.
+    The index of the first is also given by the names of the `axes`.
     """
     wrong = np.argwhere(evidence.wrong)
     if evidence.verdict.unwritten:
@@ -196,7 +196,7 @@ def elements(evidence: Evidence, name: str, axes: Shape, bits: bool = False) -> 
 
 
 def times(evidence: Evidence, at: tuple[int, ...]) -> str:
-    """Return how many times what it should be an element is; "" where that says nothing."""
+    """Return the ratio of an element to the expected value in words, or "" if it says nothing."""
     got, truth = float(evidence.got[at]), float(evidence.truth[at])
     whole = "float" not in evidence.dtype  # of masks and indices
     if whole or evidence.unwritten[at] or not (got and truth and np.isfinite([got, truth]).all()):
@@ -206,7 +206,7 @@ def times(evidence: Evidence, at: tuple[int, ...]) -> str:
 
 
 def index_words(index: Sequence[int], axes: Shape) -> str:
-    """Return an index by the names of its axes, "row 1, column 2"; "" where they have none."""
+    """Return an index by the names of its axes, "row 1, column 2", or "" without names."""
     if not all(isinstance(name, str) for name in axes):
         return ""
     names = [re.sub(r"(?<=[a-z]{2})s$", "", str(name)) for name in axes]
@@ -214,7 +214,7 @@ def index_words(index: Sequence[int], axes: Shape) -> str:
 
 
 def place(wrong: np.ndarray, axes: Shape) -> str:
-    """Return where the wrong elements of a tensor sit, in words; `axes` names its axes, as ("rows", 2)."""
+    """Describe where the wrong elements of a tensor are; `axes` names its axes, as ("rows", 2)."""
     if wrong.all():
         return "every element"
     if wrong.sum() == 0:
@@ -231,7 +231,7 @@ def place(wrong: np.ndarray, axes: Shape) -> str:
 
 
 def along_axes(marked: np.ndarray, axes: Shape) -> tuple[list[str], np.ndarray]:
-    """Return where along each axis some elements sit, and the smallest block that holds them."""
+    """Return the positions of some elements along each axis, and the smallest block that contains them."""
     hits = [
         np.flatnonzero(marked.any(tuple(k for k in range(marked.ndim) if k != axis)))
         for axis in range(marked.ndim)
@@ -244,7 +244,7 @@ def along_axes(marked: np.ndarray, axes: Shape) -> tuple[list[str], np.ndarray]:
 
 
 def along(hit: np.ndarray, size: int, axis: str) -> str:
-    """Return which indices of one axis hold wrong elements; empty where all do."""
+    """Describe which indices of one axis have wrong elements; "" if all do."""
     if len(hit) == size:
         return ""
     first, last = int(hit[0]), int(hit[-1])
@@ -269,9 +269,9 @@ def explanation(
 ) -> Explanation | None:
     """Return the known mistakes that give these values in every failing case.
 
-    One that is made `together` is passed over where a quantity that it changes is among the `right` ones.
-    Where none gives every value, one that gives all that are numbers is taken, or all values of the cases of
-    finite numbers: what is none, and what becomes of it, may come of how a thing is written.
+    A mistake made `together` with another is skipped if a quantity that it changes is among the `right` ones.
+    If none explains every value, one that explains all numbers is accepted, or all values of the finite
+    cases: NaN and infinity may depend on how a formula is written.
     """
     if not puzzle.mistakes or any(puzzle.multiply_adds(e.case.dims) > LARGEST for e in evidence):
         return None
@@ -307,8 +307,8 @@ def explanation(
 
 
 def shows_in_numbers(puzzle: Puzzle, quantity: str, e: Evidence, mistake: Mistake) -> bool:
-    """Return whether a mistake changes a quantity of finite numbers too. Where only cases with a NaN or
-    infinity fail, it is not made."""
+    """Check whether a mistake changes a quantity of finite numbers too; it is ruled out if only cases with
+    NaN or infinity fail."""
     arrays = {name: np.where(np.isfinite(array), array, 1) for name, array in e.arrays.items()}
     with np.errstate(all="ignore"):
         right, wrong = (
@@ -388,14 +388,14 @@ FIRST = [
     "store to an input",
     *(kind for kind in FOUND if kind.startswith(("misaligned", "null pointer"))),
 ]
-"""Kinds that are the cause, whatever else was found."""
+"""Kinds of findings that are the cause, whatever else was found."""
 FIRST_CAUSES = {FOUND[kind][0] for kind in FIRST}
-"""The mistakes that cause them; they outweigh what the values look like."""
+"""The mistakes that cause them; they take precedence over explanations by values."""
 
 
 OUTSIDE = tuple(kind for kind in FOUND if kind.startswith("out-of-bounds"))
 FOLLOWS = ("uninitialised read", "output never written", "global race", "race inside a block", "shared race")
-"""What threads that go astray bring about: memory left unwritten, and threads that meet where none should be."""
+"""Findings that follow from threads with wrong indices: unwritten memory, and races."""
 
 
 SURE = ("barrier-divergence", "warp-divergence", "endless-loop")
@@ -403,8 +403,8 @@ SURE = ("barrier-divergence", "warp-divergence", "endless-loop")
 
 
 def first_causes(findings: Sequence[Finding]) -> list[Finding]:
-    """Return the findings without those that may only follow from others: of a kernel in which an index
-    leaves its tensor, or threads miss a barrier, what is unwritten or raced for is no finding of its own."""
+    """Remove findings that may only follow from others: after an index outside its tensor, or a missed
+    barrier, unwritten memory and races are not reported."""
     astray = {finding.kernel for finding in findings if finding.kind in (*OUTSIDE, *DIVERGENCE)}
     return [f for f in findings if f.kernel not in astray or f.kind not in FOLLOWS]
 
@@ -456,8 +456,7 @@ def from_findings(findings: Sequence[Finding]) -> tuple[str, str] | None:
 
 
 def find_misplaced(evidence: Sequence[Evidence], worst: Evidence) -> Symptom | None:
-    """Return whether NaN and infinity in the inputs end somewhere else than PyTorch's; asked where no finite
-    case is wrong."""
+    """Check whether NaN and infinity propagate differently from PyTorch; used if no finite case is wrong."""
     if not all(any_unusual(e) for e in evidence):
         return None
     if (np.isfinite(worst.got) & ~np.isfinite(worst.truth)).any():
@@ -482,13 +481,13 @@ def find_misplaced(evidence: Sequence[Evidence], worst: Evidence) -> Symptom | N
 
 
 def any_unusual(e: Evidence) -> bool:
-    """Return whether an input, or what is right, is somewhere no finite number."""
+    """Check whether an input or the expected result has a NaN or infinity."""
     return not (np.isfinite(e.truth).all() and all(np.isfinite(array).all() for array in e.arrays.values()))
 
 
 def coarse(e: Evidence) -> Symptom | None:
-    """Return whether every element has no more digits than a 16-bit type although the kernel writes a wider
-    one; in float64, or is no farther from the truth than float32 would be."""
+    """Check whether all elements have only the digits of a 16-bit type although the kernel writes a wider
+    one; in float64, whether the error is only that of float32."""
     if e.dtype not in ("float32", "float64") or not np.isfinite(e.got).all():
         return None
     if e.dtype == "float64" and e.error <= SINGLE * e.scale:
@@ -507,8 +506,7 @@ def coarse(e: Evidence) -> Symptom | None:
 
 
 def rounded_inside(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) -> Symptom | None:
-    """Return whether sums that cancel are wrong, they alone, and by no more than a rounding to 16 bits of
-    what is added up."""
+    """Check whether only sums that cancel are wrong, and by no more than rounding their terms to 16 bits."""
     for e in evidence:
         if e.case.values != CANCELLING or not np.isfinite(e.got).all():
             return None
@@ -534,14 +532,13 @@ Needs = Mapping[str, Sequence[str]]
 
 
 def first_wrong(name: str, needs: Needs, wrong: Collection[str]) -> str | None:
-    """Return the first wrong thing that another one is computed from, through any number of wrong ones; None
-    without any."""
+    """Return the first wrong quantity that another is computed from, directly or not; None if there is none."""
     before = next((each for each in needs.get(name, ()) if each in wrong), None)
     return before and (first_wrong(before, needs, wrong) or before)
 
 
 def sentence(before: str) -> str:
-    """Return what is said of something that is computed from something wrong."""
+    """Describe a quantity that is computed from a wrong one."""
     return f"computed from {before}, which is wrong: mend that first"
 
 
@@ -556,7 +553,7 @@ def blame_gates(results: Sequence[GateResult], needs: Needs) -> None:
 
 
 def blame_quantities(diagnoses: dict[str, Diagnosis], puzzle: Puzzle, variant: str) -> None:
-    """Do the same for the wrong quantities of a variant, which are computed from what their op reads."""
+    """Describe the wrong quantities of a variant that are computed from wrong inputs of their op."""
     calls = puzzle.variants[variant]
     needs = {quantity: tuple(call.op.reads) for call in calls for quantity in call.op.writes}
     for quantity, diagnosis in diagnoses.items():

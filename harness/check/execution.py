@@ -31,10 +31,10 @@ STEPS = 100_000
 
 @dataclass
 class Outcome:
-    """The execution of one variant in every case: outputs, findings, and why it stopped, if it did.
+    """One variant in every case: outputs, findings, and the error that stopped it.
 
-    `corrected`: what the launches save for others was wrong, so that right values were put in its place. `launches` are
-    those of cases that are counted, with their counters.
+    `corrected`: some saved quantities were wrong and were replaced by correct ones. `launches` are those of
+    counted cases, with their counters.
     """
 
     outputs: dict[str, Arrays] = field(default_factory=dict)
@@ -56,12 +56,12 @@ class Device(Protocol):
         ...
 
     def outputs(self, variant: str, case: Case, reference: "Reference") -> Arrays:
-        """Run a variant on one case once more; what it wrote, by quantity."""
+        """Run a variant on one case again; returns its outputs by quantity."""
         ...
 
 
 class GraphDevice:
-    """A device with a MAX graph, which runs all of its variants at once; each case is run when the first of them asks."""
+    """A device with a MAX graph of all variants; the first variant that needs a case runs it."""
 
     def __init__(self, program: "Program", target: Target):
         self.program, self.target = program, target
@@ -86,14 +86,17 @@ class GraphDevice:
 
 
 def variant_outputs(outputs: Arrays, variant: str) -> Arrays:
-    """Return what one variant wrote, by quantity, from the outputs of a graph by "variant.quantity"."""
+    """Return the outputs of one variant, by quantity, from the outputs of a graph by "variant.quantity"."""
     named = {name.partition("."): tensor for name, tensor in outputs.items()}
     return {quantity: tensor for (prefix, _, quantity), tensor in named.items() if prefix == variant}
 
 
 class VirtualDevice:
-    """The virtual GPU with recorded launches. Where a variant saves something wrong it runs again, each launch from what
-    is right, so that no launch is blamed for an earlier one. Findings call tensors what the kernels in `source` call them."""
+    """The virtual GPU with recorded launches.
+
+    If a variant saves a wrong quantity, each launch is replayed from correct inputs, so that it is not blamed
+    for an earlier one. Findings use the tensor names of the kernels in `source`.
+    """
 
     target = VIRTUAL
 

@@ -1,7 +1,7 @@
-"""Recognise a wrong tensor that is a simple function of the correct one, as a constant times it.
+"""Recognise a wrong tensor that is a simple function of the correct one, such as a constant times it.
 
-Each family is exact: it is named where it gives every value of every failing case, to rounding, and where some case
-has enough values to tell it from chance.
+Each family is exact: it must give every value of every failing case to rounding, and some case must have
+enough values to rule out chance.
 """
 
 import math
@@ -16,23 +16,22 @@ from harness.spec.puzzle import Puzzle, Symptom
 FEWEST = 3
 """Values that a constant has to explain before it is more than chance."""
 ENOUGH = 16
-"""A value tells something where it is this many times as large as what rounding may do to it."""
+"""A value is conclusive if it is this many times as large as the effect of rounding."""
 BLOCKS = (32, 64, 128, 256)
-"""What kernels have as threads of a warp or of a block."""
+"""Common numbers of threads in a warp or a block."""
 CONSTANTS = {math.log(2): "ln 2", 1 / math.log(2): "1 / ln 2", math.e: "e"}
 FACTORS = (1.0, -1.0, 2.0, -2.0, 0.5, -0.5)
 """How many times a step may be added or missing."""
 
 Fit = Callable[[Evidence], np.ndarray]
-"""What a family gives in a case, in the shape of the tensor."""
+"""The values of a family in a case, in the shape of the tensor."""
 Axes = int | tuple[int, ...]
 Size = Callable[[Evidence], float]
-"""What a size, or a number made from some, is in a case."""
+"""A size in a case, or a number computed from sizes."""
 
 
 def family(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) -> Symptom | None:
-    """Return what explains a quantity in every failing case that holds numbers alone; None where nothing
-    does."""
+    """Return a family that explains a quantity in every failing case of finite numbers, or None."""
     evidence = [e for e in evidence if np.isfinite(e.got).all() and np.isfinite(e.truth).all()]
     if not evidence:
         return None
@@ -49,12 +48,12 @@ def family(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) -> Sympt
 
 
 def explains(fit: Fit, evidence: Sequence[Evidence]) -> bool:
-    """Return whether a family gives the values of every case."""
+    """Check whether a family gives the values of every case."""
     return all(e.equals(fit(e)) is not None for e in evidence)
 
 
 def is_conclusive(values: np.ndarray, e: Evidence) -> bool:
-    """Return whether values are enough, large enough and different enough to tell a constant from chance."""
+    """Check that values are enough, large enough and different enough to tell a constant from chance."""
     large = np.abs(values[np.isfinite(values)])
     large = large[large > ENOUGH * e.tolerance]
     return len(large) >= FEWEST and np.ptp(large) > ENOUGH * e.tolerance
@@ -98,7 +97,7 @@ def ratio(got: np.ndarray, truth: np.ndarray) -> float:
 
 
 def same(a: float, b: float) -> bool:
-    """Return whether two factors are the same, to rounding."""
+    """Check whether two factors are equal to rounding."""
     return math.isclose(a, b, rel_tol=2e-3 if abs(b) < 1e-3 else 2e-4)
 
 
@@ -213,19 +212,20 @@ def steps_of(puzzle: Puzzle, quantity: str, e: Evidence) -> dict[str, np.ndarray
 
 
 def fits(step: np.ndarray, e: Evidence) -> bool:
-    """Return whether a step is of the tensor's shape, or is the same along some of its axes."""
+    """Check whether a step has the tensor's shape, or is constant along some of its axes."""
     sizes = zip(step.shape[::-1], e.got.shape[::-1], strict=False)
     return step.ndim <= e.got.ndim and all(a in (1, b) for a, b in sizes)
 
 
 def has_variety(step: np.ndarray, e: Evidence) -> bool:
-    """Return whether a step has enough different values to be told from a constant."""
+    """Check whether a step has enough different values to be told from a constant."""
     numbers = step[np.isfinite(step)]
     return len(numbers) >= FEWEST and np.ptp(numbers) > ENOUGH * e.verdict.limit * np.abs(numbers).max()
 
 
 def divide(e: Evidence, step: np.ndarray) -> np.ndarray:
-    """Return truth / step; where the step is 0 the truth is left as it is."""
+    """Return truth
+    step; the truth where the step is 0."""
     return np.where(step == 0, e.got, e.truth / np.where(step == 0, 1.0, step))
 
 
@@ -233,7 +233,7 @@ def divide(e: Evidence, step: np.ndarray) -> np.ndarray:
 
 
 def by_axis(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) -> Symptom | None:
-    """Return each row, or each column, with a factor or a summand of its own."""
+    """Fit a separate factor or summand for each row, or for each column."""
     matrices = [
         e
         for e in evidence
@@ -279,12 +279,12 @@ def by_axis(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) -> Symp
 
 
 def is_a_part(factors: np.ndarray) -> bool:
-    """Return whether factors are 0 and 1 alone: a part is missing, and the rest is right."""
+    """Check whether factors are only 0 and 1: a part is missing, and the rest is correct."""
     return bool(np.minimum(np.abs(factors), np.abs(factors - 1)).max() < 1e-3)
 
 
 def find_moved(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) -> Symptom | None:
-    """Return the right values at other places."""
+    """Recognise correct values at other places."""
     count = evidence[0].got.ndim
     if any(e.got.ndim != count for e in evidence) or not any(is_conclusive(e.truth, e) for e in evidence):
         return None

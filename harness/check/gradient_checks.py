@@ -1,8 +1,8 @@
-"""Check one differentiable PyTorch function, each time in another respect.
+"""Check one differentiable PyTorch function, each check in another respect.
 
-Every check takes a `Subject`, a function beside PyTorch's own, and returns None, or a line that says what is wrong and
-what it would do to a model. Some are strong and some are the weak ones that are seen in the wild: a table of both shows
-which mistake which check sees. All run on the CPU, on inputs made from a seed.
+Every check takes a `Subject`, a function and its PyTorch reference, and returns None or a line about what is
+wrong and what it would do to a model. Some are strong, others are weak checks in common use: a table of both
+shows which check catches which mistake. All run on the CPU, on seeded inputs.
 """
 
 import functools
@@ -35,14 +35,14 @@ from harness.check.gradients import (
 from harness.check.measured import FACTOR, UNITS, ReferenceRaised, compare, wide
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-"""What a function of any floating-point dtype is tried in beside float64."""
+"""Dtypes that a function of any floating-point dtype is tried in, in addition to float64."""
 FAR = 800.0
-"""Where exp is infinite in float64, and at its negative 0."""
+"""Where exp overflows in float64, and underflows at its negative."""
 Check = Callable[[Subject], str | None]
 
 
 def guard(check: Check) -> Check:
-    """Wrap a check so that whatever the function raises is its result."""
+    """Turn an exception of the function into the check's result."""
 
     @functools.wraps(check)
     def run(subject: Subject) -> str | None:
@@ -62,7 +62,7 @@ ECHOES = ("modified by an inplace operation", "has been modified inplace", "used
 
 
 def without_echoes(lines: dict[str, str]) -> dict[str, str]:
-    """Check -> what it says, without what only says again, in autograd's words, that something is changed in place."""
+    """Remove results that only repeat, in autograd's words, that something is changed in place."""
     if inputs_unchanged.__name__ not in lines:
         return lines
     return {name: line for name, line in lines.items() if not any(echo in line for echo in ECHOES)}
@@ -81,8 +81,8 @@ def forward(subject: Subject) -> str | None:
 
 
 def constant_factor(got: Tensor, expected: Tensor, inputs: list[Tensor]) -> str:
-    """Return the factor of every element of a gradient, with the sizes of an input that it is; "" where it is
-    no number."""
+    """Return the constant factor of a gradient, with the sizes of an input that it equals; "" if it is not
+    constant."""
     large = expected.abs() > CANCELLED
     ratios = (got / expected)[large]
     if (got[~large].abs() > CANCELLED).any():
@@ -133,7 +133,7 @@ def gradcheck_float32(subject: Subject) -> str | None:
 
 @guard
 def allclose_on_ones(subject: Subject) -> str | None:
-    """Run allclose at 1e-4 after loss = sum of the output, on inputs of ones: what many texts show."""
+    """Run allclose at 1e-4 after loss = sum of the output, on inputs of ones, as many tutorials do."""
     ones = [torch.ones_like(t) if t.is_floating_point() else t for t in subject.make("odd", 0)]
     pairs: list[list[Tensor]] = []
     for function in (subject.function, subject.reference):
@@ -148,7 +148,7 @@ def allclose_on_ones(subject: Subject) -> str | None:
 
 @guard
 def square_shapes(subject: Subject) -> str | None:
-    """Check that the gradients are PyTorch's where all sizes are equal: a swapped axis fits everywhere."""
+    """Check the gradients against PyTorch's with all sizes equal, where a swapped axis still fits."""
     return off(compare(subject, "square"), "gradients at square sizes")
 
 
@@ -159,7 +159,7 @@ def random_directions(subject: Subject) -> str | None:
 
 
 def wrong_slope(subject: Subject, seed: int, step: float = 1e-6) -> str | None:
-    """Return what a gradient says of the slope along a random direction, where a central difference differs."""
+    """Compare a gradient with a central difference along a random direction, and report a mismatch."""
     inputs = subject.inputs("odd", seed)
     results = outputs_of(subject.function, inputs)
     asking = [t.requires_grad for t in results]  # what has no gradient is no part of the slope
@@ -215,13 +215,13 @@ LAYOUTS = {
     "a slice of longer rows": slice_rows,
     "with leading axes exchanged": exchange_axes,
 }
-"""Ways in which a tensor lies in memory that is not contiguous."""
+"""Layouts of tensors that are not contiguous."""
 
 
 def relaid(
     lay: Callable[[Tensor], Tensor], chosen: Sequence[int] | None = None
 ) -> Callable[[list[Tensor]], list[Tensor]]:
-    """Return what gives inputs, or the chosen ones, another layout."""
+    """Return a function that gives inputs, or the chosen ones, another layout."""
     return lambda inputs: [
         lay(t.detach()).requires_grad_(t.requires_grad) if chosen is None or i in chosen else t
         for i, t in enumerate(inputs)
@@ -249,7 +249,8 @@ def strided_inputs(subject: Subject) -> str | None:
 
 
 FEW = 4
-"""Up to how many inputs every choice of those that ask for a gradient is tried; of more, one, and all but one."""
+"""With up to this many inputs every subset that requires a gradient is tried; with more, each one and all
+but each one."""
 
 
 @guard
@@ -279,7 +280,7 @@ def frozen_inputs(subject: Subject) -> str | None:
 
 @guard
 def two_calls(subject: Subject) -> str | None:
-    """Check the backward pass of the first of two forward passes: what the first call saved is still its own."""
+    """Check the backward pass of the first of two forward passes: it must use what its own call saved."""
     error = compare(subject, between=lambda inputs, outputs: subject.function(*subject.inputs(seed=1)))
     return off(error, "a second call changes what the first one kept")
 
@@ -300,7 +301,7 @@ def under_checkpoint(subject: Subject) -> str | None:
 
 @guard
 def inputs_unchanged(subject: Subject) -> str | None:
-    """Check that neither pass writes to an input, to the gradient coming in, or to what was returned."""
+    """Check that neither pass writes to an input, to the incoming gradient, or to a returned tensor."""
     inputs = subject.inputs()
     before = [t.detach().clone() for t in inputs]
     outputs = outputs_of(subject.function, inputs)
@@ -336,8 +337,8 @@ def second_backward(subject: Subject) -> str | None:
 
 @guard
 def written_between(subject: Subject) -> str | None:
-    """Check that autograd refuses, or the gradients are those of the call, where inputs and results are
-    overwritten before the backward pass."""
+    """Check that autograd refuses, or the gradients are correct, if inputs and results are overwritten
+    before the backward pass."""
 
     def overwrite(inputs: list[Tensor], outputs: Sequence[Tensor]) -> None:
         with torch.no_grad():
@@ -372,7 +373,7 @@ def second_derivatives(subject: Subject) -> str | None:
 
 
 def second_distance(subject: Subject) -> Distance:
-    """Compare gradients of gradients. Raises RuntimeError where the function has none."""
+    """Compare gradients of gradients. Raises RuntimeError if the function has none."""
     inputs = subject.inputs()
     grads = second_gradients(subject.function, inputs)
     names = [subject.name_of_input(i) for i, t in enumerate(inputs) if t.requires_grad]
@@ -388,8 +389,8 @@ def second_distance(subject: Subject) -> Distance:
 
 @guard
 def differentiable_outputs(subject: Subject) -> str | None:
-    """Check that the same outputs need a gradient as PyTorch's: a loss of one that has none must not train on
-    zeros."""
+    """Check that the same outputs require a gradient as PyTorch's; a loss of one that does not would train
+    on zeros."""
     ours = outputs_of(subject.function, subject.inputs())
     theirs = outputs_of(subject.reference, subject.inputs())
     for number, (one, other) in enumerate(zip(ours, theirs, strict=True)):
@@ -408,7 +409,7 @@ def repeat_runs(subject: Subject) -> str | None:
 
 
 def put_number(number: float, every: int = 3) -> Callable[[Tensor], Tensor]:
-    """Return an edit that puts a number in some places."""
+    """Return an edit that sets every `every`-th element to a number."""
     return lambda t: torch.where(
         torch.arange(t.numel(), device=t.device).view(t.shape) % every == 0, number, t
     )
@@ -422,7 +423,7 @@ def at_zero(subject: Subject) -> str | None:
 
 
 def send_infinity(part: Callable[[Tensor], Tensor]) -> Incoming:
-    """Return what hands in gradients of which a part is infinite."""
+    """Return incoming gradients of which a part is infinite."""
 
     def incoming(out: tuple[Tensor, ...]) -> list[Tensor]:
         each = random_like(out)
@@ -436,8 +437,7 @@ def send_infinity(part: Callable[[Tensor], Tensor]) -> Incoming:
 
 @guard
 def infinite_gradient(subject: Subject) -> str | None:
-    """Check an infinite gradient for a part of the result: where PyTorch's is finite, so is this one, and the
-    same."""
+    """Check an infinite gradient for a part of the result: finite and equal where PyTorch's is."""
     incoming = send_infinity(lambda gradient: gradient[:1])
     got, expected = (gradients(f, subject.inputs(), incoming) for f in (subject.function, subject.reference))
 
@@ -452,8 +452,7 @@ def infinite_gradient(subject: Subject) -> str | None:
 
 @guard
 def far_from_zero(subject: Subject) -> str | None:
-    """Check inputs so far from 0 that exp of them is infinite or 0; errors are relative to 1 where gradients
-    are small."""
+    """Check inputs so far from 0 that exp of them is infinite or 0; errors are relative to at least 1."""
     for far in (FAR, -FAR):
         error = compare(
             subject, change=lambda inputs, far=far: subject.edit_inputs(inputs, lambda t: t + far), least=1.0
@@ -493,7 +492,7 @@ def at_no_numbers(subject: Subject) -> str | None:
 
 
 def alike(got: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
-    """Return whether all tensors are equal to rounding, NaN in the same places."""
+    """Check that all tensors are equal to rounding, with NaN in the same places."""
     return all(torch.allclose(g, e, equal_nan=True) for g, e in zip(got, expected, strict=True))
 
 
@@ -534,9 +533,10 @@ def narrow_dtypes(subject: Subject) -> str | None:
 
 
 def saved_bytes(function: Function, inputs: list[Tensor]) -> tuple[int, list[str]]:
-    """Return the bytes that autograd saves for the backward pass of one call, each piece of memory once, and a line for each tensor.
+    """Return the bytes that autograd saves for the backward pass of one call, each storage once, and a line
+    for each tensor.
 
-    Inputs count too: what is kept of them cannot be freed.
+    Saved inputs count too: they cannot be freed.
     """
     _, tensors = saved_by_autograd(lambda: function(*inputs))
     lines = [f"{list(t.shape)} {str(t.dtype).removeprefix('torch.')}, {t.nbytes} bytes" for t in tensors]

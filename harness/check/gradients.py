@@ -12,12 +12,13 @@ from harness.check.compare import got_and_expected
 
 Function = Callable[..., Tensor | tuple[Tensor, ...]]
 Incoming = Callable[[tuple[Tensor, ...]], list[Tensor]]
-"""Outputs -> the gradients that come in for them."""
+"""Incoming gradients, from the outputs."""
 Returned = TypeVar("Returned")
 TOLERANCE = 1e-9
 """Largest error of a gradient in float64, relative to its largest element."""
 CANCELLED = 1e-6
-"""A gradient that is nowhere larger is what rounding leaves of terms that cancel, as softmax's under a constant gradient."""
+"""A gradient that is nowhere larger is rounding noise of terms that cancel, as softmax's under a constant
+gradient."""
 
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -26,22 +27,25 @@ DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class Subject:
-    """A function and what it should be.
+    """A function and its reference.
 
     Attributes:
-        function: What is checked; takes the tensors of `make` by position, returns a tensor or several.
+        function: The function to check: takes the tensors of `make` by position, returns one tensor or
+            several.
         reference: The same by PyTorch's own differentiable operations.
-        make: (sizes, seed) -> float64 tensors of a problem. `sizes` is "odd", "square", "row" (no leading axis) or "deep"
-            (three leading axes).
-        differentiable: Which inputs have a gradient; None for all of a floating-point dtype.
-        saved: (inputs) -> bytes that it may keep for the backward pass; None where bytes are not counted.
-        sizes: Which of the kinds of sizes `make` knows; "tall" (thousands of rows) is asked for by name alone.
-        dtypes: Those that the function computes in; inputs are of the first, unless another is asked for.
-        names: Of the inputs, for what is said; without them they are input 0, input 1 and so on.
-        movable: Which inputs special values may be put into; None for all that have a gradient.
-        measured: Whether limits are measured by PyTorch's own errors (`measured.py`); else they are TOLERANCE, in float64.
-        subgradients: Whether any number between the slopes of two sides is right at a kink, where limits are measured.
-        dropped: What could not be judged, as PyTorch's own error is too large there; written by `measured.py`.
+        make: (sizes, seed) -> float64 tensors of a problem. `sizes` is "odd", "square", "row" (no leading
+            axis) or "deep" (three leading axes).
+        differentiable: Inputs that have a gradient; None for all of a floating-point dtype.
+        saved: (inputs) -> bytes that may be saved for the backward pass; None if bytes are not counted.
+        sizes: The kinds of sizes that `make` supports; "tall" (thousands of rows) is requested by name only.
+        dtypes: Dtypes that the function supports; inputs have the first by default.
+        names: Names of the inputs in messages, by default input 0, input 1 and so on.
+        movable: Inputs that may be set to special values; None for all that have a gradient.
+        measured: Whether limits are measured by PyTorch's own errors (`measured.py`); else they are
+            TOLERANCE, in float64.
+        subgradients: Whether any slope between the two sides is accepted at a kink, if limits are measured.
+        dropped: Comparisons that were skipped because PyTorch's own error is too large; written by
+            `measured.py`.
     """
 
     function: Function
@@ -58,25 +62,25 @@ class Subject:
     dropped: list[str] = field(default_factory=list[str])
 
     def name_of_input(self, number: int) -> str:
-        """Return what an input is called."""
+        """Return the name of an input in messages."""
         return self.names[number] if self.names else f"input {number}"
 
     def movable_inputs(self, inputs: list[Tensor]) -> list[Tensor]:
-        """Return the inputs that special values may be put into."""
+        """Return the inputs that may be set to special values."""
         free = range(len(inputs)) if self.movable is None else self.movable
         return [t for i, t in enumerate(inputs) if t.requires_grad and i in free]
 
     def edit_inputs(
         self, inputs: list[Tensor], edit: Callable[[Tensor], Tensor], alone: bool = False
     ) -> list[Tensor]:
-        """Put other values into all movable inputs, or into the first alone."""
+        """Set new values in all movable inputs, or in the first alone."""
         with torch.no_grad():
             for leaf in self.movable_inputs(inputs)[: 1 if alone else None]:
                 leaf.copy_(edit(leaf.detach()))
         return inputs
 
     def inputs(self, sizes: str = "odd", seed: int = 0, dtype: torch.dtype | None = None) -> list[Tensor]:
-        """Create the leaves of a problem; those with a gradient ask for it."""
+        """Create the leaves of a problem, with requires_grad where a gradient is needed."""
         dtype = dtype or self.dtypes[0]
         tensors = [
             t.to(dtype) if t.is_floating_point() else t for t in self.make(sizes, seed)
@@ -91,13 +95,13 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def outputs_of(function: Function, inputs: list[Tensor]) -> tuple[Tensor, ...]:
-    """Return what a function returns, always as a tuple."""
+    """Return the outputs of a function as a tuple."""
     returned = function(*inputs)
     return (returned,) if isinstance(returned, Tensor) else tuple(returned)
 
 
 def leaves(inputs: list[Tensor]) -> list[Tensor]:
-    """Return the inputs that ask for a gradient."""
+    """Return the inputs that require a gradient."""
     return [t for t in inputs if t.requires_grad]
 
 
@@ -108,7 +112,7 @@ def random_like(tensors: tuple[Tensor, ...], seed: int = 1) -> list[Tensor]:
 
 
 def gradients(function: Function, inputs: list[Tensor], incoming: Incoming) -> list[Tensor]:
-    """Return the gradients of the inputs that ask for one; zeros where autograd has none."""
+    """Return the gradients of the inputs that require one; zeros if autograd has none."""
     outputs = tuple(t for t in outputs_of(function, inputs) if t.requires_grad)
     return pulled_back(outputs, inputs, incoming(outputs))
 
@@ -129,8 +133,8 @@ def gradients_or_none(
     retain_graph: bool = False,
     create_graph: bool = False,
 ) -> Sequence[Tensor | None]:
-    """Return the gradient of each input, None where no output depends on it, which the types of
-    `torch.autograd.grad` leave out."""
+    """Return the gradient of each input, None if no output depends on it; the types of `torch.autograd.grad`
+    omit that."""
     keep = retain_graph or create_graph
     return torch.autograd.grad(
         outputs, inputs, incoming, allow_unused=True, retain_graph=keep, create_graph=create_graph
@@ -156,8 +160,8 @@ def second_gradients(function: Function, inputs: list[Tensor]) -> list[Tensor]:
 
 
 def saved_by_autograd(call: Callable[[], Returned]) -> tuple[Returned, list[Tensor]]:
-    """Return what a call returns, and what autograd keeps of it for the backward pass, a tensor for each
-    piece of memory."""
+    """Return the outputs of a call and the tensors that autograd saves for its backward pass, each storage
+    once."""
     tensors: dict[int, Tensor] = {}
 
     def pack(tensor: Tensor) -> Tensor:
@@ -171,14 +175,14 @@ def saved_by_autograd(call: Callable[[], Returned]) -> tuple[Returned, list[Tens
 
 @dataclass(frozen=True)
 class Evidence:
-    """One call that was judged.
+    """One checked call.
 
     Attributes:
-        inputs: As they were handed in.
-        incoming: The gradients that came in.
-        names: What each of the tensors is, "the result" or "the gradient of x".
+        inputs: Inputs of the call.
+        incoming: Incoming gradients.
+        names: Names of the tensors, "the result" or "the gradient of x".
         got: The outputs and the gradients.
-        truth: What they should be, in float64.
+        truth: Their expected values, in float64.
     """
 
     inputs: list[Tensor]
@@ -189,7 +193,7 @@ class Evidence:
 
 
 class Distance(float):
-    """A distance between tensors; `element` says where they are farthest apart, and with which values."""
+    """A distance between tensors; `element` names the element with the largest, and its values."""
 
     element: str = ""
     limit: float = TOLERANCE
@@ -200,8 +204,8 @@ def furthest(
     got: Sequence[Tensor], expected: Sequence[Tensor], least: float = CANCELLED, names: Sequence[str] = ()
 ) -> Distance:
     """Return the largest difference, relative to the largest expected element of its tensor, or to `least`;
-    inf where shapes differ or a value is none. `names` says what the tensors are, where they are not the
-    gradients of input 0, input 1 and so on."""
+    inf if shapes differ or a value is NaN. `names` are the tensors', by default the gradients of input 0,
+    input 1 and so on."""
     worst = Distance(0.0)
     names = names or [f"the gradient of input {number}" for number in range(len(got))]
     for name, one, other in zip(names, got, expected, strict=True):
@@ -219,26 +223,26 @@ def furthest(
 
 
 def nowhere(words: str) -> Distance:
-    """Return the distance of what has no element that could be compared."""
+    """Return the distance for tensors without elements to compare."""
     distance = Distance("inf")
     distance.element = words
     return distance
 
 
 def element(name: str, got: Tensor, expected: Tensor, apart: Tensor, limit: float) -> str:
-    """Return where two tensors are farthest apart, and what stands there."""
+    """Return the element where two tensors are farthest apart, and both values."""
     at = tuple(int(i) for i in torch.unravel_index(apart.argmax(), apart.shape))
     return f"{name} at {list(at)}: {got_and_expected(got[at].item(), expected[at].item(), limit, 6)}"
 
 
 class Line(str):
-    """A line that says what is wrong, with its distance."""
+    """An error message with its distance."""
 
     distance: Distance | None = None
 
 
 def off(error: Distance, what: str) -> str | None:
-    """Return a line where an error is too large."""
+    """Return a message if an error is too large."""
     if error <= error.limit:
         return None
     far = "" if math.isinf(error) else f", off by {error:.1e} of the largest element"

@@ -1,8 +1,7 @@
 """Turn device outputs into results per quantity and per gate, whatever the device.
 
-A gate is checked on its own quantities, and every attempted gate of a variant together, so that an error
-outside the blanks is put down to the right one. Of several causes the first is named, and what follows from
-it is left out.
+Every attempted gate of a variant is checked with its own quantities, so that an error outside the blanks is
+put down to the right gate. The first of several causes is named; errors that follow from it are left out.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -50,16 +49,16 @@ UNWRITTEN = ("uninitialised read", "output never written")
 
 @dataclass
 class Grader:
-    """Judges what devices make of one state of a learner's package.
+    """Results of one state of a learner's package on each device.
 
     Attributes:
         reference: Inputs, truth and baseline of the cases.
-        package, blanks: What is judged.
-        variants, cases: What of it is run, and on what.
-        gates: Of which gates there are verdicts, as far as they are attempted; without any, of all.
-        quantities: What is compared in addition to the quantities of attempted gates.
-        repeated, runs: What is compared where one case runs again and again, and how often it does.
-        given: The gates that are judged by the code that was given.
+        package, blanks: The code to check.
+        variants, cases: The variants to run, and their cases.
+        gates: Gates to report if attempted; empty for all.
+        quantities: Quantities to compare in addition to those of attempted gates.
+        repeated, runs: Quantities to compare in repeated runs of one case, and the number of runs.
+        given: Gates to check with the provided code.
     """
 
     reference: Reference
@@ -79,13 +78,13 @@ class Grader:
         self.empty = {id for id, blank in self.blanks.items() if blank.size == 0} - {*self.given}
 
     def on(self, device: Device) -> dict[str, VariantResult]:
-        """Return the verdict on each variant on one device."""
+        """Return the result of each variant on one device."""
         results = {name: self.variant(device, name) for name in self.variants}
         self.settle(results)
         return results
 
     def settle(self, results: Mapping[str, VariantResult]) -> None:
-        """Put down to the right gate, of whatever variant, what is wrong on one device."""
+        """Assign the errors on one device to gates, of whatever variant."""
         gates = [gate for result in results.values() for gate in result.gates]
         blame_gates(gates, self.puzzle.mojo_rung.needs if self.puzzle.mojo_rung else {})
         for result in results.values():
@@ -95,13 +94,13 @@ class Grader:
                 leave_unsolved(gate)
 
     def by_gate(self, device: Device) -> list[GateResult]:
-        """Return the verdict on each of the gates on one device, whatever its variant; one that is not
-        attempted is unsolved."""
+        """Return the result of each gate on one device, whatever its variant; a gate that is not attempted
+        is unsolved."""
         results = {gate.gate.id: gate for result in self.on(device).values() for gate in result.gates}
         return [results.get(gate.id) or GateResult(gate, "unsolved") for gate in self.gates]
 
     def variant(self, device: Device, name: str) -> VariantResult:
-        """Return the verdict on a variant by itself. The CPU path has no blanks, and so no gates."""
+        """Return the result of one variant. The CPU path has no blanks, and so no gates."""
         cases = [case for case in self.cases if case.variant in ("", name)]
         mine = [g for g in self.puzzle.kernel_gates if g.variant == name and device.target.kind != "cpu"]
         attempted = [gate for gate in mine if gate.id not in self.empty]
@@ -137,7 +136,7 @@ class Grader:
         return result
 
     def _count(self, result: GateResult, outcome: Outcome, cases: Sequence[Case]) -> None:
-        """Hold a gate whose values are right to its limits."""
+        """Check the cost limits of a gate with correct values."""
         source = Source(self.source, self.blanks)
         counted = [case for case in cases if case.name in outcome.launches]
         for case in [case for case in counted if case.variant] or counted:  # its own, where it has one
@@ -155,10 +154,9 @@ class Grader:
             result.diagnosis += [line for cost in over for line in cost.lines]
 
     def _repeat(self, device: Device, result: VariantResult, hard: Case) -> None:
-        """Add what a variant's quantities, as far as they are solved, show when one case runs again and
-        again; the first is the chapter's, whose values hide a race.
+        """Add the results of repeated runs of the first case, for the solved quantities of a variant.
 
-        Where the order of sums is fixed the bits must be the same; a gate of which they are not is wrong.
+        If the order of sums is fixed the bits must be equal, or the gate is wrong.
         """
         name, written = result.variant, self.puzzle.writes(result.variant)
         asked = [q for q in self.repeated if q in written and q not in result.unsolved]
@@ -172,7 +170,7 @@ class Grader:
     def _diagnoses(
         self, device: Device, outcome: Outcome, comparisons: Sequence[Comparison], gates: Sequence[Gate]
     ) -> dict[str, Diagnosis]:
-        """Return what is wrong with each wrong quantity of a variant."""
+        """Return the diagnosis of each wrong quantity of a variant."""
         right, puzzle = correct_in_all(comparisons), self.puzzle
         hints = {quantity: gate.id for gate in gates for quantity in gate.own}
         wrong: dict[str, list[Evidence]] = {}
@@ -188,11 +186,11 @@ class Grader:
         }
 
     def _share(self, findings: Sequence[Finding], gates: Sequence[GateResult], waits: bool) -> None:
-        """Give every gate of a variant the findings that belong to it.
+        """Assign findings to the gates of a variant.
 
-        A finding belongs to the gate in whose blank it is, or to the one whose launch alone shows it. Where
-        the compiler has merged lines, so that it has none, it belongs with the other findings of its kernel.
-        One in no blank belongs to the gates with wrong values, or to all of them where no value is wrong.
+        A finding belongs to the gate of the blank that it is in, or to the only gate whose launch shows it.
+        If the compiler has merged its line away, it belongs with the other findings of its kernel. A finding
+        outside the blanks belongs to the gates with wrong values, or to all gates if no value is wrong.
         """
         blamed = [r.gate.id for r in gates if wrong_quantities(r)] or [r.gate.id for r in gates]
         placed = [
@@ -212,8 +210,8 @@ class Grader:
                     result.state = "wrong"
 
     def _is_shared(self, finding: Finding, owner: str, findings: Sequence[Finding]) -> bool:
-        """Return whether what is found in a gate's blank is shown by other gates' launches of its kernel
-        alone, which are called as they."""
+        """Check whether a finding in a gate's blank appears only in other gates' launches of the same
+        kernel."""
         launches = {other.kernel for other in findings if other.where == finding.where}
         return all(owner in self._needs(launch) for launch in launches)
 
@@ -222,7 +220,7 @@ class Grader:
         return self.puzzle.mojo_rung.needs.get(gate, ()) if self.puzzle.mojo_rung else ()
 
     def _explain(self, result: GateResult, diagnoses: Mapping[str, Diagnosis], failure: str) -> None:
-        """Fill in the diagnosis: what the text shows, the gate's own quantities, then findings, then given
+        """Fill in the diagnosis: source faults, the gate's own quantities, then findings, then provided
         code."""
         gate, wrong = result.gate, wrong_quantities(result)
         blank = self.blanks.get(gate.id)
@@ -256,7 +254,7 @@ class Grader:
     def _causes(
         self, result: GateResult, causes: Sequence[Finding], slips: Sequence[Fault], known: set[str]
     ) -> None:
-        """Add the causes that the text shows, else those that were found, and the hint that helps."""
+        """Add the causes in the source, else those of the findings, and the hint that helps."""
         gate, blank = result.gate, self.blanks.get(result.gate.id)
         cause = from_findings(causes)
         if slips and result.mistake not in known and not (cause and cause[0] in SURE):
@@ -286,7 +284,7 @@ class Grader:
 
 
 def by_values(gate: Gate, comparisons: Sequence[Comparison], failure: str) -> GateResult:
-    """Return the verdict on a gate by values alone."""
+    """Return the result of a gate by values alone."""
     mine = (*gate.own, *gate.given)
     result = GateResult(gate, "correct")
     result.comparisons = [

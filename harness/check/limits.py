@@ -25,12 +25,12 @@ class Measured:
 
     @property
     def ok(self) -> bool:
-        """Return whether it keeps the limit."""
+        """Check whether the cost is within the limit."""
         return self.value <= self.limit.most
 
     @property
     def lines(self) -> list[str]:
-        """Return what is said of a cost that is too high."""
+        """Describe a cost above its limit."""
         first = self.limit.first.get(self.dtype)
         before = f"; the form before had {amount(first)}" if first is not None else ""
         words = [f"{self.limit.counter}: {amount(self.value)}, at most {amount(self.limit.most)}{before}"]
@@ -40,7 +40,7 @@ class Measured:
 def measure(
     puzzle: Puzzle, gate: Gate, case: Case, launches: "Sequence[Launch]", dtype: str, source: Source
 ) -> list[Measured]:
-    """Return what the launches of a gate's variant cost in a case, by each of the gate's limits."""
+    """Return the cost of a gate's launches in a case, for each of the gate's limits."""
     sizes = {**dict(zip(puzzle.dim_names, case.dims, strict=False)), **puzzle.derived_sizes(case.dims)}
     counts = Counts(launches, sizes, bytes_of(dtype))
     results: list[Measured] = []

@@ -1,8 +1,8 @@
-"""Compare one call of a function with its reference, and measure the limit that its errors are held to.
+"""Compare one call of a function with its reference, and measure its error limit.
 
-Truth is the reference in float64. The limit of a `Subject` that asks for measured ones is twice the worst of PyTorch's own
-errors: the reference in the dtype of the call, in eight orders of summation, and in float64 on inputs that are moved by a
-rounding. At a kink any number between the slopes of the two sides is right.
+Truth is the reference in float64. A measured limit is twice PyTorch's own worst error: the reference in the
+dtype of the call, in eight orders of summation, and in float64 on inputs perturbed by a rounding. At a kink
+any slope between those of the two sides is accepted.
 """
 
 import contextlib
@@ -40,9 +40,10 @@ UNITS, SIXTEEN = 8, 2
 ORDERS = 8
 """Orders of summation, and moves of the inputs, that are tried."""
 COARSE = 1e-2
-"""PyTorch's own error above which an error says nothing."""
+"""PyTorch's own error above which a comparison is meaningless."""
 NUDGE, SIDES = 1e-13, 16
-"""How far inputs are moved, in float64, to see both sides of a kink, and how often, in opposite directions."""
+"""Relative perturbation of inputs in float64 that shows both sides of a kink, and the number of
+perturbations."""
 P = ParamSpec("P")
 R = TypeVar("R")
 Pull = Callable[[Sequence[Tensor], list[Tensor], Sequence[Tensor]], list[Tensor]]
@@ -53,7 +54,7 @@ class ReferenceRaised(Exception):
 
 
 class OtherOrder(TorchDispatchMode):
-    """Adds up in another order what PyTorch adds up."""
+    """Change the summation order of PyTorch's operations."""
 
     def __init__(self, seed: int):
         super().__init__()
@@ -96,7 +97,7 @@ def guard(reference: Callable[P, R]) -> Callable[P, R]:
 
 
 def leaf(t: Tensor, like: Tensor) -> Tensor:
-    """Return a copy that requires a gradient where another tensor does."""
+    """Return a copy that requires a gradient if another tensor does."""
     return t.detach().clone().requires_grad_(like.requires_grad)
 
 
@@ -121,16 +122,16 @@ def compare(
     steady: bool = False,
     within: torch.dtype | None = None,
 ) -> Distance:
-    """Return how far the outputs and gradients of a call are from the reference's.
+    """Return the distance of a call's outputs and gradients from the reference's.
 
     Args:
-        change: Inputs -> those that are passed.
-        least: What an error is relative to where no element of a tensor is larger.
+        change: Inputs -> the inputs to pass.
+        least: The smallest scale of a relative error.
         around: Wraps the function.
         between: Called between the passes.
         pull: The backward pass.
-        floor: What an error may be in any dtype, where limits are measured.
-        steady: Whether inputs are not moved by a rounding to measure PyTorch's own errors.
+        floor: The error allowed in any dtype, if limits are measured.
+        steady: Measure PyTorch's own errors without perturbed inputs.
         within: The dtype of autocast, in which the reference's errors are measured too.
     """
     inputs = change(subject.inputs(sizes, seed, dtype))
@@ -164,7 +165,7 @@ def compare(
 
 @dataclass
 class Measured:
-    """Comparison of one call by limits that are measured where an error is above what rounding alone leaves."""
+    """Comparison of one call with measured limits, used if an error is above rounding."""
 
     subject: Subject
     evidence: Evidence
@@ -235,14 +236,16 @@ class Measured:
         return [*(t.detach() for t in outputs), *guard(pulled_back)(chosen, inputs, incoming)]
 
     def usual(self) -> list[float]:
-        """Return how large gradients are for a random one coming in of the same size, as a scale for what cancels."""
+        """Return the size of gradients for a random incoming one of the same size, as a scale for sums that
+        cancel."""
         e = self.evidence
         sizes = [largest(g) for g in e.incoming]
         random = [g * size / 3 for g, size in zip(random_like(tuple(e.incoming)), sizes, strict=True)]
         return [largest(t) for t in self.run(wide(e.inputs), random)]
 
     def moves(self, by: float, count: int, absolute: float = 0.0) -> Iterator[list[Tensor]]:
-        """Run the reference in float64 on inputs moved at random, relative to each element and to the largest, and the other way."""
+        """Run the reference in float64 on inputs perturbed at random, relative to each element and to the
+        largest, in both directions."""
         generator = torch.Generator().manual_seed(0)
         for _ in range(count // 2):
             start = generator.get_state()
@@ -258,7 +261,8 @@ class Measured:
                 yield self.run(inputs)
 
     def find_swallowed(self) -> list[Tensor]:
-        """Return which elements depend on an input that is NaN: to pass it on is right even where the reference does not."""
+        """Return which elements depend on a NaN input: to propagate it is correct even where the reference
+        does not."""
         if not any(t.isnan().any() for t in self.evidence.inputs):
             return [torch.zeros_like(t, dtype=torch.bool) for t in self.evidence.truth]
 
@@ -270,7 +274,7 @@ class Measured:
         return [(a != b) & t.isfinite() for a, b, t in zip(first, second, self.evidence.truth, strict=True)]
 
     def sides(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the least and the largest right value of each element: at a kink they differ."""
+        """Return the smallest and the largest correct value of each element: at a kink they differ."""
         low, high = list(self.evidence.truth), list(self.evidence.truth)
         for moved in self.moves(NUDGE, SIDES, absolute=1.0):
             low = [torch.where(m.isnan(), t, torch.minimum(t, m)) for t, m in zip(low, moved, strict=True)]
@@ -304,13 +308,14 @@ class Measured:
 
 
 def floor_of(dtype: torch.dtype) -> float:
-    """Return what rounding alone may leave, relative to the largest element."""
+    """Return the error by rounding alone, relative to the largest element."""
     info = torch.finfo(dtype)
     return max(TOLERANCE, (SIXTEEN if info.bits == 16 else UNITS) * info.eps)
 
 
 def distance_to(got: Tensor, truth: Tensor, low: Tensor, high: Tensor, *, result: bool) -> Tensor:
-    """Return how far each element is from what is right; infinite where it is no number and should be one, or a result the reverse."""
+    """Return the distance of each element from the correct range; infinite where only one of the two is a
+    number."""
     got = got.double()
     apart = torch.maximum(low - got, got - high).clamp(min=0)
     apart = torch.where(got.isfinite(), apart, math.inf)

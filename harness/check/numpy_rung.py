@@ -1,8 +1,8 @@
-"""Check the NumPy rung: a backward pass in Python, one function for each gate, on the puzzle's own cases.
+"""Check the NumPy rung: one Python function for each gate of a backward pass, on the puzzle's cases.
 
-Each function is called alone, with right values for everything that it asks for, so that a mistake in one does not
-spoil another. Truth is the puzzle's longdouble reference, the baseline the same derivation in float64: nothing here
-needs torch, MAX or a compiler.
+Each function is called with correct values for all its arguments, so that a mistake in one does not affect
+another. Truth is the puzzle's longdouble reference, the baseline the same derivation in float64; torch, MAX
+and a compiler are not needed.
 """
 
 import inspect
@@ -18,11 +18,11 @@ from harness.spec.puzzle import Arrays, Case, Gate, Puzzle
 from harness.spec.rungs import NumpyRung
 
 OVERWRITTEN = "an argument is written to, and whoever has given it reads it again: make a new array (`a = a - b`, not `a -= b`)"
-"""What is said of code that an array which it cannot write to has stopped."""
+"""Message for code that writes to a read-only argument."""
 
 
 class NumpyChecker(CaseChecker):
-    """Judges the functions of one file again and again; inputs and truth of a case are computed once."""
+    """Repeated checks of one file's functions; inputs and truth of a case are computed once."""
 
     rung: NumpyRung
 
@@ -55,7 +55,7 @@ class NumpyChecker(CaseChecker):
         return dict(zip(quantities, values, strict=True))
 
     def _arguments(self, gate: Gate, function: Callable[..., object], case: Case) -> list[np.ndarray]:
-        """Return copies of the steps that a function asks for, which it cannot overwrite."""
+        """Return read-only copies of the steps that a function takes."""
         derivation = self.puzzle.derive(self._case(case)[0], {})
         names = inspect.signature(function).parameters
         common = self.rung.names
@@ -70,7 +70,7 @@ class NumpyChecker(CaseChecker):
         return f"{words}: {OVERWRITTEN}" if "read-only" in str(error) else words
 
     def _case(self, case: Case) -> tuple[Arrays, Arrays]:
-        """Return the inputs of a case and what is right, in longdouble."""
+        """Return the inputs of a case and the expected results, in longdouble."""
         if case not in self._known:
             arrays = self.puzzle.inputs(case, "float64", self.seed)
             self._known[case] = arrays, self.puzzle.exact(arrays)

@@ -46,20 +46,20 @@ class Options:
     """The flags of a puzzle's command line; a flag that the puzzle does not have keeps its default.
 
     Attributes:
-        puzzle: Which.
+        puzzle: The puzzle.
         root: "problems", "solutions" or the path of an op package.
-        backward: Whether a run of the kernels compares the gradients too.
-        variants: Whose kernels; without any, those that a run takes which names none.
-        rung, gate: Which file or gate alone; None for what the puzzle is about.
-        device, dtype: Where the kernels run, and in what.
+        backward: Compare the gradients too.
+        variants: Variants to run; empty for the default ones.
+        rung, gate: The file or gate to check; None for the puzzle's default.
+        device, dtype: The device and dtype of the kernels.
         dims, ranks, seed: Sizes, processes and the seed of the inputs; None for the puzzle's cases.
-        repeat: How often a case runs again.
+        repeat: Number of runs of a case.
         blocks: The block order of the virtual GPU.
-        profile: Count what the kernels do, and judge nothing.
-        show: Draw the run of this gate; "" for the one at hand, None for no picture.
-        html, json: Where the page and the data go.
+        profile: Count costs without checking.
+        show: Draw the run of this gate; "" for the current one, None for no picture.
+        html, json: Output files of the page and the data.
         demo: The demonstration to run instead of a check.
-        verbose: Print all that is known.
+        verbose: Print everything.
     """
 
     puzzle: Puzzle
@@ -97,7 +97,7 @@ class Options:
 
     @property
     def files(self) -> "Sequence[Options]":
-        """The same for each file that is asked about: for one, or for each in turn where the puzzle is all of its rungs."""
+        """The options for each file to check: one, or each rung of a puzzle that consists of its rungs."""
         puzzle = self.puzzle
         if not puzzle.every_rung or self.rung or self.gate is not None or self.dims:
             return [self]
@@ -109,8 +109,8 @@ class Options:
 
     @property
     def by_gate(self) -> bool:
-        """Return whether the answer is a verdict on each gate: of a file in Python, and of the kernels where
-        one gate is asked for and recorded launches can answer, on the virtual GPU."""
+        """Check whether results are per gate: for a Python file, and for one requested kernel gate on the
+        virtual GPU."""
         if not self.work.in_package:
             return True
         if self.gate is None or self.dtype == "float64":
@@ -120,14 +120,14 @@ class Options:
 
     @property
     def of_checker(self) -> dict[str, object]:
-        """The keywords of the checker of a file: the seed, and of the options of kernels those that are given."""
+        """The keywords of the checker of a file: the seed, and the kernel options that were passed."""
         kernels = {name: getattr(self, name) for name in OF_KERNELS}
         asked = {name: value for name, value in kernels.items() if value != getattr(Options, name)}
         return {"seed": self.seed, **asked}
 
     @property
     def cases(self) -> list[Case] | None:
-        """The cases of --dims and --ranks; None, for the puzzle's own, without either."""
+        """The cases of --dims and --ranks; None without either, for the puzzle's own."""
         if not self.dims and not self.ranks:
             return None
         ranks, cases = self.ranks, self.puzzle.cases(self.dims)
@@ -135,8 +135,8 @@ class Options:
 
     @property
     def quantities(self) -> list[str]:
-        """Return what a run of the kernels compares: the forward outputs, and with --backward the gradients
-        and what leads to them."""
+        """Return the quantities that a run of the kernels compares: the forward outputs, and with --backward
+        the gradients and the intermediate results."""
         puzzle = self.puzzle
         if self.gate:
             return list(next(gate.quantities for gate in puzzle.gates if gate.id == self.gate))
@@ -163,16 +163,15 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 def parse(arguments: list[str]) -> Options:
-    """Return what a command line asks for. Raises BadUse, naming the flag that makes no sense or does not go
-    with another."""
+    """Parse a command line. Raises BadUse, naming the flag that is invalid or conflicts with another."""
     puzzle, flags = read(arguments)
     check_values(puzzle, flags)
     return options_of(puzzle, flags)
 
 
 def read(arguments: list[str]) -> tuple[Puzzle, argparse.Namespace]:
-    """Return the puzzle and the flags of a command line. Raises BadUse, with what is wrong and what was
-    typed."""
+    """Return the puzzle and the flags of a command line. Raises BadUse, with the problem and the text that
+    was typed."""
     puzzle = named_puzzle(arguments)
     own_parser = parser(puzzle)
     try:
@@ -186,7 +185,7 @@ def read(arguments: list[str]) -> tuple[Puzzle, argparse.Namespace]:
 
 
 def flags_of(parser: Parser) -> list[str]:
-    """Return the flags that a parser knows, each as it is typed."""
+    """Return the flags of a parser, as they are typed."""
     return [flag for action in parser._actions for flag in action.option_strings]
 
 
@@ -209,7 +208,7 @@ def named_puzzle(arguments: list[str]) -> Puzzle:
 
 
 def general_parser() -> Parser:
-    """Return the parser of `--help` where no puzzle is named."""
+    """Return the parser of `--help` without a puzzle."""
     parser = Parser(
         prog=command("").rstrip(),
         description="Run a puzzle's kernels and compare every output and gradient with PyTorch autograd.",
@@ -337,7 +336,7 @@ def join_names(names: Iterable[str], last: str = "or") -> str:
 
 
 def check_values(puzzle: Puzzle, flags: argparse.Namespace) -> None:
-    """Raise BadUse, naming the flag, for a value that makes no sense in any run."""
+    """Raise BadUse, naming the flag, for a value that is invalid in any run."""
     try:
         check_gate(puzzle, flags.rung, flags.gate)
     except BadUse as error:
@@ -357,7 +356,7 @@ def check_values(puzzle: Puzzle, flags: argparse.Namespace) -> None:
 
 
 def options_of(puzzle: Puzzle, flags: argparse.Namespace) -> Options:
-    """Return the flags as a value. Raises BadUse where they do not go together."""
+    """Return the flags as options. Raises BadUse if they conflict."""
     gates, gate = {gate.id: gate for gate in puzzle.kernel_gates}, flags.gate
     rung = puzzle.rung(flags.rung) if flags.rung else puzzle.rung_of(gate or "")
     of_kernels = rung.language == "Mojo"
@@ -408,7 +407,7 @@ def check_dims(puzzle: Puzzle, dims: tuple[int, ...]) -> None:
 
 
 def memory() -> int:
-    """Return the bytes of this machine's memory; infinite where the system does not say."""
+    """Return the bytes of this machine's memory; infinite if unknown."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError, AttributeError):

@@ -1,7 +1,8 @@
-"""Trace a learner's run: every access of every thread, the first wrong element, and the thread that made it.
+"""Trace a learner's run: every access of every thread, the first wrong element, and the thread that caused
+it.
 
-The learner's kernels and the solution's run one case on the virtual GPU, with all accesses recorded. The verdict and
-the findings are those of the gate; what is added is where in the run they come from. Screens and the book draw it.
+The learner's kernels and the solution's run one case on the virtual GPU, with all accesses recorded. Results
+and findings are the gate's own; the trace adds their place in the run. Screens and the book draw it.
 """
 
 import math
@@ -34,14 +35,14 @@ LARGEST = 4096
 EVENTS = 1 << 21
 """Accesses of a launch that are recorded."""
 SYMPTOMS = ("uninitialised read", "output never written")
-"""Findings that follow from a wrong or missing write as often as they are a mistake by themselves."""
+"""Findings that often follow from a wrong or missing write."""
 
 
 @dataclass(frozen=True)
 class Wrong:
-    """The first wrong element of a quantity: where, what was got (NaN where nothing was written) and what is right.
+    """The first wrong element of a quantity: index, result (NaN if unwritten) and expected value.
 
-    `elements` are the flat numbers of all wrong elements, in ascending order.
+    `elements` are the flat indices of all wrong elements, in ascending order.
     """
 
     quantity: str
@@ -73,11 +74,11 @@ class Picture:
     """The data of a picture.
 
     Attributes:
-        puzzle, gate, case: Of what; `result` is the gate's verdict on all cases.
+        puzzle, gate, case: Subject of the picture; `result` is the gate's result in all cases.
         mine, theirs: The learner's run and the solution's.
         wrong: The first wrong element of each wrong quantity of the gate, in their order.
-        fault: What comparing the two runs came to, from the first of them; None where nothing is wrong.
-        finding: The finding that is the cause, where there is one.
+        fault: The fault found from the first of them by comparing the runs, or None.
+        finding: The finding that is the cause, or None.
         shapes: The shape of every tensor that has one, by name.
     """
 
@@ -94,7 +95,7 @@ class Picture:
 
     @property
     def right(self) -> bool:
-        """Return whether the gate has passed."""
+        """Check whether the gate has passed."""
         return self.result.state == "correct"
 
     @property
@@ -123,15 +124,15 @@ class Picture:
         return self.fault.line if self.fault else None
 
     def launch_of(self, finding: Finding) -> int | None:
-        """Return the number of the launch in which something was found."""
+        """Return the number of a finding's launch."""
         for number_, launch in enumerate(self.mine.accesses.launches):
             if any(other.where == finding.where and other.kind == finding.kind for other in launch.findings):
                 return number_
         return None
 
     def index(self, name: str, element: int) -> tuple[int, ...]:
-        """Return the index of a flat element number; one number where the shape is not known or it is out of
-        bounds."""
+        """Return the index of a flat element number; the number itself if the shape is unknown or it is out
+        of bounds."""
         shape = self.shapes.get(name, ())
         if len(shape) < 2 or not 0 <= element < math.prod(shape):
             return (element,)
@@ -155,16 +156,16 @@ def take(
     result: GateResult | None = None,
     checker: Checker | None = None,
 ) -> Picture:
-    """Check a gate, choose the case that shows most, and run it twice.
+    """Check a gate, choose the most informative case, and run it twice.
 
     Args:
-        puzzle, package, gate: Of what.
+        puzzle, package, gate: The gate to draw.
         cases: None for the puzzle's.
-        result: The verdict, where it is known already.
-        checker: A warm checker of these kernels, where there is one.
+        result: The gate's result, if known.
+        checker: A warm checker of these kernels, or None.
 
-    Raises Unsolved where the blank is untouched, CompileFailed where the package does not compile, BadUse
-    where the sizes are too large for a picture.
+    Raises Unsolved for an untouched blank, CompileFailed if the package does not compile, BadUse for sizes
+    too large for a picture.
     """
     cases = cases or puzzle.cases(None)
     small = [case for case in cases if largest_tensor(puzzle, case) <= LARGEST]
@@ -222,8 +223,8 @@ def preferred_cases(
 
 
 def runner(package: OpPackage, gate: Gate, dims: list[Dims], checker: Checker) -> Callable[[Case], Side]:
-    """Return what runs a case on a package's recorded launches; a second time from right statistics where the
-    gate is not to blame for wrong ones."""
+    """Return a function that replays a package's recorded launches in a case, from correct statistics if
+    another gate's are wrong."""
     puzzle, reference = checker.puzzle, checker.reference
     source = Source((package.path / puzzle.source).resolve(), package_blanks(package, puzzle))
     recording = record(package, puzzle.name, checker.dtype, dims, [gate.variant], small_grid=True)
@@ -280,7 +281,7 @@ def wrong_elements(gate: Gate, case: Case, checker: Checker, side: Side) -> list
 
 
 def first_write(run: Accesses, wrong: Wrong) -> int:
-    """Return the step that first writes the first wrong element; after all others where none does."""
+    """Return the step that first writes the first wrong element; a number past the end if there is none."""
     rows = np.flatnonzero(run.at(Place(wrong.quantity, wrong.element)) & (run.kind != "R"))
     return int(run.step[rows[0]]) if len(rows) else len(run.steps)
 
@@ -289,8 +290,8 @@ def first_write(run: Accesses, wrong: Wrong) -> int:
 
 
 def causes(findings: list[Finding], result: GateResult, symptoms: bool = False) -> list[Finding]:
-    """Return the findings of a run that belong to the gate, the likeliest cause first; mere symptoms where
-    that is asked for."""
+    """Return the findings of a run that belong to the gate, the likeliest cause first; symptoms only if
+    requested."""
     own = {(finding.kind, finding.where) for finding in result.findings}
     kinds = list(FOUND)
     mine = [f for f in findings if (f.kind, f.where) in own and (symptoms or f.kind not in SYMPTOMS)]
@@ -298,7 +299,7 @@ def causes(findings: list[Finding], result: GateResult, symptoms: bool = False) 
 
 
 def explain(picture: Picture) -> Picture:
-    """Add the cause, and the shapes of what has none of its own."""
+    """Add the cause, and the shapes of tensors without one."""
     run = picture.mine.accesses
     picture.shapes = {name: tensor.shape for name, tensor in run.tensors.items() if tensor.shape}
     lend_shapes(picture)
@@ -313,8 +314,7 @@ def explain(picture: Picture) -> Picture:
 
 
 def lend_shapes(picture: Picture) -> None:
-    """Give scratch memory the shape of the outputs of its size that are written where it is read, if they
-    have one."""
+    """Give workspace memory the shape of the outputs of its size that are written from it, if they have one."""
     for launch in picture.mine.accesses.launches:
         tensors = launch.events.tensors
         written = {step.tensor for step in launch.events.steps if step.kind in "WA"} - {""}

@@ -1,7 +1,7 @@
-"""Count what kernels do on the virtual GPU: bytes, sectors, bank conflicts, atomics, flops; no times.
+"""Count the costs of kernels on the virtual GPU: bytes, sectors, bank conflicts, atomics, flops; no times.
 
-A launch touches the bytes of every tensor that it reads or writes, once; what it moves beyond that, it moves again.
-The bytes that the shapes predict are so the least that any kernel with the same inputs and outputs could move.
+A launch touches the bytes of every tensor that it reads or writes once; further traffic is repeated. The
+bytes predicted by the shapes are so the least that any kernel with the same inputs and outputs could move.
 """
 
 import textwrap
@@ -31,11 +31,11 @@ class LaunchProfile:
     touched_read: int
     touched_written: int
     arrays: Mapping[str, str] = field(default_factory=dict[str, str])
-    """What the source calls the arrays in shared memory."""
+    """Names of the shared-memory arrays in the source."""
 
     @property
     def read(self) -> int:
-        """Bytes that loads ask for."""
+        """Bytes that loads request."""
         return self.counters.global_load.bytes
 
     @property
@@ -50,7 +50,7 @@ class LaunchProfile:
 
     @property
     def touched(self) -> int:
-        """Return what the shapes predict at least: every tensor read once, every tensor written once."""
+        """Return the least traffic by the shapes: every input read once, every output written once."""
         return self.touched_read + self.touched_written
 
 
@@ -77,7 +77,7 @@ class Counting:
     def replay(self) -> dict[str, Replayed]:
         """Replay the case on the virtual GPU, variant by variant.
 
-        Raises a WorkbookError where the package does not compile or a kernel does not come to its end.
+        Raises a WorkbookError if the package does not compile or a kernel does not end.
         """
         from harness.check.reference import Reference
         from harness.devices import replay
@@ -124,7 +124,7 @@ def count_needed(launches: list[Launch], outputs: set[str]) -> int:
 def measure(
     launch: Launch, recorded: RecordedLaunch, events: Sequence[RecordedTensor | RecordedLaunch]
 ) -> LaunchProfile:
-    """Return the profile of a replayed launch; sizes come from the tensors that it was recorded with."""
+    """Return the profile of a replayed launch; sizes come from its recorded tensors."""
     sizes = {event.name: event.nbytes for event in events if isinstance(event, RecordedTensor)}
     traffic = launch.counters.tensors
     read = sum(sizes[name] for name, t in traffic.items() if t.read and name in sizes)
@@ -134,8 +134,8 @@ def measure(
 
 
 def table(profiles: dict[str, list[LaunchProfile]], width: int = 0) -> list[str]:
-    """Return the profile as lines: one for each launch, then the variants side by side; tables of more
-    columns than fit into `width` go on below themselves, and 0 is as wide as they are."""
+    """Return the profile as lines: one per launch, then the variants side by side. Columns beyond `width`
+    continue in a further table; 0 means no limit."""
     lines: list[str] = []
     for variant, launches in profiles.items():
         lines += ["", f"{variant}: {plural(len(launches), 'launch', 'launches')}"]
@@ -151,8 +151,7 @@ def table(profiles: dict[str, list[LaunchProfile]], width: int = 0) -> list[str]
 
 
 def align(rows: list[list[str]], width: int) -> list[str]:
-    """Return rows of cells as lines, the first column to the left and the others to the right, each group of
-    columns that fits in turn."""
+    """Align rows of cells, the first column left and the others right, in groups of columns that fit."""
     sizes = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines: list[str] = []
     first = 1
@@ -170,7 +169,7 @@ def align(rows: list[list[str]], width: int) -> list[str]:
 
 
 def detail(profiles: dict[str, list[LaunchProfile]], width: int = 0) -> list[str]:
-    """Return what each launch does by tensor and array, and by line of source, as lines."""
+    """Return the traffic of each launch by tensor, array and source line."""
     lines: list[str] = []
     for variant, launches in profiles.items():
         for launch in launches:
@@ -190,7 +189,7 @@ DETAILS = ["requests", "bytes", "B/request", "sectors", "bank"]
 
 
 def by_tensor(launch: LaunchProfile) -> Iterator[list[str]]:
-    """Yield a row for each tensor and way of access, arrays in shared memory after the tensors."""
+    """Yield a row for each tensor and kind of access, shared-memory arrays last."""
     sites = [*launch.counters.sites.values()]
     for key in sorted({(site.space, site.tensor, site.verb) for site in sites}):
         space, tensor, verb = key
@@ -211,7 +210,7 @@ def by_line(launch: LaunchProfile) -> Iterator[list[str]]:
 
 
 def line_of(instr: Instr) -> tuple[str, int]:
-    """Return the file and line outside the library that an instruction comes from."""
+    """Return the file and line, outside the library, of an instruction."""
     at = user_location(instr.loc)
     return (at.file, at.line) if at else ("PTX", instr.line)
 
@@ -224,8 +223,8 @@ def moved_by(sites: Sequence[Site]) -> list[str]:
 
 
 def count_issued(launch: LaunchProfile) -> list[str]:
-    """Return what warps issue together in a launch, and how far copies overlap, as a line; none where there
-    is nothing."""
+    """Summarise the instructions that warps issue together in a launch and the overlap of copies; empty if
+    there are none."""
     c, blocks = launch.counters, launch.grid[0] * launch.grid[1] * launch.grid[2]
     parts = {
         "shuffles": c.issues("shfl", "redux"),

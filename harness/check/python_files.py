@@ -32,23 +32,23 @@ if TYPE_CHECKING:  # it needs torch, and the NumPy rung none
 SECONDS = 120.0
 """For a file or a gate: of NumPy's the slowest takes 2, of PyTorch's some 20."""
 LEFT = "the code exited the process, so it was not checked"
-"""What is said of code that leaves, whatever its exit code: nothing is right that no verdict says."""
+"""Message for code that exits the process, whatever its exit code: without a result nothing is correct."""
 
 
 Module = dict[str, Any]
-"""What a learner's file defines, by name: anything."""
+"""The names defined in a learner's file."""
 
 
 def ignore_step(kind: str, value: object) -> None:
-    """Take a checker's steps where no one listens."""
+    """Ignore a checker's steps."""
 
 
 class PythonChecker:
-    """Judges the gates of one file, each alone; what is right or wrong about one is the subclass's `_check_gate`.
+    """Checks the gates of one Python file, each alone; subclasses implement `_check_gate`.
 
     Attributes:
-        on_step: Told what happens, as it happens: ("begun", (gate id, None for the file itself, and how many seconds that may
-            take)), ("judged", the verdict).
+        on_step: Called with each step: ("begun", (gate id or None for the file itself, time limit in
+            seconds)), ("judged", the result).
     """
 
     on_step: Callable[[str, object], None] = staticmethod(ignore_step)
@@ -59,8 +59,7 @@ class PythonChecker:
         self.seed = seed
 
     def limit(self, cases: list[Case]) -> float:
-        """Return for how many seconds the file, or a gate of it, may run where it is checked in a process of
-        its own."""
+        """Return the time limit in seconds for the file, or for a gate of it, in a subprocess."""
         return SECONDS
 
     def check(
@@ -71,12 +70,12 @@ class PythonChecker:
         *,
         on_first: OnFirst | None = None,
     ) -> list[GateResult]:
-        """Return the verdict on each gate of the file at `path`; `gates` are ids, `cases` the puzzle's own
-        where None.
+        """Return the result of each gate of the file at `path`; `gates` are ids, `cases` default to the
+        puzzle's.
 
-        All cases of a gate are judged at once, so `on_first` is never called.
+        All cases of a gate are checked together, so `on_first` is never called.
 
-        Raises DamagedFile, naming file and line, where the file cannot be read, has broken markers or is no
+        Raises DamagedFile, naming file and line, if the file cannot be read, has broken markers or is not
         Python.
         """
         wanted = requested_gates(self.puzzle, self.rung, gates)
@@ -96,7 +95,7 @@ class PythonChecker:
         return results
 
     def _check_safely(self, gate: Gate, module: Module, path: Path, cases: list[Case]) -> GateResult:
-        """Return the verdict on one gate; code that leaves the process is wrong."""
+        """Return the result of one gate; code that exits the process is wrong."""
         try:
             return self._check_gate(gate, module, path, cases)
         except Exception:
@@ -116,21 +115,21 @@ class PythonChecker:
         of: str = "",
         **more: Any,
     ) -> GateResult:
-        """Return the verdict on a wrong gate, with the hint that helps, of its own ladder or that `of`
-        another; `more` as in GateResult."""
+        """Return the result of a wrong gate, with the hint that helps, from its own ladder or that of `of`;
+        `more` as in GateResult."""
         ladder = self.puzzle.ladder(self.rung, of or gate.id)
         return GateResult(gate, "wrong", diagnosis=lines, mistake=mistake, hint=f"{ladder}-{hint}", **more)
 
     def _check_gate(self, gate: Gate, module: Module, path: Path, cases: list[Case]) -> GateResult:
-        """Return the verdict on one gate whose blank is filled; `module` is what the file defines."""
+        """Return the result of one gate with a filled blank; `module` has the names of the file."""
         raise NotImplementedError
 
 
 class CaseChecker(PythonChecker):
-    """Judges a gate by the values of its function on each of the cases, and by checks of its own if they are right."""
+    """Checks the values of a gate's function in each case, then runs further checks of the puzzle."""
 
     where = ""
-    """What is being judged, for words about what the learner's code raises."""
+    """What is being checked, for messages about exceptions of the learner's code."""
 
     def _check_gate(self, gate: Gate, module: Module, path: Path, cases: list[Case]) -> GateResult:
         result = GateResult(gate, "correct")
@@ -150,7 +149,7 @@ class CaseChecker(PythonChecker):
     def _compare(
         self, result: GateResult, case: Case, outputs: Mapping[str, Any], wrong: dict[str, list[Evidence]]
     ) -> None:
-        """Add the verdicts on one case, and the evidence against what is wrong."""
+        """Add the results of one case, and the evidence against wrong quantities."""
         verdicts = {
             quantity: self._compare_quantity(case, quantity, got) for quantity, got in outputs.items()
         }
@@ -161,12 +160,12 @@ class CaseChecker(PythonChecker):
                 wrong.setdefault(quantity, []).append(evidence)
 
     def _outputs(self, gate: Gate, module: Module, path: Path, case: Case) -> Mapping[str, Any]:
-        """Return what a gate's function makes of a case, by quantity. Raises what it raises, ValueError for
-        what cannot be compared."""
+        """Return the outputs of a gate's function in a case, by quantity. Raises its exceptions, and
+        ValueError for outputs that cannot be compared."""
         raise NotImplementedError
 
     def _reference_of(self, case: Case) -> "Reference":
-        """Return what PyTorch's tensors of a case are compared with."""
+        """Return the reference that a case is compared with, from PyTorch's tensors."""
         raise NotImplementedError
 
     def _compare_quantity(self, case: Case, quantity: str, got: Any) -> TensorResult:
@@ -176,20 +175,21 @@ class CaseChecker(PythonChecker):
         return self._reference_of(case).evidence(case, CPU, quantity, as_array(got), verdict)
 
     def _check_further(self, gate: Gate, path: Path, cases: list[Case]) -> None:
-        """Raise what is wrong although every value is right."""
+        """Raise a Fault for errors that values do not show."""
 
     def _describe_error(self, error: Exception, path: Path) -> str:
-        """Return what the learner's code has raised, in a line."""
+        """Describe an exception of the learner's code in a line."""
         return describe(error, path)
 
 
 def load(path: Path) -> Module:
-    """Return what a Python file defines, read anew at every call. Raises DamagedFile where it does not run."""
+    """Return the names defined in a Python file, read again at every call. Raises DamagedFile if it does not
+    run."""
     return run(blanks.read(path), path)
 
 
 def run(text: str, path: Path) -> Module:
-    """Return what a Python file defines that holds a text. Raises DamagedFile where it does not run."""
+    """Return the names defined by the text of a Python file. Raises DamagedFile if it does not run."""
     namespace: Module = {"__name__": path.stem, "__file__": str(path)}
     try:
         exec(compile(text, str(path), "exec"), namespace)
@@ -205,20 +205,20 @@ def run(text: str, path: Path) -> Module:
 
 
 def as_tuple(returned: object, name: str, count: int) -> tuple[object, ...]:
-    """Return what a function returned, one thing or several. Raises ValueError for a list of the `count` that
-    are wanted."""
+    """Return a function's result as a tuple. Raises ValueError unless it has `count` elements."""
     if isinstance(returned, list) and count > 1:
         raise ValueError(f"{name}() returns a list: return a tuple, `return a, b`")
     return cast(tuple[object, ...], returned) if isinstance(returned, tuple) else (cast(object, returned),)
 
 
 def by_keyboard(error: BaseException) -> bool:
-    """Return whether an exception is a Ctrl-C; in a process that is deaf to it, a file has raised it itself."""
+    """Check whether an exception is a real Ctrl-C; in a process that ignores the signal, the file raised it
+    itself."""
     return isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
 
 
 def describe_leaving(error: BaseException, path: Path) -> str:
-    """Return what passes everything that catches errors, SystemExit and its like, in one line."""
+    """Describe SystemExit and the like, which pass `except Exception`, in one line."""
     return f"{describe(error, path).removesuffix(': ')}: {LEFT}"
 
 
@@ -237,7 +237,7 @@ def describe(error: BaseException, path: Path, longest: int | None = None) -> st
 
 
 def line_of(error: BaseException, path: Path) -> str:
-    """Return the line of a file that raised an exception, as "PATH:12: "; empty where none of its lines did."""
+    """Return the line of a file that raised an exception, as "PATH:12: "; "" if none did."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     return f"{path}:{frames[-1].lineno}: " if frames else ""
 
@@ -245,7 +245,7 @@ def line_of(error: BaseException, path: Path) -> str:
 def explain(
     result: GateResult, puzzle: Puzzle, evidence: Mapping[str, Sequence[Evidence]], ladder: str
 ) -> None:
-    """Mark a result as wrong where a quantity is, and say what is; `ladder` is the gate's hint ladder."""
+    """Mark a result as wrong if a quantity is, with the explanation; `ladder` is the gate's hint ladder."""
     for quantity, by_case in evidence.items():
         diagnosis = diagnose(
             puzzle,

@@ -1,7 +1,7 @@
 """Compute and cache inputs, truth and baseline of a run.
 
-Kernels take and write stored arrays (`harness.spec.rounding`). What PyTorch has answered once is kept in the
-cache, so that torch is imported only where an answer is missing.
+Kernels read and write stored arrays (`harness.spec.rounding`). PyTorch's results are cached, so that torch is
+imported only for a missing one.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     Tensors = dict[str, torch.Tensor]
 
 SMALL = 2**16
-"""Elements of all inputs of a case up to which PyTorch is asked with one thread."""
+"""PyTorch computes a case with one thread up to this many input elements."""
 
 
 @contextmanager
@@ -56,7 +56,7 @@ def few_threads(tensors: "Tensors") -> Generator[None, None, None]:
 
 
 def torch_device(target: Target) -> str:
-    """Return where PyTorch computes the baseline: on the same device where torch has it."""
+    """Return PyTorch's device for the baseline: that of the kernels if torch has it."""
     if target.kind != "gpu":
         return "cpu"
     import torch
@@ -68,7 +68,7 @@ def torch_device(target: Target) -> str:
 
 
 def code_of(puzzle: str) -> list[Path]:
-    """Return the files that decide what is right."""
+    """Return the files that the reference results depend on."""
     own = Path(sys.modules[f"harness.puzzles.{puzzle}"].__file__ or "").parent
     shared = ("puzzles/*.py", "spec/*.py", "nn/*_ops.py", "check/reference.py")
     return sorted([*own.rglob("*.py"), *(path for pattern in shared for path in HERE.glob(pattern))])
@@ -76,15 +76,15 @@ def code_of(puzzle: str) -> list[Path]:
 
 @cache
 def code_digest(puzzle: str) -> str:
-    """Return what these files hold; "" where one of them is newer than what this process has loaded."""
+    """Return the digest of these files; "" if one of them is newer than the code loaded here."""
     files = code_of(puzzle)
     loaded = all(file.stat().st_mtime <= STARTED for file in files)
     return digest([file.read_bytes() for file in files]) if loaded else ""
 
 
 def settings() -> list[str]:
-    """Return what else PyTorch's answer hangs on: versions, the number of threads, and the variables that set
-    it."""
+    """Return what else PyTorch's results depend on: versions, the number of threads, and environment
+    variables."""
     torch = find_spec("torch")  # which is not imported
     version = Path(torch.origin or "").with_name("version.py").read_text("utf-8") if torch else ""
     named = (
@@ -97,7 +97,7 @@ def settings() -> list[str]:
 
 
 def load_answer(file: Path) -> tuple[Arrays, Arrays] | None:
-    """Read the truth and the baseline of a case; None where they are not kept, or damaged."""
+    """Load the truth and the baseline of a case; None if they are not cached, or damaged."""
     try:
         data = file.read_bytes()
     except OSError:
@@ -106,7 +106,7 @@ def load_answer(file: Path) -> tuple[Arrays, Arrays] | None:
 
 
 def save_answer(file: Path, answer: tuple[Arrays, Arrays]) -> None:
-    """Keep the truth and the baseline of a case, where the cache can be written."""
+    """Save the truth and the baseline of a case, if the cache is writable."""
     data = pickle.dumps(answer, protocol=5)
     with suppress(EnvironmentProblem):
         discard(file)
@@ -117,9 +117,10 @@ def save_answer(file: Path, answer: tuple[Arrays, Arrays]) -> None:
 
 @dataclass
 class Reference:
-    """Inputs, truth and baseline of the cases of one run, each made once.
+    """Inputs, truth and baseline of the cases of one run, each computed once.
 
-    With `kept` answers come from the cache and go there: never in a process that runs a learner's Python.
+    With `kept` results are read from and written to the cache: never in a process that runs a learner's
+    Python.
     """
 
     puzzle: Puzzle
@@ -139,12 +140,12 @@ class Reference:
         }
 
     def strided_inputs(self, case: Case) -> "Tensors":
-        """Return the same as torch tensors with the strides of the arrays, for code that takes every tensor
-        as it comes."""
+        """Return the inputs as torch tensors with the strides of the arrays, for code that accepts any
+        strides."""
         return self._tensors(self.arrays(case), self.dtype)
 
     def arrays(self, case: Case) -> Arrays:
-        """Return the input arrays of a case: numbers in float64, index maps and masks as they are."""
+        """Return the input arrays of a case: numbers in float64, index maps and masks unchanged."""
         if case not in self._inputs:
             self._inputs[case] = self.puzzle.inputs(case, self.dtype, self.seed)
         return self._inputs[case]
@@ -156,8 +157,8 @@ class Reference:
         return self._truth[case]
 
     def baseline(self, case: Case, target: Target) -> Arrays:
-        """Return PyTorch's answer in the dtype of the run, on the device of the kernels where torch has it;
-        in float64."""
+        """Return PyTorch's result in the dtype of the run, on the device of the kernels if torch has it; in
+        float64."""
         key = case, torch_device(target)
         if key not in self._baseline:
             self._answer(*key)
@@ -171,7 +172,7 @@ class Reference:
             self.truth(case, target)
 
     def _answer(self, case: Case, device: str) -> None:
-        """Look up, or ask for, truth and baseline of a case."""
+        """Load or compute truth and baseline of a case."""
         file = self._folder / digest([repr(case)]) if self._folder and device == "cpu" else None
         answer = load_answer(file) if file else None
         if not answer:
@@ -189,9 +190,9 @@ class Reference:
 
     @cached_property
     def _folder(self) -> Path | None:
-        """Return where the answers of this run are kept.
+        """Return the cache folder of this run's results.
 
-        None for a puzzle that was made up, and where the code is newer than what this process has loaded.
+        None for a puzzle outside the package, and if the code is newer than what this process has loaded.
         """
         name = self.puzzle.name
         package = sys.modules.get(f"harness.puzzles.{name}")
@@ -213,8 +214,7 @@ class Reference:
         return self._terms[case]
 
     def saved_arrays(self, case: Case, target: Target, variant: str) -> Arrays:
-        """Return what a variant's forward pass hands to its backward pass, as it should be, in the dtypes of
-        the run."""
+        """Return the correct saved quantities of a variant's forward pass, in the dtypes of the run."""
         truth = self.truth(case, target)
         kinds = {
             name: self.puzzle.written_dtype(name, self.dtype)
@@ -234,10 +234,10 @@ class Reference:
         variant: str = "",
         propagated: float = 0.0,
     ) -> TensorResult:
-        """Return the verdict on one quantity of a case, on the CPU; `allowance` and `propagated` are those of
+        """Compare one quantity of a case, on the CPU; `allowance` and `propagated` are those of
         `harness.check.compare.compare`.
 
-        A `variant` that the puzzle's reference answers by itself is measured by that answer.
+        A `variant` with a reference result of its own is compared with that.
         """
         baseline = self.baseline(case, target)
         return compare(
@@ -254,11 +254,10 @@ class Reference:
     def compare_all(
         self, case: Case, target: Target, variant: str, outputs: Arrays, quantities: Sequence[str]
     ) -> dict[str, TensorResult]:
-        """Return the verdict on each of some quantities that a variant writes; `outputs` holds what it has
-        written.
+        """Compare some quantities of a variant; `outputs` holds its results.
 
-        One that is off is judged again with what the rounding of the saved quantities, where these are right,
-        makes of it.
+        A quantity beyond its limit is compared again with the propagated rounding of the saved quantities, if
+        these are correct.
         """
         puzzle = self.puzzle
 
@@ -284,10 +283,10 @@ class Reference:
         quantities: Sequence[str],
         runs: int,
     ) -> dict[str, Repeats]:
-        """Run one case again and again: per quantity, bit-equal or the spread in ulps, and how many runs were
-        wrong.
+        """Run one case repeatedly: per quantity, bit-equal or the spread in ulps, and the number of wrong
+        runs.
 
-        `run` gives what the variant writes, by quantity.
+        `run` returns the outputs of the variant, by quantity.
         """
         low: Arrays = {}
         high: Arrays = {}
@@ -314,7 +313,7 @@ class Reference:
     def evidence(
         self, case: Case, target: Target, quantity: str, got: np.ndarray, verdict: TensorResult
     ) -> Evidence:
-        """Return what the diagnosis of a wrong quantity needs to know about one case."""
+        """Return the evidence for the diagnosis of a wrong quantity in one case."""
         truth = np.asarray(self.truth(case, target)[quantity], np.float64)
         kind = self.puzzle.written_dtype(quantity, self.dtype)
         return Evidence(case, self.arrays(case), values(got), truth, unwritten(got), verdict, kind)
@@ -339,10 +338,9 @@ class Reference:
 
 
 def add_strides(array: np.ndarray, dtype: "torch.dtype | None" = None, device: str = "cpu") -> "torch.Tensor":
-    """Return a tensor with the array's strides, stride 0 included, so that PyTorch sees an expanded tensor as
-    such.
+    """Return a tensor with the array's strides, stride 0 included, so that PyTorch sees an expanded tensor.
 
-    It shares no memory with the array. Without a dtype it is of float64.
+    It shares no memory with the array. The default dtype is float64.
     """
     import torch
 

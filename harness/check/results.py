@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class Comparison:
-    """One case: the verdict of every quantity that was compared."""
+    """One case: the comparison of every quantity."""
 
     case: Case
     verdicts: dict[str, TensorResult]
 
 
 def correct_in_all(comparisons: Iterable[Comparison]) -> set[str]:
-    """Return the quantities that are right in every case in which they were compared."""
+    """Return the quantities that are correct in every case that compares them."""
     verdicts = [item for comparison in comparisons for item in comparison.verdicts.items()]
     return {quantity for quantity, _ in verdicts} - {
         quantity for quantity, verdict in verdicts if not verdict.ok
@@ -33,10 +33,11 @@ def correct_in_all(comparisons: Iterable[Comparison]) -> set[str]:
 
 @dataclass
 class Diagnosis:
-    """The description of an error, the id of the known mistake (or None), and the hint to read next, as "dx-2" (or None).
+    """The description of an error, the id of the known mistake (or None), and the next hint, as "dx-2" (or
+    None).
 
-    `sentence` names the mistake, or says that no known mistake fits; `values` are wrong elements and where they are; `steps` are
-    those that the known mistake changes.
+    `sentence` names the mistake, or says that none is known; `values` describes wrong elements and their
+    places; `steps` are those that the known mistake changes.
     """
 
     sentence: str = ""
@@ -47,32 +48,32 @@ class Diagnosis:
 
     @property
     def lines(self) -> list[str]:
-        """The words: a name comes first, since screens are short."""
+        """The lines to print; a name comes first, since screens are short."""
         sentence = [self.sentence] if self.sentence else []
         return [*sentence, *self.values] if self.mistake else [*self.values, *sentence]
 
     def by_itself(self, quantity: str) -> bool:
-        """Return whether a quantity's own last step alone is wrong, and all that it is computed from right."""
+        """Check whether only the last step of a quantity is wrong, and all its inputs are correct."""
         return set(self.steps) == {quantity}
 
 
 @dataclass
 class GateResult:
-    """The verdict on one gate of any rung.
+    """The result of one gate of any rung.
 
     Attributes:
-        gate: Which one.
+        gate: Its id.
         state: "unsolved" (the blank is untouched), "wrong" or "correct".
-        comparisons: One for each case, with the verdicts of the gate's quantities; empty where nothing was compared.
+        comparisons: One for each case, with the gate's quantities; empty if nothing was compared.
         findings: The virtual GPU's memory, race and barrier findings that belong to the gate, errors only.
-        diagnosis: What is wrong, line by line; empty unless wrong, or unsolved with wrong code that was given.
-        mistake: The id of the known mistake that the result equals, or None.
-        hint: The hint to read next, as "dx-2"; None unless wrong.
-        summary: What a line says after "correct" where there are no comparisons to count.
-        by_itself: Whether its values are right but for a known mistake in its own last step.
-        picture: What the learner's own run looks like, line by line, below the verdict, right or wrong.
-        repeats: What repeated runs of one case showed, by quantity.
-        costs: What its kernels cost by each of its limits, in the cases that are counted, where the values are right.
+        diagnosis: What is wrong, line by line; empty unless wrong, or unsolved with provided wrong code.
+        mistake: The id of the known mistake that gives the result, or None.
+        hint: The next hint, as "dx-2"; None unless wrong.
+        summary: Text after "correct" if there are no comparisons to count.
+        by_itself: Whether the only error is a known mistake in the quantity's own last step.
+        picture: A drawing of the learner's run, line by line, printed after the result.
+        repeats: Results of repeated runs of one case, by quantity.
+        costs: Costs by the gate's limits in counted cases, if the values are correct.
     """
 
     gate: Gate
@@ -90,13 +91,13 @@ class GateResult:
 
 
 OnFirst = Callable[[list[GateResult]], None] | None
-"""Takes the verdicts on the first case, while the others are run."""
+"""Called with the results of the first case while the others run."""
 GateIds = Sequence[str] | None
 """Some gates of a rung; None for all of them."""
 Cases = list[Case] | None
 """Some cases; None for those of the puzzle."""
 NARROW = "bfloat16"
-"""In what a few cases of a gate of kernels that is right are judged too."""
+"""The dtype of a few extra cases of a correct kernel gate."""
 
 
 @dataclass
@@ -106,13 +107,13 @@ class VariantResult:
     Attributes:
         variant: Its name.
         comparisons: One for each case.
-        unsolved: Quantity -> the untouched blanks that it waits for.
-        repeats: What repeated runs of one case showed, by quantity.
+        unsolved: Quantity -> the untouched blanks that it depends on.
+        repeats: Results of repeated runs of one case, by quantity.
         diagnoses: A wrong quantity -> what is wrong.
-        findings: All that the virtual GPU found, notes among them; `errors` those that count: while a blank is untouched,
-            the kernels after it read what it has not written, which is no mistake of the learner's.
-        failure: Why it stopped, if it did.
-        gates: The verdict on each attempted gate of its kernels.
+        findings: All findings of the virtual GPU, notes included; `errors` are those that count: kernels
+            after an untouched blank read unwritten memory, which is not the learner's mistake.
+        failure: The error that stopped it, or None.
+        gates: The result of each attempted gate of its kernels.
     """
 
     variant: str
@@ -126,7 +127,7 @@ class VariantResult:
     gates: list[GateResult] = field(default_factory=list)
 
     def ok(self, quantity: str) -> bool:
-        """Return whether a quantity is right in every case (an unsolved one is not wrong)."""
+        """Check whether a quantity is correct in every case; an unsolved one is not wrong."""
         return all(c.verdicts[quantity].ok for c in self.comparisons if quantity in c.verdicts)
 
     def state(self, quantities: Iterable[str]) -> str:
@@ -142,8 +143,8 @@ class VariantResult:
 
 
 def provided_code_gates(gates: Sequence[str] | None, blanks: Mapping[str, Blank]) -> set[str]:
-    """Return the gates that are judged although their blanks are untouched: one that is asked for alone and
-    was given with wrong code."""
+    """Return the gates to check although their blanks are untouched: one requested by itself, with provided
+    wrong code."""
     return (
         {id for id in gates if id in blanks and blanks[id].is_provided}
         if gates and len(gates) == 1
@@ -152,34 +153,33 @@ def provided_code_gates(gates: Sequence[str] | None, blanks: Mapping[str, Blank]
 
 
 UNKNOWN = "no known mistake gives these values"
-"""How a line begins that says that nothing is known of a quantity."""
+"""Start of a line about a quantity without a known mistake."""
 
 
 def leave_out_unknown(result: GateResult) -> None:
-    """Leave out that nothing is known of one quantity where a mistake has a name."""
+    """Drop lines without a known mistake if another has a name."""
     if result.mistake:
         result.diagnosis = [line for line in result.diagnosis if not line.startswith(UNKNOWN)]
 
 
 def leave_unsolved(result: GateResult) -> GateResult:
-    """Return the verdict on code as it was given: what is wrong with it, which is not the learner's mistake;
-    the first hint comes next."""
+    """Return the result of untouched wrong code: unsolved, with its errors and the first hint."""
     result.state, result.mistake = "unsolved", None
     result.hint = result.hint and f"{result.hint.rpartition('-')[0]}-1"
     return result
 
 
 def exit_code(results: Iterable[GateResult], wanted: Iterable[str]) -> int:
-    """Return 1 where a gate is wrong or a requested one has no result, 3 where one is unsolved, 0 where all
-    are correct."""
+    """Return 1 if a gate is wrong or a requested one has no result, 3 if one is unsolved, 0 if all are
+    correct."""
     states = {result.gate.id: result.state for result in results}
     outcomes = {states.get(id, "wrong") for id in wanted} | {*states.values()}
     return 1 if outcomes - {"correct", "unsolved"} else 3 if "unsolved" in outcomes else 0
 
 
 def requested_gates(puzzle: Puzzle, rung: Rung, ids: Sequence[str] | None) -> list[Gate]:
-    """Return the gates of a rung that are asked for, in its order; None asks for all. Raises BadUse, naming
-    those there are."""
+    """Return the requested gates of a rung, in its order; None requests all. Raises BadUse, listing the
+    existing ones."""
     for id in ids or ():
         if id not in rung.gates:
             raise unknown_gate(id, rung.gates)

@@ -1,7 +1,7 @@
 """Run the kernels of one puzzle and one root on some devices, and compare every output with the reference.
 
-`run` starts one, and whoever reports on it calls `Run.compute_reference` and `Run.compute_kernels` where the report comes to
-them. Nothing is printed here. `Run.exit_code` is the verdict in one number.
+`run` starts a run; a report then calls `Run.compute_reference` and `Run.compute_kernels` as it reaches them.
+Nothing is printed here.
 """
 
 import time
@@ -41,20 +41,20 @@ class DeviceResult:
 
     @property
     def kind(self) -> str:
-        """Return what kind of device it is, "cpu", "gpu" or "virtual"."""
+        """Return the kind of device: "cpu", "gpu" or "virtual"."""
         return self.target.kind
 
     @property
     def findings(self) -> list["Finding"]:
-        """Return what the virtual GPU found, notes among it."""
+        """Return the findings of the virtual GPU, notes included."""
         return [finding for variant in self.variants.values() for finding in variant.findings]
 
 
 @dataclass
 class Run:
-    """Everything a report needs.
+    """The state of a run, for reports.
 
-    `rejected` are the gates that are right on every device, in the run's cases, and wrong in their own.
+    `rejected` are gates that are correct on every device in the run's cases, and wrong in their own.
     """
 
     options: Options
@@ -74,21 +74,20 @@ class Run:
         return self.package.path / self.options.puzzle.source
 
     def compute_reference(self, device: DeviceResult, variants: Sequence[str]) -> None:
-        """Ask PyTorch what is right in the cases of some variants. Nothing is left to do in a run that has ended."""
+        """Compute the reference in the cases of some variants, unless the run has ended."""
 
     def compute_kernels(self, device: DeviceResult, variants: Sequence[str]) -> None:
-        """Run some variants on a device and judge them, once its kernels are compiled."""
+        """Run some variants on a device and compare them, once its kernels are compiled."""
 
     def gates_left(self) -> list[str]:
-        """Return the gates that are right so far, and have cases or dtypes of their own that the run is not
-        about; none where it is asked for other sizes or another dtype, in which nothing is noted as
-        passed."""
+        """Return the correct gates with cases or dtypes of their own that the run does not cover; none with
+        other sizes or another dtype, which record no pass."""
         options = self.options
         plain = not options.dims and options.dtype == "float32"
         return [id for id, right in checked_gates(self).items() if right] if plain else []
 
     def compute_gates(self) -> None:
-        """Judge the gates that are left in all that a check of gates runs and this run does not."""
+        """Check those gates in the cases that this run does not cover."""
 
     def exit_code(self) -> int:
         """1 wrong or a finding, 3 unsolved, 6 no GPU kernel ran anywhere, 0 all correct; the first that holds."""
@@ -105,8 +104,8 @@ class Run:
 
 
 def checked_gates(run: Run) -> dict[str, bool]:
-    """Return gate -> whether it is correct, in its own cases too, of the gates whose own quantities were all
-    compared on a GPU, real or virtual."""
+    """Return gate -> whether it is correct, in its own cases too, for gates whose quantities were all
+    compared on a real or virtual GPU."""
     judged: dict[str, bool] = {}
     for device in run.devices:
         for variant in device.variants.values():
@@ -119,7 +118,7 @@ def checked_gates(run: Run) -> dict[str, bool]:
 
 @dataclass
 class Running(Run):
-    """A run whose parts are computed when they are asked for, in the order of the report, while its kernels compile."""
+    """A run whose parts are computed on demand, in the order of the report, while its kernels compile."""
 
     judge: "Grader | None" = None
     compiling: dict[str, Future[Device]] = field(default_factory=dict)
@@ -155,7 +154,7 @@ class Running(Run):
             self.rejected = [result for result in results if result.state == "wrong"]
 
     def _grader(self) -> "Grader":
-        """Return the judge; made when it is needed first, as what it imports takes a while."""
+        """Return the grader; created on first use, since its imports are slow."""
         if self.judge is None:
             from harness.check.grading import Grader
             from harness.check.reference import Reference
@@ -181,10 +180,10 @@ def run(
 
     Args:
         options: What to run.
-        on_compile: Called when the kernels of a device are not cached, possibly from another thread.
+        on_compile: Called if the kernels of a device are not cached, possibly from another thread.
         on_ready: Called once they are compiled.
 
-    Raises a WorkbookError for anything that keeps the kernels from running.
+    Raises a WorkbookError if the kernels cannot run.
     """
     puzzle, work = options.puzzle, options.work
     blanks, package = work.blanks(), work.package

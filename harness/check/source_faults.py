@@ -1,8 +1,8 @@
-"""Find slips in the text of a blank that compile and that values do not show.
+"""Find mistakes in the text of a blank that compile and that values do not show.
 
-Each fault states what stands there, with the line, and is only looked for where a gate is wrong. What a tensor's axes and a
-loop's bounds are called is read off the code around the blank: `var W = TileTensor(weight, row_major(O, H))` has the axes O
-and H, `for h in range(H)` runs over H in the lines below it. What cannot be read for sure is passed over.
+Each fault quotes its line, and is only searched for in a wrong gate. The names of a tensor's axes and of loop
+bounds are read from the code around the blank: `var W = TileTensor(weight, row_major(O, H))` has the axes O
+and H, `for h in range(H)` runs over H in the lines below it. Uncertain cases are skipped.
 """
 
 import re
@@ -39,7 +39,7 @@ class Fault:
 
 
 def faults(path: Path, blank: Blank) -> list[Fault]:
-    """Return what is to be seen in a blank of a Mojo file, in the order of its lines."""
+    """Return the faults in a blank of a Mojo file, in the order of its lines."""
     try:
         items = Items({path.name: path.read_text(encoding="utf-8")})
     except (OSError, UnicodeDecodeError):
@@ -63,7 +63,7 @@ def faults(path: Path, blank: Blank) -> list[Fault]:
 
 
 class Scope:
-    """The names of an item's code: the axes of tensors, the bounds of loops, where a size comes from."""
+    """The names in a kernel's code: the axes of tensors, the bounds of loops, the origin of a size."""
 
     def __init__(self, item: Item):
         text = NOT_CODE.sub(blank_out, item.text)
@@ -77,10 +77,9 @@ class Scope:
         self.measures = {axis for axes in self.tensors.values() for axis in axes} | {*self.sizes}
 
     def bounds(self, at: int) -> dict[str, str]:
-        """Return what the loops around a line of the item run over, by the name that each gives its index; ""
-        for what is not sure.
+        """Return the bounds of the loops around a line, by the name of the loop index; "" if uncertain.
 
-        A name that an `if` of its loop guards may stop earlier.
+        An `if` of the loop may stop an index earlier.
         """
         bound_of: dict[str, str] = {}
         indent = indentation(self.lines[at])
@@ -98,7 +97,7 @@ class Scope:
         return bound_of
 
     def double_index(self, code: str) -> Iterator[tuple[str, str]]:
-        """Yield `x[row][h]` where `x[row, h]` is meant."""
+        """Yield `x[row][h]` in place of `x[row, h]`."""
         for match in ACCESS.finditer(code):
             first = find_bracketed(code, match.end() - 1)
             end = match.end() + len(first) + 1
@@ -142,7 +141,7 @@ class Scope:
 
 
 def exchanged_arguments(code: str, items: Items, scope: Scope) -> Iterator[tuple[str, str]]:
-    """Yield pairs of sizes that are given to a function of this file in each other's place."""
+    """Yield pairs of sizes passed to a function of this file in exchanged positions."""
     for match in CALL.finditer(code):
         callee = next((item for item in items.by_name.get(match[1], ())), None)
         if callee is None:
@@ -174,7 +173,7 @@ def arguments_of(function: Item) -> list[str]:
 
 
 def blank_out(match: re.Match[str]) -> str:
-    """Return what stands for text or a comment: nothing, in as many lines."""
+    """Replace text or a comment by as many empty lines."""
     return " " + "\n" * match[0].count("\n")
 
 
@@ -184,7 +183,7 @@ def indentation(line: str) -> int:
 
 
 def find_bracketed(text: str, at: int) -> str:
-    """Return what stands inside the bracket that opens at a place; "" where none does or it does not close."""
+    """Return the text inside the bracket that opens at a place; "" if none does or it does not close."""
     depth = 0
     for end in range(at, len(text)) if at >= 0 else ():
         depth += (text[end] in "([{") - (text[end] in ")]}")
@@ -197,8 +196,7 @@ def find_bracketed(text: str, at: int) -> str:
 
 
 def in_the_kernels_words(finding: "Finding", recording: "Recording", source: Path) -> "Finding":
-    """Return a finding that calls a tensor what the kernel's argument is called: the launch may have another
-    name for it."""
+    """Return a finding with the kernel's argument names; the launch may name tensors differently."""
     arguments = recording.arguments(finding.kernel)
     chain = finding.instr.loc.chain() if finding.instr and finding.instr.loc else ()
     lines = [at.line for at in chain if Path(at.file) == source]
@@ -211,7 +209,7 @@ def in_the_kernels_words(finding: "Finding", recording: "Recording", source: Pat
 
 
 def touches(finding: "Finding", source: Path, blank: Blank) -> bool:
-    """Return whether a finding, or the other place of a race, comes from a blank, be it through a helper."""
+    """Check whether a finding, or the other access of a race, is in a blank, directly or through a helper."""
     for instr in (finding.instr, finding.other_instr):
         for at in instr.loc.chain() if instr and instr.loc else ():
             if within(at, source, blank):
@@ -220,7 +218,7 @@ def touches(finding: "Finding", source: Path, blank: Blank) -> bool:
 
 
 def finding_lines(finding: "Finding", source: Path, blank: Blank | None) -> list[str]:
-    """Return a finding in lines, at the places in the blank that it comes from, be it through a helper."""
+    """Format a finding, at its places in the blank, directly or through a helper."""
     lines = finding.text().splitlines()
     for before, there, instr in (
         ("at ", finding.where, finding.instr),
@@ -240,8 +238,7 @@ def finding_lines(finding: "Finding", source: Path, blank: Blank | None) -> list
 
 
 def used_in_the_loop(finding: "Finding", source: Path) -> int | None:
-    """Return the line that uses the tensor of a finding, where the place is the head of a loop and only one
-    line in that does."""
+    """Return the only line of a loop that uses the tensor of a finding that is reported at the loop's head."""
     chain = finding.instr.loc.chain() if finding.instr and finding.instr.loc else ()
     number = next((at.line for at in chain if Path(at.file) == source), 0)
     text = source.read_text("utf-8", "replace").split("\n") if number and source.is_file() else []
@@ -263,11 +260,12 @@ def used_in_the_loop(finding: "Finding", source: Path) -> int | None:
 
 
 def within(at: "Location", source: Path, blank: Blank) -> bool:
-    """Return whether a place in the sources lies in a blank of a file."""
+    """Check whether a source place is in a blank of a file."""
     return blank.line <= at.line < blank.line + len(blank.body) and Path(at.file) == source
 
 
 def has_merged_line(finding: "Finding") -> bool:
-    """Return whether the compiler has merged the finding's instruction out of several places: it says line 0."""
+    """Check whether the compiler has merged the finding's instruction from several places, which gives line
+    0."""
     at = finding.instr.loc if finding.instr else None
     return any(frame.line == 0 for frame in (at.chain() if at else ()))

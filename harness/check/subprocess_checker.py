@@ -1,10 +1,9 @@
-"""Run a Python checker in a subprocess: code that exits, crashes or never ends costs its gate and nothing
-else.
+"""Run a Python checker in a subprocess: code that exits, crashes or hangs fails its gate only.
 
-The process stays warm: it imports the rung's checker once, caches truth and baseline, and runs check after
-check. Where a gate's code ends it, that gate is wrong, and the gates after it get another process. It is a
-fork where the system is Linux and the interpreter has one thread and no torch; else it comes from a server,
-as ranks do.
+The process stays warm: it imports the rung's checker once, caches truth and baseline, and runs one check
+after another. If a gate's code ends the process, that gate is wrong, and the next gates get a new process. It
+is a fork on Linux if the interpreter has one thread and no torch; otherwise a fork server starts it, as for
+ranks.
 """
 
 import faulthandler
@@ -37,11 +36,11 @@ from harness.spec.puzzle import Case
 from harness.spec.rungs import NumpyRung, Rung
 
 SECONDS = "WORKBOOK_GATE_SECONDS"
-"""Environment variable: for how many seconds a file, or a gate of it, may run; without it the checker says."""
+"""Environment variable: the time limit in seconds of a file or a gate, instead of the checker's."""
 
 
 class WorkerDied(Exception):
-    """The worker exited or timed out; the message says how, and where."""
+    """The worker exited or timed out; the message says how and where."""
 
 
 class SubprocessChecker:
@@ -60,9 +59,9 @@ class SubprocessChecker:
     def check(
         self, path: Path, gates: GateIds = None, cases: Cases = None, *, on_first: OnFirst = None
     ) -> list[GateResult]:
-        """Return the result of each gate; one whose code ends the process, or does not end in time, is wrong.
+        """Return the result of each gate; one whose code ends the process or times out is wrong.
 
-        Raises what the rung's checker raises, and DamagedFile where the file does so before any gate.
+        Raises what the rung's checker raises, and DamagedFile if the file does so before any gate.
         """
         wanted = [gate.id for gate in requested_gates(self.work.puzzle, self.work.rung, gates)]
         verdicts: dict[str, GateResult] = {}
@@ -160,12 +159,12 @@ class Worker:
 
 
 def server_imports(rung: Rung) -> list[str]:
-    """Return what the fork server imports once for all workers: torch where one will need it, or where this process has it."""
+    """Return the fork server's imports: torch if a worker needs it or this process has it."""
     return [] if isinstance(rung, NumpyRung) and "torch" not in sys.modules else PRELOADED
 
 
 def current_terminal() -> str:
-    """Return the terminal that this process reads from; "" where it has none, or one without a name here."""
+    """Return the terminal that this process reads from; "" if it has none, or one without a name here."""
     try:
         return os.ttyname(0)
     except OSError:
@@ -188,7 +187,7 @@ def describe_exit(code: int | None) -> str:
 
 
 def end(process: BaseProcess, connection: Connection) -> None:
-    """End a worker: one that waits for a request exits by itself."""
+    """Stop a worker: one that waits for a request exits by itself."""
     connection.close()
     exit_code(process, GRACE / 4)
     process.kill()
@@ -196,8 +195,8 @@ def end(process: BaseProcess, connection: Connection) -> None:
 
 
 def exit_code(process: BaseProcess, seconds: float) -> int | None:
-    """Return the exit code of a process that is about to end; None where it does not. `join` may block for
-    ever for one without files."""
+    """Return the exit code of a process that is about to end; None if it does not. `join` may block forever
+    for one without files."""
     until = time.monotonic() + seconds
     while process.exitcode is None and time.monotonic() < until:
         time.sleep(0.005)
@@ -285,7 +284,7 @@ def report_exit(
 
 
 def end_with_parent(leave: Callable[[int], Any]) -> None:
-    """End this process when the one that asks has ended, however it did."""
+    """End this process when its parent has ended, however it did."""
     parent = multiprocessing.parent_process()
     if parent:
         parent.join()

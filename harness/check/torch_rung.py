@@ -1,8 +1,8 @@
-"""Check a rung in PyTorch: `autograd.Function`s or functions, one for each gate, on the puzzle's cases.
+"""Check a rung in PyTorch: an `autograd.Function` or a function for each gate, on the puzzle's cases.
 
-Outputs and gradients are compared with autograd through the puzzle's reference, in float32 against the truth in float64.
-What has gradients is put before `torch.autograd.gradcheck` too, in float64 on the smallest case. Nothing here needs MAX or
-a compiler.
+Outputs and gradients are compared with autograd through the puzzle's reference, in float32 against the truth
+in float64. Differentiable functions also run gradcheck, in float64 on the smallest case. MAX and a compiler
+are not needed.
 """
 
 import inspect
@@ -20,11 +20,11 @@ from harness.spec.rungs import TorchFunction, TorchRung
 
 Tensors = dict[str, torch.Tensor]
 LONGEST = 300
-"""Characters of what gradcheck says that are shown."""
+"""Characters shown of gradcheck's message."""
 
 
 class TorchChecker(CaseChecker):
-    """Judges the functions of one file again and again; truth and baseline of a case are computed once."""
+    """Repeated checks of one file's functions; truth and baseline of a case are computed once."""
 
     rung: TorchRung
 
@@ -69,7 +69,7 @@ class TorchChecker(CaseChecker):
 
 
 def function_of(path: Path, asked: TorchFunction) -> Callable[..., object]:
-    """Return what is called for a gate. Raises ValueError where the file does not define it."""
+    """Return the function of a gate. Raises ValueError if the file does not define it."""
     defined = load(path).get(asked.name)
     if inspect.isclass(defined) and issubclass(defined, torch.autograd.Function):
         return defined.apply
@@ -79,8 +79,8 @@ def function_of(path: Path, asked: TorchFunction) -> Callable[..., object]:
 
 
 def call_function(path: Path, asked: TorchFunction, tensors: Tensors) -> Tensors:
-    """Return outputs and gradients by quantity. Raises ValueError for what cannot be compared, and where a tensor
-    that was given has changed."""
+    """Return outputs and gradients by quantity. Raises ValueError for results that cannot be compared, and
+    if an input tensor has changed."""
     before = {name: tensors[name].detach().clone() for name in (*asked.takes, *asked.grad_outputs)}
     leaves = {name: tensors[name].requires_grad_() for name in asked.gradients}
     returned = returned_by(function_of(path, asked), asked, tensors)
@@ -104,8 +104,7 @@ def call_function(path: Path, asked: TorchFunction, tensors: Tensors) -> Tensors
 def returned_by(
     function: Callable[..., object], asked: TorchFunction, tensors: Tensors
 ) -> tuple[torch.Tensor, ...]:
-    """Return the tensors that a gate's function returns. Raises ValueError where they are too few or many, or
-    none."""
+    """Return the tensors that a gate's function returns. Raises ValueError unless their number is right."""
     returned = as_tuple(function(*(tensors[name] for name in asked.takes)), asked.name, len(asked.returns))
     outputs = tuple(each for each in returned if isinstance(each, torch.Tensor))
     if len(outputs) != len(returned) or len(returned) != len(asked.returns):

@@ -1,10 +1,10 @@
-"""Load the known-bad solutions, each a small edit of a correct one: they check the checkers.
+"""Load the known-bad solutions, each a small edit of a correct one: they test the checkers.
 
-A wrong solution is a file `solutions/pNN/wrong/NAME.toml` with the keys gate, mistake (its name, "" where the diagnosis has
-none for it), file, old, new, and maybe `story`
-(a line), `effect` (what that does to the numbers and how it shows, for the museum), `rung` (whose file it is; without, the puzzle's last), `also` (further gates that it gets wrong), `cases` (those
-that alone show it) and `source` (where such a bug was reported). Where the
-gate's blank is given with wrong code, `old` and `new` may be left out: it is that code.
+A wrong solution is a file `solutions/pNN/wrong/NAME.toml` with the keys gate, mistake (its name, "" if the
+diagnosis has none), file, old, new, and optionally `story` (one line), `effect` (its effect on the numbers,
+for the museum), `rung` (default: the puzzle's last), `also` (further gates that it breaks), `cases` (the only
+cases that show it) and `source` (where such a bug was reported). For a blank with provided wrong code, `old`
+and `new` may be omitted.
 """
 
 import shutil
@@ -26,11 +26,12 @@ MORE = {"old", "new", "story", "effect", "rung", "also", "cases", "source", "dty
 
 @dataclass(frozen=True)
 class WrongKernel:
-    """One edit of a puzzle's solution: in `file`, `old` becomes `new`, or the gate's blank holds what a learner is given.
+    """One edit of a puzzle's solution: in `file`, `old` becomes `new`, or the gate's blank gets the provided
+    code.
 
-    `file` is relative to the op package; of a rung in Python it is the rung's own. `gate` is the gate that must name
-    it, `also` are gates that cannot be right either; `mistake` is what the diagnosis must call it. `cases` are those
-    that alone show it.
+    `file` is relative to the op package; for a Python rung it is the rung's file. `gate` must report it,
+    `also` are gates that cannot be correct either; `mistake` is its expected name. `cases` are the only ones
+    that show it.
     """
 
     puzzle: str
@@ -62,12 +63,11 @@ class WrongKernel:
 
     @property
     def in_a_blank(self) -> bool:
-        """Return whether a learner can make the mistake: it lies in what they write, and not in code that is
-        given."""
+        """Check whether a learner can make the mistake: it is in a blank, not in provided code."""
         return blanks.outside(self.solution.read_text()) == blanks.outside(self.apply_edits(self.solution))
 
     def target(self) -> Path:
-        """Return what a checker of the rung is given: the op package, or the file, kept in the cache."""
+        """Return the checker's input: the op package or the file, cached."""
         if isinstance(self.of_rung, MojoRung):
             return self.package().path
         text = self.apply_edits(self.solution)
@@ -75,18 +75,16 @@ class WrongKernel:
         return keep(target, lambda staged: staged.write_text(text), "a wrong solution")
 
     def package(self) -> OpPackage:
-        """Return the wrong kernel's package, kept in the cache so that what is compiled of it can be kept
-        too."""
+        """Return the wrong kernel's package, cached so that its compiled kernels can be cached too."""
         solution = roots.op_package(roots.solutions(), self.puzzle)
         key = digest([solution.digest, self.file, self.gate, self.old, self.new])
         target = cache_folder("zoo", key) / self.name
         return OpPackage(keep(target, lambda staged: self.apply(staged, solution), "a wrong kernel"))
 
     def apply(self, folder: Path, package: OpPackage | None = None) -> OpPackage:
-        """Return a copy of the solution's package (or of another one) in `folder`, which must not exist, with
-        the edit.
+        """Copy the solution's package, or another one, to `folder`, which must not exist, with the edit.
 
-        Raises DamagedFile where the old text does not stand in the file exactly once.
+        Raises DamagedFile unless the file contains the old text exactly once.
         """
         source = package or roots.op_package(roots.solutions(), self.puzzle)
         text = self.apply_edits(source.path / self.file)
@@ -95,7 +93,7 @@ class WrongKernel:
         return OpPackage(folder)
 
     def apply_edits(self, path: Path) -> str:
-        """Return the text of a file with the edit. Raises DamagedFile where the old text does not stand in it
+        """Return the text of a file with the edit. Raises DamagedFile unless it contains the old text
         exactly once."""
         text = path.read_text(encoding="utf-8")
         if not self.old:

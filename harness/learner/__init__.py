@@ -1,1 +1,1 @@
-"""A learner's own files: blanks, hints, progress, putting things back."""
+"""The learner's own files: blanks, hints, progress, restoring."""

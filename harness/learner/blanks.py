@@ -1,26 +1,25 @@
 """Parse blanks, the regions of a solution that a learner fills in, and generate problem files from them.
 
-A blank stands between two comment lines in any file under `solutions/`:
+A blank is enclosed by two comment lines in any file under `solutions/`:
 
     # BLANK-START dx: the task in a line
     ...
     # BLANK-END dx
 
-`skeleton` replaces what is between by a FILL IN line; everything outside stays as it is, but for the suffix
+`skeleton` replaces the enclosed lines by a FILL IN line; everything outside is copied, except the suffix
 `_solution` of book anchors. `workbook dev generate` writes `problems/` from `solutions/`: these files, and
-links to what has no blanks.
+links to files without blanks.
 
-A blank may be given with wrong code in it, which the learner mends. It stands in the solution as comments, after
-the right code:
+A blank may contain wrong code for the learner to repair. The solution has it as comments after the correct
+code:
 
     # BLANK-GIVEN dx
     # dx = 2 * dy
     # BLANK-END dx
 
-`# BLANK-GIVEN dx as once` gives the right code of another blank of the file, where that is the form to begin with.
-
-In the problem file the end marker then bears a hash of that code and says why, `# BLANK-END dx (unsolved while it reads as
-given: 0f3a92c1)`: while the blank holds nothing else, it is untouched. Files of older versions bear it in the start marker.
+`# BLANK-GIVEN dx as once` starts with the correct code of another blank of the file. In the problem file the
+end marker has a hash of the code and says why, `# BLANK-END dx (unsolved while it reads as given: 0f3a92c1)`:
+as long as the blank holds exactly that, it is untouched. Files of older versions have it in the start marker.
 """
 
 import codecs
@@ -50,8 +49,7 @@ LARGEST = 2**22
 
 
 def repair(path: Path | str) -> str:
-    """Return what a message about a file that cannot be used ends with; `reset` wants the puzzle whose file
-    it is."""
+    """Return the end of a message about an unusable file; `reset` needs the puzzle of the file."""
     puzzle = next((part for part in reversed(Path(path).parts) if re.fullmatch(r"p\d+", part)), "pNN")
     return f"`{command(f'reset {puzzle}')}` puts the file back and keeps a copy of yours"
 
@@ -60,8 +58,7 @@ def repair(path: Path | str) -> str:
 class Blank:
     """One region: its id, its task, the lines between the markers, and the number of the first (from 1).
 
-    `given` is the wrong code that a learner finds in it, in a solution's file; `mark` the hash of that code, in a
-    learner's.
+    `given` is the provided wrong code in a solution's file; `mark` its hash in a learner's file.
     """
 
     id: str
@@ -74,13 +71,13 @@ class Blank:
 
     @property
     def size(self) -> int:
-        """Return how many lines of code somebody has written there: comments and empty lines left out, 0 for
-        what was given."""
+        """Return the number of lines of code written by the learner, without comments and empty lines; 0 for
+        provided code."""
         return 0 if self.is_provided else len(code_lines(self.body))
 
     @property
     def is_provided(self) -> bool:
-        """Return whether it holds the wrong code that it was given with, and nothing else."""
+        """Check whether the blank holds exactly the provided wrong code."""
         return bool(self.mark) and mark_of(self.body) == self.mark
 
 
@@ -90,7 +87,7 @@ def code_lines(body: Iterable[str]) -> list[str]:
 
 
 def mark_of(code: Iterable[str]) -> str:
-    """Return the hash by which given code is known."""
+    """Return the hash of provided code."""
     return hashlib.sha256("\n".join(code_lines(code)).encode()).hexdigest()[:8]
 
 
@@ -166,8 +163,7 @@ def split(text: str, name: str = "the file") -> list[str | Blank]:
 
 
 def read(path: Path) -> str:
-    """Return the text of a file that somebody works on. Raises DamagedFile, in a line, for what is no
-    readable text file."""
+    """Return the text of a file. Raises DamagedFile, in a line, unless it is a readable text file."""
     try:
         if what := unreadable(path):
             raise DamagedFile(f"{path}: {what}; {repair(path)}")
@@ -195,8 +191,8 @@ def read(path: Path) -> str:
 
 
 def unreadable(path: Path) -> str:
-    """Return why a path that is there is not even to be opened: a pipe would block, a device may have no end.
-    "" where it is."""
+    """Return why an existing path must not be opened: a pipe would block, a device may be endless. "" if it
+    may be."""
     facts = path.stat()
     if not (stat.S_ISREG(facts.st_mode) or stat.S_ISDIR(facts.st_mode)):
         return "is no ordinary file"
@@ -206,8 +202,7 @@ def unreadable(path: Path) -> str:
 
 
 def complete(blanks: dict[str, Blank], wanted: Iterable[str], name: str) -> dict[str, Blank]:
-    """Return the blanks that were found. Raises DamagedFile, naming those that are wanted and whose markers
-    are gone."""
+    """Return the blanks. Raises DamagedFile, naming required blanks whose markers are missing."""
     missing = [id for id in wanted if id not in blanks]
     if missing:
         raise DamagedFile(
@@ -231,8 +226,8 @@ def join(pieces: list[str | Blank], bodies: dict[str, tuple[str, ...]]) -> str:
 
 
 def skeleton(solution: str, name: str = "the file") -> str:
-    """Return the problem file of a solution file: blanks emptied, or with the code that is given; book
-    anchors without `_solution`."""
+    """Return the problem file of a solution file: blanks emptied or with provided code, book anchors without
+    `_solution`."""
     pieces = split(solution, name)
     bodies: dict[str, tuple[str, ...]] = {}
     for at, piece in enumerate(pieces):
@@ -251,18 +246,17 @@ def fill(problem: str, solution: str, name: str = "the file") -> str:
 
 
 def outside(text: str, name: str = "the file") -> str:
-    """Return everything but the bodies of the blanks and the hashes of what was given: what a learner leaves
-    as it is."""
+    """Return the file without the bodies of the blanks and the hashes of provided code."""
     pieces = split(text, name)
     return MARKED.sub("", join(pieces, {piece.id: () for piece in pieces if isinstance(piece, Blank)}))
 
 
 def generate(solutions: Path, problems: Path, *, force: bool = False) -> list[Path]:
-    """Write every problem file that differs from the skeleton of its solution, and every link; returns what
-    it wrote.
+    """Write every problem file that differs from the skeleton of its solution, and every link; returns the
+    changed paths.
 
-    A file in which a blank has been worked on, or that replaces a link, is left alone and raises DamagedFile,
-    unless `force`.
+    A file with work in a blank, or one that replaces a link, is left unchanged and raises DamagedFile, unless
+    `force`.
     """
     written: list[Path] = []
     parts = layout(solutions)
@@ -295,7 +289,7 @@ def generate(solutions: Path, problems: Path, *, force: bool = False) -> list[Pa
 
 
 def differs(file: Path, other: Path) -> bool:
-    """Return whether two files differ; a file and a folder do."""
+    """Check whether two files differ; a file and a folder do."""
     return not other.is_file() or file.read_bytes() != other.read_bytes()
 
 

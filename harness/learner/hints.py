@@ -1,7 +1,8 @@
 """Load the hint ladders of a puzzle from `solutions/pNN/hints.toml`.
 
-A ladder belongs to a blank and has at least three rungs, named GATE-1, GATE-2, ... A gate that is taken twice, in NumPy
-before it is taken in Mojo, has two: those of the earlier are named numpy-GATE-1 and so on, and stand in a table `numpy`.
+A ladder belongs to a blank and has at least three hints, named GATE-1, GATE-2, ... A gate that is solved
+twice, in NumPy before Mojo, has two ladders: that of the earlier rung is named numpy-GATE-1 and so on, in a
+table `numpy`.
 """
 
 import tomllib
@@ -22,9 +23,10 @@ class Hint:
 
 
 def ladders(puzzle: str, solutions: Path | None = None) -> dict[str, list[Hint]]:
-    """Return every ladder of a puzzle by the name of its blank, "dx" or "numpy-dx", in the order of the file.
+    """Return every ladder of a puzzle by the name of its blank, "dx" or "numpy-dx", in the order of the
+    file.
 
-    Raises BadUse where the file is missing or not in the form that its head describes.
+    Raises BadUse if the file is missing or not in the form that its head describes.
     """
     path = (solutions or roots.solutions()) / puzzle / "hints.toml"
     try:

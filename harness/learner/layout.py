@@ -1,8 +1,8 @@
 """Lay out `problems/`: the files that a learner edits, and links to everything else.
 
-A file with blanks becomes a problem file (`harness.learner.blanks` writes it). Of an op package the rest is linked: a
-file by itself, a folder without blanks, such as the shared one, as a whole. So there is one copy of what a learner does not edit,
-and the compiler, an editor and the harness all find it in its place.
+A file with blanks becomes a problem file (written by `harness.learner.blanks`). The rest of an op package is
+linked: single files, and whole folders without blanks, such as the shared one. So there is one copy of
+everything that a learner does not edit, and compiler, editor and harness find it at the same path.
 """
 
 import os
@@ -29,7 +29,7 @@ class Layout:
 
 
 def layout(solutions: Path) -> Layout:
-    """Return what a learner gets of a folder of solutions, of one puzzle or of all."""
+    """Return the problem files and links for a folder of solutions, of one puzzle or of all."""
     edited: list[Path] = []
     linked: list[Path] = []
     for parent, folders, names in os.walk(solutions):
@@ -51,24 +51,24 @@ def layout(solutions: Path) -> Layout:
 
 
 def has_blanks(folder: Path) -> bool:
-    """Return whether a folder that is no link holds a file with a blank."""
+    """Check whether a folder, not a link, has a file with a blank."""
     return not folder.is_symlink() and any(
         BLANK in path.read_text(encoding="utf-8") for path in folder.rglob("*") if path.suffix in SUFFIXES
     )
 
 
 def link_text(solution: Path, link: Path) -> str:
-    """Return what a link says, from the folder that it lies in to a file or folder of the solutions."""
+    """Return the text of a link, relative to its folder, to a file or folder of the solutions."""
     return os.path.relpath(solution.parent.resolve() / solution.name, link.parent.resolve())
 
 
 def is_link_to(path: Path, solution: Path) -> bool:
-    """Return whether a path is the link that belongs there."""
+    """Check whether a path is the expected link."""
     return path.is_symlink() and os.readlink(path) == link_text(solution, path)
 
 
 def put_link(solution: Path, link: Path) -> None:
-    """Replace what is there, which must not be a folder, by a link."""
+    """Replace a path, which must not be a folder, by a link."""
     link.parent.mkdir(parents=True, exist_ok=True)
     temporary = link.with_name(f"{link.name}.{os.getpid()}.tmp")
     temporary.symlink_to(link_text(solution, link))
@@ -80,7 +80,7 @@ def put_link(solution: Path, link: Path) -> None:
 
 @dataclass(frozen=True)
 class Fault:
-    """A path in a learner's folder that is not what belongs there; `broken` where nothing can be compiled with it."""
+    """An unexpected path in a learner's folder; `broken` if nothing compiles with it."""
 
     path: Path
     what: str
@@ -91,7 +91,7 @@ class Fault:
 
 
 def faults(solutions: Path, problems: Path) -> Iterator[Fault]:
-    """Return links that are missing, lead nowhere or have been replaced, and files that belong to no puzzle."""
+    """Return links that are missing, dangling or replaced, and files that belong to no puzzle."""
     wanted = layout(solutions)
     for relative in wanted.linked:
         if fault := fault_of_link(problems / relative, solutions / relative):
@@ -113,7 +113,7 @@ def faults(solutions: Path, problems: Path) -> Iterator[Fault]:
 
 
 def fault_of_link(path: Path, solution: Path) -> Fault | None:
-    """Return what is wrong with what stands where a link should be; None if it is the link."""
+    """Describe what is at the place of a link; None if it is the link."""
     if is_link_to(path, solution) and path.exists():
         return None
     if path.is_symlink():
@@ -133,8 +133,8 @@ def fault_of_link(path: Path, solution: Path) -> Fault | None:
 
 
 def notes(puzzle: str, problems: Path | None = None) -> list[str]:
-    """Return a line for each fault in a learner's folder of one puzzle. Raises DamagedFile where one keeps it
-    from compiling."""
+    """Return a line for each fault in a learner's folder of one puzzle. Raises DamagedFile for one that
+    prevents compiling."""
     all_faults = list(faults(roots.solutions() / puzzle, (problems or roots.problems()) / puzzle))
     for fault in all_faults:
         if fault.broken:

@@ -1,7 +1,7 @@
 """Load and save a learner's progress: which blanks have passed, which hints were read.
 
-One small file at the top of the checkout, which git ignores. A blank is remembered by a hash of its text, so that an
-edit after passing shows. A file that is lost or damaged loses nothing else: the gates are checked again.
+One small file at the top of the checkout, ignored by git. A passed blank is saved as a hash of its text, so
+that a later edit shows. If the file is lost or damaged, the gates are checked again.
 """
 
 import fcntl
@@ -19,21 +19,22 @@ from harness.toolchain.disk import write_whole
 
 FILE = ".workbook-progress.json"
 BEGUN = ("begun", "changed")
-"""The states of a blank that somebody is at."""
+"""The states of a blank with work in progress."""
 
 
 @dataclass
 class Progress:
-    """The progress of every puzzle. Each change is put into what the file holds by then: several commands may be at it.
+    """The progress of every puzzle. Each change is merged into the current file, since several commands may
+    write it.
 
     A ladder is called "p20 dx", and "p20 numpy-dx" in NumPy.
 
     Attributes:
         path: The file.
         passed: Ladder -> the hash of the blank that passed.
-        hints: Ladder -> how many rungs were read.
-        unsaved: (attribute, ladder) -> the value, None where there is none any more, of changes that the file lacks.
-        trouble: Why it lacks them, in the system's words; "" where it lacks none.
+        hints: Ladder -> number of hints read.
+        unsaved: (attribute, ladder) -> the value, or None if removed, of changes that could not be saved.
+        trouble: Why they could not be saved, in the system's words, or "".
     """
 
     path: Path
@@ -44,14 +45,13 @@ class Progress:
 
     @classmethod
     def load(cls, folder: Path | None = None) -> "Progress":
-        """Return the progress in a folder, the checkout unless another is given; empty where the file is
-        missing or cannot be understood."""
+        """Return the progress in a folder, by default the checkout; empty if the file is missing or invalid."""
         progress = cls((folder or roots.CHECKOUT) / FILE)
         progress.refresh()
         return progress
 
     def refresh(self) -> None:
-        """Take in what the file holds by now."""
+        """Read the current file."""
         read: dict[str, dict[str, str | int]] = {}
         try:
             data = json.loads(self.path.read_text(encoding="utf-8"))
@@ -103,11 +103,11 @@ class Progress:
 
 
 KINDS = {"passed": str, "hints": int}
-"""What the file holds, and of which kind each value is."""
+"""The file's tables, with the type of their values."""
 
 
 def fingerprint(blank: Blank) -> str:
-    """Return a hash of what stands in a blank; line endings and spaces at the end of a line do not count."""
+    """Return a hash of a blank's text; line endings and trailing spaces do not count."""
     return digest(line.rstrip() for line in blank.body)
 
 

@@ -13,12 +13,13 @@ SUFFIX = ".bak"
 
 
 def restore(path: Path, solution: Path, blank: str | None = None) -> str:
-    """Return what the file would hold after a reset.
+    """Return the content of the file after a reset.
 
     Args:
-        path: The problem file; may be missing, damaged or a folder where the whole of it is put back.
+        path: The problem file; may be missing, damaged or a folder if all of it is reset.
         solution: The file it was made from.
-        blank: Only this blank. Raises DamagedFile where the file's markers are broken, BadUse for an unknown one.
+        blank: Only this blank. Raises DamagedFile if the file's markers are broken, BadUse for an unknown
+            one.
     """
     skeleton = blanks.skeleton(blanks.read(solution), str(solution))
     if blank is None:
@@ -37,8 +38,7 @@ def restore(path: Path, solution: Path, blank: str | None = None) -> str:
 
 
 def backup(path: Path) -> Path | None:
-    """Keep what stands at a path, a file or a folder, in a copy beside it; returns where, None if nothing is
-    there, or a link that leads nowhere."""
+    """Copy a file or folder next to itself; returns the copy, None if there is nothing or a dangling link."""
     if not path.exists():
         return None
     stamp = time.strftime("%Y-%m-%d-%H%M%S")
@@ -66,11 +66,11 @@ def missing(solutions: Path, problems: Path) -> list[Path]:
 
 
 def reset(path: Path, content: str | Path) -> Path | None:
-    """Put a file back and return the copy of what was there before. Nothing is written without that copy.
+    """Restore a file and return the copy of its old content. Nothing is written without that copy.
 
     Args:
         path: The problem file.
-        content: Its text; or the file of the solutions that it links to.
+        content: Its text, or the file of the solutions that it links to.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     kept = backup(path)

@@ -15,8 +15,8 @@ from harness.toolchain.packages import OpPackage, mojo_files
 
 @dataclass(frozen=True)
 class Work:
-    """The file of one rung of a puzzle, under a root: the learner's folder `problems/` unless another is given. `ops` is an
-    op package that lies elsewhere."""
+    """The file of one rung of a puzzle, under a root: by default the learner's folder `problems/`. `ops` is
+    an op package elsewhere."""
 
     puzzle: Puzzle
     rung: Rung
@@ -42,13 +42,13 @@ class Work:
 
     @property
     def is_learners(self) -> bool:
-        """Return whether it is the learner's own, and what passes in it is progress."""
+        """Check whether the file is the learner's own, so that a pass counts as progress."""
         return self.root is None and self.ops is None
 
     @property
     def package(self) -> OpPackage:
-        """The learner's op package. Raises DamagedFile where a link in it is missing or leads nowhere, and CompileFailed,
-        before anything is compiled, for that of another puzzle."""
+        """The learner's op package. Raises DamagedFile for a missing or dangling link, and CompileFailed,
+        before anything is compiled, for the package of another puzzle."""
         if self.ops:
             package = OpPackage(self.ops)
             wanted, there = [call.op.name for call in self.puzzle.calls], package.registers()
@@ -60,19 +60,18 @@ class Work:
         return OpPackage(self.path.parent)
 
     def whole_package(self) -> OpPackage:
-        """Return the op package; a learner's file has all of its blanks, or says in a line what happened to
-        it."""
+        """Return the op package of a file with all of its blanks. Raises DamagedFile in one line otherwise."""
         self.blanks()
         return self.package
 
     @property
     def target(self) -> Path:
-        """Return what a checker is given: the file, or its op package."""
+        """Return the checker's input: the file, or its op package."""
         return self.package.path if self.in_package else self.path
 
     @property
     def files(self) -> list[Path]:
-        """Every file whose change asks for another check."""
+        """The files that require a new check when they change."""
         return mojo_files(self.path.parent) if self.in_package else [self.path]
 
     @property
@@ -85,8 +84,8 @@ class Work:
         return next(gate for gate in self.gates if gate.id == id)
 
     def blanks(self) -> dict[str, Blank]:
-        """Return the blanks of the learner's file. Raises DamagedFile where it cannot be read or a blank is
-        gone."""
+        """Return the blanks of the learner's file. Raises DamagedFile if it cannot be read or a blank is
+        missing."""
         if self.ops:
             return package_blanks(self.package, self.puzzle)
         return rung_blanks(self.path, self.rung)
@@ -96,7 +95,7 @@ class Work:
         return self.puzzle.ladder(self.rung, gate)
 
     def key(self, gate: str) -> str:
-        """Return what a gate is called in the progress file."""
+        """Return the name of a gate in the progress file."""
         return f"{self.puzzle.name} {self.ladder(gate)}"
 
     def states(self, progress: Progress) -> dict[str, str]:
@@ -105,8 +104,8 @@ class Work:
         return {gate.id: progress.state(self.key(gate.id), blanks[gate.id]) for gate in self.gates}
 
     def next_gate(self, progress: Progress, after: str | None = None) -> Gate | None:
-        """Return the first gate that has not passed, looking from the one after `after` and round again; None
-        where all have."""
+        """Return the first gate that has not passed, starting after `after` and wrapping around; None if all
+        have."""
         states = self.states(progress)
         order = [gate.id for gate in self.gates]
         start = order.index(after) + 1 if after else 0
@@ -129,15 +128,14 @@ def check_gate(puzzle: Puzzle, rung: str | None, id: str | None) -> None:
 
 
 def rung_blanks(path: Path, rung: Rung) -> dict[str, Blank]:
-    """Return the blanks of a rung's file. Raises DamagedFile where it cannot be read or a blank is gone."""
+    """Return the blanks of a rung's file. Raises DamagedFile if it cannot be read or a blank is missing."""
     return blanks.complete(blanks.find(blanks.read(path), str(path)), rung.gates, str(path))
 
 
 def package_blanks(package: OpPackage, puzzle: Puzzle) -> dict[str, Blank]:
-    """Return the blanks of a package's source file; empty where it is another's package, without the file or
-    any blank.
+    """Return the blanks of a package's source file; empty for the package of another puzzle.
 
-    Raises DamagedFile where the file cannot be read, or only some of the blanks are there.
+    Raises DamagedFile if the file cannot be read, or only some of the blanks are there.
     """
     source = package.path / puzzle.source
     if not source.exists():

@@ -1,7 +1,7 @@
 """Create and update a learner's folder from the installed package, without a checkout.
 
-It looks like a checkout's learning half: problems/, the solutions that problems/ links to, and the book where it is asked
-for. Everything is a copy, so that the folder outlives the environment that wrote it.
+It has the layout of a checkout: problems/, the solutions that problems/ links to, and optionally the book.
+Everything is a copy, so that the folder outlives the environment that wrote it.
 """
 
 import json
@@ -19,12 +19,13 @@ from harness.toolchain.disk import write_failed, write_whole
 
 DISTRIBUTION = "mojo-gpu-workbook"
 BOOK = Path("book") / "html"
-"""Where the built book lies in the learner's folder."""
+"""The built book in the learner's folder."""
 
 
 @dataclass(frozen=True)
 class Renewed:
-    """One problem file after an update: what was kept of it, and the copy of the old one where lines of it were not."""
+    """One problem file after an update: whether its work was kept, and the copy of the old file if lines
+    were lost."""
 
     path: Path
     kept: tuple[str, ...]
@@ -37,7 +38,7 @@ def version() -> str:
 
 
 def version_of(folder: Path) -> str | None:
-    """Return the version that wrote a learner's folder; None where `init` did not make it."""
+    """Return the version that wrote a learner's folder; None if it was not created by `init`."""
     try:
         return str(json.loads((folder / roots.MARK).read_text(encoding="utf-8"))["version"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -45,8 +46,7 @@ def version_of(folder: Path) -> str | None:
 
 
 def out_of_date(folder: Path) -> str | None:
-    """Return what to say where another version of this program wrote the folder; None where there is nothing
-    to say."""
+    """Return the message for a folder written by another version of this program, or None."""
     before, now = version_of(folder), version()
     if before in (None, now):
         return None
@@ -56,7 +56,8 @@ def out_of_date(folder: Path) -> str | None:
 def create(folder: Path, *, book: bool) -> int:
     """Write a learner's folder and return the number of files with blanks.
 
-    Raises BadUse where something else is there already, or a book is asked for that this package has not.
+    Raises BadUse if the folder exists and is something else, or if this package has no book and one is
+    requested.
     """
     if (folder / roots.MARK).exists():
         raise BadUse(f"{folder} is a workbook already: inside it, `{command('update')}` renews it")
@@ -79,10 +80,10 @@ def create(folder: Path, *, book: bool) -> int:
 
 
 def update(folder: Path, *, book: bool) -> list[Renewed]:
-    """Renew a learner's folder from this package; what stands in blanks stays. Returns the problem files that
-    changed.
+    """Update a learner's folder from this package; the contents of blanks are kept. Returns the problem
+    files that changed.
 
-    Raises DamagedFile, before anything is written, where the blanks of a file cannot be told from its rest.
+    Raises DamagedFile, before anything is written, if the blanks of a file cannot be identified.
     """
     built = built_book() if book or (folder / BOOK).is_dir() else None
     old, new = folder / "solutions", roots.origin()
@@ -108,20 +109,20 @@ def update(folder: Path, *, book: bool) -> list[Renewed]:
 
 
 def with_work(present: str, fresh: str, name: str) -> str:
-    """Return the new skeleton with what somebody wrote into the blanks of the old file."""
+    """Return the new skeleton with the work in the blanks of the old file."""
     there = blanks.find(present, name)
     worked = {id: blank.body for id, blank in there.items() if blank.size}
     return blanks.join(blanks.split(fresh), worked)
 
 
 def skeleton_of(solution: Path) -> str:
-    """Return what a problem file held when it was written; "" where it is new."""
+    """Return the original content of a problem file; "" for a new one."""
     return blanks.skeleton(blanks.read(solution), str(solution)) if solution.is_file() else ""
 
 
 def renew(folder: Path, relative: Path, present: str, text: str, before: str) -> Renewed:
-    """Write one problem file; a copy of it stays where lines outside of blanks were changed, or a blank is no
-    more."""
+    """Write one problem file; a copy is kept if lines outside of blanks were changed, or a blank was
+    removed."""
     path = folder / "problems" / relative
     worked = [id for id, blank in blanks.find(present).items() if blank.size]
     lost = set(worked) - {*blanks.find(text)}
@@ -133,7 +134,7 @@ def renew(folder: Path, relative: Path, present: str, text: str, before: str) ->
 
 
 def mend_links(solutions: Path, problems: Path) -> None:
-    """Remove links that lead nowhere and add those that are missing; a file that replaced one stays."""
+    """Remove dangling links and add missing ones; a file that replaced a link is kept."""
     for path in [path for path in problems.rglob("*") if path.is_symlink() and not path.exists()]:
         path.unlink()
     for relative in layout.layout(solutions).linked:
@@ -157,7 +158,7 @@ def copy_solutions(folder: Path) -> None:
 
 
 def built_book() -> Path:
-    """Return the built book that this program came with. Raises BadUse where it has none."""
+    """Return the book built with this package. Raises BadUse if there is none."""
     checkout = roots.HERE.parent / "book"
     place = (checkout if checkout.is_dir() else roots.CARRIED_BOOK) / "html"
     if not (place / "index.html").is_file():
@@ -178,5 +179,5 @@ def put_book(folder: Path, built: Path | None) -> None:
 
 
 def put_mark(folder: Path) -> None:
-    """Note which version wrote the folder: the last thing, so that one half written is not taken for whole."""
+    """Record the version of the folder, as the last step: a half-written folder has none."""
     write_whole(folder / roots.MARK, json.dumps({"version": version()}) + "\n")

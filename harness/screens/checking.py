@@ -29,8 +29,7 @@ RECORDED = "Compiling the Mojo kernels for the {} (seconds, on a busy machine mo
 
 
 def check(console: Console, options: Options) -> int:
-    """Return what a puzzle's command line asks for: each file that is meant is judged, and the kernels gate
-    by gate or as a whole."""
+    """Check each file that a puzzle's command line selects; kernels either per gate or as a whole."""
     files, codes, data = options.files, list[int](), dict[str, dict[str, object]]()
     for each in files:
         rung = each.work.rung
@@ -55,9 +54,10 @@ def check(console: Console, options: Options) -> int:
 
 @dataclass(frozen=True)
 class GateCheck:
-    """A check of a file, gate by gate: of one alone where `gate` is given, in the puzzle's cases where none are.
+    """A check of a file, gate by gate: of all gates unless `gate` names one, in the puzzle's cases by
+    default.
 
-    `settings` are the keywords of its checker, as `Options.of_checker` has them.
+    `settings` are the keywords of its checker, as `Options.of_checker` returns them.
     """
 
     work: Work
@@ -67,8 +67,8 @@ class GateCheck:
     verbose: bool = False
 
     def run(self, console: Console) -> tuple[int, dict[str, object]]:
-        """Print the verdict of each gate; the exit code, and the data. What the learner's file passes in the
-        puzzle's own cases is remembered."""
+        """Print the result of each gate and write the data; return the exit code. Passes in the puzzle's own
+        cases are saved as progress."""
         work, puzzle, rung = self.work, self.work.puzzle, self.work.rung
         gates = [self.gate] if self.gate else None
         dtype, seed = self.settings.get("dtype", "float32"), self.settings.get("seed", 0)
@@ -99,7 +99,7 @@ class GateCheck:
         return code, report.gates_json(results, puzzle, **about, exit_code=code)
 
     def check_gates(self, console: Console, gates: list[str] | None) -> list[GateResult]:
-        """Return the verdict on each gate."""
+        """Return the result of each gate."""
         packed = self.work.in_package
         first = (lambda first: print_lines(console, report.first_lines(first))) if gates and packed else None
         checker = create_checker(self.work, at_terminal=True, **self.settings)
@@ -108,7 +108,7 @@ class GateCheck:
             return checker.check(self.work.target, gates, self.cases, on_first=first)
 
     def about(self, dtype: object, seed: object) -> str:
-        """Return what is about to run, and in which dtypes."""
+        """Describe the check about to run, with its dtypes."""
         ran = self.work.package
         narrow = any(case.in_16_bits for case in self.cases or self.work.puzzle.cases(None))
         then = f", then {NARROW}" if narrow and "dtype" not in self.settings else ""
@@ -119,7 +119,7 @@ class GateCheck:
 
 @dataclass(frozen=True)
 class KernelCheck:
-    """A whole run of the kernels on every device that is asked for."""
+    """A whole run of the kernels on every requested device."""
 
     options: Options
 

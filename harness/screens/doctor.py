@@ -1,7 +1,6 @@
-"""Print what this machine has of what the workbook needs: one line for each part, with the remedy where it is
-broken.
+"""Print one line for each requirement of the workbook on this machine, with the remedy if it is broken.
 
-Everything but MAX's devices is checked without starting a GPU; nothing is changed.
+Only MAX's device list starts a GPU; nothing is changed.
 """
 
 import operator
@@ -36,7 +35,7 @@ MARKS = {"good": "✅", "note": "·", "broken": "❌"}
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the doctor: what was looked at, how it is ("good", "note" or "broken"), and what to do about it."""
+    """One line of the doctor: the subject, its state ("good", "note" or "broken"), and the remedy."""
 
     part: str
     state: str
@@ -45,7 +44,7 @@ class Finding:
 
 
 def examine(console: Console) -> int:
-    """Print a line for each part. Returns 5 where something is broken, else 0."""
+    """Print a line for each part. Returns 5 if something is broken, else 0."""
     broken = False
     with live(console):
         for finding in findings():
@@ -92,14 +91,13 @@ def required_versions() -> dict[str, str]:
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """Return the release of a version, without what follows it: "2.15.0+cpu" is (2, 15, 0)."""
+    """Return the release numbers of a version: "2.15.0+cpu" is (2, 15, 0)."""
     release = re.match(r"\d+(\.\d+)*", version)
     return tuple(map(int, release[0].split("."))) if release else ()
 
 
 def satisfies(version: str, versions: str) -> bool:
-    """Return whether a version is among those that a requirement allows; shorter ones count as followed by
-    zeros."""
+    """Check whether a version satisfies a requirement; missing numbers count as zeros."""
 
     def fill(numbers_: tuple[int, ...]) -> tuple[int, ...]:
         return (*numbers_, 0, 0, 0, 0)[:4]
@@ -122,7 +120,7 @@ def python() -> Iterator[Finding]:
 
 
 def packages() -> Iterator[Finding]:
-    """Yield each distribution that is needed against what is installed."""
+    """Yield each required distribution with its installed version."""
     for name, versions in required_versions().items():
         try:
             installed = metadata.version(name)
@@ -146,7 +144,7 @@ def mojo() -> Iterator[Finding]:
 
 
 def gpu() -> Iterator[Finding]:
-    """Yield which real GPU MAX and PyTorch see, or why none."""
+    """Yield the real GPUs that MAX and PyTorch see, or why there is none."""
     from harness.devices import targets
 
     if not targets.gpu_may_exist():
@@ -173,7 +171,7 @@ def gpu() -> Iterator[Finding]:
 
 
 def layers() -> Iterator[Finding]:
-    """Yield what the layers call on a GPU: built for the GPUs and the PyTorch here, or not yet."""
+    """Yield the state of the layers' GPU libraries: built for the GPUs and the PyTorch here, or not yet."""
     import torch
 
     from harness.nn import host
@@ -214,7 +212,7 @@ def virtual_gpu() -> Iterator[Finding]:
 
 
 def caches() -> Iterator[Finding]:
-    """Yield where compiled things are kept, how much, and whether it can be written."""
+    """Yield the location and size of the caches, and whether they are writable."""
     yield size_of("workbook cache", cache_folder(), f"{VARIABLE} puts it elsewhere; all of it can be deleted")
     compiler = Path.home() / ".cache" / "modular"
     if compiler.is_dir():
@@ -228,7 +226,7 @@ def caches() -> Iterator[Finding]:
 
 
 def size_of(part: str, folder: Path, note: str) -> Finding:
-    """Return how much a folder holds."""
+    """Return the size of a folder in bytes."""
     sizes = [
         entry.stat().st_size for entry in folder.rglob("*") if entry.is_file() and not entry.is_symlink()
     ]

@@ -1,6 +1,6 @@
-"""Write a picture as one HTML file that steps through the run, without a network or another file.
+"""Write a picture as one HTML file that steps through the run, without network access or other files.
 
-The page is `picture_page.html` with the data of the two runs in it; `data` is also what `--json` writes.
+The page is `picture_page.html` with the data of the two runs; `--json` writes the same `data`.
 """
 
 import math
@@ -41,7 +41,7 @@ def title(picture: Picture) -> str:
 
 
 def about(picture: Picture) -> str:
-    """Return what the gate is, and in which case it is shown."""
+    """Return the gate and the case that are shown."""
     case = picture.case
     return f"{picture.gate.about}, in the case '{case.name}': {picture.puzzle.say_dims(case.dims)}"
 
@@ -50,14 +50,15 @@ def about(picture: Picture) -> str:
 
 
 def followed_blank(picture: Picture) -> str:
-    """Return the blank that the fault lies in: only what it touches is drawn; "" draws the whole launch."""
+    """Return the blank of the fault: only its accesses are drawn; "" draws the whole launch."""
     line = picture.line
     return line.blank if line and line.blank in picture.mine.accesses.regions else ""
 
 
 def thread_cells(picture: Picture, thread: Thread, blank: str = "") -> dict[str, dict[int, str]]:
-    """Tensor -> element -> "read", "written", "added", "extra" (the solution does not), "missing" (it alone does) or "target" (the
-    wrong element), for one thread; written tensors stand last."""
+    """Return, by tensor and element, how one thread uses it: "read", "written", "added", "extra" (the
+    solution does not), "missing" (only the solution does) or "target" (the wrong element); written
+    tensors come last."""
     mine, theirs = (access_kinds(side.accesses, thread, blank) for side in (picture.mine, picture.theirs))
     cells: dict[str, dict[int, str]] = {}
     order = sorted({*mine, *theirs}, key=lambda key: (not_read(mine, theirs, key), key[0]))
@@ -76,7 +77,7 @@ def thread_cells(picture: Picture, thread: Thread, blank: str = "") -> dict[str,
 
 
 def access_kinds(run, thread: Thread, blank: str) -> dict[tuple[str, int, bool], str]:
-    """Return (tensor, element, whether it is written) -> how a thread accesses it."""
+    """Return (tensor, element, whether it is written) -> the kind of a thread's access."""
     mask = run.by(thread)
     if blank and blank in run.regions:
         mask &= run.region == run.regions.index(blank)
@@ -89,7 +90,7 @@ def access_kinds(run, thread: Thread, blank: str) -> dict[tuple[str, int, bool],
 
 
 def not_read(mine: dict, theirs: dict, key: tuple) -> bool:
-    """Return whether a tensor is written by either thread."""
+    """Check whether a tensor is written by either thread."""
     return any(name == key[0] and wrote for run in (mine, theirs) for name, _, wrote in run)
 
 
@@ -109,12 +110,9 @@ def data(picture: Picture) -> dict:
     """Return the picture as plain data.
 
     `runs` are the learner's and the solution's. A run has launches, a launch has `steps`, each [kind, tensor,
-    line, first
-    access, accesses, bank conflicts, sectors, least sectors, whether it is in the followed `blank`], and its
-    accesses by
-    column: `b` is the block, `t` the thread, `e` the element, `v` the value; a kind is R, W, A (atomic) or B
-    (barrier).
-    `tensors` and `lines` are numbered through.
+    line, first access, accesses, bank conflicts, sectors, least sectors, whether it is in the followed
+    `blank`], and its accesses by column: `b` is the block, `t` the thread, `e` the element, `v` the value; a
+    kind is R, W, A (atomic) or B (barrier). `tensors` and `lines` are numbered consecutively.
     """
     followed = picture.thread
     names = list(dict.fromkeys([*picture.mine.accesses.tensors, *picture.theirs.accesses.tensors]))
@@ -176,8 +174,8 @@ def tensor_data(picture: Picture, name: str) -> dict:
 
 
 def cell_data(picture: Picture, followed: Thread, names: list[str]) -> dict:
-    """Return what only one of the two followed threads touches: tensor -> [elements only here, elements left
-    out here]."""
+    """Return the differences of the two threads by tensor: [elements accessed only here, elements missing
+    here]."""
     if picture.right:
         return {}
     cells = thread_cells(picture, followed, followed_blank(picture))
@@ -191,7 +189,7 @@ def cell_data(picture: Picture, followed: Thread, names: list[str]) -> dict:
 
 
 def run_data(side: Side, picture: Picture, names: list[str], lines: dict[Line, int] | None) -> list[dict]:
-    """Return the launches of a run; `lines` numbers its source lines, None leaves them out."""
+    """Return the launches of a run; `lines` numbers its source lines, None omits them."""
     launches = range(len(side.accesses.launches))
     return [launch_data(side.accesses, number, picture, names, lines) for number in launches]
 
@@ -199,7 +197,7 @@ def run_data(side: Side, picture: Picture, names: list[str], lines: dict[Line, i
 def launch_data(
     run: Accesses, number: int, picture: Picture, names: list[str], lines: dict[Line, int] | None
 ) -> dict:
-    """Return one launch; where it has too many accesses, those of the followed block."""
+    """Return one launch; with too many accesses, only those of the followed block."""
     launch = run.launches[number]
     events, followed, blank = launch.events, picture.thread, followed_blank(picture)
     keep, cut = select_accesses(launch, followed.block if followed and followed.launch == number else 0)
@@ -232,7 +230,7 @@ def launch_data(
 
 
 def select_accesses(launch: LaunchTrace, block: int) -> tuple[np.ndarray, str]:
-    """Return which accesses of a launch the page holds, and the line that says what is cut."""
+    """Return the accesses of a launch that the page shows, and a line about the omitted ones."""
     events = launch.events
     total = len(events.block) + events.dropped
     keep = np.ones(len(events.block), bool)

@@ -1,7 +1,7 @@
-"""Format the results of every check, for a person or as JSON.
+"""Format the results of every check, as text or as JSON.
 
-Makes lines, and the caller prints them. Those of a whole run come in the order in which things happen: each part is computed
-after the line that says so.
+Nothing is printed here. The lines of a whole run follow its order: each part is computed after the line that
+announces it.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ NAMED = 4
 RULE = "=" * 60
 THIN_RULE = "-" * 57
 STATES = {"wrong": "❌ INCORRECT", "unsolved": "⏳ UNSOLVED", "correct": "✅ CORRECT"}
-"""What is said of a state; of several things together the first that one of them is in."""
+"""Words for a state; a group has the first of these states that one of its members has."""
 OVERALL = {
     0: "✅ ALL CORRECT",
     1: "❌ INCORRECT",
     3: "⏳ UNSOLVED, nothing attempted is wrong",
     6: "✅ CPU CORRECT, GPU NOT RUN",
 }
-"""The verdict on a whole run, by its exit code."""
+"""Words for the result of a whole run, by its exit code."""
 NOT_RUN = "⏭ GPU NOT RUN"
-"""The same where no device was there to run the kernels."""
+"""Words for a run without a device for its kernels."""
 
 
 # ---- Gates --------------------------------------------------------------------------------------------------
@@ -51,10 +51,10 @@ NOT_RUN = "⏭ GPU NOT RUN"
 def result_lines(
     result: GateResult, puzzle: Puzzle, source: Path, blanks: Mapping[str, Blank]
 ) -> Iterator[Text]:
-    """Yield one gate: a line with the verdict, then what is wrong, then the command for the hint.
+    """Yield the lines of one gate: the result, then the errors, then the command for the hint.
 
     Args:
-        result: The verdict.
+        result: The result.
         puzzle: The puzzle.
         source: The file with the blanks.
         blanks: Its blanks.
@@ -81,7 +81,7 @@ def result_lines(
 
 
 def where_wrong(result: GateResult) -> str:
-    """Return in how many cases a gate is wrong, and in which; empty where nothing was compared."""
+    """Return the number of cases in which a gate is wrong, and their names; empty if nothing was compared."""
     cases = len(result.comparisons)
     bad = [c.case.name for c in result.comparisons if not all(v.ok for v in c.verdicts.values())]
     if bad and len(bad) == cases:
@@ -94,7 +94,7 @@ def where_wrong(result: GateResult) -> str:
 
 
 def explanation_lines(result: GateResult, puzzle: Puzzle) -> Iterator[Text]:
-    """Yield what is wrong with a gate, and the command for the hint."""
+    """Yield the errors of a gate, and the command for the hint."""
     for line in (*result.diagnosis, *repeat_lines(result.repeats, puzzle), *result.picture):
         yield Text(f"      {printable(relative(line))}")
     if result.hint:
@@ -104,8 +104,8 @@ def explanation_lines(result: GateResult, puzzle: Puzzle) -> Iterator[Text]:
 
 
 def case_lines(result: GateResult) -> Iterator[Text]:
-    """Yield every case of a gate, with each quantity's error and its limit, and every finding: what --verbose
-    adds."""
+    """Yield the lines of --verbose: every case of a gate, with each quantity's error and limit, and every
+    finding."""
     for comparison in result.comparisons:
         for quantity, verdict in comparison.verdicts.items():
             mark = MARKS["correct" if verdict.ok else "wrong"]
@@ -116,8 +116,7 @@ def case_lines(result: GateResult) -> Iterator[Text]:
 
 
 def first_lines(results: Iterable[GateResult]) -> Iterator[Text]:
-    """Yield what the first case has shown, while the others are running. Mistakes are named when all cases
-    are known."""
+    """Yield the result of the first case while the others run; mistakes are named once all cases are known."""
     for result in results:
         if result.state == "unsolved":
             continue
@@ -141,12 +140,12 @@ def name_width(puzzle: Puzzle) -> int:
 
 
 def in_every_case(comparisons: Iterable[Comparison], quantity: str) -> list[tuple[TensorResult, Case]]:
-    """Return the verdict on a quantity in every case in which it was compared."""
+    """Return the comparison of a quantity in each case."""
     return [(c.verdicts[quantity], c.case) for c in comparisons if quantity in c.verdicts]
 
 
 def hardest(pairs: Iterable[tuple[TensorResult, Case]]) -> tuple[TensorResult, Case]:
-    """Return the verdict that comes nearest to its limit, and in which case."""
+    """Return the comparison nearest to its limit, and its case."""
     return max(pairs, key=lambda pair: pair[0].error / pair[0].limit)
 
 
@@ -157,19 +156,19 @@ def describe_worst(result: GateResult) -> str:
 
 
 def repeat_lines(repeats: Mapping[str, Repeats], puzzle: Puzzle) -> list[str]:
-    """Return what repeated runs showed of some quantities, a line for each."""
+    """Return a line for each quantity of repeated runs."""
     return [f"{puzzle.printed_name(name)}: {repeat_words(each)}" for name, each in repeats.items()]
 
 
 def repeat_words(repeats: Repeats) -> str:
-    """Return what repeated runs of one quantity showed, and whether it is as it must be."""
+    """Describe the repeated runs of one quantity, and whether the result is acceptable."""
     what = "bit-equal" if repeats.bit_equal else f"spread of {repeats.spread_ulps:.1f} ulp"
     wrong = f", ❌ wrong in {repeats.wrong_runs}" if repeats.wrong_runs else ""
     return f"{what} in {repeats.runs} runs ({expected_spread(repeats)}){wrong}"
 
 
 def expected_spread(repeats: Repeats) -> str:
-    """Return what the spread of repeated runs should be, and whether it is."""
+    """Return the allowed spread of repeated runs, and whether it is kept."""
     if not repeats.atomic:
         must = "it must be: the order of its sums is fixed"
         return f"as {must}" if repeats.bit_equal else f"❌ bit-equal is what {must}"
@@ -181,11 +180,11 @@ def expected_spread(repeats: Repeats) -> str:
 
 
 Line = str | Text
-"""A line as it is: nothing in it is read as markup."""
+"""A line to print verbatim, without markup."""
 
 
 def write(console: Console, run: Run, *, verbose: bool = False) -> None:
-    """Write a run to a console while it goes on; piped output is the same text, plain and unwrapped."""
+    """Write a run to a console as it proceeds; piped output is the same text, plain and unwrapped."""
     for line in lines(run, verbose):
         console.print(line if isinstance(line, Text) else Text(line), soft_wrap=True)
 
@@ -205,7 +204,7 @@ def lines(run: Run, verbose: bool = False) -> Iterator[Line]:
 
 
 def header(run: Run) -> Iterator[Line]:
-    """Yield what is run: sizes and files."""
+    """Yield the sizes and files of the run."""
     options, puzzle = run.options, run.options.puzzle
     dimensions = f"Testing with dimensions: {puzzle.say_dims(run.cases[0].dims)}"
     yield dimensions
@@ -223,7 +222,7 @@ def header(run: Run) -> Iterator[Line]:
 
 
 def groups(run: Run) -> list[tuple[str, ...]]:
-    """Return the variants that have a section together: all, where each is a step by itself, else each alone."""
+    """Return the variants that share a section: all if each is a step by itself, else each alone."""
     variants = run.options.variants
     return [variants] if run.options.puzzle.separate else [(name,) for name in variants]
 
@@ -244,7 +243,7 @@ def sections(run: Run, names: Sequence[str]) -> Iterator[Line]:
 
 
 def section(run: Run, device: DeviceResult, names: Sequence[str]) -> Iterator[Line]:
-    """Yield some variants on one device: they are computed, and then told by quantity."""
+    """Yield a section: compute some variants on one device, and report each quantity."""
     label, passes, separate = device.target.label, what(run), run.options.puzzle.separate
     if not separate:
         yield ""
@@ -266,7 +265,7 @@ def section(run: Run, device: DeviceResult, names: Sequence[str]) -> Iterator[Li
 
 
 def describe_build(device: DeviceResult) -> str:
-    """Return whether a device's kernels were cached, or how long they took to compile."""
+    """Describe whether a device's kernels were cached, or how long they took to compile."""
     how = "cached" if device.cached else f"compiled in {device.compile_seconds:.1f} s"
     return f"{'kernels' if device.kind == 'virtual' else 'graph'} {how}"
 
@@ -317,8 +316,8 @@ def figure(variant: VariantResult, quantity: str, tick: bool = True) -> str:
 
 
 def wrong(run: Run, variant: VariantResult) -> Iterator[Line]:
-    """Yield the quantities that are wrong in some case, where, by how much and why; the gates say later why
-    of their own."""
+    """Yield the wrong quantities: in which case, by how much and why; gates with a diagnosis of their own
+    come later."""
     puzzle = run.options.puzzle
     gates = [result for result in variant.gates if result.state == "wrong"]
     told = {quantity for result in gates for quantity in (*result.gate.own, *result.gate.given)}
@@ -337,8 +336,8 @@ def wrong(run: Run, variant: VariantResult) -> Iterator[Line]:
 
 
 def own_cases(run: Run) -> Iterator[Line]:
-    """Yield the gates that are right so far in what a check of gates runs besides; they are computed after
-    the line that says so."""
+    """Yield the correct gates in the further cases of a check of gates; these are computed after the line
+    that announces them."""
     if left := run.gates_left():
         yield ""
         yield f"Checking {format_count(len(left), 'gate')} in further cases and in {NARROW} (Virtual GPU)..."
@@ -348,8 +347,8 @@ def own_cases(run: Run) -> Iterator[Line]:
 
 
 def wrong_gates(run: Run) -> Iterator[Line]:
-    """Yield the verdict on each wrong gate, as a check of gates has it; the verdicts on all of its device are
-    known."""
+    """Yield the result of each wrong gate, as in a check of gates; call it when all results of the device
+    are known."""
     of_devices = [r for device in run.devices for variant in device.variants.values() for r in variant.gates]
     for result in (*of_devices, *run.rejected):
         if result.state == "wrong":
@@ -378,12 +377,12 @@ def errors(run: Run, *variants: VariantResult) -> Iterator[Line]:
 
 
 def repeats(run: Run, variant: VariantResult) -> Iterator[Line]:
-    """Yield what repeated runs showed, a line for each gradient."""
+    """Yield a line on the repeated runs of each gradient."""
     yield from (f"   {line}" for line in repeat_lines(variant.repeats, run.options.puzzle))
 
 
 def findings(run: Run, verbose: bool) -> Iterator[Line]:
-    """Yield how much the virtual GPU found in addition to the values, and the findings that no gate has told."""
+    """Yield the number of findings of the virtual GPU, and those that no gate has reported."""
     for device in run.devices:
         if device.kind != "virtual":
             continue
@@ -403,7 +402,7 @@ def findings(run: Run, verbose: bool) -> Iterator[Line]:
 
 
 def unsolved_lines(run: Run) -> Iterator[Line]:
-    """Yield where the untouched blanks are."""
+    """Yield the places of the untouched blanks."""
     if run.unsolved:
         of_all = f"{len(run.unsolved)} of {len(run.options.puzzle.kernel_gates)}"
         yield ""
@@ -430,7 +429,7 @@ def ledger(run: Run) -> Iterator[Line]:
 
 
 def costs(run: Run) -> Iterator[Line]:
-    """Yield what the kernels of every gate with limits cost, beside the form that its blank was given with."""
+    """Yield the kernel costs of every gate with limits, next to those of the blank's initial code."""
     limited = [gate for gate in run.options.puzzle.kernel_gates if gate.limits]
     measured = {
         (result.gate.id, cost.limit.id): cost
@@ -457,8 +456,8 @@ def costs(run: Run) -> Iterator[Line]:
 
 
 def summary(run: Run) -> Iterator[Line]:
-    """Yield the verdict, a line for each device and variant, `   - CPU Backward:  ✅ CORRECT`, and one for
-    all."""
+    """Yield the final result, a line for each device and variant, `   - CPU Backward:  ✅ CORRECT`, and one
+    for all."""
     yield ""
     yield Text(f"{what(run)} Pass Test Summary:", style="bold")
     for names in groups(run):
@@ -478,12 +477,12 @@ def summary(run: Run) -> Iterator[Line]:
 
 
 def what(run: Run) -> str:
-    """Return what is tested, as headings say it."""
+    """Return the subject of the run for headings."""
     return "Backward" if run.options.backward else "Forward"
 
 
 def state_of(run: Run, device: DeviceResult, names: Iterable[str]) -> str:
-    """Return the verdict on some variants together on one device."""
+    """Return the state of some variants together on one device."""
     states = {device.variants[name].state(run.quantities) for name in names}
     return next(words for state, words in STATES.items() if state in states)
 
@@ -499,15 +498,15 @@ def main_variant(run: Run) -> str:
 
 
 def suffix_of(run: Run, names: Sequence[str]) -> str:
-    """Return a variant's name after its lines; none for the main one, if it makes everything that the puzzle
-    is about, and none for variants that are told together."""
+    """Return a variant's name as a suffix of its lines; "" for a main variant that covers the whole puzzle,
+    and for variants that are reported together."""
     puzzle, name = run.options.puzzle, names[0]
     everything = {*puzzle.forward, *puzzle.backward} <= puzzle.writes(name)
     return "" if puzzle.separate or (name == main_variant(run) and everything) else f" ({name})"
 
 
 def explain(verdict: TensorResult) -> str:
-    """Return why a verdict is not ok, in a line."""
+    """Describe why a comparison is not ok, in a line."""
     at = list(verdict.worst)
     if verdict.unwritten:
         return f"{verdict.unwritten} elements were never written, the first wrong one at {at}"
@@ -557,14 +556,14 @@ VERDICT = "ok error pytorch_error=baseline limit difference nonfinite unwritten"
 
 
 def plain(value: object, names: str) -> dict[str, object]:
-    """Return attributes of a value as plain data; "lines=diagnosis" is one under another name."""
+    """Return attributes of a value as plain data; "lines=diagnosis" renames one."""
     pairs = (name.partition("=") for name in names.split())
     return {key: getattr(value, attribute or key) for key, _, attribute in pairs}
 
 
 def gates_json(results: Iterable[GateResult], puzzle: Puzzle, **about: object) -> dict[str, object]:
-    """Return the verdicts on some gates as plain data, quantities under their printed names; `about` says of
-    what."""
+    """Return the results of some gates as plain data, quantities under their printed names; `about` has
+    further keys."""
     gates: dict[str, object] = {}
     for result in results:
         quantities = {*result.repeats, *(name for c in result.comparisons for name in c.verdicts)}
@@ -580,13 +579,13 @@ def gates_json(results: Iterable[GateResult], puzzle: Puzzle, **about: object) -
 
 
 def costs_json(result: GateResult) -> dict[str, object]:
-    """Return what a gate cost by each of its limits, as plain data; nothing for a gate without."""
+    """Return the costs of a gate by its limits, as plain data; empty without limits."""
     costs = [{**plain(c, "value ok line dtype"), **plain(c.limit, "id counter most")} for c in result.costs]
     return {"costs": costs} if costs else {}
 
 
 def repeats_json(repeats: Mapping[str, Repeats], names: Mapping[str, str]) -> dict[str, object]:
-    """Return printed name -> what repeated runs showed, as plain data."""
+    """Return the results of repeated runs by printed name, as plain data."""
     return {
         names[name]: {
             **plain(each, "runs bit_equal spread_ulps wrong_runs"),
@@ -597,7 +596,7 @@ def repeats_json(repeats: Mapping[str, Repeats], names: Mapping[str, str]) -> di
 
 
 def cases_json(comparisons: Sequence[Comparison], names: Mapping[str, str]) -> dict[str, object]:
-    """Return case -> printed name -> result, as plain data, of the quantities that have a name."""
+    """Return case -> printed name -> result, as plain data, for the quantities with a printed name."""
     return {
         c.case.name: {names[q]: plain(verdict, VERDICT) for q, verdict in c.verdicts.items() if q in names}
         for c in comparisons

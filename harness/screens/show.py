@@ -37,8 +37,8 @@ SAID = "Recording every access of your kernels and of the solution's (a few seco
 
 @dataclass(frozen=True)
 class Show:
-    """A picture of a gate's run, "" for the gate at hand, and where its page and its data go; `cases` and `settings` as in
-    `harness.screens.checking.GateCheck`."""
+    """A picture of a gate's run, "" for the current gate, and the files of its page and data; `cases` and
+    `settings` as in `harness.screens.checking.GateCheck`."""
 
     work: Work
     gate: str
@@ -48,8 +48,7 @@ class Show:
     json: str | None = None
 
     def run(self, console: Console) -> int:
-        """Take the picture, print its story and write its page; return 0 where the gate is correct, else
-        1."""
+        """Trace the run, print its story and write its page; return 0 if the gate is correct, else 1."""
         puzzle, json = self.work.puzzle, self.json
         if self.html:
             check_target("--html", self.html)
@@ -108,7 +107,7 @@ def write_page(picture: Picture, html: Path | None = None) -> Path:
 
 
 def kernel_gate(puzzle: Puzzle, id: str) -> Gate:
-    """Return a gate that has a kernel. Raises BadUse for one of another rung, or of none."""
+    """Return a gate with a kernel. Raises BadUse for one of another rung, or an unknown one."""
     gates = {gate.id: gate for gate in puzzle.kernel_gates}
     if id in gates:
         return gates[id]
@@ -121,10 +120,9 @@ def kernel_gate(puzzle: Puzzle, id: str) -> Gate:
 
 
 def choose_gate(work: Work, package: OpPackage) -> Gate:
-    """Return the first gate with something in its blank that has not passed, else the first with something in
-    it.
+    """Return the first attempted gate that has not passed, else the first attempted one.
 
-    Raises Unsolved where no blank has been attempted.
+    Raises Unsolved if no blank has been attempted.
     """
     puzzle, blanks = work.puzzle, package_blanks(package, work.puzzle)
     gates = [gate for gate in puzzle.kernel_gates if gate.id not in blanks or blanks[gate.id].size]

@@ -1,6 +1,6 @@
 """Describe a picture in words: the wrong element, the path to its cause, the cause, findings and costs.
 
-The terminal and the page tell the same story; every sentence knows the step of the run that it speaks of.
+The terminal and the page tell the same story; every sentence refers to a step of the run.
 """
 
 import math
@@ -21,7 +21,8 @@ SHOWN = 4
 
 @dataclass(frozen=True)
 class Sentence:
-    """One sentence of the story: its kind ("wrong", "way", "fault", "instead", "finding", "right"), and a step or None."""
+    """One sentence of the story: its kind ("wrong", "way", "fault", "instead", "finding", "right"), and a
+    step or None."""
 
     kind: str
     text: str
@@ -86,12 +87,12 @@ def finding_step(picture: Picture, finding: Finding) -> int | None:
 
 
 def as_tuple(index) -> tuple:
-    """Return an index as the virtual GPU says it, as a tuple."""
+    """Format an index as a tuple, as the virtual GPU does."""
     return index if isinstance(index, tuple) else (index,)
 
 
 def path_sentences(picture: Picture, fault: Fault) -> Iterator[Sentence]:
-    """Yield the way from the wrong element to the fault: who passed a wrong value on."""
+    """Yield the path from the wrong element to the fault: the threads that passed a wrong value on."""
     for hop in fault.hops:
         write, read = hop.write, hop.read
         yield Sentence(
@@ -104,7 +105,7 @@ def path_sentences(picture: Picture, fault: Fault) -> Iterator[Sentence]:
 
 
 def cause(picture: Picture, fault: Fault) -> Iterator[Sentence]:
-    """Yield what the thread at fault does, and what it should have read."""
+    """Yield the action of the thread at fault, and what it should have read."""
     name, place = name_thread(picture, fault.who), element(picture, fault.place)
     run = picture.mine.accesses
     write_line = run.line(fault.step) if fault.step is not None else None
@@ -130,7 +131,7 @@ def cause(picture: Picture, fault: Fault) -> Iterator[Sentence]:
 
 
 def is_sum(run: Accesses, fault: Fault) -> bool:
-    """Return whether a fault's place is added to with atomics."""
+    """Check whether a fault's place is a target of atomics."""
     return bool((run.at(fault.place) & (run.kind == "A")).any())
 
 
@@ -168,13 +169,13 @@ def instead(picture: Picture, fault: Fault) -> Iterator[Sentence]:
 
 
 def name_thread(picture: Picture, thread: Thread) -> str:
-    """Return `minimal_kernel, block (0, 1), thread 3`; a single block or thread is left out."""
+    """Return `minimal_kernel, block (0, 1), thread 3`; a single block or thread is omitted."""
     launch = picture.mine.accesses.launches[thread.launch]
     return ", ".join([launch.name, *thread_words(launch, thread.block, thread.thread)])
 
 
 def thread_words(launch, block: int, thread: int) -> list[str]:
-    """Return ["block (0, 1)", "thread 3"]; a single block or thread is left out."""
+    """Return ["block (0, 1)", "thread 3"]; a single block or thread is omitted."""
     out = []
     for word, number, sizes in (("block", block, launch.grid), ("thread", thread, launch.block)):
         if math.prod(sizes) > 1:
@@ -202,7 +203,7 @@ def elements(picture: Picture, places: Iterable[Place]) -> str:
 
 
 def code(line: Line | None) -> str:
-    """Return the text of a source line, "" where it cannot be read."""
+    """Return the text of a source line, "" if it cannot be read."""
     if line is None:
         return ""
     try:

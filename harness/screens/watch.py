@@ -1,10 +1,10 @@
 """Implement `watch`: check the current gate each time one of its files is saved, in one warm process.
 
-The gate is the one whose blank was edited, and after one that has passed the next that has not.
+The current gate is the one whose blank was edited; after a pass it is the next that has not passed.
 
-Three parts: `Watch` is the loop and its keys, `Terminal` owns the keyboard and the screen, `Files` notices saves. A
-check runs in a thread, so that keys answer while a kernel compiles. Files are compared by content, many times a second:
-that notices every way in which editors and network folders save, by renaming included.
+Three parts: `Watch` is the loop and its keys, `Terminal` owns the keyboard and the screen, `Files` notices
+saves. A check runs in a thread, so that keys work while a kernel compiles. Files are compared by content,
+many times a second, which works for every editor and network folder, including saves by renaming.
 """
 
 import os
@@ -46,13 +46,13 @@ from harness.toolchain.cache import digest
 POLL = 0.05
 """Seconds between two looks at the files and the keyboard."""
 DEBOUNCE = 0.2
-"""Seconds for which a file must stay as it is before it is checked: editors write in several steps."""
+"""Seconds without a change before a file is checked: editors write in several steps."""
 END_OF_INPUT = "\x04"
 KEYS = "n next · t stay · r run · h hint · s show · d diff · l list · q quit"
 
 
 class Files:
-    """Says when the watched files have changed and come to rest."""
+    """Detects changes of the watched files."""
 
     def __init__(self, work: Work):
         self.work = work
@@ -61,7 +61,7 @@ class Files:
         self.settled = self.reported
 
     def fingerprint(self) -> str:
-        """Return a hash of the names and contents; a file that cannot be read right now counts as empty."""
+        """Return a hash of the names and contents; a file that cannot be read at the moment counts as empty."""
         parts: list[str | bytes] = []
         for path in self.work.files:
             parts.append(path.name)
@@ -72,7 +72,7 @@ class Files:
         return digest(parts)
 
     def has_changed(self) -> bool:
-        """Return whether the contents differ from those last reported, and have not changed for DEBOUNCE
+        """Check whether the contents differ from those last reported, and are unchanged for DEBOUNCE
         seconds."""
         now = self.fingerprint()
         if now != self.reported:
@@ -85,7 +85,8 @@ class Files:
 
 
 class Terminal:
-    """The keyboard, one key at a time without Enter, and the screen. Without a terminal, lines go out and no keys come in."""
+    """The keyboard, one key at a time without Enter, and the screen. Without a terminal, lines are printed
+    and no keys read."""
 
     def __init__(self, console: Console):
         self.console = console
@@ -105,7 +106,7 @@ class Terminal:
             termios.tcsetattr(self.keyboard, termios.TCSADRAIN, self.before)
 
     def key(self, seconds: float) -> str:
-        """Return the key that is pressed within some seconds, or ""; "q" where the keyboard has gone away."""
+        """Return the key pressed within some seconds, or ""; "q" if the keyboard is closed."""
         if self.keyboard is None:
             time.sleep(seconds)
             return ""
@@ -118,8 +119,7 @@ class Terminal:
         return "q" if key in ("", END_OF_INPUT) else key
 
     def show(self, lines: Iterable[RenderableType], footer: str, page: int = 0) -> None:
-        """Show a new screen: the lines, a page of those after the first where they are too many, and the
-        footer as the last."""
+        """Show a new screen: the first line, as many of the others as fit on a page, and the footer."""
         if not self.console.is_terminal:
             for line in lines:
                 self.console.print(line, soft_wrap=True)
@@ -157,10 +157,10 @@ class Terminal:
 
 @dataclass
 class Check:
-    """One check, running or done: the gate, the blanks as they were, how it came out, and how long it took.
+    """One check, running or done: the gate, its blanks at the start, the results, and the time.
 
-    `first` are the verdicts on the first case, where the checker gives them before it runs the others, at `first_at`;
-    `doing` is what the checker is at.
+    `first` are the results of the first case, at time `first_at`, if the checker reports them; `doing` is its
+    current step.
     """
 
     gate: str
@@ -176,17 +176,17 @@ class Check:
 
     @property
     def correct(self) -> bool:
-        """Return whether the gate has passed."""
+        """Check whether the gate has passed."""
         return bool(self.results) and all(result.state == "correct" for result in self.results)
 
     def report_step(self, words: str) -> None:
-        """Take what the checker is at, in the thread of the check."""
+        """Receive the checker's current step, in the thread of the check."""
         self.doing = words
 
     @property
     def status(self) -> str:
-        """Return what is going on, and from the first second on for how long: first, as a narrow screen cuts
-        the end off."""
+        """Return the current step and, after a second, its time: first, since a narrow screen cuts the end
+        off."""
         seconds = int(time.monotonic() - self.started)
         return (
             f"checking {self.gate}, {seconds} s: {self.doing or 'starting'}"
@@ -277,8 +277,8 @@ class Watch:
     # ---- Checking --------------------------------------------------------------------------------------------
 
     def start(self, passed: Sequence[Text] = ()) -> None:
-        """Begin a check of the current gate, below the verdict on one that has passed, or remembers to, where
-        one is running."""
+        """Start a check of the current gate, below the result of one that has passed; if one is running,
+        start later."""
         if self.check and not self.check.done.is_set():
             self.again = True
             return
@@ -291,7 +291,7 @@ class Watch:
         self.draw()
 
     def run_check(self, check: Check) -> None:
-        """Run in a thread of its own: everything that goes wrong becomes the check's error."""
+        """Run the check in a thread; exceptions become its error."""
         try:
             self.checker = self.checker or create_checker(self.work)
             check.blanks = self.work.blanks()
@@ -307,11 +307,11 @@ class Watch:
         check.done.set()
 
     def show_first(self, check: Check, results: list) -> None:
-        """Take the verdict on the first case, in the thread of the check; the loop shows it."""
+        """Receive the result of the first case, in the thread of the check; the loop shows it."""
         check.first, check.first_at = results, time.monotonic()
 
     def finish(self) -> None:
-        """Record and show a result; start again where the file was saved meanwhile."""
+        """Record and show a result; start again if the file was saved meanwhile."""
         check = self.current
         check.seconds = time.monotonic() - check.started
         if self.again:
@@ -328,8 +328,8 @@ class Watch:
             self.draw()
 
     def upcoming(self) -> Gate | None:
-        """Return the next gate that has not passed, first one of the same save; None where all have, or the
-        file cannot be read."""
+        """Return the next gate that has not passed, preferably one edited in the same save; None if all
+        have, or the file cannot be read."""
         try:
             states = self.work.states(self.progress)
             begun = [gate for gate in self.edited if gate != self.gate and states[gate] in BEGUN]
@@ -340,7 +340,7 @@ class Watch:
     # ---- Keys ------------------------------------------------------------------------------------------------
 
     def go_on(self) -> None:
-        """Go on to the next gate that has not passed; from one that has not passed only when asked twice."""
+        """Go on to the next gate that has not passed; from one that has not passed only on a second press."""
         if self.running():
             return
         self.staying = False
@@ -425,20 +425,20 @@ class Watch:
         self.note(list(list_lines(self.work, self.progress)))
 
     def safely(self, lines: Callable[[], Sequence[RenderableType]]) -> list[RenderableType]:
-        """Return lines, or the one that says why there are none."""
+        """Return lines, or one error line if they cannot be computed."""
         try:
             return list(lines())
         except WorkbookError as error:
             return [Text(relative(str(error)), style="red")]
 
     def note(self, lines: Sequence[RenderableType]) -> None:
-        """Show lines after the first of the verdict until the next check or key."""
+        """Show lines below the first line of the result until the next check or key."""
         self.notes, self.page = list(lines), 0
         self.draw()
 
     @property
     def current(self) -> Check:
-        """The check that was begun last; `start` begins one before anything is shown."""
+        """The check that was started last; `start` creates one before anything is shown."""
         assert self.check is not None
         return self.check
 
@@ -450,12 +450,12 @@ class Watch:
 
     @property
     def status_row(self) -> int:
-        """Return where the line that moves stands: below the verdict on the gate that has just passed."""
+        """Return the row of the status line: below the result of a gate that has just passed."""
         above = len(self.terminal.rows([self.heading(), *self.passed]))
         return above + 1 if above < self.console.height - 1 else 2
 
     def draw(self) -> None:
-        """Draw the gate, the result or the status, what a key asked for after its first line, and the keys."""
+        """Draw the gate, the result or the status, the lines of the last key, and the keys."""
         first, *rest = self.result_lines()
         notes = [Text(""), *self.notes, Text("")] if self.notes else []
         self.terminal.show([self.heading(), *self.passed, first, *notes, *rest], KEYS, self.page)
@@ -475,7 +475,7 @@ class Watch:
         return Text(words, style="bold", no_wrap=True, overflow="ellipsis")
 
     def result_lines(self) -> Iterable[Text]:
-        """Return what the check of the current gate came to."""
+        """Return the lines of the current gate's result."""
         check = self.current
         if self.running() or not check.seconds:
             yield Text(check.status, style="dim", no_wrap=True, overflow="ellipsis")

@@ -27,7 +27,8 @@ STATES = {
     "unsolved": ("·", "unsolved"),
 }
 SIDE_BY_SIDE = 150
-"""Columns of a terminal from which both versions of a blank stand beside each other; below, one stands under the other."""
+"""Columns of a terminal from which both versions of a blank are shown side by side, else one below the
+other."""
 DAMAGED = "red"
 """The style of the line of a file that cannot be read."""
 
@@ -62,7 +63,7 @@ def puzzle_lines(puzzle: Puzzle, progress: Progress) -> Iterator[Text]:
 
 
 def coming_up(work: Work, progress: Progress) -> Text:
-    """Return the line that says what comes next, and what to type."""
+    """Return the line about the next step, with the command to type."""
     try:
         gate = work.next_gate(progress)
     except DamagedFile:
@@ -77,10 +78,10 @@ def works(puzzle: Puzzle) -> list[Work]:
 
 
 def at_hand(files: Sequence[Work], progress: Progress) -> Work | None:
-    """Return the file that the learner is at; None where nothing is left.
+    """Return the file that the learner is working on; None if everything is solved.
 
-    It is the one saved last of those that hold something and are not solved; else the first unsolved one
-    after every file that holds something; else one before those, unless it is optional.
+    It is the attempted, unsolved file that was saved last; else the first unsolved one after every attempted
+    file; else an earlier one, unless it is optional.
     """
     begun = [work for work in files if is_begun(work, progress)]
     unsolved = [work for work in begun if not is_solved(work, progress)]
@@ -92,19 +93,19 @@ def at_hand(files: Sequence[Work], progress: Progress) -> Work | None:
 
 
 def watching(work: Work, progress: Progress) -> str:
-    """Return the command that watches a file; it names the rung where it would otherwise take another."""
+    """Return the command that watches a file; it names the rung unless that is the default."""
     first = at_hand(works(work.puzzle), progress)
     flag = "" if first and first.rung.id == work.rung.id else f" --rung {work.rung.id}"
     return command(f"watch {work.puzzle.name}{flag}")
 
 
 def is_begun(work: Work, progress: Progress) -> bool:
-    """Return whether a file holds anything in its blanks; one that is damaged or gone counts as begun."""
+    """Check whether a file has anything in its blanks; a damaged or missing one counts as begun."""
     return {*gate_states(work, progress)} != {"unsolved"}
 
 
 def is_damaged(work: Work) -> bool:
-    """Return whether a file, or a link of its op package, is gone or cannot be read."""
+    """Check whether a file, or a link of its op package, is missing or cannot be read."""
     try:
         return not work.blanks() or not work.target
     except DamagedFile:
@@ -112,7 +113,7 @@ def is_damaged(work: Work) -> bool:
 
 
 def gate_states(work: Work, progress: Progress) -> list[str]:
-    """Return the state of each gate of a file: "damaged" where it is gone or cannot be read."""
+    """Return the state of each gate of a file: "damaged" if it is missing or cannot be read."""
     try:
         return [*work.states(progress).values()]
     except DamagedFile:
@@ -120,8 +121,8 @@ def gate_states(work: Work, progress: Progress) -> list[str]:
 
 
 def next_step(work: Work, progress: Progress) -> str:
-    """Return the one line that says what now, once every gate of a file has passed: the puzzle's next rung,
-    or the next puzzle.
+    """Return the line about the next step once every gate of a file has passed: the puzzle's next rung, or
+    the next puzzle.
 
     Empty while a gate is left. A rung that has passed already is not named again.
     """
@@ -157,7 +158,7 @@ def steps() -> Iterator[Work]:
 
 
 def is_solved(work: Work, progress: Progress) -> bool:
-    """Return whether every gate of a file has passed; one that cannot be read counts as open."""
+    """Check whether every gate of a file has passed; one that cannot be read counts as open."""
     return {*gate_states(work, progress)} == {"passed"}
 
 
@@ -168,8 +169,8 @@ def progress_bar(done: int, total: int, width: int = 20) -> str:
 
 
 def hint_lines(hint: Hint, number: int, total: int, width: int = 0) -> Iterator[Text]:
-    """Yield a rung: its name and place in the ladder, the paragraph, the code; `width` columns wide, or as
-    long as it is."""
+    """Yield a hint: its name and place in the ladder, the paragraph, the code; wrapped to `width` columns
+    unless 0."""
     yield Text(f"Hint {hint.id} ({number} of {total})", style="bold")
     yield from (Text(line) for line in (wrap(hint.text, width) if width else [hint.text]))
     for line in hint.code.splitlines():
@@ -177,8 +178,7 @@ def hint_lines(hint: Hint, number: int, total: int, width: int = 0) -> Iterator[
 
 
 def unsaved_lines(progress: Progress) -> list[Text]:
-    """Return the line that says that what has just been done will not be remembered, and why; none where it
-    will."""
+    """Return the line about progress that could not be saved, and why; none if it was saved."""
     words = f"not noted: {shown(progress.path)} cannot be written ({progress.trouble})"
     return [Text(words, style="yellow")] if progress.trouble else []
 
@@ -193,8 +193,7 @@ def wrap(text: str, width: int) -> list[str]:
 def next_hint(
     work: Work, gate: str, progress: Progress, number: int | None = None, width: int = 0
 ) -> list[Text]:
-    """Return the lines of a rung, the next one unless a number is given, which is then remembered as read;
-    `width` of a terminal."""
+    """Return the lines of a hint, by default the next one, and record it as read; `width` of a terminal."""
     ladder = hints.ladder(work.puzzle.name, work.ladder(gate))
     key = work.key(gate)
     if number is not None and not 1 <= number <= len(ladder):
@@ -213,7 +212,7 @@ def next_hint(
 def show_difference(
     console: Console, work: Work, progress: Progress, gates: list[str], *, spoil: bool = False
 ) -> bool:
-    """Print the difference of some gates; returns whether there was one to print."""
+    """Print the difference of some gates; returns whether there is one."""
     states, yours = work.states(progress), work.blanks()
     ours = blanks.find(blanks.read(work.solution), str(work.solution))
     printed = False

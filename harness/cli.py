@@ -42,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
         return output_lost(error)
     except Finished:
         raise
-    except (SystemExit, GeneratorExit) as error:  # no verdict, whatever code it leaves with
+    except (SystemExit, GeneratorExit) as error:  # no result, whatever code it leaves with
         print(f"error: {type(error).__name__} before the end of the run: {error}", file=sys.stderr)
         return WorkbookError.exit_code
 

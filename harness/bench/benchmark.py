@@ -22,7 +22,7 @@ Call = Callable[[], tuple[Tensor, ...]]
 PASSES = ("inference", "forward", "backward", "both")
 COLUMNS = ("graph", "loop", "cold", "host", "memory", "waited")
 ON_REQUEST = ("cold", "waited")
-"""Columns that are measured only where they are asked for."""
+"""Columns that are measured only if they are requested."""
 DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
@@ -157,7 +157,7 @@ class Candidate:
     columns: tuple[str, ...] = COLUMNS
 
     def version(self) -> str:
-        """ "liger_kernel 0.6.4", or nothing where there is nothing to say."""
+        """ "liger_kernel 0.6.4", or nothing if there is nothing to say."""
         try:
             return f"{self.distribution} {importlib.metadata.version(self.distribution)}"
         except (importlib.metadata.PackageNotFoundError, ValueError):
@@ -175,7 +175,7 @@ class Benchmark:
         about: One line for --help.
         sizes: The dataclass of a problem's sizes.
         named: What --sizes knows by name.
-        cpu_sizes, gpu_sizes: What --sizes is where it is left out.
+        cpu_sizes, gpu_sizes: What --sizes is if it is left out.
         host_sizes: Sizes at which a call is all host time.
         quantities: What forward and backward together return: the output, then the gradient of every leaf.
         candidates: Everybody; at most one is the floor.
@@ -218,7 +218,7 @@ class Benchmark:
 
 
 def find_benchmark(puzzle: Puzzle) -> Benchmark:
-    """Return the benchmark of a puzzle. Raises BadUse where it has none."""
+    """Return the benchmark of a puzzle. Raises BadUse if it has none."""
     if not puzzle.bench:
         raise BadUse(f"{puzzle.name} --bench: {puzzle.name} has no benchmark")
     return importlib.import_module(puzzle.bench).BENCHMARK

@@ -1,4 +1,4 @@
-"""`pNN --bench`: what the workbook computes, timed beside what a user would take in its place.
+"""`pNN --bench`: what the workbook computes, timed next to what a user would take in its place.
 
 Every candidate is checked against float64 before it is timed; one that is wrong is not timed. All candidates of a
 size take turns in one process, ratios are ratios of neighbouring turns, and the floor (bare matrix products) and the
@@ -7,7 +7,7 @@ ceilings (a large matrix product, a large copy) are measured in the same run. Co
 - `graph`: a CUDA graph of one call, replayed in short bursts after a pause: the time of the kernels.
 - `loop`: plain calls one after the other, between CUDA events; on a CPU by the wall clock.
 - `cold`: as `loop`, with everything pushed out of the L2 cache before every call.
-- `host`: how long a call keeps its caller, at sizes where that is all of it.
+- `host`: how long a call keeps its caller, at sizes if that is all of it.
 - `memory`: bytes that autograd keeps, and the peak of forward and backward.
 - `waited`: each call waited for, so that small sizes show the cost of a call; also through MAX alone.
 """
@@ -54,7 +54,7 @@ def make_parser(puzzle: str, benchmark: Benchmark) -> Parser:
 
 
 def parse_columns(text: str, on_gpu: bool) -> tuple[str, ...]:
-    """Parse the columns that can be measured here. Raises BadUse for an unknown one, and where none is left."""
+    """Parse the columns that can be measured here. Raises BadUse for an unknown one, and if none is left."""
     names = [name.strip() for name in text.split(",")]
     for name in names:
         if name not in COLUMNS:
@@ -142,7 +142,7 @@ def introduce(bench: Bench) -> None:
 
 @contextmanager
 def csv_file(path: Path | None, fields: tuple[str, ...]) -> Iterator[Callable[[Row], None]]:
-    """Yield a function that writes a row at once, or does nothing without a path. Raises BadUse where the file cannot be written."""
+    """Yield a function that writes a row at once, or does nothing without a path. Raises BadUse if the file cannot be written."""
     if path is None:
         yield lambda row: None
         return

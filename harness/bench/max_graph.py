@@ -29,7 +29,7 @@ class MaxCalls(Calls):
         inputs: The input tensors by the names of the ops; the first has the dtype of the run.
         shapes: What a pass returns, by the names of the ops, with the shape in which it is returned.
 
-    Raises Unavailable where PyTorch has a GPU and MAX sees none.
+    Raises Unavailable if PyTorch has a GPU and MAX sees none.
     """
 
     def __init__(

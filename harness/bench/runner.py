@@ -104,7 +104,7 @@ class Bench:
         self.console.print(Text(text, style=style), soft_wrap=True)
 
     def run(self) -> None:
-        """Measure everything that was asked for."""
+        """Measure everything that was requested."""
         timed = [column for column in self.columns if column != "host"]
         if self.cuda and self.sizes and {"graph", "loop", "cold"} & set(timed):
             self.measure_ceilings()
@@ -144,7 +144,7 @@ class Bench:
     # ---- Candidates, checked
 
     def prepare(self, candidate: Candidate, problem: Problem, truth, own: Errors) -> Ready | None:
-        """Build and check one candidate; None, with the reason noted, where it is missing, fails, or is wrong.
+        """Build and check one candidate; None, with the reason noted, if it is missing, fails, or is wrong.
 
         `own` are the errors of PyTorch's operations.
         """
@@ -206,7 +206,7 @@ class Bench:
         return calls
 
     def check_graph(self, graph: Graph, one: Ready, problem: Problem, direction: str) -> None:
-        """Raise WrongGraph where a replay does not write what a plain call returns: a launch was not captured."""
+        """Raise WrongGraph if a replay does not write what a plain call returns: a launch was not captured."""
         expected = [tensor.clone() for tensor in one.calls.prepare(direction)()]
         for tensor in graph.outputs:
             tensor.detach().fill_(float("nan"))
@@ -377,7 +377,7 @@ def times_fields(summary: Summary) -> Row:
 
 
 def ratios(name: str, times: dict[str, list[float]], floor: str, fastest: str) -> Row:
-    """Return the two ratios of a candidate, medians over the rounds; none where either time is one of launches."""
+    """Return the two ratios of a candidate, medians over the rounds; none if either time is one of launches."""
 
     def conclusive(one: str) -> bool:
         return one in times and statistics.median(times[one]) >= LAUNCH_BOUND

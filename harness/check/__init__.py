@@ -1,6 +1,6 @@
 """Run kernels and check what they wrote: cases, gates, rungs, diagnoses, known-bad solutions.
 
-From `workbook p22 --gate dW` to its verdict, in order; a file without a folder is in this one:
+From `workbook p22 --gate dW` to its result, in order; a file without a folder is in this one:
 
 | step | file | function |
 |---|---|---|
@@ -17,12 +17,12 @@ From `workbook p22 --gate dW` to its verdict, in order; a file without a folder 
 
 A gate is wrong by its values, by a finding of the virtual GPU, or with --repeat in a later run. diagnose.py then says why, from the
 puzzle's known mistakes. Untouched blanks compile nothing: exit code 3. A gate that is correct in float32 is checked again in
-bfloat16, in the cases with `in_16_bits`, where there is no --dtype. Where the forward pass saved something wrong, its kernels are
+bfloat16, in the cases with `in_16_bits`, if there is no --dtype. Where the forward pass saved something wrong, its kernels are
 replayed with the correct values in that place, so that it does not spoil dW.
 
 The limit is 2 s baseline + floor, with a floor of 4 * 2^-23 in float32 and 2^-8 in bfloat16; for a sum of R rows by atomics s is
 sqrt(R) / 8, from 1 to 8, else 1. A spec may widen it for some quantities (`propagated`, `terms`). The cache holds reference answers
-under a digest of the code that decides them: torch is imported only where one is missing.
+under a digest of the code that decides them: torch is imported only if one is missing.
 
 Recording and replay are harness/devices/recorder.py, record_program.py and replay.py. A whole run, `p22 --backward`, or a gate with
 `--device gpu`, goes through runs.py to the same `Grader`, once for each device; gates that are correct then go through

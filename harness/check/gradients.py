@@ -166,7 +166,7 @@ def saved_by_autograd(call: Callable[[], Returned]) -> tuple[Returned, list[Tens
 
     def pack(tensor: Tensor) -> Tensor:
         tensors.setdefault(tensor.untyped_storage().data_ptr(), tensor.detach())
-        return tensor.detach()  # an output that its own pass keeps would keep the pass, for ever
+        return tensor.detach()  # an output that its own pass keeps would keep the pass, forever
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         returned = call()

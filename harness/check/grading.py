@@ -139,7 +139,7 @@ class Grader:
         """Check the cost limits of a gate with correct values."""
         source = Source(self.source, self.blanks)
         counted = [case for case in cases if case.name in outcome.launches]
-        for case in [case for case in counted if case.variant] or counted:  # its own, where it has one
+        for case in [case for case in counted if case.variant] or counted:  # its own, if it has one
             launches = outcome.launches[case.name]
             result.costs += measure(self.puzzle, result.gate, case, launches, self.reference.dtype, source)
         if result.costs:

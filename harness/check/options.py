@@ -372,7 +372,7 @@ def options_of(puzzle: Puzzle, flags: argparse.Namespace) -> Options:
         if chosen and variant not in chosen:
             raise BadUse(f"--gate {gate}: a gate of the {variant} kernels; leave out --{' --'.join(chosen)}")
         chosen, gradients = (variant,), not set(gates[gate].quantities) <= set(puzzle.forward)
-    # A variant without a forward pass is checked by its gradients, asked for or not.
+    # A variant without a forward pass is checked by its gradients, requested or not.
     gradients = gradients or not any(
         puzzle.writes(name) & {*puzzle.forward} for name in chosen or puzzle.variants
     )

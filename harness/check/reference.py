@@ -222,7 +222,7 @@ class Reference:
         }
         return {name: to_stored(truth[name], kind) for name, kind in kinds.items()}
 
-    # ---- What a device has written, beside this ----------------------------------------------------------------
+    # ---- Comparison with device outputs ------------------------------------------------------------------------
 
     def compare_quantity(
         self,

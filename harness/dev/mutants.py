@@ -1,4 +1,4 @@
-"""Mutants of a solution: one small slip each in what stands in a blank, of the kind that people make.
+"""Mutants of a solution: one small slip each in what is in a blank, of the kind that people make.
 
 Operators and comparisons exchanged, constants off by one, conditions negated, arguments and statements in another order or left
 out. Python is changed by its syntax tree; of Mojo, for which there is no parser here, the words of a line are.
@@ -43,7 +43,7 @@ class Mutant:
 
     Attributes:
         gate: In whose blank it is.
-        line: Where it stands in the solution's file.
+        line: Where it is in the solution's file.
         was, now: The lines in question, without the spaces around them.
         text: The whole file with the slip.
     """

@@ -1,4 +1,4 @@
-"""`harness dev check pNN --mutants`: every mutant of a solution is judged as a learner's file is; what passes is listed.
+"""`harness dev check pNN --mutants`: every mutant of a solution is checked as a learner's file is; what passes is listed.
 
 A mutant that passes because it computes the same has an entry in `solutions/pNN/survivors.toml`:
 
@@ -69,7 +69,7 @@ def works(puzzle: Puzzle, rungs: Sequence[str] | None = None) -> list[Work]:
 def run(work: Work, *, seed: int = 0, most: int | None = None) -> Tally:
     """Check the mutants of a rung, all or `most` of them, drawn by a seed; report progress on standard error.
 
-    Raises BadUse where the solution itself does not pass, DamagedFile where survivors.toml cannot be read.
+    Raises BadUse if the solution itself does not pass, DamagedFile if survivors.toml cannot be read.
     """
     tally, known = Tally(), explanations(work.puzzle.name)
     chosen = drawn(work, seed=seed, most=most)
@@ -112,7 +112,7 @@ def key_of(work: Work, mutant: Mutant) -> Key:
 
 
 def explanations(puzzle: str) -> dict[Key, str]:
-    """Mutant -> why it passes, from survivors.toml. Raises DamagedFile where an entry is not whole."""
+    """Mutant -> why it passes, from survivors.toml. Raises DamagedFile if an entry is not whole."""
     path = roots.solutions() / puzzle / "survivors.toml"
     if not path.is_file():
         return {}
@@ -145,7 +145,7 @@ def find_outdated(puzzle: Puzzle) -> list[str]:
 
 
 def check_mutants(work: Work, asked: Sequence[Mutant]) -> Iterator[tuple[Mutant, bool | None]]:
-    """Check each mutant, its own gate first, then every gate of the file; yield whether it passes, None where there is no result.
+    """Check each mutant, its own gate first, then every gate of the file; yield whether it passes, None if there is no result.
 
     Raises BadUse, as `run` says.
     """
@@ -171,8 +171,8 @@ def check_mutants(work: Work, asked: Sequence[Mutant]) -> Iterator[tuple[Mutant,
 
 
 def passes(checker: RungChecker, work: Work, path: Path, gate: str | None = None) -> bool | None:
-    """Check whether every gate of a file is correct, `gate` asked first, in few cases if it is a kernel's; None where the file
-    cannot be judged."""
+    """Check whether every gate of a file is correct, `gate` asked first, in few cases if it is a kernel's; None if the file
+    cannot be checked."""
     few = work.puzzle.cases(None)[:FEW] if work.in_package else None
     first = [([gate], few)] if gate and (few or len(work.rung.gates) > 1) else []
     try:

@@ -1,6 +1,6 @@
 """The skeleton of a new puzzle: every file in its five folders, with a stand-in that already lists, hints and is unsolved.
 
-The files lie under `template/` as they would in a checkout, with NN for the number.
+The files are under `template/` as they would in a checkout, with NN for the number.
 """
 
 import re

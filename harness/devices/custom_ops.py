@@ -26,7 +26,7 @@ TAIL = 400
 
 
 class MojoOps:
-    """Ops of a package, in the place of MAX's `CustomOpLibrary`: `ops.scale(y, x, w)`, outputs first.
+    """Ops of a package, in place of MAX's `CustomOpLibrary`: `ops.scale(y, x, w)`, outputs first.
 
     Tensors on a GPU stay there; CPU tensors go to the virtual GPU. An op is compiled once for each dtype and rank: its kernels
     get their sizes at run time.
@@ -120,7 +120,7 @@ class Worker:
 
 
 def finish_all() -> list[str] | None:
-    """End all workers; return what the virtual GPU found wrong, or None where no op ran there."""
+    """End all workers; return what the virtual GPU found wrong, or None if no op ran there."""
     workers = list(Worker.running.values())
     Worker.running.clear()
     return [line for worker in workers for line in worker.finish()] if workers else None

@@ -105,8 +105,8 @@ def build(
     """Return the graph of the calls, in order, and the names of its inputs.
 
     Args:
-        module: Where to put it, beside other graphs; in one of its own where none is given.
-        library: The package as MAX has read it, which takes it more than a second; it is read now where none is given.
+        module: Where to put it, next to other graphs; in one of its own if none is given.
+        library: The package as MAX has read it, which takes it more than a second; it is read now if none is given.
 
     Raises CompileFailed for a missing op.
     """
@@ -177,7 +177,7 @@ def load_each(
         on_compile: Called when there is nothing cached, before the compile of ten seconds and more begins.
         before_init: Called before the kernels are handed to the device.
 
-    Raises CompileFailed, with the compiler's words, where the package or a graph does not compile, and
+    Raises CompileFailed, with the compiler's words, if the package or a graph does not compile, and
     EnvironmentProblem where the cache cannot be written.
     """
     started = time.monotonic()
@@ -238,7 +238,7 @@ def plain_names(models: Mapping[str, T]) -> dict[str, T]:
 
 
 def read_cached(path: Path) -> CompiledModel | None:
-    """Return a graph from the cache, or None where there is none that can be read."""
+    """Return a graph from the cache, or None if there is none that can be read."""
     if not path.exists():
         return None
     try:
@@ -249,7 +249,7 @@ def read_cached(path: Path) -> CompiledModel | None:
 
 
 def read_larger(folder: Path, entries: Mapping[str, str]) -> tuple[CompiledModel | None, dict[str, str]]:
-    """Return the cached unit in which graphs were compiled with others, and their names there; None where there is none.
+    """Return the cached unit in which graphs were compiled with others, and their names there; None if there is none.
 
     Args:
         entries: Name of a graph -> the entry that says where it was last compiled.
@@ -272,7 +272,7 @@ def keep_entry(file: Path, text: str) -> None:
 
 
 def export(compiled: CompiledModel, path: Path) -> None:
-    """Write a compiled graph. Raises OSError where that fails."""
+    """Write a compiled graph. Raises OSError if that fails."""
     try:
         compiled.export_mef(path)
     except ValueError as error:  # MAX raises this for every failed write
@@ -383,7 +383,7 @@ def make_buffers(
 ) -> tuple[dict[str, torch.Tensor], dict[str, Buffer]]:
     """Return the poisoned outputs of a program on the CPU, and a buffer on the target for every argument, both by name.
 
-    `dims` are the case's sizes, None where the inputs tell them. A scalar that is not among the inputs is the op's own.
+    `dims` are the case's sizes, None if the inputs tell them. A scalar that is not among the inputs is the op's own.
     """
     import torch
 
@@ -418,7 +418,7 @@ def execute(
 ) -> Arrays:
     """Run every variant on one case; return what was written, stored, by "variant.quantity".
 
-    `dims` are the case's sizes, None where the inputs tell them.
+    `dims` are the case's sizes, None if the inputs tell them.
     """
     import torch
 

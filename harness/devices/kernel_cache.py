@@ -124,7 +124,7 @@ class Kernels:
     # ---- PTX ------------------------------------------------------------------------------------------------
 
     def file_of(self, kernel: Instance) -> Path | None:
-        """Return the cache file of a kernel's PTX; None where its text is missing or ambiguous."""
+        """Return the cache file of a kernel's PTX; None if its text is missing or ambiguous."""
         if len(self.items.by_name.get(kernel.function, ())) != 1:
             return None
         parts = [
@@ -148,7 +148,7 @@ class Kernels:
         keep_text(file, lambda: f"{head}\n{text}", WHAT)
 
     def ptx(self, kernel: Instance, symbol: str) -> str | None:
-        """Return the cached PTX of a kernel under this symbol, its lines those of the package; None where it is not cached."""
+        """Return the cached PTX of a kernel under this symbol, its lines those of the package; None if it is not cached."""
         file = self.file_of(kernel)
         entry = read_text(file) if file else None
         if entry is None:
@@ -167,7 +167,7 @@ class Kernels:
         return text.replace(f'"{PACKAGE}/', f'"{self.package.path.resolve()}/')
 
     def compile(self, kernels: Sequence[Instance]) -> bool:
-        """Compile kernels and cache their PTX; False where the package must be compiled as a whole.
+        """Compile kernels and cache their PTX; False if the package must be compiled as a whole.
 
         Raises CompileFailed with the compiler's diagnostics where one of them does not compile.
         """
@@ -179,7 +179,7 @@ class Kernels:
         return not output
 
     def refuse(self, kernels: Sequence[Instance], output: str) -> None:
-        """Raise CompileFailed where this package caused the compiler's errors."""
+        """Raise CompileFailed if this package caused the compiler's errors."""
         if self._speaks_of_the_package(parse_diagnostics(output), self.find_needed(kernels)):
             raise compile_failed(self.package.path, output)
 
@@ -250,7 +250,7 @@ def words_of(texts: Iterable[str]) -> set[str]:
 
 
 def _program(flat: Sequence[tuple[Path, Kernels, Instance]]) -> str:
-    """Return the program that prints the PTX of kernels, each from the copy of its package beside it."""
+    """Return the program that prints the PTX of kernels, each from the copy of its package next to it."""
     imports, calls = [], []
     for number, (copy, package, kernel) in enumerate(flat):
         module = package.items.by_name[kernel.function][0].file.removesuffix(".mojo").replace("/", ".")

@@ -94,7 +94,7 @@ def refuse_after_fork(function: str) -> None:
 
 
 def max_device(device: torch.device) -> Device:
-    """MAX's device for torch's. Raises RuntimeError where MAX does not see the GPU that torch sees."""
+    """MAX's device for torch's. Raises RuntimeError if MAX does not see the GPU that torch sees."""
     if device.type == "cpu":
         return CPU()
     if device.index >= accelerator_count():

@@ -1,7 +1,7 @@
 """Run a function in several processes that can talk to each other through torch.distributed (gloo), on this machine.
 
 The processes come from a server that has imported torch once, so that a second run starts in milliseconds. A rank that
-fails, hangs or dies ends the run, and is named: its fellows may be waiting for it for ever.
+fails, hangs or dies ends the run, and is named: its fellows may be waiting for it forever.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ GRACE = 1.0
 
 
 class RankFailed(Exception):
-    """A rank raised, hangs or died; the message says which, and the line of a file where that is known."""
+    """A rank raised, hangs or died; the message says which, and the line of a file if that is known."""
 
 
 def run_ranks(
@@ -141,7 +141,7 @@ def end_with_parent(answer: Connection) -> None:
 def answers(
     ranks: Sequence[tuple[BaseProcess, Connection]], seconds: float, folder: str, source: Path | None
 ) -> list[Any]:
-    """Return one answer of every rank, in order. Raises RankFailed where one fails, or does not come in time."""
+    """Return one answer of every rank, in order. Raises RankFailed if one fails, or does not come in time."""
     results: dict[int, Any] = {}
     failed: dict[int, str] = {}
     deadline = time.monotonic() + seconds
@@ -171,7 +171,7 @@ def answers(
 
 
 def place(process: BaseProcess, rank: int, folder: str, source: Path | None) -> str:
-    """Return where a hanging rank is in the source, " at FILE:LINE"; "" where that is unknown."""
+    """Return where a hanging rank is in the source, " at FILE:LINE"; "" if that is unknown."""
     if process.pid is None or source is None:
         return ""
     os.kill(process.pid, signal.SIGUSR1)
@@ -180,7 +180,7 @@ def place(process: BaseProcess, rank: int, folder: str, source: Path | None) -> 
 
 
 def line_in(stack: Path, source: Path) -> str:
-    """Return the line of a source, "FILE:LINE", in the stack that a process writes when it is asked, or dies; "" where none comes."""
+    """Return the line of a source, "FILE:LINE", in the stack that a process writes when it is asked, or dies; "" if none comes."""
     until = time.monotonic() + GRACE
     while time.monotonic() < until:
         for file, line in re.findall(r'File "(.*)", line (\d+)', stack.read_text()):

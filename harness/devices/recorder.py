@@ -53,7 +53,7 @@ class RecordedTensor:
     scratch: bool = False
 
     def offset(self, argument: bytes) -> int | None:
-        """Return how many bytes past the tensor's start an argument points; None where it is not an address in its pages, of which
+        """Return how many bytes past the tensor's start an argument points; None if it is not an address in its pages, of which
         the last is unused."""
         behind = int.from_bytes(argument, "little") - self.address
         room = -(-self.nbytes // PAGE) * PAGE + PAGE
@@ -177,7 +177,7 @@ def is_planned(orders: Iterable[Order], puzzle: str) -> bool:
 def record_dtypes(orders: Sequence[Order], puzzle: str) -> list[Recording]:
     """Record one package in several dtypes; where its plans are known, its new kernels are compiled in one go.
 
-    Raises CompileFailed where one of them does not compile.
+    Raises CompileFailed if one of them does not compile.
     """
     kernels = _kernels(orders[0])
     left = [order for order in orders if read_text(_cache_file(order, puzzle)) is None]
@@ -297,7 +297,7 @@ def _plan_files(order: Order, puzzle: str) -> dict[tuple[str, tuple[int, ...]], 
 
 
 def _read_plans(order: Order, puzzle: str) -> tuple[str, dict[str, Instance]] | None:
-    """Return the plans of an order as one text, and which kernel each symbol is; None where a plan is missing."""
+    """Return the plans of an order as one text, and which kernel each symbol is; None if a plan is missing."""
     plans = [text for file in _plan_files(order, puzzle).values() if (text := read_text(file)) is not None]
     if not plans or len(plans) < len(order.dims) * len(order.variants):
         return None
@@ -311,7 +311,7 @@ def _read_plans(order: Order, puzzle: str) -> tuple[str, dict[str, Instance]] | 
 
 
 def _missing(order: Order, puzzle: str) -> list[Instance]:
-    """Return the kernels of the plans of an order that are not cached; none where a plan is missing."""
+    """Return the kernels of the plans of an order that are not cached; none if a plan is missing."""
     kernels, planned = _kernels(order), _read_plans(order, puzzle)
     instances = planned[1] if planned else {}
     return list(dict.fromkeys(k for symbol, k in instances.items() if kernels.ptx(k, symbol) is None))
@@ -371,7 +371,7 @@ def _programs(puzzle: str) -> dict[str, str]:
 def _run(orders: list[Order], puzzle: str, *, marks: bool = True, plan: bool = False) -> list[str]:
     """Return what the recording launcher prints for each of these packages, which have the same variants and grid.
 
-    With `marks` the launch code also says which kernel it launches; where that does not compile it goes without. For a
+    With `marks` the launch code also says which kernel it launches; if that does not compile it goes without. For a
     `plan` no kernel is compiled, and each package is cut down to what its launches need.
     """
     with staging(cache_folder("recordings"), WHAT) as folder:
@@ -409,7 +409,7 @@ def _name_paths(text: str, folder: Path, package: Path) -> str:
 def _write_program(folder: Path, orders: list[Order], puzzle: str, marks: bool, cut: bool) -> Path:
     """Write a program that records several packages, one after the other.
 
-    Each, or with `cut` what its launches need, is copied into a package of its own, beside its recording program and the recording launcher, whose imports
+    Each, or with `cut` what its launches need, is copied into a package of its own, next to its recording program and the recording launcher, whose imports
     of `op` and `recorder` are made to mean these neighbours.
     """
     imports, calls = [], []

@@ -24,7 +24,7 @@ class Replay:
         self._kernels: dict[str, Kernel] = {}
 
     def kernel(self, symbol: str) -> Kernel:
-        """Return a kernel of the recording, loaded when it is first asked for: most runs are of one variant."""
+        """Return a kernel of the recording, loaded on first use: most runs are of one variant."""
         if symbol not in self._kernels:
             self._kernels[symbol] = self.gpu.load(self.recording.ptx[symbol]).kernels[symbol]
         return self._kernels[symbol]
@@ -62,7 +62,7 @@ class Replay:
                 self.gpu.launch(kernel, event.grid, event.block, arguments, event.shared, name=event.name)
                 for name in [name for name in stood if name in taken]:
                     now = self.gpu.read(written[name], stood[name].nbytes)
-                    # The first launch that takes a tensor makes it; of a later one only what it writes anew counts.
+                    # The first launch that takes a tensor makes it; of a later one only what it writes again counts.
                     computed[name] = (
                         np.where(now != stood[name], now, computed[name]) if name in computed else now
                     )
@@ -80,7 +80,7 @@ class Replay:
                 self._place(address, event, poison)
                 written[event.name] = address
                 if event.name in stood and event.name in unmade:
-                    computed[event.name] = raw(poison)  # what it is judged by
+                    computed[event.name] = raw(poison)  # what it is checked by
                     self.gpu.write(address, stood[event.name])
         for name, values in computed.items():
             self.gpu.write(written[name], values)

@@ -82,13 +82,13 @@ def choose(wanted: str, multiply_adds: int, dtype: str, on_cpu: bool) -> tuple[l
     """Return the targets of a run and the devices it leaves out.
 
     Args:
-        wanted: A member of KINDS. "auto" is the CPU path, where there is one, and one GPU, real if there is one; "all" is
+        wanted: A member of KINDS. "auto" is the CPU path, if there is one, and one GPU, real if there is one; "all" is
             every device.
-        multiply_adds: Of the largest case; what decides whether a slow device is run without being asked for.
+        multiply_adds: Of the largest case; what decides whether a slow device is run without being requested.
         dtype: float64 is for the CPU path.
         on_cpu: Whether the ops have a CPU path.
 
-    Raises EnvironmentProblem where a GPU that was asked for by name is not there, BadUse for float64 on one, and for a CPU
+    Raises EnvironmentProblem if a GPU that was requested by name is not there, BadUse for float64 on one, and for a CPU
     path that is not there.
     """
     targets: list[Target] = []

@@ -101,7 +101,7 @@ class Terminal:
 
     def __exit__(self, kind: type | None, *_) -> None:
         if kind is KeyboardInterrupt and self.console.is_terminal:
-            self.console.print()  # what is said of it does not stand beside the keys
+            self.console.print()  # what is said of it does not stand next to the keys
         if self.before is not None and self.keyboard is not None:
             termios.tcsetattr(self.keyboard, termios.TCSADRAIN, self.before)
 
@@ -212,7 +212,7 @@ class Watch:
         self.check: Check | None = None
         self.checker: RungChecker | None = None
         self.notes: list[RenderableType] = []
-        self.passed: list[Text] = []  # the verdict on the gate that has just passed
+        self.passed: list[Text] = []  # the result of the gate that has just passed
         self.last = self.gate
         self.bodies: dict[str, str] = {}
         self.edited: list[str] = []  # in the last save that edited any blank
@@ -228,7 +228,7 @@ class Watch:
         with Terminal(self.console) as terminal:
             self.terminal = terminal
             self.start()
-            shown: Check | None = None  # the check whose first verdict is on the screen
+            shown: Check | None = None  # the check whose first result is on the screen
             while True:
                 if self.files.has_changed():
                     self.follow()
@@ -299,7 +299,7 @@ class Watch:
                 check.results = self.checker.check(
                     self.work.target, [check.gate], on_first=lambda results: self.show_first(check, results)
                 )
-            self.again |= self.work.blanks() != check.blanks  # either of the two may have been judged
+            self.again |= self.work.blanks() != check.blanks  # either of the two may have been checked
         except WorkbookError as error:
             check.error = str(error)
         except Exception as error:  # a file that vanishes between two looks must not end the loop
@@ -356,7 +356,7 @@ class Watch:
         step = None if upcoming else following(self.work, self.progress)
         if step and step.puzzle is self.work.puzzle:
             self.take(step)
-        elif upcoming is None:  # the verdict has said what comes next
+        elif upcoming is None:  # the result has said what comes next
             self.note([Text("nothing is left in this puzzle: q ends the watch", style="green")])
         else:
             self.gate = upcoming.id

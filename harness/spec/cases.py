@@ -120,7 +120,7 @@ def is_not_finite(values: str) -> bool:
 
 
 def with_not_finite(arrays: Arrays, values: str) -> None:
-    """Put the number of a case of `not_finite` into an element of its tensor; nothing where values are of another kind."""
+    """Put the number of a case of `not_finite` into an element of its tensor; nothing if values are of another kind."""
     if is_not_finite(values):
         number, _, tensor = values.split(" ")
         arrays[tensor].flat[odd_place(arrays[tensor])] = float(number)

@@ -1,6 +1,6 @@
 """A puzzle's mathematics as named steps in NumPy, and known mistakes as changes of one step.
 
-    Derivation(STEPS, arrays).grad_input                       what is right
+    Derivation(STEPS, arrays).grad_input                       the expected result
     Derivation(STEPS, arrays, mistake.changes).grad_input      what somebody gets who makes that mistake
 
 Only the steps that a quantity needs are computed, so that asking for many mistakes is cheap.
@@ -16,7 +16,7 @@ Step = Callable[["Derivation"], np.ndarray]
 
 
 class Derivation:
-    """The value of each step is an attribute, computed when it is first asked for.
+    """The value of each step is an attribute, computed on first use.
 
     Args:
         steps: Name -> function of the derivation; may use the inputs and any other step.

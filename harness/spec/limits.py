@@ -2,7 +2,7 @@
 wrong: the gate is about the cost.
 
 A limit is a number that follows from shapes and the bytes of an element, never from what some solution needs, and a cost is
-made of what single instructions add to it, so that a verdict can name the line that costs most.
+made of what single instructions add to it, so that a result can name the line that costs most.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -71,7 +71,7 @@ class Limit:
     Attributes:
         id: What the mistake of exceeding it is called, "not-coalesced".
         short: What is counted, in a table.
-        counter: The same as a verdict says it.
+        counter: The same as a result says it.
         cost: What the launches of the gate's variant cost.
         most: The limit.
         first: Dtype -> the cost of the form that the blank is given with.

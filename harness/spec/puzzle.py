@@ -30,7 +30,7 @@ class Case:
     """One set of inputs: what it is called, why it is there, its sizes, and how its values are drawn.
 
     With a `world_size` above 1 the case is run by that many processes; only rungs in Python take it. One `in_16_bits` is
-    judged in bfloat16 too by a gate of kernels, so that no gate is right that compiles or adds up in float32 alone. A case
+    checked in bfloat16 too by a gate of kernels, so that no gate is right that compiles or adds up in float32 alone. A case
     of a `variant` is one that no other variant can take. In one that is `counted`, kernels are held to the limits of gates.
     """
 
@@ -81,7 +81,7 @@ def ids(gates: Iterable[Gate]) -> tuple[str, ...]:
 class Demo:
     """A demonstration of a puzzle: its flag without dashes, what it shows, and what runs it.
 
-    `run` is ".module:function" of the puzzle's folder, imported when it is asked for; the function takes a rich Console and returns the exit
+    `run` is ".module:function" of the puzzle's folder, imported on first use; the function takes a rich Console and returns the exit
     code. Where the demonstration has `options` it takes the rest of the command line too, as a list, --help included.
     A `finale` is what comes after the puzzle's last gate.
     """
@@ -167,16 +167,16 @@ class Puzzle:
 
         variants: Variant name -> the calls of one graph that run it, forward and backward. Each has a flag.
         about_variants: Variant -> what its flag's help says; "only the fused kernels" without.
-        on_request: Variants that run only where they are asked for by name.
+        on_request: Variants that run only if they are requested by name.
         on_cpu: Variants whose ops have a CPU path too; the others run on a GPU, real or virtual, alone.
         atomic: (variant, quantity) pairs whose sums are made with atomics on a GPU, in no fixed order.
         summands: dims -> how many terms the atomics add up in one element.
         multiply_adds: dims -> how many the forward pass needs; what decides whether a slow device is run.
-        ledger: dims and dtype -> the bytes saved for backward and allocated in between; None where none are counted.
+        ledger: dims and dtype -> the bytes saved for backward and allocated in between; None if none are counted.
         describe_dims: dims -> how a report says them; "rows = 4, columns = 8" without.
 
         bench: The module of the puzzle's bench candidates, "harness.puzzles.pNN.candidates", imported when it is asked
-            for; "" where nothing is timed, and `--bench` is then an unknown flag.
+            for; "" if nothing is timed, and `--bench` is then an unknown flag.
         times: ".module:function", which gives the lines of recorded times that a report ends its counters with.
         demos: The demonstrations, each with a flag of its own.
     """
@@ -225,7 +225,7 @@ class Puzzle:
 
     @property
     def main_rung(self) -> Rung:
-        """The rung that the puzzle is about: its kernels, or the last where it has none."""
+        """The rung that the puzzle is about: its kernels, or the last if it has none."""
         return self.mojo_rung or self.rungs[-1]
 
     def resolve(self, name: str) -> Any:
@@ -233,14 +233,14 @@ class Puzzle:
         return pkgutil.resolve_name(f"harness.puzzles.{self.name}{name}" if name[0] == "." else name)
 
     def rung(self, id: str) -> Rung:
-        """Return a rung by its id. Raises BadUse where the puzzle has none of it."""
+        """Return a rung by its id. Raises BadUse if the puzzle has none of it."""
         for rung in self.rungs:
             if rung.id == id:
                 return rung
         raise BadUse(f"{self.name} has no {name_of(id)} rung")
 
     def rung_of(self, gate: str) -> Rung:
-        """Return the last rung that holds a gate, the main one where none does."""
+        """Return the last rung that holds a gate, the main one if none does."""
         return next((rung for rung in reversed(self.rungs) if gate in rung.gates), self.main_rung)
 
     def gates_of(self, rung: Rung) -> list[Gate]:
@@ -314,7 +314,7 @@ class Puzzle:
         return tuple(name for name in self.variants if name not in self.on_request)
 
     def compiled_with(self, variants: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the variants that one graph or recording holds where `variants` are asked for.
+        """Return the variants that one graph or recording holds where `variants` are requested.
 
         All default ones go together, so that a run of one of them finds what a run of all has compiled.
         """
@@ -322,7 +322,7 @@ class Puzzle:
         return tuple(name for name in self.variants if name in default or name in variants)
 
     def written(self, quantity: str) -> Argument | None:
-        """Return a quantity as its op writes it, None where no op does."""
+        """Return a quantity as its op writes it, None if no op does."""
         ops = (call.op for call in self.calls)
         return next((op.writes[quantity] for op in ops if quantity in op.writes), None)
 

@@ -9,12 +9,12 @@ A checker is a class with this protocol; a puzzle may bring its own, ".checker:C
             self, path: Path, gates: GateIds = None, cases: Cases = None, *, on_first: OnFirst = None
         ) -> list[GateResult]: ...
 
-`path` is the learner's file (of a Mojo rung its op package), read anew at every call; `gates` are ids and `cases` the
-puzzle's own where they are None. A checker that judges case after case calls `on_first` with the verdicts on the first
+`path` is the learner's file (of a Mojo rung its op package), read again at every call; `gates` are ids and `cases` the
+puzzle's own if they are None. A checker that checks case after case calls `on_first` with the results of the first
 case before it runs the others; any other checker leaves it alone. `check` returns one `harness.check.results.GateResult` for each gate, in the order of
 the rung: "unsolved" where the blank is untouched, else "correct" or "wrong", with a diagnosis in lines and the id of the
-known mistake. It raises a WorkbookError where the file cannot be judged at all: DamagedFile, CompileFailed. Whatever the
-learner's code raises is a verdict, not an error. One checker serves many checks, so that it may keep truth and baseline.
+known mistake. It raises a WorkbookError where the file cannot be checked at all: DamagedFile, CompileFailed. Whatever the
+learner's code raises is a result, not an error. One checker serves many checks, so that it may keep truth and baseline.
 """
 
 from collections.abc import Callable, Mapping
@@ -45,10 +45,10 @@ class Rung:
         id: A key of NAMES: what `--rung` takes.
         file: The file with the blanks, relative to the puzzle's folder.
         gates: The ids of the gates whose blanks it holds, in the order in which they are taken.
-        checker: "module:Class" of what judges it, imported when it is asked for; of the puzzle's folder ".module:Class".
+        checker: "module:Class" of what checks it, imported on first use; of the puzzle's folder ".module:Class".
         title: What lists call it, "NumPy rung".
         about: A remark after the title in lists.
-        needs: Gate -> the gates before it whose code its own verdict runs: where one of them is wrong, it is to be mended
+        needs: Gate -> the gates before it whose code its own result runs: where one of them is wrong, it is to be mended
             first. Where every gate is given right values for what it needs, nothing.
         optional: The puzzle counts as solved without it.
     """
@@ -75,13 +75,13 @@ class Rung:
 
 @dataclass(frozen=True, kw_only=True)
 class NumpyRung(Rung):
-    """A Python file with a function for each gate, of the gate's name, judged on arrays.
+    """A Python file with a function for each gate, of the gate's name, checked on arrays.
 
     A function asks for steps of the puzzle's derivation by the names of its arguments.
 
     Attributes:
         names: Argument, or "gate.argument" for one gate alone -> step of the derivation, where they differ.
-        returns: Gate -> the quantities that its function returns, in order, where they are not the gate's own.
+        returns: Gate -> the quantities that its function returns, in order, if they are not the gate's own.
         pack: Quantity -> what makes one array of everything its function returns.
     """
 
@@ -116,7 +116,7 @@ class TorchFunction:
 
 @dataclass(frozen=True, kw_only=True)
 class TorchRung(Rung):
-    """A Python file with an `autograd.Function`, or a function, for each gate, judged on torch tensors.
+    """A Python file with an `autograd.Function`, or a function, for each gate, checked on torch tensors.
 
     Attributes:
         functions: Gate -> what it asks of the file.

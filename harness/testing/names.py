@@ -15,7 +15,7 @@ from harness.testing.problem import Problem, resolve_sizes
 
 
 def name_mistake(problem: Problem, evidence: Evidence) -> str:
-    """Return what the first wrong gradient is instead; "" where nothing fits, or more than one thing."""
+    """Return what the first wrong gradient is instead; "" if nothing fits, or more than one thing."""
     numbers = [i for i, t in enumerate(evidence.inputs) if t.requires_grad]
     outputs = len(evidence.got) - len(numbers)
     for i, (name, got, truth) in enumerate(zip(evidence.names, evidence.got, evidence.truth, strict=True)):

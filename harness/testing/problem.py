@@ -20,7 +20,7 @@ Entry = Shape | Tensor | Callable[[Sizes, torch.Generator], Tensor]
 """An input: a shape of names and numbers, a tensor, or a function that makes one."""
 
 LEADING = {"odd": (3, 5), "square": (4,), "row": (), "deep": (2, 3, 2)}
-"""Axes in the place of `...`, by kind of sizes."""
+"""Axes in place of `...`, by kind of sizes."""
 CYCLES = {"odd": (3, 5, 7, 6, 2), "square": (4,), "even": (2, 4, 8, 16)}
 """Sizes of the names in order, by kind of sizes."""
 LARGE, TALL = 1031, 5003
@@ -105,7 +105,7 @@ def mark_refusals(function: Run) -> Function:
 
 
 def take_tensors(returned: object) -> Tensor | tuple[Tensor, ...]:
-    """Return the tensors of what a function returned. Raises TypeError where there is none."""
+    """Return the tensors of what a function returned. Raises TypeError if there is none."""
     if isinstance(returned, Tensor):
         return returned
     tensors = (
@@ -139,7 +139,7 @@ def list_size_names(make: Callable[[Sizes, torch.Generator], Tensor]) -> list[st
 
 
 def resolve_sizes(kind: str, free: Sequence[str]) -> tuple[tuple[int, ...], dict[str, int]]:
-    """Return the axes in the place of `...` and the size of each name, for a kind of sizes.
+    """Return the axes in place of `...` and the size of each name, for a kind of sizes.
 
     A kind is one of `LEADING` and `CYCLES`, "tall", or a size for one name, or for all, with the others odd: "1 for H", "0 for all".
     """

@@ -30,7 +30,7 @@ class Report:
     Attributes:
         tries: All that were made, in their order.
         where: The dtype and the device of most of them.
-        mistake: What a wrong gradient is instead; "" where nothing fits, or more than one thing.
+        mistake: What a wrong gradient is instead; "" if nothing fits, or more than one thing.
         notes: What is reported and not demanded.
     """
 
@@ -53,7 +53,7 @@ class Report:
         return [tried for tried in self.tries if tried.state == state]
 
     def raise_if_wrong(self) -> None:
-        """Raise AssertionError, with the report as its text, where something is wrong."""
+        """Raise AssertionError, with the report as its text, if something is wrong."""
         __tracebackhide__ = True  # pytest then shows the caller's line
         if self.wrong:
             raise AssertionError(f"\n{self}")

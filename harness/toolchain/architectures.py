@@ -51,7 +51,7 @@ def canonical(name: str) -> str:
 
 
 def with_kernels(accelerator: str) -> str:
-    """Return the architecture whose kernels one of Mojo's accelerators runs. Raises Unsupported where there are none."""
+    """Return the architecture whose kernels one of Mojo's accelerators runs. Raises Unsupported if there are none."""
     if number := re.fullmatch(r"sm_(\d+)(\d)a?", accelerator):
         return nvidia_architecture((int(number[1]), int(number[2])))
     raise Unsupported(ONLY_NVIDIA)
@@ -68,7 +68,7 @@ def has_kernels(accelerator: str) -> bool:
 def present() -> list[str]:
     """Return the architectures of the GPUs that torch sees.
 
-    Raises BadUse where it sees none, Unsupported for one that is too old.
+    Raises BadUse if it sees none, Unsupported for one that is too old.
     """
     import torch
 
@@ -86,7 +86,7 @@ def list_supported() -> dict[str, str]:
 
 
 def architecture(device: "torch.device") -> str:
-    """Return the accelerator name of a GPU that torch sees. Raises Unsupported where there are no kernels for it."""
+    """Return the accelerator name of a GPU that torch sees. Raises Unsupported if there are no kernels for it."""
     import torch
 
     if device.type != "cuda" or torch.version.hip:

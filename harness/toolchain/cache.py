@@ -26,7 +26,7 @@ END = "//@ end\n"
 
 
 def cache_folder(*parts: str) -> Path:
-    """Return a folder inside the cache, made if it is missing. Raises EnvironmentProblem where it cannot be written.
+    """Return a folder inside the cache, made if it is missing. Raises EnvironmentProblem if it cannot be written.
 
     The cache is `~/.cache/mojo-gpu-workbook`, or what the environment variable WORKBOOK_CACHE names. Everything
     in it can be deleted at any time.
@@ -44,7 +44,7 @@ def cache_folder(*parts: str) -> Path:
 
 
 def make_folder(path: Path, remedy: str, what: str = "folder") -> Path:
-    """Return a folder, made where it is missing. Raises EnvironmentProblem where that cannot be."""
+    """Return a folder, made if it is missing. Raises EnvironmentProblem if that cannot be."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -62,17 +62,17 @@ def digest(parts: Iterable[str | bytes]) -> str:
 
 
 def keep(target: Path, make: Callable[[Path], Any], what: str, remedy: str = REMEDY) -> Path:
-    """Return the path of an entry, built now where it is missing.
+    """Return the path of an entry, built now if it is missing.
 
     Where several processes or threads ask at once, one builds it and the others wait.
 
     Args:
         target: A file or folder in a folder that exists.
         make: Writes the entry to the path that it is given: of the same name, in an empty folder of its own.
-        what: What it is, for the one line where it cannot be written.
+        what: What it is, for the one line if it cannot be written.
         remedy: What to do then.
 
-    Raises EnvironmentProblem where it cannot be written; nothing half-built is left. What `make` raises besides goes through.
+    Raises EnvironmentProblem if it cannot be written; nothing half-built is left. What `make` raises besides goes through.
     """
     if not target.exists():
         from filelock import FileLock
@@ -95,7 +95,7 @@ def discard(target: Path) -> None:
 
 
 def keep_text(target: Path, make: Callable[[], str], what: str) -> str:
-    """Return the text of an entry, built now where it is missing or cut short. Raises as `keep` does."""
+    """Return the text of an entry, built now if it is missing or cut short. Raises as `keep` does."""
     text = read_text(target)
     if text is None:
         discard(target)
@@ -106,7 +106,7 @@ def keep_text(target: Path, make: Callable[[], str], what: str) -> str:
 
 
 def read_text(target: Path) -> str | None:
-    """Return the text of an entry, None where it is missing or cut short."""
+    """Return the text of an entry, None if it is missing or cut short."""
     try:
         text = target.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
@@ -118,7 +118,7 @@ def read_text(target: Path) -> str | None:
 def staging(folder: Path, what: str, remedy: str = REMEDY) -> Generator[Path]:
     """Yield an empty folder inside a folder of the cache, for work on an entry.
 
-    Raises EnvironmentProblem where a file cannot be written.
+    Raises EnvironmentProblem if a file cannot be written.
     """
     for left in folder.glob(f"{STAGING}*"):
         with suppress(OSError):

@@ -76,6 +76,6 @@ def write_failed(what: str, error: OSError) -> WorkbookError:
 
 
 def disk_full(output: str) -> EnvironmentProblem | None:
-    """Return the error for a compiler's output that reports a full disk, None where it does not."""
+    """Return the error for a compiler's output that reports a full disk, None if it does not."""
     line = FULL.search(output)
     return EnvironmentProblem(f"the Mojo compiler cannot write: {line[0].strip()}") if line else None

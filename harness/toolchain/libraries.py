@@ -1,4 +1,4 @@
-"""Shared libraries that are built where they are needed, once: Mojo for a GPU's architecture, C++ for a version of PyTorch.
+"""Shared libraries that are built if they are needed, once: Mojo for a GPU's architecture, C++ for a version of PyTorch.
 
 A library is one file, named by what it is and a hash of all it depends on. It is looked for among those that a wheel carries, then
 in the folder that the environment variable WORKBOOK_EXTENSIONS names, else in the workbook's cache. Built elsewhere, it is found too.
@@ -56,7 +56,7 @@ MOST_AT_ONCE = 8
 
 @dataclass(frozen=True)
 class Built:
-    """A built library, and the seconds that it took; 0 where it was there already."""
+    """A built library, and the seconds that it took; 0 if it was there already."""
 
     path: Path
     seconds: float
@@ -89,11 +89,11 @@ class Library:
 
     @property
     def carried_name(self) -> str:
-        """The name of the file in a wheel, and in a folder that was asked for."""
+        """The name of the file in a wheel, and in a folder that was requested."""
         return f"{self.carried_as or self.name}_{self.digest}.so"
 
     def find(self, output: Path | None = None) -> Path | None:
-        """Return where the library lies, None where it is not built."""
+        """Return where the library lies, None if it is not built."""
         if output:
             return next(filter(Path.is_file, [output / self.carried_name]), None)
         if (CARRIED / self.carried_name).is_file():
@@ -104,11 +104,11 @@ class Library:
         return next(filter(Path.is_file, kept), None)
 
     def build(self, output: Path | None = None, progress: "Progress | None" = None) -> Built:
-        """Return what is there, else what is built now; in a folder that is asked for, or where it is found.
+        """Return what is there, else what is built now; in a folder that is requested, or where it is found.
 
         Several processes and threads may ask at once: one builds and the others wait for it.
 
-        Raises CompileFailed where the source does not compile, and EnvironmentProblem where the folder cannot be written or a
+        Raises CompileFailed if the source does not compile, and EnvironmentProblem if the folder cannot be written or a
         compiler is missing.
         """
         remedy = "name another --output" if output else REMEDY
@@ -207,7 +207,7 @@ class Progress:
         return f"Building {', '.join(parts)}"
 
     def write(self, line: str) -> None:
-        """Put a line in the place of the last one, cut to the terminal's width."""
+        """Put a line in place of the last one, cut to the terminal's width."""
         self.stream.write(f"\r\033[K{line[: shutil.get_terminal_size().columns - 1]}")
         self.stream.flush()
 
@@ -215,7 +215,7 @@ class Progress:
 def build_all(
     wanted: Sequence[Library], output: Path | None = None, progress: Progress | None = None
 ) -> Generator[tuple[Library, Built]]:
-    """Build libraries, several at once where there are cores, and yield each in order. Raises as `Library.build`."""
+    """Build libraries, several at once if there are cores, and yield each in order. Raises as `Library.build`."""
     shown = progress or Progress()
     workers = max(1, min(MOST_AT_ONCE, len(os.sched_getaffinity(0)) // 2, len(wanted)))
     with ThreadPoolExecutor(workers) as pool:
@@ -229,7 +229,7 @@ def build_all(
 
 
 def folder() -> Path:
-    """Return the cache folder of libraries. Raises EnvironmentProblem where the folder cannot be made."""
+    """Return the cache folder of libraries. Raises EnvironmentProblem if the folder cannot be made."""
     named = os.environ.get(VARIABLE)
     return make_folder(Path(named), REMEDY) if named else cache_folder("extensions")
 
@@ -312,7 +312,7 @@ def load_runtime() -> None:
             "MAX is not installed: run `uv sync`, or start through `uv run` or `pixi run`"
         )
     site = Path(next(iter(package.submodule_search_locations))).parent
-    # In a wheel the libraries lie beside the package, in a conda environment in its own lib folder.
+    # In a wheel the libraries lie next to the package, in a conda environment in its own lib folder.
     folders = (site / "modular" / "lib", Path(sys.prefix) / "lib")
     library_folder = next((f for f in folders if (f / RUNTIME[-1]).is_file()), None)
     if library_folder is None:
@@ -372,7 +372,7 @@ def torch_version(home: Path) -> str:
 
 
 def find_compiler() -> str | None:
-    """Return the C++ compiler: what the environment variable CXX names, else the first on the PATH; None where there is none."""
+    """Return the C++ compiler: what the environment variable CXX names, else the first on the PATH; None if there is none."""
     named = os.environ.get("CXX")
     return next(filter(None, map(shutil.which, [named] if named else COMPILERS)), None)
 

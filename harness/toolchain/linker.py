@@ -1,7 +1,7 @@
 """Linking shared libraries where the machine has no C compiler.
 
 `mojo build` hands its object files to `cc`. Where there is none, a stand-in named `cc` translates the call for the
-`lld` that comes beside mojo. It links shared libraries only: an executable needs the start-up files of a C compiler.
+`lld` that comes next to mojo. It links shared libraries only: an executable needs the start-up files of a C compiler.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def environment_with_linker(folder: Path) -> dict[str, str]:
 
 
 def find_lld() -> Path:
-    """Return the linker that comes with mojo: beside this Python, or beside the mojo on the PATH."""
+    """Return the linker that comes with mojo: next to this Python, or next to the mojo on the PATH."""
     mojo = shutil.which("mojo")
     for folder in [Path(sys.executable).parent] + ([Path(mojo).parent] if mojo else []):
         if (folder / "lld").exists():
@@ -51,7 +51,7 @@ def c_library(maps: str) -> Path:
 
 
 def lld_arguments(arguments: list[str], libc: Path) -> list[str]:
-    """Return a `cc -shared ...` command line in lld's words: -Wl, and -Xlinker unwrapped, -lm as the file beside libc."""
+    """Return a `cc -shared ...` command line in lld's words: -Wl, and -Xlinker unwrapped, -lm as the file next to libc."""
     if "-shared" not in arguments:
         raise ValueError("without a C compiler only shared libraries can be linked (install gcc or clang)")
     out = ["-flavor", "gnu", "--as-needed"]

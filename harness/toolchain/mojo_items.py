@@ -55,7 +55,7 @@ class Import:
     length: int
 
     def of(self, wanted: Iterable[str]) -> str:
-        """Return the statement with those names alone that are used here; "" where none is."""
+        """Return the statement with those names alone that are used here; "" if none is."""
         kept = [(name, here) for name, here in self.names if here in wanted]
         if not kept:
             return ""

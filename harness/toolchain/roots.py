@@ -13,7 +13,7 @@ MARK = ".workbook.json"
 FOLDER = "WORKBOOK_FOLDER"
 """The variable by which a command tells the processes that it starts which folder it works in."""
 CHECKOUT = Path(os.environ.get(FOLDER) or HERE.parent)
-"""What holds problems/ and solutions/: the checkout that this file lies in, or the folder that `enter` found."""
+"""What holds problems/ and solutions/: the checkout that this file is in, or the folder that `enter` found."""
 CARRIED = HERE / "_solutions"
 CARRIED_BOOK = HERE / "_book"
 
@@ -35,7 +35,7 @@ def origin() -> Path:
 
 
 def solutions() -> Path:
-    """Return the solutions: beside the learner's files, else those that this program came with."""
+    """Return the solutions: next to the learner's files, else those that this program came with."""
     folder = CHECKOUT / "solutions"
     return folder if folder.is_dir() else CARRIED
 
@@ -52,7 +52,7 @@ def problems() -> Path:
 
 
 def book() -> Path:
-    """Return the book's folder: beside the learner's files, else what the wheel carries of it."""
+    """Return the book's folder: next to the learner's files, else what the wheel carries of it."""
     folder = CHECKOUT / "book"
     return folder if (folder / "src").is_dir() else CARRIED_BOOK
 

@@ -137,7 +137,7 @@ BY_CODE: tuple[tuple[str, str, str], ...] = (
 
 
 def explain(diagnostic: Diagnostic, notes: Sequence[str] = ()) -> str | None:
-    """Return one sentence on an error, or None where no rule matches.
+    """Return one sentence on an error, or None if no rule matches.
 
     Args:
         diagnostic: The compiler's first error, with its line of code.
@@ -204,7 +204,7 @@ def by_message(text: str) -> str | None:
 def pasteable(sentence: str, file: str) -> str:
     """Return the sentence with the commands of the workbook in the form in which they are typed here.
 
-    `reset` is of the puzzle whose folder an error's file lies in; of another file's it stays `reset pNN`.
+    `reset` is of the puzzle whose folder an error's file is in; of another file's it stays `reset pNN`.
     """
     puzzle = next((inside for folder, inside in pairwise(Path(file).parts) if folder == "problems"), "pNN")
     return re.sub(
@@ -304,7 +304,7 @@ def failure_text(diagnostics: Sequence[Diagnostic], output: str, path: Path) -> 
     lines = [str(first), *shown_code(first)]
     if vague(first.message):
         # The innermost note in the package is the learner's line; the standard library's come as plain text. The
-        # reason stands at the bottom of the chain.
+        # reason is at the bottom of the chain.
         inner = [note for note in after if note.kind == "note" and Path(note.file).is_relative_to(path)][-1:]
         if inner and not Path(first.file).is_relative_to(
             path
@@ -320,7 +320,7 @@ def failure_text(diagnostics: Sequence[Diagnostic], output: str, path: Path) -> 
 
 
 def shown_code(diagnostic: Diagnostic) -> list[str]:
-    """Return the line of code that a message is about, and a caret below its column; nothing where it is not known."""
+    """Return the line of code that a message is about, and a caret below its column; nothing if it is not known."""
     code = diagnostic.text.rstrip()
     if not code.strip():
         return []

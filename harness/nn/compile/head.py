@@ -38,7 +38,7 @@ LOSS = ("input", "target", "weight", "size_average", "ignore_index", "reduce", "
 """The arguments of `F.cross_entropy`."""
 CASTS = ("float", "double", "half", "bfloat16", "to", "type", "type_as")
 SMALL = 2**25
-"""Bytes of logits in float32: below them a head is left as it is, unless asked for."""
+"""Bytes of logits in float32: below them a head is left as it is, unless requested."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
-"""Declare what `pNN --bench` measures of a puzzle: sizes by name, problems, and the candidates that are timed.
+"""Declare what `pNN --bench` measures for a puzzle: named sizes, problems, and the candidates.
 
-The module that the spec names as `bench` holds one `Benchmark`, under the name BENCHMARK. A candidate is built for one
-problem and then gives calls: a forward pass without gradients, a forward pass of training, a backward pass, or both
-together. Every candidate sees the same numbers and returns the same quantities.
+The module that the spec names as `bench` defines one `Benchmark`, BENCHMARK. A candidate is built for one
+problem and then provides calls: inference, a training forward pass, a backward pass, or both. All candidates
+get the same inputs and return the same quantities.
 """
 
 import importlib
@@ -22,7 +22,7 @@ Call = Callable[[], tuple[Tensor, ...]]
 PASSES = ("inference", "forward", "backward", "both")
 COLUMNS = ("graph", "loop", "cold", "host", "memory", "waited")
 ON_REQUEST = ("cold", "waited")
-"""Columns that are measured only if they are requested."""
+"""Columns that are measured only on request."""
 DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
@@ -32,7 +32,7 @@ DTYPES = {
 
 
 class Unavailable(Exception):
-    """A candidate that this machine or this size does not have; the message says why."""
+    """A candidate that is not available on this machine or for this size; the message says why."""
 
 
 # ---- Problems -----------------------------------------------------------------------------------------------
@@ -58,9 +58,9 @@ class Problem:
 
     Attributes:
         sizes: Its `Sizes`.
-        function: What is computed, in PyTorch operations: takes the leaves and returns the output.
+        function: The computation in PyTorch operations: takes the leaves and returns the output.
         leaves: The differentiable arguments.
-        grad_output: What the backward pass starts from; has the shape of the output.
+        grad_output: The incoming gradient; has the shape of the output.
     """
 
     sizes: Any
@@ -91,7 +91,7 @@ def forward_and_backward(
 
 
 class Calls:
-    """A candidate built for one problem. `note` is what a reader of the times must know."""
+    """A candidate built for one problem. `note` is a remark for readers of the times."""
 
     note = ""
 
@@ -113,10 +113,10 @@ class Differentiable(Calls):
 
     Args:
         function: Takes the leaves.
-        leaves: The leaves of the problem, as the function wants them.
-        grad_output: What the backward pass starts from.
-        again: The same function for a backward pass that is run many times after one forward pass.
-        note: What a reader of the times must know.
+        leaves: The leaves of the problem, as the function takes them.
+        grad_output: The incoming gradient.
+        again: The same function for a backward pass that runs many times after one forward pass.
+        note: A remark for readers of the times.
     """
 
     def __init__(self, function, leaves, grad_output, again=None, note=""):
@@ -144,10 +144,11 @@ class Candidate:
 
     Attributes:
         name: In the table and in the CSV.
-        role: "ours", "peer" or "floor"; the floor does less than the problem asks for, and is not checked.
-        build: Takes a problem and returns its calls. Raises Unavailable, and ImportError for what is not installed.
+        role: "ours", "peer" or "floor"; the floor does less than the problem requires, and is not checked.
+        build: Takes a problem and returns its calls. Raises Unavailable, and ImportError for a missing
+            package.
         distribution: The package it comes from, for its version.
-        columns: Those in which it takes part.
+        columns: The columns that it is measured in.
     """
 
     name: str
@@ -174,12 +175,12 @@ class Benchmark:
     Attributes:
         about: One line for --help.
         sizes: The dataclass of a problem's sizes.
-        named: What --sizes knows by name.
-        cpu_sizes, gpu_sizes: What --sizes is if it is left out.
+        named: Sizes by their names in --sizes.
+        cpu_sizes, gpu_sizes: Default values of --sizes.
         host_sizes: Sizes at which a call is all host time.
-        quantities: What forward and backward together return: the output, then the gradient of every leaf.
-        candidates: Everybody; at most one is the floor.
-        make_problem: sizes, dtype, device -> the problem, with numbers that let no gradient term vanish.
+        quantities: Results of forward and backward together: the output, then the gradient of every leaf.
+        candidates: All candidates; at most one is the floor.
+        make_problem: sizes, dtype, device -> the problem, with values for which no gradient term vanishes.
     """
 
     about: str

@@ -1,15 +1,16 @@
-"""`pNN --bench`: what the workbook computes, timed next to what a user would take in its place.
+"""`pNN --bench`: time the workbook's kernels and the alternatives that a user has.
 
-Every candidate is checked against float64 before it is timed; one that is wrong is not timed. All candidates of a
-size take turns in one process, ratios are ratios of neighbouring turns, and the floor (bare matrix products) and the
-ceilings (a large matrix product, a large copy) are measured in the same run. Columns:
+Every candidate is checked against float64 before it is timed; a wrong one is not timed. All candidates of a
+size take turns in one process, ratios are between neighbouring turns, and the floor (bare matrix products)
+and the ceilings (a large matrix product, a large copy) are measured in the same run. Columns:
 
-- `graph`: a CUDA graph of one call, replayed in short bursts after a pause: the time of the kernels.
-- `loop`: plain calls one after the other, between CUDA events; on a CPU by the wall clock.
-- `cold`: as `loop`, with everything pushed out of the L2 cache before every call.
-- `host`: how long a call keeps its caller, at sizes if that is all of it.
-- `memory`: bytes that autograd keeps, and the peak of forward and backward.
-- `waited`: each call waited for, so that small sizes show the cost of a call; also through MAX alone.
+- `graph`: a CUDA graph of one call, replayed in short bursts after a pause: kernel time.
+- `loop`: eager calls one after the other, between CUDA events; on a CPU by the wall clock.
+- `cold`: as `loop`, with the L2 cache flushed before every call.
+- `host`: CPU time of a call, at sizes where a call is CPU-bound.
+- `memory`: bytes that autograd saves, and the peak of forward and backward.
+- `waited`: calls with a synchronization each, which shows launch overhead at small sizes; also through MAX
+alone.
 """
 
 import csv
@@ -87,7 +88,7 @@ def parse_sizes(benchmark: Benchmark, text: str) -> list[Sizes]:
 
 
 def main(arguments: list[str]) -> int:
-    """Run `pNN --bench ...` and return its exit code: 1 where a candidate is wrong or one of ours fails."""
+    """Run `pNN --bench ...` and return its exit code: 1 if a candidate is wrong or one of ours fails."""
     rest = [argument for argument in arguments if argument != "--bench"]
     name = next((argument for argument in rest if argument in puzzle_names()), rest[0] if rest else "")
     puzzle = find_puzzle(name)
@@ -128,7 +129,7 @@ def main(arguments: list[str]) -> int:
 
 
 def introduce(bench: Bench) -> None:
-    """Print what is measured on."""
+    """Print the machine and the settings."""
     facts = machine(bench.device)
     words = [facts["device"], facts["driver"] and f"driver {facts['driver']}", f"torch {facts['torch']}"]
     words += [f"{name} {facts[name]}" for name in ("triton", "max") if facts[name]]

@@ -16,7 +16,8 @@ CALLS = 50
 
 
 def describe(run: Run) -> list[str]:
-    """Return the lines that say what each device took, and of a variant with a CPU path the ratio of CPU to GPU, where it means something."""
+    """Return the lines with the times of each device, and the ratio of CPU to GPU for a variant with a CPU
+    path, if it is meaningful."""
     lines = []
     for variant in run.options.variants:
         times = {
@@ -34,9 +35,10 @@ def describe(run: Run) -> list[str]:
 
 
 def forward_microseconds(run: Run, target: Target, variant: str) -> tuple[float, float]:
-    """Return the median time of one forward call in microseconds: at the sizes of the run, and with every size 1.
+    """Return the median time of one forward call in microseconds: at the sizes of the run, and with every
+    size 1.
 
-    The second is what a call costs that computes next to nothing.
+    The second is the overhead of a call.
     """
     options = run.options
     call = options.puzzle.variants[variant][0]
@@ -48,7 +50,7 @@ def forward_microseconds(run: Run, target: Target, variant: str) -> tuple[float,
 
 
 def median_microseconds(run: Run, program: graphs.Program, case: Case, target: Target) -> float:
-    """Return the median of waited calls, CALLS of them where they do not take long."""
+    """Return the median of synchronized calls, CALLS of them unless they are slow."""
     buffers = forward_buffers(run, program, case, target)
     return summary(
         time_waited_calls(lambda: program.run(buffers), target.device.synchronize, 10.0, CALLS)
@@ -63,7 +65,8 @@ def forward_buffers(run: Run, program: graphs.Program, case: Case, target: Targe
 
 
 def cpu_to_gpu(times: dict[str, tuple[float, float]]) -> str:
-    """Return the ratio, or why there is none. `times` holds (at the run's sizes, with every size 1) by kind of device.
+    """Return the ratio, or why there is none. `times` holds (at the run's sizes, with every size 1) by kind
+    of device.
 
     A simulated GPU has no time. A GPU time below twice that of an empty problem measures the launches.
     """

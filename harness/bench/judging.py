@@ -53,7 +53,7 @@ def saved_bytes(forward: Call, parameters: tuple[Tensor, ...]) -> int:
 
 
 def peak_bytes(call: Callable[[], object]) -> int:
-    """Return the most memory in use during a call, above what was in use before. CUDA only."""
+    """Return the peak memory of a call, in addition to the memory in use before. CUDA only."""
     torch.cuda.synchronize()
     gc.collect()  # what an earlier call left must not be given back while this one is counted
     before = torch.cuda.memory_allocated()

@@ -34,7 +34,7 @@ def version(distribution: str) -> str:
 
 
 def driver() -> str:
-    """Return the version of the NVIDIA driver, or nothing if nvidia-smi does not say it."""
+    """Return the version of the NVIDIA driver, or nothing if nvidia-smi does not report it."""
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         return subprocess.run(

@@ -1,7 +1,7 @@
-"""A variant of a puzzle as a candidate of the benchmark: its MAX graphs, called without a layer around them.
+"""A variant of a puzzle as a benchmark candidate: its MAX graphs, called directly.
 
-A graph runs on a stream of MAX's own, which neither a CUDA graph nor torch's events see. What can be timed is a call
-that is waited for, and so these candidates stand in the column `waited` alone.
+A graph runs on a stream of MAX, invisible to CUDA graphs and torch's events. Only synchronized calls can be
+timed, so these candidates are in the column `waited` only.
 """
 
 from collections.abc import Mapping
@@ -20,14 +20,14 @@ DIRECTIONS = ("forward", "backward")
 
 
 class MaxCalls(Calls):
-    """Calls of a variant's forward and backward graph, on buffers made beforehand.
+    """Calls of a variant's forward and backward graph, on preallocated buffers.
 
     Args:
-        puzzle: The puzzle; each of its variants begins with a forward and a backward call.
-        variants: The variants that are compiled together: nearly all of the time goes into the unit, not into a graph.
-        variant: The one that is called.
+        puzzle: The puzzle; each of its variants starts with a forward and a backward call.
+        variants: The variants that are compiled together: nearly all of the time is per unit, not per graph.
+        variant: The one to call.
         inputs: The input tensors by the names of the ops; the first has the dtype of the run.
-        shapes: What a pass returns, by the names of the ops, with the shape in which it is returned.
+        shapes: The results of a pass, by the names of the ops, with their shapes.
 
     Raises Unavailable if PyTorch has a GPU and MAX sees none.
     """

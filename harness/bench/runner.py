@@ -53,7 +53,7 @@ MEASURED = (
     *("ratio_to_floor", "ratio_to_fastest_peer", "fastest_peer"),
     *("tflops", "gbs", "error", "saved_bytes", "peak_bytes", "note"),
 )
-"""The columns of the CSV; between the two groups stand the sizes, under the names that the benchmark gives them."""
+"""The columns of the CSV; the sizes, named by the benchmark, are between the two groups."""
 Row = dict[str, str | int | float]
 """A row of the CSV, by the names of its columns."""
 
@@ -77,7 +77,7 @@ class Ready:
 
 @dataclass
 class Bench:
-    """One run: what to measure, the results so far, and where they are printed."""
+    """One run: its settings, the results so far, and the console."""
 
     benchmark: Benchmark
     sizes: list[Sizes]
@@ -104,7 +104,7 @@ class Bench:
         self.console.print(Text(text, style=style), soft_wrap=True)
 
     def run(self) -> None:
-        """Measure everything that was requested."""
+        """Measure everything requested."""
         timed = [column for column in self.columns if column != "host"]
         if self.cuda and self.sizes and {"graph", "loop", "cold"} & set(timed):
             self.measure_ceilings()
@@ -185,7 +185,7 @@ class Bench:
             self.table(f"{problem.sizes}, {direction}, {column}", rows)
 
     def callables(self, problem: Problem, ready: list[Ready], direction: str, column: str) -> dict:
-        """name -> what is timed; a candidate that cannot be captured says so."""
+        """Return the calls to time by name; print why a candidate cannot be captured."""
         calls = {}
         for one in (one for one in ready if column in one.candidate.columns):
             prepare = functools.partial(one.calls.prepare, direction)
@@ -206,7 +206,8 @@ class Bench:
         return calls
 
     def check_graph(self, graph: Graph, one: Ready, problem: Problem, direction: str) -> None:
-        """Raise WrongGraph if a replay does not write what a plain call returns: a launch was not captured."""
+        """Raise WrongGraph if a replay's results differ from those of an eager call: a launch was not
+        captured."""
         expected = [tensor.clone() for tensor in one.calls.prepare(direction)()]
         for tensor in graph.outputs:
             tensor.detach().fill_(float("nan"))
@@ -294,7 +295,7 @@ class Bench:
             self.say(f"{name} of this run: {rate:,.0f} {'TFLOP/s' if unit == 'tflops' else 'GB/s'}")
 
     def measure_memory(self, problem: Problem, ready: list[Ready]) -> None:
-        """Add a row for each candidate: bytes kept for backward, and at the peak of both passes."""
+        """Add a row for each candidate: bytes saved for backward, and the peak of both passes."""
         rows = []
         for one in ready:
             if not isinstance(one.calls, Differentiable):

@@ -1,8 +1,8 @@
-"""The one place where time is taken: clocks, the rounds in which candidates take turns, and what is made of the numbers.
+"""Measure times: clocks, rounds in which candidates take turns, and statistics.
 
-A clock turns a call and a number of repeats into microseconds for each call. `take_turns` runs every candidate once in
-each round, in a new order each time, so that a ratio compares neighbours of one round: clocks of the GPU, its
-temperature and other users drift from round to round, and hit all of them alike.
+A clock turns a call and a number of repeats into microseconds per call. `take_turns` runs every candidate
+once in each round, in a new order each time, so that a ratio compares neighbours of one round: GPU clocks,
+temperature and other users drift from round to round, and affect all of them equally.
 """
 
 import gc
@@ -25,7 +25,7 @@ SLOW = 100_000.0
 SLOW_ROUNDS = 5
 MOST_REPEATS = 5_000
 FLUSH_BYTES = 2**28
-"""What is written between two calls to push everything else out of a GPU's L2 cache; several times its size."""
+"""Bytes written between two calls to flush a GPU's L2 cache; several times its size."""
 
 
 # ---- Clocks -------------------------------------------------------------------------------------------------
@@ -105,13 +105,13 @@ class IssueClock:
 
 
 class Graph:
-    """One call captured as a CUDA graph; calling it replays. `outputs` holds what the captured call returned.
+    """One call captured as a CUDA graph; calling it replays. `outputs` are those of the captured call.
 
     Args:
-        prepare: Makes the call. It runs on the stream of the capture, because autograd runs a backward pass on the
-            stream of its forward pass.
+        prepare: Makes the call. It runs on the stream of the capture, because autograd runs a backward pass
+            on the stream of its forward pass.
 
-    Raises whatever the call raises that cannot be captured.
+    Raises the exceptions of a call that cannot be captured.
     """
 
     WARM_UPS = 3
@@ -195,7 +195,7 @@ def take_turns(
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Python's collector stands still, so that it cannot fall into one candidate's turn."""
+    """Disable Python's garbage collector, so that it does not run during one candidate's turn."""
     gc.collect()
     gc.disable()
     try:

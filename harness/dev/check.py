@@ -1,7 +1,7 @@
-"""Report what is missing from a puzzle or does not belong to it: `workbook dev check`.
+"""Report missing and unexpected parts of a puzzle: `workbook dev check`.
 
-A puzzle is five folders of one name: its solution, the problem made from it, its part of the harness, its tests and its
-chapter. Nothing is compiled or run here; the tests do that.
+A puzzle is five folders of one name: its solution, the generated problem, its part of the harness, its tests
+and its chapter. Nothing is compiled or run here; the tests do that.
 """
 
 import re
@@ -17,7 +17,7 @@ from harness.spec.rungs import MojoRung, Rung
 
 RUNGS_OF_A_LADDER = 3
 KNOWN = re.compile(r"[\w-]+\.(mojo|py)|(hints|survivors)\.toml|op(/.*)?/[\w-]+\.mojo|wrong/[\w-]+\.toml")
-"""What a folder of solutions may hold."""
+"""Files allowed in a folder of solutions."""
 
 
 def faults(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
@@ -73,7 +73,7 @@ def faults_of_rung(checkout: Path, puzzle: Puzzle, rung: Rung) -> Iterator[str]:
 
 
 def faults_of_zoo(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
-    """Report wrong solutions that are missing, cannot be made, or name a gate that does not exist."""
+    """Report wrong solutions that are missing, cannot be created, or name an unknown gate."""
     solution = checkout / "solutions" / puzzle.name
     files = sorted((solution / "wrong").glob("*.toml"))
     if not files:
@@ -110,7 +110,7 @@ def faults_of_hints(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
 
 
 def faults_of_problem(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
-    """Report problem files that differ from what the solutions make, and what else is in their folder."""
+    """Report problem files that differ from the generated ones, and unexpected files in their folder."""
     solution, problem = (checkout / folder / puzzle.name for folder in ("solutions", "problems"))
     try:
         for relative in layout.layout(solution).edited:
@@ -127,7 +127,7 @@ def faults_of_problem(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
 
 
 def faults_of_record(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
-    """Report a spec from which no recording program can be made."""
+    """Report a spec without a recording program."""
     package = checkout / "solutions" / puzzle.name / "op"
     if puzzle.mojo_rung and package.is_dir():
         try:

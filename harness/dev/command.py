@@ -69,7 +69,7 @@ def say_faults(checkout: Path, flags: argparse.Namespace) -> int:
 
 
 def say_survivors(names: list[str], flags: argparse.Namespace) -> int:
-    """Name each mutant that passes its gates without an explanation. Returns 1 if there is one."""
+    """Print each mutant that passes its gates without an explanation. Returns 1 if there is one."""
     unexplained = 0
     for puzzle in map(find_puzzle, names):
         for line in mutation.find_outdated(puzzle):

@@ -35,7 +35,7 @@ def format_mojo(files: list[Path]) -> None:
 
 
 def mojo_differences(root: Path) -> list[str]:
-    """Return what `mojo format` would change as a unified diff."""
+    """Return the changes of `mojo format` as a unified diff."""
     lines: list[str] = []
     files = mojo_files(root)
     with tempfile.TemporaryDirectory() as folder:
@@ -60,13 +60,13 @@ def ruff(root: Path, *arguments: str) -> int:
 
 
 def write(root: Path) -> int:
-    """Format the tree in place; return 1 where ruff finds what it cannot fix."""
+    """Format the tree in place; return 1 if ruff finds errors that it cannot fix."""
     format_mojo(mojo_files(root))
     return ruff(root, "format", "-q") or ruff(root, "check", "-q", "--fix")
 
 
 def check(root: Path) -> int:
-    """Change nothing, print what would differ, and return 1 where something does."""
+    """Print the differences without changing a file; return 1 if there are any."""
     differences = mojo_differences(root)
     print(*differences, sep="\n", end="\n" if differences else "", flush=True)
     return max(int(bool(differences)), ruff(root, "format", "--check", "-q"), ruff(root, "check", "-q"))

@@ -1,7 +1,8 @@
-"""Mutants of a solution: one small slip each in what is in a blank, of the kind that people make.
+"""Mutants of a solution: each has one small mistake in a blank, of the kind that people make.
 
-Operators and comparisons exchanged, constants off by one, conditions negated, arguments and statements in another order or left
-out. Python is changed by its syntax tree; of Mojo, for which there is no parser here, the words of a line are.
+Operators and comparisons are exchanged, constants off by one, conditions negated, arguments and statements
+reordered or dropped. Python is changed by its syntax tree; Mojo, for which there is no parser here, word by
+word.
 """
 
 import ast
@@ -25,7 +26,7 @@ NAMES = {"max": "min", "min": "max", "all": "any", "any": "all", "mean": "sum", 
 EITHER_WAY = ("max", "min", "maximum", "minimum", "logaddexp", "transpose", "swapaxes", "promote_types")
 """Functions whose arguments have no order."""
 WATCHES = ("strict",)
-"""Keywords that only raise where the code is wrong elsewhere."""
+"""Keywords that only raise if the code is wrong elsewhere."""
 MOJO_NAMES = {"max": "min", "min": "max", "rsqrt": "sqrt", "exp": "log", "x": "y", "y": "x"}
 ARITHMETIC = {
     ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%", ast.Pow: "**", ast.MatMult: "@",
@@ -39,13 +40,13 @@ SIMPLE = (ast.Assign, ast.AugAssign, ast.Expr)
 
 @dataclass(frozen=True)
 class Mutant:
-    """One slip.
+    """One mutant.
 
     Attributes:
-        gate: In whose blank it is.
-        line: Where it is in the solution's file.
-        was, now: The lines in question, without the spaces around them.
-        text: The whole file with the slip.
+        gate: The gate of its blank.
+        line: Its line in the solution's file.
+        was, now: The changed lines, before and after, stripped.
+        text: The whole changed file.
     """
 
     gate: str

@@ -1,4 +1,5 @@
-"""`harness dev check pNN --mutants`: every mutant of a solution is checked as a learner's file is; what passes is listed.
+"""`harness dev check pNN --mutants`: check every mutant of a solution as a learner's file, and list those
+that pass.
 
 A mutant that passes because it computes the same has an entry in `solutions/pNN/survivors.toml`:
 
@@ -38,8 +39,8 @@ Key = tuple[str, str, str, str]
 
 @dataclass
 class Tally:
-    """Outcome of mutants: how many were rejected, pass with an explanation, or have no result, as what does not compile;
-    and which pass without an explanation."""
+    """Outcome of mutants: how many were rejected, passed with an explanation, or have no result, such as
+    those that do not compile; and which passed without an explanation."""
 
     rejected: int = 0
     explained: int = 0
@@ -107,12 +108,12 @@ def tell(words: str, last: bool) -> None:
 
 
 def key_of(work: Work, mutant: Mutant) -> Key:
-    """Return what identifies a mutant: rung, gate, the old line and the new one."""
+    """Return the identity of a mutant: rung, gate, the old line and the new one."""
     return work.rung.id, mutant.gate, mutant.was, mutant.now
 
 
 def explanations(puzzle: str) -> dict[Key, str]:
-    """Mutant -> why it passes, from survivors.toml. Raises DamagedFile if an entry is not whole."""
+    """Return mutant -> why it passes, from survivors.toml. Raises DamagedFile if an entry is incomplete."""
     path = roots.solutions() / puzzle / "survivors.toml"
     if not path.is_file():
         return {}
@@ -171,8 +172,8 @@ def check_mutants(work: Work, asked: Sequence[Mutant]) -> Iterator[tuple[Mutant,
 
 
 def passes(checker: RungChecker, work: Work, path: Path, gate: str | None = None) -> bool | None:
-    """Check whether every gate of a file is correct, `gate` asked first, in few cases if it is a kernel's; None if the file
-    cannot be checked."""
+    """Check whether every gate of a file is correct, `gate` first and, for a kernel, in few cases; None if
+    the file cannot be checked."""
     few = work.puzzle.cases(None)[:FEW] if work.in_package else None
     first = [([gate], few)] if gate and (few or len(work.rung.gates) > 1) else []
     try:
@@ -186,8 +187,8 @@ def passes(checker: RungChecker, work: Work, path: Path, gate: str | None = None
 
 
 def that_compile(work: Work, some: Sequence[Mutant]) -> Iterable[Mutant]:
-    """Return the mutants that compile; afterwards their recordings are in the cache. Where the compiler
-    names none, halves are tried."""
+    """Return the mutants that compile; their recordings are then cached. If the compiler names none, halves
+    are tried."""
     cases = work.puzzle.cases(None)
     sizes = {"float32": cases, "bfloat16": [case for case in cases if case.in_16_bits]}
     orders = [

@@ -1,6 +1,7 @@
-"""The skeleton of a new puzzle: every file in its five folders, with a stand-in that already lists, hints and is unsolved.
+"""The skeleton of a new puzzle: every file in its five folders, with a stand-in that lists, hints and is
+unsolved.
 
-The files are under `template/` as they would in a checkout, with NN for the number.
+The files are under `template/` with the paths of a checkout, with NN for the number.
 """
 
 import re
@@ -17,9 +18,9 @@ BEFORE = "# Reference"
 
 
 def write(checkout: Path, name: str) -> Iterator[Path]:
-    """Write all files of a new puzzle and name its chapter in the summary; yield the paths.
+    """Write all files of a new puzzle and add its chapter to the summary; yield the paths.
 
-    Raises BadUse for a name that is none, or one of which something is there already.
+    Raises BadUse for an invalid name, or if a file exists.
     """
     if not re.fullmatch(r"p\d\d", name):
         raise BadUse(f"dev new {name}: a puzzle is called p and two digits, for example p27")

@@ -26,10 +26,10 @@ TAIL = 400
 
 
 class MojoOps:
-    """Ops of a package, in place of MAX's `CustomOpLibrary`: `ops.scale(y, x, w)`, outputs first.
+    """Ops of a package, as a replacement of MAX's `CustomOpLibrary`: `ops.scale(y, x, w)`, outputs first.
 
-    Tensors on a GPU stay there; CPU tensors go to the virtual GPU. An op is compiled once for each dtype and rank: its kernels
-    get their sizes at run time.
+    Tensors on a GPU stay there; CPU tensors are computed on the virtual GPU. An op is compiled once for each
+    dtype and rank: its kernels get their sizes at run time.
     """
 
     def __init__(self, package: str | Path):
@@ -107,7 +107,7 @@ class Worker:
         return answer
 
     def finish(self) -> list[str]:
-        """End the process; return what the virtual GPU found wrong, a line each."""
+        """End the process; return the findings of the virtual GPU, one line each."""
         self.process.communicate()
         found = json.loads(self.json.read_text()) if self.json.exists() else {"failures": [], "findings": []}
         self.folder.cleanup()
@@ -120,7 +120,7 @@ class Worker:
 
 
 def finish_all() -> list[str] | None:
-    """End all workers; return what the virtual GPU found wrong, or None if no op ran there."""
+    """End all workers; return the findings of the virtual GPU, or None if no op ran there."""
     workers = list(Worker.running.values())
     Worker.running.clear()
     return [line for worker in workers for line in worker.finish()] if workers else None

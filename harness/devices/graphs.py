@@ -1,8 +1,8 @@
 """Compile calls of a package's ops into one MAX graph and run it on MAX buffers.
 
-Every size is symbolic, so that one compiled graph serves every shape. Outputs are written in place into buffers
-that the caller passes: it may fill them beforehand to see which elements a kernel never wrote. Compiled graphs are
-kept in the workbook's cache. torch is imported where a graph runs, not where it compiles.
+Every size is symbolic, so one compiled graph serves every shape. Outputs are written in place into the
+caller's buffers, which may be filled beforehand to detect elements that a kernel never wrote. Compiled graphs
+are cached. torch is imported only to run a graph.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ DTYPES = {
 
 @dataclass
 class Program:
-    """A compiled graph: `run` executes its calls in order. `dtype` is that of the run it was made for."""
+    """A compiled graph: `run` executes its calls in order. `dtype` is that of the run."""
 
     arguments: list[str]
     model: Model
@@ -72,7 +72,7 @@ class Program:
 def argument_types(
     calls: tuple[Call, ...], dtype: str, device: DeviceRef
 ) -> dict[str, TensorType | BufferType]:
-    """Return the graph's inputs by name: buffers for what is written, tensors for what is only read."""
+    """Return the graph's inputs by name: buffers for written tensors, tensors for those that are only read."""
     types: dict[str, TensorType | BufferType] = {}
     for call in calls:
         for name, argument in call.op.writes.items():
@@ -105,8 +105,8 @@ def build(
     """Return the graph of the calls, in order, and the names of its inputs.
 
     Args:
-        module: Where to put it, next to other graphs; in one of its own if none is given.
-        library: The package as MAX has read it, which takes it more than a second; it is read now if none is given.
+        module: A module with other graphs to add it to; by default a new one.
+        library: The package as loaded by MAX, which takes more than a second; loaded by default.
 
     Raises CompileFailed for a missing op.
     """
@@ -163,22 +163,22 @@ def load_each(
     on_compile: Callable[[], None] = lambda: None,
     before_init: Callable[[], None] = lambda: None,
 ) -> dict[str, Program]:
-    """Compiled graphs on `device`, by name, from the cache or compiled now.
+    """Return compiled graphs on `device`, by name, from the cache or compiled now.
 
-    They are compiled as one unit: nearly all of the time goes into the unit, so that two cost what one does. A graph for
-    the CPU that was compiled in a larger unit is found there.
+    They are compiled as one unit: nearly all of the time is per unit, so that two take as long as one. A
+    graph for the CPU that was compiled in a larger unit is found there.
 
     Args:
         package: The op package, or one for each graph; no two may register an op of the same name.
-        graphs: What each graph calls, in order.
+        graphs: The calls of each graph, in order.
         dtype: A key of DTYPES, or one for each graph.
-        device: Where the kernels run.
-        kind: Part of the cache key, for devices that need code of their own ("virtual").
-        on_compile: Called when there is nothing cached, before the compile of ten seconds and more begins.
-        before_init: Called before the kernels are handed to the device.
+        device: The device of the kernels.
+        kind: Part of the cache key, for devices with code of their own ("virtual").
+        on_compile: Called before a compilation of ten seconds or more, if nothing is cached.
+        before_init: Called before the kernels are passed to the device.
 
-    Raises CompileFailed, with the compiler's words, if the package or a graph does not compile, and
-    EnvironmentProblem where the cache cannot be written.
+    Raises CompileFailed, with the compiler's message, if the package or a graph does not compile, and
+    EnvironmentProblem if the cache cannot be written.
     """
     started = time.monotonic()
     host = device.label == "cpu"
@@ -229,16 +229,16 @@ def load_each(
 
 
 def plain_names(models: Mapping[str, T]) -> dict[str, T]:
-    """Strip from the names of models what `load_each` puts before them.
+    """Remove the prefix of `load_each` from the names of models.
 
-    It may not be what it has just put there: where nothing else has changed, MAX answers from a cache of its own, and
-    with the names that the graphs had the first time.
+    It may be the prefix of an earlier call: if nothing else has changed, MAX returns models from its own
+    cache under the names of the first time.
     """
     return {name.partition("_")[2]: model for name, model in models.items()}
 
 
 def read_cached(path: Path) -> CompiledModel | None:
-    """Return a graph from the cache, or None if there is none that can be read."""
+    """Return a graph from the cache, or None if there is none or it cannot be read."""
     if not path.exists():
         return None
     try:
@@ -249,10 +249,10 @@ def read_cached(path: Path) -> CompiledModel | None:
 
 
 def read_larger(folder: Path, entries: Mapping[str, str]) -> tuple[CompiledModel | None, dict[str, str]]:
-    """Return the cached unit in which graphs were compiled with others, and their names there; None if there is none.
+    """Return the cached unit that contains graphs, and their names in it; None if there is none.
 
     Args:
-        entries: Name of a graph -> the entry that says where it was last compiled.
+        entries: Name of a graph -> the cache entry of its last compilation.
     """
     files = {name: folder / f"{entry}.unit" for name, entry in entries.items()}
     texts = {name: text for name, file in files.items() if (text := read_text(file)) is not None}
@@ -310,9 +310,10 @@ class Captured:
 
 @contextmanager
 def captured_stderr() -> Iterator[Captured]:
-    """Capture what the process, the compiler's native code included, writes to standard error.
+    """Capture the standard error of the process, including the compiler's native code.
 
-    Compiles in several threads share one capture: the first in opens it, the last out ends it, and each gets all.
+    Compilations in several threads share one capture: the first opens it, the last closes it, and each gets
+    everything.
     """
     captured = Captured()
     with _capture_lock:
@@ -381,9 +382,11 @@ def make_buffers(
     inputs: dict[str, torch.Tensor],
     dims: Dims | None = None,
 ) -> tuple[dict[str, torch.Tensor], dict[str, Buffer]]:
-    """Return the poisoned outputs of a program on the CPU, and a buffer on the target for every argument, both by name.
+    """Return the poisoned outputs of a program on the CPU, and a buffer on the target for every argument,
+    both by name.
 
-    `dims` are the case's sizes, None if the inputs tell them. A scalar that is not among the inputs is the op's own.
+    `dims` are the case's sizes, None to infer them from the inputs. A scalar that is not among the inputs has
+    the op's default.
     """
     import torch
 
@@ -416,9 +419,9 @@ def execute(
     inputs: Arrays,
     dims: Dims | None = None,
 ) -> Arrays:
-    """Run every variant on one case; return what was written, stored, by "variant.quantity".
+    """Run every variant on one case; return the written arrays by "variant.quantity".
 
-    `dims` are the case's sizes, None if the inputs tell them.
+    `dims` are the case's sizes, None to infer them from the inputs.
     """
     import torch
 

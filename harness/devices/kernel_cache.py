@@ -1,10 +1,12 @@
-"""Kernels one by one: what is launched is kept apart from the PTX, so that an edit compiles the kernel that it changes.
+"""Compile kernels one by one: launches are cached apart from the PTX, so an edit compiles only the changed
+kernel.
 
-A recording is kept in two parts. The plan of a variant, its tensors and launches with geometry and argument bytes, follows
-from the host code alone; each kernel's PTX follows from what the kernel needs, its own text included
-(`harness.toolchain.mojo_items`). Where the plan is known, the kernels that are missing are compiled by a program of their
-own, from a package that holds nothing else: no launch code, no CPU path, no other kernel. What does not fit this, a kernel
-whose parameters are no dtypes and numbers, or a package that is not read right, is recorded as a whole.
+A recording is cached in two parts. The plan of a variant, its tensors and launches with geometry and argument
+bytes, depends on the host code only; each kernel's PTX depends on the items that the kernel needs, its own
+text included (`harness.toolchain.mojo_items`). If the plan is cached, missing kernels are compiled by a
+program of their own, from a package with nothing else: no launch code, no CPU path, no other kernel. Other
+packages are recorded as a whole: kernels with parameters other than dtypes and numbers, or a package that is
+not parsed.
 """
 
 import json
@@ -31,7 +33,7 @@ LAUNCHED = re.compile(r"\.launch\[\s*(\w+)")
 DTYPE = re.compile(r"b?float\d+\w*|u?int\d+|bool")
 NUMBER = re.compile(r"-?\d+|True|False")
 PACKAGE = "{package}"
-"""Stands in kept PTX for the folder of the op package."""
+"""Placeholder of the op package's folder in cached PTX."""
 
 
 @dataclass(frozen=True)
@@ -71,11 +73,11 @@ def items_of(texts: tuple[tuple[str, str], ...]) -> Items:
 
 @dataclass
 class Kernels:
-    """The kernels of one package under some compile-time values; what is kept of them, and what must be compiled.
+    """The kernels of one package under some compile-time values, cached or to be compiled.
 
     Args:
         package: The op package, read once.
-        flags: The compiler's flags that its code may ask for.
+        flags: Compiler flags that its code may query.
     """
 
     package: OpPackage
@@ -91,14 +93,16 @@ class Kernels:
     # ---- Plans ----------------------------------------------------------------------------------------------
 
     def host(self, program: Sequence[str]) -> str:
-        """Return a digest of all that decides what is launched, and with what; `program` are the texts that record it."""
+        """Return a digest of everything that determines the launches and their arguments; `program` are the
+        texts that record them."""
         launched = {name for source in self.items.sources.values() for item in source.items
                     for name in LAUNCHED.findall(item.text)}  # fmt: skip
         needed = self.items.find_needed(words_of(program), but=launched)
         return digest([mojo_version(), *program, *self.flags, *self.describe(needed)])
 
     def launching(self, program: Iterable[str]) -> dict[str, str]:
-        """File -> the part of its text that launches what `program` records: less to read for the compiler."""
+        """Return file -> the part of its text that launches what `program` records: less work for the
+        compiler."""
         return self.items.cut_out(self.items.find_needed(words_of(program)))
 
     def keep_plan(self, file: Path, lines: Iterable[str], kernels: dict[str, Instance]) -> None:
@@ -148,7 +152,8 @@ class Kernels:
         keep_text(file, lambda: f"{head}\n{text}", WHAT)
 
     def ptx(self, kernel: Instance, symbol: str) -> str | None:
-        """Return the cached PTX of a kernel under this symbol, its lines those of the package; None if it is not cached."""
+        """Return the cached PTX of a kernel under this symbol, with the package's line numbers; None if it
+        is not cached."""
         file = self.file_of(kernel)
         entry = read_text(file) if file else None
         if entry is None:
@@ -188,7 +193,7 @@ class Kernels:
         return self.items.find_needed({kernel.function for kernel in kernels})
 
     def write(self, folder: Path, kernels: Sequence[Instance]) -> None:
-        """Write, into a folder of its own, a package `op` that holds what the kernels need."""
+        """Write a package `op` of what the kernels need, into a new folder."""
         for file, text in self.items.cut_out(self.find_needed(kernels)).items():
             path = folder / "op" / file
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -213,7 +218,7 @@ class Kernels:
 def compile_together(wanted: Sequence[tuple[Kernels, Sequence[Instance]]]) -> str:
     """Compile kernels of some packages, all with the same flags, as one program, and cache their PTX.
 
-    Returns "" or, where they do not compile, what the compiler said, in which the packages have their own paths.
+    Returns "" or the compiler's error message, with the packages' own paths.
     """
     with staging(cache_folder("kernels"), WHAT) as folder:
         folder = folder.resolve()
@@ -268,12 +273,13 @@ def _program(flat: Sequence[tuple[Path, Kernels, Instance]]) -> str:
 
 
 def plain_symbols(text: str) -> str:
-    """Return the symbols as they are where the package alone is compiled, without the folder that holds its copy."""
+    """Return the symbols as compiled from the package alone, without the folder of its copy."""
     return re.sub(r"\bcopy_\d+_op_", "op_", text)
 
 
 def moved_lines(ptx: str, moved: dict[tuple[str, int], int]) -> str:
-    """PTX whose line table follows code that has moved; `moved` is (file, line) -> line, files as they are kept."""
+    """Return PTX with a line table for moved code; `moved` is (file, line) -> line, with files as they are
+    cached."""
     files = {
         number: path.removeprefix(f"{PACKAGE}/")
         for number, path in re.findall(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', ptx, re.MULTILINE)

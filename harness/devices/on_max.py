@@ -25,13 +25,13 @@ forked_from: list[int] = []
 
 
 class Graphs:
-    """Training ops of a puzzle's solution, a graph each; never a learner's kernels.
+    """Training ops of a puzzle's solution, one graph each; never a learner's kernels.
 
     Args:
-        puzzle: Whose they are.
-        function: What errors name.
+        puzzle: The puzzle.
+        function: The name in error messages.
         ops: The ops.
-        instead: What else a caller can do who captures a CUDA graph.
+        instead: The alternative for a caller that captures a CUDA graph.
     """
 
     def __init__(self, puzzle: str, function: str, ops: Iterable[OpSpec], instead: str = ""):
@@ -48,7 +48,7 @@ class Graphs:
         return {op.name: (Call(op, tuple(parameters.items())),) for op in self.ops}
 
     def programs(self, dtype: torch.dtype, device: torch.device, **parameters: str) -> dict[str, Program]:
-        """Return the compiled graphs by the op's name; the first thread that asks for any compiles while the others wait."""
+        """Return the compiled graphs by the op's name; the first thread compiles one while the others wait."""
         refuse_after_fork(self.function)
         where = (*parameters.values(), dtype, device)
         if where not in self.loaded:
@@ -94,7 +94,7 @@ def refuse_after_fork(function: str) -> None:
 
 
 def max_device(device: torch.device) -> Device:
-    """MAX's device for torch's. Raises RuntimeError if MAX does not see the GPU that torch sees."""
+    """MAX's device for torch's. Raises RuntimeError if MAX does not see torch's GPU."""
     if device.type == "cpu":
         return CPU()
     if device.index >= accelerator_count():
@@ -107,7 +107,8 @@ def max_device(device: torch.device) -> Device:
 def run(
     program: Program, arguments: dict[str, Tensor], device: torch.device, function: str, instead: str = ""
 ) -> None:
-    """Run a program on torch tensors, in the order of torch's current stream; `function` is what errors name."""
+    """Run a program on torch tensors, in the order of torch's current stream; `function` is the name in
+    error messages."""
     refuse_after_fork(function)
     ran.add(function)
     # MAX takes no strides and no tensor that asks for a gradient.

@@ -1,4 +1,4 @@
-"""The poison that output buffers are filled with, to find what a kernel never writes."""
+"""The poison that output buffers are filled with, to detect elements that a kernel never writes."""
 
 import numpy as np
 

@@ -1,7 +1,7 @@
-"""Run a function in several processes that can talk to each other through torch.distributed (gloo), on this machine.
+"""Run a function in several processes that communicate through torch.distributed (gloo), on this machine.
 
-The processes come from a server that has imported torch once, so that a second run starts in milliseconds. A rank that
-fails, hangs or dies ends the run, and is named: its fellows may be waiting for it forever.
+A fork server with torch imported starts them, so that a second run starts in milliseconds. A rank that fails,
+hangs or dies ends the run and is reported, since the others may wait for it forever.
 """
 
 import contextlib
@@ -28,11 +28,11 @@ START = 300.0
 # What a first gradient imports takes longer than most cases run.
 PRELOADED = ["torch.distributed", "torch.fx.experimental.symbolic_shapes"]
 GRACE = 1.0
-"""Seconds that a process gets to say what went wrong with it, or where it hangs, or to end."""
+"""Seconds that a process has to report an error or its position, or to exit."""
 
 
 class RankFailed(Exception):
-    """A rank raised, hangs or died; the message says which, and the line of a file if that is known."""
+    """A rank raised, hangs or died; the message names the rank and, if known, the source line."""
 
 
 def run_ranks(
@@ -43,14 +43,14 @@ def run_ranks(
     source: Path | None = None,
     seconds: float = 60.0,
 ) -> list[Any]:
-    """Call `function(*arguments[rank])` in as many processes as there are arguments, and return what each returns.
+    """Call `function(*arguments[rank])` in as many processes as there are arguments, and return the results.
 
     Args:
-        function: Can be pickled, as can its arguments and what it returns. It finds the default process group set up.
+        function: Can be pickled, as can its arguments and result. The default process group is initialized.
         arguments: Of each rank.
-        describe: Says what an exception was, in the process that raised it; can be pickled.
-        source: The file whose line is named where a rank hangs.
-        seconds: For which the ranks may run, once all have started.
+        describe: Formats an exception, in the process that raised it; can be pickled.
+        source: The file whose line is reported for a hanging rank.
+        seconds: Time limit of the ranks, once all have started.
 
     Raises RankFailed.
     """
@@ -102,7 +102,7 @@ def one_rank(
     arguments: tuple,
     describe: Callable[[Exception], str],
 ) -> None:
-    """Join the group, report it, call the function, and send what it returns."""
+    """Join the group, report it, call the function, and send its result."""
     # A signal that ends the starting process without clean-up would leave this one waiting for its neighbours.
     watcher = threading.Thread(target=end_with_parent, args=(answer,), daemon=True)
     watcher.start()
@@ -141,7 +141,7 @@ def end_with_parent(answer: Connection) -> None:
 def answers(
     ranks: Sequence[tuple[BaseProcess, Connection]], seconds: float, folder: str, source: Path | None
 ) -> list[Any]:
-    """Return one answer of every rank, in order. Raises RankFailed if one fails, or does not come in time."""
+    """Return one answer of every rank, in order. Raises RankFailed if one fails or times out."""
     results: dict[int, Any] = {}
     failed: dict[int, str] = {}
     deadline = time.monotonic() + seconds
@@ -171,7 +171,7 @@ def answers(
 
 
 def place(process: BaseProcess, rank: int, folder: str, source: Path | None) -> str:
-    """Return where a hanging rank is in the source, " at FILE:LINE"; "" if that is unknown."""
+    """Return the source line of a hanging rank, " at FILE:LINE", or ""."""
     if process.pid is None or source is None:
         return ""
     os.kill(process.pid, signal.SIGUSR1)
@@ -180,7 +180,8 @@ def place(process: BaseProcess, rank: int, folder: str, source: Path | None) -> 
 
 
 def line_in(stack: Path, source: Path) -> str:
-    """Return the line of a source, "FILE:LINE", in the stack that a process writes when it is asked, or dies; "" if none comes."""
+    """Return the line of a source, "FILE:LINE", in the stack that a process writes on request, or when it
+    dies; "" without one."""
     until = time.monotonic() + GRACE
     while time.monotonic() < until:
         for file, line in re.findall(r'File "(.*)", line (\d+)', stack.read_text()):

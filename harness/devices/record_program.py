@@ -1,7 +1,9 @@
-"""The Mojo program that records a puzzle's launches, written from the ops of its spec: sizes, tensors, a launch for each call.
+"""Generate the Mojo program that records a puzzle's launches from the ops of its spec: sizes, tensors, one
+launch per call.
 
-`Call.launch` is the Mojo text of a call, with two abbreviations: `...` stands for the recorder and the op's tensors in order,
-`=` for the tensors as named arguments. A tensor that the text names itself is left out of both.
+`Call.launch` is the Mojo text of a call, with two abbreviations: `...` stands for the recorder and the op's
+tensors in order, `=` for the tensors as named arguments. Tensors that the text names itself are omitted from
+both.
 """
 
 import functools
@@ -121,7 +123,7 @@ def expand(call: Call, written: Mapping[str, Argument]) -> str:
 
 
 def imports(package: Path, rung: MojoRung, names: set[str]) -> list[str]:
-    """Return the imports of what the package and the standard library define."""
+    """Return the imports of names of the package and the standard library."""
     modules: dict[str, set[str]] = {"std.sys": {"get_defined_dtype", "is_defined"}}
     for name in names & STANDARD.keys():
         modules.setdefault(STANDARD[name], set()).add(name)

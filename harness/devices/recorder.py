@@ -1,11 +1,13 @@
-"""The launches of a puzzle without a device: PTX, geometry and exact argument bytes, by the recording launcher.
+"""Record the launches of a puzzle without a device: PTX, geometry and exact argument bytes, by the recording
+launcher.
 
-The program is made from the puzzle's spec (`record_program.py`); its launcher, `recording/recorder.mojo`, prints what it is
-asked to launch, and `parse` reads that. Needs the Mojo compiler only; no MAX, no driver. A recording takes a few seconds and carries source lines. The same
-launch functions run here and in the custom op, so that a recording shows what a GPU would be given.
+The program is generated from the puzzle's spec (`record_program.py`); its launcher,
+`recording/recorder.mojo`, prints the launches, and `parse` reads them. It needs only the Mojo compiler; no
+MAX, no driver. A recording takes a few seconds and has source lines. The same launch functions run here and
+in the custom op, so a recording shows what a GPU would get.
 
-A check asks `record_dtypes`. It takes what is kept, whole or in parts (`kernel_cache.py`), and has the rest compiled: kernels
-alone where their launches are known, else all of it (`record_many`).
+A check calls `record_dtypes`. It uses the cache, whole or in parts (`kernel_cache.py`), and compiles the
+rest: single kernels if their launches are known, else everything (`record_many`).
 """
 
 import re
@@ -53,8 +55,8 @@ class RecordedTensor:
     scratch: bool = False
 
     def offset(self, argument: bytes) -> int | None:
-        """Return how many bytes past the tensor's start an argument points; None if it is not an address in its pages, of which
-        the last is unused."""
+        """Return the byte offset of an argument from the tensor's start; None if it is not an address in its
+        pages, of which the last is unused."""
         behind = int.from_bytes(argument, "little") - self.address
         room = -(-self.nbytes // PAGE) * PAGE + PAGE
         return behind if len(argument) == 8 and 0 <= behind < room else None
@@ -62,9 +64,9 @@ class RecordedTensor:
 
 @dataclass(frozen=True)
 class RecordedLaunch:
-    """One launch: what reports call it, the kernel's symbol, geometry, and the bytes of every argument.
+    """One launch: its name in reports, the kernel's symbol, geometry, and the bytes of every argument.
 
-    `shared` is shared memory beyond what the kernel declares, in bytes.
+    `shared` is dynamic shared memory in bytes.
     """
 
     name: str
@@ -94,7 +96,8 @@ class Recording:
         ]
 
     def arguments(self, launch: str) -> list[str]:
-        """Return the tensors that the arguments of a launch point to, by name, in order; "" for what points to none."""
+        """Return the tensors that the arguments of a launch point to, by name, in order; "" for other
+        arguments."""
         for events in self.cases.values():
             tensors = [event for event in events if isinstance(event, RecordedTensor)]
             for event in events:
@@ -147,7 +150,7 @@ def record(
     *,
     small_grid: bool = False,
 ) -> Recording:
-    """Record a package's launches in "float32", "bfloat16" or "float16", from the cache where it holds them.
+    """Record a package's launches in "float32", "bfloat16" or "float16", or load them from the cache.
 
     Raises CompileFailed with the compiler's diagnostics.
     """
@@ -168,14 +171,15 @@ def is_recorded(order: Order, puzzle: str) -> bool:
 
 
 def is_planned(orders: Iterable[Order], puzzle: str) -> bool:
-    """Check whether the launches of orders are known, so that at most some kernels are compiled: seconds, where all of it may take a minute."""
+    """Check whether the launches of orders are cached, so that at most some kernels are compiled: seconds
+    instead of up to a minute."""
     return all(
         read_text(_cache_file(order, puzzle)) is not None or _read_plans(order, puzzle) for order in orders
     )
 
 
 def record_dtypes(orders: Sequence[Order], puzzle: str) -> list[Recording]:
-    """Record one package in several dtypes; where its plans are known, its new kernels are compiled in one go.
+    """Record one package in several dtypes; if its plans are cached, all new kernels are compiled together.
 
     Raises CompileFailed if one of them does not compile.
     """
@@ -191,10 +195,11 @@ def record_dtypes(orders: Sequence[Order], puzzle: str) -> list[Recording]:
 
 
 def record_many(orders: Sequence[Order], puzzle: str, dtype: str = "") -> list[Recording]:
-    """Record packages of one puzzle, all in `dtype` if it is given; what `record` asks for later is found in the cache.
+    """Record packages of one puzzle, all in `dtype` if it is given; later calls of `record` find them in the
+    cache.
 
-    What several have in common is planned and compiled once, by programs for all of them: the start of one costs more than
-    a package does.
+    Shared parts are planned and compiled once, by programs for all packages, since starting a program takes
+    longer than a package.
 
     Raises CompileFailed for the first package that does not compile.
     """
@@ -363,16 +368,17 @@ def _keep_parts(order: Order, puzzle: str, text: str) -> None:
 
 
 def _programs(puzzle: str) -> dict[str, str]:
-    """File name -> text of what records the launches of one package of a puzzle: the program and its launcher."""
+    """Return file name -> text of the program that records one package of a puzzle, and of its launcher."""
     program = program_of(puzzle, roots.solutions() / puzzle / "op")
     return {"record.mojo": program, LAUNCHER.name: LAUNCHER.read_text("utf-8")}
 
 
 def _run(orders: list[Order], puzzle: str, *, marks: bool = True, plan: bool = False) -> list[str]:
-    """Return what the recording launcher prints for each of these packages, which have the same variants and grid.
+    """Return the output of the recording launcher for each of these packages, which have the same variants
+    and grid.
 
-    With `marks` the launch code also says which kernel it launches; if that does not compile it goes without. For a
-    `plan` no kernel is compiled, and each package is cut down to what its launches need.
+    With `marks` the launch code also names the kernel of each launch, unless that does not compile. For a
+    `plan` no kernel is compiled, and each package is reduced to what its launches need.
     """
     with staging(cache_folder("recordings"), WHAT) as folder:
         folder = folder.resolve()
@@ -399,7 +405,7 @@ def _run(orders: list[Order], puzzle: str, *, marks: bool = True, plan: bool = F
 
 
 def _name_paths(text: str, folder: Path, package: Path) -> str:
-    """Return the text with the package's own path, and `op` in a kernel's symbol, where it names the copy."""
+    """Replace the copy's path, and `op` in a kernel's symbol, by the package's own."""
     text = re.sub(
         rf"{re.escape(str(folder))}/copy_\d+/op(?=/)", lambda match: str(package), plain_files(text)
     )
@@ -409,8 +415,8 @@ def _name_paths(text: str, folder: Path, package: Path) -> str:
 def _write_program(folder: Path, orders: list[Order], puzzle: str, marks: bool, cut: bool) -> Path:
     """Write a program that records several packages, one after the other.
 
-    Each, or with `cut` what its launches need, is copied into a package of its own, next to its recording program and the recording launcher, whose imports
-    of `op` and `recorder` are made to mean these neighbours.
+    Each, or with `cut` what its launches need, is copied to a new package together with its recording program
+    and the recording launcher; their imports of `op` and `recorder` are redirected to it.
     """
     imports, calls = [], []
     for number, order in enumerate(orders):
@@ -445,7 +451,7 @@ def _texts(order: Order, puzzle: str, cut: bool) -> dict[str, str]:
 
 
 def parse(text: str) -> Recording:
-    """Read what the recording launcher prints."""
+    """Parse the output of the recording launcher."""
     recording = Recording()
     events: list[RecordedTensor | RecordedLaunch] = []
     bodies: dict[str, list[str]] = {}

@@ -24,7 +24,7 @@ class Replay:
         self._kernels: dict[str, Kernel] = {}
 
     def kernel(self, symbol: str) -> Kernel:
-        """Return a kernel of the recording, loaded on first use: most runs are of one variant."""
+        """Return a kernel of the recording, loaded on first use: most runs have one variant."""
         if symbol not in self._kernels:
             self._kernels[symbol] = self.gpu.load(self.recording.ptx[symbol]).kernels[symbol]
         return self._kernels[symbol]
@@ -40,13 +40,14 @@ class Replay:
         """Run one variant on one case.
 
         Args:
-            variant: Which one.
+            variant: Its name.
             case: Its dims must have been recorded.
             inputs: The input tensors by name, stored in the dtype of the recording (`harness.spec.rounding`).
-            corrected: What some of the written tensors shall hold for the launches that read them, whatever was written there.
-            unmade: Those of them that no launch makes: the first that takes one reads it.
+            corrected: Values of written tensors for the launches that read them, in place of the written
+                ones.
+            unmade: Those of them that no launch writes: the first that takes one reads it.
 
-        Returns what was written, by name, stored too; outputs start out poisoned, scratch memory unwritten.
+        Returns the written arrays by name, stored too; outputs start out poisoned, workspaces unwritten.
         """
         written: dict[str, int] = {}
         stood = {name: raw(array) for name, array in (corrected or {}).items()}
@@ -94,8 +95,8 @@ class Replay:
         self.gpu.write(address, raw(array))
 
     def _forbid(self, variant: str, taken: set[str], real: dict[RecordedTensor, int]) -> None:
-        """Forbid what a launch that takes these tensors may not write: the inputs of the case, and what it writes the outputs
-        of an op from; and what it may write without atomics alone, because no sum by atomics is declared."""
+        """Forbid writes of a launch: to inputs of the case, to inputs of the op, and without atomics to the
+        results of declared sums by plain stores."""
         ops = [call.op for call in self.puzzle.variants[variant]]
         written = {name for op in ops for name in op.writes}
         read = {name for op in ops if taken & op.writes.keys() for name in op.reads.keys() - op.writes.keys()}

@@ -21,7 +21,7 @@ VIRTUAL_LIMIT = 2**22
 
 @dataclass(frozen=True)
 class Target:
-    """One device of a run: its kind, a MAX device, and what it is called in full ("NVIDIA H200 (sm_90a)").
+    """One device of a run: its kind, a MAX device, and its full name ("NVIDIA H200 (sm_90a)").
 
     Without MAX there is no MAX device.
     """
@@ -74,22 +74,22 @@ def gpu() -> Target | None:
 
 
 def gpu_may_exist() -> bool:
-    """Check whether this machine may have a GPU that MAX uses. Asked without MAX, which looks for devices only once."""
+    """Check whether this machine may have a GPU for MAX, without MAX, which looks for devices only once."""
     return platform.system() != "Linux" or gpu_present()
 
 
 def choose(wanted: str, multiply_adds: int, dtype: str, on_cpu: bool) -> tuple[list[Target], list[Skipped]]:
-    """Return the targets of a run and the devices it leaves out.
+    """Return the targets of a run and the skipped devices.
 
     Args:
-        wanted: A member of KINDS. "auto" is the CPU path, if there is one, and one GPU, real if there is one; "all" is
-            every device.
-        multiply_adds: Of the largest case; what decides whether a slow device is run without being requested.
-        dtype: float64 is for the CPU path.
+        wanted: A member of KINDS. "auto" is the CPU path, if there is one, and one GPU, real if there is one;
+            "all" is every device.
+        multiply_adds: Of the largest case; a slow device is skipped above a limit unless requested.
+        dtype: float64 runs on the CPU path only.
         on_cpu: Whether the ops have a CPU path.
 
-    Raises EnvironmentProblem if a GPU that was requested by name is not there, BadUse for float64 on one, and for a CPU
-    path that is not there.
+    Raises EnvironmentProblem if a GPU requested by name is missing, BadUse for float64 on one, and for a
+    missing CPU path.
     """
     targets: list[Target] = []
     skipped: list[Skipped] = []

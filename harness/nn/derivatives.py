@@ -13,7 +13,7 @@ def first_order(function: str, instead: str) -> Callable[[Callable], Callable]:
     """Return a decorator for a backward pass: differentiating its results raises NotImplementedError.
 
     Args:
-        function: What the error calls the function.
+        function: Its name in the error message.
         instead: PyTorch's function that has second derivatives.
     """
     message = (

@@ -20,7 +20,7 @@ OPTIONS = {"fast": 0, "pairs": 1, AUTO: 0, LEAST: 2}
 """The bits in which the operator takes an algorithm and a choice of memory."""
 ALGORITHMS, MEMORY = ("fast", "pairs"), (AUTO, LEAST)
 MATMULS = ("own", "library", "library on padded rows")
-"""What computes a matmul, as `harness/nn/kernels/layernorm_linear/plan.mojo` numbers it."""
+"""Implementations of a matmul, numbered as in `harness/nn/kernels/layernorm_linear/plan.mojo`."""
 TWO_STREAMS = 1 << 6
 """Set in a plan whose backward pass uses two streams."""
 
@@ -229,5 +229,5 @@ def parameter(module: nn.Module, name: str) -> Any:
 
 
 def products(bits: int) -> dict[str, str]:
-    """Return what computes each matmul, from the bits of `layernorm_linear_plan`."""
+    """Return the implementation of each matmul, from the bits of `layernorm_linear_plan`."""
     return {name: MATMULS[bits >> 2 * k & 3] for k, name in enumerate(("output", "dln", "dW"))}

@@ -106,7 +106,8 @@ def parts_of(query, key, value, scale, is_causal) -> tuple[Tensor, Tensor, Tenso
 def agreed_length(
     query, key, value, balanced: bool, group, positions: Positions, options: dict[str, Any] | None = None
 ) -> int:
-    """Compare what the ranks have and return the length of the whole sequence; raise the same error on every rank.
+    """Compare sizes and options of the ranks and return the length of the whole sequence; raise the same
+    error on every rank.
 
     `options` must be the same on all ranks, as must `balanced`, and whether gradients are needed.
     """
@@ -122,7 +123,7 @@ def agreed_length(
 
 
 def what_is_here(query, key, value, options: dict[str, Any]) -> tuple[dict[str, Any], list] | Exception:
-    """Return what must be the same on all ranks, by name, and the shapes; or the error."""
+    """Return the values that must agree on all ranks, by name, and the shapes; or the error."""
     try:
         tensors = parts_of(query, key, value, options.get("scale"), options.get("is_causal", False))
     except (TypeError, ValueError, NotImplementedError) as error:

@@ -63,7 +63,7 @@ def block_forward(q, k, v, queries, keys, scale, causal, kernels):
 
 
 def block_backward(dO, q, k, v, lse, delta, queries, keys, scale, causal, kernels):
-    """Return what a block adds to dQ [B, N, s, d], dK and dV [B, M, t, d]; delta is rowsum(dO * out)."""
+    """Return the terms of a block in dQ [B, N, s, d], dK and dV [B, M, t, d]; delta is rowsum(dO * out)."""
     dO, q, k, v = (t if kernels else wide(t) for t in (dO, q, k, v))
     part = Part(queries[0], keys[0], causal, scale)
     return attention_block_backward(dO, q, k, v, lse.contiguous(), delta.contiguous(), part)
@@ -97,7 +97,7 @@ def slices(ranges):
 def exchange(tensors, shapes, group):
     """Start sending tensors to the next rank and receiving tensors of `shapes` from the previous one.
 
-    Returns what will be received, and the works to `finish` before it is read and before `tensors` change.
+    Returns the receive buffers, and the works to `finish` before they are read and before `tensors` change.
     """
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     if size == 1:
@@ -155,7 +155,7 @@ def ring_forward(q, k, v, length, scale, causal, balanced, group, kernels):
 
 
 def contributions(dO, q, k, v, lse, delta, mine, theirs, scale, causal, kernels):
-    """Return what the queries in the ranges `mine` add to dQ, and to dK and dV of the keys in `theirs`."""
+    """Return the terms of the queries in the ranges `mine` in dQ, and in dK and dV of the keys in `theirs`."""
     dQ, dK, dV = map(zeros, (q, k, v))
     for queries, rows, keys, columns in pairs(mine, theirs, causal):
         block = dO[:, :, rows], q[:, :, rows], k[:, :, columns], v[:, :, columns]

@@ -1,8 +1,8 @@
-"""PyTorch at its unluckiest: a baseline that does not hang on the order in which one kernel adds up.
+"""PyTorch's worst-case error over several summation orders, as a baseline that does not depend on one order.
 
-No result of a row-wise function depends on the order of its columns, but rounding errors do, by a factor of five where
-terms cancel. So PyTorch is asked in ORDERS orders, and of each result the answer that errs most counts: what PyTorch
-itself would be rejected for in another order is no reason to reject a kernel.
+No result of a row-wise function depends on the order of its columns, but rounding errors do, by a factor of
+five if terms cancel. So PyTorch computes each result in ORDERS orders, and the one with the largest error
+counts: a kernel is not rejected for an error that PyTorch has in another order.
 """
 
 from collections.abc import Callable, Collection
@@ -24,10 +24,11 @@ def unluckiest(
     back: Collection[str],
     large: bool = False,
 ) -> "Tensors":
-    """PyTorch's answer by name, each in the order of the columns where it is farthest from float64's.
+    """Return PyTorch's results by name, each from the order of the columns with the largest error against
+    float64.
 
-    The columns are the last axis of the tensors named in `columns`, and of the answers named in `back`. In float64, and where
-    tensors are `large`, one order is enough: long sums even their luck out.
+    The columns are the last axis of the tensors named in `columns`, and of the results named in `back`. One
+    order is enough in float64, and for `large` tensors, whose long sums average errors out.
     """
     import torch
 

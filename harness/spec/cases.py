@@ -1,9 +1,9 @@
-"""Cases by construction: the sizes at which kernels go wrong, and few cases that hold all pairs of them.
+"""Construct cases: the sizes at which kernels go wrong, and few cases that cover all pairs of them.
 
-A kernel takes an axis tile by tile, and what it does in the last tile, in the only one and from one to the next are
-three different things. So of each axis a case is below a tile, at one, or above, and `covering` chooses cases in which
-every two axes meet in all nine ways, and every size comes in some case. That two loops go wrong together shows in no case
-that varies one axis alone.
+A kernel processes an axis tile by tile, and the only tile, the last one and the step between tiles are
+different code. So a case has each axis below a tile, at one, or above, and `covering` chooses cases in which
+every two axes have all nine combinations, and every size occurs. A case that varies one axis alone does not
+show two loops that go wrong together.
 """
 
 import math
@@ -53,13 +53,14 @@ def listed_axis(name: str, *sizes: int) -> Axis:
 
 
 def covering(axes: Sequence[Axis], values: Sequence[str], dims: Callable[..., Dims]) -> list[Case]:
-    """Return the cases in which every two axes meet in every pair of their classes, and every size comes at least once.
+    """Return cases in which every two axes have every combination of their classes, and every size occurs.
 
-    The first cases have all axes in their first class, in their second, and so on: what many loops get wrong together.
+    The first cases have all axes in their first class, in their second, and so on: mistakes that many loops
+    share.
 
     Args:
-        axes: What is varied.
-        values: How values are drawn, each in turn.
+        axes: The axes to vary.
+        values: Kinds of values, each in turn.
         dims: The axes' sizes in order -> the sizes of the puzzle's case.
     """
     classes = [list(axis.classes) for axis in axes]
@@ -120,7 +121,8 @@ def is_not_finite(values: str) -> bool:
 
 
 def with_not_finite(arrays: Arrays, values: str) -> None:
-    """Put the number of a case of `not_finite` into an element of its tensor; nothing if values are of another kind."""
+    """Set an element of its tensor to the number of a case of `not_finite`; other kinds of values change
+    nothing."""
     if is_not_finite(values):
         number, _, tensor = values.split(" ")
         arrays[tensor].flat[odd_place(arrays[tensor])] = float(number)
@@ -132,18 +134,20 @@ def odd_place(array: np.ndarray) -> int:
 
 
 CANCELLING = "cancelling"
-"""What the `values` of a case are called that are drawn by `cancelling`."""
+"""The kind of values that `cancelling` draws."""
 
 
 def cancelling(
     rows: int, columns: int, random: np.random.Generator, cancel: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """dy [rows, columns] whose sums over the rows show a rounding to 16 bits inside of them, and each row's group [rows].
+    """Return dy [rows, columns] whose sums over the rows show a rounding to 16 bits inside of them, and each
+    row's group [rows].
 
-    Rows of a group, which share what dy is multiplied by, have the gradients dy, dy / 2 and -3/2 dy, so that each sum over
-    them is 0; the last row alone, with an eighth of the others' gradient, decides the result. Values have few binary digits:
-    nothing but the terms and the sums themselves is rounded, in PyTorch as in a kernel. Without `cancel` the third gradient
-    is 3/2 dy: in float32 a rounding to 16 bits shows in any case, and sums that cancel would measure luck.
+    Rows of a group, which are multiplied by the same factor, have the gradients dy, dy
+    2 and -3/2 dy, so that each sum over them is 0; the last row, with an eighth of the others' gradient,
+    decides the result. Values have few binary digits: only the terms and the sums themselves are rounded, in
+    PyTorch as in a kernel. Without `cancel` the third gradient is 3/2 dy: in float32 a rounding to 16 bits
+    shows anyway, and the error of sums that cancel would be arbitrary.
     """
     groups = max(1, (rows - 1) // 3)
     group, member = np.arange(rows) % groups, np.arange(rows) // groups

@@ -1,9 +1,9 @@
 """A puzzle's mathematics as named steps in NumPy, and known mistakes as changes of one step.
 
-    Derivation(STEPS, arrays).grad_input                       the expected result
-    Derivation(STEPS, arrays, mistake.changes).grad_input      what somebody gets who makes that mistake
+    Derivation(STEPS, arrays).grad_input                       the correct result
+    Derivation(STEPS, arrays, mistake.changes).grad_input      the result with this mistake
 
-Only the steps that a quantity needs are computed, so that asking for many mistakes is cheap.
+Only the steps that a quantity needs are computed, so that evaluating many mistakes is cheap.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ class Derivation:
 
     Args:
         steps: Name -> function of the derivation; may use the inputs and any other step.
-        arrays: The inputs by name; they come before a step of the same name.
+        arrays: The inputs by name; they take precedence over a step of the same name.
         changes: Steps that replace those of the same name, inputs included.
     """
 
@@ -73,12 +73,13 @@ class Mistake:
     """A known mistake.
 
     Attributes:
-        id: As in the zoo, for example "mean-term-dropped".
+        id: Its name in the zoo, for example "mean-term-dropped".
         words: Ends the sentence "your dx equals the reference ...".
-        changes: Step -> what it becomes. A quantity with one axis more than the tensor lists alternatives: each
-            element may be any one of them.
-        together: Whether it spoils every quantity that it changes: where one of them is right, it is another mistake.
-        hint: Which rung of the gate's hint ladder helps: 1 the idea, 2 the part that is often missed, 3 nearly the code.
+        changes: Step -> its replacement. A quantity with one axis more than the tensor lists alternatives:
+            each element may be any one of them.
+        together: It spoils every quantity that it changes: if one of them is correct, it is another mistake.
+        hint: The hint of the gate's ladder that helps: 1 the idea, 2 the part that is often missed, 3 nearly
+            the code.
     """
 
     id: str

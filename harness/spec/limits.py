@@ -1,8 +1,8 @@
-"""Limits: what a gate's kernels may cost at most, by counters of the virtual GPU. A kernel that is right and exceeds one is
-wrong: the gate is about the cost.
+"""Limits: the most that a gate's kernels may cost, by counters of the virtual GPU. A correct kernel above a
+limit is wrong: the gate is about the cost.
 
-A limit is a number that follows from shapes and the bytes of an element, never from what some solution needs, and a cost is
-made of what single instructions add to it, so that a result can name the line that costs most.
+A limit is computed from shapes and the bytes of an element, not from the cost of a solution, and a cost is a
+sum over instructions, so that a message can name the line that costs most.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # counters load NumPy, and a list of puzzles needs none
 
 @dataclass(frozen=True)
 class Cost:
-    """A cost, and what each instruction adds to it; where less is worse, what it takes from the best there could be."""
+    """A cost, and the part of each instruction; if less is worse, its distance from the best possible."""
 
     value: float
     shares: "Sequence[tuple[Instr, float]]" = ()
@@ -55,7 +55,7 @@ class Counts:
         ]
 
     def count_issued(self, op: str) -> "list[Issued]":
-        """Count what warps issue together, or the barriers that blocks pass, by instruction."""
+        """Count instructions that warps issue together, or barriers of blocks, by instruction."""
         return [
             each
             for launch in self.launches
@@ -66,16 +66,16 @@ class Counts:
 
 @dataclass(frozen=True)
 class Limit:
-    """The most that something may cost.
+    """The largest cost allowed.
 
     Attributes:
-        id: What the mistake of exceeding it is called, "not-coalesced".
-        short: What is counted, in a table.
-        counter: The same as a result says it.
-        cost: What the launches of the gate's variant cost.
+        id: The id of the mistake of exceeding it, "not-coalesced".
+        short: The unit in a table.
+        counter: The unit in a message.
+        cost: Cost of the launches of the gate's variant.
         most: The limit.
-        first: Dtype -> the cost of the form that the blank is given with.
-        hint: Which rung of the gate's ladder helps.
+        first: Dtype -> the cost of the blank's initial code.
+        hint: The hint of the gate's ladder that helps.
     """
 
     id: str
@@ -88,6 +88,6 @@ class Limit:
 
 
 def shared_out(amounts: "Iterable[tuple[Instr, float]]", over: float) -> Cost:
-    """Return the sum of what instructions add, over a number."""
+    """Return the sum of the costs of instructions, over a number."""
     amounts = [(instr, amount / over) for instr, amount in amounts]
     return Cost(sum(amount for _, amount in amounts), amounts)

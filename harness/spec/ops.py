@@ -26,8 +26,8 @@ def bytes_of(dtype: str) -> int:
 class Argument:
     """A tensor that an op reads or writes: its symbolic shape, and its dtype.
 
-    `dtype` is RUN, ACCUM, or the name of a dtype whatever the run's is: "int32" for an index map, "bool" for a mask.
-    Where it is made of `bits`, a number says nothing.
+    `dtype` is RUN, ACCUM, or a fixed dtype: "int32" for an index map, "bool" for a mask. If it holds `bits`,
+    a numeric error says nothing.
     """
 
     shape: Shape
@@ -41,7 +41,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class Scalar:
-    """A number that an op takes by value: its default where a case has none, and its dtype."""
+    """A number that an op takes by value: its default and its dtype."""
 
     value: float
     dtype: str = "float64"
@@ -65,8 +65,8 @@ class OpSpec:
 class Call:
     """One call of an op in a graph.
 
-    `prefix` comes before the names of what the call writes ("fused" makes "fused.output"), and of what it reads
-    and an earlier call of the same prefix has written. `launch` is how a recording makes the call, in Mojo, with the
+    `prefix` comes before the names of results ("fused" gives "fused.output"), and of arguments that an
+    earlier call of the same prefix has written. `launch` is the call in a recording, in Mojo, with the
     abbreviations of `harness/devices/record_program.py`.
     """
 

@@ -1,7 +1,7 @@
 """Describe a puzzle as data: its gates, rungs, ops, variants, cases and reference.
 
-A puzzle without Mojo kernels leaves out what belongs to them (`variants`, `atomic`, `ledger`, ...): the command line
-then has no flag for it.
+A puzzle without Mojo kernels omits their fields (`variants`, `atomic`, `ledger`, ...), and its command line
+has no flags for them.
 """
 
 import math
@@ -27,11 +27,12 @@ Dims = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Case:
-    """One set of inputs: what it is called, why it is there, its sizes, and how its values are drawn.
+    """One set of inputs: its name, its purpose, its sizes, and how its values are drawn.
 
-    With a `world_size` above 1 the case is run by that many processes; only rungs in Python take it. One `in_16_bits` is
-    checked in bfloat16 too by a gate of kernels, so that no gate is right that compiles or adds up in float32 alone. A case
-    of a `variant` is one that no other variant can take. In one that is `counted`, kernels are held to the limits of gates.
+    With a `world_size` above 1 that many processes run the case; only Python rungs support it. A case
+    `in_16_bits` is also checked in bfloat16, so that a correct gate of kernels compiles and accumulates in
+    other dtypes than float32. A case of a `variant` is for that variant only. In a `counted` case kernels are
+    checked against the gates' limits.
     """
 
     name: str
@@ -46,16 +47,16 @@ class Case:
 
 @dataclass(frozen=True)
 class Gate:
-    """One checked quantity with the blank that decides it.
+    """One checked quantity with the blank that computes it.
 
     Attributes:
-        id: The same as that of the blank.
-        variant: The variant whose kernel holds the blank; "" for a gate that no kernel has.
-        quantities: The outputs that the blank alone makes.
-        about: What they are, in a few words.
-        given: What code outside the blanks makes on the way: wrong only where somebody changed that code.
-        recorded: Outputs of the blank as well, of launches that a recording alone has, and no op of a graph.
-        limits: What its kernels may cost at most, on the virtual GPU, in cases that are counted.
+        id: The id of the blank.
+        variant: The variant of the kernel with the blank; "" for a gate without a kernel.
+        quantities: The outputs that only this blank computes.
+        about: Their description in a few words.
+        given: Intermediate results of code outside the blanks: wrong only if somebody changed that code.
+        recorded: Further outputs, of launches in a recording but in no op of a graph.
+        limits: The largest costs of its kernels, on the virtual GPU, in counted cases.
     """
 
     id: str
@@ -79,11 +80,11 @@ def ids(gates: Iterable[Gate]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Demo:
-    """A demonstration of a puzzle: its flag without dashes, what it shows, and what runs it.
+    """A demonstration of a puzzle: its flag without dashes, its description, and its function.
 
-    `run` is ".module:function" of the puzzle's folder, imported on first use; the function takes a rich Console and returns the exit
-    code. Where the demonstration has `options` it takes the rest of the command line too, as a list, --help included.
-    A `finale` is what comes after the puzzle's last gate.
+    `run` is ".module:function" of the puzzle's folder, imported on first use; the function takes a rich
+    Console and returns the exit code. If the demonstration has `options` it also takes the rest of the
+    command line, as a list, --help included. A `finale` follows the puzzle's last gate.
     """
 
     flag: str
@@ -100,9 +101,9 @@ class Demo:
 
 @dataclass(frozen=True)
 class Ledger:
-    """Bytes, by tensor name: kept from forward to backward, and allocated inside one pass and given back.
+    """Bytes, by tensor name: saved from forward to backward, and allocated and freed inside one pass.
 
-    `saved_by` holds the variants that keep something else than `saved_ours`.
+    `saved_by` holds the variants that save something else than `saved_ours`.
     """
 
     saved_eager: Mapping[str, int]
@@ -233,14 +234,14 @@ class Puzzle:
         return pkgutil.resolve_name(f"harness.puzzles.{self.name}{name}" if name[0] == "." else name)
 
     def rung(self, id: str) -> Rung:
-        """Return a rung by its id. Raises BadUse if the puzzle has none of it."""
+        """Return a rung by its id. Raises BadUse for an unknown one."""
         for rung in self.rungs:
             if rung.id == id:
                 return rung
         raise BadUse(f"{self.name} has no {name_of(id)} rung")
 
     def rung_of(self, gate: str) -> Rung:
-        """Return the last rung that holds a gate, the main one if none does."""
+        """Return the last rung with a gate, the main one if none has it."""
         return next((rung for rung in reversed(self.rungs) if gate in rung.gates), self.main_rung)
 
     def gates_of(self, rung: Rung) -> list[Gate]:
@@ -314,9 +315,10 @@ class Puzzle:
         return tuple(name for name in self.variants if name not in self.on_request)
 
     def compiled_with(self, variants: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the variants that one graph or recording holds where `variants` are requested.
+        """Return the variants that one graph or recording compiles for `variants`.
 
-        All default ones go together, so that a run of one of them finds what a run of all has compiled.
+        All default ones are compiled together, so that a run of one of them reuses what a run of all has
+        compiled.
         """
         default = self.default_variants if set(variants) & set(self.default_variants) else ()
         return tuple(name for name in self.variants if name in default or name in variants)
@@ -340,7 +342,7 @@ class Puzzle:
         return argument.dtype_in(dtype) if argument else dtype
 
     def axes(self, quantity: str, count: int) -> Shape:
-        """Return the names of a quantity's axes, as its op has them; numbers for what no op writes with so many."""
+        """Return the names of a quantity's axes in its op; numbers if no op writes it with so many."""
         argument = self.written(quantity)
         return argument.shape if argument and len(argument.shape) == count else tuple(range(count))
 
@@ -349,7 +351,8 @@ class Puzzle:
         return {name for call in self.variants[variant] for name in call.op.writes}
 
     def saved_quantities(self, variant: str) -> list[str]:
-        """Return what one call of a variant writes and another reads as an argument: the statistics."""
+        """Return the quantities that one call of a variant writes and another reads as an argument: the
+        statistics."""
         calls = self.variants[variant]
         read = {name for call in calls for name in call.op.reads}
         return [name for call in calls for name in call.op.writes if name in read]

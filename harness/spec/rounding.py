@@ -1,4 +1,4 @@
-"""Rounding of float64 arrays to what a narrower type holds, bfloat16 included, and arrays as devices store them."""
+"""Rounding of float64 arrays to narrower types, bfloat16 included, and arrays as devices store them."""
 
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ BFLOAT16 = np.dtype([("bfloat16", np.uint16)])
 
 
 def round_to_dtype(array: np.ndarray, dtype: str) -> np.ndarray:
-    """Return the nearest values that `dtype` holds, in float64, with the strides kept."""
+    """Return the nearest values that `dtype` can represent, in float64, with the same strides."""
     if dtype == "float64":
         return array
     if array.size and 0 in array.strides:  # a conversion would lay the repeated elements out one by one

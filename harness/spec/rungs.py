@@ -1,4 +1,4 @@
-"""Rungs: the ways to solve a puzzle's gates, each a file of the learner's with blanks and its checker.
+"""Rungs of a puzzle: tracks that solve its gates, each a file of the learner's with blanks and its checker.
 
 A checker is a class with this protocol; a puzzle may bring its own, ".checker:Checker" of its folder:
 
@@ -9,12 +9,13 @@ A checker is a class with this protocol; a puzzle may bring its own, ".checker:C
             self, path: Path, gates: GateIds = None, cases: Cases = None, *, on_first: OnFirst = None
         ) -> list[GateResult]: ...
 
-`path` is the learner's file (of a Mojo rung its op package), read again at every call; `gates` are ids and `cases` the
-puzzle's own if they are None. A checker that checks case after case calls `on_first` with the results of the first
-case before it runs the others; any other checker leaves it alone. `check` returns one `harness.check.results.GateResult` for each gate, in the order of
-the rung: "unsolved" where the blank is untouched, else "correct" or "wrong", with a diagnosis in lines and the id of the
-known mistake. It raises a WorkbookError where the file cannot be checked at all: DamagedFile, CompileFailed. Whatever the
-learner's code raises is a result, not an error. One checker serves many checks, so that it may keep truth and baseline.
+`path` is the learner's file (of a Mojo rung its op package), read again at every call; `gates` are ids and
+`cases` the puzzle's own by default. A checker that goes case by case calls `on_first` with the results of the
+first case before it runs the others; other checkers ignore it. `check` returns one
+`harness.check.results.GateResult` for each gate, in the order of the rung: "unsolved" if the blank is
+untouched, else "correct" or "wrong", with a diagnosis in lines and the id of the known mistake. It raises a
+WorkbookError if the file cannot be checked at all: DamagedFile, CompileFailed. An exception of the learner's
+code is a result, not an error. One checker serves many checks, so it may cache truth and baseline.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,7 +30,7 @@ NAMES = {
     "mojo": "Mojo",
     "register": "registration",
 }
-"""Rung id -> what people call it, in the order in which rungs are taken."""
+"""Names of the rungs by id, in order."""
 
 
 def name_of(id: str) -> str:
@@ -39,17 +40,17 @@ def name_of(id: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Rung:
-    """One way to solve gates of a puzzle.
+    """One track that solves gates of a puzzle.
 
     Attributes:
-        id: A key of NAMES: what `--rung` takes.
+        id: A key of NAMES: the value of `--rung`.
         file: The file with the blanks, relative to the puzzle's folder.
-        gates: The ids of the gates whose blanks it holds, in the order in which they are taken.
-        checker: "module:Class" of what checks it, imported on first use; of the puzzle's folder ".module:Class".
-        title: What lists call it, "NumPy rung".
+        gates: The ids of the gates of its blanks, in order.
+        checker: "module:Class" of its checker, imported on first use; of the puzzle's folder ".module:Class".
+        title: Its name in lists, "NumPy rung".
         about: A remark after the title in lists.
-        needs: Gate -> the gates before it whose code its own result runs: where one of them is wrong, it is to be mended
-            first. Where every gate is given right values for what it needs, nothing.
+        needs: Gate -> earlier gates whose code its own check runs: if one of them is wrong, it is to be fixed
+            first. Empty if every gate gets correct inputs.
         optional: The puzzle counts as solved without it.
     """
 
@@ -77,12 +78,12 @@ class Rung:
 class NumpyRung(Rung):
     """A Python file with a function for each gate, of the gate's name, checked on arrays.
 
-    A function asks for steps of the puzzle's derivation by the names of its arguments.
+    The names of a function's arguments are steps of the puzzle's derivation.
 
     Attributes:
-        names: Argument, or "gate.argument" for one gate alone -> step of the derivation, where they differ.
+        names: Argument, or "gate.argument" for one gate -> step of the derivation, if they differ.
         returns: Gate -> the quantities that its function returns, in order, if they are not the gate's own.
-        pack: Quantity -> what makes one array of everything its function returns.
+        pack: Quantity -> a function that makes one array of the function's results.
     """
 
     id: str = "numpy"
@@ -99,12 +100,13 @@ class TorchFunction:
     """Interface of one gate's function in a PyTorch rung's file.
 
     Attributes:
-        name: What the file defines: a subclass of `torch.autograd.Function`, called through `apply`, or a function.
-        takes: The puzzle's inputs that it is called with, in order.
+        name: The name in the file: of a subclass of `torch.autograd.Function`, called through `apply`, or of
+            a function.
+        takes: The puzzle's inputs that are its arguments, in order.
         returns: The quantities that it returns, in order.
-        gradients: Input -> quantity that its gradient is; empty for a function that is checked by its values alone.
-            Where it is not, `torch.autograd.gradcheck` is run as well, in float64.
-        grad_outputs: The puzzle's inputs that are the gradients coming in, one for each of `returns`.
+        gradients: Input -> quantity that is its gradient; empty for a function that is checked by its values
+            alone. Otherwise `torch.autograd.gradcheck` runs too, in float64.
+        grad_outputs: The puzzle's inputs that are the incoming gradients, one for each of `returns`.
     """
 
     name: str
@@ -119,7 +121,7 @@ class TorchRung(Rung):
     """A Python file with an `autograd.Function`, or a function, for each gate, checked on torch tensors.
 
     Attributes:
-        functions: Gate -> what it asks of the file.
+        functions: Gate -> the interface of its function.
     """
 
     id: str = "torch"
@@ -132,7 +134,7 @@ class MojoRung(Rung):
     """The kernels of an op package: `file` is "op/NAME.mojo".
 
     Attributes:
-        sizes: Name -> Mojo expression of what shapes and launches use beyond the sizes of a case, in order; a recording
+        sizes: Name -> Mojo expression for further sizes of shapes and launches, in order; a recording
             evaluates them. `dims` is the list of the sizes.
     """
 

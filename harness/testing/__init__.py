@@ -133,7 +133,7 @@ def make_try(name: str, check: Check, problem: Problem, may_refuse: bool) -> Tri
 
 
 def find_lost_context(device: str) -> str:
-    """Return the error that a GPU's context has ended with, as after a device-side assert; "" if it works."""
+    """Return the error that has ended a GPU's context, as after a device-side assert; "" if it works."""
     try:
         torch.cuda.synchronize() if device != "cpu" else None
     except Exception as error:
@@ -142,7 +142,7 @@ def find_lost_context(device: str) -> str:
 
 
 def passes(check: Check, problem: Problem) -> bool:
-    """Check whether the reference itself passes a try; if it does not, the try says nothing of the function."""
+    """Check that the reference itself passes a try; otherwise the try says nothing about the function."""
     try:
         return not check(replace(problem, function=problem.reference, module=None, dropped=[], notes=[]))
     except NotHere:

@@ -1,4 +1,4 @@
-"""Name a wrong gradient: known mistakes of well-known ops, and general ones. Where two fit, there is no name."""
+"""Name a wrong gradient: known mistakes of well-known ops, and general ones. If two fit, there is no name."""
 
 import itertools
 import math
@@ -15,7 +15,7 @@ from harness.testing.problem import Problem, resolve_sizes
 
 
 def name_mistake(problem: Problem, evidence: Evidence) -> str:
-    """Return what the first wrong gradient is instead; "" if nothing fits, or more than one thing."""
+    """Return a description of the first wrong gradient; "" if no mistake fits, or several."""
     numbers = [i for i, t in enumerate(evidence.inputs) if t.requires_grad]
     outputs = len(evidence.got) - len(numbers)
     for i, (name, got, truth) in enumerate(zip(evidence.names, evidence.got, evidence.truth, strict=True)):
@@ -100,7 +100,7 @@ class WrongGradient:
         return self.equals(gradient)
 
     def describe_factor(self) -> str:
-        """Describe a constant factor by the names of the sizes that it is made of."""
+        """Describe a constant factor by the names of the sizes that it is a product of."""
         largest = self.truth.abs().argmax()
         times = (self.got.double().flatten()[largest] / self.truth.flatten()[largest]).item()
         if not math.isfinite(times) or not times or math.isclose(times, 1, rel_tol=1e-6):
@@ -119,7 +119,7 @@ class WrongGradient:
 
 
 def read_as_contiguous(t: Tensor) -> Tensor:
-    """Return what is read where a tensor is taken for contiguous."""
+    """Return the elements read when a tensor is wrongly taken as contiguous."""
     strides = torch.empty(t.shape, device="meta").stride()
     there = t.untyped_storage().nbytes() // t.element_size() - t.storage_offset()
     return t.as_strided(t.shape, strides) if there >= t.numel() else t

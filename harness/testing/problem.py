@@ -1,4 +1,4 @@
-"""A function, its reference, and inputs of many sizes made from what the caller says of them."""
+"""A function, its reference, and inputs of many sizes from the caller's description."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,7 @@ Entry = Shape | Tensor | Callable[[Sizes, torch.Generator], Tensor]
 """An input: a shape of names and numbers, a tensor, or a function that makes one."""
 
 LEADING = {"odd": (3, 5), "square": (4,), "row": (), "deep": (2, 3, 2)}
-"""Axes in place of `...`, by kind of sizes."""
+"""Leading axes for `...`, by kind of sizes."""
 CYCLES = {"odd": (3, 5, 7, 6, 2), "square": (4,), "even": (2, 4, 8, 16)}
 """Sizes of the names in order, by kind of sizes."""
 LARGE, TALL = 1031, 5003
@@ -28,7 +28,8 @@ LARGE, TALL = 1031, 5003
 
 
 def mark_refusal(error: Exception) -> None:
-    """Mark what the function itself raised before it had a result; the type stays, for autograd has exceptions of its own."""
+    """Mark an exception of the function before it had a result; the type stays, since autograd has its own
+    exceptions."""
     vars(error)["is_refusal"] = True
 
 
@@ -105,7 +106,7 @@ def mark_refusals(function: Run) -> Function:
 
 
 def take_tensors(returned: object) -> Tensor | tuple[Tensor, ...]:
-    """Return the tensors of what a function returned. Raises TypeError if there is none."""
+    """Return the tensors among a function's results. Raises TypeError if there is none."""
     if isinstance(returned, Tensor):
         return returned
     tensors = (
@@ -139,9 +140,10 @@ def list_size_names(make: Callable[[Sizes, torch.Generator], Tensor]) -> list[st
 
 
 def resolve_sizes(kind: str, free: Sequence[str]) -> tuple[tuple[int, ...], dict[str, int]]:
-    """Return the axes in place of `...` and the size of each name, for a kind of sizes.
+    """Return the axes for `...` and the size of each name, for a kind of sizes.
 
-    A kind is one of `LEADING` and `CYCLES`, "tall", or a size for one name, or for all, with the others odd: "1 for H", "0 for all".
+    A kind is one of `LEADING` and `CYCLES`, "tall", or a size for one name, or for all, with the others odd:
+    "1 for H", "0 for all".
     """
     names = [name for name in free if name != "..."]
     cycle = CYCLES.get(kind, CYCLES["odd"])
@@ -159,7 +161,7 @@ def resolve_sizes(kind: str, free: Sequence[str]) -> tuple[tuple[int, ...], dict
 def make_inputs(
     entries: Mapping[str, Entry], free: Sequence[str], device: str, kind: str, seed: int
 ) -> tuple[Tensor, ...]:
-    """Make the inputs of a kind of sizes in float64: numbers about 0.5, and what was passed."""
+    """Make the inputs of a kind of sizes in float64: numbers about 0.5, and the tensors that were passed."""
     leading, sizes = resolve_sizes(kind, free)
     generator = torch.Generator().manual_seed(seed)
 

@@ -9,14 +9,15 @@ State = Literal["right", "wrong", "refused", "dropped", "not here"]
 WIDTH = 100
 """Characters of a line."""
 LINES = 3
-"""Lines that what is said of a try may have."""
+"""Largest number of lines about one try."""
 SHOWN = 6
 """Further wrong tries that have a line of their own."""
 
 
 @dataclass(frozen=True)
 class Tried:
-    """The result of one try, with what is wrong, the words of the refusal, or why it was dropped (PyTorch itself is no better)."""
+    """The result of one try: the error, the message of a refusal, or why it was dropped (PyTorch's own error
+    is as large)."""
 
     name: str
     state: State

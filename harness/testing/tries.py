@@ -1,6 +1,8 @@
-"""The tries of `check_backward` by name: each check returns a line where a function is wrong in one kind of call.
+"""The tries of `check_backward` by name: each check returns a line if a function is wrong in one kind of
+call.
 
-Most are one comparison with something changed. Those that puzzle 21 makes too are in `harness/check/gradient_checks.py`.
+Most are one comparison with one change. Those shared with puzzle 21 are in
+`harness/check/gradient_checks.py`.
 """
 
 import contextlib
@@ -33,7 +35,7 @@ from harness.devices.custom_ops import finish_all
 from harness.testing.problem import LARGE, Problem, bind_parameters, is_refusal, mark_refusal, mark_refusals
 
 COARSE = 1e-6
-"""Largest error for inputs so large that every formula loses digits: what is looked for is NaN and infinity."""
+"""Largest error for inputs so large that every formula loses digits: the check is for NaN and infinity."""
 Check = Callable[[Problem], str | None]
 Edit = Callable[[Tensor], Tensor]
 ORDINARY = attrgetter("sizes")
@@ -45,9 +47,11 @@ class NotHere(Exception):
 
 
 def refuse_bad_index(problem: Problem, sizes: str) -> None:
-    """Call the reference on the CPU where an input is an index: on a GPU one out of range ends the context.
+    """Call the reference on the CPU first if an input is an index: on a GPU one out of range ends the
+    context.
 
-    Only there: PyTorch 2.11's attention of no rows ends the process on a CPU."""
+    Only there: PyTorch 2.11's attention of no rows ends the process on a CPU.
+    """
     inputs = problem.inputs(sizes)
     if not all(tensor.is_floating_point() for tensor in inputs):
         guard(problem.reference)(*(tensor.cpu() for tensor in inputs))
@@ -179,7 +183,7 @@ def accumulate_twice(
 
 
 def check_alternating_calls(problem: Problem) -> str | None:
-    """Compare where other calls, with their backward passes, come between the passes."""
+    """Compare with other calls, and their backward passes, between the passes."""
 
     def other(*_: object) -> None:
         for sizes in (problem.sizes[-1], problem.sizes[0]):
@@ -211,7 +215,7 @@ def check_some_outputs(problem: Problem) -> str | None:
 
 
 def run_inside(context: Callable[[], AbstractContextManager[object]]) -> Callable[[Function], Function]:
-    """Return what makes a function run inside a context."""
+    """Return a function that runs another inside a context."""
 
     def around(function: Function) -> Function:
         def call(*tensors: Tensor) -> Tensor | tuple[Tensor, ...]:
@@ -306,7 +310,7 @@ def note_repeat(problem: Problem) -> str | None:
 
 
 def check_memory(problem: Problem) -> str | None:
-    """Compare the bytes kept for the backward pass with `saved`; without it note them."""
+    """Compare the bytes saved for the backward pass with `saved`; without it note them."""
     if problem.saved:
         return checks.memory_saved.__wrapped__(problem)
     ours, theirs = (checks.saved_bytes(f, problem.inputs())[0] for f in (problem.function, problem.reference))
@@ -315,7 +319,7 @@ def check_memory(problem: Problem) -> str | None:
 
 
 def note_held(problem: Problem) -> str | None:
-    """Note what ctx holds past the hooks, which may be right."""
+    """Note tensors that ctx holds without saved-tensor hooks, which may be correct."""
     for output in outputs_of(problem.function, problem.inputs()):
         for name in checks.hidden_tensors(output):
             problem.notes.append(f"ctx.{name} holds a tensor past save_for_backward: no hook sees it")
@@ -323,7 +327,8 @@ def note_held(problem: Problem) -> str | None:
 
 
 def report_faults(_: Problem) -> str | None:
-    """Report what the virtual GPU found wrong in the launches of Mojo ops: races, wrong addresses, reads of unwritten memory."""
+    """Report the virtual GPU's findings in the launches of Mojo ops: races, wrong addresses, reads of
+    unwritten memory."""
     if (found := finish_all()) is None:
         raise NotHere("no Mojo op ran on the virtual GPU")
     return "; ".join([*found[:2], *([f"and {len(found) - 2} more"] if found[2:] else [])]) or None
@@ -401,4 +406,4 @@ TRIES: dict[str, Check] = {
     "held by ctx": note_held,
     "races and memory": report_faults,
 }  # fmt: skip
-"""Name -> try, in the order in which they are made and reported."""
+"""The tries by name, in the order of a report."""

@@ -68,7 +68,7 @@ def has_kernels(accelerator: str) -> bool:
 def present() -> list[str]:
     """Return the architectures of the GPUs that torch sees.
 
-    Raises BadUse if it sees none, Unsupported for one that is too old.
+    Raises BadUse if there is none, Unsupported for one that is too old.
     """
     import torch
 
@@ -80,7 +80,7 @@ def present() -> list[str]:
 
 @functools.cache
 def list_supported() -> dict[str, str]:
-    """Return the accelerators that the installed Mojo compiles for: each name and what it stands for."""
+    """Return the accelerators that the installed Mojo compiles for: each name and its meaning."""
     listed = run_mojo("build", "--print-supported-accelerators").stdout
     return {name: alias or name for name, alias in ACCELERATOR.findall(listed)}
 

@@ -1,7 +1,8 @@
 """The cache on disk: compiled packages and graphs, recordings, the virtual GPU's driver, extension modules.
 
-`keep` builds an entry, a file or a folder, under a temporary name and renames it, so that no process sees half of one. A reader that
-cannot use an entry calls `discard`, and the entry is built again. `keep_text` does so by itself where a text is cut short.
+`keep` builds an entry, a file or a folder, under a temporary name and renames it, so that no process sees an
+incomplete one. A reader that cannot use an entry calls `discard`, and the entry is rebuilt. `keep_text` does
+so for a truncated text.
 """
 
 import hashlib
@@ -26,10 +27,10 @@ END = "//@ end\n"
 
 
 def cache_folder(*parts: str) -> Path:
-    """Return a folder inside the cache, made if it is missing. Raises EnvironmentProblem if it cannot be written.
+    """Return a folder of the cache, created if missing. Raises EnvironmentProblem if it is not writable.
 
-    The cache is `~/.cache/mojo-gpu-workbook`, or what the environment variable WORKBOOK_CACHE names. Everything
-    in it can be deleted at any time.
+    The cache is `~/.cache/mojo-gpu-workbook`, or the folder of the environment variable WORKBOOK_CACHE.
+    Everything in it can be deleted at any time.
     """
     named = os.environ.get(VARIABLE)
     try:
@@ -44,7 +45,7 @@ def cache_folder(*parts: str) -> Path:
 
 
 def make_folder(path: Path, remedy: str, what: str = "folder") -> Path:
-    """Return a folder, made if it is missing. Raises EnvironmentProblem if that cannot be."""
+    """Return a folder, created if missing. Raises EnvironmentProblem if that fails."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -62,17 +63,18 @@ def digest(parts: Iterable[str | bytes]) -> str:
 
 
 def keep(target: Path, make: Callable[[Path], Any], what: str, remedy: str = REMEDY) -> Path:
-    """Return the path of an entry, built now if it is missing.
+    """Return the path of a cache entry, built if missing.
 
-    Where several processes or threads ask at once, one builds it and the others wait.
+    One of several processes or threads builds it and the others wait.
 
     Args:
         target: A file or folder in a folder that exists.
-        make: Writes the entry to the path that it is given: of the same name, in an empty folder of its own.
-        what: What it is, for the one line if it cannot be written.
-        remedy: What to do then.
+        make: Writes the entry to its argument: a path of the same name, in an empty folder.
+        what: Its description in the error message.
+        remedy: What to do if it cannot be written.
 
-    Raises EnvironmentProblem if it cannot be written; nothing half-built is left. What `make` raises besides goes through.
+    Raises EnvironmentProblem if it cannot be written, and the exceptions of `make`; an incomplete entry is
+    removed.
     """
     if not target.exists():
         from filelock import FileLock
@@ -95,7 +97,7 @@ def discard(target: Path) -> None:
 
 
 def keep_text(target: Path, make: Callable[[], str], what: str) -> str:
-    """Return the text of an entry, built now if it is missing or cut short. Raises as `keep` does."""
+    """Return the text of an entry, built if missing or truncated. Raises as `keep` does."""
     text = read_text(target)
     if text is None:
         discard(target)
@@ -106,7 +108,7 @@ def keep_text(target: Path, make: Callable[[], str], what: str) -> str:
 
 
 def read_text(target: Path) -> str | None:
-    """Return the text of an entry, None if it is missing or cut short."""
+    """Return the text of an entry, None if it is missing or truncated."""
     try:
         text = target.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
@@ -116,7 +118,7 @@ def read_text(target: Path) -> str | None:
 
 @contextmanager
 def staging(folder: Path, what: str, remedy: str = REMEDY) -> Generator[Path]:
-    """Yield an empty folder inside a folder of the cache, for work on an entry.
+    """Yield an empty folder inside a cache folder, for work on an entry.
 
     Raises EnvironmentProblem if a file cannot be written.
     """

@@ -1,4 +1,4 @@
-"""Writing files outside the cache: whole or not at all, and with one line where it fails."""
+"""Write files outside the cache: whole or not at all, with one line for an error."""
 
 import errno
 import os
@@ -33,7 +33,7 @@ def check_target(flag: str, target: str | Path) -> None:
 
 
 def write_target(flag: str, target: str | Path, text: str) -> None:
-    """Write the file that a flag names. Raises what `write_failed` returns."""
+    """Write the file of a flag. Raises the error of `write_failed`."""
     try:
         write_whole(Path(target), text)
     except OSError as error:
@@ -41,9 +41,9 @@ def write_target(flag: str, target: str | Path, text: str) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a UTF-8 file so that it holds the whole text, or what it held before. Raises OSError.
+    """Write a UTF-8 file so that it has the whole text, or its old content. Raises OSError.
 
-    A link stays one, and a file keeps its permissions. A device, a pipe or a file in a folder that takes no new one is
+    A link stays one, and a file keeps its permissions. A device, a pipe or a file in a read-only folder is
     written in place.
     """
     place = Path(os.path.realpath(path))

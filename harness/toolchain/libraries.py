@@ -1,7 +1,8 @@
-"""Shared libraries that are built if they are needed, once: Mojo for a GPU's architecture, C++ for a version of PyTorch.
+"""Shared libraries that are built on first use: Mojo for a GPU's architecture, C++ for a version of PyTorch.
 
-A library is one file, named by what it is and a hash of all it depends on. It is looked for among those that a wheel carries, then
-in the folder that the environment variable WORKBOOK_EXTENSIONS names, else in the workbook's cache. Built elsewhere, it is found too.
+A library is one file, named by its contents and a hash of all it depends on. It is searched for in the wheel,
+then in the folder of the environment variable WORKBOOK_EXTENSIONS, then in the workbook's cache; it may have
+been built elsewhere.
 """
 
 import ctypes
@@ -31,7 +32,7 @@ from harness.toolchain.packages import compile_failed, mojo_version
 VARIABLE = "WORKBOOK_EXTENSIONS"
 REMEDY = f"set {VARIABLE} to a folder you can write"
 CARRIED = Path(__file__).resolve().parents[1] / "_libraries"
-"""What a wheel that was built with them brings."""
+"""The libraries of a wheel that was built with them."""
 # The libraries of Mojo that a built one wants, each before the ones that need it.
 RUNTIME = (
     "libMSupportGlobals.so",
@@ -56,7 +57,7 @@ MOST_AT_ONCE = 8
 
 @dataclass(frozen=True)
 class Built:
-    """A built library, and the seconds that it took; 0 if it was there already."""
+    """A built library, and the seconds of its build; 0 if it existed."""
 
     path: Path
     seconds: float
@@ -64,14 +65,15 @@ class Built:
 
 @dataclass(frozen=True)
 class Library:
-    """A shared library that is there or can be built.
+    """A shared library, built or not.
 
     Attributes:
-        name: What it is, for people: the file's name begins so.
+        name: A readable name, the start of the file's name.
         digest: Of all it depends on.
-        make: Writes it to a path of that name, in an empty folder of its own.
-        builder: A digest of the compiler, where a library of another one does as well if there is no compiler; else "".
-        carried_as: What the one in a wheel is called, where that suits more than this name does.
+        make: Writes it to a path of that name, in an empty folder.
+        builder: A digest of the compiler; if there is no compiler, a library of another one may be used. ""
+            otherwise.
+        carried_as: Its name in a wheel, if that is more general.
     """
 
     name: str
@@ -93,7 +95,7 @@ class Library:
         return f"{self.carried_as or self.name}_{self.digest}.so"
 
     def find(self, output: Path | None = None) -> Path | None:
-        """Return where the library lies, None if it is not built."""
+        """Return the path of the library, None if it is not built."""
         if output:
             return next(filter(Path.is_file, [output / self.carried_name]), None)
         if (CARRIED / self.carried_name).is_file():
@@ -104,12 +106,12 @@ class Library:
         return next(filter(Path.is_file, kept), None)
 
     def build(self, output: Path | None = None, progress: "Progress | None" = None) -> Built:
-        """Return what is there, else what is built now; in a folder that is requested, or where it is found.
+        """Return the library, built if missing; in the requested folder, or where it is found.
 
-        Several processes and threads may ask at once: one builds and the others wait for it.
+        One of several processes and threads builds it and the others wait.
 
-        Raises CompileFailed if the source does not compile, and EnvironmentProblem if the folder cannot be written or a
-        compiler is missing.
+        Raises CompileFailed if the source does not compile, and EnvironmentProblem if the folder cannot be
+        written or a compiler is missing.
         """
         remedy = "name another --output" if output else REMEDY
         place = make_folder(output, remedy) if output else None
@@ -143,9 +145,9 @@ class Library:
             (cache_folder("seconds") / self.name).write_text(f"{seconds:.1f}")
 
     def load(self) -> tuple[Path, ctypes.CDLL]:
-        """Return the library, loaded, and where it lies; built where it must be, once more where the file is damaged.
+        """Return the loaded library and its path; built if missing, and rebuilt once if the file is damaged.
 
-        Raises what `build` raises, and EnvironmentProblem where the system refuses the library.
+        Raises what `build` raises, and EnvironmentProblem if the system refuses the library.
         """
         path = self.build().path
         try:
@@ -159,7 +161,8 @@ class Library:
 
 
 class Progress:
-    """Says what is being built, and how long that takes: one moving line on a terminal, elsewhere a line for each."""
+    """Print what is being built, and for how long: one line that is updated on a terminal, else a line for
+    each."""
 
     def __init__(self, stream: TextIO | None = None):
         self.stream = stream or sys.stderr
@@ -198,7 +201,7 @@ class Progress:
                     self.write(self.line())
 
     def line(self) -> str:
-        """Return what is being built, and the seconds of each."""
+        """Return the libraries being built, and the seconds of each."""
         now = time.monotonic()
         parts = [
             f"{name} ({now - start:.0f} of about {expected:.0f} s)"
@@ -207,7 +210,7 @@ class Progress:
         return f"Building {', '.join(parts)}"
 
     def write(self, line: str) -> None:
-        """Put a line in place of the last one, cut to the terminal's width."""
+        """Replace the last line, cut to the terminal's width."""
         self.stream.write(f"\r\033[K{line[: shutil.get_terminal_size().columns - 1]}")
         self.stream.flush()
 
@@ -245,15 +248,16 @@ def contents(files: Iterable[Path]) -> list[str | bytes]:
 def mojo_library(
     name: str, files: Sequence[Path], include: Path, architecture: str, estimate: float = 60, **defines: str
 ) -> Library:
-    """Return the library of the first of some Mojo files for one architecture, as `mojo build --target-accelerator` takes it.
+    """Return the library of the first of some Mojo files for one architecture, as `mojo build
+    --target-accelerator` takes it.
 
     Args:
         name: Of the library, without the architecture.
-        files: All Mojo files that it is made of.
+        files: All its Mojo files.
         include: The folder from which they import.
         architecture: For example "sm_90a".
         estimate: Seconds of a build.
-        defines: What `get_defined_string` finds.
+        defines: Values for `get_defined_string`.
     """
     options = [f"{key}={value}" for key, value in sorted(defines.items())]
     host = [sys.platform, platform.machine(), HOST_CPU.get(platform.machine(), "")]
@@ -288,7 +292,8 @@ def compile_mojo(source: Path, include: Path, architecture: str, staging: Path, 
 
 
 def build_failed(source: Path, said: str) -> WorkbookError:
-    """Return the error for a failed build, by what the compiler said: the linker's trouble is not the kernels'."""
+    """Return the error for a failed build, by the compiler's output: linker errors are not the kernels'
+    fault."""
     if parse_diagnostics(said):
         return compile_failed(source, said)
     return EnvironmentProblem(f"{source.name} cannot be built: {last_line(said)}")
@@ -302,9 +307,10 @@ def last_line(text: str) -> str:
 
 @functools.cache
 def load_runtime() -> None:
-    """Load Mojo's libraries from where they are installed, before a built one asks for them.
+    """Load Mojo's libraries from their installation, before a built library needs them.
 
-    That one remembers the folder of the machine that built it. What is loaded already is found by its name alone.
+    A built library has the path of the machine that built it; a library that is already loaded is found by
+    its name.
     """
     package = importlib.util.find_spec("max")
     if package is None or not package.submodule_search_locations:
@@ -372,7 +378,8 @@ def torch_version(home: Path) -> str:
 
 
 def find_compiler() -> str | None:
-    """Return the C++ compiler: what the environment variable CXX names, else the first on the PATH; None if there is none."""
+    """Return the C++ compiler: that of the environment variable CXX, else the first on the PATH; None if
+    there is none."""
     named = os.environ.get("CXX")
     return next(filter(None, map(shutil.which, [named] if named else COMPILERS)), None)
 
@@ -396,7 +403,7 @@ def compile_cpp(compiler: str, home: Path, source: Path, target: Path, defines: 
 
 
 def run(command: list[str], env: dict[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
-    """Run a compiler and capture what it prints."""
+    """Run a compiler and capture its output."""
     return subprocess.run(
         command, env=env, capture_output=True, text=True, encoding="utf-8", errors="replace"
     )

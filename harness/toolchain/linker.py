@@ -1,7 +1,8 @@
-"""Linking shared libraries where the machine has no C compiler.
+"""Link shared libraries on a machine without a C compiler.
 
-`mojo build` hands its object files to `cc`. Where there is none, a stand-in named `cc` translates the call for the
-`lld` that comes next to mojo. It links shared libraries only: an executable needs the start-up files of a C compiler.
+`mojo build` calls `cc` as its linker. If there is none, a stand-in named `cc` translates the call for the
+`lld` that is installed with mojo. It links shared libraries only: an executable needs the start-up files of a
+C compiler.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ def has_c_compiler(path: str | None = None) -> bool:
 def environment_with_linker(folder: Path) -> dict[str, str]:
     """Return an environment in which `mojo build --emit shared-lib` can link.
 
-    Unchanged where a C compiler is on the PATH; else the stand-in is written into `folder` and put in front.
+    Unchanged if a C compiler is on the PATH; else the stand-in is written to `folder`, which goes first on
+    the PATH.
     """
     env = dict(os.environ)
     if has_c_compiler(env.get("PATH", "")):
@@ -34,7 +36,7 @@ def environment_with_linker(folder: Path) -> dict[str, str]:
 
 
 def find_lld() -> Path:
-    """Return the linker that comes with mojo: next to this Python, or next to the mojo on the PATH."""
+    """Return the linker installed with mojo: next to this Python, or next to the mojo on the PATH."""
     mojo = shutil.which("mojo")
     for folder in [Path(sys.executable).parent] + ([Path(mojo).parent] if mojo else []):
         if (folder / "lld").exists():

@@ -1,9 +1,9 @@
-"""The top-level items of Mojo files, and what of a package one of them needs: read off the text, without the compiler.
+"""Parse the top-level items of Mojo files, and which items one of them needs, without the compiler.
 
-An item is a function, a struct, a trait or a compile-time constant. What an item may need is every item whose name stands
-in it, and so on: too much now and then, but nothing is missed, for Mojo has no way to reach an item of another file but
-by its name. So the digest of what a kernel needs tells whether it must be compiled again, and a package of these items
-alone compiles to the same kernel, faster.
+An item is a function, a struct, a trait or a compile-time constant. An item needs every item whose name it
+contains, and so on: sometimes too many, but none is missed, since Mojo can refer to an item of another file
+only by its name. So the digest of a kernel's items tells whether it must be recompiled, and a package of
+these items alone compiles to the same kernel, faster.
 """
 
 import re
@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache
 from itertools import pairwise
 
 OPENS = re.compile(r"(?:@|def |struct |trait |comptime |from |import )")
-"""How a line in the first column begins an item; whatever is not closed before it is the learner's slip."""
+"""Start of an item in the first column; an unclosed bracket before it is the learner's mistake."""
 NAMED = re.compile(r"^(?:def|struct|trait|comptime)\s+(\w+)", re.MULTILINE)
 """Finds the name of an item, after its decorators, which may have several lines each."""
 IMPORT = re.compile(r"from\s+(?P<module>[\w.]+)\s+import\s+(?P<names>.*)|import\s+(?P<whole>\w+)", re.DOTALL)
@@ -55,7 +55,7 @@ class Import:
     length: int
 
     def of(self, wanted: Iterable[str]) -> str:
-        """Return the statement with those names alone that are used here; "" if none is."""
+        """Return an import with only the names that are used here; "" if none is."""
         kept = [(name, here) for name, here in self.names if here in wanted]
         if not kept:
             return ""
@@ -92,7 +92,8 @@ def read(file: str, text: str) -> Source:
 
 
 def statements(lines: list[str]) -> Iterator[int]:
-    """Return the indices of the lines where a top-level statement begins; a decorator's is that of its function."""
+    """Return the indices of the lines where a top-level statement starts; a decorator's is that of its
+    function."""
     depth, text_ends, decorated = 0, "", False
     for number, line in enumerate(lines):
         outside = not text_ends
@@ -181,9 +182,10 @@ class Items:
         return None
 
     def cut_out(self, items: Iterable[Item]) -> dict[str, str]:
-        """File -> its text with these items alone and the imports that they use, every line where it was.
+        """Return file -> its text with only these items and the imports that they use, with unchanged line
+        numbers.
 
-        An import from another file of the package keeps only the names that are among the items.
+        An import from another file of the package has only the names that are among the items.
         """
         items = list(items)
         there = {item.name for item in items}

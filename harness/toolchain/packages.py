@@ -52,7 +52,7 @@ class OpPackage:
         return {name for text in texts for name in re.findall(r'\bregister\("(\w+)"\)', text)}
 
     def compile(self) -> Path:
-        """Compile the package, or take it from the cache where it holds one. Raises CompileFailed with the diagnostics."""
+        """Compile the package, or load it from the cache. Raises CompileFailed with the diagnostics."""
         # The compiler takes the module's name from the file's: the one that `keep` gives it is the final one.
 
         def make(staged: Path) -> None:
@@ -79,7 +79,7 @@ def walk(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
 
 
 def mojo_files(folder: Path) -> list[Path]:
-    """Return the Mojo files in a folder and in what it links to, in a fixed order."""
+    """Return the Mojo files in a folder and its links, in a fixed order."""
     paths = (Path(parent) / name for parent, _, names in walk(folder) for name in names)
     return sorted(path for path in paths if path.suffix == ".mojo" and path.is_file())
 
@@ -100,7 +100,7 @@ CACHE_MOVED = re.compile(r'(.*mojo: error: |{"kind":"error","message":")No such 
 
 
 def run_mojo(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run the installed Mojo compiler and capture what it prints; once more where its cache moved under it."""
+    """Run the installed Mojo compiler and capture its output; run it again if its cache moved meanwhile."""
     from mojo.run import subprocess_run_mojo  # pyright: ignore[reportMissingTypeStubs] (it has no types)
 
     os.environ.setdefault("MALLOC_CONF", "thp:always")  # on huge pages it takes 6 to 10% less processor time

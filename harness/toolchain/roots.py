@@ -1,4 +1,5 @@
-"""Find the learner's files and the solutions: in a checkout, in a folder that `init` made, or inside the wheel."""
+"""Find the learner's files and the solutions: in a checkout, in a folder created by `init`, or inside the
+wheel."""
 
 import os
 from pathlib import Path
@@ -9,17 +10,17 @@ from harness.toolchain.packages import OpPackage
 
 HERE = Path(__file__).resolve().parents[1]
 MARK = ".workbook.json"
-"""The file by which a folder that `init` made is known."""
+"""The marker file of a folder created by `init`."""
 FOLDER = "WORKBOOK_FOLDER"
 """The variable by which a command tells the processes that it starts which folder it works in."""
 CHECKOUT = Path(os.environ.get(FOLDER) or HERE.parent)
-"""What holds problems/ and solutions/: the checkout that this file is in, or the folder that `enter` found."""
+"""The folder of problems/ and solutions/: the checkout of this file, or the folder that `enter` found."""
 CARRIED = HERE / "_solutions"
 CARRIED_BOOK = HERE / "_book"
 
 
 def enter(folder: Path) -> None:
-    """Make the nearest folder that `init` made, this one or one above it, the one that this process works in."""
+    """Switch to the nearest folder created by `init`, the current one or a parent."""
     global CHECKOUT
     for place in (folder, *folder.parents):
         if (place / MARK).is_file():
@@ -35,13 +36,14 @@ def origin() -> Path:
 
 
 def solutions() -> Path:
-    """Return the solutions: next to the learner's files, else those that this program came with."""
+    """Return the solutions: next to the learner's files, else those of the package."""
     folder = CHECKOUT / "solutions"
     return folder if folder.is_dir() else CARRIED
 
 
 def problems() -> Path:
-    """Return the learner's files. Where the folder is gone, `reset` makes it again. Raises BadUse outside of a workbook."""
+    """Return the learner's files, or their path for `reset` if the folder is missing. Raises BadUse outside
+    of a workbook."""
     folder = CHECKOUT / "problems"
     if not (folder.is_dir() or (CHECKOUT / "solutions").is_dir()):
         raise BadUse(
@@ -52,7 +54,7 @@ def problems() -> Path:
 
 
 def book() -> Path:
-    """Return the book's folder: next to the learner's files, else what the wheel carries of it."""
+    """Return the book's folder: next to the learner's files, else that of the wheel."""
     folder = CHECKOUT / "book"
     return folder if (folder / "src").is_dir() else CARRIED_BOOK
 

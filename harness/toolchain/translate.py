@@ -1,8 +1,8 @@
 """Explain a message of the Mojo compiler to a learner: one sentence, and a place to look.
 
-Works on the compiler's JSON diagnostics and, for what the compiler only prints as text (a failed constraint deep in the
-standard library), on the lines of its output. The wording of Mojo 1.2 is matched; a message that no rule knows gets no
-sentence, and the compiler's own line stands alone.
+The input is the compiler's JSON diagnostics and, for errors that it only prints as text (a failed constraint
+deep in the standard library), the lines of its output. The rules match the wording of Mojo 1.2; other
+messages get no sentence, and only the compiler's own line is printed.
 """
 
 import re
@@ -153,7 +153,8 @@ SIZES = "A kernel's sizes arrive as Int32"
 
 
 def sizes_at(file: str, line: int) -> str:
-    """Return the first words on Int32, with the names of the sizes of the kernel in which a line of a file stands, if it has any."""
+    """Return a remark on Int32 with the names of the kernel's sizes, for the kernel of a line of a file, if
+    it has any."""
     try:
         item = Items({file: Path(file).read_text(encoding="utf-8")}).enclosing(file, line)
     except (OSError, UnicodeDecodeError):
@@ -202,9 +203,9 @@ def by_message(text: str) -> str | None:
 
 
 def pasteable(sentence: str, file: str) -> str:
-    """Return the sentence with the commands of the workbook in the form in which they are typed here.
+    """Return the sentence with the workbook's commands as they are typed here.
 
-    `reset` is of the puzzle whose folder an error's file is in; of another file's it stays `reset pNN`.
+    `reset` gets the puzzle of the error's file; for another file it stays `reset pNN`.
     """
     puzzle = next((inside for folder, inside in pairwise(Path(file).parts) if folder == "problems"), "pNN")
     return re.sub(
@@ -234,14 +235,14 @@ def integers(got: str, wanted: str) -> str | None:
 
 
 def float_from_integer(got: str, wanted: str) -> str | None:
-    """Explain an Int where a float is expected."""
+    """Explain an Int in place of a float."""
     if INTEGER.fullmatch(got) and FLOAT.fullmatch(wanted):
         return f"An integer does not become a float by itself: `{spell_type(wanted)}(...)`, as in `Scalar[accum](columns)`."
     return None
 
 
 def integer_from_float(got: str, wanted: str) -> str | None:
-    """Explain a float where an Int is expected, as in a sum that begins with 0."""
+    """Explain a float in place of an Int, as in a sum that starts with 0."""
     if FLOAT.fullmatch(got) and INTEGER.fullmatch(wanted):
         return (
             f"A float is given where `{wanted}` is wanted. If this is a sum: `var total = 0` is an Int and stays one, and a sum of "
@@ -251,7 +252,7 @@ def integer_from_float(got: str, wanted: str) -> str | None:
 
 
 def generic_dtype(got: str, wanted: str) -> str | None:
-    """Explain a vector whose dtype is a parameter where a fixed dtype is expected, or the reverse."""
+    """Explain a vector with a parametric dtype in place of a fixed dtype, or the reverse."""
     have, want = (re.fullmatch(r"SIMD\[(.+), (.+)\]", side) for side in (got, wanted))
     if have and want and have[1] != want[1]:
         return (
@@ -287,12 +288,13 @@ def spell_type(name: str) -> str:
 
 
 def failure_text(diagnostics: Sequence[Diagnostic], output: str, path: Path) -> str:
-    """Describe a failed compile in a few lines: the first error as the compiler put it, its reason, the sentence.
+    """Describe a failed compilation in a few lines: the compiler's first error, its reason, and an
+    explanation.
 
     Args:
         diagnostics: The located messages of the compiler.
         output: Everything that it printed.
-        path: The package, or the file, that was compiled; what else a message names was written around it.
+        path: The package or file that was compiled; other files in a message were generated.
     """
     errors = [diagnostic for diagnostic in diagnostics if diagnostic.kind == "error"]
     if not errors:
@@ -320,7 +322,7 @@ def failure_text(diagnostics: Sequence[Diagnostic], output: str, path: Path) -> 
 
 
 def shown_code(diagnostic: Diagnostic) -> list[str]:
-    """Return the line of code that a message is about, and a caret below its column; nothing if it is not known."""
+    """Return the line of code of a message, and a caret below its column; empty if unknown."""
     code = diagnostic.text.rstrip()
     if not code.strip():
         return []

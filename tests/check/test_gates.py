@@ -306,7 +306,7 @@ def test_an_error_of_the_compiler_in_another_s_blank_says_whose_it_is(asked, own
     line = blanks.find(source.read_text())["db"].line
 
     class Broken(Checker):
-        def _recorded(self, *_, **__):
+        def _record(self, *_, **__):
             raise CompileFailed(f"it does not compile\n{source}:{line}:9: error: no such name", "all of it")
 
     with pytest.raises(CompileFailed) as caught:

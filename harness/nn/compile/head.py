@@ -38,7 +38,7 @@ LOSS = ("input", "target", "weight", "size_average", "ignore_index", "reduce", "
 """The arguments of `F.cross_entropy`."""
 CASTS = ("float", "double", "half", "bfloat16", "to", "type", "type_as")
 SMALL = 2**25
-"""Bytes of logits in float32: below them a head is left as it is, unless requested."""
+"""Bytes of logits in float32 below which a head is not replaced, unless requested."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def casts(node: Node) -> bool:
 
 
 def unread(path: tuple[Node, ...]) -> str:
-    """Return what else reads the logits; else ""."""
+    """Return another reader of the logits, or ""."""
     for reader, node in pairwise(path):
         others = [user for user in node.users if user is not reader]
         if any(user.op == "output" for user in others):

@@ -1,8 +1,8 @@
 """Find LayerNorm -> Linear in a graph that Dynamo has captured.
 
-A backend gets PyTorch's own functions: `F.layer_norm`, `F.linear`, `torch.addmm` (GPT-2's Conv1D), methods
-such as `view`, before autograd; what is replaced here is replaced in the backward pass too.
-`meta["example_value"]` of a node is a fake tensor (shape, dtype, device).
+A backend gets PyTorch's own functions before autograd: `F.layer_norm`, `F.linear`, `torch.addmm` (GPT-2's
+Conv1D), methods such as `view`; a replacement applies to the backward pass too. `meta["example_value"]` of a
+node is a fake tensor (shape, dtype, device).
 """
 
 import operator
@@ -38,7 +38,7 @@ KEYWORDS: dict[Any, dict[str, str]] = {
     **{op: {"input": "bias", "self": "bias", "mat1": "input", "mat2": "weight"} for op in ADDMM},
     **{op: {"self": "input", "other": "weight", "mat2": "weight"} for op in MATMUL},
 }
-"""What PyTorch calls the arguments of these products, where the tables above have other names."""
+"""PyTorch's argument names of these products that differ from the tables above."""
 PRODUCTS = LINEAR | TRANSPOSED
 RESHAPES = ("view", "reshape", torch.reshape, aten.view.default, aten.reshape.default)
 DEVICES = ("cpu", "cuda")

@@ -1,6 +1,7 @@
-"""Tell the nodes of a graph that write to no tensor from those that may: what is not known to be pure is a writer.
+"""Classify the nodes of a graph into those that write to no tensor and those that may: unknown calls count
+as writers.
 
-No call may be moved from one side of a writer to the other.
+No call may be moved across a writer.
 """
 
 import functools

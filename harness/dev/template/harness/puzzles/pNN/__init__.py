@@ -1,4 +1,4 @@
-"""Puzzle NN: its spec, known mistakes, and what else only it knows."""
+"""Puzzle NN: its spec and known mistakes."""
 
 from harness.puzzles.pNN.spec import PUZZLE
 

@@ -22,8 +22,8 @@ from harness.nn.compile.match import (
     Match,
     graph_modules,
     keeps_rows,
-    scaled,
-    skipped,
+    list_factors,
+    is_no_op,
 )
 from harness.puzzles.p26.nodes import bound, layer_norm, shape, value, written_between
 
@@ -35,7 +35,7 @@ def find(gm):
     an addmm) hold the weight as [H, O]. `bound(node, names)` gives the arguments by name, however they were written.
     On the way from the product back to the LayerNorm may stand what `keeps_rows`: a reshape, or what does nothing.
     """
-    # BLANK-START find: from each product's input back to a LayerNorm; of what stands between, keep what is not `skipped`
+    # BLANK-START find: from each product's input back to a LayerNorm; of what stands between, keep nodes that are not `is_no_op`
     # FILL IN (about 27 lines)
     # BLANK-END find
 

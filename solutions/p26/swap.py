@@ -21,9 +21,9 @@ from harness.nn.compile.match import (
     TRANSPOSED,
     Match,
     graph_modules,
+    is_no_op,
     keeps_rows,
-    scaled,
-    skipped,
+    list_factors,
 )
 from harness.puzzles.p26.nodes import bound, layer_norm, shape, value, written_between
 
@@ -35,7 +35,7 @@ def find(gm):
     an addmm) hold the weight as [H, O]. `bound(node, names)` gives the arguments by name, however they were written.
     On the way from the product back to the LayerNorm may stand what `keeps_rows`: a reshape, or what does nothing.
     """
-    # BLANK-START find: from each product's input back to a LayerNorm; of what stands between, keep what is not `skipped`
+    # BLANK-START find: from each product's input back to a LayerNorm; of what stands between, keep nodes that are not `is_no_op`
     found = []
     for node in gm.graph.nodes:
         if node.op != "call_function" or node.target not in PRODUCTS:
@@ -43,7 +43,7 @@ def find(gm):
         product = bound(node, PRODUCTS[node.target])
         here, between = product["input"], []
         while keeps_rows(here):
-            between = between if skipped(here) else [here, *between]
+            between = between if is_no_op(here) else [here, *between]
             here = here.all_input_nodes[0]
         ln = layer_norm(here)
         if ln is None:
@@ -80,7 +80,7 @@ def refuse(match):
         match.linear_bias is not None and len(shape(match.linear_bias)) != 1
     ):
         return "weight or bias has another rank"
-    return scaled(match.linear)
+    return list_factors(match.linear)
     # BLANK-END refuse
 
 

@@ -27,6 +27,7 @@ from book.figures import (
     speed_table,
     timing_pages,
     unlearning,
+    worklog_results,
 )
 from book.figures.markdown_table import table
 from book.measure import record
@@ -121,6 +122,7 @@ FILES: dict[str, Callable[[], str]] = {
     **six_runs.FILES,
     **gradcheck_matrix.FILES,
     **unlearning.FILES,
+    **worklog_results.FILES,
     **{f"attention_{name}.svg": draw for name, draw in claims_chart.PICTURES.items()},
 }
 

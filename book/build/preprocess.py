@@ -5,7 +5,8 @@ mdBook hands over the book as JSON on standard input and takes it back on standa
 - `$...$`, `$$...$$`, `\\\\(...\\\\)` and `\\\\[...\\\\]` are TeX and become SVG; `$$...$$ {#name}` names a formula;
 - a fence with the language `run` holds command lines of the workbook, without `uv run workbook` in front;
 - a fence with the language `output` and a name holds what a command printed, from book/outputs/;
-- in a fence, `{{#blank FILE:ID}}` includes the body of a blank, `{{#function FILE:NAME}}` a whole function;
+- in a fence, `{{#blank FILE:ID}}` includes the body of a blank, `{{#function FILE:NAME}}` a whole function, `{{#diff FILE:ID}}` the
+  difference between the code that a blank is given with and its solution;
 - `{{#wrong PUZZLE}}` counts the wrong solutions that the gates of the page's hint ladders reject, and links them;
 - `{{#hints PUZZLE:BLANK}}` is the task of a blank, where the page has not shown it, and its hint ladder; a further rung with the same
   gate has a line that names its file;
@@ -19,6 +20,7 @@ Checked: every included file and anchor exists, every printed command is a task,
 no measured number and no comparison is typed by hand beside a record. A page ends with the records that its numbers are from.
 """
 
+import difflib
 import hashlib
 import html
 import json
@@ -68,6 +70,7 @@ INCLUDE = re.compile(r"(?<!\\)\{\{#(?:include|rustdoc_include) +([^}:\s]+)(?::([
 FUNCTION = re.compile(r"\{\{#function +([^}:\s]+):(\w+)\}\}")
 LINTER_NOTE = re.compile(r"\s+# noqa.*$")
 BLANK = re.compile(r"\{\{#blank +([^}:\s]+):(\w+)\}\}")
+DIFF = re.compile(r"\{\{#diff +([^}:\s]+):(\w+)\}\}")
 COMMAND = re.compile(
     r"\b(?:(?:pixi|uv) run (?:workbook )?|workbook )(p\d\d)\b|\b(?:pixi|uv) run workbook ([a-z][\w-]*)"
 )
@@ -109,7 +112,7 @@ def check_blanks(chapter: Chapter, folder: Path) -> None:
     for include in FUNCTION.finditer(chapter.text):
         if find_function(folder / include[1], include[2]) is None:
             chapter.fault(include.start(), f"cannot include function {include[2]} of {include[1]}")
-    for include in BLANK.finditer(chapter.text):
+    for include in [*BLANK.finditer(chapter.text), *DIFF.finditer(chapter.text)]:
         if find_blank(folder / include[1], include[2]) is None:
             chapter.fault(include.start(), f"cannot include blank {include[2]} of {include[1]}")
 
@@ -185,11 +188,18 @@ def paste(code: str, folder: Path) -> str:
         blank = find_blank(folder / include[1], include[2])
         return textwrap.dedent("\n".join(blank.body)) if blank else include[0]
 
+    def diff(include: re.Match) -> str:
+        blank = find_blank(folder / include[1], include[2])
+        if not blank:
+            return include[0]
+        before, after = (textwrap.dedent("\n".join(lines)).split("\n") for lines in (blank.given, blank.body))
+        return "\n".join(line.rstrip() for line in difflib.ndiff(before, after) if not line.startswith("?"))
+
     def function(include: re.Match) -> str:
         found = find_function(folder / include[1], include[2])
         return filled(found, folder / include[1]) if found else include[0]
 
-    return FUNCTION.sub(function, BLANK.sub(body, INCLUDE.sub(region, code)))
+    return FUNCTION.sub(function, DIFF.sub(diff, BLANK.sub(body, INCLUDE.sub(region, code))))
 
 
 def filled(code: str, file: Path) -> str:
@@ -311,7 +321,9 @@ def snippet(
 
 
 def task_fence(chapter: Chapter, puzzle: str, ladder: str, folder: Path, language: str) -> str:
-    """The task of a blank as a fence; nothing where the page itself includes it."""
+    """The task of a blank as a fence; nothing where the page itself includes it, or shows what becomes of the given code."""
+    if any(include[2] == ladder for include in DIFF.finditer(chapter.text)):
+        return ""
     code = stubs.stub(puzzle, ladder)
     hole = re.search(r"# BLANK-START .*", code or "")
     own = [paste(include[0], folder) for pattern in (FUNCTION, INCLUDE)

@@ -13,7 +13,9 @@ from book.figures import (
     every_size,
     heroes,
     ring_results,
+    worklog_results,
 )
+from book.figures.timing_pages import duration
 from book.measure import record
 from harness.puzzles.p25 import layout
 
@@ -58,6 +60,16 @@ class Rows:
         if len(matching) > 1:
             raise LookupError(f"{self.name}: {len(matching)} rows with these values, not one")
         return matching[0]
+
+
+# ---- The steps of puzzle 28 ----------------------------------------------------------------------------------
+
+median, passes, of_step, brief = (
+    worklog_results.median,
+    worklog_results.passes,
+    worklog_results.of_step,
+    duration,
+)
 
 
 # ---- Training and every size --------------------------------------------------------------------------------

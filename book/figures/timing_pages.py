@@ -7,7 +7,9 @@ from book.measure.record import rows
 
 def duration(microseconds: float) -> str:
     """Microseconds or milliseconds, with three digits."""
-    return f"{microseconds:#.3g} µs" if microseconds < 999.5 else f"{microseconds / 1000:#.3g} ms"
+    number, unit = (microseconds, "µs") if microseconds < 999.5 else (microseconds / 1000, "ms")
+    digits = f"{number:#.3g}".rstrip(".")
+    return f"{digits} {unit}"
 
 
 def ways() -> dict[str, float]:

@@ -1,5 +1,5 @@
-// The figures of two pages that stand by themselves: the matrix of "What gradcheck misses", and the vector of "A step that
-// unlearns". Without scripts there is a table and a still picture. Nothing is fetched; all data stands in the page.
+// The figures of three pages that stand by themselves: the matrix of "What gradcheck misses", the vector of "A step that
+// unlearns", and the climb of "Make it fast, backwards too". Without scripts there is a table and a still picture. Nothing is fetched; all data stands in the page.
 (function () {
     'use strict';
 
@@ -262,7 +262,64 @@
         play();
     }
 
-    const PLAYERS = { catches, unlearning };
+    // ---- Make it fast, backwards too ------------------------------------------------------------------------------
+
+    // The time of both passes step by step, beside the picture of each step, which stands further down on the page.
+    function climb(place) {
+        const stops = JSON.parse(place.querySelector('.climb-data').textContent);
+        const chart = place.querySelector('svg'), dots = [...chart.querySelectorAll('.stop')];
+        const drawings = [...document.querySelectorAll('.hero svg')];
+        const here = shape('circle', { r: 9, class: 'tip' }), picture = element('div', { class: 'climb-picture' });
+        const title = element('strong', {}), facts = element('p', { role: 'status' }), figure = place.querySelector('figure');
+        const slider = element('input', { type: 'range', min: 0, max: stops.length - 1, step: 1, 'aria-label': 'steps done' });
+        let now = 0, frame = 0, frames = 1, timer = null;
+        chart.append(here);
+
+        function draw(number) {
+            frame = number;
+            picture.querySelectorAll('[data-from]').forEach(function (group) {
+                const shown = Number(group.dataset.from) <= frame && frame <= Number(group.dataset.to);
+                group.setAttribute('visibility', shown ? 'visible' : 'hidden');
+            });
+        }
+
+        function show(index, moving) {
+            now = index;
+            const stop = stops[index], drawing = drawings[index - 1];
+            here.setAttribute('cx', dots[index].getAttribute('cx'));
+            here.setAttribute('cy', dots[index].getAttribute('cy'));
+            title.textContent = stop.title;
+            facts.textContent = `Both passes: ${stop.time}.` + (index ? ` ${stop.counter}; ${stop.change}.` : ' Every kernel is in its first form.');
+            picture.replaceChildren(...(drawing ? [drawing.cloneNode(true)] : []));
+            frames = 1 + Math.max(0, ...[...picture.querySelectorAll('[data-to]')].map(function (group) { return Number(group.dataset.to); }));
+            draw(moving ? 0 : frames - 1);
+            slider.value = index;
+            place.dataset.step = String(index);
+        }
+
+        function stop() { clearInterval(timer); timer = null; }
+
+        function play() {
+            stop();
+            if (CALM) { show(stops.length - 1); return; }
+            if (now === stops.length - 1) { show(0, true); }
+            timer = setInterval(function () {
+                if (frame < frames - 1) { draw(frame + 1); return; }
+                show((now + 1) % stops.length, true);
+            }, 1300);
+        }
+
+        function go(index) { stop(); show(index); }
+        slider.addEventListener('input', function () { go(Number(slider.value)); });
+        dots.forEach(function (dot, index) { dot.addEventListener('click', function () { go(index); }); });
+        place.prepend(element('div', { class: 'player-buttons' }, button('Play', play), button('Stop', stop),
+            button('Back', function () { go(Math.max(now - 1, 0)); }), button('Next', function () { go(Math.min(now + 1, stops.length - 1)); })));
+        figure.prepend(element('div', {}, chart, slider, facts), element('div', { class: 'climb-step' }, title, picture));
+        show(0, true);
+        play();
+    }
+
+    const PLAYERS = { catches, unlearning, climb };
     document.querySelectorAll('[data-piece]').forEach(function (place) {
         PLAYERS[place.dataset.piece](place);
         // Elsewhere on a page the arrow keys turn to the next chapter.

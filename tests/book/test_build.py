@@ -23,6 +23,8 @@ FAULTS = {
         r"src/page\.md:4: .*0 lines `ANCHOR: bdy`"),
     "open anchor": ("# P\n\n{{#include ../../code.mojo:open}}\n",
         r"src/page\.md:3: .*0 lines `ANCHOR_END: open`"),
+    "unknown blank of a diff": ("# P\n\n```diff\n{{#diff ../../code.mojo:one}}\n```\n",
+        r"src/page\.md:4: cannot include blank one of \.\./\.\./code\.mojo"),
     "unknown command in a run fence": ("# P\n\n```run\nfind p22\n```\n",
         r"src/page\.md:3: `workbook find`: no such command"),
     "unknown puzzle in prose": ("# P\n\nSay `pixi run p77`.\n",
@@ -290,6 +292,13 @@ def test_hint_ladder_is_that_of_the_command_line_and_stands_once_for_a_gate(smal
     assert "The same blank is in problems/p22/backward.py; workbook hint p22 numpy-dW has its hints." in words
     assert "atomic_add(grad_weight, o * H + h" in page
     assert "grad_weight, o" not in index.read_text()
+
+
+def test_a_diff_leads_from_the_given_code_to_the_solution(small_book):
+    text = "# BLANK-START one: a task\nx = 1\ny = 2\n# BLANK-GIVEN one\n# x = 3\n# y = 2\n# BLANK-END one\n"
+    (small_book.book / "given.mojo").write_text(text)
+    assert small_book("# P\n\n```diff\n{{#diff ../given.mojo:one}}\n```\n") == []
+    assert "- x = 3\n+ x = 1\n  y = 2\n</code>" in (small_book.html / "page.html").read_text()
 
 
 def test_code_is_not_searched_for_formulas(small_book):

@@ -2,13 +2,15 @@
 
 import json
 import math
+import re
 
 import pytest
 import torch
 from browser import PHONE, find_browser
 
-from book.figures import gradcheck_matrix
-from book.measure import record, unlearning
+from book.figures import gradcheck_matrix, worklog_results
+from book.figures.bench_results import time_text
+from book.measure import outputs, record, unlearning
 from book.measure.gradient_edits import row
 from book.measure.hunt_versions import versions
 from harness.puzzles.p21.hunt import USUAL
@@ -174,3 +176,49 @@ def test_the_vector_moves_by_itself_by_keys_and_by_dragging(browser, site):
         )
     assert float(browser.run(loss)) < 8, "dragged away from the worst place"
     assert browser.errors == []
+
+
+# ---- Make it fast, backwards too ----------------------------------------------------------------------------
+
+WORKLOG = "puzzle_28/puzzle_28.html"
+
+
+def test_a_worklog_s_table_has_the_recorded_counters_and_times():
+    lines = worklog_results.step_table("rows").splitlines()
+    (reported,) = re.findall(
+        r"^   rows +sectors / fewest +(\S+) +(\S+) ", outputs.load("fast_steps").text, re.M
+    )
+    assert [cell.strip() for cell in lines[2].strip("|").split("|")] == ["sectors / fewest", *reported]
+    assert time_text(worklog_results.median("solution", "rows")) in lines[3]
+    assert len(worklog_results.all_steps().splitlines()) == 2 + 1 + 12
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [(21, 1, "21 times as fast"), (4, 2, "2.0 times as fast"), (100, 81, "19% less time"), (100, 101, "no change in time"), (100, 110, "10% more time")],
+)  # fmt: skip
+def test_a_change_of_a_time_in_words(before, after, words):
+    assert worklog_results.change(before, after) == words
+
+
+@needs_browser
+def test_the_climb_moves_by_itself_and_stops_at_a_key(browser, site):
+    browser.open(site / WORKLOG)
+    step = "document.querySelector('[data-piece=climb]').dataset.step"
+    first = browser.run(step)
+    browser.wait_for(f"{step} !== '{first}'")
+    browser.run("document.querySelector('.player input[type=range]').focus()")
+    browser.press("End")
+    status = browser.run("document.querySelector('.player [role=status]').textContent")
+    assert browser.run(step) == "12" and time_text(worklog_results.passes()[-1]) in status
+    assert browser.run("document.querySelectorAll('.climb-picture svg').length") == 1
+    assert browser.run("location.pathname").endswith(WORKLOG) and browser.errors == []
+
+
+@needs_browser
+def test_each_step_has_a_picture_that_opens_on_its_last_frame(browser, site):
+    browser.open(site / WORKLOG)
+    assert browser.run("document.querySelectorAll('.hero').length") == 12
+    assert browser.run(
+        "[...document.querySelectorAll('.hero')].every(h => h.dataset.step === h.dataset.still && Number(h.dataset.still) < 16)"
+    )

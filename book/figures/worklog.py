@@ -1,0 +1,532 @@
+"""Puzzle 28's worklog in pictures: for each step the lanes of a warp over what they load, before and after.
+
+Where a lane reads is computed from the kernels' own constants. `worklog_results.py` has the tables and the climb.
+"""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from book.figures.figures import Steps, kernel_constant
+
+constant = partial(kernel_constant, puzzle="p28")
+LANES, KEPT, SLAB, TILE = (constant(name) for name in ("LANES", "KEPT", "SLAB", "TILE"))
+BLOCK, EACH = constant("BLOCK"), constant("EACH")
+WIDTH, SECTOR, FLOAT, VECTOR = 768, 32, 4, constant("VECTOR_BYTES")
+"""Elements of a row of GPT-2 small; bytes of a sector, of a float32, and of the widest load."""
+HOT = "var(--links)"
+
+
+class Lanes(Steps):
+    """A drawing in two frames or more, in which the lanes at work have the colour of links."""
+
+    def __init__(self, height: int, label: str, frames: int = 2):
+        super().__init__(height, label, still=frames - 1)
+
+    def hero(self, caption: str, opening: str = "") -> str:
+        """The box, no wider than its letters need."""
+        return super().hero(caption, opening).replace('class="hero"', 'class="hero lanes"', 1)
+
+    def grid(self, x: float, y: float, columns: int, rows: int, wide: float, high: float) -> None:
+        """Thin lines around cells."""
+        down = "".join(f"M{x + wide * i:g} {y:g}v{high * rows:g}" for i in range(columns + 1))
+        across = "".join(f"M{x:g} {y + high * i:g}h{wide * columns:g}" for i in range(rows + 1))
+        self.parts.append(
+            f'<path d="{down}{across}" stroke="currentColor" stroke-opacity="0.3" fill="none"/>'
+        )
+
+    def fill(
+        self, x: float, y: float, wide: float, high: float, cells: Iterable[tuple[int, int]], opacity: float = 0.9
+    ) -> None:  # fmt: skip
+        """Coloured cells (row, column) of a grid, a rectangle for each run in a row."""
+        runs: list[list[int]] = []
+        for row, column in sorted(cells):
+            if runs and runs[-1][0] == row and sum(runs[-1][1:]) == column:
+                runs[-1][2] += 1
+            else:
+                runs.append([row, column, 1])
+        path = "".join(
+            f"M{x + wide * column:g} {y + high * row:g}h{wide * count:g}v{high:g}h{-wide * count:g}z"
+            for row, column, count in runs
+        )
+        self.parts.append(f'<path d="{path}" style="fill:{HOT}" fill-opacity="{opacity:g}"/>')
+
+    def rays(self, ends: Iterable[tuple[float, float, float, float]], opacity: float) -> None:
+        """Thin lines, each from (x0, y0) to (x1, y1)."""
+        path = "".join(f"M{x0:g} {y0:g}L{x1:g} {y1:g}" for x0, y0, x1, y1 in ends)
+        self.parts.append(
+            f'<path d="{path}" stroke="currentColor" stroke-opacity="{opacity:g}" fill="none"/>'
+        )
+
+    def frame(self, number: int, words: str, *notes: tuple[float, float, str]) -> None:
+        """The words of a frame, and what it says inside the picture at x and y."""
+        self.words.append(words)
+        with self.during(number):
+            for x, y, note in notes:
+                self.text(x, y, note, size=14, anchor="start")
+
+
+def rows() -> str:
+    """A warp's first load: of one column, a thread to a row; and of one row, a thread to a column."""
+    wide, high, left, top, shown = 10.5, 6.5, 56, 14, 32
+    of_sector = SECTOR // FLOAT
+    asked = [[(lane, 0) for lane in range(LANES)], [(0, lane) for lane in range(LANES)]]
+    sectors = [{(row, column // of_sector) for row, column in cells} for cells in asked]
+    drawing = Lanes(top + int(high * shown) + 62, "32 lanes load from 32 rows, then from one row.")
+    drawing.grid(left, top, shown, shown, wide, high)
+    for number, (cells, touched) in enumerate(zip(asked, sectors, strict=True)):
+        moved = {(row, of_sector * s + i) for row, s in touched for i in range(of_sector)}
+        y = top + high * shown + 24
+        with drawing.during(number):
+            drawing.fill(left, top, wide, high, moved, 0.3)
+            drawing.fill(left, top, wide, high, cells)
+        times = len(touched) * SECTOR // (LANES * FLOAT)
+        drawing.frame(
+            number,
+            (
+                "Before: a thread to a row. At its first load the warp reads a column, and each lane's sector brings seven elements that nobody asked for.",
+                "After: a warp to a row. The same 32 loads lie side by side, and every byte that moves was asked for.",
+            )[number],
+            (left, y, f"asked for: {LANES * FLOAT} bytes"),
+            (left, y + 22, f"moved: {len(touched)} sectors, {len(touched) * SECTOR:,} bytes, {times} × what was asked for"),
+        )  # fmt: skip
+    for lane in (0, LANES - 1):
+        with drawing.during(0):
+            drawing.text(left - 4, top + high * lane + 8, f"lane {lane}", anchor="end", size=12)
+        with drawing.during(1):
+            drawing.text(left + wide * (lane + 0.5), top - 4, str(lane), size=12)
+    with drawing.during(1):
+        drawing.text(left - 4, top - 4, "lane", anchor="end", size=12)
+    return drawing.hero(
+        "Strong: what a warp's 32 lanes ask for at their first load, in float32. Pale: the rest of each sector."
+    )
+
+
+def once() -> str:
+    """Three readings of a row, and one into the lanes' registers."""
+    drawing = Lanes(300, "A row read three times, then once into registers.")
+    left, wide, each = 24, 13.5, WIDTH // LANES
+    users = [(90, "mean"), (240, "variance"), (390, "output")]
+    drawing.labelled(left, 8, wide * LANES, 28, f"a row of x in memory: {WIDTH} elements", shade=0.1)
+    for x, name in users:
+        drawing.labelled(x - 56, 226, 112, 30, name, shade=0.06)
+    with drawing.during(0):
+        for x, _ in users:
+            drawing.arrow(x, 36, x, 226)
+    with drawing.during(1):
+        drawing.arrow(240, 36, 240, 62)
+        drawing.fill(left, 64, wide, 3.5, [(i, lane) for i in range(each) for lane in range(LANES)], 0.45)
+        for x, _ in users:
+            drawing.arrow(x, 66 + 3.5 * KEPT, x, 226, faint=True)
+        drawing.grid(left, 64, LANES, KEPT, wide, 3.5)
+    drawing.frame(0, "Before: each loop reads the row again.", (150, 286, "3 readings of every element"))
+    drawing.frame(
+        1,
+        f"After: lane l keeps elements l, l + {LANES}, l + {2 * LANES}, ... in registers, and all three loops read those.",
+        (70, 286, f"1 reading; {each} of {KEPT} registers a lane are full"),
+    )
+    return drawing.hero("A column of the grid is one lane's registers.")
+
+
+def vectors() -> str:
+    """128 neighbouring elements in four requests, and in one."""
+    width, wide, left = VECTOR // FLOAT, 13.5, 24
+    drawing = Lanes(210, "Four requests of 32 elements, then one of 128.")
+    for line in range(width):
+        drawing.grid(left, 30 + 36 * line, LANES, 1, wide, 24)
+    taken = [[(line, lane) for line in range(width)] for lane in (0, 5)]  # one element of each request
+    packed = [[divmod(width * lane + i, LANES) for i in range(width)] for lane in (0, 5)]
+    for number, lanes in enumerate((taken, packed)):
+        with drawing.during(number):
+            for cells, opacity in zip(lanes, (0.9, 0.45), strict=True):
+                for line, column in cells:
+                    drawing.fill(left, 30 + 36 * line, wide, 24, [(0, column)], opacity)
+            if number == 0:
+                for line in range(width):
+                    drawing.box(left - 3, 27 + 36 * line, wide * LANES + 6, 30, thick=2, radius=5)
+            else:
+                drawing.box(left - 3, 27, wide * LANES + 6, 36 * width - 6, thick=2, radius=5)
+    drawing.text(left, 18, "128 elements of float32, in four lines", anchor="start", size=14)
+    drawing.frame(
+        0,
+        "Before: at each load a lane takes 4 bytes, so a warp asks four times.",
+        (left, 198, f"{width} requests: lane 0 strong, lane 5 pale"),
+    )
+    drawing.frame(
+        1,
+        "After: a lane takes four neighbours, 16 bytes, at once, and the warp asks once.",
+        (left, 198, "1 request, as many bytes as before"),
+    )
+    return drawing.hero(
+        "A frame is one request. In bfloat16, where 16 bytes are eight elements, eight requests become one."
+    )
+
+
+def shuffles() -> str:
+    """Sums through shared memory, then five exchanges between lanes."""
+    steps, wide, left, top, high = LANES.bit_length() - 1, 13.5, 24, 26, 44
+    drawing = Lanes(
+        top + high * steps + 70, "A sum through shared memory, then in five steps of shuffles.", steps + 1
+    )
+    at = lambda lane: left + wide * (lane + 0.5)  # noqa: E731
+    drawing.text(left, 16, "a part of the sum in each of 32 lanes", anchor="start", size=14)
+    drawing.grid(left, top, LANES, 1, wide, 14)
+    with drawing.during(0):
+        drawing.labelled(left, top + 74, wide * LANES, 30, f"shared memory: {LANES} words", shade=0.15)
+        drawing.segment(left, top + 128, left + wide * LANES, top + 128, dash="6 4", thick=2)
+        drawing.text(left + wide * LANES / 2, top + 122, "barrier", size=14)
+        drawing.rays([(at(lane), top + 14, at(lane), top + 74) for lane in range(LANES)], 0.4)
+        drawing.rays([(at(lane), top + 104, at(9), top + 196) for lane in range(LANES)], 0.25)
+        drawing.grid(left, top + 196, LANES, 1, wide, 14)
+        drawing.fill(left, top + 196, wide, 14, [(0, 9)])
+    for step in range(steps):
+        distance, y = 1 << step, top + 14 + high * step
+        with drawing.during(step + 1, steps):
+            drawing.rays([(at(lane), y, at(lane ^ distance), y + high - 14) for lane in range(LANES)], 0.45)
+            drawing.rays([(at(lane), y, at(lane), y + high - 14) for lane in range(LANES)], 0.2)
+            drawing.grid(left, y + high - 14, LANES, 1, wide, 14)
+            drawing.fill(left, y + high - 14, wide, 14, [(0, 0)])
+        with drawing.during(step + 1):
+            drawing.fill(left, top, wide, 14, [(0, lane) for lane in range(2 * distance)], 0.5)
+    y = top + high * steps + 50
+    drawing.frame(
+        0,
+        "Before: each lane stores a word, waits, and reads what 32 lanes have stored; here lane 9.",
+        (left, y, "1 word stored and 32 read by each lane, 2 barriers"),
+    )
+    for step in range(steps):
+        drawing.frame(
+            step + 1,
+            f"Step {step + 1}: every lane adds what the lane at distance {1 << step} has. Lane 0's sum now holds {2 << step} lanes.",
+            (left, y, f"distance {1 << step}: {2 << step} lanes in each sum, no shared memory"),
+        )
+    return drawing.hero(
+        "Coloured below: lane 0's sum after each step. Coloured above: whose parts are in it."
+    )
+
+
+def dx() -> str:
+    """x and dln read twice; then once, into two grids of registers."""
+    drawing = Lanes(292, "x and dln read twice, then once.")
+    users = ((120, "c1, c2"), (360, "dx"))
+    for x, name in ((120, "a row of x"), (360, "the row of dln")):
+        drawing.labelled(x - 108, 8, 216, 28, name, shade=0.1)
+    for x, name in users:
+        drawing.labelled(x - 60, 218, 120, 30, name)
+    with drawing.during(0):
+        for x in (120, 360):
+            for other, _ in users:
+                drawing.arrow(x, 36, other + (12 if x > 200 else -12), 218)
+    with drawing.during(1):
+        for x, name in ((120, "x_hat"), (360, "g = dln · gamma")):
+            drawing.arrow(x, 36, x, 60)
+            drawing.fill(
+                x - 104,
+                62,
+                6.5,
+                3.2,
+                [(i, lane) for i in range(WIDTH // LANES) for lane in range(LANES)],
+                0.45,
+            )
+            drawing.grid(x - 104, 62, LANES, KEPT, 6.5, 3.2)
+            drawing.text(x, 180, name, size=14)
+            for other, _ in users:
+                drawing.arrow(x, 188, other + (12 if x > 200 else -12), 218, faint=True)
+    drawing.frame(
+        0,
+        "Before: the sums c1 and c2 read both rows, and dx, which needs the sums, reads them again.",
+        (120, 282, "2 readings of x, dln and gamma"),
+    )
+    drawing.frame(
+        1,
+        "After: a lane keeps its part of x_hat and of g. The sums come by shuffles, and dx from registers.",
+        (120, 282, "1 reading of each"),
+    )
+    return drawing.hero("dx cannot begin before the last element of the row has gone into both sums.")
+
+
+def dgamma() -> str:
+    """All rows add to one place; then each slab to its own, and a second stage adds up the slabs."""
+    slabs, high, wide, left, top = 4, 3, 7, 24, 22
+    drawing = Lanes(290, "Atomics of all rows at one sum, then partial sums of slabs.", 3)
+    count = slabs * SLAB
+    drawing.text(left, 14, f"{count} rows, 32 columns: a lane walks down a column", anchor="start", size=14)
+    for slab in range(slabs):
+        drawing.grid(left, top + (high * SLAB + 8) * slab, LANES, SLAB, wide, high)
+    bottom = top + (high * SLAB + 8) * slabs
+    for slab in range(slabs):
+        y = top + (high * SLAB + 8) * slab
+        with drawing.during(0):
+            drawing.rays([(left + wide * LANES, y + high * row, 360, 130) for row in range(0, SLAB, 3)], 0.4)
+        with drawing.during(1, 2):
+            drawing.fill(left, y, wide, high, [(row, 6) for row in range(SLAB)], 0.6)
+            drawing.arrow(left + wide * LANES, y + high * SLAB / 2, 300, y + high * SLAB / 2)
+            drawing.labelled(300, y + 10, 76, 28, "sums", shade=0.15)
+        with drawing.during(2):
+            drawing.arrow(376, y + high * SLAB / 2, 414, 130 + 6 * (slab - 1.5))
+    with drawing.during(0):
+        drawing.labelled(360, 106, 100, 48, "dgamma", "dbeta", shade=0.15)
+    with drawing.during(2):
+        drawing.labelled(414, 100, 64, 60, "dgamma", "dbeta", shade=0.15)
+    y = bottom + 22
+    drawing.frame(
+        0,
+        f"Before: every row adds to the same sum by an atomic. {count} additions queue at each column, in another order in every run.",
+        (left, y, f"{count} atomics at each column"),
+    )
+    drawing.frame(
+        1,
+        f"First stage: each slab of {SLAB} rows has sums of its own, and one lane alone adds up a column of it.",
+        (left, y, f"{slabs} slabs, {slabs} sums a column, no atomic"),
+    )
+    drawing.frame(
+        2,
+        "Second stage, a launch of its own: the slabs' sums are added in a fixed order.",
+        (left, y, "the same bits in every run"),
+    )
+    return drawing.hero(f"Coloured: what one lane adds up of each slab of {SLAB} rows.")
+
+
+def product(label: str, wide: float, cells: int, thin: bool) -> tuple[Lanes, float, float, float, float]:
+    """A picture of a product: a on the left, b above, results where they meet; where the results are, and where a and b begin."""
+    span, left, top = cells * wide, 30.0, 24.0
+    x, y = left + span + 12, top + span + 14
+    drawing = Lanes(int(y + span) + 10, label)
+    for at_x, at_y, name in ((left, y, "a"), (x, top, "b, turned"), (x, y, "results")):
+        drawing.grid(at_x, at_y, *((cells, cells, wide, wide) if thin else (1, 1, span, span)))
+        drawing.text(at_x, at_y - 4, name, anchor="start", size=13)
+    return drawing, x, y, left, top
+
+
+def corner(*lines: str) -> list[tuple[float, float, str]]:
+    """Lines in the free corner of a product's picture."""
+    return [(30, 100 + 22 * i, line) for i, line in enumerate(lines)]
+
+
+def tiled() -> str:
+    """A warp's results, and what it reads of a and b at one k; then tiles that serve a whole block."""
+    wide, row, k = 6.2, 5, 9
+    drawing, x, y, left, top = product("A product from memory, then through tiles.", wide, TILE, True)
+    every = [(i, j) for i in range(TILE) for j in range(TILE)]
+    drawing.fill(x, y, wide, wide, [(row, lane) for lane in range(LANES)])
+    with drawing.during(0):
+        drawing.fill(left, y, wide, wide, [(row, k)])
+        drawing.fill(x, top, wide, wide, [(k, lane) for lane in range(LANES)])
+    with drawing.during(1):
+        for at_x, at_y in ((left, y), (x, top)):
+            drawing.fill(at_x, at_y, wide, wide, every, 0.35)
+            drawing.box(at_x, at_y, TILE * wide, TILE * wide, thick=2.5)
+        drawing.fill(left, y, wide, wide, [(row, i) for i in range(TILE)])
+    drawing.frame(
+        0,
+        "Before: 32 lanes make 32 results of a row. For each k they read one element of a and 32 of b, which lie in 32 different rows of memory.",
+        *corner("2 elements from memory", "for each multiply-add"),
+    )
+    drawing.frame(
+        1,
+        f"After: the block copies {TILE} x {TILE} elements of each matrix into shared memory, along rows, and all {TILE} x {TILE} results take theirs from there.",
+        *corner("2 elements from memory", f"for {TILE} multiply-adds"),
+    )
+    return drawing.hero("The coloured results are one warp's. Frames are tiles in shared memory.")
+
+
+def registers() -> str:
+    """One result of a thread, and its 4 x 4."""
+    wide, apart, size = 3.1, BLOCK // EACH, 8
+    drawing, x, y, left, top = product("A thread with one result, then with 4 x 4.", wide, BLOCK, False)
+    ty, tx, k = 3, 5, 8
+    own_rows, own_columns = ([at + i * apart for i in range(EACH)] for at in (ty, tx))
+    drawing.fill(
+        x,
+        y,
+        wide,
+        wide,
+        [(r + i * apart, c) for r in (2, 3) for i in range(EACH) for c in range(BLOCK)],
+        0.25,
+    )
+    for number, (of_a, of_b) in enumerate(((own_rows[:1], own_columns[:1]), (own_rows, own_columns))):
+        with drawing.during(number):
+            for r in of_a:
+                drawing.segment(
+                    left + wide * k, y + wide * r, x + wide * of_b[-1], y + wide * r, opacity=0.35
+                )
+            for c in of_b:
+                drawing.segment(x + wide * c, top + wide * k, x + wide * c, y + wide * of_a[-1], opacity=0.35)
+            places = [(left + wide * k, y + wide * r) for r in of_a] + [
+                (x + wide * c, top + wide * k) for c in of_b
+            ]
+            places += [(x + wide * c, y + wide * r) for r in of_a for c in of_b]
+            for at_x, at_y in places:
+                drawing.fill(at_x - size / 2, at_y - size / 2, size, size, [(0, 0)])
+    drawing.frame(
+        0,
+        "Before: two numbers come from shared memory for every multiply-add.",
+        *corner("2 numbers for 1", f"multiply-add: {2 * FLOAT} bytes"),
+    )
+    drawing.frame(
+        1,
+        f"After: {EACH} numbers of a and {EACH} of b go into registers, and each meets each.",
+        *corner(
+            f"{2 * EACH} numbers for {EACH * EACH}",
+            f"multiply-adds: {2 * EACH * FLOAT / EACH**2:g} bytes",
+            "for each",
+        ),
+    )
+    return drawing.hero(
+        f"A block makes {BLOCK} x {BLOCK} results. Squares: those of one thread, {apart} apart. Stripes: those of its warp."
+    )
+
+
+def copies() -> str:
+    """Copy and multiplication in turn, then at once."""
+    drawing = Lanes(236, "Copies and multiplications in turn, then at the same time.")
+    unit, left, tiles = 50, 78, 4
+    for y, name in ((36, "copy"), (96, "multiply")):
+        drawing.text(left - 8, y + 26, name, anchor="end", size=14)
+        drawing.segment(left, y + 44, 476, y + 44, opacity=0.3)
+    for number, starts in enumerate(
+        ([(2 * i, 2 * i + 1) for i in range(tiles)], [(i, i + 1) for i in range(tiles)])
+    ):
+        with drawing.during(number):
+            for tile, (copied, multiplied) in enumerate(starts):
+                drawing.labelled(left + unit * copied, 36, unit - 2, 40, str(tile), shade=0.15, size=15)
+                x = left + unit * multiplied
+                drawing.parts.append(
+                    f'<rect x="{x}" y="96" width="{unit - 2}" height="40" rx="2" style="fill:{HOT}" fill-opacity="0.35" stroke="currentColor"/>'
+                )
+                drawing.text(x + unit / 2 - 1, 121, str(tile), size=15)
+            end = left + unit * (starts[-1][1] + 1)
+            drawing.segment(end, 20, end, 160, dash="5 4", thick=2)
+    drawing.text(left, 184, "time →", anchor="start", size=14)
+    drawing.frame(
+        0,
+        "Before: a tile is copied, waited for, and multiplied. While it is on its way, nobody multiplies.",
+        (left, 216, "nothing is hidden"),
+    )
+    drawing.frame(
+        1,
+        "After: the next tile is on its way into a second buffer while this one is multiplied. Only the first has to be waited for.",
+        (left, 216, "every copy but the first is hidden"),
+    )
+    return drawing.hero(
+        "Four tiles of a product. Lengths are no measurement; here a copy takes as long as a multiplication."
+    )
+
+
+def tensor(lane: int = 5) -> str:
+    """Which elements of the 16 x 8 results, and of the factors, a lane holds at an `mma`."""
+    wide, high, left, top = 26, 16, 40, 24
+    drawing = Lanes(474, f"The fragments of an mma; those of lane {lane} are coloured.")
+    x, y = left + 16 * 12 + 14, top + 16 * 9 + 14
+    row, column = lane // 4, 2 * (lane % 4)
+    drawing.grid(left, y, 16, 16, 12, high)
+    drawing.grid(x, top, 8, 16, wide, 9)
+    drawing.grid(x, y, 8, 16, wide, high)
+    for at_x, at_y, name in ((left, y, "16 rows of a, 16 deep"), (x, top, "8 rows of b, turned")):
+        drawing.text(at_x, at_y - 5, name, anchor="start", size=13)
+    results = [(r, c) for r in (row, row + 8) for c in (column, column + 1)]
+    drawing.fill(x, y, wide, high, results, 0.45)
+    for r in range(16):
+        for c in range(8):
+            drawing.text(x + wide * (c + 0.5), y + high * r + 12, str(4 * (r % 8) + c // 2), size=11)
+    with drawing.during(0):
+        drawing.fill(left, y, 12, high, [(r, 3) for r in (row, row + 8)])
+        drawing.fill(x, top, wide, 9, [(3, c) for c in (column, column + 1)])
+    with drawing.during(1):
+        drawing.fill(
+            left,
+            y,
+            12,
+            high,
+            [(r, k + i) for r in (row, row + 8) for k in (column, column + 8) for i in (0, 1)],
+        )
+        drawing.fill(x, top, wide, 9, [(k + i, row) for k in (column, column + 8) for i in (0, 1)])
+    below = y + 16 * high + 24
+    drawing.frame(
+        0,
+        f"Before: for each k lane {lane} takes two elements of a and two of b for its four results, and multiplies them one by one.",
+        (left, below, "64 instructions of the warp for 2,048 multiply-adds"),
+    )
+    drawing.frame(
+        1,
+        f"After: lane {lane} hands in eight elements of a and four of b. Those of b are not even of its own results' columns: the tensor core distributes them.",
+        (left, below, "1 instruction of the warp for 2,048 multiply-adds"),
+    )
+    return drawing.hero("A number is the lane that holds the result. Coloured: what lane 5 holds.")
+
+
+def layouts() -> str:
+    """What `ld_matrix` gives each lane of 8 x 8 elements, as they lie and transposed."""
+    wide, high, left, top = 26, 24, 24, 112
+    drawing = Lanes(346, "Three transposes in memory, then none: ld_matrix turns 8 x 8 elements.")
+    of_lane: list[Callable[[int, int], int]] = [lambda r, c: 4 * r + c // 2, lambda r, c: 4 * c + r // 2]
+    launches = (
+        ["dY, turned", "W, turned", "ln, turned", "dln = dY W", "dW = dYᵀ ln"],
+        ["dln = dY W", "dW = dYᵀ ln"],
+    )
+    for number, names in enumerate(launches):
+        with drawing.during(number):
+            for i, name in enumerate(names):
+                drawing.labelled(24 + 88 * i, 34, 84, 34, name, shade=0.3 if "=" in name else 0.06, size=12)
+    drawing.text(24, 24, "launches", anchor="start", size=14)
+    for place, (words, lane_of) in enumerate(zip(("as they lie", "transposed"), of_lane, strict=True)):
+        x = left + place * (8 * wide + 16)
+        with drawing.during(place, 1):
+            drawing.text(x, top - 8, f"ld_matrix, {words}", anchor="start", size=14)
+            drawing.grid(x, top, 8, 8, wide, high)
+            drawing.fill(
+                x, top, wide, high, [(r, c) for r in range(8) for c in range(8) if lane_of(r, c) == 5], 0.45
+            )
+            for r in range(8):
+                for c in range(8):
+                    drawing.text(x + wide * (c + 0.5), top + high * r + 17, str(lane_of(r, c)), size=12)
+    y = top + 8 * high + 28
+    drawing.frame(
+        0,
+        "Before: a lane gets two neighbours of a row. What lies across the sum is transposed in memory first.",
+        (left, y, "3 launches that only copy, and 2 products"),
+    )
+    drawing.frame(
+        1,
+        "After: the tile is copied as it lies, and a lane gets two neighbours of a column: what it would have got of the transposed matrix.",
+        (left, y, "2 products"),
+    )
+    return drawing.hero(
+        "8 x 8 elements of a tile in shared memory. A number is the lane into whose register the element goes; lane 5 is coloured."
+    )
+
+
+def epilogue() -> str:
+    """The output through memory three times, then once; and the blocks that add up dY."""
+    drawing = Lanes(330, "The output crosses memory three times, then once.")
+    drawing.labelled(24, 34, 432, 40, "results in registers", shade=0.15, size=15)
+    drawing.labelled(24, 150, 432, 34, "memory", shade=0.06, size=15)
+    with drawing.during(0):
+        for x, up, words in ((90, False, "y without b"), (230, True, "y, to add b"), (370, False, "y")):
+            drawing.arrow(x, *((150, x, 74) if up else (74, x, 150)))
+            drawing.text(x + 8, 116, words, anchor="start", size=14)
+    with drawing.during(1):
+        drawing.arrow(240, 74, 240, 150)
+        drawing.text(248, 116, "y + b", anchor="start", size=14)
+    drawing.text(24, 24, "the forward product", anchor="start", size=14)
+    columns, rows_, wide, high = 6, 24, 40, 3.5
+    drawing.text(24, 212, "blocks of dW's product", anchor="start", size=14)
+    drawing.grid(24, 220, columns, rows_, wide, high)
+    with drawing.during(1):
+        drawing.fill(24, 220, wide, high, [(r, 0) for r in range(rows_)], 0.6)
+    drawing.frame(
+        0,
+        "Before: the output is stored, loaded for the bias and stored again; another launch reads dY once more for db.",
+        (280, 262, "3 trips of y,"),
+        (280, 282, "1 more reading of dY"),
+    )
+    drawing.frame(
+        1,
+        "After: the bias is added in registers. The blocks in column 0 have every fragment of dY in registers once, and an mma with ones adds it up.",
+        (280, 262, "1 trip of y,"),
+        (280, 282, "db on the way"),
+    )
+    return drawing.hero("Coloured: the blocks that add up the columns of dY, which is db.")
+
+
+PICTURES = (rows, once, vectors, shuffles, dx, dgamma, tiled, registers, copies, tensor, layouts, epilogue)
+FILES = {f"hero_worklog_{draw.__name__}.html": draw for draw in PICTURES}

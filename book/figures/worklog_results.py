@@ -1,0 +1,144 @@
+"""Puzzle 28's worklog in numbers: each step's counters and times, before and after, all of them in one table, and the climb that moves.
+
+Counters come from the recorded report of the solution, times from the record `fast_steps`.
+"""
+
+import html
+import json
+import math
+import re
+from collections.abc import Callable
+from functools import partial
+
+from book.figures.bench_results import time_text
+from book.figures.figures import Drawing
+from book.figures.markdown_table import table
+from book.figures.worklog import FILES as PICTURES
+from book.measure import outputs, record
+from harness.puzzles.p28.spec import ABOUT
+
+COUNTER = re.compile(r"^   (\w+) +(\S.*?) {2,}([\d.,]+) +([\d.,]+) +[\d.,]+  \S", re.M)
+STEPS = tuple(ABOUT)
+NAMES = dict(
+    zip(
+        STEPS,
+        (
+            "coalesced rows", "read once", "16-byte loads", "shuffles", "the row, backwards", "sums over rows", "tiles",
+            "registers", "asynchronous copies", "tensor cores", "three layouts", "epilogues",
+        ),
+        strict=True,
+    )
+)  # fmt: skip
+
+
+def median(form: str, step: str, dtype: str = "bfloat16") -> float:
+    """The microseconds of a step's form ("first" or "solution"), of both passes ("pass") or of bare products ("bare")."""
+    (row,) = (
+        row
+        for row in record.rows("fast_steps")
+        if (row["dtype"], row["form"], row["step"]) == (dtype, form, step)
+    )
+    return float(row["median_us"])
+
+
+def passes() -> list[float]:
+    """The microseconds of both passes, before any step and after each."""
+    return [median("pass", str(number)) for number in range(len(STEPS) + 1)]
+
+
+def counters(step: str) -> list[tuple[str, str, str]]:
+    """What the step brings down: the name of each counter, as the report has it, before and after."""
+    number = lambda text: float(text.replace(",", ""))  # noqa: E731
+    found = COUNTER.findall(outputs.load("fast_steps").text)
+    return [
+        (name, given, own) for of, name, given, own in found if of == step and number(given) > number(own)
+    ]
+
+
+def change(before: float, after: float) -> str:
+    """A change of a time in words, from the one that is left."""
+    ratio = before / after
+    if ratio >= 1.95:
+        return f"{ratio:.0f} times as fast" if ratio >= 9.5 else f"{ratio:.1f} times as fast"
+    if abs(1 - after / before) < 0.03:
+        return "no change in time"
+    return f"{abs(1 - after / before):.0%} {'less' if ratio > 1 else 'more'} time"
+
+
+def of_step(step: str, dtype: str = "bfloat16") -> str:
+    """How a step changes the time of its own kernel, in words."""
+    return change(median("first", step, dtype), median("solution", step, dtype))
+
+
+def step_table(step: str) -> str:
+    """A step's counters and times, before and after."""
+    number = STEPS.index(step) + 1
+    rows_of = next(row["rows"] for row in record.rows("fast_steps") if row["step"] == step)
+    body = [[name, before, after] for name, before, after in counters(step)]
+    own = [median(form, step) for form in ("first", "solution")]
+    done = f"steps 1 to {number}" if number > 1 else "step 1"
+    body.append([f"this kernel, {int(rows_of):,} rows", *map(time_text, own)])
+    body.append([f"both passes after {done}", *map(time_text, passes()[number - 1 : number + 1])])
+    return table([f"{number}. {NAMES[step]}", "before", "after"], body, "lrr")
+
+
+def all_steps() -> str:
+    """A line for each step: its kernel's times, and both passes over PyTorch's bare products."""
+    bare, taken = median("bare", "all"), passes()
+    body = [["as given", "", "", "", time_text(taken[0]), f"{taken[0] / bare:,.0f}"]]
+    for number, (step, whole) in enumerate(zip(STEPS, taken[1:], strict=True), 1):
+        own = [median(form, step) for form in ("first", "solution")]
+        over = f"{whole / bare:,.0f}" if whole > 10 * bare else f"{whole / bare:.1f}"
+        body.append([f"{number} {NAMES[step]}", *map(time_text, own), change(*own), time_text(whole), over])
+    return table(["step", "kernel before", "after", "change", "both passes", "over products"], body, "lrrlrr")
+
+
+LEFT, RIGHT, TOP, BOTTOM = 58, 470, 20, 262
+"""The frame of the climb."""
+
+
+def place(number: float, time: float) -> tuple[float, float]:
+    """Where a step's time stands in the climb."""
+    low, high = 50, 200_000
+    x = LEFT + (RIGHT - LEFT) * (number + 0.4) / (len(STEPS) + 0.8)
+    return x, BOTTOM - (BOTTOM - TOP) * math.log(time / low) / math.log(high / low)
+
+
+def climb() -> str:
+    """Both passes after each step, on a logarithmic axis: a still picture, and the data of the moving one."""
+    taken, bare = passes(), median("bare", "all")
+    drawing = Drawing(300, "Time of both passes after each step: " + ", ".join(map(time_text, taken)))
+    for power, words in ((100, "100 µs"), (1_000, "1 ms"), (10_000, "10 ms"), (100_000, "100 ms")):
+        y = place(0, power)[1]
+        drawing.segment(LEFT, y, RIGHT, y, opacity=0.2)
+        drawing.text(LEFT - 6, y + 5, words, anchor="end")
+    y = place(0, bare)[1]
+    drawing.segment(LEFT, y, RIGHT, y, dash="5 4", thick=1.5)
+    drawing.text(LEFT + 4, y + 16, "the three products alone, by PyTorch", anchor="start")
+    points = [place(number, time) for number, time in enumerate(taken)]
+    drawing.polyline(points, opacity=0.6, thick=2)
+    for number, (x, y) in enumerate(points):
+        drawing.parts.append(f'<circle class="stop" cx="{x:.1f}" cy="{y:.1f}" r="5" fill="currentColor"/>')
+        drawing.text(x, BOTTOM + 18, str(number))
+    drawing.text((LEFT + RIGHT) / 2, BOTTOM + 36, "steps done")
+    stops = [{"title": "as given", "time": time_text(taken[0]), "change": "", "counter": ""}]
+    for number, step in enumerate(STEPS, 1):
+        name, before, after = counters(step)[0]
+        stops.append(
+            {
+                "title": f"{number}. {NAMES[step]}",
+                "time": time_text(taken[number]),
+                "change": f"its own kernel: {of_step(step)}",
+                "counter": f"{name}: {before} → {after}",
+            }
+        )
+    data = html.escape(json.dumps(stops, ensure_ascii=False), quote=False)
+    return f'{drawing.svg().strip()}\n<script type="application/json" class="climb-data">{data}</script>\n'
+
+
+FILES: dict[str, Callable[[], str]] = {
+    **PICTURES,
+    **{f"worklog_{step}.md": partial(step_table, step) for step in STEPS},
+    "worklog_all.md": all_steps,
+    "worklog_climb.html": climb,
+}

@@ -427,7 +427,7 @@ def tensor(lane: int = 5) -> str:
     drawing.fill(x, y, wide, high, results, 0.45)
     for r in range(16):
         for c in range(8):
-            drawing.text(x + wide * (c + 0.5), y + high * r + 12, str(4 * (r % 8) + c // 2), size=11)
+            drawing.text(x + wide * (c + 0.5), y + high * r + 13, str(4 * (r % 8) + c // 2), size=13)
     with drawing.during(0):
         drawing.fill(left, y, 12, high, [(r, 3) for r in (row, row + 8)])
         drawing.fill(x, top, wide, 9, [(3, c) for c in (column, column + 1)])

@@ -291,7 +291,7 @@ def product(label: str, wide: float, cells: int, thin: bool) -> tuple[Lanes, flo
     span, left, top = cells * wide, 30.0, 24.0
     x, y = left + span + 12, top + span + 14
     drawing = Lanes(int(y + span) + 10, label)
-    for at_x, at_y, name in ((left, y, "a"), (x, top, "b, turned"), (x, y, "results")):
+    for at_x, at_y, name in ((left, y, "a"), (x, top, "b, transposed"), (x, y, "results")):
         drawing.grid(at_x, at_y, *((cells, cells, wide, wide) if thin else (1, 1, span, span)))
         drawing.text(at_x, at_y - 4, name, anchor="start", size=13)
     return drawing, x, y, left, top
@@ -421,7 +421,7 @@ def tensor(lane: int = 5) -> str:
     drawing.grid(left, y, 16, 16, 12, high)
     drawing.grid(x, top, 8, 16, wide, 9)
     drawing.grid(x, y, 8, 16, wide, high)
-    for at_x, at_y, name in ((left, y, "16 rows of a, 16 deep"), (x, top, "8 rows of b, turned")):
+    for at_x, at_y, name in ((left, y, "16 rows of a, 16 deep"), (x, top, "8 rows of b, transposed")):
         drawing.text(at_x, at_y - 5, name, anchor="start", size=13)
     results = [(r, c) for r in (row, row + 8) for c in (column, column + 1)]
     drawing.fill(x, y, wide, high, results, 0.45)
@@ -457,10 +457,10 @@ def tensor(lane: int = 5) -> str:
 def layouts() -> str:
     """What `ld_matrix` gives each lane of 8 x 8 elements, as they lie and transposed."""
     wide, high, left, top = 26, 24, 24, 112
-    drawing = Lanes(346, "Three transposes in memory, then none: ld_matrix turns 8 x 8 elements.")
+    drawing = Lanes(346, "Three transposes in memory, then none: ld_matrix transposes 8 x 8 elements.")
     of_lane: list[Callable[[int, int], int]] = [lambda r, c: 4 * r + c // 2, lambda r, c: 4 * c + r // 2]
     launches = (
-        ["dY, turned", "W, turned", "ln, turned", "dln = dY W", "dW = dYᵀ ln"],
+        ["copy dYᵀ", "copy Wᵀ", "copy lnᵀ", "dln = dY W", "dW = dYᵀ ln"],
         ["dln = dY W", "dW = dYᵀ ln"],
     )
     for number, names in enumerate(launches):

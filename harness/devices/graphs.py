@@ -154,7 +154,7 @@ def load(package: OpPackage, calls: tuple[Call, ...], dtype: str, device: Device
 
 
 def load_each(
-    package: OpPackage | Mapping[str, OpPackage],
+    package: OpPackage,
     graphs: Mapping[str, tuple[Call, ...]],
     dtype: str | Mapping[str, str],
     device: Device,
@@ -169,7 +169,7 @@ def load_each(
     graph for the CPU that was compiled in a larger unit is found there.
 
     Args:
-        package: The op package, or one for each graph; no two may register an op of the same name.
+        package: The op package.
         graphs: The calls of each graph, in order.
         dtype: A key of DTYPES, or one for each graph.
         device: The device of the kernels.
@@ -184,15 +184,13 @@ def load_each(
     host = device.label == "cpu"
     target = host_identity() if host else f"{device.api} {device.architecture_name}"
     dtypes = {name: dtype if isinstance(dtype, str) else dtype[name] for name in graphs}
-    of = {name: package if isinstance(package, OpPackage) else package[name] for name in graphs}
-    packages = list(dict.fromkeys(of.values()))
     parts = [dtype if isinstance(dtype, str) else repr(sorted(dtypes.items())), repr(sorted(graphs.items()))]
-    key = digest([*(each.digest for each in packages), version("max"), target, kind, *parts])
+    key = digest([package.digest, version("max"), target, kind, *parts])
     path = cache_folder("graphs") / f"{key}.mef"
     session = InferenceSession(devices=[CPU()] if host else [CPU(), device])
     compiled, named = read_cached(path), {name: name for name in graphs}
     entries = {
-        name: digest([of[name].digest, version("max"), target, kind, dtypes[name], repr(calls)])
+        name: digest([package.digest, version("max"), target, kind, dtypes[name], repr(calls)])
         for name, calls in graphs.items()
     }
     if compiled is None and host:
@@ -202,13 +200,12 @@ def load_each(
         named = {name: name for name in graphs}
         on_compile()
         module: Module | None = None
-        libraries, where = {each: kernel_library(each) for each in packages}, DeviceRef.from_device(device)
+        library, where = kernel_library(package), DeviceRef.from_device(device)
         for name, calls in graphs.items():
-            library = libraries[of[name]]
-            graph, _ = build(f"g{key}_{name}", of[name], calls, dtypes[name], where, module, library)
+            graph, _ = build(f"g{key}_{name}", package, calls, dtypes[name], where, module, library)
             module = graph.module
         assert module is not None  # there is a graph
-        compiled = compile_graph(session, module, *packages)
+        compiled = compile_graph(session, module, package)
     before_init()
     models = plain_names(session.init_all(compiled))
     if not cached:
@@ -279,12 +276,12 @@ def export(compiled: CompiledModel, path: Path) -> None:
         raise OSError(errno.EIO, str(error)) from error
 
 
-def compile_graph(session: InferenceSession, module: Module, *packages: OpPackage) -> CompiledModel:
+def compile_graph(session: InferenceSession, module: Module, package: OpPackage) -> CompiledModel:
     """Compile the graphs of a module; MAX's failure becomes CompileFailed, the Mojo compiler's message first."""
     compiled = failure = None
     with captured_stderr() as captured:
         try:
-            compiled = session.compile(module, custom_extensions=[package.compile() for package in packages])
+            compiled = session.compile(module, custom_extensions=[package.compile()])
         except RuntimeError as error:
             failure = error
     # MAX may print an error of the target's code generator and still return a graph.
@@ -298,8 +295,7 @@ def compile_graph(session: InferenceSession, module: Module, *packages: OpPackag
     if not located and (full := disk_full(text)):
         raise full from failure
     reason = (located or [line for line in lines if "error:" in line] or [str(failure)])[0]
-    paths = ", ".join(str(package.path) for package in packages)
-    raise CompileFailed(f"{paths} does not compile\n{reason}", text.strip()) from failure
+    raise CompileFailed(f"{package.path} does not compile\n{reason}", text.strip()) from failure
 
 
 class Captured:

@@ -244,18 +244,6 @@ def test_an_error_that_max_prints_and_passes_over_is_an_error(solution):
     assert "warning: slow" in raised.value.details
 
 
-def test_an_error_of_a_unit_of_several_packages_names_them_all(monkeypatch, tmp_path):
-    monkeypatch.setattr(OpPackage, "compile", lambda package: package.path)
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "__init__.mojo").touch()
-    packages = [OpPackage(tmp_path / name) for name in ("a", "b")]
-    with pytest.raises(CompileFailed) as raised:
-        graphs.compile_graph(PrintingSession(b"error: no such instruction\n"), Module(), *packages)
-    said = f"{tmp_path / 'a'}, {tmp_path / 'b'} does not compile\nerror: no such instruction"
-    assert str(raised.value) == said
-
-
 @pytest.mark.compiles
 def test_a_warning_is_no_error(solution):
     session = PrintingSession(b"a.mojo:1:2: warning: no error here\n")

@@ -21,11 +21,11 @@ from harness.learner.progress import BEGUN, Progress
 from harness.learner.work import Work, check_gate
 from harness.screens.checking import GateCheck
 from harness.screens.work import (
-    at_hand,
-    coming_up,
+    current_work,
     is_damaged,
     list_lines,
     next_hint,
+    next_line,
     puzzle_lines,
     show_difference,
     works,
@@ -49,7 +49,7 @@ def with_rung(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rung",
         metavar="ID",
-        help="which of the puzzle's files (default: the one that you are at, else the first unsolved one)",
+        help="which of the puzzle's files (default: the current one, else the first unsolved one)",
     )
 
 
@@ -57,7 +57,7 @@ def work_of(puzzle: Puzzle, rung: str | None, gate: str | None = None) -> Work:
     """Return a puzzle's file of a rung; by default that of the last rung with the gate, without a gate the
     current file."""
     if not rung and gate is None:
-        return at_hand(works(puzzle), Progress.load()) or works(puzzle)[-1]
+        return current_work(works(puzzle), Progress.load()) or works(puzzle)[-1]
     return Work(puzzle, puzzle.rung(rung) if rung else puzzle.rung_of(gate or ""))
 
 
@@ -103,9 +103,7 @@ def init(arguments: list[str]) -> int:
 def update(arguments: list[str]) -> int:
     """Update a folder created by `init` from the installed package; what you wrote in blanks is kept."""
     parser = Parser(prog=command("update"), description=update.__doc__, allow_abbrev=False)
-    parser.add_argument(
-        "--book", action="store_true", help="the built book too, where the folder has none yet"
-    )
+    parser.add_argument("--book", action="store_true", help="add the built book if the folder has none yet")
     flags = parser.parse_args(arguments)
     before, now = workspace.version_of(roots.CHECKOUT), workspace.version()
     if before is None:
@@ -134,8 +132,8 @@ def list_puzzles(arguments: list[str]) -> int:
     flags = parser.parse_args(arguments)
     console, progress, puzzles = make_console(sys.stdout, paged=True), Progress.load(), chosen(flags.puzzle)
     roots.problems()  # outside of a workbook that is the whole answer
-    upcoming = at_hand([work for puzzle in puzzles for work in works(puzzle)], progress)
-    print_lines(console, [coming_up(upcoming, progress)] if upcoming else [])
+    upcoming = current_work([work for puzzle in puzzles for work in works(puzzle)], progress)
+    print_lines(console, [next_line(upcoming, progress)] if upcoming else [])
     if old := workspace.out_of_date(roots.CHECKOUT):
         print_lines(console, [f"note: {old}"])
     for puzzle in puzzles:
@@ -163,7 +161,7 @@ def hint(arguments: list[str]) -> int:
     parser.add_argument(
         "gate",
         nargs="?",
-        help="a blank (dx) of the file that you are at, or a rung (dx-2); left out: the blank that you are at, else the first "
+        help="a blank (dx) of the current file, or a hint (dx-2); default: the current blank, else the first "
         "that has not passed",
     )
     flags = parser.parse_intermixed_args(arguments)
@@ -178,9 +176,9 @@ def hint(arguments: list[str]) -> int:
     check_gate(puzzle, flags.rung, None if flags.gate is None else wanted)
     holding = [work for work in works(puzzle) if wanted in work.rung.gates]
     # A rung of a ladder has a name of its own; a gate's may be that of several files.
-    here = None if flags.rung or named else at_hand(holding, progress)
+    here = None if flags.rung or named else current_work(holding, progress)
     work = here or work_of(puzzle, flags.rung, None if flags.gate is None else wanted)
-    gate = blank_at_hand(work, progress) if flags.gate is None else work.gate(wanted)
+    gate = current_blank(work, progress) if flags.gate is None else work.gate(wanted)
     if gate is None:
         print("Every blank has passed: there is nothing to hint at.")
         return 0
@@ -189,7 +187,7 @@ def hint(arguments: list[str]) -> int:
     return 0
 
 
-def blank_at_hand(work: Work, progress: Progress) -> Gate | None:
+def current_blank(work: Work, progress: Progress) -> Gate | None:
     """Return the first blank of a file that is begun and has not passed, else the first that has not passed;
     None if all have."""
     states = work.states(progress)
@@ -330,7 +328,7 @@ VERDICTS = {
     2: "❌ a file is damaged",
     3: "⏳ gates are left; nothing attempted is wrong",
     4: "❌ the kernels do not compile",
-    5: "❌ the environment stands in the way",
+    5: "❌ could not run: a problem of the environment",
 }
 
 

@@ -140,7 +140,7 @@ def page_faults(site: Path, file: Path, src: Path, pages: dict[Path, Page]) -> I
     if name.name == "print.html":
         return  # all chapters once more: their links have been checked, their ids collide
     for id in sorted({id for id in page.ids if page.ids.count(id) > 1}):
-        yield f"{source_of(site, file, src, id)}: the id {id} stands twice on one page"
+        yield f"{source_of(site, file, src, id)}: the id {id} occurs twice on one page"
     for url in page.links:
         if fault := link_fault(site, file, url, pages):
             yield f"{source_of(site, file, src, url)}: {fault}"

@@ -190,7 +190,7 @@ def name_owner(
     owners = [id for id, blank in blanks.items() if 0 <= line - blank.line < len(blank.body)]
     if owners:
         words = [
-            f"the line is in the blank of {id}, and the file compiles as a whole: mend {id} first, or empty it by `reset`"
+            f"the line is in the blank of {id}, and the file compiles as a whole: fix {id} first, or empty it by `reset`"
             for id in owners
             if id not in asked
         ]

@@ -462,7 +462,7 @@ def find_misplaced(evidence: Sequence[Evidence], worst: Evidence) -> Symptom | N
     if (np.isfinite(worst.got) & ~np.isfinite(worst.truth)).any():
         return Symptom(
             "nan-swallowed",
-            "is finite where PyTorch's is NaN or infinite: a comparison, a select or a maximum swallows what is no number",
+            "is finite where PyTorch's is NaN or infinite: a comparison, a select or a maximum drops the NaN",
         )
     if not (np.isfinite(worst.truth) & ~np.isfinite(worst.got) & ~worst.unwritten).any():
         return None
@@ -539,7 +539,7 @@ def first_wrong(name: str, needs: Needs, wrong: Collection[str]) -> str | None:
 
 def sentence(before: str) -> str:
     """Describe a quantity that is computed from a wrong one."""
-    return f"computed from {before}, which is wrong: mend that first"
+    return f"computed from {before}, which is wrong: fix that first"
 
 
 def blame_gates(results: Sequence[GateResult], needs: Needs) -> None:
@@ -569,5 +569,5 @@ def point_back(diagnoses: dict[str, Diagnosis], puzzle: Puzzle) -> None:
         if diagnosis.steps and diagnosis.mistake:
             first = named.setdefault(diagnosis.mistake, quantity)
             if first != quantity:
-                words = f"the mistake is the same as that in {puzzle.printed_name(first)}: mend that first"
+                words = f"the mistake is the same as that in {puzzle.printed_name(first)}: fix that first"
                 diagnoses[quantity] = Diagnosis(words)

@@ -118,7 +118,7 @@ def against_autograd(subject: Subject) -> str | None:
 def gradcheck_float64(subject: Subject) -> str | None:
     """Run torch.autograd.gradcheck in float64: every element by finite differences."""
     inputs = subject.inputs("odd")
-    return None if torch.autograd.gradcheck(subject.function, inputs) else "gradcheck says no"
+    return None if torch.autograd.gradcheck(subject.function, inputs) else "gradcheck fails"
 
 
 @guard
@@ -282,7 +282,7 @@ def frozen_inputs(subject: Subject) -> str | None:
 def two_calls(subject: Subject) -> str | None:
     """Check the backward pass of the first of two forward passes: it must use what its own call saved."""
     error = compare(subject, between=lambda inputs, outputs: subject.function(*subject.inputs(seed=1)))
-    return off(error, "a second call changes what the first one kept")
+    return off(error, "a second call changes what the first one saved")
 
 
 @guard
@@ -316,7 +316,7 @@ def inputs_unchanged(subject: Subject) -> str | None:
         ("the gradient coming in", incoming, given),
     ):
         if not all(torch.equal(a.detach(), b) for a, b in zip(now, then, strict=True)):
-            return f"{what} is changed in place: anyone who reads it after the call, autograd too, gets the wrong numbers"
+            return f"{what} is changed in place: later reads of it, autograd's too, get wrong numbers"
     return None
 
 
@@ -331,7 +331,7 @@ def second_backward(subject: Subject) -> str | None:
     """Check a second backward pass on one graph, as with retain_graph: its gradients are the first's."""
     return off(
         compare(subject, pull=twice),
-        "a second backward pass of the same call differs: the first changes what is kept",
+        "a second backward pass of the same call differs: the first changes what was saved",
     )
 
 
@@ -353,7 +353,7 @@ def written_between(subject: Subject) -> str | None:
         raise
     return off(
         error,
-        "what is written to an input or a result after the call changes the gradients in silence "
+        "a write to an input or a result after the call changes the gradients without an error "
         "(what save_for_backward keeps is watched, what ctx holds otherwise is not)",
     )
 
@@ -368,7 +368,7 @@ def second_derivatives(subject: Subject) -> str | None:
         return None  # once_differentiable and the like: nobody trains on a wrong number
     return off(
         distance,
-        "the gradient of a gradient is wrong in silence (what is kept and is neither an input nor an output counts as constant)",
+        "the gradient of a gradient is wrong, without an error (saved tensors that are neither inputs nor outputs count as constants)",
     )
 
 

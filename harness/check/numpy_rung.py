@@ -17,7 +17,7 @@ from harness.check.python_files import CaseChecker, Module, as_tuple
 from harness.spec.puzzle import Arrays, Case, Gate, Puzzle
 from harness.spec.rungs import NumpyRung
 
-OVERWRITTEN = "an argument is written to, and whoever has given it reads it again: make a new array (`a = a - b`, not `a -= b`)"
+OVERWRITTEN = "an argument is overwritten, and it is read again after the call: make a new array (`a = a - b`, not `a -= b`)"
 """Message for code that writes to a read-only argument."""
 
 

@@ -238,7 +238,7 @@ def parser(puzzle: Puzzle) -> Parser:
         modes.add_argument(
             "--bench",
             action="store_true",
-            help="time it beside PyTorch and others; with --help: its own flags",
+            help="time it against PyTorch and others; with --help: its own flags",
         )
     default = "all" if puzzle.every_rung else puzzle.main_rung.id
     modes.add_argument(
@@ -364,7 +364,7 @@ def options_of(puzzle: Puzzle, flags: argparse.Namespace) -> Options:
         raise BadUse(f"--ops {flags.ops}: an op package has no file of the {name_of(rung.id)} rung")
     for name in () if of_kernels else OF_KERNELS:
         if getattr(flags, name) != FIELDS[name]:
-            raise BadUse(f"--{name}: for kernels alone, and the {name_of(rung.id)} rung is a file in Python")
+            raise BadUse(f"--{name}: only for kernels, and the {name_of(rung.id)} rung is a Python file")
     chosen = tuple(name for name in puzzle.variants if getattr(flags, name))
     gradients = False
     if gate in gates and of_kernels:

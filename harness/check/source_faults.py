@@ -135,7 +135,7 @@ class Scope:
                         "part-of-an-axis" if part else "other-axis",
                         (
                             f"{shown}: `{index}` runs over {bound}, and this axis of {match[1]} is {axis}"
-                            + (": an index of its own goes there" if part else "")
+                            + (": it needs an index of its own" if part else "")
                         ),
                     )
 
@@ -155,8 +155,8 @@ def exchanged_arguments(code: str, items: Items, scope: Scope) -> Iterator[tuple
                 yield (
                     "arguments-exchanged",
                     (
-                        f"`{match[1]}(... {', '.join(given[k : at + 1])})`: `{given[k]}` stands where {name} belongs and "
-                        f"`{given[at]}` where {other} does"
+                        f"`{match[1]}(... {', '.join(given[k : at + 1])})`: `{given[k]}` is in place of {name} and "
+                        f"`{given[at]}` in place of {other}"
                     ),
                 )
 
@@ -233,7 +233,7 @@ def finding_lines(finding: "Finding", source: Path, blank: Blank | None) -> list
                 line.replace(f"{before}{there}", words) for line in lines if line != f"  called from {place}"
             ]
     if blank and (line := used_in_the_loop(finding, source)):
-        lines.insert(1, f"  the compiler has moved it out of the loop: it stands in line {line}")
+        lines.insert(1, f"  the compiler has moved it out of the loop: it is in line {line}")
     return [line.replace(f"{Path.cwd()}/", "") for line in lines]
 
 

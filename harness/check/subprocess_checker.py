@@ -142,7 +142,7 @@ class Worker:
                 verdicts[value.gate.id] = value
         verdicts |= {result.gate.id: result for result in value}
         if silent := [id for id in gates if id not in verdicts]:
-            raise RuntimeError(f"the checker gives no verdict on {', '.join(silent)}")
+            raise RuntimeError(f"the checker returned no result for {', '.join(silent)}")
 
     def receive(self, path: Path, seconds: float) -> tuple[str, Any]:
         """Return the next message of the worker. Raises WorkerDied."""

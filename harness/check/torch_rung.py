@@ -96,7 +96,7 @@ def call_function(path: Path, asked: TorchFunction, tensors: Tensors) -> Tensors
     for name, then in before.items():
         if not torch.equal(tensors[name].nan_to_num(), then.nan_to_num()):
             raise ValueError(
-                f"{name} is changed in place: whoever reads it after the call, autograd too, gets the wrong numbers"
+                f"{name} is changed in place: later reads of it, autograd's too, get wrong numbers"
             )
     return results
 

@@ -105,7 +105,7 @@ class WrongKernel:
             return blanks.join(blanks.split(text), {self.gate: blank.given})
         if text.count(self.old) != 1:
             raise DamagedFile(
-                f"wrong kernel {self.name} no longer applies: its old text stands {text.count(self.old)} times "
+                f"wrong kernel {self.name} no longer applies: its old text occurs {text.count(self.old)} times "
                 f"in {self.file}"
             )
         return text.replace(self.old, self.new)

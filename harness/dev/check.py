@@ -29,7 +29,7 @@ def faults(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
     for path in sorted(solution.rglob("*")):
         name = path.relative_to(solution).as_posix()
         if path.is_file() and "__pycache__" not in name and not KNOWN.fullmatch(name):
-            yield f"{path.relative_to(checkout)} is no part of a puzzle"
+            yield f"{path.relative_to(checkout)} is not part of a puzzle"
     for rung in puzzle.rungs:
         yield from faults_of_rung(checkout, puzzle, rung)
     yield from faults_of_zoo(checkout, puzzle)
@@ -69,7 +69,7 @@ def faults_of_rung(checkout: Path, puzzle: Puzzle, rung: Rung) -> Iterator[str]:
         yield str(error)
         return
     yield from (f"{where} has no blank {id}" for id in rung.gates if id not in present)
-    yield from (f"{where}: blank {id} is no gate of the rung" for id in present if id not in rung.gates)
+    yield from (f"{where}: blank {id} is not a gate of the rung" for id in present if id not in rung.gates)
 
 
 def faults_of_zoo(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
@@ -89,7 +89,9 @@ def faults_of_zoo(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
         except (BadUse, OSError) as error:
             yield f"{where}: {error}".replace(f"{where}: {file}", str(where)).replace(f"{checkout}/", "")
             continue
-        yield from (f"{where}: {id} is no gate" for id in (wrong.gate, *wrong.also) if id not in rung.gates)
+        yield from (
+            f"{where}: {id} is not a gate" for id in (wrong.gate, *wrong.also) if id not in rung.gates
+        )
 
 
 def faults_of_hints(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
@@ -105,7 +107,7 @@ def faults_of_hints(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
     wanted = [puzzle.ladder(rung, gate) for rung in puzzle.rungs for gate in rung.gates]
     for name in wanted:
         if len(ladders.get(name, ())) < RUNGS_OF_A_LADDER:
-            yield f"{where}: {name} has {len(ladders.get(name, ()))} rungs, at least {RUNGS_OF_A_LADDER} are wanted"
+            yield f"{where}: {name} has {len(ladders.get(name, ()))} rungs, at least {RUNGS_OF_A_LADDER} are required"
     yield from (f"{where}: {name} is the ladder of no gate" for name in ladders if name not in wanted)
 
 

@@ -21,7 +21,7 @@ def main(arguments: list[str]) -> int:
     checked = verbs.add_parser("check", help=say_faults.__doc__, description=say_faults.__doc__)
     checked.add_argument("puzzle", nargs="?", default="all", help="one puzzle, or all (the default)")
     checked.add_argument(
-        "--mutants", action="store_true", help="judge solutions with one slip each, list those that pass"
+        "--mutants", action="store_true", help="check solutions with one mistake each, list those that pass"
     )
     checked.add_argument(
         "--rung", action="append", help="with --mutants: of this rung alone (may be repeated)"

@@ -54,11 +54,11 @@ class Tally:
 
     def __str__(self) -> str:
         share = (
-            f"; {100 * self.rejected / self.checked:.1f} % of those judged rejected" if self.checked else ""
+            f"; {100 * self.rejected / self.checked:.1f} % of those checked rejected" if self.checked else ""
         )
         numbers = f"{self.rejected} rejected, {self.explained} explained, {len(self.survived)} survived"
         total = plural(self.checked + self.unjudged, "mutant")
-        return f"{total}: {numbers}, {self.unjudged} could not be judged{share}"
+        return f"{total}: {numbers}, {self.unjudged} could not be checked{share}"
 
 
 def works(puzzle: Puzzle, rungs: Sequence[str] | None = None) -> list[Work]:
@@ -78,7 +78,7 @@ def run(work: Work, *, seed: int = 0, most: int | None = None) -> Tally:
     tally.explained = len(chosen) - len(asked)
     for count, (mutant, passes) in enumerate(check_mutants(work, asked), 1):
         tell(
-            f"{work.puzzle.name} {work.rung.id}: {count} of {len(asked)} mutants judged", count == len(asked)
+            f"{work.puzzle.name} {work.rung.id}: {count} of {len(asked)} mutants checked", count == len(asked)
         )
         if passes:
             tally.survived.append(mutant)

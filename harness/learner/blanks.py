@@ -115,7 +115,7 @@ def split(text: str, name: str = "the file") -> list[str | Blank]:
         if start and opened:
             raise damage_error(number, f"blank {start['id']} starts inside blank {opened['id']}")
         if start and start["id"] in ids:
-            raise damage_error(number, f"blank {start['id']} stands twice")
+            raise damage_error(number, f"blank {start['id']} occurs twice")
         if end and (not opened or end["id"] != opened["id"]):
             raise damage_error(number, f"BLANK-END {end['id']} without its BLANK-START")
         if middle and (not opened or middle["id"] != opened["id"] or given is not None):
@@ -142,7 +142,7 @@ def split(text: str, name: str = "the file") -> list[str | Blank]:
             given, others[middle["id"]] = [], middle["other"]
         elif opened and given is not None:
             if not line.startswith(f"{opened['indent']}#"):
-                raise damage_error(number, f"what is given of blank {opened['id']} must stand in comments")
+                raise damage_error(number, f"the provided code of blank {opened['id']} must be in comments")
             rest = line[len(opened["indent"]) + 1 :].removeprefix(" ")
             given.append(f"{opened['indent']}{rest}" if rest else "")
         elif opened:
@@ -156,7 +156,7 @@ def split(text: str, name: str = "the file") -> list[str | Blank]:
         if isinstance(piece, Blank) and (other := others.get(piece.id)):
             if other not in bodies:
                 raise damage_error(
-                    piece.line - 1, f"blank {piece.id} is given as {other}, which is no blank here"
+                    piece.line - 1, f"blank {piece.id} is given as {other}, which is not a blank here"
                 )
             pieces[at] = replace(piece, given=bodies[other])
     return pieces
@@ -173,18 +173,18 @@ def read(path: Path) -> str:
             raise DamagedFile(f"{path}:1: {what}")
         text = data.decode()
         if "\0" in text:  # Mojo reads a file only to there
-            raise DamagedFile(f"{path}: byte {data.index(0)} is NUL, so that this is no text; {repair(path)}")
+            raise DamagedFile(f"{path}: byte {data.index(0)} is NUL, so this is not text; {repair(path)}")
         return text
     except FileNotFoundError:
         what = "the file is missing"
         if path.is_symlink():
             what = f"links to {os.readlink(path)}, which is not there"
     except IsADirectoryError:
-        what = "a folder stands where the file should be"
+        what = "there is a folder in place of the file"
     except UnicodeDecodeError as error:
         before = error.object[: error.start]
         column = len(before.rpartition(b"\n")[2].decode(errors="replace")) + 1
-        what = f"line {before.count(10) + 1}, column {column}: the byte {error.object[error.start]:#04x} is no UTF-8 text"
+        what = f"line {before.count(10) + 1}, column {column}: the byte {error.object[error.start]:#04x} is not UTF-8 text"
     except OSError as error:
         what = f"cannot be read ({error.strerror})"
     raise DamagedFile(f"{path}: {what}; {repair(path)}")
@@ -195,7 +195,7 @@ def unreadable(path: Path) -> str:
     may be."""
     facts = path.stat()
     if not (stat.S_ISREG(facts.st_mode) or stat.S_ISDIR(facts.st_mode)):
-        return "is no ordinary file"
+        return "is not a regular file"
     if facts.st_size > LARGEST:
         return f"has {facts.st_size:,} bytes, which no source file needs"
     return ""
@@ -278,10 +278,10 @@ def generate(solutions: Path, problems: Path, *, force: bool = False) -> list[Pa
         if is_link_to(target, solution):
             continue
         if target.is_dir() and not target.is_symlink():
-            raise DamagedFile(f"{target}: a folder stands where a link belongs; move it away")
+            raise DamagedFile(f"{target}: there is a folder in place of the link; move it away")
         if target.is_file() and not target.is_symlink() and not force and differs(target, solution):
             raise DamagedFile(
-                f"{target}: a file of your own stands where a link belongs; --force overwrites it"
+                f"{target}: there is a file of your own in place of the link; --force overwrites it"
             )
         put_link(solution, target)
         written.append(target)

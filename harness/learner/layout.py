@@ -109,7 +109,7 @@ def faults(solutions: Path, problems: Path) -> Iterator[Fault]:
         )
         for name in sorted([*names, *links]):
             if relative / name not in known and not name.startswith(".") and not name.endswith(PASSED_OVER):
-                yield Fault(problems / relative / name, "is no part of the puzzle")
+                yield Fault(problems / relative / name, "is not part of the puzzle")
 
 
 def fault_of_link(path: Path, solution: Path) -> Fault | None:

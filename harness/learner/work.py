@@ -53,7 +53,7 @@ class Work:
             package = OpPackage(self.ops)
             wanted, there = [call.op.name for call in self.puzzle.calls], package.registers()
             if there and not there & {*wanted}:
-                words = f"{self.ops} is no package of {self.puzzle.name}: it registers no op {wanted[0]!r}"
+                words = f"{self.ops} is not a package of {self.puzzle.name}: it registers no op {wanted[0]!r}"
                 raise CompileFailed(words)
             return package
         layout.notes(self.puzzle.name, self.root)

@@ -79,7 +79,7 @@ class GateCheck:
         wanted = gates or rung.gates
         judged = {result.gate.id for result in results}
         if silent := [id for id in wanted if id not in judged]:
-            raise WorkbookError(f"{shown(work.target)}: no verdict on {', '.join(silent)}")
+            raise WorkbookError(f"{shown(work.target)}: no result for {', '.join(silent)}")
         noted, counts = Progress.load(), work.is_learners
         was_solved = counts and is_solved(work, noted)
         for result in results:

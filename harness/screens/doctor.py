@@ -115,7 +115,7 @@ def python() -> Iterator[Finding]:
         "Python",
         "good" if good else "broken",
         f"{version}, {sys.executable}",
-        "" if good else "Python 3.11 to 3.13 is wanted; " + INSTALL,
+        "" if good else "Python 3.11 to 3.13 is required; " + INSTALL,
     )
 
 
@@ -125,11 +125,14 @@ def packages() -> Iterator[Finding]:
         try:
             installed = metadata.version(name)
         except metadata.PackageNotFoundError:
-            yield Finding(name, "broken", f"not installed, {versions} is wanted", INSTALL)
+            yield Finding(name, "broken", f"not installed, {versions} is required", INSTALL)
             continue
         good = satisfies(installed, versions)
         yield Finding(
-            name, "good" if good else "broken", installed, "" if good else f"{versions} is wanted: {INSTALL}"
+            name,
+            "good" if good else "broken",
+            installed,
+            "" if good else f"{versions} is required: {INSTALL}",
         )
 
 

@@ -66,7 +66,7 @@ def result_lines(
         yield Text(f"{head} unsolved   {shown(source)}:{blank.line}")
         yield Text(f"             {blank.task}", style="dim")
         if result.diagnosis:
-            yield Text(f"      what is given is wrong{where_wrong(result)}:")
+            yield Text(f"      the provided code is wrong{where_wrong(result)}:")
             yield from explanation_lines(result, puzzle)
         return
     cases = len(result.comparisons)

@@ -346,7 +346,7 @@ class Watch:
         self.staying = False
         if not self.current.correct and not self.skipping:
             self.skipping = True
-            self.note([Text(f"{self.gate} has not passed; n once more goes on all the same", style="yellow")])
+            self.note([Text(f"{self.gate} has not passed; press n again to go on anyway", style="yellow")])
             return
         try:
             upcoming = self.work.next_gate(self.progress, after=self.gate)
@@ -376,9 +376,7 @@ class Watch:
         """Stay at a gate that passes, until n is pressed; pressed again, go on automatically."""
         self.staying = not self.staying
         words = (
-            "stays at a gate that passes, until n"
-            if self.staying
-            else "goes on by itself once a gate has passed"
+            "stays at a gate that passes, until n" if self.staying else "continues automatically after a pass"
         )
         self.note([Text(words, style="dim")])
 
@@ -416,7 +414,7 @@ class Watch:
         self.note(
             self.safely(lambda: lines_for_watch(self.work, self.gate, result, self.checker))
             if result
-            else [Text("nothing to show: there is no verdict yet", style="dim")]
+            else [Text("nothing to show: there is no result yet", style="dim")]
         )
 
     def overview(self) -> None:

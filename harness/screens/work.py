@@ -62,7 +62,7 @@ def puzzle_lines(puzzle: Puzzle, progress: Progress) -> Iterator[Text]:
         yield from (line for line in list_lines(work, progress) if line.style == DAMAGED)
 
 
-def coming_up(work: Work, progress: Progress) -> Text:
+def next_line(work: Work, progress: Progress) -> Text:
     """Return the line about the next step, with the command to type."""
     try:
         gate = work.next_gate(progress)
@@ -77,7 +77,7 @@ def works(puzzle: Puzzle) -> list[Work]:
     return [Work(puzzle, rung) for rung in puzzle.rungs]
 
 
-def at_hand(files: Sequence[Work], progress: Progress) -> Work | None:
+def current_work(files: Sequence[Work], progress: Progress) -> Work | None:
     """Return the file that the learner is working on; None if everything is solved.
 
     It is the attempted, unsolved file that was saved last; else the first unsolved one after every attempted
@@ -94,7 +94,7 @@ def at_hand(files: Sequence[Work], progress: Progress) -> Work | None:
 
 def watching(work: Work, progress: Progress) -> str:
     """Return the command that watches a file; it names the rung unless that is the default."""
-    first = at_hand(works(work.puzzle), progress)
+    first = current_work(works(work.puzzle), progress)
     flag = "" if first and first.rung.id == work.rung.id else f" --rung {work.rung.id}"
     return command(f"watch {work.puzzle.name}{flag}")
 

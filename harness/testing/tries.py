@@ -257,7 +257,7 @@ def check_no_grad(problem: Problem) -> str | None:
 def check_deepcopy(problem: Problem) -> str | None:
     """Compare a deep copy of a module."""
     if not isinstance(problem.module, torch.nn.Module):
-        raise NotHere("the function is no module")
+        raise NotHere("the function is not a module")
     module = copy.deepcopy(problem.module)
     call = mark_refusals(bind_parameters(module, [name for name, _ in module.named_parameters()]))
     return off(compare(problem, around=lambda _: call), "of a deep copy")

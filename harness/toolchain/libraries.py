@@ -302,7 +302,7 @@ def build_failed(source: Path, said: str) -> WorkbookError:
 def last_line(text: str) -> str:
     """Return the last line with something in it."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else "the compiler said nothing"
+    return lines[-1] if lines else "the compiler printed nothing"
 
 
 @functools.cache
@@ -398,7 +398,7 @@ def compile_cpp(compiler: str, home: Path, source: Path, target: Path, defines: 
     done = run(command)
     if done.returncode != 0:
         lines = (done.stderr or done.stdout).splitlines()
-        first = next((line for line in lines if "error" in line), "it said nothing")
+        first = next((line for line in lines if "error" in line), "it printed nothing")
         raise EnvironmentProblem(f"{compiler} cannot build {source.name}: {first.strip()}")
 
 

@@ -41,7 +41,7 @@ def find_lld() -> Path:
     for folder in [Path(sys.executable).parent] + ([Path(mojo).parent] if mojo else []):
         if (folder / "lld").exists():
             return folder / "lld"
-    raise FileNotFoundError("no C compiler on the PATH, and no lld beside mojo")
+    raise FileNotFoundError("no C compiler on the PATH, and no lld next to mojo")
 
 
 def c_library(maps: str) -> Path:

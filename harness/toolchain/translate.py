@@ -24,9 +24,9 @@ FLOAT = re.compile(r"(B?Float\d+|Scalar\[.*\]|SIMD\[.*, 1\]|.*ElementType)")
 # The whole meaning of a message, as (pattern, sentence); the first that matches the message or the line of code counts.
 # {0}, {1}, ... are the pattern's groups. A pointer follows after " See ".
 NAMES = {
-    "alias": "`alias` is gone: a compile-time constant is written `comptime N = 8`.",
-    "let": "`let` is gone: a local name is declared by `var`.",
-    "value": "`@value` is gone: write `@fieldwise_init` and `struct S(Copyable, Movable)`.",
+    "alias": "`alias` was removed: a compile-time constant is written `comptime N = 8`.",
+    "let": "`let` was removed: a local name is declared by `var`.",
+    "value": "`@value` was removed: write `@fieldwise_init` and `struct S(Copyable, Movable)`.",
     "InlineArray": "`InlineArray` is now `Array[T, n](fill=0)`.",
     "__syncthreads": "CUDA's `__syncthreads()` is `barrier()` here, from `max.gpu`.",
     **{
@@ -90,11 +90,11 @@ MESSAGES: tuple[tuple[str, str], ...] = (
     (r"indentation must not mix tabs and spaces",
      "The file indents by spaces (four of them), this line by tabs. See your editor's setting for .mojo files."),
     (r"statement indentation must match|unexpected indentation|expected an indented block",
-     "This line stands at another depth than the block around it."),
+     "The indentation of this line does not match the block around it."),
     (r"body must not be empty",
-     "A loop, an `if` or a function needs at least one statement; a comment is none. `pass` does nothing."),
+     "A loop, an `if` or a function needs at least one statement; a comment is not one. `pass` does nothing."),
     (r"unexpected token in expression",
-     "Something here, or at the end of the line before, cannot stand in an expression: a stray or missing bracket or "
+     "Something here, or at the end of the line before, cannot be part of an expression: a stray or missing bracket or "
      "operator, or `i++`, which is `i += 1`."),
     (r"expected ':'", "A line that opens a block (`for`, `if`, `def`) ends in a colon."),
     (r"expected 'else' clause in ternary",
@@ -224,20 +224,20 @@ def conversion(text: str) -> str | None:
     for describe in (integers, float_from_integer, integer_from_float, generic_dtype, dtypes):
         if sentence := describe(got, wanted):
             return sentence
-    return f"A `{wanted}` is wanted here and a `{got}` given; Mojo converts nothing silently."
+    return f"A `{wanted}` is expected here, and this is a `{got}`; Mojo converts nothing implicitly."
 
 
 def integers(got: str, wanted: str) -> str | None:
     """Explain Int against Int32 and the like."""
     if INTEGER.fullmatch(got) and INTEGER.fullmatch(wanted):
-        return f"{SIZES} while indices are Int, and Mojo converts neither silently: `{wanted}(...)`."
+        return f"{SIZES} while indices are Int, and Mojo converts neither implicitly: `{wanted}(...)`."
     return None
 
 
 def float_from_integer(got: str, wanted: str) -> str | None:
     """Explain an Int in place of a float."""
     if INTEGER.fullmatch(got) and FLOAT.fullmatch(wanted):
-        return f"An integer does not become a float by itself: `{spell_type(wanted)}(...)`, as in `Scalar[accum](columns)`."
+        return f"An integer is not converted to a float implicitly: `{spell_type(wanted)}(...)`, as in `Scalar[accum](columns)`."
     return None
 
 
@@ -245,7 +245,7 @@ def integer_from_float(got: str, wanted: str) -> str | None:
     """Explain a float in place of an Int, as in a sum that starts with 0."""
     if FLOAT.fullmatch(got) and INTEGER.fullmatch(wanted):
         return (
-            f"A float is given where `{wanted}` is wanted. If this is a sum: `var total = 0` is an Int and stays one, and a sum of "
+            f"This is a float where `{wanted}` is expected. If this is a sum: `var total = 0` is an Int and stays one, and a sum of "
             f"floats begins as `var total = Scalar[accum](0)`. Else a float becomes an integer by `{wanted}(...)`."
         )
     return None
@@ -266,7 +266,7 @@ def dtypes(got: str, wanted: str) -> str | None:
     """Explain two floats of different dtype."""
     if "Float64" in (got, wanted):
         return (
-            "A number with a point, as in `var total = 0.0`, is a Float64, and Mojo converts nothing silently: "
+            "A number with a point, as in `var total = 0.0`, is a Float64, and Mojo converts nothing implicitly: "
             "a sum begins in its own dtype, `var total = Scalar[accum](0)`."
         )
     if wanted == "Scalar[sum_dtype]":
@@ -276,7 +276,7 @@ def dtypes(got: str, wanted: str) -> str | None:
         )
     if FLOAT.fullmatch(got) and FLOAT.fullmatch(wanted):
         return (
-            "Two dtypes meet, and Mojo converts neither silently. Read with `x[row, h].cast[accum]()`, compute in "
+            "Two dtypes meet, and Mojo converts neither implicitly. Read with `x[row, h].cast[accum]()`, compute in "
             "accum, and write with `.cast[dtype]()`. See `row_statistics` in shared/common.mojo."
         )
     return None

@@ -72,12 +72,12 @@ def parser() -> argparse.ArgumentParser:
         type=int,
         default=1,
         metavar="N",
-        help="exit code, 1 to 255, where an error was found, whatever the program's own is (default: 1, if"
+        help="exit code, 1 to 255, if an error was found, whatever the program's own is (default: 1, if"
         " that is 0)",
     )
     run.add_argument("--json", metavar="FILE", help="write the findings to FILE (- for standard output)")
     run.add_argument("--verbose", action="store_true", help="one line for each kernel that is loaded or run")
-    info = commands.add_parser("info", help="print the device's limits and where its driver lies")
+    info = commands.add_parser("info", help="print the device's limits and the path of its driver")
     for command in (run, info):
         command.add_argument(
             "--arch", default="sm_90a", choices=[*ARCHITECTURES, "sm_90a"], help="target (sm_90a)"

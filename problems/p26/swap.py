@@ -21,9 +21,9 @@ from harness.nn.compile.match import (
     TRANSPOSED,
     Match,
     graph_modules,
+    is_no_op,
     keeps_rows,
     list_factors,
-    is_no_op,
 )
 from harness.puzzles.p26.nodes import bound, layer_norm, shape, value, written_between
 

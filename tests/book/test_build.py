@@ -51,7 +51,7 @@ FAULTS = {
     "unknown puzzle of hints": ("# P\n\n{{#hints p99:dx}}\n", r"src/page\.md:3: no hints for p99: "),
     "missing snippet": ("# P\n\n{{#include ../_includes/gone.md}}\n",
         r"src/page\.md:3: cannot include \.\./_includes/gone\.md: no such file"),
-    "same id twice": ('# P\n\n<a id="x"></a>\n\n<a id="x"></a>\n', r"src/page\.md:3: the id x stands twice"),
+    "same id twice": ('# P\n\n<a id="x"></a>\n\n<a id="x"></a>\n', r"src/page\.md:3: the id x occurs twice"),
     "big page": ("# P\n\n" + "word " * 220_000, r"src/page\.md:1: the page has \d+ bytes, limit 1048576"),
     "other directive": ("# P\n\n\\{{#include x}}\n",
         r"src/page\.md:3: an mdBook directive was left as it is"),

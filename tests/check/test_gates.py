@@ -256,7 +256,7 @@ def test_a_load_that_the_compiler_has_moved_out_of_its_loop_is_put_at_its_line(t
         )
         return source_faults.finding_lines(finding, source, blank)
 
-    assert said("mean")[1] == "  the compiler has moved it out of the loop: it stands in line 2"
+    assert said("mean")[1] == "  the compiler has moved it out of the loop: it is in line 2"
     assert said("rstd")[1] == said("mean", line=2)[1] == "  a load past the end"
 
 
@@ -312,7 +312,7 @@ def test_an_error_of_the_compiler_in_another_s_blank_says_whose_it_is(asked, own
     with pytest.raises(CompileFailed) as caught:
         Broken(puzzle).check(solution, asked)
     said = str(caught.value).splitlines()
-    words = f"   -> the line is in the blank of {owner}, and the file compiles as a whole: mend {owner} first, or empty it by `reset`"
+    words = f"   -> the line is in the blank of {owner}, and the file compiles as a whole: fix {owner} first, or empty it by `reset`"
     assert said[2:] == ([words] if owner else []) and caught.value.details == "all of it"
 
 

@@ -240,8 +240,8 @@ def test_a_right_function_passes(check):
         (checks.strided_inputs, backward_of(reads_input_as_it_lies), "an input that is not contiguous"),
         (checks.frozen_inputs, backward_of(none_for_scale), "only input 1"),
         (checks.second_backward, OverwritesItsOwn, "a second backward pass of the same call"),
-        (checks.written_between, AttributeOfCtx, "written to an input or a result after the call"),
-        (checks.second_derivatives, KeepsACopy, "the gradient of a gradient is wrong in silence"),
+        (checks.written_between, AttributeOfCtx, "a write to an input or a result after the call"),
+        (checks.second_derivatives, KeepsACopy, "the gradient of a gradient is wrong, without an error"),
         (
             checks.infinite_gradient,
             backward_of(spreads_infinity),

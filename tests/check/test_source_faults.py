@@ -53,7 +53,7 @@ def faults_in(tmp_path, code: str) -> list:
             "other-axis",
             "`o` runs over H, and this axis of W is O",
         ),
-        (LOOPS + "_ = helper(weight, row, O, H)", "arguments-exchanged", "`O` stands where wide belongs"),
+        (LOOPS + "_ = helper(weight, row, O, H)", "arguments-exchanged", "`O` is in place of wide"),
     ],
 )
 def test_a_slip_is_named_with_its_line(tmp_path, code, mistake, words):

@@ -179,7 +179,7 @@ def test_what_is_computed_from_a_gate_that_ended_the_process_is_put_down_to_it(w
     alone = {result.gate.id: result for result in create_checker(work).check(work.path)}
     assert "of its own" in alone[second].diagnosis[0]
     blamed = {result.gate.id: result for result in create_checker(needs).check(work.path)}
-    assert blamed[second].diagnosis == [f"computed from {first}, which is wrong: mend that first"]
+    assert blamed[second].diagnosis == [f"computed from {first}, which is wrong: fix that first"]
     assert "os._exit(0)" in blamed[first].diagnosis[0]
 
 
@@ -229,7 +229,7 @@ def test_a_checker_that_passes_a_gate_over_in_silence_is_an_error(work, monkeypa
 
     monkeypatch.setattr("harness.check.subprocess_checker.can_fork", lambda: True)
     monkeypatch.setattr(PythonChecker, "check", lambda self, path, gates, cases: [])
-    with pytest.raises(RuntimeError, match="the checker gives no verdict on index, tiles"):
+    with pytest.raises(RuntimeError, match="the checker returned no result for index, tiles"):
         SubprocessChecker(work).check(work.path, ["index", "tiles"])
 
 

@@ -38,7 +38,7 @@ def test_a_gate_behind_a_wrong_one_says_that_and_nothing_else():
     blame_gates(results, NEEDS)
     assert [r.diagnosis for r in results[:2]] == [
         ["a is wrong"],
-        ["computed from a, which is wrong: mend that first"],
+        ["computed from a, which is wrong: fix that first"],
     ]
     assert (results[1].mistake, results[1].hint) == (None, "a-2")
     assert [r.mistake for r in results[2:]] == ["c", "d"]
@@ -67,7 +67,7 @@ SUM_FORGOTTEN = ("(dP - (dP * P).sum(-1, keepdim=True))", "dP")
 def test_a_wrong_output_is_the_only_thing_that_is_explained(tmp_path):
     results = judged(tmp_path, MASK_FORGOTTEN)
     assert results["output"].mistake == "mask-forgotten"
-    assert results["dsoftmax"].diagnosis == ["computed from output, which is wrong: mend that first"]
+    assert results["dsoftmax"].diagnosis == ["computed from output, which is wrong: fix that first"]
     assert results["dsoftmax"].hint == results["output"].hint
 
 
@@ -96,7 +96,7 @@ def test_a_runs_gradients_are_blamed_on_what_their_op_reads():
     }
     blame_quantities(diagnoses, P23, "fused")
     assert diagnoses["lse"].lines == ["lse"]
-    assert diagnoses["grad_query"].lines == ["computed from lse, which is wrong: mend that first"]
+    assert diagnoses["grad_query"].lines == ["computed from lse, which is wrong: fix that first"]
     assert diagnoses["grad_query"].hint is None and diagnoses["grad_query"].mistake is None
     assert diagnoses["grad_value"].lines == ["dV"], "its own last step is wrong, and lse has not spoilt it"
 
@@ -109,4 +109,4 @@ def test_one_mistake_in_two_quantities_is_explained_once():
     }
     point_back(diagnoses, P23)
     assert diagnoses["output"].lines == ["O"]
-    assert diagnoses["lse"].lines == ["the mistake is the same as that in output: mend that first"]
+    assert diagnoses["lse"].lines == ["the mistake is the same as that in output: fix that first"]

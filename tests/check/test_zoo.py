@@ -208,7 +208,7 @@ def test_an_edit_that_does_not_apply_once_is_an_error(tmp_path, solution, old, t
     count = (solution.path / "layernorm_linear.mojo").read_text().count(old)
     assert (count > 1) == (times > 1)
     with pytest.raises(
-        DamagedFile, match=f"some no longer applies: its old text stands {count} times in layernorm"
+        DamagedFile, match=f"some no longer applies: its old text occurs {count} times in layernorm"
     ):
         kernel.apply(tmp_path / "op")
     assert not (tmp_path / "op").exists()

@@ -115,16 +115,16 @@ ZOO = "solutions/p22/wrong/db_overwritten.toml"
     ("spoil", "said"),
     [
         (remove(HINTS), f"{HINTS} is missing"),
-        (add("solutions/p22/notes.txt"), "solutions/p22/notes.txt is no part of a puzzle"),
+        (add("solutions/p22/notes.txt"), "solutions/p22/notes.txt is not part of a puzzle"),
         (remove("solutions/p22/wrong"), "solutions/p22/wrong holds no wrong solution"),
-        (replace(ZOO, 'gate = "db"', 'gate = "bd"'), f"{ZOO}: bd is no gate"),
+        (replace(ZOO, 'gate = "db"', 'gate = "bd"'), f"{ZOO}: bd is not a gate"),
         (replace(ZOO, "old = ", "older = "), f"{ZOO} has no old and has an unknown key older"),
         (replace(ZOO, 'gate = "db"', "gate = "), f"{ZOO}: Invalid value"),
-        (replace(HINTS, "[[dx]]", "[[xd]]"), f"{HINTS}: dx has 0 rungs, at least 3 are wanted"),
+        (replace(HINTS, "[[dx]]", "[[xd]]"), f"{HINTS}: dx has 0 rungs, at least 3 are required"),
         (replace(HINTS, "[[dx]]", "[[xd]]"), f"{HINTS}: xd is the ladder of no gate"),
         (add(HINTS), f"{HINTS} is damaged"),
         (remove(f"problems/p22/{SOURCE}"), f"problems/p22/{SOURCE} is missing; `workbook dev generate`"),
-        (add("problems/p22/op/mine.mojo"), "problems/p22/op/mine.mojo is no part of the puzzle"),
+        (add("problems/p22/op/mine.mojo"), "problems/p22/op/mine.mojo is not part of the puzzle"),
         (replace(f"solutions/p22/{SOURCE}", "# BLANK-START dx", "# BLANK-START xd"),
          "BLANK-END dx without its"),
         (replace(f"solutions/p22/{SOURCE}", '"""', '"""A word more. '),
@@ -154,7 +154,7 @@ def test_blanks_and_gates_of_one_name(spoiled, puzzle):
     )
     faults = list(check.faults(spoiled, puzzle))
     assert f"solutions/p22/{SOURCE} has no blank dx" in faults
-    assert f"solutions/p22/{SOURCE}: blank xd is no gate of the rung" in faults
+    assert f"solutions/p22/{SOURCE}: blank xd is not a gate of the rung" in faults
 
 
 def test_a_wrong_kernel_that_no_longer_applies(spoiled, puzzle):
@@ -162,7 +162,7 @@ def test_a_wrong_kernel_that_no_longer_applies(spoiled, puzzle):
     (spoiled / ZOO).write_text(re.sub(r"^old = .*?(?=^new)", 'old = "gone"\n', text, flags=re.M | re.S))
     faults = [fault for fault in check.faults(spoiled, puzzle) if fault.startswith(ZOO)]
     assert faults == [
-        f"{ZOO}: wrong kernel db_overwritten no longer applies: its old text stands 0 times in layernorm_linear.mojo"
+        f"{ZOO}: wrong kernel db_overwritten no longer applies: its old text occurs 0 times in layernorm_linear.mojo"
     ]
 
 

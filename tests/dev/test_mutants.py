@@ -113,14 +113,14 @@ def counted(total: int, *, rejected: int, explained=0, survived=0, unjudged=0, s
     """The last line of the command."""
     return (
         f"p91 numpy: {total} mutants: {rejected} rejected, {explained} explained, {survived} survived, "
-        f"{unjudged} could not be judged; {share} % of those judged rejected\n"
+        f"{unjudged} could not be checked; {share} % of those checked rejected\n"
     )
 
 
 def test_every_slip_is_rejected(here):
     code, out, err = call("p91", "--rung", "numpy")
     assert (code, out) == (0, counted(5, rejected=5, share=100.0))
-    assert err == "p91 numpy: 5 of 5 mutants judged\n"
+    assert err == "p91 numpy: 5 of 5 mutants checked\n"
 
 
 ON_ITS_OWN = """

@@ -108,7 +108,7 @@ def test_trailing_space_after_a_marker_is_no_damage(trailing):
         ("    # BLANK-END one\n", "", 10, "blank two starts inside blank one"),
         ("    # BLANK-START one: do the first thing\n", "", 8, "BLANK-END one without its BLANK-START"),
         ("    # BLANK-END two\n", "", 11, "blank two has no BLANK-END"),
-        ("# BLANK-START two:", "# BLANK-START one:", 11, "blank one stands twice"),
+        ("# BLANK-START two:", "# BLANK-START one:", 11, "blank one occurs twice"),
     ],
 )
 def test_damaged_markers_are_named_with_file_and_line(old, new, line, words):
@@ -179,7 +179,7 @@ def test_what_is_no_code_does_not_make_given_code_one_s_own(change):
 @pytest.mark.parametrize(
     ("old", "new", "line", "words"),
     [
-        ("    # if True:", "    if True:", 5, "what is given of blank one must stand in comments"),
+        ("    # if True:", "    if True:", 5, "the provided code of blank one must be in comments"),
         ("    # BLANK-GIVEN one\n", "    # BLANK-GIVEN two\n", 4, "BLANK-GIVEN two without its BLANK-START"),
         ("    #     wrong()\n", "    # BLANK-GIVEN one\n", 6, "BLANK-GIVEN one without its BLANK-START"),
         ("    second()\n", "    # BLANK-GIVEN\n", 10, "damaged blank marker"),
@@ -212,7 +212,7 @@ def test_a_blank_may_be_given_with_the_code_of_another():
 
 def test_a_blank_given_as_one_that_is_not_there_is_named():
     with pytest.raises(
-        DamagedFile, match=r"some/file\.py:4: blank two is given as six, which is no blank here"
+        DamagedFile, match=r"some/file\.py:4: blank two is given as six, which is not a blank here"
     ):
         blanks.split(AS_ANOTHER.replace("two as one", "two as six"), "some/file.py")
 
@@ -297,7 +297,7 @@ def test_generate_puts_links_in_the_place_of_copies_but_not_of_a_learner_s_own_f
     target.unlink()
     target.write_text("mine\n")
     with pytest.raises(
-        DamagedFile, match=r"launches\.mojo: a file of your own stands where a link belongs; --force"
+        DamagedFile, match=r"launches\.mojo: there is a file of your own in place of the link; --force"
     ):
         blanks.generate(solutions, problems)
     assert target.read_text() == "mine\n"
@@ -305,7 +305,7 @@ def test_generate_puts_links_in_the_place_of_copies_but_not_of_a_learner_s_own_f
     folder = problems / "p1" / "op" / "steps"
     folder.unlink()
     folder.mkdir()
-    with pytest.raises(DamagedFile, match="steps: a folder stands where a link belongs; move it away"):
+    with pytest.raises(DamagedFile, match="steps: there is a folder in place of the link; move it away"):
         blanks.generate(solutions, problems, force=True)
 
 
@@ -340,7 +340,7 @@ FAULTS = {
     ],
     "dangling": ["launches.mojo links to ../../nowhere.mojo, which is not there"],
     "elsewhere": ["launches.mojo links to kernel.mojo, not to the solution's"],
-    "added": ["../notes/todo.md is no part of the puzzle", "helper.mojo is no part of the puzzle"],
+    "added": ["../notes/todo.md is not part of the puzzle", "helper.mojo is not part of the puzzle"],
 }
 
 

@@ -34,9 +34,9 @@ def test_doctor_compares_versions_with_what_is_wanted(monkeypatch):
     assert [f"{name}{versions}" for name, versions in doctor.required_versions().items()] == lines
     monkeypatch.setattr(doctor, "required_versions", lambda: {"numpy": "==0.0.1", "no-such-thing": ">=3,<4"})
     by_part = {finding.part: finding for finding in doctor.packages()}
-    assert by_part["numpy"].state == "broken" and "==0.0.1 is wanted" in by_part["numpy"].remedy
+    assert by_part["numpy"].state == "broken" and "==0.0.1 is required" in by_part["numpy"].remedy
     assert by_part["no-such-thing"].state == "broken"
-    assert by_part["no-such-thing"].words == "not installed, >=3,<4 is wanted"
+    assert by_part["no-such-thing"].words == "not installed, >=3,<4 is required"
 
 
 @pytest.mark.parametrize(

@@ -183,19 +183,19 @@ DAMAGE = {
     "one marker deleted": "blank dx",
     "both markers deleted": "the markers of blank dx are gone",
     "every marker deleted": "the markers of blank",
-    "duplicated": "stands twice",
+    "duplicated": "occurs twice",
     "half-written": "blank dx has no BLANK-END",
     "empty": "the markers of blank",
-    "not text": "is no UTF-8 text",
-    "folder": "a folder stands where the file should be",
+    "not text": "is not UTF-8 text",
+    "folder": "there is a folder in place of the file",
     "missing": "the file is missing",
     "byte order mark": ":1: begins with a byte order mark, which Mojo does not take: save it as UTF-8 without BOM",
-    "NUL": "is NUL, so that this is no text",
+    "NUL": "is NUL, so this is not text",
     "huge": "has 1,099,511,627,776 bytes, which no source file needs",
     "link to nowhere": "links to nowhere, which is not there",
     "link to itself": "cannot be read (Too many levels of symbolic links)",
-    "pipe": "is no ordinary file",
-    "device": "is no ordinary file",
+    "pipe": "is not a regular file",
+    "device": "is not a regular file",
 }
 
 
@@ -267,7 +267,7 @@ def test_a_file_of_one_s_own_in_the_place_of_a_link_is_compiled_named_and_kept(c
     assert {"launches.mojo", "helper.mojo"} <= {file.name for file in files if not file.is_symlink()}
     notes = [
         "   note: problems/p22/op/launches.mojo is your own, not the link to the solution's",
-        "   note: problems/p22/op/helper.mojo is no part of the puzzle",
+        "   note: problems/p22/op/helper.mojo is not part of the puzzle",
     ]
     verified = checkout.run("verify", "p22").stdout.splitlines()
     assert [line for line in verified if "note:" in line] == notes

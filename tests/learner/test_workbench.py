@@ -247,7 +247,7 @@ def test_a_numpy_function_that_writes_to_an_argument_is_wrong_and_spoils_no_othe
     results = checker.check(path) + checker.check(path)
     assert [result.state for result in results] == ["wrong", *["correct"] * 4] * 2
     assert (
-        "an argument is written to" in results[0].diagnosis[0] and "backward.py:" in results[0].diagnosis[0]
+        "an argument is overwritten" in results[0].diagnosis[0] and "backward.py:" in results[0].diagnosis[0]
     )
 
 

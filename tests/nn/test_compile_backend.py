@@ -156,12 +156,12 @@ def weight_changed_between(m, x):
 @pytest.mark.parametrize(
     "body,reason",
     [
-        (lambda m, x: m.a(F.dropout(m.ln(x), 0.5)), "dropout stands between"),
-        (lambda m, x: m.a(m.ln(x)[..., torch.arange(H).flip(0)]), "getitem stands between"),
-        (lambda m, x: m.a(m.ln(x)[..., None].expand(B, S, H, H)), "stands between"),
-        (lambda m, x: m.a(m.ln(x)[torch.tensor([1, 0])]), "getitem stands between"),
-        (lambda m, x: m.a(m.ln(x).relu()), "relu stands between"),
-        (lambda m, x: m.a(m.ln(x).reshape(B, H, S).mT), "stands between"),
+        (lambda m, x: m.a(F.dropout(m.ln(x), 0.5)), "dropout is between"),
+        (lambda m, x: m.a(m.ln(x)[..., torch.arange(H).flip(0)]), "getitem is between"),
+        (lambda m, x: m.a(m.ln(x)[..., None].expand(B, S, H, H)), "is between"),
+        (lambda m, x: m.a(m.ln(x)[torch.tensor([1, 0])]), "getitem is between"),
+        (lambda m, x: m.a(m.ln(x).relu()), "relu is between"),
+        (lambda m, x: m.a(m.ln(x).reshape(B, H, S).mT), "is between"),
         (in_place_between, "may change a tensor in place"),
         (weight_changed_between, "may change a tensor in place"),
         (lambda m, x: torch.addmm(m.c, m.ln(x).view(-1, H), m.w, beta=2), "beta is 2"),
@@ -353,7 +353,7 @@ def test_report_names_layers_as_the_model_does(capfd, monkeypatch):
     assert lines == [
         "mojo_workbook: 1 of 2 Linear layers after a LayerNorm swapped",
         "  swapped  1: 2x3 rows, 8 -> 6, float32",
-        "  left     4: dropout stands between LayerNorm and it",
+        "  left     4: dropout is between LayerNorm and it",
     ]
 
 

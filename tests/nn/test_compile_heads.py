@@ -161,11 +161,11 @@ def also_read(m, x, t):
         (autocast_ends_between, "_exit_autocast between the two switches a mode of PyTorch"),
         (
             lambda m, x, t: F.cross_entropy(torch.tanh(m.head(x)).view(-1, V), t.view(-1)),
-            "tanh stands between it and its loss",
+            "tanh is between it and its loss",
         ),
         (
             lambda m, x, t: F.cross_entropy(m.head(x).transpose(1, 2), t),
-            "transpose stands between it and its loss",
+            "transpose is between it and its loss",
         ),
         (
             lambda m, x, t: F.cross_entropy(m.head(x).view(-1, V)[:3], t.view(-1)[:3]),
@@ -193,7 +193,7 @@ def also_read(m, x, t):
         ),
         (
             lambda m, x, t: F.cross_entropy(m.head(x)[:, :, None].view(-1, V, 1), t.view(-1, 1)),
-            "view stands between it and its loss",
+            "view is between it and its loss",
         ),
         (
             lambda m, x, t: F.cross_entropy(torch.addmm(m.c, x.view(-1, H), m.w, beta=2), t.view(-1)),

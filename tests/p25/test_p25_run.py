@@ -145,7 +145,7 @@ def test_a_wrong_ring_is_wrong(ring, monkeypatch, tmp_path):
     solve(monkeypatch, tmp_path, wrong.target().read_text())
     code, said = ring(*SMALL)
     assert code == 1 and "❌ output     error " in said and "Overall Result: ❌ WRONG" in said, said
-    words = "is computed from output, which is wrong: mend that first\n"
+    words = "is computed from output, which is wrong: fix that first\n"
     assert all(f"❌ grad_{name:<5} {words}" in said for name in ("query", "key", "value")), said
 
 

@@ -33,7 +33,7 @@ def test_of_what_a_wrong_output_spoils_only_the_output_is_explained(name, checke
     wrong = next(each for each in WRONG if each.name == name)
     (result,) = checkers[wrong.rung].check(wrong.target(), [wrong.gate])
     follows = [
-        f"grad_{each} is computed from output, which is wrong: mend that first"
+        f"grad_{each} is computed from output, which is wrong: fix that first"
         for each in ("query", "key", "value")
     ]
     assert result.diagnosis[-3:] == follows

@@ -207,7 +207,7 @@ def test_what_the_graph_raises_that_a_pass_has_left_has_the_line_of_the_blank(tm
 def test_a_gate_whose_part_is_wrong_says_which_to_mend_first(tmp_path, checkers, rung, part, body, gate):
     (result,) = checkers[rung].check(write_changed(PUZZLE, rung, tmp_path, **{part: body}), [gate])
     assert (result.state, result.mistake, result.hint) == ("wrong", None, f"{part}-1")
-    assert result.diagnosis == [f"computed from {part}, which is wrong: mend that first"]
+    assert result.diagnosis == [f"computed from {part}, which is wrong: fix that first"]
 
 
 def test_a_gate_that_is_wrong_beside_a_wrong_part_is_named_itself(tmp_path, checkers):

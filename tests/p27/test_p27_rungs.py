@@ -178,7 +178,7 @@ def test_the_first_wrong_tensor_from_the_loss_backwards_is_named(checkers):
 def test_a_gate_whose_part_is_wrong_says_which_to_mend_first(checkers):
     wrong = next(each for each in zoo.load("p27") if each.name == "layernorm_mean_fixed")
     *_, model = checkers["tape"].check(wrong.target(), ["layernorm", "block", "model"])
-    assert model.diagnosis == ["computed from layernorm, which is wrong: mend that first"]
+    assert model.diagnosis == ["computed from layernorm, which is wrong: fix that first"]
 
 
 def test_parts_that_are_right_in_another_way_are_right(checkers, tmp_path):

@@ -428,10 +428,10 @@ def bad_use(command_line, *arguments: str) -> str:
         (["p22", "--ops", "/nowhere"], ["no op package at /nowhere", "not a folder"]),
         (
             ["p22", "--rung", "numpy", "--dtype", "float16"],
-            ["--dtype: for kernels alone", "is a file in Python"],
+            ["--dtype: only for kernels", "is a Python file"],
         ),
-        (["p22", "--rung", "numpy", "--repeat", "2"], ["--repeat: for kernels alone"]),
-        (["p22", "--rung", "numpy", "--blocks", "reversed"], ["--blocks: for kernels alone"]),
+        (["p22", "--rung", "numpy", "--repeat", "2"], ["--repeat: only for kernels"]),
+        (["p22", "--rung", "numpy", "--blocks", "reversed"], ["--blocks: only for kernels"]),
         (
             ["p22", "--ops", "op", "--rung", "numpy"],
             ["--ops op: an op package has no file of the NumPy rung"],

@@ -94,7 +94,8 @@ def test_what_was_meant(command_line, arguments, words):
 def test_the_package_of_another_puzzle_is_named_before_anything_is_compiled(command_line, more):
     line = said(command_line("p22", "--ops", "solutions/p20/op", *more), 4)
     assert (
-        line == "error: solutions/p20/op is no package of p22: it registers no op 'layernorm_linear_train'\n"
+        line
+        == "error: solutions/p20/op is not a package of p22: it registers no op 'layernorm_linear_train'\n"
     )
 
 
@@ -127,7 +128,7 @@ def test_a_checker_without_a_word_on_a_gate_is_no_success(command_line, monkeypa
 
     monkeypatch.setattr("harness.screens.checking.create_checker", lambda work, **options: Silent())
     line = said(command_line("p24", "--rung", "numpy", "--solution"), 1)
-    assert line == "error: solutions/p24/in_numpy.py: no verdict on inverse, dgather, tiles\n"
+    assert line == "error: solutions/p24/in_numpy.py: no result for inverse, dgather, tiles\n"
 
 
 def test_an_optional_rung_alone_is_not_passed_by_leaving_it(command_line, monkeypatch, tmp_path):
@@ -164,7 +165,7 @@ def test_what_a_damaged_file_recommends_can_be_typed(tmp_path):
     with pytest.raises(DamagedFile, match=r"are gone .*`workbook reset p24` puts the file back"):
         Work(P24, P24.rung("numpy"), tmp_path / "problems").blanks()
     file.write_bytes("ok = 1\nname = 'Gauß'\n".encode("latin-1"))
-    words = "line 2, column 12: the byte 0xdf is no UTF-8 text; `workbook reset p24` puts"
+    words = "line 2, column 12: the byte 0xdf is not UTF-8 text; `workbook reset p24` puts"
     with pytest.raises(DamagedFile, match=words):
         blanks.read(file)
 

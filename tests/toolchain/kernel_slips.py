@@ -57,7 +57,7 @@ SLIPS = {
     "declared twice": ("var q = 1\nvar q = 2", "without `var`"),
     "an argument is written": ("rows = 3", "copy the value first"),
     "a call that may raise": ("def f() raises:\n    pass\nf()", "must say `raises`"),
-    "an empty loop": ("for i in range(3):\n    # nothing\nprint(1)", "a comment is none"),
+    "an empty loop": ("for i in range(3):\n    # nothing\nprint(1)", "a comment is not one"),
     "no colon": ("for i in range(3)\n    print(i)", "ends in a colon"),
     "fn": ("fn f():\n    pass", "`def`"),
     "inout": ("def f(inout x: Int):\n    x = 2", "`mut x: T`"),

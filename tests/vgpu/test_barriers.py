@@ -141,7 +141,7 @@ GIVE = "few: setmaxnreg.dec.sync.aligned.u32 {few};  done:"
         (
             56,
             232,
-            "the warps of the block ask for 66560 registers, and it owns 64512: these warps wait for ever",
+            "the warps of the block ask for 66560 registers, and it owns 64512: these warps wait forever",
         ),
         (176, 168, "the warp has 168 registers a thread, and .dec asks for 176"),
         (56, 160, "the warp has 168 registers a thread, and .inc asks for 160"),

@@ -92,7 +92,7 @@ def walk_back(loss: Node, node: Any) -> tuple[tuple[Node, ...], str]:
         if slices_rows(node):
             reshaped_before = True
         elif not casts(node) and not reshapes_rows(node):
-            why = f"{call_name(node)} stands between it and its loss"
+            why = f"{call_name(node)} is between it and its loss"
         elif reshaped_before and shape(node) != shape(node.all_input_nodes[0]):
             why = "its logits are reshaped, then sliced"
         node = node.all_input_nodes[0]
@@ -126,7 +126,7 @@ def unfit(match: HeadMatch) -> str:
     """Return why `linear_cross_entropy` does not support a match; else ""."""
     given, out = match.given, value(match.linear)
     if not all(isinstance(given[name], Node) for name in ("x", "matrix", "target")):
-        return "an input is no tensor of the graph"
+        return "an input is not a tensor of the graph"
     if given.get("weight") is not None:
         return "its loss has weights for classes"
     if given.get("size_average") is not None or given.get("reduce") is not None:

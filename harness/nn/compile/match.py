@@ -165,7 +165,7 @@ def walk_back(node: Any) -> tuple[tuple[Node, ...], Any, str]:
             if not is_no_op(node):
                 between.append(node)
         else:
-            why = f"{call_name(node)} stands between LayerNorm and it"
+            why = f"{call_name(node)} is between LayerNorm and it"
         node = node.all_input_nodes[0]
     return tuple(reversed(between)), node, why
 
@@ -205,7 +205,7 @@ def is_no_op(node: Node) -> bool:
 def unfit(match: Match, normalized_shape: Any) -> str:
     """Return why the kernels do not support a pair; else ""."""
     if not all(isinstance(n, Node) for n in (match.x, match.weight)):
-        return "an input is no tensor of the graph"
+        return "an input is not a tensor of the graph"
     if isinstance(normalized_shape, list | tuple) and len(normalized_shape) != 1:
         return f"LayerNorm is over {len(normalized_shape)} axes"
     return unfit_linear(value(match.linear), value(match.x), match.weight, match.linear_bias)
@@ -220,7 +220,7 @@ def unfit_linear(out: FakeTensor, x: FakeTensor, weight: Node, bias: Node | None
     if len(shape(weight)) != 2:
         return f"its weight has {len(shape(weight))} axes"
     if bias is not None and len(shape(bias)) != 1:
-        return "what is added is no vector"
+        return "the bias is not a vector"
     return ""
 
 

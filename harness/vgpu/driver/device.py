@@ -227,7 +227,7 @@ class Device:
     def _allocate(self, arguments, data, output_size):
         size = arguments[0]
         if size <= 0:
-            raise DriverError("CUDA_ERROR_INVALID_VALUE", f"an allocation of {size} bytes was asked for")
+            raise DriverError("CUDA_ERROR_INVALID_VALUE", f"an allocation of {size} bytes was requested")
         address = self.gpu.allocate(size)
         self._sizes[address] = size
         return (address,), b""
@@ -358,7 +358,7 @@ class Device:
             if not 0 <= value <= limit:
                 raise DriverError(
                     "CUDA_ERROR_INVALID_VALUE",
-                    f"{function.label}: {value} bytes of dynamic shared memory asked for, the limit is"
+                    f"{function.label}: {value} bytes of dynamic shared memory requested, the limit is"
                     f" {limit}",
                 )
             function.dynamic_shared_limit = value

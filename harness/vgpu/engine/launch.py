@@ -216,7 +216,7 @@ class Run(Reports):
         if isinstance(stop, Livelock):
             instr = next((i for i in stop.block.instrs if polls(i)), instr)
             waiting = plural(stop.threads, "thread waits", "threads wait")
-            why = f"{waiting} here for ever: nobody is left who could change what they read"
+            why = f"{waiting} here forever: no thread is left that could change what they read"
             why += stop.batch.describe_failed_tests()
             finding = self.record("hang", instr, why, algorithm=False)
             finding.count = 1

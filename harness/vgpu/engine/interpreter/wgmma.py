@@ -251,7 +251,7 @@ class WarpgroupOps(BulkOps):
                 self, instr, None,
                 f"the warps of the block ask for {32 * int(mine.sum())} registers, and it owns"
                 f" {32 * self.pool}: these"
-                " warps wait for ever",
+                " warps wait forever",
                 block=block, thread=thread % self.threads,
             )  # fmt: skip
 

@@ -83,7 +83,7 @@ def rows() -> str:
         drawing.frame(
             number,
             (
-                "Before: a thread to a row. At its first load the warp reads a column, and each lane's sector brings seven elements that nobody asked for.",
+                "Before: a thread to a row. At its first load the warp reads a column, and each lane's sector brings seven elements that no lane asked for.",
                 "After: a warp to a row. The same 32 loads lie side by side, and every byte that moves was asked for.",
             )[number],
             (left, y, f"asked for: {LANES * FLOAT} bytes"),
@@ -196,7 +196,7 @@ def shuffles() -> str:
     for step in range(steps):
         drawing.frame(
             step + 1,
-            f"Step {step + 1}: every lane adds what the lane at distance {1 << step} has. Lane 0's sum now holds {2 << step} lanes.",
+            f"Step {step + 1}: every lane adds what the lane at distance {1 << step} has. Lane 0's sum now holds the parts of {2 << step} lanes.",
             (left, y, f"distance {1 << step}: {2 << step} lanes in each sum, no shared memory"),
         )
     return drawing.hero(
@@ -399,7 +399,7 @@ def copies() -> str:
     drawing.text(left, 184, "time →", anchor="start", size=14)
     drawing.frame(
         0,
-        "Before: a tile is copied, waited for, and multiplied. While it is on its way, nobody multiplies.",
+        "Before: a tile is copied, waited for, and multiplied. While it is on its way, no thread multiplies.",
         (left, 216, "nothing is hidden"),
     )
     drawing.frame(

@@ -31,14 +31,16 @@ NAMES = dict(
 )  # fmt: skip
 
 
+def measured(form: str, step: str, dtype: str = "bfloat16") -> record.Row:
+    """The record's row of a step's form ("first" or "solution"), of both passes ("pass") or of bare products ("bare")."""
+    wanted = (dtype, form, step)
+    (row,) = (r for r in record.rows("fast_steps") if (r["dtype"], r["form"], r["step"]) == wanted)
+    return row
+
+
 def median(form: str, step: str, dtype: str = "bfloat16") -> float:
-    """The microseconds of a step's form ("first" or "solution"), of both passes ("pass") or of bare products ("bare")."""
-    (row,) = (
-        row
-        for row in record.rows("fast_steps")
-        if (row["dtype"], row["form"], row["step"]) == (dtype, form, step)
-    )
-    return float(row["median_us"])
+    """The microseconds of such a row."""
+    return float(measured(form, step, dtype)["median_us"])
 
 
 def passes() -> list[float]:
@@ -55,11 +57,16 @@ def counters(step: str) -> list[tuple[str, str, str]]:
     ]
 
 
+def times(ratio: float) -> str:
+    """A ratio with the digits that count."""
+    return f"{ratio:,.0f}" if ratio >= 10 else f"{ratio:.1f}"
+
+
 def change(before: float, after: float) -> str:
     """A change of a time in words, from the one that is left."""
     ratio = before / after
     if ratio >= 1.95:
-        return f"{ratio:.0f} times as fast" if ratio >= 9.5 else f"{ratio:.1f} times as fast"
+        return f"{times(ratio)} times as fast"
     if abs(1 - after / before) < 0.03:
         return "no change in time"
     return f"{abs(1 - after / before):.0%} {'less' if ratio > 1 else 'more'} time"
@@ -73,11 +80,15 @@ def of_step(step: str, dtype: str = "bfloat16") -> str:
 def step_table(step: str) -> str:
     """A step's counters and times, before and after."""
     number = STEPS.index(step) + 1
-    rows_of = next(row["rows"] for row in record.rows("fast_steps") if row["step"] == step)
+    forms = [measured(form, step) for form in ("first", "solution")]
     body = [[name, before, after] for name, before, after in counters(step)]
-    own = [median(form, step) for form in ("first", "solution")]
     done = f"steps 1 to {number}" if number > 1 else "step 1"
-    body.append([f"this kernel, {int(rows_of):,} rows", *map(time_text, own)])
+    own = [time_text(float(form["median_us"])) for form in forms]
+    body.append([f"this kernel, {int(forms[0]['rows']):,} rows", *own])
+    if forms[0]["of_memory"]:
+        body.append(["share of memory's peak", *(f"{float(form['of_memory']):.0%}" for form in forms)])
+    else:
+        body.append(["over PyTorch's products", *(times(float(form["of_products"])) for form in forms)])
     body.append([f"both passes after {done}", *map(time_text, passes()[number - 1 : number + 1])])
     return table([f"{number}. {NAMES[step]}", "before", "after"], body, "lrr")
 
@@ -85,11 +96,18 @@ def step_table(step: str) -> str:
 def all_steps() -> str:
     """A line for each step: its kernel's times, and both passes over PyTorch's bare products."""
     bare, taken = median("bare", "all"), passes()
-    body = [["as given", "", "", "", time_text(taken[0]), f"{taken[0] / bare:,.0f}"]]
+    body = [["as given", "", "", "", time_text(taken[0]), times(taken[0] / bare)]]
     for number, (step, whole) in enumerate(zip(STEPS, taken[1:], strict=True), 1):
         own = [median(form, step) for form in ("first", "solution")]
-        over = f"{whole / bare:,.0f}" if whole > 10 * bare else f"{whole / bare:.1f}"
-        body.append([f"{number} {NAMES[step]}", *map(time_text, own), change(*own), time_text(whole), over])
+        body.append(
+            [
+                f"{number} {NAMES[step]}",
+                *map(time_text, own),
+                change(*own),
+                time_text(whole),
+                times(whole / bare),
+            ]
+        )
     return table(["step", "kernel before", "after", "change", "both passes", "over products"], body, "lrrlrr")
 
 

@@ -222,3 +222,14 @@ def test_each_step_has_a_picture_that_opens_on_its_last_frame(browser, site):
     assert browser.run(
         "[...document.querySelectorAll('.hero')].every(h => h.dataset.step === h.dataset.still && Number(h.dataset.still) < 16)"
     )
+
+
+@pytest.mark.parametrize(
+    ("step", "before", "after"),
+    [("rows", "{} × what was asked for", "{} × what was asked for"), ("once", "{} readings of", "{} reading;"),
+     ("vectors", "{} requests", "{} request,"), ("registers", "multiply-add: {} bytes", "multiply-adds: {} bytes")],
+)  # fmt: skip
+def test_a_step_s_picture_counts_what_the_virtual_gpu_counted(step, before, after):
+    picture = worklog_results.FILES[f"hero_worklog_{step}.html"]()
+    _, given, own = worklog_results.counters(step)[0]
+    assert before.format(given) in picture and after.format(own) in picture

@@ -9,6 +9,8 @@ import pytest
 from kernel_tools import Bench
 from ptx_tools import kernel
 
+from harness.vgpu.checks import races as race_check
+
 U4 = np.uint32
 
 
@@ -82,7 +84,9 @@ def test_between_blocks(body, kind, blocks):
          " @%p2 st.global.u32 [%d0], 2;", None),
     ],
 )  # fmt: skip
-def test_inside_a_block(body, kind):
+@pytest.mark.parametrize("limit", [race_check.LIMIT, 0], ids=["", "short log"])
+def test_inside_a_block(body, kind, limit, monkeypatch):
+    monkeypatch.setattr(race_check, "LIMIT", limit)
     findings = races(body, 1, 64, declare=".shared .align 4 .b8 s[64];")
     assert {f.kind for f in findings} == ({kind} if kind else set()), [f.text() for f in findings]
 

@@ -40,6 +40,7 @@ _THREAD_AT, _EPOCH_AT, _TOP_AT = u8(12), u8(22), u8(36)
 _SEVERAL = u8(1 << 63)
 _EPOCH_MASK = (1 << _EPOCH) - 1
 LIMIT = 1 << 22  # logged thread accesses before the log is digested
+PART = 1 << 14  # thread accesses that are compared at a time
 ORDER = {"W": 0, "A": 1, "R": 2, "S": 3, "B": 4, "T": 5}
 # Conflicting roles of each role (see Access.role), and those that conflict only between blocks.
 CONFLICTS = {"W": "WASBTR", "A": "WR", "B": "WR", "R": "WAB", "S": "W", "T": "W"}
@@ -95,11 +96,12 @@ def shared_ordering(program, cluster_size: int) -> tuple[bool, bool]:
 class Marks:
     """The last store, load and atomic per granule of one tensor (or of a batch's shared memory)."""
 
-    __slots__ = ("by_kind", "size")
+    __slots__ = ("by_kind", "newest", "size")
 
     def __init__(self, size: int):
         self.size = size
         self.by_kind: dict[str, np.ndarray] = {}
+        self.newest: dict[str, int] = {}  # shared memory: the last epoch among the marks of a kind
 
     def get(self, kind: str) -> np.ndarray:
         """Return the marks of a kind, created on first use."""
@@ -130,6 +132,27 @@ def clash_shared(other, mine):
     return (other != 0) & same_epoch & (thread != 0) & ~ordered
 
 
+def by_role(entries) -> dict[str, list]:
+    """Map each role to its entries of a log, in the order of ORDER."""
+    roles: dict[str, list] = {}
+    for e in entries:
+        roles.setdefault(e[0].role, []).append(e)
+    return {role: roles[role] for role in sorted(roles, key=ORDER.__getitem__)}
+
+
+def in_parts(entries):
+    """Yield the entries of a log in lists that the processor's cache holds."""
+    part, size = [], 0
+    for e in entries:
+        part.append(e)
+        size += len(e[2][0] if e[3] is None else e[3])
+        if size >= PART:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
+
+
 class LoggedBatch(Protocol):
     """The part of a batch (engine/interpreter/executor.py) that the log reads."""
 
@@ -158,7 +181,7 @@ class AccessLog:
         self.entries: dict[Extent, list] = {}
         self.written: set[Extent] = set()
         self.fresh: list = []
-        self.size = 0
+        self.size = self.shared_size = 0  # thread accesses that wait in the logs
         self.has_store = False
         self.batch: LoggedBatch | None = None
         flags, remote = shared_ordering(code.program, run.cluster_size)
@@ -204,7 +227,7 @@ class AccessLog:
             places = np.broadcast_to(index, batch.n if L is None else len(L)) << A.shift
             self.clocks.access(batch, A, places, L)
         if self.size > LIMIT:
-            self.digest()
+            self.digest_global(everything=True)
 
     def add_shared(self, batch, A, index, L):
         """Log a shared access of the own block. (A kernel without shared memory has had it reported as
@@ -222,9 +245,9 @@ class AccessLog:
             self.ordered.add_shared(batch, A, index, L)
         self.shared.append((A, index, ids, L, epoch, top, self.segment))
         self.shared_store = self.shared_store or A.kind != "R"
-        self.size += batch.n if L is None else len(L)
-        if self.size > LIMIT:
-            self.digest()
+        self.shared_size += batch.n if L is None else len(L)
+        if self.shared_size > LIMIT:
+            self.digest_shared(keep_reads=True)
 
     def add_remote(self, batch, A, index, L):
         """Log a shared access to the memory of another block of the cluster."""
@@ -266,9 +289,8 @@ class AccessLog:
     def digest(self):
         """Count and check the logged accesses."""
         if self.shared:
-            self.digest_shared(keep_reads=True)
-        self.digest_global(everything=self.size > LIMIT)
-        self.size = 0
+            self.digest_shared(keep_reads=False)
+        self.digest_global()
 
     # -- global memory --------------------------------------------------------------------------------------
     def digest_global(self, everything: bool = False):
@@ -276,17 +298,17 @@ class AccessLog:
             self.run.counters.consume_global(self.fresh)
         self.fresh = []
         self.has_store = False
-        if not self.checking:
-            self.entries = {}
-            return
-        if self.ordered:
+        if self.checking and self.ordered:
             self.ordered.take(self.entries)
+        elif self.checking:
+            for tensor in list(self.entries):
+                # Loads alone cannot race; they wait in the log for a store, or until the log is too long.
+                if tensor in self.written or everything:
+                    self.check_global(tensor, self.entries.pop(tensor))
+        if not self.checking or self.ordered:
             self.entries = {}
-            return
-        for tensor in list(self.entries):
-            # Loads alone cannot race; they wait in the log for a store, or until the log is too long.
-            if tensor in self.written or everything:
-                self.check_global(tensor, self.entries.pop(tensor))
+        if not self.entries:
+            self.size = 0
 
     def expand(self, entries, granule: int, base: int = 0):
         """Return arrays (granule index, mark) of entries of one kind."""
@@ -320,22 +342,13 @@ class AccessLog:
             return where[0], marks[0]
         return np.concatenate(where), np.concatenate(marks)
 
-    def by_role(self, entries, granule: int, base: int = 0) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """Map each role to `expand` of its entries, in the order of ORDER."""
-        roles: dict[str, list] = {}
-        for e in entries:
-            roles.setdefault(e[0].role, []).append(e)
-        return {
-            role: self.expand(roles[role], granule, base) for role in sorted(roles, key=ORDER.__getitem__)
-        }
-
     def check_global(self, tensor: Extent, entries):
         granule = self.granule
         marks = self.marks.get(tensor)
         if marks is None:
             marks = self.marks[tensor] = Marks((tensor.end - tensor.start) // granule + 2)
         base = tensor.start - self.run.arena.base
-        logged = self.by_role(entries, granule, base)
+        logged = {role: self.expand(some, granule, base) for role, some in by_role(entries).items()}
         for kind, (where, mine) in logged.items():
             table = marks.get(kind)
             old = table[where]
@@ -438,7 +451,7 @@ class AccessLog:
     def digest_shared(self, keep_reads: bool):
         batch = self.batch
         assert batch is not None  # it has logged the entries
-        entries, self.shared = self.shared, []
+        entries, self.shared, self.shared_size = self.shared, [], 0
         store, self.shared_store = self.shared_store, False
         if self.counting:
             self.run.counters.consume_shared(batch, entries)
@@ -456,30 +469,44 @@ class AccessLog:
             self.check_shared(self.shared_marks, part, keep_reads or len(segments) > 1)
 
     def check_shared(self, marks: Marks, entries, keep_reads: bool):
-        logged = self.by_role(entries, self.shared_granule)
-        for kind, (where, mine) in logged.items():
+        oldest = min(int(np.min(e[4])) for e in entries)
+        roles = by_role(entries)
+        for kind, some in roles.items():
             if kind == "R" and not keep_reads:
                 continue
             table = marks.get(kind)
-            old = table[where]
-            table[where] = mine
             if kind == "W":
-                won = table[where]
-                for other in (won, old):
-                    self.report_shared(where, mine, other)
-        for kind, (where, mine) in logged.items():
+                where, mine = self.expand(some, self.shared_granule)
+                old = table[where]
+                table[where] = mine
+                for other in (table[where], old):
+                    self.report_shared([(where, mine, other)])
+            else:
+                for part in in_parts(some):
+                    where, mine = self.expand(part, self.shared_granule)
+                    table[where] = mine
+            newest = max(int(np.max(e[4])) for e in some)
+            marks.newest[kind] = max(marks.newest.get(kind, -1), newest)
+        for kind, some in roles.items():
             for against in CONFLICTS[kind]:
-                if against != kind and against in marks.by_kind:
-                    self.report_shared(where, mine, marks.by_kind[against][where])
+                # Where all marks are of earlier epochs, as in a tile that was stored before a barrier, nothing clashes.
+                if against != kind and marks.newest.get(against, -1) >= oldest:
+                    table = marks.by_kind[against]
+                    expanded = (self.expand(part, self.shared_granule) for part in in_parts(some))
+                    self.report_shared((where, mine, table[where]) for where, mine in expanded)
 
-    def report_shared(self, where, mine, other):
-        bad = clash_shared(other, mine)
-        if self.flags:  # between warps the clocks decide
-            bad &= (other ^ mine) >> u8(17) & u8(31) == 0
-        if bad.any():
-            self.report(
-                "shared race", None, where[bad], mine[bad], other[bad], self.shared_granule, self.batch
-            )
+    def report_shared(self, parts):
+        """Report the races among (granules, marks, other marks) of shared memory."""
+        found = []
+        for where, mine, other in parts:
+            bad = clash_shared(other, mine)
+            if self.flags:  # between warps the clocks decide
+                bad &= (other ^ mine) >> u8(17) & u8(31) == 0
+            if bad.any():
+                found.append((where[bad], mine[bad], other[bad]))
+        if found:
+            where, mine, other = map(np.concatenate, zip(*found, strict=True))
+            self.report("shared race", None, where, mine, other, self.shared_granule, self.batch)
 
 
 class OrderedLog:

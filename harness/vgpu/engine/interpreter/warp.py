@@ -21,6 +21,11 @@ from .mbarrier import BarrierOps
 u2, u4, u8 = np.uint16, np.uint32, np.uint64
 
 
+def per_thread(value: np.ndarray, count: int) -> np.ndarray:
+    """Return an array of `count` values, one for each thread."""
+    return value if value.ndim else np.full(count, value)
+
+
 class WarpOps(BarrierOps):
     """Warp-wide and asynchronous instructions of a batch."""
 
@@ -179,7 +184,7 @@ class WarpOps(BarrierOps):
                 )
             A, address = A.in_space(name), address - u8(window)
         count = self.n if L is None else len(L)
-        address = np.broadcast_to(address, count)
+        address = per_thread(address, count)
         clocks = self.log.clocks if op == "cas" and used else None
         if clocks:
             clocks.held = []
@@ -191,7 +196,7 @@ class WarpOps(BarrierOps):
             if self.checks.uninitialised and not state.all():
                 self.run.report_unwritten(self, A, ~state, index, L)
             written[index] = full
-        values = [np.broadcast_to(v, count) for v in values]
+        values = [per_thread(v, count) for v in values]
         self.run.counters.atomic(A, index)
         if self.log.events:
             self.log.events.values(self, values[0], L, {"f4": "float32", "f8": "float64"}.get(kind, ""))
@@ -295,11 +300,22 @@ class WarpOps(BarrierOps):
         `multiply_adds` are those before this instruction in its basic block.
         """
         P = self.positions(L)
-        target, source = np.broadcast_to(target, len(P)), np.broadcast_to(source, len(P))
-        take = np.full(len(P), R.nbytes)
-        if extra is not None:
-            extra = np.broadcast_to(extra, len(P))
-            take = np.where(extra, 0, R.nbytes) if extra.dtype == bool else np.minimum(extra, R.nbytes)
+        target, source = per_thread(target, len(P)), per_thread(source, len(P))
+        if extra is None:
+            got = self.load(R, source, L)
+            parts = [got] if isinstance(got, np.ndarray) else got
+        else:
+            parts = self.load_some(R, source, per_thread(extra, len(P)), P)
+        if self.run.cluster_size == 1:
+            # The hardware may write any time from now on: for the race check there is a store here too.
+            safe = np.clip(target.astype(np.int64), 0, self.shared_size - W.nbytes)
+            self.log.add_shared(self, W.in_space("early"), (self.shared_base[P] + safe) >> W.shift, L)
+        since = self.done[P] + multiply_adds if self.done is not None else P
+        self.copies.append([P, self.groups()[P], W, target, parts, since])
+
+    def load_some(self, R: Access, source, extra, P) -> list:
+        """Load the first bytes of what the threads `P` copy, and zeros for the rest: `extra` as in `copy_async`."""
+        take = np.where(extra, 0, R.nbytes) if extra.dtype == bool else np.minimum(extra, R.nbytes)
         some = take > 0
         parts = [np.zeros(len(P), f"u{R.width}") for _ in range(R.count)]
         if some.any():
@@ -308,12 +324,7 @@ class WarpOps(BarrierOps):
                 keep = np.clip(take[some] - k * R.width, 0, R.width).astype(u8) * u8(8)
                 bits = np.where(keep >= u8(64), ~u8(0), (u8(1) << np.minimum(keep, u8(63))) - u8(1))
                 parts[k][some] = part & bits.astype(part.dtype)
-        if self.run.cluster_size == 1:
-            # The hardware may write any time from now on: for the race check there is a store here too.
-            safe = np.clip(target.astype(np.int64), 0, self.shared_size - W.nbytes)
-            self.log.add_shared(self, W.in_space("early"), (self.shared_base[P] + safe) >> W.shift, L)
-        since = self.done[P] + multiply_adds if self.done is not None else P
-        self.copies.append([P, self.groups()[P], W, target, parts, since])
+        return parts
 
     def copy_commit(self, instr, multiply_adds: int, L):
         P, groups = self.positions(L), self.groups()
@@ -480,7 +491,6 @@ def atomic_update(data, index, op: str, kind: str, values, used: bool):
     """Apply one atomic per thread, in thread order; returns the old values (unsigned) when `used`."""
     view = _from_bytes(data, kind)
     typed = [v.view(view.dtype) for v in values]
-    index = np.broadcast_to(index, len(values[0]))
     if not used and op in numeric.COMBINE and kind not in ("f16x2", "bf16x2", "bf16"):
         if len(index) and (index == index[0]).all():
             # All on one address, in thread order, each addition rounded: what `accumulate` does, and much

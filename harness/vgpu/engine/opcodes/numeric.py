@@ -183,11 +183,11 @@ def canonical(x):
     if x.dtype == f4:
         if x.ndim == 0:
             return x if x == x else CANONICAL_F4
-        top = np.maximum.reduce(x, initial=f4(0))  # NaN where there is one
-        return x if top == top else np.where(x == x, x, CANONICAL_F4)
+        nan = x != x
+        return np.where(nan, CANONICAL_F4, x) if np.count_nonzero(nan) else x
     if x.dtype == f2:
         nan = (x.view(u2) & u2(0x7FFF)) > u2(0x7C00)
-        return np.where(nan, CANONICAL_F2, x) if nan.any() else x
+        return np.where(nan, CANONICAL_F2, x) if np.count_nonzero(nan) else x
     return x
 
 
@@ -198,10 +198,11 @@ def quiet(x):
 
 def sign_bits(bits, op: str, infinity: int):
     """Compute abs or neg of f16, bf16 or f32, given by their bits: NaN becomes the canonical one."""
-    t = bits.dtype.type
-    sign = t(1 << (8 * bits.dtype.itemsize - 1))
-    magnitude = bits & ~sign
-    return np.where(magnitude > t(infinity), ~sign, magnitude if op == "abs" else bits ^ sign)
+    sign, rest = (u4(0x80000000), u4(0x7FFFFFFF)) if bits.dtype == u4 else (u2(0x8000), u2(0x7FFF))
+    magnitude = bits & rest
+    nan = magnitude > infinity
+    out = magnitude if op == "abs" else bits ^ sign
+    return np.where(nan, rest, out) if np.count_nonzero(nan) else out
 
 
 def sign_f8(x, op: str):
@@ -269,20 +270,29 @@ def sum_to_odd(p, c):
     return np.where(fix, np.where(up, bits + u8(1), bits - u8(1)), bits).view(f8)
 
 
-_HALFWAY = u8(0x1FFFFFFF)
+# Of the bits of a float64: those that float32 has not, and them half-way between two float32.
+_BELOW_F4, _HALFWAY = u8(0x1FFFFFFF), u8(0x10000000)
+_SMALLEST_F4 = f8(2.4e-38)
 
 
 def fma_f4(a, b, c):
     """Return a * b + c in float32 with one rounding: float64 holds the product exactly."""
     p = a.astype(f8) * b
     s = p + c
-    tie = s.view(u8) & _HALFWAY
     # A second rounding can go wrong only where the float64 sum lies half-way between two float32, or is
     # subnormal. A sum of 0 is exact.
-    small = np.abs(s) < 2.4e-38
-    if (tie == u8(0x10000000)).any() or (small.any() and (small & (s != 0)).any()):
+    doubtful = (s.view(u8) & _BELOW_F4) == _HALFWAY
+    small = np.abs(s) < _SMALLEST_F4
+    if np.count_nonzero(small):
+        doubtful = doubtful | (small & (s != 0))
+    out = s.astype(f4)
+    if not np.count_nonzero(doubtful):
+        return out
+    if out.ndim == 0:
         return sum_to_odd(p, c.astype(f8)).astype(f4)
-    return s.astype(f4)
+    p, c = np.broadcast_to(p, out.shape)[doubtful], np.broadcast_to(c, out.shape)[doubtful]
+    out[doubtful] = sum_to_odd(p, c.astype(f8)).astype(f4)
+    return out
 
 
 def fma_f2(a, b, c):

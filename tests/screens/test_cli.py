@@ -29,6 +29,7 @@ from harness.toolchain.packages import OpPackage
 ROOT = Path(__file__).resolve().parents[2]
 SOLUTION = ("p22", "--backward", "--solution")
 ON_CPU = (*SOLUTION, "--device", "cpu")
+SMALL = ("--dims", "2", "3", "5", "7")
 
 # What readers compare with; GPU stands for the device that ran the GPU kernels, N for a number.
 SECTION = """\
@@ -201,7 +202,19 @@ def test_json_of_a_rung_in_python(command_line):
 @pytest.mark.compiles
 def test_json_and_repeats_of_a_gate_take_the_gate_s_own_road(command_line):
     finished = command_line(
-        *(*SOLUTION, "--fused", "--gate", "dx", "--json", "-", "--repeat", "2", "--blocks", "reversed")
+        *(
+            *SOLUTION,
+            "--fused",
+            "--gate",
+            "dx",
+            "--json",
+            "-",
+            "--repeat",
+            "2",
+            "--blocks",
+            "reversed",
+            *SMALL,
+        )
     )
     data = json.loads(finished.out)
     assert (finished.code, data["exit_code"], data["rung"]) == (0, 0, "mojo")
@@ -218,7 +231,7 @@ def test_json_and_repeats_of_a_gate_take_the_gate_s_own_road(command_line):
 def test_a_gate_imports_neither_max_nor_torch():
     """Nor does a whole run on the virtual GPU alone. Torch is imported where what is right is not in the cache."""
     for more in (["--gate", "dx"], ["--show", "dx", "--json", "-"], ["--device", "virtual"]):
-        arguments = ["p22", "--backward", "--solution", "--fused", *more]
+        arguments = ["p22", "--backward", "--solution", "--fused", *more, *SMALL]
         for heavy in ({"max"}, {"max", "torch"}):
             code = f"import sys; from harness.cli import main; main({arguments}); found = {heavy} & {{*sys.modules}}"
             code += "; sys.exit(bool(found))"
@@ -278,8 +291,7 @@ def test_repeat_on_the_cpu_is_bit_equal(command_line):
 @pytest.mark.compiles
 def test_dims_seed_and_dtype_reach_the_run(command_line, cpu_graphs):
     cpu_graphs()  # the graph of this run among them
-    arguments = ("--dims", "2", "3", "5", "7", "--seed", "4", "--dtype", "bfloat16")
-    finished = command_line(*ON_CPU, *arguments)
+    finished = command_line(*ON_CPU, *SMALL, "--seed", "4", "--dtype", "bfloat16")
     assert "Testing with dimensions: [2, 3, 5] -> [2, 3, 7]" in finished.lines
     assert any(line.endswith("bfloat16, seed 4") for line in finished.lines)
     assert finished.code == 6
@@ -297,7 +309,7 @@ def test_a_large_run_leaves_devices_out_and_says_why(command_line, monkeypatch):
     monkeypatch.setattr(targets, "CPU_LIMIT", 1)
     monkeypatch.setattr(targets, "VIRTUAL_LIMIT", 1)
     monkeypatch.setattr(targets, "gpu_may_exist", lambda: False)
-    finished = command_line("p22", "--backward", "--solution", "--dims", "2", "3", "5", "7")
+    finished = command_line(*SOLUTION, *SMALL)
     assert (
         "   - CPU Backward:  ⏭ SKIPPED (more than 2^28 multiply-adds; --device cpu runs it)" in finished.lines
     )
@@ -367,10 +379,8 @@ def test_1_nan_is_reported_as_such_and_not_as_a_wrong_gradient(run_with):
 
 @pytest.mark.compiles
 def test_1_an_unwritten_element_is_reported_as_such(run_with):
-    sizes = ("--fused", "--dims", "2", "3", "5", "7")
-    finished = run_with(
-        "fused.grad_bias", lambda a: np.copyto(a, poison.make_poisoned(a.shape, "float32")), *sizes
-    )
+    poisoned = lambda a: np.copyto(a, poison.make_poisoned(a.shape, "float32"))  # noqa: E731
+    finished = run_with("fused.grad_bias", poisoned, "--fused", *SMALL)
     assert "7 elements were never written" in finished.out
 
 
